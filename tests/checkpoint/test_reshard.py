@@ -135,7 +135,7 @@ def test_a_cover_is_whole_if_each_place_is_in_one_piece(rows, columns, rectangle
     if said is not None:
         row, col = np.argwhere(times != wanted)[0].tolist()
         more = times[row, col] > 1
-        want = "not there" if not wanted[row, col] else "two pieces" if more else "no piece"
+        want = "outside of its shape" if not wanted[row, col] else "two pieces" if more else "no piece"
         assert said.startswith(f"rows {row} to ")
         assert f"columns {col} to " in said or "columns" not in said
         assert want in said

@@ -132,7 +132,7 @@ CHANGES = [
     (flip, 1, "cannot be read as Parquet: row group 2, column 'x': .*on_bad_rows=quarantine"),
     (gone, 6, "the file is gone: want it back, as it was when the splits were made"),
     (other_rows, 4, "the file has changed since the splits were made: want the old file back, or a new run"),
-    (other_types, 6, "row group [0-9], column 'id' holds list<.*>, and in .* int64: write the files with one type"),
+    (other_types, 6, "row group [0-9], column 'id' holds list<.*>, but int64 in .*: want files with one type"),
     (without_column, 6, "no column 'x'"),
     (no_parquet, 6, "b.parquet: cannot be read as Parquet"),
 ]

@@ -141,7 +141,7 @@ def _flat(content: Any, size_bytes: int) -> Iterator[tuple[str, Tensor]]:
             raise CheckpointError(f"it has more than {MOST_NAMES:,} entries, or dicts more than {MOST_DEPTH} deep")
         if isinstance(one, Tensor):
             if one.layout != torch.strided or one.device.type != "cpu" or one.is_quantized:
-                raise CheckpointError(f"{name!r} is no plain tensor: it is {one.layout} on {one.device}")
+                raise CheckpointError(f"{name!r} is not a plain tensor: it is {one.layout} on {one.device}")
             storage_bytes = one.untyped_storage().nbytes()
             if one.numel() * one.element_size() > storage_bytes or storage_bytes > size_bytes:
                 raise CheckpointError(f"{name!r} has {one.numel()} numbers, more than the file holds")

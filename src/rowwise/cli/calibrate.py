@@ -73,8 +73,8 @@ def calibrate(  # noqa: PLR0913 - one for each option
         raise SpecError(f"--dim {dim} without --tables: want --tables FILE, to whose tables it applies")
     if name == "":
         raise SpecError("--name '': want a name for the machine")
-    around: CommandEnvironment = ctx.obj
-    if around.torchrun is not None:
+    environment: CommandEnvironment = ctx.obj
+    if environment.torchrun is not None:
         raise SpecError("rowwise calibrate starts its own ranks: want it without torchrun")
     spec = _make_spec(nproc, threads, device, transport, seed)
     if tables is not None:

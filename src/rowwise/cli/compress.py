@@ -77,8 +77,8 @@ def compress(  # noqa: PLR0913 - one for each option
         raise SpecError(f"--rows {rows}: want at least 1")
     if seed is not None and not 0 <= seed < 1 << 31:
         raise SpecError(f"--seed {seed}: want 0 to 2**31 - 1")
-    around: CommandEnvironment = ctx.obj
-    if around.torchrun is not None:
+    environment: CommandEnvironment = ctx.obj
+    if environment.torchrun is not None:
         raise SpecError("rowwise compress trains in one process: want it without torchrun")
     from rowwise.recipes.compose import resolve
     from rowwise.recipes.compress.advise import advise, check_recipe, write_recipe

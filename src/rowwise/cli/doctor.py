@@ -53,8 +53,8 @@ def doctor(
         raise SpecError(f"--seconds {seconds}: want a number of seconds, such as 10")
     console = Terminal(highlight=False)
     with _show_progress(console, seconds, quiet=as_json) as tell:
-        around = ctx.find_object(CommandEnvironment)
-        report = _self_test(around.omp_wait_policy if around else "not set", seconds, tell)
+        environment = ctx.find_object(CommandEnvironment)
+        report = _self_test(environment.omp_wait_policy if environment else "not set", seconds, tell)
     if as_json:
         print_json({"ok": report.ok, **asdict(report)})
     else:

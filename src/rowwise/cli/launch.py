@@ -34,37 +34,37 @@ MOST_TIMEOUT_S = 1e7
 PRELOADED = ("rowwise.cli.rank", "pandas")
 
 
-def launch(order: RunRequest, nproc: int | None, timeout: float | None, around: CommandEnvironment) -> None:
-    """Train or resume on the ranks that `check_ranks` has accepted; raises typer.Exit unless all went well."""
+def launch(request: RunRequest, nproc: int | None, timeout: float | None, environment: CommandEnvironment) -> None:
+    """Train or resume on the ranks that `parse_ranks` has accepted; raises typer.Exit unless all went well."""
     timeout_s = TIMEOUT_S if timeout is None else timeout
     remove_stale_folders()
-    if around.torchrun is not None:
-        code = _run_torchrun_rank(order, around.torchrun, timeout_s)
+    if environment.torchrun is not None:
+        code = _run_torchrun_rank(request, environment.torchrun, timeout_s)
     elif nproc is None or nproc == 1:
-        with make_terminal(stderr=True, quiet=order.as_json).status("starting"):
+        with make_terminal(stderr=True, quiet=request.as_json).status("starting"):
             from rowwise.cli.rank import run_rank
 
-        code = run_rank(order, None, None)
+        code = run_rank(request, None, None)
     else:
-        if order.recipe is not None:  # one error, before any rank starts
+        if request.recipe is not None:  # one error, before any rank starts
             from rowwise.recipes.recipe import check_ranks
 
-            check_ranks(order.recipe, nproc)
-        code = _run_local_ranks(order, nproc, timeout_s)
+            check_ranks(request.recipe, nproc)
+        code = _run_local_ranks(request, nproc, timeout_s)
     if code:
         raise typer.Exit(code)
 
 
-def check_ranks(nproc: int | None, timeout: float | None, around: CommandEnvironment) -> int:
+def parse_ranks(nproc: int | None, timeout: float | None, environment: CommandEnvironment) -> int:
     """The number of ranks; raises for values of --nproc and --timeout that do not fit each other or torchrun."""
     if nproc is not None and nproc < 1:
         raise SpecError(f"--nproc {nproc}: want at least 1")
     if nproc is not None and nproc > MOST_RANKS:
         raise SpecError(f"--nproc {nproc}: want at most {MOST_RANKS} processes on one machine")
-    if nproc is not None and around.torchrun is not None:
+    if nproc is not None and environment.torchrun is not None:
         want = "leave out --nproc, or start rowwise without torchrun"
-        raise SpecError(f"--nproc {nproc} under torchrun, which has started {around.torchrun.world} ranks: {want}")
-    ranks = around.torchrun.world if around.torchrun is not None else nproc or 1
+        raise SpecError(f"--nproc {nproc} under torchrun, which has started {environment.torchrun.world} ranks: {want}")
+    ranks = environment.torchrun.world if environment.torchrun is not None else nproc or 1
     if timeout is not None and not 0 < timeout <= MOST_TIMEOUT_S:
         raise SpecError(f"--timeout {timeout:g}: want more than 0 seconds, and at most {MOST_TIMEOUT_S:g}")
     if timeout is not None and ranks == 1:
@@ -72,7 +72,7 @@ def check_ranks(nproc: int | None, timeout: float | None, around: CommandEnviron
     return ranks
 
 
-def _run_torchrun_rank(order: RunRequest, me: Torchrun, timeout_s: float) -> int:
+def _run_torchrun_rank(request: RunRequest, me: Torchrun, timeout_s: float) -> int:
     """Run as one of torchrun's ranks. Prints the error of this rank; AgreedError is printed by the rank that failed."""
     from rowwise.cli.rank import run_rank
     from rowwise.comm.launch import connect_with_notes
@@ -80,7 +80,7 @@ def _run_torchrun_rank(order: RunRequest, me: Torchrun, timeout_s: float) -> int
     comm = None
     try:
         comm, notes = connect_with_notes(timeout_s, True, me.attempt)
-        return run_rank(order, comm, notes)
+        return run_rank(request, comm, notes)
     except (RowwiseError, OSError) as error:
         line = one_line(error)
         if line is None:
@@ -93,7 +93,7 @@ def _run_torchrun_rank(order: RunRequest, me: Torchrun, timeout_s: float) -> int
             comm.close()
 
 
-def _run_local_ranks(order: RunRequest, nproc: int, timeout_s: float) -> int:
+def _run_local_ranks(request: RunRequest, nproc: int, timeout_s: float) -> int:
     topology = Topology(devices=nproc)
     start = RankStart(timeout_s=timeout_s, shared_memory=True, threads=None, preload=PRELOADED)
     received: list[int] = []
@@ -101,8 +101,10 @@ def _run_local_ranks(order: RunRequest, nproc: int, timeout_s: float) -> int:
         folder = str(scratch.path)
         try:
             with ExitStack() as stack:
-                with make_terminal(stderr=True, quiet=order.as_json).status(f"starting {nproc} ranks"):
-                    ranks = stack.enter_context(RankProcesses(topology, run_local_rank, (order, folder), start, folder))
+                with make_terminal(stderr=True, quiet=request.as_json).status(f"starting {nproc} ranks"):
+                    ranks = stack.enter_context(
+                        RankProcesses(topology, run_local_rank, (request, folder), start, folder)
+                    )
                 with _forward_signals(ranks, received):
                     codes = ranks.wait()
         except RanksFailed as failed:
@@ -110,14 +112,16 @@ def _run_local_ranks(order: RunRequest, nproc: int, timeout_s: float) -> int:
                 name = "Ctrl-C" if received[0] == signal.SIGINT else "SIGTERM"
                 return _print_error(f"stopped by {name}", 128 + received[0])
             run = FileNotes(folder).get("run")
-            return _print_failure(failed, None if run is None else order.resume_command(_relative(Path(run)), topology))
+            return _print_failure(
+                failed, None if run is None else request.resume_command(_relative(Path(run)), topology)
+            )
         return 128 + received[0] if received else max(codes)
 
 
-def run_local_rank(comm: "Comm", order: RunRequest, folder: str) -> int:
+def run_local_rank(comm: "Comm", request: RunRequest, folder: str) -> int:
     from rowwise.cli.rank import run_rank
 
-    return run_rank(order, comm, FileNotes(folder), watched=True)
+    return run_rank(request, comm, FileNotes(folder), watched=True)
 
 
 @final

@@ -20,14 +20,14 @@ from rowwise.train.trainer import OnStep
 RUN = "run"  # the name of the note with the folder of the run
 
 
-def run_rank(order: RunRequest, comm: Comm | None, notes: NoteStore | None, *, watched: bool = False) -> int:
+def run_rank(request: RunRequest, comm: Comm | None, notes: NoteStore | None, *, watched: bool = False) -> int:
     """Start or resume a run and train to its end; returns the exit code. `watched`: a parent process handles Ctrl-C."""
     comm = comm or solo()
     first = comm.rank == 0
-    console = make_terminal(stderr=True, quiet=order.as_json or not first)
+    console = make_terminal(stderr=True, quiet=request.as_json or not first)
     line = LiveLine(console)
-    with console.status("reading the data" if order.recipe else "reading the checkpoint"):
-        run = _open_run(order, comm, notes, line if first else None)
+    with console.status("reading the data" if request.recipe else "reading the checkpoint"):
+        run = _open_run(request, comm, notes, line if first else None)
     if first and notes is not None:
         notes.put(RUN, str(run.folder.path.absolute()))
     if first:
@@ -36,24 +36,24 @@ def run_rank(order: RunRequest, comm: Comm | None, notes: NoteStore | None, *, w
         result = run.go()
     if first:
         show_result(result, console)
-        if order.as_json:
+        if request.as_json:
             print_json(result)
-    if order.baseline and first and result.status == "finished":
+    if request.baseline and first and result.status == "finished":
         with console.status("training trees"):
             found = fit_trees(run.folder.path)
         show_baseline(found, run.folder.path)
     if not received and result.status != "stopped":
         return 0
-    command = order.resume_command(run.folder.path, comm.topology)
+    command = request.resume_command(run.folder.path, comm.topology)
     console.print(f"resume it with: {command}", markup=False, soft_wrap=True)
     return 128 + (received[0] if received else signal.SIGTERM)
 
 
-def _open_run(order: RunRequest, comm: Comm, notes: NoteStore | None, tell: OnStep | None) -> TrainingRun:
+def _open_run(request: RunRequest, comm: Comm, notes: NoteStore | None, tell: OnStep | None) -> TrainingRun:
     """The requested run; after a restart by torchrun the run of the earlier attempt, from its last checkpoint."""
     noted = on_first_rank(comm, lambda: None if notes is None else notes.get(RUN))
     if noted is not None:
         return TrainingRun.resume(Path(noted), tell=tell, comm=comm)
-    if order.recipe is not None:
-        return TrainingRun.start(order.recipe, order.folder, tell, comm)
-    return TrainingRun.resume(order.folder, order.changes, which=order.which, tell=tell, comm=comm)
+    if request.recipe is not None:
+        return TrainingRun.start(request.recipe, request.folder, tell, comm)
+    return TrainingRun.resume(request.folder, request.changes, which=request.which, tell=tell, comm=comm)

@@ -8,7 +8,7 @@ import typer
 from rowwise.cli.code import load_recipe, warn_of_run_code
 from rowwise.cli.console import show_outlook
 from rowwise.cli.environment import CommandEnvironment
-from rowwise.cli.launch import TIMEOUT_S, check_ranks, launch
+from rowwise.cli.launch import TIMEOUT_S, launch, parse_ranks
 from rowwise.cli.run_request import RunRequest
 from rowwise.cli.terminal import make_terminal, print_json
 from rowwise.errors import SpecError
@@ -85,8 +85,8 @@ def train(  # noqa: PLR0913 - one for each option
 
     Example: rowwise train my.yaml --dry-run
     """
-    around = _environment(ctx)
-    ranks = check_ranks(nproc, timeout, around)
+    environment = _environment(ctx)
+    ranks = parse_ranks(nproc, timeout, environment)
     given = [*(changes or []), *_as_changes(init_from=init_from, plan=plan, hardware=hardware)]
     given += [f"log.profile={_quote_yaml(profile)}"] if profile is not None else []
     if baseline and as_json:
@@ -94,11 +94,11 @@ def train(  # noqa: PLR0913 - one for each option
     for option, value in (("--runs", runs), ("--timeout", timeout), ("--baseline", baseline or None)):
         if dry_run and value is not None:
             raise SpecError(f"{option} with --dry-run has no effect: leave it out")
-    loaded = load_recipe(recipe, given, warn=_is_first(around))
+    loaded = load_recipe(recipe, given, warn=_is_first(environment))
     if not dry_run:
         request = RunRequest(recipe=loaded, folder=runs or RUNS, as_json=as_json, baseline=baseline)
-        launch(request, nproc, timeout, around)
-    elif _is_first(around):
+        launch(request, nproc, timeout, environment)
+    elif _is_first(environment):
         _dry_run(loaded, ranks, as_json=as_json)
 
 
@@ -126,11 +126,11 @@ def resume(  # noqa: PLR0913 - one for each option
     Example: rowwise resume runs/dlrm-synthetic/1 --nproc 2
     """
     given = (*(changes or ()), *_as_changes(plan=plan, hardware=hardware))
-    around = _environment(ctx)
-    check_ranks(nproc, timeout, around)
-    if _is_first(around):
+    environment = _environment(ctx)
+    parse_ranks(nproc, timeout, environment)
+    if _is_first(environment):
         warn_of_run_code(run, given)
-    launch(RunRequest(folder=run, changes=given, which=which, as_json=as_json), nproc, timeout, around)
+    launch(RunRequest(folder=run, changes=given, which=which, as_json=as_json), nproc, timeout, environment)
 
 
 def _dry_run(recipe: "Recipe", ranks: int, *, as_json: bool) -> None:
@@ -144,8 +144,8 @@ def _dry_run(recipe: "Recipe", ranks: int, *, as_json: bool) -> None:
         print_json(found)
 
 
-def _is_first(around: CommandEnvironment) -> bool:
-    return around.torchrun is None or around.torchrun.rank == 0
+def _is_first(environment: CommandEnvironment) -> bool:
+    return environment.torchrun is None or environment.torchrun.rank == 0
 
 
 def _environment(ctx: typer.Context) -> CommandEnvironment:

@@ -45,7 +45,7 @@ from rowwise.recipes.recipe import (
     UserModel,
     WideDeepConfig,
 )
-from rowwise.recipes.rows import DataSplits, RowSelection, open_data, use_absolute_paths
+from rowwise.recipes.rows import RecipeRows, RowSelection, open_data, use_absolute_paths
 from rowwise.recipes.user_model import load_class
 from rowwise.recipes.user_model_name import split_name
 from rowwise.spec import Table
@@ -69,7 +69,7 @@ class ResolvedRecipe:
     """A recipe with every default filled in, and its opened data."""
 
     recipe: Recipe
-    parts: DataSplits
+    parts: RecipeRows
     transforms: LoadedTransforms
     notes: tuple[str, ...] = ()  # settings that were replaced or have no effect, and why
 

@@ -35,7 +35,7 @@ class RowSelection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataSplits:
+class RecipeRows:
     """Training, validation and test rows of a recipe, and their dataset."""
 
     dataset: Dataset
@@ -56,7 +56,7 @@ def use_absolute_paths(data: Data) -> Data:
     return Data(**given)
 
 
-def open_data(data: Data, columns: Columns | None = None, tables: tuple[Table, ...] = ()) -> DataSplits:
+def open_data(data: Data, columns: Columns | None = None, tables: tuple[Table, ...] = ()) -> RecipeRows:
     """Open the rows of a recipe; with both `columns` and `tables` files need not be inspected."""
     where = parse(data.where)
     dataset = _open_dataset(data, where, columns, tables)
@@ -67,7 +67,7 @@ def open_data(data: Data, columns: Columns | None = None, tables: tuple[Table, .
     shares = {"valid": 0.0 if valid else data.valid_share, "test": 0.0 if test else data.test_share}
     take = _take_last if data.share == "last" else _take_random
     train, parts = take(RowSelection(dataset.train, where=where), shares)
-    return DataSplits(dataset=dataset, train=train, valid=valid or parts.get("valid"), test=test or parts.get("test"))
+    return RecipeRows(dataset=dataset, train=train, valid=valid or parts.get("valid"), test=test or parts.get("test"))
 
 
 def _open_named(key: str, name: str | None) -> RowSelection | None:

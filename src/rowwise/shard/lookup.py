@@ -36,7 +36,7 @@ class LocalLookup:
             looked = self._copies.look_up(routed.jagged)
             copies, copied = looked.matrix_BS, self._copies.split(looked)
         streams = [self._pooled(stream) for stream in routed.streams]
-        return LookupOutputs(streams=streams, sequences=_concat_flat(sequences), copies=copies), copied
+        return LookupOutputs(streams=streams, sequences=_concat_vectors(sequences), copies=copies), copied
 
     def _pooled(self, stream: Stream) -> dict[ExchangePath, Tensor]:
         found: dict[ExchangePath, list[Tensor]] = {path: [] for path in ExchangePath}
@@ -46,7 +46,7 @@ class LocalLookup:
                 found[group.path].append(look_up(stream.received))
         total = sum(stream.samples_W)
         return {
-            path: _concat_flat(parts) if path is ExchangePath.PER_ID else _concat_columns(parts, total)
+            path: _concat_vectors(parts) if path is ExchangePath.PER_ID else _concat_columns(parts, total)
             for path, parts in found.items()
         }
 
@@ -78,7 +78,7 @@ def _concat_columns(matrices: Sequence[Tensor], samples: int) -> Tensor:
     return torch.cat(list(matrices), 1) if matrices else torch.empty(samples, 0)
 
 
-def _concat_flat(parts: Sequence[Tensor]) -> Tensor:
+def _concat_vectors(parts: Sequence[Tensor]) -> Tensor:
     if len(parts) == 1:
         return parts[0]
     return torch.cat(list(parts)) if parts else torch.empty(0)
