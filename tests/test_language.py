@@ -1,6 +1,7 @@
 """Names and docstrings: a class name means one thing, and a docstring says something."""
 
 import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -31,3 +32,15 @@ def test_a_docstring_says_something():
         if said is not None and len(said.split()) < FEWEST_WORDS and said not in SHORT_ON_PURPOSE:
             short[place] = said
     assert not short
+
+
+def test_the_layer_table_names_every_module_of_a_package():
+    table = (SOURCE.parents[1] / "docs/ARCHITECTURE.md").read_text()
+    missing = {}
+    for package in sorted(path for path in SOURCE.iterdir() if (path / "__init__.py").exists()):
+        row = re.search(rf"^\| `{package.name}`.*$", table, re.MULTILINE)
+        named = set(re.findall(r"`(\w+)`", row.group())) if row else set()
+        modules = {path.stem for path in package.glob("*.py")} - {"__init__", "__main__"}
+        if modules - named:
+            missing[package.name] = sorted(modules - named)
+    assert not missing

@@ -162,7 +162,9 @@ class Jagged:
         """A batch from {feature: one list of ids per sample}."""
         sizes = {name: len(samples) for name, samples in bags.items()}
         if len(set(sizes.values())) > 1:
-            raise BatchError(f"features have different numbers of samples: {sizes}")
+            raise BatchError(
+                f"features have different numbers of samples: {sizes}: want a list for each, empty if no ids"
+            )
         values = [i for samples in bags.values() for bag in samples for i in bag]
         lengths = [len(bag) for samples in bags.values() for bag in samples]
         try:

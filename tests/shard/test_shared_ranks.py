@@ -264,7 +264,7 @@ def test_a_batch_in_pieces_is_one_batch_where_bags_are_shared(elastic):
                    for _ in range(2)]  # fmt: skip
         batch = batches_of(tables, samples_W=(512,) * 4, copies=7)[comm.rank][0]
         for module, form in zip(modules, (batch, batch.expanded()), strict=True):
-            module.calls = 2
+            module.forwards_per_batch = 2
             for part in split(form, [256, 256]):
                 (module(part).matrix_BS ** 2).sum().backward()
             module.update()

@@ -136,7 +136,7 @@ def test_stages_of_sharded_tables(threads):
         outside = perf_counter()
         before = clock.seconds()
         begin = perf_counter()
-        sharded.calls = calls
+        sharded.forwards_per_batch = calls
         with clock.phase("forward"):
             made = [model["tables"](make_clicks(64, seed=n).sparse).matrix_BS.sum() for n in range(calls)]
         with clock.phase("backward"):

@@ -122,7 +122,7 @@ class Batcher:
         self._columns, self._batching = columns, batching
         splits = reader.splits()
         if not splits:
-            raise DataError(f"{type(reader).__name__}: no rows to read")
+            raise DataError(f"{type(reader).__name__}: no rows to read: want files with rows")
         columns.check_tables(tables)
         preparation = Preparation(
             columns=columns,

@@ -85,10 +85,10 @@ def _distinct_sources(features_FC: Tensor) -> list[Tensor]:
     return [features_FC] if len(rounds) == 1 else [features_FC[numbers] for numbers in rounds]
 
 
-Stage = Callable[[StagedGradients], None]
+StageGradients = Callable[[StagedGradients], None]
 
 
-def lookup(call: LookupCall, arena_rows: Tensor, anchor: Tensor, stage: Stage) -> Tensor:
+def lookup(call: LookupCall, arena_rows: Tensor, anchor: Tensor, stage: StageGradients) -> Tensor:
     """The rows of a batch, differentiable; `anchor`: any tensor that requires a gradient, so that the backward runs."""
     weights = call.jagged.weights_N
     # Weights computed under autocast come in 16 bits; outside the function, so that the cast has a gradient.

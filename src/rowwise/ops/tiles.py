@@ -268,4 +268,6 @@ def check_weights(tables: Sequence[Table], jagged: Jagged) -> None:
     """Raise if a table pools by weights and the batch has none."""
     if jagged.weights_N is None and any(t.pooling is Pooling.WEIGHTED for t in tables):
         names = ", ".join(t.name for t in tables if t.pooling is Pooling.WEIGHTED)
-        raise BatchError(f"the batch has no weights, which tables {names} (pooling 'weighted') need")
+        raise BatchError(
+            f"the batch has no weights, which tables {names} (pooling 'weighted') need: want Jagged.weights_N"
+        )

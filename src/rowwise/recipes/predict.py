@@ -80,7 +80,7 @@ def predict(
                 if tell is not None:
                     tell(index + 1, len(splits))
         if writer is None:
-            raise DataError("no rows to predict for")
+            raise DataError("no rows to predict for: want data with at least one row")
         writer.close()
         part.replace(out)
     finally:

@@ -75,7 +75,7 @@ class ShardedEmbeddings(nn.Module):
         check_tiers(plan, torch.device(device))
         self.routes = routes = make_routes(tables, plan, comm.topology, elastic=elastic)
         self._comm, device = comm, torch.device(device)
-        self.calls = 1  # forward calls per batch: a trainer that splits its batch sets the number of pieces
+        self.forwards_per_batch = 1  # a trainer that splits its batch into virtual shards sets their number
         self.phase: Phase = no_timing  # context manager around each phase of a step, for the step breakdown
         self._groups = [
             (group, Tiles([_table_piece(routes, held) for held in group.pieces], device))
@@ -169,8 +169,8 @@ class ShardedEmbeddings(nn.Module):
         """Apply the gradients staged since the last update; collective. Each touched row changes once."""
         samples, self._samples = self._samples, 0
         updates = [partial(self._update, tiles) for group, tiles in self._groups if not group.coupled]
-        updates += [] if self._coupled is None else [partial(self._coupled.update, self.calls)]
-        updates += [] if self._copied is None else [partial(self._copied.update, samples, self.calls)]
+        updates += [] if self._coupled is None else [partial(self._coupled.update, self.forwards_per_batch)]
+        updates += [] if self._copied is None else [partial(self._copied.update, samples, self.forwards_per_batch)]
         run_all(updates)
 
     def check_staged(self) -> float:
@@ -206,9 +206,9 @@ class ShardedEmbeddings(nn.Module):
 
     def _update(self, tiles: Tiles) -> None:
         """Update the pieces of one arena without communication."""
-        if self.calls > 1:
+        if self.forwards_per_batch > 1:
             groups = ([s for s in tiles.staged if s.call.per_id == per_id] for per_id in (False, True))
-            tiles.staged = [s for group in groups for s in reorder_by_rank(group, self.calls)]
+            tiles.staged = [s for group in groups for s in reorder_by_rank(group, self.forwards_per_batch)]
         tiles.update()
 
     def _all_tiles(self) -> list[Tiles]:

@@ -215,7 +215,9 @@ class EmbeddingExchange:
         return merge_neighbours([FeatureColumns(own.start, whole.start, own.stop - own.start) for own, whole in found])
 
 
-Stage = Callable[[RoutedBatch, LookupOutputs], Tensor | None]  # returns the gradient of received per-id weights
+StageVectorGradients = Callable[
+    [RoutedBatch, LookupOutputs], Tensor | None
+]  # returns the gradient of received per-id weights
 Phase = Callable[[str], AbstractContextManager[None]]  # entered with "route", "lookup", "exchange" or "return"
 
 
@@ -231,7 +233,7 @@ class StreamLookup:
     routed: RoutedBatch
     outputs: LookupOutputs
     copied: Mapping[str, Tensor]  # sequences of copied tables, which are not exchanged
-    stage: Stage
+    stage: StageVectorGradients
     phase: Phase = no_timing
 
 

@@ -16,7 +16,7 @@ AskHealth = Callable[[], ServiceHealth | None]  # None: no workers, the trainer 
 
 
 class DataWait(Value, frozen=True):
-    """The time that a run's steps waited for data."""
+    """Seconds in which the trainer waited for a batch, and the seconds of all steps, waiting included."""
 
     seconds: float = 0.0
     of_s: float = 0.0  # of all steps

@@ -87,7 +87,7 @@ class StepContext:
             shards = VirtualShards(count=settings.virtual_shards, rank=own.rank, world=world, seed=seed)
             for module in tables:
                 if isinstance(module, ShardedEmbeddings):
-                    module.calls = settings.virtual_shards // world  # one for each shard of a rank's batch
+                    module.forwards_per_batch = settings.virtual_shards // world
         return cls(
             model=model,
             objective=objective,
