@@ -63,6 +63,14 @@ def test_shares_at_random(tmp_path):
     assert {key // 500 for key in parts["test"]} == {0, 1, 2, 3}
 
 
+def test_shares_at_random_of_files_of_many_splits(tmp_path):
+    for first in range(0, 6000, 500):
+        write_rows(tmp_path / f"many-{first:04}.parquet", 500, first=first)
+    found = resolved(tmp_path, data={"dataset": f"parquet:{tmp_path}/many-*.parquet"})
+    assert {key // 500 for key in keys(found, "test")} == set(range(12))
+    assert len(keys(found, "test")) == pytest.approx(1200, abs=100)
+
+
 def test_shares_off_the_end(tmp_path):
     found = resolved(tmp_path, data={"share": "last", "valid_share": 0.25, "test_share": 0.25})
     assert keys(found, "train") == set(range(1000))

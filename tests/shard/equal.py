@@ -89,7 +89,7 @@ def train(module, steps, loss=given):
 
 def train_in_pieces(module, steps, pieces, size=None):
     """One update for each batch, in as many forwards and backwards; all pieces but the last are of a size."""
-    module.calls = pieces
+    module.forwards_per_batch = pieces
     for step in steps:
         total = len(step.ups[""])
         each = total // pieces if size is None else size

@@ -102,12 +102,9 @@ def _open_dataset(data: Data, where: RowFilter, columns: Columns | None, tables:
         return load(data.dataset, Path(data.folder))
     uncounted = None if columns is None else columns.uncounted(tables)
     if columns is not None and not uncounted:
-        found = make_dataset(files, columns, tables)
-    else:
-        label = columns.labels[0] if columns is not None and columns.labels else None
-        found = from_files(files, data.label or label, sparse=uncounted or ())
-    # With data.test all rows of these files are for training.
-    return found if data.test is None else replace(found, train=files, test=None)
+        return make_dataset(files, columns, tables)
+    label = columns.labels[0] if columns is not None and columns.labels else None
+    return from_files(files, data.label or label, sparse=uncounted or ())
 
 
 def _open_files(name: str | None, where: RowFilter = EVERY) -> Reader | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from msgspec import structs
 
 from rowwise.ingest.columns import FITS, IDS, Columns
-from rowwise.ingest.datasets.dataset import Dataset, hold_out
+from rowwise.ingest.datasets.dataset import Dataset
 from rowwise.ingest.delimited import CsvReader
 from rowwise.ingest.inspect import Role, inspect
 from rowwise.ingest.parquet import ParquetReader
@@ -15,7 +15,6 @@ from rowwise.spec import Table
 
 DELIMITED = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz")  # how names of files end that are not Parquet
 LOOK_AT = 8  # splits
-TEST_PART = 10
 
 
 def open_files(path: str | Path) -> Reader:
@@ -35,6 +34,5 @@ def from_files(reader: Reader, label: str | None = None, dim: int = 16, sparse: 
 
 
 def make_dataset(reader: Reader, columns: Columns, tables: tuple[Table, ...]) -> Dataset:
-    """The last tenth of the splits is to test on, as time goes on from the first rows to the last."""
-    train, test = hold_out(reader, TEST_PART)
-    return Dataset(train=train, test=test, columns=columns, tables=tables)
+    """All rows are for training; a recipe's shares take validation and test rows from them."""
+    return Dataset(train=reader, test=None, columns=columns, tables=tables)
