@@ -134,7 +134,8 @@ def test_files_of_any_kind(tmp_path):
     names = ["user", "item", "shop", "city", "brand", "kind", "seen"]
     assert [s.column for s in dataset.columns.sparse] == names
     looked_up(dataset)
-    assert sum(len(b.labels_BK) for b in batches(dataset)) == 3000 and dataset.test is None
+    assert dataset.test is None
+    assert sum(len(b.labels_BK) for b in batches(dataset)) == 3000
     (tmp_path / "a.csv").write_text("clicked,user_id,word\n" + "0,17,a\n1,18,b\n0,17,c\n1,17,a\n0,18,c\n" * 20)
     dataset = from_files(CsvReader(tmp_path / "a.csv"), "clicked")
     assert [t.name for t in load(f"csv:{tmp_path / 'a.csv'}").tables] == [t.name for t in dataset.tables]
