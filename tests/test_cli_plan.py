@@ -89,6 +89,15 @@ def test_a_plan_is_shown_and_written(ok, tables):
     assert list(Path().glob(".*")) == []
 
 
+def test_small_tables_need_one_device_only(ok):
+    """On one device a small batch takes no exchange; large batches, and tables that do not fit it, need more."""
+    note = "note    one device is enough: it holds all tables, and their part of a step takes "
+    assert note in ok("--batch", 16, machine="8xzionex")
+    assert note not in ok(machine="8xzionex")
+    assert note not in ok("--batch", 16, machine="8xzionex:device=500MB")
+    assert note not in ok("--batch", 16, machine="1xzionex")
+
+
 def test_nothing_is_written_unasked(ok):
     before = set(os.listdir())
     assert "the plan was not written: want --json plan.json to keep it" in ok()

@@ -57,7 +57,7 @@ def tasks(path: Path, *, shuffle: bool = False, verify: bool = False, as_transfo
         shuffle=shuffle,
         transforms=transform.to_json(written_out()) if as_transforms else b"",
     )
-    return PreparationTask(reader=reader, splits=reader.splits(), how=how)
+    return PreparationTask(reader=reader, splits=reader.splits(), preparation=how)
 
 
 def ids(draw: np.random.Generator, count: int, most: int) -> NDArray[np.int64]:

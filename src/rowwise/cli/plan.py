@@ -372,10 +372,10 @@ def _explain(planned: "PlanResult") -> "Explanation":
 
 
 def _show(planned: "PlanResult", notes: tuple[str, ...], console: Console, old: "Mapping[Path, Plan]") -> None:
-    from rowwise.cli.plan_show import note_unsupported_tiers, show_differences, show_note, show_plan
+    from rowwise.cli.plan_show import note_one_device, note_unsupported_tiers, show_differences, show_note, show_plan
 
     show_plan(planned, console)
-    for note in (*notes, *note_unsupported_tiers(planned.plan)):
+    for note in (*notes, *note_one_device(planned), *note_unsupported_tiers(planned.plan)):
         show_note(note, console)
     for path, plan in old.items():
         show_differences(plan, planned.plan, console, str(path))

@@ -76,6 +76,20 @@ def note_unsupported_tiers(plan: Plan) -> tuple[str, ...]:
     return (f"rowwise cannot run this plan yet{where}: {rows} are on the {' and the '.join(tiers)}",)
 
 
+def note_one_device(planned: "PlanResult") -> tuple[str, ...]:
+    """A note where one device holds all tables and is predicted to take no longer for their part of a step."""
+    from rowwise.planner.pipeline import one_device_forecast
+
+    here, request = planned.plan.forecast, planned.problem.request
+    alone = one_device_forecast(request) if request.machine.topology.world > 1 else None
+    if here is None or alone is None or alone.step_s > here.step_s:
+        return ()
+    alone_s, here_s = format_seconds(alone.step_s), format_seconds(here.step_s)
+    return (
+        f"one device is enough: it holds all tables, and their part of a step takes {alone_s} there, {here_s} here",
+    )
+
+
 def describe_replan(found: "ReplanResult") -> tuple[str, ...]:
     """Notes on a replan: bytes to move, the time of a step before and after, and cuts of guessed cost."""
     words: list[str] = []

@@ -173,7 +173,7 @@ def _more_devices(request: PlanRequest, needed_bytes: float, has_plan: HasPlan) 
     count = max(now + 1, math.ceil(needed_bytes / each))
     for _ in range(TRIES):
         larger = Topology(hosts=count, devices=topology.devices) if many else Topology(hosts=1, devices=count)
-        tried = _on_topology(request, larger)
+        tried = request.on(larger)
         if has_plan(tried):
             what = f"{count} hosts of {topology.devices}" if many else f"{count} devices"
             yield Fix(request=tried, change=f"{what} of this kind", rank=MORE_DEVICES, many=True, enough=True)
@@ -196,11 +196,6 @@ def _more_tiers(request: PlanRequest, has_plan: HasPlan) -> Iterator[Fix]:
                 enough=True,
             )
             return
-
-
-def _on_topology(request: PlanRequest, topology: Topology) -> PlanRequest:
-    machine = structs.replace(request.machine, topology=topology)
-    return dataclasses.replace(request, machine=machine, model=request.model.on(topology))
 
 
 def _with_constraints(request: PlanRequest, constraints: Constraints) -> PlanRequest:

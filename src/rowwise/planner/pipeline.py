@@ -1,7 +1,7 @@
 """Request to plan: options, search, bound and forecast, in the order in which `make_plan` runs them."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from msgspec import structs
@@ -11,11 +11,13 @@ from rowwise.perf.exchange import waits_s
 from rowwise.perf.learned import LearnedModel
 from rowwise.plan import Forecast, Plan
 from rowwise.planner.bound import threshold_bound
+from rowwise.planner.constraints import Constraints
 from rowwise.planner.methods.named import placement_of, run_method
 from rowwise.planner.options import make_problem
 from rowwise.planner.problem import Pieces, PlacementProblem, PlanRequest
 from rowwise.planner.rank_exchange import exchanges_s
 from rowwise.planner.search import SearchResult, search, search_best
+from rowwise.spec import Topology
 
 SECONDS = 0.2  # of search, by default
 
@@ -48,6 +50,14 @@ def make_plan(
 
         searched = certify(problem, searched, certify_s)
     return _plan_result(problem, searched)
+
+
+def one_device_forecast(request: PlanRequest) -> Forecast | None:
+    """The forecast of the same global batch with all tables on one device; None where its memory is too small."""
+    alone = replace(request.on(Topology()), constraints=Constraints(reserve=request.constraints.reserve))
+    problem = make_problem(alone)
+    searched = search(problem, seconds=0.0, prove=False)
+    return None if searched.over else forecast(problem, searched)
 
 
 def plan_by_method(request: PlanRequest, method: str, seed: int = 0) -> PlanResult:

@@ -9,9 +9,10 @@ Not supported: hosts whose devices differ.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from rowwise.errors import SpecError
@@ -49,6 +50,11 @@ class PlanRequest:
         """Bytes of each tier that tables may take on each rank; 0 for tiers that they may not use."""
         sizes = zip(TIERS, self.machine.memory_bytes, strict=True)
         return tuple(int(size * (1 - self.constraints.reserve)) if tier in self.tiers else 0 for tier, size in sizes)
+
+    def on(self, topology: Topology) -> "PlanRequest":
+        """The same request for another number of hosts and devices of this kind."""
+        machine = structs.replace(self.machine, topology=topology)
+        return replace(self, machine=machine, model=self.model.on(topology))
 
     @property
     def unused(self) -> tuple[Tier, ...]:
