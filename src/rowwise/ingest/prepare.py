@@ -150,7 +150,7 @@ class PreparationTask:
                 self._quarantine_or_raise(bad, table, split)
                 keep_R = _intersect(keep_R, ~bad.mask_R)
         order_R = self._order_of_rows(table, index, epoch)
-        order_R = preparation.share.select(order_R, table.num_rows, index)
+        order_R = preparation.share.select(order_R, table.num_rows, index if split.number is None else split.number)
         if keep_R is not None:
             order_R = np.flatnonzero(keep_R) if order_R is None else order_R[keep_R[order_R]]
         spent = PreparationSeconds(read_s=read_s, transform_s=perf_counter() - begin_s - read_s)

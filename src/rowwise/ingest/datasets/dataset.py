@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import final
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from rowwise.errors import DataError
 from rowwise.ingest.columns import Columns
@@ -33,10 +34,12 @@ class Dataset:
 
 @final
 class PartReader:
-    """Selected splits of another reader."""
+    """Selected splits of another reader. They keep their numbers, so that a random share has the same rows in both."""
 
     def __init__(self, reader: Reader, splits: Sequence[Split]) -> None:
-        self._reader, self._splits = reader, tuple(splits)
+        numbers = {split: index for index, split in enumerate(reader.splits())}
+        numbered = (split if split.number is not None else replace(split, number=numbers[split]) for split in splits)
+        self._reader, self._splits = reader, tuple(numbered)
 
     @property
     def schema(self) -> pa.Schema:
