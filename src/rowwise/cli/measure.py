@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from rowwise.cli.code import warn_of_run_code
@@ -90,16 +91,20 @@ def baseline(run: RunArgument) -> None:
 
     Example: rowwise baseline runs/clicks/1
     """
+    warn_of_run_code(run)
+    compare_with_trees(run, make_terminal(stderr=True))
+
+
+def compare_with_trees(run: Path, console: Console) -> None:
+    """Train trees on the rows of a run and print both; `console` shows that it goes on."""
     from rowwise.recipes.baseline import fit_trees
 
-    warn_of_run_code(run)
-    console = make_terminal(stderr=True)
     with console.status("training trees"):
         found = fit_trees(run)
-    show_baseline(found, run)
+    _show_baseline(found, run)
 
 
-def show_baseline(found: "TreeBaseline", run: Path) -> None:
+def _show_baseline(found: "TreeBaseline", run: Path) -> None:
     """Print the test metrics of a run and of trees on the same rows, and the AUC between them."""
     own = json.loads((run / "result.json").read_text())["test"].get(found.task, {})
     console = make_terminal()

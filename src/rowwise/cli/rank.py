@@ -7,12 +7,10 @@ import signal
 from pathlib import Path
 
 from rowwise.cli.console import LiveLine, show_result, show_start, stop_on_signals
-from rowwise.cli.measure import show_baseline
 from rowwise.cli.run_request import NoteStore, RunRequest
 from rowwise.cli.terminal import make_terminal, print_json
 from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
-from rowwise.recipes.baseline import fit_trees
 from rowwise.recipes.first_rank import on_first_rank
 from rowwise.recipes.runs import TrainingRun
 from rowwise.train.trainer import OnStep
@@ -39,9 +37,9 @@ def run_rank(request: RunRequest, comm: Comm | None, notes: NoteStore | None, *,
         if request.as_json:
             print_json(result)
     if request.baseline and first and result.status == "finished":
-        with console.status("training trees"):
-            found = fit_trees(run.folder.path)
-        show_baseline(found, run.folder.path)
+        from rowwise.cli.measure import compare_with_trees
+
+        compare_with_trees(run.folder.path, console)
     if not received and result.status != "stopped":
         return 0
     command = request.resume_command(run.folder.path, comm.topology)
