@@ -18,16 +18,16 @@ LINES = {  # of Python, by package
     "drills": 712,
     "hashing": 2_701,
     "ingest": 10_612,
-    "models": 756,
-    "ops": 3_521,
+    "models": 757,
+    "ops": 3_572,
     "perf": 1_419,
     "planner": 5_113,
-    "recipes": 4_893,
-    "report": 3_099,
+    "recipes": 4_897,
+    "report": 3_101,
     "shard": 2_691,
-    "train": 4_928,
+    "train": 4_965,
     "modules": 2_401,
-    "C and C++": 8_144,
+    "C and C++": 8_229,
 }
 
 

@@ -56,6 +56,20 @@ def test_any_number_of_ranks(seed, weighted, threads):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
+def test_batches_that_wait_are_counted_as_one_by_one(weighted):
+    batches = make_batches(3, weighted, count=40) + make_batches(4, weighted=True, count=3)
+    together, singly = Metrics(("a", "b"), window=9), Metrics(("a", "b"), window=9)
+    for batch in batches:
+        together.update(*batch)
+        singly.update(*batch)
+        singly.value()  # counts what waits
+    got, want = together.state(), singly.state()
+    assert got.keys() == want.keys()
+    assert all(torch.equal(torch.as_tensor(got[k]), torch.as_tensor(want[k])) for k in got if not k.startswith("task."))
+    assert together.row() == singly.row()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
 def test_slices_too(weighted):
     def counted(world):
         slices = [Slices((1, 5), tasks=2) for _ in range(world)]

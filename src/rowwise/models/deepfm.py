@@ -21,6 +21,7 @@ from rowwise.hashing.embeddings import AnyTables
 from rowwise.models.inputs import Ids, check_dims, input_columns, unpack
 from rowwise.models.mlp import Mlp, Norm
 from rowwise.models.wide import Wide, wide_tables
+from rowwise.ops.interact import pair_sums
 
 DENSE_STD = 0.01  # of the vectors of dense numbers: pairs begin near nothing, as rows do
 
@@ -59,20 +60,19 @@ class DeepFM(nn.Module):
         """Logits [B, deep[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
         dense_BF, ids = unpack(batch, sparse, self.dense_features)
         pooled_BS = self.embeddings(ids).values()
-        deep_BK = self.deep(torch.cat((dense_BF, pooled_BS), 1))
+        deep_BK = self.deep(torch.cat((dense_BF, pooled_BS), 1) if self.dense_features else pooled_BS)
         return self.first(dense_BF, ids) + pair_dots(dense_BF, self.dense_vectors, pooled_BS) + deep_BK
 
 
 def pair_dots(dense_BF: Tensor, vectors_FD: Tensor, pooled_BS: Tensor) -> Tensor:
-    """The sum [B, 1] of the dots of all pairs among the vectors dense[i] * vectors[i] and the pieces of `pooled_BS`.
+    """The sum [B, 1] of the dots of all pairs among the vectors dense[i] * vectors[i] and the features of `pooled_BS`.
 
     Half of what the square of the vectors' sum has beside their squares: linear in their number, not quadratic.
     """
-    dim = vectors_FD.shape[1]
     # Not in 16 bits: the two sums are close, and their difference would be mostly rounding.
     with torch.autocast(dense_BF.device.type, enabled=False):
         dense_BF = dense_BF.to(vectors_FD.dtype)
-        pooled_BTD = pooled_BS.view(len(pooled_BS), pooled_BS.shape[1] // dim, dim)
-        sum_BD = dense_BF @ vectors_FD + pooled_BTD.sum(1)
-        squares_B = dense_BF.square() @ vectors_FD.square().sum(1) + pooled_BS.square().sum(1)
-        return ((sum_BD.square().sum(1) - squares_B) / 2).unsqueeze(1)
+        dots_B = pair_sums(dense_BF @ vectors_FD, pooled_BS)
+        if len(vectors_FD):
+            dots_B = dots_B - dense_BF.square() @ vectors_FD.square().sum(1) / 2
+        return dots_B.unsqueeze(1)

@@ -1,4 +1,4 @@
-"""`interact`: DLRM's dot products of every two vectors of a sample, with its arguments checked."""
+"""`interact` and `pair_sums`: dot products of every two vectors of a sample, one by one (DLRM) or added up (DeepFM)."""
 
 import torch
 from torch import Tensor
@@ -15,15 +15,27 @@ def interact(dense_BD: Tensor, pooled_BS: Tensor) -> Tensor:
     is [B, D + F (F + 1) / 2]: the dense vector, then the dots of vectors (1, 0), (2, 0), (2, 1), (3, 0) and so on.
     16-bit vectors are multiplied in float32.
     """
-    _check(dense_BD, pooled_BS)
+    _check("interact", dense_BD, pooled_BS)
     if torch.float64 in (dense_BD.dtype, pooled_BS.dtype):
         return reference.interact(dense_BD.double(), pooled_BS.double())
     # Outside the operator, so that the casts have a gradient.
     return torch.ops.rowwise.interact(dense_BD.float().contiguous(), pooled_BS.float().contiguous())
 
 
-def _check(dense_BD: Tensor, pooled_BS: Tensor) -> None:
-    got = f"interact got dense vectors {tuple(dense_BD.shape)} and pooled vectors {tuple(pooled_BS.shape)}"
+def pair_sums(offset_BD: Tensor, pooled_BS: Tensor) -> Tensor:
+    """The sum [B] of the dot products of all pairs of the vectors of a sample, D columns of `pooled_BS` each.
+
+    `offset_BD` is added to the sum of the vectors before it is squared: vectors of which nothing else is known. Their
+    squares are the caller's to subtract. 16-bit vectors are multiplied in float32.
+    """
+    _check("pair_sums", offset_BD, pooled_BS)
+    if torch.float64 in (offset_BD.dtype, pooled_BS.dtype):
+        return reference.pair_sums(offset_BD.double(), pooled_BS.double())
+    return torch.ops.rowwise.pair_sums(offset_BD.float().contiguous(), pooled_BS.float().contiguous())
+
+
+def _check(name: str, dense_BD: Tensor, pooled_BS: Tensor) -> None:
+    got = f"{name} got dense vectors {tuple(dense_BD.shape)} and pooled vectors {tuple(pooled_BS.shape)}"
     if dense_BD.dim() != 2 or pooled_BS.dim() != 2:
         raise BatchError(f"{got}; want [B, D] and [B, F * D]")
     if dense_BD.shape[0] != pooled_BS.shape[0]:
@@ -34,4 +46,4 @@ def _check(dense_BD: Tensor, pooled_BS: Tensor) -> None:
             f"{got}: {columns} columns are not a multiple of dim {dim}; want tables and dense vector of the same dim"
         )
     if not (dense_BD.is_floating_point() and pooled_BS.is_floating_point()):
-        raise BatchError(f"interact got vectors of {dense_BD.dtype} and {pooled_BS.dtype}; want floating point")
+        raise BatchError(f"{name} got vectors of {dense_BD.dtype} and {pooled_BS.dtype}; want floating point")

@@ -23,8 +23,8 @@ LIBRARY = "librowwise_ops.so"
 OPERATORS = (
     "offsets", "lengths", "take", "bucketize", "expand", "spread", "deduplicate", "place", "pack_ids", "map_ids",
     "pool", "pool_weight_grad", "gather", "update", "mark", "touch", "rewrite", "fill_uniform", "pack", "unpack",
-    "pack4", "unpack4", "interact", "interact_grad", "relu_grad", "crc32", "publish", "wait_for", "zeros",
-    "empty_bytes", "kept_bytes", "drop_kept", "isa", "limit_isa", "row_types", "optimizers",
+    "pack4", "unpack4", "interact", "interact_grad", "pair_sums", "pair_sums_grad", "relu_grad", "crc32", "publish",
+    "wait_for", "zeros", "empty_bytes", "kept_bytes", "drop_kept", "isa", "limit_isa", "row_types", "optimizers",
 )  # fmt: skip
 
 
@@ -133,6 +133,14 @@ def _register_shapes_of_dense() -> None:
     def _(dense: Tensor, pooled: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         return dense.new_empty(dense.shape), pooled.new_empty(pooled.shape)
 
+    @fake("rowwise::pair_sums")
+    def _(offset: Tensor, pooled: Tensor) -> Tensor:
+        return offset.new_empty(offset.shape[0])
+
+    @fake("rowwise::pair_sums_grad")
+    def _(offset: Tensor, pooled: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return offset.new_empty(offset.shape), pooled.new_empty(pooled.shape)
+
     @fake("rowwise::relu_grad")
     def _(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
         return out.new_empty(out.shape), grad.new_empty(grad.shape[::-1])
@@ -225,7 +233,12 @@ def _register_gradients() -> None:
         return torch.ops.rowwise.interact_grad(*ctx.saved_tensors, grad.contiguous())
 
     torch.library.register_autograd("rowwise::pool", pool, setup_context=setup_pool)
+
+    def pair_sums(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.ops.rowwise.pair_sums_grad(*ctx.saved_tensors, grad.contiguous())
+
     torch.library.register_autograd("rowwise::interact", interact, setup_context=setup_interact)
+    torch.library.register_autograd("rowwise::pair_sums", pair_sums, setup_context=setup_interact)
 
 
 def reference_operators() -> dict[str, Callable[..., Any]]:
@@ -274,6 +287,8 @@ def reference_operators() -> dict[str, Callable[..., Any]]:
         "pack_ids": reference.pack_ids,
         "interact": reference.interact,
         "interact_grad": reference.interact_grad,
+        "pair_sums": reference.pair_sums,
+        "pair_sums_grad": reference.pair_sums_grad,
         "relu_grad": reference.relu_grad,
         "map_ids": reference.map_ids,
     }

@@ -18,7 +18,7 @@ With one class only, the area is NaN. Letters: N samples, K tasks, M bins, E dis
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -235,8 +235,12 @@ class RecentAuc:
 
     def add(self, samples: Samples) -> None:
         """Keep samples that were checked when they were made."""
+        self.add_batches(samples, [len(samples)])
+
+    def add_batches(self, samples: Samples, sizes: Sequence[int]) -> None:
+        """Keep the samples of several batches, of these sizes."""
         samples.check_tasks(self._tasks)
-        self._keep([_scores(samples)])
+        self._keep(list(_scores(samples).split(list(sizes), 1)))
 
     def merge(self, other: "RecentAuc") -> None:
         for name in ("tasks", "batches", "most"):

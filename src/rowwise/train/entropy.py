@@ -15,7 +15,7 @@ Letters: N samples, K tasks, 5 sums (samples, weights, labels, predictions, loss
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -57,7 +57,7 @@ class Entropy:
     def add(self, samples: Samples) -> None:
         """Count samples that were checked when they were made."""
         samples.check_tasks(self._parts_35K.shape[2])
-        self.add_totals(totals(samples))
+        self.add_totals(totals(samples, [len(samples)])[0])
 
     def add_totals(self, parts_35K: Tensor) -> None:
         """Count a batch by its `totals`."""
@@ -114,7 +114,7 @@ class RecentEntropy:
     def add(self, samples: Samples) -> None:
         """Count samples that were checked when they were made."""
         samples.check_tasks(self._tasks)
-        self.add_totals(totals(samples))
+        self.add_totals(totals(samples, [len(samples)])[0])
 
     def add_totals(self, parts_35K: Tensor) -> None:
         """Count a batch by its `totals`."""
@@ -153,18 +153,23 @@ class RecentEntropy:
         return torch.stack([t.to(device) for t in self._batches])
 
 
-def totals(samples: Samples) -> Tensor:
-    """The five sums of a batch, in parts [3, 5, K]."""
+def totals(samples: Samples, sizes: Sequence[int]) -> list[Tensor]:
+    """The five sums of each batch of these sizes, in parts [3, 5, K]."""
     if samples.weights_NK is not None:
-        return parts_of(torch.stack(_measures(samples))).sum(2)
+        parts_35NK = parts_of(torch.stack(_measures(samples)))
+        return [batch_35NK.sum(2) for batch_35NK in parts_35NK.split(list(sizes), 2)]
     # Without weights the first three sums are counts, which the first part holds exactly.
     logits_NK, labels_NK = samples.logits_NK, samples.labels_NK
     loss_NK, predicted_NK = _loss_and_prediction(logits_NK, labels_NK)
-    parts_35K = logits_NK.new_zeros(PARTS, 5, samples.tasks)
-    parts_35K[0, :2] = len(logits_NK) / UNITS[0]
-    parts_35K[0, 2] = labels_NK.sum(0) / UNITS[0]
-    parts_35K[:, 3:] = parts_of(torch.stack([predicted_NK, loss_NK])).sum(2)
-    return parts_35K
+    parts_B35K = logits_NK.new_zeros(len(sizes), PARTS, 5, samples.tasks)
+    parts_B35K[:, 0, :2] = (logits_NK.new_tensor(sizes) / UNITS[0]).view(-1, 1, 1)
+    parts_32NK = parts_of(torch.stack([predicted_NK, loss_NK]))
+    for parts_35K, label_NK, batch_32NK in zip(
+        parts_B35K, labels_NK.split(list(sizes)), parts_32NK.split(list(sizes), 2), strict=True
+    ):
+        parts_35K[0, 2] = label_NK.sum(0) / UNITS[0]
+        parts_35K[:, 3:] = batch_32NK.sum(2)
+    return list(parts_B35K)
 
 
 def _measures(samples: Samples) -> tuple[Tensor, ...]:

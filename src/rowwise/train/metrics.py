@@ -1,6 +1,9 @@
 """The training metrics of each task: loss, NE, AUC and calibration, over the newest batches and over all.
 
 `row()` names each number for a log line or a column.
+
+Small batches wait and are counted together: on 1,024 samples an operator takes longer to call than to run. Their sums
+are exact in any order (see `exact.py`), so the metrics have the bits of batches counted one by one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,8 +15,11 @@ from torch import Tensor
 from rowwise.errors import SpecError, StateError
 from rowwise.train.auc import Auc, AucValue, RecentAuc
 from rowwise.train.entropy import Entropy, EntropyValue, RecentEntropy, totals
-from rowwise.train.samples import Samples
+from rowwise.train.samples import Samples, concatenate
 from rowwise.train.state import State, check_alike, join, part, read_int
+
+MOST_WAITING = 16  # batches,
+MOST_SAMPLES = 1 << 14  # and samples in them
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +35,7 @@ class TaskMetrics:
 class Metrics:
     """Metrics of named tasks, over all batches and over the newest `window` of them."""
 
-    __slots__ = ("_auc", "_entropy", "_recent_auc", "_recent_entropy", "_tasks")
+    __slots__ = ("_auc", "_entropy", "_recent_auc", "_recent_entropy", "_tasks", "_waiting")
 
     def __init__(self, tasks: Sequence[str] = ("label",), window: int = 100) -> None:
         if not tasks or len(set(tasks)) != len(tasks):
@@ -37,6 +43,7 @@ class Metrics:
         self._tasks = tuple(tasks)
         self._entropy, self._recent_entropy = Entropy(len(tasks)), RecentEntropy(window, len(tasks))
         self._auc, self._recent_auc = Auc(len(tasks)), RecentAuc(window, len(tasks))
+        self._waiting: list[Samples] = []  # checked, not yet counted
 
     def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
         """Count a batch: logits and labels [N] or [N, tasks], weights the same or [N]."""
@@ -45,14 +52,26 @@ class Metrics:
     def add(self, samples: Samples) -> None:
         """Count samples whose values were checked when they were made, or need no check."""
         samples.check_tasks(len(self._tasks))
-        parts_35K = totals(samples)
-        self._entropy.add_totals(parts_35K)
-        self._recent_entropy.add_totals(parts_35K)
+        self._waiting.append(samples)
+        if len(self._waiting) >= MOST_WAITING or sum(map(len, self._waiting)) >= MOST_SAMPLES:
+            self._count()
+
+    def _count(self) -> None:
+        """Count the samples that wait."""
+        if not self._waiting:
+            return
+        sizes, samples = [len(one) for one in self._waiting], concatenate(self._waiting)
+        self._waiting = []
+        for parts_35K in totals(samples, sizes):
+            self._entropy.add_totals(parts_35K)
+            self._recent_entropy.add_totals(parts_35K)
         self._auc.add(samples)
-        self._recent_auc.add(samples)
+        self._recent_auc.add_batches(samples, sizes)
 
     def merge(self, other: "Metrics") -> None:
         check_alike("tasks", self._tasks, other._tasks)
+        self._count()
+        other._count()
         self._recent_entropy.merge(other._recent_entropy)  # first, as it refuses another window
         self._entropy.merge(other._entropy)
         self._auc.merge(other._auc)
@@ -60,6 +79,7 @@ class Metrics:
 
     def value(self) -> dict[str, TaskMetrics]:
         """The metrics of each task, by its name."""
+        self._count()
         fits, areas = self._entropy.value(), self._auc.value()
         recent_fits, recent_areas = self._recent_entropy.value(), self._recent_auc.value()
         shown = map(TaskMetrics, fits, areas, recent_fits, recent_areas)
@@ -77,6 +97,7 @@ class Metrics:
         return row
 
     def state(self) -> State:
+        self._count()
         names: State = {f"task.{k}": name for k, name in enumerate(self._tasks)}
         return {"tasks": len(self._tasks), **names, **join(self._accumulators())}
 

@@ -6,6 +6,7 @@ Letters: N samples, K tasks.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,9 +48,23 @@ class Samples:
         positive_NK = self.weights_NK * self.labels_NK
         return positive_NK, self.weights_NK - positive_NK
 
+    def __len__(self) -> int:
+        return len(self.logits_NK)
+
     def check_tasks(self, want: int) -> None:
         if self.tasks != want:
             raise BatchError(f"got logits of {self.tasks} tasks; want {want}, as the metric was made with tasks={want}")
+
+
+def concatenate(batches: Sequence[Samples]) -> Samples:
+    """The samples of all batches, in order."""
+    if len(batches) == 1:
+        return batches[0]
+    logits_NK = torch.cat([one.logits_NK for one in batches])
+    weights_NK = None
+    if any(one.weights_NK is not None for one in batches):
+        weights_NK = torch.cat([torch.ones_like(b.logits_NK) if (w := b.weights_NK) is None else w for b in batches])
+    return Samples(logits_NK, torch.cat([one.labels_NK for one in batches]), weights_NK)
 
 
 def _widen(tensor: Tensor) -> Tensor:

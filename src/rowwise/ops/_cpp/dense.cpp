@@ -16,12 +16,12 @@ constexpr int64_t tile = 16;                        // floats of a cache line
 constexpr int64_t most_features = 1 << 20;          // so that the number of pairs fits,
 constexpr int64_t most_columns = INT64_C(1) << 40;  // and of floats in scratch: an empty batch may claim any shape
 
-Interaction interaction_of(const Tensor& dense, const Tensor& pooled) {
+Interaction interaction_of(const Tensor& dense, const Tensor& pooled, const char* name) {
   check_tensor(dense, ScalarType::Float, "dense");
   check_tensor(pooled, ScalarType::Float, "pooled");
   STD_TORCH_CHECK(dense.dim() == 2 && pooled.dim() == 2 && dense.size(0) == pooled.size(0) && dense.size(1) > 0 &&
                       pooled.size(1) > 0 && pooled.size(1) % dense.size(1) == 0,
-                  "rowwise: interact wants dense [B, D] and pooled [B, F * D]");
+                  "rowwise: ", name, " wants dense [B, D] and pooled [B, F * D]");
   const int64_t dim = dense.size(1), features = pooled.size(1) / dim;
   STD_TORCH_CHECK(features <= most_features && dim <= most_columns, "rowwise: cannot pair ", features,
                   " features of dim ", dim);
@@ -41,7 +41,7 @@ void each_samples(int64_t batch, F f) {
 bool on_line(const float* p) { return reinterpret_cast<uintptr_t>(p) % 64 == 0; }
 
 Tensor interact(const Tensor& dense, const Tensor& pooled) {
-  const Interaction in = interaction_of(dense, pooled);
+  const Interaction in = interaction_of(dense, pooled, "interact");
   const int64_t batch = dense.size(0), columns = columns_of(in);
   STD_TORCH_CHECK(batch <= (INT64_C(1) << 60) / columns, "rowwise: cannot make an output of ", batch, " x ", columns);
   Tensor out = empty({batch, columns});
@@ -55,7 +55,7 @@ Tensor interact(const Tensor& dense, const Tensor& pooled) {
 }
 
 std::tuple<Tensor, Tensor> interact_grad(const Tensor& dense, const Tensor& pooled, const Tensor& grad) {
-  const Interaction in = interaction_of(dense, pooled);
+  const Interaction in = interaction_of(dense, pooled, "interact_grad");
   const int64_t batch = dense.size(0);
   check_tensor(grad, ScalarType::Float, "grad");
   STD_TORCH_CHECK(grad.dim() == 2 && grad.size(0) == batch && grad.size(1) == columns_of(in), "rowwise: grad must be [",
@@ -67,6 +67,29 @@ std::tuple<Tensor, Tensor> interact_grad(const Tensor& dense, const Tensor& pool
   to.stream = in.dim % 16 == 0 && pooled.numel() * 4 >= streamed_bytes && on_line(to.dense) && on_line(to.pooled);
   each_samples(batch, [&](int64_t b0, int64_t b1) { kernels().interact_grad(in, g, to, b0, b1); });
   return {dense_grad, pooled_grad};
+}
+
+Tensor pair_sums(const Tensor& offset, const Tensor& pooled) {
+  const Interaction in = interaction_of(offset, pooled, "pair_sums");
+  Tensor out = empty({offset.size(0)});
+  float* o = out.mutable_data_ptr<float>();
+  each_samples(offset.size(0), [&](int64_t b0, int64_t b1) {
+    std::vector<float> scratch(static_cast<size_t>(in.dim));
+    kernels().pair_sums(in, o, b0, b1, scratch.data());
+  });
+  return out;
+}
+
+std::tuple<Tensor, Tensor> pair_sums_grad(const Tensor& offset, const Tensor& pooled, const Tensor& grad) {
+  const Interaction in = interaction_of(offset, pooled, "pair_sums_grad");
+  const int64_t batch = offset.size(0);
+  check_tensor(grad, ScalarType::Float, "grad");
+  STD_TORCH_CHECK(grad.dim() == 1 && grad.size(0) == batch, "rowwise: grad must be [", batch, "]");
+  Tensor offset_grad = empty({batch, in.dim}), pooled_grad = empty({batch, in.features * in.dim});
+  const InteractionGrad to{offset_grad.mutable_data_ptr<float>(), pooled_grad.mutable_data_ptr<float>(), false};
+  const float* g = grad.const_data_ptr<float>();
+  each_samples(batch, [&](int64_t b0, int64_t b1) { kernels().pair_sums_grad(in, g, to, b0, b1); });
+  return {offset_grad, pooled_grad};
 }
 
 // `grad` where a layer's output is not cut off; NaN lets its gradient through.
@@ -115,11 +138,15 @@ std::tuple<Tensor, Tensor> relu_grad(const Tensor& grad, const Tensor& out) {
 STABLE_TORCH_LIBRARY_FRAGMENT(rowwise, m) {
   m.def("interact(Tensor dense, Tensor pooled) -> Tensor");
   m.def("interact_grad(Tensor dense, Tensor pooled, Tensor grad) -> (Tensor, Tensor)");
+  m.def("pair_sums(Tensor offset, Tensor pooled) -> Tensor");
+  m.def("pair_sums_grad(Tensor offset, Tensor pooled, Tensor grad) -> (Tensor, Tensor)");
   m.def("relu_grad(Tensor grad, Tensor out) -> (Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(rowwise, CPU, m) {
   m.impl("interact", TORCH_BOX(&interact));
   m.impl("interact_grad", TORCH_BOX(&interact_grad));
+  m.impl("pair_sums", TORCH_BOX(&pair_sums));
+  m.impl("pair_sums_grad", TORCH_BOX(&pair_sums_grad));
   m.impl("relu_grad", TORCH_BOX(&relu_grad));
 }

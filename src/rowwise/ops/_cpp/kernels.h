@@ -104,6 +104,9 @@ struct Kernels {
   // scratch: dim * stride floats, the pairs of a sample and one more vector of lanes
   void (*interact)(const Interaction&, float* out, int64_t b0, int64_t b1, float* scratch);
   void (*interact_grad)(const Interaction&, const float* grad, const InteractionGrad&, int64_t b0, int64_t b1);
+  // scratch: dim floats
+  void (*pair_sums)(const Interaction&, float* out, int64_t b0, int64_t b1, float* scratch);
+  void (*pair_sums_grad)(const Interaction&, const float* grad, const InteractionGrad&, int64_t b0, int64_t b1);
   void (*map_ids)(const void* ids, bool wide, int64_t n, const IdMap&, int64_t* out);  // out [n, columns]; all checked
 };
 

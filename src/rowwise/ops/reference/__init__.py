@@ -16,6 +16,8 @@ from rowwise.ops.reference.exchange import place as place
 from rowwise.ops.reference.idmap import map_ids as map_ids
 from rowwise.ops.reference.interact import interact as interact
 from rowwise.ops.reference.interact import interact_grad as interact_grad
+from rowwise.ops.reference.interact import pair_sums as pair_sums
+from rowwise.ops.reference.interact import pair_sums_grad as pair_sums_grad
 from rowwise.ops.reference.interact import relu_grad as relu_grad
 from rowwise.ops.reference.jagged import bucketize as bucketize
 from rowwise.ops.reference.jagged import deduplicate as deduplicate

@@ -1,7 +1,12 @@
-"""Reference of the dense operators: DLRM's interaction and a ReLU's gradient. Native sums may round differently."""
+"""Reference of the dense operators: DLRM's interaction, the sum of pairs of DeepFM, and a ReLU's gradient.
+
+Native sums of the interaction may round differently; those of pairs have the same bits.
+"""
 
 import torch
 from torch import Tensor
+
+from rowwise.ops.reference.sums import column_sum
 
 
 def interact(dense: Tensor, pooled: Tensor) -> Tensor:
@@ -23,6 +28,23 @@ def interact_grad(dense: Tensor, pooled: Tensor, grad: Tensor) -> tuple[Tensor, 
     with torch.autocast(dense.device.type, enabled=False):
         grad_BTD = (grad_BTT + grad_BTT.transpose(1, 2)) @ x_BTD
     return grad[:, : dense.shape[1]] + grad_BTD[:, 0], grad_BTD[:, 1:].flatten(1)
+
+
+def pair_sums(offset: Tensor, pooled: Tensor) -> Tensor:
+    """(|s|^2 - sum of |v|^2) / 2 of each sample, where s is the offset and all vectors v of `pooled` added up."""
+    sum_BD, squares_BD = offset, torch.zeros_like(offset)
+    for v_BD in pooled.split(offset.shape[1], 1):
+        sum_BD, squares_BD = sum_BD + v_BD, squares_BD + v_BD * v_BD
+    return column_sum(sum_BD * sum_BD - squares_BD) * 0.5
+
+
+def pair_sums_grad(offset: Tensor, pooled: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of both inputs: s for the offset, s - v for a vector v, times that of the sample."""
+    sum_BD = offset
+    for v_BD in pooled.split(offset.shape[1], 1):
+        sum_BD = sum_BD + v_BD
+    grads = [(sum_BD - v_BD) * grad.unsqueeze(1) for v_BD in pooled.split(offset.shape[1], 1)]
+    return sum_BD * grad.unsqueeze(1), torch.cat(grads, 1)
 
 
 def relu_grad(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
