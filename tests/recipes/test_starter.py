@@ -11,7 +11,7 @@ from pyarrow import parquet as pq
 from rowwise import DataError
 from rowwise.ingest import FrameReader
 from rowwise.ingest.inspect import inspect
-from rowwise.recipes.recipe import DcnConfig
+from rowwise.recipes.recipe import DlrmConfig
 from rowwise.recipes.runs import TrainingRun, predict_rows
 from rowwise.recipes.starter import make_starter, recipe_name
 from rowwise.recipes.text import decode, parse, read
@@ -51,9 +51,9 @@ def test_what_is_in_it():
     assert {d.column: d.log1p for d in columns.dense} == {"amount": True, "age": False}
     assert {s.table_name: s.rows for s in columns.sparse} == {"user_id": 1600, "item": 640, "tags": 48}
     assert {name: str(change.pooling) for name, change in recipe.tables.each.items()} == {"tags": "mean"}
-    assert isinstance(recipe.model, DcnConfig)
+    assert isinstance(recipe.model, DlrmConfig)
     assert (recipe.data.dataset, recipe.data.label) == ("parquet:clicks.parquet", "clicked")
-    assert (recipe.evaluate.every, recipe.evaluate.patience) == (19, 4)
+    assert (recipe.evaluate.every, recipe.evaluate.patience) == (9, 6)
     assert recipe.about.run == "rowwise train clicks.yaml"
     head = text[: text.index("about:")]
     assert all(line.startswith("#") for line in head.splitlines())
@@ -118,10 +118,9 @@ def test_what_it_leaves_out_it_says():
     assert {d.column for d in recipe.columns.dense} == {"amount"}
 
 
-def test_crosses_of_many_columns_are_of_a_low_rank():
-    assert made()[1].model.rank is None
-    _, wide = made(**{f"c{n}": np.arange(ROWS) % (n + 3) for n in range(70)})
-    assert wide.model.rank == 64
+def test_only_dense_columns_have_a_bottom():
+    assert made()[1].model.bottom == (64,)
+    assert made(amount=[f"a{i % 9}" for i in range(ROWS)])[1].model.bottom == ()
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,12 @@ from rowwise.report import write
 from rowwise.report.feeding import advice
 
 
-def with_steps(folder, waits, workers=None, ready=4, restarts=0):
+def with_steps(folder, waits, workers=None, ready=4, restarts=0, synthetic=False):
     """A run whose steps of one second waited so long for rows."""
     runs.make(folder, steps=20)
+    if not synthetic:
+        facts = json.loads((folder / "result.json").read_text())
+        (folder / "result.json").write_text(json.dumps(facts | {"ceiling": {}}))
     head = ("step", "samples", "time_s", "samples_s", "data_s", "forward_s", "memory_bytes")
     more = () if workers is None else ("workers", "ready", "restarts")
     with (folder / "steps.csv").open("w", newline="") as file:
@@ -51,6 +54,12 @@ def test_a_short_run_gets_no_advice(tmp_path):
     page = with_steps(tmp_path / "r" / "1", [0.9])
     assert "Trainers waited" not in page
     page = with_steps(tmp_path / "r" / "2", [0.9, 0.4])  # of a second
+    assert "data bench" not in page
+
+
+def test_drawn_rows_get_no_advice(tmp_path):
+    page = with_steps(tmp_path / "r" / "1", [0.9, 0.5, 0.5], synthetic=True)
+    assert "Trainers waited 50.0\u202f% of the time for rows, as they were drawn." in page
     assert "data bench" not in page
 
 

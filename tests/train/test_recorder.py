@@ -122,7 +122,9 @@ def test_the_wait_of_a_run(tmp_path):
                 sleep(0.3 if n == 0 else 0.05)
                 yield batch
 
-    trainer = Trainer(replace(world.job(Net(world.tables)), batches=lambda p: Slow(batches(p))), world.settings)
+    shown = []
+    job = replace(world.job(Net(world.tables)), batches=lambda p: Slow(batches(p)))
+    trainer = Trainer(job, world.settings, on_step=shown.append)
     assert trainer.data_wait == DataWait()
     steps = trainer.run().step
     wait = trainer.data_wait
@@ -131,6 +133,7 @@ def test_the_wait_of_a_run(tmp_path):
     # Batches are asked for one ahead, so the second is there when the first step ends.
     assert 0.05 * (steps - 2) <= wait.seconds < 0.05 * steps + 0.25
     assert wait.seconds < wait.of_s
+    assert shown[-1].data_wait == wait  # the live line and the last line say the same
     assert DataWait(seconds=0.6, of_s=1.0).is_high
     assert not DataWait(seconds=0.4, of_s=1.0).is_high
     assert not DataWait(seconds=4.0, of_s=100.0).is_high

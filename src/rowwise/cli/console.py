@@ -71,8 +71,8 @@ class LiveLine:
         for task, values in shown.recorder.recent_metrics.items():
             lead = f"{task} " if len(shown.recorder.recent_metrics) > 1 else ""
             parts += [f"{lead}{name} {values[name]:.4f}" for name in LIVE_METRICS if name in values]
-        wait_share, memory = shown.recorder.data_wait_share(), memory_bytes()
-        return ", ".join([*parts, describe_wait(wait_share, shown.health), f"{memory / 1e9:.1f} GB"])
+        wait = describe_wait(shown.data_wait.share, shown.health)
+        return ", ".join([*parts, wait, f"{memory_bytes() / 1e9:.1f} GB"])
 
     def _share_done(self, shown: "RunDisplay") -> float:
         """An estimate: each split is taken to have as many rows as the largest so far."""
@@ -164,7 +164,7 @@ def show_result(result: "RunResult", console: Console) -> None:
         console.print(_metrics_table(result))
     speed = f"{result.samples:,} samples, {result.samples_s:,.0f} samples/s, {result.wall_s:.0f} s"
     console.print(f"{result.status}: {speed}, at most {result.peak_memory_bytes / 1e9:.1f} GB of memory")
-    if result.data_wait.is_high:
+    if result.data_wait.is_high and not result.ceiling:  # synthetic rows take their time to draw
         said = advice(result.data_wait.share, result.workers, f"{result.run}/recipe.yaml")
         console.print(f"data    {said}", markup=False, soft_wrap=True)
     if result.bad_rows:

@@ -15,7 +15,7 @@ from msgspec import structs
 from rowwise.errors import DataError
 from rowwise.ingest.inspect import LABELS, ColumnCard, DatasetCard
 from rowwise.ingest.transform import SplitText
-from rowwise.recipes.recipe import NAME, About, Data, DcnConfig, Recipe, TableChanges, Tables
+from rowwise.recipes.recipe import NAME, About, Data, DlrmConfig, Recipe, TableChanges, Tables
 from rowwise.recipes.text import write
 from rowwise.row_optimizers import RowWiseAdagrad
 from rowwise.spec import Pooling
@@ -26,8 +26,7 @@ STEPS = 100  # of an epoch, approximately
 BATCHES = (64, 2048)
 EMPTY: Mapping[str, str] = MappingProxyType({})
 SHARE = 0.1  # of the rows to validate on, and again to test on
-EVALUATIONS = 10  # in an epoch of a large dataset; 2 in that of others
-WIDE, CROSS_RANK = 512, 64  # numbers of a sample, from which on crosses are of a low rank
+EVALUATIONS = 10  # in an epoch of a large dataset; 4 in that of others
 SHOWN = ("data.share", "data.test_share", "train.batch", "train.epochs", "evaluate.metric")
 
 
@@ -62,16 +61,16 @@ def make_starter(card: DatasetCard, dataset: str, file: str, vocabularies: Mappi
     large = card.rows > LARGE_ROWS
     recipe = Recipe(
         about=About(
-            what=f"DCN-v2 on {card.rows:,} rows of {card.source}",
+            what=f"DLRM on {card.rows:,} rows of {card.source}",
             run=f"rowwise train {file}",
         ),
         data=Data(dataset=dataset, label=card.label, valid_share=SHARE, test_share=SHARE),
         transforms=tuple(SplitText(column=one.name, separator=one.separator) for one in card.columns if one.separator),
         columns=structs.replace(columns, sparse=sparse, time=None),
-        tables=Tables(all=TableChanges(dim=_dim(card.rows), optimizer=RowWiseAdagrad(lr=0.05)), each=pooling),
-        model=_model(len(columns.sparse), _dim(card.rows), card.rows),
-        train=Training(batch=_batch(card.rows), epochs=2 if large else 10, optimizer=DenseAdam(lr=0.002)),
-        evaluate=Evaluation(every=max(1, steps // (EVALUATIONS if large else 2)), patience=2 if large else 4),
+        tables=Tables(all=TableChanges(dim=_dim(card.rows), optimizer=_row_optimizer(large)), each=pooling),
+        model=_model(card.rows, dense=bool(columns.dense)),
+        train=Training(batch=_batch(card.rows), epochs=2 if large else 20, optimizer=DenseAdam(lr=0.002)),
+        evaluate=Evaluation(every=max(1, steps // (EVALUATIONS if large else 4)), patience=2 if large else 6),
     )
     return "\n".join([*_comments(card, recipe), ""]) + write(recipe, shown=SHOWN)
 
@@ -103,11 +102,16 @@ def _dim(rows: int) -> int:
     return 8 if rows < SMALL_ROWS else 16 if rows < LARGE_ROWS else 32
 
 
-def _model(features: int, dim: int, rows: int) -> DcnConfig:
-    """DCN-v2: of DLRM, DeepFM and DCN the one that is never far from the best; see docs/decisions/0018-starter.md."""
-    sizes = (64,) if rows < SMALL_ROWS else (128, 64) if rows < LARGE_ROWS else (512, 256)
-    rank = None if features * dim <= WIDE else CROSS_RANK
-    return DcnConfig(deep=sizes, crosses=2, rank=rank, dropout=0.0 if rows > LARGE_ROWS else 0.2)
+def _row_optimizer(large: bool) -> RowWiseAdagrad:
+    return RowWiseAdagrad(lr=0.05) if large else RowWiseAdagrad(lr=0.1, initial=1e-6, weight_decay=1e-4)
+
+
+def _model(rows: int, *, dense: bool) -> DlrmConfig:
+    """DLRM, with dropout and layer normalisation where rows are few; see docs/decisions/0018-starter.md."""
+    large = rows > LARGE_ROWS
+    bottom = () if not dense else (512, 256) if large else (64,)
+    top = (512, 256) if large else (64,) if rows < SMALL_ROWS else (256, 128)
+    return DlrmConfig(bottom=bottom, top=top, dropout=0.0 if large else 0.3, norm=None if large else "layer")
 
 
 def _comments(card: DatasetCard, recipe: Recipe) -> list[str]:

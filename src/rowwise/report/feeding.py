@@ -31,12 +31,14 @@ def wait_note(run: RecordedRun, names: list[str]) -> Html:
     if DATA not in spent or not whole:
         return Html("")
     share, workers = spent[DATA] / whole, newest_workers(run)
-    if share > MUCH and spent[DATA] > LONG_S:
+    synthetic = run.result is not None and bool(run.result.ceiling)  # rows are drawn, nothing reads them
+    if share > MUCH and spent[DATA] > LONG_S and not synthetic:
         said = advice(share, workers, "recipe.yaml, in the folder of the run,")
         words = f"{said[0].upper()}{said[1:]}."
     else:
         by = "" if workers is None else f" by {_several(workers)}"
-        words = f"Trainers waited {quantity.share(share)} of the time for rows, which are prepared fast enough{by}."
+        end = "as they were drawn" if synthetic else f"which are prepared fast enough{by}"
+        words = f"Trainers waited {quantity.share(share)} of the time for rows, {end}."
     return tag("p", {"class": "lead"}, text(words))
 
 

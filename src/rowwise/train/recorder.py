@@ -149,11 +149,6 @@ class Recorder:
         """The mean loss of the newest batches; cheap enough for every step, unlike an AUC."""
         return sum(loss for loss, _ in self._losses) / max(sum(samples for _, samples in self._losses), 1)
 
-    def data_wait_share(self) -> float:
-        """The share of time spent waiting for data, since the last line."""
-        spent = self._stages.seconds_since_line()
-        return spent["data"] / max(sum(spent.values()), 1e-9)
-
     @property
     def traffic(self) -> TableTraffic:
         """Ids that the batches looked up in each table; on rank 0, of all ranks."""

@@ -60,11 +60,6 @@ class Stages:
         """The cells of steps.csv about workers."""
         return worker_cells(self._health())
 
-    def seconds_since_line(self) -> dict[str, float]:
-        """Seconds of training since the last line, by phase."""
-        now = self.clock.seconds()
-        return {phase: now[phase] - self._begin[phase] for phase in PHASES}
-
     def end_line(self, progress: Progress) -> tuple[int, int]:
         """End a line, whose seconds `spent` then holds, and begin the next; returns the line's steps and samples."""
         now = self.clock.seconds()

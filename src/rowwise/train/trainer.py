@@ -73,6 +73,7 @@ class RunDisplay:
     settings: Settings
     splits: int  # of the training rows
     recorder: Recorder = field(repr=False)
+    data_wait: DataWait
     health: ServiceHealth | None = None
 
 
@@ -218,6 +219,7 @@ class Trainer:
             settings=self.settings,
             splits=self._batcher.splits,
             recorder=self._recorder,
+            data_wait=self.data_wait,
             health=self.job.health(),
         )
         self._on_step(shown)
