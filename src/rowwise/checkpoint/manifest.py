@@ -2,7 +2,7 @@
 
 Every byte has a checksum: each chunk, the header of each file, and the manifest. Nothing is compressed.
 
-[Note: Pieces]
+[Note: Chunks]
 Names and shapes of tensors do not depend on the plan. A piece (chunk) is a rectangle of rows and columns of a tensor,
 written by a rank that held it. Every tensor counts as (rows, columns): its first dimension, and the product of all
 others; a scalar is one row of one column. A table is (rows, dim) for every row type, and a chunk stores its columns as
