@@ -77,7 +77,7 @@ MANIFESTS = {
     "a function of torch": (at("tensors", USER, "dtype", value="load"), "numbers of 'load'"),
     "numbers that rows have not": (at("tensors", USER, "dtype", value="int64"), "fp32 rows, shape"),
     "no shape": (at("tensors", USER, "shape", value=[]), "fp32 rows, shape"),
-    "a huge shape": (at("tensors", "model/top.weight", "shape", value=[HUGE, HUGE]), "in no piece|want"),
+    "a huge shape": (at("tensors", "model/top.weight", "shape", value=[HUGE, HUGE]), "in no chunk|want"),
     "too huge a shape": (at("tensors", "model/top.weight", "shape", value=[1 << 60, 4]), "want at most 64 numbers"),
     "a negative shape": (at("tensors", "model/top.weight", "shape", value=[-4, -4]), "want at most 64 numbers"),
     "1,000 dimensions": (at("tensors", "model/top.weight", "shape", value=[1] * 1000), "want at most 64 numbers"),
@@ -93,8 +93,8 @@ MANIFESTS = {
         ),
         f"are {HUGE} of",
     ),
-    "a file of no size": (lambda m: m["files"][piece_of(m)["file"]].update(size_bytes=0), "0 bytes, but its pieces"),
-    "a piece twice": (lambda m: merge(*m["tensors"][ITEM]["pieces"][:2]), "two pieces have the same key"),
+    "a file of no size": (lambda m: m["files"][piece_of(m)["file"]].update(size_bytes=0), "0 bytes, but its chunks"),
+    "a piece twice": (lambda m: merge(*m["tensors"][ITEM]["pieces"][:2]), "two chunks have the same key"),
 }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rowwise.checkpoint.manifest import NAME, TensorChunk, TensorEntry
 from rowwise.checkpoint.named import STEP, checkpoints_of
-from rowwise.checkpoint.read import Checkpoint, DamagedPiece
+from rowwise.checkpoint.read import Checkpoint, DamagedChunk
 from rowwise.checkpoint.windows import Tell
 from rowwise.errors import CheckpointError
 from rowwise.spec import Value
@@ -15,7 +15,7 @@ class CheckedCheckpoint(Value, frozen=True):
     """A checkpoint that was read whole."""
 
     name: str
-    damage: tuple[DamagedPiece, ...] = ()
+    damage: tuple[DamagedChunk, ...] = ()
 
 
 class CheckResult(Value, frozen=True):
@@ -50,14 +50,14 @@ def check(folder: Path, tell: Tell | None = None) -> CheckedCheckpoint:
         checkpoint = Checkpoint.open(folder)
     except CheckpointError as error:
         return CheckedCheckpoint(
-            name=folder.name, damage=(DamagedPiece(tensor="", place="", file=NAME, why=str(error)),)
+            name=folder.name, damage=(DamagedChunk(tensor="", place="", file=NAME, why=str(error)),)
         )
     entries = checkpoint.manifest.tensors.values()
-    total, done = sum(entry.piece_bytes(piece) for entry in entries for piece in entry.pieces), 0
+    total, done = sum(entry.chunk_bytes(chunk) for entry in entries for chunk in entry.chunks), 0
 
-    def count(entry: TensorEntry, piece: TensorChunk) -> None:
+    def count(entry: TensorEntry, chunk: TensorChunk) -> None:
         nonlocal done
-        done += entry.piece_bytes(piece)
+        done += entry.chunk_bytes(chunk)
         if tell is not None:
             tell(done, total)
 

@@ -113,7 +113,7 @@ def _tensors(metadata: Any) -> dict[str, _Stored]:
         if _fields(index).get("offset") is not None:
             places[_field(index, "fqn", str), _sizes(_fields(index)["offset"])] = _place(info)
     if len({(file, begin) for file, begin, _ in places.values()}) < len(places):
-        raise CheckpointError("two pieces have the same place in a file")
+        raise CheckpointError("two chunks have the same place in a file")
     entries = _field(metadata, "state_dict_metadata", dict).items()
     return {name: _stored(name, one, places) for name, one in entries if _is_kind(one, "TensorStorageMetadata")}
 
@@ -128,9 +128,9 @@ def _stored(name: Any, one: Any, places: Mapping[tuple[str, Sizes], tuple[str, i
         offsets, sizes = _sizes(_field(chunk, "offsets", object)), _sizes(_field(chunk, "sizes", object))
         place = places.get((name, offsets))
         if place is None or len(offsets) != len(shape) or len(sizes) != len(shape):
-            raise CheckpointError(f"{name!r} has a piece at {offsets} that is in no file")
+            raise CheckpointError(f"{name!r} has a chunk at {offsets} that is in no file")
         if math.prod(sizes) * NUMBERS[dtype.name] > place[2]:
-            raise CheckpointError(f"{name!r} has a piece of {sizes} in {place[2]} bytes")
+            raise CheckpointError(f"{name!r} has a chunk of {sizes} in {place[2]} bytes")
         if offsets[2:] != (0,) * len(offsets[2:]) or sizes[2:] != shape[2:]:
             raise CheckpointError(f"{name!r} is cut along its third dimension: want cuts along the first two")
         chunks.append(_Chunk(offsets, sizes, *place))

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from rowwise.checkpoint.dcp_source import open_dcp
+from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import CheckpointManifest, TensorEntry
 from rowwise.checkpoint.named import nearest_name
-from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.source import KINDS, TensorOutline, TensorSource, open_safetensors, open_torch
 from rowwise.checkpoint.stream import shard_outline, write_streamed
 from rowwise.checkpoint.windows import Tell, cut_rows
@@ -84,18 +84,18 @@ def import_matched(
 ) -> CheckpointManifest:
     """Write a checkpoint of the matched tensors, for a warm start; the folder must not exist."""
     names = {one.target: one.source for one in found.taken}
-    parts = [shard_outline(one.target, _entry(one)) for one in found.taken]
+    shards = [shard_outline(one.target, _entry(one)) for one in found.taken]
 
-    def fill(part: LocalShard) -> None:
-        name = names[part.name]
-        outline, first = source.tensors[name], part.rows[0]
-        row_bytes = max(1, part.row_bytes)
-        for begin, end in cut_rows(len(part.tensor), row_bytes, [cut - first for cut in outline.cuts]):
+    def fill(shard: LocalShard) -> None:
+        name = names[shard.name]
+        outline, first = source.tensors[name], shard.rows[0]
+        row_bytes = max(1, shard.row_bytes)
+        for begin, end in cut_rows(len(shard.tensor), row_bytes, [cut - first for cut in outline.cuts]):
             rows = source.read(name, (first + begin, first + end))
-            part.tensor[begin:end].copy_(rows)
+            shard.tensor[begin:end].copy_(rows)
 
     about = {"imported": {"from": str(source.place), "names": {one.target: one.source for one in found.taken}}}
-    return write_streamed(folder, [parts], about, fill, tell)
+    return write_streamed(folder, [shards], about, fill, tell)
 
 
 def _match_by_maps(source: TensorSource, maps: Sequence[str]) -> dict[str, str]:

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import CheckpointManifest, TensorEntry
 from rowwise.checkpoint.named import nearest_name, tables_of
-from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.stream import shard_outline, write_streamed
 from rowwise.checkpoint.windows import Tell
@@ -229,27 +229,27 @@ def _write(
     checkpoint: Checkpoint, folder: Path, plan: _RemapPlan, weights_N: NDArray[np.int64] | None, tell: Tell | None
 ) -> CheckpointManifest:
     whole = {name: LocalShard.whole(name, tensor) for name, tensor in plan.whole.items()}
-    rest, parts = dict(whole), list[LocalShard]()
+    rest, shards = dict(whole), list[LocalShard]()
     for name, entry in checkpoint.manifest.tensors.items():
         if name in rest:
-            parts.append(shard_outline(name, rest.pop(name).entry))
+            shards.append(shard_outline(name, rest.pop(name).entry))
         elif name in plan.from_rows:
             shape = (plan.from_rows[name].rows, *entry.shape[1:])
-            parts.append(shard_outline(name, structs.replace(entry, shape=shape)))
+            shards.append(shard_outline(name, structs.replace(entry, shape=shape)))
         elif name not in plan.omitted:
-            parts.append(shard_outline(name, entry))
-    parts += [shard_outline(name, part.entry) for name, part in rest.items()]
+            shards.append(shard_outline(name, entry))
+    shards += [shard_outline(name, shard.entry) for name, shard in rest.items()]
     mover = _Mover(checkpoint, weights_N)
 
-    def fill(part: LocalShard) -> None:
-        if part.name in whole:
-            part.tensor.copy_(whole[part.name].cut(*part.rows).tensor)
-        elif part.name in plan.from_rows:
-            mover.fill(part, plan.from_rows[part.name])
+    def fill(shard: LocalShard) -> None:
+        if shard.name in whole:
+            shard.tensor.copy_(whole[shard.name].cut(*shard.rows).tensor)
+        elif shard.name in plan.from_rows:
+            mover.fill(shard, plan.from_rows[shard.name])
         else:
-            checkpoint.fill(part)
+            checkpoint.fill(shard)
 
-    return write_streamed(folder, [parts], checkpoint.manifest.data, fill, tell)
+    return write_streamed(folder, [shards], checkpoint.manifest.data, fill, tell)
 
 
 @final
@@ -260,13 +260,13 @@ class _Mover:
         self._checkpoint, self._weights_N = checkpoint, weights_N
         self._last: tuple[str, Tensor] | None = None
 
-    def fill(self, part: LocalShard, move: Move) -> None:
+    def fill(self, shard: LocalShard, move: Move) -> None:
         """Fill rows of a table, or of its state."""
-        entry, old = self._checkpoint.entry(part.name), self._old(part.name)
+        entry, old = self._checkpoint.entry(shard.name), self._old(shard.name)
         means = torch.from_numpy(
             moved_rows(
                 move,
-                part.rows,
+                shard.rows,
                 lambda rows_K: _floats(old[torch.from_numpy(rows_K)], entry),
                 self._weights,
                 state=entry.row_type is None,
@@ -274,10 +274,10 @@ class _Mover:
         )
         rows = means if entry.row_type is None else pack(means, entry.row_type, entry.column_group)
         # Rows with the same ids as before are copied bit by bit: `pack` might round them differently.
-        same_R = torch.from_numpy(move.same_R[slice(*part.rows)])
+        same_R = torch.from_numpy(move.same_R[slice(*shard.rows)])
         kept_K = (same_R >= 0).nonzero().flatten()
         rows[kept_K] = old[same_R[kept_K]]
-        part.tensor.copy_(rows.view(part.tensor.shape))
+        shard.tensor.copy_(rows.view(shard.tensor.shape))
 
     def _old(self, name: str) -> Tensor:
         if self._last is None or self._last[0] != name:
