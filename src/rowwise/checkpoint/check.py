@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rowwise.checkpoint.manifest import NAME, TensorChunk, TensorEntry
-from rowwise.checkpoint.named import STEP, checkpoints_of
+from rowwise.checkpoint.named import NONE_YET, STEP, checkpoints_of
 from rowwise.checkpoint.read import Checkpoint, DamagedChunk
 from rowwise.checkpoint.windows import Tell
 from rowwise.errors import CheckpointError
@@ -33,7 +33,7 @@ def verify(path: Path, tell: Tell | None = None) -> CheckResult:
     """Verify a checkpoint, or all of a run. If it is damaged, also older ones of its run, until one is whole."""
     found = checkpoints_of(path)
     if not found:
-        raise CheckpointError(f"{path} has no checkpoint yet")
+        raise CheckpointError(f"{path} has no checkpoint yet; {NONE_YET}")
     checked = [check(one, tell) for one in found]
     whole = _first_whole(checked)
     if whole is None and found == [path]:

@@ -66,7 +66,7 @@ class FileHeader:
         at = 0
         for key, tensor in tensors:
             if tensor.dtype not in DTYPES:
-                raise CheckpointError(f"{key}: safetensors files do not hold {tensor.dtype}")
+                raise CheckpointError(f"{key}: got {tensor.dtype}: want one of {', '.join(CODES)}")
             end = at + tensor.numel() * tensor.element_size()
             entries[key] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
             at = end
@@ -84,12 +84,12 @@ class FileHeader:
             begin, end = entry.data_offsets
             sound = entry.dtype in BYTES and len(entry.shape) <= MOST_DIMS and all(n >= 0 for n in entry.shape)
             if not sound or begin != at or end != begin + math.prod(entry.shape) * BYTES[entry.dtype]:
-                got = f"{entry.dtype[:20]!r} of shape {str(entry.shape)[:80]} from {begin} to {end}"
-                raise ValueError(f"its header has {key[:200]!r} as {got}, after {at} bytes")
+                got = f"{entry.dtype[:20]!r} of shape {str(entry.shape)[:80]} from byte {begin} to {end}"
+                raise ValueError(f"its header has {key[:200]!r} as {got}; want a dtype and its size from byte {at} on")
             ranges[key] = ByteRange(len(content) + begin, len(content) + end, entry.dtype, entry.shape)
             at = end
         if at != size_bytes:
-            raise ValueError(f"its header has keys of {at} bytes, but {size_bytes} follow")
+            raise ValueError(f"its header has keys of {at} bytes, want the {size_bytes} that follow")
         return cls(content=content, ranges=ranges)
 
     @classmethod

@@ -13,7 +13,7 @@ import torch
 from rowwise.checkpoint.dcp_source import open_dcp
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import CheckpointManifest, TensorEntry
-from rowwise.checkpoint.named import nearest_name
+from rowwise.checkpoint.read import nearest_name
 from rowwise.checkpoint.source import KINDS, TensorOutline, TensorSource, open_safetensors, open_torch
 from rowwise.checkpoint.stream import shard_outline, write_streamed
 from rowwise.checkpoint.windows import Tell, cut_rows

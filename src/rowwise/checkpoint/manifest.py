@@ -155,26 +155,26 @@ class CheckpointManifest(Value, frozen=True):
             crc32 = plain.pop("crc32", None) if isinstance(plain, dict) else None
             manifest = msgspec.convert(plain, cls)
         except FileNotFoundError:
-            raise CheckpointError(f"{folder} is not a checkpoint: it has no {NAME}") from None
+            raise CheckpointError(f"{folder} is not a checkpoint: it has no {NAME}; want another folder") from None
         except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             why = printable(str(error)).replace("\n", " ")[:300]
             raise CheckpointError(f"{path} is damaged: {why}; use another checkpoint") from None
         except CheckpointError:
             raise
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
-        manifest.check(str(path))
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}; use another checkpoint") from None
+        manifest.check(str(path), "; use another checkpoint")
         blank = content.replace(f'"crc32": "{crc32}"'.encode(), BLANK, 1)
         if crc32 != f"{zlib.crc32(blank):08x}":
             raise CheckpointError(f"{path} is damaged: it does not match its checksum; use another checkpoint")
         return manifest
 
-    def check(self, where: str) -> None:
+    def check(self, where: str, way_out: str = "") -> None:
         """Raise unless names are safe, the chunks of each tensor cover it exactly once, and all are in listed files."""
         for name in self.files:
             fault = fault_of_name(name)
             if fault:
-                raise CheckpointError(f"{where}: file {name[:80]!r} is not used: {fault}")
+                raise CheckpointError(f"{where}: file {name[:80]!r} is not used: {fault}{way_out}")
         used: dict[str, int] = dict.fromkeys(self.files, 0)
         keys: set[tuple[str, str]] = set()
         for name, entry in self.tensors.items():
@@ -182,22 +182,22 @@ class CheckpointManifest(Value, frozen=True):
             fault = fault or next((f"{p.file!r} is not listed" for p in entry.chunks if p.file not in self.files), None)
             fault = fault or find_coverage_fault(entry, [chunk for chunk in entry.chunks if chunk.ids is None])
             if fault:
-                raise CheckpointError(f"{where}: tensor {name[:200]!r}: {fault}")
+                raise CheckpointError(f"{where}: tensor {name[:200]!r}: {fault}{way_out}")
             for chunk in entry.chunks:
                 used[chunk.file] += entry.chunk_bytes(chunk)
                 keys.add((chunk.file, chunk.key))
         for name, size_bytes in used.items():
             if size_bytes > self.files[name].size_bytes:
                 got = f"{self.files[name].size_bytes} bytes, but its chunks have {size_bytes}"
-                raise CheckpointError(f"{where}: file {name!r} has {got}")
+                raise CheckpointError(f"{where}: file {name!r} has {got}{way_out}")
         if len(keys) < sum(len(entry.chunks) for entry in self.tensors.values()):
-            raise CheckpointError(f"{where}: two chunks have the same key in a file")
+            raise CheckpointError(f"{where}: two chunks have the same key in a file: want a key for each{way_out}")
 
 
 def _check_format(path: Path, plain: Any) -> None:
     if isinstance(plain, dict) and plain.get("format", FORMAT) != FORMAT:
         got = repr(plain["format"])[:40]
-        raise CheckpointError(f"{path} has format {got}; this rowwise reads format {FORMAT}")
+        raise CheckpointError(f"{path} has format {got}; this rowwise reads format {FORMAT}: use the one that wrote it")
 
 
 def find_entry_fault(name: str, entry: TensorEntry) -> str | None:

@@ -5,6 +5,7 @@ are read a few rows at a time: columns are selected, and rows of another row typ
 row types are copied without rounding. If a chunk is damaged, the target keeps what was read before.
 """
 
+import difflib
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -73,7 +74,7 @@ class Checkpoint:
 
     def entry(self, name: str) -> TensorEntry:
         if name not in self.manifest.tensors:
-            raise CheckpointError(f"{self.folder} has no tensor {name!r}")
+            raise CheckpointError(f"{self.folder} has no tensor {name!r}; {nearest_name(name, self.manifest.tensors)}")
         return self.manifest.tensors[name]
 
     def load(self, name: str, rows: Span | None = None, cols: Span | None = None) -> Tensor:
@@ -152,9 +153,9 @@ class Checkpoint:
 
     def verify(self) -> None:
         """Read everything; raises one error that lists all damaged chunks."""
-        damage = self.find_damage()
-        if damage:
-            raise CheckpointError("; ".join(f"{bad.place} of tensor {bad.tensor!r}: {bad.why}" for bad in damage))
+        listed = "; ".join(f"{bad.place} of tensor {bad.tensor!r}: {bad.why}" for bad in self.find_damage())
+        if listed:
+            raise CheckpointError(f"{listed} (`rowwise ckpt verify RUN` names one without damage)")
 
     def find_damage(self, tell: Callable[[TensorEntry, TensorChunk], None] | None = None) -> list[DamagedChunk]:
         """All damaged chunks; `tell` is called after each chunk."""
@@ -315,6 +316,15 @@ class Checkpoint:
         if file not in self._headers:
             self._headers[file] = FileHeader.read(self.folder, file, self.manifest.files[file])
         return self._headers[file]
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str:
+    words = list(known)
+    near = difflib.get_close_matches(name, words, n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    more = f" and {len(words) - 8} more" if len(words) > 8 else ""
+    return f"there are {', '.join(words[:8]) or 'none'}{more}"
 
 
 def _read_into(handle: int, memory: memoryview) -> None:

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import CheckpointManifest, TensorEntry
-from rowwise.checkpoint.named import nearest_name, tables_of
-from rowwise.checkpoint.read import Checkpoint
+from rowwise.checkpoint.named import tables_of
+from rowwise.checkpoint.read import Checkpoint, nearest_name
 from rowwise.checkpoint.stream import shard_outline, write_streamed
 from rowwise.checkpoint.windows import Tell
 from rowwise.errors import CheckpointError, DataError, SpecError
@@ -135,10 +135,8 @@ def _find_mapped(checkpoint: Checkpoint, table: str) -> list[_MappedTensors]:
         return sorted((home for home in found if home.known.digest in digests), key=lambda home: home.table)
     if table in tables_of(checkpoint.manifest):
         why = "has no id map: each id has a row of its own"
-    elif mapped:
-        why = f"is none with an id map; {nearest_name(table, sorted(set(mapped)))}"
     else:
-        why = "is none with an id map; there are none"
+        why = f"is none with an id map; {nearest_name(table, sorted(set(mapped)))}"
     raise CheckpointError(f"{checkpoint.folder}: table {table!r} {why}")
 
 
@@ -148,7 +146,7 @@ def _old_map(checkpoint: Checkpoint, home: _MappedTensors) -> IdMap:
     words, *fold_words = (checkpoint.load(home.maps + name).numpy() for name in _words(count))
     old = IdMap(shape=known.shape, words=words, about=known.about, folding=known.folding, fold_words=tuple(fold_words))
     if old.digest != known.digest:
-        got = f"digest {old.digest}, want {known.digest}"
+        got = f"digest {old.digest}, want {known.digest}; use another checkpoint"
         raise CheckpointError(f"{checkpoint.folder}: table {home.table!r}: its id map is damaged: {got}")
     return old
 
@@ -202,8 +200,7 @@ def _weights(path: Path, table: str, ids: int) -> NDArray[np.int64]:
         with safe_open(path, "numpy") as file:
             if name not in file.keys():  # noqa: SIM118 - not a dict
                 tables = [key.removeprefix(COUNTS) for key in file.keys() if key.startswith(COUNTS)]  # noqa: SIM118
-                hint = nearest_name(table, sorted(tables)) if tables else "there are none"
-                raise DataError(f"{path} has no counts of table {table!r}; {hint}")
+                raise DataError(f"{path} has no counts of table {table!r}; {nearest_name(table, sorted(tables))}")
             counts_N: NDArray[np.int64] = file.get_tensor(name)
     except (SafetensorError, OSError) as error:
         raise DataError(f"{path} cannot be read: {error}; want what `rowwise compress` keeps of its probe") from None

@@ -102,7 +102,7 @@ def write_data(folder: Path, data: Mapping[str, Any]) -> None:
         unfinished.replace(folder / NAME)
         sync(folder)
     except OSError as error:
-        raise CheckpointError(f"could not update {folder / NAME}: {error.strerror or error}") from error
+        raise CheckpointError(f"{folder / NAME} is unchanged: {error.strerror or error}; want it writable") from error
 
 
 def assign_shards(shards: Sequence[LocalShard], comm: Comm) -> list[LocalShard]:
@@ -151,7 +151,8 @@ def merge_rank_files(written_W: Iterable[RankFiles]) -> tuple[dict[str, Checkpoi
         for name, entry in written.tensors.items():
             bare = structs.replace(entry, chunks=())
             if tensors.setdefault(name, bare) != bare:
-                raise CheckpointError(f"tensor {name!r} is {tensors[name]} on one rank and {bare} on another")
+                got = f"{tensors[name]} on one rank and {bare} on another"
+                raise CheckpointError(f"tensor {name!r} is {got}: want the same tables and layers on all ranks")
             chunks_of.setdefault(name, []).extend(entry.chunks)
     for chunks in chunks_of.values():
         chunks.sort(key=lambda chunk: (chunk.rows, chunk.cols or ()))
@@ -216,7 +217,8 @@ def _write_file(
     try:
         file, sums = write_file(path, ordered)
     except OSError as error:
-        raise CheckpointError(f"{path.name}: {error.strerror or error}") from error
+        want = f": want {sum(x.nbytes for x in tensors.values()):,} bytes of free space" if error.strerror else ""
+        raise CheckpointError(f"{path.name}: {error.strerror or error}{want}") from error
     crc32s = {key: crc32 for (key, _), crc32 in zip(ordered, sums, strict=True)}
     return file, [(shard, _chunk(shard, path.name, crc32s)) for shard in shards]
 
