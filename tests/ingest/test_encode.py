@@ -249,7 +249,7 @@ def test_a_block_holds_everything():
         asked.append(count)
         return room
 
-    encoded = encode(table, columns, ROWS, SPLIT, memory=memory)
+    encoded = encode(table, columns, ROWS, SPLIT, allocator=memory)
     assert asked == [encoded.layout.size] == [len(encoded.block)]
     assert (room[encoded.layout.size :] == 255).all()
     begin = room.ctypes.data

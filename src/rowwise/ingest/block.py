@@ -20,7 +20,7 @@ WIDTHS = {"f4": 4, "i8": 8}
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
-Memory = Callable[[int], Bytes]  # allocates at least so many bytes, aligned
+Allocator = Callable[[int], Bytes]  # allocates at least so many bytes, aligned
 
 
 def allocate(count: int) -> Bytes:

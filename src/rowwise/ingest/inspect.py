@@ -13,8 +13,9 @@ from msgspec import structs
 from pyarrow import types
 
 from rowwise.errors import DataError
+from rowwise.ingest.bags import combine_chunks
 from rowwise.ingest.columns import Columns, Dense, Sparse, is_list, is_text
-from rowwise.ingest.encode import combine_chunks, floats
+from rowwise.ingest.encode import floats
 from rowwise.ingest.evidence import find_separator
 from rowwise.ingest.reader import Reader, check_columns
 from rowwise.ingest.survey import SAMPLE_ROWS, ColumnSurvey

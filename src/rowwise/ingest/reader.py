@@ -27,7 +27,7 @@ class Split(Value, frozen=True):
     stop: int
     first_row: int | None = None  # number of the first row in the source; None: unknown before reading
     rows: int | None = None  # None: unknown before reading
-    number: int | None = None  # in the reader that the splits of this one were selected from; None: all of its splits
+    number: int | None = None  # index in the original reader, for readers that select splits; None: its index here
 
     def locate_row(self, row: int) -> str:
         """The source and the place of a row of this split, for messages."""

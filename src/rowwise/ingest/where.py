@@ -1,7 +1,8 @@
 """Row filters: comparisons of columns with values, joined by "and".
 
-The first may say yes too often, never no. A comparison with null holds for no row, as in SQL. Known limits: "or", and
-anything computed; what is more than this is a column to be written into the data.
+`RowFilter.may_hold` (row-group pruning) may keep a group without matching rows, but never drops one with a match. A
+comparison with null holds for no row, as in SQL. Known limits: no "or", and no expressions: write such a column into
+the data.
 """
 
 import datetime

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from pyarrow import compute as pc
 from pyarrow import types
 
-from rowwise.ingest.bags import Ints, flatten_lists, hash_ids, int64
+from rowwise.ingest.bags import flatten_lists, hash_ids, int64
+from rowwise.ingest.block import Ints
 from rowwise.ingest.columns import is_list, is_text
 from rowwise.ingest.mix import Words, mix, remainder
 

@@ -15,7 +15,8 @@ from pyarrow import compute as pc
 
 from rowwise.errors import DataError
 from rowwise.ingest import native
-from rowwise.ingest.bags import Ints, hash_ids, int64
+from rowwise.ingest.bags import hash_ids, int64
+from rowwise.ingest.block import Ints
 from rowwise.ingest.columns import IDS
 from rowwise.ingest.transform.arrays import (
     IdLists,

@@ -9,12 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from pyarrow import compute as pc
 
+from rowwise.ingest.block import Ints
 from rowwise.ingest.warehouse.layout import FlattenedColumns, Key, flat_name
-
-Ints = NDArray[np.int64]
 
 
 def flatten(table: pa.Table, flat: FlattenedColumns) -> pa.Table:
