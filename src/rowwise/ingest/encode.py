@@ -149,7 +149,7 @@ def _check_order(order_R: Ints | None, rows: int) -> Ints | None:
         return None
     order_R = np.ascontiguousarray(order_R, np.int64)
     if len(order_R) and (order_R.min() < 0 or order_R.max() >= rows):
-        raise IndexError(f"an order of rows {order_R.min()} to {order_R.max()}: there are {rows}")
+        raise IndexError(f"order_R: got rows {order_R.min()} to {order_R.max()}, want 0 to {rows - 1}")
     return order_R
 
 

@@ -90,7 +90,7 @@ class DatasetCard(Value, frozen=True):
             raise DataError(f"{self.source}: no column of numbers is called {', '.join(LABELS)}: {want}")
         sparse = [c for c in self.columns if c.role == "sparse"]
         if not sparse:
-            raise DataError(f"{self.source}: no column of ids to use: look at it with rowwise data inspect")
+            raise DataError(f"{self.source}: no column of ids: want one: rowwise data inspect --sparse COLUMN")
         names = table_names([c.name for c in sparse])
         columns = Columns(
             labels=(self.label,),
@@ -158,7 +158,7 @@ def inspect_ids(  # noqa: PLR0913 - what a user may say of the columns
     """
     found = reader.splits()[:splits]
     if not found:
-        raise DataError(f"{name or type(reader).__name__}: no rows to look at")
+        raise DataError(f"{name or type(reader).__name__}: no rows to look at: want files with rows")
     source = found[0].source
     names = reader.schema.names
     roles = dict(roles or {})

@@ -52,6 +52,7 @@ from rowwise.ingest.service.worker import prepare_split
 TICK_S = 0.1
 CONNECT_TIMEOUT_S = 5.0
 FETCH_AHEAD = 2  # splits that a client requests at once, the next one included
+NO_CLUSTER = "no Ray cluster answers; want the address of a running one, or start one here: ray start --head"
 ANSWER_TIMEOUT_S = 60.0  # includes the restart of a coordinator
 
 
@@ -66,8 +67,7 @@ def connect(address: str | None) -> Any:
         try:
             ray.init(address=address, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            want = "want the address of a running one, or start one here: ray start --head"
-            raise SpecError(f"data.workers.address={address!r}: no Ray cluster answers: {error}; {want}") from error
+            raise SpecError(f"data.workers.address={address!r}: {NO_CLUSTER}: {error}") from error
     return ray
 
 
@@ -84,7 +84,7 @@ def _check_reachable(address: str | None) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
     except OSError as error:
-        raise SpecError(f"data.workers.address={address!r}: no Ray cluster answers: {error}") from error
+        raise SpecError(f"data.workers.address={address!r}: {NO_CLUSTER}: {error}") from error
 
 
 @final

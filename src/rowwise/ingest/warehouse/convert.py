@@ -107,7 +107,7 @@ class _Conversion:
         else:
             self._write_plain(flat, writer)
         if not self._journal.parts:
-            raise DataError(f"{self._source.name}: no rows to convert")
+            raise DataError(f"{self._source.name}: no rows to convert: want files with rows")
         manifest = WarehouseManifest(asked=request, found=survey, columns=columns, parts=tuple(self._journal.parts))
         self._journal.finish(manifest)
         return manifest

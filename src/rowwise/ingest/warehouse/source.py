@@ -56,7 +56,7 @@ class ConversionSource:
         self.reader, self.layout = reader, layout
         self.splits = reader.splits()
         if not self.splits:
-            raise DataError(f"{type(reader).__name__}: no rows to convert")
+            raise DataError(f"{type(reader).__name__}: no rows to convert: want files with rows")
         self.name = self.splits[0].source
         self._chosen = choose_columns(layout, reader.schema, self.name)
 
