@@ -31,12 +31,12 @@ class CheckResult(Value, frozen=True):
 
 def verify(path: Path, tell: Tell | None = None) -> CheckResult:
     """Verify a checkpoint, or all of a run. If it is damaged, also older ones of its run, until one is whole."""
-    found = checkpoints_of(path)
-    if not found:
+    checkpoints = checkpoints_of(path)
+    if not checkpoints:
         raise CheckpointError(f"{path} has no checkpoint yet; {NONE_YET}")
-    checked = [check(one, tell) for one in found]
+    checked = [check(one, tell) for one in checkpoints]
     whole = _first_whole(checked)
-    if whole is None and found == [path]:
+    if whole is None and checkpoints == [path]:
         for older in _older(path):
             checked.append(check(older, tell))
             whole = _first_whole(checked[-1:])
@@ -72,7 +72,7 @@ def _older(path: Path) -> list[Path]:
     """The checkpoints of the same run that were written before."""
     path = path.resolve()
     try:
-        found = checkpoints_of(path.parent)
+        checkpoints = checkpoints_of(path.parent)
     except CheckpointError:  # its folder is no run
         return []
-    return found[found.index(path) + 1 :] if path in found and STEP.fullmatch(path.name) else []
+    return checkpoints[checkpoints.index(path) + 1 :] if path in checkpoints and STEP.fullmatch(path.name) else []

@@ -34,7 +34,7 @@ class SavedTable(Value, frozen=True):
 
 def open_named(path: Path) -> Checkpoint:
     """Open a checkpoint, or the last complete one of a run."""
-    chosen = [found for found in checkpoints_of(path) if found == path or STEP.fullmatch(found.name)]
+    chosen = [one for one in checkpoints_of(path) if one == path or STEP.fullmatch(one.name)]
     if not chosen:
         raise CheckpointError(f"{path} has no checkpoint yet; {NONE_YET}")
     checkpoint = Checkpoint.open(chosen[0])
@@ -46,8 +46,8 @@ def checkpoints_of(path: Path) -> list[Path]:
     """The complete checkpoints of a run, newest first; or the one at this path."""
     if (path / NAME).exists():
         return [path]
-    found = [one.parent for one in home_of(path).glob(f"*/{NAME}") if not one.parent.name.endswith(PART)]
-    return sorted((one for one in found if step_in(one) is not None or one.name == FAILED), key=_age)
+    folders = [one.parent for one in home_of(path).glob(f"*/{NAME}") if not one.parent.name.endswith(PART)]
+    return sorted((one for one in folders if step_in(one) is not None or one.name == FAILED), key=_age)
 
 
 def home_of(path: Path) -> Path:

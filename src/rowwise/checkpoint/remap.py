@@ -120,23 +120,23 @@ def remap(
 
 def _find_mapped(checkpoint: Checkpoint, table: str) -> list[_MappedTensors]:
     """The mapped tables of this name in all modules, and the linear part's tables with the same map."""
-    found: list[_MappedTensors] = []
-    mapped: list[str] = []
+    homes: list[_MappedTensors] = []
+    names: list[str] = []
     for name in checkpoint.names():
         match = MAPPED.fullmatch(name)
         if match is None:
             continue
-        mapped.append(match["table"])
+        names.append(match["table"])
         if match["table"] in (table, table + ENDING):
             known = identity_of(checkpoint.load(name))
-            found.append(_MappedTensors(table=match["table"], path=match["path"] or "", known=known))
-    digests = {home.known.digest for home in found if home.table == table}
+            homes.append(_MappedTensors(table=match["table"], path=match["path"] or "", known=known))
+    digests = {home.known.digest for home in homes if home.table == table}
     if digests:  # a table whose name only ends like a linear part's has another map
-        return sorted((home for home in found if home.known.digest in digests), key=lambda home: home.table)
+        return sorted((home for home in homes if home.known.digest in digests), key=lambda home: home.table)
     if table in tables_of(checkpoint.manifest):
         why = "has no id map: each id has a row of its own"
     else:
-        why = f"is none with an id map; {nearest_name(table, sorted(set(mapped)))}"
+        why = f"is none with an id map; {nearest_name(table, sorted(set(names)))}"
     raise CheckpointError(f"{checkpoint.folder}: table {table!r} {why}")
 
 

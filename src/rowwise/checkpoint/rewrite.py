@@ -75,17 +75,17 @@ def _table_shards(
     if state:
         names |= {name: checkpoint.entry(name) for name in saved.state.values()}
     copied = len(tiles) > 1 and all(tile.rows == (0, table.rows) and tile.cols == (0, table.dim) for tile in tiles)
-    found: list[tuple[LocalShard, int | None]] = []
+    shards: list[tuple[LocalShard, int | None]] = []
     for name, one in names.items():
         if copied:
-            found.append((shard_outline(name, one), None))
+            shards.append((shard_outline(name, one), None))
         elif not one.shape:
-            found.append((shard_outline(name, one), min(tile.rank for tile in tiles)))
+            shards.append((shard_outline(name, one), min(tile.rank for tile in tiles)))
         elif one.shape == saved.entry.shape:
-            found += [(_cut(name, one, tile), tile.rank) for tile in tiles]
+            shards += [(_cut(name, one, tile), tile.rank) for tile in tiles]
         else:  # a number per row: written by the tile with the first columns
-            found += [(shard_outline(name, one, tile.rows), tile.rank) for tile in tiles if tile.cols[0] == 0]
-    return found
+            shards += [(shard_outline(name, one, tile.rows), tile.rank) for tile in tiles if tile.cols[0] == 0]
+    return shards
 
 
 def _cut(name: str, entry: TensorEntry, tile: Tile) -> LocalShard:

@@ -111,8 +111,8 @@ def assign_shards(shards: Sequence[LocalShard], comm: Comm) -> list[LocalShard]:
     own = [shard for shard in shards if not shard.shared]
     # A checksum tells whether all ranks list the same tensors: the cuts below are right only then.
     listed = [(shard.name, shard.shape, str(shard.tensor.dtype)) for shard in shared]
-    mine = torch.tensor([sum(shard.size_bytes for shard in own), zlib.crc32(repr(listed).encode())])
-    gathered_W2 = comm.all_gather(mine, [2] * len(comm.ranks), "checkpoint").wait().view(-1, 2).tolist()
+    load_and_crc32 = torch.tensor([sum(shard.size_bytes for shard in own), zlib.crc32(repr(listed).encode())])
+    gathered_W2 = comm.all_gather(load_and_crc32, [2] * len(comm.ranks), "checkpoint").wait().view(-1, 2).tolist()
     for rank, (_, crc32) in zip(comm.ranks, gathered_W2, strict=True):
         if crc32 != gathered_W2[0][1]:
             want = "want the same tensors in the same order, or LocalShard.whole(..., shared=False) on one rank"

@@ -161,10 +161,10 @@ class Batcher:
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches up to the end of the epoch; then the position is the start of the next epoch."""
-        made = self._batches(self._position)
+        batches = self._batches(self._position)
         if self._batching.ahead:
-            made = read_ahead(made, self._batching.ahead)
-        for batch, after in made:
+            batches = read_ahead(batches, self._batching.ahead)
+        for batch, after in batches:
             self._position = after
             yield batch
         self._position = structs.replace(self._position, epoch=self._position.epoch + 1, split=0, row=0)
@@ -259,8 +259,8 @@ def table_rows_for_ids(columns: Columns, tables: Sequence[Table]) -> dict[str, i
 
 def _digest(splits: Sequence[Split], preparation: Preparation) -> str:
     """A digest of the sequence of rows. It holds file names but no folders, so moved data is recognised."""
-    kept = ("start", "stop", "first_row")
-    named = [{"source": Path(split.source).name} | {name: getattr(split, name) for name in kept} for split in splits]
+    fields = ("start", "stop", "first_row")
+    named = [{"source": Path(split.source).name} | {name: getattr(split, name) for name in fields} for split in splits]
     digested: list[object] = [preparation.share, named]
     # The keys of `selection` are part of the digests in saved runs.
     selection = {

@@ -301,9 +301,9 @@ class ClusterTransport:
         end_s = perf_counter() + ANSWER_TIMEOUT_S
         while perf_counter() < end_s:
             try:
-                found = self._request(split_id, count)
-                if found is not None:
-                    delivery, block = found
+                reply = self._request(split_id, count)
+                if reply is not None:
+                    delivery, block = reply
                     self._last_taken = split_id
                     return delivery, self._ray.get(block[0]) if block else None
                 self._reattach(split_id)
@@ -323,8 +323,8 @@ class ClusterTransport:
             if number not in self._requests:
                 wanted = SplitId(split_id.epoch, number)
                 self._requests[number] = self._coordinator.take.remote(self._incarnation, self._number, wanted)
-        found: tuple[SplitDelivery, list[Any]] | None = self._ray.get(self._requests.pop(split_id.index))
-        return found
+        reply: tuple[SplitDelivery, list[Any]] | None = self._ray.get(self._requests.pop(split_id.index))
+        return reply
 
     def _reattach(self, split_id: SplitId) -> None:
         """Attach to a coordinator that was restarted and does not know this client's position."""

@@ -106,9 +106,9 @@ class Service:
 
     def client(self, number: int = 0) -> ServiceClient:
         """A client in the owner's process, which restarts the host if that was killed."""
-        made = ServiceClient(HostTransport(number, self._connect, self._is_alive))
-        self._clients.append(made)
-        return made
+        client = ServiceClient(HostTransport(number, self._connect, self._is_alive))
+        self._clients.append(client)
+        return client
 
     def _is_alive(self) -> bool:
         return self._process.poll() is None

@@ -38,10 +38,10 @@ class IdLists:
         return np.arange(len(self.values) + 1) if self.offsets_R1 is None else self.offsets_R1
 
     def with_values(self, values: Numeric | pa.Array) -> pa.Array:
-        made = values if isinstance(values, pa.Array) else pa.array(values)
+        array = values if isinstance(values, pa.Array) else pa.array(values)
         if not self.single:
-            return lists(made, self.starts(), self.null_R)
-        return made if self.null_R is None else _among_nulls(made, self.null_R)
+            return lists(array, self.starts(), self.null_R)
+        return array if self.null_R is None else _among_nulls(array, self.null_R)
 
 
 def to_id_lists(array: pa.Array) -> IdLists:
@@ -108,8 +108,8 @@ class NumberArray:
     null_R: Mask | None  # null lists
 
     def with_numbers(self, x_N: Numeric, null_N: Mask | None) -> pa.Array:
-        made = pa.array(x_N, mask=null_N)
-        return made if self.offsets_R1 is None else lists(made, self.offsets_R1, self.null_R)
+        array = pa.array(x_N, mask=null_N)
+        return array if self.offsets_R1 is None else lists(array, self.offsets_R1, self.null_R)
 
     @property
     def missing_N(self) -> Mask | None:

@@ -97,8 +97,8 @@ class ConversionSource:
             for table in self._tables(self.splits[index], flat.read, rows):
                 done += table.num_rows
                 if done > skip:
-                    kept = table.slice(max(table.num_rows - (done - skip), 0))
-                    yield SourceRows(flatten(kept, flat), index, done)
+                    rest = table.slice(max(table.num_rows - (done - skip), 0))
+                    yield SourceRows(flatten(rest, flat), index, done)
             yield SourceRows(self.empty(flat), index + 1, 0)
 
     def empty(self, flat: FlattenedColumns) -> pa.Table:
