@@ -141,7 +141,7 @@ def read(checkpoint: Checkpoint, model: Net) -> dict[str, float]:
         restore(checkpoint, again, {})
         times.append(time.perf_counter() - begin)
         busy.append(time.process_time() - begin_busy)
-    exact = all(piece.bits is None for entry in checkpoint.manifest.tensors.values() for piece in entry.pieces)
+    exact = all(chunk.bits is None for entry in checkpoint.manifest.tensors.values() for chunk in entry.chunks)
     if exact and not torch.equal(again.embeddings.arena.rows, model.embeddings.arena.rows):
         raise AssertionError(f"{checkpoint.folder} does not give back what was saved")
     return {"read_s": min(times), "read_busy_s": min(busy)}

@@ -66,7 +66,7 @@ class Slot:
 
 def prepare(task: PreparationTask, slot: Slot) -> int:
     """All splits of an epoch, as a worker does them."""
-    return sum(task.open(index, 0).encode(memory=slot).rows for index in task.order(0))
+    return sum(task.open(index, 0).encode(allocator=slot).rows for index in task.order(0))
 
 
 def worker(args: argparse.Namespace) -> Iterator[dict]:

@@ -15,8 +15,8 @@ from pyarrow import parquet as pq
 from small import recipe, trained
 from test_cli import rowwise_cli
 
+from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import NAME
-from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
 from rowwise.recipes.runs import TrainingRun, load_trained
@@ -108,7 +108,7 @@ def test_training_twice_gives_equal_checkpoints(ok, run, tmp_path):
 def test_damage_is_shown(command, run):
     newest = run / "ckpt" / "step-000000020"
     one = Checkpoint.open(newest)
-    (piece,) = one.entry("model/embeddings.item").pieces
+    (piece,) = one.entry("model/embeddings.item").chunks
     flip(newest, piece.file, one._header(piece.file).ranges[piece.key].begin)
     code, out, _ = command("ckpt", "verify", str(newest))
     assert code == 1
@@ -123,7 +123,7 @@ def test_damage_is_shown(command, run):
     assert code == 1
     told = json.loads(out)
     assert told["whole"] is None
-    gone = [p for entry in one.manifest.tensors.values() for p in entry.pieces if p.file == piece.file]
+    gone = [p for entry in one.manifest.tensors.values() for p in entry.chunks if p.file == piece.file]
     assert [len(other["damage"]) for other in told["checked"]] == [len(gone), 1]
     code, out, _ = command("ckpt", "verify", str(run))
     assert "no intact checkpoint in" in out

@@ -128,7 +128,7 @@ def test_what_people_see(folder):
         (["small.yaml", "--recipe", "small.yaml"], "small.yaml and --recipe small.yaml are both recipes"),
         (["words.txt"], "words.txt: the file is empty: want lines of columns"),
         (["bad.parquet"], "bad.parquet: cannot be read as Parquet"),
-        (["numbers.parquet"], "no column of ids to use: look at it with rowwise data inspect"),
+        (["numbers.parquet"], "no column of ids: want one: rowwise data inspect --sparse COLUMN"),
         (["labels.parquet"], "labels.parquet: row 1, column 'label': None: want a label of 0 or 1"),
     ],
 )

@@ -15,7 +15,7 @@ from shared_batches import draw_copies, make_shared
 from rowwise import Batch, BatchError, Embeddings, IdError, Jagged, Pooling, Table, UnknownIdWarning
 from rowwise.batch import Shared
 from rowwise.errors import DataError
-from rowwise.ingest.bags import RaggedColumn
+from rowwise.ingest.block import RaggedColumn
 from rowwise.ops.jagged import bucketize, concatenate, permute, row_bounds, share, split
 from rowwise.train.evaluate import ids_or_none
 from rowwise.train.objective import single_ids

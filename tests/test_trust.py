@@ -15,7 +15,7 @@ from rich.table import Table as Grid
 from rowwise.calibrate.folder import lock_exclusively
 from rowwise.checkpoint.check import CheckedCheckpoint, CheckResult
 from rowwise.checkpoint.listing import ListedCheckpoint
-from rowwise.checkpoint.read import DamagedPiece
+from rowwise.checkpoint.read import DamagedChunk
 from rowwise.cli.ckpt_show import show_checkpoints, show_verdict
 from rowwise.cli.terminal import Terminal, print_json
 from rowwise.ingest.warehouse.journal import FOLDER, Journal
@@ -148,7 +148,7 @@ def test_a_note_of_what_was_used_is_not_left_through_a_link(tmp_path: Path) -> N
 def test_names_of_a_checkpoint_are_not_markup(capsys: pytest.CaptureFixture[str]) -> None:
     """A file called [/] ended in a traceback of rich, and one called [red] was shown without its name."""
     why = "[/].safetensors [/bold] is cut"
-    bad = DamagedPiece(tensor="user[/]", place="rows [/] to [red]", file="[/].safetensors", why=why)
+    bad = DamagedChunk(tensor="user[/]", place="rows [/] to [red]", file="[/].safetensors", why=why)
     show_verdict(Path("x"), CheckResult(checked=(CheckedCheckpoint(name="[/]", damage=(bad,)),), whole=None))
     show_checkpoints(Path("x"), [ListedCheckpoint(name="step-[/]", marks=(), problem="there is no [/italic].json")])
     said = capsys.readouterr().out

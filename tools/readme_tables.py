@@ -29,7 +29,7 @@ def ratio(values: list[float]) -> str:
 
 
 def by_threads(rows: list[dict]) -> str:
-    """Geometric means on one thread and on two, and the worst."""
+    """Geometric means on one thread and on two, and the slowest configuration."""
     cells = [ratio([r["ratio"] for r in rows if r["threads"] == n]) for n in (1, 2)]
     return " | ".join([*cells, f"{min(r['ratio'] for r in rows):.2f}x"])
 
@@ -50,7 +50,8 @@ def made_on(result: dict) -> str:
 def ops(read: Read) -> str:
     result = read("ops")
     rows = [r for r in result["rows"] if r["peer"] != "rowwise fp16"]
-    lines = ["| against | rows | optimizer | 1 thread | 2 threads | worst cell |", "|---|---|---|---|---|---|"]
+    head = "| against | rows | optimizer | 1 thread | 2 threads | slowest configuration |"
+    lines = [head, "|---|---|---|---|---|---|"]
     for kind in dict.fromkeys((r["peer"], r["row_type"], r["optimizer"]) for r in rows):
         mine = [r for r in rows if (r["peer"], r["row_type"], r["optimizer"]) == kind]
         lines.append(f"| {kind[0]} | {kind[1]} | {OPTIMIZERS[kind[2]]} | {by_threads(mine)} |")
@@ -58,10 +59,10 @@ def ops(read: Read) -> str:
     shares = [r["gather_share"] for r in limited if r["pooling"] == 20 and r["dim"] >= 64]
     facts = [
         "Cells: time of the peer over that of rowwise, for lookup, backward and update together. Each is a geometric "
-        "mean over dims, batch sizes, poolings and id distributions; the last column is the worst single cell.",
+        "mean over dims, batch sizes, poolings and id distributions; the last column is the slowest of these.",
         f"Lookups of fp32 rows with pooling 20 and dim >= 64 run at {min(shares):.0%} to {min(1.0, max(shares)):.0%} "
         "of the speed at which this machine reads the same rows without pooling.",
-        "FBGEMM's CPU wheels from 1.6 on run on one thread. 1.5.0 is the last one with threads.",
+        "FBGEMM's CPU wheels from 1.6 on run on one thread. 1.5.0 is the last CPU wheel with multithreading.",
     ]
     return with_facts(lines, facts, result)
 
@@ -72,7 +73,7 @@ def around(read: Read) -> str:
     kinds = {"interaction": "interaction", "linears": "linear layers", "step": "DLRM step"}
     rows = [{**r, "kind": r["op"]} for r in jagged["rows"]]
     rows += [{**r, "kind": f"{kinds[r['kind']]}, {r['dtype']}", "peer": "torch"} for r in dense["rows"]]
-    lines = ["| what | against | 1 thread | 2 threads | worst cell |", "|---|---|---|---|---|"]
+    lines = ["| what | against | 1 thread | 2 threads | slowest configuration |", "|---|---|---|---|---|"]
     for kind in dict.fromkeys((r["kind"], r["peer"]) for r in rows):
         mine = [r for r in rows if (r["kind"], r["peer"]) == kind]
         lines.append(f"| {kind[0]} | {kind[1]} | {by_threads(mine)} |")
@@ -237,7 +238,7 @@ def plans(read: Read) -> str:
     facts = [
         "Cells: largest absolute difference of a weight to a run on one process, after the same 20 steps. Weights "
         "moved by up to about 1.4. `-`: not measured, or refused.",
-        "Runs: 2 processes, and 4 threads that pretend to be 2 hosts. TorchRec 1.8.0.",
+        "Runs: 2 processes, and 4 threads as 2 simulated hosts. TorchRec 1.8.0.",
     ]
     return with_facts(lines, facts, result)
 
@@ -515,10 +516,10 @@ def three_numbers(read: Read) -> str:
             f"| [DLRM training step](docs/benchmarks/training-step.md), fp32, 2 threads | {speed[OURS, 2]:,.0f} "
             f"samples/s | TorchRec 1.8.0: {speed[BESIDE, 2]:,.0f} samples/s | `rowwise bench train_step` |",
             "| [lookup + backward + update](docs/benchmarks/operators.md), row-wise Adagrad, fp32, 2 threads, "
-            f"geometric mean | {ratio(cells)} as fast (worst cell {min(cells):.2f}x) | fbgemm-gpu-cpu 1.5.0, the last "
-            "with threads | `rowwise bench ops` |",
-            "| [largest weight difference](docs/benchmarks/plan-invariance.md) of 2 processes, column-wise, to "
-            f"1 process after 20 steps | {off['rowwise']:.1e} | TorchRec 1.8.0: {off['TorchRec']:.2g} "
+            f"geometric mean | {ratio(cells)} as fast (slowest configuration {min(cells):.2f}x) | fbgemm-gpu-cpu "
+            "1.5.0, the last CPU wheel with multithreading | `rowwise bench ops` |",
+            "| [largest absolute weight difference](docs/benchmarks/plan-invariance.md) between 2 processes, "
+            f"column-wise, and 1 process after 20 steps | {off['rowwise']:.1e} | TorchRec 1.8.0: {off['TorchRec']:.2g} "
             "| `rowwise bench shard_step` |",
             "",
             f"Processor: {made['cpu']} ({training['processor']}), {made['cores']} cores; torch "

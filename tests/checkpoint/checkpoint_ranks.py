@@ -11,7 +11,7 @@ from checkpoint.plans import Trained, differences, empty, make_plan, make_tables
 
 from rowwise import CheckpointError
 from rowwise.checkpoint import write as writing
-from rowwise.checkpoint.parts import LocalShard
+from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
 from rowwise.train.saved import CheckpointFolder

@@ -14,8 +14,8 @@ from mutations import mutate_bytes, mutate_tree
 from safetensors import safe_open
 
 from rowwise.checkpoint.delta import changed_rows, round_shards
+from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import BLANK, NAME
-from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
 from rowwise.spec import RowType
@@ -89,11 +89,11 @@ def copy(folder: Path, to: Path) -> Path:
 def check_right(found: Checkpoint) -> None:
     """Each piece has the numbers that another reader finds under its key."""
     for name, entry in found.manifest.tensors.items():
-        for piece in entry.pieces:
+        for piece in entry.chunks:
             with safe_open(found.folder / piece.file, "pt") as file:
                 there = file.get_tensor(piece.key)
             assert zlib.crc32(there.contiguous().view(-1).view(torch.uint8).numpy().data) == piece.crc32
-            if len(entry.pieces) == 1 and entry.row_type is None:
+            if len(entry.chunks) == 1 and entry.row_type is None:
                 assert torch.equal(found.load(name).view(there.shape), there)
 
 

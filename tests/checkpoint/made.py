@@ -6,8 +6,8 @@ import torch
 from checkpoint.plans import Trained, make_plan, make_tables
 
 from rowwise import Adam, Lamb, Plan, Table
+from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import CheckpointManifest
-from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
 from rowwise.comm import run_threads

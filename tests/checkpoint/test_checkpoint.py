@@ -1,4 +1,4 @@
-"""A checkpoint gives back what was saved, bit for bit, or says which piece of which tensor it cannot."""
+"""A checkpoint gives back what was saved, bit for bit, or says which chunk of which tensor it cannot."""
 
 import json
 import os
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from rowwise import CheckpointError
 from rowwise.checkpoint import files
+from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import NAME, CheckpointManifest
-from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import FileSizes, write
 from rowwise.inside import fault_of_name
@@ -67,7 +67,7 @@ def test_round_trip(tmp_path_factory, saved, piece, file):
 def test_some_rows(tmp_path_factory, rows, data):
     tensor = made(torch.float32, (rows, 3))
     folder = tmp_path_factory.mktemp("ckpt") / "one"
-    write(folder, wholes(t=tensor), {}, sizes=FileSizes(piece_bytes=60))
+    write(folder, wholes(t=tensor), {}, sizes=FileSizes(chunk_bytes=60))
     begin = data.draw(st.integers(0, rows))
     end = data.draw(st.integers(begin, rows))
     assert same(Checkpoint.open(folder).load("t", (begin, end)), tensor[begin:end])
@@ -108,8 +108,8 @@ def test_a_truncated_file_is_refused(tmp_path):
     [
         (lambda m: m.update(format=99), "has format 99; this rowwise reads format 2"),
         (lambda m: m.update(extra=1), "is damaged: Object contains unknown field `extra`"),
-        (lambda m: m["tensors"]["a"]["pieces"].clear(), "tensor 'a': rows 0 to 9 are in no piece"),
-        (lambda m: m["tensors"]["a"]["pieces"][0].update(rows=[1, 10]), "rows 0 to 0 are in no piece"),
+        (lambda m: m["tensors"]["a"]["pieces"].clear(), "tensor 'a': rows 0 to 9 are in no chunk"),
+        (lambda m: m["tensors"]["a"]["pieces"][0].update(rows=[1, 10]), "rows 0 to 0 are in no chunk"),
     ],
     ids=["format", "unknown key", "no pieces", "gap"],
 )
@@ -160,7 +160,7 @@ def test_killed_at_any_moment(tmp_path):
         "import sys, torch\n"
         "from pathlib import Path\n"
         "from rowwise.checkpoint import write as writing\n"
-        "from rowwise.checkpoint.parts import LocalShard\n"
+        "from rowwise.checkpoint.local_shard import LocalShard\n"
         "writing.SIZES = writing.FileSizes(1 << 12, 1 << 14)\n"
         "folder = Path(sys.argv[1])\n"
         "print('ready', flush=True)\n"

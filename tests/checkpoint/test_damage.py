@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise import CheckpointError, RowType
+from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import NAME
-from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import FileSizes, write
 from rowwise.comm.thread import run_threads

@@ -118,7 +118,7 @@ def test_an_increment_is_what_a_full_one_would_be(tmp_path, small, bits, seed):
         less.verify()
         assert same(contents(full), contents(less))
     some = [(name, entry) for name, entry in less.manifest.tensors.items() if entry.row_type]
-    assert any(piece.ids for _, entry in some for piece in entry.pieces)
+    assert any(piece.ids for _, entry in some for piece in entry.chunks)
     chance = random.Random(seed)
     for name, entry in some:
         begin = chance.randint(0, entry.rows)
@@ -281,7 +281,7 @@ def test_of_a_table_that_nothing_touched_an_increment_has_nothing(tmp_path):
     add(saved, 0, model)
     add(saved, 1, model)
     entry = saved.open().entry("model/embeddings.t")
-    assert [piece.ids for piece in entry.pieces] == [None] * len(entry.pieces)
+    assert [piece.ids for piece in entry.chunks] == [None] * len(entry.chunks)
     assert torch.equal(saved.open().load("model/embeddings.t"), model.embeddings.table("t"))
 
 
@@ -362,7 +362,7 @@ def test_a_flipped_byte_of_an_increment_is_found_and_named(tmp_path, key):
     touch(model, [3, 7])
     add(saved, 1, model)
     found = saved.open()
-    piece = next(p for e in found.manifest.tensors.values() for p in e.pieces if p.ids and key in (p.key, p.ids.key))
+    piece = next(p for e in found.manifest.tensors.values() for p in e.chunks if p.ids and key in (p.key, p.ids.key))
     path = found.folder / piece.file
     content = bytearray(path.read_bytes())
     content[found._header(piece.file).ranges[key].begin] ^= 1
@@ -442,7 +442,7 @@ def test_a_manifest_with_rows_outside_its_tensor_is_refused(tmp_path):
     add(saved, 1, model)
     manifest = CheckpointManifest.read(saved.path(1))
     entry = manifest.tensors["model/embeddings.t"]
-    far = structs.replace(entry, pieces=(*entry.pieces[:-1], structs.replace(entry.pieces[-1], rows=(3, 4000))))
+    far = structs.replace(entry, chunks=(*entry.chunks[:-1], structs.replace(entry.chunks[-1], rows=(3, 4000))))
     bad = structs.replace(manifest, tensors=manifest.tensors | {"model/embeddings.t": far})
     (saved.path(1) / "manifest.json").write_bytes(bad.to_json())
     with pytest.raises(CheckpointError, match=r"rows 3 to 3999 are outside of its shape"):

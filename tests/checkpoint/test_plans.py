@@ -11,7 +11,7 @@ from checkpoint.plans import Net, Trained, contents, differences, empty, make_pl
 from msgspec import structs
 
 from rowwise import CheckpointError, Plan, RowWiseAdagrad, Table, Tile
-from rowwise.checkpoint.parts import LocalShard
+from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
 from rowwise.comm.spawn import run_processes
@@ -198,7 +198,7 @@ def test_ranks_that_do_not_share_the_same_are_told(tmp_path):
         with pytest.raises(CheckpointError, match="ranks 0 and 1 do not share the same tensors: want the same"):
             write(tmp_path / "one", [LocalShard.whole(f"w{comm.rank}", torch.ones(3))], {}, comm)
         second = LocalShard(name="t", tensor=torch.ones(3, 2), shape=(6, 2), rows=(3, 6))
-        with pytest.raises(CheckpointError, match=r"rank 0: manifest.json: tensor 't': rows 0 to 2 are in no piece"):
+        with pytest.raises(CheckpointError, match=r"rank 0: manifest.json: tensor 't': rows 0 to 2 are in no chunk"):
             write(tmp_path / "one", [second] if comm.rank else [], {}, comm)
         first = replace(second, tensor=torch.ones(3, 2).half(), rows=(0, 3))
         with pytest.raises(CheckpointError, match=r"tensor 't' is .*float16.* on one rank and .*float32.* on another"):

@@ -22,8 +22,8 @@ from rowwise import Adam, CheckpointError, DataError, Ftrl, Normal, RowType, Row
 from rowwise.checkpoint import windows as seen
 from rowwise.checkpoint import write as writing
 from rowwise.checkpoint.diff import diff
+from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.named import open_named
-from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.remap import remap
 from rowwise.checkpoint.rewrite import retype_tables, rewrite

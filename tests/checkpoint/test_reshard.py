@@ -41,7 +41,7 @@ def covers(draw, unit=1):
 
 def entry_of(shape, rectangles, **kind):
     pieces = tuple(piece(rows, None if cols == (0, shape[1]) else cols) for rows, cols in rectangles)
-    return TensorEntry(dtype="uint8", shape=shape, pieces=pieces, **kind)
+    return TensorEntry(dtype="uint8", shape=shape, chunks=pieces, **kind)
 
 
 @st.composite
@@ -57,8 +57,8 @@ def test_what_is_copied_is_what_was_asked_for(cover, data):
     rows, cols = data.draw(spans(shape[0])), data.draw(spans(shape[1]))
     out = torch.full((rows[1] - rows[0], cols[1] - cols[0]), -1)
     for copy in copy_regions(entry_of(shape, rectangles), rows, cols):
-        theirs = copy.piece.cols or (0, shape[1])
-        held = whole[slice(*copy.piece.rows), slice(*theirs)]
+        theirs = copy.chunk.cols or (0, shape[1])
+        held = whole[slice(*copy.chunk.rows), slice(*theirs)]
         target = out[slice(*copy.rows_to), slice(*copy.cols_to)]
         assert (target == -1).all(), "each place once"
         target.copy_(held[slice(*copy.rows_from), slice(*copy.cols_from)])
@@ -87,7 +87,7 @@ def test_a_cover_is_whole_in_any_order(cover, chance):
     shape, rectangles = cover
     chance.shuffle(rectangles)
     entry = entry_of(shape, rectangles)
-    assert find_coverage_fault(entry, entry.pieces) is None
+    assert find_coverage_fault(entry, entry.chunks) is None
 
 
 @given(covers(), st.data())
@@ -95,28 +95,28 @@ def test_a_hole_and_an_overlap_are_found_and_named(cover, data):
     shape, rectangles = cover
     k = data.draw(st.integers(0, len(rectangles) - 1))
     entry = entry_of(shape, rectangles[:k] + rectangles[k + 1 :])
-    assert "no piece" in find_coverage_fault(entry, entry.pieces)
+    assert "no chunk" in find_coverage_fault(entry, entry.chunks)
     entry = entry_of(shape, [*rectangles, rectangles[k]])
-    assert "two pieces" in find_coverage_fault(entry, entry.pieces)
+    assert "two chunks" in find_coverage_fault(entry, entry.chunks)
     (top, bottom), cols = rectangles[k]
     entry = entry_of(shape, [*rectangles[:k], ((top, bottom + 1), cols), *rectangles[k + 1 :]])
-    assert find_coverage_fault(entry, entry.pieces)
+    assert find_coverage_fault(entry, entry.chunks)
 
 
 @pytest.mark.parametrize(
     ("rectangles", "want"),
     [
-        ([((0, 4), (0, 3)), ((4, 6), (0, 6))], "rows 0 to 3, columns 3 to 5 are in no piece"),
-        ([((0, 4), (0, 6)), ((3, 6), (2, 6))], "rows 3 to 3, columns 2 to 5 are in two pieces"),
-        ([((1, 6), (0, 6))], "rows 0 to 0 are in no piece"),
-        ([((0, 5), (0, 6))], "rows 5 to 5 are in no piece"),
+        ([((0, 4), (0, 3)), ((4, 6), (0, 6))], "rows 0 to 3, columns 3 to 5 are in no chunk"),
+        ([((0, 4), (0, 6)), ((3, 6), (2, 6))], "rows 3 to 3, columns 2 to 5 are in two chunks"),
+        ([((1, 6), (0, 6))], "rows 0 to 0 are in no chunk"),
+        ([((0, 5), (0, 6))], "rows 5 to 5 are in no chunk"),
         ([((0, 7), (0, 6))], "rows 6 to 6 are outside of its shape"),
         ([((0, 6), (0, 7))], "rows 0 to 5, columns 6 to 6 are outside of its shape"),
     ],
 )
 def test_a_wrong_cover_in_words(rectangles, want):
     entry = entry_of((6, 6), rectangles)
-    assert want in find_coverage_fault(entry, entry.pieces)
+    assert want in find_coverage_fault(entry, entry.chunks)
 
 
 def run_of(most):
@@ -130,12 +130,12 @@ def test_a_cover_is_whole_if_each_place_is_in_one_piece(rows, columns, rectangle
     wanted[:rows, :columns] = 1
     for begin, end in rectangles:
         times[slice(*begin), slice(*end)] += 1
-    said = find_coverage_fault(entry, entry.pieces)
+    said = find_coverage_fault(entry, entry.chunks)
     assert (said is None) == np.array_equal(times, wanted)
     if said is not None:
         row, col = np.argwhere(times != wanted)[0].tolist()
         more = times[row, col] > 1
-        want = "outside of its shape" if not wanted[row, col] else "two pieces" if more else "no piece"
+        want = "outside of its shape" if not wanted[row, col] else "two chunks" if more else "no chunk"
         assert said.startswith(f"rows {row} to ")
         assert f"columns {col} to " in said or "columns" not in said
         assert want in said
@@ -148,8 +148,8 @@ def test_odd_pieces_take_the_time_of_sorting():
     columns = [((0, size), (col, col + 1)) for col in range(1, size)]
     entry = entry_of((size, size), [*columns, *(((row, row + 1), (0, 1)) for row in range(size))])
     begin_s = time.process_time()
-    assert find_coverage_fault(entry, entry.pieces) is None
-    assert "two pieces" in find_coverage_fault(entry, [*entry.pieces, entry.pieces[7]])
+    assert find_coverage_fault(entry, entry.chunks) is None
+    assert "two chunks" in find_coverage_fault(entry, [*entry.chunks, entry.chunks[7]])
     assert time.process_time() - begin_s < 60  # a second on a quiet machine
 
 

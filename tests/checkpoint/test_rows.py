@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rowwise import CheckpointError, Embeddings, RowType, Table
 from rowwise.checkpoint import files
-from rowwise.checkpoint.parts import LocalShard
+from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import FileSizes, write
 from rowwise.ops.rowtype import pack, unpack
@@ -46,7 +46,7 @@ def test_any_rectangle_in_any_type(tmp_path_factory, data, saved, wanted, seed):
         for r in spans(data.draw, rows, 1)
     ]  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "CHUNK_bytes", 256)
+        patch.setattr(files, "BUFFER_bytes", 256)
         write(folder, parts, {}, sizes=FileSizes(data.draw(st.sampled_from([300, 1 << 20]))))
     row, col = (data.draw(st.sampled_from(spans(data.draw, n, u))) for n, u in ((rows, 1), (dim, unit(wanted))))
     floats = unpack(whole, dim, *saved)[slice(*row), slice(*col)]

@@ -91,8 +91,8 @@ def test_the_files_are_those_that_the_ranks_would_have_written(tmp_path_factory,
         """The rank that wrote each place; tiles that touch may be one piece, or one tile several."""
         entry = manifest.tensors[f"model/embeddings.{table.name}"]
         found = torch.full(entry.shape, -1)
-        for piece in entry.pieces:
-            found[slice(*piece.rows), slice(*entry.piece_cols(piece))] = int(piece.file[:5])
+        for piece in entry.chunks:
+            found[slice(*piece.rows), slice(*entry.chunk_cols(piece))] = int(piece.file[:5])
         return found
 
     for table in trained.tables:
@@ -151,7 +151,7 @@ def test_windows_are_all_rows_in_order_and_end_at_cuts(cuts, rows, reach, width)
 
 
 def test_every_bad_piece_is_named(three):
-    pieces = [(name, piece) for name in three.names() for piece in three.entry(name).pieces]
+    pieces = [(name, piece) for name in three.names() for piece in three.entry(name).chunks]
     name, piece = next((n, p) for n, p in pieces if n == "model/embeddings.item" and p.cols == (4, 8))
     gone = next(file for file in three.manifest.files if file != piece.file)
     (three.folder / gone).unlink()
@@ -241,7 +241,7 @@ def test_tensors_are_listed(three):
     found = {one.name: one for one in list_tensors(three.manifest)}
     assert list(found) == three.names()
     word = found["model/embeddings.word"]
-    assert (word.kind, word.shape, word.pieces) == ("int8 rows", (30, 32), 2)
+    assert (word.kind, word.shape, word.chunks) == ("int8 rows", (30, 32), 2)
     assert word.size_bytes == 30 * (32 + 2 * 8)
     assert found["model/top.weight"].kind == "float32"
 
@@ -410,7 +410,7 @@ def test_a_manifest_says_what_it_is_to_others(three, tmp_path):
 
 
 def test_tables_of_two_modules_may_have_one_name(tmp_path):
-    entry = TensorEntry(dtype="float32", shape=(4, 4), row_type=RowType.FP32, pieces=())
+    entry = TensorEntry(dtype="float32", shape=(4, 4), row_type=RowType.FP32, chunks=())
     piece = TensorChunk(rows=(0, 4), cols=None, file="f", key="k", crc32=0)
     assert piece.rows == (0, 4)
     from rowwise.checkpoint.manifest import CheckpointManifest

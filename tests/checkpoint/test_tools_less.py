@@ -49,7 +49,7 @@ def test_written_anew_an_increment_is_a_full_one(both, tmp_path):
     assert anew.find_damage() == []
     assert not diff(anew, same).tensors
     assert contents(anew).keys() == contents(same).keys()
-    assert not any(piece.ids or piece.bits for entry in anew.manifest.tensors.values() for piece in entry.pieces)
+    assert not any(piece.ids or piece.bits for entry in anew.manifest.tensors.values() for piece in entry.chunks)
     assert [path.name for path in export_parquet(last, tmp_path / "out")]
 
 
@@ -57,7 +57,7 @@ def test_written_anew_an_increment_is_a_full_one(both, tmp_path):
 def test_damage_that_increments_share_is_found_in_all_of_them(both):
     _, less, _ = both
     first = Checkpoint.open(less / "step-000000000")
-    piece = first.entry("model/embeddings.t0").pieces[0]  # on which rows that changed are laid
+    piece = first.entry("model/embeddings.t0").chunks[0]  # on which rows that changed are laid
     flip(first.folder, piece.file, first._header(piece.file).ranges[piece.key].begin)
     found = verify(less)
     assert [bool(one.damage) for one in found.checked] == [True] * 4

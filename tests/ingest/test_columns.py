@@ -190,7 +190,7 @@ def test_wrong_names():
 
 
 def test_columns_that_cannot_be():
-    with pytest.raises(SpecError, match="at least one sparse feature"):
+    with pytest.raises(SpecError, match="no sparse feature: want at least one"):
         Columns(labels=(), sparse=())
     with pytest.raises(SpecError, match="two sparse columns make feature 'a'"):
         Columns(labels=("l",), sparse=(Sparse(column="a"), Sparse(column="a", table="t")))

@@ -140,7 +140,7 @@ def test_files_of_any_kind(tmp_path):
     dataset = from_files(CsvReader(tmp_path / "a.csv"), "clicked")
     assert [t.name for t in load(f"csv:{tmp_path / 'a.csv'}").tables] == [t.name for t in dataset.tables]
     (tmp_path / "a.csv").write_text("label,x\n1,0.5\n0,0.7\n")
-    with pytest.raises(DataError, match="no column of ids to use: look at it with rowwise data inspect"):
+    with pytest.raises(DataError, match="no column of ids: want one: rowwise data inspect --sparse COLUMN"):
         load(f"csv:{tmp_path / 'a.csv'}")
     with pytest.raises(DataError, match=r"no column of numbers is called label, click.*: say which one is the label"):
         from_files(CsvReader(_without_label(tmp_path)))

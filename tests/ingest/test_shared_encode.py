@@ -21,8 +21,9 @@ from rowwise.ingest import (
     ParquetReader,
     Sparse,
 )
-from rowwise.ingest.bags import RaggedColumn, combine_chunks, lists
+from rowwise.ingest.bags import combine_chunks, lists
 from rowwise.ingest.batcher import EncodedSplit
+from rowwise.ingest.block import RaggedColumn
 from rowwise.ingest.native import PickedIds, RowMapping
 from rowwise.ingest.service.local import Service, Workers
 from rowwise.ingest.share import Share

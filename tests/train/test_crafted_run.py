@@ -11,8 +11,8 @@ from mutations import mutate_tree
 from small import trained
 
 from rowwise.checkpoint.listing import list_checkpoints
+from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.named import checkpoints_of
-from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
 from rowwise.errors import CheckpointError, RowwiseError, one_line

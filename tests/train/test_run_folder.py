@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trainings import World, fast, left
 
 from rowwise import CheckpointError, DataError
-from rowwise.checkpoint.parts import LocalShard
+from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.errors import one_line
 from rowwise.train.run_folder import HEADERS, RunFolder
 from rowwise.train.saved import CheckpointFolder

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowwise import CheckpointError
+from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import NAME
-from rowwise.checkpoint.parts import LocalShard
 from rowwise.train.saved import CheckpointFolder
 
 

@@ -1,1 +1,1 @@
-"""Checkpoints are ordinary files: safetensors with named tensors in pieces, and a JSON manifest that lists them."""
+"""Checkpoints are ordinary files: safetensors with named tensors in chunks, and a JSON manifest that lists them."""

@@ -32,7 +32,7 @@ def atomic_output(out: Path) -> Iterator[Path]:
     except OSError as error:
         if isinstance(error, CheckpointError):
             raise
-        raise CheckpointError(f"{out} was not written: {error.strerror or error}") from error
+        raise CheckpointError(f"{out} was not written: {error.strerror or error}; want another place") from error
     finally:
         if not done:
             _remove(unfinished)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rowwise.checkpoint.parts import LocalShard
+from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import THREADS, assign_shards, run_on_all_ranks, write
 from rowwise.comm.seam import Comm

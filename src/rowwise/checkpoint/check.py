@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rowwise.checkpoint.manifest import NAME, TensorChunk, TensorEntry
-from rowwise.checkpoint.named import STEP, checkpoints_of
-from rowwise.checkpoint.read import Checkpoint, DamagedPiece
+from rowwise.checkpoint.named import NONE_YET, STEP, checkpoints_of
+from rowwise.checkpoint.read import Checkpoint, DamagedChunk
 from rowwise.checkpoint.windows import Tell
 from rowwise.errors import CheckpointError
 from rowwise.spec import Value
@@ -15,7 +15,7 @@ class CheckedCheckpoint(Value, frozen=True):
     """A checkpoint that was read whole."""
 
     name: str
-    damage: tuple[DamagedPiece, ...] = ()
+    damage: tuple[DamagedChunk, ...] = ()
 
 
 class CheckResult(Value, frozen=True):
@@ -31,12 +31,12 @@ class CheckResult(Value, frozen=True):
 
 def verify(path: Path, tell: Tell | None = None) -> CheckResult:
     """Verify a checkpoint, or all of a run. If it is damaged, also older ones of its run, until one is whole."""
-    found = checkpoints_of(path)
-    if not found:
-        raise CheckpointError(f"{path} has no checkpoint yet")
-    checked = [check(one, tell) for one in found]
+    checkpoints = checkpoints_of(path)
+    if not checkpoints:
+        raise CheckpointError(f"{path} has no checkpoint yet; {NONE_YET}")
+    checked = [check(one, tell) for one in checkpoints]
     whole = _first_whole(checked)
-    if whole is None and found == [path]:
+    if whole is None and checkpoints == [path]:
         for older in _older(path):
             checked.append(check(older, tell))
             whole = _first_whole(checked[-1:])
@@ -50,14 +50,14 @@ def check(folder: Path, tell: Tell | None = None) -> CheckedCheckpoint:
         checkpoint = Checkpoint.open(folder)
     except CheckpointError as error:
         return CheckedCheckpoint(
-            name=folder.name, damage=(DamagedPiece(tensor="", place="", file=NAME, why=str(error)),)
+            name=folder.name, damage=(DamagedChunk(tensor="", place="", file=NAME, why=str(error)),)
         )
     entries = checkpoint.manifest.tensors.values()
-    total, done = sum(entry.piece_bytes(piece) for entry in entries for piece in entry.pieces), 0
+    total, done = sum(entry.chunk_bytes(chunk) for entry in entries for chunk in entry.chunks), 0
 
-    def count(entry: TensorEntry, piece: TensorChunk) -> None:
+    def count(entry: TensorEntry, chunk: TensorChunk) -> None:
         nonlocal done
-        done += entry.piece_bytes(piece)
+        done += entry.chunk_bytes(chunk)
         if tell is not None:
             tell(done, total)
 
@@ -72,7 +72,7 @@ def _older(path: Path) -> list[Path]:
     """The checkpoints of the same run that were written before."""
     path = path.resolve()
     try:
-        found = checkpoints_of(path.parent)
+        checkpoints = checkpoints_of(path.parent)
     except CheckpointError:  # its folder is no run
         return []
-    return found[found.index(path) + 1 :] if path in found and STEP.fullmatch(path.name) else []
+    return checkpoints[checkpoints.index(path) + 1 :] if path in checkpoints and STEP.fullmatch(path.name) else []

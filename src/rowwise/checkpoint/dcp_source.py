@@ -67,7 +67,7 @@ def open_dcp(folder: Path) -> TensorSource:
         content = read_bytes(folder / METADATA, METADATA_bytes, links=False)
         stored = _tensors(read_pickle(content, KNOWN))
     except FileNotFoundError:
-        raise CheckpointError(f"{folder} has no {METADATA}: torch.distributed.checkpoint did not complete it") from None
+        raise CheckpointError(f"{folder} has no {METADATA}, which is written last: want a complete save") from None
     except OSError as error:
         raise CheckpointError(f"{folder / METADATA} cannot be read: {error.strerror or error}") from None
     newest: dict[_Chunk, Tensor] = {}  # the last chunk read: the next rows are often in the same chunk
@@ -89,9 +89,8 @@ def open_dcp(folder: Path) -> TensorSource:
             for chunk in wanted:
                 _copy(out, rows, chunk, load(chunk))
         except OSError as error:
-            raise CheckpointError(
-                f"{folder}: {name}: a file is missing or damaged: {error.strerror or error}"
-            ) from None
+            why = f"a file is missing or damaged: {error.strerror or error}; want the whole folder, undamaged"
+            raise CheckpointError(f"{folder}: {name}: {why}") from None
         return out
 
     return TensorSource(place=folder, tensors={name: one.outline for name, one in stored.items()}, read=read)
@@ -109,11 +108,11 @@ def _tensors(metadata: Any) -> dict[str, _Stored]:
             or not isinstance(info, PickledObject)
             or info.kind != (FILES, "_StorageInfo")
         ):
-            raise CheckpointError("its storage_data is not that of files")
+            raise CheckpointError("its storage_data is not that of files: want a save by FileSystemWriter")
         if _fields(index).get("offset") is not None:
             places[_field(index, "fqn", str), _sizes(_fields(index)["offset"])] = _place(info)
     if len({(file, begin) for file, begin, _ in places.values()}) < len(places):
-        raise CheckpointError("two pieces have the same place in a file")
+        raise CheckpointError("two chunks have the same place in a file")
     entries = _field(metadata, "state_dict_metadata", dict).items()
     return {name: _stored(name, one, places) for name, one in entries if _is_kind(one, "TensorStorageMetadata")}
 
@@ -122,15 +121,15 @@ def _stored(name: Any, one: Any, places: Mapping[tuple[str, Sizes], tuple[str, i
     shape, about = _sizes(_field(one, "size", object)), _field(one, "properties", PickledObject).state
     dtype = about[0] if type(about) is tuple and about else None
     if not isinstance(dtype, GlobalName) or dtype.module != "torch" or dtype.name not in NUMBERS:
-        raise CheckpointError(f"{name!r} has numbers of a kind that is not known")
+        raise CheckpointError(f"{name!r} has an unknown dtype: want one of {', '.join(NUMBERS)}")
     chunks: list[_Chunk] = []
     for chunk in _field(one, "chunks", list):
         offsets, sizes = _sizes(_field(chunk, "offsets", object)), _sizes(_field(chunk, "sizes", object))
         place = places.get((name, offsets))
         if place is None or len(offsets) != len(shape) or len(sizes) != len(shape):
-            raise CheckpointError(f"{name!r} has a piece at {offsets} that is in no file")
+            raise CheckpointError(f"{name!r} has a chunk at {offsets} that is in no file: want a complete save")
         if math.prod(sizes) * NUMBERS[dtype.name] > place[2]:
-            raise CheckpointError(f"{name!r} has a piece of {sizes} in {place[2]} bytes")
+            raise CheckpointError(f"{name!r} has {place[2]} bytes for a chunk of {sizes}: want a complete save")
         if offsets[2:] != (0,) * len(offsets[2:]) or sizes[2:] != shape[2:]:
             raise CheckpointError(f"{name!r} is cut along its third dimension: want cuts along the first two")
         chunks.append(_Chunk(offsets, sizes, *place))
@@ -167,7 +166,7 @@ def _copy(out: Tensor, rows: Span, chunk: _Chunk, content: Tensor) -> None:
     """Copy the rows that a chunk has into `out`, which holds the tensor's rows `rows`."""
     if tuple(content.shape) != chunk.sizes or content.dtype != out.dtype:
         got = f"{tuple(content.shape)} of {content.dtype}, want {chunk.sizes} of {out.dtype}"
-        raise CheckpointError(f"{chunk.file} has {got}")
+        raise CheckpointError(f"{chunk.file} holds {got}")
     begin, end = max(rows[0], chunk.rows[0]), min(rows[1], chunk.rows[1])
     content = (content if content.dim() else content.view(1))[begin - chunk.rows[0] : end - chunk.rows[0]]
     into = out[begin - rows[0] : end - rows[0]]

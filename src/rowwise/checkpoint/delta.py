@@ -13,8 +13,8 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
+from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import CheckpointManifest, TensorEntry
-from rowwise.checkpoint.parts import LocalShard
 from rowwise.errors import CheckpointError, StateError
 from rowwise.ops.quantise import dequantise, quantise
 from rowwise.ops.rowtype import pack, unpack
@@ -37,7 +37,7 @@ def changed_rows(shards: Sequence[LocalShard]) -> list[LocalShard]:
 
 def matches_base(shards: Sequence[LocalShard], base: CheckpointManifest) -> bool:
     """Whether the base has the same tensors, so that changed rows of these shards can extend it."""
-    bare = {name: structs.replace(entry, pieces=()) for name, entry in base.tensors.items()}
+    bare = {name: structs.replace(entry, chunks=()) for name, entry in base.tensors.items()}
     return all(shard.touched is None or bare.get(shard.name) == shard.entry for shard in shards)
 
 

@@ -124,9 +124,9 @@ def _type(entry: TensorEntry) -> str:
 
 
 def _data(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    mine, theirs = dict(_flat(a)), dict(_flat(b))
-    keys = [key for key in dict.fromkeys([*mine, *theirs]) if not key.endswith("_s")]
-    return {key: (mine.get(key), theirs.get(key)) for key in keys if mine.get(key) != theirs.get(key)}
+    flat_a, flat_b = dict(_flat(a)), dict(_flat(b))
+    keys = [key for key in dict.fromkeys([*flat_a, *flat_b]) if not key.endswith("_s")]
+    return {key: (flat_a.get(key), flat_b.get(key)) for key in keys if flat_a.get(key) != flat_b.get(key)}
 
 
 def _flat(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:

@@ -53,7 +53,7 @@ def export_torch(
         try:
             torch.save(tensors, unfinished)
         except RuntimeError as error:  # torch raises it for a full disk
-            raise CheckpointError(f"{file} was not written: {error}") from error
+            raise CheckpointError(f"{file} was not written: {error}; want twice its size of free space") from error
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 

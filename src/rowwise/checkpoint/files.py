@@ -1,7 +1,7 @@
 """Writes and reads safetensors files without copies of tensors.
 
 Any other program can read the files (`safetensors.safe_open`). The safetensors library is not used here: its writer
-needs the whole file in memory, and its reader has no checksums. Bytes pass in chunks that stay in cache, so that a
+needs the whole file in memory, and its reader has no checksums. Bytes pass in buffers that stay in cache, so that a
 checksum costs little beside the writing.
 """
 
@@ -24,7 +24,7 @@ from rowwise.ops.checksum import crc32
 from rowwise.spec import Value
 from rowwise.textfile import decode_json, printable, write_new
 
-CHUNK_bytes = 1 << 20
+BUFFER_bytes = 1 << 20
 HEADER_bytes = 100_000_000  # the limit of the safetensors format
 CODES = {
     "float64": "F64", "int64": "I64", "uint64": "U64", "float32": "F32", "int32": "I32", "uint32": "U32",
@@ -66,7 +66,7 @@ class FileHeader:
         at = 0
         for key, tensor in tensors:
             if tensor.dtype not in DTYPES:
-                raise CheckpointError(f"{key}: safetensors files do not hold {tensor.dtype}")
+                raise CheckpointError(f"{key}: got {tensor.dtype}: want one of {', '.join(CODES)}")
             end = at + tensor.numel() * tensor.element_size()
             entries[key] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
             at = end
@@ -84,12 +84,12 @@ class FileHeader:
             begin, end = entry.data_offsets
             sound = entry.dtype in BYTES and len(entry.shape) <= MOST_DIMS and all(n >= 0 for n in entry.shape)
             if not sound or begin != at or end != begin + math.prod(entry.shape) * BYTES[entry.dtype]:
-                got = f"{entry.dtype[:20]!r} of shape {str(entry.shape)[:80]} from {begin} to {end}"
-                raise ValueError(f"its header has {key[:200]!r} as {got}, after {at} bytes")
+                got = f"{entry.dtype[:20]!r} of shape {str(entry.shape)[:80]} from byte {begin} to {end}"
+                raise ValueError(f"its header has {key[:200]!r} as {got}; want a dtype and its size from byte {at} on")
             ranges[key] = ByteRange(len(content) + begin, len(content) + end, entry.dtype, entry.shape)
             at = end
         if at != size_bytes:
-            raise ValueError(f"its header has keys of {at} bytes, but {size_bytes} follow")
+            raise ValueError(f"its header has keys of {at} bytes, want the {size_bytes} that follow")
         return cls(content=content, ranges=ranges)
 
     @classmethod
@@ -129,22 +129,22 @@ def write_file(
         file.write(header.content)
         for tensor in later or (tensor for _, tensor in tensors):
             sum32 = 0
-            for chunk_N in chunks(tensor):
-                sum32 = crc32(chunk_N, sum32)
-                file.write(chunk_N.numpy().data)
-                size += len(chunk_N)
+            for bytes_N in split_bytes(tensor):
+                sum32 = crc32(bytes_N, sum32)
+                file.write(bytes_N.numpy().data)
+                size += len(bytes_N)
             checksums.append(sum32)
         file.flush()
         os.fsync(file.fileno())
     return CheckpointFile(size_bytes=size, head_crc32=zlib.crc32(header.content)), checksums
 
 
-def chunks(tensor: Tensor) -> Iterator[Tensor]:
-    """The bytes of a tensor, in pieces of about `CHUNK_bytes`."""
+def split_bytes(tensor: Tensor) -> Iterator[Tensor]:
+    """The bytes of a tensor, about `BUFFER_bytes` at a time."""
     if tensor.is_cpu and tensor.is_contiguous():
-        yield from as_bytes(tensor).split(CHUNK_bytes)
+        yield from as_bytes(tensor).split(BUFFER_bytes)
         return
-    step = max(1, CHUNK_bytes // max(1, tensor[:1].numel() * tensor.element_size()))
+    step = max(1, BUFFER_bytes // max(1, tensor[:1].numel() * tensor.element_size()))
     buffer = torch.empty((min(step, len(tensor)), *tensor.shape[1:]), dtype=tensor.dtype)
     for at in range(0, len(tensor), step):
         rows = tensor[at : at + step]

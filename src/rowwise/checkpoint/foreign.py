@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from rowwise.checkpoint.dcp_source import open_dcp
+from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import CheckpointManifest, TensorEntry
-from rowwise.checkpoint.named import nearest_name
-from rowwise.checkpoint.parts import LocalShard
+from rowwise.checkpoint.read import nearest_name
 from rowwise.checkpoint.source import KINDS, TensorOutline, TensorSource, open_safetensors, open_torch
 from rowwise.checkpoint.stream import shard_outline, write_streamed
 from rowwise.checkpoint.windows import Tell, cut_rows
@@ -62,9 +62,9 @@ def match(source: TensorSource, maps: Sequence[str] = (), path: str = "embedding
     """
     wanted = _match_by_maps(source, maps)
     for name in source.tensors:
-        found = TORCHREC.fullmatch(name)
-        if found and name not in wanted:
-            wanted[name] = TABLE + found[1]
+        torchrec_name = TORCHREC.fullmatch(name)
+        if torchrec_name and name not in wanted:
+            wanted[name] = TABLE + torchrec_name[1]
     taken = [_match_tensor(name, source.tensors[name], wanted[name], path) for name in source.tensors if name in wanted]
     by_target: dict[str, str] = {}
     for one in taken:
@@ -80,22 +80,22 @@ def match(source: TensorSource, maps: Sequence[str] = (), path: str = "embedding
 
 
 def import_matched(
-    source: TensorSource, found: ImportMatch, folder: Path, tell: Tell | None = None
+    source: TensorSource, matching: ImportMatch, folder: Path, tell: Tell | None = None
 ) -> CheckpointManifest:
     """Write a checkpoint of the matched tensors, for a warm start; the folder must not exist."""
-    names = {one.target: one.source for one in found.taken}
-    parts = [shard_outline(one.target, _entry(one)) for one in found.taken]
+    names = {one.target: one.source for one in matching.taken}
+    shards = [shard_outline(one.target, _entry(one)) for one in matching.taken]
 
-    def fill(part: LocalShard) -> None:
-        name = names[part.name]
-        outline, first = source.tensors[name], part.rows[0]
-        row_bytes = max(1, part.row_bytes)
-        for begin, end in cut_rows(len(part.tensor), row_bytes, [cut - first for cut in outline.cuts]):
+    def fill(shard: LocalShard) -> None:
+        name = names[shard.name]
+        outline, first = source.tensors[name], shard.rows[0]
+        row_bytes = max(1, shard.row_bytes)
+        for begin, end in cut_rows(len(shard.tensor), row_bytes, [cut - first for cut in outline.cuts]):
             rows = source.read(name, (first + begin, first + end))
-            part.tensor[begin:end].copy_(rows)
+            shard.tensor[begin:end].copy_(rows)
 
-    about = {"imported": {"from": str(source.place), "names": {one.target: one.source for one in found.taken}}}
-    return write_streamed(folder, [parts], about, fill, tell)
+    about = {"imported": {"from": str(source.place), "names": {one.target: one.source for one in matching.taken}}}
+    return write_streamed(folder, [shards], about, fill, tell)
 
 
 def _match_by_maps(source: TensorSource, maps: Sequence[str]) -> dict[str, str]:
@@ -105,10 +105,10 @@ def _match_by_maps(source: TensorSource, maps: Sequence[str]) -> dict[str, str]:
         if not (old and equals and new.removeprefix(TABLE)) or old.count("*") > 1 or new.count("*") > old.count("*"):
             raise CheckpointError(f"--map {text}: want OLD={TABLE}NAME or OLD=NEW, with at most one * in each")
         pattern = re.compile(re.escape(old).replace(r"\*", "(.+)"))
-        found = [(name, hit) for name in source.tensors if (hit := pattern.fullmatch(name))]
-        if not found:
+        hits = [(name, hit) for name in source.tensors if (hit := pattern.fullmatch(name))]
+        if not hits:
             raise CheckpointError(f"{source.place} has no tensor {old!r}; {nearest_name(old, source.tensors)}")
-        for name, hit in found:
+        for name, hit in hits:
             wanted[name] = new.replace("*", hit[1]) if "*" in new else new
     return wanted
 

@@ -30,14 +30,14 @@ class ListedCheckpoint(Value, frozen=True):
     problem: str = ""  # why it cannot be used
 
 
-class ListedTensor(Value, frozen=True):
+class ListedTensor(Value, frozen=True, rename={"chunks": "pieces"}):
     """A tensor of a checkpoint."""
 
     name: str
     kind: str  # row type of a table, else the dtype
     shape: tuple[int, ...]
     size_bytes: int
-    pieces: int
+    chunks: int  # in JSON: pieces
 
 
 def list_checkpoints(path: Path) -> list[ListedCheckpoint]:
@@ -65,8 +65,8 @@ def list_tensors(manifest: CheckpointManifest) -> list[ListedTensor]:
             name=name,
             kind=entry.dtype if entry.row_type is None else f"{entry.row_type} rows",
             shape=entry.shape,
-            size_bytes=sum(entry.piece_bytes(piece) for piece in entry.pieces),
-            pieces=len(entry.pieces),
+            size_bytes=sum(entry.chunk_bytes(chunk) for chunk in entry.chunks),
+            chunks=len(entry.chunks),
         )
         for name, entry in manifest.tensors.items()
     ]
@@ -116,7 +116,7 @@ def _list(folder: Path, manifest: CheckpointManifest | str, marks: tuple[str, ..
 def _describe_chain(manifest: CheckpointManifest) -> str:
     """Full or increment, and the bits of rounded tables."""
     increments = max(0, len(manifest.chain_bytes) - 1)
-    bits = {piece.bits for entry in manifest.tensors.values() for piece in entry.pieces if piece.bits}
+    bits = {chunk.bits for entry in manifest.tensors.values() for chunk in entry.chunks if chunk.bits}
     kind = f"increment {increments} on a full one" if increments else "full"
     return f"{kind}, tables in {min(bits)} bits" if bits else kind
 

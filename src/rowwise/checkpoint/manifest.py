@@ -2,8 +2,8 @@
 
 Every byte has a checksum: each chunk, the header of each file, and the manifest. Nothing is compressed.
 
-[Note: Pieces]
-Names and shapes of tensors do not depend on the plan. A piece (chunk) is a rectangle of rows and columns of a tensor,
+[Note: Chunks]
+Names and shapes of tensors do not depend on the plan. A chunk is a rectangle of rows and columns of a tensor,
 written by a rank that held it. Every tensor counts as (rows, columns): its first dimension, and the product of all
 others; a scalar is one row of one column. A table is (rows, dim) for every row type, and a chunk stores its columns as
 a tile does: int8 rows have the scales of their groups first, then the codes. Rows may be rounded to fewer bits:
@@ -41,7 +41,7 @@ NUMBERS = {  # bytes of torch's dtypes
 Span = tuple[int, int]  # from, to (exclusive)
 
 
-class PieceRows(Value, frozen=True):
+class ChunkRows(Value, frozen=True):
     """The row numbers (`ids`) of a chunk of changed rows: ascending, under a key of the same file."""
 
     count: int
@@ -58,21 +58,21 @@ class TensorChunk(Value, frozen=True, omit_defaults=True):
     key: str
     crc32: int  # of the chunk's bytes
     bits: Bits | None = None  # 8 or 4: rounded to fewer bits than the row type has
-    ids: PieceRows | None = None
+    ids: ChunkRows | None = None
 
     @property
     def count(self) -> int:
         return self.rows[1] - self.rows[0] if self.ids is None else self.ids.count
 
 
-class TensorEntry(Value, frozen=True):
+class TensorEntry(Value, frozen=True, rename={"chunks": "pieces"}):
     """The type, shape and chunks of one tensor."""
 
     dtype: str
     shape: tuple[int, ...]
     row_type: RowType | None = None  # of a table's rows
     column_group: int | None = None  # of int8 rows: columns that share a scale
-    pieces: tuple[TensorChunk, ...] = ()
+    chunks: tuple[TensorChunk, ...] = ()  # in manifest.json: pieces
 
     @property
     def rows(self) -> int:
@@ -91,31 +91,31 @@ class TensorEntry(Value, frozen=True):
         count = cols[1] - cols[0]
         return row_bytes(self.row_type, count, self.column_group or 0) if self.row_type and self.scaled else count
 
-    def piece_width(self, piece: TensorChunk) -> int:
+    def chunk_width(self, chunk: TensorChunk) -> int:
         """Elements of a chunk's row, as stored in its file."""
-        cols = self.piece_cols(piece)
-        return self.stored_width(cols) if piece.bits is None else quantised_bytes(cols[1] - cols[0], piece.bits)
+        cols = self.chunk_cols(chunk)
+        return self.stored_width(cols) if chunk.bits is None else quantised_bytes(cols[1] - cols[0], chunk.bits)
 
-    def piece_cols(self, piece: TensorChunk) -> Span:
-        return piece.cols or (0, self.columns)
+    def chunk_cols(self, chunk: TensorChunk) -> Span:
+        return chunk.cols or (0, self.columns)
 
-    def piece_bytes(self, piece: TensorChunk) -> int:
-        return piece.count * self.piece_width(piece) * (1 if piece.bits else NUMBERS[self.dtype])
+    def chunk_bytes(self, chunk: TensorChunk) -> int:
+        return chunk.count * self.chunk_width(chunk) * (1 if chunk.bits else NUMBERS[self.dtype])
 
-    def find_fault(self, piece: TensorChunk) -> str | None:
+    def find_fault(self, chunk: TensorChunk) -> str | None:
         """Why a chunk does not fit this tensor; None: it fits."""
-        (row, rows), (col, cols) = piece.rows, self.piece_cols(piece)
-        what = f"{self.describe(piece.rows, (col, cols))}"
+        (row, rows), (col, cols) = chunk.rows, self.chunk_cols(chunk)
+        what = f"{self.describe(chunk.rows, (col, cols))}"
         if not (0 <= row <= rows <= self.rows and 0 <= col <= cols <= self.columns):
             return f"{what} are outside of its shape {str(self.shape)[:80]}"
         if self.row_type is not None:
             block = (self.column_group or self.columns) if self.scaled else 1
             if col == cols or col % block or (cols % block and cols != self.columns):
                 return f"{what} are cut inside of a group of columns"
-        elif piece.bits is not None:
-            return f"{what} are rounded to {piece.bits} bits, but the tensor is no table"
-        if piece.ids is not None and not (self.shape and 0 <= piece.ids.count <= rows - row):
-            return f"{what} are {piece.ids.count} of {rows - row} rows"
+        elif chunk.bits is not None:
+            return f"{what} are rounded to {chunk.bits} bits, but the tensor is no table"
+        if chunk.ids is not None and not (self.shape and 0 <= chunk.ids.count <= rows - row):
+            return f"{what} are {chunk.ids.count} of {rows - row} rows"
         return None
 
     def describe(self, rows: Span, cols: Span) -> str:
@@ -155,49 +155,49 @@ class CheckpointManifest(Value, frozen=True):
             crc32 = plain.pop("crc32", None) if isinstance(plain, dict) else None
             manifest = msgspec.convert(plain, cls)
         except FileNotFoundError:
-            raise CheckpointError(f"{folder} is not a checkpoint: it has no {NAME}") from None
+            raise CheckpointError(f"{folder} is not a checkpoint: it has no {NAME}; want another folder") from None
         except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             why = printable(str(error)).replace("\n", " ")[:300]
             raise CheckpointError(f"{path} is damaged: {why}; use another checkpoint") from None
         except CheckpointError:
             raise
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
-        manifest.check(str(path))
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}; use another checkpoint") from None
+        manifest.check(str(path), "; use another checkpoint")
         blank = content.replace(f'"crc32": "{crc32}"'.encode(), BLANK, 1)
         if crc32 != f"{zlib.crc32(blank):08x}":
             raise CheckpointError(f"{path} is damaged: it does not match its checksum; use another checkpoint")
         return manifest
 
-    def check(self, where: str) -> None:
+    def check(self, where: str, way_out: str = "") -> None:
         """Raise unless names are safe, the chunks of each tensor cover it exactly once, and all are in listed files."""
         for name in self.files:
             fault = fault_of_name(name)
             if fault:
-                raise CheckpointError(f"{where}: file {name[:80]!r} is not used: {fault}")
+                raise CheckpointError(f"{where}: file {name[:80]!r} is not used: {fault}{way_out}")
         used: dict[str, int] = dict.fromkeys(self.files, 0)
         keys: set[tuple[str, str]] = set()
         for name, entry in self.tensors.items():
-            fault = find_entry_fault(name, entry) or next(filter(None, map(entry.find_fault, entry.pieces)), None)
-            fault = fault or next((f"{p.file!r} is not listed" for p in entry.pieces if p.file not in self.files), None)
-            fault = fault or find_coverage_fault(entry, [piece for piece in entry.pieces if piece.ids is None])
+            fault = find_entry_fault(name, entry) or next(filter(None, map(entry.find_fault, entry.chunks)), None)
+            fault = fault or next((f"{p.file!r} is not listed" for p in entry.chunks if p.file not in self.files), None)
+            fault = fault or find_coverage_fault(entry, [chunk for chunk in entry.chunks if chunk.ids is None])
             if fault:
-                raise CheckpointError(f"{where}: tensor {name[:200]!r}: {fault}")
-            for piece in entry.pieces:
-                used[piece.file] += entry.piece_bytes(piece)
-                keys.add((piece.file, piece.key))
+                raise CheckpointError(f"{where}: tensor {name[:200]!r}: {fault}{way_out}")
+            for chunk in entry.chunks:
+                used[chunk.file] += entry.chunk_bytes(chunk)
+                keys.add((chunk.file, chunk.key))
         for name, size_bytes in used.items():
             if size_bytes > self.files[name].size_bytes:
-                got = f"{self.files[name].size_bytes} bytes, but its pieces have {size_bytes}"
-                raise CheckpointError(f"{where}: file {name!r} has {got}")
-        if len(keys) < sum(len(entry.pieces) for entry in self.tensors.values()):
-            raise CheckpointError(f"{where}: two pieces have the same key in a file")
+                got = f"{self.files[name].size_bytes} bytes, but its chunks have {size_bytes}"
+                raise CheckpointError(f"{where}: file {name!r} has {got}{way_out}")
+        if len(keys) < sum(len(entry.chunks) for entry in self.tensors.values()):
+            raise CheckpointError(f"{where}: two chunks have the same key in a file: want a key for each{way_out}")
 
 
 def _check_format(path: Path, plain: Any) -> None:
     if isinstance(plain, dict) and plain.get("format", FORMAT) != FORMAT:
         got = repr(plain["format"])[:40]
-        raise CheckpointError(f"{path} has format {got}; this rowwise reads format {FORMAT}")
+        raise CheckpointError(f"{path} has format {got}; this rowwise reads format {FORMAT}: use the one that wrote it")
 
 
 def find_entry_fault(name: str, entry: TensorEntry) -> str | None:
@@ -222,7 +222,7 @@ def find_entry_fault(name: str, entry: TensorEntry) -> str | None:
     return None
 
 
-def find_coverage_fault(entry: TensorEntry, pieces: Sequence[TensorChunk]) -> str | None:
+def find_coverage_fault(entry: TensorEntry, chunks: Sequence[TensorChunk]) -> str | None:
     """The first element that is in no chunk, or in two; None: the chunks cover the tensor exactly once.
 
     The top-left and bottom-right corners of a rectangle count 1, the other two -1. The counts of all chunks equal those
@@ -230,7 +230,7 @@ def find_coverage_fault(entry: TensorEntry, pieces: Sequence[TensorChunk]) -> st
     """
     corners: Counter[Span] = Counter()
     whole = (-1, (0, entry.rows), (0, entry.columns))
-    for sign, rows, cols in (whole, *((1, piece.rows, entry.piece_cols(piece)) for piece in pieces)):
+    for sign, rows, cols in (whole, *((1, chunk.rows, entry.chunk_cols(chunk)) for chunk in chunks)):
         corners[rows[0], cols[0]] += sign
         corners[rows[0], cols[1]] -= sign
         corners[rows[1], cols[0]] -= sign
@@ -243,7 +243,7 @@ def find_coverage_fault(entry: TensorEntry, pieces: Sequence[TensorChunk]) -> st
     if not (0 <= row < entry.rows and 0 <= col < entry.columns):
         return f"{entry.describe((row, row_end), (col, col_end))} are outside of its shape {str(entry.shape)[:80]}"
     where = entry.describe((row, min(row_end, entry.rows)), (col, min(col_end, entry.columns)))
-    return f"{where} are in {'two pieces' if corners[row, col] > 0 else 'no piece'}"
+    return f"{where} are in {'two chunks' if corners[row, col] > 0 else 'no chunk'}"
 
 
 def split_rows(rows: Sequence[Span]) -> Iterable[Span]:

@@ -1,17 +1,17 @@
 """Finds what users name: a run or a checkpoint by its path, tables of a checkpoint by name."""
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rowwise.checkpoint.manifest import NAME, CheckpointManifest, TensorEntry
-from rowwise.checkpoint.read import Checkpoint
+from rowwise.checkpoint.read import Checkpoint, nearest_name
 from rowwise.checkpoint.write import PART
 from rowwise.errors import CheckpointError
 from rowwise.spec import RowType, Table, Value
 
 FAILED = "failed"
+NONE_YET = "want a run that has saved one, at its end or every save.every steps"
 STEP = re.compile(r"step-(\d+)")
 
 
@@ -34,9 +34,9 @@ class SavedTable(Value, frozen=True):
 
 def open_named(path: Path) -> Checkpoint:
     """Open a checkpoint, or the last complete one of a run."""
-    chosen = [found for found in checkpoints_of(path) if found == path or STEP.fullmatch(found.name)]
+    chosen = [one for one in checkpoints_of(path) if one == path or STEP.fullmatch(one.name)]
     if not chosen:
-        raise CheckpointError(f"{path} has no checkpoint yet")
+        raise CheckpointError(f"{path} has no checkpoint yet; {NONE_YET}")
     checkpoint = Checkpoint.open(chosen[0])
     checkpoint.check_headers()
     return checkpoint
@@ -46,8 +46,8 @@ def checkpoints_of(path: Path) -> list[Path]:
     """The complete checkpoints of a run, newest first; or the one at this path."""
     if (path / NAME).exists():
         return [path]
-    found = [one.parent for one in home_of(path).glob(f"*/{NAME}") if not one.parent.name.endswith(PART)]
-    return sorted((one for one in found if step_in(one) is not None or one.name == FAILED), key=_age)
+    folders = [one.parent for one in home_of(path).glob(f"*/{NAME}") if not one.parent.name.endswith(PART)]
+    return sorted((one for one in folders if step_in(one) is not None or one.name == FAILED), key=_age)
 
 
 def home_of(path: Path) -> Path:
@@ -85,20 +85,11 @@ def tables_of(manifest: CheckpointManifest) -> dict[str, SavedTable]:
 
 def choose_tables(tables: Mapping[str, SavedTable], wanted: Sequence[str], where: Path) -> dict[str, SavedTable]:
     if not tables:
-        raise CheckpointError(f"{where} has no tables")
+        raise CheckpointError(f"{where} has no tables; want a checkpoint of a model with embedding tables")
     for name in wanted:
         if name not in tables:
             raise CheckpointError(f"{where} has no table {name!r}; {nearest_name(name, tables)}")
     return {name: tables[name] for name in dict.fromkeys(wanted)} if wanted else dict(tables)
-
-
-def nearest_name(name: str, known: Iterable[str]) -> str:
-    words = list(known)
-    near = difflib.get_close_matches(name, words, n=1, cutoff=0.5)
-    if near:
-        return f"did you mean {near[0]!r}?"
-    more = f" and {len(words) - 8} more" if len(words) > 8 else ""
-    return f"there are {', '.join(words[:8])}{more}"
 
 
 def _age(path: Path) -> tuple[bool, int]:

@@ -5,6 +5,7 @@ are read a few rows at a time: columns are selected, and rows of another row typ
 row types are copied without rounding. If a chunk is damaged, the target keeps what was read before.
 """
 
+import difflib
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -20,9 +21,9 @@ from msgspec import structs
 from torch import Tensor
 
 from rowwise.checkpoint.delta import decode_rows, ids_dtype
-from rowwise.checkpoint.files import CODES, ByteRange, CHUNK_bytes, FileHeader, as_bytes
-from rowwise.checkpoint.manifest import NAME, CheckpointManifest, PieceRows, Span, TensorChunk, TensorEntry, split_rows
-from rowwise.checkpoint.parts import LocalShard
+from rowwise.checkpoint.files import CODES, BUFFER_bytes, ByteRange, FileHeader, as_bytes
+from rowwise.checkpoint.local_shard import LocalShard
+from rowwise.checkpoint.manifest import NAME, CheckpointManifest, ChunkRows, Span, TensorChunk, TensorEntry, split_rows
 from rowwise.checkpoint.reshard import CopyRegion, copy_regions, stored_spans
 from rowwise.errors import CheckpointError
 from rowwise.inside import open_inside
@@ -36,7 +37,7 @@ RUN_bytes = 64 << 20  # least bytes of a task for a thread
 RANGE_bytes = 8  # a row rounded to fewer bits begins with two floats
 
 
-class DamagedPiece(Value, frozen=True):
+class DamagedChunk(Value, frozen=True):
     """A chunk that does not match its checksum, or its file."""
 
     tensor: str
@@ -73,7 +74,7 @@ class Checkpoint:
 
     def entry(self, name: str) -> TensorEntry:
         if name not in self.manifest.tensors:
-            raise CheckpointError(f"{self.folder} has no tensor {name!r}")
+            raise CheckpointError(f"{self.folder} has no tensor {name!r}; {nearest_name(name, self.manifest.tensors)}")
         return self.manifest.tensors[name]
 
     def load(self, name: str, rows: Span | None = None, cols: Span | None = None) -> Tensor:
@@ -84,7 +85,7 @@ class Checkpoint:
             what = f"{self.folder}: tensor {name!r} has {entry.rows} rows and {entry.columns} columns"
             raise CheckpointError(f"{what}; got rows [{rows[0]}, {rows[1]}), columns [{columns[0]}, {columns[1]})")
         for copy in copy_regions(entry, rows, columns):  # before allocating what a crafted manifest may claim
-            self._find_range(name, copy.piece, copy.piece)
+            self._find_range(name, copy.chunk, copy.chunk)
         plain = cols is None and entry.row_type is None
         shape = entry.shape[1:] if plain else (entry.stored_width(columns),)
         make = torch.zeros if entry.scaled else torch.empty  # scaled rows end with padding, which is not filled
@@ -115,7 +116,7 @@ class Checkpoint:
     def fill(self, shard: LocalShard) -> None:
         """Fill a shard with its rectangle of the tensor."""
         entry, wanted = self.entry(shard.name), shard.entry
-        same = structs.replace(entry, pieces=()) == wanted
+        same = structs.replace(entry, chunks=()) == wanted
         if entry.shape != wanted.shape or not (same or (entry.row_type and wanted.row_type)):
             got, want = f"{entry.shape} of {entry.dtype}", f"{wanted.shape} of {wanted.dtype}"
             raise CheckpointError(
@@ -144,7 +145,7 @@ class Checkpoint:
         """Split a shard into tasks for threads, of at least `RUN_bytes`, at ends of chunks."""
         begin, end = shard.rows
         if shard.name in self.manifest.tensors:
-            for cut in sorted({piece.rows[1] for piece in self.entry(shard.name).pieces}):
+            for cut in sorted({chunk.rows[1] for chunk in self.entry(shard.name).chunks}):
                 if begin < cut < end and (cut - begin) * shard.row_bytes >= RUN_bytes:
                     yield shard.cut(begin, cut)
                     begin = cut
@@ -152,25 +153,25 @@ class Checkpoint:
 
     def verify(self) -> None:
         """Read everything; raises one error that lists all damaged chunks."""
-        damage = self.find_damage()
-        if damage:
-            raise CheckpointError("; ".join(f"{bad.place} of tensor {bad.tensor!r}: {bad.why}" for bad in damage))
+        listed = "; ".join(f"{bad.place} of tensor {bad.tensor!r}: {bad.why}" for bad in self.find_damage())
+        if listed:
+            raise CheckpointError(f"{listed} (`rowwise ckpt verify RUN` names one without damage)")
 
-    def find_damage(self, tell: Callable[[TensorEntry, TensorChunk], None] | None = None) -> list[DamagedPiece]:
+    def find_damage(self, tell: Callable[[TensorEntry, TensorChunk], None] | None = None) -> list[DamagedChunk]:
         """All damaged chunks; `tell` is called after each chunk."""
-        damage: list[DamagedPiece] = []
+        damage: list[DamagedChunk] = []
         for name in self.names():
             entry = self.entry(name)
-            for piece in entry.pieces:
+            for chunk in entry.chunks:
                 try:
-                    self._read_ids(name, piece)
-                    for _ in self._read_piece(name, piece):
+                    self._read_ids(name, chunk)
+                    for _ in self._read_chunk(name, chunk):
                         pass
                 except CheckpointError as error:
-                    place = entry.describe(piece.rows, entry.piece_cols(piece))
-                    damage.append(DamagedPiece(tensor=name, place=place, file=piece.file, why=str(error)))
+                    place = entry.describe(chunk.rows, entry.chunk_cols(chunk))
+                    damage.append(DamagedChunk(tensor=name, place=place, file=chunk.file, why=str(error)))
                 if tell is not None:
-                    tell(entry, piece)
+                    tell(entry, chunk)
         return damage
 
     def _fill_same(self, flat: Tensor, shard: LocalShard) -> None:
@@ -178,29 +179,29 @@ class Checkpoint:
         entry = self.entry(shard.name)
         cols = shard.cols or (0, entry.columns)
         for copy in copy_regions(entry, shard.rows, cols):
-            chunk_cols = entry.piece_cols(copy.piece)
+            chunk_cols = entry.chunk_cols(copy.chunk)
             rows = flat[slice(*copy.rows_to)]
-            plain = copy.piece.bits is None and copy.piece.ids is None
-            fits = cols == chunk_cols and copy.rows_from == (0, copy.piece.rows[1] - copy.piece.rows[0])
+            plain = copy.chunk.bits is None and copy.chunk.ids is None
+            fits = cols == chunk_cols and copy.rows_from == (0, copy.chunk.rows[1] - copy.chunk.rows[0])
             if plain and fits and rows.is_contiguous():  # straight from the file into the target
-                for _ in self._read_piece(shard.name, copy.piece, rows):
+                for _ in self._read_chunk(shard.name, copy.chunk, rows):
                     pass
                 continue
             spans_from = stored_spans(entry, chunk_cols[1] - chunk_cols[0], copy.cols_from)
             spans_to = stored_spans(entry, cols[1] - cols[0], copy.cols_to)
-            for where, chunk in self._read_rows(shard.name, copy):
+            for where, buffer in self._read_rows(shard.name, copy):
                 for span_from, span_to in zip(spans_from, spans_to, strict=True):
-                    rows[where, slice(*span_to)] = chunk[:, slice(*span_from)]
+                    rows[where, slice(*span_to)] = buffer[:, slice(*span_from)]
 
     def _fill_floats(self, flat: Tensor, shard: LocalShard) -> None:
         """Fill a row type without scales from another row type: rounds to nearest."""
         entry = self.entry(shard.name)
         assert entry.row_type is not None
         for copy in copy_regions(entry, shard.rows, shard.cols or (0, entry.columns)):
-            chunk_cols = entry.piece_cols(copy.piece)
+            chunk_cols = entry.chunk_cols(copy.chunk)
             rows = flat[slice(*copy.rows_to)]
-            for where, chunk in self._read_rows(shard.name, copy):
-                weights = unpack(chunk, chunk_cols[1] - chunk_cols[0], entry.row_type, entry.column_group)
+            for where, buffer in self._read_rows(shard.name, copy):
+                weights = unpack(buffer, chunk_cols[1] - chunk_cols[0], entry.row_type, entry.column_group)
                 rows[where, slice(*copy.cols_to)] = weights[:, slice(*copy.cols_from)].to(rows.dtype)
 
     def _fill_scaled(self, flat: Tensor, shard: LocalShard) -> None:
@@ -211,7 +212,7 @@ class Checkpoint:
         entry, cols = self.entry(shard.name), shard.cols or (0, self.entry(shard.name).columns)
         assert shard.row_type is not None
         # Rows between the cuts of full chunks, to bound memory; chunks of changed rows are read again for each span.
-        full = [copy.rows_to for copy in copy_regions(entry, shard.rows, cols) if copy.piece.ids is None]
+        full = [copy.rows_to for copy in copy_regions(entry, shard.rows, cols) if copy.chunk.ids is None]
         for begin, end in split_rows(full):
             rows = (shard.rows[0] + begin, shard.rows[0] + end)
             weights = torch.empty(end - begin, cols[1] - cols[0])
@@ -220,101 +221,110 @@ class Checkpoint:
 
     def _read_rows(self, name: str, copy: CopyRegion) -> Iterator[tuple[slice | Tensor, Tensor]]:
         """The rows of a copy region a few at a time, in the table's row type, each with their index in the target."""
-        (first, last), piece, entry = copy.rows_from, copy.piece, self.entry(name)
-        ids = self._read_ids(name, piece)
-        for at, chunk in self._read_piece(name, piece):
+        (first, last), chunk, entry = copy.rows_from, copy.chunk, self.entry(name)
+        ids = self._read_ids(name, chunk)
+        for at, buffer in self._read_chunk(name, chunk):
             if ids is None:
-                begin, end = max(first, at), min(last, at + len(chunk))
+                begin, end = max(first, at), min(last, at + len(buffer))
                 where, chosen = slice(begin - first, end - first), slice(begin - at, end - at)
             else:
-                near = ids[at : at + len(chunk)] - piece.rows[0]
+                near = ids[at : at + len(buffer)] - chunk.rows[0]
                 begin, end = torch.searchsorted(near, torch.tensor([first, last])).tolist()
                 where, chosen = near[begin:end] - first, slice(begin, end)
             if begin < end:
-                cols = entry.piece_cols(piece)
-                yield where, decode_rows(chunk[chosen], entry, piece.bits, cols[1] - cols[0])
+                cols = entry.chunk_cols(chunk)
+                yield where, decode_rows(buffer[chosen], entry, chunk.bits, cols[1] - cols[0])
 
-    def _read_ids(self, name: str, piece: TensorChunk) -> Tensor | None:
+    def _read_ids(self, name: str, chunk: TensorChunk) -> Tensor | None:
         """The row numbers of a chunk of changed rows; None for a full chunk."""
-        if piece.ids is None:
+        if chunk.ids is None:
             return None
-        self._find_range(name, piece, piece.ids)
-        out = torch.empty(piece.ids.count, 1, dtype=ids_dtype(self.entry(name)))
-        for _ in self._read(name, piece, piece.ids, out):
+        self._find_range(name, chunk, chunk.ids)
+        out = torch.empty(chunk.ids.count, 1, dtype=ids_dtype(self.entry(name)))
+        for _ in self._read(name, chunk, chunk.ids, out):
             pass
         ids = out.flatten()
-        inside = not len(ids) or piece.rows[0] <= int(ids[0]) <= int(ids[-1]) < piece.rows[1]
+        inside = not len(ids) or chunk.rows[0] <= int(ids[0]) <= int(ids[-1]) < chunk.rows[1]
         if not inside or not bool((ids[1:] > ids[:-1]).all()):
-            self._raise_damaged(name, piece, "have row numbers that do not ascend within these rows")
+            self._raise_damaged(name, chunk, "have row numbers that do not ascend within these rows")
         return ids
 
-    def _read_piece(self, name: str, piece: TensorChunk, out: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
+    def _read_chunk(self, name: str, chunk: TensorChunk, out: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
         """Read a chunk a few rows at a time, into `out` or a buffer; raises at the end if its checksum is wrong."""
         entry = self.entry(name)
-        self._find_range(name, piece, piece)
-        dtype = torch.uint8 if piece.bits else getattr(torch, entry.dtype)
-        width = entry.piece_width(piece)
-        step = max(1, CHUNK_bytes // max(1, width * dtype.itemsize))
-        out = torch.empty(min(step, piece.count), width, dtype=dtype) if out is None else out
-        for at, chunk in self._read(name, piece, piece, out):
-            if piece.bits and not bool(chunk[:, :RANGE_bytes].contiguous().view(torch.float32).isfinite().all()):
-                self._raise_damaged(name, piece, "have a range that is not finite")
-            yield at, chunk
+        self._find_range(name, chunk, chunk)
+        dtype = torch.uint8 if chunk.bits else getattr(torch, entry.dtype)
+        width = entry.chunk_width(chunk)
+        step = max(1, BUFFER_bytes // max(1, width * dtype.itemsize))
+        out = torch.empty(min(step, chunk.count), width, dtype=dtype) if out is None else out
+        for at, buffer in self._read(name, chunk, chunk, out):
+            if chunk.bits and not bool(buffer[:, :RANGE_bytes].contiguous().view(torch.float32).isfinite().all()):
+                self._raise_damaged(name, chunk, "have a range that is not finite")
+            yield at, buffer
 
     def _read(
-        self, name: str, piece: TensorChunk, run: TensorChunk | PieceRows, out: Tensor
+        self, name: str, chunk: TensorChunk, run: TensorChunk | ChunkRows, out: Tensor
     ) -> Iterator[tuple[int, Tensor]]:
         """Read a chunk or its row numbers into `out`; an `out` with fewer rows is a buffer that is used again."""
-        path = self.folder / piece.file
-        step = min(len(out), max(1, CHUNK_bytes // max(1, out[:1].numel() * out.element_size()))) or 1
-        sum32, stored = 0, self._find_range(name, piece, run)
+        path = self.folder / chunk.file
+        step = min(len(out), max(1, BUFFER_bytes // max(1, out[:1].numel() * out.element_size()))) or 1
+        sum32, stored = 0, self._find_range(name, chunk, run)
         try:
-            with open_inside(self.folder, piece.file) as file:
+            with open_inside(self.folder, chunk.file) as file:
                 os.lseek(file.fileno(), stored.begin, os.SEEK_SET)
                 for at in range(0, run.count, step):
                     rows = min(step, run.count - at)
-                    chunk = out[at : at + rows] if len(out) == run.count else out[:rows]
-                    bytes_N = as_bytes(chunk)
+                    buffer = out[at : at + rows] if len(out) == run.count else out[:rows]
+                    bytes_N = as_bytes(buffer)
                     _read_into(file.fileno(), bytes_N.numpy().data)
                     sum32 = crc32(bytes_N, sum32)
-                    yield at, chunk
+                    yield at, buffer
         except OSError as error:
             raise CheckpointError(f"{path} is missing or damaged: {error.strerror}; use another checkpoint") from None
         if sum32 != run.crc32:
-            self._raise_damaged(name, piece, "do not match their checksum")
+            self._raise_damaged(name, chunk, "do not match their checksum")
 
-    def _raise_damaged(self, name: str, piece: TensorChunk, why: str) -> NoReturn:
-        entry, path = self.entry(name), self.folder / piece.file
-        what = f"{entry.describe(piece.rows, entry.piece_cols(piece))} of tensor {name!r}"
+    def _raise_damaged(self, name: str, chunk: TensorChunk, why: str) -> NoReturn:
+        entry, path = self.entry(name), self.folder / chunk.file
+        what = f"{entry.describe(chunk.rows, entry.chunk_cols(chunk))} of tensor {name!r}"
         raise CheckpointError(f"{path} is damaged: {what} {why}; use another checkpoint")
 
     def check_headers(self) -> None:
         """Raise unless all files exist with the keys, types and shapes of the manifest; reads headers only."""
         for name, entry in self.manifest.tensors.items():
-            for piece in entry.pieces:
-                for run in (piece, piece.ids):
+            for chunk in entry.chunks:
+                for run in (chunk, chunk.ids):
                     if run is not None:
-                        self._find_range(name, piece, run)
+                        self._find_range(name, chunk, run)
 
-    def _find_range(self, name: str, piece: TensorChunk, run: TensorChunk | PieceRows) -> ByteRange:
+    def _find_range(self, name: str, chunk: TensorChunk, run: TensorChunk | ChunkRows) -> ByteRange:
         """The bytes of a chunk or its row numbers; raises unless the file's header agrees with the manifest."""
         entry, rows = self.entry(name), run.count
-        kind, width = ("uint8" if piece.bits else entry.dtype), entry.piece_width(piece)
-        if isinstance(run, PieceRows):
+        kind, width = ("uint8" if chunk.bits else entry.dtype), entry.chunk_width(chunk)
+        if isinstance(run, ChunkRows):
             kind, width = str(ids_dtype(entry)).removeprefix("torch."), 1
-        stored = self._header(piece.file).ranges.get(run.key)
+        stored = self._header(chunk.file).ranges.get(run.key)
         if stored is None:
-            self._raise_damaged(name, piece, f"are not in its header, which has no key {run.key[:200]!r}")
+            self._raise_damaged(name, chunk, f"are not in its header, which has no key {run.key[:200]!r}")
         got = (stored.code, stored.shape[:1], math.prod(stored.shape[1:]))
         if got != (CODES[kind], (rows,), width):
             want = f"{rows} rows of {width} {CODES[kind]}"
-            self._raise_damaged(name, piece, f"are {stored.code} of shape {stored.shape} in its header, want {want}")
+            self._raise_damaged(name, chunk, f"are {stored.code} of shape {stored.shape} in its header, want {want}")
         return stored
 
     def _header(self, file: str) -> FileHeader:
         if file not in self._headers:
             self._headers[file] = FileHeader.read(self.folder, file, self.manifest.files[file])
         return self._headers[file]
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str:
+    words = list(known)
+    near = difflib.get_close_matches(name, words, n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    more = f" and {len(words) - 8} more" if len(words) > 8 else ""
+    return f"there are {', '.join(words[:8]) or 'none'}{more}"
 
 
 def _read_into(handle: int, memory: memoryview) -> None:

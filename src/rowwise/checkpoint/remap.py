@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import CheckpointManifest, TensorEntry
-from rowwise.checkpoint.named import nearest_name, tables_of
-from rowwise.checkpoint.parts import LocalShard
-from rowwise.checkpoint.read import Checkpoint
+from rowwise.checkpoint.named import tables_of
+from rowwise.checkpoint.read import Checkpoint, nearest_name
 from rowwise.checkpoint.stream import shard_outline, write_streamed
 from rowwise.checkpoint.windows import Tell
 from rowwise.errors import CheckpointError, DataError, SpecError
@@ -120,25 +120,23 @@ def remap(
 
 def _find_mapped(checkpoint: Checkpoint, table: str) -> list[_MappedTensors]:
     """The mapped tables of this name in all modules, and the linear part's tables with the same map."""
-    found: list[_MappedTensors] = []
-    mapped: list[str] = []
+    homes: list[_MappedTensors] = []
+    names: list[str] = []
     for name in checkpoint.names():
         match = MAPPED.fullmatch(name)
         if match is None:
             continue
-        mapped.append(match["table"])
+        names.append(match["table"])
         if match["table"] in (table, table + ENDING):
             known = identity_of(checkpoint.load(name))
-            found.append(_MappedTensors(table=match["table"], path=match["path"] or "", known=known))
-    digests = {home.known.digest for home in found if home.table == table}
+            homes.append(_MappedTensors(table=match["table"], path=match["path"] or "", known=known))
+    digests = {home.known.digest for home in homes if home.table == table}
     if digests:  # a table whose name only ends like a linear part's has another map
-        return sorted((home for home in found if home.known.digest in digests), key=lambda home: home.table)
+        return sorted((home for home in homes if home.known.digest in digests), key=lambda home: home.table)
     if table in tables_of(checkpoint.manifest):
         why = "has no id map: each id has a row of its own"
-    elif mapped:
-        why = f"is none with an id map; {nearest_name(table, sorted(set(mapped)))}"
     else:
-        why = "is none with an id map; there are none"
+        why = f"is none with an id map; {nearest_name(table, sorted(set(names)))}"
     raise CheckpointError(f"{checkpoint.folder}: table {table!r} {why}")
 
 
@@ -148,7 +146,7 @@ def _old_map(checkpoint: Checkpoint, home: _MappedTensors) -> IdMap:
     words, *fold_words = (checkpoint.load(home.maps + name).numpy() for name in _words(count))
     old = IdMap(shape=known.shape, words=words, about=known.about, folding=known.folding, fold_words=tuple(fold_words))
     if old.digest != known.digest:
-        got = f"digest {old.digest}, want {known.digest}"
+        got = f"digest {old.digest}, want {known.digest}; use another checkpoint"
         raise CheckpointError(f"{checkpoint.folder}: table {home.table!r}: its id map is damaged: {got}")
     return old
 
@@ -202,8 +200,7 @@ def _weights(path: Path, table: str, ids: int) -> NDArray[np.int64]:
         with safe_open(path, "numpy") as file:
             if name not in file.keys():  # noqa: SIM118 - not a dict
                 tables = [key.removeprefix(COUNTS) for key in file.keys() if key.startswith(COUNTS)]  # noqa: SIM118
-                hint = nearest_name(table, sorted(tables)) if tables else "there are none"
-                raise DataError(f"{path} has no counts of table {table!r}; {hint}")
+                raise DataError(f"{path} has no counts of table {table!r}; {nearest_name(table, sorted(tables))}")
             counts_N: NDArray[np.int64] = file.get_tensor(name)
     except (SafetensorError, OSError) as error:
         raise DataError(f"{path} cannot be read: {error}; want what `rowwise compress` keeps of its probe") from None
@@ -229,27 +226,27 @@ def _write(
     checkpoint: Checkpoint, folder: Path, plan: _RemapPlan, weights_N: NDArray[np.int64] | None, tell: Tell | None
 ) -> CheckpointManifest:
     whole = {name: LocalShard.whole(name, tensor) for name, tensor in plan.whole.items()}
-    rest, parts = dict(whole), list[LocalShard]()
+    rest, shards = dict(whole), list[LocalShard]()
     for name, entry in checkpoint.manifest.tensors.items():
         if name in rest:
-            parts.append(shard_outline(name, rest.pop(name).entry))
+            shards.append(shard_outline(name, rest.pop(name).entry))
         elif name in plan.from_rows:
             shape = (plan.from_rows[name].rows, *entry.shape[1:])
-            parts.append(shard_outline(name, structs.replace(entry, shape=shape)))
+            shards.append(shard_outline(name, structs.replace(entry, shape=shape)))
         elif name not in plan.omitted:
-            parts.append(shard_outline(name, entry))
-    parts += [shard_outline(name, part.entry) for name, part in rest.items()]
+            shards.append(shard_outline(name, entry))
+    shards += [shard_outline(name, shard.entry) for name, shard in rest.items()]
     mover = _Mover(checkpoint, weights_N)
 
-    def fill(part: LocalShard) -> None:
-        if part.name in whole:
-            part.tensor.copy_(whole[part.name].cut(*part.rows).tensor)
-        elif part.name in plan.from_rows:
-            mover.fill(part, plan.from_rows[part.name])
+    def fill(shard: LocalShard) -> None:
+        if shard.name in whole:
+            shard.tensor.copy_(whole[shard.name].cut(*shard.rows).tensor)
+        elif shard.name in plan.from_rows:
+            mover.fill(shard, plan.from_rows[shard.name])
         else:
-            checkpoint.fill(part)
+            checkpoint.fill(shard)
 
-    return write_streamed(folder, [parts], checkpoint.manifest.data, fill, tell)
+    return write_streamed(folder, [shards], checkpoint.manifest.data, fill, tell)
 
 
 @final
@@ -260,13 +257,13 @@ class _Mover:
         self._checkpoint, self._weights_N = checkpoint, weights_N
         self._last: tuple[str, Tensor] | None = None
 
-    def fill(self, part: LocalShard, move: Move) -> None:
+    def fill(self, shard: LocalShard, move: Move) -> None:
         """Fill rows of a table, or of its state."""
-        entry, old = self._checkpoint.entry(part.name), self._old(part.name)
+        entry, old = self._checkpoint.entry(shard.name), self._old(shard.name)
         means = torch.from_numpy(
             moved_rows(
                 move,
-                part.rows,
+                shard.rows,
                 lambda rows_K: _floats(old[torch.from_numpy(rows_K)], entry),
                 self._weights,
                 state=entry.row_type is None,
@@ -274,10 +271,10 @@ class _Mover:
         )
         rows = means if entry.row_type is None else pack(means, entry.row_type, entry.column_group)
         # Rows with the same ids as before are copied bit by bit: `pack` might round them differently.
-        same_R = torch.from_numpy(move.same_R[slice(*part.rows)])
+        same_R = torch.from_numpy(move.same_R[slice(*shard.rows)])
         kept_K = (same_R >= 0).nonzero().flatten()
         rows[kept_K] = old[same_R[kept_K]]
-        part.tensor.copy_(rows.view(part.tensor.shape))
+        shard.tensor.copy_(rows.view(shard.tensor.shape))
 
     def _old(self, name: str) -> Tensor:
         if self._last is None or self._last[0] != name:

@@ -9,7 +9,7 @@ from rowwise.checkpoint.manifest import Span, TensorChunk, TensorEntry
 class CopyRegion(NamedTuple):
     """The intersection of a chunk and a rectangle, relative to the chunk (from) and to the rectangle (to)."""
 
-    piece: TensorChunk
+    chunk: TensorChunk
     rows_from: Span
     rows_to: Span
     cols_from: Span
@@ -18,13 +18,13 @@ class CopyRegion(NamedTuple):
 
 def copy_regions(entry: TensorEntry, rows: Span, cols: Span) -> Iterator[CopyRegion]:
     """The regions to copy, in this order (later chunks overwrite rows of earlier ones), to fill a rectangle."""
-    for piece in entry.pieces:
-        chunk_cols = entry.piece_cols(piece)
-        row, col = _intersect(piece.rows, rows), _intersect(chunk_cols, cols)
+    for chunk in entry.chunks:
+        chunk_cols = entry.chunk_cols(chunk)
+        row, col = _intersect(chunk.rows, rows), _intersect(chunk_cols, cols)
         if row[0] < row[1] and col[0] < col[1]:
             yield CopyRegion(
-                piece=piece,
-                rows_from=_shift(row, piece.rows[0]),
+                chunk=chunk,
+                rows_from=_shift(row, chunk.rows[0]),
                 rows_to=_shift(row, rows[0]),
                 cols_from=_shift(col, chunk_cols[0]),
                 cols_to=_shift(col, cols[0]),

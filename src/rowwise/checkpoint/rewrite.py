@@ -9,9 +9,9 @@ from pathlib import Path
 
 from msgspec import structs
 
+from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import CheckpointManifest, TensorEntry
 from rowwise.checkpoint.named import SavedTable, choose_tables, tables_of
-from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.stream import deal_shared, shard_outline, write_streamed
 from rowwise.checkpoint.windows import Tell
@@ -53,19 +53,19 @@ def rewrite(
     taken: set[str] = set()
     for name, table in saved.items():
         tiles = plan.tiles_of(table.table)
-        for part, rank in _table_parts(checkpoint, table, tables[name], tiles, state=state):
-            (shared if rank is None else own_W[rank]).append(part)
+        for shard, rank in _table_shards(checkpoint, table, tables[name], tiles, state=state):
+            (shared if rank is None else own_W[rank]).append(shard)
         taken |= {table.name, *table.state.values()}
     for name, entry in checkpoint.manifest.tensors.items():
         if name not in taken and (state or name.startswith("model/")):
             shared.append(shard_outline(name, entry))
     order = {name: k for k, name in enumerate(checkpoint.names())}
-    parts_W = [sorted(parts, key=lambda part: order[part.name]) for parts in deal_shared(own_W, shared)]
+    shards_W = [sorted(one, key=lambda shard: order[shard.name]) for one in deal_shared(own_W, shared)]
     data = {key: value for key, value in checkpoint.manifest.data.items() if state or key not in STATE}
-    return write_streamed(folder, parts_W, data, checkpoint.fill, tell)
+    return write_streamed(folder, shards_W, data, checkpoint.fill, tell)
 
 
-def _table_parts(
+def _table_shards(
     checkpoint: Checkpoint, saved: SavedTable, table: Table, tiles: Sequence[Tile], *, state: bool
 ) -> list[tuple[LocalShard, int | None]]:
     """The shards of a table and its state, each with its rank; None: all ranks have it."""
@@ -75,19 +75,19 @@ def _table_parts(
     if state:
         names |= {name: checkpoint.entry(name) for name in saved.state.values()}
     copied = len(tiles) > 1 and all(tile.rows == (0, table.rows) and tile.cols == (0, table.dim) for tile in tiles)
-    found: list[tuple[LocalShard, int | None]] = []
+    shards: list[tuple[LocalShard, int | None]] = []
     for name, one in names.items():
         if copied:
-            found.append((shard_outline(name, one), None))
+            shards.append((shard_outline(name, one), None))
         elif not one.shape:
-            found.append((shard_outline(name, one), min(tile.rank for tile in tiles)))
+            shards.append((shard_outline(name, one), min(tile.rank for tile in tiles)))
         elif one.shape == saved.entry.shape:
-            found += [(_cut(name, one, tile), tile.rank) for tile in tiles]
+            shards += [(_cut(name, one, tile), tile.rank) for tile in tiles]
         else:  # a number per row: written by the tile with the first columns
-            found += [(shard_outline(name, one, tile.rows), tile.rank) for tile in tiles if tile.cols[0] == 0]
-    return found
+            shards += [(shard_outline(name, one, tile.rows), tile.rank) for tile in tiles if tile.cols[0] == 0]
+    return shards
 
 
 def _cut(name: str, entry: TensorEntry, tile: Tile) -> LocalShard:
     cols = None if tile.cols == (0, entry.columns) else tile.cols
-    return shard_outline(name, structs.replace(entry, pieces=()), tile.rows, cols)
+    return shard_outline(name, structs.replace(entry, chunks=()), tile.rows, cols)

@@ -3,7 +3,7 @@
 The shards describe what each rank writes; their tensors are on the meta device.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
@@ -16,8 +16,8 @@ from rowwise.checkpoint import windows, write
 from rowwise.checkpoint.assign import assign_rows
 from rowwise.checkpoint.atomic import atomic_output
 from rowwise.checkpoint.files import write_bytes, write_file
+from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import FORMAT, NAME, CheckpointFile, CheckpointManifest, Span, TensorChunk, TensorEntry
-from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.windows import Tell
 from rowwise.checkpoint.write import RankFiles, chunk_key, merge_rank_files
 
@@ -39,59 +39,59 @@ def shard_outline(name: str, entry: TensorEntry, rows: Span | None = None, cols:
 def deal_shared(own_W: Sequence[Sequence[LocalShard]], shared: Sequence[LocalShard]) -> list[list[LocalShard]]:
     """Assign the rows of shared shards to ranks, as `write.assign_shards` does, for all ranks in one process."""
     dealt_W = [list(own) for own in own_W]
-    loads_W = [sum(part.size_bytes for part in own) for own in own_W]
-    cuts = assign_rows([(len(part.tensor), part.row_bytes) for part in shared], loads_W)
-    for part, assigned in zip(shared, cuts, strict=True):
+    loads_W = [sum(shard.size_bytes for shard in own) for own in own_W]
+    cuts = assign_rows([(len(shard.tensor), shard.row_bytes) for shard in shared], loads_W)
+    for shard, assigned in zip(shared, cuts, strict=True):
         for rank, begin, end in assigned:
-            dealt_W[rank].append(part.cut(begin, end))
+            dealt_W[rank].append(shard.cut(begin, end))
     return dealt_W
 
 
 def write_streamed(
-    folder: Path, parts_W: Sequence[Sequence[LocalShard]], data: Mapping[str, Any], read: Read, tell: Tell | None = None
+    folder: Path, shards_W: Sequence[Sequence[LocalShard]], data: dict[str, Any], read: Read, tell: Tell | None = None
 ) -> CheckpointManifest:
     """Write the shards of each rank into one folder, which must not exist."""
-    total = sum(part.size_bytes for parts in parts_W for part in parts)
+    total = sum(shard.size_bytes for shards in shards_W for shard in shards)
     reader = _WindowReader(read, lambda done: tell(done, total) if tell else None)
     with atomic_output(folder) as unfinished:
         unfinished.mkdir()
         written_W = [
-            _write_rank(unfinished, parts, rank, reader.load_from(parts)) for rank, parts in enumerate(parts_W)
+            _write_rank(unfinished, shards, rank, reader.load_from(shards)) for rank, shards in enumerate(shards_W)
         ]
         files, tensors = merge_rank_files(written_W)
-        manifest = CheckpointManifest(format=FORMAT, data=dict(data), files=files, tensors=tensors)
+        manifest = CheckpointManifest(format=FORMAT, data=data, files=files, tensors=tensors)
         manifest.check(NAME)
         write_bytes(unfinished / NAME, manifest.to_json())
     return manifest
 
 
 def _write_rank(
-    folder: Path, parts: Sequence[LocalShard], rank: int, load: Callable[[LocalShard], Tensor]
+    folder: Path, shards: Sequence[LocalShard], rank: int, load: Callable[[LocalShard], Tensor]
 ) -> RankFiles:
     """Write the files of one rank, in the order of its shards; wider types first, see `FileHeader.make`."""
     files: dict[str, CheckpointFile] = {}
-    chunks_of: dict[str, list[TensorChunk]] = {part.name: [] for part in parts}
-    pieces = [piece for part in parts for piece in part.split(write.SIZES.piece_bytes)]
-    pieces.sort(key=lambda piece: -piece.tensor.element_size())
-    for number, inside in enumerate(_fill_files(pieces)):
-        name, keys = f"{rank:05}-{number:05}.safetensors", [chunk_key(piece) for piece in inside]
-        outlines = [(key, piece.tensor) for key, piece in zip(keys, inside, strict=True)]
-        files[name], sums = write_file(folder / name, outlines, (load(piece) for piece in inside))
-        for piece, key, crc32 in zip(inside, keys, sums, strict=True):
-            chunks_of[piece.name].append(TensorChunk(rows=piece.rows, cols=piece.cols, file=name, key=key, crc32=crc32))
-    tensors = {part.name: structs.replace(part.entry, pieces=tuple(chunks_of[part.name])) for part in parts}
+    chunks_of: dict[str, list[TensorChunk]] = {shard.name: [] for shard in shards}
+    cuts = [cut for shard in shards for cut in shard.split(write.SIZES.chunk_bytes)]
+    cuts.sort(key=lambda cut: -cut.tensor.element_size())
+    for number, inside in enumerate(_fill_files(cuts)):
+        name, keys = f"{rank:05}-{number:05}.safetensors", [chunk_key(cut) for cut in inside]
+        outlines = [(key, cut.tensor) for key, cut in zip(keys, inside, strict=True)]
+        files[name], sums = write_file(folder / name, outlines, (load(cut) for cut in inside))
+        for cut, key, crc32 in zip(inside, keys, sums, strict=True):
+            chunks_of[cut.name].append(TensorChunk(rows=cut.rows, cols=cut.cols, file=name, key=key, crc32=crc32))
+    tensors = {shard.name: structs.replace(shard.entry, chunks=tuple(chunks_of[shard.name])) for shard in shards}
     return RankFiles(files=files, tensors=tensors)
 
 
-def _fill_files(pieces: Sequence[LocalShard]) -> list[list[LocalShard]]:
+def _fill_files(cuts: Sequence[LocalShard]) -> list[list[LocalShard]]:
     files: list[list[LocalShard]] = []
     file_bytes = write.SIZES.file_bytes
-    for piece in pieces:
+    for cut in cuts:
         if file_bytes >= write.SIZES.file_bytes:
             files.append([])
             file_bytes = 0
-        files[-1].append(piece)
-        file_bytes += piece.size_bytes
+        files[-1].append(cut)
+        file_bytes += cut.size_bytes
     return files
 
 
@@ -104,31 +104,31 @@ class _WindowReader:
         self._done = 0
         self._window: LocalShard | None = None
 
-    def load_from(self, parts: Sequence[LocalShard]) -> Callable[[LocalShard], Tensor]:
+    def load_from(self, shards: Sequence[LocalShard]) -> Callable[[LocalShard], Tensor]:
         """A function that loads chunks of these shards, called in their order."""
         by_name: dict[str, list[LocalShard]] = {}
-        for part in parts:
-            by_name.setdefault(part.name, []).append(part)
+        for shard in shards:
+            by_name.setdefault(shard.name, []).append(shard)
 
-        def load(piece: LocalShard) -> Tensor:
+        def load(cut: LocalShard) -> Tensor:
             window = self._window
-            if window is None or not _covers(window, piece):
-                whole = next(part for part in by_name[piece.name] if _covers(part, piece))
-                end = min(whole.rows[1], piece.rows[0] + max(1, windows.WINDOW_bytes // max(1, whole.row_bytes)))
-                self._window = window = _allocate(whole.cut(piece.rows[0], max(end, piece.rows[1])))
+            if window is None or not _covers(window, cut):
+                whole = next(shard for shard in by_name[cut.name] if _covers(shard, cut))
+                end = min(whole.rows[1], cut.rows[0] + max(1, windows.WINDOW_bytes // max(1, whole.row_bytes)))
+                self._window = window = _allocate(whole.cut(cut.rows[0], max(end, cut.rows[1])))
                 self._read(window)
-            self._done += piece.size_bytes
+            self._done += cut.size_bytes
             self._tell(self._done)
-            return window.cut(*piece.rows).tensor
+            return window.cut(*cut.rows).tensor
 
         return load
 
 
-def _covers(part: LocalShard, piece: LocalShard) -> bool:
-    inside = part.rows[0] <= piece.rows[0] and piece.rows[1] <= part.rows[1]
-    return inside and (part.name, part.cols) == (piece.name, piece.cols)
+def _covers(shard: LocalShard, cut: LocalShard) -> bool:
+    inside = shard.rows[0] <= cut.rows[0] and cut.rows[1] <= shard.rows[1]
+    return inside and (shard.name, shard.cols) == (cut.name, cut.cols)
 
 
-def _allocate(part: LocalShard) -> LocalShard:
+def _allocate(shard: LocalShard) -> LocalShard:
     # Zeros, as int8 rows end with padding that no read fills: files must have the same bytes each time.
-    return replace(part, tensor=torch.zeros_like(part.tensor, device="cpu"))
+    return replace(shard, tensor=torch.zeros_like(shard.tensor, device="cpu"))

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import Span, TensorEntry
-from rowwise.checkpoint.parts import LocalShard
 from rowwise.embedding import Embeddings
 from rowwise.plan import Tile, column_block
 from rowwise.row_optimizers import couples_columns

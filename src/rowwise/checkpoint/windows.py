@@ -11,7 +11,7 @@ Tell = Callable[[int, int], None]  # called with the amount done, and the total
 
 def windows(entry: TensorEntry, *others: TensorEntry) -> Iterator[Span]:
     """Consecutive spans of rows that cover the tensor, cut at ends of its chunks and of those of `others`."""
-    cuts = sorted({cut for e in (entry, *others) for piece in e.pieces for cut in piece.rows})
+    cuts = sorted({cut for e in (entry, *others) for chunk in e.chunks for cut in chunk.rows})
     return cut_rows(entry.rows, 4 * max(1, entry.columns), cuts)
 
 

@@ -23,16 +23,16 @@ from msgspec import structs
 from rowwise.checkpoint.assign import assign_rows
 from rowwise.checkpoint.delta import encode
 from rowwise.checkpoint.files import sync, write_bytes, write_file
+from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import (
     FORMAT,
     NAME,
     CheckpointFile,
     CheckpointManifest,
-    PieceRows,
+    ChunkRows,
     TensorChunk,
     TensorEntry,
 )
-from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.comm.seam import Comm
 from rowwise.comm.solo import solo
@@ -48,7 +48,7 @@ T = TypeVar("T")
 class FileSizes(NamedTuple):
     """Sizes of chunks and files."""
 
-    piece_bytes: int = 32 << 20  # tensors are cut into chunks of at most this size
+    chunk_bytes: int = 32 << 20  # tensors are cut into chunks of at most this size
     file_bytes: int = 256 << 20  # a file takes chunks up to this size
     short_bytes: int = 16 << 20  # a rank with less than this writes a single file
 
@@ -102,7 +102,7 @@ def write_data(folder: Path, data: Mapping[str, Any]) -> None:
         unfinished.replace(folder / NAME)
         sync(folder)
     except OSError as error:
-        raise CheckpointError(f"could not update {folder / NAME}: {error.strerror or error}") from error
+        raise CheckpointError(f"{folder / NAME} is unchanged: {error.strerror or error}; want it writable") from error
 
 
 def assign_shards(shards: Sequence[LocalShard], comm: Comm) -> list[LocalShard]:
@@ -111,8 +111,8 @@ def assign_shards(shards: Sequence[LocalShard], comm: Comm) -> list[LocalShard]:
     own = [shard for shard in shards if not shard.shared]
     # A checksum tells whether all ranks list the same tensors: the cuts below are right only then.
     listed = [(shard.name, shard.shape, str(shard.tensor.dtype)) for shard in shared]
-    mine = torch.tensor([sum(shard.size_bytes for shard in own), zlib.crc32(repr(listed).encode())])
-    gathered_W2 = comm.all_gather(mine, [2] * len(comm.ranks), "checkpoint").wait().view(-1, 2).tolist()
+    load_and_crc32 = torch.tensor([sum(shard.size_bytes for shard in own), zlib.crc32(repr(listed).encode())])
+    gathered_W2 = comm.all_gather(load_and_crc32, [2] * len(comm.ranks), "checkpoint").wait().view(-1, 2).tolist()
     for rank, (_, crc32) in zip(comm.ranks, gathered_W2, strict=True):
         if crc32 != gathered_W2[0][1]:
             want = "want the same tensors in the same order, or LocalShard.whole(..., shared=False) on one rank"
@@ -126,18 +126,18 @@ def assign_shards(shards: Sequence[LocalShard], comm: Comm) -> list[LocalShard]:
 
 def write_rank_files(folder: Path, shards: Sequence[LocalShard], prefix: str, sizes: FileSizes) -> RankFiles:
     """Write shards into files of this rank, whose names begin with `prefix`."""
-    pieces = [piece for shard in shards for piece in shard.split(sizes.piece_bytes)]
+    cuts = [cut for shard in shards for cut in shard.split(sizes.chunk_bytes)]
     # Wider types first, which aligns every tensor: see `FileHeader.make`.
-    order = sorted(range(len(pieces)), key=lambda k: -pieces[k].tensor.element_size())
-    files = [[pieces[k] for k in ks] for ks in _fill_files(order, [piece.size_bytes for piece in pieces], sizes)]
+    order = sorted(range(len(cuts)), key=lambda k: -cuts[k].tensor.element_size())
+    files = [[cuts[k] for k in ks] for ks in _fill_files(order, [cut.size_bytes for cut in cuts], sizes)]
     names = [f"{prefix}-{number:05}.safetensors" for number in range(len(files))]
     with ThreadPoolExecutor(THREADS) as pool:
         written = list(pool.map(_write_file, [folder / name for name in names], files))
-    chunk_of = {id(piece): chunk for _, chunks in written for piece, chunk in chunks}
+    chunk_of = {id(cut): chunk for _, chunks in written for cut, chunk in chunks}
     chunks_of: dict[str, list[TensorChunk]] = {shard.name: [] for shard in shards}
-    for piece in pieces:
-        chunks_of[piece.name].append(chunk_of[id(piece)])
-    tensors = {shard.name: structs.replace(shard.entry, pieces=tuple(chunks_of[shard.name])) for shard in shards}
+    for cut in cuts:
+        chunks_of[cut.name].append(chunk_of[id(cut)])
+    tensors = {shard.name: structs.replace(shard.entry, chunks=tuple(chunks_of[shard.name])) for shard in shards}
     return RankFiles(files={name: file for name, (file, _) in zip(names, written, strict=True)}, tensors=tensors)
 
 
@@ -149,21 +149,22 @@ def merge_rank_files(written_W: Iterable[RankFiles]) -> tuple[dict[str, Checkpoi
     for written in written_W:
         files |= written.files
         for name, entry in written.tensors.items():
-            bare = structs.replace(entry, pieces=())
+            bare = structs.replace(entry, chunks=())
             if tensors.setdefault(name, bare) != bare:
-                raise CheckpointError(f"tensor {name!r} is {tensors[name]} on one rank and {bare} on another")
-            chunks_of.setdefault(name, []).extend(entry.pieces)
+                got = f"{tensors[name]} on one rank and {bare} on another"
+                raise CheckpointError(f"tensor {name!r} is {got}: want the same tables and layers on all ranks")
+            chunks_of.setdefault(name, []).extend(entry.chunks)
     for chunks in chunks_of.values():
         chunks.sort(key=lambda chunk: (chunk.rows, chunk.cols or ()))
-    return files, {name: structs.replace(entry, pieces=tuple(chunks_of[name])) for name, entry in tensors.items()}
+    return files, {name: structs.replace(entry, chunks=tuple(chunks_of[name])) for name, entry in tensors.items()}
 
 
 def extend_entries(base: Checkpoint, tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
     """The tensors of an increment: the base's chunks first, then the chunks of changed rows, which overwrite them."""
     extended: dict[str, TensorEntry] = {}
     for name, entry in tensors.items():
-        whole = any(chunk.ids is None for chunk in entry.pieces)
-        extended[name] = entry if whole else structs.replace(entry, pieces=base.entry(name).pieces + entry.pieces)
+        whole = any(chunk.ids is None for chunk in entry.chunks)
+        extended[name] = entry if whole else structs.replace(entry, chunks=base.entry(name).chunks + entry.chunks)
     return extended
 
 
@@ -196,7 +197,7 @@ def _finish(folder: Path, written_W: Sequence[RankFiles], data: Mapping[str, Any
     chain_bytes = (sum(file.size_bytes for file in files.values()),)
     if base is not None:
         tensors, chain_bytes = extend_entries(base, tensors), base.manifest.chain_bytes + chain_bytes
-        for name in {piece.file for entry in tensors.values() for piece in entry.pieces} - files.keys():
+        for name in {chunk.file for entry in tensors.values() for chunk in entry.chunks} - files.keys():
             os.link(base.folder / name, unfinished / name)
             files[name] = base.manifest.files[name]
     manifest = CheckpointManifest(format=FORMAT, data=dict(data), files=files, tensors=tensors, chain_bytes=chain_bytes)
@@ -216,15 +217,16 @@ def _write_file(
     try:
         file, sums = write_file(path, ordered)
     except OSError as error:
-        raise CheckpointError(f"{path.name}: {error.strerror or error}") from error
+        want = f": want {sum(x.nbytes for x in tensors.values()):,} bytes of free space" if error.strerror else ""
+        raise CheckpointError(f"{path.name}: {error.strerror or error}{want}") from error
     crc32s = {key: crc32 for (key, _), crc32 in zip(ordered, sums, strict=True)}
-    return file, [(shard, _piece(shard, path.name, crc32s)) for shard in shards]
+    return file, [(shard, _chunk(shard, path.name, crc32s)) for shard in shards]
 
 
-def _piece(shard: LocalShard, file: str, crc32s: Mapping[str, int]) -> TensorChunk:
+def _chunk(shard: LocalShard, file: str, crc32s: Mapping[str, int]) -> TensorChunk:
     key, ids = chunk_key(shard), None
     if shard.ids is not None:
-        ids = PieceRows(count=len(shard.ids), key=_ids_key(shard), crc32=crc32s[_ids_key(shard)])
+        ids = ChunkRows(count=len(shard.ids), key=_ids_key(shard), crc32=crc32s[_ids_key(shard)])
     return TensorChunk(
         rows=shard.rows, cols=shard.cols, file=file, key=key, crc32=crc32s[key], bits=shard.bits, ids=ids
     )

@@ -32,10 +32,10 @@ def show_checkpoints(path: Path, found: "list[ListedCheckpoint]") -> None:
 
 
 def show_tensors(found: "list[ListedTensor]") -> None:
-    table = _table(("tensor", "type"), ("shape", "size", "pieces"))
+    table = _table(("tensor", "type"), ("shape", "size", "chunks"))
     for one in found:
         shape = " x ".join(f"{size:,}" for size in one.shape)
-        table.add_row(one.name, one.kind, shape, format_bytes(one.size_bytes), str(one.pieces))
+        table.add_row(one.name, one.kind, shape, format_bytes(one.size_bytes), str(one.chunks))
     _print(table)
     total = sum(one.size_bytes for one in found)
     print_line(f"{len(found)} tensors, {format_bytes(total)}")

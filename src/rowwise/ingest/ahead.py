@@ -26,13 +26,13 @@ class _Ended:
 
 def read_ahead(items: Iterator[T], depth: int) -> Iterator[T]:
     """The same items, up to `depth` of them made in advance; closing the generator ends the thread."""
-    made: queue.Queue[T | _Failed | _Ended] = queue.Queue(depth)
+    results: queue.Queue[T | _Failed | _Ended] = queue.Queue(depth)
     closed = threading.Event()
-    thread = threading.Thread(target=_fill, args=(made, items, closed), name="rowwise-ingest", daemon=True)
+    thread = threading.Thread(target=_fill, args=(results, items, closed), name="rowwise-ingest", daemon=True)
     thread.start()
     try:
         while True:
-            item = made.get()
+            item = results.get()
             if isinstance(item, _Ended):
                 return
             if isinstance(item, _Failed):
@@ -43,21 +43,21 @@ def read_ahead(items: Iterator[T], depth: int) -> Iterator[T]:
         thread.join()
 
 
-def _fill(made: "queue.Queue[T | _Failed | _Ended]", items: Iterator[T], closed: threading.Event) -> None:
+def _fill(results: "queue.Queue[T | _Failed | _Ended]", items: Iterator[T], closed: threading.Event) -> None:
     try:
         for item in items:
-            if not _put(made, item, closed):
+            if not _put(results, item, closed):
                 return
-        _put(made, _Ended(), closed)
+        _put(results, _Ended(), closed)
     except BaseException as error:  # raised again in the consumer's thread
-        _put(made, _Failed(error), closed)
+        _put(results, _Failed(error), closed)
 
 
-def _put(made: "queue.Queue[T]", item: T, closed: threading.Event) -> bool:
+def _put(results: "queue.Queue[T]", item: T, closed: threading.Event) -> bool:
     """Wait for room in the queue; False if the generator was closed meanwhile."""
     while not closed.is_set():
         try:
-            made.put(item, timeout=POLL_S)
+            results.put(item, timeout=POLL_S)
         except queue.Full:
             continue
         return True

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from pyarrow import compute as pc
 from pyarrow import types
 
-from rowwise.ingest.block import Ints as Ints
-from rowwise.ingest.block import RaggedColumn as RaggedColumn
+from rowwise.ingest.block import Ints
 from rowwise.ingest.columns import is_list, is_text
 from rowwise.ingest.mix import Words, mix
 from rowwise.ingest.native import Bitmap, Lists, mix_bytes

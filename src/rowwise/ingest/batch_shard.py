@@ -21,7 +21,7 @@ class BatchSpan(NamedTuple):
 
     begin: int  # in the split
     end: int
-    place: int  # row of the global batch at which the span begins
+    batch_row: int  # row of the global batch at which the span begins
     after: int  # row of the split after the batch, or after the last row
     full: bool  # the batch ends at `after`; False: it goes on in the next split
 
@@ -60,6 +60,6 @@ class BatchShard(Value, frozen=True):
             # Parts depend on the number of rows of the batch, which is open until the next split is read.
             low, high = self.part(rows) if rows == size or last else (0, rows)
             begin, end = (min(max(at + x - filled, at), after) for x in (low, high))
-            yield BatchSpan(begin=begin, end=end, place=filled + begin - at, after=after, full=rows == size)
+            yield BatchSpan(begin=begin, end=end, batch_row=filled + begin - at, after=after, full=rows == size)
             filled = rows % size
             at = after

@@ -48,9 +48,9 @@ class Batching(Value, frozen=True):
     keep_last: bool = True  # keep the last rows of an epoch where they fill no batch
     ahead: int = 0  # batches that a background thread makes in advance; 0: no thread
     share: Share = Share()  # of the rows of each split
-    shard: BatchShard = BatchShard()  # of each batch; every rank gets every batch, but its part may have no rows
+    shard: BatchShard = BatchShard()  # rows of each batch that this rank reads; in a small batch it may have none
     where: RowFilter = RowFilter()  # which rows are used; by default all
-    together: str | None = None  # column (a session id): neighbours with equal values stay neighbours when shuffled
+    together: str | None = None  # shuffle groups of neighbouring rows with equal values in this column (a session id)
     # Folder for rows that cannot be used; "": leave them out without a copy; None: the first one raises
     quarantine: str | None = None
 
@@ -77,7 +77,7 @@ class _MadeBatch(NamedTuple):
 
 
 class OpenedSplit(Protocol):
-    """A split whose rows can be encoded, or are."""
+    """A split, read or already encoded."""
 
     @property
     def rows(self) -> int:
@@ -161,10 +161,10 @@ class Batcher:
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches up to the end of the epoch; then the position is the start of the next epoch."""
-        made = self._batches(self._position)
+        batches = self._batches(self._position)
         if self._batching.ahead:
-            made = read_ahead(made, self._batching.ahead)
-        for batch, after in made:
+            batches = read_ahead(batches, self._batching.ahead)
+        for batch, after in batches:
             self._position = after
             yield batch
         self._position = structs.replace(self._position, epoch=self._position.epoch + 1, split=0, row=0)
@@ -172,7 +172,8 @@ class Batcher:
     def _batches(self, start: Position) -> Iterator[_MadeBatch]:
         size, count = self._batching.size, self.splits
         waiting: list[SplitRows] = []  # this rank's rows of the open batch
-        filled = kept = 0  # rows of the open global batch; entries of `waiting` that are in memory of this process
+        filled = 0  # rows of the open global batch
+        owned = 0  # entries of `waiting` that are in memory of this process
         for index, split in enumerate(self._open_splits(start.epoch, start.split), start.split):
             first_row, before = start.row if index == start.split else 0, len(waiting)
             left = range(min(first_row, split.rows), split.rows)
@@ -184,10 +185,10 @@ class Batcher:
                 if span.full:
                     yield _MadeBatch(self._collate(waiting, size), structs.replace(here, row=span.after))
                     waiting.clear()
-                    before = kept = 0
+                    before = owned = 0
             if before:  # the open batch spans more than one split: see [Note: borrowed splits]
-                waiting[kept:] = [split.keep(rows) for rows in waiting[kept:]]
-                kept = len(waiting)
+                waiting[owned:] = [split.keep(rows) for rows in waiting[owned:]]
+                owned = len(waiting)
             filled = (filled + len(left)) % size
             del split  # before the next one is awaited, so that a lent split is released first
         if filled and self._batching.keep_last:
@@ -220,8 +221,8 @@ class _LocalSplit:
         encoded = self.opened.encode([(span.begin, span.end) for span in spans])
         slices: list[SplitRows] = []
         at = 0
-        for begin, end, place, *_ in spans:
-            slices.append(SplitRows(encoded, at, at + end - begin, place))
+        for begin, end, batch_row, *_ in spans:
+            slices.append(SplitRows(encoded, at, at + end - begin, batch_row))
             at += end - begin
         return slices
 
@@ -241,7 +242,7 @@ class EncodedSplit:
         return self.encoded.rows
 
     def slices(self, spans: Sequence[BatchSpan]) -> list[SplitRows]:
-        return [SplitRows(self.encoded, begin, end, place) for begin, end, place, *_ in spans]
+        return [SplitRows(self.encoded, begin, end, batch_row) for begin, end, batch_row, *_ in spans]
 
     def keep(self, rows: SplitRows) -> SplitRows:
         lent = rows.encoded
@@ -258,8 +259,8 @@ def table_rows_for_ids(columns: Columns, tables: Sequence[Table]) -> dict[str, i
 
 def _digest(splits: Sequence[Split], preparation: Preparation) -> str:
     """A digest of the sequence of rows. It holds file names but no folders, so moved data is recognised."""
-    kept = ("start", "stop", "first_row")
-    named = [{"source": Path(split.source).name} | {name: getattr(split, name) for name in kept} for split in splits]
+    fields = ("start", "stop", "first_row")
+    named = [{"source": Path(split.source).name} | {name: getattr(split, name) for name in fields} for split in splits]
     digested: list[object] = [preparation.share, named]
     # The keys of `selection` are part of the digests in saved runs.
     selection = {

@@ -20,7 +20,7 @@ WIDTHS = {"f4": 4, "i8": 8}
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
-Memory = Callable[[int], Bytes]  # allocates at least so many bytes, aligned
+Allocator = Callable[[int], Bytes]  # allocates at least so many bytes, aligned
 
 
 def allocate(count: int) -> Bytes:
@@ -140,7 +140,7 @@ class Encoded:
     def from_block(cls, block: Bytes, layout: BlockLayout) -> Self:
         """Views of a block, to read from or to write to."""
         if len(block) < layout.size:
-            raise DataError(f"a block of {len(block)} bytes is too small: its layout needs {layout.size}")
+            raise DataError(f"a block has {len(block)} bytes, want the {layout.size} of its layout: prepare it again")
 
         def array_of(array: BlockArray | None) -> Any:
             return None if array is None else array.view_in(block)

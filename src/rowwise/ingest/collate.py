@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rowwise.batch import Batch, Jagged, Shared
-from rowwise.ingest.bags import Ints
-from rowwise.ingest.block import Encoded
+from rowwise.ingest.block import Encoded, Ints
 from rowwise.ingest.columns import Columns
 
 
@@ -20,12 +19,12 @@ class SplitRows(NamedTuple):
     encoded: Encoded
     begin: int
     end: int
-    place: int = 0  # row of the global batch at which the slice begins
+    batch_row: int = 0  # row of the global batch at which the slice begins
 
     def clip(self, begin: int, end: int) -> "SplitRows":
         """The rows of the slice that lie in rows `begin` up to `end` of the batch."""
-        first, last = (min(max(self.begin + x - self.place, self.begin), self.end) for x in (begin, end))
-        return SplitRows(self.encoded, first, last, self.place + first - self.begin)
+        first, last = (min(max(self.begin + x - self.batch_row, self.begin), self.end) for x in (begin, end))
+        return SplitRows(self.encoded, first, last, self.batch_row + first - self.begin)
 
 
 def collate(slices: Sequence[SplitRows], columns: Columns) -> Batch:

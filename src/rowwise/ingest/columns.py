@@ -69,7 +69,7 @@ class Columns(Value, frozen=True):
 
     def __post_init__(self) -> None:
         if not self.sparse:
-            raise SpecError("columns: want at least one sparse feature")
+            raise SpecError("columns: no sparse feature: want at least one Sparse(column=...)")
         names = [s.feature_name for s in self.sparse]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:

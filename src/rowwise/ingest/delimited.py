@@ -114,7 +114,8 @@ class CsvReader:
             chosen = {f.name: pa.string() if pa.types.is_null(f.type) else f.type for f in guessed}
             chosen |= {column: pa.type_for_alias(alias) for column, alias in types.items()}
         except (pa.ArrowException, ValueError) as error:
-            raise DataError(f"{name}: cannot be read as text of {len(self._names)} columns: {error}") from error
+            want = f"want lines of {', '.join(self._names)}, or Dialect(delimiter=...)"
+            raise DataError(f"{name}: cannot be read as text of {len(self._names)} columns: {error}: {want}") from error
         return pa.schema(chosen)
 
     def _parse(self, data: bytes, schema: pa.Schema | None, columns: Sequence[str]) -> pa.Table:
@@ -159,7 +160,8 @@ def _header(name: str, dialect: Dialect) -> tuple[str, ...]:
             raise DataError(f"{name}: its header names column {twice[0]!r} twice: want each name once")
         return tuple(names)
     except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise DataError(f"{name}: its first line is not a header: {error}") from error
+        want = "want names of columns there, or Dialect(names=(...)) for a file without a header"
+        raise DataError(f"{name}: its first line is not a header: {error}: {want}") from error
 
 
 def _line_start(file: io.BufferedReader, at: int) -> int:

@@ -20,25 +20,12 @@ from pyarrow import types
 
 from rowwise.errors import DataError
 from rowwise.ingest import native
-from rowwise.ingest.bags import bits, combine_chunks, hash_ids, holds_whole, int64, lists, view, words_of
-from rowwise.ingest.block import ALIGNMENT, BlockSizes, Encoded, Floats, Ints, Memory, allocate, lay_out
+from rowwise.ingest.bags import bits, combine_chunks, holds_whole, lists, view, words_of
+from rowwise.ingest.block import ALIGNMENT, Allocator, BlockSizes, Encoded, Floats, Ints, allocate, lay_out
 from rowwise.ingest.columns import Columns, Dense, Sparse, is_list
 from rowwise.ingest.native import Bitmap, Lists, PickedIds, RowMapping
 from rowwise.ingest.reader import Split
 from rowwise.spec import Value
-
-__all__ = [
-    "Encoded",
-    "Floats",
-    "RefusalReason",
-    "RefusedRows",
-    "bad_rows",
-    "combine_chunks",
-    "encode",
-    "floats",
-    "hash_ids",
-    "int64",
-]
 
 ROWS_AT_ONCE = 8192  # of dense columns: few enough to stay in cache through all steps
 MAX_REASONS = 5  # per column; further bad rows are refused without a description
@@ -66,7 +53,7 @@ def encode(
     table_rows: Mapping[str, int],
     split: Split,
     order_R: Ints | None = None,
-    memory: Memory = allocate,
+    allocator: Allocator = allocate,
 ) -> Encoded:
     """Encode the rows of a split in an order; raises for the first bad one among them.
 
@@ -76,7 +63,7 @@ def encode(
         table_rows: rows of the tables whose ids are hashed to rows or must lie in range.
         split: named in errors.
         order_R: row numbers in the order of use, maybe not all; None: all rows as they are.
-        memory: allocates the block.
+        allocator: gives the block's memory.
     """
     columns.check(table.schema, split.source)
     order_R = _check_order(order_R, table.num_rows)
@@ -100,7 +87,7 @@ def encode(
         timed=columns.time is not None,
     )
     layout = lay_out(sizes)
-    block = memory(layout.size)
+    block = allocator(layout.size)
     assert len(block) == 0 or block.ctypes.data % ALIGNMENT == 0
     encoded = Encoded.from_block(block, layout)
     if distinct is not None and encoded.inverse_R is not None:
@@ -162,7 +149,7 @@ def _check_order(order_R: Ints | None, rows: int) -> Ints | None:
         return None
     order_R = np.ascontiguousarray(order_R, np.int64)
     if len(order_R) and (order_R.min() < 0 or order_R.max() >= rows):
-        raise IndexError(f"an order of rows {order_R.min()} to {order_R.max()}: there are {rows}")
+        raise IndexError(f"order_R: got rows {order_R.min()} to {order_R.max()}, want 0 to {rows - 1}")
     return order_R
 
 

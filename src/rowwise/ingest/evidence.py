@@ -13,8 +13,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute as pc
 
+from rowwise.ingest.block import Ints
+
 Doubles = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Labels = NDArray[np.bool_]
 PRIOR_ROWS = 4.0  # rows of the mean label that every value and every bin begins with
 BINS = 32

@@ -13,8 +13,9 @@ from msgspec import structs
 from pyarrow import types
 
 from rowwise.errors import DataError
+from rowwise.ingest.bags import combine_chunks
 from rowwise.ingest.columns import Columns, Dense, Sparse, is_list, is_text
-from rowwise.ingest.encode import combine_chunks, floats
+from rowwise.ingest.encode import floats
 from rowwise.ingest.evidence import find_separator
 from rowwise.ingest.reader import Reader, check_columns
 from rowwise.ingest.survey import SAMPLE_ROWS, ColumnSurvey
@@ -89,7 +90,7 @@ class DatasetCard(Value, frozen=True):
             raise DataError(f"{self.source}: no column of numbers is called {', '.join(LABELS)}: {want}")
         sparse = [c for c in self.columns if c.role == "sparse"]
         if not sparse:
-            raise DataError(f"{self.source}: no column of ids to use: look at it with rowwise data inspect")
+            raise DataError(f"{self.source}: no column of ids: want one: rowwise data inspect --sparse COLUMN")
         names = table_names([c.name for c in sparse])
         columns = Columns(
             labels=(self.label,),
@@ -155,10 +156,10 @@ def inspect_ids(  # noqa: PLR0913 - what a user may say of the columns
         separators: by column of text: it holds lists.
         tell: hears how many of how many splits are done.
     """
-    found = reader.splits()[:splits]
-    if not found:
-        raise DataError(f"{name or type(reader).__name__}: no rows to look at")
-    source = found[0].source
+    first_splits = reader.splits()[:splits]
+    if not first_splits:
+        raise DataError(f"{name or type(reader).__name__}: no rows to look at: want files with rows")
+    source = first_splits[0].source
     names = reader.schema.names
     roles = dict(roles or {})
     check_columns([*(names if label is None else [label]), *roles], reader.schema, source)
@@ -174,7 +175,7 @@ def inspect_ids(  # noqa: PLR0913 - what a user may say of the columns
     kinds = {name: text_lists if name in separators else reader.schema.field(name).type for name in names}
     surveys = {column: ColumnSurvey(kind) for column, kind in kinds.items()}
     positives = 0
-    for index, split in enumerate(found):
+    for index, split in enumerate(first_splits):
         table = reader.read(split, names)
         positive_R = _positive(table, label, source)
         positives += int(positive_R.sum())
@@ -182,7 +183,7 @@ def inspect_ids(  # noqa: PLR0913 - what a user may say of the columns
             array = combine_chunks(table[column])
             survey.add(split_text(array, separators[column]) if column in separators else array, positive_R)
         if tell is not None:
-            tell(index + 1, len(found))
+            tell(index + 1, len(first_splits))
     card = _card(name or source, label, surveys, positives, roles)
     ids = {c.name: listed for c in card.columns if c.role == "sparse" and (listed := surveys[c.name].ids()) is not None}
     listed = [
@@ -199,8 +200,8 @@ def find_separators(reader: Reader) -> dict[str, str]:
     if not splits or not names:
         return {}
     table = reader.read(splits[0], names).slice(0, SAMPLE_ROWS)
-    found = {name: find_separator(combine_chunks(table[name]).drop_null()) for name in names}
-    return {name: separator for name, separator in found.items() if separator}
+    separators = {name: find_separator(combine_chunks(table[name]).drop_null()) for name in names}
+    return {name: separator for name, separator in separators.items() if separator}
 
 
 def _positive(table: pa.Table, label: str | None, source: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -300,8 +301,7 @@ def _role_of_values(name: str, survey: ColumnSurvey) -> Use:
 
 def _role_of_whole_numbers(name: str, survey: ColumnSurvey) -> Use:
     """Ids or amounts: by the name, by what each tells of the label, by how the values lie."""
-    found = survey.evidence()
-    evidence, shape = found or (None, None)
+    evidence, shape = survey.evidence() or (None, None)
     if ID_NAME.search(name):
         return Use("sparse", "the name is that of an id")
     if survey.most > LARGEST_COUNT:

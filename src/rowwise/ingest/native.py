@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowwise.errors import DataError, NativeError, SpecError
+from rowwise.ingest.block import Floats, Ints
 from rowwise.library import load_library
 
 LIBRARY = "librowwise_ingest.so"
@@ -21,9 +22,7 @@ ALL = (1 << 63) - 1
 KINDS = {np.dtype(name): kind for kind, name in enumerate(("i1", "i2", "i4", "i8", "u1", "u2", "u4"))}
 WORD = (1 << 64) - 1
 AS_IS, CHECK, REMAINDER, HASH, SIGRID = range(5)
-Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
-Floats = NDArray[np.float32]
 
 
 class _Ids(ctypes.Structure):

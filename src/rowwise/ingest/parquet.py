@@ -257,4 +257,4 @@ def _name_file_in_errors(name: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{name}: cannot be read as Parquet: {error}") from error
+        raise DataError(f"{name}: cannot be read as Parquet: {error}: want an undamaged Parquet file") from error

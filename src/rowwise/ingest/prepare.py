@@ -19,8 +19,8 @@ from pyarrow import compute as pc
 
 from rowwise.errors import DataError
 from rowwise.ingest import transform
-from rowwise.ingest.bags import Ints, combine_chunks
-from rowwise.ingest.block import Encoded, Memory, allocate
+from rowwise.ingest.bags import combine_chunks
+from rowwise.ingest.block import Allocator, Encoded, Ints, allocate
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.encode import RefusedRows, bad_rows, encode
 from rowwise.ingest.mix import permutation
@@ -30,7 +30,7 @@ from rowwise.ingest.share import Share
 from rowwise.ingest.where import RowFilter
 from rowwise.spec import Value
 
-ALL = Share()
+ALL_ROWS = Share()
 
 
 class Preparation(Value, frozen=True):
@@ -38,7 +38,7 @@ class Preparation(Value, frozen=True):
 
     columns: Columns
     table_rows: dict[str, int]  # of the tables whose ids are hashed to rows or must lie in range
-    share: Share = Share()
+    share: Share = ALL_ROWS
     seed: int = 0
     shuffle: bool = True
     transforms: bytes = b""  # from `transform.to_json`; empty: none
@@ -90,13 +90,13 @@ class ReadSplit:
     def rows(self) -> int:
         return self.table.num_rows if self.order_R is None else len(self.order_R)
 
-    def encode(self, ranges: Sequence[tuple[int, int]] | None = None, memory: Memory = allocate) -> Encoded:
+    def encode(self, ranges: Sequence[tuple[int, int]] | None = None, allocator: Allocator = allocate) -> Encoded:
         """Encode the rows at these ranges of the order, one range after another; None: all rows."""
         order_R = self.order_R
         if ranges is not None and sum(end - begin for begin, end in ranges) < self.rows:
             order_R = np.arange(self.table.num_rows) if order_R is None else order_R
             order_R = np.concatenate([order_R[begin:end] for begin, end in ranges])
-        return encode(self.table, self.preparation.columns, self.preparation.table_rows, self.split, order_R, memory)
+        return encode(self.table, self.preparation.columns, self.preparation.table_rows, self.split, order_R, allocator)
 
 
 @final
@@ -144,7 +144,7 @@ class PreparationTask:
             keep_R = _intersect(keep_R, wanted_R)
         # All rows of the split are checked, also those of other shares: training should not start on data whose test
         # share would stop the run in the end.
-        if preparation.quarantine is not None or preparation.share != ALL:
+        if preparation.quarantine is not None or preparation.share != ALL_ROWS:
             bad = _bad_among(wanted_R, transformed, preparation, split)
             if bad is not None:
                 self._quarantine_or_raise(bad, table, split)

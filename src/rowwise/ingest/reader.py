@@ -27,7 +27,7 @@ class Split(Value, frozen=True):
     stop: int
     first_row: int | None = None  # number of the first row in the source; None: unknown before reading
     rows: int | None = None  # None: unknown before reading
-    number: int | None = None  # in the reader that the splits of this one were selected from; None: all of its splits
+    number: int | None = None  # index in the original reader, for readers that select splits; None: its index here
 
     def locate_row(self, row: int) -> str:
         """The source and the place of a row of this split, for messages."""
@@ -72,13 +72,13 @@ def find_files(path: str | Path, endings: Sequence[str]) -> tuple[str, ...]:
         # Names that begin with a dot or an underscore are other systems' files (_SUCCESS, .crc), not data.
         inside = (p for p in root.rglob("*") if not any(part[0] in "._" for part in p.relative_to(root).parts))
         files = sorted(str(p) for p in inside if p.is_file() and p.name.endswith(tuple(endings)))
-        none = f"no file in it ends with {' or '.join(endings)}"
+        none = f"no file in it ends with {' or '.join(endings)}: want at least one"
     elif GLOB & set(str(path)):
         anchor = Path(root.anchor)
         files = sorted(str(p) for p in anchor.glob(str(root.relative_to(anchor))) if p.is_file())
-        none = "no file matches the pattern"
+        none = "no file matches the pattern: want one that matches a file"
     else:
-        raise DataError(f"{path}: no such file or folder")
+        raise DataError(f"{path}: no such file or folder: want a file, a folder or a pattern such as logs/*.parquet")
     if not files:
         raise DataError(f"{path}: {none}")
     return tuple(files)

@@ -6,7 +6,7 @@ Train and test rows can so lie in one file, without copying it or reading it bef
 import numpy as np
 
 from rowwise.errors import SpecError
-from rowwise.ingest.bags import Ints
+from rowwise.ingest.block import Ints
 from rowwise.ingest.mix import mix
 from rowwise.spec import Value
 

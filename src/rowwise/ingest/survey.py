@@ -10,9 +10,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import types
 
-from rowwise.ingest.bags import flatten_lists
+from rowwise.ingest.bags import flatten_lists, hash_ids, int64
+from rowwise.ingest.block import Floats
 from rowwise.ingest.columns import is_list, is_text
-from rowwise.ingest.encode import Floats, floats, hash_ids, int64
+from rowwise.ingest.encode import floats
 from rowwise.ingest.evidence import Evidence, Labels, Shape, shape_of, weigh
 from rowwise.ingest.mix import mix
 from rowwise.ingest.sketch import Sketch

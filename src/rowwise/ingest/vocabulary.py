@@ -61,11 +61,11 @@ class IdCounter:
         if not self._waiting:
             return None
         table = self._waiting[0].sort_by([("rows", "descending"), ("id", "ascending")])
-        kept = table.filter(pc.field("rows") >= LEAST_ROWS)["id"].combine_chunks()
-        if types.is_integer(kept.type):
-            return kept.cast(pa.large_string()).to_pylist()
-        odd = pc.call_function("match_substring_regex", [kept], pc.MatchSubstringOptions(UNLISTABLE))
-        return None if pc.call_function("any", [odd]).as_py() else kept.to_pylist()
+        ids = table.filter(pc.field("rows") >= LEAST_ROWS)["id"].combine_chunks()
+        if types.is_integer(ids.type):
+            return ids.cast(pa.large_string()).to_pylist()
+        odd = pc.call_function("match_substring_regex", [ids], pc.MatchSubstringOptions(UNLISTABLE))
+        return None if pc.call_function("any", [odd]).as_py() else ids.to_pylist()
 
     def _merge(self) -> None:
         assert self._waiting is not None

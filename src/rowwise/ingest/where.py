@@ -1,7 +1,8 @@
 """Row filters: comparisons of columns with values, joined by "and".
 
-The first may say yes too often, never no. A comparison with null holds for no row, as in SQL. Known limits: "or", and
-anything computed; what is more than this is a column to be written into the data.
+`RowFilter.may_hold` (row-group pruning) may keep a group without matching rows, but never drops one with a match. A
+comparison with null holds for no row, as in SQL. Known limits: no "or", and no expressions: write such a column into
+the data.
 """
 
 import datetime
@@ -91,14 +92,14 @@ class Comparison(Value, frozen=True):
 
     def mask(self, array: pa.ChunkedArray) -> NDArray[np.bool_]:
         if self.op in NULLS:
-            found = array.is_null() if self.op == "is null" else array.is_valid()
-            return np.asarray(found.to_numpy(), np.bool_)
+            answers = array.is_null() if self.op == "is null" else array.is_valid()
+            return np.asarray(answers.to_numpy(), np.bool_)
         kind = array.type
         plain = _comparable(array)
-        held = np.zeros(len(array), np.bool_)
+        mask = np.zeros(len(array), np.bool_)
         for value in self.values:
-            held |= _compare(plain, self.op, _native(value, kind))
-        return held
+            mask |= _compare(plain, self.op, _native(value, kind))
+        return mask
 
 
 class RowFilter(Value, frozen=True):
@@ -131,10 +132,10 @@ class RowFilter(Value, frozen=True):
         )
 
     def mask(self, table: pa.Table) -> NDArray[np.bool_]:
-        held = np.ones(table.num_rows, np.bool_)
+        mask = np.ones(table.num_rows, np.bool_)
         for one in self.all_of:
-            held &= one.mask(table[one.column])
-        return held
+            mask &= one.mask(table[one.column])
+        return mask
 
 
 def parse(texts: str | Iterable[str]) -> RowFilter:
@@ -149,24 +150,24 @@ def parse(texts: str | Iterable[str]) -> RowFilter:
 def _terms(text: str) -> Iterator[Comparison]:
     at = 0
     while True:
-        found = _TERM.match(text, at)
-        if found is None:
+        match = _TERM.match(text, at)
+        if match is None:
             raise SpecError(f"where: {text!r}: {HOW}")
-        yield _term(found, text)
-        at = found.end()
+        yield _term(match, text)
+        at = match.end()
         if at == len(text):
             return
-        joined = _AND.match(text, at)
-        if joined is None:
+        conjunction = _AND.match(text, at)
+        if conjunction is None:
             raise SpecError(f"where: {text!r}: cannot read {text[at:]!r}: {HOW}, joined by 'and'")
-        at = joined.end()
+        at = conjunction.end()
 
 
-def _term(found: re.Match[str], text: str) -> Comparison:
-    name = found["quoted"] or found["name"]
-    if found["nulls"] is not None:
-        return Comparison(column=name, op="not null" if "not" in found["nulls"].lower() else "is null")
-    op, value = found["op"].lower(), found["value"]
+def _term(match: re.Match[str], text: str) -> Comparison:
+    name = match["quoted"] or match["name"]
+    if match["nulls"] is not None:
+        return Comparison(column=name, op="not null" if "not" in match["nulls"].lower() else "is null")
+    op, value = match["op"].lower(), match["value"]
     if value.startswith("[") != (op == "in"):
         raise SpecError(f"where: {text!r}: {HOW}; 'in' takes a list in brackets")
     if op == "in":
@@ -276,5 +277,5 @@ def _compare(array: pa.ChunkedArray, op: str, value: Any) -> NDArray[np.bool_]:
             return np.asarray(array.is_valid().to_numpy(), np.bool_) & always
     how = {"==": "equal", "in": "equal", "!=": "not_equal", "<": "less", "<=": "less_equal", ">": "greater"}
     scalar = pa.scalar(value) if types.is_decimal(kind) else pa.scalar(value, kind)
-    found = pc.call_function(how.get(op, "greater_equal"), [array, scalar])
-    return np.asarray(pc.fill_null(found, False).to_numpy(), np.bool_)
+    answers = pc.call_function(how.get(op, "greater_equal"), [array, scalar])
+    return np.asarray(pc.fill_null(answers, False).to_numpy(), np.bool_)

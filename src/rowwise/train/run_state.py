@@ -13,7 +13,7 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from rowwise.checkpoint.parts import LocalShard
+from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.read import Checkpoint, reading_data
 from rowwise.comm.status import gather_object
 from rowwise.errors import AgreedError, CheckpointError

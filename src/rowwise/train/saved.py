@@ -16,8 +16,8 @@ import torch
 from rowwise.checkpoint.background import BackgroundWriter
 from rowwise.checkpoint.delta import changed_rows, clear_changes, matches_base, round_shards, stored_bytes
 from rowwise.checkpoint.listing import best_step
+from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import NAME
-from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.policy import is_full_due
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import PART, assign_shards, run_on_all_ranks, write, write_data

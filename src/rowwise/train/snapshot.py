@@ -26,8 +26,8 @@ from msgspec import structs
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import Span, TensorEntry
-from rowwise.checkpoint.parts import LocalShard
 from rowwise.checkpoint.read import Checkpoint, reading_data
 from rowwise.checkpoint.tables import shards_to_read, shards_to_write, table_modules, tensor_entries
 from rowwise.comm.seam import Comm

@@ -33,12 +33,12 @@ class HandOff:
         ends = socket.socketpair()
         self._ours, self._theirs = Connection(ends[0]), Connection(ends[1])
 
-    def time(self, made: SplitReady) -> float:
+    def time(self, split: SplitReady) -> float:
         """Seconds from a split that lies ready to its batches."""
         from rowwise.ingest.collate import SplitRows, collate
 
         begin_s = perf_counter()
-        self._ours.send(SplitDelivery(0, made.split_id, 0, made, workers=1, ready=1))
+        self._ours.send(SplitDelivery(0, split.split_id, 0, split, workers=1, ready=1))
         [(message, _)] = self._receive()
         assert isinstance(message, SplitDelivery)
         assert message.split is not None
@@ -55,6 +55,6 @@ class HandOff:
 
     def _receive(self) -> list[tuple[object, int | None]]:
         while True:
-            found: list[tuple[object, int | None]] = list(self._theirs.receive())
-            if found:
-                return found
+            messages: list[tuple[object, int | None]] = list(self._theirs.receive())
+            if messages:
+                return messages

@@ -141,24 +141,27 @@ class _Bench:
     def prepare(self, split_id: SplitId) -> _Once:
         split = self._task.splits[self._order[split_id.index]]
         before = _counters(self._task.reader)
-        made = prepare_split(self._task, SplitLease(0, split_id, 0), self._slot.resize)
-        if isinstance(made, SplitRefused):
-            raise DataError(made.error)
+        ready = prepare_split(self._task, SplitLease(0, split_id, 0), self._slot.resize)
+        if isinstance(ready, SplitRefused):
+            raise DataError(ready.error)
         counted = _counters(self._task.reader) - before
         if isinstance(self._task.reader, CsvReader):
             counted = _lines_read(split)
         self.counted += counted
-        self.bytes_encoded += made.layout.size
-        self.rows[split_id], self.rows_in[split_id] = made.layout.rows, counted.rows or split.rows or made.layout.rows
-        spent = made.times.spent
+        self.bytes_encoded += ready.layout.size
+        self.rows[split_id], self.rows_in[split_id] = (
+            ready.layout.rows,
+            counted.rows or split.rows or ready.layout.rows,
+        )
+        spent = ready.times.spent
         return _Once(
-            wall_s=made.times.busy_s,
-            cpu_s=made.times.cpu_s,
+            wall_s=ready.times.busy_s,
+            cpu_s=ready.times.cpu_s,
             read_s=min(counted.read_s, spent.read_s),
             loaded_s=spent.read_s,
             transform_s=spent.transform_s,
             encode_s=spent.encode_s,
-            hand_off_s=self._hand_off.time(made),
+            hand_off_s=self._hand_off.time(ready),
         )
 
     def close(self) -> None:

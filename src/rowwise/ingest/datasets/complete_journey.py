@@ -148,8 +148,8 @@ def _with_history(rows: pa.Table, sold: NDArray[np.int64]) -> pa.Table:
     return rows
 
 
-def _join(kept: pa.Table, about: pa.Table) -> pa.Table:
-    found = about.take(pc.call_function("index_in", [kept["product_id"]], pc.SetLookupOptions(about["product_id"])))
+def _join(rows: pa.Table, about: pa.Table) -> pa.Table:
+    details = about.take(pc.call_function("index_in", [rows["product_id"]], pc.SetLookupOptions(about["product_id"])))
     for name in ABOUT_PRODUCT:
-        kept = kept.append_column(name, found[name])
-    return kept
+        rows = rows.append_column(name, details[name])
+    return rows

@@ -60,10 +60,10 @@ class PartReader:
 def hold_out(reader: Reader, parts: int) -> tuple[Reader, Reader | None]:
     """The last of so many equal parts apart, as time goes on from the first rows to the last; None if it is empty."""
     splits = reader.splits()
-    held = len(splits) // parts
-    if not held:
+    last = len(splits) // parts
+    if not last:
         return reader, None
-    return PartReader(reader, splits[:-held]), PartReader(reader, splits[-held:])
+    return PartReader(reader, splits[:-last]), PartReader(reader, splits[-last:])
 
 
 def open_stored(folder: Path, parts: Sequence[str], name: str) -> tuple[Reader, ...]:

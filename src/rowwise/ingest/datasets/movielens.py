@@ -38,10 +38,10 @@ def get_movielens(folder: Path) -> None:
         rows = rows.append_column(name, ratings[name])
     # Lists cannot take part in Arrow's joins, so the positions are found and the rows taken.
     for other, key in ((users, "user_id"), (films, "movie_id")):
-        found = other.take(pc.call_function("index_in", [rows[key]], pc.SetLookupOptions(other[key])))
+        details = other.take(pc.call_function("index_in", [rows[key]], pc.SetLookupOptions(other[key])))
         for name in other.schema.names:
             if name != key:
-                rows = rows.append_column(name, found[name])
+                rows = rows.append_column(name, details[name])
     rows = rows.append_column("label", pc.call_function("greater_equal", [rows["rating"], pa.scalar(4)]))
     test, valid, train = np.split(permutation(rows.num_rows, SEED), [ROWS_APART, 2 * ROWS_APART])
     folder.mkdir(parents=True, exist_ok=True)

@@ -71,7 +71,7 @@ class ServiceClient:
             begin_s = perf_counter()
             delivery, block = self._transport.take(SplitId(epoch, number), count, self.health.waited_s)
             if delivery.split is None or block is None:
-                raise DataError(delivery.error or "")
+                raise DataError(delivery.error or f"the service sent no rows of split {number}: resume the run")
             self._note(delivery, delivery.split.times, perf_counter() - begin_s)
             yield Encoded.from_block(block, delivery.split.layout)
 
@@ -156,7 +156,7 @@ class HostTransport:
         """Send releases and store the deliveries that arrive within POLL_S; reconnect where the host is gone."""
         connection = self._connection
         if self._closed or connection is None:
-            raise PeerError("the service that prepares rows was closed while this rank waited for a split")
+            raise PeerError(f"the service that prepares rows was closed before split {wanted.index}: resume the run")
         try:
             self._send_released(wanted)
             messages = connection.receive()

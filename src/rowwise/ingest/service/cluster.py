@@ -52,6 +52,7 @@ from rowwise.ingest.service.worker import prepare_split
 TICK_S = 0.1
 CONNECT_TIMEOUT_S = 5.0
 FETCH_AHEAD = 2  # splits that a client requests at once, the next one included
+NO_CLUSTER = "no Ray cluster answers; want the address of a running one, or start one here: ray start --head"
 ANSWER_TIMEOUT_S = 60.0  # includes the restart of a coordinator
 
 
@@ -66,8 +67,7 @@ def connect(address: str | None) -> Any:
         try:
             ray.init(address=address, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            want = "want the address of a running one, or start one here: ray start --head"
-            raise SpecError(f"data.workers.address={address!r}: no Ray cluster answers: {error}; {want}") from error
+            raise SpecError(f"data.workers.address={address!r}: {NO_CLUSTER}: {error}") from error
     return ray
 
 
@@ -84,7 +84,7 @@ def _check_reachable(address: str | None) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
     except OSError as error:
-        raise SpecError(f"data.workers.address={address!r}: no Ray cluster answers: {error}") from error
+        raise SpecError(f"data.workers.address={address!r}: {NO_CLUSTER}: {error}") from error
 
 
 @final
@@ -301,9 +301,9 @@ class ClusterTransport:
         end_s = perf_counter() + ANSWER_TIMEOUT_S
         while perf_counter() < end_s:
             try:
-                found = self._request(split_id, count)
-                if found is not None:
-                    delivery, block = found
+                reply = self._request(split_id, count)
+                if reply is not None:
+                    delivery, block = reply
                     self._last_taken = split_id
                     return delivery, self._ray.get(block[0]) if block else None
                 self._reattach(split_id)
@@ -323,8 +323,8 @@ class ClusterTransport:
             if number not in self._requests:
                 wanted = SplitId(split_id.epoch, number)
                 self._requests[number] = self._coordinator.take.remote(self._incarnation, self._number, wanted)
-        found: tuple[SplitDelivery, list[Any]] | None = self._ray.get(self._requests.pop(split_id.index))
-        return found
+        reply: tuple[SplitDelivery, list[Any]] | None = self._ray.get(self._requests.pop(split_id.index))
+        return reply
 
     def _reattach(self, split_id: SplitId) -> None:
         """Attach to a coordinator that was restarted and does not know this client's position."""

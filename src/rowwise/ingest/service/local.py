@@ -106,9 +106,9 @@ class Service:
 
     def client(self, number: int = 0) -> ServiceClient:
         """A client in the owner's process, which restarts the host if that was killed."""
-        made = ServiceClient(HostTransport(number, self._connect, self._is_alive))
-        self._clients.append(made)
-        return made
+        client = ServiceClient(HostTransport(number, self._connect, self._is_alive))
+        self._clients.append(client)
+        return client
 
     def _is_alive(self) -> bool:
         return self._process.poll() is None
@@ -118,7 +118,7 @@ class Service:
         if workers is not None:
             self._restarts += 1
             if self._restarts > MAX_RESTARTS:
-                raise PeerError(f"the service that prepares rows died {self._restarts} times: see the errors above")
+                raise PeerError(f"the service that prepares rows died {self._restarts} times: see above, and resume")
             self._stop_host()
             self._process, self._owner = self._start_host(workers)
         return connect_to_host(self.address)
@@ -175,7 +175,7 @@ def connect_to_host(address: Path) -> Connection:
             end.connect(name)
     except OSError as error:
         end.close()
-        raise PeerError(f"{address}: the service that prepares rows is gone: {error}") from error
+        raise PeerError(f"{address}: the service that prepares rows is gone: {error}: resume the run") from error
     return Connection(end)
 
 

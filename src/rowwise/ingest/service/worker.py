@@ -65,13 +65,13 @@ def work(connection: Connection) -> None:
                 connection.send(prepare_split(task, message, slots[message.slot].resize))
 
 
-def prepare_split(task: PreparationTask, lease: SplitLease, memory: block.Memory) -> SplitReady | SplitRefused:
-    """Read and encode a leased split into `memory`; any error is returned, for the clients to raise."""
+def prepare_split(task: PreparationTask, lease: SplitLease, allocator: block.Allocator) -> SplitReady | SplitRefused:
+    """Read and encode a leased split into memory of `allocator`; any error is returned, for the clients to raise."""
     begin_s, begin_cpu_s = perf_counter(), process_time()
     try:
         opened = task.open(task.order(lease.split_id.epoch)[lease.split_id.index], lease.split_id.epoch)
         encode_s = perf_counter()
-        encoded = opened.encode(memory=memory)
+        encoded = opened.encode(allocator=allocator)
     except Exception as error:
         # Any exception: the trainer raises it when it comes to this split, at the same batch as without workers.
         return SplitRefused(lease.worker, lease.split_id, one_line(error) or f"{type(error).__name__}: {error}")

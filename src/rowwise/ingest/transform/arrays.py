@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from pyarrow import compute as pc
 from pyarrow import types
 
-from rowwise.ingest.bags import Ints, flatten_lists, hash_ids, int64
+from rowwise.ingest.bags import flatten_lists, hash_ids, int64
+from rowwise.ingest.block import Ints
 from rowwise.ingest.columns import is_list, is_text
 from rowwise.ingest.mix import Words, mix, remainder
 
@@ -37,10 +38,10 @@ class IdLists:
         return np.arange(len(self.values) + 1) if self.offsets_R1 is None else self.offsets_R1
 
     def with_values(self, values: Numeric | pa.Array) -> pa.Array:
-        made = values if isinstance(values, pa.Array) else pa.array(values)
+        array = values if isinstance(values, pa.Array) else pa.array(values)
         if not self.single:
-            return lists(made, self.starts(), self.null_R)
-        return made if self.null_R is None else _among_nulls(made, self.null_R)
+            return lists(array, self.starts(), self.null_R)
+        return array if self.null_R is None else _among_nulls(array, self.null_R)
 
 
 def to_id_lists(array: pa.Array) -> IdLists:
@@ -107,8 +108,8 @@ class NumberArray:
     null_R: Mask | None  # null lists
 
     def with_numbers(self, x_N: Numeric, null_N: Mask | None) -> pa.Array:
-        made = pa.array(x_N, mask=null_N)
-        return made if self.offsets_R1 is None else lists(made, self.offsets_R1, self.null_R)
+        array = pa.array(x_N, mask=null_N)
+        return array if self.offsets_R1 is None else lists(array, self.offsets_R1, self.null_R)
 
     @property
     def missing_N(self) -> Mask | None:

@@ -112,8 +112,8 @@ def schema_after(schema: pa.Schema, loaded: LoadedTransforms, source: str = "dat
     kinds = {field.name: field.type for field in schema}
     for step in loaded.steps:
         _check(step, kinds, loaded, source)
-        made = step.transform.types(tuple(plain_kind(kinds[name]) for name in step.transform.reads))
-        kinds |= dict(zip(step.transform.makes, made, strict=True))
+        new_kinds = step.transform.types(tuple(plain_kind(kinds[name]) for name in step.transform.reads))
+        kinds |= dict(zip(step.transform.makes, new_kinds, strict=True))
     return pa.schema(kinds)
 
 
@@ -142,8 +142,8 @@ def apply(
             kept_R = transform.keeps(columns.arrays(transform.reads), where, table.num_rows)
             keep_R = kept_R if keep_R is None else keep_R & kept_R
         elif not columns.try_fuse(transform):
-            made = step.run(columns.arrays(transform.reads), where)
-            columns.put(transform.makes, made)
+            arrays = step.run(columns.arrays(transform.reads), where)
+            columns.put(transform.makes, arrays)
     return columns.table(wanted), keep_R
 
 

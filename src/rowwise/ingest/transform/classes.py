@@ -7,7 +7,7 @@ import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import types
 
-from rowwise.ingest.bags import Ints
+from rowwise.ingest.block import Ints
 from rowwise.ingest.columns import IDS
 from rowwise.ingest.transform.arrays import element_kind, flatten_values, lists, number_kind, row_of_each, to_numbers
 from rowwise.ingest.transform.numbers import buckets
@@ -101,5 +101,5 @@ class Onehot(OneColumn, frozen=True, kw_only=True, tag="onehot", tag_field="kind
         values = values.dictionary_decode() if types.is_dictionary(values.type) else values
         values = values.cast(pa.large_binary()) if is_words(values.type) else values.cast(number_kind(values.type))
         known = pa.array([c.encode() if isinstance(c, str) else c for c in self.classes], values.type)
-        found = pc.call_function("index_in", [values], pc.SetLookupOptions(value_set=known)).fill_null(-1)
-        return found.to_numpy(zero_copy_only=False).astype(np.int64), offsets_R1
+        indices = pc.call_function("index_in", [values], pc.SetLookupOptions(value_set=known)).fill_null(-1)
+        return indices.to_numpy(zero_copy_only=False).astype(np.int64), offsets_R1

@@ -63,13 +63,13 @@ class SigridHash(OneColumn, frozen=True, kw_only=True, tag="sigrid_hash", tag_fi
 def pick_ids(array: pa.Array, make: RowMapping, count: int | None) -> pa.Array:
     """The first ids of each row, mapped by the kernels, read from Arrow's memory."""
     source = as_lists(array)
-    found = PickedIds(source, first=count)
-    rows_N = np.empty(found.total, np.int64)
+    picked = PickedIds(source, first=count)
+    rows_N = np.empty(picked.total, np.int64)
     single = source.offsets is None
-    offsets_R1 = None if single and source.row_valid is None else np.empty(found.rows + 1, np.int64)
-    found.write(make, rows_N, offsets_R1)
-    made = pa.array(rows_N)
-    return IdLists(values=made, offsets_R1=offsets_R1, null_R=nulls(array), single=single).with_values(made)
+    offsets_R1 = None if single and source.row_valid is None else np.empty(picked.rows + 1, np.int64)
+    picked.write(make, rows_N, offsets_R1)
+    values = pa.array(rows_N)
+    return IdLists(values=values, offsets_R1=offsets_R1, null_R=nulls(array), single=single).with_values(values)
 
 
 class FirstX(OneColumn, frozen=True, kw_only=True, tag="first_x", tag_field="kind"):

@@ -15,7 +15,8 @@ from pyarrow import compute as pc
 
 from rowwise.errors import DataError
 from rowwise.ingest import native
-from rowwise.ingest.bags import Ints, hash_ids, int64
+from rowwise.ingest.bags import hash_ids, int64
+from rowwise.ingest.block import Ints
 from rowwise.ingest.columns import IDS
 from rowwise.ingest.transform.arrays import (
     IdLists,
@@ -97,18 +98,18 @@ def read_mapping(transform: MapId) -> dict[str | int, int]:
         lines = read_text(path, MOST_BYTES).splitlines()
     except OSError as error:
         raise transform.spec_error(f"{path}: cannot be read as a list of ids: {error.strerror}") from None
-    made: dict[str | int, int] = {}
+    values: dict[str | int, int] = {}
     for number, line in enumerate(lines):
         key, tab, given = line.partition("\t")
         value = _parse_whole(given) if tab else number
         if value is None:
             raise transform.spec_error(f"{path}: line {number + 1}: {given!r}: want a whole number after the tab")
-        if key in made:
+        if key in values:
             raise transform.spec_error(f"{path}: line {number + 1}: id {key!r} appears twice: want each once")
-        made[key] = value
-    if not made:
+        values[key] = value
+    if not values:
         raise transform.spec_error(f"{path}: it has no ids: want one on each line")
-    return made
+    return values
 
 
 def _parse_whole(key: str | int) -> int | None:

@@ -15,7 +15,7 @@ from pyarrow import compute as pc
 from pyarrow import types
 
 from rowwise.ingest import native
-from rowwise.ingest.bags import Ints
+from rowwise.ingest.block import Ints
 from rowwise.ingest.transform.arrays import (
     Numeric,
     element_kind,

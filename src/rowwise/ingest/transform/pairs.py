@@ -13,7 +13,8 @@ from pyarrow import compute as pc
 from pyarrow import types
 
 from rowwise.errors import DataError
-from rowwise.ingest.bags import Ints, hash_ids, int64
+from rowwise.ingest.bags import hash_ids, int64
+from rowwise.ingest.block import Ints
 from rowwise.ingest.columns import IDS, is_list
 from rowwise.ingest.transform.arrays import (
     IdLists,
@@ -148,8 +149,8 @@ def _keys(a: IdLists, b: IdLists) -> tuple[Ints, Ints, pa.Array]:
 
 def _are_in(key_A: Ints, key_B: Ints) -> Mask:
     """Membership in another array. Arrow looks up in a hash table where numpy would sort."""
-    found = pc.call_function("is_in", [pa.array(key_A)], pc.SetLookupOptions(value_set=pa.array(key_B)))
-    return found.to_numpy(zero_copy_only=False)
+    members = pc.call_function("is_in", [pa.array(key_A)], pc.SetLookupOptions(value_set=pa.array(key_B)))
+    return members.to_numpy(zero_copy_only=False)
 
 
 def _first_of_each(key_N: Ints) -> Mask:
@@ -256,10 +257,10 @@ class ComputeScore(Transform, frozen=True, kw_only=True, tag="compute_score", ta
 
 def _ids_in_row(values: pa.Array, id_at: Ints, row_N: Ints, among: IdLists, counts_N: Mask) -> Mask:
     """Ids of a row that are also in another column of that row."""
-    kept = np.flatnonzero(counts_N)
-    offsets_R1 = np.searchsorted(row_N[kept], np.arange(len(among.starts())))
-    ids = IdLists(values=values.take(pa.array(id_at[kept])), offsets_R1=offsets_R1, null_R=None, single=False)
+    index_K = np.flatnonzero(counts_N)
+    offsets_R1 = np.searchsorted(row_N[index_K], np.arange(len(among.starts())))
+    ids = IdLists(values=values.take(pa.array(id_at[index_K])), offsets_R1=offsets_R1, null_R=None, single=False)
     key_A, key_B, _ = _keys(ids, among)
-    found = np.zeros(len(counts_N), np.bool_)
-    found[kept[_are_in(key_A, key_B)]] = True
-    return found
+    member_N = np.zeros(len(counts_N), np.bool_)
+    member_N[index_K[_are_in(key_A, key_B)]] = True
+    return member_N

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import types
 
-from rowwise.ingest.bags import Ints
+from rowwise.ingest.block import Ints
 from rowwise.ingest.columns import NUMBERS, TIMES
 from rowwise.ingest.transform.arrays import either_null, nulls, to_numbers
 from rowwise.ingest.transform.transform import Arrays, Kinds, RowPosition, Transform

@@ -95,23 +95,23 @@ class UserFunction(Transform, frozen=True, kw_only=True, tag="own", tag_field="k
         place = f"{self.function}, on the {len(arrays[0])} rows from {where.split.locate_row(0)}"
         plain = [array.cast(plain_kind(array.type)) for array in arrays]
         with _Naming(place):
-            made = function(*plain)
+            output = function(*plain)
         return tuple(
-            _check_result(array, len(arrays[0]), f"{place}: {name!r}") for name, array in self._outputs(made, place)
+            _check_result(array, len(arrays[0]), f"{place}: {name!r}") for name, array in self._outputs(output, place)
         )
 
-    def _outputs(self, made: Any, place: str) -> list[tuple[str, Any]]:
+    def _outputs(self, output: Any, place: str) -> list[tuple[str, Any]]:
         """The returned columns, in the order of `to`."""
         names = ", ".join(self.to)
-        if isinstance(made, dict):
-            if set(made) != set(self.to):
-                got = ", ".join(map(str, made)) or "nothing"
+        if isinstance(output, dict):
+            if set(output) != set(self.to):
+                got = ", ".join(map(str, output)) or "nothing"
                 raise DataError(f"{place}: it returned columns called {got}: want {names}, as `to` says")
-            return [(name, made[name]) for name in self.to]
-        many = list(made) if isinstance(made, (tuple, list)) else [made]
-        if len(many) != len(self.to):
-            raise DataError(f"{place}: it returned {len(many)} columns: want {len(self.to)}, {names}, as `to` says")
-        return list(zip(self.to, many, strict=True))
+            return [(name, output[name]) for name in self.to]
+        outputs = list(output) if isinstance(output, (tuple, list)) else [output]
+        if len(outputs) != len(self.to):
+            raise DataError(f"{place}: it returned {len(outputs)} columns: want {len(self.to)}, {names}, as `to` says")
+        return list(zip(self.to, outputs, strict=True))
 
     def _read(self) -> str:
         try:
@@ -147,8 +147,8 @@ def _check_result(array: Any, rows: int, place: str) -> pa.Array:
         raise DataError(f"{place}: it returned {len(array)} rows: want {rows}, one for each row that it got")
     if pa.types.is_null(array.type):
         raise DataError(f"{place}: it returned an array without a type: give it one, as in pa.array(x, pa.float64())")
-    made = combine_chunks(array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array]))
-    return made.cast(plain_kind(made.type))
+    column = combine_chunks(array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array]))
+    return column.cast(plain_kind(column.type))
 
 
 @final

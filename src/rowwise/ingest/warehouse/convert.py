@@ -107,7 +107,7 @@ class _Conversion:
         else:
             self._write_plain(flat, writer)
         if not self._journal.parts:
-            raise DataError(f"{self._source.name}: no rows to convert")
+            raise DataError(f"{self._source.name}: no rows to convert: want files with rows")
         manifest = WarehouseManifest(asked=request, found=survey, columns=columns, parts=tuple(self._journal.parts))
         self._journal.finish(manifest)
         return manifest
@@ -158,13 +158,13 @@ class _Conversion:
         done = [
             part for part in self._journal.parts if units.start < part.unit or (part.unit == units.start and part.row)
         ]
-        mine = [part for part in done if part.unit < units.stop]
-        if len(done) > len(mine):  # files of a later folder are written, so this one is complete
+        parts = [part for part in done if part.unit < units.stop]
+        if len(done) > len(parts):  # files of a later folder are written, so this one is complete
             return
         cells = ranges[units.start].folder
-        unit, row = (mine[-1].unit, mine[-1].row) if mine else (units.start, 0)
+        unit, row = (parts[-1].unit, parts[-1].row) if parts else (units.start, 0)
         rows = RowQueue(_read_ranges(spill, ranges, range(unit, units.stop), row), units.stop)
-        number = len(mine)
+        number = len(parts)
         while rows.fill(1):
             self._journal.append(writer.write(rows, cells, number))
             number += 1
@@ -175,8 +175,8 @@ def _read_ranges(spill: Spill, ranges: list[SpillRange], units: range, skip: int
         done = 0
         for table in spill.read(ranges[unit]):
             done += table.num_rows
-            kept = table.slice(max(table.num_rows - (done - skip), 0)) if unit == units.start else table
-            yield UnitRows(kept, unit, done - kept.num_rows)
+            rest = table.slice(max(table.num_rows - (done - skip), 0)) if unit == units.start else table
+            yield UnitRows(rest, unit, done - rest.num_rows)
 
 
 def _folder_type(kind: pa.DataType) -> str:

@@ -9,31 +9,29 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from pyarrow import compute as pc
 
+from rowwise.ingest.block import Ints
 from rowwise.ingest.warehouse.layout import FlattenedColumns, Key, flat_name
-
-Ints = NDArray[np.int64]
 
 
 def flatten(table: pa.Table, flat: FlattenedColumns) -> pa.Table:
     """The plain columns, then a column for each key of each map."""
-    made = table.select(list(flat.plain))
+    flattened = table.select(list(flat.plain))
     for name, keys in flat.maps.items():
         for key, column in zip(keys, split_by_key(_single_map_array(table[name]), keys), strict=True):
-            made = made.append_column(flat_name(name, key), column)
-    return made
+            flattened = flattened.append_column(flat_name(name, key), column)
+    return flattened
 
 
 def split_by_key(array: pa.MapArray, keys: Sequence[Key]) -> list[pa.Array]:
     """A column for each key."""
     begin, end, row_N = _entries(array)
-    found = array.keys.slice(begin, end - begin)
+    keys_N = array.keys.slice(begin, end - begin)
     items = array.items.slice(begin, end - begin)
     wanted = pa.array(keys, array.type.key_type)
     code_N = (
-        pc.call_function("index_in", [found], pc.SetLookupOptions(wanted)).fill_null(-1).to_numpy(zero_copy_only=False)
+        pc.call_function("index_in", [keys_N], pc.SetLookupOptions(wanted)).fill_null(-1).to_numpy(zero_copy_only=False)
     )
     code_N = np.where(row_N < 0, -1, code_N)
     order_N = np.argsort(code_N, kind="stable")
@@ -46,8 +44,8 @@ def count_keys(array: pa.ChunkedArray) -> Counter[Key]:
     counts: Counter[Key] = Counter()
     for chunk in array.chunks:
         begin, end, row_N = _entries(chunk)
-        found = chunk.keys.slice(begin, end - begin).filter(pa.array(row_N >= 0))
-        for pair in pc.call_function("value_counts", [found]).to_pylist():
+        keys_N = chunk.keys.slice(begin, end - begin).filter(pa.array(row_N >= 0))
+        for pair in pc.call_function("value_counts", [keys_N]).to_pylist():
             counts[pair["values"]] += pair["counts"]
     return counts
 

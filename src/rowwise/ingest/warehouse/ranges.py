@@ -70,15 +70,15 @@ def ranges_of(footer: pq.FileMetaData, group: int, leaves: Sequence[int], gap: i
     pad = PADDING if footer.created_by.startswith(("parquet-mr", "parquet-cpp version")) else 0
     end = footer_start(footer) if pad else 0
     chunks = sorted(_chunk(row_group.column(leaf)) for leaf in leaves)
-    made: list[ReadRange] = []
+    ranges: list[ReadRange] = []
     for start, size in chunks:
         stop = max(start + size, min(start + size + pad, end))
-        last = made[-1] if made else None
+        last = ranges[-1] if ranges else None
         if last is not None and (start < last.stop or (gap and start - last.stop <= gap)):
-            made[-1] = ReadRange(last.start, max(stop, last.stop), last.wanted + size)
+            ranges[-1] = ReadRange(last.start, max(stop, last.stop), last.wanted + size)
         else:
-            made.append(ReadRange(start, stop, size))
-    return tuple(made)
+            ranges.append(ReadRange(start, stop, size))
+    return tuple(ranges)
 
 
 def footer_start(footer: pq.FileMetaData) -> int:

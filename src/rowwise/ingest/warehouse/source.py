@@ -56,7 +56,7 @@ class ConversionSource:
         self.reader, self.layout = reader, layout
         self.splits = reader.splits()
         if not self.splits:
-            raise DataError(f"{type(reader).__name__}: no rows to convert")
+            raise DataError(f"{type(reader).__name__}: no rows to convert: want files with rows")
         self.name = self.splits[0].source
         self._chosen = choose_columns(layout, reader.schema, self.name)
 
@@ -97,8 +97,8 @@ class ConversionSource:
             for table in self._tables(self.splits[index], flat.read, rows):
                 done += table.num_rows
                 if done > skip:
-                    kept = table.slice(max(table.num_rows - (done - skip), 0))
-                    yield SourceRows(flatten(kept, flat), index, done)
+                    rest = table.slice(max(table.num_rows - (done - skip), 0))
+                    yield SourceRows(flatten(rest, flat), index, done)
             yield SourceRows(self.empty(flat), index + 1, 0)
 
     def empty(self, flat: FlattenedColumns) -> pa.Table:

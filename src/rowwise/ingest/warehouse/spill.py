@@ -102,8 +102,8 @@ class Spill:
     def ranges(self) -> list[SpillRange]:
         """The ranges of all rows, in the order in which they are written."""
         if self._layout.cluster_by is None:
-            found = {(f, at) for at, run in enumerate(self.runs) for f in run.folders}
-            ordered = sorted(found, key=lambda pair: (_sortable(pair[0]), pair[1]))
+            cells = {(f, at) for at, run in enumerate(self.runs) for f in run.folders}
+            ordered = sorted(cells, key=lambda pair: (_sortable(pair[0]), pair[1]))
             return [SpillRange(folder=folder, first=0, last=0, run=at) for folder, at in ordered]
         sizes: dict[tuple[Cell, ...], dict[int, float]] = {}
         for run in self.runs:

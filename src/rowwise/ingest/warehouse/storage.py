@@ -88,17 +88,17 @@ class FileStore:
             if info.type == fs.FileType.File:
                 return (self._path,)
             if info.type == fs.FileType.NotFound:
-                raise DataError(f"{self._path}: no such file or folder")
+                raise DataError(f"{self._path}: no such file or folder: want the URL of a file, a folder or a pattern")
             inside = system.get_file_info(fs.FileSelector(base, recursive=True))
         skip = len(base.strip("/"))
         names = sorted(i.path.strip("/")[skip:].lstrip("/") for i in inside if i.type == fs.FileType.File)
         root = self.root.rstrip("/")
         if self._path.rstrip("/") == root:
             named = [n for n in names if n.endswith(endings) and not any(part[0] in "._" for part in n.split("/"))]
-            none = f"no file in it ends with {' or '.join(endings)}"
+            none = f"no file in it ends with {' or '.join(endings)}: want at least one"
         else:
             matches = re.compile(_as_regex(self._path[len(self.root) :].lstrip("/")))
-            named, none = [n for n in names if matches.fullmatch(n)], "no file matches the pattern"
+            named, none = [n for n in names if matches.fullmatch(n)], "no file matches the pattern: want another"
         if not named:
             raise DataError(f"{self._path}: {none}")
         return tuple(f"{root}/{n}" for n in named)
@@ -115,7 +115,7 @@ def name_file_in_errors(name: str) -> Iterator[None]:
     except (pa.ArrowException, OSError, ImportError, ValueError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{name}: cannot be reached: {error}") from error
+        raise DataError(f"{name}: cannot be reached: {error}: want a path or URL that this user can read") from error
 
 
 def _connect(url: str) -> tuple[fs.FileSystem, str]:

@@ -13,7 +13,7 @@ from rowwise.spec import Bits, RowType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalShard:
-    """A rectangle of a tensor, as this rank stores it; see [Note: Pieces] in `manifest`."""
+    """A rectangle of a tensor, as this rank stores it; see [Note: Chunks] in `manifest`."""
 
     name: str
     tensor: Tensor  # a view of live memory: write it before it changes
