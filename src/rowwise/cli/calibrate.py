@@ -165,14 +165,14 @@ def _fit(spec: "MeasurementSpec", folder: "MeasurementFolder", name: str, consol
     from rowwise.calibrate.samples import LinkSample
     from rowwise.calibrate.train_exchange import FEWEST
     from rowwise.cli.plan import write_atomically
-    from rowwise.report.calibration import calibration_page
+    from rowwise.report.calibration import draw_calibration
 
     samples = list(folder.read())
     about = _describe_machine(spec, name, narrow=sum(isinstance(sample, LinkSample) for sample in samples) >= FEWEST)
     with _show_progress(console, "fitting") as tell:
         fitted = fit_profile(samples, about, tell)
     profile, quality = folder.path / "machine.json", _json_text(fitted.quality)
-    shown = calibration_page(fitted.hardware.name, fitted.hardware.source, quality)
+    shown = draw_calibration(fitted.hardware.name, fitted.hardware.source, quality)
     texts = {"quality.json": quality, "report.html": shown, profile.name: fitted.hardware.to_json() + "\n"}
     for line in fitted.lines():
         console.print(line, markup=False, soft_wrap=True)

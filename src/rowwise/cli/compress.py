@@ -131,11 +131,11 @@ def _parse_goal(ratio: float | None, budget: str | None, methods: str | None) ->
 
 def _write_page(folder: Path) -> Path:
     from rowwise.recipes.compress.advise import ADVICE
-    from rowwise.report.compression import compression_page
-    from rowwise.report.page import save
+    from rowwise.report.compression import draw_compression
+    from rowwise.report.page import write_page
 
     out = folder / "report.html"
-    save(out, compression_page((folder / ADVICE).read_bytes()))
+    write_page(out, draw_compression((folder / ADVICE).read_bytes()))
     return out
 
 
@@ -143,7 +143,7 @@ def _show(advice: "CompressionAdvice", console: Console, *, explain: bool) -> No
     from rich.markup import escape
     from rich.table import Table
 
-    from rowwise.quantity import size
+    from rowwise.quantity import format_size
     from rowwise.recipes.compress.words import explain_advice as lines_of
     from rowwise.recipes.compress.words import method_name
 
@@ -156,20 +156,13 @@ def _show(advice: "CompressionAdvice", console: Console, *, explain: bool) -> No
         shown.add_column(name, justify="left" if name in ("table", "method") else "right")
     for one in advice.tables:
         ratio, rows_bytes = one.full_bytes / one.size_bytes, one.size_bytes - one.map_bytes
-        cells = (
-            f"{one.ids:,}",
-            method_name(one),
-            f"{ratio:.1f}",
-            size(rows_bytes),
-            size(one.map_bytes),
-            f"{one.ne:+.5f}",
-        )
-        shown.add_row(escape(one.name), *cells)
+        sizes = format_size(rows_bytes), format_size(one.map_bytes)
+        shown.add_row(escape(one.name), f"{one.ids:,}", method_name(one), f"{ratio:.1f}", *sizes, f"{one.ne:+.5f}")
     if advice.left:
-        left_bytes, ids = sum(one.size_bytes for one in advice.left), sum(one.ids for one in advice.left)
-        shown.add_row(f"{len(advice.left)} others", f"{ids:,}", "uncompressed", "1.0", size(left_bytes), size(0), "")
+        size, ids = format_size(sum(one.size_bytes for one in advice.left)), sum(one.ids for one in advice.left)
+        shown.add_row(f"{len(advice.left)} others", f"{ids:,}", "uncompressed", "1.0", size, format_size(0), "")
     ratio = advice.full_bytes / advice.size_bytes
-    shown.add_row("all", "", "", f"{ratio:.1f}", size(advice.size_bytes), "", f"{advice.ne:+.5f}", style="bold")
+    shown.add_row("all", "", "", f"{ratio:.1f}", format_size(advice.size_bytes), "", f"{advice.ne:+.5f}", style="bold")
     console.print(shown)
     noise = f"NE of the full model {advice.full.ne:.5f}, noise {advice.noise:.5f}; above it"
     both = (

@@ -440,9 +440,9 @@ def _write_files(
             tables = [workload.table for workload in planned.problem.request.workloads]
             texts[path] = torchrec_json(planned.plan, tables, planned.problem.topology)
         elif explanation is not None and option == "--html":
-            from rowwise.report.plan import plan_page
+            from rowwise.report.plan import draw_plan
 
-            texts[path] = plan_page(explanation.to_json())
+            texts[path] = draw_plan(explanation.to_json())
         else:
             texts[path] = planned.plan.to_json() + "\n"
     for path, text in texts.items():
