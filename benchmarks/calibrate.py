@@ -43,7 +43,7 @@ from rowwise.calibrate.train_network import (
     Sets,
     kendall_tau,
     mean_relative_error,
-    predicted_s,
+    predict_s,
     train_network,
 )
 from rowwise.perf.access import Access, Curves, Workload
@@ -272,7 +272,7 @@ def learned_oracle(args: argparse.Namespace, form: str, bounded: bool) -> tuple[
     size = {"hidden": 128, "hinges": 64} if form == "published" else {}
     shape = NetworkShape(form=form, bounded=bounded, steps=50 if args.smoke else 400 if args.quick else 2500, **size)
     networks = {stage: train_network(known[stage], shape) for stage in STAGES}
-    predicted = sum(predicted_s(networks[s], asked[s]) for s in STAGES)
+    predicted = sum(predict_s(networks[s], asked[s]) for s in STAGES)
     exact = sum(truth.values())
     error = mean_relative_error(predicted, exact)
     kernels = Kernels(**networks, error=error, noise=0.01, sets=len(known["lookup"]))

@@ -213,7 +213,7 @@ COMBINATIONS = {  # each is right by itself
     "data inspect --json --recipe=a.yaml": "--recipe with --json, which writes no recipe",
     "data convert --sort-by=user": "sort_by='user' without cluster_by",
     "data convert --types=user=int32": "is Parquet, which has types",
-    "ckpt reshard --plan=plan.json": "want one of --plan FILE and --nproc N",
+    "ckpt reshard --plan=plan.json": "--plan and --nproc: both are given",
     "ckpt export --parquet=x": "want one of --parquet, --dcp, --torchrec, --torch",
     "ckpt export --prefix=x": "--sequence and --prefix with --torch: want them with --torchrec",
     "ckpt export --sequence=user": "--sequence and --prefix with --torch: want them with --torchrec",

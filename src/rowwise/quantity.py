@@ -1,49 +1,49 @@
 """Formats numbers with units: 1.23 M, 3.40 GB, 2 h 05 min, 0.8123; a dash for None, NaN and infinity.
 
-A GB is 1e9 bytes. On HTML pages numbers have three digits and narrow spaces. The functions for terminals and messages
-are named `format_...` and use plain spaces.
+A GB is 1e9 bytes. Functions of `float | None` are for HTML pages: three digits, and a narrow space before the unit.
+Functions from `format_bytes` on are for terminals and messages: a plain space.
 """
 
 import math
 from collections.abc import Iterable
 
 SPACE = "\u202f"  # narrow, and no line breaks at it
-NONE = "\u2013"
+DASH = "\u2013"
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
-SHOWN = 3  # ranges of ranks that are listed
+MOST_RANGES = 3  # ranges of ranks that are listed
 LARGEST = 1e300  # larger values count as infinite, as differences of them overflow
 
 
-def usable(value: float | None) -> bool:
-    """Whether a value is a finite number, and so can be drawn."""
+def is_finite(value: float | None) -> bool:
+    """Whether a value is a number that a chart can draw."""
     return value is not None and abs(value) < LARGEST
 
 
-def prefix(value: float) -> tuple[float, str]:
-    """The power of 1,000 that leaves one to three digits before the point, and its SI letter."""
-    if not usable(value) or abs(value) < 1000:
+def si_prefix(value: float) -> tuple[float, str]:
+    """The power of 1,000 that leaves one to three digits before the point, and its SI prefix."""
+    if not is_finite(value) or abs(value) < 1000:
         return 1.0, ""
     power = min(int(math.log10(abs(value) * (1 + 1e-12)) // 3), len(PREFIXES) - 1)
     return 1000.0**power, PREFIXES[power]
 
 
-def count(value: float | None) -> str:
-    """A count, with an SI prefix from 100,000 on."""
-    if value is None or not usable(value):
-        return NONE
+def format_count(value: float | None) -> str:
+    """A count in whole numbers, from 100,000 on with an SI prefix."""
+    if value is None or not is_finite(value):
+        return DASH
     if abs(value) < 99_999.5:
         return f"{value:,.0f}" if value == round(value) or abs(value) >= 100 else f"{value:.3g}"
-    return _scaled(value, "")
+    return _format_scaled(value, "")
 
 
-def size(value: float | None) -> str:
-    if value is None or not usable(value):
-        return NONE
-    return f"{value:.3g}{SPACE}B" if abs(value) < 999.5 else _scaled(value, "B")
+def format_size(value: float | None) -> str:
+    if value is None or not is_finite(value):
+        return DASH
+    return f"{value:.3g}{SPACE}B" if abs(value) < 999.5 else _format_scaled(value, "B")
 
 
-def _scaled(value: float, unit: str) -> str:
-    scale, letter = prefix(float(f"{value:.3g}"))
+def _format_scaled(value: float, unit: str) -> str:
+    scale, letter = si_prefix(float(f"{value:.3g}"))
     scaled = value / scale
     if abs(scaled) >= 999.5:  # beyond the last prefix
         return f"{scaled:.3g}{SPACE}{letter}{unit}"
@@ -51,10 +51,10 @@ def _scaled(value: float, unit: str) -> str:
     return f"{scaled:.{digits}f}{SPACE}{letter}{unit}"
 
 
-def duration(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """A time in its two largest units: 2 h 05 min."""
-    if seconds is None or not usable(seconds) or seconds < 0:
-        return NONE
+    if seconds is None or not is_finite(seconds) or seconds < 0:
+        return DASH
     if seconds < 1:
         return f"{seconds * 1000:.3g}{SPACE}ms"
     if seconds < 59.95:
@@ -66,41 +66,41 @@ def duration(seconds: float | None) -> str:
     if minutes < 48 * 60:
         return f"{minutes // 60}{SPACE}h {minutes % 60:02}{SPACE}min"
     hours = round(seconds / 3600)
-    return f"{count(hours // 24)}{SPACE}d {hours % 24:02}{SPACE}h"
+    return f"{format_count(hours // 24)}{SPACE}d {hours % 24:02}{SPACE}h"
 
 
-def share(value: float | None) -> str:
-    """A share of 1 in percent."""
-    if value is None or not usable(value):
-        return NONE
+def format_percent(value: float | None) -> str:
+    """A fraction as percent: 0.125 is 12.5 %."""
+    if value is None or not is_finite(value):
+        return DASH
     return f"{100 * value:.1f}{SPACE}%"
 
 
-def number(value: float | None) -> str:
-    """A metric: four decimals, or as many significant digits."""
-    if value is None or not usable(value):
-        return NONE
+def format_metric(value: float | None) -> str:
+    """A metric, with four decimals below 10 and fewer above."""
+    if value is None or not is_finite(value):
+        return DASH
     if abs(value) >= 1e5:
-        return count(value)
+        return format_count(value)
     if abs(value) >= 10:
         return f"{value:,.2f}" if abs(value) < 1000 else f"{value:,.1f}"
     return f"{value:.4f}" if abs(value) >= 0.001 or value == 0 else f"{value:.3g}"
 
 
-def short(value: float | None) -> str:
-    """A number without trailing zeros, for instance a learning rate."""
-    if value is None or not usable(value):
-        return NONE
+def format_short(value: float | None) -> str:
+    """Four significant digits without trailing zeros, such as 0.001 for a learning rate."""
+    if value is None or not is_finite(value):
+        return DASH
     return f"{value:.4g}"
 
 
 def format_bytes(size: float) -> str:
-    scale, letter = prefix(float(f"{size:.4g}"))
+    scale, letter = si_prefix(float(f"{size:.4g}"))
     return f"{size / scale:,.1f} {letter}B" if letter else f"{size:.0f} B"
 
 
 def format_seconds(seconds: float) -> str:
-    """A step's time in s or ms."""
+    """The time of a step, in s or ms."""
     if abs(seconds) >= 1:
         return f"{seconds:,.2f} s"
     value = seconds * 1000
@@ -109,16 +109,16 @@ def format_seconds(seconds: float) -> str:
 
 def format_change(seconds: float) -> str:
     """A difference of times with its sign; 'no change' if it rounds to 0."""
-    words = format_seconds(abs(seconds))
-    if not any(digit in words for digit in "123456789"):
+    text = format_seconds(abs(seconds))
+    if not any(digit in text for digit in "123456789"):
         return "no change"
-    return f"{'-' if seconds < 0 else '+'}{words}"
+    return f"{'-' if seconds < 0 else '+'}{text}"
 
 
-def format_count(count: float) -> str:
-    """A large count with an SI prefix from millions on."""
-    scale, letter = prefix(count / 10)
-    return f"{count / scale:,.0f} {letter}" if scale >= 1e6 else f"{count:,.0f}"
+def format_rows(rows: float) -> str:
+    """A number of rows in whole numbers, from 10 million on with an SI prefix."""
+    scale, letter = si_prefix(rows / 10)
+    return f"{rows / scale:,.0f} {letter}" if scale >= 1e6 else f"{rows:,.0f}"
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
@@ -129,6 +129,6 @@ def format_ranks(ranks: Iterable[int]) -> str:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    words = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
-    more = sum(b - a + 1 for a, b in runs[SHOWN:])
-    return ", ".join(words[:SHOWN]) + (f" and {more} more" if more else "")
+    texts = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
+    left = sum(b - a + 1 for a, b in runs[MOST_RANGES:])
+    return ", ".join(texts[:MOST_RANGES]) + (f" and {left} more" if left else "")

@@ -14,7 +14,7 @@ from test_fit import ABOUT, exchanges, made_up
 
 from rowwise.calibrate.fit import BOUNDED_NETWORKS, fit_profile
 from rowwise.calibrate.train_network import NetworkShape
-from rowwise.calibrate.trust import MOST_WAITED, doubts_of_quality, undisturbed_sets, waited_s
+from rowwise.calibrate.trust import MOST_WAITED, find_doubts, select_undisturbed, waited_s
 from rowwise.perf.hardware import hardware_named, read_hardware
 from rowwise.perf.learned import LearnedModel, model_of, profile_warnings
 from rowwise.perf.roofline import Roofline
@@ -47,20 +47,20 @@ os.kill(0, 9)
 
 @pytest.mark.parametrize("what", BAD)
 def test_each_fault_is_a_reason(what):
-    assert doubts_of_quality(**FINE) == ()
+    assert find_doubts(**FINE) == ()
     value, words = BAD[what]
-    assert doubts_of_quality(**(FINE | {what: value})) == (words,)
+    assert find_doubts(**(FINE | {what: value})) == (words,)
 
 
 def test_all_faults_are_said():
-    assert len(doubts_of_quality(**{what: value for what, (value, _) in BAD.items()})) == len(BAD)
+    assert len(find_doubts(**{what: value for what, (value, _) in BAD.items()})) == len(BAD)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=60), st.integers(1, 30))
 def test_disturbed_sets_are_left_out_where_enough_are_left(waited, fewest):
     one = next(iter(made_up(1)))
     sets = [structs.replace(one, waited=share) for share in waited]
-    kept, quiet = undisturbed_sets(sets, fewest), [s for s in sets if s.waited <= MOST_WAITED]
+    kept, quiet = select_undisturbed(sets, fewest), [s for s in sets if s.waited <= MOST_WAITED]
     assert kept == (quiet if len(quiet) >= fewest and 2 * len(quiet) >= len(sets) else sets)
 
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from rowwise.calibrate.fit import BOUNDED_NETWORKS, FITTED_ROOFLINE, MachineDescription, fit_profile, noise_of
-from rowwise.calibrate.fit_links import fit_links, priced_amounts
+from rowwise.calibrate.fit import BOUNDED_NETWORKS, FITTED_ROOFLINE, MachineDescription, estimate_noise, fit_profile
+from rowwise.calibrate.fit_links import fit_links, list_amounts
 from rowwise.calibrate.samples import LinkSample, SetSample
-from rowwise.calibrate.set_arrays import arrays_of_sets
+from rowwise.calibrate.set_arrays import stack_sets
 from rowwise.calibrate.train_exchange import amounts_of, train_exchanges
-from rowwise.calibrate.train_network import NetworkShape, _Batches, _Net, predicted_s, train_network
+from rowwise.calibrate.train_network import NetworkShape, _Batches, _Net, predict_s, train_network
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access, Curves, Workload
 from rowwise.perf.hardware import Machine, hardware_named, read_hardware
@@ -104,7 +104,7 @@ def test_a_profile_predicts_what_it_never_saw():
 def test_what_torch_trains_is_what_numpy_evaluates():
     import torch
 
-    measured = arrays_of_sets([s for s in made_up(70) if not s.again])
+    measured = stack_sets([s for s in made_up(70) if not s.again])
     for shape in (
         NetworkShape(steps=3),
         NetworkShape(form="published", bounded=False, steps=3),
@@ -116,15 +116,15 @@ def test_what_torch_trains_is_what_numpy_evaluates():
         features, work, number, ms = _Batches.tensors(sets)
         with torch.no_grad():
             expected_S = net(features, work, number, len(ms)).numpy() * 1e-3
-        np.testing.assert_allclose(predicted_s(net.export(), sets), expected_S, rtol=2e-4)
+        np.testing.assert_allclose(predict_s(net.export(), sets), expected_S, rtol=2e-4)
 
 
 @pytest.mark.slow
 def test_a_network_learns_and_is_the_same_again():
-    measured = arrays_of_sets([s for s in made_up(80) if not s.again])
+    measured = stack_sets([s for s in made_up(80) if not s.again])
     sets = measured.of_stage("lookup")
     first, later = (train_network(sets, NetworkShape(steps=steps)) for steps in (20, 120))
-    error = [np.mean(np.abs(predicted_s(n, sets) / sets.seconds_S - 1)) for n in (first, later)]
+    error = [np.mean(np.abs(predict_s(n, sets) / sets.seconds_S - 1)) for n in (first, later)]
     assert error[1] < error[0] * 0.7
     assert later == train_network(sets, NetworkShape(steps=120))
     assert later.phi.is_convex
@@ -133,17 +133,17 @@ def test_a_network_learns_and_is_the_same_again():
 @pytest.mark.slow
 def test_noise_is_that_of_one_measurement():
     sets = list(made_up(2000, noise=0.05))
-    found = noise_of(sets, np.zeros(len(sets)))
+    found = estimate_noise(sets, np.zeros(len(sets)))
     one = 0.05 * np.sqrt(2 / np.pi)  # mean distance of a normal deviation; two stages' errors partly cancel
     assert 0.5 * one < found < 1.1 * one
-    assert noise_of(sets[:1], np.zeros(1)) == 0.0
+    assert estimate_noise(sets[:1], np.zeros(1)) == 0.0
     slow_S = np.where([s.again for s in sets], 0.3, 0.0)
     slower = [
         structs.replace(s, lookup_s=s.lookup_s * np.exp(d), update_s=s.update_s * np.exp(d))
         for s, d in zip(sets, slow_S, strict=True)
     ]
-    assert noise_of(slower, slow_S) == pytest.approx(found)
-    assert noise_of(slower, np.zeros(len(sets))) > 2 * found
+    assert estimate_noise(slower, slow_S) == pytest.approx(found)
+    assert estimate_noise(slower, np.zeros(len(sets))) > 2 * found
 
 
 def test_rates_of_links_are_found():
@@ -160,7 +160,7 @@ def test_rates_of_links_are_found():
 
 def test_copies_are_no_ids_and_no_vectors():
     sample = structs.replace(next(iter(exchanges(1))), copied=1000)
-    assert priced_amounts(sample) == [1.0, 0.0, 0.0, 0.0, 4000.0]
+    assert list_amounts(sample) == [1.0, 0.0, 0.0, 0.0, 4000.0]
 
 
 @pytest.mark.slow

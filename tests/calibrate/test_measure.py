@@ -10,7 +10,7 @@ from launching import ENVIRONMENT, PYTHON, wait_for
 
 from rowwise.calibrate.draw import SetLimits
 from rowwise.calibrate.folder import MeasurementFolder, MeasurementSpec, Tally, open_folder
-from rowwise.calibrate.measure import EVERY, measure, measurement_turn
+from rowwise.calibrate.measure import GROUP, choose_turn, measure
 from rowwise.calibrate.samples import SetSample
 
 LIMITS = SetLimits(pool_bytes=20_000_000, vector_floats=1 << 20, most_s=5e-3)
@@ -31,7 +31,7 @@ def silent(text, share):
 
 
 def test_turns_come_back_to_sets_that_were_measured():
-    turns = [measurement_turn(k) for k in range(20 * EVERY)]
+    turns = [choose_turn(k) for k in range(20 * GROUP)]
     new = [t.number for t in turns if not t.again]
     assert new == list(range(len(new)))
     back = [(k, t.number) for k, t in enumerate(turns) if t.again]
@@ -39,7 +39,7 @@ def test_turns_come_back_to_sets_that_were_measured():
     assert len({number for _, number in back}) == 20
     for k, number in back:
         assert turns.index((number, False)) < k
-    assert all(k - turns.index((number, False)) > 3 * EVERY for k, number in back[6:])
+    assert all(k - turns.index((number, False)) > 3 * GROUP for k, number in back[6:])
 
 
 @pytest.mark.dist
@@ -106,7 +106,7 @@ def test_killed_in_the_middle_it_goes_on(tmp_path):
     assert Tally(folder).update() >= done_s + 4
     for rank in range(2):
         sets = [s for s in after if isinstance(s, SetSample) and s.rank == rank]
-        assert [(s.number, s.again) for s in sets] == [measurement_turn(k) for k in range(len(sets))]
+        assert [(s.number, s.again) for s in sets] == [choose_turn(k) for k in range(len(sets))]
     links = [s for s in after if not isinstance(s, SetSample)]
     assert [s.number for s in links] == list(range(len(links)))
     assert MeasurementFolder(folder.path).read() == after

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from rowwise.errors import DataError
-from rowwise.report.calibration import calibration_page
+from rowwise.report.calibration import draw_calibration
 
 QUALITY = {
     "sets": 700, "held_out": 3, "again": 40, "noise": 0.021, 
@@ -18,7 +18,7 @@ QUALITY = {
 
 
 def test_it_draws_each_set_and_says_the_errors():
-    shown = calibration_page("here <1>", "measured on this machine", json.dumps(QUALITY))
+    shown = draw_calibration("here <1>", "measured on this machine", json.dumps(QUALITY))
     points = re.search(r'class="dots blue" d="([^"]*)"', shown)
     assert points is not None
     assert points[1].count("M") == 3
@@ -28,7 +28,7 @@ def test_it_draws_each_set_and_says_the_errors():
 
 
 def test_points_on_the_diagonal_are_on_the_line():
-    shown = calibration_page("x", "y", json.dumps(QUALITY | {"predicted_s": [2e-3], "measured_s": [2e-3]}))
+    shown = draw_calibration("x", "y", json.dumps(QUALITY | {"predicted_s": [2e-3], "measured_s": [2e-3]}))
     level = re.search(r'class="level" x1="([\d.]+)" y1="([\d.]+)" x2="([\d.]+)" y2="([\d.]+)"', shown)
     point = re.search(r'class="dots blue" d="M([\d.]+) ([\d.]+)h0"', shown)
     assert level is not None
@@ -40,4 +40,4 @@ def test_points_on_the_diagonal_are_on_the_line():
 @pytest.mark.parametrize("content", ["{}", "[1]", "nothing"])
 def test_what_is_no_calibration_is_refused(content):
     with pytest.raises(DataError, match="want the one that `rowwise calibrate` writes"):
-        calibration_page("x", "y", content)
+        draw_calibration("x", "y", content)

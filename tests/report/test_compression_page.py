@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rowwise.errors import DataError
 from rowwise.recipes.compress.advice import CompressionAdvice, KeptTable, ModelScore, SizePoint, TableAdvice
 from rowwise.recipes.compress.words import explain_advice
-from rowwise.report.compression import compression_page
+from rowwise.report.compression import draw_compression
 
 LOSSES = st.floats(-0.1, 2)
 SIZES = st.integers(1, 10**12)
@@ -69,7 +69,7 @@ ADVICES = st.builds(
 
 @given(ADVICES)
 def test_any_advice_is_a_page_and_a_text(advice):
-    page = compression_page(msgspec.json.encode(advice))
+    page = draw_compression(msgspec.json.encode(advice))
     found = re.findall(r"<svg.*?</svg>", page, re.S)
     assert len(found) == len(advice.tables)
     for svg, table in zip(found, advice.tables, strict=True):
@@ -84,4 +84,4 @@ def test_any_advice_is_a_page_and_a_text(advice):
 
 def test_what_is_no_advice_is_said():
     with pytest.raises(DataError, match=r"not an advice\.json"):
-        compression_page("{}")
+        draw_compression("{}")

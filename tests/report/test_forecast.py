@@ -14,8 +14,8 @@ from report.markup_check import check
 from report.test_report import names, numbers, put
 
 from rowwise.report import compare, write
-from rowwise.report.forecast import forecast
-from rowwise.report.read import read
+from rowwise.report.forecast import draw_forecast
+from rowwise.report.read import read_run
 
 LOOKUP, EXCHANGE, UPDATE = "stage-lookup", "stage-exchange", "stage-update"
 RECIPE = "train:\n  batch: 2048\n  accumulate: 1\n"
@@ -30,7 +30,7 @@ def made(folder, recipe=RECIPE, **how):
 
 def words(folder):
     """What the section says, without its drawings."""
-    plain = re.sub(r"<svg.*?</svg>", " ", str(forecast(read(folder))), flags=re.S)
+    plain = re.sub(r"<svg.*?</svg>", " ", str(draw_forecast(read_run(folder))), flags=re.S)
     return re.sub(r"[ \n]+", " ", html.unescape(re.sub(r"<[^>]*>", " ", plain)))
 
 
@@ -120,7 +120,7 @@ def test_only_the_newest_plan_is_measured(tmp_path):
 
 def test_runs_of_older_versions_have_no_section(tmp_path):
     old = runs.make(tmp_path / "small" / "1", steps=20)
-    assert forecast(read(old)) == ""
+    assert draw_forecast(read_run(old)) == ""
     page = write(old).read_text("utf-8")
     assert "Predicted and measured" not in page
     assert "Missing from this report" not in page

@@ -18,7 +18,7 @@ from report.markup_check import check
 
 from rowwise.errors import DataError
 from rowwise.report import compare, write
-from rowwise.report.read import FILES, read
+from rowwise.report.read import FILES, read_run
 
 MAIN = {"loss", "ne", "auc", "calibration", "base_rate", "steps", "throughput", "memory", "step-total", "table-size"}
 
@@ -137,7 +137,7 @@ def test_a_cut_line_is_never_read(run, end):
         (folder / "recipe.yaml").write_text("")
         whole = (run / "metrics.csv").read_bytes()
         (folder / "metrics.csv").write_bytes(whole[: len(whole) // 2 + end])
-        found, all_of_it = read(folder).curves, read(run).curves
+        found, all_of_it = read_run(folder).curves, read_run(run).curves
         assert all(set(readings) <= set(all_of_it[curve]) for curve, readings in found.items())
 
 
@@ -192,9 +192,9 @@ def test_names_do_not_become_markup(tmp_path):
 
 def test_a_resumed_run_counts_repeated_steps_once(copy):
     lines = (copy / "metrics.csv").read_text().splitlines(keepends=True)
-    before = read(copy).curves
+    before = read_run(copy).curves
     (copy / "metrics.csv").write_text("".join([*lines, *lines[20:40]]))
-    assert read(copy).curves == before
+    assert read_run(copy).curves == before
 
 
 def test_values_that_are_no_numbers_are_counted(copy):

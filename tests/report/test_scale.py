@@ -7,8 +7,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowwise.quantity import NONE, count, duration, number, share, size
-from rowwise.report.metric import metric
+from rowwise.quantity import DASH, format_count, format_duration, format_metric, format_percent, format_size
+from rowwise.report.metric import find_metric
 from rowwise.report.read import flatten
 from rowwise.report.scale import bin_means, thin_points, tick_labels, ticks, ticks_inside, widen_range
 
@@ -80,35 +80,35 @@ def test_means_lie_between_the_extremes(ys):
 
 
 def test_numbers_for_people():
-    assert [count(v) for v in (0.0, 60_000.0, 1_234_567.0, 2.5e9, math.nan)] == [
+    assert [format_count(v) for v in (0.0, 60_000.0, 1_234_567.0, 2.5e9, math.nan)] == [
         "0",
         "60,000",
         "1.23\u202fM",
         "2.50\u202fG",
-        NONE,
+        DASH,
     ]
-    assert [size(v) for v in (12.0, 1000.0, 3.4e9, None)] == ["12\u202fB", "1.00\u202fkB", "3.40\u202fGB", NONE]
-    assert [duration(v) for v in (0.25, 8.0, 83.0, 7500.0, 200_000.0)] == [
+    assert [format_size(v) for v in (12.0, 1000.0, 3.4e9, None)] == ["12\u202fB", "1.00\u202fkB", "3.40\u202fGB", DASH]
+    assert [format_duration(v) for v in (0.25, 8.0, 83.0, 7500.0, 200_000.0)] == [
         "250\u202fms",
         "8.0\u202fs",
         "1\u202fmin 23\u202fs",
         "2\u202fh 05\u202fmin",
         "2\u202fd 08\u202fh",
     ]
-    assert [number(v) for v in (0.81234, 12.3456, 1e-5, -math.inf)] == ["0.8123", "12.35", "1e-05", NONE]
-    assert share(0.1234) == "12.3\u202f%"
+    assert [format_metric(v) for v in (0.81234, 12.3456, 1e-5, -math.inf)] == ["0.8123", "12.35", "1e-05", DASH]
+    assert format_percent(0.1234) == "12.3\u202f%"
 
 
 @given(st.one_of(st.none(), st.floats()))
 def test_any_number_can_be_said(value):
-    for said in (count, size, duration, number, share):
+    for said in (format_count, format_size, format_duration, format_metric, format_percent):
         assert 0 < len(said(value)) < 40 or abs(value) > 1e20
 
 
 def test_which_way_is_better():
-    better = {name: metric(name).better for name in ("loss", "auc", "recall@10", "ndcg@50", "calibration", "odd")}
+    better = {name: find_metric(name).better for name in ("loss", "auc", "recall@10", "ndcg@50", "calibration", "odd")}
     assert list(better.values()) == ["lower", "higher", "higher", "higher", "one", "unknown"]
-    assert metric("calibration").cost(0.9) > metric("calibration").cost(1.05)
+    assert find_metric("calibration").cost(0.9) > find_metric("calibration").cost(1.05)
 
 
 def test_recipes_by_dotted_key():

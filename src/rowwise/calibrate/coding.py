@@ -1,6 +1,6 @@
-"""Measures how fast floats are encoded for a wire and decoded, by type.
+"""Measures how fast floats are encoded for a wire and decoded, by wire type.
 
-Coding in a loop on one process; ranks that code at the same time are not measured.
+One process codes in a loop; ranks that code at the same time are not measured.
 """
 
 import time
@@ -22,15 +22,15 @@ REPEATS = 9
 def measure_coding(device: torch.device, threads: int) -> Coding:
     floats_ND = torch.randn(ROWS, DIM, device=device)
     with torch_threads(threads):
-        fp16, bf16, int8 = (_codec_rates(floats_ND, kind) for kind in (RowType.FP16, RowType.BF16, RowType.INT8))
+        fp16, bf16, int8 = (_measure_codec(floats_ND, kind) for kind in (RowType.FP16, RowType.BF16, RowType.INT8))
     return Coding(fp16=fp16, bf16=bf16, int8=int8)
 
 
-def _codec_rates(floats_ND: Tensor, kind: RowType) -> CodecRates:
-    coded = rowtype.pack(floats_ND, kind).contiguous()
+def _measure_codec(floats_ND: Tensor, kind: RowType) -> CodecRates:
+    encoded = rowtype.pack(floats_ND, kind).contiguous()
     return CodecRates(
         encode_Bps=_measure_Bps(floats_ND, lambda: rowtype.pack(floats_ND, kind).contiguous()),
-        decode_Bps=_measure_Bps(floats_ND, lambda: rowtype.unpack(coded.clone(), DIM, kind)),
+        decode_Bps=_measure_Bps(floats_ND, lambda: rowtype.unpack(encoded.clone(), DIM, kind)),
     )
 
 

@@ -1,8 +1,8 @@
 """Draws sets of tables to measure: the n-th set of a rank is a function of the seed alone.
 
-So an interrupted calibration continues with the sets that would have come next, and a set can be drawn again to be
-measured again. Sets are 1 to 15 tables with the dims of NeuroShard's benchmark, or pieces as sharding makes them. Their
-seconds are spread evenly on a logarithmic scale. Not drawn: sequences, and weights of ids; sums stand for all.
+So an interrupted calibration continues where it was, and a set can be drawn and measured twice. A set is 1 to 15 tables
+with the dims of NeuroShard's benchmark, or pieces as sharding cuts them. The seconds of sets are spread evenly on a
+logarithmic scale. Every table pools by sum: sequences and per-id weights are not drawn.
 """
 
 import functools
@@ -26,7 +26,7 @@ DIMS = (4, 8, 16, 32, 64, 128)  # of NeuroShard's benchmark
 WIDE = 256
 NARROW = (4, 8, 12, 24, 48)  # columns of pieces of cut tables
 MOST_TABLES = 15
-SYNTHETIC_SHARE = 0.25  # of the sets, if tables are given
+SYNTHETIC_FRACTION = 0.25  # of the sets, with tables from a file
 BATCHES = (256, 16384)
 TRIES, SAME_COUNT_TRIES = 300, 60  # draws of a set; after the first 60 it may have fewer tables, as small sets must
 FLOAT_bytes, LINE_bytes = 4, 64
@@ -43,7 +43,7 @@ CALL_s, ID_s, BYTE_s, VECTOR_s, PACKED_s = 300e-6, 40e-9, 0.12e-9, 2.2e-9, 20e-9
 
 
 class SetLimits(Value, frozen=True, kw_only=True):
-    """Limits of a set."""
+    """Bounds of the memory and the time of a set."""
 
     pool_bytes: int  # of rows and optimizer state
     vector_floats: int = 16 << 20  # of all pooled vectors of a batch
@@ -66,7 +66,7 @@ class StorageFormat(NamedTuple):
 
     row_type: RowType
     optimizer: RowOptimizer
-    own: bool  # keep those of given tables, if there are any
+    keep_own: bool  # tables of a file keep theirs
 
     @classmethod
     def draw(cls, rng: np.random.Generator) -> "StorageFormat":
@@ -85,11 +85,11 @@ class DrawnTables(NamedTuple):
     row_types: Sequence[RowType]
     optimizers: Sequence[RowOptimizer]
 
-    def bytes(self) -> int:
-        each = (_stored_bytes(*x) for x in zip(self.rows_T, self.dim_T, self.row_types, self.optimizers, strict=True))
+    def total_bytes(self) -> int:
+        each = (_table_bytes(*x) for x in zip(self.rows_T, self.dim_T, self.row_types, self.optimizers, strict=True))
         return sum(each)
 
-    def a_sample_s(self) -> float:
+    def sample_s(self) -> float:
         """Rough seconds of a sample on one core."""
         bytes_T = [row_bytes(kind, int(dim)) for kind, dim in zip(self.row_types, self.dim_T, strict=True)]
         packed_T = [kind is not RowType.FP32 for kind in self.row_types]
@@ -98,32 +98,33 @@ class DrawnTables(NamedTuple):
 
 
 class Population:
-    """A source of tables to draw from: given ones, or synthetic ones like those of large models.
+    """The tables to draw from: those of a file, or synthetic ones like those of large models.
 
-    Some sets are synthetic even if tables are given: plans cut tables into pieces unlike any of them.
+    Some sets are synthetic even with tables of a file, as plans cut tables into pieces unlike any of them.
     """
 
-    def __init__(self, given: Sequence[Workload] = (), pool_bytes: int | None = None) -> None:
-        """With a limit, only tables that fit it, if need be with fewer columns."""
-        least = [_stored_bytes(w.table.rows, DIMS[0], RowType.FP32, RowWiseAdagrad()) for w in given]
-        fit = [w for w, size in zip(given, least, strict=True) if pool_bytes is None or size <= pool_bytes]
-        if given and not fit:
-            name, size = min(((w.table.name, size) for w, size in zip(given, least, strict=True)), key=lambda x: x[1])
+    def __init__(self, workloads: Sequence[Workload] = (), pool_bytes: int | None = None) -> None:
+        """`pool_bytes`: leave out tables that are larger even with the fewest columns."""
+        least = [_table_bytes(w.table.rows, DIMS[0], RowType.FP32, RowWiseAdagrad()) for w in workloads]
+        fit = [w for w, size in zip(workloads, least, strict=True) if pool_bytes is None or size <= pool_bytes]
+        if workloads and not fit:
+            index = least.index(min(least))
+            name, size = workloads[index].table.name, least[index]
             got = f"table {name!r}, the smallest, takes {size / 1e6:.1f} MB with {DIMS[0]} columns"
             raise SpecError(
                 f"no table fits {(pool_bytes or 0) / 1e6:.1f} MB of memory for rows: {got}: want smaller ones"
             )
-        self._given = tuple(_with_zipf_curve(w) for w in fit)
+        self._workloads = tuple(_fit_zipf_curve(w) for w in fit)
 
     def draw(self, rng: np.random.Generator, count: int, stored: StorageFormat) -> DrawnTables:
         row_types, optimizers = [stored.row_type] * count, [stored.optimizer] * count
-        if not self._given or rng.random() < SYNTHETIC_SHARE:
+        if not self._workloads or rng.random() < SYNTHETIC_FRACTION:
             return _cut_tables(_draw_synthetic(rng, count, row_types, optimizers), rng)
-        chosen = [self._given[i] for i in rng.integers(len(self._given), size=count)]
-        if stored.own:
+        chosen = [self._workloads[i] for i in rng.integers(len(self._workloads), size=count)]
+        if stored.keep_own:
             row_types, optimizers = [w.table.row_type for w in chosen], [w.table.optimizer for w in chosen]
         drawn = _as_arrays(chosen, row_types, optimizers)
-        return _cut_tables(_vary(drawn, rng), rng)
+        return _cut_tables(_vary_tables(drawn, rng), rng)
 
 
 def draw_set(population: Population, limits: SetLimits, seed: int, number: int, rank: int) -> DrawnSet:
@@ -136,22 +137,22 @@ def draw_set(population: Population, limits: SetLimits, seed: int, number: int, 
         if attempt >= SAME_COUNT_TRIES:
             count = int(rng.integers(1, count + 1))
         drawn = population.draw(rng, count, stored)
-        if drawn.bytes() + count * 2 * LINE_bytes > limits.pool_bytes:
+        if drawn.total_bytes() + count * 2 * LINE_bytes > limits.pool_bytes:
             continue
-        wanted = max(1e-9, (target_s - CALL_s) * limits.speed) / drawn.a_sample_s()
+        target_batch = max(1e-9, (target_s - CALL_s) * limits.speed) / drawn.sample_s()
         most = min(BATCHES[1], limits.vector_floats // int(drawn.dim_T.sum()))
-        batch = min(round(max(wanted, BATCHES[0])), most)
-        off = abs(math.log(batch / wanted))
-        if nearest is None or off < nearest[0]:
-            nearest = off, batch, drawn
-        if off < 0.05:
+        batch = min(round(max(target_batch, BATCHES[0])), most)
+        error = abs(math.log(batch / target_batch))
+        if nearest is None or error < nearest[0]:
+            nearest = error, batch, drawn
+        if error < 0.05:
             break
     if nearest is None:
         raise SpecError(
             f"no set of tables fits {limits.pool_bytes / 1e6:.1f} MB of memory: want more, or smaller tables"
         )
     _, batch, drawn = nearest
-    return DrawnSet(number, batch, _workloads(drawn))
+    return DrawnSet(number, batch, _make_workloads(drawn))
 
 
 def _draw_synthetic(
@@ -193,8 +194,8 @@ def _as_arrays(
     )
 
 
-def _vary(drawn: DrawnTables, rng: np.random.Generator) -> DrawnTables:
-    """Given tables, half of them with other dims, and more or fewer rows and ids, as plans have pieces of them."""
+def _vary_tables(drawn: DrawnTables, rng: np.random.Generator) -> DrawnTables:
+    """Tables of a file, half of them with other dims, and more or fewer rows and ids, as pieces of a plan have."""
     count = len(drawn.rows_T)
     dim_T = np.where(rng.random(count) < 0.5, _draw_dims(rng, count), drawn.dim_T)
     scale_T = np.where(rng.random(count) < 0.5, np.exp(rng.uniform(-math.log(16), math.log(2), count)), 1.0)
@@ -209,7 +210,7 @@ def _vary(drawn: DrawnTables, rng: np.random.Generator) -> DrawnTables:
 
 
 def _cut_tables(drawn: DrawnTables, rng: np.random.Generator) -> DrawnTables:
-    """Makes one set in five a set of pieces: a part of the columns, or of the rows."""
+    """Turns one set in five into pieces: some of the columns, or of the rows, of each table."""
     if rng.random() >= 0.2:
         return drawn
     count = len(drawn.rows_T)
@@ -223,7 +224,7 @@ def _cut_tables(drawn: DrawnTables, rng: np.random.Generator) -> DrawnTables:
     )
 
 
-def _workloads(drawn: DrawnTables) -> tuple[Workload, ...]:
+def _make_workloads(drawn: DrawnTables) -> tuple[Workload, ...]:
     workloads: list[Workload] = []
     for index, rows in enumerate(drawn.rows_T.tolist()):
         table = Table(
@@ -243,8 +244,8 @@ def _workloads(drawn: DrawnTables) -> tuple[Workload, ...]:
     return tuple(workloads)
 
 
-def _with_zipf_curve(workload: Workload) -> Workload:
-    """Replaces a share of distinct rows, which holds for one batch size, by a Zipf curve."""
+def _fit_zipf_curve(workload: Workload) -> Workload:
+    """Replaces a ratio of distinct rows, which holds for one batch size, by a Zipf curve."""
     access, table = workload.access, workload.table
     if access.unique_ratio is not None:
         a = float(Curves.of([workload], BATCHES[1]).a_T[0])
@@ -258,11 +259,11 @@ def _draw_dims(rng: np.random.Generator, count: int) -> Ints:
 
 
 def _draw_weighted(choices: Sequence[tuple[T, float]], rng: np.random.Generator) -> T:
-    at = np.searchsorted(np.cumsum([share for _, share in choices]), rng.random())
+    at = np.searchsorted(np.cumsum([weight for _, weight in choices]), rng.random())
     return choices[min(int(at), len(choices) - 1)][0]
 
 
-def _stored_bytes(rows: int, dim: int, row_type: RowType, optimizer: RowOptimizer) -> int:
+def _table_bytes(rows: int, dim: int, row_type: RowType, optimizer: RowOptimizer) -> int:
     return int(rows) * (row_bytes(row_type, int(dim)) + FLOAT_bytes * _state_floats(int(dim), optimizer))
 
 

@@ -1,9 +1,9 @@
 """Estimates the drift of a machine's speed over time, to separate it from costs.
 
-A machine that others use, too, is a few percent faster or slower for seconds at a time. If sets measured shortly before
-and after one took more seconds than predicted, that one probably did, too. So the speed at a measurement is the mean
-residual of its neighbours on the same rank, weighted by nearness, without its own. Sets that are held out are never
-neighbours, so nothing is learned from them. Changes faster than one measurement are not seen.
+A shared machine is a few percent faster or slower for seconds at a time. A set whose neighbours in time took longer
+than predicted probably did, too. So the drift at a measurement is the mean residual of its neighbours on the same rank,
+weighted by nearness, without its own. Held-out sets are never neighbours, so nothing is learned from them. Changes
+within one measurement are not seen.
 """
 
 import numpy as np
@@ -15,12 +15,12 @@ REACH = 3  # measurements after which the weight of a neighbour has fallen to 1/
 FAR = 4  # multiples of REACH beyond which the weight is 0
 
 
-def slowness(residual_S: Floats, rank_S: NDArray[np.int64], known_S: NDArray[np.bool_]) -> Floats:
-    """The log of how much longer each measurement took because of drift; its mean over known ones is 0.
+def estimate_slowness(residual_S: Floats, rank_S: NDArray[np.int64], known_S: NDArray[np.bool_]) -> Floats:
+    """The log of the factor by which drift slowed each measurement; its mean over known ones is 0.
 
-    Measurements of a rank are in the order in which they were made.
+    Measurements of a rank are in order of time.
     """
-    found_S = np.zeros(len(residual_S))
+    slowness_S = np.zeros(len(residual_S))
     weights = np.exp(-np.abs(np.arange(-FAR * REACH, FAR * REACH + 1)) / REACH)
     weights[FAR * REACH] = 0.0
     for rank in np.unique(rank_S):
@@ -28,5 +28,5 @@ def slowness(residual_S: Floats, rank_S: NDArray[np.int64], known_S: NDArray[np.
         known = known_S[at].astype(float)
         total = np.convolve(residual_S[at] * known, weights, mode="full")[FAR * REACH : FAR * REACH + len(at)]
         count = np.convolve(known, weights, mode="full")[FAR * REACH : FAR * REACH + len(at)]
-        found_S[at] = np.divide(total, count, out=np.zeros(len(at)), where=count > 0)
-    return found_S - (found_S[known_S].mean() if known_S.any() else 0.0)
+        slowness_S[at] = np.divide(total, count, out=np.zeros(len(at)), where=count > 0)
+    return slowness_S - (slowness_S[known_S].mean() if known_S.any() else 0.0)

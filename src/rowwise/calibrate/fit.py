@@ -1,7 +1,7 @@
 """Fits a hardware profile to measurements: networks and rates that predict them, and the quality of both.
 
-A share of the sets is held out, and errors are those on these sets. The noise is the error of a perfect prediction: one
-measurement as a prediction of another of the same set, divided by the square root of two, as both err.
+Errors are those on sets that are held out. The noise is the error of a perfect prediction: one measurement as a
+prediction of another of the same set, divided by the square root of two, as both err.
 """
 
 import math
@@ -12,14 +12,14 @@ from functools import partial
 import numpy as np
 from msgspec import structs
 
-from rowwise.calibrate.drift import slowness
+from rowwise.calibrate.drift import estimate_slowness
 from rowwise.calibrate.fit_links import FittedLinks, fit_links
 from rowwise.calibrate.fit_rates import fit_rates
 from rowwise.calibrate.samples import LinkSample, Sample, SetSample
-from rowwise.calibrate.set_arrays import MeasuredSets, arrays_of_sets
+from rowwise.calibrate.set_arrays import MeasuredSets, stack_sets
 from rowwise.calibrate.train_exchange import train_exchanges
-from rowwise.calibrate.train_network import NetworkShape, kendall_tau, mean_relative_error, predicted_s, train_network
-from rowwise.calibrate.trust import MOST_WAITED, doubts_of_quality, undisturbed_sets
+from rowwise.calibrate.train_network import NetworkShape, kendall_tau, mean_relative_error, predict_s, train_network
+from rowwise.calibrate.trust import MOST_WAITED, find_doubts, select_undisturbed
 from rowwise.calibrate.wire_costs import WireShares, fit_wire_costs
 from rowwise.errors import SpecError
 from rowwise.perf.access import Floats
@@ -30,7 +30,7 @@ from rowwise.perf.network import SetNetwork
 from rowwise.perf.roofline import Roofline
 from rowwise.spec import Topology, Value
 
-FEWEST = 60  # sets that learning needs
+FEWEST_SETS = 60  # sets that learning needs
 HELD_OUT = 7  # every seventh set is held out
 BOUNDED_NETWORKS, FREE_NETWORKS = "networks that keep bounds", "networks as published"
 FITTED_ROOFLINE = "roofline of fitted rates"
@@ -44,7 +44,7 @@ SHAPES = {
 
 
 class MachineDescription(Value, frozen=True, kw_only=True):
-    """The machine that was measured, as its profile names it."""
+    """The measured machine, as its profile describes it."""
 
     name: str
     machine: str  # processor, cores, versions
@@ -59,11 +59,11 @@ class MachineDescription(Value, frozen=True, kw_only=True):
 
 
 class ModelError(Value, frozen=True, kw_only=True):
-    """Errors of a cost model on sets held out."""
+    """Errors of a cost model on held-out sets."""
 
     model: str
     error: float  # mean absolute relative error, with the machine's drift removed; see `drift`
-    tau: float  # Kendall's, with the drift removed
+    tau: float  # Kendall's rank correlation, with the drift removed
     raw_error: float  # with the drift
 
 
@@ -72,7 +72,7 @@ class ProfileQuality(Value, frozen=True, kw_only=True):
 
     sets: int
     held_out: int
-    again: int  # sets that were measured twice
+    again: int  # sets measured twice
     noise: float  # with the drift removed
     raw_noise: float
     drift: float  # standard deviation of the log of the machine's speed
@@ -80,9 +80,9 @@ class ProfileQuality(Value, frozen=True, kw_only=True):
     links: int  # exchanges that were measured
     links_error: float | None  # of latency and rates, on exchanges that began together
     networks_error: float | None = None  # of exchange networks, on all
-    disturbed: float = 0.0  # share of the sets that waited for a processor
-    doubts: tuple[str, ...] = ()  # why the networks are not to be trusted; empty: they are
-    predicted_s: tuple[float, ...]  # of each set held out
+    disturbed: float = 0.0  # fraction of the sets that waited for a processor
+    doubts: tuple[str, ...] = ()  # reasons not to trust the networks; empty: trust them
+    predicted_s: tuple[float, ...]  # of each held-out set
     measured_s: tuple[float, ...]  # with the drift removed
     stages: dict[str, ModelError]
 
@@ -99,8 +99,8 @@ class FittedProfile:
         quality = self.quality
         lines = [f"{quality.sets} sets of tables, {quality.held_out} of them held out; {quality.links} exchanges"]
         lines += [
-            f"{one.model}: error {one.error:.1%} ({one.raw_error:.1%} with drift), rank correlation {one.tau:.3f}"
-            for one in quality.errors
+            f"{row.model}: error {row.error:.1%} ({row.raw_error:.1%} with drift), rank correlation {row.tau:.3f}"
+            for row in quality.errors
         ]
         noise = f"{quality.noise:.1%} ({quality.raw_noise:.1%} with drift), from {quality.again} sets measured twice"
         lines.append(f"noise of a measurement: {noise}; the machine's speed varied by {quality.drift:.1%}")
@@ -120,31 +120,31 @@ ReportProgress = Callable[[str, float], None]
 
 def fit_profile(
     samples: Sequence[Sample],
-    about: MachineDescription,
+    machine: MachineDescription,
     report: ReportProgress = lambda what, share: None,
     shapes: Mapping[str, NetworkShape] = SHAPES,
 ) -> FittedProfile:
-    """The profile for these measurements; the same one for the same measurements and shapes."""
+    """Fit a profile; the same measurements and shapes give the same one."""
     all_sets = [s for s in samples if isinstance(s, SetSample)]
-    if len(all_sets) < FEWEST:
+    if len(all_sets) < FEWEST_SETS:
         raise SpecError(
-            f"{len(all_sets)} sets of tables were measured: want at least {FEWEST}; measure for more minutes"
+            f"{len(all_sets)} sets of tables were measured: want at least {FEWEST_SETS}; measure for more minutes"
         )
-    sets = undisturbed_sets(all_sets, FEWEST)
-    raw = arrays_of_sets(sets)
+    sets = select_undisturbed(all_sets, FEWEST_SETS)
+    raw = stack_sets(sets)
     held_out_S = np.array([s.number % HELD_OUT == 0 for s in sets])
-    drift_S = _slowness(raw, sets, ~held_out_S, partial(report, "drift"))
+    drift_S = _estimate_drift(raw, sets, ~held_out_S, partial(report, "drift"))
     corrected = CorrectedSets(sets, raw, raw.without_drift(np.exp(drift_S)), held_out_S, drift_S)
     networks = {name: _train_stages(corrected, shape, report, name) for name, shape in shapes.items()}
     report("rates", 0.0)
     link_samples = [s for s in samples if isinstance(s, LinkSample)]
     links = fit_links(
-        link_samples, fit_rates(corrected.steady.take(corrected.training_index), _preset_with_memory(about))
+        link_samples, fit_rates(corrected.steady.take(corrected.training_index), _preset_with_memory(machine))
     )
     exchanges = train_exchanges(link_samples, partial(report, "exchanges"))
-    if exchanges is not None and about.narrow:
-        exchanges = fit_wire_costs(exchanges, about.narrow, about.world)
-    quality = _quality(corrected, networks, links, exchanges)
+    if exchanges is not None and machine.narrow:
+        exchanges = fit_wire_costs(exchanges, machine.narrow, machine.world)
+    quality = _assess_quality(corrected, networks, links, exchanges)
     kernels = Kernels(
         **networks[BOUNDED_NETWORKS],
         error=quality.errors[0].error,
@@ -152,18 +152,18 @@ def fit_profile(
         sets=len(sets),
         doubt="; ".join(quality.doubts),
     )
-    learned = {"kernels": kernels, "exchanges": exchanges, "source": _source(about, quality)}
+    learned = {"kernels": kernels, "exchanges": exchanges, "source": _describe_source(machine, quality)}
     return FittedProfile(structs.replace(links.hardware, **learned), quality)
 
 
 @dataclass(frozen=True, slots=True)
 class CorrectedSets:
-    """Sets as measured and with the drift removed, and which of them are held out."""
+    """Sets as measured, and with the drift removed; some are held out."""
 
     sets: Sequence[SetSample]
     raw: MeasuredSets
     steady: MeasuredSets  # with the drift removed
-    held_out_S: np.ndarray  # whether each set is held out
+    held_out_S: np.ndarray  # mask
     drift_S: Floats  # log of how much longer each set took
 
     @property
@@ -175,39 +175,37 @@ class CorrectedSets:
         return np.flatnonzero(self.held_out_S)
 
 
-def _quality(
+def _assess_quality(
     corrected: CorrectedSets,
     networks: dict[str, dict[str, SetNetwork]],
     links: FittedLinks,
     exchanges: Exchanges | None,
 ) -> ProfileQuality:
-    kept, sets, raw, steady = corrected.held_out_index, corrected.sets, corrected.raw, corrected.steady
-    by_stage = {name: _predictions(steady, kept, stage_networks) for name, stage_networks in networks.items()}
+    held_out, sets, raw, steady = corrected.held_out_index, corrected.sets, corrected.raw, corrected.steady
+    by_stage = {name: _predict_stages(steady, held_out, stage_networks) for name, stage_networks in networks.items()}
     predicted = {name: _sum_stages(stages) for name, stages in by_stage.items()}
-    predicted[FITTED_ROOFLINE] = _predict_by_roofline(links.hardware, steady, kept)
-    truth_S, raw_S = steady.sets.seconds_S[kept], raw.sets.seconds_S[kept]
+    predicted[FITTED_ROOFLINE] = _predict_by_roofline(links.hardware, steady, held_out)
+    truth_S, raw_S = steady.sets.seconds_S[held_out], raw.sets.seconds_S[held_out]
     errors = tuple(_model_error(name, p, truth_S, raw_S) for name, p in predicted.items())
-    noise, drift = noise_of(sets, corrected.drift_S), float(corrected.drift_S.std())
+    noise, drift = estimate_noise(sets, corrected.drift_S), float(corrected.drift_S.std())
     disturbed = sum(one.waited > MOST_WAITED for one in sets) / len(sets)
     return ProfileQuality(
         sets=len(sets),
-        held_out=len(kept),
+        held_out=len(held_out),
         again=sum(s.again for s in sets),
         noise=noise,
-        raw_noise=noise_of(sets, np.zeros(len(sets))),
+        raw_noise=estimate_noise(sets, np.zeros(len(sets))),
         drift=drift,
         errors=errors,
         links=links.count,
         links_error=links.error,
         networks_error=None if exchanges is None else exchanges.error,
         disturbed=disturbed,
-        doubts=doubts_of_quality(
-            disturbed=disturbed, tau=errors[0].tau, error=errors[0].error, noise=noise, drift=drift
-        ),
+        doubts=find_doubts(disturbed=disturbed, tau=errors[0].tau, error=errors[0].error, noise=noise, drift=drift),
         predicted_s=tuple(predicted[BOUNDED_NETWORKS].tolist()),
         measured_s=tuple(truth_S.tolist()),
         stages={
-            stage: _model_error(BOUNDED_NETWORKS, p, steady.stage_s[stage][kept], raw.stage_s[stage][kept])
+            stage: _model_error(BOUNDED_NETWORKS, p, steady.stage_s[stage][held_out], raw.stage_s[stage][held_out])
             for stage, p in by_stage[BOUNDED_NETWORKS].items()
         },
     )
@@ -218,28 +216,28 @@ def _model_error(name: str, predicted_S: Floats, steady_S: Floats, raw_S: Floats
     return ModelError(model=name, error=errors[0], tau=kendall_tau(predicted_S, steady_S), raw_error=errors[1])
 
 
-def _slowness(
+def _estimate_drift(
     raw: MeasuredSets, sets: Sequence[SetSample], known_S: np.ndarray, report: Callable[[float], None]
 ) -> Floats:
-    """The drift by the residuals of a first network: it is where residuals of neighbours agree."""
+    """The drift, by the residuals of a first network, where those of neighbours agree."""
     network = train_network(raw.all_stages().take(np.flatnonzero(known_S)), DRIFT_SHAPE, report)
-    residual_S = np.log(raw.sets.seconds_S / predicted_s(network, raw.all_stages()))
-    return slowness(residual_S, np.array([s.rank for s in sets]), known_S)
+    residual_S = np.log(raw.sets.seconds_S / predict_s(network, raw.all_stages()))
+    return estimate_slowness(residual_S, np.array([s.rank for s in sets]), known_S)
 
 
 def _train_stages(
     corrected: CorrectedSets, shape: NetworkShape, report: ReportProgress, name: str
 ) -> dict[str, SetNetwork]:
-    seen = corrected.training_index
-    enough = replace(shape, steps=min(shape.steps, max(FEWEST_STEPS, len(seen))))
+    sets, training = corrected.steady, corrected.training_index
+    shortened = replace(shape, steps=min(shape.steps, max(FEWEST_STEPS, len(training))))
     return {
-        stage: train_network(corrected.steady.of_stage(stage).take(seen), enough, partial(report, f"{name}, {stage}"))
+        stage: train_network(sets.of_stage(stage).take(training), shortened, partial(report, f"{name}, {stage}"))
         for stage in STAGES
     }
 
 
-def _predictions(measured: MeasuredSets, index_S: np.ndarray, networks: dict[str, SetNetwork]) -> dict[str, Floats]:
-    return {stage: predicted_s(network, measured.of_stage(stage).take(index_S)) for stage, network in networks.items()}
+def _predict_stages(measured: MeasuredSets, index_S: np.ndarray, networks: dict[str, SetNetwork]) -> dict[str, Floats]:
+    return {stage: predict_s(network, measured.of_stage(stage).take(index_S)) for stage, network in networks.items()}
 
 
 def _sum_stages(by_stage: dict[str, Floats]) -> Floats:
@@ -251,33 +249,32 @@ def _predict_by_roofline(hardware: Hardware, measured: MeasuredSets, index_S: np
     return np.array([float(model.phi(model.loads(*measured.shards[s]).sum(0))) for s in index_S])
 
 
-def noise_of(sets: Sequence[SetSample], drift_S: Floats) -> float:
+def estimate_noise(sets: Sequence[SetSample], drift_S: Floats) -> float:
     """The error of a perfect prediction, from sets measured twice; 0 if there are none."""
-    taken_S = np.array([s.lookup_s + s.update_s for s in sets]) / np.exp(drift_S)
+    seconds_S = np.array([s.lookup_s + s.update_s for s in sets]) / np.exp(drift_S)
     first = {(s.rank, s.number): index for index, s in enumerate(sets) if not s.again}
     pairs = [(first[s.rank, s.number], i) for i, s in enumerate(sets) if s.again and (s.rank, s.number) in first]
     if not pairs:
         return 0.0
-    one, two = taken_S[np.array(pairs)].T
-    return float(np.mean(np.abs(one - two) / two)) / math.sqrt(2)
+    first_s, second_s = seconds_S[np.array(pairs)].T
+    return float(np.mean(np.abs(first_s - second_s) / second_s)) / math.sqrt(2)
 
 
-def _preset_with_memory(about: MachineDescription) -> Hardware:
-    """A preset with the memory of the machine."""
-    preset = hardware_named("cpu" if about.device == "cpu" else "h100-like")
+def _preset_with_memory(machine: MachineDescription) -> Hardware:
+    """The preset that is nearest to the machine, with the machine's memory."""
+    preset = hardware_named("cpu" if machine.device == "cpu" else "h100-like")
     return structs.replace(
         preset,
-        name=about.name,
-        device_bytes=about.device_bytes,
-        host_bytes=about.host_bytes,
-        cache_bytes=about.cache_bytes,
-        coding=about.coding,
+        name=machine.name,
+        device_bytes=machine.device_bytes,
+        host_bytes=machine.host_bytes,
+        cache_bytes=machine.cache_bytes,
+        coding=machine.coding,
     )
 
 
-def _source(about: MachineDescription, quality: ProfileQuality) -> str:
-    ranks = (
-        f"{about.world} {'process' if about.world == 1 else 'processes'} of {about.threads} threads on {about.device}"
-    )
-    measured = f"{quality.sets} sets of tables and {quality.links} exchanges"
-    return f"measured on {about.machine}, {ranks}: {measured}; disks, host memory and dense layers are not measured"
+def _describe_source(machine: MachineDescription, quality: ProfileQuality) -> str:
+    processes = f"{machine.world} process{'es' * (machine.world != 1)}"
+    ranks = f"{processes} of {machine.threads} threads on {machine.device}"
+    amount = f"{quality.sets} sets of tables and {quality.links} exchanges"
+    return f"measured on {machine.machine}, {ranks}: {amount}; disks, host memory and dense layers are not measured"

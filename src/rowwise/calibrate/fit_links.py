@@ -1,8 +1,8 @@
 """Fits latency and rates of links to exchanges of the runtime.
 
-The formula is the one that rates plans (`Roofline.links_s`): a latency for each collective, then bytes of ids and of
-vectors at a price each, of the rank that has most. Prices include packing and unpacking, so they are the runtime's and
-not the wire's. Several collectives at once are not modelled.
+The formula is that of `Roofline.links_s`, which rates plans: a latency for each collective, then a price for each byte
+of ids and of vectors of the rank with most. Prices include packing and unpacking, so the wire itself is faster. Several
+collectives at once are not modelled.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from rowwise.perf.hardware import Hardware, LinkRates
 from rowwise.perf.roofline import COLLECTIVES, FLOAT_bytes
 from rowwise.planner.layouts import layout_named
 
-FEWEST = 10
+FEWEST = 10  # exchanges that fitting needs
 NEGLIGIBLE_s = 1e-15  # least price of a byte
 
 
 @dataclass(frozen=True, slots=True)
 class FittedLinks:
-    """A profile with rates of links, the number of exchanges behind them, and their error on those."""
+    """A profile with rates of links, the number of exchanges they are fitted to, and the error on those."""
 
     hardware: Hardware
     count: int
@@ -32,11 +32,11 @@ class FittedLinks:
 
 def fit_links(samples: Sequence[LinkSample], hardware: Hardware) -> FittedLinks:
     """Fits the links inside a host; with too few measurements, the profile keeps its rates."""
-    together = [s for s in samples if max(s.skew_W) == 0]
-    if len(together) < FEWEST:
+    unskewed = [s for s in samples if max(s.skew_W) == 0]
+    if len(unskewed) < FEWEST:
         return FittedLinks(hardware, len(samples), None)
-    amount_SK = np.array([priced_amounts(s) for s in together])
-    measured_S = np.array([step_s(s) for s in together])
+    amount_SK = np.array([list_amounts(s) for s in unskewed])
+    measured_S = np.array([step_s(s) for s in unskewed])
     price_K = _fit_prices(amount_SK, measured_S)
     error = float(np.mean(np.abs(amount_SK @ price_K - measured_S) / measured_S))
     start, id_s, *byte_s = price_K.tolist()
@@ -51,14 +51,14 @@ def fit_links(samples: Sequence[LinkSample], hardware: Hardware) -> FittedLinks:
     return FittedLinks(profile, len(samples), error)
 
 
-def priced_amounts(sample: LinkSample) -> list[float]:
-    """Amounts that prices multiply: 1 start, ids, bytes of vectors moved or summed, bytes of copies."""
-    away = (len(sample.dim_W) - 1) / len(sample.dim_W)
+def list_amounts(sample: LinkSample) -> list[float]:
+    """Amounts that prices multiply: 1 start, ids, bytes of all-to-all, of reduce-scatter and of all-reduce."""
+    remote = (len(sample.dim_W) - 1) / len(sample.dim_W)
     if sample.copied:
-        return [1.0, 0.0, 0.0, 0.0, 2.0 * FLOAT_bytes * sample.copied * away]
-    vectors = 2.0 * FLOAT_bytes * sample.batch * max(sample.dim_W) * away
+        return [1.0, 0.0, 0.0, 0.0, 2.0 * FLOAT_bytes * sample.copied * remote]
+    vectors = 2.0 * FLOAT_bytes * sample.batch * max(sample.dim_W) * remote
     is_reduced = layout_named(sample.layout).exchange == "reduce_scatter"
-    return [1.0, max(sample.ids_W) * away, *((0.0, vectors) if is_reduced else (vectors, 0.0)), 0.0]
+    return [1.0, max(sample.ids_W) * remote, *((0.0, vectors) if is_reduced else (vectors, 0.0)), 0.0]
 
 
 def step_s(sample: LinkSample) -> float:
@@ -78,8 +78,8 @@ def _fit_prices(amount_SK: Floats, measured_S: Floats) -> Floats:
     assert (measured_S > 0).all()
     for _ in range(20):
         price_K = nnls(scaled_SK / unit_K * weight_S[:, None], weight_S)[0] / unit_K
-        off_S = np.abs(scaled_SK @ price_K - 1)
-        weight_S = 1 / np.sqrt(np.maximum(off_S, 0.02))
+        error_S = np.abs(scaled_SK @ price_K - 1)
+        weight_S = 1 / np.sqrt(np.maximum(error_S, 0.02))
     return price_K
 
 

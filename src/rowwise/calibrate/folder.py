@@ -1,4 +1,4 @@
-"""The folder of a calibration: its specification and all measurements, so that a killed one can go on.
+"""The folder of a calibration: its specification and all measurements, so that a killed one can continue.
 
     order.json                 what is measured, and how
     samples/rank-<r>.jsonl     sets of tables, by the rank that measured them
@@ -24,22 +24,22 @@ from rowwise.perf.access import Workload
 from rowwise.spec import Value
 from rowwise.textfile import decode_json, open_regular, read_bytes, refuse_links, write_new
 
-ORDER, LINKS = "order.json", "links.jsonl"
+SPEC_FILE, LINKS_FILE = "order.json", "links.jsonl"
 
 
 class MeasurementSpec(Value, frozen=True, kw_only=True):
-    """A specification of measurements. The same one gives the same sets and exchanges."""
+    """What to measure and how. The same specification draws the same sets and exchanges."""
 
     seed: int = 0
     world: int = 1
     threads: int = 1  # of each rank
     device: str = "cpu"
     transport: str = "shared"
-    tables: tuple[Workload, ...] = ()  # that sets are drawn from; empty: synthetic ones
+    tables: tuple[Workload, ...] = ()  # to draw sets from; empty: synthetic tables
     limits: SetLimits
 
 
-POOL_SHARE, MOST_POOL_bytes = 0.15, 3 << 30  # of the memory of a host or GPU, for rows and optimizer state
+POOL_FRACTION, MOST_POOL_bytes = 0.15, 3 << 30  # of the memory of a host or GPU, for rows and optimizer state
 
 
 def limits_of_machine(world: int, device: str = "cpu") -> SetLimits:
@@ -48,9 +48,9 @@ def limits_of_machine(world: int, device: str = "cpu") -> SetLimits:
         import torch
 
         memory_bytes = torch.cuda.get_device_properties(0).total_memory
-        return SetLimits(pool_bytes=min(int(memory_bytes * POOL_SHARE), MOST_POOL_bytes))
+        return SetLimits(pool_bytes=min(int(memory_bytes * POOL_FRACTION), MOST_POOL_bytes))
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return SetLimits(pool_bytes=min(int(memory_bytes * POOL_SHARE / world), MOST_POOL_bytes))
+    return SetLimits(pool_bytes=min(int(memory_bytes * POOL_FRACTION / world), MOST_POOL_bytes))
 
 
 OPTIONS = {
@@ -65,7 +65,7 @@ OPTIONS = {
 
 @final
 class MeasurementFolder:
-    """An existing folder; `open_folder` makes one."""
+    """An existing folder of measurements; `open_folder` creates one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -79,10 +79,10 @@ class MeasurementFolder:
 
     @property
     def links(self) -> Path:
-        return self.samples / LINKS
+        return self.samples / LINKS_FILE
 
     def read_spec(self) -> MeasurementSpec:
-        path = self.path / ORDER
+        path = self.path / SPEC_FILE
         try:
             return decode_json(read_bytes(path), MeasurementSpec)
         except msgspec.DecodeError as error:
@@ -98,48 +98,48 @@ def open_folder(path: Path, spec: MeasurementSpec) -> MeasurementFolder:
     """A new folder, or one with an equal specification. The limits stay those of its first calibration."""
     if path.exists() and not path.is_dir():
         raise SpecError(f"{path}: is a file: want a folder for measurements")
-    folder, at = MeasurementFolder(path), path / ORDER
-    if at.exists():
-        _check_same_spec(at, folder.read_spec(), spec)
+    folder, spec_file = MeasurementFolder(path), path / SPEC_FILE
+    if spec_file.exists():
+        _check_same_spec(spec_file, folder.read_spec(), spec)
     else:
         if path.exists() and any(path.iterdir()):
-            raise SpecError(f"{path}: not empty, and without {ORDER}: want a new folder")
+            raise SpecError(f"{path}: not empty, and without {SPEC_FILE}: want a new folder")
         folder.samples.mkdir(parents=True, exist_ok=True)
-        part = path / f".{ORDER}.part"
+        part = path / f".{SPEC_FILE}.part"
         write_new(part, msgspec.json.format(msgspec.json.encode(spec), indent=1))
-        part.replace(at)
+        part.replace(spec_file)
     folder.samples.mkdir(exist_ok=True)
     return folder
 
 
 def lock_folder(folder: MeasurementFolder) -> AbstractContextManager[None]:
     """Keeps other processes from measuring into the folder."""
-    return lock_exclusively(folder.path / ORDER, folder.samples, "*.jsonl")
+    return lock_exclusively(folder.path / SPEC_FILE, folder.samples, "*.jsonl")
 
 
 @contextmanager
-def lock_exclusively(order: Path, lines: Path, pattern: str) -> Iterator[None]:
-    """Locks a folder by its `order` file, and cuts off partial lines that a killed process left."""
-    refuse_links(order.parent)
-    with open_regular(order) as file:
+def lock_exclusively(spec_file: Path, lines: Path, pattern: str) -> Iterator[None]:
+    """Locks a folder by its specification, and cuts off partial lines of a killed process."""
+    refuse_links(spec_file.parent)
+    with open_regular(spec_file) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise SpecError(
-                f"{order.parent}: another process measures into it: wait for it, or use another folder"
+                f"{spec_file.parent}: another process measures into it: wait for it, or use another folder"
             ) from None
         for path in lines.glob(pattern):
             truncate_partial_line(path)
         yield
 
 
-def _check_same_spec(at: Path, existing: MeasurementSpec, wanted: MeasurementSpec) -> None:
-    """Raises on the first field that differs."""
+def _check_same_spec(path: Path, existing: MeasurementSpec, wanted: MeasurementSpec) -> None:
+    """Raises for the first field that differs."""
     for field, option in OPTIONS.items():
-        there, here = getattr(existing, field), getattr(wanted, field)
-        if there != here:
-            got = "other tables" if field == "tables" else f"{option} {there}, not {here}"
-            raise SpecError(f"{at}: measured with {got}: want the same options, or another folder")
+        old, new = getattr(existing, field), getattr(wanted, field)
+        if old != new:
+            got = "other tables" if field == "tables" else f"{option} {old}, not {new}"
+            raise SpecError(f"{path}: measured with {got}: want the same options, or another folder")
 
 
 @final

@@ -1,8 +1,8 @@
-"""Draws batches of ids from access statistics: how many ids a bag has, and which rows they are.
+"""Draws batches of ids from access statistics: the length of each bag, and the rows of its ids.
 
-Ranks are drawn by inverting the integral that `perf.access` sums weights with, which has a closed form: measured ids
-have exactly the distribution that predictions assume. A fixed map scatters ranks over the rows of a table, as hot rows
-are not neighbours. Ids of a bag are independent.
+A popularity rank is drawn by inverting the integral by which `perf.access` sums weights, which has a closed form:
+measured ids have exactly the distribution that predictions assume. A fixed permutation scatters ranks over the rows of
+a table, as hot rows are not neighbours. Ids of a bag are independent.
 """
 
 import math
@@ -51,13 +51,13 @@ def draw_rows(workload: Workload, count: int, rng: np.random.Generator) -> Ints:
     return scatter_ranks(ranks_N, rows)
 
 
-def draw_ranks(a: float, q: float, active: int, share_N: Floats) -> Ints:
-    """Ranks from 0, the most frequent first: for each share of the lookups, the first rank that reaches it."""
+def draw_ranks(a: float, q: float, active: int, fraction_N: Floats) -> Ints:
+    """Popularity ranks, 0 the most frequent: for each fraction of the lookups, the first rank that reaches it."""
     if a == 0:
-        return (share_N * active).astype(np.int64)
+        return (fraction_N * active).astype(np.int64)
     power, first = (1 - a if abs(1 - a) >= NEAR_ONE else NEAR_ONE), 0.5 + q
-    # The integral up to a rank, times power, plus 1; at share 1 it is that of all active ranks.
-    grown_N = share_N * (math.pow((active + first) / first, power) - 1.0)
+    # The integral up to a rank, times power, plus 1; at fraction 1, that of all active ranks.
+    grown_N = fraction_N * (math.pow((active + first) / first, power) - 1.0)
     grown_N += 1.0
     np.power(grown_N, 1 / power, out=grown_N)
     grown_N -= 1.0
@@ -66,14 +66,14 @@ def draw_ranks(a: float, q: float, active: int, share_N: Floats) -> Ints:
 
 
 def scatter_ranks(ranks_N: Ints, rows: int) -> Ints:
-    """The row of each rank: a permutation that puts neighbouring ranks far apart. Changes `ranks_N` in place."""
+    """The row of each popularity rank, with neighbouring ranks far apart. Changes `ranks_N` in place."""
     assert rows < MOST_ROWS, f"{rows} rows"
-    ranks_N *= _stride(rows)
+    ranks_N *= _choose_stride(rows)
     ranks_N %= rows
     return ranks_N
 
 
-def _stride(rows: int) -> int:
+def _choose_stride(rows: int) -> int:
     """A number near the golden section of `rows` that has no common divisor with it."""
     stride = max(1, round(rows * GOLDEN))
     while math.gcd(stride, rows) > 1:

@@ -1,15 +1,15 @@
 """Measures sets of tables on this rank's device: the lookup, and backward with update.
 
-Fresh pages cost more than the lookups to be measured, so each process touches a pool of memory once, and every set gets
-a slice of it, which is zero before and after. The operators are the fused ones of training. All ranks measure at the
-same time, each its own sets, so memory and caches are as busy as in a real step.
+The first access to a page costs more than a lookup. So each process touches a pool of memory once, and every set gets a
+slice of it, which is zero before and after. The operators are the fused ones of training. All ranks measure at the same
+time, each its own sets, so memory and caches are as busy as in a real step.
 
-A machine's speed changes from second to second, and repeats in a row all see the same speed. So several sets take
-turns, with three repeats each: more sets tell more than more repeats.
+A machine's speed changes from second to second, and consecutive repeats all see the same speed. So several sets take
+turns, with three repeats each: more sets say more than more repeats.
 
-Before each repeat other memory is read, as a step reads the rest of a model between two lookups. With one thread, the
-thread's own CPU time counts instead of wall clock, so that other programs on the same processor are not measured.
-Caches that a small model leaves warm are not modelled.
+Before each repeat, other memory is read, as a step reads the rest of a model between two lookups. With one thread, its
+CPU time counts instead of wall-clock time, so that other programs on the same processor are not measured. Caches that a
+small model leaves warm are not modelled.
 """
 
 import time
@@ -28,10 +28,10 @@ from rowwise.embedding import Embeddings
 from rowwise.ops.arena import Arena
 from rowwise.spec import state_width
 
-BATCHES = 2  # repeats alternate between so many
-REPEATS = 3  # after one to warm up
+BATCHES = 2  # that repeats alternate between
+REPEATS = 3  # after a warm-up
 MOST_TURNS = 8  # sets that take turns
-LOW_QUANTILE = 0.2  # of the repeats; the result
+LOW_QUANTILE = 0.2  # of the repeats, which is the result
 MOST_FLUSH_bytes = 64 << 20
 GPU_L2_bytes = 64 << 20  # if the device does not say
 GRADIENT = 0.01  # standard deviation of gradients: no overflow, and no denormals, which are slow
@@ -49,13 +49,13 @@ class KernelBench:
     """A pool of memory on a device, in which sets of tables are measured."""
 
     def __init__(self, pool_bytes: int, vector_floats: int, device: str = "cpu") -> None:
-        """Touches all of the pool: first access to a page would be measured otherwise."""
+        """Touches every page of the pool, so that no first access is measured."""
         self.device = torch.device(device)
-        self._pool = _zeros(pool_bytes, self.device)
+        self._pool = _allocate_zeros(pool_bytes, self.device)
         generator = torch.Generator(self.device).manual_seed(0)
         self._grads = torch.randn(vector_floats, generator=generator, device=self.device) * GRADIENT
-        alone = self.device.type == "cpu" and torch.get_num_threads() == 1
-        self._clock = time.thread_time if alone else time.perf_counter
+        one_thread = self.device.type == "cpu" and torch.get_num_threads() == 1
+        self._clock = time.thread_time if one_thread else time.perf_counter
         self._other = torch.ones(flush_bytes(self.device) // FLOAT_bytes, device=self.device)
 
     def take(self, sets: Iterable[DrawnSet]) -> list[DrawnSet]:
@@ -72,17 +72,17 @@ class KernelBench:
         return taken
 
     def measure(self, sets: Sequence[DrawnSet], seed: int) -> list[SetSeconds]:
-        """A low quantile of repeats of each set, after one to warm up. Sets take turns."""
-        places = self._place_in_pool(sets, seed)
-        taken: list[list[SetSeconds]] = [[] for _ in sets]
+        """A low quantile of the repeats of each set, without the warm-up. Sets take turns."""
+        placed = self._place_in_pool(sets, seed)
+        repeats: list[list[SetSeconds]] = [[] for _ in sets]
         try:
             for repeat in range(REPEATS + 1):
-                for index, (module, batches) in enumerate(places):
-                    taken[index].append(self._step(module, batches[repeat % BATCHES]))
+                for index, (module, batches) in enumerate(placed):
+                    repeats[index].append(self._step(module, batches[repeat % BATCHES]))
         finally:
-            for module, batches in places:
+            for module, batches in placed:
                 _zero_touched_rows(module.arena, batches)
-        return [SetSeconds(*(low_quantile(stage) for stage in zip(*each[1:], strict=True))) for each in taken]
+        return [SetSeconds(*(low_quantile(stage) for stage in zip(*stages[1:], strict=True))) for stages in repeats]
 
     def _place_in_pool(self, sets: Sequence[DrawnSet], seed: int) -> list[tuple[Embeddings, list[Jagged]]]:
         """Tables side by side in the pool, all weights zero, and batches for each set."""
@@ -93,7 +93,7 @@ class KernelBench:
             module = Embeddings([w.table for w in drawn.workloads], device="meta")
             arena = module.arena
             rows_bytes, state_bytes = arena.rows.nbytes, arena.state.nbytes
-            begin, end = _aligned(rows_bytes), _arena_bytes(arena)
+            begin, end = _align(rows_bytes), _arena_bytes(arena)
             assert end <= len(left), f"{end} bytes of {len(left)}"
             arena.rows, arena.state = left[:rows_bytes], left[begin : begin + state_bytes].view(torch.float32)
             left = left[end:]
@@ -131,11 +131,11 @@ class KernelBench:
 def _zero_touched_rows(arena: Arena, batches: Sequence[Jagged]) -> None:
     """Zeroes rows that batches touched, or whole tables if that is less work."""
     ids = [_ids_by_feature(batch) for batch in batches]
-    at = 0
+    begin = 0
     for index, table in enumerate(arena.tables):
         count = len(table.feature_names)
-        ids_N = torch.cat([values for each in ids for values in each[at : at + count]])
-        at += count
+        ids_N = torch.cat([values for batch_ids in ids for values in batch_ids[begin : begin + count]])
+        begin += count
         _zero_rows(arena.table(index), ids_N)
         place, width = arena.places[index], state_width(table)
         if width:
@@ -145,16 +145,16 @@ def _zero_touched_rows(arena: Arena, batches: Sequence[Jagged]) -> None:
 
 def _arena_bytes(arena: Arena) -> int:
     """Bytes of rows and of state, each aligned to a cache line."""
-    return _aligned(arena.rows.nbytes) + _aligned(arena.state.nbytes)
+    return _align(arena.rows.nbytes) + _align(arena.state.nbytes)
 
 
-def _aligned(size_bytes: int) -> int:
+def _align(size_bytes: int) -> int:
     return -(-size_bytes // LINE_bytes) * LINE_bytes
 
 
-def low_quantile(taken_s: Sequence[float]) -> float:
-    """A fifth of the repeats are faster: the machine's own speed, without most disturbances by other programs."""
-    return sorted(taken_s)[int(len(taken_s) * LOW_QUANTILE)]
+def low_quantile(seconds: Sequence[float]) -> float:
+    """The time that a fifth of the repeats beat: the machine's own, without most disturbances by other programs."""
+    return sorted(seconds)[int(len(seconds) * LOW_QUANTILE)]
 
 
 def flush_bytes(device: torch.device) -> int:
@@ -183,7 +183,7 @@ def _ids_by_feature(batch: Jagged) -> Sequence[Tensor]:
     return batch.values_N.split(counts)
 
 
-def _zeros(size_bytes: int, device: torch.device) -> Tensor:
+def _allocate_zeros(size_bytes: int, device: torch.device) -> Tensor:
     """Zeroed memory whose pages are mapped, allocated as an arena's."""
     if device.type == "cpu":
         return torch.ops.rowwise.zeros(size_bytes).zero_()

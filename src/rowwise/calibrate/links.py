@@ -1,9 +1,9 @@
 """Measures exchanges between ranks: ids to the ranks of their rows, vectors to their samples, gradients back.
 
-All ranks take part, with the runtime of training: synthetic tables of few rows, distributed more or less evenly, and a
-clock around each phase of a step. Ranks meet before each phase, so that none is charged for lookups of others; some
-begin their exchange later by a given time, as ranks with more lookups do. If the transport tells how long a rank waited
-for others to begin, that is subtracted, except for the given times. The result is a median over repeats.
+All ranks run the runtime of training, with synthetic tables of few rows that are distributed more or less evenly, and a
+clock around each phase of a step. Ranks meet before each phase, so that none is charged for lookups of others. Some
+begin their exchange with a delay, as ranks with more lookups do. If the transport counts how long a rank waited for
+others to begin, that is subtracted, except for the delay. The result is a median over repeats.
 
 Not measured: computation on all cores during an exchange, and several exchanges at a time.
 """
@@ -43,14 +43,14 @@ from rowwise.row_optimizers import Sgd
 from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.spec import Table
 
-Cut = Callable[[Table, Sequence[int]], tuple[Tile, ...]]  # tiles of a table on these ranks
-LAYOUT_CUTS: dict[str, tuple[float, Cut]] = {  # by layout: probability, tiles
+CutTable = Callable[[Table, Sequence[int]], tuple[Tile, ...]]  # tiles of a table on these ranks
+LAYOUT_CUTS: dict[str, tuple[float, CutTable]] = {  # by layout: probability, tiles
     TABLE_WISE.name: (0.5, lambda table, ranks: table_wise(table, ranks[0])),
     COLUMN_WISE.name: (0.2, column_wise),
     ROW_WISE.name: (0.15, row_wise),
     REPLICATED.name: (0.15, replicated),
 }
-LINKS = 1 << 20  # in seeds, so that exchanges and sets of the same number differ
+LINK_SEED = 1 << 20  # so that exchanges and sets of the same number differ
 MOST_TABLES = 60
 BATCHES = (256, 16384)  # samples of all ranks
 ROWS = (16, 1024)
@@ -74,19 +74,19 @@ class ExchangeSetup(NamedTuple):
 
 def draw_exchange(seed: int, number: int, world: int) -> ExchangeSetup:
     """The n-th exchange; always the same."""
-    rng = np.random.default_rng((seed, LINKS, number))
+    rng = np.random.default_rng((seed, LINK_SEED, number))
     shares = np.cumsum([share for share, _ in LAYOUT_CUTS.values()])
     layout = layout_named(list(LAYOUT_CUTS)[min(int(np.searchsorted(shares, rng.random())), len(LAYOUT_CUTS) - 1)])
     while True:
-        count = round(_log_uniform(rng, (1, MOST_TABLES)))
-        batch = -(-round(_log_uniform(rng, BATCHES)) // world) * world
+        count = round(_draw_log_uniform(rng, (1, MOST_TABLES)))
+        batch = -(-round(_draw_log_uniform(rng, BATCHES)) // world) * world
         # Copies send gradients whatever the ids are, so there should be few ids.
-        pooling = 1.0 if layout.is_copied else _log_uniform(rng, POOLING)
+        pooling = 1.0 if layout.is_copied else _draw_log_uniform(rng, POOLING)
         dim_T = np.array(DIMS)[rng.integers(len(DIMS), size=count)]
         if batch * dim_T.sum() <= MOST_FLOATS and batch * pooling * count <= MOST_IDS:
             break
     tables = [
-        Table(name=f"t{k}", rows=round(_log_uniform(rng, ROWS)), dim=int(dim), optimizer=Sgd())
+        Table(name=f"t{k}", rows=round(_draw_log_uniform(rng, ROWS)), dim=int(dim), optimizer=Sgd())
         for k, dim in enumerate(dim_T)
     ]
     skew_W = rng.uniform(0, MOST_SKEW_s, world) if rng.random() < 0.5 else np.zeros(world)
@@ -101,16 +101,16 @@ def draw_exchange(seed: int, number: int, world: int) -> ExchangeSetup:
 
 
 def _place_tables(tables: Sequence[Table], layout: Layout, world: int, rng: np.random.Generator) -> tuple[Tile, ...]:
-    """Puts each table on the ranks with the fewest columns, or at times on any, so that draws differ in balance."""
+    """Puts each table on the ranks with the fewest columns, or on random ones, so that exchanges differ in balance."""
     _, cut = LAYOUT_CUTS[layout.name]
     if layout.is_copied:
         return tuple(tile for table in tables for tile in cut(table, range(world)))
-    columns_W, astray = np.zeros(world), rng.random()
+    columns_W, misplaced = np.zeros(world), rng.random()
     tiles: list[Tile] = []
     for table in tables:
-        wanted = 1 if layout.is_whole else int(rng.integers(2, world + 1))
-        by_columns = rng.permutation(world) if rng.random() < astray else np.argsort(columns_W, kind="stable")
-        ranks = [int(rank) for rank in by_columns[:wanted]]
+        pieces = 1 if layout.is_whole else int(rng.integers(2, world + 1))
+        by_columns = rng.permutation(world) if rng.random() < misplaced else np.argsort(columns_W, kind="stable")
+        ranks = [int(rank) for rank in by_columns[:pieces]]
         table_tiles = cut(table, ranks)
         tiles += table_tiles
         for tile in table_tiles:
@@ -120,13 +120,13 @@ def _place_tables(tables: Sequence[Table], layout: Layout, world: int, rng: np.r
 
 @final
 class PhaseClock:
-    """Entered around each phase of a step: ranks meet, wait their given delay, and the phase is timed.
+    """Times each phase of a step, after ranks have met and waited their delay.
 
-    Before that, other memory is read, as caches see the rest of a model between the phases of a step.
+    Before that, it reads other memory, as caches see the rest of a model between the phases of a step.
     """
 
     def __init__(self, comm: Comm, skew_s: float) -> None:
-        """`skew_s`: how much later than the first rank this one begins its exchange."""
+        """`skew_s`: the delay after which this rank begins its exchange."""
         self._comm, self._skew_s = comm, skew_s
         self._one, self._other = torch.zeros(1), torch.ones(flush_bytes(torch.device("cpu")) // FLOAT_bytes)
         self.taken_s: dict[str, list[float]] = defaultdict(list)
@@ -149,42 +149,42 @@ class PhaseClock:
 
 
 def spin_until(end_s: float) -> None:
-    """Busy-waits, as a rank that still looks up; a sleep may last longer."""
+    """Busy-waits, as a rank that still looks up ids would be busy; a sleep may last longer."""
     while time.perf_counter() < end_s:
         pass
 
 
 def measure_exchange(comm: Comm, seed: int, number: int, repeats: int = REPEATS) -> LinkSample:
-    """Measures the n-th exchange; called by all ranks, each of which gets all results. `took_s` is this rank's."""
+    """Measures the n-th exchange; all ranks call it and get all results, with their own `took_s`."""
     begin = time.perf_counter()
     world, rank = len(comm.ranks), comm.rank
-    drawn = draw_exchange(seed, number, world)
-    module = ShardedEmbeddings([w.table for w in drawn.workloads], drawn.plan, comm)
-    rng = np.random.default_rng((seed, LINKS, number, rank))
-    batch = draw_batch(drawn.workloads, drawn.batch // world, rng)
-    clock = PhaseClock(comm, drawn.skew_W[rank])
-    copied = drawn.layout.is_copied
+    setup = draw_exchange(seed, number, world)
+    module = ShardedEmbeddings([w.table for w in setup.workloads], setup.plan, comm)
+    rng = np.random.default_rng((seed, LINK_SEED, number, rank))
+    batch = draw_batch(setup.workloads, setup.batch // world, rng)
+    clock = PhaseClock(comm, setup.skew_W[rank])
+    copied = setup.layout.is_copied
     module.phase = clock
     ids = exchange_step(module, batch, clock, copied=copied)
     clock.taken_s.clear()  # drop the warm-up
     for _ in range(repeats):
         exchange_step(module, batch, clock, copied=copied)
     taken_s = [statistics.median(clock.taken_s[phase]) for phase in PHASES]
-    if comm.waited.seconds:  # the transport reports waits, so they were subtracted: add the given delays
-        taken_s[1] += max(drawn.skew_W) - drawn.skew_W[rank]
+    if comm.waited.seconds:  # the transport counts waits, so delays were subtracted: add them again
+        taken_s[1] += max(setup.skew_W) - setup.skew_W[rank]
     # Gradients of copies are all-reduced in the update.
     taken_s[-1] += statistics.median(clock.taken_s["update"]) if copied else 0.0
-    found_WX = _gather_floats(comm, [*taken_s, float(ids)])
-    route_W, exchange_W, return_W, ids_W = (tuple(column) for column in zip(*found_WX, strict=True))
+    measured_WX = _gather_floats(comm, [*taken_s, float(ids)])
+    route_W, exchange_W, return_W, ids_W = (tuple(column) for column in zip(*measured_WX, strict=True))
     return LinkSample(
         number=number,
-        layout=drawn.layout.name,
+        layout=setup.layout.name,
         hosts=comm.topology.hosts,
-        batch=drawn.batch,
-        dim_W=_columns_by_rank(drawn.plan),
+        batch=setup.batch,
+        dim_W=_columns_by_rank(setup.plan),
         ids_W=tuple(map(int, ids_W)),
-        copied=sum(w.table.rows * w.table.dim for w in drawn.workloads) if copied else 0,
-        skew_W=drawn.skew_W,
+        copied=sum(w.table.rows * w.table.dim for w in setup.workloads) if copied else 0,
+        skew_W=setup.skew_W,
         route_W=route_W,
         exchange_W=exchange_W,
         return_W=return_W,
@@ -193,7 +193,7 @@ def measure_exchange(comm: Comm, seed: int, number: int, repeats: int = REPEATS)
 
 
 def exchange_step(module: ShardedEmbeddings, batch: Jagged, clock: PhaseClock, *, copied: bool) -> int:
-    """Forward, backward, and the update of copies; gives how many ids this rank received."""
+    """Runs forward, backward, and the update of copies; returns the number of ids that this rank received."""
     matrix_BS = module(batch).matrix_BS
     matrix_BS.backward(torch.full_like(matrix_BS, 0.01))
     ids = max((len(staged.call.jagged.values_N) for staged in module.staged), default=0)
@@ -209,11 +209,11 @@ def _columns_by_rank(plan: Plan) -> tuple[int, ...]:
     return tuple(sum(tile.cols[1] - tile.cols[0] for tile in plan.tiles_on(rank)) for rank in range(plan.world))
 
 
-def _gather_floats(comm: Comm, mine: Sequence[float]) -> list[list[float]]:
+def _gather_floats(comm: Comm, values: Sequence[float]) -> list[list[float]]:
     world = len(comm.ranks)
-    sent = torch.tensor(mine, dtype=torch.float64)
-    return comm.all_gather(sent, [len(mine)] * world, "measured").wait().view(world, len(mine)).tolist()
+    sent = torch.tensor(values, dtype=torch.float64)
+    return comm.all_gather(sent, [len(values)] * world, "measured").wait().view(world, len(values)).tolist()
 
 
-def _log_uniform(rng: np.random.Generator, between: tuple[float, float]) -> float:
-    return math.exp(rng.uniform(math.log(between[0]), math.log(between[1])))
+def _draw_log_uniform(rng: np.random.Generator, bounds: tuple[float, float]) -> float:
+    return math.exp(rng.uniform(math.log(bounds[0]), math.log(bounds[1])))

@@ -1,8 +1,8 @@
-"""Measures into a folder for so many minutes in all: sets of tables on each rank, and exchanges between ranks.
+"""Measures for some minutes into a folder: sets of tables on each rank, and exchanges between ranks.
 
 Both alternate in blocks of some seconds that ranks begin together, and every measurement is written at once, so that a
-calibration that ends early has some of both. Past measurements are counted from the folder: minutes are minutes of
-measuring, without starting.
+calibration that ends early has some of both. Measurements that the folder has count: minutes are the time of all
+measurements, without starting processes.
 """
 
 import threading
@@ -25,12 +25,12 @@ from rowwise.comm.seam import Comm
 from rowwise.comm.spawn import run_processes
 from rowwise.spec import Topology
 
-ReportProgress = Callable[[str, float], None]  # what has been done, and the share of it
-SETS = 0.8  # share of the time for sets, with several ranks
+ReportProgress = Callable[[str, float], None]  # measurements in words, and the fraction done
+SETS_FRACTION = 0.8  # of the time; the rest is for exchanges
 CYCLE_s, FIRST_s = 25.0, 5.0  # a block of sets and exchanges; the first one
 # The last of every 13 measurements of a rank repeats a set of 4 groups before (at first, of the first group); no set is
-# repeated twice.
-EVERY, EARLIER = 13, 4
+# measured three times.
+GROUP, GROUPS_BEFORE = 13, 4
 TRIES = 3  # to measure sets while no other process has the processor
 POLL_s = 0.5
 TIMEOUT_s = 120.0
@@ -43,19 +43,19 @@ class MeasurementTurn(NamedTuple):
     again: bool
 
 
-def measurement_turn(k: int) -> MeasurementTurn:
+def choose_turn(k: int) -> MeasurementTurn:
     """The k-th measurement of a rank."""
-    group, place = divmod(k, EVERY)
-    new = EVERY - 1
+    group, place = divmod(k, GROUP)
+    new = GROUP - 1
     if place < new:
         return MeasurementTurn(group * new + place, False)
-    if group < EARLIER:
+    if group < GROUPS_BEFORE:
         return MeasurementTurn(group, True)
-    return MeasurementTurn((group - EARLIER) * new + EARLIER + group % (new - EARLIER), True)
+    return MeasurementTurn((group - GROUPS_BEFORE) * new + GROUPS_BEFORE + group % (new - GROUPS_BEFORE), True)
 
 
 def measure(spec: MeasurementSpec, folder: MeasurementFolder, minutes: float, report: ReportProgress) -> None:
-    """Measures until the folder has so many minutes in all."""
+    """Measures until the measurements in the folder took so many minutes."""
     with lock_folder(folder):
         tally = Tally(folder)
         if tally.update() >= minutes * 60:
@@ -74,19 +74,19 @@ def measure(spec: MeasurementSpec, folder: MeasurementFolder, minutes: float, re
 
 
 @contextmanager
-def _report_progress(tally: Tally, wanted_s: float, report: ReportProgress) -> Iterator[None]:
-    """Reports progress from another thread, which reads the folder now and then."""
+def _report_progress(tally: Tally, total_s: float, report: ReportProgress) -> Iterator[None]:
+    """Reports progress from a thread that polls the folder."""
     done = threading.Event()
 
-    def look() -> None:
+    def poll() -> None:
         while True:
             ended = done.wait(POLL_s)
-            share = min(tally.update() / wanted_s, 1.0)
-            report(f"{tally.sets:,} sets of tables, {tally.links:,} exchanges", share)
+            fraction = min(tally.update() / total_s, 1.0)
+            report(f"{tally.sets:,} sets of tables, {tally.links:,} exchanges", fraction)
             if ended:
                 return
 
-    thread = threading.Thread(target=look, name="telling how far it is", daemon=True)
+    thread = threading.Thread(target=poll, name="calibration progress", daemon=True)
     thread.start()
     try:
         yield
@@ -95,28 +95,28 @@ def _report_progress(tally: Tally, wanted_s: float, report: ReportProgress) -> I
         thread.join()
 
 
-def measure_on_rank(comm: Comm, spec: MeasurementSpec, folder: MeasurementFolder, wanted_s: float) -> None:
-    """Blocks of sets and exchanges; called by all ranks."""
-    me = MeasuringRank(comm, spec, folder)
-    while (left_s := wanted_s - me.done_s()) > 0:
-        cycle_s = min(CYCLE_s, left_s, max(FIRST_s, wanted_s - left_s))
+def measure_on_rank(comm: Comm, spec: MeasurementSpec, folder: MeasurementFolder, total_s: float) -> None:
+    """Measures blocks of sets and exchanges; all ranks call it."""
+    rank = MeasuringRank(comm, spec, folder)
+    while (left_s := total_s - rank.done_s()) > 0:
+        cycle_s = min(CYCLE_s, left_s, max(FIRST_s, total_s - left_s))
         if spec.world == 1:
-            me.measure_sets(cycle_s)
+            rank.measure_sets(cycle_s)
             continue
-        me.measure_sets(cycle_s * SETS)
-        me.max_over_ranks(0.0)
-        me.measure_links(cycle_s * (1 - SETS))
+        rank.measure_sets(cycle_s * SETS_FRACTION)
+        rank.max_over_ranks(0.0)
+        rank.measure_links(cycle_s * (1 - SETS_FRACTION))
 
 
 class MeasuringRank:
-    """A rank with its pool of memory, and counts of its measurements."""
+    """A rank with its pool of memory, and the number and time of its measurements."""
 
     def __init__(self, comm: Comm, spec: MeasurementSpec, folder: MeasurementFolder) -> None:
         self._comm, self._spec, self._folder = comm, spec, folder
         self._sets_s = self._links_s = 0.0
         self._turns = self._links = 0
-        mine = folder.sets_of(comm.rank)
-        for sample in read_samples(mine) if mine.exists() else ():
+        own_sets = folder.sets_of(comm.rank)
+        for sample in read_samples(own_sets) if own_sets.exists() else ():
             self._turns += 1
             self._sets_s += sample.took_s
         for sample in read_samples(folder.links) if folder.links.exists() else ():
@@ -142,9 +142,9 @@ class MeasuringRank:
         while lap - begin < seconds:
             lap = self._measure_turns(lap)
 
-    def _measure_turns(self, began: float) -> float:
-        """Measures the next sets, which take turns; gives the time when they ended."""
-        sets = self._bench.take(self._draw(measurement_turn(k)) for k in count(self._turns))
+    def _measure_turns(self, begin: float) -> float:
+        """Measures the next sets, which take turns; returns the time when they ended."""
+        sets = self._bench.take(self._draw(choose_turn(k)) for k in count(self._turns))
         for _ in range(TRIES):
             lap, waited_before_s = time.perf_counter(), waited_s()
             measured = self._bench.measure(sets, self._spec.seed)
@@ -160,19 +160,19 @@ class MeasuringRank:
                 workloads=drawn.workloads,
                 lookup_s=taken.lookup_s,
                 update_s=taken.update_s,
-                again=measurement_turn(self._turns).again,
-                took_s=(ended - began) / len(sets),
+                again=choose_turn(self._turns).again,
+                took_s=(ended - begin) / len(sets),
                 waited=waited,
             )
             write_sample(self._folder.sets_of(self._comm.rank), sample)
             self._turns, self._sets_s = self._turns + 1, self._sets_s + sample.took_s
         return ended
 
-    def _draw(self, one: MeasurementTurn) -> DrawnSet:
-        return draw_set(self._population, self._spec.limits, self._spec.seed, one.number, self._comm.rank)
+    def _draw(self, turn: MeasurementTurn) -> DrawnSet:
+        return draw_set(self._population, self._spec.limits, self._spec.seed, turn.number, self._comm.rank)
 
     def measure_links(self, seconds: float) -> None:
-        """Measures exchanges for so long on the slowest rank; rank 0 writes."""
+        """Measures exchanges until the slowest rank took so long; rank 0 writes them."""
         spent = 0.0
         while spent < seconds:
             sample = measure_exchange(self._comm, self._spec.seed, self._links)

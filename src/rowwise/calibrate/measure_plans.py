@@ -32,20 +32,20 @@ class MeasuredPlans:
         return replace(best, plan=structs.replace(best.plan, forecast=forecast))
 
     def lines(self) -> tuple[str, ...]:
-        """One line for each plan, to print."""
+        """Times of each plan, one printed line each."""
         least_s = min(step.seconds for step in self.steps)
         lines = []
         for number, (planned, step) in enumerate(zip(self.planned, self.steps, strict=True), start=1):
             forecast = planned.plan.forecast
             assert forecast is not None
-            kept = ", kept" if step.seconds == least_s else ""
-            words = f"predicted {forecast.expected_s * 1e3:.2f} ms, measured {step.seconds * 1e3:.2f} ms"
-            lines.append(f"plan {number} of {len(self.steps)}: {words} (rounds differ by {step.noise:.0%}){kept}")
+            mark = ", kept" if step.seconds == least_s else ""
+            times = f"predicted {forecast.expected_s * 1e3:.2f} ms, measured {step.seconds * 1e3:.2f} ms"
+            lines.append(f"plan {number} of {len(self.steps)}: {times} (rounds differ by {step.noise:.0%}){mark}")
         return tuple(lines)
 
 
 def measure_plan_results(planned: Sequence[PlanResult]) -> MeasuredPlans:
-    """Runs all plans in turns, on processes of this machine."""
+    """Measures all plans in turns, with a process of this machine for each rank."""
     request = planned[0].problem.request
     topology = request.machine.topology
     if topology.hosts > 1 or topology.world > MOST_RANKS:

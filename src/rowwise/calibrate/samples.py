@@ -1,7 +1,6 @@
-"""Measurements, one JSON line each: sets of tables that a rank looked up, and exchanges between ranks.
+"""Measurements as JSON lines: sets of tables that a rank looked up, and exchanges between ranks.
 
-Measuring appends lines; fitting reads them, perhaps days later and after a kill, so a last line that was cut off is
-ignored.
+Measuring appends lines. Fitting ignores a last line that is cut off, as a calibration may be killed.
 """
 
 from collections.abc import Iterator
@@ -24,9 +23,9 @@ class SetSample(Value, frozen=True, kw_only=True, tag="set"):
     workloads: tuple[Workload, ...]
     lookup_s: float
     update_s: float  # backward and update
-    again: bool = False  # the set had been measured before: differences are noise
-    took_s: float  # wall clock, with everything that was not timed
-    waited: float = 0.0  # share of `took_s` spent waiting for a processor that other processes had
+    again: bool = False  # the second measurement of its set: the difference is noise
+    took_s: float  # wall-clock time, also of what is not timed
+    waited: float = 0.0  # fraction of `took_s` that this process waited for a processor
 
 
 class LinkSample(Value, frozen=True, kw_only=True, tag="link"):
@@ -60,19 +59,19 @@ def read_samples(path: Path) -> Iterator[Sample]:
         yield decode_sample(line, f"{path}, line {number}")
 
 
-def decode_sample(line: bytes, place: str) -> Sample:
+def decode_sample(line: bytes, origin: str) -> Sample:
     try:
         return decode_json(line, SetSample | LinkSample)
     except msgspec.DecodeError as error:
-        raise SpecError(f"{place}: not a measurement: {error}; delete the line or the file") from None
+        raise SpecError(f"{origin}: not a measurement: {error}; delete the line or the file") from None
 
 
 def truncate_partial_line(path: Path) -> None:
-    """Removes a last line without its end, so that the next one starts on a line of its own."""
+    """Removes an incomplete last line, so that the next measurement starts on a line of its own."""
     if not path.exists():
         return
     with open_regular(path, "r+b", links=False) as file:
         data = file.read()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            file.truncate(whole)
+        end = data.rfind(b"\n") + 1
+        if end < len(data):
+            file.truncate(end)

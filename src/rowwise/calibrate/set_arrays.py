@@ -53,20 +53,20 @@ class MeasuredSets:
         )
 
 
-def arrays_of_sets(sets: Sequence[SetSample]) -> MeasuredSets:
-    """Measurements as arrays, with the features that a planner would compute."""
-    shards = tuple(_shards(one) for one in sets)
-    begins = np.concatenate([[0], np.cumsum([len(one.workloads) for one in sets])])
+def stack_sets(sets: Sequence[SetSample]) -> MeasuredSets:
+    """Measurements as arrays, one set after another."""
+    shards = tuple(_make_shards(sample) for sample in sets)
+    begins = np.concatenate([[0], np.cumsum([len(sample.workloads) for sample in sets])])
     stage_s = {"lookup": np.array([s.lookup_s for s in sets]), "update": np.array([s.update_s for s in sets])}
     works = {stage: np.concatenate([nominal_work(stage, *pair) for pair in shards]) for stage in STAGES}
-    seen_NF = np.concatenate([piece_features(*pair) for pair in shards])
+    features_NF = np.concatenate([piece_features(*pair) for pair in shards])
     whole_S: Floats = stage_s["lookup"] + stage_s["update"]
-    return MeasuredSets(Sets(seen_NF, np.zeros((len(seen_NF), 0)), begins, whole_S), stage_s, works, shards)
+    return MeasuredSets(Sets(features_NF, np.zeros((len(features_NF), 0)), begins, whole_S), stage_s, works, shards)
 
 
-def _shards(one: SetSample) -> tuple[Shards, Curves]:
+def _make_shards(sample: SetSample) -> tuple[Shards, Curves]:
     machine = Machine(topology=Topology(), hardware=hardware_named("cpu"))
     model = Roofline(machine.hardware, machine.topology)
-    request = PlanRequest(workloads=one.workloads, machine=machine, model=model, batch=one.batch)
-    shards = TableArrays.of(request).shards(PlacementKind(TABLE_WISE), np.arange(len(one.workloads)), request)
-    return shards, Curves.of(one.workloads, one.batch)
+    request = PlanRequest(workloads=sample.workloads, machine=machine, model=model, batch=sample.batch)
+    shards = TableArrays.of(request).shards(PlacementKind(TABLE_WISE), np.arange(len(sample.workloads)), request)
+    return shards, Curves.of(sample.workloads, sample.batch)

@@ -1,8 +1,8 @@
-"""Measures steps of tables on this machine's ranks by given plans: the truth that forecasts are compared with.
+"""Measures steps of tables by several plans on ranks of this machine: the truth for forecasts.
 
-Lookup, exchange, backward and update with the runtime of training, ids drawn by access statistics, other memory read
-between steps. The same processes measure all plans in turns (A B C A B C), and a step takes as long as its slowest
-rank. Not measured: dense layers. All plans have to fit into this machine's memory together.
+A step is lookup, exchange, backward and update with the runtime of training, with ids drawn by access statistics; other
+memory is read between steps. The same processes measure all plans in turns (A B C A B C). A step takes as long as its
+slowest rank. Dense layers are not measured. All plans have to fit into this machine's memory together.
 """
 
 import os
@@ -34,16 +34,16 @@ BATCHES = 3
 SEED = 7
 GRADIENT = 1e-3
 LIMIT_s = 600.0
-SPARE = 0.7  # share of free memory that plans may take
+SPARE_FRACTION = 0.7  # of free memory, which plans may take
 
 
 GradientCache = dict[torch.Size, Tensor]  # gradients by shape
 
 
 class StepTimes(NamedTuple):
-    """Seconds of a step: of the slowest rank, and by stage of each rank."""
+    """Seconds of a step on the slowest rank, and of its stages on each rank."""
 
-    seconds: float  # low quantile over rounds
+    seconds: float  # low quantile of the rounds
     rounds_s: tuple[float, ...]  # slowest rank of each round
     stages_s: dict[str, tuple[float, ...]]
 
@@ -64,28 +64,28 @@ class StepMeasurement(NamedTuple):
     wire: Wire = FLOATS
 
 
-def measure_plans(order: StepMeasurement, *, shared_memory: bool = True) -> list[StepTimes]:
+def measure_plans(spec: StepMeasurement, *, shared_memory: bool = True) -> list[StepTimes]:
     """Steps by each plan on processes of this machine, one thread each."""
-    _check_plans(order, spare_bytes())
-    world = order.plans[0].world
+    _check_plans(spec, spare_bytes())
+    world = spec.plans[0].world
     topology = Topology(devices=world)
-    of_ranks = run_processes(
-        topology, measure_steps_on_rank, order, shared_memory=shared_memory, threads=1, limit_s=LIMIT_s
+    by_rank = run_processes(
+        topology, measure_steps_on_rank, spec, shared_memory=shared_memory, threads=1, limit_s=LIMIT_s
     )
-    return [_merge_ranks([of_rank[index] for of_rank in of_ranks]) for index in range(len(order.plans))]
+    return [_merge_ranks([times[index] for times in by_rank]) for index in range(len(spec.plans))]
 
 
-def _check_plans(order: StepMeasurement, spare: int) -> None:
-    tables = {w.table.name: w.table for w in order.workloads}
+def _check_plans(spec: StepMeasurement, spare: int) -> None:
+    tables = {w.table.name: w.table for w in spec.workloads}
     need = 0
-    for plan in order.plans:
+    for plan in spec.plans:
         plan.validate(list(tables.values()))
-        if plan.world != order.plans[0].world:
-            raise SpecError(f"plans for {plan.world} and {order.plans[0].world} ranks: want plans for the same ranks")
+        if plan.world != spec.plans[0].world:
+            raise SpecError(f"plans for {plan.world} and {spec.plans[0].world} ranks: want plans for the same ranks")
         need += sum(held_bytes(list(tables.values()), plan, rank).total() for rank in range(plan.world))
-    if need > spare * SPARE:
-        got = f"{len(order.plans)} plans of {len(tables)} tables take {need / 1e9:.1f} GB of rows and optimizer state"
-        want = f"want at most {SPARE:.0%} of the {spare / 1e9:.1f} GB that this machine has left: fewer plans or rows"
+    if need > spare * SPARE_FRACTION:
+        got = f"{len(spec.plans)} plans of {len(tables)} tables take {need / 1e9:.1f} GB of rows and optimizer state"
+        want = f"want at most {SPARE_FRACTION:.0%} of the {spare / 1e9:.1f} GB that are free here: fewer plans or rows"
         raise SpecError(f"{got}: {want}")
 
 
@@ -95,40 +95,40 @@ def spare_bytes() -> int:
     return free if free is not None else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
-def measure_steps_on_rank(comm: Comm, order: StepMeasurement) -> list[tuple[list[float], dict[str, float]]]:
+def measure_steps_on_rank(comm: Comm, spec: StepMeasurement) -> list[tuple[list[float], dict[str, float]]]:
     """For each plan: seconds of each round on this rank, and by stage. Called by all ranks."""
     rng = np.random.default_rng((SEED, comm.rank))
-    local = order.batch // len(comm.ranks)
-    batches = [draw_batch(order.workloads, local, rng) for _ in range(BATCHES)]
+    local = spec.batch // len(comm.ranks)
+    batches = [draw_batch(spec.workloads, local, rng) for _ in range(BATCHES)]
     other = torch.ones(flush_bytes(torch.device("cpu")) // FLOAT_bytes)
-    rounds: list[list[float]] = [[] for _ in order.plans]
-    stages: list[dict[str, list[float]]] = [defaultdict(list) for _ in order.plans]
-    tables = [w.table for w in order.workloads]
-    modules = [ShardedEmbeddings(tables, plan, comm, wire=order.wire) for plan in order.plans]
-    kept: GradientCache = {}
-    for number in range(-BATCHES, order.rounds):
+    rounds: list[list[float]] = [[] for _ in spec.plans]
+    stages: list[dict[str, list[float]]] = [defaultdict(list) for _ in spec.plans]
+    tables = [w.table for w in spec.workloads]
+    modules = [ShardedEmbeddings(tables, plan, comm, wire=spec.wire) for plan in spec.plans]
+    gradients: GradientCache = {}
+    for number in range(-BATCHES, spec.rounds):
         for index, module in enumerate(modules):
             clock = _Clock()
             module.phase = clock
             other.sum()
             comm.all_reduce(torch.zeros(1), "meeting").wait()
-            taken = _step(module, batches[number % BATCHES], clock, kept)
+            step_s = _run_step(module, batches[number % BATCHES], clock, gradients)
             if number >= 0:
-                rounds[index].append(taken)
+                rounds[index].append(step_s)
                 for name, seconds in clock.seconds.items():
                     stages[index][name].append(seconds)
     return [(r, {name: low_quantile(s) for name, s in by.items()}) for r, by in zip(rounds, stages, strict=True)]
 
 
-def _step(module: ShardedEmbeddings, batch: Jagged, clock: "_Clock", kept: GradientCache) -> float:
+def _run_step(module: ShardedEmbeddings, batch: Jagged, clock: "_Clock", gradients: GradientCache) -> float:
     begin = time.perf_counter()
     vectors = module(batch)
-    outs: list[Tensor] = [vectors.matrix_BS, *vectors.sequences.values()]
-    for out in outs:
-        if out.shape not in kept:  # allocated in warm-up rounds only, as a model's gradients exist already
-            kept[out.shape] = torch.full_like(out, GRADIENT)
+    outputs: list[Tensor] = [vectors.matrix_BS, *vectors.sequences.values()]
+    for output in outputs:
+        if output.shape not in gradients:  # allocated in warm-up rounds only, as a model's gradients exist already
+            gradients[output.shape] = torch.full_like(output, GRADIENT)
     with clock("backward"):
-        torch.autograd.backward(outs, [kept[out.shape] for out in outs])
+        torch.autograd.backward(outputs, [gradients[output.shape] for output in outputs])
     with clock("update"):
         module.update()
     return time.perf_counter() - begin
@@ -136,7 +136,7 @@ def _step(module: ShardedEmbeddings, batch: Jagged, clock: "_Clock", kept: Gradi
 
 @final
 class _Clock:
-    """Seconds by phase; seconds of a nested phase count for it alone."""
+    """Seconds by phase; those of a nested phase do not count for the outer one."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -158,7 +158,7 @@ class _Clock:
         self._since = now
 
 
-def _merge_ranks(of_ranks: Sequence[tuple[list[float], dict[str, float]]]) -> StepTimes:
-    rounds = tuple(max(taken) for taken in zip(*(rounds for rounds, _ in of_ranks), strict=True))
-    names = of_ranks[0][1]
-    return StepTimes(low_quantile(rounds), rounds, {name: tuple(by[name] for _, by in of_ranks) for name in names})
+def _merge_ranks(by_rank: Sequence[tuple[list[float], dict[str, float]]]) -> StepTimes:
+    rounds = tuple(max(step_s) for step_s in zip(*(rounds for rounds, _ in by_rank), strict=True))
+    names = by_rank[0][1]
+    return StepTimes(low_quantile(rounds), rounds, {name: tuple(by[name] for _, by in by_rank) for name in names})

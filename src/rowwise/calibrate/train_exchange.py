@@ -1,6 +1,6 @@
 """Trains exchange networks; see `perf.exchange`.
 
-Nominal prices are fitted first, then a network learns the remaining factor, in relative error. The same measurements
+Nominal prices are fitted first. Then a network learns the remaining factor by relative error. The same measurements
 give the same network.
 """
 
@@ -23,7 +23,7 @@ LEAST_s = 1e-6
 
 
 def train_exchanges(samples: Sequence[LinkSample], report: Callable[[float], None]) -> Exchanges | None:
-    """Networks of all exchanges of a step; None with too few measurements."""
+    """Networks for all exchanges of a step; None with too few measurements."""
     exchanges = [s for s in samples if not s.copied]
     if len(exchanges) < FEWEST:
         return None
@@ -34,14 +34,14 @@ def train_exchanges(samples: Sequence[LinkSample], report: Callable[[float], Non
         "backward": lambda s: s.return_W,
     }
     networks: dict[str, ExchangeNetwork] = {}
-    for index, (name, taken) in enumerate(parts.items()):
-        networks[name] = _train_one([(amounts_of(s, name), np.array(taken(s))) for s in training])
+    for index, (name, seconds_of) in enumerate(parts.items()):
+        networks[name] = _train_network([(amounts_of(s, name), np.array(seconds_of(s))) for s in training])
         report((index + 1) / len(parts))
     errors = []
     for s in exchanges:
         if s.number % HELD_OUT == 0:
             predicted_W = sum(network(amounts_of(s, name)) for name, network in networks.items())
-            measured_W = sum(np.array(taken(s)) for taken in parts.values())
+            measured_W = sum(np.array(seconds_of(s)) for seconds_of in parts.values())
             errors.append(np.abs(predicted_W - measured_W) / measured_W)
     route, forward, backward = (networks[name] for name in parts)
     error = float(np.mean(errors))
@@ -49,12 +49,12 @@ def train_exchanges(samples: Sequence[LinkSample], report: Callable[[float], Non
 
 
 def amounts_of(sample: LinkSample, name: str) -> Amounts:
-    """Amounts that ranks exchanged; only in forward do ranks begin at different times."""
+    """The amounts of an exchange; ranks begin at different times in forward only."""
     dim_W, ids_W, skew_W = (np.array(part, dtype=float) for part in (sample.dim_W, sample.ids_W, sample.skew_W))
     return Amounts(dim_W, ids_W, sample.batch, skew_W if name == "forward" else np.zeros_like(skew_W))
 
 
-def _train_one(pairs: Sequence[tuple[Amounts, Floats]]) -> ExchangeNetwork:
+def _train_network(pairs: Sequence[tuple[Amounts, Floats]]) -> ExchangeNetwork:
     measured_N = np.concatenate([seconds for _, seconds in pairs])
     waits_N = np.concatenate([waits_s(amounts.skew_W) for amounts, _ in pairs])
     own_N = np.maximum(measured_N - waits_N, 0.1 * measured_N)
@@ -90,25 +90,25 @@ def _fit_prices(pairs: Sequence[tuple[Amounts, Floats]], own_N: Floats) -> tuple
     parts = [np.concatenate([nominal_s(a, tuple(unit[k])) for a, _ in pairs]) for k in range(3)]
     amount_NK = np.stack(parts, axis=1) / own_N[:, None]
     most_K = np.maximum(amount_NK.max(0), 1e-300)
-    start, byte, one = (nnls(amount_NK / most_K, np.ones(len(own_N)))[0] / most_K).tolist()
-    return max(start, LEAST_s), byte, one
+    start, byte, id_ = (nnls(amount_NK / most_K, np.ones(len(own_N)))[0] / most_K).tolist()
+    return max(start, LEAST_s), byte, id_
 
 
 def _train_factor(
-    given_NF: Tensor, nominal_N: Floats, waits_N: Floats, measured_N: Floats
+    features_NF: Tensor, nominal_N: Floats, waits_N: Floats, measured_N: Floats
 ) -> tuple[nn.Linear, nn.Linear]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        inner, outer = nn.Linear(given_NF.shape[1], HIDDEN), nn.Linear(HIDDEN, 1)
+        inner, outer = nn.Linear(features_NF.shape[1], HIDDEN), nn.Linear(HIDDEN, 1)
     nn.init.zeros_(outer.weight)
     nn.init.zeros_(outer.bias)
-    share_N, wait_N = to_tensor(nominal_N / measured_N), to_tensor(waits_N / measured_N)
+    nominal_ratio_N, wait_ratio_N = to_tensor(nominal_N / measured_N), to_tensor(waits_N / measured_N)
     optimizer = torch.optim.AdamW([*inner.parameters(), *outer.parameters()], lr=RATE, weight_decay=DECAY)
-    falling = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=STEPS, pct_start=0.1)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=STEPS, pct_start=0.1)
     for _ in range(STEPS):
         optimizer.zero_grad()
-        factor_N = torch.exp(REACH * torch.tanh(outer(torch.relu(inner(given_NF)))[:, 0]))
-        (share_N * factor_N + wait_N - 1).abs().mean().backward()
+        factor_N = torch.exp(REACH * torch.tanh(outer(torch.relu(inner(features_NF)))[:, 0]))
+        (nominal_ratio_N * factor_N + wait_ratio_N - 1).abs().mean().backward()
         optimizer.step()
-        falling.step()
+        scheduler.step()
     return inner, outer

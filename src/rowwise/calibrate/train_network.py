@@ -1,8 +1,8 @@
 """Trains set networks with torch; the result is arrays that `perf.network` evaluates without it.
 
-A network learns seconds of sets of tables in relative error, so small sets count as much as large ones. With `bounded`,
-weights of phi are squares and so never negative. Training uses AdamW with a falling rate, on full batches or parts of
-them, and keeps the weights that are best on a validation share. It runs on the CPU, as networks are small.
+A network learns the seconds of sets by relative error, so small sets count as much as large ones. With `bounded`, the
+weights of phi are squares, so never negative. Training is AdamW with a one-cycle learning rate, on all sets or random
+batches, and keeps the weights that are best on validation sets. It runs on the CPU, as networks are small.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from rowwise.perf.access import Floats
 from rowwise.perf.network import MOST_DEVIATIONS, REACH, Form, SetNetwork
 
-MILLI = 1e-3
+MS = 1e-3
 LEAST = 1e-6  # milliseconds; the norm has no gradient at 0
 LEAST_DEVIATION = 1e-3  # features that vary less are ignored
-VALIDATION_SHARE = 0.1  # of the sets, to choose the best weights
+VALIDATION_FRACTION = 0.1  # of the sets
 
 
 @dataclass(frozen=True, slots=True)
 class Sets:
-    """Sets of tables one after another, and their seconds."""
+    """Features of the tables of all sets, one set after another, and the seconds of each set."""
 
     features_NF: Floats
     work_NK: Floats
@@ -42,7 +42,7 @@ class Sets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkShape:
-    """Shape of a network, and its training."""
+    """The shape of a network and the settings of its training."""
 
     form: Form = "scaled"
     bounded: bool = True
@@ -56,7 +56,7 @@ class NetworkShape:
     seed: int = 0
 
 
-ReportProgress = Callable[[float], None]  # the share that is done
+ReportProgress = Callable[[float], None]  # the fraction done
 
 
 class _Net(nn.Module):
@@ -80,19 +80,19 @@ class _Net(nn.Module):
             nn.init.zeros_(self.outer.weight)
             nn.init.zeros_(self.outer.bias)
             with torch.no_grad():
-                self.hinge.bias.copy_(-torch.rand(shape.hinges) * float(np.median(sets.seconds_S)) / MILLI * 4)
+                self.hinge.bias.copy_(-torch.rand(shape.hinges) * float(np.median(sets.seconds_S)) / MS * 4)
                 self.out.mul_(0.3)
 
     def psi(self, features_NF: Tensor, work_NK: Tensor) -> Tensor:
         """Loads; of the scaled form in milliseconds."""
-        given_NF = ((features_NF - self.mean) / self.scale).clamp(-MOST_DEVIATIONS, MOST_DEVIATIONS)
-        out_NK = self.outer(torch.relu(self.inner(given_NF)))
+        scaled_NF = ((features_NF - self.mean) / self.scale).clamp(-MOST_DEVIATIONS, MOST_DEVIATIONS)
+        out_NK = self.outer(torch.relu(self.inner(scaled_NF)))
         if self.shape.form == "published":
             return torch.relu(out_NK)
-        return work_NK / MILLI * torch.exp(self.gain + REACH * torch.tanh(out_NK))
+        return work_NK / MS * torch.exp(self.gain + REACH * torch.tanh(out_NK))
 
     def layers(self) -> tuple[Tensor, Tensor]:
-        """Weights of hinges, and the factors of their outputs."""
+        """The weights of hinges, and the factors of their outputs."""
         if self.shape.bounded:
             return self.hinge.weight.square(), self.out.square()
         return self.hinge.weight, self.out
@@ -109,9 +109,9 @@ class _Net(nn.Module):
 
     def _norm(self, sum_SK: Tensor) -> Tensor:
         power = 1 + torch.exp(self.power)
-        some_SK = sum_SK.clamp(min=LEAST)
-        top_S1 = some_SK.max(1, keepdim=True).values.detach()
-        return top_S1[:, 0] * ((some_SK / top_S1) ** power).sum(1) ** (1 / power)
+        positive_SK = sum_SK.clamp(min=LEAST)
+        top_S1 = positive_SK.max(1, keepdim=True).values.detach()
+        return top_S1[:, 0] * ((positive_SK / top_S1) ** power).sum(1) ** (1 / power)
 
     def export(self) -> SetNetwork:
         """Weights as data, in seconds."""
@@ -126,22 +126,22 @@ class _Net(nn.Module):
             outer=to_matrix(self.outer.weight.T),
             outer_offset=to_decimals(self.outer.bias),
             gain=to_decimals(self.gain.exp()),
-            hinge=to_matrix(weight_HK / MILLI if scaled else weight_HK),
+            hinge=to_matrix(weight_HK / MS if scaled else weight_HK),
             hinge_offset=to_decimals(self.hinge.bias),
-            hinge_out=to_decimals(out_H * MILLI),
-            constant_s=float(self.constant.detach().exp()) * MILLI,
+            hinge_out=to_decimals(out_H * MS),
+            constant_s=float(self.constant.detach().exp()) * MS,
             power=float(f"{1 + float(self.power.detach().exp()):.6g}") if scaled else 1.0,
         )
 
 
 def train_network(sets: Sets, shape: NetworkShape, report: ReportProgress = lambda share: None) -> SetNetwork:
-    """The network that predicts seconds of such sets; the same one for the same sets and shape."""
+    """Train a network that predicts the seconds of sets; the same sets and shape give the same one."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(shape.seed)
-        order = np.random.default_rng(shape.seed).permutation(len(sets))
-        kept = max(1, int(len(sets) * VALIDATION_SHARE))
-        net = _Net(sets.take(order[kept:]), shape)
-        return _train(net, _Batches(sets.take(order[kept:]), shape), _Batches(sets.take(order[:kept]), shape), report)
+        permutation = np.random.default_rng(shape.seed).permutation(len(sets))
+        count = max(1, int(len(sets) * VALIDATION_FRACTION))
+        validation, training = sets.take(permutation[:count]), sets.take(permutation[count:])
+        return _train(_Net(training, shape), _Batches(training, shape), _Batches(validation, shape), report)
 
 
 class _Batches:
@@ -154,7 +154,7 @@ class _Batches:
     @staticmethod
     def tensors(sets: Sets) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         set_N = np.repeat(np.arange(len(sets)), np.diff(sets.begin_S1))
-        features, work, ms = (to_tensor(part) for part in (sets.features_NF, sets.work_NK, sets.seconds_S / MILLI))
+        features, work, ms = (to_tensor(part) for part in (sets.features_NF, sets.work_NK, sets.seconds_S / MS))
         return features, work, torch.from_numpy(set_N), ms
 
     def draw(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -168,20 +168,20 @@ class _Batches:
         return ((net(features, work, number, len(ms)) - ms).abs() / ms).mean()
 
 
-def _train(net: _Net, seen: _Batches, kept: _Batches, report: ReportProgress) -> SetNetwork:
+def _train(net: _Net, training: _Batches, validation: _Batches, report: ReportProgress) -> SetNetwork:
     shape = net.shape
     optimizer = torch.optim.AdamW(net.parameters(), lr=shape.rate, weight_decay=shape.decay)
-    falling = torch.optim.lr_scheduler.OneCycleLR(optimizer, shape.rate, total_steps=shape.steps, pct_start=0.1)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, shape.rate, total_steps=shape.steps, pct_start=0.1)
     best, least = net.export(), float("inf")
     for step in range(shape.steps):
         optimizer.zero_grad()
-        seen.error(net).backward()
+        training.error(net).backward()
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
-        falling.step()
+        scheduler.step()
         if step % 20 == 19:
             with torch.no_grad():
-                error = float(kept.error(net, whole=True))
+                error = float(validation.error(net, whole=True))
             if error < least:
                 best, least = net.export(), error
             report((step + 1) / shape.steps)
@@ -201,8 +201,8 @@ def to_matrix(tensor: Tensor) -> tuple[tuple[float, ...], ...]:
     return tuple(to_decimals(row) for row in tensor)
 
 
-def predicted_s(network: SetNetwork, sets: Sets) -> Floats:
-    """Seconds of each set, as a planner computes them."""
+def predict_s(network: SetNetwork, sets: Sets) -> Floats:
+    """The seconds of each set, as a planner predicts them."""
     sum_SK = np.add.reduceat(network.psi(sets.features_NF, sets.work_NK), sets.begin_S1[:-1], axis=0)
     return network.phi(sum_SK)
 

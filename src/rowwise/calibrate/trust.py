@@ -1,8 +1,8 @@
 """Decides whether a calibration can be trusted: disturbances, and the quality of its networks.
 
-Linux counts how long a thread has waited for a processor that other processes had. Sets that waited are measured again;
-those that still waited are left out if enough others remain. Other doubts come from quality: repeats that disagree, a
-machine whose speed varies, predictions that do not rank sets held out.
+Linux counts how long a thread has waited for a processor that others use. Sets that waited are measured again. If they
+wait again, they are left out, unless too few others remain. Other doubts come from quality: repeats that disagree, a
+machine whose speed varies, predictions that do not rank held-out sets.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from pathlib import Path
 from rowwise.calibrate.samples import SetSample
 
 SCHEDULED = Path("/proc/thread-self/schedstat")  # nanoseconds on a processor, nanoseconds waiting for one, turns
-MOST_WAITED = 0.05  # share of a measurement spent waiting; above it, the measurement is disturbed
-MOST_DISTURBED = 0.5  # share of the sets
+MOST_WAITED = 0.05  # fraction of its time that an undisturbed measurement may wait
+MOST_DISTURBED = 0.5  # fraction of the sets
 LEAST_TAU, MOST_ERROR, MOST_NOISE, MOST_DRIFT = 0.8, 0.25, 0.25, 0.25
 
 
@@ -24,16 +24,16 @@ def waited_s() -> float:
         return 0.0
 
 
-def undisturbed_sets(sets: Sequence[SetSample], fewest: int) -> list[SetSample]:
-    """The sets that had their processors, if they are enough to learn from; else all."""
-    quiet = [one for one in sets if one.waited <= MOST_WAITED]
-    return quiet if len(quiet) >= max(fewest, (1 - MOST_DISTURBED) * len(sets)) else list(sets)
+def select_undisturbed(sets: Sequence[SetSample], fewest: int) -> list[SetSample]:
+    """The sets that hardly waited for a processor, if they are enough to learn from; else all."""
+    undisturbed = [sample for sample in sets if sample.waited <= MOST_WAITED]
+    return undisturbed if len(undisturbed) >= max(fewest, (1 - MOST_DISTURBED) * len(sets)) else list(sets)
 
 
-def doubts_of_quality(*, disturbed: float, tau: float, error: float, noise: float, drift: float) -> tuple[str, ...]:
-    """Why a profile is not to be trusted, the strongest reason first; empty if it is.
+def find_doubts(*, disturbed: float, tau: float, error: float, noise: float, drift: float) -> tuple[str, ...]:
+    """Reasons not to trust a profile, the strongest first.
 
-    `disturbed` is the share of the sets learned from that waited for a processor; for the others see `ProfileQuality`.
+    `disturbed` is the fraction of training sets that waited for a processor; for the others see `ProfileQuality`.
     """
     conditions = (
         (disturbed > MOST_DISTURBED, f"other processes had the processors during {disturbed:.0%} of the measurements"),
@@ -42,4 +42,4 @@ def doubts_of_quality(*, disturbed: float, tau: float, error: float, noise: floa
         (tau < LEAST_TAU, f"rank correlation with sets held out is {tau:.2f}, less than {LEAST_TAU}"),
         (error > MOST_ERROR, f"the error on sets held out is {error:.0%}, more than {MOST_ERROR:.0%}"),
     )
-    return tuple(line for holds, line in conditions if holds)
+    return tuple(line for applies, line in conditions if applies)

@@ -1,8 +1,8 @@
 """Measures what narrow wires add to an exchange of floats: coding at both ends, minus the bytes saved.
 
-The same ranks exchange the same vectors in turns with floats, so that a machine whose speed drifts is equally slow for
-both. The result is a share of the exchange in floats. Coding in a loop would be several times as fast as within a step.
-Not measured: cut tables, and wires that differ by direction.
+The same ranks exchange the same vectors by turns in floats and in each narrow type, so that drift slows both alike. The
+result is a fraction of the exchange in floats. Coding alone in a loop would be several times as fast as within a step.
+Cut tables, and wires that differ by direction, are not measured.
 """
 
 import statistics
@@ -30,7 +30,7 @@ KINDS = tuple(WireType(name) for name in NarrowWires.__struct_fields__)
 
 
 class WireShares(NamedTuple):
-    """The size of an exchange, and by wire type what it adds as a share of the seconds in floats."""
+    """The size of an exchange, and what each wire type adds to its seconds, as a fraction of those in floats."""
 
     batch: int  # samples of all ranks
     tables: int  # of each rank
@@ -41,24 +41,24 @@ class WireShares(NamedTuple):
 def measure_wire_costs(world: int, threads: int, *, shared_memory: bool) -> tuple[WireShares, ...]:
     shares_W = run_processes(Topology(devices=world), _measure_shapes, shared_memory=shared_memory, threads=threads)
     return tuple(
-        shares[0]._replace(added={kind: statistics.mean(one.added[kind] for one in shares) for kind in KINDS})
+        shares[0]._replace(added={kind: statistics.mean(shape.added[kind] for shape in shares) for kind in KINDS})
         for shares in zip(*shares_W, strict=True)
     )
 
 
 def _measure_shapes(comm: Comm) -> list[WireShares]:
-    return [_measure(comm, *shape) for shape in SHAPES]
+    return [_measure_shape(comm, *shape) for shape in SHAPES]
 
 
-def _measure(comm: Comm, batch: int, tables: int, dim: int) -> WireShares:
+def _measure_shape(comm: Comm, batch: int, tables: int, dim: int) -> WireShares:
     world = len(comm.ranks)
-    synthetic = [Table(name=f"t{k}", rows=ROWS, dim=dim, optimizer=Sgd()) for k in range(tables * world)]
-    plan = Plan(world=world, tiles=tuple(tile for k, t in enumerate(synthetic) for tile in table_wise(t, k % world)))
+    table_list = [Table(name=f"t{k}", rows=ROWS, dim=dim, optimizer=Sgd()) for k in range(tables * world)]
+    plan = Plan(world=world, tiles=tuple(tile for k, t in enumerate(table_list) for tile in table_wise(t, k % world)))
     ids = draw_batch(
-        [Workload(table=t, access=Access()) for t in synthetic], batch // world, np.random.default_rng(SEED)
+        [Workload(table=t, access=Access()) for t in table_list], batch // world, np.random.default_rng(SEED)
     )
     clocks = {kind: PhaseClock(comm, 0.0) for kind in WireType}
-    modules = {kind: ShardedEmbeddings(synthetic, plan, comm, wire=Wire(host=Codecs(kind, kind))) for kind in WireType}
+    modules = {kind: ShardedEmbeddings(table_list, plan, comm, wire=Wire(host=Codecs(kind, kind))) for kind in WireType}
     for number in range(-1, ROUNDS):
         for kind, module in modules.items():
             module.phase = clocks[kind]
@@ -86,7 +86,7 @@ def fit_wire_costs(exchanges: Exchanges, shares: Sequence[WireShares], world: in
     unit_K, least_K = np.abs(scaled_SK).max(0), [0.0, 0.0, -np.inf]  # saved bytes may be worth more than coding
     costs: dict[str, WireCost] = {}
     for kind in KINDS:
-        share_S = np.array([one.added[kind] for one in shares])
+        share_S = np.array([shape.added[kind] for shape in shares])
         price_K = lsq_linear(scaled_SK / unit_K, share_S, (least_K, np.inf)).x / unit_K
         costs[kind] = WireCost(
             **dict(zip(WireCost.__struct_fields__, (float(f"{x:.4g}") for x in price_K), strict=True))

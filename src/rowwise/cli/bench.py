@@ -23,25 +23,25 @@ import typer
 import rowwise
 from rowwise.errors import RowwiseError
 
-KILLED = 128  # shells report 128 + signal for a command that a signal ended
-SHOWN = 30  # last lines printed of a benchmark that failed
+SIGNAL_BASE = 128  # shells report 128 + signal for a command that a signal ended
+LAST_LINES = 30  # printed of a benchmark that failed
 LIMIT_s = 3 * 3600.0  # of each benchmark with --all
 
 
 def bench(
     name: Annotated[str | None, typer.Argument(help="The benchmark to run; without one, all are listed.")] = None,
     extra: Annotated[
-        list[str] | None, typer.Argument(help="Arguments for the benchmark; put -- before options.")
+        list[str] | None, typer.Argument(help="Arguments that the benchmark gets; put -- before its options.")
     ] = None,
     *,
-    quick: Annotated[bool, typer.Option("--quick", help="Smaller and coarser, mostly in under a minute.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Run a smaller version, mostly in under a minute.")] = False,
     smoke: Annotated[
-        bool, typer.Option("--smoke", help="Tiny: only checks that it runs and that results are right.")
+        bool, typer.Option("--smoke", help="Run a tiny version, which checks results and measures no speed.")
     ] = False,
     show: Annotated[
         bool, typer.Option("--list", help="List each benchmark with its question, duration and needs.")
     ] = False,
-    every: Annotated[bool, typer.Option("--all", help="Run all; results go to benchmarks/results.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Run all benchmarks; save results unless --smoke.")] = False,
 ) -> None:
     """Run one benchmark or all of them, or list them. Needs a checkout of the sources.
 
@@ -53,43 +53,43 @@ def bench(
 
     Example: rowwise bench --all --smoke
     """
-    found = find_benchmarks()
-    options = [flag for flag, given in (("--quick", quick), ("--smoke", smoke)) if given]
-    for both, got in (
+    scripts = find_benchmarks()
+    options = [flag for flag, chosen in (("--quick", quick), ("--smoke", smoke)) if chosen]
+    for conflict, got in (
         (every and name is not None, f"the benchmark {name!r} and --all are both given"),
         (show and name is not None, f"the benchmark {name!r} and --list are both given"),
         (show and every, "--list and --all are both given"),
         (quick and smoke, "--quick and --smoke are both given"),
     ):
-        if both:
+        if conflict:
             raise RowwiseError(f"{got}: want one of them")
     if every:
-        raise typer.Exit(run_all(found, options if smoke else [*options, "--save"]))
+        raise typer.Exit(run_all(scripts, options if smoke else [*options, "--save"]))
     if (show or name is None) and options:
         raise RowwiseError(f"{options[0]} without a benchmark: want the name of one, or --all")
     if show or name is None:
-        print("\n".join(describe_benchmarks(found)))
+        print("\n".join(describe_benchmarks(scripts)))
         return
-    if name not in found:
-        near = difflib.get_close_matches(name, found, n=1)
-        guess = f"; did you mean {near[0]!r}?" if near else f": want one of {', '.join(found)}."
+    if name not in scripts:
+        close = difflib.get_close_matches(name, scripts, n=1)
+        guess = f"; did you mean {close[0]!r}?" if close else f": want one of {', '.join(scripts)}."
         raise RowwiseError(f"no benchmark {name!r}{guess} See rowwise bench --list")
-    code = subprocess.run([sys.executable, str(found[name]), *options, *(extra or [])], check=False).returncode
-    raise typer.Exit(code if code >= 0 else KILLED - code)
+    code = subprocess.run([sys.executable, str(scripts[name]), *options, *(extra or [])], check=False).returncode
+    raise typer.Exit(code if code >= 0 else SIGNAL_BASE - code)
 
 
 def find_benchmarks() -> dict[str, Path]:
-    """Benchmarks of the checkout that contains the current folder, else of the one that this package runs from."""
+    """The benchmarks of the checkout around the current folder, else of the one that this package runs from."""
     for folder in _candidate_folders():
         # Other projects have a folder benchmarks/ too; this one is next to src/rowwise.
         if (folder / "src" / "rowwise").is_dir() and (folder / "benchmarks").is_dir():
             return {script.stem: script for script in sorted((folder / "benchmarks").glob("*.py"))}
-    raise RowwiseError("no folder benchmarks/ here or above: want to be run inside a checkout of the rowwise sources")
+    raise RowwiseError("no folder benchmarks/ here or above: run this command in a checkout of the rowwise sources")
 
 
-def describe_benchmarks(found: dict[str, Path]) -> Iterator[str]:
+def describe_benchmarks(scripts: dict[str, Path]) -> Iterator[str]:
     """Two lines for each benchmark from its docstring: its question, and its duration and needs."""
-    for name, script in found.items():
+    for name, script in scripts.items():
         lines = (ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or "").splitlines()
         yield f"{name:18}{lines[0] if lines else ''}"
         notes = [line for line in lines if line.startswith(("Takes: ", "Needs: "))]
@@ -97,26 +97,26 @@ def describe_benchmarks(found: dict[str, Path]) -> Iterator[str]:
             yield f"{'':18}{'. '.join(notes)}"
 
 
-def run_all(found: dict[str, Path], options: list[str]) -> int:
-    """Run all one after another and print a line for each; returns 1 if one failed, else 0."""
+def run_all(scripts: dict[str, Path], options: list[str]) -> int:
+    """Run the benchmarks one after another and print a line for each; returns 1 if one failed, else 0."""
     failed = 0
-    for name, script in found.items():
+    for name, script in scripts.items():
         begin_s = time.monotonic()
         with tempfile.TemporaryFile() as output:
             code = _run_with_limit([sys.executable, "-W", "ignore", str(script), *options], output)
             output.seek(0)
             lines = output.read().decode(errors="replace").splitlines()
-        took = f"{name:18}{time.monotonic() - begin_s:7.1f} s"
+        duration = f"{name:18}{time.monotonic() - begin_s:7.1f} s"
         outcome = "stopped: over the limit" if code is None else _read_outcome(code, lines)
-        print(f"{took}  {outcome}", flush=True)
+        print(f"{duration}  {outcome}", flush=True)
         if not outcome.startswith("ok"):
             failed = 1
-            print("\n".join(f"    {line[:400]}" for line in lines[-SHOWN:]), flush=True)
+            print("\n".join(f"    {line[:400]}" for line in lines[-LAST_LINES:]), flush=True)
     return failed
 
 
 def _run_with_limit(command: list[str], output: IO[bytes]) -> int | None:
-    """The exit code, or None after LIMIT_s; then its whole process group is killed."""
+    """The exit code, or None after LIMIT_s, which kills the process group."""
     with subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True) as process:
         try:
             return process.wait(LIMIT_s)
@@ -128,16 +128,16 @@ def _run_with_limit(command: list[str], output: IO[bytes]) -> int | None:
 
 
 def _read_outcome(code: int, lines: list[str]) -> str:
-    """One line on the result, which is the last printed line as JSON: "ok" with its floors, or why it failed."""
+    """One line on the result, which is the last printed line as JSON: "ok" with its floors, or the failure."""
     if code:
         return f"exit code {code}"
     try:
         result = json.loads(lines[-1])
         missed = [floor["name"] for floor in result["floors"] if not floor["ok"]]
-        counted = f"{len(result['floors'])} floors, {len(missed)} missed, {len(result['rows'])} rows"
+        counts = f"{len(result['floors'])} floors, {len(missed)} missed, {len(result['rows'])} rows"
     except (IndexError, KeyError, TypeError, ValueError):
         return "its last line is not a result as JSON"
-    return f"ok  {counted}" + "".join(f"\n    missed: {name}" for name in missed)
+    return f"ok  {counts}" + "".join(f"\n    missed: {name}" for name in missed)
 
 
 def _candidate_folders() -> Iterator[Path]:

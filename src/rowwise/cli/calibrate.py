@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 from rowwise.cli.environment import CommandEnvironment
-from rowwise.cli.progress import share_bar
+from rowwise.cli.progress import fraction_bar
 from rowwise.cli.terminal import make_terminal
 from rowwise.errors import PeerError, SpecError
 from rowwise.textfile import printable
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 DEVICES, TRANSPORTS = ("cpu", "cuda"), ("shared", "gloo")
 DEFAULT_RANKS = 2  # links need two; fewer on one core
 MOST_MINUTES = 1e5
-TABLE_SHARE = 0.8  # of all memory, which the profile allows to tables
-Tell = Callable[[str, float], None]
+TABLE_FRACTION = 0.8  # of all memory, which the profile leaves to tables
+ReportProgress = Callable[[str, float], None]
 
 
 def calibrate(  # noqa: PLR0913 - one for each option
     ctx: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Folder for the measurements and the profile.")] = Path("calibration"),
     minutes: Annotated[
-        float, typer.Option(metavar="N", help="Minutes to measure, in all: a later, larger value adds to them.")
+        float, typer.Option(metavar="N", help="Minutes to measure in total; a later call with more minutes continues.")
     ] = 10.0,
     nproc: Annotated[
         int | None, typer.Option(metavar="N", help=f"Number of ranks (default: {DEFAULT_RANKS}, or 1 on one core).")
@@ -46,22 +46,22 @@ def calibrate(  # noqa: PLR0913 - one for each option
         int | None, typer.Option(metavar="N", help="Threads of each rank (default: 1; with one rank, all cores).")
     ] = None,
     tables: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="CSV or JSON as for rowwise plan: measure tables like these.")
+        Path | None, typer.Option(metavar="FILE", help="Measure tables like those in FILE, as for rowwise plan.")
     ] = None,
-    dim: Annotated[int | None, typer.Option(help="Dim of tables for which FILE has none.")] = None,
+    dim: Annotated[int | None, typer.Option(help="Embedding dimension of tables for which FILE has none.")] = None,
     seed: Annotated[int, typer.Option(help="Seed for the random sets of tables.")] = 0,
     device: Annotated[str, typer.Option(help="Device to measure: cpu or cuda.")] = "cpu",
     transport: Annotated[
-        str | None, typer.Option(help="Transport between ranks: shared (memory) or gloo (default: shared).")
+        str | None, typer.Option(help="How ranks exchange tensors: shared (memory) or gloo (default: shared).")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Name of the machine in the profile (default: this host's name).")
+        str | None, typer.Option(help="Name of the machine in the profile (default: its hostname).")
     ] = None,
 ) -> None:
     """Measure lookups, updates and exchanges on this machine, and fit a profile that predicts their cost.
 
-    Measures random sets of tables for some minutes, then fits. The profile FOLDER/machine.json is for rowwise plan and
-    for train --hardware. The same command continues after it was stopped or killed.
+    Measures random sets of tables for some minutes, then fits. Writes the profile FOLDER/machine.json, which rowwise
+    plan and rowwise train --hardware read. The same command continues after it was stopped or killed.
 
     Example: rowwise calibrate --minutes 10 --tables tables.csv
 
@@ -81,13 +81,13 @@ def calibrate(  # noqa: PLR0913 - one for each option
         spec = _add_tables(spec, tables, dim)
     from rowwise.calibrate.folder import open_folder
 
-    opened = open_folder(folder, spec)
-    spec = opened.read_spec()
+    measurements = open_folder(folder, spec)
+    spec = measurements.read_spec()
     console = make_terminal(stderr=True)
     try:
-        with _show_progress(console, "measuring") as tell:
-            _measure(spec, opened, minutes, tell)
-        _fit(spec, opened, name or os.uname().nodename, console)
+        with _show_progress(console, "measuring") as report:
+            _measure(spec, measurements, minutes, report)
+        _fit(spec, measurements, name or os.uname().nodename, console)
     except KeyboardInterrupt:
         console.print(f"measurements are in {folder}; the same command continues", markup=False, soft_wrap=True)
         raise
@@ -103,8 +103,8 @@ def _make_spec(
             raise SpecError(f"--{option} {value}: want 1 to {MOST_THREADS}")
     if not 0 <= seed < 1 << 31:
         raise SpecError(f"--seed {seed}: want 0 to 2**31 - 1")
-    chosen = TRANSPORTS[0] if transport is None else transport
-    for option, got, known in (("device", device, DEVICES), ("transport", chosen, TRANSPORTS)):
+    transport_name = TRANSPORTS[0] if transport is None else transport
+    for option, got, known in (("device", device, DEVICES), ("transport", transport_name, TRANSPORTS)):
         if got not in known:
             raise SpecError(f"--{option} {got!r}: want {' or '.join(known)}")
     if device == "cuda":
@@ -118,7 +118,7 @@ def _make_spec(
         world=world,
         threads=threads or (1 if world > 1 else cores),
         device=device,
-        transport=chosen,
+        transport=transport_name,
         limits=limits_of_machine(world, device),
     )
 
@@ -145,13 +145,13 @@ def _add_tables(spec: "MeasurementSpec", path: Path, dim: int | None) -> "Measur
     return msgspec.structs.replace(spec, tables=workloads)
 
 
-def _measure(spec: "MeasurementSpec", folder: "MeasurementFolder", minutes: float, tell: Tell) -> None:
-    """Measure for the given minutes; a failed rank becomes one line, or the traceback of a bug."""
+def _measure(spec: "MeasurementSpec", folder: "MeasurementFolder", minutes: float, report: ReportProgress) -> None:
+    """Measure for so many minutes; a rank that fails becomes one line, or the traceback of a bug."""
     from rowwise.calibrate.measure import measure
     from rowwise.comm.spawn import RanksFailed
 
     try:
-        measure(spec, folder, minutes, tell)
+        measure(spec, folder, minutes, report)
     except RanksFailed as failed:
         first = failed.failures[0]
         if first.kind == "bug":
@@ -165,26 +165,26 @@ def _fit(spec: "MeasurementSpec", folder: "MeasurementFolder", name: str, consol
     from rowwise.calibrate.samples import LinkSample
     from rowwise.calibrate.train_exchange import FEWEST
     from rowwise.cli.plan import write_atomically
-    from rowwise.report.calibration import calibration_page
+    from rowwise.report.calibration import draw_calibration
 
     samples = list(folder.read())
-    about = _describe_machine(spec, name, narrow=sum(isinstance(sample, LinkSample) for sample in samples) >= FEWEST)
-    with _show_progress(console, "fitting") as tell:
-        fitted = fit_profile(samples, about, tell)
+    machine = _describe_machine(spec, name, narrow=sum(isinstance(sample, LinkSample) for sample in samples) >= FEWEST)
+    with _show_progress(console, "fitting") as report:
+        fitted = fit_profile(samples, machine, report)
     profile, quality = folder.path / "machine.json", _json_text(fitted.quality)
-    shown = calibration_page(fitted.hardware.name, fitted.hardware.source, quality)
-    texts = {"quality.json": quality, "report.html": shown, profile.name: fitted.hardware.to_json() + "\n"}
+    page = draw_calibration(fitted.hardware.name, fitted.hardware.source, quality)
+    texts = {"quality.json": quality, "report.html": page, profile.name: fitted.hardware.to_json() + "\n"}
     for line in fitted.lines():
         console.print(line, markup=False, soft_wrap=True)
     for file, text in texts.items():
         write_atomically(folder.path / file, text)
         console.print(f"wrote   {folder.path / file}", markup=False, soft_wrap=True)
-    use = f"rowwise plan --tables FILE --topology {spec.world}x{profile}"
-    console.print(f"use it  {use}", markup=False, soft_wrap=True)
+    command = f"rowwise plan --tables FILE --topology {spec.world}x{profile}"
+    console.print(f"use it  {command}", markup=False, soft_wrap=True)
 
 
 def _describe_machine(spec: "MeasurementSpec", name: str, *, narrow: bool) -> "MachineDescription":
-    """The machine's facts for its profile; `narrow`: also measure what wires with fewer bits add to exchanges."""
+    """What the profile says of the machine; `narrow`: measure what wires with fewer bits add to exchanges, too."""
     import torch
 
     from rowwise.calibrate.coding import measure_coding
@@ -193,22 +193,22 @@ def _describe_machine(spec: "MeasurementSpec", name: str, *, narrow: bool) -> "M
     from rowwise.calibrate.wire_costs import measure_wire_costs
     from rowwise.recipes.machine import Environment
 
-    found = Environment.read("")
-    host_bytes = int(found.memory_gb * 1e9 * TABLE_SHARE)
-    more = {"device_bytes": host_bytes // spec.world, "cache_bytes": last_cache_bytes() // spec.world}
+    facts = Environment.read("")
+    host_bytes = int(facts.memory_gb * 1e9 * TABLE_FRACTION)
+    memory = {"device_bytes": host_bytes // spec.world, "cache_bytes": last_cache_bytes() // spec.world}
     if spec.device == "cuda":
         gpu = torch.cuda.get_device_properties(0)
-        more = {"device_bytes": int(gpu.total_memory * TABLE_SHARE), "cache_bytes": gpu.L2_cache_size}
-        more["host_bytes"] = host_bytes
+        memory = {"device_bytes": int(gpu.total_memory * TABLE_FRACTION), "cache_bytes": gpu.L2_cache_size}
+        memory["host_bytes"] = host_bytes
     return MachineDescription(
         name=name,
-        machine=f"{found.cpu}, {found.usable_cores} cores, rowwise {found.rowwise}, torch {found.torch}",
-        device=spec.device if spec.device == "cpu" else found.cuda,
+        machine=f"{facts.cpu}, {facts.usable_cores} cores, rowwise {facts.rowwise}, torch {facts.torch}",
+        device=spec.device if spec.device == "cpu" else facts.cuda,
         world=spec.world,
         threads=spec.threads,
         coding=measure_coding(torch.device(spec.device), spec.threads),
         narrow=measure_wire_costs(spec.world, spec.threads, shared_memory=spec.transport == "shared") if narrow else (),
-        **more,
+        **memory,
     )
 
 
@@ -216,6 +216,6 @@ def _json_text(value: object) -> str:
     return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
 
 
-def _show_progress(console: Console, what: str) -> AbstractContextManager[Tell]:
+def _show_progress(console: Console, what: str) -> AbstractContextManager[ReportProgress]:
     columns = (TextColumn(f"{what}, " + "{task.description}"), BarColumn(), TimeRemainingColumn())
-    return share_bar(console, columns, f"{what}, ")
+    return fraction_bar(console, columns, f"{what}, ")

@@ -19,28 +19,26 @@ if TYPE_CHECKING:
     from rowwise.plan import Plan
     from rowwise.spec import Table
 
-Either = Annotated[Path, typer.Argument(metavar="RUN|CKPT", help="The folder of a run or of a checkpoint.")]
-One = Annotated[
+RunOrCheckpoint = Annotated[Path, typer.Argument(metavar="RUN|CKPT", help="The folder of a run or of a checkpoint.")]
+CheckpointFolder = Annotated[
     Path, typer.Argument(metavar="CKPT", help="The folder of a checkpoint, or of a run for its last checkpoint.")
 ]
-Out = Annotated[Path, typer.Argument(help="The checkpoint folder to write; must not exist yet.")]
+NewFolder = Annotated[Path, typer.Argument(help="The checkpoint folder to write; must not exist yet.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 PlanFile = Annotated[
     Path | None, typer.Option("--plan", metavar="FILE", help="A sharding plan (JSON, from rowwise plan).")
 ]
-Nproc = Annotated[
-    int | None, typer.Option(min=1, help="Instead of --plan: number of ranks, with whole tables on each.")
-]
+Nproc = Annotated[int | None, typer.Option(min=1, help="Number of ranks, instead of --plan: each holds whole tables.")]
 TableTypes = Annotated[
     list[str] | None,
-    typer.Option("--table", metavar="NAME=ROWTYPE", help="Row type of one table, instead of --row-type."),
+    typer.Option("--table", metavar="NAME=ROWTYPE", help="Row type of one table, before --row-type; may be repeated."),
 ]
 Tables = Annotated[
     list[str] | None, typer.Option("--table", metavar="NAME", help="Export only this table; may be repeated.")
 ]
 
 
-def ls(path: Either, as_json: AsJson = False) -> None:
+def ls(path: RunOrCheckpoint, as_json: AsJson = False) -> None:
     """List the checkpoints of a run, or the tensors of a checkpoint.
 
     Example: rowwise ckpt ls runs/dlrm-synthetic/1
@@ -57,14 +55,14 @@ def ls(path: Either, as_json: AsJson = False) -> None:
         else:
             show_tensors(tensors)
     else:
-        found = list_checkpoints(path)
+        checkpoints = list_checkpoints(path)
         if as_json:
-            print_json(found)
+            print_json(checkpoints)
         else:
-            show_checkpoints(path, found)
+            show_checkpoints(path, checkpoints)
 
 
-def verify(path: Either, as_json: AsJson = False) -> None:
+def verify(path: RunOrCheckpoint, as_json: AsJson = False) -> None:
     """Read all data of checkpoints, compare it with its checksums, and list every damaged tensor and file.
 
     Exits with 1 if there is damage, and then names the newest older checkpoint of the run that is intact.
@@ -76,17 +74,17 @@ def verify(path: Either, as_json: AsJson = False) -> None:
     from rowwise.checkpoint.check import verify as read_all
 
     with splits_bar(make_terminal(stderr=True), "reading") as tell:
-        found = read_all(path, tell)
+        result = read_all(path, tell)
     if as_json:
-        print_json(found)
+        print_json(result)
     else:
-        show_verdict(path, found)
-    if not found.good:
+        show_verdict(path, result)
+    if not result.good:
         raise typer.Exit(1)
 
 
 def diff(
-    first: One,
+    first: CheckpointFolder,
     second: Annotated[Path, typer.Argument(metavar="CKPT", help="The checkpoint to compare it with.")],
     as_json: AsJson = False,
 ) -> None:
@@ -101,18 +99,18 @@ def diff(
 
     a, b = open_named(first), open_named(second)
     with splits_bar(make_terminal(stderr=True), "comparing") as tell:
-        found = compare(a, b, tell)
+        differences = compare(a, b, tell)
     if as_json:
-        print_json(found)
+        print_json(differences)
     else:
-        show_differences(a.folder, b.folder, found)
-    if found.any:
+        show_differences(a.folder, b.folder, differences)
+    if differences.any:
         raise typer.Exit(1)
 
 
 def reshard(  # noqa: PLR0913 - one for each option
-    ckpt: One,
-    out: Out,
+    ckpt: CheckpointFolder,
+    out: NewFolder,
     plan: PlanFile = None,
     nproc: Nproc = None,
     row_type: Annotated[RowType | None, typer.Option(help="Row type of all tables (default: unchanged).")] = None,
@@ -131,19 +129,20 @@ def reshard(  # noqa: PLR0913 - one for each option
     from rowwise.checkpoint.rewrite import retype_tables, rewrite
 
     if (plan is None) == (nproc is None):
-        raise SpecError("want one of --plan FILE and --nproc N: the ranks to write files for")
+        got = "neither is given" if plan is None else "both are given"
+        raise SpecError(f"--plan and --nproc: {got}: want one of them, for the ranks to write files for")
     checkpoint = open_named(ckpt)
-    wanted = retype_tables(checkpoint, row_type, _parse_types(tables or ()))
-    chosen = _read_plan(plan, nproc or 1, list(wanted.values()))
+    new_tables = retype_tables(checkpoint, row_type, _parse_types(tables or ()))
+    new_plan = _read_plan(plan, nproc or 1, list(new_tables.values()))
     with splits_bar(make_terminal(stderr=True), "writing") as tell:
-        manifest = rewrite(checkpoint, out, chosen, wanted, state=not no_state, tell=tell)
+        manifest = rewrite(checkpoint, out, new_plan, new_tables, state=not no_state, tell=tell)
     written = sum(file.size_bytes for file in manifest.files.values())
-    what = f"{len(manifest.tensors)} tensors of {checkpoint.folder}, {format_bytes(written)}"
-    print_line(f"wrote {out}: {what}, for {chosen.world} ranks")
+    summary = f"{len(manifest.tensors)} tensors of {checkpoint.folder}, {format_bytes(written)}"
+    print_line(f"wrote {out}: {summary}, for {new_plan.world} ranks")
 
 
 def export(  # noqa: PLR0913 - one for each option
-    ckpt: One,
+    ckpt: CheckpointFolder,
     parquet: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a Parquet file for each table.")] = None,
     dcp: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write a folder for torch.distributed.checkpoint.")
@@ -162,7 +161,7 @@ def export(  # noqa: PLR0913 - one for each option
     ] = None,
     prefix: Annotated[str, typer.Option(help="With --torchrec: path of the collection in your model.")] = "",
 ) -> None:
-    """Export a checkpoint to Parquet, torch.distributed.checkpoint, TorchRec or torch.load, as float32 without loss.
+    """Export a checkpoint to Parquet, torch.distributed.checkpoint, TorchRec or torch.load, as exact float32.
 
     Parquet files have the columns id and vector. The other formats use the names of the model's state dict.
 
@@ -173,32 +172,32 @@ def export(  # noqa: PLR0913 - one for each option
     from rowwise.checkpoint.export import export_parquet, export_torch, own_names, torchrec_names
     from rowwise.checkpoint.named import open_named
 
-    given = [(kind, place) for kind, place in zip(KINDS, (parquet, dcp, torchrec, torch), strict=True) if place]
-    if len(given) != 1:
-        raise SpecError(f"want one of {', '.join(KINDS)}, with a path to write to")
-    ((kind, place),) = given
+    targets = [(kind, path) for kind, path in zip(FORMATS, (parquet, dcp, torchrec, torch), strict=True) if path]
+    if len(targets) != 1:
+        raise SpecError(f"want one of {', '.join(FORMATS)}, with a path to write to")
+    ((kind, path),) = targets
     _check_export(kind, state=state, other=bool(sequence or prefix))
-    checkpoint, chosen = open_named(ckpt), tables or ()
+    checkpoint, names = open_named(ckpt), tables or ()
     with splits_bar(make_terminal(stderr=True), "writing") as tell:
         if kind == "--parquet":
-            written = [str(file) for file in export_parquet(checkpoint, place, chosen, state=state, tell=tell)]
+            written = [str(file) for file in export_parquet(checkpoint, path, names, state=state, tell=tell)]
         elif kind == "--dcp":
             from rowwise.checkpoint.dcp import export_dcp
 
-            written = list(export_dcp(checkpoint, place, own_names(checkpoint, chosen, state=state), tell))
+            written = list(export_dcp(checkpoint, path, own_names(checkpoint, names, state=state), tell))
         elif kind == "--torchrec":
             lead = f"{prefix.rstrip('.')}." if prefix else ""
             written = list(
-                export_torch(checkpoint, place, torchrec_names(checkpoint, chosen, sequence or (), lead), tell)
+                export_torch(checkpoint, path, torchrec_names(checkpoint, names, sequence or (), lead), tell)
             )
         else:
-            written = list(export_torch(checkpoint, place, own_names(checkpoint, chosen, state=state), tell))
-    print_line("\n".join([f"wrote {place} from {checkpoint.folder}", *(f"  {name}" for name in written)]))
+            written = list(export_torch(checkpoint, path, own_names(checkpoint, names, state=state), tell))
+    print_line("\n".join([f"wrote {path} from {checkpoint.folder}", *(f"  {name}" for name in written)]))
 
 
 def import_(
     source: Annotated[Path, typer.Argument(help="A .pt, .pth or .safetensors file, or a DCP folder.")],
-    out: Out,
+    out: NewFolder,
     maps: Annotated[
         list[str] | None,
         typer.Option(
@@ -207,13 +206,13 @@ def import_(
             help="Map a source tensor to table:NAME or to a name in the state dict; * matches anything.",
         ),
     ] = None,
-    path: Annotated[str, typer.Option(help="Path of the tables' module in the model.")] = "embeddings",
+    path: Annotated[str, typer.Option(help="Path in the model of the module with the tables.")] = "embeddings",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be imported; write nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Convert weights of other programs into a checkpoint for rowwise train --init-from OUT.
 
-    TorchRec's tables are recognised by their names. For other models, map tensors to tables with --map.
+    Recognises tables of TorchRec by their names. For other models, map tensors to tables with --map.
 
     Example: rowwise ckpt import torchrec.pt start
 
@@ -225,35 +224,35 @@ def import_(
         raise SpecError(f"{out} exists: want another name")
     if path and not all(path.split(".")):
         raise SpecError(f"--path {path}: want the path of a module, such as embeddings or sparse.tables")
-    opened = open_source(source)
-    found = match(opened, maps or (), path)
+    weights = open_source(source)
+    matched = match(weights, maps or (), path)
     if as_json:
-        print_json(found)
+        print_json(matched)
     else:
-        show_match(source, found)
+        show_match(source, matched)
     if dry_run:
         return
     with splits_bar(make_terminal(stderr=True), "writing") as tell:
-        import_matched(opened, found, out, tell)
+        import_matched(weights, matched, out, tell)
     if not as_json:
         print_line(f"wrote {out}; start from it with: rowwise train RECIPE --init-from {out}")
 
 
 def remap(
-    ckpt: One,
-    out: Out,
+    ckpt: CheckpointFolder,
+    out: NewFolder,
     table: Annotated[str, typer.Option("--table", metavar="NAME", help="The table to change.")],
     file: Annotated[
         Path, typer.Option("--map", metavar="FILE", help="Its new id map, such as smaller/maps/user.safetensors.")
     ],
     counts: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Id frequencies: probe.safetensors of rowwise compress (default: uniform)."),
+        typer.Option(metavar="FILE", help="Counts of ids: probe.safetensors of rowwise compress (default: all equal)."),
     ] = None,
 ) -> None:
     """Change the id map of a table: rows and optimizer state are converted, so that training can continue.
 
-    A new row is the mean of its ids' old rows, weighted by --counts; it keeps the bits if they all had the same row.
+    A new row is the mean of the old rows of its ids, weighted by --counts; if that is a single row, it keeps the bits.
     Rows without ids are 0. The table's weights in a wide (linear) part are converted, too.
 
     Example: rowwise ckpt remap runs/mine/1 fresh --table user --map smaller/maps/user.safetensors
@@ -265,16 +264,16 @@ def remap(
 
     checkpoint = open_named(ckpt)
     with splits_bar(make_terminal(stderr=True), "writing") as tell:
-        found = write_remapped(checkpoint, out, table, file, counts, tell)
+        remapped = write_remapped(checkpoint, out, table, file, counts, tell)
     print_line(f"wrote {out}: {checkpoint.folder} with the id map {file}")
-    for one in found:
-        means = one.rows - one.kept - one.empty
-        what = f"{one.kept:,} unchanged, {means:,} means of old rows, {one.empty:,} without ids"
-        print_line(f"  {one.table}: {one.rows:,} rows for {one.ids:,} ids: {what}")
+    for change in remapped:
+        means = change.rows - change.kept - change.empty
+        row_counts = f"{change.kept:,} unchanged, {means:,} means of old rows, {change.empty:,} without ids"
+        print_line(f"  {change.table}: {change.rows:,} rows for {change.ids:,} ids: {row_counts}")
     print_line(f"train with a recipe that has this id_map: rowwise train RECIPE --init-from {out}")
 
 
-KINDS = ("--parquet", "--dcp", "--torchrec", "--torch")
+FORMATS = ("--parquet", "--dcp", "--torchrec", "--torch")
 
 
 def _check_export(kind: str, *, state: bool, other: bool) -> None:
@@ -284,14 +283,14 @@ def _check_export(kind: str, *, state: bool, other: bool) -> None:
         raise SpecError(f"--sequence and --prefix with {kind}: want them with --torchrec only")
 
 
-def _parse_types(given: "Sequence[str]") -> dict[str, RowType]:
-    found: dict[str, RowType] = {}
-    for text in given:
+def _parse_types(texts: "Sequence[str]") -> dict[str, RowType]:
+    types: dict[str, RowType] = {}
+    for text in texts:
         name, kind = _parse_type(text)
-        if name in found:
-            raise SpecError(f"--table {text}: --table {name}={found[name]} is also given: want one of them")
-        found[name] = kind
-    return found
+        if name in types:
+            raise SpecError(f"--table {text}: --table {name}={types[name]} is also given: want one of them")
+        types[name] = kind
+    return types
 
 
 def _parse_type(text: str) -> tuple[str, RowType]:

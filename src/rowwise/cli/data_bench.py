@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from rowwise.ingest.reader import Reader
     from rowwise.recipes.recipe import Data, Recipe
 
-BAR = 32
-ENDINGS = (".yaml", ".yml")
-COUNT = re.compile(r"(\d+(?:\.\d+)?)([kM]?)")
+BAR_WIDTH = 32
+RECIPE_ENDINGS = (".yaml", ".yml")
+SPEED = re.compile(r"(\d+(?:\.\d+)?)([kM]?)")
 SCALES = {"": 1, "k": 1_000, "M": 1_000_000}
 BATCH = 2048  # without a recipe
 DIM = 16
 
 
-class _Subject(NamedTuple):
-    """The work to measure."""
+class _BenchSubject(NamedTuple):
+    """The preparation to measure, and facts for its hints."""
 
     task: "PreparationTask"
     facts: "HintFacts"
@@ -43,16 +43,18 @@ def bench(
     samples_s: Annotated[
         str | None,
         typer.Option(
-            "--samples-s", metavar="N", help="Training speed in samples/s to compute workers for, such as 300k."
+            "--samples-s", metavar="N", help="Training speed in samples/s that workers have to reach, such as 300k."
         ),
     ] = None,
-    splits: Annotated[int, typer.Option(metavar="N", help="Number of splits to prepare, spread over all.")] = 3,
+    splits: Annotated[
+        int, typer.Option(metavar="N", help="Number of splits to prepare, evenly spaced in the data.")
+    ] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Measure how fast one worker prepares rows, where its time goes, and how many workers a training needs.
 
-    Does a worker's work in this process several times and prints the fastest; usually at most 20 seconds. Without a
-    recipe it uses the columns that rowwise data inspect suggests.
+    Does a worker's work in this process several times and prints the fastest, usually within 20 seconds. Without a
+    recipe, it uses the columns that rowwise data inspect suggests.
 
     Example: rowwise data bench logs/
 
@@ -82,23 +84,23 @@ def bench(
 
 
 def _parse_speed(text: str) -> int:
-    found = COUNT.fullmatch(text.strip())
-    speed = float(found[1]) * SCALES[found[2]] if found else 0.0
+    match = SPEED.fullmatch(text.strip())
+    speed = float(match[1]) * SCALES[match[2]] if match else 0.0
     if speed < 1:
         raise SpecError(f"--samples-s {text}: want samples a second, such as 50000, 300k or 1M")
     return int(speed)
 
 
-def _open_subject(path: str, recipe: str | None) -> _Subject:
-    if not path.endswith(ENDINGS):
+def _open_subject(path: str, recipe: str | None) -> _BenchSubject:
+    if not path.endswith(RECIPE_ENDINGS):
         return _subject_of_files(path) if recipe is None else _subject_of_recipe(path, recipe)
     if recipe is not None:
         raise SpecError(f"{path} and --recipe {recipe} are both recipes: want one of them, or data files as PATH")
     return _subject_of_recipe(None, path)
 
 
-def _subject_of_files(path: str) -> _Subject:
-    """All columns as `inspect` of the first split suggests."""
+def _subject_of_files(path: str) -> _BenchSubject:
+    """All columns, in the roles that `inspect` suggests from the first split."""
     from rowwise.ingest.datasets.files import open_files
     from rowwise.ingest.inspect import inspect
     from rowwise.recipes.recipe import Data, Recipe, Tables
@@ -107,15 +109,15 @@ def _subject_of_files(path: str) -> _Subject:
     card = inspect(reader, splits=1)
     columns, tables = structs.replace(card, label=card.label or "").suggest(DIM)
     labels = columns.labels if card.label else ()
-    # Values of key and time may be missing after the first split, and no model needs them.
+    # Later splits may lack values of key and time, and no model needs them.
     columns = structs.replace(columns, labels=labels, key=None, time=None)
-    made = Recipe(data=Data(dataset=path), columns=columns, tables=Tables(list=tables))
-    made = structs.replace(made, train=structs.replace(made.train, batch=BATCH))
-    return _make_subject(path, reader, made)
+    recipe = Recipe(data=Data(dataset=path), columns=columns, tables=Tables(list=tables))
+    recipe = structs.replace(recipe, train=structs.replace(recipe.train, batch=BATCH))
+    return _make_subject(path, reader, recipe)
 
 
-def _subject_of_recipe(path: str | None, name: str) -> _Subject:
-    """The recipe's preparation, of its own rows or of those at `path`."""
+def _subject_of_recipe(path: str | None, name: str) -> _BenchSubject:
+    """The recipe's preparation, applied to its own rows or to those at `path`."""
     from rowwise.ingest.datasets.files import from_files, make_dataset, open_files
     from rowwise.recipes.rows import FILES, open_data
 
@@ -148,7 +150,7 @@ def _open_files(kind: str, path: str, data: "Data") -> "Reader":
     return CsvReader(path) if kind == "csv" else ParquetReader(path, where=parse(data.where), verify=True)
 
 
-def _make_subject(source: str, reader: "Reader", recipe: "Recipe") -> _Subject:
+def _make_subject(source: str, reader: "Reader", recipe: "Recipe") -> _BenchSubject:
     """The task that workers would get; checks all names and types."""
     from rowwise.ingest.batcher import Batcher, Batching
     from rowwise.ingest.bench.verdict import facts_of
@@ -158,7 +160,7 @@ def _make_subject(source: str, reader: "Reader", recipe: "Recipe") -> _Subject:
 
     assert recipe.columns is not None
     train, data = recipe.train, recipe.data
-    how = Batching(
+    batching = Batching(
         size=train.batch,
         seed=recipe.seed,
         shuffle=train.shuffle,
@@ -167,49 +169,49 @@ def _make_subject(source: str, reader: "Reader", recipe: "Recipe") -> _Subject:
         quarantine="" if data.on_bad_rows == "quarantine" else None,
     )
     transforms = load(recipe.transforms) if recipe.transforms else None
-    task = Batcher(reader, recipe.columns, recipe.tables.list, how, None, transforms).task
+    task = Batcher(reader, recipe.columns, recipe.tables.list, batching, None, transforms).task
     facts = facts_of(source, reader.schema, recipe.columns, lines=isinstance(reader, CsvReader))
-    return _Subject(task, facts, train.batch)
+    return _BenchSubject(task, facts, train.batch)
 
 
 def _show(verdict: "BenchVerdict", console: Console) -> None:
     measured = verdict.measured
-    what = f"{verdict.columns} columns, {measured.rows:,} rows of {measured.splits} of {measured.of} splits"
-    console.print(f"{verdict.source}: {what}, best of {measured.rounds} rounds", markup=False, soft_wrap=True)
+    amount = f"{verdict.columns} columns, {measured.rows:,} rows of {measured.splits} of {measured.of} splits"
+    console.print(f"{verdict.source}: {amount}, best of {measured.rounds} rounds", markup=False, soft_wrap=True)
     console.print(
         f"\none worker  {verdict.rows_s_core:,.0f} rows/s a core by CPU time, {verdict.rows_s:,.0f} on the clock",
         markup=False,
     )
-    console.print(_grid(verdict))
+    console.print(_make_grid(verdict))
     if measured.bytes_read:
-        packed = measured.codec or "not compressed"
-        first = measured.bytes_read / 1e6 / max(measured.first_read_s, 1e-9)
-        over = f"{verdict.over_read:.2f} times what is wanted"
-        read = f"{measured.bytes_read / 1e6:,.1f} MB ({packed}), {over}; {verdict.read_mb_s:,.0f} MB/s a worker"
-        console.print(f"read        {read}; files gave {first:,.0f} MB/s at first", markup=False)
+        compression = measured.codec or "not compressed"
+        first_mb_s = measured.bytes_read / 1e6 / max(measured.first_read_s, 1e-9)
+        ratio = f"{verdict.over_read:.2f} times what is wanted"
+        read = f"{measured.bytes_read / 1e6:,.1f} MB ({compression}), {ratio}; {verdict.read_mb_s:,.0f} MB/s a worker"
+        console.print(f"read        {read}; files gave {first_mb_s:,.0f} MB/s at first", markup=False)
     console.print(
         f"hand-off    a trainer takes at most {verdict.rows_s_trainer:,.0f} rows/s: maps and copies into batches",
         markup=False,
     )
-    needs = ", ".join(f"{workers:,} for {speed:,} samples/s" for speed, workers in verdict.workers.items())
-    console.print(f"workers     {needs}", markup=False, soft_wrap=True)
+    workers = ", ".join(f"{workers:,} for {speed:,} samples/s" for speed, workers in verdict.workers.items())
+    console.print(f"workers     {workers}", markup=False, soft_wrap=True)
     console.print(f"hint        {verdict.hint}", style="yellow", markup=False, soft_wrap=True)
 
 
-def _grid(verdict: "BenchVerdict") -> Grid:
+def _make_grid(verdict: "BenchVerdict") -> Grid:
     from rowwise.ingest.bench.verdict import PARTS
 
     grid = Grid(box=None, padding=(0, 1), show_header=False)
     grid.add_column(justify="left", min_width=10)
     grid.add_column(justify="right")
     grid.add_column(justify="right")
-    grid.add_column(min_width=BAR)
+    grid.add_column(min_width=BAR_WIDTH)
     grid.add_column(style="dim")
     rows = max(verdict.measured.rows, 1)
     for name, share in verdict.shares.items():
         seconds = getattr(verdict.measured.parts, f"{name}_s")
         style = "orange3" if name == verdict.slowest else "cyan"
-        bar = "\u2588" * round(BAR * share) or ("\u258f" if share > 0.002 else "")
-        about = PARTS[name]
-        grid.add_row(name, f"{share:.0%}", f"{seconds / rows * 1e9:,.0f} ns/row", f"[{style}]{bar}[/]", about)
+        bar = "\u2588" * round(BAR_WIDTH * share) or ("\u258f" if share > 0.002 else "")
+        description = PARTS[name]
+        grid.add_row(name, f"{share:.0%}", f"{seconds / rows * 1e9:,.0f} ns/row", f"[{style}]{bar}[/]", description)
     return grid

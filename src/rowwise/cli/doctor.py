@@ -1,4 +1,4 @@
-"""`rowwise doctor`: facts of this machine and installation for a bug report, and a self-test of the kernels."""
+"""`rowwise doctor`: describes this machine and installation for a bug report, and tests the kernels."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ MOST_SECONDS = 1e5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorReport:
-    """The output of `rowwise doctor`. Without native operators `error` says what to do."""
+    """The output of `rowwise doctor`; `error` says why there are no native operators, and what to do."""
 
     machine: Environment
     native: NativeLibrary | None
@@ -39,7 +39,7 @@ class DoctorReport:
 def doctor(
     ctx: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
-    seconds: Annotated[float, typer.Option(min=0, max=MOST_SECONDS, help="Length of the self-test.")] = 10.0,
+    seconds: Annotated[float, typer.Option(min=0, max=MOST_SECONDS, help="Seconds that the self-test takes.")] = 10.0,
 ) -> None:
     """Show versions, processor and memory, and test the native kernels against their reference.
 
@@ -124,9 +124,9 @@ def _native_lines(native: NativeLibrary | None) -> dict[str, str]:
 
 def _show_result(result: "SelfTestResult", console: Console) -> None:
     speed = result.speed
-    share = speed.lookup_rows_s / speed.gather_limit_rows_s
+    fraction = speed.lookup_rows_s / speed.gather_limit_rows_s
     console.print(
-        f"\nlookup  {_format_rate(speed.lookup_rows_s)} of 64 floats, {share:.0%} of what the memory can deliver"
+        f"\nlookup  {_format_rate(speed.lookup_rows_s)} of 64 floats, {fraction:.0%} of what the memory can deliver"
     )
     console.print(f"update  {_format_rate(speed.update_rows_s)} of 64 floats")
     failed = [check for check in result.checks if check.failure]

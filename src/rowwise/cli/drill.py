@@ -29,7 +29,7 @@ def drill(
     nproc: Annotated[int, typer.Option(metavar="N", help="Number of ranks of the job.")] = 2,
     folder: Annotated[
         Path | None,
-        typer.Option(help="Folder of the job, on the disk to test; kept afterwards (default: a temporary one)."),
+        typer.Option(help="Folder of the job, on the disk to test; it is kept (default: a temporary folder)."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
@@ -50,12 +50,12 @@ def drill(
         raise SpecError(f"--folder {folder}: want an empty or a new folder")
     console = make_terminal(stderr=True, quiet=as_json)
     scratch = Scratch() if folder is None else None
-    place = scratch.path if scratch is not None else folder
-    assert place is not None
+    job_folder = scratch.path if scratch is not None else folder
+    assert job_folder is not None
     begin_s = time.monotonic()
     try:
         with console.status("starting") as status:
-            report = run_drill(what.value, nproc, place.absolute(), status.update)
+            report = run_drill(what.value, nproc, job_folder.absolute(), status.update)
     except BaseException:
         if scratch is not None:
             scratch.close()
@@ -69,7 +69,7 @@ def drill(
     else:
         if scratch is not None:
             scratch.keep()
-        console.print(f"the job's files are in {place}", markup=False, soft_wrap=True)
+        console.print(f"the job's files are in {job_folder}", markup=False, soft_wrap=True)
     raise typer.Exit(0 if report.survived else 1)
 
 
@@ -84,9 +84,9 @@ def _show(report: "DrillReport", wall_s: float) -> None:
         table.add_row(mark, case.damage, ended, case.checkpoint, case.resumed)
     console.print(table, markup=False)
     for case in report.cases:
-        for who, line in (("console", case.said), ("verify", case.verified)):
+        for source, line in (("console", case.said), ("verify", case.verified)):
             if line and line != "whole":
-                console.print(f"{case.damage}, {who}: {line}", markup=False, soft_wrap=True)
+                console.print(f"{case.damage}, {source}: {line}", markup=False, soft_wrap=True)
     lost = sum(not case.survived for case in report.cases)
     verdict = f"{lost} of {len(report.cases)} jobs did not recover" if lost else "every job recovered"
     console.print(f"{report.drill} of {report.ranks} ranks: {verdict} ({wall_s:.0f} s)")

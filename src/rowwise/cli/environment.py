@@ -1,4 +1,4 @@
-"""The environment variables that the command line uses, read once by `main` and handed to commands."""
+"""The environment variables of the command line; `main` reads them once and hands them to commands."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ WANT = "start the command with torchrun, or unset the variables that torchrun se
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Torchrun:
-    """The rank and the world size that torchrun gave to this process."""
+    """The rank, world size and attempt that torchrun gave to this process."""
 
     rank: int
     world: int
@@ -23,37 +23,37 @@ class Torchrun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandEnvironment:
-    """The variables OMP_WAIT_POLICY and torchrun's."""
+    """OMP_WAIT_POLICY, and the variables that torchrun sets."""
 
     omp_wait_policy: str
     variables: tuple[tuple[str, str], ...]  # those of torchrun that are set
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Self:
-        found = tuple((name, environment[name]) for name in (*TORCHRUN_VARIABLES, ATTEMPT) if environment.get(name))
-        return cls(omp_wait_policy=environment.get("OMP_WAIT_POLICY", "not set"), variables=found)
+        variables = tuple((name, environment[name]) for name in (*TORCHRUN_VARIABLES, ATTEMPT) if environment.get(name))
+        return cls(omp_wait_policy=environment.get("OMP_WAIT_POLICY", "not set"), variables=variables)
 
     @property
     def torchrun(self) -> Torchrun | None:
-        """Raises for incomplete variables only when used: commands without ranks run in any environment."""
-        found = dict(self.variables)
-        missing = [name for name in TORCHRUN_VARIABLES if name not in found]
+        """Incomplete variables raise here and not in `read`, as commands without ranks run in any environment."""
+        variables = dict(self.variables)
+        missing = [name for name in TORCHRUN_VARIABLES if name not in variables]
         if missing:
-            for name, alone in DEFAULT_RANK.items():
-                if found.get(name, alone) != alone:
-                    raise SpecError(f"{name}={found[name]} without {', '.join(missing)}: {WANT}")
+            for name, default in DEFAULT_RANK.items():
+                if variables.get(name, default) != default:
+                    raise SpecError(f"{name}={variables[name]} without {', '.join(missing)}: {WANT}")
             return None
-        rank, world = _number("RANK", found), _number("WORLD_SIZE", found)
+        rank, world = _parse_number("RANK", variables), _parse_number("WORLD_SIZE", variables)
         if rank >= world:
             raise SpecError(f"RANK={rank} with WORLD_SIZE={world}: the rank has to be less than the world size: {WANT}")
-        return Torchrun(rank=rank, world=world, attempt=_number(ATTEMPT, {ATTEMPT: "0"} | found))
+        return Torchrun(rank=rank, world=world, attempt=_parse_number(ATTEMPT, {ATTEMPT: "0"} | variables))
 
 
-def _number(name: str, found: Mapping[str, str]) -> int:
+def _parse_number(name: str, variables: Mapping[str, str]) -> int:
     try:
-        number = int(found[name])
+        number = int(variables[name])
     except ValueError:
         number = -1
     if number < 0:
-        raise SpecError(f"{name}={found[name]}: want a whole number of at least 0: {WANT}")
+        raise SpecError(f"{name}={variables[name]}: want a whole number of at least 0: {WANT}")
     return number

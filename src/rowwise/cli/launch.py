@@ -1,4 +1,4 @@
-"""Ranks of train and resume: this process alone, processes started here (`--nproc`), or one rank of torchrun's.
+"""Starts the ranks of train and resume: this process alone, processes of its own (`--nproc`), or a rank of torchrun.
 
 A process that starts ranks only waits for them and loads no torch; see [Note: how ranks end] in `comm/spawn.py`.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rowwise.comm.seam import Comm
 
 MOST_RANKS = 1024  # processes of this machine
-TIMEOUT_S = 1800.0  # for ranks that hang or have much more to do; one that has died is noticed at once
+TIMEOUT_S = 1800.0  # for ranks that hang or do much more work; a rank that dies is noticed at once
 MOST_TIMEOUT_S = 1e7
 # Imported once, before ranks are forked. pyarrow imports pandas, where installed, with the first number it converts.
 PRELOADED = ("rowwise.cli.rank", "pandas")
@@ -56,7 +56,7 @@ def launch(request: RunRequest, nproc: int | None, timeout: float | None, enviro
 
 
 def parse_ranks(nproc: int | None, timeout: float | None, environment: CommandEnvironment) -> int:
-    """The number of ranks; raises for values of --nproc and --timeout that do not fit each other or torchrun."""
+    """The number of ranks; raises if --nproc, --timeout and torchrun contradict each other."""
     if nproc is not None and nproc < 1:
         raise SpecError(f"--nproc {nproc}: want at least 1")
     if nproc is not None and nproc > MOST_RANKS:
@@ -72,21 +72,21 @@ def parse_ranks(nproc: int | None, timeout: float | None, environment: CommandEn
     return ranks
 
 
-def _run_torchrun_rank(request: RunRequest, me: Torchrun, timeout_s: float) -> int:
-    """Run as one of torchrun's ranks. Prints the error of this rank; AgreedError is printed by the rank that failed."""
+def _run_torchrun_rank(request: RunRequest, torchrun: Torchrun, timeout_s: float) -> int:
+    """Run as a rank of torchrun, and print its error; an AgreedError is printed by the rank that failed."""
     from rowwise.cli.rank import run_rank
     from rowwise.comm.launch import connect_with_notes
 
     comm = None
     try:
-        comm, notes = connect_with_notes(timeout_s, True, me.attempt)
+        comm, notes = connect_with_notes(timeout_s, True, torchrun.attempt)
         return run_rank(request, comm, notes)
     except (RowwiseError, OSError) as error:
         line = one_line(error)
         if line is None:
             raise
         if not isinstance(error, AgreedError):
-            print(f"rowwise: rank {me.rank}: {line}", file=sys.stderr, flush=True)
+            print(f"rowwise: rank {torchrun.rank}: {line}", file=sys.stderr, flush=True)
         return 2
     finally:
         if comm is not None:
@@ -141,7 +141,7 @@ class FileNotes:
 
 @contextmanager
 def _forward_signals(ranks: RankProcesses, received: list[int]) -> Iterator[None]:
-    """Ctrl-C or SIGTERM of this process stops all ranks after their current step; a second one kills them."""
+    """Ctrl-C or SIGTERM stops all ranks after their current step; a second one kills them."""
 
     def stop(number: int, _frame: FrameType | None) -> None:
         if received:
@@ -152,26 +152,26 @@ def _forward_signals(ranks: RankProcesses, received: list[int]) -> Iterator[None
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    old_handlers = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)
 
 
-def _print_failure(failed: RanksFailed, resuming: str | None) -> int:
+def _print_failure(failed: RanksFailed, resume_command: str | None) -> int:
     """Print one line, or the traceback of a bug; returns the exit code."""
     first = failed.failures[0]
     if sys.stderr.isatty():
-        print("\r\x1b[2K\x1b[?25h", end="", file=sys.stderr)  # clears the live line that a killed rank has left
+        print("\r\x1b[2K\x1b[?25h", end="", file=sys.stderr)  # clear the live line of a killed rank
     if first.kind == "bug":
         print(f"rank {first.rank}: {printable(first.trace)}", end="", file=sys.stderr)
         return 1
     if first.kind != "killed":
         return _print_error(failed.line, 2)
     signaled = first.exit_code is not None and first.exit_code < 0
-    line = failed.line if resuming is None else f"{failed.line}; resume it with: {resuming}"
+    line = failed.line if resume_command is None else f"{failed.line}; resume it with: {resume_command}"
     return _print_error(line, 128 - first.exit_code if signaled and first.exit_code is not None else 1)
 
 

@@ -36,14 +36,14 @@ def main() -> None:
 
 
 def make_app() -> typer.Typer:
-    """The application with all commands; a new one for each caller."""
-    made = typer.Typer(name="rowwise", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-    made.callback()(_read_environment)
+    """A new application with all commands."""
+    app = typer.Typer(name="rowwise", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    app.callback()(_read_environment)
     commands: list[Callable[..., None]] = [train, resume, plan, measure.predict, measure.report, measure.baseline]
     commands += [ls, cp, doctor, bench, drill, calibrate, compress]
     for command in commands:
-        made.command()(_with_exit_codes(command))
-    made.command("eval")(_with_exit_codes(measure.evaluate))
+        app.command()(_with_exit_codes(command))
+    app.command("eval")(_with_exit_codes(measure.evaluate))
     data_commands = typer.Typer(
         no_args_is_help=True, help="Fetch, inspect and convert datasets. Example: rowwise data inspect logs/"
     )
@@ -51,23 +51,23 @@ def make_app() -> typer.Typer:
     data_commands.command()(_with_exit_codes(data.inspect))
     data_commands.command()(_with_exit_codes(convert))
     data_commands.command()(_with_exit_codes(data_bench.bench))
-    made.add_typer(data_commands, name="data")
-    made.add_typer(_checkpoint_commands(), name="ckpt")
-    return made
+    app.add_typer(data_commands, name="data")
+    app.add_typer(_checkpoint_commands(), name="ckpt")
+    return app
 
 
 def _checkpoint_commands() -> typer.Typer:
-    about = "List, verify, compare and convert checkpoints. Example: rowwise ckpt ls runs/dlrm-synthetic/1"
-    made = typer.Typer(no_args_is_help=True, help=about)
+    help_text = "List, verify, compare and convert checkpoints. Example: rowwise ckpt ls runs/dlrm-synthetic/1"
+    app = typer.Typer(no_args_is_help=True, help=help_text)
     commands: list[Callable[..., None]] = [ckpt.ls, ckpt.verify, ckpt.diff, ckpt.reshard, ckpt.remap, ckpt.export]
     for command in commands:
-        made.command()(_with_exit_codes(command))
-    made.command("import")(_with_exit_codes(ckpt.import_))
-    return made
+        app.command()(_with_exit_codes(command))
+    app.command("import")(_with_exit_codes(ckpt.import_))
+    return app
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"rowwise {rowwise.__version__}")
         raise typer.Exit
 

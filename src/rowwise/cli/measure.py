@@ -31,7 +31,7 @@ def evaluate(
     data: DataOption = None,
     which: Which = "best",
     slices: Annotated[
-        str | None, typer.Option(help="Features to report metrics for each of their most frequent ids: user,city.")
+        str | None, typer.Option(help="Features whose most frequent ids get their own metrics, such as user,city.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
@@ -46,8 +46,8 @@ def evaluate(
     warn_of_run_code(run)
     console = make_terminal(stderr=True, quiet=as_json)
     with console.status("evaluating"):
-        chosen = None if slices is None else tuple(slices.split(","))
-        scores = measure(run, which=which, data=data, slices=chosen, warn=partial(show_warning, console))
+        features = None if slices is None else tuple(slices.split(","))
+        scores = measure(run, which=which, data=data, slices=features, warn=partial(show_warning, console))
     if as_json:
         values = [{"feature": s.feature, "value": s.value, "task": s.task} | dict(s.values) for s in scores.slices]
         print_json({"tasks": scores.tasks, "slices": values})
@@ -79,8 +79,9 @@ def predict(
     warn_of_run_code(run)
     console = make_terminal(stderr=True)
     with splits_bar(console, "predicting") as tell:
-        kept = () if keep is None else tuple(keep.split(","))
-        rows = predict_rows(run, out, which=which, data=data, keep=kept, tell=tell, warn=partial(show_warning, console))
+        names = () if keep is None else tuple(keep.split(","))
+        warn = partial(show_warning, console)
+        rows = predict_rows(run, out, which=which, data=data, keep=names, tell=tell, warn=warn)
     print_line(f"wrote {out}: {rows:,} rows")
 
 
@@ -96,29 +97,29 @@ def baseline(run: RunArgument) -> None:
 
 
 def compare_with_trees(run: Path, console: Console) -> None:
-    """Train trees on the rows of a run and print both; `console` shows that it goes on."""
+    """Train trees on the rows of a run, and print the test metrics of both."""
     from rowwise.recipes.baseline import fit_trees
 
     with console.status("training trees"):
-        found = fit_trees(run)
-    _show_baseline(found, run)
+        trees = fit_trees(run)
+    _show_baseline(trees, run)
 
 
-def _show_baseline(found: "TreeBaseline", run: Path) -> None:
+def _show_baseline(trees: "TreeBaseline", run: Path) -> None:
     """Print the test metrics of a run and of trees on the same rows, and the AUC between them."""
-    own = json.loads((run / "result.json").read_text())["test"].get(found.task, {})
+    model = json.loads((run / "result.json").read_text())["test"].get(trees.task, {})
     console = make_terminal()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     names = ("loss", "ne", "auc")
-    for name in (f"test {found.task}", *names):
+    for name in (f"test {trees.task}", *names):
         table.add_column(name, justify="left" if name.startswith("test") else "right")
-    for title, values in ((str(run), own), (f"LightGBM, {found.trees} trees", found.test)):
+    for title, values in ((str(run), model), (f"LightGBM, {trees.trees} trees", trees.test)):
         table.add_row(title, *(_format_metric(name, values[name]) if name in values else "" for name in names))
     console.print(table, markup=False)
-    if "auc" in own:
-        gain = own["auc"] - found.test["auc"]
-        better = "the model is better" if gain > 0 else "trees are better here"
-        print_line(f"{better} by {abs(gain):.4f} AUC; trees took {found.seconds:.0f} s on {found.rows:,} rows")
+    if "auc" in model:
+        gain = model["auc"] - trees.test["auc"]
+        verdict = "the model is better" if gain > 0 else "trees are better here"
+        print_line(f"{verdict} by {abs(gain):.4f} AUC; trees took {trees.seconds:.0f} s on {trees.rows:,} rows")
 
 
 def report(
@@ -135,8 +136,8 @@ def report(
     """
     from rowwise.report import compare, write
 
-    made = write(runs[0], out) if len(runs) == 1 else compare(runs, out or Path("compared.html"))
-    print_line(str(made))
+    page = write(runs[0], out) if len(runs) == 1 else compare(runs, out or Path("compared.html"))
+    print_line(str(page))
 
 
 def _show_scores(scores: "Scores") -> None:

@@ -86,9 +86,7 @@ def plan(  # noqa: PLR0913 - one for each option
             metavar="FILE", help="Tables as CSV or JSON: table_id, num_rows, dim, pooling; zipf_a, optimizer, ..."
         ),
     ] = None,
-    recipe: Annotated[
-        str | None, typer.Option(help="Instead of --tables: a recipe whose model has the tables.")
-    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="A recipe whose tables to plan, instead of --tables.")] = None,
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; may be repeated."),
@@ -97,11 +95,11 @@ def plan(  # noqa: PLR0913 - one for each option
         str | None,
         typer.Option(
             metavar="MACHINE",
-            help="8xa100-like, 16x8xzionex (hosts x devices x preset or profile), or a JSON file.",
+            help="Hosts x devices x preset or profile: 8xa100-like, 16x8xzionex; or a JSON file.",
         ),
     ] = None,
     batch: Annotated[int | None, typer.Option(help=f"Global batch size (default: {BATCH}, or the recipe's).")] = None,
-    dim: Annotated[int | None, typer.Option(help="Dim of tables for which FILE has none.")] = None,
+    dim: Annotated[int | None, typer.Option(help="Embedding dimension of tables for which FILE has none.")] = None,
     constraints: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Constraints as JSON: pin, forbid, together, layouts, reserve.")
     ] = None,
@@ -119,7 +117,7 @@ def plan(  # noqa: PLR0913 - one for each option
         list[str] | None,
         typer.Option(
             metavar="LINK.WAY=TYPE",
-            help="Type of vectors sent, for --tables: network.forward=int8, host.backward=bf16.",
+            help="With --tables: type in which vectors travel: network.forward=int8, host.backward=bf16.",
         ),
     ] = None,
     model: Annotated[
@@ -134,25 +132,25 @@ def plan(  # noqa: PLR0913 - one for each option
         str, typer.Option(metavar="S", help="Seconds to tighten the lower bound after the search: --certify 30s.")
     ] = "0",
     measure: Annotated[
-        int, typer.Option(metavar="K", help="Run the best K plans on this machine, and keep the fastest.")
+        int, typer.Option(metavar="K", help="Run the K best plans on this machine, and choose the fastest.")
     ] = 0,
     method: Annotated[
         str | None,
         typer.Option(metavar="NAME", help=f"A published method instead of the search: {PUBLISHED_METHODS}."),
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Print why each table is where it is.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Print the reason for the place of each table.")] = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the explanation as an HTML page.")] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan as JSON; - prints it.")] = None,
     diff: Annotated[Path | None, typer.Option(metavar="PLAN", help="Print the differences to another plan.")] = None,
     replan: Annotated[
         Path | None,
-        typer.Option(metavar="PLAN", help="Change this plan where that repays the cost of moving rows."),
+        typer.Option(metavar="PLAN", help="Change this plan only where a faster step repays moving rows."),
     ] = None,
     torchrec: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan for TorchRec.")] = None,
 ) -> None:
     """Find a sharding plan: on which ranks each table lives, how it is cut, and in which memory.
 
-    Prints the predicted time of a step and a lower bound on that of any plan. Runs anywhere, without that machine.
+    Prints the predicted time of a step, and a lower bound of it for any plan. Does not need the machine itself.
 
     Example: rowwise plan --tables tables.csv --topology 8xa100-like --json plan.json
 
@@ -167,7 +165,7 @@ def plan(  # noqa: PLR0913 - one for each option
     options = SearchOptions(
         seconds=seconds, seed=seed, certify_s=_parse_seconds(certify), measured=measure, method=method
     )
-    old = {path: _read_plan(path) for path in (diff, replan) if path is not None}
+    old_plans = {path: _read_plan(path) for path in (diff, replan) if path is not None}
     arguments = PlanArguments(
         tables=tables, recipe=recipe, changes=tuple(changes or ()), topology=topology, batch=batch, dim=dim,
         constraints=constraints, layouts=layouts, tiers=tiers, wire=tuple(wire or ()), model=model,
@@ -175,16 +173,16 @@ def plan(  # noqa: PLR0913 - one for each option
     console = make_terminal(stderr=json == STDOUT)
     request, notes = make_request(arguments)
     with _show_search(options):
-        planned, moved = _make_plan(request, options, old[replan] if replan else None)
-    _show(planned, (*notes, *moved), console, {diff: old[diff]} if diff else {})
-    explanation = _explain(planned) if explain or html else None
+        result, search_notes = _make_plan(request, options, old_plans[replan] if replan else None)
+    _show(result, (*notes, *search_notes), console, {diff: old_plans[diff]} if diff else {})
+    explanation = _explain(result) if explain or html else None
     if explanation is not None and explain:
         console.print(explanation.text(console.width).rstrip(), markup=False, soft_wrap=True)
-    _write_files(planned, explanation, files, console)
+    _write_files(result, explanation, files, console)
 
 
 def make_request(arguments: PlanArguments) -> "tuple[PlanRequest, tuple[str, ...]]":
-    """The request to the planner, and notes on values that were filled in or left out."""
+    """The request to the planner, and notes on values that it fills in or leaves out."""
     from rowwise.perf.learned import profile_warnings
     from rowwise.planner.machines import WANT, machine_named
     from rowwise.planner.problem import PlanRequest
@@ -207,8 +205,8 @@ def make_request(arguments: PlanArguments) -> "tuple[PlanRequest, tuple[str, ...
         constraints=_read_constraints(arguments, workloads, machine),
         tiers=_parse_tiers(arguments.tiers, machine),
     )
-    doubts = profile_warnings(machine.hardware) if arguments.model is None else ()
-    return request, (*notes, *doubts)
+    warnings = profile_warnings(machine.hardware) if arguments.model is None else ()
+    return request, (*notes, *warnings)
 
 
 def _choose_model(arguments: PlanArguments, machine: "Machine", wire: Wire) -> "CostModel":
@@ -242,8 +240,8 @@ def _read_tables(arguments: PlanArguments, world: int) -> "tuple[tuple[Workload,
 
         if arguments.changes:
             raise SpecError("--set with --tables: want --recipe, whose values it changes")
-        found = read_tables(arguments.tables, dim=arguments.dim)
-        return found.workloads, arguments.batch or BATCH, _parse_wire(arguments.wire), found.notes
+        inputs = read_tables(arguments.tables, dim=arguments.dim)
+        return inputs.workloads, arguments.batch or BATCH, _parse_wire(arguments.wire), inputs.notes
     if arguments.dim is not None:
         raise SpecError("--dim is for --tables: want --set tables.all.dim=... for a recipe")
     if arguments.wire:
@@ -251,22 +249,22 @@ def _read_tables(arguments: PlanArguments, world: int) -> "tuple[tuple[Workload,
     from rowwise.recipes.plan import plan_inputs
 
     assert arguments.recipe is not None
-    wanted = plan_inputs(load_recipe(arguments.recipe, arguments.changes), world)
-    return wanted.workloads, arguments.batch or wanted.batch, wanted.wire, ()
+    inputs = plan_inputs(load_recipe(arguments.recipe, arguments.changes), world)
+    return inputs.workloads, arguments.batch or inputs.batch, inputs.wire, ()
 
 
 def _parse_wire(texts: tuple[str, ...]) -> Wire:
     codecs: dict[str, dict[str, Any]] = {"host": {}, "network": {}}
     for text in texts:
-        where, _, kind = text.partition("=")
-        link, _, way = where.partition(".")
+        link_and_way, _, wire_type = text.partition("=")
+        link, _, way = link_and_way.partition(".")
         if link not in codecs or way not in Codecs.__struct_fields__:
             raise SpecError(
                 f"--wire {text!r}: want LINK.WAY=TYPE with host or network, forward or backward: network.forward=int8"
             )
         if way in codecs[link]:
-            raise SpecError(f"--wire {text!r}: {where} is given twice: want one type")
-        codecs[link][way] = kind
+            raise SpecError(f"--wire {text!r}: {link_and_way} is given twice: want one type")
+        codecs[link][way] = wire_type
     return Wire(host=Codecs(**codecs["host"]), network=Codecs(**codecs["network"]))
 
 
@@ -276,25 +274,25 @@ def _read_constraints(arguments: PlanArguments, workloads: "tuple[Workload, ...]
 
     from rowwise.planner.constraints import ALL, Constraints
 
-    found = Constraints()
+    constraints = Constraints()
     if arguments.constraints is not None:
         try:
-            found = Constraints.from_json(read_bytes(arguments.constraints))
-            found.check([w.table.name for w in workloads], machine.topology)
+            constraints = Constraints.from_json(read_bytes(arguments.constraints))
+            constraints.check([w.table.name for w in workloads], machine.topology)
         except SpecError as error:
             raise SpecError(f"{arguments.constraints}: {error}") from None
     if arguments.layouts is None:
-        return found
-    return structs.replace(found, layouts={**found.layouts, ALL: _parse_layouts(arguments.layouts)})
+        return constraints
+    return structs.replace(constraints, layouts={**constraints.layouts, ALL: _parse_layouts(arguments.layouts)})
 
 
 def _parse_layouts(text: str) -> tuple[str, ...]:
     from rowwise.planner.layouts import NAMES
 
     names = tuple(name.strip().replace("-", "_") for name in text.split(",") if name.strip())
-    wrong = [name for name in names if name not in NAMES]
-    if wrong or not names:
-        got = repr(wrong[0]) if wrong else "none"
+    unknown = [name for name in names if name not in NAMES]
+    if unknown or not names:
+        got = repr(unknown[0]) if unknown else "none"
         raise SpecError(f"--layouts {text!r}: {got}: want one or more of {', '.join(NAMES)}")
     return names
 
@@ -306,16 +304,16 @@ def _parse_tiers(text: str | None, machine: "Machine") -> "frozenset[Tier]":
     if text is None:
         return DEVICE_TIERS
     names = {name.strip() for name in text.split(",") if name.strip()}
-    found = frozenset(tier for tier in TIERS if tier in names)
-    wrong = sorted(names - found)
-    if wrong or "device" not in found:
-        got = repr(wrong[0]) if wrong else "no device"
+    tiers = frozenset(tier for tier in TIERS if tier in names)
+    unknown = sorted(names - tiers)
+    if unknown or "device" not in tiers:
+        got = repr(unknown[0]) if unknown else "no device"
         raise SpecError(f"--tiers {text!r}: {got}: want device, and optionally {', '.join(TIERS[1:])}")
     for tier, size in zip(TIERS, machine.memory_bytes, strict=True):
-        if tier in found and not size:
+        if tier in tiers and not size:
             got = f"{machine.hardware.name} has no {tier} memory for tables"
             raise SpecError(f"--tiers {text!r}: {got}: want its size in --topology, such as :{tier}=1TB")
-    return found
+    return tiers
 
 
 def _make_plan(
@@ -349,10 +347,10 @@ def _make_plan(
         raise SpecError(
             "--certify with --replan: want one of them: --replan stays near the old plan, which is rarely optimal"
         )
-    found = replan(
+    replanned = replan(
         request, old, seconds=REPLAN_SECONDS if options.seconds is None else options.seconds, seed=options.seed
     )
-    return found.planned, describe_replan(found)
+    return replanned.planned, describe_replan(replanned)
 
 
 def _measure_plans(request: "PlanRequest", options: SearchOptions) -> "tuple[PlanResult, tuple[str, ...]]":
@@ -361,8 +359,8 @@ def _measure_plans(request: "PlanRequest", options: SearchOptions) -> "tuple[Pla
     from rowwise.planner.pipeline import make_plans
 
     seconds = SECONDS if options.seconds is None else options.seconds
-    found = measure_plan_results(make_plans(request, options.measured, seconds=seconds, seed=options.seed))
-    return found.best, found.lines()
+    measured = measure_plan_results(make_plans(request, options.measured, seconds=seconds, seed=options.seed))
+    return measured.best, measured.lines()
 
 
 def _explain(planned: "PlanResult") -> "Explanation":
@@ -411,7 +409,7 @@ def _read_plan(path: Path) -> "Plan":
 
 
 def _check_outputs(files: "Mapping[str, Path | None]") -> None:
-    seen: dict[Path, str] = {}
+    option_of: dict[Path, str] = {}
     for option, path in files.items():
         if path is None or (path == STDOUT and option == "--json"):
             continue
@@ -421,9 +419,9 @@ def _check_outputs(files: "Mapping[str, Path | None]") -> None:
             raise SpecError(f"{option} {path}: the folder {path.parent} does not exist: create it first")
         if path.is_dir():
             raise SpecError(f"{option} {path}: this is a folder: want the name of a file")
-        if path.absolute() in seen:
-            raise SpecError(f"{option} {path}: {seen[path.absolute()]} writes the same file: want another name")
-        seen[path.absolute()] = option
+        if path.absolute() in option_of:
+            raise SpecError(f"{option} {path}: {option_of[path.absolute()]} writes the same file: want another name")
+        option_of[path.absolute()] = option
 
 
 def _write_files(
@@ -440,9 +438,9 @@ def _write_files(
             tables = [workload.table for workload in planned.problem.request.workloads]
             texts[path] = torchrec_json(planned.plan, tables, planned.problem.topology)
         elif explanation is not None and option == "--html":
-            from rowwise.report.plan import plan_page
+            from rowwise.report.plan import draw_plan
 
-            texts[path] = plan_page(explanation.to_json())
+            texts[path] = draw_plan(explanation.to_json())
         else:
             texts[path] = planned.plan.to_json() + "\n"
     for path, text in texts.items():

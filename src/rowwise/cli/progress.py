@@ -1,4 +1,4 @@
-"""Progress bars: over splits, and over long work of which the share done and the current part are known."""
+"""Shows progress bars: over splits, or over long work that reports its current part and the fraction done."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,27 +12,27 @@ from rowwise.cli.console import LOG_S
 
 @contextmanager
 def splits_bar(console: Console, what: str) -> Iterator[Callable[[int, int], None]]:
-    """Yields a function of (splits done, splits in all) that moves the bar; off terminals nothing is shown."""
+    """Show a bar on terminals; yields a function of (splits done, splits in all) that moves it."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)
-        yield lambda done, of: bar.update(task, completed=done, total=of)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @contextmanager
-def share_bar(
-    console: Console, columns: tuple[ProgressColumn, ...], before: str = ""
+def fraction_bar(
+    console: Console, columns: tuple[ProgressColumn, ...], prefix: str = ""
 ) -> Iterator[Callable[[str, float], None]]:
-    """Yields a function of (current work, share done); off terminals prints `before` and both every ten seconds."""
+    """Show a bar; yields a function of (current work, fraction done). Off terminals, print both every ten seconds."""
     shown_s = monotonic()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=1.0)
 
-        def tell(text: str, share: float) -> None:
+        def tell(text: str, fraction: float) -> None:
             nonlocal shown_s
-            bar.update(task, completed=share, description=text)
+            bar.update(task, completed=fraction, description=text)
             if not console.is_terminal and monotonic() - shown_s >= LOG_S:
                 shown_s = monotonic()
-                console.print(f"{share:4.0%} {before}{text}", markup=False)
+                console.print(f"{fraction:4.0%} {prefix}{text}", markup=False)
 
         yield tell

@@ -21,22 +21,22 @@ RUN = "run"  # the name of the note with the folder of the run
 def run_rank(request: RunRequest, comm: Comm | None, notes: NoteStore | None, *, watched: bool = False) -> int:
     """Start or resume a run and train to its end; returns the exit code. `watched`: a parent process handles Ctrl-C."""
     comm = comm or solo()
-    first = comm.rank == 0
-    console = make_terminal(stderr=True, quiet=request.as_json or not first)
+    is_first = comm.rank == 0
+    console = make_terminal(stderr=True, quiet=request.as_json or not is_first)
     line = LiveLine(console)
     with console.status("reading the data" if request.recipe else "reading the checkpoint"):
-        run = _open_run(request, comm, notes, line if first else None)
-    if first and notes is not None:
+        run = _open_run(request, comm, notes, line if is_first else None)
+    if is_first and notes is not None:
         notes.put(RUN, str(run.folder.path.absolute()))
-    if first:
+    if is_first:
         show_start(run, console)
     with stop_on_signals(run.trainer, console, watched=watched) as received, line.show():
         result = run.go()
-    if first:
+    if is_first:
         show_result(result, console)
         if request.as_json:
             print_json(result)
-    if request.baseline and first and result.status == "finished":
+    if request.baseline and is_first and result.status == "finished":
         from rowwise.cli.measure import compare_with_trees
 
         compare_with_trees(run.folder.path, console)
@@ -49,9 +49,9 @@ def run_rank(request: RunRequest, comm: Comm | None, notes: NoteStore | None, *,
 
 def _open_run(request: RunRequest, comm: Comm, notes: NoteStore | None, tell: OnStep | None) -> TrainingRun:
     """The requested run; after a restart by torchrun the run of the earlier attempt, from its last checkpoint."""
-    noted = on_first_rank(comm, lambda: None if notes is None else notes.get(RUN))
-    if noted is not None:
-        return TrainingRun.resume(Path(noted), tell=tell, comm=comm)
+    earlier_run = on_first_rank(comm, lambda: None if notes is None else notes.get(RUN))
+    if earlier_run is not None:
+        return TrainingRun.resume(Path(earlier_run), tell=tell, comm=comm)
     if request.recipe is not None:
         return TrainingRun.start(request.recipe, request.folder, tell, comm)
     return TrainingRun.resume(request.folder, request.changes, which=request.which, tell=tell, comm=comm)

@@ -25,10 +25,10 @@ def ls() -> None:
         table.add_column(name, no_wrap=True)
     for name in names():
         about = load(name).about
-        expect = ", ".join(f"{metric} {value:.4g}" for metric, value in about.expect.items())
-        takes = [] if about.time_s is None else [f"{about.time_s:.0f} s"]
-        takes += [] if about.memory_gb is None else [f"{about.memory_gb:.1f} GB"]
-        table.add_row(name, about.what, expect, ", ".join(takes))
+        metrics = ", ".join(f"{metric} {value:.4g}" for metric, value in about.expect.items())
+        cost = [] if about.time_s is None else [f"{about.time_s:.0f} s"]
+        cost += [] if about.memory_gb is None else [f"{about.memory_gb:.1f} GB"]
+        table.add_row(name, about.what, metrics, ", ".join(cost))
     make_terminal(width=WIDTH).print(table, markup=False)
 
 
@@ -42,5 +42,5 @@ def cp(
     """
     from rowwise.recipes.find import copy
 
-    place = copy(recipe, to)
-    print_line(f"wrote {place}; train it with: rowwise train {place}")
+    path = copy(recipe, to)
+    print_line(f"wrote {path}; train it with: rowwise train {path}")

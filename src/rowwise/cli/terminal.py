@@ -1,7 +1,7 @@
-"""Terminal output: names and values from files are printed as text, never as control sequences.
+"""Prints names and values from files as text, never as control sequences.
 
 Names of tables, columns, tensors and files come from strangers. An escape sequence in one could clear the screen,
-change a title or hide what was said.
+change a title or hide other output.
 """
 
 import json
@@ -29,8 +29,8 @@ class Terminal(Console):
 
 def make_terminal(*, stderr: bool = False, quiet: bool = False, width: int = WIDTH) -> Terminal:
     """Standard output, or standard error; `width` applies to files and pipes, which have none of their own."""
-    made = Terminal(stderr=stderr, highlight=False, quiet=quiet)
-    return made if made.is_terminal else Terminal(stderr=stderr, highlight=False, quiet=quiet, width=width)
+    terminal = Terminal(stderr=stderr, highlight=False, quiet=quiet)
+    return terminal if terminal.is_terminal else Terminal(stderr=stderr, highlight=False, quiet=quiet, width=width)
 
 
 def print_line(text: str) -> None:
@@ -45,4 +45,4 @@ def print_json(value: object) -> None:
 
 def escape_json(text: str) -> str:
     r"""The same JSON with unprintable characters as \u escapes: JSON allows U+009B, which begins a control sequence."""
-    return UNUSUAL.sub(lambda found: found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1], text)
+    return UNUSUAL.sub(lambda match: match[0] if match[0].isprintable() else json.dumps(match[0])[1:-1], text)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rowwise.recipes.recipe import Recipe
 
 RUNS = Path("runs")
-Set = Annotated[
+Changes = Annotated[
     list[str] | None,
     typer.Option(
         "--set", metavar="KEY=VALUE", help="Change a value of the recipe: --set train.epochs=2; may be repeated."
@@ -29,15 +29,17 @@ Nproc = Annotated[
 ]
 PlanFile = Annotated[
     Path | None,
-    typer.Option("--plan", metavar="FILE", help="A sharding plan (JSON, from rowwise plan) to place tables by."),
+    typer.Option("--plan", metavar="FILE", help="Place tables by a sharding plan (JSON, from rowwise plan)."),
 ]
 HardwareName = Annotated[
     str | None,
-    typer.Option("--hardware", metavar="NAME", help="A hardware preset or profile (JSON) to plan by."),
+    typer.Option(
+        "--hardware", metavar="NAME", help="Plan by a hardware preset, or a profile (from rowwise calibrate)."
+    ),
 ]
 Timeout = Annotated[
     float | None,
-    typer.Option(metavar="SECONDS", help=f"Longest wait of a rank for another (default: {TIMEOUT_S:g})."),
+    typer.Option(metavar="SECONDS", help=f"Longest time that ranks wait for each other (default: {TIMEOUT_S:g})."),
 ]
 Profile = Annotated[
     str | None, typer.Option(metavar="FIRST:LAST", help="Trace these steps with torch.profiler: --profile steps=10:20.")
@@ -47,10 +49,10 @@ Profile = Annotated[
 def train(  # noqa: PLR0913 - one for each option
     ctx: typer.Context,
     recipe: Annotated[str, typer.Argument(help="A YAML file, or the name of a built-in recipe (see rowwise ls).")],
-    changes: Set = None,
+    changes: Changes = None,
     runs: Annotated[Path | None, typer.Option(help=f"Folder of all runs (default: {RUNS}).")] = None,
     init_from: Annotated[
-        Path | None, typer.Option(help="Warm start: load weights with the same names from a run or a checkpoint.")
+        Path | None, typer.Option(help="Warm start: load weights of the same names from a run or a checkpoint.")
     ] = None,
     nproc: Nproc = None,
     plan: PlanFile = None,
@@ -85,16 +87,16 @@ def train(  # noqa: PLR0913 - one for each option
 
     Example: rowwise train my.yaml --dry-run
     """
-    environment = _environment(ctx)
+    environment = _get_environment(ctx)
     ranks = parse_ranks(nproc, timeout, environment)
-    given = [*(changes or []), *_as_changes(init_from=init_from, plan=plan, hardware=hardware)]
-    given += [f"log.profile={_quote_yaml(profile)}"] if profile is not None else []
+    all_changes = [*(changes or []), *_as_changes(init_from=init_from, plan=plan, hardware=hardware)]
+    all_changes += [f"log.profile={_quote_yaml(profile)}"] if profile is not None else []
     if baseline and as_json:
         raise SpecError("--baseline with --json, which prints one object: leave it out, and run rowwise baseline RUN")
     for option, value in (("--runs", runs), ("--timeout", timeout), ("--baseline", baseline or None)):
         if dry_run and value is not None:
             raise SpecError(f"{option} with --dry-run has no effect: leave it out")
-    loaded = load_recipe(recipe, given, warn=_is_first(environment))
+    loaded = load_recipe(recipe, all_changes, warn=_is_first(environment))
     if not dry_run:
         request = RunRequest(recipe=loaded, folder=runs or RUNS, as_json=as_json, baseline=baseline)
         launch(request, nproc, timeout, environment)
@@ -105,7 +107,7 @@ def train(  # noqa: PLR0913 - one for each option
 def resume(  # noqa: PLR0913 - one for each option
     ctx: typer.Context,
     run: Annotated[Path, typer.Argument(help="The folder of a run, such as runs/dlrm-synthetic/1.")],
-    changes: Set = None,
+    changes: Changes = None,
     which: Annotated[
         str, typer.Option("--from", help="The checkpoint to resume from: last, step-<number> or failed.")
     ] = "last",
@@ -117,7 +119,7 @@ def resume(  # noqa: PLR0913 - one for each option
 ) -> None:
     """Resume a run that was stopped or killed, from its last checkpoint, on any number of ranks.
 
-    Ends with the same bits as an uninterrupted run on as many ranks; with train.determinism=elastic on any number.
+    Ends with the bits of an uninterrupted run on as many ranks; with train.determinism=elastic, on any number of ranks.
 
     Example: rowwise resume runs/dlrm-synthetic/1
 
@@ -125,12 +127,12 @@ def resume(  # noqa: PLR0913 - one for each option
 
     Example: rowwise resume runs/dlrm-synthetic/1 --nproc 2
     """
-    given = (*(changes or ()), *_as_changes(plan=plan, hardware=hardware))
-    environment = _environment(ctx)
+    all_changes = (*(changes or ()), *_as_changes(plan=plan, hardware=hardware))
+    environment = _get_environment(ctx)
     parse_ranks(nproc, timeout, environment)
     if _is_first(environment):
-        warn_of_run_code(run, given)
-    launch(RunRequest(folder=run, changes=given, which=which, as_json=as_json), nproc, timeout, environment)
+        warn_of_run_code(run, all_changes)
+    launch(RunRequest(folder=run, changes=all_changes, which=which, as_json=as_json), nproc, timeout, environment)
 
 
 def _dry_run(recipe: "Recipe", ranks: int, *, as_json: bool) -> None:
@@ -138,23 +140,23 @@ def _dry_run(recipe: "Recipe", ranks: int, *, as_json: bool) -> None:
 
     console = make_terminal(stderr=True, quiet=as_json)
     with console.status("reading the data"):
-        found = dry_run(recipe, ranks)
-    show_outlook(found, console, "dry run: nothing is trained or written")
+        outlook = dry_run(recipe, ranks)
+    show_outlook(outlook, console, "dry run: nothing is trained or written")
     if as_json:
-        print_json(found)
+        print_json(outlook)
 
 
 def _is_first(environment: CommandEnvironment) -> bool:
     return environment.torchrun is None or environment.torchrun.rank == 0
 
 
-def _environment(ctx: typer.Context) -> CommandEnvironment:
-    found = ctx.find_object(CommandEnvironment)
-    return found or CommandEnvironment.read({})
+def _get_environment(ctx: typer.Context) -> CommandEnvironment:
+    environment = ctx.find_object(CommandEnvironment)
+    return environment or CommandEnvironment.read({})
 
 
-def _as_changes(**named: Path | str | None) -> list[str]:
-    return [f"{name}={_quote_yaml(value)}" for name, value in named.items() if value is not None]
+def _as_changes(**values: Path | str | None) -> list[str]:
+    return [f"{name}={_quote_yaml(value)}" for name, value in values.items() if value is not None]
 
 
 def _quote_yaml(value: Path | str) -> str:

@@ -197,7 +197,7 @@ def _tables(shown: Sequence[TablePlacement], width: int) -> list[str]:
 def _table_cells(table: TablePlacement) -> tuple[str, ...]:
     return (
         _truncate(table.name, LONGEST_NAME),
-        f"{quantity.format_count(table.rows)} x {table.dim}",
+        f"{quantity.format_rows(table.rows)} x {table.dim}",
         quantity.format_bytes(table.bytes),
         f"{table.ids:,.3g}",
         quantity.format_seconds(table.operators_s + table.links_s),

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rowwise import quantity
 from rowwise.errors import DataError
-from rowwise.report.markup import Html, div, join, note, section, span, tag, text
-from rowwise.report.page import page
+from rowwise.quantity import format_count, format_duration, format_metric, format_percent
+from rowwise.report.markup import Html, div, figure, join, note, section, span, tag, text, text_table, tiles
+from rowwise.report.page import draw_page
 from rowwise.report.plot import BOTTOM, HEIGHT, RIGHT, TOP, WIDTH
 from rowwise.report.scale import Scale
 from rowwise.textfile import decode_json
 
 LEFT = 62.0
-CLOSE = 0.1  # relative error of the dotted lines
-HEADS = ("Predicted by", "Error", "Error with drift", "Rank correlation")
+DOTTED_ERROR = 0.1  # relative error of the dotted lines
+HEADERS = ("Predicted by", "Error", "Error with drift", "Rank correlation")
 NOTE = (
     "Each point is a held-out set of 1 to 15 tables that are looked up and updated together. On the line the "
     "prediction is exact; dotted lines are 10% off. Error: mean absolute relative error. Noise: the error of a "
@@ -28,7 +28,7 @@ NOTE = (
 
 
 class RecordedError(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors of a cost model."""
+    """Errors of a cost model on held-out sets; see `calibrate.fit.ModelError`."""
 
     model: str
     error: float
@@ -55,38 +55,36 @@ class RecordedQuality(msgspec.Struct, frozen=True, kw_only=True):
     doubts: tuple[str, ...] = ()
 
 
-def calibration_page(name: str, source: str, content: str | bytes) -> str:
+def draw_calibration(name: str, source: str, content: str | bytes) -> str:
     try:
         quality = decode_json(content, RecordedQuality)
     except msgspec.DecodeError as error:
         raise DataError(f"not a quality.json: {error}: want the one that `rowwise calibrate` writes") from None
     title = tag("h1", None, text("Calibration"), span("number", name))
     head = tag("header", None, title, tag("p", {"class": "when"}, text(source)))
-    caption = tag("figcaption", None, tag("b", None, text("Seconds of a set")), span("hint", "predicted over measured"))
-    figure = tag("figure", {"class": "chart"}, caption, draw_scatter(quality))
-    drawn = section("calibration", "Predicted and measured", div("charts", figure), note(NOTE))
-    errors = section("errors", "Errors", _table(quality), _links(quality))
-    return page("Calibration", head, *_doubts(quality), _tiles(quality), drawn, errors, script=False)
+    chart = figure("Seconds of a set", draw_scatter(quality), span("hint", "predicted over measured"))
+    scatter = section("calibration", "Predicted and measured", div("charts", chart), note(NOTE))
+    errors = section("errors", "Errors", _draw_table(quality), _describe_links(quality))
+    return draw_page("Calibration", head, *_draw_doubts(quality), _draw_tiles(quality), scatter, errors, script=False)
 
 
-def _doubts(quality: RecordedQuality) -> tuple[Html, ...]:
+def _draw_doubts(quality: RecordedQuality) -> tuple[Html, ...]:
     if not quality.doubts:
         return ()
     return (note(f"Unreliable: {'; '.join(quality.doubts)}. Plans use the roofline model with fitted rates instead."),)
 
 
-def _tiles(quality: RecordedQuality) -> Html:
+def _draw_tiles(quality: RecordedQuality) -> Html:
     best = quality.errors[0]
     facts = (
-        ("error", quantity.share(best.error), "on sets held out"),
-        ("rank correlation", quantity.number(best.tau), "Kendall's"),
-        ("noise", quantity.share(quality.noise), f"{quality.again} sets measured twice"),
-        ("drift", quantity.share(quality.drift), "variation of the machine's speed"),
-        ("sets", quantity.count(quality.sets), f"{quality.held_out} held out"),
-        ("exchanges", quantity.count(quality.links), "between ranks"),
+        ("error", format_percent(best.error), "on sets held out"),
+        ("rank correlation", format_metric(best.tau), "Kendall's"),
+        ("noise", format_percent(quality.noise), f"{quality.again} sets measured twice"),
+        ("drift", format_percent(quality.drift), "variation of the machine's speed"),
+        ("sets", format_count(quality.sets), f"{quality.held_out} held out"),
+        ("exchanges", format_count(quality.links), "between ranks"),
     )
-    shown = (div("tile", span("name", name), span("value", value), span("beside", more)) for name, value, more in facts)
-    return div("tiles", *shown)
+    return tiles(facts)
 
 
 def draw_scatter(quality: RecordedQuality) -> Html:
@@ -98,61 +96,53 @@ def draw_scatter(quality: RecordedQuality) -> Html:
     x = Scale(low=low, high=high, begin=LEFT, end=WIDTH - RIGHT)
     y = Scale(low=low, high=high, begin=HEIGHT - BOTTOM, end=TOP)
     points = "".join(f"M{x.at(math.log10(m)):.1f} {y.at(math.log10(p)):.1f}h0" for m, p in pairs if m > 0 and p > 0)
-    off = math.log10(1 + CLOSE)
-    lines = [_line("level", x, y, 0.0), _line("rule", x, y, off), _line("rule", x, y, -off)]
+    offset = math.log10(1 + DOTTED_ERROR)
+    lines = [_draw_diagonal(look, x, y, at) for look, at in (("level", 0.0), ("rule", offset), ("rule", -offset))]
     dots = tag("path", {"class": "dots blue", "d": points, "style": "stroke-width:3px;opacity:.55"})
     attributes = {
         "role": "img",
         "aria-label": "Predicted over measured seconds",
         "viewBox": f"0 0 {WIDTH:.0f} {HEIGHT:.0f}",
     }
-    return tag("svg", attributes, _axes(x, y), *lines, dots)
+    return tag("svg", attributes, _draw_axes(x, y), *lines, dots)
 
 
-def _line(look: str, x: Scale, y: Scale, off: float) -> Html:
-    """A diagonal: prediction = measurement x 10^off."""
-    low, high = max(x.low, x.low - off), min(x.high, x.high - off)
-    ends = {"x1": x.at(low), "y1": y.at(low + off), "x2": x.at(high), "y2": y.at(high + off)}
-    return tag("line", {"class": look, **ends})
+def _draw_diagonal(style: str, x: Scale, y: Scale, offset: float) -> Html:
+    """The diagonal on which prediction = measurement x 10^offset."""
+    low, high = max(x.low, x.low - offset), min(x.high, x.high - offset)
+    ends = {"x1": x.at(low), "y1": y.at(low + offset), "x2": x.at(high), "y2": y.at(high + offset)}
+    return tag("line", {"class": style, **ends})
 
 
-def _axes(x: Scale, y: Scale) -> Html:
+def _draw_axes(x: Scale, y: Scale) -> Html:
     parts: list[Html] = []
     for power in range(math.ceil(x.low), math.floor(x.high) + 1):
-        words = text(quantity.duration(10.0**power))
+        label = text(format_duration(10.0**power))
         across, down = x.at(power), y.at(power)
         parts.append(tag("line", {"class": "grid", "x1": x.begin, "x2": x.end, "y1": down, "y2": down}))
         parts.append(tag("line", {"class": "grid", "x1": across, "x2": across, "y1": y.begin, "y2": y.end}))
-        parts.append(tag("text", {"x": x.begin - 7, "y": down + 4, "text-anchor": "end"}, words))
-        parts.append(tag("text", {"x": across, "y": y.begin + 18, "text-anchor": "middle"}, words))
+        parts.append(tag("text", {"x": x.begin - 7, "y": down + 4, "text-anchor": "end"}, label))
+        parts.append(tag("text", {"x": across, "y": y.begin + 18, "text-anchor": "middle"}, label))
     parts.append(tag("line", {"class": "axis", "x1": x.begin, "x2": x.end, "y1": y.begin, "y2": y.begin}))
     parts.append(tag("text", {"class": "title", "x": x.end, "y": HEIGHT - 5, "text-anchor": "end"}, text("measured")))
     parts.append(tag("text", {"class": "title", "x": x.begin + 6, "y": TOP + 6}, text("predicted")))
     return join(parts)
 
 
-def _table(quality: RecordedQuality) -> Html:
+def _draw_table(quality: RecordedQuality) -> Html:
     best = quality.errors[0].model
-    stages = [msgspec.structs.replace(e, model=f"{best}, {name} alone") for name, e in quality.stages.items()]
-    rows = [_row(one) for one in (*quality.errors, *stages)]
-    head = tag("thead", None, tag("tr", None, *(tag("th", None, text(word)) for word in HEADS)))
-    return div("wide", tag("table", None, head, tag("tbody", None, *rows)))
+    stages = [msgspec.structs.replace(error, model=f"{best}, {name} alone") for name, error in quality.stages.items()]
+    return text_table(HEADERS, map(_error_cells, (*quality.errors, *stages)))
 
 
-def _row(one: RecordedError) -> Html:
-    cells: Sequence[str] = (
-        one.model,
-        quantity.share(one.error),
-        quantity.share(one.raw_error),
-        quantity.number(one.tau),
-    )
-    return tag("tr", None, *(tag("td", None, text(cell)) for cell in cells))
+def _error_cells(error: RecordedError) -> Sequence[str]:
+    return error.model, format_percent(error.error), format_percent(error.raw_error), format_metric(error.tau)
 
 
-def _links(quality: RecordedQuality) -> Html:
-    words = []
+def _describe_links(quality: RecordedQuality) -> Html:
+    errors = []
     if quality.links_error is not None:
-        words.append(f"exchanges that begin together, by latency and rates: {quantity.share(quality.links_error)}")
+        errors.append(f"exchanges that begin together, by latency and rates: {format_percent(quality.links_error)}")
     if quality.networks_error is not None:
-        words.append(f"all exchanges, by networks: {quantity.share(quality.networks_error)}")
-    return note("Links: " + "; ".join(words) + "." if words else "No exchanges were measured.")
+        errors.append(f"all exchanges, by networks: {format_percent(quality.networks_error)}")
+    return note("Links: " + "; ".join(errors) + "." if errors else "No exchanges were measured.")

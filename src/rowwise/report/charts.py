@@ -1,20 +1,19 @@
-"""SVG charts from values: lines, stacked shares, and bars inside text.
+"""Draws values as SVG: charts of lines, stacked areas, and bars inside text.
 
-A NaN is a gap in its line. Outliers far outside the readable range are drawn at the edge, with a note of their value.
+A NaN is a gap in its line. Outliers far outside the readable range are drawn at the edge, and a note gives their value.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rowwise import quantity
-from rowwise.quantity import usable
+from rowwise.quantity import format_metric, format_short, is_finite
 from rowwise.report.markup import Html, coordinate, join, tag, text
 from rowwise.report.plot import TOP, Plot, draw_axes, draw_empty, draw_svg, make_plot
 from rowwise.report.scale import Point, Scale, bin_means, thin_points
 
-DOTTED = 60  # most points of a line with dots
-CROWDED = 150  # most points of a line that is not averaged
-WARM_UP = 0.1  # first share of the axis, ignored in the range of noisy lines
+MOST_DOTTED = 60  # points of a line with dots
+MOST_UNAVERAGED = 150  # points of a line that is drawn without averaging
+WARM_UP = 0.1  # first fraction of the x axis, ignored in the y range of noisy lines
 COLOURS = (
     "blue",
     "vermillion",
@@ -36,13 +35,13 @@ class ChartLine:
     colour: str
     thin: bool = False
     dots: bool = False
-    noisy: bool = False  # outliers do not extend the axis
-    spread: bool = False  # with many points: drawn as mean, with faint extremes
+    noisy: bool = False  # its outliers do not extend the axis
+    spread: bool = False  # a line of many points is drawn as its mean, with faint extremes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartMark:
-    """A single highlighted point."""
+    """A point drawn as a diamond."""
 
     name: str
     point: Point
@@ -51,17 +50,17 @@ class ChartMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartLevel:
-    """A horizontal line at a value."""
+    """A horizontal line at a reference value."""
 
     name: str
     value: float
-    wanted: bool = True  # extends the axis
-    late: bool = False  # label at the right end, away from the beginning of curves
+    extends_axis: bool = True
+    label_right: bool = False  # at the right end, away from the beginning of curves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Lines, marks and levels of a chart."""
+    """What a chart shows, before it has coordinates."""
 
     key: str
     label: str
@@ -74,13 +73,13 @@ class Chart:
     from_zero: bool = False
 
 
-def draw(chart: Chart) -> Html:
-    lines = [line for line in chart.lines if any(usable(y) for _, y in line.points)]
-    marks = [mark for mark in chart.marks if usable(mark.point[1])]
+def draw_chart(chart: Chart) -> Html:
+    lines = [line for line in chart.lines if any(is_finite(y) for _, y in line.points)]
+    marks = [mark for mark in chart.marks if is_finite(mark.point[1])]
     xs = [x for line in lines for x, _ in line.points] + [mark.point[0] for mark in marks]
     if not xs:
         return draw_empty(chart.key, chart.label, "no values yet")
-    low, high = _y_range(chart, lines, marks)
+    low, high = _find_y_range(chart, lines, marks)
     area = make_plot((min(0.0, *xs), max(xs)), (low, high), chart.x_title, chart.unit)
     levels = [level for level in chart.levels if area.y.low <= level.value <= area.y.high]
     return draw_svg(
@@ -89,119 +88,119 @@ def draw(chart: Chart) -> Html:
         chart.label,
         "lines",
         draw_axes(area),
-        join(_level(area, level) for level in levels),
-        _rule(area, chart.rule),
-        join(_line(area, line) for line in lines),
-        join(_mark(area, mark) for mark in marks),
-        join(_level_label(area, level) for level in levels if level.name),
-        _out_of_range_note(area, lines, marks),
+        join(_draw_level(area, level) for level in levels),
+        _draw_rule(area, chart.rule),
+        join(_draw_line(area, line) for line in lines),
+        join(_draw_mark(area, mark) for mark in marks),
+        join(_label_level(area, level) for level in levels if level.name),
+        _note_extremes(area, lines, marks),
     )
 
 
-def _y_range(chart: Chart, lines: Sequence[ChartLine], marks: Sequence[ChartMark]) -> tuple[float, float]:
-    """The range of the vertical axis."""
-    every = [y for line in lines for _, y in line.points if usable(y)] + [mark.point[1] for mark in marks]
-    firm = [y for line in lines if not line.noisy for _, y in line.points if usable(y)]
-    firm += [mark.point[1] for mark in marks]
+def _find_y_range(chart: Chart, lines: Sequence[ChartLine], marks: Sequence[ChartMark]) -> tuple[float, float]:
+    """The range of the y axis: outliers of noisy lines do not extend it, levels may."""
+    all_values = [y for line in lines for _, y in line.points if is_finite(y)] + [mark.point[1] for mark in marks]
+    steady_values = [y for line in lines if not line.noisy for _, y in line.points if is_finite(y)]
+    steady_values += [mark.point[1] for mark in marks]
     for line in lines:
         if line.noisy:
-            firm += _usual_range(line.points)
-    low, high = min(every), max(every)
-    if high - low > 1.7 * (max(firm) - min(firm)) > 0:
-        low, high = min(firm), max(firm)
-    wanted = [level.value for level in chart.levels if level.wanted and usable(level.value)]
-    low, high = min([low, *wanted]), max([high, *wanted])
+            steady_values += _find_usual_range(line.points)
+    low, high = min(all_values), max(all_values)
+    if high - low > 1.7 * (max(steady_values) - min(steady_values)) > 0:
+        low, high = min(steady_values), max(steady_values)
+    levels = [level.value for level in chart.levels if level.extends_axis and is_finite(level.value)]
+    low, high = min([low, *levels]), max([high, *levels])
     return (min(0.0, low) if chart.from_zero else low), high
 
 
-def _usual_range(points: Sequence[Point]) -> Sequence[float]:
+def _find_usual_range(points: Sequence[Point]) -> Sequence[float]:
     """The 1 % and 99 % quantiles of a noisy line without its beginning."""
     begin = points[-1][0] * WARM_UP
-    values = sorted(y for x, y in points if usable(y) and x >= begin)
+    values = sorted(y for x, y in points if is_finite(y) and x >= begin)
     if not values:
-        return [y for _, y in points if usable(y)]
+        return [y for _, y in points if is_finite(y)]
     cut = len(values) // 100
     return values[cut], values[-1 - cut]
 
 
-def _line(area: Plot, line: ChartLine) -> Html:
-    named = {"class": f"line {line.colour}{' thin' * line.thin}", "data-name": line.name}
-    if line.spread and len(line.points) > CROWDED:
-        extremes = tag("path", {"class": f"line faint {line.colour}", "d": _path(area, thin_points(line.points))})
-        return join([extremes, tag("path", named | {"d": _path(area, bin_means(line.points))})])
+def _draw_line(area: Plot, line: ChartLine) -> Html:
+    attributes = {"class": f"line {line.colour}{' thin' * line.thin}", "data-name": line.name}
+    if line.spread and len(line.points) > MOST_UNAVERAGED:
+        extremes = tag("path", {"class": f"line faint {line.colour}", "d": _path_data(area, thin_points(line.points))})
+        return join([extremes, tag("path", attributes | {"d": _path_data(area, bin_means(line.points))})])
     points = thin_points(line.points)
-    parts = [tag("path", named | {"d": _path(area, points)})]
-    known = [(x, y) for x, y in points if usable(y)]
-    if line.dots and len(known) <= DOTTED:
+    parts = [tag("path", attributes | {"d": _path_data(area, points)})]
+    known = [(x, y) for x, y in points if is_finite(y)]
+    if line.dots and len(known) <= MOST_DOTTED:
         # A dot is a zero-length line with round caps: a third of the bytes of a circle.
-        dots = "".join(f"M{_place_point(area, point)}h0" for point in known)
+        dots = "".join(f"M{_point_data(area, point)}h0" for point in known)
         parts.append(tag("path", {"class": f"dots {line.colour}", "d": dots}))
     return join(parts)
 
 
-def _path(area: Plot, points: Iterable[Point]) -> str:
+def _path_data(area: Plot, points: Iterable[Point]) -> str:
     """A path with gaps at NaNs; a point between two gaps becomes a dot."""
-    pieces: list[list[str]] = [[]]
+    runs: list[list[str]] = [[]]
     for x, y in points:
-        if usable(y):
-            pieces[-1].append(_place_point(area, (x, y)))
-        elif pieces[-1]:
-            pieces.append([])
-    return "".join("M" + " ".join(piece if len(piece) > 1 else piece * 2) for piece in pieces if piece)
+        if is_finite(y):
+            runs[-1].append(_point_data(area, (x, y)))
+        elif runs[-1]:
+            runs.append([])
+    return "".join("M" + " ".join(run if len(run) > 1 else run * 2) for run in runs if run)
 
 
-def _place_point(area: Plot, point: Point) -> str:
+def _point_data(area: Plot, point: Point) -> str:
     # One decimal suffices for x; the script reads values back from y.
     return f"{coordinate(round(area.x.at(point[0]), 1))},{coordinate(area.y.at(point[1]))}"
 
 
-def _mark(area: Plot, mark: ChartMark) -> Html:
+def _draw_mark(area: Plot, mark: ChartMark) -> Html:
     x, y = area.x.at(mark.point[0]), area.y.at(mark.point[1])
     corners = f"M{coordinate(x - 6)},{coordinate(y)}l6,-6 6,6 -6,6z"
-    value = f"{mark.name} {quantity.number(mark.point[1])}"
+    value = f"{mark.name} {format_metric(mark.point[1])}"
     attributes = {"class": f"mark {mark.colour}", "d": corners, "data-at": f"{coordinate(x)},{coordinate(y)}"}
     return tag("g", None, tag("title", None, text(value)), tag("path", attributes | {"data-name": mark.name}))
 
 
-def _level(area: Plot, level: ChartLevel) -> Html:
+def _draw_level(area: Plot, level: ChartLevel) -> Html:
     y = area.y.at(level.value)
     return tag("line", {"class": "level", "x1": area.x.begin, "x2": area.x.end, "y1": y, "y2": y})
 
 
-def _level_label(area: Plot, level: ChartLevel) -> Html:
+def _label_level(area: Plot, level: ChartLevel) -> Html:
     y = area.y.at(level.value)
-    words = f"{level.name} {quantity.short(level.value)}"
-    side = {"x": area.x.end - 5, "text-anchor": "end"} if level.late else {"x": area.x.begin + 5}
-    return tag("text", {"class": "small", "y": y + 13 if y < TOP + 16 else y - 5} | side, text(words))
+    label = f"{level.name} {format_short(level.value)}"
+    side = {"x": area.x.end - 5, "text-anchor": "end"} if level.label_right else {"x": area.x.begin + 5}
+    return tag("text", {"class": "small", "y": y + 13 if y < TOP + 16 else y - 5} | side, text(label))
 
 
-def _rule(area: Plot, x: float | None) -> Html:
+def _draw_rule(area: Plot, x: float | None) -> Html:
     if x is None:
         return Html("")
     at = area.x.at(x)
     line = {"class": "rule", "x1": at, "x2": at, "y1": area.y.begin, "y2": area.y.end}
-    late = at > (area.x.begin + area.x.end) / 2
-    place = {"class": "small", "x": at - 4 if late else at + 4, "y": area.y.begin - 6}
-    return join([tag("line", line), tag("text", place | {"text-anchor": "end" if late else "start"}, text("best"))])
+    right = at > (area.x.begin + area.x.end) / 2
+    position = {"class": "small", "x": at - 4 if right else at + 4, "y": area.y.begin - 6}
+    return join([tag("line", line), tag("text", position | {"text-anchor": "end" if right else "start"}, text("best"))])
 
 
-def _out_of_range_note(area: Plot, lines: Sequence[ChartLine], marks: Sequence[ChartMark]) -> Html:
-    """A note of the extreme values that are drawn at the edge."""
-    values = [y for line in lines for _, y in line.points if usable(y)] + [mark.point[1] for mark in marks]
-    words = []
+def _note_extremes(area: Plot, lines: Sequence[ChartLine], marks: Sequence[ChartMark]) -> Html:
+    """A note with the extreme values that are drawn at the edge."""
+    values = [y for line in lines for _, y in line.points if is_finite(y)] + [mark.point[1] for mark in marks]
+    limits = []
     if max(values) > area.y.high:
-        words.append(f"\u2191 up to {quantity.number(max(values))}")
+        limits.append(f"\u2191 up to {format_metric(max(values))}")
     if min(values) < area.y.low:
-        words.append(f"\u2193 down to {quantity.number(min(values))}")
-    if not words:
+        limits.append(f"\u2193 down to {format_metric(min(values))}")
+    if not limits:
         return Html("")
-    place = {"class": "small outside", "x": area.x.end, "y": TOP - 3, "text-anchor": "end"}
-    return tag("text", place, text(", ".join(words)))
+    position = {"class": "small outside", "x": area.x.end, "y": TOP - 3, "text-anchor": "end"}
+    return tag("text", position, text(", ".join(limits)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartBand:
-    """One part of a stacked chart, as a share at each x."""
+    """One part of a stacked chart, as a fraction of the whole at each x."""
 
     name: str
     shares: Sequence[float]
@@ -209,7 +208,7 @@ class ChartBand:
 
 
 def draw_stack(key: str, label: str, xs: Sequence[float], bands: Sequence[ChartBand]) -> Html:
-    """Shares stacked from the bottom up as areas."""
+    """A chart of areas stacked from the bottom up."""
     if not xs or not bands:
         return draw_empty(key, label, "no values yet")
     area = make_plot((min(xs), max(xs)), (0.0, 100.0), "samples", "%")
@@ -217,7 +216,7 @@ def draw_stack(key: str, label: str, xs: Sequence[float], bands: Sequence[ChartB
     bottoms = [0.0] * len(xs)
     for band in bands:
         bottoms = [low + 100 * share for low, share in zip(bottoms, band.shares, strict=True)]
-        top = " ".join(_place_point(area, point) for point in zip(xs, bottoms, strict=True))
+        top = " ".join(_point_data(area, point) for point in zip(xs, bottoms, strict=True))
         left, right, base = coordinate(area.x.at(xs[0])), coordinate(area.x.at(xs[-1])), coordinate(area.y.begin)
         attributes = {
             "class": f"area {band.colour}",
@@ -230,13 +229,13 @@ def draw_stack(key: str, label: str, xs: Sequence[float], bands: Sequence[ChartB
 
 
 def draw_strip(key: str, label: str, parts: Sequence[tuple[float, str]], whole: float) -> Html:
-    """A horizontal bar of coloured parts, stretched to its container."""
-    scale = Scale(low=0.0, high=whole if usable(whole) and whole > 0 else 1.0, begin=0.0, end=100.0)
+    """A horizontal bar of coloured parts that fills its container."""
+    scale = Scale(low=0.0, high=whole if is_finite(whole) and whole > 0 else 1.0, begin=0.0, end=100.0)
     rects, x = [tag("rect", {"class": "track", "width": 100.0, "height": 10.0})], 0.0
-    done = 0.0
+    total = 0.0
     for value, colour in parts:
-        done += value if usable(value) and value > 0 else 0.0
-        end = scale.at(done)
+        total += value if is_finite(value) and value > 0 else 0.0
+        end = scale.at(total)
         rects.append(tag("rect", {"class": f"bar {colour}", "x": x, "width": end - x, "height": 10.0}))
         x = end
     attributes = {"role": "img", "aria-label": label, "data-chart": key, "class": "strip"}
@@ -244,9 +243,9 @@ def draw_strip(key: str, label: str, parts: Sequence[tuple[float, str]], whole: 
 
 
 def draw_deviation_bar(key: str, label: str, value: float, most: float) -> Html:
-    """A bar from the middle: to the left and blue below 0, else to the right and vermillion."""
+    """A bar from the middle: to the left and blue for a negative value, else to the right and vermillion."""
     scale = Scale(low=-most, high=most, begin=0.0, end=100.0)
-    at = scale.at(value if usable(value) else 0.0)
+    at = scale.at(value if is_finite(value) else 0.0)
     bar = {
         "class": f"bar {'blue' if at < 50 else 'vermillion'}",
         "x": min(at, 50.0),

@@ -15,7 +15,7 @@ from rowwise import textfile
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CsvRow:
     """A row with cells by column name."""
 
     columns: Mapping[str, int]
@@ -34,10 +34,10 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
+class CsvTable:
     """The readable rows, and descriptions of problems."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[CsvRow, ...]
     columns: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
@@ -52,31 +52,31 @@ def read_bytes(path: Path) -> tuple[bytes, str | None]:
         return b"", f"{path.name} could not be read: {error.strerror or error}"
 
 
-def read_csv(path: Path, needed: Sequence[str]) -> Records:
+def read_csv(path: Path, needed: Sequence[str]) -> CsvTable:
     """The complete rows of a file; none if a needed column is missing."""
     content, problem = read_bytes(path)
     if problem:
-        return Records((), (), (problem,))
+        return CsvTable((), (), (problem,))
     text = content.decode("utf-8", errors="replace").removeprefix("\ufeff")
-    lines, problems = _lines(text, path.name)
+    lines, problems = _parse_lines(text, path.name)
     if not lines:
-        return Records((), (), (*problems, f"{path.name} is empty"))
+        return CsvTable((), (), (*problems, f"{path.name} is empty"))
     header = lines.pop(0)
     columns = {name: k for k, name in enumerate(header)}
-    lacking = [name for name in needed if name not in columns]
-    if lacking:
-        problems.append(f"{path.name} lacks the column {', '.join(lacking)}, so it was not used")
-        return Records((), tuple(header), tuple(problems))
-    whole = [line for line in lines if len(line) == len(header)]
-    odd = len(lines) - len(whole)
-    if odd:
-        problems.append(f"{path.name}: {odd} line{'s' * (odd > 1)} without {len(header)} cells left out")
-    if not whole:
+    missing = [name for name in needed if name not in columns]
+    if missing:
+        problems.append(f"{path.name} lacks the column {', '.join(missing)}, so it was not used")
+        return CsvTable((), tuple(header), tuple(problems))
+    complete = [line for line in lines if len(line) == len(header)]
+    dropped = len(lines) - len(complete)
+    if dropped:
+        problems.append(f"{path.name}: {dropped} line{'s' * (dropped > 1)} without {len(header)} cells left out")
+    if not complete:
         problems.append(f"{path.name} has no rows")
-    return Records(tuple(Row(columns, line) for line in whole), tuple(header), tuple(problems))
+    return CsvTable(tuple(CsvRow(columns, line) for line in complete), tuple(header), tuple(problems))
 
 
-def _lines(text: str, name: str) -> tuple[list[list[str]], list[str]]:
+def _parse_lines(text: str, name: str) -> tuple[list[list[str]], list[str]]:
     lines: list[list[str]] = []
     problems: list[str] = []
     try:

@@ -1,8 +1,7 @@
 """The section on data: time that a run waited for rows, number of workers, and the console's advice."""
 
-from rowwise import quantity
-from rowwise.quantity import usable
-from rowwise.report.charts import Chart, ChartLine, draw
+from rowwise.quantity import format_percent, is_finite
+from rowwise.report.charts import Chart, ChartLine, draw_chart
 from rowwise.report.markup import Html, span, tag, text
 from rowwise.report.read import RecordedRun
 
@@ -38,13 +37,13 @@ def wait_note(run: RecordedRun, names: list[str]) -> Html:
     else:
         by = "" if workers is None else f" by {_several(workers)}"
         end = "as they were drawn" if synthetic else f"which are prepared fast enough{by}"
-        words = f"Trainers waited {quantity.share(share)} of the time for rows, {end}."
+        words = f"Trainers waited {format_percent(share)} of the time for rows, {end}."
     return tag("p", {"class": "lead"}, text(words))
 
 
 def newest_workers(run: RecordedRun) -> float | None:
     """The last number of workers, if there were any."""
-    return next((count for count in reversed(run.steps.get("workers", ())) if usable(count)), None)
+    return next((count for count in reversed(run.steps.get("workers", ())) if is_finite(count)), None)
 
 
 def feeding_figures(run: RecordedRun, names: list[str]) -> list[Html]:
@@ -58,7 +57,7 @@ def feeding_figures(run: RecordedRun, names: list[str]) -> list[Html]:
 
 
 def _waits(run: RecordedRun, shares: tuple[float, ...]) -> Html:
-    known = sorted(share for share in shares if usable(share))
+    known = sorted(share for share in shares if is_finite(share))
     if not known:
         return Html("")
     line = ChartLine(
@@ -69,12 +68,12 @@ def _waits(run: RecordedRun, shares: tuple[float, ...]) -> Html:
         spread=True,
         dots=len(shares) < FEW,
     )
-    said = f"median {quantity.share(known[len(known) // 2] / 100)}"
+    said = f"median {format_percent(known[len(known) // 2] / 100)}"
     chart = Chart(
         key="data_wait", label=f"Waiting for rows over samples: {said}", lines=[line], unit="%", from_zero=True
     )
     words = (tag("b", None, text("Waiting for rows")), span("hint", "part of the time of a step"), span("ends", said))
-    return tag("figure", {"class": "chart"}, tag("figcaption", None, *words), draw(chart))
+    return tag("figure", {"class": "chart"}, tag("figcaption", None, *words), draw_chart(chart))
 
 
 def _workers(run: RecordedRun) -> Html:
@@ -90,14 +89,14 @@ def _workers(run: RecordedRun) -> Html:
             dots=len(run.steps[column]) < FEW,
         )
         for column, (name, colour) in looks.items()
-        if any(map(usable, run.steps.get(column, ())))
+        if any(map(is_finite, run.steps.get(column, ())))
     ]
-    restarts = max((count for count in run.steps.get("restarts", ()) if usable(count)), default=0.0)
+    restarts = max((count for count in run.steps.get("restarts", ()) if is_finite(count)), default=0.0)
     said = f"last {_several(last)}" + (f", {restarts:.0f} restarts" if restarts else "")
     chart = Chart(key="workers", label=f"Workers over samples: {said}", lines=lines, from_zero=True)
     entries = (tag("span", {"class": "entry"}, span(f"swatch {line.colour}", ""), text(line.name)) for line in lines)
     caption = (tag("b", None, text("Preparing rows")), *entries, span("ends", said))
-    return tag("figure", {"class": "chart"}, tag("figcaption", None, *caption), draw(chart))
+    return tag("figure", {"class": "chart"}, tag("figcaption", None, *caption), draw_chart(chart))
 
 
 def _several(count: float) -> str:
@@ -105,4 +104,4 @@ def _several(count: float) -> str:
 
 
 def _known(value: float) -> float:
-    return value if usable(value) and value > 0 else 0.0
+    return value if is_finite(value) and value > 0 else 0.0

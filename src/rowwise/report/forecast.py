@@ -3,18 +3,15 @@
 Known limit: phases without a forecast are not shown.
 """
 
-import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rowwise import quantity
-from rowwise.quantity import usable
+from rowwise.quantity import DASH, format_duration, is_finite
 from rowwise.report.charts import draw_strip
-from rowwise.report.markup import Html, div, join, note, section, span, tag, text
-from rowwise.report.plot import HEIGHT, WIDTH, draw_axes, make_plot
+from rowwise.report.markup import Html, data_table, div, figure, join, legend_entry, note, section, span, tag, text
+from rowwise.report.plot import HEIGHT, WIDTH, draw_axes, make_rank_plot
 from rowwise.report.read import RecordedRun, StageLine
-from rowwise.report.scale import ticks
 
 TITLE = "Predicted and measured"
 STAGES = {  # stages of a forecast and their measured phases; the last phase has the prediction
@@ -29,18 +26,17 @@ DESCRIPTIONS = {
     "wait": "for the slowest rank",
     "update": "rows updated",
 }
-HEADS = ("Stage", "Predicted", "Measured", "Measured over predicted")
+HEADERS = ("Stage", "Predicted", "Measured", "Measured over predicted")
 COLOURS = {"predicted": "grey", "measured": "blue"}
-WAY = "rowwise train --hardware takes a preset, or a profile that rowwise calibrate has measured"
-WAITS = (
+HARDWARE_HINT = "rowwise train --hardware takes a preset, or a profile that rowwise calibrate has measured"
+WAIT_NOTE = (
     "Wait: time of a step from when a rank reaches a collective until the last rank does; exchange does not include "
     "it. Predicted are differences of lookups and updates between ranks. Reading data, dense layers, writing logs and "
     "sharing processors also make ranks wait; these are measured and not predicted."
 )
 MANY_RANKS = 32
-RANK_TICKS = 8
-GAP = 0.2  # between ranks, of a rank's width
-Row = tuple[float, float]  # predicted and measured seconds
+BAR_GAP = 0.2  # between ranks, of a rank's width
+SecondsPair = tuple[float, float]  # predicted and measured seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,23 +52,23 @@ class StageSeconds:
         return max((*self.predicted_W, *self.measured_W))
 
 
-def forecast(run: RecordedRun) -> Html:
+def draw_forecast(run: RecordedRun) -> Html:
     """The section; empty for a run without stages."""
-    lines = _lines_of_last_plan(run.stages)
+    lines = _select_last_plan(run.stages)
     if not lines:
         return Html("")
-    known = [name for name in STAGES if set(STAGES[name]) <= lines[0][0].keys() & lines[-1][0].keys()]
-    found = [stage for name in known if (stage := _stage(name, lines)) is not None]
-    if not found:
+    names = [name for name in STAGES if set(STAGES[name]) <= lines[0][0].keys() & lines[-1][0].keys()]
+    stages = [stage for name in names if (stage := _compare_stage(name, lines)) is not None]
+    if not stages:
         return section("forecast", TITLE, note(_explain_missing(run)))
-    legend = (tag("span", {"class": "entry"}, span(f"swatch {c}", ""), text(name)) for name, c in COLOURS.items())
-    charts = div("charts", *(_figure(stage) for stage in found))
-    waits = WAITS if len(found[0].measured_W) > 1 else ""
-    said = note(f"{_describe_forecast(run)} {_describe_measurement(len(lines))} {waits}".strip())
-    return section("forecast", TITLE, div("legend cubes", *legend), _table(found), said, charts)
+    legend = (legend_entry(c, name) for name, c in COLOURS.items())
+    charts = div("charts", *(_draw_figure(stage) for stage in stages))
+    wait_note = WAIT_NOTE if len(stages[0].measured_W) > 1 else ""
+    explanation = note(f"{_describe_forecast(run)} {_describe_measurement(len(lines))} {wait_note}".strip())
+    return section("forecast", TITLE, div("legend cubes", *legend), _draw_table(stages), explanation, charts)
 
 
-def _lines_of_last_plan(lines: Sequence[StageLine]) -> list[dict[int, dict[str, StageLine]]]:
+def _select_last_plan(lines: Sequence[StageLine]) -> list[dict[int, dict[str, StageLine]]]:
     """Lines by rank and phase since the run last changed its plan or ranks, without the first line.
 
     A run may be resumed with another plan, which shows in other predictions.
@@ -80,12 +76,12 @@ def _lines_of_last_plan(lines: Sequence[StageLine]) -> list[dict[int, dict[str, 
     by_step: dict[float, dict[int, dict[str, StageLine]]] = {}
     for line in lines:
         by_step.setdefault(line.step, {}).setdefault(line.rank, {})[line.phase] = line
-    ordered = [by_step[step] for step in sorted(by_step)]
-    kept = [one for one in ordered if _is_complete(one)]
-    last = len(kept)
-    while last > 0 and _predictions(kept[last - 1]) == _predictions(kept[-1]):
-        last -= 1
-    newest = kept[last:]
+    in_order = [by_step[step] for step in sorted(by_step)]
+    complete = [line for line in in_order if _is_complete(line)]
+    begin = len(complete)
+    while begin > 0 and _predictions(complete[begin - 1]) == _predictions(complete[-1]):
+        begin -= 1
+    newest = complete[begin:]
     return newest[1:] or newest
 
 
@@ -104,11 +100,11 @@ def _predictions(line: Mapping[int, Mapping[str, StageLine]]) -> list[str]:
     return [str(line[rank][phase].predicted_s) for rank in sorted(line) for phase in phases if phase in line[rank]]
 
 
-def _stage(name: str, lines: Sequence[Mapping[int, Mapping[str, StageLine]]]) -> StageSeconds | None:
+def _compare_stage(name: str, lines: Sequence[Mapping[int, Mapping[str, StageLine]]]) -> StageSeconds | None:
     """Seconds of a stage; None without a forecast, or without any measured time."""
     phases, ranks = STAGES[name], range(len(lines[-1]))
     predicted = [lines[-1][rank][phases[-1]].predicted_s for rank in ranks]
-    if not all(usable(value) and value >= 0 for value in predicted):
+    if not all(is_finite(value) and value >= 0 for value in predicted):
         return None
     measured = [statistics.median(sum(line[rank][p].measured_s for p in phases) for line in lines) for rank in ranks]
     if not any(measured):  # one rank sends nothing
@@ -118,48 +114,48 @@ def _stage(name: str, lines: Sequence[Mapping[int, Mapping[str, StageLine]]]) ->
 
 def _explain_missing(run: RecordedRun) -> str:
     """Why there is nothing to compare, and what to do."""
-    facts, batch = run.forecast, _batch(run)
-    if facts is None:
-        return f"The run has no forecast: {WAY}."
-    if not facts.stages_s:
-        return f"The plan's forecast has no stages, which plans of this version have; {WAY}."
-    if batch is not None and facts.batch != batch:
-        of = f"The plan's forecast is for steps of {facts.batch:,.0f} samples, but this run has {batch:,}"
-        return f"{of}: rowwise plan --batch {batch} predicts these."
+    forecast, batch = run.forecast, _global_batch(run)
+    if forecast is None:
+        return f"The run has no forecast: {HARDWARE_HINT}."
+    if not forecast.stages_s:
+        return f"The plan's forecast has no stages, which plans of this version have; {HARDWARE_HINT}."
+    if batch is not None and forecast.batch != batch:
+        mismatch = f"The plan's forecast is for steps of {forecast.batch:,.0f} samples, but this run has {batch:,}"
+        return f"{mismatch}: rowwise plan --batch {batch} predicts these."
     return "The plan's forecast has no usable values for these ranks."
 
 
-def _batch(run: RecordedRun) -> int | None:
+def _global_batch(run: RecordedRun) -> int | None:
     """The global number of samples of a step, from the recipe."""
-    found = [run.settings.get(f"train.{name}", default) for name, default in (("batch", ""), ("accumulate", "1"))]
-    whole = all(text.isdecimal() and len(text) < 16 for text in found)
-    return int(found[0]) * int(found[1]) if whole else None
+    texts = [run.settings.get(f"train.{name}", default) for name, default in (("batch", ""), ("accumulate", "1"))]
+    whole = all(text.isdecimal() and len(text) < 16 for text in texts)
+    return int(texts[0]) * int(texts[1]) if whole else None
 
 
 def _describe_forecast(run: RecordedRun) -> str:
     if run.forecast is None:
         return "The plan's forecast is missing."
-    by = f"Predicted by {run.forecast.model or 'a model'}, for {run.forecast.batch:,.0f} samples a step"
-    guessed = not (run.settings.get("hardware") or run.settings.get("plan"))
-    return f"{by}, with rates of a typical machine: {WAY}." if guessed else f"{by}."
+    model = f"Predicted by {run.forecast.model or 'a model'}, for {run.forecast.batch:,.0f} samples a step"
+    by_default = not (run.settings.get("hardware") or run.settings.get("plan"))
+    return f"{model}, with rates of a typical machine: {HARDWARE_HINT}." if by_default else f"{model}."
 
 
 def _describe_measurement(lines: int) -> str:
-    many = f"median of {lines} lines after the first" if lines > 1 else "mean of one line"
-    return f"Measured: {many}, on the rank that took longest."
+    average = f"median of {lines} lines after the first" if lines > 1 else "mean of one line"
+    return f"Measured: {average}, on the rank that took longest."
 
 
-def _table(stages: Sequence[StageSeconds]) -> Html:
+def _draw_table(stages: Sequence[StageSeconds]) -> Html:
     rows = {stage.name: (max(stage.predicted_W), max(stage.measured_W)) for stage in stages}
     whole = max(max(row) for row in rows.values())
-    head = tag("tr", None, *(tag("th", None, text(name)) for name in HEADS))
     body = [
-        _row(stage.name, DESCRIPTIONS[stage.name], rows[stage.name], whole, _busiest_ranks(stage)) for stage in stages
+        _draw_row(stage.name, DESCRIPTIONS[stage.name], rows[stage.name], whole, _busiest_ranks(stage))
+        for stage in stages
     ]
     if len(stages) > 1:
         total = sum(row[0] for row in rows.values()), sum(row[1] for row in rows.values())
-        body.append(_row("together", "", total, 0.0, ("", "")))
-    return div("wide", tag("table", {"class": "cards"}, tag("thead", None, head), tag("tbody", None, *body)))
+        body.append(_draw_row("together", "", total, 0.0, ("", "")))
+    return data_table(HEADERS, body, "cards")
 
 
 def _busiest_ranks(stage: StageSeconds) -> tuple[str, str]:
@@ -170,40 +166,37 @@ def _busiest_ranks(stage: StageSeconds) -> tuple[str, str]:
     return f"rank {predicted}", f"rank {measured}"
 
 
-def _row(name: str, said: str, row: Row, whole: float, ranks: tuple[str, str]) -> Html:
-    cells = [tag("th", {"scope": "row"}, text(name), tag("small", None, text(said)))]
+def _draw_row(name: str, description: str, row: SecondsPair, whole: float, ranks: tuple[str, str]) -> Html:
+    cells = [tag("th", {"scope": "row"}, text(name), tag("small", None, text(description)))]
     for (kind, colour), seconds, rank in zip(COLOURS.items(), row, ranks, strict=True):
-        inside = [text(quantity.duration(seconds))]
+        content = [text(format_duration(seconds))]
         if whole:
-            inside.insert(0, draw_strip(f"stage-{kind}", f"{name}, {kind}: {inside[0]}", ((seconds, colour),), whole))
-            inside = [tag("span", {"class": "amount"}, *inside), tag("small", None, text(rank))]
-        cells.append(tag("td", {"data-head": kind.capitalize()}, *inside))
-    ratio = f"{row[1] / row[0]:.2f}\u00d7" if row[0] > 0 else quantity.NONE
-    return tag("tr", None, *cells, tag("td", {"data-head": HEADS[-1]}, text(ratio)))
+            content.insert(0, draw_strip(f"stage-{kind}", f"{name}, {kind}: {content[0]}", ((seconds, colour),), whole))
+            content = [tag("span", {"class": "amount"}, *content), tag("small", None, text(rank))]
+        cells.append(tag("td", {"data-head": kind.capitalize()}, *content))
+    ratio = f"{row[1] / row[0]:.2f}\u00d7" if row[0] > 0 else DASH
+    return tag("tr", None, *cells, tag("td", {"data-head": HEADERS[-1]}, text(ratio)))
 
 
-def _figure(stage: StageSeconds) -> Html:
-    predicted, measured = (quantity.duration(max(values)) for values in (stage.predicted_W, stage.measured_W))
+def _draw_figure(stage: StageSeconds) -> Html:
+    predicted, measured = (format_duration(max(values)) for values in (stage.predicted_W, stage.measured_W))
     ends = span("ends", f"predicted {predicted}, measured {measured}")
-    caption = tag("figcaption", None, tag("b", None, text(stage.name.capitalize())), span("hint", "a step"), ends)
-    return tag("figure", {"class": "chart"}, caption, _draw_pairs(stage))
+    return figure(stage.name.capitalize(), _draw_rank_bars(stage), span("hint", "a step"), ends)
 
 
-def _draw_pairs(stage: StageSeconds) -> Html:
+def _draw_rank_bars(stage: StageSeconds) -> Html:
     """Two bars for each rank."""
     ranks = len(stage.measured_W)
-    area = make_plot((-0.5, ranks - 0.5), (0.0, stage.most * 1000), "rank", "ms")
-    whole = [t for t in ticks(0, max(ranks - 1, 1), RANK_TICKS) if t == int(t) and t < ranks]
-    area = dataclasses.replace(area, x_ticks=tuple(whole))
+    area = make_rank_plot(ranks, stage.most * 1000)
     width = (area.x.end - area.x.begin) / ranks
-    gap = GAP * width if ranks <= 4 * MANY_RANKS else 0.0
+    gap = BAR_GAP * width if ranks <= 4 * MANY_RANKS else 0.0
     parts: list[Html] = []
     for rank, values in enumerate(zip(stage.predicted_W, stage.measured_W, strict=True)):
         for number, ((kind, colour), seconds) in enumerate(zip(COLOURS.items(), values, strict=True)):
             top, left = area.y.at(seconds * 1000), area.x.begin + rank * width + gap / 2 + number * (width - gap) / 2
-            place = {"x": left, "y": top, "width": (width - gap) / 2, "height": area.y.begin - top}
-            said = tag("title", None, text(f"rank {rank}, {kind}: {quantity.duration(seconds)}"))
-            parts.append(tag("g", None, said, tag("rect", {"class": f"bar {colour}"} | place)))
+            position = {"x": left, "y": top, "width": (width - gap) / 2, "height": area.y.begin - top}
+            title = tag("title", None, text(f"rank {rank}, {kind}: {format_duration(seconds)}"))
+            parts.append(tag("g", None, title, tag("rect", {"class": f"bar {colour}"} | position)))
     label = f"{stage.name.capitalize()} by rank, predicted and measured"
-    box = {"role": "img", "aria-label": label, "data-chart": f"stage-{stage.name}"}
-    return tag("svg", box | {"viewBox": f"0 0 {WIDTH:.0f} {HEIGHT:.0f}"}, draw_axes(area), join(parts))
+    attributes = {"role": "img", "aria-label": label, "data-chart": f"stage-{stage.name}"}
+    return tag("svg", attributes | {"viewBox": f"0 0 {WIDTH:.0f} {HEIGHT:.0f}"}, draw_axes(area), join(parts))

@@ -52,3 +52,33 @@ def note(words: str) -> Html:
 
 def section(key: str, title: str, *children: Html) -> Html:
     return tag("section", {"id": key}, tag("h2", None, text(title)), *children)
+
+
+def figure(title: str, chart: Html, *beside: Html) -> Html:
+    """A chart under its title and what stands beside the title."""
+    caption = tag("figcaption", None, tag("b", None, text(title)), *beside)
+    return tag("figure", {"class": "chart"}, caption, chart)
+
+
+def data_table(headers: Iterable[str], rows: Iterable[Html], look: str = "") -> Html:
+    """A table that scrolls sideways on narrow screens."""
+    head = tag("thead", None, tag("tr", None, *(tag("th", None, text(header)) for header in headers)))
+    return div("wide", tag("table", {"class": look} if look else None, head, tag("tbody", None, *rows)))
+
+
+def text_table(headers: Iterable[str], rows: Iterable[Iterable[str]]) -> Html:
+    return data_table(headers, (tag("tr", None, *(tag("td", None, text(cell)) for cell in row)) for row in rows))
+
+
+def tiles(facts: Iterable[tuple[str, str, str]]) -> Html:
+    """A line of tiles, each with a name, a value and a remark."""
+    return div("tiles", *(div("tile", span("name", n), span("value", v), span("beside", r)) for n, v, r in facts))
+
+
+def legend(*entries: tuple[str, str]) -> Html:
+    """A line of colours, each with its name."""
+    return div("legend", *(legend_entry(colour, name) for colour, name in entries))
+
+
+def legend_entry(colour: str, name: str, *beside: Html) -> Html:
+    return tag("span", {"class": "entry"}, span(f"swatch {colour}", ""), text(name), *beside)

@@ -40,11 +40,11 @@ class Metric:
                 return None
 
 
-FIRST = ("auc", "ne", "loss", "calibration")  # the order of the first metrics
-HIGHER = re.compile(r"(recall|ndcg|hit|hit_rate|precision|map|mrr|accuracy|r2)(@\d+)?")
+FIRST_METRICS = ("auc", "ne", "loss", "calibration")  # the order of the first metrics
+HIGHER_IS_BETTER = re.compile(r"(recall|ndcg|hit|hit_rate|precision|map|mrr|accuracy|r2)(@\d+)?")
 
 
-def metric(name: str) -> Metric:
+def find_metric(name: str) -> Metric:
     match name:
         case "loss":
             return Metric(title="Log loss", better="lower")
@@ -58,14 +58,14 @@ def metric(name: str) -> Metric:
             return Metric(title="Base rate")
         case "mse" | "rmse" | "mae":
             return Metric(title=name.upper(), better="lower")
-        case _ if HIGHER.fullmatch(name):
+        case _ if HIGHER_IS_BETTER.fullmatch(name):
             return Metric(title=name.replace("ndcg", "NDCG").replace("mrr", "MRR"), better="higher")
         case _:
             return Metric(title=name or "(no name)")
 
 
-def order(name: str) -> int:
+def metric_position(name: str) -> int:
     """The sort key of a metric: the main ones first, the base rate last."""
-    if name in FIRST:
-        return FIRST.index(name)
-    return len(FIRST) + (name == "base_rate")
+    if name in FIRST_METRICS:
+        return FIRST_METRICS.index(name)
+    return len(FIRST_METRICS) + (name == "base_rate")

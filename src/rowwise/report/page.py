@@ -5,16 +5,16 @@ import os
 from pathlib import Path
 
 from rowwise.errors import DataError
-from rowwise.report.curves import curves
-from rowwise.report.forecast import forecast
+from rowwise.report.curves import draw_curves
+from rowwise.report.forecast import draw_forecast
 from rowwise.report.markup import Html, join, tag, text
-from rowwise.report.overview import header, tiles, warnings
-from rowwise.report.placement import placement
-from rowwise.report.read import RecordedRun, read
-from rowwise.report.settings import environment, recipe
-from rowwise.report.slices import slices
-from rowwise.report.speed import speed
-from rowwise.report.tables import tables
+from rowwise.report.overview import draw_header, draw_tiles, draw_warnings
+from rowwise.report.placement import draw_placement
+from rowwise.report.read import RecordedRun, read_run
+from rowwise.report.settings import draw_environment, draw_recipe
+from rowwise.report.slices import draw_slices
+from rowwise.report.speed import draw_speed
+from rowwise.report.tables import draw_tables
 from rowwise.textfile import write_new
 
 HERE = Path(__file__).parent
@@ -23,32 +23,30 @@ HERE = Path(__file__).parent
 def write(run: Path, out: Path | None = None) -> Path:
     """Write the report of a run folder, by default as report.html inside it."""
     out = out or run / "report.html"
-    save(out, render(read(run)))
+    write_page(out, draw_report(read_run(run)))
     return out
 
 
-def render(run: RecordedRun) -> str:
-    parts = (curves(run), speed(run), forecast(run), tables(run), placement(run.plan), slices(run))
-    return page(run.name, header(run), tiles(run), warnings(run), *parts, environment(run), recipe(run))
+def draw_report(run: RecordedRun) -> str:
+    top = draw_header(run), draw_tiles(run), draw_warnings(run)
+    charts = draw_curves(run), draw_speed(run), draw_forecast(run)
+    tables = draw_tables(run), draw_placement(run.plan), draw_slices(run)
+    return draw_page(run.name, *top, *charts, *tables, draw_environment(run), draw_recipe(run))
 
 
-def page(title: str, *parts: Html, script: bool = True) -> str:
+def draw_page(title: str, *parts: Html, script: bool = True) -> str:
     """A complete HTML page; the script shows values at the pointer."""
-    head = tag(
-        "head",
-        None,
-        tag("meta", {"charset": "utf-8"}),
-        tag("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}),
-        tag("meta", {"name": "color-scheme", "content": "light dark"}),
-        tag("title", None, text(title)),
-        tag("style", None, Html((HERE / "page.css").read_text("utf-8"))),
-    )
-    after = [tag("script", None, Html((HERE / "page.js").read_text("utf-8")))] if script else []
-    body = tag("body", None, tag("main", None, *parts), *after)
+    viewport = {"name": "viewport", "content": "width=device-width, initial-scale=1"}
+    colours = {"name": "color-scheme", "content": "light dark"}
+    metadata = [tag("meta", attributes) for attributes in ({"charset": "utf-8"}, viewport, colours)]
+    style = tag("style", None, Html((HERE / "page.css").read_text("utf-8")))
+    head = tag("head", None, *metadata, tag("title", None, text(title)), style)
+    scripts = [tag("script", None, Html((HERE / "page.js").read_text("utf-8")))] if script else []
+    body = tag("body", None, tag("main", None, *parts), *scripts)
     return "<!doctype html>\n" + join([tag("html", {"lang": "en"}, head, body)]) + "\n"
 
 
-def save(out: Path, content: str) -> None:
+def write_page(out: Path, content: str) -> None:
     """Write a file through a temporary one, so that no reader sees half of it."""
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:

@@ -3,30 +3,40 @@
 Reads plan-explained.json without importing its types and ignores unknown keys, so that it works for other versions.
 """
 
-import dataclasses
 from collections.abc import Sequence
 
 import msgspec
 
-from rowwise import quantity
 from rowwise.errors import DataError
+from rowwise.quantity import DASH, format_count, format_duration, format_percent, format_ranks, format_size
 from rowwise.report.charts import draw_strip
-from rowwise.report.markup import Html, div, join, note, section, span, tag, text
-from rowwise.report.plot import HEIGHT, WIDTH, draw_axes, make_plot
+from rowwise.report.markup import (
+    Html,
+    data_table,
+    div,
+    figure,
+    join,
+    legend,
+    note,
+    section,
+    span,
+    tag,
+    text,
+    tiles,
+)
+from rowwise.report.plot import HEIGHT, WIDTH, draw_axes, make_rank_plot
 from rowwise.report.read import PLAN
-from rowwise.report.scale import ticks
 from rowwise.textfile import decode_json
 
 TIERS = ("device", "host", "disk")
 MANY_RANKS = 32
-BUSIEST, LEAST = 8, 2
+BUSIEST_RANKS, IDLEST_RANKS = 8, 2
 PAGE_TABLES = 200  # tables shown on the page of a plan
 SECTION_TABLES = 40  # tables shown in the report of a run
-RANK_TICKS = 8
-GAP = 0.18  # between bars, of a bar's width
-HEADS = ("Table", "Size", "Ids a sample", "Time", "Of the busiest rank", "Where", "Why")
-STRIP = 1000.0, 34.0  # a heat strip's width and height
-FAINTEST = 0.07
+BAR_GAP = 0.18  # between bars, of a bar's width
+HEADERS = ("Table", "Size", "Ids a sample", "Time", "Of the busiest rank", "Where", "Why")
+STRIP_SIZE = 1000.0, 34.0  # a heat strip's width and height
+LEAST_OPACITY = 0.07
 NOTE = (
     "Time: a table's operators and links on the rank where they take longest. Of the busiest rank: the table's share "
     "of that rank's operators. Next: the best other layout with all other tables unchanged."
@@ -104,41 +114,40 @@ def read_explanation(content: str | bytes) -> ExplainedPlan:
 def describe_plan(facts: ExplainedPlan) -> str:
     """One line: number and bytes of tables, devices and batch."""
     count = len(facts.tables)
-    size = quantity.size(sum(table.bytes for table in facts.tables))
+    size = format_size(sum(table.bytes for table in facts.tables))
     hosts = f"{facts.hosts} hosts of " if facts.hosts > 1 else ""
     devices = f"{hosts}{facts.devices} device{'s' * (facts.devices > 1)}"
     return f"{count:,} table{'s' * (count > 1)} of {size} on {devices}, {facts.step.batch:,} samples a step"
 
 
-def summary(facts: ExplainedPlan) -> Html:
+def draw_summary(facts: ExplainedPlan) -> Html:
     """Tiles with the plan's main numbers."""
     step = facts.step
     bound, gap = step.bound_s, None if not step.bound_s else step.seconds / step.bound_s - 1
     halves = ""
     if step.forward_s is not None and step.backward_s is not None:
-        halves = f"forward {quantity.duration(step.forward_s)}, backward {quantity.duration(step.backward_s)}"
-    fullest = max(facts.ranks, key=lambda rank: memory_share(facts, rank))
-    tiles = (
-        ("A step's tables", quantity.duration(step.seconds), "operators and links of the busiest ranks"),
-        ("Operators", quantity.duration(step.operators_s), f"rank {step.busiest}" + (f": {halves}" if halves else "")),
-        ("Links", quantity.duration(step.links_s), f"rank {step.busiest_links}"),
-        ("Lower bound", quantity.duration(bound), f"no plan takes less: {step.bound} bound" if bound else "not known"),
-        ("Gap", quantity.share(gap), "at most, above the best plan"),
-        ("Fullest device", quantity.share(memory_share(facts, fullest)), f"rank {fullest.rank}"),
+        halves = f"forward {format_duration(step.forward_s)}, backward {format_duration(step.backward_s)}"
+    fullest = max(facts.ranks, key=lambda rank: memory_use(facts, rank))
+    numbers = (
+        ("A step's tables", format_duration(step.seconds), "operators and links of the busiest ranks"),
+        ("Operators", format_duration(step.operators_s), f"rank {step.busiest}" + (f": {halves}" if halves else "")),
+        ("Links", format_duration(step.links_s), f"rank {step.busiest_links}"),
+        ("Lower bound", format_duration(bound), f"no plan takes less: {step.bound} bound" if bound else "not known"),
+        ("Gap", format_percent(gap), "at most, above the best plan"),
+        ("Fullest device", format_percent(memory_use(facts, fullest)), f"rank {fullest.rank}"),
     )
-    made = (div("tile", span("name", name), span("value", value), span("beside", said)) for name, value, said in tiles)
-    travel = f" Vectors travel as {step.wire}." if step.wire else ""
-    by = note(f"By the {step.model}: {step.source}.{travel}") if step.model else Html("")
-    return join([div("tiles", *made), by])
+    wire = f" Vectors travel as {step.wire}." if step.wire else ""
+    source = note(f"By the {step.model}: {step.source}.{wire}") if step.model else Html("")
+    return join([tiles(numbers), source])
 
 
-def memory_share(facts: ExplainedPlan, rank: PlacedRank, tier: int = 0) -> float:
+def memory_use(facts: ExplainedPlan, rank: PlacedRank, tier: int = 0) -> float:
     """The used share of a rank's memory in a tier."""
     limit = facts.limits_bytes[tier] if tier < len(facts.limits_bytes) else 0.0
     return rank.memory_bytes[tier] / limit if limit and tier < len(rank.memory_bytes) else 0.0
 
 
-def placement(content: bytes) -> Html:
+def draw_placement(content: bytes) -> Html:
     """The section of a run's report; empty without an explanation."""
     if not content:
         return Html("")
@@ -153,98 +162,92 @@ def draw_ranks(facts: ExplainedPlan) -> Html:
     """Charts of time and memory by rank."""
     most = max(max(rank.operators_s, rank.links_s) for rank in facts.ranks)
     charts = [
-        _figure("Operators", "plan-operators", [r.operators_s * 1000 for r in facts.ranks], most * 1000, "blue"),
-        _figure("Links", "plan-links", [r.links_s * 1000 for r in facts.ranks], most * 1000, "orange"),
+        _draw_figure("Operators", "plan-operators", [r.operators_s * 1000 for r in facts.ranks], most * 1000, "blue"),
+        _draw_figure("Links", "plan-links", [r.links_s * 1000 for r in facts.ranks], most * 1000, "orange"),
     ]
     heats = [_draw_heat_strip(facts, tier) for tier, limit in enumerate(facts.limits_bytes) if limit]
-    return join([div("charts", *charts), *heats, _rank_list(facts, most)])
+    return join([div("charts", *charts), *heats, _draw_rank_table(facts, most)])
 
 
-def _figure(name: str, key: str, values: Sequence[float], most: float, colour: str) -> Html:
+def _draw_figure(name: str, key: str, values: Sequence[float], most: float, colour: str) -> Html:
     mean = sum(values) / len(values)
-    ends = f"at most {quantity.duration(max(values) / 1000)}, mean {quantity.duration(mean / 1000)}"
-    caption = tag("figcaption", None, tag("b", None, text(name)), span("ends", ends))
-    return tag("figure", {"class": "chart"}, caption, _draw_bars(name, key, values, most, colour))
+    ends = f"at most {format_duration(max(values) / 1000)}, mean {format_duration(mean / 1000)}"
+    return figure(name, _draw_bars(name, key, values, most, colour), span("ends", ends))
 
 
 def _draw_bars(name: str, key: str, values: Sequence[float], most: float, colour: str) -> Html:
     """A bar for each rank, and a line at their mean."""
-    area = make_plot((-0.5, len(values) - 0.5), (0.0, most), "rank", "ms")
-    whole = [t for t in ticks(0, max(len(values) - 1, 1), RANK_TICKS) if t == int(t) and t < len(values)]
-    area = dataclasses.replace(area, x_ticks=tuple(whole))
+    area = make_rank_plot(len(values), most)
     width = (area.x.end - area.x.begin) / len(values)
-    gap = GAP * width if len(values) <= 4 * MANY_RANKS else 0.0
+    gap = BAR_GAP * width if len(values) <= 4 * MANY_RANKS else 0.0
     parts: list[Html] = []
     for rank, value in enumerate(values):
         top = area.y.at(value)
-        place = {
+        position = {
             "x": area.x.begin + rank * width + gap / 2,
             "y": top,
             "width": width - gap,
             "height": area.y.begin - top,
         }
-        said = tag("title", None, text(f"rank {rank}: {quantity.duration(value / 1000)}"))
-        parts.append(tag("g", None, said, tag("rect", {"class": f"bar {colour}"} | place)))
+        title = tag("title", None, text(f"rank {rank}: {format_duration(value / 1000)}"))
+        parts.append(tag("g", None, title, tag("rect", {"class": f"bar {colour}"} | position)))
     mean = area.y.at(sum(values) / len(values))
     level = tag("line", {"class": "level", "x1": area.x.begin, "x2": area.x.end, "y1": mean, "y2": mean})
-    box = {
+    attributes = {
         "role": "img",
         "aria-label": f"{name} by rank",
         "data-chart": key,
         "viewBox": f"0 0 {WIDTH:.0f} {HEIGHT:.0f}",
     }
-    return tag("svg", box, draw_axes(area), *parts, level)
+    return tag("svg", attributes, draw_axes(area), *parts, level)
 
 
 def _draw_heat_strip(facts: ExplainedPlan, tier: int) -> Html:
     """A cell for each rank, coloured by its used share of memory."""
     name, limit = TIERS[tier], facts.limits_bytes[tier]
-    fills = [memory_share(facts, rank, tier) for rank in facts.ranks]
-    width = STRIP[0] / len(fills)
+    use_W = [memory_use(facts, rank, tier) for rank in facts.ranks]
+    width = STRIP_SIZE[0] / len(use_W)
     cells: list[Html] = []
-    for number, share in enumerate(fills):
-        place = {"x": number * width, "y": 0.0, "width": width, "height": STRIP[1]}
-        shade = FAINTEST + (1 - FAINTEST) * min(max(share, 0.0), 1.0)
-        said = f"rank {facts.ranks[number].rank}: {quantity.share(share)} of {quantity.size(limit)}"
-        cell = tag("rect", {"class": "bar green", "fill-opacity": f"{shade:.3f}"} | place)
-        cells.append(tag("g", None, tag("title", None, text(said)), cell))
-    box = {"role": "img", "aria-label": f"{name} memory by rank", "data-chart": f"plan-{name}", "class": "heat"}
-    box |= {"viewBox": f"0 0 {STRIP[0]:.0f} {STRIP[1]:.0f}", "preserveAspectRatio": "none"}
-    ends = f"of {quantity.size(limit)} a rank: {quantity.share(min(fills))} to {quantity.share(max(fills))}"
+    for number, use in enumerate(use_W):
+        position = {"x": number * width, "y": 0.0, "width": width, "height": STRIP_SIZE[1]}
+        opacity = LEAST_OPACITY + (1 - LEAST_OPACITY) * min(max(use, 0.0), 1.0)
+        title = f"rank {facts.ranks[number].rank}: {format_percent(use)} of {format_size(limit)}"
+        cell = tag("rect", {"class": "bar green", "fill-opacity": f"{opacity:.3f}"} | position)
+        cells.append(tag("g", None, tag("title", None, text(title)), cell))
+    attributes = {"role": "img", "aria-label": f"{name} memory by rank", "data-chart": f"plan-{name}", "class": "heat"}
+    attributes |= {"viewBox": f"0 0 {STRIP_SIZE[0]:.0f} {STRIP_SIZE[1]:.0f}", "preserveAspectRatio": "none"}
+    ends = f"of {format_size(limit)} a rank: {format_percent(min(use_W))} to {format_percent(max(use_W))}"
     caption = tag("figcaption", None, tag("b", None, text(f"{name.capitalize()} memory")), span("ends", ends))
     foot = div("heat-ends", span("", f"rank {facts.ranks[0].rank}"), span("", f"rank {facts.ranks[-1].rank}"))
-    return tag("figure", {"class": "chart heats"}, caption, tag("svg", box, *cells), foot)
+    return tag("figure", {"class": "chart heats"}, caption, tag("svg", attributes, *cells), foot)
 
 
-def _rank_list(facts: ExplainedPlan, most: float) -> Html:
+def _draw_rank_table(facts: ExplainedPlan, most: float) -> Html:
     tiers = [tier for tier, limit in enumerate(facts.limits_bytes) if limit]
     names = ["Rank", "Operators", "Links", *(f"{TIERS[t].capitalize()} memory" for t in tiers), "Pieces"]
-    shown, said = list(facts.ranks), Html("")
+    shown, omitted = list(facts.ranks), Html("")
     if len(shown) > MANY_RANKS:
-        ordered = sorted(shown, key=lambda r: (-r.operators_s - r.links_s, r.rank))
-        shown = [*ordered[:BUSIEST], ordered[len(ordered) // 2], *ordered[-LEAST:]]
-        left = f"Of {len(ordered):,} ranks: the busiest {BUSIEST}, the one in the middle, and the least busy {LEAST}."
-        said = note(left)
-    head = tag("tr", None, *(tag("th", None, text(name)) for name in names))
-    body = join(_rank_row(facts, rank, most, names) for rank in shown)
-    return join(
-        [div("wide", tag("table", {"class": "cards"}, tag("thead", None, head), tag("tbody", None, body))), said]
-    )
+        by_load = sorted(shown, key=lambda r: (-r.operators_s - r.links_s, r.rank))
+        shown = [*by_load[:BUSIEST_RANKS], by_load[len(by_load) // 2], *by_load[-IDLEST_RANKS:]]
+        most_and_least = f"the busiest {BUSIEST_RANKS}, the one in the middle, and the least busy {IDLEST_RANKS}"
+        omitted = note(f"Of {len(by_load):,} ranks: {most_and_least}.")
+    rows = [_draw_rank_row(facts, rank, most, names) for rank in shown]
+    return join([data_table(names, rows, "cards"), omitted])
 
 
-def _rank_row(facts: ExplainedPlan, rank: PlacedRank, most: float, names: Sequence[str]) -> Html:
+def _draw_rank_row(facts: ExplainedPlan, rank: PlacedRank, most: float, names: Sequence[str]) -> Html:
     cells = [tag("th", {"scope": "row"}, text(str(rank.rank)))]
     for name, value, colour in (("Operators", rank.operators_s, "blue"), ("Links", rank.links_s, "orange")):
         bar = draw_strip(
-            f"rank-{name.lower()}", f"rank {rank.rank}: {quantity.duration(value)}", ((value, colour),), most
+            f"rank-{name.lower()}", f"rank {rank.rank}: {format_duration(value)}", ((value, colour),), most
         )
-        cells.append(_cell(name, tag("span", {"class": "amount"}, bar, text(quantity.duration(value)))))
+        cells.append(_draw_cell(name, tag("span", {"class": "amount"}, bar, text(format_duration(value)))))
     for tier, limit in enumerate(facts.limits_bytes):
         if limit:
-            share, name = memory_share(facts, rank, tier), f"{TIERS[tier].capitalize()} memory"
-            bar = draw_strip("rank-memory", f"rank {rank.rank}: {quantity.share(share)}", ((share, "green"),), 1.0)
-            cells.append(_cell(name, tag("span", {"class": "amount"}, bar, text(quantity.share(share)))))
-    return tag("tr", None, *cells, _cell(names[-1], text(f"{rank.pieces:,}")))
+            use, name = memory_use(facts, rank, tier), f"{TIERS[tier].capitalize()} memory"
+            bar = draw_strip("rank-memory", f"rank {rank.rank}: {format_percent(use)}", ((use, "green"),), 1.0)
+            cells.append(_draw_cell(name, tag("span", {"class": "amount"}, bar, text(format_percent(use)))))
+    return tag("tr", None, *cells, _draw_cell(names[-1], text(f"{rank.pieces:,}")))
 
 
 def draw_tables(facts: ExplainedPlan, count: int = PAGE_TABLES) -> Html:
@@ -253,40 +256,34 @@ def draw_tables(facts: ExplainedPlan, count: int = PAGE_TABLES) -> Html:
     if not shown:
         return note("There are no tables.")
     most = max(table.operators_s + table.links_s for table in shown)
-    head = tag("tr", None, *(tag("th", None, text(name)) for name in HEADS))
-    body = join(_table_row(table, most) for table in shown)
-    grid = tag("table", {"class": "cards placed"}, tag("thead", None, head), tag("tbody", None, body))
-    size = quantity.size(sum(table.bytes for table in left))
-    rest = note(f"The busiest {count} are shown; {len(left):,} more take {size} and less time.") if left else Html("")
-    return join([_legend(), div("wide", grid), rest, note(NOTE)])
+    grid = data_table(HEADERS, [_draw_table_row(table, most) for table in shown], "cards placed")
+    size = format_size(sum(table.bytes for table in left))
+    omitted = (
+        note(f"The busiest {count} are shown; {len(left):,} more take {size} and less time.") if left else Html("")
+    )
+    return join([legend(("blue", "operators"), ("orange", "links")), grid, omitted, note(NOTE)])
 
 
-def _legend() -> Html:
-    entries = (("blue", "operators"), ("orange", "links"))
-    made = (tag("span", {"class": "entry"}, span(f"swatch {colour}", ""), text(name)) for colour, name in entries)
-    return div("legend", *made)
-
-
-def _table_row(table: PlacedTable, most: float) -> Html:
-    took = table.operators_s + table.links_s
+def _draw_table_row(table: PlacedTable, most: float) -> Html:
+    seconds = table.operators_s + table.links_s
     parts = ((table.operators_s, "blue"), (table.links_s, "orange"))
-    bar = draw_strip("placed-time", f"{table.name}: {quantity.duration(took)}", parts, most)
-    beside = tag("small", None, text(f"with {', '.join(table.together)}")) if table.together else Html("")
+    bar = draw_strip("placed-time", f"{table.name}: {format_duration(seconds)}", parts, most)
+    together = tag("small", None, text(f"with {', '.join(table.together)}")) if table.together else Html("")
     next_best = tag("small", None, text(f"next: {table.next}")) if table.next else Html("")
-    rows = tag("small", None, text(f"{quantity.count(table.rows)} \u00d7 {quantity.count(table.dim)}"))
-    where = tag("small", None, text(f"rank{'s' * (len(table.ranks) > 1)} {quantity.format_ranks(table.ranks)}"))
+    rows = tag("small", None, text(f"{format_count(table.rows)} \u00d7 {format_count(table.dim)}"))
+    ranks = tag("small", None, text(f"rank{'s' * (len(table.ranks) > 1)} {format_ranks(table.ranks)}"))
     return tag(
         "tr",
         None,
-        tag("th", {"scope": "row"}, text(table.name), beside),
-        _cell(HEADS[1], text(quantity.size(table.bytes)), rows),
-        _cell(HEADS[2], text(quantity.count(table.ids))),
-        _cell(HEADS[3], tag("span", {"class": "amount"}, bar, text(quantity.duration(took)))),
-        _cell(HEADS[4], text(quantity.share(table.share) if table.share else quantity.NONE)),
-        _cell(HEADS[5], text(table.layout), where),
-        _cell(HEADS[6], text(table.reason), next_best),
+        tag("th", {"scope": "row"}, text(table.name), together),
+        _draw_cell(HEADERS[1], text(format_size(table.bytes)), rows),
+        _draw_cell(HEADERS[2], text(format_count(table.ids))),
+        _draw_cell(HEADERS[3], tag("span", {"class": "amount"}, bar, text(format_duration(seconds)))),
+        _draw_cell(HEADERS[4], text(format_percent(table.share) if table.share else DASH)),
+        _draw_cell(HEADERS[5], text(table.layout), ranks),
+        _draw_cell(HEADERS[6], text(table.reason), next_best),
     )
 
 
-def _cell(head: str, *inside: Html) -> Html:
-    return tag("td", {"data-head": head}, *inside)
+def _draw_cell(header: str, *content: Html) -> Html:
+    return tag("td", {"data-head": header}, *content)

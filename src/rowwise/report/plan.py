@@ -1,14 +1,14 @@
 """The page of a plan: its explanation as a single HTML file without script."""
 
 from rowwise.report.markup import section, span, tag, text
-from rowwise.report.page import page
-from rowwise.report.placement import describe_plan, draw_ranks, draw_tables, read_explanation, summary
+from rowwise.report.page import draw_page
+from rowwise.report.placement import describe_plan, draw_ranks, draw_summary, draw_tables, read_explanation
 
 
-def plan_page(content: str | bytes) -> str:
+def draw_plan(content: str | bytes) -> str:
     facts = read_explanation(content)
     title = tag("h1", None, text("Plan"), span("number", facts.step.hardware))
     head = tag("header", None, title, tag("p", {"class": "when"}, text(describe_plan(facts))))
     ranks = section("plan-ranks", "Ranks", draw_ranks(facts))
     tables = section("plan-tables", "Tables", draw_tables(facts))
-    return page("Plan", head, summary(facts), ranks, tables, script=False)
+    return draw_page("Plan", head, draw_summary(facts), ranks, tables, script=False)

@@ -16,8 +16,8 @@ import yaml
 
 from rowwise.errors import DataError
 from rowwise.plainyaml import load_yaml
-from rowwise.quantity import usable
-from rowwise.report.csvfile import Records, Row, read_bytes, read_csv
+from rowwise.quantity import is_finite
+from rowwise.report.csvfile import CsvRow, CsvTable, read_bytes, read_csv
 from rowwise.textfile import decode_json, reject_duplicate_keys
 
 RECIPE = "recipe.yaml"
@@ -162,47 +162,47 @@ class RecordedRun:
     notes: tuple[str, ...]
 
 
-def read(folder: Path) -> RecordedRun:
+def read_run(folder: Path) -> RecordedRun:
     """Read a run folder; raises only for a folder without a recipe."""
     folder = folder.resolve()
     content, problem = read_bytes(folder / RECIPE)
     if problem:
         raise DataError(f"{folder} is not a run folder: {problem}: {_suggest_folder(folder)}")
     recipe = content.decode("utf-8", errors="replace")
-    settings, recipe_problem = _settings(recipe)
-    environment, environment_problem = _json(folder / "env.json")
-    result, result_problem = _result(folder / "result.json")
+    settings, recipe_problem = _parse_settings(recipe)
+    environment, environment_problem = _read_json(folder / "env.json")
+    result, result_problem = _read_result(folder / "result.json")
     metrics = read_csv(folder / "metrics.csv", ("samples", "split", "task", "metric", "value"))
     steps = read_csv(folder / "steps.csv", ("samples",))
     tables = read_csv(folder / "tables.csv", ("table",))
     slices = read_csv(folder / "slices.csv", ("feature", "value", "task"))
     stages = read_csv(folder / "stages.csv", ("step", "rank", "phase", "measured_s"))
-    forecast, forecast_problem = _forecast(folder / "plan.json")
+    forecast, forecast_problem = _read_forecast(folder / "plan.json")
     optional = [*slices.problems] if (folder / "slices.csv").exists() else []
     optional += stages.problems if (folder / "stages.csv").exists() else ()
     problems = (recipe_problem, environment_problem, result_problem, forecast_problem)
     notes = (*filter(None, problems), *metrics.problems, *steps.problems, *tables.problems, *optional)
     return RecordedRun(
-        name=_name(folder, result),
+        name=_name_run(folder, result),
         recipe=recipe,
         settings=settings,
         environment=flatten(environment),
-        curves=_curves(metrics.rows),
-        steps=_steps(steps),
-        tables=tuple(_table(row) for row in tables.rows),
-        stages=tuple(filter(None, map(_stage, stages.rows))),
+        curves=_collect_curves(metrics.rows),
+        steps=_collect_steps(steps),
+        tables=tuple(_parse_table(row) for row in tables.rows),
+        stages=tuple(filter(None, map(_parse_stage, stages.rows))),
         forecast=forecast,
-        slices=tuple(_slice(row) for row in slices.rows),
-        warnings=_warnings(folder / "warnings.txt"),
+        slices=tuple(_parse_slice(row) for row in slices.rows),
+        warnings=_read_warnings(folder / "warnings.txt"),
         result=result,
-        baseline=_baseline(folder / "baseline.json"),
+        baseline=_read_baseline(folder / "baseline.json"),
         plan=read_bytes(folder / PLAN)[0],
-        changed=_last_change(folder),
+        changed=_find_last_change(folder),
         notes=notes,
     )
 
 
-def _baseline(path: Path) -> RecordedBaseline | None:
+def _read_baseline(path: Path) -> RecordedBaseline | None:
     try:
         return msgspec.json.decode(read_bytes(path)[0], type=RecordedBaseline)
     except msgspec.DecodeError:
@@ -210,22 +210,22 @@ def _baseline(path: Path) -> RecordedBaseline | None:
 
 
 def _suggest_folder(folder: Path) -> str:
-    inside = sorted(folder.glob(f"**/{RECIPE}"), key=lambda path: path.stat().st_mtime)[-1:] if folder.is_dir() else []
-    if inside:
-        return f"did you mean {inside[0].parent}?"
+    recipes = sorted(folder.glob(f"**/{RECIPE}"), key=lambda path: path.stat().st_mtime)[-1:] if folder.is_dir() else []
+    if recipes:
+        return f"did you mean {recipes[0].parent}?"
     return "want the folder that training wrote, runs/<recipe>/<n>"
 
 
-def _name(folder: Path, result: RecordedResult | None) -> str:
+def _name_run(folder: Path, result: RecordedResult | None) -> str:
     return f"{(result and result.recipe) or folder.parent.name} / {folder.name}"
 
 
-def _last_change(folder: Path) -> datetime:
+def _find_last_change(folder: Path) -> datetime:
     times = [path.stat().st_mtime for path in map(folder.joinpath, FILES) if path.exists()]
     return datetime.fromtimestamp(max(times), UTC)
 
 
-def _settings(recipe: str) -> tuple[dict[str, str], str | None]:
+def _parse_settings(recipe: str) -> tuple[dict[str, str], str | None]:
     try:
         # Scalars stay text, so that recipes are compared as written.
         return flatten(load_yaml(recipe)), None
@@ -233,7 +233,7 @@ def _settings(recipe: str) -> tuple[dict[str, str], str | None]:
         return {}, f"{RECIPE} is not YAML and is shown as text: {str(error).splitlines()[0]}"
 
 
-def _json(path: Path) -> tuple[Any, str | None]:
+def _read_json(path: Path) -> tuple[Any, str | None]:
     content, problem = read_bytes(path)
     if problem:
         return None, problem
@@ -243,8 +243,8 @@ def _json(path: Path) -> tuple[Any, str | None]:
         return None, f"{path.name} is truncated or not JSON and was not used: {error}"
 
 
-def _result(path: Path) -> tuple[RecordedResult | None, str | None]:
-    content, problem = _json(path)
+def _read_result(path: Path) -> tuple[RecordedResult | None, str | None]:
+    content, problem = _read_json(path)
     if problem:
         return None, problem
     try:
@@ -253,7 +253,7 @@ def _result(path: Path) -> tuple[RecordedResult | None, str | None]:
         return None, f"{path.name} was not used: {error}"
 
 
-def _forecast(path: Path) -> tuple[RecordedForecast | None, str | None]:
+def _read_forecast(path: Path) -> tuple[RecordedForecast | None, str | None]:
     """The forecast in a plan; runs of older versions have no plan."""
     content, _ = read_bytes(path)
     if not content:
@@ -264,7 +264,7 @@ def _forecast(path: Path) -> tuple[RecordedForecast | None, str | None]:
         return None, f"{path.name} was not used: {error}"
 
 
-def _warnings(path: Path) -> tuple[str, ...]:
+def _read_warnings(path: Path) -> tuple[str, ...]:
     lines = read_bytes(path)[0].decode("utf-8", errors="replace").splitlines()
     return tuple(line.strip() for line in lines if line.strip())
 
@@ -274,23 +274,23 @@ def flatten(value: Any, key: str = "", depth: int = 0) -> dict[str, str]:
     if depth < DEEPEST and isinstance(value, Mapping) and value:
         parts = [(str(name), inner) for name, inner in value.items()]
     elif depth < DEEPEST and isinstance(value, list) and any(isinstance(v, (Mapping, list)) for v in value):
-        parts = [(_item_name(inner, k), inner) for k, inner in enumerate(value)]
+        parts = [(_name_item(inner, k), inner) for k, inner in enumerate(value)]
     else:
         if value is None and not key:
             return {}
-        return {key or "value": _plain(value, depth)}
+        return {key or "value": _format_value(value, depth)}
     flat: dict[str, str] = {}
     for name, inner in parts:
         flat |= flatten(inner, f"{key}.{name}" if key else name, depth + 1)
     return flat
 
 
-def _item_name(item: Any, k: int) -> str:
+def _name_item(item: Any, k: int) -> str:
     name = item.get("name") if isinstance(item, Mapping) else None
     return name if isinstance(name, str) and name else str(k)
 
 
-def _plain(value: Any, depth: int) -> str:
+def _format_value(value: Any, depth: int) -> str:
     if depth >= DEEPEST:
         return "..."
     if isinstance(value, list):
@@ -298,26 +298,26 @@ def _plain(value: Any, depth: int) -> str:
     return "" if value is None or value == {} else str(value)
 
 
-def _curves(rows: Sequence[Row]) -> dict[Curve, tuple[Reading, ...]]:
-    found: dict[Curve, dict[float, Reading]] = {}
+def _collect_curves(rows: Sequence[CsvRow]) -> dict[Curve, tuple[Reading, ...]]:
+    curves: dict[Curve, dict[float, Reading]] = {}
     for row in rows:
         samples = row.number("samples")
-        if not usable(samples) or samples < 0:
+        if not is_finite(samples) or samples < 0:
             continue
         curve = Curve(row.text("task"), row.text("metric"), row.text("split"))
         reading = Reading(samples, row.number("time_s"), row.number("step"), row.number("value"))
         # A killed and resumed run repeats steps: the last value counts.
-        found.setdefault(curve, {})[samples] = reading
-    return {curve: tuple(readings[s] for s in sorted(readings)) for curve, readings in found.items()}
+        curves.setdefault(curve, {})[samples] = reading
+    return {curve: tuple(readings[s] for s in sorted(readings)) for curve, readings in curves.items()}
 
 
-def _steps(records: Records) -> dict[str, tuple[float, ...]]:
+def _collect_steps(records: CsvTable) -> dict[str, tuple[float, ...]]:
     last = {row.number("samples"): row for row in records.rows}
-    rows = [last[samples] for samples in sorted(last) if usable(samples) and samples >= 0]
+    rows = [last[samples] for samples in sorted(last) if is_finite(samples) and samples >= 0]
     return {name: tuple(row.number(name) for row in rows) for name in records.columns if rows}
 
 
-def _table(row: Row) -> RecordedTable:
+def _parse_table(row: CsvRow) -> RecordedTable:
     return RecordedTable(
         name=row.text("table"),
         rows=row.number("rows"),
@@ -334,17 +334,17 @@ def _table(row: Row) -> RecordedTable:
     )
 
 
-def _stage(row: Row) -> StageLine | None:
+def _parse_stage(row: CsvRow) -> StageLine | None:
     """The line, or None without a usable time."""
     step, rank, measured_s = (row.number(name) for name in ("step", "rank", "measured_s"))
-    if not all(usable(value) and value >= 0 for value in (step, rank, measured_s)):
+    if not all(is_finite(value) and value >= 0 for value in (step, rank, measured_s)):
         return None
     predicted_s = row.number("predicted_s")
     phase = row.text("phase")
     return StageLine(step=step, rank=int(rank), phase=phase, measured_s=measured_s, predicted_s=predicted_s)
 
 
-def _slice(row: Row) -> RecordedSlice:
+def _parse_slice(row: CsvRow) -> RecordedSlice:
     return RecordedSlice(
         split=row.text("split"),
         task=row.text("task"),

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rowwise.quantity import SPACE, prefix, usable
+from rowwise.quantity import SPACE, is_finite, si_prefix
 
 Point = tuple[float, float]
 
@@ -41,7 +41,7 @@ def widen_range(low: float, high: float) -> tuple[float, float]:
 def ticks(low: float, high: float, most: int = 5) -> tuple[float, ...]:
     """Evenly spaced round numbers that cover low..high."""
     low, high = widen_range(low, high)
-    mantissa, exponent = _step((high - low) / most)
+    mantissa, exponent = _choose_step((high - low) / most)
     # Whole multiples of the step, by integers: 0.1 * 3 would print as 0.30000000000000004.
     step = mantissa * 10.0**exponent
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
@@ -49,7 +49,7 @@ def ticks(low: float, high: float, most: int = 5) -> tuple[float, ...]:
     return tuple(k * mantissa * up / down for k in range(first, last + 1))
 
 
-def _step(least: float) -> tuple[int, int]:
+def _choose_step(least: float) -> tuple[int, int]:
     """The smallest 1, 2 or 5 times a power of ten of at least `least`, as (mantissa, exponent)."""
     exponent = math.floor(math.log10(least))
     for mantissa in (1, 2, 5):
@@ -67,7 +67,7 @@ def ticks_inside(low: float, high: float, most: int = 7) -> tuple[float, ...]:
 def tick_labels(values: Sequence[float], unit: str = "") -> tuple[str, ...]:
     """Labels with common decimals and unit prefix."""
     largest = max((abs(v) for v in values), default=0.0)
-    scale, letter = prefix(largest) if largest >= 10_000 or unit == "B" else (1.0, "")
+    scale, letter = si_prefix(largest) if largest >= 10_000 or unit == "B" else (1.0, "")
     step = min((b - a for a, b in itertools.pairwise(values)), default=largest or 1.0) / scale
     ending = f"{SPACE}{letter}{unit}" if letter or unit else ""
     if step < 1e-6 or largest / scale >= 1e6:
@@ -80,27 +80,27 @@ def thin_points(points: Sequence[Point], most: int = 480) -> tuple[Point, ...]:
     """At most `most` points: the ends, and each bin's lowest and highest. A bin of NaNs stays a gap."""
     if len(points) <= most:
         return tuple(points)
-    kept = [points[0]]
+    thinned = [points[0]]
     bins = (most - 2) // 2
     middle = len(points) - 2
     for k in range(bins):
         part = points[1 + middle * k // bins : 1 + middle * (k + 1) // bins]
-        known = [p for p in part if usable(p[1])]
+        known = [p for p in part if is_finite(p[1])]
         if not known:
-            kept.append(part[0])
+            thinned.append(part[0])
             continue
         ends = {min(known, key=lambda p: p[1]), max(known, key=lambda p: p[1])}
-        kept.extend(sorted(ends))
-    return (*kept, points[-1])
+        thinned.extend(sorted(ends))
+    return (*thinned, points[-1])
 
 
 def bin_means(points: Sequence[Point], most: int = 120) -> tuple[Point, ...]:
     """The mean of each of at most `most` bins, at its middle; a bin of NaNs stays a gap."""
     bins = min(most, max(1, len(points) // 4))
-    made = []
+    means = []
     for k in range(bins):
         part = points[len(points) * k // bins : len(points) * (k + 1) // bins]
-        known = [y for _, y in part if usable(y)]
+        known = [y for _, y in part if is_finite(y)]
         x = sum(x for x, _ in part) / len(part)
-        made.append((x, sum(y / len(known) for y in known) if known else math.nan))
-    return tuple(made)
+        means.append((x, sum(y / len(known) for y in known) if known else math.nan))
+    return tuple(means)

@@ -2,45 +2,46 @@
 
 from collections.abc import Sequence
 
-from rowwise import quantity
-from rowwise.quantity import usable
+from rowwise.quantity import format_count, format_metric, format_percent, is_finite
 from rowwise.report.charts import draw_deviation_bar
-from rowwise.report.markup import Html, div, join, note, section, tag, text
+from rowwise.report.markup import Html, data_table, div, note, section, tag, text
 from rowwise.report.read import RecordedRun, RecordedSlice
 
 MOST_VALUES = 16
 MOST_FEATURES = 24
-LEAST, MOST = 0.02, 1.0  # bounds on the NE distance of a full bar
-HEADS = ("Value", "Samples", "Base rate", "NE", "", "AUC", "Calibration")
+LEAST_DISTANCE, MOST_DISTANCE = 0.02, 1.0  # bounds on the NE distance of a full bar
+HEADERS = ("Value", "Samples", "Base rate", "NE", "", "AUC", "Calibration")
 NOTE = (
     "Bars show NE - 1. NE is 1 for a model that predicts the base rate: blue bars to the left are better, red bars to "
     "the right are worse."
 )
 
 
-def slices(run: RecordedRun) -> Html:
+def draw_slices(run: RecordedRun) -> Html:
     """The section; empty without slices."""
     if not run.slices:
         return Html("")
     groups: dict[tuple[str, str], list[RecordedSlice]] = {}
     split = _choose_split(run.slices)
-    for found in run.slices:
-        if found.split == split:
-            groups.setdefault((found.task, found.feature), []).append(found)
-    distances = [abs(s.ne - 1) for found in groups.values() for s in found if usable(s.ne)]
-    most = min(max([*distances, LEAST]), MOST)
+    for group in run.slices:
+        if group.split == split:
+            groups.setdefault((group.task, group.feature), []).append(group)
+    distances = [abs(s.ne - 1) for group in groups.values() for s in group if is_finite(s.ne)]
+    most = min(max([*distances, LEAST_DISTANCE]), MOST_DISTANCE)
     shown = list(groups.items())[:MOST_FEATURES]
     several = len({task for task, _ in groups}) > 1
-    made = (_table(f"{feature}, {task}" if several else feature, found, most) for (task, feature), found in shown)
-    left = len(groups) - len(shown)
-    more = note(f"And {left} more features.") if left else Html("")
-    said = tag("p", {"class": "lead"}, text(f"Metrics of the {split or 'unnamed'} split by the values of a feature."))
-    return section("slices", "Slices", said, div("charts", *made), more, note(NOTE + _bin_error_note(run.slices)))
+    rendered = (
+        _draw_table(f"{feature}, {task}" if several else feature, group, most) for (task, feature), group in shown
+    )
+    omitted = len(groups) - len(shown)
+    more = note(f"And {omitted} more features.") if omitted else Html("")
+    lead = tag("p", {"class": "lead"}, text(f"Metrics of the {split or 'unnamed'} split by the values of a feature."))
+    return section("slices", "Slices", lead, div("charts", *rendered), more, note(NOTE + _note_bin_error(run.slices)))
 
 
-def _bin_error_note(found: Sequence[RecordedSlice]) -> str:
+def _note_bin_error(found: Sequence[RecordedSlice]) -> str:
     """A note of the error bound of binned AUCs."""
-    bounds = [s.auc_bound for s in found if usable(s.auc_bound) and s.auc_bound > 0]
+    bounds = [s.auc_bound for s in found if is_finite(s.auc_bound) and s.auc_bound > 0]
     return f" AUC is binned, with an error of at most {max(bounds):.1g}." if bounds else ""
 
 
@@ -50,31 +51,29 @@ def _choose_split(found: Sequence[RecordedSlice]) -> str:
     return next((split for split in ("test", "valid") if split in splits), next(iter(splits)))
 
 
-def _table(title: str, found: Sequence[RecordedSlice], most: float) -> Html:
-    named = sorted((s for s in found if s.value != "other"), key=lambda s: -s.count if usable(s.count) else 0.0)
+def _draw_table(title: str, found: Sequence[RecordedSlice], most: float) -> Html:
+    named = sorted((s for s in found if s.value != "other"), key=lambda s: -s.count if is_finite(s.count) else 0.0)
     rest = [s for s in found if s.value == "other"]
     shown = [*named[: MOST_VALUES - len(rest)], *rest]
-    whole = sum(s.count for s in found if usable(s.count))
-    head = tag("tr", None, *(tag("th", None, text(name)) for name in HEADS))
-    body = join(_row(s, whole, most) for s in shown)
+    whole = sum(s.count for s in found if is_finite(s.count))
     left = len(found) - len(shown)
     more = note(f"And {left} more values.") if left else Html("")
-    grid = tag("table", {"class": "slices"}, tag("thead", None, head), tag("tbody", None, body))
-    return div("slice", tag("h3", None, text(title)), div("wide", grid), more)
+    grid = data_table(HEADERS, [_draw_row(s, whole, most) for s in shown], "slices")
+    return div("slice", tag("h3", None, text(title)), grid, more)
 
 
-def _row(s: RecordedSlice, whole: float, most: float) -> Html:
-    ne = quantity.number(s.ne)
+def _draw_row(s: RecordedSlice, whole: float, most: float) -> Html:
+    ne = format_metric(s.ne)
     bar = draw_deviation_bar("slice-ne", f"{s.feature} {s.value}: NE {ne}", s.ne - 1, most)
-    part = quantity.share(s.count / whole) if whole and usable(s.count) else ""
+    part = format_percent(s.count / whole) if whole and is_finite(s.count) else ""
     return tag(
         "tr",
         None,
         tag("th", {"scope": "row", **({"class": "rest"} if s.value == "other" else {})}, text(s.value)),
-        tag("td", None, text(quantity.count(s.count)), tag("small", None, text(part))),
-        tag("td", None, text(quantity.number(s.base_rate))),
+        tag("td", None, text(format_count(s.count)), tag("small", None, text(part))),
+        tag("td", None, text(format_metric(s.base_rate))),
         tag("td", None, text(ne)),
         tag("td", {"class": "bars"}, bar),
-        tag("td", None, text(quantity.number(s.auc))),
-        tag("td", None, text(quantity.number(s.calibration))),
+        tag("td", None, text(format_metric(s.auc))),
+        tag("td", None, text(format_metric(s.calibration))),
     )

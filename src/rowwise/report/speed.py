@@ -1,10 +1,10 @@
 """The section with the time of steps by phase, throughput, memory, gradient norm and learning rate."""
 
 from rowwise import quantity
-from rowwise.quantity import usable
-from rowwise.report.charts import COLOURS, Chart, ChartBand, ChartLine, draw, draw_stack, draw_strip
+from rowwise.quantity import is_finite
+from rowwise.report.charts import COLOURS, Chart, ChartBand, ChartLine, draw_chart, draw_stack, draw_strip
 from rowwise.report.feeding import feeding_figures, wait_note
-from rowwise.report.markup import Html, div, note, section, span, tag, text
+from rowwise.report.markup import Html, div, figure, legend_entry, note, section, span
 from rowwise.report.read import RecordedRun
 
 PHASES = {  # in their order in a step; a run may have others
@@ -22,89 +22,89 @@ NOT_PHASES = frozenset({"time_s", "samples_s"})
 BINS = 160
 
 
-def speed(run: RecordedRun) -> Html:
+def draw_speed(run: RecordedRun) -> Html:
     if not run.steps:
         return section("speed", "Time and memory", note("steps.csv has no values, so there is nothing to draw."))
-    names = phases(run)
+    names = phase_names(run)
     figures = [
-        _breakdown(run, names),
+        _draw_breakdown(run, names),
         *feeding_figures(run, names),
-        _over_samples(run, "samples_s", "throughput", "Throughput", "samples/s"),
-        _over_samples(run, "memory_bytes", "memory", "Memory", "B"),
-        _over_samples(run, "gradient_norm", "gradient_norm", "Gradient norm", ""),
-        _over_samples(run, "rate", "rate", "Learning rate of the dense layers", ""),
+        _draw_over_samples(run, "samples_s", "throughput", "Throughput", "samples/s"),
+        _draw_over_samples(run, "memory_bytes", "memory", "Memory", "B"),
+        _draw_over_samples(run, "gradient_norm", "gradient_norm", "Gradient norm", ""),
+        _draw_over_samples(run, "rate", "rate", "Learning rate of the dense layers", ""),
     ]
-    told = (_totals(run, names), wait_note(run, names))
-    return section("speed", "Time and memory", *told, div("charts", *figures))
+    totals = (_draw_totals(run, names), wait_note(run, names))
+    return section("speed", "Time and memory", *totals, div("charts", *figures))
 
 
-def phases(run: RecordedRun) -> list[str]:
+def phase_names(run: RecordedRun) -> list[str]:
     """The columns with seconds of phases: known ones in order, then others."""
     other = [name for name in run.steps if name.endswith("_s") and name not in NOT_PHASES and name not in PHASES]
     return [name for name in PHASES if name in run.steps] + other
 
 
-def phase_look(names: list[str], name: str) -> tuple[str, str]:
+def phase_style(names: list[str], name: str) -> tuple[str, str]:
     """The label and the colour of a phase."""
     if name in PHASES:
         return PHASES[name]
-    spare = ("black", "vermillion", *COLOURS)
-    return name.removesuffix("_s"), spare[names.index(name) % len(spare)]
+    colours = ("black", "vermillion", *COLOURS)
+    return name.removesuffix("_s"), colours[names.index(name) % len(colours)]
 
 
-def seconds(run: RecordedRun, name: str) -> list[float]:
+def interval_seconds(run: RecordedRun, name: str) -> list[float]:
     """Seconds of a phase by interval; 0 for unusable values."""
-    return [value if usable(value) and value > 0 else 0.0 for value in run.steps[name]]
+    return [value if is_finite(value) and value > 0 else 0.0 for value in run.steps[name]]
 
 
-def _totals(run: RecordedRun, names: list[str]) -> Html:
-    total = {name: sum(seconds(run, name)) for name in names}
-    whole = sum(total.values())
-    if not whole:
+def _draw_totals(run: RecordedRun, names: list[str]) -> Html:
+    total = {name: sum(interval_seconds(run, name)) for name in names}
+    total_s = sum(total.values())
+    if not total_s:
         return note("steps.csv has no seconds by phase, so there is no breakdown.")
-    looks = {name: phase_look(names, name) for name in names}
-    said = {name: f"{looks[name][0]} {quantity.share(total[name] / whole)}" for name in names}
-    label = "Time of all steps: " + ", ".join(said.values())
-    bar = draw_strip("step-total", label, [(total[name], looks[name][1]) for name in names], whole)
-    entries = (_entry(looks[name][1], said[name], quantity.duration(total[name])) for name in names)
+    styles = {name: phase_style(names, name) for name in names}
+    parts = {name: f"{styles[name][0]} {quantity.format_percent(total[name] / total_s)}" for name in names}
+    label = "Time of all steps: " + ", ".join(parts.values())
+    bar = draw_strip("step-total", label, [(total[name], styles[name][1]) for name in names], total_s)
+    entries = (_draw_entry(styles[name][1], parts[name], quantity.format_duration(total[name])) for name in names)
     return div("total", bar, div("legend", *entries))
 
 
-def _entry(colour: str, words: str, beside: str) -> Html:
-    return tag("span", {"class": "entry"}, span(f"swatch {colour}", ""), text(words), span("hint", beside))
+def _draw_entry(colour: str, label: str, hint: str) -> Html:
+    return legend_entry(colour, label, span("hint", hint))
 
 
-def _breakdown(run: RecordedRun, names: list[str]) -> Html:
-    xs, shares = _phase_shares(run, names)
-    bands = [ChartBand(name=phase_look(names, n)[0], shares=shares[n], colour=phase_look(names, n)[1]) for n in names]
+def _draw_breakdown(run: RecordedRun, names: list[str]) -> Html:
+    xs, shares = _bin_phases(run, names)
+    bands = [ChartBand(name=phase_style(names, n)[0], shares=shares[n], colour=phase_style(names, n)[1]) for n in names]
     label = "Parts of the time of a step over samples"
-    caption = tag("figcaption", None, tag("b", None, text("Time of a step")), span("hint", "parts of the whole"))
-    return tag("figure", {"class": "chart"}, caption, draw_stack("steps", label, xs, bands if xs else ()))
+    chart = draw_stack("steps", label, xs, bands if xs else ())
+    return figure("Time of a step", chart, span("hint", "parts of the whole"))
 
 
-def _phase_shares(run: RecordedRun, names: list[str]) -> tuple[list[float], dict[str, list[float]]]:
+def _bin_phases(run: RecordedRun, names: list[str]) -> tuple[list[float], dict[str, list[float]]]:
     """Shares of time by phase over at most BINS bins; the first bin also has a point at its beginning."""
-    columns = {name: seconds(run, name) for name in names}
+    columns = {name: interval_seconds(run, name) for name in names}
     samples = run.steps["samples"]
     bins = min(BINS, len(samples))
     xs: list[float] = []
     shares: dict[str, list[float]] = {name: [] for name in names}
     for k in range(bins):
         begin, end = len(samples) * k // bins, len(samples) * (k + 1) // bins
-        spent = {name: sum(column[begin:end]) for name, column in columns.items()}
-        whole = sum(spent.values())
-        if not whole:
+        spent_s = {name: sum(column[begin:end]) for name, column in columns.items()}
+        total_s = sum(spent_s.values())
+        if not total_s:
             continue
-        places = (samples[end - 1],) if xs else (0.0 if begin == 0 else samples[begin], samples[end - 1])
-        xs.extend(places)
+        ends = (samples[end - 1],) if xs else (0.0 if begin == 0 else samples[begin], samples[end - 1])
+        xs.extend(ends)
         for name in names:
-            shares[name].extend(spent[name] / whole for _ in places)
+            shares[name].extend(spent_s[name] / total_s for _ in ends)
     return xs, shares
 
 
-def _over_samples(run: RecordedRun, column: str, key: str, title: str, unit: str) -> Html:
+def _draw_over_samples(run: RecordedRun, column: str, key: str, title: str, unit: str) -> Html:
     values = run.steps.get(column, ())
-    if not any(usable(value) for value in values):
+    if not any(is_finite(value) for value in values):
         return Html("")
     line = ChartLine(
         name=title,
@@ -114,27 +114,26 @@ def _over_samples(run: RecordedRun, column: str, key: str, title: str, unit: str
         spread=column not in ("rate", "memory_bytes"),
         dots=len(values) < 3,
     )
-    known = [value for value in values if usable(value)]
-    said = _summarise(column, known)
+    known = [value for value in values if is_finite(value)]
+    summary = _summarise(column, known)
     axis = unit if unit == "B" else ""
     from_zero = column in ("samples_s", "memory_bytes")
-    label = f"{title} over samples: {said}"
+    label = f"{title} over samples: {summary}"
     chart = Chart(key=key, label=label, lines=[line], unit=axis, from_zero=from_zero)
-    beside = "" if unit == "B" else unit
-    caption = tag("figcaption", None, tag("b", None, text(title)), span("hint", beside), span("ends", said))
-    return tag("figure", {"class": "chart"}, caption, draw(chart))
+    hint = "" if unit == "B" else unit
+    return figure(title, draw_chart(chart), span("hint", hint), span("ends", summary))
 
 
 def _summarise(column: str, known: list[float]) -> str:
-    middle = sorted(known)[len(known) // 2]
+    median = sorted(known)[len(known) // 2]
     match column:
         case "memory_bytes":
-            return f"peak {quantity.size(max(known))}"
+            return f"peak {quantity.format_size(max(known))}"
         case "samples_s":
-            return f"median {quantity.count(middle)}"
+            return f"median {quantity.format_count(median)}"
         case "rate":
-            return f"last {quantity.short(known[-1])}"
+            return f"last {quantity.format_short(known[-1])}"
         case "gradient_norm":
-            return f"median {quantity.number(middle)}"
+            return f"median {quantity.format_metric(median)}"
         case other:
             raise AssertionError(f"column {other!r} has no words")

@@ -2,72 +2,64 @@
 
 from collections.abc import Sequence
 
-from rowwise import quantity
+from rowwise.quantity import format_count, format_percent, format_size, is_finite
 from rowwise.report.charts import draw_strip
-from rowwise.report.markup import Html, div, join, note, section, span, tag, text
+from rowwise.report.markup import Html, data_table, legend, note, section, tag, text
 from rowwise.report.read import RecordedRun, RecordedTable
 
-MOST = 40
-HEADS = ("Table", "Rows", "Stored", "Size", "Traffic a sample", "Different ids", "Top 1 %")
+MOST_TABLES = 40
+HEADERS = ("Table", "Rows", "Stored", "Size", "Traffic a sample", "Different ids", "Top 1 %")
 NOTE = (
     "Size: weights, then optimizer state. Traffic: bytes of rows read for a sample. Different ids: distinct ids over "
     "all ids of a batch. Top 1 %: share of the most frequent 1 % of ids in all ids."
 )
 
 
-def tables(run: RecordedRun) -> Html:
+def draw_tables(run: RecordedRun) -> Html:
     if not run.tables:
         return section("tables", "Tables", note("tables.csv has no rows, so there is nothing to show."))
     ranked = sorted(run.tables, key=lambda t: (-_positive(t.weight_bytes) - _positive(t.state_bytes), t.name))
-    shown, left = ranked[:MOST], ranked[MOST:]
-    most = (max(map(_size, shown)), max(_positive(t.traffic_bytes) for t in shown))
-    head = tag("tr", None, *(tag("th", None, text(name)) for name in HEADS))
-    body = join(_row(table, most) for table in shown)
-    grid = tag("table", {"class": "cards"}, tag("thead", None, head), tag("tbody", None, body))
-    return section(
-        "tables", "Tables", _totals(run.tables), _legend(), div("wide", grid), _omitted_note(left), note(NOTE)
-    )
+    shown, omitted = ranked[:MOST_TABLES], ranked[MOST_TABLES:]
+    most = (max(map(_total_bytes, shown)), max(_positive(t.traffic_bytes) for t in shown))
+    grid = data_table(HEADERS, [_draw_row(table, most) for table in shown], "cards")
+    colours = legend(("blue", "weights"), ("orange", "optimizer state"))
+    return section("tables", "Tables", _sum_up(run.tables), colours, grid, _note_omitted(omitted), note(NOTE))
 
 
-def _totals(found: Sequence[RecordedTable]) -> Html:
-    weights, states = sum(_positive(t.weight_bytes) for t in found), sum(_positive(t.state_bytes) for t in found)
-    rows, traffic = sum(_positive(t.rows) for t in found), sum(_positive(t.traffic_bytes) for t in found)
-    many = f"{len(found)} table{'s' * (len(found) > 1)} of {quantity.count(rows)} rows"
-    size = f"{quantity.size(weights)} of weights and {quantity.size(states)} of optimizer state"
-    return tag("p", {"class": "lead"}, text(f"{many}: {size}; a sample reads {quantity.size(traffic)}."))
+def _sum_up(tables: Sequence[RecordedTable]) -> Html:
+    weights, states = sum(_positive(t.weight_bytes) for t in tables), sum(_positive(t.state_bytes) for t in tables)
+    rows, traffic = sum(_positive(t.rows) for t in tables), sum(_positive(t.traffic_bytes) for t in tables)
+    counts = f"{len(tables)} table{'s' * (len(tables) > 1)} of {format_count(rows)} rows"
+    size = f"{format_size(weights)} of weights and {format_size(states)} of optimizer state"
+    return tag("p", {"class": "lead"}, text(f"{counts}: {size}; a sample reads {format_size(traffic)}."))
 
 
-def _legend() -> Html:
-    entries = (("blue", "weights"), ("orange", "optimizer state"))
-    made = (tag("span", {"class": "entry"}, span(f"swatch {colour}", ""), text(name)) for colour, name in entries)
-    return div("legend", *made)
-
-
-def _omitted_note(left: Sequence[RecordedTable]) -> Html:
-    if not left:
+def _note_omitted(omitted: Sequence[RecordedTable]) -> Html:
+    if not omitted:
         return Html("")
-    return note(f"The largest {MOST} are shown; {len(left)} more take {quantity.size(sum(map(_size, left)))}.")
+    size = format_size(sum(map(_total_bytes, omitted)))
+    return note(f"The largest {MOST_TABLES} are shown; {len(omitted)} more take {size}.")
 
 
-def _row(table: RecordedTable, most: tuple[float, float]) -> Html:
+def _draw_row(table: RecordedTable, most: tuple[float, float]) -> Html:
     weights, state = _positive(table.weight_bytes), _positive(table.state_bytes)
-    said = f"{table.name}: weights {quantity.size(weights)}, state {quantity.size(state)}"
+    size_label = f"{table.name}: weights {format_size(weights)}, state {format_size(state)}"
     bars = (
-        ("table-size", said, ((weights, "blue"), (state, "orange")), most[0], quantity.size(weights + state)),
-        ("table-traffic", "", ((table.traffic_bytes, "sky"),), most[1], quantity.size(table.traffic_bytes)),
-        ("table-unique", "", ((table.unique_share, "green"),), 1.0, quantity.share(table.unique_share)),
-        ("table-top", "", ((table.top_share, "purple"),), 1.0, quantity.share(table.top_share)),
+        ("table-size", size_label, ((weights, "blue"), (state, "orange")), most[0], format_size(weights + state)),
+        ("table-traffic", "", ((table.traffic_bytes, "sky"),), most[1], format_size(table.traffic_bytes)),
+        ("table-unique", "", ((table.unique_share, "green"),), 1.0, format_percent(table.unique_share)),
+        ("table-top", "", ((table.top_share, "purple"),), 1.0, format_percent(table.top_share)),
     )
-    cells = [tag("th", {"scope": "row"}, text(table.name), _features(table))]
-    cells.append(_cell("Rows", text(f"{quantity.count(table.rows)} \u00d7 {quantity.count(table.dim)}")))
-    cells.append(_cell("Stored", text(table.row_type), tag("small", None, text(table.optimizer))))
-    for head, (key, label, parts, whole, value) in zip(HEADS[3:], bars, strict=True):
+    cells = [tag("th", {"scope": "row"}, text(table.name), _draw_features(table))]
+    cells.append(_draw_cell("Rows", text(f"{format_count(table.rows)} \u00d7 {format_count(table.dim)}")))
+    cells.append(_draw_cell("Stored", text(table.row_type), tag("small", None, text(table.optimizer))))
+    for head, (key, label, parts, whole, value) in zip(HEADERS[3:], bars, strict=True):
         bar = draw_strip(key, label or f"{table.name}: {value}", parts, whole)
-        cells.append(_cell(head, tag("span", {"class": "amount"}, bar, text(value))))
+        cells.append(_draw_cell(head, tag("span", {"class": "amount"}, bar, text(value))))
     return tag("tr", None, *cells)
 
 
-def _features(table: RecordedTable) -> Html:
+def _draw_features(table: RecordedTable) -> Html:
     """The features, unless they are just the table's name."""
     names = table.features.split()
     if names in ([], [table.name]):
@@ -76,13 +68,13 @@ def _features(table: RecordedTable) -> Html:
     return tag("small", None, text(shown))
 
 
-def _cell(head: str, *inside: Html) -> Html:
-    return tag("td", {"data-head": head}, *inside)
+def _draw_cell(header: str, *content: Html) -> Html:
+    return tag("td", {"data-head": header}, *content)
 
 
-def _size(table: RecordedTable) -> float:
+def _total_bytes(table: RecordedTable) -> float:
     return _positive(table.weight_bytes) + _positive(table.state_bytes)
 
 
 def _positive(value: float) -> float:
-    return value if quantity.usable(value) and value > 0 else 0.0
+    return value if is_finite(value) and value > 0 else 0.0

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from rowwise.quantity import size
+from rowwise.quantity import format_size
 from rowwise.recipes.compress.advice import CompressionAdvice, TableAdvice
 
 
@@ -21,7 +21,7 @@ def explain_advice(advice: CompressionAdvice) -> Iterator[str]:
         yield from _explain_table(table, advice.noise)
     yield ""
     for left in advice.left:
-        yield f"{left.name}: not compressed, {size(left.size_bytes)}, as it {left.why}"
+        yield f"{left.name}: not compressed, {format_size(left.size_bytes)}, as it {left.why}"
     yield from _explain_total(advice)
 
 
@@ -30,24 +30,24 @@ def method_name(table: TableAdvice) -> str:
 
 
 def _explain_table(table: TableAdvice, noise: float) -> Iterator[str]:
-    yield f"{table.name}: {table.ids:,} ids, {size(table.full_bytes)} uncompressed"
+    yield f"{table.name}: {table.ids:,} ids, {format_size(table.full_bytes)} uncompressed"
     for point in table.points:
         share = f"{point.map_bytes / point.size_bytes:4.0%} in the map" if point.map_bytes else ""
-        sizes = f"{size(point.size_bytes):>10} {table.full_bytes / point.size_bytes:6.1f}x"
+        sizes = f"{format_size(point.size_bytes):>10} {table.full_bytes / point.size_bytes:6.1f}x"
         yield f"  {point.method:<20} {sizes}  NE {point.ne:+.5f}  AUC {point.auc:+.5f}  {share}".rstrip()
     if not table.method:
         yield "  choice: uncompressed, as no smaller size is worth it within the budget"
         return
     known = "as measured" if table.measured else "between two measured sizes"
     within = ", which is within the noise" if abs(table.ne) <= 2 * noise else ""
-    yield f"  choice: {table.method} in {size(table.size_bytes)}: NE {table.ne:+.5f} expected, {known}{within}"
+    yield f"  choice: {table.method} in {format_size(table.size_bytes)}: NE {table.ne:+.5f} expected, {known}{within}"
     if table.ordered is not None:
         yield f"  neighbouring ids are alike, correlation {table.ordered:.2f}"
 
 
 def _explain_total(advice: CompressionAdvice) -> Iterator[str]:
-    sizes = f"{size(advice.size_bytes)} of {size(advice.full_bytes)}, for a budget of {size(advice.budget_bytes)}"
-    error = f", at most {advice.error:.5f} above the best choice" if advice.error else ""
-    yield f"all tables: {sizes}; NE {advice.ne:+.5f} expected, the sum over tables{error}"
+    new, full, goal = map(format_size, (advice.size_bytes, advice.full_bytes, advice.budget_bytes))
+    gap = f", at most {advice.error:.5f} above the best choice" if advice.error else ""
+    yield f"all tables: {new} of {full}, for a budget of {goal}; NE {advice.ne:+.5f} expected, the sum over tables{gap}"
     if advice.together is not None:
         yield f"  all chosen tables in one model: NE {advice.together.ne:+.5f}, AUC {advice.together.auc:+.5f} measured"
