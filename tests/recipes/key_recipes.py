@@ -12,8 +12,8 @@ from every_key import NEAR, OWN, TRANSFORMS
 from small import sections, write_rows
 
 from rowwise.errors import RowwiseError, one_line
+from rowwise.hashing.arrays import entry_map
 from rowwise.hashing.file import save
-from rowwise.hashing.placed import entry_map
 from rowwise.recipes.compose import make_batcher, make_model, resolve
 from rowwise.recipes.outlook import dry_run, open_warm_start
 from rowwise.recipes.recipe import Recipe, TwoTowerConfig

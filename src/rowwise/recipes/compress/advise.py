@@ -10,7 +10,7 @@ import msgspec
 from msgspec import structs
 
 from rowwise.errors import SpecError
-from rowwise.hashing.allocate import Allocation, SizeOption, allocate, options_of
+from rowwise.hashing.allocate import Allocation, SizeOption, allocate, list_options
 from rowwise.hashing.idmap import IdMap
 from rowwise.hashing.methods import IdHistory, table_bytes
 from rowwise.idmaps import StoredIds
@@ -124,7 +124,7 @@ def _count_trainings(division: TableDivision, goal: CompressionGoal, ratios: int
 def _allocate(attempts: Attempts) -> Allocation:
     """The best allocation of the budget over all measurements."""
     division, measured = attempts.division, attempts.measured
-    options = {t.name: options_of(measured.options(t.name), table_bytes(t, None)) for t in division.chosen}
+    options = {t.name: list_options(measured.options(t.name), table_bytes(t, None)) for t in division.chosen}
     return allocate(options, division.budget_bytes, division.left_bytes)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rowwise.batch import Batch
 from rowwise.embedding import Embeddings
-from rowwise.hashing.folds import folds_of
+from rowwise.hashing.folds import assign_folds
 from rowwise.hashing.methods import FoldedVectors
 from rowwise.models.wide import ENDING
 from rowwise.recipes.compose import ResolvedRecipe, make_batcher, make_model
@@ -78,7 +78,7 @@ def _batches(small: ResolvedRecipe, features: Sequence[str], fold: int | None) -
         if fold is None:
             yield done, batch
             continue
-        folds_B = folds_of(batch.sparse, features, FOLDS, small.recipe.seed)
+        folds_B = assign_folds(batch.sparse, features, FOLDS, small.recipe.seed)
         at_M = (folds_B != fold).nonzero().flatten()
         if len(at_M):
             yield done, _select_samples(batch, at_M)
