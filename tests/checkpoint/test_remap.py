@@ -234,7 +234,7 @@ def test_a_run_goes_on_with_another_map(tmp_path, kind):
     assert (match.skipped, match.new, match.grown) == ({}, [], {})
     stay = torch.from_numpy(np.flatnonzero(rows_N < 6))
     same_logits = others = 0
-    for batch in evaluation_batches(first.resolved, first.resolved.parts.test):
+    for batch in evaluation_batches(first.resolved, first.resolved.rows.test):
         with torch.no_grad():
             before, after = (model(batch) for model in models)
         stays_B = torch.isin(_users(batch).long(), stay)

@@ -166,8 +166,8 @@ def outcome(made):
         recipe = decode(made, "my.yaml")
         resolved = resolve(recipe)
         found = notes_of(resolved, Topology())
-        make_model(resolved, described=not isinstance(resolved.recipe.model, TwoTowerConfig))
-        make_batcher(resolved, resolved.parts.train)
+        make_model(resolved, on_meta=not isinstance(resolved.recipe.model, TwoTowerConfig))
+        make_batcher(resolved, resolved.rows.train)
         if recipe.init_from is not None:
             open_warm_start(Path(recipe.init_from))
         if recipe.plan is not None or recipe.hardware is not None:

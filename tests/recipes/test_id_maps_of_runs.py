@@ -19,9 +19,9 @@ from rowwise.hashing.file import save
 from rowwise.planner import row_wise, table_wise
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.outlook import dry_run
-from rowwise.recipes.place import tables_of
 from rowwise.recipes.plan import plan_inputs
 from rowwise.recipes.runs import TrainingRun, load_trained, predict_rows
+from rowwise.recipes.sharding import tables_of
 from rowwise.recipes.text import decode
 from rowwise.train.saved import CheckpointFolder
 
@@ -207,7 +207,7 @@ def test_files_that_are_tested_on_are_not_taken_away_from_the_others(tmp_path):
     write_rows(tmp_path / "rows.parquet", 2000, group=100)
     write_rows(tmp_path / "test.parquet", 300, first=5000)
     made = recipe(tmp_path, data={"test": f"parquet:{tmp_path}/test.parquet", "valid_share": 0.0})
-    parts = resolve(made).parts
+    parts = resolve(made).rows
     assert len(parts.train.reader.splits()) == 20
     run, result = trained(tmp_path, data={"test": f"parquet:{tmp_path}/test.parquet", "valid_share": 0.0})
     assert result.samples == 2 * 2000
