@@ -257,7 +257,7 @@ def go_back_half_way(recipe: str, seed: int, bits: int, args: argparse.Namespace
                 trainer.resume(CheckpointFolder(folder / "ckpt").open())
             if trainer.run().step != end:
                 raise AssertionError(f"{recipe} ended before step {end}")
-        tasks = make_evaluator(resolved, model, resolved.parts.test)().tasks
+        tasks = make_evaluator(resolved, model, resolved.rows.test)().tasks
         scores = next(iter(tasks.values()))
         return {name: scores[name] for name in ("ne", "auc")}
     finally:

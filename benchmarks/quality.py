@@ -36,7 +36,7 @@ def score(seed: int, samples: int, change: str) -> dict[str, dict[str, float]]:
     resolved = resolve(load("dlrm-synthetic", changes))
     model = make_model(resolved)
     Trainer(job_of(resolved, model), make_settings(resolved.recipe)).run()
-    rows = resolved.parts.test
+    rows = resolved.rows.test
     found = {"model": make_evaluator(resolved, model, rows)().tasks, TEACHER: best_possible_metrics(resolved, rows)}
     return {who: {name: tasks["label"][name] for name in ("ne", "auc")} for who, tasks in found.items()}
 

@@ -64,7 +64,7 @@ def train_rank(resolved: ResolvedRecipe, model: nn.Module, codecs: Codecs, comm:
     model = shard(model, plan_of(resolved.tables, "row-wise", comm.topology), comm, wire=wire)
     job, settings = job_of(resolved, model), make_settings(resolved.recipe)
     work = StepContext.create(model, job.objective, settings.train, Breakdown(), comm=comm, wire=wire)
-    test = make_evaluator(resolved, model, resolved.parts.test)
+    test = make_evaluator(resolved, model, resolved.rows.test)
     batcher, number, worse = job.batches(None), 0, 0
     best: float | None = None
     found: dict[str, float] = {}

@@ -8,10 +8,10 @@ import torch
 from hashing.maps import direct
 from hypothesis import strategies as st
 
-from rowwise.hashing import placed, rules
-from rowwise.hashing.check import fault_of
+from rowwise.hashing import arrays, rules
+from rowwise.hashing.check import find_fault
 from rowwise.hashing.idmap import KINDS, IdMap
-from rowwise.hashing.rows import rows_of
+from rowwise.hashing.rows import look_up_rows
 from rowwise.hashing.words import words_needed
 from rowwise.ops import reference
 from rowwise.ops.idmap import map_ids
@@ -52,11 +52,11 @@ def rule_cases(draw):
         case "direct":
             return Case(direct(ids))
         case "hashed":
-            return Case(rules.hashed(ids, rows, seed))
+            return Case(rules.hash_map(ids, rows, seed))
         case "double":
-            return Case(rules.double_hashed(ids, rows, seed, draw(st.integers(2, 8))))
+            return Case(rules.double_hash_map(ids, rows, seed, draw(st.integers(2, 8))))
     rows += 2 * int(ids**0.5) + 2
-    return Case(rules.quotient_remainder(ids, rows, seed, draw(st.sampled_from(("sum", "product")))))
+    return Case(rules.quotient_remainder_map(ids, rows, seed, draw(st.sampled_from(("sum", "product")))))
 
 
 @st.composite
@@ -68,7 +68,7 @@ def ranked_cases(draw):
     sets = [all_C[home_C == k] for k in range(3)]
     rest = draw(st.sampled_from((1, 7, 1000, "own", 0) if len(all_C) else (1, 7, 1000, "own")))
     dims = draw(st.sampled_from((None, (4, None, 2, 8)))) if rest else None
-    return Case(placed.ranked_map(ids, sets, rest, dims=dims, seed=draw(st.integers(0, 99))), bool(rest))
+    return Case(arrays.ranked_map(ids, sets, rest, dims=dims, seed=draw(st.integers(0, 99))), bool(rest))
 
 
 @st.composite
@@ -79,7 +79,7 @@ def entry_cases(draw):
     rows_N[random.random(ids) < draw(st.sampled_from((0, 0.02, 0.5, 0.95, 1)))] = -1
     unseen = draw(st.sampled_from((1, 10) if (rows_N < 0).all() else (0, 1, 10)))
     dtype = draw(st.sampled_from((np.int64, np.int32)))
-    return Case(placed.entry_map(ids, rows_N.astype(dtype), rows, unseen_rows=unseen), unseen > 0 or rows_N.min() >= 0)
+    return Case(arrays.entry_map(ids, rows_N.astype(dtype), rows, unseen_rows=unseen), unseen > 0 or rows_N.min() >= 0)
 
 
 one_case = st.one_of(rule_cases(), ranked_cases(), entry_cases())
@@ -89,9 +89,9 @@ one_case = st.one_of(rule_cases(), ranked_cases(), entry_cases())
 def added_cases(draw):
     cases = [draw(one_case)]
     ids = cases[0].id_map.shape.ids
-    cases += [Case(rules.hashed(ids, 11, 3)), Case(placed.ranked_map(ids, [np.arange(min(ids, 9))], "own"))]
+    cases += [Case(rules.hash_map(ids, 11, 3)), Case(arrays.ranked_map(ids, [np.arange(min(ids, 9))], "own"))]
     cases = [case for case in cases if case.id_map.shape.combine == "sum"]
-    return Case(placed.add_maps(*(case.id_map for case in cases)), all(case.all_ids for case in cases))
+    return Case(arrays.add_maps(*(case.id_map for case in cases)), all(case.all_ids for case in cases))
 
 
 every_case = st.one_of(one_case, added_cases())
@@ -115,14 +115,14 @@ def some_ids(id_map: IdMap, seed: int = 0, count: int = 500) -> np.ndarray:
 def check_map(case: Case, seed: int = 0) -> None:
     """All that is promised of it."""
     id_map, shape = case.id_map, case.id_map.shape
-    assert fault_of(id_map) is None
+    assert find_fault(id_map) is None
     assert id_map.map_bytes == 8 * len(id_map.words) == 8 * sum(words_needed(s, shape.ids) for s in shape.sections)
     ids_N = some_ids(id_map, seed)
     more = arguments(id_map)
     rows_NC = map_ids(torch.from_numpy(ids_N), *more)
     _check_rows(case, rows_NC)
     assert torch.equal(rows_NC, reference.map_ids(torch.from_numpy(ids_N), *more))
-    assert np.array_equal(rows_NC.numpy(), rows_of(id_map, ids_N))
+    assert np.array_equal(rows_NC.numpy(), look_up_rows(id_map, ids_N))
     if shape.ids <= 1 << 31:
         assert torch.equal(rows_NC, map_ids(torch.from_numpy(ids_N.astype(np.int32)), *more))
     order_N = np.random.default_rng(seed).permutation(len(ids_N))
@@ -132,7 +132,7 @@ def check_map(case: Case, seed: int = 0) -> None:
     assert bool((found[:4] == -1).all())
     assert torch.equal(found[4:], map_ids(strange[4:], *more))
     assert torch.equal(found, reference.map_ids(strange, *more))
-    assert np.array_equal(found.numpy(), rows_of(id_map, strange.numpy()))
+    assert np.array_equal(found.numpy(), look_up_rows(id_map, strange.numpy()))
 
 
 def _check_rows(case: Case, rows_NC: torch.Tensor) -> None:

@@ -18,8 +18,8 @@ from rowwise.cli.plan import PUBLISHED_METHODS, write_atomically
 from rowwise.planner.inputs import read_tables
 from rowwise.planner.methods.named import METHODS
 from rowwise.recipes.compose import make_model, resolve
-from rowwise.recipes.place import tables_of
 from rowwise.recipes.plan import plan_inputs
+from rowwise.recipes.sharding import tables_of
 from rowwise.recipes.text import write
 from rowwise.spec import Codecs, Wire
 
@@ -389,7 +389,7 @@ def test_tiers_that_there_are_not_are_refused(refused):
 
 @pytest.mark.parametrize("again", [("train", "small.yaml"), ("resume", "runs/small/1")])
 def test_runs_refuse_a_plan_on_disk_in_one_line(command, small_recipe, again):
-    made = {t.name: t for t in tables_of(make_model(resolve(small_recipe), described=True))}
+    made = {t.name: t for t in tables_of(make_model(resolve(small_recipe), on_meta=True))}
     tiles = [Tile(table=n, rank=0, rows=(0, t.rows), cols=(0, t.dim), tier="disk") for n, t in made.items()]
     Path("disk.json").write_text(Plan(world=1, tiles=tuple(tiles)).to_json())
     if again[0] == "resume":

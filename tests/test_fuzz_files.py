@@ -14,7 +14,7 @@ from mutations import mutate_bytes, mutate_tree
 from rowwise import Table
 from rowwise.calibrate.samples import read_samples
 from rowwise.hashing import file as id_map_file
-from rowwise.hashing.rows import rows_of
+from rowwise.hashing.rows import look_up_rows
 from rowwise.ingest.datasets.files import open_files
 from rowwise.recipes.compress.folder import TrialFolder
 from rowwise.report import write
@@ -80,7 +80,7 @@ def test_id_maps(tmp_path: Path) -> None:
     def right(found: object) -> None:
         assert found.digest == whole.digest
         ids = np.arange(50)
-        assert np.array_equal(rows_of(found, ids), rows_of(whole, ids))
+        assert np.array_equal(look_up_rows(found, ids), look_up_rows(whole, ids))
 
     for _ in range(2000):
         data = mutate_bytes(good, random)

@@ -16,8 +16,8 @@ from options import BASE, COMBINATIONS, EFFECTS, FREE, LONG, NONSENSE
 from small import trained
 
 from rowwise.cli.main import make_app
+from rowwise.hashing.arrays import entry_map
 from rowwise.hashing.file import save
-from rowwise.hashing.placed import entry_map
 
 
 @cache

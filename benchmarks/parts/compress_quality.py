@@ -13,9 +13,9 @@ from rowwise.hashing.idmap import IdMap
 from rowwise.hashing.methods import METHODS, make_map, table_bytes
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.compress.advise import advise, write_recipe
-from rowwise.recipes.compress.division import CompressionGoal, divide
 from rowwise.recipes.compress.folder import TrialFolderSpec, lock_folder, open_folder
 from rowwise.recipes.compress.probe import learn
+from rowwise.recipes.compress.selection import CompressionGoal, select_tables
 from rowwise.recipes.compress.window import open_window
 from rowwise.recipes.find import load
 from rowwise.recipes.text import read
@@ -89,12 +89,12 @@ def advice(sales: Sales, ratio: float, seeds: int, at: Path) -> Row:
     """The advisor's tables, chosen on training weeks alone and trained on all of them."""
     goal = CompressionGoal(ratio=ratio, methods=("hash", "mixed", "learned", "learned_many", "learned_own"))
     order = TrialFolderSpec.of(sales.resolved.recipe, (), None, 0)
-    division, window = divide(sales.resolved.tables, goal), open_window(sales.resolved, ())
+    selection, window = select_tables(sales.resolved.tables, goal), open_window(sales.resolved, ())
     begin_s = time.perf_counter()
     folder = open_folder(at, order)
     with Progress() as progress, lock_folder(folder):
         task = progress.add_task("advice", total=1.0)
-        found = advise(window, division, goal, order, folder, lambda _, share: progress.update(task, completed=share))
+        found = advise(window, selection, goal, order, folder, lambda _, share: progress.update(task, completed=share))
         recipe = read(write_recipe(sales.resolved.recipe, sales.resolved, found, folder))
     took_s = time.perf_counter() - begin_s
     scores = [as_it_is(recipe, seed) for seed in range(seeds)]

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from rowwise import Embeddings, Jagged, RowWiseAdagrad, Table
+from rowwise.hashing.arrays import entry_map, ranked_map
 from rowwise.hashing.embeddings import MappedEmbeddings
 from rowwise.hashing.methods import IdHistory, make_map, table_bytes
-from rowwise.hashing.placed import entry_map, ranked_map
-from rowwise.hashing.rules import double_hashed, hashed, quotient_remainder
+from rowwise.hashing.rules import double_hash_map, hash_map, quotient_remainder_map
 
 DIM, PROBE = 16, 4
 TIMES = 5
@@ -66,9 +66,9 @@ def speed(ids: int, asked: int) -> list[Row]:
     head_C = np.sort(generator.permutation(ids)[: ids // 10])
     some_N = np.where(generator.random(ids) < 0.35, rows_N, -1)
     maps = {
-        "hash": hashed(ids, ids // 10),
-        "double_hash": double_hashed(ids, ids // 10),
-        "quotient_remainder": quotient_remainder(ids, ids // 10),
+        "hash": hash_map(ids, ids // 10),
+        "double_hash": double_hash_map(ids, ids // 10),
+        "quotient_remainder": quotient_remainder_map(ids, ids // 10),
         "frequency": ranked_map(ids, [head_C], ids // 10),
         "every id has an entry": entry_map(ids, rows_N, 64),
         "a third has an entry": entry_map(ids, some_N, 64),
@@ -83,7 +83,7 @@ def speed(ids: int, asked: int) -> list[Row]:
     rows = [{"map": "none", "step_ms": 1e3 * _least(lambda: _step(plain, plain, batch))}]
     for name, one in maps.items():
         module = MappedEmbeddings([table], {"t": one})
-        found_s = _least(lambda module=module: module.mapped["t"].rows_of(batch.values_N))
+        found_s = _least(lambda module=module: module.mapped["t"].look_up_rows(batch.values_N))
         step_s = _least(lambda module=module: _step(module, module.stored, batch))
         rows.append({"map": name, "million_ids_s": asked / found_s / 1e6, "step_ms": 1e3 * step_s})
     for row in rows:

@@ -7,4 +7,4 @@ from rowwise.train.trainer import TrainingJob
 
 
 def job_of(resolved: ResolvedRecipe, model: nn.Module) -> TrainingJob:
-    return make_job(resolved, model, lambda position: make_batcher(resolved, resolved.parts.train, position))
+    return make_job(resolved, model, lambda position: make_batcher(resolved, resolved.rows.train, position))

@@ -29,9 +29,9 @@ from rowwise.checkpoint.remap import remap
 from rowwise.checkpoint.rewrite import retype_tables, rewrite
 from rowwise.checkpoint.write import write
 from rowwise.hashing import file as files
+from rowwise.hashing.arrays import entry_map, make_folds, ranked_map
 from rowwise.hashing.embeddings import MappedEmbeddings
-from rowwise.hashing.placed import entry_map, make_folds, ranked_map
-from rowwise.hashing.rules import hashed
+from rowwise.hashing.rules import hash_map
 from rowwise.idmaps import StoredIds
 from rowwise.ops import rowtype
 from rowwise.plan import Plan
@@ -234,7 +234,7 @@ def test_a_run_goes_on_with_another_map(tmp_path, kind):
     assert (match.skipped, match.new, match.grown) == ({}, [], {})
     stay = torch.from_numpy(np.flatnonzero(rows_N < 6))
     same_logits = others = 0
-    for batch in evaluation_batches(first.resolved, first.resolved.parts.test):
+    for batch in evaluation_batches(first.resolved, first.resolved.rows.test):
         with torch.no_grad():
             before, after = (model(batch) for model in models)
         stays_B = torch.isin(_users(batch).long(), stay)
@@ -259,12 +259,12 @@ def _users(batch):
 
 @pytest.fixture
 def first(tmp_path):
-    return write_net(tmp_path / "first", hashed(IDS, 20))
+    return write_net(tmp_path / "first", hash_map(IDS, 20))
 
 
 def test_maps_that_do_not_fit_are_refused_by_name(tmp_path, first):
     for new, said in (
-        (hashed(IDS + 1, 20), "want that of table 'item' of 120 ids"),
+        (hash_map(IDS + 1, 20), "want that of table 'item' of 120 ids"),
         (ranked_map(IDS, [np.arange(5)], 3, dims=[None, 4]), r"table 'item' cannot have .*new\.map: .* one 2 of 16, 4"),
         (make_maps(IDS)["double_hash"], r"table 'item' cannot have .*new\.map: .* several rows of part 0"),
         (make_maps(IDS)["product"], "the new map multiplies rows"),
@@ -272,7 +272,7 @@ def test_maps_that_do_not_fit_are_refused_by_name(tmp_path, first):
         with pytest.raises((CheckpointError, SpecError), match=said):
             moved(first, tmp_path, new)
         assert not (tmp_path / "out").exists()
-    files.save(tmp_path / "new.map", "few", hashed(IDS, 20))
+    files.save(tmp_path / "new.map", "few", hash_map(IDS, 20))
     with pytest.raises(SpecError, match=r"is the id map of table 'few' .* want that of table 'item'"):
         remap(first, tmp_path / "out", "item", tmp_path / "new.map")
     with pytest.raises(CheckpointError, match=r"'few' is none with an id map|table 'few' has no id map"):
@@ -297,21 +297,21 @@ def test_counts_that_do_not_fit_are_refused(tmp_path, first, tensors, said):
     if tensors is not None:
         save_file(tensors, tmp_path / "probe.safetensors")
     with pytest.raises(DataError, match=said):
-        moved(first, tmp_path, hashed(IDS, 30), counts=tmp_path / "probe.safetensors")
+        moved(first, tmp_path, hash_map(IDS, 30), counts=tmp_path / "probe.safetensors")
 
 
 def test_state_that_does_not_fit_is_refused(tmp_path):
-    parts, data = collect(Net(hashed(IDS, 20)).steps(), {})
+    parts, data = collect(Net(hash_map(IDS, 20)).steps(), {})
     parts = [part for part in parts if part.name != "rows/embeddings.stored.item/sum"]
     write(tmp_path / "odd", [*parts, LocalShard.whole("rows/embeddings.stored.item/sum", torch.zeros(21))], data)
     with pytest.raises(
         CheckpointError, match=r"rows/embeddings.stored.item/sum: got \(21,\) of float32: want .* 20 rows"
     ):
-        moved(Checkpoint.open(tmp_path / "odd"), tmp_path, hashed(IDS, 30))
+        moved(Checkpoint.open(tmp_path / "odd"), tmp_path, hash_map(IDS, 30))
 
 
 def test_the_command(tmp_path, command, first):
-    files.save(tmp_path / "new.map", "item", hashed(IDS, 30, 4))
+    files.save(tmp_path / "new.map", "item", hash_map(IDS, 30, 4))
     save_file({"counts/item": np.arange(IDS)}, tmp_path / "probe.safetensors")
     code, out, _ = command(
         "ckpt", "remap", "first", "out", "--table", "item", "--map", "new.map", "--counts", "probe.safetensors"
@@ -319,7 +319,7 @@ def test_the_command(tmp_path, command, first):
     assert code == 0
     assert "  item: 30 rows for 120 ids: " in out
     assert "train with a recipe that has this id_map: rowwise train RECIPE --init-from out" in out
-    restore_model(Checkpoint.open(tmp_path / "out"), Net(hashed(IDS, 30, 4)))
+    restore_model(Checkpoint.open(tmp_path / "out"), Net(hash_map(IDS, 30, 4)))
     code, out, err = command("ckpt", "remap", "first", "out", "--table", "item", "--map", "new.map")
     assert (code, out, err) == (2, "", "rowwise: out exists already: want another name\n")
 
@@ -343,12 +343,12 @@ def test_a_killed_command_leaves_no_checkpoint_and_the_old_one_as_it_was(tmp_pat
         return {path.name: hashlib.sha256(path.read_bytes()).digest() for path in first.folder.iterdir()}
 
     before = content()
-    files.save(tmp_path / "new.map", "item", hashed(IDS, 30, 4))
+    files.save(tmp_path / "new.map", "item", hash_map(IDS, 30, 4))
     found = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], timeout=120)
     assert found.returncode == -9
     assert not (tmp_path / "out").exists()
     assert (tmp_path / "out.part").exists()
     assert not (tmp_path / "out.part" / "manifest.json").exists()
-    moved(first, tmp_path, hashed(IDS, 30, 4))
+    moved(first, tmp_path, hash_map(IDS, 30, 4))
     assert not (tmp_path / "out.part").exists()
     assert content() == before

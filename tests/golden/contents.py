@@ -13,7 +13,7 @@ from pyarrow import parquet as pq
 from rowwise import Plan, Table
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.hashing import file as id_map_file
-from rowwise.hashing.rows import rows_of
+from rowwise.hashing.rows import look_up_rows
 from rowwise.ingest import ParquetReader
 from rowwise.perf.exchange import Amounts
 from rowwise.perf.hardware import read_hardware
@@ -57,7 +57,7 @@ def id_map(folder: Path) -> Any:
     assert made.folding is not None
     return {
         "digest": made.digest,
-        "rows": rows_of(made, np.arange(MAPPED.rows)).tolist(),
+        "rows": look_up_rows(made, np.arange(MAPPED.rows)).tolist(),
         "folding": to_builtins(made.folding),
         "folds": [digest(words) for words in made.fold_words],
     }

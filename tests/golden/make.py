@@ -22,8 +22,8 @@ from small import write_rows
 
 from rowwise import Plan, Table, Topology
 from rowwise.cli.main import make_app
+from rowwise.hashing.arrays import entry_map, make_folds
 from rowwise.hashing.file import save
-from rowwise.hashing.placed import entry_map, make_folds
 from rowwise.perf.exchange import ExchangeNetwork, Exchanges
 from rowwise.plan import Forecast, Tile
 from rowwise.planner import column_wise, grid, replicated, row_wise

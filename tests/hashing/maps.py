@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from rowwise.hashing.arrays import add_maps, entry_map, ranked_map
 from rowwise.hashing.idmap import IdMap, MapPart, MapSection, MapShape
-from rowwise.hashing.placed import add_maps, entry_map, ranked_map
-from rowwise.hashing.rules import double_hashed, hashed, quotient_remainder
+from rowwise.hashing.rules import double_hash_map, hash_map, quotient_remainder_map
 
 
 def direct(ids):
@@ -23,11 +23,11 @@ def make_maps(ids, seed=0):
     least = 2 * (int(ids**0.5) + 2)
     return {
         "direct": direct(ids),
-        "hash": hashed(ids, max(1, ids // 4), seed),
-        "double_hash": double_hashed(ids, max(1, ids // 4), seed),
-        "three hashes": double_hashed(ids, max(1, ids // 3), seed, 3),
-        "quotient_remainder": quotient_remainder(ids, least, seed),
-        "product": quotient_remainder(ids, least, seed, "product"),
+        "hash": hash_map(ids, max(1, ids // 4), seed),
+        "double_hash": double_hash_map(ids, max(1, ids // 4), seed),
+        "three hashes": double_hash_map(ids, max(1, ids // 3), seed, 3),
+        "quotient_remainder": quotient_remainder_map(ids, least, seed),
+        "product": quotient_remainder_map(ids, least, seed, "product"),
         "frequency": ranked_map(ids, [head], 2, seed=seed),
         "own rows for all": ranked_map(ids, [head, middle], "own"),
         "mixed": ranked_map(ids, [head, middle], "own" if ids > 2 * third else 1, dims=[None, 2, 1]),
@@ -36,5 +36,5 @@ def make_maps(ids, seed=0):
         "listed": entry_map(ids, some_N, 3, unseen_rows=2, seed=seed),
         "listed, others nowhere": entry_map(ids, some_N, 3, unseen_rows=0) if (some_N >= 0).any() else direct(ids),
         "clusters and own rows": add_maps(entry_map(ids, rows_N, 3), ranked_map(ids, [head], 0, dims=[1])),
-        "clusters and a hash": add_maps(entry_map(ids, some_N, 3), hashed(ids, 5, seed)),
+        "clusters and a hash": add_maps(entry_map(ids, some_N, 3), hash_map(ids, 5, seed)),
     }

@@ -4,8 +4,8 @@ import numpy as np
 from hashing.maps import make_maps
 
 from rowwise.errors import SpecError
-from rowwise.hashing.refresh import check_movable
-from rowwise.hashing.rows import rows_of
+from rowwise.hashing.remap import check_movable
+from rowwise.hashing.rows import look_up_rows
 
 KINDS = tuple(make_maps(40))
 SEVERAL = ("double_hash", "three hashes", "quotient_remainder")  # rows of one part
@@ -28,7 +28,7 @@ def movable_to(new, ids, seed, dim):
 def rows_in(id_map, index):
     """The rows of each id in a part."""
     begin = sum(part.rows for part in id_map.shape.parts[:index])
-    rows_NC = rows_of(id_map, np.arange(id_map.shape.ids)) - begin
+    rows_NC = look_up_rows(id_map, np.arange(id_map.shape.ids)) - begin
     return [[row for row in its if 0 <= row < id_map.shape.parts[index].rows] for its in rows_NC.tolist()]
 
 

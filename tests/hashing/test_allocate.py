@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise.errors import SpecError
-from rowwise.hashing.allocate import FULL, SizeOption, allocate, options_of, sums_between
+from rowwise.hashing.allocate import FULL, SizeOption, allocate, interpolate_sizes, list_options
 
 SIZES = st.integers(1, 60)
 LOSSES = st.integers(-3, 40).map(lambda n: n / 8)  # sums are exact
@@ -45,7 +45,7 @@ def test_no_other_choice_that_fits_loses_less(tables, budget_bytes, left_bytes):
 def test_with_few_sums_kept_the_error_says_how_far_it_can_be_off(tables, budget_bytes, most):
     losses = list(fitting(tables, budget_bytes, 0))
     if losses:
-        found = allocate(tables, budget_bytes, most=most)
+        found = allocate(tables, budget_bytes, most_points=most)
         assert min(losses) <= found.loss <= min(losses) + found.error + 1e-12
         assert found.size_bytes <= budget_bytes
 
@@ -60,13 +60,13 @@ def test_many_large_tables_take_a_moment():
 
 def test_sizes_between_lie_on_straight_lines_over_the_logarithm():
     low, high = SizeOption(method="a", size_bytes=100, loss=3.0), SizeOption(method="a", size_bytes=10_000, loss=1.0)
-    made = sums_between((low, high), 1)
+    made = interpolate_sizes((low, high), 1)
     assert made == (low, SizeOption(method="a", size_bytes=1000, loss=2.0, measured=False), high)
 
 
 @given(OPTIONS)
 def test_a_table_can_always_stay_as_it_is(points):
-    made = options_of(points, 40)
+    made = list_options(points, 40)
     full = [one for one in made if one.method == FULL]
     assert full == [SizeOption(method=FULL, size_bytes=40, loss=0.0)]
     assert all(one.size_bytes < 40 for one in made if one.method != FULL)

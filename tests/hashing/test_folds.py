@@ -11,9 +11,9 @@ from problems import make_problem
 from shared_batches import draw_copies, make_shared
 
 from rowwise import BatchError, Jagged, MappedEmbeddings, Normal, Pooling, SpecError, Table
-from rowwise.hashing.folds import folds_of
-from rowwise.hashing.placed import add_maps, entry_map, fold_maps, make_folds, ranked_map
-from rowwise.hashing.rows import rows_of
+from rowwise.hashing.arrays import add_maps, entry_map, fold_maps, make_folds, ranked_map
+from rowwise.hashing.folds import assign_folds
+from rowwise.hashing.rows import look_up_rows
 from rowwise.ops.jagged import permute, split
 
 TABLES = [Table(name="a", rows=50, dim=4, init=Normal(std=1.0)), Table(name="b", rows=30, dim=4, init=Normal(std=1.0))]
@@ -34,11 +34,11 @@ def test_a_sample_is_in_the_same_fold_wherever_it_is(seed):
     draws = random.Random(seed)
     kinds = {name: draws.choice((torch.int32, torch.int64)) for name in ("ids", "lengths")}
     batch = make_shared(TABLES, draws.sample(NAMES, draws.randint(1, 2)), draw_copies(draws, 40), seed, **kinds)
-    folds_B = folds_of(batch, NAMES, COUNT, SEED)
+    folds_B = assign_folds(batch, NAMES, COUNT, SEED)
     assert folds_B.shape == (40,)
-    assert torch.equal(folds_B, folds_of(batch.expanded(), NAMES, COUNT, SEED))
+    assert torch.equal(folds_B, assign_folds(batch.expanded(), NAMES, COUNT, SEED))
     plain = permute(batch.expanded(), ("b", "not used", "a"))
-    parts = [folds_of(part, NAMES, COUNT, SEED) for part in split(plain, (7, 0, 33))]
+    parts = [assign_folds(part, NAMES, COUNT, SEED) for part in split(plain, (7, 0, 33))]
     assert torch.equal(folds_B, torch.cat(parts))
     assert folds_B.min() >= 0
     assert folds_B.max() < COUNT
@@ -49,13 +49,13 @@ def test_folds_are_about_as_large_and_follow_from_all_ids():
     ids = torch.randint(0, 1000, (2, 3000), generator=generator)
     lengths = torch.ones(6000, dtype=torch.int64)
     batch = Jagged(features=NAMES, values_N=ids.flatten(), lengths_FB=lengths)
-    folds_B = folds_of(batch, NAMES, 4, 0)
+    folds_B = assign_folds(batch, NAMES, 4, 0)
     assert (folds_B.bincount(minlength=4) - 750).abs().max() < 120
     again = Jagged(features=NAMES, values_N=torch.cat([ids[0], ids[0]]), lengths_FB=lengths)
-    assert not torch.equal(folds_B, folds_of(again, NAMES, 4, 0))
-    assert not torch.equal(folds_B, folds_of(batch, NAMES, 4, 1))
-    with pytest.raises(BatchError, match=r"folds of samples follow from feature c; the batch has a, b"):
-        folds_of(batch, ("a", "c"), 4, 0)
+    assert not torch.equal(folds_B, assign_folds(again, NAMES, 4, 0))
+    assert not torch.equal(folds_B, assign_folds(batch, NAMES, 4, 1))
+    with pytest.raises(BatchError, match=r"the batch has features a, b: want c too, to assign samples to folds"):
+        assign_folds(batch, ("a", "c"), 4, 0)
 
 
 @pytest.mark.parametrize("pooling", list(Pooling))
@@ -64,7 +64,7 @@ def test_samples_are_trained_by_the_map_of_their_fold(pooling):
     made = learned(50)
     module = MappedEmbeddings(tables, {"a": made}, seed=2)
     batch = permute(make_problem(tables, 30, 3, 5).jagged, NAMES)
-    folds_B = folds_of(batch, NAMES, COUNT, SEED)
+    folds_B = assign_folds(batch, NAMES, COUNT, SEED)
     assert len(folds_B.unique()) == COUNT
     found = module(batch)["a"]
     own = [MappedEmbeddings(tables, {"a": one}, seed=2)(batch)["a"] for one in fold_maps(made)]
@@ -74,7 +74,7 @@ def test_samples_are_trained_by_the_map_of_their_fold(pooling):
     assert torch.allclose(found, wanted, atol=1e-6)
     module.eval()
     assert torch.equal(module(batch)["a"], MappedEmbeddings(tables, {"a": made}, seed=2).eval()(batch)["a"])
-    rows_N = torch.from_numpy(rows_of(made, np.arange(50))[:, 0])
+    rows_N = torch.from_numpy(look_up_rows(made, np.arange(50))[:, 0])
     assert torch.equal(module.weights("a"), module.stored.weights("a")[rows_N])
 
 
@@ -91,10 +91,10 @@ def test_maps_of_folds_are_added_with_the_map():
     both = add_maps(learned(50), ranked_map(50, [np.arange(0, 50, 3)], 0, dims=[2]))
     assert both.folding.count == COUNT
     for fold, (one, mine) in enumerate(zip(fold_maps(both), fold_maps(learned(50)), strict=True)):
-        rows_NC = rows_of(one, np.arange(50))
-        assert (rows_NC[:, 0] == rows_of(mine, np.arange(50))[:, 0]).all(), fold
+        rows_NC = look_up_rows(one, np.arange(50))
+        assert (rows_NC[:, 0] == look_up_rows(mine, np.arange(50))[:, 0]).all(), fold
         assert one.shape.parts == both.shape.parts
     with pytest.raises(SpecError, match=r"fold 0: 50 ids in parts .*rows=8"):
         make_folds(learned(50), [learned(50, rows=6)], NAMES, SEED)
-    with pytest.raises(SpecError, match="other folds each"):
+    with pytest.raises(SpecError, match="their folds of the samples differ"):
         add_maps(learned(50), make_folds(learned(50), fold_maps(learned(50)), NAMES, SEED + 1))

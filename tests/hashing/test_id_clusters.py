@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rowwise.errors import NativeError, SpecError
-from rowwise.hashing.cluster import ClusterEffort, Clusters, cluster, cluster_with, shares
+from rowwise.hashing.cluster import ClusterEffort, Clusters, apportion, cluster, cluster_with
 from rowwise.hashing.native import isa, limit_isa
 
 CUT = ClusterEffort(plain=1 << 12)  # small problems, but cut into cells
@@ -250,7 +250,7 @@ def test_shares_add_up_within_their_limits(cells: list[tuple[float, int]], more:
     amount_C, most_C = np.array([c[0] for c in cells]), np.array([c[1] for c in cells])
     least_C = np.minimum(most_C, 1 + np.arange(len(cells)) % 3)
     total = len(cells) + more
-    share_C = shares(amount_C, least_C, most_C, total)
+    share_C = apportion(amount_C, least_C, most_C, total)
     assert (share_C >= 1).all()
     assert (share_C <= most_C).all()
     assert share_C.sum() <= total

@@ -13,8 +13,8 @@ from hypothesis import given
 from safetensors.numpy import load_file, save_file
 
 from rowwise.errors import SpecError
-from rowwise.hashing import placed, rules
-from rowwise.hashing.check import fault_of
+from rowwise.hashing import arrays, rules
+from rowwise.hashing.check import find_fault
 from rowwise.hashing.file import HEADER, load, save
 from rowwise.hashing.idmap import IdMap, MapShape
 from rowwise.hashing.open import open_map, stored_tables
@@ -40,7 +40,7 @@ def test_what_is_read_is_what_was_written(tmp_path_factory, case):
 @pytest.fixture
 def stored(tmp_path):
     rows_N = np.where(np.arange(1000) % 2, -1, np.arange(1000) % 77)
-    id_map = placed.entry_map(1000, rows_N, 77)
+    id_map = arrays.entry_map(1000, rows_N, 77)
     save(tmp_path / "item.map", "item", id_map)
     return tmp_path / "item.map", id_map
 
@@ -48,7 +48,7 @@ def stored(tmp_path):
 def test_a_pipe_is_not_waited_for(tmp_path):
     """As it was: this hung."""
     os.mkfifo(tmp_path / "item.map")
-    with pytest.raises(SpecError, match=r"item.map is missing, or no id map .* this is a FIFO"):
+    with pytest.raises(SpecError, match=r"item.map cannot be read as an id map: this is a FIFO"):
         load(tmp_path / "item.map", item())
     with pytest.raises(SpecError, match="this is a FIFO"):
         pin_map(item(id_map=StoredIds(file=str(tmp_path / "item.map"))))
@@ -102,30 +102,30 @@ def test_damage_is_refused(stored):
     with pytest.raises(SpecError, match="its format is 2, want 1"):
         load(path, item())
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(SpecError, match="no id map that can be read"):
+    with pytest.raises(SpecError, match="cannot be read as an id map"):
         load(path, item())
     save_file({"words": words}, path)
     with pytest.raises(SpecError, match="it holds other things"):
         load(path, item())
     path.unlink()
-    with pytest.raises(SpecError, match=r"item\.map is missing"):
+    with pytest.raises(SpecError, match=r"item\.map cannot be read as an id map: No such file"):
         load(path, item())
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"kind": "ranked", "count": 501}, "not below|no set"),
-        ({"rows": 76}, "row 76 of its 76"),
-        ({"rows": 79}, "not those of one part"),
-        ({"base": 5}, "not those of one part"),
+        ({"kind": "ranked", "count": 501}, "does not fit|no set"),
+        ({"rows": 76}, "row 76, but the section has 76 rows"),
+        ({"rows": 79}, "not inside one part"),
+        ({"base": 5}, "not inside one part"),
         ({"at": 1}, "words 1 to"),
-        ({"count": 0}, "not below"),
+        ({"count": 0}, "does not fit"),
         ({"low_bits": 49}, "low_bits"),
         ({"column": 1}, "columns"),
-        ({"kind": "quotient", "divisor": 3}, "not below"),
-        ({"kind": "remainder", "divisor": 78}, "not below"),
-        ({"kind": "rest"}, "1000 other ids have 77 rows"),
+        ({"kind": "quotient", "divisor": 3}, "does not fit"),
+        ({"kind": "remainder", "divisor": 78}, "does not fit"),
+        ({"kind": "rest"}, "1000 ids are in no set, but have 77 rows"),
         ({"kind": "hash", "seed": -1}, "seed"),
     ],
 )
@@ -135,14 +135,14 @@ def test_sections_that_promise_what_they_do_not_hold_are_found(stored, changes, 
     assert first.kind == "listed"
     sections = (msgspec.structs.replace(first, **changes), *(others if "column" not in changes else ()))
     shape = msgspec.structs.replace(id_map.shape, sections=sections)
-    assert any(word in fault_of(IdMap(shape=shape, words=id_map.words)) for word in said.split("|"))
+    assert any(word in find_fault(IdMap(shape=shape, words=id_map.words)) for word in said.split("|"))
 
 
 def test_sets_that_share_ids_are_found():
-    one, two = placed.ranked_map(100, [np.array([1, 2])], 0), placed.ranked_map(100, [np.array([2, 3])], 0)
-    both = placed.add_maps(one, two)
+    one, two = arrays.ranked_map(100, [np.array([1, 2])], 0), arrays.ranked_map(100, [np.array([2, 3])], 0)
+    both = arrays.add_maps(one, two)
     sections = tuple(msgspec.structs.replace(section, column=0) for section in both.shape.sections)
-    assert "share ids" in fault_of(
+    assert "share ids" in find_fault(
         IdMap(shape=msgspec.structs.replace(both.shape, sections=sections), words=both.words)
     )
 
@@ -151,9 +151,9 @@ def test_a_recipe_s_rule_becomes_its_map(stored):
     path, id_map = stored
     assert open_map(item()) is None
     rules_ = {
-        HashIds(rows=7, seed=2): rules.hashed(1000, 7, 2),
-        DoubleHashIds(rows=7, hashes=3): rules.double_hashed(1000, 7, 0, 3),
-        QuotientRemainderIds(rows=80, combine="product"): rules.quotient_remainder(1000, 80, 0, "product"),
+        HashIds(rows=7, seed=2): rules.hash_map(1000, 7, 2),
+        DoubleHashIds(rows=7, hashes=3): rules.double_hash_map(1000, 7, 0, 3),
+        QuotientRemainderIds(rows=80, combine="product"): rules.quotient_remainder_map(1000, 80, 0, "product"),
         StoredIds(file=str(path)): id_map,
     }
     for rule, wanted in rules_.items():
@@ -164,17 +164,17 @@ def test_a_recipe_s_rule_becomes_its_map(stored):
 
 def test_stored_tables_are_called_after_the_table():
     table = item(features=("seen", "clicked"), id_map=HashIds(rows=5))
-    (one,) = stored_tables(table, rules.hashed(1000, 5))
+    (one,) = stored_tables(table, rules.hash_map(1000, 5))
     assert one == msgspec.structs.replace(table, rows=5, id_map=None)
-    wide, narrow = stored_tables(table, placed.ranked_map(1000, [np.arange(9)], 4, dims=(16, 2)))
+    wide, narrow = stored_tables(table, arrays.ranked_map(1000, [np.arange(9)], 4, dims=(16, 2)))
     assert (wide.name, wide.rows, wide.dim, wide.features) == ("item-0", 9, 8, ("seen-0", "clicked-0"))
     assert (narrow.name, narrow.rows, narrow.dim, narrow.features) == ("item-1", 4, 2, ("seen-1", "clicked-1"))
-    plain = stored_tables(item(), placed.ranked_map(1000, [np.arange(9)], 4, dims=(None, 2)))
+    plain = stored_tables(item(), arrays.ranked_map(1000, [np.arange(9)], 4, dims=(None, 2)))
     assert [part.feature_names for part in plain] == [("item-0",), ("item-1",)]
 
 
 def test_maps_are_opened_without_torch():
-    modules = "check, file, idmap, open, placed, rows, rules, words"
+    modules = "arrays, check, file, idmap, open, rows, rules, words"
     script = f"import sys; from rowwise.hashing import {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
 

@@ -32,7 +32,7 @@ from rowwise import (
 )
 from rowwise.comm.thread import run_threads
 from rowwise.hashing.embeddings import MappedEmbeddings, make_embeddings
-from rowwise.hashing.rules import hashed
+from rowwise.hashing.rules import hash_map
 from rowwise.idmaps import DoubleHashIds, HashIds
 from rowwise.ops.jagged import permute
 from rowwise.planner import row_wise
@@ -110,10 +110,10 @@ def test_rows_learn_by_the_sum_of_what_their_ids_are_told(kind, pooling):
     batch = permute(make_problem([table], 12, 3, 5).jagged, ["t"])
     mapped = module.mapped["t"]
     leaves = [module.stored.weights(s.name).clone().requires_grad_() for s in mapped.stored]
-    rows_NC = mapped.rows_of(torch.arange(40))
+    rows_NC = mapped.look_up_rows(torch.arange(40))
     parts = []
     for index, leaf in enumerate(leaves):
-        for at_N in mapped.parts[index].pick(rows_NC).unbind(1):
+        for at_N in mapped.parts[index].local_rows(rows_NC).unbind(1):
             parts.append(mapped.project(index, leaf[at_N.clamp(min=0)]) * (at_N >= 0).unsqueeze(1))
     whole_ND = torch.stack(parts).prod(0) if kind == "product" else torch.stack(parts).sum(0)
     wanted = []
@@ -201,9 +201,9 @@ def test_narrow_rows_and_row_types():
 
 
 def test_the_numbers_of_a_map_are_what_numpy_says():
-    made = hashed(1000, 17, 5)
+    made = hash_map(1000, 17, 5)
     module = MappedEmbeddings([Table(name="t", rows=1000, dim=4)], {"t": made})
-    rows_NC = module.mapped["t"].rows_of(torch.arange(1000))
+    rows_NC = module.mapped["t"].look_up_rows(torch.arange(1000))
     assert rows_NC.shape == (1000, 1)
     assert np.bincount(rows_NC[:, 0].numpy(), minlength=17).min() > 20
 

@@ -6,9 +6,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rowwise import RowType, SpecError, Table
-from rowwise.hashing.methods import FEW, FEWEST, METHODS, FoldedVectors, IdHistory, make_map, table_bytes
-from rowwise.hashing.placed import fold_maps
-from rowwise.hashing.rows import rows_of
+from rowwise.hashing.arrays import fold_maps
+from rowwise.hashing.methods import FEW_CLUSTERS, LEAST_COUNT, METHODS, FoldedVectors, IdHistory, make_map, table_bytes
+from rowwise.hashing.rows import look_up_rows
 
 
 def make_history(ids, seed=0, folds=2, groups=5):
@@ -39,7 +39,7 @@ def test_a_map_fits_its_budget_or_is_not_there(method, ids, ratio, dim, row_type
     assume(made is not None)
     assert table_bytes(table, made) <= budget_bytes
     assert made.about["method"] == method
-    rows_NC = rows_of(made, np.arange(ids))
+    rows_NC = look_up_rows(made, np.arange(ids))
     assert rows_NC.shape == (ids, made.shape.columns)
     assert rows_NC.min() >= -1
     assert rows_NC.max() < made.shape.rows
@@ -47,7 +47,7 @@ def test_a_map_fits_its_budget_or_is_not_there(method, ids, ratio, dim, row_type
     if method != "mixed":  # whose rarest ids may have no row
         assert (rows_NC[seen].max(1) >= 0).all()
     for fold in fold_maps(made):
-        assert rows_of(fold, np.arange(ids)).max() < made.shape.rows
+        assert look_up_rows(fold, np.arange(ids)).max() < made.shape.rows
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -74,15 +74,15 @@ def test_ids_that_are_alike_share_a_row():
     table = Table(name="t", rows=2000, dim=16)
     made = make_map("learned", table, 12_000, history)
     assert made is not None
-    rows_N = rows_of(made, np.arange(2000))[:, 0]
-    often = history.counts_N >= FEWEST
+    rows_N = look_up_rows(made, np.arange(2000))[:, 0]
+    often = history.counts_N >= LEAST_COUNT
     for row in np.unique(rows_N[often]):
         assert len(set(group_N[often & (rows_N == row)])) == 1
     assert len(set(rows_N[~often])) == 1  # rare ones and those never seen learn together
     assert not set(rows_N[~often]) & set(rows_N[often])
     # Where folds say the same of an id, it has the same row in all of them.
     for fold in fold_maps(made):
-        fold_N = rows_of(fold, np.arange(2000))[:, 0]
+        fold_N = look_up_rows(fold, np.arange(2000))[:, 0]
         assert (fold_N == rows_N)[~often].all()
         for row in np.unique(fold_N[often]):
             assert len(set(group_N[often & ((fold_N == row) | (rows_N == row))])) == 1
@@ -95,7 +95,7 @@ def test_frequent_ids_have_rows_of_their_own():
     for method in ("frequency", "learned_head_tail"):
         made = make_map(method, table, 12_000, history)
         assert made is not None
-        rows_N = rows_of(made, np.arange(1000))[:, 0]
+        rows_N = look_up_rows(made, np.arange(1000))[:, 0]
         alone = np.bincount(rows_N, minlength=made.shape.rows)[rows_N] == 1
         assert alone[order_N[:50]].all(), method
 
@@ -107,7 +107,8 @@ def test_no_row_of_balanced_clusters_is_asked_for_by_everybody():
     plain = make_map("learned", table, 30_000, history)
     assert made is not None
     assert plain is not None
-    load, other = (np.bincount(rows_of(one, np.arange(3000))[:, 0], history.counts_N).max() for one in (made, plain))
+    rows = [look_up_rows(id_map, np.arange(3000))[:, 0] for id_map in (made, plain)]
+    load, other = (np.bincount(rows_N, history.counts_N).max() for rows_N in rows)
     assert max(load, history.counts_N.max()) < other
 
 
@@ -118,20 +119,20 @@ def test_clusters_are_few_unless_many_are_asked_for():
     few, many = (make_map(method, table, 100_000, history) for method in ("learned", "learned_many"))
     assert few is not None
     assert many is not None
-    assert few.shape.rows <= FEW + 1
-    assert many.shape.rows > 5 * FEW
+    assert few.shape.rows <= FEW_CLUSTERS + 1
+    assert many.shape.rows > 5 * FEW_CLUSTERS
 
 
 def test_what_cannot_be_is_said():
     history, _ = make_history(100)
     table = Table(name="film", rows=100, dim=4)
-    with pytest.raises(SpecError, match=r"no way 'hashing' to compress a table; there are hash, double_hash"):
+    with pytest.raises(SpecError, match=r"no compression method 'hashing': want one of hash, double_hash"):
         make_map("hashing", table, 100, history)
-    with pytest.raises(SpecError, match=r"table 'film': 1600 bytes: want fewer than it takes without a map"):
+    with pytest.raises(SpecError, match=r"a budget of 1,600 bytes: want less than its 1,600 bytes without a map"):
         make_map("hash", table, 1600, history)
     with pytest.raises(SpecError, match=r"table 'film': counts of 99 ids: want 100"):
         make_map("hash", table, 100, IdHistory(counts_N=history.counts_N[:99]))
-    with pytest.raises(SpecError, match=r"table 'film': vectors of ids: got none: want 100, one for each, of a probe"):
+    with pytest.raises(SpecError, match=r"table 'film': vectors of ids: got none: want 100, one for each id, from"):
         make_map("learned", table, 500, IdHistory(counts_N=history.counts_N))
     assert make_map("quotient_remainder", table, 64, history) is None
     assert make_map("hash", table, 3, history) is None

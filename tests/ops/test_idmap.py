@@ -8,8 +8,8 @@ from conformance_idmap import arguments, check_map, every_case, some_ids
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rowwise.hashing import placed, rules
-from rowwise.hashing.check import fault_of
+from rowwise.hashing import arrays, rules
+from rowwise.hashing.check import find_fault
 from rowwise.hashing.idmap import KINDS, IdMap, MapSection
 from rowwise.ops import reference
 from rowwise.ops.idmap import map_ids
@@ -32,8 +32,8 @@ def big_map() -> IdMap:
     random = np.random.default_rng(0)
     head = np.unique(random.integers(0, 100_000, 5000))
     rows_N = np.where(random.random(100_000) < 0.3, random.integers(0, 700, 100_000), -1)
-    more = rules.double_hashed(100_000, 1000), placed.ranked_map(100_000, [np.arange(9000)], "own")
-    return placed.add_maps(placed.ranked_map(100_000, [head], 100), placed.entry_map(100_000, rows_N, 700), *more)
+    more = rules.double_hash_map(100_000, 1000), arrays.ranked_map(100_000, [np.arange(9000)], "own")
+    return arrays.add_maps(arrays.ranked_map(100_000, [head], 100), arrays.entry_map(100_000, rows_N, 700), *more)
 
 
 def test_rows_do_not_depend_on_threads(threads):
@@ -87,7 +87,7 @@ def test_words_that_hold_anything_give_rows_of_the_map(isa, case, way, seed):
     ids_N = torch.from_numpy(some_ids(id_map, seed))
     found = map_ids(ids_N, sections_SC, torch.from_numpy(words), *more)
     assert -1 <= int(found.min()) <= int(found.max()) < shape.rows
-    if fault_of(IdMap(shape=shape, words=words)) is None:  # no worse than before, such as other entries
+    if find_fault(IdMap(shape=shape, words=words)) is None:  # no worse than before, such as other entries
         assert torch.equal(found, reference.map_ids(ids_N, sections_SC, torch.from_numpy(words), *more))
 
 
@@ -118,7 +118,7 @@ def test_sections_that_reach_past_the_words_raise(case, changes, known, cut):
 
 @pytest.mark.parametrize("bad", ["ids", "sections", "words", "columns"])
 def test_tensors_of_other_kinds_raise(bad):
-    sections_SC, words, known, columns = arguments(rules.hashed(100, 10))
+    sections_SC, words, known, columns = arguments(rules.hash_map(100, 10))
     given_ = {"ids": torch.arange(10), "sections": sections_SC, "words": words, "columns": columns}
     wrong = {"ids": torch.zeros(10), "sections": sections_SC[:, :9], "words": words.float(), "columns": 0}
     given_[bad] = wrong[bad]
@@ -130,7 +130,7 @@ def test_tensors_of_other_kinds_raise(bad):
 def test_a_section_of_many_close_ids_is_found_by_counts():
     ids = 1 << 24
     set_C = np.concatenate([np.arange(5000, 60000), np.arange(ids - 40000, ids)])
-    id_map = placed.ranked_map(ids, [set_C], 0)
+    id_map = arrays.ranked_map(ids, [set_C], 0)
     found = map_ids(torch.arange(ids), *arguments(id_map)).view(-1)
     wanted = torch.full((ids,), -1)
     wanted[set_C] = torch.arange(len(set_C))

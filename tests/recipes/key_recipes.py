@@ -12,8 +12,8 @@ from every_key import NEAR, OWN, TRANSFORMS
 from small import sections, write_rows
 
 from rowwise.errors import RowwiseError, one_line
+from rowwise.hashing.arrays import entry_map
 from rowwise.hashing.file import save
-from rowwise.hashing.placed import entry_map
 from rowwise.recipes.compose import make_batcher, make_model, resolve
 from rowwise.recipes.outlook import dry_run, open_warm_start
 from rowwise.recipes.recipe import Recipe, TwoTowerConfig
@@ -166,8 +166,8 @@ def outcome(made):
         recipe = decode(made, "my.yaml")
         resolved = resolve(recipe)
         found = notes_of(resolved, Topology())
-        make_model(resolved, described=not isinstance(resolved.recipe.model, TwoTowerConfig))
-        make_batcher(resolved, resolved.parts.train)
+        make_model(resolved, on_meta=not isinstance(resolved.recipe.model, TwoTowerConfig))
+        make_batcher(resolved, resolved.rows.train)
         if recipe.init_from is not None:
             open_warm_start(Path(recipe.init_from))
         if recipe.plan is not None or recipe.hardware is not None:

@@ -12,9 +12,9 @@ from rowwise.hashing.methods import table_bytes
 from rowwise.hashing.open import open_map
 from rowwise.recipes.compose import make_batcher, resolve
 from rowwise.recipes.compress.advise import advise, check_recipe, write_recipe
-from rowwise.recipes.compress.division import CompressionGoal, divide
 from rowwise.recipes.compress.folder import TrialFolderSpec, open_folder
 from rowwise.recipes.compress.probe import learn, probe, shrink_recipe
+from rowwise.recipes.compress.selection import CompressionGoal, select_tables
 from rowwise.recipes.compress.window import open_window
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import read
@@ -34,7 +34,7 @@ def compressed(folder, ratio=4.0, tell=lambda text, share: None, methods=METHODS
     goal = CompressionGoal(ratio=ratio, methods=methods)
     order = TrialFolderSpec.of(resolved.recipe, tuple(history), rows, given.seed)
     into = open_folder(folder / "c", order)
-    advice = advise(open_window(resolved, order.history), divide(resolved.tables, goal), goal, order, into, tell)
+    advice = advise(open_window(resolved, order.history), select_tables(resolved.tables, goal), goal, order, into, tell)
     return advice, write_recipe(given, resolved, advice, into), into
 
 
@@ -46,8 +46,8 @@ def compressed(folder, ratio=4.0, tell=lambda text, share: None, methods=METHODS
 def test_rows_to_learn_from_and_to_measure_on_are_apart_and_none_is_a_test_row(tmp_path, history, data):
     resolved = resolve(recipe(tmp_path, data=data))
     window = open_window(resolved, history)
-    earlier, later = (set(rows_of(resolved, rows)) for rows in (window.earlier.parts.train, window.later))
-    test, train = (set(rows_of(resolved, rows)) for rows in (resolved.parts.test, resolved.parts.train))
+    earlier, later = (set(rows_of(resolved, rows)) for rows in (window.earlier.rows.train, window.later))
+    test, train = (set(rows_of(resolved, rows)) for rows in (resolved.rows.test, resolved.rows.train))
     assert earlier
     assert later
     assert not earlier & later
@@ -59,7 +59,7 @@ def test_rows_to_learn_from_and_to_measure_on_are_apart_and_none_is_a_test_row(t
         assert window.whole is None
         assert window.is_later == ("share" in data)
     else:
-        assert earlier | later == inside == set(rows_of(resolved, window.whole.parts.train))
+        assert earlier | later == inside == set(rows_of(resolved, window.whole.rows.train))
         assert max(earlier) < min(later)
         assert window.is_later
 
@@ -67,7 +67,7 @@ def test_rows_to_learn_from_and_to_measure_on_are_apart_and_none_is_a_test_row(t
 def test_too_few_splits_make_a_random_share_which_is_said(tmp_path):
     resolved = resolve(recipe(tmp_path))
     window = open_window(resolved, ["row < 500"])
-    earlier, later = (set(rows_of(resolved, rows)) for rows in (window.earlier.parts.train, window.later))
+    earlier, later = (set(rows_of(resolved, rows)) for rows in (window.earlier.rows.train, window.later))
     assert not earlier & later
     assert 0 < len(later) < len(earlier) / 4
     assert not window.is_later
@@ -94,7 +94,7 @@ def test_the_probe_counts_every_id_and_learns_of_those_it_has_seen(tmp_path, kin
     resolved = resolve(recipe(tmp_path, model={"kind": kind}))
     found = learn(resolved, ["user", "seen"], lambda share: None)
     wanted = {name: np.zeros(rows, np.int64) for name, rows in (("user", 1200), ("seen", 1100))}
-    for batch in make_batcher(resolved, resolved.parts.train):
+    for batch in make_batcher(resolved, resolved.rows.train):
         for name, counts_N in wanted.items():
             lengths = batch.sparse.lengths_of(name)
             at = batch.sparse.features.index(name) * batch.sparse.batch_size

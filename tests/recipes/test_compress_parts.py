@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from rowwise.errors import SpecError
 from rowwise.recipes.compress import schedule
-from rowwise.recipes.compress.division import CompressionGoal, divide
 from rowwise.recipes.compress.folder import Trial, TrialFolderSpec, lock_folder, open_folder
-from rowwise.recipes.compress.measured import MeasuredTrials
-from rowwise.recipes.compress.ordered import find_order
+from rowwise.recipes.compress.id_order import find_id_order
+from rowwise.recipes.compress.results import TrialResults
 from rowwise.recipes.compress.schedule import TrialSpec, best_methods, other_size_trials, ratios_around
+from rowwise.recipes.compress.selection import CompressionGoal, select_tables
 from rowwise.recipes.text import decode
 from rowwise.spec import Table
 
@@ -28,7 +28,7 @@ def order(history=(), rows=None, seed=0, **recipe):
 def trial(method, ratio, size_bytes, ne, table="t", seed=0, digest=""):
     asked = TrialSpec(table=table, method=method, ratio=ratio, seed=seed)
     metrics = {"label": {"ne": ne, "loss": ne / 2, "auc": 1 - ne}}
-    return Trial(asked=asked, size_bytes=size_bytes, map_bytes=size_bytes // 10, metrics=metrics, digest=digest)
+    return Trial(spec=asked, size_bytes=size_bytes, map_bytes=size_bytes // 10, metrics=metrics, digest=digest)
 
 
 @given(st.floats(1, 1e5))
@@ -56,8 +56,8 @@ def test_the_best_methods_go_on_and_one_that_learns_always(losses):
 def test_curves_are_above_the_whole_model_of_the_same_seed():
     made = [trial("", 1.0, 100, ne, table="", seed=seed) for seed, ne in enumerate((0.5, 0.6, 0.7))]
     made += [trial("hash", 10.0, 10, 0.9), trial("learned", 10.0, 9, 0.65), trial("learned", 3.0, 30, 0.6)]
-    made += [trial("mixed", 10.0, 10, 0.6), Trial(asked=TrialSpec(table="t", method="hash", ratio=90.0))]
-    measured = MeasuredTrials(trials={one.asked: one for one in made}, methods=("learned", "hash"), seed=0)
+    made += [trial("mixed", 10.0, 10, 0.6), Trial(spec=TrialSpec(table="t", method="hash", ratio=90.0))]
+    measured = TrialResults(trials={one.spec: one for one in made}, methods=("learned", "hash"), seed=0)
     assert measured.full.ne == pytest.approx(0.6)
     assert measured.noise == pytest.approx(0.1)
     assert measured.losses("t", 10.0) == pytest.approx({"learned": 0.15, "hash": 0.4})
@@ -72,7 +72,7 @@ def test_a_map_that_two_methods_make_goes_on_once():
         trial("learned", 9.0, 9, 0.65, digest="a"),
         trial("b", 9.0, 9, 0.65, digest="a"),
     ]
-    measured = MeasuredTrials(trials={one.asked: one for one in made}, methods=("hash", "learned", "b"), seed=0)
+    measured = TrialResults(trials={one.spec: one for one in made}, methods=("hash", "learned", "b"), seed=0)
     assert list(measured.losses("t", 9.0)) == ["hash", "learned"]
     assert len(measured.points("t")) == 3
 
@@ -80,11 +80,11 @@ def test_a_map_that_two_methods_make_goes_on_once():
 def test_ids_in_any_order_are_not_ordered_and_those_by_popularity_are():
     rng = np.random.default_rng(0)
     counts_N = np.sort(rng.zipf(1.5, 5000).clip(max=10**6))[::-1].astype(np.int64)
-    assert find_order(counts_N, None) > 0.9
-    assert find_order(rng.permutation(counts_N), rng.normal(size=(5000, 4)).astype(np.float32)) is None
+    assert find_id_order(counts_N, None) > 0.9
+    assert find_id_order(rng.permutation(counts_N), rng.normal(size=(5000, 4)).astype(np.float32)) is None
     smooth_ND = np.cumsum(rng.normal(size=(5000, 4)), 0).astype(np.float32)
-    assert find_order(rng.permutation(counts_N) + 1, smooth_ND) > 0.5
-    assert find_order(np.ones(2000, np.int64), None) is None
+    assert find_id_order(rng.permutation(counts_N) + 1, smooth_ND) > 0.5
+    assert find_id_order(np.ones(2000, np.int64), None) is None
 
 
 def test_small_tables_stay_and_the_budget_is_of_all():
@@ -93,18 +93,18 @@ def test_small_tables_stay_and_the_budget_is_of_all():
         Table(name="few", rows=999, dim=8),
         Table(name="mid", rows=1000, dim=8),
     ]
-    made = divide(tables, CompressionGoal(ratio=4.0, methods=("hash",)))
+    made = select_tables(tables, CompressionGoal(ratio=4.0, methods=("hash",)))
     assert made.names == ("big", "mid")
-    assert [(one.name, one.size_bytes) for one in made.left] == [("few", 999 * 32)]
+    assert [(one.name, one.size_bytes) for one in made.kept] == [("few", 999 * 32)]
     assert made.full_bytes == 11_999 * 32
     assert made.budget_bytes == 11_999 * 8
     assert made.ratio == pytest.approx(11_000 * 32 / (11_999 * 8 - 999 * 32))
     with pytest.raises(SpecError, match=r"tables that are not compressed take 31,968 of 383,968 \(few\)"):
-        divide(tables, CompressionGoal(budget_bytes=31_968, methods=("hash",)))
+        select_tables(tables, CompressionGoal(budget_bytes=31_968, methods=("hash",)))
     with pytest.raises(SpecError, match="all tables take 383,968 uncompressed: want less"):
-        divide(tables, CompressionGoal(budget_bytes=383_968, methods=("hash",)))
+        select_tables(tables, CompressionGoal(budget_bytes=383_968, methods=("hash",)))
     with pytest.raises(SpecError, match="no table to compress: want one with at least 1,000 ids"):
-        divide(tables[1:2], CompressionGoal(ratio=4.0, methods=("hash",)))
+        select_tables(tables[1:2], CompressionGoal(ratio=4.0, methods=("hash",)))
 
 
 def test_trials_outlast_a_kill_and_a_torn_line_goes(tmp_path):
@@ -116,7 +116,7 @@ def test_trials_outlast_a_kill_and_a_torn_line_goes(tmp_path):
         file.write(msgspec.json.encode(made[0])[:40])
     again = open_folder(tmp_path / "c", order())
     with lock_folder(again):
-        assert again.read() == {one.asked: one for one in made}
+        assert again.read() == {one.spec: one for one in made}
         again.add(trial("mixed", 10.0, 10, 0.7))
         assert len(again.read()) == 3
     folder.trials.write_text("what\n")

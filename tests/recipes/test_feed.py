@@ -90,7 +90,7 @@ def test_filters_and_sampling(tmp_path):
         "transforms": [{"kind": "sampling", "rate": 0.5, "column": "label", "value": 0}],
     }
     run, result = trained(tmp_path, train={"epochs": 1}, **changes)
-    parts = run.resolved.parts
+    parts = run.resolved.rows
     of = {
         name: [k for batch in evaluation_batches(run.resolved, rows) for k in batch.keys_B.tolist()]
         for name, rows in (("train", parts.train), ("valid", parts.valid), ("test", parts.test))
@@ -145,7 +145,7 @@ def test_a_run_puts_bad_rows_aside(spoiled, workers):
     counts = [
         len(list(batch.keys_B))
         for p in ("train", "valid", "test")
-        for batch in evaluation_batches(run.resolved, getattr(run.resolved.parts, p))
+        for batch in evaluation_batches(run.resolved, getattr(run.resolved.rows, p))
     ]
     assert sum(counts) == 2000 - len(BAD)
     assert evaluate(path).tasks == result.test
@@ -157,7 +157,7 @@ def test_bad_rows_of_files_to_test_on(spoiled):
     run, result = trained(spoiled, data=data | {"on_bad_rows": "quarantine"}, train={"epochs": 1})
     assert result.test["label"]["count"] == 2000 - len(BAD)
     resolved, model = load_trained(run.folder.path)
-    evaluator = make_evaluator(resolved, model, resolved.parts.test, aside=lambda: spoiled / "aside")
+    evaluator = make_evaluator(resolved, model, resolved.rows.test, quarantine=lambda: spoiled / "aside")
     assert evaluator().tasks == result.test
     assert count_quarantined(spoiled / "aside").rows == len(BAD)
     with pytest.raises(DataError, match="row 900, column 'd0': inf"):

@@ -13,15 +13,15 @@ from small import recipe, same, saved, sections, trained, write_rows
 from rowwise import CheckpointError, Plan, SpecError
 from rowwise.checkpoint.rewrite import retype_tables, rewrite
 from rowwise.comm.thread import run_threads
+from rowwise.hashing.arrays import entry_map, make_folds
 from rowwise.hashing.embeddings import MappedEmbeddings
 from rowwise.hashing.file import save
-from rowwise.hashing.placed import entry_map, make_folds
 from rowwise.planner import row_wise, table_wise
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.outlook import dry_run
-from rowwise.recipes.place import tables_of
 from rowwise.recipes.plan import plan_inputs
 from rowwise.recipes.runs import TrainingRun, load_trained, predict_rows
+from rowwise.recipes.sharding import tables_of
 from rowwise.recipes.text import decode
 from rowwise.train.saved import CheckpointFolder
 
@@ -103,7 +103,7 @@ def test_what_is_served_is_the_map_of_all_samples(tmp_path):
     run, result = run_of(tmp_path, {"item": learned(30)})
     _, model = load_trained(run.folder.path)
     (module,) = (m for m in model.modules() if isinstance(m, MappedEmbeddings))
-    rows_N = module.mapped["item"].rows_of(torch.arange(30))[:, 0]
+    rows_N = module.mapped["item"].look_up_rows(torch.arange(30))[:, 0]
     assert torch.equal(module.weights("item"), module.stored.weights("item")[rows_N])
     assert result.test["label"]["count"] > 0
     model.eval()
@@ -183,7 +183,7 @@ def test_the_map_of_another_table_or_size_is_refused_by_name(tmp_path):
     rule = {"kind": "stored", "file": str(tmp_path / "user.idmap")}
     with pytest.raises(SpecError, match=r"table 'item': id_map: .*is the id map of table 'user' of 50 ids"):
         resolve(with_maps(tmp_path, {"item": rule}))
-    with pytest.raises(SpecError, match=r"missing, or no id map"):
+    with pytest.raises(SpecError, match=r"cannot be read as an id map"):
         resolve(with_maps(tmp_path, {"user": {"kind": "stored", "file": str(tmp_path / "none.idmap")}}))
     pinned = resolve(with_maps(tmp_path, {"user": learned(50)})).recipe
     save(tmp_path / "user.idmap", "user", learned(50, seed=1))
@@ -207,7 +207,7 @@ def test_files_that_are_tested_on_are_not_taken_away_from_the_others(tmp_path):
     write_rows(tmp_path / "rows.parquet", 2000, group=100)
     write_rows(tmp_path / "test.parquet", 300, first=5000)
     made = recipe(tmp_path, data={"test": f"parquet:{tmp_path}/test.parquet", "valid_share": 0.0})
-    parts = resolve(made).parts
+    parts = resolve(made).rows
     assert len(parts.train.reader.splits()) == 20
     run, result = trained(tmp_path, data={"test": f"parquet:{tmp_path}/test.parquet", "valid_share": 0.0})
     assert result.samples == 2 * 2000

@@ -14,8 +14,8 @@ from rowwise.comm.spawn import RankFailure, RanksFailed
 from rowwise.comm.thread import run_threads
 from rowwise.errors import AgreedError
 from rowwise.recipes.compose import make_model, resolve
-from rowwise.recipes.place import choose_plan, rank_bytes, tables_of
 from rowwise.recipes.runs import TrainingRun, evaluate
+from rowwise.recipes.sharding import choose_plan, rank_bytes, tables_of
 from rowwise.recipes.text import decode, parse, write
 from rowwise.spec import Codecs, Wire
 from rowwise.train.saved import CheckpointFolder
@@ -116,7 +116,7 @@ def test_a_warm_start_is_sharded(alone, tmp_path):
 @pytest.mark.parametrize("kind", ["dlrm", "deepfm", "dcn", "wide_deep"])
 def test_no_rank_ever_has_all_tables(tmp_path, kind):
     found = resolve(recipe(tmp_path, model={"kind": kind}))
-    model = make_model(found, described=True)
+    model = make_model(found, on_meta=True)
     names = {table.name for table in tables_of(model)}
     plan = choose_plan(found.recipe, model, Topology(devices=3))
     assert {tile.table for tile in plan.tiles} == names
@@ -127,7 +127,7 @@ def test_no_rank_ever_has_all_tables(tmp_path, kind):
 
 def test_a_run_is_planned_for_its_wire_and_compared_with_no_other(tmp_path):
     found = resolve(recipe(tmp_path, wire={"host": {"forward": "int8"}}))
-    model = make_model(found, described=True)
+    model = make_model(found, on_meta=True)
     plan = choose_plan(found.recipe, model, Topology(devices=2))
     assert plan.forecast.wire == found.recipe.wire
     (tmp_path / "plan.json").write_text(plan.to_json())

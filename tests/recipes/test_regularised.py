@@ -34,7 +34,7 @@ def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(tmp_path,
 def test_smoothed_labels_are_in_the_loss_and_not_in_the_logits(tmp_path):
     resolved = resolve(recipe(tmp_path, train={"label_smoothing": 0.2}))
     model = make_model(resolved)
-    batch = next(iter(make_batcher(resolved, resolved.parts.train)))
+    batch = next(iter(make_batcher(resolved, resolved.rows.train)))
     outcome = make_objective(resolved, model)(batch)
     labels = batch.labels_BK * 0.8 + 0.1
     assert outcome.logits_BK is not None

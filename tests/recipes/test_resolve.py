@@ -38,7 +38,7 @@ class NotOne:
 
 
 def keys(resolved, part):
-    rows = getattr(resolved.parts, part)
+    rows = getattr(resolved.rows, part)
     return set() if rows is None else {k for batch in evaluation_batches(resolved, rows) for k in batch.keys_B.tolist()}
 
 
@@ -160,7 +160,7 @@ def test_models_and_tasks(tmp_path, kind, tasks):
     labels = ["label", "other"][:tasks]
     found = resolved(tmp_path, model={"kind": kind}, columns={"labels": labels})
     model = make_model(found)
-    batch = next(iter(evaluation_batches(found, found.parts.train)))
+    batch = next(iter(evaluation_batches(found, found.rows.train)))
     outcome = make_objective(found, model)(batch)
     assert outcome.logits_BK.shape == (len(batch.labels_BK), tasks)
     assert outcome.loss.isfinite()
@@ -173,7 +173,7 @@ def test_no_dense_columns(tmp_path, kind):
     write_rows(tmp_path / "rows.parquet")
     columns = {"dense": []}
     found = resolved(tmp_path, columns=columns, model={"kind": kind})
-    batch = next(iter(evaluation_batches(found, found.parts.train)))
+    batch = next(iter(evaluation_batches(found, found.rows.train)))
     assert make_model(found)(batch).isfinite().all()
 
 

@@ -37,7 +37,7 @@ def test_a_run_learns_and_says_so(done):
     found = result_of(run)
     assert found["test"] == result.test
     assert found["epochs"] == 3
-    rows = sum(len(batch.labels_BK) for batch in evaluation_batches(run.resolved, run.resolved.parts.train))
+    rows = sum(len(batch.labels_BK) for batch in evaluation_batches(run.resolved, run.resolved.rows.train))
     assert found["samples"] == 3 * rows
     names = {path.name for path in run.folder.path.iterdir()}
     assert names >= {"recipe.yaml", "env.json", "plan.json", "result.json", "metrics.csv", "tables.csv", "log.txt"}
@@ -60,7 +60,7 @@ def test_predictions_are_those_of_the_model(done, tmp_path):
     told = []
     count = predict_rows(run.folder.path, tmp_path / "p.parquet", tell=lambda done, of: told.append((done, of)))
     found = pq.read_table(tmp_path / "p.parquet")
-    batches = list(evaluation_batches(resolved, resolved.parts.test))
+    batches = list(evaluation_batches(resolved, resolved.rows.test))
     keys = torch.cat([batch.keys_B for batch in batches])
     model.eval()
     with torch.no_grad():

@@ -8,7 +8,7 @@ from rowwise import Adam, Plan, RowType, RowWiseAdagrad, RowWiseAdam, Table, Top
 from rowwise.errors import TableMemoryError, one_line
 from rowwise.perf.host_memory import free_bytes
 from rowwise.plan import Tile
-from rowwise.recipes.place import single_rank_plan
+from rowwise.recipes.sharding import single_rank_plan
 from rowwise.recipes.table_memory import TableMemory, find_remedies, raise_if_short
 
 GB = 10**9

@@ -11,8 +11,8 @@ from rowwise import Batch, Embeddings, Jagged, RowWiseAdam, Table
 from rowwise.perf.access import Curves, Workload
 from rowwise.planner.inputs import read_tables
 from rowwise.recipes.access import AccessFile, access_json, fit_access
-from rowwise.recipes.place import tables_of
 from rowwise.recipes.runs import TrainingRun
+from rowwise.recipes.sharding import tables_of
 from rowwise.train.repeats import IdSample
 from rowwise.train.traffic import TableTraffic
 

@@ -42,7 +42,7 @@ def test_tables_and_lists_follow_from_what_inspect_wrote(films):
         "user_id": (41, "sum"), "film": (26, "sum"), "genres": (4, "mean"),
     }  # fmt: skip
     assert resolve(resolved.recipe).recipe == resolved.recipe
-    batch = next(iter(make_batcher(resolved, resolved.parts.train)))
+    batch = next(iter(make_batcher(resolved, resolved.rows.train)))
     assert batch.sparse.keys() == ["user_id", "film", "genres"]
     assert int(batch.sparse.values().min()) == 1
     with (films / "films.ids" / "genres.vocab").open() as file:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rowwise.errors import DataError
 from rowwise.recipes.compress.advice import CompressionAdvice, KeptTable, ModelScore, SizePoint, TableAdvice
-from rowwise.recipes.compress.words import explain_advice
+from rowwise.recipes.compress.explain import explain_advice
 from rowwise.report.compression import draw_compression
 
 LOSSES = st.floats(-0.1, 2)

@@ -1,6 +1,6 @@
 """Rewrites a checkpoint for another id map of a table: rows move along, so that training can continue.
 
-[Note: Moved rows] in `hashing/refresh.py` defines the new rows. Other tensors are copied. Known limits: memory for one
+[Note: Moved rows] in `hashing/remap.py` defines the new rows. Other tensors are copied. Known limits: memory for one
 tensor of old rows as stored, and 4 bytes per id for each part of the map.
 """
 
@@ -27,8 +27,8 @@ from rowwise.checkpoint.windows import Tell
 from rowwise.errors import CheckpointError, DataError, SpecError
 from rowwise.hashing.file import load
 from rowwise.hashing.idmap import IdMap
-from rowwise.hashing.mapped import IDENTITY, MapIdentity, identity_of
-from rowwise.hashing.refresh import Ids, Move, check_movable, find_moves, moved_rows, same_rows
+from rowwise.hashing.mapped import IDENTITY, MapIdentity, decode_identity
+from rowwise.hashing.remap import Ids, Move, average_rows, check_movable, find_moves, same_rows
 from rowwise.models.wide import ENDING
 from rowwise.ops.idmap import map_ids
 from rowwise.ops.rowtype import pack, unpack
@@ -128,7 +128,7 @@ def _find_mapped(checkpoint: Checkpoint, table: str) -> list[_MappedTensors]:
             continue
         names.append(match["table"])
         if match["table"] in (table, table + ENDING):
-            known = identity_of(checkpoint.load(name))
+            known = decode_identity(checkpoint.load(name))
             homes.append(_MappedTensors(table=match["table"], path=match["path"] or "", known=known))
     digests = {home.known.digest for home in homes if home.table == table}
     if digests:  # a table whose name only ends like a linear part's has another map
@@ -212,7 +212,7 @@ def _weights(path: Path, table: str, ids: int) -> NDArray[np.int64]:
 
 def _look_up(id_map: IdMap, ids_N: Ids) -> NDArray[np.int64]:
     shape = id_map.shape
-    sections = torch.tensor([section.numbers for section in shape.sections], dtype=torch.int64)
+    sections = torch.tensor([section.kernel_args for section in shape.sections], dtype=torch.int64)
     words = torch.from_numpy(id_map.words)
     return map_ids(torch.from_numpy(ids_N), sections, words, shape.ids, shape.columns).numpy()
 
@@ -261,7 +261,7 @@ class _Mover:
         """Fill rows of a table, or of its state."""
         entry, old = self._checkpoint.entry(shard.name), self._old(shard.name)
         means = torch.from_numpy(
-            moved_rows(
+            average_rows(
                 move,
                 shard.rows,
                 lambda rows_K: _floats(old[torch.from_numpy(rows_K)], entry),

@@ -21,8 +21,8 @@ from rowwise.errors import SpecError
 
 if TYPE_CHECKING:
     from rowwise.recipes.compress.advice import CompressionAdvice
-    from rowwise.recipes.compress.division import CompressionGoal
-    from rowwise.recipes.compress.work import Tell
+    from rowwise.recipes.compress.progress import Tell
+    from rowwise.recipes.compress.selection import CompressionGoal
 
 MOST_RATIO = 1e6
 
@@ -81,21 +81,21 @@ def compress(  # noqa: PLR0913 - one for each option
         raise SpecError("rowwise compress trains in one process: want it without torchrun")
     from rowwise.recipes.compose import resolve
     from rowwise.recipes.compress.advise import advise, check_recipe, write_recipe
-    from rowwise.recipes.compress.division import divide
     from rowwise.recipes.compress.folder import TrialFolderSpec, lock_folder, open_folder
+    from rowwise.recipes.compress.selection import select_tables
     from rowwise.recipes.compress.window import open_window
 
     loaded = load_recipe(recipe, changes or ())
     check_recipe(loaded)
     resolved = resolve(loaded)
-    division = divide(resolved.tables, goal)
+    selection = select_tables(resolved.tables, goal)
     spec = TrialFolderSpec.of(resolved.recipe, tuple(history or ()), rows, loaded.seed if seed is None else seed)
     window = open_window(resolved, spec.history)
     console = make_terminal(stderr=True)
     folder = open_folder(out, spec)
     try:
         with lock_folder(folder), _show_progress(console) as report:
-            advice = advise(window, division, goal, spec, folder, report)
+            advice = advise(window, selection, goal, spec, folder, report)
             recipe_file = write_recipe(loaded, resolved, advice, folder)
             page = _write_page(folder.path)
     except KeyboardInterrupt:
@@ -115,7 +115,7 @@ def _parse_goal(ratio: float | None, budget: str | None, methods: str | None) ->
         raise SpecError(f"--ratio {ratio:g}: want a compression above 1, such as 10")
     budget_bytes = None if budget is None else parse_size("--budget", budget)
     from rowwise.hashing.methods import METHODS
-    from rowwise.recipes.compress.division import CompressionGoal
+    from rowwise.recipes.compress.selection import CompressionGoal
 
     names = tuple(dict.fromkeys(name.strip() for name in methods.split(","))) if methods is not None else tuple(METHODS)
     for name in names:
@@ -141,8 +141,8 @@ def _show(advice: "CompressionAdvice", console: Console, *, explain: bool) -> No
     from rich.table import Table
 
     from rowwise.quantity import format_size
-    from rowwise.recipes.compress.words import explain_advice as lines_of
-    from rowwise.recipes.compress.words import method_name
+    from rowwise.recipes.compress.explain import explain_advice as lines_of
+    from rowwise.recipes.compress.explain import method_name
 
     if explain:
         for line in lines_of(advice):

@@ -1,1 +1,1 @@
-"""From ids to rows: how the ids of a table share fewer rows, and modules that look them up so."""
+"""Id maps: how the ids of a table share fewer rows, and the modules that look such ids up."""

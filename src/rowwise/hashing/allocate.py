@@ -1,13 +1,10 @@
-"""One budget of bytes, shared out among tables: for each a size that was measured, so that the sum of losses is least.
+"""Allocates one budget of bytes to tables: chooses a method and size for each, so that the sum of losses is least.
 
-Pure: it knows of tables only what each option takes and loses. The choice is exact: all sums of options that no other
-beats in both bytes and loss are kept, table by table (a multiple-choice knapsack). Where there are too many sums, those
-are dropped that lose hardly less than one with fewer bytes, and the answer says how much that can have cost.
+This is a multiple-choice knapsack, solved exactly table by table: the Pareto frontier of (bytes, loss) of the tables so
+far is combined with the options of the next one. A frontier that grows too large is thinned, and the result bounds the
+error of that. A larger size may have a larger measured loss; then the smaller size is chosen.
 
-A method may lose more with more bytes, by chance or for good: then a smaller size is the better choice, and is taken.
-
-Known limits: what tables do to each other: a loss was measured with the other tables as they were, and losses are
-added.
+Known limit: losses are added, although each was measured with the other tables uncompressed.
 """
 
 import math
@@ -21,27 +18,27 @@ from numpy.typing import NDArray
 from rowwise.errors import SpecError
 from rowwise.value import Value
 
-FULL = ""  # the method of a table that stays as it is
-BETWEEN = 15  # sizes between two that were measured
-MOST_SUMS = 4096
+FULL = ""  # the method of an uncompressed table
+STEPS_BETWEEN = 15  # interpolated sizes between two measured ones
+MOST_POINTS = 4096  # of a frontier
 
 
 class SizeOption(Value, frozen=True):
-    """A size of a table, and how much worse the model is with it."""
+    """A method and size for a table, and the increase of the model's loss."""
 
     method: str
     size_bytes: int
     loss: float
-    measured: bool = True  # or lies between two that were
+    measured: bool = True  # False: interpolated between two measured sizes
 
 
 class Allocation(Value, frozen=True):
-    """The method and size that each table is given."""
+    """The method and size of each table."""
 
     chosen: dict[str, SizeOption]
     size_bytes: int  # of all tables
     loss: float
-    error: float  # by which another choice could have less loss at most; 0: none has
+    error: float  # an upper bound on the loss above the best choice's; 0: this is the best choice
 
 
 Doubles = NDArray[np.float64]
@@ -50,99 +47,102 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Frontier:
-    """The sizes that some tables can take together, by rising bytes and falling loss, and the choices behind each."""
+    """The Pareto frontier of several tables: points of rising total bytes and falling total loss."""
 
     bytes_S: Ints
     loss_S: Doubles
-    before_S: Ints  # the place among the sums of the tables before
-    option_S: Ints  # of the last table
+    previous_S: Ints  # index of the point of the tables before the last one
+    option_S: Ints  # index of the last table's option
 
 
-def sums_between(points: Sequence[SizeOption], count: int = BETWEEN) -> tuple[SizeOption, ...]:
-    """The options of one method and others between neighbours, on straight lines over the logarithm of bytes."""
-    made = list(points[:1])
+def interpolate_sizes(points: Sequence[SizeOption], count: int = STEPS_BETWEEN) -> tuple[SizeOption, ...]:
+    """The measured sizes of one method, and sizes between them whose loss is linear in the logarithm of bytes."""
+    options = list(points[:1])
     for low, high in pairwise(points):
         for step in range(1, count + 1):
-            part = step / (count + 1)
-            size_bytes = int(low.size_bytes ** (1 - part) * high.size_bytes**part)
-            if made[-1].size_bytes < size_bytes < high.size_bytes:
-                part = math.log(size_bytes / low.size_bytes) / math.log(high.size_bytes / low.size_bytes)
-                loss = low.loss + part * (high.loss - low.loss)
-                made.append(SizeOption(method=low.method, size_bytes=size_bytes, loss=loss, measured=False))
-        made.append(high)
-    return tuple(made)
+            fraction = step / (count + 1)
+            size_bytes = int(low.size_bytes ** (1 - fraction) * high.size_bytes**fraction)
+            if options[-1].size_bytes < size_bytes < high.size_bytes:
+                fraction = math.log(size_bytes / low.size_bytes) / math.log(high.size_bytes / low.size_bytes)
+                loss = low.loss + fraction * (high.loss - low.loss)
+                options.append(SizeOption(method=low.method, size_bytes=size_bytes, loss=loss, measured=False))
+        options.append(high)
+    return tuple(options)
 
 
-def options_of(measured: Sequence[SizeOption], full_bytes: int) -> tuple[SizeOption, ...]:
-    """All that a table can be: as it is, at no loss, or by any method in any size that is known of."""
-    ordered = sorted(measured, key=lambda one: one.method)
-    made = [SizeOption(method=FULL, size_bytes=full_bytes, loss=0.0)]
-    for _, points in groupby(ordered, key=lambda one: one.method):
-        made += sums_between(sorted(points, key=lambda one: one.size_bytes))
-    return tuple(one for one in made if one.size_bytes < full_bytes or one.method == FULL)
+def list_options(measured: Sequence[SizeOption], full_bytes: int) -> tuple[SizeOption, ...]:
+    """All options of a table: uncompressed without loss, and each method at measured and interpolated sizes."""
+    options = [SizeOption(method=FULL, size_bytes=full_bytes, loss=0.0)]
+    for _, points in groupby(sorted(measured, key=lambda point: point.method), key=lambda point: point.method):
+        options += interpolate_sizes(sorted(points, key=lambda point: point.size_bytes))
+    return tuple(option for option in options if option.size_bytes < full_bytes or option.method == FULL)
 
 
 def allocate(
-    tables: Mapping[str, Sequence[SizeOption]], budget_bytes: int, left_bytes: int = 0, most: int = MOST_SUMS
+    tables: Mapping[str, Sequence[SizeOption]], budget_bytes: int, kept_bytes: int = 0, most_points: int = MOST_POINTS
 ) -> Allocation:
-    """The options with the least loss that fit, one for each table.
+    """The options of least total loss that fit the budget, one for each table.
 
     Args:
-        tables: the options of each; of those that are alike in bytes and loss the first is taken.
-        budget_bytes: for all tables together.
-        left_bytes: of tables that stay as they are, which count as well.
-        most: sums that are kept after each table.
+        tables: the options of each table; of options with equal bytes and loss the first is chosen.
+        budget_bytes: of all tables, those of `kept_bytes` included.
+        kept_bytes: the bytes of tables that are not compressed.
+        most_points: the size to which each frontier is thinned.
     """
-    least = left_bytes + sum(min(option.size_bytes for option in options) for options in tables.values())
+    least = kept_bytes + sum(min(option.size_bytes for option in options) for options in tables.values())
     if least > budget_bytes:
         got = f"a budget of {budget_bytes:,} bytes for tables that take at least {least:,}"
-        raise SpecError(f"{got}, {left_bytes:,} of them in tables that are not compressed: want at least {least:,}")
+        raise SpecError(f"{got}, {kept_bytes:,} of them in tables that are not compressed: want at least {least:,}")
     zero = np.zeros(1, np.int64)
-    steps = [_Frontier(zero + left_bytes, np.zeros(1), zero, zero)]
+    frontiers = [_Frontier(zero + kept_bytes, np.zeros(1), zero, zero)]
     error = 0.0
     for options in tables.values():
-        sums, lost = _thin(_merge(steps[-1], options, budget_bytes), most)
-        steps.append(sums)
-        error += lost
-    at = len(steps[-1].loss_S) - 1  # they fall
+        frontier, thinning_error = _thin(_add_table(frontiers[-1], options, budget_bytes), most_points)
+        frontiers.append(frontier)
+        error += thinning_error
+    # The last point has the least loss; follow its choices back from the last table to the first.
+    at = len(frontiers[-1].loss_S) - 1
     chosen: dict[str, SizeOption] = {}
-    for sums, (name, options) in zip(reversed(steps[1:]), reversed(list(tables.items())), strict=True):
-        chosen[name] = options[int(sums.option_S[at])]
-        at = int(sums.before_S[at])
-    in_order = {name: chosen[name] for name in tables}
+    for frontier, (name, options) in zip(reversed(frontiers[1:]), reversed(list(tables.items())), strict=True):
+        chosen[name] = options[int(frontier.option_S[at])]
+        at = int(frontier.previous_S[at])
+    chosen = {name: chosen[name] for name in tables}
     return Allocation(
-        chosen=in_order,
-        size_bytes=left_bytes + sum(option.size_bytes for option in in_order.values()),
-        loss=sum(option.loss for option in in_order.values()),
+        chosen=chosen,
+        size_bytes=kept_bytes + sum(option.size_bytes for option in chosen.values()),
+        loss=sum(option.loss for option in chosen.values()),
         error=error,
     )
 
 
-def _merge(sums: _Frontier, options: Sequence[SizeOption], budget_bytes: int) -> _Frontier:
-    """Every sum with every option that fits, without those that another beats."""
+def _add_table(frontier: _Frontier, options: Sequence[SizeOption], budget_bytes: int) -> _Frontier:
+    """The frontier of all pairs of a point and an option that fit the budget."""
     size_O = np.array([option.size_bytes for option in options], np.int64)
     loss_O = np.array([option.loss for option in options])
-    bytes_SO, loss_SO = sums.bytes_S[:, None] + size_O, sums.loss_S[:, None] + loss_O
-    before_P, option_P = np.nonzero(bytes_SO <= budget_bytes)
-    bytes_P, loss_P = bytes_SO[before_P, option_P], loss_SO[before_P, option_P]
-    order_P = np.lexsort((option_P, loss_P, bytes_P))
-    loss_P = loss_P[order_P]
+    bytes_SO, loss_SO = frontier.bytes_S[:, None] + size_O, frontier.loss_S[:, None] + loss_O
+    point_P, option_P = np.nonzero(bytes_SO <= budget_bytes)
+    bytes_P, loss_P = bytes_SO[point_P, option_P], loss_SO[point_P, option_P]
+    by_bytes_P = np.lexsort((option_P, loss_P, bytes_P))
+    loss_P = loss_P[by_bytes_P]
+    # A pair is on the frontier if its loss is below that of all pairs with fewer bytes.
     lowest_P = np.minimum.accumulate(loss_P)
-    kept_P = np.ones(len(loss_P), np.bool_)
-    kept_P[1:] = loss_P[1:] < lowest_P[:-1]
-    at_S = order_P[kept_P]
-    return _Frontier(bytes_P[at_S], loss_P[kept_P], before_P[at_S], option_P[at_S])
+    is_best_P = np.ones(len(loss_P), np.bool_)
+    is_best_P[1:] = loss_P[1:] < lowest_P[:-1]
+    pair_S = by_bytes_P[is_best_P]
+    return _Frontier(bytes_P[pair_S], loss_P[is_best_P], point_P[pair_S], option_P[pair_S])
 
 
-def _thin(sums: _Frontier, most: int) -> tuple[_Frontier, float]:
-    """About `count` of the sums, chosen so that each stands for others that lose hardly more."""
-    loss_S = sums.loss_S
-    if len(loss_S) <= most:
-        return sums, 0.0
-    # Each that is dropped has one before it, of fewer bytes, that loses at most a step more.
-    step = float(loss_S[0] - loss_S[-1]) / (most - 1)
+def _thin(frontier: _Frontier, most_points: int) -> tuple[_Frontier, float]:
+    """The frontier with about `most_points` points, and a bound on the loss that this adds."""
+    loss_S = frontier.loss_S
+    if len(loss_S) <= most_points:
+        return frontier, 0.0
+    # The range of losses is cut into steps, and the point of fewest bytes in each is kept: each dropped point has a
+    # kept one with fewer bytes and at most one step more loss.
+    step = float(loss_S[0] - loss_S[-1]) / (most_points - 1)
     level_S = np.floor((loss_S[0] - loss_S) / step)
-    first_S = np.ones(len(loss_S), np.bool_)
-    first_S[1:] = level_S[1:] > level_S[:-1]
-    kept = np.flatnonzero(first_S)
-    return _Frontier(sums.bytes_S[kept], loss_S[kept], sums.before_S[kept], sums.option_S[kept]), step
+    is_first_S = np.ones(len(loss_S), np.bool_)
+    is_first_S[1:] = level_S[1:] > level_S[:-1]
+    first = np.flatnonzero(is_first_S)
+    bytes_S, loss_S, previous_S = frontier.bytes_S[first], loss_S[first], frontier.previous_S[first]
+    return _Frontier(bytes_S, loss_S, previous_S, frontier.option_S[first]), step

@@ -1,7 +1,9 @@
-"""Splits the ids of a feature into the parts of an id map, and combines the vectors of its parts."""
+"""Splits the rows of a feature by the parts of an id map, and combines the vectors of its parts."""
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import add, mul
 
 import torch
 from torch import Tensor
@@ -15,46 +17,45 @@ from rowwise.spec import Pooling
 class PartBags:
     """The rows of one part for one feature."""
 
-    name: str  # of the feature, as the stored table calls it
+    name: str  # of the feature in the stored table
     rows_M: Tensor
     lengths_B: Tensor
     weights_M: Tensor | None
-    ids_M: Tensor | None  # which id each row is of; None: each id has as many
+    ids_M: Tensor | None  # index of the id that each row belongs to; None: each id has the same number of rows
 
 
 def combine_parts(
-    mapped: MappedTable, jagged: Jagged, feature: str, vectors: Mapping[str, Tensor], places: Mapping[str, PartBags]
+    mapped: MappedTable, jagged: Jagged, feature: str, vectors: Mapping[str, Tensor], bags: Mapping[str, PartBags]
 ) -> Tensor:
-    """The vectors of a feature at its table's dim, from those of its parts; `places`: the rows that were looked up."""
+    """The vectors of a feature at its table's dim, from the vectors and the bags of its parts."""
     table = mapped.table
-    place = table.feature_names.index(feature)
-    names = [stored.feature_names[place] for stored in mapped.stored]
+    number = table.feature_names.index(feature)
+    names = [stored.feature_names[number] for stored in mapped.stored]
     if not mapped.per_id:
-        summed = mapped.project_all([vectors[name] for name in names])
-        return _mean(summed, jagged, feature) if table.pooling is Pooling.MEAN else summed
-    parts = [mapped.project(index, vectors[name]) for index, name in enumerate(names)]
-    at = jagged.features.index(feature)
+        pooled_BD = mapped.project_all([vectors[name] for name in names])
+        return _divide_by_lengths(pooled_BD, jagged, feature) if table.pooling is Pooling.MEAN else pooled_BD
+    index = jagged.features.index(feature)
     size = jagged.lengths_FB.numel() // len(jagged.features)
-    lengths_B = jagged.lengths_FB[at * size : (at + 1) * size].long()
+    lengths_B = jagged.lengths_FB[index * size : (index + 1) * size].long()
     count = int(lengths_B.sum())
-    each = [
-        _per_id(part, places[name], count, len(here.columns))
-        for part, name, here in zip(parts, names, mapped.parts, strict=True)
+    factors = [
+        _sum_by_id(mapped.project(part, vectors[name]), bags[name], count, len(part_rows.columns))
+        for part, (name, part_rows) in enumerate(zip(names, mapped.parts, strict=True))
     ]
-    whole_ND = _product(each) if mapped.map.shape.combine == "product" else _sum(each)
+    vectors_ND = functools.reduce(mul if mapped.map.shape.combine == "product" else add, factors)
     if table.pooling is Pooling.SEQUENCE:
-        return whole_ND
+        return vectors_ND
     if table.pooling is Pooling.WEIGHTED:
         assert jagged.weights_N is not None
-        begin = int(jagged.lengths_FB[: at * size].sum())
-        whole_ND = whole_ND * jagged.weights_N[begin : begin + count].unsqueeze(1)
+        begin = int(jagged.lengths_FB[: index * size].sum())
+        vectors_ND = vectors_ND * jagged.weights_N[begin : begin + count].unsqueeze(1)
     bags_N = torch.arange(size, device=lengths_B.device).repeat_interleave(lengths_B, output_size=count)
-    pooled = whole_ND.new_zeros(size, table.dim).index_add(0, bags_N, whole_ND)
-    return _mean(pooled, jagged, feature) if table.pooling is Pooling.MEAN else pooled
+    pooled_BD = vectors_ND.new_zeros(size, table.dim).index_add(0, bags_N, vectors_ND)
+    return _divide_by_lengths(pooled_BD, jagged, feature) if table.pooling is Pooling.MEAN else pooled_BD
 
 
-def all_rows(name: str, rows_NK: Tensor, lengths_B: Tensor, weights_N: Tensor | None) -> PartBags:
-    """Every id has all of its rows."""
+def complete_bags(name: str, rows_NK: Tensor, lengths_B: Tensor, weights_N: Tensor | None) -> PartBags:
+    """Bags of a part in which every id has a row in each of its columns."""
     count = rows_NK.shape[1]
     if weights_N is not None and count > 1:
         weights_N = weights_N.repeat_interleave(count)
@@ -67,41 +68,27 @@ def all_rows(name: str, rows_NK: Tensor, lengths_B: Tensor, weights_N: Tensor | 
     )
 
 
-def some_rows(name: str, rows_NK: Tensor, lengths_B: Tensor, weights_N: Tensor | None) -> PartBags:
-    """Some ids have none, or not all."""
-    there_NK = rows_NK >= 0
-    ends_N1 = torch.cat([lengths_B.new_zeros(1, dtype=torch.int64), there_NK.sum(1).cumsum(0)])
+def partial_bags(name: str, rows_NK: Tensor, lengths_B: Tensor, weights_N: Tensor | None) -> PartBags:
+    """Bags of a part in which ids may lack rows, which are -1."""
+    has_row_NK = rows_NK >= 0
+    running = torch.cat([lengths_B.new_zeros(1, dtype=torch.int64), has_row_NK.sum(1).cumsum(0)])
     ends_B = lengths_B.cumsum(0)
-    ids_M = there_NK.nonzero()[:, 0]
+    ids_M = has_row_NK.nonzero()[:, 0]
     return PartBags(
         name=name,
-        rows_M=rows_NK[there_NK],
-        lengths_B=(ends_N1[ends_B] - ends_N1[ends_B - lengths_B]).to(lengths_B.dtype),
+        rows_M=rows_NK[has_row_NK],
+        lengths_B=(running[ends_B] - running[ends_B - lengths_B]).to(lengths_B.dtype),
         weights_M=None if weights_N is None else weights_N[ids_M],
         ids_M=ids_M,
     )
 
 
-def _per_id(rows_MD: Tensor, bags: PartBags, count: int, columns: int) -> Tensor:
+def _sum_by_id(rows_MD: Tensor, bags: PartBags, count: int, columns: int) -> Tensor:
     """The sum [N, D] of the rows that each id has in a part."""
     if bags.ids_M is None:
         return rows_MD if columns == 1 else rows_MD.view(count, columns, rows_MD.shape[1]).sum(1)
     return rows_MD.new_zeros(count, rows_MD.shape[1]).index_add(0, bags.ids_M, rows_MD)
 
 
-def _sum(vectors: Sequence[Tensor]) -> Tensor:
-    total = vectors[0]
-    for more in vectors[1:]:
-        total = total + more
-    return total
-
-
-def _mean(summed_BD: Tensor, jagged: Jagged, feature: str) -> Tensor:
-    return summed_BD / jagged.lengths_of(feature).clamp(min=1).unsqueeze(1)
-
-
-def _product(vectors: Sequence[Tensor]) -> Tensor:
-    whole = vectors[0]
-    for more in vectors[1:]:
-        whole = whole * more
-    return whole
+def _divide_by_lengths(sums_BD: Tensor, jagged: Jagged, feature: str) -> Tensor:
+    return sums_BD / jagged.lengths_of(feature).clamp(min=1).unsqueeze(1)

@@ -1,8 +1,8 @@
-"""`MappedEmbeddings`: tables whose ids share rows, as models use them.
+"""`MappedEmbeddings`: embedding tables whose ids share rows, in place of `Embeddings` in a model.
 
-Around `Embeddings`, which holds fewer rows than there are ids: a batch of ids becomes a batch of rows, and what comes
-back is put together where an id has several. So sharding, checkpoints and updates know nothing of maps: `shard`
-replaces what is inside. Known limits: ids that have no row of their own cannot be told apart afterwards.
+It wraps `Embeddings`, which hold fewer rows than there are ids. It maps a batch of ids to a batch of rows, looks the
+rows up, and combines the vectors of ids with several rows. Sharding, checkpoints and updates need no code for maps:
+`shard` replaces the `Embeddings` inside.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from rowwise.batch import Jagged, KeyedJagged, Shared
 from rowwise.embedding import Embeddings, Vectors
 from rowwise.errors import BatchError, RowwiseError, SpecError
-from rowwise.hashing.combine import PartBags, all_rows, combine_parts, some_rows
-from rowwise.hashing.folds import begins_of, folds_of
+from rowwise.hashing.combine import PartBags, combine_parts, complete_bags, partial_bags
+from rowwise.hashing.folds import assign_folds, feature_offsets
 from rowwise.hashing.idmap import IdMap
 from rowwise.hashing.mapped import MappedTable
 from rowwise.hashing.open import open_map
@@ -24,7 +24,7 @@ from rowwise.ops import check
 from rowwise.ops.unknown import count_unknown
 from rowwise.spec import Pooling, Table, check_tables
 
-NARROW = 1 << 31
+MOST_INT32_ROWS = 1 << 31
 
 
 @final
@@ -32,10 +32,10 @@ class MappedEmbeddings(nn.Module):
     """`Embeddings` some of whose tables have an `id_map`.
 
     Args:
-        tables: as for `Embeddings`; `rows` of a table is how many ids it knows.
-        maps: instead of what the tables' `id_map` say, by name.
+        tables: as for `Embeddings`; `rows` of a table with a map is its number of ids.
+        maps: by table, maps that replace those of the tables' `id_map`.
         seed: of the initial rows.
-        device: where rows live; "meta": nowhere, until they are sharded.
+        device: the device of the rows; "meta" until they are sharded.
         merge_shared: see `Embeddings`.
     """
 
@@ -57,13 +57,13 @@ class MappedEmbeddings(nn.Module):
         self.maps = nn.Module()
         for table in tables:
             if (id_map := opened[table.name]) is not None:
-                # Not setattr: it refuses the names of methods, which tables may have.
+                # Not add_module: it refuses names of attributes, which tables may have.
                 self.maps._modules[table.name] = MappedTable(table, id_map)
-        stored = [one for table in tables for one in self._stored_of(table)]
+        mapped = self.mapped
+        stored = [s for t in tables for s in (mapped[t.name].stored if t.name in mapped else (t,))]
         self.stored = Embeddings(stored, seed=seed, device=device, merge_shared=merge_shared)
-        self._homes = {feature: table for table in tables for feature in table.feature_names}
-        # Where nothing has to be put together, what the lookup gives is the answer.
-        self._plain = all(one.one_sum for one in self.mapped.values())
+        self._table_of = {feature: table for table in tables for feature in table.feature_names}
+        self._needs_no_combining = all(table.needs_no_combining for table in mapped.values())
         self.unknown_ids: dict[str, int] = {}  # of mapped tables, see `Embeddings`
 
     @property
@@ -72,7 +72,7 @@ class MappedEmbeddings(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The device of the rows; a model asks while it is made, before rows are sharded."""
+        """The device of the rows before they are sharded."""
         return self.stored.device
 
     def forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
@@ -83,19 +83,19 @@ class MappedEmbeddings(nn.Module):
 
     def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
         try:
-            jagged = self._owning(Jagged.from_keyed(sparse))
-            batch, places = self._map_features(jagged)
+            jagged = self._check_batch(Jagged.from_keyed(sparse))
+            batch, bags = self._map_features(jagged)
         except RowwiseError as error:
             self.stored.abort_forward(error)
         vectors = self.stored(batch)
-        if self._plain:
+        if self._needs_no_combining:
             return vectors
-        # Cut once: a backward of many slices would make as many matrices of zeros.
+        # One split, not a slice for each feature: the backward of a slice allocates zeros of the whole matrix.
         widths = [columns.stop - columns.start for columns in vectors.columns.values()]
-        cut = dict(zip(vectors.columns, vectors.matrix_BS.split(widths, 1), strict=True)) | dict(vectors.sequences)
-        found = {f: self._vector(jagged, f, cut, places) for f in self._homes}
-        sequences = {f: x for f, x in found.items() if self._homes[f].pooling is Pooling.SEQUENCE}
-        pooled = {f: x for f, x in found.items() if f not in sequences}
+        by_part = dict(zip(vectors.columns, vectors.matrix_BS.split(widths, 1), strict=True)) | dict(vectors.sequences)
+        by_feature = {f: self._combine(jagged, f, by_part, bags) for f in self._table_of}
+        sequences = {f: x for f, x in by_feature.items() if self._table_of[f].pooling is Pooling.SEQUENCE}
+        pooled = {f: x for f, x in by_feature.items() if f not in sequences}
         columns: dict[str, slice] = {}
         at = 0
         for feature, x in pooled.items():
@@ -104,80 +104,76 @@ class MappedEmbeddings(nn.Module):
         return Vectors(matrix_BS=matrix_BS, columns=columns, sequences=sequences)
 
     def map_batch(self, sparse: Jagged | KeyedJagged) -> Jagged:
-        """The batch of rows that a batch of ids becomes: what is looked up, and travels."""
-        return self._map_features(self._owning(Jagged.from_keyed(sparse)))[0]
+        """The batch of rows that `Embeddings` looks up for a batch of ids."""
+        return self._map_features(self._check_batch(Jagged.from_keyed(sparse)))[0]
 
     @torch.no_grad()
     def weights(self, name: str) -> Tensor:
-        """A vector for each id of a table [ids, dim], as float32, where all rows are on this device."""
+        """The vector of each id of a table as float32 [ids, dim]; raises if the tables are sharded."""
         if not isinstance(self.stored, Embeddings):
-            raise SpecError(f"table {name!r} is spread over ranks: want weights() of a model that is not sharded")
+            raise SpecError(f"table {name!r} is sharded: want weights() of a model that is not sharded")
         mapped = self.mapped.get(name)
         if mapped is None:
             return self.stored.weights(name)
-        rows_NC = mapped.rows_of(torch.arange(mapped.table.rows))
-        found: list[Tensor] = []
+        rows_NC = mapped.look_up_rows(torch.arange(mapped.table.rows))
+        vectors: list[Tensor] = []  # for each column, part by part
         for index, table in enumerate(mapped.stored):
             weights_RD = mapped.project(index, self.stored.weights(table.name))
-            for rows_N in mapped.parts[index].pick(rows_NC).unbind(1):
-                found.append(weights_RD[rows_N.clamp(min=0)] * (rows_N >= 0).unsqueeze(1))
-        stacked = torch.stack(found)
-        return stacked.prod(0) if mapped.map.shape.combine == "product" else stacked.sum(0)
+            for rows_N in mapped.parts[index].local_rows(rows_NC).unbind(1):
+                vectors.append(weights_RD[rows_N.clamp(min=0)] * (rows_N >= 0).unsqueeze(1))
+        vectors_CND = torch.stack(vectors)
+        return vectors_CND.prod(0) if mapped.map.shape.combine == "product" else vectors_CND.sum(0)
 
-    def _stored_of(self, table: Table) -> Sequence[Table]:
-        mapped = self.mapped.get(table.name)
-        return (table,) if mapped is None else mapped.stored
+    def _check_batch(self, jagged: Jagged) -> Jagged:
+        """The batch after checks; features that are combined id by id or looked up by fold share no bags in it.
 
-    def _owning(self, jagged: Jagged) -> Jagged:
-        """The batch with features unshared that are combined id by id or looked up fold by fold.
-
-        Checked here, as what is made of wrong lengths may look right.
+        Lengths are checked before ids are mapped, because the batch of rows may be valid where they are wrong.
         """
         check.check_lengths(jagged)
         if jagged.shared is not None:
             check.check_lengths(jagged.shared.jagged)
             jagged.shared.check()
-        missing = [f for f in self._homes if f not in jagged.all_features]
+        missing = [f for f in self._table_of if f not in jagged.all_features]
         if missing:
-            there = ", ".join(jagged.all_features)
-            raise BatchError(f"the batch has no feature {', '.join(missing)}; it has {there}")
-        apart = [one for one in self.mapped.values() if one.per_id or (self.training and one.folding)]
-        return jagged.owning([f for one in apart for f in one.table.feature_names])
+            got = ", ".join(jagged.all_features)
+            raise BatchError(f"the batch has no feature {', '.join(missing)}; it has {got}")
+        unshared = [t for t in self.mapped.values() if t.per_id or (self.training and t.folding)]
+        return jagged.owning([f for t in unshared for f in t.table.feature_names])
 
     def _map_features(self, jagged: Jagged) -> tuple[Jagged, dict[str, PartBags]]:
-        """The batch of rows, and the parts that its own features became."""
-        folds, begins_F1 = self._folds(jagged), begins_of(jagged)
-        parts = [
-            part
-            for at, feature in enumerate(jagged.features)
-            if feature in self._homes
-            for part in self._parts(jagged, at, begins_F1, folds)
+        """The batch of rows, and the bags of each part, without shared ones."""
+        folds, offsets = self._assign_folds(jagged), feature_offsets(jagged)
+        bags = [
+            part_bags
+            for index, feature in enumerate(jagged.features)
+            if feature in self._table_of
+            for part_bags in self._map_feature(jagged, index, offsets, folds)
         ]
         shared = jagged.shared
-        if shared is not None and not self._homes.keys() & set(shared.jagged.features):
-            shared = None  # nothing of it is looked up
+        if shared is not None and not self._table_of.keys() & set(shared.jagged.features):
+            shared = None  # no table looks it up
         if shared is not None:
             shared = Shared(jagged=self._map_features(shared.jagged)[0], inverse_B=shared.inverse_B)
         weights_N = None
         if jagged.weights_N is not None:
-            weights_N = _concatenate_parts([w for p in parts if (w := p.weights_M) is not None], jagged.weights_N[:0])
-        wide = any(part.rows_M.dtype == torch.int64 for part in parts)
+            weights_N = _concatenate([w for b in bags if (w := b.weights_M) is not None], jagged.weights_N[:0])
+        wide = any(b.rows_M.dtype == torch.int64 for b in bags)
         batch = Jagged(
-            features=tuple(part.name for part in parts),
-            values_N=_concatenate_parts([p.rows_M.long() if wide else p.rows_M for p in parts], jagged.values_N[:0]),
-            lengths_FB=_concatenate_parts([part.lengths_B for part in parts], jagged.lengths_FB[:0]),
+            features=tuple(b.name for b in bags),
+            values_N=_concatenate([b.rows_M.long() if wide else b.rows_M for b in bags], jagged.values_N[:0]),
+            lengths_FB=_concatenate([b.lengths_B for b in bags], jagged.lengths_FB[:0]),
             weights_N=weights_N,
             shared=shared,
         )
-        return batch, {part.name: part for part in parts}
+        return batch, {b.name: b for b in bags}
 
-    def _parts(
-        self, jagged: Jagged, at: int, begins_F1: Sequence[int], folds: Mapping[str, Tensor]
+    def _map_feature(
+        self, jagged: Jagged, index: int, offsets: Sequence[int], folds: Mapping[str, Tensor]
     ) -> Iterator[PartBags]:
-        """The rows of one feature's ids in each part; `folds`: of the samples [B], by table."""
-        feature, begin, end = jagged.features[at], begins_F1[at], begins_F1[at + 1]
-        table, size = self._homes[feature], jagged.lengths_FB.numel() // len(jagged.features)
-        lengths_B = jagged.lengths_FB[at * size : (at + 1) * size]
+        """The bags of one feature in each part; `folds` are the folds of the samples [B], by table."""
+        feature, begin, end = jagged.features[index], offsets[index], offsets[index + 1]
+        table, size = self._table_of[feature], jagged.lengths_FB.numel() // len(jagged.features)
+        lengths_B = jagged.lengths_FB[index * size : (index + 1) * size]
         weights = None if jagged.weights_N is None else jagged.weights_N[begin:end]
         ids_N = jagged.values_N[begin:end]
         if table.name not in self.mapped:
@@ -186,30 +182,30 @@ class MappedEmbeddings(nn.Module):
         mapped = self.mapped[table.name]
         ids_N = self._check_ids(jagged, table, feature, begin, ids_N)
         folds_B = folds.get(table.name)
-        rows_NC = mapped.rows_of(ids_N, None if folds_B is None else folds_B.repeat_interleave(lengths_B))
-        place = table.feature_names.index(feature)
-        for index, stored in enumerate(mapped.stored):
-            name, part = stored.feature_names[place], mapped.parts[index]
-            fits = ids_N.dtype == torch.int32 and stored.rows < NARROW
-            bags = (all_rows if part.always else some_rows)(name, part.pick(rows_NC), lengths_B, weights)
-            yield replace(bags, rows_M=bags.rows_M.int()) if fits else bags
+        rows_NC = mapped.look_up_rows(ids_N, None if folds_B is None else folds_B.repeat_interleave(lengths_B))
+        number = table.feature_names.index(feature)
+        for stored, part in zip(mapped.stored, mapped.parts, strict=True):
+            make_bags = complete_bags if part.complete else partial_bags
+            bags = make_bags(stored.feature_names[number], part.local_rows(rows_NC), lengths_B, weights)
+            int32 = ids_N.dtype == torch.int32 and stored.rows < MOST_INT32_ROWS
+            yield replace(bags, rows_M=bags.rows_M.int()) if int32 else bags
 
-    def _folds(self, jagged: Jagged) -> dict[str, Tensor]:
-        """While rows are trained, the fold of each sample for each table whose map has folds."""
-        made: dict[tuple[tuple[str, ...], int, int], Tensor] = {}  # mostly one for all tables
-        found: dict[str, Tensor] = {}
-        for name, one in self.mapped.items():
-            how = one.folding
-            if how is None or not self.training or not set(one.table.feature_names) & set(jagged.features):
+    def _assign_folds(self, jagged: Jagged) -> dict[str, Tensor]:
+        """In training mode, the fold of each sample for each table whose map has folds."""
+        by_folding: dict[tuple[tuple[str, ...], int, int], Tensor] = {}  # most maps assign folds alike
+        folds: dict[str, Tensor] = {}
+        for name, mapped in self.mapped.items():
+            folding = mapped.folding
+            if folding is None or not self.training or not set(mapped.table.feature_names) & set(jagged.features):
                 continue
-            key = (how.features, how.count, how.seed)
-            if key not in made:
-                made[key] = folds_of(jagged, *key)
-            found[name] = made[key]
-        return found
+            key = (folding.features, folding.count, folding.seed)
+            if key not in by_folding:
+                by_folding[key] = assign_folds(jagged, *key)
+            folds[name] = by_folding[key]
+        return folds
 
     def _check_ids(self, jagged: Jagged, table: Table, feature: str, begin: int, ids_N: Tensor) -> Tensor:
-        """The ids, all known to the map; ids outside the table become its last id if it takes unknown ids."""
+        """The ids of a feature; unknown ids are replaced by the last id if the table has unknown="last_row"."""
         if not len(ids_N):
             return ids_N
         low, high = map(int, ids_N.aminmax())
@@ -221,18 +217,17 @@ class MappedEmbeddings(nn.Module):
         count_unknown(self.unknown_ids, table, feature, int(outside_N.sum()))
         return ids_N.masked_fill(outside_N, table.rows - 1)
 
-    def _vector(
-        self, jagged: Jagged, feature: str, vectors: Mapping[str, Tensor], places: Mapping[str, PartBags]
+    def _combine(
+        self, jagged: Jagged, feature: str, vectors: Mapping[str, Tensor], bags: Mapping[str, PartBags]
     ) -> Tensor:
-        mapped = self.mapped.get(self._homes[feature].name)
-        return vectors[feature] if mapped is None else combine_parts(mapped, jagged, feature, vectors, places)
+        mapped = self.mapped.get(self._table_of[feature].name)
+        return vectors[feature] if mapped is None else combine_parts(mapped, jagged, feature, vectors, bags)
 
     def extra_repr(self) -> str:
-        """One line a mapped table."""
         lines = []
-        for name, one in self.mapped.items():
-            rows = " + ".join(f"{t.rows} x {t.dim}" for t in one.stored)
-            lines.append(f"{name}: {one.table.rows} ids in {rows}, a map of {one.map.map_bytes} bytes")
+        for name, mapped in self.mapped.items():
+            rows = " + ".join(f"{t.rows} x {t.dim}" for t in mapped.stored)
+            lines.append(f"{name}: {mapped.table.rows} ids in {rows}, a map of {mapped.map.map_bytes} bytes")
         return "\n".join(lines)
 
 
@@ -242,10 +237,10 @@ AnyTables = Embeddings | MappedEmbeddings
 def make_embeddings(
     tables: Sequence[Table], *, seed: int = 0, device: torch.device | str = "cpu", merge_shared: bool = False
 ) -> AnyTables:
-    """Tables for a model: `Embeddings`, or what is around them where a table has an `id_map`."""
+    """`Embeddings` for a model, or `MappedEmbeddings` if a table has an `id_map`."""
     kind = Embeddings if all(table.id_map is None for table in tables) else MappedEmbeddings
     return kind(tables, seed=seed, device=device, merge_shared=merge_shared)
 
 
-def _concatenate_parts(tensors: Sequence[Tensor], none: Tensor) -> Tensor:
-    return torch.cat(list(tensors)) if tensors else none
+def _concatenate(tensors: Sequence[Tensor], empty: Tensor) -> Tensor:
+    return torch.cat(list(tensors)) if tensors else empty

@@ -1,6 +1,6 @@
-"""Id maps as files: safetensors with the words, and in the header, as JSON, all else and whose map it is.
+"""Id maps as safetensors files: the words are tensors; the header, in JSON, has the shape and the table's name.
 
-Whatever does not belong to the table that wants it is refused by name, before any row is trained by it.
+A map of another table is refused before any row is trained with it.
 """
 
 import os
@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from rowwise.errors import SpecError
-from rowwise.hashing.check import fault_of
+from rowwise.hashing.check import find_fault
 from rowwise.hashing.idmap import FoldAssignment, IdMap, MapShape
 from rowwise.spec import Table
 from rowwise.textfile import open_regular
@@ -24,7 +24,7 @@ HEADER, WORDS = "rowwise_id_map", "words"
 
 
 class Header(Value, frozen=True):
-    """The header of an id map's file."""
+    """The header of an id map's file, as JSON."""
 
     format: int
     table: str
@@ -35,21 +35,15 @@ class Header(Value, frozen=True):
 
 
 def save(path: Path | str, table_name: str, id_map: IdMap) -> None:
-    """Write the map of a table; a file is there in full or not at all."""
+    """Write the map of a table; a killed process leaves the former file or the new one."""
     path = Path(path)
-    header = Header(
-        format=FORMAT,
-        table=table_name,
-        digest=id_map.digest,
-        shape=id_map.shape,
-        about=dict(id_map.about),
-        folding=id_map.folding,
-    )
+    facts = {"format": FORMAT, "table": table_name, "digest": id_map.digest, "about": dict(id_map.about)}
+    header = Header(**facts, shape=id_map.shape, folding=id_map.folding)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        all_words = zip(_names(len(id_map.fold_words)), (id_map.words, *id_map.fold_words), strict=True)
-        words = {name: np.ascontiguousarray(one, "<i8") for name, one in all_words}
-        save_file(words, temporary, metadata={HEADER: msgspec.json.encode(header).decode()})
+        named_words = zip(_tensor_names(len(id_map.fold_words)), (id_map.words, *id_map.fold_words), strict=True)
+        tensors = {name: np.ascontiguousarray(words, "<i8") for name, words in named_words}
+        save_file(tensors, temporary, metadata={HEADER: msgspec.json.encode(header).decode()})
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -58,18 +52,18 @@ def save(path: Path | str, table_name: str, id_map: IdMap) -> None:
 
 
 def load(path: Path | str, table: Table, digest: str = "") -> IdMap:
-    """Read the map of a table; `digest`: which one it has to be."""
+    """Read the map of a table; raises if the file has another table, number of ids or, unless it is empty, digest."""
     path = Path(path)
     header, id_map = _read(path)
     if header.digest != id_map.digest:
-        raise SpecError(f"{path} is damaged: digest {id_map.digest}, want {header.digest}; make it anew: {WAY_OUT}")
-    here = f"table {table.name!r} of {table.rows} ids" + (f" and digest {digest}" if digest else "")
-    there = f"table {header.table!r} of {id_map.shape.ids} ids and digest {header.digest}"
+        raise SpecError(f"{path} is damaged: digest {id_map.digest}, want {header.digest}: {WAY_OUT}")
+    wanted = f"table {table.name!r} of {table.rows} ids" + (f" and digest {digest}" if digest else "")
+    in_file = f"table {header.table!r} of {id_map.shape.ids} ids and digest {header.digest}"
     if (header.table, id_map.shape.ids) != (table.name, table.rows) or digest not in ("", header.digest):
-        raise SpecError(f"{path} is the id map of {there}; want that of {here}: {WAY_OUT}")
-    fault = fault_of(id_map)
+        raise SpecError(f"{path} is the id map of {in_file}; want that of {wanted}: {WAY_OUT}")
+    fault = find_fault(id_map)
     if fault is not None:
-        raise SpecError(f"{path}, the id map of {there}, cannot be used: {fault}: {WAY_OUT}")
+        raise SpecError(f"{path}, the id map of {in_file}, cannot be used: {fault}: {WAY_OUT}")
     return id_map
 
 
@@ -78,39 +72,35 @@ WAY_OUT = "make it anew with `rowwise compress`, or name the map of this table"
 
 def _read(path: Path) -> tuple[Header, IdMap]:
     try:
-        open_regular(path).close()  # a pipe is not waited for
+        open_regular(path).close()  # raises for a FIFO instead of blocking
         with safe_open(path, "numpy") as file:
             text = (file.metadata() or {}).get(HEADER)
             names = sorted(file.keys())
-            if text is None or names != sorted(_names(len(names) - 1)):
+            if text is None or names != sorted(_tensor_names(len(names) - 1)):
                 _refuse(path, "it holds other things")
-            words, *fold_words = (file.get_tensor(name) for name in _names(len(names) - 1))
+            words, *fold_words = (file.get_tensor(name) for name in _tensor_names(len(names) - 1))
         version = msgspec.json.decode(text, type=dict[str, Any]).get("format")
         if version != FORMAT:
             _refuse(path, f"its format is {version!r}, want {FORMAT}")
         header = msgspec.json.decode(text, type=Header)
     except (SafetensorError, msgspec.DecodeError, OSError) as error:
         _refuse(path, (isinstance(error, OSError) and error.strerror) or str(error))
-    for one in (words, *fold_words):
-        if one.dtype != np.int64 or one.ndim != 1:
-            _refuse(path, f"its words are {one.dtype} of shape {one.shape}, want int64 [n]")
+    for tensor in (words, *fold_words):
+        if tensor.dtype != np.int64 or tensor.ndim != 1:
+            _refuse(path, f"its words are {tensor.dtype} of shape {tensor.shape}, want int64 [n]")
     folds = 0 if header.folding is None else header.folding.count
     if len(fold_words) != folds:
         _refuse(path, f"it has words of {len(fold_words)} folds, want {folds}")
-    made = IdMap(
-        shape=header.shape,
-        words=words,
-        about=header.about,
-        folding=header.folding,
-        fold_words=tuple(fold_words),
+    id_map = IdMap(
+        shape=header.shape, words=words, about=header.about, folding=header.folding, fold_words=tuple(fold_words)
     )
-    return header, made
+    return header, id_map
 
 
-def _names(folds: int) -> list[str]:
+def _tensor_names(folds: int) -> list[str]:
     """Names of the map's words, then of each fold's."""
     return [WORDS, *(f"{WORDS}_{fold}" for fold in range(folds))]
 
 
 def _refuse(path: Path, why: str) -> NoReturn:
-    raise SpecError(f"{path} is missing, or no id map that can be read: {why}: {WAY_OUT}")
+    raise SpecError(f"{path} cannot be read as an id map: {why}: {WAY_OUT}")

@@ -1,50 +1,51 @@
 """An id map as data: sections of ids, and the rows that each section gives them.
 
-Every way to put many ids into few rows is a function that makes this value (`rules`, `placed`), and one operator runs
-them all (`map_ids`; `ops/reference/idmap.py` says in torch what it means). So a new way is one function, and
-checkpoints, files and bytes are the same for all of them.
+Every way to map many ids to few rows is a function that returns an `IdMap` (`rules`, `arrays`). One operator runs them
+all, `map_ids`; `ops/reference/idmap.py` defines it in plain torch. So a new way is one function, and checkpoints, files
+and counts of bytes stay as they are.
 
-[Note: Id maps] A map knows the ids 0 to `ids` - 1. Each has one row in each column, or none there (-1), and its vector
-is the sum of its rows, or their product. Rows are numbered through all `parts`: a part is rows of one width, stored as
-a table of its own; narrower ones are projected to the table's dim. The sections of a column are asked in order, the
-first that has an id gives its row, from `base` on:
+[Note: Id maps] A map knows the ids 0 to `ids` - 1. In each column an id has one row or none (-1). The vector of an id
+is the sum of its rows, or their product. A part is rows of one width, stored as a table of its own; rows narrower than
+the table are projected to its dim. Rows are numbered consecutively through all `parts`. In each column, the first
+section that has an id gives its row, counted from the section's `base`:
 
     hash       has every id: the row is `scramble(id, seed) % rows`, see [Note: Scrambled ids]
-    quotient   every id: `order(id, seed) // divisor`, where `order` is a permutation of all ids
-    remainder  every id: `order(id, seed) % divisor`
-    every      every id: a number of `entry_bits` bits for each id, in `words` from `at` on
-    ranked     the ids of a set, see [Note: Sets of ids]: the place of the id in the set, ascending
-    listed     the ids of a set: a number of `entry_bits` bits for each of them
-    rest       every id: its place among those that no earlier set of this column has
+    quotient   has every id: `permute(id, seed) // divisor`, where `permute` is a permutation of all ids
+    remainder  has every id: `permute(id, seed) % divisor`
+    every      has every id: `words` hold an entry of `entry_bits` bits for each, from `at` on
+    ranked     has the ids of a set, see [Note: Sets of ids]: the index of the id in the ascending set
+    listed     has the ids of a set: an entry of `entry_bits` bits for each
+    rest       has every id: its index among the ids that no earlier set of this column has
 
-A number that is not below `rows` gives no row, as if the section had not the id; a map that is read from a file is
-refused if it holds one. The sets of a column share no id.
+An entry of `rows` or more gives no row, as if the section lacked the id; a file with such an entry is refused. The sets
+of a column are disjoint.
 
-[Note: Sets of ids] `count` ids, ascending, in about 2.4 + log2(ids / count) bits each (Elias-Fano): the `low_bits`
-lowest bits of each, and the rest of it, its bucket, by counting. In words of 64 bits, from `at` on:
+[Note: Sets of ids] `count` ascending ids take about 2.4 + log2(ids / count) bits each (Elias-Fano). An id is split into
+its `low_bits` lowest bits, which are stored, and its bucket (the other bits), which is counted in unary. From `at` on
+lie five arrays of 64-bit words:
 
-    starts     for each 256th bucket, where its bits begin among `marks`
-    zeros      for each 64th word of `marks`, how many zeros there are before it
+    starts     for each 256th bucket, the position of its first bit in `marks`
+    zeros      for each 64th word of `marks`, the number of zeros before it
     marks      for each bucket as many ones as it has ids, then a zero
     lows       the lowest bits of each id
-    entries    `entry_bits` for each id, where the section is `listed`
+    entries    `entry_bits` for each id, if the section is `listed`
 
-Each of the five begins on a word; numbers of fewer bits lie one after another from the lowest bit of a word on, and may
-cross into the next. `every` has entries only. `zeros` are for sets whose ids lie close together, such as the first ones
-of many that are numbered by how frequent they are: then 256 buckets may have more bits than can be counted one by one.
+Each array begins on a word. Shorter numbers are packed from the lowest bit of a word on, and may cross into the next
+word. `every` has entries only. `zeros` make dense sets fast, such as the most frequent ids where ids are numbered by
+frequency: there 256 buckets may have more bits than can be counted one by one.
 
-[Note: Scrambled ids] Words of 64 bits wrap around. `mix` is splitmix64: the sum of the word and 0x9E3779B97F4A7C15 is
-scrambled as Steele et al. 2014 do. Then `scramble(id, seed)` is mix(id ^ mix(seed)), a number without a sign. And
-`order(id, seed)` takes the id as two halves a, b of h bits, the fewest that hold all ids, at least one. Four times (a,
-b) becomes (b, a ^ mix(b ^ key) % 2**h), where the first key is mix(seed), the next the mix of that, and so on; all of
-it again until the id is one of the map's. Any seed of a section gives other rows: those of a map differ.
+[Note: Scrambled ids] Arithmetic on 64-bit words wraps around. `mix` is splitmix64 (Steele et al. 2014), which begins by
+adding 0x9E3779B97F4A7C15. `scramble(id, seed)` is mix(id ^ mix(seed)), unsigned. `permute(id, seed)` is a Feistel
+network: it splits the id into halves a, b of h bits, the fewest that hold all ids, at least one. Four times (a, b)
+becomes (b, a ^ mix(b ^ key) % 2**h); the first key is mix(seed), each further one the mix of the last. This is repeated
+until the result is an id of the map. Sections of a map have different seeds, so their rows are independent.
 
-[Note: Folds] A map that is learned from labels tells of an id what its labels were. Where the same rows train the
-model, it reads there what it is to predict, the more the rarer the id, and learns to trust it; on new rows it is
-wrong. So a learned map is one map for each fold of the samples, made of what the probe has learned from all other
-folds, and one made of all. While a module is trained, each sample is looked up by the map of its fold; when it is
-evaluated or served, by the one of all. Which fold a sample is in follows from the ids that it has (`folds.py`), so
-that rows that are alike are together. The maps of folds are not served and do not count in `map_bytes`.
+[Note: Folds] A map learned from labels carries information on the labels of each id. If the same samples train the
+model, the model reads its targets from the map, the more the rarer the id, learns to trust it, and is wrong on new
+samples. So a learned map has one map for each fold of the samples, made from what the probe learned on all other
+folds, and one map made from all samples. In training mode each sample is looked up by the map of its fold; in
+evaluation and serving all use the one made from all samples. The ids of a sample choose its fold (`folds.py`), so equal
+samples share a fold. Maps of folds are not served, and `map_bytes` leaves them out.
 """
 
 import hashlib
@@ -57,7 +58,7 @@ from numpy.typing import NDArray
 
 from rowwise.value import Value
 
-Words = NDArray[np.int64]  # 64 bits each, whatever they mean
+Words = NDArray[np.int64]  # 64-bit words with packed contents
 Kind = Literal["hash", "quotient", "remainder", "every", "ranked", "listed", "rest"]
 KINDS: tuple[Kind, ...] = ("hash", "quotient", "remainder", "every", "ranked", "listed", "rest")
 WORD_bytes = 8
@@ -67,8 +68,8 @@ class MapSection(Value, frozen=True):
     """A set of ids with one rule for their rows. See [Note: Id maps]."""
 
     kind: Kind
-    rows: int  # how many there are, from `base` on
-    base: int = 0  # the first row, of the rows of all parts
+    rows: int  # number of rows, from `base` on
+    base: int = 0  # index of the first row among the rows of all parts
     column: int = 0
     seed: int = 0
     divisor: int = 1
@@ -78,9 +79,10 @@ class MapSection(Value, frozen=True):
     entry_bits: int = 0
 
     @property
-    def numbers(self) -> list[int]:
-        about = [KINDS.index(self.kind), self.rows, self.base, self.column, self.seed, self.divisor]
-        return [*about, self.at, self.count, self.low_bits, self.entry_bits]
+    def kernel_args(self) -> list[int]:
+        """The section as one row of the int64 tensor that `map_ids` takes."""
+        rule = [KINDS.index(self.kind), self.rows, self.base, self.column, self.seed, self.divisor]
+        return [*rule, self.at, self.count, self.low_bits, self.entry_bits]
 
 
 class MapPart(Value, frozen=True):
@@ -100,7 +102,7 @@ class MapShape(Value, frozen=True):
 
     @property
     def columns(self) -> int:
-        """The largest number of rows of one id."""
+        """The largest number of rows that one id can have."""
         return 1 + max(section.column for section in self.sections)
 
     @property
@@ -111,9 +113,9 @@ class MapShape(Value, frozen=True):
 class FoldAssignment(Value, frozen=True):
     """Assigns samples to the map of a fold. See [Note: Folds]."""
 
-    features: tuple[str, ...]  # whose ids say in which fold a sample is
+    features: tuple[str, ...]  # their ids choose the fold of a sample
     seed: int
-    shapes: tuple[MapShape, ...]  # of each fold's map; but for where words begin, rows and parts are those of the map
+    shapes: tuple[MapShape, ...]  # the shape of each fold's map, with the ids, parts and columns of the main map
 
     @property
     def count(self) -> int:
@@ -126,9 +128,9 @@ class IdMap:
 
     shape: MapShape
     words: Words = field(default_factory=lambda: np.empty(0, np.int64))
-    about: dict[str, Any] = field(default_factory=dict)  # how it was made, for people: method, history, seed
+    about: dict[str, Any] = field(default_factory=dict)  # origin of the map, for people: method, history, seed
     folding: FoldAssignment | None = None
-    fold_words: tuple[Words, ...] = ()  # of each fold's map
+    fold_words: tuple[Words, ...] = ()  # the words of each fold's map
 
     @property
     def map_bytes(self) -> int:
@@ -136,10 +138,10 @@ class IdMap:
 
     @property
     def digest(self) -> str:
-        content = hashlib.sha256(msgspec.json.encode(self.shape))
-        content.update(np.ascontiguousarray(self.words, "<i8").tobytes())
+        sha256 = hashlib.sha256(msgspec.json.encode(self.shape))
+        sha256.update(np.ascontiguousarray(self.words, "<i8").tobytes())
         if self.folding is not None:
-            content.update(msgspec.json.encode(self.folding))
+            sha256.update(msgspec.json.encode(self.folding))
             for words in self.fold_words:
-                content.update(np.ascontiguousarray(words, "<i8").tobytes())
-        return content.hexdigest()[:32]
+                sha256.update(np.ascontiguousarray(words, "<i8").tobytes())
+        return sha256.hexdigest()[:32]

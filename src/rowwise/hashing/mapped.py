@@ -1,6 +1,6 @@
-"""One table whose ids share rows, inside a module: its map as buffers, so that checkpoints hold it and say whose it is.
+"""The module of one table with an id map: maps ids to rows, and projects narrow parts to the table's dim.
 
-Apart from `embeddings`, which knows of batches: here an id becomes rows, and the rows of its parts one vector.
+The map is in buffers, so that checkpoints hold it and identify it. `embeddings` handles batches.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ IDENTITY = "identity"
 
 
 class MapIdentity(Value, frozen=True, forbid_unknown_fields=False):
-    """Identifies a map in checkpoints."""
+    """Identifies a map in checkpoints: its table, digest and shape."""
 
     table: str
     digest: str
@@ -30,21 +30,21 @@ class MapIdentity(Value, frozen=True, forbid_unknown_fields=False):
     shape: MapShape
     folding: FoldAssignment | None = None
 
-    def differs(self, other: "MapIdentity") -> str | None:
-        """The difference to another map in words, names first; empty if they are equal."""
+    def differences(self, other: "MapIdentity") -> str | None:
+        """The differences of a saved map (`self`) to the model's in words; None if they are equal."""
         if self.digest == other.digest:
             return None
-        named = [("table", self.table, other.table), ("ids", self.shape.ids, other.shape.ids)]
-        named.append(("rows", self.shape.rows, other.shape.rows))
+        facts = [("table", self.table, other.table), ("ids", self.shape.ids, other.shape.ids)]
+        facts.append(("rows", self.shape.rows, other.shape.rows))
         keys = dict.fromkeys([*self.about, *other.about])
-        named += [(key, self.about.get(key), other.about.get(key)) for key in keys]
-        found = [f"{name} {there!r} there and {here!r} here" for name, there, here in named if there != here]
-        return ", ".join(found) or f"digest {self.digest} there and {other.digest} here"
+        facts += [(key, self.about.get(key), other.about.get(key)) for key in keys]
+        words = [f"{name} {there!r} there and {here!r} here" for name, there, here in facts if there != here]
+        return ", ".join(words) or f"digest {self.digest} there and {other.digest} here"
 
 
 @final
 class MappedTable(nn.Module):
-    """The map of one table, and what projects its narrower parts."""
+    """The id map of one table, and the projections of its narrow parts."""
 
     words: Tensor
     identity: Tensor  # JSON, as bytes
@@ -52,7 +52,7 @@ class MappedTable(nn.Module):
     def __init__(self, table: Table, id_map: IdMap) -> None:
         super().__init__()
         self.table, self.map = table, id_map
-        self.stored, self.parts = stored_tables(table, id_map), places_of(id_map.shape)
+        self.stored, self.parts = stored_tables(table, id_map), locate_parts(id_map.shape)
         self._sections = [_sections(id_map.shape)]
         self.register_buffer("words", torch.from_numpy(id_map.words))
         self.folding = id_map.folding
@@ -60,37 +60,37 @@ class MappedTable(nn.Module):
             for index, (shape, words) in enumerate(zip(id_map.folding.shapes, id_map.fold_words, strict=True)):
                 self._sections.append(_sections(shape))
                 self.register_buffer(f"words_{index}", torch.from_numpy(words))
-        identity = msgspec.json.encode(self.known)
+        identity = msgspec.json.encode(self.map_identity)
         self.register_buffer(IDENTITY, torch.frombuffer(bytearray(identity), dtype=torch.uint8))
         for index, stored in enumerate(self.stored):
             if stored.dim != table.dim:
                 weight = nn.Parameter(torch.empty(table.dim, stored.dim))
                 nn.init.orthogonal_(weight)
                 self.register_parameter(f"projection_{index}", weight)
-        self.register_load_state_dict_pre_hook(_before_load)
+        self.register_load_state_dict_pre_hook(_check_state)
 
     @property
-    def known(self) -> MapIdentity:
-        made = self.map
+    def map_identity(self) -> MapIdentity:
+        id_map = self.map
         return MapIdentity(
-            table=self.table.name, digest=made.digest, about=made.about, shape=made.shape, folding=made.folding
+            table=self.table.name, digest=id_map.digest, about=id_map.about, shape=id_map.shape, folding=id_map.folding
         )
 
     @property
-    def one_sum(self) -> bool:
-        """Whether the vector of a bag is what the stored table's lookup gives."""
-        plain = self.table.pooling in (Pooling.SUM, Pooling.WEIGHTED)
-        return plain and len(self.stored) == 1 and self.stored[0].dim == self.table.dim
+    def needs_no_combining(self) -> bool:
+        """Whether the lookup of the stored table gives the pooled vectors as they are."""
+        sums = self.table.pooling in (Pooling.SUM, Pooling.WEIGHTED)
+        return sums and len(self.stored) == 1 and self.stored[0].dim == self.table.dim
 
     @property
     def per_id(self) -> bool:
-        """Whether rows have to be put together id by id, before any pooling."""
+        """Whether rows have to be combined id by id, before any pooling."""
         return self.table.pooling is Pooling.SEQUENCE or self.map.shape.combine == "product"
 
-    def rows_of(self, ids_N: Tensor, folds_N: Tensor | None = None) -> Tensor:
-        """The rows [N, columns] of ids, numbered through all parts; -1 where there is none.
+    def look_up_rows(self, ids_N: Tensor, folds_N: Tensor | None = None) -> Tensor:
+        """The rows [N, columns] of ids, numbered through all parts; -1 for none.
 
-        `folds_N`: of the sample that each id is of, while the rows are trained. See [Note: Folds].
+        `folds_N` is the fold of the sample of each id, in training mode. See [Note: Folds].
         """
         shape = self.map.shape
         if folds_N is None or self.folding is None:
@@ -103,76 +103,75 @@ class MappedTable(nn.Module):
         return rows_NC
 
     def project(self, index: int, vectors: Tensor) -> Tensor:
-        """Vectors of a part as wide as the table."""
+        """The vectors of a part, projected to the table's dim."""
         weight = self._parameters.get(f"projection_{index}")
         return vectors if weight is None else vectors @ weight.to(vectors.dtype).T
 
     def project_all(self, parts: Sequence[Tensor]) -> Tensor:
-        """The sum of all parts, as wide as the table: one product instead of one for each."""
+        """The sum of the projected vectors of all parts, in one matrix product."""
         if len(parts) == 1:
             return self.project(0, parts[0])
         dim = self.table.dim
-        found = (self._parameters.get(f"projection_{index}") for index in range(len(parts)))
-        weights_SD = torch.cat([torch.eye(dim, device=parts[0].device) if w is None else w.T for w in found])
-        side_by_side = torch.cat(list(parts), 1)
-        return side_by_side @ weights_SD.to(side_by_side.dtype)
+        projections = (self._parameters.get(f"projection_{index}") for index in range(len(parts)))
+        weights_SD = torch.cat([torch.eye(dim, device=parts[0].device) if w is None else w.T for w in projections])
+        vectors_BS = torch.cat(list(parts), 1)
+        return vectors_BS @ weights_SD.to(vectors_BS.dtype)
 
 
 def _sections(shape: MapShape) -> Tensor:
-    return torch.tensor([section.numbers for section in shape.sections], dtype=torch.int64)
+    return torch.tensor([section.kernel_args for section in shape.sections], dtype=torch.int64)
 
 
-class PartPlace(NamedTuple):
-    """The rows of one part of a map in the stored table."""
+class PartRange(NamedTuple):
+    """The rows of one part of a map, and the columns of the map that refer to them."""
 
-    columns: tuple[int, ...]  # of the map, those that may name some of its rows
+    columns: tuple[int, ...]
     begin: int  # among the rows of all parts
     end: int
-    always: bool  # each id has a row of it in each of these columns
+    complete: bool  # each id has a row of the part in each of these columns
 
-    def pick(self, rows_NC: Tensor) -> Tensor:
-        """Its rows [N, columns] from 0 on, as they are numbered in its own table; negative where there is none."""
-        whole = len(self.columns) == rows_NC.shape[1]
-        rows_NK = rows_NC if whole else rows_NC[:, list(self.columns)]
+    def local_rows(self, rows_NC: Tensor) -> Tensor:
+        """The part's rows [N, its columns] as numbered in its own table, from 0 on; negative for none."""
+        has_all_columns = len(self.columns) == rows_NC.shape[1]
+        rows_NK = rows_NC if has_all_columns else rows_NC[:, list(self.columns)]
         if self.begin:
             rows_NK = rows_NK - self.begin
-        return rows_NK if self.always else rows_NK.masked_fill(rows_NK >= self.end - self.begin, -1)
+        return rows_NK if self.complete else rows_NK.masked_fill(rows_NK >= self.end - self.begin, -1)
 
 
-def places_of(shape: MapShape) -> tuple[PartPlace, ...]:
-    """The places of all parts, concatenated: rows of a column may be in several parts."""
-    found: list[PartPlace] = []
+def locate_parts(shape: MapShape) -> tuple[PartRange, ...]:
+    """The ranges of all parts; the rows of a column may be in several parts."""
+    parts: list[PartRange] = []
     end = 0
     for part in shape.parts:
         begin, end = end, end + part.rows
-        inside = [s for s in shape.sections if begin <= s.base < end]
-        columns = tuple(dict.fromkeys(s.column for s in inside))
-        elsewhere = {s.column for s in shape.sections if not begin <= s.base < end}
-        full = {s.column for s in inside if s.kind in EVERY_ID} - elsewhere
-        found.append(PartPlace(columns, begin, end, always=full == set(columns)))
-    return tuple(found)
+        sections = [s for s in shape.sections if begin <= s.base < end]
+        columns = tuple(dict.fromkeys(s.column for s in sections))
+        other_columns = {s.column for s in shape.sections if not begin <= s.base < end}
+        complete_columns = {s.column for s in sections if s.kind in EVERY_ID} - other_columns
+        parts.append(PartRange(columns, begin, end, complete=complete_columns == set(columns)))
+    return tuple(parts)
 
 
-def identity_of(bytes_N: Tensor) -> MapIdentity:
+def decode_identity(bytes_N: Tensor) -> MapIdentity:
     try:
         return msgspec.json.decode(bytes(bytes_N.to(torch.uint8).tolist()), type=MapIdentity)
     except msgspec.DecodeError as error:
         raise StateError(f"the identity of the id map cannot be decoded: {error}") from None
 
 
-def _before_load(
+def _check_state(
     module: nn.Module, state: Mapping[str, Any], prefix: str, _metadata: dict[str, Any], *_: Sequence[Any]
 ) -> None:
-    """Refuse rows that were trained by another map, before any is copied."""
+    """Refuse rows that were trained with another map, before any is copied."""
     assert isinstance(module, MappedTable)
-    there = state.get(prefix + IDENTITY)
-    if there is not None:
-        raise_if_another_map(identity_of(there), module.known)
+    saved = state.get(prefix + IDENTITY)
+    if saved is not None:
+        raise_if_another_map(decode_identity(saved), module.map_identity)
 
 
-def raise_if_another_map(there: MapIdentity, here: MapIdentity) -> None:
-    """Raise unless both are the same map."""
-    differs = there.differs(here)
-    if differs:
-        want = "want the map that its rows were trained by; `rowwise ckpt remap` moves rows to another"
-        raise StateError(f"table {here.table!r}: another id map: {differs}: {want}")
+def raise_if_another_map(saved: MapIdentity, model: MapIdentity) -> None:
+    differences = saved.differences(model)
+    if differences:
+        want = "want the map that its rows were trained with; `rowwise ckpt remap` moves rows to another"
+        raise StateError(f"table {model.table!r}: another id map: {differences}: {want}")

@@ -1,26 +1,25 @@
-"""Every way to put the ids of a table into a number of bytes, by its name: from a budget and a history to an id map.
+"""Compression methods by name: each makes an id map from a table, a budget of bytes and a history of its ids.
 
-The decisions are here, apart from `rules` and `placed`, which write down what was decided. All bytes count: rows as
-they are stored, the map, and what projects narrow rows. Optimizer state is left out, as rows alone are served; it goes
-with the rows.
+This module decides; `rules` and `arrays` write the map. The budget covers stored rows, the map, and the projections of
+narrow rows. It leaves out optimizer state, which is not served.
 
-[Note: Learned maps] Follows the idea of "Learning to Collide" (Ghaemmaghami et al. 2022), whose algorithm is not
-public: ids share a row if they behave alike, by how often they come and by a low-dimensional vector that a small model
-(the probe) has learned for them from history. Vectors are clustered by weighted k-means, the weight of an id being its
-count, so that frequent ids pull rows to themselves; each cluster is a row.
+[Note: Learned maps] The idea is that of "Learning to Collide" (Ghaemmaghami et al. 2022), whose algorithm is not
+public: ids that behave alike share a row. The probe, a small model, learns a low-dimensional vector for each id from
+history. Weighted k-means clusters the vectors, with the count of an id as its weight, so that centroids are close to
+frequent ids. Each cluster is a row.
 
-    learned            at most FEW clusters, whatever the budget allows
+    learned            at most FEW_CLUSTERS clusters, even if the budget allows more
     learned_many       as many clusters as the budget allows
-    learned_head_tail  rows of their own for the most frequent ids, as many as fit, and FEW clusters of the others
-    learned_balanced   as `learned`, where no row has more than a few times its share of all accesses
-    learned_own        FEW clusters, and beside them a narrow row of its own for as many ids as the budget allows
+    learned_head_tail  a row for each of the most frequent ids, as many as fit, and FEW_CLUSTERS clusters of the others
+    learned_balanced   like `learned`, but a row has at most BALANCE times its fair part of all accesses
+    learned_own        FEW_CLUSTERS clusters, to which as many ids as the budget allows add a narrow row of their own
 
-More clusters than that were worse, not better, on all data that was measured: what a probe knows of an id is worth a
-few bits, and beyond them folds disagree about an id, whose row is then trained by samples of others.
+More clusters were worse, not better, on all measured data: a probe learns only a few bits about an id. Beyond them the
+folds disagree about the cluster of an id, and samples of other ids train its row.
 
-An id that came fewer than FEWEST times is in no cluster: what one sample says of it is not worth its bits. Such ids,
-and those never seen, share one row that learns what a rare id is like. With a `FoldedVectors` history the map is one
-for each fold, over the same clusters.
+An id with fewer than LEAST_COUNT samples is in no cluster, as a single sample is not worth the bits of its entry. Such
+ids share one row with ids that were never seen. If the history has vectors without each fold, the map has a map for
+each fold over the same clusters.
 """
 
 from collections.abc import Callable
@@ -32,18 +31,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowwise.errors import SpecError
+from rowwise.hashing.arrays import add_maps, entry_map, make_folds, ranked_map
 from rowwise.hashing.cluster import Clusters, cluster
 from rowwise.hashing.idmap import IdMap, WORD_bytes
 from rowwise.hashing.nearest import nearest
-from rowwise.hashing.placed import add_maps, entry_map, make_folds, ranked_map
-from rowwise.hashing.rules import double_hashed, hashed, quotient_remainder
+from rowwise.hashing.rules import double_hash_map, hash_map, quotient_remainder_map
 from rowwise.hashing.words import bits_for, set_words
 from rowwise.spec import Table, row_bytes
 
-FEWEST = 2  # times that an id has to come to be put beside others that behave alike
-FEW = 64  # clusters
+LEAST_COUNT = 2  # of an id that is clustered
+FEW_CLUSTERS = 64
 ALPHA = 0.3  # the dim of an id grows with this power of its count
-FULL = 4.0  # times its share of all accesses that a row of `learned_balanced` may have
+BALANCE = 4.0  # largest number of accesses of a row in `learned_balanced`, over the mean
 ROUNDS = 60  # of bisection
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -53,22 +52,22 @@ Floats = NDArray[np.float32]
 class FoldedVectors:
     """The probe's vectors of ids, learned without the samples of each fold. See [Note: Folds]."""
 
-    features: tuple[str, ...]  # whose ids say in which fold a sample is
+    features: tuple[str, ...]  # their ids choose the fold of a sample
     seed: int
-    vectors: tuple[Floats, ...]
+    vectors: tuple[Floats, ...]  # [ids, dim] for each fold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdHistory:
-    """Counts and vectors of a table's ids, taken from past rows."""
+    """Counts and vectors of a table's ids, taken from past samples."""
 
-    counts_N: Ids  # how often each came
-    vectors_ND: Floats | None = None  # what a probe has learned for each
-    folded: FoldedVectors | None = None  # None: the rows that a map is used for are not those that it was learned of
+    counts_N: Ids  # occurrences of each id
+    vectors_ND: Floats | None = None  # the probe's vector of each id
+    folded: FoldedVectors | None = None  # None: the map will not be trained on the samples that it was learned from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Ask:
+class _Request:
     """The arguments of a method."""
 
     table: Table
@@ -81,214 +80,220 @@ class _Ask:
         return self.table.rows
 
     def row_bytes(self, dim: int | None = None) -> int:
-        """Bytes of a row of this dim; narrow rows have one group of columns."""
+        """Bytes of a row of this dim; a narrow row has one group of columns."""
         table = self.table
-        whole = dim is None or dim >= table.dim
-        return table.row_bytes if whole else row_bytes(table.row_type, dim or 0)
+        is_narrow = dim is not None and dim < table.dim
+        return row_bytes(table.row_type, dim or 0) if is_narrow else table.row_bytes
 
     @property
     def rows(self) -> int:
-        """That fit where nothing else is stored."""
+        """The number of rows that fit the budget if the map takes none."""
         return self.budget_bytes // self.row_bytes()
 
     @property
-    def order_N(self) -> Ids:
+    def by_count_N(self) -> Ids:
+        """All ids, the most frequent first."""
         return np.argsort(-self.history.counts_N, kind="stable")
 
 
 def make_map(method: str, table: Table, budget_bytes: int, history: IdHistory, *, seed: int = 0) -> IdMap | None:
-    """The map of a method that takes at most so many bytes with its rows; None: it cannot be that small."""
+    """A map by a method that takes at most `budget_bytes` with its rows; None if the method needs more."""
     if method not in METHODS:
-        raise SpecError(f"no way {method!r} to compress a table; there are {', '.join(METHODS)}")
+        raise SpecError(f"no compression method {method!r}: want one of {', '.join(METHODS)}")
     if len(history.counts_N) != table.rows:
         raise SpecError(f"table {table.name!r}: counts of {len(history.counts_N)} ids: want {table.rows}, one for each")
-    if budget_bytes >= table_bytes(table, None):
-        raise SpecError(f"table {table.name!r}: {budget_bytes} bytes: want fewer than it takes without a map")
-    made = METHODS[method](_Ask(table=table, budget_bytes=budget_bytes, history=history, seed=seed))
-    if made is None or table_bytes(table, made) > budget_bytes:
+    full_bytes = table_bytes(table, None)
+    if budget_bytes >= full_bytes:
+        got = f"a budget of {budget_bytes:,} bytes"
+        raise SpecError(f"table {table.name!r}: {got}: want less than its {full_bytes:,} bytes without a map")
+    id_map = METHODS[method](_Request(table=table, budget_bytes=budget_bytes, history=history, seed=seed))
+    if id_map is None or table_bytes(table, id_map) > budget_bytes:
         return None
-    return replace(made, about=made.about | {"method": method, "seed": seed})
+    return replace(id_map, about=id_map.about | {"method": method, "seed": seed})
 
 
 def table_bytes(table: Table, id_map: IdMap | None) -> int:
-    """Bytes of a table: its rows, and its map with all sections."""
+    """Bytes of a table's rows, with a map also those of the map and the projections."""
     if id_map is None:
         return table.rows * table.row_bytes
     total = id_map.map_bytes
     for part in id_map.shape.parts:
         dim = table.dim if part.dim is None else min(part.dim, table.dim)
-        narrow = dim < table.dim
-        total += part.rows * (row_bytes(table.row_type, dim) if narrow else table.row_bytes)
-        total += 4 * table.dim * dim if narrow else 0
+        is_narrow = dim < table.dim
+        total += part.rows * (row_bytes(table.row_type, dim) if is_narrow else table.row_bytes)
+        total += _projection_bytes(table, dim) if is_narrow else 0
     return total
 
 
-def _hash(ask: _Ask) -> IdMap | None:
-    return hashed(ask.ids, ask.rows, ask.seed) if ask.rows else None
+def _projection_bytes(table: Table, dim: int) -> int:
+    return 4 * table.dim * dim
 
 
-def _double_hash(ask: _Ask) -> IdMap | None:
-    return double_hashed(ask.ids, ask.rows, ask.seed) if ask.rows else None
+def _hash(request: _Request) -> IdMap | None:
+    return hash_map(request.ids, request.rows, request.seed) if request.rows else None
 
 
-def _quotient_remainder(ask: _Ask) -> IdMap | None:
-    return _pairs(ask, "sum")
+def _double_hash(request: _Request) -> IdMap | None:
+    return double_hash_map(request.ids, request.rows, request.seed) if request.rows else None
 
 
-def _quotient_product(ask: _Ask) -> IdMap | None:
-    return _pairs(ask, "product")
-
-
-def _pairs(ask: _Ask, combine: Literal["sum", "product"]) -> IdMap | None:
+def _quotient_remainder(request: _Request, combine: Literal["sum", "product"] = "sum") -> IdMap | None:
     try:
-        return quotient_remainder(ask.ids, ask.rows, ask.seed, combine)
+        return quotient_remainder_map(request.ids, request.rows, request.seed, combine)
     except SpecError:  # too few rows for all pairs
         return None
 
 
-def _frequency(ask: _Ask) -> IdMap | None:
-    """Half of the rows are those of the most frequent ids, the others are hashed to the rest."""
+def _frequency(request: _Request) -> IdMap | None:
+    """Half of the rows belong to the most frequent ids, one each; all other ids are hashed to the other half."""
 
     def size(head: int) -> int:
-        return 2 * head * ask.row_bytes() + WORD_bytes * set_words(head, ask.ids)
+        return 2 * head * request.row_bytes() + WORD_bytes * set_words(head, request.ids)
 
-    head = _most(size, min(ask.budget_bytes // ask.row_bytes(), ask.ids) // 2, ask.budget_bytes)
-    return ranked_map(ask.ids, [np.sort(ask.order_N[:head])], head, seed=ask.seed) if head else None
-
-
-def _make_mixed_dims(ask: _Ask) -> IdMap | None:
-    return _own_rows(ask, ask.budget_bytes)
+    head = _bisect(size, min(request.budget_bytes // request.row_bytes(), request.ids) // 2, request.budget_bytes)
+    return ranked_map(request.ids, [np.sort(request.by_count_N[:head])], head, seed=request.seed) if head else None
 
 
-def _own_rows(ask: _Ask, budget_bytes: int) -> IdMap | None:
-    """A row of its own for each id that was seen, as wide as its count says, or none where it would be too narrow."""
-    counts_N, dims = ask.history.counts_N, _dims(ask.table.dim)
-    order_N = ask.order_N[: int((counts_N > 0).sum())]
-    power_N = counts_N[order_N].astype(np.float64) ** ALPHA
+def _mixed_dims(request: _Request, budget_bytes: int | None = None) -> IdMap | None:
+    """A row of its own for each id that was seen, wider for more frequent ids; ids too rare for dim 1 have none.
 
-    def ends(scale: float) -> list[int]:
-        """The number of ids with at least each dim; a dim begins halfway (by ratio) to the next narrower one."""
-        return [int(np.searchsorted(-power_N, -(dim / 2**0.5) / scale, "right")) for dim in dims]
+    The dim of an id is scale * count ** ALPHA, rounded to the table's dim or one of its halves. The scale is the
+    largest that fits the budget.
+    """
+    budget_bytes = request.budget_bytes if budget_bytes is None else budget_bytes
+    counts_N, dims = request.history.counts_N, _halve(request.table.dim)
+    seen_C = request.by_count_N[: int((counts_N > 0).sum())]
+    power_C = counts_N[seen_C].astype(np.float64) ** ALPHA
 
-    def size(found: list[int]) -> int:
-        total, before = 0, 0
-        for dim, end in zip(dims, found, strict=True):
-            count, before = end - before, end
-            narrow = 4 * ask.table.dim * dim if dim < ask.table.dim and count else 0
-            total += count * ask.row_bytes(dim) + narrow + WORD_bytes * set_words(count, ask.ids)
+    # Dims fall with the counts, so the ids of each dim are a range of `seen_C`; a choice is the ends of these ranges.
+    def ends_at(scale: float) -> list[int]:
+        """The ends at a scale, where the bounds between dims are halfway by ratio."""
+        return [int(np.searchsorted(-power_C, -(dim / 2**0.5) / scale, "right")) for dim in dims]
+
+    def size(ends: list[int]) -> int:
+        total, begin = 0, 0
+        for dim, end in zip(dims, ends, strict=True):
+            count, begin = end - begin, end
+            projection = _projection_bytes(request.table, dim) if dim < request.table.dim and count else 0
+            total += count * request.row_bytes(dim) + projection + WORD_bytes * set_words(count, request.ids)
         return total
 
-    low, high = 0.0, 2.0 * ask.table.dim
+    low, high = 0.0, 2.0 * request.table.dim
     for _ in range(ROUNDS):
         middle = (low + high) / 2
-        low, high = (middle, high) if size(ends(middle)) <= budget_bytes else (low, middle)
-    chosen, wider = ends(low) if low else [0] * len(dims), ends(high)
-    for place in range(len(dims)):  # ids that come as often are as wide, but for some of those that did not all fit
-        moved = partial(_with_end, chosen, place)
-        chosen = moved(_most(lambda end, moved=moved: size(moved(end)), wider[place], budget_bytes, chosen[place]))
-    if not chosen[-1]:
+        low, high = (middle, high) if size(ends_at(middle)) <= budget_bytes else (low, middle)
+    ends, too_large = ends_at(low) if low else [0] * len(dims), ends_at(high)
+    # `low` and `high` are adjacent floats now, but many ids of equal count change their dim between them. Spend the
+    # rest of the budget by widening some of those ids, beginning with the widest dim.
+    for index in range(len(dims)):
+        move = partial(_move_end, ends, index)
+        ends = move(_bisect(lambda end, move=move: size(move(end)), too_large[index], budget_bytes, ends[index]))
+    if not ends[-1]:
         return None
-    begins = [0, *chosen[:-1]]
-    blocks = [(np.sort(order_N[a:b]), dim) for a, b, dim in zip(begins, chosen, dims, strict=True) if b > a]
-    widths = [None if dim >= ask.table.dim else dim for _, dim in blocks]
-    return ranked_map(ask.ids, [block for block, _ in blocks], 0, dims=widths, seed=ask.seed)
+    begins = [0, *ends[:-1]]
+    sets = [(np.sort(seen_C[a:b]), dim) for a, b, dim in zip(begins, ends, dims, strict=True) if b > a]
+    set_dims = [None if dim >= request.table.dim else dim for _, dim in sets]
+    return ranked_map(request.ids, [set_C for set_C, _ in sets], 0, dims=set_dims, seed=request.seed)
 
 
-def _with_end(ends: list[int], place: int, end: int) -> list[int]:
-    return [*ends[:place], end, *(max(end, later) for later in ends[place + 1 :])]
+def _move_end(ends: list[int], index: int, end: int) -> list[int]:
+    """The ends with one moved; later ends do not precede it."""
+    return [*ends[:index], end, *(max(end, later) for later in ends[index + 1 :])]
 
 
-def _dims(dim: int) -> list[int]:
-    """The table's and its halves, widest first."""
-    found = [dim]
-    while found[-1] > 1:
-        found.append((found[-1] + 1) // 2)
-    return found
+def _halve(dim: int) -> list[int]:
+    """The dim and its repeated halves down to 1, widest first."""
+    dims = [dim]
+    while dims[-1] > 1:
+        dims.append((dims[-1] + 1) // 2)
+    return dims
 
 
-def _make_learned(ask: _Ask) -> IdMap | None:
-    return _clusters(ask, ask.budget_bytes, FEW)
-
-
-def _learned_many(ask: _Ask) -> IdMap | None:
-    return _clusters(ask, ask.budget_bytes, ask.ids)
-
-
-def _learned_head_tail(ask: _Ask) -> IdMap | None:
-    return _clusters(ask, ask.budget_bytes, FEW, own=True)
-
-
-def _make_learned_balanced(ask: _Ask) -> IdMap | None:
-    return _clusters(ask, ask.budget_bytes, FEW, full=FULL)
-
-
-def _learned_own(ask: _Ask) -> IdMap | None:
-    """Clusters of full width, at most half of the budget, and narrow rows with what is left."""
-    shared = _clusters(ask, ask.budget_bytes // 2, FEW)
+def _learned_own(request: _Request) -> IdMap | None:
+    """Clusters of full width for at most half of the budget, and narrow rows for the rest of it."""
+    shared = _learned(request, FEW_CLUSTERS, budget_bytes=request.budget_bytes // 2)
     if shared is None:
         return None
-    own = _own_rows(ask, ask.budget_bytes - table_bytes(ask.table, shared))
+    own = _mixed_dims(request, request.budget_bytes - table_bytes(request.table, shared))
     return shared if own is None else add_maps(shared, own)
 
 
-def _clusters(ask: _Ask, budget_bytes: int, most: int, *, own: bool = False, full: float | None = None) -> IdMap | None:
-    """Rows for the ids that came often enough: one for each cluster; or, `own`, for each that fits beside clusters."""
-    counts_N, vectors_ND = ask.history.counts_N, ask.history.vectors_ND
-    if vectors_ND is None or len(vectors_ND) != ask.ids:
+def _learned(
+    request: _Request,
+    most_clusters: int | None = None,
+    *,
+    budget_bytes: int | None = None,
+    head_tail: bool = False,
+    balance: float | None = None,
+) -> IdMap | None:
+    """A row for each cluster of ids; with `head_tail` first a row for each of the most frequent ids.
+
+    Args:
+        request: the arguments of the method.
+        most_clusters: None: the number of ids.
+        budget_bytes: None: that of the request.
+        head_tail: use the rows that the budget allows beyond `most_clusters` for the most frequent ids.
+        balance: the largest number of accesses of a cluster, over the mean.
+    """
+    counts_N, vectors_ND = request.history.counts_N, request.history.vectors_ND
+    most_clusters = request.ids if most_clusters is None else most_clusters
+    if vectors_ND is None or len(vectors_ND) != request.ids:
         got = "none" if vectors_ND is None else str(len(vectors_ND))
-        raise SpecError(
-            f"table {ask.table.name!r}: vectors of ids: got {got}: want {ask.ids}, one for each, of a probe"
-        )
-    seen_C = ask.order_N[: int((counts_N >= FEWEST).sum())]
-    count, rows = _fitting(ask, budget_bytes, len(seen_C), len(seen_C) if own else most)
+        want = f"want {request.ids}, one for each id, from a probe"
+        raise SpecError(f"table {request.table.name!r}: vectors of ids: got {got}: {want}")
+    often_C = request.by_count_N[: int((counts_N >= LEAST_COUNT).sum())]
+    budget_bytes = request.budget_bytes if budget_bytes is None else budget_bytes
+    count, rows = _fit_entries(request, budget_bytes, len(often_C), len(often_C) if head_tail else most_clusters)
     if not rows:
         return None
-    head = max(0, rows - most) if own else 0
-    tail_C = np.sort(seen_C[head:count])
-    found = _tail(ask, tail_C, rows - head, full) if len(tail_C) and rows > head else None
-    made = head if found is None else head + len(found.centroids_KD)
+    head = max(0, rows - most_clusters) if head_tail else 0
+    tail_C = np.sort(often_C[head:count])
+    clusters = _cluster_ids(request, tail_C, rows - head, balance) if len(tail_C) and rows > head else None
+    used_rows = head if clusters is None else head + len(clusters.centroids_KD)
 
-    def written(vectors: Floats | None) -> IdMap:
-        rows_N = np.full(ask.ids, -1, np.int64)
-        rows_N[seen_C[:head]] = np.arange(head)
-        if found is not None:
-            near_C = found.label_N if vectors is None else nearest(vectors[tail_C], found.centroids_KD)
-            rows_N[tail_C] = head + near_C
-        return entry_map(ask.ids, rows_N, made, unseen_rows=1, seed=ask.seed)
+    def make_entries(fold_vectors: Floats | None) -> IdMap:
+        rows_N = np.full(request.ids, -1, np.int64)
+        rows_N[often_C[:head]] = np.arange(head)
+        if clusters is not None:
+            no_fold = fold_vectors is None
+            label_C = clusters.label_N if no_fold else nearest(fold_vectors[tail_C], clusters.centroids_KD)
+            rows_N[tail_C] = head + label_C
+        return entry_map(request.ids, rows_N, used_rows, unseen_rows=1, seed=request.seed)
 
-    folded = ask.history.folded
+    id_map, folded = make_entries(None), request.history.folded
     if folded is None:
-        return written(None)
-    return make_folds(written(None), [written(vectors) for vectors in folded.vectors], folded.features, folded.seed)
+        return id_map
+    return make_folds(id_map, [make_entries(vectors) for vectors in folded.vectors], folded.features, folded.seed)
 
 
-def _tail(ask: _Ask, tail_C: Ids, clusters: int, full: float | None) -> Clusters:
-    """Clusters of rare ids by their statistics."""
-    vectors_ND = ask.history.vectors_ND
+def _cluster_ids(request: _Request, ids_C: Ids, clusters: int, balance: float | None) -> Clusters:
+    """Clusters of ids by their vectors, weighted by their counts."""
+    vectors_ND = request.history.vectors_ND
     assert vectors_ND is not None
-    weights_C = ask.history.counts_N[tail_C].astype(np.float64)
-    cap = None if full is None else full * weights_C.sum() / clusters
-    return cluster(np.ascontiguousarray(vectors_ND[tail_C]), weights_C, clusters, seed=ask.seed, cap=cap)
+    weights_C = request.history.counts_N[ids_C].astype(np.float64)
+    cap = None if balance is None else balance * weights_C.sum() / clusters
+    return cluster(np.ascontiguousarray(vectors_ND[ids_C]), weights_C, clusters, seed=request.seed, cap=cap)
 
 
-def _fitting(ask: _Ask, budget_bytes: int, seen: int, most: int) -> tuple[int, int]:
-    """How many ids have an entry, the most frequent first, and how many rows they share.
+def _fit_entries(request: _Request, budget_bytes: int, most_ids: int, most_rows: int) -> tuple[int, int]:
+    """The number of ids with an entry, most frequent first, and of rows that they share.
 
-    As many ids as fit beside the rows, which have half of the budget at least if they are worth it.
+    Entries and rows compete for the budget. Rows get at least half of it, unless `most_rows` need less; entries get the
+    rest, and rows what entries leave.
     """
-    one_bytes = ask.row_bytes()
-    kept = min(most, budget_bytes // (2 * one_bytes))
+    row_size = request.row_bytes()
+    least_rows = min(most_rows, budget_bytes // (2 * row_size))
 
     def size(count: int, rows: int) -> int:
-        return (rows + 1) * one_bytes + WORD_bytes * set_words(count, ask.ids, bits_for(rows))
+        return (rows + 1) * row_size + WORD_bytes * set_words(count, request.ids, bits_for(rows))
 
-    count = _most(lambda count: size(count, min(count, kept)), seen, budget_bytes)
-    limit = min(count, most, budget_bytes // one_bytes)
-    return count, _most(lambda rows: size(count, rows), limit, budget_bytes) if count and kept else 0
+    count = _bisect(lambda count: size(count, min(count, least_rows)), most_ids, budget_bytes)
+    limit = min(count, most_rows, budget_bytes // row_size)
+    return count, _bisect(lambda rows: size(count, rows), limit, budget_bytes) if count and least_rows else 0
 
 
-def _most(size: Callable[[int], int], limit: int, budget: int, least: int = 0) -> int:
-    """The largest number up to the limit whose size is within the budget, as that of `least` is; sizes grow with it."""
+def _bisect(size: Callable[[int], int], limit: int, budget: int, least: int = 0) -> int:
+    """The largest number from `least` to `limit` whose size is within the budget; sizes grow with the number."""
     low, high = least, limit
     while low < high:
         middle = (low + high + 1) // 2
@@ -296,16 +301,16 @@ def _most(size: Callable[[int], int], limit: int, budget: int, least: int = 0) -
     return low
 
 
-METHODS: dict[str, Callable[[_Ask], IdMap | None]] = {
+METHODS: dict[str, Callable[[_Request], IdMap | None]] = {
     "hash": _hash,
     "double_hash": _double_hash,
     "quotient_remainder": _quotient_remainder,
-    "quotient_product": _quotient_product,
+    "quotient_product": partial(_quotient_remainder, combine="product"),
     "frequency": _frequency,
-    "mixed": _make_mixed_dims,
-    "learned": _make_learned,
-    "learned_many": _learned_many,
-    "learned_head_tail": _learned_head_tail,
-    "learned_balanced": _make_learned_balanced,
+    "mixed": _mixed_dims,
+    "learned": partial(_learned, most_clusters=FEW_CLUSTERS),
+    "learned_many": _learned,
+    "learned_head_tail": partial(_learned, most_clusters=FEW_CLUSTERS, head_tail=True),
+    "learned_balanced": partial(_learned, most_clusters=FEW_CLUSTERS, balance=BALANCE),
     "learned_own": _learned_own,
 }

@@ -1,7 +1,4 @@
-"""Id maps that follow from a rule alone: nothing is stored for an id.
-
-Apart from `placed`, whose maps follow from data.
-"""
+"""Id maps that follow from a rule alone, and store nothing for single ids. Maps in `arrays` follow from data."""
 
 from math import isqrt
 from typing import Literal
@@ -9,31 +6,31 @@ from typing import Literal
 from rowwise.errors import SpecError
 from rowwise.hashing.idmap import IdMap, MapPart, MapSection, MapShape
 
-HASH_seeds = 1 << 32  # between the hashes of one seed: recipes have smaller ones
+SEED_STEP = 1 << 32  # between the seeds of a map's hashes; seeds in recipes are smaller, so no two maps share a hash
 
 
-def hashed(ids: int, rows: int, seed: int = 0) -> IdMap:
+def hash_map(ids: int, rows: int, seed: int = 0) -> IdMap:
     """Each id has one row, chosen by a hash."""
-    _check(ids, rows, seed)
-    return _one_part(ids, rows, (MapSection(kind="hash", rows=rows, seed=seed),), {"method": "hash", "seed": seed})
+    _check_sizes(ids, rows, seed)
+    return _make_map(ids, rows, (MapSection(kind="hash", rows=rows, seed=seed),), {"method": "hash", "seed": seed})
 
 
-def double_hashed(ids: int, rows: int, seed: int = 0, hashes: int = 2) -> IdMap:
-    """Each id is the sum of rows that several hashes choose of the same ones."""
-    _check(ids, rows, seed)
+def double_hash_map(ids: int, rows: int, seed: int = 0, hashes: int = 2) -> IdMap:
+    """Each id is the sum of several rows, each chosen by another hash among the same rows."""
+    _check_sizes(ids, rows, seed)
     if not 1 < hashes <= 8:
-        raise SpecError(f"{hashes} hashes of each id: want 2 to 8; `hashed` has one")
-    sections = (MapSection(kind="hash", rows=rows, column=c, seed=seed + c * HASH_seeds) for c in range(hashes))
-    return _one_part(ids, rows, tuple(sections), {"method": "double_hash", "seed": seed, "hashes": hashes})
+        raise SpecError(f"{hashes} hashes of each id: want 2 to 8; `hash_map` has one")
+    sections = (MapSection(kind="hash", rows=rows, column=c, seed=seed + c * SEED_STEP) for c in range(hashes))
+    return _make_map(ids, rows, tuple(sections), {"method": "double_hash", "seed": seed, "hashes": hashes})
 
 
-def quotient_remainder(ids: int, rows: int, seed: int = 0, combine: Literal["sum", "product"] = "sum") -> IdMap:
-    """Each id has a row for its quotient and one for its remainder; no two ids have the same two.
+def quotient_remainder_map(ids: int, rows: int, seed: int = 0, combine: Literal["sum", "product"] = "sum") -> IdMap:
+    """Each id has a row for its quotient and one for its remainder; no two ids have the same pair (Shi et al. 2020).
 
-    The divisor is the largest whose quotients and remainders fit `rows` together: ids share remainders first. Source:
-    Shi et al. 2020. Quotients come first, and are a part of their own where rows are multiplied.
+    The divisor is the largest whose quotients and remainders together fit `rows`, so that few ids share a remainder.
+    Rows of quotients precede those of remainders; rows that are multiplied are two parts.
     """
-    _check(ids, rows, seed)
+    _check_sizes(ids, rows, seed)
     divisor = _largest_divisor(ids, rows)
     quotients = -(-ids // divisor)
     sections = (
@@ -48,7 +45,7 @@ def quotient_remainder(ids: int, rows: int, seed: int = 0, combine: Literal["sum
 
 def _largest_divisor(ids: int, rows: int) -> int:
     """The largest d with d + ceil(ids / d) <= rows."""
-    low = isqrt(ids - 1) + 1  # the sum is least here, and never falls from here on
+    low = isqrt(ids - 1) + 1  # the sum is least at ceil(sqrt(ids)) and does not fall above it, so bisection works
     least = low - (-ids // low)
     if rows < least:
         want = f"want at least {least}, about twice the square root of the ids, or another kind of map"
@@ -60,10 +57,10 @@ def _largest_divisor(ids: int, rows: int) -> int:
     return low
 
 
-def _one_part(ids: int, rows: int, sections: tuple[MapSection, ...], about: dict[str, int | str]) -> IdMap:
+def _make_map(ids: int, rows: int, sections: tuple[MapSection, ...], about: dict[str, int | str]) -> IdMap:
     return IdMap(shape=MapShape(ids=ids, parts=(MapPart(rows=rows),), sections=sections), about=dict(about))
 
 
-def _check(ids: int, rows: int, seed: int) -> None:
+def _check_sizes(ids: int, rows: int, seed: int) -> None:
     if ids < 1 or rows < 1 or seed < 0:
-        raise SpecError(f"{ids} ids in {rows} rows by seed {seed}: want at least one of each, and no negative seed")
+        raise SpecError(f"{ids} ids in {rows} rows with seed {seed}: want at least 1 id, 1 row and seed 0")

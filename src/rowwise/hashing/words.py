@@ -1,7 +1,7 @@
-"""Packs per-id entries of a map into words: numbers of few bits, and sets of ids.
+"""Packs the entries and the sets of ids of a map into 64-bit words. See [Note: Sets of ids] in `idmap`.
 
-[Note: Sets of ids] in `idmap` says what they are. Numbers are packed 64 at a time, which take as many words as they
-have bits: a strided loop for each of the 64.
+64 numbers of b bits take b words, so numbers are packed in groups of 64, with one vectorised step for each index in a
+group.
 """
 
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from rowwise.hashing.idmap import MapSection, Words
 
 Ids = NDArray[np.int64]
-GROUP = 64  # numbers of b bits take b words
-GROUPS = 1 << 14  # at a time, so that what is in work stays near
+GROUP = 64  # numbers
+GROUPS = 1 << 14  # packed at once: few enough for caches
 START_buckets, ZERO_words = 256, 64
 
 
@@ -30,17 +30,16 @@ class SetLayout(NamedTuple):
 
 
 def bits_for(numbers: int) -> int:
-    """The fewest that hold the numbers 0 to `numbers` - 1."""
+    """The fewest bits that hold the numbers 0 to `numbers` - 1."""
     return max(0, numbers - 1).bit_length()
 
 
 def words_for(count: int, bits: int) -> int:
-    """The number of words that hold so many numbers."""
     return -(-count * bits // 64)
 
 
 def low_bits_for(count: int, ids: int) -> int:
-    """The number of explicit low bits per id that makes a set smallest."""
+    """The number of low bits per id that makes a set smallest."""
     return (ids // count).bit_length() - 1
 
 
@@ -56,101 +55,102 @@ def layout(count: int, ids: int, low_bits: int, entry_bits: int) -> SetLayout:
 
 
 def set_words(count: int, ids: int, entry_bits: int = 0) -> int:
-    """The number of words of a set of `count` of `ids` ids, with so many low bits each."""
+    """The number of words of a set of `count` of `ids` ids, with entries of `entry_bits`."""
     return layout(count, ids, low_bits_for(count, ids), entry_bits).end if count else 0
 
 
 def pack(numbers_N: NDArray[np.integer], bits: int) -> Words:
-    """Numbers of so many bits, one after another."""
+    """Numbers of `bits` bits, packed without gaps."""
     words = np.zeros(words_for(len(numbers_N), bits), np.uint64)
     for at in range(0, len(numbers_N) if bits else 0, GROUP * GROUPS):
-        some = numbers_N[at : at + GROUP * GROUPS]
-        groups = -(-len(some) // GROUP)
+        chunk = numbers_N[at : at + GROUP * GROUPS]
+        groups = -(-len(chunk) // GROUP)
         numbers_GN = np.zeros((groups, GROUP), np.uint64)
-        numbers_GN.reshape(-1)[: len(some)] = some
+        numbers_GN.reshape(-1)[: len(chunk)] = chunk
         words_GB = np.zeros((groups, bits), np.uint64)
-        for place in range(GROUP):
-            word, shift = divmod(place * bits, 64)
-            words_GB[:, word] |= numbers_GN[:, place] << np.uint64(shift)
-            if shift + bits > 64:
-                words_GB[:, word + 1] |= numbers_GN[:, place] >> np.uint64(64 - shift)
+        for index in range(GROUP):
+            word, shift = divmod(index * bits, 64)
+            words_GB[:, word] |= numbers_GN[:, index] << np.uint64(shift)
+            if shift + bits > 64:  # the number crosses into the next word
+                words_GB[:, word + 1] |= numbers_GN[:, index] >> np.uint64(64 - shift)
         first = at // GROUP * bits
         words[first : first + groups * bits] = words_GB.reshape(-1)[: len(words) - first]
     return words.view(np.int64)
 
 
 def unpack(words: Words, count: int, bits: int) -> Ids:
-    """The first `count` numbers of so many bits."""
-    return np.concatenate([np.empty(0, np.int64), *unpack_each(words, count, bits)])
+    """The first `count` numbers of `bits` bits."""
+    return np.concatenate([np.empty(0, np.int64), *unpack_chunks(words, count, bits)])
 
 
-def unpack_each(words: Words, count: int, bits: int) -> Iterator[Ids]:
+def unpack_chunks(words: Words, count: int, bits: int) -> Iterator[Ids]:
     for at in range(0, count, GROUP * GROUPS):
-        some = min(count - at, GROUP * GROUPS)
-        groups, first = -(-some // GROUP), at // GROUP * bits
+        size = min(count - at, GROUP * GROUPS)
+        groups, first = -(-size // GROUP), at // GROUP * bits
         words_GB = np.zeros((groups, bits), np.uint64)
-        held = words[first : first + words_for(some, bits)].view(np.uint64)
-        words_GB.reshape(-1)[: len(held)] = held
+        chunk = words[first : first + words_for(size, bits)].view(np.uint64)
+        words_GB.reshape(-1)[: len(chunk)] = chunk
         numbers_GN = np.zeros((groups, GROUP), np.uint64)
-        for place in range(GROUP if bits else 0):
-            word, shift = divmod(place * bits, 64)
-            numbers_GN[:, place] = words_GB[:, word] >> np.uint64(shift)
+        for index in range(GROUP if bits else 0):
+            word, shift = divmod(index * bits, 64)
+            numbers_GN[:, index] = words_GB[:, word] >> np.uint64(shift)
             if shift + bits > 64:
-                numbers_GN[:, place] |= words_GB[:, word + 1] << np.uint64(64 - shift)
+                numbers_GN[:, index] |= words_GB[:, word + 1] << np.uint64(64 - shift)
         numbers_GN &= np.uint64((1 << bits) - 1)
-        yield numbers_GN.reshape(-1)[:some].view(np.int64)
+        yield numbers_GN.reshape(-1)[:size].view(np.int64)
 
 
 def write_set(set_C: Ids, ids: int, entries_C: NDArray[np.integer] | None = None, entry_bits: int = 0) -> Words:
-    """The words of an ascending set that is not empty, with a number for each of its ids."""
+    """The words of an ascending, non-empty set, with an entry for each of its ids."""
     count = len(set_C)
     low_bits = low_bits_for(count, ids)
-    home = layout(count, ids, low_bits, entry_bits)
-    words = np.zeros(home.end, np.int64)
+    offsets = layout(count, ids, low_bits, entry_bits)
+    words = np.zeros(offsets.end, np.int64)
     bucket_C = set_C >> low_bits
-    starts_K = np.arange(0, home.buckets, START_buckets)
-    words[: home.zeros] = starts_K + np.searchsorted(bucket_C, starts_K)
+    starts_K = np.arange(0, offsets.buckets, START_buckets)
+    words[: offsets.zeros] = starts_K + np.searchsorted(bucket_C, starts_K)
+    # The i-th id's one follows i ones and the zeros of all earlier buckets.
     one_C = bucket_C
     one_C += np.arange(count)
-    zeros_K = np.arange(home.marks - home.zeros) * (64 * ZERO_words)
-    words[home.zeros : home.marks] = zeros_K - np.searchsorted(one_C, zeros_K)
-    is_one = np.zeros((home.lows - home.marks) * 64, np.bool_)
+    zeros_K = np.arange(offsets.marks - offsets.zeros) * (64 * ZERO_words)
+    words[offsets.zeros : offsets.marks] = zeros_K - np.searchsorted(one_C, zeros_K)
+    is_one = np.zeros((offsets.lows - offsets.marks) * 64, np.bool_)
     is_one[one_C] = True
-    words[home.marks : home.lows] = np.packbits(is_one, bitorder="little").view("<i8")
-    words[home.lows : home.entries] = pack(set_C & ((1 << low_bits) - 1), low_bits)
+    words[offsets.marks : offsets.lows] = np.packbits(is_one, bitorder="little").view("<i8")
+    words[offsets.lows : offsets.entries] = pack(set_C & ((1 << low_bits) - 1), low_bits)
     if entries_C is not None:
-        words[home.entries :] = pack(entries_C, entry_bits)
+        words[offsets.entries :] = pack(entries_C, entry_bits)
     return words
 
 
 def read_set(section: MapSection, words: Words, ids: int) -> Ids | None:
-    """The ids of a set, ascending; None: its words are damaged."""
-    home = layout(section.count, ids, section.low_bits, section.entry_bits)
-    words = words[section.at : section.at + home.end]
-    is_one = np.unpackbits(words[home.marks : home.lows].astype("<i8").view(np.uint8), bitorder="little")
+    """The ids of a set, ascending; None if its words are damaged."""
+    offsets = layout(section.count, ids, section.low_bits, section.entry_bits)
+    words = words[section.at : section.at + offsets.end]
+    is_one = np.unpackbits(words[offsets.marks : offsets.lows].astype("<i8").view(np.uint8), bitorder="little")
     one_C = np.flatnonzero(is_one)
     if len(one_C) != section.count:
         return None
-    starts_K = np.arange(0, home.buckets, START_buckets)
+    starts_K = np.arange(0, offsets.buckets, START_buckets)
     bucket_C = one_C - np.arange(section.count)
-    zeros_K = np.arange(home.marks - home.zeros) * (64 * ZERO_words)
-    good = np.array_equal(words[: home.zeros], starts_K + np.searchsorted(bucket_C, starts_K))
-    good = good and np.array_equal(words[home.zeros : home.marks], zeros_K - np.searchsorted(one_C, zeros_K))
-    set_C = bucket_C << section.low_bits | unpack(words[home.lows :], section.count, section.low_bits)
-    good = good and bool((np.diff(set_C) > 0).all()) and int(set_C[0]) >= 0 and int(set_C[-1]) < ids
-    return set_C if good else None
+    zeros_K = np.arange(offsets.marks - offsets.zeros) * (64 * ZERO_words)
+    valid = np.array_equal(words[: offsets.zeros], starts_K + np.searchsorted(bucket_C, starts_K))
+    valid = valid and np.array_equal(words[offsets.zeros : offsets.marks], zeros_K - np.searchsorted(one_C, zeros_K))
+    set_C = bucket_C << section.low_bits | unpack(words[offsets.lows :], section.count, section.low_bits)
+    valid = valid and bool((np.diff(set_C) > 0).all()) and int(set_C[0]) >= 0 and int(set_C[-1]) < ids
+    return set_C if valid else None
 
 
-def each_entries(section: MapSection, words: Words, ids: int) -> Iterator[Ids]:
-    """The numbers that a section of kind `every` or `listed` has for its ids, some at a time."""
+def entry_chunks(section: MapSection, words: Words, ids: int) -> Iterator[Ids]:
+    """The entries of a section of kind `every` or `listed`, in chunks."""
     if section.kind == "every":
-        return unpack_each(words[section.at :], ids, section.entry_bits)
-    home = layout(section.count, ids, section.low_bits, section.entry_bits)
-    return unpack_each(words[section.at + home.entries :], section.count, section.entry_bits)
+        return unpack_chunks(words[section.at :], ids, section.entry_bits)
+    offsets = layout(section.count, ids, section.low_bits, section.entry_bits)
+    return unpack_chunks(words[section.at + offsets.entries :], section.count, section.entry_bits)
 
 
 def words_needed(section: MapSection, ids: int) -> int:
-    """The number of words from `at` on."""
+    """The number of words that the section reads from `at` on."""
     if section.kind == "every":
         return words_for(ids, section.entry_bits)
     if section.kind not in ("ranked", "listed"):

@@ -57,7 +57,7 @@ def fit_trees(run: Path) -> TreeBaseline:
     """Train LightGBM on the training rows of a run, and write its test metrics to the run's folder."""
     lightgbm = _import_lightgbm()
     resolved = resolve_saved(run)
-    parts, task = resolved.parts, resolved.tasks[0]
+    parts, task = resolved.rows, resolved.tasks[0]
     if isinstance(resolved.recipe.model, TwoTowerConfig):
         raise SpecError(f"{run}: a two-tower model ranks items: want a run of another model for trees to be beside")
     if parts.valid is None or parts.test is None:

@@ -20,8 +20,7 @@ from rowwise.ingest.batch_shard import BatchShard
 from rowwise.ingest.batcher import Batcher, Batching, Position
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.service.local import Workers
-from rowwise.ingest.transform import AnyKind, LoadedTransforms, MapId, serving
-from rowwise.ingest.transform import UserFunction as OwnTransform
+from rowwise.ingest.transform import AnyKind, LoadedTransforms, MapId, UserFunction, serving
 from rowwise.ingest.transform import load as load_transforms
 from rowwise.models.dcn import DCN
 from rowwise.models.deepfm import DeepFM
@@ -32,7 +31,7 @@ from rowwise.models.wide import wide_tables
 from rowwise.models.wide_deep import WideDeep
 from rowwise.plan import Forecast
 from rowwise.processor import read_processor
-from rowwise.recipes.described import describe_tables, look_up_ids
+from rowwise.recipes.column_tables import add_column_tables, replace_vocabularies
 from rowwise.recipes.id_maps import pin_map, stored_tables_of
 from rowwise.recipes.processor_limits import replace_unsupported
 from rowwise.recipes.recipe import (
@@ -60,8 +59,8 @@ QuarantineFolder = Callable[[], Path | None]  # None until the run has a folder
 CLICK_METRICS = ("ne", "loss", "auc")  # metrics that can choose the best checkpoint
 
 
-def no_folder() -> None:
-    """No quarantine: bad rows are dropped."""
+def no_quarantine() -> None:
+    """The quarantine folder of code without one, where bad rows are dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +68,7 @@ class ResolvedRecipe:
     """A recipe with every default filled in, and its opened data."""
 
     recipe: Recipe
-    parts: RecipeRows
+    rows: RecipeRows
     transforms: LoadedTransforms
     notes: tuple[str, ...] = ()  # settings that were replaced or have no effect, and why
 
@@ -84,8 +83,8 @@ class ResolvedRecipe:
 
     @property
     def stored_tables(self) -> tuple[Table, ...]:
-        """The tables in memory: for a table with an id map its smaller ones."""
-        return tuple(one for table in self.tables for one in stored_tables_of(table))
+        """The tables in memory: a table with an id map is replaced by those of its parts."""
+        return tuple(stored for table in self.tables for stored in stored_tables_of(table))
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -97,19 +96,21 @@ def resolve(recipe: Recipe) -> ResolvedRecipe:
     data, transforms = use_absolute_paths(recipe.data), tuple(map(_use_absolute_files, recipe.transforms))
     if isinstance(data.workers, int):
         data = structs.replace(data, workers=Workers(count=data.workers) if data.workers else None)
-    parts = open_data(data, recipe.columns, recipe.tables.list)
-    columns, described = recipe.columns or parts.dataset.columns, recipe.tables
-    columns, lookups = look_up_ids(columns)
+    rows = open_data(data, recipe.columns, recipe.tables.list)
+    # Vocabularies become transforms first, because they fix the number of rows of their tables.
+    columns, lookups = replace_vocabularies(recipe.columns or rows.dataset.columns)
     loaded = load_transforms(transforms := (*transforms, *lookups))
+    table_settings = recipe.tables
     if recipe.columns is not None:
-        columns, described = describe_tables(columns, described, parts.dataset.tables, loaded)
-    tables = tuple(map(pin_map, described.resolve(parts.dataset.tables)))
+        columns, table_settings = add_column_tables(columns, table_settings, rows.dataset.tables, loaded)
+    tables = tuple(map(pin_map, table_settings.resolve(rows.dataset.tables)))
     if not columns.labels:
         raise SpecError("columns.labels is empty: want at least one label column")
     if data.label is not None and data.label not in columns.labels:
         want = "want one of them, or no data.label"
         raise SpecError(f"data.label={data.label!r}: the labels are {', '.join(columns.labels)}: {want}")
     columns.check_tables(tables)
+    # Paths become absolute, so that a run can be resumed from another working directory.
     model, notes = recipe.model, ()
     if isinstance(model, str):
         model = UserModel(module=model)
@@ -118,17 +119,17 @@ def resolve(recipe: Recipe) -> ResolvedRecipe:
         model = UserModel(module=f"{path.absolute()}:{name}", args=model.args)
     if isinstance(model, TwoTowerConfig):
         _check_towers(columns, model)
-        given, columns = columns, _order_dense(columns, model)
-        notes = _unused_columns(given, model) if recipe.columns is not None else ()
+        notes = _unused_columns(columns, model) if recipe.columns is not None else ()
+        columns = _sort_dense(columns, model)
     _check_device(recipe.train.device)
-    train, replaced = replace_unsupported(recipe.train, read_processor())
+    train, processor_notes = replace_unsupported(recipe.train, read_processor())
     train = structs.replace(train, threads=train.threads or torch.get_num_threads())
     paths = {"init_from": recipe.init_from, "plan": recipe.plan}
     if recipe.hardware is not None and recipe.hardware.endswith(".json"):  # else it is a preset
         paths["hardware"] = recipe.hardware
     absolute_paths = {name: path and str(Path(path).absolute()) for name, path in paths.items()}
-    _check_evaluation(recipe.evaluate, columns, model, validates=parts.valid is not None)
-    changed = {
+    _check_evaluation(recipe.evaluate, columns, model, validates=rows.valid is not None)
+    changes = {
         "data": data,
         "transforms": transforms,
         "columns": columns,
@@ -136,12 +137,12 @@ def resolve(recipe: Recipe) -> ResolvedRecipe:
         "model": model,
         "train": train,
     }
-    resolved = structs.replace(recipe, **changed, **absolute_paths)
-    return ResolvedRecipe(recipe=resolved, parts=parts, transforms=loaded, notes=(*replaced, *notes))
+    resolved = structs.replace(recipe, **changes, **absolute_paths)
+    return ResolvedRecipe(recipe=resolved, rows=rows, transforms=loaded, notes=(*processor_notes, *notes))
 
 
-def make_model(resolved: ResolvedRecipe, *, described: bool = False) -> nn.Module:
-    """The model with initial weights from the seed; with `described` its tables are on the meta device.
+def make_model(resolved: ResolvedRecipe, *, on_meta: bool = False) -> nn.Module:
+    """The model with initial weights from the seed; with `on_meta` its tables are on the meta device.
 
     Meta tables take no memory and get their rows when the model is sharded.
     """
@@ -149,25 +150,25 @@ def make_model(resolved: ResolvedRecipe, *, described: bool = False) -> nn.Modul
     torch.manual_seed(recipe.seed)
     model = recipe.model
     if isinstance(model, TwoTowerConfig):
-        return _two_tower(resolved, model).to(recipe.train.device)
-    where, merge_shared = "meta" if described else "cpu", recipe.train.merge_shared
-    embeddings = make_embeddings(resolved.tables, seed=recipe.seed, device=where, merge_shared=merge_shared)
+        return _make_two_tower(resolved, model).to(recipe.train.device)
+    device, merge_shared = "meta" if on_meta else "cpu", recipe.train.merge_shared
+    embeddings = make_embeddings(resolved.tables, seed=recipe.seed, device=device, merge_shared=merge_shared)
     hidden = {key: getattr(model, key) for key in ("dropout", "norm") if hasattr(model, key)}
     match model:
         case DlrmConfig(bottom=bottom, top=top):
-            made: nn.Module = DLRM(embeddings, dense, (*bottom, resolved.tables[0].dim), (*top, tasks), **hidden)
+            module: nn.Module = DLRM(embeddings, dense, (*bottom, resolved.tables[0].dim), (*top, tasks), **hidden)
         case DeepFmConfig(deep=deep):
-            made = DeepFM(embeddings, dense, (*deep, tasks), **hidden)
+            module = DeepFM(embeddings, dense, (*deep, tasks), **hidden)
         case DcnConfig(deep=deep, crosses=crosses, rank=rank, structure=structure):
-            made = DCN(embeddings, dense, (*deep, tasks), crosses=crosses, rank=rank, structure=structure, **hidden)
+            module = DCN(embeddings, dense, (*deep, tasks), crosses=crosses, rank=rank, structure=structure, **hidden)
         case WideDeepConfig(deep=deep, wide=wide):
             weights = None if wide is None else wide_tables(resolved.tables, tasks, wide)
-            made = WideDeep(embeddings, dense, (*deep, tasks), wide=weights, **hidden)
+            module = WideDeep(embeddings, dense, (*deep, tasks), wide=weights, **hidden)
         case UserModel(module=name, args=args):
-            made = _make_user_model(name, embeddings, dense, tasks, args)
+            module = _make_user_model(name, embeddings, dense, tasks, args)
         case str():
             raise AssertionError(f"resolve left the model as {model!r}")
-    return made if described else made.to(recipe.train.device)
+    return module if on_meta else module.to(recipe.train.device)
 
 
 def make_job(
@@ -176,16 +177,17 @@ def make_job(
     batches: OpenBatches,
     comm: Comm | None = None,
     forecast: Forecast | None = None,
-    aside: QuarantineFolder = no_folder,
+    quarantine: QuarantineFolder = no_quarantine,
 ) -> TrainingJob:
     """The training job of one rank."""
-    parts = resolved.parts
+    valid = resolved.rows.valid
+    evaluate = None if valid is None else make_evaluator(resolved, model, valid, comm=comm, quarantine=quarantine)
     return TrainingJob(
         model=model,
         objective=make_objective(resolved, model),
         batches=batches,
         tasks=resolved.tasks,
-        evaluate=None if parts.valid is None else make_evaluator(resolved, model, parts.valid, comm=comm, aside=aside),
+        evaluate=evaluate,
         forecast=forecast,
     )
 
@@ -195,28 +197,28 @@ def batch_shard_of(comm: Comm | None) -> BatchShard:
 
 
 def make_objective(resolved: ResolvedRecipe, model: nn.Module) -> Objective:
-    how = resolved.recipe
-    if isinstance(how.model, TwoTowerConfig):
+    recipe = resolved.recipe
+    if isinstance(recipe.model, TwoTowerConfig):
         assert isinstance(model, RetrievalModel)
-        return InBatch(model.towers, how.model.item, model.frequency)
-    weights = how.train.task_weights
+        return InBatch(model.towers, recipe.model.item, model.frequency)
+    weights = recipe.train.task_weights
     if weights and len(weights) != len(resolved.tasks):
         raise SpecError(
             f"train.task_weights has {len(weights)} values: want one for each of {', '.join(resolved.tasks)}"
         )
-    return Clicks(model, weights, how.train.label_smoothing)
+    return Clicks(model, weights, recipe.train.label_smoothing)
 
 
 def make_batcher(
     resolved: ResolvedRecipe,
     rows: RowSelection,
     position: Position | None = None,
-    deal: BatchShard | None = None,
-    aside: Path | None = None,
+    shard: BatchShard | None = None,
+    quarantine: Path | None = None,
 ) -> Batcher:
-    """The training batches, or a rank's shard of each; bad rows go to the folder `aside` if the recipe quarantines."""
+    """The training batches, or a rank's shard of each; the recipe says whether bad rows go to the quarantine folder."""
     data, train, seed = resolved.recipe.data, resolved.recipe.train, resolved.recipe.seed
-    how = Batching(
+    batching = Batching(
         size=train.batch,
         seed=seed,
         shuffle=train.shuffle,
@@ -224,31 +226,31 @@ def make_batcher(
         share=rows.share,
         where=rows.where,
         together=data.together,
-        shard=deal or BatchShard(),
-        quarantine=str(aside) if aside is not None and data.on_bad_rows == "quarantine" else None,
+        shard=shard or BatchShard(),
+        quarantine=str(quarantine) if quarantine is not None and data.on_bad_rows == "quarantine" else None,
     )
-    return Batcher(rows.reader, resolved.columns, resolved.tables, how, position, resolved.transforms)
+    return Batcher(rows.reader, resolved.columns, resolved.tables, batching, position, resolved.transforms)
 
 
 def evaluation_batches(
-    resolved: ResolvedRecipe, rows: RowSelection, deal: BatchShard | None = None, aside: Path | None = None
+    resolved: ResolvedRecipe, rows: RowSelection, shard: BatchShard | None = None, quarantine: Path | None = None
 ) -> Iterable[Batch]:
     """All rows once, in their order, in batches for evaluation, or a rank's shard of each.
 
-    Bad rows are handled as in training, and go to the folder `aside`, if there is one.
+    If the recipe quarantines bad rows, they go to the folder; without a folder they are dropped.
     """
     recipe = resolved.recipe
-    how = Batching(
+    batching = Batching(
         size=recipe.evaluate.batch,
         shuffle=False,
         ahead=recipe.train.ahead,
         share=rows.share,
         where=rows.where,
-        shard=deal or BatchShard(),
-        quarantine=str(aside or "") if recipe.data.on_bad_rows == "quarantine" else None,
+        shard=shard or BatchShard(),
+        quarantine=str(quarantine or "") if recipe.data.on_bad_rows == "quarantine" else None,
     )
     # `serving` drops transforms that sample rows: evaluation measures all of them.
-    return Batcher(rows.reader, resolved.columns, resolved.tables, how, None, serving(resolved.transforms))
+    return Batcher(rows.reader, resolved.columns, resolved.tables, batching, None, serving(resolved.transforms))
 
 
 def make_evaluator(
@@ -257,31 +259,36 @@ def make_evaluator(
     rows: RowSelection,
     slices: tuple[str, ...] | None = None,
     comm: Comm | None = None,
-    aside: QuarantineFolder = no_folder,
+    quarantine: QuarantineFolder = no_quarantine,
 ) -> Evaluator:
-    """An evaluator over some rows; `slices` replace the recipe's, `aside` is as for `evaluation_batches`."""
+    """An evaluator over some rows; `slices` replace the recipe's."""
     recipe = resolved.recipe
     if isinstance(recipe.model, TwoTowerConfig):
         assert isinstance(model, RetrievalModel)
         if slices:
             raise SpecError(f"slices {', '.join(slices)}: two-tower models are ranked over all items: want no slices")
-        train = resolved.parts.train
+        train = resolved.rows.train
         return RetrievalEvaluator(
             model.towers,
             recipe.model.item,
-            known=lambda: evaluation_batches(resolved, train, None, aside()),
-            asked=lambda: evaluation_batches(resolved, rows, None, aside()),
+            known=lambda: evaluation_batches(resolved, train, None, quarantine()),
+            asked=lambda: evaluation_batches(resolved, rows, None, quarantine()),
             task=resolved.tasks[0],
             ks=recipe.model.ks,
         )
-    chosen = recipe.evaluate.slices if slices is None else slices
-    slicing = Slicing(chosen, recipe.evaluate.slice_ids)
-    deal = batch_shard_of(comm)
+    slicing = Slicing(recipe.evaluate.slices if slices is None else slices, recipe.evaluate.slice_ids)
+    shard = batch_shard_of(comm)
 
     def batches() -> Iterable[Batch]:
-        return evaluation_batches(resolved, rows, deal, aside())
+        return evaluation_batches(resolved, rows, shard, quarantine())
 
     return ClickEvaluator(model, batches, resolved.tasks, recipe.train, slicing, comm=comm)
+
+
+def set_threads(recipe: Recipe) -> None:
+    """Set the recipe's threads: torch splits sums in matrix products by thread, so they change the bits."""
+    if recipe.train.threads is not None:
+        torch.set_num_threads(recipe.train.threads)
 
 
 def make_settings(recipe: Recipe) -> Settings:
@@ -300,16 +307,15 @@ class RetrievalModel(nn.Module):
         return self.towers(batch)
 
 
-def _use_absolute_files(one: AnyKind | str) -> AnyKind | str:
-    """The transform with absolute paths."""
-    if isinstance(one, str):
-        path, colon, name = one.rpartition(":")
-        return f"{Path(path).absolute()}{colon}{name}" if colon else one
-    if isinstance(one, OwnTransform):
-        return structs.replace(one, function=f"{Path(one.file).absolute()}:{one.name}")
-    if isinstance(one, MapId) and one.file:
-        return structs.replace(one, file=str(Path(one.file).absolute()))
-    return one
+def _use_absolute_files(transform: AnyKind | str) -> AnyKind | str:
+    if isinstance(transform, str):
+        path, colon, name = transform.rpartition(":")
+        return f"{Path(path).absolute()}{colon}{name}" if colon else transform
+    if isinstance(transform, UserFunction):
+        return structs.replace(transform, function=f"{Path(transform.file).absolute()}:{transform.name}")
+    if isinstance(transform, MapId) and transform.file:
+        return structs.replace(transform, file=str(Path(transform.file).absolute()))
+    return transform
 
 
 def _check_device(name: str) -> None:
@@ -323,62 +329,63 @@ def _check_device(name: str) -> None:
         raise SpecError(f"train.device={name!r}: torch finds no GPU: want cpu; see rowwise doctor")
 
 
-def _check_evaluation(how: Evaluation, columns: Columns, model: object, *, validates: bool) -> None:
+def _check_evaluation(settings: Evaluation, columns: Columns, model: object, *, validates: bool) -> None:
     """Raise now for names that would fail at the first evaluation."""
-    if how.task and how.task not in columns.labels:
-        raise SpecError(f"evaluate.task={how.task!r} is not a label: want one of {', '.join(columns.labels)}")
+    if settings.task and settings.task not in columns.labels:
+        raise SpecError(f"evaluate.task={settings.task!r} is not a label: want one of {', '.join(columns.labels)}")
     features = [sparse.feature_name for sparse in columns.sparse]
-    missing = [name for name in how.slices if name not in features]
+    missing = [name for name in settings.slices if name not in features]
     if missing:
         raise SpecError(f"evaluate.slices: no feature {', '.join(missing)}: want some of {', '.join(features)}")
-    measured = ranking_metrics(model.ks) if isinstance(model, TwoTowerConfig) else CLICK_METRICS
-    if (validates or how.metric != Evaluation().metric) and how.metric not in measured:
-        raise SpecError(f"evaluate.metric={how.metric!r} is not measured: want one of {', '.join(measured)}")
+    metrics = ranking_metrics(model.ks) if isinstance(model, TwoTowerConfig) else CLICK_METRICS
+    if (validates or settings.metric != Evaluation().metric) and settings.metric not in metrics:
+        raise SpecError(f"evaluate.metric={settings.metric!r} is not measured: want one of {', '.join(metrics)}")
 
 
-def _two_tower(resolved: ResolvedRecipe, how: TwoTowerConfig) -> RetrievalModel:
-    sides: list[Tower] = []
-    for features, dense in ((how.user_features, how.user_dense), ((how.item, *how.item_features), how.item_dense)):
+def _make_two_tower(resolved: ResolvedRecipe, config: TwoTowerConfig) -> RetrievalModel:
+    towers: list[Tower] = []
+    user, item = (config.user_features, config.user_dense), ((config.item, *config.item_features), config.item_dense)
+    for features, dense in (user, item):
         tables = tuple(t for t in resolved.tables if set(t.feature_names) & set(features))
         mixed = [t.name for t in tables if not set(t.feature_names) <= set(features)]
         if mixed or not tables:
-            raise SpecError(
-                f"two_tower: tables {', '.join(mixed) or 'none'} of {', '.join(features)}: want one tower's only"
-            )
+            got = f"table {', '.join(mixed)} has features of both" if mixed else "no table"
+            raise SpecError(f"two_tower: {got}: want tables with features {', '.join(features)} only, for one tower")
         seed, merge_shared = resolved.recipe.seed, resolved.recipe.train.merge_shared
-        sides.append(Tower(make_embeddings(tables, seed=seed, merge_shared=merge_shared), len(dense), how.sizes))
-    return RetrievalModel(TwoTower(sides[0], sides[1], how.temperature), ItemFrequency() if how.correct else None)
+        towers.append(Tower(make_embeddings(tables, seed=seed, merge_shared=merge_shared), len(dense), config.sizes))
+    towers_model = TwoTower(towers[0], towers[1], config.temperature)
+    return RetrievalModel(towers_model, ItemFrequency() if config.correct else None)
 
 
-def _check_towers(columns: Columns, how: TwoTowerConfig) -> None:
+def _check_towers(columns: Columns, config: TwoTowerConfig) -> None:
     """Raise unless each named feature exists and is in one tower, and there is one label."""
     if len(columns.labels) != 1:
         raise SpecError(f"two_tower: labels {', '.join(columns.labels)}: want one: whether user and item match")
-    there = [sparse.feature_name for sparse in columns.sparse]
-    item_side = (how.item, *how.item_features)
-    missing = [name for name in (*how.user_features, *item_side) if name not in there]
+    features = [sparse.feature_name for sparse in columns.sparse]
+    item_features = (config.item, *config.item_features)
+    missing = [name for name in (*config.user_features, *item_features) if name not in features]
     if missing:
-        raise SpecError(f"two_tower: no feature {', '.join(missing)}; there are {', '.join(there)}")
-    both = [name for name in how.user_features if name in item_side]
+        raise SpecError(f"two_tower: no feature {', '.join(missing)}; there are {', '.join(features)}")
+    both = [name for name in config.user_features if name in item_features]
     if both:
         raise SpecError(f"two_tower: feature {', '.join(both)} is in both towers: want it in one")
 
 
-def _order_dense(columns: Columns, how: TwoTowerConfig) -> Columns:
+def _sort_dense(columns: Columns, config: TwoTowerConfig) -> Columns:
     """Dense columns of the user before those of the item, as the towers take them."""
     by_name = {dense.column: dense for dense in columns.dense}
-    wanted = (*how.user_dense, *how.item_dense)
+    wanted = (*config.user_dense, *config.item_dense)
     missing = [name for name in wanted if name not in by_name]
     if missing:
         raise SpecError(f"two_tower: no dense column {', '.join(missing)}; there are {', '.join(by_name) or 'none'}")
     return structs.replace(columns, dense=tuple(by_name[name] for name in wanted))
 
 
-def _unused_columns(columns: Columns, how: TwoTowerConfig) -> tuple[str, ...]:
-    named = {how.item, *how.item_features, *how.user_features, *how.user_dense, *how.item_dense}
+def _unused_columns(columns: Columns, config: TwoTowerConfig) -> tuple[str, ...]:
+    used = {config.item, *config.item_features, *config.user_features, *config.user_dense, *config.item_dense}
     names = (*(s.feature_name for s in columns.sparse), *(d.column for d in columns.dense))
-    left = [name for name in names if name not in named]
-    return (f"columns {', '.join(left)}: not used, because neither tower names them",) if left else ()
+    unused = [name for name in names if name not in used]
+    return (f"columns {', '.join(unused)}: not used, because neither tower names them",) if unused else ()
 
 
 def _make_user_model(name: str, embeddings: AnyTables, dense: int, tasks: int, args: dict[str, Any]) -> nn.Module:

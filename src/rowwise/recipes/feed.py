@@ -1,7 +1,7 @@
 """Training batches of a rank, prepared in its own process or by workers that the ranks of a host share.
 
-The first rank of each host starts the workers' service and sends its address to the others. Evaluation reads its own
-rows.
+The first rank of each host starts the service of the workers, and sends its address to the host's other ranks.
+Batches of evaluations are not from here.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ class Feed:
     def __init__(self, resolved: ResolvedRecipe, comm: Comm) -> None:
         self._resolved, self._comm, self._ends = resolved, comm, ExitStack()
         self._client: ServiceClient | None = None
-        self._aside: Path | None = None
+        self._quarantine: Path | None = None
 
     def __call__(self, position: Position | None) -> Batcher:
         batcher = self._open(position)
@@ -37,25 +37,25 @@ class Feed:
             return batcher
         return batcher.use_splits(partial(_splits_from_client, self._client, batcher.splits))
 
-    def start(self, aside: Path) -> None:
-        """Start the workers, if the recipe has any; a collective. `aside`: the folder for quarantined rows."""
-        self._aside = aside.absolute()  # workers may have another working directory
+    def start(self, quarantine: Path) -> None:
+        """Start the workers, if the recipe has any, with the folder for quarantined rows; a collective."""
+        self._quarantine = quarantine.absolute()  # workers may have another working directory
         workers = self._resolved.recipe.data.workers
         if isinstance(workers, Workers):  # resolve has turned a number into Workers
             join = self._join_cluster if workers.on == "ray" else self._join
             self._client = join(workers)
 
-    def aside(self) -> Path | None:
+    def quarantine(self) -> Path | None:
         """The folder for quarantined rows; None before `start`."""
-        return self._aside
+        return self._quarantine
 
     def _open(self, position: Position | None) -> Batcher:
         resolved = self._resolved
-        return make_batcher(resolved, resolved.parts.train, position, batch_shard_of(self._comm), self._aside)
+        return make_batcher(resolved, resolved.rows.train, position, batch_shard_of(self._comm), self._quarantine)
 
     @property
     def health(self) -> ServiceHealth | None:
-        """Whether the workers keep up; None without workers."""
+        """How well the workers keep up; None without workers."""
         return None if self._client is None else self._client.health
 
     @contextmanager
@@ -91,17 +91,17 @@ class Feed:
     def _join_cluster(self, workers: Workers) -> ServiceClient:
         from rowwise.ingest.service.cluster import ServiceCluster
 
-        comm, found = self._comm, None
+        comm, cluster = self._comm, None
         if len(comm.ranks) > 1 and workers.address is None:
             workers = structs.replace(workers, address="auto")  # ranks cannot join a cluster private to this process
         with raising_on_all_ranks(comm, during="starting the workers that prepare rows"):
             if comm.rank == 0:
-                found = self._ends.enter_context(ServiceCluster(self._task(), workers, len(comm.ranks)))
-        name = broadcast_object(comm, None if found is None else found.name, 0, "workers")
+                cluster = self._ends.enter_context(ServiceCluster(self._task(), workers, len(comm.ranks)))
+        name = broadcast_object(comm, None if cluster is None else cluster.name, 0, "workers")
         with raising_on_all_ranks(comm, during="joining the workers that prepare rows"):
-            found = found or ServiceCluster(self._task(), workers, len(comm.ranks), name)
-        assert found is not None
-        return found.client(comm.rank)
+            cluster = cluster or ServiceCluster(self._task(), workers, len(comm.ranks), name)
+        assert cluster is not None
+        return cluster.client(comm.rank)
 
 
 def _splits_from_client(client: ServiceClient, splits: int, epoch: int, at: int) -> Iterator[OpenedSplit]:

@@ -1,4 +1,4 @@
-"""Runs a function on the first rank and broadcasts its result; an error of it is raised on all ranks."""
+"""Calls a function on the first rank and broadcasts its result, or raises its error on all ranks."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,21 +13,20 @@ from rowwise.recipes.recipe import Recipe
 T = TypeVar("T")
 
 
-def on_first_rank(comm: Comm, make: Callable[[], T]) -> T:
-    """The result of `make` on the first rank, on every rank; a collective. With one rank just `make()`."""
+def on_first_rank(comm: Comm, call: Callable[[], T]) -> T:
+    """The result of `call` on the first rank, returned on every rank; a collective."""
     if len(comm.ranks) == 1:
-        return make()
-    made: T | None = None
+        return call()
+    result: T | None = None
     error: RowwiseError | OSError | None = None
-    broadcast_object(comm, None, 0, "recipe")  # raises here if a rank has failed before
+    broadcast_object(comm, None, 0, "recipe")  # raises before the call if a rank has failed already
     if comm.rank == 0:
         try:
-            made = make()
-        except (RowwiseError, OSError) as caught:
-            error = caught
-    received, line = broadcast_object(
-        comm, (made, None if error is None else one_line(error) or str(error)), 0, "recipe"
-    )
+            result = call()
+        except (RowwiseError, OSError) as first_error:
+            error = first_error
+    line = None if error is None else one_line(error) or str(error)
+    received, line = broadcast_object(comm, (result, line), 0, "recipe")
     if error is not None:
         raise error
     if line is not None:
@@ -35,14 +34,14 @@ def on_first_rank(comm: Comm, make: Callable[[], T]) -> T:
     return received
 
 
-def resolve_on_first_rank(make: Callable[[], ResolvedRecipe], comm: Comm) -> ResolvedRecipe:
-    """Resolve on the first rank and use its recipe on all: it may take a pass over the data, and has to be the same."""
-    own: list[ResolvedRecipe] = []
+def resolve_on_first_rank(call: Callable[[], ResolvedRecipe], comm: Comm) -> ResolvedRecipe:
+    """The recipe that the first rank resolves, on every rank; resolving may take a pass over the data."""
+    on_this_rank: list[ResolvedRecipe] = []
 
-    def first() -> Recipe:
-        own.append(make())
-        return own[0].recipe
+    def resolve_here() -> Recipe:
+        on_this_rank.append(call())
+        return on_this_rank[0].recipe
 
-    recipe = on_first_rank(comm, first)
-    # The first rank's recipe, even if this processor would have resolved it differently.
-    return own[0] if own else replace(resolve(recipe), recipe=recipe)
+    recipe = on_first_rank(comm, resolve_here)
+    # Other ranks open the data, but use the first rank's recipe: their processors might resolve another one.
+    return on_this_rank[0] if on_this_rank else replace(resolve(recipe), recipe=recipe)

@@ -1,4 +1,4 @@
-"""Id map and vocabulary files of a recipe, copied into the run's folder so that a run keeps its maps."""
+"""Copies the id maps and vocabularies of a recipe into the run's folder, so that a run keeps its files."""
 
 import shutil
 from collections.abc import Callable
@@ -16,20 +16,20 @@ MAPS = "maps"  # the folder of a run
 
 
 def pin_map(table: Table) -> Table:
-    """The table with the absolute path and the digest of its map file; a changed file is refused later."""
-    how = table.id_map
-    if not isinstance(how, StoredIds):
+    """The table with the absolute path and the digest of its map file, so that a changed file is refused later."""
+    stored = table.id_map
+    if not isinstance(stored, StoredIds):
         return table
-    how = structs.replace(how, file=str(Path(how.file).absolute()))
-    opened = open_map(structs.replace(table, id_map=how))
-    assert opened is not None
-    return structs.replace(table, id_map=structs.replace(how, digest=opened.digest))
+    stored = structs.replace(stored, file=str(Path(stored.file).absolute()))
+    id_map = open_map(structs.replace(table, id_map=stored))
+    assert id_map is not None
+    return structs.replace(table, id_map=structs.replace(stored, digest=id_map.digest))
 
 
 def stored_tables_of(table: Table) -> tuple[Table, ...]:
-    """The tables in memory for a table: itself without an id map, else those of its parts."""
-    opened = open_map(table)
-    return (table,) if opened is None else stored_tables(table, opened)
+    """The tables in memory for a table: those of the parts of its id map, or itself without a map."""
+    id_map = open_map(table)
+    return (table,) if id_map is None else stored_tables(table, id_map)
 
 
 def copy_maps(recipe: Recipe, run: Path) -> Recipe:
@@ -38,36 +38,36 @@ def copy_maps(recipe: Recipe, run: Path) -> Recipe:
 
 
 def relocate_maps(recipe: Recipe, run: Path) -> Recipe:
-    """A run's recipe with the map files in its folder, which may have been moved."""
+    """A run's recipe with the map files in its folder, as the folder may have been moved."""
 
     def find(name: str, file: Path) -> Path:
-        here = run.absolute() / MAPS / file.name
-        return here if here.is_file() else file
+        in_run = run.absolute() / MAPS / file.name
+        return in_run if in_run.is_file() else file
 
     return _replace_files(recipe, find)
 
 
 def _copy_map(name: str, file: Path, run: Path) -> Path:
-    to = run.absolute() / MAPS / f"{name}{file.suffix}"
-    to.parent.mkdir(exist_ok=True)
-    shutil.copyfile(file, to)
-    return to
+    target = run.absolute() / MAPS / f"{name}{file.suffix}"
+    target.parent.mkdir(exist_ok=True)
+    shutil.copyfile(file, target)
+    return target
 
 
 def _replace_files(recipe: Recipe, find: Callable[[str, Path], Path]) -> Recipe:
     """The recipe with `find(name, file)` for each file of an id map or a vocabulary; names are unique."""
 
-    def moved_table(table: Table) -> Table:
-        how = table.id_map
-        if not isinstance(how, StoredIds):
+    def change_table(table: Table) -> Table:
+        stored = table.id_map
+        if not isinstance(stored, StoredIds):
             return table
-        return structs.replace(table, id_map=structs.replace(how, file=str(find(table.name, Path(how.file)))))
+        return structs.replace(table, id_map=structs.replace(stored, file=str(find(table.name, Path(stored.file)))))
 
-    def moved_transform(number: int, transform: AnyKind | str) -> AnyKind | str:
+    def change_transform(number: int, transform: AnyKind | str) -> AnyKind | str:
         if not isinstance(transform, MapId) or not transform.file:
             return transform
         return structs.replace(transform, file=str(find(f"transforms.{number}", Path(transform.file))))
 
-    tables = structs.replace(recipe.tables, list=tuple(map(moved_table, recipe.tables.list)))
-    transforms = tuple(moved_transform(number, one) for number, one in enumerate(recipe.transforms))
+    tables = structs.replace(recipe.tables, list=tuple(map(change_table, recipe.tables.list)))
+    transforms = tuple(change_transform(number, transform) for number, transform in enumerate(recipe.transforms))
     return structs.replace(recipe, tables=tables, transforms=transforms)

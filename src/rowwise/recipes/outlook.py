@@ -1,4 +1,4 @@
-"""The size of a run before it starts: data, model, tables and memory. Also the whole of a dry run.
+"""The outlook of a run before it starts: data, model, tables and memory. A dry run ends with it.
 
 A dry run checks everything, writes nothing and allocates no tables, so large recipes can be checked on any machine.
 """
@@ -13,8 +13,8 @@ from rowwise.checkpoint.read import Checkpoint
 from rowwise.ingest.batch_shard import BatchShard
 from rowwise.plan import Plan
 from rowwise.recipes.compose import ResolvedRecipe, make_batcher, make_model, make_objective, resolve
-from rowwise.recipes.place import choose_plan, rank_bytes, tables_of
 from rowwise.recipes.recipe import Recipe, Tables, check_ranks
+from rowwise.recipes.sharding import choose_plan, rank_bytes, tables_of
 from rowwise.recipes.text import RECIPE
 from rowwise.recipes.unused_keys import find_notes
 from rowwise.spec import Topology, Value, state_width
@@ -26,7 +26,7 @@ FLOAT_bytes = 4
 
 
 class Outlook(Value, frozen=True):
-    """The numbers of a run; memory is that of the model, without batches."""
+    """The sizes of a run; memory is that of the model, without batches."""
 
     recipe: str
     dataset: str
@@ -49,24 +49,24 @@ class Outlook(Value, frozen=True):
     hosts: int = 1
     fullest: int = 0  # the rank with the most bytes of rows
     fullest_bytes: int = 0
-    plan: str = ""  # its file
+    plan: str = ""  # file of the recipe's plan
     notes: tuple[str, ...] = ()  # settings of the recipe that were replaced or have no effect
     idle: int = 0  # ranks without samples, because the batch has fewer blocks than ranks
 
 
 def make_outlook(resolved: ResolvedRecipe, model: nn.Module, plan: Plan, topology: Topology) -> Outlook:
-    """The outlook of a run. The model's own tables may be smaller than the recipe's: sizes are from the recipe."""
-    recipe, parts, tables = resolved.recipe, resolved.parts, resolved.stored_tables
+    """The outlook of a run. Sizes are from the recipe, because a dry run's model has smaller tables."""
+    recipe, rows, tables = resolved.recipe, resolved.rows, resolved.stored_tables
     world, size_bytes = topology.world, sum(table.rows * table.row_bytes for table in tables)
-    held_W = rank_bytes(plan, tables_of(model)) if world > 1 else [size_bytes]
-    deals = (BatchShard(rank=rank, world=world).part(recipe.train.batch) for rank in range(world))
-    named = {"train": parts.train, "valid": parts.valid, "test": parts.test}
+    bytes_W = rank_bytes(plan, tables_of(model)) if world > 1 else [size_bytes]
+    batch_shards = (BatchShard(rank=rank, world=world).part(recipe.train.batch) for rank in range(world))
+    by_use = {"train": rows.train, "valid": rows.valid, "test": rows.test}
     parameters = sum(parameter.numel() for parameter in dense_parameters(model))
     assert recipe.train.threads is not None
     return Outlook(
         recipe=recipe.name,
         dataset=recipe.data.dataset,
-        splits={name: len(rows.reader.splits()) for name, rows in named.items() if rows is not None},
+        splits={use: len(selection.reader.splits()) for use, selection in by_use.items() if selection is not None},
         dense=len(resolved.columns.dense),
         sparse=len(resolved.columns.sparse),
         labels=resolved.tasks,
@@ -83,11 +83,11 @@ def make_outlook(resolved: ResolvedRecipe, model: nn.Module, plan: Plan, topolog
         state_bytes=sum(table.rows * state_width(table) * FLOAT_bytes for table in tables),
         ranks=world,
         hosts=topology.hosts,
-        fullest=max(range(world), key=held_W.__getitem__),
-        fullest_bytes=max(held_W),
+        fullest=max(range(world), key=bytes_W.__getitem__),
+        fullest_bytes=max(bytes_W),
         plan=recipe.plan or "made for these ranks",
         notes=find_notes(resolved, topology),
-        idle=sum(begin == end for begin, end in deals),
+        idle=sum(begin == end for begin, end in batch_shards),
     )
 
 
@@ -95,21 +95,22 @@ def dry_run(recipe: Recipe, ranks: int = 1) -> Outlook:
     """The outlook of the recipe on this many ranks of one host."""
     check_ranks(recipe, ranks)
     resolved, topology = resolve(recipe), Topology(devices=ranks)
-    small = Tables(list=tuple(structs.replace(table, rows=1) for table in resolved.tables))
-    described = ranks > 1 or recipe.plan is not None or any(table.id_map for table in resolved.tables)
-    cut = replace(resolved, recipe=structs.replace(resolved.recipe, tables=small))
-    # Tables to be sharded are on the meta device, in full size, because a plan is for that; others get one row.
-    model = make_model(resolved, described=True) if described else make_model(cut)
+    # Plans and id maps need tables of full size, which then are on the meta device. Otherwise tables get one row.
+    if ranks > 1 or recipe.plan is not None or any(table.id_map for table in resolved.tables):
+        model = make_model(resolved, on_meta=True)
+    else:
+        one_row = Tables(list=tuple(structs.replace(table, rows=1) for table in resolved.tables))
+        model = make_model(replace(resolved, recipe=structs.replace(resolved.recipe, tables=one_row)))
     plan = choose_plan(resolved.recipe, model, topology)
     make_objective(resolved, model)
-    make_batcher(resolved, resolved.parts.train)
+    make_batcher(resolved, resolved.rows.train)
     if resolved.recipe.init_from is not None:
         open_warm_start(Path(resolved.recipe.init_from))
     return make_outlook(resolved, model, plan, topology)
 
 
 def open_warm_start(path: Path) -> Checkpoint:
-    """The checkpoint for a warm start: the best one of a run, or the one in a folder."""
+    """The checkpoint for a warm start: a run's best one, or the checkpoint in the folder `path`."""
     return CheckpointFolder(path / "ckpt").open("best") if (path / RECIPE).is_file() else Checkpoint.open(path)
 
 

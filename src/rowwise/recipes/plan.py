@@ -1,16 +1,16 @@
 """The planner's input for a recipe: the tables of its model, built without memory for their rows.
 
-Known limit: each feature counts as one id a sample, because the data is not read.
+Known limit: access is assumed uniform, by one id for each feature of a sample, because the data is not read.
 """
 
 from typing import NamedTuple
 
 from msgspec import structs
 
-from rowwise.perf.access import Access, Workload
+from rowwise.perf.access import Workload
 from rowwise.recipes.compose import make_model, resolve
-from rowwise.recipes.place import step_samples, tables_of
 from rowwise.recipes.recipe import Recipe, TwoTowerConfig, check_ranks
+from rowwise.recipes.sharding import step_samples, tables_of, uniform_workloads
 from rowwise.spec import Wire
 
 
@@ -25,12 +25,8 @@ class PlanInputs(NamedTuple):
 def plan_inputs(recipe: Recipe, world: int) -> PlanInputs:
     check_ranks(recipe, world)
     # The plan is for another machine, so this one may have no GPU.
-    here = structs.replace(recipe, train=structs.replace(recipe.train, device="cpu"))
-    resolved = resolve(here)
-    two_towers = isinstance(resolved.recipe.model, TwoTowerConfig)  # whose tables are as the recipe lists them
-    tables = resolved.tables if two_towers else tables_of(make_model(resolved, described=True))
-    return PlanInputs(
-        workloads=tuple(Workload(table=t, access=Access(pooling=float(len(t.feature_names)))) for t in tables),
-        batch=step_samples(recipe),
-        wire=recipe.wire,
-    )
+    on_cpu = structs.replace(recipe, train=structs.replace(recipe.train, device="cpu"))
+    resolved = resolve(on_cpu)
+    is_two_tower = isinstance(resolved.recipe.model, TwoTowerConfig)  # its model has the recipe's tables unchanged
+    tables = resolved.tables if is_two_tower else tables_of(make_model(resolved, on_meta=True))
+    return PlanInputs(workloads=uniform_workloads(tables), batch=step_samples(recipe), wire=recipe.wire)

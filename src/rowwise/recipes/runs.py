@@ -1,7 +1,7 @@
 """Starts, resumes and evaluates runs, and predicts with them: the commands as functions that print nothing.
 
-A `TrainingRun` is a resolved recipe, its model, its trainer and its folder. On several ranks all call the same
-functions, and the first rank writes the folder.
+A `TrainingRun` is a resolved recipe, its model, its trainer and its folder. All ranks call the same functions, and the
+first rank writes the folder.
 """
 
 import os
@@ -31,16 +31,24 @@ from rowwise.ingest.warehouse.popularity import log_use
 from rowwise.plan import Plan
 from rowwise.recipes.access import ACCESS, AccessFile
 from rowwise.recipes.bad_rows import find_bad_rows
-from rowwise.recipes.compose import ResolvedRecipe, make_evaluator, make_job, make_model, make_settings, resolve
+from rowwise.recipes.compose import (
+    ResolvedRecipe,
+    make_evaluator,
+    make_job,
+    make_model,
+    make_settings,
+    resolve,
+    set_threads,
+)
 from rowwise.recipes.feed import Feed
 from rowwise.recipes.first_rank import on_first_rank, resolve_on_first_rank
 from rowwise.recipes.id_maps import copy_maps, relocate_maps
 from rowwise.recipes.machine import Environment, NativeLibrary
 from rowwise.recipes.outlook import open_warm_start
-from rowwise.recipes.place import choose_plan, place_tables, single_rank_plan, step_samples, tables_of
 from rowwise.recipes.predict import predict
 from rowwise.recipes.recipe import Recipe, UserModel, check_ranks
 from rowwise.recipes.rows import RowSelection, open_reader
+from rowwise.recipes.sharding import choose_plan, shard_tables, single_rank_plan, step_samples, tables_of
 from rowwise.recipes.table_memory import Purpose, check_memory
 from rowwise.recipes.text import RECIPE, apply_changes, decode, parse, write
 from rowwise.recipes.unused_keys import find_notes
@@ -92,20 +100,20 @@ class RunResult(Value, frozen=True):
 
 @final
 class TrainingRun:
-    """A run that is ready to train; made by `start` or `resume` on all of its ranks."""
+    """A run that is ready to train; `start` and `resume` make it on all of its ranks."""
 
     def __init__(
-        self, resolved: ResolvedRecipe, folder: RunFolder, made: "_BuiltJob", tell: OnStep | None, comm: Comm
+        self, resolved: ResolvedRecipe, folder: RunFolder, setup: "_JobSetup", tell: OnStep | None, comm: Comm
     ) -> None:
         self.begin_s = perf_counter()
-        self.resolved, self.folder, self.model, self.plan = resolved, folder, made.job.model, made.plan
-        self.comm, self._first, self._feed = comm, comm.rank == 0, made.feed
+        self.resolved, self.folder, self.model, self.plan = resolved, folder, setup.job.model, setup.plan
+        self.comm, self._is_first, self._feed = comm, comm.rank == 0, setup.feed
         self.match: WarmStartMatch | None = None  # weights that a warm start loaded
         on_first_rank(comm, folder.hold)
-        made.feed.start(folder.path / BAD_ROWS)
+        setup.feed.start(folder.path / BAD_ROWS)
         recipe = resolved.recipe
         self._access = AccessFile(tables_of(self.model), step_samples(recipe))
-        job = replace(made.job, after_save=self._write_access)
+        job = replace(setup.job, after_save=self._write_access)
         self.trainer = Trainer(job, make_settings(recipe), folder, tell, comm, recipe.wire)
 
     @classmethod
@@ -118,17 +126,17 @@ class TrainingRun:
             raise SpecError("the recipe has no name: want one, as it names the run's folder")
         check_ranks(recipe, comm.topology.world)
         resolved = resolve_on_first_rank(lambda: resolve(recipe), comm)
-        made = _build_job(resolved, comm)
-        with made.feed.closed_by_errors():
+        setup = _set_up_job(resolved, comm)
+        with setup.feed.closed_by_errors():
             # Errors of data and warm start are raised before the folder is made.
-            made.job.batches(None)
-            match = _warm_start(resolved, made.job.model)
+            setup.job.batches(None)
+            match = _warm_start(resolved, setup.job.model)
             folder = _folder_of_first_rank(comm, lambda: RunFolder.create(root, recipe.name))
             try:
-                run = cls(resolved, folder, made, tell, comm)
+                run = cls(resolved, folder, setup, tell, comm)
                 run.match = match
-                if run._first:
-                    run._write_beginning()
+                if run._is_first:
+                    run._write_start()
             except (RowwiseError, OSError):
                 if comm.rank == 0:
                     folder.release()
@@ -150,53 +158,53 @@ class TrainingRun:
         comm = comm or solo()
         folder = _folder_of_first_rank(comm, lambda: RunFolder.open(path))
         resolved = resolve_on_first_rank(lambda: resolve_saved(path, changes, comm.topology.world), comm)
-        made = _build_job(resolved, comm, "resume")
-        with made.feed.closed_by_errors():
-            run = cls(resolved, folder, made, tell, comm)
+        setup = _set_up_job(resolved, comm, "resume")
+        with setup.feed.closed_by_errors():
+            run = cls(resolved, folder, setup, tell, comm)
             try:
                 run._restore(which)
             except (RowwiseError, OSError):
                 folder.release()
                 raise
-        if run._first:
+        if run._is_first:
             _warn_if_model_changed(resolved.recipe, folder)
             if changes:
                 folder.write(RECIPE, write(resolved.recipe, defaults=True))
-            run._write_place()
+            run._write_environment()
         return run
 
     def _restore(self, which: str) -> None:
-        """Load a checkpoint; later checkpoints and log lines are removed, as training repeats them."""
-        saved = CheckpointFolder(self.folder.checkpoints, self.comm)
-        saved.clean()
-        if which == "last" and on_first_rank(self.comm, lambda: not saved.steps()):
-            if self._first:
+        """Load a checkpoint, and remove later checkpoints and log lines, as training repeats them."""
+        checkpoints = CheckpointFolder(self.folder.checkpoints, self.comm)
+        checkpoints.clean()
+        if which == "last" and on_first_rank(self.comm, lambda: not checkpoints.steps()):
+            if self._is_first:
                 self.folder.drop_after(0)
             self.match = _warm_start(self.resolved, self.model)
             return
         try:
-            self.trainer.resume(saved.open(which))
+            self.trainer.resume(checkpoints.open(which))
         except CheckpointError as error:
-            older = saved.steps()[:-1] if which == "last" else []
+            older = checkpoints.steps()[:-1] if which == "last" else []
             if not older or "damaged" not in str(error):
                 raise
-            out = f"the one before it: rowwise resume {self.folder.path} --from step-{older[-1]:09}"
-            raise CheckpointError(f"{error}: {out}") from None
+            way_out = f"the one before it: rowwise resume {self.folder.path} --from step-{older[-1]:09}"
+            raise CheckpointError(f"{error}: {way_out}") from None
         self._raise_if_finished()
 
     def _raise_if_finished(self) -> None:
         """Raise for a finished run, unless it was killed before its test."""
         progress, settings = self.trainer.progress, self.trainer.settings
-        if progress.finished and _finished_at(self.folder.path) == progress.step:
-            stopped = settings.evaluate.patience is not None and progress.worse >= settings.evaluate.patience
-            more = "evaluate.patience=null" if stopped else f"train.epochs={settings.train.epochs + 1}"
-            more = f"train.steps={2 * progress.step}" if progress.step == settings.train.steps else more
-            out = f"want --set {more} to train longer, or rowwise eval {self.folder.path}"
-            raise DataError(f"{self.folder.path} has finished at step {progress.step}: {out}")
+        if progress.finished and _finished_step(self.folder.path) == progress.step:
+            stopped_early = settings.evaluate.patience is not None and progress.worse >= settings.evaluate.patience
+            change = "evaluate.patience=null" if stopped_early else f"train.epochs={settings.train.epochs + 1}"
+            change = f"train.steps={2 * progress.step}" if progress.step == settings.train.steps else change
+            want = f"want --set {change} to train longer, or rowwise eval {self.folder.path}"
+            raise DataError(f"{self.folder.path} has finished at step {progress.step}: {want}")
 
     def go(self) -> RunResult:
         """Train to the end, then test; writes result.json and the report, also after an error."""
-        self._log_beginning()
+        self._log_start()
         try:
             with closing(self._feed):
                 progress = self.trainer.run()
@@ -204,19 +212,19 @@ class TrainingRun:
             peak_bytes = max(map(int, all_gather_uneven(self.comm, torch.tensor([peak_memory_bytes()]), "memory")))
         except (RowwiseError, OSError) as error:
             with suppress(OSError, RowwiseError):  # the disk itself may have failed
-                self._finish(self._result("failed", message=str(error)))
+                self._finish(self._make_result("failed", message=str(error)))
             self.folder.release()
             raise
         status = "finished" if progress.finished else "stopped"
-        result = self._result(status, test=test, ceiling=ceiling, peak_memory_bytes=peak_bytes)
+        result = self._make_result(status, test=test, ceiling=ceiling, peak_memory_bytes=peak_bytes)
         self._finish(result)
         self.folder.release()
         return result
 
-    def _log_beginning(self) -> None:
+    def _log_start(self) -> None:
         topology = self.comm.topology
         pids = [int(pid) for pid in all_gather_uneven(self.comm, torch.tensor([os.getpid()]), "processes")]
-        if self._first:
+        if self._is_first:
             self.folder.log(f"{_now()} training from step {self.trainer.progress.step} on")
             if topology.world > 1:
                 hosts = f"{topology.hosts} hosts" if topology.hosts > 1 else "1 host"
@@ -224,20 +232,20 @@ class TrainingRun:
 
     def _test(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Test metrics of the best checkpoint, or of the last one without validation, and the best possible metrics."""
-        rows, progress = self.resolved.parts.test, self.trainer.progress
+        rows, progress = self.resolved.rows.test, self.trainer.progress
         if rows is None:
-            if self._first:
+            if self._is_first:
                 self.folder.warn("no test rows: want data.test or data.test_share")
             return {}, {}
         if progress.best is not None and progress.best.step != progress.step:
             restore_model(CheckpointFolder(self.folder.checkpoints).open("best"), self.model)
-        scores = make_evaluator(self.resolved, self.model, rows, comm=self.comm, aside=self._feed.aside)()
+        scores = make_evaluator(self.resolved, self.model, rows, comm=self.comm, quarantine=self._feed.quarantine)()
         self.trainer.record_evaluation("test", scores)
-        return dict(scores.tasks), best_possible_metrics(self.resolved, rows) if self._first else {}
+        return dict(scores.tasks), best_possible_metrics(self.resolved, rows) if self._is_first else {}
 
-    def _result(self, status: Literal["finished", "stopped", "failed"], **more: Any) -> RunResult:
+    def _make_result(self, status: Literal["finished", "stopped", "failed"], **fields: Any) -> RunResult:
         progress, about = self.trainer.progress, self.resolved.recipe.about
-        more = _measured_fields(self.trainer, self.folder.path) | more
+        fields = _measured_fields(self.trainer, self.folder.path) | fields
         return RunResult(
             status=status,
             recipe=self.resolved.recipe.name,
@@ -250,11 +258,11 @@ class TrainingRun:
             best=progress.best,
             expected=about.expect,
             spread=about.spread,
-            **more,
+            **fields,
         )
 
     def _finish(self, result: RunResult) -> None:
-        if not self._first:
+        if not self._is_first:
             return
         self.folder.log(
             f"{_now()} {result.status} at step {result.steps}" + (f": {result.message}" if result.message else "")
@@ -266,12 +274,12 @@ class TrainingRun:
     def _write_access(self, *, ended: bool = False) -> None:
         self.folder.write(ACCESS, self._access.text(self.trainer.traffic, ended=ended))
 
-    def _write_beginning(self) -> None:
+    def _write_start(self) -> None:
         recipe = self.resolved.recipe
         self.folder.write(RECIPE, write(copy_maps(recipe, self.folder.path), defaults=True))
         if recipe.transforms:  # includes the source of user functions, so that serving needs only this file
             self.folder.write(TRANSFORMS, to_json(self.resolved.transforms).decode())
-        self._write_place()
+        self._write_environment()
         _log_columns(self.resolved)
         if isinstance(recipe.model, UserModel):
             path, _ = split_name(recipe.model.module)
@@ -280,69 +288,69 @@ class TrainingRun:
         for line in self.match.lines() if self.match else ():
             self.folder.log(line)
 
-    def _write_place(self) -> None:
-        """Write env.json, plan.json and warnings, again after each resume, which may be on other ranks."""
+    def _write_environment(self) -> None:
+        """Write env.json, plan.json and warnings; a resumed run does so again, as it may have other ranks."""
         topology, wire = self.comm.topology, msgspec.to_builtins(self.resolved.recipe.wire)
-        where = {"started": _now(), "ranks": topology.world, "hosts": topology.hosts, "wire": wire}
-        self.folder.write_json(
-            "env.json", {**asdict(Environment.read("passive")), **asdict(NativeLibrary.read()), **where}
-        )
+        ranks = {"started": _now(), "ranks": topology.world, "hosts": topology.hosts, "wire": wire}
+        machine = {**asdict(Environment.read("passive")), **asdict(NativeLibrary.read())}
+        self.folder.write_json("env.json", {**machine, **ranks})
         self.folder.write(PLAN, self.plan.to_json() + "\n")
         for line in find_notes(self.resolved, topology):
             self.folder.warn(line)
 
 
 def _log_columns(resolved: ResolvedRecipe) -> None:
-    """Log the columns that are read into a warehouse, so that `data convert` can order columns by use."""
+    """Log which columns of a warehouse the run reads, so that `data convert` can sort columns by use."""
     kind, _, path = resolved.recipe.data.dataset.partition(":")
     if kind == "parquet":
         log_use(path, sources(resolved.transforms, resolved.columns.names), time())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _BuiltJob:
-    """A training job, the plan of its tables and its feed."""
+class _JobSetup:
+    """The training job of a rank, the plan of its tables and its feed."""
 
     job: TrainingJob
     plan: Plan
     feed: Feed
 
 
-def _build_job(resolved: ResolvedRecipe, comm: Comm, purpose: Purpose = "train") -> _BuiltJob:
+def _set_up_job(resolved: ResolvedRecipe, comm: Comm, purpose: Purpose = "train") -> _JobSetup:
     """Build the job of this rank; a collective. On several ranks no rank ever allocates all tables."""
-    _set_threads(resolved.recipe)
-    placed = comm.topology.world > 1 or resolved.recipe.plan is not None
-    if not placed:
+    set_threads(resolved.recipe)
+    is_sharded = comm.topology.world > 1 or resolved.recipe.plan is not None
+    # Memory is checked before tables are allocated: meta tables when they are sharded, others with the model.
+    if not is_sharded:
         tables = resolved.stored_tables
         check_memory(resolved, tables, single_rank_plan(tables), comm, purpose)
-    model = make_model(resolved, described=placed)
+    model = make_model(resolved, on_meta=is_sharded)
     plan = on_first_rank(comm, lambda: choose_plan(resolved.recipe, model, comm.topology))
-    if placed:
+    if is_sharded:
         check_memory(resolved, tables_of(model), plan, comm, purpose)
-    place_tables(resolved.recipe, model, plan, comm)
+    shard_tables(resolved.recipe, model, plan, comm)
     feed = Feed(resolved, comm)
-    job = make_job(resolved, model, feed, comm, plan.forecast, feed.aside)
-    return _BuiltJob(job=replace(job, health=lambda: feed.health), plan=plan, feed=feed)
+    job = make_job(resolved, model, feed, comm, plan.forecast, feed.quarantine)
+    return _JobSetup(job=replace(job, health=lambda: feed.health), plan=plan, feed=feed)
 
 
 def _measured_fields(trainer: Trainer, run: Path) -> dict[str, Any]:
     """Fields of the result: peak memory, waiting for data, workers and quarantined rows."""
     health, bad = trainer.job.health(), find_bad_rows(run / BAD_ROWS)
     workers = None if health is None else health.workers
-    about_rows = {"workers": workers, "bad_rows": bad.rows, "bad_reasons": bad.reasons}
-    return {"peak_memory_bytes": peak_memory_bytes(), "data_wait": trainer.data_wait, **about_rows}
+    rows = {"workers": workers, "bad_rows": bad.rows, "bad_reasons": bad.reasons}
+    return {"peak_memory_bytes": peak_memory_bytes(), "data_wait": trainer.data_wait, **rows}
 
 
-def _folder_of_first_rank(comm: Comm, find: Callable[[], RunFolder]) -> RunFolder:
-    """The folder of the first rank; by its absolute path on ranks with another working directory."""
-    own: list[RunFolder] = []
+def _folder_of_first_rank(comm: Comm, open_folder: Callable[[], RunFolder]) -> RunFolder:
+    """The folder that the first rank opens; ranks with another working directory use its absolute path."""
+    on_this_rank: list[RunFolder] = []
 
-    def first() -> tuple[Path, Path]:
-        own.append(find())
-        return own[0].path, own[0].path.absolute()
+    def open_here() -> tuple[Path, Path]:
+        on_this_rank.append(open_folder())
+        return on_this_rank[0].path, on_this_rank[0].path.absolute()
 
-    called, path = on_first_rank(comm, first)
-    return own[0] if own else RunFolder(called if called.absolute() == path else path)
+    relative, absolute = on_first_rank(comm, open_here)
+    return on_this_rank[0] if on_this_rank else RunFolder(relative if relative.absolute() == absolute else absolute)
 
 
 def evaluate(
@@ -379,7 +387,7 @@ def load_trained(path: Path, which: str = "best", warn: Warn = ignore_warning) -
     resolved = resolve_saved(path)
     for line in resolved.notes:
         warn(line)
-    _set_threads(resolved.recipe)
+    set_threads(resolved.recipe)
     tables = resolved.stored_tables
     check_memory(resolved, tables, single_rank_plan(tables), solo(), "use")
     model = make_model(resolved)
@@ -389,7 +397,7 @@ def load_trained(path: Path, which: str = "best", warn: Warn = ignore_warning) -
 
 def best_possible_metrics(resolved: ResolvedRecipe, rows: RowSelection) -> dict[str, Values]:
     """Metrics of the true logits that synthetic labels were drawn from: no model is better on average."""
-    column = resolved.parts.dataset.ceiling
+    column = resolved.rows.dataset.ceiling
     if column is None:
         return {}
     task = resolved.tasks[0]
@@ -406,11 +414,12 @@ def _warm_start(resolved: ResolvedRecipe, model: nn.Module) -> WarmStartMatch | 
         return None
     source = Path(resolved.recipe.init_from)
     if (source / TRANSFORMS).is_file():
-        now = {step.transform.makes: step.transform for step in resolved.transforms.steps}
-        for before in decode_transforms(read_bytes(source / TRANSFORMS)):
-            after = now.get(before.makes)
-            if isinstance(before, MapId) and isinstance(after, MapId):
-                check_grown(before.column, before.mapping, after.mapping, str(source))
+        # Rows of a vocabulary keep their weights only if the new one appends ids to it.
+        transforms = {step.transform.makes: step.transform for step in resolved.transforms.steps}
+        for old in decode_transforms(read_bytes(source / TRANSFORMS)):
+            new = transforms.get(old.makes)
+            if isinstance(old, MapId) and isinstance(new, MapId):
+                check_grown(old.column, old.mapping, new.mapping, str(source))
     return warm_start(open_warm_start(source), model)
 
 
@@ -425,7 +434,7 @@ def resolve_saved(path: Path, changes: Sequence[str] = (), world: int = 1) -> Re
     recipe = relocate_maps(decode(sections, str(source)), path)
     check_ranks(recipe, world)
     if world != _ranks_before(path) and not any(change.startswith("train.threads=") for change in changes):
-        # The thread count was for another number of ranks, which share the cores.
+        # Ranks share the cores, so another number of ranks needs another number of threads.
         recipe = structs.replace(recipe, train=structs.replace(recipe.train, threads=None))
     return resolve(recipe)
 
@@ -437,8 +446,8 @@ def _ranks_before(path: Path) -> int:
         return 1
 
 
-def _finished_at(path: Path) -> int | None:
-    """The last step of a run that result.json calls finished; else None."""
+def _finished_step(path: Path) -> int | None:
+    """The last step of a run that result.json calls finished; None for other runs."""
     try:
         result = decode_json(read_bytes(path / "result.json"), RunResult)
     except (OSError, msgspec.DecodeError):
@@ -446,24 +455,18 @@ def _finished_at(path: Path) -> int | None:
     return result.steps if result.status == "finished" else None
 
 
-def _set_threads(recipe: Recipe) -> None:
-    # torch splits sums in matrix products by thread: the same bits need the same number.
-    if recipe.train.threads is not None:
-        torch.set_num_threads(recipe.train.threads)
-
-
 def _warn_if_model_changed(recipe: Recipe, folder: RunFolder) -> None:
     """Warn if the user's model file has changed since the run began."""
     if isinstance(recipe.model, UserModel):
         path, _ = split_name(recipe.model.module)
-        kept = folder.path / "code" / path.name
-        if path.is_file() and kept.is_file() and read_bytes(path) != read_bytes(kept):
-            folder.warn(f"{path} has changed since the run began; the old version is {kept}")
+        copy = folder.path / "code" / path.name
+        if path.is_file() and copy.is_file() and read_bytes(path) != read_bytes(copy):
+            folder.warn(f"{path} has changed since the run began; the old version is {copy}")
 
 
 def _choose_rows(path: Path, resolved: ResolvedRecipe, data: str | None) -> RowSelection:
     """The rows of `data`, or without it the run's test rows."""
-    rows = resolved.parts.test if data is None else RowSelection(open_reader(data))
+    rows = resolved.rows.test if data is None else RowSelection(open_reader(data))
     if rows is None:
         raise DataError(f"{path}: its recipe has no test rows: want --data parquet:PATH")
     return rows

@@ -14,8 +14,8 @@ from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import unread
 from rowwise.perf.learned import profile_warnings
 from rowwise.recipes.compose import ResolvedRecipe
-from rowwise.recipes.place import load_hardware
 from rowwise.recipes.recipe import DlrmConfig, TwoTowerConfig, UserModel
+from rowwise.recipes.sharding import load_hardware
 from rowwise.spec import Topology, Value
 
 
@@ -60,7 +60,7 @@ def _rule_notes(resolved: ResolvedRecipe, topology: Topology) -> Iterator[str]:
 
 
 def _data_rules(resolved: ResolvedRecipe) -> tuple[UnusedRule, ...]:
-    data, dataset = resolved.recipe.data, resolved.parts.dataset
+    data, dataset = resolved.recipe.data, resolved.rows.dataset
     valid, test = data.valid or dataset.valid, data.test or dataset.test
     shares = (0.0 if valid else data.valid_share, 0.0 if test else data.test_share)
     of_workers = data.workers if isinstance(data.workers, Workers) else Workers()
@@ -84,7 +84,7 @@ def _training_rules(resolved: ResolvedRecipe) -> tuple[UnusedRule, ...]:
     towers, train = isinstance(recipe.model, TwoTowerConfig), recipe.train
     no_bottom = not columns.dense and getattr(recipe.model, "bottom", ()) != ()
     ranking = "two-tower models are measured by ranking all items"
-    checked, watched = resolved.parts.valid is not None, "there are no validation rows"
+    checked, watched = resolved.rows.valid is not None, "there are no validation rows"
     return (
         UnusedRule("model", ("bottom",), no_bottom, "there are no dense columns"),
         UnusedRule("columns", ("weight",), towers, "the two-tower loss weights all pairs equally"),
@@ -133,7 +133,7 @@ def _table_notes(resolved: ResolvedRecipe) -> Iterator[str]:
 
 
 def _column_notes(resolved: ResolvedRecipe) -> Iterator[str]:
-    schema = resolved.parts.train.reader.schema
+    schema = resolved.rows.train.reader.schema
     for sparse in resolved.columns.sparse:
         if sparse.first is not None and sparse.column in schema.names and not is_list(schema.field(sparse.column).type):
             why = f"the column has type {schema.field(sparse.column).type}, not a list"

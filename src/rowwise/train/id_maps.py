@@ -8,7 +8,7 @@ from torch import nn
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.errors import CheckpointError, StateError
 from rowwise.hashing.embeddings import MappedEmbeddings
-from rowwise.hashing.mapped import IDENTITY, MapIdentity, identity_of, raise_if_another_map
+from rowwise.hashing.mapped import IDENTITY, MapIdentity, decode_identity, raise_if_another_map
 
 MODEL = "model/"
 
@@ -24,7 +24,7 @@ def check_maps(checkpoint: Checkpoint, model: nn.Module) -> None:
         for table in module.tables:
             name, here = f"{prefix}maps.{table.name}.{IDENTITY}", mapped.get(table.name)
             if name in saved and here is not None:
-                _compare(checkpoint, name, here.known)
+                _compare(checkpoint, name, here.map_identity)
             elif name in saved:
                 _refuse(checkpoint, table.name, "was trained with an id map, and this model has none for it")
             elif here is not None and f"{prefix}stored.{table.name}" in saved:
@@ -33,7 +33,7 @@ def check_maps(checkpoint: Checkpoint, model: nn.Module) -> None:
 
 def _compare(checkpoint: Checkpoint, name: str, here: MapIdentity) -> None:
     try:
-        raise_if_another_map(identity_of(checkpoint.load(name)), here)
+        raise_if_another_map(decode_identity(checkpoint.load(name)), here)
     except StateError as error:
         raise CheckpointError(f"{checkpoint.folder}: {error}") from None
 

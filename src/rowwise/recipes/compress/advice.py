@@ -7,7 +7,7 @@ class SizePoint(Value, frozen=True):
     """One measurement: a table compressed by a method to a size."""
 
     method: str
-    ratio: float  # requested
+    ratio: float  # uncompressed over compressed bytes, as requested
     size_bytes: int
     map_bytes: int
     ne: float  # ne, loss and auc: differences to the uncompressed model
@@ -27,8 +27,8 @@ class TableAdvice(Value, frozen=True, kw_only=True):
     map_bytes: int
     ne: float  # expected difference to the uncompressed model
     measured: bool  # False: between two measured sizes
-    file: str = ""  # of its id map
-    digest: str = ""  # of the id map
+    file: str = ""  # path of its id map
+    digest: str = ""  # digest of its id map
     ordered: float | None = None  # correlation of neighbouring ids, if significant
 
 
@@ -63,8 +63,8 @@ class CompressionAdvice(Value, frozen=True, kw_only=True):
     budget_bytes: int
     size_bytes: int
     ne: float  # expected: the sum over tables
-    error: float  # bound on the distance of the choice to the best one
-    together: ModelScore | None  # all chosen tables in one model: measured difference
+    error: float  # an upper bound on the loss above the best choice's
+    together: ModelScore | None  # measured difference of one model with all chosen tables
     tables: tuple[TableAdvice, ...]
-    left: tuple[KeptTable, ...]
+    left: tuple[KeptTable, ...]  # tables that are not compressed
     warnings: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """Runs all steps of `rowwise compress`: probe, trials, allocation, maps and the recipe with them.
 
-The results of long steps are kept in the folder and are not computed again.
+A killed command continues: the folder keeps the results of long steps.
 """
 
 from collections.abc import Mapping
@@ -10,28 +10,27 @@ import msgspec
 from msgspec import structs
 
 from rowwise.errors import SpecError
-from rowwise.hashing.allocate import Allocation, SizeOption, allocate, options_of
+from rowwise.hashing.allocate import Allocation, SizeOption, allocate, list_options
 from rowwise.hashing.idmap import IdMap
 from rowwise.hashing.methods import IdHistory, table_bytes
 from rowwise.idmaps import StoredIds
-from rowwise.recipes.compose import ResolvedRecipe
+from rowwise.recipes.compose import ResolvedRecipe, set_threads
 from rowwise.recipes.compress import schedule
 from rowwise.recipes.compress.advice import CompressionAdvice, TableAdvice
-from rowwise.recipes.compress.attempts import Attempts, make_chosen_maps, save_map
-from rowwise.recipes.compress.division import CompressionGoal, TableDivision
 from rowwise.recipes.compress.folder import TrialFolder, TrialFolderSpec
-from rowwise.recipes.compress.ordered import find_order
+from rowwise.recipes.compress.id_order import find_id_order
 from rowwise.recipes.compress.probe import probe
-from rowwise.recipes.compress.trials import use_threads
+from rowwise.recipes.compress.progress import Tell, WorkProgress
+from rowwise.recipes.compress.selection import CompressionGoal, TableSelection
+from rowwise.recipes.compress.trial_runner import TrialRunner, make_chosen_maps, save_map
 from rowwise.recipes.compress.window import DataWindow
-from rowwise.recipes.compress.work import Tell, WorkQueue
 from rowwise.recipes.recipe import About, Recipe, Tables, TwoTowerConfig
 from rowwise.recipes.text import RECIPE, write
 from rowwise.spec import Table
 
 ADVICE = "advice.json"
 PROBE, PROBE_ALL = "probe.safetensors", "probe-all.safetensors"
-Maps = Mapping[str, tuple[IdMap, StoredIds]]
+Maps = Mapping[str, tuple[IdMap, StoredIds]]  # by table: the map, and its entry for a recipe
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -46,105 +45,105 @@ def check_recipe(recipe: Recipe) -> None:
 
 def advise(
     window: DataWindow,
-    division: TableDivision,
+    selection: TableSelection,
     goal: CompressionGoal,
-    order: TrialFolderSpec,
+    spec: TrialFolderSpec,
     folder: TrialFolder,
     tell: Tell,
 ) -> CompressionAdvice:
     """Run the missing trials, choose methods and sizes, and write maps and advice.json."""
-    use_threads(window.earlier)
-    ratios = schedule.ratios_around(division.ratio)
-    work = WorkQueue(tell, _count_trainings(division, goal, len(ratios)))
-    with work.part("small model of the history") as report:
-        histories = probe(window.earlier, division.names, folder.path / PROBE, report)
-    attempts = Attempts(
+    set_threads(window.earlier.recipe)
+    ratios = schedule.ratios_around(selection.ratio)
+    progress = WorkProgress(tell, _count_trainings(selection, goal, len(ratios)))
+    with progress.step("small model of the history") as report:
+        histories = probe(window.earlier, selection.names, folder.path / PROBE, report)
+    runner = TrialRunner(
         window=window,
-        division=division,
+        selection=selection,
         methods=goal.methods,
-        order=order,
+        spec=spec,
         folder=folder,
-        work=work,
+        progress=progress,
         histories=histories,
         trials=folder.read(),
     )
-    attempts.make_all(ratios)
-    allocation = _allocate(attempts)
-    together = attempts.measure_together(allocation)
-    with work.part("maps of the whole history") as report:
-        whole = histories
+    runner.run_schedule(ratios)
+    allocation = _allocate(runner)
+    together = runner.compress_together(allocation)
+    with progress.step("maps of the whole history") as report:
         if window.whole is not None:
-            whole = probe(window.whole, division.names, folder.path / PROBE_ALL, report)
-        maps = _write_maps(folder, division, make_chosen_maps(division, allocation, whole, order.seed))
-    measured = attempts.measured
+            histories = probe(window.whole, selection.names, folder.path / PROBE_ALL, report)
+        maps = _write_maps(folder, selection, make_chosen_maps(selection, allocation, histories, spec.seed))
+    results = runner.results
     tables = tuple(
-        _table_advice(attempts, table, allocation.chosen[table.name], maps, whole[table.name])
-        for table in division.chosen
+        _table_advice(runner, table, allocation.chosen[table.name], maps, histories[table.name])
+        for table in selection.chosen
     )
     advice = CompressionAdvice(
         recipe=window.earlier.recipe.name,
-        history=order.history,
+        history=spec.history,
         later=window.description,
-        rows=order.rows,
-        full=measured.full,
-        noise=measured.noise,
+        rows=spec.rows,
+        full=results.full,
+        noise=results.noise,
         seeds=schedule.SEEDS,
-        full_bytes=division.full_bytes,
-        budget_bytes=division.budget_bytes,
-        size_bytes=division.left_bytes + sum(one.size_bytes for one in tables),
+        full_bytes=selection.full_bytes,
+        budget_bytes=selection.budget_bytes,
+        size_bytes=selection.kept_bytes + sum(table.size_bytes for table in tables),
         ne=allocation.loss,
         error=allocation.error,
-        together=None if together is None else measured.over_full(together),
+        together=None if together is None else results.subtract_full(together),
         tables=tables,
-        left=division.left,
-        warnings=_warnings(tables, window, measured.noise),
+        left=selection.kept,
+        warnings=_warnings(tables, window, results.noise),
     )
     folder.write(ADVICE, msgspec.json.format(msgspec.json.encode(advice), indent=1) + b"\n")
     return advice
 
 
 def write_recipe(recipe: Recipe, resolved: ResolvedRecipe, advice: CompressionAdvice, folder: TrialFolder) -> Path:
-    """Write the recipe with the maps; its data and threads are those of the given one."""
-    maps = {one.name: StoredIds(file=one.file, digest=one.digest) for one in advice.tables if one.file}
+    """Write the resolved recipe with the maps; threads stay those of `recipe`, as they depend on the machine."""
+    maps = {table.name: StoredIds(file=table.file, digest=table.digest) for table in advice.tables if table.file}
     tables = tuple(structs.replace(t, id_map=maps.get(t.name, t.id_map)) for t in resolved.tables)
     about = About(
         what=f"{recipe.name} with tables in 1/{advice.full_bytes / advice.size_bytes:.3g} of their bytes",
         run=f"rowwise train {folder.path / RECIPE}",
     )
-    changed = {"name": f"{recipe.name}-compressed", "about": about, "tables": Tables(list=tables)}
-    return folder.write(RECIPE, write(structs.replace(resolved.recipe, train=recipe.train, **changed)))
+    changes = {"name": f"{recipe.name}-compressed", "about": about, "tables": Tables(list=tables)}
+    return folder.write(RECIPE, write(structs.replace(resolved.recipe, train=recipe.train, **changes)))
 
 
-def _count_trainings(division: TableDivision, goal: CompressionGoal, ratios: int) -> int:
+def _count_trainings(selection: TableSelection, goal: CompressionGoal, ratios: int) -> int:
     """The approximate number of trainings: small model, full model, each table, all together, maps."""
-    others = min(schedule.BEST, len(goal.methods)) * (ratios - 1)
-    return 3 + schedule.SEEDS + len(division.chosen) * (len(goal.methods) + others)
+    at_other_ratios = min(schedule.BEST, len(goal.methods)) * (ratios - 1)
+    return 3 + schedule.SEEDS + len(selection.chosen) * (len(goal.methods) + at_other_ratios)
 
 
-def _allocate(attempts: Attempts) -> Allocation:
+def _allocate(runner: TrialRunner) -> Allocation:
     """The best allocation of the budget over all measurements."""
-    division, measured = attempts.division, attempts.measured
-    options = {t.name: options_of(measured.options(t.name), table_bytes(t, None)) for t in division.chosen}
-    return allocate(options, division.budget_bytes, division.left_bytes)
+    selection, results = runner.selection, runner.results
+    options = {t.name: list_options(results.options(t.name), table_bytes(t, None)) for t in selection.chosen}
+    return allocate(options, selection.budget_bytes, selection.kept_bytes)
 
 
-def _write_maps(folder: TrialFolder, division: TableDivision, made: Mapping[str, IdMap]) -> Maps:
+def _write_maps(folder: TrialFolder, selection: TableSelection, id_maps: Mapping[str, IdMap]) -> Maps:
     folder.maps.mkdir(exist_ok=True)
-    names = {name: folder.maps / f"{name}.idmap" for name in made}
-    for path in set(folder.maps.glob("*.idmap")) - set(names.values()):
+    paths = {name: folder.maps / f"{name}.idmap" for name in id_maps}
+    for path in set(folder.maps.glob("*.idmap")) - set(paths.values()):
         path.unlink()  # left from another budget
-    return {name: (one, save_map(names[name], division.table(name), one)) for name, one in made.items()}
+    return {name: (id_map, save_map(paths[name], selection.table(name), id_map)) for name, id_map in id_maps.items()}
 
 
-def _table_advice(attempts: Attempts, table: Table, option: SizeOption, maps: Maps, history: IdHistory) -> TableAdvice:
+def _table_advice(runner: TrialRunner, table: Table, option: SizeOption, maps: Maps, history: IdHistory) -> TableAdvice:
     id_map, stored = maps.get(table.name, (None, StoredIds(file="")))
-    columns = attempts.window.earlier.columns.sparse
-    direct = any(one.ids == "direct" for one in columns if one.feature_name in table.feature_names)
+    columns = runner.window.earlier.columns.sparse
+    # Hashed ids have no order; `direct` ids are the numbers in the data.
+    is_direct = any(column.ids == "direct" for column in columns if column.feature_name in table.feature_names)
     return TableAdvice(
         name=table.name,
         ids=table.rows,
         full_bytes=table_bytes(table, None),
-        points=attempts.measured.points(table.name),
+        points=runner.results.points(table.name),
         method=option.method,
         size_bytes=table_bytes(table, id_map),
         map_bytes=id_map.map_bytes if id_map else 0,
@@ -152,21 +151,22 @@ def _table_advice(attempts: Attempts, table: Table, option: SizeOption, maps: Ma
         measured=option.measured,
         file=stored.file,
         digest=stored.digest,
-        ordered=find_order(history.counts_N, history.vectors_ND) if direct else None,
+        ordered=find_id_order(history.counts_N, history.vectors_ND) if is_direct else None,
     )
 
 
 def _warnings(tables: tuple[TableAdvice, ...], window: DataWindow, noise: float) -> tuple[str, ...]:
     lines = []
-    ordered = {one.name: one.ordered for one in tables if one.ordered is not None}
-    if ordered:
-        names = f"table{'s' * (len(ordered) > 1)} {', '.join(ordered)}"
-        how = f"correlation up to {max(ordered.values()):.2f}), as if numbered by popularity or time"
-        why = "All methods scramble ids first, so none benefits"
-        lines.append(f"{names}: neighbouring ids are alike ({how}. {why}")
+    correlations = {table.name: table.ordered for table in tables if table.ordered is not None}
+    if correlations:
+        names = f"table{'s' * (len(correlations) > 1)} {', '.join(correlations)}"
+        likeness = f"(correlation up to {max(correlations.values()):.2f}), as if numbered by popularity or time"
+        lines.append(
+            f"{names}: neighbouring ids are alike {likeness}. All methods scramble ids first, so none benefits"
+        )
     if not window.is_later:
         lines.append(f"measured on {window.description}: the quality on ids that appear later is unknown")
-    if all(abs(point.ne) <= 2 * noise for one in tables for point in one.points):
+    if all(abs(point.ne) <= 2 * noise for table in tables for point in table.points):
         got = f"no size differs from the full model by more than its noise (two standard deviations of {noise:.5f})"
         lines.append(f"{got}: want more rows to train and to measure on")
     return tuple(lines)

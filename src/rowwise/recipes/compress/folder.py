@@ -1,7 +1,7 @@
 """The folder of `rowwise compress`, which keeps measurements so that a killed command continues.
 
-    order.json              what is measured: recipe, history, rows, seed
-    probe.safetensors       frequencies and learned vectors of ids; probe-all: of the whole history
+    order.json              the settings of all trials: recipe, history, rows, seed
+    probe.safetensors       counts and learned vectors of ids; probe-all: those of the whole history
     trials.jsonl            a line for each trial
     maps/<table>.idmap      the chosen maps
     recipe.yaml             the recipe with the maps
@@ -24,23 +24,15 @@ from rowwise.recipes.recipe import Recipe
 from rowwise.spec import Value
 from rowwise.textfile import append, decode_json, read_bytes, write_new
 
-ORDER, TRIALS = "order.json", "trials.jsonl"
-MATTER = (
-    "seed",
-    "data",
-    "transforms",
-    "columns",
-    "tables",
-    "model",
-    "train",
-    "evaluate",
-)  # sections of a recipe that change measurements
+SPEC, TRIALS = "order.json", "trials.jsonl"
+# Sections of a recipe that change measurements
+SECTIONS = ("seed", "data", "transforms", "columns", "tables", "model", "train", "evaluate")
 
 
 class TrialFolderSpec(Value, frozen=True, kw_only=True):
     """The settings of trials; trials with equal settings can be compared."""
 
-    recipe: dict[str, Any]  # the sections that matter
+    recipe: dict[str, Any]  # its SECTIONS
     history: tuple[str, ...] = ()
     rows: int | None = None
     seed: int = 0
@@ -48,26 +40,26 @@ class TrialFolderSpec(Value, frozen=True, kw_only=True):
     @classmethod
     def of(cls, recipe: Recipe, history: tuple[str, ...], rows: int | None, seed: int) -> "TrialFolderSpec":
         """The spec for a resolved recipe."""
-        sections = msgspec.to_builtins(recipe)
-        plain = {name: sections.get(name) for name in MATTER}
+        plain = msgspec.to_builtins(recipe)
+        sections = {name: plain.get(name) for name in SECTIONS}
         # Through JSON and back, so that it compares equal to the content of a file.
-        return cls(recipe=msgspec.json.decode(msgspec.json.encode(plain)), history=history, rows=rows, seed=seed)
+        return cls(recipe=msgspec.json.decode(msgspec.json.encode(sections)), history=history, rows=rows, seed=seed)
 
 
 class Trial(Value, frozen=True, kw_only=True):
-    """A recorded trial. Without metrics the method cannot make the table that small."""
+    """A recorded trial. It has no metrics if the method cannot make the table that small."""
 
-    asked: TrialSpec
+    spec: TrialSpec = msgspec.field(name="asked")
     size_bytes: int = 0  # of the table, its map included
     map_bytes: int = 0
-    digest: str = ""  # of the map of one table
-    metrics: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)  # of each label
+    digest: str = ""  # of the table's map; empty if several tables are compressed
+    metrics: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)  # by label
     took_s: float = 0.0
 
 
 @final
 class TrialFolder:
-    """An existing folder; see `open_folder`."""
+    """An existing folder, as `open_folder` returns it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -83,63 +75,63 @@ class TrialFolder:
     def read(self) -> dict[TrialSpec, Trial]:
         if not self.trials.exists():
             return {}
-        found: dict[TrialSpec, Trial] = {}
+        trials: dict[TrialSpec, Trial] = {}
         for number, line in enumerate(read_bytes(self.trials).split(b"\n")[:-1], start=1):
             try:
                 trial = decode_json(line, Trial)
             except msgspec.DecodeError as error:
                 raise SpecError(f"{self.trials}, line {number}: not a trial: {error}: want the line deleted") from None
-            found[trial.asked] = trial
-        return found
+            trials[trial.spec] = trial
+        return trials
 
     def add(self, trial: Trial) -> None:
         """Append a line and sync it to disk."""
         append(self.trials, msgspec.json.encode(trial) + b"\n", sync=True)
 
     def write(self, name: str, content: str | bytes) -> Path:
-        """Write a file through a temporary one."""
+        """Write a file through a temporary one; returns its path."""
         part = self.path / f".{name}.part"
         write_new(part, content if isinstance(content, bytes) else content.encode())
         return part.replace(self.path / name)
 
 
 def open_folder(path: Path, spec: TrialFolderSpec) -> TrialFolder:
-    """A new folder, or an existing one with the same spec."""
+    """A new folder, or an existing one with the same spec; raises for other folders."""
     if path.exists() and not path.is_dir():
         raise SpecError(f"{path} is a file: want a folder for measurements")
-    folder, at = TrialFolder(path), path / ORDER
-    if at.exists():
-        _check_same(at, _read_order(at), spec)
+    folder, file = TrialFolder(path), path / SPEC
+    if file.exists():
+        _check_same(file, _read_spec(file), spec)
         return folder
     if path.exists() and any(path.iterdir()):
-        raise SpecError(f"{path} has other files and no {ORDER}: want --out with a new folder")
+        raise SpecError(f"{path} has other files and no {SPEC}: want --out with a new folder")
     path.mkdir(parents=True, exist_ok=True)
-    folder.write(ORDER, msgspec.json.format(msgspec.json.encode(spec), indent=1))
+    folder.write(SPEC, msgspec.json.format(msgspec.json.encode(spec), indent=1))
     return folder
 
 
 def lock_folder(folder: TrialFolder) -> AbstractContextManager[None]:
-    """Nobody else measures into the folder meanwhile; cuts off what a killed process left half written."""
-    return lock_exclusively(folder.path / ORDER, folder.path, TRIALS)
+    """Lock the folder for other processes inside the block; first deletes a trial that a killed process half wrote."""
+    return lock_exclusively(folder.path / SPEC, folder.path, TRIALS)
 
 
-def _read_order(path: Path) -> TrialFolderSpec:
+def _read_spec(path: Path) -> TrialFolderSpec:
     try:
         return decode_json(read_bytes(path), TrialFolderSpec)
     except msgspec.DecodeError as error:
         raise SpecError(f"{path}: not written by `rowwise compress`: {error}: want another folder") from None
 
 
-def _check_same(at: Path, found: TrialFolderSpec, wanted: TrialFolderSpec) -> None:
-    """Raise for the first difference."""
+def _check_same(file: Path, saved: TrialFolderSpec, requested: TrialFolderSpec) -> None:
+    """Raise for the first difference of two specs."""
     want = "want the same again, or --out with another folder"
-    other = [name for name in MATTER if found.recipe.get(name) != wanted.recipe.get(name)]
-    if other:
-        raise SpecError(f"{at}: measured with another recipe, which differs in {', '.join(other)}: {want}")
-    if found.history != wanted.history:
-        there, here = (" and ".join(history) or "none" for history in (found.history, wanted.history))
-        raise SpecError(f"{at}: measured with --history {there}, not {here}: {want}")
+    differing = [name for name in SECTIONS if saved.recipe.get(name) != requested.recipe.get(name)]
+    if differing:
+        raise SpecError(f"{file}: measured with another recipe, which differs in {', '.join(differing)}: {want}")
+    if saved.history != requested.history:
+        old, new = (" and ".join(history) or "none" for history in (saved.history, requested.history))
+        raise SpecError(f"{file}: measured with --history {old}, not {new}: {want}")
     for name in ("rows", "seed"):
-        there, here = getattr(found, name), getattr(wanted, name)
-        if there != here:
-            raise SpecError(f"{at}: measured with --{name} {there}, not {here}: {want}")
+        old, new = getattr(saved, name), getattr(requested, name)
+        if old != new:
+            raise SpecError(f"{file}: measured with --{name} {old}, not {new}: {want}")

@@ -1,7 +1,7 @@
-"""Counts ids and learns a vector for each with a small version of the recipe's model: dim 4, layers half as wide.
+"""Counts ids, and learns a vector for each with the probe: the recipe's model with dim 4 and layers half as wide.
 
-Rows of tables to compress start at 0, so all of a row is learned. Memory: 4 floats an id for each fold of the samples
-(see `refit`) and once for all samples, and 8 bytes for its count.
+Rows of the tables to compress start at 0, so a vector has no random part. Memory for each id: 8 bytes for its count,
+and 4 floats for each fold of the samples (see `refit`) and for all samples.
 """
 
 import os
@@ -26,7 +26,7 @@ from rowwise.hashing.methods import FoldedVectors, IdHistory
 from rowwise.models.wide import ENDING
 from rowwise.recipes.compose import ResolvedRecipe, make_batcher, make_job, make_model
 from rowwise.recipes.compress import refit
-from rowwise.recipes.compress.trials import done_share
+from rowwise.recipes.compress.trials import done_fraction
 from rowwise.recipes.recipe import (
     DcnConfig,
     DeepFmConfig,
@@ -44,7 +44,7 @@ from rowwise.train.trainer import Settings, Trainer
 
 DIM = 4
 COUNTS, VECTORS, FOLDS = "counts/", "vectors/", "folds"
-PASSES = 1 + refit.FOLDS  # over the rows after training
+REFIT_PASSES = 1 + refit.FOLDS  # over the rows, after training
 Histories = dict[str, IdHistory]
 
 
@@ -52,28 +52,28 @@ def probe(resolved: ResolvedRecipe, names: Sequence[str], path: Path, tell: Call
     """Counts and vectors of the tables' ids: from the file if it exists, else learned and written to it."""
     if path.exists():
         return read_histories(path, resolved.tables, names)
-    found = learn(resolved, names, tell)
-    _write(path, found)
-    return found
+    histories = learn(resolved, names, tell)
+    _write(path, histories)
+    return histories
 
 
 def learn(resolved: ResolvedRecipe, names: Sequence[str], tell: Callable[[float], None]) -> Histories:
-    """Train the small model for one epoch, counting ids on the way."""
+    """Train the small model for one epoch and count ids meanwhile, then refit the vectors of the tables."""
     small = shrink_recipe(resolved, names)
     model = make_model(small)
-    counted = _count_ids(model, [table for table in small.tables if table.name in names])
-    job = make_job(small, model, lambda position: make_batcher(small, small.parts.train, position))
+    counts = _count_ids(model, [table for table in small.tables if table.name in names])
+    job = make_job(small, model, lambda position: make_batcher(small, small.rows.train, position))
     settings = Settings(train=small.recipe.train, save=Saving())
-    first = 1 / (PASSES + 1)
-    Trainer(job, settings, on_step=lambda shown: tell(first * done_share(shown))).run()
-    never = [name for name in names if not int(counted[name].sum())]
-    if never:
+    training = 1 / (REFIT_PASSES + 1)  # fraction of all work
+    Trainer(job, settings, on_step=lambda display: tell(training * done_fraction(display))).run()
+    unseen = [name for name in names if not int(counts[name].sum())]
+    if unseen:
         want = "want a history with some of them, or a recipe without the table"
-        raise DataError(f"table {never[0]!r}: the history has none of its ids: {want}")
-    learned = refit.refit(small, model, names, learned_vectors, lambda share: tell(first + (1 - first) * share))
+        raise DataError(f"table {unseen[0]!r}: the history has none of its ids: {want}")
+    vectors = refit.refit(small, model, names, learned_vectors, lambda done: tell(training + (1 - training) * done))
     return {
-        name: IdHistory(counts_N=counted[name].numpy(), vectors_ND=vectors, folded=folded)
-        for name, (vectors, folded) in learned.items()
+        name: IdHistory(counts_N=counts[name].numpy(), vectors_ND=from_all, folded=folded)
+        for name, (from_all, folded) in vectors.items()
     }
 
 
@@ -86,7 +86,7 @@ def shrink_recipe(resolved: ResolvedRecipe, names: Sequence[str]) -> ResolvedRec
     tables = tuple(structs.replace(table, **(zero if table.name in names else plain)) for table in resolved.tables)
     train = structs.replace(recipe.train, epochs=1, steps=None)
     changed = structs.replace(recipe, tables=Tables(list=tables), model=_halve_layers(recipe.model), train=train)
-    return replace(resolved, recipe=changed, parts=replace(resolved.parts, valid=None))
+    return replace(resolved, recipe=changed, rows=replace(resolved.rows, valid=None))
 
 
 def read_histories(path: Path, tables: Sequence[Table], names: Sequence[str]) -> Histories:
@@ -96,14 +96,14 @@ def read_histories(path: Path, tables: Sequence[Table], names: Sequence[str]) ->
         open_regular(path).close()  # raises for a FIFO instead of blocking
         with safe_open(path, "numpy") as file:
             folds = msgspec.json.decode((file.metadata() or {}).get(FOLDS, "{}"), type=_Folds)
-            found = {name: _history(file, name, folds) for name in names}
+            histories = {name: _read_history(file, name, folds) for name in names}
     except (SafetensorError, OSError, msgspec.DecodeError) as error:
         raise DataError(f"{path}: cannot be read: {error}: want it deleted, so that it is made again") from None
-    for name, history in found.items():
+    for name, history in histories.items():
         if len(history.counts_N) != rows[name]:
             got = f"{len(history.counts_N):,} ids of table {name!r}, which has {rows[name]:,}"
             raise DataError(f"{path}: {got}: want it deleted, so that it is made again")
-    return found
+    return histories
 
 
 class _Folds(Value, frozen=True):
@@ -114,7 +114,7 @@ class _Folds(Value, frozen=True):
     count: int
 
 
-def _history(file: Any, name: str, folds: _Folds) -> IdHistory:
+def _read_history(file: Any, name: str, folds: _Folds) -> IdHistory:
     without = tuple(file.get_tensor(f"{FOLDS}/{index}/{name}") for index in range(folds.count))
     return IdHistory(
         counts_N=file.get_tensor(COUNTS + name),
@@ -125,17 +125,17 @@ def _history(file: Any, name: str, folds: _Folds) -> IdHistory:
 
 def _write(path: Path, histories: Mapping[str, IdHistory]) -> None:
     tensors: dict[str, Any] = {}
-    about: dict[str, str] = {}
+    metadata: dict[str, str] = {}
     for name, history in histories.items():
         tensors[COUNTS + name], tensors[VECTORS + name] = history.counts_N, history.vectors_ND
         folded = history.folded
         assert folded is not None
         tensors |= {f"{FOLDS}/{index}/{name}": vectors for index, vectors in enumerate(folded.vectors)}
         folds = _Folds(features=folded.features, seed=folded.seed, count=len(folded.vectors))
-        about[FOLDS] = msgspec.json.encode(folds).decode()
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, part, about)
-    part.replace(path)
+        metadata[FOLDS] = msgspec.json.encode(folds).decode()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, temporary, metadata)
+    temporary.replace(path)
 
 
 def _halve_layers(model: Model) -> Model:
@@ -151,21 +151,20 @@ def _halve_layers(model: Model) -> Model:
             return model
 
 
-def find_tables(model: nn.Module, name: str) -> AnyTables | None:
+def find_embeddings(model: nn.Module, table: str) -> AnyTables | None:
     """The outermost embedding module of the model that has the table."""
-    kinds = (Embeddings, MappedEmbeddings)
-    found = (module for module in model.modules() if isinstance(module, kinds))
-    return next((one for one in found if any(table.name == name for table in one.tables)), None)
+    modules = (module for module in model.modules() if isinstance(module, (Embeddings, MappedEmbeddings)))
+    return next((module for module in modules if any(t.name == table for t in module.tables)), None)
 
 
 def _count_ids(model: nn.Module, tables: Sequence[Table]) -> dict[str, Tensor]:
     """Tensors of id counts that hooks on the embedding modules fill during training."""
     counts = {table.name: torch.zeros(table.rows, dtype=torch.int64) for table in tables}
     for table in tables:
-        inside = find_tables(model, table.name)
-        if inside is None:
+        embeddings = find_embeddings(model, table.name)
+        if embeddings is None:
             raise SpecError(f"table {table.name!r} is in no Embeddings of the model: want all tables in Embeddings")
-        inside.register_forward_pre_hook(_make_counter(table, counts[table.name]), with_kwargs=True)
+        embeddings.register_forward_pre_hook(_make_counter(table, counts[table.name]), with_kwargs=True)
     return counts
 
 
@@ -186,9 +185,9 @@ def _make_counter(table: Table, counts_N: Tensor) -> Callable[..., None]:
 
 def learned_vectors(model: nn.Module, name: str) -> Any:
     """Each id's learned row, with its weight in the wide part appended if the model has one."""
-    found = []
-    for part in (name, name + ENDING):
-        inside = find_tables(model, part)
-        if inside is not None:
-            found.append(inside.weights(part).detach().float().cpu())
-    return torch.cat(found, 1).numpy()
+    vectors = []
+    for table in (name, name + ENDING):
+        embeddings = find_embeddings(model, table)
+        if embeddings is not None:
+            vectors.append(embeddings.weights(table).detach().float().cpu())
+    return torch.cat(vectors, 1).numpy()

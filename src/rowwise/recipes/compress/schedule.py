@@ -1,7 +1,7 @@
-"""The order of trials: first every method at about the wanted size, then the best methods at other sizes.
+"""Chooses the trials to run: first every method at about the wanted size, then the best methods at other sizes.
 
-A trial costs a training run, so methods that do worse at the wanted size are not tried at others. At least one learned
-method, as these change most with the size, and one other are always continued.
+A trial is a whole training, so methods that are worse at the wanted size are not tried at others. At least one learned
+method, because these depend most on the size, and one other method are always tried.
 """
 
 import math
@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 
 from rowwise.spec import Value
 
-STEPS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)  # tried ratios over the wanted one
+STEPS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)  # ratios to try over the wanted one
 LEAST_RATIO = 1.5
-BEST = 3
+BEST = 3  # methods that are tried at other sizes
 SEEDS = 3  # trainings of the full model, to measure its noise
-LEARNED = "learned"
+LEARNED = "learned"  # prefix of learned methods
 
 
 class TrialSpec(Value, frozen=True):
@@ -44,7 +44,7 @@ def wanted_size_trials(tables: Sequence[str], methods: Sequence[str], ratio: flo
 
 
 def other_size_trials(losses: Mapping[str, Mapping[str, float]], ratios: Sequence[float], seed: int) -> list[TrialSpec]:
-    """The best methods of each table at other ratios; `losses` at the wanted ratio are by table and method."""
+    """The best methods of each table at other ratios, by their losses at the wanted ratio, by table and method."""
     return [
         TrialSpec(table=table, method=method, ratio=ratio, seed=seed)
         for table, by_method in losses.items()
@@ -54,12 +54,12 @@ def other_size_trials(losses: Mapping[str, Mapping[str, float]], ratios: Sequenc
 
 
 def best_methods(losses: Mapping[str, float], count: int = BEST) -> tuple[str, ...]:
-    """The methods of least loss, among them at least one learned and one other, if there are."""
+    """The methods of least loss, with at least one learned method and one other if `losses` has both kinds."""
     ranked = sorted(losses, key=lambda method: (losses[method], method))
     learned = [method for method in ranked if method.startswith(LEARNED)]
     others = [method for method in ranked if method not in learned]
-    firm = [*learned[:1], *others[:1]]
-    return tuple([*firm, *(method for method in ranked if method not in firm)][:count])
+    first = [*learned[:1], *others[:1]]
+    return tuple([*first, *(method for method in ranked if method not in first)][:count])
 
 
 def _round_up(ratio: float) -> float:

@@ -1,6 +1,6 @@
-"""Divides rows into the history that maps are learned from, and later rows to measure on.
+"""Divides rows into a history, from which maps are learned, and later rows to measure on.
 
-Rows to measure on are never counted or trained on, and test rows are never read.
+Ids of the rows to measure on are not counted, and no model is trained on them. Test rows are never read.
 """
 
 from collections.abc import Sequence
@@ -19,54 +19,54 @@ LATER = 0.1  # of the history's splits to measure on, if the recipe has no valid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataWindow:
-    """The history, and the rows to measure on."""
+    """The history, and the later rows to measure on."""
 
     earlier: ResolvedRecipe  # trains on the history without `later`
     later: RowSelection
     whole: ResolvedRecipe | None  # trains on the whole history; None: `earlier` does
-    description: str  # of `later`
-    is_later: bool  # later in time, if splits are in order of time
+    description: str  # of the rows `later`
+    is_later: bool  # whether `later` is later in time, if splits are in order of time
 
     @property
     def validates(self) -> bool:
         """Whether the recipe picks its best step by the rows to measure on."""
-        return self.earlier.parts.valid is not None
+        return self.earlier.rows.valid is not None
 
 
 def open_window(resolved: ResolvedRecipe, history: Sequence[str]) -> DataWindow:
-    """The window of a recipe: history rows pass all conditions."""
-    train = resolved.parts.train
-    more = parse(history)
-    rows = replace(train, where=RowFilter(all_of=train.where.all_of + more.all_of))
-    splits = _splits_with_rows(rows) if more.all_of else rows.reader.splits()
+    """The window of a recipe, whose history is the training rows that pass all conditions in `history`."""
+    train = resolved.rows.train
+    conditions = parse(history)
+    rows = replace(train, where=RowFilter(all_of=train.where.all_of + conditions.all_of))
+    splits = _splits_with_rows(rows) if conditions.all_of else rows.reader.splits()
     if not splits:
         raise DataError(f"--history {' and '.join(history)}: no training row passes: want other conditions")
-    valid = resolved.parts.valid
+    valid = resolved.rows.valid
     if valid is not None:
-        description, later = _describe_validation(resolved)
+        description, is_later = _describe_validation(resolved)
         return DataWindow(
-            earlier=_training_on(resolved, rows, valid),
+            earlier=_replace_rows(resolved, rows, valid),
             later=valid,
             whole=None,
             description=description,
-            is_later=later,
+            is_later=is_later,
         )
-    earlier, rest, description = _hold_out(rows, splits)
+    earlier, later, description = _hold_out(rows, splits)
     return DataWindow(
-        earlier=_training_on(resolved, earlier, None),
-        later=rest,
-        whole=_training_on(resolved, rows, None),
+        earlier=_replace_rows(resolved, earlier, None),
+        later=later,
+        whole=_replace_rows(resolved, rows, None),
         description=description,
-        is_later=rest.share == rows.share,
+        is_later=later.share == rows.share,
     )
 
 
-def _training_on(resolved: ResolvedRecipe, rows: RowSelection, valid: RowSelection | None) -> ResolvedRecipe:
-    return replace(resolved, parts=replace(resolved.parts, train=rows, valid=valid))
+def _replace_rows(resolved: ResolvedRecipe, rows: RowSelection, valid: RowSelection | None) -> ResolvedRecipe:
+    return replace(resolved, rows=replace(resolved.rows, train=rows, valid=valid))
 
 
 def _splits_with_rows(rows: RowSelection) -> tuple[Split, ...]:
-    """Splits with rows of the history; reads the columns of the conditions."""
+    """Splits with at least one row of the history; reads the columns that the conditions name."""
     reader, where = rows.reader, rows.where
     splits = reader.splits()
     where.check(reader.schema, splits[0].source)
@@ -75,7 +75,7 @@ def _splits_with_rows(rows: RowSelection) -> tuple[Split, ...]:
 
 def _describe_validation(resolved: ResolvedRecipe) -> tuple[str, bool]:
     """A description of the recipe's validation rows, and whether they may be later than its training rows."""
-    data, dataset = resolved.recipe.data, resolved.parts.dataset
+    data, dataset = resolved.recipe.data, resolved.rows.dataset
     description = "the validation rows of the recipe"
     if data.valid is not None or dataset.valid is not None:
         return description, True
@@ -85,14 +85,14 @@ def _describe_validation(resolved: ResolvedRecipe) -> tuple[str, bool]:
 
 
 def _hold_out(rows: RowSelection, splits: Sequence[Split]) -> tuple[RowSelection, RowSelection, str]:
-    """The history's earlier and later rows; a random share, if it has too few splits."""
+    """The history without its last rows, those, and their description; a random share if there are too few splits."""
     count = round(LATER * len(splits))
     if count:
         earlier, later = (
-            replace(rows, reader=PartReader(rows.reader, part)) for part in (splits[:-count], splits[-count:])
+            replace(rows, reader=PartReader(rows.reader, chosen)) for chosen in (splits[:-count], splits[-count:])
         )
-        many = f"last {count} of {len(splits)} splits" if count > 1 else f"last of {len(splits)} splits"
-        return earlier, later, f"the {many} of the history"
+        last = f"last {count} of {len(splits)} splits" if count > 1 else f"last of {len(splits)} splits"
+        return earlier, later, f"the {last} of the history"
     begin, end = rows.share.begin, rows.share.end
     at = begin + LATER * (end - begin)
     description = f"a random {LATER:.0%} of the history, as it has too few splits ({len(splits)}) to take the last"

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise.errors import SpecError
-from rowwise.hashing import placed, rules
+from rowwise.hashing import arrays, rules
 from rowwise.hashing.idmap import MapPart, MapSection
-from rowwise.hashing.rows import rows_of
+from rowwise.hashing.rows import look_up_rows
 from rowwise.hashing.words import (
     bits_for,
     low_bits_for,
@@ -61,9 +61,9 @@ def test_ids_of_sets_have_rows_of_their_own(ids, rest, shape, seed):
     sets = [all_C[k::2] for k in range(2)]
     if not len(all_C) and rest == 0:
         with pytest.raises(SpecError, match="no rows for any"):
-            placed.ranked_map(ids, sets, rest)
+            arrays.ranked_map(ids, sets, rest)
         return
-    found_N = rows_of(placed.ranked_map(ids, sets, rest), np.arange(ids))[:, 0]
+    found_N = look_up_rows(arrays.ranked_map(ids, sets, rest), np.arange(ids))[:, 0]
     assert np.array_equal(found_N[np.concatenate(sets)], np.arange(len(all_C)))
     others_N = np.delete(found_N, all_C)
     if rest == "own":
@@ -71,18 +71,18 @@ def test_ids_of_sets_have_rows_of_their_own(ids, rest, shape, seed):
     elif rest == 0:
         assert (others_N == -1).all()
     else:
-        hashed_N = rows_of(rules.hashed(ids, rest), np.delete(np.arange(ids), all_C))[:, 0]
+        hashed_N = look_up_rows(rules.hash_map(ids, rest), np.delete(np.arange(ids), all_C))[:, 0]
         assert np.array_equal(others_N, len(all_C) + hashed_N)
 
 
 def test_sets_of_dims_are_parts():
     sets = [np.array([5, 7]), np.array([], np.int64), np.array([1])]
-    id_map = placed.ranked_map(10, sets, "own", dims=(16, 8, None, 2))
+    id_map = arrays.ranked_map(10, sets, "own", dims=(16, 8, None, 2))
     assert id_map.shape.parts == (MapPart(rows=2, dim=16), MapPart(rows=1), MapPart(rows=7, dim=2))
-    assert placed.ranked_map(10, sets, 0, dims=(16, 8, 4)).shape.parts[1] == MapPart(rows=1, dim=4)
+    assert arrays.ranked_map(10, sets, 0, dims=(16, 8, 4)).shape.parts[1] == MapPart(rows=1, dim=4)
     for dims in ((16, 8), (16, 8, 4)):
         with pytest.raises(SpecError, match="want one for each"):
-            placed.ranked_map(10, sets, "own", dims=dims)
+            arrays.ranked_map(10, sets, "own", dims=dims)
 
 
 @given(
@@ -97,12 +97,12 @@ def test_rows_are_those_given_and_the_smaller_way_is_taken(ids, rows, empty, uns
     rows_N = np.where(random.random(ids) < empty, -1, random.integers(0, rows, ids))
     if not unseen and (rows_N < 0).all():
         with pytest.raises(SpecError, match="no rows for any"):
-            placed.entry_map(ids, rows_N, rows, unseen_rows=unseen)
+            arrays.entry_map(ids, rows_N, rows, unseen_rows=unseen)
         return
-    id_map = placed.entry_map(ids, rows_N, rows, unseen_rows=unseen, seed=3)
-    found_N, has_N = rows_of(id_map, np.arange(ids))[:, 0], rows_N >= 0
+    id_map = arrays.entry_map(ids, rows_N, rows, unseen_rows=unseen, seed=3)
+    found_N, has_N = look_up_rows(id_map, np.arange(ids))[:, 0], rows_N >= 0
     assert np.array_equal(found_N[has_N], rows_N[has_N])
-    hashed_N = rows + rows_of(rules.hashed(ids, unseen, 3), np.arange(ids))[:, 0] if unseen else np.full(ids, -1)
+    hashed_N = rows + look_up_rows(rules.hash_map(ids, unseen, 3), np.arange(ids))[:, 0] if unseen else np.full(ids, -1)
     assert np.array_equal(found_N[~has_N], hashed_N[~has_N])
     unseen = 0 if has_N.all() else unseen
     assert id_map.shape.rows == rows + unseen
@@ -115,19 +115,19 @@ def test_rows_are_those_given_and_the_smaller_way_is_taken(ids, rows, empty, uns
 def test_added_maps_are_columns_side_by_side():
     rows_N = np.where(np.arange(100) % 3, -1, np.arange(100) % 7)
     maps = (
-        placed.entry_map(100, rows_N, 7),
-        rules.double_hashed(100, 9),
-        placed.ranked_map(100, [np.array([3, 50])], 4),
+        arrays.entry_map(100, rows_N, 7),
+        rules.double_hash_map(100, 9),
+        arrays.ranked_map(100, [np.array([3, 50])], 4),
     )
-    found_NC = rows_of(placed.add_maps(*maps), np.arange(100))
+    found_NC = look_up_rows(arrays.add_maps(*maps), np.arange(100))
     base, parts = 0, []
     for id_map in maps:
-        parts.append(rows_of(id_map, np.arange(100)) + base)
+        parts.append(look_up_rows(id_map, np.arange(100)) + base)
         base += id_map.shape.rows
     assert np.array_equal(found_NC, np.concatenate(parts, axis=1))
-    for others in ((), (make_maps(5)["direct"],), (rules.quotient_remainder(100, 30, 0, "product"),)):
+    for others in ((), (make_maps(5)["direct"],), (rules.quotient_remainder_map(100, 30, 0, "product"),)):
         with pytest.raises(SpecError, match="to add up"):
-            placed.add_maps(*(maps if others else ()), *others)
+            arrays.add_maps(*(maps if others else ()), *others)
 
 
 @pytest.mark.parametrize(
@@ -143,19 +143,19 @@ def test_added_maps_are_columns_side_by_side():
 )
 def test_sets_that_are_none_are_refused(sets, said):
     with pytest.raises(SpecError, match=said):
-        placed.ranked_map(10, sets, 5)
+        arrays.ranked_map(10, sets, 5)
 
 
 @pytest.mark.parametrize(
     ("rows_N", "rows", "unseen", "said"),
     [
-        ([0, 1], 2, 1, "rows for 2 ids of 3"),
-        ([0, 1, 2], 2, 1, "id 2 is given row 2: want 0 to 1"),
-        ([0, -2, 1], 2, 1, "id 1 is given row -2"),
+        ([0, 1], 2, 1, "rows_N has 2 entries for 3 ids"),
+        ([0, 1, 2], 2, 1, "id 2 has row 2: want 0 to 1"),
+        ([0, -2, 1], 2, 1, "id 1 has row -2"),
         ([0, 1, 1], 2, -1, "want at least"),
         ([0, 0, 0], 0, 1, "want at least"),
     ],
 )
 def test_rows_that_are_none_are_refused(rows_N, rows, unseen, said):
     with pytest.raises(SpecError, match=said):
-        placed.entry_map(3, np.array(rows_N), rows, unseen_rows=unseen)
+        arrays.entry_map(3, np.array(rows_N), rows, unseen_rows=unseen)

@@ -1,6 +1,7 @@
 """Chooses the sharding plan of a run, the recipe's or a searched one, and shards the model's tables by it.
 
-Known limit: the search here assumes one id a feature and uniform access; `rowwise plan` with measured access does not.
+Known limit: the search assumes one id for each feature of a sample, and uniform access; for measured access make the
+plan with `rowwise plan`.
 """
 
 from collections.abc import Sequence
@@ -27,8 +28,8 @@ from rowwise.spec import Table, Topology, Wire
 from rowwise.textfile import read_bytes
 from rowwise.train.step import embeddings_of
 
-EFFORT_s = 0.05  # of search, short because the run waits for it
-PLENTY_bytes = 1 << 50
+SEARCH_s = 0.05  # short, because the run waits for it
+UNLIMITED_bytes = 1 << 50
 WANT = "want a preset, a profile that `rowwise calibrate` has written, or --set hardware=null"
 
 
@@ -48,10 +49,10 @@ def choose_plan(recipe: Recipe, model: nn.Module, topology: Topology) -> Plan:
     world, tables = topology.world, tables_of(model)
     hardware = None if recipe.hardware is None else load_hardware(recipe.hardware)
     if recipe.plan is None and world == 1:
-        whole = single_rank_plan(tables)
+        plan = single_rank_plan(tables)
         if hardware is None or not tables:
-            return whole
-        return structs.replace(whole, forecast=_search_plan(recipe, tables, topology, hardware).forecast)
+            return plan
+        return structs.replace(plan, forecast=_search_plan(recipe, tables, topology, hardware).forecast)
     if recipe.plan is None:
         kind = "cpu" if recipe.train.device == "cpu" else "h100-like"
         return _search_plan(recipe, tables, topology, hardware or hardware_named(kind))
@@ -67,7 +68,7 @@ def choose_plan(recipe: Recipe, model: nn.Module, topology: Topology) -> Plan:
 
 
 def _drop_other_forecast(wire: Wire, plan: Plan, topology: Topology) -> Plan:
-    """The plan, without its forecast if that assumes another wire than the run's."""
+    """The plan, without a forecast for another wire than the run's."""
     if plan.forecast is None or plan.forecast.wire.in_words(topology) == wire.in_words(topology):
         return plan
     return structs.replace(plan, forecast=None)
@@ -87,21 +88,26 @@ def load_hardware(name: str) -> Hardware:
 
 def _search_plan(recipe: Recipe, tables: Sequence[Table], topology: Topology, hardware: Hardware) -> Plan:
     """A searched plan with its forecast; on one rank all tables are whole."""
-    # check_memory decides with real numbers whether memory is enough: the preset's size must not refuse a run.
-    plenty = structs.replace(hardware, device_bytes=PLENTY_bytes)
+    # The search ignores memory: check_memory knows the free memory of this machine, which a preset does not.
+    unlimited = structs.replace(hardware, device_bytes=UNLIMITED_bytes)
     # Optimizers that couple columns exchange sums for column shards, which costs more than the cut saves.
     whole_rows = tuple(layout.name for layout in LAYOUTS if not layout.cuts_columns)
     coupled = {table.name: whole_rows for table in tables if couples_columns(table.optimizer)}
     layouts = {ALL: (TABLE_WISE.name,)} if topology.world == 1 else coupled
-    question = PlanRequest(
-        workloads=tuple(Workload(table=t, access=Access(pooling=float(len(t.feature_names)))) for t in tables),
-        machine=Machine(topology=topology, hardware=plenty),
-        model=model_of(plenty, topology, recipe.wire),
+    request = PlanRequest(
+        workloads=uniform_workloads(tables),
+        machine=Machine(topology=topology, hardware=unlimited),
+        model=model_of(unlimited, topology, recipe.wire),
         batch=step_samples(recipe),
         constraints=Constraints(layouts=layouts),
         tiers=DEVICE_TIERS,
     )
-    return make_plan(question, seconds=EFFORT_s, prove=False).plan
+    return make_plan(request, seconds=SEARCH_s, prove=False).plan
+
+
+def uniform_workloads(tables: Sequence[Table]) -> tuple[Workload, ...]:
+    """The tables with uniform access by one id for each feature of a sample."""
+    return tuple(Workload(table=t, access=Access(pooling=float(len(t.feature_names)))) for t in tables)
 
 
 def step_samples(recipe: Recipe) -> int:
@@ -109,8 +115,8 @@ def step_samples(recipe: Recipe) -> int:
     return recipe.train.batch * recipe.train.accumulate
 
 
-def place_tables(recipe: Recipe, model: nn.Module, plan: Plan, comm: Comm) -> None:
-    """Shard the tables of a model by the plan, in place; a collective. One rank without a plan keeps its tables."""
+def shard_tables(recipe: Recipe, model: nn.Module, plan: Plan, comm: Comm) -> None:
+    """Shard the tables of a model by the plan, in place; a collective. One rank without a plan keeps them whole."""
     if len(comm.ranks) > 1 or recipe.plan is not None:
         train = recipe.train
         elastic, merge_shared = train.determinism == "elastic", train.merge_shared
@@ -120,11 +126,10 @@ def place_tables(recipe: Recipe, model: nn.Module, plan: Plan, comm: Comm) -> No
 
 def rank_bytes(plan: Plan, tables: Sequence[Table]) -> list[int]:
     """Bytes of table rows on each rank."""
-    known = {table.name: table for table in tables}
-    held_W = [0] * plan.world
+    by_name = {table.name: table for table in tables}
+    bytes_W = [0] * plan.world
     for tile in plan.tiles:
-        table = known[tile.table]
-        held_W[tile.rank] += (
-            (tile.rows[1] - tile.rows[0]) * table.row_bytes * (tile.cols[1] - tile.cols[0]) // table.dim
-        )
-    return held_W
+        table = by_name[tile.table]
+        rows, columns = tile.rows[1] - tile.rows[0], tile.cols[1] - tile.cols[0]
+        bytes_W[tile.rank] += rows * table.row_bytes * columns // table.dim
+    return bytes_W

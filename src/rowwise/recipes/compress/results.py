@@ -1,4 +1,4 @@
-"""Evaluates recorded trials: differences to the full model, the curve of each table, and the noise between seeds."""
+"""Results of recorded trials: differences to the full model, sizes of each table, and the noise between seeds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Metrics = Mapping[str, Mapping[str, float]]  # of each label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredTrials:
+class TrialResults:
     """Recorded trials, restricted to some methods and a seed."""
 
     trials: Mapping[TrialSpec, Trial]
@@ -24,58 +24,58 @@ class MeasuredTrials:
     @property
     def full(self) -> ModelScore:
         """The mean score of the full model over seeds."""
-        found = self._full_scores()
+        scores = self._full_scores()
         return ModelScore(
-            ne=mean(s.ne for s in found), loss=mean(s.loss for s in found), auc=mean(s.auc for s in found)
+            ne=mean(s.ne for s in scores), loss=mean(s.loss for s in scores), auc=mean(s.auc for s in scores)
         )
 
     @property
     def noise(self) -> float:
         """The standard deviation of the full model's NE between seeds."""
-        return stdev(one.ne for one in self._full_scores())
+        return stdev(score.ne for score in self._full_scores())
 
-    def over_full(self, asked: TrialSpec) -> ModelScore:
+    def subtract_full(self, spec: TrialSpec) -> ModelScore:
         """The difference of a trial to the full model of the same seed.
 
         Same seed, not the mean of seeds: both have the same initial weights and batches, so much of the noise cancels.
         """
-        whole = self.trials[TrialSpec(seed=asked.seed)]
-        return subtract_scores(score_of(self.trials[asked].metrics, self.task), score_of(whole.metrics, self.task))
+        full = self.trials[TrialSpec(seed=spec.seed)]
+        return subtract_scores(mean_score(self.trials[spec].metrics, self.task), mean_score(full.metrics, self.task))
 
     def losses(self, table: str, ratio: float) -> dict[str, float]:
         """NE differences of a table at one ratio, by method; of methods with the same map only the first."""
-        here = [t for t in self.trials_of(table) if t.asked.ratio == ratio]
-        firsts = {t.digest or t.asked.method: t for t in reversed(here)}
-        return {t.asked.method: self.over_full(t.asked).ne for t in reversed(firsts.values())}
+        at_ratio = [t for t in self.trials_of(table) if t.spec.ratio == ratio]
+        firsts = {t.digest or t.spec.method: t for t in reversed(at_ratio)}
+        return {t.spec.method: self.subtract_full(t.spec).ne for t in reversed(firsts.values())}
 
     def trials_of(self, table: str) -> list[Trial]:
-        """The trials of a table, ordered by method and falling size."""
-        found = (t for t in self.trials.values() if t.metrics and (t.asked.table, t.asked.seed) == (table, self.seed))
-        wanted = [t for t in found if t.asked.method in self.methods]
-        return sorted(wanted, key=lambda t: (self.methods.index(t.asked.method), -t.size_bytes))
+        """The trials of a table, sorted by method and falling size."""
+        trials = (t for t in self.trials.values() if t.metrics and (t.spec.table, t.spec.seed) == (table, self.seed))
+        by_methods = [t for t in trials if t.spec.method in self.methods]
+        return sorted(by_methods, key=lambda t: (self.methods.index(t.spec.method), -t.size_bytes))
 
     def points(self, table: str) -> tuple[SizePoint, ...]:
         return tuple(self._point(trial) for trial in self.trials_of(table))
 
     def options(self, table: str) -> list[SizeOption]:
-        return [SizeOption(method=one.method, size_bytes=one.size_bytes, loss=one.ne) for one in self.points(table)]
+        return [SizeOption(method=p.method, size_bytes=p.size_bytes, loss=p.ne) for p in self.points(table)]
 
     def _point(self, trial: Trial) -> SizePoint:
-        off, asked = self.over_full(trial.asked), trial.asked
+        score, spec = self.subtract_full(trial.spec), trial.spec
         sizes = {"size_bytes": trial.size_bytes, "map_bytes": trial.map_bytes}
-        return SizePoint(method=asked.method, ratio=asked.ratio, **sizes, ne=off.ne, loss=off.loss, auc=off.auc)
+        return SizePoint(method=spec.method, ratio=spec.ratio, **sizes, ne=score.ne, loss=score.loss, auc=score.auc)
 
     def _full_scores(self) -> Sequence[ModelScore]:
-        return [score_of(self.trials[asked].metrics, self.task) for asked in full_model_trials(self.seed)]
+        return [mean_score(self.trials[spec].metrics, self.task) for spec in full_model_trials(self.seed)]
 
 
-def score_of(metrics: Metrics, task: str = "") -> ModelScore:
-    """The score of one label, or the mean over labels."""
-    values = [metrics[task]] if task else list(metrics.values())
+def mean_score(metrics: Metrics, task: str = "") -> ModelScore:
+    """The mean score over labels, or the score of one label."""
+    labels = [metrics[task]] if task else list(metrics.values())
     return ModelScore(
-        ne=mean(one["ne"] for one in values),
-        loss=mean(one["loss"] for one in values),
-        auc=mean(one["auc"] for one in values),
+        ne=mean(values["ne"] for values in labels),
+        loss=mean(values["loss"] for values in labels),
+        auc=mean(values["auc"] for values in labels),
     )
 
 

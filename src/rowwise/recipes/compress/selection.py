@@ -1,6 +1,6 @@
-"""Chooses the tables to compress, and computes their budget.
+"""Selects the tables to compress, and computes their budget.
 
-Small tables are kept: nearly all bytes are in a few large ones, and each table costs about a dozen trainings.
+Small tables stay uncompressed: nearly all bytes are in a few large tables, and each costs about a dozen trainings.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from rowwise.hashing.open import open_map
 from rowwise.recipes.compress.advice import KeptTable
 from rowwise.spec import Table, Value
 
-LEAST_IDS, LEAST_SHARE = 1000, 0.01  # smaller tables are not compressed; share of all bytes
+LEAST_IDS, LEAST_FRACTION = 1000, 0.01  # smaller tables are not compressed; fraction of all bytes
 
 
 class CompressionGoal(Value, frozen=True, kw_only=True):
-    """Either a ratio or a budget, and the methods to try."""
+    """A ratio or a budget in bytes, and the methods to try."""
 
     ratio: float | None = None
     budget_bytes: int | None = None
@@ -24,11 +24,11 @@ class CompressionGoal(Value, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableDivision:
-    """Tables to compress (`chosen`) and to keep (`left`), and the budget of all."""
+class TableSelection:
+    """Tables to compress (`chosen`) and to keep uncompressed, and the budget of all together."""
 
     chosen: tuple[Table, ...]
-    left: tuple[KeptTable, ...]
+    kept: tuple[KeptTable, ...]
     full_bytes: int
     budget_bytes: int
 
@@ -37,8 +37,8 @@ class TableDivision:
         return tuple(table.name for table in self.chosen)
 
     @property
-    def left_bytes(self) -> int:
-        return sum(one.size_bytes for one in self.left)
+    def kept_bytes(self) -> int:
+        return sum(table.size_bytes for table in self.kept)
 
     def table(self, name: str) -> Table:
         return next(table for table in self.chosen if table.name == name)
@@ -46,38 +46,38 @@ class TableDivision:
     @property
     def ratio(self) -> float:
         """The ratio by which the chosen tables have to shrink."""
-        return (self.full_bytes - self.left_bytes) / (self.budget_bytes - self.left_bytes)
+        return (self.full_bytes - self.kept_bytes) / (self.budget_bytes - self.kept_bytes)
 
 
-def divide(tables: Sequence[Table], goal: CompressionGoal) -> TableDivision:
-    """Choose the tables; raises for budgets that are impossible or need no compression."""
+def select_tables(tables: Sequence[Table], goal: CompressionGoal) -> TableSelection:
+    """Raises if no table can be compressed, and for budgets that are impossible or need no compression."""
     bytes_T = [table_bytes(table, open_map(table)) for table in tables]
     total = sum(bytes_T)
     chosen: list[Table] = []
-    left: list[KeptTable] = []
+    kept: list[KeptTable] = []
     for table, size_bytes in zip(tables, bytes_T, strict=True):
         why = _reason_to_keep(table, size_bytes / total)
         if why is None:
             chosen.append(table)
         else:
-            left.append(KeptTable(name=table.name, ids=table.rows, size_bytes=size_bytes, why=why))
+            kept.append(KeptTable(name=table.name, ids=table.rows, size_bytes=size_bytes, why=why))
     if not chosen:
-        want = f"want one with at least {LEAST_IDS:,} ids and {LEAST_SHARE:.0%} of the bytes of all tables"
+        want = f"want one with at least {LEAST_IDS:,} ids and {LEAST_FRACTION:.0%} of the bytes of all tables"
         raise SpecError(f"no table to compress: {want}, without an id_map")
     budget = int(total / goal.ratio) if goal.ratio is not None else goal.budget_bytes
     assert budget is not None
-    made = TableDivision(chosen=tuple(chosen), left=tuple(left), full_bytes=total, budget_bytes=budget)
+    selection = TableSelection(chosen=tuple(chosen), kept=tuple(kept), full_bytes=total, budget_bytes=budget)
     if budget >= total:
         raise SpecError(f"a budget of {budget:,} bytes: all tables take {total:,} uncompressed: want less")
-    if budget <= made.left_bytes:
-        got = f"a budget of {budget:,} bytes: tables that are not compressed take {made.left_bytes:,} of {total:,}"
-        raise SpecError(f"{got} ({', '.join(one.name for one in left)}): want more, or a smaller --ratio")
-    return made
+    if budget <= selection.kept_bytes:
+        got = f"a budget of {budget:,} bytes: tables that are not compressed take {selection.kept_bytes:,} of {total:,}"
+        raise SpecError(f"{got} ({', '.join(table.name for table in kept)}): want more, or a smaller --ratio")
+    return selection
 
 
-def _reason_to_keep(table: Table, share: float) -> str | None:
+def _reason_to_keep(table: Table, fraction: float) -> str | None:
     if table.id_map is not None:
         return "has an id_map already"
     if table.rows < LEAST_IDS:
         return f"has fewer than {LEAST_IDS:,} ids"
-    return f"is less than {LEAST_SHARE:.0%} of all bytes" if share < LEAST_SHARE else None
+    return f"is less than {LEAST_FRACTION:.0%} of all bytes" if fraction < LEAST_FRACTION else None

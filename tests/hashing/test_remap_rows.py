@@ -10,11 +10,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rowwise.errors import SpecError
-from rowwise.hashing import refresh
-from rowwise.hashing.placed import entry_map, ranked_map
-from rowwise.hashing.refresh import check_movable, find_moves, moved_rows, same_rows
-from rowwise.hashing.rows import rows_of
-from rowwise.hashing.rules import hashed
+from rowwise.hashing import remap
+from rowwise.hashing.arrays import entry_map, ranked_map
+from rowwise.hashing.remap import average_rows, check_movable, find_moves, same_rows
+from rowwise.hashing.rows import look_up_rows
+from rowwise.hashing.rules import hash_map
 
 KINDS = tuple(make_maps(40))
 DIM = 8
@@ -23,8 +23,8 @@ DIM = 8
 @contextmanager
 def small_steps():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(refresh, "IDS", 7)
-        patch.setattr(refresh, "NUMBERS", 20)
+        patch.setattr(remap, "MOST_IDS", 7)
+        patch.setattr(remap, "MOST_FLOATS", 20)
         yield
 
 
@@ -34,7 +34,7 @@ def all_moved(old, new, parts, weights_N, state=False):
     for move, rows_RD in zip(find_moves(old, new), parts, strict=True):
         cut = move.rows // 2
         both = [
-            moved_rows(
+            average_rows(
                 move, rows, lambda rows_K, rows_RD=rows_RD: rows_RD[rows_K], lambda ids: weights_N[ids], state=state
             )
             for rows in ((0, cut), (cut, move.rows))
@@ -102,7 +102,7 @@ def test_rows_of_ids_that_stay_together_are_the_same_bits(kind):
         assert np.array_equal(before[has_ids], after[has_ids])
         assert not np.delete(after, has_ids, 0).any()
     assert same_rows(old, make_maps(60, 5)[kind])
-    assert not same_rows(old, hashed(60, 59, 77))
+    assert not same_rows(old, hash_map(60, 59, 77))
 
 
 def test_clusters_with_other_numbers_are_the_same_rows():
@@ -118,10 +118,10 @@ def test_clusters_with_other_numbers_are_the_same_rows():
 
 
 def test_ids_that_get_rows_of_their_own_begin_as_the_row_they_shared():
-    old, new = hashed(50, 6, 1), ranked_map(50, [np.arange(0, 50, 3)], 4)
+    old, new = hash_map(50, 6, 1), ranked_map(50, [np.arange(0, 50, 3)], 4)
     (rows_RD,) = draw_rows(old, 3)
     (found,) = all_moved(old, new, [rows_RD], np.ones(50))
-    before, after = rows_of(old, np.arange(50))[:, 0], rows_of(new, np.arange(50))[:, 0]
+    before, after = look_up_rows(old, np.arange(50))[:, 0], look_up_rows(new, np.arange(50))[:, 0]
     assert np.array_equal(found[after[::3]], rows_RD[before[::3]])
 
 
@@ -135,7 +135,7 @@ def test_maps_with_several_rows_for_an_id_are_not_moved_to(kind):
 def test_what_does_not_fit_is_refused():
     made = make_maps(60)
     for old, new, said in (
-        (hashed(60, 5), hashed(61, 5), "the old map is of 60 ids and the new one of 61"),
+        (hash_map(60, 5), hash_map(61, 5), "the old map has 60 ids and the new one 61"),
         (made["product"], made["hash"], "the old map multiplies rows"),
         (made["hash"], made["product"], "the new map multiplies rows"),
         (made["hash"], made["mixed"], "the old map has parts 1 of 8 columns, the new one 3 of 8, 2, 1 columns: want"),

@@ -1,6 +1,6 @@
-"""Id maps from arrays: which ids have rows of their own, or which row each has; and maps made of other maps.
+"""Id maps from arrays: sets of ids with rows of their own, or the row of each id; and maps composed of other maps.
 
-Apart from `rules`, whose maps hold nothing for single ids. How ids are chosen is `methods`' business.
+`methods` chooses the ids. Maps in `rules` need no arrays.
 """
 
 from collections.abc import Sequence
@@ -25,17 +25,22 @@ def ranked_map(
     dims: Sequence[int | None] | None = None,
     seed: int = 0,
 ) -> IdMap:
-    """The ids of each ascending set have rows of their own; the others are hashed to `rest_rows` rows after them.
+    """A map in which the ids of some sets have rows of their own.
 
-    Or they have rows of their own too ("own"), or none (0). `dims`: one for each set and one for the rest, if that
-    has rows: each is a part of that width then. Sets without ids have no part.
+    Args:
+        ids: the number of ids.
+        sets: disjoint sets of ids, each ascending.
+        rest_rows: rows that all other ids are hashed to; "own": each has its own row; 0: they have none.
+        dims: a width for each set, and for the rest if it has rows; each is then a part. Empty sets have no part.
+        seed: of the hash.
     """
     _check_sets(ids, sets)
-    placed = sum(len(set_C) for set_C in sets)
-    last = ids - placed if rest_rows == "own" else rest_rows
+    set_rows = sum(len(set_C) for set_C in sets)
+    last = ids - set_rows if rest_rows == "own" else rest_rows
     counts = [*(len(set_C) for set_C in sets), last]
     if dims is not None and len(dims) != len(counts) - (rest_rows == 0):
-        raise SpecError(f"{len(dims)} dims for {len(sets)} sets: want one for each, and one for a rest that has rows")
+        want = "want one for each set, and one for the other ids if they have rows"
+        raise SpecError(f"{len(dims)} dims for {len(sets)} sets: {want}")
     sections: list[MapSection] = []
     words: list[Words] = []
     for index, set_C in enumerate(sets):
@@ -46,10 +51,10 @@ def ranked_map(
             words.append(write_set(set_C, ids))
     if last:
         kind = "rest" if rest_rows == "own" else "hash"
-        sections.append(MapSection(kind=kind, rows=last, base=placed, seed=seed if kind == "hash" else 0))
+        sections.append(MapSection(kind=kind, rows=last, base=set_rows, seed=seed if kind == "hash" else 0))
     if not sections:
-        raise SpecError(f"no rows for any of {ids} ids: want ids that have rows of their own, or rows for the rest")
-    parts = (MapPart(rows=placed + last),)
+        raise SpecError(f"no rows for any of {ids} ids: want a set that is not empty, or rest_rows of at least 1")
+    parts = (MapPart(rows=set_rows + last),)
     if dims is not None:
         parts = tuple(MapPart(rows=n, dim=dim) for n, dim in zip(counts, dims, strict=False) if n)
     return _build_map(
@@ -58,10 +63,10 @@ def ranked_map(
 
 
 def entry_map(ids: int, rows_N: NDArray[np.integer], rows: int, *, unseen_rows: int = 1, seed: int = 0) -> IdMap:
-    """Each id has the row 0..rows-1 that is given for it; those with -1 are hashed to `unseen_rows` rows after these.
+    """A map in which each id has its row of `rows_N`; ids with -1 are hashed to `unseen_rows` further rows.
 
-    Without such ids there are no such rows; without such rows they have none. Written for every id or for those that
-    are given a row, whichever is smaller; the rows are the same.
+    Without unseen ids there are no further rows; with unseen_rows=0 unseen ids have no row. The map has an entry for
+    every id, or only for ids that are not -1, whichever takes fewer words; both give the same rows.
     """
     _check_entries(ids, rows_N, rows, unseen_rows)
     set_C = np.flatnonzero(rows_N >= 0)
@@ -69,8 +74,8 @@ def entry_map(ids: int, rows_N: NDArray[np.integer], rows: int, *, unseen_rows: 
     about: dict[str, Any] = {"method": "entries", "seed": seed}
     parts = (MapPart(rows=rows + unseen),)
     every_bits, bits = bits_for(rows + unseen), bits_for(rows)
-    whole = count == ids or unseen > 0
-    if whole and count and words_for(ids, every_bits) <= set_words(count, ids, bits):
+    all_have_rows = count == ids or unseen > 0  # an entry for every id cannot say "no row"
+    if all_have_rows and count and words_for(ids, every_bits) <= set_words(count, ids, bits):
         full_N = rows_N
         if count < ids:
             full_N, unseen_C = rows_N.astype(np.int64), np.flatnonzero(rows_N < 0)
@@ -83,7 +88,7 @@ def entry_map(ids: int, rows_N: NDArray[np.integer], rows: int, *, unseen_rows: 
     rest = MapSection(kind="hash", rows=unseen, base=rows, seed=seed)
     sections = ((listed,) if count else ()) + ((rest,) if unseen else ())
     if not sections:
-        raise SpecError(f"no rows for any of {ids} ids: want ids that are given rows, or unseen_rows of at least 1")
+        raise SpecError(f"no rows for any of {ids} ids: want an id with a row, or unseen_rows of at least 1")
     words = [write_set(set_C, ids, rows_N[set_C], bits)] if count else []
     return _build_map(MapShape(ids=ids, parts=parts, sections=sections), words, about)
 
@@ -92,55 +97,55 @@ def add_maps(*maps: IdMap) -> IdMap:
     """A map in which each id is the sum of its rows in several maps, columns and parts one after another."""
     shapes = [id_map.shape for id_map in maps]
     if len({shape.ids for shape in shapes}) != 1 or any(shape.combine != "sum" for shape in shapes):
-        found = ", ".join(f"{shape.combine} of {shape.ids} ids" for shape in shapes)
-        raise SpecError(f"id maps to add up: {found or 'none'}: want sums of as many ids each")
-    before = _Before(0, 0, 0)
+        got = ", ".join(f"{shape.combine} of {shape.ids} ids" for shape in shapes)
+        raise SpecError(f"id maps to add up: {got or 'none'}: want sums over the same number of ids")
+    offset = _Offsets(0, 0, 0)
     sections: list[MapSection] = []
     for id_map in maps:
         for section in id_map.shape.sections:
             has_words = section.kind in ("every", "ranked", "listed")
-            moved = {"base": section.base + before.rows, "column": section.column + before.columns}
-            moved |= {"at": section.at + before.words} if has_words else {}
-            sections.append(msgspec.structs.replace(section, **moved))
+            shifted = {"base": section.base + offset.rows, "column": section.column + offset.columns}
+            shifted |= {"at": section.at + offset.words} if has_words else {}
+            sections.append(msgspec.structs.replace(section, **shifted))
         shape = id_map.shape
-        before = _Before(before.rows + shape.rows, before.columns + shape.columns, before.words + len(id_map.words))
+        offset = _Offsets(offset.rows + shape.rows, offset.columns + shape.columns, offset.words + len(id_map.words))
     parts = tuple(part for shape in shapes for part in shape.parts)
     shape = MapShape(ids=shapes[0].ids, parts=parts, sections=tuple(sections))
-    made = _build_map(shape, [id_map.words for id_map in maps], {"method": "added", "maps": [m.about for m in maps]})
+    total = _build_map(shape, [id_map.words for id_map in maps], {"method": "added", "maps": [m.about for m in maps]})
     foldings = [id_map.folding for id_map in maps if id_map.folding is not None]
     if not foldings:
-        return made
-    if len({(one.features, one.seed, one.count) for one in foldings}) != 1:
-        raise SpecError(
-            "id maps to add up: they cut the samples into other folds each: want the same features and seed"
-        )
-    each = [fold_maps(id_map) or (id_map,) * foldings[0].count for id_map in maps]
-    how = foldings[0]
-    return make_folds(made, [add_maps(*some) for some in zip(*each, strict=True)], how.features, how.seed)
+        return total
+    folding = foldings[0]
+    if len({(other.features, other.seed, other.count) for other in foldings}) != 1:
+        raise SpecError("id maps to add up: their folds of the samples differ: want the same features, seed and count")
+    # A map without folds is the same in every fold.
+    maps_of_folds = [fold_maps(id_map) or (id_map,) * folding.count for id_map in maps]
+    fold_totals = [add_maps(*fold) for fold in zip(*maps_of_folds, strict=True)]
+    return make_folds(total, fold_totals, folding.features, folding.seed)
 
 
 def make_folds(id_map: IdMap, maps: Sequence[IdMap], features: Sequence[str], seed: int) -> IdMap:
-    """The map, and those that its rows are trained by, one for each fold of the samples. See [Note: Folds]."""
+    """The map with `maps`, one for each fold of the samples that trains its rows. See [Note: Folds]."""
     shape = id_map.shape
-    for index, one in enumerate(maps):
-        like = (one.shape.ids, one.shape.parts, one.shape.columns, one.shape.combine)
-        if like != (shape.ids, shape.parts, shape.columns, shape.combine):
-            want = f"want {shape.ids} in parts {shape.parts}, as of the map"
-            raise SpecError(f"fold {index}: {one.shape.ids} ids in parts {one.shape.parts}: {want}")
-    folding = FoldAssignment(features=tuple(features), seed=seed, shapes=tuple(one.shape for one in maps))
-    return replace(id_map, folding=folding, fold_words=tuple(one.words for one in maps))
+    for index, fold in enumerate(maps):
+        fold_rows = (fold.shape.ids, fold.shape.parts, fold.shape.columns, fold.shape.combine)
+        if fold_rows != (shape.ids, shape.parts, shape.columns, shape.combine):
+            want = f"want {shape.ids} in parts {shape.parts}, as in the map"
+            raise SpecError(f"fold {index}: {fold.shape.ids} ids in parts {fold.shape.parts}: {want}")
+    folding = FoldAssignment(features=tuple(features), seed=seed, shapes=tuple(fold.shape for fold in maps))
+    return replace(id_map, folding=folding, fold_words=tuple(fold.words for fold in maps))
 
 
 def fold_maps(id_map: IdMap) -> tuple[IdMap, ...]:
-    """The maps of folds, each as a map; none: there are no folds."""
+    """The map of each fold; empty without folds."""
     if id_map.folding is None:
         return ()
-    both = zip(id_map.folding.shapes, id_map.fold_words, strict=True)
-    return tuple(IdMap(shape=shape, words=words, about=id_map.about) for shape, words in both)
+    folds = zip(id_map.folding.shapes, id_map.fold_words, strict=True)
+    return tuple(IdMap(shape=shape, words=words, about=id_map.about) for shape, words in folds)
 
 
-class _Before(NamedTuple):
-    """Sizes of the map's sections so far."""
+class _Offsets(NamedTuple):
+    """The rows, columns and words of the maps added so far."""
 
     rows: int
     columns: int
@@ -157,16 +162,16 @@ def _check_sets(ids: int, sets: Sequence[Ids]) -> None:
         if not ascends or (len(set_C) and not 0 <= set_C[0] <= set_C[-1] < ids):
             raise SpecError(f"set {index} of {len(sets)}: want int64 ids of 0 to {ids - 1}, ascending, each once")
     all_C = np.sort(np.concatenate([np.empty(0, np.int64), *sets]))
-    twice_K = all_C[1:][all_C[1:] == all_C[:-1]]
-    if len(twice_K):
-        raise SpecError(f"id {twice_K[0]} is in two sets ({len(twice_K)} such ids): want sets that share none")
+    repeated_K = all_C[1:][all_C[1:] == all_C[:-1]]
+    if len(repeated_K):
+        raise SpecError(f"id {repeated_K[0]} is in two sets ({len(repeated_K)} such ids): want disjoint sets")
 
 
 def _check_entries(ids: int, rows_N: NDArray[np.integer], rows: int, unseen_rows: int) -> None:
     if len(rows_N) != ids or ids < 1:
-        raise SpecError(f"rows for {len(rows_N)} ids of {ids}: want one for each, and at least one id")
+        raise SpecError(f"rows_N has {len(rows_N)} entries for {ids} ids: want one for each, and at least one id")
     if rows < 1 or unseen_rows < 0:
-        raise SpecError(f"{rows} rows, and {unseen_rows} for ids without one: want at least 1, and at least 0")
+        raise SpecError(f"rows={rows}, unseen_rows={unseen_rows}: want at least 1 row and 0 unseen rows")
     if rows_N.min() < -1 or rows_N.max() >= rows:
         bad = int(np.flatnonzero((rows_N < -1) | (rows_N >= rows))[0])
-        raise SpecError(f"id {bad} is given row {rows_N[bad]}: want 0 to {rows - 1}, or -1 for none")
+        raise SpecError(f"id {bad} has row {rows_N[bad]}: want 0 to {rows - 1}, or -1 for no row")

@@ -1,4 +1,4 @@
-"""Printed lines of the advice: measurements of each table, its choice, and totals."""
+"""Explains the advice in printed lines: measurements of each table, its choice, and totals."""
 
 from collections.abc import Iterator
 
@@ -32,15 +32,15 @@ def method_name(table: TableAdvice) -> str:
 def _explain_table(table: TableAdvice, noise: float) -> Iterator[str]:
     yield f"{table.name}: {table.ids:,} ids, {format_size(table.full_bytes)} uncompressed"
     for point in table.points:
-        share = f"{point.map_bytes / point.size_bytes:4.0%} in the map" if point.map_bytes else ""
+        map_size = f"{point.map_bytes / point.size_bytes:4.0%} in the map" if point.map_bytes else ""
         sizes = f"{format_size(point.size_bytes):>10} {table.full_bytes / point.size_bytes:6.1f}x"
-        yield f"  {point.method:<20} {sizes}  NE {point.ne:+.5f}  AUC {point.auc:+.5f}  {share}".rstrip()
+        yield f"  {point.method:<20} {sizes}  NE {point.ne:+.5f}  AUC {point.auc:+.5f}  {map_size}".rstrip()
     if not table.method:
         yield "  choice: uncompressed, as no smaller size is worth it within the budget"
         return
-    known = "as measured" if table.measured else "between two measured sizes"
+    basis = "as measured" if table.measured else "between two measured sizes"
     within = ", which is within the noise" if abs(table.ne) <= 2 * noise else ""
-    yield f"  choice: {table.method} in {format_size(table.size_bytes)}: NE {table.ne:+.5f} expected, {known}{within}"
+    yield f"  choice: {table.method} in {format_size(table.size_bytes)}: NE {table.ne:+.5f} expected, {basis}{within}"
     if table.ordered is not None:
         yield f"  neighbouring ids are alike, correlation {table.ordered:.2f}"
 
