@@ -15,7 +15,7 @@ from rowwise.ops.reference import FeatureBags, UpdateMemory
 from rowwise.ops.update import next_step
 
 ops = torch.ops.rowwise
-INTERACT = {"interact", "interact_grad", "relu_grad"}  # see test_interact.py
+INTERACT = {"interact", "interact_grad", "pair_sums", "pair_sums_grad", "relu_grad"}
 
 
 def parts(problem: Problem):
