@@ -52,7 +52,9 @@ def inspect(  # noqa: PLR0913 - one for each option
     sparse: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Its values are ids. Repeatable.")] = None,
     dense: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Its values are numbers.")] = None,
     ignore: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Leave it out.")] = None,
-    time: Annotated[str | None, typer.Option(metavar="COLUMN", help="When each row happened.")] = None,
+    time: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="When each row happened: the last rows by it test.")
+    ] = None,
     key: Annotated[str | None, typer.Option(metavar="COLUMN", help="Names each row.")] = None,
     lists: Annotated[
         list[str] | None, typer.Option("--list", metavar="COLUMN=SEP", help="Its text holds lists. Repeatable.")
@@ -78,6 +80,10 @@ def inspect(  # noqa: PLR0913 - one for each option
     say it with --sparse or --dense then.
 
     Example: rowwise data inspect clicks.parquet --recipe first.yaml --sparse place --dense age --ignore row
+
+    Lines with ! warn of columns that give the label away, of rows that are alike near in time, and of ids in test rows
+    that no training row has. Where rows near in time are alike, or with --time, the recipe tests on the last rows by
+    time.
     """
     from rowwise.ingest.datasets.files import open_files
     from rowwise.ingest.inspect import find_separators, inspect_ids
@@ -173,6 +179,9 @@ def _show(card: "DatasetCard", console: Console) -> None:
     console.print(table, markup=False)
     if len(card.columns) > MOST_SHOWN:
         console.print(f"and {len(card.columns) - MOST_SHOWN:,} more columns: --json prints all", markup=False)
+    if card.borders is not None:
+        borders = f"rows from {card.borders.valid_from} on validate, those from {card.borders.test_from} on test"
+        console.print(f"by {card.borders.column!r}, {borders}", markup=False, soft_wrap=True)
     for warning in card.warnings:
         console.print(f"! {warning}", style="yellow", markup=False, soft_wrap=True)
 
