@@ -48,7 +48,8 @@ def test_plain_columns():
         "word": "sparse",
         "big": "sparse",
     }
-    assert made.warnings == ()
+    # Each id of `big` is in two rows: a fifth of those of test rows are in no training row.
+    assert made.warnings == ("no training row has these ids of test rows (estimated): 20% of 'big'",)
     bag, word, user = (column(made, name) for name in ("bag", "word", "user_id"))
     assert (bag.nulls, bag.mean_length, bag.longest, bag.distinct) == (1000, 1.5, 3, 3)
     assert (word.nulls, word.distinct, word.distinct_error) == (400, 7, 0)

@@ -101,6 +101,7 @@ NEAR = {  # by class and key: another value, which makes another run
         "on_bad_rows": "quarantine",
         "workers": 1,
     },
+    "TimeShare": {"column": "late", "valid_from": 200, "test_from": 390},
     "Workers": {"count": 2, "most": 1, "ahead": 1, "lease_s": 100.0, "on": "ray", "address": "auto", "cpus": 2.0},
     "SigridHash": {"column": "user", "to": "user", "rows": 10, "salt": 1},
     "FirstX": {"column": "user", **TO_SEEN, "count": 1},

@@ -100,6 +100,8 @@ def context(name: str, place) -> tuple[dict[str, Any], tuple[str | int, ...]]:
             made["columns"]["dense"][0]["column"] = "d2"
         return made, where[name]
     at, given = place_of(name, kind)
+    if name == "TimeShare":
+        made["data"] = {"dataset": made["data"]["dataset"]}
     inside(made, at[:-1])[at[-1]] = ({} if tag is None else {"kind": tag}) | given
     if name == "TwoTowerConfig":
         made["evaluate"] = {"metric": "recall@10"}
@@ -111,6 +113,7 @@ def place_of(name: str, kind: type[msgspec.Struct]) -> tuple[tuple[str | int, ..
     table = ("tables", "list", 0)
     if kind.__struct_config__.tag is None:
         return {
+            "TimeShare": (("data", "share"), {"column": "row", "valid_from": 300, "test_from": 350}),
             "Workers": (("data", "workers"), {}),
             "TableChanges": (("tables", "all"), {}),
             "Schedule": (("train", "schedule"), {"warmup_steps": 2, "decay_steps": 5}),

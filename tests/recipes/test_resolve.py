@@ -2,8 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
-from small import recipe, same, saved, sections, trained, write_rows
+from pyarrow import compute as pc
+from pyarrow import csv
+from pyarrow import parquet as pq
+from small import RECIPE, recipe, same, saved, sections, trained, write_rows
 
 from rowwise import SpecError
 from rowwise.errors import RowwiseError
@@ -78,6 +82,68 @@ def test_shares_off_the_end(tmp_path):
     assert keys(found, "test") == set(range(1500, 2000))
     message = refused(tmp_path, data={"share": "last", "test_share": 0.1})
     assert "data.share=last: 4 splits are too few to take 10% as test rows: want data.share=random" in message
+
+
+BY_ROW = {"column": "row", "valid_from": 1200, "test_from": 1700}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+@pytest.mark.parametrize("borders", [("valid_from",), ("test_from",), ("valid_from", "test_from")])
+def test_shares_by_time(tmp_path, kind, borders):
+    """On rows that are not in their order, and pass a filter."""
+    table = pq.read_table(write_rows(tmp_path / "rows.parquet"))
+    mixed = table.take(np.random.default_rng(0).permutation(len(table)))
+    if kind == "csv":
+        table = table.drop_columns(["seen"])
+        csv.write_csv(mixed.drop_columns(["seen"]), tmp_path / "mixed.csv")
+    else:
+        pq.write_table(mixed, tmp_path / "mixed.parquet", row_group_size=300)
+    share = {"column": "row"} | {name: BY_ROW[name] for name in borders}
+    data = {"dataset": f"{kind}:{tmp_path / f'mixed.{kind}'}", "share": share, "where": ["user < 25"]}
+    columns = {"sparse": [{"column": name, "ids": "direct"} for name in ("user", "item")]}
+    made = sections(tmp_path, columns=columns, tables={"list": RECIPE["tables"]["list"][:2]}) | {"data": data}
+    found = resolve(decode(made, ""))
+    kept = set(table.filter(pc.field("user") < 25)["row"].to_pylist())
+    ends = [BY_ROW.get(name, 0) if name in borders else None for name in ("valid_from", "test_from")]
+    begin = [end for end in ends if end is not None]
+    assert keys(found, "train") == {key for key in kept if key < begin[0]}
+    valid = {key for key in kept if ends[0] is not None and key >= ends[0] and (ends[1] is None or key < ends[1])}
+    assert keys(found, "valid") == valid
+    assert keys(found, "test") == {key for key in kept if ends[1] is not None and key >= ends[1]}
+
+
+def test_shares_by_time_read_no_row_groups_of_others(tmp_path):
+    found = resolved(tmp_path, data={"share": BY_ROW, "valid_share": 0.0})
+    parts = (found.parts.train, found.parts.valid, found.parts.test)
+    assert [len(part.reader.splits()) for part in parts] == [3, 2, 1]  # of four row groups of 500 rows
+
+
+@pytest.mark.parametrize(
+    ("share", "message"),
+    [
+        ({"column": "row"}, "data.share: 'row' without valid_from and test_from: want one of them, or both"),
+        ({"column": "row", "valid_from": 3, "test_from": 3}, "valid_from=3 and test_from=3: want valid_from before"),
+        ({"column": "row", "valid_from": 3, "test_from": "4"}, "test_from='4': want two whole numbers or two times"),
+        ({"column": "rom", "test_from": 3}, "rows.parquet: no column 'rom'; did you mean 'row'?"),
+        ({"column": "row", "test_from": "May"}, "column 'row' holds int64, and is compared with 'May': want a whole"),
+        ({"column": "row", "test_from": 9000}, "rows.parquet: no row has row >= 9000: want another time"),
+        ({"column": "row", "valid_from": 0}, "rows.parquet: no row has row < 0: want another time"),
+    ],
+)
+def test_times_that_give_no_shares(tmp_path, share, message):
+    said = refused(tmp_path, data={"share": share, "valid_share": 0.0})
+    assert "data.share" in said
+    assert message in said
+
+
+def test_shares_by_time_beside_named_rows(tmp_path):
+    write_rows(tmp_path / "t.parquet", 100, first=6000)
+    data = {"share": BY_ROW, "test": f"parquet:{tmp_path / 't.parquet'}"}
+    message = refused(tmp_path, data=data)
+    assert "data.share.test_from=1700: data.test names such rows, or the dataset has its own: want one" in message
+    found = resolved(tmp_path, data=data | {"share": {"column": "row", "valid_from": 1200}})
+    assert keys(found, "train") == set(range(1200))
+    assert keys(found, "test") == set(range(6000, 6100))
 
 
 def test_files_for_the_parts(tmp_path):

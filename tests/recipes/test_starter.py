@@ -5,13 +5,14 @@ import datetime
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec import structs
 from pyarrow import csv
 from pyarrow import parquet as pq
 
 from rowwise import DataError
 from rowwise.ingest import FrameReader
 from rowwise.ingest.inspect import inspect
-from rowwise.recipes.recipe import DlrmConfig
+from rowwise.recipes.recipe import DlrmConfig, TimeShare
 from rowwise.recipes.runs import TrainingRun, predict_rows
 from rowwise.recipes.starter import make_starter, recipe_name
 from rowwise.recipes.text import decode, parse, read
@@ -107,6 +108,29 @@ def test_it_trains_as_it_is(tmp_path, monkeypatch, columns):
     result = TrainingRun.start(read(tmp_path / "clicks.yaml", changed), tmp_path / "runs").go()
     assert result.status == "finished"
     assert predict_rows(tmp_path / "runs" / "clicks" / "1", tmp_path / "p.parquet", data="clicks.parquet") == ROWS
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("kind", ["int64", "timestamp[s]", "timestamp[ns, tz=UTC]", "date32"])
+def test_it_tests_on_later_rows_where_a_time_is_told(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    day = np.random.default_rng(0).permutation(ROWS) // 30
+    at = [datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(days=int(one)) for one in day]
+    columns = {"at": day if kind == "int64" else pa.array([one.date() for one in at]).cast(pa.date32())}
+    if kind.startswith("timestamp"):
+        columns = {"at": pa.array(at, pa.timestamp("ns", "UTC") if "tz" in kind else pa.timestamp("s"))}
+    pq.write_table(frame(**columns), "clicks.parquet", row_group_size=1000)
+    card = inspect(FrameReader(frame(**columns), split_rows=700), name="clicks.parquet", roles={"at": "time"})
+    (tmp_path / "clicks.yaml").write_text(make_starter(card, "parquet:clicks.parquet", "clicks.yaml"))
+    recipe = read(tmp_path / "clicks.yaml", ["train.threads=1", "train.ahead=0", "train.steps=3"])
+    assert recipe.data.share == TimeShare(**structs.asdict(card.borders))
+    run = TrainingRun.start(recipe, tmp_path / "runs")
+    assert run.go().test["clicked"]["auc"] > 0
+    assert not [line for line in (run.folder.path / "log.txt").read_text().splitlines() if "not used" in line]
+    assert predict_rows(run.folder.path, tmp_path / "p.parquet", keep=("at",)) == 300
+    assert set(pq.read_table("p.parquet")["at"].to_pylist()) == set(
+        frame(**columns)["at"].filter(day >= 90).to_pylist()
+    )
 
 
 def test_what_it_leaves_out_it_says():

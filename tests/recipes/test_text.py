@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rowwise import SpecError
-from rowwise.recipes.recipe import Data, DcnConfig, Recipe
+from rowwise.recipes.recipe import Data, DcnConfig, Recipe, UserModel
 from rowwise.recipes.text import apply_change, decode, dropped_keys, parse, read, write
 
 BASE = "data: {dataset: synthetic}\n"
@@ -276,6 +276,35 @@ def test_written_and_read_is_the_same(recipe, defaults):
     assert write(decode(parse(text, "again"), "again"), defaults=defaults) == text
 
 
+def without_keys(value, plain):
+    """Keys of structs that a written recipe does not have."""
+    if isinstance(value, msgspec.Struct):
+        names = [field.name for field in msgspec.structs.fields(value)]
+        missing = [name for name in names if name not in plain]
+        return missing + [one for name in names for one in without_keys(getattr(value, name), plain.get(name))]
+    if isinstance(value, dict):
+        return [one for key, inner in value.items() for one in without_keys(inner, plain[key])]
+    if isinstance(value, tuple):
+        return [one for inner, of in zip(value, plain, strict=True) for one in without_keys(inner, of)]
+    return []
+
+
+@given(of_type(Recipe))
+@settings(max_examples=60)
+def test_every_key_is_written_if_asked_for(recipe):
+    """Those without a value as null; leaving these out, as former versions did, makes the same recipe."""
+    sections = parse(write(recipe, defaults=True), "again")
+    assert without_keys(recipe, sections) == []
+    if not isinstance(recipe.model, UserModel):  # whose arguments are the user's own
+        assert decode(without_nulls(sections), "former") == recipe
+
+
+def without_nulls(plain):
+    if isinstance(plain, dict):
+        return {key: without_nulls(value) for key, value in plain.items() if value is not None}
+    return [without_nulls(value) for value in plain] if isinstance(plain, list) else plain
+
+
 def test_what_is_default_is_written_if_asked_for():
     recipe = Recipe(data=Data(dataset="synthetic"))
     assert write(recipe) == "data:\n  dataset: synthetic\n"
@@ -296,7 +325,8 @@ def test_another_kind_leaves_nothing_of_the_first():
 
 
 def test_keys_that_a_change_of_kind_drops_are_named(tmp_path):
-    text = "data: {dataset: synthetic}\nmodel: {kind: dlrm, bottom: [8], top: [4]}\ntrain: {optimizer: {kind: sgd}}\n"
+    model = "{kind: dlrm, bottom: [8], top: [4], norm: null}"
+    text = f"data: {{dataset: synthetic}}\nmodel: {model}\ntrain: {{optimizer: {{kind: sgd}}}}\n"
     (tmp_path / "a.yaml").write_text(text)
     changes = ("model=dcn", "model.deep=[4]", "train.optimizer.kind=adam", "train.optimizer.lr=0.1")
     assert dropped_keys(tmp_path / "a.yaml", changes) == ["--set model=dcn drops bottom, top of the recipe's dlrm"]

@@ -241,6 +241,16 @@ def test_runs_tested_on_different_rows_have_no_best(tmp_path):
     assert '<td class="best">0.' not in page
 
 
+def test_what_is_null_is_as_if_it_were_not_there(tmp_path):
+    """Runs of former versions do not name it."""
+    one, two = (runs.make(tmp_path / "r" / name, steps=40) for name in ("1", "2"))
+    recipe = (two / "recipe.yaml").read_text()
+    (two / "recipe.yaml").write_text(recipe.replace("data:", "data:\n  valid: null\n  label: ''", 1) + "plan: null\n")
+    page = compare([one, two], tmp_path / "same.html").read_text("utf-8")
+    assert "data.valid" not in page
+    assert re.search(r"All \d+ values are the same", page)
+
+
 def test_compare_wants_two_to_eight(run, tmp_path):
     for many in (0, 1, 9):
         with pytest.raises(DataError, match=f"{many} runs to compare: want 2 to 8"):

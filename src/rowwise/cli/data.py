@@ -49,10 +49,12 @@ def inspect(  # noqa: PLR0913 - one for each option
     recipe: Annotated[
         Path | None, typer.Option(help="The recipe to write (default: NAME_OF_PATH.yaml in this folder).")
     ] = None,
-    sparse: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Treat it as ids; repeatable.")] = None,
-    dense: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Treat it as numbers; repeatable.")] = None,
-    ignore: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Leave it out; repeatable.")] = None,
-    time: Annotated[str | None, typer.Option(metavar="COLUMN", help="The time of each row.")] = None,
+    sparse: Annotated[list[str] | None, typer.Option(metavar="COLUMNS", help="Treat them as ids: a,b,c.")] = None,
+    dense: Annotated[list[str] | None, typer.Option(metavar="COLUMNS", help="Treat them as numbers.")] = None,
+    ignore: Annotated[list[str] | None, typer.Option(metavar="COLUMNS", help="Leave them out.")] = None,
+    time: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The time of each row; the last rows test.")
+    ] = None,
     key: Annotated[str | None, typer.Option(metavar="COLUMN", help="The key of each row.")] = None,
     lists: Annotated[
         list[str] | None,
@@ -78,7 +80,11 @@ def inspect(  # noqa: PLR0913 - one for each option
 
     Example: rowwise data inspect logs/ --label clicked
 
-    Example: rowwise data inspect clicks.parquet --recipe first.yaml --sparse place --dense age --ignore row
+    Example: rowwise data inspect clicks.parquet --recipe first.yaml --sparse user,place --dense age --ignore row
+
+    Lines with ! warn of columns that give the label away, of rows that are alike near in time, and of ids in test rows
+    that no training row has. Where rows near in time are alike, or with --time, the recipe tests on the last rows by
+    time.
     """
     from rowwise.ingest.datasets.files import open_files
     from rowwise.ingest.inspect import find_separators, inspect_ids
@@ -89,8 +95,9 @@ def inspect(  # noqa: PLR0913 - one for each option
         )
     if recipe is not None:
         _check_recipe_path(recipe, as_json=as_json)
-    roles = _parse_roles({"sparse": sparse or (), "dense": dense or (), "unused": ignore or ()}, time, key)
     reader = open_files(path)
+    repeated: dict[Role, Sequence[str]] = {"sparse": sparse or (), "dense": dense or (), "unused": ignore or ()}
+    roles = _parse_roles({role: _split_names(names, reader) for role, names in repeated.items()}, time, key)
     separators = find_separators(reader) | _parse_separators(lists or ())
     with splits_bar(make_terminal(stderr=True), "reading") as tell:
         card, ids = inspect_ids(reader, label, name=path, roles=roles, separators=separators, tell=tell)
@@ -99,6 +106,12 @@ def inspect(  # noqa: PLR0913 - one for each option
     else:
         _show(card, make_terminal())
         _write_recipe(card, ids, reader, recipe, grow)
+
+
+def _split_names(options: "Sequence[str]", reader: "Reader") -> list[str]:
+    """The columns that options name, each one or several between commas; a name of a column may have commas."""
+    known = set(reader.schema.names)
+    return [name for option in options for name in ([option] if option in known else option.split(","))]
 
 
 def _parse_roles(repeated: "Mapping[Role, Sequence[str]]", time: str | None, key: str | None) -> "dict[str, Role]":
@@ -172,6 +185,9 @@ def _show(card: "DatasetCard", console: Console) -> None:
     console.print(table, markup=False)
     if len(card.columns) > MOST_COLUMNS:
         console.print(f"and {len(card.columns) - MOST_COLUMNS:,} more columns: --json prints all", markup=False)
+    if card.borders is not None:
+        borders = f"rows from {card.borders.valid_from} on validate, those from {card.borders.test_from} on test"
+        console.print(f"by {card.borders.column!r}, {borders}", markup=False, soft_wrap=True)
     for warning in card.warnings:
         console.print(f"! {warning}", style="yellow", markup=False, soft_wrap=True)
 

@@ -17,8 +17,9 @@ from rowwise.ingest.bags import combine_chunks
 from rowwise.ingest.columns import Columns, Dense, Sparse, is_list, is_text
 from rowwise.ingest.encode import floats
 from rowwise.ingest.evidence import find_separator
-from rowwise.ingest.reader import Reader, check_columns
+from rowwise.ingest.reader import Reader, Split, check_columns
 from rowwise.ingest.survey import SAMPLE_ROWS, ColumnSurvey
+from rowwise.ingest.times import LABEL_nats, Nearness, TimeBorders, TimeSample, is_time, may_be_ids, time_text, times_of
 from rowwise.ingest.transform.split import split_text
 from rowwise.spec import RESERVED_NAMES, Table, Value
 
@@ -45,6 +46,10 @@ LEAK_ERROR = 0.02
 LARGEST_TABLE = 100_000_000
 ROOM = ((16.0, 1 << 20), (8.0, 1 << 24), (1.25, LARGEST_TABLE))  # rows for each id, as long as the table is no larger
 LARGEST = 3.4e38  # in 32 bits
+SHARE = 0.1  # of the rows to validate on, and again to test on, in a first recipe
+UNSEEN = 0.01  # of the ids in test rows; fewer are not worth a warning
+AS_TOLD = "as told"  # the reason for a role that an option gives
+MOST_NAMED = 5  # columns in one warning
 Role = Literal["label", "dense", "sparse", "time", "key", "unused"]
 
 
@@ -69,6 +74,7 @@ class ColumnCard(Value, frozen=True):
     separator: str = ""  # of lists in text
     note: str | None = None  # what looks wrong
     why: str = ""  # it is used so
+    unseen: float | None = None  # share of the ids in test rows that no training row has, estimated
     close: bool = False  # it could as well be used otherwise
 
 
@@ -80,7 +86,9 @@ class DatasetCard(Value, frozen=True):
     label: str | None
     label_rate: float | None
     columns: tuple[ColumnCard, ...]
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...]  # the notes of columns, then `checks`
+    checks: tuple[str, ...] = ()  # what looks wrong with testing on a share of the rows
+    borders: TimeBorders | None = None  # to divide the rows by; None: at random
 
     def suggest(self, dim: int) -> tuple[Columns, tuple[Table, ...]]:
         """Columns and tables to begin with, all tables of one width as DLRM wants them."""
@@ -174,17 +182,29 @@ def inspect_ids(  # noqa: PLR0913 - what a user may say of the columns
     text_lists = pa.large_list(pa.large_string())
     kinds = {name: text_lists if name in separators else reader.schema.field(name).type for name in names}
     surveys = {column: ColumnSurvey(kind) for column, kind in kinds.items()}
+    time = _time_column(reader, first_splits[0], roles, label)
+    sample = TimeSample()
     positives = 0
     for index, split in enumerate(first_splits):
         table = reader.read(split, names)
         positive_R = _positive(table, label, source)
         positives += int(positive_R.sum())
+        arrays = {column: combine_chunks(table[column]) for column in names}
+        time_R = None if time is None else times_of(arrays[time])
+        if time_R is not None:
+            ids = {
+                name: array for name, array in arrays.items() if name not in (time, label) and may_be_ids(array.type)
+            }
+            sample.add(time_R, positive_R, ids)
         for column, survey in surveys.items():
-            array = combine_chunks(table[column])
-            survey.add(split_text(array, separators[column]) if column in separators else array, positive_R)
+            array = arrays[column]
+            survey.add(split_text(array, separators[column]) if column in separators else array, positive_R, time_R)
         if tell is not None:
             tell(index + 1, len(first_splits))
     card = _card(name or source, label, surveys, positives, roles)
+    if time is not None and any(c.name == time and c.role == "time" for c in card.columns):
+        card = _divide_by_time(card, surveys, sample, time, told=time in roles)
+    card = _count_unseen(card, surveys, sample)
     ids = {c.name: listed for c in card.columns if c.role == "sparse" and (listed := surveys[c.name].ids()) is not None}
     listed = [
         structs.replace(c, listed=True, table_rows=len(ids[c.name]) + 1) if c.name in ids else c for c in card.columns
@@ -202,6 +222,91 @@ def find_separators(reader: Reader) -> dict[str, str]:
     table = reader.read(splits[0], names).slice(0, SAMPLE_ROWS)
     separators = {name: find_separator(combine_chunks(table[name]).drop_null()) for name in names}
     return {name: separator for name, separator in separators.items() if separator}
+
+
+def _time_column(reader: Reader, first: Split, roles: Mapping[str, Role], label: str | None) -> str | None:
+    """The column that tells when a row happened: as told, else the first one of times that are not missing."""
+    told = next((column for column, role in roles.items() if role == "time"), None)
+    if told is not None:
+        return told
+    open_fields = [field for field in reader.schema if field.name not in roles and field.name != label]
+    names = [f.name for f in open_fields if is_time(f.type) or types.is_integer(f.type)]
+    table = reader.read(first, names)
+    for name in names:
+        array = combine_chunks(table[name])
+        if array.null_count or not len(array):
+            continue
+        time_R = times_of(array)
+        least, most = float(time_R.min()), float(time_R.max())
+        if least < most and (is_time(array.type) or _are_times(least, most)):
+            return name
+    return None
+
+
+def _divide_by_time(
+    card: DatasetCard, surveys: Mapping[str, ColumnSurvey], sample: TimeSample, name: str, *, told: bool
+) -> DatasetCard:
+    """The card with borders of time, if the user or the evidence wants them."""
+    near = {
+        c.name: found
+        for c in card.columns
+        if c.role == "sparse" and c.name in sample.ids and c.distinct > FEW
+        if (found := sample.nearness(c.name)).is_near
+    }
+    evidence = _time_evidence(near, sample.label_nats())
+    if not told and evidence is None:
+        return card
+    survey = surveys[name]
+    comparable = is_time(survey.kind) or types.is_integer(survey.kind)
+    borders = sample.borders(SHARE) if comparable and not survey.nulls else None
+    few = f"the last tenths by {name!r} have too few times, or only one label"
+    problem = few if comparable else f"{name!r} holds {survey.kind}"
+    problem = f"{name!r} is missing in {survey.nulls:,} rows" if survey.nulls else problem
+    easy = "" if evidence is None else f"near in time by {name!r}, {evidence}: a random test share is too easy"
+    if borders is None:
+        why = f"rows cannot be divided by time, as {problem}: want later rows as data.valid and data.test"
+        return structs.replace(card, checks=(*card.checks, f"{easy}; {why}" if easy else why))
+    valid_from, test_from = (time_text(border, survey.kind) for border in borders)
+    made = TimeBorders(column=name, valid_from=valid_from, test_from=test_from)
+    divided = (f"{easy}, so the recipe divides rows by time",) if easy else ()
+    return structs.replace(card, borders=made, checks=(*card.checks, *divided))
+
+
+def _time_evidence(near: Mapping[str, Nearness], label_nats: float) -> str | None:
+    """What rows that are near in time have in common; None: nothing."""
+    if near:
+        ratios = sorted(((found.ratio, name) for name, found in near.items()), reverse=True)[:MOST_NAMED]
+        named = ", ".join(f"{name!r} {ratio:.1f} times" for ratio, name in ratios)
+        return f"rows share ids more often than at random ({named})"
+    if label_nats >= LABEL_nats:
+        return f"labels are alike ({label_nats:.3f} nats)"
+    return None
+
+
+def _count_unseen(card: DatasetCard, surveys: Mapping[str, ColumnSurvey], sample: TimeSample) -> DatasetCard:
+    """The card with the share of ids, in test rows, that no training row has."""
+    tested = borders = None
+    if card.borders is not None:
+        borders = sample.borders(SHARE)
+        assert borders is not None
+        tested = float((sample.time_S >= borders[1]).mean())
+    unseen: dict[str, float] = {}
+    for column in card.columns:
+        survey = surveys[column.name]
+        if column.role != "sparse" or not survey.values:
+            continue
+        if borders is None or tested is None:
+            share = survey.sketch.unseen(2 * SHARE) / survey.values
+        else:
+            share = survey.sketch.unseen_before(*borders) / (survey.values * tested)
+        unseen[column.name] = min(share, 1.0)
+    columns = tuple(structs.replace(c, unseen=unseen.get(c.name)) for c in card.columns)
+    many = sorted(((share, name) for name, share in unseen.items() if share >= UNSEEN), reverse=True)
+    named = ", ".join(f"{share:.0%} of {name!r}" for share, name in many[:MOST_NAMED])
+    more = f" and some of {len(many) - MOST_NAMED} more columns" if len(many) > MOST_NAMED else ""
+    line = (f"no training row has these ids of test rows (estimated): {named}{more}",) if many else ()
+    checks = (*card.checks, *line)
+    return structs.replace(card, columns=columns, checks=checks, warnings=(*card.warnings, *checks))
 
 
 def _positive(table: pa.Table, label: str | None, source: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -227,7 +332,7 @@ def _card(
         if name == label:
             use = _label(name, survey)
         elif name in roles:
-            use = Use(roles[name], "as told")
+            use = Use(roles[name], AS_TOLD)
         else:
             use = _choose_role(name, survey, label is not None)
         columns.append(_column(name, survey, use))
@@ -362,11 +467,11 @@ def _is_skewed(column: ColumnCard) -> bool:
 def _choose_role(name: str, survey: ColumnSurvey, labelled: bool) -> Use:
     """The role of a column other than the label, with a note where it should not be a feature."""
     distinct = survey.sketch.distinct
-    if distinct <= 1 and not is_list(survey.kind):
-        return Use("unused", note=f"{name!r} is constant{' or missing' if survey.nulls else ''}")
     leak = _leak(survey) if labelled else None
     if leak:
         return Use("unused", note=f"{name!r} nearly tells the label: {leak}")
+    if distinct <= 1 and not is_list(survey.kind):
+        return Use("unused", note=f"{name!r} is constant{' or missing' if survey.nulls else ''}")
     if types.is_integer(survey.kind) and distinct >= MANY_TIMES and _are_times(survey.least, survey.most):
         return Use("time", note=f"{name!r} looks like times since 1970, which are never seen again: no ids")
     if _is_key(survey):
@@ -393,6 +498,9 @@ def _leak(survey: ColumnSurvey) -> str | None:
     error, auc = survey.sketch.label_error(), survey.auc()
     if error is not None and error <= LEAK_ERROR and not is_list(survey.kind):
         return f"guessed from it, {error:.1%} as many labels are wrong as without it"
+    missing = survey.missing_error()
+    if missing is not None and missing <= LEAK_ERROR:
+        return f"guessed from where it is missing, {missing:.1%} as many labels are wrong as without it"
     if auc is not None and max(auc, 1 - auc) >= LEAK_AUC:
         return f"alone it has an AUC of {auc:.3f}"
     return None

@@ -1,4 +1,4 @@
-"""Counts distinct values, their frequencies and their labels, in bounded memory.
+"""Counts distinct values, their frequencies, their labels and their times, in bounded memory.
 
 Every value is hashed, and only those whose hash is below a threshold are counted. The threshold starts above all
 hashes, so small columns are counted exactly; when there are too many values it is halved. What is kept is then a
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from rowwise.ingest.mix import Words
 
 MOST_VALUES = 1 << 16
+EVER = np.array([np.iinfo(np.int64).max, np.iinfo(np.int64).min])  # before any time: the first one and the last one
 OFTEN = 5  # a value that comes less often says nothing about the label
 
 
@@ -27,14 +28,20 @@ class Sketch:
         self._shift = 0  # only hashes whose first `shift` bits are 0 are kept
         self._hash_U: Words = np.empty(0, np.uint64)
         self._counts_UC: NDArray[np.int64] = np.empty((0, 2), np.int64)  # of rows, and of those with a positive label
+        self._times_UC: NDArray[np.int64] = np.empty((0, 2), np.int64)  # the first time and the last one
 
-    def add(self, hash_N: Words, positive_N: NDArray[np.bool_]) -> None:
-        """More values, each with the label of its row."""
+    def add(self, hash_N: Words, positive_N: NDArray[np.bool_], time_N: NDArray[np.int64] | None = None) -> None:
+        """More values, each with the label and the time of its row."""
         kept_N = self._low(hash_N)
         hash_U, at_N = np.unique(hash_N[kept_N], return_inverse=True)
         rows_U = np.bincount(at_N, minlength=len(hash_U))
         positive_U = np.bincount(at_N, positive_N[kept_N], len(hash_U)).astype(np.int64)
-        self._merge(hash_U, np.stack([rows_U, positive_U], 1))
+        times_UC = np.zeros((len(hash_U), 2), np.int64)
+        if time_N is not None:
+            times_UC[:] = EVER
+            np.minimum.at(times_UC[:, 0], at_N, time_N[kept_N])
+            np.maximum.at(times_UC[:, 1], at_N, time_N[kept_N])
+        self._merge(hash_U, np.stack([rows_U, positive_U], 1), times_UC)
 
     @property
     def exact(self) -> bool:
@@ -64,18 +71,40 @@ class Sketch:
         blind = min(positive, rows - positive)
         return float(np.minimum(positive_U, rows_U - positive_U).sum() / blind) if blind else None
 
+    def unseen(self, rest: float) -> float:
+        """Expected occurrences whose value occurs nowhere else, but in a random share `rest` of the rows."""
+        rows_U = self._counts_UC[:, 0].astype(np.float64)
+        return float((rows_U * rest ** (rows_U - 1)).sum()) * (1 << self._shift)
+
+    def unseen_before(self, seen: int, begin: int) -> float:
+        """Occurrences from the time `begin` on of values that do not occur before the time `seen`, about.
+
+        Occurrences of a value between its first and its last time are taken to be spread evenly.
+        """
+        rows_U, (first_U, last_U) = self._counts_UC[:, 0].astype(np.float64), self._times_UC.astype(np.float64).T
+        between_U = np.clip((last_U - begin) / np.maximum(last_U - first_U, 1.0), 0.0, 1.0)
+        late_U = np.where(first_U >= begin, rows_U, np.where(last_U >= begin, 1 + (rows_U - 2) * between_U, 0.0))
+        return float(late_U[first_U >= seen].sum()) * (1 << self._shift)
+
     def _low(self, hash_N: Words) -> NDArray[np.bool_]:
         return hash_N <= np.uint64((1 << (64 - self._shift)) - 1)
 
-    def _merge(self, hash_U: Words, counts_UC: NDArray[np.int64]) -> None:
-        both = np.concatenate([self._hash_U, hash_U])
+    def _merge(self, hash_U: Words, counts_UC: NDArray[np.int64], times_UC: NDArray[np.int64]) -> None:
+        both, before = np.concatenate([self._hash_U, hash_U]), len(self._hash_U)
         self._hash_U, at_N = np.unique(both, return_inverse=True)
-        merged_UC = np.zeros((len(self._hash_U), 2), np.int64)
+        merged_UC, spans_UC = np.zeros((2, len(self._hash_U), 2), np.int64)
+        spans_UC[:] = EVER
         # No value is twice on either side, so plain assignment adds each once.
-        merged_UC[at_N[: len(self._counts_UC)]] = self._counts_UC
-        merged_UC[at_N[len(self._counts_UC) :]] += counts_UC
-        self._counts_UC = merged_UC
+        for at_M, counts_MC, times_MC in (
+            (at_N[:before], self._counts_UC, self._times_UC),
+            (at_N[before:], counts_UC, times_UC),
+        ):
+            merged_UC[at_M] += counts_MC
+            spans_UC[at_M, 0] = np.minimum(spans_UC[at_M, 0], times_MC[:, 0])
+            spans_UC[at_M, 1] = np.maximum(spans_UC[at_M, 1], times_MC[:, 1])
+        self._counts_UC, self._times_UC = merged_UC, spans_UC
         while len(self._hash_U) > self._most:
             self._shift += 1
             low_U = self._low(self._hash_U)
-            self._hash_U, self._counts_UC = self._hash_U[low_U], self._counts_UC[low_U]
+            self._hash_U = self._hash_U[low_U]
+            self._counts_UC, self._times_UC = self._counts_UC[low_U], self._times_UC[low_U]

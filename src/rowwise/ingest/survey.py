@@ -16,7 +16,7 @@ from rowwise.ingest.columns import is_list, is_text
 from rowwise.ingest.encode import floats
 from rowwise.ingest.evidence import Evidence, Labels, Shape, shape_of, weigh
 from rowwise.ingest.mix import mix
-from rowwise.ingest.sketch import Sketch
+from rowwise.ingest.sketch import OFTEN, Sketch
 from rowwise.ingest.vocabulary import IdCounter
 
 SAMPLE_ROWS = 1 << 16
@@ -29,7 +29,8 @@ class ColumnSurvey:
     def __init__(self, kind: pa.DataType) -> None:
         self.kind = kind
         self._counter = IdCounter()
-        self.rows = self.nulls = self.values = 0
+        self.rows = self.nulls = self.values = self.positive = 0
+        self.empty = self.empty_positive = 0  # rows without an id, and with a positive label among them
         self.longest = 0
         self.least, self.most = np.inf, -np.inf
         self.sketch = Sketch()
@@ -42,19 +43,23 @@ class ColumnSurvey:
         """Has an order that means something."""
         return not is_list(self.kind) and (types.is_floating(self.kind) or types.is_integer(self.kind))
 
-    def add(self, array: pa.Array, positive_R: NDArray[np.bool_]) -> None:
-        """More rows, with their labels."""
+    def add(self, array: pa.Array, positive_R: NDArray[np.bool_], time_R: NDArray[np.int64] | None = None) -> None:
+        """More rows, with their labels and times."""
         self.rows += len(array)
+        self.positive += int(positive_R.sum())
         self.nulls += array.null_count
         ids, offsets_R1 = flatten_lists(array, None)
         self.values += len(ids)
-        positive_N = positive_R
+        positive_N, time_N = positive_R, time_R
         if offsets_R1 is not None:
             lengths_R = np.diff(offsets_R1)
             positive_N = np.repeat(positive_R, lengths_R)
+            time_N = None if time_R is None else np.repeat(time_R, lengths_R)
+            self.empty += int((lengths_R == 0).sum())
+            self.empty_positive += int(positive_R[lengths_R == 0].sum())
             if len(lengths_R):
                 self.longest = max(self.longest, int(lengths_R.max()))
-        self.sketch.add(_hashed_any(ids), positive_N)
+        self.sketch.add(hash_any(ids), positive_N, time_N)
         self._counter.add(ids)
         if self.is_number and len(ids):
             self._range(ids, positive_N)
@@ -72,6 +77,15 @@ class ColumnSurvey:
         if not positives or not others:
             return None
         return float((middle_U[rank_N][positive_N].sum() - positives * (positives + 1) / 2) / (positives * others))
+
+    def missing_error(self) -> float | None:
+        """Labels guessed wrong from whether the value is missing, relative to guessing without it; None: hardly is."""
+        full, full_positive = self.rows - self.empty, self.positive - self.empty_positive
+        blind = min(self.positive, self.rows - self.positive)
+        if not blind or min(self.empty, full) < OFTEN:
+            return None
+        wrong = min(self.empty_positive, self.empty - self.empty_positive) + min(full_positive, full - full_positive)
+        return wrong / blind
 
     def evidence(self) -> tuple[Evidence | None, Shape] | None:
         """Evidence for ids and amounts from the first rows; None: no whole numbers."""
@@ -95,7 +109,7 @@ class ColumnSurvey:
             self._sampled += min(room, len(x_N))
 
 
-def _hashed_any(ids: pa.Array) -> NDArray[np.uint64]:
+def hash_any(ids: pa.Array) -> NDArray[np.uint64]:
     """Hashes of values of any type, not only of ids."""
     if types.is_integer(ids.type) or is_text(ids.type) or types.is_dictionary(ids.type):
         return hash_ids(ids)

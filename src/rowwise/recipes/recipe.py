@@ -45,6 +45,25 @@ class About(Value, frozen=True):
                 raise SpecError(f"about.{name}={value}: want at least 0")
 
 
+class TimeShare(Value, frozen=True):
+    """Shares by time: early rows train, later ones validate, the last ones test. Rows without a time are in none."""
+
+    column: str  # times or whole numbers
+    # Rows from here on validate, such as 1717200000 or "2024-06-01T12:00:00"; None: no share validates
+    valid_from: int | str | None = None
+    test_from: int | str | None = None  # rows from here on test; None: no share tests
+
+    def __post_init__(self) -> None:
+        given = [border for border in (self.valid_from, self.test_from) if border is not None]
+        if not given:
+            raise SpecError(f"data.share: {self.column!r} without valid_from and test_from: want one of them, or both")
+        both = f"data.share: valid_from={self.valid_from!r} and test_from={self.test_from!r}"
+        if len({type(border) for border in given}) > 1:
+            raise SpecError(f"{both}: want two whole numbers or two times")
+        if len(given) == 2 and given != sorted(set(given)):
+            raise SpecError(f"{both}: want valid_from before test_from")
+
+
 class Data(Value, frozen=True):
     """The rows to train on, and those to validate and to test on."""
 
@@ -55,7 +74,8 @@ class Data(Value, frozen=True):
     test: str | None = None
     valid_share: float = 0.0  # of the training rows, where there are no validation rows
     test_share: float = 0.1  # of the training rows, where there are no test rows
-    share: Literal["random", "last"] = "random"  # how shares are taken: by a hash of a row's place, or the last splits
+    # How shares are taken: by a hash of a row's place, the last splits, or by the time of a row
+    share: Literal["random", "last"] | TimeShare = "random"
     rows: int | None = None  # training rows, synthetic only
     test_rows: int | None = None  # synthetic only
     where: tuple[str, ...] = ()  # filters on rows of `dataset`, such as "day >= 3"; all have to hold

@@ -6,6 +6,8 @@ Validation and test rows are files that the recipe names, else the dataset's own
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec import structs
+
 from rowwise.errors import DataError, SpecError
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.datasets.catalog import STORED, load
@@ -16,8 +18,8 @@ from rowwise.ingest.delimited import CsvReader
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.reader import Reader
 from rowwise.ingest.share import Share
-from rowwise.ingest.where import RowFilter, parse
-from rowwise.recipes.recipe import Data
+from rowwise.ingest.where import Comparison, RowFilter, parse
+from rowwise.recipes.recipe import Data, TimeShare
 from rowwise.spec import Table
 
 ALL, EVERY = Share(), RowFilter()
@@ -63,6 +65,11 @@ def open_data(data: Data, columns: Columns | None = None, tables: tuple[Table, .
     # `where` filters the dataset's rows, not named files.
     valid = _open_named("valid", data.valid) or _dataset_rows(dataset.valid, where)
     test = _open_named("test", data.test) or _dataset_rows(dataset.test, where)
+    if isinstance(data.share, TimeShare):
+        train, parts = _take_by_time(RowSelection(dataset.train, where=where), data, {"valid": valid, "test": test})
+        return RecipeRows(
+            dataset=dataset, train=train, valid=valid or parts.get("valid"), test=test or parts.get("test")
+        )
     # Shares are taken from the training rows only for parts that the dataset lacks.
     shares = {"valid": 0.0 if valid else data.valid_share, "test": 0.0 if test else data.test_share}
     take = _take_last if data.share == "last" else _take_random
@@ -112,6 +119,37 @@ def _open_files(name: str | None, where: RowFilter = EVERY) -> Reader | None:
     if not colon or kind not in FILES:
         return None
     return ParquetReader(path, where=where, verify=True) if kind == "parquet" else CsvReader(path)
+
+
+def _take_by_time(
+    rows: RowSelection, data: Data, named: dict[str, RowSelection | None]
+) -> tuple[RowSelection, dict[str, RowSelection]]:
+    """Rows before all borders train; those from one border to the next one are a part."""
+    share = data.share
+    assert isinstance(share, TimeShare)
+    borders = {"valid": share.valid_from, "test": share.test_from}
+    for name, border in borders.items():
+        if border is not None and named[name] is not None:
+            there = f"data.{name} names such rows, or the dataset has its own"
+            raise SpecError(f"data.share.{name}_from={border!r}: {there}: want one of them")
+    later = [Comparison(column=share.column, op=">=", value=at) for at in borders.values() if at is not None]
+    ends = [structs.replace(one, op="<") for one in later]
+    windows = [ends[:1], *zip(later, (*ends[1:], None), strict=True)]
+    made: list[RowSelection] = []
+    for window in windows:
+        where = RowFilter(all_of=(*rows.where.all_of, *(one for one in window if one is not None)))
+        splits = rows.reader.splits()
+        try:
+            where.check(rows.reader.schema, splits[0].source if splits else data.dataset)
+        except DataError as error:
+            raise DataError(f"data.share: {error}") from None
+        # A reader of Parquet leaves out what has no row of the window.
+        made.append(RowSelection(_open_files(data.dataset, where) or rows.reader, where=where))
+        if not made[-1].reader.splits():
+            tests = " and ".join(f"{one.column} {one.op} {one.value}" for one in where.all_of)
+            raise DataError(f"data.share: {data.dataset}: no row has {tests}: want another time")
+    names = [name for name, border in borders.items() if border is not None]
+    return made[0], dict(zip(names, made[1:], strict=True))
 
 
 def _take_random(rows: RowSelection, shares: dict[str, float]) -> tuple[RowSelection, dict[str, RowSelection]]:

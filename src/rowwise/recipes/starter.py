@@ -6,6 +6,7 @@ have one dim.
 
 import math
 import re
+import textwrap
 from collections.abc import Mapping
 from pathlib import PurePath
 from types import MappingProxyType
@@ -13,9 +14,9 @@ from types import MappingProxyType
 from msgspec import structs
 
 from rowwise.errors import DataError
-from rowwise.ingest.inspect import LABELS, ColumnCard, DatasetCard
+from rowwise.ingest.inspect import AS_TOLD, LABELS, SHARE, ColumnCard, DatasetCard
 from rowwise.ingest.transform import SplitText
-from rowwise.recipes.recipe import NAME, About, Data, DlrmConfig, Recipe, TableChanges, Tables
+from rowwise.recipes.recipe import NAME, About, Data, DlrmConfig, Recipe, TableChanges, Tables, TimeShare
 from rowwise.recipes.text import write
 from rowwise.row_optimizers import RowWiseAdagrad
 from rowwise.spec import Pooling
@@ -24,10 +25,10 @@ from rowwise.train.settings import DenseAdam, Evaluation, Training
 SMALL_ROWS, LARGE_ROWS = 20_000, 5_000_000
 STEPS = 100  # of an epoch, approximately
 BATCHES = (64, 2048)
+WIDTH = 110  # of comments
 EMPTY: Mapping[str, str] = MappingProxyType({})
-SHARE = 0.1  # of the rows to validate on, and again to test on
 EVALUATIONS = 10  # in an epoch of a large dataset; 4 in that of others
-SHOWN = ("data.share", "data.test_share", "train.batch", "train.epochs", "evaluate.metric")
+SHOWN = ("data.share", "train.batch", "train.epochs", "evaluate.metric")
 
 
 def recipe_name(path: str) -> str:
@@ -59,12 +60,17 @@ def make_starter(card: DatasetCard, dataset: str, file: str, vocabularies: Mappi
     pooling = {s.table_name: TableChanges(pooling=Pooling.MEAN) for s in sparse if s.column in lists}
     steps = max(1, round(card.rows * (1 - 2 * SHARE) / _batch(card.rows)))
     large = card.rows > LARGE_ROWS
+    files = Data(dataset=dataset, label=card.label)
+    if card.borders is None:
+        data = structs.replace(files, valid_share=SHARE, test_share=SHARE)
+    else:
+        data = structs.replace(files, share=TimeShare(**structs.asdict(card.borders)))
     recipe = Recipe(
         about=About(
             what=f"DLRM on {card.rows:,} rows of {card.source}",
             run=f"rowwise train {file}",
         ),
-        data=Data(dataset=dataset, label=card.label, valid_share=SHARE, test_share=SHARE),
+        data=data,
         transforms=tuple(SplitText(column=one.name, separator=one.separator) for one in card.columns if one.separator),
         columns=structs.replace(columns, sparse=sparse, time=None),
         tables=Tables(all=TableChanges(dim=_dim(card.rows), optimizer=_row_optimizer(large)), each=pooling),
@@ -72,7 +78,9 @@ def make_starter(card: DatasetCard, dataset: str, file: str, vocabularies: Mappi
         train=Training(batch=_batch(card.rows), epochs=2 if large else 20, optimizer=DenseAdam(lr=0.002)),
         evaluate=Evaluation(every=max(1, steps // (EVALUATIONS if large else 4)), patience=2 if large else 6),
     )
-    return "\n".join([*_comments(card, recipe), ""]) + write(recipe, shown=SHOWN)
+    return "\n".join([*_comments(card, recipe), ""]) + write(
+        recipe, shown=(*SHOWN, *(("data.test_share",) if card.borders is None else ()))
+    )
 
 
 def _check_card(card: DatasetCard) -> None:
@@ -118,6 +126,11 @@ def _comments(card: DatasetCard, recipe: Recipe) -> list[str]:
     left_out = [column for column in card.columns if column.role == "unused"]
     used = {recipe.columns.key, recipe.columns.time} if recipe.columns else set()
     left_out += [column for column in card.columns if column.role in ("key", "time") and column.name not in used]
+    share = (
+        "random takes test rows from everywhere, last takes the last rows, as in production"
+        if card.borders is None
+        else "rows from valid_from on validate, those from test_from on test; or random, with valid_share"
+    )
     lines = [
         f"# {recipe.about.run}",
         "#",
@@ -125,17 +138,25 @@ def _comments(card: DatasetCard, recipe: Recipe) -> list[str]:
         "#   columns   is each number under dense and each id under sparse? log1p is for counts and amounts",
         "#   columns   vocabulary: its ids have a row each, and rare and new ones share one; rows: ids are hashed",
         "#             to so many, 16 an id in small tables and 8 in large ones, so that few share a row",
-        "#   data      share: random takes test rows from everywhere, last takes the last rows, as in production",
+        f"#   data      share: {share}",
         "#   train     batch and the learning rates (train.optimizer, and of tables) matter most, in this order",
         "#   evaluate  training stops when ne on the validation rows has not improved `patience` times",
         "# Change a value for one run: rowwise train FILE --set train.batch=1024. All settings: recipe.yaml of a",
         "# run.",
     ]
+    if card.checks:
+        lines += ["#", "# Before you trust its test metrics:"]
+        for check in card.checks:
+            lines += textwrap.wrap(" ".join(check.split()), WIDTH, initial_indent="#   ", subsequent_indent="#     ")
     if left_out:
         lines += ["#", "# Left out:"]
-        lines += [f"#   {_reason(column)}" for column in left_out]
+        lines += [f"#   {_reason(column, card)}" for column in left_out]
     return lines
 
 
-def _reason(column: ColumnCard) -> str:
+def _reason(column: ColumnCard, card: DatasetCard) -> str:
+    if card.borders is not None and column.name == card.borders.column:
+        return f"{column.name!r} divides the rows, so it is no feature"
+    if column.why == AS_TOLD:
+        return f"{column.name!r} by --{'ignore' if column.role == 'unused' else column.role}"
     return " ".join((column.note or f"{column.name!r} has type {column.type}, which models cannot use").split())

@@ -20,6 +20,7 @@ from rowwise.recipes.recipe import Recipe
 from rowwise.textfile import read_text
 
 RECIPE = "recipe.yaml"  # in the folder of a run
+RESOLVED = "# Every key of a recipe with the value of this run; the recipe reference says what each means."
 UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?: - at `(?P<at>[^`]*)`)?")
 SCALARS = {  # plain scalars of YAML 1.2: pattern and first characters of each type
     "bool": (r"true|false", "tf"),
@@ -117,7 +118,7 @@ def write(recipe: Recipe, *, defaults: bool = False, shown: Sequence[str] = ()) 
 
     Args:
         recipe: what to write.
-        defaults: also what is as it is by default, so that it stays so when defaults change.
+        defaults: every key, also one with its default or null, so that values stay when defaults change.
         shown: keys such as "train.batch" that are written in any case.
     """
     plain, whole = _to_plain(recipe, defaults), _to_plain(recipe, True)
@@ -126,7 +127,10 @@ def write(recipe: Recipe, *, defaults: bool = False, shown: Sequence[str] = ()) 
         plain[section] = {
             k: kept.get(k, v) for k, v in whole[section].items() if k in kept or f"{section}.{k}" in shown
         }
-    return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True, default_flow_style=False)
+    head = f"{RESOLVED}\n" if defaults else ""
+    return head + yaml.dump(
+        plain, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True, default_flow_style=False
+    )
 
 
 def apply_changes(sections: dict[str, Any], changes: Sequence[str]) -> None:
@@ -150,7 +154,8 @@ def dropped_keys(path: Path, changes: Sequence[str]) -> list[str]:
         apply_change(sections, change)
         after = _mapping_at(sections, keys)
         # A change that writes out the section is meant to replace it.
-        gone = [key for key in before if key not in after and after.keys() == {"kind"}]
+        given = [key for key, value in before.items() if value is not None]
+        gone = [key for key in given if key not in after and after.keys() == {"kind"}]
         if gone:
             lines.append(f"--set {change} drops {', '.join(gone)} of the recipe's {before.get('kind', 'former kind')}")
     return lines
@@ -230,7 +235,7 @@ def _to_plain(value: Any, defaults: bool, depth: int = 0) -> Any:
         kept = {config.tag_field: config.tag} if config.tag_field else {}
         for field in msgspec.structs.fields(value):
             here = getattr(value, field.name)
-            if here is not None and (defaults or here != _default(field)):
+            if defaults or here != _default(field):
                 kept[field.name] = _to_plain(here, defaults, depth + 1)
         return kept if depth < 2 else _Line(kept)
     if isinstance(value, Mapping):

@@ -14,7 +14,7 @@ from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import unread
 from rowwise.perf.learned import profile_warnings
 from rowwise.recipes.compose import ResolvedRecipe
-from rowwise.recipes.recipe import DlrmConfig, TwoTowerConfig, UserModel
+from rowwise.recipes.recipe import DlrmConfig, TimeShare, TwoTowerConfig, UserModel
 from rowwise.recipes.sharding import load_hardware
 from rowwise.spec import Topology, Value
 
@@ -63,6 +63,7 @@ def _data_rules(resolved: ResolvedRecipe) -> tuple[UnusedRule, ...]:
     data, dataset = resolved.recipe.data, resolved.rows.dataset
     valid, test = data.valid or dataset.valid, data.test or dataset.test
     shares = (0.0 if valid else data.valid_share, 0.0 if test else data.test_share)
+    by_time = isinstance(data.share, TimeShare)
     of_workers = data.workers if isinstance(data.workers, Workers) else Workers()
     named = "the recipe names such rows, or the dataset has its own"
     return (
@@ -71,7 +72,8 @@ def _data_rules(resolved: ResolvedRecipe) -> tuple[UnusedRule, ...]:
         ),
         UnusedRule("data", ("valid_share",), valid is not None, named),
         UnusedRule("data", ("test_share",), test is not None, f"{named}: want data.test for other rows"),
-        UnusedRule("data", ("share",), not any(shares), "no share of the training rows is used"),
+        UnusedRule("data", ("valid_share", "test_share"), by_time and not (valid or test), "data.share gives times"),
+        UnusedRule("data", ("share",), not by_time and not any(shares), "no share of the training rows is used"),
         UnusedRule("data", ("test_rows",), data.test is not None, "data.test names the test rows"),
         UnusedRule("data", ("together",), not resolved.recipe.train.shuffle, "rows are not shuffled"),
         UnusedRule("data.workers", ("cpus",), of_workers.on != "ray", "workers on this machine are processes"),

@@ -23,6 +23,7 @@ from rowwise.textfile import decode_json, reject_duplicate_keys
 RECIPE = "recipe.yaml"
 FILES = (RECIPE, "env.json", "metrics.csv", "steps.csv", "tables.csv", "slices.csv", "warnings.txt", "result.json")
 PLAN = "plan-explained.json"
+UNSET = ("", "null")
 DEEPEST = 20  # nesting levels of a recipe that are flattened
 Numbers = dict[str, float | None]
 
@@ -227,8 +228,8 @@ def _find_last_change(folder: Path) -> datetime:
 
 def _parse_settings(recipe: str) -> tuple[dict[str, str], str | None]:
     try:
-        # Scalars stay text, so that recipes are compared as written.
-        return flatten(load_yaml(recipe)), None
+        # Scalars stay text, so that recipes are compared as written. Runs of older versions left out what is null.
+        return {key: value for key, value in flatten(load_yaml(recipe)).items() if value not in UNSET}, None
     except yaml.YAMLError as error:
         return {}, f"{RECIPE} is not YAML and is shown as text: {str(error).splitlines()[0]}"
 

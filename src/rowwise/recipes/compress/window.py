@@ -12,6 +12,7 @@ from rowwise.ingest.reader import Split
 from rowwise.ingest.share import Share
 from rowwise.ingest.where import RowFilter, parse
 from rowwise.recipes.compose import ResolvedRecipe
+from rowwise.recipes.recipe import TimeShare
 from rowwise.recipes.rows import RowSelection
 
 LATER = 0.1  # of the history's splits to measure on, if the recipe has no validation rows
@@ -81,6 +82,8 @@ def _describe_validation(resolved: ResolvedRecipe) -> tuple[str, bool]:
         return description, True
     if data.share == "last":
         return f"{description}, the last splits before those to test on", True
+    if isinstance(data.share, TimeShare):
+        return f"{description}, the last ones by {data.share.column!r} before those to test on", True
     return f"{description}, a random share of its rows", False
 
 

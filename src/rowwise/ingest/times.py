@@ -1,0 +1,175 @@
+"""Whether rows that are near in time are alike, and from which time on rows are the last tenth.
+
+The evidence comes from a sample of rows, drawn evenly from all of them. Rows of the sample are put in order of time and
+cut into `BINS` bins. Where two rows of one bin share an id, or a label, more often than two rows of the whole sample,
+a random test share has rows that training rows nearly repeat.
+"""
+
+import datetime
+from collections.abc import Mapping
+from typing import NamedTuple, final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import types
+
+from rowwise.ingest.bags import int64
+from rowwise.ingest.block import Ints
+from rowwise.ingest.columns import is_list, is_text
+from rowwise.ingest.evidence import Labels, weigh
+from rowwise.ingest.mix import Words, mix
+from rowwise.ingest.survey import hash_any
+from rowwise.spec import Value
+
+MOST_ROWS = 1 << 15
+FEWEST_ROWS = 1000
+BINS = 32
+RATIO, DEVIATIONS = 1.5, 5.0  # rows of a bin share ids so many times as often, and by so much more than chance
+LABEL_nats = 2e-3  # that the bin tells of the label of other rows
+LEAST_SHARE = 0.02  # of the rows to validate on, and to test on
+NO_ID = np.uint64(0)
+
+
+class TimeBorders(Value, frozen=True):
+    """Rows before `valid_from` train, those from `test_from` on test, those between validate."""
+
+    column: str
+    valid_from: int | str
+    test_from: int | str
+
+
+class Nearness(NamedTuple):
+    """How much more two rows of one bin share an id than two rows of the sample."""
+
+    ratio: float
+    deviations: float
+
+    @property
+    def is_near(self) -> bool:
+        """The ratio is large, and no chance."""
+        return self.ratio >= RATIO and self.deviations >= DEVIATIONS
+
+
+@final
+class TimeSample:
+    """Times, labels and ids of rows that are drawn evenly from all rows, in bounded memory."""
+
+    def __init__(self, most: int = MOST_ROWS) -> None:
+        self._most, self._shift, self._rows = most, 0, 0
+        self._key_S: Words = np.empty(0, np.uint64)
+        self.time_S: Ints = np.empty(0, np.int64)
+        self.positive_S: Labels = np.empty(0, np.bool_)
+        self.ids: dict[str, Words] = {}  # hashes by column; NO_ID where it is missing
+
+    def add(self, time_R: Ints, positive_R: Labels, columns: Mapping[str, pa.Array]) -> None:
+        """More rows; `columns` are those that may hold ids, the same ones in each call."""
+        key_R = mix(np.arange(self._rows, self._rows + len(time_R), dtype=np.uint64))
+        self._rows += len(time_R)
+        at_N = np.flatnonzero(self._low(key_R))
+        self._key_S = np.concatenate([self._key_S, key_R[at_N]])
+        self.time_S = np.concatenate([self.time_S, time_R[at_N]])
+        self.positive_S = np.concatenate([self.positive_S, positive_R[at_N]])
+        taken = pa.array(at_N)
+        for name, array in columns.items():
+            before_S = self.ids.get(name, np.empty(0, np.uint64))
+            self.ids[name] = np.concatenate([before_S, _hash_with_missing(array.take(taken))])
+        while len(self._key_S) > self._most:
+            self._shift += 1
+            self._keep(self._low(self._key_S))
+
+    def label_nats(self) -> float:
+        """What the time tells of the label of other rows."""
+        found = weigh(self._bins(), self.positive_S) if len(self.time_S) >= FEWEST_ROWS else None
+        return 0.0 if found is None else found.base - found.ids
+
+    def nearness(self, name: str) -> Nearness:
+        """Of a column of ids."""
+        known_S = self.ids[name] != NO_ID
+        return nearness(self.ids[name][known_S], self._bins()[known_S])
+
+    def borders(self, share: float) -> tuple[int, int] | None:
+        """The first time of the rows to validate on, and of those to test on; None: times are too few for it."""
+        if not len(self.time_S):
+            return None
+        valid, test = (first_time(self.time_S, part) for part in (2 * share, share))
+        if valid is None or test is None:
+            return None
+        tested_S = self.time_S >= test
+        validated_S = (self.time_S >= valid) & ~tested_S
+        enough = 2 * (tested_S.sum() + validated_S.sum()) <= len(tested_S)
+        both = all(len(np.unique(self.positive_S[part_S])) == 2 for part_S in (tested_S, validated_S))
+        large = min(tested_S.mean(), validated_S.mean()) >= LEAST_SHARE
+        return (valid, test) if enough and both and large else None
+
+    def _bins(self) -> Ints:
+        """The bin of each row: equally many rows in each. Rows of one time are in any order."""
+        order_S = np.lexsort((self._key_S, self.time_S))
+        bin_S = np.empty(len(order_S), np.int64)
+        bin_S[order_S] = np.arange(len(order_S)) * BINS // max(len(order_S), 1)
+        return bin_S
+
+    def _low(self, key_R: Words) -> NDArray[np.bool_]:
+        return key_R <= np.uint64((1 << (64 - self._shift)) - 1)
+
+    def _keep(self, kept_S: NDArray[np.bool_]) -> None:
+        self._key_S, self.time_S = self._key_S[kept_S], self.time_S[kept_S]
+        self.positive_S = self.positive_S[kept_S]
+        self.ids = {name: hash_S[kept_S] for name, hash_S in self.ids.items()}
+
+
+def nearness(hash_S: Words, bin_S: Ints) -> Nearness:
+    """How much more rows of one bin share an id than any rows do."""
+    _, code_S = np.unique(hash_S, return_inverse=True)
+    same = _pairs(np.bincount(code_S))
+    near = _pairs(np.unique(code_S * BINS + bin_S, return_counts=True)[1])
+    rows = len(hash_S)
+    expected = same * _pairs(np.bincount(bin_S)) / max(rows * (rows - 1) / 2, 1.0)
+    if not expected:
+        return Nearness(1.0, 0.0)
+    # Whether two rows of an id are in one bin by chance depends on no other two: the variance is about the mean.
+    return Nearness(near / expected, float((near - expected) / np.sqrt(expected)))
+
+
+def first_time(time_S: Ints, share: float) -> int | None:
+    """The time from which on rows are about this share of all; None: all rows have one time."""
+    ordered_S = np.sort(time_S)
+    at = ordered_S[min(int(len(ordered_S) * (1 - share)), len(ordered_S) - 1)]
+    later_S = ordered_S[ordered_S > at]
+    near = [int(one) for one in (at, *later_S[:1]) if one > ordered_S[0]]
+    return min(near, key=lambda one: abs(float((ordered_S >= one).mean()) - share), default=None)
+
+
+def is_time(kind: pa.DataType) -> bool:
+    """Types of time that rows can be divided by."""
+    return bool(types.is_timestamp(kind) or types.is_date32(kind))
+
+
+def may_be_ids(kind: pa.DataType) -> bool:
+    """Types of a single id."""
+    return not is_list(kind) and bool(types.is_integer(kind) or is_text(kind) or types.is_dictionary(kind))
+
+
+def times_of(array: pa.Array) -> Ints:
+    """Whole numbers as they are, times in microseconds; 0 where it is missing."""
+    plain = array if types.is_integer(array.type) else array.cast(pa.timestamp("us"), safe=False)
+    return int64(plain.fill_null(0) if types.is_integer(plain.type) else plain.cast(pa.int64()).fill_null(0))
+
+
+def time_text(time: int, kind: pa.DataType) -> int | str:
+    """A time of `times_of` as filters on rows take it."""
+    if types.is_integer(kind):
+        return time
+    when = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(microseconds=time)
+    return when.date().isoformat() if types.is_date32(kind) else when.replace(tzinfo=None).isoformat()
+
+
+def _pairs(counts: Ints) -> float:
+    return float((counts.astype(np.float64) * (counts - 1) / 2).sum())
+
+
+def _hash_with_missing(array: pa.Array) -> Words:
+    hash_S = np.full(len(array), NO_ID)
+    known_S = np.asarray(array.is_valid().to_numpy(zero_copy_only=False), np.bool_)
+    hash_S[known_S] = hash_any(array.drop_null())
+    return hash_S
