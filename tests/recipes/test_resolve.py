@@ -114,7 +114,7 @@ def test_shares_by_time(tmp_path, kind, borders):
 
 def test_shares_by_time_read_no_row_groups_of_others(tmp_path):
     found = resolved(tmp_path, data={"share": BY_ROW, "valid_share": 0.0})
-    parts = (found.parts.train, found.parts.valid, found.parts.test)
+    parts = (found.rows.train, found.rows.valid, found.rows.test)
     assert [len(part.reader.splits()) for part in parts] == [3, 2, 1]  # of four row groups of 500 rows
 
 
