@@ -17,7 +17,7 @@ import numpy as np
 
 from parts import BENCHMARKS
 from parts.ingest_data import tasks
-from rowwise.ingest.block import Encoded
+from rowwise.ingest.block import EncodedRows
 from rowwise.ingest.service.coordinator import SplitDelivery, SplitId, SplitReady, SplitReleased, WorkerTimes
 from rowwise.ingest.service.memory import SlotMemory, make_memory
 from rowwise.ingest.service.messages import Connection
@@ -28,7 +28,7 @@ PAGE = 4096
 WAYS = ("memory slots", "queue, 3 tensors", "queue, 60 tensors")
 
 
-def a_batch(path: Path) -> Encoded:
+def a_batch(path: Path) -> EncodedRows:
     """So many rows, as a worker makes them."""
     return tasks(path).open(0, 0).encode([(0, ROWS)])
 
@@ -36,7 +36,7 @@ def a_batch(path: Path) -> Encoded:
 class Sender:
     """Writes a batch to slots that are free, and says where its arrays are."""
 
-    def __init__(self, line: Connection, batch: Encoded) -> None:
+    def __init__(self, line: Connection, batch: EncodedRows) -> None:
         self._line, self._batch = line, batch
         self._slots = [SlotMemory(make_memory()) for _ in range(SLOTS)]
         self._free = list(range(SLOTS))
@@ -72,7 +72,7 @@ def take_slots(line: Connection, slots: dict[int, SlotMemory], count: int) -> in
             if file is not None:
                 slots[took.slot] = SlotMemory(file)
             block = np.frombuffer(slots[took.slot].map(took.split.layout.size), np.uint8, took.split.layout.size)
-            encoded = Encoded.from_block(block, took.split.layout)
+            encoded = EncodedRows.from_block(block, took.split.layout)
             encoded.block[::PAGE].sum()
             bytes_seen += len(encoded.block)
             seen += 1
@@ -80,7 +80,7 @@ def take_slots(line: Connection, slots: dict[int, SlotMemory], count: int) -> in
     return bytes_seen
 
 
-def torch_tensors(batch: Encoded, way: str) -> list:
+def torch_tensors(batch: EncodedRows, way: str) -> list:
     """Everything in three tensors, or two for each of 30 features."""
     import torch
 

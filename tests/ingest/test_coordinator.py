@@ -215,7 +215,8 @@ def test_what_kills_every_worker_is_refused_with_how_they_ended():
         0,
         SplitId(0, 0),
         None,
-        "2 workers ended while preparing this split: killed by SIGKILL; ended with 1",
+        "2 workers ended while preparing this split: killed by SIGKILL; ended with 1: "
+        "want smaller splits, or more memory for a worker",
     )
 
 

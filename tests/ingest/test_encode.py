@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from rowwise import DataError
 from rowwise.ingest import Columns, Dense, Sparse
-from rowwise.ingest.block import ALIGNMENT, BlockLayout, Encoded, allocate
+from rowwise.ingest.block import ALIGNMENT, BlockLayout, EncodedRows, allocate
 from rowwise.ingest.encode import bad_rows, encode
 from rowwise.ingest.reader import Split
 
@@ -264,16 +264,16 @@ def test_a_block_holds_everything():
     for a, b in zip(arrays_of(alone), arrays_of(encoded), strict=True):
         assert (a is None and b is None) or a.tolist() == b.tolist()
     with pytest.raises(DataError, match="of its layout"):
-        Encoded.from_block(room[:100], encoded.layout)
+        EncodedRows.from_block(room[:100], encoded.layout)
 
 
 READ = """
 import json, sys
 import msgspec, numpy as np
 from pathlib import Path
-from rowwise.ingest.block import BlockLayout, Encoded
+from rowwise.ingest.block import BlockLayout, EncodedRows
 layout = msgspec.json.decode(sys.argv[1].encode(), type=BlockLayout)
-e = Encoded.from_block(np.frombuffer(Path(sys.argv[2]).read_bytes(), np.uint8), layout)
+e = EncodedRows.from_block(np.frombuffer(Path(sys.argv[2]).read_bytes(), np.uint8), layout)
 bags = [[b.values_N.tolist(), None if b.offsets_R1 is None else b.offsets_R1.tolist()] for b in e.bags]
 print(json.dumps([e.rows, e.dense_RF.tolist(), e.labels_RK.tolist(), e.keys_R.tolist(), e.times_R, bags]))
 assert "torch" not in sys.modules and "pyarrow" not in sys.modules

@@ -57,7 +57,7 @@ class _Chunk(NamedTuple):
         return (self.offsets[1], self.offsets[1] + self.sizes[1]) if len(self.sizes) > 1 else (0, 1)
 
 
-class _Stored(NamedTuple):
+class _StoredTensor(NamedTuple):
     outline: TensorOutline
     chunks: list[_Chunk]
 
@@ -96,7 +96,7 @@ def open_dcp(folder: Path) -> TensorSource:
     return TensorSource(place=folder, tensors={name: one.outline for name, one in stored.items()}, read=read)
 
 
-def _tensors(metadata: Any) -> dict[str, _Stored]:
+def _tensors(metadata: Any) -> dict[str, _StoredTensor]:
     """All tensors; raises unless the chunks of each cover it exactly once."""
     if not _is_kind(metadata, "Metadata"):
         got = metadata.kind.name if isinstance(metadata, PickledObject) else type(metadata).__name__
@@ -117,7 +117,7 @@ def _tensors(metadata: Any) -> dict[str, _Stored]:
     return {name: _stored(name, one, places) for name, one in entries if _is_kind(one, "TensorStorageMetadata")}
 
 
-def _stored(name: Any, one: Any, places: Mapping[tuple[str, Sizes], tuple[str, int, int]]) -> _Stored:
+def _stored(name: Any, one: Any, places: Mapping[tuple[str, Sizes], tuple[str, int, int]]) -> _StoredTensor:
     shape, about = _sizes(_field(one, "size", object)), _field(one, "properties", PickledObject).state
     dtype = about[0] if type(about) is tuple and about else None
     if not isinstance(dtype, GlobalName) or dtype.module != "torch" or dtype.name not in NUMBERS:
@@ -142,7 +142,7 @@ def _stored(name: Any, one: Any, places: Mapping[tuple[str, Sizes], tuple[str, i
     if wrong:
         raise CheckpointError(f"{name!r}: {wrong}")
     cuts = {cut for chunk in chunks for cut in chunk.rows} if shape else set()
-    return _Stored(TensorOutline(shape, getattr(torch, dtype.name), tuple(sorted(cuts))), chunks)
+    return _StoredTensor(TensorOutline(shape, getattr(torch, dtype.name), tuple(sorted(cuts))), chunks)
 
 
 def _place(info: PickledObject) -> tuple[str, int, int]:

@@ -44,7 +44,7 @@ class Differences(Value, frozen=True):
         return bool(self.tensors or self.data)
 
 
-class _Unequal(NamedTuple):
+class _UnequalRows(NamedTuple):
     rows: int
     largest: float
 
@@ -100,16 +100,16 @@ def _window(checkpoint: Checkpoint, name: str, rows: Span) -> _TensorWindow:
     return _TensorWindow(stored, unpack(stored, entry.columns, entry.row_type, entry.column_group))
 
 
-def _unequal(a: _TensorWindow, b: _TensorWindow, same_type: bool) -> _Unequal:
+def _unequal(a: _TensorWindow, b: _TensorWindow, same_type: bool) -> _UnequalRows:
     """The number of rows that differ, and the largest difference."""
     x, y = (_bits(one.stored if same_type else one.numbers) for one in (a, b))
     differ_N = (x != y).any(1) if x.numel() else torch.zeros(len(x), dtype=torch.bool)
     if not bool(differ_N.any()):
-        return _Unequal(0, 0.0)
+        return _UnequalRows(0, 0.0)
     u, v = (one.numbers.reshape(len(one.numbers), -1)[differ_N].double() for one in (a, b))
     gap = (u - v).abs()
     gap[(u == v) | (u.isnan() & v.isnan())] = 0.0  # infinity less infinity, or NaN less NaN, would be NaN
-    return _Unequal(int(differ_N.sum()), gap.max().item() if gap.numel() else 0.0)
+    return _UnequalRows(int(differ_N.sum()), gap.max().item() if gap.numel() else 0.0)
 
 
 def _bits(x: Tensor) -> Tensor:

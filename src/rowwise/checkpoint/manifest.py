@@ -211,8 +211,9 @@ def find_entry_fault(name: str, entry: TensorEntry) -> str | None:
         return f"its shape is {str(entry.shape)[:80]}: want at most {MOST_DIMS} numbers from 0 to 2**48"
     if entry.row_type is None:
         return None if entry.column_group is None else "it has a column_group, but is no table"
-    if len(entry.shape) != 2 or entry.dtype != entry.row_type.facts.numbers:
-        return f"it has {entry.row_type} rows, shape {entry.shape} and {entry.dtype}"
+    numbers = entry.row_type.facts.numbers
+    if len(entry.shape) != 2 or entry.dtype != numbers:
+        return f"it has {entry.row_type} rows, shape {entry.shape} and {entry.dtype}: want (rows, dim) of {numbers}"
     table = name.removeprefix("model/").rpartition(".")[2]
     rows, dim = entry.shape
     try:

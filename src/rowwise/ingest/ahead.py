@@ -15,27 +15,27 @@ POLL_S = 0.05  # how often a thread that waits for a full queue checks whether t
 
 
 @dataclass(frozen=True, slots=True)
-class _Failed:
+class _Failure:
     error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
-class _Ended:
+class _End:
     pass
 
 
 def read_ahead(items: Iterator[T], depth: int) -> Iterator[T]:
     """The same items, up to `depth` of them made in advance; closing the generator ends the thread."""
-    results: queue.Queue[T | _Failed | _Ended] = queue.Queue(depth)
+    results: queue.Queue[T | _Failure | _End] = queue.Queue(depth)
     closed = threading.Event()
     thread = threading.Thread(target=_fill, args=(results, items, closed), name="rowwise-ingest", daemon=True)
     thread.start()
     try:
         while True:
             item = results.get()
-            if isinstance(item, _Ended):
+            if isinstance(item, _End):
                 return
-            if isinstance(item, _Failed):
+            if isinstance(item, _Failure):
                 raise item.error
             yield item
     finally:
@@ -43,14 +43,14 @@ def read_ahead(items: Iterator[T], depth: int) -> Iterator[T]:
         thread.join()
 
 
-def _fill(results: "queue.Queue[T | _Failed | _Ended]", items: Iterator[T], closed: threading.Event) -> None:
+def _fill(results: "queue.Queue[T | _Failure | _End]", items: Iterator[T], closed: threading.Event) -> None:
     try:
         for item in items:
             if not _put(results, item, closed):
                 return
-        _put(results, _Ended(), closed)
+        _put(results, _End(), closed)
     except BaseException as error:  # raised again in the consumer's thread
-        _put(results, _Failed(error), closed)
+        _put(results, _Failure(error), closed)
 
 
 def _put(results: "queue.Queue[T]", item: T, closed: threading.Event) -> bool:

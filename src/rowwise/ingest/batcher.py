@@ -28,7 +28,7 @@ from rowwise.batch import Batch
 from rowwise.errors import DataError, SpecError, StateError
 from rowwise.ingest.ahead import read_ahead
 from rowwise.ingest.batch_shard import BatchShard, BatchSpan
-from rowwise.ingest.block import Encoded, allocate
+from rowwise.ingest.block import EncodedRows, allocate
 from rowwise.ingest.collate import SplitRows, collate
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.prepare import Preparation, PreparationTask, ReadSplit
@@ -71,7 +71,7 @@ class Position(Value, frozen=True):
     data: str = ""  # digest of the splits and of what selects and orders their rows
 
 
-class _MadeBatch(NamedTuple):
+class _PositionedBatch(NamedTuple):
     batch: Batch
     after: Position
 
@@ -169,7 +169,7 @@ class Batcher:
             yield batch
         self._position = structs.replace(self._position, epoch=self._position.epoch + 1, split=0, row=0)
 
-    def _batches(self, start: Position) -> Iterator[_MadeBatch]:
+    def _batches(self, start: Position) -> Iterator[_PositionedBatch]:
         size, count = self._batching.size, self.splits
         waiting: list[SplitRows] = []  # this rank's rows of the open batch
         filled = 0  # rows of the open global batch
@@ -183,7 +183,7 @@ class Batcher:
             for span in spans:
                 waiting.append(slices.pop(0))  # pop: a lent split is released when its last slice has no reference
                 if span.full:
-                    yield _MadeBatch(self._collate(waiting, size), structs.replace(here, row=span.after))
+                    yield _PositionedBatch(self._collate(waiting, size), structs.replace(here, row=span.after))
                     waiting.clear()
                     before = owned = 0
             if before:  # the open batch spans more than one split: see [Note: borrowed splits]
@@ -193,7 +193,7 @@ class Batcher:
             del split  # before the next one is awaited, so that a lent split is released first
         if filled and self._batching.keep_last:
             end = structs.replace(start, split=count, row=0)
-            yield _MadeBatch(self._collate(waiting, filled), end)
+            yield _PositionedBatch(self._collate(waiting, filled), end)
 
     def _collate(self, slices: Sequence[SplitRows], rows: int) -> Batch:
         """This rank's part of a global batch of `rows` rows."""
@@ -235,7 +235,7 @@ class _LocalSplit:
 class EncodedSplit:
     """A split that a service has encoded, with all of its rows."""
 
-    encoded: Encoded
+    encoded: EncodedRows
 
     @property
     def rows(self) -> int:
@@ -248,7 +248,7 @@ class EncodedSplit:
         lent = rows.encoded
         block = allocate(len(lent.block))
         block[:] = lent.block
-        return rows._replace(encoded=Encoded.from_block(block, lent.layout))
+        return rows._replace(encoded=EncodedRows.from_block(block, lent.layout))
 
 
 def table_rows_for_ids(columns: Columns, tables: Sequence[Table]) -> dict[str, int]:

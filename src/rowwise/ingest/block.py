@@ -122,7 +122,7 @@ def lay_out(sizes: BlockSizes) -> BlockLayout:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Encoded:
+class EncodedRows:
     """The encoded rows of one split, as views of a block. Shared features have a bag for each distinct row."""
 
     block: Bytes

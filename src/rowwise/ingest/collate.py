@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rowwise.batch import Batch, Jagged, Shared
-from rowwise.ingest.block import Encoded, Ints
+from rowwise.ingest.block import EncodedRows, Ints
 from rowwise.ingest.columns import Columns
 
 
 class SplitRows(NamedTuple):
     """A slice of a split: rows `begin` up to `end`."""
 
-    encoded: Encoded
+    encoded: EncodedRows
     begin: int
     end: int
     batch_row: int = 0  # row of the global batch at which the slice begins
@@ -39,7 +39,7 @@ def collate(slices: Sequence[SplitRows], columns: Columns) -> Batch:
     )
 
 
-def _concatenate(slices: Sequence[SplitRows], array_of: Callable[[Encoded], NDArray[np.generic] | None]) -> Tensor:
+def _concatenate(slices: Sequence[SplitRows], array_of: Callable[[EncodedRows], NDArray[np.generic] | None]) -> Tensor:
     parts: list[NDArray[np.generic]] = []
     for encoded, begin, end, _ in slices:
         column = array_of(encoded)

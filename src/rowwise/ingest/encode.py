@@ -21,7 +21,7 @@ from pyarrow import types
 from rowwise.errors import DataError
 from rowwise.ingest import native
 from rowwise.ingest.bags import bits, combine_chunks, holds_whole, lists, view, words_of
-from rowwise.ingest.block import ALIGNMENT, Allocator, BlockSizes, Encoded, Floats, Ints, allocate, lay_out
+from rowwise.ingest.block import ALIGNMENT, Allocator, BlockSizes, EncodedRows, Floats, Ints, allocate, lay_out
 from rowwise.ingest.columns import Columns, Dense, Sparse, is_list
 from rowwise.ingest.native import Bitmap, Lists, PickedIds, RowMapping
 from rowwise.ingest.reader import Split
@@ -54,7 +54,7 @@ def encode(
     split: Split,
     order_R: Ints | None = None,
     allocator: Allocator = allocate,
-) -> Encoded:
+) -> EncodedRows:
     """Encode the rows of a split in an order; raises for the first bad one among them.
 
     Args:
@@ -89,7 +89,7 @@ def encode(
     layout = lay_out(sizes)
     block = allocator(layout.size)
     assert len(block) == 0 or block.ctypes.data % ALIGNMENT == 0
-    encoded = Encoded.from_block(block, layout)
+    encoded = EncodedRows.from_block(block, layout)
     if distinct is not None and encoded.inverse_R is not None:
         encoded.inverse_R[:] = distinct.inverse_R
     maybe_bad = _write_dense(arrays, columns.dense, order_R, encoded.dense_RF)
@@ -185,7 +185,7 @@ def _numbers(array: pa.Array, fill: float) -> native.NumberColumn:
 
 
 def _write_row_columns(
-    arrays: Mapping[str, pa.Array], columns: Columns, order_R: Ints | None, encoded: Encoded
+    arrays: Mapping[str, pa.Array], columns: Columns, order_R: Ints | None, encoded: EncodedRows
 ) -> bool:
     """Write labels, weights, keys and times; true if a value is bad."""
     order = slice(None) if order_R is None else order_R

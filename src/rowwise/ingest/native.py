@@ -33,7 +33,7 @@ class _Ids(ctypes.Structure):
     ]  # fmt: skip
 
 
-class _Make(ctypes.Structure):
+class _RowMappingFields(ctypes.Structure):
     _fields_ = [
         ("what", c_int64), ("rows", c_uint64), ("salt", c_uint64), ("multiplier", c_uint64), ("shift", c_int64),
     ]  # fmt: skip
@@ -86,9 +86,9 @@ def _library() -> Any:
     library.rw_ingest_isa.restype = c_char_p
     library.rw_ingest_limit.argtypes = [c_char_p]
     library.rw_count.argtypes = [POINTER(_Ids)]
-    library.rw_bags.argtypes = [POINTER(_Ids), POINTER(_Make), c_void_p, c_void_p, c_int64, c_int64]
+    library.rw_bags.argtypes = [POINTER(_Ids), POINTER(_RowMappingFields), c_void_p, c_void_p, c_int64, c_int64]
     library.rw_changes.argtypes = [POINTER(_Ids), c_void_p]
-    library.rw_map.argtypes = [c_void_p, c_void_p, c_int64, POINTER(_Make)]
+    library.rw_map.argtypes = [c_void_p, c_void_p, c_int64, POINTER(_RowMappingFields)]
     library.rw_text.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_void_p]
     library.rw_fill.argtypes = [c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p]
     library.rw_turn.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
@@ -255,10 +255,10 @@ def _map_ids(values_N: Ints, mapping: RowMapping, out: Ints | None) -> Ints:
     return out
 
 
-def _c_mapping(mapping: RowMapping) -> _Make:
+def _c_mapping(mapping: RowMapping) -> _RowMappingFields:
     if not 1 <= mapping.rows <= ALL:
         raise SpecError(f"rows={mapping.rows}: want 1 to 2**63 - 1")
-    return _Make(what=mapping.what, rows=mapping.rows, salt=mapping.salt & WORD)
+    return _RowMappingFields(what=mapping.what, rows=mapping.rows, salt=mapping.salt & WORD)
 
 
 def _ints(values_N: NDArray[Any]) -> Ints:

@@ -20,7 +20,7 @@ from pyarrow import compute as pc
 from rowwise.errors import DataError
 from rowwise.ingest import transform
 from rowwise.ingest.bags import combine_chunks
-from rowwise.ingest.block import Allocator, Encoded, Ints, allocate
+from rowwise.ingest.block import Allocator, EncodedRows, Ints, allocate
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.encode import RefusedRows, bad_rows, encode
 from rowwise.ingest.mix import permutation
@@ -90,7 +90,7 @@ class ReadSplit:
     def rows(self) -> int:
         return self.table.num_rows if self.order_R is None else len(self.order_R)
 
-    def encode(self, ranges: Sequence[tuple[int, int]] | None = None, allocator: Allocator = allocate) -> Encoded:
+    def encode(self, ranges: Sequence[tuple[int, int]] | None = None, allocator: Allocator = allocate) -> EncodedRows:
         """Encode the rows at these ranges of the order, one range after another; None: all rows."""
         order_R = self.order_R
         if ranges is not None and sum(end - begin for begin, end in ranges) < self.rows:

@@ -11,7 +11,7 @@ from typing import final
 
 import numpy as np
 
-from rowwise.ingest.block import Encoded
+from rowwise.ingest.block import EncodedRows
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.service.coordinator import SplitDelivery, SplitReady
 from rowwise.ingest.service.memory import SlotMemory
@@ -43,7 +43,7 @@ class HandOff:
         assert isinstance(message, SplitDelivery)
         assert message.split is not None
         memory = np.frombuffer(self._memory.map(message.split.layout.size), np.uint8)
-        encoded = Encoded.from_block(memory, message.split.layout)
+        encoded = EncodedRows.from_block(memory, message.split.layout)
         for begin in range(0, encoded.rows, self._batch):
             collate([SplitRows(encoded, begin, min(begin + self._batch, encoded.rows))], self._columns)
         return perf_counter() - begin_s

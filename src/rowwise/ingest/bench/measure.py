@@ -74,7 +74,7 @@ class PreparationTimes(Value, frozen=True):
     codec: str  # how most bytes are packed; empty: they are not
 
 
-class _Once(Value, frozen=True):
+class _SplitTimes(Value, frozen=True):
     """A split, in one round."""
 
     wall_s: float
@@ -92,7 +92,7 @@ def measure(
     """Prepare some splits of a task, spread over all of them, for a trainer that takes batches of so many rows."""
     count = min(splits, len(task.splits))
     split_ids = [SplitId(0, number * len(task.splits) // count) for number in range(count)]
-    best: dict[SplitId, _Once] = {}
+    best: dict[SplitId, _SplitTimes] = {}
     begin_s, first_read_s, rounds = perf_counter(), 0.0, 0
     with _one_thread(), closing(_Bench(task, batch)) as bench:
         for rounds in range(1, ROUNDS[1] + 1):
@@ -138,7 +138,7 @@ class _Bench:
         self.rows_in: dict[SplitId, int] = {}
         self.counted, self.bytes_encoded = ReadCounters(), 0
 
-    def prepare(self, split_id: SplitId) -> _Once:
+    def prepare(self, split_id: SplitId) -> _SplitTimes:
         split = self._task.splits[self._order[split_id.index]]
         before = _counters(self._task.reader)
         ready = prepare_split(self._task, SplitLease(0, split_id, 0), self._slot.resize)
@@ -154,7 +154,7 @@ class _Bench:
             counted.rows or split.rows or ready.layout.rows,
         )
         spent = ready.times.spent
-        return _Once(
+        return _SplitTimes(
             wall_s=ready.times.busy_s,
             cpu_s=ready.times.cpu_s,
             read_s=min(counted.read_s, spent.read_s),
@@ -192,11 +192,11 @@ def _lines_read(split: Split) -> ReadCounters:
     return ReadCounters(reads=1, bytes_read=count, bytes_wanted=count, read_s=perf_counter() - begin_s)
 
 
-def _better(one: _Once, other: _Once) -> _Once:
+def _better(one: _SplitTimes, other: _SplitTimes) -> _SplitTimes:
     return structs.replace(one, **{n: min(getattr(one, n), getattr(other, n)) for n in one.__struct_fields__})
 
 
-def _measure_parts(best: list[_Once], unpacking: DecompressionTimes) -> WorkerSeconds:
+def _measure_parts(best: list[_SplitTimes], unpacking: DecompressionTimes) -> WorkerSeconds:
     read_s = sum(once.read_s for once in best)
     decoded_s = max(sum(once.loaded_s for once in best) - read_s, 0.0)
     return WorkerSeconds(

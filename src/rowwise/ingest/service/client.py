@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import structs
 
 from rowwise.errors import DataError, PeerError
-from rowwise.ingest.block import Bytes, Encoded
+from rowwise.ingest.block import Bytes, EncodedRows
 from rowwise.ingest.service.coordinator import ClientAttached, SplitDelivery, SplitId, SplitReleased, WorkerTimes
 from rowwise.ingest.service.memory import SlotMemory
 from rowwise.ingest.service.messages import Connection, Message
@@ -64,7 +64,7 @@ class ServiceClient:
         self._transport = transport
         self.health = ServiceHealth()
 
-    def splits(self, epoch: int, at: int, count: int) -> Iterator[Encoded]:
+    def splits(self, epoch: int, at: int, count: int) -> Iterator[EncodedRows]:
         """The splits `at` to `count` of an epoch. Their arrays are valid until the next call."""
         self._transport.attach(SplitId(epoch, at), self.health.waited_s)
         for number in range(at, count):
@@ -73,7 +73,7 @@ class ServiceClient:
             if delivery.split is None or block is None:
                 raise DataError(delivery.error or f"the service sent no rows of split {number}: resume the run")
             self._note(delivery, delivery.split.times, perf_counter() - begin_s)
-            yield Encoded.from_block(block, delivery.split.layout)
+            yield EncodedRows.from_block(block, delivery.split.layout)
 
     def close(self) -> None:
         self._transport.close()

@@ -307,7 +307,8 @@ class Coordinator:
         if len(task.failures) >= self.config.attempts:
             # The split itself may end its workers, for instance by the memory that it needs.
             task.state = "refused"
-            task.error = f"{len(task.failures)} workers ended while preparing this split: {'; '.join(task.failures)}"
+            failures, want = "; ".join(task.failures), "want smaller splits, or more memory for a worker"
+            task.error = f"{len(task.failures)} workers ended while preparing this split: {failures}: {want}"
 
     def _on_split_vanished(self, split_id: SplitId) -> None:
         task = self._tasks.get(split_id)

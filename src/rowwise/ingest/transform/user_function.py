@@ -87,14 +87,14 @@ class UserFunction(Transform, frozen=True, kw_only=True, tag="own", tag_field="k
         module = ModuleType(f"rowwise_own_{Path(self.file).stem}_{digest[:16]}")
         module.__file__ = self.file
         sys.modules[module.__name__] = module  # dataclasses look a class's module up there
-        with _Naming(f"{self.file} cannot be run"):
+        with _FunctionErrors(f"{self.file} cannot be run"):
             exec(compile(full.source, self.file, "exec"), vars(module))
         return partial(full._call, getattr(module, self.name))
 
     def _call(self, function: Callable[..., Any], arrays: Arrays, where: RowPosition) -> Arrays:
         place = f"{self.function}, on the {len(arrays[0])} rows from {where.split.locate_row(0)}"
         plain = [array.cast(plain_kind(array.type)) for array in arrays]
-        with _Naming(place):
+        with _FunctionErrors(place):
             output = function(*plain)
         return tuple(
             _check_result(array, len(arrays[0]), f"{place}: {name!r}") for name, array in self._outputs(output, place)
@@ -152,7 +152,7 @@ def _check_result(array: Any, rows: int, place: str) -> pa.Array:
 
 
 @final
-class _Naming:
+class _FunctionErrors:
     """Turns any exception of user code into an error that names the place of that code."""
 
     def __init__(self, place: str) -> None:

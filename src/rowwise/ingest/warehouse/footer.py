@@ -14,7 +14,7 @@ class _StopReading(Exception):
     """Arrow has checked every column chunk, and asks for bytes."""
 
 
-class _Unread(io.RawIOBase):
+class _UnreadableFile(io.RawIOBase):
     """A file of a given size; a read raises `_StopReading`."""
 
     def __init__(self, size: int) -> None:
@@ -47,7 +47,7 @@ def check_footer(footer: pq.FileMetaData) -> None:
 
 def check_chunks(footer: pq.FileMetaData, size: int) -> None:
     """Refuse column chunks that cannot lie in a file of `size` bytes; takes about 3 us a chunk."""
-    file = pq.ParquetFile(pa.PythonFile(_Unread(size), mode="r"), metadata=footer, pre_buffer=True)
+    file = pq.ParquetFile(pa.PythonFile(_UnreadableFile(size), mode="r"), metadata=footer, pre_buffer=True)
     try:
         file.read_row_groups(list(range(footer.num_row_groups)), use_threads=False)
     except _StopReading:

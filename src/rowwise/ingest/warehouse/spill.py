@@ -133,7 +133,7 @@ class Spill:
         for bucket in sorted(bytes_of):
             if bytes_of[bucket] > 2 * self._layout.working_bytes:
                 got = f"the rows of one {self._layout.cluster_by!r} (or of a few with like hashes) take"
-                want = f"--memory {(4 * bytes_of[bucket] + BASE_MEMORY) / 1e9 + 0.1:.1f}GB"
+                want = f"want --memory {(4 * bytes_of[bucket] + BASE_MEMORY) / 1e9 + 0.1:.1f}GB"
                 raise DataError(f"{got} {bytes_of[bucket] / 1e6:,.0f} MB, and are sorted in memory: {want}")
             if first is not None and size + bytes_of[bucket] > self._layout.working_bytes:
                 yield SpillRange(folder=folder, first=first, last=before)

@@ -52,7 +52,7 @@ class FileStore:
 
     def open(self, source: str) -> OpenFile:
         with name_file_in_errors(source):
-            return _Remote(self.stream(source)) if is_url(source) else _Local(source)
+            return _RemoteFile(self.stream(source)) if is_url(source) else _LocalFile(source)
 
     def stream(self, source: str) -> Any:
         """A file as Arrow's readers take it."""
@@ -149,7 +149,7 @@ def _as_regex(pattern: str) -> str:
 
 
 @final
-class _Local:
+class _LocalFile:
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_RDONLY)
         self.size = os.fstat(self._fd).st_size
@@ -168,7 +168,7 @@ class _Local:
 
 
 @final
-class _Remote:
+class _RemoteFile:
     def __init__(self, file: Any) -> None:
         self._file = file
         self.size = file.size()
