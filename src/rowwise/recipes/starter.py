@@ -25,9 +25,9 @@ SMALL_ROWS, LARGE_ROWS = 20_000, 5_000_000
 STEPS = 100  # of an epoch, approximately
 BATCHES = (64, 2048)
 EMPTY: Mapping[str, str] = MappingProxyType({})
-SHARE = 0.1  # of the rows to validate on, and again to test on
-EVALUATIONS = 10  # in an epoch of a large dataset; 2 in that of others
-WIDE, CROSS_RANK = 512, 64  # numbers of a sample, from which on crosses are of a low rank
+SHARE = 0.1  # of the rows to validate on, and as much to test on
+EVALUATIONS = 10  # in an epoch of a large dataset; others have 2
+MOST_FULL_RANK, CROSS_RANK = 512, 64  # most inputs of full-rank crosses, and the rank of others
 SHOWN = ("data.share", "data.test_share", "train.batch", "train.epochs", "evaluate.metric")
 
 
@@ -51,25 +51,22 @@ def make_starter(card: DatasetCard, dataset: str, file: str, vocabularies: Mappi
     columns, tables = card.suggest(_dim(card.rows))
     rows_of = {table.feature_names[0]: table.rows for table in tables}
     sparse = tuple(
-        structs.replace(one, vocabulary=vocabularies[one.column])
-        if one.column in vocabularies
-        else structs.replace(one, rows=rows_of[one.feature_name])
-        for one in columns.sparse
+        structs.replace(column, vocabulary=vocabularies[column.column])
+        if column.column in vocabularies
+        else structs.replace(column, rows=rows_of[column.feature_name])
+        for column in columns.sparse
     )
-    lists = {one.name for one in card.columns if one.mean_length is not None}
+    lists = {column.name for column in card.columns if column.mean_length is not None}
     pooling = {s.table_name: TableChanges(pooling=Pooling.MEAN) for s in sparse if s.column in lists}
     steps = max(1, round(card.rows * (1 - 2 * SHARE) / _batch(card.rows)))
     large = card.rows > LARGE_ROWS
     recipe = Recipe(
-        about=About(
-            what=f"DCN-v2 on {card.rows:,} rows of {card.source}",
-            run=f"rowwise train {file}",
-        ),
+        about=About(what=f"DCN-v2 on {card.rows:,} rows of {card.source}", run=f"rowwise train {file}"),
         data=Data(dataset=dataset, label=card.label, valid_share=SHARE, test_share=SHARE),
-        transforms=tuple(SplitText(column=one.name, separator=one.separator) for one in card.columns if one.separator),
+        transforms=tuple(SplitText(column=c.name, separator=c.separator) for c in card.columns if c.separator),
         columns=structs.replace(columns, sparse=sparse, time=None),
         tables=Tables(all=TableChanges(dim=_dim(card.rows), optimizer=RowWiseAdagrad(lr=0.05)), each=pooling),
-        model=_model(len(columns.sparse), _dim(card.rows), card.rows),
+        model=_choose_model(len(columns.sparse), _dim(card.rows), card.rows),
         train=Training(batch=_batch(card.rows), epochs=2 if large else 10, optimizer=DenseAdam(lr=0.002)),
         evaluate=Evaluation(every=max(1, steps // (EVALUATIONS if large else 2)), patience=2 if large else 4),
     )
@@ -91,8 +88,8 @@ def _check_card(card: DatasetCard) -> None:
 
 
 def _suggest_labels(card: DatasetCard) -> str:
-    found = [name for name in card.likely_labels if name != card.label]
-    return f", such as {' or '.join(found)}" if found else ""
+    names = [name for name in card.likely_labels if name != card.label]
+    return f", such as {' or '.join(names)}" if names else ""
 
 
 def _batch(rows: int) -> int:
@@ -103,10 +100,10 @@ def _dim(rows: int) -> int:
     return 8 if rows < SMALL_ROWS else 16 if rows < LARGE_ROWS else 32
 
 
-def _model(features: int, dim: int, rows: int) -> DcnConfig:
-    """DCN-v2: of DLRM, DeepFM and DCN the one that is never far from the best; see docs/decisions/0018-starter.md."""
+def _choose_model(features: int, dim: int, rows: int) -> DcnConfig:
+    """DCN-v2, which is always close to the best of DLRM, DeepFM and DCN; see docs/decisions/0018-starter.md."""
     sizes = (64,) if rows < SMALL_ROWS else (128, 64) if rows < LARGE_ROWS else (512, 256)
-    rank = None if features * dim <= WIDE else CROSS_RANK
+    rank = None if features * dim <= MOST_FULL_RANK else CROSS_RANK
     return DcnConfig(deep=sizes, crosses=2, rank=rank, dropout=0.0 if rows > LARGE_ROWS else 0.2)
 
 
