@@ -55,17 +55,17 @@ def test_a_full_disk_is_survived(tmp_path, monkeypatch, mounts):
     (case,) = report.cases
     assert report.survived, case
     assert case.resumed == SURVIVED
-    assert "was not saved: " in case.said
+    assert "was not saved: " in case.error_line
     assert told[0] == "an undisturbed run"
     if "tmpfs" in case.damage:
-        assert "No space left on device" in case.said
+        assert "No space left on device" in case.error_line
         assert (case.checkpoint, case.verified) == ("step-5", "whole")
 
 
 @pytest.mark.parametrize("survived", [True, False])
 def test_a_drill_says_what_was_lost(command, monkeypatch, tmp_path, survived):
     case = drill.DrillCase(
-        damage="a meteor", ended_s=1.25, said="rowwise: help", checkpoint="step-5", verified="", resumed="gone",
+        damage="a meteor", ended_s=1.25, error_line="rowwise: help", checkpoint="step-5", verified="", resumed="gone",
         survived=survived,
     )  # fmt: skip
     report = drill.DrillReport(drill="kill-rank", ranks=2, cases=(case,))

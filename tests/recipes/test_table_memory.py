@@ -55,7 +55,7 @@ def test_each_way_out_fits_and_the_least_change_is_first(free):
 @pytest.mark.parametrize("free", [2 * GB, 12 * GB, 30 * GB, 41 * GB])
 def test_rows_that_fit_are_as_many_as_two_digits_say(free):
     (words,) = [
-        way.words for way in find_remedies(asked(free=free), 0) if "rows=" in way.words or "in each" in way.words
+        way.change for way in find_remedies(asked(free=free), 0) if "rows=" in way.change or "in each" in way.change
     ]
     rows = int(re.search(r"(?:at most |rows=)([\d,]+)", words)[1].replace(",", ""))
     cut = lambda most: [Table(name=t.name, rows=min(t.rows, most), dim=64, optimizer=t.optimizer) for t in TABLES]  # noqa: E731
@@ -65,7 +65,7 @@ def test_rows_that_fit_are_as_many_as_two_digits_say(free):
 def test_narrower_rows_are_the_widest_that_fit():
     def narrower(free, **more):
         return [
-            w.words for w in find_remedies(asked(free=free, **more), 0) if re.search(r"row_type|dim|state", w.words)
+            w.change for w in find_remedies(asked(free=free, **more), 0) if re.search(r"row_type|dim|state", w.change)
         ]
 
     assert narrower(41 * GB) == ["row-wise optimizer state"]  # 36.2 GB; fp16 rows and all of the state take 26.0
@@ -75,7 +75,7 @@ def test_narrower_rows_are_the_widest_that_fit():
 
 
 def test_a_run_that_goes_on_keeps_its_rows_and_dims():
-    words = " ".join(way.words for way in find_remedies(asked(purpose="resume"), 0))
+    words = " ".join(way.change for way in find_remedies(asked(purpose="resume"), 0))
     assert "ranks on 2 hosts" in words
     assert not re.search(r"in each table|rows=|dim|compress|state", words)
 

@@ -84,7 +84,7 @@ def _show(report: "DrillReport", wall_s: float) -> None:
         table.add_row(mark, case.damage, ended, case.checkpoint, case.resumed)
     console.print(table, markup=False)
     for case in report.cases:
-        for source, line in (("console", case.said), ("verify", case.verified)):
+        for source, line in (("console", case.error_line), ("verify", case.verified)):
             if line and line != "whole":
                 console.print(f"{case.damage}, {source}: {line}", markup=False, soft_wrap=True)
     lost = sum(not case.survived for case in report.cases)

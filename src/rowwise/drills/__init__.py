@@ -1,1 +1,1 @@
-"""Fault injection into small jobs (`rowwise drill`), and a self-test of the kernels (`rowwise doctor`)."""
+"""Fault injection into small jobs (`rowwise drill`), and the self-test of the kernels (`rowwise doctor`)."""

@@ -1,6 +1,6 @@
 """Fault drills: inject a fault into a small job, resume it, and compare its result with an undisturbed run bit by bit.
 
-`small_job` starts, watches and compares jobs; here are the faults.
+This module has the faults; `small_job` starts, watches and compares the jobs.
 """
 
 import os
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 from msgspec import structs
 
 from rowwise.checkpoint.manifest import NAME
@@ -42,16 +43,16 @@ class DrillCase(Value, frozen=True):
     """A fault, and the job's behaviour after it."""
 
     damage: str
-    ended_s: float | None  # from the fault to the end of the job; None: it had ended before
-    said: str  # the job's last line on the console
-    checkpoint: str  # to resume from
-    verified: str  # damage found in it or in the newest one
-    resumed: str
+    ended_s: float | None  # from the fault to the end of the job; None: the job had ended before
+    error_line: str = msgspec.field(name="said")  # the job's last line on the console
+    checkpoint: str  # the one to resume from
+    verified: str  # what `verify` says of that checkpoint, or of the newest one
+    resumed: str  # the first difference to the undisturbed run, or that there is none
     survived: bool
 
 
 class DrillReport(Value, frozen=True):
-    """All cases of a drill."""
+    """All cases of one drill."""
 
     drill: str
     ranks: int
@@ -63,14 +64,14 @@ class DrillReport(Value, frozen=True):
 
 
 def run_drill(name: str, ranks: int, folder: Path, tell: Tell) -> DrillReport:
-    """Run a drill in its own folder; `tell` takes the current activity."""
+    """Run a drill in a new folder; `tell` takes the current activity."""
     if ranks < 1 or (name == "kill-rank" and ranks < 2):
         raise SpecError(f"--nproc {ranks}: want at least {2 if name == 'kill-rank' else 1}")
     job = DrillJob.make(folder, ranks)
     tell("an undisturbed run")
-    whole = job.train(folder / "whole")
-    if not whole.well:
-        raise SpecError(f"the drill's job fails here even without a fault: {whole.said}")
+    undisturbed = job.train(folder / "whole")
+    if not undisturbed.succeeded:
+        raise SpecError(f"the drill's job fails here even without a fault: {undisturbed.error_line}")
     return DrillReport(drill=name, ranks=ranks, cases=tuple(DRILLS[name](job, tell)))
 
 
@@ -84,28 +85,28 @@ def kill_rank(job: DrillJob, tell: Tell) -> list[DrillCase]:
         for number in range(TRIES):
             name = f"save-{rank}-{number}"
             run = job.folder / name / RUN
-            found = _kill_rank(job, tell, f"rank {rank} in a save", rank, name)
+            case = _kill_rank(job, tell, f"rank {rank} in a save", rank, name)
             if list((run / "ckpt").glob(f"*{PART}")):  # else the save was complete before the kill
-                cases.append(_resume(job, tell, found, run))
+                cases.append(_resume(job, tell, case, run))
                 break
         else:
             raise SpecError(f"{TRIES} saves were too fast to kill rank {rank} in one: want another try")
     return cases
 
 
-def _kill_rank(job: DrillJob, tell: Tell, whom: str, rank: int, name: str) -> DrillCase:
+def _kill_rank(job: DrillJob, tell: Tell, title: str, rank: int, name: str) -> DrillCase:
     run = job.folder / name / RUN
-    tell(f"killing {whom}")
+    tell(f"killing {title}")
     with job.training(job.folder / name) as process:
         wait_until(process, lambda: last_step(run) > 2 * EVERY, "its first checkpoints")
-        if "save" in whom:
+        if "save" in title:
             wait_until(process, lambda: any((run / "ckpt").glob(f"*{PART}")), "a save")
         begin_s = time.monotonic()
         os.kill(rank_processes(run)[rank], signal.SIGKILL)
-        ended = wait_for_end(process)
+        result = wait_for_end(process)
         ended_s = time.monotonic() - begin_s
-    clear = f"rank {rank} was killed by SIGKILL" in ended.said and ended.code == 128 + signal.SIGKILL
-    return _make_case(f"SIGKILL of {whom}", ended, ended_s, run, clear=clear)
+    clear = f"rank {rank} was killed by SIGKILL" in result.error_line and result.code == 128 + signal.SIGKILL
+    return _make_case(f"SIGKILL of {title}", result, ended_s, run, clear=clear)
 
 
 def fill_disk(job: DrillJob, tell: Tell) -> list[DrillCase]:
@@ -114,47 +115,42 @@ def fill_disk(job: DrillJob, tell: Tell) -> list[DrillCase]:
     newest = max((job.folder / "whole" / RUN / "ckpt").glob("step-*"))
     sizes = [path.stat().st_size for path in newest.iterdir()]
     with small_disk(job.folder / "disk", sum(sizes) * 3 // 2, max(sizes) // 2) as disk:
-        inside = replace(job, enter=disk.enter)
-        with inside.training(disk.folder, limit=disk.limit) as process:
-            ended = wait_for_end(process)
-        # With a limit on file sizes already the first checkpoint fails.
-        none = disk.limit is not None
-        clear = ended.code == 2 and "was not saved" in ended.said
-        found = _make_case(f"disk full in a save: {disk.how}", ended, None, disk.seen / RUN, clear=clear, none=none)
+        job_on_disk = replace(job, enter=disk.enter)
+        with job_on_disk.training(disk.folder, limit=disk.limit) as process:
+            result = wait_for_end(process)
+        clear = result.code == 2 and "was not saved" in result.error_line
+        # With a limit on file sizes even the first checkpoint fails.
+        no_steps_ok = disk.limit is not None
+        title, run = f"disk full in a save: {disk.description}", disk.path_here / RUN
+        case = _make_case(title, result, None, run, clear=clear, no_steps_ok=no_steps_ok)
         disk.grow()
-        return [_resume(inside, tell, found, disk.folder / RUN, seen=disk.seen / RUN)]
+        return [_resume(job_on_disk, tell, case, disk.folder / RUN, path_here=run)]
 
 
 def corrupt_checkpoint(job: DrillJob, tell: Tell) -> list[DrillCase]:
     """A flipped byte, a truncated file or a missing manifest in the newest checkpoint."""
     tell("a run to damage")
     job.train(job.folder / "begun", "--set", f"train.steps={KEPT * EVERY}")
-    harms = (("a flipped byte", _flip_byte), ("a file cut short", _truncate), ("no manifest", _remove_manifest))
-    return [_corrupt_newest(job, tell, damage, harm) for damage, harm in harms]
+    faults = (("a flipped byte", _flip_byte), ("a file cut short", _truncate), ("no manifest", _remove_manifest))
+    return [_corrupt_newest(job, tell, title, damage) for title, damage in faults]
 
 
-def _corrupt_newest(job: DrillJob, tell: Tell, damage: str, harm: Callable[[Path], None]) -> DrillCase:
-    tell(f"{damage} in the newest checkpoint")
-    run, more = job.folder / damage.replace(" ", "-") / RUN, ["--set", f"train.steps={STEPS}"]
+def _corrupt_newest(job: DrillJob, tell: Tell, title: str, damage: Callable[[Path], None]) -> DrillCase:
+    tell(f"{title} in the newest checkpoint")
+    run, options = job.folder / title.replace(" ", "-") / RUN, ["--set", f"train.steps={STEPS}"]
     shutil.copytree(job.folder / "begun" / RUN, run)
     steps, newest = checkpoint_steps(run), max((run / "ckpt").glob("step-*"))
-    harm(newest)
-    if harm is _remove_manifest:
-        verified, said, seen = "not listed any more", "", checkpoint_steps(run) == steps[:-1] and not find_damage(run)
+    damage(newest)
+    if damage is _remove_manifest:  # the checkpoint counts as incomplete: the one before it is the newest
+        verified, error_line = "not listed any more", ""
+        detected = checkpoint_steps(run) == steps[:-1] and not find_damage(run)
     else:
-        verified, refused = find_damage(run), job.resume(run, *more)
-        said, seen = refused.said, newest.name in verified and refused.code == 2
-        more += ["--from", f"step-{steps[-2]:09}"]
-    found = DrillCase(
-        damage=f"{damage} in {newest.name}",
-        ended_s=None,
-        said=said,
-        checkpoint=f"step-{steps[-2]}",
-        verified=verified,
-        resumed="",
-        survived=seen,
-    )
-    return _resume(job, tell, found, run, *more)
+        verified, refusal = find_damage(run), job.resume(run, *options)
+        error_line, detected = refusal.error_line, newest.name in verified and refusal.code == 2
+        options += ["--from", f"step-{steps[-2]:09}"]
+    names = {"damage": f"{title} in {newest.name}", "checkpoint": f"step-{steps[-2]}"}
+    case = DrillCase(**names, ended_s=None, error_line=error_line, verified=verified, resumed="", survived=detected)
+    return _resume(job, tell, case, run, *options)
 
 
 def _flip_byte(checkpoint: Path) -> None:
@@ -180,28 +176,30 @@ def _largest_file(checkpoint: Path) -> Path:
 
 
 def _make_case(
-    damage: str, ended: CommandResult, ended_s: float | None, run: Path, *, clear: bool, none: bool = False
+    fault: str, result: CommandResult, ended_s: float | None, run: Path, *, clear: bool, no_steps_ok: bool = False
 ) -> DrillCase:
-    """The case of an ended job. `clear`: its error names the fault; `none`: it may have no checkpoint yet."""
+    """The case of an ended job; `clear`: its error names the fault; `no_steps_ok`: it may have no checkpoint yet."""
     steps = checkpoint_steps(run)
-    wrong = find_damage(run) if steps else ""
+    damage = find_damage(run) if steps else ""
     return DrillCase(
-        damage=damage,
+        damage=fault,
         ended_s=ended_s,
-        said=ended.said,
+        error_line=result.error_line,
         checkpoint=f"step-{steps[-1]}" if steps else "none yet",
-        verified=wrong or "whole",
+        verified=damage or "whole",
         resumed="",
-        survived=clear and not wrong and (bool(steps) or none),
+        survived=clear and not damage and (bool(steps) or no_steps_ok),
     )
 
 
-def _resume(job: DrillJob, tell: Tell, case: DrillCase, run: Path, *more: str, seen: Path | None = None) -> DrillCase:
-    """Resume the job and compare its end; `seen` is the run's path for this process."""
+def _resume(
+    job: DrillJob, tell: Tell, case: DrillCase, run: Path, *options: str, path_here: Path | None = None
+) -> DrillCase:
+    """Resume the job and compare its end; `path_here` is the run's path for this process, if it is another one."""
     tell(f"resuming after: {case.damage}")
-    ended = job.resume(run, *more)
-    wrong = find_difference(seen or run, job.folder / "whole" / RUN) if ended.well else ended.said
-    return structs.replace(case, resumed=wrong or "ends equal, bit by bit", survived=case.survived and not wrong)
+    result = job.resume(run, *options)
+    error = find_difference(path_here or run, job.folder / "whole" / RUN) if result.succeeded else result.error_line
+    return structs.replace(case, resumed=error or "ends equal, bit by bit", survived=case.survived and not error)
 
 
 DRILLS: dict[str, Callable[[DrillJob, Tell], Sequence[DrillCase]]] = {

@@ -1,9 +1,9 @@
 """The self-test of `rowwise doctor`: compares kernels with `ops.reference`, and measures their speed.
 
-Apart from `doctor`, so that starting the command needs no torch. Known limit: speeds are from a few seconds on a
-machine that may be busy; `benchmarks/` has careful ones.
+`doctor` imports this module only when it runs the test, so that the command starts without torch. Known limit: speeds
+are measured for seconds, on a machine that may be busy; `benchmarks/` measures them carefully.
 
-Shapes: N ids, B samples, D columns of a table, S columns of the output.
+Axes: N ids, B samples, D columns of a table, S columns of the output.
 """
 
 import itertools
@@ -29,17 +29,17 @@ from rowwise.row_optimizers import OPTIMIZERS, RowOptimizer, RowWiseAdagrad, Sgd
 from rowwise.spec import Pooling, RowType, Table
 
 DIMS = (4, 12, 64, 100)  # one vector, vectors and a rest, a whole strip, a strip and a rest
-CHECKS_SHARE = 0.5  # of the time; the other half goes to measuring
-LEAST_TURNS = 8  # measurements of each kernel
+CHECKS_FRACTION = 0.5  # of the time; the rest is for measuring
+LEAST_REPEATS = 8  # measurements of each kernel
 STEPS = 2  # consecutive updates, so that the second uses optimizer state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A check and its failure; empty if it passed."""
+    """A check and its result."""
 
     name: str
-    failure: str
+    failure: str  # empty if it passed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +86,8 @@ class KernelCase:
         bags = FeatureBags(group.features_FC, torch.cat(values), offsets, weights_N, batch)
         return cls(arena=arena, group=group, bags=bags)
 
-    def step(self) -> UpdateMemory:
-        """The memory that the next update changes."""
+    def update_memory(self) -> UpdateMemory:
+        """The tensors that the next update changes."""
         return UpdateMemory(self.arena.rows, self.arena.state, self.group.tables_TC, *next_step(self.arena, self.group))
 
     def pool(self) -> Tensor:
@@ -95,7 +95,7 @@ class KernelCase:
 
     def update(self, grad_BS: Tensor) -> None:
         """Update the arena in place with the kernel."""
-        torch.ops.rowwise.update(*self.step(), *self.bags[:4], grad_BS, self.bags.batch, False)
+        torch.ops.rowwise.update(*self.update_memory(), *self.bags[:4], grad_BS, self.bags.batch, False)
 
     def gradients(self) -> list[Tensor]:
         """Gradients for STEPS consecutive updates."""
@@ -107,16 +107,16 @@ def run_selftest(isa_sets: Sequence[str], seconds: float, tell: Callable[[float]
     """Check for half of the time, at least once, then measure; `tell` takes the elapsed seconds."""
     begin = time.perf_counter()
     failures: dict[str, str] = {}
-    # Each round has another seed, so more time covers more shapes; a check keeps its first failure.
+    # Each round has another seed, so more time covers more shapes. The first failure of each check is reported.
     for rounds in itertools.count(1):
         for check in run_checks(isa_sets, seed=rounds):
             failures[check.name] = failures.get(check.name) or check.failure
             tell(time.perf_counter() - begin)
-        if time.perf_counter() - begin > seconds * CHECKS_SHARE:
+        if time.perf_counter() - begin > seconds * CHECKS_FRACTION:
             break
     speed = measure_speed(lambda: time.perf_counter() - begin < seconds, lambda: tell(time.perf_counter() - begin))
-    found = tuple(Check(name=name, failure=failure) for name, failure in failures.items())
-    return SelfTestResult(checks=found, rounds=rounds, speed=speed)
+    checks = tuple(Check(name=name, failure=failure) for name, failure in failures.items())
+    return SelfTestResult(checks=checks, rounds=rounds, speed=speed)
 
 
 def run_checks(isa_sets: Sequence[str], seed: int) -> Iterator[Check]:
@@ -151,7 +151,7 @@ def update_matches(optimizer: RowOptimizer, seed: int) -> str:
         kernel, wanted = (KernelCase.make([_table(shape, optimizer)], batch=300, most=12, seed=seed) for _ in range(2))
         for grad_BS in kernel.gradients():
             kernel.update(grad_BS)
-            reference.update(wanted.step(), wanted.bags, grad_BS, False)
+            reference.update(wanted.update_memory(), wanted.bags, grad_BS, False)
         difference = find_difference(kernel.arena.weights(0), wanted.arena.weights(0))
         difference = difference or find_difference(kernel.arena.state, wanted.arena.state)
         if difference:
@@ -162,20 +162,20 @@ def update_matches(optimizer: RowOptimizer, seed: int) -> str:
 def threads_agree(seed: int) -> str:
     """Compare one thread with all, on a batch large enough that threads share a table."""
     table = Table(name="t", rows=50_000, dim=8, optimizer=RowWiseAdagrad(lr=0.1))
-    found: list[Tensor] = []
-    # At least two, also on one core: this checks order, not speed.
+    results: list[Tensor] = []
+    # At least two threads, even on one core: this checks the order of summation, not speed.
     for count in (1, max(2, torch.get_num_threads())):
         case = KernelCase.make([table], batch=3000, most=40, seed=seed)
         with torch_threads(count):
             for grad_BS in case.gradients():
                 case.update(grad_BS)
             state = case.arena.state.view(torch.uint8)
-            found.append(torch.cat([case.arena.rows, state, case.pool().flatten().view(torch.uint8)]))
-    return find_difference(found[0], found[1])
+            results.append(torch.cat([case.arena.rows, state, case.pool().flatten().view(torch.uint8)]))
+    return find_difference(results[0], results[1])
 
 
 def refuses_id() -> str:
-    """An id past the end of its table has to raise an error that names the table."""
+    """Check that an id past the end of its table raises an error that names the table."""
     module = Embeddings([Table(name="ten rows", rows=10, dim=4)])
     try:
         module(Jagged.from_lists({"ten rows": [[3], [10]]}))
@@ -184,9 +184,9 @@ def refuses_id() -> str:
     return "id 10 of a table of 10 rows was accepted"
 
 
-def measure_speed(go_on: Callable[[], bool], tell: Callable[[], None]) -> MeasuredSpeed:
-    """Time lookup, memory reads and update in turns, so that load affects all three alike; the best of each."""
-    tables = [Table(name=f"t{i}", rows=1 << 18, dim=64) for i in range(4)]  # 268 MB: far more than caches hold
+def measure_speed(has_time: Callable[[], bool], tell: Callable[[], None]) -> MeasuredSpeed:
+    """The best speeds of lookup, memory reads and update, measured in turn so that other load affects all alike."""
+    tables = [Table(name=f"t{i}", rows=1 << 18, dim=64) for i in range(4)]  # 268 MB: far larger than caches
     case = KernelCase.make(tables, batch=4096, most=20, seed=0)
     bags, grad_BS = case.bags, case.gradients()[0]
     work: tuple[Callable[[], object], ...] = (
@@ -194,12 +194,12 @@ def measure_speed(go_on: Callable[[], bool], tell: Callable[[], None]) -> Measur
         lambda: torch.ops.rowwise.touch(case.arena.rows, *bags[:3], bags.batch),
         lambda: case.update(grad_BS),
     )
-    # The best, not the mean: other processes can only make a turn slower.
-    best = [_seconds(one) for one in work]
-    turns = 1  # the first turn faults in fresh memory, so a few more are always needed
-    while turns < LEAST_TURNS or go_on():
-        turns += 1
-        best = [min(old, _seconds(one)) for old, one in zip(best, work, strict=True)]
+    # The best, not the mean: other processes can only slow a kernel down.
+    best = [_seconds(kernel) for kernel in work]
+    repeats = 1  # the first one faults in fresh memory, so a few more are always needed
+    while repeats < LEAST_REPEATS or has_time():
+        repeats += 1
+        best = [min(old, _seconds(kernel)) for old, kernel in zip(best, work, strict=True)]
         tell()
     lookup, limit, update = (len(bags.values) / seconds for seconds in best)
     return MeasuredSpeed(lookup_rows_s=lookup, gather_limit_rows_s=limit, update_rows_s=update)
@@ -207,13 +207,13 @@ def measure_speed(go_on: Callable[[], bool], tell: Callable[[], None]) -> Measur
 
 def find_difference(got: Tensor, want: Tensor) -> str:
     """The first difference in words; empty if all values are equal."""
-    # Exactly equal: kernels have the reference's bits.
-    different = torch.nonzero(got.flatten() != want.flatten())
-    if not len(different):
+    # No tolerance: kernels give the bits of the reference.
+    differences = torch.nonzero(got.flatten() != want.flatten())
+    if not len(differences):
         return ""
-    at = int(different[0])
-    values = f"got {float(got.flatten()[at])!r}, want {float(want.flatten()[at])!r}"
-    return f"{len(different)} of {want.numel()} numbers differ, the first at {at}: {values}"
+    first = int(differences[0])
+    values = f"got {float(got.flatten()[first])!r}, want {float(want.flatten()[first])!r}"
+    return f"{len(differences)} of {want.numel()} numbers differ, the first at {first}: {values}"
 
 
 @contextmanager
@@ -247,16 +247,16 @@ class KernelShape(NamedTuple):
 
 
 def _shapes(seed: int) -> Iterator[KernelShape]:
-    """Each dim with every row type, and with another pooling in every round."""
+    """All pairs of a dim and a row type, with another pooling for each seed."""
     poolings = (Pooling.SUM, Pooling.MEAN, Pooling.WEIGHTED)
     for index, (dim, row_type) in enumerate(itertools.product(DIMS, RowType)):
         yield KernelShape(dim, poolings[(index + seed) % len(poolings)], row_type)
 
 
 def _make_optimizer(kind: type[RowOptimizer]) -> RowOptimizer:
-    """An optimizer of a kind with a large learning rate, and weight decay and l1 where it has them."""
-    numbers: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.01, "l1": 0.01}
-    return kind(**{field: value for field, value in numbers.items() if field in kind.__struct_fields__})
+    """An optimizer with a large learning rate, and with weight decay and l1 if it has these settings."""
+    settings: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.01, "l1": 0.01}
+    return kind(**{field: value for field, value in settings.items() if field in kind.__struct_fields__})
 
 
 def _table(shape: KernelShape, optimizer: RowOptimizer) -> Table:

@@ -20,11 +20,11 @@ mount -o remount,size=1g "$1" && echo grown && read -r line
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallDisk:
-    """Paths of the disk, and how to grow it."""
+    """Paths of the disk, a prefix of commands that use it, and a function that enlarges it."""
 
     folder: Path  # path for commands
-    seen: Path  # path for this process
-    how: str  # description
+    path_here: Path  # path for this process
+    description: str
     enter: tuple[str, ...]  # prefix of commands
     limit: Callable[[], None] | None  # preexec_fn of processes
     grow: Callable[[], None]
@@ -37,17 +37,17 @@ def small_disk(folder: Path, size_bytes: int, file_bytes: int) -> Iterator[Small
     shell = _mount(folder, size_bytes)
     if shell is None:
         limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))  # noqa: E731
-        how = f"files limited to {file_bytes >> 10} kB, as this system does not let users mount"
-        yield SmallDisk(folder=folder, seen=folder, how=how, enter=(), limit=limit, grow=lambda: None)
+        description = f"files limited to {file_bytes >> 10} kB, as this system does not let users mount"
+        paths = {"folder": folder, "path_here": folder}
+        yield SmallDisk(**paths, description=description, enter=(), limit=limit, grow=lambda: None)
         return
-    seen = Path(f"/proc/{shell.pid}/root{folder.resolve()}")
+    paths = {"folder": folder, "path_here": Path(f"/proc/{shell.pid}/root{folder.resolve()}")}
     enter = ("nsenter", f"--target={shell.pid}", "--user", "--mount", "--preserve-credentials")
-    how = f"a tmpfs of {size_bytes >> 10} kB"
+    description = f"a tmpfs of {size_bytes >> 10} kB"
     with shell:
         try:
-            yield SmallDisk(
-                folder=folder, seen=seen, how=how, enter=enter, limit=None, grow=lambda: _send_line(shell, "grown")
-            )
+            grow = lambda: _send_line(shell, "grown")  # noqa: E731
+            yield SmallDisk(**paths, description=description, enter=enter, limit=None, grow=grow)
         finally:
             shell.kill()  # removes the disk, too
 

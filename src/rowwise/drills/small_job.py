@@ -20,7 +20,7 @@ from rowwise.train.saved import CheckpointFolder
 
 STEPS, EVERY, KEPT = 30, 5, 3
 LIMIT_S = 300.0  # of a command, so that a hanging job becomes a failed case
-OURS = ("model/", "rows/", "optimizer/")
+COMPARED = ("model/", "rows/", "optimizer/")  # prefixes of the tensors that runs are compared by
 RECIPE = """
 name: drill
 data: {{dataset: synthetic, rows: {rows}, test_rows: 4096}}
@@ -37,10 +37,10 @@ class CommandResult:
     """Exit code and error line of a command."""
 
     code: int
-    said: str  # the line that says why, or the last one
+    error_line: str  # rowwise's error, or the last line
 
     @property
-    def well(self) -> bool:
+    def succeeded(self) -> bool:
         return self.code == 0
 
 
@@ -61,23 +61,23 @@ class DrillJob:
         (folder / "drill.yaml").write_text(RECIPE.format(rows=batch * STEPS, **numbers))
         return cls(folder, ranks)
 
-    def train(self, runs: Path, *more: str) -> CommandResult:
-        with self.training(runs, *more) as process:
+    def train(self, runs: Path, *options: str) -> CommandResult:
+        with self.training(runs, *options) as process:
             return wait_for_end(process)
 
-    def resume(self, run: Path, *more: str) -> CommandResult:
-        with self._started("resume", str(run), *more) as process:
+    def resume(self, run: Path, *options: str) -> CommandResult:
+        with self._process("resume", str(run), *options) as process:
             return wait_for_end(process)
 
     def training(
-        self, runs: Path, *more: str, limit: Callable[[], None] | None = None
+        self, runs: Path, *options: str, limit: Callable[[], None] | None = None
     ) -> AbstractContextManager[subprocess.Popen[str]]:
         """The process of a new run, killed at the end of the block."""
-        return self._started("train", "drill.yaml", "--runs", str(runs), *more, limit=limit)
+        return self._process("train", "drill.yaml", "--runs", str(runs), *options, limit=limit)
 
     @contextmanager
-    def _started(self, *args: str, limit: Callable[[], None] | None = None) -> Iterator[subprocess.Popen[str]]:
-        # nsenter starts at the root of the namespace, so the folder is given.
+    def _process(self, *args: str, limit: Callable[[], None] | None = None) -> Iterator[subprocess.Popen[str]]:
+        # nsenter starts commands at the root of the namespace, not in cwd.
         enter = (*self.enter, f"--wd={self.folder}") if self.enter else ()
         command = [*enter, sys.executable, "-m", "rowwise", *args, "--nproc", str(self.ranks)]
         pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
@@ -93,30 +93,30 @@ def wait_for_end(process: subprocess.Popen[str]) -> CommandResult:
     try:
         _, err = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
-        return CommandResult(code=-1, said=f"has not ended after {LIMIT_S:g} s")
+        return CommandResult(code=-1, error_line=f"has not ended after {LIMIT_S:g} s")
     lines = [line for line in err.splitlines() if line.strip()]
-    said = [line for line in lines if line.startswith("rowwise: ")] or lines[-1:]
-    return CommandResult(code=process.returncode, said="; ".join(said))
+    error_lines = [line for line in lines if line.startswith("rowwise: ")] or lines[-1:]
+    return CommandResult(code=process.returncode, error_line="; ".join(error_lines))
 
 
-def wait_until(process: subprocess.Popen[str], there: Callable[[], bool], what: str) -> None:
-    """Poll until `there()`; raises if the process ends first or takes too long."""
+def wait_until(process: subprocess.Popen[str], condition: Callable[[], bool], event: str) -> None:
+    """Poll until the condition holds; raises if the process ends first or takes too long."""
     end_s = time.monotonic() + LIMIT_S
-    while not there():
+    while not condition():
         if process.poll() is not None or time.monotonic() > end_s:
-            raise RowwiseError(f"the drill's job ended or took too long before {what}: {wait_for_end(process).said}")
+            line = wait_for_end(process).error_line
+            raise RowwiseError(f"the drill's job ended or took too long before {event}: {line}")
         time.sleep(0.001)
 
 
 def rank_processes(run: Path) -> list[int]:
     """Process ids of the ranks from the run's log; empty before it has them."""
     log = run / "log.txt"
-    found = re.findall(r"processes ([\d ]+)\n", log.read_text()) if log.exists() else []
-    return [int(pid) for pid in found[-1].split()] if found else []
+    lines = re.findall(r"processes ([\d ]+)\n", log.read_text()) if log.exists() else []
+    return [int(pid) for pid in lines[-1].split()] if lines else []
 
 
 def last_step(run: Path) -> int:
-    """The last step in steps.csv."""
     path = run / "steps.csv"
     return path.read_text().count("\n") - 1 if path.exists() else 0
 
@@ -127,7 +127,7 @@ def checkpoint_steps(run: Path) -> list[int]:
 
 
 def find_damage(run: Path) -> str:
-    """The first damage in the newest complete checkpoint; empty if intact."""
+    """The first damage in the newest complete checkpoint; empty if there is none."""
     try:
         CheckpointFolder(run / "ckpt").open().verify()
     except CheckpointError as error:
@@ -138,7 +138,7 @@ def find_damage(run: Path) -> str:
 def find_difference(run: Path, other: Path) -> str:
     """The first difference of two finished runs, bit by bit; empty if equal."""
     one, two = CheckpointFolder(run / "ckpt").open(), CheckpointFolder(other / "ckpt").open()
-    names = [sorted(name for name in x.names() if name.startswith(OURS)) for x in (one, two)]
+    names = [sorted(name for name in x.names() if name.startswith(COMPARED)) for x in (one, two)]
     if names[0] != names[1]:
         return "they hold other tensors"
     unequal = [name for name in names[0] if not one.load(name).equal(two.load(name))]

@@ -1,7 +1,7 @@
 """Table access statistics that a run has counted, as input of the planner: `rowwise plan --tables access.json`.
 
-A curve of distinct ids over batch size is fitted, so that plans may be for other batch sizes. Known limit: curves that
-do not have the form of `Access` are fitted to some percent.
+The curve of distinct ids over batch size is fitted, so that a plan may have another batch size. Known limit: curves
+without the form of `Access` are fitted with errors of some percent.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from rowwise.train.traffic import TableTraffic
 ACCESS = "access.json"  # in the folder of a run
 SIZES = 8  # number of batch sizes, up to all counted ids, that a curve is fitted to
 SMALLEST = 256.0  # the smallest size is the batch divided by this
-FLAT = np.concatenate([[0.0], np.geomspace(1e-6, 0.1, 8)])  # candidates for `zipf_q`, as shares of the active rows
+ZIPF_Q = np.concatenate([[0.0], np.geomspace(1e-6, 0.1, 8)])  # candidates for `zipf_q`, as fractions of the active rows
 ACTIVES = 6  # candidates for the number of active rows; one more is estimated from ids seen once and twice
 ANCHORS = np.array([1.0, 8.0, 64.0])  # each candidate is exact for one batch size: the largest divided by one of these
 HALVINGS = 20
@@ -34,7 +34,7 @@ class AccessFile:
     """
 
     def __init__(self, tables: Sequence[Table], batch: int) -> None:
-        """`batch`: the global batch, at which the curves fit best."""
+        """`batch` is the global batch, at which the curves fit best."""
         self._tables, self._batch = tuple(tables), batch
         self._fits: dict[str, tuple[int, Access]] = {}  # by table: number of ids when fitted, and the fit
 
@@ -70,17 +70,17 @@ def fit_access(repeats: IdSample, rows: int, pooling: float, batch: int) -> Acce
     """
     if not repeats.looked_at:
         return Access(pooling=pooling)
-    most = float(repeats.looked_at)
-    drawn = min(max(pooling * batch, 1.0), most)
-    sizes_P = np.unique(np.geomspace(max(drawn / SMALLEST, 1.0), most, SIZES).round())
-    want_P = repeats.different(sizes_P)
-    guesses = np.meshgrid(_guess_active_rows(repeats, rows), FLAT, np.maximum(drawn / ANCHORS, 1.0))
-    active_G, flat_G, anchor_G = (x.ravel() for x in guesses)
-    q_G = flat_G * active_G
-    a_G = _steepness(q_G, active_G, anchor_G, repeats.different(anchor_G))
-    found_PG = np.stack([expected_distinct(a_G, q_G, active_G, np.full(len(a_G), size)) for size in sizes_P])
-    # What is counted of few ids is off by more.
-    error_G = (want_P[:, None] * np.log(found_PG / np.maximum(want_P, 1e-9)[:, None]) ** 2).sum(0)
+    counted = float(repeats.looked_at)
+    batch_ids = min(max(pooling * batch, 1.0), counted)
+    sizes_P = np.unique(np.geomspace(max(batch_ids / SMALLEST, 1.0), counted, SIZES).round())
+    distinct_P = repeats.different(sizes_P)
+    candidates = np.meshgrid(_guess_active_rows(repeats, rows), ZIPF_Q, np.maximum(batch_ids / ANCHORS, 1.0))
+    active_G, fraction_G, anchor_G = (x.ravel() for x in candidates)
+    q_G = fraction_G * active_G
+    a_G = _solve_zipf_a(q_G, active_G, anchor_G, repeats.different(anchor_G))
+    expected_PG = np.stack([expected_distinct(a_G, q_G, active_G, np.full(len(a_G), size)) for size in sizes_P])
+    # Relative errors, weighted by the counts, as small counts have larger relative errors.
+    error_G = (distinct_P[:, None] * np.log(expected_PG / np.maximum(distinct_P, 1e-9)[:, None]) ** 2).sum(0)
     best = int(np.argmin(error_G))
     active = int(active_G[best])
     return Access(
@@ -92,19 +92,19 @@ def fit_access(repeats: IdSample, rows: int, pooling: float, batch: int) -> Acce
 
 
 def _guess_active_rows(repeats: IdSample, rows: int) -> Floats:
-    """From all rows down to the distinct ids seen, and the number estimated for uniform access."""
+    """Candidates from all rows down to the distinct ids seen, and an estimate for uniform access."""
     seen = float(repeats.different(np.array([float(repeats.looked_at)]))[0])
     once, twice = (float((repeats.counts_D == times).sum()) * 2**repeats.level for times in (1, 2))
-    alike = seen + once**2 / max(2 * twice, 1.0)  # Chao's estimator
+    estimate = seen + once**2 / max(2 * twice, 1.0)  # Chao's estimator
     least = min(max(seen, 1.0), float(rows))
-    return np.append(np.geomspace(rows, least, ACTIVES), min(max(alike, least), rows)).round()
+    return np.append(np.geomspace(rows, least, ACTIVES), min(max(estimate, least), rows)).round()
 
 
-def _steepness(q_G: Floats, active_G: Floats, drawn_G: Floats, want_G: Floats) -> Floats:
-    """The `zipf_a` of each guess that has so many different ids among those drawn; the nearest, where none has."""
+def _solve_zipf_a(q_G: Floats, active_G: Floats, ids_G: Floats, distinct_G: Floats) -> Floats:
+    """For each candidate the `zipf_a` at which `ids_G` lookups have `distinct_G` distinct ids, or the nearest one."""
     low_G, high_G = np.zeros(len(q_G)), np.full(len(q_G), MOST_ZIPF_A)
     for _ in range(HALVINGS):
         a_G = (low_G + high_G) / 2
-        too_many_G = expected_distinct(a_G, q_G, active_G, drawn_G) > want_G
+        too_many_G = expected_distinct(a_G, q_G, active_G, ids_G) > distinct_G
         low_G, high_G = np.where(too_many_G, a_G, low_G), np.where(too_many_G, high_G, a_G)
     return (low_G + high_G) / 2

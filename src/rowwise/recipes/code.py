@@ -2,24 +2,24 @@
 
 from pathlib import Path
 
-from rowwise.ingest.transform.user_function import UserFunction as OwnTransform
+from rowwise.ingest.transform.user_function import UserFunction
 from rowwise.recipes.recipe import Recipe, UserModel
 from rowwise.recipes.user_model_name import split_name
 
 
 def find_foreign_code(recipe: Recipe, source: Path) -> tuple[str, ...]:
-    """Descriptions of code outside the folder of the recipe's file; code inside came with the recipe."""
+    """Descriptions of code that is not beside the recipe's file: files in other folders, and text in the recipe."""
     folder = source.resolve().parent
-    away = [path for path in _code_files(recipe) if not path.resolve().is_relative_to(folder)]
-    within = [one.function for one in recipe.transforms if isinstance(one, OwnTransform) and one.source]
+    files = [path for path in _code_files(recipe) if not path.resolve().is_relative_to(folder)]
+    functions = [t.function for t in recipe.transforms if isinstance(t, UserFunction) and t.source]
     return (
-        *(f"{path}, which is not beside {source}" for path in dict.fromkeys(away)),
-        *(f"the text of {name} that is written into {source}" for name in within),
+        *(f"{path}, which is not beside {source}" for path in dict.fromkeys(files)),
+        *(f"the text of {name} that is written into {source}" for name in functions),
     )
 
 
 def _code_files(recipe: Recipe) -> list[Path]:
     model = UserModel(module=recipe.model) if isinstance(recipe.model, str) else recipe.model
     models = [split_name(model.module)[0]] if isinstance(model, UserModel) else []
-    own = [OwnTransform(function=one) if isinstance(one, str) else one for one in recipe.transforms]
-    return models + [Path(one.file) for one in own if isinstance(one, OwnTransform) and not one.source]
+    transforms = [UserFunction(function=t) if isinstance(t, str) else t for t in recipe.transforms]
+    return models + [Path(t.file) for t in transforms if isinstance(t, UserFunction) and not t.source]

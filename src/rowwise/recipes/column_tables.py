@@ -55,9 +55,7 @@ def add_column_tables(
     for sparse in columns.sparse:
         by_table.setdefault(sparse.table_name, []).append(sparse)
     lookups = [step.transform for step in loaded.steps if isinstance(step.transform, MapId)]
-    vocabulary_rows = {
-        lookup.to: 1 + max(lookup.mapping.values()) for lookup in lookups if lookup.unknown == UNKNOWN_ROW
-    }
+    vocabulary_rows = {m.to: 1 + max(m.mapping.values()) for m in lookups if m.unknown == UNKNOWN_ROW}
     new_tables = [
         _make_table(name, users, vocabulary_rows, tables, {table.name: table for table in suggested})
         for name, users in by_table.items()

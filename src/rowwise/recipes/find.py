@@ -20,7 +20,7 @@ def names() -> list[str]:
 def find(name: str) -> Path:
     """The file of a recipe, by path or built-in name."""
     path = Path(name)
-    # A folder may have the name of a built-in recipe; any other folder is left to the reader to refuse.
+    # A folder with the name of a built-in recipe does not hide it; reading refuses all other folders.
     if path.suffix in ENDINGS or path.is_file() or (path.exists() and name not in names()):
         if not path.exists():
             raise SpecError(f"{name}: no such file: want a recipe file, or a name from rowwise ls")
@@ -40,12 +40,12 @@ def load(name: str, changes: Sequence[str] = ()) -> Recipe:
 def copy(name: str, to: Path) -> Path:
     """Copy a recipe into a new file; an existing one is never overwritten."""
     source = find(name)
-    place = to / source.name if to.is_dir() else to
-    if place.exists():
-        raise SpecError(f"{place} exists: want another name")
-    if place.suffix not in ENDINGS:
-        raise SpecError(f"{place}: want a name that ends in .yaml")
+    target = to / source.name if to.is_dir() else to
+    if target.exists():
+        raise SpecError(f"{target} exists: want another name")
+    if target.suffix not in ENDINGS:
+        raise SpecError(f"{target}: want a name that ends in .yaml")
     text = read_bytes(source)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_bytes(text)
-    return place
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(text)
+    return target

@@ -1,4 +1,4 @@
-"""Facts of the machine and the installation for bug reports and env.json. Known limit: Linux and macOS only."""
+"""Facts about the machine and the installation, for bug reports and env.json. Known limit: Linux and macOS only."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """Versions, processor and memory; nothing here needs the native operators."""
+    """Versions, processor and memory, read without the native operators."""
 
     rowwise: str
     python: str
@@ -67,7 +67,7 @@ class NativeLibrary:
     library: str
     library_bytes: int
     isa: str  # the instruction set in use
-    isa_sets: tuple[str, ...]  # all that this processor has and the library was built for
+    isa_sets: tuple[str, ...]  # those that both the processor and the library have
 
     @classmethod
     def read(cls) -> "NativeLibrary":
@@ -95,7 +95,7 @@ def _isa_sets(in_use: str) -> tuple[str, ...]:
 
 
 def _torch() -> tuple[str, str, int]:
-    """Version, CUDA and threads; reports a torch that does not load instead of raising."""
+    """Version, CUDA and threads; the version says so if torch does not load."""
     try:
         import torch
     except (ImportError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Replaces settings of a recipe that this processor lacks instructions for, with a note for each."""
+"""Replaces settings of a recipe for which this processor lacks instructions, and returns a note for each."""
 
 from msgspec import structs
 
@@ -11,8 +11,8 @@ def replace_unsupported(train: Training, processor: Processor) -> tuple[Training
         return train, ()
     family = family_of(processor)
     measured = f" (measured on {family.name}: {family.measured})" if family is not None and family.measured else ""
-    line = (
+    note = (
         f"train.precision=bf16 is replaced by fp32, because this processor has no bf16 instructions and software takes"
         f" several times as long{measured}; train.precision=bf16_always keeps it"
     )
-    return structs.replace(train, precision="fp32"), (line,)
+    return structs.replace(train, precision="fp32"), (note,)

@@ -1,7 +1,7 @@
 """The types of a recipe: frozen values, read strictly, so that an unknown key is an error.
 
-A resolved recipe (see `compose`) has every column, table and thread count, so that it makes the same run again even
-after defaults change.
+A resolved recipe (see `compose`) has every column, table and thread count, and so makes the same run again even after
+defaults change.
 """
 
 import math
@@ -97,7 +97,7 @@ class Data(Value, frozen=True):
 
 
 class TableChanges(Value, frozen=True):
-    """Changes to a table of the dataset; None leaves a value unchanged."""
+    """Changes to the settings of a table; None leaves a setting unchanged."""
 
     rows: int | None = None
     dim: int | None = None
@@ -109,9 +109,9 @@ class TableChanges(Value, frozen=True):
     id_map: AnyIdMap | None = None  # ids share rows
 
     def apply(self, table: Table) -> Table:
-        given = {name: getattr(self, name) for name in self.__struct_fields__ if getattr(self, name) is not None}
-        kept = {name: getattr(table, name) for name in table.__struct_fields__}
-        return Table(**(kept | given))
+        changes = {name: getattr(self, name) for name in self.__struct_fields__ if getattr(self, name) is not None}
+        fields = {name: getattr(table, name) for name in table.__struct_fields__}
+        return Table(**(fields | changes))
 
 
 class Tables(Value, frozen=True):
@@ -125,8 +125,8 @@ class Tables(Value, frozen=True):
         tables = self.list or suggested
         unknown = set(self.each) - {t.name for t in tables}
         if unknown:
-            there = ", ".join(t.name for t in tables)
-            raise SpecError(f"tables.each: no table {', '.join(sorted(unknown))}: want some of {there}")
+            names = ", ".join(t.name for t in tables)
+            raise SpecError(f"tables.each: no table {', '.join(sorted(unknown))}: want some of {names}")
         changed = (self.all.apply(table) for table in tables)
         return tuple(self.each[t.name].apply(t) if t.name in self.each else t for t in changed)
 
@@ -254,9 +254,9 @@ def check_ranks(recipe: Recipe, world: int) -> None:
         raise SpecError(f"model.norm=batch {where}: statistics are of one rank's samples: want model.norm=layer")
     shards = recipe.train.virtual_shards
     if elastic and shards % world:
-        fit = ", ".join(str(w) for w in range(1, shards + 1) if shards % w == 0)
-        out = "or another train.virtual_shards in a new run, as that changes the result"
-        raise SpecError(f"{shards} virtual shards of elastic training on {world} ranks: want {fit} ranks, {out}")
+        divisors = ", ".join(str(w) for w in range(1, shards + 1) if shards % w == 0)
+        want = f"want {divisors} ranks, or another train.virtual_shards in a new run, as that changes the result"
+        raise SpecError(f"{shards} virtual shards of elastic training on {world} ranks: {want}")
     if elastic and not recipe.wire.exact:
         raise SpecError(
             "train.determinism=elastic with a wire that rounds: want fp32 for all of `wire`, or determinism=run"

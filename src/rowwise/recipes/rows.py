@@ -22,18 +22,18 @@ from rowwise.ingest.where import Comparison, RowFilter, parse
 from rowwise.recipes.recipe import Data, TimeShare
 from rowwise.spec import Table
 
-ALL, EVERY = Share(), RowFilter()
-SYNTHETIC = (1_000_000, 100_000)  # rows to train and to test on
-FILES = ("parquet", "csv")
+WHOLE, NO_FILTER = Share(), RowFilter()
+SYNTHETIC = (1_000_000, 100_000)  # default numbers of training and test rows
+FILES = ("parquet", "csv")  # kinds in parquet:PATH and csv:PATH
 
 
 @dataclass(frozen=True, slots=True)
 class RowSelection:
-    """The rows of a reader inside a share that pass a filter."""
+    """The rows of a reader that are in a share and pass a filter."""
 
     reader: Reader
-    share: Share = ALL
-    where: RowFilter = EVERY
+    share: Share = WHOLE
+    where: RowFilter = NO_FILTER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,34 +47,34 @@ class RecipeRows:
 
 
 def use_absolute_paths(data: Data) -> Data:
-    """The data with absolute paths, so that a resumed run finds it from any folder."""
-    given = {name: getattr(data, name) for name in data.__struct_fields__}
+    """The section with absolute paths, so that a resumed run finds its data from any working directory."""
+    fields = {name: getattr(data, name) for name in data.__struct_fields__}
     for name in ("dataset", "valid", "test"):
-        kind, colon, path = (given[name] or "").partition(":")
+        kind, colon, path = (fields[name] or "").partition(":")
         if colon and kind in FILES:
-            given[name] = f"{kind}:{Path(path).absolute()}"
+            fields[name] = f"{kind}:{Path(path).absolute()}"
     if data.dataset in STORED:  # only these are looked up in `folder`
-        given["folder"] = str(Path(data.folder).absolute())
-    return Data(**given)
+        fields["folder"] = str(Path(data.folder).absolute())
+    return Data(**fields)
 
 
 def open_data(data: Data, columns: Columns | None = None, tables: tuple[Table, ...] = ()) -> RecipeRows:
-    """Open the rows of a recipe; with both `columns` and `tables` files need not be inspected."""
+    """Open the rows of a recipe; files are not inspected if `columns` and `tables` are given."""
     where = parse(data.where)
     dataset = _open_dataset(data, where, columns, tables)
     # `where` filters the dataset's rows, not named files.
     valid = _open_named("valid", data.valid) or _dataset_rows(dataset.valid, where)
     test = _open_named("test", data.test) or _dataset_rows(dataset.test, where)
     if isinstance(data.share, TimeShare):
-        train, parts = _take_by_time(RowSelection(dataset.train, where=where), data, {"valid": valid, "test": test})
+        train, taken = _take_by_time(RowSelection(dataset.train, where=where), data, {"valid": valid, "test": test})
         return RecipeRows(
-            dataset=dataset, train=train, valid=valid or parts.get("valid"), test=test or parts.get("test")
+            dataset=dataset, train=train, valid=valid or taken.get("valid"), test=test or taken.get("test")
         )
-    # Shares are taken from the training rows only for parts that the dataset lacks.
+    # Rows are taken from the training rows only for uses that have none.
     shares = {"valid": 0.0 if valid else data.valid_share, "test": 0.0 if test else data.test_share}
     take = _take_last if data.share == "last" else _take_random
-    train, parts = take(RowSelection(dataset.train, where=where), shares)
-    return RecipeRows(dataset=dataset, train=train, valid=valid or parts.get("valid"), test=test or parts.get("test"))
+    train, taken = take(RowSelection(dataset.train, where=where), shares)
+    return RecipeRows(dataset=dataset, train=train, valid=valid or taken.get("valid"), test=test or taken.get("test"))
 
 
 def _open_named(key: str, name: str | None) -> RowSelection | None:
@@ -114,7 +114,7 @@ def _open_dataset(data: Data, where: RowFilter, columns: Columns | None, tables:
     return from_files(files, data.label or label, sparse=uncounted or ())
 
 
-def _open_files(name: str | None, where: RowFilter = EVERY) -> Reader | None:
+def _open_files(name: str | None, where: RowFilter = NO_FILTER) -> Reader | None:
     kind, colon, path = (name or "").partition(":")
     if not colon or kind not in FILES:
         return None
@@ -153,20 +153,21 @@ def _take_by_time(
 
 
 def _take_random(rows: RowSelection, shares: dict[str, float]) -> tuple[RowSelection, dict[str, RowSelection]]:
-    at = 0.0
-    parts: dict[str, RowSelection] = {}
-    for name, share in shares.items():
+    """The rest of the rows, and a random share of them for each use."""
+    begin = 0.0
+    taken: dict[str, RowSelection] = {}
+    for use, share in shares.items():
         if share:
-            parts[name] = replace(rows, share=Share(begin=at, end=at + share))
-            at += share
-    return replace(rows, share=Share(begin=at)), parts
+            taken[use] = replace(rows, share=Share(begin=begin, end=begin + share))
+            begin += share
+    return replace(rows, share=Share(begin=begin)), taken
 
 
 def _take_last(rows: RowSelection, shares: dict[str, float]) -> tuple[RowSelection, dict[str, RowSelection]]:
-    """Whole splits from the end: the last ones to test on, those before them to validate on."""
+    """The rest of the rows, and the last splits of them for each use: test rows from the end, then validation rows."""
     splits = list(rows.reader.splits())
     total = len(splits)
-    parts: dict[str, RowSelection] = {}
+    taken: dict[str, RowSelection] = {}
     for name in ("test", "valid"):
         count = round(shares[name] * total)
         if shares[name] and (not count or count >= len(splits)):
@@ -175,6 +176,6 @@ def _take_last(rows: RowSelection, shares: dict[str, float]) -> tuple[RowSelecti
                 f"data.share=last: {total} splits are too few to take {shares[name]:.0%} as {name} rows: {want}"
             )
         if count:
-            parts[name] = replace(rows, reader=PartReader(rows.reader, splits[-count:]))
+            taken[name] = replace(rows, reader=PartReader(rows.reader, splits[-count:]))
             del splits[-count:]
-    return (replace(rows, reader=PartReader(rows.reader, splits)) if parts else rows), parts
+    return (replace(rows, reader=PartReader(rows.reader, splits)) if taken else rows), taken

@@ -27,7 +27,7 @@ STEPS = 100  # of an epoch, approximately
 BATCHES = (64, 2048)
 WIDTH = 110  # of comments
 EMPTY: Mapping[str, str] = MappingProxyType({})
-EVALUATIONS = 10  # in an epoch of a large dataset; 4 in that of others
+EVALUATIONS = 10  # in an epoch of a large dataset; others have 4
 SHOWN = ("data.share", "train.batch", "train.epochs", "evaluate.metric")
 
 
@@ -51,12 +51,12 @@ def make_starter(card: DatasetCard, dataset: str, file: str, vocabularies: Mappi
     columns, tables = card.suggest(_dim(card.rows))
     rows_of = {table.feature_names[0]: table.rows for table in tables}
     sparse = tuple(
-        structs.replace(one, vocabulary=vocabularies[one.column])
-        if one.column in vocabularies
-        else structs.replace(one, rows=rows_of[one.feature_name])
-        for one in columns.sparse
+        structs.replace(column, vocabulary=vocabularies[column.column])
+        if column.column in vocabularies
+        else structs.replace(column, rows=rows_of[column.feature_name])
+        for column in columns.sparse
     )
-    lists = {one.name for one in card.columns if one.mean_length is not None}
+    lists = {column.name for column in card.columns if column.mean_length is not None}
     pooling = {s.table_name: TableChanges(pooling=Pooling.MEAN) for s in sparse if s.column in lists}
     steps = max(1, round(card.rows * (1 - 2 * SHARE) / _batch(card.rows)))
     large = card.rows > LARGE_ROWS
@@ -66,15 +66,12 @@ def make_starter(card: DatasetCard, dataset: str, file: str, vocabularies: Mappi
     else:
         data = structs.replace(files, share=TimeShare(**structs.asdict(card.borders)))
     recipe = Recipe(
-        about=About(
-            what=f"DLRM on {card.rows:,} rows of {card.source}",
-            run=f"rowwise train {file}",
-        ),
+        about=About(what=f"DLRM on {card.rows:,} rows of {card.source}", run=f"rowwise train {file}"),
         data=data,
-        transforms=tuple(SplitText(column=one.name, separator=one.separator) for one in card.columns if one.separator),
+        transforms=tuple(SplitText(column=c.name, separator=c.separator) for c in card.columns if c.separator),
         columns=structs.replace(columns, sparse=sparse, time=None),
         tables=Tables(all=TableChanges(dim=_dim(card.rows), optimizer=_row_optimizer(large)), each=pooling),
-        model=_model(card.rows, dense=bool(columns.dense)),
+        model=_choose_model(card.rows, dense=bool(columns.dense)),
         train=Training(batch=_batch(card.rows), epochs=2 if large else 20, optimizer=DenseAdam(lr=0.002)),
         evaluate=Evaluation(every=max(1, steps // (EVALUATIONS if large else 4)), patience=2 if large else 6),
     )
@@ -98,8 +95,8 @@ def _check_card(card: DatasetCard) -> None:
 
 
 def _suggest_labels(card: DatasetCard) -> str:
-    found = [name for name in card.likely_labels if name != card.label]
-    return f", such as {' or '.join(found)}" if found else ""
+    names = [name for name in card.likely_labels if name != card.label]
+    return f", such as {' or '.join(names)}" if names else ""
 
 
 def _batch(rows: int) -> int:
@@ -114,7 +111,7 @@ def _row_optimizer(large: bool) -> RowWiseAdagrad:
     return RowWiseAdagrad(lr=0.05) if large else RowWiseAdagrad(lr=0.1, initial=1e-6, weight_decay=1e-4)
 
 
-def _model(rows: int, *, dense: bool) -> DlrmConfig:
+def _choose_model(rows: int, *, dense: bool) -> DlrmConfig:
     """DLRM, with dropout and layer normalisation where rows are few; see docs/decisions/0018-starter.md."""
     large = rows > LARGE_ROWS
     bottom = () if not dense else (512, 256) if large else (64,)

@@ -1,6 +1,6 @@
 """Checks that the tables of a run fit into the memory of its hosts, and suggests changes if they do not.
 
-Runs before memory is allocated. Counts rows, optimizer state and the copy that background checkpoints make, not
+Runs before tables are allocated. Counts rows, optimizer state and the copy that background checkpoints make, but not
 batches or the dense model. Hosts whose free memory is unknown are not checked.
 """
 
@@ -28,8 +28,8 @@ from rowwise.spec import RowType, Table, Topology, state_width
 
 Purpose = Literal["train", "resume", "use"]  # decides which changes are still possible
 FLOAT_bytes = 4
-MOST_WAYS = 3
-SPARE = 0.9  # of the free memory that suggested tables may fill; batches and the dense model need the rest
+MOST_REMEDIES = 3  # in the message
+USABLE = 0.9  # fraction of the free memory for suggested tables; batches and the dense model need the rest
 DIM_STEP = 4
 
 
@@ -59,10 +59,10 @@ class TableMemory:
 
 
 class MemoryRemedy(NamedTuple):
-    """A change that makes the tables fit, in words."""
+    """A change that makes the tables fit, and the memory that they need then."""
 
-    words: str
-    needed_bytes: float  # on the host that lacked memory
+    change: str  # in words
+    needed_bytes: float  # on the host that lacks memory
 
 
 def check_memory(
@@ -72,119 +72,120 @@ def check_memory(
     free = free_bytes()
     free_W = [int(size) for size in all_gather_uneven(comm, torch.tensor([-1 if free is None else free]), "memory")]
     free_HW = [[free_W[rank] for rank in comm.topology.ranks_of(host)] for host in range(comm.topology.hosts)]
-    asked = TableMemory(
+    memory = TableMemory(
         tables=tuple(tables),
         plan=plan,
         topology=comm.topology,
         free_H=tuple(min((size for size in sizes if size >= 0), default=None) for sizes in free_HW),
         background=resolved.recipe.save.background and purpose != "use",
         purpose=purpose,
-        mapped=frozenset(t.name for one in resolved.tables if one.id_map is not None for t in stored_tables_of(one)),
+        mapped=frozenset(s.name for t in resolved.tables if t.id_map is not None for s in stored_tables_of(t)),
     )
-    on_first_rank(comm, lambda: raise_if_short(asked))
+    on_first_rank(comm, lambda: raise_if_short(memory))
 
 
-def raise_if_short(asked: TableMemory) -> None:
-    """Raise with the needed and the free memory, and the smallest changes that make the tables fit."""
-    short_H = [0 if free is None else asked.needed_bytes(host) - free for host, free in enumerate(asked.free_H)]
+def raise_if_short(memory: TableMemory) -> None:
+    """Raise if a host lacks memory, with what it needs and has, and the smallest changes that make the tables fit."""
+    short_H = [0 if free is None else memory.needed_bytes(host) - free for host, free in enumerate(memory.free_H)]
     host = max(range(len(short_H)), key=short_H.__getitem__)
-    free = asked.free_H[host]
+    free = memory.free_H[host]
     if free is None or short_H[host] <= 0:
         return
-    largest = max(asked.tables, key=lambda table: table.rows * (table.row_bytes + state_width(table) * FLOAT_bytes))
-    where = "here" if asked.topology.hosts == 1 else f"on host {host}"
-    copies = ", twice as save.background copies them" if asked.background else ""
-    parts = (
-        f"{format_bytes(asked.rows_bytes(host))} of rows and {format_bytes(asked.state_bytes(host))} of optimizer state"
-    )
-    most = f"the largest is {largest.name!r} with {largest.rows:,} x {largest.dim}"
-    need = f"the tables need {format_bytes(asked.needed_bytes(host))} of memory {where} ({parts}{copies}; {most})"
-    ways = [f"{way.words} ({format_bytes(way.needed_bytes)})" for way in find_remedies(asked, host)]
-    if asked.purpose == "use":
-        ways = [f"a machine with {format_bytes(asked.needed_bytes(host))} free", *(f"a run with {way}" for way in ways)]
-    want = "; or ".join(ways[:MOST_WAYS]) or "a machine with more memory, or fewer tables"
-    raise TableMemoryError(f"{need}, and {format_bytes(free)} are free: want {want}")
+    largest = max(memory.tables, key=lambda table: table.rows * (table.row_bytes + state_width(table) * FLOAT_bytes))
+    where = "here" if memory.topology.hosts == 1 else f"on host {host}"
+    copies = ", twice as save.background copies them" if memory.background else ""
+    rows, state = format_bytes(memory.rows_bytes(host)), format_bytes(memory.state_bytes(host))
+    sizes = f"{rows} of rows and {state} of optimizer state{copies}"
+    size_of_largest = f"the largest is {largest.name!r} with {largest.rows:,} x {largest.dim}"
+    needed = format_bytes(memory.needed_bytes(host))
+    got = f"the tables need {needed} of memory {where} ({sizes}; {size_of_largest})"
+    remedies = [f"{remedy.change} ({format_bytes(remedy.needed_bytes)})" for remedy in find_remedies(memory, host)]
+    if memory.purpose == "use":
+        remedies = [f"a machine with {needed} free", *(f"a run with {remedy}" for remedy in remedies)]
+    want = "; or ".join(remedies[:MOST_REMEDIES]) or "a machine with more memory, or fewer tables"
+    raise TableMemoryError(f"{got}, and {format_bytes(free)} are free: want {want}")
 
 
-def find_remedies(asked: TableMemory, host: int) -> list[MemoryRemedy]:
-    """The least change of each kind: first without background checkpoints, then by falling memory."""
-    free = asked.free_H[host]
+def find_remedies(memory: TableMemory, host: int) -> list[MemoryRemedy]:
+    """The smallest change of each kind: first save.background=false, the others by falling memory."""
+    free = memory.free_H[host]
     assert free is not None
-    room = int(free * SPARE)
+    room = int(free * USABLE)
     kinds = (_fewer_rows, _narrower_rows, _compressed_bytes, _more_hosts)
-    found = (max(kind(asked, host, room), key=lambda way: way.needed_bytes, default=None) for kind in kinds)
-    changes = sorted((way for way in found if way is not None), key=lambda way: -way.needed_bytes)
-    return [*_foreground(asked, host, room), *changes]
+    smallest = (max(kind(memory, host, room), key=lambda remedy: remedy.needed_bytes, default=None) for kind in kinds)
+    remedies = (remedy for remedy in smallest if remedy is not None)
+    by_memory = sorted(remedies, key=lambda remedy: -remedy.needed_bytes)
+    return [*_without_background(memory, host, room), *by_memory]
 
 
-def _foreground(asked: TableMemory, host: int, room: int) -> Iterator[MemoryRemedy]:
-    if asked.background:
-        yield from _if_fits(replace(asked, background=False), host, room, "save.background=false")
+def _without_background(memory: TableMemory, host: int, room: int) -> Iterator[MemoryRemedy]:
+    if memory.background:
+        yield from _if_fits(replace(memory, background=False), host, room, "save.background=false")
 
 
-def _fewer_rows(asked: TableMemory, host: int, room: int) -> Iterator[MemoryRemedy]:
+def _fewer_rows(memory: TableMemory, host: int, room: int) -> Iterator[MemoryRemedy]:
     """A limit on rows for all tables, rounded down to two digits."""
-    if asked.purpose == "resume":  # a checkpoint fixes the rows
+    if memory.purpose == "resume":  # a checkpoint fixes the rows
         return
 
-    def cut(rows: int) -> TableMemory:
-        return asked.with_tables(lambda t: t if t.name in asked.mapped else structs.replace(t, rows=min(t.rows, rows)))
+    def limit_rows(rows: int) -> TableMemory:
+        mapped = memory.mapped
+        return memory.with_tables(lambda t: t if t.name in mapped else structs.replace(t, rows=min(t.rows, rows)))
 
-    low, high = 0, max(table.rows for table in asked.tables)  # invariant: low rows fit (or low is 0), high rows do not
+    low, high = 0, max(table.rows for table in memory.tables)  # invariant: low rows fit (or low is 0), high rows do not
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if cut(middle).needed_bytes(host) <= room else (low, middle)
+        low, high = (middle, high) if limit_rows(middle).needed_bytes(host) <= room else (low, middle)
     most = _round_down(low)
-    larger = [t.name for t in asked.tables if t.rows > most and t.name not in asked.mapped]
+    larger = [t.name for t in memory.tables if t.rows > most and t.name not in memory.mapped]
     if most and larger:
-        words = f"at most {most:,} rows in each table" if len(larger) > 1 else f"tables.each.{larger[0]}.rows={most}"
-        yield from _if_fits(cut(most), host, room, words)
+        change = f"at most {most:,} rows in each table" if len(larger) > 1 else f"tables.each.{larger[0]}.rows={most}"
+        yield from _if_fits(limit_rows(most), host, room, change)
 
 
-def _narrower_rows(asked: TableMemory, host: int, room: int) -> Iterator[MemoryRemedy]:
+def _narrower_rows(memory: TableMemory, host: int, room: int) -> Iterator[MemoryRemedy]:
     for row_type in (RowType.FP16, RowType.INT8):
-        fewer_bits = asked.with_tables(lambda table, to=row_type: _narrow_row_type(table, to))
+        fewer_bits = memory.with_tables(lambda table, to=row_type: _narrow_row_type(table, to))
         yield from _if_fits(fewer_bits, host, room, f"tables.all.row_type={row_type}")
-        if asked.purpose != "resume":
+        if memory.purpose != "resume":
             both = fewer_bits.with_tables(with_row_state)
             yield from _if_fits(both, host, room, f"{row_type} rows with row-wise optimizer state")
-    if asked.purpose == "resume":  # a checkpoint fixes dims and optimizers
+    if memory.purpose == "resume":  # a checkpoint fixes dims and optimizers
         return
-    yield from _if_fits(asked.with_tables(with_row_state), host, room, "row-wise optimizer state")
-    widest = max(table.dim for table in asked.tables)
+    yield from _if_fits(memory.with_tables(with_row_state), host, room, "row-wise optimizer state")
+    widest = max(table.dim for table in memory.tables)
     for dim in range((widest - 1) // DIM_STEP * DIM_STEP, 0, -DIM_STEP):
-        narrow = asked.with_tables(lambda table, to=dim: structs.replace(table, dim=min(table.dim, to)))
-        found = list(_if_fits(narrow, host, room, f"tables.all.dim={dim}"))
-        if found:
-            yield from found
+        narrow = memory.with_tables(lambda table, to=dim: structs.replace(table, dim=min(table.dim, to)))
+        remedies = list(_if_fits(narrow, host, room, f"tables.all.dim={dim}"))
+        if remedies:
+            yield from remedies
             return
 
 
-def _compressed_bytes(asked: TableMemory, host: int, room: int) -> Iterator[MemoryRemedy]:
-    if asked.purpose == "resume":
+def _compressed_bytes(memory: TableMemory, host: int, room: int) -> Iterator[MemoryRemedy]:
+    if memory.purpose == "resume":
         return
-    budget = _round_down(int(asked.rows_bytes(host) * room / asked.needed_bytes(host)))
-    words = f"`rowwise compress` with --budget {format_bytes(budget).replace(' ', '').replace(',', '')}"
+    budget = _round_down(int(memory.rows_bytes(host) * room / memory.needed_bytes(host)))
+    option = f"--budget {format_bytes(budget).replace(' ', '').replace(',', '')}"
+    change = f"`rowwise compress` with {option}, run where the whole tables fit"
     if budget >= 1000:
-        yield MemoryRemedy(
-            f"{words}, run where the whole tables fit", asked.needed_bytes(host) * budget / asked.rows_bytes(host)
-        )
+        yield MemoryRemedy(change, memory.needed_bytes(host) * budget / memory.rows_bytes(host))
 
 
-def _more_hosts(asked: TableMemory, host: int, room: int) -> Iterator[MemoryRemedy]:
+def _more_hosts(memory: TableMemory, host: int, room: int) -> Iterator[MemoryRemedy]:
     """More hosts, not more ranks: ranks of one host share its memory."""
-    hosts = asked.topology.hosts
-    if asked.purpose == "use" or not room:
+    hosts = memory.topology.hosts
+    if memory.purpose == "use" or not room:
         return
-    total = sum(map(asked.needed_bytes, range(hosts)))
+    total = sum(map(memory.needed_bytes, range(hosts)))
     count = max(ceil(total / room), hosts + 1)
     yield MemoryRemedy(f"ranks on {count:,} hosts like this one, by torchrun", total / count)
 
 
-def _if_fits(asked: TableMemory, host: int, room: int, words: str) -> Iterator[MemoryRemedy]:
-    size = asked.needed_bytes(host)
+def _if_fits(memory: TableMemory, host: int, room: int, change: str) -> Iterator[MemoryRemedy]:
+    size = memory.needed_bytes(host)
     if size <= room:
-        yield MemoryRemedy(words, size)
+        yield MemoryRemedy(change, size)
 
 
 def _narrow_row_type(table: Table, row_type: RowType) -> Table:
@@ -199,14 +200,14 @@ def _round_down(number: int) -> int:
     return number // unit * unit
 
 
-def _bytes_on_host(asked: TableMemory, host: int, size_of: Callable[[Table], int]) -> int:
+def _bytes_on_host(memory: TableMemory, host: int, size_of: Callable[[Table], int]) -> int:
     """The sum of sizes over the tiles of a host; a changed table is cut in the same proportions."""
-    times = _copies_on_ranks(asked.plan, asked.topology.ranks_of(host))
-    return ceil(sum(size_of(table) * times.get(table.name, 0) for table in asked.tables))
+    copies = _copies_on_ranks(memory.plan, memory.topology.ranks_of(host))
+    return ceil(sum(size_of(table) * copies.get(table.name, 0) for table in memory.tables))
 
 
 def _copies_on_ranks(plan: Plan, ranks: range) -> dict[str, Fraction]:
-    """The share of each table on some ranks: above 1 for replicas, below 1 for shards."""
+    """The fraction of each table's cells on some ranks: above 1 for replicas, below 1 for shards."""
     cells: dict[str, int] = defaultdict(int)
     size: dict[str, int] = defaultdict(int)
     for tile in plan.tiles:

@@ -78,24 +78,24 @@ _Dumper.add_representer(_Line, _represent_line)
 
 
 def parse(text: str, source: str) -> dict[str, Any]:
-    """The sections of a recipe, not yet checked."""
+    """The sections of a recipe as plain data, whose keys are not checked."""
     try:
-        found = load_yaml(text, _Loader)
+        sections = load_yaml(text, _Loader)
     except NotPlainError as error:
         raise SpecError(f"{source}: {error}") from None
     except yaml.YAMLError as error:
         raise SpecError(f"{source}: not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(found, dict):
+    if not isinstance(sections, dict):
         raise SpecError(f"{source}: want a recipe with a section `data:` that names a dataset")
-    return found
+    return sections
 
 
 def decode(sections: Mapping[str, Any], source: str) -> Recipe:
     """The recipe; errors name the key, and for an unknown one the nearest known key."""
     # A section with all keys commented out has its defaults.
-    given = {key: value for key, value in sections.items() if value is not None}
+    not_empty = {key: value for key, value in sections.items() if value is not None}
     try:
-        return msgspec.convert(given, Recipe)
+        return msgspec.convert(not_empty, Recipe)
     except msgspec.ValidationError as error:
         raise SpecError(f"{source}: {_explain_error(error, sections)}") from None
 
@@ -117,15 +117,15 @@ def write(recipe: Recipe, *, defaults: bool = False, shown: Sequence[str] = ()) 
     """The recipe as YAML.
 
     Args:
-        recipe: what to write.
-        defaults: every key, also one with its default or null, so that values stay when defaults change.
-        shown: keys such as "train.batch" that are written in any case.
+        recipe: the recipe to write.
+        defaults: write every key, also those with default values and null, so that values stay when defaults change.
+        shown: keys such as "train.batch" that are written even if they have their default values.
     """
-    plain, whole = _to_plain(recipe, defaults), _to_plain(recipe, True)
-    for section in dict.fromkeys(place.partition(".")[0] for place in shown):
-        kept = plain.get(section, {})
+    plain, full = _to_plain(recipe, defaults), _to_plain(recipe, True)
+    for section in dict.fromkeys(key.partition(".")[0] for key in shown):
+        changed = plain.get(section, {})
         plain[section] = {
-            k: kept.get(k, v) for k, v in whole[section].items() if k in kept or f"{section}.{k}" in shown
+            k: changed.get(k, v) for k, v in full[section].items() if k in changed or f"{section}.{k}" in shown
         }
     head = f"{RESOLVED}\n" if defaults else ""
     return head + yaml.dump(
@@ -135,17 +135,17 @@ def write(recipe: Recipe, *, defaults: bool = False, shown: Sequence[str] = ()) 
 
 def apply_changes(sections: dict[str, Any], changes: Sequence[str]) -> None:
     """Apply --set changes; raises if two set the same key."""
-    former: dict[str, str] = {}
+    by_path: dict[str, str] = {}
     for change in changes:
-        place = change.partition("=")[0]
-        if place in former:
-            raise SpecError(f"--set {change}: --set {former[place]} is also given: want one of them")
-        former[place] = change
+        path = change.partition("=")[0]
+        if path in by_path:
+            raise SpecError(f"--set {change}: --set {by_path[path]} is also given: want one of them")
+        by_path[path] = change
         apply_change(sections, change)
 
 
 def dropped_keys(path: Path, changes: Sequence[str]) -> list[str]:
-    """Keys of a recipe file that changes of a kind drop, as lines for the user."""
+    """A line for each change of a `kind` that drops keys of the recipe file."""
     sections = parse(read_text(path, MOST_BYTES), str(path))
     lines: list[str] = []
     for change in changes:
@@ -153,11 +153,12 @@ def dropped_keys(path: Path, changes: Sequence[str]) -> list[str]:
         before = _mapping_at(sections, keys)
         apply_change(sections, change)
         after = _mapping_at(sections, keys)
-        # A change that writes out the section is meant to replace it.
+        # A change that sets the whole section is meant to replace it, and needs no line.
         given = [key for key, value in before.items() if value is not None]
-        gone = [key for key in given if key not in after and after.keys() == {"kind"}]
-        if gone:
-            lines.append(f"--set {change} drops {', '.join(gone)} of the recipe's {before.get('kind', 'former kind')}")
+        dropped = [key for key in given if key not in after and after.keys() == {"kind"}]
+        if dropped:
+            kind = before.get("kind", "former kind")
+            lines.append(f"--set {change} drops {', '.join(dropped)} of the recipe's {kind}")
     return lines
 
 
@@ -171,8 +172,8 @@ def _mapping_at(sections: Mapping[str, Any], keys: Sequence[str]) -> dict[str, A
 
 def apply_change(sections: dict[str, Any], change: str) -> None:
     """Apply one change, such as "train.optimizer.lr=1e-3": the value is YAML, and a number indexes a list."""
-    place, equals, value = change.partition("=")
-    keys = place.split(".")
+    path, equals, value = change.partition("=")
+    keys = path.split(".")
     if not equals or not all(keys):
         raise SpecError(f"--set {change}: want section.key=value, such as --set train.epochs=2")
     at: Any = sections
@@ -181,25 +182,24 @@ def apply_change(sections: dict[str, Any], change: str) -> None:
         if isinstance(at, list):
             if not re.fullmatch("[0-9]{1,9}", key) or int(key) >= len(at):
                 raise SpecError(f"--set {change}: {'.'.join(keys[:depth])} is a list of {len(at)}: want an index")
-            where: Any = int(key)
+            index: Any = int(key)
         elif isinstance(at, dict):
-            where = key
+            index = key
         else:
             raise SpecError(f"--set {change}: {'.'.join(keys[:depth])} is {at!r}, which has no keys")
         if last:
-            made = _parse_value(change, value)
-            if isinstance(made, str) and made in [
-                struct.__struct_config__.tag for struct in _structs_at(Recipe, keys, None)
-            ]:
-                made = {"kind": made}  # model=deepfm is short for model.kind=deepfm
-            if isinstance(at, dict) and where == "kind" and at.get(where) != made:
+            new = _parse_value(change, value)
+            kinds = [struct.__struct_config__.tag for struct in _structs_at(Recipe, keys, None)]
+            if isinstance(new, str) and new in kinds:
+                new = {"kind": new}  # model=deepfm is short for model.kind=deepfm
+            if isinstance(at, dict) and index == "kind" and at.get(index) != new:
                 at.clear()  # the other keys belong to the old kind
-            at[where] = made
+            at[index] = new
             return
         # A missing or empty section begins with its defaults.
-        if isinstance(at, dict) and at.get(where) is None:
-            at[where] = _default_section(keys[: depth + 1])
-        at = at[where]
+        if isinstance(at, dict) and at.get(index) is None:
+            at[index] = _default_section(keys[: depth + 1])
+        at = at[index]
 
 
 def _default_section(keys: Sequence[str]) -> dict[str, Any]:
@@ -211,10 +211,10 @@ def _default_section(keys: Sequence[str]) -> dict[str, Any]:
         if get_origin(kind) in (dict, tuple):
             kind = get_args(kind)[1 if get_origin(kind) is dict else 0]
             continue
-        found = [f for s in _structs(kind, None) for f in msgspec.structs.fields(s) if f.encode_name == key]
-        if not found:  # decoding reports the unknown key
+        fields = [f for s in _structs(kind, None) for f in msgspec.structs.fields(s) if f.encode_name == key]
+        if not fields:  # decoding reports the unknown key
             return {}
-        kind, value = found[0].type, None if found[0].required else _default(found[0])
+        kind, value = fields[0].type, None if fields[0].required else _default(fields[0])
     config = value.__struct_config__ if isinstance(value, msgspec.Struct) else None
     return {config.tag_field: config.tag} if config and config.tag_field else {}
 
@@ -229,15 +229,15 @@ def _parse_value(change: str, text: str) -> Any:
 
 
 def _to_plain(value: Any, defaults: bool, depth: int = 0) -> Any:
-    """Plain data for YAML; of structs their kind and either all fields or those that differ from defaults."""
+    """The value as plain data for YAML; structs become mappings, without default values unless `defaults`."""
     if isinstance(value, msgspec.Struct):
         config = value.__struct_config__
-        kept = {config.tag_field: config.tag} if config.tag_field else {}
+        fields = {config.tag_field: config.tag} if config.tag_field else {}
         for field in msgspec.structs.fields(value):
-            here = getattr(value, field.name)
-            if defaults or here != _default(field):
-                kept[field.name] = _to_plain(here, defaults, depth + 1)
-        return kept if depth < 2 else _Line(kept)
+            field_value = getattr(value, field.name)
+            if defaults or field_value != _default(field):
+                fields[field.name] = _to_plain(field_value, defaults, depth + 1)
+        return fields if depth < 2 else _Line(fields)
     if isinstance(value, Mapping):
         return {key: _to_plain(v, defaults, depth + 1) for key, v in value.items()}
     if isinstance(value, (tuple, list)):
@@ -246,20 +246,20 @@ def _to_plain(value: Any, defaults: bool, depth: int = 0) -> Any:
 
 
 def _default(field: msgspec.structs.FieldInfo) -> Any:
-    made = field.default_factory
-    return field.default if made is msgspec.NODEFAULT else made()
+    factory = field.default_factory
+    return field.default if factory is msgspec.NODEFAULT else factory()
 
 
 def _explain_error(error: msgspec.ValidationError, sections: Mapping[str, Any]) -> str:
-    found = UNKNOWN.match(str(error))
-    if found is None:
+    unknown = UNKNOWN.match(str(error))
+    if unknown is None:
         return str(error).replace("`$.", "`").replace(" in `$`", " of the recipe") + _kinds_hint(str(error), sections)
-    keys = _keys(found["at"])
+    keys = _keys(unknown["at"])
     known = sorted(_fields_at(Recipe, keys, sections))
-    near = difflib.get_close_matches(found["field"], known, n=1)
+    near = difflib.get_close_matches(unknown["field"], known, n=1)
     guess = f"; did you mean {near[0]!r}?" if near else "."
     section = f" in {'.'.join(keys).replace('.[', '[')}" if keys else ""
-    return f"no key {found['field']!r}{section}{guess} There are {', '.join(known)}"
+    return f"no key {unknown['field']!r}{section}{guess} There are {', '.join(known)}"
 
 
 def _keys(at: str | None) -> list[str]:
@@ -269,20 +269,20 @@ def _keys(at: str | None) -> list[str]:
 
 def _kinds_hint(message: str, sections: Mapping[str, Any]) -> str:
     """The possible kinds of a section, for an error about a missing or wrong kind."""
-    found = re.search(r"(?:missing required field `kind`|Invalid value '[^']*') - at `(?P<at>[^`]*)`", message)
-    keys = _keys(found["at"]) if found else []
+    match = re.search(r"(?:missing required field `kind`|Invalid value '[^']*') - at `(?P<at>[^`]*)`", message)
+    keys = _keys(match["at"]) if match else []
     keys = keys[:-1] if keys[-1:] == ["kind"] else keys
     kinds = sorted(str(s.__struct_config__.tag) for s in _structs_at(Recipe, keys, sections) if s.__struct_config__.tag)
     return f"; want kind: {' or '.join(kinds)}" if keys and kinds else ""
 
 
 def _fields_at(kind: Any, keys: Sequence[str], data: Any) -> set[str]:
-    """All keys of the structs that are possible at a path."""
+    """All keys of the structs that a value at this path may be."""
     return {name for struct in _structs_at(kind, keys, data) for name in struct.__struct_encode_fields__}
 
 
 def _structs_at(kind: Any, keys: Sequence[str], data: Any) -> Iterator[type[msgspec.Struct]]:
-    """The structs that are possible at a path."""
+    """The structs that a value at this path below the type `kind` may be, given the data that is known."""
     if not keys:
         yield from _structs(kind, data)
         return
@@ -304,9 +304,9 @@ def _child(data: Any, key: str) -> Any:
 
 
 def _structs(kind: Any, data: Any) -> Iterator[type[msgspec.Struct]]:
-    """The structs of a type; of a tagged union only the one that the data's kind names."""
+    """The structs of a type; from a tagged union only the one that the data's kind names."""
     options = get_args(kind) if get_origin(kind) in (UnionType, Union) else (kind,)
     structs = [o for o in options if isinstance(o, type) and issubclass(o, msgspec.Struct)]
-    named = data.get("kind") if isinstance(data, Mapping) else None
-    chosen = [s for s in structs if named is not None and s.__struct_config__.tag == named]
-    yield from chosen or structs
+    tag = data.get("kind") if isinstance(data, Mapping) else None
+    tagged = [s for s in structs if tag is not None and s.__struct_config__.tag == tag]
+    yield from tagged or structs

@@ -1,6 +1,6 @@
-"""A TorchRec ShardingPlan from a file of `rowwise plan --torchrec`; the only module that imports TorchRec.
+"""A TorchRec ShardingPlan from a file of `rowwise plan --torchrec`; no other module imports TorchRec.
 
-Not supported: tables outside an EmbeddingBagCollection or EmbeddingCollection.
+Known limit: tables have to be in an EmbeddingBagCollection or EmbeddingCollection.
 """
 
 import importlib
@@ -20,10 +20,10 @@ def sharding_plan(text: str | bytes, module: nn.Module, path: str = "", *, devic
     the plan has to be in one collection, with the planned size.
     """
     plan, types = TorchRecPlan.from_json(text), _import_torchrec("torchrec.distributed.types")
-    made: dict[str, Any] = {}
-    seen: dict[str, str] = {}
+    module_plans: dict[str, Any] = {}  # by the collection's path
+    seen: dict[str, str] = {}  # by table: the collection's path
     for name, configs in _collections(module, path):
-        made[name] = types.EmbeddingModuleShardingPlan()
+        module_plans[name] = types.EmbeddingModuleShardingPlan()
         for config in configs:
             if config.name not in plan.tables:
                 raise SpecError(
@@ -35,14 +35,12 @@ def sharding_plan(text: str | bytes, module: nn.Module, path: str = "", *, devic
             seen[config.name] = name
             table = plan.tables[config.name]
             _check_size(config, table)
-            made[name][config.name] = _parameter_sharding(table, plan.local_world, device)
+            module_plans[name][config.name] = _parameter_sharding(table, plan.local_world, device)
     missing = [name for name in plan.tables if name not in seen]
     if missing:
-        where = _module_name(path)
-        raise SpecError(
-            f"no collection in {where} has table {missing[0]!r}: want the module that the plan was made for"
-        )
-    return types.ShardingPlan(plan=made)
+        got = f"no collection in {_module_name(path)} has table {missing[0]!r}"
+        raise SpecError(f"{got}: want the module that the plan was made for")
+    return types.ShardingPlan(plan=module_plans)
 
 
 def _import_torchrec(name: str) -> Any:
@@ -55,13 +53,13 @@ def _import_torchrec(name: str) -> Any:
 def _collections(module: nn.Module, path: str) -> Iterator[tuple[str, list[Any]]]:
     """The path and the table configs of each collection."""
     modules = _import_torchrec("torchrec.modules.embedding_modules")
-    for name, found in module.named_modules():
+    for name, child in module.named_modules():
         if name != path and path and not name.startswith(path + "."):
             continue
-        if isinstance(found, modules.EmbeddingBagCollection):
-            yield name, list(found.embedding_bag_configs())
-        elif isinstance(found, modules.EmbeddingCollection):
-            yield name, list(found.embedding_configs())
+        if isinstance(child, modules.EmbeddingBagCollection):
+            yield name, list(child.embedding_bag_configs())
+        elif isinstance(child, modules.EmbeddingCollection):
+            yield name, list(child.embedding_configs())
 
 
 def _module_name(path: str) -> str:

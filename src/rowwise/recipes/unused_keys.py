@@ -1,6 +1,6 @@
 """Notes on settings of a recipe that are valid but have no effect with the run's rows, model and ranks.
 
-Contradicting settings are errors where they are read. Settings with default values are taken as not given.
+Contradicting settings are errors where they are read. A setting with its default value gets no note.
 """
 
 from collections.abc import Iterator
@@ -20,25 +20,26 @@ from rowwise.spec import Topology, Value
 
 
 class UnusedRule(NamedTuple):
-    """Keys of a section that have no effect if the rule holds."""
+    """Keys of a section that have no effect if `applies`."""
 
     section: str
     keys: tuple[str, ...]
-    holds: bool
+    applies: bool
     why: str
 
 
 def find_notes(resolved: ResolvedRecipe, topology: Topology) -> tuple[str, ...]:
     """A note for each setting that was replaced or has no effect."""
-    found = (
+    hardware = resolved.recipe.hardware
+    return (
+        *resolved.notes,
         *_rule_notes(resolved, topology),
         *_schedule_notes(resolved),
         *_table_notes(resolved),
         *_column_notes(resolved),
         *_transform_notes(resolved),
+        *(() if hardware is None else profile_warnings(load_hardware(hardware))),
     )
-    hardware = resolved.recipe.hardware
-    return (*resolved.notes, *found, *(() if hardware is None else profile_warnings(load_hardware(hardware))))
 
 
 def _rule_notes(resolved: ResolvedRecipe, topology: Topology) -> Iterator[str]:
@@ -52,8 +53,8 @@ def _rule_notes(resolved: ResolvedRecipe, topology: Topology) -> Iterator[str]:
     if isinstance(recipe.model, DlrmConfig):
         sections["model"] = recipe.model
     rules = (*_data_rules(resolved), *_training_rules(resolved), *_wire_rules(resolved, topology))
-    for section, keys, holds, why in rules:
-        for key in keys if holds and section in sections else ():
+    for section, keys, applies, why in rules:
+        for key in keys if applies and section in sections else ():
             value = getattr(sections[section], key)
             if value != _default(sections[section], key):
                 yield _note(f"{section}.{key}".lstrip("."), value, why)
@@ -64,40 +65,42 @@ def _data_rules(resolved: ResolvedRecipe) -> tuple[UnusedRule, ...]:
     valid, test = data.valid or dataset.valid, data.test or dataset.test
     shares = (0.0 if valid else data.valid_share, 0.0 if test else data.test_share)
     by_time = isinstance(data.share, TimeShare)
-    of_workers = data.workers if isinstance(data.workers, Workers) else Workers()
-    named = "the recipe names such rows, or the dataset has its own"
+    workers = data.workers if isinstance(data.workers, Workers) else Workers()
+    has_rows = "the recipe names such rows, or the dataset has its own"
     return (
         UnusedRule(
             "data", ("folder",), data.dataset not in STORED, f"{data.dataset} is not a dataset of `rowwise data get`"
         ),
-        UnusedRule("data", ("valid_share",), valid is not None, named),
-        UnusedRule("data", ("test_share",), test is not None, f"{named}: want data.test for other rows"),
+        UnusedRule("data", ("valid_share",), valid is not None, has_rows),
+        UnusedRule("data", ("test_share",), test is not None, f"{has_rows}: want data.test for other rows"),
         UnusedRule("data", ("valid_share", "test_share"), by_time and not (valid or test), "data.share gives times"),
         UnusedRule("data", ("share",), not by_time and not any(shares), "no share of the training rows is used"),
         UnusedRule("data", ("test_rows",), data.test is not None, "data.test names the test rows"),
         UnusedRule("data", ("together",), not resolved.recipe.train.shuffle, "rows are not shuffled"),
-        UnusedRule("data.workers", ("cpus",), of_workers.on != "ray", "workers on this machine are processes"),
-        UnusedRule("data.workers", ("most",), of_workers.count is not None, "data.workers.count fixes their number"),
+        UnusedRule("data.workers", ("cpus",), workers.on != "ray", "workers on this machine are processes"),
+        UnusedRule("data.workers", ("most",), workers.count is not None, "data.workers.count fixes their number"),
     )
 
 
 def _training_rules(resolved: ResolvedRecipe) -> tuple[UnusedRule, ...]:
     recipe, columns = resolved.recipe, resolved.columns
-    towers, train = isinstance(recipe.model, TwoTowerConfig), recipe.train
+    is_two_tower, train = isinstance(recipe.model, TwoTowerConfig), recipe.train
     no_bottom = not columns.dense and getattr(recipe.model, "bottom", ()) != ()
     ranking = "two-tower models are measured by ranking all items"
-    checked, watched = resolved.rows.valid is not None, "there are no validation rows"
+    validates, no_rows = resolved.rows.valid is not None, "there are no validation rows"
     return (
         UnusedRule("model", ("bottom",), no_bottom, "there are no dense columns"),
-        UnusedRule("columns", ("weight",), towers, "the two-tower loss weights all pairs equally"),
+        UnusedRule("columns", ("weight",), is_two_tower, "the two-tower loss weights all pairs equally"),
         UnusedRule("columns", ("time",), not isinstance(recipe.model, UserModel), "only user models read it"),
         UnusedRule("train", ("virtual_shards",), train.determinism != "elastic", "train.determinism is not elastic"),
         UnusedRule("train", ("merge_shared",), not columns.shared, "columns.shared is empty"),
-        UnusedRule("train", ("task_weights",), towers, "two-tower models have one loss"),
-        UnusedRule("train", ("label_smoothing",), towers, "two-tower models learn from the items of a batch"),
-        UnusedRule("evaluate", ("every", "metric", "patience", "min_gain", "task"), not checked, watched),
-        UnusedRule("evaluate", ("task", "slices", "slice_ids"), towers and checked, ranking),
-        UnusedRule("evaluate", ("slice_ids",), not recipe.evaluate.slices and not towers, "evaluate.slices is empty"),
+        UnusedRule("train", ("task_weights",), is_two_tower, "two-tower models have one loss"),
+        UnusedRule("train", ("label_smoothing",), is_two_tower, "two-tower models learn from the items of a batch"),
+        UnusedRule("evaluate", ("every", "metric", "patience", "min_gain", "task"), not validates, no_rows),
+        UnusedRule("evaluate", ("task", "slices", "slice_ids"), is_two_tower and validates, ranking),
+        UnusedRule(
+            "evaluate", ("slice_ids",), not (recipe.evaluate.slices or is_two_tower), "evaluate.slices is empty"
+        ),
         UnusedRule("", ("hardware",), recipe.plan is not None, "the given plan has its own forecast"),
     )
 
@@ -113,18 +116,17 @@ def _wire_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[UnusedRul
 
 
 def _schedule_notes(resolved: ResolvedRecipe) -> Iterator[str]:
-    """Decay settings of schedules without decay."""
-    recipe = resolved.recipe
-    optimizers = {f"table {t.name!r}: optimizer": t.optimizer for t in resolved.tables}
-    found = {"train.schedule": recipe.train.schedule}
-    found |= {f"{at}.schedule": getattr(optimizer, "schedule", None) for at, optimizer in optimizers.items()}
-    for at, schedule in found.items():
+    """Notes on decay settings of schedules without decay."""
+    schedules = {"train.schedule": resolved.recipe.train.schedule}
+    for table in resolved.tables:
+        schedules[f"table {table.name!r}: optimizer.schedule"] = getattr(table.optimizer, "schedule", None)
+    for name, schedule in schedules.items():
         if schedule is None or schedule.decay_steps:
             continue
         for key in ("decay_start", "shape", "end"):
             value = getattr(schedule, key)
             if value != _default(schedule, key):
-                yield _note(f"{at}.{key}", value, "decay_steps is 0")
+                yield _note(f"{name}.{key}", value, "decay_steps is 0")
 
 
 def _table_notes(resolved: ResolvedRecipe) -> Iterator[str]:
@@ -144,8 +146,8 @@ def _column_notes(resolved: ResolvedRecipe) -> Iterator[str]:
 
 def _transform_notes(resolved: ResolvedRecipe) -> Iterator[str]:
     for step in unread(resolved.transforms, resolved.columns.names):
-        made = ", ".join(map(repr, step.transform.makes))
-        yield f"{step} is not used, because nothing reads its output: {made}"
+        output = ", ".join(map(repr, step.transform.makes))
+        yield f"{step} is not used, because nothing reads its output: {output}"
 
 
 def _note(key: str, value: Any, why: str) -> str:

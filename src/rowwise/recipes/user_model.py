@@ -27,12 +27,9 @@ def load_class(name: str) -> type[nn.Module]:
         raise SpecError(f"model: {path} cannot be imported: {error}") from error
     finally:
         sys.path.remove(str(path.parent))
-    found: Any = getattr(module, class_name, None)
-    if not isinstance(found, type) or not issubclass(found, nn.Module):
-        there = [
-            n
-            for n, x in vars(module).items()
-            if isinstance(x, type) and issubclass(x, nn.Module) and x is not nn.Module
-        ]
-        raise SpecError(f"model: {path} has no torch module {class_name!r}; it has {', '.join(there) or 'none'}")
-    return found
+    model_class: Any = getattr(module, class_name, None)
+    if not isinstance(model_class, type) or not issubclass(model_class, nn.Module):
+        classes = {name: x for name, x in vars(module).items() if isinstance(x, type) and issubclass(x, nn.Module)}
+        names = [name for name, x in classes.items() if x is not nn.Module]
+        raise SpecError(f"model: {path} has no torch module {class_name!r}; it has {', '.join(names) or 'none'}")
+    return model_class

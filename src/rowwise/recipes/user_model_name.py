@@ -1,4 +1,4 @@
-"""Splits path.py:Class, a recipe's name for a user model. Apart from `user_model`, which imports torch."""
+"""Splits path.py:Class, a recipe's name for a user model, without torch, which `user_model` imports."""
 
 from pathlib import Path
 
