@@ -1,0 +1,227 @@
+"""The sides of `first_hour.py`, each as its users run it, in processes of their own that are watched from here."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from parts import BENCHMARKS
+
+WINDOW = 10  # steps, as in `first_hour_watch.py`, which runs where nothing else of this is
+
+LOOK_s, WEIGH_s = 0.01, 0.2  # how often files are looked for, and memory is measured
+PHASES = ("data_s", "route_s", "lookup_s", "exchange_s", "wait_s", "forward_s", "backward_s", "update_s", "other_s")
+LOADING = ("data_s", "wait_s")
+LIST_MARK = "split"  # the transform of a column whose text holds lists
+
+
+class Work(NamedTuple):
+    """A run of a model: the same for all sides."""
+
+    model: str = "deepfm"
+    dim: int = 16
+    deep: tuple[int, ...] = (128, 64)
+    dropout: float = 0.0
+    crosses: int = 2
+    batch: int = 1024
+    threads: int = 2
+    epochs: int = 3
+    seed: int = 0
+    lr: float = 0.001  # of the peers: what both take by default
+    patience: int = 2  # epochs
+    validates: bool = False  # after each epoch
+    alone: bool = True  # whether the loop is also run over batches that are there
+
+
+class Rows(NamedTuple):
+    """A data set, what `rowwise data inspect` makes of it, and how long that took."""
+
+    folder: Path
+    recipe: Path
+    inspect_s: float
+    train: int
+
+    def columns(self) -> dict[str, list[str]]:
+        """What peers are told: the roles that the recipe gives."""
+        recipe = yaml.safe_load(self.recipe.read_text())
+        lists = [one["column"] for one in recipe.get("transforms", ()) if one["kind"] == LIST_MARK]
+        ids = [one["column"] for one in recipe["columns"]["sparse"]]
+        numbers = [one["column"] for one in recipe["columns"].get("dense", ())]
+        return {"ids": [name for name in ids if name not in lists], "lists": lists, "numbers": numbers}
+
+    def starter(self, **changes: object) -> Work:
+        """The sizes of the starter recipe."""
+        recipe = yaml.safe_load(self.recipe.read_text())
+        model, train = recipe["model"], recipe["train"]
+        sizes = {"deep": tuple(model["deep"]), "dropout": model.get("dropout", 0.0), "crosses": model["crosses"]}
+        found = {"dim": recipe["tables"]["all"]["dim"], "batch": train["batch"], "epochs": train["epochs"], **sizes}
+        return Work(validates=True, alone=False)._replace(**found, **changes)
+
+
+class Watched(NamedTuple):
+    """A process that has ended."""
+
+    printed: str
+    began_at: float
+    seconds: float
+    peak_bytes: int  # of it and all that it started, what they share counted once
+    seen_at: float  # when the file that was waited for was there
+
+
+def watch(
+    command: list[str], threads: int, seen: Callable[[], bool] = lambda: False, folder: str | None = None
+) -> Watched:
+    began_at, peak, found_at, weighed = time.time(), 0, 0.0, 0.0
+    variables = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore", "RAY_DEDUP_LOGS": "0"}
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(command, stdout=out, stderr=said, env=variables, cwd=folder)
+        while process.poll() is None:
+            if not found_at and seen():
+                found_at = time.time()
+            if time.time() - weighed > WEIGH_s:
+                peak, weighed = max(peak, tree_bytes(process.pid)), time.time()
+            time.sleep(LOOK_s)
+        ended = time.time()
+        out.seek(0)
+        said.seek(0)
+        printed, errors = out.read(), said.read()
+    if process.returncode:
+        raise AssertionError(f"{command[:3]} failed: {printed[-1500:]}{errors[-3000:]}")
+    return Watched(printed, began_at, ended - began_at, peak, found_at)
+
+
+def tree_bytes(pid: int) -> int:
+    """Memory of a process and its descendants."""
+    total = 0
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        total += next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            total += sum(tree_bytes(int(child)) for child in (task / "children").read_text().split())
+    except (OSError, StopIteration):  # it has ended meanwhile
+        pass
+    return total
+
+
+def rowwise(*words: str) -> list[str]:
+    return [sys.executable, "-m", "rowwise.cli.main", *words]
+
+
+def inspect(folder: Path, out: Path) -> Rows:
+    """The first command of rowwise: it writes the recipe."""
+    recipe = Path(tempfile.mkdtemp(dir=out)) / f"{folder.name}.yaml"
+    command = rowwise("data", "inspect", str(folder / "train.csv"), "--label", "label", "--recipe", str(recipe))
+    with (folder / "train.csv").open() as file:
+        rows = sum(1 for _ in file) - 1
+    return Rows(folder, recipe, watch(command, 2).seconds, rows)
+
+
+def _settings(rows: Rows, work: Work, more: tuple[str, ...]) -> list[str]:
+    files = [f"data.{part}=csv:{rows.folder / part}.csv" for part in ("valid", "test")]
+    given = [*files, f"seed={work.seed}", f"train.threads={work.threads}", *more]
+    return [word for setting in given for word in ("--set", setting)]
+
+
+def as_work(work: Work, every: int = WINDOW) -> tuple[str, ...]:
+    """The starter recipe with another model, and evaluated at the end only."""
+    crosses = f", crosses: {work.crosses}" if work.model == "dcn" else ""
+    model = f"{{kind: {work.model}, deep: {list(work.deep)}, dropout: {work.dropout}{crosses}}}"
+    sizes = (f"tables.all.dim={work.dim}", f"train.batch={work.batch}", f"train.epochs={work.epochs}")
+    return (f"model={model}", *sizes, "evaluate.every=1000000", "evaluate.patience=null", f"log.every={every}")
+
+
+def run_rowwise(rows: Rows, work: Work, more: tuple[str, ...] | None = None) -> dict:
+    """`rowwise train`: with the starter recipe as it is, where there is nothing `more`."""
+    with tempfile.TemporaryDirectory() as runs:
+        settings = _settings(rows, work, as_work(work) if more is None else more)
+        command = rowwise("train", str(rows.recipe), "--runs", runs, *settings, "--json")
+        lines = Path(runs) / rows.recipe.stem / "1" / "steps.csv"
+        done = watch(command, work.threads, lines.exists)
+        result = json.loads(done.printed)
+        found = {"first_step_s": done.seen_at - done.began_at, "peak_bytes": done.peak_bytes, "seconds": done.seconds}
+        found |= _measured(result["test"]["label"])
+        return found | (speeds(lines, rows.train, work.epochs) if work.alone else {})
+
+
+def _measured(test: dict) -> dict:
+    rows = int(test["count"])
+    return {"auc": test["auc"], "log_loss": test["loss"], "rows": rows, "positives": round(test["base_rate"] * rows)}
+
+
+def run_trees(rows: Rows, work: Work) -> dict:
+    """LightGBM on the rows and columns of the starter recipe, by `rowwise baseline` of a run that hardly trains."""
+    with tempfile.TemporaryDirectory() as runs:
+        settings = _settings(rows, work, ("train.steps=1",))
+        watch(rowwise("train", str(rows.recipe), "--runs", runs, *settings, "--json"), work.threads)
+        run = Path(runs) / rows.recipe.stem / "1"
+        done = watch(rowwise("baseline", str(run)), work.threads)
+        found = json.loads((run / "baseline.json").read_text())
+        return _measured(found["test"]) | {"peak_bytes": done.peak_bytes, "seconds": found["seconds"]}
+
+
+def speeds(path: Path, rows: int, epochs: int) -> dict:
+    """Samples a second of the best epoch but the first, of the best window, and without the time that data took."""
+    with path.open() as file:
+        lines = [{name: float(value or 0) for name, value in line.items()} for line in csv.DictReader(file)]
+    lines = [line for line in lines if line["step"] % WINDOW == 0]
+    alike: dict[str, list[float]] = {"epoch_samples_s": [], "alone_samples_s": []}
+    for epoch in range(1, epochs):
+        mine = [line for line in lines if epoch * rows < line["samples"] <= (epoch + 1) * rows]
+        samples = mine[-1]["samples"] - mine[0]["samples"]
+        alike["epoch_samples_s"].append(samples / (mine[-1]["time_s"] - mine[0]["time_s"]))
+        busy_s = sum(line[name] for line in mine[1:] for name in PHASES if name not in LOADING)
+        alike["alone_samples_s"].append(samples / busy_s)
+    fastest = max(lines[1:], key=lambda line: line["samples_s"])
+    phases = {name.removesuffix("_s"): fastest[name] / WINDOW * 1e3 for name in PHASES if fastest[name]}
+    best = {name: max(values) for name, values in alike.items()}
+    return best | {"window_samples_s": fastest["samples_s"], "phases_ms": phases}
+
+
+def run_peer(python: str, script: str, loader: str, rows: Rows, work: Work) -> dict:
+    """A peer's script, by its own Python."""
+    out = tempfile.mkdtemp()
+    try:
+        told = work._asdict() | rows.columns() | {"rows": str(rows.folder), "out": out, "loader": loader}
+        command = [
+            os.path.abspath(python),
+            "-W",
+            "ignore",
+            str(BENCHMARKS / "parts" / f"{script}.py"),
+            json.dumps(told),
+        ]
+        done = watch(command, work.threads, folder=out)  # they leave logs
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
+    result = json.loads(done.printed.splitlines()[-1])
+    found = {name: result[name] for name in ("auc", "log_loss", "rows", "positives", "versions")}
+    found |= {"first_step_s": result["first_step_at"] - done.began_at, "seconds": done.seconds}
+    found["peak_bytes"] = done.peak_bytes
+    if work.alone:
+        found["epoch_samples_s"] = rows.train / min(result["epoch_s"])
+        found["alone_samples_s"] = rows.train / min(result["alone_epoch_s"])
+        found["window_samples_s"] = WINDOW * work.batch / min(result["windows_s"])
+    return found
+
+
+Run = Callable[[Rows, Work], dict]
+
+
+def sides_of(fuxictr: str | None, recbole: str | None) -> dict[str, Run]:
+    """Those whose Python is there; FuxiCTR has two loaders."""
+    sides: dict[str, Run] = {"rowwise": run_rowwise}
+    if fuxictr:
+        sides["FuxiCTR"] = partial(run_peer, fuxictr, "first_hour_fuxictr", "parquet")
+        sides["FuxiCTR, npz"] = partial(run_peer, fuxictr, "first_hour_fuxictr", "npz")
+    if recbole:
+        sides["RecBole"] = partial(run_peer, recbole, "first_hour_recbole", "")
+    return sides
