@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from rowwise.errors import SpecError
-from rowwise.row_optimizers import couples_columns
+from rowwise.row_optimizers import needs_full_rows
 from rowwise.spec import Table, Value, Wire
 from rowwise.textfile import decode_json
 from rowwise.value import MOST_RANKS, check_most
@@ -208,7 +208,7 @@ def _check_approximate(plan: Plan, known: Mapping[str, Table]) -> None:
         table = known[name]
         if all(tile.cols == (0, table.dim) for tile in plan.tiles_of(name)):
             raise SpecError(f"{at}: no tile cuts its columns, so it is exact as it is; take it off the list")
-        if not couples_columns(table.optimizer):
+        if not needs_full_rows(table.optimizer):
             kind = type(table.optimizer).__name__
             what = f"{kind} without clip updates each column by itself, so it is exact as it is"
             raise SpecError(f"{at}: {what}; take it off the list")

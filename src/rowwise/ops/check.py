@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rowwise.batch import Jagged
 from rowwise.errors import BatchError, IdError
-from rowwise.ops.layout import FeatureRow, TableGroup
+from rowwise.ops.layout import FeatureDescriptor, TableGroup
 from rowwise.spec import Table
 
 
@@ -32,7 +32,7 @@ def check_lengths(jagged: Jagged) -> None:
 
 def find_unknown_ids(group: TableGroup, features_FC: Tensor, jagged: Jagged) -> list[tuple[int, Tensor]]:
     """(index of the feature, positions of its ids outside the table), for each feature that has such ids."""
-    rows = FeatureRow.read(features_FC)
+    rows = FeatureDescriptor.read(features_FC)
     return find_out_of_range(jagged, [(row.source, row.rows) for row in rows])
 
 

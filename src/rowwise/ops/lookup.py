@@ -27,7 +27,7 @@ class LookupCall:
     jagged: Jagged
     offsets: Tensor
     per_id: bool  # one vector for each id (sequences), not for each bag
-    parts: tuple[int, ...] = ()  # samples of each rank, if this batch was concatenated from the batches of several
+    samples_W: tuple[int, ...] = ()  # samples of each rank, if this batch was concatenated from the batches of several
 
     def rows(self, arena_rows: Tensor, weights: Tensor | None) -> Tensor:
         """Pooled vectors [B, S], or the flat rows of all ids; raises an `IdError` for an id outside its table."""

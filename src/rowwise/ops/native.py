@@ -146,7 +146,7 @@ def _register_shapes_of_jagged() -> None:
         return offsets.new_empty(offsets.shape[0] - 1, dtype=torch.int64)
 
     @fake("rowwise::take")
-    def _(values: list[Tensor], lengths: list[Tensor], weights: list[Tensor], runs: Tensor) -> tuple[Tensor, ...]:
+    def _(values: list[Tensor], lengths: list[Tensor], weights: list[Tensor], segments: Tensor) -> tuple[Tensor, ...]:
         taken, bags = size(), size()
         wide, wide_lengths = (
             torch.int64 if any(x.dtype == torch.int64 for x in xs) else torch.int32 for xs in (values, lengths)
@@ -155,7 +155,7 @@ def _register_shapes_of_jagged() -> None:
             values[0].new_empty(taken, dtype=wide),
             lengths[0].new_empty(bags, dtype=wide_lengths),
             values[0].new_empty(taken if weights else 0, dtype=torch.float32),
-            runs.new_empty(runs.shape[0] + 1),
+            segments.new_empty(segments.shape[0] + 1),
         )
 
     @fake("rowwise::bucketize")

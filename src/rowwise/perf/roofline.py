@@ -107,11 +107,11 @@ class Roofline:
         match shards.exchange:
             case "all_to_all":
                 seconds_N = (ids + vectors) * all_to_all
-            case "reduce_scatter":
+            case "all_to_all_sum":
                 seconds_N = ids * all_to_all + vectors * self._spread_s("reduce_scatter")
-            case "two_level":
-                seconds_N = ids * all_to_all + vectors * self._two_level_s()
-            case "all_reduce":
+            case "hierarchical":
+                seconds_N = ids * all_to_all + vectors * self._hierarchical_s()
+            case "replicated":
                 return self._copies_s(shards, curves)
         return seconds_N + self._coding_added_s(shards, shards.bags_N * samples)
 
@@ -129,7 +129,7 @@ class Roofline:
         return added_N
 
     def _byte_s(self, link: Link, exchange: VectorExchange) -> float:
-        summed = exchange == "reduce_scatter" or (exchange == "two_level" and link == "host")
+        summed = exchange == "all_to_all_sum" or (exchange == "hierarchical" and link == "host")
         return self.hardware.link(link).seconds_a_byte("reduce_scatter" if summed else "all_to_all")
 
     def _spread_s(self, collective: str) -> float:
@@ -139,7 +139,7 @@ class Roofline:
         price_s = near / getattr(hw.host, f"{collective}_Bps") + far / getattr(hw.network, f"{collective}_Bps")
         return price_s / topology.world
 
-    def _two_level_s(self) -> float:
+    def _hierarchical_s(self) -> float:
         """Seconds of a byte that is added up inside a host, whose sum goes on to other hosts."""
         topology, hw = self.topology, self.hardware
         inside = (topology.devices - 1) / topology.devices / hw.host.reduce_scatter_Bps

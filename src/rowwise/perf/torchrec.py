@@ -75,7 +75,7 @@ class TorchRecModel:
         pooling_N, d = curves.pooling_T[shards.table_N], shards.dim_N
         e = shards.row_bytes_N / d
         ids, vectors = pooling_N * b, np.minimum(shards.bags_N, pooling_N) * b
-        if shards.exchange == "all_reduce":
+        if shards.exchange == "replicated":
             return self._copies(ids, vectors, shards)[:, None]
         given = vectors * world * d * e
         read = np.ceil(ids * world * ID_bytes / shards.row_parts)
@@ -86,7 +86,7 @@ class TorchRecModel:
         look = ids * world * d * e / shards.row_parts
         forward = (read + look + given) / DEVICE_Bps
         links = 2 * given / self._link_Bps
-        if shards.exchange == "two_level":
+        if shards.exchange == "hierarchical":
             across = vectors * topology.hosts * d * e / NETWORK_Bps if topology.hosts > 1 else 0.0
             links = 2 * (given / HOST_LINK_Bps + across)
         return (PASSES * forward + links + COPIED * given / DEVICE_Bps)[:, None]

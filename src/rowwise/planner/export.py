@@ -14,7 +14,7 @@ import msgspec
 from rowwise.errors import SpecError
 from rowwise.plan import Plan, Tile
 from rowwise.planner.layouts import COLUMN_WISE, REPLICATED, ROW_WISE, TABLE_WISE
-from rowwise.row_optimizers import couples_columns
+from rowwise.row_optimizers import needs_full_rows
 from rowwise.spec import Pooling, RowType, Table, Topology, Value
 from rowwise.textfile import decode_json
 
@@ -214,7 +214,7 @@ def _differences(table: Table, tiles: Sequence[Tile], exported: TorchRecTable, p
             f"table {table.name!r}: rows are cut in blocks of {exported.shards[0].sizes[0]}, as TorchRec finds them"
         )
     cut = any(tile.cols != (0, table.dim) for tile in tiles)
-    if cut and couples_columns(table.optimizer) and table.name not in plan.approximate:
+    if cut and needs_full_rows(table.optimizer) and table.name not in plan.approximate:
         kind = type(table.optimizer).__name__
         notes.append(f"table {table.name!r}: TorchRec keeps the state of {kind} for each piece of a row by itself")
     return notes

@@ -163,7 +163,7 @@ def _in_lower_tier(case: ReasonInputs, item: int) -> str:
 
 def _is_replicated(case: ReasonInputs, item: int) -> str:
     taken, whole = case.taken(item), case.whole(item)
-    if not case.problem.kind_of(taken).layout.is_copied:
+    if not case.problem.kind_of(taken).layout.is_replicated:
         return ""
     if whole is not None:
         moved = float(case.totals.links_O[taken]) / max(float(case.totals.links_O[whole]), NONE)

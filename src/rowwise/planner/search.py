@@ -118,7 +118,7 @@ def _search_key(candidate: Candidate) -> tuple[float, float]:
 def _trades_resources(problem: PlacementProblem) -> bool:
     """Whether options do more than cut columns, so that they trade work, links and memory against each other."""
     used = [problem.kinds[number] for number in np.unique(problem.option_kind)]
-    return any(kind.span != "rank" or kind.tier != "device" for kind in used)
+    return any(kind.unit_kind != "rank" or kind.tier != "device" for kind in used)
 
 
 def best_starts(native: NativeProblem, bound: Bound) -> list[Candidate]:

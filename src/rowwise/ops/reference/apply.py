@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rowwise.errors import GradientError
-from rowwise.ops.layout import Mode, TableRow
+from rowwise.ops.layout import Mode, TableDescriptor
 from rowwise.ops.reference.lookup import FeatureBags, inverse
 from rowwise.ops.reference.random import row_bits
 from rowwise.ops.reference.rowtype import read_rows, write_rows
@@ -32,7 +32,7 @@ def update(memory: UpdateMemory, bags: FeatureBags, grad: Tensor, per_id: bool) 
     # One gradient per id, feature after feature; the kernels never hold these in memory.
     grads = list(_gradients_of_ids(bags, grad) if per_id else _gradients_of_bags(bags, grad))
     bad: list[tuple[int, int]] = []
-    for index, table in enumerate(TableRow.read(memory.tables)):
+    for index, table in enumerate(TableDescriptor.read(memory.tables)):
         mine = slice(table.first_feature, table.first_feature + table.num_features)
         ids_N = torch.cat([bags.ids(f) for f in features[mine]])
         samples_N = torch.cat([bags.samples(f) for f in features[mine]])
@@ -68,7 +68,7 @@ def _gradients_of_ids(bags: FeatureBags, grad: Tensor) -> Iterator[Tensor]:
 
 
 def _apply(memory: UpdateMemory, index: int, rows_M: Tensor, g_MD: Tensor) -> None:
-    table = TableRow.read(memory.tables)[index]
+    table = TableDescriptor.read(memory.tables)[index]
     hyper = memory.hyper[index].to(g_MD.device)
     _, _, weight_decay, clip, *_ = hyper
     packed = memory.arena[table.base : table.base + table.rows * table.format.bytes].view(table.rows, -1)

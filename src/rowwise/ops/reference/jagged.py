@@ -22,16 +22,16 @@ def lengths(offsets: Tensor) -> Tensor:
     return offsets.long().diff()
 
 
-def take(values: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequence[Tensor], runs: Tensor) -> Taken:
-    """Values, lengths and weights of runs (batch, first bag, bags), in order; and where each run's values begin.
+def take(values: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequence[Tensor], segments: Tensor) -> Taken:
+    """The bags of some segments of batches, in order: values, lengths, weights, and each segment's first value.
 
-    Integers are int64 if those of any batch are.
+    A segment is (batch, first bag, number of bags). Integers are int64 if those of any batch are.
     """
     bounds = [offsets(x) for x in lengths]
-    # Empty parts of every batch decide the types, whichever of them the runs come from.
+    # Empty parts of every batch decide the types, whichever of them the segments come from.
     taken, bags, kept = ([x[:0] for x in tensors] for tensors in (values, lengths, weights))
     starts = [0]
-    for source, first, count in runs.tolist():
+    for source, first, count in segments.tolist():
         begin, end = int(bounds[source][first]), int(bounds[source][first + count])
         taken.append(values[source][begin:end])
         bags.append(lengths[source][first : first + count])
@@ -110,9 +110,9 @@ def expand(values: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequenc
     return found.int() if narrow else found, torch.cat(bags), torch.cat(kept) if weights else none
 
 
-def spread(out: Tensor, vectors: Tensor, samples: Tensor | None, runs: Tensor) -> None:
-    """Write runs of columns (from, to, how many) of the vectors of these samples, or of all as they are."""
+def spread(out: Tensor, vectors: Tensor, samples: Tensor | None, segments: Tensor) -> None:
+    """Write segments of columns (from, to, how many) of the vectors of these samples, or of all as they are."""
     if samples is not None:
         vectors = vectors.index_select(0, samples)
-    for source, target, width in runs.tolist():
+    for source, target, width in segments.tolist():
         out[:, target : target + width] = vectors[:, source : source + width]
