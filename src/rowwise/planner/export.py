@@ -102,7 +102,7 @@ class _Export:
         whole = all(tile.rows == (0, self.table.rows) for tile in self.tiles)
         if whole and len(self.tiles) > 1 and len(self.by_cols) == 1:
             if self.tiles[0].tier != "device":
-                raise self._error(f"is copied on the {self.tiles[0].tier}", "has copies on devices only")
+                raise self._error(f"is replicated on the {self.tiles[0].tier}", "replicates on devices only")
             return TorchRecTable("data_parallel", "dense", tuple(range(self.topology.world)), ())
         if not whole and any(len(tiles) == 1 for tiles in self.by_cols.values()):
             raise self._error("has rows that are cut in some columns only", "cuts the same rows in all columns")

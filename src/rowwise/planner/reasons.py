@@ -169,7 +169,7 @@ def _is_replicated(case: ReasonInputs, item: int) -> str:
         moved = float(case.totals.links_O[taken]) / max(float(case.totals.links_O[whole]), NONE)
         if moved < 1:
             return f"small and looked up by all ranks: a copy moves {moved:.1%} of the bytes of an exchange"
-    return f"small and looked up by all ranks: copies spread its lookups over {case.problem.topology.world} ranks"
+    return f"small and looked up by all ranks: replicas spread its lookups over {case.problem.topology.world} ranks"
 
 
 def _is_small(case: ReasonInputs, item: int) -> str:
