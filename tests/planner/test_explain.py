@@ -178,7 +178,7 @@ def test_reasons():
     assert reason(facts, "big") == "larger than a device (2.6 GB of 1.5 GB)"
     assert reason(facts, "a") == "the only layout allowed"
     assert reason(facts, "b") == "constraints allow only rank 1"
-    assert "a copy moves" in reason(facts, "tiny")
+    assert "a replica moves" in reason(facts, "tiny")
 
 
 def test_rows_that_went_to_the_host_say_so():

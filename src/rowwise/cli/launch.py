@@ -1,6 +1,6 @@
 """Ranks of train and resume: this process alone, processes started here (`--nproc`), or one rank of torchrun's.
 
-A process that starts ranks only waits for them and loads no torch; see [Note: how ranks end] in `comm/spawn.py`.
+A process that starts ranks only waits for them and loads no torch; see [Note: How ranks end] in `comm/spawn.py`.
 """
 
 import signal

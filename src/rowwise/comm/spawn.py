@@ -1,6 +1,6 @@
 """`RankProcesses`, `run_processes`: start ranks as processes of this machine, watch them, and end them together.
 
-[Note: how ranks end] A rank answers once, with its result or its error. When one has failed, the others have a few
+[Note: How ranks end] A rank answers once, with its result or its error. When one has failed, the others have a few
 seconds to notice and to report their errors; then they are killed. Ctrl-C reaches all processes of a terminal's job,
 SIGTERM only the parent: ranks ignore SIGINT, and the parent forwards either as SIGTERM, so each rank is asked to stop
 once. Ranks watch their parent, and end at once if it is gone.
@@ -130,7 +130,7 @@ class RankProcesses:
                 os.kill(process.pid or 0, signal.SIGTERM)
 
     def wait(self, limit_s: float | None = None) -> list[Any]:
-        """The results of all ranks in rank order; raises `RanksFailed`. See [Note: how ranks end]."""
+        """The results of all ranks in rank order; raises `RanksFailed`. See [Note: How ranks end]."""
         results: dict[int, Any] = {}
         failures: list[RankFailure] = []
         left = {answer: rank for rank, (_, answer) in enumerate(self._ranks)}

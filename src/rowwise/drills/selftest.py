@@ -3,7 +3,7 @@
 Apart from `doctor`, so that starting the command needs no torch. Known limit: speeds are from a few seconds on a
 machine that may be busy; `benchmarks/` has careful ones.
 
-Shapes: N ids, B samples, D columns of a table, S columns of the output.
+Axes: N ids, B samples, D columns of a table, S columns of the output.
 """
 
 import itertools

@@ -20,9 +20,9 @@ KEPT = "Rows it would have reached were left as they were; all others are update
 
 def name_bad_gradient(call: LookupCall, grad: Tensor, said: str) -> GradientError:
     """The error for a gradient that is not finite; `said`: the kernel's message."""
-    found = find_bad_gradient(call, grad)
-    if found is not None:
-        return GradientError(f"{found}. {KEPT}")
+    fault = find_bad_gradient(call, grad)
+    if fault is not None:
+        return GradientError(f"{fault}. {KEPT}")
     # Every contribution is finite, so their sum has overflowed; the kernel says in which row.
     named = re.search(r"row (\d+) of table (\d+)", said)
     assert named is not None

@@ -231,12 +231,12 @@ def _split_shared(jagged: Jagged, shared: Shared, sizes: Sequence[int]) -> list[
     """`split` that keeps bags shared; a distinct sample whose samples are in several parts is in each of them."""
     shared.check()
     own = split(replace(jagged, shared=None), sizes) if jagged.features else [jagged.without_samples()] * len(sizes)
-    found: list[Jagged] = []
+    batches: list[Jagged] = []
     for part, inverse_B in zip(own, shared.inverse_B.split(list(sizes)), strict=True):
         low, high = (int(inverse_B[0]), int(inverse_B[-1])) if len(inverse_B) else (0, -1)
         bags = shared.jagged.of_samples(torch.arange(low, high + 1, device=inverse_B.device))
-        found.append(replace(part, shared=Shared(jagged=bags, inverse_B=inverse_B - low)))
-    return found
+        batches.append(replace(part, shared=Shared(jagged=bags, inverse_B=inverse_B - low)))
+    return batches
 
 
 def _indices(jagged: Jagged, features: Sequence[str]) -> list[int]:
@@ -264,7 +264,7 @@ def _take(jaggeds: Sequence[Jagged], segments: list[Segment], features: Sequence
     values = [j.values_N for j in jaggeds]
     bags = [j.lengths_FB for j in jaggeds]
     weights = [j.weights_N for j in jaggeds if j.weights_N is not None]
-    kept = len(weights) == len(jaggeds)
+    weighted = len(weights) == len(jaggeds)
     native = _moves_natively(jaggeds)
     try:
         taken, lengths_, moved, starts = torch.ops.rowwise.take(values, bags, weights if native else [], segments_RC)
@@ -272,7 +272,7 @@ def _take(jaggeds: Sequence[Jagged], segments: list[Segment], features: Sequence
         for jagged in jaggeds:
             check.check_lengths(jagged)
         raise
-    if kept and not native:
+    if weighted and not native:
         # Position of each value in the concatenated batches: the same segments taken of 0, 1, 2, ...
         count = torch.arange(sum(len(v) for v in values), device=taken.device).split([len(v) for v in values])
         moved = torch.cat(weights)[torch.ops.rowwise.take(count, bags, [], segments_RC)[0]]
@@ -285,7 +285,7 @@ def _take(jaggeds: Sequence[Jagged], segments: list[Segment], features: Sequence
             features=tuple(features),
             values_N=taken[span],
             lengths_FB=bags_of_part,
-            weights_N=moved[span] if kept else None,
+            weights_N=moved[span] if weighted else None,
         )
         for span, bags_of_part in zip(spans, lengths_.split(bag_sizes), strict=True)
     ]

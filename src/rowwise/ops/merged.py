@@ -32,9 +32,9 @@ def merge_staged(staged: StagedGradients) -> list[MergedGradients]:
     batch = call.jagged.batch_size
     # Reordered so that the features of a piece are neighbours: its ids are then one segment to deduplicate.
     segments = [(0, source * batch, batch) for source in call.features_FC[:, SOURCE].tolist()]
-    kept: list[Tensor] = [] if staged.weights is None else [staged.weights]
+    batch_weights: list[Tensor] = [] if staged.weights is None else [staged.weights]
     ids, lengths, weights, starts = torch.ops.rowwise.take(
-        [call.jagged.values_N], [call.jagged.lengths_FB], kept, torch.tensor(segments, dtype=torch.int64)
+        [call.jagged.values_N], [call.jagged.lengths_FB], batch_weights, torch.tensor(segments, dtype=torch.int64)
     )
     tables = TableDescriptor.read(group.tables_TC)
     bounds = torch.stack([*(starts[t.first_feature] for t in tables), starts[-1]])
@@ -48,7 +48,7 @@ def merge_staged(staged: StagedGradients) -> list[MergedGradients]:
         for k, f in enumerate(FeatureDescriptor.read(group.features_FC))
     ]
     finite = True
-    bags = _int_matrix(features), numbers, torch.ops.rowwise.offsets(lengths), weights if kept else None
+    bags = _int_matrix(features), numbers, torch.ops.rowwise.offsets(lengths), weights if batch_weights else None
     rate = torch.tensor([KernelHyperparameters(lr=-1.0)] * len(tables))
     keys = torch.zeros(len(tables), dtype=torch.int64)
     no_state = torch.empty(0, device=ids.device)
@@ -60,11 +60,11 @@ def merge_staged(staged: StagedGradients) -> list[MergedGradients]:
         if "not finite" not in str(error):
             raise
         finite = False
-    found: list[MergedGradients] = []
+    merged: list[MergedGradients] = []
     for rows_U, table in zip(unique.values_U.split(counts), sum_tables, strict=True):
         grad_UD = sums.view(torch.float32)[table.base // 4 :][: len(rows_U) * table.dim].view(-1, table.dim)
-        found.append(MergedGradients(rows_U=rows_U, grad_UD=grad_UD if finite else _mark_nan(grad_UD)))
-    return found
+        merged.append(MergedGradients(rows_U=rows_U, grad_UD=grad_UD if finite else _mark_nan(grad_UD)))
+    return merged
 
 
 def merge_ids(ids_N: Tensor, offsets_B1: Tensor, grad_ND: Tensor, rows: int) -> Tensor:

@@ -35,8 +35,8 @@ def load() -> None:
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
-        found = f"torch {torch.__version__}"
-        raise NativeError(f"{path} does not load under {found} (2.11 or later is needed): {error}") from error
+        version = f"torch {torch.__version__}"
+        raise NativeError(f"{path} does not load under {version} (2.11 or later is needed): {error}") from error
     check_library(torch.ops.rowwise, path)
     _register_shapes()
     _register_shapes_of_checkpoints()

@@ -152,8 +152,8 @@ class Tiles:
         """Apply the gradients staged since the last update: each touched row changes once."""
         staged = self.staged
         self.discard()  # first: should the update raise, the same gradients must not come again
-        groups = ([s for s in staged if s.call.per_id == per_id] for per_id in (False, True))
-        run_all(partial(update, self.arena, group) for group in groups)
+        kinds = ([s for s in staged if s.call.per_id == per_id] for per_id in (False, True))
+        run_all(partial(update, self.arena, of_kind) for of_kind in kinds)
 
     def check_staged(self) -> float:
         """Raise if a staged gradient is not finite, before any row changes (`update` changes all but the bad rows).
@@ -165,9 +165,9 @@ class Tiles:
             # One pass that writes nothing. Gradients of empty bags reach no row, so a suspect still has to be located.
             largest = _max_abs(staged.grad)
             if not math.isfinite(largest):
-                found = find_bad_gradient(staged.call, staged.grad)
-                if found is not None:
-                    raise GradientError(f"{found}. No row was updated")
+                fault = find_bad_gradient(staged.call, staged.grad)
+                if fault is not None:
+                    raise GradientError(f"{fault}. No row was updated")
             # Each id contributes to its row once, times its weight, or at most 1 for sums and means.
             weight = 1.0 if staged.weights is None else max(1.0, _max_abs(staged.weights))
             bounds.append(largest * weight * len(staged.call.jagged.values_N))
@@ -203,13 +203,13 @@ class Tiles:
         except (RuntimeError, IdError, BatchError):
             # Errors name a sample of this batch, and unknown ids may be allowed: both need the expanded batch.
             return self.look_up(jagged.expanded())
-        found = self.look_up_sequences(jagged)
+        output = self.look_up_sequences(jagged)
         matrix_BS = stage_gradient(
             self._anchor,
             lambda: write_shared_columns(own_BS, part, shared.inverse_B),
             partial(self._stage_shared, jagged),
         )
-        return replace(found, matrix_BS=matrix_BS)
+        return replace(output, matrix_BS=matrix_BS)
 
     def _subset(self, features: tuple[str, ...]) -> FeatureSubset:
         if features not in self._subsets:

@@ -9,7 +9,7 @@ it), b vectors of d columns and rows of r bytes, rounded up to 32, seconds are
     issue    (n ceil(d / 128) + b) forward_issue_s               (n ceil(d / 128) + u) backward_issue_s
 
 with s the bytes of optimizer state; rows below device memory add a fourth resource, for rows fetched and written back.
-Each direction costs its launch and the 6-norm of its loads, a soft maximum. See [Note: cost] for how ranks add up.
+Each direction costs its launch and the 6-norm of its loads, a soft maximum. See [Note: Cost] for how ranks add up.
 It needs a data sheet only. Ignored: contention between operators.
 """
 
@@ -97,7 +97,7 @@ class Roofline:
         return read, missed * row / hw.disk_Bps + (u - missed) * row / hw.host_Bps
 
     def links_s(self, shards: Shards, curves: Curves) -> Floats:
-        """Seconds for vectors out and gradients back, coded for the wire, and ids in; for a copy, its gradient."""
+        """Seconds for vectors out and gradients back, coded for the wire, and ids in; for a replica, its gradient."""
         if self.topology.world == 1:
             return np.zeros(len(shards.table_N))
         samples = curves.batch * shards.share
@@ -112,7 +112,7 @@ class Roofline:
             case "hierarchical":
                 seconds_N = ids * all_to_all + vectors * self._hierarchical_s()
             case "replicated":
-                return self._copies_s(shards, curves)
+                return self._replicated_s(shards, curves)
         return seconds_N + self._coding_added_s(shards, shards.bags_N * samples)
 
     def _coding_added_s(self, shards: Shards, vectors_N: Floats) -> Floats:
@@ -146,7 +146,7 @@ class Roofline:
         outside = (topology.world - topology.devices) / topology.world / hw.network.all_to_all_Bps
         return inside + outside / topology.devices
 
-    def _copies_s(self, shards: Shards, curves: Curves) -> Floats:
+    def _replicated_s(self, shards: Shards, curves: Curves) -> Floats:
         """Seconds to all-reduce a table's gradient in a ring, or only the rows that ranks touched if that is less."""
         world, hw = self.topology.world, self.hardware
         link = hw.network if self.topology.hosts > 1 else hw.host

@@ -27,7 +27,7 @@ def vector_bytes(kind: WireType, dim_N: Floats) -> Floats:
 
 
 def link_shares(exchange: VectorExchange, topology: Topology) -> dict[Link, float]:
-    """The share of a rank's vectors that crosses links of each class; copies send no vectors."""
+    """The share of a rank's vectors that crosses links of each class; replicated tables send no vectors."""
     world, devices = topology.world, topology.devices
     match exchange:
         case "all_to_all" | "all_to_all_sum":

@@ -1,6 +1,6 @@
 """Costs of the options that a plan did not take, with all other tables where they are.
 
-[Note: alternatives] An item is taken out, and another of its options is placed piece by piece, the largest first. Each
+[Note: Alternatives] An item is taken out, and another of its options is placed piece by piece, the largest first. Each
 piece goes to the unit where the step then takes least; of equal ones, where that unit itself has least to do. A unit
 that lacks memory is taken only if all do. For an option of one piece this is optimal, for others it is greedy.
 
@@ -42,7 +42,7 @@ class _Ranks:
 
 
 def compute_alternatives(problem: PlacementProblem, placement: Placement) -> Alternatives:
-    """The change of cost for each option, by the method of [Note: alternatives]."""
+    """The change of cost for each option, by the method of [Note: Alternatives]."""
     options = len(problem.option_kind)
     sums, cost = problem.sums(placement), problem.cost(placement)
     result = Alternatives(

@@ -215,15 +215,15 @@ class _HomeFinder:
                 known[key] = [_PieceBytes() for _ in range(kind.parts)]
                 for weight, tiles in members:
                     _add_bytes(known[key], kind, weight, tiles, problem.topology)
-            copies = problem.topology.world if kind.layout.is_replicated else 1
+            replicas = problem.topology.world if kind.layout.is_replicated else 1
             for piece, piece_bytes in enumerate(known[key], start=self._begin[option]):
                 units = [unit for unit in piece_bytes.by_unit if allowed_U is None or allowed_U[unit]]
                 best = max(units, key=piece_bytes.by_unit.__getitem__, default=-1)
                 self.unit_N[piece] = _first_allowed_unit(kind, problem.topology, allowed_U) if best < 0 else best
                 self.size_N[piece] = piece_bytes.size
-                self.other_bytes_N[piece] = copies * piece_bytes.size
+                self.other_bytes_N[piece] = replicas * piece_bytes.size
                 self.home_bytes_N[piece] = max(
-                    0, copies * piece_bytes.size - (piece_bytes.by_unit[best] if best >= 0 else 0)
+                    0, replicas * piece_bytes.size - (piece_bytes.by_unit[best] if best >= 0 else 0)
                 )
 
     def nearest(self, item: int) -> int:
@@ -238,7 +238,7 @@ class _HomeFinder:
 
 @dataclass(slots=True)
 class _PieceBytes:
-    """Bytes of a piece (of one copy), and how many of them each unit has already."""
+    """Bytes of a piece (of one replica), and how many of them each unit has already."""
 
     size: int = 0
     by_unit: dict[int, int] = field(default_factory=dict)

@@ -101,7 +101,7 @@ def grid(table: Table, topology: Topology, hosts: Sequence[int]) -> tuple[Tile, 
 
 
 def replicated(table: Table, ranks: Sequence[int]) -> tuple[Tile, ...]:
-    """A copy on each rank (all ranks of the plan): no ids or vectors travel, but gradients do."""
+    """All of the table on each rank of the plan: no ids or vectors travel, but gradients do."""
     return tuple(tile for rank in ranks for tile in table_wise(table, rank))
 
 

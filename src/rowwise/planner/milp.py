@@ -2,7 +2,7 @@
 
 The program chooses an option for each item, and how many of its pieces go to each unit. It is exact but for phi, which
 tangents replace from below: phi is convex, so no tangent is above it. What the solver (HiGHS) has proven when its time
-is up is therefore a bound, tighter than those that look at the mean of all ranks. See [Note: bounds].
+is up is therefore a bound, tighter than those that look at the mean of all ranks. See [Note: Bounds].
 
 Importing the solver takes half a second. Known limit: with many ranks, nothing is proven in reasonable time beyond the
 other bounds.

@@ -148,7 +148,7 @@ class NativeProblem:
         return float(_library().rw_cost(self._struct, unit_N.ctypes.data, over)), over.value
 
     def anneal(self, start: Placement, effort: AnnealingEffort) -> Candidate:
-        """The best placement met while annealing. See [Note: annealing] in `_c/anneal.c`."""
+        """The best placement met while annealing. See [Note: Annealing] in `_c/anneal.c`."""
         choice_I, unit_N = start.choice_I.astype(np.int32), start.unit_N.astype(np.int32)
         parameters = _Effort(
             effort.seed,

@@ -67,7 +67,7 @@ class PlanRequest:
 class Pieces:
     """Costs that pieces add to each rank of their units, as arrays over pieces."""
 
-    load_NK: Floats  # see [Note: cost]
+    load_NK: Floats  # see [Note: Cost]
     link_N: Floats  # seconds
     bytes_NM: Floats  # by tier
 
@@ -186,7 +186,7 @@ class PlacementProblem:
         return totals
 
     def cost(self, placement: Placement) -> float:
-        """Seconds of a step of the tables. See [Note: cost]."""
+        """Seconds of a step of the tables. See [Note: Cost]."""
         sums = self.sums(placement)
         return float(self.phi(sums.load_NK).max() + sums.link_N.max())
 

@@ -168,7 +168,7 @@ def _is_replicated(case: ReasonInputs, item: int) -> str:
     if whole is not None:
         moved = float(case.totals.links_O[taken]) / max(float(case.totals.links_O[whole]), NONE)
         if moved < 1:
-            return f"small and looked up by all ranks: a copy moves {moved:.1%} of the bytes of an exchange"
+            return f"small and looked up by all ranks: a replica moves {moved:.1%} of the bytes of an exchange"
     return f"small and looked up by all ranks: replicas spread its lookups over {case.problem.topology.world} ranks"
 
 

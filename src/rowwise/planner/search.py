@@ -1,6 +1,6 @@
 """Searches for a plan: several start placements, the best of them improved by simulated annealing.
 
-[Note: search] The bound says how much a rank must bear at least: z seconds of operators, m seconds of links. Starts are
+[Note: Search] The bound says how much a rank must bear at least: z seconds of operators, m seconds of links. Starts are
 
 - greedy: items are cut as little as keeps every piece under z and m, and placed in falling order of their largest
   share, each where the largest share of a rank stays smallest;

@@ -1,9 +1,9 @@
 """Removes repeated ids of sequences before they are sent: one vector per distinct id, and one merged gradient.
 
-Within blocks of 256 samples only, as gradients are merged block by block anyway ([Note: Merge order]): the result has
-the same bits if the batches of all ranks are full blocks. A batch that is not is sent as it is. The distinct ids of a
-block are sent as its first bag, so the ranks that hold the rows need to know nothing of it. Repeats between blocks, or
-between the features of a table, are sent.
+Within blocks of 256 samples only, as gradients are merged block by block anyway ([Note: Merge order] in
+`ops/_cpp/tables.h`): the result has the same bits if the batches of all ranks are full blocks. A batch that is not is
+sent as it is. The distinct ids of a block are sent as its first bag, so the owners of the rows need to know nothing of
+it. Repeats between blocks, or between the features of a table, are sent.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 To a model it is the same module: a batch goes in, `Vectors` come out, a backward stages gradients, `update` applies
 them. `_forward` below is all of the exchange: ids go to the ranks that hold their rows, each rank looks up for the
-samples of all ranks, vectors come back. Every method that communicates is collective ([Note: Everyone joins]).
+samples of all ranks, vectors come back. What communicates is collective ([Note: Everyone joins] in `exchange.py`).
 """
 
 from collections.abc import Sequence
@@ -106,7 +106,7 @@ class ShardedEmbeddings(nn.Module):
 
     @property
     def merge_shared(self) -> bool:
-        """Whether gradients of a shared bag are summed before they are sent. See [Note: Merged bags]."""
+        """Whether gradients of a shared bag are summed before they are sent: [Note: Merged bags] in `ops/shared.py`."""
         return self._exchange.merge_shared
 
     @merge_shared.setter
@@ -151,7 +151,7 @@ class ShardedEmbeddings(nn.Module):
     def abort_forward(self, error: RowwiseError) -> NoReturn:
         """Collective replacement for `forward` on a rank that has no batch: raises on every rank.
 
-        See [Note: Malformed batches].
+        See [Note: Malformed batches] in `ids.py`.
         """
         self._router.abort(error)
 

@@ -188,7 +188,7 @@ class EmbeddingExchange:
         shared = routed.jagged.shared
         if not self.merge_shared or not routed.shared_features or shared is None:
             return [self._all_features.backward(routed.jagged, routed.samples_W, grad_BS)]
-        # [Note: Merged bags]: one gradient per distinct bag travels, so each bag set goes its own way back.
+        # One gradient per distinct bag travels, for each bag set by itself: [Note: Merged bags] in `ops/shared.py`.
         exchanges = self._exchanges_for(routed.shared_features)
         own_BS, shared_BS = (select_columns(grad_BS, self._columns_of(exchange.routes)) for exchange in exchanges)
         steps = zip(exchanges, routed.bag_sets, (own_BS, sum_over_samples(shared_BS, shared)), strict=True)

@@ -33,14 +33,14 @@ def update(memory: UpdateMemory, bags: FeatureBags, grad: Tensor, per_id: bool) 
     grads = list(_gradients_of_ids(bags, grad) if per_id else _gradients_of_bags(bags, grad))
     bad: list[tuple[int, int]] = []
     for index, table in enumerate(TableDescriptor.read(memory.tables)):
-        mine = slice(table.first_feature, table.first_feature + table.num_features)
-        ids_N = torch.cat([bags.ids(f) for f in features[mine]])
-        samples_N = torch.cat([bags.samples(f) for f in features[mine]])
+        of_table = slice(table.first_feature, table.first_feature + table.num_features)
+        ids_N = torch.cat([bags.ids(f) for f in features[of_table]])
+        samples_N = torch.cat([bags.samples(f) for f in features[of_table]])
         if not len(ids_N):
             continue
         # Features follow each other in these lists, so a stable sort gives (sample, feature, position).
         order = torch.argsort(samples_N, stable=True)
-        rows_M, merged_MD = merge(ids_N[order], samples_N[order], torch.cat(grads[mine])[order])
+        rows_M, merged_MD = merge(ids_N[order], samples_N[order], torch.cat(grads[of_table])[order])
         # x * 0 is 0 unless x is infinite or NaN. Checked after merging, as sums of finite numbers may overflow.
         finite_M = (merged_MD * 0 == 0).all(1)
         bad += [(index, int(row)) for row in rows_M[~finite_M][:1]]

@@ -1,4 +1,4 @@
-// [Note: annealing] Random changes of a placement, kept if it gets better or, while it is hot, not much worse:
+// [Note: Annealing] Random changes of a placement, kept if it gets better or, while it is hot, not much worse:
 //
 //   move    a piece of a busy rank to another unit          .40
 //   swap    a piece of a busy rank with one of another      .40

@@ -2,7 +2,7 @@
 //
 // A *piece* goes to a *unit*: a rank, all ranks of a host, or all ranks; it adds the same loads, link seconds and
 // bytes to each rank of the unit. Each item has options, each option pieces; a placement takes one option of each item.
-// See [Note: cost] in rowwise/perf/cost.py for what a placement costs.
+// See [Note: Cost] in rowwise/perf/cost.py for what a placement costs.
 
 #ifndef ROWWISE_PLAN_H
 #define ROWWISE_PLAN_H

@@ -1,7 +1,7 @@
 """NeuroShard: a beam over halvings of columns, with greedy placement on a grid of bounds inside (`_c/neuroshard.c`).
 
 No rank exceeds its memory, and the result is the cheapest placement that was looked at. Rows are never cut, tables
-never copied, pins ignored, and a table above 1.5 times a rank's even share is not placed. It gives no bound.
+never replicated, pins ignored, and a table above 1.5 times a rank's even share is not placed. It gives no bound.
 `neuroshard-grid` is the inner placement alone, of whole tables.
 """
 
