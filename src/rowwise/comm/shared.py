@@ -251,8 +251,8 @@ class SharedMemoryTransport:
         try:
             fd, memory = _create(size_bytes)
         except OSError as error:
-            held = sum(b.size_bytes for b, _ in self._blocks) >> 20
-            need = f"{call} needs {size_bytes >> 20} MB of shared memory more than the {held} MB in use"
+            used_mb = sum(b.size_bytes for b, _ in self._blocks) >> 20
+            need = f"{call} needs {size_bytes >> 20} MB of shared memory more than the {used_mb} MB in use"
             want = "want more memory, smaller batches, or shared_memory=False"
             raise PeerError(f"rank {self.world.rank}: {need}: {error}: {want}") from error
         for old, _ in self._blocks[index : index + 1]:

@@ -1,4 +1,4 @@
-"""Sends looked-up vectors to the ranks that asked for them, and their gradients back, as one autograd function.
+"""Sends looked-up vectors to the ranks of the samples, and their gradients back, as one autograd function.
 
 [Note: Everyone joins] A rank that holds no tile has nothing to send and nothing to update, but the other ranks still
 wait for it in every collective, forward and backward. So all exchanges of a batch are in one autograd function, which

@@ -98,9 +98,9 @@ class Packer:
         # Not with weighted tables: a batch without repeats has fewer ids, and its weights would no longer match them.
         self._sequences = [] if weighted or routes.world == 1 else repeatable_features(routes.exchanged_tables)
         self._ranges = max((len(cuts) - 1 for cuts in routes.cuts.values()), default=1)
-        # Elastic tables whose gradients of per-id weights would be sums over the columns of several ranks.
+        # Elastic results refuse gradients of their weights, which would be sums over columns of several ranks.
         cut = {p.table for groups in routes.groups_W for g in groups for p in g.pieces if p.width < tables[p.table].dim}
-        self._inexact_weight_grads = [tables[k].name for k in sorted(cut & weighted) if routes.elastic]
+        self._cut_weighted_tables = [tables[k].name for k in sorted(cut & weighted) if routes.elastic]
         sizes_W = [len(slices) for slices in routes.slices_W]
         messages = [*zip(sizes_W, self._wide_W, self.weighted_W, strict=True), (len(not_sent), False, False)]
         self._messages_WC = torch.tensor(messages, dtype=torch.int64)
@@ -119,9 +119,9 @@ class Packer:
     def pack_valid(self, jagged: Jagged, trains_weights: bool = False) -> SentBatch:
         """`pack`, with errors of the operators, which know no names."""
         check_weights(self._routes.tables, jagged)
-        if self._inexact_weight_grads and trains_weights:
+        if self._cut_weighted_tables and trains_weights:
             raise BatchError(
-                f"per-id weights of {', '.join(self._inexact_weight_grads)} require gradients, which are sums over "
+                f"per-id weights of {', '.join(self._cut_weighted_tables)} require gradients, which are sums over "
                 f"columns; the columns are on several ranks, so the bits of these sums depend on the plan. For elastic "
                 f"results want a plan that keeps all columns of such tables on one rank"
             )

@@ -14,7 +14,7 @@ from rowwise.comm.codec import gradient_scale
 from rowwise.comm.interface import Comm
 from rowwise.ops.layout import MODES, FeatureDescriptor
 from rowwise.shard.pack import BagSet
-from rowwise.shard.routes import ExchangePath, Routes, SequencePiece
+from rowwise.shard.routes import ExchangePath, PerIdPiece, Routes
 from rowwise.shard.vectors import Block, ExpectedBlock, WireCodecs, concat_blocks
 from rowwise.spec import Wire
 
@@ -112,7 +112,7 @@ class PerIdExchange:
                 vectors[feature][self._positions(bag_set, piece), columns] = block
         return vectors
 
-    def _positions(self, bag_set: BagSet, piece: SequencePiece) -> Tensor | slice:
+    def _positions(self, bag_set: BagSet, piece: PerIdPiece) -> Tensor | slice:
         """Positions of a slice's ids among the ids of their feature in this rank's batch."""
         if self._routes.slices_W[piece.rank][piece.slice].all_rows:
             return slice(None)

@@ -35,7 +35,7 @@ class FeatureSlice(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The feature's name in the batch that the receiving rank looks up."""
+        """The feature's name in the batch that the owner of the rows looks up."""
         return self.feature if self.all_rows else f"{self.feature} range {self.range}"
 
 
@@ -77,7 +77,7 @@ class ColumnSegment(NamedTuple):
     range: int
 
 
-class SequencePiece(NamedTuple):
+class PerIdPiece(NamedTuple):
     """Per-id vectors that a rank sends for one of its slices: `width` columns of the feature, from column `first`."""
 
     rank: int
@@ -155,9 +155,9 @@ class Routes:
         ordered = sorted(by_columns.items(), key=lambda item: (item[0][0], self.columns[item[0][1]].start, item[0][2]))
         return [(piece, key[1]) for key, piece in ordered]
 
-    def per_id_pieces(self, rank: int, path: ExchangePath) -> list[SequencePiece]:
-        """The per-id vectors that a rank sends: of sequences (`all_to_all`), or of bags that the receiver pools."""
-        sequences: list[SequencePiece] = []
+    def per_id_pieces(self, rank: int, path: ExchangePath) -> list[PerIdPiece]:
+        """The per-id vectors that a rank sends: of sequences (path `all_to_all`), or of bags (path `per_id`)."""
+        per_id: list[PerIdPiece] = []
         for group in self.groups_on(rank, path):
             for piece in group.pieces:
                 table = self.tables[piece.table]
@@ -165,8 +165,8 @@ class Routes:
                     continue
                 for piece_slice in piece.slices(table):
                     number = self.slices_W[rank].index(piece_slice)
-                    sequences.append(SequencePiece(rank, number, piece_slice.feature, piece.tile.cols[0], piece.width))
-        return sequences
+                    per_id.append(PerIdPiece(rank, number, piece_slice.feature, piece.tile.cols[0], piece.width))
+        return per_id
 
     def _column_segments(self, rank: int, pooled: Iterator[tuple[RankPiece, str]]) -> list[ColumnSegment]:
         segments: list[ColumnSegment] = []
