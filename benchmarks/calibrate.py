@@ -201,7 +201,7 @@ def spread_out(problem: PlacementProblem, rng: np.random.Generator) -> Placement
     unit_N = np.full(len(problem.pieces.link_N), NO_UNIT, np.int32)
     for option in choice_I:
         for piece in problem.pieces_of(int(option)):
-            whole = problem.kind_of(int(option)).span == "rank"
+            whole = problem.kind_of(int(option)).unit_kind == "rank"
             unit_N[piece] = int(rng.random() > lean) if whole else problem.units - 1
     return Placement(choice_I, unit_N)
 

@@ -29,7 +29,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from rowwise import Embeddings, Plan, RowWiseAdagrad, Table
 from rowwise.batch import Jagged
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.comm.spawn import run_processes
 from rowwise.ops.jagged import share
 from rowwise.plan import Tile

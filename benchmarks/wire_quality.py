@@ -31,7 +31,7 @@ from rich.progress import Progress
 from torch import nn
 
 from rowwise import Batch
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.ops import jagged
 from rowwise.recipes.compose import ResolvedRecipe, make_evaluator, make_model, make_settings, resolve
 from rowwise.recipes.find import load

@@ -58,7 +58,7 @@ class Problem:
         return arena
 
     def group(self, arena: Arena) -> TableGroup:
-        return make_group(arena.pieces, arena.places)
+        return make_group(arena.pieces, arena.offsets)
 
     def sources(self, group: TableGroup) -> torch.Tensor:
         return group.for_sources(self.jagged.features)

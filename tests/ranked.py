@@ -10,7 +10,7 @@ from torch import nn
 from trainings import COLUMNS, Net, World, make_rows
 
 from rowwise import Plan
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.comm.thread import run_threads
 from rowwise.ingest import Batcher, Batching, BatchShard, FrameReader
 from rowwise.planner import column_wise, replicated, row_wise, table_wise

@@ -524,7 +524,7 @@ RULE = 5
 
 def arguments(form: RowFormat = FP32) -> dict[str, torch.Tensor]:
     """Two tables of 8 rows and three features, as the operators want them."""
-    dim, stored, end = form.dim, (TYPES.index(form.type), form.group), 8 * form.bytes
+    dim, stored, end = form.dim, (TYPES.index(form.type), form.scale_group), 8 * form.bytes
     tables = [[0, 8, dim, 0, 1, 2, 0, 2, *stored, 0, 0], [end, 8, dim, 8, 1, 2, 2, 1, *stored, 0, 0]]
     return {
         "arena": torch.zeros(2 * end, dtype=torch.uint8),

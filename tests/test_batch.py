@@ -63,7 +63,7 @@ def test_lists_of_different_lengths():
 
 
 def test_no_features():
-    with pytest.raises(BatchError, match="a batch needs at least one feature"):
+    with pytest.raises(BatchError, match="a batch has no features: want at least one"):
         Jagged.from_lists({})
 
 

@@ -32,7 +32,7 @@ from rowwise import (
     Table,
     Uniform,
 )
-from rowwise.row_optimizers import couples_columns
+from rowwise.row_optimizers import needs_full_rows
 
 STEPS = 50
 # Several features in a table, duplicates in a batch (few rows), rows that many batches leave out, sequences.
@@ -582,4 +582,4 @@ def test_columns_are_coupled_where_the_gradient_of_one_changes_another(kind, cli
             (row * torch.tensor([1.0] * 4 + [factor] * 4)).sum().backward()
             embeddings.update()
         seen.append(embeddings.table("t")[0, :4].tolist())
-    assert couples_columns(optimizer) == (seen[0] != seen[1])
+    assert needs_full_rows(optimizer) == (seen[0] != seen[1])

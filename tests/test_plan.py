@@ -44,7 +44,7 @@ def test_layouts_are_valid(layout):
     Plan(world=4, tiles=(tile(ITEMS, 1), *reversed(LAYOUTS[layout]))).validate([USERS, ITEMS])
 
 
-COVER = "want each cell on exactly one rank, or the whole table once on every rank"
+COVER = "want each cell on exactly one rank, or the table replicated, once on every rank"
 BAD = {
     "no tile": ((), "a plan without tiles: want some for each of the tables, which are users"),
     "hole in rows": (
@@ -114,7 +114,7 @@ BAD = {
     ),
     "copies on some ranks": (
         grid(USERS, [], [], [[3, 0]]),
-        f"table 'users' (100 x 16) is whole on ranks 0, 3, not on 1, 2: {COVER}",
+        f"table 'users' (100 x 16) is replicated on ranks 0, 3, not on 1, 2: {COVER}",
     ),
     "copies and a piece": (
         (*grid(USERS, [], [], [[0, 1, 2, 3]]), tile(USERS, 0, (0, 50))),
@@ -129,6 +129,21 @@ BAD = {
         "table 'users': tile users[0:100, 0:16] on rank 3 is listed 2 times",
     ),
 }
+
+
+def test_a_plan_prints_as_a_table_of_its_tiles():
+    host = Tile(table="items", rank=0, rows=(0, 37), cols=(0, 10), tier="host")
+    plan = Plan(world=4, tiles=(*grid(USERS, [50], [], [[10], [2]]), host))
+    assert str(plan).splitlines() == [
+        "4 ranks, 3 tiles",
+        "table  rank  rows    columns  memory",
+        "items  0     0:37    0:10     host",
+        "users  2     50:100  0:16     device",
+        "users  10    0:50    0:16     device",
+    ]
+    many = str(Plan(world=50, tiles=grid(USERS, [], [], [list(range(50))]))).splitlines()
+    assert len(many) == 43
+    assert many[-1] == "... 10 more"
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -149,7 +164,9 @@ def test_messages_list_a_few_names_of_many():
     want = "which are t0, t1, t2, t3, t4, t5, t6, t7 and 848 more"
     with pytest.raises(SpecError, match=want):
         Plan(world=1, tiles=()).validate(tables)
-    with pytest.raises(SpecError, match="is whole on ranks 0, 1, not on 2, 3, 4, 5, 6, 7, 8, 9 and 118 more: want"):
+    with pytest.raises(
+        SpecError, match="is replicated on ranks 0, 1, not on 2, 3, 4, 5, 6, 7, 8, 9 and 118 more: want"
+    ):
         Plan(world=128, tiles=grid(USERS, [], [], [[0, 1]])).validate([USERS])
 
 

@@ -80,7 +80,7 @@ def test_type_checkers_see_the_same_names():
 
 def test_an_unknown_name_is_refused_with_the_known():
     with pytest.raises(
-        AttributeError, match="module 'rowwise' has no attribute 'Embedding'; it has Adagrad, Adam, Batch"
+        AttributeError, match="module 'rowwise' has no attribute 'Embedding': want one of Adagrad, Adam, Batch"
     ):
         rowwise.Embedding  # noqa: B018
 

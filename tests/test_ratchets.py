@@ -12,21 +12,21 @@ PATCH = re.compile(r"\b(monkeypatch|patch)\.(setattr|setitem|setenv|delattr|deli
 PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
     "calibrate": 2_454,
-    "checkpoint": 3_690,
+    "checkpoint": 3_691,
     "cli": 3_586,
-    "comm": 1_709,
-    "drills": 712,
+    "comm": 1_707,
+    "drills": 710,
     "hashing": 2_699,
-    "ingest": 10_932,
+    "ingest": 10_933,
     "models": 757,
     "ops": 3_572,
     "perf": 1_419,
     "planner": 5_113,
-    "recipes": 4_985,
+    "recipes": 4_982,
     "report": 3_095,
     "shard": 2_691,
     "train": 4_965,
-    "modules": 2_401,
+    "modules": 2_400,
     "C and C++": 8_229,
 }
 

@@ -167,7 +167,7 @@ BIG = Table(name="big", rows=10, dim=16, optimizer=Sgd())
         (
             BIG,
             tuple(structs.replace(t, tier="host") for t in layouts.replicated(BIG, range(4))),
-            "is copied on the host; TorchRec has copies on devices only",
+            "is replicated on the host; TorchRec replicates on devices only",
         ),
         (
             structs.replace(BIG, dim=6),

@@ -1,6 +1,6 @@
 """What this machine could do at best: matrix products at their peak, rows that are read, rows that are rewritten.
 
-[Note: Share of the limit] A step's limit is the time that this machine takes, in the same run on as many threads, for
+A step's limit is the time that this machine takes, in the same run on as many threads, for
 
 - its matrix products (multiplications and additions of linear layers and of pairs of vectors, forward and backward), at
   the speed of a large square fp32 product, by whichever of torch's two libraries is faster;

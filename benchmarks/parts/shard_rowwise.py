@@ -10,7 +10,7 @@ from torch import Tensor
 
 from parts.shard_work import DENSE_LR, NAMES, Parts, Pieces
 from rowwise import DLRM, Batch
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.comm.thread import run_threads
 from rowwise.plan import Plan, Tile
 from rowwise.planner import layouts

@@ -13,7 +13,7 @@ so that no caller overlooks them.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import torch
@@ -61,9 +61,9 @@ class Jagged:
     def __post_init__(self) -> None:
         """Check shapes and dtypes; the lookup checks the lengths' values, as it reads them anyway."""
         if not self.all_features:
-            raise BatchError("a batch needs at least one feature")
+            raise BatchError("a batch has no features: want at least one, with an empty list for samples without ids")
         if len(set(self.all_features)) != len(self.all_features):
-            raise BatchError(f"a feature is named twice: {', '.join(self.all_features)}")
+            raise BatchError(f"a feature is named twice: {', '.join(self.all_features)}: want each once, own or shared")
         for name, tensor in (("values", self.values_N), ("lengths", self.lengths_FB)):
             if not isinstance(tensor, Tensor) or tensor.dtype not in ID_TYPES or tensor.dim() != 1:
                 got = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
@@ -162,22 +162,15 @@ class Jagged:
         """A batch from {feature: one list of ids per sample}."""
         sizes = {name: len(samples) for name, samples in bags.items()}
         if len(set(sizes.values())) > 1:
-            raise BatchError(
-                f"features have different numbers of samples: {sizes}: want a list for each, empty if no ids"
-            )
+            raise BatchError(f"features have different numbers of samples: {sizes}: want a list for each, maybe empty")
         values = [i for samples in bags.values() for bag in samples for i in bag]
         lengths = [len(bag) for samples in bags.values() for bag in samples]
         try:
-            values_N = torch.tensor(
-                values, dtype=None if values else torch.int64
-            )  # without a dtype, as an integer one would truncate floats
+            # Without a dtype, as an integer one would truncate floats.
+            values_N = torch.tensor(values, dtype=None if values else torch.int64)
         except (TypeError, ValueError, RuntimeError) as error:
             raise BatchError(_name_bad_value(bags)) from error
-        return cls(
-            features=tuple(bags),
-            values_N=values_N,
-            lengths_FB=torch.tensor(lengths, dtype=torch.int64),
-        )
+        return cls(features=tuple(bags), values_N=values_N, lengths_FB=torch.tensor(lengths, dtype=torch.int64))
 
     @classmethod
     def from_keyed(cls, keyed: "KeyedJagged | Jagged") -> "Jagged":
@@ -204,23 +197,14 @@ class Jagged:
         if shared is self.shared and all(t.is_contiguous() for t in tensors):
             return self
         weights = None if self.weights_N is None else self.weights_N.contiguous()
-        return Jagged(
-            features=self.features,
-            values_N=self.values_N.contiguous(),
-            lengths_FB=self.lengths_FB.contiguous(),
-            weights_N=weights,
-            shared=shared,
-        )
+        values, lengths = self.values_N.contiguous(), self.lengths_FB.contiguous()
+        return replace(self, values_N=values, lengths_FB=lengths, weights_N=weights, shared=shared)
 
     def to(self, device: torch.device | str) -> "Jagged":
         weights = None if self.weights_N is None else self.weights_N.to(device)
-        return Jagged(
-            features=self.features,
-            values_N=self.values_N.to(device),
-            lengths_FB=self.lengths_FB.to(device),
-            weights_N=weights,
-            shared=self.shared and self.shared.to(device),
-        )
+        values, lengths = self.values_N.to(device), self.lengths_FB.to(device)
+        shared = self.shared and self.shared.to(device)
+        return replace(self, values_N=values, lengths_FB=lengths, weights_N=weights, shared=shared)
 
     def keys(self) -> list[str]:
         """Names of the features."""
@@ -357,7 +341,9 @@ class Batch:
             if tensor is not None:
                 sizes[name] = tensor.shape[0]
         if len(set(sizes.values())) > 1:
-            raise BatchError(f"parts of the batch have different numbers of samples: {sizes}")
+            raise BatchError(
+                f"parts of the batch have different numbers of samples: {sizes}: want one row each per sample"
+            )
 
     def to(self, device: torch.device | str) -> "Batch":
         moved = (None if x is None else x.to(device) for x in (self.weights_B, self.keys_B, self.times_B))

@@ -43,5 +43,7 @@ def open_inside(folder: Path, name: str) -> BinaryIO:
     """Open a regular file of a folder for reading; anything else raises an OSError."""
     fault = fault_of_name(name)
     if fault:
-        raise OSError(errno.EINVAL, f"the name {name[:80]!r} is not allowed: {fault}", str(folder))
+        raise OSError(
+            errno.EINVAL, f"the name {name[:80]!r} is not allowed: {fault}: want one plain file name", str(folder)
+        )
     return open_regular(folder / name, links=False)

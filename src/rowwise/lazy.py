@@ -11,7 +11,7 @@ def names_of(package: str, homes: Mapping[str, Sequence[str]]) -> tuple[list[str
 
     def load(name: str) -> object:
         if name not in home:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(known)}")
+            raise AttributeError(f"module {package!r} has no attribute {name!r}: want one of {', '.join(known)}")
         return getattr(importlib.import_module(f"{package}.{home[name]}"), name)
 
     return known, load

@@ -1,8 +1,7 @@
 """`Plan`: the placement of tables on ranks, as tiles: a tile is a rectangle of one table on one rank.
 
 Every layout (table-, row-, column-wise, grid, replicated) is a choice of tiles, so a plan can be read, compared, edited
-by hand and executed unchanged. Each cell of a table is on exactly one rank, or the whole table is on every rank once;
-other replication is not supported.
+by hand and executed unchanged. Each cell of a table is on exactly one rank, or the table is replicated on all.
 """
 
 from collections import Counter
@@ -12,14 +11,15 @@ from typing import Literal
 import msgspec
 
 from rowwise.errors import SpecError
-from rowwise.row_optimizers import couples_columns
+from rowwise.row_optimizers import needs_full_rows
 from rowwise.spec import Table, Value, Wire
 from rowwise.textfile import decode_json
 from rowwise.value import MOST_RANKS, check_most
 
 COLUMN_BLOCK = 4  # row statistics are summed over blocks of four columns, so tiles are cut between blocks
-COVER = "want each cell on exactly one rank, or the whole table once on every rank"
+COVER = "want each cell on exactly one rank, or the table replicated, once on every rank"
 NAMES = 8  # names listed in a message
+SHOWN_TILES = 40  # lines of `str(plan)`
 
 
 Tier = Literal["device", "host", "disk"]
@@ -38,8 +38,7 @@ class Tile(Value, frozen=True, order=True, omit_defaults=True):
 
     def __str__(self) -> str:
         lives = "" if self.tier == "device" else f" ({self.tier}, {self.cache_rows} rows cached)"
-        where = f"{self.rows[0]}:{self.rows[1]}, {self.cols[0]}:{self.cols[1]}"
-        return f"{self.table}[{where}] on rank {self.rank}{lives}"
+        return f"{self.table}[{_range(self.rows)}, {_range(self.cols)}] on rank {self.rank}{lives}"
 
 
 class Forecast(Value, frozen=True, kw_only=True):
@@ -81,6 +80,16 @@ class Plan(Value, frozen=True, omit_defaults=True):
     approximate: tuple[str, ...] = ()
     forecast: Forecast | None = None
 
+    def __str__(self) -> str:
+        """A table of the tiles, one line each, of the first `SHOWN_TILES`."""
+        tiles, more = sorted(self.tiles), len(self.tiles) - SHOWN_TILES
+        rows = [("table", "rank", "rows", "columns", "memory")]
+        rows += [(t.table, str(t.rank), _range(t.rows), _range(t.cols), t.tier) for t in tiles[:SHOWN_TILES]]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(x.ljust(width) for x, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        title = f"{self.world} ranks, {len(tiles)} tile{'s' * (len(tiles) != 1)}"
+        return "\n".join([title, *lines, *[f"... {more} more"] * (more > 0)])
+
     def to_json(self) -> str:
         """The plan as JSON."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
@@ -100,7 +109,7 @@ class Plan(Value, frozen=True, omit_defaults=True):
         return tuple(tile for tile in self.tiles if tile.rank == rank)
 
     def validate(self, tables: Sequence[Table]) -> None:
-        """Raise unless each table is covered exactly once, or is whole on every rank, and all ranks exist."""
+        """Raise unless each table is covered exactly once, or is replicated on every rank, and all ranks exist."""
         known = {t.name: t for t in tables}
         if self.world < 1:
             raise SpecError(f"a plan for {self.world} ranks: want at least 1")
@@ -121,9 +130,9 @@ class Plan(Value, frozen=True, omit_defaults=True):
     def diff(self, other: "Plan") -> list[str]:
         """Lines for the tiles that differ: '-' in this plan only, '+' in the other only."""
         # Counters, as a plan edited by hand may list a tile twice.
-        mine, theirs = Counter(self.tiles), Counter(other.tiles)
-        gone = [f"- {tile}" for tile in sorted((mine - theirs).elements())]
-        new = [f"+ {tile}" for tile in sorted((theirs - mine).elements())]
+        ours, theirs = Counter(self.tiles), Counter(other.tiles)
+        gone = [f"- {tile}" for tile in sorted((ours - theirs).elements())]
+        new = [f"+ {tile}" for tile in sorted((theirs - ours).elements())]
         world = [] if self.world == other.world else [f"- {self.world} ranks", f"+ {other.world} ranks"]
         here, there = set(self.approximate), set(other.approximate)
         exact = [f"- approximate {name}" for name in sorted(here - there)]
@@ -142,13 +151,11 @@ def _check_cover(table: Table, tiles: list[Tile], world: int) -> None:
         _check_tile(table, tile)
         if times > 1:
             raise SpecError(f"table {table.name!r}: tile {tile} is listed {times} times")
-    held = {tile.rank for tile in tiles}
+    ranks = {tile.rank for tile in tiles}
     if len(tiles) > 1 and all((tile.rows, tile.cols) == ((0, table.rows), (0, table.dim)) for tile in tiles):
-        if len(held) < world:
-            missing = _shorten(rank for rank in range(world) if rank not in held)
-            raise SpecError(
-                f"{_name_and_shape(table)} is whole on ranks {_shorten(sorted(held))}, not on {missing}: {COVER}"
-            )
+        if len(ranks) < world:
+            where = f"{_shorten(sorted(ranks))}, not on {_shorten(sorted(set(range(world)) - ranks))}"
+            raise SpecError(f"{_name_and_shape(table)} is replicated on ranks {where}: {COVER}")
         return
     _check_overlaps(table, tiles)
     # Inside the table and without overlap, equal areas mean an exact cover.
@@ -208,7 +215,7 @@ def _check_approximate(plan: Plan, known: Mapping[str, Table]) -> None:
         table = known[name]
         if all(tile.cols == (0, table.dim) for tile in plan.tiles_of(name)):
             raise SpecError(f"{at}: no tile cuts its columns, so it is exact as it is; take it off the list")
-        if not couples_columns(table.optimizer):
+        if not needs_full_rows(table.optimizer):
             kind = type(table.optimizer).__name__
             what = f"{kind} without clip updates each column by itself, so it is exact as it is"
             raise SpecError(f"{at}: {what}; take it off the list")
@@ -219,7 +226,11 @@ def _name_and_shape(table: Table) -> str:
 
 
 def _describe_rectangle(rows: tuple[int, int], cols: tuple[int, int]) -> str:
-    return f"rows {rows[0]}:{rows[1]} x columns {cols[0]}:{cols[1]}"
+    return f"rows {_range(rows)} x columns {_range(cols)}"
+
+
+def _range(bounds: tuple[int, int]) -> str:
+    return f"{bounds[0]}:{bounds[1]}"
 
 
 def _shorten(names: Iterable[object]) -> str:

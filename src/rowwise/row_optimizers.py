@@ -259,6 +259,6 @@ RowOptimizer = Sgd | Adagrad | RowWiseAdagrad | Adam | RowWiseAdam | Lamb | Ftrl
 OPTIMIZERS: dict[str, type[RowOptimizer]] = {str(kind.__struct_config__.tag): kind for kind in get_args(RowOptimizer)}
 
 
-def couples_columns(optimizer: RowOptimizer) -> bool:
+def needs_full_rows(optimizer: RowOptimizer) -> bool:
     """Whether a weight's update depends on other columns of its row, by a mean, a norm or clipping."""
     return optimizer.clip is not None or optimizer.sums_columns

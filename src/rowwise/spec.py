@@ -192,9 +192,9 @@ def _check_numbers(table: Table) -> None:
 
 
 Link = Literal["host", "network"]  # inside a host, or between hosts
-VectorExchange = Literal["all_to_all", "reduce_scatter", "two_level", "all_reduce"]
-"""How vectors reach the ranks of their samples: from one rank each; as sums over all ranks; as sums over a host, sent
-between hosts; or not at all, for copied tables, whose gradients are all-reduced."""
+VectorExchange = Literal["all_to_all", "all_to_all_sum", "hierarchical", "replicated"]
+"""How vectors reach the ranks of their samples: from one rank each; as partial sums of all ranks, added up on arrival;
+as sums over a host, sent between hosts; or not at all, as every rank has the table and only its gradients travel."""
 
 
 class Topology(Value, frozen=True):

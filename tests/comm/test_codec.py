@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowwise.comm.codec import ColumnSpan, codec_of, gradient_scale, spans_of
+from rowwise.comm.codec import ScaleGroups, codec_of, gradient_scale, scale_groups_of
 from rowwise.spec import WIRE_TYPES, WireType
 
 SHARE = {WireType.FP32: 0.0, WireType.FP16: 2.0**-11, WireType.BF16: 2.0**-8, WireType.INT8: 1 / 255 / 2 * 1.001}
@@ -19,9 +19,9 @@ def make_block(rows, columns, seed):
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
 
 
-def largest(block_ND, spans):
+def largest(block_ND, scales):
     """Of each number, the range of those that it is encoded with, for a codec with scales; itself for the others."""
-    groups = [span.group for span in spans for _ in range(span.columns // span.group)] or [block_ND.shape[1]]
+    groups = [span.group for span in scales for _ in range(span.columns // span.group)] or [block_ND.shape[1]]
     ranges = [part.amax(1, True) - part.amin(1, True) for part in block_ND.split(groups, 1)]
     return torch.cat([x.expand(-1, group) for x, group in zip(ranges, groups, strict=True)], 1)
 
@@ -31,17 +31,17 @@ def largest(block_ND, spans):
     rows=st.integers(0, 5), widths=WIDTHS, by_vector=st.booleans(), before=st.integers(0, 5), seed=st.integers(0, 99)
 )
 def test_what_is_decoded_is_as_near_as_the_codec_promises(kind, rows, widths, by_vector, before, seed):
-    codec, spans, shape = codec_of(kind), spans_of(widths) if by_vector else (), (rows, sum(widths))
+    codec, scales, shape = codec_of(kind), scale_groups_of(widths) if by_vector else (), (rows, sum(widths))
     block_ND = make_block(*shape, seed)
-    coded_P = codec.encode(block_ND, spans)
+    coded_P = codec.encode(block_ND, scales)
     assert coded_P.dtype == torch.uint8
-    assert coded_P.shape == (codec.block_bytes(shape, spans),)
+    assert coded_P.shape == (codec.block_bytes(shape, scales),)
     message_P = torch.cat([torch.zeros(before, dtype=torch.uint8), coded_P])  # it may begin anywhere
-    decoded_ND = codec.decode(message_P[before:], shape, spans)
+    decoded_ND = codec.decode(message_P[before:], shape, scales)
     assert decoded_ND.dtype == torch.float32
     assert decoded_ND.shape == shape
     if rows:
-        reach = largest(block_ND, spans) if kind.facts.header_bytes else block_ND.abs()
+        reach = largest(block_ND, scales) if kind.facts.header_bytes else block_ND.abs()
         assert ((decoded_ND - block_ND).abs() <= reach * SHARE[kind] + 2.0**-20).all()
     assert codec.lossy or decoded_ND.equal(block_ND)
 
@@ -60,7 +60,7 @@ def test_empty_blocks_take_nothing(kind, shape):
 def test_the_size_of_a_vector_is_known_without_the_codec(kind, width):
     codec = codec_of(kind)
     assert codec.block_bytes((5, width)) == 5 * kind.vector_bytes(width)
-    assert codec.block_bytes((5, 3 * width), (ColumnSpan(3 * width, width),)) == 15 * kind.vector_bytes(width)
+    assert codec.block_bytes((5, 3 * width), (ScaleGroups(3 * width, width),)) == 15 * kind.vector_bytes(width)
 
 
 @kinds
@@ -74,7 +74,7 @@ def test_parts_of_a_larger_matrix_are_encoded_as_copies_are(kind):
 def test_gradients_of_a_mean_over_many_samples_keep_their_leading_bits(kind, samples):
     codec, scale = codec_of(kind), gradient_scale(samples)
     block_ND = make_block(4, 16, seed=2) / samples
-    decoded_ND = codec.decode(codec.encode(block_ND, scale=scale), (4, 16), scale=scale)
+    decoded_ND = codec.decode(codec.encode(block_ND, loss_scale=scale), (4, 16), loss_scale=scale)
     reach = largest(block_ND, ()) if kind.facts.header_bytes else block_ND.abs()
     assert ((decoded_ND - block_ND).abs() <= reach * SHARE[kind] + 2.0**-20 / samples).all()
 

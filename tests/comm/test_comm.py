@@ -1,4 +1,4 @@
-"""Every way to travel does what the seam says, and trouble on one rank is a named error on all, never a hang."""
+"""Every way to travel does what the interface says, and trouble on one rank is a named error on all, never a hang."""
 
 import threading
 

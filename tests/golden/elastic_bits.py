@@ -12,7 +12,7 @@ import torch
 from shard.layout_cases import CASES
 
 from rowwise import Adagrad, Adam, Embeddings, Ftrl, Jagged, Lamb, Plan, RowWiseAdagrad, Sgd, Table, Topology
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.comm.thread import run_threads
 from rowwise.ops import rowtype
 from rowwise.ops.jagged import split

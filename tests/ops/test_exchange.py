@@ -21,17 +21,17 @@ def test_columns_are_placed_and_added_as_the_reference_does(batch, widths, seed)
     g = torch.Generator().manual_seed(seed)
     blocks = [torch.randn(batch, sum(w), generator=g) for w in widths]
     columns = 4 + max(sum(w) for w in widths)
-    runs = []
+    segments = []
     for block, parts in enumerate(widths):
         source = 0
         for width in parts:
             target = int(torch.randint(0, columns - width + 1, (1,), generator=g))
-            runs.append((block, source, target, width, len(runs) % 2))
+            segments.append((block, source, target, width, len(segments) % 2))
             source += width
-    runs_RC = torch.tensor(runs, dtype=torch.int64).view(-1, 5)
+    segments_RC = torch.tensor(segments, dtype=torch.int64).view(-1, 5)
     found, wanted = torch.zeros(batch, columns), torch.zeros(batch, columns)
-    ops.place(blocks, runs_RC, found)
-    reference.place(blocks, runs_RC, wanted)
+    ops.place(blocks, segments_RC, found)
+    reference.place(blocks, segments_RC, wanted)
     assert torch.equal(found, wanted)
 
 
@@ -100,7 +100,7 @@ def test_what_does_not_fit_is_not_packed(change, message):
 
 
 @pytest.mark.parametrize(
-    "run",
+    "segment",
     [
         (1, 0, 0, 4, 0),
         (-1, 0, 0, 4, 0),
@@ -113,17 +113,17 @@ def test_what_does_not_fit_is_not_packed(change, message):
         (0, 0, 1 << 62, 4, 0),
     ],
 )
-def test_columns_outside_a_block_are_not_placed(run):
+def test_columns_outside_a_block_are_not_placed(segment):
     out = torch.zeros(3, 8)
-    with pytest.raises(RuntimeError, match="run 0 reaches past its block or the output"):
-        ops.place([torch.ones(3, 8)], torch.tensor([run]), out)
+    with pytest.raises(RuntimeError, match="segment 0 reaches past its block or the output"):
+        ops.place([torch.ones(3, 8)], torch.tensor([segment]), out)
     assert not out.any()
 
 
 def test_blocks_of_other_batches_are_not_placed():
     with pytest.raises(RuntimeError, match="blocks must be"):
         ops.place([torch.ones(2, 8)], torch.tensor([(0, 0, 0, 4, 0)]), torch.zeros(3, 8))
-    with pytest.raises(RuntimeError, match="runs"):
+    with pytest.raises(RuntimeError, match="segments"):
         ops.place([torch.ones(3, 8)], torch.tensor([(0, 0, 0, 4)]), torch.zeros(3, 8))
 
 

@@ -84,16 +84,16 @@ batches_and_bounds = batches.flatmap(lambda jagged: st.tuples(st.just(jagged), b
 def test_take(jaggeds, data):
     weighted = all(j.weights_N is not None for j in jaggeds)
     bags = [len(j.lengths_FB) for j in jaggeds]
-    runs = []
+    segments = []
     for _ in range(data.draw(st.integers(0, 8))):
         source = data.draw(st.integers(0, len(jaggeds) - 1))
         first = data.draw(st.integers(0, bags[source]))
-        runs.append((source, first, data.draw(st.integers(0, bags[source] - first))))
+        segments.append((source, first, data.draw(st.integers(0, bags[source] - first))))
     args = (
         [j.values_N for j in jaggeds],
         [j.lengths_FB for j in jaggeds],
         [j.weights_N for j in jaggeds] if weighted else [],
-        torch.tensor(runs, dtype=torch.int64).view(-1, 3),
+        torch.tensor(segments, dtype=torch.int64).view(-1, 3),
     )
     assert same(ops.take(*args), reference.take(*args))
 
@@ -101,12 +101,12 @@ def test_take(jaggeds, data):
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_take_past_the_caches(dtype):
-    """Outputs of megabytes are written in whole cache lines; runs begin and end anywhere."""
+    """Outputs of megabytes are written in whole cache lines; segments begin and end anywhere."""
     n = 1_200_000
     ids, weights = torch.arange(n, dtype=dtype), torch.rand(n)
     bags = torch.full((n // 3,), 3, dtype=dtype)
-    runs = torch.tensor([[0, 5, 1], [0, 7, 399_000], [0, 0, 3], [0, 399_001, 900]])
-    args = [ids], [bags], [weights], runs
+    segments = torch.tensor([[0, 5, 1], [0, 7, 399_000], [0, 0, 3], [0, 399_001, 900]])
+    args = [ids], [bags], [weights], segments
     assert same(ops.take(*args), reference.take(*args))
 
 
@@ -172,10 +172,10 @@ def test_spread(batch, width, all_of_them):
     vectors = torch.rand(distinct, width, generator=g)
     samples = None if all_of_them else torch.randint(0, distinct, (batch,), generator=g).sort().values.int()
     half = width // 2
-    runs = torch.tensor([[0, 3, half], [half, half + 9, width - half]])
+    segments = torch.tensor([[0, 3, half], [half, half + 9, width - half]])
     found, wanted = (torch.full((batch, width + 11), 7.0) for _ in range(2))
-    ops.spread(found, vectors, samples, runs)
-    reference.spread(wanted, vectors, samples, runs)
+    ops.spread(found, vectors, samples, segments)
+    reference.spread(wanted, vectors, samples, segments)
     assert same(found, wanted)
 
 
@@ -187,9 +187,9 @@ def test_vectors_that_are_not_there_are_not_spread():
     for samples in (None, torch.tensor([0])):
         with pytest.raises(RuntimeError, match="samples for 3"):
             ops.spread(torch.empty(3, 4), vectors, samples, one)
-    for run in ([1, 0, 4], [0, 1, 4], [-1, 0, 1], [0, -1, 1], [0, 0, -1]):
-        with pytest.raises(RuntimeError, match="run 0 reaches past the columns"):
-            ops.spread(torch.empty(2, 4), vectors, None, torch.tensor([run]))
+    for segment in ([1, 0, 4], [0, 1, 4], [-1, 0, 1], [0, -1, 1], [0, 0, -1]):
+        with pytest.raises(RuntimeError, match="segment 0 reaches past the columns"):
+            ops.spread(torch.empty(2, 4), vectors, None, torch.tensor([segment]))
 
 
 @pytest.mark.usefixtures("isa")
@@ -569,9 +569,9 @@ def arguments() -> dict[str, torch.Tensor]:
         "values": torch.tensor([1, 2, 3, 0, 3, 2, 1, 0]),
         "lengths": torch.tensor([1, 1, 2, 0, 2, 2]),
         "weights": torch.ones(8),
-        "runs": torch.tensor([[0, 2, 4], [0, 0, 1]]),
+        "segments": torch.tensor([[0, 2, 4], [0, 0, 1]]),
         "bounds": torch.tensor([[0, 1, 4], [0, 2, 4], [0, 4, 4]]),
-        "segments": torch.tensor([0, 3, 3, 8]),
+        "segment_bounds": torch.tensor([0, 3, 3, 8]),
         "offsets": torch.tensor([0, 3, 3, 8]),
     }
 
@@ -579,11 +579,11 @@ def arguments() -> dict[str, torch.Tensor]:
 def args_of(op: str, a: dict):
     match op:
         case "take":
-            return [a["values"]], [a["lengths"]], [a["weights"]], a["runs"]
+            return [a["values"]], [a["lengths"]], [a["weights"]], a["segments"]
         case "bucketize":
             return a["values"], a["lengths"], a["weights"], a["bounds"]
         case "deduplicate":
-            return a["values"], a["segments"]
+            return a["values"], a["segment_bounds"]
         case "lengths":
             return (a["offsets"],)
         case "expand":
@@ -599,9 +599,9 @@ def call(op: str, a: dict):
 
 
 USED = [
-    *[("take", name) for name in ("values", "lengths", "weights", "runs")],
+    *[("take", name) for name in ("values", "lengths", "weights", "segments")],
     *[("bucketize", name) for name in ("values", "lengths", "weights", "bounds")],
-    *[("deduplicate", name) for name in ("values", "segments")],
+    *[("deduplicate", name) for name in ("values", "segment_bounds")],
     ("lengths", "offsets"),
 ]
 
@@ -633,15 +633,15 @@ def test_tensors_that_are_strided(op, name):
 @pytest.mark.parametrize(
     ("op", "name", "wrong", "message"),
     [
-        ("take", "runs", [[1, 0, 1]], "no batch 1"),
-        ("take", "runs", [[-1, 0, 1]], "no batch -1"),
-        ("take", "runs", [[0, 0, 7]], "run 0 reaches past the 6 bags"),
-        ("take", "runs", [[0, 7, 0]], "run 0 reaches past"),
-        ("take", "runs", [[0, -1, 1]], "run 0 reaches past"),
-        ("take", "runs", [[0, 2, -1]], "run 0 reaches past"),
-        ("take", "runs", [[0, 3, (1 << 63) - 1]], "run 0 reaches past"),
-        ("take", "runs", [[0, 0, 1, 1]], r"runs must be \[n, 3\]"),
-        ("take", "runs", [0, 0, 1], r"runs must be \[n, 3\]"),
+        ("take", "segments", [[1, 0, 1]], "no batch 1"),
+        ("take", "segments", [[-1, 0, 1]], "no batch -1"),
+        ("take", "segments", [[0, 0, 7]], "segment 0 reaches past the 6 bags"),
+        ("take", "segments", [[0, 7, 0]], "segment 0 reaches past"),
+        ("take", "segments", [[0, -1, 1]], "segment 0 reaches past"),
+        ("take", "segments", [[0, 2, -1]], "segment 0 reaches past"),
+        ("take", "segments", [[0, 3, (1 << 63) - 1]], "segment 0 reaches past"),
+        ("take", "segments", [[0, 0, 1, 1]], r"segments must be \[n, 3\]"),
+        ("take", "segments", [0, 0, 1], r"segments must be \[n, 3\]"),
         ("take", "lengths", [1, 1, 2, 0, 2, 1], "lengths do not add up to 8 values"),
         ("take", "lengths", [1, 1, 2, 0, 2, 3], "lengths do not add up to 8 values"),
         ("take", "lengths", [1, 1, 2, 0, 5, -1], "lengths do not add up to 8 values"),
@@ -658,12 +658,12 @@ def test_tensors_that_are_strided(op, name):
         ("bucketize", "bounds", [0, 4], "bounds must be"),
         ("bucketize", "bounds", [[0, 0, 0]] * 3, "id 1 at position 0 is outside its table"),
         ("bucketize", "bounds", [[0, 4, 4], [0, 4, 4], [0, 1, 2]], "id 3 at position 4 is outside its table"),
-        ("deduplicate", "segments", [], "bounds of segments do not ascend from 0 to 8"),
-        ("deduplicate", "segments", [0], "bounds of segments do not ascend from 0 to 8"),
-        ("deduplicate", "segments", [0, 9], "bounds of segments do not ascend from 0 to 8"),
-        ("deduplicate", "segments", [1, 8], "bounds of segments do not ascend from 0 to 8"),
-        ("deduplicate", "segments", [0, 9, 8], "bounds of segments do not ascend from 0 to 8"),
-        ("deduplicate", "segments", [0, -1, 8], "bounds of segments do not ascend from 0 to 8"),
+        ("deduplicate", "segment_bounds", [], "bounds of segments do not ascend from 0 to 8"),
+        ("deduplicate", "segment_bounds", [0], "bounds of segments do not ascend from 0 to 8"),
+        ("deduplicate", "segment_bounds", [0, 9], "bounds of segments do not ascend from 0 to 8"),
+        ("deduplicate", "segment_bounds", [1, 8], "bounds of segments do not ascend from 0 to 8"),
+        ("deduplicate", "segment_bounds", [0, 9, 8], "bounds of segments do not ascend from 0 to 8"),
+        ("deduplicate", "segment_bounds", [0, -1, 8], "bounds of segments do not ascend from 0 to 8"),
     ],
 )
 def test_arguments_that_reach_out(op, name, wrong, message):
@@ -674,16 +674,16 @@ def test_arguments_that_reach_out(op, name, wrong, message):
 
 
 def test_lists_that_do_not_match():
-    v, bags, w, runs = (arguments()[name] for name in ("values", "lengths", "weights", "runs"))
+    v, bags, w, segments = (arguments()[name] for name in ("values", "lengths", "weights", "segments"))
     for args in (([], [], []), ([v], [bags, bags], []), ([v, v], [bags, bags], [w]), ([v], [], [w])):
         with pytest.raises(
             RuntimeError, match=r"rowwise: \d tensors of values, \d of lengths and \d of weights|no tensor"
         ):
-            ops.take(*args, runs)
+            ops.take(*args, segments)
 
 
 def test_outputs_larger_than_any_memory():
-    # Memory that is mapped and never touched: ids that many runs could take more often than there are addresses.
+    # Memory that is mapped and never touched: ids that many segments could take more often than there are addresses.
     ids, bags = ops.zeros(1 << 32).view(torch.int32), torch.tensor([1 << 32])
     with pytest.raises((RuntimeError, MemoryError)):
         ops.take([ids], [bags], [], torch.tensor([[0, 0, 1]]).repeat(1 << 17, 1))
@@ -692,7 +692,9 @@ def test_outputs_larger_than_any_memory():
 nasty = st.sampled_from([-(1 << 63), -1, 0, 1, 2, 3, 4, 5, 8, 9, 1 << 31, 1 << 61, 1 << 62, (1 << 63) - 1])
 cells = st.lists(
     st.tuples(
-        st.sampled_from(["values", "lengths", "runs", "bounds", "segments", "offsets"]), st.integers(0, 9), nasty
+        st.sampled_from(["values", "lengths", "segments", "bounds", "segment_bounds", "offsets"]),
+        st.integers(0, 9),
+        nasty,
     ),
     min_size=1,
     max_size=3,

@@ -66,14 +66,14 @@ def constraints(draw, workloads, topology):
 
 def placements(problem: PlacementProblem):
     """All of them."""
-    spans = {"rank": range(problem.topology.world), "all": range(problem.units - 1, problem.units)}
-    spans["host"] = range(problem.topology.world, problem.units - 1)
+    units_of = {"rank": range(problem.topology.world), "all": range(problem.units - 1, problem.units)}
+    units_of["host"] = range(problem.topology.world, problem.units - 1)
     per_item = []
     for item in range(len(problem.members)):
         ways = []
         rule = problem.rule_I[item]
         for option in range(problem.item_begin[item], problem.item_begin[item + 1]):
-            units = [u for u in spans[problem.kind_of(option).span] if rule < 0 or problem.allowed_RU[rule, u]]
+            units = [u for u in units_of[problem.kind_of(option).unit_kind] if rule < 0 or problem.allowed_RU[rule, u]]
             ways += [(option, chosen) for chosen in itertools.product(units, repeat=len(problem.pieces_of(option)))]
         per_item.append(ways)
     for ways in itertools.product(*per_item):
@@ -88,8 +88,8 @@ def count_placements(problem: PlacementProblem) -> int:
     for item in range(len(problem.members)):
         ways = 0
         for option in range(problem.item_begin[item], problem.item_begin[item + 1]):
-            span = problem.kind_of(option).span
-            units = world if span == "rank" else problem.topology.hosts if span == "host" else 1
+            unit_kind = problem.kind_of(option).unit_kind
+            units = world if unit_kind == "rank" else problem.topology.hosts if unit_kind == "host" else 1
             ways += units ** len(problem.pieces_of(option))
         total *= ways
     return total
@@ -101,12 +101,12 @@ def random_placement(problem: PlacementProblem, rng: np.random.Generator) -> Pla
     for item in range(len(problem.members)):
         option = int(rng.integers(problem.item_begin[item], problem.item_begin[item + 1]))
         choice.append(option)
-        span = problem.kind_of(option).span
+        unit_kind = problem.kind_of(option).unit_kind
         low, high = {
             "rank": (0, problem.topology.world),
             "host": (problem.topology.world, problem.units - 1),
             "all": (problem.units - 1, problem.units),
-        }[span]
+        }[unit_kind]
         rule = problem.rule_I[item]
         units = [u for u in range(low, high) if rule < 0 or problem.allowed_RU[rule, u]]
         unit_N[list(problem.pieces_of(option))] = rng.choice(units, len(problem.pieces_of(option)))

@@ -17,7 +17,7 @@ from rowwise.planner.alternatives import compute_alternatives
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.explain import explain
 from rowwise.planner.explanation import Explanation
-from rowwise.planner.layouts import SPANS
+from rowwise.planner.layouts import UNIT_KINDS
 from rowwise.planner.options import make_problem
 from rowwise.planner.pipeline import PlanResult, forecast, make_plan
 from rowwise.planner.problem import NO_UNIT, Placement, PlanRequest
@@ -75,8 +75,8 @@ def units_of(planned: PlanResult, option: int) -> list[int]:
     world, hosts = problem.topology.world, problem.topology.hosts
     found = {"rank": range(world), "host": range(world, world + hosts), "all": [world + hosts]}
     rule = int(problem.rule_I[problem.item_of_O[option]])
-    span = SPANS[problem.span_O[option]]
-    return [unit for unit in found[span] if rule < 0 or problem.allowed_RU[rule, unit]]
+    unit_kind = UNIT_KINDS[problem.unit_kind_O[option]]
+    return [unit for unit in found[unit_kind] if rule < 0 or problem.allowed_RU[rule, unit]]
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ def test_reasons():
     assert reason(facts, "big") == "larger than a device (2.6 GB of 1.5 GB)"
     assert reason(facts, "a") == "the only layout allowed"
     assert reason(facts, "b") == "constraints allow only rank 1"
-    assert "a copy moves" in reason(facts, "tiny")
+    assert "a replica moves" in reason(facts, "tiny")
 
 
 def test_rows_that_went_to_the_host_say_so():

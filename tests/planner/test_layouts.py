@@ -41,8 +41,8 @@ def made_tables(draw, least_rows: int = 1, multiple: int = 1) -> Table:
     return Table(name="t", rows=rows, dim=dim, row_type=row_type, column_group=group)
 
 
-def lengths(spans: set[tuple[int, int]]) -> list[int]:
-    return [end - begin for begin, end in spans]
+def lengths(ranges: set[tuple[int, int]]) -> list[int]:
+    return [end - begin for begin, end in ranges]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

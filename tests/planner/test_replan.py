@@ -126,7 +126,7 @@ def test_a_placement_is_found_again_in_its_plan(data):
     unit_N = np.full(len(problem.pieces.link_N), NO_UNIT, dtype=np.int32)
     begins = {"rank": (0, topology.world), "host": (topology.world, topology.hosts), "all": (problem.units - 1, 1)}
     for option in chosen:
-        begin, count = begins[problem.kind_of(option).span]
+        begin, count = begins[problem.kind_of(option).unit_kind]
         for piece in problem.pieces_of(option):
             unit_N[piece] = begin + data.draw(st.integers(0, count - 1))
     placement = Placement(np.array(chosen, dtype=np.int32), unit_N)

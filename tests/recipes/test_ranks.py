@@ -171,12 +171,12 @@ def test_a_plan_and_a_wire_are_part_of_a_recipe(tmp_path, monkeypatch):
 
 
 def test_the_cause_is_the_failure_that_tells_most():
-    reached = RankFailure(kind="reached", rank=0, line="rank 1 has ended", trace="...")
-    refused = RankFailure(kind="refused", rank=2, line="no such id", trace="...")
+    reached = RankFailure(kind="peer_failed", rank=0, line="rank 1 has ended", trace="...")
+    refused = RankFailure(kind="user_error", rank=2, line="no such id", trace="...")
     killed = RankFailure(kind="killed", rank=1, line="was killed by SIGKILL", exit_code=-9)
     assert RanksFailed([reached, refused]).line == "rank 2: no such id"
     assert RanksFailed([reached, refused, killed]).line == "rank 1 was killed by SIGKILL"
-    same = RankFailure(kind="reached", rank=1, line="no such id", trace="...")
+    same = RankFailure(kind="peer_failed", rank=1, line="no such id", trace="...")
     assert RanksFailed([refused, same]).line == "no such id"
 
 

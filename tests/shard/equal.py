@@ -2,7 +2,7 @@
 
 What is compared, and how closely: rows, optimizer state and sequences to the bit, always. Pooled vectors to the bit
 too, but for tables whose rows are cut, where results need not be elastic: those are sums in another order, and the
-largest number times 1e-6 apart at most. (Copies that are added up by an all-reduce are another matter: test_copies.)
+largest number times 1e-6 apart at most. (Replicated tables that are all-reduced are another matter: test_replicated.)
 """
 
 from collections.abc import Callable

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from rowwise.plan import Tile, column_block
 from rowwise.planner.layouts import (
-    Span,
+    Range,
     column_wise,
     grid,
     replicated,
@@ -19,7 +19,7 @@ from rowwise.planner.layouts import (
 from rowwise.spec import Table, Topology
 
 
-def rectangles(table: Table, topology: Topology, parts: Iterable[tuple[Span, Span]]) -> tuple[Tile, ...]:
+def rectangles(table: Table, topology: Topology, parts: Iterable[tuple[Range, Range]]) -> tuple[Tile, ...]:
     """A tile for each rectangle that is not empty, dealt to the ranks in turn."""
     full = [(rows, cols) for rows, cols in parts if rows[0] < rows[1] and cols[0] < cols[1]]
     return tuple(

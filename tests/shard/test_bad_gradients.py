@@ -23,7 +23,7 @@ from rowwise import (
     Uniform,
 )
 from rowwise.comm.thread import run_threads
-from rowwise.row_optimizers import couples_columns
+from rowwise.row_optimizers import needs_full_rows
 
 WORLD = Topology(devices=3)
 DIM = 16
@@ -82,7 +82,7 @@ def train(module, steps):
 def test_a_row_without_a_finite_gradient_stays_and_all_others_take_their_step(layout, bad, column):
     # Where columns do not depend on each other, a row that is cut stays in the pieces that have the bad columns only.
     cut = layout in ("column-wise", "pinwheel", "columns below rows")
-    tables = make_tables(40, [o for o in OPTIMIZERS if couples_columns(o) or not cut])
+    tables = make_tables(40, [o for o in OPTIMIZERS if needs_full_rows(o) or not cut])
     good = make_steps(tables, [(3, 9, 0), (5, 1, 7)])
     steps = [good[0], bad_step(tables, BAD[bad], column), good[1]]
     whole = Embeddings(tables, seed=SEED)

@@ -69,7 +69,7 @@ class Ledger:
             self.send_vectors(tile.rank, rank, "pooled", samples, tile.cols[1] - tile.cols[0])
             self.send_vectors(rank, tile.rank, "gradients", samples, tile.cols[1] - tile.cols[0])
 
-    def in_two_levels(self, host, width):
+    def over_hosts(self, host, width):
         """Inside the host, for the samples of all ranks of a device number; then to those ranks."""
         samples_D = [sum(SIZES_W[device :: WORLD.devices]) for device in range(WORLD.devices)]
         for device, rank in enumerate(WORLD.ranks_of(host)):
@@ -87,7 +87,7 @@ def expected_bytes(layout, table, wire, step):
     for tile in tiles if layout in FLAT else ():
         ledger.at_once(tile)
     for host, _, columns in by_host(tiles) if layout in IN_HOSTS else ():
-        ledger.in_two_levels(host, columns.stop - columns.start)
+        ledger.over_hosts(host, columns.stop - columns.start)
     return ledger.sent_W
 
 

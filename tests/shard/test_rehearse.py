@@ -270,7 +270,7 @@ def held(large, rank):
 
 def of_all(rehearsal):
     """The collectives of all ranks, not those of a host or of a device number."""
-    return [call for call in rehearsal.calls if len(call.sizes_W) == CLUSTER.world]
+    return [call for call in rehearsal.calls if len(call.input_splits) == CLUSTER.world]
 
 
 @pytest.fixture
@@ -288,13 +288,13 @@ def test_torch_takes_the_collectives_of_128_ranks(fake):
     everyone = Rendezvous(store=FakeStore(), name="", ranks=tuple(range(128)), rank=63, pids={}, timeout_s=1)
     transport = TorchTransport(everyone)
     transport._backends["cpu"] = fake
-    assert {call.what for call in of_all(found)} == {"counts", "ids", "pooled", "gradients"}
+    assert {call.purpose for call in of_all(found)} == {"counts", "ids", "pooled", "gradients"}
     for call in of_all(found):
-        send_N = torch.zeros(sum(call.sizes_W), dtype=call.dtype)
-        assert len(transport.start(call, send_N).wait()) == sum(call.receives_W)
+        send_N = torch.zeros(sum(call.input_splits), dtype=call.dtype)
+        assert len(transport.start(call, send_N).wait()) == sum(call.output_splits)
     call = of_all(found)[-1]
     with pytest.raises(PeerError, match="Split sizes"):
-        transport.start(call, torch.zeros(sum(call.sizes_W) + 1, dtype=call.dtype))
+        transport.start(call, torch.zeros(sum(call.input_splits) + 1, dtype=call.dtype))
 
 
 def test_pages_that_nobody_writes_take_no_memory():

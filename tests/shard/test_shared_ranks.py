@@ -139,7 +139,7 @@ def test_wires_of_16_bits_round_shared_vectors_alike(layout, kind):
     assert not any(run_threads(FOUR, apart(tables, plan, batches_of(tables), wire=wire), timeout_s=60))
 
 
-def test_a_wire_of_8_bits_carries_both_streams():
+def test_a_wire_of_8_bits_carries_both_bag_sets():
     tables, kind = [*two_tables(), Table(name="wide", rows=60, dim=48)], RowType.INT8
     wire = Wire(host=Codecs(forward=kind), network=Codecs(forward=kind))
 
@@ -183,14 +183,14 @@ def test_bytes_fall_by_how_often_samples_repeat():
     assert plain["ids"] / shared["ids"] > 9.5
 
 
-def test_both_streams_travel_together():
+def test_both_bag_sets_travel_together():
     """As many collectives as of a plain batch, where pooled vectors take one exchange."""
     tables, seat = two_tables(), RehearsedRank(FOUR, 1)
     batch = batches_of(tables)[3][0]
     for layout in ("table-wise", "column-wise", "row-wise"):
         plan = place(tables, [layout] * 2, FOUR)
         shared, plain = rehearse(tables, plan, seat, batch), rehearse(tables, plan, seat, batch.expanded())
-        assert [(c.what, c.collective) for c in shared.calls] == [(c.what, c.collective) for c in plain.calls]
+        assert [(c.purpose, c.collective) for c in shared.calls] == [(c.purpose, c.collective) for c in plain.calls]
         assert shared.visited == plain.visited
         assert shared.total_bytes() < plain.total_bytes()
 

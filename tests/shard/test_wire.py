@@ -11,11 +11,11 @@ from shard.equal import SEED, look_up, make_sharded, make_steps, place, train
 from shard.wires import FLAT, IN_HOSTS, KINDS, LAYOUTS, SIZES_W, WORLD, bags_of, by_host, codec_of, make_table
 
 from rowwise import Embeddings, Jagged, Plan, Pooling, Sgd, Table, Tile
-from rowwise.comm.codec import gradient_scale, spans_of
+from rowwise.comm.codec import gradient_scale, scale_groups_of
 from rowwise.comm.thread import run_threads
 from rowwise.shard.apply import copy_tables
 from rowwise.shard.embeddings import ShardedEmbeddings
-from rowwise.shard.vectors import PeerBlocks, WireCodecs
+from rowwise.shard.vectors import Block, ExpectedBlock, WireCodecs
 from rowwise.spec import Codecs, Wire, WireType
 
 kinds = st.sampled_from(KINDS)
@@ -61,7 +61,7 @@ def test_blocks_come_as_exact_as_the_codec_of_their_link_says(
     wire, backward, side_by_side, rows, widths, samples, seed
 ):
     scale, size = (gradient_scale(samples), 1 / samples) if backward else (1.0, 1.0)
-    spans = spans_of(widths) if side_by_side else ()
+    scales = scale_groups_of(widths) if side_by_side else ()
 
     def sent(sender, receiver):
         count, seeds = rows[4 * sender + receiver], [seed + 100 * sender + 10 * receiver + k for k in range(4)]
@@ -70,13 +70,12 @@ def test_blocks_come_as_exact_as_the_codec_of_their_link_says(
 
     def rank(comm):
         me, codecs = comm.rank, WireCodecs.of(comm, wire, backward=backward)
-        expected = [PeerBlocks([x.shape for x in sent(other, me)], spans) for other in range(4)]
-        came = codecs.exchange_blocks(
-            [PeerBlocks.of(sent(me, other), spans) for other in range(4)], expected, "x", scale
-        ).wait()
+        expected_W = [[ExpectedBlock(x.shape, scales) for x in sent(other, me)] for other in range(4)]
+        send_W = [[Block(x, scales) for x in sent(me, other)] for other in range(4)]
+        received_W = codecs.exchange_blocks(send_W, expected_W, "x", scale).wait()
         for other in range(4):
             kind = codec_of(wire, other, me, backward)
-            for mine, theirs in zip(came[other], sent(other, me), strict=True):
+            for mine, theirs in zip(received_W[other], sent(other, me), strict=True):
                 assert mine.shape == theirs.shape
                 limit = allowed(theirs, kind, widths if side_by_side else None, scale)
                 assert ((mine - theirs).abs() <= limit).all(), (kind, other)

@@ -14,7 +14,7 @@ from torch import nn
 from train import breakdown_ranks
 
 from rowwise import DLRM, Embeddings, IdError, Jagged, Plan
-from rowwise.comm.seam import WaitTime
+from rowwise.comm.interface import WaitTime
 from rowwise.comm.shared import HAS_SHARED_MEMORY
 from rowwise.comm.spawn import run_processes
 from rowwise.comm.thread import run_threads

@@ -482,7 +482,7 @@ class Counting:
         self.waited = transport.waited
 
     def start(self, call, send_N):
-        self._calls.append(f"{call.collective} of {call.what}")
+        self._calls.append(f"{call.collective} of {call.purpose}")
         return self._transport.start(call, send_N)
 
     def split(self, groups, group):

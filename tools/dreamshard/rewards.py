@@ -1,6 +1,6 @@
 """Roll-outs of the policy on tasks, rewarded by the cost network alone, and the REINFORCE loss.
 
-[Note: estimated MDP] Each state is what the planner's own roll-out computes. The reward of a roll-out is minus the
+[Note: Estimated MDP] Each state is what the planner's own roll-out computes. The reward of a roll-out is minus the
 predicted cost of the whole placement, as a share of an even rank's, minus a fine for bytes over the memory limit.
 Rewards are compared among roll-outs of the same task only, so tasks of any size weigh alike. No cost model is called.
 """

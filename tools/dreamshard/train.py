@@ -1,7 +1,7 @@
 """The training loop: cost placements, fit the cost network to them, train the policy on the network's predictions.
 
 The first placements are random; later ones are the policy's own, so the cost network is right where the policy looks.
-The cost model gives targets for the cost network, never a reward ([Note: estimated MDP] in `rewards`). The same seed
+The cost model gives targets for the cost network, never a reward ([Note: Estimated MDP] in `rewards`). The same seed
 gives the same policy on the same machine, with one thread. Training runs for a fixed number of steps.
 """
 

@@ -57,7 +57,7 @@ def list_amounts(sample: LinkSample) -> list[float]:
     if sample.copied:
         return [1.0, 0.0, 0.0, 0.0, 2.0 * FLOAT_bytes * sample.copied * remote]
     vectors = 2.0 * FLOAT_bytes * sample.batch * max(sample.dim_W) * remote
-    is_reduced = layout_named(sample.layout).exchange == "reduce_scatter"
+    is_reduced = layout_named(sample.layout).exchange == "all_to_all_sum"
     return [1.0, max(sample.ids_W) * remote, *((0.0, vectors) if is_reduced else (vectors, 0.0)), 0.0]
 
 

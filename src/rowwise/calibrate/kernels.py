@@ -137,9 +137,9 @@ def _zero_touched_rows(arena: Arena, batches: Sequence[Jagged]) -> None:
         ids_N = torch.cat([values for batch_ids in ids for values in batch_ids[begin : begin + count]])
         begin += count
         _zero_rows(arena.table(index), ids_N)
-        place, width = arena.places[index], state_width(table)
+        offset, width = arena.offsets[index], state_width(table)
         if width:
-            state = arena.state[place.state_base : place.state_base + table.rows * width]
+            state = arena.state[offset.state_base : offset.state_base + table.rows * width]
             _zero_rows(state.view(table.rows, width), ids_N)
 
 

@@ -24,7 +24,7 @@ from rowwise.calibrate.draw import DIMS, FLOAT_bytes
 from rowwise.calibrate.ids import draw_batch
 from rowwise.calibrate.kernels import flush_bytes
 from rowwise.calibrate.samples import LinkSample
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.perf.access import Access, Workload
 from rowwise.plan import Plan, Tile
 from rowwise.planner.layouts import (
@@ -81,7 +81,7 @@ def draw_exchange(seed: int, number: int, world: int) -> ExchangeSetup:
         count = round(_draw_log_uniform(rng, (1, MOST_TABLES)))
         batch = -(-round(_draw_log_uniform(rng, BATCHES)) // world) * world
         # Copies send gradients whatever the ids are, so there should be few ids.
-        pooling = 1.0 if layout.is_copied else _draw_log_uniform(rng, POOLING)
+        pooling = 1.0 if layout.is_replicated else _draw_log_uniform(rng, POOLING)
         dim_T = np.array(DIMS)[rng.integers(len(DIMS), size=count)]
         if batch * dim_T.sum() <= MOST_FLOATS and batch * pooling * count <= MOST_IDS:
             break
@@ -103,7 +103,7 @@ def draw_exchange(seed: int, number: int, world: int) -> ExchangeSetup:
 def _place_tables(tables: Sequence[Table], layout: Layout, world: int, rng: np.random.Generator) -> tuple[Tile, ...]:
     """Puts each table on the ranks with the fewest columns, or on random ones, so that exchanges differ in balance."""
     _, cut = LAYOUT_CUTS[layout.name]
-    if layout.is_copied:
+    if layout.is_replicated:
         return tuple(tile for table in tables for tile in cut(table, range(world)))
     columns_W, misplaced = np.zeros(world), rng.random()
     tiles: list[Tile] = []
@@ -163,7 +163,7 @@ def measure_exchange(comm: Comm, seed: int, number: int, repeats: int = REPEATS)
     rng = np.random.default_rng((seed, LINK_SEED, number, rank))
     batch = draw_batch(setup.workloads, setup.batch // world, rng)
     clock = PhaseClock(comm, setup.skew_W[rank])
-    copied = setup.layout.is_copied
+    copied = setup.layout.is_replicated
     module.phase = clock
     ids = exchange_step(module, batch, clock, copied=copied)
     clock.taken_s.clear()  # drop the warm-up

@@ -21,7 +21,7 @@ from rowwise.calibrate.kernels import KernelBench
 from rowwise.calibrate.links import measure_exchange
 from rowwise.calibrate.samples import SetSample, read_samples, write_sample
 from rowwise.calibrate.trust import MOST_WAITED, waited_s
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.comm.spawn import run_processes
 from rowwise.spec import Topology
 

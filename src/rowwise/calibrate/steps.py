@@ -19,7 +19,7 @@ from torch import Tensor
 from rowwise.batch import Jagged
 from rowwise.calibrate.ids import draw_batch
 from rowwise.calibrate.kernels import flush_bytes, low_quantile
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.comm.spawn import run_processes
 from rowwise.errors import SpecError
 from rowwise.perf.access import Workload

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from rowwise.calibrate.ids import draw_batch
 from rowwise.calibrate.links import PhaseClock, exchange_step
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.comm.spawn import run_processes
 from rowwise.perf.access import Access, Workload
 from rowwise.perf.exchange import Amounts, Exchanges, NarrowWires, WireCost

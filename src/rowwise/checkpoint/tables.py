@@ -14,7 +14,7 @@ from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import Span, TensorEntry
 from rowwise.embedding import Embeddings
 from rowwise.plan import Tile, column_block
-from rowwise.row_optimizers import couples_columns
+from rowwise.row_optimizers import needs_full_rows
 from rowwise.shard.embeddings import AnyEmbeddings
 from rowwise.spec import Table, state_slots
 
@@ -124,7 +124,7 @@ def _stored_tiles(module: AnyEmbeddings) -> Iterator[_StoredTile]:
             yield _StoredTile(table, tile, arena.table(index), arena.table_state(index), touched, True, True, False)
         return
     tables = {table.name: table for table in module.tables}
-    copied = {table.name for table in module.routes.copied}
+    replicated = {table.name for table in module.routes.replicated}
     firsts: dict[str, Tile] = {}
     per_block: set[str] = set()
     for groups in module.routes.groups_W:
@@ -132,11 +132,11 @@ def _stored_tiles(module: AnyEmbeddings) -> Iterator[_StoredTile]:
             for piece in group.pieces:
                 table = module.tables[piece.table]
                 firsts.setdefault(table.name, piece.tile)
-                if piece.width < table.dim and couples_columns(table.optimizer) and not group.coupled:
+                if piece.width < table.dim and needs_full_rows(table.optimizer) and not group.needs_full_rows:
                     per_block.add(table.name)
     for local in module.local_tiles():
         name = local.tile.table
-        shared = name in copied
+        shared = name in replicated
         first = shared or firsts[name] == local.tile
         yield _StoredTile(
             tables[name], local.tile, local.rows, local.state, local.touched, first, shared, name in per_block

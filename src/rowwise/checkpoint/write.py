@@ -34,7 +34,7 @@ from rowwise.checkpoint.manifest import (
     TensorEntry,
 )
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.comm.status import all_gather_text, gather_object
 from rowwise.errors import CheckpointError

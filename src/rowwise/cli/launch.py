@@ -1,6 +1,6 @@
 """Starts the ranks of train and resume: this process alone, processes of its own (`--nproc`), or a rank of torchrun.
 
-A process that starts ranks only waits for them and loads no torch; see [Note: how ranks end] in `comm/spawn.py`.
+A process that starts ranks only waits for them and loads no torch; see [Note: How ranks end] in `comm/spawn.py`.
 """
 
 import signal
@@ -25,7 +25,7 @@ from rowwise.spec import Topology
 from rowwise.textfile import printable
 
 if TYPE_CHECKING:
-    from rowwise.comm.seam import Comm
+    from rowwise.comm.interface import Comm
 
 MOST_RANKS = 1024  # processes of this machine
 TIMEOUT_S = 1800.0  # for ranks that hang or do much more work; a rank that dies is noticed at once
@@ -108,7 +108,7 @@ def _run_local_ranks(request: RunRequest, nproc: int, timeout_s: float) -> int:
                 with _forward_signals(ranks, received):
                     codes = ranks.wait()
         except RanksFailed as failed:
-            if received and all(f.exit_code == -signal.SIGTERM or f.kind == "reached" for f in failed.failures):
+            if received and all(f.exit_code == -signal.SIGTERM or f.kind == "peer_failed" for f in failed.failures):
                 name = "Ctrl-C" if received[0] == signal.SIGINT else "SIGTERM"
                 return _print_error(f"stopped by {name}", 128 + received[0])
             run = FileNotes(folder).get("run")

@@ -9,7 +9,7 @@ from pathlib import Path
 from rowwise.cli.console import LiveLine, show_result, show_start, stop_on_signals
 from rowwise.cli.run_request import NoteStore, RunRequest
 from rowwise.cli.terminal import make_terminal, print_json
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.recipes.first_rank import on_first_rank
 from rowwise.recipes.runs import TrainingRun

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from rowwise.lazy import names_of
 
 if TYPE_CHECKING:
+    from rowwise.comm.interface import BytesSent as BytesSent
+    from rowwise.comm.interface import Comm as Comm
     from rowwise.comm.launch import connect as connect
-    from rowwise.comm.seam import BytesSent as BytesSent
-    from rowwise.comm.seam import Comm as Comm
     from rowwise.comm.spawn import run_processes as run_processes
     from rowwise.comm.thread import run_threads as run_threads
 
 _HOMES = {
     "launch": ("connect",),
-    "seam": ("Comm", "BytesSent"),
+    "interface": ("Comm", "BytesSent"),
     "spawn": ("run_processes",),
     "thread": ("run_threads",),
 }

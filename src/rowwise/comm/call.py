@@ -1,7 +1,7 @@
 """`CollectiveCall`: a collective as data, and the pure functions that all transports share.
 
-Which run is for which rank, when two ranks' calls do not match, in which order runs are added, how many bytes go over
-which link. All four collectives are described alike, by the elements to and from each rank.
+Which segment of a tensor is for which rank, when two ranks' calls do not match, in which order segments are added, how
+many bytes go over which link. All four collectives are described alike, by the elements to and from each rank.
 """
 
 from collections import Counter
@@ -15,78 +15,78 @@ from rowwise.errors import PeerError, SpecError
 from rowwise.ops.output_cache import empty_cached
 from rowwise.spec import Link, Topology
 
-WHOLE = ("all_gather", "all_reduce")  # collectives that send each rank the whole tensor, not a run of it
+SENDS_FULL_TENSOR = ("all_gather", "all_reduce")  # the others send each rank a segment of it
 SUMS = ("reduce_scatter", "all_reduce")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """A collective as one rank calls it; sizes in elements, by rank of the group."""
+    """A collective as one rank calls it; splits in elements, by rank of the group."""
 
     collective: str
-    what: str
+    purpose: str
     dtype: torch.dtype
-    sizes_W: tuple[int, ...]
-    receives_W: tuple[int, ...]
+    input_splits: tuple[int, ...]
+    output_splits: tuple[int, ...]
 
     def __str__(self) -> str:
-        return f"{self.collective} of {self.what!r}"
+        return f"{self.collective} of {self.purpose!r}"
 
 
 def check_call(call: CollectiveCall, send_N: Tensor, ranks: Sequence[int], rank: int) -> None:
     """Raise if the sizes do not match the tensor or the group, before anything is sent."""
-    w, n = len(ranks), send_N.numel()
-    found = f"rank {ranks[rank]}: {call}"
-    if len(call.sizes_W) != w or len(call.receives_W) != w:
-        given = f"{len(call.sizes_W)} sizes to send and {len(call.receives_W)} to receive"
-        raise PeerError(f"{found} has {given}: want one for each of the {w} ranks")
-    if send_N.dim() != 1 or min(call.sizes_W + call.receives_W) < 0:
-        raise PeerError(f"{found} has sizes {call.sizes_W} for a tensor {tuple(send_N.shape)}: want a flat tensor")
-    if call.collective not in WHOLE and sum(call.sizes_W) != n:
-        raise PeerError(f"{found} has {n} elements in runs of {call.sizes_W}: want runs of {n} in total")
+    w, n, shape = len(ranks), send_N.numel(), tuple(send_N.shape)
+    where = f"rank {ranks[rank]}: {call}"
+    if len(call.input_splits) != w or len(call.output_splits) != w:
+        given = f"{len(call.input_splits)} input splits and {len(call.output_splits)} output splits"
+        raise PeerError(f"{where} has {given}: want one for each of the {w} ranks")
+    if send_N.dim() != 1 or min(call.input_splits + call.output_splits) < 0:
+        raise PeerError(f"{where} has splits {call.input_splits} for a tensor {shape}: want a flat tensor")
+    if call.collective not in SENDS_FULL_TENSOR and sum(call.input_splits) != n:
+        raise PeerError(f"{where} has {n} elements and input splits {call.input_splits}: want splits of {n} in total")
 
 
 def find_mismatch(calls_W: Sequence[CollectiveCall], ranks: Sequence[int]) -> str | None:
     """The first mismatch between the calls of two ranks, or None."""
     w = range(len(ranks))
     pairs = ((i, j) for i in w for j in w[i:])
-    return next((found for i, j in pairs if (found := describe_mismatch(calls_W[i], calls_W[j], i, j, ranks))), None)
+    return next((text for i, j in pairs if (text := describe_mismatch(calls_W[i], calls_W[j], i, j, ranks))), None)
 
 
 def describe_mismatch(
     first: CollectiveCall, second: CollectiveCall, i: int, j: int, ranks: Sequence[int]
 ) -> str | None:
     """The mismatch between the calls of the i-th and the j-th rank, or None."""
-    if (first.collective, first.what) != (second.collective, second.what):
+    if (first.collective, first.purpose) != (second.collective, second.purpose):
         calls = f"rank {ranks[i]} calls {first} where rank {ranks[j]} calls {second}"
         return f"{calls}: want the same calls in the same order"
     for a, b, sender, receiver in ((i, j, first, second), (j, i, second, first)):
-        sent, wanted = sender.sizes_W[b], receiver.receives_W[a]
+        sent, wanted = sender.input_splits[b], receiver.output_splits[a]
         if sent != wanted or sender.dtype != receiver.dtype:
             sends = f"{sender}: rank {ranks[a]} sends {sent} elements of {sender.dtype} to rank {ranks[b]}"
             return f"{sends}, which expects {wanted} of {receiver.dtype}"
     return None
 
 
-def run_for(call: CollectiveCall, send_N: Tensor, rank: int) -> Tensor:
-    """The run of a rank's tensor that is for `rank`."""
-    if call.collective in WHOLE:
+def segment_for(call: CollectiveCall, send_N: Tensor, rank: int) -> Tensor:
+    """The segment of a rank's tensor that is for another."""
+    if call.collective in SENDS_FULL_TENSOR:
         return send_N
-    return send_N.narrow(0, sum(call.sizes_W[:rank]), call.sizes_W[rank])
+    return send_N.narrow(0, sum(call.input_splits[:rank]), call.input_splits[rank])
 
 
-def combine_runs(call: CollectiveCall, runs_W: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
-    """The runs of all ranks concatenated or, for sums, added in rank order.
+def combine_segments(call: CollectiveCall, segments_W: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
+    """The segments of all ranks concatenated or, for sums, added in rank order.
 
-    A sum may be written to `out`, which may be one of the first two runs; other results are new memory.
+    A sum may be written to `out`, which may be one of the first two segments; other results are new memory.
     """
     if call.collective not in SUMS:
-        return torch.cat(list(runs_W), out=empty_cached((sum(run.numel() for run in runs_W),), runs_W[0]))
-    if len(runs_W) == 1:
-        return runs_W[0].clone()
-    total = torch.add(runs_W[0], runs_W[1], out=out)
-    for run in runs_W[2:]:
-        total += run
+        return torch.cat(list(segments_W), out=empty_cached((sum(map(len, segments_W)),), segments_W[0]))
+    if len(segments_W) == 1:
+        return segments_W[0].clone()
+    total = torch.add(segments_W[0], segments_W[1], out=out)
+    for segment in segments_W[2:]:
+        total += segment
     return total
 
 
@@ -98,9 +98,9 @@ def count_sent(call: CollectiveCall, ranks: Sequence[int], rank: int, topology: 
     w, counts = len(ranks), Counter[Link]()
     if call.collective == "all_reduce":
         after = ranks[(rank + 1) % w]
-        counts[topology.link(ranks[rank], after)] = 2 * (w - 1) * call.sizes_W[rank] * call.dtype.itemsize // w
+        counts[topology.link(ranks[rank], after)] = 2 * (w - 1) * call.input_splits[rank] * call.dtype.itemsize // w
         return counts
-    for other, size in enumerate(call.sizes_W):
+    for other, size in enumerate(call.input_splits):
         if other != rank:
             counts[topology.link(ranks[rank], ranks[other])] += size * call.dtype.itemsize
     return counts

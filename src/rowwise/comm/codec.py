@@ -1,7 +1,7 @@
 """Wire codecs: encode blocks of float32 as bytes for one `WireType`, and decode them.
 
-A block is [n, d]. A codec with scales has one per row or, with spans, one per vector of several side by side, so that
-the vector of a table of small values is not rounded by its neighbour's scale. The exchange uses `WireCodec` only.
+A block is [n, d]. A codec with scales has one per row or, with `ScaleGroups`, one per vector of several side by side:
+so the vector of a table of small values is not rounded by its neighbour's scale. The exchange uses `WireCodec` only.
 """
 
 import math
@@ -21,18 +21,18 @@ GROUP_MULTIPLE = 16  # vectors whose width is a multiple of it are encoded in on
 Shape = tuple[int, int]
 
 
-class ColumnSpan(NamedTuple):
-    """Neighbouring columns, in groups of `group` that share a scale."""
+class ScaleGroups(NamedTuple):
+    """Neighbouring columns, of which every `width` share a scale."""
 
     columns: int
-    group: int
+    width: int
 
 
-Spans = tuple[ColumnSpan, ...]  # cover all columns of a block; empty: one scale per row
+BlockScales = tuple[ScaleGroups, ...]  # cover all columns of a block; empty: one scale per row
 
 
 class WireCodec(Protocol):
-    """Encodes blocks as bytes; the size is a function of shape and spans.
+    """Encodes blocks as bytes; the size is a function of shape and scales.
 
     `codec_of` makes one per peer and direction, so a codec may keep state between sends.
     """
@@ -42,16 +42,16 @@ class WireCodec(Protocol):
         """Whether decoding may change values."""
         ...
 
-    def block_bytes(self, shape: Shape, spans: Spans = ()) -> int:
+    def block_bytes(self, shape: Shape, scales: BlockScales = ()) -> int:
         """Bytes of an encoded block."""
         ...
 
-    def encode(self, block_ND: Tensor, spans: Spans = (), scale: float = 1.0) -> Tensor:
-        """The bytes [P] of a block. Codecs of narrow range multiply by `scale`, a power of two; others ignore it."""
+    def encode(self, block_ND: Tensor, scales: BlockScales = (), loss_scale: float = 1.0) -> Tensor:
+        """The bytes [P] of a block. Codecs of narrow range multiply by `loss_scale`, a power of two; others do not."""
         ...
 
-    def decode(self, coded_P: Tensor, shape: Shape, spans: Spans = (), scale: float = 1.0) -> Tensor:
-        """The block that was encoded with this scale; it may be a view of `coded_P`."""
+    def decode(self, coded_P: Tensor, shape: Shape, scales: BlockScales = (), loss_scale: float = 1.0) -> Tensor:
+        """The block that was encoded with this `loss_scale`; it may be a view of `coded_P`."""
         ...
 
 
@@ -74,28 +74,28 @@ class FloatCodec:
     """Rounds each number to a floating-point dtype."""
 
     dtype: torch.dtype
-    narrow: bool = False  # range: gradients of a mean over a large batch would underflow without `scale`
+    narrow: bool = False  # range: gradients of a mean over a large batch would underflow without `loss_scale`
 
     @property
     def lossy(self) -> bool:
         return self.dtype is not torch.float32
 
-    def block_bytes(self, shape: Shape, spans: Spans = ()) -> int:
-        """See `WireCodec`; spans are ignored."""
+    def block_bytes(self, shape: Shape, scales: BlockScales = ()) -> int:
+        """See `WireCodec`; scales are ignored."""
         return shape[0] * shape[1] * self.dtype.itemsize
 
-    def encode(self, block_ND: Tensor, spans: Spans = (), scale: float = 1.0) -> Tensor:
-        if self.narrow and scale != 1:
-            block_ND = torch.mul(block_ND, scale, out=empty_cached(tuple(block_ND.shape), block_ND))
+    def encode(self, block_ND: Tensor, scales: BlockScales = (), loss_scale: float = 1.0) -> Tensor:
+        if self.narrow and loss_scale != 1:
+            block_ND = torch.mul(block_ND, loss_scale, out=empty_cached(tuple(block_ND.shape), block_ND))
         if self.lossy:
             block_ND = empty_cached(tuple(block_ND.shape), block_ND.new_empty(0, dtype=self.dtype)).copy_(block_ND)
         return block_ND.reshape(-1).view(torch.uint8)
 
-    def decode(self, coded_P: Tensor, shape: Shape, spans: Spans = (), scale: float = 1.0) -> Tensor:
+    def decode(self, coded_P: Tensor, shape: Shape, scales: BlockScales = (), loss_scale: float = 1.0) -> Tensor:
         block_ND = _align(coded_P, self.dtype.itemsize).view(self.dtype).view(shape)
         if self.lossy:
             block_ND = empty_cached(shape, block_ND.new_empty(0, dtype=torch.float32)).copy_(block_ND)
-        return block_ND.div_(scale) if self.narrow and scale != 1 else block_ND
+        return block_ND.div_(loss_scale) if self.narrow and loss_scale != 1 else block_ND
 
 
 @final
@@ -107,29 +107,29 @@ class Int8Codec:
     def lossy(self) -> bool:
         return True
 
-    def block_bytes(self, shape: Shape, spans: Spans = ()) -> int:
-        return sum(_span_bytes(shape[0], span) for span in _spans_or_whole(shape, spans))
+    def block_bytes(self, shape: Shape, scales: BlockScales = ()) -> int:
+        return sum(_groups_bytes(shape[0], groups) for groups in _scales_of_block(shape, scales))
 
-    def encode(self, block_ND: Tensor, spans: Spans = (), scale: float = 1.0) -> Tensor:
-        spans = _spans_or_whole(block_ND.shape, spans)
-        if not spans:
+    def encode(self, block_ND: Tensor, scales: BlockScales = (), loss_scale: float = 1.0) -> Tensor:
+        scales = _scales_of_block(block_ND.shape, scales)
+        if not scales:
             return block_ND.new_empty(0, dtype=torch.uint8)
         coded: list[Tensor] = []
-        for part, span in zip(block_ND.split([span.columns for span in spans], 1), spans, strict=True):
-            width, group = _kernel_row(span)
-            coded.append(rowtype.pack(part.reshape(-1, width), RowType.INT8, group).flatten())
+        for part, groups in zip(block_ND.split([groups.columns for groups in scales], 1), scales, strict=True):
+            width, scale_group = _kernel_row(groups)
+            coded.append(rowtype.pack(part.reshape(-1, width), RowType.INT8, scale_group).flatten())
         return coded[0] if len(coded) == 1 else torch.cat(coded)
 
-    def decode(self, coded_P: Tensor, shape: Shape, spans: Spans = (), scale: float = 1.0) -> Tensor:
-        rows, spans = shape[0], _spans_or_whole(shape, spans)
-        found: list[Tensor] = []
-        for part, span in zip(coded_P.split([_span_bytes(rows, span) for span in spans]), spans, strict=True):
-            width, group = _kernel_row(span)
-            packed = _align(part, 4).view(rows * span.columns // width, -1)
-            found.append(rowtype.unpack(packed, width, RowType.INT8, group).view(rows, span.columns))
-        if not found:
+    def decode(self, coded_P: Tensor, shape: Shape, scales: BlockScales = (), loss_scale: float = 1.0) -> Tensor:
+        rows, scales = shape[0], _scales_of_block(shape, scales)
+        decoded: list[Tensor] = []
+        for part, groups in zip(coded_P.split([_groups_bytes(rows, groups) for groups in scales]), scales, strict=True):
+            width, scale_group = _kernel_row(groups)
+            packed = _align(part, 4).view(rows * groups.columns // width, -1)
+            decoded.append(rowtype.unpack(packed, width, RowType.INT8, scale_group).view(rows, groups.columns))
+        if not decoded:
             return torch.empty(shape, device=coded_P.device)
-        return found[0] if len(found) == 1 else torch.cat(found, 1)
+        return decoded[0] if len(decoded) == 1 else torch.cat(decoded, 1)
 
 
 def gradient_scale(samples: int) -> float:
@@ -137,22 +137,22 @@ def gradient_scale(samples: int) -> float:
     return 2.0 ** math.ceil(math.log2(max(1, samples)))
 
 
-def spans_of(widths: Sequence[int]) -> Spans:
+def scale_groups_of(widths: Sequence[int]) -> BlockScales:
     """A scale for each of several vectors side by side.
 
     If all widths have a large common divisor, groups of that width: smaller than a vector, but one kernel call for all.
     """
     width = math.gcd(*widths) if widths else 0
     if width % GROUP_MULTIPLE == 0:
-        return (ColumnSpan(sum(widths), width),) if width else ()
-    runs = ((own, sum(1 for _ in same)) for own, same in groupby(widths))
-    return tuple(ColumnSpan(own * count, own) for own, count in runs)
+        return (ScaleGroups(sum(widths), width),) if width else ()
+    alike = ((own, sum(1 for _ in same)) for own, same in groupby(widths))
+    return tuple(ScaleGroups(own * count, own) for own, count in alike)
 
 
-def _spans_or_whole(shape: Sequence[int], spans: Spans) -> Spans:
-    """The spans of a block: one of all columns by default, none for an empty block."""
+def _scales_of_block(shape: Sequence[int], scales: BlockScales) -> BlockScales:
+    """The scale groups of a block: one of all columns by default, none for an empty block."""
     rows, columns = shape
-    return (spans or (ColumnSpan(columns, columns),)) if rows and columns else ()
+    return (scales or (ScaleGroups(columns, columns),)) if rows and columns else ()
 
 
 def _align(coded_P: Tensor, number_bytes: int) -> Tensor:
@@ -160,11 +160,11 @@ def _align(coded_P: Tensor, number_bytes: int) -> Tensor:
     return coded_P.clone() if (coded_P.storage_offset() | coded_P.data_ptr()) % number_bytes else coded_P
 
 
-def _span_bytes(rows: int, span: ColumnSpan) -> int:
-    return rows * (span.columns // span.group) * WireType.INT8.vector_bytes(span.group)
+def _groups_bytes(rows: int, groups: ScaleGroups) -> int:
+    return rows * (groups.columns // groups.width) * WireType.INT8.vector_bytes(groups.width)
 
 
-def _kernel_row(span: ColumnSpan) -> tuple[int, int | None]:
+def _kernel_row(groups: ScaleGroups) -> tuple[int, int | None]:
     """Columns of a row for the kernel, and columns of it that share a scale; None: all."""
-    side_by_side = span.group % GROUP_MULTIPLE == 0 and span.columns > span.group
-    return (span.columns, span.group) if side_by_side else (span.group, None)
+    side_by_side = groups.width % GROUP_MULTIPLE == 0 and groups.columns > groups.width
+    return (groups.columns, groups.width) if side_by_side else (groups.width, None)

@@ -10,7 +10,7 @@ from typing import Protocol, final
 from torch import Tensor
 
 from rowwise.comm.call import CollectiveCall, check_call, count_sent, find_group
-from rowwise.comm.seam import BytesSent, Handle, WaitTime
+from rowwise.comm.interface import BytesSent, WaitTime, Work
 from rowwise.spec import Topology
 
 
@@ -19,7 +19,7 @@ class Transport(Protocol):
 
     waited: WaitTime  # shared with the transports of split groups
 
-    def start(self, call: CollectiveCall, send_N: Tensor) -> Handle:
+    def start(self, call: CollectiveCall, send_N: Tensor) -> Work:
         """Start a collective; the tensor is contiguous and detached."""
         ...
 
@@ -63,19 +63,21 @@ class TransportComm:
         self.sent = sent or BytesSent()
         self.waited = transport.waited
 
-    def all_to_all(self, send_N: Tensor, sizes_W: Sequence[int], receives_W: Sequence[int], what: str) -> Handle:
-        return self._start("all_to_all", send_N, sizes_W, receives_W, what)
+    def all_to_all(
+        self, send_N: Tensor, input_splits: Sequence[int], output_splits: Sequence[int], purpose: str
+    ) -> Work:
+        return self._start("all_to_all", send_N, input_splits, output_splits, purpose)
 
-    def all_gather(self, send_N: Tensor, receives_W: Sequence[int], what: str) -> Handle:
-        return self._start("all_gather", send_N, (send_N.numel(),) * len(self.ranks), receives_W, what)
+    def all_gather(self, send_N: Tensor, output_splits: Sequence[int], purpose: str) -> Work:
+        return self._start("all_gather", send_N, (send_N.numel(),) * len(self.ranks), output_splits, purpose)
 
-    def reduce_scatter(self, send_N: Tensor, sizes_W: Sequence[int], what: str) -> Handle:
-        own = sizes_W[self.rank] if self.rank < len(sizes_W) else 0
-        return self._start("reduce_scatter", send_N, sizes_W, (own,) * len(self.ranks), what)
+    def reduce_scatter(self, send_N: Tensor, input_splits: Sequence[int], purpose: str) -> Work:
+        own = input_splits[self.rank] if self.rank < len(input_splits) else 0
+        return self._start("reduce_scatter", send_N, input_splits, (own,) * len(self.ranks), purpose)
 
-    def all_reduce(self, tensor_N: Tensor, what: str) -> Handle:
-        sizes_W = (tensor_N.numel(),) * len(self.ranks)
-        return self._start("all_reduce", tensor_N, sizes_W, sizes_W, what)
+    def all_reduce(self, tensor_N: Tensor, purpose: str) -> Work:
+        input_splits = (tensor_N.numel(),) * len(self.ranks)
+        return self._start("all_reduce", tensor_N, input_splits, input_splits, purpose)
 
     def split(self, groups: Sequence[Sequence[int]]) -> "TransportComm":
         me = self.ranks[self.rank]
@@ -86,13 +88,10 @@ class TransportComm:
         self.transport.close()
 
     def _start(
-        self, collective: str, send_N: Tensor, sizes_W: Sequence[int], receives_W: Sequence[int], what: str
-    ) -> Handle:
-        sizes_W, receives_W = tuple(sizes_W), tuple(receives_W)
-        call = CollectiveCall(
-            collective=collective, what=what, dtype=send_N.dtype, sizes_W=sizes_W, receives_W=receives_W
-        )
+        self, collective: str, send_N: Tensor, input_splits: Sequence[int], output_splits: Sequence[int], purpose: str
+    ) -> Work:
+        call = CollectiveCall(collective, purpose, send_N.dtype, tuple(input_splits), tuple(output_splits))
         check_call(call, send_N, self.ranks, self.rank)
         for link, count_bytes in count_sent(call, self.ranks, self.rank, self.topology).items():
-            self.sent.add(what, collective, link, count_bytes)
+            self.sent.add(purpose, collective, link, count_bytes)
         return self.transport.start(call, send_N.detach().contiguous())

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from rowwise.comm.group import TransportComm
+from rowwise.comm.interface import Comm
 from rowwise.comm.rank_start import RankStart
-from rowwise.comm.seam import Comm
 from rowwise.comm.shared import HAS_SHARED_MEMORY, SharedMemoryTransport
 from rowwise.comm.torch import Rendezvous, TorchTransport
 from rowwise.errors import PeerError, SpecError
@@ -57,8 +57,8 @@ def connect_with_notes(timeout_s: float, shared_memory: bool, attempt: int) -> t
             f"{error}: want a program that was started with torchrun, which sets these variables"
         ) from error
     ranks, name = tuple(range(world)), f"rowwise/{attempt}"
-    found = Rendezvous(store=store, name=name, ranks=ranks, rank=rank, pids={}, timeout_s=timeout_s)
-    return _meet(found, _find_host(), None, shared_memory), TorchrunNotes(store)
+    rendezvous = Rendezvous(store=store, name=name, ranks=ranks, rank=rank, pids={}, timeout_s=timeout_s)
+    return _meet(rendezvous, _find_host(), None, shared_memory), TorchrunNotes(store)
 
 
 def _find_host() -> str:
@@ -76,7 +76,8 @@ def _meet(world: Rendezvous, host: str, topology: Topology | None, shared_memory
     try:
         pid_and_host_W = [world.store.get(f"{world.name}/{r}").decode().split(" ", 1) for r in world.ranks]
     except RuntimeError as error:
-        raise PeerError(f"rank {world.rank}: not all of {len(world.ranks)} ranks have joined: {error}") from error
+        late = f"not all of {len(world.ranks)} ranks have joined in {world.timeout_s:g} s: {error}"
+        raise PeerError(f"rank {world.rank}: {late}: want all ranks started, or a larger --timeout") from error
     topology = topology or find_topology([name for _, name in pid_and_host_W])
     pids = {r: int(pid) for r, (pid, name) in enumerate(pid_and_host_W) if name == host}
     transport = TorchTransport(replace(world, pids=pids))
@@ -87,22 +88,20 @@ def _meet(world: Rendezvous, host: str, topology: Topology | None, shared_memory
 
 def find_topology(hosts_W: Sequence[str]) -> Topology:
     """Hosts and devices per host, from the host name of each rank."""
-    runs = [(host, len(list(run))) for host, run in groupby(hosts_W)]
-    if len({host for host, _ in runs}) < len(runs):
+    counts = [(host, len(list(ranks))) for host, ranks in groupby(hosts_W)]
+    if len({host for host, _ in counts}) < len(counts):
         names = ", ".join(host.split()[0] for host in hosts_W)
         raise SpecError(f"ranks run on {names}: want the ranks of a host numbered one after the other")
-    if len({devices for _, devices in runs}) > 1:
-        found = ", ".join(f"{devices} on {host.split()[0]}" for host, devices in runs)
-        raise SpecError(f"ranks: {found}: want equally many; start torchrun with one --nproc-per-node everywhere")
-    return Topology(hosts=len(runs), devices=runs[0][1])
+    if len({devices for _, devices in counts}) > 1:
+        devices_H = ", ".join(f"{devices} on {host.split()[0]}" for host, devices in counts)
+        raise SpecError(f"ranks: {devices_H}: want equally many; start torchrun with one --nproc-per-node everywhere")
+    return Topology(hosts=len(counts), devices=counts[0][1])
 
 
-def join_local_world(rank: int, folder: str, topology: Topology, making: RankStart) -> Comm:
+def join_local_world(rank: int, folder: str, topology: Topology, settings: RankStart) -> Comm:
     """Join a world of processes started by `spawn`, through a store in `folder`."""
-    torch.set_num_threads(making.threads or max(1, torch.get_num_threads() // topology.world))
+    torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() // topology.world))
     # A file store needs no port, and no name server: without one, resolving the host's name may take seconds.
     store, ranks, at = dist.FileStore(f"{folder}/store", topology.world), tuple(range(topology.world)), "127.0.0.1"
-    world = Rendezvous(
-        store=store, name="rowwise", ranks=ranks, rank=rank, pids={}, timeout_s=making.timeout_s, address=at
-    )
-    return _meet(world, at, topology, making.shared_memory)
+    world = Rendezvous(store, "rowwise", ranks, rank, {}, settings.timeout_s, at)
+    return _meet(world, at, topology, settings.shared_memory)

@@ -1,8 +1,8 @@
 """`rehearsal_comm`: a `Comm` of one rank without other ranks; it records collectives with their true shapes.
 
 All ranks are assumed to have this rank's batch. So what another rank would send here equals what this rank sends itself
-(counts, ids, gradients of copies), and that is what arrives. A rank sends itself no vectors, as they stay in place;
-from other ranks vectors arrive as zeros.
+(counts, ids, gradients of replicated tables), and that is what arrives. A rank sends itself no vectors, as they stay in
+place; from other ranks vectors arrive as zeros.
 
 torch's fake process group does not do: its results have a size but no values, and here received counts determine the
 sizes of the collectives that follow.
@@ -13,9 +13,9 @@ from typing import final
 
 from torch import Tensor
 
-from rowwise.comm.call import SUMS, CollectiveCall, run_for
+from rowwise.comm.call import SUMS, CollectiveCall, segment_for
 from rowwise.comm.group import PendingCollective, TransportComm
-from rowwise.comm.seam import Handle, WaitTime
+from rowwise.comm.interface import WaitTime, Work
 from rowwise.errors import PeerError
 from rowwise.spec import Topology
 
@@ -26,10 +26,10 @@ class _RehearsalTransport:
         self._rank, self._me, self._calls = rank, ranks.index(rank), calls
         self.waited = WaitTime()
 
-    def start(self, call: CollectiveCall, send_N: Tensor) -> Handle:
+    def start(self, call: CollectiveCall, send_N: Tensor) -> Work:
         self._calls.append(call)
-        came = self._add_up(call, send_N) if call.collective in SUMS else self._answer(call, send_N)
-        return PendingCollective(lambda: came)
+        received = self._add_up(call, send_N) if call.collective in SUMS else self._answer(call, send_N)
+        return PendingCollective(lambda: received)
 
     def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> "_RehearsalTransport":
         return _RehearsalTransport(self._rank, group, self._calls)
@@ -38,25 +38,26 @@ class _RehearsalTransport:
         pass
 
     def _answer(self, call: CollectiveCall, send_N: Tensor) -> Tensor:
-        """A run from each rank: a copy of this rank's run for itself if it has the expected size, else zeros."""
-        own_N, expected = run_for(call, send_N, self._me), call.receives_W[self._me]
+        """A segment from each rank: a copy of this rank's for itself if it has the expected size, else zeros."""
+        own_N, expected = segment_for(call, send_N, self._me), call.output_splits[self._me]
         if len(own_N) != expected:
-            raise PeerError(f"rank {self._rank}: {call} sends {len(own_N)} elements to itself, and expects {expected}")
-        came_N = send_N.new_zeros(sum(call.receives_W))
-        for run_N in came_N.split(list(call.receives_W)):
-            if len(run_N) == len(own_N):
-                run_N.copy_(own_N)
-        return came_N
+            sizes = f"sends {len(own_N)} elements to itself, and expects {expected}"
+            raise PeerError(f"rank {self._rank}: {call} {sizes}: want equal sizes")
+        received_N = send_N.new_zeros(sum(call.output_splits))
+        for segment_N in received_N.split(list(call.output_splits)):
+            if len(segment_N) == len(own_N):
+                segment_N.copy_(own_N)
+        return received_N
 
     def _add_up(self, call: CollectiveCall, send_N: Tensor) -> Tensor:
-        """All-reduce: equal gradients of copies from all ranks. Reduce-scatter: zeros from the other ranks."""
-        whole = call.collective == "all_reduce"
-        return send_N * len(call.sizes_W) if whole else run_for(call, send_N, self._me).clone()
+        """All-reduce: all ranks have equal gradients of replicated tables. Reduce-scatter: zeros from other ranks."""
+        own_N = segment_for(call, send_N, self._me)
+        return own_N * len(call.input_splits) if call.collective == "all_reduce" else own_N.clone()
 
 
 def rehearsal_comm(topology: Topology, rank: int) -> tuple[TransportComm, list[CollectiveCall]]:
     """A `Comm` for this rank, and the list to which it appends each collective."""
     if not 0 <= rank < topology.world:
-        raise PeerError(f"rank {rank} of {topology.world}: want 0 to {topology.world - 1}")
+        raise PeerError(f"rank {rank} of {topology.world}: want 0 to {topology.world - 1}, or a larger topology")
     calls: list[CollectiveCall] = []
     return TransportComm(_RehearsalTransport(rank, tuple(range(topology.world)), calls), topology, rank), calls

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rowwise.comm.call import CollectiveCall
 from rowwise.comm.group import PendingCollective, TransportComm
-from rowwise.comm.seam import Handle, WaitTime
+from rowwise.comm.interface import WaitTime, Work
 from rowwise.errors import PeerError
 from rowwise.spec import Topology
 
@@ -17,11 +17,10 @@ class _SoloTransport:
     def __init__(self) -> None:
         self.waited = WaitTime()
 
-    def start(self, call: CollectiveCall, send_N: Tensor) -> Handle:
-        if call.sizes_W != call.receives_W:
-            raise PeerError(
-                f"{call}: rank 0 sends {call.sizes_W[0]} elements to itself, and expects {call.receives_W[0]}"
-            )
+    def start(self, call: CollectiveCall, send_N: Tensor) -> Work:
+        if call.input_splits != call.output_splits:
+            sizes = f"sends {call.input_splits[0]} elements to itself, and expects {call.output_splits[0]}"
+            raise PeerError(f"{call}: rank 0 {sizes}: want equal sizes")
         return PendingCollective(lambda: send_N)
 
     def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> "_SoloTransport":

@@ -1,6 +1,6 @@
 """`RankProcesses`, `run_processes`: start ranks as processes of this machine, watch them, and end them together.
 
-[Note: how ranks end] A rank answers once, with its result or its error. When one has failed, the others have a few
+[Note: How ranks end] A rank answers once, with its result or its error. When one has failed, the others have a few
 seconds to notice and to report their errors; then they are killed. Ctrl-C reaches all processes of a terminal's job,
 SIGTERM only the parent: ranks ignore SIGINT, and the parent forwards either as SIGTERM, so each rank is asked to stop
 once. Ranks watch their parent, and end at once if it is gone.
@@ -39,15 +39,15 @@ GRACE_S = 5.0  # time for the other ranks to report their errors after the first
 
 # Likeliest cause first: killed by a signal, unexpected exception, expected error, `PeerError` that another rank's
 # failure caused, no answer in time.
-Kind = Literal["killed", "bug", "refused", "reached", "late"]
-KINDS: tuple[Kind, ...] = ("killed", "bug", "refused", "reached", "late")
+FailureKind = Literal["killed", "bug", "user_error", "peer_failed", "timeout"]
+KINDS: tuple[FailureKind, ...] = ("killed", "bug", "user_error", "peer_failed", "timeout")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
     """The failure of one rank."""
 
-    kind: Kind
+    kind: FailureKind
     rank: int
     line: str  # one line for the user
     trace: str = ""
@@ -69,7 +69,7 @@ class RanksFailed(PeerError):
     def line(self) -> str:
         """The likely cause in one line; it names the rank unless all ranks report the same."""
         first = self.failures[0]
-        if first.kind in ("killed", "late"):
+        if first.kind in ("killed", "timeout"):
             return f"rank {first.rank} {first.line}"
         alike = len(self.failures) > 1 and all(failure.line == first.line for failure in self.failures)
         return first.line if alike else f"rank {first.rank}: {first.line}"
@@ -87,12 +87,12 @@ class RankProcesses:
         topology: Topology,
         function: Callable[..., Any],
         args: Sequence[Any],
-        making: RankStart | None = None,
+        settings: RankStart | None = None,
         folder: str = "",
     ) -> None:
         """The `with` starts the processes. Ranks meet in `folder`, which is kept, or in a temporary one."""
-        self._work = pickle.dumps((topology, making or RankStart(), function, tuple(args)))
-        self._world, self._preload = topology.world, (making or RankStart()).preload
+        self._work = pickle.dumps((topology, settings or RankStart(), function, tuple(args)))
+        self._world, self._preload = topology.world, (settings or RankStart()).preload
         self._scratch = None if folder else Scratch()
         self._folder = folder if self._scratch is None else str(self._scratch.path)
         self._ranks: list[tuple[BaseProcess, Connection]] = []
@@ -130,7 +130,7 @@ class RankProcesses:
                 os.kill(process.pid or 0, signal.SIGTERM)
 
     def wait(self, limit_s: float | None = None) -> list[Any]:
-        """The results of all ranks in rank order; raises `RanksFailed`. See [Note: how ranks end]."""
+        """The results of all ranks in rank order; raises `RanksFailed`. See [Note: How ranks end]."""
         results: dict[int, Any] = {}
         failures: list[RankFailure] = []
         left = {answer: rank for rank, (_, answer) in enumerate(self._ranks)}
@@ -145,7 +145,7 @@ class RankProcesses:
                 else:
                     (results[rank],) = answer
         late = "has not ended, and was stopped" + (f" (time limit {limit_s:g} s)" if limit_s is not None else "")
-        failures += [RankFailure(kind="late", rank=rank, line=late) for rank in left.values()]
+        failures += [RankFailure(kind="timeout", rank=rank, line=late) for rank in left.values()]
         if failures:
             raise RanksFailed(failures)
         return [results[rank] for rank in range(self._world)]
@@ -173,8 +173,8 @@ def run_processes(
     No rank waits longer than `timeout_s` for another; all of it may take `limit_s` seconds, by default any time.
     """
     topology = Topology(devices=world) if isinstance(world, int) else world
-    making = RankStart(timeout_s=timeout_s, shared_memory=shared_memory, threads=threads)
-    with RankProcesses(topology, function, args, making) as ranks:
+    settings = RankStart(timeout_s=timeout_s, shared_memory=shared_memory, threads=threads)
+    with RankProcesses(topology, function, args, settings) as ranks:
         return ranks.wait(limit_s)
 
 
@@ -228,8 +228,8 @@ def _run_rank(rank: int, folder: str, work: bytes, to_parent: Connection) -> Non
     try:
         from rowwise.comm.launch import join_local_world
 
-        topology, making, function, args = pickle.loads(work)
-        comm = join_local_world(rank, folder, topology, making)
+        topology, settings, function, args = pickle.loads(work)
+        comm = join_local_world(rank, folder, topology, settings)
         answer = pickle.dumps((function(comm, *args),))
         comm.close()
     except BaseException as error:
@@ -244,7 +244,7 @@ def _run_rank(rank: int, folder: str, work: bytes, to_parent: Connection) -> Non
 
 def _explain(rank: int, error: BaseException) -> RankFailure:
     line, trace = one_line(error), "".join(traceback.format_exception(error))
-    kind: Kind = "reached" if isinstance(error, PeerError) else "bug" if line is None else "refused"
+    kind: FailureKind = "peer_failed" if isinstance(error, PeerError) else "bug" if line is None else "user_error"
     return RankFailure(kind=kind, rank=rank, line=line or f"{type(error).__name__}: {error}", trace=trace)
 
 

@@ -1,6 +1,6 @@
 """Agreement between ranks about errors, and collectives for objects, texts and tensors of unknown sizes.
 
-[Note: rank status] If one rank has an error, all ranks raise, and their communicator still works afterwards. So a rank
+[Note: Rank status] If one rank has an error, all ranks raise, and their communicator still works afterwards. So a rank
 that has failed goes on to the next collective that the others wait in, and reports it there: in
 `raise_if_any_rank_failed`, an all-gather of its own, or in a header that is exchanged anyway and has a packed
 `RankStatus` as one of its numbers. If a header reports a failure, all ranks call `raise_if_any_rank_failed`: the one
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.errors import AgreedError
 
 LONGEST_BYTES = 1000  # of a rank's error message
@@ -54,7 +54,7 @@ def raise_if_any_failed(
 
 
 def raise_if_any_rank_failed(comm: Comm, error: BaseException | None, *, during: str) -> None:
-    """Collective: a rank that failed raises its own error, the others an `AgreedError`. See [Note: rank status].
+    """Collective: a rank that failed raises its own error, the others an `AgreedError`. See [Note: Rank status].
 
     Without an error it is one small all-gather.
     """
@@ -79,39 +79,39 @@ def raising_on_all_ranks(comm: Comm, *, during: str) -> Iterator[None]:
     raise_if_any_rank_failed(comm, caught, during=during)
 
 
-def all_gather_text(comm: Comm, text: str, what: str, longest_bytes: int | None = None) -> list[str]:
+def all_gather_text(comm: Comm, text: str, purpose: str, longest_bytes: int | None = None) -> list[str]:
     """The text of each rank, on all ranks."""
     # `errors="replace"` as the cut at `longest_bytes` may be inside a character.
-    runs = all_gather_uneven(comm, _tensor(text.encode()[:longest_bytes]), what)
-    return [bytes(run.tolist()).decode(errors="replace") for run in runs]
+    texts = all_gather_uneven(comm, _tensor(text.encode()[:longest_bytes]), purpose)
+    return [bytes(text_P.tolist()).decode(errors="replace") for text_P in texts]
 
 
-def all_gather_uneven(comm: Comm, tensor_N: Tensor, what: str) -> tuple[Tensor, ...]:
+def all_gather_uneven(comm: Comm, tensor_N: Tensor, purpose: str) -> tuple[Tensor, ...]:
     """The tensors of all ranks, on all ranks, of any lengths; one small all-gather if all are empty."""
-    sizes_W = _sizes(comm, len(tensor_N), what)
+    sizes_W = _sizes(comm, len(tensor_N), purpose)
     if not any(sizes_W):
         return (tensor_N,) * len(sizes_W)
-    return comm.all_gather(tensor_N, sizes_W, what).wait().split(sizes_W)
+    return comm.all_gather(tensor_N, sizes_W, purpose).wait().split(sizes_W)
 
 
-def gather_object(comm: Comm, obj: object, what: str) -> list[Any] | None:
+def gather_object(comm: Comm, obj: object, purpose: str) -> list[Any] | None:
     """Collective: on rank 0 the objects of all ranks, on others None."""
     first, world = comm.rank == 0, len(comm.ranks)
-    mine = _tensor(b"" if first else pickle.dumps(obj))  # rank 0 keeps its own object, unpickled
-    sizes_W = _sizes(comm, len(mine), what)
-    receives_W = sizes_W if first else [0] * world
-    came = comm.all_to_all(mine, [len(mine)] + [0] * (world - 1), receives_W, what).wait()
-    return [obj, *map(_unpickle, came.split(sizes_W)[1:])] if first else None
+    packed = _tensor(b"" if first else pickle.dumps(obj))  # rank 0 keeps its own object, unpickled
+    sizes_W = _sizes(comm, len(packed), purpose)
+    output_splits = sizes_W if first else [0] * world
+    received = comm.all_to_all(packed, [len(packed)] + [0] * (world - 1), output_splits, purpose).wait()
+    return [obj, *map(_unpickle, received.split(sizes_W)[1:])] if first else None
 
 
-def broadcast_object(comm: Comm, obj: object, source: int, what: str) -> Any:
+def broadcast_object(comm: Comm, obj: object, source: int, purpose: str) -> Any:
     """Collective: the object of rank `source`, on all ranks."""
-    mine = _tensor(pickle.dumps(obj) if comm.rank == source else b"")
-    return _unpickle(all_gather_uneven(comm, mine, what)[source])
+    packed = _tensor(pickle.dumps(obj) if comm.rank == source else b"")
+    return _unpickle(all_gather_uneven(comm, packed, purpose)[source])
 
 
-def _sizes(comm: Comm, size: int, what: str) -> list[int]:
-    return comm.all_gather(torch.tensor([size]), (1,) * len(comm.ranks), what).wait().tolist()
+def _sizes(comm: Comm, size: int, purpose: str) -> list[int]:
+    return comm.all_gather(torch.tensor([size]), (1,) * len(comm.ranks), purpose).wait().tolist()
 
 
 def _tensor(content: bytes) -> Tensor:

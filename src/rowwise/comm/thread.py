@@ -1,8 +1,8 @@
 """`run_threads`: ranks as threads of one process, for tests: a world with backward passes in milliseconds.
 
-Ranks meet at (group, number of the call). A call copies what it sends when it starts, so ranks may wait in any order.
-If a rank ends, or calls another collective, the ranks that wait for it raise; they never hang. It is slow: each rank
-computes whole sums, under Python's lock.
+Calls of the ranks are matched by (process group, number of the call). A call copies what it sends when it starts, so
+ranks may wait in any order. If a rank ends, or calls another collective, the ranks that wait for it raise; they never
+hang. It is slow: each rank computes full sums, under Python's lock.
 """
 
 import threading
@@ -16,31 +16,31 @@ from typing import TypeVar, final
 import torch
 from torch import Tensor
 
-from rowwise.comm.call import CollectiveCall, combine_runs, find_mismatch, run_for
+from rowwise.comm.call import CollectiveCall, combine_segments, find_mismatch, segment_for
 from rowwise.comm.group import PendingCollective, TransportComm
-from rowwise.comm.seam import Comm, Handle, WaitTime
+from rowwise.comm.interface import Comm, WaitTime, Work
 from rowwise.errors import PeerError
 from rowwise.spec import Topology
 
 T = TypeVar("T")
-Post = tuple[CollectiveCall, Tensor]
-Place = tuple[object, ...]  # a group's name, then the number of the call: where ranks meet
+PostedCall = tuple[CollectiveCall, Tensor]
+CallKey = tuple[object, ...]  # a process group's name, then the number of the call
 
 
 @final
-class _Meeting:
-    """The calls that each rank has posted at each place, and the ranks that have ended, with their errors."""
+class _ThreadRendezvous:
+    """The calls that ranks have posted, by key, and the ranks that have ended, with their errors."""
 
     def __init__(self, timeout_s: float) -> None:
         self.ended: dict[int, BaseException | None] = {}
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
-        self._posts: defaultdict[Place, dict[int, Post]] = defaultdict(dict)
-        self._read: defaultdict[Place, set[int]] = defaultdict(set)
+        self._posts: defaultdict[CallKey, dict[int, PostedCall]] = defaultdict(dict)
+        self._read: defaultdict[CallKey, set[int]] = defaultdict(set)
 
-    def post(self, place: Place, rank: int, post: Post) -> None:
+    def post(self, key: CallKey, rank: int, post: PostedCall) -> None:
         with self._changed:
-            self._posts[place][rank] = post
+            self._posts[key][rank] = post
             self._changed.notify_all()
 
     def end(self, rank: int, error: BaseException | None) -> None:
@@ -48,66 +48,66 @@ class _Meeting:
             self.ended.setdefault(rank, error)
             self._changed.notify_all()
 
-    def collect(self, place: Place, ranks: Sequence[int], rank: int) -> list[Post]:
-        """Wait for the posts of all ranks; returns them in rank order."""
+    def collect(self, key: CallKey, ranks: Sequence[int], rank: int) -> list[PostedCall]:
+        """Wait for the calls of all ranks; returns them in rank order."""
         deadline_s = time.monotonic() + self._timeout_s
         with self._changed:
-            assert rank in self._posts[place], "a handle is waited for once"
-            posts, read = self._posts[place], self._read[place]
+            assert rank in self._posts[key], "a collective is waited for once"
+            posts, read = self._posts[key], self._read[key]
             while missing := [r for r in ranks if r not in posts]:
                 self._check(posts[rank][0], rank, missing, deadline_s)
                 self._changed.wait(max(0.0, deadline_s - time.monotonic()))
             read.add(rank)
             if len(read) == len(ranks):
-                del self._posts[place], self._read[place]
+                del self._posts[key], self._read[key]
             return [posts[r] for r in ranks]
 
     def _check(self, call: CollectiveCall, rank: int, missing: Sequence[int], deadline_s: float) -> None:
-        gone = next((r for r in missing if r in self.ended), None)
+        gone, want = next((r for r in missing if r in self.ended), None), "want the same calls on all ranks"
         if gone is not None:
             error = self.ended[gone]
-            how = "has ended" if error is None else f"failed with {type(error).__name__}: {error}"
+            how = f"has ended: {want}" if error is None else f"failed with {type(error).__name__}: {error}"
             raise PeerError(f"rank {rank} waits for {call}, which rank {gone} never called: it {how}") from error
         if time.monotonic() >= deadline_s:
-            late = ", ".join(str(r) for r in missing)
-            raise PeerError(f"rank {rank} waited {self._timeout_s} s for {call}: not called by rank {late}")
+            late = f"not called by rank {', '.join(map(str, missing))}: {want}, or a larger timeout_s"
+            raise PeerError(f"rank {rank} waited {self._timeout_s} s for {call}: {late}")
 
 
 @final
 class _ThreadTransport:
-    def __init__(self, meeting: _Meeting, name: Place, ranks: tuple[int, ...], rank: int) -> None:
-        self.meeting, self.name, self.ranks, self.rank = meeting, name, ranks, rank
+    def __init__(self, rendezvous: _ThreadRendezvous, name: CallKey, ranks: tuple[int, ...], rank: int) -> None:
+        self.rendezvous, self.name, self.ranks, self.rank = rendezvous, name, ranks, rank
         self.waited = WaitTime()
         self._calls = count()
 
-    def start(self, call: CollectiveCall, send_N: Tensor) -> Handle:
-        place = (*self.name, next(self._calls))
-        self.meeting.post(place, self.rank, (call, send_N.clone()))
-        return PendingCollective(partial(self._finish, place))
+    def start(self, call: CollectiveCall, send_N: Tensor) -> Work:
+        key = (*self.name, next(self._calls))
+        self.rendezvous.post(key, self.rank, (call, send_N.clone()))
+        return PendingCollective(partial(self._finish, key))
 
     def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> "_ThreadTransport":
         none_W = (0,) * len(self.ranks)
-        what = ", ".join(str(tuple(g)) for g in groups)
-        call = CollectiveCall(collective="split", what=what, dtype=torch.uint8, sizes_W=none_W, receives_W=none_W)
+        purpose = ", ".join(str(tuple(g)) for g in groups)
+        call = CollectiveCall("split", purpose, torch.uint8, none_W, none_W)
         name = (*self.name, next(self._calls))
-        self.meeting.post(name, self.rank, (call, torch.empty(0, dtype=torch.uint8)))
+        self.rendezvous.post(name, self.rank, (call, torch.empty(0, dtype=torch.uint8)))
         self._finish(name)
-        made = _ThreadTransport(self.meeting, (*name, group), group, self.rank)
-        made.waited = self.waited
-        return made
+        transport = _ThreadTransport(self.rendezvous, (*name, group), group, self.rank)
+        transport.waited = self.waited
+        return transport
 
     def close(self) -> None:
         pass
 
-    def _finish(self, place: Place) -> Tensor:
+    def _finish(self, key: CallKey) -> Tensor:
         begin_s = time.perf_counter()
-        posts_W = self.meeting.collect(place, self.ranks, self.rank)
+        posts_W = self.rendezvous.collect(key, self.ranks, self.rank)
         self.waited.seconds += time.perf_counter() - begin_s
         mismatch = find_mismatch([call for call, _ in posts_W], self.ranks)
         if mismatch:
             raise PeerError(mismatch)
         me = self.ranks.index(self.rank)
-        return combine_runs(posts_W[me][0], [run_for(call, sent_N, me) for call, sent_N in posts_W])
+        return combine_segments(posts_W[me][0], [segment_for(call, sent_N, me) for call, sent_N in posts_W])
 
 
 def run_threads(world: int | Topology, function: Callable[[Comm], T], timeout_s: float = 300.0) -> list[T]:
@@ -116,7 +116,7 @@ def run_threads(world: int | Topology, function: Callable[[Comm], T], timeout_s:
     A number as `world` means ranks of one host. No rank waits longer than `timeout_s` for another.
     """
     topology = Topology(devices=world) if isinstance(world, int) else world
-    meeting = _Meeting(timeout_s)
+    rendezvous = _ThreadRendezvous(timeout_s)
     results: dict[int, T] = {}
 
     def run(rank: int) -> None:
@@ -124,12 +124,12 @@ def run_threads(world: int | Topology, function: Callable[[Comm], T], timeout_s:
         try:
             # Autograd's worker thread is shared by all ranks, and a backward waits for other ranks' backwards in it.
             with torch.autograd.set_multithreading_enabled(False):
-                transport = _ThreadTransport(meeting, (), tuple(range(topology.world)), rank)
+                transport = _ThreadTransport(rendezvous, (), tuple(range(topology.world)), rank)
                 results[rank] = function(TransportComm(transport, topology, rank))
         except BaseException as caught:
             error = caught
         finally:
-            meeting.end(rank, error)
+            rendezvous.end(rank, error)
 
     threads = [threading.Thread(target=run, args=(r,), name=f"rank {r}", daemon=True) for r in range(topology.world)]
     try:
@@ -139,8 +139,8 @@ def run_threads(world: int | Topology, function: Callable[[Comm], T], timeout_s:
             thread.join()
     finally:  # after an interrupt, so that ranks that still wait raise
         for rank in range(topology.world):
-            meeting.end(rank, None)
-    _raise_first({rank: error for rank, error in meeting.ended.items() if error is not None})
+            rendezvous.end(rank, None)
+    _raise_first({rank: error for rank, error in rendezvous.ended.items() if error is not None})
     return [results[rank] for rank in range(topology.world)]
 
 

@@ -19,14 +19,14 @@ from typing import Any, final
 import torch.distributed as dist
 from torch import Tensor
 
-from rowwise.comm.call import WHOLE, CollectiveCall, combine_runs
+from rowwise.comm.call import SENDS_FULL_TENSOR, CollectiveCall, combine_segments
 from rowwise.comm.group import PendingCollective
-from rowwise.comm.seam import Handle, WaitTime
+from rowwise.comm.interface import WaitTime, Work
 from rowwise.errors import PeerError
 from rowwise.ops.output_cache import empty_cached
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Rendezvous:
     """The store, name and members through which a group of ranks connects."""
 
@@ -66,12 +66,12 @@ class TorchTransport:
         self._splits = count()
         self._backends: dict[str, Any] = {}
 
-    def start(self, call: CollectiveCall, send_N: Tensor) -> Handle:
+    def start(self, call: CollectiveCall, send_N: Tensor) -> Work:
         try:
-            work, came_N = self._begin(call, send_N)
+            work, received_N = self._begin(call, send_N)
         except RuntimeError as error:
             raise self._explain(call, error) from error
-        return PendingCollective(partial(self._finish, call, work, came_N))
+        return PendingCollective(partial(self._finish, call, work, received_N))
 
     def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> "TorchTransport":
         name = f"{self.world.name}/{next(self._splits)}.{group[0]}"
@@ -80,14 +80,14 @@ class TorchTransport:
     def close(self) -> None:
         self._backends.clear()
 
-    def _finish(self, call: CollectiveCall, work: dist.Work, came_N: Tensor) -> Tensor:
+    def _finish(self, call: CollectiveCall, work: dist.Work, received_N: Tensor) -> Tensor:
         try:
             work.wait()
         except RuntimeError as error:
             raise self._explain(call, error) from error
-        return (
-            combine_runs(call, came_N.split(list(call.receives_W))) if call.collective == "reduce_scatter" else came_N
-        )
+        if call.collective != "reduce_scatter":
+            return received_N
+        return combine_segments(call, received_N.split(list(call.output_splits)))
 
     def _explain(self, call: CollectiveCall, error: RuntimeError) -> PeerError:
         """The error with its likely cause: which ranks have ended."""
@@ -109,12 +109,12 @@ class TorchTransport:
         backend = self._backends[device]
         if call.collective == "all_reduce":
             return backend.allreduce([send_N], dist.AllreduceOptions()), send_N
-        came_N = empty_cached((sum(call.receives_W),), send_N)
-        if device == "cuda" and call.collective == "all_gather" and len(set(call.receives_W)) == 1:
-            return backend._allgather_base(came_N, send_N), came_N
-        given_N = send_N.repeat(len(self.world.ranks)) if call.collective in WHOLE else send_N
-        sizes = (list(call.receives_W), list(call.sizes_W))
-        return backend.alltoall_base(came_N, given_N, *sizes, dist.AllToAllOptions()), came_N
+        received_N = empty_cached((sum(call.output_splits),), send_N)
+        if device == "cuda" and call.collective == "all_gather" and len(set(call.output_splits)) == 1:
+            return backend._allgather_base(received_N, send_N), received_N
+        given_N = send_N.repeat(len(self.world.ranks)) if call.collective in SENDS_FULL_TENSOR else send_N
+        sizes = (list(call.output_splits), list(call.input_splits))
+        return backend.alltoall_base(received_N, given_N, *sizes, dist.AllToAllOptions()), received_N
 
 
 def is_alive(pid: int) -> bool:

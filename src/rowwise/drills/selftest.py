@@ -74,7 +74,7 @@ class KernelCase:
         generator = torch.Generator().manual_seed(seed)
         arena = Arena.allocate(tables, torch.device("cpu"))
         arena.fill(seed)
-        group = make_group(arena.pieces, arena.places)
+        group = make_group(arena.pieces, arena.offsets)
         features = range(len(group.feature_names))
         lengths = [torch.randint(most + 1, (batch,), generator=generator) for _ in features]
         values = [

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rowwise.errors import TableMemoryError
 from rowwise.ops import rowtype
-from rowwise.ops.layout import ArenaOffset, TablePiece, place_tables
+from rowwise.ops.layout import ArenaOffset, TablePiece, lay_out_tables
 from rowwise.ops.touched import TouchedRows
 from rowwise.spec import Constant, Normal, RowType, Table, Uniform, state_slots, state_width
 
@@ -27,7 +27,7 @@ class Arena:
     """Rows and optimizer state of table pieces in two blocks of memory; `table` and `table_state` are views of them."""
 
     pieces: tuple[TablePiece, ...]
-    places: tuple[ArenaOffset, ...]
+    offsets: tuple[ArenaOffset, ...]
     rows: Tensor = field(repr=False)  # uint8
     state: Tensor = field(repr=False)  # float32
     steps_T: Tensor = field(repr=False)  # updates so far, on the CPU
@@ -38,7 +38,7 @@ class Arena:
     def allocate(cls, tables: Sequence[Table | TablePiece], device: torch.device) -> "Arena":
         """Zeroed memory for the tables, or pieces of tables."""
         pieces = tuple(x if isinstance(x, TablePiece) else TablePiece(x, x) for x in tables)
-        places, size = place_tables(piece.table for piece in pieces)
+        offsets, size = lay_out_tables(piece.table for piece in pieces)
         try:
             rows, state = _zeros(size.base, device), _zeros(size.state_base * 4, device).view(torch.float32)
         except MemoryError:
@@ -50,7 +50,7 @@ class Arena:
         counts_T = torch.zeros(len(tables), dtype=torch.int64)
         return cls(
             pieces=pieces,
-            places=tuple(places),
+            offsets=tuple(offsets),
             rows=rows,
             state=state,
             steps_T=counts_T,
@@ -64,10 +64,10 @@ class Arena:
 
     def table(self, index: int) -> Tensor:
         """The rows of a table as they are stored: [R, D], or bytes [R, row_bytes] of int8 rows."""
-        table, place = self.pieces[index].table, self.places[index]
+        table, offset = self.pieces[index].table, self.offsets[index]
         # A view of the one block. Through DLPack it has a storage of its own: torch.save rejects views of one storage
         # with several dtypes, and would write the whole block with any table.
-        block = self.rows[place.base : place.base + table.rows * table.row_bytes]
+        block = self.rows[offset.base : offset.base + table.rows * table.row_bytes]
         rows = block.view(rowtype.dtype_of(table.row_type)).view(table.rows, -1)
         return rows if rows.is_meta else torch.from_dlpack(rows)
 
@@ -78,9 +78,9 @@ class Arena:
 
     def table_state(self, index: int) -> dict[str, Tensor]:
         """Views of a table's optimizer state by name: [R] for one float a row, [R, W] for more; `step` is a scalar."""
-        table, place = self.pieces[index].table, self.places[index]
+        table, offset = self.pieces[index].table, self.offsets[index]
         width = state_width(table)
-        block = self.state[place.state_base : place.state_base + table.rows * width].view(table.rows, width)
+        block = self.state[offset.state_base : offset.state_base + table.rows * width].view(table.rows, width)
         views = {"step": self.steps_T[index]}
         at = 0
         for name, slot in state_slots(table).items():
@@ -91,7 +91,7 @@ class Arena:
     def track(self) -> TouchedRows:
         """Track which rows change from now on."""
         if self.touched is None:
-            rows_T, bases_T = [table.rows for table in self.tables], [place.base for place in self.places]
+            rows_T, bases_T = [table.rows for table in self.tables], [offset.base for offset in self.offsets]
             self.touched = TouchedRows(rows_T, bases_T, self.rows.device)
         return self.touched
 
@@ -103,7 +103,7 @@ class Arena:
     def fill(self, seed: int) -> None:
         """Initialise rows and optimizer state."""
         self.mark_all()
-        self.keys_T = torch.tensor([table_key(seed, piece.whole.name) for piece in self.pieces], dtype=torch.int64)
+        self.keys_T = torch.tensor([table_key(seed, piece.full_table.name) for piece in self.pieces], dtype=torch.int64)
         self.steps_T.zero_()
         if self.rows.is_meta:  # no memory: the tables will be sharded
             return
@@ -124,28 +124,28 @@ class Arena:
 
 def fill_piece(stored: Tensor, piece: TablePiece, seed: int) -> None:
     """Initialise the stored rows of a piece with the values that the whole table has there."""
-    table, whole = piece.table, piece.whole
+    table, full_table = piece.table, piece.full_table
     # By name, not by position: adding a table leaves the rows of the others as they were.
-    key = table_key(seed, whole.name)
+    key = table_key(seed, full_table.name)
     # In chunks, so that a large table needs little more memory than its own.
-    size = min(table.rows, max(1, CHUNK // whole.dim))
-    in_place = table.row_type is RowType.FP32 and table.dim == whole.dim
-    buffer = stored if in_place else torch.empty(size, whole.dim, device=stored.device)
+    size = min(table.rows, max(1, CHUNK // full_table.dim))
+    in_place = table.row_type is RowType.FP32 and table.dim == full_table.dim
+    buffer = stored if in_place else torch.empty(size, full_table.dim, device=stored.device)
     columns = slice(piece.first_column, piece.first_column + table.dim)
     for first in range(0, table.rows, size):
         chunk = stored[first : first + size]
         rows = chunk if in_place else buffer[: len(chunk)]
-        _fill(rows.view(-1), whole, key, (piece.first_row + first) * whole.dim)
+        _fill(rows.view(-1), full_table, key, (piece.first_row + first) * full_table.dim)
         if not in_place:
             chunk.copy_(rowtype.pack(rows[:, columns], table.row_type, table.column_group))
 
 
-def _fill(flat: Tensor, whole: Table, key: int, start: int) -> None:
+def _fill(flat: Tensor, full_table: Table, key: int, start: int) -> None:
     """Initialise weights start, start + 1, ... of a table in row-major order."""
-    match whole.init:
+    match full_table.init:
         case Uniform(bound=bound):
             # DLRM's and TorchRec's default: the sum of a bag starts small however large the table is.
-            reach = 1 / math.sqrt(whole.rows) if bound is None else bound
+            reach = 1 / math.sqrt(full_table.rows) if bound is None else bound
             torch.ops.rowwise.fill_uniform(flat, key, start, -reach, reach)
         case Normal(std=std):
             _fill_normal(flat, key, start, std)

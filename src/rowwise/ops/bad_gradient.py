@@ -11,7 +11,7 @@ from torch import Tensor
 from rowwise.batch import Jagged
 from rowwise.errors import GradientError
 from rowwise.ops.check import locate_id
-from rowwise.ops.layout import TableGroup, TableRow
+from rowwise.ops.layout import TableDescriptor, TableGroup
 from rowwise.ops.lookup import LookupCall
 from rowwise.spec import Pooling
 
@@ -20,14 +20,14 @@ KEPT = "Rows it would have reached were left as they were; all others are update
 
 def name_bad_gradient(call: LookupCall, grad: Tensor, said: str) -> GradientError:
     """The error for a gradient that is not finite; `said`: the kernel's message."""
-    found = find_bad_gradient(call, grad)
-    if found is not None:
-        return GradientError(f"{found}. {KEPT}")
+    fault = find_bad_gradient(call, grad)
+    if fault is not None:
+        return GradientError(f"{fault}. {KEPT}")
     # Every contribution is finite, so their sum has overflowed; the kernel says in which row.
     named = re.search(r"row (\d+) of table (\d+)", said)
     assert named is not None
     row, index = map(int, named.groups())
-    row += TableRow.read(call.group.tables_TC)[index].first_row
+    row += TableDescriptor.read(call.group.tables_TC)[index].first_row
     name = call.group.tables[index].name
     return GradientError(
         f"table {name!r}, row {row}: the sum of its gradients overflows float32; want a lower learning rate. {KEPT}"
@@ -92,10 +92,10 @@ def _find_bad_sequence(call: LookupCall, grad: Tensor) -> str | None:
 def _sample_name(call: LookupCall, sample: int) -> str:
     """The sample's number in its own rank's batch, with the rank if there are several."""
     rank = 0
-    while rank < len(call.parts) and sample >= call.parts[rank]:
-        sample -= call.parts[rank]
+    while rank < len(call.samples_W) and sample >= call.samples_W[rank]:
+        sample -= call.samples_W[rank]
         rank += 1
-    return f"sample {sample} of rank {rank}" if call.parts else f"sample {sample}"
+    return f"sample {sample} of rank {rank}" if call.samples_W else f"sample {sample}"
 
 
 def _feature_name(group: TableGroup, index: int) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rowwise.batch import Jagged
 from rowwise.errors import BatchError, IdError
-from rowwise.ops.layout import FeatureRow, TableGroup
+from rowwise.ops.layout import FeatureDescriptor, TableGroup
 from rowwise.spec import Table
 
 
@@ -32,7 +32,7 @@ def check_lengths(jagged: Jagged) -> None:
 
 def find_unknown_ids(group: TableGroup, features_FC: Tensor, jagged: Jagged) -> list[tuple[int, Tensor]]:
     """(index of the feature, positions of its ids outside the table), for each feature that has such ids."""
-    rows = FeatureRow.read(features_FC)
+    rows = FeatureDescriptor.read(features_FC)
     return find_out_of_range(jagged, [(row.source, row.rows) for row in rows])
 
 
@@ -40,15 +40,15 @@ def find_out_of_range(jagged: Jagged, limits: Sequence[tuple[int, int]]) -> list
     """(index into `limits`, positions) for each limit (feature of the batch, rows) with ids outside 0..rows-1."""
     # Every batch_size-th offset is where a feature begins.
     bounds = jagged.offsets()[:: max(1, jagged.batch_size)]
-    found: list[tuple[int, Tensor]] = []
+    unknown: list[tuple[int, Tensor]] = []
     for index, (source, rows) in enumerate(limits):
         begin, end = (int(bounds[source + k]) if jagged.batch_size else 0 for k in (0, 1))
         ids = jagged.values_N[begin:end]
         last = min(rows - 1, torch.iinfo(ids.dtype).max)  # torch compares in the type of the ids, and wraps
         at = torch.nonzero((ids < 0) | (ids > last)).flatten()
         if len(at):
-            found.append((index, at + begin))
-    return found
+            unknown.append((index, at + begin))
+    return unknown
 
 
 def check_rows(jagged: Jagged, rows: Sequence[int]) -> None:

@@ -8,5 +8,5 @@ from torch import Tensor
 
 def crc32(bytes_N: Tensor, start: int = 0) -> int:
     """CRC-32 of contiguous bytes on the CPU; `start`: the CRC of the bytes before them."""
-    found = int(torch.ops.rowwise.crc32(bytes_N, start))
-    return zlib.crc32(bytes_N.numpy().data, start) if found < 0 else found
+    crc = int(torch.ops.rowwise.crc32(bytes_N, start))
+    return zlib.crc32(bytes_N.numpy().data, start) if crc < 0 else crc

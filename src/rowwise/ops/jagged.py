@@ -15,7 +15,7 @@ from rowwise.batch import Jagged, Shared
 from rowwise.errors import BatchError, SpecError
 from rowwise.ops import check
 
-Run = tuple[int, int, int]  # index of a batch, first bag, number of bags
+Segment = tuple[int, int, int]  # index of a batch, first bag, number of bags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +65,8 @@ class Unique:
 def permute(jagged: Jagged, features: Sequence[str]) -> Jagged:
     """The batch with these of its features, in this order."""
     jagged, batch = _reject_shared(jagged, features), jagged.batch_size
-    runs = [(0, index * batch, batch) for index in _indices(jagged, features)]
-    return _take([jagged], runs, features)[0]
+    segments = [(0, index * batch, batch) for index in _indices(jagged, features)]
+    return _take([jagged], segments, features)[0]
 
 
 def split(jagged: Jagged, sizes: Sequence[int]) -> list[Jagged]:
@@ -76,12 +76,12 @@ def split(jagged: Jagged, sizes: Sequence[int]) -> list[Jagged]:
         raise BatchError(f"sizes {list(sizes)} do not cut {batch} samples: want sizes of 0 or more that add up to them")
     if jagged.shared is not None:
         return _split_shared(jagged, jagged.shared, sizes)
-    runs: list[Run] = []
+    segments: list[Segment] = []
     first = 0
     for size in sizes:
-        runs += [(0, feature * batch + first, size) for feature in range(len(jagged.features))]
+        segments += [(0, feature * batch + first, size) for feature in range(len(jagged.features))]
         first += size
-    return _take([jagged], runs, jagged.features, parts=len(sizes))
+    return _take([jagged], segments, jagged.features, parts=len(sizes))
 
 
 def share(jagged: Jagged, features: Sequence[str]) -> Jagged:
@@ -135,12 +135,12 @@ def concatenate(jaggeds: Sequence[Jagged], features: Sequence[str] | None = None
     jaggeds = [_reject_shared(jagged, features) for jagged in jaggeds]
     # Feature-major: all samples of the first feature, batch after batch, then of the second.
     sources = [_indices(jagged, features) for jagged in jaggeds]
-    runs = [
+    segments = [
         (number, source[feature] * jagged.batch_size, jagged.batch_size)
         for feature in range(len(features))
         for number, (jagged, source) in enumerate(zip(jaggeds, sources, strict=True))
     ]
-    return _take(jaggeds, runs, features)[0]
+    return _take(jaggeds, segments, features)[0]
 
 
 def row_bounds(features: Sequence[str], bounds_by_feature: Mapping[str, Sequence[int]]) -> Tensor:
@@ -231,12 +231,12 @@ def _split_shared(jagged: Jagged, shared: Shared, sizes: Sequence[int]) -> list[
     """`split` that keeps bags shared; a distinct sample whose samples are in several parts is in each of them."""
     shared.check()
     own = split(replace(jagged, shared=None), sizes) if jagged.features else [jagged.without_samples()] * len(sizes)
-    found: list[Jagged] = []
+    batches: list[Jagged] = []
     for part, inverse_B in zip(own, shared.inverse_B.split(list(sizes)), strict=True):
         low, high = (int(inverse_B[0]), int(inverse_B[-1])) if len(inverse_B) else (0, -1)
         bags = shared.jagged.of_samples(torch.arange(low, high + 1, device=inverse_B.device))
-        found.append(replace(part, shared=Shared(jagged=bags, inverse_B=inverse_B - low)))
-    return found
+        batches.append(replace(part, shared=Shared(jagged=bags, inverse_B=inverse_B - low)))
+    return batches
 
 
 def _indices(jagged: Jagged, features: Sequence[str]) -> list[int]:
@@ -257,35 +257,35 @@ def _moves_natively(jaggeds: Sequence[Jagged]) -> bool:
     )
 
 
-def _take(jaggeds: Sequence[Jagged], runs: Sequence[Run], features: Sequence[str], parts: int = 1) -> list[Jagged]:
-    """`parts` batches of these features, made of runs of bags in order."""
+def _take(jaggeds: Sequence[Jagged], segments: list[Segment], features: Sequence[str], parts: int = 1) -> list[Jagged]:
+    """`parts` batches of these features, made of segments of bags in order."""
     jaggeds = [jagged.contiguous() for jagged in jaggeds]
-    runs_RC = torch.tensor(runs, dtype=torch.int64).view(-1, 3)
+    segments_RC = torch.tensor(segments, dtype=torch.int64).view(-1, 3)
     values = [j.values_N for j in jaggeds]
     bags = [j.lengths_FB for j in jaggeds]
     weights = [j.weights_N for j in jaggeds if j.weights_N is not None]
-    kept = len(weights) == len(jaggeds)
+    weighted = len(weights) == len(jaggeds)
     native = _moves_natively(jaggeds)
     try:
-        taken, lengths_, moved, starts = torch.ops.rowwise.take(values, bags, weights if native else [], runs_RC)
+        taken, lengths_, moved, starts = torch.ops.rowwise.take(values, bags, weights if native else [], segments_RC)
     except RuntimeError:
         for jagged in jaggeds:
             check.check_lengths(jagged)
         raise
-    if kept and not native:
-        # Position of each value in the concatenated batches: the same runs taken of 0, 1, 2, ...
+    if weighted and not native:
+        # Position of each value in the concatenated batches: the same segments taken of 0, 1, 2, ...
         count = torch.arange(sum(len(v) for v in values), device=taken.device).split([len(v) for v in values])
-        moved = torch.cat(weights)[torch.ops.rowwise.take(count, bags, [], runs_RC)[0]]
-    each = len(runs) // max(1, parts)
+        moved = torch.cat(weights)[torch.ops.rowwise.take(count, bags, [], segments_RC)[0]]
+    each = len(segments) // max(1, parts)
     starts = starts.tolist()
-    bag_sizes = [sum(count for _, _, count in runs[k * each : (k + 1) * each]) for k in range(parts)]
+    bag_sizes = [sum(count for _, _, count in segments[k * each : (k + 1) * each]) for k in range(parts)]
     spans = [slice(starts[k * each], starts[(k + 1) * each]) for k in range(parts)]
     return [
         Jagged(
             features=tuple(features),
             values_N=taken[span],
             lengths_FB=bags_of_part,
-            weights_N=moved[span] if kept else None,
+            weights_N=moved[span] if weighted else None,
         )
         for span, bags_of_part in zip(spans, lengths_.split(bag_sizes), strict=True)
     ]

@@ -1,8 +1,8 @@
 """Tables, features and optimizers as the kernels read them: rows of small CPU tensors.
 
-A row of `features_FC` is a `FeatureRow`, a row of `tables_TC` a `TableRow`; `_cpp/tables.h` has the same fields in the
-same order. They are made once per model; a batch with another order of features gets a copy with other sources
-(`TableGroup.for_sources`).
+A row of `features_FC` is a `FeatureDescriptor`, a row of `tables_TC` a `TableDescriptor`: structs of `_cpp/tables.h`
+with the same order of fields. They are made once per model; a batch with another order of features gets a copy with
+other sources (`TableGroup.for_sources`).
 """
 
 import enum
@@ -41,14 +41,14 @@ class RowFormat(NamedTuple):
 
     type: RowType
     dim: int
-    group: int  # columns that share a scale; 0: all of them
+    scale_group: int  # columns that share a scale; 0: all of them
 
     @property
     def bytes(self) -> int:
-        return row_bytes(self.type, self.dim, self.group)
+        return row_bytes(self.type, self.dim, self.scale_group)
 
 
-class FeatureRow(NamedTuple):
+class FeatureDescriptor(NamedTuple):
     """A feature as the kernels see it."""
 
     source: int  # index of the feature in the batch
@@ -59,18 +59,18 @@ class FeatureRow(NamedTuple):
     column: int  # first column in the pooled output
     mode: int
     type: int
-    group: int  # columns that share a scale; 0: all of them
+    scale_group: int  # columns that share a scale; 0: all of them
 
     @property
     def format(self) -> RowFormat:
-        return RowFormat(TYPES[self.type], self.dim, self.group)
+        return RowFormat(TYPES[self.type], self.dim, self.scale_group)
 
     @classmethod
-    def read(cls, features_FC: Tensor) -> list["FeatureRow"]:
+    def read(cls, features_FC: Tensor) -> list["FeatureDescriptor"]:
         return [cls(*row) for row in features_FC.tolist()]
 
 
-class TableRow(NamedTuple):
+class TableDescriptor(NamedTuple):
     """A table as the kernels see it; its features are neighbours in `features_FC`."""
 
     base: int  # first byte in the arena
@@ -82,20 +82,21 @@ class TableRow(NamedTuple):
     first_feature: int
     num_features: int
     type: int
-    group: int  # columns that share a scale; 0: all of them
-    first_row: int  # of a tile in the whole table: random bits for rounding are a function of the place there
+    scale_group: int  # columns that share a scale; 0: all of them
+    first_row: int  # of a tile in its full table: random bits for rounding are a function of the position there
     first_column: int
 
     @property
     def format(self) -> RowFormat:
-        return RowFormat(TYPES[self.type], self.dim, self.group)
+        return RowFormat(TYPES[self.type], self.dim, self.scale_group)
 
     @classmethod
-    def read(cls, tables_TC: Tensor) -> list["TableRow"]:
+    def read(cls, tables_TC: Tensor) -> list["TableDescriptor"]:
         return [cls(*row) for row in tables_TC.tolist()]
 
 
-SOURCE, BASE, DIM = (FeatureRow._fields.index(name) for name in ("source", "base", "dim"))  # columns of features_FC
+# Columns of features_FC.
+SOURCE, BASE, DIM = (FeatureDescriptor._fields.index(name) for name in ("source", "base", "dim"))
 
 
 class ArenaOffset(NamedTuple):
@@ -106,19 +107,18 @@ class ArenaOffset(NamedTuple):
 
 
 class TablePiece(NamedTuple):
-    """Some rows and columns of the table `whole`, as a table of their own."""
+    """Some rows and columns of `full_table`, as a table of their own."""
 
     table: Table
-    whole: Table
+    full_table: Table
     first_row: int = 0
     first_column: int = 0
 
     @classmethod
-    def cut(cls, whole: Table, rows: tuple[int, int], cols: tuple[int, int], features: tuple[str, ...]) -> "TablePiece":
+    def cut(cls, full: Table, rows: tuple[int, int], cols: tuple[int, int], features: tuple[str, ...]) -> "TablePiece":
         """Rows and columns [first, last) of a table, looked up by features of these names."""
-        dim = cols[1] - cols[0]
-        table = msgspec.structs.replace(whole, rows=rows[1] - rows[0], dim=dim, features=features)
-        return cls(table, whole, rows[0], cols[0])
+        table = msgspec.structs.replace(full, rows=rows[1] - rows[0], dim=cols[1] - cols[0], features=features)
+        return cls(table, full, rows[0], cols[0])
 
     def pooled_by(self, pooling: Pooling) -> "TablePiece":
         """The piece with another pooling than its table's."""
@@ -141,7 +141,7 @@ class TableGroup:
     @property
     def columns_F(self) -> list[slice]:
         """Columns of each feature in the pooled output."""
-        return [slice(row.column, row.column + row.dim) for row in FeatureRow.read(self.features_FC)]
+        return [slice(row.column, row.column + row.dim) for row in FeatureDescriptor.read(self.features_FC)]
 
     @property
     def column_slices(self) -> dict[str, slice]:
@@ -150,7 +150,7 @@ class TableGroup:
 
     def table_of(self, feature: int) -> Table:
         """The table of the i-th feature."""
-        return self.tables[FeatureRow.read(self.features_FC)[feature].table]
+        return self.tables[FeatureDescriptor.read(self.features_FC)[feature].table]
 
     def for_sources(self, available: Sequence[str]) -> Tensor:
         """`features_FC` for a batch that holds `available` in this order; raises KeyError for a missing one."""
@@ -161,47 +161,47 @@ class TableGroup:
         return features_FC
 
 
-def place_tables(tables: Iterable[Table]) -> tuple[list[ArenaOffset], ArenaOffset]:
+def lay_out_tables(tables: Iterable[Table]) -> tuple[list[ArenaOffset], ArenaOffset]:
     """The offset of each table in an arena, and the arena's size."""
-    places: list[ArenaOffset] = []
+    offsets: list[ArenaOffset] = []
     base = state_base = 0
     for table in tables:
-        places.append(ArenaOffset(base, state_base))
+        offsets.append(ArenaOffset(base, state_base))
         # Tables are padded to cache lines, rows are not: a row of 7 floats takes 28 bytes.
         base += _round_up(table.rows * table.row_bytes, LINE)
         state_base += _round_up(table.rows * state_width(table), LINE // 4)
-    return places, ArenaOffset(base, state_base)
+    return offsets, ArenaOffset(base, state_base)
 
 
 def make_group(
-    pieces: Sequence[TablePiece], places: Sequence[ArenaOffset], chosen: Sequence[int] | None = None
+    pieces: Sequence[TablePiece], offsets: Sequence[ArenaOffset], chosen: Sequence[int] | None = None
 ) -> TableGroup:
     """The group of the chosen tables (None: all), their features numbered table by table."""
     chosen = range(len(pieces)) if chosen is None else chosen
     tables = [piece.table for piece in pieces]
     optimizers = [tables[i].optimizer for i in chosen]
-    feature_rows: list[FeatureRow] = []
-    table_rows: list[TableRow] = []
+    feature_descriptors: list[FeatureDescriptor] = []
+    table_descriptors: list[TableDescriptor] = []
     column = 0
-    for index, (piece, place) in enumerate((pieces[i], places[i]) for i in chosen):
+    for index, (piece, offset) in enumerate((pieces[i], offsets[i]) for i in chosen):
         table = piece.table
         rows, dim, stored = table.rows, table.dim, (TYPES.index(table.row_type), table.column_group or 0)
-        state = place.state_base, state_width(table), RULES[type(table.optimizer)]
-        first, count = len(feature_rows), len(table.feature_names)
-        table_rows.append(
-            TableRow(place.base, rows, dim, *state, first, count, *stored, piece.first_row, piece.first_column)
+        state = offset.state_base, state_width(table), RULES[type(table.optimizer)]
+        first, count = len(feature_descriptors), len(table.feature_names)
+        table_descriptors.append(
+            TableDescriptor(offset.base, rows, dim, *state, first, count, *stored, piece.first_row, piece.first_column)
         )
         for _ in table.feature_names:
-            source, mode = len(feature_rows), MODES[table.pooling]
-            feature_rows.append(FeatureRow(source, index, place.base, rows, dim, column, mode, *stored))
+            source, mode = len(feature_descriptors), MODES[table.pooling]
+            feature_descriptors.append(FeatureDescriptor(source, index, offset.base, rows, dim, column, mode, *stored))
             column += dim
     return TableGroup(
         tables=tuple(tables[i] for i in chosen),
         feature_names=tuple(name for i in chosen for name in tables[i].feature_names),
         columns=column,
         members_T=torch.tensor(chosen, dtype=torch.int64),
-        features_FC=torch.tensor(feature_rows, dtype=torch.int64).view(-1, len(FeatureRow._fields)),
-        tables_TC=torch.tensor(table_rows, dtype=torch.int64).view(-1, len(TableRow._fields)),
+        features_FC=torch.tensor(feature_descriptors, dtype=torch.int64).view(-1, len(FeatureDescriptor._fields)),
+        tables_TC=torch.tensor(table_descriptors, dtype=torch.int64).view(-1, len(TableDescriptor._fields)),
         hyper_TH=hyper_tensor(optimizers, [1] * len(optimizers)),
         hyper_depends_on_step=any(o.hyper_depends_on_step for o in optimizers),
     )

@@ -27,7 +27,7 @@ class LookupCall:
     jagged: Jagged
     offsets: Tensor
     per_id: bool  # one vector for each id (sequences), not for each bag
-    parts: tuple[int, ...] = ()  # samples of each rank, if this batch was concatenated from the batches of several
+    samples_W: tuple[int, ...] = ()  # samples of each rank, if this batch was concatenated from the batches of several
 
     def rows(self, arena_rows: Tensor, weights: Tensor | None) -> Tensor:
         """Pooled vectors [B, S], or the flat rows of all ids; raises an `IdError` for an id outside its table."""
@@ -53,15 +53,15 @@ class LookupCall:
 
     def weight_grad(self, arena_rows: Tensor, weights: Tensor, grad: Tensor) -> Tensor:
         """The gradient of the per-id weights."""
-        found: Tensor | None = None
+        total: Tensor | None = None
         # Column pieces of one table are looked up by the same ids, and each adds to the gradients of their weights.
         # The kernel writes a weight's gradient once per call, so each call has a batch feature only once.
         for features_FC in _distinct_sources(self.features_FC):
             part = torch.ops.rowwise.pool_weight_grad(
                 arena_rows, features_FC, self.jagged.values_N, self.offsets, weights, grad, self.jagged.batch_size
             )
-            found = part if found is None else found + part
-        return torch.zeros_like(weights) if found is None else found
+            total = part if total is None else total + part
+        return torch.zeros_like(weights) if total is None else total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

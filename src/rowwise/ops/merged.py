@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rowwise.ops.arena import Arena
 from rowwise.ops.jagged import deduplicate
-from rowwise.ops.layout import RULES, SOURCE, FeatureRow, Mode, TableRow
+from rowwise.ops.layout import RULES, SOURCE, FeatureDescriptor, Mode, TableDescriptor
 from rowwise.ops.lookup import StagedGradients
 from rowwise.row_optimizers import KernelHyperparameters, Sgd
 
@@ -31,49 +31,47 @@ def merge_staged(staged: StagedGradients) -> list[MergedGradients]:
     call, group = staged.call, staged.call.group
     batch = call.jagged.batch_size
     # Reordered so that the features of a piece are neighbours: its ids are then one segment to deduplicate.
-    runs = [(0, source * batch, batch) for source in call.features_FC[:, SOURCE].tolist()]
-    kept: list[Tensor] = [] if staged.weights is None else [staged.weights]
+    segments = [(0, source * batch, batch) for source in call.features_FC[:, SOURCE].tolist()]
+    batch_weights: list[Tensor] = [] if staged.weights is None else [staged.weights]
     ids, lengths, weights, starts = torch.ops.rowwise.take(
-        [call.jagged.values_N], [call.jagged.lengths_FB], kept, torch.tensor(runs, dtype=torch.int64)
+        [call.jagged.values_N], [call.jagged.lengths_FB], batch_weights, torch.tensor(segments, dtype=torch.int64)
     )
-    tables = TableRow.read(group.tables_TC)
+    tables = TableDescriptor.read(group.tables_TC)
     bounds = torch.stack([*(starts[t.first_feature] for t in tables), starts[-1]])
     unique = deduplicate(ids, bounds)
     # Each id becomes the index of its row among the touched rows of its piece: the ids of a small table of sums.
     numbers = unique.inverse_N - unique.bounds_S1[:-1].repeat_interleave(bounds.diff()).to(ids.device)
     counts = unique.bounds_S1.diff().tolist()
-    sums, places = _negative_zero_rows(tables, counts, ids.device)
+    sums, sum_tables = _negative_zero_rows(tables, counts, ids.device)
     features = [
-        f._replace(source=k, base=places[f.table].base, rows=places[f.table].rows, type=0, group=0)
-        for k, f in enumerate(FeatureRow.read(group.features_FC))
+        f._replace(source=k, base=sum_tables[f.table].base, rows=sum_tables[f.table].rows, type=0, scale_group=0)
+        for k, f in enumerate(FeatureDescriptor.read(group.features_FC))
     ]
     finite = True
-    bags = _int_matrix(features), numbers, torch.ops.rowwise.offsets(lengths), weights if kept else None
-    rate, keys = (
-        torch.tensor([KernelHyperparameters(lr=-1.0)] * len(tables)),
-        torch.zeros(len(tables), dtype=torch.int64),
-    )
+    bags = _int_matrix(features), numbers, torch.ops.rowwise.offsets(lengths), weights if batch_weights else None
+    rate = torch.tensor([KernelHyperparameters(lr=-1.0)] * len(tables))
+    keys = torch.zeros(len(tables), dtype=torch.int64)
     no_state = torch.empty(0, device=ids.device)
     try:
         torch.ops.rowwise.update(
-            sums, no_state, _int_matrix(places), rate, keys, *bags, staged.grad, batch, call.per_id
+            sums, no_state, _int_matrix(sum_tables), rate, keys, *bags, staged.grad, batch, call.per_id
         )
     except (RuntimeError, ArithmeticError) as error:
         if "not finite" not in str(error):
             raise
         finite = False
-    found: list[MergedGradients] = []
-    for rows_U, place in zip(unique.values_U.split(counts), places, strict=True):
-        grad_UD = sums.view(torch.float32)[place.base // 4 :][: len(rows_U) * place.dim].view(-1, place.dim)
-        found.append(MergedGradients(rows_U=rows_U, grad_UD=grad_UD if finite else _mark_nan(grad_UD)))
-    return found
+    merged: list[MergedGradients] = []
+    for rows_U, table in zip(unique.values_U.split(counts), sum_tables, strict=True):
+        grad_UD = sums.view(torch.float32)[table.base // 4 :][: len(rows_U) * table.dim].view(-1, table.dim)
+        merged.append(MergedGradients(rows_U=rows_U, grad_UD=grad_UD if finite else _mark_nan(grad_UD)))
+    return merged
 
 
 def merge_ids(ids_N: Tensor, offsets_B1: Tensor, grad_ND: Tensor, rows: int) -> Tensor:
     """The merged gradients [rows, D] of rows 0, 1, ... that one sequence feature looked up."""
     dim = grad_ND.shape[1]
-    table = TableRow(0, max(1, rows), dim, 0, 0, RULES[Sgd], 0, 1, 0, 0, 0, 0)
-    feature = FeatureRow(0, 0, 0, max(1, rows), dim, 0, Mode.SUM, 0, 0)
+    table = TableDescriptor(0, max(1, rows), dim, 0, 0, RULES[Sgd], 0, 1, 0, 0, 0, 0)
+    feature = FeatureDescriptor(0, 0, 0, max(1, rows), dim, 0, Mode.SUM, 0, 0)
     sums = torch.full((max(1, rows), dim), -0.0, device=grad_ND.device)
     flat = sums.view(torch.uint8).flatten()
     rate, keys = torch.tensor([KernelHyperparameters(lr=-1.0)]), torch.zeros(1, dtype=torch.int64)
@@ -93,12 +91,13 @@ def merge_ids(ids_N: Tensor, offsets_B1: Tensor, grad_ND: Tensor, rows: int) -> 
 def apply_merged(
     arena: Arena,
     merged: Sequence[MergedGradients],
-    tables: Sequence[TableRow],
+    tables: Sequence[TableDescriptor],
     hyper_and_keys: tuple[Tensor, Tensor],
 ) -> None:
     """Update each of these rows once; `tables` and `hyper_and_keys` (see `next_step`) have an entry per piece."""
     hyper_TH, keys_T = hyper_and_keys
-    features = [FeatureRow(k, k, t.base, t.rows, t.dim, 0, Mode.SUM, t.type, t.group) for k, t in enumerate(tables)]
+    stored = [(t.base, t.rows, t.dim, 0, Mode.SUM, t.type, t.scale_group) for t in tables]
+    features = [FeatureDescriptor(k, k, *fields) for k, fields in enumerate(stored)]
     own = [t._replace(first_feature=k, num_features=1) for k, t in enumerate(tables)]
     lengths = torch.tensor([len(m.rows_U) for m in merged], dtype=torch.int64)
     bags = _int_matrix(features), torch.cat([m.rows_U.long() for m in merged]), torch.ops.rowwise.offsets(lengths)
@@ -119,20 +118,20 @@ def apply_merged(
 
 
 def _negative_zero_rows(
-    tables: Sequence[TableRow], counts: Sequence[int], device: torch.device
-) -> tuple[Tensor, list[TableRow]]:
+    tables: Sequence[TableDescriptor], counts: Sequence[int], device: torch.device
+) -> tuple[Tensor, list[TableDescriptor]]:
     """Float rows of -0.0, `counts` for each table and at least one, and where each table's begin.
 
     -0.0 + x is x for every x, and no merged sum is -0.0: a row that still is was skipped by the kernel.
     """
-    places: list[TableRow] = []
+    sum_tables: list[TableDescriptor] = []
     at = 0
     for table, count in zip(tables, counts, strict=True):
         rows = max(1, count)
-        plain = table._replace(base=at, rows=rows, state_base=0, state_width=0, rule=RULES[Sgd], type=0, group=0)
-        places.append(plain)
+        plain = table._replace(base=at, rows=rows, state_base=0, state_width=0, rule=RULES[Sgd], type=0, scale_group=0)
+        sum_tables.append(plain)
         at += rows * table.dim * 4
-    return torch.full((at // 4,), -0.0, device=device).view(torch.uint8), places
+    return torch.full((at // 4,), -0.0, device=device).view(torch.uint8), sum_tables
 
 
 def _mark_nan(grad_UD: Tensor) -> Tensor:

@@ -35,8 +35,8 @@ def load() -> None:
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
-        found = f"torch {torch.__version__}"
-        raise NativeError(f"{path} does not load under {found} (2.11 or later is needed): {error}") from error
+        version = f"torch {torch.__version__}"
+        raise NativeError(f"{path} does not load under {version} (2.11 or later is needed): {error}") from error
     check_library(torch.ops.rowwise, path)
     _register_shapes()
     _register_shapes_of_checkpoints()
@@ -154,7 +154,7 @@ def _register_shapes_of_jagged() -> None:
         return offsets.new_empty(offsets.shape[0] - 1, dtype=torch.int64)
 
     @fake("rowwise::take")
-    def _(values: list[Tensor], lengths: list[Tensor], weights: list[Tensor], runs: Tensor) -> tuple[Tensor, ...]:
+    def _(values: list[Tensor], lengths: list[Tensor], weights: list[Tensor], segments: Tensor) -> tuple[Tensor, ...]:
         taken, bags = size(), size()
         wide, wide_lengths = (
             torch.int64 if any(x.dtype == torch.int64 for x in xs) else torch.int32 for xs in (values, lengths)
@@ -163,7 +163,7 @@ def _register_shapes_of_jagged() -> None:
             values[0].new_empty(taken, dtype=wide),
             lengths[0].new_empty(bags, dtype=wide_lengths),
             values[0].new_empty(taken if weights else 0, dtype=torch.float32),
-            runs.new_empty(runs.shape[0] + 1),
+            segments.new_empty(segments.shape[0] + 1),
         )
 
     @fake("rowwise::bucketize")

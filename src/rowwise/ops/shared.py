@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rowwise.batch import Jagged, Shared
-from rowwise.ops.layout import FeatureRow, TableGroup
+from rowwise.ops.layout import FeatureDescriptor, TableGroup
 from rowwise.ops.output_cache import empty_cached
 
 
@@ -34,34 +34,35 @@ class FeatureSubset:
     """A subset of a group's features, in its order, as a lookup of its own."""
 
     features_FC: Tensor
-    placed_FC: Tensor  # the same features with their columns in the group's output
+    full_output_FC: Tensor  # the same features with their columns in the group's output
     columns: int  # columns of the subset's output
-    runs: tuple[FeatureColumns, ...]
+    segments: tuple[FeatureColumns, ...]
 
     @classmethod
     def of(cls, group: TableGroup, features: tuple[str, ...]) -> "FeatureSubset":
         """The features of a group that a batch with `features`, in this order, has."""
-        rows: list[FeatureRow] = []
-        places: list[FeatureColumns] = []
+        rows: list[FeatureDescriptor] = []
+        columns: list[FeatureColumns] = []
         at = 0
-        for name, row in zip(group.feature_names, FeatureRow.read(group.features_FC), strict=True):
+        for name, row in zip(group.feature_names, FeatureDescriptor.read(group.features_FC), strict=True):
             if name in features:
                 rows.append(row._replace(source=features.index(name), column=at))
-                places.append(FeatureColumns(at, row.column, row.dim))
+                columns.append(FeatureColumns(at, row.column, row.dim))
                 at += row.dim
-        placed = [row._replace(column=place.target) for row, place in zip(rows, places, strict=True)]
-        features_FC, placed_FC = (
-            torch.tensor(x, dtype=torch.int64).view(-1, len(FeatureRow._fields)) for x in (rows, placed)
+        full = [row._replace(column=to.target) for row, to in zip(rows, columns, strict=True)]
+        features_FC, full_output_FC = (
+            torch.tensor(x, dtype=torch.int64).view(-1, len(FeatureDescriptor._fields)) for x in (rows, full)
         )
-        return cls(features_FC=features_FC, placed_FC=placed_FC, columns=at, runs=merge_neighbours(places))
+        segments = merge_neighbours(columns)
+        return cls(features_FC=features_FC, full_output_FC=full_output_FC, columns=at, segments=segments)
 
     def pool(self, jagged: Jagged, arena_rows: Tensor) -> Tensor:
         """The pooled vectors of the subset [B, columns]."""
         return self._pooled(self.features_FC, jagged, arena_rows, self.columns)
 
-    def pool_placed(self, jagged: Jagged, arena_rows: Tensor, columns: int) -> Tensor:
+    def pool_to_full_output(self, jagged: Jagged, arena_rows: Tensor, columns: int) -> Tensor:
         """The pooled vectors at their columns of the group's output; other columns are uninitialised."""
-        return self._pooled(self.placed_FC, jagged, arena_rows, columns)
+        return self._pooled(self.full_output_FC, jagged, arena_rows, columns)
 
     def _pooled(self, features_FC: Tensor, jagged: Jagged, arena_rows: Tensor, columns: int) -> Tensor:
         batch, weights = jagged.batch_size, jagged.weights_N
@@ -80,18 +81,19 @@ class FeatureSubset:
 
 
 def merge_vectors(parts: Sequence["FeatureVectors"], shared: Shared | None) -> Tensor:
-    """The pooled output [B, S] of both streams: own features, and shared ones expanded from distinct samples."""
+    """The pooled output [B, S] of both bag sets: own features, and shared ones expanded from distinct samples."""
     own = parts[0]
     if shared is None or not parts[-1].vectors.shape[1]:
         return own.vectors
     out_BS = empty_cached((len(shared.inverse_B), sum(part.vectors.shape[1] for part in parts)), own.vectors)
-    torch.ops.rowwise.spread(out_BS, own.vectors.contiguous(), None, _runs_tensor(own.runs))
+    torch.ops.rowwise.spread(out_BS, own.vectors.contiguous(), None, _segments_tensor(own.segments))
     return write_shared_columns(out_BS, parts[1], shared.inverse_B)
 
 
 def write_shared_columns(out_BS: Tensor, shared: "FeatureVectors", inverse_B: Tensor) -> Tensor:
     """Write the columns of shared features: each sample gets the vectors of its distinct sample."""
-    torch.ops.rowwise.spread(out_BS, shared.vectors.contiguous(), inverse_B.contiguous(), _runs_tensor(shared.runs))
+    segments_RC = _segments_tensor(shared.segments)
+    torch.ops.rowwise.spread(out_BS, shared.vectors.contiguous(), inverse_B.contiguous(), segments_RC)
     return out_BS
 
 
@@ -103,7 +105,7 @@ def expand_bags(jagged: Jagged, features: Sequence[str], *, narrow: bool = False
     jaggeds, samples = [jagged], [torch.arange(jagged.batch_size, device=jagged.lengths_FB.device)]
     if jagged.shared is not None:
         jaggeds, samples = [jagged, jagged.shared.jagged], [*samples, jagged.shared.inverse_B]
-    places = {
+    first_bags = {
         name: (source, at * batch.batch_size)
         for source, batch in enumerate(jaggeds)
         for at, name in enumerate(batch.features)
@@ -114,20 +116,16 @@ def expand_bags(jagged: Jagged, features: Sequence[str], *, narrow: bool = False
         [j.lengths_FB for j in jaggeds],
         weights,
         samples,
-        torch.tensor([places[name] for name in features], dtype=torch.int64).view(-1, 2),
+        torch.tensor([first_bags[name] for name in features], dtype=torch.int64).view(-1, 2),
         narrow,
     )
-    return Jagged(
-        features=tuple(features),
-        values_N=values_N,
-        lengths_FB=lengths_FB,
-        weights_N=weights_N if weights else None,
-    )
+    weights_N = weights_N if weights else None
+    return Jagged(features=tuple(features), values_N=values_N, lengths_FB=lengths_FB, weights_N=weights_N)
 
 
-def select_columns(grad_BS: Tensor, runs: Sequence[FeatureColumns]) -> Tensor:
+def select_columns(grad_BS: Tensor, segments: Sequence[FeatureColumns]) -> Tensor:
     """The columns of a feature subset out of the whole output's."""
-    return torch.cat([grad_BS[:, :0], *(grad_BS[:, target : target + width] for _, target, width in runs)], 1)
+    return torch.cat([grad_BS[:, :0], *(grad_BS[:, target : target + width] for _, target, width in segments)], 1)
 
 
 def sum_over_samples(grad_BS: Tensor, shared: Shared) -> Tensor:
@@ -156,14 +154,14 @@ def first_samples(shared: Shared) -> Tensor:
     return torch.searchsorted(shared.inverse_B.long(), numbers_U)
 
 
-def gradient_of_first_samples(own: "FeatureVectors", common: "FeatureVectors", shared: Shared, columns: int) -> Tensor:
+def gradient_of_first_samples(own: "FeatureVectors", once: "FeatureVectors", shared: Shared, columns: int) -> Tensor:
     """The gradients [B, columns] of `assign_to_first_samples`, from those of own features and of distinct bags."""
     first_U = first_samples(shared)
     grad_BS = own.vectors.new_zeros((len(shared.inverse_B), columns))
-    for source, target, width in own.runs:
+    for source, target, width in own.segments:
         grad_BS[:, target : target + width] = own.vectors[:, source : source + width]
-    for source, target, width in common.runs:
-        grad_BS[first_U, target : target + width] = common.vectors[:, source : source + width]
+    for source, target, width in once.segments:
+        grad_BS[first_U, target : target + width] = once.vectors[:, source : source + width]
     return grad_BS
 
 
@@ -171,7 +169,7 @@ class FeatureVectors(NamedTuple):
     """Vectors of a feature subset, and their columns in the whole output."""
 
     vectors: Tensor
-    runs: tuple[FeatureColumns, ...]
+    segments: tuple[FeatureColumns, ...]
 
 
 def stage_gradient(anchor: Tensor, look_up: Callable[[], Tensor], stage: Callable[[Tensor], object]) -> Tensor:
@@ -196,11 +194,11 @@ class _StageGradientFunction(torch.autograd.Function):
         return None, None, None
 
 
-def _runs_tensor(columns: Sequence[FeatureColumns]) -> Tensor:
+def _segments_tensor(columns: Sequence[FeatureColumns]) -> Tensor:
     return torch.tensor(columns, dtype=torch.int64).view(-1, 3)
 
 
-def merge_neighbours(places: Sequence[FeatureColumns]) -> tuple[FeatureColumns, ...]:
-    """Columns that are adjacent in the subset and in the whole output as one run."""
-    runs = (list(run) for _, run in groupby(places, lambda place: place.target - place.source))
-    return tuple(FeatureColumns(run[0].source, run[0].target, sum(place.width for place in run)) for run in runs)
+def merge_neighbours(columns: Sequence[FeatureColumns]) -> tuple[FeatureColumns, ...]:
+    """Columns that are adjacent in the subset and in the whole output as one segment."""
+    segments = (list(segment) for _, segment in groupby(columns, lambda to: to.target - to.source))
+    return tuple(FeatureColumns(x[0].source, x[0].target, sum(to.width for to in x)) for x in segments)

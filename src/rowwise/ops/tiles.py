@@ -90,27 +90,27 @@ class Tiles:
         """The rows of all ids of a batch's own features, flat, feature after feature; stages nothing."""
         return self._subset(jagged.features).gather(jagged, self.arena.rows)
 
-    def look_up_sequences(self, jagged: Jagged, parts: tuple[int, ...] = ()) -> LookupOutput:
-        """The sequences of a batch, which are own features; `parts` as in `LookupCall`."""
+    def look_up_sequences(self, jagged: Jagged, samples_W: tuple[int, ...] = ()) -> LookupOutput:
+        """The sequences of a batch, which are own features; `samples_W` as in `LookupCall`."""
         no_columns = torch.empty((jagged.batch_size, 0), device=self.arena.rows.device)
         if not self.sequence.tables:
             return LookupOutput(matrix_BS=no_columns, flat=no_columns.flatten(), floats=[])
         plain = replace(jagged, shared=None)
         offsets = torch.ops.rowwise.offsets(plain.lengths_FB)
         features = self.sequence.for_sources(plain.features)
-        flat = self._lookup(LookupCall(self.sequence, features, plain, offsets, True, parts))
+        flat = self._lookup(LookupCall(self.sequence, features, plain, offsets, True, samples_W))
         return LookupOutput(matrix_BS=no_columns, flat=flat, floats=self._floats(features, plain, offsets))
 
-    def stage_pooled(self, jagged: Jagged, grads: Sequence[Tensor], parts: tuple[int, ...] = ()) -> StagedGradients:
+    def stage_pooled(self, jagged: Jagged, grads: Sequence[Tensor], samples_W: tuple[int, ...] = ()) -> StagedGradients:
         """Stage gradients of pooled features: one matrix of all samples, for which shared bags are expanded now.
 
         Or two matrices, of own features and of distinct bags: see [Note: Merged bags].
         """
         grad_BS, shared = grads[0], jagged.shared
         if len(grads) > 1 and shared is not None:
-            own, common = (self._subset(batch.features).runs for batch in (jagged, shared.jagged))
+            own, once = (self._subset(batch.features).segments for batch in (jagged, shared.jagged))
             grad_BS = gradient_of_first_samples(
-                FeatureVectors(grads[0], own), FeatureVectors(grads[1], common), shared, self.pooled.columns
+                FeatureVectors(grads[0], own), FeatureVectors(grads[1], once), shared, self.pooled.columns
             )
             jagged = assign_to_first_samples(jagged, shared)
         if jagged.shared is None or not self.pooled.tables:
@@ -121,7 +121,7 @@ class Tiles:
             jagged = expand_bags(jagged.contiguous(), names, narrow=all(t.rows <= 1 << 31 for t in self.pooled.tables))
         offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
         weights = None if jagged.weights_N is None else jagged.weights_N.detach().float()
-        call = LookupCall(self.pooled, features, jagged, offsets, False, parts)
+        call = LookupCall(self.pooled, features, jagged, offsets, False, samples_W)
         staged = StagedGradients(call=call, weights=weights, grad=grad_BS)
         if self.pooled.tables:
             self.append_staged(staged)
@@ -134,10 +134,10 @@ class Tiles:
     def _stage_shared(self, jagged: Jagged, grad_BS: Tensor) -> None:
         shared, grads = jagged.shared, [grad_BS]
         if self.merge_shared and shared is not None:
-            own_BS, common_BS = (
-                select_columns(grad_BS, self._subset(b.features).runs) for b in (jagged, shared.jagged)
+            own_BS, shared_BS = (
+                select_columns(grad_BS, self._subset(b.features).segments) for b in (jagged, shared.jagged)
             )
-            grads = [own_BS, sum_over_samples(common_BS, shared)]
+            grads = [own_BS, sum_over_samples(shared_BS, shared)]
         self.stage_pooled(jagged, grads)
 
     def split(self, looked: LookupOutput) -> dict[str, Tensor]:
@@ -152,8 +152,8 @@ class Tiles:
         """Apply the gradients staged since the last update: each touched row changes once."""
         staged = self.staged
         self.discard()  # first: should the update raise, the same gradients must not come again
-        groups = ([s for s in staged if s.call.per_id == per_id] for per_id in (False, True))
-        run_all(partial(update, self.arena, group) for group in groups)
+        kinds = ([s for s in staged if s.call.per_id == per_id] for per_id in (False, True))
+        run_all(partial(update, self.arena, of_kind) for of_kind in kinds)
 
     def check_staged(self) -> float:
         """Raise if a staged gradient is not finite, before any row changes (`update` changes all but the bad rows).
@@ -165,9 +165,9 @@ class Tiles:
             # One pass that writes nothing. Gradients of empty bags reach no row, so a suspect still has to be located.
             largest = _max_abs(staged.grad)
             if not math.isfinite(largest):
-                found = find_bad_gradient(staged.call, staged.grad)
-                if found is not None:
-                    raise GradientError(f"{found}. No row was updated")
+                fault = find_bad_gradient(staged.call, staged.grad)
+                if fault is not None:
+                    raise GradientError(f"{fault}. No row was updated")
             # Each id contributes to its row once, times its weight, or at most 1 for sums and means.
             weight = 1.0 if staged.weights is None else max(1.0, _max_abs(staged.weights))
             bounds.append(largest * weight * len(staged.call.jagged.values_N))
@@ -184,7 +184,7 @@ class Tiles:
             self._check_features(jagged.features)
             known = self.pooled.for_sources(jagged.features), self.sequence.for_sources(jagged.features)
             self._feature_tensors[jagged.features] = known
-        check_weights([piece.whole for piece in self.arena.pieces], jagged)
+        check_weights([piece.full_table for piece in self.arena.pieces], jagged)
         return known
 
     def _look_up_shared(self, jagged: Jagged, shared: Shared) -> LookupOutput:
@@ -194,22 +194,22 @@ class Tiles:
             only = shared.jagged.features if per_id_weights_require_grad(jagged) else self.sequence.feature_names
             return self.look_up(jagged.owning(only))
         self._check_features(jagged.all_features)
-        check_weights([piece.whole for piece in self.arena.pieces], jagged)
-        own, common = self._subset(jagged.features), self._subset(shared.jagged.features)
+        check_weights([piece.full_table for piece in self.arena.pieces], jagged)
+        own, once = self._subset(jagged.features), self._subset(shared.jagged.features)
         try:
             shared.check()
-            placed_BS = own.pool_placed(jagged, self.arena.rows, self.pooled.columns)
-            part = FeatureVectors(common.pool(shared.jagged, self.arena.rows), common.runs)
+            own_BS = own.pool_to_full_output(jagged, self.arena.rows, self.pooled.columns)
+            part = FeatureVectors(once.pool(shared.jagged, self.arena.rows), once.segments)
         except (RuntimeError, IdError, BatchError):
             # Errors name a sample of this batch, and unknown ids may be allowed: both need the expanded batch.
             return self.look_up(jagged.expanded())
-        found = self.look_up_sequences(jagged)
+        output = self.look_up_sequences(jagged)
         matrix_BS = stage_gradient(
             self._anchor,
-            lambda: write_shared_columns(placed_BS, part, shared.inverse_B),
+            lambda: write_shared_columns(own_BS, part, shared.inverse_B),
             partial(self._stage_shared, jagged),
         )
-        return replace(found, matrix_BS=matrix_BS)
+        return replace(output, matrix_BS=matrix_BS)
 
     def _subset(self, features: tuple[str, ...]) -> FeatureSubset:
         if features not in self._subsets:
@@ -224,7 +224,7 @@ class Tiles:
     def _group_of(self, sequences: bool) -> TableGroup:
         pieces = self.arena.pieces
         chosen = [i for i, piece in enumerate(pieces) if (piece.table.pooling is Pooling.SEQUENCE) == sequences]
-        return make_group(pieces, self.arena.places, chosen)
+        return make_group(pieces, self.arena.offsets, chosen)
 
     def _lookup(self, call: LookupCall) -> Tensor:
         if not call.group.tables:

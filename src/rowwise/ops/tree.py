@@ -44,10 +44,10 @@ def add_leaf(sums: list[Tensor], first: int, index: int, leaf: Tensor) -> None:
 
 def sum_nodes(nodes: Sequence[Node], sums: Sequence[Tensor]) -> Tensor:
     """The root's sum, from nodes that do not overlap, in any order; leaves outside of them are absent."""
-    found, level = dict(zip(nodes, sums, strict=True)), 0
-    while len(found) > 1:
-        for node in sorted(node for node in found if node.level == level):  # the left of two comes first
-            part, parent = found.pop(node), Node(level + 1, node.index // 2)
-            found[parent] = found[parent] + part if parent in found else part
+    by_node, level = dict(zip(nodes, sums, strict=True)), 0
+    while len(by_node) > 1:
+        for node in sorted(node for node in by_node if node.level == level):  # the left of two comes first
+            part, parent = by_node.pop(node), Node(level + 1, node.index // 2)
+            by_node[parent] = by_node[parent] + part if parent in by_node else part
         level += 1
-    return next(iter(found.values()))
+    return next(iter(by_node.values()))

@@ -57,7 +57,7 @@ def update(arena: Arena, staged: Sequence[StagedGradients]) -> None:
 
 
 def run_all(updates: Iterable[Callable[[], None]]) -> None:
-    """Run all updates, then raise the first `GradientError`: the others, some of them collective, still happen."""
+    """Run all updates, then raise the first `GradientError`: every rank still enters the collectives of later ones."""
     errors: list[GradientError] = []
     for run_update in updates:
         try:
@@ -96,17 +96,17 @@ def concat_staged(staged: Sequence[StagedGradients]) -> StagedGradients:
 
 
 def split_staged(staged: StagedGradients) -> list[StagedGradients]:
-    """A staged batch that was concatenated from one batch per rank, split into these (`call.parts`)."""
+    """A staged batch that was concatenated from one batch per rank, split into these (`call.samples_W`)."""
     call, group = staged.call, staged.call.group
     jagged = dataclasses.replace(call.jagged, weights_N=staged.weights)
-    pieces = split(permute(jagged, tuple(dict.fromkeys(group.feature_names))), call.parts)
+    batches_W = split(permute(jagged, tuple(dict.fromkeys(group.feature_names))), call.samples_W)
     if call.per_id:
-        floats = [floats_by_feature(group, piece) for piece in pieces]
-        blocks = iter(staged.grad.split([n for by_piece in zip(*floats, strict=True) for n in by_piece]))
-        by_feature = [[next(blocks) for _ in pieces] for _ in group.feature_names]
-        grads = [torch.cat(mine) for mine in zip(*by_feature, strict=True)]
+        floats = [floats_by_feature(group, batch) for batch in batches_W]
+        blocks = iter(staged.grad.split([n for by_rank in zip(*floats, strict=True) for n in by_rank]))
+        by_feature = [[next(blocks) for _ in batches_W] for _ in group.feature_names]
+        grads = [torch.cat(of_rank) for of_rank in zip(*by_feature, strict=True)]
     else:
-        grads = list(staged.grad.split(call.parts))
+        grads = list(staged.grad.split(call.samples_W))
     return [
         StagedGradients(
             call=LookupCall(
@@ -115,19 +115,19 @@ def split_staged(staged: StagedGradients) -> list[StagedGradients]:
             weights=p.weights_N,
             grad=grad,
         )
-        for p, grad in zip(pieces, grads, strict=True)
+        for p, grad in zip(batches_W, grads, strict=True)
     ]
 
 
 def reorder_by_rank(staged: Sequence[StagedGradients], calls: int) -> list[StagedGradients]:
     """Staged batches in the order of the global batch, where each batch was looked up by `calls` forward calls.
 
-    Each call has a piece of every rank's batch; the result has all pieces of rank 0 in order, then those of rank 1.
+    Each call has a part of every rank's batch; the result has all parts of rank 0 in order, then those of rank 1.
     """
     ordered: list[StagedGradients] = []
     for first in range(0, len(staged), calls):
-        pieces = [split_staged(s) for s in staged[first : first + calls]]
-        ordered += [piece for by_rank in zip(*pieces, strict=True) for piece in by_rank]
+        parts = [split_staged(s) for s in staged[first : first + calls]]
+        ordered += [part for of_rank in zip(*parts, strict=True) for part in of_rank]
     return ordered
 
 

@@ -1,6 +1,6 @@
 """The interface of cost models: pieces of tables in, loads out, and the cost of a sum of loads as data.
 
-[Note: cost] A piece of a table on a rank has a vector of K loads (seconds that it would hold each resource for). Loads
+[Note: Cost] A piece of a table on a rank has a vector of K loads (seconds that it would hold each resource for). Loads
 of one rank add up; what the rank's fused operators then take is `phi` of the sum, which is convex and grows with every
 load but is not additive: a device that waits for memory computes meanwhile. A step takes
 
@@ -69,7 +69,7 @@ class Phi:
 
     @property
     def is_convex(self) -> bool:
-        """Whether bounds hold; see [Note: bounds]."""
+        """Whether bounds hold; see [Note: Bounds]."""
         return self.hinges is None or self.hinges.is_convex
 
     def __call__(self, load_NK: Floats) -> Floats:
@@ -129,7 +129,7 @@ class Shards:
     bags_N: Floats  # vectors per sample: one for each feature, one for each id of a sequence
     row_bytes_N: Floats  # stored bytes of the piece's part of a row
     state_bytes_N: Floats
-    share: float  # of a step's samples looked up in it: 1, or 1 / W for a copy, which serves its own rank
+    share: float  # of a step's samples looked up in it: 1, or 1 / W for a replica, which serves its own rank
     tier: Tier
     cached: float  # share of the rows that the tier above holds
 
@@ -139,7 +139,7 @@ class AccessCounts(NamedTuple):
 
     ids_N: Floats
     distinct_N: Floats  # rows that are read
-    written_N: Floats  # rows that are written: a copy writes those of all ranks
+    written_N: Floats  # rows that are written: a replica writes those of all ranks
     vectors_N: Floats
 
     @classmethod
@@ -155,7 +155,7 @@ class AccessCounts(NamedTuple):
 
 
 class CostModel(Protocol):
-    """Prices pieces of tables. See [Note: cost]."""
+    """Prices pieces of tables. See [Note: Cost]."""
 
     @property
     def phi(self) -> Phi: ...

@@ -9,7 +9,7 @@ psi is one or two layers for each table, phi a layer over the sum. psi has one o
                 hinges. Beyond what was measured it grows in proportion.
 
 If no weight of phi is negative, phi is convex and grows with every load, so a planner's bounds hold whatever psi is
-([Note: bounds] in planner/bound.py); `Phi.is_convex` tells. `calibrate` trains networks with torch; they are evaluated
+([Note: Bounds] in planner/bound.py); `Phi.is_convex` tells. `calibrate` trains networks with torch; they are evaluated
 here in numpy and, phi alone, in C.
 """
 

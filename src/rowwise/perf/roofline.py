@@ -9,7 +9,7 @@ it), b vectors of d columns and rows of r bytes, rounded up to 32, seconds are
     issue    (n ceil(d / 128) + b) forward_issue_s               (n ceil(d / 128) + u) backward_issue_s
 
 with s the bytes of optimizer state; rows below device memory add a fourth resource, for rows fetched and written back.
-Each direction costs its launch and the 6-norm of its loads, a soft maximum. See [Note: cost] for how ranks add up.
+Each direction costs its launch and the 6-norm of its loads, a soft maximum. See [Note: Cost] for how ranks add up.
 It needs a data sheet only. Ignored: contention between operators.
 """
 
@@ -97,7 +97,7 @@ class Roofline:
         return read, missed * row / hw.disk_Bps + (u - missed) * row / hw.host_Bps
 
     def links_s(self, shards: Shards, curves: Curves) -> Floats:
-        """Seconds for vectors out and gradients back, coded for the wire, and ids in; for a copy, its gradient."""
+        """Seconds for vectors out and gradients back, coded for the wire, and ids in; for a replica, its gradient."""
         if self.topology.world == 1:
             return np.zeros(len(shards.table_N))
         samples = curves.batch * shards.share
@@ -107,12 +107,12 @@ class Roofline:
         match shards.exchange:
             case "all_to_all":
                 seconds_N = (ids + vectors) * all_to_all
-            case "reduce_scatter":
+            case "all_to_all_sum":
                 seconds_N = ids * all_to_all + vectors * self._spread_s("reduce_scatter")
-            case "two_level":
-                seconds_N = ids * all_to_all + vectors * self._two_level_s()
-            case "all_reduce":
-                return self._copies_s(shards, curves)
+            case "hierarchical":
+                seconds_N = ids * all_to_all + vectors * self._hierarchical_s()
+            case "replicated":
+                return self._replicated_s(shards, curves)
         return seconds_N + self._coding_added_s(shards, shards.bags_N * samples)
 
     def _coding_added_s(self, shards: Shards, vectors_N: Floats) -> Floats:
@@ -129,7 +129,7 @@ class Roofline:
         return added_N
 
     def _byte_s(self, link: Link, exchange: VectorExchange) -> float:
-        summed = exchange == "reduce_scatter" or (exchange == "two_level" and link == "host")
+        summed = exchange == "all_to_all_sum" or (exchange == "hierarchical" and link == "host")
         return self.hardware.link(link).seconds_a_byte("reduce_scatter" if summed else "all_to_all")
 
     def _spread_s(self, collective: str) -> float:
@@ -139,14 +139,14 @@ class Roofline:
         price_s = near / getattr(hw.host, f"{collective}_Bps") + far / getattr(hw.network, f"{collective}_Bps")
         return price_s / topology.world
 
-    def _two_level_s(self) -> float:
+    def _hierarchical_s(self) -> float:
         """Seconds of a byte that is added up inside a host, whose sum goes on to other hosts."""
         topology, hw = self.topology, self.hardware
         inside = (topology.devices - 1) / topology.devices / hw.host.reduce_scatter_Bps
         outside = (topology.world - topology.devices) / topology.world / hw.network.all_to_all_Bps
         return inside + outside / topology.devices
 
-    def _copies_s(self, shards: Shards, curves: Curves) -> Floats:
+    def _replicated_s(self, shards: Shards, curves: Curves) -> Floats:
         """Seconds to all-reduce a table's gradient in a ring, or only the rows that ranks touched if that is less."""
         world, hw = self.topology.world, self.hardware
         link = hw.network if self.topology.hosts > 1 else hw.host

@@ -4,13 +4,13 @@ Purely additive: a rank takes the sum over its shards, and nothing waits for any
 of a rank, W ranks, n ids and v vectors a sample (where n is under 1, as many vectors), d columns of e bytes, and rows
 cut into p parts, bytes are
 
-    read        8 n b W / p        copies 8 n b
-    looked up   n b W d e / p      copies n b d e; whole rows count at least 32 columns
-    given       v b W d e          copies v b d e
+    read        8 n b W / p        replicas 8 n b
+    looked up   n b W d e / p      replicas n b d e; full rows count at least 32 columns
+    given       v b W d e          replicas v b d e
 
-Forward is their sum over the rate of device memory, more for narrow rows that are whole, twice as much for copies;
+Forward is their sum over the rate of device memory, more for narrow rows that are whole, twice as much for replicas;
 backward is twice that. Vectors given then cross the links, and back: whole rows all to all; cut rows
-reduce-scattered, gathered and copied; those cut inside a host also to as many vectors of the other hosts. A copy's
+reduce-scattered, gathered and copied; those cut inside a host also to as many vectors of the other hosts. A replica's
 gradient is reduced by all ranks and written. Ids on links are estimated, but not counted.
 
 Not supported: tiers below device memory, weights of ids, and what TorchRec itself leaves out (latency, skew, repeated
@@ -32,8 +32,8 @@ NETWORK_Bps = 12.5 * GiB
 ID_bytes = 8
 LEAST_DIM = 32
 COPIED = 2.455  # passes over the gradients that are gathered for cut rows
-ELEMENTWISE = 9.22  # passes over a copy's gradient
-DENSE = 0.5  # share of the rate of device memory that copies reach, as their operators are not fused
+ELEMENTWISE = 9.22  # passes over a replica's gradient
+DENSE = 0.5  # share of the rate of device memory that replicas reach, as their operators are not fused
 PASSES = 3  # forward, and twice that backward
 
 
@@ -75,8 +75,8 @@ class TorchRecModel:
         pooling_N, d = curves.pooling_T[shards.table_N], shards.dim_N
         e = shards.row_bytes_N / d
         ids, vectors = pooling_N * b, np.minimum(shards.bags_N, pooling_N) * b
-        if shards.exchange == "all_reduce":
-            return self._copies(ids, vectors, shards)[:, None]
+        if shards.exchange == "replicated":
+            return self._replicated(ids, vectors, shards)[:, None]
         given = vectors * world * d * e
         read = np.ceil(ids * world * ID_bytes / shards.row_parts)
         if shards.exchange == "all_to_all":
@@ -86,7 +86,7 @@ class TorchRecModel:
         look = ids * world * d * e / shards.row_parts
         forward = (read + look + given) / DEVICE_Bps
         links = 2 * given / self._link_Bps
-        if shards.exchange == "two_level":
+        if shards.exchange == "hierarchical":
             across = vectors * topology.hosts * d * e / NETWORK_Bps if topology.hosts > 1 else 0.0
             links = 2 * (given / HOST_LINK_Bps + across)
         return (PASSES * forward + links + COPIED * given / DEVICE_Bps)[:, None]
@@ -95,7 +95,7 @@ class TorchRecModel:
     def _link_Bps(self) -> float:
         return HOST_LINK_Bps if self.topology.hosts == 1 else NETWORK_Bps
 
-    def _copies(self, ids: Floats, vectors: Floats, shards: Shards) -> Floats:
+    def _replicated(self, ids: Floats, vectors: Floats, shards: Shards) -> Floats:
         topology, d = self.topology, shards.dim_N
         e = shards.row_bytes_N / d
         forward = (np.ceil(ids * ID_bytes) + ids * d * e + vectors * d * e) / (DENSE * DEVICE_Bps)

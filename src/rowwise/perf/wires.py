@@ -27,12 +27,12 @@ def vector_bytes(kind: WireType, dim_N: Floats) -> Floats:
 
 
 def link_shares(exchange: VectorExchange, topology: Topology) -> dict[Link, float]:
-    """The share of a rank's vectors that crosses links of each class; copies send no vectors."""
+    """The share of a rank's vectors that crosses links of each class; replicated tables send no vectors."""
     world, devices = topology.world, topology.devices
     match exchange:
-        case "all_to_all" | "reduce_scatter":
+        case "all_to_all" | "all_to_all_sum":
             return {"host": (devices - 1) / world, "network": (world - devices) / world}
-        case "two_level":
+        case "hierarchical":
             return {"host": (devices - 1) / devices, "network": (world - devices) / world / devices}
-        case "all_reduce":
+        case "replicated":
             return {"host": 0.0, "network": 0.0}

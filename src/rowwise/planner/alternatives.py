@@ -1,6 +1,6 @@
 """Costs of the options that a plan did not take, with all other tables where they are.
 
-[Note: alternatives] An item is taken out, and another of its options is placed piece by piece, the largest first. Each
+[Note: Alternatives] An item is taken out, and another of its options is placed piece by piece, the largest first. Each
 piece goes to the unit where the step then takes least; of equal ones, where that unit itself has least to do. A unit
 that lacks memory is taken only if all do. For an option of one piece this is optimal, for others it is greedy.
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowwise.perf.access import Floats
-from rowwise.planner.layouts import SPANS
+from rowwise.planner.layouts import UNIT_KINDS
 from rowwise.planner.problem import NO_UNIT, Index, Pieces, Placement, PlacementProblem
 
 CHUNK_LOADS = 1 << 20  # numbers in the largest array
@@ -42,7 +42,7 @@ class _Ranks:
 
 
 def compute_alternatives(problem: PlacementProblem, placement: Placement) -> Alternatives:
-    """The change of cost for each option, by the method of [Note: alternatives]."""
+    """The change of cost for each option, by the method of [Note: Alternatives]."""
     options = len(problem.option_kind)
     sums, cost = problem.sums(placement), problem.cost(placement)
     result = Alternatives(
@@ -54,12 +54,12 @@ def compute_alternatives(problem: PlacementProblem, placement: Placement) -> Alt
     taken_O[placement.choice_I] = True
     parts_O = np.diff(problem.option_begin)
     size = max(1, CHUNK_LOADS // (problem.topology.world * problem.phi.width))
-    for span in range(len(SPANS)):
-        index = np.flatnonzero((problem.span_O == span) & ~taken_O)
+    for unit_kind in range(len(UNIT_KINDS)):
+        index = np.flatnonzero((problem.unit_kind_O == unit_kind) & ~taken_O)
         index = index[np.argsort(-parts_O[index], kind="stable")]  # options that still have pieces stay in front
         for begin in range(0, len(index), size):
             option_A = index[begin : begin + size]
-            ranks = _ranks_without_item(problem, placement, sums, option_A, SPANS[span])
+            ranks = _ranks_without_item(problem, placement, sums, option_A, UNIT_KINDS[unit_kind])
             piece_AP = _pieces_largest_first(problem, option_A, order_N)
             result.unit_N[piece_AP[piece_AP >= 0]] = _place_pieces(problem, ranks, option_A, piece_AP)[piece_AP >= 0]
             _record_costs(problem, result, ranks, option_A)
@@ -77,7 +77,7 @@ def _pieces_largest_first(
 
 
 def _ranks_without_item(
-    problem: PlacementProblem, placement: Placement, sums: Pieces, option_A: NDArray[np.int64], span: str
+    problem: PlacementProblem, placement: Placement, sums: Pieces, option_A: NDArray[np.int64], unit_kind: str
 ) -> _Ranks:
     """Loads of ranks when each option's item is taken out."""
     topology = problem.topology
@@ -94,7 +94,7 @@ def _ranks_without_item(
             size[row, unit_ranks] -= problem.pieces.bytes_NM[piece]
     load = np.maximum(load, 0)  # differences of equal sums may be slightly negative
     phi = problem.phi(load)
-    deep = {"rank": 1, "host": topology.devices, "all": topology.world}[span]
+    deep = {"rank": 1, "host": topology.devices, "all": topology.world}[unit_kind]
     shape = (len(option_A), topology.world // deep, deep)
     return _Ranks(
         load[at_A].reshape(*shape, load.shape[-1]),
@@ -135,11 +135,11 @@ def _place_pieces(
 
 
 def _allowed_units(problem: PlacementProblem, option_A: NDArray[np.int64]) -> tuple[int, NDArray[np.bool_]]:
-    """The number of the first unit of the options' span, and which of its units each option may use."""
+    """The number of the first unit of the options' unit kind, and which of its units each option may use."""
     topology = problem.topology
     first, count = (
         (0, topology.world), (topology.world, topology.hosts), (topology.world + topology.hosts, 1),
-    )[int(problem.span_O[option_A[0]])]  # fmt: skip
+    )[int(problem.unit_kind_O[option_A[0]])]  # fmt: skip
     rule_A = problem.rule_I[problem.item_of_O[option_A]]
     allowed_AU = np.ones((len(option_A), count), dtype=bool)
     if len(problem.allowed_RU):

@@ -1,6 +1,6 @@
 """Lower bounds on the cost of a step, from the costs of pieces alone.
 
-[Note: bounds] Let a plan cost F = z + m, with no rank's phi over z and no rank's link seconds over m. Then every piece
+[Note: Bounds] Let a plan cost F = z + m, with no rank's phi over z and no rank's link seconds over m. Then every piece
 it uses costs at most z and m by itself and fits into a rank's memory; and as phi is convex and grows with every load,
 phi(mean load of a rank) <= z, where the mean is at least that of the least work each item has among such options.
 Whether (z, m) meets these conditions is decided at once; the least z + m that meets them is a bound:
@@ -8,7 +8,7 @@ Whether (z, m) meets these conditions is decided at once; the least z + m that m
 - `threshold_bound` takes the least of each load over an item's options, separately: fast, and tight where all layouts
   do the same work (whole tables and columns).
 - `linear_bound` lets each item mix its options, but the same mixture for all loads, links and memory at once. Needed
-  where layouts trade one for another (rows, copies, tiers).
+  where layouts trade one for another (rows, replicas, tiers).
 """
 
 from dataclasses import dataclass, replace
@@ -65,7 +65,7 @@ class Bound:
 
 
 def threshold_bound(problem: PlacementProblem) -> Bound:
-    """The least z + m that meets the conditions of [Note: bounds]."""
+    """The least z + m that meets the conditions of [Note: Bounds]."""
     totals = OptionTotals.of(problem)
     begin = problem.item_begin[:-1]
     least_link = _round_up_to_quantum(_least_totals(totals, begin, totals.fits_O)[1], problem.pieces.link_N)
@@ -146,7 +146,7 @@ def _least_phi(problem: PlacementProblem, totals: OptionTotals, begin: NDArray[n
 
 
 def linear_bound(problem: PlacementProblem, floor: Bound) -> Bound:
-    """Like `threshold_bound`, with one mixture of options for each item; never below `floor`. See [Note: mixtures]."""
+    """Like `threshold_bound`, with one mixture of options for each item; never below `floor`. See [Note: Mixtures]."""
     totals = OptionTotals.of(problem)
     alone_O = totals.phi_O + totals.link_O  # every plan that uses the option costs at least this
     mixture = _Mixture(problem, totals)
@@ -168,7 +168,7 @@ def linear_bound(problem: PlacementProblem, floor: Bound) -> Bound:
 
 
 class _Mixture:
-    """[Note: mixtures] min over mixtures y of phi(load of y) + links of y, where memory of y is within its limits.
+    """[Note: Mixtures] min over mixtures y of phi(load of y) + links of y, where memory of y is within its limits.
 
     All are means over ranks and linear in y. At any point with load P, and for any prices of memory, each item takes
     the option that is cheapest at the slopes of phi in P. The sum of these, plus the constants of tangent and limits,

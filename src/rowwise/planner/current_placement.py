@@ -26,7 +26,7 @@ from rowwise.planner.options import TableArrays, price_pieces
 from rowwise.planner.problem import NO_UNIT, Index, Pieces, Placement, PlacementProblem
 from rowwise.spec import Table, Topology, state_slots
 
-Span = tuple[int, int]
+Range = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class TableBytes:
         wide = sum(width == table.dim for width in widths)
         return cls(table, table.row_bytes / table.dim + FLOAT_bytes * wide, FLOAT_bytes * (len(widths) - wide))
 
-    def __call__(self, rows: Span, cols: Span) -> int:
+    def __call__(self, rows: Range, cols: Range) -> int:
         return ceil((rows[1] - rows[0]) * ((cols[1] - cols[0]) * self.column_bytes + self.row_state_bytes))
 
 
-def overlap(a: Span, b: Span) -> Span | None:
+def overlap(a: Range, b: Range) -> Range | None:
     begin, end = max(a[0], b[0]), min(a[1], b[1])
     return (begin, end) if begin < end else None
 
@@ -215,15 +215,15 @@ class _HomeFinder:
                 known[key] = [_PieceBytes() for _ in range(kind.parts)]
                 for weight, tiles in members:
                     _add_bytes(known[key], kind, weight, tiles, problem.topology)
-            copies = problem.topology.world if kind.layout.is_copied else 1
+            replicas = problem.topology.world if kind.layout.is_replicated else 1
             for piece, piece_bytes in enumerate(known[key], start=self._begin[option]):
                 units = [unit for unit in piece_bytes.by_unit if allowed_U is None or allowed_U[unit]]
                 best = max(units, key=piece_bytes.by_unit.__getitem__, default=-1)
                 self.unit_N[piece] = _first_allowed_unit(kind, problem.topology, allowed_U) if best < 0 else best
                 self.size_N[piece] = piece_bytes.size
-                self.other_bytes_N[piece] = copies * piece_bytes.size
+                self.other_bytes_N[piece] = replicas * piece_bytes.size
                 self.home_bytes_N[piece] = max(
-                    0, copies * piece_bytes.size - (piece_bytes.by_unit[best] if best >= 0 else 0)
+                    0, replicas * piece_bytes.size - (piece_bytes.by_unit[best] if best >= 0 else 0)
                 )
 
     def nearest(self, item: int) -> int:
@@ -238,7 +238,7 @@ class _HomeFinder:
 
 @dataclass(slots=True)
 class _PieceBytes:
-    """Bytes of a piece (of one copy), and how many of them each unit has already."""
+    """Bytes of a piece (of one replica), and how many of them each unit has already."""
 
     size: int = 0
     by_unit: dict[int, int] = field(default_factory=dict)
@@ -260,13 +260,13 @@ def _add_bytes(
     each = len(parts) // kind.parts
     for number, part in enumerate(parts):
         piece_bytes = pieces[number // each]
-        if not kind.layout.is_copied or number == 0:
+        if not kind.layout.is_replicated or number == 0:
             piece_bytes.size += weight(part.rows, part.cols)
         for tile in tiles:
             unit = tile.rank
-            if kind.span == "host":
+            if kind.unit_kind == "host":
                 unit = world + tile.rank // devices if tile.rank % devices == part.rank else -1
-            elif kind.span == "all":
+            elif kind.unit_kind == "all":
                 unit = first if tile.rank == part.rank else -1
             rows, cols = overlap(part.rows, tile.rows), overlap(part.cols, tile.cols)
             if unit >= 0 and rows is not None and cols is not None:

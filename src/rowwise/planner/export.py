@@ -14,7 +14,7 @@ import msgspec
 from rowwise.errors import SpecError
 from rowwise.plan import Plan, Tile
 from rowwise.planner.layouts import COLUMN_WISE, REPLICATED, ROW_WISE, TABLE_WISE
-from rowwise.row_optimizers import couples_columns
+from rowwise.row_optimizers import needs_full_rows
 from rowwise.spec import Pooling, RowType, Table, Topology, Value
 from rowwise.textfile import decode_json
 
@@ -102,7 +102,7 @@ class _Export:
         whole = all(tile.rows == (0, self.table.rows) for tile in self.tiles)
         if whole and len(self.tiles) > 1 and len(self.by_cols) == 1:
             if self.tiles[0].tier != "device":
-                raise self._error(f"is copied on the {self.tiles[0].tier}", "has copies on devices only")
+                raise self._error(f"is replicated on the {self.tiles[0].tier}", "replicates on devices only")
             return TorchRecTable("data_parallel", "dense", tuple(range(self.topology.world)), ())
         if not whole and any(len(tiles) == 1 for tiles in self.by_cols.values()):
             raise self._error("has rows that are cut in some columns only", "cuts the same rows in all columns")
@@ -214,7 +214,7 @@ def _differences(table: Table, tiles: Sequence[Tile], exported: TorchRecTable, p
             f"table {table.name!r}: rows are cut in blocks of {exported.shards[0].sizes[0]}, as TorchRec finds them"
         )
     cut = any(tile.cols != (0, table.dim) for tile in tiles)
-    if cut and couples_columns(table.optimizer) and table.name not in plan.approximate:
+    if cut and needs_full_rows(table.optimizer) and table.name not in plan.approximate:
         kind = type(table.optimizer).__name__
         notes.append(f"table {table.name!r}: TorchRec keeps the state of {kind} for each piece of a row by itself")
     return notes

@@ -41,7 +41,7 @@ def simple_plan(
 
     1. A table is *replicated* if its rows and optimizer state take at most `replicate_bytes` and that moves fewer bytes
        than an exchange. A rank of W sends (W-1)/W of: for an exchange, 8 bytes for each id, and a vector of floats out
-       and its gradient back for each bag (each id of a sequence), times `batch`; for a copy, an all-reduce of a
+       and its gradient back for each bag (each id of a sequence), times `batch`; for a replica, an all-reduce of a
        gradient as large as the table in floats, which goes around twice. So it is replicated where
        rows * dim <= batch * (ids + vectors * dim).
     2. The others have two *shares*: of all their bytes, and of the bytes that lookups read. A table that has more of
@@ -58,7 +58,7 @@ def simple_plan(
     tiles: list[Tile] = []
     distributed: list[Table] = []
     for table in sorted(tables, key=lambda table: table.name):
-        if _stored_bytes(table) <= replicate_bytes and _copies_are_cheaper(table, batch, wanted[table.name]):
+        if _stored_bytes(table) <= replicate_bytes and _replication_is_cheaper(table, batch, wanted[table.name]):
             tiles += replicated(table, range(topology.world))
         else:
             distributed.append(table)
@@ -80,8 +80,8 @@ def _stored_bytes(table: Table) -> int:
     return table.rows * (table.row_bytes + FLOAT_bytes * state_width(table))
 
 
-def _copies_are_cheaper(table: Table, batch: int, ids: float) -> bool:
-    """Whether the gradient of a copy is fewer bytes than ids and vectors of an exchange."""
+def _replication_is_cheaper(table: Table, batch: int, ids: float) -> bool:
+    """Whether the gradient of a replica is fewer bytes than ids and vectors of an exchange."""
     vectors = ids if table.pooling is Pooling.SEQUENCE else len(table.feature_names)
     return table.rows * table.dim <= batch * (ids + vectors * table.dim)
 

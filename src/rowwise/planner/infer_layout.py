@@ -35,7 +35,7 @@ def infer_kind(
 def _candidate_units(layout: Layout, tiles: Sequence[Tile], topology: Topology) -> Units:
     """The units that the tiles would be on if they were of this layout; for a wrong layout, other tiles result."""
     by_cols = sorted(tiles, key=lambda tile: (tile.cols, tile.rows))
-    match layout.span:
+    match layout.unit_kind:
         case "rank":
             return tuple(tile.rank for tile in by_cols)
         case "host":

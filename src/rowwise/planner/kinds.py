@@ -1,6 +1,6 @@
 """Placement kinds that the search tries: a layout, a number of pieces, and a tier of memory.
 
-A kind says how a table is cut; units (ranks, hosts, or all ranks, by the kind's span) say where the pieces go. Not
+A kind says how a table is cut; units (ranks, hosts, or all ranks, by its `unit_kind`) say where the pieces go. Not
 supported: uneven cuts.
 """
 
@@ -12,7 +12,7 @@ from msgspec import structs
 
 from rowwise.perf.hardware import Machine
 from rowwise.plan import TIERS, Tier, Tile
-from rowwise.planner.layouts import LAYOUTS, Layout, UnitSpan
+from rowwise.planner.layouts import LAYOUTS, Layout, UnitKind
 from rowwise.spec import Table, Topology
 
 EACH_UP_TO = 8  # every number of pieces up to this, and then powers of two
@@ -28,8 +28,8 @@ class PlacementKind(NamedTuple):
     cached: float = 0.0  # share of the rows that the tier above holds
 
     @property
-    def span(self) -> UnitSpan:
-        return self.layout.span
+    def unit_kind(self) -> UnitKind:
+        return self.layout.unit_kind
 
     @property
     def column_parts(self) -> int:

@@ -13,9 +13,9 @@ from typing import Literal
 from rowwise.plan import Tile, column_block
 from rowwise.spec import Table, Topology, VectorExchange
 
-Span = tuple[int, int]
-UnitSpan = Literal["rank", "host", "all"]
-SPANS: tuple[UnitSpan, ...] = ("rank", "host", "all")
+Range = tuple[int, int]
+UnitKind = Literal["rank", "host", "all"]
+UNIT_KINDS: tuple[UnitKind, ...] = ("rank", "host", "all")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Layout:
     """Properties of a way to place a table."""
 
     name: str
-    span: UnitSpan  # a piece goes to one rank, to the ranks of a host, or to all ranks
+    unit_kind: UnitKind  # a piece goes to one rank, to the ranks of a host, or to all ranks
     exchange: VectorExchange
     tiles: Callable[[Table, Topology, Sequence[int]], tuple[Tile, ...]]  # table, topology, ranks or hosts of its pieces
     pieces: Literal["columns", "rows"] | None = None  # what is cut into pieces; None: the table is one piece
@@ -39,12 +39,12 @@ class Layout:
         return self.pieces == "rows" or self.spreads_rows
 
     @property
-    def is_copied(self) -> bool:
-        return self.exchange == "all_reduce"
+    def is_replicated(self) -> bool:
+        return self.exchange == "replicated"
 
     @property
     def is_whole(self) -> bool:
-        return not (self.cuts_columns or self.cuts_rows or self.is_copied)
+        return not (self.cuts_columns or self.cuts_rows or self.is_replicated)
 
     @property
     def words(self) -> str:
@@ -55,19 +55,19 @@ class Layout:
         return layout_named, (self.name,)
 
     def differs_on(self, topology: Topology) -> bool:
-        """Whether its units differ from those of every other span."""
-        if self.span == "host":
+        """Whether its units differ from those of every other kind."""
+        if self.unit_kind == "host":
             return 1 < topology.devices < topology.world
-        return self.span == "rank" or topology.world > 1
+        return self.unit_kind == "rank" or topology.world > 1
 
     def unit_ranks(self, topology: Topology) -> int:
-        return {"rank": 1, "host": topology.devices, "all": topology.world}[self.span]
+        return {"rank": 1, "host": topology.devices, "all": topology.world}[self.unit_kind]
 
     def units(self, topology: Topology) -> range:
         """Units that a piece may go to: ranks come first, then hosts, then all ranks as one."""
         world, hosts = topology.world, topology.hosts
         begins = (0, world, world + hosts, world + hosts + 1)
-        number = SPANS.index(self.span)
+        number = UNIT_KINDS.index(self.unit_kind)
         return range(begins[number], begins[number + 1])
 
 
@@ -85,7 +85,7 @@ def column_wise(table: Table, ranks: Sequence[int]) -> tuple[Tile, ...]:
 
     On the ranks of one host, TorchRec calls it table-column-wise.
     """
-    pieces = zip(ranks, _column_spans(table, len(ranks)), strict=False)
+    pieces = zip(ranks, _column_ranges(table, len(ranks)), strict=False)
     return tuple(tile for rank, cols in pieces for tile in _row_tiles(table, [rank], cols))
 
 
@@ -96,28 +96,28 @@ def table_row_wise(table: Table, topology: Topology, host: int) -> tuple[Tile, .
 
 def grid(table: Table, topology: Topology, hosts: Sequence[int]) -> tuple[Tile, ...]:
     """A part of the columns on each host, and of those a part of the rows on each device: sums inside hosts only."""
-    pieces = zip(hosts, _column_spans(table, len(hosts)), strict=False)
+    pieces = zip(hosts, _column_ranges(table, len(hosts)), strict=False)
     return tuple(tile for host, cols in pieces for tile in _row_tiles(table, topology.ranks_of(host), cols))
 
 
 def replicated(table: Table, ranks: Sequence[int]) -> tuple[Tile, ...]:
-    """A copy on each rank (all ranks of the plan): no ids or vectors travel, but gradients do."""
+    """All of the table on each rank of the plan: no ids or vectors travel, but gradients do."""
     return tuple(tile for rank in ranks for tile in table_wise(table, rank))
 
 
-def _row_tiles(table: Table, ranks: Sequence[int], cols: Span) -> tuple[Tile, ...]:
-    pieces = zip(ranks, _even_spans(table.rows, len(ranks)), strict=False)
+def _row_tiles(table: Table, ranks: Sequence[int], cols: Range) -> tuple[Tile, ...]:
+    pieces = zip(ranks, _even_ranges(table.rows, len(ranks)), strict=False)
     return tuple(Tile(table=table.name, rank=rank, rows=rows, cols=cols) for rank, rows in pieces)
 
 
-def _column_spans(table: Table, parts: int) -> list[Span]:
+def _column_ranges(table: Table, parts: int) -> list[Range]:
     block = column_block(table)
     # The last block may be narrower than the others. It is in the last piece, which never has fewer blocks than others,
     # so widths are as even as blocks allow.
-    return [(begin * block, min(end * block, table.dim)) for begin, end in _even_spans(-(-table.dim // block), parts)]
+    return [(begin * block, min(end * block, table.dim)) for begin, end in _even_ranges(-(-table.dim // block), parts)]
 
 
-def _even_spans(count: int, parts: int) -> list[Span]:
+def _even_ranges(count: int, parts: int) -> list[Range]:
     """0 .. count in `parts` runs, or in `count` if that is fewer; lengths differ by at most 1."""
     parts = min(parts, count)
     return [(count * i // parts, count * (i + 1) // parts) for i in range(parts)]
@@ -125,14 +125,14 @@ def _even_spans(count: int, parts: int) -> list[Span]:
 
 TABLE_WISE = Layout(
     name="table_wise",
-    span="rank",
+    unit_kind="rank",
     exchange="all_to_all",
     tiles=lambda table, topology, ranks: table_wise(table, ranks[0]),
     tiered=(1,),
 )
 COLUMN_WISE = Layout(
     name="column_wise",
-    span="rank",
+    unit_kind="rank",
     exchange="all_to_all",
     tiles=lambda table, topology, ranks: column_wise(table, ranks),
     pieces="columns",
@@ -140,25 +140,25 @@ COLUMN_WISE = Layout(
 )
 TABLE_ROW_WISE = Layout(
     name="table_row_wise",
-    span="host",
-    exchange="two_level",
+    unit_kind="host",
+    exchange="hierarchical",
     tiles=lambda table, topology, hosts: table_row_wise(table, topology, hosts[0]),
     spreads_rows=True,
     tiered=(1,),
 )
-GRID = Layout(name="grid", span="host", exchange="two_level", tiles=grid, pieces="columns", spreads_rows=True)
+GRID = Layout(name="grid", unit_kind="host", exchange="hierarchical", tiles=grid, pieces="columns", spreads_rows=True)
 ROW_WISE = Layout(
     name="row_wise",
-    span="all",
-    exchange="reduce_scatter",
+    unit_kind="all",
+    exchange="all_to_all_sum",
     tiles=lambda table, topology, _: row_wise(table, range(topology.world)),
     spreads_rows=True,
     tiered=(1,),
 )
 REPLICATED = Layout(
     name="replicated",
-    span="all",
-    exchange="all_reduce",
+    unit_kind="all",
+    exchange="replicated",
     tiles=lambda table, topology, _: replicated(table, range(topology.world)),
 )
 # From the least cut to the most. Where two make the same tiles (of tables with few rows), `infer_kind` gives the first.

@@ -2,7 +2,7 @@
 
 The program chooses an option for each item, and how many of its pieces go to each unit. It is exact but for phi, which
 tangents replace from below: phi is convex, so no tangent is above it. What the solver (HiGHS) has proven when its time
-is up is therefore a bound, tighter than those that look at the mean of all ranks. See [Note: bounds].
+is up is therefore a bound, tighter than those that look at the mean of all ranks. See [Note: Bounds].
 
 Importing the solver takes half a second. Known limit: with many ranks, nothing is proven in reasonable time beyond the
 other bounds.
@@ -230,8 +230,8 @@ def _piece_classes(problem: PlacementProblem, item: int) -> list[_PieceClass]:
     rule = int(problem.rule_I[item])
     allowed = [unit for unit in range(problem.units) if rule < 0 or problem.allowed_RU[rule, unit]]
     for option in problem.options_of(item):
-        span = problem.kind_of(option).span
-        fitting = tuple(unit for unit in allowed if _span_of(problem, unit) == span)
+        unit_kind = problem.kind_of(option).unit_kind
+        fitting = tuple(unit for unit in allowed if _unit_kind_of(problem, unit) == unit_kind)
         pieces = problem.pieces_of(option)
         if not fitting or (problem.pieces.bytes_NM[list(pieces)] > problem.limit_M).any():
             continue
@@ -243,6 +243,6 @@ def _piece_classes(problem: PlacementProblem, item: int) -> list[_PieceClass]:
     return classes
 
 
-def _span_of(problem: PlacementProblem, unit: int) -> str:
+def _unit_kind_of(problem: PlacementProblem, unit: int) -> str:
     topology = problem.topology
     return "rank" if unit < topology.world else "host" if unit < topology.world + topology.hosts else "all"

@@ -26,7 +26,7 @@ MAX_LOADS, MAX_HINGES = 128, 256  # sizes of arrays in _c/plan.h
 class _Problem(ctypes.Structure):
     _fields_ = [
         *((name, c_int32) for name in ("items", "options", "pieces", "hosts", "devices", "loads", "tiers", "groups")),
-        ("item_begin", c_void_p), ("option_begin", c_void_p), ("option_span", c_void_p), ("piece_load", c_void_p),
+        ("item_begin", c_void_p), ("option_begin", c_void_p), ("option_unit_kind", c_void_p), ("piece_load", c_void_p),
         ("piece_link", c_void_p), ("piece_bytes", c_void_p), ("limit", c_void_p), ("item_rule", c_void_p),
         ("allowed", c_void_p), ("home", c_void_p), ("stay_bytes", c_void_p), ("group_end", c_void_p),
         ("group_power", c_void_p), ("constant", c_double), ("hinges", c_int32), ("hinge_weight", c_void_p),
@@ -112,7 +112,7 @@ class NativeProblem:
             groups=len(phi.ends),
             item_begin=self._pointer(problem.item_begin, np.int32),
             option_begin=self._pointer(problem.option_begin, np.int32),
-            option_span=self._pointer(problem.span_O, np.uint8),
+            option_unit_kind=self._pointer(problem.unit_kind_O, np.uint8),
             piece_load=self._pointer(problem.pieces.load_NK, np.float64),
             piece_link=self._pointer(problem.pieces.link_N, np.float64),
             piece_bytes=self._pointer(problem.pieces.bytes_NM, np.float64),
@@ -148,7 +148,7 @@ class NativeProblem:
         return float(_library().rw_cost(self._struct, unit_N.ctypes.data, over)), over.value
 
     def anneal(self, start: Placement, effort: AnnealingEffort) -> Candidate:
-        """The best placement met while annealing. See [Note: annealing] in `_c/anneal.c`."""
+        """The best placement met while annealing. See [Note: Annealing] in `_c/anneal.c`."""
         choice_I, unit_N = start.choice_I.astype(np.int32), start.unit_N.astype(np.int32)
         parameters = _Effort(
             effort.seed,

@@ -71,7 +71,7 @@ class TableArrays:
             bags_N=self.bags_T[table_N],
             row_bytes_N=self.column_bytes_T[table_N] * dim_N,
             state_bytes_N=FLOAT_bytes * (self.wide_state_T[table_N] * dim_N + self.row_state_T[table_N]),
-            share=1 / topology.world if kind.layout.is_copied else 1.0,
+            share=1 / topology.world if kind.layout.is_replicated else 1.0,
             tier=kind.tier,
             cached=kind.cached,
         )
@@ -146,7 +146,7 @@ def _options_by_kind(request: PlanRequest, columns: TableArrays, kinds: Sequence
             continue
         pieces = price_pieces(request, columns, curves, kind, index_T)
         by_kind.append(KindOptions(number, index_T, pieces))
-        if kind.span == "rank" and kind.tier == "device":
+        if kind.unit_kind == "rank" and kind.tier == "device":
             world = request.machine.topology.world
             # The first kind is whole tables: their mean over ranks is the least that any plan makes a rank bear.
             if share is None:
@@ -162,7 +162,7 @@ def _options_by_kind(request: PlanRequest, columns: TableArrays, kinds: Sequence
 
 @dataclass(frozen=True, slots=True)
 class _LayoutRules:
-    """The layouts and spans that constraints allow each table."""
+    """The layouts and unit kinds that constraints allow each table."""
 
     layouts_T: list[frozenset[str]]
     all_ranks_T: NDArray[np.bool_]  # whether a table may be on all ranks
@@ -182,9 +182,9 @@ class _LayoutRules:
 
     def allow(self, kind: PlacementKind) -> NDArray[np.bool_]:
         named_T = np.array([kind.layout.name in layouts for layouts in self.layouts_T])
-        if kind.span == "all":
+        if kind.unit_kind == "all":
             return named_T & self.all_ranks_T
-        return named_T & self.host_T if kind.span == "host" else named_T
+        return named_T & self.host_T if kind.unit_kind == "host" else named_T
 
 
 def _can_cut(columns: TableArrays, kind: PlacementKind, request: PlanRequest) -> NDArray[np.bool_]:

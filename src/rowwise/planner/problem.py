@@ -22,7 +22,7 @@ from rowwise.perf.hardware import Machine
 from rowwise.plan import TIERS, Plan, Tier, Tile
 from rowwise.planner.constraints import UNCONSTRAINED, Constraints
 from rowwise.planner.kinds import PlacementKind, tiles_of
-from rowwise.planner.layouts import SPANS
+from rowwise.planner.layouts import UNIT_KINDS
 from rowwise.spec import Topology
 
 Index = NDArray[np.int32]
@@ -67,7 +67,7 @@ class PlanRequest:
 class Pieces:
     """Costs that pieces add to each rank of their units, as arrays over pieces."""
 
-    load_NK: Floats  # see [Note: cost]
+    load_NK: Floats  # see [Note: Cost]
     link_N: Floats  # seconds
     bytes_NM: Floats  # by tier
 
@@ -131,10 +131,10 @@ class PlacementProblem:
         return np.array(self.request.limits_bytes, dtype=float)
 
     @property
-    def span_O(self) -> NDArray[np.uint8]:
-        """Index into `SPANS` of the units that each option's pieces go to."""
-        spans = np.array([SPANS.index(kind.span) for kind in self.kinds], dtype=np.uint8)
-        return spans[self.option_kind]
+    def unit_kind_O(self) -> NDArray[np.uint8]:
+        """Index into `UNIT_KINDS` of the units that each option's pieces go to."""
+        unit_kinds = np.array([UNIT_KINDS.index(kind.unit_kind) for kind in self.kinds], dtype=np.uint8)
+        return unit_kinds[self.option_kind]
 
     @property
     def item_of_O(self) -> Index:
@@ -148,7 +148,7 @@ class PlacementProblem:
     def ranks_of_O(self) -> Floats:
         """The number of ranks that have each piece of an option."""
         sizes = np.array([1, self.topology.devices, self.topology.world], dtype=float)
-        return sizes[self.span_O]
+        return sizes[self.unit_kind_O]
 
     def kind_of(self, option: int) -> PlacementKind:
         return self.kinds[self.option_kind[option]]
@@ -186,7 +186,7 @@ class PlacementProblem:
         return totals
 
     def cost(self, placement: Placement) -> float:
-        """Seconds of a step of the tables. See [Note: cost]."""
+        """Seconds of a step of the tables. See [Note: Cost]."""
         sums = self.sums(placement)
         return float(self.phi(sums.load_NK).max() + sums.link_N.max())
 

@@ -163,13 +163,13 @@ def _in_lower_tier(case: ReasonInputs, item: int) -> str:
 
 def _is_replicated(case: ReasonInputs, item: int) -> str:
     taken, whole = case.taken(item), case.whole(item)
-    if not case.problem.kind_of(taken).layout.is_copied:
+    if not case.problem.kind_of(taken).layout.is_replicated:
         return ""
     if whole is not None:
         moved = float(case.totals.links_O[taken]) / max(float(case.totals.links_O[whole]), NONE)
         if moved < 1:
-            return f"small and looked up by all ranks: a copy moves {moved:.1%} of the bytes of an exchange"
-    return f"small and looked up by all ranks: copies spread its lookups over {case.problem.topology.world} ranks"
+            return f"small and looked up by all ranks: a replica moves {moved:.1%} of the bytes of an exchange"
+    return f"small and looked up by all ranks: replicas spread its lookups over {case.problem.topology.world} ranks"
 
 
 def _is_small(case: ReasonInputs, item: int) -> str:

@@ -1,9 +1,9 @@
 """Re-plans for new statistics: changes the plan in force only where a change repays its migration.
 
-[Note: re-planning] The search starts from the plan in force at a low temperature. A byte that moves costs its seconds
-on a link, spread over `steps`: the new plan has to repay its move within so many steps. If more than the allowed share
-of bytes would move, the search is repeated with a higher price of bytes. Where the gain is next to nothing, the plan in
-force is kept, with its cost under the new statistics.
+The search starts from the plan in force at a low temperature. A byte that moves costs its seconds on a link, spread
+over `steps`: the new plan has to repay its move within so many steps. If more than the allowed share of bytes would
+move, the search is repeated with a higher price of bytes. Where the gain is next to nothing, the plan in force is kept,
+with its cost under the new statistics.
 
 A new plan takes effect when a run resumes with it. Not supported: links with different prices (a byte costs the same
 wherever it goes), and changes of the number of ranks.

@@ -1,6 +1,6 @@
 """Searches for a plan: several start placements, the best of them improved by simulated annealing.
 
-[Note: search] The bound says how much a rank must bear at least: z seconds of operators, m seconds of links. Starts are
+[Note: Search] The bound says how much a rank must bear at least: z seconds of operators, m seconds of links. Starts are
 
 - greedy: items are cut as little as keeps every piece under z and m, and placed in falling order of their largest
   share, each where the largest share of a rank stays smallest;
@@ -118,7 +118,7 @@ def _search_key(candidate: Candidate) -> tuple[float, float]:
 def _trades_resources(problem: PlacementProblem) -> bool:
     """Whether options do more than cut columns, so that they trade work, links and memory against each other."""
     used = [problem.kinds[number] for number in np.unique(problem.option_kind)]
-    return any(kind.span != "rank" or kind.tier != "device" for kind in used)
+    return any(kind.unit_kind != "rank" or kind.tier != "device" for kind in used)
 
 
 def best_starts(native: NativeProblem, bound: Bound) -> list[Candidate]:

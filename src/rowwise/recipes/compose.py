@@ -13,7 +13,7 @@ from msgspec import structs
 from torch import nn
 
 from rowwise.batch import Batch
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.errors import SpecError
 from rowwise.hashing.embeddings import AnyTables, make_embeddings
 from rowwise.ingest.batch_shard import BatchShard

@@ -13,7 +13,7 @@ from typing import final
 
 from msgspec import structs
 
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.comm.status import broadcast_object, raising_on_all_ranks
 from rowwise.ingest.batcher import Batcher, EncodedSplit, OpenedSplit, Position
 from rowwise.ingest.prepare import PreparationTask

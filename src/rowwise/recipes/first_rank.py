@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.comm.status import broadcast_object
 from rowwise.errors import AgreedError, RowwiseError, one_line
 from rowwise.recipes.compose import ResolvedRecipe, resolve

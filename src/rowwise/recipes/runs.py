@@ -20,7 +20,7 @@ from msgspec import structs
 from torch import nn
 
 from rowwise import report
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.comm.status import all_gather_uneven
 from rowwise.errors import CheckpointError, DataError, RowwiseError, SpecError

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from msgspec import structs
 from torch import nn
 
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access, Workload
 from rowwise.perf.hardware import PRESETS, Hardware, Machine, hardware_named
@@ -21,7 +21,7 @@ from rowwise.planner.machines import machine_named
 from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
 from rowwise.recipes.recipe import Recipe
-from rowwise.row_optimizers import couples_columns
+from rowwise.row_optimizers import needs_full_rows
 from rowwise.shard.apply import shard
 from rowwise.shard.tiers import DEVICE_TIERS
 from rowwise.spec import Table, Topology, Wire
@@ -92,7 +92,7 @@ def _search_plan(recipe: Recipe, tables: Sequence[Table], topology: Topology, ha
     unlimited = structs.replace(hardware, device_bytes=UNLIMITED_bytes)
     # Optimizers that couple columns exchange sums for column shards, which costs more than the cut saves.
     whole_rows = tuple(layout.name for layout in LAYOUTS if not layout.cuts_columns)
-    coupled = {table.name: whole_rows for table in tables if couples_columns(table.optimizer)}
+    coupled = {table.name: whole_rows for table in tables if needs_full_rows(table.optimizer)}
     layouts = {ALL: (TABLE_WISE.name,)} if topology.world == 1 else coupled
     request = PlanRequest(
         workloads=uniform_workloads(tables),

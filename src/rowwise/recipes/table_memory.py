@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 from msgspec import structs
 
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.comm.status import all_gather_uneven
 from rowwise.errors import TableMemoryError
 from rowwise.perf.host_memory import free_bytes

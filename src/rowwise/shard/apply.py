@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.embedding import Embeddings
 from rowwise.errors import SpecError
 from rowwise.plan import Plan
@@ -34,8 +34,8 @@ def shard(
     shared bags are summed before they are sent, which sends less and is equal up to rounding.
     """
     wire = wire or Wire()
-    found = [(path, m) for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, Embeddings)]
-    modules = list(dict.fromkeys(module for _, module in found))  # a model may have one under several names
+    paths = [(path, m) for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, Embeddings)]
+    modules = list(dict.fromkeys(module for _, module in paths))  # a model may have one under several names
     tables: list[Table] = [table for module in modules for table in module.tables]
     if isinstance(model, Embeddings):
         raise SpecError("shard() replaces the Embeddings inside a model: want a module that holds them")
@@ -46,15 +46,15 @@ def shard(
     shares = {module: _plan_of_module(plan, module) for module in modules}
     for module, share in shares.items():
         check_tiers(share, _device_of_rows(module))
-    made: dict[Embeddings, ShardedEmbeddings] = {}
+    sharded: dict[Embeddings, ShardedEmbeddings] = {}
     for module, share in shares.items():
         device = _device_of_rows(module)
-        made[module] = ShardedEmbeddings(module.tables, share, comm, wire=wire, elastic=elastic, device=device)
-        made[module].merge_shared = merge_shared
-        copy_tables(module, made[module])
-    for path, module in found:
+        sharded[module] = ShardedEmbeddings(module.tables, share, comm, wire=wire, elastic=elastic, device=device)
+        sharded[module].merge_shared = merge_shared
+        copy_tables(module, sharded[module])
+    for path, module in paths:
         parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, made[module])
+        setattr(model.get_submodule(parent), name, sharded[module])
     return model
 
 
@@ -81,23 +81,23 @@ def copy_tables(module: Embeddings, sharded: ShardedEmbeddings) -> None:
     if module.arena.rows.is_meta:
         return
     states = module.optimizer_state()
-    for held in sharded.local_tiles():
-        tile = held.tile
+    for local in sharded.local_tiles():
+        tile = local.tile
         rows, columns = slice(*tile.rows), slice(*tile.cols)
         table = next(t for t in module.tables if t.name == tile.table)
         stored = module.table(tile.table)[rows]
-        held.rows.copy_(stored if held.rows.shape == stored.shape else cut_columns(stored, table, columns))
-        for name, mine in held.state.items():
-            whole = states[tile.table][name]
-            mine.copy_(whole if not whole.dim() else whole[rows] if whole.dim() == 1 else whole[rows, columns])
+        local.rows.copy_(stored if local.rows.shape == stored.shape else cut_columns(stored, table, columns))
+        for name, state in local.state.items():
+            full = states[tile.table][name]
+            state.copy_(full if not full.dim() else full[rows] if full.dim() == 1 else full[rows, columns])
 
 
 def cut_columns(stored: torch.Tensor, table: Table, columns: slice) -> torch.Tensor:
-    """Columns of stored rows; of int8 rows they begin and end at a group of columns that shares a scale."""
+    """Columns of stored rows; of int8 rows they begin and end between two scale groups."""
     if stored.dtype != torch.uint8:
         return stored[:, columns]
-    group = table.column_group or table.dim
-    groups = -(-table.dim // group)
-    first, last = columns.start // group, -(-columns.stop // group)
+    scale_group = table.column_group or table.dim
+    groups = -(-table.dim // scale_group)
+    first, last = columns.start // scale_group, -(-columns.stop // scale_group)
     codes = stored[:, 8 * groups + columns.start : 8 * groups + -(-columns.stop // 4) * 4]
     return torch.cat([stored[:, 8 * first : 8 * last], codes], 1)

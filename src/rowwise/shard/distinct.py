@@ -1,9 +1,9 @@
 """Removes repeated ids of sequences before they are sent: one vector per distinct id, and one merged gradient.
 
-Within blocks of 256 samples only, as gradients are merged block by block anyway ([Note: Merge order]): the result has
-the same bits if the batches of all ranks are whole blocks. A batch that is not is sent as it is. The distinct ids of a
-block are sent as its first bag, so the ranks that hold the rows need to know nothing of it. Repeats between blocks, or
-between the features of a table, are sent.
+Within blocks of 256 samples only, as gradients are merged block by block anyway ([Note: Merge order] in
+`ops/_cpp/tables.h`): the result has the same bits if the batches of all ranks are full blocks. A batch that is not is
+sent as it is. The distinct ids of a block are sent as its first bag, so the owners of the rows need to know nothing of
+it. Repeats between blocks, or between the features of a table, are sent.
 """
 
 from collections.abc import Sequence
@@ -49,10 +49,10 @@ def repeatable_features(tables: Sequence[Table]) -> list[str]:
 
 def deduplicate_sequences(jagged: Jagged, features: Sequence[str]) -> tuple[Jagged, dict[str, DistinctIds]]:
     """The batch with each id of a feature once per block, if its distinct ids are at most `MOST_DISTINCT` of all."""
-    found: dict[str, DistinctIds] = {}
+    repeats: dict[str, DistinctIds] = {}
     batch = jagged.batch_size
     if not features or not batch or batch % BLOCK:
-        return jagged, found
+        return jagged, repeats
     check.check_lengths(jagged)  # now: the new batch has valid lengths even if these are wrong
     offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
     bounds = offsets[:: max(1, batch)].tolist()
@@ -64,12 +64,12 @@ def deduplicate_sequences(jagged: Jagged, features: Sequence[str]) -> tuple[Jagg
             offsets_B1 = offsets[at * batch : (at + 1) * batch + 1] - bounds[at]
             unique = deduplicate(ids, torch.cat([offsets_B1[:-1:BLOCK], offsets_B1[-1:]]))
             if len(unique.values_U) <= MOST_DISTINCT * len(ids):
-                repeats = DistinctIds(inverse_N=unique.inverse_N, offsets_B1=offsets_B1, distinct=len(unique.values_U))
-                found[name] = repeats
+                distinct = len(unique.values_U)
+                repeats[name] = DistinctIds(inverse_N=unique.inverse_N, offsets_B1=offsets_B1, distinct=distinct)
                 ids, bags = unique.values_U, torch.zeros_like(bags)
                 bags[::BLOCK] = unique.bounds_S1.diff()
         values.append(ids)
         lengths.append(bags)
-    if not found:
-        return jagged, found
-    return replace(jagged, values_N=torch.cat(values), lengths_FB=torch.cat(lengths), weights_N=None), found
+    if not repeats:
+        return jagged, repeats
+    return replace(jagged, values_N=torch.cat(values), lengths_FB=torch.cat(lengths), weights_N=None), repeats

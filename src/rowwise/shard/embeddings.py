@@ -1,8 +1,8 @@
 """`ShardedEmbeddings`: the drop-in replacement of `Embeddings` whose tables are cut into tiles on several ranks.
 
 To a model it is the same module: a batch goes in, `Vectors` come out, a backward stages gradients, `update` applies
-them. `_forward` below is the whole exchange: ids go to the ranks that hold their rows, each rank looks up for the
-samples of all ranks, vectors come back. Every method that communicates is collective ([Note: Everyone joins]).
+them. `_forward` below is all of the exchange: ids go to the ranks that hold their rows, each rank looks up for the
+samples of all ranks, vectors come back. What communicates is collective ([Note: Everyone joins] in `exchange.py`).
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rowwise.batch import Jagged, KeyedJagged
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.embedding import Embeddings, Vectors
 from rowwise.errors import RowwiseError, SpecError
 from rowwise.ops.arena import Arena
@@ -23,11 +23,11 @@ from rowwise.ops.lookup import StagedGradients
 from rowwise.ops.tiles import Tiles
 from rowwise.ops.update import reorder_by_rank, run_all
 from rowwise.plan import TIERS, Plan, Tile
-from rowwise.shard.copies import CopiesUpdate
-from rowwise.shard.coupled import CoupledUpdate
-from rowwise.shard.exchange import EmbeddingExchange, Phase, StreamLookup, exchange_vectors, no_timing
+from rowwise.shard.exchange import BatchLookup, EmbeddingExchange, Phase, exchange_vectors, no_timing
+from rowwise.shard.full_rows import FullRowUpdate
 from rowwise.shard.ids import Router
 from rowwise.shard.lookup import LocalLookup
+from rowwise.shard.replicated import ReplicatedUpdate
 from rowwise.shard.routes import RankPiece, Routes, make_routes
 from rowwise.shard.tiers import runnable_tiers
 from rowwise.spec import Pooling, Table, Wire
@@ -35,7 +35,7 @@ from rowwise.spec import Pooling, Table, Wire
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalTile:
-    """A tile on this rank with its memory: stored rows, optimizer state by name, and marks of touched rows."""
+    """A piece on this rank with its memory: stored rows, optimizer state by name, and marks of touched rows."""
 
     tile: Tile
     rows: Tensor
@@ -55,7 +55,8 @@ class ShardedEmbeddings(nn.Module):
         elastic: results have the same bits for any plan and any number of ranks.
         device: the device of this rank's rows.
 
-    `state_dict` has this rank's tiles: a whole table as `name`, a part of one as `name[rows, columns]`.
+    `state_dict` has this rank's pieces: a full table as `name`, a part of one as `name[rows, columns]`. A piece is a
+    tile; a tile whose rows another tile of its table cuts is two pieces or more.
     """
 
     def __init__(
@@ -78,16 +79,16 @@ class ShardedEmbeddings(nn.Module):
         self.forwards_per_batch = 1  # a trainer that splits its batch into virtual shards sets their number
         self.phase: Phase = no_timing  # context manager around each phase of a step, for the step breakdown
         self._groups = [
-            (group, Tiles([_table_piece(routes, held) for held in group.pieces], device))
+            (group, Tiles([_table_piece(routes, piece) for piece in group.pieces], device))
             for group in routes.groups_W[comm.rank]
         ]
-        self._copies = Tiles(routes.copied, device) if routes.copied else None
-        self._lookup = LocalLookup(self._groups, self._copies)
+        self._replicated = replicated = Tiles(routes.replicated, device) if routes.replicated else None
+        self._lookup = LocalLookup(self._groups, replicated)
         self._router, self._exchange = Router(routes, comm), EmbeddingExchange(routes, comm, wire)
-        coupled = [local for local in self._groups if local[0].coupled]
-        anywhere = any(group.coupled for groups in routes.groups_W for group in groups)
-        self._coupled = CoupledUpdate(routes, plan, comm, coupled) if anywhere else None
-        self._copied = None if self._copies is None else CopiesUpdate(self._copies, comm, elastic=elastic)
+        groups = [local for local in self._groups if local[0].needs_full_rows]
+        anywhere = any(group.needs_full_rows for of_rank in routes.groups_W for group in of_rank)
+        self._full_row_update = FullRowUpdate(routes, plan, comm, groups) if anywhere else None
+        self._replicated_update = ReplicatedUpdate(replicated, comm, elastic=elastic) if replicated else None
         self._anchor = torch.empty(0, requires_grad=True)
         self._samples = 0  # samples of all ranks since the last update
         self.register_load_state_dict_pre_hook(_before_load)
@@ -105,15 +106,15 @@ class ShardedEmbeddings(nn.Module):
 
     @property
     def merge_shared(self) -> bool:
-        """Whether gradients of a shared bag are summed before they are sent. See [Note: Merged bags]."""
+        """Whether gradients of a shared bag are summed before they are sent: [Note: Merged bags] in `ops/shared.py`."""
         return self._exchange.merge_shared
 
     @merge_shared.setter
     def merge_shared(self, merge_shared: bool) -> None:
         check_merge_shared(merge_shared, elastic=self.routes.elastic)
         self._exchange.merge_shared = merge_shared
-        if self._copies is not None:
-            self._copies.merge_shared = merge_shared
+        if self._replicated is not None:
+            self._replicated.merge_shared = merge_shared
 
     @property
     def staged(self) -> Sequence[StagedGradients]:
@@ -121,15 +122,15 @@ class ShardedEmbeddings(nn.Module):
         return tuple(s for tiles in self._all_tiles() for s in tiles.staged)
 
     def local_tiles(self) -> list[LocalTile]:
-        """The tiles of this rank; their tensors are views of its memory."""
-        found: list[LocalTile] = []
+        """The pieces of this rank; their tensors are views of its memory."""
+        local: list[LocalTile] = []
         for tiles, of_arena in self._tiles_by_arena():
             for index, tile in enumerate(of_arena):
                 arena = tiles.arena
                 touched = None if arena.touched is None else arena.touched.table(index)
                 rows, state = arena.table(index), arena.table_state(index)
-                found.append(LocalTile(tile=tile, rows=rows, state=state, touched=touched))
-        return found
+                local.append(LocalTile(tile=tile, rows=rows, state=state, touched=touched))
+        return local
 
     @property
     def arenas(self) -> tuple[Arena, ...]:
@@ -137,7 +138,7 @@ class ShardedEmbeddings(nn.Module):
         return tuple(tiles.arena for tiles in self._all_tiles())
 
     def fill(self, seed: int) -> None:
-        """Initialise the rows; each gets the values that it has in the uncut table."""
+        """Initialise the rows; each gets the values that it has in the full table."""
         for arena in self.arenas:
             arena.fill(seed)
 
@@ -150,7 +151,7 @@ class ShardedEmbeddings(nn.Module):
     def abort_forward(self, error: RowwiseError) -> NoReturn:
         """Collective replacement for `forward` on a rank that has no batch: raises on every rank.
 
-        See [Note: Malformed batches].
+        See [Note: Malformed batches] in `ids.py`.
         """
         self._router.abort(error)
 
@@ -159,18 +160,21 @@ class ShardedEmbeddings(nn.Module):
             routed = self._router.route(sparse)
         self._samples += sum(routed.samples_W) if torch.is_grad_enabled() else 0
         with self.phase("lookup"):
-            outputs, copied = self._lookup.look_up(routed)
-        looked = StreamLookup(routed=routed, outputs=outputs, copied=copied, stage=self._lookup.stage, phase=self.phase)
-        matrix_BS, sequences = exchange_vectors(self._exchange, looked, self._anchor)
+            outputs, rows = self._lookup.look_up(routed)
+        lookup = BatchLookup(
+            routed=routed, outputs=outputs, replicated_sequences=rows, stage=self._lookup.stage, phase=self.phase
+        )
+        matrix_BS, sequences = exchange_vectors(self._exchange, lookup, self._anchor)
         return Vectors(matrix_BS=matrix_BS, columns=self.routes.columns, sequences=sequences)
 
     @torch.no_grad()
     def update(self) -> None:
         """Apply the gradients staged since the last update; collective. Each touched row changes once."""
         samples, self._samples = self._samples, 0
-        updates = [partial(self._update, tiles) for group, tiles in self._groups if not group.coupled]
-        updates += [] if self._coupled is None else [partial(self._coupled.update, self.forwards_per_batch)]
-        updates += [] if self._copied is None else [partial(self._copied.update, samples, self.forwards_per_batch)]
+        updates = [partial(self._update, tiles) for group, tiles in self._groups if not group.needs_full_rows]
+        calls = self.forwards_per_batch
+        updates += [] if self._full_row_update is None else [partial(self._full_row_update.update, calls)]
+        updates += [] if self._replicated_update is None else [partial(self._replicated_update.update, samples, calls)]
         run_all(updates)
 
     def check_staged(self) -> float:
@@ -195,36 +199,36 @@ class ShardedEmbeddings(nn.Module):
 
     def _make_parameters(self) -> None:
         """Create the parameters, or point them to memory that has moved: views of the arenas."""
-        for held in self.local_tiles():
-            name = _parameter_name(self.routes, held.tile)
+        for local in self.local_tiles():
+            name = _parameter_name(self.routes, local.tile)
             parameter = self._parameters.get(name)
             if parameter is None:
                 # Not register_parameter: it refuses the names of methods, which tables may have.
-                self._parameters[name] = nn.Parameter(held.rows, requires_grad=False)
+                self._parameters[name] = nn.Parameter(local.rows, requires_grad=False)
             else:
-                parameter.data = held.rows
+                parameter.data = local.rows
 
     def _update(self, tiles: Tiles) -> None:
         """Update the pieces of one arena without communication."""
         if self.forwards_per_batch > 1:
-            groups = ([s for s in tiles.staged if s.call.per_id == per_id] for per_id in (False, True))
-            tiles.staged = [s for group in groups for s in reorder_by_rank(group, self.forwards_per_batch)]
+            kinds = ([s for s in tiles.staged if s.call.per_id == per_id] for per_id in (False, True))
+            tiles.staged = [s for staged in kinds for s in reorder_by_rank(staged, self.forwards_per_batch)]
         tiles.update()
 
     def _all_tiles(self) -> list[Tiles]:
         return [tiles for tiles, _ in self._tiles_by_arena()]
 
     def _tiles_by_arena(self) -> list[tuple[Tiles, list[Tile]]]:
-        """Each arena of this rank with the tiles in it."""
-        found = [(tiles, [held.tile for held in group.pieces]) for group, tiles in self._groups]
-        if self._copies is not None:
+        """Each arena of this rank with the rectangles in it."""
+        arenas = [(tiles, [piece.tile for piece in group.pieces]) for group, tiles in self._groups]
+        if self._replicated is not None:
             rank = self._comm.rank
-            whole = [Tile(table=t.name, rank=rank, rows=(0, t.rows), cols=(0, t.dim)) for t in self.routes.copied]
-            found.append((self._copies, whole))
-        return found
+            full = [Tile(table=t.name, rank=rank, rows=(0, t.rows), cols=(0, t.dim)) for t in self.routes.replicated]
+            arenas.append((self._replicated, full))
+        return arenas
 
     def extra_repr(self) -> str:
-        return "\n".join(str(held.tile) for held in self.local_tiles())
+        return "\n".join(str(local.tile) for local in self.local_tiles())
 
 
 def check_merge_shared(merge_shared: bool, *, elastic: bool) -> None:
@@ -273,8 +277,8 @@ def _table_piece(routes: Routes, piece: RankPiece) -> TablePiece:
     table = routes.tables[piece.table]
     names = tuple(piece_slice.name for piece_slice in piece.slices(table))
     cut = TablePiece.cut(table, piece.tile.rows, piece.tile.cols, names)
-    # A rank with some of the rows returns sums: only the requesting rank knows how many ids a bag has, and divides.
-    return cut.pooled_by(Pooling.SUM) if table.pooling is Pooling.MEAN and not piece.whole else cut
+    # An owner of some of the rows returns sums: only the rank of the samples knows how many ids a bag has, and divides.
+    return cut.pooled_by(Pooling.SUM) if table.pooling is Pooling.MEAN and not piece.all_rows else cut
 
 
 AnyEmbeddings = Embeddings | ShardedEmbeddings

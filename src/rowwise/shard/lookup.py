@@ -1,6 +1,6 @@
-"""`LocalLookup`: looks up a rank's pieces for the samples of all ranks and its copied tables for its own samples.
+"""`LocalLookup`: looks up a rank's pieces for the samples of all ranks, and replicated tables for its own samples.
 
-Pooled gradients are staged by hand, not by autograd: for shared bags and for bags pooled by the requester the vectors
+Pooled gradients are staged by hand, not by autograd: for shared bags and on the path `per_id` the vectors
 that are sent and the gradients that come back have different shapes.
 """
 
@@ -12,56 +12,56 @@ from torch import Tensor
 
 from rowwise.ops.tiles import Tiles
 from rowwise.shard.exchange import LookupOutputs
-from rowwise.shard.ids import RoutedBatch, Stream
+from rowwise.shard.pack import BagSet, RoutedBatch
 from rowwise.shard.routes import ExchangePath, PieceGroup
 
 
 @final
 class LocalLookup:
-    """Looks up the piece groups and the copied tables of a rank, and stages their gradients."""
+    """Looks up the piece groups and the replicated tables of a rank, and stages their gradients."""
 
-    def __init__(self, groups: Sequence[tuple[PieceGroup, Tiles]], copies: Tiles | None) -> None:
-        self._groups, self._copies = groups, copies
+    def __init__(self, groups: Sequence[tuple[PieceGroup, Tiles]], replicated: Tiles | None) -> None:
+        self._groups, self._replicated = groups, replicated
 
     def look_up(self, routed: RoutedBatch) -> tuple[LookupOutputs, Mapping[str, Tensor]]:
-        """The outputs to exchange, and the sequences of copied tables by feature."""
-        own = routed.streams[0]
+        """The outputs to exchange, and the sequences of replicated tables by feature."""
+        own = routed.bag_sets[0]
         sequences = [
             tiles.look_up_sequences(own.received, own.samples_W).flat
             for group, tiles in self._groups
             if group.path is not ExchangePath.PER_ID and own.received is not None
         ]
-        copies, copied = torch.empty(routed.jagged.batch_size, 0), dict[str, Tensor]()
-        if self._copies is not None:
-            looked = self._copies.look_up(routed.jagged)
-            copies, copied = looked.matrix_BS, self._copies.split(looked)
-        streams = [self._pooled(stream) for stream in routed.streams]
-        return LookupOutputs(streams=streams, sequences=_concat_vectors(sequences), copies=copies), copied
+        pooled, rows = torch.empty(routed.jagged.batch_size, 0), dict[str, Tensor]()
+        if self._replicated is not None:
+            output = self._replicated.look_up(routed.jagged)
+            pooled, rows = output.matrix_BS, self._replicated.split(output)
+        bag_sets = [self._pooled(bag_set) for bag_set in routed.bag_sets]
+        return LookupOutputs(bag_sets=bag_sets, sequences=_concat_vectors(sequences), replicated=pooled), rows
 
-    def _pooled(self, stream: Stream) -> dict[ExchangePath, Tensor]:
-        found: dict[ExchangePath, list[Tensor]] = {path: [] for path in ExchangePath}
+    def _pooled(self, bag_set: BagSet) -> dict[ExchangePath, Tensor]:
+        outputs: dict[ExchangePath, list[Tensor]] = {path: [] for path in ExchangePath}
         for group, tiles in self._groups:
-            if stream.received is not None:
+            if bag_set.received is not None:
                 look_up = tiles.gather if group.path is ExchangePath.PER_ID else tiles.pool
-                found[group.path].append(look_up(stream.received))
-        total = sum(stream.samples_W)
+                outputs[group.path].append(look_up(bag_set.received))
+        total = sum(bag_set.samples_W)
         return {
             path: _concat_vectors(parts) if path is ExchangePath.PER_ID else _concat_columns(parts, total)
-            for path, parts in found.items()
+            for path, parts in outputs.items()
         }
 
     def stage(self, routed: RoutedBatch, gradients: LookupOutputs) -> Tensor | None:
         """Stage the gradients of this rank's pieces; returns the gradient of received per-id weights, if any."""
-        rest, received, weight_grad = [dict(one) for one in gradients.streams], routed.received, None
+        rest, received, weight_grad = [dict(one) for one in gradients.bag_sets], routed.received, None
         for group, tiles in self._groups:
             if received is None or not tiles.pooled.tables:
                 continue
             # One gradient matrix per path holds the columns of all groups on it, in the order of the groups: each group
-            # takes its columns from the front. With `merge_shared` there is one matrix per stream, else one in all.
-            common = received.all_features[len(received.features) :]
-            by_stream = (received.features, common) if len(rest) > 1 else (received.all_features,)
+            # takes its columns from the front. With `merge_shared` there is one matrix per bag set, else one in all.
+            shared_features = received.all_features[len(received.features) :]
+            features_of = (received.features, shared_features) if len(rest) > 1 else (received.all_features,)
             grads: list[Tensor] = []
-            for by_path, features in zip(rest, by_stream, strict=True):
+            for by_path, features in zip(rest, features_of, strict=True):
                 columns = tiles.columns_of(features)
                 grads.append(by_path[group.path][:, :columns].contiguous())
                 by_path[group.path] = by_path[group.path][:, columns:]

@@ -1,20 +1,19 @@
 """Packs the ids of a batch into one message per destination rank, and unpacks the messages that arrive.
 
 A message is 32-bit words: the bag lengths of each slice, then all ids, then all per-id weights if the rank holds a
-weighted table. Each stream of a batch is packed by itself ([Note: Streams] in `ids.py`). Ids take two words each in
-messages to a rank that holds a piece of a table with 2**31 rows or more.
+weighted table. Ids take two words each in messages to a rank that holds a piece of a table with 2**31 rows or more.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from rowwise.batch import Jagged
-from rowwise.errors import BatchError
+from rowwise.errors import BatchError, IdError
 from rowwise.ops import check
 from rowwise.ops.jagged import bucketize, row_bounds
 from rowwise.ops.tiles import check_weights
@@ -35,116 +34,138 @@ class SentBatch:
     words: Tensor  # the messages to all ranks, in rank order
     sizes_W: tuple[int, ...]  # words in the message to each rank
     counts_W: tuple[tuple[int, ...], ...]  # ids sent to each rank, by slice
-    spans: Mapping[str, tuple[int, int]]  # begin and end of each feature's ids in the batch
-    places_N: Tensor | None  # position in the batch of each id sent; None: no exchange needs it
+    id_ranges: Mapping[str, tuple[int, int]]  # begin and end of each feature's ids in the batch
+    positions_N: Tensor | None  # position in the batch of each id sent; None: no exchange needs it
     repeats: Mapping[str, DistinctIds]  # by sequence feature, where repeated ids were sent once
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BagSet:
+    """A batch, or some features of it, after the exchange of ids. See [Note: Bag sets] in `bag_sets.py`."""
+
+    sent: SentBatch
+    samples_W: tuple[int, ...]  # samples of each rank; this rank looks up for all of them, in this order
+    ids_WS: tuple[tuple[int, ...], ...]  # ids that each rank sent for each slice of this rank; 0 where none needs it
+    received: Jagged | None  # ids of this rank's slices, of all ranks' samples; None: it holds no piece of any table
+
+
+class PackedBatch(NamedTuple):
+    """A batch packed into one message per rank."""
+
+    given: Jagged
+    jagged: Jagged  # unknown ids replaced
+    sent: tuple[SentBatch, ...]  # by bag set
+    words: Tensor  # the messages in rank order
+    sizes_W: Sequence[int]
+    trains_weights: bool = False  # whether per-id weights get a gradient
+    shared_features: tuple[str, ...] = ()  # of the second bag set
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedBatch:
+    """A batch after its ids were exchanged."""
+
+    jagged: Jagged  # this rank's batch, unknown ids replaced
+    received: Jagged | None  # the received ids of all bag sets as one batch, in which samples share bags
+    bag_sets: tuple[BagSet, ...]
+    shared_features: tuple[str, ...] = ()  # of the second bag set
+    weights: Tensor | None = None  # received per-id weights if they require gradients: in the graph on every rank
+
     @property
-    def by_rank(self) -> Sequence[Tensor]:
-        return self.words.split(list(self.sizes_W))
+    def samples_W(self) -> tuple[int, ...]:
+        """Samples of each rank."""
+        return self.bag_sets[0].samples_W
 
 
 @final
 class Packer:
-    """Packs and unpacks the messages of one stream; `unknown_ids` counts ids outside their table, by feature."""
+    """Packs and unpacks the messages of a batch; `unknown_ids` counts ids outside their table, by feature."""
 
     def __init__(self, routes: Routes, rank: int, unknown_ids: dict[str, int]) -> None:
         self._routes, self._me = routes, rank
         self._unknown_ids = unknown_ids
         tables = routes.tables
-        self._features = tuple(feature for table in tables for feature in table.feature_names)
         self._wide_W = [any(tables[s.table].rows >= WIDE_ROWS for s in slices) for slices in routes.slices_W]
         weighted = {i for i, table in enumerate(tables) if table.pooling is Pooling.WEIGHTED}
         self.weighted_W = [any(s.table in weighted for s in slices) for slices in routes.slices_W]
-        # The slices for all ranks, in rank order. Ids of copied tables stay here, and are packed as one message more
-        # that is never sent: packing is also the check that every id has a row.
-        kept = [FeatureSlice(f, tables.index(table), 0, True) for table in routes.copied for f in table.feature_names]
-        self._packed_slices = [*(s for slices in routes.slices_W for s in slices), *kept]
+        # The slices for all ranks, in rank order. Ids of replicated tables are packed into an extra message that is not
+        # sent, only to validate them.
+        not_sent = [FeatureSlice(f, tables.index(t), 0, True) for t in routes.replicated for f in t.feature_names]
+        self._packed_slices = [*(s for slices in routes.slices_W for s in slices), *not_sent]
         self._firsts_W1 = [0, *accumulate(len(slices) for slices in routes.slices_W)]
-        ranks = range(routes.world)
-        self._needs_places = any(
-            routes.per_id_pieces(w, path) for w in ranks for path in (ExchangePath.ALL_TO_ALL, ExchangePath.PER_ID)
-        )
+        paths = ExchangePath.ALL_TO_ALL, ExchangePath.PER_ID
+        self._needs_positions = any(routes.per_id_pieces(w, path) for w in range(routes.world) for path in paths)
         # Not with weighted tables: a batch without repeats has fewer ids, and its weights would no longer match them.
         self._sequences = [] if weighted or routes.world == 1 else repeatable_features(routes.exchanged_tables)
         self._ranges = max((len(cuts) - 1 for cuts in routes.cuts.values()), default=1)
+        # Elastic results refuse gradients of their weights, which would be sums over columns of several ranks.
         cut = {p.table for groups in routes.groups_W for g in groups for p in g.pieces if p.width < tables[p.table].dim}
-        self._plan_dependent = [tables[k].name for k in sorted(cut & weighted) if routes.elastic]
+        self._cut_weighted_tables = [tables[k].name for k in sorted(cut & weighted) if routes.elastic]
         sizes_W = [len(slices) for slices in routes.slices_W]
-        messages = [*zip(sizes_W, self._wide_W, self.weighted_W, strict=True), (len(kept), False, False)]
+        messages = [*zip(sizes_W, self._wide_W, self.weighted_W, strict=True), (len(not_sent), False, False)]
         self._messages_WC = torch.tensor(messages, dtype=torch.int64)
+        self.num_slices = sizes_W[rank]  # that this rank receives
+        self.words_per_id = 1 + self._wide_W[rank] + self.weighted_W[rank]  # in messages to it
         self._slices: dict[tuple[str, ...], Tensor] = {}  # by the order of a batch's features
         self._bounds: dict[tuple[str, ...], Tensor] = {}
 
-    @property
-    def num_slices(self) -> int:
-        """The number of slices that this rank receives."""
-        return len(self._routes.slices_W[self._me])
+    def pack(self, jagged: Jagged, *, trains_weights: bool = False) -> SentBatch:
+        """The messages to all ranks; raises for an unknown id. `trains_weights`: weights get a gradient."""
+        try:
+            return self.pack_valid(jagged, trains_weights)
+        except (RuntimeError, IdError):  # only a bad batch pays for the search: raise with names, or map unknown ids
+            return self.pack_valid(self._map_unknown_ids(jagged), trains_weights)
 
-    def pack(self, jagged: Jagged, trains_weights: bool = False) -> SentBatch:
-        """The messages to all ranks; raises for an id outside its table. `trains_weights`: weights get a gradient."""
-        if not self._features:
-            return self._empty_message(jagged)
+    def pack_valid(self, jagged: Jagged, trains_weights: bool = False) -> SentBatch:
+        """`pack`, with errors of the operators, which know no names."""
         check_weights(self._routes.tables, jagged)
-        if self._plan_dependent and trains_weights:
+        if self._cut_weighted_tables and trains_weights:
             raise BatchError(
-                f"per-id weights of {', '.join(self._plan_dependent)} require gradients, which are sums over columns; "
-                f"the columns are on several ranks, so the bits of these sums depend on the plan. For elastic results "
-                f"want a plan that keeps all columns of such tables on one rank"
+                f"per-id weights of {', '.join(self._cut_weighted_tables)} require gradients, which are sums over "
+                f"columns; the columns are on several ranks, so the bits of these sums depend on the plan. For elastic "
+                f"results want a plan that keeps all columns of such tables on one rank"
             )
         jagged, repeats = deduplicate_sequences(jagged, self._sequences)
-        values, lengths, places = jagged.values_N, jagged.lengths_FB, None
-        needs_places = self._needs_places or trains_weights
+        values, lengths, positions = jagged.values_N, jagged.lengths_FB, None
+        needs_positions = self._needs_positions or trains_weights
         weights = None if jagged.weights_N is None else jagged.weights_N.detach().float().contiguous()
-        # Ids by row range first, so that a slice is a run of bags. Without row-cut tables it is one already.
+        # Ids by row range first, so that a slice is one segment of bags. Without row-cut tables it is one already.
         if self._ranges > 1:
             buckets = bucketize(replace(jagged, weights_N=weights), self._bounds_for(jagged))
             values, lengths, weights = buckets.values_N, buckets.lengths_WFB, buckets.weights_N
-            places = buckets.positions_N
+            positions = buckets.positions_N
         batch, slices_PC = jagged.batch_size, self._slices_for(jagged)
         slices_PC = slices_PC * torch.tensor([batch, 1])
-        words, starts_W1, counts_P = torch.ops.rowwise.pack_ids(
-            values, lengths, weights, slices_PC, self._messages_WC, batch
-        )
-        if needs_places:
-            # The order of the words sent, applied to positions instead of ids: the same runs of bags are taken.
-            places = torch.arange(len(values), device=values.device) if places is None else places
-            runs = [(0, first, batch) for first, _ in slices_PC[: self._firsts_W1[-1]].tolist()]
-            runs_RC = torch.tensor(runs, dtype=torch.int64).view(-1, 3)
-            places = torch.ops.rowwise.take([places], [lengths], [], runs_RC)[0]
-        counts, starts_W1 = counts_P.tolist(), starts_W1[:-1]  # the last message, of copied tables, is not sent
+        # Defined in `ops/reference/exchange.py`: writes all messages, and checks each id against its slice's rows.
+        args = values, lengths, weights, slices_PC, self._messages_WC, batch
+        words, starts_W1, counts_P = torch.ops.rowwise.pack_ids(*args)
+        if needs_positions:
+            # The order of the words sent, applied to positions instead of ids: `take` copies the same segments of bags.
+            positions = torch.arange(len(values), device=values.device) if positions is None else positions
+            segments = [(0, first, batch) for first, _ in slices_PC[: self._firsts_W1[-1]].tolist()]
+            segments_RC = torch.tensor(segments, dtype=torch.int64).view(-1, 3)
+            positions = torch.ops.rowwise.take([positions], [lengths], [], segments_RC)[0]
+        counts, starts_W1 = counts_P.tolist(), starts_W1[:-1]  # the last message, of replicated tables, is not sent
         return SentBatch(
             jagged=jagged,
             words=words[: int(starts_W1[-1])],
             sizes_W=tuple(starts_W1.diff().tolist()),
             counts_W=tuple(tuple(counts[first:last]) for first, last in pairwise(self._firsts_W1)),
-            spans=_feature_spans(jagged) if needs_places else {},
-            places_N=places if needs_places else None,
+            id_ranges=_id_ranges(jagged) if needs_positions else {},
+            positions_N=positions if needs_positions else None,
             repeats=repeats,
         )
 
-    def _empty_message(self, jagged: Jagged) -> SentBatch:
-        """The messages of a stream that no table has a feature of."""
-        world = self._routes.world
-        none = jagged.values_N.new_empty(0, dtype=torch.int32)
-        nothing: dict[str, DistinctIds] = {}
-        return SentBatch(
-            jagged=jagged,
-            words=none,
-            sizes_W=(0,) * world,
-            counts_W=((),) * world,
-            spans={},
-            places_N=None,
-            repeats=nothing,
-        )
+    def unpack(self, sent: SentBatch, messages_W: Sequence[Tensor], samples_W: Sequence[int]) -> BagSet:
+        """The ids of all ranks as one batch of all their samples."""
+        received, lengths_W = self._join(messages_W, samples_W)
+        ids_WS = ((0,) * self.num_slices,) * len(samples_W)
+        if received is not None and sent.positions_N is not None:  # per-id vectors go back: how many to each rank
+            ids_WS = tuple(tuple(bags.view(self.num_slices, -1).sum(1).tolist()) for bags in lengths_W)
+        return BagSet(sent=sent, samples_W=tuple(samples_W), ids_WS=ids_WS, received=received)
 
-    def message_words(self, message: Tensor, samples: int) -> int:
-        """Words of this stream at the start of a message, which holds the bags of `samples` samples."""
-        bags = self.num_slices * samples
-        return bags + int(message[:bags].sum()) * self._words_per_id
-
-    def unpack(self, messages_W: Sequence[Tensor], samples_W: Sequence[int]) -> tuple[Jagged | None, list[Tensor]]:
-        """The ids of all ranks as one batch of all their samples, and the bag lengths that each rank sent."""
+    def _join(self, messages_W: Sequence[Tensor], samples_W: Sequence[int]) -> tuple[Jagged | None, list[Tensor]]:
+        """The batch of all ranks' samples, and the bag lengths that each rank sent."""
         slices = self._routes.slices_W[self._me]
         if not slices:
             return None, []
@@ -153,25 +174,21 @@ class Packer:
         lengths: list[Tensor] = []
         weights: list[Tensor] = []
         for message, samples in zip(messages_W, samples_W, strict=True):
-            n = (len(message) - len(slices) * samples) // self._words_per_id
+            n = (len(message) - len(slices) * samples) // self.words_per_id
             bags, ids, more = message.split([len(slices) * samples, n * (1 + wide), n * weighted])
             lengths.append(bags)
             # Cloned: a 64-bit view has to begin at a multiple of eight bytes, and ids in a message need not.
             values.append(ids.clone().view(torch.int64) if wide else ids)
             weights.append(more.view(torch.float32))
         # Feature-major: all samples of the first slice, rank after rank, then of the second.
-        runs = [(w, k * n, n) for k in range(len(slices)) for w, n in enumerate(samples_W)]
-        runs_RC = torch.tensor(runs, dtype=torch.int64)
-        taken, bags, moved, _ = torch.ops.rowwise.take(values, lengths, weights if weighted else [], runs_RC)
+        segments = [(w, k * n, n) for k in range(len(slices)) for w, n in enumerate(samples_W)]
+        segments_RC = torch.tensor(segments, dtype=torch.int64)
+        values_N, bags, weights_N, _ = torch.ops.rowwise.take(values, lengths, weights if weighted else [], segments_RC)
         names = tuple(s.name for s in slices)
-        jagged = Jagged(features=names, values_N=taken, lengths_FB=bags, weights_N=moved if weighted else None)
+        jagged = Jagged(features=names, values_N=values_N, lengths_FB=bags, weights_N=weights_N if weighted else None)
         return jagged, lengths
 
-    @property
-    def _words_per_id(self) -> int:
-        return 1 + self._wide_W[self._me] + self.weighted_W[self._me]
-
-    def map_unknown_ids(self, jagged: Jagged) -> Jagged:
+    def _map_unknown_ids(self, jagged: Jagged) -> Jagged:
         """The batch with unknown ids replaced where their table allows it; raises an `IdError` where it does not."""
         check.check_lengths(jagged)
         tables = {feature: table for table in self._routes.tables for feature in table.feature_names}
@@ -201,20 +218,18 @@ class Packer:
         return known
 
     def _slices_for(self, jagged: Jagged) -> Tensor:
-        """One row per packed slice: (index of its run of bags, rows in its range, which bound its ids)."""
+        """One row per packed slice: (index of its segment of bags, rows in its range, which bound its ids)."""
         known = self._slices.get(jagged.features)
         if known is None:
             at, total = {f: i for i, f in enumerate(jagged.features)}, len(jagged.features)
-            rows = [
-                self._routes.cuts[s.feature][s.range + 1] - self._routes.cuts[s.feature][s.range]
-                for s in self._packed_slices
-            ]
-            firsts = [s.range * total + at[s.feature] for s in self._packed_slices]
-            known = torch.tensor(list(zip(firsts, rows, strict=True)), dtype=torch.int64).view(-1, 2)
-            self._slices[jagged.features] = known
+            slices: list[tuple[int, int]] = []
+            for s in self._packed_slices:
+                first, last = self._routes.cuts[s.feature][s.range : s.range + 2]
+                slices.append((s.range * total + at[s.feature], last - first))
+            known = self._slices[jagged.features] = torch.tensor(slices, dtype=torch.int64).view(-1, 2)
         return known
 
 
-def _feature_spans(jagged: Jagged) -> dict[str, tuple[int, int]]:
+def _id_ranges(jagged: Jagged) -> dict[str, tuple[int, int]]:
     ends = jagged.lengths_FB.view(len(jagged.features), -1).sum(1).cumsum(0).tolist()
     return dict(zip(jagged.features, pairwise([0, *ends]), strict=True))

@@ -1,8 +1,7 @@
-"""Exchange path `per_id`: one vector per id, for sequences and for bags that the requesting rank pools.
+"""Exchange path `per_id`: one vector per id, for sequences and for bags that the rank of the samples pools.
 
-Pooling at the requester is what makes elastic sums the same bits for any way of cutting rows: unpooled rows travel, and
-the kernel that pools an uncut table pools them here, in the order of the ids. It costs traffic: a vector per id instead
-of one per bag.
+Pooling there makes elastic sums the same bits for any way of cutting rows: the owners of the rows send them unpooled,
+and the kernel that pools an uncut table pools them in the order of the ids. It costs a vector per id, not per bag.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,11 +11,11 @@ import torch
 from torch import Tensor
 
 from rowwise.comm.codec import gradient_scale
-from rowwise.comm.seam import Comm
-from rowwise.ops.layout import MODES, FeatureRow
-from rowwise.shard.ids import Stream
-from rowwise.shard.routes import ExchangePath, Routes, SequencePiece
-from rowwise.shard.vectors import PeerBlocks, WireCodecs, concat_blocks
+from rowwise.comm.interface import Comm
+from rowwise.ops.layout import MODES, FeatureDescriptor
+from rowwise.shard.pack import BagSet
+from rowwise.shard.routes import ExchangePath, PerIdPiece, Routes
+from rowwise.shard.vectors import Block, ExpectedBlock, WireCodecs, concat_blocks
 from rowwise.spec import Wire
 
 
@@ -35,37 +34,35 @@ class PerIdExchange:
         self._tables = {f: t for t in routes.tables for f in t.feature_names if f in features}
         self.any = bool(features)
 
-    def forward(self, stream: Stream, flat: Tensor) -> dict[str, Tensor]:
+    def forward(self, bag_set: BagSet, flat: Tensor) -> dict[str, Tensor]:
         """The vectors [N, D] of each feature of this rank's batch; `flat`: rows it looked up, piece after piece."""
         # Decided by the pieces of all ranks, so either every rank enters the exchange or none does.
         if not self.any:
             return {}
-        out = [PeerBlocks.of(blocks) for blocks in self._blocks_by_rank(stream, flat)]
-        received = self._forward_codecs.exchange_blocks(out, self._expected_blocks(stream), "rows").wait()
-        return self._assemble(stream, received)
+        send_W = [[Block(block) for block in blocks] for blocks in self._blocks_by_rank(bag_set, flat)]
+        received_W = self._forward_codecs.exchange_blocks(send_W, self._expected_blocks(bag_set), "rows").wait()
+        return self._assemble(bag_set, received_W)
 
-    def backward(self, stream: Stream, grads: dict[str, Tensor]) -> Tensor:
+    def backward(self, bag_set: BagSet, grads: dict[str, Tensor]) -> Tensor:
         """The gradients of the rows that this rank looked up, piece after piece."""
         if not self.any:
             return torch.empty(0)
-        out_W: list[PeerBlocks] = []
+        send_W: list[list[Block]] = []
         for pieces in self._pieces_W:
             columns = [slice(piece.first, piece.first + piece.width) for piece in pieces]
-            picked = [grads[p.feature][self._places(stream, p), c] for p, c in zip(pieces, columns, strict=True)]
-            out_W.append(PeerBlocks.of(picked))
+            picked = [grads[p.feature][self._positions(bag_set, p), c] for p, c in zip(pieces, columns, strict=True)]
+            send_W.append([Block(vectors) for vectors in picked])
         pieces = self._pieces_W[self._me]
-        back = [PeerBlocks([(ids[p.slice], p.width) for p in pieces]) for ids in stream.ids_WS]
-        received = self._backward_codecs.exchange_blocks(
-            out_W, back, "gradients", gradient_scale(sum(stream.samples_W))
-        ).wait()
+        expected_W = [[ExpectedBlock((ids[p.slice], p.width)) for p in pieces] for ids in bag_set.ids_WS]
+        loss_scale = gradient_scale(sum(bag_set.samples_W))
+        received_W = self._backward_codecs.exchange_blocks(send_W, expected_W, "gradients", loss_scale).wait()
         # Each rank's blocks are in the order of the pieces. Transposed to piece after piece, and the ranks in order
         # within each piece: the order in which the forward looked them up.
-        flat = [blocks[k].reshape(-1) for k in range(len(pieces)) for blocks in received]
-        return concat_blocks(flat) if flat else torch.empty(0)
+        return concat_blocks([blocks[k].reshape(-1) for k in range(len(pieces)) for blocks in received_W])
 
-    def pool(self, stream: Stream, rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    def pool(self, bag_set: BagSet, rows: dict[str, Tensor]) -> dict[str, Tensor]:
         """The bags [B, D] of rows that arrived one by one, pooled by the kernel that pools an uncut table."""
-        jagged, batch = stream.sent.jagged, stream.sent.jagged.batch_size
+        jagged, batch = bag_set.sent.jagged, bag_set.sent.jagged.batch_size
         offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
         pooled: dict[str, Tensor] = {}
         for feature, rows_ND in rows.items():
@@ -73,57 +70,54 @@ class PerIdExchange:
             if not len(rows_ND):  # an arena without rows has no memory for the kernel to point at
                 pooled[feature] = rows_ND.new_zeros(batch, table.dim)
                 continue
-            begin = stream.sent.spans[feature][0]
+            begin = bag_set.sent.id_ranges[feature][0]
             # The rows that arrived are a table of their own, in which id n of the feature is row n. Ids of other
             # features get rows outside of it, which the kernel never reads: it walks this feature's bags only.
             row_of_id_N = torch.arange(-begin, len(jagged.values_N) - begin, device=rows_ND.device)
-            row = FeatureRow(source, 0, 0, len(rows_ND), table.dim, 0, MODES[table.pooling], 0, 0)
+            descriptor = FeatureDescriptor(source, 0, 0, len(rows_ND), table.dim, 0, MODES[table.pooling], 0, 0)
             weights = None if jagged.weights_N is None else jagged.weights_N.detach().float()
             arena = rows_ND.contiguous().view(torch.uint8).flatten()
-            features_FC = torch.tensor([row], dtype=torch.int64)
-            pooled[feature] = torch.ops.rowwise.pool(
-                arena, features_FC, row_of_id_N, offsets, weights, batch, table.dim
-            )
+            features_FC = torch.tensor([descriptor], dtype=torch.int64)
+            args = arena, features_FC, row_of_id_N, offsets, weights, batch, table.dim
+            pooled[feature] = torch.ops.rowwise.pool(*args)
         return pooled
 
-    def _blocks_by_rank(self, stream: Stream, flat: Tensor) -> Iterator[list[Tensor]]:
-        """This rank's lookups, cut into the blocks for each requesting rank."""
+    def _blocks_by_rank(self, bag_set: BagSet, flat: Tensor) -> Iterator[list[Tensor]]:
+        """This rank's lookups, cut into the blocks for the rank of each sample."""
         pieces = self._pieces_W[self._me]
-        shapes = [(ids[p.slice], p.width) for p in pieces for ids in stream.ids_WS]
+        shapes = [(ids[p.slice], p.width) for p in pieces for ids in bag_set.ids_WS]
         # The lookup's order: piece after piece, and in each the ids of rank 0, 1, ... So rank w has every world-th.
         blocks = flat.split([n * d for n, d in shapes]) if shapes else ()
         world = self._routes.world
         for source in range(world):
-            mine = range(source, len(shapes), world)
-            yield [blocks[k].view(shapes[k]) for k in mine]
+            yield [blocks[k].view(shapes[k]) for k in range(source, len(shapes), world)]
 
-    def _expected_blocks(self, stream: Stream) -> list[PeerBlocks]:
-        counts_W = stream.sent.counts_W
-        return [PeerBlocks([(counts_W[p.rank][p.slice], p.width) for p in pieces]) for pieces in self._pieces_W]
+    def _expected_blocks(self, bag_set: BagSet) -> list[list[ExpectedBlock]]:
+        counts_W = bag_set.sent.counts_W
+        return [[ExpectedBlock((counts_W[p.rank][p.slice], p.width)) for p in pieces] for pieces in self._pieces_W]
 
-    def _assemble(self, stream: Stream, received: Sequence[Sequence[Tensor]]) -> dict[str, Tensor]:
+    def _assemble(self, bag_set: BagSet, received_W: Sequence[Sequence[Tensor]]) -> dict[str, Tensor]:
         """The vectors of each feature from all blocks: columns side by side, rows in the order of the batch's ids."""
-        found: dict[str, Tensor] = {}
-        for pieces, blocks in zip(self._pieces_W, received, strict=True):
+        vectors: dict[str, Tensor] = {}
+        for pieces, blocks in zip(self._pieces_W, received_W, strict=True):
             for piece, block in zip(pieces, blocks, strict=True):
                 feature, dim = piece.feature, self._dims[piece.feature]
-                whole = self._routes.slices_W[piece.rank][piece.slice].whole
-                if whole and piece.width == dim:  # neither rows nor columns are cut: the block is the result
-                    found[feature] = block
+                if piece.width == dim and self._routes.slices_W[piece.rank][piece.slice].all_rows:
+                    vectors[feature] = block  # neither rows nor columns are cut
                     continue
-                if feature not in found:
-                    begin, end = stream.sent.spans[feature]
-                    found[feature] = block.new_empty((end - begin, dim))
+                if feature not in vectors:
+                    begin, end = bag_set.sent.id_ranges[feature]
+                    vectors[feature] = block.new_empty((end - begin, dim))
                 columns = slice(piece.first, piece.first + piece.width)
-                found[feature][self._places(stream, piece), columns] = block
-        return found
+                vectors[feature][self._positions(bag_set, piece), columns] = block
+        return vectors
 
-    def _places(self, stream: Stream, piece: SequencePiece) -> Tensor | slice:
+    def _positions(self, bag_set: BagSet, piece: PerIdPiece) -> Tensor | slice:
         """Positions of a slice's ids among the ids of their feature in this rank's batch."""
-        if self._routes.slices_W[piece.rank][piece.slice].whole:
+        if self._routes.slices_W[piece.rank][piece.slice].all_rows:
             return slice(None)
-        sent = stream.sent
-        assert sent.places_N is not None
+        sent = bag_set.sent
+        assert sent.positions_N is not None
         before = sum(map(sum, sent.counts_W[: piece.rank])) + sum(sent.counts_W[piece.rank][: piece.slice])
         count = sent.counts_W[piece.rank][piece.slice]
-        return sent.places_N[before : before + count] - sent.spans[piece.feature][0]
+        return sent.positions_N[before : before + count] - sent.id_ranges[piece.feature][0]

@@ -20,7 +20,7 @@ from torch import Tensor
 from rowwise.batch import Jagged
 from rowwise.comm.call import CollectiveCall
 from rowwise.comm.rehearse import rehearsal_comm
-from rowwise.ops.layout import FeatureRow, TablePiece
+from rowwise.ops.layout import FeatureDescriptor, TablePiece
 from rowwise.ops.lookup import StagedGradients
 from rowwise.plan import Plan, Tier
 from rowwise.shard.embeddings import ShardedEmbeddings
@@ -117,18 +117,18 @@ def zero_pages(size_bytes: int) -> Tensor:
 def held_bytes(tables: Sequence[Table], plan: Plan, rank: int) -> Counter[Tier]:
     """Bytes of rows and optimizer state of a rank, by memory tier; cached rows are counted in their tier only."""
     known = {table.name: table for table in tables}
-    found: Counter[Tier] = Counter()
+    sizes: Counter[Tier] = Counter()
     for tile in plan.tiles_on(rank):
         part = TablePiece.cut(known[tile.table], tile.rows, tile.cols, ()).table
-        found[tile.tier] += part.rows * (part.row_bytes + FLOAT_bytes * state_width(part))
-    return found
+        sizes[tile.tier] += part.rows * (part.row_bytes + FLOAT_bytes * state_width(part))
+    return sizes
 
 
 def _count_visits(staged: StagedGradients) -> Iterator[tuple[str, int, int]]:
     """(table, ids, distinct ids) of each piece that was looked up."""
     call, batch = staged.call, staged.call.jagged.batch_size
     ids_T: dict[int, list[Tensor]] = {}
-    for feature in FeatureRow.read(call.features_FC):
+    for feature in FeatureDescriptor.read(call.features_FC):
         begin, end = call.offsets[[feature.source * batch, (feature.source + 1) * batch]].tolist()
         ids_T.setdefault(feature.table, []).append(call.jagged.values_N[begin:end])
     for index, parts in ids_T.items():

@@ -1,28 +1,28 @@
 """`Routes`: which ids go to which rank, which vectors come back, and into which output columns; all from the plan.
 
 A pure function of tables, plan and topology: every rank computes the routes of all ranks, so routes are never sent. No
-code here knows a layout by name. It reads rectangles: vectors of column ranges are placed side by side, vectors of row
+code here knows a layout by name. It reads rectangles: vectors of column ranges are put side by side, vectors of row
 ranges are added up. A tile whose rows another tile of its table cuts becomes several pieces, one per row range.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
 from msgspec import structs
 
 from rowwise.plan import Plan, Tile
-from rowwise.row_optimizers import couples_columns
+from rowwise.row_optimizers import needs_full_rows
 from rowwise.spec import Pooling, Table, Topology
 
 
 class ExchangePath(StrEnum):
-    """The path of a piece's vectors to the ranks that asked for them."""
+    """How a piece's vectors reach the ranks of the samples; `spec.VectorExchange` names the same paths in plans."""
 
     ALL_TO_ALL = "all_to_all"  # pooled vectors in one all-to-all; also the rows of sequence tables
     HIERARCHICAL = "hierarchical"  # pooled vectors, reduce-scattered inside the one host that holds the table's rows
-    PER_ID = "per_id"  # one vector per id; the requesting rank pools them in the order of the ids
+    PER_ID = "per_id"  # one vector per id; the rank of the samples pools them in the order of the ids
 
 
 class FeatureSlice(NamedTuple):
@@ -31,21 +31,21 @@ class FeatureSlice(NamedTuple):
     feature: str
     table: int
     range: int
-    whole: bool  # the range is all rows of the table
+    all_rows: bool  # the range is all rows of the table
 
     @property
     def name(self) -> str:
-        """The feature's name in the batch that the receiving rank looks up."""
-        return self.feature if self.whole else f"{self.feature} range {self.range}"
+        """The feature's name in the batch that the owner of the rows looks up."""
+        return self.feature if self.all_rows else f"{self.feature} range {self.range}"
 
 
 class RankPiece(NamedTuple):
-    """A tile, or the part of it inside one row range, on its rank."""
+    """The part of a tile that lies in one row range. Row ranges are bounded by all row cuts of the table's tiles."""
 
     tile: Tile
     table: int
     range: int
-    whole: bool  # the range is all rows of the table
+    all_rows: bool  # the range is all rows of the table
 
     @property
     def width(self) -> int:
@@ -53,18 +53,18 @@ class RankPiece(NamedTuple):
 
     def slices(self, table: Table) -> list[FeatureSlice]:
         """The slices whose ids look this piece up: one per feature of the table."""
-        return [FeatureSlice(feature, self.table, self.range, self.whole) for feature in table.feature_names]
+        return [FeatureSlice(feature, self.table, self.range, self.all_rows) for feature in table.feature_names]
 
 
 class PieceGroup(NamedTuple):
     """The pieces of a rank with the same exchange path and the same kind of update; one arena holds them."""
 
     path: ExchangePath
-    coupled: bool  # the update needs sums over a row's columns, some of which other ranks hold
+    needs_full_rows: bool  # the update needs statistics of full rows, some columns of which other ranks hold
     pieces: tuple[RankPiece, ...]
 
 
-class ColumnRun(NamedTuple):
+class ColumnSegment(NamedTuple):
     """`width` columns from `source` of rank `rank`'s block go to column `target` of the output.
 
     Row range 0 overwrites the output's columns, later ranges are added to them.
@@ -77,7 +77,7 @@ class ColumnRun(NamedTuple):
     range: int
 
 
-class SequencePiece(NamedTuple):
+class PerIdPiece(NamedTuple):
     """Per-id vectors that a rank sends for one of its slices: `width` columns of the feature, from column `first`."""
 
     rank: int
@@ -94,7 +94,7 @@ class Routes:
     tables: tuple[Table, ...]
     topology: Topology
     cuts: Mapping[str, tuple[int, ...]]  # by feature: first row of each row range of its table, then the row count
-    copied: tuple[Table, ...]  # replicated: every rank holds all of the table
+    replicated: tuple[Table, ...]  # every rank holds all of the table
     slices_W: tuple[tuple[FeatureSlice, ...], ...]  # the ids that each rank is sent
     groups_W: tuple[tuple[PieceGroup, ...], ...]  # the pieces that each rank holds
     columns: Mapping[str, slice]  # output columns of each pooled feature
@@ -105,46 +105,20 @@ class Routes:
         return len(self.groups_W)
 
     @property
-    def tables_pooled_by_requester(self) -> tuple[Table, ...]:
-        """Tables on the `per_id` path."""
+    def per_id_tables(self) -> tuple[Table, ...]:
+        """Tables on the `per_id` path, which the rank of the samples pools."""
         groups = [group for w in range(self.world) for group in self.groups_on(w, ExchangePath.PER_ID)]
         return tuple(self.tables[k] for k in sorted({piece.table for group in groups for piece in group.pieces}))
 
     @property
     def exchanged_tables(self) -> tuple[Table, ...]:
-        """Tables whose vectors travel: all that are not copied."""
-        return tuple(table for table in self.tables if table not in self.copied)
+        """Tables whose vectors travel: all that are not replicated."""
+        return tuple(table for table in self.tables if table not in self.replicated)
 
     @property
     def width(self) -> int:
         """Columns of the pooled output."""
         return max((columns.stop for columns in self.columns.values()), default=0)
-
-    def restrict_to(self, features: Collection[str]) -> "Routes":
-        """The routes of a batch that has only these features; tables without any of them are dropped."""
-        kept = {k: _with_features(table, features) for k, table in enumerate(self.tables)}
-        numbers = {k: number for number, k in enumerate(k for k, table in kept.items() if table is not None)}
-        tables = tuple(table for table in kept.values() if table is not None)
-        copied = {table.name for table in self.copied}
-        return replace(
-            self,
-            tables=tables,
-            cuts={feature: cuts for feature, cuts in self.cuts.items() if feature in features},
-            copied=tuple(table for table in tables if table.name in copied),
-            slices_W=tuple(
-                tuple(s._replace(table=numbers[s.table]) for s in slices if s.feature in features)
-                for slices in self.slices_W
-            ),
-            groups_W=tuple(tuple(_only_tables(groups, numbers)) for groups in self.groups_W),
-            columns=_columns(tables),
-        )
-
-    def split_streams(self, common: Collection[str]) -> tuple["Routes", ...]:
-        """Routes of the own stream, then of the stream of `common` features if any: [Note: Streams] in `ids.py`."""
-        if not common:
-            return (self,)
-        features = [feature for table in self.tables for feature in table.feature_names]
-        return self.restrict_to([feature for feature in features if feature not in common]), self.restrict_to(common)
 
     def groups_on(self, rank: int, path: ExchangePath) -> list[PieceGroup]:
         """The groups of a rank that take this path."""
@@ -161,13 +135,13 @@ class Routes:
         """Columns of the block that a rank sends on this path."""
         return sum(piece.width for piece, _ in self.pooled_pieces(rank, path))
 
-    def column_runs(self, rank: int, path: ExchangePath) -> list[ColumnRun]:
-        """Where each column of a rank's block goes in the output, neighbouring columns as one run."""
-        return self._column_runs(rank, self.pooled_pieces(rank, path))
+    def column_segments(self, rank: int, path: ExchangePath) -> list[ColumnSegment]:
+        """Where each column of a rank's block goes in the output, neighbouring columns as one segment."""
+        return self._column_segments(rank, self.pooled_pieces(rank, path))
 
-    def host_column_runs(self, host: int) -> list[ColumnRun]:
+    def host_column_segments(self, host: int) -> list[ColumnSegment]:
         """Where each column of a host's summed block goes in the output (path `hierarchical`)."""
-        return self._column_runs(host, iter(self.host_pieces(host)))
+        return self._column_segments(host, iter(self.host_pieces(host)))
 
     def host_pieces(self, host: int) -> list[tuple[RankPiece, str]]:
         """(piece, feature) for each pooled vector of a host's summed block, in the order of its columns."""
@@ -181,9 +155,9 @@ class Routes:
         ordered = sorted(by_columns.items(), key=lambda item: (item[0][0], self.columns[item[0][1]].start, item[0][2]))
         return [(piece, key[1]) for key, piece in ordered]
 
-    def per_id_pieces(self, rank: int, path: ExchangePath) -> list[SequencePiece]:
-        """The per-id vectors that a rank sends: of sequences (`all_to_all`), or of bags pooled by the requester."""
-        found: list[SequencePiece] = []
+    def per_id_pieces(self, rank: int, path: ExchangePath) -> list[PerIdPiece]:
+        """The per-id vectors that a rank sends: of sequences (path `all_to_all`), or of bags (path `per_id`)."""
+        per_id: list[PerIdPiece] = []
         for group in self.groups_on(rank, path):
             for piece in group.pieces:
                 table = self.tables[piece.table]
@@ -191,22 +165,22 @@ class Routes:
                     continue
                 for piece_slice in piece.slices(table):
                     number = self.slices_W[rank].index(piece_slice)
-                    found.append(SequencePiece(rank, number, piece_slice.feature, piece.tile.cols[0], piece.width))
-        return found
+                    per_id.append(PerIdPiece(rank, number, piece_slice.feature, piece.tile.cols[0], piece.width))
+        return per_id
 
-    def _column_runs(self, rank: int, pooled: Iterator[tuple[RankPiece, str]]) -> list[ColumnRun]:
-        runs: list[ColumnRun] = []
+    def _column_segments(self, rank: int, pooled: Iterator[tuple[RankPiece, str]]) -> list[ColumnSegment]:
+        segments: list[ColumnSegment] = []
         source = 0
         for piece, feature in pooled:
             target = self.columns[feature].start + piece.tile.cols[0]
-            last = runs[-1] if runs else None
+            last = segments[-1] if segments else None
             joins = last and last.range == piece.range and last.target + last.width == target
             if last and joins:  # adjacent in the block and in the output: one copy instead of two
-                runs[-1] = last._replace(width=last.width + piece.width)
+                segments[-1] = last._replace(width=last.width + piece.width)
             else:
-                runs.append(ColumnRun(rank, source, target, piece.width, piece.range))
+                segments.append(ColumnSegment(rank, source, target, piece.width, piece.range))
             source += piece.width
-        return runs
+        return segments
 
 
 def make_routes(tables: Sequence[Table], plan: Plan, topology: Topology, *, elastic: bool = False) -> Routes:
@@ -216,46 +190,46 @@ def make_routes(tables: Sequence[Table], plan: Plan, topology: Topology, *, elas
     tiles_T: dict[str, list[Tile]] = {table.name: [] for table in tables}
     for tile in sorted(plan.tiles):
         tiles_T[tile.table].append(tile)
-    copied = tuple(table for table in tables if _is_copied(tiles_T[table.name], table, plan.world))
-    cut = {table.name: _row_bounds(tiles_T[table.name], table) for table in tables}
+    replicated = tuple(table for table in tables if _is_replicated(tiles_T[table.name], table, plan.world))
+    cut = {t.name: tuple(sorted({0, t.rows}.union(*(tile.rows for tile in tiles_T[t.name])))) for t in tables}
     pieces_W: list[dict[tuple[ExchangePath, bool], list[RankPiece]]] = [{} for _ in range(plan.world)]
     slices_W: list[dict[FeatureSlice, None]] = [{} for _ in range(plan.world)]
-    copied_names = {table.name for table in copied}
+    replicated_names = {table.name for table in replicated}
     for index, table in enumerate(tables):
-        if table.name in copied_names:
+        if table.name in replicated_names:
             continue
         tiles, cuts = tiles_T[table.name], cut[table.name]
         path = _exchange_path(tiles, table, cuts, topology, elastic=elastic)
         pieces = list(_cut_into_pieces(tiles, index, cuts))
-        coupled = _is_coupled(plan, tiles, table)
-        if coupled:
+        needs_full_rows = _needs_full_rows(plan, tiles, table)
+        if needs_full_rows:
             pieces = _merge_columns_of_rank(pieces, table, alike=path is ExchangePath.HIERARCHICAL)
         for piece in pieces:
-            key = path, coupled and piece.width < table.dim
+            key = path, needs_full_rows and piece.width < table.dim
             pieces_W[piece.tile.rank].setdefault(key, []).append(piece)
             slices_W[piece.tile.rank].update(dict.fromkeys(piece.slices(table)))
     return Routes(
         tables=tuple(tables),
         topology=topology,
         cuts={feature: cut[table.name] for table in tables for feature in table.feature_names},
-        copied=copied,
+        replicated=replicated,
         slices_W=tuple(tuple(slices) for slices in slices_W),
         groups_W=tuple(
-            tuple(PieceGroup(path, coupled, tuple(pieces)) for (path, coupled), pieces in sorted(by_key.items()))
-            for by_key in pieces_W
+            tuple(PieceGroup(*key, tuple(pieces)) for key, pieces in sorted(by_key.items())) for by_key in pieces_W
         ),
-        columns=_columns(tables),
+        columns=pooled_columns(tables),
         elastic=elastic,
     )
 
 
 def column_owners(plan: Plan, table: Table, rows: tuple[int, int]) -> list[Tile]:
-    """The tiles that hold these rows, in column order: those who exchange what an update sums over columns."""
+    """The tiles that hold these rows, in column order."""
     tiles = [t for t in plan.tiles if t.table == table.name and t.rows[0] <= rows[0] and rows[1] <= t.rows[1]]
     return sorted(tiles, key=lambda tile: tile.cols)
 
 
-def _columns(tables: Sequence[Table]) -> dict[str, slice]:
+def pooled_columns(tables: Sequence[Table]) -> dict[str, slice]:
+    """The output columns of each pooled feature."""
     columns: dict[str, slice] = {}
     at = 0
     for table in tables:
@@ -273,42 +247,25 @@ def _merge_columns_of_rank(pieces: Sequence[RankPiece], table: Table, *, alike: 
     by_range: dict[int, list[RankPiece]] = {}
     for piece in pieces:
         by_range.setdefault(piece.range, []).append(piece)
-    single = {number for number, mine in by_range.items() if len({piece.tile.rank for piece in mine}) == 1}
+    single = {number for number, parts in by_range.items() if len({part.tile.rank for part in parts}) == 1}
     if alike and len(single) < len(by_range):
         return list(pieces)
-    found: list[RankPiece] = []
-    for number, mine in by_range.items():
-        whole = structs.replace(mine[0].tile, cols=(0, table.dim))
-        found += [mine[0]._replace(tile=whole)] if number in single else mine
-    return found
+    merged: list[RankPiece] = []
+    for number, parts in by_range.items():
+        full_width = structs.replace(parts[0].tile, cols=(0, table.dim))
+        merged += [parts[0]._replace(tile=full_width)] if number in single else parts
+    return merged
 
 
-def _with_features(table: Table, features: Collection[str]) -> Table | None:
-    kept = tuple(feature for feature in table.feature_names if feature in features)
-    return structs.replace(table, features=kept) if kept else None
-
-
-def _only_tables(groups: Sequence[PieceGroup], numbers: Mapping[int, int]) -> Iterator[PieceGroup]:
-    """The groups less pieces of other tables; `numbers`: the new index of each table that is kept."""
-    for group in groups:
-        pieces = tuple(p._replace(table=numbers[p.table]) for p in group.pieces if p.table in numbers)
-        if pieces:
-            yield group._replace(pieces=pieces)
-
-
-def _row_bounds(tiles: Sequence[Tile], table: Table) -> tuple[int, ...]:
-    return tuple(sorted({0, table.rows} | {cut for tile in tiles for cut in tile.rows}))
-
-
-def _is_copied(tiles: Sequence[Tile], table: Table, world: int) -> bool:
+def _is_replicated(tiles: Sequence[Tile], table: Table, world: int) -> bool:
     return len(tiles) == world > 1 and all(
         tile.rows == (0, table.rows) and tile.cols == (0, table.dim) for tile in tiles
     )
 
 
-def _is_coupled(plan: Plan, tiles: Sequence[Tile], table: Table) -> bool:
+def _needs_full_rows(plan: Plan, tiles: Sequence[Tile], table: Table) -> bool:
     cut = any(tile.cols != (0, table.dim) for tile in tiles)
-    return cut and couples_columns(table.optimizer) and table.name not in plan.approximate
+    return cut and needs_full_rows(table.optimizer) and table.name not in plan.approximate
 
 
 def _exchange_path(

@@ -12,31 +12,27 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from rowwise.comm.codec import Spans, WireCodec, codec_of
-from rowwise.comm.seam import Comm, Handle
+from rowwise.comm.codec import BlockScales, WireCodec, codec_of
+from rowwise.comm.interface import Comm, Work
 from rowwise.spec import Wire, WireType
 
 
-class PeerBlocks(NamedTuple):
-    """The blocks for one rank, or the shapes of the blocks expected from it; spans as in `comm.codec`."""
+class Block(NamedTuple):
+    """A block [n, d] of vectors to send; scales as in `comm.codec`."""
 
-    shapes: Sequence[tuple[int, int]]
-    spans: Spans = ()
-    tensors: Sequence[Tensor] = ()
-    rest: "tuple[PeerBlocks, ...]" = ()  # blocks that follow in the same message and have other spans
-
-    @classmethod
-    def of(cls, tensors: Sequence[Tensor], spans: Spans = ()) -> "PeerBlocks":
-        return cls([(len(x), x.shape[1]) for x in tensors], spans, tensors)
+    vectors: Tensor
+    scales: BlockScales = ()
 
     @property
-    def span_groups(self) -> "tuple[PeerBlocks, ...]":
-        """These blocks and the rest, one entry per `spans`."""
-        return (self._replace(rest=()), *self.rest)
+    def shape(self) -> tuple[int, int]:
+        return len(self.vectors), self.vectors.shape[1]
 
-    def size(self, codec: WireCodec) -> int:
-        """Bytes on the wire."""
-        return sum(codec.block_bytes(shape, group.spans) for group in self.span_groups for shape in group.shapes)
+
+class ExpectedBlock(NamedTuple):
+    """The shape of a block that another rank sends, and its scales."""
+
+    shape: tuple[int, int]
+    scales: BlockScales = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +58,35 @@ class WireCodecs:
         return not any(codec.lossy for codec in self.codecs_W)
 
     def exchange_blocks(
-        self, out_W: Sequence[PeerBlocks], in_W: Sequence[PeerBlocks], what: str, scale: float = 1.0
+        self,
+        send_W: Sequence[Sequence[Block]],
+        expected_W: Sequence[Sequence[ExpectedBlock]],
+        purpose: str,
+        loss_scale: float = 1.0,
     ) -> "PendingBlocks":
-        """Start an all-to-all: blocks `out_W` to each rank, blocks of the shapes `in_W` from each.
+        """Start an all-to-all of the blocks for each rank and from each; this rank's blocks for itself stay here.
 
-        `scale`, a power of two, multiplies numbers on an fp16 wire and divides them on arrival.
+        `loss_scale`, a power of two, multiplies numbers on an fp16 wire and divides them on arrival.
         """
         me = self.comm.rank
-        kept, nothing = out_W[me], PeerBlocks(())
-        # A rank's blocks for itself are handed through.
-        out_W, in_W = ([nothing if w == me else b for w, b in enumerate(side)] for side in (out_W, in_W))
-        back = [blocks.size(codec) for blocks, codec in zip(in_W, self.codecs_W, strict=True)]
+        self_blocks = [block.vectors for block in send_W[me]]
+        send_W = [() if w == me else blocks for w, blocks in enumerate(send_W)]
+        expected_W = [() if w == me else blocks for w, blocks in enumerate(expected_W)]
+        send_sizes, recv_sizes = self._bytes(send_W), self._bytes(expected_W)
         if self.exact:
-            flat = _concat_flat([x for blocks in out_W for group in blocks.span_groups for x in group.tensors])
-            out = [blocks.size(codec) // 4 for blocks, codec in zip(out_W, self.codecs_W, strict=True)]
-            back = [size // 4 for size in back]
+            flat = concat_blocks([block.vectors.reshape(-1) for blocks in send_W for block in blocks])
+            send_sizes, recv_sizes = ([size // 4 for size in sizes] for sizes in (send_sizes, recv_sizes))
         else:
-            coded = [_encode_blocks(blocks, codec, scale) for blocks, codec in zip(out_W, self.codecs_W, strict=True)]
-            flat, out = torch.cat(coded), [len(x) for x in coded]
-        return PendingBlocks(self, self.comm.all_to_all(flat, out, back, what), in_W, kept, scale)
+            pairs = [(block, c) for blocks, c in zip(send_W, self.codecs_W, strict=True) for block in blocks]
+            coded = [codec.encode(block.vectors, block.scales, loss_scale) for block, codec in pairs]
+            flat = torch.cat([torch.empty(0, dtype=torch.uint8), *coded])
+        work = self.comm.all_to_all(flat, send_sizes, recv_sizes, purpose)
+        return PendingBlocks(self, work, expected_W, self_blocks, loss_scale)
+
+    def _bytes(self, blocks_W: Sequence[Sequence[Block | ExpectedBlock]]) -> list[int]:
+        """Bytes on the wire, by rank."""
+        pairs = zip(blocks_W, self.codecs_W, strict=True)
+        return [sum(codec.block_bytes(block.shape, block.scales) for block in blocks) for blocks, codec in pairs]
 
 
 @final
@@ -89,33 +95,35 @@ class PendingBlocks:
     """An all-to-all of blocks that was started."""
 
     codecs: WireCodecs
-    handle: Handle
-    expected_W: Sequence[PeerBlocks]
-    kept: PeerBlocks
-    scale: float
+    work: Work
+    expected_W: Sequence[Sequence[ExpectedBlock]]
+    self_blocks: list[Tensor]
+    loss_scale: float
 
     def wait(self) -> list[list[Tensor]]:
         """The blocks that each rank sent, decoded to float32."""
-        flat = self.handle.wait()
-        received: list[list[Tensor]] = []
+        flat = self.work.wait()
+        received_W: list[list[Tensor]] = []
         at = 0
-        for blocks, codec in zip(self.expected_W, self.codecs.codecs_W, strict=True):
-            found: list[Tensor] = []
-            for group, shape in ((r, shape) for r in blocks.span_groups for shape in r.shapes):
+        for expected, codec in zip(self.expected_W, self.codecs.codecs_W, strict=True):
+            blocks: list[Tensor] = []
+            for shape, scales in expected:
                 if self.codecs.exact:
                     size = math.prod(shape)
-                    found.append(flat[at : at + size].view(shape))
+                    blocks.append(flat[at : at + size].view(shape))
                 else:
-                    size = codec.block_bytes(shape, group.spans)
-                    found.append(codec.decode(flat[at : at + size], shape, group.spans, self.scale))
+                    size = codec.block_bytes(shape, scales)
+                    blocks.append(codec.decode(flat[at : at + size], shape, scales, self.loss_scale))
                 at += size
-            received.append(found)
-        received[self.codecs.comm.rank] = [block for group in self.kept.span_groups for block in group.tensors]
-        return received
+            received_W.append(blocks)
+        received_W[self.codecs.comm.rank] = self.self_blocks
+        return received_W
 
 
 def concat_blocks(blocks: Sequence[Tensor]) -> Tensor:
     """torch.cat along rows, without a copy if the blocks already lie one after the other in one storage."""
+    if not blocks:
+        return torch.empty(0)
     filled = [block for block in blocks if block.numel()] or list(blocks[:1])
     first, at = filled[0], filled[0].data_ptr()
     home = first.untyped_storage().data_ptr()
@@ -124,12 +132,3 @@ def concat_blocks(blocks: Sequence[Tensor]) -> Tensor:
             return torch.cat(list(blocks))
         at += block.nbytes
     return first.as_strided((sum(len(block) for block in blocks), *first.shape[1:]), first.stride())
-
-
-def _concat_flat(blocks: Sequence[Tensor]) -> Tensor:
-    return concat_blocks([block.reshape(-1) for block in blocks]) if blocks else torch.empty(0)
-
-
-def _encode_blocks(blocks: PeerBlocks, codec: WireCodec, scale: float) -> Tensor:
-    coded = [codec.encode(block, group.spans, scale) for group in blocks.span_groups for block in group.tensors]
-    return torch.cat([torch.empty(0, dtype=torch.uint8), *coded])

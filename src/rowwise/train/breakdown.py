@@ -20,7 +20,7 @@ from typing import Protocol, final
 
 from torch import nn
 
-from rowwise.comm.seam import WaitTime
+from rowwise.comm.interface import WaitTime
 from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
 from rowwise.shard.exchange import no_timing
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rowwise.comm.codec import WireCodec
-from rowwise.comm.seam import Comm, Handle
+from rowwise.comm.interface import Comm, Work
 
 RUN = 256  # numbers that share a scale: its 8 bytes are 3 % of a message
 
@@ -35,7 +35,7 @@ class CodedSum:
         self._run_bytes = codec.block_bytes((1, RUN))
         self.residuals: dict[int, Tensor] = {}  # rounding errors by bucket; differ between ranks
 
-    def start(self, bucket: int, flat_N: Tensor) -> Handle:
+    def start(self, bucket: int, flat_N: Tensor) -> Work:
         """Send each rank its share of the bucket."""
         runs_RC = F.pad(flat_N.float(), (0, -len(flat_N) % RUN)).view(-1, RUN)
         if self._feedback and bucket in self.residuals:
@@ -46,7 +46,7 @@ class CodedSum:
         sizes_W = [(end - begin) * self._run_bytes for begin, end in self._shares(len(flat_N))]
         return self._comm.all_to_all(packed_P, sizes_W, [sizes_W[self._comm.rank]] * len(sizes_W), "dense")
 
-    def finish(self, handles: Sequence[Handle], sizes: Sequence[int]) -> list[Tensor]:
+    def finish(self, handles: Sequence[Work], sizes: Sequence[int]) -> list[Tensor]:
         """The sums of all buckets, which had these sizes."""
         # Two passes: all gathers have started before the first is waited for.
         gathers = [
@@ -55,7 +55,7 @@ class CodedSum:
         ]
         return [self._decode(handle.wait()).view(-1)[:size] for handle, size in zip(gathers, sizes, strict=True)]
 
-    def _add(self, bucket: int, packed_P: Tensor, size: int) -> Handle:
+    def _add(self, bucket: int, packed_P: Tensor, size: int) -> Work:
         """Add this rank's share over ranks, and start gathering it."""
         shares_W = self._shares(size)
         begin, end = shares_W[self._comm.rank]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rowwise.comm.codec import codec_of
-from rowwise.comm.seam import Comm, Handle
+from rowwise.comm.interface import Comm, Work
 from rowwise.errors import SpecError
 from rowwise.spec import Wire
 from rowwise.train.coded import CodedSum
@@ -82,7 +82,7 @@ class DenseGradients:
 
     def discard(self) -> None:
         """Forget the gradients of a step that failed."""
-        self._handles: list[Handle] = []  # of the buckets whose all-reduce has started
+        self._handles: list[Work] = []  # of the buckets whose all-reduce has started
         self._waiting: list[set[Tensor]] = [set(bucket) for bucket in self._buckets]  # parameters without a gradient
 
     @torch.no_grad()
@@ -126,7 +126,7 @@ def unflatten(parameters: Sequence[nn.Parameter], flat: Tensor, present: Sequenc
         parameter.grad.copy_(part.view(parameter.shape))
 
 
-def reduce_present(comm: Comm, present: Sequence[bool], device: torch.device) -> Handle:
+def reduce_present(comm: Comm, present: Sequence[bool], device: torch.device) -> Work:
     """Sum over ranks: how many have each gradient."""
     return comm.all_reduce(torch.tensor(present, dtype=torch.int32, device=device), "dense")
 

@@ -13,7 +13,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.errors import SpecError
 from rowwise.ops.tree import add_leaf, nodes_of, sum_nodes
 from rowwise.train.dense import flatten, reduce_present, unflatten

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rowwise.batch import Batch
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.comm.status import all_gather_uneven, broadcast_object, gather_object
 from rowwise.errors import SpecError

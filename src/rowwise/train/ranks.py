@@ -12,7 +12,7 @@ from typing import final
 import torch
 
 from rowwise.batch import Batch
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.comm.status import broadcast_object
 from rowwise.errors import AgreedError, PeerError
 from rowwise.train.step_header import GlobalStatus, StepHeader, exchange_step_header

@@ -21,7 +21,7 @@ from rowwise.checkpoint.manifest import NAME
 from rowwise.checkpoint.policy import is_full_due
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import PART, assign_shards, run_on_all_ranks, write, write_data
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.comm.status import broadcast_object
 from rowwise.errors import CheckpointError

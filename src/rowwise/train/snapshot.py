@@ -30,7 +30,7 @@ from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import Span, TensorEntry
 from rowwise.checkpoint.read import Checkpoint, reading_data
 from rowwise.checkpoint.tables import shards_to_read, shards_to_write, table_modules, tensor_entries
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.errors import CheckpointError
 from rowwise.shard.embeddings import AnyEmbeddings

@@ -23,7 +23,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from rowwise.batch import Batch
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.comm.status import raise_if_any_rank_failed
 from rowwise.errors import BatchError, GradientError, SpecError, UpdateError

@@ -1,7 +1,7 @@
 """The two small gathers of a step: `exchange_step_header` before the forward, `reduce_loss_or_raise` after it.
 
 The header carries each rank's number of samples, whether it has more batches, whether it was asked to stop, and whether
-it failed. So the ranks of a run continue and end together ([Note: rank status] in `comm/status.py`) without a further
+it failed. So the ranks of a run continue and end together ([Note: Rank status] in `comm/status.py`) without a further
 gather. A single rank gathers nothing.
 """
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rowwise.batch import Batch
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.comm.status import RankStatus, raise_if_any_failed
 from rowwise.errors import BatchError, GradientError, PeerError
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from rowwise.batch import Batch
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.comm.status import raising_on_all_ranks
 from rowwise.errors import AgreedError, GradientError, SpecError, UpdateError
 from rowwise.ingest.batcher import Batcher, Position

@@ -15,8 +15,8 @@ using namespace rowwise;
 constexpr int64_t samples_per_task = 128;
 constexpr int64_t most_words = INT64_C(1) << 40;
 
-// A row of the tensor `runs` of `place`: columns of a block, and where they go.
-struct Run {
+// A row of the tensor `segments` of `place`: columns of a block, and where they go.
+struct Segment {
   int64_t block, source, target, width, add;
 };
 
@@ -25,13 +25,13 @@ void copy_floats(float* to, const float* from) {  // of a size known here: no ca
   std::memcpy(to, from, size_t(n) * 4);
 }
 
-void move_columns(const float* from, float* to, const Run& run) {
-  from += run.source, to += run.target;
-  if (run.add) {
-    for (int64_t c = 0; c < run.width; ++c) to[c] += from[c];
+void move_columns(const float* from, float* to, const Segment& segment) {
+  from += segment.source, to += segment.target;
+  if (segment.add) {
+    for (int64_t c = 0; c < segment.width; ++c) to[c] += from[c];
     return;
   }
-  switch (run.width) {
+  switch (segment.width) {
     case 16:
       return copy_floats<16>(to, from);
     case 32:
@@ -41,17 +41,17 @@ void move_columns(const float* from, float* to, const Run& run) {
     case 128:
       return copy_floats<128>(to, from);
     default:
-      std::memcpy(to, from, size_t(run.width) * 4);
+      std::memcpy(to, from, size_t(segment.width) * 4);
   }
 }
 
-void place(const std::vector<Tensor>& blocks, const Tensor& runs, Tensor out) {
+void place(const std::vector<Tensor>& blocks, const Tensor& segments, Tensor out) {
   check_tensor(out, ScalarType::Float, "out");
-  check_tensor(runs, ScalarType::Long, "runs");
-  STD_TORCH_CHECK(out.dim() == 2 && runs.dim() == 2 && runs.size(1) == 5,
-                  "rowwise: place wants out [B, S], runs [n, 5]");
-  const int64_t batch = out.size(0), columns = out.size(1), count = runs.size(0);
-  const Run* rows = static_cast<const Run*>(runs.const_data_ptr());
+  check_tensor(segments, ScalarType::Long, "segments");
+  STD_TORCH_CHECK(out.dim() == 2 && segments.dim() == 2 && segments.size(1) == 5,
+                  "rowwise: place wants out [B, S], segments [n, 5]");
+  const int64_t batch = out.size(0), columns = out.size(1), count = segments.size(0);
+  const Segment* rows = static_cast<const Segment*>(segments.const_data_ptr());
   struct Block {
     const float* data;
     int64_t columns;
@@ -64,11 +64,11 @@ void place(const std::vector<Tensor>& blocks, const Tensor& runs, Tensor out) {
   }
   const auto inside = [](int64_t first, int64_t width, int64_t all) { return first >= 0 && first <= all - width; };
   for (int64_t i = 0; i < count; ++i) {
-    const Run& run = rows[i];
-    STD_TORCH_CHECK(run.block >= 0 && run.block < int64_t(from.size()) && run.width >= 0 &&
-                        inside(run.source, run.width, from[size_t(run.block)].columns) &&
-                        inside(run.target, run.width, columns),
-                    "rowwise: run ", i, " reaches past its block or the output");
+    const Segment& segment = rows[i];
+    STD_TORCH_CHECK(segment.block >= 0 && segment.block < int64_t(from.size()) && segment.width >= 0 &&
+                        inside(segment.source, segment.width, from[size_t(segment.block)].columns) &&
+                        inside(segment.target, segment.width, columns),
+                    "rowwise: segment ", i, " reaches past its block or the output");
   }
   if (!count) return;
   float* const to = out.mutable_data_ptr<float>();
@@ -117,8 +117,8 @@ bool convert(void* out, const From* in, int64_t n, uint64_t rows) {  // whether 
   return !bad;
 }
 
-// Ids for all ranks in one run of 32-bit words: for each rank the bags' lengths, then ids, then weights. Also where the
-// words of each rank begin, and how many ids each slice has.
+// Ids for all ranks as one row of 32-bit words: for each rank the bags' lengths, then ids, then weights. Also where
+// the words of each rank begin, and how many ids each slice has.
 std::tuple<Tensor, Tensor, Tensor> pack_ids(const Tensor& values, const Tensor& lengths,
                                             const std::optional<Tensor>& weights, const Tensor& slices,
                                             const Tensor& messages, int64_t batch) {
@@ -203,7 +203,7 @@ Tensor empty_bytes(int64_t bytes) {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(rowwise, m) {
-  m.def("place(Tensor[] blocks, Tensor runs, Tensor(a!) out) -> ()");
+  m.def("place(Tensor[] blocks, Tensor segments, Tensor(a!) out) -> ()");
   m.def(
       "pack_ids(Tensor values, Tensor lengths, Tensor? weights, Tensor slices, Tensor messages, int batch) -> "
       "(Tensor words, Tensor starts, Tensor counts)");

@@ -151,26 +151,26 @@ inline std::tuple<Tensor, Tensor, Tensor> expand(const std::vector<Tensor>& valu
   return Expand(values, lengths, weights, samples, places).run(narrow);
 }
 
-struct ColumnRun {  // a row of the tensor `runs`
+struct ColumnSegment {  // a row of the tensor `segments`
   int64_t source, target, width;
 };
 
-inline void spread(Tensor out, const Tensor& vectors, const std::optional<Tensor>& samples, const Tensor& runs) {
+inline void spread(Tensor out, const Tensor& vectors, const std::optional<Tensor>& samples, const Tensor& segments) {
   check_tensor(out, ScalarType::Float, "out");
   check_tensor(vectors, ScalarType::Float, "vectors");
-  check_tensor(runs, ScalarType::Long, "runs");
-  STD_TORCH_CHECK(out.dim() == 2 && vectors.dim() == 2 && runs.dim() == 2 && runs.size(1) == 3,
-                  "rowwise: want matrices, and runs [n, 3]");
+  check_tensor(segments, ScalarType::Long, "segments");
+  STD_TORCH_CHECK(out.dim() == 2 && vectors.dim() == 2 && segments.dim() == 2 && segments.size(1) == 3,
+                  "rowwise: want matrices, and segments [n, 3]");
   const int64_t batch = out.size(0), columns = out.size(1), distinct = vectors.size(0), width = vectors.size(1);
   std::optional<Integers> numbers;
   if (samples) numbers.emplace(*samples, "samples");
   const int64_t count = numbers ? numbers->count : distinct;
   STD_TORCH_CHECK(count == batch, "rowwise: vectors of ", count, " samples for ", batch);
-  const ColumnRun* const run = static_cast<const ColumnRun*>(runs.const_data_ptr());
-  for (int64_t r = 0; r < runs.size(0); ++r)
-    STD_TORCH_CHECK(run[r].source >= 0 && run[r].target >= 0 && run[r].width >= 0 &&
-                        run[r].width <= width - run[r].source && run[r].width <= columns - run[r].target,
-                    "rowwise: run ", r, " reaches past the columns");
+  const ColumnSegment* const rows = static_cast<const ColumnSegment*>(segments.const_data_ptr());
+  for (int64_t r = 0; r < segments.size(0); ++r)
+    STD_TORCH_CHECK(rows[r].source >= 0 && rows[r].target >= 0 && rows[r].width >= 0 &&
+                        rows[r].width <= width - rows[r].source && rows[r].width <= columns - rows[r].target,
+                    "rowwise: segment ", r, " reaches past the columns");
   float* const to = out.mutable_data_ptr<float>();
   const float* const from = vectors.const_data_ptr<float>();
   const bool large = batch * columns * 4 >= streamed_bytes;
@@ -183,13 +183,13 @@ inline void spread(Tensor out, const Tensor& vectors, const std::optional<Tensor
         bad.store(true);
         return;
       }
-      for (int64_t r = 0; r < runs.size(0); ++r) {
-        float* const mine = to + b * columns + run[r].target;
-        const float* const theirs = from + sample * width + run[r].source;
-        if (large && run[r].width >= floats_streamed)
-          kernels().stream_copy(mine, theirs, run[r].width * 4);
+      for (int64_t r = 0; r < segments.size(0); ++r) {
+        float* const mine = to + b * columns + rows[r].target;
+        const float* const theirs = from + sample * width + rows[r].source;
+        if (large && rows[r].width >= floats_streamed)
+          kernels().stream_copy(mine, theirs, rows[r].width * 4);
         else
-          std::copy(theirs, theirs + run[r].width, mine);
+          std::copy(theirs, theirs + rows[r].width, mine);
       }
     }
   });

@@ -1,6 +1,6 @@
-// Rearranging jagged batches: taking runs of bags (reorder, split, join), routing ids by row ranges, and expanding.
+// Rearranging jagged batches: taking segments of bags (reorder, split, join), routing ids by row ranges, and expanding.
 //
-// A batch gives lengths, and where a run of bags begins is a sum of them. `Begins` keeps one sum for every 64
+// A batch gives lengths, and where a segment of bags begins is a sum of them. `Begins` keeps one sum for every 64
 // lengths, so that no offset for each bag has to be written down and read back. All of this moves memory and little
 // else: what is worth doing is to touch it once, in order, and on all threads.
 #include <numeric>
@@ -103,11 +103,11 @@ struct Source {  // one of the batches that bags are taken from
   Begins begins;
 };
 
-struct Run {  // a row of the tensor `runs`
+struct Segment {  // a row of the tensor `segments`
   int64_t source, first_bag, bags;
 };
 
-struct Copy {  // where a run's values and bags go, and where they come from
+struct Copy {  // where a segment's values and bags go, and where they come from
   int64_t value, bag, from;
 };
 
@@ -124,32 +124,32 @@ std::vector<Source> sources_of(const std::vector<Tensor>& values, const std::vec
   return sources;
 }
 
-// Where each run goes, and at the end the sizes of everything.
-std::vector<Copy> lay_out(const std::vector<Source>& sources, const Run* runs, int64_t count) {
+// Where each segment goes, and at the end the sizes of everything.
+std::vector<Copy> lay_out(const std::vector<Source>& sources, const Segment* segments, int64_t count) {
   std::vector<Copy> copies(size_t(count) + 1, {0, 0, 0});
   for (int64_t i = 0; i < count; ++i) {
-    const Run& run = runs[i];
-    STD_TORCH_CHECK(run.source >= 0 && run.source < int64_t(sources.size()), "rowwise: no batch ", run.source);
-    const Source& source = sources[size_t(run.source)];
-    STD_TORCH_CHECK(run.first_bag >= 0 && run.bags >= 0 && run.first_bag <= source.lengths.count &&
-                        run.bags <= source.lengths.count - run.first_bag,
-                    "rowwise: run ", i, " reaches past the ", source.lengths.count, " bags of its batch");
+    const Segment& from = segments[i];
+    STD_TORCH_CHECK(from.source >= 0 && from.source < int64_t(sources.size()), "rowwise: no batch ", from.source);
+    const Source& source = sources[size_t(from.source)];
+    STD_TORCH_CHECK(from.first_bag >= 0 && from.bags >= 0 && from.first_bag <= source.lengths.count &&
+                        from.bags <= source.lengths.count - from.first_bag,
+                    "rowwise: segment ", i, " reaches past the ", source.lengths.count, " bags of its batch");
     Copy &copy = copies[size_t(i)], &next = copies[size_t(i) + 1];
-    copy.from = source.begins[run.first_bag];
-    next.value = copy.value + source.begins[run.first_bag + run.bags] - copy.from;
-    next.bag = copy.bag + run.bags;
+    copy.from = source.begins[from.first_bag];
+    next.value = copy.value + source.begins[from.first_bag + from.bags] - copy.from;
+    next.bag = copy.bag + from.bags;
     STD_TORCH_CHECK(next.value <= most_items && next.bag <= most_items, "rowwise: too many ids for one tensor");
   }
   return copies;
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> take(const std::vector<Tensor>& values, const std::vector<Tensor>& lengths,
-                                                const std::vector<Tensor>& weights, const Tensor& runs) {
+                                                const std::vector<Tensor>& weights, const Tensor& segments) {
   const std::vector<Source> sources = sources_of(values, lengths, weights);
-  check_tensor(runs, ScalarType::Long, "runs");
-  STD_TORCH_CHECK(runs.dim() == 2 && runs.size(1) == 3, "rowwise: runs must be [n, 3]");
-  const Run* rows = static_cast<const Run*>(runs.const_data_ptr());
-  const int64_t count = runs.size(0);
+  check_tensor(segments, ScalarType::Long, "segments");
+  STD_TORCH_CHECK(segments.dim() == 2 && segments.size(1) == 3, "rowwise: segments must be [n, 3]");
+  const Segment* rows = static_cast<const Segment*>(segments.const_data_ptr());
+  const int64_t count = segments.size(0);
   const std::vector<Copy> copies = lay_out(sources, rows, count);
   bool wide = false, wide_lengths = false;
   for (const Source& s : sources) wide |= s.values.wide, wide_lengths |= s.lengths.wide;
@@ -170,7 +170,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> take(const std::vector<Tensor>& value
     l.put(copies[size_t(i)].bag + begin, sources[size_t(rows[i].source)].lengths, rows[i].first_bag + begin,
           end - begin);
   };
-  // First the values of all runs, then the lengths, without a meeting of the threads between the two.
+  // First the values of all segments, then the lengths, without a meeting of the threads between the two.
   each_range(
       2 * count, items_per_task,
       [&](int64_t i) {
@@ -397,7 +397,7 @@ Tensor lengths_of(const Tensor& offsets) {
 STABLE_TORCH_LIBRARY_FRAGMENT(rowwise, m) {
   m.def("lengths(Tensor offsets) -> Tensor");
   m.def(
-      "take(Tensor[] values, Tensor[] lengths, Tensor[] weights, Tensor runs) -> (Tensor values, Tensor lengths, "
+      "take(Tensor[] values, Tensor[] lengths, Tensor[] weights, Tensor segments) -> (Tensor values, Tensor lengths, "
       "Tensor weights, Tensor starts)");
   m.def(
       "bucketize(Tensor values, Tensor lengths, Tensor? weights, Tensor bounds) -> (Tensor values, Tensor lengths, "
@@ -405,7 +405,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(rowwise, m) {
   m.def(
       "expand(Tensor[] values, Tensor[] lengths, Tensor[] weights, Tensor[] samples, Tensor places, bool narrow) -> "
       "(Tensor values, Tensor lengths, Tensor weights)");
-  m.def("spread(Tensor(a!) out, Tensor vectors, Tensor? samples, Tensor runs) -> ()");
+  m.def("spread(Tensor(a!) out, Tensor vectors, Tensor? samples, Tensor segments) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(rowwise, CPU, m) {

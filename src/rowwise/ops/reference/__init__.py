@@ -6,7 +6,7 @@ Arguments are those of the operators registered in `_cpp`; `features`, `tables` 
 tensors of `layout`. Everything else may be on any device. Slow on purpose: clear steps over whole tensors, in the
 order of [Note: Merge order] and [Note: Column sums] (see `_cpp/tables.h`, `_cpp/simd.h`).
 
-Shapes: N ids, B samples, F features, W buckets, D columns of a table, S columns of the output, M merged rows.
+Axes: N ids, B samples, F features, W buckets, D columns of a table, S columns of the output, M merged rows.
 """
 
 from rowwise.ops.reference.apply import UpdateMemory as UpdateMemory

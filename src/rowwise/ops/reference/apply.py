@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rowwise.errors import GradientError
-from rowwise.ops.layout import Mode, TableRow
+from rowwise.ops.layout import Mode, TableDescriptor
 from rowwise.ops.reference.lookup import FeatureBags, inverse
 from rowwise.ops.reference.random import row_bits
 from rowwise.ops.reference.rowtype import read_rows, write_rows
@@ -32,15 +32,15 @@ def update(memory: UpdateMemory, bags: FeatureBags, grad: Tensor, per_id: bool) 
     # One gradient per id, feature after feature; the kernels never hold these in memory.
     grads = list(_gradients_of_ids(bags, grad) if per_id else _gradients_of_bags(bags, grad))
     bad: list[tuple[int, int]] = []
-    for index, table in enumerate(TableRow.read(memory.tables)):
-        mine = slice(table.first_feature, table.first_feature + table.num_features)
-        ids_N = torch.cat([bags.ids(f) for f in features[mine]])
-        samples_N = torch.cat([bags.samples(f) for f in features[mine]])
+    for index, table in enumerate(TableDescriptor.read(memory.tables)):
+        of_table = slice(table.first_feature, table.first_feature + table.num_features)
+        ids_N = torch.cat([bags.ids(f) for f in features[of_table]])
+        samples_N = torch.cat([bags.samples(f) for f in features[of_table]])
         if not len(ids_N):
             continue
         # Features follow each other in these lists, so a stable sort gives (sample, feature, position).
         order = torch.argsort(samples_N, stable=True)
-        rows_M, merged_MD = merge(ids_N[order], samples_N[order], torch.cat(grads[mine])[order])
+        rows_M, merged_MD = merge(ids_N[order], samples_N[order], torch.cat(grads[of_table])[order])
         # x * 0 is 0 unless x is infinite or NaN. Checked after merging, as sums of finite numbers may overflow.
         finite_M = (merged_MD * 0 == 0).all(1)
         bad += [(index, int(row)) for row in rows_M[~finite_M][:1]]
@@ -68,7 +68,7 @@ def _gradients_of_ids(bags: FeatureBags, grad: Tensor) -> Iterator[Tensor]:
 
 
 def _apply(memory: UpdateMemory, index: int, rows_M: Tensor, g_MD: Tensor) -> None:
-    table = TableRow.read(memory.tables)[index]
+    table = TableDescriptor.read(memory.tables)[index]
     hyper = memory.hyper[index].to(g_MD.device)
     _, _, weight_decay, clip, *_ = hyper
     packed = memory.arena[table.base : table.base + table.rows * table.format.bytes].view(table.rows, -1)

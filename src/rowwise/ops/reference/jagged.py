@@ -22,24 +22,24 @@ def lengths(offsets: Tensor) -> Tensor:
     return offsets.long().diff()
 
 
-def take(values: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequence[Tensor], runs: Tensor) -> Taken:
-    """Values, lengths and weights of runs (batch, first bag, bags), in order; and where each run's values begin.
+def take(values: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequence[Tensor], segments: Tensor) -> Taken:
+    """The bags of some segments of batches, in order: values, lengths, weights, and each segment's first value.
 
-    Integers are int64 if those of any batch are.
+    A segment is (batch, first bag, number of bags). Integers are int64 if those of any batch are.
     """
     bounds = [offsets(x) for x in lengths]
-    # Empty parts of every batch decide the types, whichever of them the runs come from.
-    taken, bags, kept = ([x[:0] for x in tensors] for tensors in (values, lengths, weights))
+    # Empty parts of every batch decide the types, whichever of them the segments come from.
+    taken, bags, moved = ([x[:0] for x in tensors] for tensors in (values, lengths, weights))
     starts = [0]
-    for source, first, count in runs.tolist():
+    for source, first, count in segments.tolist():
         begin, end = int(bounds[source][first]), int(bounds[source][first + count])
         taken.append(values[source][begin:end])
         bags.append(lengths[source][first : first + count])
         if weights:
-            kept.append(weights[source][begin:end])
+            moved.append(weights[source][begin:end])
         starts.append(starts[-1] + end - begin)
     none = torch.empty(0, device=values[0].device)
-    return torch.cat(taken), torch.cat(bags), torch.cat(kept) if weights else none, torch.tensor(starts)
+    return torch.cat(taken), torch.cat(bags), torch.cat(moved) if weights else none, torch.tensor(starts)
 
 
 def bucketize(values: Tensor, lengths: Tensor, weights: Tensor | None, bounds: Tensor) -> Routed:
@@ -53,13 +53,13 @@ def bucketize(values: Tensor, lengths: Tensor, weights: Tensor | None, bounds: T
     feature_N = bag_N // max(1, bags // features)
     bucket_N, local_N = torch.empty_like(bag_N), torch.empty_like(values)
     for feature, row_bounds in enumerate(bounds.to(values.device)):
-        mine = feature_N == feature
-        ids = values[mine].long()
+        of_feature = feature_N == feature
+        ids = values[of_feature].long()
         if bool(((ids < 0) | (ids >= row_bounds[-1])).any()):
             raise IdError(f"rowwise: an id of feature {feature} is outside its table of {int(row_bounds[-1])} rows")
         # The last bucket that begins at or before the id: empty ones that begin there too are passed over.
-        bucket_N[mine] = torch.searchsorted(row_bounds[1:-1].contiguous(), ids, right=True)
-        local_N[mine] = (ids - row_bounds[bucket_N[mine]]).to(values.dtype)
+        bucket_N[of_feature] = torch.searchsorted(row_bounds[1:-1].contiguous(), ids, right=True)
+        local_N[of_feature] = (ids - row_bounds[bucket_N[of_feature]]).to(values.dtype)
     # Ids come by (feature, sample, position), so a stable sort by bucket leaves that order inside each.
     positions_N = torch.argsort(bucket_N, stable=True)
     counts_WFB = torch.bincount(bucket_N * bags + bag_N, minlength=buckets * bags)
@@ -91,7 +91,7 @@ def expand(values: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequenc
     """
     samples, places, narrow = args
     bounds = [offsets(x) for x in lengths]
-    taken, bags, kept = ([x[:0] for x in tensors] for tensors in (values, lengths, weights))
+    taken, bags, moved = ([x[:0] for x in tensors] for tensors in (values, lengths, weights))
     for source, first in places.tolist():
         bag_B = samples[source].long() + first
         if bool(((bag_B < first) | (bag_B >= len(lengths[source]))).any()):
@@ -104,15 +104,15 @@ def expand(values: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequenc
         taken.append(values[source][at_N])
         bags.append(length_B)
         if weights:
-            kept.append(weights[source][at_N])
+            moved.append(weights[source][at_N])
     none = torch.empty(0, device=values[0].device)
-    found = torch.cat(taken)
-    return found.int() if narrow else found, torch.cat(bags), torch.cat(kept) if weights else none
+    taken_N = torch.cat(taken)
+    return taken_N.int() if narrow else taken_N, torch.cat(bags), torch.cat(moved) if weights else none
 
 
-def spread(out: Tensor, vectors: Tensor, samples: Tensor | None, runs: Tensor) -> None:
-    """Write runs of columns (from, to, how many) of the vectors of these samples, or of all as they are."""
+def spread(out: Tensor, vectors: Tensor, samples: Tensor | None, segments: Tensor) -> None:
+    """Write segments of columns (from, to, how many) of the vectors of these samples, or of all as they are."""
     if samples is not None:
         vectors = vectors.index_select(0, samples)
-    for source, target, width in runs.tolist():
+    for source, target, width in segments.tolist():
         out[:, target : target + width] = vectors[:, source : source + width]

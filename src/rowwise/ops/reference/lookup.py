@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from rowwise.errors import IdError
-from rowwise.ops.layout import FeatureRow, Mode
+from rowwise.ops.layout import FeatureDescriptor, Mode
 from rowwise.ops.reference.rowtype import read_rows
-from rowwise.ops.reference.sums import column_sum, sum_runs
+from rowwise.ops.reference.sums import column_sum, sum_segments
 
 
 class FeatureBags(NamedTuple):
@@ -20,31 +20,31 @@ class FeatureBags(NamedTuple):
     weights: Tensor | None
     batch: int
 
-    def rows(self) -> list[FeatureRow]:
-        return FeatureRow.read(self.features)
+    def rows(self) -> list[FeatureDescriptor]:
+        return FeatureDescriptor.read(self.features)
 
-    def bounds(self, feature: FeatureRow) -> Tensor:
+    def bounds(self, feature: FeatureDescriptor) -> Tensor:
         """Offsets of the feature's bags, and the end of the last [B + 1]."""
         return self.offsets[feature.source * self.batch : (feature.source + 1) * self.batch + 1]
 
-    def span(self, feature: FeatureRow) -> slice:
+    def span(self, feature: FeatureDescriptor) -> slice:
         """The feature's part of `values` and `weights`."""
         bounds = self.bounds(feature)
         return slice(int(bounds[0]), int(bounds[-1]))
 
-    def ids(self, feature: FeatureRow) -> Tensor:
+    def ids(self, feature: FeatureDescriptor) -> Tensor:
         """The feature's ids; raises if one is outside its table."""
         ids_N = self.values[self.span(feature)].long()
         if len(ids_N) and (int(ids_N.min()) < 0 or int(ids_N.max()) >= feature.rows):
             raise IdError(f"rowwise: an id of feature {feature.source} is outside its table of {feature.rows} rows")
         return ids_N
 
-    def samples(self, feature: FeatureRow) -> Tensor:
+    def samples(self, feature: FeatureDescriptor) -> Tensor:
         """The sample of each id."""
         counts_B = self.bounds(feature).diff()
         return torch.arange(self.batch, device=counts_B.device).repeat_interleave(counts_B)
 
-    def scale(self, feature: FeatureRow, x_ND: Tensor) -> Tensor:
+    def scale(self, feature: FeatureDescriptor, x_ND: Tensor) -> Tensor:
         """`x_ND` times the weight of each id if the feature is weighted."""
         if feature.mode != Mode.WEIGHTED or self.weights is None:
             return x_ND
@@ -64,7 +64,7 @@ def pool(arena: Tensor, bags: FeatureBags, columns: int) -> Tensor:
         bounds = bags.bounds(feature)
         # The product is rounded before it is added, here as in every kernel: no fused multiply-add.
         rows_ND = bags.scale(feature, _rows(arena, bags, feature))
-        sums_BD = sum_runs(rows_ND, bounds[:-1] - bounds[:1], bounds.diff())
+        sums_BD = sum_segments(rows_ND, bounds[:-1] - bounds[:1], bounds.diff())
         # Multiplied by the inverse, not divided: the backward scales by the same float.
         if feature.mode == Mode.MEAN:
             sums_BD = sums_BD * inverse(bounds.diff(), sums_BD)
@@ -96,7 +96,7 @@ def mark(touched: Tensor, starts: Tensor, bags: FeatureBags) -> None:
         touched[start + ids_N[(ids_N >= 0) & (ids_N < feature.rows)]] = 1
 
 
-def _rows(arena: Tensor, bags: FeatureBags, feature: FeatureRow) -> Tensor:
+def _rows(arena: Tensor, bags: FeatureBags, feature: FeatureDescriptor) -> Tensor:
     form = feature.format
     packed_RP = arena[feature.base : feature.base + feature.rows * form.bytes].view(feature.rows, form.bytes)
     return read_rows(packed_RP[bags.ids(feature)], form)

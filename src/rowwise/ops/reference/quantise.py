@@ -39,9 +39,9 @@ def _best_range(w_ND: Tensor) -> tuple[Tensor, Tensor]:
         above_N, below_N = _error(w_ND, low_N + move_N, high_N), _error(w_ND, low_N, high_N - move_N)
         up_N = above_N <= below_N
         low_N, high_N = torch.where(up_N, low_N + move_N, low_N), torch.where(up_N, high_N, high_N - move_N)
-        found = low_N, high_N, torch.where(up_N, above_N, below_N)
-        better_N = (idle_N < IDLE) & (found[2] < best[2])
-        best = [torch.where(better_N, x, old) for x, old in zip(found, best, strict=True)]
+        candidate = low_N, high_N, torch.where(up_N, above_N, below_N)
+        better_N = (idle_N < IDLE) & (candidate[2] < best[2])
+        best = [torch.where(better_N, x, old) for x, old in zip(candidate, best, strict=True)]
         idle_N = torch.where(idle_N < IDLE, torch.where(better_N, 0, idle_N + 1), idle_N)
     return best[0], best[1]
 

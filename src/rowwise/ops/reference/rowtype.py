@@ -76,8 +76,8 @@ def _codes(w_MD: Tensor, form: RowFormat, noise_MD: Tensor) -> Tensor:
     packed_MP = torch.zeros(len(w_MD), form.bytes, dtype=torch.uint8, device=w_MD.device)
     header = form.bytes - _padded(form.dim)
     scales = []
-    for first in range(0, form.dim, form.group or form.dim):
-        columns = slice(first, min(first + (form.group or form.dim), form.dim))
+    for first in range(0, form.dim, form.scale_group or form.dim):
+        columns = slice(first, min(first + (form.scale_group or form.dim), form.dim))
         # Plus zero: of -0 and +0 either could be the least, and they are different bits.
         low_M, high_M = (x.clamp(-MAX_INT8, MAX_INT8) + 0.0 for x in w_MD[:, columns].aminmax(dim=1))
         scale_M = (high_M - low_M) * (torch.tensor(1.0, device=w_MD.device) / 255.0)
@@ -95,7 +95,7 @@ def _codes(w_MD: Tensor, form: RowFormat, noise_MD: Tensor) -> Tensor:
 def _spread(packed_MP: Tensor, form: RowFormat) -> tuple[Tensor, Tensor]:
     """Scale and offset of each column [M, D]."""
     scales = packed_MP[:, : form.bytes - _padded(form.dim)].clone().view(torch.float32)
-    group_D = torch.arange(form.dim, device=packed_MP.device) // (form.group or form.dim)
+    group_D = torch.arange(form.dim, device=packed_MP.device) // (form.scale_group or form.dim)
     return scales[:, 0::2][:, group_D], scales[:, 1::2][:, group_D]
 
 

@@ -1,4 +1,4 @@
-"""The summation orders that define the bits of results: runs, contributions to a row, columns of a row."""
+"""The summation orders that define the bits of results: segments, contributions to a row, columns of a row."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ BLOCK = 256  # samples whose contributions to a row are summed one after the oth
 def merge(rows_N: Tensor, samples_N: Tensor, grads_ND: Tensor) -> tuple[Tensor, Tensor]:
     """Sum contributions by row: in order within blocks of samples, then by a pairwise tree over blocks."""
     # Level 0 sums inside blocks. Each level above adds neighbours: a parent has at most two children, in
-    # order, so summing its run is left + right, and a child without a sibling passes up unchanged.
+    # order, so summing them is left + right, and a child without a sibling passes up unchanged.
     blocks_N = samples_N // BLOCK
     for level in range(int(blocks_N.max()).bit_length() + 1):
         if level:
@@ -19,7 +19,7 @@ def merge(rows_N: Tensor, samples_N: Tensor, grads_ND: Tensor) -> tuple[Tensor, 
         order = torch.argsort(key_N, stable=True)
         _, counts = torch.unique_consecutive(key_N[order], return_counts=True)
         first = counts.cumsum(0) - counts
-        grads_ND = sum_runs(grads_ND[order], first, counts)
+        grads_ND = sum_segments(grads_ND[order], first, counts)
         rows_N, blocks_N = rows_N[order][first], blocks_N[order][first]
     return rows_N, grads_ND
 
@@ -34,10 +34,10 @@ def column_sum(x_ND: Tensor) -> Tensor:
     return x_ND[:, 0]
 
 
-def sum_runs(x_ND: Tensor, first_M: Tensor, counts_M: Tensor) -> Tensor:
-    """Sum each run x[first : first + count], one element after the other; an empty run gives zeros."""
+def sum_segments(x_ND: Tensor, first_M: Tensor, counts_M: Tensor) -> Tensor:
+    """Sum each segment x[first : first + count], one element after the other; an empty segment gives zeros."""
     sums_MD = x_ND.new_zeros(len(counts_M), x_ND.shape[1])
-    # Position by position over all runs at once: each run is summed strictly from its first element to its last.
+    # Position by position over all segments at once: each is summed strictly from its first element to its last.
     for position in range(int(counts_M.max()) if len(counts_M) else 0):
         has = counts_M > position
         term = x_ND[first_M[has] + position]

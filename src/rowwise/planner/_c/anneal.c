@@ -1,4 +1,4 @@
-// [Note: annealing] Random changes of a placement, kept if it gets better or, while it is hot, not much worse:
+// [Note: Annealing] Random changes of a placement, kept if it gets better or, while it is hot, not much worse:
 //
 //   move    a piece of a busy rank to another unit          .40
 //   swap    a piece of a busy rank with one of another      .40
@@ -99,10 +99,10 @@ static int32_t piece_on(Search* s, int32_t rank, int32_t count) {
   return -1;
 }
 
-static int32_t random_unit(Search* s, uint8_t span) {
+static int32_t random_unit(Search* s, uint8_t unit_kind) {
   const int32_t world = s->state.world;
-  if (span == SPAN_RANK) return below(s, world);
-  return span == SPAN_HOST ? world + below(s, s->problem->hosts) : s->state.units - 1;
+  if (unit_kind == UNIT_RANK) return below(s, world);
+  return unit_kind == UNIT_HOST ? world + below(s, s->problem->hosts) : s->state.units - 1;
 }
 
 static double unit_load(const Search* s, int32_t unit) {
@@ -112,11 +112,11 @@ static double unit_load(const Search* s, int32_t unit) {
 }
 
 // A unit that a piece may go to: the least loaded of a few; NO_UNIT if none of them is allowed.
-static int32_t good_unit(Search* s, int32_t item, uint8_t span, int32_t tries) {
+static int32_t good_unit(Search* s, int32_t item, uint8_t unit_kind, int32_t tries) {
   int32_t best = NO_UNIT;
   double least = 0;
   for (int32_t i = 0; i < tries; ++i) {
-    const int32_t unit = random_unit(s, span);
+    const int32_t unit = random_unit(s, unit_kind);
     if (!unit_allowed(s->problem, item, unit)) continue;
     const double load = unit_load(s, unit);
     if (best == NO_UNIT || load < least) best = unit, least = load;
@@ -128,9 +128,9 @@ static int try_move(Search* s) {
   const int32_t piece = piece_on(s, busy_rank(s), 2);
   if (piece < 0) return 0;
   const int32_t option = s->option_of[piece], item = s->item_of[option];
-  const uint8_t span = s->problem->option_span[option];
-  if (span == SPAN_ALL) return 0;
-  int32_t to = good_unit(s, item, span, 1 + below(s, TRIES));
+  const uint8_t unit_kind = s->problem->option_unit_kind[option];
+  if (unit_kind == UNIT_ALL) return 0;
+  int32_t to = good_unit(s, item, unit_kind, 1 + below(s, TRIES));
   if (s->problem->home && below(s, 4) == 0) to = s->problem->home[piece];
   if (to < 0 || to == s->state.unit[piece] || !unit_allowed(s->problem, item, to)) return 0;
   change(s, piece, to);
@@ -141,9 +141,9 @@ static int try_swap(Search* s) {
   const int32_t a = piece_on(s, busy_rank(s), 2);
   if (a < 0) return 0;
   const int32_t option = s->option_of[a], there = s->state.unit[a];
-  const uint8_t span = s->problem->option_span[option];
-  if (span == SPAN_ALL) return 0;
-  const int32_t unit = random_unit(s, span);
+  const uint8_t unit_kind = s->problem->option_unit_kind[option];
+  if (unit_kind == UNIT_ALL) return 0;
+  const int32_t unit = random_unit(s, unit_kind);
   if (unit == there || !s->state.length[unit]) return 0;
   const int32_t b = s->state.list[unit][below(s, s->state.length[unit])];
   if (!unit_allowed(s->problem, s->item_of[option], unit) ||
@@ -179,10 +179,10 @@ static int try_option(Search* s) {
   for (int32_t q = p->option_begin[old]; q < p->option_begin[old + 1]; ++q) change(s, q, NO_UNIT);
   s->changed_item = item, s->old_option = old, s->choice[item] = option;
   for (int32_t q = begin; q < end; ++q) {
-    int32_t unit = good_unit(s, item, p->option_span[option], 1 + below(s, TRIES));
+    int32_t unit = good_unit(s, item, p->option_unit_kind[option], 1 + below(s, TRIES));
     if (p->home && below(s, 2) && unit_allowed(p, item, p->home[q])) unit = p->home[q];
     for (int32_t tries = 0; unit == NO_UNIT && tries < 64; ++tries)
-      unit = good_unit(s, item, p->option_span[option], 4);
+      unit = good_unit(s, item, p->option_unit_kind[option], 4);
     if (unit == NO_UNIT) return undo(s), 0;
     change(s, q, unit);
   }

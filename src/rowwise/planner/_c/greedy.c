@@ -53,9 +53,9 @@ static double measured(const Greedy* g, int32_t rank, int32_t piece) {
 static int32_t least_unit(const Greedy* g, int32_t piece) {
   const Problem* p = g->problem;
   const int32_t world = p->hosts * p->devices;
-  const uint8_t span = p->option_span[g->option_of[piece]];
-  const int32_t first = span == SPAN_RANK ? 0 : span == SPAN_HOST ? world : world + p->hosts;
-  const int32_t last = span == SPAN_RANK ? world : span == SPAN_HOST ? world + p->hosts : world + p->hosts + 1;
+  const uint8_t kind = p->option_unit_kind[g->option_of[piece]];
+  const int32_t first = kind == UNIT_RANK ? 0 : kind == UNIT_HOST ? world : world + p->hosts;
+  const int32_t last = kind == UNIT_RANK ? world : kind == UNIT_HOST ? world + p->hosts : world + p->hosts + 1;
   int32_t best = NO_UNIT, best_fits = 0;
   double least = 0;
   for (int32_t u = first; u < last; ++u) {

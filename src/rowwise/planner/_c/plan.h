@@ -2,7 +2,7 @@
 //
 // A *piece* goes to a *unit*: a rank, all ranks of a host, or all ranks; it adds the same loads, link seconds and
 // bytes to each rank of the unit. Each item has options, each option pieces; a placement takes one option of each item.
-// See [Note: cost] in rowwise/perf/cost.py for what a placement costs.
+// See [Note: Cost] in rowwise/perf/cost.py for what a placement costs.
 
 #ifndef ROWWISE_PLAN_H
 #define ROWWISE_PLAN_H
@@ -10,13 +10,13 @@
 #include <stdint.h>
 
 enum { MAX_LOADS = 128, MAX_HINGES = 256, MAX_GROUPS = 8, MAX_TIERS = 3, NO_UNIT = -1 };
-enum { SPAN_RANK = 0, SPAN_HOST = 1, SPAN_ALL = 2 };
+enum { UNIT_RANK = 0, UNIT_HOST = 1, UNIT_ALL = 2 };
 
 typedef struct {
   int32_t items, options, pieces, hosts, devices, loads, tiers, groups;
   const int32_t* item_begin;    // items + 1, into options
   const int32_t* option_begin;  // options + 1, into pieces
-  const uint8_t* option_span;
+  const uint8_t* option_unit_kind;
   const double* piece_load;   // pieces x loads
   const double* piece_link;   // pieces: seconds
   const double* piece_bytes;  // pieces x tiers

@@ -1,6 +1,6 @@
 """DreamShard: a learned policy that places whole tables one after another, and the learned costs that it uses.
 
-[Note: dreamshard] Both networks see 21 features of a table (columns, rows, ids per sample, bytes, and how often rows
+[Note: DreamShard] Both networks see 21 features of a table (columns, rows, ids per sample, bytes, and how often rows
 repeat). The cost network sums a vector for each table over the tables of a rank, and predicts from the sum seconds of
 forward, links and backward. The policy places tables in falling order of predicted cost. Its inputs are each rank's
 predicted costs before and after, and the sum of a second vector for each table there. Training samples from a softmax

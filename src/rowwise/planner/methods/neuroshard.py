@@ -1,7 +1,7 @@
 """NeuroShard: a beam over halvings of columns, with greedy placement on a grid of bounds inside (`_c/neuroshard.c`).
 
 No rank exceeds its memory, and the result is the cheapest placement that was looked at. Rows are never cut, tables
-never copied, pins ignored, and a table above 1.5 times a rank's even share is not placed. It gives no bound.
+never replicated, pins ignored, and a table above 1.5 times a rank's even share is not placed. It gives no bound.
 `neuroshard-grid` is the inner placement alone, of whole tables.
 """
 
@@ -23,7 +23,7 @@ def pieces_by_halvings(problem: PlacementProblem) -> Index:
     found_IL = np.full((len(problem.members), levels), -1, dtype=np.int32)
     for option, item in enumerate(problem.item_of_O):
         kind = problem.kind_of(option)
-        resident = kind.span == "rank" and not kind.layout.cuts_rows and kind.tier == "device"
+        resident = kind.unit_kind == "rank" and not kind.layout.cuts_rows and kind.tier == "device"
         first, last = problem.pieces_of(option)[0], problem.pieces_of(option)[-1]  # the smallest and the largest
         alike = np.array_equal(problem.pieces.load_NK[first], problem.pieces.load_NK[last])
         if resident and alike and kind.parts & (kind.parts - 1) == 0:

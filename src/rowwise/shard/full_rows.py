@@ -1,9 +1,13 @@
-"""Updates of column-cut tables whose optimizer sums over a row: the partial sums are exchanged between ranks.
+"""`FullRowUpdate`: updates column-cut tables whose optimizer needs statistics of full rows, by exchanging partial sums.
 
 Row-wise optimizers, LAMB and clipping need sums over all columns of a row. Each rank sums its own columns as far as
-the tree of [Note: Column sums] stays inside them, the ranks with columns of the same rows exchange these partial sums,
-and each finishes the tree: the same bits as one device. What remains is a plain SGD step, which the kernel applies and
-rounds. Such tables cost a few more passes over their gradients.
+the tree of [Note: Column sums] in `ops/_cpp/simd.h` stays inside them, the ranks with columns of the same rows exchange
+these partial sums, and each finishes the tree: the same bits as one device. What remains is a plain SGD step, which the
+kernel applies and rounds. Such tables cost a few more passes over their gradients.
+
+From `ops`: `MergedGradients` are the touched rows of a piece and their summed gradients. A `RowRule` is an optimizer in
+two parts: `terms` gives the values to sum over each row, `finish` the step that follows from the sums. A `Node` is an
+aligned range of columns, the unit in which rows are summed.
 """
 
 import math
@@ -14,10 +18,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rowwise.comm.seam import Comm
+from rowwise.comm.interface import Comm
 from rowwise.errors import GradientError
 from rowwise.ops import rowtype
-from rowwise.ops.layout import RULES, TableRow
+from rowwise.ops.layout import RULES, TableDescriptor
 from rowwise.ops.merged import MergedGradients, apply_merged, merge_staged
 from rowwise.ops.reference.apply import REFERENCE, RowRule, root
 from rowwise.ops.tiles import Tiles
@@ -38,14 +42,14 @@ class _PieceUpdate:
     """The state of one piece's update between merging and applying."""
 
     rank_piece: RankPiece
-    whole: Table
+    full_table: Table
     tiles: Tiles
     index: int  # among the tables of its tiles
-    table: TableRow
+    table: TableDescriptor
     hyper: Tensor
     random: Tensor
     merged: MergedGradients
-    bad_row: int | None = None  # number in the whole table of a row whose gradient is not finite
+    bad_row: int | None = None  # number in the full table of a row whose gradient is not finite
     new_state: Tensor | None = None  # state [U, floats] after `terms`; `finish` stores it, without the bad rows
 
     @property
@@ -54,7 +58,7 @@ class _PieceUpdate:
 
     @property
     def rule(self) -> RowRule:
-        rule = REFERENCE[type(self.whole.optimizer)]
+        rule = REFERENCE[type(self.full_table.optimizer)]
         assert isinstance(rule, RowRule), rule
         return rule
 
@@ -81,10 +85,10 @@ class _PieceUpdate:
         return values
 
     def finish(self, totals_Un: Tensor) -> None:
-        """Reduce the update to an SGD step on `merged.grad_UD`, given the sums over whole rows."""
+        """Rewrite the rest of the update as an SGD step on `merged.grad_UD`, given the sums over full rows."""
         assert self.new_state is not None
         merged = self.merged
-        step = self.rule.finish(self.new_state, merged.grad_UD, totals_Un, self.whole.dim, self.hyper)
+        step = self.rule.finish(self.new_state, merged.grad_UD, totals_Un, self.full_table.dim, self.hyper)
         self.state()[merged.rows_U.long()] = step.s_MW
         merged.grad_UD = step.g_MD
         # The state is written here; the kernel only has to take w -= lr * (g + weight_decay * w), in its own rounding.
@@ -101,16 +105,17 @@ class _PieceUpdate:
 
 
 @final
-class CoupledUpdate:
+class FullRowUpdate:
     """Updates the pieces of a rank whose rows have columns on other ranks."""
 
     def __init__(self, routes: Routes, plan: Plan, comm: Comm, groups: Sequence[tuple[PieceGroup, Tiles]]) -> None:
-        """`groups`: the coupled groups of this rank."""
+        """`groups`: the groups of this rank that need full rows."""
         self._comm, self._groups = comm, groups
         self._tables = routes.tables
         # Over the groups of all ranks: which exchanges an update makes has to be the same on every rank.
-        coupled = [group for of_rank in routes.groups_W for group in of_rank if group.coupled]
-        optimizers = [routes.tables[k].optimizer for k in {piece.table for group in coupled for piece in group.pieces}]
+        everywhere = [group for of_rank in routes.groups_W for group in of_rank if group.needs_full_rows]
+        tables = {piece.table for group in everywhere for piece in group.pieces}
+        optimizers = [routes.tables[k].optimizer for k in tables]
         self._clips = any(optimizer.clip is not None for optimizer in optimizers)
         self._sums = any(optimizer.sums_columns for optimizer in optimizers)
         self._owners = {
@@ -124,11 +129,11 @@ class CoupledUpdate:
         # Sorted, so that two ranks list the rows they share in the same order: a message has no names in it.
         pieces = sorted(self._merge(calls), key=lambda piece: piece.rank_piece)
         if self._clips:  # first and apart: what the optimizer sums is a function of the clipped gradient
-            clipped = [piece for piece in pieces if piece.whole.optimizer.clip is not None]
+            clipped = [piece for piece in pieces if piece.full_table.optimizer.clip is not None]
             for piece, totals in self._row_totals(clipped, [(p.merged.grad_UD**2).unsqueeze(2) for p in clipped]):
                 _clip_rows(piece, totals[:, 0])
         if self._sums:
-            by_row = [piece for piece in pieces if piece.whole.optimizer.sums_columns]
+            by_row = [piece for piece in pieces if piece.full_table.optimizer.sums_columns]
             for piece, totals in self._row_totals(by_row, [piece.terms() for piece in by_row]):
                 piece.finish(totals)
         self._apply(pieces)
@@ -139,17 +144,17 @@ class CoupledUpdate:
             staged, arena = tiles.staged, tiles.arena
             tiles.discard()  # first: should the update raise, the same gradients must not come again
             for tables, per_id in ((tiles.pooled, False), (tiles.sequence, True)):
-                mine = [s for s in staged if s.call.per_id == per_id]
-                if not mine:
+                of_kind = [s for s in staged if s.call.per_id == per_id]
+                if not of_kind:
                     continue
                 hyper_TH, keys_T = next_step(arena, tables)
-                merged = merge_staged(concat_staged(reorder_by_rank(mine, calls) if calls > 1 else mine))
-                table_rows = TableRow.read(tables.tables_TC)
+                merged = merge_staged(concat_staged(reorder_by_rank(of_kind, calls) if calls > 1 else of_kind))
+                descriptors = TableDescriptor.read(tables.tables_TC)
                 for k, index in enumerate(tables.members_T.tolist()):
                     pieces.append(
-                        _PieceUpdate(rank_piece=group.pieces[index], whole=arena.pieces[index].whole, tiles=tiles,
-                                     index=index, table=table_rows[k], hyper=hyper_TH[k], random=keys_T[k],
-                                     merged=merged[k])
+                        _PieceUpdate(rank_piece=group.pieces[index], full_table=arena.pieces[index].full_table,
+                                     tiles=tiles, index=index, table=descriptors[k], hyper=hyper_TH[k],
+                                     random=keys_T[k], merged=merged[k])
                     )  # fmt: skip
         return pieces
 
@@ -160,71 +165,71 @@ class CoupledUpdate:
 
         All ranks with columns of a row were sent the same ids for it, so their U rows are the same, in the same order.
         """
-        found: dict[_RowRange, list[tuple[Node, Tensor]]] = {piece.rows: [] for piece in pieces}
+        sums: dict[_RowRange, list[tuple[Node, Tensor]]] = {piece.rows: [] for piece in pieces}
         shapes: dict[_RowRange, tuple[int, int]] = {}
-        sent: list[list[Tensor]] = [[] for _ in self._comm.ranks]
+        send_W: list[list[Tensor]] = [[] for _ in self._comm.ranks]
         for piece, x in zip(pieces, values, strict=True):
             nodes = _node_sums(piece.rank_piece, x)
-            found[piece.rows] += nodes
+            sums[piece.rows] += nodes
             shapes[piece.rows] = len(x), x.shape[2]
             for rank in {tile.rank for tile in self._owners[piece.rows]} - {self._comm.rank}:
-                sent[rank] += [total.reshape(-1) for _, total in nodes]
-        for rows, nodes in self._exchange_node_sums(sent, shapes):
-            found[rows] += nodes
-        whole = {rows: sum_nodes([node for node, _ in parts], [x for _, x in parts]) for rows, parts in found.items()}
+                send_W[rank] += [total.reshape(-1) for _, total in nodes]
+        for rows, nodes in self._exchange_node_sums(send_W, shapes):
+            sums[rows] += nodes
+        full = {rows: sum_nodes([node for node, _ in nodes], [x for _, x in nodes]) for rows, nodes in sums.items()}
         for piece in pieces:
-            totals = whole[piece.rows]
+            totals = full[piece.rows]
             # A gradient that is not finite was marked NaN, which reaches the sums on all ranks: all drop the same rows.
             bad_U = totals.isnan().any(1)
             piece.drop_rows(bad_U)
             yield piece, totals if piece.bad_row is None else totals[~bad_U]
 
     def _exchange_node_sums(
-        self, sent: list[list[Tensor]], shapes: dict[_RowRange, tuple[int, int]]
+        self, send_W: list[list[Tensor]], shapes: dict[_RowRange, tuple[int, int]]
     ) -> Iterator[tuple[_RowRange, list[tuple[Node, Tensor]]]]:
         """Exchange node sums with the ranks that have other columns of the same rows; yields theirs by row range."""
-        expected: list[list[tuple[_RowRange, Node]]] = [[] for _ in self._comm.ranks]
+        expected_W: list[list[tuple[_RowRange, Node]]] = [[] for _ in self._comm.ranks]
         for rows in shapes:
             for tile in self._owners[rows]:
                 if tile.rank != self._comm.rank:
-                    expected[tile.rank] += [(rows, node) for node in nodes_of(*tile.cols)]
-        sizes = [sum(x.numel() for x in blocks) for blocks in sent]
-        receives = [sum(math.prod(shapes[rows]) for rows, _ in nodes) for nodes in expected]
+                    expected_W[tile.rank] += [(rows, node) for node in nodes_of(*tile.cols)]
+        send_sizes = [sum(x.numel() for x in blocks) for blocks in send_W]
+        recv_sizes = [sum(math.prod(shapes[rows]) for rows, _ in nodes) for nodes in expected_W]
         # No headers: shapes are known here, as every owner of a row range merged the same rows of it.
-        flat = torch.cat([x for blocks in sent for x in blocks] or [torch.empty(0)])
-        came = self._comm.all_to_all(flat, sizes, receives, "row sums").wait()
+        flat = torch.cat([x for blocks in send_W for x in blocks] or [torch.empty(0)])
+        received = self._comm.all_to_all(flat, send_sizes, recv_sizes, "row sums").wait()
         at = 0
-        for rows, node in (item for nodes in expected for item in nodes):
+        for rows, node in (item for nodes in expected_W for item in nodes):
             size = math.prod(shapes[rows])
-            yield rows, [(node, came[at : at + size].view(shapes[rows]))]
+            yield rows, [(node, received[at : at + size].view(shapes[rows]))]
             at += size
 
     def _apply(self, pieces: Sequence[_PieceUpdate]) -> None:
         for _, tiles in self._groups:
-            mine = [piece for piece in pieces if piece.tiles is tiles]
-            if mine:
-                hyper_and_keys = torch.stack([p.hyper for p in mine]), torch.stack([p.random for p in mine])
-                apply_merged(tiles.arena, [p.merged for p in mine], [p.table for p in mine], hyper_and_keys)
+            own = [piece for piece in pieces if piece.tiles is tiles]
+            if own:
+                hyper_and_keys = torch.stack([p.hyper for p in own]), torch.stack([p.random for p in own])
+                apply_merged(tiles.arena, [p.merged for p in own], [p.table for p in own], hyper_and_keys)
         for piece in pieces:
             if piece.bad_row is not None:
                 raise GradientError(
-                    f"table {piece.whole.name!r}, row {piece.bad_row}: its gradients do not add up to finite numbers, "
-                    f"here or on a rank that has other columns of it. Such rows were left as they were; all others are "
-                    f"updated"
+                    f"table {piece.full_table.name!r}, row {piece.bad_row}: its gradients do not add up to finite "
+                    f"numbers, here or on a rank that has other columns of it. Such rows were left as they were; all "
+                    f"others are updated"
                 )
 
 
 def _node_sums(rank_piece: RankPiece, values_UDn: Tensor) -> list[tuple[Node, Tensor]]:
-    """The sum [U, n] of each whole tree node inside this piece's columns."""
-    found: list[tuple[Node, Tensor]] = []
+    """The sum [U, n] of each tree node inside this piece's columns."""
+    sums: list[tuple[Node, Tensor]] = []
     at = 0
     for node in nodes_of(*rank_piece.tile.cols):
         part = values_UDn[:, at : at + (1 << node.level)]
         at += 1 << node.level
         while part.shape[1] > 1:  # pairwise, as in the kernel: a node's columns are a power of two
             part = part[:, 0::2] + part[:, 1::2]
-        found.append((node, part[:, 0]))
-    return found
+        sums.append((node, part[:, 0]))
+    return sums
 
 
 def _clip_rows(piece: _PieceUpdate, total_U: Tensor) -> None:

@@ -1,9 +1,9 @@
 """`Comm`: the protocol of communication between ranks, with several implementations.
 
-Four collectives over flat tensors, with uneven sizes, all asynchronous. Every rank of a group calls the same
-collectives in the same order. Both sides know all sizes, so no collective exchanges any. `what` names the purpose
-("ids", "pooled", ...), under which bytes are counted. There are no point-to-point messages, and sums are of the
-numbers as they are: lossy wires encode blocks and use all-to-all (`codec.py`).
+Four collectives over flat tensors, with uneven splits, all asynchronous. Every rank of a process group calls the same
+collectives in the same order. Both sides know all splits, so no collective exchanges any. Bytes are counted by purpose
+("ids", "pooled", ...). There are no point-to-point messages, and sums are of the numbers as they are: lossy wires
+encode blocks and use all-to-all (`codec.py`).
 """
 
 from collections import Counter
@@ -24,14 +24,14 @@ class BytesSent:
     counts: Counter[tuple[str, str, Link]] = field(default_factory=Counter)
     _adding: Lock = field(default_factory=Lock, repr=False, compare=False)  # groups may be used by several threads
 
-    def add(self, what: str, collective: str, link: Link, count_bytes: int) -> None:
+    def add(self, purpose: str, collective: str, link: Link, count_bytes: int) -> None:
         if count_bytes:
             with self._adding:
-                self.counts[what, collective, link] += count_bytes
+                self.counts[purpose, collective, link] += count_bytes
 
-    def total(self, what: str | None = None, collective: str | None = None, link: Link | None = None) -> int:
+    def total(self, purpose: str | None = None, collective: str | None = None, link: Link | None = None) -> int:
         """Bytes of one purpose, collective and link; None: any."""
-        wanted = (what, collective, link)
+        wanted = (purpose, collective, link)
         counts = list(self.counts.items())
         return sum(n for key, n in counts if all(w in (None, k) for w, k in zip(wanted, key, strict=True)))
 
@@ -46,8 +46,8 @@ class WaitTime(local):
     seconds: float = 0.0
 
 
-class Handle(Protocol):
-    """A collective that was started."""
+class Work(Protocol):
+    """A collective that was started, as `torch.distributed.Work`."""
 
     def wait(self) -> Tensor:
         """The received tensor; call once. Sent tensors may change only after it.
@@ -58,7 +58,7 @@ class Handle(Protocol):
 
 
 class Comm(Protocol):
-    """A group of ranks, seen from one of them."""
+    """A process group, seen from one of its ranks."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -81,19 +81,21 @@ class Comm(Protocol):
     @property
     def waited(self) -> WaitTime: ...
 
-    def all_to_all(self, send_N: Tensor, sizes_W: Sequence[int], receives_W: Sequence[int], what: str) -> Handle:
-        """Send the w-th run of sizes[w] elements to rank w; the result has receives[w] elements from rank w."""
+    def all_to_all(
+        self, send_N: Tensor, input_splits: Sequence[int], output_splits: Sequence[int], purpose: str
+    ) -> Work:
+        """As `all_to_all_single`: send the next `input_splits[w]` elements to rank w, receive `output_splits[w]`."""
         ...
 
-    def all_gather(self, send_N: Tensor, receives_W: Sequence[int], what: str) -> Handle:
-        """Send the tensor to all ranks; the result concatenates the tensors of all, in rank order."""
+    def all_gather(self, send_N: Tensor, output_splits: Sequence[int], purpose: str) -> Work:
+        """Send the tensor to all ranks; the result has the tensors of all, in rank order."""
         ...
 
-    def reduce_scatter(self, send_N: Tensor, sizes_W: Sequence[int], what: str) -> Handle:
-        """The sum over all ranks of their runs for this one (sizes[rank] elements), added in rank order."""
+    def reduce_scatter(self, send_N: Tensor, input_splits: Sequence[int], purpose: str) -> Work:
+        """The sum over all ranks of their segments for this one (`input_splits[rank]` elements), in rank order."""
         ...
 
-    def all_reduce(self, tensor_N: Tensor, what: str) -> Handle:
+    def all_reduce(self, tensor_N: Tensor, purpose: str) -> Work:
         """The sum over all ranks, with the same bits on each; may overwrite the tensor."""
         ...
 
