@@ -7,7 +7,7 @@ namespace rowwise_hashing::ISA {
 typedef float F __attribute__((vector_size(4 * LANES)));
 typedef int32_t I __attribute__((vector_size(4 * LANES)));
 #if defined(__AVX512F__)
-constexpr int64_t TOGETHER = 4;  // vectors of points that meet a centroid while its coordinates are at hand
+constexpr int64_t TOGETHER = 4;  // vectors of points that are compared to a centroid while registers hold it
 #elif defined(__AVX2__)
 constexpr int64_t TOGETHER = 2;
 #else

@@ -1,10 +1,10 @@
-// One cell: its points are brought together, seeded, and moved between clusters until they stay.
+// Clusters one cell: copies its points into blocks, draws seeds, and moves points between clusters until none moves.
 //
-// [Note: A cell] Seeds are drawn one after another, as k-means++ does (Arthur & Vassilvitskii 2007): a few candidates,
-// by weight times the square of the distance to the nearest seed so far, of which the one stays that leaves the least.
-// Then come rounds of Lloyd's: centroids become the weighted means of their points, points go to the nearest. It ends
-// with means, so each centroid is the mean of what is labelled with it, and with the points without a weight, which
-// move no mean and go to what is nearest then. All sums go over points in the order in which they lie in the cell.
+// [Note: A cell] Seeds are drawn one by one, as in greedy k-means++ (Arthur & Vassilvitskii 2007): a few candidates are
+// drawn by weight times squared distance to the nearest seed so far, and the one that lowers the error most is used.
+// Then Lloyd's algorithm alternates: centroids become weighted means of their points, points join the nearest centroid.
+// It ends with means, so each centroid is the mean of its points. Points of weight 0 move no mean; they join the
+// nearest centroid at the end. All sums are over points in their order in the cell.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -18,7 +18,7 @@
 
 namespace rowwise_hashing {
 
-// Memory that vectors can be loaded from, kept from cell to cell.
+// Aligned memory that is reused from cell to cell, and grows when a cell needs more.
 template <class T>
 class Room {
  public:
@@ -60,7 +60,7 @@ class CellWork {
       std::copy(kept_.begin(), kept_.end(), label_);
       means();
     }
-    for (int pass = 0; pass < CAPPED && above_cap(); ++pass) {  // the means that the first has moved suit the second
+    for (int pass = 0; pass < CAPPED && above_cap(); ++pass) {  // the first pass moves the means that the second uses
       fit_cap();
       means();
     }
@@ -68,7 +68,7 @@ class CellWork {
     used = write(cell, out);
   }
 
-  // What each further cluster is worth to a cell, about: as many drops as it may have clusters.
+  // An estimate of how much each further cluster lowers the error of a cell.
   void drops(const Cell& cell, double* out) {
     gather(cell);
     std::fill(out, out + k_, 0.0);
@@ -107,7 +107,7 @@ class CellWork {
     for (int64_t i = 0; i < n_; ++i) w_[i] = float(mass_[size_t(i)] / most);
   }
 
-  // The point at which the sum of these first passes `target`; blocks of which the sums are known are leapt over.
+  // The first point at which the running sum of `of` passes `target`; known sums of blocks skip whole blocks.
   template <class Of>
   int64_t drawn(double target, Of of) const {
     int64_t b = 0, last = 0;
@@ -144,7 +144,7 @@ class CellWork {
     kernels_.join(x_, blocks_, dims_, centroid_ + k * dims_, int32_t(k), w_, best_, label_, sums_);
   }
 
-  // `drops`: by how much each seed lessens the error, as it is found.
+  // Draws seeds; `drops`, unless null, gets how much each lowers the error.
   void seed(int64_t tried, double* drops) {
     std::vector<float> candidates(size_t(tried * dims_));
     double left[MOST_TRIED];
@@ -155,7 +155,7 @@ class CellWork {
     for (int64_t k = 1; k < k_; ++k) {
       const double all = total();
       const uint64_t number = uint64_t(k) * MOST_TRIED;
-      if (!(all > 0)) {  // every point that counts is a seed: more of the same, where many weigh too much for one
+      if (!(all > 0)) {  // every point with a weight is a seed: repeat some, as equal points may be too heavy for one
         put(centroid_ + k * dims_, drawn_by_weight(number));
         join(k);
         continue;
@@ -183,7 +183,7 @@ class CellWork {
     return left;
   }
 
-  // Each centroid to the mean of its points; whether one that had none was moved to a point that is badly off.
+  // Moves each centroid to the mean of its points; returns whether an empty cluster took a point far from its own.
   bool means() {
     add_up();
     const bool moved = fill_empty();
@@ -248,8 +248,8 @@ class CellWork {
     return false;
   }
 
-  // The heaviest points choose first, then those that are nearest: each takes the nearest cluster with room. A point
-  // finds none only if each cluster holds more than the cap without it.
+  // Assigns points by falling weight, equal ones by rising distance, each to the nearest cluster with room. A point
+  // gets none only if it would lift every cluster above the cap.
   void fit_cap() {
     reassign();
     std::vector<int64_t> order;
@@ -293,7 +293,7 @@ class CellWork {
       if (mass_[size_t(i)] == 0) label_[i] = found[i];
   }
 
-  // The clusters that have points, without gaps.
+  // Writes the clusters that have points, numbered without gaps.
   int64_t write(const Cell& cell, const Out& out) {
     std::vector<int32_t> number(size_t(k_), -1);
     for (int64_t i = 0; i < n_; ++i)
@@ -318,7 +318,7 @@ class CellWork {
   const int64_t dims_;
   int64_t n_ = 0, k_ = 0, blocks_ = 0;
   uint64_t key_ = 0;
-  double most_ = 0;  // the heaviest point: `w_` are shares of it
+  double most_ = 0;  // the largest weight, by which `w_` is divided
   bool weightless_ = false;
   float *x_ = nullptr, *w_ = nullptr, *best_ = nullptr, *centroid_ = nullptr;
   int32_t* label_ = nullptr;

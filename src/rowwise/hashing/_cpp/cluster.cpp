@@ -1,5 +1,5 @@
-// The C functions of the library: which instruction set they use, and what goes to which thread. What a thread does
-// depends on no other one, so results are the same for any number of them.
+// The C functions of the library, which choose the instruction set and distribute cells over threads. Threads do not
+// depend on each other, so results are the same for any number of them.
 #include <atomic>
 #include <cstring>
 #include <limits>
@@ -52,7 +52,7 @@ std::atomic<const Kernels*>& chosen() {
 
 const Kernels& use() { return *chosen().load(std::memory_order_relaxed); }
 
-// Each thread makes a worker, which is given one thing to do after another; 0: memory ran out.
+// Calls worker(0) to worker(things - 1), with a worker for each thread; returns 0 if memory ran out.
 template <class MakeWorker>
 int64_t share_out(int64_t things, int64_t threads, MakeWorker make) {
   std::atomic<int64_t> next{0};
@@ -68,7 +68,7 @@ int64_t share_out(int64_t things, int64_t threads, MakeWorker make) {
   std::vector<std::thread> others;
   try {
     for (int64_t i = 1; i < std::min(threads, things); ++i) others.emplace_back(work);
-  } catch (const std::exception&) {  // as many as there can be
+  } catch (const std::exception&) {  // go on with the threads that could be started
   }
   work();
   for (std::thread& other : others) other.join();
@@ -82,7 +82,7 @@ using namespace rowwise_hashing;
 #define API extern "C" __attribute__((visibility("default")))
 
 API const char* rw_hashing_isa() { return use().name; }
-API int64_t rw_hashing_limit(const char* name) {  // 0: this processor has none of that name
+API int64_t rw_hashing_limit(const char* name) {  // 0: this processor lacks the instruction set
   for (int at = 0; usable(at); ++at)
     if (std::strcmp(usable(at)->name, name) == 0) {
       chosen() = usable(at);
@@ -91,7 +91,7 @@ API int64_t rw_hashing_limit(const char* name) {  // 0: this processor has none 
   return 0;
 }
 
-// Every so manieth point of a range, each somewhere in its share of it.
+// Cuts a range into `wanted` equal ranges, and draws one point from each.
 API void rw_sample(const int32_t* order, int64_t count, int64_t wanted, uint64_t seed, int32_t* out) {
   for (int64_t i = 0; i < wanted; ++i) {
     const int64_t begin = int64_t(double(count) / double(wanted) * double(i));
@@ -100,7 +100,7 @@ API void rw_sample(const int32_t* order, int64_t count, int64_t wanted, uint64_t
   }
 }
 
-// The nearest centroid, scaled like the points, of each point of a range.
+// The nearest centroid of each point of a range; centroids are scaled as the points are.
 API int64_t rw_nearest(const Points* points, int64_t begin, int64_t end, const float* centroids, int64_t count,
                        int64_t threads, int32_t* at) {
   constexpr int64_t CHUNK = 64 * BLOCK;
@@ -121,7 +121,7 @@ API int64_t rw_nearest(const Points* points, int64_t begin, int64_t end, const f
   });
 }
 
-// Points of a range into the order of their numbers; `ends`: where those of each number end, counted from its begin.
+// Sorts the points of a range by their numbers; `ends` are the ends of the points of each number in the output.
 API void rw_sort(const int32_t* order, int64_t count, const int32_t* number, int64_t numbers, int32_t* out,
                  int64_t* ends) {
   std::fill(ends, ends + numbers, 0);
@@ -142,7 +142,7 @@ API int64_t rw_survey(const Points* points, const Cell* cells, int64_t count, do
   });
 }
 
-// One point for each different vector of a range; how many these are.
+// Writes one point for each distinct vector of a range; returns their number.
 API int64_t rw_distinct(const Points* points, int64_t begin, int64_t end, int32_t* out) {
   try {
     Runs runs;
@@ -162,7 +162,7 @@ API int64_t rw_drops(const Points* points, const Cell* cells, int64_t count, con
   });
 }
 
-// `distinct` of each cell: how many different vectors it has. With no cap, as many clusters mean one for each.
+// `distinct`: of each cell, its distinct vectors. Without a cap, as many clusters mean one for each distinct vector.
 API int64_t rw_cells(const Points* points, const Cell* cells, const int64_t* distinct, int64_t count, const How* how,
                      int64_t threads, const Out* out) {
   return share_out(count, threads, [&] {

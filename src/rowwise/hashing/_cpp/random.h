@@ -1,4 +1,4 @@
-// Numbers that look random and depend on nothing but a key and a counter. Source: splitmix64, Steele et al. 2014.
+// Random numbers that are functions of a key and a counter: splitmix64, Steele et al. 2014.
 #pragma once
 #include <cstdint>
 
@@ -11,7 +11,7 @@ inline uint64_t mixed(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// Of the draws that belong to one key, the one of this number: at least 0, and less than 1.
+// The random number in [0, 1) of a key and a counter.
 inline double share(uint64_t key, uint64_t number) { return double(mixed(key ^ mixed(number)) >> 11) * 0x1p-53; }
 
 }  // namespace rowwise_hashing

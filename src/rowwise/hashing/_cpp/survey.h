@@ -1,4 +1,4 @@
-// What ranges of points are like, and the clusters of those that have one for each vector.
+// Statistics of ranges of points, and the clusters of ranges that have a cluster for each distinct vector.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -7,7 +7,7 @@
 
 namespace rowwise_hashing {
 
-// The points of a range, equal vectors one after another; 0 and -0 are equal.
+// The points of a range sorted by vector, so that equal vectors are runs; 0 and -0 are equal.
 class Runs {
  public:
   void sort(const Points& points, int64_t begin, int64_t end) {
@@ -21,7 +21,7 @@ class Runs {
     });
   }
 
-  // Whether the i-th differs from the one before it.
+  // Whether the i-th point begins a run.
   bool begins(size_t i) const {
     if (i == 0) return true;
     return !std::equal(at(order_[i]), at(order_[i]) + points_->dims, at(order_[i - 1]));
@@ -40,7 +40,7 @@ class Runs {
     return runs;
   }
 
-  // Each vector is a cluster.
+  // Writes a cluster for each run.
   int64_t write(const Cell& cell, const Out& out) const {
     int64_t k = cell.base - 1;
     for (size_t i = 0; i < order_.size(); ++i) {
