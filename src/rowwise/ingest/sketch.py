@@ -29,7 +29,7 @@ class Sketch:
         self._counts_UC: NDArray[np.int64] = np.empty((0, 2), np.int64)  # of rows, and of those with a positive label
 
     def add(self, hash_N: Words, positive_N: NDArray[np.bool_]) -> None:
-        """More values, each with the label of its row."""
+        """Add values, each with the label of its row."""
         kept_N = self._low(hash_N)
         hash_U, at_N = np.unique(hash_N[kept_N], return_inverse=True)
         rows_U = np.bincount(at_N, minlength=len(hash_U))
@@ -38,7 +38,7 @@ class Sketch:
 
     @property
     def exact(self) -> bool:
-        """Every value is kept."""
+        """Whether all values are counted, none sampled."""
         return self._shift == 0
 
     @property

@@ -39,11 +39,11 @@ class ColumnSurvey:
 
     @property
     def is_number(self) -> bool:
-        """Has an order that means something."""
+        """Whether the values have a meaningful order."""
         return not is_list(self.kind) and (types.is_floating(self.kind) or types.is_integer(self.kind))
 
     def add(self, array: pa.Array, positive_R: NDArray[np.bool_]) -> None:
-        """More rows, with their labels."""
+        """Add rows with their labels."""
         self.rows += len(array)
         self.nulls += array.null_count
         ids, offsets_R1 = flatten_lists(array, None)
