@@ -61,7 +61,7 @@ class Batching(Value, frozen=True):
 
 
 class Position(Value, frozen=True):
-    """Where a run stands: before row `row` of the split at index `split` in the epoch's order."""
+    """The resume position: before row `row` of the split at index `split` in the epoch's order."""
 
     epoch: int = 0
     split: int = 0

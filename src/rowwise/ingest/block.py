@@ -48,7 +48,7 @@ class BlockArray(Value, frozen=True):
 
     @property
     def end(self) -> int:
-        """The byte after it."""
+        """The first byte after the array."""
         return self.offset + WIDTHS[self.kind] * prod(self.shape)
 
     def view_in(self, block: Bytes) -> NDArray[Any]:

@@ -153,7 +153,7 @@ def inspect_ids(  # noqa: PLR0913 - what a user may say of the columns
     separators: Mapping[str, str] | None = None,
     tell: Callable[[int, int], None] | None = None,
 ) -> Inspection:
-    """Look at the rows.
+    """Profile the columns of the rows.
 
     Args:
         reader: where they come from.
@@ -460,7 +460,7 @@ def _dim(distinct: int) -> int:
 
 
 def _is_skewed(column: ColumnCard) -> bool:
-    """Counts and amounts, that go from nothing to a lot."""
+    """Whether a column holds counts or amounts over a wide range."""
     return column.least is not None and column.most is not None and column.least >= 0 and column.most > FEW
 
 

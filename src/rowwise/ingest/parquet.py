@@ -147,7 +147,7 @@ class ParquetReader:
         return {field.name: hive.parse_value(texts[field.name], field.type) for field in self._folders}
 
     def _footer(self, source: str, *, chunks: bool = False) -> pq.FileMetaData:
-        """A file's footer, checked; with `chunks`, each column chunk is checked, too."""
+        """Read and check a file's footer; with `chunks`, check each column chunk, too."""
         opened = self._store.open(source)
         size = opened.size
         opened.close()

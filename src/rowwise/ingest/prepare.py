@@ -185,7 +185,7 @@ def _load_cached(data: bytes) -> transform.LoadedTransforms:
 def _bad_among(
     wanted_R: NDArray[np.bool_] | None, table: pa.Table, preparation: Preparation, split: Split
 ) -> RefusedRows | None:
-    """The bad ones of the rows that the filter keeps, with row numbers of the split."""
+    """The bad rows among those that the filter keeps, with row numbers of the split."""
     columns, table_rows = preparation.columns, preparation.table_rows
     if wanted_R is None or wanted_R.all():
         return bad_rows(table, columns, table_rows, split)

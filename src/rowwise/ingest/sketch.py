@@ -31,7 +31,7 @@ class Sketch:
         self._times_UC: NDArray[np.int64] = np.empty((0, 2), np.int64)  # the first time and the last one
 
     def add(self, hash_N: Words, positive_N: NDArray[np.bool_], time_N: NDArray[np.int64] | None = None) -> None:
-        """More values, each with the label and the time of its row."""
+        """Add values, each with the label and the time of its row."""
         kept_N = self._low(hash_N)
         hash_U, at_N = np.unique(hash_N[kept_N], return_inverse=True)
         rows_U = np.bincount(at_N, minlength=len(hash_U))
@@ -45,7 +45,7 @@ class Sketch:
 
     @property
     def exact(self) -> bool:
-        """Every value is kept."""
+        """Whether all values are counted, none sampled."""
         return self._shift == 0
 
     @property

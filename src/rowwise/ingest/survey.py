@@ -40,11 +40,11 @@ class ColumnSurvey:
 
     @property
     def is_number(self) -> bool:
-        """Has an order that means something."""
+        """Whether the values have a meaningful order."""
         return not is_list(self.kind) and (types.is_floating(self.kind) or types.is_integer(self.kind))
 
     def add(self, array: pa.Array, positive_R: NDArray[np.bool_], time_R: NDArray[np.int64] | None = None) -> None:
-        """More rows, with their labels and times."""
+        """Add rows with their labels and times."""
         self.rows += len(array)
         self.positive += int(positive_R.sum())
         self.nulls += array.null_count

@@ -63,7 +63,7 @@ class Comparison(Value, frozen=True):
         return self.value if isinstance(self.value, tuple) else (self.value,)
 
     def may_hold(self, seen: ColumnBounds, kind: pa.DataType) -> bool:
-        """False only where no such row can be."""
+        """False only if no row with these bounds can match."""
         if self.op == "is null":
             return seen.nulls != 0
         if seen.rows is not None and seen.nulls == seen.rows:
@@ -112,7 +112,7 @@ class RowFilter(Value, frozen=True):
         return tuple(dict.fromkeys(one.column for one in self.all_of))
 
     def check(self, schema: pa.Schema, source: str) -> None:
-        """Refuse columns that are not there, and values that they cannot hold."""
+        """Refuse unknown columns, and values that a column cannot hold."""
         check_columns(self.columns, schema, source)
         for one in self.all_of:
             kind = schema.field(one.column).type
@@ -126,7 +126,7 @@ class RowFilter(Value, frozen=True):
                 raise DataError(f"{source}: where: column {one.column!r} holds {kind}: want ==, != or in")
 
     def may_hold(self, seen: Mapping[str, ColumnBounds], schema: pa.Schema) -> bool:
-        """False only where none of the rows can be wanted."""
+        """False only if no row with these bounds can match."""
         return all(
             one.may_hold(seen[one.column], schema.field(one.column).type) for one in self.all_of if one.column in seen
         )
@@ -219,7 +219,7 @@ def _wanted_values(kind: pa.DataType) -> str:
 
 
 def _native(value: Plain, kind: pa.DataType) -> Any:
-    """A value as columns of a type are compared with it; raises where that cannot be."""
+    """A value in the form that a column of this type is compared with; raises if there is none."""
     plain = _plain_type(kind)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if types.is_boolean(plain) and isinstance(value, bool):

@@ -20,7 +20,7 @@ from rowwise.ingest.service.messages import Connection
 
 @final
 class HandOff:
-    """A trainer's end, and the way to it.
+    """The hand-off of a prepared split to a trainer in this process.
 
     Args:
         file: the memory of a slot, to own.

@@ -75,7 +75,7 @@ class PreparationTimes(Value, frozen=True):
 
 
 class _SplitTimes(Value, frozen=True):
-    """A split, in one round."""
+    """Seconds of one split in one round."""
 
     wall_s: float
     cpu_s: float

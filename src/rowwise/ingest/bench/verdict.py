@@ -94,7 +94,7 @@ def workers_for(measured: PreparationTimes, samples_s: float) -> int:
 
 
 def hint(measured: PreparationTimes, facts: HintFacts, slowest: str) -> str:
-    """The one thing that is most worth doing; what is wrong with the files comes before what is slow."""
+    """The most useful change: faults of the files first, then the slowest stage."""
     return _advise_on_files(measured, facts) or _advise_on_part(measured, facts, slowest)
 
 

@@ -29,7 +29,7 @@ GETTERS: dict[str, Callable[[Path], None]] = {
 
 
 def load(name: str, folder: Path = FOLDER) -> Dataset:
-    """A dataset by name; those that have to be there first are in a folder of their name inside `folder`."""
+    """A dataset by name; what `rowwise data get` fetches is read from the folder of that name in `folder`."""
     kind, colon, path = name.partition(":")
     if colon and kind == "parquet":
         return from_files(ParquetReader(path))

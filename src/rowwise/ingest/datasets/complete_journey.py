@@ -84,7 +84,7 @@ def complete_journey(folder: Path, dim: int = 16) -> Dataset:
 
 
 def complete_journey_tuning(folder: Path, dim: int = 16) -> Dataset:
-    """To choose settings on: train on weeks 2 to 43, validate on 44 to 47; the test is kept out of reach."""
+    """The dataset for choosing settings: train on weeks 2 to 43, validate on 44 to 47; test rows are left out."""
     train, _ = open_stored(folder, ("train", "test"), NAME)
     early, late = _cut(train, VALID_WEEK, folder)
     return _dataset(early, late, None, dim)
@@ -123,7 +123,7 @@ def _place(rows: pa.Table) -> NDArray[np.int64]:
 
 
 def _label(promotions: pa.Table, first: int, sold: NDArray[np.int64]) -> pa.Table:
-    """The rows that are kept, with their label and their number."""
+    """The positives and a sample of the negatives, with label and row number."""
     row_R = np.arange(first, first + promotions.num_rows)
     place_R = _place(promotions)
     at_R = np.minimum(np.searchsorted(sold, place_R), len(sold) - 1)
@@ -135,7 +135,7 @@ def _label(promotions: pa.Table, first: int, sold: NDArray[np.int64]) -> pa.Tabl
 
 
 def _with_history(rows: pa.Table, sold: NDArray[np.int64]) -> pa.Table:
-    """With what sold in strictly earlier weeks; `sold` has each product, store and week once, sorted."""
+    """Add counts of sales in strictly earlier weeks; `sold` has each product, store and week once, sorted."""
     week_R = rows["week"].to_numpy()
     anywhere = np.sort(sold // WEEKS // STORES * WEEKS + sold % WEEKS)
     for name, column, sales in (("sold_here", "product_store", sold), ("sold", "product_id", anywhere)):

@@ -58,7 +58,7 @@ class PartReader:
 
 
 def hold_out(reader: Reader, parts: int) -> tuple[Reader, Reader | None]:
-    """The last of so many equal parts apart, as time goes on from the first rows to the last; None if it is empty."""
+    """Split off the last of `parts` equal parts, the newest rows; None: there are fewer splits than parts."""
     splits = reader.splits()
     last = len(splits) // parts
     if not last:

@@ -71,7 +71,7 @@ class SyntheticColumns(Value, frozen=True):
         return pa.table(about | columns)
 
     def reader(self, rows: int, first_row: int = 0) -> GeneratorReader:
-        """So many rows from a row on; other ranges of the same world make test data."""
+        """Rows `first_row` up to `first_row + rows`; other ranges of the same world make test data."""
         return GeneratorReader(
             self.rows, rows, first_row=first_row, split_rows=self.split_rows, name=f"synthetic (seed {self.seed})"
         )
@@ -82,7 +82,7 @@ class SyntheticColumns(Value, frozen=True):
         return Columns(labels=("label",), dense=dense, sparse=sparse, key="row")
 
     def tables(self, dim: int = 16) -> tuple[Table, ...]:
-        """One a column; a bag's vector is the mean of its rows, as it is for the teacher."""
+        """A table for each column; a bag's vector is the mean of its rows, as in the teacher."""
         how = {"pooling": Pooling.MEAN, "optimizer": RowWiseAdagrad(lr=0.1), "init": Normal(std=0.05)}
         return tuple(Table(name=name, rows=ids, dim=dim, **how) for name, ids in self.ids + self.bags)
 

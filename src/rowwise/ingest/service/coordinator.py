@@ -286,7 +286,7 @@ class Coordinator:
             self._free_slot(task)
 
     def _end_lease(self, worker: int, split_id: SplitId) -> _SplitTask | None:
-        """The task of a lease that still holds, which ends; None where the lease or the task is gone."""
+        """End a lease and return its task; None: the lease or the task no longer exists."""
         if worker not in self._workers or self._workers[worker].split_id != split_id:
             return None
         self._workers[worker].split_id = None

@@ -45,7 +45,7 @@ class IdLists:
 
 
 def to_id_lists(array: pa.Array) -> IdLists:
-    """A column of ids, or of lists of them."""
+    """The ids of a column of ids or of lists of ids."""
     values, offsets_R1 = flatten_lists(array, None)
     return IdLists(values=values, offsets_R1=offsets_R1, null_R=nulls(array), single=not is_list(array.type))
 

@@ -66,7 +66,7 @@ class Onehot(OneColumn, frozen=True, kw_only=True, tag="onehot", tag_field="kind
         return (NUMBERS_OR_LISTS if self.borders else IDS,)
 
     def type_problem(self, kinds: Kinds) -> str:
-        """Numbers and words are never the same."""
+        """Refuse to compare numbers with words."""
         if self.classes and is_words(kinds[0]) != isinstance(self.classes[0], str):
             return f"compared with class {self.classes[0]!r}: want {'texts' if is_words(kinds[0]) else 'whole numbers'}"
         low, high = (0, 1 << 64) if element_kind(kinds[0]) == pa.uint64() else (-(1 << 63), 1 << 63)
@@ -78,7 +78,7 @@ class Onehot(OneColumn, frozen=True, kw_only=True, tag="onehot", tag_field="kind
         return (pa.large_list(pa.float32()),) if self.into == "lists" else (pa.float32(),) * self.width
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
-        """Write all ones at once."""
+        """Set the ones of all rows at once."""
         class_N, offsets_R1 = self._classes(arrays[0])
         rows, width = len(arrays[0]), self.width
         row_N = np.arange(rows) if offsets_R1 is None else row_of_each(offsets_R1)

@@ -36,7 +36,7 @@ class SigridHash(OneColumn, frozen=True, kw_only=True, tag="sigrid_hash", tag_fi
     salt: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what is no number of rows, and a salt that no 64 bits hold."""
+        """Refuse an impossible number of rows, and a salt of more than 64 bits."""
         check_rows(self, self.rows)
         if not -(1 << 63) <= self.salt < 1 << 63:
             raise self.spec_error(f"salt={self.salt}: want a number of 64 bits, -2**63 to 2**63 - 1")
@@ -53,7 +53,7 @@ class SigridHash(OneColumn, frozen=True, kw_only=True, tag="sigrid_hash", tag_fi
         return (pick_ids(arrays[0], self._make(), None),)
 
     def of_first(self, array: pa.Array, count: int) -> pa.Array:
-        """The same as after FirstX, in one pass and without hashing what is cut off."""
+        """The result after FirstX, in one pass that hashes only the first ids."""
         return pick_ids(array, self._make(), count)
 
     def _make(self) -> RowMapping:

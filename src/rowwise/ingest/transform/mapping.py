@@ -67,7 +67,7 @@ class MapId(OneColumn, frozen=True, kw_only=True, tag="map_id", tag_field="kind"
         return (IDS,)
 
     def type_problem(self, kinds: Kinds) -> str:
-        """Whole numbers are not looked up among words."""
+        """Refuse to look up whole numbers among words."""
         if not is_words(kinds[0]):
             words = [key for key in self.mapping if _parse_whole(key) is None]
             if words:
@@ -113,7 +113,7 @@ def read_mapping(transform: MapId) -> dict[str | int, int]:
 
 
 def _parse_whole(key: str | int) -> int | None:
-    """The number that digits say, written as numbers are."""
+    """The whole number of a text in decimal digits."""
     text = str(key)
     digits = text.removeprefix("-")
     plain = digits.isascii() and digits.isdigit() and (digits == "0" or digits[0] != "0") and text != "-0"
@@ -143,7 +143,7 @@ def _known(keys_K: Ints, words: pa.Array | None, becomes_K: Ints) -> KnownIds:
 
 
 def _find(known: KnownIds, keys_N: Ints) -> tuple[Ints, Mask]:
-    """The index of each id among the known ones, and whether it is known. Most are found in the first round."""
+    """The index of each id among the known ids, and whether it is known. The first round finds most of them."""
     at_N = native.hash_rows(keys_N, known.slots)
     index_N = known.index_S[at_N]
     left_N = np.flatnonzero((known.key_S[at_N] != keys_N) & (index_N >= 0))
@@ -196,7 +196,7 @@ def _texts(values: pa.Array) -> pa.Array:
 
 
 def _drop_unknown(ids: IdLists, made_N: Ints, found_N: Mask) -> pa.Array:
-    """Without the unknown: no element of a list, null where there is one value in a row."""
+    """Drop unknown ids: from a list, or as null where a row has one value."""
     offsets_R1 = to_offsets(found_N)[ids.starts()]
     if ids.single:
         null_R = np.diff(offsets_R1) == 0

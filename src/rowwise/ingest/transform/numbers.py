@@ -104,7 +104,7 @@ class Clamp(NumberTransform, frozen=True, kw_only=True, tag="clamp", tag_field="
             raise self.spec_error(f"low={self.low} and high={self.high}: want low at most as large as high")
 
     def type_problem(self, kinds: Kinds) -> str:
-        """Whole numbers have whole bounds."""
+        """Refuse fractions as bounds of whole numbers."""
         uneven = [b for b in (self.low, self.high) if b is not None and b != int(b)]
         if uneven and types.is_integer(element_kind(kinds[0])):
             return f"whole numbers are cut at {uneven[0]}: want whole bounds"
@@ -132,7 +132,7 @@ def _bound(bound: Number | None, kind: np.dtype[Any]) -> np.generic | None:
 
 
 def _bent(array: pa.Array, bend: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> pa.Array:
-    """A function of numbers in 64 bits, its result in the float type that the column has."""
+    """Apply a function in 64 bits; the result has the column's float type."""
     numbers = to_numbers(array)
     kind = np.float32 if numbers.x_N.dtype == np.float32 else np.float64
     with np.errstate(over="ignore"):  # what is too large for the type is infinite there
@@ -162,7 +162,7 @@ class Logit(FloatTransform, frozen=True, kw_only=True, tag="logit", tag_field="k
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        """Refuse what leaves no number between the ends."""
+        """Refuse an `eps` that leaves no number between the ends."""
         if not 1e-12 <= self.eps < 0.5:
             raise self.spec_error(f"eps={self.eps}: want at least 1e-12, and less than 0.5")
 
@@ -196,7 +196,7 @@ class BoxCox(FloatTransform, frozen=True, kw_only=True, tag="box_cox", tag_field
 
 
 class Fill(OneColumn, frozen=True, kw_only=True, tag="fill", tag_field="kind"):
-    """`value` where nothing is: null and NaN, in lists too. A null list becomes a list of the value alone.
+    """Replaces null and NaN by `value`, in lists too. A null list becomes a list of the value alone.
 
     Empty lists stay empty, infinities stay. Ids can be filled with an id, texts with a text.
     """
@@ -208,11 +208,11 @@ class Fill(OneColumn, frozen=True, kw_only=True, tag="fill", tag_field="kind"):
 
     @property
     def wants(self) -> tuple[str, ...]:
-        """Anything that has such values."""
+        """The kind of column that may hold `value`."""
         return (VALUES,)
 
     def type_problem(self, kinds: Kinds) -> str:
-        """The value is of the column's kind."""
+        """Refuse a value of another kind than the column's."""
         kind = _filled_kind(kinds[0])
         if is_words(kind) != isinstance(self.value, str):
             return f"filled with {self.value!r}: want {'a text' if is_words(kind) else 'a number'}"
@@ -249,7 +249,7 @@ def _filled_kind(kind: pa.DataType) -> pa.DataType:
 
 
 def _with_rows(values: pa.Array, offsets_R1: Ints, null_R: NDArray[np.bool_], value: pa.Scalar) -> pa.Array:
-    """Lists, where those that are null get one value."""
+    """Replace null lists by a list of one value."""
     filled_R1 = to_offsets(np.diff(offsets_R1) + null_R)
     at_N = np.zeros(filled_R1[-1], np.int64)
     new_N = np.zeros(filled_R1[-1], np.bool_)

@@ -109,7 +109,7 @@ class IdListTransform(TwoColumns, frozen=True, kw_only=True, tag="id_list", tag_
         return (ID_LISTS, ID_LISTS)
 
     def type_problem(self, kinds: Kinds) -> str:
-        """Numbers and words are never the same."""
+        """Refuse to compare numbers with words."""
         return _unlike(*kinds)
 
     def types(self, kinds: Kinds) -> Kinds:
@@ -148,7 +148,7 @@ def _keys(a: IdLists, b: IdLists) -> tuple[Ints, Ints, pa.Array]:
 
 
 def _are_in(key_A: Ints, key_B: Ints) -> Mask:
-    """Membership in another array. Arrow looks up in a hash table where numpy would sort."""
+    """Whether each key is in another array. Arrow looks up in a hash table where numpy would sort."""
     members = pc.call_function("is_in", [pa.array(key_A)], pc.SetLookupOptions(value_set=pa.array(key_B)))
     return members.to_numpy(zero_copy_only=False)
 
@@ -184,7 +184,7 @@ class ComputeScore(Transform, frozen=True, kw_only=True, tag="compute_score", ta
     among: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no way to make one number of many."""
+        """Refuse an unknown reduction of scores."""
         if self.by not in ("sum", "mean", "max", "min"):
             raise self.spec_error(f"by={self.by!r}: want 'sum', 'mean', 'max' or 'min'")
 
@@ -202,7 +202,7 @@ class ComputeScore(Transform, frozen=True, kw_only=True, tag="compute_score", ta
         return (ID_LISTS, NUMBER_LISTS, ID_LISTS)[: len(self.reads)]
 
     def type_problem(self, kinds: Kinds) -> str:
-        """Numbers and words are never the same."""
+        """Refuse to compare numbers with words."""
         return "" if self.among is None else _unlike(kinds[0], kinds[2])
 
     def types(self, kinds: Kinds) -> Kinds:

@@ -51,7 +51,7 @@ class Sampling(Transform, frozen=True, kw_only=True, tag="sampling", tag_field="
         return tuple(want for name, want in wanted if name is not None)
 
     def type_problem(self, kinds: Kinds) -> str:
-        """Numbers and words are never the same."""
+        """Refuse to compare numbers with words."""
         if self.column is not None and is_words(kinds[0]) != isinstance(self.value, str):
             return f"compared with {self.value!r}: want {'a text' if is_words(kinds[0]) else 'a number'}"
         return ""

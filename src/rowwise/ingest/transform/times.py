@@ -80,7 +80,7 @@ class GetLocalHour(Transform, frozen=True, kw_only=True, tag="get_local_hour", t
 
 
 def _seconds(array: pa.Array, unit: str) -> Ints:
-    """Whole seconds since 1970, 0 where there is nothing."""
+    """Whole seconds since 1970; 0 for missing values."""
     kind = array.type
     if types.is_date(kind):
         array, unit = array.cast(pa.timestamp("ms")), "ms"

@@ -71,7 +71,7 @@ class Transform(Value, frozen=True, kw_only=True):
         raise NotImplementedError
 
     def type_problem(self, kinds: Kinds) -> str:
-        """Why these input types, which meet `wants`, are refused; empty: they are not."""
+        """Why these input types are refused although they meet `wants`; empty: they are accepted."""
         return ""
 
     def types(self, kinds: Kinds) -> Kinds:

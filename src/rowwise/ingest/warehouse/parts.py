@@ -34,7 +34,7 @@ class RowQueue:
     """A queue of rows that tracks the unit and row of its first one."""
 
     def __init__(self, source: Iterator[UnitRows], end: int) -> None:
-        """Takes from `source` what is asked for; `end`: the unit after the last."""
+        """Reads `source` on demand; `end`: the unit after the last."""
         self._source, self._end = source, end
         self._queued: deque[UnitRows] = deque()
         self._rows = 0
