@@ -13,7 +13,7 @@ PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
     "calibrate": 2_457,
     "checkpoint": 3_691,
-    "cli": 3_581,
+    "cli": 3_600,
     "comm": 1_709,
     "drills": 712,
     "hashing": 2_701,
@@ -22,7 +22,7 @@ LINES = {  # of Python, by package
     "ops": 3_521,
     "perf": 1_419,
     "planner": 5_113,
-    "recipes": 4_982,
+    "recipes": 5_191,
     "report": 3_100,
     "shard": 2_691,
     "train": 4_928,

@@ -19,7 +19,8 @@ from rowwise.recipes.compress import schedule
 from rowwise.recipes.compress.advice import CompressionAdvice, TableAdvice
 from rowwise.recipes.compress.attempts import Attempts, make_chosen_maps, save_map
 from rowwise.recipes.compress.division import CompressionGoal, TableDivision
-from rowwise.recipes.compress.folder import TrialFolder, TrialFolderSpec
+from rowwise.recipes.compress.estimate import TimeLimit
+from rowwise.recipes.compress.folder import PROBE, TrialFolder, TrialFolderSpec
 from rowwise.recipes.compress.ordered import find_order
 from rowwise.recipes.compress.probe import probe
 from rowwise.recipes.compress.trials import use_threads
@@ -30,7 +31,7 @@ from rowwise.recipes.text import RECIPE, write
 from rowwise.spec import Table
 
 ADVICE = "advice.json"
-PROBE, PROBE_ALL = "probe.safetensors", "probe-all.safetensors"
+PROBE_ALL = "probe-all.safetensors"
 Maps = Mapping[str, tuple[IdMap, StoredIds]]
 
 
@@ -44,15 +45,19 @@ def check_recipe(recipe: Recipe) -> None:
         raise SpecError(f"init_from={recipe.init_from!r}: {want}")
 
 
-def advise(
+def advise(  # noqa: PLR0913 - what the work follows from
     window: DataWindow,
     division: TableDivision,
     goal: CompressionGoal,
     order: TrialFolderSpec,
     folder: TrialFolder,
     tell: Tell,
+    limit: TimeLimit | None = None,
 ) -> CompressionAdvice:
-    """Run the missing trials, choose methods and sizes, and write maps and advice.json."""
+    """Run the missing trials, choose methods and sizes, and write maps and advice.json.
+
+    Where `limit` leaves no time for all sizes, the choice is among those that were measured.
+    """
     use_threads(window.earlier)
     ratios = schedule.ratios_around(division.ratio)
     work = WorkQueue(tell, _count_trainings(division, goal, len(ratios)))
@@ -67,6 +72,7 @@ def advise(
         work=work,
         histories=histories,
         trials=folder.read(),
+        limit=limit or TimeLimit(),
     )
     attempts.make_all(ratios)
     allocation = _allocate(attempts)
@@ -97,7 +103,7 @@ def advise(
         together=None if together is None else measured.over_full(together),
         tables=tables,
         left=division.left,
-        warnings=_warnings(tables, window, measured.noise),
+        warnings=_warnings(tables, window, measured.noise, len(attempts.left_out)),
     )
     folder.write(ADVICE, msgspec.json.format(msgspec.json.encode(advice), indent=1) + b"\n")
     return advice
@@ -156,8 +162,10 @@ def _table_advice(attempts: Attempts, table: Table, option: SizeOption, maps: Ma
     )
 
 
-def _warnings(tables: tuple[TableAdvice, ...], window: DataWindow, noise: float) -> tuple[str, ...]:
+def _warnings(tables: tuple[TableAdvice, ...], window: DataWindow, noise: float, left_out: int) -> tuple[str, ...]:
     lines = []
+    if left_out:
+        lines.append(f"no time for {left_out} trials of other sizes: want more --minutes for a better division")
     ordered = {one.name: one.ordered for one in tables if one.ordered is not None}
     if ordered:
         names = f"table{'s' * (len(ordered) > 1)} {', '.join(ordered)}"

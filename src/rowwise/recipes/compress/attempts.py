@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 
@@ -17,6 +17,7 @@ from rowwise.hashing.methods import make_map, table_bytes
 from rowwise.idmaps import StoredIds
 from rowwise.recipes.compress import schedule
 from rowwise.recipes.compress.division import TableDivision
+from rowwise.recipes.compress.estimate import TimeLimit
 from rowwise.recipes.compress.folder import Trial, TrialFolder, TrialFolderSpec
 from rowwise.recipes.compress.measured import MeasuredTrials
 from rowwise.recipes.compress.probe import Histories
@@ -43,6 +44,8 @@ class Attempts:
     work: WorkQueue
     histories: Histories
     trials: dict[TrialSpec, Trial]
+    limit: TimeLimit
+    left_out: list[TrialSpec] = field(default_factory=list)  # trials of other sizes that had no time
 
     @property
     def measured(self) -> MeasuredTrials:
@@ -57,7 +60,7 @@ class Attempts:
                 self._train_once(asked, {}, report)
         self._try_each(schedule.wanted_size_trials(names, self.methods, ratios[0], seed))
         losses = {name: self.measured.losses(name, ratios[0]) for name in names}
-        self._try_each(schedule.other_size_trials(losses, ratios[1:], seed))
+        self._try_each(schedule.other_size_trials(losses, ratios[1:], seed), firm=False)
 
     def measure_together(self, allocation: Allocation) -> TrialSpec | None:
         """Train one model with all chosen tables, to check that the losses of single tables add up."""
@@ -70,11 +73,14 @@ class Attempts:
             self._train_once(asked, maps, report)
         return asked
 
-    def _try_each(self, wanted: Sequence[TrialSpec]) -> None:
-        """Run trials that each compress one table."""
+    def _try_each(self, wanted: Sequence[TrialSpec], *, firm: bool = True) -> None:
+        """Run trials that each compress one table; without `firm` only those that there is time for."""
         for asked in wanted:
             with self.work.part(f"{asked.table} by {asked.method} in 1/{asked.ratio:g}") as report:
                 if asked in self.trials:
+                    continue
+                if not firm and not self.limit.allows(max((one.took_s for one in self.trials.values()), default=0.0)):
+                    self.left_out.append(asked)
                     continue
                 table = self.division.table(asked.table)
                 budget_bytes = int(table_bytes(table, None) / asked.ratio)

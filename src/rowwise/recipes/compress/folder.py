@@ -24,7 +24,7 @@ from rowwise.recipes.recipe import Recipe
 from rowwise.spec import Value
 from rowwise.textfile import append, decode_json, read_bytes, write_new
 
-ORDER, TRIALS = "order.json", "trials.jsonl"
+ORDER, TRIALS, PROBE = "order.json", "trials.jsonl", "probe.safetensors"
 MATTER = (
     "seed",
     "data",
@@ -116,6 +116,12 @@ def open_folder(path: Path, spec: TrialFolderSpec) -> TrialFolder:
     path.mkdir(parents=True, exist_ok=True)
     folder.write(ORDER, msgspec.json.format(msgspec.json.encode(spec), indent=1))
     return folder
+
+
+def recorded_rows(path: Path) -> int | None:
+    """The rows that trials of a folder train on; None: all, or no trials yet."""
+    at = path / ORDER
+    return _read_order(at).rows if at.is_file() else None
 
 
 def lock_folder(folder: TrialFolder) -> AbstractContextManager[None]:
