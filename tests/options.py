@@ -131,6 +131,7 @@ NONSENSE = {
     "compress --out": ("{rows}", "{run}"),
     "compress --methods": ("nope", "hash,nope", ""),
     "compress --rows": COUNTS,
+    "compress --minutes": ("0", *SECONDS),
     "compress --seed": SEEDS,
     "eval run": NO_RUN,
     "eval --data": NO_DATA,

@@ -21,6 +21,8 @@ REFUSED = {
     "clicks.yaml --ratio 100": "a budget of 745 bytes: tables that are not compressed take 960 of 74,560 (item)",
     "clicks.yaml --ratio 4 --methods lerned": "--methods: no method 'lerned'; did you mean 'learned'? There are hash,",
     "clicks.yaml --ratio 4 --rows 0": "--rows 0: want at least 1",
+    "clicks.yaml --ratio 4 --minutes 0": "--minutes 0: want a number of minutes above 0, such as 30",
+    "clicks.yaml --ratio 4 --minutes 3 --rows 5": "--minutes 3 and --rows 5: want one of them",
     "clicks.yaml --ratio 4 --seed -1": "--seed -1: want 0 to 2**31 - 1",
     "clicks.yaml --ratio 4 --out full": "full has other files and no order.json: want --out with a new folder",
     "clicks.yaml --ratio 4 --out clicks.yaml": "clicks.yaml is a file: want a folder for measurements",

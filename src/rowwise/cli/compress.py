@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rowwise.recipes.compress.progress import Tell
     from rowwise.recipes.compress.selection import CompressionGoal
 
-MOST_RATIO = 1e6
+MOST_RATIO, MOST_MINUTES = 1e6, 1e5
 
 
 def compress(  # noqa: PLR0913 - one for each option
@@ -59,6 +59,9 @@ def compress(  # noqa: PLR0913 - one for each option
     rows: Annotated[
         int | None, typer.Option(metavar="N", help="Train each trial on at most N rows: faster, less exact.")
     ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(metavar="N", help="End in about N minutes: trials train on as many rows as fit.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of trials and maps (default: the recipe's).")] = None,
 ) -> None:
     """Compress large tables with id maps, so that ids share rows and all tables fit into a budget of bytes.
@@ -67,20 +70,21 @@ def compress(  # noqa: PLR0913 - one for each option
     Then divides the budget between tables, and writes the id maps, a recipe that trains with them, and a report. The
     same command continues after it was stopped or killed.
 
+    Before it begins, it measures a few steps and prints how long all will take. With --minutes trials train on fewer
+    rows, and sizes for which there is no time are left out.
+
     Example: rowwise compress dlrm-synthetic --ratio 10 --explain
 
     Example: rowwise compress mine.yaml --budget 100MB --history "week < 40" --rows 1000000 --out smaller
     """
     goal = _parse_goal(ratio, budget, methods)
-    if rows is not None and rows < 1:
-        raise SpecError(f"--rows {rows}: want at least 1")
-    if seed is not None and not 0 <= seed < 1 << 31:
-        raise SpecError(f"--seed {seed}: want 0 to 2**31 - 1")
+    _check_numbers(rows, minutes, seed)
     environment: CommandEnvironment = ctx.obj
     if environment.torchrun is not None:
         raise SpecError("rowwise compress trains in one process: want it without torchrun")
     from rowwise.recipes.compose import resolve
     from rowwise.recipes.compress.advise import advise, check_recipe, write_recipe
+    from rowwise.recipes.compress.estimate import TimeLimit, forecast_work
     from rowwise.recipes.compress.folder import TrialFolderSpec, lock_folder, open_folder
     from rowwise.recipes.compress.selection import select_tables
     from rowwise.recipes.compress.window import open_window
@@ -91,11 +95,15 @@ def compress(  # noqa: PLR0913 - one for each option
     selection = select_tables(resolved.tables, goal)
     spec = TrialFolderSpec.of(resolved.recipe, tuple(history or ()), rows, loaded.seed if seed is None else seed)
     window = open_window(resolved, spec.history)
-    console = make_terminal(stderr=True)
+    console, limit = make_terminal(stderr=True), TimeLimit(None if minutes is None else 60 * minutes)
+    if minutes is None:
+        open_folder(out, spec)  # raises before anything is measured
+    spec, forecast = forecast_work(window, selection, goal, spec, out, minutes)
     folder = open_folder(out, spec)
+    console.print(forecast, markup=False, soft_wrap=True)
     try:
         with lock_folder(folder), _show_progress(console) as report:
-            advice = advise(window, selection, goal, spec, folder, report)
+            advice = advise(window, selection, goal, spec, folder, report, limit)
             recipe_file = write_recipe(loaded, resolved, advice, folder)
             page = _write_page(folder.path)
     except KeyboardInterrupt:
@@ -124,6 +132,17 @@ def _parse_goal(ratio: float | None, budget: str | None, methods: str | None) ->
             guess = f"; did you mean {close[0]!r}?" if close else "."
             raise SpecError(f"--methods: no method {name!r}{guess} There are {', '.join(METHODS)}")
     return CompressionGoal(ratio=ratio, budget_bytes=budget_bytes, methods=names)
+
+
+def _check_numbers(rows: int | None, minutes: float | None, seed: int | None) -> None:
+    if rows is not None and rows < 1:
+        raise SpecError(f"--rows {rows}: want at least 1")
+    if minutes is not None and not 0 < minutes < MOST_MINUTES:
+        raise SpecError(f"--minutes {minutes:g}: want a number of minutes above 0, such as 30")
+    if minutes is not None and rows is not None:
+        raise SpecError(f"--minutes {minutes:g} and --rows {rows}: want one of them, as both say how far trials train")
+    if seed is not None and not 0 <= seed < 1 << 31:
+        raise SpecError(f"--seed {seed}: want 0 to 2**31 - 1")
 
 
 def _write_page(folder: Path) -> Path:

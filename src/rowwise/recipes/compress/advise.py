@@ -17,7 +17,8 @@ from rowwise.idmaps import StoredIds
 from rowwise.recipes.compose import ResolvedRecipe, set_threads
 from rowwise.recipes.compress import schedule
 from rowwise.recipes.compress.advice import CompressionAdvice, TableAdvice
-from rowwise.recipes.compress.folder import TrialFolder, TrialFolderSpec
+from rowwise.recipes.compress.estimate import TimeLimit
+from rowwise.recipes.compress.folder import PROBE, TrialFolder, TrialFolderSpec
 from rowwise.recipes.compress.id_order import find_id_order
 from rowwise.recipes.compress.probe import probe
 from rowwise.recipes.compress.progress import Tell, WorkProgress
@@ -29,7 +30,7 @@ from rowwise.recipes.text import RECIPE, write
 from rowwise.spec import Table
 
 ADVICE = "advice.json"
-PROBE, PROBE_ALL = "probe.safetensors", "probe-all.safetensors"
+PROBE_ALL = "probe-all.safetensors"
 Maps = Mapping[str, tuple[IdMap, StoredIds]]  # by table: the map, and its entry for a recipe
 
 
@@ -43,15 +44,19 @@ def check_recipe(recipe: Recipe) -> None:
         raise SpecError(f"init_from={recipe.init_from!r}: {want}")
 
 
-def advise(
+def advise(  # noqa: PLR0913 - all that the work follows from
     window: DataWindow,
     selection: TableSelection,
     goal: CompressionGoal,
     spec: TrialFolderSpec,
     folder: TrialFolder,
     tell: Tell,
+    limit: TimeLimit | None = None,
 ) -> CompressionAdvice:
-    """Run the missing trials, choose methods and sizes, and write maps and advice.json."""
+    """Run the missing trials, choose methods and sizes, and write maps and advice.json.
+
+    Where `limit` leaves no time for all sizes, the choice is among those that were measured.
+    """
     set_threads(window.earlier.recipe)
     ratios = schedule.ratios_around(selection.ratio)
     progress = WorkProgress(tell, _count_trainings(selection, goal, len(ratios)))
@@ -66,6 +71,7 @@ def advise(
         progress=progress,
         histories=histories,
         trials=folder.read(),
+        limit=limit or TimeLimit(),
     )
     runner.run_schedule(ratios)
     allocation = _allocate(runner)
@@ -95,7 +101,7 @@ def advise(
         together=None if together is None else results.subtract_full(together),
         tables=tables,
         left=selection.kept,
-        warnings=_warnings(tables, window, results.noise),
+        warnings=_warnings(tables, window, results.noise, len(runner.left_out)),
     )
     folder.write(ADVICE, msgspec.json.format(msgspec.json.encode(advice), indent=1) + b"\n")
     return advice
@@ -155,8 +161,10 @@ def _table_advice(runner: TrialRunner, table: Table, option: SizeOption, maps: M
     )
 
 
-def _warnings(tables: tuple[TableAdvice, ...], window: DataWindow, noise: float) -> tuple[str, ...]:
+def _warnings(tables: tuple[TableAdvice, ...], window: DataWindow, noise: float, left_out: int) -> tuple[str, ...]:
     lines = []
+    if left_out:
+        lines.append(f"no time for {left_out} trials of other sizes: want more --minutes for a better division")
     correlations = {table.name: table.ordered for table in tables if table.ordered is not None}
     if correlations:
         names = f"table{'s' * (len(correlations) > 1)} {', '.join(correlations)}"

@@ -24,7 +24,7 @@ from rowwise.recipes.recipe import Recipe
 from rowwise.spec import Value
 from rowwise.textfile import append, decode_json, read_bytes, write_new
 
-SPEC, TRIALS = "order.json", "trials.jsonl"
+SPEC, TRIALS, PROBE = "order.json", "trials.jsonl", "probe.safetensors"
 # Sections of a recipe that change measurements
 SECTIONS = ("seed", "data", "transforms", "columns", "tables", "model", "train", "evaluate")
 
@@ -108,6 +108,12 @@ def open_folder(path: Path, spec: TrialFolderSpec) -> TrialFolder:
     path.mkdir(parents=True, exist_ok=True)
     folder.write(SPEC, msgspec.json.format(msgspec.json.encode(spec), indent=1))
     return folder
+
+
+def recorded_rows(path: Path) -> int | None:
+    """The rows that trials of a folder train on; None: all, or no trials yet."""
+    file = path / SPEC
+    return _read_spec(file).rows if file.is_file() else None
 
 
 def lock_folder(folder: TrialFolder) -> AbstractContextManager[None]:

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 
@@ -16,6 +16,7 @@ from rowwise.hashing.idmap import IdMap
 from rowwise.hashing.methods import make_map, table_bytes
 from rowwise.idmaps import StoredIds
 from rowwise.recipes.compress import schedule
+from rowwise.recipes.compress.estimate import TimeLimit
 from rowwise.recipes.compress.folder import Trial, TrialFolder, TrialFolderSpec
 from rowwise.recipes.compress.probe import Histories
 from rowwise.recipes.compress.progress import WorkProgress
@@ -43,6 +44,8 @@ class TrialRunner:
     progress: WorkProgress
     histories: Histories
     trials: dict[TrialSpec, Trial]
+    limit: TimeLimit
+    left_out: list[TrialSpec] = field(default_factory=list)  # trials of other sizes for which there was no time
 
     @property
     def results(self) -> TrialResults:
@@ -57,7 +60,7 @@ class TrialRunner:
                 self._train(trial, {}, report)
         self._compress_tables(schedule.wanted_size_trials(names, self.methods, ratios[0], seed))
         losses = {name: self.results.losses(name, ratios[0]) for name in names}
-        self._compress_tables(schedule.other_size_trials(losses, ratios[1:], seed))
+        self._compress_tables(schedule.other_size_trials(losses, ratios[1:], seed), within_limit=True)
 
     def compress_together(self, allocation: Allocation) -> TrialSpec | None:
         """Train one model with all chosen tables, to check that the losses of single tables add up."""
@@ -70,11 +73,15 @@ class TrialRunner:
             self._train(trial, maps, report)
         return trial
 
-    def _compress_tables(self, trials: Sequence[TrialSpec]) -> None:
-        """Run the missing trials among some that each compress one table."""
+    def _compress_tables(self, trials: Sequence[TrialSpec], *, within_limit: bool = False) -> None:
+        """Run the missing trials among some that each compress one table; on request only those in time."""
         for spec in trials:
             with self.progress.step(f"{spec.table} by {spec.method} in 1/{spec.ratio:g}") as report:
                 if spec in self.trials:
+                    continue
+                longest_s = max((trial.took_s for trial in self.trials.values()), default=0.0)
+                if within_limit and not self.limit.allows(longest_s):
+                    self.left_out.append(spec)
                     continue
                 table = self.selection.table(spec.table)
                 budget_bytes = int(table_bytes(table, None) / spec.ratio)

@@ -43,7 +43,7 @@ def run_trial(
     window: DataWindow, maps: Mapping[str, StoredIds], seed: int, rows: int | None, tell: Callable[[float], None]
 ) -> Metrics:
     """Train with these id maps on at most `rows` rows; returns metrics by label."""
-    resolved = _change_recipe(window.earlier, maps, seed, rows)
+    resolved = change_recipe(window.earlier, maps, seed, rows)
     model = make_model(resolved)
     job = make_job(resolved, model, lambda position: make_batcher(resolved, resolved.rows.train, position))
     evaluator = _RecordingEvaluator(job.evaluate or make_evaluator(resolved, model, window.later, ()), [])
@@ -53,7 +53,7 @@ def run_trial(
     return {task: {name: values[name] for name in METRICS} for task, values in scores.tasks.items()}
 
 
-def _change_recipe(
+def change_recipe(
     resolved: ResolvedRecipe, maps: Mapping[str, StoredIds], seed: int, rows: int | None
 ) -> ResolvedRecipe:
     """The recipe with these id maps and seed, and at most the steps that `rows` rows make."""
