@@ -8,7 +8,9 @@ of `rowwise data inspect` has, in the roles that it gives them.
 - effort: what a user types and writes. rowwise needs `data inspect` and `train`. The scripts of the peers are
   `parts/first_hour_fuxictr.py` and `parts/first_hour_recbole.py`; of their lines, those of the watch are not counted.
 - speed: DeepFM and DCN-v2 of dim 16 with an MLP of 128-64 on 60,000 flights of ten columns. `epoch`: samples a second
-  of the best epoch after the first, loading included; `alone`: without loading; `window`: of the best ten steps.
+  of the best epoch after the first, loading included; `alone`: without loading; `window`: of the best ten steps;
+  `cpu`: samples a second of processor time, which other work on the machine hardly changes; of rowwise with its
+  checkpoints, of FuxiCTR without the workers of its loaders.
   `start` is from the start of the process to the end of the first step; rowwise has its vocabularies from
   `data inspect`, whose seconds are given beside it. Memory is that of the process and all that it starts. Sides take
   turns, and the best of their repeats counts. FuxiCTR loads by Ray, as it does by itself, and from npz files.
@@ -40,7 +42,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from parts import BENCHMARKS
 from parts.first_hour_data import write_first, write_rows
-from parts.first_hour_sides import Rows, Run, Work, as_work, inspect, run_rowwise, run_trees, sides_of
+from parts.first_hour_sides import Rows, Run, Work, inspect, run_rowwise, run_trees, sides_of
 from parts.report import at_least, at_most, environment, exactly, finish, options, parsed
 
 SECTIONS = ("effort", "speed", "quality")
@@ -48,7 +50,7 @@ SETS = ("movielens", "adult", "reviews", "flights")
 SPEED_SET, SPEED_ROWS = "flights", 60_000
 SEEDS, REPEATS = 3, 2
 START_s, RATIO, TREES = 3.0, 1.5, 0.01
-SPEEDS = ("epoch_samples_s", "alone_samples_s", "window_samples_s")
+SPEEDS = ("epoch_samples_s", "alone_samples_s", "window_samples_s", "cpu_samples_s")
 COMMANDS = {"rowwise": 2, "FuxiCTR": 1, "RecBole": 1}
 SCRIPTS = {"FuxiCTR": "first_hour_fuxictr.py", "RecBole": "first_hour_recbole.py"}
 MEASURING = "# The rest is for the watch."  # in scripts
@@ -87,9 +89,6 @@ def measure_speed(rows: Rows, sides: dict[str, Run], args: argparse.Namespace) -
         for _ in range(1 if args.quick else REPEATS):
             for name, run in mine.items():
                 repeats[name].append(run(rows, work))
-                if name == "rowwise":  # again, to see the first step when it ends: it writes a line in ten steps
-                    short = (*as_work(work, every=1), "train.steps=1")
-                    repeats[name][-1]["first_step_s"] = run(rows, work._replace(alone=False), short)["first_step_s"]
         for name, several in repeats.items():
             best = {speed: max(one[speed] for one in several) for speed in SPEEDS}
             row = {"section": "speed", "side": name, **work._asdict(), **best}

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -75,13 +76,14 @@ class Watched(NamedTuple):
     began_at: float
     seconds: float
     peak_bytes: int  # of it and all that it started, what they share counted once
+    cpu_s: float
     seen_at: float  # when the file that was waited for was there
 
 
 def watch(
     command: list[str], threads: int, seen: Callable[[], bool] = lambda: False, folder: str | None = None
 ) -> Watched:
-    began_at, peak, found_at, weighed = time.time(), 0, 0.0, 0.0
+    began_at, peak, found_at, weighed, used_s = time.time(), 0, 0.0, 0.0, _used_s()
     variables = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore", "RAY_DEDUP_LOGS": "0"}
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(command, stdout=out, stderr=said, env=variables, cwd=folder)
@@ -97,7 +99,13 @@ def watch(
         printed, errors = out.read(), said.read()
     if process.returncode:
         raise AssertionError(f"{command[:3]} failed: {printed[-1500:]}{errors[-3000:]}")
-    return Watched(printed, began_at, ended - began_at, peak, found_at)
+    return Watched(printed, began_at, ended - began_at, peak, _used_s() - used_s, found_at)
+
+
+def _used_s() -> float:
+    """Processor time of all processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def tree_bytes(pid: int) -> int:
@@ -149,8 +157,17 @@ def run_rowwise(rows: Rows, work: Work, more: tuple[str, ...] | None = None) -> 
         done = watch(command, work.threads, lines.exists)
         result = json.loads(done.printed)
         found = {"first_step_s": done.seen_at - done.began_at, "peak_bytes": done.peak_bytes, "seconds": done.seconds}
+        found["cpu_s"] = done.cpu_s
         found |= _measured(result["test"]["label"])
         return found | (speeds(lines, rows.train, work.epochs) if work.alone else {})
+
+
+def run_timed(rows: Rows, work: Work) -> dict:
+    """A run, and one of a single step: that shows when the first step ends, and what the others cost."""
+    short = (*as_work(work, every=1), "train.steps=1")
+    first, found = run_rowwise(rows, work._replace(alone=False), short), run_rowwise(rows, work)
+    found["cpu_samples_s"] = (work.epochs * rows.train - work.batch) / (found["cpu_s"] - first["cpu_s"])
+    return found | {"first_step_s": first["first_step_s"]}
 
 
 def _measured(test: dict) -> dict:
@@ -208,6 +225,7 @@ def run_peer(python: str, script: str, loader: str, rows: Rows, work: Work) -> d
     found["peak_bytes"] = done.peak_bytes
     if work.alone:
         found["epoch_samples_s"] = rows.train / min(result["epoch_s"])
+        found["cpu_samples_s"] = rows.train / min(result["epoch_cpu_s"])
         found["alone_samples_s"] = rows.train / min(result["alone_epoch_s"])
         found["window_samples_s"] = WINDOW * work.batch / min(result["windows_s"])
     return found
@@ -218,7 +236,7 @@ Run = Callable[[Rows, Work], dict]
 
 def sides_of(fuxictr: str | None, recbole: str | None) -> dict[str, Run]:
     """Those whose Python is there; FuxiCTR has two loaders."""
-    sides: dict[str, Run] = {"rowwise": run_rowwise}
+    sides: dict[str, Run] = {"rowwise": run_timed}
     if fuxictr:
         sides["FuxiCTR"] = partial(run_peer, fuxictr, "first_hour_fuxictr", "parquet")
         sides["FuxiCTR, npz"] = partial(run_peer, fuxictr, "first_hour_fuxictr", "npz")
