@@ -12,7 +12,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from rowwise.batch import Jagged, KeyedJagged, Shared
+from rowwise.batch import Jagged, KeyedJagged, SharedBags
 from rowwise.embedding import Embeddings, Vectors
 from rowwise.errors import BatchError, RowwiseError, SpecError
 from rowwise.hashing.combine import PartBags, all_rows, combine_parts, some_rows
@@ -142,7 +142,7 @@ class MappedEmbeddings(nn.Module):
             there = ", ".join(jagged.all_features)
             raise BatchError(f"the batch has no feature {', '.join(missing)}; it has {there}")
         apart = [one for one in self.mapped.values() if one.per_id or (self.training and one.folding)]
-        return jagged.owning([f for one in apart for f in one.table.feature_names])
+        return jagged.expand_features([f for one in apart for f in one.table.feature_names])
 
     def _map_features(self, jagged: Jagged) -> tuple[Jagged, dict[str, PartBags]]:
         """The batch of rows, and the parts that its own features became."""
@@ -157,7 +157,7 @@ class MappedEmbeddings(nn.Module):
         if shared is not None and not self._homes.keys() & set(shared.jagged.features):
             shared = None  # nothing of it is looked up
         if shared is not None:
-            shared = Shared(jagged=self._map_features(shared.jagged)[0], inverse_B=shared.inverse_B)
+            shared = SharedBags(jagged=self._map_features(shared.jagged)[0], inverse_B=shared.inverse_B)
         weights_N = None
         if jagged.weights_N is not None:
             weights_N = _concatenate_parts([w for p in parts if (w := p.weights_M) is not None], jagged.weights_N[:0])

@@ -6,7 +6,7 @@ are loaded when first used.
 
 from typing import TYPE_CHECKING
 
-from rowwise.lazy import names_of
+from rowwise.lazy import export_lazily
 
 if TYPE_CHECKING:
     from rowwise.shard.apply import shard as shard
@@ -17,4 +17,4 @@ _HOMES = {
     "apply": ("shard",),
     "embeddings": ("LocalTile", "ShardedEmbeddings"),
 }
-__all__, __getattr__ = names_of(__name__, _HOMES)
+__all__, __getattr__ = export_lazily(__name__, _HOMES)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, NoReturn, final
 import torch
 from torch import Tensor
 
-from rowwise.batch import Jagged, KeyedJagged, Shared
+from rowwise.batch import Jagged, KeyedJagged, SharedBags
 from rowwise.comm.seam import Comm
 from rowwise.comm.status import RankStatus, raise_if_any_failed
 from rowwise.errors import BatchError, IdError, RowwiseError
@@ -188,7 +188,7 @@ class Router:
 
     def _pack(self, given: Jagged) -> _PackedBatch:
         trains_weights = self._trains_weights(given)
-        jagged = given.owning(self._sequences)  # sequences are not shared: `distinct.py` removes their repeats
+        jagged = given.expand_features(self._sequences)  # sequences are not shared: `distinct.py` removes their repeats
         missing = set(self._features) - set(jagged.all_features)
         if missing:
             raise BatchError(f"the batch lacks {', '.join(sorted(missing))}; it holds {', '.join(jagged.all_features)}")
@@ -295,5 +295,5 @@ def _join_streams(own: Jagged | None, common: Jagged, inverse_B: Tensor) -> Jagg
         values_N=values_N,
         lengths_FB=lengths_FB,
         weights_N=weights_N,
-        shared=Shared(jagged=common, inverse_B=inverse_B),
+        shared=SharedBags(jagged=common, inverse_B=inverse_B),
     )
