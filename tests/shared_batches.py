@@ -4,7 +4,7 @@ import torch
 from problems import make_problem
 
 from rowwise import Jagged
-from rowwise.batch import Shared
+from rowwise.batch import SharedBags
 from rowwise.ops.jagged import permute
 
 
@@ -13,7 +13,7 @@ def make_shared(tables, common, copies_U, seed, most=4, **kinds):
     inverse_B = torch.arange(len(copies_U)).repeat_interleave(torch.tensor(copies_U, dtype=torch.int64))
     own = make_problem(tables, len(inverse_B), most, seed, **kinds).jagged
     once = permute(make_problem(tables, len(copies_U), most, seed + 1, **kinds).jagged, common)
-    shared = Shared(jagged=once, inverse_B=inverse_B)
+    shared = SharedBags(jagged=once, inverse_B=inverse_B)
     others = tuple(feature for feature in own.features if feature not in common)
     if not others:
         none = own.without_samples()

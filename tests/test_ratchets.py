@@ -19,7 +19,7 @@ LINES = {  # of Python, by package
     "hashing": 2_699,
     "ingest": 10_933,
     "models": 757,
-    "ops": 3_572,
+    "ops": 3_574,
     "perf": 1_419,
     "planner": 5_113,
     "recipes": 5_192,

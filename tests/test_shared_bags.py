@@ -13,7 +13,7 @@ from repeated_rows import adjacent
 from shared_batches import draw_copies, make_shared
 
 from rowwise import Batch, BatchError, Embeddings, IdError, Jagged, Pooling, Table, UnknownIdWarning
-from rowwise.batch import Shared
+from rowwise.batch import SharedBags
 from rowwise.errors import DataError
 from rowwise.ingest.block import RaggedColumn
 from rowwise.ops.jagged import bucketize, concatenate, permute, row_bounds, share, split
@@ -181,7 +181,7 @@ class Keyed:
 def test_who_knows_nothing_of_sharing_is_told():
     batch = make_shared([Table(name="t", rows=50, dim=4)], ["t"], [3, 1], 0)
     for read in ("keys", "values", "lengths", "weights_or_none", "offsets"):
-        with pytest.raises(BatchError, match=r"bags of t are shared .* want a call of expanded"):
+        with pytest.raises(BatchError, match=r"bags of t are shared .* call expanded"):
             getattr(batch, read)()
     assert batch.stride() == 4
     assert batch.to_keyed(Keyed).kinds["keys"] == ["not used", "t"]
@@ -199,7 +199,7 @@ def one_feature(name, ids, **more):
     ("inverse", "distinct"), [([0, 2], 3), ([1, 1], 2), ([0, 0], 2), ([], 1), ([0, 1, 0], 2), ([0, -1], 1), ([0, 5], 2)]
 )
 def test_numbers_that_do_not_ascend_one_by_one_are_refused(inverse, distinct):
-    shared = Shared(jagged=one_feature("t", [1] * distinct), inverse_B=torch.tensor(inverse, dtype=torch.int64))
+    shared = SharedBags(jagged=one_feature("t", [1] * distinct), inverse_B=torch.tensor(inverse, dtype=torch.int64))
     batch = one_feature("u", [1] * len(inverse), shared=shared) if inverse else None
     with pytest.raises(BatchError, match=f"ascend from 0 to {distinct - 1} in steps of 0 or 1"):
         shared.expanded()
@@ -209,7 +209,7 @@ def test_numbers_that_do_not_ascend_one_by_one_are_refused(inverse, distinct):
 
 
 def test_parts_that_do_not_fit_are_refused():
-    shared = Shared(jagged=one_feature("t", [1, 2]), inverse_B=torch.tensor([0, 0, 1]))
+    shared = SharedBags(jagged=one_feature("t", [1, 2]), inverse_B=torch.tensor([0, 0, 1]))
     one_feature("u", [1, 2, 3], shared=shared)
     with pytest.raises(BatchError, match="2 lengths for 1 features of 3 samples"):
         one_feature("u", [1, 2], shared=shared)
@@ -218,16 +218,16 @@ def test_parts_that_do_not_fit_are_refused():
     with pytest.raises(BatchError, match="only some features of a batch have weights"):
         one_feature("u", [1, 2, 3], shared=shared, weights_N=torch.ones(3))
     with pytest.raises(BatchError, match="one dimension of int32 or int64"):
-        Shared(jagged=one_feature("t", [1]), inverse_B=torch.ones(1))
-    with pytest.raises(BatchError, match="one level"):
-        Shared(jagged=one_feature("u", [1, 2, 3], shared=shared), inverse_B=torch.tensor([0]))
+        SharedBags(jagged=one_feature("t", [1]), inverse_B=torch.ones(1))
+    with pytest.raises(BatchError, match="shared again"):
+        SharedBags(jagged=one_feature("u", [1, 2, 3], shared=shared), inverse_B=torch.tensor([0]))
 
 
 def test_bad_ids_are_told_of_samples_as_ever():
     tables = [Table(name="t", rows=9, dim=4), Table(name="u", rows=9, dim=4, unknown="last_row")]
     for t, u in ((99, 1), (1, 99)):
         inner = Jagged(features=("t", "u"), values_N=torch.tensor([1, t, 1, u]), lengths_FB=torch.tensor([1, 1, 1, 1]))
-        shared = Shared(jagged=inner, inverse_B=torch.tensor([0, 0, 0, 1, 1]))
+        shared = SharedBags(jagged=inner, inverse_B=torch.tensor([0, 0, 0, 1, 1]))
         batch = one_feature("v", [0] * 5, shared=shared)
         modules = [Embeddings(tables, seed=1) for _ in range(2)]
         if t == 99:
@@ -252,7 +252,7 @@ def test_who_looks_at_ids_sees_those_of_all_samples():
     tables = [Table(name="t", rows=50, dim=4), Table(name="u", rows=50, dim=4)]
     module = Embeddings(tables)
     inner = Jagged(features=("t",), values_N=torch.tensor([4, 7, 8]), lengths_FB=torch.tensor([1, 2]))
-    sparse = one_feature("u", [5, 6, 7], shared=Shared(jagged=inner, inverse_B=torch.tensor([0, 0, 1])))
+    sparse = one_feature("u", [5, 6, 7], shared=SharedBags(jagged=inner, inverse_B=torch.tensor([0, 0, 1])))
     batch = Batch(dense_BF=torch.zeros(3, 0), sparse=sparse, labels_BK=torch.zeros(3, 1))
     plain = Batch(dense_BF=torch.zeros(3, 0), sparse=sparse.expanded(), labels_BK=torch.zeros(3, 1))
     traffic = [TableTraffic(), TableTraffic()]

@@ -5,7 +5,7 @@ Names are loaded when first used, so that what needs no tensors (plans, `--help`
 
 from typing import TYPE_CHECKING
 
-from rowwise.lazy import names_of
+from rowwise.lazy import export_lazily
 
 if TYPE_CHECKING:
     from rowwise.batch import Batch as Batch
@@ -97,7 +97,7 @@ _HOMES = {
         "Wire",
     ),
 }
-__all__, __getattr__ = names_of(__name__, _HOMES)
+__all__, __getattr__ = export_lazily(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

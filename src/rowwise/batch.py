@@ -56,10 +56,10 @@ class Jagged:
     values_N: Tensor
     lengths_FB: Tensor
     weights_N: Tensor | None = None
-    shared: "Shared | None" = None
+    shared: "SharedBags | None" = None
 
     def __post_init__(self) -> None:
-        """Check shapes and dtypes; the lookup checks the lengths' values, as it reads them anyway."""
+        """Check shapes and dtypes; the lookup checks the values of lengths, as it reads them anyway."""
         if not self.all_features:
             raise BatchError("a batch has no features: want at least one, with an empty list for samples without ids")
         if len(set(self.all_features)) != len(self.all_features):
@@ -94,50 +94,50 @@ class Jagged:
 
     def expanded(self) -> "Jagged":
         """The batch without sharing: a bag for each feature and sample."""
-        return self.owning(self.all_features)
+        return self.expand_features(self.all_features)
 
-    def owning(self, features: Collection[str]) -> "Jagged":
-        """The batch with these features expanded, if they are shared."""
+    def expand_features(self, features: Collection[str]) -> "Jagged":
+        """The batch with a bag for each sample of these features, if they are shared."""
         shared = self.shared
-        moved = () if shared is None else tuple(f for f in shared.jagged.features if f in features)
-        if shared is None or not moved:
+        expanding = () if shared is None else tuple(f for f in shared.jagged.features if f in features)
+        if shared is None or not expanding:
             return self
-        more = shared.expanded(moved)
-        left = tuple(f for f in shared.jagged.features if f not in features)
-        weights = [w for w in (self.weights_N, more.weights_N) if w is not None]
+        expanded = shared.expanded(expanding)
+        remaining = tuple(f for f in shared.jagged.features if f not in features)
+        weights = [w for w in (self.weights_N, expanded.weights_N) if w is not None]
         return Jagged(
-            features=self.features + moved,
-            values_N=torch.cat([self.values_N, more.values_N]),
-            lengths_FB=torch.cat([self.lengths_FB, more.lengths_FB]),
+            features=self.features + expanding,
+            values_N=torch.cat([self.values_N, expanded.values_N]),
+            lengths_FB=torch.cat([self.lengths_FB, expanded.lengths_FB]),
             weights_N=torch.cat(weights) if weights else None,
-            shared=shared.only(left) if left else None,
+            shared=shared.select(remaining) if remaining else None,
         )
 
     def of_samples(self, samples_B: Tensor, features: Sequence[str] | None = None) -> "Jagged":
-        """The bags of these samples, in this order; `features`: of these own features, by default all."""
+        """The bags of these samples, in this order, of the own features `features` (default: all)."""
         features, device = self.features if features is None else features, self.lengths_FB.device
-        places_F = torch.tensor([self.features.index(f) for f in features], dtype=torch.int64, device=device)
+        index_F = torch.tensor([self.features.index(f) for f in features], dtype=torch.int64, device=device)
         ends = self.lengths_FB.cumsum(0)
         total, ids = int(ends[-1]) if len(ends) else 0, self.values_N.numel()
         if total != ids or (total and int(self.lengths_FB.min()) < 0):
             names = ", ".join(self.features)
             raise BatchError(f"lengths of {names} add up to {total}, for {ids} ids: want each 0 or more")
-        bags = (places_F.unsqueeze(1) * self.batch_size + samples_B).flatten()
+        bags = (index_F.unsqueeze(1) * self.batch_size + samples_B).flatten()
         lengths_FB = self.lengths_FB.index_select(0, bags)
-        # Output id n is id n + behind of this batch, where `behind` is how far its bag has moved.
-        moved = lengths_FB.cumsum(0)
-        count = int(moved[-1]) if len(moved) else 0
-        behind = ends.index_select(0, bags) - moved
-        at_N = behind.repeat_interleave(lengths_FB, output_size=count) + torch.arange(count, device=device)
+        # Output id n is id n + shift of this batch, where `shift` is how far its bag moves to the front.
+        new_ends = lengths_FB.cumsum(0)
+        count = int(new_ends[-1]) if len(new_ends) else 0
+        shift = ends.index_select(0, bags) - new_ends
+        source_N = shift.repeat_interleave(lengths_FB, output_size=count) + torch.arange(count, device=device)
         return Jagged(
             features=tuple(features),
-            values_N=self.values_N.index_select(0, at_N),
+            values_N=self.values_N.index_select(0, source_N),
             lengths_FB=lengths_FB,
-            weights_N=None if self.weights_N is None else self.weights_N.index_select(0, at_N),
+            weights_N=None if self.weights_N is None else self.weights_N.index_select(0, source_N),
         )
 
     def lengths_of(self, feature: str) -> Tensor:
-        """Ids of a feature, own or shared, in each sample [B]."""
+        """The number of ids of a feature, own or shared, in each sample [B]."""
         shared = self.shared
         if shared is not None and feature in shared.jagged.features:
             return shared.jagged.lengths_of(feature).index_select(0, shared.inverse_B)
@@ -147,14 +147,13 @@ class Jagged:
         return self.lengths_FB[at * batch : (at + 1) * batch]
 
     def without_samples(self) -> "Jagged":
-        """A batch of the same features without samples."""
-        shared = self.shared
+        """An empty batch with the same features."""
         return Jagged(
             features=self.features,
             values_N=self.values_N[:0].clone(),
             lengths_FB=self.lengths_FB[:0].clone(),
             weights_N=None if self.weights_N is None else self.weights_N[:0].clone(),
-            shared=shared and Shared(jagged=shared.jagged.without_samples(), inverse_B=shared.inverse_B[:0].clone()),
+            shared=self.shared and self.shared.without_samples(),
         )
 
     @classmethod
@@ -232,7 +231,7 @@ class Jagged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
+class SharedBags:
     """Features whose bags neighbouring samples share: sample b has bag `inverse_B[b]` of each. See [Note: Shared bags].
 
     `inverse_B` ascends from 0 to U - 1 in steps of 0 or 1.
@@ -248,19 +247,20 @@ class Shared:
             got = f"{inverse.dtype} {tuple(inverse.shape)}"
             raise BatchError(f"distinct samples of a batch: got {got}; want one dimension of int32 or int64")
         if self.jagged.shared is not None:
-            raise BatchError(
-                "shared features are shared again: want one level; call expanded() on the distinct samples"
-            )
+            raise BatchError("shared features are shared again: call expanded() on the distinct samples")
 
     def expanded(self, features: Sequence[str] | None = None) -> Jagged:
-        """The bags of all samples; `features`: of these, by default all."""
+        """The bags of all samples, of the shared features `features` (default: all)."""
         self.check()
         return self.jagged.of_samples(self.inverse_B, features)
 
-    def only(self, features: Sequence[str]) -> "Shared":
-        """The same sharing of these features only."""
+    def select(self, features: Sequence[str]) -> "SharedBags":
+        """The shared bags of these features."""
         samples_U = torch.arange(self.jagged.batch_size, device=self.inverse_B.device)
-        return Shared(jagged=self.jagged.of_samples(samples_U, features), inverse_B=self.inverse_B)
+        return SharedBags(jagged=self.jagged.of_samples(samples_U, features), inverse_B=self.inverse_B)
+
+    def without_samples(self) -> "SharedBags":
+        return SharedBags(jagged=self.jagged.without_samples(), inverse_B=self.inverse_B[:0].clone())
 
     def check(self) -> None:
         """Raise unless `inverse_B` ascends from 0 to U - 1 in steps of 0 or 1."""
@@ -269,47 +269,47 @@ class Shared:
             return
         # With -1 before and U after it, the first and last value are checked as steps too.
         ends = inverse_B.new_tensor([-1, distinct])
-        steps_B1 = torch.cat([ends[:1], inverse_B, ends[1:]]).diff()
-        low, high = map(int, steps_B1[1:-1].aminmax()) if len(steps_B1) > 2 else (0, 1)
-        if (int(steps_B1[0]), int(steps_B1[-1])) == (1, 1) and low >= 0 and high <= 1:
+        steps = torch.cat([ends[:1], inverse_B, ends[1:]]).diff()
+        least_step, largest_step = map(int, steps[1:-1].aminmax()) if len(steps) > 2 else (0, 1)
+        if (int(steps[0]), int(steps[-1])) == (1, 1) and least_step >= 0 and largest_step <= 1:
             return
-        steps_B1[1:-1][steps_B1[1:-1] == 0] = 1
-        at = int((steps_B1 != 1).nonzero()[0])
-        shown = inverse_B[max(0, at - 2) : at + 2].tolist()
+        steps[1:-1][steps[1:-1] == 0] = 1
+        at = int((steps != 1).nonzero()[0])
+        nearby = inverse_B[max(0, at - 2) : at + 2].tolist()
         raise BatchError(
-            f"shared features {', '.join(self.jagged.features)}: inverse_B is {shown} around sample {at}: "
+            f"shared features {', '.join(self.jagged.features)}: inverse_B is {nearby} around sample {at}: "
             f"want indices that ascend from 0 to {distinct - 1} in steps of 0 or 1"
         )
 
-    def contiguous(self) -> "Shared":
+    def contiguous(self) -> "SharedBags":
         jagged = self.jagged.contiguous()
         if jagged is self.jagged and self.inverse_B.is_contiguous():
             return self
-        return Shared(jagged=jagged, inverse_B=self.inverse_B.contiguous())
+        return SharedBags(jagged=jagged, inverse_B=self.inverse_B.contiguous())
 
-    def to(self, device: torch.device | str) -> "Shared":
-        return Shared(jagged=self.jagged.to(device), inverse_B=self.inverse_B.to(device))
+    def to(self, device: torch.device | str) -> "SharedBags":
+        return SharedBags(jagged=self.jagged.to(device), inverse_B=self.inverse_B.to(device))
 
 
 def _require_unshared(jagged: Jagged) -> Jagged:
-    """The batch; raises if it has shared features, which a caller that reads own features only would miss."""
+    """The batch, without shared features: a caller that reads own features would miss those, so they raise."""
     if jagged.shared is not None:
         names = ", ".join(jagged.shared.jagged.features)
-        raise BatchError(f"the bags of {names} are shared by samples (Jagged.shared): want a call of expanded() first")
+        raise BatchError(f"the bags of {names} are shared by samples (Jagged.shared): call expanded() first")
     return jagged
 
 
-def _check_shared(own: Jagged, shared: Shared) -> None:
+def _check_shared(jagged: Jagged, shared: SharedBags) -> None:
     """Raise unless own and shared features are of the same samples, and both or neither have weights."""
-    bags, samples = own.lengths_FB.numel(), shared.inverse_B.numel()
-    if bags != len(own.features) * samples:
-        raise BatchError(f"{bags} lengths for {len(own.features)} features of {samples} samples: want one for each")
-    if (own.weights_N is None) != (shared.jagged.weights_N is None):
+    bags, samples = jagged.lengths_FB.numel(), shared.inverse_B.numel()
+    if bags != len(jagged.features) * samples:
+        raise BatchError(f"{bags} lengths for {len(jagged.features)} features of {samples} samples: want one for each")
+    if (jagged.weights_N is None) != (shared.jagged.weights_N is None):
         raise BatchError("only some features of a batch have weights: want them of own and shared features, or of none")
 
 
 def _name_bad_value(bags: Mapping[str, Sequence[Sequence[int]]]) -> str:
-    """Describes the first value that is not an integer of 64 bits."""
+    """Describe the first value that is not an integer of 64 bits."""
     for name, samples in bags.items():
         for sample, bag in enumerate(samples):
             for position, value in enumerate(bag):
@@ -327,11 +327,11 @@ class Batch:
     sparse: Jagged
     labels_BK: Tensor
     weights_B: Tensor | None = None  # weight of each sample in the loss; None: 1
-    keys_B: Tensor | None = None  # int64: row of the data that each sample is
+    keys_B: Tensor | None = None  # int64: row of the data that each sample comes from
     times_B: Tensor | None = None  # int64: time of each sample
 
     def __post_init__(self) -> None:
-        """Check that all parts have as many samples."""
+        """Check that all parts have the same number of samples."""
         sizes = {
             "dense": self.dense_BF.shape[0],
             "sparse": self.sparse.batch_size,
@@ -346,8 +346,8 @@ class Batch:
             )
 
     def to(self, device: torch.device | str) -> "Batch":
-        moved = (None if x is None else x.to(device) for x in (self.weights_B, self.keys_B, self.times_B))
-        weights_B, keys_B, times_B = moved
+        columns = (None if x is None else x.to(device) for x in (self.weights_B, self.keys_B, self.times_B))
+        weights_B, keys_B, times_B = columns
         return Batch(
             dense_BF=self.dense_BF.to(device),
             sparse=self.sparse.to(device),

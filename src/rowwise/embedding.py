@@ -83,7 +83,7 @@ class Embeddings(nn.Module):
         self._tiles = Tiles(tables, torch.device(device), merge_shared=merge_shared)
         self.arena.fill(seed)
         self._columns = self._tiles.pooled.column_slices
-        self.register_load_state_dict_pre_hook(_before_load)
+        self.register_load_state_dict_pre_hook(_adapt_state_dict)
         self._make_parameters()
 
     @property
@@ -102,7 +102,7 @@ class Embeddings(nn.Module):
 
     @property
     def unknown_ids(self) -> dict[str, int]:
-        """Ids outside their table that were mapped to its last row so far, by feature."""
+        """The number of ids so far that were outside their table and mapped to its last row, by feature."""
         return self._tiles.unknown_ids
 
     @property
@@ -126,12 +126,12 @@ class Embeddings(nn.Module):
         return self._forward(sparse)
 
     def abort_forward(self, error: RowwiseError) -> NoReturn:
-        """Replacement for `forward` if building the batch has failed; `ShardedEmbeddings` raises on all ranks."""
+        """Called instead of `forward` if the batch could not be built; `ShardedEmbeddings` raises on all ranks."""
         raise error
 
     def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
-        looked = self._tiles.look_up(Jagged.from_keyed(sparse).contiguous())
-        return Vectors(matrix_BS=looked.matrix_BS, columns=self._columns, sequences=self._tiles.split(looked))
+        lookup = self._tiles.look_up(Jagged.from_keyed(sparse).contiguous())
+        return Vectors(matrix_BS=lookup.matrix_BS, columns=self._columns, sequences=self._tiles.split(lookup))
 
     def update(self) -> None:
         """Apply the gradients staged since the last update: each touched row changes once."""
@@ -154,23 +154,23 @@ class Embeddings(nn.Module):
         return tuple(self._tiles.staged)
 
     def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
-        """Views of the optimizer state: {table: {name: tensor}}."""
+        """The optimizer state as views of the arena: {table: {name: tensor}}."""
         return {table.name: self.arena.table_state(index) for index, table in enumerate(self.tables)}
 
     @torch.no_grad()
     def load_optimizer_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Copy state of the form of `optimizer_state` into the arena."""
+        """Copy state into the arena, from a mapping such as `optimizer_state` returns."""
         self.arena.mark_all()
         for table, views in self.optimizer_state().items():
             for name, view in views.items():
-                found = state.get(table, {}).get(name)
-                if found is None or found.shape != view.shape:
-                    got = "nothing" if found is None else tuple(found.shape)
+                tensor = state.get(table, {}).get(name)
+                if tensor is None or tensor.shape != view.shape:
+                    got = "nothing" if tensor is None else tuple(tensor.shape)
                     raise StateError(
                         f"optimizer state {name!r} of table {table!r}: got {got}, want {tuple(view.shape)}"
                     )
                 # Copied, as kernels address state by its offset in the arena.
-                view.copy_(found)
+                view.copy_(tensor)
 
     def _index(self, name: str) -> int:
         for index, table in enumerate(self.tables):
@@ -190,7 +190,7 @@ class Embeddings(nn.Module):
                 parameter.data = view  # keep the Parameter object, as Module.to does
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """`.to(...)`: the arena moves as a whole; rows keep their type, as it is a property of the table."""
+        """Called by `to`: the arena moves as a whole; rows keep their type, as it is a property of the table."""
         # `fn` of an empty float tensor has the device to move to; a change of dtype is ignored.
         self.arena.to(fn(torch.empty(0, device=self.arena.rows.device)).device)
         self._make_parameters()
@@ -212,32 +212,32 @@ class Embeddings(nn.Module):
         )
 
 
-def _before_load(
+def _adapt_state_dict(
     module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *_: Any
 ) -> None:
-    """Accept names of nn.EmbeddingBag and TorchRec, check shapes, and copy even with assign=True."""
+    """Rename entries of nn.EmbeddingBag and TorchRec, check shapes, and copy even with assign=True."""
     assert isinstance(module, Embeddings)
     module.arena.mark_all()
     for table in module.tables:
         name = table.name
-        # Of a ModuleDict of EmbeddingBags, of TorchRec's pooled and sequence collections, of a single EmbeddingBag.
+        # In a ModuleDict of EmbeddingBags, in TorchRec's pooled and sequence collections, in a single EmbeddingBag.
         aliases = [f"{name}.weight", f"embedding_bags.{name}.weight", f"embeddings.{name}.weight"]
         if len(module.tables) == 1:
             aliases.append("weight")
         for alias in aliases:
             if prefix + alias in state_dict:
                 state_dict[prefix + name] = state_dict.pop(prefix + alias)
-        found = state_dict.get(prefix + name)
-        if found is None:
+        weights = state_dict.get(prefix + name)
+        if weights is None:
             continue
         stored = module.table(name)
-        floats = found.is_floating_point()
-        if stored.dtype == torch.uint8 and floats and tuple(found.shape) == (table.rows, table.dim):
-            state_dict[prefix + name] = rowtype.pack(found, table.row_type, table.column_group)
-        elif found.shape != stored.shape or not (
-            found.dtype == stored.dtype or (floats and stored.is_floating_point())
+        is_float = weights.is_floating_point()
+        if stored.dtype == torch.uint8 and is_float and tuple(weights.shape) == (table.rows, table.dim):
+            state_dict[prefix + name] = rowtype.pack(weights, table.row_type, table.column_group)
+        elif weights.shape != stored.shape or not (
+            weights.dtype == stored.dtype or (is_float and stored.is_floating_point())
         ):
             want = f"{tuple(stored.shape)} of {stored.dtype}"
-            raise StateError(f"table {name!r}: got {tuple(found.shape)} of {found.dtype}, want {want}")
+            raise StateError(f"table {name!r}: got {tuple(weights.shape)} of {weights.dtype}, want {want}")
     # With assign=True torch would replace the parameters, and the arena would keep the old rows.
     local_metadata["assign_to_params_buffers"] = False

@@ -7,7 +7,7 @@
     |-- DataError        a file, column or value of the data that cannot be used (also a ValueError)
     |-- IdError          an id outside its table (also a ValueError)
     |-- GradientError    a gradient that is not finite (also an ArithmeticError)
-    |   `-- UpdateError  found when other rows were updated already
+    |   `-- UpdateError  raised after other rows were updated
     |-- StateError       a state dict that does not match the tables (also a ValueError)
     |-- PeerError        another rank failed, or ranks do not agree (also a RuntimeError)
     |   `-- AgreedError  another rank had an error; all ranks raise, and collectives still work
@@ -15,7 +15,7 @@
     |-- CheckpointError  a checkpoint that is missing, damaged or could not be written (also an OSError)
     `-- NativeError      the native operators are missing or do not load (also an ImportError)
 
-Messages say what was found, what was wanted and what to do. `UnknownIdWarning` counts ids that were mapped to the last
+Messages say what rowwise got, what it wants and what to do. `UnknownIdWarning` counts ids that were mapped to the last
 row of a table with `unknown='last_row'`.
 """
 
@@ -47,7 +47,7 @@ class GradientError(RowwiseError, ArithmeticError):
 
 
 class UpdateError(GradientError):
-    """A row's gradient is not finite, which was found when other rows were updated already."""
+    """A row's gradient is not finite, and other rows were updated already."""
 
 
 class StateError(RowwiseError, ValueError):
@@ -83,7 +83,7 @@ class UnknownIdWarning(UserWarning):
 
 
 def one_line(error: BaseException) -> str | None:
-    """The message for a user's mistake or a missing file, as one line; None for any other error, which is a bug."""
+    """The message of a user's mistake or a missing file, as one line; None for any other error, which is a bug."""
     if isinstance(error, RowwiseError):
         return _escape_newlines(str(error))
     if isinstance(error, OSError) and error.filename is not None:

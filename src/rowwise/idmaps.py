@@ -1,6 +1,6 @@
 """Id maps in recipes: how the ids of a table share fewer rows, by a rule or by a file that was learned from data.
 
-Frozen values without tensors; `hashing` makes an `IdMap` of each. All of them scramble ids first, as consecutive ids
+Frozen values without tensors, from which `hashing` makes `IdMap`s. All of them scramble ids first, as consecutive ids
 are often related.
 """
 
@@ -53,7 +53,7 @@ class StoredIds(Value, frozen=True, tag="stored", tag_field="kind"):
 
     file: str
     digest: str = ""  # of the file's content; empty: not checked
-    table: str = ""  # it was made for; empty: the table that has it. Wide models use the maps of other tables
+    table: str = ""  # that the map is for; empty: this table. Wide models use maps of other tables
 
 
 AnyIdMap = HashIds | DoubleHashIds | QuotientRemainderIds | StoredIds

@@ -11,11 +11,11 @@ from typing import BinaryIO
 from rowwise.textfile import open_regular
 
 MOST_BYTES = 200  # of a name; file systems allow 255, and suffixes are added
-NOT_SHOWN = ("Cc", "Cs", "Zl", "Zp")  # control characters, surrogates, line and paragraph separators
+CONTROL_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")  # control characters, surrogates, line and paragraph separators
 
 
 def fault_of_name(name: str, most_bytes: int = MOST_BYTES) -> str | None:
-    """The fault of a name as one plain component of a path; None if it has none."""
+    """Why a name is not a plain component of a path; None if it is one."""
     if not name:
         return "it is empty"
     if "/" in name or "\\" in name:
@@ -31,11 +31,11 @@ def fault_of_name(name: str, most_bytes: int = MOST_BYTES) -> str | None:
 
 def has_control(text: str) -> bool:
     """Whether a text has control characters, surrogates or separators of lines."""
-    return not text.isprintable() and any(unicodedata.category(character) in NOT_SHOWN for character in text)
+    return not text.isprintable() and any(unicodedata.category(character) in CONTROL_CATEGORIES for character in text)
 
 
 def has_no_link(folder: Path, inside: str) -> bool:
-    """Whether no component of the path `inside` below a folder is a symbolic link."""
+    """Whether no component of a path inside a folder is a symbolic link."""
     return (folder / inside).resolve() == folder.resolve() / inside
 
 

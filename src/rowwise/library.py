@@ -18,8 +18,8 @@ def find_library(name: str) -> Path:
         path = folder / "_lib" / name
         if path.exists():
             return path
-    looked = ", ".join(str(f / "_lib") for f in folders)
-    raise NativeError(f"{name} is not in {looked}: {BUILD}")
+    searched = ", ".join(str(f / "_lib") for f in folders)
+    raise NativeError(f"{name} is not in {searched}: {BUILD}")
 
 
 def load_library(name: str) -> ctypes.CDLL:

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-MOST_BYTES = 1 << 20  # which the parser takes 8 seconds for
-MOST_NODES = 200_000  # the values of an alias count each time
+MOST_BYTES = 1 << 20  # for which the parser takes 8 seconds
+MOST_NODES = 200_000  # values of an alias count each time it is used
 MOST_DIGITS = 40  # of a whole number
 DEEPEST = 50  # levels of lists and mappings
 
@@ -23,40 +23,40 @@ class PlainLoader(yaml.BaseLoader):
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
-        self._begun, self._depth = 0, 0
+        self._nodes, self._depth = 0, 0
         self._sizes: dict[yaml.Node, tuple[int, int]] = {}  # values and levels of each composed node
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """PyYAML's method, with limits."""
+        """PyYAML's method; rejects tags, deep nesting, too many values, and cycles of aliases."""
         event = self.peek_event()
         tag = getattr(event, "tag", None)
         if tag is not None:
             raise _yaml_error(event, f"the tag {tag!r}: want plain values without tags")
         if self._depth >= DEEPEST:
             raise _yaml_error(event, f"more than {DEEPEST} nested levels: want fewer")
-        self._begun += 1
-        if self._begun > MOST_NODES:
+        self._nodes += 1
+        if self._nodes > MOST_NODES:
             raise _yaml_error(event, f"more than {MOST_NODES:,} values: want fewer")
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1
         if node is not None and not isinstance(event, yaml.AliasEvent):
-            self._sizes[node] = self._measured(node, event)
+            self._sizes[node] = self._measure(node, event)
         elif node is not None and node not in self._sizes:
             raise _yaml_error(event, "an alias of a value that contains it: want values without cycles")
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        made = super().construct_mapping(node, deep)
+        mapping = super().construct_mapping(node, deep)
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node)
             if key in seen:
                 raise _yaml_error(key_node, f"{key!r} is given twice: want each key once")
             seen.add(key)
-        return made
+        return mapping
 
-    def _measured(self, node: yaml.Node, event: yaml.Event) -> tuple[int, int]:
+    def _measure(self, node: yaml.Node, event: yaml.Event) -> tuple[int, int]:
         if isinstance(node, yaml.ScalarNode):
             _check_scalar(node)
             return 1, 0

@@ -1,4 +1,4 @@
-"""`Plan`: the placement of tables on ranks, as tiles: a tile is a rectangle of one table on one rank.
+"""`Plan`: places tables on ranks as tiles; a tile is a rectangle of one table on one rank.
 
 Every layout (table-, row-, column-wise, grid, replicated) is a choice of tiles, so a plan can be read, compared, edited
 by hand and executed unchanged. Each cell of a table is on exactly one rank, or the table is replicated on all.
@@ -47,7 +47,7 @@ class Forecast(Value, frozen=True, kw_only=True):
     model: str  # name of the cost model
     batch: int  # samples per step, of all ranks
     wire: Wire = Wire()  # of vectors; the dense part is not in the forecast
-    step_s: float  # all tables: operators of the slowest rank plus links of the slowest rank
+    step_s: float  # all tables: operators on the slowest rank plus links on the slowest rank
     measured_s: float | None = None  # time of a step of all tables, if it was measured
     bound_s: float | None = None  # lower bound of step_s for any plan, by the same model
     bound: str = ""  # how the bound was computed
@@ -128,15 +128,15 @@ class Plan(Value, frozen=True, omit_defaults=True):
         _check_approximate(self, known)
 
     def diff(self, other: "Plan") -> list[str]:
-        """Lines for the tiles that differ: '-' in this plan only, '+' in the other only."""
+        """One line for each tile that differs: '-' in this plan only, '+' in the other only."""
         # Counters, as a plan edited by hand may list a tile twice.
         ours, theirs = Counter(self.tiles), Counter(other.tiles)
-        gone = [f"- {tile}" for tile in sorted((ours - theirs).elements())]
-        new = [f"+ {tile}" for tile in sorted((theirs - ours).elements())]
+        removed = [f"- {tile}" for tile in sorted((ours - theirs).elements())]
+        added = [f"+ {tile}" for tile in sorted((theirs - ours).elements())]
         world = [] if self.world == other.world else [f"- {self.world} ranks", f"+ {other.world} ranks"]
-        here, there = set(self.approximate), set(other.approximate)
-        exact = [f"- approximate {name}" for name in sorted(here - there)]
-        return world + gone + new + exact + [f"+ approximate {name}" for name in sorted(there - here)]
+        ours, others = set(self.approximate), set(other.approximate)
+        exact = [f"- approximate {name}" for name in sorted(ours - others)]
+        return world + removed + added + exact + [f"+ approximate {name}" for name in sorted(others - ours)]
 
 
 def column_block(table: Table) -> int:
@@ -160,7 +160,7 @@ def _check_cover(table: Table, tiles: list[Tile], world: int) -> None:
     _check_overlaps(table, tiles)
     # Inside the table and without overlap, equal areas mean an exact cover.
     if sum((t.rows[1] - t.rows[0]) * (t.cols[1] - t.cols[0]) for t in tiles) != table.rows * table.dim:
-        raise SpecError(f"{_name_and_shape(table)}: {_first_hole(table, tiles)} are on no rank; {COVER}")
+        raise SpecError(f"{_name_and_shape(table)}: {_describe_first_hole(table, tiles)} are on no rank; {COVER}")
 
 
 def _check_tile(table: Table, tile: Tile) -> None:
@@ -188,12 +188,12 @@ def _check_overlaps(table: Table, tiles: list[Tile]) -> None:
                 break
             left, right = max(tile.cols[0], other.cols[0]), min(tile.cols[1], other.cols[1])
             if left < right:
-                both = _describe_rectangle((other.rows[0], min(tile.rows[1], other.rows[1])), (left, right))
-                raise SpecError(f"{_name_and_shape(table)}: {both} are in both {tile} and {other}; {COVER}")
+                overlap = _describe_rectangle((other.rows[0], min(tile.rows[1], other.rows[1])), (left, right))
+                raise SpecError(f"{_name_and_shape(table)}: {overlap} are in both {tile} and {other}; {COVER}")
 
 
-def _first_hole(table: Table, tiles: list[Tile]) -> str:
-    """Describes the first rectangle without a tile, of tiles that leave one and do not overlap."""
+def _describe_first_hole(table: Table, tiles: list[Tile]) -> str:
+    """Describe the first rectangle that no tile covers; the tiles do not overlap and leave one."""
     # It begins at row 0 or at the last row of a tile, and ends at the next tile below.
     for top in sorted({0, *(tile.rows[1] for tile in tiles)}):
         left = 0
@@ -207,18 +207,18 @@ def _first_hole(table: Table, tiles: list[Tile]) -> str:
 
 def _check_approximate(plan: Plan, known: Mapping[str, Table]) -> None:
     for name, times in Counter(plan.approximate).items():
-        at = f"approximate table {name!r}"
+        lead = f"approximate table {name!r}"
         if name not in known:
-            raise SpecError(f"{at}: no such table; the tables are {_shorten(known)}")
+            raise SpecError(f"{lead}: no such table; the tables are {_shorten(known)}")
         if times > 1:
-            raise SpecError(f"{at} is listed {times} times: want it once")
+            raise SpecError(f"{lead} is listed {times} times: want it once")
         table = known[name]
         if all(tile.cols == (0, table.dim) for tile in plan.tiles_of(name)):
-            raise SpecError(f"{at}: no tile cuts its columns, so it is exact as it is; take it off the list")
+            raise SpecError(f"{lead}: no tile cuts its columns, so it is exact as it is; take it off the list")
         if not needs_full_rows(table.optimizer):
             kind = type(table.optimizer).__name__
-            what = f"{kind} without clip updates each column by itself, so it is exact as it is"
-            raise SpecError(f"{at}: {what}; take it off the list")
+            reason = f"{kind} without clip updates each column by itself, so it is exact as it is"
+            raise SpecError(f"{lead}: {reason}; take it off the list")
 
 
 def _name_and_shape(table: Table) -> str:
@@ -235,6 +235,6 @@ def _range(bounds: tuple[int, int]) -> str:
 
 def _shorten(names: Iterable[object]) -> str:
     """The first `NAMES` names, and the number of the others."""
-    words = [str(name) for name in names]
-    more = f" and {len(words) - NAMES} more" if len(words) > NAMES else ""
-    return ", ".join(words[:NAMES]) + more
+    texts = [str(name) for name in names]
+    others = f" and {len(texts) - NAMES} more" if len(texts) > NAMES else ""
+    return ", ".join(texts[:NAMES]) + others

@@ -1,8 +1,8 @@
-"""Facts about the processor and the choices that follow from them: a table of measured families; no torch.
+"""Reads facts about the processor, and makes the choices that depend on its family; no torch.
 
-Functions of the text of /proc/cpuinfo, so that every processor can be tested on any other. A choice depends on the
-family, never on a measurement at run time: two GEMM libraries round differently, and a run must not depend on what else
-the machine was doing.
+All functions but one take the text of /proc/cpuinfo, so that tests cover every processor on any other. A choice depends
+on the family, never on a measurement at run time: GEMM libraries round differently, and the result of a run must not
+depend on the load of the machine.
 """
 
 import platform
@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 CPUINFO = Path("/proc/cpuinfo")
 AMD, INTEL = "AuthenticAMD", "GenuineIntel"
-Products = Literal["torch", "onednn"]  # GEMM libraries for float32
+GemmLibrary = Literal["torch", "onednn"]  # for float32
 
 
 class Processor(NamedTuple):
@@ -25,13 +25,13 @@ class Processor(NamedTuple):
 
 
 class ProcessorFamily(NamedTuple):
-    """Processors that behave alike, and the measurements on them."""
+    """Processors that behave alike, and what was measured on them."""
 
     name: str
     maker: str
     family: int
     models: tuple[range, ...]
-    products: Products
+    gemm_library: GemmLibrary
     measured: str
 
 
@@ -43,7 +43,7 @@ FAMILIES = (
     ProcessorFamily("Zen 2", AMD, 0x17, (range(0x30, 0x100),), "onednn", ""),
     ProcessorFamily(
         "Zen 3", AMD, 0x19, (range(0x10), range(0x20, 0x60)), "onednn",
-        "a step of dlrm-synthetic in bf16 runs at .11 of float32, single layers at .05 to .12, fp16 likewise",
+        "a step of dlrm-synthetic in bf16 runs at .11 of float32, single layers at .05 to .12; fp16 is as slow",
     ),
     ProcessorFamily(
         "Zen 4", AMD, 0x19, (range(0x10, 0x20), range(0x60, 0x100)), "onednn",
@@ -51,11 +51,11 @@ FAMILIES = (
     ),
     ProcessorFamily("Zen 5", AMD, 0x1A, (range(0x100),), "onednn", ""),
 )  # fmt: skip
-OTHERS: dict[str, Products] = {AMD: "onednn"}  # by maker, for families that are not listed
+DEFAULT_GEMM_LIBRARIES: dict[str, GemmLibrary] = {AMD: "onednn"}  # by maker, for other families
 
 
 class MissingFeature(NamedTuple):
-    """An instruction set that a processor may lack, and the replacement."""
+    """An instruction set that a processor may lack, and what replaces it."""
 
     what: str
     flags: frozenset[str]  # any of them suffices
@@ -101,16 +101,16 @@ def parse_cpuinfo(cpuinfo: str, machine: str) -> Processor:
 def family_of(processor: Processor) -> ProcessorFamily | None:
     """The processor's entry in `FAMILIES`, or None."""
     for family in FAMILIES:
-        same = (family.maker, family.family) == (processor.maker, processor.family)
-        if same and any(processor.model in models for models in family.models):
+        same_family = (family.maker, family.family) == (processor.maker, processor.family)
+        if same_family and any(processor.model in models for models in family.models):
             return family
     return None
 
 
-def gemm_library_of(processor: Processor) -> Products:
+def gemm_library_of(processor: Processor) -> GemmLibrary:
     """The faster GEMM library for float32 on a processor."""
     family = family_of(processor)
-    return OTHERS.get(processor.maker, "torch") if family is None else family.products
+    return DEFAULT_GEMM_LIBRARIES.get(processor.maker, "torch") if family is None else family.gemm_library
 
 
 def missing_features(processor: Processor) -> tuple[MissingFeature, ...]:
@@ -118,4 +118,4 @@ def missing_features(processor: Processor) -> tuple[MissingFeature, ...]:
     if not processor.flags:
         return ()
     x86 = processor.machine == "x86_64"
-    return tuple(lack for lack in OPTIONAL_FEATURES if not lack.flags & processor.flags and (x86 or not lack.x86_only))
+    return tuple(f for f in OPTIONAL_FEATURES if not f.flags & processor.flags and (x86 or not f.x86_only))

@@ -1,4 +1,4 @@
-"""Row optimizers: hyperparameters, state, and the numbers that kernels get for an update; no torch.
+"""Row optimizers: their hyperparameters, their state, and the numbers that kernels get for an update; no torch.
 
 The arithmetic is in `ops/reference/apply.py` and `ops/_cpp/apply.h`; a new optimizer has a part in each of the three.
 """
@@ -22,7 +22,7 @@ LIMITS: dict[str, tuple[float, float, str]] = {  # by name: least, most, message
 
 
 def hyperparameter_fault(field: str, value: float | None) -> str | None:
-    """The message if a hyperparameter or a number of `init` is out of range, else None."""
+    """The message for a hyperparameter or a number of `init` that is out of range, else None."""
     if value is None:  # a bound derived from the table's rows, or no clipping
         return None
     least, most, want = LIMITS.get(field, (0.0, LARGEST, ""))
@@ -52,18 +52,18 @@ class Schedule(Value, frozen=True, kw_only=True):
         """The factor at a step; the first update is step 1."""
         if step < self.warmup_steps:
             return step / self.warmup_steps
-        decaying = step - max(self.decay_start, self.warmup_steps)
-        if not self.decay_steps or decaying <= 0:
+        decayed = step - max(self.decay_start, self.warmup_steps)
+        if not self.decay_steps or decayed <= 0:
             return 1.0
-        left = max(0.0, 1.0 - decaying / self.decay_steps)
+        remaining = max(0.0, 1.0 - decayed / self.decay_steps)
         match self.shape:
             case "cosine":
-                left = (1.0 - math.cos(math.pi * left)) / 2
+                remaining = (1.0 - math.cos(math.pi * remaining)) / 2
             case "quadratic":
-                left = left * left
+                remaining = remaining * remaining
             case "linear":
                 pass
-        return self.end + (1.0 - self.end) * left
+        return self.end + (1.0 - self.end) * remaining
 
 
 class Slot(NamedTuple):
@@ -226,9 +226,9 @@ class Lamb(Moments, frozen=True, kw_only=True, tag="lamb", tag_field="kind"):
 
 
 class Ftrl(RowUpdate, frozen=True, kw_only=True, tag="ftrl", tag_field="kind"):
-    """FTRL-Proximal: n += g * g, z += g - (sqrt(n) - sqrt(n before)) / lr * w, and with s the sign of z
+    """FTRL-Proximal: n += g * g, z += g - (sqrt(n) - sqrt(n before)) / lr * w, then w from z and n.
 
-    w = 0 where |z| <= l1, else -(z - s * l1) / ((beta + sqrt(n)) / lr + l2). Each weight's learning rate
+    w = 0 where |z| <= l1, else -(z - sign(z) * l1) / ((beta + sqrt(n)) / lr + l2). Each weight's learning rate
     only falls, so there is no schedule. `beta` has the unit of a gradient: with a mean loss, 1 keeps weights at 0
     for long. Two floats of state for each weight. Source: McMahan et al. 2013.
     """
@@ -255,7 +255,7 @@ class Ftrl(RowUpdate, frozen=True, kw_only=True, tag="ftrl", tag_field="kind"):
 
 
 RowOptimizer = Sgd | Adagrad | RowWiseAdagrad | Adam | RowWiseAdam | Lamb | Ftrl
-# By their names in files, in the order of `Optimizers` in `ops/_cpp/apply.h`.
+# By name in files, in the order of `Optimizers` in `ops/_cpp/apply.h`.
 OPTIMIZERS: dict[str, type[RowOptimizer]] = {str(kind.__struct_config__.tag): kind for kind in get_args(RowOptimizer)}
 
 

@@ -1,6 +1,6 @@
-"""Temporary folders; each start removes those that killed processes have left.
+"""Creates temporary folders, and removes those of killed processes.
 
-A process holds a file lock in its folder, which the system releases however the process ends: a folder whose lock is
+A process holds a file lock in its folder. The system releases it however the process ends, so a folder whose lock is
 free is stale.
 """
 
@@ -15,7 +15,7 @@ from typing import Self, final
 
 PREFIX = "rowwise-tmp-"
 LOCK = ".lock"
-NEW_S = 3600.0  # age from which an empty folder without a lock is stale; before, its process may be about to lock it
+NEW_S = 3600.0  # age at which an empty folder without a lock is stale; a younger one may be about to be locked
 
 
 @final
@@ -50,15 +50,15 @@ def remove_stale_folders() -> None:
     """Remove the folders of processes that have ended."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:
-            about = folder.lstat()
-            if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+            status = folder.lstat()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
                 continue
             if (folder / LOCK).exists():
                 if _is_free(folder / LOCK):
                     shutil.rmtree(folder, ignore_errors=True)
-            elif time.time() - about.st_mtime > NEW_S:
-                folder.rmdir()  # fails for a folder that was kept, which is not empty
-        except OSError:  # another process has just removed it, or it was kept
+            elif time.time() - status.st_mtime > NEW_S:
+                folder.rmdir()  # fails for a folder after `keep`, which is not empty
+        except OSError:  # another process removed it, or it is not empty
             continue
 
 

@@ -1,7 +1,7 @@
 """Specifications: tables with pooling, initialisation and row type; topology; wire types.
 
-Frozen values with a strict JSON round trip and without torch, so that plans can be made, read and compared without
-loading it. `plan` places tables on ranks, `ops.arena` has their memory.
+Frozen values with a strict JSON round trip and without torch, so that planning does not load it. `plan` places tables
+on ranks, `ops.arena` has their memory.
 """
 
 import enum
@@ -104,11 +104,11 @@ class Table(Value, frozen=True):
         # The update packs (row, contribution) into 64 bits and needs 24 of them for the contribution.
         if self.rows >= 1 << 40:
             raise SpecError(f"table {self.name!r} has {self.rows} rows: want fewer than 2**40; hash the ids")
-        odd = [feature for feature in self.features if has_control(feature)]
-        if odd:
-            raise SpecError(f"table {self.name!r}: feature {odd[0][:80]!r}: want a name without control characters")
+        bad = [feature for feature in self.features if has_control(feature)]
+        if bad:
+            raise SpecError(f"table {self.name!r}: feature {bad[0][:80]!r}: want a name without control characters")
         if len(set(self.features)) != len(self.features):
-            raise SpecError(f"table {self.name!r} names a feature twice: {', '.join(self.features)}")
+            raise SpecError(f"table {self.name!r} names a feature twice: {', '.join(self.features)}: want each once")
         _check_numbers(self)
 
     @property
@@ -148,7 +148,7 @@ def state_width(table: Table) -> int:
 
 
 def _check_types(table: Table) -> None:
-    """Check types as reading a file does, for tables made in code; pooling and row type may be given by name."""
+    """Check the types of a table built in code as strictly as those in a file; convert names of enums."""
     name = table.name
     for field, value in (("rows", table.rows), ("dim", table.dim)):
         if type(value) is not int:
@@ -175,8 +175,8 @@ def _check_choice(table: Table, field: str, kind: type[enum.StrEnum]) -> None:
     try:
         msgspec.structs.force_setattr(table, field, kind(value))
     except ValueError:
-        want = ", ".join(repr(str(choice)) for choice in kind)
-        raise SpecError(f"table {table.name!r}: {field}={value!r}: want one of {want}") from None
+        choices = ", ".join(repr(str(choice)) for choice in kind)
+        raise SpecError(f"table {table.name!r}: {field}={value!r}: want one of {choices}") from None
 
 
 def _check_numbers(table: Table) -> None:
@@ -323,9 +323,9 @@ def check_names(tables: Sequence[Table]) -> None:
 def check_tables(tables: Sequence[Table]) -> None:
     """Raise unless the names of tables and of features are unique in a model."""
     check_names(tables)
-    taken = [table.name for table in tables if table.name in RESERVED_NAMES]
-    if taken:
-        raise SpecError(f"table name {taken[0]!r}: modules have an attribute of that name: want another")
+    reserved = [table.name for table in tables if table.name in RESERVED_NAMES]
+    if reserved:
+        raise SpecError(f"table name {reserved[0]!r}: modules have an attribute of that name: want another")
     _check_unique("feature", (f for t in tables for f in t.feature_names))
 
 

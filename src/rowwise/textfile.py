@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Literal, TypeVar
 import msgspec
 
 T = TypeVar("T")
-KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISCHR, "a device"))
+NOT_REGULAR = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISCHR, "a device"))
 FLAGS = {"rb": os.O_RDONLY, "r+b": os.O_RDWR, "a+b": os.O_RDWR | os.O_CREAT | os.O_APPEND}
 MOST_BYTES = 64 << 20
 
@@ -26,31 +26,31 @@ def open_regular(path: str | Path, mode: Literal["rb", "r+b", "a+b"] = "rb", *, 
     """
     flags = FLAGS[mode] | (0 if links else os.O_NOFOLLOW) | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        found = os.open(path, flags, 0o666)  # fails for a socket, and O_NONBLOCK does not wait for the writer of a FIFO
+        fd = os.open(path, flags, 0o666)  # fails for a socket, and O_NONBLOCK does not wait for the writer of a FIFO
     except OSError as error:
         if error.errno == errno.ELOOP and not links:
             raise OSError(errno.ELOOP, "this is a link: want the file itself in its place", str(path)) from None
         raise
-    of = os.fstat(found).st_mode
-    if not stat.S_ISREG(of):
-        os.close(found)
-        kind = next((name for test, name in KINDS if test(of)), "no regular file")
+    mode_bits = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode_bits):
+        os.close(fd)
+        kind = next((name for test, name in NOT_REGULAR if test(mode_bits)), "no regular file")
         raise OSError(errno.EINVAL, f"this is {kind}: want a regular file", str(path))
-    return os.fdopen(found, mode, buffering=0 if mode == "a+b" else -1)
+    return os.fdopen(fd, mode, buffering=0 if mode == "a+b" else -1)
 
 
 def append(path: Path, content: bytes, *, sync: bool = False) -> None:
     """Append to a file, if possible in one system call; `sync`: flush it to the disk."""
     with open_regular(path, "a+b", links=False) as file:
-        left = memoryview(content)
-        while left:  # after a short write, the next one raises with the reason
-            left = left[file.write(left) :]
+        remaining = memoryview(content)
+        while remaining:  # after a short write, the next one raises with the reason
+            remaining = remaining[file.write(remaining) :]
         if sync:
             os.fsync(file.fileno())
 
 
 def write_new(path: Path, content: bytes) -> None:
-    """Write a new file; an existing file or link of that name is replaced, never written through."""
+    """Write a new file, in place of an existing file or link of that name, which is never written through."""
     path.unlink(missing_ok=True)
     with path.open("xb") as file:
         file.write(content)
@@ -93,23 +93,23 @@ def read_text(path: str | Path, most: int = MOST_BYTES) -> str:
 def decode_json(data: str | bytes, kind: type[T]) -> T:
     """Decode JSON as a type; raises for a duplicate key, of which msgspec would take the last value."""
     try:
-        found = msgspec.json.decode(data, type=kind)
+        value = msgspec.json.decode(data, type=kind)
         json.loads(data, object_pairs_hook=reject_duplicate_keys, parse_int=str, parse_float=str)
     except RecursionError:
         raise msgspec.DecodeError("lists and objects are nested too deeply") from None
     except UnicodeDecodeError as error:
         raise msgspec.DecodeError(f"byte {error.start} is not UTF-8") from None
-    return found
+    return value
 
 
 def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """`object_pairs_hook` of `json.loads` that raises for a duplicate key."""
-    made: dict[str, Any] = {}
+    mapping: dict[str, Any] = {}
     for key, value in pairs:
-        if key in made:
+        if key in mapping:
             raise msgspec.DecodeError(f"key {key!r} is given twice: want each key once")
-        made[key] = value
-    return made
+        mapping[key] = value
+    return mapping
 
 
 def printable(text: str) -> str:

@@ -13,21 +13,21 @@ MOST_LAYERS = 1000
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of the frozen values; reading one from a file rejects unknown keys."""
+    """Base of the frozen values; files with unknown keys are rejected."""
 
 
 def check_most(where: str, value: msgspec.Struct, **most: int) -> None:
-    """Raise if a field is larger than its limit; `where` begins the message."""
+    """Raise if a field exceeds its limit; `where` begins the message."""
     for name, limit in most.items():
-        given = getattr(value, name)
-        if isinstance(given, int | float) and given > limit:
-            raise SpecError(f"{where}{name}={given}: want at most {limit:,}")
+        number = getattr(value, name)
+        if isinstance(number, int | float) and number > limit:
+            raise SpecError(f"{where}{name}={number}: want at most {limit:,}")
 
 
 def check_layers(where: str, **layers: tuple[int, ...]) -> None:
     """Raise for too many or too wide layers; `where` begins the message."""
     for name, widths in layers.items():
-        wrong = [width for width in widths if not 1 <= width <= MOST_DIM]
-        if wrong or len(widths) > MOST_LAYERS:
-            got = f"{wrong[0]} is the width of a layer" if wrong else f"{len(widths)} layers"
+        invalid = [width for width in widths if not 1 <= width <= MOST_DIM]
+        if invalid or len(widths) > MOST_LAYERS:
+            got = f"{invalid[0]} is the width of a layer" if invalid else f"{len(widths)} layers"
             raise SpecError(f"{where}{name}: {got}: want at most {MOST_LAYERS:,} layers of 1 to {MOST_DIM:,} columns")

@@ -10,7 +10,7 @@ from shard.equal import SEED, make_sharded, place
 from torch import nn
 
 from rowwise import Jagged, Pooling, Sgd, Table, Topology
-from rowwise.batch import Shared
+from rowwise.batch import SharedBags
 from rowwise.comm.thread import run_threads
 from rowwise.errors import PeerError, RowwiseError
 from rowwise.hashing.embeddings import MappedEmbeddings
@@ -148,7 +148,7 @@ def sharing(batch, common):
     own = tuple(f for f in batch.features if f not in common)
     plain = batch.of_samples(torch.arange(SAMPLES), own) if own else batch.without_samples()
     once = batch.of_samples(torch.arange(0, SAMPLES, 2), common)
-    return replace(plain, features=own, shared=Shared(jagged=once, inverse_B=inverse_B))
+    return replace(plain, features=own, shared=SharedBags(jagged=once, inverse_B=inverse_B))
 
 
 SHARED_FAULTS = {

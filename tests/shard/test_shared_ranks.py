@@ -13,7 +13,7 @@ from shard.layout_cases import CASES
 from shared_batches import draw_copies, make_shared
 
 from rowwise import BatchError, IdError, Pooling, RowType, SpecError, Table, Topology, Uniform, Wire
-from rowwise.batch import Shared
+from rowwise.batch import SharedBags
 from rowwise.comm.spawn import run_processes
 from rowwise.comm.thread import run_threads
 from rowwise.errors import PeerError
@@ -212,7 +212,7 @@ def test_a_rank_whose_shared_ids_are_bad_says_so_of_its_samples():
             messages.append(str(raised.value))
         assert messages[0] == messages[1]
         numbers = torch.zeros_like(batch.shared.inverse_B)
-        batch = replace(batch, shared=Shared(jagged=batch.shared.jagged, inverse_B=numbers))
+        batch = replace(batch, shared=SharedBags(jagged=batch.shared.jagged, inverse_B=numbers))
         with pytest.raises((BatchError, PeerError), match="in steps of 0 or 1"):
             module(batch)
 

@@ -5,7 +5,7 @@ Names are loaded when first used.
 
 from typing import TYPE_CHECKING
 
-from rowwise.lazy import names_of
+from rowwise.lazy import export_lazily
 
 if TYPE_CHECKING:
     from rowwise.comm.interface import BytesSent as BytesSent
@@ -20,4 +20,4 @@ _HOMES = {
     "spawn": ("run_processes",),
     "thread": ("run_threads",),
 }
-__all__, __getattr__ = names_of(__name__, _HOMES)
+__all__, __getattr__ = export_lazily(__name__, _HOMES)

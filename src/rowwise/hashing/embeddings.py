@@ -12,7 +12,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from rowwise.batch import Jagged, KeyedJagged, Shared
+from rowwise.batch import Jagged, KeyedJagged, SharedBags
 from rowwise.embedding import Embeddings, Vectors
 from rowwise.errors import BatchError, RowwiseError, SpecError
 from rowwise.hashing.combine import PartBags, combine_parts, complete_bags, partial_bags
@@ -138,7 +138,7 @@ class MappedEmbeddings(nn.Module):
             got = ", ".join(jagged.all_features)
             raise BatchError(f"the batch has no feature {', '.join(missing)}; it has {got}")
         unshared = [t for t in self.mapped.values() if t.per_id or (self.training and t.folding)]
-        return jagged.owning([f for t in unshared for f in t.table.feature_names])
+        return jagged.expand_features([f for t in unshared for f in t.table.feature_names])
 
     def _map_features(self, jagged: Jagged) -> tuple[Jagged, dict[str, PartBags]]:
         """The batch of rows, and the bags of each part, without shared ones."""
@@ -153,7 +153,7 @@ class MappedEmbeddings(nn.Module):
         if shared is not None and not self._table_of.keys() & set(shared.jagged.features):
             shared = None  # no table looks it up
         if shared is not None:
-            shared = Shared(jagged=self._map_features(shared.jagged)[0], inverse_B=shared.inverse_B)
+            shared = SharedBags(jagged=self._map_features(shared.jagged)[0], inverse_B=shared.inverse_B)
         weights_N = None
         if jagged.weights_N is not None:
             weights_N = _concatenate([w for b in bags if (w := b.weights_M) is not None], jagged.weights_N[:0])

@@ -5,7 +5,7 @@ Names are loaded when first used: looking into files needs no torch.
 
 from typing import TYPE_CHECKING
 
-from rowwise.lazy import names_of
+from rowwise.lazy import export_lazily
 
 if TYPE_CHECKING:
     from rowwise.ingest.batch_shard import BatchShard as BatchShard
@@ -35,4 +35,4 @@ _HOMES = {
     "reader": ("Reader", "Split"),
     "share": ("Share",),
 }
-__all__, __getattr__ = names_of(__name__, _HOMES)
+__all__, __getattr__ = export_lazily(__name__, _HOMES)

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rowwise.batch import Batch, Jagged, Shared
+from rowwise.batch import Batch, Jagged, SharedBags
 from rowwise.ingest.block import EncodedRows, Ints
 from rowwise.ingest.columns import Columns
 
@@ -67,11 +67,11 @@ def _sparse(slices: Sequence[SplitRows], columns: Columns) -> Jagged:
         distinct.append(SplitRows(encoded, first, last))
         inverse.append(inverse_R[begin:end] + (count - first))
         count += last - first
-    stream = Shared(jagged=_jagged(distinct, shared), inverse_B=torch.from_numpy(np.concatenate(inverse)))
+    stream = SharedBags(jagged=_jagged(distinct, shared), inverse_B=torch.from_numpy(np.concatenate(inverse)))
     return _jagged(slices, per_row, stream)
 
 
-def _jagged(slices: Sequence[SplitRows], features: Mapping[str, int], shared: Shared | None = None) -> Jagged:
+def _jagged(slices: Sequence[SplitRows], features: Mapping[str, int], shared: SharedBags | None = None) -> Jagged:
     values: list[Ints] = [np.empty(0, np.int64)]
     lengths_FB = np.ones((len(features), sum(end - begin for _, begin, end, _ in slices)), np.int64)
     for lengths_B, f in zip(lengths_FB, features.values(), strict=True):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rowwise.batch import Jagged, Shared
+from rowwise.batch import Jagged, SharedBags
 from rowwise.errors import BatchError, SpecError
 from rowwise.ops import check
 
@@ -115,7 +115,7 @@ def share(jagged: Jagged, features: Sequence[str]) -> Jagged:
     begins_B[:1] = True
     inverse_B = begins_B.cumsum(0) - 1
     others = tuple(f for f in jagged.features if f not in features)
-    shared = Shared(jagged=group.of_samples(begins_B.nonzero().flatten()), inverse_B=inverse_B)
+    shared = SharedBags(jagged=group.of_samples(begins_B.nonzero().flatten()), inverse_B=inverse_B)
     if not others:
         none = group.without_samples()
         return Jagged(
@@ -224,10 +224,10 @@ def lengths(offsets: Tensor) -> Tensor:
 
 def _reject_shared(jagged: Jagged, features: Sequence[str]) -> Jagged:
     """A batch of which nothing is shared, that has these features."""
-    return jagged if jagged.shared is None else replace(jagged.owning(features), shared=None)
+    return jagged if jagged.shared is None else replace(jagged.expand_features(features), shared=None)
 
 
-def _split_shared(jagged: Jagged, shared: Shared, sizes: Sequence[int]) -> list[Jagged]:
+def _split_shared(jagged: Jagged, shared: SharedBags, sizes: Sequence[int]) -> list[Jagged]:
     """`split` that keeps bags shared; a distinct sample whose samples are in several parts is in each of them."""
     shared.check()
     own = split(replace(jagged, shared=None), sizes) if jagged.features else [jagged.without_samples()] * len(sizes)
@@ -235,7 +235,7 @@ def _split_shared(jagged: Jagged, shared: Shared, sizes: Sequence[int]) -> list[
     for part, inverse_B in zip(own, shared.inverse_B.split(list(sizes)), strict=True):
         low, high = (int(inverse_B[0]), int(inverse_B[-1])) if len(inverse_B) else (0, -1)
         bags = shared.jagged.of_samples(torch.arange(low, high + 1, device=inverse_B.device))
-        batches.append(replace(part, shared=Shared(jagged=bags, inverse_B=inverse_B - low)))
+        batches.append(replace(part, shared=SharedBags(jagged=bags, inverse_B=inverse_B - low)))
     return batches
 
 

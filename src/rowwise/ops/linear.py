@@ -14,34 +14,34 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rowwise.errors import NativeError, SpecError
-from rowwise.processor import Processor, Products, gemm_library_of, read_processor
+from rowwise.processor import GemmLibrary, Processor, gemm_library_of, read_processor
 
 
 @dataclass(slots=True)
 class _Choice:
-    library: Products | None = None  # None: chosen by processor at the first use
+    library: GemmLibrary | None = None  # None: chosen by processor at the first use
 
 
 _choice = _Choice()
 
 
-def choose_library(library: Products | None) -> None:
+def choose_library(library: GemmLibrary | None) -> None:
     """Use this library from now on; None: the one for this processor."""
-    if library is not None and library not in get_args(Products):
-        raise SpecError(f"no library {library!r} for matrix products: want one of {', '.join(get_args(Products))}")
+    if library is not None and library not in get_args(GemmLibrary):
+        raise SpecError(f"no library {library!r} for matrix products: want one of {', '.join(get_args(GemmLibrary))}")
     if library == "onednn" and not has_onednn():
         raise NativeError(f"torch {torch.__version__} was built without oneDNN: want 'torch', or None")
     _choice.library = library
 
 
-def current_library() -> Products:
+def current_library() -> GemmLibrary:
     """The library in use: that of `choose_library`, else the one for this processor."""
     if _choice.library is None:
         _choice.library = library_for(read_processor())
     return _choice.library
 
 
-def library_for(processor: Processor) -> Products:
+def library_for(processor: Processor) -> GemmLibrary:
     """The faster library on a processor, of those that this torch has."""
     return gemm_library_of(processor) if has_onednn() else "torch"
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rowwise.batch import Jagged, Shared
+from rowwise.batch import Jagged, SharedBags
 from rowwise.ops.layout import FeatureDescriptor, TableGroup
 from rowwise.ops.output_cache import empty_cached
 
@@ -80,7 +80,7 @@ class FeatureSubset:
         return torch.ops.rowwise.gather(arena_rows, self.features_FC, jagged.values_N, offsets, jagged.batch_size)
 
 
-def merge_vectors(parts: Sequence["FeatureVectors"], shared: Shared | None) -> Tensor:
+def merge_vectors(parts: Sequence["FeatureVectors"], shared: SharedBags | None) -> Tensor:
     """The pooled output [B, S] of both bag sets: own features, and shared ones expanded from distinct samples."""
     own = parts[0]
     if shared is None or not parts[-1].vectors.shape[1]:
@@ -128,13 +128,13 @@ def select_columns(grad_BS: Tensor, segments: Sequence[FeatureColumns]) -> Tenso
     return torch.cat([grad_BS[:, :0], *(grad_BS[:, target : target + width] for _, target, width in segments)], 1)
 
 
-def sum_over_samples(grad_BS: Tensor, shared: Shared) -> Tensor:
+def sum_over_samples(grad_BS: Tensor, shared: SharedBags) -> Tensor:
     """The gradients of distinct bags [U, S]: the sum over the samples of each, in their order."""
     sums_US = grad_BS.new_zeros((shared.jagged.batch_size, grad_BS.shape[1]))
     return sums_US.index_add_(0, shared.inverse_B, grad_BS)
 
 
-def assign_to_first_samples(jagged: Jagged, shared: Shared) -> Jagged:
+def assign_to_first_samples(jagged: Jagged, shared: SharedBags) -> Jagged:
     """A batch without sharing: each shared bag belongs to its first sample, and is empty in the others."""
     once, batch = shared.jagged, jagged.batch_size
     lengths_FB = once.lengths_FB.new_zeros((len(once.features), batch))
@@ -148,13 +148,15 @@ def assign_to_first_samples(jagged: Jagged, shared: Shared) -> Jagged:
     )
 
 
-def first_samples(shared: Shared) -> Tensor:
+def first_samples(shared: SharedBags) -> Tensor:
     """The first sample of each distinct sample [U]."""
     numbers_U = torch.arange(shared.jagged.batch_size, device=shared.inverse_B.device)
     return torch.searchsorted(shared.inverse_B.long(), numbers_U)
 
 
-def gradient_of_first_samples(own: "FeatureVectors", once: "FeatureVectors", shared: Shared, columns: int) -> Tensor:
+def gradient_of_first_samples(
+    own: "FeatureVectors", once: "FeatureVectors", shared: SharedBags, columns: int
+) -> Tensor:
     """The gradients [B, columns] of `assign_to_first_samples`, from those of own features and of distinct bags."""
     first_U = first_samples(shared)
     grad_BS = own.vectors.new_zeros((len(shared.inverse_B), columns))

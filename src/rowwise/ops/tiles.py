@@ -13,7 +13,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from rowwise.batch import Jagged, Shared
+from rowwise.batch import Jagged, SharedBags
 from rowwise.errors import BatchError, GradientError, IdError
 from rowwise.ops import check
 from rowwise.ops.arena import Arena
@@ -187,12 +187,12 @@ class Tiles:
         check_weights([piece.full_table for piece in self.arena.pieces], jagged)
         return known
 
-    def _look_up_shared(self, jagged: Jagged, shared: Shared) -> LookupOutput:
+    def _look_up_shared(self, jagged: Jagged, shared: SharedBags) -> LookupOutput:
         """`look_up` that reads each shared bag once; see `ops/shared.py`."""
         if per_id_weights_require_grad(jagged) or set(shared.jagged.features) & set(self.sequence.feature_names):
             # Not for these: the weight of a shared bag has a gradient for each sample, and a sequence rows for each id.
             only = shared.jagged.features if per_id_weights_require_grad(jagged) else self.sequence.feature_names
-            return self.look_up(jagged.owning(only))
+            return self.look_up(jagged.expand_features(only))
         self._check_features(jagged.all_features)
         check_weights([piece.full_table for piece in self.arena.pieces], jagged)
         own, once = self._subset(jagged.features), self._subset(shared.jagged.features)

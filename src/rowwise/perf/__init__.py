@@ -5,7 +5,7 @@ Names are loaded when first used.
 
 from typing import TYPE_CHECKING
 
-from rowwise.lazy import names_of
+from rowwise.lazy import export_lazily
 
 if TYPE_CHECKING:
     from rowwise.perf.access import Access as Access
@@ -27,4 +27,4 @@ _HOMES = {
     "roofline": ("Roofline",),
     "torchrec": ("TorchRecModel",),
 }
-__all__, __getattr__ = names_of(__name__, _HOMES)
+__all__, __getattr__ = export_lazily(__name__, _HOMES)

@@ -6,7 +6,7 @@ the parts of a run, `runs` has start, resume, evaluate and predict. Names are lo
 
 from typing import TYPE_CHECKING
 
-from rowwise.lazy import names_of
+from rowwise.lazy import export_lazily
 
 if TYPE_CHECKING:
     from rowwise.recipes.find import load as load
@@ -22,4 +22,4 @@ _HOMES = {
     "recipe": ("Recipe",),
     "runs": ("RunResult", "TrainingRun", "evaluate", "load_trained", "predict_rows"),
 }
-__all__, __getattr__ = names_of(__name__, _HOMES)
+__all__, __getattr__ = export_lazily(__name__, _HOMES)

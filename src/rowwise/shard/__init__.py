@@ -9,7 +9,7 @@ samples, R rows, D columns of a table, S pooled columns, C fields of a descripto
 
 from typing import TYPE_CHECKING
 
-from rowwise.lazy import names_of
+from rowwise.lazy import export_lazily
 
 if TYPE_CHECKING:
     from rowwise.shard.apply import shard as shard
@@ -17,4 +17,4 @@ if TYPE_CHECKING:
     from rowwise.shard.embeddings import ShardedEmbeddings as ShardedEmbeddings
 
 _HOMES = {"apply": ("shard",), "embeddings": ("LocalTile", "ShardedEmbeddings")}
-__all__, __getattr__ = names_of(__name__, _HOMES)
+__all__, __getattr__ = export_lazily(__name__, _HOMES)

@@ -15,7 +15,7 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from rowwise.batch import Jagged, Shared
+from rowwise.batch import Jagged, SharedBags
 from rowwise.errors import IdError
 from rowwise.shard.pack import BagSet, PackedBatch, Packer, RoutedBatch
 from rowwise.shard.routes import PieceGroup, Routes, pooled_columns
@@ -29,7 +29,7 @@ class SharedBatchPacker:
         self._routes, self._me, self._unknown_ids = routes, rank, unknown_ids
         self._packers: dict[tuple[str, ...], tuple[Packer, ...]] = {}  # one per bag set, by the shared features
 
-    def pack(self, given: Jagged, jagged: Jagged, shared: Shared, features: tuple[str, ...]) -> PackedBatch:
+    def pack(self, given: Jagged, jagged: Jagged, shared: SharedBags, features: tuple[str, ...]) -> PackedBatch:
         """The messages of both bag sets; `jagged`: `given` with sequences expanded, `features`: those of tables."""
         shared.check()
         packers, inverse_B = self._packers_for(features), shared.inverse_B
@@ -137,5 +137,5 @@ def _join_bag_sets(own: Jagged | None, distinct: Jagged, inverse_B: Tensor) -> J
         values_N=values_N,
         lengths_FB=lengths_FB,
         weights_N=weights_N,
-        shared=Shared(jagged=distinct, inverse_B=inverse_B),
+        shared=SharedBags(jagged=distinct, inverse_B=inverse_B),
     )

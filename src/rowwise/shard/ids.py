@@ -107,7 +107,7 @@ class Router:
         return (jagged.expanded() if self._trains_weights(jagged) else jagged).contiguous()
 
     def _pack(self, given: Jagged) -> PackedBatch:
-        jagged = given.owning(self._sequences)  # sequences are not shared: `distinct.py` removes their repeats
+        jagged = given.expand_features(self._sequences)  # sequences are not shared: `distinct.py` removes their repeats
         missing = set(self._features) - set(jagged.all_features)
         if missing:
             raise BatchError(f"the batch lacks {', '.join(sorted(missing))}; it holds {', '.join(jagged.all_features)}")

@@ -6,7 +6,7 @@ used: recipes are read without torch.
 
 from typing import TYPE_CHECKING
 
-from rowwise.lazy import names_of
+from rowwise.lazy import export_lazily
 
 if TYPE_CHECKING:
     from rowwise.train.evaluate import ClickEvaluator as ClickEvaluator
@@ -27,4 +27,4 @@ _HOMES = {
     "settings": ("Settings", "Training"),
     "trainer": ("TrainingJob", "Trainer"),
 }
-__all__, __getattr__ = names_of(__name__, _HOMES)
+__all__, __getattr__ = export_lazily(__name__, _HOMES)

@@ -184,7 +184,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 def ids_or_none(batch: Batch, feature: str) -> Tensor:
     """The id [B] of a feature in each sample; NONE for a sample with no id or several."""
-    sparse = batch.sparse.owning((feature,))
+    sparse = batch.sparse.expand_features((feature,))
     begin_B, lengths_B = bags_of(sparse, feature)
     single_B = lengths_B == 1
     ids_B = torch.full_like(begin_B, NONE)

@@ -79,7 +79,7 @@ class InBatch:
 
 def single_ids(batch: Batch, feature: str) -> Tensor:
     """The ids [B] of a feature; raises unless each sample has exactly one."""
-    sparse = batch.sparse.owning((feature,))
+    sparse = batch.sparse.expand_features((feature,))
     begin_B, lengths_B = bags_of(sparse, feature)
     if not bool((lengths_B == 1).all()):
         at = int((lengths_B != 1).nonzero()[0])

@@ -19,7 +19,7 @@ from rowwise.comm.status import gather_object
 from rowwise.errors import AgreedError, CheckpointError
 from rowwise.ingest.batcher import Position
 from rowwise.ops.linear import choose_library, current_library, has_onednn
-from rowwise.processor import Products
+from rowwise.processor import GemmLibrary
 from rowwise.train.dense import DenseGradients
 from rowwise.train.progress import Progress
 from rowwise.train.recorder import Recorder
@@ -93,7 +93,7 @@ class RunState:
             restore(checkpoint, self._context.model, self._optimizers, self._context.comm, self._residuals())
         # oneDNN and torch round dense products differently. Measuring anew which one is faster might choose the other.
         with reading_data(checkpoint.folder):
-            products = msgspec.convert(checkpoint.manifest.data.get("products"), Products)
+            products = msgspec.convert(checkpoint.manifest.data.get("products"), GemmLibrary)
             if has_onednn() or products == "torch":
                 choose_library(products)
             self._recorder.restore(checkpoint, progress)

@@ -170,7 +170,7 @@ def _count_ids(model: nn.Module, tables: Sequence[Table]) -> dict[str, Tensor]:
 
 def _make_counter(table: Table, counts_N: Tensor) -> Callable[..., None]:
     def count(_module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        jagged = Jagged.from_keyed(next(iter((*args, *kwargs.values())))).owning(table.feature_names)
+        jagged = Jagged.from_keyed(next(iter((*args, *kwargs.values())))).expand_features(table.feature_names)
         size = jagged.batch_size
         ends = torch.cat([torch.zeros(1, dtype=torch.int64), jagged.lengths_FB.cumsum(0).cpu().long()])
         for feature in table.feature_names:
