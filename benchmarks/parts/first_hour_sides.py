@@ -136,7 +136,7 @@ def inspect(folder: Path, out: Path) -> Rows:
 
 def _settings(rows: Rows, work: Work, more: tuple[str, ...]) -> list[str]:
     files = [f"data.{part}=csv:{rows.folder / part}.csv" for part in ("valid", "test")]
-    given = [*files, f"seed={work.seed}", f"train.threads={work.threads}", *more]
+    given = [*files, f"seed={work.seed}", *more]  # its threads follow from OMP_NUM_THREADS
     return [word for setting in given for word in ("--set", setting)]
 
 

@@ -45,6 +45,7 @@ from rowwise.recipes.recipe import (
     WideDeepConfig,
 )
 from rowwise.recipes.rows import RecipeRows, RowSelection, open_data, use_absolute_paths
+from rowwise.recipes.threads import choose_threads
 from rowwise.recipes.user_model import load_class
 from rowwise.recipes.user_model_name import split_name
 from rowwise.spec import Table
@@ -123,7 +124,10 @@ def resolve(recipe: Recipe) -> ResolvedRecipe:
         columns = _sort_dense(columns, model)
     _check_device(recipe.train.device)
     train, processor_notes = replace_unsupported(recipe.train, read_processor())
-    train = structs.replace(train, threads=train.threads or torch.get_num_threads())
+    if train.threads is None:
+        dense, available = len(columns.dense), torch.get_num_threads()
+        threads = choose_threads(model, tables, dense, train.batch, read_processor(), available)
+        train = structs.replace(train, threads=threads)
     paths = {"init_from": recipe.init_from, "plan": recipe.plan}
     if recipe.hardware is not None and recipe.hardware.endswith(".json"):  # else it is a preset
         paths["hardware"] = recipe.hardware

@@ -220,7 +220,7 @@ class Recipe(Value, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.name and not NAME.fullmatch(self.name):
             raise SpecError(f"name={self.name!r}: want letters, digits, '-', '_' and '.', as it names a folder")
-        check_layers("model.", **_layers(self.model))
+        check_layers("model.", **layers_of(self.model))
         dropout = getattr(self.model, "dropout", 0.0)
         if not 0 <= dropout < 1:
             raise SpecError(f"model.dropout={dropout}: want at least 0 and less than 1")
@@ -228,7 +228,7 @@ class Recipe(Value, frozen=True, kw_only=True):
             raise SpecError(f"seed={self.seed}: want at least 0, and less than 2**63")
 
 
-def _layers(model: Model | str) -> dict[str, tuple[int, ...]]:
+def layers_of(model: Model | str) -> dict[str, tuple[int, ...]]:
     """All layer sizes and ranks of a model, by key."""
     match model:
         case DlrmConfig(bottom=bottom, top=top):

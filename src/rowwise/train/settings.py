@@ -82,7 +82,7 @@ class Training(Value, frozen=True):
     task_weights: tuple[float, ...] = ()  # one for each label's loss; empty: all 1
     label_smoothing: float = 0.0  # s: the loss is that of labels s / 2 and 1 - s / 2; metrics take labels as they are
     device: str = "cpu"
-    threads: int | None = None  # of torch; None: torch's default
+    threads: int | None = None  # of torch; None: 1 for small steps, else torch's default
     # elastic: the same bits for any number of ranks that divides virtual_shards; it costs speed
     determinism: Literal["run", "elastic"] = "run"
     virtual_shards: int = 8  # of a global batch, if elastic; each is whole blocks of 256 samples
