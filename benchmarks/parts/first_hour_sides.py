@@ -1,9 +1,9 @@
 """The sides of `first_hour.py`, each as its users run it, in processes of their own that are watched from here."""
 
 import csv
+import itertools
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -17,8 +17,6 @@ from typing import NamedTuple
 import yaml
 
 from parts import BENCHMARKS
-
-WINDOW = 10  # steps, as in `first_hour_watch.py`, which runs where nothing else of this is
 
 LOOK_s, WEIGH_s = 0.01, 0.2  # how often files are looked for, and memory is measured
 PHASES = ("data_s", "route_s", "lookup_s", "exchange_s", "wait_s", "forward_s", "backward_s", "update_s", "other_s")
@@ -76,14 +74,13 @@ class Watched(NamedTuple):
     began_at: float
     seconds: float
     peak_bytes: int  # of it and all that it started, what they share counted once
-    cpu_s: float
     seen_at: float  # when the file that was waited for was there
 
 
 def watch(
     command: list[str], threads: int, seen: Callable[[], bool] = lambda: False, folder: str | None = None
 ) -> Watched:
-    began_at, peak, found_at, weighed, used_s = time.time(), 0, 0.0, 0.0, _used_s()
+    began_at, peak, found_at, weighed = time.time(), 0, 0.0, 0.0
     variables = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore", "RAY_DEDUP_LOGS": "0"}
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(command, stdout=out, stderr=said, env=variables, cwd=folder)
@@ -99,13 +96,7 @@ def watch(
         printed, errors = out.read(), said.read()
     if process.returncode:
         raise AssertionError(f"{command[:3]} failed: {printed[-1500:]}{errors[-3000:]}")
-    return Watched(printed, began_at, ended - began_at, peak, _used_s() - used_s, found_at)
-
-
-def _used_s() -> float:
-    """Processor time of all processes that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return Watched(printed, began_at, ended - began_at, peak, found_at)
 
 
 def tree_bytes(pid: int) -> int:
@@ -140,8 +131,8 @@ def _settings(rows: Rows, work: Work, more: tuple[str, ...]) -> list[str]:
     return [word for setting in given for word in ("--set", setting)]
 
 
-def as_work(work: Work, every: int = WINDOW) -> tuple[str, ...]:
-    """The starter recipe with another model, and evaluated at the end only."""
+def as_work(work: Work, every: int) -> tuple[str, ...]:
+    """The starter recipe with another model, evaluated at the end only, and a line of metrics every so many steps."""
     crosses = f", crosses: {work.crosses}" if work.model == "dcn" else ""
     model = f"{{kind: {work.model}, deep: {list(work.deep)}, dropout: {work.dropout}{crosses}}}"
     sizes = (f"tables.all.dim={work.dim}", f"train.batch={work.batch}", f"train.epochs={work.epochs}")
@@ -151,22 +142,20 @@ def as_work(work: Work, every: int = WINDOW) -> tuple[str, ...]:
 def run_rowwise(rows: Rows, work: Work, more: tuple[str, ...] | None = None) -> dict:
     """`rowwise train`: with the starter recipe as it is, where there is nothing `more`."""
     with tempfile.TemporaryDirectory() as runs:
-        settings = _settings(rows, work, as_work(work) if more is None else more)
+        settings = _settings(rows, work, as_work(work, steps_of(rows, work)) if more is None else more)
         command = rowwise("train", str(rows.recipe), "--runs", runs, *settings, "--json")
         lines = Path(runs) / rows.recipe.stem / "1" / "steps.csv"
         done = watch(command, work.threads, lines.exists)
         result = json.loads(done.printed)
         found = {"first_step_s": done.seen_at - done.began_at, "peak_bytes": done.peak_bytes, "seconds": done.seconds}
-        found["cpu_s"] = done.cpu_s
         found |= _measured(result["test"]["label"])
-        return found | (speeds(lines, rows.train, work.epochs) if work.alone else {})
+        return found | (speeds(lines, steps_of(rows, work), work.epochs) if work.alone else {})
 
 
 def run_timed(rows: Rows, work: Work) -> dict:
-    """A run, and one of a single step: that shows when the first step ends, and what the others cost."""
+    """A run, and one of a single step, which shows when the first step ends."""
     short = (*as_work(work, every=1), "train.steps=1")
     first, found = run_rowwise(rows, work._replace(alone=False), short), run_rowwise(rows, work)
-    found["cpu_samples_s"] = (work.epochs * rows.train - work.batch) / (found["cpu_s"] - first["cpu_s"])
     return found | {"first_step_s": first["first_step_s"]}
 
 
@@ -186,22 +175,23 @@ def run_trees(rows: Rows, work: Work) -> dict:
         return _measured(found["test"]) | {"peak_bytes": done.peak_bytes, "seconds": found["seconds"]}
 
 
-def speeds(path: Path, rows: int, epochs: int) -> dict:
-    """Samples a second of the best epoch but the first, of the best window, and without the time that data took."""
+def steps_of(rows: Rows, work: Work) -> int:
+    """Steps of an epoch."""
+    return -(-rows.train // work.batch)
+
+
+def speeds(path: Path, steps: int, epochs: int) -> dict:
+    """Samples a second of the best epoch but the first, also without the time that data took; and its phases."""
     with path.open() as file:
         lines = [{name: float(value or 0) for name, value in line.items()} for line in csv.DictReader(file)]
-    lines = [line for line in lines if line["step"] % WINDOW == 0]
-    alike: dict[str, list[float]] = {"epoch_samples_s": [], "alone_samples_s": []}
-    for epoch in range(1, epochs):
-        mine = [line for line in lines if epoch * rows < line["samples"] <= (epoch + 1) * rows]
-        samples = mine[-1]["samples"] - mine[0]["samples"]
-        alike["epoch_samples_s"].append(samples / (mine[-1]["time_s"] - mine[0]["time_s"]))
-        busy_s = sum(line[name] for line in mine[1:] for name in PHASES if name not in LOADING)
-        alike["alone_samples_s"].append(samples / busy_s)
-    fastest = max(lines[1:], key=lambda line: line["samples_s"])
-    phases = {name.removesuffix("_s"): fastest[name] / WINDOW * 1e3 for name in PHASES if fastest[name]}
-    best = {name: max(values) for name, values in alike.items()}
-    return best | {"window_samples_s": fastest["samples_s"], "phases_ms": phases}
+    ends = [next(line for line in lines if line["step"] == steps * epoch) for epoch in range(1, epochs + 1)]
+    found = []
+    for before, end in itertools.pairwise(ends):
+        samples, busy_s = end["samples"] - before["samples"], sum(end[name] for name in PHASES if name not in LOADING)
+        epoch = {"epoch_samples_s": samples / (end["time_s"] - before["time_s"]), "alone_samples_s": samples / busy_s}
+        phases = {name.removesuffix("_s"): end[name] / steps * 1e3 for name in PHASES if end[name]}
+        found.append(epoch | {"phases_ms": phases})
+    return max(found, key=lambda one: one["epoch_samples_s"])
 
 
 def run_peer(python: str, script: str, loader: str, rows: Rows, work: Work) -> dict:
@@ -225,9 +215,7 @@ def run_peer(python: str, script: str, loader: str, rows: Rows, work: Work) -> d
     found["peak_bytes"] = done.peak_bytes
     if work.alone:
         found["epoch_samples_s"] = rows.train / min(result["epoch_s"])
-        found["cpu_samples_s"] = rows.train / min(result["epoch_cpu_s"])
         found["alone_samples_s"] = rows.train / min(result["alone_epoch_s"])
-        found["window_samples_s"] = WINDOW * work.batch / min(result["windows_s"])
     return found
 
 

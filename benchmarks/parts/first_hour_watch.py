@@ -8,7 +8,6 @@ import numpy as np
 from sklearn.metrics import log_loss, roc_auc_score
 from torch.optim import Optimizer
 
-WINDOW = 10  # steps
 ALONE = 3  # epochs over batches that are there already
 
 
@@ -17,13 +16,11 @@ class Watch:
 
     def __init__(self, optimizer: Optimizer, steps: int) -> None:
         self._ends: list[float] = []
-        self._cpu: list[float] = []
         self._steps = steps  # of an epoch
         optimizer.register_step_post_hook(lambda *_: self._tick())
 
     def _tick(self) -> None:
         self._ends.append(time.time())
-        self._cpu.append(time.process_time())
 
     def found(self, labels: Sequence[float], predicted: Sequence[float]) -> dict:
         """Of a run: an epoch is from the last step of the one before to its own last, so loading is part of it."""
@@ -32,8 +29,6 @@ class Watch:
         return {
             "first_step_at": self._ends[0],
             "epoch_s": np.diff(last).tolist(),
-            "windows_s": [b - a for a, b in zip(self._ends, self._ends[WINDOW:], strict=False)],
-            "epoch_cpu_s": np.diff(self._cpu[self._steps - 1 :: self._steps]).tolist(),
             "steps": len(self._ends),
             "rows": len(labels_B),
             "positives": int(labels_B.sum()),
