@@ -46,6 +46,26 @@ def batcher(rows, split_rows, *, position=None, **batching):
     return Batcher(reader, COLUMNS, TABLES, Batching(**batching), position)
 
 
+@pytest.mark.parametrize(("width", "reads"), [(1, 4), pytest.param(4_000_000, 12, marks=pytest.mark.slow)])
+def test_small_data_is_read_once_for_all_epochs(width, reads):
+    drawn = []
+
+    def make_wide(first, count):
+        drawn.append(first)
+        return make(first, count).append_column("wide", pa.array(["x" * width] * count, pa.string()))
+
+    reader = GeneratorReader(make_wide, 80, split_rows=20)
+    columns = msgspec.structs.replace(COLUMNS, sparse=(*COLUMNS.sparse, Sparse(column="wide")))
+    settings = reader, columns, (*TABLES, Table(name="wide", rows=97, dim=4)), Batching(size=16, seed=3)
+    mine = Batcher(*settings)
+    drawn.clear()  # the reader has looked at the types
+    epochs = [list(mine) for _ in range(3)]
+    assert len(drawn) == reads
+    for epoch, batches in enumerate(epochs):
+        again = Batcher(*settings, msgspec.structs.replace(mine.state(), epoch=epoch, split=0, row=0))
+        assert same(batches, list(again))
+
+
 def parts(batch):
     sparse = batch.sparse
     tensors = [batch.dense_BF, batch.labels_BK, batch.weights_B, batch.keys_B, batch.times_B]

@@ -31,7 +31,7 @@ from rowwise.ingest.batch_shard import BatchShard, BatchSpan
 from rowwise.ingest.block import EncodedRows, allocate
 from rowwise.ingest.collate import SplitRows, collate
 from rowwise.ingest.columns import Columns
-from rowwise.ingest.prepare import Preparation, PreparationTask, ReadSplit
+from rowwise.ingest.prepare import LoadedSplit, Preparation, PreparationTask, ReadSplit
 from rowwise.ingest.reader import Reader, Split
 from rowwise.ingest.share import Share
 from rowwise.ingest.transform import LoadedTransforms, digest, to_json
@@ -93,6 +93,7 @@ class OpenedSplit(Protocol):
         ...
 
 
+KEPT_bytes = 1 << 26  # of tables that later epochs need not read again
 OpenSplits = Callable[[int, int], Iterator[OpenedSplit]]  # (epoch, index): the splits of the epoch from that index on
 
 
@@ -138,6 +139,8 @@ class Batcher:
         preparation.check(reader.schema, splits[0].source)
         self.task = PreparationTask(reader=reader, splits=splits, preparation=preparation)
         self._open_splits: OpenSplits = self._read_splits
+        self._kept: dict[int, LoadedSplit] = {}  # by index of the split
+        self._kept_bytes = 0
         start = Position(seed=batching.seed, shuffle=batching.shuffle, data=_digest(splits, preparation))
         if position is not None:
             raising = _digest(splits, structs.replace(preparation, quarantine=None))
@@ -203,7 +206,21 @@ class Batcher:
     def _read_splits(self, epoch: int, at: int) -> Iterator[OpenedSplit]:
         """The splits of an epoch, each read when it is needed. See [Note: order of rows]."""
         for index in self.task.order(epoch)[at:]:
-            yield _LocalSplit(self.task.open(index, epoch))
+            loaded = self._kept.get(index)
+            if loaded is not None:
+                yield _LocalSplit(self.task.order_rows(loaded, index, epoch))
+            elif self._batching.quarantine is not None:  # each reading writes down what it leaves out
+                yield _LocalSplit(self.task.open(index, epoch))
+            else:
+                yield _LocalSplit(self.task.order_rows(self._load(index), index, epoch))
+
+    def _load(self, index: int) -> LoadedSplit:
+        """Read a split, and keep it for later epochs while all that are kept are small."""
+        loaded = self.task.load(index)
+        if self._kept_bytes + loaded.table.nbytes <= KEPT_bytes:
+            self._kept[index] = loaded
+            self._kept_bytes += loaded.table.nbytes
+        return loaded
 
 
 @final

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 import pyarrow as pa
@@ -99,6 +99,15 @@ class ReadSplit:
         return encode(self.table, self.preparation.columns, self.preparation.table_rows, self.split, order_R, allocator)
 
 
+class LoadedSplit(NamedTuple):
+    """A split as it is in every epoch: read and transformed, with the rows that are kept."""
+
+    table: pa.Table  # transformed
+    groups: pa.ChunkedArray | None  # the column of `together`
+    keep_R: NDArray[np.bool_] | None  # None: all rows
+    spent: PreparationSeconds
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparationTask:
@@ -119,7 +128,7 @@ class PreparationTask:
         """Read the split of this index. A split that cannot be read has no rows, if there is a quarantine."""
         split, preparation = self.splits[index], self.preparation
         try:
-            return self._open(index, epoch)
+            return self.order_rows(self.load(index), index, epoch)
         except DataError as error:
             if preparation.quarantine is None:
                 raise
@@ -130,7 +139,8 @@ class PreparationTask:
                 table=empty, split=split, order_R=None, preparation=preparation, spent=PreparationSeconds()
             )
 
-    def _open(self, index: int, epoch: int) -> ReadSplit:
+    def load(self, index: int) -> LoadedSplit:
+        """Read and transform the split of this index."""
         begin_s = perf_counter()
         split, preparation = self.splits[index], self.preparation
         table = self.reader.read(split, preparation.names)
@@ -149,12 +159,18 @@ class PreparationTask:
             if bad is not None:
                 self._quarantine_or_raise(bad, table, split)
                 keep_R = _intersect(keep_R, ~bad.mask_R)
-        order_R = self._order_of_rows(table, index, epoch)
-        order_R = preparation.share.select(order_R, table.num_rows, index if split.number is None else split.number)
+        groups = None if preparation.together is None else table[preparation.together]
+        spent = PreparationSeconds(read_s=read_s, transform_s=perf_counter() - begin_s - read_s)
+        return LoadedSplit(transformed, groups, keep_R, spent)
+
+    def order_rows(self, loaded: LoadedSplit, index: int, epoch: int) -> ReadSplit:
+        """The split with the order of its rows in an epoch."""
+        split, preparation, keep_R, rows = self.splits[index], self.preparation, loaded.keep_R, loaded.table.num_rows
+        order_R = self._order_of_rows(loaded, index, epoch)
+        order_R = preparation.share.select(order_R, rows, index if split.number is None else split.number)
         if keep_R is not None:
             order_R = np.flatnonzero(keep_R) if order_R is None else order_R[keep_R[order_R]]
-        spent = PreparationSeconds(read_s=read_s, transform_s=perf_counter() - begin_s - read_s)
-        return ReadSplit(table=transformed, split=split, order_R=order_R, preparation=preparation, spent=spent)
+        return ReadSplit(table=loaded.table, split=split, order_R=order_R, preparation=preparation, spent=loaded.spent)
 
     def _quarantine_or_raise(self, bad: RefusedRows, table: pa.Table, split: Split) -> None:
         if self.preparation.quarantine is not None:
@@ -163,18 +179,18 @@ class PreparationTask:
         first = bad.reasons[0]
         raise DataError(f"{split.locate_row(first.row)}, column {first.column!r}: {first.reason}")
 
-    def _order_of_rows(self, table: pa.Table, index: int, epoch: int) -> Ints | None:
-        preparation = self.preparation
+    def _order_of_rows(self, loaded: LoadedSplit, index: int, epoch: int) -> Ints | None:
+        preparation, rows = self.preparation, loaded.table.num_rows
         if not preparation.shuffle:
             return None
-        if preparation.together is None:
-            return permutation(table.num_rows, preparation.seed, epoch, index)
+        if loaded.groups is None:
+            return permutation(rows, preparation.seed, epoch, index)
         # Shuffle groups of equal neighbours: group g of the table moves to where its rows begin in the new order.
-        starts_G1 = _group_starts(table[preparation.together])
+        starts_G1 = _group_starts(loaded.groups)
         order_G = permutation(len(starts_G1) - 1, preparation.seed, epoch, index)
         lengths_G = np.diff(starts_G1)[order_G]
         moved_G = np.cumsum(lengths_G) - lengths_G
-        return np.arange(table.num_rows) + np.repeat(starts_G1[order_G] - moved_G, lengths_G)
+        return np.arange(rows) + np.repeat(starts_G1[order_G] - moved_G, lengths_G)
 
 
 @functools.cache
