@@ -111,6 +111,7 @@ def test_aliases_within_bounds_stand_for_what_they_name() -> None:
 
 def test_escapes_are_written_out_and_lines_stay_lines() -> None:
     assert printable("a\x1b[2J\u202e\x9b\rb\nc é 名") == "a\\x1b[2J\\u202e\\x9b\\rb\nc é 名"
+    assert printable("4.16\u202fMB") == "4.16 MB"
 
 
 def test_a_message_is_one_line_whatever_is_in_it() -> None:

@@ -113,5 +113,6 @@ def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def printable(text: str) -> str:
-    r"""A text for a terminal: control characters are escaped, as \x1b."""
+    r"""A text for a terminal: control characters are escaped, as \x1b; the narrow space of numbers is a plain one."""
+    text = text.replace("\u202f", " ")
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)

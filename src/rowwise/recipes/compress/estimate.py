@@ -19,7 +19,7 @@ from msgspec import structs
 from rowwise.errors import SpecError
 from rowwise.ingest.batcher import Batcher
 from rowwise.ingest.reader import Split
-from rowwise.quantity import SPACE, format_duration
+from rowwise.quantity import format_duration
 from rowwise.recipes.compose import make_batcher, make_job, make_model, make_settings, set_threads
 from rowwise.recipes.compress import probe, schedule
 from rowwise.recipes.compress.folder import PROBE, SPEC, Trial, TrialFolder, TrialFolderSpec, recorded_rows
@@ -104,11 +104,11 @@ def forecast_work(
     if minutes is not None and not known:
         most = work.most_rows(row_s, 60 * minutes)
         if not most:
-            least = f"one step in each of {trainings} trainings takes {_duration(work.rows(1) * row_s)}"
+            least = f"one step in each of {trainings} trainings takes {format_duration(work.rows(1) * row_s)}"
             raise SpecError(f"--minutes {minutes:g}: {least}: want more, or fewer tries by --methods")
         spec = structs.replace(spec, rows=None if most == work.trained_rows() else most)
     what = f"{trainings} trainings on {work.trained_rows(spec.rows):,} rows, {work.passes} passes of a small model"
-    return spec, f"takes about {_duration(work.rows(spec.rows) * row_s)}: {what}; {1 / row_s:,.0f} rows/s"
+    return spec, f"takes about {format_duration(work.rows(spec.rows) * row_s)}: {what}; {1 / row_s:,.0f} rows/s"
 
 
 def count_trainings(selection: TableSelection, goal: CompressionGoal, seed: int, done: dict[TrialSpec, Trial]) -> int:
@@ -178,10 +178,6 @@ def count_rows(batcher: Batcher) -> RowCount:
     taken_s = perf_counter() - begin_s
     rows = round(used * sum(map(_extent, splits)) / max(1, sum(_extent(splits[index]) for index in chosen)))
     return RowCount(rows, taken_s / max(1, used))
-
-
-def _duration(seconds: float) -> str:
-    return format_duration(seconds).replace(SPACE, " ")
 
 
 def _extent(split: Split) -> int:
