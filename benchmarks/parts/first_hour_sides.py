@@ -62,7 +62,7 @@ class Rows(NamedTuple):
         """The sizes of the starter recipe."""
         recipe = yaml.safe_load(self.recipe.read_text())
         model, train = recipe["model"], recipe["train"]
-        sizes = {"deep": tuple(model["deep"]), "dropout": model.get("dropout", 0.0), "crosses": model["crosses"]}
+        sizes = {"deep": tuple(model["top"]), "dropout": model.get("dropout", 0.0)}  # the starter is a DLRM
         found = {"dim": recipe["tables"]["all"]["dim"], "batch": train["batch"], "epochs": train["epochs"], **sizes}
         return Work(validates=True, alone=False)._replace(**found, **changes)
 
@@ -127,7 +127,7 @@ def inspect(folder: Path, out: Path) -> Rows:
 
 def _settings(rows: Rows, work: Work, more: tuple[str, ...]) -> list[str]:
     files = [f"data.{part}=csv:{rows.folder / part}.csv" for part in ("valid", "test")]
-    given = [*files, f"seed={work.seed}", *more]  # its threads follow from OMP_NUM_THREADS
+    given = [*files, "data.share=random", f"seed={work.seed}", *more]  # its threads follow from OMP_NUM_THREADS
     return [word for setting in given for word in ("--set", setting)]
 
 

@@ -21,7 +21,7 @@ def make_block(rows, columns, seed):
 
 def largest(block_ND, scales):
     """Of each number, the range of those that it is encoded with, for a codec with scales; itself for the others."""
-    groups = [span.group for span in scales for _ in range(span.columns // span.group)] or [block_ND.shape[1]]
+    groups = [s.width for s in scales for _ in range(s.columns // s.width)] or [block_ND.shape[1]]
     ranges = [part.amax(1, True) - part.amin(1, True) for part in block_ND.split(groups, 1)]
     return torch.cat([x.expand(-1, group) for x, group in zip(ranges, groups, strict=True)], 1)
 
