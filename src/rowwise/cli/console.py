@@ -125,7 +125,8 @@ def show_start(run: "TrainingRun", console: Console) -> None:
 def show_outlook(outlook: "Outlook", console: Console, where: str) -> None:
     splits = ", ".join(f"{count} {name}" for name, count in outlook.splits.items())
     columns = f"{outlook.dense} dense and {outlook.sparse} sparse features, labels {', '.join(outlook.labels)}"
-    training = f"batches of {outlook.batch:,}, {outlook.precision}, {outlook.threads} thread{'s' * (outlook.threads > 1)}"
+    threads = "1 thread" if outlook.threads == 1 else f"{outlook.threads} threads"
+    training = f"batches of {outlook.batch:,}, {outlook.precision}, {threads}"
     states = (
         f"{format_bytes(outlook.rows_bytes)} of rows and {format_bytes(outlook.state_bytes)} of their optimizer state"
     )
