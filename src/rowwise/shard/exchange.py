@@ -210,7 +210,7 @@ class EmbeddingExchange:
         return merge_neighbours([FeatureColumns(own.start, to.start, own.stop - own.start) for own, to in pairs])
 
 
-# Returns the gradient of received per-id weights.
+# Stages the gradients of this rank's pieces; returns the gradient of received per-id weights, if they are trained.
 StageVectorGradients = Callable[[RoutedBatch, LookupOutputs], Tensor | None]
 Phase = Callable[[str], AbstractContextManager[None]]  # entered with "route", "lookup", "exchange" or "return"
 
