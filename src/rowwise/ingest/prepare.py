@@ -1,7 +1,7 @@
 """Reads a split, applies transforms and filters, and encodes its rows in the order of an epoch. Needs no torch.
 
-A `Split` becomes a `LoadedSplit` (the same in every epoch), then a `ReadSplit` (with the order of its rows in an epoch), then
-`EncodedRows`.
+A `Split` becomes a `LoadedSplit` (the same in every epoch), then a `ReadSplit` (with the order of its rows in an
+epoch), then `EncodedRows`.
 
 [Note: which rows] A split's table is never filtered, because errors name rows by their numbers. What selects rows (a
 share, a filter, sampling, quarantine) only leaves them out of the order in which rows are used. So a position counts
