@@ -129,8 +129,8 @@ class Packer:
         values, lengths, positions = jagged.values_N, jagged.lengths_FB, None
         needs_positions = self._needs_positions or trains_weights
         weights = None if jagged.weights_N is None else jagged.weights_N.detach().float().contiguous()
-        # `bucketize` sorts ids by row range and subtracts the range's first row: a slice is one segment of bags, and its
-        # ids are local to their piece. Without row-cut tables both hold already.
+        # `bucketize` sorts ids by row range and subtracts the range's first row: a slice is one segment of bags,
+        # and its ids are local to their piece. Without row-cut tables both hold already.
         if self._ranges > 1:
             buckets = bucketize(replace(jagged, weights_N=weights), self._bounds_for(jagged))
             values, lengths, weights = buckets.values_N, buckets.lengths_WFB, buckets.weights_N
