@@ -259,7 +259,8 @@ def _update_rows(context: StepContext, number: int, *, may_overflow: bool) -> No
         failure = UpdateError(f"step {number}: {error}")
     if may_overflow:
         raise_if_any_rank_failed(context.comm, failure, during="update of rows")
-    elif failure is not None:  # stored weights were not finite: no bound foresees it, and the others lose this rank
+    elif failure is not None:
+        # Stored weights were not finite, which the bound cannot predict: only this rank raises, the others lose a peer.
         raise failure
 
 

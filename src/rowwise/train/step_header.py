@@ -104,7 +104,7 @@ def reduce_loss_or_raise(
 
 
 def _columns(matrix: Tensor) -> int:
-    """Columns of a matrix; 0 for a tensor of another rank, which the model refuses with its own error."""
+    """Columns of a matrix; 0 for a tensor that is not 2-D, which the model refuses with its own error."""
     return matrix.shape[1] if matrix.dim() == 2 else 0
 
 
