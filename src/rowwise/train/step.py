@@ -260,7 +260,7 @@ def _update_rows(context: StepContext, number: int, *, may_overflow: bool) -> No
     if may_overflow:
         raise_if_any_rank_failed(context.comm, failure, during="update of rows")
     elif failure is not None:
-        # Stored weights were not finite, which the bound cannot predict: only this rank raises, the others lose a peer.
+        # Stored weights were not finite, which the bound cannot predict: this rank raises, and the others lose a peer.
         raise failure
 
 
