@@ -9,7 +9,7 @@ indices or ranks. So a model with a new layer or table, or under another plan, c
     rng/torch                          torch's random numbers, of each rank
     held/<bucket>                      error feedback of dense gradients (lossy wires), of each rank
 
-Names that begin otherwise belong to other tensors of a run (`recorder/`) and are ignored here. Rows saved in another row
+Names that begin otherwise are other tensors of a run (`recorder/`) and are ignored here. Rows saved in another row
 type are rounded to the table's. Buffers may differ between ranks; those of rank 0 are saved. On another number of
 ranks, rank 0 continues with its random numbers, the others get seeds derived from them, and error feedback starts at
 zero.
