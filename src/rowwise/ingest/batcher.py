@@ -206,21 +206,19 @@ class Batcher:
     def _read_splits(self, epoch: int, at: int) -> Iterator[OpenedSplit]:
         """The splits of an epoch, each read when it is needed. See [Note: order of rows]."""
         for index in self.task.order(epoch)[at:]:
-            loaded = self._kept.get(index)
-            if loaded is not None:
-                yield _LocalSplit(self.task.order_rows(loaded, index, epoch))
-            elif self._batching.quarantine is not None:  # each reading writes down what it leaves out
-                yield _LocalSplit(self.task.open(index, epoch))
-            else:
-                yield _LocalSplit(self.task.order_rows(self._load(index), index, epoch))
+            yield _LocalSplit(self._open(index, epoch))
 
-    def _load(self, index: int) -> LoadedSplit:
-        """Read a split, and keep it for later epochs while all that are kept are small."""
-        loaded = self.task.load(index)
-        if self._kept_bytes + loaded.table.nbytes <= KEPT_bytes:
-            self._kept[index] = loaded
-            self._kept_bytes += loaded.table.nbytes
-        return loaded
+    def _open(self, index: int, epoch: int) -> ReadSplit:
+        """A split in the order of an epoch; it is kept for later epochs while all that are kept are small."""
+        if self._batching.quarantine is not None:  # each reading writes down what it leaves out
+            return self.task.open(index, epoch)
+        loaded = self._kept.get(index)
+        if loaded is None:
+            loaded = self.task.load(index)
+            if self._kept_bytes + loaded.table.nbytes <= KEPT_bytes:
+                self._kept[index] = loaded
+                self._kept_bytes += loaded.table.nbytes
+        return self.task.order_rows(loaded, index, epoch)
 
 
 @final

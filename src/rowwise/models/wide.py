@@ -73,5 +73,4 @@ class Wide(nn.Module):
     def forward(self, dense_BF: Tensor, ids: Ids) -> Tensor:
         tasks = len(self.bias)
         weights_BTK = self.embeddings(ids).values().view(len(dense_BF), self.columns // tasks, tasks)
-        ids_BK = weights_BTK.sum(1)
-        return (F.linear(dense_BF, self.weight, self.bias) if dense_BF.shape[1] else self.bias) + ids_BK
+        return F.linear(dense_BF, self.weight, self.bias) + weights_BTK.sum(1)

@@ -123,10 +123,10 @@ def resolve(recipe: Recipe) -> ResolvedRecipe:
         notes = _unused_columns(columns, model) if recipe.columns is not None else ()
         columns = _sort_dense(columns, model)
     _check_device(recipe.train.device)
-    train, processor_notes = replace_unsupported(recipe.train, read_processor())
+    train, processor_notes = replace_unsupported(recipe.train, processor := read_processor())
     if train.threads is None:
-        dense, available = len(columns.dense), torch.get_num_threads()
-        threads = choose_threads(model, tables, dense, train.batch, read_processor(), available)
+        available = torch.get_num_threads()
+        threads = choose_threads(model, tables, len(columns.dense), train.batch, processor, available)
         train = structs.replace(train, threads=threads)
     paths = {"init_from": recipe.init_from, "plan": recipe.plan}
     if recipe.hardware is not None and recipe.hardware.endswith(".json"):  # else it is a preset

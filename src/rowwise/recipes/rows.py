@@ -135,21 +135,23 @@ def _take_by_time(
     later = [Comparison(column=share.column, op=">=", value=at) for at in borders.values() if at is not None]
     ends = [structs.replace(one, op="<") for one in later]
     windows = [ends[:1], *zip(later, (*ends[1:], None), strict=True)]
-    made: list[RowSelection] = []
+    splits = rows.reader.splits()
+    source = splits[0].source if splits else data.dataset
+    selections: list[RowSelection] = []
     for window in windows:
         where = RowFilter(all_of=(*rows.where.all_of, *(one for one in window if one is not None)))
-        splits = rows.reader.splits()
         try:
-            where.check(rows.reader.schema, splits[0].source if splits else data.dataset)
+            where.check(rows.reader.schema, source)
         except DataError as error:
             raise DataError(f"data.share: {error}") from None
         # A reader of Parquet leaves out what has no row of the window.
-        made.append(RowSelection(_open_files(data.dataset, where) or rows.reader, where=where))
-        if not made[-1].reader.splits():
+        selection = RowSelection(_open_files(data.dataset, where) or rows.reader, where=where)
+        if not selection.reader.splits():
             tests = " and ".join(f"{one.column} {one.op} {one.value}" for one in where.all_of)
             raise DataError(f"data.share: {data.dataset}: no row has {tests}: want another time")
+        selections.append(selection)
     names = [name for name, border in borders.items() if border is not None]
-    return made[0], dict(zip(names, made[1:], strict=True))
+    return selections[0], dict(zip(names, selections[1:], strict=True))
 
 
 def _take_random(rows: RowSelection, shares: dict[str, float]) -> tuple[RowSelection, dict[str, RowSelection]]:

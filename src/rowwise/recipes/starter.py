@@ -75,9 +75,8 @@ def make_starter(card: DatasetCard, dataset: str, file: str, vocabularies: Mappi
         train=Training(batch=_batch(card.rows), epochs=2 if large else 20, optimizer=DenseAdam(lr=0.002)),
         evaluate=Evaluation(every=max(1, steps // (EVALUATIONS if large else 4)), patience=2 if large else 6),
     )
-    return "\n".join([*_comments(card, recipe), ""]) + write(
-        recipe, shown=(*SHOWN, *(("data.test_share",) if card.borders is None else ()))
-    )
+    shown = (*SHOWN, "data.test_share") if card.borders is None else SHOWN
+    return "\n".join([*_comments(card, recipe), ""]) + write(recipe, shown=shown)
 
 
 def _check_card(card: DatasetCard) -> None:
