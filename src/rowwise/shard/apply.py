@@ -3,6 +3,7 @@
 Dense modules stay as they are and keep their parameters' names.
 """
 
+from collections.abc import Iterator
 from typing import TypeVar
 
 import torch
@@ -14,8 +15,10 @@ from rowwise.errors import SpecError
 from rowwise.plan import Plan
 from rowwise.shard.embeddings import ShardedEmbeddings, check_merge_shared, check_sharding, check_tiers
 from rowwise.spec import Table, Wire
+from rowwise.store.row_stream import RowStream
 
 Module = TypeVar("Module", bound=nn.Module)
+RUN_bytes = 32 << 20
 
 
 def shard(
@@ -86,10 +89,30 @@ def copy_tables(module: Embeddings, sharded: ShardedEmbeddings) -> None:
         rows, columns = slice(*tile.rows), slice(*tile.cols)
         table = next(t for t in module.tables if t.name == tile.table)
         stored = module.table(tile.table)[rows]
-        local.rows.copy_(stored if local.rows.shape == stored.shape else cut_columns(stored, table, columns))
+        for begin, values in _row_runs(stored):
+            whole = columns == slice(0, table.dim)
+            _write_rows(local.rows, begin, values if whole else cut_columns(values, table, columns))
         for name, state in local.state.items():
             full = states[tile.table][name]
-            state.copy_(full if not full.dim() else full[rows] if full.dim() == 1 else full[rows, columns])
+            if isinstance(state, torch.Tensor) and not state.dim():
+                state.copy_(full)
+                continue
+            for begin, values in _row_runs(full[rows] if full.dim() == 1 else full[rows, columns]):
+                _write_rows(state, begin, values)
+
+
+def _row_runs(rows: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """Runs of bounded size, each with its first row."""
+    step = max(1, RUN_bytes // max(1, rows[:1].nbytes))
+    for begin in range(0, len(rows), step):
+        yield begin, rows[begin : begin + step]
+
+
+def _write_rows(target: torch.Tensor | RowStream, begin: int, values: torch.Tensor) -> None:
+    if isinstance(target, torch.Tensor):
+        target[begin : begin + len(values)].copy_(values)
+    else:
+        target.write(begin, values)
 
 
 def cut_columns(stored: torch.Tensor, table: Table, columns: slice) -> torch.Tensor:

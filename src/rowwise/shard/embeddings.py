@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rowwise.batch import Jagged, KeyedJagged
 from rowwise.comm.interface import Comm
 from rowwise.embedding import Embeddings, Vectors
-from rowwise.errors import RowwiseError, SpecError
+from rowwise.errors import RowwiseError, SpecError, StateError
 from rowwise.ops.arena import Arena
 from rowwise.ops.layout import TablePiece
 from rowwise.ops.lookup import StagedGradients
@@ -31,15 +31,19 @@ from rowwise.shard.replicated import ReplicatedUpdate
 from rowwise.shard.routes import RankPiece, Routes, make_routes
 from rowwise.shard.tiers import runnable_tiers
 from rowwise.spec import Pooling, Table, Wire
+from rowwise.store.row_stream import RowStream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalTile:
-    """A piece on this rank with its memory: stored rows, optimizer state by name, and marks of touched rows."""
+    """A piece on this rank: stored rows, optimizer state by name, and marks of touched rows.
+
+    Rows and state are views of memory, or streams if they are on disk; `step`, the count of updates, is a tensor.
+    """
 
     tile: Tile
-    rows: Tensor
-    state: dict[str, Tensor]
+    rows: Tensor | RowStream
+    state: dict[str, Tensor | RowStream]
     touched: Tensor | None  # [R] bytes, not 0 where a row changed since they were cleared; None: not tracked
 
 
@@ -56,7 +60,8 @@ class ShardedEmbeddings(nn.Module):
         device: the device of this rank's rows.
 
     `state_dict` has this rank's pieces: a full table as `name`, a part of one as `name[rows, columns]`. A piece is a
-    tile; a tile whose rows another tile of its table cuts is two pieces or more.
+    tile; a tile whose rows another tile of its table cuts is two pieces or more. With rows on disk there is no state
+    dict: use checkpoints.
     """
 
     def __init__(
@@ -122,14 +127,14 @@ class ShardedEmbeddings(nn.Module):
         return tuple(s for tiles in self._all_tiles() for s in tiles.staged)
 
     def local_tiles(self) -> list[LocalTile]:
-        """The pieces of this rank; their tensors are views of its memory."""
+        """The pieces of this rank; tensors are views of its memory."""
         local: list[LocalTile] = []
         for tiles, of_arena in self._tiles_by_arena():
             for index, tile in enumerate(of_arena):
                 arena = tiles.arena
                 touched = None if arena.touched is None else arena.touched.table(index)
-                rows, state = arena.table(index), arena.table_state(index)
-                local.append(LocalTile(tile=tile, rows=rows, state=state, touched=touched))
+                state: dict[str, Tensor | RowStream] = {**arena.table_state(index)}
+                local.append(LocalTile(tile=tile, rows=arena.table(index), state=state, touched=touched))
         return local
 
     @property
@@ -200,6 +205,8 @@ class ShardedEmbeddings(nn.Module):
     def _make_parameters(self) -> None:
         """Create the parameters, or point them to memory that has moved: views of the arenas."""
         for local in self.local_tiles():
+            if not isinstance(local.rows, Tensor):
+                continue
             name = _parameter_name(self.routes, local.tile)
             parameter = self._parameters.get(name)
             if parameter is None:
@@ -207,6 +214,17 @@ class ShardedEmbeddings(nn.Module):
                 self._parameters[name] = nn.Parameter(local.rows, requires_grad=False)
             else:
                 parameter.data = local.rows
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._check_no_streams("state_dict()")
+        super()._save_to_state_dict(*args, **kwargs)
+
+    def _check_no_streams(self, what: str) -> None:
+        """Raise if rows of this rank are in no tensor, so that a state dict would lack them."""
+        for local in self.local_tiles():
+            if not isinstance(local.rows, Tensor):
+                got = f"table {local.tile.table!r} has rows on the {local.tile.tier}, which are no tensor"
+                raise StateError(f"{what}: {got}: want a checkpoint, by CheckpointFolder or rowwise train")
 
     def _update(self, tiles: Tiles) -> None:
         """Update the pieces of one arena without communication."""
@@ -261,6 +279,7 @@ def check_tiers(plan: Plan, device: torch.device) -> None:
 def _before_load(module: nn.Module, _state: dict[str, Any], _prefix: str, metadata: dict[str, Any], *_: Any) -> None:
     """Copy even with `assign=True`: parameters are views of the arenas, and new ones would not change the rows."""
     assert isinstance(module, ShardedEmbeddings)
+    module._check_no_streams("load_state_dict()")
     for arena in module.arenas:
         arena.mark_all()
     metadata["assign_to_params_buffers"] = False

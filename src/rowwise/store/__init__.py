@@ -1,0 +1,1 @@
+"""Stores of rows in tiers of memory, and the interface by which rows of any tier are read and written."""
