@@ -112,7 +112,7 @@ def _write_rows(target: torch.Tensor | RowStream, begin: int, values: torch.Tens
     if isinstance(target, torch.Tensor):
         target[begin : begin + len(values)].copy_(values)
     else:
-        target.write(begin, values)
+        target.write(begin, values.contiguous())
 
 
 def cut_columns(stored: torch.Tensor, table: Table, columns: slice) -> torch.Tensor:
