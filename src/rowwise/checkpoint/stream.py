@@ -1,6 +1,7 @@
 """Writes a checkpoint from tensors that are read window by window, so they need not fit into memory.
 
-The shards describe what each rank writes; their tensors are on the meta device.
+The shards describe what each rank writes; their tensors are on the meta device. Unlike a `RowStream`, which is one
+tensor's, a `Read` function reads all of them.
 """
 
 from collections.abc import Callable, Sequence

@@ -17,7 +17,7 @@ from rowwise.plan import Tile, column_block
 from rowwise.row_optimizers import needs_full_rows
 from rowwise.shard.embeddings import AnyEmbeddings
 from rowwise.spec import Table, state_slots
-from rowwise.store.row_stream import RowStream, outline
+from rowwise.store.row_stream import RowStream, outline_stream
 
 
 class _StoredTile(NamedTuple):
@@ -83,9 +83,10 @@ def shards_to_read(path: str, module: AnyEmbeddings, saved: Mapping[str, TensorE
 
 def _rows(path: str, stored: _StoredTile) -> LocalShard:
     table, tile = stored.table, stored.tile
+    tensor, stream = outline_stream(stored.rows)
     return LocalShard(
         name=f"model/{full_name(path, table)}",
-        tensor=outline(stored.rows),
+        tensor=tensor,
         shape=(table.rows, table.dim),
         rows=tile.rows,
         cols=None if tile.cols == (0, table.dim) else tile.cols,
@@ -93,7 +94,7 @@ def _rows(path: str, stored: _StoredTile) -> LocalShard:
         column_group=table.column_group,
         shared=stored.shared,
         touched=stored.touched,
-        stream=None if isinstance(stored.rows, Tensor) else stored.rows,
+        stream=stream,
         stream_row=tile.rows[0],
     )
 
@@ -105,8 +106,8 @@ def _blocks(stored: _StoredTile) -> Span:
 
 def _state(path: str, stored: _StoredTile, slot: str, blocks: Span | None) -> LocalShard:
     """A shard of optimizer state; `blocks`: the column blocks that its number per row is saved for."""
-    table, tile, rows_or_stream = stored.table, stored.tile, stored.state[slot]
-    state = outline(rows_or_stream)
+    table, tile = stored.table, stored.tile
+    state, stream = outline_stream(stored.state[slot])
     shape, rows, cols = (table.rows, table.dim)[: state.dim()], tile.rows, None
     if not shape:
         rows, state = (0, 1), state.view(1)
@@ -124,7 +125,7 @@ def _state(path: str, stored: _StoredTile, slot: str, blocks: Span | None) -> Lo
         cols=cols,
         shared=stored.shared,
         touched=stored.touched if shape else None,
-        stream=None if isinstance(rows_or_stream, Tensor) else rows_or_stream,
+        stream=stream,
         stream_row=tile.rows[0],
     )
 

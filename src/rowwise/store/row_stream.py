@@ -9,7 +9,7 @@ from torch import Tensor
 class RowStream(Protocol):
     """The rows of a table piece, or one slot of its optimizer state.
 
-    Several threads may call at the same time, for different rows.
+    Several threads may call at the same time: for different rows, or for several slots of the same rows.
     """
 
     @property
@@ -31,7 +31,7 @@ class RowStream(Protocol):
         ...
 
     def write(self, begin: int, values: Tensor) -> None:
-        """Overwrite rows [begin, begin + len(values)) with a copy of the values."""
+        """Overwrite rows [begin, begin + len(values)) with a copy of the values, which are contiguous."""
         ...
 
     def write_rows(self, rows: Tensor, values: Tensor) -> None:
@@ -39,6 +39,8 @@ class RowStream(Protocol):
         ...
 
 
-def outline(rows: Tensor | RowStream) -> Tensor:
-    """The rows, if they are a tensor, else a tensor of their shape and type on the meta device."""
-    return rows if isinstance(rows, Tensor) else torch.empty(rows.shape, dtype=rows.dtype, device="meta")
+def outline_stream(rows: Tensor | RowStream) -> tuple[Tensor, RowStream | None]:
+    """A tensor and None, or a stream's shape and type as a tensor on the meta device, and the stream."""
+    if isinstance(rows, Tensor):
+        return rows, None
+    return torch.empty(rows.shape, dtype=rows.dtype, device="meta"), rows
