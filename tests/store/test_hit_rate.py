@@ -28,9 +28,7 @@ def test_the_closed_form_is_near_the_simulator(a, policy):
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
 def test_more_slots_never_hit_less_and_all_rows_hit_always(policy):
     slots = np.array([0.0, 1e-3, 0.5, 1.0, 40.0, 1e3, 1e5, 3e6])
-    rows_NC, share_NC = (
-        np.repeat(x, len(slots), 0) for x in rank_cells(np.array([0.9]), np.zeros(1), np.array([1e6]))
-    )
+    rows_NC, share_NC = (np.repeat(x, len(slots), 0) for x in rank_cells(np.array([0.9]), np.zeros(1), np.array([1e6])))
     rate = hit_rate(policy, rows_NC, share_NC, slots)
     assert (np.diff(rate) >= -1e-12).all()
     assert rate[0] == 0

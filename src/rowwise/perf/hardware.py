@@ -178,7 +178,7 @@ _PRESETS = {
     "h100-like": msgspec.structs.replace(
         _A100_LIKE,
         name="h100-like",
-        source="data sheet of an H100 SXM of 80 GB, at the shares that are usually reached; disks assumed; not measured",
+        source="data sheet of an H100 SXM of 80 GB, at the shares usually reached; disks assumed; not measured",
         device_bytes=72 * GiB,
         host_bytes=int(1.5e12),
         device_Bps=2.8e12,
