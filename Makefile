@@ -36,7 +36,7 @@ $(SETUP): pyproject.toml tools/setup.sh
 	tools/setup.sh "$(PYTHON)" "$(VENV)"
 	@touch $@
 
-$(BUILT): $(SETUP) CMakeLists.txt $(wildcard src/rowwise/ops/_cpp/* src/rowwise/ingest/_cpp/* src/rowwise/hashing/_cpp/* src/rowwise/planner/_c/*)
+$(BUILT): $(SETUP) CMakeLists.txt $(wildcard src/rowwise/ops/_cpp/* src/rowwise/ingest/_cpp/* src/rowwise/hashing/_cpp/* src/rowwise/planner/_c/* src/rowwise/store/_c/*)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -61,7 +61,7 @@ demo: build
 lint: build
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
-	$(BIN)/clang-format --dry-run --Werror src/rowwise/ops/_cpp/* src/rowwise/ingest/_cpp/* src/rowwise/hashing/_cpp/* src/rowwise/planner/_c/*
+	$(BIN)/clang-format --dry-run --Werror src/rowwise/ops/_cpp/* src/rowwise/ingest/_cpp/* src/rowwise/hashing/_cpp/* src/rowwise/planner/_c/* src/rowwise/store/_c/* src/rowwise/store/_cpp/*
 	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
 	$(BIN)/lint-imports
 

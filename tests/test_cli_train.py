@@ -67,7 +67,9 @@ HUGE = ("--set", "tables.each.user.rows=100000000000")  # 3.6 TB
 
 def test_tables_larger_than_memory_are_refused_in_one_line(refused, command, tmp_path):
     write_recipe(tmp_path)
-    need = r"the tables need 3\.6 TB of memory here .* the largest is 'user' with 100,000,000,000 x 8.* are free: want "
+    need = (
+        r"the tables need 3\.6 TB of memory here .* the largest is 'user' with 100,000,000,000 x 8.* are free.*: want "
+    )
     assert re.search(need + r".*tables\.each\.user\.rows=\d+ \(\d+", refused("train", "small.yaml", *HUGE))
     assert not (tmp_path / "runs").exists()
     assert command("train", "small.yaml", "--set", "train.epochs=1")[0] == 0

@@ -31,9 +31,7 @@ def with_disks(asked: PlanRequest, disk_bytes: int) -> PlanRequest:
 
 
 def used(plan):
-    """Tiers that have rows, or copies of some."""
-    rows = {tile.tier for tile in plan.tiles}
-    return rows | {TIERS[TIERS.index(tile.tier) - 1] for tile in plan.tiles if tile.cache_rows}
+    return {tile.tier for tile in plan.tiles}
 
 
 @FEW

@@ -74,6 +74,8 @@ NEAR = {  # by class and key: another value, which makes another run
         "init_from": "start",
         "plan": "plan.json",
         "hardware": "cpu",
+        "memory": "1GB",
+        "disk": "fast",
         "wire": {"dense": "fp16"},
     },
     "About": {

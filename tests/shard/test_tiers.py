@@ -12,7 +12,7 @@ from rowwise.comm.thread import run_threads
 from rowwise.plan import TIERS
 from rowwise.planner.layouts import replicated, row_wise
 from rowwise.shard import shard
-from rowwise.shard.embeddings import ShardedEmbeddings, check_tiers
+from rowwise.shard.embeddings import check_tiers
 from rowwise.shard.rehearse import RehearsedRank, rehearse
 from rowwise.shard.tiers import DEVICE_TIERS, runnable_tiers
 
@@ -46,7 +46,7 @@ def test_the_memory_of_a_cpu_is_that_of_its_host(table):
             assert torch.equal(a.rows, b.rows)
 
 
-@pytest.mark.parametrize(("tier", "device"), [("disk", "cpu"), ("disk", "cuda"), ("host", "cuda")])
+@pytest.mark.parametrize(("tier", "device"), [("disk", "cuda"), ("host", "cuda")])
 def test_rows_that_would_live_elsewhere_are_refused(tier, device):
     check_tiers(lowered("device"), torch.device(device))
     want = (
@@ -67,24 +67,11 @@ def test_what_is_refused_is_what_planning_is_not_given(tier, device):
     assert runnable_tiers(device) >= DEVICE_TIERS >= {"device"}
 
 
-def test_a_model_stays_as_it_is_where_rows_would_live_elsewhere():
-    model = nn.ModuleDict({"one": Embeddings(TABLES[:1], seed=SEED), "two": Embeddings(TABLES[1:], seed=SEED)})
-    modules, comm = list(model.values()), solo()
-    with pytest.raises(SpecError, match=r"table 'b': tile .*: rows on the disk: "):
-        shard(model, lowered("disk", table="b", world=1), comm)
-    assert list(model.values()) == modules
-    with pytest.raises(SpecError, match=r"table 'a': tile .*: rows on the disk: "):
-        ShardedEmbeddings(TABLES, lowered("disk", world=1), comm)
-    assert not comm.sent.counts
-
-
 def test_a_model_that_was_only_described_lives_in_the_memory_of_the_host():
     whole = Embeddings(TABLES, seed=SEED)
     model = nn.ModuleDict({"tables": Embeddings(TABLES, seed=SEED, device="meta")})
     shard(model, lowered("host", world=1), solo())
     assert not list(rows_apart(model["tables"], whole))
-    with pytest.raises(SpecError, match="rows on the disk"):
-        shard(nn.ModuleDict({"tables": Embeddings(TABLES, device="meta")}), lowered("disk", world=1), solo())
 
 
 @pytest.mark.parametrize("tier", ["device", "host", "disk"])

@@ -37,6 +37,10 @@ HardwareName = Annotated[
         "--hardware", metavar="NAME", help="Plan by a hardware preset, or a profile (from rowwise calibrate)."
     ),
 ]
+Memory = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Memory of a host for tables, such as 4GB; others go to disk (default: free)."),
+]
 Timeout = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help=f"Longest time that ranks wait for each other (default: {TIMEOUT_S:g})."),
@@ -57,6 +61,7 @@ def train(  # noqa: PLR0913 - one for each option
     nproc: Nproc = None,
     plan: PlanFile = None,
     hardware: HardwareName = None,
+    memory: Memory = None,
     timeout: Timeout = None,
     profile: Profile = None,
     baseline: Annotated[
@@ -83,13 +88,15 @@ def train(  # noqa: PLR0913 - one for each option
 
     Example: rowwise train my.yaml --nproc 4 --hardware machine.json
 
+    Example: rowwise train my.yaml --memory 4GB
+
     Example: torchrun --nproc-per-node 4 --max-restarts 2 -m rowwise train my.yaml
 
     Example: rowwise train my.yaml --dry-run
     """
     environment = _get_environment(ctx)
     ranks = parse_ranks(nproc, timeout, environment)
-    all_changes = [*(changes or []), *_as_changes(init_from=init_from, plan=plan, hardware=hardware)]
+    all_changes = [*(changes or []), *_as_changes(init_from=init_from, plan=plan, hardware=hardware, memory=memory)]
     all_changes += [f"log.profile={_quote_yaml(profile)}"] if profile is not None else []
     if baseline and as_json:
         raise SpecError("--baseline with --json, which prints one object: leave it out, and run rowwise baseline RUN")
@@ -114,6 +121,7 @@ def resume(  # noqa: PLR0913 - one for each option
     nproc: Nproc = None,
     plan: PlanFile = None,
     hardware: HardwareName = None,
+    memory: Memory = None,
     timeout: Timeout = None,
     as_json: AsJson = False,
 ) -> None:
@@ -127,7 +135,7 @@ def resume(  # noqa: PLR0913 - one for each option
 
     Example: rowwise resume runs/dlrm-synthetic/1 --nproc 2
     """
-    all_changes = (*(changes or ()), *_as_changes(plan=plan, hardware=hardware))
+    all_changes = (*(changes or ()), *_as_changes(plan=plan, hardware=hardware, memory=memory))
     environment = _get_environment(ctx)
     parse_ranks(nproc, timeout, environment)
     if _is_first(environment):

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from rowwise.errors import SpecError
 from rowwise.spec import Table, Value
+from rowwise.store.hit_rate import hit_rate
+from rowwise.store.policy import DEFAULT_POLICY, Policy
 
 Floats = NDArray[np.float64]
 CELLS = 128  # groups of ranks, even on a logarithmic scale, for counting distinct rows
@@ -114,6 +116,16 @@ class Curves:
     def unique_of(self, share: float) -> Floats:
         """Expected distinct rows of a share of a batch."""
         return expected_distinct(self.a_T, self.q_T, self.active_T, self.pooling_T * self.batch * share)
+
+    @functools.cached_property
+    def cells(self) -> tuple[Floats, Floats]:
+        """Rows and shares of lookups of `rank_cells`, for each table."""
+        return rank_cells(self.a_T, self.q_T, self.active_T)
+
+    def hit_rate(self, table_N: NDArray[np.int64], slots_N: Floats, policy: Policy = DEFAULT_POLICY) -> Floats:
+        """The share of lookups of each table that a cache of `slots_N` of its rows serves."""
+        rows_TC, share_TC = self.cells
+        return hit_rate(policy, rows_TC[table_N], share_TC[table_N], slots_N)
 
     def head(self, table_N: NDArray[np.int64], rows_N: Floats) -> Floats:
         """The share of lookups that the hottest `rows_N` rows of each table take."""

@@ -131,7 +131,8 @@ class Shards:
     state_bytes_N: Floats
     share: float  # of a step's samples looked up in it: 1, or 1 / W for a replica, which serves its own rank
     tier: Tier
-    cached: float  # share of the rows that the tier above holds
+    cached: float  # share of the rows that a tier above holds
+    cache_tier: Tier = "device"  # the tier that holds them
 
 
 class AccessCounts(NamedTuple):

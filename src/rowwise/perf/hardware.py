@@ -81,7 +81,8 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
     cache_Bps: float  # gathering rows from its cache
     cache_bytes: int
     host_Bps: float = 12e9  # each device, from its host's memory
-    disk_Bps: float = 1e9  # each device, from its host's disks
+    disk_reads_s: float = 50e3  # random reads of 4 KiB a second, of a host's disks; assumed unless measured
+    disk_write_Bps: float = 1e9  # long writes to a host's disks; assumed unless measured
     launch_s: float  # start of a fused operator, forward or backward
     forward_issue_s: float  # seconds of a lookup of up to 128 columns if nothing else limited it
     backward_issue_s: float
@@ -94,7 +95,7 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
     exchanges: Exchanges | None = None
 
     def __post_init__(self) -> None:
-        positive = ("device_Bps", "cache_Bps", "host_Bps", "disk_Bps", "flops")
+        positive = ("device_Bps", "cache_Bps", "host_Bps", "disk_reads_s", "disk_write_Bps", "flops")
         rates = [(name, getattr(self, name)) for name in positive]
         for link in ("host", "network"):
             rates += [(f"{link}.{field}", getattr(getattr(self, link), field)) for field in LinkRates.__struct_fields__]
@@ -146,7 +147,8 @@ class Machine(Value, frozen=True):
 
 _A100_LIKE = Hardware(
     name="a100-like",
-    source="round figures for comparing planners, near an A100 of 40 GB with 25 GB/s between devices; not measured",
+    source="round figures for comparing planners, near an A100 of 40 GB with 25 GB/s between devices; disks assumed;"
+    " not measured",
     device_bytes=36 * GiB,
     device_Bps=1.35e12,
     cache_Bps=4e12,
@@ -165,7 +167,7 @@ _PRESETS = {
     "zionex": msgspec.structs.replace(
         _A100_LIKE,
         name="zionex",
-        source="rates published for hosts of 8 A100 of 40 GB with 1.5 TB of memory; not measured here",
+        source="rates published for hosts of 8 A100 of 40 GB with 1.5 TB of memory; disks assumed; not measured here",
         host_bytes=int(1.5e12),
         device_Bps=1.3e12,
         id_bytes=8,
@@ -176,7 +178,7 @@ _PRESETS = {
     "h100-like": msgspec.structs.replace(
         _A100_LIKE,
         name="h100-like",
-        source="data sheet of an H100 SXM of 80 GB, at the shares that are usually reached; not measured",
+        source="data sheet of an H100 SXM of 80 GB, at the shares usually reached; disks assumed; not measured",
         device_bytes=72 * GiB,
         host_bytes=int(1.5e12),
         device_Bps=2.8e12,
@@ -193,7 +195,7 @@ _PRESETS = {
     ),
     "cpu": Hardware(
         name="cpu",
-        source="round figures for processes of a server without GPUs, 1 to 4 cores each; not measured",
+        source="round figures for processes of a server without GPUs, 1 to 4 cores each; disks assumed; not measured",
         device_bytes=16 * GiB,
         device_Bps=8e9,
         cache_Bps=40e9,

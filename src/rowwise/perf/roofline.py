@@ -8,7 +8,8 @@ it), b vectors of d columns and rows of r bytes, rounded up to 32, seconds are
     cache    (8n + 8b + r n + 4bd) / cache_Bps                   (r n + 2u r) / cache_Bps
     issue    (n ceil(d / 128) + b) forward_issue_s               (n ceil(d / 128) + u) backward_issue_s
 
-with s the bytes of optimizer state; rows below device memory add a fourth resource, for rows fetched and written back.
+with s the bytes of optimizer state. Rows below device memory add a fourth resource: the rows of a step that the cache
+misses (store/hit_rate.py) are fetched, and as many written back. A host's disks are shared by its devices.
 Each direction costs its launch and the 6-norm of its loads, a soft maximum. See [Note: Cost] for how ranks add up.
 It needs a data sheet only. Ignored: contention between operators.
 """
@@ -22,9 +23,9 @@ from rowwise.perf.cost import AccessCounts, CostStage, Phi, Shards
 from rowwise.perf.hardware import Hardware
 from rowwise.perf.wires import link_shares, vector_bytes
 from rowwise.spec import FLOATS, Link, Topology, VectorExchange, Wire
+from rowwise.store.sizes import BLOCK_bytes, HEADER_bytes, stored_bytes
 
 SECTOR_bytes = 32
-PAGE_bytes = 4096  # the least that a disk reads
 LANES = 128  # columns that one instruction of a warp moves
 FLOAT_bytes = 4
 COLLECTIVES = 3  # of a step: ids, vectors, gradients
@@ -89,12 +90,14 @@ class Roofline:
             return np.zeros(len(shards.table_N)), np.zeros(len(shards.table_N))
         n, u, _, _ = AccessCounts.of(shards, curves)
         hw, row = self.hardware, _round_up_to_sectors(shards.row_bytes_N + shards.state_bytes_N)
-        hit = curves.head(shards.table_N, shards.cached * shards.rows_N * shards.row_parts)
+        hit = curves.hit_rate(shards.table_N, shards.cached * shards.rows_N * shards.row_parts)
         missed = np.minimum(n * (1 - hit), u)
         if shards.tier == "host":
             return missed * row / hw.host_Bps, missed * row / hw.host_Bps
-        read = np.maximum(row, PAGE_bytes) * missed / hw.disk_Bps + (u - missed) * row / hw.host_Bps
-        return read, missed * row / hw.disk_Bps + (u - missed) * row / hw.host_Bps
+        record = shards.row_bytes_N + shards.state_bytes_N + HEADER_bytes
+        devices, cached_s = self.topology.devices, (u - missed) * row / hw.host_Bps * (shards.cache_tier == "host")
+        read_s = missed * np.ceil(record / BLOCK_bytes) * devices / hw.disk_reads_s
+        return read_s + cached_s, missed * stored_bytes(record) * devices / hw.disk_write_Bps + cached_s
 
     def links_s(self, shards: Shards, curves: Curves) -> Floats:
         """Seconds for vectors out and gradients back, coded for the wire, and ids in; for a replica, its gradient."""

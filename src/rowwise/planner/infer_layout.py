@@ -26,7 +26,8 @@ def infer_kind(
             continue
         # Kinds that differ only in `cached` may make the same tiles of a small table: prefer a known one.
         same = [kind for kind in known if kind[:3] == (layout, len(units), first.tier)]
-        for kind in (*same, PlacementKind(layout, len(units), first.tier, cached)):
+        above = same[0].cache_tier if same else "device"
+        for kind in (*same, PlacementKind(layout, len(units), first.tier, cached, above)):
             if sorted(tiles_of(kind, table, units, topology)) == wanted:
                 return kind, units
     return None

@@ -4,6 +4,7 @@ A kind says how a table is cut; units (ranks, hosts, or all ranks, by its `unit_
 supported: uneven cuts.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from rowwise.perf.hardware import Machine
-from rowwise.plan import TIERS, Tier, Tile
+from rowwise.plan import Tier, Tile
 from rowwise.planner.layouts import LAYOUTS, Layout, UnitKind
 from rowwise.spec import Table, Topology
 
@@ -25,7 +26,8 @@ class PlacementKind(NamedTuple):
     layout: Layout
     parts: int = 1  # pieces, each of which goes to a unit
     tier: Tier = "device"
-    cached: float = 0.0  # share of the rows that the tier above holds
+    cached: float = 0.0  # share of the rows that a tier above holds
+    cache_tier: Tier = "device"  # the tier that holds them
 
     @property
     def unit_kind(self) -> UnitKind:
@@ -49,18 +51,16 @@ class PlacementKind(NamedTuple):
         return words
 
     @property
-    def cache_tier(self) -> Tier:
-        """The tier that may hold copies of rows."""
-        return TIERS[max(TIERS.index(self.tier) - 1, 0)]
-
-    @property
     def tiers(self) -> frozenset[Tier]:
         """Tiers that hold rows, or copies of them."""
-        return frozenset({self.tier, self.cache_tier} if self.cached else {self.tier})
+        return frozenset({self.tier, self.cache_tier})
 
 
 def candidate_kinds(machine: Machine, widest: int, tiers: Sequence[Tier]) -> list[PlacementKind]:
-    """All kinds for a machine, from the least cut to the most; `widest` is the most column blocks of a table."""
+    """All kinds for a machine, from the least cut to the most; `widest` is the most column blocks of a table.
+
+    `tiers` are those of rows, from the device down; each caches rows of the next.
+    """
     topology = machine.topology
     kinds = [
         PlacementKind(layout, parts)
@@ -69,9 +69,8 @@ def candidate_kinds(machine: Machine, widest: int, tiers: Sequence[Tier]) -> lis
         for parts in _piece_counts(layout, topology, widest)
     ]
     resident = [kind for kind in kinds if kind.parts in kind.layout.tiered]
-    for tier in tiers:
-        if tier != "device":
-            kinds += [kind._replace(tier=tier, cached=share) for kind in resident for share in CACHED]
+    for above, tier in itertools.pairwise(tiers):
+        kinds += [k._replace(tier=tier, cached=share, cache_tier=above) for k in resident for share in CACHED]
     return kinds
 
 

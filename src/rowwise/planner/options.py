@@ -19,6 +19,7 @@ from rowwise.plan import TIERS, Tier, column_block
 from rowwise.planner.kinds import PlacementKind, candidate_kinds
 from rowwise.planner.problem import Index, Pieces, PlacementProblem, PlanRequest
 from rowwise.spec import Pooling, Table, check_names, state_slots
+from rowwise.store.sizes import LEAST_OVERFLOW
 
 SMALL_SHARE = 0.05  # of a rank's even share of all work; smaller pieces are not cut further
 FULL_SHARE = 0.9  # of memory; lower tiers are options where tables would fill more
@@ -74,6 +75,7 @@ class TableArrays:
             share=1 / topology.world if kind.layout.is_replicated else 1.0,
             tier=kind.tier,
             cached=kind.cached,
+            cache_tier=kind.cache_tier,
         )
 
 
@@ -139,7 +141,7 @@ def _options_by_kind(request: PlanRequest, columns: TableArrays, kinds: Sequence
     share: tuple[float, float] | None = None
     by_kind: list[KindOptions] = []
     for number, kind in enumerate(kinds):
-        allowed_T = rules.allow(kind) & _can_cut(columns, kind, request)
+        allowed_T = rules.allow(kind) & _can_cut(columns, kind, request) & _can_cache(columns, kind, curves)
         cut = kind.parts > 1
         index_T = np.flatnonzero(allowed_T & worth_cutting_T if cut and kind.tier == "device" else allowed_T)
         if not len(index_T):
@@ -190,6 +192,13 @@ class _LayoutRules:
 def _can_cut(columns: TableArrays, kind: PlacementKind, request: PlanRequest) -> NDArray[np.bool_]:
     """Whether each table has enough rows and column blocks for a kind."""
     return (columns.blocks_T >= kind.column_parts) & (columns.rows_T >= kind.row_parts(request.machine.topology))
+
+
+def _can_cache(columns: TableArrays, kind: PlacementKind, curves: Curves) -> NDArray[np.bool_]:
+    """Whether the cache of a table on disk holds the rows of a step, which stay in it until they are updated."""
+    if kind.tier != "disk":
+        return np.ones(len(columns.rows_T), dtype=bool)
+    return curves.unique_T <= np.maximum(kind.cached * columns.rows_T, LEAST_OVERFLOW)
 
 
 @dataclass(frozen=True, slots=True)

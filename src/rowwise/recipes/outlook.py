@@ -10,11 +10,14 @@ from msgspec import structs
 from torch import nn
 
 from rowwise.checkpoint.read import Checkpoint
+from rowwise.comm.solo import solo
 from rowwise.ingest.batch_shard import BatchShard
 from rowwise.plan import Plan
 from rowwise.recipes.compose import ResolvedRecipe, make_batcher, make_model, make_objective, resolve
+from rowwise.recipes.disk_tables import describe_disk_tables
 from rowwise.recipes.recipe import Recipe, Tables, check_ranks
 from rowwise.recipes.sharding import choose_plan, rank_bytes, tables_of
+from rowwise.recipes.table_memory import measure_memory
 from rowwise.recipes.text import RECIPE
 from rowwise.recipes.unused_keys import find_notes
 from rowwise.spec import Topology, Value, state_width
@@ -51,6 +54,7 @@ class Outlook(Value, frozen=True):
     fullest_bytes: int = 0
     plan: str = ""  # file of the recipe's plan
     notes: tuple[str, ...] = ()  # settings of the recipe that were replaced or have no effect
+    disk: str = ""  # tables on disk, their cached rows and hit rate
     idle: int = 0  # ranks without samples, because the batch has fewer blocks than ranks
 
 
@@ -87,6 +91,7 @@ def make_outlook(resolved: ResolvedRecipe, model: nn.Module, plan: Plan, topolog
         fullest_bytes=max(bytes_W),
         plan=recipe.plan or "made for these ranks",
         notes=find_notes(resolved, topology),
+        disk=describe_disk_tables(plan, tables_of(model)),
         idle=sum(begin == end for begin, end in batch_shards),
     )
 
@@ -95,13 +100,16 @@ def dry_run(recipe: Recipe, ranks: int = 1) -> Outlook:
     """The outlook of the recipe on this many ranks of one host."""
     check_ranks(recipe, ranks)
     resolved, topology = resolve(recipe), Topology(devices=ranks)
-    # Plans and id maps need tables of full size, which then are on the meta device. Otherwise tables get one row.
-    if ranks > 1 or recipe.plan is not None or any(table.id_map for table in resolved.tables):
+    # Plans, id maps and a limit of memory need tables of full size, which then are on the meta device. Otherwise tables
+    # get one row.
+    memory = None if recipe.memory is None else measure_memory(resolved, solo())
+    whole = ranks > 1 or recipe.plan is not None or memory is not None
+    if whole or any(table.id_map for table in resolved.tables):
         model = make_model(resolved, on_meta=True)
     else:
         one_row = Tables(list=tuple(structs.replace(table, rows=1) for table in resolved.tables))
         model = make_model(replace(resolved, recipe=structs.replace(resolved.recipe, tables=one_row)))
-    plan = choose_plan(resolved.recipe, model, topology)
+    plan = choose_plan(resolved.recipe, model, topology, memory and replace(memory, topology=topology))
     make_objective(resolved, model)
     make_batcher(resolved, resolved.rows.train)
     if resolved.recipe.init_from is not None:

@@ -15,6 +15,7 @@ from rowwise.idmaps import AnyIdMap
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import Transforms
+from rowwise.planner.machines import parse_size
 from rowwise.row_optimizers import RowOptimizer
 from rowwise.spec import Init, Pooling, RowType, Table, Value, Wire
 from rowwise.train.settings import Evaluation, Log, Saving, Training
@@ -215,6 +216,9 @@ class Recipe(Value, frozen=True, kw_only=True):
     plan: str | None = None  # JSON file of a sharding plan; None: one is searched for
     # Hardware preset or profile (JSON) to search a plan and predict a step by; None: a typical machine
     hardware: str | None = None
+    # Memory of a host for tables, in bytes or such as 4GB; None: what is free. Tables that do not fit go to disk
+    memory: int | str | None = None
+    disk: str | None = None  # folder of tables on disk; None: disk/ in the run's folder
     wire: Wire = Wire()  # number types between ranks
 
     def __post_init__(self) -> None:
@@ -226,6 +230,14 @@ class Recipe(Value, frozen=True, kw_only=True):
             raise SpecError(f"model.dropout={dropout}: want at least 0 and less than 1")
         if not 0 <= self.seed < 1 << 63:
             raise SpecError(f"seed={self.seed}: want at least 0, and less than 2**63")
+        if self.memory_bytes is not None and self.memory_bytes < 1:
+            raise SpecError(f"memory={self.memory}: want more than 0, such as 4GB")
+        if self.memory is not None and self.train.device != "cpu":
+            raise SpecError(f"memory={self.memory} with train.device={self.train.device}: tables on disk need the CPU")
+
+    @property
+    def memory_bytes(self) -> int | None:
+        return parse_size(self.memory, "memory") if isinstance(self.memory, str) else self.memory
 
 
 def layers_of(model: Model | str) -> dict[str, tuple[int, ...]]:

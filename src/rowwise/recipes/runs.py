@@ -40,6 +40,7 @@ from rowwise.recipes.compose import (
     resolve,
     set_threads,
 )
+from rowwise.recipes.disk_tables import has_disk_tables
 from rowwise.recipes.feed import Feed
 from rowwise.recipes.first_rank import on_first_rank, resolve_on_first_rank
 from rowwise.recipes.id_maps import copy_maps, relocate_maps
@@ -48,8 +49,8 @@ from rowwise.recipes.outlook import open_warm_start
 from rowwise.recipes.predict import predict
 from rowwise.recipes.recipe import Recipe, UserModel, check_ranks
 from rowwise.recipes.rows import RowSelection, open_reader
-from rowwise.recipes.sharding import choose_plan, shard_tables, single_rank_plan, step_samples, tables_of
-from rowwise.recipes.table_memory import Purpose, check_memory
+from rowwise.recipes.sharding import can_use_disk, choose_plan, shard_tables, step_samples, tables_of
+from rowwise.recipes.table_memory import Purpose, check_memory, measure_memory
 from rowwise.recipes.text import RECIPE, apply_changes, decode, parse, write
 from rowwise.recipes.unused_keys import find_notes
 from rowwise.recipes.user_model_name import split_name
@@ -65,7 +66,7 @@ from rowwise.train.saved import CheckpointFolder
 from rowwise.train.snapshot import WarmStartMatch, restore_model, warm_start
 from rowwise.train.trainer import OnStep, Trainer, TrainingJob
 
-PLAN, BAD_ROWS = "plan.json", "bad_rows"  # in the folder of a run
+PLAN, BAD_ROWS, DISK = "plan.json", "bad_rows", "disk"  # in the folder of a run
 TRANSFORMS = "transforms.json"
 Warn = Callable[[str], None]  # takes a line for each setting that was replaced or has no effect
 
@@ -126,23 +127,28 @@ class TrainingRun:
             raise SpecError("the recipe has no name: want one, as it names the run's folder")
         check_ranks(recipe, comm.topology.world)
         resolved = resolve_on_first_rank(lambda: resolve(recipe), comm)
-        setup = _set_up_job(resolved, comm)
-        with setup.feed.closed_by_errors():
-            # Errors of data and warm start are raised before the folder is made.
-            setup.job.batches(None)
-            match = _warm_start(resolved, setup.job.model)
-            folder = _folder_of_first_rank(comm, lambda: RunFolder.create(root, recipe.name))
-            try:
-                run = cls(resolved, folder, setup, tell, comm)
+        made: list[RunFolder] = []
+
+        def make_folder() -> RunFolder:
+            made.extend([] if made else [_folder_of_first_rank(comm, lambda: RunFolder.create(root, recipe.name))])
+            return made[0]
+
+        try:
+            setup = _set_up_job(resolved, comm, root, lambda: make_folder().path)
+            with setup.feed.closed_by_errors():
+                # Without tables on disk, errors of data and warm start are raised before the folder is made.
+                setup.job.batches(None)
+                match = _warm_start(resolved, setup.job.model)
+                run = cls(resolved, make_folder(), setup, tell, comm)
                 run.match = match
                 if run._is_first:
                     run._write_start()
-            except (RowwiseError, OSError):
-                if comm.rank == 0:
-                    folder.release()
-                    shutil.rmtree(folder.path, ignore_errors=True)  # a run that did not start leaves no folder
-                raise
-            return run
+                return run
+        except (RowwiseError, OSError):
+            if comm.rank == 0 and made:
+                made[0].release()
+                shutil.rmtree(made[0].path, ignore_errors=True)  # a run that did not start leaves no folder
+            raise
 
     @classmethod
     def resume(
@@ -158,7 +164,7 @@ class TrainingRun:
         comm = comm or solo()
         folder = _folder_of_first_rank(comm, lambda: RunFolder.open(path))
         resolved = resolve_on_first_rank(lambda: resolve_saved(path, changes, comm.topology.world), comm)
-        setup = _set_up_job(resolved, comm, "resume")
+        setup = _set_up_job(resolved, comm, folder.path, lambda: folder.path, "resume")
         with setup.feed.closed_by_errors():
             run = cls(resolved, folder, setup, tell, comm)
             try:
@@ -315,19 +321,28 @@ class _JobSetup:
     feed: Feed
 
 
-def _set_up_job(resolved: ResolvedRecipe, comm: Comm, purpose: Purpose = "train") -> _JobSetup:
-    """Build the job of this rank; a collective. On several ranks no rank ever allocates all tables."""
+def _set_up_job(
+    resolved: ResolvedRecipe, comm: Comm, near: Path, folder: Callable[[], Path], purpose: Purpose = "train"
+) -> _JobSetup:
+    """Build the job of this rank; a collective. On several ranks no rank ever allocates all tables.
+
+    `folder` is called for that of the run, which is on the file system of `near`, if tables are on disk.
+    """
     set_threads(resolved.recipe)
-    is_sharded = comm.topology.world > 1 or resolved.recipe.plan is not None
+    recipe, topology = resolved.recipe, comm.topology
+    memory = measure_memory(resolved, comm, purpose, near if recipe.disk is None else Path(recipe.disk))
+    is_sharded = topology.world > 1 or recipe.plan is not None or (memory.is_short and can_use_disk(recipe))
     # Memory is checked before tables are allocated: meta tables when they are sharded, others with the model.
     if not is_sharded:
-        tables = resolved.stored_tables
-        check_memory(resolved, tables, single_rank_plan(tables), comm, purpose)
+        check_memory(memory, memory.tables, memory.plan, comm)
     model = make_model(resolved, on_meta=is_sharded)
-    plan = on_first_rank(comm, lambda: choose_plan(resolved.recipe, model, comm.topology))
+    plan = on_first_rank(comm, lambda: choose_plan(recipe, model, topology, memory))
     if is_sharded:
-        check_memory(resolved, tables_of(model), plan, comm, purpose)
-    shard_tables(resolved.recipe, model, plan, comm)
+        check_memory(memory, tables_of(model), plan, comm)
+    disk = None
+    if has_disk_tables(plan):
+        disk = folder() / DISK if recipe.disk is None else Path(recipe.disk)
+    shard_tables(recipe, model, plan, comm, disk)
     feed = Feed(resolved, comm)
     job = make_job(resolved, model, feed, comm, plan.forecast, feed.quarantine)
     return _JobSetup(job=replace(job, health=lambda: feed.health), plan=plan, feed=feed)
@@ -388,8 +403,8 @@ def load_trained(path: Path, which: str = "best", warn: Warn = ignore_warning) -
     for line in resolved.notes:
         warn(line)
     set_threads(resolved.recipe)
-    tables = resolved.stored_tables
-    check_memory(resolved, tables, single_rank_plan(tables), solo(), "use")
+    memory = measure_memory(resolved, solo(), "use")
+    check_memory(memory, memory.tables, memory.plan, solo())
     model = make_model(resolved)
     restore_model(CheckpointFolder(path / "ckpt").open(which), model)
     return resolved, model

@@ -5,22 +5,30 @@ plan with `rowwise plan`.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 from msgspec import structs
 from torch import nn
 
 from rowwise.comm.interface import Comm
 from rowwise.errors import SpecError
-from rowwise.perf.access import Access, Workload
 from rowwise.perf.hardware import PRESETS, Hardware, Machine, hardware_named
 from rowwise.perf.learned import model_of
-from rowwise.plan import Plan, Tile
+from rowwise.plan import Plan
+from rowwise.planner.bound import OptionTotals
 from rowwise.planner.constraints import ALL, Constraints
+from rowwise.planner.infeasible import InfeasibleError
 from rowwise.planner.layouts import LAYOUTS, TABLE_WISE
 from rowwise.planner.machines import machine_named
+from rowwise.planner.options import make_problem
 from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
-from rowwise.recipes.recipe import Recipe
+from rowwise.quantity import format_bytes
+from rowwise.recipes.disk_tables import fill_caches, has_disk_tables, uniform_workloads
+from rowwise.recipes.recipe import Recipe, TwoTowerConfig
+from rowwise.recipes.table_memory import TableMemory, raise_if_short, single_rank_plan
 from rowwise.row_optimizers import needs_full_rows
 from rowwise.shard.apply import shard
 from rowwise.shard.tiers import DEVICE_TIERS
@@ -37,25 +45,68 @@ def tables_of(model: nn.Module) -> tuple[Table, ...]:
     return tuple(table for module in embeddings_of(model) for table in module.tables)
 
 
-def single_rank_plan(tables: Sequence[Table]) -> Plan:
-    return Plan(world=1, tiles=tuple(Tile(table=t.name, rank=0, rows=(0, t.rows), cols=(0, t.dim)) for t in tables))
+def can_use_disk(recipe: Recipe) -> bool:
+    """Whether tables of the run may be on disk; a two-tower model allocates its tables itself."""
+    return recipe.train.device == "cpu" and not isinstance(recipe.model, TwoTowerConfig)
 
 
-def choose_plan(recipe: Recipe, model: nn.Module, topology: Topology) -> Plan:
+def choose_plan(recipe: Recipe, model: nn.Module, topology: Topology, memory: TableMemory | None = None) -> Plan:
     """The recipe's plan unchanged; without one, whole tables on one rank or a searched plan for several.
 
-    A plan made here has a forecast of the step, except for one rank without `hardware`.
+    Where `memory` is too small for that, some tables are on disk; it raises where they cannot be. A plan made here has
+    a forecast of the step, except for one rank without `hardware` and tables on disk.
     """
-    world, tables = topology.world, tables_of(model)
+    if recipe.plan is not None:
+        return _read_plan(recipe, tables_of(model), topology)
+    tables = tables_of(model)
     hardware = None if recipe.hardware is None else load_hardware(recipe.hardware)
-    if recipe.plan is None and world == 1:
+    usual = hardware or hardware_named("cpu" if recipe.train.device == "cpu" else "h100-like")
+    if topology.world > 1:
+        plan = _search_plan(recipe, tables, topology, usual)
+    else:
         plan = single_rank_plan(tables)
-        if hardware is None or not tables:
-            return plan
-        return structs.replace(plan, forecast=_search_plan(recipe, tables, topology, hardware).forecast)
-    if recipe.plan is None:
-        kind = "cpu" if recipe.train.device == "cpu" else "h100-like"
-        return _search_plan(recipe, tables, topology, hardware or hardware_named(kind))
+        if hardware is not None and tables:
+            plan = structs.replace(plan, forecast=_search_plan(recipe, tables, topology, hardware).forecast)
+    if memory is None or not can_use_disk(recipe):
+        return plan
+    resident = replace(memory, tables=tables, plan=plan)
+    return _plan_with_disk(recipe, resident, usual) if resident.is_short else plan
+
+
+def _plan_with_disk(recipe: Recipe, resident: TableMemory, hardware: Hardware) -> Plan:
+    """A plan with tables on disk, and as many of their rows cached as there is memory for."""
+    tables, topology, room = resident.tables, resident.topology, resident.rank_room_bytes
+    machine = structs.replace(hardware, device_bytes=room, host_bytes=0, disk_bytes=UNLIMITED_bytes)
+    request = _make_request(recipe, tables, topology, machine)
+    request = replace(request, tiers=frozenset({"device", "disk"}), buffers=False)
+    least = _least_memory_bytes(request)
+    if least > room * topology.devices:
+        samples = f"the index of all rows and the rows of {request.batch:,} samples take {format_bytes(least)}"
+        raise_if_short(resident, f"; with rows on disk, {samples}")
+    try:
+        plan = make_plan(request, seconds=SEARCH_s, prove=False).plan
+    except InfeasibleError as error:
+        raise_if_short(resident, f"; with rows on disk, {error}")
+        raise
+    plan = fill_caches(plan, tables, room)
+    lower = replace(resident, plan=plan)
+    for host, free in enumerate(resident.disk_free_H):
+        if lower.disk_bytes(host) > free:
+            sizes = f"{format_bytes(lower.disk_bytes(host))} of {format_bytes(free)} free there"
+            raise_if_short(resident, f"; rows on disk need up to {sizes}, or another folder by `disk`")
+    return plan
+
+
+def _least_memory_bytes(request: PlanRequest) -> float:
+    """Memory of a host if each table took as little of it as it can, on disk or not."""
+    problem = make_problem(request)
+    memory_O = OptionTotals.of(problem).bytes_OM[:, 0]
+    return float(np.minimum.reduceat(memory_O, problem.item_begin[:-1]).sum()) * problem.topology.devices
+
+
+def _read_plan(recipe: Recipe, tables: Sequence[Table], topology: Topology) -> Plan:
+    assert recipe.plan is not None
+    world = topology.world
     try:
         plan = Plan.from_json(read_bytes(recipe.plan))
         if plan.world == world:
@@ -90,24 +141,22 @@ def _search_plan(recipe: Recipe, tables: Sequence[Table], topology: Topology, ha
     """A searched plan with its forecast; on one rank all tables are whole."""
     # The search ignores memory: check_memory knows the free memory of this machine, which a preset does not.
     unlimited = structs.replace(hardware, device_bytes=UNLIMITED_bytes)
+    return make_plan(_make_request(recipe, tables, topology, unlimited), seconds=SEARCH_s, prove=False).plan
+
+
+def _make_request(recipe: Recipe, tables: Sequence[Table], topology: Topology, hardware: Hardware) -> PlanRequest:
     # Optimizers that couple columns exchange sums for column shards, which costs more than the cut saves.
     whole_rows = tuple(layout.name for layout in LAYOUTS if not layout.cuts_columns)
     coupled = {table.name: whole_rows for table in tables if needs_full_rows(table.optimizer)}
     layouts = {ALL: (TABLE_WISE.name,)} if topology.world == 1 else coupled
-    request = PlanRequest(
+    return PlanRequest(
         workloads=uniform_workloads(tables),
-        machine=Machine(topology=topology, hardware=unlimited),
-        model=model_of(unlimited, topology, recipe.wire),
+        machine=Machine(topology=topology, hardware=hardware),
+        model=model_of(hardware, topology, recipe.wire),
         batch=step_samples(recipe),
         constraints=Constraints(layouts=layouts),
         tiers=DEVICE_TIERS,
     )
-    return make_plan(request, seconds=SEARCH_s, prove=False).plan
-
-
-def uniform_workloads(tables: Sequence[Table]) -> tuple[Workload, ...]:
-    """The tables with uniform access by one id for each feature of a sample."""
-    return tuple(Workload(table=t, access=Access(pooling=float(len(t.feature_names)))) for t in tables)
 
 
 def step_samples(recipe: Recipe) -> int:
@@ -115,11 +164,15 @@ def step_samples(recipe: Recipe) -> int:
     return recipe.train.batch * recipe.train.accumulate
 
 
-def shard_tables(recipe: Recipe, model: nn.Module, plan: Plan, comm: Comm) -> None:
-    """Shard the tables of a model by the plan, in place; a collective. One rank without a plan keeps them whole."""
-    if len(comm.ranks) > 1 or recipe.plan is not None:
+def shard_tables(recipe: Recipe, model: nn.Module, plan: Plan, comm: Comm, disk: Path | None) -> None:
+    """Shard the tables of a model by the plan, in place; a collective. One rank keeps whole tables as they are.
+
+    `disk` is the folder of tables on disk.
+    """
+    if len(comm.ranks) > 1 or recipe.plan is not None or has_disk_tables(plan):
         train = recipe.train
         elastic, merge_shared = train.determinism == "elastic", train.merge_shared
+        # Tables on disk: `disk=disk`.
         shard(model, plan, comm, wire=recipe.wire, elastic=elastic, merge_shared=merge_shared)
         model.to(recipe.train.device)
 

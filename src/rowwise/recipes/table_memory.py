@@ -1,14 +1,16 @@
 """Checks that the tables of a run fit into the memory of its hosts, and suggests changes if they do not.
 
-Runs before tables are allocated. Counts rows, optimizer state and the copy that background checkpoints make, but not
-batches or the dense model. Hosts whose free memory is unknown are not checked.
+Runs before tables are allocated. Counts rows, optimizer state, the copy that background checkpoints make, and caches of
+tables on disk, but not batches or the dense model. Hosts whose free memory is unknown are not checked.
 """
 
+import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil, floor, log10
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
@@ -18,10 +20,11 @@ from rowwise.comm.interface import Comm
 from rowwise.comm.status import all_gather_uneven
 from rowwise.errors import TableMemoryError
 from rowwise.perf.host_memory import free_bytes
-from rowwise.plan import Plan
+from rowwise.plan import Plan, Tile
 from rowwise.planner.fixes import with_row_state
 from rowwise.quantity import format_bytes
 from rowwise.recipes.compose import ResolvedRecipe
+from rowwise.recipes.disk_tables import cache_bytes_of_tile, disk_bytes_of_tile
 from rowwise.recipes.first_rank import on_first_rank
 from rowwise.recipes.id_maps import stored_tables_of
 from rowwise.spec import RowType, Table, Topology, state_width
@@ -44,6 +47,8 @@ class TableMemory:
     background: bool = False  # checkpoints copy tables before writing
     purpose: Purpose = "train"
     mapped: frozenset[str] = frozenset()  # tables whose number of rows is set by an id map
+    limited: bool = False  # `free_H` is the recipe's limit, not what is free
+    disk_free_H: tuple[int, ...] = ()  # of the file system for tables on disk
 
     def rows_bytes(self, host: int) -> int:
         return _bytes_on_host(self, host, lambda table: table.rows * table.row_bytes)
@@ -51,8 +56,32 @@ class TableMemory:
     def state_bytes(self, host: int) -> int:
         return _bytes_on_host(self, host, lambda table: table.rows * state_width(table) * FLOAT_bytes)
 
+    def cache_bytes(self, host: int) -> int:
+        return self._sum_disk_tiles(host, cache_bytes_of_tile)
+
+    def disk_bytes(self, host: int) -> int:
+        return self._sum_disk_tiles(host, disk_bytes_of_tile)
+
+    def _sum_disk_tiles(self, host: int, size_of: Callable[[Table, Tile], int]) -> int:
+        tables, ranks = {table.name: table for table in self.tables}, self.topology.ranks_of(host)
+        return sum(size_of(tables[t.table], t) for t in self.plan.tiles if t.tier == "disk" and t.rank in ranks)
+
     def needed_bytes(self, host: int) -> int:
-        return (self.rows_bytes(host) + self.state_bytes(host)) * (2 if self.background else 1)
+        return (self.rows_bytes(host) + self.state_bytes(host)) * self.copies + self.cache_bytes(host)
+
+    @property
+    def copies(self) -> int:
+        return 2 if self.background else 1
+
+    @property
+    def is_short(self) -> bool:
+        return any(free is not None and self.needed_bytes(host) > free for host, free in enumerate(self.free_H))
+
+    @property
+    def rank_room_bytes(self) -> int:
+        """Memory of a rank for tables, where the plan may have some on disk."""
+        least = min(free for free in self.free_H if free is not None)
+        return int(least * (1.0 if self.limited else USABLE)) // self.copies // self.topology.devices
 
     def with_tables(self, change: Callable[[Table], Table]) -> "TableMemory":
         return replace(self, tables=tuple(map(change, self.tables)))
@@ -65,27 +94,50 @@ class MemoryRemedy(NamedTuple):
     needed_bytes: float  # on the host that lacks memory
 
 
-def check_memory(
-    resolved: ResolvedRecipe, tables: Sequence[Table], plan: Plan, comm: Comm, purpose: Purpose = "train"
-) -> None:
-    """Raise TableMemoryError if a host lacks memory for its tables; a collective."""
-    free = free_bytes()
-    free_W = [int(size) for size in all_gather_uneven(comm, torch.tensor([-1 if free is None else free]), "memory")]
-    free_HW = [[free_W[rank] for rank in comm.topology.ranks_of(host)] for host in range(comm.topology.hosts)]
+def measure_memory(
+    resolved: ResolvedRecipe, comm: Comm, purpose: Purpose = "train", disk: Path = Path()
+) -> TableMemory:
+    """The memory of all hosts, with all tables whole on the first rank; a collective."""
+    free, tables = free_bytes(), resolved.stored_tables
+    here = torch.tensor([-1 if free is None else free, _free_of_disk(disk)])
+    free_W2: list[list[int]] = [sizes.tolist() for sizes in all_gather_uneven(comm, here, "memory")]
+    free_HW2 = [[free_W2[rank] for rank in comm.topology.ranks_of(host)] for host in range(comm.topology.hosts)]
     memory = TableMemory(
         tables=tuple(tables),
-        plan=plan,
+        plan=single_rank_plan(tables, comm.topology.world),
         topology=comm.topology,
-        free_H=tuple(min((size for size in sizes if size >= 0), default=None) for sizes in free_HW),
+        free_H=tuple(min((size for size, _ in sizes if size >= 0), default=None) for sizes in free_HW2),
         background=resolved.recipe.save.background and purpose != "use",
         purpose=purpose,
         mapped=frozenset(s.name for t in resolved.tables if t.id_map is not None for s in stored_tables_of(t)),
+        disk_free_H=tuple(min(size for _, size in sizes) for sizes in free_HW2),
     )
-    on_first_rank(comm, lambda: raise_if_short(memory))
+    limit = resolved.recipe.memory_bytes
+    if limit is None or purpose == "use" or any(free is not None and free < limit for free in memory.free_H):
+        return memory
+    return replace(memory, free_H=(limit,) * comm.topology.hosts, limited=True)
 
 
-def raise_if_short(memory: TableMemory) -> None:
-    """Raise if a host lacks memory, with what it needs and has, and the smallest changes that make the tables fit."""
+def _free_of_disk(folder: Path) -> int:
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    return shutil.disk_usage(existing).free
+
+
+def single_rank_plan(tables: Sequence[Table], world: int = 1) -> Plan:
+    """A plan of whole tables, all on rank 0."""
+    return Plan(world=world, tiles=tuple(Tile(table=t.name, rank=0, rows=(0, t.rows), cols=(0, t.dim)) for t in tables))
+
+
+def check_memory(memory: TableMemory, tables: Sequence[Table], plan: Plan, comm: Comm) -> None:
+    """Raise TableMemoryError if a host lacks memory for its tables; a collective."""
+    on_first_rank(comm, lambda: raise_if_short(replace(memory, tables=tuple(tables), plan=plan)))
+
+
+def raise_if_short(memory: TableMemory, disk: str = "") -> None:
+    """Raise if a host lacks memory, with what it needs and has, and the smallest changes that make the tables fit.
+
+    `disk` says why rows on disk do not help.
+    """
     short_H = [0 if free is None else memory.needed_bytes(host) - free for host, free in enumerate(memory.free_H)]
     host = max(range(len(short_H)), key=short_H.__getitem__)
     free = memory.free_H[host]
@@ -95,7 +147,9 @@ def raise_if_short(memory: TableMemory) -> None:
     where = "here" if memory.topology.hosts == 1 else f"on host {host}"
     copies = ", twice as save.background copies them" if memory.background else ""
     rows, state = format_bytes(memory.rows_bytes(host)), format_bytes(memory.state_bytes(host))
-    sizes = f"{rows} of rows and {state} of optimizer state{copies}"
+    caches = memory.cache_bytes(host)
+    cached = f", and {format_bytes(caches)} for caches and indices of tables on disk" if caches else ""
+    sizes = f"{rows} of rows and {state} of optimizer state{copies}{cached}"
     size_of_largest = f"the largest is {largest.name!r} with {largest.rows:,} x {largest.dim}"
     needed = format_bytes(memory.needed_bytes(host))
     got = f"the tables need {needed} of memory {where} ({sizes}; {size_of_largest})"
@@ -103,7 +157,8 @@ def raise_if_short(memory: TableMemory) -> None:
     if memory.purpose == "use":
         remedies = [f"a machine with {needed} free", *(f"a run with {remedy}" for remedy in remedies)]
     want = "; or ".join(remedies[:MOST_REMEDIES]) or "a machine with more memory, or fewer tables"
-    raise TableMemoryError(f"{got}, and {format_bytes(free)} are free: want {want}")
+    there = f"memory is {format_bytes(free)}" if memory.limited else f"{format_bytes(free)} are free"
+    raise TableMemoryError(f"{got}, and {there}{disk}: want {want}")
 
 
 def find_remedies(memory: TableMemory, host: int) -> list[MemoryRemedy]:
@@ -207,10 +262,12 @@ def _bytes_on_host(memory: TableMemory, host: int, size_of: Callable[[Table], in
 
 
 def _copies_on_ranks(plan: Plan, ranks: range) -> dict[str, Fraction]:
-    """The fraction of each table's cells on some ranks: above 1 for replicas, below 1 for shards."""
+    """The fraction of each table's cells in memory of some ranks: above 1 for replicas, below 1 for shards."""
     cells: dict[str, int] = defaultdict(int)
     size: dict[str, int] = defaultdict(int)
     for tile in plan.tiles:
+        if tile.tier == "disk":
+            continue
         cells[tile.table] += (tile.rows[1] - tile.rows[0]) * (tile.cols[1] - tile.cols[0]) * (tile.rank in ranks)
         size[tile.table] = max(size[tile.table], tile.rows[1] * tile.cols[1])
     return {name: Fraction(cells[name], size[name]) for name in cells}

@@ -102,6 +102,7 @@ def _training_rules(resolved: ResolvedRecipe) -> tuple[UnusedRule, ...]:
             "evaluate", ("slice_ids",), not (recipe.evaluate.slices or is_two_tower), "evaluate.slices is empty"
         ),
         UnusedRule("", ("hardware",), recipe.plan is not None, "the given plan has its own forecast"),
+        UnusedRule("", ("memory",), recipe.plan is not None, "the given plan says where tables are"),
     )
 
 

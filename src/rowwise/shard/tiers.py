@@ -3,7 +3,7 @@
 from rowwise.plan import Tier
 
 DEVICE_TIERS: frozenset[Tier] = frozenset({"device"})  # supported on devices of any type
-CPU_TIERS: frozenset[Tier] = frozenset({"host"})  # a CPU's device memory is the host's
+CPU_TIERS: frozenset[Tier] = frozenset({"host", "disk"})  # a CPU's device memory is the host's
 
 
 def runnable_tiers(device_type: str) -> frozenset[Tier]:

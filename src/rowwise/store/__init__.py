@@ -1,1 +1,1 @@
-"""Stores of rows in tiers of memory, and the interface by which rows of any tier are read and written."""
+"""Rows in tiers of memory: tables on disk behind a cache of rows, streams of rows, and how well caches do."""

@@ -1,0 +1,133 @@
+"""Tables larger than the memory of a run are planned on disk, with as many rows cached as there is room for."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+from small import recipe, write_rows
+
+from rowwise import Adam, Plan, RowWiseAdagrad, SpecError, Table, Topology
+from rowwise.errors import TableMemoryError
+from rowwise.plan import Tile
+from rowwise.recipes.compose import make_model, resolve
+from rowwise.recipes.disk_tables import describe_disk_tables, fill_caches, has_disk_tables
+from rowwise.recipes.recipe import Data, Recipe
+from rowwise.recipes.sharding import choose_plan, tables_of
+from rowwise.recipes.table_memory import TableMemory, single_rank_plan
+from rowwise.store.sizes import cache_bytes, disk_bytes
+
+MB = 10**6
+
+
+@pytest.fixture
+def large(tmp_path):
+    """The small recipe with tables of 14.4 MB, and its model."""
+    write_rows(tmp_path / "rows.parquet")
+    small = recipe(tmp_path)
+    tables = tuple(structs.replace(t, rows=4000 * t.rows) for t in small.tables.list)
+    made = structs.replace(small, tables=structs.replace(small.tables, list=tables))
+    return made, make_model(resolve(made), on_meta=True)
+
+
+def memory_of(model, topology, limit, **more):
+    tables = tables_of(model)
+    given = {"free_H": (limit,) * topology.hosts, "disk_free_H": (10**9,) * topology.hosts, "limited": True}
+    return TableMemory(tables=tables, plan=single_rank_plan(tables, topology.world), topology=topology, **given | more)
+
+
+@pytest.mark.parametrize("topology", [Topology(), Topology(devices=2), Topology(hosts=2, devices=2)])
+@pytest.mark.parametrize("background", [False, True])
+def test_tables_that_do_not_fit_are_on_disk_and_caches_fill_the_memory(large, topology, background):
+    made, model = large
+    limit = 6 * MB if background else 4 * MB
+    memory = memory_of(model, topology, limit, background=background)
+    plan = choose_plan(made, model, topology, memory)
+    plan.validate(tables_of(model))
+    assert has_disk_tables(plan)
+    placed = replace(memory, plan=plan)
+    for host in range(topology.hosts):
+        assert placed.needed_bytes(host) <= limit
+        assert placed.needed_bytes(host) >= 0.45 * limit or topology.hosts > 1
+    if topology.world == 1 and not background:
+        assert placed.needed_bytes(0) > 0.97 * limit
+
+
+def test_with_room_nothing_is_on_disk(large):
+    made, model = large
+    for topology in (Topology(), Topology(devices=2)):
+        assert not has_disk_tables(choose_plan(made, model, topology, memory_of(model, topology, 20 * MB)))
+
+
+def test_what_is_too_small_says_so_in_numbers(large):
+    made, model = large
+    one = Topology()
+    cause = (
+        r"memory is 1\.0 MB; with rows on disk, the index of all rows and the rows of 128 samples take 2\.6 MB: want"
+    )
+    with pytest.raises(TableMemoryError, match=cause):
+        choose_plan(made, model, one, memory_of(model, one, MB))
+    free = r"1\.0 MB are free; with rows on disk"
+    with pytest.raises(TableMemoryError, match=free):
+        choose_plan(made, model, one, memory_of(model, one, MB, limited=False))
+    disk = r"rows on disk need up to 42\.0 MB of 5\.0 MB free there, or another folder by `disk`: want"
+    with pytest.raises(TableMemoryError, match=disk):
+        choose_plan(made, model, one, memory_of(model, one, 4 * MB, disk_free_H=(5 * MB,)))
+
+
+def test_the_line_of_a_run_has_the_numbers_of_its_plan(large):
+    made, model = large
+    plan = choose_plan(made, model, Topology(), memory_of(model, Topology(), 4 * MB))
+    line = describe_disk_tables(plan, tables_of(model))
+    cached = sum(tile.cache_rows for tile in plan.tiles)
+    assert line.startswith(f"user, item, seen on disk, in up to 42.0 MB: {cached:,} of 400,000 rows cached in 4.0 MB")
+    hit = int(re.search(r"(\d+)% of lookups hit", line)[1])
+    assert hit == pytest.approx(100 * cached / 400_000, abs=3)
+    assert not describe_disk_tables(single_rank_plan(tables_of(model)), tables_of(model))
+
+
+@given(
+    rows=st.lists(st.integers(1, 10**7), min_size=1, max_size=4),
+    cached=st.floats(0, 0.5),
+    room=st.floats(0.01, 2),
+    optimizer=st.sampled_from((Adam(), RowWiseAdagrad())),
+)
+def test_caches_grow_to_the_room_and_not_beyond(rows, cached, room, optimizer):
+    tables = [Table(name=f"t{i}", rows=r, dim=12, optimizer=optimizer) for i, r in enumerate(rows)]
+    tiles = [
+        Tile(table=t.name, rank=0, rows=(0, t.rows), cols=(0, 12), tier="disk", cache_rows=int(cached * t.rows))
+        for t in tables
+    ]
+    plan = Plan(world=1, tiles=tuple(tiles))
+
+    def taken(one):
+        return sum(cache_bytes(t, one.tiles_of(t.name)[0].cache_rows) for t in tables)
+
+    limit = int(room * sum(cache_bytes(t, t.rows) for t in tables))
+    filled = fill_caches(plan, tables, limit)
+    filled.validate(tables)
+    assert filled == plan or taken(filled) <= limit
+    if taken(plan) < 0.9 * limit and limit < taken(plan) * 5 and min(rows) > 10**5 and cached > 0.1:
+        assert all(t.cache_rows == t.rows[1] for t in filled.tiles) or taken(filled) > 0.9 * limit
+
+
+def test_memory_is_a_size_above_nothing_and_on_a_cpu():
+    data = Data(dataset="synthetic")
+    assert Recipe(data=data, memory="4GB").memory_bytes == 4 * 10**9
+    assert Recipe(data=data, memory=1000).memory_bytes == 1000
+    with pytest.raises(SpecError, match="memory='lots': want a size such as 40GB"):
+        Recipe(data=data, memory="lots")
+    with pytest.raises(SpecError, match="memory=0: want more than 0, such as 4GB"):
+        Recipe(data=data, memory=0)
+
+
+def test_disk_bytes_are_of_pieces(large):
+    _, model = large
+    tables = tables_of(model)
+    plan = Plan(world=1, tiles=tuple(structs.replace(t, tier="disk") for t in single_rank_plan(tables).tiles))
+    memory = replace(memory_of(model, Topology(), MB), plan=plan)
+    assert memory.disk_bytes(0) == sum(map(disk_bytes, tables))
+    assert (memory.rows_bytes(0), memory.state_bytes(0)) == (0, 0)
+    assert memory.cache_bytes(0) == memory.needed_bytes(0) == sum(cache_bytes(table, 0) for table in tables)
