@@ -4,6 +4,7 @@ Dense modules stay as they are and keep their parameters' names.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -29,12 +30,14 @@ def shard(
     wire: Wire | None = None,
     elastic: bool = False,
     merge_shared: bool = False,
+    disk: Path | None = None,
 ) -> Module:
     """Replace every `Embeddings` in a model by this rank's tiles of it, in place; collective.
 
     Rows and optimizer state are copied from the model. Tables on `device="meta"` are initialised on the CPU, with the
     values they would have had on one device. The plan covers the tables of all modules. `merge_shared`: gradients of
-    shared bags are summed before they are sent, which sends less and is equal up to rounding.
+    shared bags are summed before they are sent, which sends less and is equal up to rounding. `disk`: the folder of rows
+    on disk.
     """
     wire = wire or Wire()
     paths = [(path, m) for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, Embeddings)]
@@ -48,11 +51,13 @@ def shard(
     plan.validate(tables)
     shares = {module: _plan_of_module(plan, module) for module in modules}
     for module, share in shares.items():
-        check_tiers(share, _device_of_rows(module))
+        check_tiers(share, _device_of_rows(module), disk)
     sharded: dict[Embeddings, ShardedEmbeddings] = {}
     for module, share in shares.items():
         device = _device_of_rows(module)
-        sharded[module] = ShardedEmbeddings(module.tables, share, comm, wire=wire, elastic=elastic, device=device)
+        sharded[module] = ShardedEmbeddings(
+            module.tables, share, comm, wire=wire, elastic=elastic, device=device, disk=disk
+        )
         sharded[module].merge_shared = merge_shared
         copy_tables(module, sharded[module])
     for path, module in paths:
