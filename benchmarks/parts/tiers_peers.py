@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from parts.tiers_work import (
-    BLOCK_bytes,
-    FLOAT_bytes,
     SKEW,
     START,
     STATE,
+    BLOCK_bytes,
+    FLOAT_bytes,
     Numbers,
     Size,
     adagrad,

@@ -72,7 +72,9 @@ class LiveLine:
             lead = f"{task} " if len(shown.recorder.recent_metrics) > 1 else ""
             parts += [f"{lead}{name} {values[name]:.4f}" for name in LIVE_METRICS if name in values]
         wait = describe_wait(shown.data_wait.share, shown.health)
-        return ", ".join([*parts, wait, f"{memory_bytes() / 1e9:.1f} GB"])
+        hit_rate = shown.recorder.hit_rate
+        cache = [] if hit_rate is None else [f"cache {hit_rate:.0%}"]
+        return ", ".join([*parts, *cache, wait, f"{memory_bytes() / 1e9:.1f} GB"])
 
     def _share_done(self, shown: "RunDisplay") -> float:
         """An estimate: each split is taken to have as many rows as the largest so far."""
