@@ -132,7 +132,11 @@ def show_outlook(outlook: "Outlook", console: Console, where: str) -> None:
     states = (
         f"{format_bytes(outlook.rows_bytes)} of rows and {format_bytes(outlook.state_bytes)} of their optimizer state"
     )
-    memory = f"{format_bytes(outlook.rows_bytes + outlook.state_bytes + outlook.dense_bytes)} without batches: {states}"
+    tables_bytes = outlook.rows_bytes + outlook.state_bytes
+    if outlook.disk:
+        tables_bytes = outlook.resident_bytes + outlook.cache_bytes
+        states = f"{format_bytes(outlook.resident_bytes)} of tables and {format_bytes(outlook.cache_bytes)} of caches"
+    memory = f"{format_bytes(tables_bytes + outlook.dense_bytes)} without batches: {states}"
     console.print(f"[bold]{escape(outlook.recipe)}[/bold]  {escape(where)}")
     console.print(f"data    {outlook.dataset}: {columns}; splits {splits}", markup=False)
     console.print(f"model   {outlook.model}, {outlook.dense_parameters:,} dense parameters; {training}", markup=False)
