@@ -62,7 +62,7 @@ def measure_sides(size: Size, steps: Steps, folder: Path, *, peers: bool) -> lis
         # The first step of a peer meets caches of its own that are cold.
         times = {f"{name}_ms": best_mean(found[f"{name}_s"][1:], RUN) * 1e3 for name in ("rows", "end")}
         rows.append({"section": "peers", "side": side, **times})
-        rows[-1] |= {name: found[name] for name in ("sum", "squares", "fill_s")}
+        rows[-1] |= {name: found[name] for name in ("sum", "squares", "fill_s", "cache_bytes")}
     base = rows[1]["rows_ms"]
     for row in rows[1:]:
         row["times"] = (row["rows_ms"] + row["end_ms"]) / base
@@ -103,6 +103,9 @@ def floors_of(rows: list[dict]) -> list[dict]:
                 floors.append(exactly("direct reads and writes", int(row["direct"]), 1))
             case "peers" if row["side"] != OURS:
                 floors.append(at_least(f"times as fast as {row['side']}", row["times"], PEER))
+                if row["end_ms"]:
+                    alone = row["times"] * row["rows_ms"] / (row["rows_ms"] + row["end_ms"])
+                    floors.append(at_least(f"times as fast as {row['side']} that writes nothing", alone, None))
             case "policy":
                 what = "{policy}, batch {batch}".format(**row)
                 off = max(

@@ -10,6 +10,7 @@ import ctypes
 import os
 import shutil
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import final
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from parts.tiers_work import (
+    IN_FLIGHT,
     SKEW,
     START,
     STATE,
@@ -95,17 +97,33 @@ class MemoryMapped:
             path.unlink()
 
     def _write(self, path: Path, pages: int) -> None:
-        """Write all rows, and let go of the pages that are not kept."""
+        """Write all rows, let go of all pages, and read those that are kept.
+
+        The system caches what is written in larger units than pages, and drops no part of a unit.
+        """
         page = np.full(BLOCK_bytes // FLOAT_bytes, START, np.float32).tobytes()
-        with path.open("wb", 0) as file:
+        with path.open("w+b", 0) as file:
             for begin, end in chunks(pages, SEGMENT_bytes // BLOCK_bytes):
                 file.write(page * (end - begin))
                 os.fdatasync(file.fileno())
-                kept = np.concatenate([[True], self._kept_P[begin:end], [True]])
-                edges = np.flatnonzero(np.diff(kept.astype(np.int8)))
-                for first, last in edges.reshape(-1, 2).tolist():
-                    at = (begin + first) * BLOCK_bytes
-                    os.posix_fadvise(file.fileno(), at, (last - first) * BLOCK_bytes, os.POSIX_FADV_DONTNEED)
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            places = (np.flatnonzero(self._kept_P) * BLOCK_bytes).tolist()
+            with ThreadPoolExecutor(IN_FLIGHT) as threads:
+                parts = (places[at::IN_FLIGHT] for at in range(IN_FLIGHT))
+                list(threads.map(lambda part: [os.pread(file.fileno(), BLOCK_bytes, at) for at in part], parts))
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of the pages in memory."""
+        count = 0
+        for bag in self._bags:
+            length = bag.weight.numel() * FLOAT_bytes
+            pages = np.zeros(-(-length // BLOCK_bytes), np.uint8)
+            address = ctypes.c_void_p(bag.weight.data_ptr())
+            self._libc.mincore(address, ctypes.c_size_t(length), ctypes.c_void_p(pages.ctypes.data))
+            count += int((pages & 1).sum())
+        return count * BLOCK_bytes
 
     def _map(self, path: Path) -> nn.EmbeddingBag:
         size = self._size
@@ -132,7 +150,8 @@ class RocksRows:
         self._rocks, self._size = rocks, size
         blocks = rocks.BlockBasedOptions()
         blocks.set_block_size(BLOCK_bytes)
-        blocks.set_block_cache(rocks.Cache(size.budget_bytes))
+        self._cache = rocks.Cache(size.budget_bytes)
+        blocks.set_block_cache(self._cache)
         blocks.set_cache_index_and_filter_blocks(True)
         blocks.set_bloom_filter(10, False)
         options = rocks.Options(raw_mode=True)
@@ -174,6 +193,11 @@ class RocksRows:
 
     def end_step(self, ids_TB: Tensor) -> None:
         pass
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of blocks in memory."""
+        return self._cache.get_usage()
 
     def close(self) -> None:
         self._db.close()

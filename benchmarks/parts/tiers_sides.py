@@ -48,7 +48,7 @@ def measure_peer(side: str, size: Size, steps: Steps, folder: Path) -> dict:
     peer = (MemoryMapped if side == MAPPED else RocksRows)(size, folder)
     filled_s = time.perf_counter() - begin_s
     seconds = [time_rows(peer, size, step) for step in range(steps.peers)]
-    sums = sums_of(peer, size, steps)
+    sums = sums_of(peer, size, steps) | {"cache_bytes": peer.cache_bytes}
     peer.close()
     return {"fill_s": filled_s, "rows_s": [one[0] for one in seconds], "end_s": [one[1] for one in seconds], **sums}
 

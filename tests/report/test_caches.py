@@ -8,6 +8,8 @@ from report.markup_check import check
 
 from rowwise.report import write
 
+HEAD = "step,table,hits,misses"
+
 
 def with_caches(folder, lines, reads=(100, 50, 50)):
     """A run with lines of a table, hits and misses, at steps of ten."""
@@ -35,7 +37,7 @@ def test_hit_rates_by_table_and_over_samples(tmp_path):
     assert "last 5.00" in page or "last 5 " in page or "last 5<" in page  # reads of a step
 
 
-@pytest.mark.parametrize("content", ["", "step,table,hits,misses\n", "step,table,hits,misses\n10,user,nan,3\n", "x\n1\n"])
+@pytest.mark.parametrize("content", ["", f"{HEAD}\n", f"{HEAD}\n10,user,nan,3\n", "x\n1\n"])
 def test_without_usable_lines_there_is_no_section(tmp_path, content):
     folder = runs.make(tmp_path / "r" / "1", steps=20)
     assert "Tables on disk" not in write(folder).read_text("utf-8")
@@ -49,7 +51,7 @@ def test_lines_of_other_steps_and_versions(tmp_path):
     folder = tmp_path / "r" / "1"
     with_caches(folder, [("user", 5, 5), ("<b>", 0, 0)])
     (folder / "steps.csv").write_text("step,samples,forward_s\n7,10,0.5\n")
-    (folder / "caches.csv").write_text("step,table,hits,misses\n10,user,5,5\n10,<b>,0,0\n")
+    (folder / "caches.csv").write_text(f"{HEAD}\n10,user,5,5\n10,<b>,0,0\n")
     page = write(folder).read_text("utf-8")
     check(page)
     assert "2 tables on disk" in page

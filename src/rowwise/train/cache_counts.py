@@ -4,7 +4,7 @@ Validation and checkpoints read rows, too, which are left out. Each rank counts 
 for each line. Counts are not part of a checkpoint: a run that is resumed begins with empty caches.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import final
 
@@ -71,7 +71,8 @@ class CacheCounts:
     def __init__(self, tables: Sequence[AnyEmbeddings]) -> None:
         arenas = [arena for module in tables if isinstance(module, ShardedEmbeddings) for arena in module.arenas]
         self._disks = [arena.disk for arena in arenas if arena.disk is not None]
-        self._before, self._paused_at = self._read(), None
+        self._before = self._read()
+        self._paused_at: DiskSums | None = None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -113,7 +114,7 @@ def cache_rows_of_csv(step: int, sums: DiskSums) -> list[dict[str, Cell]]:
     ]
 
 
-def disk_cells(sums: DiskSums) -> Mapping[str, Cell]:
+def disk_cells(sums: DiskSums) -> dict[str, Cell]:
     """The cells of steps.csv; empty without tables on disk."""
     return {"reads": sums.reads, "disk_bytes": sums.disk_bytes} if sums.tables else {}
 

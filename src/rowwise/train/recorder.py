@@ -91,7 +91,8 @@ class Recorder:
         self._loss_sum, self._loss_samples = 0.0, 0
         self._scored = False
         self._traffic = TableTraffic()
-        self._caches, self._disk, self._hit_rate = CacheCounts(context.tables), NOTHING, None
+        self._caches, self._disk = CacheCounts(context.tables), NOTHING  # the latter: of the current line
+        self._hit_rate: float | None = None
         self._slices: list[dict[str, Cell]] = []
         self._recent_metrics: Mapping[str, Values] = {}
         self._spent_W: list[Seconds] = []  # the current line's seconds, of each rank
