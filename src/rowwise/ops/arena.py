@@ -22,6 +22,7 @@ from rowwise.ops.layout import ArenaOffset, FeatureDescriptor, TablePiece, lay_o
 from rowwise.ops.touched import TouchedRows
 from rowwise.spec import Constant, Normal, RowType, Table, Uniform, state_slots, state_width
 from rowwise.store.disk import DiskRows, DiskState, DiskTable, DiskTables, FeatureIds
+from rowwise.store.row_stream import InitialValues
 from rowwise.store.sizes import cache_slots
 
 CHUNK = 1 << 22  # numbers made at a time where torch does the arithmetic
@@ -162,7 +163,9 @@ class Arena:
         """The rows of a table as they are stored: a view, or a stream of those on disk."""
         if self.disk is None or index not in self.on_disk:
             return self.table(index)
-        return DiskRows(self.disk, self.on_disk.index(index), rowtype.dtype_of(self.pieces[index].table.row_type))
+        piece = self.pieces[index]
+        initial = InitialValues(init=piece.full_table.init, key=int(self.keys_T[index]))
+        return DiskRows(self.disk, self.on_disk.index(index), rowtype.dtype_of(piece.table.row_type), initial)
 
     def state_streams(self, index: int) -> dict[str, Tensor | DiskState]:
         """A table's optimizer state by name: views, or streams of that on disk; `step` is a scalar."""
@@ -171,7 +174,8 @@ class Arena:
         streams: dict[str, Tensor | DiskState] = {"step": self.steps_T[index]}
         at = 0
         for name, slot in state_slots(self.pieces[index].table).items():
-            streams[name] = DiskState(self.disk, self.on_disk.index(index), slice(at, at + slot.width))
+            initial = InitialValues(init=Constant(value=slot.initial))
+            streams[name] = DiskState(self.disk, self.on_disk.index(index), slice(at, at + slot.width), initial)
             at += slot.width
         return streams
 

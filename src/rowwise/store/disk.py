@@ -27,6 +27,7 @@ from rowwise.quantity import format_bytes
 from rowwise.store import native
 from rowwise.store.native import NativeTable, Segment, Status
 from rowwise.store.policy import DEFAULT_POLICY, WAYS, Policy
+from rowwise.store.row_stream import InitialValues
 
 SEGMENT_bytes = 8 << 20  # of one write: rows go to disk at its sequential speed
 InitialRows = Callable[[Tensor], tuple[Tensor, Tensor]]  # row numbers -> stored bytes [U, bytes] and state [U, floats]
@@ -192,10 +193,10 @@ class DiskTables:
         self._library.tier_written(self._tier, table, first, last, rows_U.data_ptr())
         return rows_U
 
-    def forget(self) -> None:
-        """Make all rows as if they were never changed."""
-        for table in range(len(self.tables)):
-            self._library.tier_forget(self._tier, table)
+    def forget(self, table: int | None = None) -> None:
+        """Make all rows of a table, or of all, as if they were never changed."""
+        for number in range(len(self.tables)) if table is None else [table]:
+            self._library.tier_forget(self._tier, number)
 
     def counters(self, table: int) -> CacheCounters:
         values = (ctypes.c_int64 * len(native.COUNTERS))()
@@ -252,10 +253,16 @@ class DiskTables:
 class DiskRows:
     """The rows of a table on disk as a `RowStream`."""
 
-    def __init__(self, disk: DiskTables, table: int, dtype: torch.dtype) -> None:
-        self._disk, self._table, self.dtype = disk, table, dtype
+    def __init__(self, disk: DiskTables, table: int, dtype: torch.dtype, initial: InitialValues) -> None:
+        self._disk, self._table, self.dtype, self.initial = disk, table, dtype, initial
         one = disk.tables[table]
         self.shape = (one.rows, one.row_bytes // dtype.itemsize)
+
+    def written(self, begin: int, end: int) -> Tensor:
+        return self._disk.written(self._table, begin, end)
+
+    def forget(self) -> None:
+        self._disk.forget(self._table)
 
     def read(self, begin: int, end: int) -> Tensor:
         return self.read_rows(torch.arange(begin, end))
@@ -277,10 +284,16 @@ class DiskState:
 
     dtype = torch.float32
 
-    def __init__(self, disk: DiskTables, table: int, columns: slice) -> None:
-        self._disk, self._table, self._columns = disk, table, columns
+    def __init__(self, disk: DiskTables, table: int, columns: slice, initial: InitialValues) -> None:
+        self._disk, self._table, self._columns, self.initial = disk, table, columns, initial
         rows, width = disk.tables[table].rows, columns.stop - columns.start
         self.shape = (rows,) if width == 1 else (rows, width)
+
+    def written(self, begin: int, end: int) -> Tensor:
+        return self._disk.written(self._table, begin, end)
+
+    def forget(self) -> None:
+        self._disk.forget(self._table)
 
     def read(self, begin: int, end: int) -> Tensor:
         return self.read_rows(torch.arange(begin, end))
