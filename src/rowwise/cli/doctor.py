@@ -48,7 +48,8 @@ def doctor(
 ) -> None:
     """Show versions, processor and memory, test the native kernels against their reference, and measure the disk.
 
-    The disk is that of the current folder, where runs keep tables that do not fit into memory. Exits with 0 only if every check passes. Paste the output into a bug report.
+    The disk is that of the current folder, where runs keep tables that do not fit into memory. Exits with 0 only if
+    every check passes. Paste the output into a bug report.
 
     Example: rowwise doctor
 
