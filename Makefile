@@ -61,7 +61,7 @@ demo: build
 lint: build
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
-	$(BIN)/clang-format --dry-run --Werror src/rowwise/ops/_cpp/* src/rowwise/ingest/_cpp/* src/rowwise/hashing/_cpp/* src/rowwise/planner/_c/* src/rowwise/store/_c/*
+	$(BIN)/clang-format --dry-run --Werror src/rowwise/ops/_cpp/* src/rowwise/ingest/_cpp/* src/rowwise/hashing/_cpp/* src/rowwise/planner/_c/* src/rowwise/store/_c/* src/rowwise/store/_cpp/*
 	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
 	$(BIN)/lint-imports
 

@@ -12,6 +12,7 @@
     |-- PeerError        another rank failed, or ranks do not agree (also a RuntimeError)
     |   `-- AgreedError  another rank had an error; all ranks raise, and collectives still work
     |-- TableMemoryError tables that do not fit into memory (also a MemoryError)
+    |-- StoreError       rows on disk that cannot be read or written (also an OSError)
     |-- CheckpointError  a checkpoint that is missing, damaged or could not be written (also an OSError)
     `-- NativeError      the native operators are missing or do not load (also an ImportError)
 
@@ -68,6 +69,10 @@ class AgreedError(PeerError):
 
 class TableMemoryError(RowwiseError, MemoryError):
     """Tables that do not fit into memory."""
+
+
+class StoreError(RowwiseError, OSError):
+    """Rows on disk that cannot be read or written."""
 
 
 class CheckpointError(RowwiseError, OSError):

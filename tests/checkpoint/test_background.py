@@ -69,10 +69,10 @@ def test_the_step_goes_on_while_it_is_written(tmp_path, monkeypatch):
 def test_trouble_of_one_rank_is_met_by_all(tmp_path, monkeypatch, heard):
     sync = writing.write_file
 
-    def full(path, tensors):
+    def full(path, *tensors):
         if path.name.startswith("00001"):
             raise OSError(28, "No space left on device")
-        return sync(path, tensors)
+        return sync(path, *tensors)
 
     def run(comm):
         saved = CheckpointFolder(tmp_path / "ckpt", comm, background=True)

@@ -163,7 +163,7 @@ def test_ids_past_32_bits(rows):
     """Rows are addressed with 64 bits: a table's far end is where it should be (memory is only touched there)."""
     arena = ops.zeros(rows * 4)
     features = torch.tensor([[0, 0, 0, rows, 1, 0, 0, 0, 0]])
-    tables = torch.tensor([[0, rows, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0]])
+    tables = torch.tensor([[0, rows, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]])
     ids = torch.tensor([rows - 1, 5, rows - 1])
     offsets = torch.tensor([0, 1, 2, 3])
     grad = torch.tensor([[1.0], [2.0], [4.0]])

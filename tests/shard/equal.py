@@ -8,6 +8,7 @@ largest number times 1e-6 apart at most. (Replicated tables that are all-reduced
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from pathlib import Path
 
 import torch
 from problems import make_problem
@@ -121,6 +122,7 @@ class Job:
     plan: Plan
     steps: list[Step]
     elastic: bool = False
+    disk: Path | None = None  # the folder of rows on disk
     script: Callable = train  # of a module and steps; yields the numbers of steps, and what it looked up for them
 
     def whole(self):
@@ -141,7 +143,7 @@ class Whole:
     def differences(self, comm):
         """Does this rank's part of the job; what came out differently, in words."""
         job = self.job
-        sharded = make_sharded(job.tables, job.plan, comm, elastic=job.elastic)
+        sharded = make_sharded(job.tables, job.plan, comm, elastic=job.elastic, disk=job.disk)
         found = []
         script = job.script(sharded, [step.of(comm.rank) for step in job.steps])
         for (number, outs), (_, wanted) in zip(script, self.outs, strict=True):
@@ -164,14 +166,19 @@ def rows_apart(sharded, whole, limit=0.0):
     tables, states = {table.name: table for table in whole.tables}, whole.optimizer_state()
     for held in sharded.local_tiles():
         table, rows, columns = tables[held.tile.table], slice(*held.tile.rows), slice(*held.tile.cols)
-        mine = rowtype.unpack(held.rows, columns.stop - columns.start, table.row_type, table.column_group)
+        mine = rowtype.unpack(in_memory(held.rows), columns.stop - columns.start, table.row_type, table.column_group)
         want = whole.weights(table.name)[rows, columns]
         yield from apart(str(held.tile), mine, want, limit * max(1.0, float(want.abs().max())))
         assert held.state.keys() == states[table.name].keys()
         for name, state in held.state.items():
             full = states[table.name][name]
             want = full if not full.dim() else full[rows] if full.dim() == 1 else full[rows, columns]
-            yield from apart(f"{held.tile} {name}", state, want, limit * max(1.0, float(want.abs().max())))
+            yield from apart(f"{held.tile} {name}", in_memory(state), want, limit * max(1.0, float(want.abs().max())))
+
+
+def in_memory(rows):
+    """Rows or optimizer state of a tile: a view, or a copy of what is on disk."""
+    return rows if isinstance(rows, torch.Tensor) else rows.read(0, rows.shape[0])
 
 
 def apart(what, mine, want, limit=0.0):

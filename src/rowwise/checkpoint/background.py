@@ -1,7 +1,8 @@
 """Saves while training goes on: copies the tensors, and writes the copies in a thread.
 
 The memory of the copies is used again by the next save: allocating fresh pages takes many times as long as copying.
-Known limits: memory for all that a rank writes.
+Known limits: memory for all that a rank writes. A rank that has rows on disk (`RowStream`), which may not fit into
+memory, copies nothing, and its save returns when the checkpoint is written.
 
 [Note: Writing behind]
 The threads have a process group of their own, so their collectives never mix with those of the steps. At most one write
@@ -45,13 +46,17 @@ class BackgroundWriter:
     def write(
         self, folder: Path, shards: Sequence[LocalShard], data: Mapping[str, Any], base: Checkpoint | None = None
     ) -> None:
-        """Wait for the former write, copy the tensors, start the thread and return."""
+        """Wait for the former write, copy the tensors, start the thread; with streams wait for it."""
         self.wait()
-        copies = self._copy(assign_shards(shards, self._comm))
+        own = assign_shards(shards, self._comm)
+        streams = any(shard.stream is not None for shard in own)
+        copies = own if streams else self._copy(own)
         plain = msgspec.json.decode(msgspec.json.encode(data))  # a deep copy
         self._folder = folder
         self._thread = threading.Thread(target=self._run, args=(copies, plain, base), name="checkpoint", daemon=True)
         self._thread.start()
+        if streams:  # other ranks go on until their next collective
+            self._thread.join()
 
     def then(self, action: Callable[[], object]) -> None:
         """Run an action on rank 0 after the running write, unless that fails."""

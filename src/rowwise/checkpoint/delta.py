@@ -3,7 +3,7 @@
 A reader sees an increment as a complete checkpoint: its folder has hard links to the files of its base, and its
 manifest lists the base's chunks, then its own. It restores the same bits as a full checkpoint. Only weights are
 rounded, never optimizer state (see `ops/quantise`). Known limits: replaced rows take disk space until the next full
-checkpoint; the changed rows are copied in memory.
+checkpoint; the changed rows are copied in memory, of a stream only their numbers.
 """
 
 from collections.abc import Sequence
@@ -20,6 +20,8 @@ from rowwise.ops.quantise import dequantise, quantise
 from rowwise.ops.rowtype import pack, unpack
 from rowwise.spec import Bits, quantised_bytes
 
+RUN_rows = 1 << 22
+
 
 def round_shards(shards: Sequence[LocalShard], bits: Bits | None) -> list[LocalShard]:
     """Mark tables to be written with so many bits per weight, if their row type has more."""
@@ -31,7 +33,7 @@ def round_shards(shards: Sequence[LocalShard], bits: Bits | None) -> list[LocalS
 
 
 def changed_rows(shards: Sequence[LocalShard]) -> list[LocalShard]:
-    """Copies of the rows that changed; shards without marks stay whole."""
+    """The rows that changed: copies, or row numbers of a stream; shards without marks stay whole."""
     return [_changed(shard) for shard in shards]
 
 
@@ -46,11 +48,20 @@ def stored_bytes(shards: Sequence[LocalShard], *, changed: bool) -> int:
     return sum(_stored_bytes(shard, changed=changed) for shard in shards)
 
 
-def encode(shard: LocalShard) -> Tensor:
+def encoded_outline(shard: LocalShard) -> Tensor:
+    """A tensor without memory of the shape and type that `encode` returns."""
     if shard.bits is None:
-        return shard.tensor
+        return torch.empty_like(shard.tensor, device="meta")
+    width = quantised_bytes(shard.columns, shard.bits)
+    return torch.empty(len(shard.tensor), width, dtype=torch.uint8, device="meta")
+
+
+def encode(shard: LocalShard, rows: Tensor) -> Tensor:
+    """The rows of a shard as its file has them."""
+    if shard.bits is None:
+        return rows
     assert shard.row_type is not None
-    weights = unpack(shard.tensor, shard.columns, shard.row_type, shard.column_group)
+    weights = unpack(rows, shard.columns, shard.row_type, shard.column_group)
     try:
         return quantise(weights, shard.bits, f"{shard.name!r}", range(*shard.rows) if shard.ids is None else shard.ids)
     except StateError as error:
@@ -79,9 +90,11 @@ def clear_changes(shards: Sequence[LocalShard]) -> None:
 def _changed(shard: LocalShard) -> LocalShard:
     if shard.touched is None:
         return shard
-    changed = shard.touched.nonzero().flatten()
-    ids = (changed + shard.rows[0]).to(ids_dtype(shard.entry))
-    return replace(shard, tensor=shard.tensor[changed], ids=ids.cpu(), touched=None)
+    first, dtype = shard.rows[0], ids_dtype(shard.entry)
+    runs = shard.touched.split(RUN_rows)  # as `nonzero` takes eight bytes for each row
+    ids = torch.cat([(run.nonzero().flatten() + (first + k * RUN_rows)).to(dtype) for k, run in enumerate(runs)])
+    tensor = shard.tensor[ids.long() - first] if shard.stream is None else shard.tensor[: len(ids)]
+    return replace(shard, tensor=tensor, ids=ids.cpu(), touched=None)
 
 
 def _stored_bytes(shard: LocalShard, *, changed: bool) -> int:

@@ -116,18 +116,18 @@ class FileHeader:
 
 
 def write_file(
-    path: Path, tensors: Sequence[tuple[str, Tensor]], later: Iterable[Tensor] | None = None
+    path: Path, outlines: Sequence[tuple[str, Tensor]], tensors: Iterable[Tensor]
 ) -> tuple[CheckpointFile, list[int]]:
     """Write tensors under their keys and sync the file to the disk; returns the checksum of each tensor.
 
-    `later` gives the tensors one by one when they are written; those in `tensors` may then be on the meta device.
+    `outlines` has the key, shape and type of each; they may be on the meta device.
     """
-    header = FileHeader.make(tensors)
+    header = FileHeader.make(outlines)
     checksums: list[int] = []
     size = len(header.content)
     with path.open("xb") as file:
         file.write(header.content)
-        for tensor in later or (tensor for _, tensor in tensors):
+        for tensor in tensors:
             sum32 = 0
             for bytes_N in split_bytes(tensor):
                 sum32 = crc32(bytes_N, sum32)

@@ -1,14 +1,20 @@
-"""Local shards: the rectangle of a tensor that a rank writes to a checkpoint, or fills from one."""
+"""Local shards: the rectangle of a tensor that a rank writes to a checkpoint, or fills from one.
+
+A shard is a view of memory, or rows of a `RowStream`; then `tensor` is on the meta device and has the shape only.
+Writers call `load` and readers `store` for shards of bounded size, so a stream may be larger than memory.
+"""
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from rowwise.checkpoint.manifest import Span, TensorEntry
 from rowwise.spec import Bits, RowType
+from rowwise.store.row_stream import RowStream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +22,7 @@ class LocalShard:
     """A rectangle of a tensor, as this rank stores it; see [Note: Chunks] in `manifest`."""
 
     name: str
-    tensor: Tensor  # a view of live memory: write it before it changes
+    tensor: Tensor  # a view of live memory: write it before it changes; of a stream the shape, without memory
     shape: tuple[int, ...]  # of the whole tensor; of a table (rows, dim)
     rows: Span
     cols: Span | None = None  # None: all
@@ -26,6 +32,8 @@ class LocalShard:
     touched: Tensor | None = None  # a byte per row, not 0 if the row changed since the last save; None: not tracked
     ids: Tensor | None = None  # row numbers of `tensor`, ascending, for an increment; None: it holds all of `rows`
     bits: Bits | None = None  # write weights with fewer bits
+    stream: RowStream | None = None
+    stream_row: int = 0  # of the whole tensor: the first row of the stream
 
     @classmethod
     def whole(cls, name: str, tensor: Tensor, *, shared: bool = True) -> Self:
@@ -58,6 +66,29 @@ class LocalShard:
         chosen = slice(begin - self.rows[0], end - self.rows[0])
         touched = None if self.touched is None else self.touched[chosen]
         return replace(self, tensor=self.tensor[chosen], rows=(begin, end), shared=False, touched=touched)
+
+    def load(self) -> Tensor:
+        """The rows in memory: a view, or a copy of those of a stream."""
+        if self.stream is None:
+            return self.tensor
+        if self.ids is None:
+            rows = self.stream.read(self.rows[0] - self.stream_row, self.rows[1] - self.stream_row)
+        else:
+            rows = self.stream.read_rows(self.ids.long() - self.stream_row)
+        # A number per row may be saved once for each column block.
+        return rows if rows.dim() == self.tensor.dim() else rows.unsqueeze(1).expand(self.tensor.shape)
+
+    def store(self, rows: Tensor) -> None:
+        """Overwrite the rows, in memory or in the stream."""
+        if self.stream is None:
+            self.tensor.copy_(rows)
+        else:
+            self.stream.write(self.rows[0] - self.stream_row, rows.view(len(rows), *self.stream.shape[1:]))
+
+    def allocate(self) -> Self:
+        """A shard of the same rectangle with memory of its own."""
+        # Zeros, as int8 rows end with padding that no read fills: files must have the same bytes each time.
+        return replace(self, tensor=torch.zeros(self.tensor.shape, dtype=self.tensor.dtype), stream=None)
 
     def split(self, size_bytes: int) -> Iterator[Self]:
         step = max(1, size_bytes // max(1, self.row_bytes))

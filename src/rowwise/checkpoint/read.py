@@ -25,6 +25,7 @@ from rowwise.checkpoint.files import CODES, BUFFER_bytes, ByteRange, FileHeader,
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import NAME, CheckpointManifest, ChunkRows, Span, TensorChunk, TensorEntry, split_rows
 from rowwise.checkpoint.reshard import CopyRegion, copy_regions, stored_spans
+from rowwise.checkpoint.windows import cut_rows
 from rowwise.errors import CheckpointError
 from rowwise.inside import open_inside
 from rowwise.ops.checksum import crc32
@@ -123,17 +124,16 @@ class Checkpoint:
                 f"{self.folder}: {shard.name}: got {got}, want {want}; warm-start with init_from instead"
             )
         out = shard.tensor
-        if not out.is_cpu or (out.dim() > 2 and not out.is_contiguous()):
-            out = torch.empty(out.shape, dtype=out.dtype)
-        flat = out.view(len(out), -1) if out.numel() else out
-        if same:
-            self._fill_same(flat, shard)
-        elif wanted.scaled:
-            self._fill_scaled(flat, shard)
-        else:
-            self._fill_floats(flat, shard)
-        if out is not shard.tensor:
-            shard.tensor.copy_(out)
+        if shard.stream is None and out.is_cpu and (out.dim() <= 2 or out.is_contiguous()):
+            self._fill_memory(shard, same=same)
+            return
+        begin, cuts = shard.rows[0], sorted({chunk.rows[1] for chunk in entry.chunks})
+        # Windows that end with chunks, as a chunk is read whole for each window that it overlaps.
+        for first, end in cut_rows(len(out), max(1, shard.row_bytes), [cut - begin for cut in cuts]):
+            window = shard.cut(begin + first, begin + end)
+            buffer = window.allocate()
+            self._fill_memory(buffer, same=same)
+            window.store(buffer.tensor)
 
     def fill_all(self, shards: Iterable[LocalShard]) -> None:
         """Fill several shards, which must not overlap, with several threads."""
@@ -173,6 +173,15 @@ class Checkpoint:
                 if tell is not None:
                     tell(entry, chunk)
         return damage
+
+    def _fill_memory(self, shard: LocalShard, *, same: bool) -> None:
+        flat = shard.tensor.view(len(shard.tensor), -1) if shard.tensor.numel() else shard.tensor
+        if same:
+            self._fill_same(flat, shard)
+        elif shard.entry.scaled:
+            self._fill_scaled(flat, shard)
+        else:
+            self._fill_floats(flat, shard)
 
     def _fill_same(self, flat: Tensor, shard: LocalShard) -> None:
         """Fill from the same row type: bytes are copied."""

@@ -1,25 +1,24 @@
 """Writes a checkpoint from tensors that are read window by window, so they need not fit into memory.
 
-The shards describe what each rank writes; their tensors are on the meta device.
+The shards describe what each rank writes; their tensors are on the meta device. Unlike a `RowStream`, which is one
+tensor's, a `Read` function reads all of them.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
 import torch
-from msgspec import structs
 from torch import Tensor
 
 from rowwise.checkpoint import windows, write
 from rowwise.checkpoint.assign import assign_rows
 from rowwise.checkpoint.atomic import atomic_output
-from rowwise.checkpoint.files import write_bytes, write_file
+from rowwise.checkpoint.files import write_bytes
 from rowwise.checkpoint.local_shard import LocalShard
-from rowwise.checkpoint.manifest import FORMAT, NAME, CheckpointFile, CheckpointManifest, Span, TensorChunk, TensorEntry
+from rowwise.checkpoint.manifest import FORMAT, NAME, CheckpointManifest, Span, TensorEntry
 from rowwise.checkpoint.windows import Tell
-from rowwise.checkpoint.write import RankFiles, chunk_key, merge_rank_files
+from rowwise.checkpoint.write import Load, merge_rank_files, write_rank_files
 
 Read = Callable[[LocalShard], None]  # fills a shard that has memory
 
@@ -56,43 +55,15 @@ def write_streamed(
     with atomic_output(folder) as unfinished:
         unfinished.mkdir()
         written_W = [
-            _write_rank(unfinished, shards, rank, reader.load_from(shards)) for rank, shards in enumerate(shards_W)
+            # In one thread, as chunks are loaded in the order of the shards.
+            write_rank_files(unfinished, shards, f"{rank:05}", write.SIZES, load=reader.load_from(shards), threads=1)
+            for rank, shards in enumerate(shards_W)
         ]
         files, tensors = merge_rank_files(written_W)
         manifest = CheckpointManifest(format=FORMAT, data=data, files=files, tensors=tensors)
         manifest.check(NAME)
         write_bytes(unfinished / NAME, manifest.to_json())
     return manifest
-
-
-def _write_rank(
-    folder: Path, shards: Sequence[LocalShard], rank: int, load: Callable[[LocalShard], Tensor]
-) -> RankFiles:
-    """Write the files of one rank, in the order of its shards; wider types first, see `FileHeader.make`."""
-    files: dict[str, CheckpointFile] = {}
-    chunks_of: dict[str, list[TensorChunk]] = {shard.name: [] for shard in shards}
-    cuts = [cut for shard in shards for cut in shard.split(write.SIZES.chunk_bytes)]
-    cuts.sort(key=lambda cut: -cut.tensor.element_size())
-    for number, inside in enumerate(_fill_files(cuts)):
-        name, keys = f"{rank:05}-{number:05}.safetensors", [chunk_key(cut) for cut in inside]
-        outlines = [(key, cut.tensor) for key, cut in zip(keys, inside, strict=True)]
-        files[name], sums = write_file(folder / name, outlines, (load(cut) for cut in inside))
-        for cut, key, crc32 in zip(inside, keys, sums, strict=True):
-            chunks_of[cut.name].append(TensorChunk(rows=cut.rows, cols=cut.cols, file=name, key=key, crc32=crc32))
-    tensors = {shard.name: structs.replace(shard.entry, chunks=tuple(chunks_of[shard.name])) for shard in shards}
-    return RankFiles(files=files, tensors=tensors)
-
-
-def _fill_files(cuts: Sequence[LocalShard]) -> list[list[LocalShard]]:
-    files: list[list[LocalShard]] = []
-    file_bytes = write.SIZES.file_bytes
-    for cut in cuts:
-        if file_bytes >= write.SIZES.file_bytes:
-            files.append([])
-            file_bytes = 0
-        files[-1].append(cut)
-        file_bytes += cut.size_bytes
-    return files
 
 
 @final
@@ -104,7 +75,7 @@ class _WindowReader:
         self._done = 0
         self._window: LocalShard | None = None
 
-    def load_from(self, shards: Sequence[LocalShard]) -> Callable[[LocalShard], Tensor]:
+    def load_from(self, shards: Sequence[LocalShard]) -> Load:
         """A function that loads chunks of these shards, called in their order."""
         by_name: dict[str, list[LocalShard]] = {}
         for shard in shards:
@@ -115,7 +86,7 @@ class _WindowReader:
             if window is None or not _covers(window, cut):
                 whole = next(shard for shard in by_name[cut.name] if _covers(shard, cut))
                 end = min(whole.rows[1], cut.rows[0] + max(1, windows.WINDOW_bytes // max(1, whole.row_bytes)))
-                self._window = window = _allocate(whole.cut(cut.rows[0], max(end, cut.rows[1])))
+                self._window = window = whole.cut(cut.rows[0], max(end, cut.rows[1])).allocate()
                 self._read(window)
             self._done += cut.size_bytes
             self._tell(self._done)
@@ -127,8 +98,3 @@ class _WindowReader:
 def _covers(shard: LocalShard, cut: LocalShard) -> bool:
     inside = shard.rows[0] <= cut.rows[0] and cut.rows[1] <= shard.rows[1]
     return inside and (shard.name, shard.cols) == (cut.name, cut.cols)
-
-
-def _allocate(shard: LocalShard) -> LocalShard:
-    # Zeros, as int8 rows end with padding that no read fills: files must have the same bytes each time.
-    return replace(shard, tensor=torch.zeros_like(shard.tensor, device="cpu"))

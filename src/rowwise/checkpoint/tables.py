@@ -17,13 +17,14 @@ from rowwise.plan import Tile, column_block
 from rowwise.row_optimizers import needs_full_rows
 from rowwise.shard.embeddings import AnyEmbeddings
 from rowwise.spec import Table, state_slots
+from rowwise.store.row_stream import RowStream, outline_stream
 
 
 class _StoredTile(NamedTuple):
     table: Table
     tile: Tile
-    rows: Tensor
-    state: dict[str, Tensor]
+    rows: Tensor | RowStream
+    state: dict[str, Tensor | RowStream]
     touched: Tensor | None
     first: bool  # of the table's tiles on all ranks
     shared: bool  # every rank has an equal copy
@@ -61,29 +62,31 @@ def shards_to_write(path: str, module: AnyEmbeddings) -> Iterator[LocalShard]:
         yield _rows(path, stored)
         for slot, state in stored.state.items():
             # A count of updates: by the first tile. A number per row: by the tile with the first columns.
-            if stored.first if state.dim() == 0 else state.dim() == 2 or stored.tile.cols[0] == 0 or stored.per_block:
-                per_block = stored.per_block and state.dim() == 1
+            dims = len(state.shape)
+            if stored.first if dims == 0 else dims == 2 or stored.tile.cols[0] == 0 or stored.per_block:
+                per_block = stored.per_block and dims == 1
                 yield _state(path, stored, slot, _blocks(stored) if per_block else None)
 
 
 def shards_to_read(path: str, module: AnyEmbeddings, saved: Mapping[str, TensorEntry]) -> Iterator[LocalShard]:
     """The shards that this rank fills from a checkpoint with the tensors `saved`; the caller writes into them."""
-    for arena in module.arenas:
-        arena.mark_all()  # the next checkpoint must save all rows
     for stored in _stored_tiles(module):
+        if stored.touched is not None:
+            stored.touched.fill_(1)  # the next checkpoint must save all rows
         yield _rows(path, stored)
         for slot, state in stored.state.items():
             entry = saved.get(f"rows/{full_name(path, stored.table)}/{slot}")
-            per_block = state.dim() == 1 and entry is not None and len(entry.shape) == 2
+            per_block = len(state.shape) == 1 and entry is not None and len(entry.shape) == 2
             first = _blocks(stored)[0]
             yield _state(path, stored, slot, (first, first + 1) if per_block else None)
 
 
 def _rows(path: str, stored: _StoredTile) -> LocalShard:
     table, tile = stored.table, stored.tile
+    tensor, stream = outline_stream(stored.rows)
     return LocalShard(
         name=f"model/{full_name(path, table)}",
-        tensor=stored.rows,
+        tensor=tensor,
         shape=(table.rows, table.dim),
         rows=tile.rows,
         cols=None if tile.cols == (0, table.dim) else tile.cols,
@@ -91,6 +94,8 @@ def _rows(path: str, stored: _StoredTile) -> LocalShard:
         column_group=table.column_group,
         shared=stored.shared,
         touched=stored.touched,
+        stream=stream,
+        stream_row=tile.rows[0],
     )
 
 
@@ -101,7 +106,8 @@ def _blocks(stored: _StoredTile) -> Span:
 
 def _state(path: str, stored: _StoredTile, slot: str, blocks: Span | None) -> LocalShard:
     """A shard of optimizer state; `blocks`: the column blocks that its number per row is saved for."""
-    table, tile, state = stored.table, stored.tile, stored.state[slot]
+    table, tile = stored.table, stored.tile
+    state, stream = outline_stream(stored.state[slot])
     shape, rows, cols = (table.rows, table.dim)[: state.dim()], tile.rows, None
     if not shape:
         rows, state = (0, 1), state.view(1)
@@ -111,8 +117,17 @@ def _state(path: str, stored: _StoredTile, slot: str, blocks: Span | None) -> Lo
     elif len(shape) == 2 and tile.cols != (0, table.dim):
         cols = tile.cols
     name = f"rows/{full_name(path, table)}/{slot}"
-    touched = stored.touched if shape else None
-    return LocalShard(name=name, tensor=state, shape=shape, rows=rows, cols=cols, shared=stored.shared, touched=touched)
+    return LocalShard(
+        name=name,
+        tensor=state,
+        shape=shape,
+        rows=rows,
+        cols=cols,
+        shared=stored.shared,
+        touched=stored.touched if shape else None,
+        stream=stream,
+        stream_row=tile.rows[0],
+    )
 
 
 def _stored_tiles(module: AnyEmbeddings) -> Iterator[_StoredTile]:
@@ -121,7 +136,8 @@ def _stored_tiles(module: AnyEmbeddings) -> Iterator[_StoredTile]:
             tile = Tile(table=table.name, rank=0, rows=(0, table.rows), cols=(0, table.dim))
             arena = module.arena
             touched = None if arena.touched is None else arena.touched.table(index)
-            yield _StoredTile(table, tile, arena.table(index), arena.table_state(index), touched, True, True, False)
+            state: dict[str, Tensor | RowStream] = {**arena.table_state(index)}
+            yield _StoredTile(table, tile, arena.table(index), state, touched, True, True, False)
         return
     tables = {table.name: table for table in module.tables}
     replicated = {table.name for table in module.routes.replicated}

@@ -14,14 +14,16 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from msgspec import structs
+from torch import Tensor
 
 from rowwise.checkpoint.assign import assign_rows
-from rowwise.checkpoint.delta import encode
+from rowwise.checkpoint.delta import encode, encoded_outline
 from rowwise.checkpoint.files import sync, write_bytes, write_file
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import (
@@ -43,6 +45,7 @@ from rowwise.spec import Value
 THREADS = 2  # one waits for the disk, or computes a checksum, while the other writes
 PART = ".part"
 T = TypeVar("T")
+Load = Callable[[LocalShard], Tensor]  # the rows of a shard
 
 
 class FileSizes(NamedTuple):
@@ -124,15 +127,23 @@ def assign_shards(shards: Sequence[LocalShard], comm: Comm) -> list[LocalShard]:
     return sorted(own, key=lambda shard: places[shard.name])  # in the order of `shards`
 
 
-def write_rank_files(folder: Path, shards: Sequence[LocalShard], prefix: str, sizes: FileSizes) -> RankFiles:
-    """Write shards into files of this rank, whose names begin with `prefix`."""
+def write_rank_files(
+    folder: Path,
+    shards: Sequence[LocalShard],
+    prefix: str,
+    sizes: FileSizes,
+    *,
+    load: Load = LocalShard.load,
+    threads: int = THREADS,
+) -> RankFiles:
+    """Write shards into files of this rank, whose names begin with `prefix`; a thread loads one chunk at a time."""
     cuts = [cut for shard in shards for cut in shard.split(sizes.chunk_bytes)]
     # Wider types first, which aligns every tensor: see `FileHeader.make`.
     order = sorted(range(len(cuts)), key=lambda k: -cuts[k].tensor.element_size())
-    files = [[cuts[k] for k in ks] for ks in _fill_files(order, [cut.size_bytes for cut in cuts], sizes)]
+    files = [[cuts[k] for k in ks] for ks in _fill_files(order, [cut.size_bytes for cut in cuts], sizes, threads)]
     names = [f"{prefix}-{number:05}.safetensors" for number in range(len(files))]
-    with ThreadPoolExecutor(THREADS) as pool:
-        written = list(pool.map(_write_file, [folder / name for name in names], files))
+    with ThreadPoolExecutor(threads) as pool:
+        written = list(pool.map(partial(_write_file, load), [folder / name for name in names], files))
     chunk_of = {id(cut): chunk for _, chunks in written for cut, chunk in chunks}
     chunks_of: dict[str, list[TensorChunk]] = {shard.name: [] for shard in shards}
     for cut in cuts:
@@ -209,15 +220,19 @@ def _finish(folder: Path, written_W: Sequence[RankFiles], data: Mapping[str, Any
 
 
 def _write_file(
-    path: Path, shards: Sequence[LocalShard]
+    load: Load, path: Path, shards: Sequence[LocalShard]
 ) -> tuple[CheckpointFile, list[tuple[LocalShard, TensorChunk]]]:
-    tensors = {chunk_key(shard): encode(shard) for shard in shards}
-    tensors |= {_ids_key(shard): shard.ids for shard in shards if shard.ids is not None}
-    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())  # wider types first
+    outlines = {chunk_key(shard): encoded_outline(shard) for shard in shards}
+    outlines |= {_ids_key(shard): shard.ids for shard in shards if shard.ids is not None}
+    ordered = sorted(outlines.items(), key=lambda item: -item[1].element_size())  # wider types first
+    chunks = {chunk_key(shard): shard for shard in shards}
+    tensors = (encode(chunks[key], load(chunks[key])) if key in chunks else ids for key, ids in ordered)
     try:
-        file, sums = write_file(path, ordered)
+        file, sums = write_file(path, ordered, tensors)
+    except CheckpointError:
+        raise
     except OSError as error:
-        want = f": want {sum(x.nbytes for x in tensors.values()):,} bytes of free space" if error.strerror else ""
+        want = f": want {sum(x.nbytes for x in outlines.values()):,} bytes of free space" if error.strerror else ""
         raise CheckpointError(f"{path.name}: {error.strerror or error}{want}") from error
     crc32s = {key: crc32 for (key, _), crc32 in zip(ordered, sums, strict=True)}
     return file, [(shard, _chunk(shard, path.name, crc32s)) for shard in shards]
@@ -232,10 +247,10 @@ def _chunk(shard: LocalShard, file: str, crc32s: Mapping[str, int]) -> TensorChu
     )
 
 
-def _fill_files(order: Iterable[int], bytes_of: Sequence[int], sizes: FileSizes) -> list[list[int]]:
+def _fill_files(order: Iterable[int], bytes_of: Sequence[int], sizes: FileSizes, threads: int) -> list[list[int]]:
     """The chunks of each file, in this order; at least a file for each thread, unless files would be too short."""
     files: list[list[int]] = []
-    limit = min(sizes.file_bytes, max(sizes.short_bytes, -(-sum(bytes_of) // THREADS)))
+    limit = min(sizes.file_bytes, max(sizes.short_bytes, -(-sum(bytes_of) // threads)))
     file_bytes = limit
     for k in order:
         if file_bytes >= limit:

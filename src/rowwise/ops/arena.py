@@ -2,24 +2,38 @@
 
 Kernels address rows by their place in the block, so any number of tables, of whatever row types, is one call. The
 blocks ask for huge pages. Filling is a function of (seed, table name, row, column) alone: the same bits for any
-number of threads and any way of cutting the tables.
+number of threads and any way of cutting the tables. Of a table on disk the blocks have the slots of its cache.
 """
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from rowwise.errors import TableMemoryError
+from rowwise.errors import StateError, TableMemoryError
 from rowwise.ops import rowtype
-from rowwise.ops.layout import ArenaOffset, TablePiece, lay_out_tables
+from rowwise.ops.layout import ArenaOffset, FeatureDescriptor, TablePiece, lay_out_tables
 from rowwise.ops.touched import TouchedRows
 from rowwise.spec import Constant, Normal, RowType, Table, Uniform, state_slots, state_width
+from rowwise.store.disk import DiskRows, DiskState, DiskTable, DiskTables, FeatureIds
+from rowwise.store.sizes import cache_slots
 
 CHUNK = 1 << 22  # numbers made at a time where torch does the arithmetic
+
+
+class PinnedBags(NamedTuple):
+    """The ids of a batch and the features that look them up, as kernels take them."""
+
+    features_FC: Tensor
+    values_N: Tensor
+    offsets: Tensor
+    batch_size: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,12 +47,15 @@ class Arena:
     steps_T: Tensor = field(repr=False)  # updates so far, on the CPU
     keys_T: Tensor = field(repr=False)  # key of each table's random numbers
     touched: TouchedRows | None = None  # None: changes are not tracked
+    disk: DiskTables | None = None  # None: all rows are in memory
 
     @classmethod
-    def allocate(cls, tables: Sequence[Table | TablePiece], device: torch.device) -> "Arena":
-        """Zeroed memory for the tables, or pieces of tables."""
+    def allocate(
+        cls, tables: Sequence[Table | TablePiece], device: torch.device, folder: Path | None = None
+    ) -> "Arena":
+        """Zeroed memory for the tables, or pieces of tables; `folder`: of those on disk."""
         pieces = tuple(x if isinstance(x, TablePiece) else TablePiece(x, x) for x in tables)
-        offsets, size = lay_out_tables(piece.table for piece in pieces)
+        offsets, size = lay_out_tables(pieces)
         try:
             rows, state = _zeros(size.base, device), _zeros(size.state_base * 4, device).view(torch.float32)
         except MemoryError:
@@ -48,13 +65,64 @@ class Arena:
             got = f"{len(tables)} tables need {need}, which could not be allocated; {what}"
             raise TableMemoryError(f"{got}: want fewer or narrower rows, or more ranks") from None
         counts_T = torch.zeros(len(tables), dtype=torch.int64)
-        return cls(
+        arena = cls(
             pieces=pieces,
             offsets=tuple(offsets),
             rows=rows,
             state=state,
             steps_T=counts_T,
             keys_T=counts_T.clone(),
+        )
+        if arena.on_disk and not rows.is_meta:
+            assert folder is not None, "tables on disk need a folder"
+            arena.disk = DiskTables([arena._disk_table(index) for index in arena.on_disk], folder)
+        return arena
+
+    @property
+    def on_disk(self) -> tuple[int, ...]:
+        """The indices of the tables on disk."""
+        return tuple(index for index, piece in enumerate(self.pieces) if piece.cache_rows is not None)
+
+    @property
+    def row_numbers(self) -> dict[int, int]:
+        """The address of the row in each slot, by index of a table on disk."""
+        numbers = enumerate(self.on_disk)
+        return {} if self.disk is None else {index: self.disk.rows_of_slots(number) for number, index in numbers}
+
+    @contextmanager
+    def pinned(self, bags: "PinnedBags", *, changes: bool = False, counts: bool = False) -> Iterator[Tensor]:
+        """The values of a batch with the ids of tables on disk replaced by their slots; see [Note: Rows in slots]."""
+        if self.disk is None:
+            yield bags.values_N
+            return
+        numbers = {self.offsets[index].base: number for number, index in enumerate(self.on_disk)}
+        features = [f for f in FeatureDescriptor.read(bags.features_FC) if f.base in numbers]
+        bounds = bags.offsets[:: max(1, bags.batch_size)].tolist() if bags.batch_size else [0] * 2
+        ids = [FeatureIds(numbers[f.base], bounds[f.source], bounds[f.source + 1]) for f in features if bags.batch_size]
+        slots_N = self.disk.pin(bags.values_N, ids, changes=changes, counts=counts)
+        try:
+            yield slots_N
+        finally:
+            self.disk.unpin()
+
+    def _disk_table(self, index: int) -> DiskTable:
+        piece, offset = self.pieces[index], self.offsets[index]
+        table, slots, width = piece.table, piece.slots, state_width(piece.table)
+        slots_of_sets = cache_slots(piece.cache_rows or 0)
+        initial = torch.tensor([slot.initial for slot in state_slots(table).values() for _ in range(slot.width)])
+        rows = self.rows[offset.base : offset.base + slots * table.row_bytes]
+
+        def make(rows_U: Tensor) -> tuple[Tensor, Tensor]:
+            stored = initial_rows(piece, int(self.keys_T[index]), rows_U)
+            return stored.view(torch.uint8).view(len(rows_U), -1), initial.expand(len(rows_U), width)
+
+        return DiskTable(
+            name=piece.full_table.name,
+            rows=table.rows,
+            row_memory=rows.view(slots, -1),
+            state_memory=self.state[offset.state_base : offset.state_base + slots * width].view(slots, width),
+            overflow=slots - slots_of_sets,
+            initial=make,
         )
 
     @property
@@ -65,6 +133,7 @@ class Arena:
     def table(self, index: int) -> Tensor:
         """The rows of a table as they are stored: [R, D], or bytes [R, row_bytes] of int8 rows."""
         table, offset = self.pieces[index].table, self.offsets[index]
+        assert self.pieces[index].cache_rows is None, f"table {table.name!r} is on disk"
         # A view of the one block. Through DLPack it has a storage of its own: torch.save rejects views of one storage
         # with several dtypes, and would write the whole block with any table.
         block = self.rows[offset.base : offset.base + table.rows * table.row_bytes]
@@ -79,6 +148,7 @@ class Arena:
     def table_state(self, index: int) -> dict[str, Tensor]:
         """Views of a table's optimizer state by name: [R] for one float a row, [R, W] for more; `step` is a scalar."""
         table, offset = self.pieces[index].table, self.offsets[index]
+        assert self.pieces[index].cache_rows is None, f"table {table.name!r} is on disk"
         width = state_width(table)
         block = self.state[offset.state_base : offset.state_base + table.rows * width].view(table.rows, width)
         views = {"step": self.steps_T[index]}
@@ -88,11 +158,28 @@ class Arena:
             at += slot.width
         return views
 
+    def rows_stream(self, index: int) -> Tensor | DiskRows:
+        """The rows of a table as they are stored: a view, or a stream of those on disk."""
+        if self.disk is None or index not in self.on_disk:
+            return self.table(index)
+        return DiskRows(self.disk, self.on_disk.index(index), rowtype.dtype_of(self.pieces[index].table.row_type))
+
+    def state_streams(self, index: int) -> dict[str, Tensor | DiskState]:
+        """A table's optimizer state by name: views, or streams of that on disk; `step` is a scalar."""
+        if self.disk is None or index not in self.on_disk:
+            return {**self.table_state(index)}
+        streams: dict[str, Tensor | DiskState] = {"step": self.steps_T[index]}
+        at = 0
+        for name, slot in state_slots(self.pieces[index].table).items():
+            streams[name] = DiskState(self.disk, self.on_disk.index(index), slice(at, at + slot.width))
+            at += slot.width
+        return streams
+
     def track(self) -> TouchedRows:
         """Track which rows change from now on."""
         if self.touched is None:
             rows_T, bases_T = [table.rows for table in self.tables], [offset.base for offset in self.offsets]
-            self.touched = TouchedRows(rows_T, bases_T, self.rows.device)
+            self.touched = TouchedRows(rows_T, bases_T, self.rows.device, on_disk=bool(self.on_disk))
         return self.touched
 
     def mark_all(self) -> None:
@@ -107,7 +194,11 @@ class Arena:
         self.steps_T.zero_()
         if self.rows.is_meta:  # no memory: the tables will be sharded
             return
+        if self.disk is not None:
+            self.disk.forget()
         for index, piece in enumerate(self.pieces):
+            if piece.cache_rows is not None:
+                continue
             fill_piece(self.table(index), piece, seed)
             table = piece.table
             views = self.table_state(index)
@@ -116,6 +207,8 @@ class Arena:
 
     def to(self, device: torch.device) -> None:
         """Move to another device; existing views keep the old memory."""
+        if self.disk is not None and device != self.rows.device:
+            raise StateError(f"tables on disk ({self.disk.folder}) stay on {self.rows.device}: want a plan without them")
         self.rows = self.rows.to(device)
         self.state = self.state.to(device)
         if self.touched is not None:
@@ -138,6 +231,25 @@ def fill_piece(stored: Tensor, piece: TablePiece, seed: int) -> None:
         _fill(rows.view(-1), full_table, key, (piece.first_row + first) * full_table.dim)
         if not in_place:
             chunk.copy_(rowtype.pack(rows[:, columns], table.row_type, table.column_group))
+
+
+def initial_rows(piece: TablePiece, key: int, rows_U: Tensor) -> Tensor:
+    """These rows of a piece as `fill_piece` initialises them."""
+    table, full_table = piece.table, piece.full_table
+    weights_UD = torch.empty(len(rows_U), table.dim)
+    starts_U = (piece.first_row + rows_U) * full_table.dim + piece.first_column
+    match full_table.init:
+        case Uniform(bound=bound):
+            reach = 1 / math.sqrt(full_table.rows) if bound is None else bound
+            torch.ops.rowwise.fill_uniform_rows(weights_UD, starts_U, key, -reach, reach)
+        case Normal(std=std):
+            angle_UD = torch.empty_like(weights_UD)
+            torch.ops.rowwise.fill_uniform_rows(weights_UD, starts_U, key, 0.0, 1.0)
+            torch.ops.rowwise.fill_uniform_rows(angle_UD, starts_U, key ^ 1, 0.0, 2 * math.pi)
+            _to_normal(weights_UD, angle_UD, std)
+        case Constant(value=value):
+            weights_UD.fill_(value)
+    return rowtype.pack(weights_UD, table.row_type, table.column_group)
 
 
 def _fill(flat: Tensor, full_table: Table, key: int, start: int) -> None:
@@ -166,8 +278,12 @@ def _fill_normal(flat: Tensor, key: int, start: int, std: float) -> None:
     angle = torch.empty_like(flat)
     torch.ops.rowwise.fill_uniform(flat, key, start, 0.0, 1.0)
     torch.ops.rowwise.fill_uniform(angle, key ^ 1, start, 0.0, 2 * math.pi)
+    _to_normal(flat, angle, std)
+
+
+def _to_normal(uniform: Tensor, angle: Tensor, std: float) -> None:
     # log1p(-u) with u in [0, 1) never meets log(0).
-    flat.copy_(std * torch.sqrt(-2 * torch.log1p(-flat)) * torch.cos(angle))
+    uniform.copy_(std * torch.sqrt(-2 * torch.log1p(-uniform)) * torch.cos(angle))
 
 
 def _zeros(size_bytes: int, device: torch.device) -> Tensor:

@@ -32,8 +32,9 @@ def check_lengths(jagged: Jagged) -> None:
 
 def find_unknown_ids(group: TableGroup, features_FC: Tensor, jagged: Jagged) -> list[tuple[int, Tensor]]:
     """(index of the feature, positions of its ids outside the table), for each feature that has such ids."""
-    rows = FeatureDescriptor.read(features_FC)
-    return find_out_of_range(jagged, [(row.source, row.rows) for row in rows])
+    # The rows of the table: those of the descriptor are slots if the table is on disk.
+    limits = [(row.source, group.tables[row.table].rows) for row in FeatureDescriptor.read(features_FC)]
+    return find_out_of_range(jagged, limits)
 
 
 def find_out_of_range(jagged: Jagged, limits: Sequence[tuple[int, int]]) -> list[tuple[int, Tensor]]:

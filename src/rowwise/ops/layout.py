@@ -6,7 +6,7 @@ other sources (`TableGroup.for_sources`).
 """
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from rowwise.ops.hyper import hyper_tensor
 from rowwise.row_optimizers import OPTIMIZERS
 from rowwise.spec import ROW_TYPES, Pooling, RowType, Table, row_bytes, state_width
+from rowwise.store.sizes import cache_slots, overflow_slots
 
 LINE = 64  # bytes of a cache line: every table starts on one
 
@@ -85,6 +86,7 @@ class TableDescriptor(NamedTuple):
     scale_group: int  # columns that share a scale; 0: all of them
     first_row: int  # of a tile in its full table: random bits for rounding are a function of the position there
     first_column: int
+    row_numbers: int = 0  # address of the row in each slot, for a table on disk; 0: slots are rows
 
     @property
     def format(self) -> RowFormat:
@@ -113,6 +115,15 @@ class TablePiece(NamedTuple):
     full_table: Table
     first_row: int = 0
     first_column: int = 0
+    cache_rows: int | None = None  # of a piece on disk: rows that are cached in memory; None: all rows are in memory
+
+    @property
+    def slots(self) -> int:
+        """Rows that the piece has memory for."""
+        if self.cache_rows is None:
+            return self.table.rows
+        slots = cache_slots(self.cache_rows)
+        return slots + overflow_slots(slots)
 
     @classmethod
     def cut(cls, full: Table, rows: tuple[int, int], cols: tuple[int, int], features: tuple[str, ...]) -> "TablePiece":
@@ -161,36 +172,44 @@ class TableGroup:
         return features_FC
 
 
-def lay_out_tables(tables: Iterable[Table]) -> tuple[list[ArenaOffset], ArenaOffset]:
+def lay_out_tables(pieces: Iterable[TablePiece]) -> tuple[list[ArenaOffset], ArenaOffset]:
     """The offset of each table in an arena, and the arena's size."""
     offsets: list[ArenaOffset] = []
     base = state_base = 0
-    for table in tables:
+    for piece in pieces:
         offsets.append(ArenaOffset(base, state_base))
         # Tables are padded to cache lines, rows are not: a row of 7 floats takes 28 bytes.
-        base += _round_up(table.rows * table.row_bytes, LINE)
-        state_base += _round_up(table.rows * state_width(table), LINE // 4)
+        base += _round_up(piece.slots * piece.table.row_bytes, LINE)
+        state_base += _round_up(piece.slots * state_width(piece.table), LINE // 4)
     return offsets, ArenaOffset(base, state_base)
 
 
 def make_group(
-    pieces: Sequence[TablePiece], offsets: Sequence[ArenaOffset], chosen: Sequence[int] | None = None
+    pieces: Sequence[TablePiece],
+    offsets: Sequence[ArenaOffset],
+    chosen: Sequence[int] | None = None,
+    row_numbers: Mapping[int, int] | None = None,
 ) -> TableGroup:
-    """The group of the chosen tables (None: all), their features numbered table by table."""
+    """The group of the chosen tables (None: all), their features numbered table by table.
+
+    `row_numbers`: by table on disk, see `TableDescriptor`.
+    """
     chosen = range(len(pieces)) if chosen is None else chosen
     tables = [piece.table for piece in pieces]
     optimizers = [tables[i].optimizer for i in chosen]
     feature_descriptors: list[FeatureDescriptor] = []
     table_descriptors: list[TableDescriptor] = []
     column = 0
-    for index, (piece, offset) in enumerate((pieces[i], offsets[i]) for i in chosen):
+    for index, at in enumerate(chosen):
+        piece, offset = pieces[at], offsets[at]
         table = piece.table
-        rows, dim, stored = table.rows, table.dim, (TYPES.index(table.row_type), table.column_group or 0)
+        rows, dim, stored = piece.slots, table.dim, (TYPES.index(table.row_type), table.column_group or 0)
         state = offset.state_base, state_width(table), RULES[type(table.optimizer)]
         first, count = len(feature_descriptors), len(table.feature_names)
         table_descriptors.append(
-            TableDescriptor(offset.base, rows, dim, *state, first, count, *stored, piece.first_row, piece.first_column)
-        )
+            TableDescriptor(offset.base, rows, dim, *state, first, count, *stored, piece.first_row, piece.first_column,
+                            (row_numbers or {}).get(at, 0))
+        )  # fmt: skip
         for _ in table.feature_names:
             source, mode = len(feature_descriptors), MODES[table.pooling]
             feature_descriptors.append(FeatureDescriptor(source, index, offset.base, rows, dim, column, mode, *stored))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rowwise.batch import Jagged
 from rowwise.ops import check
+from rowwise.ops.arena import Arena, PinnedBags
 from rowwise.ops.layout import SOURCE, TableGroup
 
 
@@ -29,38 +30,44 @@ class LookupCall:
     per_id: bool  # one vector for each id (sequences), not for each bag
     samples_W: tuple[int, ...] = ()  # samples of each rank, if this batch was concatenated from the batches of several
 
-    def rows(self, arena_rows: Tensor, weights: Tensor | None) -> Tensor:
+    @property
+    def bags(self) -> PinnedBags:
+        return PinnedBags(self.features_FC, self.jagged.values_N, self.offsets, self.jagged.batch_size)
+
+    def rows(self, arena: Arena, weights: Tensor | None) -> Tensor:
         """Pooled vectors [B, S], or the flat rows of all ids; raises an `IdError` for an id outside its table."""
         try:
-            if self.per_id:
-                return torch.ops.rowwise.gather(
-                    arena_rows, self.features_FC, self.jagged.values_N, self.offsets, self.jagged.batch_size
+            with arena.pinned(self.bags, counts=True) as values_N:
+                if self.per_id:
+                    return torch.ops.rowwise.gather(
+                        arena.rows, self.features_FC, values_N, self.offsets, self.jagged.batch_size
+                    )
+                return torch.ops.rowwise.pool(
+                    arena.rows,
+                    self.features_FC,
+                    values_N,
+                    self.offsets,
+                    weights,
+                    self.jagged.batch_size,
+                    self.group.columns,
                 )
-            return torch.ops.rowwise.pool(
-                arena_rows,
-                self.features_FC,
-                self.jagged.values_N,
-                self.offsets,
-                weights,
-                self.jagged.batch_size,
-                self.group.columns,
-            )
         except RuntimeError:
             # Lengths first: wrong ones shift every id after them.
             check.check_lengths(self.jagged)
             check.check_ids(self.group, self.features_FC, self.jagged)
             raise
 
-    def weight_grad(self, arena_rows: Tensor, weights: Tensor, grad: Tensor) -> Tensor:
+    def weight_grad(self, arena: Arena, weights: Tensor, grad: Tensor) -> Tensor:
         """The gradient of the per-id weights."""
         total: Tensor | None = None
         # Column pieces of one table are looked up by the same ids, and each adds to the gradients of their weights.
         # The kernel writes a weight's gradient once per call, so each call has a batch feature only once.
-        for features_FC in _distinct_sources(self.features_FC):
-            part = torch.ops.rowwise.pool_weight_grad(
-                arena_rows, features_FC, self.jagged.values_N, self.offsets, weights, grad, self.jagged.batch_size
-            )
-            total = part if total is None else total + part
+        with arena.pinned(self.bags) as values_N:
+            for features_FC in _distinct_sources(self.features_FC):
+                part = torch.ops.rowwise.pool_weight_grad(
+                    arena.rows, features_FC, values_N, self.offsets, weights, grad, self.jagged.batch_size
+                )
+                total = part if total is None else total + part
         return torch.zeros_like(weights) if total is None else total
 
 
@@ -88,7 +95,7 @@ def _distinct_sources(features_FC: Tensor) -> list[Tensor]:
 StageGradients = Callable[[StagedGradients], None]
 
 
-def lookup(call: LookupCall, arena_rows: Tensor, anchor: Tensor, stage: StageGradients) -> Tensor:
+def lookup(call: LookupCall, arena: Arena, anchor: Tensor, stage: StageGradients) -> Tensor:
     """The rows of a batch, differentiable; `anchor`: any tensor that requires a gradient, so that the backward runs."""
     weights = call.jagged.weights_N
     # Weights computed under autocast come in 16 bits; outside the function, so that the cast has a gradient.
@@ -96,8 +103,8 @@ def lookup(call: LookupCall, arena_rows: Tensor, anchor: Tensor, stage: StageGra
         weights = weights.float()
     # Without gradients (evaluation) nothing is staged and nothing is kept alive.
     if not torch.is_grad_enabled():
-        return call.rows(arena_rows, weights)
-    return _LookupFunction.apply(anchor, weights, call, arena_rows, stage)
+        return call.rows(arena, weights)
+    return _LookupFunction.apply(anchor, weights, call, arena, stage)
 
 
 class _LookupFunction(torch.autograd.Function):
@@ -105,15 +112,15 @@ class _LookupFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(*args: Any, **_: Any) -> Tensor:
-        ctx, _anchor, weights, call, arena_rows, stage = args
+        ctx, _anchor, weights, call, arena, stage = args
         ctx.set_materialize_grads(False)  # no loss depends on the output: None, and nothing is staged
         # Detached: the staged weights must not keep the graph that made them alive.
-        ctx.staged = (call, arena_rows, None if weights is None else weights.detach(), stage)
-        return call.rows(arena_rows, weights)
+        ctx.staged = (call, arena, None if weights is None else weights.detach(), stage)
+        return call.rows(arena, weights)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
-        call, arena_rows, weights, stage = ctx.staged
+        call, arena, weights, stage = ctx.staged
         if grad_outputs[0] is None:
             return (None,) * 5
         # A gradient that is an expanded scalar (of a sum, say) has no memory of its own to read.
@@ -121,5 +128,5 @@ class _LookupFunction(torch.autograd.Function):
         stage(StagedGradients(call=call, weights=weights, grad=grad))
         weight_grad = None
         if weights is not None and ctx.needs_input_grad[1] and not call.per_id:
-            weight_grad = call.weight_grad(arena_rows, weights, grad)
+            weight_grad = call.weight_grad(arena, weights, grad)
         return None, weight_grad, None, None, None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rowwise.ops.arena import Arena
+from rowwise.ops.arena import Arena, PinnedBags
 from rowwise.ops.jagged import deduplicate
 from rowwise.ops.layout import RULES, SOURCE, FeatureDescriptor, Mode, TableDescriptor
 from rowwise.ops.lookup import StagedGradients
@@ -97,24 +97,28 @@ def apply_merged(
     """Update each of these rows once; `tables` and `hyper_and_keys` (see `next_step`) have an entry per piece."""
     hyper_TH, keys_T = hyper_and_keys
     stored = [(t.base, t.rows, t.dim, 0, Mode.SUM, t.type, t.scale_group) for t in tables]
-    features = [FeatureDescriptor(k, k, *fields) for k, fields in enumerate(stored)]
+    features_FC = _int_matrix([FeatureDescriptor(k, k, *fields) for k, fields in enumerate(stored)])
     own = [t._replace(first_feature=k, num_features=1) for k, t in enumerate(tables)]
     lengths = torch.tensor([len(m.rows_U) for m in merged], dtype=torch.int64)
-    bags = _int_matrix(features), torch.cat([m.rows_U.long() for m in merged]), torch.ops.rowwise.offsets(lengths)
+    # One sample, whose bag of each feature holds all the feature's rows.
+    bags = PinnedBags(features_FC, torch.cat([m.rows_U.long() for m in merged]), torch.ops.rowwise.offsets(lengths), 1)
     if arena.touched is not None:  # see [Note: Touched rows]
-        arena.touched.mark(arena.rows, *bags, 1)
-    torch.ops.rowwise.update(
-        arena.rows,
-        arena.state,
-        _int_matrix(own),
-        hyper_TH,
-        keys_T,
-        *bags,
-        None,
-        torch.cat([m.grad_UD.reshape(-1) for m in merged]),
-        1,  # one sample, whose bag of each feature holds all the feature's rows
-        True,
-    )
+        arena.touched.mark(arena.rows, *bags)
+    with arena.pinned(bags, changes=True) as values_N:
+        torch.ops.rowwise.update(
+            arena.rows,
+            arena.state,
+            _int_matrix(own),
+            hyper_TH,
+            keys_T,
+            features_FC,
+            values_N,
+            bags.offsets,
+            None,
+            torch.cat([m.grad_UD.reshape(-1) for m in merged]),
+            bags.batch_size,
+            True,
+        )
 
 
 def _negative_zero_rows(
@@ -129,7 +133,7 @@ def _negative_zero_rows(
     for table, count in zip(tables, counts, strict=True):
         rows = max(1, count)
         plain = table._replace(base=at, rows=rows, state_base=0, state_width=0, rule=RULES[Sgd], type=0, scale_group=0)
-        sum_tables.append(plain)
+        sum_tables.append(plain._replace(row_numbers=0))
         at += rows * table.dim * 4
     return torch.full((at // 4,), -0.0, device=device).view(torch.uint8), sum_tables
 

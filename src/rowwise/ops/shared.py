@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rowwise.batch import Jagged, SharedBags
+from rowwise.ops.arena import Arena, PinnedBags
 from rowwise.ops.layout import FeatureDescriptor, TableGroup
 from rowwise.ops.output_cache import empty_cached
 
@@ -56,28 +57,31 @@ class FeatureSubset:
         segments = merge_neighbours(columns)
         return cls(features_FC=features_FC, full_output_FC=full_output_FC, columns=at, segments=segments)
 
-    def pool(self, jagged: Jagged, arena_rows: Tensor) -> Tensor:
+    def pool(self, jagged: Jagged, arena: Arena) -> Tensor:
         """The pooled vectors of the subset [B, columns]."""
-        return self._pooled(self.features_FC, jagged, arena_rows, self.columns)
+        return self._pooled(self.features_FC, jagged, arena, self.columns)
 
-    def pool_to_full_output(self, jagged: Jagged, arena_rows: Tensor, columns: int) -> Tensor:
+    def pool_to_full_output(self, jagged: Jagged, arena: Arena, columns: int) -> Tensor:
         """The pooled vectors at their columns of the group's output; other columns are uninitialised."""
-        return self._pooled(self.full_output_FC, jagged, arena_rows, columns)
+        return self._pooled(self.full_output_FC, jagged, arena, columns)
 
-    def _pooled(self, features_FC: Tensor, jagged: Jagged, arena_rows: Tensor, columns: int) -> Tensor:
+    def _pooled(self, features_FC: Tensor, jagged: Jagged, arena: Arena, columns: int) -> Tensor:
         batch, weights = jagged.batch_size, jagged.weights_N
         if not self.columns:
-            return empty_cached((batch, columns), torch.empty(0, device=arena_rows.device))
+            return empty_cached((batch, columns), torch.empty(0, device=arena.rows.device))
         offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
         weights = None if weights is None else weights.detach().float()
-        return torch.ops.rowwise.pool(arena_rows, features_FC, jagged.values_N, offsets, weights, batch, columns)
+        with arena.pinned(PinnedBags(features_FC, jagged.values_N, offsets, batch), counts=True) as values_N:
+            return torch.ops.rowwise.pool(arena.rows, features_FC, values_N, offsets, weights, batch, columns)
 
-    def gather(self, jagged: Jagged, arena_rows: Tensor) -> Tensor:
+    def gather(self, jagged: Jagged, arena: Arena) -> Tensor:
         """The rows of all ids, flat, feature after feature."""
         if not self.columns:
-            return torch.empty(0, device=arena_rows.device)
+            return torch.empty(0, device=arena.rows.device)
         offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
-        return torch.ops.rowwise.gather(arena_rows, self.features_FC, jagged.values_N, offsets, jagged.batch_size)
+        bags = PinnedBags(self.features_FC, jagged.values_N, offsets, jagged.batch_size)
+        with arena.pinned(bags, counts=True) as values_N:
+            return torch.ops.rowwise.gather(arena.rows, self.features_FC, values_N, offsets, jagged.batch_size)
 
 
 def merge_vectors(parts: Sequence["FeatureVectors"], shared: SharedBags | None) -> Tensor:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -50,11 +51,19 @@ class Tiles:
     """Whole tables, or rectangles of tables, in one arena."""
 
     def __init__(
-        self, tables: Sequence[Table | TablePiece], device: torch.device, *, merge_shared: bool = False
+        self,
+        tables: Sequence[Table | TablePiece],
+        device: torch.device,
+        *,
+        merge_shared: bool = False,
+        folder: Path | None = None,
     ) -> None:
-        """Allocate zeroed memory; `arena.fill` initialises it. `merge_shared`: see [Note: Merged bags]."""
+        """Allocate zeroed memory; `arena.fill` initialises it. `merge_shared`: see [Note: Merged bags].
+
+        `folder`: for tables on disk.
+        """
         self.merge_shared = merge_shared
-        self.arena = Arena.allocate(tables, device)
+        self.arena = Arena.allocate(tables, device, folder)
         self.unknown_ids: dict[str, int] = {}  # counts by feature, of tables whose last row stands for unknown ids
         # Two groups, as a kernel call either pools or does not; a group without tables is never called.
         self.pooled, self.sequence = self._group_of(False), self._group_of(True)
@@ -84,11 +93,11 @@ class Tiles:
 
     def pool(self, jagged: Jagged) -> Tensor:
         """The pooled vectors [B, columns] of a batch's own (not shared) features; stages nothing."""
-        return self._subset(jagged.features).pool(jagged, self.arena.rows)
+        return self._subset(jagged.features).pool(jagged, self.arena)
 
     def gather(self, jagged: Jagged) -> Tensor:
         """The rows of all ids of a batch's own features, flat, feature after feature; stages nothing."""
-        return self._subset(jagged.features).gather(jagged, self.arena.rows)
+        return self._subset(jagged.features).gather(jagged, self.arena)
 
     def look_up_sequences(self, jagged: Jagged, samples_W: tuple[int, ...] = ()) -> LookupOutput:
         """The sequences of a batch, which are own features; `samples_W` as in `LookupCall`."""
@@ -198,8 +207,8 @@ class Tiles:
         own, once = self._subset(jagged.features), self._subset(shared.jagged.features)
         try:
             shared.check()
-            own_BS = own.pool_to_full_output(jagged, self.arena.rows, self.pooled.columns)
-            part = FeatureVectors(once.pool(shared.jagged, self.arena.rows), once.segments)
+            own_BS = own.pool_to_full_output(jagged, self.arena, self.pooled.columns)
+            part = FeatureVectors(once.pool(shared.jagged, self.arena), once.segments)
         except (RuntimeError, IdError, BatchError):
             # Errors name a sample of this batch, and unknown ids may be allowed: both need the expanded batch.
             return self.look_up(jagged.expanded())
@@ -224,15 +233,15 @@ class Tiles:
     def _group_of(self, sequences: bool) -> TableGroup:
         pieces = self.arena.pieces
         chosen = [i for i, piece in enumerate(pieces) if (piece.table.pooling is Pooling.SEQUENCE) == sequences]
-        return make_group(pieces, self.arena.offsets, chosen)
+        return make_group(pieces, self.arena.offsets, chosen, self.arena.row_numbers)
 
     def _lookup(self, call: LookupCall) -> Tensor:
         if not call.group.tables:
             return torch.empty(0 if call.per_id else (call.jagged.batch_size, 0), device=self.arena.rows.device)
         try:
-            return lookup(call, self.arena.rows, self._anchor, self.append_staged)
+            return lookup(call, self.arena, self._anchor, self.append_staged)
         except IdError:  # only such a batch pays: map unknown ids if their table allows it, and look up again
-            return lookup(map_unknown(call, self.unknown_ids), self.arena.rows, self._anchor, self.append_staged)
+            return lookup(map_unknown(call, self.unknown_ids), self.arena, self._anchor, self.append_staged)
 
     def append_staged(self, staged: StagedGradients) -> None:
         """Callback of a lookup's backward; see [Note: Staging]."""

@@ -11,7 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rowwise.ops.layout import BASE
+from rowwise.ops.layout import BASE, SOURCE
 
 
 # [Note: Touched rows]
@@ -22,18 +22,27 @@ from rowwise.ops.layout import BASE
 class TouchedRows:
     """Marks of touched rows; at first all rows are marked, as nothing was saved yet."""
 
-    def __init__(self, rows_T: Sequence[int], bases_T: Sequence[int], device: torch.device) -> None:
-        """`rows_T`: rows of each table; `bases_T`: its first byte in the arena, ascending."""
+    def __init__(
+        self, rows_T: Sequence[int], bases_T: Sequence[int], device: torch.device, *, on_disk: bool = False
+    ) -> None:
+        """`rows_T`: rows of each table; `bases_T`: its first byte in the arena, ascending.
+
+        `on_disk`: some tables have fewer rows in memory.
+        """
         starts = [0, *accumulate(rows_T)]
         self.marks_R = torch.ones(starts[-1], dtype=torch.uint8, device=device)
-        self._rows_T = list(rows_T)
+        self._rows_T, self._on_disk = list(rows_T), on_disk
         self._starts_T, self._bases_T = torch.tensor(starts), torch.tensor(bases_T)
 
     def mark(self, rows: Tensor, features_FC: Tensor, values_N: Tensor, offsets: Tensor, batch: int) -> None:
         """Mark the rows that the features of a batch look up."""
         # Features name their table by its first byte in the arena, so its marks are found by that.
         starts_F = self._starts_T[torch.searchsorted(self._bases_T, features_FC[:, BASE].contiguous())]
-        torch.ops.rowwise.mark(self.marks_R, starts_F, rows, features_FC, values_N, offsets, batch)
+        if not self._on_disk:
+            torch.ops.rowwise.mark(self.marks_R, starts_F, rows, features_FC, values_N, offsets, batch)
+            return
+        for source, start in zip(features_FC[:, SOURCE].tolist(), starts_F.tolist(), strict=True):
+            self.marks_R[start + values_N[offsets[source * batch] : offsets[(source + 1) * batch]].long()] = 1
 
     def mark_all(self) -> None:
         self.marks_R.fill_(1)

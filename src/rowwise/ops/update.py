@@ -34,20 +34,21 @@ def update(arena: Arena, staged: Sequence[StagedGradients]) -> None:
     if arena.touched is not None:  # see [Note: Touched rows]
         arena.touched.mark(arena.rows, call.features_FC, jagged.values_N, call.offsets, jagged.batch_size)
     try:
-        torch.ops.rowwise.update(
-            arena.rows,
-            arena.state,
-            group.tables_TC,
-            hyper_TH,
-            keys_T,
-            call.features_FC,
-            jagged.values_N,
-            call.offsets,
-            one.weights,
-            one.grad,
-            jagged.batch_size,
-            call.per_id,
-        )
+        with arena.pinned(call.bags, changes=True) as values_N:
+            torch.ops.rowwise.update(
+                arena.rows,
+                arena.state,
+                group.tables_TC,
+                hyper_TH,
+                keys_T,
+                call.features_FC,
+                values_N,
+                call.offsets,
+                one.weights,
+                one.grad,
+                jagged.batch_size,
+                call.per_id,
+            )
     except (RuntimeError, ArithmeticError) as error:
         # The lookup has checked the ids; only an id that was changed in place since then can be bad.
         check.check_ids(group, call.features_FC, jagged)

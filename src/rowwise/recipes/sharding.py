@@ -172,8 +172,7 @@ def shard_tables(recipe: Recipe, model: nn.Module, plan: Plan, comm: Comm, disk:
     if len(comm.ranks) > 1 or recipe.plan is not None or has_disk_tables(plan):
         train = recipe.train
         elastic, merge_shared = train.determinism == "elastic", train.merge_shared
-        # Tables on disk: `disk=disk`.
-        shard(model, plan, comm, wire=recipe.wire, elastic=elastic, merge_shared=merge_shared)
+        shard(model, plan, comm, wire=recipe.wire, elastic=elastic, merge_shared=merge_shared, disk=disk)
         model.to(recipe.train.device)
 
 

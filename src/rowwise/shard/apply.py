@@ -3,6 +3,8 @@
 Dense modules stay as they are and keep their parameters' names.
 """
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -14,8 +16,10 @@ from rowwise.errors import SpecError
 from rowwise.plan import Plan
 from rowwise.shard.embeddings import ShardedEmbeddings, check_merge_shared, check_sharding, check_tiers
 from rowwise.spec import Table, Wire
+from rowwise.store.row_stream import RowStream
 
 Module = TypeVar("Module", bound=nn.Module)
+RUN_bytes = 32 << 20
 
 
 def shard(
@@ -26,12 +30,14 @@ def shard(
     wire: Wire | None = None,
     elastic: bool = False,
     merge_shared: bool = False,
+    disk: Path | None = None,
 ) -> Module:
     """Replace every `Embeddings` in a model by this rank's tiles of it, in place; collective.
 
     Rows and optimizer state are copied from the model. Tables on `device="meta"` are initialised on the CPU, with the
     values they would have had on one device. The plan covers the tables of all modules. `merge_shared`: gradients of
-    shared bags are summed before they are sent, which sends less and is equal up to rounding.
+    shared bags are summed before they are sent, which sends less and is equal up to rounding. `disk`: the folder of rows
+    on disk.
     """
     wire = wire or Wire()
     paths = [(path, m) for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, Embeddings)]
@@ -45,11 +51,13 @@ def shard(
     plan.validate(tables)
     shares = {module: _plan_of_module(plan, module) for module in modules}
     for module, share in shares.items():
-        check_tiers(share, _device_of_rows(module))
+        check_tiers(share, _device_of_rows(module), disk)
     sharded: dict[Embeddings, ShardedEmbeddings] = {}
     for module, share in shares.items():
         device = _device_of_rows(module)
-        sharded[module] = ShardedEmbeddings(module.tables, share, comm, wire=wire, elastic=elastic, device=device)
+        sharded[module] = ShardedEmbeddings(
+            module.tables, share, comm, wire=wire, elastic=elastic, device=device, disk=disk
+        )
         sharded[module].merge_shared = merge_shared
         copy_tables(module, sharded[module])
     for path, module in paths:
@@ -86,10 +94,30 @@ def copy_tables(module: Embeddings, sharded: ShardedEmbeddings) -> None:
         rows, columns = slice(*tile.rows), slice(*tile.cols)
         table = next(t for t in module.tables if t.name == tile.table)
         stored = module.table(tile.table)[rows]
-        local.rows.copy_(stored if local.rows.shape == stored.shape else cut_columns(stored, table, columns))
+        for begin, values in _row_runs(stored):
+            whole = columns == slice(0, table.dim)
+            _write_rows(local.rows, begin, values if whole else cut_columns(values, table, columns))
         for name, state in local.state.items():
             full = states[tile.table][name]
-            state.copy_(full if not full.dim() else full[rows] if full.dim() == 1 else full[rows, columns])
+            if isinstance(state, torch.Tensor) and not state.dim():
+                state.copy_(full)
+                continue
+            for begin, values in _row_runs(full[rows] if full.dim() == 1 else full[rows, columns]):
+                _write_rows(state, begin, values)
+
+
+def _row_runs(rows: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """Runs of bounded size, each with its first row."""
+    step = max(1, RUN_bytes // max(1, rows[:1].nbytes))
+    for begin in range(0, len(rows), step):
+        yield begin, rows[begin : begin + step]
+
+
+def _write_rows(target: torch.Tensor | RowStream, begin: int, values: torch.Tensor) -> None:
+    if isinstance(target, torch.Tensor):
+        target[begin : begin + len(values)].copy_(values)
+    else:
+        target.write(begin, values.contiguous())
 
 
 def cut_columns(stored: torch.Tensor, table: Table, columns: slice) -> torch.Tensor:

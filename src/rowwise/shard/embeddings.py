@@ -5,9 +5,11 @@ them. `_forward` below is all of the exchange: ids go to the ranks that hold the
 samples of all ranks, vectors come back. What communicates is collective ([Note: Everyone joins] in `exchange.py`).
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn, Self, final
 
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 from rowwise.batch import Jagged, KeyedJagged
 from rowwise.comm.interface import Comm
 from rowwise.embedding import Embeddings, Vectors
-from rowwise.errors import RowwiseError, SpecError
+from rowwise.errors import RowwiseError, SpecError, StateError
 from rowwise.ops.arena import Arena
 from rowwise.ops.layout import TablePiece
 from rowwise.ops.lookup import StagedGradients
@@ -31,15 +33,19 @@ from rowwise.shard.replicated import ReplicatedUpdate
 from rowwise.shard.routes import RankPiece, Routes, make_routes
 from rowwise.shard.tiers import runnable_tiers
 from rowwise.spec import Pooling, Table, Wire
+from rowwise.store.row_stream import RowStream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalTile:
-    """A piece on this rank with its memory: stored rows, optimizer state by name, and marks of touched rows."""
+    """A piece on this rank: stored rows, optimizer state by name, and marks of touched rows.
+
+    Rows and state are views of memory, or streams if they are on disk; `step`, the count of updates, is a tensor.
+    """
 
     tile: Tile
-    rows: Tensor
-    state: dict[str, Tensor]
+    rows: Tensor | RowStream
+    state: dict[str, Tensor | RowStream]
     touched: Tensor | None  # [R] bytes, not 0 where a row changed since they were cleared; None: not tracked
 
 
@@ -54,9 +60,11 @@ class ShardedEmbeddings(nn.Module):
         wire: the types in which vectors and gradients travel.
         elastic: results have the same bits for any plan and any number of ranks.
         device: the device of this rank's rows.
+        disk: the folder of rows on disk.
 
     `state_dict` has this rank's pieces: a full table as `name`, a part of one as `name[rows, columns]`. A piece is a
-    tile; a tile whose rows another tile of its table cuts is two pieces or more.
+    tile; a tile whose rows another tile of its table cuts is two pieces or more. With rows on disk there is no state
+    dict: use checkpoints.
     """
 
     def __init__(
@@ -68,18 +76,19 @@ class ShardedEmbeddings(nn.Module):
         wire: Wire | None = None,
         elastic: bool = False,
         device: torch.device | str = "cpu",
+        disk: Path | None = None,
     ) -> None:
         """Allocate zeroed memory for this rank's pieces; collective. `fill` or `copy_tables` gives them values."""
         super().__init__()
         wire = wire or Wire()
         check_sharding(plan, comm, wire, elastic=elastic)
-        check_tiers(plan, torch.device(device))
+        check_tiers(plan, torch.device(device), disk)
         self.routes = routes = make_routes(tables, plan, comm.topology, elastic=elastic)
         self._comm, device = comm, torch.device(device)
         self.forwards_per_batch = 1  # a trainer that splits its batch into virtual shards sets their number
         self.phase: Phase = no_timing  # context manager around each phase of a step, for the step breakdown
         self._groups = [
-            (group, Tiles([_table_piece(routes, piece) for piece in group.pieces], device))
+            (group, Tiles([_table_piece(routes, piece) for piece in group.pieces], device, folder=disk))
             for group in routes.groups_W[comm.rank]
         ]
         self._replicated = replicated = Tiles(routes.replicated, device) if routes.replicated else None
@@ -122,14 +131,14 @@ class ShardedEmbeddings(nn.Module):
         return tuple(s for tiles in self._all_tiles() for s in tiles.staged)
 
     def local_tiles(self) -> list[LocalTile]:
-        """The pieces of this rank; their tensors are views of its memory."""
+        """The pieces of this rank; tensors are views of its memory."""
         local: list[LocalTile] = []
         for tiles, of_arena in self._tiles_by_arena():
             for index, tile in enumerate(of_arena):
                 arena = tiles.arena
                 touched = None if arena.touched is None else arena.touched.table(index)
-                rows, state = arena.table(index), arena.table_state(index)
-                local.append(LocalTile(tile=tile, rows=rows, state=state, touched=touched))
+                state: dict[str, Tensor | RowStream] = {**arena.state_streams(index)}
+                local.append(LocalTile(tile=tile, rows=arena.rows_stream(index), state=state, touched=touched))
         return local
 
     @property
@@ -200,6 +209,8 @@ class ShardedEmbeddings(nn.Module):
     def _make_parameters(self) -> None:
         """Create the parameters, or point them to memory that has moved: views of the arenas."""
         for local in self.local_tiles():
+            if not isinstance(local.rows, Tensor):
+                continue
             name = _parameter_name(self.routes, local.tile)
             parameter = self._parameters.get(name)
             if parameter is None:
@@ -207,6 +218,17 @@ class ShardedEmbeddings(nn.Module):
                 self._parameters[name] = nn.Parameter(local.rows, requires_grad=False)
             else:
                 parameter.data = local.rows
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._check_no_streams("state_dict()")
+        super()._save_to_state_dict(*args, **kwargs)
+
+    def _check_no_streams(self, what: str) -> None:
+        """Raise if rows of this rank are in no tensor, so that a state dict would lack them."""
+        for local in self.local_tiles():
+            if not isinstance(local.rows, Tensor):
+                got = f"table {local.tile.table!r} has rows on the {local.tile.tier}, which are no tensor"
+                raise StateError(f"{what}: {got}: want a checkpoint, by CheckpointFolder or rowwise train")
 
     def _update(self, tiles: Tiles) -> None:
         """Update the pieces of one arena without communication."""
@@ -245,7 +267,7 @@ def check_sharding(plan: Plan, comm: Comm, wire: Wire, *, elastic: bool) -> None
         raise SpecError("elastic results need an exact wire: want fp32 on every link, or determinism 'run'")
 
 
-def check_tiers(plan: Plan, device: torch.device) -> None:
+def check_tiers(plan: Plan, device: torch.device, disk: Path | None) -> None:
     """Raise for rows in a memory tier that the runtime does not support on this type of device."""
     if device.type == "meta":  # no memory, so any tier
         return
@@ -256,11 +278,21 @@ def check_tiers(plan: Plan, device: torch.device) -> None:
             where = f"on {device.type!r} this runtime has rows on the {' and the '.join(names)} only"
             want = f"want tier {' or '.join(map(repr, names))}, from a plan with more ranks or devices with more memory"
             raise SpecError(f"table {tile.table!r}: tile {tile}: rows on the {tile.tier}: {where}; {want}")
+    on_disk = [tile for tile in plan.tiles if tile.tier == "disk"]
+    if on_disk and disk is None:
+        raise SpecError(f"table {on_disk[0].table!r}: tile {on_disk[0]}: want a folder for rows on disk, `disk`")
+    # Kernels find the ids of a feature in one place, and two pieces with other columns would have other slots.
+    ranges = Counter((tile.table, tile.rows) for tile in plan.tiles)
+    for tile in on_disk:
+        if ranges[tile.table, tile.rows] > 1:
+            got = f"table {tile.table!r}: tile {tile}: another tile has the same rows"
+            raise SpecError(f"{got}: want tiles of whole rows, on one rank each, for tables on disk")
 
 
 def _before_load(module: nn.Module, _state: dict[str, Any], _prefix: str, metadata: dict[str, Any], *_: Any) -> None:
     """Copy even with `assign=True`: parameters are views of the arenas, and new ones would not change the rows."""
     assert isinstance(module, ShardedEmbeddings)
+    module._check_no_streams("load_state_dict()")
     for arena in module.arenas:
         arena.mark_all()
     metadata["assign_to_params_buffers"] = False
@@ -277,6 +309,8 @@ def _table_piece(routes: Routes, piece: RankPiece) -> TablePiece:
     table = routes.tables[piece.table]
     names = tuple(piece_slice.name for piece_slice in piece.slices(table))
     cut = TablePiece.cut(table, piece.tile.rows, piece.tile.cols, names)
+    if piece.tile.tier == "disk":
+        cut = cut._replace(cache_rows=piece.tile.cache_rows)
     # An owner of some of the rows returns sums: only the rank of the samples knows how many ids a bag has, and divides.
     return cut.pooled_by(Pooling.SUM) if table.pooling is Pooling.MEAN and not piece.all_rows else cut
 

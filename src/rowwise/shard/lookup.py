@@ -67,7 +67,7 @@ class LocalLookup:
                 by_path[group.path] = by_path[group.path][:, columns:]
             staged = tiles.stage_pooled(received, grads, routed.samples_W)
             if staged.weights is not None and routed.weights is not None:
-                more = staged.call.weight_grad(tiles.arena.rows, staged.weights, staged.grad)
+                more = staged.call.weight_grad(tiles.arena, staged.weights, staged.grad)
                 weight_grad = more if weight_grad is None else weight_grad + more
         return weight_grad
 

@@ -290,5 +290,7 @@ def _cut_into_pieces(tiles: Sequence[Tile], index: int, cuts: tuple[int, ...]) -
     range_at = {cut: number for number, cut in enumerate(cuts)}
     for tile in tiles:
         for number in range(range_at[tile.rows[0]], range_at[tile.rows[1]]):
-            piece = Tile(table=tile.table, rank=tile.rank, rows=(cuts[number], cuts[number + 1]), cols=tile.cols)
+            rows = cuts[number], cuts[number + 1]
+            cached = -(-tile.cache_rows * (rows[1] - rows[0]) // (tile.rows[1] - tile.rows[0]))
+            piece = structs.replace(tile, rows=rows, cache_rows=cached)
             yield RankPiece(piece, index, number, len(cuts) == 2)

@@ -1,1 +1,1 @@
-"""Rows in tiers of memory: the policies of the row cache, how well it does on given accesses, and what it takes."""
+"""Rows in tiers of memory: tables on disk behind a cache of rows, streams of rows, and how well caches do."""

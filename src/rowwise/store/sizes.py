@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowwise.spec import Table, state_width
-from rowwise.store.policy import WAYS
+from rowwise.store.policy import WAYS, sets_of
 
 FLOAT_bytes = 4
 HEADER_bytes = 16  # beside a row and its state, in memory and on the disk
@@ -20,6 +20,15 @@ LOG_COPIES = 2  # a log may hold as many replaced records as current ones
 Floats = NDArray[np.float64]
 
 
+def cache_slots(cache_rows: int) -> int:
+    """Slots of the sets of a cache: at least one set."""
+    return max(1, sets_of(cache_rows)) * WAYS
+
+
+def overflow_slots(slots: int) -> int:
+    return int(overflow_rows(np.array([float(slots)]))[0])
+
+
 def overflow_rows(slots: Floats) -> Floats:
     """Rows of one batch that have room outside their sets."""
     return np.maximum(LEAST_OVERFLOW, slots // OVERFLOW_PART)
@@ -27,7 +36,7 @@ def overflow_rows(slots: Floats) -> Floats:
 
 def cache_bytes_of(record_bytes: Floats, rows: Floats, cache_rows: Floats) -> Floats:
     """Memory of a piece of `rows` rows, `cache_rows` of them cached; records include the header."""
-    slots = np.ceil(cache_rows / WAYS) * WAYS
+    slots = np.maximum(np.ceil(cache_rows / WAYS), 1) * WAYS
     return (slots + overflow_rows(slots)) * record_bytes + rows * INDEX_bytes
 
 

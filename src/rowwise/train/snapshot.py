@@ -278,9 +278,11 @@ def _restore_optimizer(checkpoint: Checkpoint, model: nn.Module, which: str, opt
 
 def _dense_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by name, without those of table modules."""
-    paths = [path for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, AnyEmbeddings)]
-    inside = tuple(f"{path}." for path in paths if path)
-    return {n: x for n, x in model.state_dict().items() if not n.startswith(inside) and "" not in paths}
+    tensors: dict[str, Tensor] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if not isinstance(module, AnyEmbeddings):  # not `state_dict()`: rows on disk have none
+            module._save_to_state_dict(tensors, f"{path}." if path else "", keep_vars=False)
+    return tensors
 
 
 def _names(model: nn.Module, optimizer: Optimizer, which: str) -> dict[Tensor, str]:

@@ -354,6 +354,20 @@ void fill_uniform(Tensor out, int64_t key, int64_t start, double low, double hig
   });
 }
 
+// Rows of uniform numbers, each from its own position in the stream of its table.
+void fill_uniform_rows(Tensor out, const Tensor& starts, int64_t key, double low, double high) {
+  check_tensor(out, ScalarType::Float, "out");
+  check_tensor(starts, ScalarType::Long, "starts");
+  STD_TORCH_CHECK(out.dim() == 2 && starts.numel() == out.size(0), "rowwise: want a start for each row of out");
+  float* o = out.mutable_data_ptr<float>();
+  const int64_t* start = starts.const_data_ptr<int64_t>();
+  const int64_t dim = out.size(1), rows = out.size(0), piece = 1024;
+  each_task((rows + piece - 1) / piece, [&](int64_t i) {
+    for (int64_t row = i * piece; row < std::min(rows, (i + 1) * piece); ++row)
+      kernels().uniform(o + row * dim, dim, uint64_t(key), uint64_t(start[row]), float(low), float(high) - float(low));
+  });
+}
+
 // Names in the order of their numbers, with commas between them.
 std::string row_type_list() {
   std::string names;
@@ -384,6 +398,7 @@ STABLE_TORCH_LIBRARY(rowwise, m) {
       "update(Tensor(a!) arena, Tensor(b!) state, Tensor tables, Tensor hyper, Tensor keys, Tensor features, Tensor "
       "values, Tensor offsets, Tensor? weights, Tensor grad, int batch, bool per_id) -> ()");
   m.def("fill_uniform(Tensor(a!) out, int key, int start, float low, float high) -> ()");
+  m.def("fill_uniform_rows(Tensor(a!) out, Tensor starts, int key, float low, float high) -> ()");
   m.def("pack(Tensor rows, int group) -> Tensor");
   m.def("unpack(Tensor packed, int dim, int group) -> Tensor");
   m.def(
@@ -408,6 +423,7 @@ STABLE_TORCH_LIBRARY_IMPL(rowwise, CPU, m) {
   m.impl("gather", TORCH_BOX(&gather));
   m.impl("update", TORCH_BOX(&update_rows));
   m.impl("fill_uniform", TORCH_BOX(&fill_uniform));
+  m.impl("fill_uniform_rows", TORCH_BOX(&fill_uniform_rows));
   m.impl("pack", TORCH_BOX(&pack));
   m.impl("unpack", TORCH_BOX(&unpack));
   m.impl("mark", TORCH_BOX(&mark));

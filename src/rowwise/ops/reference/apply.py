@@ -1,5 +1,6 @@
 """Reference of updates: merge the contributions to each row, then update it once by its optimizer."""
 
+import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -85,8 +86,16 @@ def _apply(memory: UpdateMemory, index: int, rows_M: Tensor, g_MD: Tensor) -> No
     w_MD, s_MW = rule.change(w_MD, state[rows_M], g_MD, hyper)
     state[rows_M] = s_MW
     columns = range(table.first_column, table.first_column + table.dim)
-    random_MD = row_bits(memory.keys[index], rows_M + table.first_row, columns)
+    full_rows_M = _rows_of_slots(table, rows_M) + table.first_row
+    random_MD = row_bits(memory.keys[index], full_rows_M, columns)
     packed[rows_M] = write_rows(w_MD, table.format, random_MD)
+
+
+def _rows_of_slots(table: TableDescriptor, slots_M: Tensor) -> Tensor:
+    if not table.row_numbers:
+        return slots_M
+    numbers = (ctypes.c_int64 * table.rows).from_address(table.row_numbers)
+    return torch.frombuffer(numbers, dtype=torch.int64)[slots_M]
 
 
 # New weights [M, D] and state [M, W].

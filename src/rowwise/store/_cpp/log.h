@@ -1,0 +1,313 @@
+// Rows on disk: a log of segments, an index of where each row's latest record is, and compaction.
+//
+// A segment is one large write. It consists of blocks of one table each; a block has a header and as many records as
+// fit. A row that changes gets a new record; compaction copies the latest records out of the segment that has the
+// fewest of them. The index is in memory and the file has no name: after a crash a run starts from its checkpoint.
+#pragma once
+#include <fcntl.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "reader.h"
+#include "tier.h"
+
+namespace rowwise {
+
+struct Failure {  // thrown; becomes a TierStatus
+  TierCode code;
+  int error = 0;
+  int64_t table = 0, row = 0, distinct = 0;
+};
+
+struct BlockHeader {
+  uint32_t table, count;
+  uint64_t unused;
+};
+
+struct RecordEnd {  // behind the row and its state
+  int64_t row;
+  uint32_t table, sum;
+};
+
+// Each step is a bijection of the sum so far, so that any change of one word changes the result.
+inline uint32_t checksum(const char* data, int64_t bytes, uint64_t sum) {
+  uint64_t word;
+  for (; bytes >= 8; data += 8, bytes -= 8) {
+    std::memcpy(&word, data, 8);
+    sum = (sum ^ word) * 0x9E3779B97F4A7C15ull;
+    sum ^= sum >> 29;
+  }
+  word = 0;
+  std::memcpy(&word, data, std::size_t(bytes));
+  sum = (sum ^ word) * 0x9E3779B97F4A7C15ull;
+  return uint32_t(sum ^ (sum >> 32));
+}
+
+class Log {
+ public:
+  Log(int file, int64_t segment_bytes, const std::vector<TierTable>& tables, bool uring)
+      : file_(file), open_(tables.size()) {
+    int64_t longest = BLOCK;
+    for (const TierTable& table : tables) {
+      Records records{table.row_bytes, table.state_bytes};
+      records.bytes = (table.row_bytes + table.state_bytes + 7) / 8 * 8 + int64_t(sizeof(RecordEnd));
+      const int64_t least = records.bytes + int64_t(sizeof(BlockHeader));
+      records.block_bytes = (least + BLOCK - 1) / BLOCK * BLOCK;
+      records.per_block = (records.block_bytes - int64_t(sizeof(BlockHeader))) / records.bytes;
+      longest = std::max(longest, records.block_bytes);
+      records_.push_back(records);
+      index_.emplace_back(table.rows);
+      live_.push_back(0);
+    }
+    // Open blocks are closed with their segment: many tables need longer segments.
+    const int64_t least = std::max(segment_bytes, 4 * longest * int64_t(tables.size()));
+    segment_bytes_ = (least + BLOCK - 1) / BLOCK * BLOCK;
+    buffer_.reset(new Buffer(segment_bytes_));
+    other_.reset(new Buffer(segment_bytes_));
+    reader_.reset(new Reader(longest, uring));
+    begin_segment();
+  }
+  ~Log() { close(file_); }
+
+  bool has(int64_t table, int64_t row) const { return index_[table][row] != 0; }
+  int64_t rows(int64_t table) const { return index_[table].size(); }
+  int64_t live(int64_t table) const { return live_[table]; }
+  int64_t block_reads() const { return block_reads_; }
+  int64_t writes(int64_t table) const { return records_[table].written; }
+  int64_t disk_bytes() const { return int64_t(segments_.size() - free_.size()) * segment_bytes_; }
+  bool uses_uring() const { return reader_->uses_uring(); }
+  int file() const { return file_; }
+
+  void append(int64_t t, int64_t row, const char* values, const char* state) {
+    Records& records = records_[t];
+    Open& open = open_[t];
+    if (open.at == NOWHERE || open.count == records.per_block) begin_block(t);
+    char* const block = buffer_->data() + open.at;
+    char* const record = block + sizeof(BlockHeader) + open.count * records.bytes;
+    std::memcpy(record, values, std::size_t(records.row_bytes));
+    std::memcpy(record + records.row_bytes, state, std::size_t(records.state_bytes));
+    const int64_t payload = records.payload();
+    std::memset(record + records.row_bytes + records.state_bytes, 0,
+                std::size_t(payload - records.row_bytes - records.state_bytes));
+    RecordEnd end{row, uint32_t(t), 0};
+    end.sum = checksum(record, payload, seed(t, row));
+    std::memcpy(record + payload, &end, sizeof end);
+    const int64_t block_number = (current_ * segment_bytes_ + open.at) / BLOCK;
+    const int64_t location = block_number * records.per_block + open.count + 1;
+    if (location > UINT32_MAX) throw Failure{TIER_LOG_FULL, 0, t, row};
+    const BlockHeader header{uint32_t(t), uint32_t(++open.count), 0};
+    std::memcpy(block, &header, sizeof header);
+    release(t, row);
+    index_[t][row] = uint32_t(location);
+    segments_[current_].live += records.bytes;
+    ++live_[t], ++records.written;
+  }
+
+  struct Wanted {
+    int64_t table, row;
+    int64_t index;  // of the caller: a slot, or a place in a list
+    uint32_t location = 0;
+  };
+  // f(wanted, row, state) for each; the pointers hold until f returns. From several threads at once.
+  template <class F>
+  void read(std::vector<Wanted>& wanted, F f) {
+    for (Wanted& one : wanted) one.location = index_[one.table][one.row];
+    std::sort(wanted.begin(), wanted.end(), [&](const Wanted& a, const Wanted& b) {
+      const int64_t x = block_of(a), y = block_of(b);
+      return x != y ? x < y : a.location < b.location;
+    });
+    std::vector<Read> reads;
+    std::vector<int64_t> begins;
+    const int64_t count = int64_t(wanted.size());
+    for (int64_t i = 0; i < count;) {
+      int64_t end = i + 1;
+      const int64_t block = block_of(wanted[i]);
+      while (end < count && block_of(wanted[end]) == block) ++end;
+      const int64_t offset = block * BLOCK;
+      if (offset / segment_bytes_ == current_) {
+        for (; i < end; ++i) deliver(wanted[i], buffer_->data() + offset % segment_bytes_, f);
+      } else {
+        reads.push_back({offset, records_[wanted[i].table].block_bytes});
+        begins.push_back(i);
+      }
+      i = end;
+    }
+    block_reads_ += int64_t(reads.size());
+    std::atomic<int64_t> damaged{NOWHERE};
+    const int error = reader_->run(file_, reads, [&](int64_t read, char* block) {
+      const int64_t number = reads[read].offset / BLOCK;
+      for (int64_t i = begins[read]; i < count && block_of(wanted[i]) == number; ++i)
+        if (!try_deliver(wanted[i], block, f)) damaged = i;
+    });
+    if (error) throw Failure{TIER_IO, error};
+    if (damaged != NOWHERE) throw Failure{TIER_DAMAGED, 0, wanted[damaged].table, wanted[damaged].row};
+  }
+
+  // Keeps the file below about twice the bytes of the latest records.
+  void compact() {
+    for (int turn = 0; turn < 4; ++turn) {
+      int64_t used = 0, live_bytes = 0, best = NOWHERE;
+      for (int64_t s = 0; s < int64_t(segments_.size()); ++s) {
+        if (!segments_[s].full) continue;
+        ++used, live_bytes += segments_[s].live;
+        if (best == NOWHERE || segments_[s].live < segments_[best].live) best = s;
+      }
+      if (best == NOWHERE || used * segment_bytes_ <= 2 * live_bytes + 4 * segment_bytes_) return;
+      copy_out(best);
+    }
+  }
+
+  void forget(int64_t t) {
+    for (int64_t row = 0; row < index_[t].size() && live_[t]; ++row) release(t, row);
+    index_[t].clear();
+  }
+
+  template <class F>
+  void each_row(int64_t t, int64_t first, int64_t last, F f) const {
+    if (live_[t])
+      for (int64_t row = first; row < last; ++row)
+        if (index_[t][row]) f(row);
+  }
+
+ private:
+  static constexpr int64_t NOWHERE = -1;
+  struct Records {
+    int64_t row_bytes, state_bytes;
+    int64_t bytes = 0, block_bytes = 0, per_block = 0, written = 0;
+    int64_t payload() const { return bytes - int64_t(sizeof(RecordEnd)); }
+  };
+  struct Open {  // the block of a table that takes its next records
+    int64_t at = NOWHERE, count = 0;
+  };
+  struct Segment {
+    int64_t live = 0;  // bytes of latest records
+    bool full = false;
+  };
+
+  static uint64_t seed(int64_t t, int64_t row) { return (uint64_t(t) << 48) ^ uint64_t(row) ^ 0x5bd1e9955bd1e995ull; }
+  int64_t block_of(const Wanted& one) const { return (one.location - 1) / records_[one.table].per_block; }
+
+  // A row's old record, if it has one, is no longer its latest.
+  void release(int64_t t, int64_t row) {
+    const uint32_t location = index_[t][row];
+    if (!location) return;
+    const int64_t segment = (location - 1) / records_[t].per_block * BLOCK / segment_bytes_;
+    segments_[segment].live -= records_[t].bytes;
+    index_[t][row] = 0;
+    --live_[t];
+    if (!segments_[segment].live && segments_[segment].full && segment != busy_) free_segment(segment);
+  }
+
+  void free_segment(int64_t segment) {
+    segments_[segment] = Segment{};
+    free_.push_back(segment);
+  }
+
+  void begin_block(int64_t t) {
+    const int64_t bytes = records_[t].block_bytes;
+    if (next_ + bytes > segment_bytes_) write_segment();
+    std::memset(buffer_->data() + next_, 0, std::size_t(bytes));
+    open_[t] = Open{next_, 0};
+    next_ += bytes;
+  }
+
+  void begin_segment() {
+    if (free_.empty()) {
+      current_ = int64_t(segments_.size());
+      segments_.emplace_back();
+    } else {
+      current_ = free_.back();
+      free_.pop_back();
+    }
+    next_ = 0;
+    for (Open& open : open_) open = Open{};
+  }
+
+  void write_segment() {
+    if (next_ < segment_bytes_) std::memset(buffer_->data() + next_, 0, std::size_t(segment_bytes_ - next_));
+    for (int64_t done = 0; done < segment_bytes_;) {
+      const ssize_t put = pwrite(file_, buffer_->data() + done, std::size_t(segment_bytes_ - done),
+                                 current_ * segment_bytes_ + done);
+      if (put < 0 && errno == EINTR) continue;
+      if (put <= 0) throw Failure{TIER_IO, put ? errno : ENOSPC};
+      done += put;
+    }
+    segments_[current_].full = true;
+    if (!segments_[current_].live) free_segment(current_);
+    begin_segment();
+  }
+
+  void copy_out(int64_t segment) {
+    char* const data = other_->data();
+    for (int64_t done = 0; done < segment_bytes_;) {
+      const ssize_t got =
+          pread(file_, data + done, std::size_t(segment_bytes_ - done), segment * segment_bytes_ + done);
+      if (got < 0 && errno == EINTR) continue;
+      if (got <= 0) throw Failure{TIER_IO, got ? errno : EIO};
+      done += got;
+    }
+    busy_ = segment;
+    for (int64_t at = 0; at < segment_bytes_;) {
+      BlockHeader header;
+      std::memcpy(&header, data + at, sizeof header);
+      if (!header.count) break;  // the rest of the segment was not used
+      if (header.table >= records_.size() || int64_t(header.count) > records_[header.table].per_block)
+        throw Failure{TIER_DAMAGED, 0, NOWHERE, NOWHERE};
+      const int64_t t = header.table;
+      const Records& records = records_[t];
+      const int64_t block = (segment * segment_bytes_ + at) / BLOCK;
+      for (int64_t i = 0; i < int64_t(header.count); ++i) {
+        const char* record = data + at + sizeof(BlockHeader) + i * records.bytes;
+        RecordEnd end;
+        std::memcpy(&end, record + records.payload(), sizeof end);
+        if (end.row < 0 || end.row >= index_[t].size() || end.table != header.table)
+          throw Failure{TIER_DAMAGED, 0, t, NOWHERE};
+        if (index_[t][end.row] != uint32_t(block * records.per_block + i + 1)) continue;
+        if (end.sum != checksum(record, records.payload(), seed(t, end.row)))
+          throw Failure{TIER_DAMAGED, 0, t, end.row};
+        append(t, end.row, record, record + records.row_bytes);
+      }
+      at += records.block_bytes;
+    }
+    busy_ = NOWHERE;
+    // What is counted as live here but was not found would be lost: a damaged header.
+    if (segments_[segment].live) throw Failure{TIER_DAMAGED, 0, NOWHERE, NOWHERE};
+    free_segment(segment);
+  }
+
+  template <class F>
+  bool try_deliver(const Wanted& one, const char* block, F& f) const {
+    const Records& records = records_[one.table];
+    const int64_t place = (one.location - 1) % records.per_block;
+    const char* record = block + sizeof(BlockHeader) + place * records.bytes;
+    RecordEnd end;
+    std::memcpy(&end, record + records.payload(), sizeof end);
+    if (end.row != one.row || end.table != uint32_t(one.table) ||
+        end.sum != checksum(record, records.payload(), seed(one.table, one.row)))
+      return false;
+    f(one, record, record + records.row_bytes);
+    return true;
+  }
+  template <class F>
+  void deliver(const Wanted& one, const char* block, F& f) const {
+    if (!try_deliver(one, block, f)) throw Failure{TIER_DAMAGED, 0, one.table, one.row};
+  }
+
+  int file_;
+  int64_t segment_bytes_ = 0, current_ = 0, next_ = 0, busy_ = NOWHERE, block_reads_ = 0;
+  std::vector<Records> records_;
+  std::vector<ZeroArray<uint32_t>> index_;  // where each row's latest record is, plus one; 0: it was never written
+  std::vector<int64_t> live_;
+  std::vector<Open> open_;
+  std::vector<Segment> segments_;
+  std::vector<int64_t> free_;
+  std::unique_ptr<Buffer> buffer_, other_;
+  std::unique_ptr<Reader> reader_;
+};
+
+}  // namespace rowwise

@@ -1,0 +1,298 @@
+"""`DiskTables`: tables whose rows and optimizer state are on disk, with a cache of rows in memory.
+
+Kernels see the cache: before a call `pin` replaces row numbers by slots, after it `unpin` lets the slots go. A row
+travels with its optimizer state. A row that was never changed takes no memory: `DiskTable.initial` makes it when it is
+looked up. The file has no name and ends with the process: a run that was killed starts from its checkpoint.
+
+[Note: Rows in slots]
+Staged gradients keep row numbers. A lookup and its update each pin their rows, so rows may leave the cache in between,
+and no budget is too small for gradient accumulation: a single call of a kernel must fit.
+"""
+
+import ctypes
+import errno
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from ctypes import byref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, final
+
+import torch
+from torch import Tensor
+
+from rowwise.errors import SpecError, StateError, StoreError
+from rowwise.quantity import format_bytes
+from rowwise.store import native
+from rowwise.store.native import NativeTable, Segment, Status
+from rowwise.store.policy import DEFAULT_POLICY, WAYS, Policy
+
+SEGMENT_bytes = 8 << 20  # of one write: rows go to disk at its sequential speed
+InitialRows = Callable[[Tensor], tuple[Tensor, Tensor]]  # row numbers -> stored bytes [U, bytes] and state [U, floats]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskTable:
+    """A table, or piece of one, that is on disk."""
+
+    name: str
+    rows: int
+    row_memory: Tensor  # of the slots: uint8 [slots, row_bytes]
+    state_memory: Tensor  # float32 [slots, state_width]
+    overflow: int  # of the slots, those for rows whose set is full of rows of the same batch
+    initial: InitialRows
+
+    @property
+    def row_bytes(self) -> int:
+        return self.row_memory.shape[1]
+
+    @property
+    def state_width(self) -> int:
+        return self.state_memory.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureIds:
+    """The ids of a feature of a batch: positions [begin, end) of its values."""
+
+    table: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheCounters:
+    """Counts of a table's cache since the run began."""
+
+    hits: int  # ids of lookups whose row was in memory
+    misses: int
+    new_rows: int  # rows made, as they were never written
+    evictions: int
+    writes: int  # rows written back
+    block_reads: int  # reads of the disk, of all tables
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / max(1, self.hits + self.misses)
+
+
+@final
+class DiskTables:
+    """The tables of one arena that are on disk."""
+
+    def __init__(
+        self,
+        tables: Sequence[DiskTable],
+        folder: Path,
+        *,
+        policy: Policy = DEFAULT_POLICY,
+        segment_bytes: int = SEGMENT_bytes,
+        uring: bool = True,
+    ) -> None:
+        """`folder`: where the file without a name is made."""
+        self.tables, self.folder = tuple(tables), folder
+        self._library, self._tier = native.library(), None
+        described = (NativeTable * len(tables))()
+        for table, entry in zip(tables, described, strict=True):
+            slots = len(table.row_memory) - table.overflow
+            assert slots % WAYS == 0 and slots > 0, (table.name, slots)
+            entry.rows, entry.slots, entry.overflow, entry.policy = table.rows, slots, table.overflow, policy == "lfu"
+            entry.row_bytes, entry.state_bytes = table.row_bytes, table.state_width * 4
+            entry.row_memory, entry.state_memory = table.row_memory.data_ptr(), table.state_memory.data_ptr()
+        status = Status()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{folder}: rows cannot be kept on disk there: {error.strerror}; want a folder") from None
+        path = os.fsencode(folder)
+        self._tier = self._library.tier_open(path, segment_bytes, uring, len(tables), described, byref(status))
+        self._check(status)
+
+    def __del__(self) -> None:
+        if getattr(self, "_tier", None):
+            self._library.tier_close(self._tier)
+
+    def __reduce__(self) -> NoReturn:
+        names = ", ".join(table.name for table in self.tables)
+        raise StateError(f"tables on disk cannot be copied or pickled ({names}): want a checkpoint")
+
+    @property
+    def file(self) -> int:
+        """The descriptor of the file."""
+        return int(self._library.tier_file(self._tier))
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether reads and writes bypass the system's page cache."""
+        return bool(self._library.tier_is_direct(self._tier))
+
+    @property
+    def uses_uring(self) -> bool:
+        return bool(self._library.tier_uses_uring(self._tier))
+
+    @property
+    def disk_bytes(self) -> int:
+        return int(self._library.tier_disk_bytes(self._tier))
+
+    def rows_of_slots(self, table: int) -> int:
+        """The address of int64 numbers: the row in each slot of a table."""
+        return int(self._library.tier_rows_of_slots(self._tier, table))
+
+    def pin(self, values_N: Tensor, features: Sequence[FeatureIds], *, changes: bool, counts: bool) -> Tensor:
+        """The values with the ids of these features replaced by slots, which hold their rows until `unpin`.
+
+        `changes`: the rows will change. `counts`: ids count for the policy. Raises RuntimeError for an id outside its
+        table, as the kernels do.
+        """
+        values_N = values_N.contiguous()
+        slots_N = values_N.clone()
+        size = values_N.element_size()
+        segments = (Segment * len(features))()
+        for feature, segment in zip(features, segments, strict=True):
+            at = feature.begin * size
+            segment.table, segment.wide, segment.count = feature.table, size == 8, feature.end - feature.begin
+            segment.ids, segment.slots = values_N.data_ptr() + at, slots_N.data_ptr() + at
+        status = Status()
+        self._library.tier_pin(self._tier, len(features), segments, changes, counts, byref(status))
+        if status.code == native.BAD_ID:
+            raise RuntimeError(f"rowwise: an id is outside table {self.tables[status.table].name!r}")
+        self._check(status)
+        for number in {feature.table for feature in features}:
+            self._make_new_rows(number)
+        return slots_N
+
+    def unpin(self) -> None:
+        """Let the slots go; changed rows that have no slot in their set are written."""
+        self._call("tier_unpin")
+
+    def read(self, table: int, rows_U: Tensor) -> tuple[Tensor, Tensor]:
+        """Stored rows [U, bytes] and state [U, floats]; rows may be cached, on disk or never written."""
+        one = self.tables[table]
+        rows_U = rows_U.long().contiguous()
+        stored = torch.empty(len(rows_U), one.row_bytes, dtype=torch.uint8)
+        state = torch.empty(len(rows_U), one.state_width)
+        found = torch.empty(len(rows_U), dtype=torch.bool)
+        pointers = [x.data_ptr() for x in (stored, state, found)]
+        self._call("tier_read", table, rows_U.data_ptr(), len(rows_U), *pointers)
+        new_U = (~found).nonzero().flatten()
+        if len(new_U):
+            stored[new_U], state[new_U] = one.initial(rows_U[new_U])
+        return stored, state
+
+    def write(self, table: int, rows_U: Tensor, stored: Tensor, state: Tensor) -> None:
+        """Overwrite distinct rows and their state."""
+        rows_U, stored, state = rows_U.long().contiguous(), stored.contiguous(), state.contiguous()
+        self._call("tier_write", table, rows_U.data_ptr(), len(rows_U), stored.data_ptr(), state.data_ptr())
+
+    def written(self, table: int, first: int, last: int) -> Tensor:
+        """The rows in [first, last) that were ever changed, ascending."""
+        self._call("tier_flush")
+        rows_U = torch.empty(self._library.tier_written(self._tier, table, first, last, None), dtype=torch.int64)
+        self._library.tier_written(self._tier, table, first, last, rows_U.data_ptr())
+        return rows_U
+
+    def forget(self) -> None:
+        """Make all rows as if they were never changed."""
+        for table in range(len(self.tables)):
+            self._library.tier_forget(self._tier, table)
+
+    def counters(self, table: int) -> CacheCounters:
+        values = (ctypes.c_int64 * len(native.COUNTERS))()
+        self._library.tier_counters(self._tier, table, values)
+        return CacheCounters(**dict(zip(native.COUNTERS, values, strict=True)))
+
+    def _make_new_rows(self, number: int) -> None:
+        """Fill the slots of rows that were never written."""
+        count = self._library.tier_new_rows(self._tier, number, None, None)
+        if not count:
+            return
+        rows_U, slots_U = torch.empty(2, count, dtype=torch.int64)
+        self._library.tier_new_rows(self._tier, number, rows_U.data_ptr(), slots_U.data_ptr())
+        table = self.tables[number]
+        table.row_memory[slots_U], table.state_memory[slots_U] = table.initial(rows_U)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = Status()
+        getattr(self._library, name)(self._tier, *arguments, byref(status))
+        self._check(status)
+
+    def _check(self, status: Status) -> None:
+        if status.code == native.OK:
+            return
+        name = self.tables[status.table].name if 0 <= status.table < len(self.tables) else ""
+        match status.code:
+            case native.TOO_SMALL:
+                rows = f"a batch has more rows of table {name!r} than its cache, which holds {status.distinct:,}"
+                raise SpecError(f"{rows}: want a larger memory, or fewer samples a batch")
+            case native.DAMAGED:
+                row = f"table {name!r}, row {status.row}: its" if status.row >= 0 else "a"
+                what = f"{row} record in {self.folder} does not match its checksum"
+                raise StoreError(f"{what}: want another disk; resume from a checkpoint")
+            case native.IO:
+                raise StoreError(f"{self.folder}: {self._system_error(status.error)}")
+            case native.LOG_FULL:
+                raise StoreError(f"table {name!r} has more records on disk than 2**32: want it cut into more tiles")
+            case _:
+                raise StoreError(f"the memory of the caches of {len(self.tables)} tables on disk was not allocated")
+
+    def _system_error(self, number: int) -> str:
+        text = f"rows could not be read or written: {os.strerror(number)}"
+        if number != errno.ENOSPC:
+            return f"{text}; want a folder on a disk, by `disk`"
+        free = ""
+        with suppress(OSError):
+            space = os.statvfs(self.folder)
+            free = f", {format_bytes(space.f_bavail * space.f_frsize)} are free"
+        used = format_bytes(self.disk_bytes) if self._tier else "0 B"
+        return f"{text}; the rows take {used}{free}: want more space, or another folder by `disk`"
+
+
+@final
+class DiskRows:
+    """The rows of a table on disk as a `RowStream`."""
+
+    def __init__(self, disk: DiskTables, table: int, dtype: torch.dtype) -> None:
+        self._disk, self._table, self.dtype = disk, table, dtype
+        one = disk.tables[table]
+        self.shape = (one.rows, one.row_bytes // dtype.itemsize)
+
+    def read(self, begin: int, end: int) -> Tensor:
+        return self.read_rows(torch.arange(begin, end))
+
+    def read_rows(self, rows: Tensor) -> Tensor:
+        return self._disk.read(self._table, rows)[0].view(self.dtype)
+
+    def write(self, begin: int, values: Tensor) -> None:
+        self.write_rows(torch.arange(begin, begin + len(values)), values)
+
+    def write_rows(self, rows: Tensor, values: Tensor) -> None:
+        state = self._disk.read(self._table, rows)[1]
+        self._disk.write(self._table, rows, values.contiguous().view(torch.uint8).view(len(rows), -1), state)
+
+
+@final
+class DiskState:
+    """Columns of the optimizer state of a table on disk as a `RowStream`; one column is a number per row."""
+
+    dtype = torch.float32
+
+    def __init__(self, disk: DiskTables, table: int, columns: slice) -> None:
+        self._disk, self._table, self._columns = disk, table, columns
+        rows, width = disk.tables[table].rows, columns.stop - columns.start
+        self.shape = (rows,) if width == 1 else (rows, width)
+
+    def read(self, begin: int, end: int) -> Tensor:
+        return self.read_rows(torch.arange(begin, end))
+
+    def read_rows(self, rows: Tensor) -> Tensor:
+        state = self._disk.read(self._table, rows)[1][:, self._columns]
+        return state.reshape(len(rows), *self.shape[1:])
+
+    def write(self, begin: int, values: Tensor) -> None:
+        self.write_rows(torch.arange(begin, begin + len(values)), values)
+
+    def write_rows(self, rows: Tensor, values: Tensor) -> None:
+        stored, state = self._disk.read(self._table, rows)
+        state[:, self._columns] = values.view(len(rows), -1)
+        self._disk.write(self._table, rows, stored, state)

@@ -1,0 +1,67 @@
+"""The C++ library of `disk.py`, by ctypes: a cache of rows in memory over a log on disk.
+
+Calls run without Python's lock, and one after the other. Arguments are not checked here.
+"""
+
+import ctypes
+import functools
+from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
+from typing import Any
+
+from rowwise.library import load_library
+
+LIBRARY = "librowwise_tier.so"
+OK, BAD_ID, TOO_SMALL, DAMAGED, IO, LOG_FULL, MEMORY = range(7)
+COUNTERS = ("hits", "misses", "new_rows", "evictions", "writes", "block_reads")
+
+
+class Status(ctypes.Structure):
+    """The outcome of a call."""
+
+    _fields_ = [
+        ("code", c_int32), ("error", c_int32), ("table", c_int32), ("row", c_int64), ("distinct", c_int64),
+    ]  # fmt: skip
+
+
+class NativeTable(ctypes.Structure):
+    """A table and the memory of its slots."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("rows", "row_bytes", "state_bytes", "slots", "overflow", "policy")),
+        ("row_memory", c_void_p), ("state_memory", c_void_p),
+    ]  # fmt: skip
+
+
+class Segment(ctypes.Structure):
+    """The ids of one feature, and where their slots go."""
+
+    _fields_ = [("table", c_int64), ("wide", c_int64), ("ids", c_void_p), ("count", c_int64), ("slots", c_void_p)]
+
+
+@functools.cache
+def library() -> Any:
+    """The library, with the types of its functions."""
+    tier = load_library(LIBRARY)
+    status, numbers = POINTER(Status), c_void_p
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "tier_open": (c_void_p, [c_char_p, c_int64, c_int32, c_int64, POINTER(NativeTable), status]),
+        "tier_close": (None, [c_void_p]),
+        "tier_rows_of_slots": (c_void_p, [c_void_p, c_int64]),
+        "tier_pin": (None, [c_void_p, c_int64, POINTER(Segment), c_int32, c_int32, status]),
+        "tier_new_rows": (c_int64, [c_void_p, c_int64, numbers, numbers]),
+        "tier_unpin": (None, [c_void_p, status]),
+        "tier_read": (None, [c_void_p, c_int64, numbers, c_int64, numbers, numbers, numbers, status]),
+        "tier_write": (None, [c_void_p, c_int64, numbers, c_int64, numbers, numbers, status]),
+        "tier_flush": (None, [c_void_p, status]),
+        "tier_written": (c_int64, [c_void_p, c_int64, c_int64, c_int64, numbers]),
+        "tier_forget": (None, [c_void_p, c_int64]),
+        "tier_counters": (None, [c_void_p, c_int64, numbers]),
+        "tier_disk_bytes": (c_int64, [c_void_p]),
+        "tier_is_direct": (c_int32, [c_void_p]),
+        "tier_uses_uring": (c_int32, [c_void_p]),
+        "tier_file": (c_int32, [c_void_p]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(tier, name)
+        function.restype, function.argtypes = result, arguments
+    return tier
