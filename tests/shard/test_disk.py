@@ -23,7 +23,8 @@ LAYOUTS = ("table-wise", "row-wise", "interleaved rows", "uneven rows")
 
 
 def on_disk(tiles, cache_rows):
-    return tuple(structs.replace(tile, tier="disk", cache_rows=cache_rows) for tile in tiles)
+    cached = [min(cache_rows, tile.rows[1] - tile.rows[0]) for tile in tiles]
+    return tuple(structs.replace(t, tier="disk", cache_rows=n) for t, n in zip(tiles, cached, strict=True))
 
 
 def one_table(**settings):
@@ -95,7 +96,7 @@ def test_a_state_dict_is_refused_and_a_copy_too(tmp_path):
 
 def test_column_cuts_and_missing_folders_are_refused(tmp_path):
     tables = one_table()
-    halves = (structs.replace(t, cols=cols) for t in table_wise(tables[0], 0) for cols in ((0, 4), (4, 8)))
+    halves = tuple(structs.replace(t, cols=cols) for t in table_wise(tables[0], 0) for cols in ((0, 4), (4, 8)))
     with pytest.raises(SpecError, match="another tile has the same rows"):
         make_sharded(tables, Plan(world=1, tiles=on_disk(halves, 9)), solo(), disk=tmp_path)
     with pytest.raises(SpecError, match="want a folder for rows on disk"):
