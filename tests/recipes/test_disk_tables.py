@@ -16,7 +16,7 @@ from rowwise.plan import Tile
 from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.disk_tables import describe_disk_tables, fill_caches, has_disk_tables
 from rowwise.recipes.recipe import Data, Recipe
-from rowwise.recipes.runs import TrainingRun
+from rowwise.recipes.runs import TrainingRun, evaluate
 from rowwise.recipes.sharding import choose_plan, tables_of
 from rowwise.recipes.table_memory import TableMemory, single_rank_plan
 from rowwise.store.sizes import cache_bytes, disk_bytes
@@ -143,6 +143,8 @@ def test_a_run_with_tables_on_disk_ends_as_one_in_memory(large, tmp_path):
         assert has_disk_tables(run.plan) == bool(number)
         assert run.go().status == "finished"
         ends.append(saved(run.folder.path))
+    scores = [evaluate(path).tasks for path in sorted((tmp_path / "runs/small").iterdir())]
+    assert scores[0] == scores[1]
     resident, on_disk = ends
     assert resident.keys() == on_disk.keys()
     assert all(torch.equal(resident[key], on_disk[key]) for key in resident)
