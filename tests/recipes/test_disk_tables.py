@@ -150,6 +150,20 @@ def test_a_run_with_tables_on_disk_ends_as_one_in_memory(large, tmp_path):
     assert all(torch.equal(resident[key], on_disk[key]) for key in resident)
 
 
+def test_a_resumed_run_with_tables_on_disk_ends_as_one_that_was_not_stopped(large, tmp_path):
+    made, _ = large
+    made = structs.replace(made, memory=4 * MB)
+    whole = TrainingRun.start(made, tmp_path / "runs")
+    whole.go()
+    once = structs.replace(made, train=structs.replace(made.train, epochs=1))
+    path = (part := TrainingRun.start(once, tmp_path / "runs")).folder.path
+    part.go()
+    TrainingRun.resume(path, (f"train.epochs={made.train.epochs}",)).go()
+    expected, found = saved(whole.folder.path), saved(path)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[key], found[key]) for key in expected)
+
+
 def test_a_run_that_cannot_start_leaves_no_folder(large, tmp_path):
     made, _ = large
     for changes in ({"memory": MB}, {"memory": 6 * MB, "init_from": "nope"}):
