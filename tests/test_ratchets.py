@@ -11,24 +11,24 @@ ROOT = Path(__file__).parents[1]
 PATCH = re.compile(r"\b(monkeypatch|patch)\.(setattr|setitem|setenv|delattr|delitem|delenv)\(|\bmock\.|unittest\.mock")
 PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
-    "calibrate": 2_454,
+    "calibrate": 2_558,
     "checkpoint": 3_746,
-    "cli": 3_606,
+    "cli": 3_864,
     "comm": 1_707,
     "drills": 710,
     "hashing": 2_699,
     "ingest": 10_967,
     "models": 756,
-    "ops": 3_574,
-    "perf": 1_419,
-    "planner": 5_113,
-    "recipes": 5_234,
+    "ops": 3_755,
+    "perf": 1_443,
+    "planner": 5_123,
+    "recipes": 5_489,
     "report": 3_095,
-    "shard": 2_734,
-    "store": 47,
+    "shard": 2_756,
+    "store": 766,
     "train": 4_968,
-    "modules": 2_401,
-    "C and C++": 8_229,
+    "modules": 2_406,
+    "C and C++": 9_521,
 }
 
 

@@ -212,7 +212,9 @@ class Arena:
     def to(self, device: torch.device) -> None:
         """Move to another device; existing views keep the old memory."""
         if self.disk is not None and device != self.rows.device:
-            raise StateError(f"tables on disk ({self.disk.folder}) stay on {self.rows.device}: want a plan without them")
+            raise StateError(
+                f"tables on disk ({self.disk.folder}) stay on {self.rows.device}: want a plan without them"
+            )
         self.rows = self.rows.to(device)
         self.state = self.state.to(device)
         if self.touched is not None:

@@ -403,9 +403,15 @@ def load_trained(path: Path, which: str = "best", warn: Warn = ignore_warning) -
     for line in resolved.notes:
         warn(line)
     set_threads(resolved.recipe)
-    memory = measure_memory(resolved, solo(), "use")
-    check_memory(memory, memory.tables, memory.plan, solo())
-    model = make_model(resolved)
+    recipe, comm = structs.replace(resolved.recipe, plan=None), solo()
+    folder = path / DISK if recipe.disk is None else Path(recipe.disk)
+    memory = measure_memory(resolved, comm, "use", folder)
+    on_disk = memory.is_short and can_use_disk(recipe)
+    if not on_disk:
+        check_memory(memory, memory.tables, memory.plan, comm)
+    model = make_model(resolved, on_meta=on_disk)
+    if on_disk:
+        shard_tables(recipe, model, choose_plan(recipe, model, comm.topology, memory), comm, folder)
     restore_model(CheckpointFolder(path / "ckpt").open(which), model)
     return resolved, model
 

@@ -12,6 +12,7 @@ and no budget is too small for gradient accumulation: a single call of a kernel 
 import ctypes
 import errno
 import os
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ctypes import byref
@@ -93,6 +94,7 @@ class DiskTables:
     ) -> None:
         """`folder`: where the file without a name is made."""
         self.tables, self.folder = tuple(tables), folder
+        self.lock = threading.RLock()  # threads of a checkpoint read and write rows and state of one table at once
         self._library, self._tier = native.library(), None
         described = (NativeTable * len(tables))()
         for table, entry in zip(tables, described, strict=True):
@@ -155,7 +157,8 @@ class DiskTables:
             segment.table, segment.wide, segment.count = feature.table, size == 8, feature.end - feature.begin
             segment.ids, segment.slots = values_N.data_ptr() + at, slots_N.data_ptr() + at
         status = Status()
-        self._library.tier_pin(self._tier, len(features), segments, changes, counts, byref(status))
+        with self.lock:
+            self._library.tier_pin(self._tier, len(features), segments, changes, counts, byref(status))
         if status.code == native.BAD_ID:
             raise RuntimeError(f"rowwise: an id is outside table {self.tables[status.table].name!r}")
         self._check(status)
@@ -188,9 +191,10 @@ class DiskTables:
 
     def written(self, table: int, first: int, last: int) -> Tensor:
         """The rows in [first, last) that were ever changed, ascending."""
-        self._call("tier_flush")
-        rows_U = torch.empty(self._library.tier_written(self._tier, table, first, last, None), dtype=torch.int64)
-        self._library.tier_written(self._tier, table, first, last, rows_U.data_ptr())
+        with self.lock:
+            self._call("tier_flush")
+            rows_U = torch.empty(self._library.tier_written(self._tier, table, first, last, None), dtype=torch.int64)
+            self._library.tier_written(self._tier, table, first, last, rows_U.data_ptr())
         return rows_U
 
     def forget(self, table: int | None = None) -> None:
@@ -215,7 +219,8 @@ class DiskTables:
 
     def _call(self, name: str, *arguments: Any) -> None:
         status = Status()
-        getattr(self._library, name)(self._tier, *arguments, byref(status))
+        with self.lock:
+            getattr(self._library, name)(self._tier, *arguments, byref(status))
         self._check(status)
 
     def _check(self, status: Status) -> None:
@@ -274,8 +279,9 @@ class DiskRows:
         self.write_rows(torch.arange(begin, begin + len(values)), values)
 
     def write_rows(self, rows: Tensor, values: Tensor) -> None:
-        state = self._disk.read(self._table, rows)[1]
-        self._disk.write(self._table, rows, values.contiguous().view(torch.uint8).view(len(rows), -1), state)
+        with self._disk.lock:
+            state = self._disk.read(self._table, rows)[1]
+            self._disk.write(self._table, rows, values.contiguous().view(torch.uint8).view(len(rows), -1), state)
 
 
 @final
@@ -306,6 +312,7 @@ class DiskState:
         self.write_rows(torch.arange(begin, begin + len(values)), values)
 
     def write_rows(self, rows: Tensor, values: Tensor) -> None:
-        stored, state = self._disk.read(self._table, rows)
-        state[:, self._columns] = values.view(len(rows), -1)
-        self._disk.write(self._table, rows, stored, state)
+        with self._disk.lock:
+            stored, state = self._disk.read(self._table, rows)
+            state[:, self._columns] = values.view(len(rows), -1)
+            self._disk.write(self._table, rows, stored, state)
