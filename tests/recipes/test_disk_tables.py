@@ -8,9 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from small import recipe, saved, write_rows
+from small import recipe, write_rows
 
 from rowwise import Adam, Plan, RowWiseAdagrad, SpecError, Table, Topology
+from rowwise.checkpoint.read import Checkpoint
 from rowwise.errors import RowwiseError, TableMemoryError
 from rowwise.plan import Tile
 from rowwise.recipes.compose import make_model, resolve
@@ -133,6 +134,12 @@ def test_disk_bytes_are_of_pieces(large):
     assert memory.disk_bytes(0) == sum(map(disk_bytes, tables))
     assert (memory.rows_bytes(0), memory.state_bytes(0)) == (0, 0)
     assert memory.cache_bytes(0) == memory.needed_bytes(0) == sum(cache_bytes(table, 0) for table in tables)
+
+
+def saved(run):
+    """The tensors of the newest checkpoint; rows on disk that never changed are in no file."""
+    checkpoint = Checkpoint.open(max((run / "ckpt").glob("step-*[0-9]")))
+    return {name: checkpoint.load(name) for name in checkpoint.names()}
 
 
 def test_a_run_with_tables_on_disk_ends_as_one_in_memory(large, tmp_path):

@@ -9,8 +9,8 @@ others; a scalar is one row of one column. A table is (rows, dim) for every row 
 a tile does: int8 rows have the scales of their groups first, then the codes. Rows may be rounded to fewer bits:
 8 are int8 rows of one group, 4 those of [Note: Four bits] in `ops/_cpp/quantise.h`. Chunks without `ids` cover each
 element once. A chunk with `ids` holds rows that changed since an earlier checkpoint; chunks are applied in the order in
-which they are listed. A chunk with `initial` is in no file: its rows have the values that they were made with, as those of a table
-on disk that never changed.
+which they are listed. A chunk with `initial` is in no file: its rows have the values that they were made with, as
+those of a table on disk that never changed.
 """
 
 import math

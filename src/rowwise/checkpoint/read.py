@@ -292,7 +292,7 @@ class Checkpoint:
             for at in range(0, chunk.count, step):
                 rows = min(step, chunk.count - at)
                 buffer = out[at : at + rows] if len(out) == chunk.count else out[:rows]
-                buffer.copy_(_initial_rows(name, entry, chunk, at, rows))
+                buffer.copy_(_initial_rows(entry, chunk, at, rows))
                 yield at, buffer
             return
         for at, buffer in self._read(name, chunk, chunk, out):
@@ -356,14 +356,14 @@ class Checkpoint:
         return self._headers[file]
 
 
-def _initial_rows(name: str, entry: TensorEntry, chunk: TensorChunk, at: int, count: int) -> Tensor:
+def _initial_rows(entry: TensorEntry, chunk: TensorChunk, at: int, count: int) -> Tensor:
     """Rows [at, at + count) of a chunk with initial values."""
     assert chunk.initial is not None
     cols = entry.chunk_cols(chunk)
     if entry.row_type is None:
         assert isinstance(chunk.initial.init, Constant)
         return torch.full((count, entry.chunk_width(chunk)), chunk.initial.init.value)
-    full = Table(name=name, rows=entry.rows, dim=entry.columns, row_type=entry.row_type,
+    full = Table(name="t", rows=entry.rows, dim=entry.columns, row_type=entry.row_type,
                  column_group=entry.column_group, init=chunk.initial.init)  # fmt: skip
     piece = TablePiece.cut(full, (0, entry.rows), cols, ())
     return initial_rows(piece, chunk.initial.key, torch.arange(chunk.rows[0] + at, chunk.rows[0] + at + count))

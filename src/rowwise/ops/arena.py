@@ -21,7 +21,7 @@ from rowwise.ops import rowtype
 from rowwise.ops.layout import ArenaOffset, FeatureDescriptor, TablePiece, lay_out_tables
 from rowwise.ops.touched import TouchedRows
 from rowwise.spec import Constant, Normal, RowType, Table, Uniform, state_slots, state_width
-from rowwise.store.disk import DiskRows, DiskState, DiskTable, DiskTables, FeatureIds
+from rowwise.store.disk import DiskStream, DiskTable, DiskTables, FeatureIds
 from rowwise.store.row_stream import InitialValues
 from rowwise.store.sizes import cache_slots
 
@@ -159,23 +159,24 @@ class Arena:
             at += slot.width
         return views
 
-    def rows_stream(self, index: int) -> Tensor | DiskRows:
+    def rows_stream(self, index: int) -> Tensor | DiskStream:
         """The rows of a table as they are stored: a view, or a stream of those on disk."""
         if self.disk is None or index not in self.on_disk:
             return self.table(index)
         piece = self.pieces[index]
         initial = InitialValues(init=piece.full_table.init, key=int(self.keys_T[index]))
-        return DiskRows(self.disk, self.on_disk.index(index), rowtype.dtype_of(piece.table.row_type), initial)
+        return DiskStream(self.disk, self.on_disk.index(index), rowtype.dtype_of(piece.table.row_type), initial)
 
-    def state_streams(self, index: int) -> dict[str, Tensor | DiskState]:
+    def state_streams(self, index: int) -> dict[str, Tensor | DiskStream]:
         """A table's optimizer state by name: views, or streams of that on disk; `step` is a scalar."""
         if self.disk is None or index not in self.on_disk:
             return {**self.table_state(index)}
-        streams: dict[str, Tensor | DiskState] = {"step": self.steps_T[index]}
+        streams: dict[str, Tensor | DiskStream] = {"step": self.steps_T[index]}
         at = 0
         for name, slot in state_slots(self.pieces[index].table).items():
             initial = InitialValues(init=Constant(value=slot.initial))
-            streams[name] = DiskState(self.disk, self.on_disk.index(index), slice(at, at + slot.width), initial)
+            columns = slice(at, at + slot.width)
+            streams[name] = DiskStream(self.disk, self.on_disk.index(index), torch.float32, initial, columns)
             at += slot.width
         return streams
 

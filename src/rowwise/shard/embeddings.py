@@ -67,7 +67,7 @@ class ShardedEmbeddings(nn.Module):
     dict: use checkpoints.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but the first three have defaults
         self,
         tables: Sequence[Table],
         plan: Plan,

@@ -31,6 +31,7 @@ from rowwise.store.policy import DEFAULT_POLICY, WAYS, Policy
 from rowwise.store.row_stream import InitialValues
 
 SEGMENT_bytes = 8 << 20  # of one write: rows go to disk at its sequential speed
+WINDOW_bytes = 16 << 20  # of records that a stream reads at a time
 InitialRows = Callable[[Tensor], tuple[Tensor, Tensor]]  # row numbers -> stored bytes [U, bytes] and state [U, floats]
 
 
@@ -99,7 +100,8 @@ class DiskTables:
         described = (NativeTable * len(tables))()
         for table, entry in zip(tables, described, strict=True):
             slots = len(table.row_memory) - table.overflow
-            assert slots % WAYS == 0 and slots > 0, (table.name, slots)
+            assert slots > 0, table.name
+            assert slots % WAYS == 0, table.name
             entry.rows, entry.slots, entry.overflow, entry.policy = table.rows, slots, table.overflow, policy == "lfu"
             entry.row_bytes, entry.state_bytes = table.row_bytes, table.state_width * 4
             entry.row_memory, entry.state_memory = table.row_memory.data_ptr(), table.state_memory.data_ptr()
@@ -255,13 +257,20 @@ class DiskTables:
 
 
 @final
-class DiskRows:
-    """The rows of a table on disk as a `RowStream`."""
+class DiskStream:
+    """The stored rows of a table on disk, or columns of their optimizer state, as a `RowStream`."""
 
-    def __init__(self, disk: DiskTables, table: int, dtype: torch.dtype, initial: InitialValues) -> None:
-        self._disk, self._table, self.dtype, self.initial = disk, table, dtype, initial
+    def __init__(
+        self, disk: DiskTables, table: int, dtype: torch.dtype, initial: InitialValues, columns: slice | None = None
+    ) -> None:
+        """`columns`: of the optimizer state; None: the stored rows."""
+        self._disk, self._table, self._columns = disk, table, columns
+        self.dtype, self.initial = dtype, initial
         one = disk.tables[table]
-        self.shape = (one.rows, one.row_bytes // dtype.itemsize)
+        width = one.row_bytes // dtype.itemsize if columns is None else columns.stop - columns.start
+        self.shape = (one.rows,) if columns is not None and width == 1 else (one.rows, width)
+        # Rows and state are one record: few records at a time, however narrow the columns are.
+        self._most_rows = max(1, WINDOW_bytes // (one.row_bytes + 4 * one.state_width))
 
     def written(self, begin: int, end: int) -> Tensor:
         return self._disk.written(self._table, begin, end)
@@ -273,46 +282,19 @@ class DiskRows:
         return self.read_rows(torch.arange(begin, end))
 
     def read_rows(self, rows: Tensor) -> Tensor:
-        return self._disk.read(self._table, rows)[0].view(self.dtype)
+        runs = rows.split(self._most_rows)
+        parts = [self._part(*self._disk.read(self._table, run)) for run in runs]
+        return torch.cat(parts).view(len(rows), *self.shape[1:])
 
     def write(self, begin: int, values: Tensor) -> None:
         self.write_rows(torch.arange(begin, begin + len(values)), values)
 
     def write_rows(self, rows: Tensor, values: Tensor) -> None:
-        with self._disk.lock:
-            state = self._disk.read(self._table, rows)[1]
-            self._disk.write(self._table, rows, values.contiguous().view(torch.uint8).view(len(rows), -1), state)
+        for run, part in zip(rows.split(self._most_rows), values.split(self._most_rows), strict=True):
+            with self._disk.lock:
+                stored, state = self._disk.read(self._table, run)
+                self._part(stored, state).copy_(part.view(len(run), -1))
+                self._disk.write(self._table, run, stored, state)
 
-
-@final
-class DiskState:
-    """Columns of the optimizer state of a table on disk as a `RowStream`; one column is a number per row."""
-
-    dtype = torch.float32
-
-    def __init__(self, disk: DiskTables, table: int, columns: slice, initial: InitialValues) -> None:
-        self._disk, self._table, self._columns, self.initial = disk, table, columns, initial
-        rows, width = disk.tables[table].rows, columns.stop - columns.start
-        self.shape = (rows,) if width == 1 else (rows, width)
-
-    def written(self, begin: int, end: int) -> Tensor:
-        return self._disk.written(self._table, begin, end)
-
-    def forget(self) -> None:
-        self._disk.forget(self._table)
-
-    def read(self, begin: int, end: int) -> Tensor:
-        return self.read_rows(torch.arange(begin, end))
-
-    def read_rows(self, rows: Tensor) -> Tensor:
-        state = self._disk.read(self._table, rows)[1][:, self._columns]
-        return state.reshape(len(rows), *self.shape[1:])
-
-    def write(self, begin: int, values: Tensor) -> None:
-        self.write_rows(torch.arange(begin, begin + len(values)), values)
-
-    def write_rows(self, rows: Tensor, values: Tensor) -> None:
-        with self._disk.lock:
-            stored, state = self._disk.read(self._table, rows)
-            state[:, self._columns] = values.view(len(rows), -1)
-            self._disk.write(self._table, rows, stored, state)
+    def _part(self, stored: Tensor, state: Tensor) -> Tensor:
+        return stored.view(self.dtype) if self._columns is None else state[:, self._columns]

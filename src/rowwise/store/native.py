@@ -1,6 +1,6 @@
 """The C++ library of `disk.py`, by ctypes: a cache of rows in memory over a log on disk.
 
-Calls run without Python's lock, and one after the other. Arguments are not checked here.
+Calls run without Python's lock; the caller makes them one after the other. Arguments are not checked here.
 """
 
 import ctypes

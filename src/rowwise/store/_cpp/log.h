@@ -231,8 +231,8 @@ class Log {
   void write_segment() {
     if (next_ < segment_bytes_) std::memset(buffer_->data() + next_, 0, std::size_t(segment_bytes_ - next_));
     for (int64_t done = 0; done < segment_bytes_;) {
-      const ssize_t put = pwrite(file_, buffer_->data() + done, std::size_t(segment_bytes_ - done),
-                                 current_ * segment_bytes_ + done);
+      const ssize_t put =
+          pwrite(file_, buffer_->data() + done, std::size_t(segment_bytes_ - done), current_ * segment_bytes_ + done);
       if (put < 0 && errno == EINTR) continue;
       if (put <= 0) throw Failure{TIER_IO, put ? errno : ENOSPC};
       done += put;

@@ -1,8 +1,6 @@
 // A cache in memory over a log on disk: the functions of tier.h.
 #include "tier.h"
 
-#include <mutex>
-
 #include "cache.h"
 #include "log.h"
 
@@ -27,10 +25,9 @@ class Tier {
   Log& log() { return log_; }
   bool direct() const { return direct_; }
 
-  // Calls run one after the other. A call that failed may have left slots without their rows, so later ones fail too.
+  // A call that failed may have left slots without their rows, so later ones fail too.
   template <class F>
   void run(F f) {
-    const std::lock_guard<std::mutex> lock(mutex_);
     if (failure_.code != TIER_OK) throw failure_;
     try {
       f();
@@ -162,7 +159,6 @@ class Tier {
     return placed.slot;
   }
 
-  std::mutex mutex_;
   Failure failure_{TIER_OK};
   bool direct_;
   std::vector<TierTable> tables_;
@@ -242,7 +238,8 @@ void tier_unpin(void* tier, TierStatus* status) {
 
 void tier_read(void* tier, int64_t table, const int64_t* rows, int64_t count, char* row_out, char* state_out,
                uint8_t* found, TierStatus* status) {
-  guarded(status, [&] { tier_of(tier).run([&] { tier_of(tier).read(table, rows, count, row_out, state_out, found); }); });
+  guarded(status,
+          [&] { tier_of(tier).run([&] { tier_of(tier).read(table, rows, count, row_out, state_out, found); }); });
 }
 
 void tier_write(void* tier, int64_t table, const int64_t* rows, int64_t count, const char* row_in, const char* state_in,
