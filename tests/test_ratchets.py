@@ -12,23 +12,23 @@ PATCH = re.compile(r"\b(monkeypatch|patch)\.(setattr|setitem|setenv|delattr|deli
 PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
     "calibrate": 2_558,
-    "checkpoint": 3_746,
+    "checkpoint": 3_840,
     "cli": 3_864,
     "comm": 1_707,
     "drills": 710,
     "hashing": 2_699,
     "ingest": 10_967,
     "models": 756,
-    "ops": 3_755,
+    "ops": 3_784,
     "perf": 1_443,
     "planner": 5_123,
     "recipes": 5_489,
     "report": 3_095,
-    "shard": 2_756,
-    "store": 766,
+    "shard": 2_759,
+    "store": 780,
     "train": 4_968,
     "modules": 2_406,
-    "C and C++": 9_521,
+    "C and C++": 9_528,
 }
 
 

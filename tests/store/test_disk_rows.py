@@ -28,6 +28,7 @@ def make_table(name="t", rows=5000, row_bytes=24, width=2, cached=64, overflow=6
         rows=rows,
         row_memory=torch.zeros(slots, row_bytes, dtype=torch.uint8),
         state_memory=torch.zeros(slots, width),
+        slot_rows=torch.empty(slots, dtype=torch.int64),
         overflow=overflow,
         initial=lambda rows_U: initial(rows_U, row_bytes, width),
     )

@@ -76,7 +76,13 @@ def test_the_cache_of_training_hits_what_the_simulator_says(policy, cache_rows, 
         return torch.zeros(len(rows), 8, dtype=torch.uint8), torch.zeros(len(rows), 1)
 
     table = DiskTable(
-        name="t", rows=20_000, row_memory=memory[0], state_memory=memory[1], overflow=overflow, initial=initial
+        name="t",
+        rows=20_000,
+        row_memory=memory[0],
+        state_memory=memory[1],
+        slot_rows=torch.empty(len(memory[0]), dtype=torch.int64),
+        overflow=overflow,
+        initial=initial,
     )
     disk, rows = DiskTables([table], tmp_path, policy=policy), zipf_rows(0.8, 20_000, 60_000)
     for begin in range(0, len(rows), batch):

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,6 +50,7 @@ class Arena:
     keys_T: Tensor = field(repr=False)  # key of each table's random numbers
     touched: TouchedRows | None = None  # None: changes are not tracked
     disk: DiskTables | None = None  # None: all rows are in memory
+    slot_rows: Tensor | None = None  # the row in each slot of the tables on disk
 
     @classmethod
     def allocate(
@@ -76,6 +78,7 @@ class Arena:
         )
         if arena.on_disk and not rows.is_meta:
             assert folder is not None, "tables on disk need a folder"
+            arena.slot_rows = torch.empty(sum(pieces[index].slots for index in arena.on_disk), dtype=torch.int64)
             arena.disk = DiskTables([arena._disk_table(index) for index in arena.on_disk], folder)
         return arena
 
@@ -85,10 +88,10 @@ class Arena:
         return tuple(index for index, piece in enumerate(self.pieces) if piece.cache_rows is not None)
 
     @property
-    def row_numbers(self) -> dict[int, int]:
-        """The address of the row in each slot, by index of a table on disk."""
-        numbers = enumerate(self.on_disk)
-        return {} if self.disk is None else {index: self.disk.rows_of_slots(number) for number, index in numbers}
+    def first_slots(self) -> dict[int, int]:
+        """Where the slots of each table on disk begin in `slot_rows`, by its index."""
+        firsts = accumulate((self.pieces[index].slots for index in self.on_disk), initial=0)
+        return dict(zip(self.on_disk, firsts, strict=False))
 
     @contextmanager
     def pinned(self, bags: "PinnedBags", *, changes: bool = False, counts: bool = False) -> Iterator[Tensor]:
@@ -107,6 +110,7 @@ class Arena:
             self.disk.unpin()
 
     def _disk_table(self, index: int) -> DiskTable:
+        assert self.slot_rows is not None
         piece, offset = self.pieces[index], self.offsets[index]
         table, slots, width = piece.table, piece.slots, state_width(piece.table)
         slots_of_sets = cache_slots(piece.cache_rows or 0)
@@ -122,6 +126,7 @@ class Arena:
             rows=table.rows,
             row_memory=rows.view(slots, -1),
             state_memory=self.state[offset.state_base : offset.state_base + slots * width].view(slots, width),
+            slot_rows=self.slot_rows[self.first_slots[index] :][:slots],
             overflow=slots - slots_of_sets,
             initial=make,
         )

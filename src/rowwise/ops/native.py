@@ -105,6 +105,10 @@ def _register_shapes() -> None:
     def _(*_: Any) -> None:
         return None
 
+    @fake("rowwise::fill_uniform_rows")
+    def _(*_: Any) -> None:
+        return None
+
 
 def _register_shapes_of_checkpoints() -> None:
     fake = torch.library.register_fake
@@ -258,9 +262,9 @@ def reference_operators() -> dict[str, Callable[..., Any]]:
         return reference.gather(arena, FeatureBags(features, values, offsets, None, batch))
 
     def update(*args: Any) -> None:
-        arena, state, tables, hyper, keys, features, values, offsets, weights, grad, batch, per_id = args
+        arena, state, tables, hyper, keys, features, values, offsets, weights, grad, batch, per_id, *slot_rows = args
         bags = FeatureBags(features, values, offsets, weights, batch)
-        reference.update(UpdateMemory(arena, state, tables, hyper, keys), bags, grad, per_id)
+        reference.update(UpdateMemory(arena, state, tables, hyper, keys, *slot_rows), bags, grad, per_id)
 
     def mark(touched: Tensor, starts: Tensor, arena: Tensor, *args: Any) -> None:
         features, values, offsets, batch = args
@@ -276,6 +280,7 @@ def reference_operators() -> dict[str, Callable[..., Any]]:
         "pack4": reference.pack4,
         "unpack4": reference.unpack4,
         "fill_uniform": reference.fill_uniform,
+        "fill_uniform_rows": reference.fill_uniform_rows,
         "pack": reference.pack,
         "unpack": reference.unpack,
         "lengths": reference.lengths,

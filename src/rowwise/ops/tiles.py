@@ -233,7 +233,7 @@ class Tiles:
     def _group_of(self, sequences: bool) -> TableGroup:
         pieces = self.arena.pieces
         chosen = [i for i, piece in enumerate(pieces) if (piece.table.pooling is Pooling.SEQUENCE) == sequences]
-        return make_group(pieces, self.arena.offsets, chosen, self.arena.row_numbers)
+        return make_group(pieces, self.arena.offsets, chosen, self.arena.first_slots)
 
     def _lookup(self, call: LookupCall) -> Tensor:
         if not call.group.tables:

@@ -43,6 +43,7 @@ class DiskTable:
     rows: int
     row_memory: Tensor  # of the slots: uint8 [slots, row_bytes]
     state_memory: Tensor  # float32 [slots, state_width]
+    slot_rows: Tensor  # int64 [slots]: the row in each slot, -1: none
     overflow: int  # of the slots, those for rows whose set is full of rows of the same batch
     initial: InitialRows
 
@@ -105,6 +106,7 @@ class DiskTables:
             entry.rows, entry.slots, entry.overflow, entry.policy = table.rows, slots, table.overflow, policy == "lfu"
             entry.row_bytes, entry.state_bytes = table.row_bytes, table.state_width * 4
             entry.row_memory, entry.state_memory = table.row_memory.data_ptr(), table.state_memory.data_ptr()
+            entry.slot_rows = table.slot_rows.data_ptr()
         status = Status()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -139,10 +141,6 @@ class DiskTables:
     @property
     def disk_bytes(self) -> int:
         return int(self._library.tier_disk_bytes(self._tier))
-
-    def rows_of_slots(self, table: int) -> int:
-        """The address of int64 numbers: the row in each slot of a table."""
-        return int(self._library.tier_rows_of_slots(self._tier, table))
 
     def pin(self, values_N: Tensor, features: Sequence[FeatureIds], *, changes: bool, counts: bool) -> Tensor:
         """The values with the ids of these features replaced by slots, which hold their rows until `unpin`.

@@ -16,11 +16,10 @@ class Tier {
   Tier(int file, bool direct, int64_t segment_bytes, bool uring, const std::vector<TierTable>& tables)
       : direct_(direct), tables_(tables), log_(file, segment_bytes, tables, uring), new_rows_(tables.size()) {
     for (const TierTable& table : tables_)
-      caches_.emplace_back(new Cache(table.rows, table.slots, table.overflow, table.policy == 1));
+      caches_.emplace_back(new Cache(table.rows, table.slots, table.overflow, table.policy == 1, table.slot_rows));
     for (std::size_t i = 0; i < tables_.size(); ++i) counters_.emplace_back(TIER_COUNTERS, 0);
   }
 
-  const Cache& cache(int64_t table) const { return *caches_[table]; }
   const std::vector<NewRow>& new_rows(int64_t table) const { return new_rows_[table]; }
   Log& log() { return log_; }
   bool direct() const { return direct_; }
@@ -218,8 +217,6 @@ void* tier_open(const char* path, int64_t segment_bytes, int32_t use_uring, int6
 }
 
 void tier_close(void* tier) { delete static_cast<Tier*>(tier); }
-
-const int64_t* tier_rows_of_slots(void* tier, int64_t table) { return tier_of(tier).cache(table).rows_of_slots(); }
 
 void tier_pin(void* tier, int64_t count, const TierSegment* segments, int32_t changes, int32_t counts,
               TierStatus* status) {

@@ -33,6 +33,7 @@ struct TierTable {
   int64_t policy;    // 0: LRU, 1: LFU
   char* row_memory;  // of slots + overflow rows
   char* state_memory;
+  int64_t* slot_rows;  // the row in each slot, -1: none
 };
 
 struct TierSegment {  // the ids of one feature
@@ -49,7 +50,6 @@ enum TierCounter : int32_t { HITS, MISSES, NEW_ROWS, EVICTIONS, WRITES, BLOCK_RE
 void* tier_open(const char* path, int64_t segment_bytes, int32_t use_uring, int64_t count, const TierTable* tables,
                 TierStatus* status);
 void tier_close(void* tier);
-const int64_t* tier_rows_of_slots(void* tier, int64_t table);  // the row in each slot, -1: none
 
 // Puts the rows of a batch into slots. Rows that were never written are listed by `tier_new_rows`: their slots have to
 // be filled before the kernels run. `changes`: the kernels will change the rows. `counts`: accesses count for the
