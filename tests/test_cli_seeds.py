@@ -68,7 +68,7 @@ def test_seeds_on_several_ranks(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--seeds", "1"), "--seeds 1: want at least 2"),
+        (("--seeds", "1"), "--seeds 1: want 2 to 100, as it is a number of runs"),
         (
             ("--seeds", "3", "--json"),
             "--seeds 3 with --json, which prints one object: leave it out, and run rowwise eval",

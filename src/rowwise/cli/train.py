@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rowwise.recipes.recipe import Recipe
 
 RUNS = Path("runs")
-FEWEST_SEEDS = 2
+FEWEST_SEEDS, MOST_SEEDS = 2, 100
 Changes = Annotated[
     list[str] | None,
     typer.Option(
@@ -153,8 +153,8 @@ def resume(  # noqa: PLR0913 - one for each option
 
 
 def _check_seeds(seeds: int, environment: CommandEnvironment, *, as_json: bool) -> None:
-    if seeds < FEWEST_SEEDS:
-        raise SpecError(f"--seeds {seeds}: want at least {FEWEST_SEEDS}, as it is a number of runs")
+    if not FEWEST_SEEDS <= seeds <= MOST_SEEDS:
+        raise SpecError(f"--seeds {seeds}: want {FEWEST_SEEDS} to {MOST_SEEDS}, as it is a number of runs")
     if environment.torchrun is not None:
         raise SpecError(f"--seeds {seeds} under torchrun, which starts the ranks of one run: want --nproc N")
     if as_json:
