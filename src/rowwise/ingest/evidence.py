@@ -2,8 +2,9 @@
 
 Rows are split into `FOLDS` parts at random, and each is predicted from the others in both readings: as ids, every value
 has the mean label of its rows, drawn towards the mean of all; as amounts, values fall into bins of equally many rows
-whose mean labels rise or fall throughout. Fewer folds would leave ids too few rows of each value. The reading with the smaller log loss is right if the difference is more
-than chance. If it is not, the values decide: ids come again, and fill their range evenly or regardless of neighbours.
+whose mean labels rise or fall throughout. Fewer folds would leave ids too few rows of each value. The reading with the
+smaller log loss is right if the difference is more than chance. If it is not, the values decide: ids come again, and
+fill their range evenly or regardless of neighbours.
 """
 
 from typing import Literal, NamedTuple
