@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from from_benchmarks import BENCHMARKS, part
+from pyarrow import csv
 from torch.utils.flop_counter import FlopCounterMode
 
 from rowwise import Embeddings, Jagged, RowType, Table
@@ -191,3 +192,24 @@ def test_a_smoke_run_is_not_kept_with_results(capsys):
     with pytest.raises(SystemExit):
         report.parsed(report.options("ops", "What?"), ["--smoke", "--save"])
     assert "give --save a FILE elsewhere" in capsys.readouterr().err
+
+
+def test_frappe_is_read_from_the_file_that_is_given(tmp_path):
+    data = part("first_hour_data")
+    lines = [f"{1 if k % 3 else -1} {' '.join(f'{100 * f + k % 7}:1' for f in range(10))}" for k in range(50)]
+    (tmp_path / "rows.libfm").write_text("\n".join(lines) + "\n")
+    folder = data.write_rows("frappe", tmp_path / "made", tmp_path / "rows.libfm")
+    made = {name: csv.read_csv(folder / f"{name}.csv") for name in data.PARTS}
+    assert [made[name].num_rows for name in data.PARTS] == [40, 5, 5]
+    assert made["train"].column_names == ["label", *(f"f{k}" for k in range(10))]
+    rows = [row for table in made.values() for row in zip(*table.to_pydict().values(), strict=True)]
+    assert sorted(rows) == sorted((int(k % 3 > 0), *(100 * f + k % 7 for f in range(10))) for k in range(50))
+    (tmp_path / "rows.libfm").unlink()
+    assert data.write_rows("frappe", tmp_path / "made") == folder  # the CSV files are enough
+
+
+@pytest.mark.parametrize("text", ["", "1 3:1 4:1\n", "not rows\n"])
+def test_a_file_that_is_not_frappe_is_refused(tmp_path, text):
+    (tmp_path / "rows.libfm").write_text(text)
+    with pytest.raises(AssertionError, match=r"rows\.libfm: want a label and 10 ids in each line"):
+        part("first_hour_data").write_rows("frappe", tmp_path / "made", tmp_path / "rows.libfm")
