@@ -38,6 +38,8 @@ def test_a_run_for_each_seed_and_their_mean(command, tmp_path):
     assert [run["tasks"]["label"]["auc"] for run in found["runs"]] == [result["auc"] for result in results]
     assert f"{found['tasks']['label']['auc']:.4f}" == table[3][5]
     assert {row["feature"] for row in found["slices"]} == {"user"}
+    for run in runs:
+        assert f"mean of 2 runs {found['tasks']['label']['auc']:.4f}" in (run / "report.html").read_text("utf-8")
     _, shown, _ = command("eval", "runs/small/1", "runs/small/2", "--slices", "user")
     assert "user others" in shown
     _, told, _ = command("predict", "runs/small/1", "runs/small/2", "--out", "p.csv")

@@ -31,7 +31,7 @@ def check_recipe(recipe: "Recipe", seeds: int) -> None:
 
 def compare_runs(runs: Sequence[Path]) -> None:
     """After training: measure the ensemble on the test rows, and print the command that predicts with it."""
-    from rowwise.recipes.ensemble import evaluate_ensemble
+    from rowwise.recipes.ensemble import evaluate_ensemble, record_ensemble
     from rowwise.recipes.runs import resolve_saved
 
     if resolve_saved(runs[0]).rows.test is None:
@@ -40,6 +40,7 @@ def compare_runs(runs: Sequence[Path]) -> None:
         console = make_terminal(stderr=True)
         with console.status("evaluating"):
             scores = evaluate_ensemble(runs, warn=partial(show_warning, console))
+        record_ensemble(runs, scores)
         show_ensemble(runs, scores)
     print_line(f"predict with all: rowwise predict {' '.join(map(str, runs))} --out predictions.parquet")
 

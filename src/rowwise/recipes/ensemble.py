@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
+from rowwise import report
 from rowwise.batch import Batch
 from rowwise.errors import SpecError
 from rowwise.ingest.transform import to_json
@@ -24,8 +25,10 @@ from rowwise.recipes.recipe import TwoTowerConfig
 from rowwise.recipes.runs import Warn, choose_rows, ignore_warning, load_trained, predict_rows
 from rowwise.recipes.sharding import tables_of
 from rowwise.train.evaluate import ClickEvaluator, Scores, Slicing, Values
+from rowwise.train.run_folder import RunFolder
 from rowwise.train.step import dense_parameters
 
+ENSEMBLE = "ensemble.json"  # in the folder of a run
 ROW_KEYS = ("dataset", "folder", "valid", "test", "valid_share", "test_share", "share", "rows", "test_rows", "where")
 
 
@@ -159,6 +162,13 @@ def evaluate_ensemble(
     own = tuple(replace(row, task=row.task[2:]) for row in scores.slices if row.task.startswith("0."))
     sizes = tuple(map(weight_bytes, ensemble.models))
     return EnsembleScores(Scores(by_model[0], own), tuple(by_model[1:]), tuple(ensemble.seconds), sizes)
+
+
+def record_ensemble(paths: Sequence[Path], scores: EnsembleScores) -> None:
+    """Write the test metrics of the ensemble to the folder of each of its runs, and their reports again."""
+    for path in paths:
+        RunFolder.open(path).write_json(ENSEMBLE, {"runs": len(paths), "test": dict(scores.ensemble.tasks)})
+        report.write(path)
 
 
 def predict_ensemble(  # noqa: PLR0913 - options of the command
