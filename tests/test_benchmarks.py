@@ -1,6 +1,8 @@
 """Benchmarks start, end, and say what they measured in one line of JSON; they use what the library shows everybody."""
 
+import argparse
 import ast
+import importlib.util
 import json
 import subprocess
 import sys
@@ -213,3 +215,41 @@ def test_a_file_that_is_not_frappe_is_refused(tmp_path, text):
     (tmp_path / "rows.libfm").write_text(text)
     with pytest.raises(AssertionError, match=r"rows\.libfm: want a label and 10 ids in each line"):
         part("first_hour_data").write_rows("frappe", tmp_path / "made", tmp_path / "rows.libfm")
+
+
+@pytest.fixture(scope="module")
+def first_hour():
+    part("report")
+    spec = importlib.util.spec_from_file_location("first_hour", BENCHMARKS / "first_hour.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def quality(side, model, *values, name="frappe"):
+    """A row for each seed."""
+    same = {"section": "quality", "set": name, "side": side, "model": model}
+    return [{**same, "seed": seed, "auc": auc} for seed, auc in enumerate(values)]
+
+
+def test_floors_are_against_trees_and_the_best_peer(first_hour):
+    ours = quality("rowwise", "starter", 0.93, 0.95) + quality("rowwise", "ensemble", 0.99)
+    peers = quality("RecBole", "deepfm", 0.96, 0.97) + quality("RecBole", "defaults", 0.80, 0.81)
+    trees, best = first_hour.quality_floors(ours + quality("LightGBM", "trees", 0.945, 0.945) + peers)
+    assert (trees["value"], trees["floor"], trees["ok"]) == (pytest.approx(-0.005), -0.01, True)
+    assert (best["value"], best["floor"], best["ok"]) == (pytest.approx(-0.025), pytest.approx(-0.02), False)
+    assert first_hour.quality_floors(peers) == []
+
+
+def test_rows_that_are_not_measured_again_stay(first_hour, tmp_path):
+    old = quality("rowwise", "starter", 0.7, 0.8) + quality("RecBole", "deepfm", 0.6)
+    (tmp_path / "r.json").write_text(json.dumps({"rows": old, "environment": {"commit": "abc"}}))
+    found = first_hour.saved_rows(
+        quality("rowwise", "starter", 0.9), argparse.Namespace(save=tmp_path / "r.json", smoke=False)
+    )
+    assert [(row["side"], row["seed"], row["auc"]) for row in found] == [
+        ("rowwise", 1, 0.8),
+        ("RecBole", 0, 0.6),
+        ("rowwise", 0, 0.9),
+    ]
+    assert [row["commit"] for row in found[:2]] == ["abc", "abc"]

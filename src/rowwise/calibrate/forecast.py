@@ -19,7 +19,7 @@ from rowwise.quantity import format_duration
 SETS_A_SECOND = 5.0  # of each rank of a fast machine
 PROBED_STEPS, MOST_PROBED = 20, 1200  # steps and sets of a measured training; more are drawn as batches, too
 TABLES, FEATURES, WORK = 8, 27, 5  # tables of a made-up set, and the columns that describe one
-START_s, WIRES_s = 6.0, 15.0  # to start ranks; to measure narrow wires, with their start
+START_s, WIRES_s = 12.0, 15.0  # to start the command and ranks; to measure narrow wires, with their start
 
 
 def forecast_calibration(spec: MeasurementSpec, folder: MeasurementFolder, minutes: float) -> str:
