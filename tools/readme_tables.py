@@ -415,7 +415,9 @@ def first_hour(read: Read) -> str:
     missed = [f"{floor['name']} is {floor['value']:+.4f}" for floor in result["floors"] if not floor["ok"]]
     facts = [
         "Means of three seeds on the same test rows ± half the range, the best AUC in bold. All sides have the columns "
-        "and roles that `rowwise data inspect` finds. LightGBM draws nothing, so its seeds agree.",
+        "and roles that `rowwise data inspect` finds. LightGBM draws nothing, so its seeds agree. "
+        "Numbers that are read as ids, as all of adult are, are categories to it; "
+        "[as numbers](../decisions/0018-starter.md#trees-as-features-and-beside) they make it better there.",
         "Starter recipe: as `rowwise data inspect` writes it. Three seeds: the mean probability of its three runs, as "
         "`rowwise train --seeds 3` prints it. Trees: `rowwise baseline`. Peers have Adam at .001, and stop by the log "
         "loss on the validation rows. `Sizes of the starter`: its dim, layers, dropout, batch and most epochs.",

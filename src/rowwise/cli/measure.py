@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 RunsArgument = Annotated[
     list[Path],
-    typer.Argument(metavar="RUN...", help="The folder of a run, or of several, whose probabilities are averaged."),
+    typer.Argument(metavar="RUN", help="The folder of a run, or of several, whose probabilities are averaged."),
 ]
 RunArgument = Annotated[Path, typer.Argument(help="The folder of a run, such as runs/dlrm-synthetic/1.")]
 Which = Annotated[str, typer.Option(help="The checkpoint to use: best, last or step-<number>.")]
