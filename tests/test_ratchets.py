@@ -11,24 +11,24 @@ ROOT = Path(__file__).parents[1]
 PATCH = re.compile(r"\b(monkeypatch|patch)\.(setattr|setitem|setenv|delattr|delitem|delenv)\(|\bmock\.|unittest\.mock")
 PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
-    "calibrate": 2_558,
+    "calibrate": 2_628,
     "checkpoint": 3_840,
-    "cli": 3_864,
+    "cli": 4_029,
     "comm": 1_707,
     "drills": 710,
     "hashing": 2_699,
-    "ingest": 10_967,
+    "ingest": 10_970,
     "models": 756,
     "ops": 3_784,
     "perf": 1_443,
     "planner": 5_123,
-    "recipes": 5_489,
-    "report": 3_095,
+    "recipes": 5_707,
+    "report": 3_109,
     "shard": 2_759,
     "store": 780,
     "train": 4_968,
     "modules": 2_406,
-    "C and C++": 9_528,
+    "C and C++": 9_525,
 }
 
 

@@ -228,11 +228,16 @@ def _estimate_drift(
     return estimate_slowness(residual_S, np.array([s.rank for s in sets]), known_S)
 
 
+def count_steps(shape: NetworkShape, training: int) -> int:
+    """Steps of a training on so many sets."""
+    return min(shape.steps, max(FEWEST_STEPS, training))
+
+
 def _train_stages(
     corrected: CorrectedSets, shape: NetworkShape, report: ReportProgress, name: str
 ) -> dict[str, SetNetwork]:
     sets, training = corrected.steady, corrected.training_index
-    shortened = replace(shape, steps=min(shape.steps, max(FEWEST_STEPS, len(training))))
+    shortened = replace(shape, steps=count_steps(shape, len(training)))
     return {
         stage: train_network(sets.of_stage(stage).take(training), shortened, partial(report, f"{name}, {stage}"))
         for stage in STAGES

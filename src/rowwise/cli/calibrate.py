@@ -63,7 +63,8 @@ def calibrate(  # noqa: PLR0913 - one for each option
     """Measure lookups, updates and exchanges on this machine, and fit a profile that predicts their cost.
 
     Measures random sets of tables for some minutes, then fits. Writes the profile FOLDER/machine.json, which rowwise
-    plan and rowwise train --hardware read. The same command continues after it was stopped or killed.
+    plan and rowwise train --hardware read. Before it begins, it prints how long all will take. The same command
+    continues after it was stopped or killed.
 
     Example: rowwise calibrate --minutes 10 --tables tables.csv
 
@@ -81,11 +82,15 @@ def calibrate(  # noqa: PLR0913 - one for each option
     spec = _make_spec(nproc, threads, device, transport, seed)
     if tables is not None:
         spec = _add_tables(spec, tables, dim)
-    from rowwise.calibrate.folder import open_folder
-
-    measurements = open_folder(folder, spec)
-    spec = measurements.read_spec()
     console = make_terminal(stderr=True)
+    with console.status("starting"):
+        from rowwise.calibrate.folder import open_folder
+        from rowwise.calibrate.forecast import forecast_calibration
+
+        measurements = open_folder(folder, spec)
+        spec = measurements.read_spec()
+        forecast = forecast_calibration(spec, measurements, minutes)
+    console.print(forecast, markup=False, soft_wrap=True)
     try:
         with _show_progress(console, "measuring") as report:
             _measure(spec, measurements, minutes, report)

@@ -378,7 +378,7 @@ def evaluate(
 ) -> Scores:
     """Measure a checkpoint of a run on its test rows, or on the rows of other files."""
     resolved, model = load_trained(path, which, warn)
-    return make_evaluator(resolved, model, _choose_rows(path, resolved, data), slices)()
+    return make_evaluator(resolved, model, choose_rows(path, resolved, data), slices)()
 
 
 def predict_rows(  # noqa: PLR0913 - options of the command
@@ -393,7 +393,7 @@ def predict_rows(  # noqa: PLR0913 - options of the command
 ) -> int:
     """Predict for the test rows of a run, or for rows of other files, beside `keep` columns; returns their number."""
     resolved, model = load_trained(path, which, warn)
-    return predict(resolved, model, _choose_rows(path, resolved, data), out, keep, tell)
+    return predict(resolved, model, choose_rows(path, resolved, data), out, keep, tell)
 
 
 def load_trained(path: Path, which: str = "best", warn: Warn = ignore_warning) -> tuple[ResolvedRecipe, nn.Module]:
@@ -485,7 +485,7 @@ def _warn_if_model_changed(recipe: Recipe, folder: RunFolder) -> None:
             folder.warn(f"{path} has changed since the run began; the old version is {copy}")
 
 
-def _choose_rows(path: Path, resolved: ResolvedRecipe, data: str | None) -> RowSelection:
+def choose_rows(path: Path, resolved: ResolvedRecipe, data: str | None) -> RowSelection:
     """The rows of `data`, or without it the run's test rows."""
     rows = resolved.rows.test if data is None else RowSelection(open_reader(data))
     if rows is None:
