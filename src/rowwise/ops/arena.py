@@ -99,15 +99,24 @@ class Arena:
         if self.disk is None:
             yield bags.values_N
             return
-        numbers = {self.offsets[index].base: number for number, index in enumerate(self.on_disk)}
-        features = [f for f in FeatureDescriptor.read(bags.features_FC) if f.base in numbers]
-        bounds = bags.offsets[:: max(1, bags.batch_size)].tolist() if bags.batch_size else [0] * 2
-        ids = [FeatureIds(numbers[f.base], bounds[f.source], bounds[f.source + 1]) for f in features if bags.batch_size]
-        slots_N = self.disk.pin(bags.values_N, ids, changes=changes, counts=counts)
+        slots_N = self.disk.pin(bags.values_N, self._ids_on_disk(bags), changes=changes, counts=counts)
         try:
             yield slots_N
         finally:
             self.disk.unpin()
+
+    def read_ahead(self, bags: "PinnedBags") -> None:
+        """Start to read the rows on disk of the next lookup."""
+        if self.disk is not None:
+            self.disk.read_ahead(bags.values_N, self._ids_on_disk(bags))
+
+    def _ids_on_disk(self, bags: "PinnedBags") -> list[FeatureIds]:
+        if not bags.batch_size:
+            return []
+        numbers = {self.offsets[index].base: number for number, index in enumerate(self.on_disk)}
+        bounds = bags.offsets[:: bags.batch_size].tolist()
+        features = (f for f in FeatureDescriptor.read(bags.features_FC) if f.base in numbers)
+        return [FeatureIds(numbers[f.base], bounds[f.source], bounds[f.source + 1]) for f in features]
 
     def _disk_table(self, index: int) -> DiskTable:
         assert self.slot_rows is not None

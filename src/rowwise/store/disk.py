@@ -150,13 +150,7 @@ class DiskTables:
         """
         values_N = values_N.contiguous()
         slots_N = values_N.clone()
-        size = values_N.element_size()
-        segments = (Segment * len(features))()
-        for feature, segment in zip(features, segments, strict=True):
-            at = feature.begin * size
-            segment.table, segment.wide, segment.count = feature.table, size == 8, feature.end - feature.begin
-            segment.ids, segment.slots = values_N.data_ptr() + at, slots_N.data_ptr() + at
-        status = Status()
+        segments, status = _segments(values_N, slots_N, features), Status()
         with self.lock:
             self._library.tier_pin(self._tier, len(features), segments, changes, counts, byref(status))
         if status.code == native.BAD_ID:
@@ -165,6 +159,15 @@ class DiskTables:
         for number in {feature.table for feature in features}:
             self._make_new_rows(number)
         return slots_N
+
+    def read_ahead(self, values_N: Tensor, features: Sequence[FeatureIds]) -> None:
+        """Start to read the rows that the next lookup will need; ids outside their tables read nothing."""
+        values_N = values_N.contiguous()
+        segments, status = _segments(values_N, values_N, features), Status()
+        with self.lock:
+            self._library.tier_read_ahead(self._tier, len(features), segments, byref(status))
+        if status.code != native.BAD_ID:
+            self._check(status)
 
     def unpin(self) -> None:
         """Let the slots go; changed rows that have no slot in their set are written."""
@@ -252,6 +255,16 @@ class DiskTables:
             free = f", {format_bytes(space.f_bavail * space.f_frsize)} are free"
         used = format_bytes(self.disk_bytes) if self._tier else "0 B"
         return f"{text}; the rows take {used}{free}: want more space, or another folder by `disk`"
+
+
+def _segments(values_N: Tensor, slots_N: Tensor, features: Sequence[FeatureIds]) -> Any:
+    size = values_N.element_size()
+    segments = (Segment * len(features))()
+    for feature, segment in zip(features, segments, strict=True):
+        at = feature.begin * size
+        segment.table, segment.wide, segment.count = feature.table, size == 8, feature.end - feature.begin
+        segment.ids, segment.slots = values_N.data_ptr() + at, slots_N.data_ptr() + at
+    return segments
 
 
 @final

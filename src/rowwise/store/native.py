@@ -47,6 +47,7 @@ def library() -> Any:
         "tier_open": (c_void_p, [c_char_p, c_int64, c_int32, c_int64, POINTER(NativeTable), status]),
         "tier_close": (None, [c_void_p]),
         "tier_pin": (None, [c_void_p, c_int64, POINTER(Segment), c_int32, c_int32, status]),
+        "tier_read_ahead": (None, [c_void_p, c_int64, POINTER(Segment), status]),
         "tier_new_rows": (c_int64, [c_void_p, c_int64, numbers, numbers]),
         "tier_unpin": (None, [c_void_p, status]),
         "tier_read": (None, [c_void_p, c_int64, numbers, c_int64, numbers, numbers, numbers, status]),

@@ -36,8 +36,42 @@ class Tier {
     }
   }
 
+  ~Tier() { wait_for_ahead(); }
+
+  void read_ahead(int64_t count, const TierSegment* segments) {
+    for (int64_t i = 0; i < count; ++i) check_ids(segments[i]);
+    wait_for_ahead();
+    ahead_.clear();
+    for (int64_t i = 0; i < count; ++i)
+      with_ids(segments[i], [&](const auto* ids, auto*) {
+        const int64_t t = segments[i].table;
+        for (int64_t k = 0; k < segments[i].count; ++k) {
+          caches_[t]->prefetch(int64_t(ids[std::min(k + AHEAD, segments[i].count - 1)]));
+          if (log_.has(t, ids[k]) && caches_[t]->find(ids[k]) == NONE) ahead_.push_back({t, int64_t(ids[k]), 0});
+        }
+      });
+    std::sort(ahead_.begin(), ahead_.end(), by_row);
+    const auto same = [](const auto& a, const auto& b) { return a.table == b.table && a.row == b.row; };
+    ahead_.erase(std::unique(ahead_.begin(), ahead_.end(), same), ahead_.end());
+    int64_t bytes = 0;
+    for (auto& one : ahead_)
+      one.index = bytes, bytes += 1 + tables_[one.table].row_bytes + tables_[one.table].state_bytes;
+    ahead_bytes_.assign(std::size_t(bytes), 0);
+    if (ahead_.empty()) return;
+    thread_ = log_.read_behind(ahead_, [this](const Log::Wanted& one, const char* row, const char* state) {
+      char* const to = ahead_bytes_.data() + one.index;
+      to[0] = 1;
+      std::memcpy(to + 1, row, std::size_t(tables_[one.table].row_bytes));
+      std::memcpy(to + 1 + tables_[one.table].row_bytes, state, std::size_t(tables_[one.table].state_bytes));
+    });
+  }
+
   void pin(int64_t count, const TierSegment* segments, bool changes, bool counts) {
     for (int64_t i = 0; i < count; ++i) check_ids(segments[i]);
+    if (counts && thread_.joinable()) {
+      wait_for_ahead();
+      std::sort(ahead_.begin(), ahead_.end(), by_row);
+    }
     for (auto& rows : new_rows_) rows.clear();
     for (auto& cache : caches_) cache->begin_batch();
     wanted_.clear();
@@ -130,6 +164,27 @@ class Tier {
     if (outside) throw Failure{TIER_BAD_ID, 0, segment.table};
   }
 
+  static bool by_row(const Log::Wanted& a, const Log::Wanted& b) {
+    return a.table != b.table ? a.table < b.table : a.row < b.row;
+  }
+
+  void wait_for_ahead() {
+    if (thread_.joinable()) thread_.join();
+  }
+
+  // Whether the row was read ahead and is still the latest; then it is in its slot now.
+  bool take_ahead(int64_t t, int64_t row, int64_t slot) {
+    if (ahead_.empty() || thread_.joinable()) return false;
+    const Log::Wanted wanted{t, row, 0};
+    const auto found = std::lower_bound(ahead_.begin(), ahead_.end(), wanted, by_row);
+    if (found == ahead_.end() || found->table != t || found->row != row) return false;
+    const char* const from = ahead_bytes_.data() + found->index;
+    if (!from[0] || !log_.is_latest(*found)) return false;
+    std::memcpy(row_in(t, slot), from + 1, std::size_t(tables_[t].row_bytes));
+    std::memcpy(state_in(t, slot), from + 1 + tables_[t].row_bytes, std::size_t(tables_[t].state_bytes));
+    return true;
+  }
+
   char* row_in(int64_t t, int64_t slot) const { return tables_[t].row_memory + slot * tables_[t].row_bytes; }
   char* state_in(int64_t t, int64_t slot) const { return tables_[t].state_memory + slot * tables_[t].state_bytes; }
 
@@ -150,7 +205,7 @@ class Tier {
       if (placed.victim_changed) write_back(t, placed.victim, placed.slot);
     }
     if (log_.has(t, row)) {
-      wanted_.push_back({t, row, placed.slot});
+      if (!take_ahead(t, row, placed.slot)) wanted_.push_back({t, row, placed.slot});
     } else {
       new_rows_[t].push_back({row, placed.slot});
       ++counters[NEW_ROWS];
@@ -165,7 +220,9 @@ class Tier {
   std::vector<std::unique_ptr<Cache>> caches_;
   std::vector<std::vector<NewRow>> new_rows_;
   std::vector<std::vector<int64_t>> counters_;
-  std::vector<Log::Wanted> wanted_;
+  std::vector<Log::Wanted> wanted_, ahead_;  // those read ahead: `index` is where in the bytes
+  std::vector<char> ahead_bytes_;
+  std::thread thread_;
 };
 
 Tier& tier_of(void* tier) { return *static_cast<Tier*>(tier); }
@@ -227,6 +284,10 @@ int64_t tier_new_rows(void* tier, int64_t table, int64_t* rows, int64_t* slots) 
   const auto& made = tier_of(tier).new_rows(table);
   for (std::size_t i = 0; rows && i < made.size(); ++i) rows[i] = made[i].row, slots[i] = made[i].slot;
   return int64_t(made.size());
+}
+
+void tier_read_ahead(void* tier, int64_t count, const TierSegment* segments, TierStatus* status) {
+  guarded(status, [&] { tier_of(tier).run([&] { tier_of(tier).read_ahead(count, segments); }); });
 }
 
 void tier_unpin(void* tier, TierStatus* status) {

@@ -57,6 +57,8 @@ void tier_close(void* tier);
 void tier_pin(void* tier, int64_t count, const TierSegment* segments, int32_t changes, int32_t counts,
               TierStatus* status);
 int64_t tier_new_rows(void* tier, int64_t table, int64_t* rows, int64_t* slots);  // of the last pin; nullptr: how many
+// Starts to read the rows of the next batch that counts, in a thread; `slots` are not used.
+void tier_read_ahead(void* tier, int64_t count, const TierSegment* segments, TierStatus* status);
 void tier_unpin(void* tier, TierStatus* status);
 
 // Rows by number, with their state. `found`: 0 for a row that was never written, which is left to the caller.
