@@ -38,6 +38,11 @@ def make(folder, tables, **settings):
     return DiskTables(tables, folder, segment_bytes=LEAST, **settings)
 
 
+def bags(ids_T, dtype=torch.int64):
+    bounds = np.cumsum([0, *map(len, ids_T)]).tolist()
+    return torch.cat(ids_T).to(dtype), [FeatureIds(k, bounds[k], bounds[k + 1]) for k in range(len(ids_T))], bounds
+
+
 class Model:
     """Rows and state of tables as they should be."""
 
@@ -47,9 +52,7 @@ class Model:
 
     def change(self, disk, ids_T, salt, dtype=torch.int64):
         """Look ids up, compare, and change their rows, on disk and here."""
-        values = torch.cat(ids_T).to(dtype)
-        bounds = np.cumsum([0, *map(len, ids_T)]).tolist()
-        features = [FeatureIds(k, bounds[k], bounds[k + 1]) for k in range(len(ids_T))]
+        values, features, bounds = bags(ids_T, dtype)
         slots_N = disk.pin(values, features, changes=True, counts=True)
         assert slots_N.dtype == dtype
         for k, ids in enumerate(ids_T):
@@ -75,9 +78,12 @@ class Model:
     cached=st.integers(0, 200),
     policy=st.sampled_from(["lru", "lfu"]),
     uring=st.booleans(),
+    ahead=st.booleans(),
     dtype=st.sampled_from([torch.int32, torch.int64]),
 )
-def test_rows_are_those_of_a_table_in_memory(tmp_path_factory, seed, row_bytes, width, cached, policy, uring, dtype):
+def test_rows_are_those_of_a_table_in_memory(
+    tmp_path_factory, seed, row_bytes, width, cached, policy, uring, ahead, dtype
+):
     tables = [
         make_table("a", 3000, row_bytes, width, cached, 200),
         make_table("b", 900, 40, 1, 32, 200),
@@ -85,8 +91,15 @@ def test_rows_are_those_of_a_table_in_memory(tmp_path_factory, seed, row_bytes, 
     disk = make(tmp_path_factory.mktemp("rows"), tables, policy=policy, uring=uring)
     model, rng = Model(tables), torch.Generator().manual_seed(seed)
     changed = [set(), set()]
+
+    def draw():
+        return [(torch.rand(n, generator=rng) ** 3 * t.rows).long() for n, t in zip((150, 60), tables, strict=True)]
+
+    following = draw()
     for step in range(40):
-        ids_T = [(torch.rand(n, generator=rng) ** 3 * t.rows).long() for n, t in zip((150, 60), tables, strict=True)]
+        ids_T, following = following, draw()
+        if ahead:
+            disk.read_ahead(*bags(following, dtype)[:2])
         model.change(disk, ids_T, step, dtype)
         for k, ids in enumerate(ids_T):
             changed[k] |= set(ids.tolist())
