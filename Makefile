@@ -36,7 +36,7 @@ $(SETUP): pyproject.toml tools/setup.sh
 	tools/setup.sh "$(PYTHON)" "$(VENV)"
 	@touch $@
 
-$(BUILT): $(SETUP) CMakeLists.txt $(wildcard src/rowwise/ops/_cpp/* src/rowwise/ingest/_cpp/* src/rowwise/hashing/_cpp/* src/rowwise/planner/_c/* src/rowwise/store/_c/*)
+$(BUILT): $(SETUP) CMakeLists.txt $(wildcard src/rowwise/ops/_cpp/* src/rowwise/ingest/_cpp/* src/rowwise/hashing/_cpp/* src/rowwise/planner/_c/* src/rowwise/store/_c/* src/rowwise/store/_cpp/*)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -1,6 +1,7 @@
 """What does a newcomer get in the first hour from rowwise, FuxiCTR, RecBole and LightGBM, on the same rows?
 
-    python benchmarks/first_hour.py [--quick | --smoke] [--fuxictr-python PYTHON] [--recbole-python PYTHON] [--save]
+    python benchmarks/first_hour.py [--quick | --smoke] [--fuxictr-python PYTHON] [--recbole-python PYTHON]
+        [--frappe frappe.validation.libfm] [--save]
 
 Each side starts from the same three CSV files (training, validation, test) and the same columns: those that the recipe
 of `rowwise data inspect` has, in the roles that it gives them.
@@ -13,9 +14,12 @@ of `rowwise data inspect` has, in the roles that it gives them.
   `start` is from the start of the process to the end of the first step; rowwise has its vocabularies from
   `data inspect`, whose seconds are given beside it. Memory is that of the process and all that it starts. Sides take
   turns, and the best of their repeats counts. FuxiCTR loads by Ray, as it does by itself, and from npz files.
-- quality: test AUC and log loss. rowwise trains its starter recipe as it is. Peers have a model of the same sizes,
-  dropout and batch, Adam at .001, at most as many epochs, and stop after two without a better log loss. LightGBM is
-  that of `rowwise baseline`.
+- quality: test AUC and log loss. rowwise trains its starter recipe as it is; `ensemble` is `rowwise eval` of its runs
+  together. The model `defaults` of a peer is DeepFM with the sizes, batch and epochs of its documents; `deepfm` and
+  `dcn` have the sizes, dropout, batch and epochs of the starter recipe, and stop after two epochs without a better log
+  loss. All peers have Adam at .001. LightGBM is that of `rowwise baseline`. Bytes are all that a side leaves on disk.
+- Frappe has to be there: --frappe takes the file `frappe.validation.libfm` of 57,722 rows that the authors of Neural
+  FM publish. Its terms do not allow passing it on.
 
 Peers have environments of their own, and one that is not given is left out:
 
@@ -23,29 +27,37 @@ Peers have environments of their own, and one that is not given is left out:
     python -m venv recbole && recbole/bin/pip install torch "numpy<2" "pandas<2.3" "recbole==1.2.1"
 
 Then `--fuxictr-python fuxictr/bin/python --recbole-python recbole/bin/python`. A CPU build of torch is enough. The
-number of threads is torch's; Ray and the workers of loaders come on top. The last printed line is one JSON object.
+number of threads is torch's; Ray and the workers of loaders come on top. With --sides and --sets, other rows of the
+saved result stay. The last printed line is one JSON object.
 
-Takes: 2 hours with all peers; --quick 10 minutes
+Takes: 3 hours with all peers; --quick 10 minutes
 Needs: LightGBM, environments of the peers, and packages with the rows, which pip gets
 """
 
 import argparse
+import json
 import math
 import os
 import statistics
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from parts import BENCHMARKS
-from parts.first_hour_data import write_first, write_rows
-from parts.first_hour_sides import Rows, Run, Work, inspect, run_rowwise, run_trees, sides_of
+from parts.first_hour_data import is_written, write_first, write_rows
+from parts.first_hour_sides import Rows, Run, Work, inspect, run_ensemble, run_rowwise, run_trees, sides_of
 from parts.report import at_least, at_most, environment, exactly, finish, options, parsed
 
 SECTIONS = ("effort", "speed", "quality")
 SETS = ("movielens", "adult", "reviews", "flights")
+FRAPPE = "frappe"
+SIDES = ("rowwise", "LightGBM", "FuxiCTR", "RecBole")
+MODELS = ("defaults", "deepfm", "dcn")  # of the peers
+SAME = ("section", "set", "side", "model", "seed", "batch", "threads")  # rows with the same of these are one
 SPEED_SET, SPEED_ROWS = "flights", 60_000
 SEEDS, REPEATS = 3, 2
 START_s, RATIO, TREES = 3.0, 1.5, 0.01
@@ -110,25 +122,53 @@ def describe(row: dict, rows: list[dict]) -> str:
     return f"{work}  {speed}  start {row['first_step_s']:.1f} s{inspected}  {row['peak_bytes'] / 1e9:.2f} GB"
 
 
-def measure_quality(rows: Rows, sides: dict[str, Run], args: argparse.Namespace) -> list[dict]:
-    found = []
-    for seed in range(1 if args.quick else SEEDS):
-        runs = {("rowwise", "starter"): lambda work: run_rowwise(rows, work, ())}
-        if find_spec("lightgbm") is None:
-            print("left out: LightGBM is not installed", flush=True)
-        else:
-            runs["LightGBM", "trees"] = lambda work: run_trees(rows, work)
-        for name, run in sides.items():
-            if name not in ("rowwise", *SLOW):
-                runs |= {(name, model): lambda work, run=run: run(rows, work) for model in args.models}
-        for (name, model), run in runs.items():
-            known = model if name not in ("rowwise", "LightGBM") else "dcn"
-            result = run(rows.starter(seed=seed, model=known))
-            row = {"section": "quality", "set": rows.folder.name, "side": name, "model": model, "seed": seed, **result}
-            found.append(row)
-            line = "{set:10} {side:13} {model:8} seed {seed}  AUC {auc:.4f}  log loss {log_loss:.4f}  {seconds:.0f} s"
-            print(line.format(**row), flush=True)
+def measure_quality(rows: Rows, sides: dict[str, Run], args: argparse.Namespace, runs: Path) -> list[dict]:
+    found: list[dict] = []
+    seeds = 1 if args.quick else SEEDS
+    for seed in range(seeds):
+        for (name, model), run in quality_runs(rows, sides, args, runs).items():
+            work = rows.for_peer(name, model, seed) if name in sides else rows.starter(seed=seed)
+            add_quality(found, rows, name, model, seed, run(work))
+    if "rowwise" in args.sides and seeds > 1:
+        row = run_ensemble(rows, runs, rows.starter().threads)
+        row["seconds"] += sum(one["seconds"] for one in found if one["side"] == "rowwise")
+        add_quality(found, rows, "rowwise", "ensemble", 0, row)
     return found
+
+
+def quality_runs(
+    rows: Rows, sides: dict[str, Run], args: argparse.Namespace, runs: Path
+) -> dict[tuple[str, str], Callable[[Work], dict]]:
+    """What is measured for each seed, by side and model."""
+    found: dict[tuple[str, str], Callable[[Work], dict]] = {}
+    if "rowwise" in args.sides:
+        found["rowwise", "starter"] = lambda work: run_rowwise(rows, work, (), runs)
+    if "LightGBM" in args.sides and find_spec("lightgbm") is None:
+        print("left out: LightGBM is not installed", flush=True)
+    elif "LightGBM" in args.sides:
+        found["LightGBM", "trees"] = partial(run_trees, rows)
+    for name, run in sides.items():
+        if name != "rowwise" and name not in SLOW:
+            found |= {(name, model): partial(run, rows) for model in args.models}
+    return found
+
+
+def add_quality(found: list[dict], rows: Rows, side: str, model: str, seed: int, result: dict) -> None:
+    found.append({"section": "quality", "set": rows.folder.name, "side": side, "model": model, "seed": seed, **result})
+    line = "{set:10} {side:13} {model:8} seed {seed}  AUC {auc:.4f}  log loss {log_loss:.4f}  {seconds:.0f} s"
+    print(line.format(**found[-1]), flush=True)
+
+
+def saved_rows(rows: list[dict], args: argparse.Namespace) -> list[dict]:
+    """Rows of the saved result that were not measured now, then the measured ones, each with its commit."""
+    made = environment()["commit"]
+    kept = []
+    if args.save and args.save.exists() and not args.smoke:
+        before = json.loads(args.save.read_text())
+        new = {tuple(row.get(name) for name in SAME) for row in rows}
+        left = [row for row in before["rows"] if tuple(row.get(name) for name in SAME) not in new]
+        kept = [{"commit": before["environment"]["commit"]} | row for row in left]
+    return kept + [row | {"commit": made} for row in rows]
 
 
 def quality_floors(rows: list[dict]) -> list[dict]:
@@ -138,7 +178,10 @@ def quality_floors(rows: list[dict]) -> list[dict]:
         for row in rows:
             if row["set"] == name:
                 auc.setdefault((row["side"], row["model"]), []).append(row["auc"])
-        ours = auc.pop(("rowwise", "starter"))
+        ours = auc.pop(("rowwise", "starter"), None)
+        if ours is None:
+            continue
+        auc.pop(("rowwise", "ensemble"), None)
         mine, trees = statistics.mean(ours), auc.pop(("LightGBM", "trees"), None)
         if trees:
             floors.append(at_least(f"{name}: AUC over LightGBM's", mine - statistics.mean(trees), -TREES))
@@ -185,15 +228,21 @@ def main() -> None:
         "--data", type=Path, default=Path("data/first-hour"), help="where the CSV files are, or are put"
     )
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
-    parser.add_argument("--sets", nargs="+", choices=SETS, help="for quality; --quick: the first")
-    parser.add_argument(
-        "--models", nargs="+", choices=("dcn", "deepfm"), default=("dcn", "deepfm"), help="of the peers"
-    )
+    parser.add_argument("--frappe", type=Path, metavar="FILE", help="frappe.validation.libfm, for the set of this name")
+    parser.add_argument("--sets", nargs="+", choices=(*SETS, FRAPPE), help="for quality; --quick: the first")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES, help="for quality")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS[:2], help="of the peers, for quality")
     args = parsed(parser)
+    if FRAPPE in (args.sets or ()) and args.frappe is None and not is_written(FRAPPE, args.data):
+        parser.error("--sets frappe: want --frappe FILE, the path of frappe.validation.libfm")
     for name, python in (("FuxiCTR", args.fuxictr_python), ("RecBole", args.recbole_python)):
         if not python:
             print(f"left out: {name}, as no --{name.lower()}-python is given", flush=True)
-    sides = sides_of(args.fuxictr_python, args.recbole_python)
+    sides = {
+        name: run
+        for name, run in sides_of(args.fuxictr_python, args.recbole_python).items()
+        if name.partition(",")[0] in args.sides
+    }
     rows = effort() if "effort" in args.only else []
     with tempfile.TemporaryDirectory() as folder:
         out, data = Path(folder), args.data.absolute()
@@ -202,9 +251,11 @@ def main() -> None:
             few = tiny or write_first(SPEED_ROWS, write_rows(SPEED_SET, data), out / f"{SPEED_SET}-first")
             rows += measure_speed(inspect(few, out), sides, args)
         if "quality" in args.only:
-            for name in args.sets or SETS[: 1 if args.quick else None]:
-                whole = tiny or write_rows(name, data)
-                rows += measure_quality(inspect(whole, out), sides, args)
+            every = (*SETS, FRAPPE) if args.frappe else SETS
+            for name in args.sets or every[: 1 if args.quick else None]:
+                whole = tiny or write_rows(name, data, args.frappe)
+                rows += measure_quality(inspect(whole, out), sides, args, out / f"runs-{name}")
+        rows = saved_rows(rows, args)
         if tiny:
             floors = smoke_floors(rows, tiny)
         else:

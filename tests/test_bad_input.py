@@ -525,7 +525,7 @@ RULE = 5
 def arguments(form: RowFormat = FP32) -> dict[str, torch.Tensor]:
     """Two tables of 8 rows and three features, as the operators want them."""
     dim, stored, end = form.dim, (TYPES.index(form.type), form.scale_group), 8 * form.bytes
-    tables = [[0, 8, dim, 0, 1, 2, 0, 2, *stored, 0, 0], [end, 8, dim, 8, 1, 2, 2, 1, *stored, 0, 0]]
+    tables = [[0, 8, dim, 0, 1, 2, 0, 2, *stored, 0, 0, -1], [end, 8, dim, 8, 1, 2, 2, 1, *stored, 0, 0, -1]]
     return {
         "arena": torch.zeros(2 * end, dtype=torch.uint8),
         "state": torch.zeros(16),
@@ -563,6 +563,7 @@ def call(op: str, a: dict, batch=2, columns=12):
         "touch": lambda: ops.touch(*rows, batch),
         "offsets": lambda: ops.offsets(a["lengths"]),
         "fill_uniform": lambda: ops.fill_uniform(a["out"], 1, 0, 0.0, 1.0),
+        "fill_uniform_rows": lambda: ops.fill_uniform_rows(a["out"].view(1, -1), a["keys"][:1], 1, 0.0, 1.0),
         "pack": lambda: ops.pack(a["rows"], 16),
         "unpack": lambda: ops.unpack(a["packed"], 20, 16),
     }
@@ -584,7 +585,7 @@ def arguments_for(op: str, form: RowFormat = FP32) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 def test_the_arguments_below_are_good_before_they_are_changed(form):
-    for op in (*LOOKUPS, "offsets", "fill_uniform", "pack", "unpack"):
+    for op in (*LOOKUPS, "offsets", "fill_uniform", "fill_uniform_rows", "pack", "unpack"):
         call(op, arguments_for(op, form), columns=3 * form.dim)
 
 
@@ -607,7 +608,7 @@ TENSORS = {
     "hyper": UPDATES,
     "keys": UPDATES,
     "lengths": ("offsets",),
-    "out": ("fill_uniform",),
+    "out": ("fill_uniform", "fill_uniform_rows"),
     "rows": ("pack",),
     "packed": ("unpack",),
 }
@@ -745,7 +746,7 @@ def test_ids_outside_their_table(op, wrong, position):
         ("features", (27,), LOOKUPS),
         ("tables", (2, 8), UPDATES),
         ("tables", (2, 9), UPDATES),
-        ("tables", (2, 11), UPDATES),
+        ("tables", (2, 12), UPDATES),
         ("tables", (20,), UPDATES),
         ("hyper", (2, 4), UPDATES),
         ("hyper", (2, 7), UPDATES),
@@ -807,8 +808,21 @@ def test_tensors_of_another_shape(name, shape, ops_):
         (7, [0, 2, *OUTSIDE], "features are not in table order"),
         (8, [1, 2, 3, 4, *OUTSIDE], "does not match its table"),
         (9, [1, 16, 1 << 40, *OUTSIDE], "does not match its table"),
+        (12, [0, 1, 1 << 62], "slots of table 1 reach past those that are listed"),
     ],
-    ids=["base", "rows", "dim", "state_base", "state_width", "rule", "first_feature", "num_features", "type", "group"],
+    ids=[
+        "base",
+        "rows",
+        "dim",
+        "state_base",
+        "state_width",
+        "rule",
+        "first_feature",
+        "num_features",
+        "type",
+        "group",
+        "slot",
+    ],
 )
 def test_tables_that_are_none(op, field, values, message):
     for value in values:

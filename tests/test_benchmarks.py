@@ -1,6 +1,8 @@
 """Benchmarks start, end, and say what they measured in one line of JSON; they use what the library shows everybody."""
 
+import argparse
 import ast
+import importlib.util
 import json
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from from_benchmarks import BENCHMARKS, part
+from pyarrow import csv
 from torch.utils.flop_counter import FlopCounterMode
 
 from rowwise import Embeddings, Jagged, RowType, Table
@@ -191,3 +194,62 @@ def test_a_smoke_run_is_not_kept_with_results(capsys):
     with pytest.raises(SystemExit):
         report.parsed(report.options("ops", "What?"), ["--smoke", "--save"])
     assert "give --save a FILE elsewhere" in capsys.readouterr().err
+
+
+def test_frappe_is_read_from_the_file_that_is_given(tmp_path):
+    data = part("first_hour_data")
+    lines = [f"{1 if k % 3 else -1} {' '.join(f'{100 * f + k % 7}:1' for f in range(10))}" for k in range(50)]
+    (tmp_path / "rows.libfm").write_text("\n".join(lines) + "\n")
+    folder = data.write_rows("frappe", tmp_path / "made", tmp_path / "rows.libfm")
+    made = {name: csv.read_csv(folder / f"{name}.csv") for name in data.PARTS}
+    assert [made[name].num_rows for name in data.PARTS] == [40, 5, 5]
+    assert made["train"].column_names == ["label", *(f"f{k}" for k in range(10))]
+    rows = [row for table in made.values() for row in zip(*table.to_pydict().values(), strict=True)]
+    assert sorted(rows) == sorted((int(k % 3 > 0), *(100 * f + k % 7 for f in range(10))) for k in range(50))
+    (tmp_path / "rows.libfm").unlink()
+    assert data.write_rows("frappe", tmp_path / "made") == folder  # the CSV files are enough
+
+
+@pytest.mark.parametrize("text", ["", "1 3:1 4:1\n", "not rows\n"])
+def test_a_file_that_is_not_frappe_is_refused(tmp_path, text):
+    (tmp_path / "rows.libfm").write_text(text)
+    with pytest.raises(AssertionError, match=r"rows\.libfm: want a label and 10 ids in each line"):
+        part("first_hour_data").write_rows("frappe", tmp_path / "made", tmp_path / "rows.libfm")
+
+
+@pytest.fixture(scope="module")
+def first_hour():
+    part("report")
+    spec = importlib.util.spec_from_file_location("first_hour", BENCHMARKS / "first_hour.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def quality(side, model, *values, name="frappe"):
+    """A row for each seed."""
+    same = {"section": "quality", "set": name, "side": side, "model": model}
+    return [{**same, "seed": seed, "auc": auc} for seed, auc in enumerate(values)]
+
+
+def test_floors_are_against_trees_and_the_best_peer(first_hour):
+    ours = quality("rowwise", "starter", 0.93, 0.95) + quality("rowwise", "ensemble", 0.99)
+    peers = quality("RecBole", "deepfm", 0.96, 0.97) + quality("RecBole", "defaults", 0.80, 0.81)
+    trees, best = first_hour.quality_floors(ours + quality("LightGBM", "trees", 0.945, 0.945) + peers)
+    assert (trees["value"], trees["floor"], trees["ok"]) == (pytest.approx(-0.005), -0.01, True)
+    assert (best["value"], best["floor"], best["ok"]) == (pytest.approx(-0.025), pytest.approx(-0.02), False)
+    assert first_hour.quality_floors(peers) == []
+
+
+def test_rows_that_are_not_measured_again_stay(first_hour, tmp_path):
+    old = quality("rowwise", "starter", 0.7, 0.8) + quality("RecBole", "deepfm", 0.6)
+    (tmp_path / "r.json").write_text(json.dumps({"rows": old, "environment": {"commit": "abc"}}))
+    found = first_hour.saved_rows(
+        quality("rowwise", "starter", 0.9), argparse.Namespace(save=tmp_path / "r.json", smoke=False)
+    )
+    assert [(row["side"], row["seed"], row["auc"]) for row in found] == [
+        ("rowwise", 1, 0.8),
+        ("RecBole", 0, 0.6),
+        ("rowwise", 0, 0.9),
+    ]
+    assert [row["commit"] for row in found[:2]] == ["abc", "abc"]

@@ -368,6 +368,17 @@ def test_memory_that_the_runtime_does_not_run_is_planned_where_it_is_asked_for(o
     assert {tile.tier for tile in read("plan.json").tiles} == {"device", "disk"}
 
 
+def test_with_less_memory_than_tables_need_some_are_on_disk(ok):
+    out = ok("--memory", "500MB", "--json", "plan.json", machine="2xcpu")
+    lower = [tile for tile in read("plan.json").tiles if tile.tier == "disk"]
+    assert lower
+    assert all(tile.cache_rows > 0 for tile in lower)
+    assert max(bytes_M[0] for bytes_M in read("plan.json").forecast.memory_bytes) <= 250e6
+    assert "disk" in next(line for line in out.splitlines() if line.startswith("memory"))
+    ok("--memory", "50GB", "--json", "plan.json", machine="2xcpu")
+    assert {tile.tier for tile in read("plan.json").tiles} == {"device"}
+
+
 def test_a_plan_that_the_runtime_runs_says_nothing_of_tiers(ok):
     ok("--json", "plain.json")
     assert "cannot run" not in ok("--tiers", "device,host", "--json", "plan.json")

@@ -11,24 +11,24 @@ ROOT = Path(__file__).parents[1]
 PATCH = re.compile(r"\b(monkeypatch|patch)\.(setattr|setitem|setenv|delattr|delitem|delenv)\(|\bmock\.|unittest\.mock")
 PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
-    "calibrate": 2_454,
-    "checkpoint": 3_746,
-    "cli": 3_622,
+    "calibrate": 2_628,
+    "checkpoint": 3_840,
+    "cli": 4_029,
     "comm": 1_707,
     "drills": 710,
     "hashing": 2_699,
-    "ingest": 10_967,
+    "ingest": 10_970,
     "models": 756,
-    "ops": 3_753,
+    "ops": 3_802,
     "perf": 1_443,
-    "planner": 5_122,
-    "recipes": 5_498,
-    "report": 3_218,
-    "shard": 2_756,
-    "store": 752,
-    "train": 5_123,
+    "planner": 5_123,
+    "recipes": 5_707,
+    "report": 3_109,
+    "shard": 2_772,
+    "store": 794,
+    "train": 4_978,
     "modules": 2_406,
-    "C and C++": 9_521,
+    "C and C++": 9_622,
 }
 
 

@@ -399,15 +399,69 @@ def tiers(read: Read) -> str:
     stored_gb = step["tables"] * step["rows"] * 4 * (step["dim"] + 1) / 1e9
     facts = [
         f"{step['tables']} tables of dim {step['dim']}, {stored_gb:.0f} GB of rows and row-wise Adagrad's state, "
-        f"{step['budget_bytes'] / 1e9:.1f} GB of memory for them; batch {step['batch']:,}, one Zipf(1.05) id a feature, "
-        f"{step['threads']} threads.",
-        f"First table: DLRM steps. {step['hit_rate']:.1%} of lookups hit; a step misses {step['misses']:,.0f} rows, and "
-        f"the disk does {step['reads_s']:,.0f} random reads of 4 KiB a second. Reads and writes are direct.",
-        "Second table: the same ids without dense layers. Memory-mapped files (nn.EmbeddingBag) and RocksDB have as much "
-        "memory. Making room is writing and dropping pages that do not fit.",
+        f"{step['budget_bytes'] / 1e9:.1f} GB of memory for them; batch {step['batch']:,}, one Zipf(1.05) id a "
+        f"feature, {step['threads']} threads.",
+        f"First table: DLRM steps. {step['hit_rate']:.1%} of lookups hit; a step misses {step['misses']:,.0f} rows, "
+        f"and the disk does {step['reads_s']:,.0f} random reads of 4 KiB a second. Reads and writes are direct.",
+        "Second table: the same ids without dense layers, and without reading ahead. Memory-mapped files "
+        "(nn.EmbeddingBag) and RocksDB have as much memory. Making room is writing and dropping pages that do not fit.",
         "Third table: 1 % of 100,000 rows cached, in sets of 32.",
     ]
     return with_facts(lines, facts, result)
+
+
+SETS = {"frappe": "Frappe", "movielens": "MovieLens-100k", "adult": "adult", "reviews": "women's clothing reviews",
+        "flights": "nycflights13"}  # fmt: skip
+MODELS = {
+    ("rowwise", "starter"): "starter recipe", ("rowwise", "ensemble"): "three seeds", ("LightGBM", "trees"): "trees",
+    ("FuxiCTR, npz", "defaults"): "DeepFM, its template", ("RecBole", "defaults"): "DeepFM, its defaults",
+}  # fmt: skip
+
+
+def first_hour(read: Read) -> str:
+    result = read("first_hour")
+    rows = [row for row in result["rows"] if row["section"] == "quality"]
+    lines = ["| data | side | model | test AUC | log loss | seconds | MB on disk |", "|---|---|---|---|---|---|---|"]
+    for name in (name for name in SETS if any(row["set"] == name for row in rows)):
+        groups: dict[tuple[str, str], list[dict]] = {}
+        for row in rows:
+            if row["set"] == name:
+                groups.setdefault((row["side"], row["model"]), []).append(row)
+        best = max(center([row["auc"] for row in mine]) for mine in groups.values())
+        for (side, model), mine in sorted(groups.items(), key=lambda group: -center([r["auc"] for r in group[1]])):
+            auc = with_spread([row["auc"] for row in mine])
+            auc = f"**{auc}**" if center([row["auc"] for row in mine]) == best else auc
+            disk = f"{center([row['disk_bytes'] for row in mine]) / 1e6:.1f}" if "disk_bytes" in mine[0] else ""
+            what = MODELS.get((side, model), f"{'DeepFM' if model == 'deepfm' else 'DCN-v2'}, sizes of the starter")
+            cells = with_spread([row["log_loss"] for row in mine]), f"{center([row['seconds'] for row in mine]):.0f}"
+            lines.append(f"| {SETS[name]} | {side.partition(',')[0]} | {what} | {auc} | {' | '.join(cells)} | {disk} |")
+    effort = [
+        f"{row['side']} {row['commands']} commands, {row['files']} files of {row['lines']} lines"
+        for row in result["rows"]
+        if row["section"] == "effort"
+    ]
+    missed = [f"{floor['name']} is {floor['value']:+.4f}" for floor in result["floors"] if not floor["ok"]]
+    facts = [
+        "Means of three seeds on the same test rows ± half the range, the best AUC in bold. All sides have the columns "
+        "and roles that `rowwise data inspect` finds. LightGBM draws nothing, so its seeds agree. "
+        "Numbers that are read as ids, as all of adult are, are categories to it; "
+        "[as numbers](../decisions/0018-starter.md#trees-as-features-and-beside) they make it better there.",
+        "Starter recipe: as `rowwise data inspect` writes it. Three seeds: the mean probability of its three runs, as "
+        "`rowwise train --seeds 3` prints it. Trees: `rowwise baseline`. Peers have Adam at .001, and stop by the log "
+        "loss on the validation rows. `Sizes of the starter`: its dim, layers, dropout, batch and most epochs.",
+        "Seconds are those of the whole command, on a machine that others used, too: only their order of magnitude "
+        "counts. Those of three seeds are of all trainings. On disk: all that a side leaves, so also prepared rows, "
+        "checkpoints and reports; `rowwise baseline` keeps no trees.",
+        f"What a user types and writes: {'; '.join(effort)}.",
+        f"Floors that are missed: {'; '.join(missed) or 'none'}.",
+    ]
+    return with_facts(lines, facts, result)
+
+
+def with_spread(values: list[float]) -> str:
+    """The mean, and half the range of several."""
+    spread = f" ± {(max(values) - min(values)) / 2:.4f}" if len(values) > 1 else ""
+    return f"{center(values):.4f}{spread}"
 
 
 def mean(result: dict, row_type: str, field: str) -> float:
@@ -470,6 +524,12 @@ SUBJECTS = {
         "Reading data",
         "How fast do files become tensors, beside decoding alone and beside other libraries?",
         ("ingest",),
+    ),
+    "first-hour": Subject(
+        first_hour,
+        "The first hour",
+        "What does a newcomer get from rowwise, FuxiCTR, RecBole and LightGBM on the same small rows?",
+        ("first_hour",),
     ),
     "compression": Subject(
         compress,

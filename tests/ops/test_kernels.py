@@ -163,7 +163,7 @@ def test_ids_past_32_bits(rows):
     """Rows are addressed with 64 bits: a table's far end is where it should be (memory is only touched there)."""
     arena = ops.zeros(rows * 4)
     features = torch.tensor([[0, 0, 0, rows, 1, 0, 0, 0, 0]])
-    tables = torch.tensor([[0, rows, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]])
+    tables = torch.tensor([[0, rows, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, -1]])
     ids = torch.tensor([rows - 1, 5, rows - 1])
     offsets = torch.tensor([0, 1, 2, 3])
     grad = torch.tensor([[1.0], [2.0], [4.0]])
@@ -180,6 +180,14 @@ def test_fill_uniform(key, start, n):
     assert same(a, b)
     assert n < 1000 or abs(float(a.mean()) - 0.125) < 0.05
     assert not n or (float(a.min()) >= -0.25 and float(a.max()) < 0.5)
+    starts = torch.tensor([start, start + 5, start])
+    rows, others = torch.empty(3, n), torch.empty(3, n)
+    ops.fill_uniform_rows(rows, starts, key, -0.25, 0.5)
+    reference.fill_uniform_rows(others, starts, key, -0.25, 0.5)
+    assert same(rows, others)
+    assert same(rows[0], a)
+    assert same(rows[2], a)
+    assert same(rows[1, : max(0, n - 5)], a[5:])
 
 
 def test_merge_order_is_blockwise():
@@ -210,7 +218,8 @@ def test_operators_of_devices_without_kernels(pooling):
     of_ranks = {"place", "pack_ids"}  # see test_exchange.py
     of_checkpoints = {"pack4", "unpack4"}  # see test_quantise.py
     of_maps = {"map_ids"}  # see test_idmap.py
-    named = {"offsets", "pool", "pool_weight_grad", "gather", "update", "fill_uniform", "mark", "pack", "unpack"}
+    fills = {"fill_uniform", "fill_uniform_rows"}
+    named = fills | {"offsets", "pool", "pool_weight_grad", "gather", "update", "mark", "pack", "unpack"}
     assert set(flat) - of_batches - of_ranks - of_checkpoints - of_maps - INTERACT == named
     pooled = ops.pool(arena.rows, sources, ids, offsets, weights, batch, group.columns)
     assert same(pooled, flat["pool"](arena.rows, sources, ids, offsets, weights, batch, group.columns))

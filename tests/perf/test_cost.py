@@ -1,19 +1,24 @@
 """Cost models: what a sum of loads costs is convex and grows, and loads are what the formulas say."""
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from msgspec import structs
 
 from rowwise import SpecError
 from rowwise.perf.access import Access, Curves, Workload
 from rowwise.perf.cost import Phi, Shards
 from rowwise.perf.hardware import PRESETS, LinkRates, hardware_named, read_hardware
+from rowwise.perf.memory import memory_bytes
 from rowwise.perf.roofline import Roofline
 from rowwise.row_optimizers import Sgd
 from rowwise.spec import Table, Topology
+from rowwise.store.sizes import cache_bytes, disk_bytes
 
 LOADS = arrays(float, (2, 6), elements=st.floats(0, 10))
 PHIS = (Phi(1.0, (6,), (1.0,)), Phi(0.5, (3, 6), (6.0, 6.0)), Phi(0.0, (2, 3, 6), (2.0, 1.0, 3.5)))
@@ -97,3 +102,26 @@ def test_hardware_that_cannot_be_is_refused():
     link = LinkRates(all_to_all_Bps=-1, reduce_scatter_Bps=1, all_reduce_Bps=1)
     with pytest.raises(SpecError, match=r"network\.all_to_all_Bps=-1"):
         msgspec.structs.replace(hardware_named("cpu"), network=link)
+
+
+def test_a_disk_reads_what_the_cache_misses_and_writes_it_back():
+    table = Table(name="t", rows=10**6, dim=64, optimizer=Sgd())  # records of 256 + 16 bytes, 15 in a block of 4 KiB
+    curves = Curves.of([Workload(table=table, access=Access(pooling=5, zipf_a=1.0))], 1024)
+    hardware = structs.replace(hardware_named("zionex"), disk_reads_s=1e5, disk_write_Bps=2e9)
+    pieces = shards(table, tier="disk", cached=0.1)
+    for devices in (1, 4):
+        model = Roofline(hardware, Topology(devices=devices))
+        misses = 5 * 1024 * (1 - curves.hit_rate(np.zeros(1, int), np.array([1e5]))[0])
+        load = model.loads(pieces, curves)[0]
+        assert load[3] == pytest.approx(devices * misses / 1e5)
+        assert load[7] == pytest.approx(devices * misses * 4096 / 15 / 2e9)
+    assert 0 < misses < curves.unique_T[0]
+
+
+@pytest.mark.parametrize(("above", "place"), [("device", 0), ("host", 1)])
+def test_a_cache_takes_the_memory_that_holds_it(above, place):
+    table = Table(name="t", rows=10**6, dim=64, optimizer=Sgd())
+    curves = Curves.of([Workload(table=table)], 1024)
+    pieces = replace(shards(table, tier="disk", cached=0.1), cache_tier=above)
+    expected = {place: cache_bytes(table, 10**5), 2: disk_bytes(table)}
+    assert memory_bytes(pieces, curves, False)[0].tolist() == [expected.get(tier, 0) for tier in range(3)]

@@ -4,17 +4,20 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 from small import recipe, write_rows
 
 from rowwise import Adam, Plan, RowWiseAdagrad, SpecError, Table, Topology
-from rowwise.errors import TableMemoryError
+from rowwise.checkpoint.read import Checkpoint
+from rowwise.errors import RowwiseError, TableMemoryError
 from rowwise.plan import Tile
 from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.disk_tables import describe_disk_tables, fill_caches, has_disk_tables
 from rowwise.recipes.recipe import Data, Recipe
+from rowwise.recipes.runs import TrainingRun, evaluate
 from rowwise.recipes.sharding import choose_plan, tables_of
 from rowwise.recipes.table_memory import TableMemory, single_rank_plan
 from rowwise.store.sizes import cache_bytes, disk_bytes
@@ -129,3 +132,47 @@ def test_disk_bytes_are_of_pieces(large):
     assert memory.disk_bytes(0) == sum(map(disk_bytes, tables))
     assert (memory.rows_bytes(0), memory.state_bytes(0)) == (0, 0)
     assert memory.cache_bytes(0) == memory.needed_bytes(0) == sum(cache_bytes(table, 0) for table in tables)
+
+
+def saved(run):
+    """The tensors of the newest checkpoint; rows on disk that never changed are in no file."""
+    checkpoint = Checkpoint.open(max((run / "ckpt").glob("step-*[0-9]")))
+    return {name: checkpoint.load(name) for name in checkpoint.names()}
+
+
+def test_a_run_with_tables_on_disk_ends_as_one_in_memory(large, tmp_path):
+    made, _ = large
+    ends = []
+    for number, memory in enumerate((None, 6 * MB)):
+        run = TrainingRun.start(structs.replace(made, memory=memory), tmp_path / "runs")
+        assert has_disk_tables(run.plan) == bool(number)
+        assert run.go().status == "finished"
+        ends.append(saved(run.folder.path))
+    scores = [evaluate(path).tasks for path in sorted((tmp_path / "runs/small").iterdir())]
+    assert scores[0] == scores[1]
+    resident, on_disk = ends
+    assert resident.keys() == on_disk.keys()
+    assert all(torch.equal(resident[key], on_disk[key]) for key in resident)
+
+
+def test_a_resumed_run_with_tables_on_disk_ends_as_one_that_was_not_stopped(large, tmp_path):
+    made, _ = large
+    made = structs.replace(made, memory=4 * MB)
+    whole = TrainingRun.start(made, tmp_path / "runs")
+    whole.go()
+    once = structs.replace(made, train=structs.replace(made.train, epochs=1))
+    path = (part := TrainingRun.start(once, tmp_path / "runs")).folder.path
+    part.go()
+    TrainingRun.resume(path, (f"train.epochs={made.train.epochs}",)).go()
+    expected, found = saved(whole.folder.path), saved(path)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[key], found[key]) for key in expected)
+
+
+def test_a_run_that_cannot_start_leaves_no_folder(large, tmp_path):
+    made, _ = large
+    for changes in ({"memory": MB}, {"memory": 6 * MB, "init_from": "nope"}):
+        with pytest.raises((TableMemoryError, OSError, RowwiseError)):
+            TrainingRun.start(structs.replace(made, **changes), tmp_path / "runs")
+        assert not any((tmp_path / "runs").rglob("recipe.yaml"))
+        assert not any(path.name.isdecimal() for path in (tmp_path / "runs").rglob("*"))

@@ -1,15 +1,17 @@
 """From a recipe to all that a run needs: what is filled in, what is refused, and that nothing is left to chance."""
 
+import datetime
 import json
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from pyarrow import compute as pc
 from pyarrow import csv
 from pyarrow import parquet as pq
-from small import RECIPE, recipe, same, saved, sections, trained, write_rows
+from small import RECIPE, WORLD, recipe, same, saved, sections, trained, write_rows
 
-from rowwise import SpecError
+from rowwise import DataError, SpecError
 from rowwise.errors import RowwiseError
 from rowwise.models.mlp import Mlp
 from rowwise.processor import read_processor
@@ -126,14 +128,44 @@ def test_shares_by_time_read_no_row_groups_of_others(tmp_path):
         ({"column": "row", "valid_from": 3, "test_from": "4"}, "test_from='4': want two whole numbers or two times"),
         ({"column": "rom", "test_from": 3}, "rows.parquet: no column 'rom'; did you mean 'row'?"),
         ({"column": "row", "test_from": "May"}, "column 'row' holds int64, and is compared with 'May': want a whole"),
-        ({"column": "row", "test_from": 9000}, "rows.parquet: no row has row >= 9000: want another time"),
-        ({"column": "row", "valid_from": 0}, "rows.parquet: no row has row < 0: want another time"),
+        ({"column": "row", "test_from": 9000}, "no row has row >= 9000; column 'row' goes from 0 to 1999: want"),
+        ({"column": "row", "valid_from": 0}, "no row has row < 0; column 'row' goes from 0 to 1999: want"),
     ],
 )
 def test_times_that_give_no_shares(tmp_path, share, message):
     said = refused(tmp_path, data={"share": share, "valid_share": 0.0})
     assert "data.share" in said
     assert message in said
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+@pytest.mark.parametrize(
+    ("share", "message"),
+    [
+        ({"column": "row", "test_from": 9000}, "no row has row >= 9000; column 'row' goes from 0 to 699: want another"),
+        ({"column": "row", "valid_from": 9, "test_from": 700}, "no row has row >= 700; column 'row' goes from 0 to"),
+        (
+            {"column": "row", "valid_from": 9, "test_from": 11},
+            "no row has row >= 9 and row < 11; column 'row' goes from 0 to 699: want another time",
+        ),
+        ({"column": "day", "test_from": "2030-01-01"}, "column 'day' goes from 2024-05-01 "),
+    ],
+)
+def test_borders_that_no_row_lies_between(tmp_path, kind, share, message):
+    """In a file whose statistics do not say so, as its rows are in no order, or it has none."""
+    table = WORLD.rows(0, 700).drop_columns(["logit", "seen"])
+    day = [datetime.datetime(2024, 5, 1) + datetime.timedelta(hours=row) for row in range(700)]
+    table = table.append_column("day", pa.array(day)).filter(pc.field("row") != 9).filter(pc.field("row") != 10)
+    mixed = table.take(np.random.default_rng(0).permutation(len(table)))
+    path = tmp_path / f"mixed.{kind}"
+    csv.write_csv(mixed, path) if kind == "csv" else pq.write_table(mixed, path)
+    data = {"dataset": f"{kind}:{path}", "share": share, "valid_share": 0.0}
+    columns = {"sparse": [{"column": name, "ids": "direct"} for name in ("user", "item")]}
+    made = sections(tmp_path, columns=columns, tables={"list": RECIPE["tables"]["list"][:2]}) | {"data": data}
+    with pytest.raises(DataError, match=r"data\.share: ") as error:
+        resolve(decode(made, ""))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_shares_by_time_beside_named_rows(tmp_path):

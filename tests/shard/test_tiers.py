@@ -47,23 +47,23 @@ def test_the_memory_of_a_cpu_is_that_of_its_host(table):
 
 
 @pytest.mark.parametrize(("tier", "device"), [("disk", "cuda"), ("host", "cuda")])
-def test_rows_that_would_live_elsewhere_are_refused(tier, device):
-    check_tiers(lowered("device"), torch.device(device))
+def test_rows_that_would_live_elsewhere_are_refused(tmp_path, tier, device):
+    check_tiers(lowered("device"), torch.device(device), tmp_path)
     want = (
         rf"table 'b': tile b\[0:9, 0:4\] on rank 0 \({tier}, 2 rows cached\): rows on the {tier}: on '{device}' .* only"
     )
     with pytest.raises(SpecError, match=f"{want}; want tier 'device'"):
-        check_tiers(lowered(tier, 2, table="b"), torch.device(device))
+        check_tiers(lowered(tier, 2, table="b"), torch.device(device), tmp_path)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("tier", TIERS)
-def test_what_is_refused_is_what_planning_is_not_given(tier, device):
+def test_what_is_refused_is_what_planning_is_not_given(tmp_path, tier, device):
     if tier in runnable_tiers(device):
-        check_tiers(lowered(tier), torch.device(device))
+        check_tiers(lowered(tier), torch.device(device), tmp_path)
     else:
         with pytest.raises(SpecError, match=f"rows on the {tier}"):
-            check_tiers(lowered(tier), torch.device(device))
+            check_tiers(lowered(tier), torch.device(device), tmp_path)
     assert runnable_tiers(device) >= DEVICE_TIERS >= {"device"}
 
 

@@ -17,7 +17,7 @@ def piece(dim, optimizer, rows=1_000_000, row_type=RowType.FP32):
         (piece(64, RowWiseAdagrad()), 100_000, (100_000 + 12_500) * (256 + 4 + 16) + 6_000_000),
         (piece(64, RowWiseAdagrad()), 99_990, (100_000 + 12_500) * (256 + 4 + 16) + 6_000_000),
         (piece(16, Adam(), row_type=RowType.FP16), 33, (64 + 1_024) * (32 + 128 + 16) + 6_000_000),
-        (piece(16, Adam()), 0, 1_024 * (64 + 128 + 16) + 6_000_000),
+        (piece(16, Adam()), 0, (32 + 1_024) * (64 + 128 + 16) + 6_000_000),
     ],
 )
 def test_a_cache_takes_slots_overflow_and_an_index(table, cached, expected):

@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 from msgspec import structs
 
+from rowwise.calibrate.disk import DiskRates, ROW_bytes
 from rowwise.calibrate.drift import estimate_slowness
 from rowwise.calibrate.fit_links import FittedLinks, fit_links
 from rowwise.calibrate.fit_rates import fit_rates
@@ -54,6 +55,8 @@ class MachineDescription(Value, frozen=True, kw_only=True):
     device_bytes: int
     host_bytes: int = 0
     cache_bytes: int
+    disk: DiskRates | None = None
+    disk_bytes: int = 0
     coding: Coding | None = None
     narrow: tuple[WireShares, ...] = ()  # added cost of narrow wires; empty: not measured
 
@@ -225,11 +228,16 @@ def _estimate_drift(
     return estimate_slowness(residual_S, np.array([s.rank for s in sets]), known_S)
 
 
+def count_steps(shape: NetworkShape, training: int) -> int:
+    """Steps of a training on so many sets."""
+    return min(shape.steps, max(FEWEST_STEPS, training))
+
+
 def _train_stages(
     corrected: CorrectedSets, shape: NetworkShape, report: ReportProgress, name: str
 ) -> dict[str, SetNetwork]:
     sets, training = corrected.steady, corrected.training_index
-    shortened = replace(shape, steps=min(shape.steps, max(FEWEST_STEPS, len(training))))
+    shortened = replace(shape, steps=count_steps(shape, len(training)))
     return {
         stage: train_network(sets.of_stage(stage).take(training), shortened, partial(report, f"{name}, {stage}"))
         for stage in STAGES
@@ -263,11 +271,15 @@ def estimate_noise(sets: Sequence[SetSample], drift_S: Floats) -> float:
 def _preset_with_memory(machine: MachineDescription) -> Hardware:
     """The preset that is nearest to the machine, with the machine's memory."""
     preset = hardware_named("cpu" if machine.device == "cpu" else "h100-like")
+    if machine.disk is not None and not machine.disk.refused:
+        reads_s = machine.disk.reads_s[ROW_bytes]
+        preset = structs.replace(preset, disk_reads_s=reads_s, disk_write_Bps=machine.disk.write_Bps)
     return structs.replace(
         preset,
         name=machine.name,
         device_bytes=machine.device_bytes,
         host_bytes=machine.host_bytes,
+        disk_bytes=machine.disk_bytes,
         cache_bytes=machine.cache_bytes,
         coding=machine.coding,
     )
@@ -277,4 +289,5 @@ def _describe_source(machine: MachineDescription, quality: ProfileQuality) -> st
     processes = f"{machine.world} process{'es' * (machine.world != 1)}"
     ranks = f"{processes} of {machine.threads} threads on {machine.device}"
     amount = f"{quality.sets} sets of tables and {quality.links} exchanges"
-    return f"measured on {machine.machine}, {ranks}: {amount}; disks, host memory and dense layers are not measured"
+    disks = "disks, " if machine.disk is None or machine.disk.refused else ""
+    return f"measured on {machine.machine}, {ranks}: {amount}; {disks}host memory and dense layers are not measured"

@@ -13,7 +13,7 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from rowwise.checkpoint.local_shard import LocalShard
+from rowwise.checkpoint.local_shard import LocalShard, ids_dtype
 from rowwise.checkpoint.manifest import CheckpointManifest, TensorEntry
 from rowwise.errors import CheckpointError, StateError
 from rowwise.ops.quantise import dequantise, quantise
@@ -76,10 +76,6 @@ def decode_rows(chunk: Tensor, entry: TensorEntry, bits: Bits | None, columns: i
     return pack(dequantise(chunk, columns, bits), entry.row_type, entry.column_group)
 
 
-def ids_dtype(entry: TensorEntry) -> torch.dtype:
-    return torch.int32 if entry.rows < 1 << 31 else torch.int64
-
-
 def clear_changes(shards: Sequence[LocalShard]) -> None:
     """Clear the marks of changed rows, after a save."""
     for shard in shards:
@@ -90,15 +86,24 @@ def clear_changes(shards: Sequence[LocalShard]) -> None:
 def _changed(shard: LocalShard) -> LocalShard:
     if shard.touched is None:
         return shard
-    first, dtype = shard.rows[0], ids_dtype(shard.entry)
+    first, dtype = shard.rows[0], ids_dtype(shard.shape[0])
     runs = shard.touched.split(RUN_rows)  # as `nonzero` takes eight bytes for each row
     ids = torch.cat([(run.nonzero().flatten() + (first + k * RUN_rows)).to(dtype) for k, run in enumerate(runs)])
+    if shard.initial is not None:  # marks of all rows mean those that differ from the initial values
+        written = shard.written_rows().ids
+        assert written is not None
+        ids = ids[torch.isin(ids, written, assume_unique=True)]
     tensor = shard.tensor[ids.long() - first] if shard.stream is None else shard.tensor[: len(ids)]
     return replace(shard, tensor=tensor, ids=ids.cpu(), touched=None)
 
 
 def _stored_bytes(shard: LocalShard, *, changed: bool) -> int:
     row_bytes = shard.row_bytes if shard.bits is None else quantised_bytes(shard.columns, shard.bits)
-    if shard.touched is None or not changed:
-        return len(shard.tensor) * row_bytes
-    return int(shard.touched.count_nonzero()) * (row_bytes + ids_dtype(shard.entry).itemsize)
+    count = len(shard.tensor)
+    if shard.initial is not None:
+        count = len(shard.written_rows().tensor)
+    elif shard.touched is None or not changed:
+        return count * row_bytes
+    if shard.touched is not None and changed:
+        count = min(count, int(shard.touched.count_nonzero()))
+    return count * (row_bytes + ids_dtype(shard.shape[0]).itemsize)

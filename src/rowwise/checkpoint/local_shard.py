@@ -14,7 +14,11 @@ from torch import Tensor
 
 from rowwise.checkpoint.manifest import Span, TensorEntry
 from rowwise.spec import Bits, RowType
-from rowwise.store.row_stream import RowStream
+from rowwise.store.row_stream import InitialValues, RowStream
+
+
+def ids_dtype(rows: int) -> torch.dtype:
+    return torch.int32 if rows < 1 << 31 else torch.int64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,11 @@ class LocalShard:
         dtype = str(self.tensor.dtype).removeprefix("torch.")
         return TensorEntry(dtype=dtype, shape=self.shape, row_type=self.row_type, column_group=self.column_group)
 
+    @property
+    def initial(self) -> InitialValues | None:
+        """The values of rows of a stream that were never written; None: all rows were."""
+        return None if self.stream is None or self.ids is not None else self.stream.initial
+
     def cut(self, begin: int, end: int) -> Self:
         """The rows from begin to end, numbered as in the whole tensor."""
         chosen = slice(begin - self.rows[0], end - self.rows[0])
@@ -84,6 +93,18 @@ class LocalShard:
             self.tensor.copy_(rows)
         else:
             self.stream.write(self.rows[0] - self.stream_row, rows.view(len(rows), *self.stream.shape[1:]))
+
+    def store_rows(self, rows: Tensor, values: Tensor) -> None:
+        """Overwrite rows of the stream, numbered as those of this shard."""
+        assert self.stream is not None
+        self.stream.write_rows(rows + self.rows[0] - self.stream_row, values.view(len(values), *self.stream.shape[1:]))
+
+    def written_rows(self) -> Self:
+        """The rows of the stream that do not have their initial values."""
+        assert self.stream is not None
+        first = self.stream_row
+        ids = self.stream.written(self.rows[0] - first, self.rows[1] - first) + first
+        return replace(self, tensor=self.tensor[: len(ids)], ids=ids.to(ids_dtype(self.shape[0])), touched=None)
 
     def allocate(self) -> Self:
         """A shard of the same rectangle with memory of its own."""

@@ -9,7 +9,8 @@ others; a scalar is one row of one column. A table is (rows, dim) for every row 
 a tile does: int8 rows have the scales of their groups first, then the codes. Rows may be rounded to fewer bits:
 8 are int8 rows of one group, 4 those of [Note: Four bits] in `ops/_cpp/quantise.h`. Chunks without `ids` cover each
 element once. A chunk with `ids` holds rows that changed since an earlier checkpoint; chunks are applied in the order in
-which they are listed.
+which they are listed. A chunk with `initial` is in no file: its rows have the values that they were made with, as
+those of a table on disk that never changed.
 """
 
 import math
@@ -24,7 +25,8 @@ import msgspec
 
 from rowwise.errors import CheckpointError, SpecError
 from rowwise.inside import fault_of_name
-from rowwise.spec import Bits, RowType, Table, Value, quantised_bytes, row_bytes
+from rowwise.spec import Bits, Constant, RowType, Table, Value, quantised_bytes, row_bytes
+from rowwise.store.row_stream import InitialValues
 from rowwise.textfile import printable, read_bytes
 
 FORMAT = 2
@@ -59,6 +61,7 @@ class TensorChunk(Value, frozen=True, omit_defaults=True):
     crc32: int  # of the chunk's bytes
     bits: Bits | None = None  # 8 or 4: rounded to fewer bits than the row type has
     ids: ChunkRows | None = None
+    initial: InitialValues | None = None
 
     @property
     def count(self) -> int:
@@ -100,6 +103,8 @@ class TensorEntry(Value, frozen=True, rename={"chunks": "pieces"}):
         return chunk.cols or (0, self.columns)
 
     def chunk_bytes(self, chunk: TensorChunk) -> int:
+        if chunk.initial is not None:
+            return 0
         return chunk.count * self.chunk_width(chunk) * (1 if chunk.bits else NUMBERS[self.dtype])
 
     def find_fault(self, chunk: TensorChunk) -> str | None:
@@ -114,6 +119,11 @@ class TensorEntry(Value, frozen=True, rename={"chunks": "pieces"}):
                 return f"{what} are cut inside of a group of columns"
         elif chunk.bits is not None:
             return f"{what} are rounded to {chunk.bits} bits, but the tensor is no table"
+        if chunk.initial is not None:
+            if chunk.ids is not None or chunk.bits is not None or chunk.file:
+                return f"{what} have initial values, and are in a file too"
+            if self.row_type is None and not isinstance(chunk.initial.init, Constant):
+                return f"{what} have random initial values, but the tensor is no table"
         if chunk.ids is not None and not (self.shape and 0 <= chunk.ids.count <= rows - row):
             return f"{what} are {chunk.ids.count} of {rows - row} rows"
         return None
@@ -177,20 +187,23 @@ class CheckpointManifest(Value, frozen=True):
                 raise CheckpointError(f"{where}: file {name[:80]!r} is not used: {fault}{way_out}")
         used: dict[str, int] = dict.fromkeys(self.files, 0)
         keys: set[tuple[str, str]] = set()
+        count = 0
         for name, entry in self.tensors.items():
             fault = find_entry_fault(name, entry) or next(filter(None, map(entry.find_fault, entry.chunks)), None)
-            fault = fault or next((f"{p.file!r} is not listed" for p in entry.chunks if p.file not in self.files), None)
+            stored = [chunk for chunk in entry.chunks if chunk.initial is None]
+            fault = fault or next((f"{p.file!r} is not listed" for p in stored if p.file not in self.files), None)
             fault = fault or find_coverage_fault(entry, [chunk for chunk in entry.chunks if chunk.ids is None])
             if fault:
                 raise CheckpointError(f"{where}: tensor {name[:200]!r}: {fault}{way_out}")
-            for chunk in entry.chunks:
+            count += len(stored)
+            for chunk in stored:
                 used[chunk.file] += entry.chunk_bytes(chunk)
                 keys.add((chunk.file, chunk.key))
         for name, size_bytes in used.items():
             if size_bytes > self.files[name].size_bytes:
                 got = f"{self.files[name].size_bytes} bytes, but its chunks have {size_bytes}"
                 raise CheckpointError(f"{where}: file {name!r} has {got}{way_out}")
-        if len(keys) < sum(len(entry.chunks) for entry in self.tensors.values()):
+        if len(keys) < count:
             raise CheckpointError(f"{where}: two chunks have the same key in a file: want a key for each{way_out}")
 
 

@@ -20,17 +20,19 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from rowwise.checkpoint.delta import decode_rows, ids_dtype
+from rowwise.checkpoint.delta import decode_rows
 from rowwise.checkpoint.files import CODES, BUFFER_bytes, ByteRange, FileHeader, as_bytes
-from rowwise.checkpoint.local_shard import LocalShard
+from rowwise.checkpoint.local_shard import LocalShard, ids_dtype
 from rowwise.checkpoint.manifest import NAME, CheckpointManifest, ChunkRows, Span, TensorChunk, TensorEntry, split_rows
 from rowwise.checkpoint.reshard import CopyRegion, copy_regions, stored_spans
 from rowwise.checkpoint.windows import cut_rows
 from rowwise.errors import CheckpointError
 from rowwise.inside import open_inside
+from rowwise.ops.arena import initial_rows
 from rowwise.ops.checksum import crc32
+from rowwise.ops.layout import TablePiece
 from rowwise.ops.rowtype import pack, unpack
-from rowwise.spec import RowType, Value
+from rowwise.spec import Constant, RowType, Table, Value
 from rowwise.textfile import printable
 
 THREADS = 2  # checksums take longer than reading
@@ -86,7 +88,8 @@ class Checkpoint:
             what = f"{self.folder}: tensor {name!r} has {entry.rows} rows and {entry.columns} columns"
             raise CheckpointError(f"{what}; got rows [{rows[0]}, {rows[1]}), columns [{columns[0]}, {columns[1]})")
         for copy in copy_regions(entry, rows, columns):  # before allocating what a crafted manifest may claim
-            self._find_range(name, copy.chunk, copy.chunk)
+            if copy.chunk.initial is None:
+                self._find_range(name, copy.chunk, copy.chunk)
         plain = cols is None and entry.row_type is None
         shape = entry.shape[1:] if plain else (entry.stored_width(columns),)
         make = torch.zeros if entry.scaled else torch.empty  # scaled rows end with padding, which is not filled
@@ -126,6 +129,8 @@ class Checkpoint:
         out = shard.tensor
         if shard.stream is None and out.is_cpu and (out.dim() <= 2 or out.is_contiguous()):
             self._fill_memory(shard, same=same)
+            return
+        if same and self._fill_changed(shard):
             return
         begin, cuts = shard.rows[0], sorted({chunk.rows[1] for chunk in entry.chunks})
         # Windows that end with chunks, as a chunk is read whole for each window that it overlaps.
@@ -173,6 +178,22 @@ class Checkpoint:
                 if tell is not None:
                     tell(entry, chunk)
         return damage
+
+    def _fill_changed(self, shard: LocalShard) -> bool:
+        """Fill a stream whose other rows have the same initial values already; False: nothing was done."""
+        entry = self.entry(shard.name)
+        cols = shard.cols or (0, entry.columns)
+        copies = list(copy_regions(entry, shard.rows, cols))
+        if shard.initial is None or any(entry.chunk_cols(copy.chunk) != cols for copy in copies):
+            return False
+        if any(copy.chunk.ids is None and copy.chunk.initial != shard.initial for copy in copies):
+            return False
+        for copy in copies:
+            if copy.chunk.ids is not None:
+                for where, rows in self._read_rows(shard.name, copy):
+                    assert isinstance(where, Tensor)
+                    shard.store_rows(where.long() + copy.rows_to[0], rows)
+        return True
 
     def _fill_memory(self, shard: LocalShard, *, same: bool) -> None:
         flat = shard.tensor.view(len(shard.tensor), -1) if shard.tensor.numel() else shard.tensor
@@ -249,7 +270,7 @@ class Checkpoint:
         if chunk.ids is None:
             return None
         self._find_range(name, chunk, chunk.ids)
-        out = torch.empty(chunk.ids.count, 1, dtype=ids_dtype(self.entry(name)))
+        out = torch.empty(chunk.ids.count, 1, dtype=ids_dtype(self.entry(name).rows))
         for _ in self._read(name, chunk, chunk.ids, out):
             pass
         ids = out.flatten()
@@ -261,11 +282,19 @@ class Checkpoint:
     def _read_chunk(self, name: str, chunk: TensorChunk, out: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
         """Read a chunk a few rows at a time, into `out` or a buffer; raises at the end if its checksum is wrong."""
         entry = self.entry(name)
-        self._find_range(name, chunk, chunk)
+        if chunk.initial is None:
+            self._find_range(name, chunk, chunk)
         dtype = torch.uint8 if chunk.bits else getattr(torch, entry.dtype)
         width = entry.chunk_width(chunk)
         step = max(1, BUFFER_bytes // max(1, width * dtype.itemsize))
         out = torch.empty(min(step, chunk.count), width, dtype=dtype) if out is None else out
+        if chunk.initial is not None:
+            for at in range(0, chunk.count, step):
+                rows = min(step, chunk.count - at)
+                buffer = out[at : at + rows] if len(out) == chunk.count else out[:rows]
+                buffer.copy_(_initial_rows(entry, chunk, at, rows))
+                yield at, buffer
+            return
         for at, buffer in self._read(name, chunk, chunk, out):
             if chunk.bits and not bool(buffer[:, :RANGE_bytes].contiguous().view(torch.float32).isfinite().all()):
                 self._raise_damaged(name, chunk, "have a range that is not finite")
@@ -303,7 +332,7 @@ class Checkpoint:
         for name, entry in self.manifest.tensors.items():
             for chunk in entry.chunks:
                 for run in (chunk, chunk.ids):
-                    if run is not None:
+                    if run is not None and chunk.initial is None:
                         self._find_range(name, chunk, run)
 
     def _find_range(self, name: str, chunk: TensorChunk, run: TensorChunk | ChunkRows) -> ByteRange:
@@ -311,7 +340,7 @@ class Checkpoint:
         entry, rows = self.entry(name), run.count
         kind, width = ("uint8" if chunk.bits else entry.dtype), entry.chunk_width(chunk)
         if isinstance(run, ChunkRows):
-            kind, width = str(ids_dtype(entry)).removeprefix("torch."), 1
+            kind, width = str(ids_dtype(entry.rows)).removeprefix("torch."), 1
         stored = self._header(chunk.file).ranges.get(run.key)
         if stored is None:
             self._raise_damaged(name, chunk, f"are not in its header, which has no key {run.key[:200]!r}")
@@ -325,6 +354,19 @@ class Checkpoint:
         if file not in self._headers:
             self._headers[file] = FileHeader.read(self.folder, file, self.manifest.files[file])
         return self._headers[file]
+
+
+def _initial_rows(entry: TensorEntry, chunk: TensorChunk, at: int, count: int) -> Tensor:
+    """Rows [at, at + count) of a chunk with initial values."""
+    assert chunk.initial is not None
+    cols = entry.chunk_cols(chunk)
+    if entry.row_type is None:
+        assert isinstance(chunk.initial.init, Constant)
+        return torch.full((count, entry.chunk_width(chunk)), chunk.initial.init.value)
+    full = Table(name="t", rows=entry.rows, dim=entry.columns, row_type=entry.row_type,
+                 column_group=entry.column_group, init=chunk.initial.init)  # fmt: skip
+    piece = TablePiece.cut(full, (0, entry.rows), cols, ())
+    return initial_rows(piece, chunk.initial.key, torch.arange(chunk.rows[0] + at, chunk.rows[0] + at + count))
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:

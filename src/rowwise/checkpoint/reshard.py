@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from msgspec import structs
+
 from rowwise.checkpoint.manifest import Span, TensorChunk, TensorEntry
 
 
@@ -22,6 +24,8 @@ def copy_regions(entry: TensorEntry, rows: Span, cols: Span) -> Iterator[CopyReg
         chunk_cols = entry.chunk_cols(chunk)
         row, col = _intersect(chunk.rows, rows), _intersect(chunk_cols, cols)
         if row[0] < row[1] and col[0] < col[1]:
+            if chunk.initial is not None:  # makes no more rows than are read
+                chunk, chunk_cols = structs.replace(chunk, rows=row, cols=col), col
             yield CopyRegion(
                 chunk=chunk,
                 rows_from=_shift(row, chunk.rows[0]),

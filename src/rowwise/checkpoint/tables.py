@@ -73,6 +73,8 @@ def shards_to_read(path: str, module: AnyEmbeddings, saved: Mapping[str, TensorE
     for stored in _stored_tiles(module):
         if stored.touched is not None:
             stored.touched.fill_(1)  # the next checkpoint must save all rows
+        if not isinstance(stored.rows, Tensor):
+            stored.rows.forget()  # rows that the checkpoint does not list have their initial values
         yield _rows(path, stored)
         for slot, state in stored.state.items():
             entry = saved.get(f"rows/{full_name(path, stored.table)}/{slot}")

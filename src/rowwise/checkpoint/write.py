@@ -137,7 +137,15 @@ def write_rank_files(
     threads: int = THREADS,
 ) -> RankFiles:
     """Write shards into files of this rank, whose names begin with `prefix`; a thread loads one chunk at a time."""
-    cuts = [cut for shard in shards for cut in shard.split(sizes.chunk_bytes)]
+    chunks_of: dict[str, list[TensorChunk]] = {shard.name: [] for shard in shards}
+    stored: list[LocalShard] = []
+    for shard in shards:
+        if shard.initial is not None:
+            chunk = TensorChunk(rows=shard.rows, cols=shard.cols, file="", key="", crc32=0, initial=shard.initial)
+            chunks_of[shard.name].append(chunk)
+            shard = shard.written_rows()
+        stored.append(shard)
+    cuts = [cut for shard in stored for cut in shard.split(sizes.chunk_bytes)]
     # Wider types first, which aligns every tensor: see `FileHeader.make`.
     order = sorted(range(len(cuts)), key=lambda k: -cuts[k].tensor.element_size())
     files = [[cuts[k] for k in ks] for ks in _fill_files(order, [cut.size_bytes for cut in cuts], sizes, threads)]
@@ -145,7 +153,6 @@ def write_rank_files(
     with ThreadPoolExecutor(threads) as pool:
         written = list(pool.map(partial(_write_file, load), [folder / name for name in names], files))
     chunk_of = {id(cut): chunk for _, chunks in written for cut, chunk in chunks}
-    chunks_of: dict[str, list[TensorChunk]] = {shard.name: [] for shard in shards}
     for cut in cuts:
         chunks_of[cut.name].append(chunk_of[id(cut)])
     tensors = {shard.name: structs.replace(shard.entry, chunks=tuple(chunks_of[shard.name])) for shard in shards}
@@ -166,7 +173,7 @@ def merge_rank_files(written_W: Iterable[RankFiles]) -> tuple[dict[str, Checkpoi
                 raise CheckpointError(f"tensor {name!r} is {got}: want the same tables and layers on all ranks")
             chunks_of.setdefault(name, []).extend(entry.chunks)
     for chunks in chunks_of.values():
-        chunks.sort(key=lambda chunk: (chunk.rows, chunk.cols or ()))
+        chunks.sort(key=lambda chunk: (chunk.ids is not None, chunk.rows, chunk.cols or ()))
     return files, {name: structs.replace(entry, chunks=tuple(chunks_of[name])) for name, entry in tensors.items()}
 
 
@@ -208,7 +215,7 @@ def _finish(folder: Path, written_W: Sequence[RankFiles], data: Mapping[str, Any
     chain_bytes = (sum(file.size_bytes for file in files.values()),)
     if base is not None:
         tensors, chain_bytes = extend_entries(base, tensors), base.manifest.chain_bytes + chain_bytes
-        for name in {chunk.file for entry in tensors.values() for chunk in entry.chunks} - files.keys():
+        for name in {chunk.file for entry in tensors.values() for chunk in entry.chunks} - files.keys() - {""}:
             os.link(base.folder / name, unfinished / name)
             files[name] = base.manifest.files[name]
     manifest = CheckpointManifest(format=FORMAT, data=dict(data), files=files, tensors=tensors, chain_bytes=chain_bytes)

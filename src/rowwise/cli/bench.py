@@ -2,7 +2,7 @@
 
 Benchmarks are the scripts directly in `benchmarks/`; they are not installed. Each takes `--quick`, `--smoke` and
 `--save`. Its docstring begins with the question that it answers and ends with "Takes:" and "Needs:" lines; the last
-line that it prints is its result as JSON.
+line that it prints is its result as JSON. `cache` is built in, and needs no checkout.
 """
 
 import ast
@@ -25,10 +25,11 @@ from rowwise.errors import RowwiseError
 
 SIGNAL_BASE = 128  # shells report 128 + signal for a command that a signal ended
 LAST_LINES = 30  # printed of a benchmark that failed
+CACHE = "cache"  # the benchmark that is built in
 LIMIT_s = 3 * 3600.0  # of each benchmark with --all
 
 
-def bench(
+def bench(  # noqa: C901, PLR0913 - one for each option
     name: Annotated[str | None, typer.Argument(help="The benchmark to run; without one, all are listed.")] = None,
     extra: Annotated[
         list[str] | None, typer.Argument(help="Arguments that the benchmark gets; put -- before its options.")
@@ -42,8 +43,20 @@ def bench(
         bool, typer.Option("--list", help="List each benchmark with its question, duration and needs.")
     ] = False,
     every: Annotated[bool, typer.Option("--all", help="Run all benchmarks; save results unless --smoke.")] = False,
+    trace: Annotated[
+        str | None,
+        typer.Option(metavar="TRACE", help="cache: ids in FILE.npy or FILE.parquet:COLUMN, or drawn by zipf:A:ROWS."),
+    ] = None,
+    rows_cached: Annotated[
+        str | None, typer.Option(metavar="N,...", help="cache: rows that it holds, or shares of the rows as 1%,16%.")
+    ] = None,
+    policy: Annotated[str | None, typer.Option(help="cache: lru or lfu (default: both).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="cache: print one JSON object instead of text.")] = False,
 ) -> None:
     """Run one benchmark or all of them, or list them. Needs a checkout of the sources.
+
+    The benchmark cache needs none: it runs caches of rows over a trace of accesses, and prints their hit rates beside
+    those that plans predict and beside the optimum.
 
     Example: rowwise bench --list
 
@@ -52,7 +65,21 @@ def bench(
     Example: rowwise bench ops -- --threads 1 --save
 
     Example: rowwise bench --all --smoke
+
+    Example: rowwise bench cache --trace zipf:1.05:100000
+
+    Example: rowwise bench cache --trace logs.parquet:item_id --rows-cached 10000,100000 --policy lru --json
     """
+    if name == CACHE and not every and not show:
+        if trace is None or quick or smoke or extra:
+            raise RowwiseError("bench cache: want --trace, such as --trace zipf:1.05:100000, and no --quick or --smoke")
+        from rowwise.cli.bench_cache import bench_cache
+
+        bench_cache(trace, rows_cached, policy, as_json=as_json)
+        return
+    for option, value in (("trace", trace), ("rows-cached", rows_cached), ("policy", policy), ("json", as_json)):
+        if value:
+            raise RowwiseError(f"--{option} is for the benchmark cache: want rowwise bench cache --trace TRACE")
     scripts = find_benchmarks()
     options = [flag for flag, chosen in (("--quick", quick), ("--smoke", smoke)) if chosen]
     for conflict, got in (

@@ -4,6 +4,7 @@ Arguments are checked before torch is loaded. Measurements are kept: the same co
 """
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 DEVICES, TRANSPORTS = ("cpu", "cuda"), ("shared", "gloo")
 DEFAULT_RANKS = 2  # links need two; fewer on one core
 MOST_MINUTES = 1e5
+DISK_s = 4.0  # of measuring the disk
 TABLE_FRACTION = 0.8  # of all memory, which the profile leaves to tables
 ReportProgress = Callable[[str, float], None]
 
@@ -61,7 +63,8 @@ def calibrate(  # noqa: PLR0913 - one for each option
     """Measure lookups, updates and exchanges on this machine, and fit a profile that predicts their cost.
 
     Measures random sets of tables for some minutes, then fits. Writes the profile FOLDER/machine.json, which rowwise
-    plan and rowwise train --hardware read. The same command continues after it was stopped or killed.
+    plan and rowwise train --hardware read. Before it begins, it prints how long all will take. The same command
+    continues after it was stopped or killed.
 
     Example: rowwise calibrate --minutes 10 --tables tables.csv
 
@@ -79,11 +82,15 @@ def calibrate(  # noqa: PLR0913 - one for each option
     spec = _make_spec(nproc, threads, device, transport, seed)
     if tables is not None:
         spec = _add_tables(spec, tables, dim)
-    from rowwise.calibrate.folder import open_folder
-
-    measurements = open_folder(folder, spec)
-    spec = measurements.read_spec()
     console = make_terminal(stderr=True)
+    with console.status("starting"):
+        from rowwise.calibrate.folder import open_folder
+        from rowwise.calibrate.forecast import forecast_calibration
+
+        measurements = open_folder(folder, spec)
+        spec = measurements.read_spec()
+        forecast = forecast_calibration(spec, measurements, minutes)
+    console.print(forecast, markup=False, soft_wrap=True)
     try:
         with _show_progress(console, "measuring") as report:
             _measure(spec, measurements, minutes, report)
@@ -168,7 +175,8 @@ def _fit(spec: "MeasurementSpec", folder: "MeasurementFolder", name: str, consol
     from rowwise.report.calibration import draw_calibration
 
     samples = list(folder.read())
-    machine = _describe_machine(spec, name, narrow=sum(isinstance(sample, LinkSample) for sample in samples) >= FEWEST)
+    narrow = sum(isinstance(sample, LinkSample) for sample in samples) >= FEWEST
+    machine = _describe_machine(spec, name, folder.path, narrow=narrow)
     with _show_progress(console, "fitting") as report:
         fitted = fit_profile(samples, machine, report)
     profile, quality = folder.path / "machine.json", _json_text(fitted.quality)
@@ -183,11 +191,12 @@ def _fit(spec: "MeasurementSpec", folder: "MeasurementFolder", name: str, consol
     console.print(f"use it  {command}", markup=False, soft_wrap=True)
 
 
-def _describe_machine(spec: "MeasurementSpec", name: str, *, narrow: bool) -> "MachineDescription":
+def _describe_machine(spec: "MeasurementSpec", name: str, folder: Path, *, narrow: bool) -> "MachineDescription":
     """What the profile says of the machine; `narrow`: measure what wires with fewer bits add to exchanges, too."""
     import torch
 
     from rowwise.calibrate.coding import measure_coding
+    from rowwise.calibrate.disk import measure_disk
     from rowwise.calibrate.fit import MachineDescription
     from rowwise.calibrate.kernels import last_cache_bytes
     from rowwise.calibrate.wire_costs import measure_wire_costs
@@ -208,6 +217,8 @@ def _describe_machine(spec: "MeasurementSpec", name: str, *, narrow: bool) -> "M
         threads=spec.threads,
         coding=measure_coding(torch.device(spec.device), spec.threads),
         narrow=measure_wire_costs(spec.world, spec.threads, shared_memory=spec.transport == "shared") if narrow else (),
+        disk=measure_disk(folder, DISK_s),
+        disk_bytes=int(shutil.disk_usage(folder).free * TABLE_FRACTION),
         **memory,
     )
 

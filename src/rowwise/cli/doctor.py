@@ -1,9 +1,10 @@
-"""`rowwise doctor`: describes this machine and installation for a bug report, and tests the kernels."""
+"""`rowwise doctor`: describes this machine and installation for a bug report, tests the kernels, measures the disk."""
 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,9 +18,12 @@ from rowwise.errors import SpecError
 from rowwise.recipes.machine import Environment, NativeLibrary
 
 if TYPE_CHECKING:
+    from rowwise.calibrate.disk import DiskRates
     from rowwise.drills.selftest import SelfTestResult
 
 MOST_SECONDS = 1e5
+KiB = 1024
+DISK_s = 4.0  # at most, and half of the time of the self-test
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,7 @@ class DoctorReport:
     machine: Environment
     native: NativeLibrary | None
     result: "SelfTestResult | None"
+    disk: "DiskRates"  # of the current folder, where runs and their tables on disk are
     error: str
 
     @property
@@ -41,9 +46,10 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
     seconds: Annotated[float, typer.Option(min=0, max=MOST_SECONDS, help="Seconds that the self-test takes.")] = 10.0,
 ) -> None:
-    """Show versions, processor and memory, and test the native kernels against their reference.
+    """Show versions, processor and memory, test the native kernels against their reference, and measure the disk.
 
-    Exits with 0 only if every check passes. Paste the output into a bug report.
+    The disk is that of the current folder, where runs keep tables that do not fit into memory. Exits with 0 only if
+    every check passes. Paste the output into a bug report.
 
     Example: rowwise doctor
 
@@ -56,21 +62,24 @@ def doctor(
         environment = ctx.find_object(CommandEnvironment)
         report = _self_test(environment.omp_wait_policy if environment else "not set", seconds, tell)
     if as_json:
-        print_json({"ok": report.ok, **asdict(report)})
+        print_json({"ok": report.ok, **asdict(report), "disk": report.disk})
     else:
         _show(report, console)
     raise typer.Exit(0 if report.ok else 1)
 
 
 def _self_test(omp_wait_policy: str, seconds: float, tell: Callable[[float], None]) -> DoctorReport:
-    machine = Environment.read(omp_wait_policy)
+    from rowwise.calibrate.disk import measure_disk
+
+    machine, disk = Environment.read(omp_wait_policy), measure_disk(Path.cwd(), min(seconds / 2, DISK_s))
     try:
         native = NativeLibrary.read()
     except (ImportError, OSError) as error:  # NativeError, or a torch that itself does not load
-        return DoctorReport(machine=machine, native=None, result=None, error=str(error))
+        return DoctorReport(machine=machine, native=None, result=None, disk=disk, error=str(error))
     from rowwise.drills.selftest import run_selftest
 
-    return DoctorReport(machine=machine, native=native, result=run_selftest(native.isa_sets, seconds, tell), error="")
+    result = run_selftest(native.isa_sets, seconds, tell)
+    return DoctorReport(machine=machine, native=native, result=result, disk=disk, error="")
 
 
 @contextmanager
@@ -86,7 +95,8 @@ def _show(report: DoctorReport, console: Console) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")  # paths are wrapped, not cut
-    for name, value in (_machine_lines(report.machine) | _native_lines(report.native)).items():
+    lines = _machine_lines(report.machine) | _native_lines(report.native) | {"disk here": _disk_line(report.disk)}
+    for name, value in lines.items():
         table.add_row(name, value)
     console.print(table, markup=False)
     if report.result is None:
@@ -120,6 +130,17 @@ def _native_lines(native: NativeLibrary | None) -> dict[str, str]:
         "instruction set": f"{native.isa} (this processor has {', '.join(native.isa_sets)})",
         "native library": f"{native.library} ({native.library_bytes / 1e3:.0f} kB)",
     }
+
+
+def _disk_line(disk: "DiskRates") -> str:
+    if disk.refused:
+        return f"not measured: {disk.refused}"
+    reads = ", ".join(f"{rate:,.0f}/s of {_format_block(size)}" for size, rate in disk.reads_s.items())
+    return f"random reads {reads}; writes {disk.write_Bps / 1e6:,.0f} MB/s"
+
+
+def _format_block(size: int) -> str:
+    return f"{size} B" if size < KiB else f"{size // KiB} KiB"
 
 
 def _show_result(result: "SelfTestResult", console: Console) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, final
 import typer
 
 from rowwise.cli.environment import CommandEnvironment, Torchrun
-from rowwise.cli.run_request import RunRequest
+from rowwise.cli.run_request import RUN, MemoryNotes, NoteStore, RunRequest
 from rowwise.cli.terminal import make_terminal
 from rowwise.comm.rank_start import RankStart
 from rowwise.comm.spawn import RankProcesses, RanksFailed
@@ -34,25 +34,33 @@ MOST_TIMEOUT_S = 1e7
 PRELOADED = ("rowwise.cli.rank", "pandas")
 
 
-def launch(request: RunRequest, nproc: int | None, timeout: float | None, environment: CommandEnvironment) -> None:
-    """Train or resume on the ranks that `parse_ranks` has accepted; raises typer.Exit unless all went well."""
+def launch(
+    request: RunRequest, nproc: int | None, timeout: float | None, environment: CommandEnvironment
+) -> Path | None:
+    """Train or resume on the ranks that `parse_ranks` has accepted; raises typer.Exit unless all went well.
+
+    Returns the folder of the run; None for ranks of torchrun.
+    """
     timeout_s = TIMEOUT_S if timeout is None else timeout
     remove_stale_folders()
+    notes = MemoryNotes()
     if environment.torchrun is not None:
         code = _run_torchrun_rank(request, environment.torchrun, timeout_s)
     elif nproc is None or nproc == 1:
         with make_terminal(stderr=True, quiet=request.as_json).status("starting"):
             from rowwise.cli.rank import run_rank
 
-        code = run_rank(request, None, None)
+        code = run_rank(request, None, notes)
     else:
         if request.recipe is not None:  # one error, before any rank starts
             from rowwise.recipes.recipe import check_ranks
 
             check_ranks(request.recipe, nproc)
-        code = _run_local_ranks(request, nproc, timeout_s)
+        code = _run_local_ranks(request, nproc, timeout_s, notes)
     if code:
         raise typer.Exit(code)
+    run = notes.get(RUN)
+    return None if run is None else _relative(Path(run))
 
 
 def parse_ranks(nproc: int | None, timeout: float | None, environment: CommandEnvironment) -> int:
@@ -93,7 +101,7 @@ def _run_torchrun_rank(request: RunRequest, torchrun: Torchrun, timeout_s: float
             comm.close()
 
 
-def _run_local_ranks(request: RunRequest, nproc: int, timeout_s: float) -> int:
+def _run_local_ranks(request: RunRequest, nproc: int, timeout_s: float, notes: NoteStore) -> int:
     topology = Topology(devices=nproc)
     start = RankStart(timeout_s=timeout_s, shared_memory=True, threads=None, preload=PRELOADED)
     received: list[int] = []
@@ -111,10 +119,11 @@ def _run_local_ranks(request: RunRequest, nproc: int, timeout_s: float) -> int:
             if received and all(f.exit_code == -signal.SIGTERM or f.kind == "peer_failed" for f in failed.failures):
                 name = "Ctrl-C" if received[0] == signal.SIGINT else "SIGTERM"
                 return _print_error(f"stopped by {name}", 128 + received[0])
-            run = FileNotes(folder).get("run")
+            run = FileNotes(folder).get(RUN)
             return _print_failure(
                 failed, None if run is None else request.resume_command(_relative(Path(run)), topology)
             )
+        notes.put(RUN, FileNotes(folder).get(RUN) or "")
         return 128 + received[0] if received else max(codes)
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from rowwise.cli.code import warn_of_run_code
 from rowwise.cli.console import show_warning
+from rowwise.cli.ensemble import print_ensemble_json, show_ensemble
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import make_terminal, print_json, print_line
 from rowwise.errors import SpecError
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from rowwise.recipes.baseline import TreeBaseline
     from rowwise.train.evaluate import Scores
 
+RunsArgument = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN", help="The folder of a run, or of several, whose probabilities are averaged."),
+]
 RunArgument = Annotated[Path, typer.Argument(help="The folder of a run, such as runs/dlrm-synthetic/1.")]
 Which = Annotated[str, typer.Option(help="The checkpoint to use: best, last or step-<number>.")]
 DataOption = Annotated[
@@ -27,7 +32,7 @@ DataOption = Annotated[
 
 
 def evaluate(
-    run: RunArgument,
+    runs: RunsArgument,
     data: DataOption = None,
     which: Which = "best",
     slices: Annotated[
@@ -35,19 +40,28 @@ def evaluate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """Measure a trained model on its test rows or on other files.
+    """Measure a trained model on its test rows or on other files; of several, each run and their mean.
 
     Example: rowwise eval runs/dlrm-synthetic/1
 
     Example: rowwise eval runs/dlrm-synthetic/1 --data parquet:tomorrow.parquet --slices city
+
+    Example: rowwise eval runs/clicks/1 runs/clicks/2 runs/clicks/3
     """
+    from rowwise.recipes.ensemble import evaluate_ensemble
     from rowwise.recipes.runs import evaluate as measure
 
-    warn_of_run_code(run)
+    for run in runs:
+        warn_of_run_code(run)
     console = make_terminal(stderr=True, quiet=as_json)
+    features, warn = None if slices is None else tuple(slices.split(",")), partial(show_warning, console)
+    if len(runs) > 1:
+        with console.status("evaluating"):
+            together = evaluate_ensemble(runs, which=which, data=data, slices=features, warn=warn)
+        (print_ensemble_json if as_json else show_ensemble)(runs, together)
+        return
     with console.status("evaluating"):
-        features = None if slices is None else tuple(slices.split(","))
-        scores = measure(run, which=which, data=data, slices=features, warn=partial(show_warning, console))
+        scores = measure(runs[0], which=which, data=data, slices=features, warn=warn)
     if as_json:
         values = [{"feature": s.feature, "value": s.value, "task": s.task} | dict(s.values) for s in scores.slices]
         print_json({"tasks": scores.tasks, "slices": values})
@@ -56,7 +70,7 @@ def evaluate(
 
 
 def predict(
-    run: RunArgument,
+    runs: RunsArgument,
     out: Annotated[Path, typer.Option(help="The file to write: .parquet or .csv.")],
     data: DataOption = None,
     which: Which = "best",
@@ -66,22 +80,26 @@ def predict(
 ) -> None:
     """Predict for rows of files: writes each row's key, and each label's logit and probability, as Parquet or CSV.
 
-    Rows need no labels. Without a key column in the recipe, rows are numbered.
+    Rows need no labels. Without a key column in the recipe, rows are numbered. The probability of
+    several runs is the mean of theirs.
 
     Example: rowwise predict runs/dlrm-synthetic/1 --data parquet:tomorrow.parquet --out predictions.parquet
 
     Example: rowwise predict runs/clicks/1 --data csv:tomorrow.csv --out predictions.csv --keep user,item
+
+    Example: rowwise predict runs/clicks/1 runs/clicks/2 runs/clicks/3 --out predictions.csv
     """
-    from rowwise.recipes.runs import predict_rows
+    from rowwise.recipes.ensemble import predict_ensemble
 
     if not out.parent.is_dir() or (out.exists() and not out.is_file()):
         raise SpecError(f"--out {out}: want the name of a file in an existing folder")
-    warn_of_run_code(run)
+    for run in runs:
+        warn_of_run_code(run)
     console = make_terminal(stderr=True)
     with splits_bar(console, "predicting") as tell:
         names = () if keep is None else tuple(keep.split(","))
         warn = partial(show_warning, console)
-        rows = predict_rows(run, out, which=which, data=data, keep=names, tell=tell, warn=warn)
+        rows = predict_ensemble(runs, out, which=which, data=data, keep=names, tell=tell, warn=warn)
     print_line(f"wrote {out}: {rows:,} rows")
 
 

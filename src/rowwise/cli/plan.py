@@ -6,7 +6,7 @@ Arguments are checked before the search. Tables from a file need no torch; those
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,6 +51,7 @@ class PlanArguments:
     constraints: Path | None
     layouts: str | None
     tiers: str | None  # None: those that the runtime runs
+    memory: str | None = None  # of a host without GPUs; None: what the machine has
     wire: tuple[str, ...]
     model: str | None  # None: the best one that the profile has
 
@@ -113,6 +114,10 @@ def plan(  # noqa: PLR0913 - one for each option
             metavar="A,B,...", help="Memory tiers to plan for: device,host,disk (default: those that rowwise runs)."
         ),
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Memory of a host without GPUs for tables, such as 4GB; others go to disk."),
+    ] = None,
     wire: Annotated[
         list[str] | None,
         typer.Option(
@@ -156,6 +161,8 @@ def plan(  # noqa: PLR0913 - one for each option
 
     Example: rowwise plan --recipe dlrm-synthetic --topology 2xcpu --json plan.json
 
+    Example: rowwise plan --tables tables.csv --topology 2xcpu --memory 4GB
+
     Example: rowwise plan --tables tables.csv --topology 16x8xzionex:device=32GB --certify 30s --explain
 
     Example: rowwise plan --recipe dlrm-synthetic --topology 2xcalibration/machine.json --measure 4 --json plan.json
@@ -168,7 +175,7 @@ def plan(  # noqa: PLR0913 - one for each option
     old_plans = {path: _read_plan(path) for path in (diff, replan) if path is not None}
     arguments = PlanArguments(
         tables=tables, recipe=recipe, changes=tuple(changes or ()), topology=topology, batch=batch, dim=dim,
-        constraints=constraints, layouts=layouts, tiers=tiers, wire=tuple(wire or ()), model=model,
+        constraints=constraints, layouts=layouts, tiers=tiers, memory=memory, wire=tuple(wire or ()), model=model,
     )  # fmt: skip
     console = make_terminal(stderr=json == STDOUT)
     request, notes = make_request(arguments)
@@ -196,6 +203,8 @@ def make_request(arguments: PlanArguments) -> "tuple[PlanRequest, tuple[str, ...
         if value is not None and value < 1:
             raise SpecError(f"--{name} {value}: want at least 1")
     machine = machine_named(arguments.topology)
+    if arguments.memory is not None:
+        machine, arguments = _limit_memory(machine, arguments.memory), replace(arguments, tiers=_disk_tiers(arguments))
     workloads, batch, wire, notes = _read_tables(arguments, machine.topology.world)
     request = PlanRequest(
         workloads=workloads,
@@ -207,6 +216,27 @@ def make_request(arguments: PlanArguments) -> "tuple[PlanRequest, tuple[str, ...
     )
     warnings = profile_warnings(machine.hardware) if arguments.model is None else ()
     return request, (*notes, *warnings)
+
+
+def _limit_memory(machine: "Machine", memory: str) -> "Machine":
+    """The machine with so much memory for the tables of a host, and with disks."""
+    from msgspec import structs
+
+    from rowwise.planner.machines import LARGEST, parse_size
+
+    hardware, size = machine.hardware, parse_size(memory, "--memory")
+    if hardware.host_bytes or not size:
+        got = "0 bytes" if not size else f"{hardware.name} has memory of its own and of its host"
+        raise SpecError(f"--memory {memory}: {got}: want a size such as 4GB for a machine without GPUs, else --tiers")
+    disk_bytes = hardware.disk_bytes or LARGEST
+    limited = structs.replace(hardware, device_bytes=size // machine.topology.devices, disk_bytes=disk_bytes)
+    return structs.replace(machine, hardware=limited)
+
+
+def _disk_tiers(arguments: PlanArguments) -> str:
+    if arguments.tiers is not None:
+        raise SpecError(f"--tiers {arguments.tiers} with --memory: want one of them")
+    return "device,disk"
 
 
 def _choose_model(arguments: PlanArguments, machine: "Machine", wire: Wire) -> "CostModel":

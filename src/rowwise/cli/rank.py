@@ -7,15 +7,13 @@ import signal
 from pathlib import Path
 
 from rowwise.cli.console import LiveLine, show_result, show_start, stop_on_signals
-from rowwise.cli.run_request import NoteStore, RunRequest
+from rowwise.cli.run_request import RUN, NoteStore, RunRequest
 from rowwise.cli.terminal import make_terminal, print_json
 from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.recipes.first_rank import on_first_rank
 from rowwise.recipes.runs import TrainingRun
 from rowwise.train.trainer import OnStep
-
-RUN = "run"  # the name of the note with the folder of the run
 
 
 def run_rank(request: RunRequest, comm: Comm | None, notes: NoteStore | None, *, watched: bool = False) -> int:

@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, final
 
 from rowwise.spec import Topology
 
 if TYPE_CHECKING:
     from rowwise.recipes.recipe import Recipe
+
+RUN = "run"  # the name of the note with the folder of the run
 
 
 class NoteStore(Protocol):
@@ -16,6 +18,20 @@ class NoteStore(Protocol):
     def get(self, name: str) -> str | None: ...
 
     def put(self, name: str, text: str) -> None: ...
+
+
+@final
+class MemoryNotes:
+    """Notes of this process."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+
+    def get(self, name: str) -> str | None:
+        return self._texts.get(name)
+
+    def put(self, name: str, text: str) -> None:
+        self._texts[name] = text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,7 @@
 """`rowwise train` and `rowwise resume`: train a recipe, and resume a run that was stopped or killed."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from rowwise.recipes.recipe import Recipe
 
 RUNS = Path("runs")
+FEWEST_SEEDS, MOST_SEEDS = 2, 100
 Changes = Annotated[
     list[str] | None,
     typer.Option(
@@ -67,6 +70,12 @@ def train(  # noqa: PLR0913 - one for each option
     baseline: Annotated[
         bool, typer.Option("--baseline", help="Train boosted trees (LightGBM) on the same rows, and compare.")
     ] = False,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Train N runs, with the recipe's seed and those after it, and measure their mean."
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything and print what would be trained; write nothing.")
     ] = False,
@@ -92,6 +101,8 @@ def train(  # noqa: PLR0913 - one for each option
 
     Example: torchrun --nproc-per-node 4 --max-restarts 2 -m rowwise train my.yaml
 
+    Example: rowwise train my.yaml --seeds 3
+
     Example: rowwise train my.yaml --dry-run
     """
     environment = _get_environment(ctx)
@@ -100,13 +111,19 @@ def train(  # noqa: PLR0913 - one for each option
     all_changes += [f"log.profile={_quote_yaml(profile)}"] if profile is not None else []
     if baseline and as_json:
         raise SpecError("--baseline with --json, which prints one object: leave it out, and run rowwise baseline RUN")
-    for option, value in (("--runs", runs), ("--timeout", timeout), ("--baseline", baseline or None)):
+    if seeds is not None:
+        _check_seeds(seeds, environment, as_json=as_json)
+    options = (("--runs", runs), ("--timeout", timeout), ("--baseline", baseline or None), ("--seeds", seeds))
+    for option, value in options:
         if dry_run and value is not None:
             raise SpecError(f"{option} with --dry-run has no effect: leave it out")
     loaded = load_recipe(recipe, all_changes, warn=_is_first(environment))
     if not dry_run:
         request = RunRequest(recipe=loaded, folder=runs or RUNS, as_json=as_json, baseline=baseline)
-        launch(request, nproc, timeout, environment)
+        if seeds is None:
+            launch(request, nproc, timeout, environment)
+        else:
+            _train_seeds(request, seeds, lambda one: launch(one, nproc, timeout, environment))
     elif _is_first(environment):
         _dry_run(loaded, ranks, as_json=as_json)
 
@@ -141,6 +158,34 @@ def resume(  # noqa: PLR0913 - one for each option
     if _is_first(environment):
         warn_of_run_code(run, all_changes)
     launch(RunRequest(folder=run, changes=all_changes, which=which, as_json=as_json), nproc, timeout, environment)
+
+
+def _check_seeds(seeds: int, environment: CommandEnvironment, *, as_json: bool) -> None:
+    if not FEWEST_SEEDS <= seeds <= MOST_SEEDS:
+        raise SpecError(f"--seeds {seeds}: want {FEWEST_SEEDS} to {MOST_SEEDS}, as it is a number of runs")
+    if environment.torchrun is not None:
+        raise SpecError(f"--seeds {seeds} under torchrun, which starts the ranks of one run: want --nproc N")
+    if as_json:
+        want = "leave it out, and run rowwise eval RUN RUN --json"
+        raise SpecError(f"--seeds {seeds} with --json, which prints one object: {want}")
+
+
+def _train_seeds(request: RunRequest, seeds: int, launch_run: Callable[[RunRequest], Path | None]) -> None:
+    """Train a run for each seed, and measure all of them together on the test rows."""
+    from msgspec import structs
+
+    from rowwise.cli.ensemble import check_recipe, compare_runs
+
+    recipe = request.recipe
+    assert recipe is not None
+    check_recipe(recipe, seeds)
+    done: list[Path] = []
+    for number in range(seeds):
+        one = structs.replace(recipe, seed=recipe.seed + number)
+        run = launch_run(replace(request, recipe=one, baseline=request.baseline and number == 0))
+        assert run is not None
+        done.append(run)
+    compare_runs(done)
 
 
 def _dry_run(recipe: "Recipe", ranks: int, *, as_json: bool) -> None:

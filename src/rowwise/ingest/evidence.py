@@ -1,9 +1,10 @@
 """Whether the whole numbers of a column are ids or amounts, by what each reading tells of the label.
 
-Rows are split into two halves at random, and each half is predicted from the other in both readings: as ids, every
-value has the mean label of its rows, drawn towards the mean of all; as amounts, values fall into bins of equally many
-rows whose mean labels rise or fall throughout. The reading with the smaller log loss is right if the difference is more
-than chance. If it is not, the values decide: ids come again, and fill their range evenly or regardless of neighbours.
+Rows are split into `FOLDS` parts at random, and each is predicted from the others in both readings: as ids, every value
+has the mean label of its rows, drawn towards the mean of all; as amounts, values fall into bins of equally many rows
+whose mean labels rise or fall throughout. Fewer folds would leave ids too few rows of each value. The reading with the
+smaller log loss is right if the difference is more than chance. If it is not, the values decide: ids come again, and
+fill their range evenly or regardless of neighbours.
 """
 
 from typing import Literal, NamedTuple
@@ -17,6 +18,7 @@ from rowwise.ingest.block import Ints
 
 Doubles = NDArray[np.float64]
 Labels = NDArray[np.bool_]
+FOLDS = 5
 PRIOR_ROWS = 4.0  # rows of the mean label that every value and every bin begins with
 BINS = 32
 DEVIATIONS = 3.0  # a larger difference of log losses is no chance
@@ -65,9 +67,10 @@ def weigh(x_N: Ints, positive_N: Labels, seed: int = 0) -> Evidence | None:
     """Log losses of both readings; None where labels are all alike."""
     if not positive_N.any() or positive_N.all():
         return None
-    half_N = np.random.default_rng(seed).permutation(len(x_N)) % 2 == 0
+    fold_N = np.random.default_rng(seed).permutation(len(x_N)) % FOLDS
     ids_N, amounts_N, base_N = np.empty(len(x_N)), np.empty(len(x_N)), np.empty(len(x_N))
-    for seen_N in (half_N, ~half_N):
+    for fold in range(min(FOLDS, len(x_N))):
+        seen_N = fold_N != fold
         x, positive, others = x_N[seen_N], positive_N[seen_N], x_N[~seen_N]
         mean = _smooth_means(positive.sum(keepdims=True), np.array([len(positive)]), 0.5)[0]
         base_N[~seen_N] = mean

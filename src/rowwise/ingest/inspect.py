@@ -38,7 +38,7 @@ AMOUNT_NAME = re.compile(
 FEW = 100  # whole numbers with so few values are taken for categories
 LARGEST_COUNT = 1 << 31
 TIMES = (631_152_000, 4_102_444_800)  # 1990 to 2100 in seconds
-CLOSE_nats = 0.01  # of the label; a column that tells less is close, whichever reading tells it
+CLOSE_nats = 0.01  # of the label; a column that tells less, or as much in both readings, is close
 MANY_TIMES = 1000
 NEARLY_ALL = 0.9
 LEAK_AUC = 0.99
@@ -415,7 +415,7 @@ def _role_of_whole_numbers(name: str, survey: ColumnSurvey) -> Use:
         role: Role = "sparse" if evidence.reading == "ids" else "dense"
         ids, amounts = evidence.base - evidence.ids, evidence.base - evidence.amounts
         said = f"{max(ids, 0):.3f} nats of the label as ids, {max(amounts, 0):.3f} as amounts"
-        return Use(role, said, close=max(ids, amounts) < CLOSE_nats)
+        return Use(role, said, close=min(max(ids, amounts), abs(ids - amounts)) < CLOSE_nats)
     few = survey.least >= 0 and survey.sketch.distinct <= FEW
     if few:
         return Use("sparse", f"{survey.sketch.distinct} values", close=survey.sketch.distinct > 2)

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,8 @@ from rowwise.ops import rowtype
 from rowwise.ops.layout import ArenaOffset, FeatureDescriptor, TablePiece, lay_out_tables
 from rowwise.ops.touched import TouchedRows
 from rowwise.spec import Constant, Normal, RowType, Table, Uniform, state_slots, state_width
-from rowwise.store.disk import DiskRows, DiskState, DiskTable, DiskTables, FeatureIds
+from rowwise.store.disk import DiskStream, DiskTable, DiskTables, FeatureIds
+from rowwise.store.row_stream import InitialValues
 from rowwise.store.sizes import cache_slots
 
 CHUNK = 1 << 22  # numbers made at a time where torch does the arithmetic
@@ -48,6 +50,7 @@ class Arena:
     keys_T: Tensor = field(repr=False)  # key of each table's random numbers
     touched: TouchedRows | None = None  # None: changes are not tracked
     disk: DiskTables | None = None  # None: all rows are in memory
+    slot_rows: Tensor | None = None  # the row in each slot of the tables on disk
 
     @classmethod
     def allocate(
@@ -75,6 +78,7 @@ class Arena:
         )
         if arena.on_disk and not rows.is_meta:
             assert folder is not None, "tables on disk need a folder"
+            arena.slot_rows = torch.empty(sum(pieces[index].slots for index in arena.on_disk), dtype=torch.int64)
             arena.disk = DiskTables([arena._disk_table(index) for index in arena.on_disk], folder)
         return arena
 
@@ -84,10 +88,10 @@ class Arena:
         return tuple(index for index, piece in enumerate(self.pieces) if piece.cache_rows is not None)
 
     @property
-    def row_numbers(self) -> dict[int, int]:
-        """The address of the row in each slot, by index of a table on disk."""
-        numbers = enumerate(self.on_disk)
-        return {} if self.disk is None else {index: self.disk.rows_of_slots(number) for number, index in numbers}
+    def first_slots(self) -> dict[int, int]:
+        """Where the slots of each table on disk begin in `slot_rows`, by its index."""
+        firsts = accumulate((self.pieces[index].slots for index in self.on_disk), initial=0)
+        return dict(zip(self.on_disk, firsts, strict=False))
 
     @contextmanager
     def pinned(self, bags: "PinnedBags", *, changes: bool = False, counts: bool = False) -> Iterator[Tensor]:
@@ -95,17 +99,27 @@ class Arena:
         if self.disk is None:
             yield bags.values_N
             return
-        numbers = {self.offsets[index].base: number for number, index in enumerate(self.on_disk)}
-        features = [f for f in FeatureDescriptor.read(bags.features_FC) if f.base in numbers]
-        bounds = bags.offsets[:: max(1, bags.batch_size)].tolist() if bags.batch_size else [0] * 2
-        ids = [FeatureIds(numbers[f.base], bounds[f.source], bounds[f.source + 1]) for f in features if bags.batch_size]
-        slots_N = self.disk.pin(bags.values_N, ids, changes=changes, counts=counts)
+        slots_N = self.disk.pin(bags.values_N, self._ids_on_disk(bags), changes=changes, counts=counts)
         try:
             yield slots_N
         finally:
             self.disk.unpin()
 
+    def read_ahead(self, bags: "PinnedBags") -> None:
+        """Start to read the rows on disk of the next lookup."""
+        if self.disk is not None:
+            self.disk.read_ahead(bags.values_N, self._ids_on_disk(bags))
+
+    def _ids_on_disk(self, bags: "PinnedBags") -> list[FeatureIds]:
+        if not bags.batch_size:
+            return []
+        numbers = {self.offsets[index].base: number for number, index in enumerate(self.on_disk)}
+        bounds = bags.offsets[:: bags.batch_size].tolist()
+        features = (f for f in FeatureDescriptor.read(bags.features_FC) if f.base in numbers)
+        return [FeatureIds(numbers[f.base], bounds[f.source], bounds[f.source + 1]) for f in features]
+
     def _disk_table(self, index: int) -> DiskTable:
+        assert self.slot_rows is not None
         piece, offset = self.pieces[index], self.offsets[index]
         table, slots, width = piece.table, piece.slots, state_width(piece.table)
         slots_of_sets = cache_slots(piece.cache_rows or 0)
@@ -121,6 +135,7 @@ class Arena:
             rows=table.rows,
             row_memory=rows.view(slots, -1),
             state_memory=self.state[offset.state_base : offset.state_base + slots * width].view(slots, width),
+            slot_rows=self.slot_rows[self.first_slots[index] :][:slots],
             overflow=slots - slots_of_sets,
             initial=make,
         )
@@ -158,20 +173,24 @@ class Arena:
             at += slot.width
         return views
 
-    def rows_stream(self, index: int) -> Tensor | DiskRows:
+    def rows_stream(self, index: int) -> Tensor | DiskStream:
         """The rows of a table as they are stored: a view, or a stream of those on disk."""
         if self.disk is None or index not in self.on_disk:
             return self.table(index)
-        return DiskRows(self.disk, self.on_disk.index(index), rowtype.dtype_of(self.pieces[index].table.row_type))
+        piece = self.pieces[index]
+        initial = InitialValues(init=piece.full_table.init, key=int(self.keys_T[index]))
+        return DiskStream(self.disk, self.on_disk.index(index), rowtype.dtype_of(piece.table.row_type), initial)
 
-    def state_streams(self, index: int) -> dict[str, Tensor | DiskState]:
+    def state_streams(self, index: int) -> dict[str, Tensor | DiskStream]:
         """A table's optimizer state by name: views, or streams of that on disk; `step` is a scalar."""
         if self.disk is None or index not in self.on_disk:
             return {**self.table_state(index)}
-        streams: dict[str, Tensor | DiskState] = {"step": self.steps_T[index]}
+        streams: dict[str, Tensor | DiskStream] = {"step": self.steps_T[index]}
         at = 0
         for name, slot in state_slots(self.pieces[index].table).items():
-            streams[name] = DiskState(self.disk, self.on_disk.index(index), slice(at, at + slot.width))
+            initial = InitialValues(init=Constant(value=slot.initial))
+            columns = slice(at, at + slot.width)
+            streams[name] = DiskStream(self.disk, self.on_disk.index(index), torch.float32, initial, columns)
             at += slot.width
         return streams
 
@@ -208,7 +227,9 @@ class Arena:
     def to(self, device: torch.device) -> None:
         """Move to another device; existing views keep the old memory."""
         if self.disk is not None and device != self.rows.device:
-            raise StateError(f"tables on disk ({self.disk.folder}) stay on {self.rows.device}: want a plan without them")
+            raise StateError(
+                f"tables on disk ({self.disk.folder}) stay on {self.rows.device}: want a plan without them"
+            )
         self.rows = self.rows.to(device)
         self.state = self.state.to(device)
         if self.touched is not None:

@@ -86,7 +86,7 @@ class TableDescriptor(NamedTuple):
     scale_group: int  # columns that share a scale; 0: all of them
     first_row: int  # of a tile in its full table: random bits for rounding are a function of the position there
     first_column: int
-    row_numbers: int = 0  # address of the row in each slot, for a table on disk; 0: slots are rows
+    slot_rows: int = -1  # of a table on disk: index of its first slot in `Arena.slot_rows`; -1: slots are rows
 
     @property
     def format(self) -> RowFormat:
@@ -188,11 +188,11 @@ def make_group(
     pieces: Sequence[TablePiece],
     offsets: Sequence[ArenaOffset],
     chosen: Sequence[int] | None = None,
-    row_numbers: Mapping[int, int] | None = None,
+    slot_rows: Mapping[int, int] | None = None,
 ) -> TableGroup:
     """The group of the chosen tables (None: all), their features numbered table by table.
 
-    `row_numbers`: by table on disk, see `TableDescriptor`.
+    `slot_rows`: by table on disk, see `TableDescriptor`.
     """
     chosen = range(len(pieces)) if chosen is None else chosen
     tables = [piece.table for piece in pieces]
@@ -208,7 +208,7 @@ def make_group(
         first, count = len(feature_descriptors), len(table.feature_names)
         table_descriptors.append(
             TableDescriptor(offset.base, rows, dim, *state, first, count, *stored, piece.first_row, piece.first_column,
-                            (row_numbers or {}).get(at, 0))
+                            (slot_rows or {}).get(at, -1))
         )  # fmt: skip
         for _ in table.feature_names:
             source, mode = len(feature_descriptors), MODES[table.pooling]

@@ -118,6 +118,7 @@ def apply_merged(
             torch.cat([m.grad_UD.reshape(-1) for m in merged]),
             bags.batch_size,
             True,
+            arena.slot_rows,
         )
 
 
@@ -133,7 +134,7 @@ def _negative_zero_rows(
     for table, count in zip(tables, counts, strict=True):
         rows = max(1, count)
         plain = table._replace(base=at, rows=rows, state_base=0, state_width=0, rule=RULES[Sgd], type=0, scale_group=0)
-        sum_tables.append(plain._replace(row_numbers=0))
+        sum_tables.append(plain._replace(slot_rows=-1))
         at += rows * table.dim * 4
     return torch.full((at // 4,), -0.0, device=device).view(torch.uint8), sum_tables
 

@@ -22,7 +22,8 @@ from rowwise.spec import ROW_TYPES, RowType, row_bytes
 LIBRARY = "librowwise_ops.so"
 OPERATORS = (
     "offsets", "lengths", "take", "bucketize", "expand", "spread", "deduplicate", "place", "pack_ids", "map_ids",
-    "pool", "pool_weight_grad", "gather", "update", "mark", "touch", "rewrite", "fill_uniform", "fill_uniform_rows", "pack", "unpack",
+    "pool", "pool_weight_grad", "gather", "update", "mark", "touch", "rewrite", "fill_uniform", "fill_uniform_rows",
+    "pack", "unpack",
     "pack4", "unpack4", "interact", "interact_grad", "pair_sums", "pair_sums_grad", "relu_grad", "crc32", "publish",
     "wait_for", "zeros", "empty_bytes", "kept_bytes", "drop_kept", "isa", "limit_isa", "row_types", "optimizers",
 )  # fmt: skip
@@ -101,6 +102,10 @@ def _register_shapes() -> None:
         return None
 
     @fake("rowwise::fill_uniform")
+    def _(*_: Any) -> None:
+        return None
+
+    @fake("rowwise::fill_uniform_rows")
     def _(*_: Any) -> None:
         return None
 
@@ -257,9 +262,9 @@ def reference_operators() -> dict[str, Callable[..., Any]]:
         return reference.gather(arena, FeatureBags(features, values, offsets, None, batch))
 
     def update(*args: Any) -> None:
-        arena, state, tables, hyper, keys, features, values, offsets, weights, grad, batch, per_id = args
+        arena, state, tables, hyper, keys, features, values, offsets, weights, grad, batch, per_id, *slot_rows = args
         bags = FeatureBags(features, values, offsets, weights, batch)
-        reference.update(UpdateMemory(arena, state, tables, hyper, keys), bags, grad, per_id)
+        reference.update(UpdateMemory(arena, state, tables, hyper, keys, *slot_rows), bags, grad, per_id)
 
     def mark(touched: Tensor, starts: Tensor, arena: Tensor, *args: Any) -> None:
         features, values, offsets, batch = args
@@ -275,6 +280,7 @@ def reference_operators() -> dict[str, Callable[..., Any]]:
         "pack4": reference.pack4,
         "unpack4": reference.unpack4,
         "fill_uniform": reference.fill_uniform,
+        "fill_uniform_rows": reference.fill_uniform_rows,
         "pack": reference.pack,
         "unpack": reference.unpack,
         "lengths": reference.lengths,

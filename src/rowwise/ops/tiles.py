@@ -17,7 +17,7 @@ from torch import Tensor
 from rowwise.batch import Jagged, SharedBags
 from rowwise.errors import BatchError, GradientError, IdError
 from rowwise.ops import check
-from rowwise.ops.arena import Arena
+from rowwise.ops.arena import Arena, PinnedBags
 from rowwise.ops.bad_gradient import find_bad_gradient
 from rowwise.ops.layout import DIM, SOURCE, TableGroup, TablePiece, make_group
 from rowwise.ops.lookup import LookupCall, StagedGradients, lookup
@@ -90,6 +90,15 @@ class Tiles:
             check.check_lengths(jagged)
             raise
         return LookupOutput(matrix_BS=matrix, flat=flat, floats=self._floats(sequence_features, jagged, offsets))
+
+    def read_ahead(self, jagged: Jagged) -> None:
+        """Start to read the rows on disk that a lookup of this batch will need, if it has all features."""
+        names = set(self.pooled.feature_names + self.sequence.feature_names)
+        if self.arena.disk is None or not names <= set(jagged.features):
+            return
+        features_FC = torch.cat([group.for_sources(jagged.features) for group in (self.pooled, self.sequence)])
+        offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
+        self.arena.read_ahead(PinnedBags(features_FC, jagged.values_N, offsets, jagged.batch_size))
 
     def pool(self, jagged: Jagged) -> Tensor:
         """The pooled vectors [B, columns] of a batch's own (not shared) features; stages nothing."""
@@ -233,7 +242,7 @@ class Tiles:
     def _group_of(self, sequences: bool) -> TableGroup:
         pieces = self.arena.pieces
         chosen = [i for i, piece in enumerate(pieces) if (piece.table.pooling is Pooling.SEQUENCE) == sequences]
-        return make_group(pieces, self.arena.offsets, chosen, self.arena.row_numbers)
+        return make_group(pieces, self.arena.offsets, chosen, self.arena.first_slots)
 
     def _lookup(self, call: LookupCall) -> Tensor:
         if not call.group.tables:

@@ -48,6 +48,7 @@ def update(arena: Arena, staged: Sequence[StagedGradients]) -> None:
                 one.grad,
                 jagged.batch_size,
                 call.per_id,
+                arena.slot_rows,
             )
     except (RuntimeError, ArithmeticError) as error:
         # The lookup has checked the ids; only an id that was changed in place since then can be bad.

@@ -5,8 +5,11 @@ Validation and test rows are files that the recipe names, else the dataset's own
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 from msgspec import structs
+from pyarrow import compute as pc
 
 from rowwise.errors import DataError, SpecError
 from rowwise.ingest.columns import Columns
@@ -146,12 +149,33 @@ def _take_by_time(
             raise DataError(f"data.share: {error}") from None
         # A reader of Parquet leaves out what has no row of the window.
         selection = RowSelection(_open_files(data.dataset, where) or rows.reader, where=where)
-        if not selection.reader.splits():
+        if not _has_rows(selection, backwards=bool(selections)):  # training rows are mostly at the beginning
             tests = " and ".join(f"{one.column} {one.op} {one.value}" for one in where.all_of)
-            raise DataError(f"data.share: {data.dataset}: no row has {tests}: want another time")
+            span = _describe_range(rows, share.column)
+            raise DataError(f"data.share: {data.dataset}: no row has {tests}; {span}: want another time")
         selections.append(selection)
     names = [name for name, border in borders.items() if border is not None]
     return selections[0], dict(zip(names, selections[1:], strict=True))
+
+
+def _has_rows(rows: RowSelection, *, backwards: bool) -> bool:
+    """Whether any row passes the filter: reads its columns split by split, up to the first such row."""
+    splits = rows.reader.splits()
+    ordered = reversed(splits) if backwards else splits
+    return any(rows.where.mask(rows.reader.read(split, rows.where.columns)).any() for split in ordered)
+
+
+def _describe_range(rows: RowSelection, column: str) -> str:
+    """The range of a column in words, such as: column 'day' goes from 3 to 9."""
+    least: Any = None
+    most: Any = None
+    for split in rows.reader.splits():
+        table = rows.reader.read(split, tuple(dict.fromkeys((column, *rows.where.columns))))
+        found = pc.call_function("min_max", [table.filter(pa.array(rows.where.mask(table)))[column]])
+        if found["min"].is_valid:
+            ends = found["min"].as_py(), found["max"].as_py()
+            least, most = (ends[0], ends[1]) if least is None else (min(least, ends[0]), max(most, ends[1]))
+    return f"column {column!r} " + ("has no value" if least is None else f"goes from {least} to {most}")
 
 
 def _take_random(rows: RowSelection, shares: dict[str, float]) -> tuple[RowSelection, dict[str, RowSelection]]:

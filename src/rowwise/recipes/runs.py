@@ -378,7 +378,7 @@ def evaluate(
 ) -> Scores:
     """Measure a checkpoint of a run on its test rows, or on the rows of other files."""
     resolved, model = load_trained(path, which, warn)
-    return make_evaluator(resolved, model, _choose_rows(path, resolved, data), slices)()
+    return make_evaluator(resolved, model, choose_rows(path, resolved, data), slices)()
 
 
 def predict_rows(  # noqa: PLR0913 - options of the command
@@ -393,7 +393,7 @@ def predict_rows(  # noqa: PLR0913 - options of the command
 ) -> int:
     """Predict for the test rows of a run, or for rows of other files, beside `keep` columns; returns their number."""
     resolved, model = load_trained(path, which, warn)
-    return predict(resolved, model, _choose_rows(path, resolved, data), out, keep, tell)
+    return predict(resolved, model, choose_rows(path, resolved, data), out, keep, tell)
 
 
 def load_trained(path: Path, which: str = "best", warn: Warn = ignore_warning) -> tuple[ResolvedRecipe, nn.Module]:
@@ -403,9 +403,15 @@ def load_trained(path: Path, which: str = "best", warn: Warn = ignore_warning) -
     for line in resolved.notes:
         warn(line)
     set_threads(resolved.recipe)
-    memory = measure_memory(resolved, solo(), "use")
-    check_memory(memory, memory.tables, memory.plan, solo())
-    model = make_model(resolved)
+    recipe, comm = structs.replace(resolved.recipe, plan=None), solo()
+    folder = path / DISK if recipe.disk is None else Path(recipe.disk)
+    memory = measure_memory(resolved, comm, "use", folder)
+    on_disk = memory.is_short and can_use_disk(recipe)
+    if not on_disk:
+        check_memory(memory, memory.tables, memory.plan, comm)
+    model = make_model(resolved, on_meta=on_disk)
+    if on_disk:
+        shard_tables(recipe, model, choose_plan(recipe, model, comm.topology, memory), comm, folder)
     restore_model(CheckpointFolder(path / "ckpt").open(which), model)
     return resolved, model
 
@@ -479,7 +485,7 @@ def _warn_if_model_changed(recipe: Recipe, folder: RunFolder) -> None:
             folder.warn(f"{path} has changed since the run began; the old version is {copy}")
 
 
-def _choose_rows(path: Path, resolved: ResolvedRecipe, data: str | None) -> RowSelection:
+def choose_rows(path: Path, resolved: ResolvedRecipe, data: str | None) -> RowSelection:
     """The rows of `data`, or without it the run's test rows."""
     rows = resolved.rows.test if data is None else RowSelection(open_reader(data))
     if rows is None:

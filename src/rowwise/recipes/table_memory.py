@@ -113,7 +113,7 @@ def measure_memory(
         disk_free_H=tuple(min(size for _, size in sizes) for sizes in free_HW2),
     )
     limit = resolved.recipe.memory_bytes
-    if limit is None or purpose == "use" or any(free is not None and free < limit for free in memory.free_H):
+    if limit is None or any(free is not None and free < limit for free in memory.free_H):
         return memory
     return replace(memory, free_H=(limit,) * comm.topology.hosts, limited=True)
 

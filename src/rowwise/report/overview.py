@@ -86,14 +86,18 @@ def _draw_task_tiles(run: RecordedRun, task: str) -> Html:
 
 
 def _compare_value(run: RecordedRun, task: str, name: str, value: float) -> str:
-    """The best possible value, that of trees on the same rows, the expected one, or which direction is better."""
+    """The best possible value, those of trees and of several seeds, the expected one, or which direction is better."""
     ceiling = best_possible(run, task, name)
     if is_finite(ceiling) and ceiling is not None:
         gap = abs(ceiling - value)
         return f"ceiling {format_metric(ceiling)}, gap {format_metric(gap)}"
     trees = run.baseline.test.get(name) if run.baseline is not None and run.baseline.task == task else None
-    if trees is not None:
-        return f"LightGBM {format_metric(trees)}"
+    seeds = run.ensemble.test.get(task, {}).get(name) if run.ensemble is not None else None
+    beside = [f"LightGBM {format_metric(trees)}"] if trees is not None else []
+    if run.ensemble is not None and seeds is not None:
+        beside.append(f"mean of {run.ensemble.runs} runs {format_metric(seeds)}")
+    if beside:
+        return ", ".join(beside)
     expected = (run.result.expected or {}).get(name) if run.result else None
     if expected is not None:
         return f"expected {format_metric(expected)}"

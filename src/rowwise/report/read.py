@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import yaml
@@ -26,6 +26,7 @@ PLAN = "plan-explained.json"
 UNSET = ("", "null")
 DEEPEST = 20  # nesting levels of a recipe that are flattened
 Numbers = dict[str, float | None]
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class RecordedBest(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,6 +151,13 @@ class RecordedBaseline(msgspec.Struct, frozen=True, kw_only=True):
     test: dict[str, float | None]
 
 
+class RecordedEnsemble(msgspec.Struct, frozen=True, kw_only=True):
+    """Test metrics of the mean of several runs in ensemble.json, by task."""
+
+    runs: int
+    test: dict[str, dict[str, float | None]]
+
+
 class _RecordedPlan(msgspec.Struct, frozen=True, kw_only=True):
     forecast: RecordedForecast | None = None
 
@@ -172,6 +180,7 @@ class RecordedRun:
     warnings: tuple[str, ...]
     result: RecordedResult | None
     baseline: RecordedBaseline | None  # boosted trees on the same rows
+    ensemble: RecordedEnsemble | None  # this run and those of other seeds
     plan: bytes  # explanation of the plan as JSON; empty without one
     changed: datetime
     notes: tuple[str, ...]
@@ -213,16 +222,17 @@ def read_run(folder: Path) -> RecordedRun:
         slices=tuple(_parse_slice(row) for row in slices.rows),
         warnings=_read_warnings(folder / "warnings.txt"),
         result=result,
-        baseline=_read_baseline(folder / "baseline.json"),
+        baseline=_read_record(folder / "baseline.json", RecordedBaseline),
+        ensemble=_read_record(folder / "ensemble.json", RecordedEnsemble),
         plan=read_bytes(folder / PLAN)[0],
         changed=_find_last_change(folder),
         notes=notes,
     )
 
 
-def _read_baseline(path: Path) -> RecordedBaseline | None:
+def _read_record(path: Path, kind: type[T]) -> T | None:
     try:
-        return msgspec.json.decode(read_bytes(path)[0], type=RecordedBaseline)
+        return msgspec.json.decode(read_bytes(path)[0], type=kind)
     except msgspec.DecodeError:
         return None
 

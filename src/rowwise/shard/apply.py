@@ -22,7 +22,7 @@ Module = TypeVar("Module", bound=nn.Module)
 RUN_bytes = 32 << 20
 
 
-def shard(
+def shard(  # noqa: PLR0913 - all but the first three have defaults
     model: Module,
     plan: Plan,
     comm: Comm,
@@ -36,8 +36,8 @@ def shard(
 
     Rows and optimizer state are copied from the model. Tables on `device="meta"` are initialised on the CPU, with the
     values they would have had on one device. The plan covers the tables of all modules. `merge_shared`: gradients of
-    shared bags are summed before they are sent, which sends less and is equal up to rounding. `disk`: the folder of rows
-    on disk.
+    shared bags are summed before they are sent, which sends less and is equal up to rounding. `disk`: the folder of
+    rows on disk.
     """
     wire = wire or Wire()
     paths = [(path, m) for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, Embeddings)]

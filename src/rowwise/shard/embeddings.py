@@ -67,7 +67,7 @@ class ShardedEmbeddings(nn.Module):
     dict: use checkpoints.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but the first three have defaults
         self,
         tables: Sequence[Table],
         plan: Plan,
@@ -100,6 +100,7 @@ class ShardedEmbeddings(nn.Module):
         self._replicated_update = ReplicatedUpdate(replicated, comm, elastic=elastic) if replicated else None
         self._anchor = torch.empty(0, requires_grad=True)
         self._samples = 0  # samples of all ranks since the last update
+        self._following: Jagged | KeyedJagged | None = None  # see `read_ahead`
         self.register_load_state_dict_pre_hook(_before_load)
         self._make_parameters()
 
@@ -164,12 +165,24 @@ class ShardedEmbeddings(nn.Module):
         """
         self._router.abort(error)
 
+    def read_ahead(self, following: Jagged | KeyedJagged) -> None:
+        """Read the rows on disk of the batch after the next one, while that one is computed.
+
+        On one rank: on several, the rows of a batch are known only after its ids were exchanged.
+        """
+        on_disk = any(arena.disk is not None for arena in self.arenas)
+        self._following = following if on_disk and len(self._comm.ranks) == 1 else None
+
     def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
         with self.phase("route"):
             routed = self._router.route(sparse)
         self._samples += sum(routed.samples_W) if torch.is_grad_enabled() else 0
         with self.phase("lookup"):
             outputs, rows = self._lookup.look_up(routed)
+            if self._following is not None:
+                following, self._following = Jagged.from_keyed(self._following).expanded().contiguous(), None
+                for _, tiles in self._groups:
+                    tiles.read_ahead(following)
         lookup = BatchLookup(
             routed=routed, outputs=outputs, replicated_sequences=rows, stage=self._lookup.stage, phase=self.phase
         )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from rowwise.batch import Jagged
@@ -73,10 +74,12 @@ def rehearse(
 ) -> Rehearsal:
     """Run one step of a rank. Each rank is given this batch, and every gradient of the outputs is 1.
 
-    Tiles may be in any memory tier, also in those that training does not support.
+    Tiles may be in any memory tier, also in those that training does not support: all are looked up as on the device.
     """
     comm, calls = rehearsal_comm(*seat)
-    module = ShardedEmbeddings(tables, plan, comm, wire=wire, elastic=elastic, device="meta")
+    resident = [structs.replace(tile, tier="device", cache_rows=0) for tile in plan.tiles]
+    rehearsed = structs.replace(plan, tiles=tuple(resident))
+    module = ShardedEmbeddings(tables, rehearsed, comm, wire=wire, elastic=elastic, device="meta")
     for arena in module.arenas:
         arena.rows = zero_pages(arena.rows.nbytes)
         arena.state = zero_pages(arena.state.nbytes).view(torch.float32)

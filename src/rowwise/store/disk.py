@@ -12,6 +12,7 @@ and no budget is too small for gradient accumulation: a single call of a kernel 
 import ctypes
 import errno
 import os
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ctypes import byref
@@ -27,8 +28,10 @@ from rowwise.quantity import format_bytes
 from rowwise.store import native
 from rowwise.store.native import NativeTable, Segment, Status
 from rowwise.store.policy import DEFAULT_POLICY, WAYS, Policy
+from rowwise.store.row_stream import InitialValues
 
 SEGMENT_bytes = 8 << 20  # of one write: rows go to disk at its sequential speed
+WINDOW_bytes = 16 << 20  # of records that a stream reads at a time
 InitialRows = Callable[[Tensor], tuple[Tensor, Tensor]]  # row numbers -> stored bytes [U, bytes] and state [U, floats]
 
 
@@ -40,6 +43,7 @@ class DiskTable:
     rows: int
     row_memory: Tensor  # of the slots: uint8 [slots, row_bytes]
     state_memory: Tensor  # float32 [slots, state_width]
+    slot_rows: Tensor  # int64 [slots]: the row in each slot, -1: none
     overflow: int  # of the slots, those for rows whose set is full of rows of the same batch
     initial: InitialRows
 
@@ -92,14 +96,17 @@ class DiskTables:
     ) -> None:
         """`folder`: where the file without a name is made."""
         self.tables, self.folder = tuple(tables), folder
+        self.lock = threading.RLock()  # threads of a checkpoint read and write rows and state of one table at once
         self._library, self._tier = native.library(), None
         described = (NativeTable * len(tables))()
         for table, entry in zip(tables, described, strict=True):
             slots = len(table.row_memory) - table.overflow
-            assert slots % WAYS == 0 and slots > 0, (table.name, slots)
+            assert slots > 0, table.name
+            assert slots % WAYS == 0, table.name
             entry.rows, entry.slots, entry.overflow, entry.policy = table.rows, slots, table.overflow, policy == "lfu"
             entry.row_bytes, entry.state_bytes = table.row_bytes, table.state_width * 4
             entry.row_memory, entry.state_memory = table.row_memory.data_ptr(), table.state_memory.data_ptr()
+            entry.slot_rows = table.slot_rows.data_ptr()
         status = Status()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -135,10 +142,6 @@ class DiskTables:
     def disk_bytes(self) -> int:
         return int(self._library.tier_disk_bytes(self._tier))
 
-    def rows_of_slots(self, table: int) -> int:
-        """The address of int64 numbers: the row in each slot of a table."""
-        return int(self._library.tier_rows_of_slots(self._tier, table))
-
     def pin(self, values_N: Tensor, features: Sequence[FeatureIds], *, changes: bool, counts: bool) -> Tensor:
         """The values with the ids of these features replaced by slots, which hold their rows until `unpin`.
 
@@ -147,20 +150,24 @@ class DiskTables:
         """
         values_N = values_N.contiguous()
         slots_N = values_N.clone()
-        size = values_N.element_size()
-        segments = (Segment * len(features))()
-        for feature, segment in zip(features, segments, strict=True):
-            at = feature.begin * size
-            segment.table, segment.wide, segment.count = feature.table, size == 8, feature.end - feature.begin
-            segment.ids, segment.slots = values_N.data_ptr() + at, slots_N.data_ptr() + at
-        status = Status()
-        self._library.tier_pin(self._tier, len(features), segments, changes, counts, byref(status))
+        segments, status = _segments(values_N, slots_N, features), Status()
+        with self.lock:
+            self._library.tier_pin(self._tier, len(features), segments, changes, counts, byref(status))
         if status.code == native.BAD_ID:
             raise RuntimeError(f"rowwise: an id is outside table {self.tables[status.table].name!r}")
         self._check(status)
         for number in {feature.table for feature in features}:
             self._make_new_rows(number)
         return slots_N
+
+    def read_ahead(self, values_N: Tensor, features: Sequence[FeatureIds]) -> None:
+        """Start to read the rows that the next lookup will need; ids outside their tables read nothing."""
+        values_N = values_N.contiguous()
+        segments, status = _segments(values_N, values_N, features), Status()
+        with self.lock:
+            self._library.tier_read_ahead(self._tier, len(features), segments, byref(status))
+        if status.code != native.BAD_ID:
+            self._check(status)
 
     def unpin(self) -> None:
         """Let the slots go; changed rows that have no slot in their set are written."""
@@ -187,15 +194,16 @@ class DiskTables:
 
     def written(self, table: int, first: int, last: int) -> Tensor:
         """The rows in [first, last) that were ever changed, ascending."""
-        self._call("tier_flush")
-        rows_U = torch.empty(self._library.tier_written(self._tier, table, first, last, None), dtype=torch.int64)
-        self._library.tier_written(self._tier, table, first, last, rows_U.data_ptr())
+        with self.lock:
+            self._call("tier_flush")
+            rows_U = torch.empty(self._library.tier_written(self._tier, table, first, last, None), dtype=torch.int64)
+            self._library.tier_written(self._tier, table, first, last, rows_U.data_ptr())
         return rows_U
 
-    def forget(self) -> None:
-        """Make all rows as if they were never changed."""
-        for table in range(len(self.tables)):
-            self._library.tier_forget(self._tier, table)
+    def forget(self, table: int | None = None) -> None:
+        """Make all rows of a table, or of all, as if they were never changed."""
+        for number in range(len(self.tables)) if table is None else [table]:
+            self._library.tier_forget(self._tier, number)
 
     def counters(self, table: int) -> CacheCounters:
         values = (ctypes.c_int64 * len(native.COUNTERS))()
@@ -214,7 +222,8 @@ class DiskTables:
 
     def _call(self, name: str, *arguments: Any) -> None:
         status = Status()
-        getattr(self._library, name)(self._tier, *arguments, byref(status))
+        with self.lock:
+            getattr(self._library, name)(self._tier, *arguments, byref(status))
         self._check(status)
 
     def _check(self, status: Status) -> None:
@@ -248,51 +257,55 @@ class DiskTables:
         return f"{text}; the rows take {used}{free}: want more space, or another folder by `disk`"
 
 
-@final
-class DiskRows:
-    """The rows of a table on disk as a `RowStream`."""
-
-    def __init__(self, disk: DiskTables, table: int, dtype: torch.dtype) -> None:
-        self._disk, self._table, self.dtype = disk, table, dtype
-        one = disk.tables[table]
-        self.shape = (one.rows, one.row_bytes // dtype.itemsize)
-
-    def read(self, begin: int, end: int) -> Tensor:
-        return self.read_rows(torch.arange(begin, end))
-
-    def read_rows(self, rows: Tensor) -> Tensor:
-        return self._disk.read(self._table, rows)[0].view(self.dtype)
-
-    def write(self, begin: int, values: Tensor) -> None:
-        self.write_rows(torch.arange(begin, begin + len(values)), values)
-
-    def write_rows(self, rows: Tensor, values: Tensor) -> None:
-        state = self._disk.read(self._table, rows)[1]
-        self._disk.write(self._table, rows, values.contiguous().view(torch.uint8).view(len(rows), -1), state)
+def _segments(values_N: Tensor, slots_N: Tensor, features: Sequence[FeatureIds]) -> Any:
+    size = values_N.element_size()
+    segments = (Segment * len(features))()
+    for feature, segment in zip(features, segments, strict=True):
+        at = feature.begin * size
+        segment.table, segment.wide, segment.count = feature.table, size == 8, feature.end - feature.begin
+        segment.ids, segment.slots = values_N.data_ptr() + at, slots_N.data_ptr() + at
+    return segments
 
 
 @final
-class DiskState:
-    """Columns of the optimizer state of a table on disk as a `RowStream`; one column is a number per row."""
+class DiskStream:
+    """The stored rows of a table on disk, or columns of their optimizer state, as a `RowStream`."""
 
-    dtype = torch.float32
-
-    def __init__(self, disk: DiskTables, table: int, columns: slice) -> None:
+    def __init__(
+        self, disk: DiskTables, table: int, dtype: torch.dtype, initial: InitialValues, columns: slice | None = None
+    ) -> None:
+        """`columns`: of the optimizer state; None: the stored rows."""
         self._disk, self._table, self._columns = disk, table, columns
-        rows, width = disk.tables[table].rows, columns.stop - columns.start
-        self.shape = (rows,) if width == 1 else (rows, width)
+        self.dtype, self.initial = dtype, initial
+        one = disk.tables[table]
+        width = one.row_bytes // dtype.itemsize if columns is None else columns.stop - columns.start
+        self.shape = (one.rows,) if columns is not None and width == 1 else (one.rows, width)
+        # Rows and state are one record: few records at a time, however narrow the columns are.
+        self._most_rows = max(1, WINDOW_bytes // (one.row_bytes + 4 * one.state_width))
+
+    def written(self, begin: int, end: int) -> Tensor:
+        return self._disk.written(self._table, begin, end)
+
+    def forget(self) -> None:
+        self._disk.forget(self._table)
 
     def read(self, begin: int, end: int) -> Tensor:
         return self.read_rows(torch.arange(begin, end))
 
     def read_rows(self, rows: Tensor) -> Tensor:
-        state = self._disk.read(self._table, rows)[1][:, self._columns]
-        return state.reshape(len(rows), *self.shape[1:])
+        runs = rows.split(self._most_rows)
+        parts = [self._part(*self._disk.read(self._table, run)) for run in runs]
+        return torch.cat(parts).view(len(rows), *self.shape[1:])
 
     def write(self, begin: int, values: Tensor) -> None:
         self.write_rows(torch.arange(begin, begin + len(values)), values)
 
     def write_rows(self, rows: Tensor, values: Tensor) -> None:
-        stored, state = self._disk.read(self._table, rows)
-        state[:, self._columns] = values.view(len(rows), -1)
-        self._disk.write(self._table, rows, stored, state)
+        for run, part in zip(rows.split(self._most_rows), values.split(self._most_rows), strict=True):
+            with self._disk.lock:
+                stored, state = self._disk.read(self._table, run)
+                self._part(stored, state).copy_(part.view(len(run), -1))
+                self._disk.write(self._table, run, stored, state)
+
+    def _part(self, stored: Tensor, state: Tensor) -> Tensor:
+        return stored.view(self.dtype) if self._columns is None else state[:, self._columns]

@@ -42,6 +42,13 @@ def hit_rate(policy: Policy, rows_NC: Floats, share_NC: Floats, slots_N: Floats)
     return rate_N
 
 
+def cells_of_counts(count_R: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Rows with equal counts as cells of one table, the most frequent first."""
+    count_C, rows_C = np.unique(count_R[count_R > 0], return_counts=True)
+    rows_C, total_C = rows_C[::-1].astype(float), (count_C * rows_C)[::-1].astype(float)
+    return rows_C[None], total_C[None] / max(total_C.sum(), 1)
+
+
 def _most_frequent(rows_NC: Floats, share_NC: Floats, slots_N: Floats) -> Floats:
     before_NC = np.cumsum(rows_NC, axis=1) - rows_NC
     return (share_NC * np.clip((slots_N[:, None] - before_NC) / rows_NC, 0, 1)).sum(1)

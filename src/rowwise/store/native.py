@@ -1,6 +1,6 @@
 """The C++ library of `disk.py`, by ctypes: a cache of rows in memory over a log on disk.
 
-Calls run without Python's lock, and one after the other. Arguments are not checked here.
+Calls run without Python's lock; the caller makes them one after the other. Arguments are not checked here.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ class NativeTable(ctypes.Structure):
 
     _fields_ = [
         *((name, c_int64) for name in ("rows", "row_bytes", "state_bytes", "slots", "overflow", "policy")),
-        ("row_memory", c_void_p), ("state_memory", c_void_p),
+        ("row_memory", c_void_p), ("state_memory", c_void_p), ("slot_rows", c_void_p),
     ]  # fmt: skip
 
 
@@ -46,8 +46,8 @@ def library() -> Any:
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "tier_open": (c_void_p, [c_char_p, c_int64, c_int32, c_int64, POINTER(NativeTable), status]),
         "tier_close": (None, [c_void_p]),
-        "tier_rows_of_slots": (c_void_p, [c_void_p, c_int64]),
         "tier_pin": (None, [c_void_p, c_int64, POINTER(Segment), c_int32, c_int32, status]),
+        "tier_read_ahead": (None, [c_void_p, c_int64, POINTER(Segment), status]),
         "tier_new_rows": (c_int64, [c_void_p, c_int64, numbers, numbers]),
         "tier_unpin": (None, [c_void_p, status]),
         "tier_read": (None, [c_void_p, c_int64, numbers, c_int64, numbers, numbers, numbers, status]),

@@ -5,6 +5,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from rowwise.spec import Init, Value
+
+
+class InitialValues(Value, frozen=True):
+    """What rows hold before they change: a function of the key of their table, row and column."""
+
+    init: Init
+    key: int = 0
+
 
 class RowStream(Protocol):
     """The rows of a table piece, or one slot of its optimizer state.
@@ -20,6 +29,19 @@ class RowStream(Protocol):
     @property
     def dtype(self) -> torch.dtype:
         """The type of the numbers; uint8 for int8 rows, as their scales are part of them."""
+        ...
+
+    @property
+    def initial(self) -> InitialValues | None:
+        """The values of rows that are not `written`; None: all rows are."""
+        ...
+
+    def written(self, begin: int, end: int) -> Tensor:
+        """The rows of [begin, end) that were ever changed: ascending int64."""
+        ...
+
+    def forget(self) -> None:
+        """Give all rows of the piece, and their optimizer state, their initial values."""
         ...
 
     def read(self, begin: int, end: int) -> Tensor:

@@ -43,6 +43,11 @@ class UpdateGroups:
         """Batches of the next group of this rank."""
         return len(self._next)
 
+    @property
+    def next_batch(self) -> Batch | None:
+        """The first batch of the next group of this rank."""
+        return self._next[0] if self._next else None
+
     def begin(self, status: GlobalStatus, *, resumed: bool) -> None:
         """Raise if a rank has no rows in this epoch; a collective.
 

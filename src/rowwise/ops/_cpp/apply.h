@@ -430,9 +430,7 @@ void update_rows(const Bucket& b, const Workspace& work, const Merged& merged) {
     return Row{work.merged + k * work.stride, states + merged.rows[k] * b.table.state_width, dim, hyper, factor};
   };
   const auto stored = [&](int64_t k) { return weights + merged.rows[k] * format.bytes(); };
-  const auto bits_of = [&](int64_t k) {
-    return RowBits(b.key, b.table.full_row(merged.rows[k]), b.table.first_column);
-  };
+  const auto bits_of = [&](int64_t k) { return RowBits(b.key, b.full_row(merged.rows[k]), b.table.first_column); };
   const auto weights_of = [&](int64_t k) {
     return Weights<T>(format, stored(k), work.floats + k * work.stride, bits_of(k));
   };

@@ -195,7 +195,8 @@ Tensor gather(const Tensor& arena, const Tensor& features, const Tensor& values,
 
 void update_rows(Tensor arena, Tensor state, const Tensor& tables, const Tensor& hyper, const Tensor& keys,
                  const Tensor& features, const Tensor& values, const Tensor& offsets,
-                 const std::optional<Tensor>& weights, const Tensor& grad, int64_t batch, bool per_id) {
+                 const std::optional<Tensor>& weights, const Tensor& grad, int64_t batch, bool per_id,
+                 const std::optional<Tensor>& slot_rows) {
   const Bags bags = bags_of(values, offsets, weights, batch);
   check_tensor(grad, ScalarType::Float, "grad");
   check_tensor(state, ScalarType::Float, "state");
@@ -206,6 +207,7 @@ void update_rows(Tensor arena, Tensor state, const Tensor& tables, const Tensor&
   check_tensor(keys, ScalarType::Long, "keys");
   STD_TORCH_CHECK(hyper.size(0) == tables.size(0) && keys.dim() == 1 && keys.size(0) == tables.size(0),
                   "rowwise: one row of hyper and one key for each table");
+  if (slot_rows) check_tensor(*slot_rows, ScalarType::Long, "slot_rows");
   int64_t next = 0;
   for (int64_t t = 0; t < tables.size(0); ++t) {
     const Table& table = ts[t];
@@ -215,6 +217,8 @@ void update_rows(Tensor arena, Tensor state, const Tensor& tables, const Tensor&
                         table.state_width >= optimizer.state_floats(table.dim) &&
                         (!table.state_width || table.rows <= (state.numel() - table.state_base) / table.state_width),
                     "rowwise: state of table ", t, " reaches past the arena");
+    STD_TORCH_CHECK(table.slot_rows < 0 || (slot_rows && table.rows <= slot_rows->numel() - table.slot_rows),
+                    "rowwise: slots of table ", t, " reach past those that are listed");
     STD_TORCH_CHECK(table.first_feature == next && table.num_features > 0 && table.num_features <= fs.count - next,
                     "rowwise: features are not in table order");
     for (int64_t f = next; f < next + table.num_features; ++f)
@@ -238,7 +242,8 @@ void update_rows(Tensor arena, Tensor state, const Tensor& tables, const Tensor&
                         bags,
                         grad.const_data_ptr<float>(),
                         per_id ? 0 : grad.size(1),
-                        per_id};
+                        per_id,
+                        slot_rows ? slot_rows->const_data_ptr<int64_t>() : nullptr};
   const BadRow bad = rowwise::update(call, kernels(), {int(torch::stable::get_num_threads()), each_task});
   if (bad.position >= 0) {
     Fault fault;
@@ -396,7 +401,7 @@ STABLE_TORCH_LIBRARY(rowwise, m) {
   m.def("gather(Tensor arena, Tensor features, Tensor values, Tensor offsets, int batch) -> Tensor");
   m.def(
       "update(Tensor(a!) arena, Tensor(b!) state, Tensor tables, Tensor hyper, Tensor keys, Tensor features, Tensor "
-      "values, Tensor offsets, Tensor? weights, Tensor grad, int batch, bool per_id) -> ()");
+      "values, Tensor offsets, Tensor? weights, Tensor grad, int batch, bool per_id, Tensor? slot_rows=None) -> ()");
   m.def("fill_uniform(Tensor(a!) out, int key, int start, float low, float high) -> ()");
   m.def("fill_uniform_rows(Tensor(a!) out, Tensor starts, int key, float low, float high) -> ()");
   m.def("pack(Tensor rows, int group) -> Tensor");

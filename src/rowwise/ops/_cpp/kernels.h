@@ -30,6 +30,8 @@ struct Bucket {
   Source source;
   char* arena;
   float* state;
+  const int64_t* slot_rows;  // nullptr: slots are rows
+  int64_t full_row(int64_t slot) const { return table.first_row + (slot_rows ? slot_rows[slot] : slot); }
 };
 
 struct Workspace {  // one a thread

@@ -76,9 +76,8 @@ struct Table {
   RowType type;
   int64_t group;
   int64_t first_row, first_column;  // where a tile begins in the whole table: random bits go by places there
-  const int64_t* row_numbers;       // the row in each slot, of a table on disk; nullptr: slots are rows
+  int64_t slot_rows;                // of a table on disk: where the rows of its slots are listed; -1: slots are rows
   Format format() const { return {type, dim, group}; }
-  int64_t full_row(int64_t slot) const { return first_row + (row_numbers ? row_numbers[slot] : slot); }
 };
 
 struct Hyper {  // one row of a float tensor

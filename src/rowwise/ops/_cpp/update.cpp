@@ -323,11 +323,15 @@ class Update {
     else if (!listed(w))
       source.grad = u_.grad + u_.features[w.first_feature].column;
     Fault fault;
+    const int64_t* const slot_rows = table.slot_rows < 0 ? nullptr : u_.slot_rows + table.slot_rows;
     // By the bits of the key that the bucket does not already share; equal entries are interchangeable.
     kernels_.apply({radix_sort(w.entries + begin, other, n, low, high), n, w.payload_bits, table, u_.hyper[w.table],
-                    uint64_t(u_.keys[w.table]), source, u_.arena, u_.state},
+                    uint64_t(u_.keys[w.table]), source, u_.arena, u_.state, slot_rows},
                    work, fault);
-    if (fault.found()) report(w.table, fault.position.load());
+    if (fault.found()) {
+      const int64_t at = fault.position.load();
+      report(w.table, slot_rows ? slot_rows[at] : at);
+    }
   }
 
   void report(int64_t table, int64_t row) {

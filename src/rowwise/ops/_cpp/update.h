@@ -24,6 +24,7 @@ struct UpdateCall {
   const float* grad;
   int64_t grad_stride;  // pooled: columns of a sample
   bool per_id;          // one gradient row for each id instead of for each bag
+  const int64_t* slot_rows;
 };
 
 struct BadRow {

@@ -34,6 +34,7 @@ from rowwise.ops.reference.lookup import pool_weight_grad as pool_weight_grad
 from rowwise.ops.reference.quantise import pack4 as pack4
 from rowwise.ops.reference.quantise import unpack4 as unpack4
 from rowwise.ops.reference.random import fill_uniform as fill_uniform
+from rowwise.ops.reference.random import fill_uniform_rows as fill_uniform_rows
 from rowwise.ops.reference.rowtype import pack as pack
 from rowwise.ops.reference.rowtype import unpack as unpack
 from rowwise.ops.reference.sums import column_sum as column_sum

@@ -1,6 +1,5 @@
 """Reference of updates: merge the contributions to each row, then update it once by its optimizer."""
 
-import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -25,6 +24,7 @@ class UpdateMemory(NamedTuple):
     tables: Tensor
     hyper: Tensor
     keys: Tensor
+    slot_rows: Tensor | None = None  # of tables on disk
 
 
 def update(memory: UpdateMemory, bags: FeatureBags, grad: Tensor, per_id: bool) -> None:
@@ -44,7 +44,7 @@ def update(memory: UpdateMemory, bags: FeatureBags, grad: Tensor, per_id: bool) 
         rows_M, merged_MD = merge(ids_N[order], samples_N[order], torch.cat(grads[of_table])[order])
         # x * 0 is 0 unless x is infinite or NaN. Checked after merging, as sums of finite numbers may overflow.
         finite_M = (merged_MD * 0 == 0).all(1)
-        bad += [(index, int(row)) for row in rows_M[~finite_M][:1]]
+        bad += [(index, int(row)) for row in _rows_of_slots(memory, table, rows_M)[~finite_M][:1]]
         _apply(memory, index, rows_M[finite_M], merged_MD[finite_M])
     if bad:
         raise GradientError(f"rowwise: the merged gradient of row {bad[0][1]} of table {bad[0][0]} is not finite")
@@ -86,16 +86,16 @@ def _apply(memory: UpdateMemory, index: int, rows_M: Tensor, g_MD: Tensor) -> No
     w_MD, s_MW = rule.change(w_MD, state[rows_M], g_MD, hyper)
     state[rows_M] = s_MW
     columns = range(table.first_column, table.first_column + table.dim)
-    full_rows_M = _rows_of_slots(table, rows_M) + table.first_row
+    full_rows_M = _rows_of_slots(memory, table, rows_M) + table.first_row
     random_MD = row_bits(memory.keys[index], full_rows_M, columns)
     packed[rows_M] = write_rows(w_MD, table.format, random_MD)
 
 
-def _rows_of_slots(table: TableDescriptor, slots_M: Tensor) -> Tensor:
-    if not table.row_numbers:
+def _rows_of_slots(memory: UpdateMemory, table: TableDescriptor, slots_M: Tensor) -> Tensor:
+    if table.slot_rows < 0:
         return slots_M
-    numbers = (ctypes.c_int64 * table.rows).from_address(table.row_numbers)
-    return torch.frombuffer(numbers, dtype=torch.int64)[slots_M]
+    assert memory.slot_rows is not None
+    return memory.slot_rows[table.slot_rows :][slots_M]
 
 
 # New weights [M, D] and state [M, W].

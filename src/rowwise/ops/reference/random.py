@@ -7,6 +7,16 @@ from torch import Tensor
 def fill_uniform(out: Tensor, key: int, start: int, low: float, high: float) -> None:
     """out[i] is low + u * (high - low), u from a hash of (key, start + i) alone."""
     index = torch.arange(start + 1, start + 1 + out.numel(), dtype=torch.int64, device=out.device)
+    _fill(out, index, key, low, high)
+
+
+def fill_uniform_rows(out_UD: Tensor, starts_U: Tensor, key: int, low: float, high: float) -> None:
+    """Fill each row as `fill_uniform` does, from its own start."""
+    column_D = torch.arange(1, 1 + out_UD.shape[1], dtype=torch.int64, device=out_UD.device)
+    _fill(out_UD, starts_U.unsqueeze(1) + column_D, key, low, high)
+
+
+def _fill(out: Tensor, index: Tensor, key: int, low: float, high: float) -> None:
     # The upper 24 bits are as many as a float holds exactly, so low + u * span has one rounding each.
     bits = _shift(_mix(key + index * _signed(0x9E3779B97F4A7C15)), 40)
     low_, high_ = (torch.tensor(v, dtype=torch.float32, device=out.device) for v in (low, high))

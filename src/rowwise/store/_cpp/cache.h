@@ -61,16 +61,17 @@ struct Placed {
 
 class Cache {
  public:
-  Cache(int64_t rows, int64_t slots, int64_t overflow, bool lfu)
+  // `slot_rows`: of slots + overflow rows, kept up to date for the caller.
+  Cache(int64_t rows, int64_t slots, int64_t overflow, bool lfu, int64_t* slot_rows)
       : slots_(slots),
         lfu_(lfu),
-        rows_of_slots_(slots + overflow),
+        slot_rows_(slot_rows),
         stamps_(slots),
         prints_(slots),
         changed_(slots + overflow),
         counts_(lfu ? rows : 0),
         overflow_(slots, overflow) {
-    std::fill(rows_of_slots_.data(), rows_of_slots_.data() + rows_of_slots_.size(), NONE);
+    std::fill_n(slot_rows_, changed_.size(), NONE);
   }
 
   void begin_batch() { batch_begin_ = clock_; }
@@ -100,11 +101,11 @@ class Cache {
         placed.slot = overflow_.add(row, hash);
         if (placed.slot == NONE) return placed;
       } else {
-        placed.victim = rows_of_slots_[placed.slot];
+        placed.victim = slot_rows_[placed.slot];
         placed.victim_changed = placed.victim != NONE && changed_[placed.slot];
         prints_[placed.slot] = print_of(hash);
       }
-      rows_of_slots_[placed.slot] = row;
+      slot_rows_[placed.slot] = row;
       changed_[placed.slot] = 0;
     }
     if (placed.slot < slots_) stamps_[placed.slot] = clock_;
@@ -116,25 +117,24 @@ class Cache {
   template <class F>
   void end_batch(F f) {
     for (int64_t slot = slots_; slot < slots_ + overflow_.count(); ++slot) {
-      if (changed_[slot]) f(rows_of_slots_[slot], slot);
-      rows_of_slots_[slot] = NONE, changed_[slot] = 0;
+      if (changed_[slot]) f(slot_rows_[slot], slot);
+      slot_rows_[slot] = NONE, changed_[slot] = 0;
     }
     overflow_.clear();
   }
   template <class F>
   void clean(F f) {
     for (int64_t slot = 0; slot < slots_; ++slot) {
-      if (changed_[slot]) f(rows_of_slots_[slot], slot);
+      if (changed_[slot]) f(slot_rows_[slot], slot);
       changed_[slot] = 0;
     }
   }
   void mark_changed(int64_t slot) { changed_[slot] = 1; }
   void clear() {
-    std::fill(rows_of_slots_.data(), rows_of_slots_.data() + rows_of_slots_.size(), NONE);
+    std::fill_n(slot_rows_, changed_.size(), NONE);
     changed_.clear();
     overflow_.clear();
   }
-  const int64_t* rows_of_slots() const { return rows_of_slots_.data(); }
 
  private:
   int64_t set_of(uint64_t hash) const { return int64_t((__uint128_t(hash) * uint64_t(slots_ / WAYS)) >> 64) * WAYS; }
@@ -150,7 +150,7 @@ class Cache {
     for (int64_t word = 0; word < WAYS / 8; ++word)
       for (uint64_t bits = words[word] & 0x0101010101010101ull; bits; bits &= bits - 1) {
         const int64_t slot = set + word * 8 + (__builtin_ctzll(bits) >> 3);
-        if (rows_of_slots_[slot] == row) return slot;
+        if (slot_rows_[slot] == row) return slot;
       }
     return NONE;
   }
@@ -161,10 +161,10 @@ class Cache {
     int64_t best = NONE;
     uint64_t best_rank = 0;
     for (int64_t slot = set; slot < set + WAYS; ++slot) {
-      if (rows_of_slots_[slot] == NONE) return slot;
+      if (slot_rows_[slot] == NONE) return slot;
       const uint32_t age = clock_ - stamps_[slot];
       if (age < batch_age) continue;
-      const uint64_t rarity = lfu_ ? UINT16_MAX - counts_[rows_of_slots_[slot]] : 0;
+      const uint64_t rarity = lfu_ ? UINT16_MAX - counts_[slot_rows_[slot]] : 0;
       const uint64_t rank = rarity << 32 | age;
       if (best == NONE || rank > best_rank) best = slot, best_rank = rank;
     }
@@ -174,7 +174,7 @@ class Cache {
   int64_t slots_;
   bool lfu_;
   uint32_t clock_ = 0, batch_begin_ = 0;
-  ZeroArray<int64_t> rows_of_slots_;
+  int64_t* slot_rows_;
   ZeroArray<uint32_t> stamps_;
   ZeroArray<uint8_t> prints_, changed_;
   ZeroArray<uint16_t> counts_;  // of every row, in the cache or not

@@ -52,24 +52,23 @@ class Log {
  public:
   Log(int file, int64_t segment_bytes, const std::vector<TierTable>& tables, bool uring)
       : file_(file), open_(tables.size()) {
-    int64_t longest = BLOCK;
     for (const TierTable& table : tables) {
       Records records{table.row_bytes, table.state_bytes};
       records.bytes = (table.row_bytes + table.state_bytes + 7) / 8 * 8 + int64_t(sizeof(RecordEnd));
       const int64_t least = records.bytes + int64_t(sizeof(BlockHeader));
       records.block_bytes = (least + BLOCK - 1) / BLOCK * BLOCK;
       records.per_block = (records.block_bytes - int64_t(sizeof(BlockHeader))) / records.bytes;
-      longest = std::max(longest, records.block_bytes);
+      longest_ = std::max(longest_, records.block_bytes);
       records_.push_back(records);
       index_.emplace_back(table.rows);
       live_.push_back(0);
     }
     // Open blocks are closed with their segment: many tables need longer segments.
-    const int64_t least = std::max(segment_bytes, 4 * longest * int64_t(tables.size()));
+    const int64_t least = std::max(segment_bytes, 4 * longest_ * int64_t(tables.size()));
     segment_bytes_ = (least + BLOCK - 1) / BLOCK * BLOCK;
     buffer_.reset(new Buffer(segment_bytes_));
     other_.reset(new Buffer(segment_bytes_));
-    reader_.reset(new Reader(longest, uring));
+    reader_.reset(new Reader(longest_, uring));
     begin_segment();
   }
   ~Log() { close(file_); }
@@ -111,16 +110,12 @@ class Log {
   struct Wanted {
     int64_t table, row;
     int64_t index;  // of the caller: a slot, or a place in a list
-    uint32_t location = 0;
+    uint32_t location = 0, generation = 0;
   };
   // f(wanted, row, state) for each; the pointers hold until f returns. From several threads at once.
   template <class F>
   void read(std::vector<Wanted>& wanted, F f) {
-    for (Wanted& one : wanted) one.location = index_[one.table][one.row];
-    std::sort(wanted.begin(), wanted.end(), [&](const Wanted& a, const Wanted& b) {
-      const int64_t x = block_of(a), y = block_of(b);
-      return x != y ? x < y : a.location < b.location;
-    });
+    locate(wanted);
     std::vector<Read> reads;
     std::vector<int64_t> begins;
     const int64_t count = int64_t(wanted.size());
@@ -146,6 +141,34 @@ class Log {
     });
     if (error) throw Failure{TIER_IO, error};
     if (damaged != NOWHERE) throw Failure{TIER_DAMAGED, 0, wanted[damaged].table, wanted[damaged].row};
+  }
+
+  // Reads rows in a thread, while others are changed: what the thread uses of the log does not change. `f` is called as
+  // by `read`, for the rows whose records were on disk and were not replaced meanwhile.
+  template <class F>
+  std::thread read_behind(std::vector<Wanted>& wanted, F f) {
+    locate(wanted);
+    const auto unwritten = [&](const Wanted& one) { return segment_of(one) == current_; };
+    wanted.erase(std::remove_if(wanted.begin(), wanted.end(), unwritten), wanted.end());
+    for (Wanted& one : wanted) one.generation = segments_[segment_of(one)].generation;
+    if (!behind_) behind_.reset(new Reader(longest_, reader_->uses_uring()));
+    auto reads = std::make_shared<std::vector<Read>>();
+    auto begins = std::make_shared<std::vector<int64_t>>();
+    for (int64_t i = 0; i < int64_t(wanted.size()); ++i)
+      if (!i || block_of(wanted[i]) != block_of(wanted[i - 1])) {
+        reads->push_back({block_of(wanted[i]) * BLOCK, records_[wanted[i].table].block_bytes});
+        begins->push_back(i);
+      }
+    block_reads_ += int64_t(reads->size());
+    begins->push_back(int64_t(wanted.size()));
+    return std::thread([this, &wanted, f, reads, begins] {
+      behind_->run(file_, *reads, [&](int64_t read, char* block) {
+        for (int64_t i = (*begins)[read]; i < (*begins)[read + 1]; ++i) try_deliver(wanted[i], block, f);
+      });
+    });
+  }
+  bool is_latest(const Wanted& one) const {
+    return index_[one.table][one.row] == one.location && segments_[segment_of(one)].generation == one.generation;
   }
 
   // Keeps the file below about twice the bytes of the latest records.
@@ -187,10 +210,21 @@ class Log {
   struct Segment {
     int64_t live = 0;  // bytes of latest records
     bool full = false;
+    uint32_t generation = 0;  // how often it was given back
   };
 
   static uint64_t seed(int64_t t, int64_t row) { return (uint64_t(t) << 48) ^ uint64_t(row) ^ 0x5bd1e9955bd1e995ull; }
+  int64_t segment_of(const Wanted& one) const { return block_of(one) * BLOCK / segment_bytes_; }
   int64_t block_of(const Wanted& one) const { return (one.location - 1) / records_[one.table].per_block; }
+
+  // Finds the latest records, and sorts by where they are.
+  void locate(std::vector<Wanted>& wanted) const {
+    for (Wanted& one : wanted) one.location = index_[one.table][one.row];
+    std::sort(wanted.begin(), wanted.end(), [&](const Wanted& a, const Wanted& b) {
+      const int64_t x = block_of(a), y = block_of(b);
+      return x != y ? x < y : a.location < b.location;
+    });
+  }
 
   // A row's old record, if it has one, is no longer its latest.
   void release(int64_t t, int64_t row) {
@@ -204,7 +238,7 @@ class Log {
   }
 
   void free_segment(int64_t segment) {
-    segments_[segment] = Segment{};
+    segments_[segment] = Segment{0, false, segments_[segment].generation + 1};
     free_.push_back(segment);
   }
 
@@ -231,8 +265,8 @@ class Log {
   void write_segment() {
     if (next_ < segment_bytes_) std::memset(buffer_->data() + next_, 0, std::size_t(segment_bytes_ - next_));
     for (int64_t done = 0; done < segment_bytes_;) {
-      const ssize_t put = pwrite(file_, buffer_->data() + done, std::size_t(segment_bytes_ - done),
-                                 current_ * segment_bytes_ + done);
+      const ssize_t put =
+          pwrite(file_, buffer_->data() + done, std::size_t(segment_bytes_ - done), current_ * segment_bytes_ + done);
       if (put < 0 && errno == EINTR) continue;
       if (put <= 0) throw Failure{TIER_IO, put ? errno : ENOSPC};
       done += put;
@@ -299,7 +333,7 @@ class Log {
   }
 
   int file_;
-  int64_t segment_bytes_ = 0, current_ = 0, next_ = 0, busy_ = NOWHERE, block_reads_ = 0;
+  int64_t segment_bytes_ = 0, current_ = 0, next_ = 0, busy_ = NOWHERE, block_reads_ = 0, longest_ = BLOCK;
   std::vector<Records> records_;
   std::vector<ZeroArray<uint32_t>> index_;  // where each row's latest record is, plus one; 0: it was never written
   std::vector<int64_t> live_;
@@ -307,7 +341,7 @@ class Log {
   std::vector<Segment> segments_;
   std::vector<int64_t> free_;
   std::unique_ptr<Buffer> buffer_, other_;
-  std::unique_ptr<Reader> reader_;
+  std::unique_ptr<Reader> reader_, behind_;
 };
 
 }  // namespace rowwise

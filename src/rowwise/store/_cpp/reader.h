@@ -64,7 +64,8 @@ class Uring {
     io_uring_sqe& entry = entries_[at];
     std::memset(&entry, 0, sizeof entry);
     entry.opcode = IORING_OP_READ, entry.fd = file, entry.user_data = tag;
-    entry.addr = reinterpret_cast<uint64_t>(buffer), entry.len = uint32_t(read.bytes), entry.off = uint64_t(read.offset);
+    entry.addr = reinterpret_cast<uint64_t>(buffer), entry.len = uint32_t(read.bytes),
+    entry.off = uint64_t(read.offset);
     sq_array_[at] = at;
     __atomic_store_n(sq_tail_, tail + 1, __ATOMIC_RELEASE);
   }

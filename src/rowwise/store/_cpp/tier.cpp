@@ -1,8 +1,6 @@
 // A cache in memory over a log on disk: the functions of tier.h.
 #include "tier.h"
 
-#include <mutex>
-
 #include "cache.h"
 #include "log.h"
 
@@ -18,19 +16,17 @@ class Tier {
   Tier(int file, bool direct, int64_t segment_bytes, bool uring, const std::vector<TierTable>& tables)
       : direct_(direct), tables_(tables), log_(file, segment_bytes, tables, uring), new_rows_(tables.size()) {
     for (const TierTable& table : tables_)
-      caches_.emplace_back(new Cache(table.rows, table.slots, table.overflow, table.policy == 1));
+      caches_.emplace_back(new Cache(table.rows, table.slots, table.overflow, table.policy == 1, table.slot_rows));
     for (std::size_t i = 0; i < tables_.size(); ++i) counters_.emplace_back(TIER_COUNTERS, 0);
   }
 
-  const Cache& cache(int64_t table) const { return *caches_[table]; }
   const std::vector<NewRow>& new_rows(int64_t table) const { return new_rows_[table]; }
   Log& log() { return log_; }
   bool direct() const { return direct_; }
 
-  // Calls run one after the other. A call that failed may have left slots without their rows, so later ones fail too.
+  // A call that failed may have left slots without their rows, so later ones fail too.
   template <class F>
   void run(F f) {
-    const std::lock_guard<std::mutex> lock(mutex_);
     if (failure_.code != TIER_OK) throw failure_;
     try {
       f();
@@ -40,8 +36,42 @@ class Tier {
     }
   }
 
+  ~Tier() { wait_for_ahead(); }
+
+  void read_ahead(int64_t count, const TierSegment* segments) {
+    for (int64_t i = 0; i < count; ++i) check_ids(segments[i]);
+    wait_for_ahead();
+    ahead_.clear();
+    for (int64_t i = 0; i < count; ++i)
+      with_ids(segments[i], [&](const auto* ids, auto*) {
+        const int64_t t = segments[i].table;
+        for (int64_t k = 0; k < segments[i].count; ++k) {
+          caches_[t]->prefetch(int64_t(ids[std::min(k + AHEAD, segments[i].count - 1)]));
+          if (log_.has(t, ids[k]) && caches_[t]->find(ids[k]) == NONE) ahead_.push_back({t, int64_t(ids[k]), 0});
+        }
+      });
+    std::sort(ahead_.begin(), ahead_.end(), by_row);
+    const auto same = [](const auto& a, const auto& b) { return a.table == b.table && a.row == b.row; };
+    ahead_.erase(std::unique(ahead_.begin(), ahead_.end(), same), ahead_.end());
+    int64_t bytes = 0;
+    for (auto& one : ahead_)
+      one.index = bytes, bytes += 1 + tables_[one.table].row_bytes + tables_[one.table].state_bytes;
+    ahead_bytes_.assign(std::size_t(bytes), 0);
+    if (ahead_.empty()) return;
+    thread_ = log_.read_behind(ahead_, [this](const Log::Wanted& one, const char* row, const char* state) {
+      char* const to = ahead_bytes_.data() + one.index;
+      to[0] = 1;
+      std::memcpy(to + 1, row, std::size_t(tables_[one.table].row_bytes));
+      std::memcpy(to + 1 + tables_[one.table].row_bytes, state, std::size_t(tables_[one.table].state_bytes));
+    });
+  }
+
   void pin(int64_t count, const TierSegment* segments, bool changes, bool counts) {
     for (int64_t i = 0; i < count; ++i) check_ids(segments[i]);
+    if (counts && thread_.joinable()) {
+      wait_for_ahead();
+      std::sort(ahead_.begin(), ahead_.end(), by_row);
+    }
     for (auto& rows : new_rows_) rows.clear();
     for (auto& cache : caches_) cache->begin_batch();
     wanted_.clear();
@@ -134,6 +164,27 @@ class Tier {
     if (outside) throw Failure{TIER_BAD_ID, 0, segment.table};
   }
 
+  static bool by_row(const Log::Wanted& a, const Log::Wanted& b) {
+    return a.table != b.table ? a.table < b.table : a.row < b.row;
+  }
+
+  void wait_for_ahead() {
+    if (thread_.joinable()) thread_.join();
+  }
+
+  // Whether the row was read ahead and is still the latest; then it is in its slot now.
+  bool take_ahead(int64_t t, int64_t row, int64_t slot) {
+    if (ahead_.empty() || thread_.joinable()) return false;
+    const Log::Wanted wanted{t, row, 0};
+    const auto found = std::lower_bound(ahead_.begin(), ahead_.end(), wanted, by_row);
+    if (found == ahead_.end() || found->table != t || found->row != row) return false;
+    const char* const from = ahead_bytes_.data() + found->index;
+    if (!from[0] || !log_.is_latest(*found)) return false;
+    std::memcpy(row_in(t, slot), from + 1, std::size_t(tables_[t].row_bytes));
+    std::memcpy(state_in(t, slot), from + 1 + tables_[t].row_bytes, std::size_t(tables_[t].state_bytes));
+    return true;
+  }
+
   char* row_in(int64_t t, int64_t slot) const { return tables_[t].row_memory + slot * tables_[t].row_bytes; }
   char* state_in(int64_t t, int64_t slot) const { return tables_[t].state_memory + slot * tables_[t].state_bytes; }
 
@@ -154,7 +205,7 @@ class Tier {
       if (placed.victim_changed) write_back(t, placed.victim, placed.slot);
     }
     if (log_.has(t, row)) {
-      wanted_.push_back({t, row, placed.slot});
+      if (!take_ahead(t, row, placed.slot)) wanted_.push_back({t, row, placed.slot});
     } else {
       new_rows_[t].push_back({row, placed.slot});
       ++counters[NEW_ROWS];
@@ -162,7 +213,6 @@ class Tier {
     return placed.slot;
   }
 
-  std::mutex mutex_;
   Failure failure_{TIER_OK};
   bool direct_;
   std::vector<TierTable> tables_;
@@ -170,7 +220,9 @@ class Tier {
   std::vector<std::unique_ptr<Cache>> caches_;
   std::vector<std::vector<NewRow>> new_rows_;
   std::vector<std::vector<int64_t>> counters_;
-  std::vector<Log::Wanted> wanted_;
+  std::vector<Log::Wanted> wanted_, ahead_;  // those read ahead: `index` is where in the bytes
+  std::vector<char> ahead_bytes_;
+  std::thread thread_;
 };
 
 Tier& tier_of(void* tier) { return *static_cast<Tier*>(tier); }
@@ -223,8 +275,6 @@ void* tier_open(const char* path, int64_t segment_bytes, int32_t use_uring, int6
 
 void tier_close(void* tier) { delete static_cast<Tier*>(tier); }
 
-const int64_t* tier_rows_of_slots(void* tier, int64_t table) { return tier_of(tier).cache(table).rows_of_slots(); }
-
 void tier_pin(void* tier, int64_t count, const TierSegment* segments, int32_t changes, int32_t counts,
               TierStatus* status) {
   guarded(status, [&] { tier_of(tier).run([&] { tier_of(tier).pin(count, segments, changes != 0, counts != 0); }); });
@@ -236,13 +286,18 @@ int64_t tier_new_rows(void* tier, int64_t table, int64_t* rows, int64_t* slots) 
   return int64_t(made.size());
 }
 
+void tier_read_ahead(void* tier, int64_t count, const TierSegment* segments, TierStatus* status) {
+  guarded(status, [&] { tier_of(tier).run([&] { tier_of(tier).read_ahead(count, segments); }); });
+}
+
 void tier_unpin(void* tier, TierStatus* status) {
   guarded(status, [&] { tier_of(tier).run([&] { tier_of(tier).unpin(); }); });
 }
 
 void tier_read(void* tier, int64_t table, const int64_t* rows, int64_t count, char* row_out, char* state_out,
                uint8_t* found, TierStatus* status) {
-  guarded(status, [&] { tier_of(tier).run([&] { tier_of(tier).read(table, rows, count, row_out, state_out, found); }); });
+  guarded(status,
+          [&] { tier_of(tier).run([&] { tier_of(tier).read(table, rows, count, row_out, state_out, found); }); });
 }
 
 void tier_write(void* tier, int64_t table, const int64_t* rows, int64_t count, const char* row_in, const char* state_in,

@@ -33,6 +33,7 @@ struct TierTable {
   int64_t policy;    // 0: LRU, 1: LFU
   char* row_memory;  // of slots + overflow rows
   char* state_memory;
+  int64_t* slot_rows;  // the row in each slot, -1: none
 };
 
 struct TierSegment {  // the ids of one feature
@@ -49,7 +50,6 @@ enum TierCounter : int32_t { HITS, MISSES, NEW_ROWS, EVICTIONS, WRITES, BLOCK_RE
 void* tier_open(const char* path, int64_t segment_bytes, int32_t use_uring, int64_t count, const TierTable* tables,
                 TierStatus* status);
 void tier_close(void* tier);
-const int64_t* tier_rows_of_slots(void* tier, int64_t table);  // the row in each slot, -1: none
 
 // Puts the rows of a batch into slots. Rows that were never written are listed by `tier_new_rows`: their slots have to
 // be filled before the kernels run. `changes`: the kernels will change the rows. `counts`: accesses count for the
@@ -57,6 +57,8 @@ const int64_t* tier_rows_of_slots(void* tier, int64_t table);  // the row in eac
 void tier_pin(void* tier, int64_t count, const TierSegment* segments, int32_t changes, int32_t counts,
               TierStatus* status);
 int64_t tier_new_rows(void* tier, int64_t table, int64_t* rows, int64_t* slots);  // of the last pin; nullptr: how many
+// Starts to read the rows of the next batch that counts, in a thread; `slots` are not used.
+void tier_read_ahead(void* tier, int64_t count, const TierSegment* segments, TierStatus* status);
 void tier_unpin(void* tier, TierStatus* status);
 
 // Rows by number, with their state. `found`: 0 for a row that was never written, which is left to the caller.

@@ -1,0 +1,74 @@
+"""Prints the metrics of several runs and of their ensemble, and what the ensemble costs."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from rowwise.cli.console import show_warning
+from rowwise.cli.terminal import make_terminal, print_json, print_line
+from rowwise.errors import SpecError
+from rowwise.quantity import format_bytes
+
+if TYPE_CHECKING:
+    from rowwise.recipes.ensemble import EnsembleScores
+    from rowwise.recipes.recipe import Recipe
+
+METRICS = ("loss", "ne", "auc", "calibration")
+
+
+def check_recipe(recipe: "Recipe", seeds: int) -> None:
+    """Raise for a recipe whose runs have no mean, before any of them trains."""
+    from rowwise.recipes.recipe import TwoTowerConfig
+
+    if isinstance(recipe.model, TwoTowerConfig):
+        raise SpecError(
+            f"--seeds {seeds}: a two-tower model ranks items by its vectors, and has no probabilities: leave it out"
+        )
+
+
+def compare_runs(runs: Sequence[Path]) -> None:
+    """After training: measure the ensemble on the test rows, and print the command that predicts with it."""
+    from rowwise.recipes.ensemble import evaluate_ensemble, record_ensemble
+    from rowwise.recipes.runs import resolve_saved
+
+    if resolve_saved(runs[0]).rows.test is None:
+        print_line("no test rows: the ensemble was not measured")
+    else:
+        console = make_terminal(stderr=True)
+        with console.status("evaluating"):
+            scores = evaluate_ensemble(runs, warn=partial(show_warning, console))
+        record_ensemble(runs, scores)
+        show_ensemble(runs, scores)
+    print_line(f"predict with all: rowwise predict {' '.join(map(str, runs))} --out predictions.parquet")
+
+
+def show_ensemble(runs: Sequence[Path], scores: "EnsembleScores") -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("", *METRICS):
+        table.add_column(name, justify="right" if name else "left")
+    lines = [*zip(map(str, runs), scores.each, strict=True), (f"mean of {len(runs)}", scores.ensemble.tasks)]
+    for name, tasks in lines:
+        for task, values in tasks.items():
+            table.add_row(name if len(tasks) == 1 else f"{name} {task}", *(f"{values[m]:.4f}" for m in METRICS))
+    for row in scores.ensemble.slices:
+        where = f"{row.feature} {'others' if row.value is None else row.value}"
+        name = where if len(scores.ensemble.tasks) == 1 else f"{row.task}, {where}"
+        table.add_row(name, *(f"{row.values[m]:.4f}" for m in METRICS))
+    make_terminal().print(table, markup=False)
+    count = int(next(iter(scores.ensemble.tasks.values()))["count"])
+    one_s, one_bytes = max(scores.seconds), max(scores.weight_bytes)
+    print_line(
+        f"cost: {format_bytes(sum(scores.weight_bytes))} of weights and {sum(scores.seconds):.2f} s of models for "
+        f"{count:,} rows; a single run at most {format_bytes(one_bytes)} and {one_s:.2f} s"
+    )
+
+
+def print_ensemble_json(runs: Sequence[Path], scores: "EnsembleScores") -> None:
+    """One object: metrics of the ensemble as those of a single run, and those of each run."""
+    facts = zip(runs, scores.each, scores.seconds, scores.weight_bytes, strict=True)
+    each = [{"run": str(run), "tasks": t, "seconds": s, "weight_bytes": b} for run, t, s, b in facts]
+    slices = [{"feature": s.feature, "value": s.value, "task": s.task} | dict(s.values) for s in scores.ensemble.slices]
+    print_json({"tasks": scores.ensemble.tasks, "slices": slices, "runs": each})

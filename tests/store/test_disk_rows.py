@@ -1,0 +1,166 @@
+"""Rows on disk behind a cache: what was written is what is read, whatever was evicted, compacted or damaged since."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rowwise.errors import SpecError, StoreError
+from rowwise.store.disk import DiskTable, DiskTables, FeatureIds
+from rowwise.store.sizes import cache_slots
+
+LEAST = 64 << 10  # bytes of a segment, so that few rows fill several
+
+
+def initial(rows_U, row_bytes, width):
+    """A function of the row, as initial values are."""
+    stored = (rows_U.unsqueeze(1) * 31 + torch.arange(row_bytes)) % 251
+    return stored.to(torch.uint8), (rows_U.unsqueeze(1) + torch.arange(width)).float()
+
+
+def make_table(name="t", rows=5000, row_bytes=24, width=2, cached=64, overflow=64):
+    slots = cache_slots(cached) + overflow
+    return DiskTable(
+        name=name,
+        rows=rows,
+        row_memory=torch.zeros(slots, row_bytes, dtype=torch.uint8),
+        state_memory=torch.zeros(slots, width),
+        slot_rows=torch.empty(slots, dtype=torch.int64),
+        overflow=overflow,
+        initial=lambda rows_U: initial(rows_U, row_bytes, width),
+    )
+
+
+def make(folder, tables, **settings):
+    return DiskTables(tables, folder, segment_bytes=LEAST, **settings)
+
+
+def bags(ids_T, dtype=torch.int64):
+    bounds = np.cumsum([0, *map(len, ids_T)]).tolist()
+    return torch.cat(ids_T).to(dtype), [FeatureIds(k, bounds[k], bounds[k + 1]) for k in range(len(ids_T))], bounds
+
+
+class Model:
+    """Rows and state of tables as they should be."""
+
+    def __init__(self, tables):
+        every = [initial(torch.arange(t.rows), t.row_bytes, t.state_width) for t in tables]
+        self.stored, self.state = ([one[k] for one in every] for k in (0, 1))
+
+    def change(self, disk, ids_T, salt, dtype=torch.int64):
+        """Look ids up, compare, and change their rows, on disk and here."""
+        values, features, bounds = bags(ids_T, dtype)
+        slots_N = disk.pin(values, features, changes=True, counts=True)
+        assert slots_N.dtype == dtype
+        for k, ids in enumerate(ids_T):
+            slots = slots_N[bounds[k] : bounds[k + 1]].long()
+            table = disk.tables[k]
+            assert torch.equal(table.row_memory[slots], self.stored[k][ids])
+            assert torch.equal(table.state_memory[slots], self.state[k][ids])
+            for memory, rows in ((table.row_memory, self.stored[k]), (table.state_memory, self.state[k])):
+                memory[slots] = rows[ids] = (rows[ids] + (ids.unsqueeze(1) % 7 + salt)).to(rows.dtype)
+        disk.unpin()
+
+    def check(self, disk):
+        for k, table in enumerate(disk.tables):
+            stored, state = disk.read(k, torch.arange(table.rows))
+            assert torch.equal(stored, self.stored[k])
+            assert torch.equal(state, self.state[k])
+
+
+@given(
+    seed=st.integers(0, 999),
+    row_bytes=st.sampled_from([1, 24, 100, 5000]),
+    width=st.integers(0, 3),
+    cached=st.integers(0, 200),
+    policy=st.sampled_from(["lru", "lfu"]),
+    uring=st.booleans(),
+    ahead=st.booleans(),
+    dtype=st.sampled_from([torch.int32, torch.int64]),
+)
+def test_rows_are_those_of_a_table_in_memory(
+    tmp_path_factory, seed, row_bytes, width, cached, policy, uring, ahead, dtype
+):
+    tables = [
+        make_table("a", 3000, row_bytes, width, cached, 200),
+        make_table("b", 900, 40, 1, 32, 200),
+    ]
+    disk = make(tmp_path_factory.mktemp("rows"), tables, policy=policy, uring=uring)
+    model, rng = Model(tables), torch.Generator().manual_seed(seed)
+    changed = [set(), set()]
+
+    def draw():
+        return [(torch.rand(n, generator=rng) ** 3 * t.rows).long() for n, t in zip((150, 60), tables, strict=True)]
+
+    following = draw()
+    for step in range(40):
+        ids_T, following = following, draw()
+        if ahead:
+            disk.read_ahead(*bags(following, dtype)[:2])
+        model.change(disk, ids_T, step, dtype)
+        for k, ids in enumerate(ids_T):
+            changed[k] |= set(ids.tolist())
+        if step % 16 == 7:
+            rows_U = torch.randperm(tables[0].rows, generator=rng)[:100].sort().values
+            model.stored[0][rows_U] = (model.stored[0][rows_U] + 1).to(torch.uint8)
+            disk.write(0, rows_U, model.stored[0][rows_U], model.state[0][rows_U])
+            changed[0] |= set(rows_U.tolist())
+    model.check(disk)
+    for k, table in enumerate(tables):
+        assert set(disk.written(k, 0, table.rows).tolist()) == changed[k]
+    live = sum(len(ids) * (t.row_bytes + 4 * t.state_width + 32) for ids, t in zip(changed, tables, strict=True))
+    assert disk.disk_bytes < 6 * live + 16 * LEAST * 4 * max(1, row_bytes // 4096 + 1)
+    disk.forget(0)
+    again = Model(tables)
+    again.stored[1], again.state[1] = model.stored[1], model.state[1]
+    again.check(disk)
+
+
+def flip(disk, at):
+    """Flip a bit of the file, past the cache of the disk."""
+    path = f"/proc/self/fd/{disk.file}"
+    with open(path, "r+b", buffering=0) as file:
+        byte = os.pread(file.fileno(), 1, at)
+        os.pwrite(file.fileno(), bytes([byte[0] ^ 16]), at)
+        os.fsync(file.fileno())
+
+
+@pytest.mark.parametrize("uring", [True, False])
+@pytest.mark.parametrize("at", [16, 40, 60, 700])
+def test_a_flipped_bit_is_an_error_with_table_and_row(tmp_path, at, uring):
+    table = make_table(rows=4000, row_bytes=100)
+    disk, model = make(tmp_path, [table], uring=uring), None
+    model = Model([table])
+    for step in range(30):
+        model.change(disk, [torch.arange(step * 60, step * 60 + 60)], step)
+    disk.written(0, 0, table.rows)
+    flip(disk, at)
+    with pytest.raises(StoreError, match=r"table 't', row \d+: its record in .* does not match its checksum"):
+        disk.read(0, torch.arange(table.rows))
+    with pytest.raises(StoreError, match="does not match its checksum"):  # nothing is read after that
+        disk.pin(torch.tensor([1]), [FeatureIds(0, 0, 1)], changes=False, counts=False)
+
+
+def test_the_file_has_no_name_and_ends_with_the_process(tmp_path):
+    table = make_table()
+    disk = make(tmp_path, [table])
+    Model([table]).change(disk, [torch.arange(100)], 1)
+    assert not list(tmp_path.iterdir())
+    assert disk.disk_bytes > 0
+
+
+def test_folders_that_cannot_be_used(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"file: rows cannot be kept on disk there: .*want a folder"):
+        make(tmp_path / "file", [make_table()])
+    with pytest.raises(StoreError, match=r"/proc: rows could not .*want a folder on a disk, by `disk`"):
+        make(type(tmp_path)("/proc"), [make_table()])
+
+
+def test_a_batch_larger_than_the_cache_is_refused_with_numbers(tmp_path):
+    disk = make(tmp_path, [make_table(cached=32, overflow=8)])
+    with pytest.raises(SpecError, match="more rows of table 't' than its cache, which holds 40"):
+        disk.pin(torch.arange(1000), [FeatureIds(0, 0, 1000)], changes=False, counts=False)
