@@ -146,7 +146,7 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict]:
         rows += measure_policy(folder, 20_000 if args.smoke else 150_000)
     if "resident" in args.only:
         torch.set_num_threads(THREADS)
-        rows += measure_resident(size.in_memory(), 2 if args.smoke else 300)
+        rows += measure_resident(size.in_memory(), 2 if args.smoke else 1000)
     return rows
 
 
