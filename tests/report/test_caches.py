@@ -55,3 +55,5 @@ def test_lines_of_other_steps_and_versions(tmp_path):
     page = write(folder).read_text("utf-8")
     check(page)
     assert "2 tables on disk" in page
+    (folder / "steps.csv").unlink()
+    check(write(folder).read_text("utf-8"))

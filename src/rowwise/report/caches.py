@@ -68,7 +68,7 @@ def _draw_hit_rate(run: RecordedRun) -> Html:
     for line in run.caches:
         by_step.setdefault(line.step, []).append(line)
     samples = dict(zip(run.steps.get("step", ()), run.steps.get("samples", ()), strict=False))
-    points = [(samples[step], 100 * hit_rate(lines)) for step, lines in by_step.items() if step in samples]
+    points = [(samples[step], 100 * hit_rate(lines)) for step, lines in by_step.items() if is_finite(samples.get(step))]
     line = ChartLine(name="hit rate", points=points, colour="green", dots=len(points) < FEW)
     said = f"last {format_percent(points[-1][1] / 100)}" if points else ""
     chart = Chart(key="hit_rate", label=f"Hit rate of caches over samples: {said}", lines=[line], unit="%")
@@ -79,8 +79,8 @@ def _draw_reads(run: RecordedRun) -> Html:
     """Reads of a step, as steps.csv has those of each line."""
     steps, reads = run.steps.get("step", ()), run.steps.get("reads", ())
     counts = [after - before for before, after in zip((0.0, *steps), steps, strict=False)]
-    lines = zip(run.steps["samples"], reads, counts, strict=False)
-    points = [(at, read / count) for at, read, count in lines if is_finite(read) and count > 0]
+    lines = zip(run.steps.get("samples", ()), reads, counts, strict=False)
+    points = [(at, read / count) for at, read, count in lines if is_finite(read) and is_finite(at) and count > 0]
     line = ChartLine(name="reads", points=points, colour="blue", dots=len(points) < FEW)
     said = f"last {format_count(points[-1][1])}" if points else ""
     chart = Chart(key="reads", label=f"Reads of the disk in a step: {said}", lines=[line], from_zero=True)
