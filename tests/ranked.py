@@ -13,6 +13,7 @@ from rowwise import Plan
 from rowwise.comm.interface import Comm
 from rowwise.comm.thread import run_threads
 from rowwise.ingest import Batcher, Batching, BatchShard, FrameReader
+from rowwise.plan import Tile
 from rowwise.planner import column_wise, replicated, row_wise, table_wise
 from rowwise.shard import shard
 from rowwise.spec import Wire
@@ -32,6 +33,8 @@ class Ranked(World):
     unit: int = 2  # samples that stay together
     valid_rows: int = 40
     plan: int = 0  # which of several
+    on_disk: tuple[str, ...] = ()  # tables, of those whose tiles have whole rows
+    cache_rows: int = 0
 
     def net(self) -> nn.Module:
         """Made once, before there are ranks: threads share the random numbers that it is filled with."""
@@ -45,7 +48,13 @@ class Ranked(World):
             (table_wise(user, 0), row_wise(words, ranks[::-1])),
             (column_wise(user, ranks), replicated(words, ranks)),
         )
-        return Plan(world=world, tiles=tuple(tile for tiles in ways[self.plan] for tile in tiles))
+        return Plan(world=world, tiles=tuple(self.lowered(tile) for tiles in ways[self.plan] for tile in tiles))
+
+    def lowered(self, tile: Tile) -> Tile:
+        """The tile on disk, if its table is."""
+        if tile.table not in self.on_disk:
+            return tile
+        return structs.replace(tile, tier="disk", cache_rows=min(self.cache_rows, tile.rows[1] - tile.rows[0]))
 
     def deal(self, comm: Comm) -> BatchShard:
         return BatchShard(rank=comm.rank, world=len(comm.ranks), unit=self.unit)
@@ -75,7 +84,8 @@ class Ranked(World):
 
     def sharded(self, comm: Comm, net: nn.Module) -> nn.Module:
         model, elastic = copy.deepcopy(net), self.settings.train.determinism == "elastic"
-        return shard(model, self.tiles(len(comm.ranks)), comm, elastic=elastic)
+        disk = self.folder / "disk" if self.on_disk else None
+        return shard(model, self.tiles(len(comm.ranks)), comm, elastic=elastic, disk=disk)
 
     def on(self, comm: Comm, net: nn.Module, *, tell=None, wire: Wire | None = None) -> Trainer:
         model = self.sharded(comm, net)

@@ -13,7 +13,7 @@ PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
     "calibrate": 2_628,
     "checkpoint": 3_840,
-    "cli": 4_029,
+    "cli": 4_035,
     "comm": 1_707,
     "drills": 710,
     "hashing": 2_699,
@@ -22,11 +22,11 @@ LINES = {  # of Python, by package
     "ops": 3_802,
     "perf": 1_443,
     "planner": 5_123,
-    "recipes": 5_707,
-    "report": 3_109,
+    "recipes": 5_722,
+    "report": 3_232,
     "shard": 2_772,
     "store": 794,
-    "train": 4_978,
+    "train": 5_135,
     "modules": 2_406,
     "C and C++": 9_622,
 }

@@ -67,15 +67,13 @@ def test_with_room_nothing_is_on_disk(large):
 def test_what_is_too_small_says_so_in_numbers(large):
     made, model = large
     one = Topology()
-    cause = (
-        r"memory is 1\.0 MB; with rows on disk, the index of all rows and the rows of 128 samples take 2\.6 MB: want"
-    )
-    with pytest.raises(TableMemoryError, match=cause):
+    cause = r"with rows on disk, the index of all rows and the rows of 128 samples take 2\.6 MB: want a larger --memory"
+    with pytest.raises(TableMemoryError, match=rf"memory is 1\.0 MB; {cause} \(2\.6 MB\); or "):
         choose_plan(made, model, one, memory_of(model, one, MB))
     free = r"1\.0 MB are free; with rows on disk"
     with pytest.raises(TableMemoryError, match=free):
         choose_plan(made, model, one, memory_of(model, one, MB, limited=False))
-    disk = r"rows on disk need up to 42\.0 MB of 5\.0 MB free there, or another folder by `disk`: want"
+    disk = r"on disk need up to 42\.0 MB, and 5\.0 MB are free on the disk: want another disk by --set disk=FOLDER; or"
     with pytest.raises(TableMemoryError, match=disk):
         choose_plan(made, model, one, memory_of(model, one, 4 * MB, disk_free_H=(5 * MB,)))
 

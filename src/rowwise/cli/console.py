@@ -72,7 +72,9 @@ class LiveLine:
             lead = f"{task} " if len(shown.recorder.recent_metrics) > 1 else ""
             parts += [f"{lead}{name} {values[name]:.4f}" for name in LIVE_METRICS if name in values]
         wait = describe_wait(shown.data_wait.share, shown.health)
-        return ", ".join([*parts, wait, f"{memory_bytes() / 1e9:.1f} GB"])
+        hit_rate = shown.recorder.hit_rate
+        cache = [] if hit_rate is None else [f"cache {hit_rate:.0%}"]
+        return ", ".join([*parts, *cache, wait, f"{memory_bytes() / 1e9:.1f} GB"])
 
     def _share_done(self, shown: "RunDisplay") -> float:
         """An estimate: each split is taken to have as many rows as the largest so far."""
@@ -130,7 +132,11 @@ def show_outlook(outlook: "Outlook", console: Console, where: str) -> None:
     states = (
         f"{format_bytes(outlook.rows_bytes)} of rows and {format_bytes(outlook.state_bytes)} of their optimizer state"
     )
-    memory = f"{format_bytes(outlook.rows_bytes + outlook.state_bytes + outlook.dense_bytes)} without batches: {states}"
+    tables_bytes = outlook.rows_bytes + outlook.state_bytes
+    if outlook.disk:
+        tables_bytes = outlook.resident_bytes + outlook.cache_bytes
+        states = f"{format_bytes(outlook.resident_bytes)} of tables and {format_bytes(outlook.cache_bytes)} of caches"
+    memory = f"{format_bytes(tables_bytes + outlook.dense_bytes)} without batches: {states}"
     console.print(f"[bold]{escape(outlook.recipe)}[/bold]  {escape(where)}")
     console.print(f"data    {outlook.dataset}: {columns}; splits {splits}", markup=False)
     console.print(f"model   {outlook.model}, {outlook.dense_parameters:,} dense parameters; {training}", markup=False)

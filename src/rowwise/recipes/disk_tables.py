@@ -42,6 +42,14 @@ def has_disk_tables(plan: Plan) -> bool:
     return any(tile.tier == "disk" for tile in plan.tiles)
 
 
+def memory_of_plan(plan: Plan, tables: Sequence[Table]) -> tuple[int, int]:
+    """Bytes of memory, over all ranks: of rows and optimizer state that stay there, and of the caches of other rows."""
+    by_name = {table.name: table for table in tables}
+    sizes = [(tile.tier == "disk", _memory_of_tile(by_name[tile.table], tile)) for tile in plan.tiles]
+    cached = sum(size for on_disk, size in sizes if on_disk)
+    return sum(size for _, size in sizes) - cached, cached
+
+
 def fill_caches(plan: Plan, tables: Sequence[Table], room_bytes: int) -> Plan:
     """The plan with its caches enlarged by one factor on each rank, until tables take `room_bytes` there."""
     by_name = {table.name: table for table in tables}

@@ -14,7 +14,7 @@ from rowwise.comm.solo import solo
 from rowwise.ingest.batch_shard import BatchShard
 from rowwise.plan import Plan
 from rowwise.recipes.compose import ResolvedRecipe, make_batcher, make_model, make_objective, resolve
-from rowwise.recipes.disk_tables import describe_disk_tables
+from rowwise.recipes.disk_tables import describe_disk_tables, has_disk_tables, memory_of_plan
 from rowwise.recipes.recipe import Recipe, Tables, check_ranks
 from rowwise.recipes.sharding import choose_plan, rank_bytes, tables_of
 from rowwise.recipes.table_memory import measure_memory
@@ -55,6 +55,8 @@ class Outlook(Value, frozen=True):
     plan: str = ""  # file of the recipe's plan
     notes: tuple[str, ...] = ()  # settings of the recipe that were replaced or have no effect
     disk: str = ""  # tables on disk, their cached rows and hit rate
+    resident_bytes: int = 0  # with tables on disk: of the others, with optimizer state
+    cache_bytes: int = 0  # of cached rows, with optimizer state and indices
     idle: int = 0  # ranks without samples, because the batch has fewer blocks than ranks
 
 
@@ -65,6 +67,7 @@ def make_outlook(resolved: ResolvedRecipe, model: nn.Module, plan: Plan, topolog
     bytes_W = rank_bytes(plan, tables_of(model)) if world > 1 else [size_bytes]
     batch_shards = (BatchShard(rank=rank, world=world).part(recipe.train.batch) for rank in range(world))
     by_use = {"train": rows.train, "valid": rows.valid, "test": rows.test}
+    resident_bytes, cache_bytes = memory_of_plan(plan, tables_of(model)) if has_disk_tables(plan) else (0, 0)
     parameters = sum(parameter.numel() for parameter in dense_parameters(model))
     assert recipe.train.threads is not None
     return Outlook(
@@ -92,6 +95,8 @@ def make_outlook(resolved: ResolvedRecipe, model: nn.Module, plan: Plan, topolog
         plan=recipe.plan or "made for these ranks",
         notes=find_notes(resolved, topology),
         disk=describe_disk_tables(plan, tables_of(model)),
+        resident_bytes=resident_bytes,
+        cache_bytes=cache_bytes,
         idle=sum(begin == end for begin, end in batch_shards),
     )
 
@@ -102,7 +107,7 @@ def dry_run(recipe: Recipe, ranks: int = 1) -> Outlook:
     resolved, topology = resolve(recipe), Topology(devices=ranks)
     # Plans, id maps and a limit of memory need tables of full size, which then are on the meta device. Otherwise tables
     # get one row.
-    memory = None if recipe.memory is None else measure_memory(resolved, solo())
+    memory = None if recipe.memory is None else measure_memory(resolved, solo(), disk=Path(recipe.disk or ""))
     whole = ranks > 1 or recipe.plan is not None or memory is not None
     if whole or any(table.id_map for table in resolved.tables):
         model = make_model(resolved, on_meta=True)

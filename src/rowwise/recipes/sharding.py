@@ -82,7 +82,8 @@ def _plan_with_disk(recipe: Recipe, resident: TableMemory, hardware: Hardware) -
     least = _least_memory_bytes(request)
     if least > room * topology.devices:
         samples = f"the index of all rows and the rows of {request.batch:,} samples take {format_bytes(least)}"
-        raise_if_short(resident, f"; with rows on disk, {samples}")
+        larger = f"a larger --memory ({format_bytes(least)})" if resident.limited else ""
+        raise_if_short(resident, f"; with rows on disk, {samples}", larger)
     try:
         plan = make_plan(request, seconds=SEARCH_s, prove=False).plan
     except InfeasibleError as error:
@@ -92,8 +93,8 @@ def _plan_with_disk(recipe: Recipe, resident: TableMemory, hardware: Hardware) -
     lower = replace(resident, plan=plan)
     for host, free in enumerate(resident.disk_free_H):
         if lower.disk_bytes(host) > free:
-            sizes = f"{format_bytes(lower.disk_bytes(host))} of {format_bytes(free)} free there"
-            raise_if_short(resident, f"; rows on disk need up to {sizes}, or another folder by `disk`")
+            sizes = f"{format_bytes(lower.disk_bytes(host))}, and {format_bytes(free)} are free on the disk"
+            raise_if_short(resident, f"; rows on disk need up to {sizes}", "another disk by --set disk=FOLDER")
     return plan
 
 

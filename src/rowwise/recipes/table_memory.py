@@ -133,10 +133,10 @@ def check_memory(memory: TableMemory, tables: Sequence[Table], plan: Plan, comm:
     on_first_rank(comm, lambda: raise_if_short(replace(memory, tables=tuple(tables), plan=plan)))
 
 
-def raise_if_short(memory: TableMemory, disk: str = "") -> None:
+def raise_if_short(memory: TableMemory, disk: str = "", disk_remedy: str = "") -> None:
     """Raise if a host lacks memory, with what it needs and has, and the smallest changes that make the tables fit.
 
-    `disk` says why rows on disk do not help.
+    `disk` says why rows on disk do not help, and `disk_remedy` which change would make them.
     """
     short_H = [0 if free is None else memory.needed_bytes(host) - free for host, free in enumerate(memory.free_H)]
     host = max(range(len(short_H)), key=short_H.__getitem__)
@@ -156,6 +156,7 @@ def raise_if_short(memory: TableMemory, disk: str = "") -> None:
     remedies = [f"{remedy.change} ({format_bytes(remedy.needed_bytes)})" for remedy in find_remedies(memory, host)]
     if memory.purpose == "use":
         remedies = [f"a machine with {needed} free", *(f"a run with {remedy}" for remedy in remedies)]
+    remedies = [disk_remedy, *remedies] if disk_remedy else remedies
     want = "; or ".join(remedies[:MOST_REMEDIES]) or "a machine with more memory, or fewer tables"
     there = f"memory is {format_bytes(free)}" if memory.limited else f"{format_bytes(free)} are free"
     raise TableMemoryError(f"{got}, and {there}{disk}: want {want}")

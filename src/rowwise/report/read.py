@@ -122,6 +122,19 @@ class StageLine:
     predicted_s: float  # NaN: not predicted
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheLine:
+    """One line of caches.csv: what the caches of a table on disk did since the line before."""
+
+    step: float
+    table: str
+    hits: float
+    misses: float
+    evictions: float
+    writes: float
+    memory_bytes: float
+
+
 class RecordedForecast(msgspec.Struct, frozen=True, kw_only=True):
     """The used part of the forecast in plan.json."""
 
@@ -161,6 +174,7 @@ class RecordedRun:
     steps: Mapping[str, tuple[float, ...]]  # columns of steps.csv
     tables: tuple[RecordedTable, ...]
     stages: tuple[StageLine, ...]
+    caches: tuple[CacheLine, ...]  # empty without tables on disk
     forecast: RecordedForecast | None
     slices: tuple[RecordedSlice, ...]
     warnings: tuple[str, ...]
@@ -187,9 +201,11 @@ def read_run(folder: Path) -> RecordedRun:
     tables = read_csv(folder / "tables.csv", ("table",))
     slices = read_csv(folder / "slices.csv", ("feature", "value", "task"))
     stages = read_csv(folder / "stages.csv", ("step", "rank", "phase", "measured_s"))
+    caches = read_csv(folder / "caches.csv", ("step", "table", "hits", "misses"))
     forecast, forecast_problem = _read_forecast(folder / "plan.json")
     optional = [*slices.problems] if (folder / "slices.csv").exists() else []
     optional += stages.problems if (folder / "stages.csv").exists() else ()
+    optional += caches.problems if (folder / "caches.csv").exists() else ()
     problems = (recipe_problem, environment_problem, result_problem, forecast_problem)
     notes = (*filter(None, problems), *metrics.problems, *steps.problems, *tables.problems, *optional)
     return RecordedRun(
@@ -201,6 +217,7 @@ def read_run(folder: Path) -> RecordedRun:
         steps=_collect_steps(steps),
         tables=tuple(_parse_table(row) for row in tables.rows),
         stages=tuple(filter(None, map(_parse_stage, stages.rows))),
+        caches=tuple(filter(None, map(_parse_cache, caches.rows))),
         forecast=forecast,
         slices=tuple(_parse_slice(row) for row in slices.rows),
         warnings=_read_warnings(folder / "warnings.txt"),
@@ -353,6 +370,15 @@ def _parse_stage(row: CsvRow) -> StageLine | None:
     predicted_s = row.number("predicted_s")
     phase = row.text("phase")
     return StageLine(step=step, rank=int(rank), phase=phase, measured_s=measured_s, predicted_s=predicted_s)
+
+
+def _parse_cache(row: CsvRow) -> CacheLine | None:
+    """The line, or None without usable counts."""
+    names = ("step", "hits", "misses", "evictions", "writes", "memory_bytes")
+    numbers = {name: row.number(name) for name in names}
+    if not all(is_finite(numbers[name]) and numbers[name] >= 0 for name in ("step", "hits", "misses")):
+        return None
+    return CacheLine(table=row.text("table"), **numbers)
 
 
 def _parse_slice(row: CsvRow) -> RecordedSlice:

@@ -12,6 +12,7 @@ import resource
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -24,6 +25,7 @@ from rowwise.checkpoint.read import Checkpoint
 from rowwise.comm.status import gather_object
 from rowwise.errors import SpecError
 from rowwise.spec import Value
+from rowwise.train.cache_counts import NOTHING, CacheCounts, cache_rows_of_csv, disk_cells, sum_up
 from rowwise.train.evaluate import Scores, Values, recent_values_of, values_of
 from rowwise.train.metrics import Metrics
 from rowwise.train.progress import Progress
@@ -89,6 +91,8 @@ class Recorder:
         self._loss_sum, self._loss_samples = 0.0, 0
         self._scored = False
         self._traffic = TableTraffic()
+        self._caches, self._disk = CacheCounts(context.tables), NOTHING  # the latter: of the current line
+        self._hit_rate: float | None = None
         self._slices: list[dict[str, Cell]] = []
         self._recent_metrics: Mapping[str, Values] = {}
         self._spent_W: list[Seconds] = []  # the current line's seconds, of each rank
@@ -101,6 +105,7 @@ class Recorder:
     def start(self, progress: Progress) -> None:
         """Begin the first line: earlier seconds are not part of it."""
         self._stages.begin(progress)
+        self._caches.take()  # what a restore did is not counted
 
     def start_step(self, step: int) -> None:
         self._last = step
@@ -134,12 +139,13 @@ class Recorder:
         if len(self._comm.ranks) == 1:
             return
         traffic = self._traffic.state(), self._traffic.tensors()
-        mine = (self._metrics.state(), traffic, self._memory_bytes, self._stages.spent)
+        mine = (self._metrics.state(), traffic, self._memory_bytes, self._stages.spent, self._disk)
         gathered = gather_object(self._comm, mine, "metrics")
         if gathered is None:
             self._metrics, self._traffic = Metrics(self._tasks, window=self.log.window), TableTraffic()
             return
-        for metrics, traffic, rank_bytes, spent in gathered[1:]:
+        self._disk = sum_up([disk for *_, disk in gathered])
+        for metrics, traffic, rank_bytes, spent, _ in gathered[1:]:
             self._metrics.merge(Metrics.from_state(metrics))
             self._traffic.merge(*traffic)
             self._memory_bytes = max(self._memory_bytes, rank_bytes)
@@ -158,6 +164,15 @@ class Recorder:
     def recent_metrics(self) -> Mapping[str, Values]:
         """The metrics of the newest batches, as of the last line."""
         return self._recent_metrics
+
+    @property
+    def hit_rate(self) -> float | None:
+        """The share of ids that met their row in memory, as of the last line; None without tables on disk."""
+        return self._hit_rate
+
+    def pause_caches(self) -> AbstractContextManager[None]:
+        """Leave out what caches do inside."""
+        return self._caches.paused()
 
     def record_evaluation(self, progress: Progress, split: str, scores: Scores) -> None:
         if self._folder is None:
@@ -222,17 +237,21 @@ class Recorder:
 
     def _write(self, progress: Progress, stepped: StepResult) -> None:
         steps, samples = self._stages.end_line(progress)
+        self._disk = self._caches.take()
         self.gather()
         self._written = progress.step
         if self._comm.rank:
             return
         self._recent_metrics, lifetime = self._values()
+        self._hit_rate = self._disk.hit_rate if self._disk.tables else None
         if self._folder is None:
             return
         self._write_metrics(progress, "train", self._recent_metrics)
         self._write_metrics(progress, "lifetime", lifetime)
         self._write_times(progress, stepped, samples)
         self._folder.append("stages.csv", self._stages.rows(progress.step, steps, self._spent_W))
+        if self._disk.tables:
+            self._folder.append("caches.csv", cache_rows_of_csv(progress.step, self._disk))
 
     def _write_times(self, progress: Progress, stepped: StepResult, samples: int) -> None:
         assert self._folder is not None
@@ -240,7 +259,7 @@ class Recorder:
         samples_s = samples / max(sum(spent.values()), 1e-9)
         values = {"memory_bytes": self._memory_bytes, "rate": stepped.rate, "gradient_norm": stepped.gradient_norm}
         row = _step_cells(progress) | {"samples_s": samples_s} | {f"{phase}_s": s for phase, s in spent.items()}
-        self._folder.append("steps.csv", [row | values | self._stages.worker_cells()])
+        self._folder.append("steps.csv", [row | values | self._stages.worker_cells() | disk_cells(self._disk)])
         if self._board is not None:
             for name, value in {"samples_s": samples_s, **values}.items():
                 self._board.add_scalar(f"run/{name}", value, progress.step)

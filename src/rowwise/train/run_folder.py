@@ -1,7 +1,8 @@
 """The folder of a run: its files, written so that a kill at any moment leaves them readable.
 
     runs/<recipe>/<n>/  recipe.yaml env.json plan.json result.json warnings.txt log.txt
-                        metrics.csv steps.csv stages.csv tables.csv slices.csv   ckpt/ trace/ tb/   report.html
+                        metrics.csv steps.csv stages.csv caches.csv tables.csv slices.csv
+                        ckpt/ trace/ tb/ disk/   report.html
 
 Whole files are replaced atomically. Lines are appended, each in one write. Resuming from a checkpoint cuts off the
 lines that were written after it, so that the files are those of an uninterrupted run. A CSV file of another version,
@@ -30,9 +31,12 @@ HEADERS = {
         *("data_s", "route_s", "lookup_s", "exchange_s", "wait_s", "forward_s", "backward_s", "update_s", "other_s"),
         *("memory_bytes", "rate", "gradient_norm"),  # memory: the most of any rank; seconds: of rank 0
         *("workers", "ready", "restarts"),  # of rank 0's host; empty without workers
+        *("reads", "disk_bytes"),  # of the files of all ranks, reads since the last line; empty without tables on disk
     ),
     # Mean seconds per step since the last line. The forecast of `exchange` includes `route`.
     "stages.csv": ("step", "rank", "phase", "measured_s", "predicted_s"),
+    # Counts since the last line, of all ranks; only tables on disk.
+    "caches.csv": ("step", "table", "hits", "misses", "new_rows", "evictions", "writes", "memory_bytes"),
     "tables.csv": (
         *("table", "rows", "dim", "row_type", "optimizer", "features", "bytes", "state_bytes"),
         *("ids_per_sample", "unique_share", "top_share", "traffic_bytes"),
@@ -127,7 +131,7 @@ class RunFolder:
 
     def drop_after(self, step: int) -> None:
         """Cut off lines that were written after a step, and those of the test at the run's end."""
-        for name in ("metrics.csv", "steps.csv", "stages.csv"):
+        for name in ("metrics.csv", "steps.csv", "stages.csv", "caches.csv"):
             path = self.path / name
             if not path.exists():
                 continue

@@ -234,14 +234,14 @@ class Trainer:
         settings, best = self.settings, False
         over = self.progress.is_over(settings.train, settings.evaluate)
         if self.job.evaluate and self.progress.wants_evaluation(settings.evaluate, epoch_end=epoch_end, over=over):
-            with self._clock.phase(PAUSED):
+            with self._clock.phase(PAUSED), self._recorder.pause_caches():
                 best = self._record_scores(self.job.evaluate())
             over = self.progress.is_over(settings.train, settings.evaluate)  # patience may have run out
         if over:
             self.progress = structs.replace(self.progress, finished=True)
             self._recorder.write_last_line(self.progress, stepped)
         if best or self.progress.wants_saving(settings.save, epoch_end=epoch_end, over=over):
-            with self._clock.phase(PAUSED):
+            with self._clock.phase(PAUSED), self._recorder.pause_caches():
                 self._save()
 
     def _record_scores(self, scores: Scores) -> bool:

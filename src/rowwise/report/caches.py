@@ -1,0 +1,96 @@
+"""The section on tables on disk: what their caches did, by table, and hit rates and reads of the disk over samples."""
+
+from collections.abc import Sequence
+
+from rowwise.quantity import format_count, format_percent, format_size, is_finite
+from rowwise.report.charts import Chart, ChartLine, draw_chart, draw_strip
+from rowwise.report.markup import Html, data_table, div, figure, note, section, span, tag, text
+from rowwise.report.read import CacheLine, RecordedRun
+
+TITLE = "Tables on disk"
+HEADERS = ("Table", "Hit rate", "Misses", "Evictions", "Rows written", "Memory")
+MOST_TABLES = 40
+FEW = 3  # fewer values are drawn as dots
+NOTE = (
+    "Hit rate: lookups of a training step whose row was in memory, over all; validation and checkpoints do not count. "
+    "Misses, evictions and rows written back: of all lines of the run, over all ranks. "
+    "Memory: of cached rows, their optimizer state, and the index of all rows."
+)
+
+
+def draw_caches(run: RecordedRun) -> Html:
+    """The section; empty for a run without tables on disk."""
+    if not run.caches:
+        return Html("")
+    names = list(dict.fromkeys(line.table for line in run.caches))
+    totals = sorted((_total(run.caches, name) for name in names), key=lambda t: (-t.misses, t.table))
+    most = max(total.misses for total in totals)
+    grid = data_table(HEADERS, [_draw_row(total, most) for total in totals[:MOST_TABLES]], "cards")
+    omitted = len(totals) - MOST_TABLES
+    more = note(f"The {MOST_TABLES} with most misses are shown, of {len(totals)}.") if omitted > 0 else Html("")
+    charts = div("charts", _draw_hit_rate(run), _draw_reads(run))
+    return section("caches", TITLE, _sum_up(run, totals), grid, more, note(NOTE), charts)
+
+
+def _total(lines: Sequence[CacheLine], name: str) -> CacheLine:
+    """The sum of a table's lines, with the memory of the last one."""
+    mine = [line for line in lines if line.table == name]
+    counts = ("hits", "misses", "evictions", "writes")
+    sums = {count: sum(_known(getattr(line, count)) for line in mine) for count in counts}
+    return CacheLine(step=mine[-1].step, table=name, memory_bytes=_known(mine[-1].memory_bytes), **sums)
+
+
+def _sum_up(run: RecordedRun, totals: Sequence[CacheLine]) -> Html:
+    memory, rate = sum(total.memory_bytes for total in totals), hit_rate(totals)
+    disk = next((size for size in reversed(run.steps.get("disk_bytes", ())) if is_finite(size)), None)
+    tables = f"{len(totals)} table{'s' * (len(totals) > 1)} on disk"
+    where = f"{format_size(memory)} of memory" + (f" and {format_size(disk)} of disk" if disk is not None else "")
+    return tag("p", {"class": "lead"}, text(f"{tables}, in {where}: {format_percent(rate)} of lookups met their row."))
+
+
+def _draw_row(total: CacheLine, most: float) -> Html:
+    rate = hit_rate([total])
+    bar = draw_strip("cache-hits", f"{total.table}: hit rate {format_percent(rate)}", ((rate, "green"),), 1.0)
+    misses = draw_strip("cache-misses", f"{total.table}: misses", ((total.misses, "orange"),), most)
+    cells = (
+        tag("span", {"class": "amount"}, bar, text(format_percent(rate))),
+        tag("span", {"class": "amount"}, misses, text(format_count(total.misses))),
+        text(format_count(total.evictions)),
+        text(format_count(total.writes)),
+        text(format_size(total.memory_bytes)),
+    )
+    row = (tag("td", {"data-head": head}, cell) for head, cell in zip(HEADERS[1:], cells, strict=True))
+    return tag("tr", None, tag("th", {"scope": "row"}, text(total.table)), *row)
+
+
+def _draw_hit_rate(run: RecordedRun) -> Html:
+    by_step: dict[float, list[CacheLine]] = {}
+    for line in run.caches:
+        by_step.setdefault(line.step, []).append(line)
+    samples = dict(zip(run.steps.get("step", ()), run.steps.get("samples", ()), strict=False))
+    points = [(samples[step], 100 * hit_rate(lines)) for step, lines in by_step.items() if step in samples]
+    line = ChartLine(name="hit rate", points=points, colour="green", dots=len(points) < FEW)
+    said = f"last {format_percent(points[-1][1] / 100)}" if points else ""
+    chart = Chart(key="hit_rate", label=f"Hit rate of caches over samples: {said}", lines=[line], unit="%")
+    return figure("Hit rate", draw_chart(chart), span("hint", "lookups whose row was in memory"), span("ends", said))
+
+
+def _draw_reads(run: RecordedRun) -> Html:
+    """Reads of a step, as steps.csv has those of each line."""
+    steps, reads = run.steps.get("step", ()), run.steps.get("reads", ())
+    counts = [after - before for before, after in zip((0.0, *steps), steps, strict=False)]
+    lines = zip(run.steps["samples"], reads, counts, strict=False)
+    points = [(at, read / count) for at, read, count in lines if is_finite(read) and count > 0]
+    line = ChartLine(name="reads", points=points, colour="blue", dots=len(points) < FEW)
+    said = f"last {format_count(points[-1][1])}" if points else ""
+    chart = Chart(key="reads", label=f"Reads of the disk in a step: {said}", lines=[line], from_zero=True)
+    return figure("Reads of the disk", draw_chart(chart), span("hint", "in a step"), span("ends", said))
+
+
+def hit_rate(lines: Sequence[CacheLine]) -> float:
+    hits, misses = sum(line.hits for line in lines), sum(line.misses for line in lines)
+    return hits / max(1.0, hits + misses)
+
+
+def _known(value: float) -> float:
+    return value if is_finite(value) and value > 0 else 0.0

@@ -1,0 +1,134 @@
+"""Counts what the caches of tables on disk do in training: the lines of caches.csv and two cells of steps.csv.
+
+Validation and checkpoints read rows, too, which are left out. Each rank counts its own caches, and rank 0 adds them up
+for each line. Counts are not part of a checkpoint: a run that is resumed begins with empty caches.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import final
+
+import msgspec
+
+from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
+from rowwise.spec import Value
+from rowwise.store.disk import DiskTable, DiskTables
+from rowwise.store.sizes import FLOAT_bytes, HEADER_bytes, INDEX_bytes
+from rowwise.train.run_folder import Cell
+
+COUNTERS = ("hits", "misses", "new_rows", "evictions", "writes")  # of each table
+
+
+class CacheSums(Value, frozen=True, kw_only=True):
+    """Counts of a table's caches, and the memory that these take."""
+
+    hits: int = 0
+    misses: int = 0
+    new_rows: int = 0
+    evictions: int = 0
+    writes: int = 0
+    memory_bytes: int = 0
+
+    def plus(self, other: "CacheSums") -> "CacheSums":
+        return CacheSums(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
+
+    def since(self, before: "CacheSums") -> "CacheSums":
+        """The counts that are not in `before`; memory is not a count."""
+        counts = {name: getattr(self, name) - getattr(before, name) for name in COUNTERS}
+        return CacheSums(**counts, memory_bytes=self.memory_bytes)
+
+
+class DiskSums(Value, frozen=True, kw_only=True):
+    """Counts of all tables on disk, the reads of their files, and the bytes of these files."""
+
+    tables: dict[str, CacheSums] = msgspec.field(default_factory=dict)
+    reads: int = 0
+    disk_bytes: int = 0
+
+    def plus(self, other: "DiskSums") -> "DiskSums":
+        tables = {**self.tables}
+        for name, sums in other.tables.items():
+            tables[name] = tables.get(name, CacheSums()).plus(sums)
+        return DiskSums(tables=tables, reads=self.reads + other.reads, disk_bytes=self.disk_bytes + other.disk_bytes)
+
+    def since(self, before: "DiskSums") -> "DiskSums":
+        tables = {name: sums.since(before.tables.get(name, CacheSums())) for name, sums in self.tables.items()}
+        return DiskSums(tables=tables, reads=self.reads - before.reads, disk_bytes=self.disk_bytes)
+
+    @property
+    def hit_rate(self) -> float:
+        hits, misses = (sum(getattr(one, name) for one in self.tables.values()) for name in ("hits", "misses"))
+        return hits / max(1, hits + misses)
+
+
+NOTHING = DiskSums()
+
+
+@final
+class CacheCounts:
+    """The counts of this rank since the last `take`."""
+
+    def __init__(self, tables: Sequence[AnyEmbeddings]) -> None:
+        arenas = [arena for module in tables if isinstance(module, ShardedEmbeddings) for arena in module.arenas]
+        self._disks = [arena.disk for arena in arenas if arena.disk is not None]
+        self._before = self._read()
+        self._paused_at: DiskSums | None = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out what is counted inside."""
+        if not self._disks:
+            yield
+            return
+        paused_at = self._paused_at = self._read()
+        try:
+            yield
+        finally:
+            inside = self._read().since(paused_at)
+            self._paused_at, self._before = None, self._before.plus(inside)
+
+    def take(self) -> DiskSums:
+        """The counts, which then begin again."""
+        if not self._disks:
+            return NOTHING
+        now = self._paused_at or self._read()
+        before, self._before = self._before, now
+        return now.since(before)
+
+    def _read(self) -> DiskSums:
+        return sum_up([_sums_of(disk) for disk in self._disks])
+
+
+def sum_up(sums: Sequence[DiskSums]) -> DiskSums:
+    total = NOTHING
+    for one in sums:
+        total = total.plus(one)
+    return total
+
+
+def cache_rows_of_csv(step: int, sums: DiskSums) -> list[dict[str, Cell]]:
+    """The lines of caches.csv."""
+    return [
+        {"step": step, "table": name, **{key: getattr(one, key) for key in one.__struct_fields__}}
+        for name, one in sums.tables.items()
+    ]
+
+
+def disk_cells(sums: DiskSums) -> dict[str, Cell]:
+    """The cells of steps.csv; empty without tables on disk."""
+    return {"reads": sums.reads, "disk_bytes": sums.disk_bytes} if sums.tables else {}
+
+
+def _sums_of(disk: DiskTables) -> DiskSums:
+    total = NOTHING
+    for number, table in enumerate(disk.tables):
+        counters = disk.counters(number)
+        counts = {name: getattr(counters, name) for name in COUNTERS}
+        one = CacheSums(**counts, memory_bytes=_memory_bytes(table))
+        total = total.plus(DiskSums(tables={table.name: one}, reads=0 if number else counters.block_reads))
+    return total.plus(DiskSums(disk_bytes=disk.disk_bytes))
+
+
+def _memory_bytes(table: DiskTable) -> int:
+    slot_bytes = table.row_bytes + table.state_width * FLOAT_bytes + HEADER_bytes
+    return len(table.row_memory) * slot_bytes + table.rows * INDEX_bytes

@@ -1,0 +1,104 @@
+"""Caches of tables on disk are counted in training, over all ranks, and what validation and checkpoints read is not."""
+
+import csv
+
+import pytest
+import torch
+from ranked import Ranked, train
+from trainings import fast
+
+from rowwise import Embeddings, Table
+from rowwise.comm.solo import solo
+from rowwise.plan import Plan, Tile
+from rowwise.shard import shard
+from rowwise.store.disk import FeatureIds
+from rowwise.train.cache_counts import NOTHING, CacheCounts, CacheSums, DiskSums, disk_cells, sum_up
+from rowwise.train.run_folder import HEADERS
+from rowwise.train.settings import Log, Saving
+
+
+def read(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def world_of(tmp_path, **more):
+    how = fast(train={"epochs": 2}, log=Log(every=3), save=Saving(every=4, keep=9), evaluate={"every": 2})
+    return Ranked(how, tmp_path, dropout=0.0, **more)
+
+
+def totals(folder, table):
+    lines = [row for row in read(folder / "caches.csv") if row["table"] == table]
+    return {name: sum(int(row[name]) for row in lines) for name in ("hits", "misses", "new_rows", "evictions")}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_lines_have_what_training_looked_up(tmp_path, ranks):
+    train(world_of(tmp_path, on_disk=("user",)), ranks)
+    rows, steps = read(tmp_path / "caches.csv"), read(tmp_path / "steps.csv")
+    assert tuple(rows[0]) == HEADERS["caches.csv"]
+    assert [row["step"] for row in rows] == [row["step"] for row in steps]
+    assert {row["table"] for row in rows} == {"user"}
+    found = totals(tmp_path, "user")
+    assert found["hits"] + found["misses"] == int(steps[-1]["samples"])  # of one id each
+    assert found["misses"] <= 12
+    assert found["evictions"] == 0
+    assert all(int(row["memory_bytes"]) > 0 for row in rows)
+    assert all(row["disk_bytes"] != "" and row["reads"] == "0" for row in steps)
+
+
+def test_validation_and_checkpoints_change_no_count(tmp_path):
+    with_pauses, without = world_of(tmp_path / "a", on_disk=("user",)), world_of(tmp_path / "b", on_disk=("user",))
+    without.valid = False
+    train(with_pauses, 1)
+    train(without, 1)
+    a, b = totals(tmp_path / "a", "user"), totals(tmp_path / "b", "user")
+    assert a["hits"] + a["misses"] == b["hits"] + b["misses"]
+
+
+def test_a_run_in_memory_has_no_counts(tmp_path):
+    trainer = train(world_of(tmp_path), 1)[0]
+    assert not (tmp_path / "caches.csv").exists()
+    assert trainer._recorder.hit_rate is None
+    assert all(row["reads"] == row["disk_bytes"] == "" for row in read(tmp_path / "steps.csv"))
+
+
+def test_a_run_that_is_resumed_cuts_lines_and_counts_anew(tmp_path):
+    world = world_of(tmp_path, on_disk=("user", "words"))
+    train(world, 1)
+    whole = read(tmp_path / "caches.csv")
+    resumed = train(world, 1, which="step-000000004")[0]
+    rows = read(tmp_path / "caches.csv")
+    assert [(row["step"], row["table"]) for row in rows] == [(row["step"], row["table"]) for row in whole]
+    assert 0.0 < resumed._recorder.hit_rate <= 1.0
+
+
+def test_counts_of_a_pause_are_left_out_and_a_take_inside_ends_before_it(tmp_path):
+    table = Table(name="a", rows=100, dim=4)
+    model = torch.nn.ModuleDict({"a": Embeddings([table], device="meta")})
+    tile = Tile(table="a", rank=0, rows=(0, 100), cols=(0, 4), tier="disk", cache_rows=32)
+    module = shard(model, Plan(world=1, tiles=(tile,)), solo(), disk=tmp_path)["a"]
+    counts, disk = CacheCounts([module]), module.arenas[0].disk
+
+    def look_up(number):
+        disk.pin(torch.arange(number), [FeatureIds(0, 0, number)], changes=False, counts=True)
+        disk.unpin()
+
+    look_up(5)
+    with counts.paused():
+        look_up(20)
+        assert counts.take().tables["a"].misses == 5
+    look_up(22)
+    taken = counts.take().tables["a"]
+    assert (taken.hits, taken.misses) == (20, 2)
+    assert counts.take().hit_rate == 0.0
+
+
+def test_sums_of_ranks():
+    one = DiskSums(tables={"a": CacheSums(hits=3, misses=1, memory_bytes=10)}, reads=1, disk_bytes=5)
+    two = DiskSums(tables={"a": CacheSums(hits=1, misses=3, memory_bytes=7), "b": CacheSums(misses=8)}, reads=2)
+    both = sum_up([one, two, NOTHING])
+    assert both.tables["a"] == CacheSums(hits=4, misses=4, memory_bytes=17)
+    assert (both.reads, both.disk_bytes, both.hit_rate) == (3, 5, 0.25)
+    assert disk_cells(both) == {"reads": 3, "disk_bytes": 5}
+    assert disk_cells(NOTHING) == {}
