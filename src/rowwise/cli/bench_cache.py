@@ -15,7 +15,7 @@ from rowwise.errors import DataError, SpecError
 from rowwise.spec import Value
 from rowwise.store.hit_rate import cells_of_counts, hit_rate
 from rowwise.store.policy import POLICIES, WAYS, Ints, Policy, sets_of
-from rowwise.store.simulate import SimulatedCounts, CacheKind, Trace, simulate
+from rowwise.store.simulate import CacheKind, SimulatedCounts, Trace, simulate
 
 ZIPF = "zipf:"
 LAW = re.compile(r"zipf:([0-9]+\.?[0-9]*):([0-9]{1,10})(?::([0-9]{1,10}))?")
