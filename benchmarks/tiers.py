@@ -4,13 +4,13 @@
 
 - step: a DLRM with eight tables of dim 64 and row-wise Adagrad, batch 4,096, one Zipf(1.05) id a feature. Rows and
   state take 20 GB on the disk, of which 4 GB are cached (--quick: 2 GB and .4 GB). All rows were written, and the cache
-  begins full of the most frequent ones. The same model with smaller tables, all of them in memory, takes turns with it
-  in the same process. A time is the least mean of 20 steps in a row, so the log's large writes count. The disk's limit
-  is the time of a step's missed rows at the random reads of 4 KiB that 32 threads do in the same run. Reads and writes
-  are direct.
-- peers: the same ids, lookup and update of rows without dense layers. nn.EmbeddingBag on memory-mapped files with
-  sparse gradients, and RocksDB with MultiGet and a write batch, have the same memory (`parts/tiers_peers.py`). Sides
-  are checked to have the same rows.
+  begins full of the most frequent ones. Rows that the next batch misses are read while a batch is computed. The same
+  model with smaller tables, all of them in memory, takes turns with it in the same process. A time is the least mean of
+  20 steps in a row, so the log's large writes count. The disk's limit is the time of a step's missed rows at the random
+  reads of 4 KiB that 32 threads do in the same run. Reads and writes are direct.
+- peers: the same ids, lookup and update of rows without dense layers, and without reading ahead. nn.EmbeddingBag on
+  memory-mapped files with sparse gradients, and RocksDB with MultiGet and a write batch, have the same memory
+  (`parts/tiers_peers.py`). Sides are checked to have the same rows.
 - policy: hit rates of the cache, LRU and LFU, beside the simulator's on the same accesses.
 - resident: what tables in memory pay for the possibility of others on disk.
 
@@ -146,7 +146,7 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict]:
         rows += measure_policy(folder, 20_000 if args.smoke else 150_000)
     if "resident" in args.only:
         torch.set_num_threads(THREADS)
-        rows += measure_resident(size.in_memory(), 2 if args.smoke else 300)
+        rows += measure_resident(size.in_memory(), 2 if args.smoke else 1000)
     return rows
 
 

@@ -382,6 +382,34 @@ def ingest(read: Read) -> str:
     return with_facts(lines, facts, result)
 
 
+def tiers(read: Read) -> str:
+    """Training with tables on disk, and rows alone beside other ways to keep them there."""
+    result = read("tiers")
+    (step,) = (row for row in result["rows"] if row["section"] == "step")
+    lines = ["| step | samples/s |", "|---|---|"]
+    speeds = (("tables on disk", "samples_s"), ("tables in memory", "memory_samples_s"))
+    speeds = (*speeds, ("the disk's random reads alone", "limit_samples_s"))
+    lines += [f"| {name} | {step[key]:,.0f} |" for name, key in speeds]
+    lines += ["", "| rows on disk | lookup and update | making room | ratio |", "|---|---|---|---|"]
+    for row in (row for row in result["rows"] if row["section"] == "peers"):
+        lines.append(f"| {row['side']} | {row['rows_ms']:.0f} ms | {row['end_ms']:.0f} ms | {row['times']:.1f}x |")
+    lines += ["", "| policy | batch | hit rate | simulated |", "|---|---|---|---|"]
+    for row in (row for row in result["rows"] if row["section"] == "policy"):
+        lines.append(f"| {row['policy'].upper()} | {row['batch']:,} | {row['live']:.3f} | {row['simulated']:.3f} |")
+    stored_gb = step["tables"] * step["rows"] * 4 * (step["dim"] + 1) / 1e9
+    facts = [
+        f"{step['tables']} tables of dim {step['dim']}, {stored_gb:.0f} GB of rows and row-wise Adagrad's state, "
+        f"{step['budget_bytes'] / 1e9:.1f} GB of memory for them; batch {step['batch']:,}, one Zipf(1.05) id a "
+        f"feature, {step['threads']} threads.",
+        f"First table: DLRM steps. {step['hit_rate']:.1%} of lookups hit; a step misses {step['misses']:,.0f} rows, "
+        f"and the disk does {step['reads_s']:,.0f} random reads of 4 KiB a second. Reads and writes are direct.",
+        "Second table: the same ids without dense layers, and without reading ahead. Memory-mapped files "
+        "(nn.EmbeddingBag) and RocksDB have as much memory. Making room is writing and dropping pages that do not fit.",
+        "Third table: 1 % of 100,000 rows cached, in sets of 32.",
+    ]
+    return with_facts(lines, facts, result)
+
+
 SETS = {"frappe": "Frappe", "movielens": "MovieLens-100k", "adult": "adult", "reviews": "women's clothing reviews",
         "flights": "nycflights13"}  # fmt: skip
 MODELS = {
@@ -487,6 +515,9 @@ SUBJECTS = {
         "Checkpoints",
         "How fast are checkpoints beside plain copies, and what do incremental ones save?",
         ("checkpoint", "checkpoint_delta"),
+    ),
+    "tables-on-disk": Subject(
+        tiers, "Tables on disk", "How fast do tables train that are larger than memory?", ("tiers",)
     ),
     "ingestion": Subject(
         ingest,

@@ -17,7 +17,8 @@ from rowwise.recipes.machine import Environment, NativeLibrary
 
 RESULTS = BENCHMARKS / "results"
 STARTED_s = time.perf_counter()
-PEERS = {"fbgemm-gpu-cpu": "fbgemm_gpu", "torchrec": "torchrec"}  # packages, and what is imported of them
+# Packages, and what is imported of them.
+PEERS = {"fbgemm-gpu-cpu": "fbgemm_gpu", "torchrec": "torchrec", "rocksdict": "rocksdict"}
 
 
 def saved(name: str) -> Path:

@@ -47,6 +47,7 @@ def live_hit_rate(folder: Path, policy: Policy, trace_N: np.ndarray, batch: int)
         rows=ROWS,
         row_memory=torch.zeros(slots + overflow, WIDTH, dtype=torch.uint8),
         state_memory=torch.zeros(slots + overflow, 1),
+        slot_rows=torch.empty(slots + overflow, dtype=torch.int64),
         overflow=overflow,
         initial=new_rows,
     )

@@ -71,11 +71,14 @@ class Rowwise:
         labels_BK = (dense_BF[:, :1] > 0).float()
         return dense_BF, self._jagged(ids_of(self.size, step)), labels_BK
 
-    def train(self, batch: tuple[Tensor, Jagged, Tensor]) -> float:
-        """One training step, dense layers included; seconds."""
-        return timed_s(lambda: self._train(*batch))
+    def train(self, step: int) -> float:
+        """One training step, dense layers included, as a trainer does it; seconds."""
+        batch, (_, following, _) = self.batch(step), self.batch(step + 1)
+        return timed_s(lambda: self._train(*batch, following))
 
-    def _train(self, dense_BF: Tensor, sparse: Jagged, labels_BK: Tensor) -> None:
+    def _train(self, dense_BF: Tensor, sparse: Jagged, labels_BK: Tensor, following: Jagged) -> None:
+        if isinstance(self.tables, ShardedEmbeddings):
+            self.tables.read_ahead(following)
         loss = log_loss(self.model(dense_BF, sparse), labels_BK)
         loss.backward()
         self._optimizer.step()

@@ -85,12 +85,12 @@ def measure_rowwise(size: Size, steps: Steps, folder: Path) -> dict:
 
 def measure_training(memory: Rowwise, disk: Rowwise, steps: Steps) -> dict:
     for step in range(steps.rows, steps.rows + steps.settle):
-        disk.train(disk.batch(step))
+        disk.train(step)
     before, first = disk.counts(), steps.rows + steps.settle
     memory_s, disk_s = [], []
     for step in range(first, first + steps.train):
-        memory_s.append(memory.train(memory.batch(step)))
-        disk_s.append(disk.train(disk.batch(step)))
+        memory_s.append(memory.train(step))
+        disk_s.append(disk.train(step))
     counts = {name: (count - before[name]) / steps.train for name, count in disk.counts().items()}
     return {"memory_train_s": memory_s, "train_s": disk_s, **counts}
 

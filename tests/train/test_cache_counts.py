@@ -1,13 +1,18 @@
 """Caches of tables on disk are counted in training, over all ranks, and what validation and checkpoints read is not."""
 
 import csv
+import io
+import re
+from time import monotonic
 
 import pytest
 import torch
 from ranked import Ranked, train
+from rich.console import Console
 from trainings import fast
 
 from rowwise import Embeddings, Table
+from rowwise.cli.console import LiveLine
 from rowwise.comm.solo import solo
 from rowwise.plan import Plan, Tile
 from rowwise.shard import shard
@@ -61,6 +66,14 @@ def test_a_run_in_memory_has_no_counts(tmp_path):
     assert not (tmp_path / "caches.csv").exists()
     assert trainer._recorder.hit_rate is None
     assert all(row["reads"] == row["disk_bytes"] == "" for row in read(tmp_path / "steps.csv"))
+
+
+@pytest.mark.parametrize("on_disk", [(), ("user",)])
+def test_the_live_line_has_the_hit_rate_of_tables_on_disk(tmp_path, on_disk):
+    world, shown = world_of(tmp_path, on_disk=on_disk), []
+    world.on(solo(), world.net(), tell=shown.append).run()
+    text = LiveLine(Console(file=io.StringIO()))._text(shown[-1], monotonic() + 1)
+    assert bool(re.search(r", cache \d+%, data wait", text)) == bool(on_disk)
 
 
 def test_a_run_that_is_resumed_cuts_lines_and_counts_anew(tmp_path):

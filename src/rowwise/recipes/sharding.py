@@ -83,7 +83,7 @@ def _plan_with_disk(recipe: Recipe, resident: TableMemory, hardware: Hardware) -
     least = _least_memory_bytes(request)
     if least > room * topology.devices:
         samples = f"the index of all rows and the rows of {request.batch:,} samples take {format_bytes(least)}"
-        larger = f"a larger --memory ({format_bytes(least)})" if resident.limited else ""
+        larger = f"a larger --memory ({format_bytes(least)})" if resident.limited and resident.purpose != "use" else ""
         raise_if_short(resident, f"; with rows on disk, {samples}", larger)
     try:
         plan = make_plan(request, seconds=SEARCH_s, prove=False).plan
