@@ -30,6 +30,7 @@ class TableArrays:
     """Facts of tables that cutting needs, as arrays."""
 
     rows_T: Floats
+    row_units_T: Floats  # runs of rows that are never cut
     dim_T: Floats
     block_T: Ints
     blocks_T: Ints
@@ -46,6 +47,7 @@ class TableArrays:
         wide = [sum(slot.width == t.dim for slot in state_slots(t).values()) for t in tables]
         return cls(
             rows_T=np.array([t.rows for t in tables], dtype=float),
+            row_units_T=np.array([t.rows // t.row_multiple for t in tables], dtype=float),
             dim_T=dim_T.astype(float),
             block_T=block_T,
             blocks_T=-(-dim_T // block_T),
@@ -167,6 +169,7 @@ class _LayoutRules:
     """The layouts and unit kinds that constraints allow each table."""
 
     layouts_T: list[frozenset[str]]
+    managed_T: NDArray[np.bool_]  # tables whose rows are whole, in memory and on one rank
     all_ranks_T: NDArray[np.bool_]  # whether a table may be on all ranks
     host_T: NDArray[np.bool_]  # whether it may be on all ranks of some host
 
@@ -178,12 +181,15 @@ class _LayoutRules:
         hosts = [any(ranks.issuperset(topology.ranks_of(h)) for h in range(topology.hosts)) for ranks in ranks_T]
         return cls(
             [frozenset(constraints.layouts_of(name)) for name in names],
+            np.array([w.table.managed is not None for w in request.workloads]),
             np.array([len(ranks) == topology.world for ranks in ranks_T]),
             np.array(hosts),
         )
 
     def allow(self, kind: PlacementKind) -> NDArray[np.bool_]:
         named_T = np.array([kind.layout.name in layouts for layouts in self.layouts_T])
+        if not kind.layout.keeps_rows or kind.tier == "disk":
+            named_T &= ~self.managed_T
         if kind.unit_kind == "all":
             return named_T & self.all_ranks_T
         return named_T & self.host_T if kind.unit_kind == "host" else named_T
@@ -191,7 +197,7 @@ class _LayoutRules:
 
 def _can_cut(columns: TableArrays, kind: PlacementKind, request: PlanRequest) -> NDArray[np.bool_]:
     """Whether each table has enough rows and column blocks for a kind."""
-    return (columns.blocks_T >= kind.column_parts) & (columns.rows_T >= kind.row_parts(request.machine.topology))
+    return (columns.blocks_T >= kind.column_parts) & (columns.row_units_T >= kind.row_parts(request.machine.topology))
 
 
 def _can_cache(columns: TableArrays, kind: PlacementKind, curves: Curves) -> NDArray[np.bool_]:

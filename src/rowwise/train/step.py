@@ -27,7 +27,8 @@ from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.comm.status import raise_if_any_rank_failed
 from rowwise.errors import BatchError, GradientError, SpecError, UpdateError
-from rowwise.hashing.embeddings import MappedEmbeddings
+from rowwise.hashing.make import IdTables
+from rowwise.hashing.managed.embeddings import ManagedEmbeddings
 from rowwise.ops.threads import one_thread
 from rowwise.ops.update import run_all
 from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
@@ -56,7 +57,8 @@ class StepContext:
     clock: Breakdown
     # Collected once: walking through a model's modules takes longer than many kernels.
     tables: tuple[AnyEmbeddings, ...]
-    id_maps: Mapping[AnyEmbeddings, MappedEmbeddings]  # for tables behind an id map: the module that maps their ids
+    id_maps: Mapping[AnyEmbeddings, IdTables]  # for tables behind another module: the one that maps their ids
+    managed: tuple[ManagedEmbeddings, ...]
     dense: tuple[nn.Parameter, ...]
     comm: Comm
     gradients: DenseGradients | ElasticGradients
@@ -95,7 +97,8 @@ class StepContext:
             settings=settings,
             clock=clock,
             tables=tables,
-            id_maps={one.stored: one for one in model.modules() if isinstance(one, MappedEmbeddings)},
+            id_maps={one.stored: one for one in model.modules() if isinstance(one, IdTables)},
+            managed=tuple(one for one in model.modules() if isinstance(one, ManagedEmbeddings)),
             dense=dense,
             comm=own,
             gradients=gradients,
@@ -123,6 +126,7 @@ def step(context: StepContext, batches: Sequence[Batch], number: int, header: St
         with one_thread() if context.shards else nullcontext():
             status = _exchange_header(context, batches, number, header)
             pieces = context.shards.split_batch(batches, status.samples_W) if context.shards else batches
+            _observe_ids(context, batches)
             losses, outcomes = _differentiate(context, pieces, status.samples, number)
             with context.clock.phase("backward"):
                 norm = _gradient_norm(context)
@@ -136,6 +140,8 @@ def step(context: StepContext, batches: Sequence[Batch], number: int, header: St
         context.gradients.discard()
         for tables in context.tables:
             tables.discard()
+        for managed in context.managed:
+            managed.end_step()
     if context.shards:
         outcomes = [join(outcomes, [len(piece.labels_BK) for piece in pieces])]
     return StepResult(
@@ -198,6 +204,13 @@ def _exchange_header(context: StepContext, batches: Sequence[Batch], number: int
     if not status.samples:
         raise BatchError(f"step {number} has no samples on any rank: want at least one sample")
     return status
+
+
+def _observe_ids(context: StepContext, batches: Sequence[Batch]) -> None:
+    """Give ids of managed tables rows, from all samples of the step: virtual shards come in another order."""
+    with context.clock.phase("forward"):
+        for managed in context.managed:
+            managed.begin_step([batch.sparse for batch in batches])
 
 
 def _differentiate(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rowwise.batch import Batch, Jagged
 from rowwise.errors import StateError
-from rowwise.hashing.embeddings import MappedEmbeddings
+from rowwise.hashing.make import IdTables
 from rowwise.shard.embeddings import AnyEmbeddings
 from rowwise.spec import Table, Value, state_width
 from rowwise.train.repeats import IdSample
@@ -24,7 +24,7 @@ from rowwise.train.run_folder import Cell
 MOST_IDS = 1 << 13  # of a feature in a batch
 MOST_COUNTED = 1 << 16  # of a feature in a batch, for `repeats`
 IDS, COUNTS = "traffic/ids", "traffic/counts"  # names of tensors that concatenate all tables
-IdMaps = Mapping[AnyEmbeddings, MappedEmbeddings]
+IdMaps = Mapping[AnyEmbeddings, IdTables]
 NO_ID_MAPS: IdMaps = {}
 TOP = 100  # `in_top` counts the ids among the most common hundredth of distinct ids
 
