@@ -104,7 +104,7 @@ def dry_run(recipe: Recipe, ranks: int = 1) -> Outlook:
     # get one row.
     memory = None if recipe.memory is None else measure_memory(resolved, solo())
     whole = ranks > 1 or recipe.plan is not None or memory is not None
-    if whole or any(table.id_map for table in resolved.tables):
+    if whole or any(table.id_map or table.managed for table in resolved.tables):
         model = make_model(resolved, on_meta=True)
     else:
         one_row = Tables(list=tuple(structs.replace(table, rows=1) for table in resolved.tables))
