@@ -37,12 +37,12 @@ def far_ids(table):
     return pa.array((drifting * np.uint64(0x9E3779B97F4A7C15)).view(np.int64))
 
 
-def managed_recipe(folder, managed=MANAGED, **changes):
+def managed_recipe(folder, managed=MANAGED, rows=ROWS, **changes):
     made = sections(folder, **changes)
     tables = [dict(table) for table in made["tables"]["list"]]
     for table in tables:
         if table["name"] in managed:
-            table |= {"managed": managed[table["name"]], "rows": ROWS[table["name"]]}
+            table |= {"managed": managed[table["name"]], "rows": rows[table["name"]]}
     made["tables"] = {"list": tables}
     if not (folder / "rows.parquet").exists():
         write_rows(folder / "rows.parquet", user=far_ids)
@@ -179,3 +179,25 @@ def test_what_columns_refuse(tmp_path):
         managed_recipe(tmp_path, {"user": {"evict": "fifo"}})
     with pytest.raises(DataError, match="want 0 to 49, the rows of table 'user'"):
         train(tmp_path, managed={})
+
+
+def test_increments_have_the_ids_that_changed(tmp_path):
+    """Many rows, of which a step changes a few: then checkpoints are increments, with the bits of full ones."""
+    policy, folders = {"user": {"admit": 2, "evict": "lfu", "ttl_steps": 30}}, []
+    for incremental in (True, False):
+        changes = {"train": {"batch": 16, "epochs": 2}, "save": {"every": 5, "incremental": incremental, "keep": 4}}
+        made = managed_recipe(tmp_path, policy, {"user": 6000}, **changes)
+        run = TrainingRun.start(made, tmp_path / "runs")
+        run.go()
+        folders.append(run.folder.path)
+    increment, full = (CheckpointFolder(folder / "ckpt").open() for folder in folders)
+    assert len(increment.manifest.chain_bytes) > 1
+    names = [name for name in full.names() if name.startswith(("model/", "rows/"))]
+    assert not [name for name in names if not torch.equal(increment.load(name), full.load(name))]
+    assert evicted(folders[0]) == evicted(folders[1]) != []
+
+
+def test_ids_are_not_quantised(tmp_path):
+    run, _ = train(tmp_path, train={"epochs": 1}, save={"bits": 8})
+    saved_ids = CheckpointFolder(run.folder.path / "ckpt").open().load("rows/embeddings.stored.user/id")
+    assert torch.equal(saved_ids, run.model.state_dict()["embeddings.ids.user"])
