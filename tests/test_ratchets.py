@@ -21,13 +21,13 @@ LINES = {  # of Python, by package
     "models": 756,
     "ops": 3_799,
     "perf": 1_443,
-    "planner": 5_137,
-    "recipes": 5_492,
+    "planner": 5_142,
+    "recipes": 5_491,
     "report": 3_095,
     "shard": 2_765,
     "store": 752,
     "train": 5_113,
-    "modules": 2_523,
+    "modules": 2_535,
     "C and C++": 9_877,
 }
 

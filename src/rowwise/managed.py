@@ -14,6 +14,7 @@ from rowwise.value import MOST_STEPS, Value
 MOST_BUCKETS = 4096
 LEAST_BUCKET_ROWS = 64
 MOST_ROWS = 1 << 32  # the index has 32 bits for a row
+INDEX_bytes = 16  # of a row: two to four places of four bytes
 NO_ID = -1
 ID = "id"  # the name of the state that lookups need; the others are for training
 
@@ -52,6 +53,11 @@ class Managed(Value, frozen=True):
         """The state of each row as 64-bit numbers, by name, with the value of a row without an id."""
         state = {ID: NO_ID, "used": -1, "count": 0}  # step of the last use; occurrences since the admission
         return state | {"candidate": NO_ID, "seen": 0} if self.admit > 1 else state  # an id that waits, its occurrences
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the state of a row, and of its part of the index, at most."""
+        return 8 * len(self.initial_state) + INDEX_bytes
 
 
 def bucket_count(rows: int) -> int:

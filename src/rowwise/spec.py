@@ -162,6 +162,12 @@ def state_width(table: Table) -> int:
     return sum(slot.width for slot in state_slots(table).values())
 
 
+def state_bytes(table: Table) -> int:
+    """Bytes of a row's optimizer state, and of a managed row's id, policy and index."""
+    ids = 0 if table.managed is None else table.managed.row_bytes
+    return 4 * state_width(table) + ids
+
+
 def _check_types(table: Table) -> None:
     """Check the types of a table built in code as strictly as those in a file; convert names of enums."""
     name = table.name

@@ -27,10 +27,9 @@ from rowwise.recipes.compose import ResolvedRecipe
 from rowwise.recipes.disk_tables import cache_bytes_of_tile, disk_bytes_of_tile
 from rowwise.recipes.first_rank import on_first_rank
 from rowwise.recipes.id_maps import stored_tables_of
-from rowwise.spec import RowType, Table, Topology, state_width
+from rowwise.spec import RowType, Table, Topology, state_bytes
 
 Purpose = Literal["train", "resume", "use"]  # decides which changes are still possible
-FLOAT_bytes = 4
 MOST_REMEDIES = 3  # in the message
 USABLE = 0.9  # fraction of the free memory for suggested tables; batches and the dense model need the rest
 DIM_STEP = 4
@@ -54,7 +53,7 @@ class TableMemory:
         return _bytes_on_host(self, host, lambda table: table.rows * table.row_bytes)
 
     def state_bytes(self, host: int) -> int:
-        return _bytes_on_host(self, host, lambda table: table.rows * state_width(table) * FLOAT_bytes)
+        return _bytes_on_host(self, host, lambda table: table.rows * state_bytes(table))
 
     def cache_bytes(self, host: int) -> int:
         return self._sum_disk_tiles(host, cache_bytes_of_tile)
@@ -148,7 +147,7 @@ def raise_if_short(memory: TableMemory, disk: str = "") -> None:
     free = memory.free_H[host]
     if free is None or short_H[host] <= 0:
         return
-    largest = max(memory.tables, key=lambda table: table.rows * (table.row_bytes + state_width(table) * FLOAT_bytes))
+    largest = max(memory.tables, key=lambda table: table.rows * (table.row_bytes + state_bytes(table)))
     where = "here" if memory.topology.hosts == 1 else f"on host {host}"
     copies = ", twice as save.background copies them" if memory.background else ""
     rows, state = format_bytes(memory.rows_bytes(host)), format_bytes(memory.state_bytes(host))
