@@ -14,6 +14,7 @@ from rowwise.checkpoint.export import export_parquet, export_torch, own_names, t
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.rewrite import retype_tables, rewrite
 from rowwise.comm.thread import run_threads
+from rowwise.errors import TableMemoryError
 from rowwise.planner import row_wise
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.outlook import dry_run
@@ -168,6 +169,13 @@ def test_hashed_text_is_62_bits(tmp_path):
     ids = next(x for name, x in run.model.state_dict().items() if name.endswith("ids.user"))
     assert int(ids.max()) > 1 << 55
     assert int(ids.min()) == -1
+
+
+def test_too_little_memory_asks_for_fewer_rows(tmp_path):
+    made = managed_recipe(tmp_path, rows={"user": 300_000, "seen": 200_000}, memory="5MB", disk=None)
+    with pytest.raises(TableMemoryError, match=r"want at most [\d,]+ rows in each table .*; or ranks on") as caught:
+        TrainingRun.start(made, tmp_path / "runs")
+    assert "compress" not in str(caught.value)
 
 
 def test_what_columns_refuse(tmp_path):

@@ -108,12 +108,7 @@ def measure_memory(
         free_H=tuple(min((size for size, _ in sizes if size >= 0), default=None) for sizes in free_HW2),
         background=resolved.recipe.save.background and purpose != "use",
         purpose=purpose,
-        mapped=frozenset(
-            s.name
-            for t in resolved.tables
-            if t.id_map is not None or t.managed is not None
-            for s in stored_tables_of(t)
-        ),
+        mapped=frozenset(s.name for t in resolved.tables if t.id_map is not None for s in stored_tables_of(t)),
         disk_free_H=tuple(min(size for _, size in sizes) for sizes in free_HW2),
     )
     limit = resolved.recipe.memory_bytes
@@ -182,6 +177,10 @@ def _without_background(memory: TableMemory, host: int, room: int) -> Iterator[M
         yield from _if_fits(replace(memory, background=False), host, room, "save.background=false")
 
 
+def _with_rows(table: Table, rows: int) -> Table:
+    return structs.replace(table, rows=rows if table.managed is None else max(2, rows))
+
+
 def _fewer_rows(memory: TableMemory, host: int, room: int) -> Iterator[MemoryRemedy]:
     """A limit on rows for all tables, rounded down to two digits."""
     if memory.purpose == "resume":  # a checkpoint fixes the rows
@@ -189,7 +188,7 @@ def _fewer_rows(memory: TableMemory, host: int, room: int) -> Iterator[MemoryRem
 
     def limit_rows(rows: int) -> TableMemory:
         mapped = memory.mapped
-        return memory.with_tables(lambda t: t if t.name in mapped else structs.replace(t, rows=min(t.rows, rows)))
+        return memory.with_tables(lambda t: t if t.name in mapped else _with_rows(t, min(t.rows, rows)))
 
     low, high = 0, max(table.rows for table in memory.tables)  # invariant: low rows fit (or low is 0), high rows do not
     while high - low > 1:
@@ -222,7 +221,7 @@ def _narrower_rows(memory: TableMemory, host: int, room: int) -> Iterator[Memory
 
 
 def _compressed_bytes(memory: TableMemory, host: int, room: int) -> Iterator[MemoryRemedy]:
-    if memory.purpose == "resume":
+    if memory.purpose == "resume" or any(table.managed for table in memory.tables):
         return
     budget = _round_down(int(memory.rows_bytes(host) * room / memory.needed_bytes(host)))
     option = f"--budget {format_bytes(budget).replace(' ', '').replace(',', '')}"
