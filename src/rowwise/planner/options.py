@@ -297,9 +297,10 @@ def _no_option_error(request: PlanRequest, group: tuple[int, ...]) -> SpecError:
     sized = " and ".join(f"{t.name!r} ({t.rows} x {t.dim})" for t in tables)
     layouts = sorted({layout for t in tables for layout in request.constraints.layouts_of(t.name)})
     topology = request.machine.topology
+    managed = "; a managed table has whole rows in memory, once" if any(t.managed for t in tables) else ""
     return SpecError(
         f"table {sized}: no placement on {topology.hosts} hosts of {topology.devices} devices with layouts"
-        f" {', '.join(layouts)} and the ranks allowed: want another layout allowed, or fewer constraints"
+        f" {', '.join(layouts)} and the ranks allowed{managed}: want another layout allowed, or fewer constraints"
     )
 
 

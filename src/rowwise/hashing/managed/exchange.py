@@ -1,9 +1,9 @@
 """`IdExchange`: asks the ranks that own buckets of managed tables for the rows of ids.
 
-Three all-to-alls: numbers of ids, then distinct ids with their occurrences, then rows. They come before the first lookup
-of a step, apart from the ids that `shard` routes: of a batch cut into virtual shards, an owner would see ids in an order
-that depends on the number of ranks. What comes after it, `shard` included, sees row numbers only. One rank asks itself.
-A rank without a valid batch says so in the first message, and all ranks raise ([Note: Rank status] in
+Three all-to-alls: numbers of ids, then distinct ids with their occurrences, then rows. They come before the first
+lookup of a step, apart from the ids that `shard` routes: of a batch cut into virtual shards, an owner would see ids in
+an order that depends on the number of ranks. What comes after it, `shard` included, sees row numbers only. One rank
+asks itself. A rank without a valid batch says so in the first message, and all ranks raise ([Note: Rank status] in
 `comm/status.py`).
 """
 
