@@ -20,21 +20,14 @@ ID = "id"  # the name of the state that lookups need; the others are for trainin
 
 
 class Managed(Value, frozen=True):
-    """Which ids get a row, and which lose theirs when a bucket is full.
+    """Which ids get a row, and which lose theirs when a bucket is full."""
 
-    Args:
-        admit: occurrences after which an id is admitted.
-        probability: of an admission, in each step with the id.
-        evict: the least recently or the least frequently used id.
-        ttl_steps: an id without use for so many updates of its table loses its row; None: never.
-        seed: of the admissions by probability.
-    """
-
-    admit: int = 1
-    probability: float = 1.0
-    evict: Literal["lru", "lfu"] = "lru"
+    admit: int = 1  # occurrences after which an id is admitted
+    probability: float = 1.0  # of an admission, in each step with the id
+    evict: Literal["lru", "lfu"] = "lru"  # the least recently or the least frequently used id
+    # An id without use for so many updates of its table loses its row; None: never
     ttl_steps: int | None = None
-    seed: int = 0
+    seed: int = 0  # of the admissions by probability
 
     def __post_init__(self) -> None:
         if type(self.admit) is not int or not 1 <= self.admit < 1 << 31:

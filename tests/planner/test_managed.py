@@ -11,7 +11,6 @@ from rowwise.planner.layouts import NAMES, row_wise
 from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
 
-
 POLICY = Managed()
 
 
