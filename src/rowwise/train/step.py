@@ -2,10 +2,11 @@
 
 Read `step` from top to bottom; the rest of the package is around it. Nothing changes before the gradients were checked:
 the backward only stages gradients of rows (see `embedding.py`), so a step that meets NaN or infinity leaves rows,
-parameters and optimizers as they were. Three exceptions: buffers that a forward changes; the ids of managed tables, some
-of which have lost or got a row; and a row whose finite gradients add up past the range of float32. The last appears
-only in the update, on the rank that holds the row, after other rows have changed. A bound on the sum travels with the loss; only if the bound exceeds the range do the ranks exchange
-their status after the update, so that other steps have no gather for it.
+parameters and optimizers as they were. Three exceptions: buffers that a forward changes; the ids of managed tables, of
+which some have got a row and others lost it; and a row whose finite gradients add up past the range of float32. The
+last appears only in the update, on the rank that holds the row, after other rows have changed. A bound on the sum
+travels with the loss; only if the bound exceeds the range do the ranks exchange their status after the update, so that
+other steps have no gather for it.
 
 With several ranks each has some of the samples, or none. The loss is a mean over the samples of all ranks, gradients
 are added over all ranks, and an error of one rank ends the step on all (see `step_header.py`). One rank runs the same
