@@ -173,7 +173,7 @@ def test_hashed_text_is_62_bits(tmp_path):
 
 def test_too_little_memory_asks_for_fewer_rows(tmp_path):
     made = managed_recipe(tmp_path, rows={"user": 300_000, "seen": 200_000}, memory="5MB", disk=None)
-    with pytest.raises(TableMemoryError, match=r"want at most [\d,]+ rows in each table .*; or ranks on") as caught:
+    with pytest.raises(TableMemoryError, match=r"at most [\d,]+ rows in each table .*; or ranks on") as caught:
         TrainingRun.start(made, tmp_path / "runs")
     assert "compress" not in str(caught.value)
 
