@@ -28,6 +28,8 @@ PUBLIC = [  # a name is added or taken away here, in sight
     "Jagged",
     "Lamb",
     "Linear",
+    "Managed",
+    "ManagedEmbeddings",
     "MappedEmbeddings",
     "Mlp",
     "NativeError",

@@ -12,23 +12,23 @@ PATCH = re.compile(r"\b(monkeypatch|patch)\.(setattr|setitem|setenv|delattr|deli
 PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
     "calibrate": 2_628,
-    "checkpoint": 3_840,
+    "checkpoint": 3_875,
     "cli": 4_035,
     "comm": 1_707,
     "drills": 710,
-    "hashing": 2_699,
-    "ingest": 10_970,
+    "hashing": 3_333,
+    "ingest": 10_984,
     "models": 756,
-    "ops": 3_802,
+    "ops": 3_846,
     "perf": 1_443,
-    "planner": 5_123,
-    "recipes": 5_722,
+    "planner": 5_144,
+    "recipes": 5_731,
     "report": 3_232,
-    "shard": 2_772,
+    "shard": 2_781,
     "store": 794,
-    "train": 5_135,
-    "modules": 2_406,
-    "C and C++": 9_622,
+    "train": 5_280,
+    "modules": 2_528,
+    "C and C++": 9_978,
 }
 
 

@@ -144,6 +144,31 @@ def quality(read: Read) -> str:
     return with_facts(lines, facts, result)
 
 
+def managed(read: Read) -> str:
+    result = read("managed")
+    head = "| table | rows | AUC | admitted | evicted, expired | a step | memory grown since a quarter |"
+    lines = [head, "|---|---|---|---|---|---|---|"]
+    for row in result["rows"]:
+        if "auc" in row:
+            lost = f"{row['evicted'] + row['expired']:,}" if "evicted" in row else ""
+            cells = [
+                row["table"],
+                f"{row['rows']:,}",
+                f"{row['auc']:.4f}",
+                f"{row.get('admitted', ''):,}" if lost else "",
+                lost,
+            ]
+            growth = f"{row['memory_growth_bytes'] / row['memory_quarter_bytes']:.1%}"
+            lines.append(f"| {' | '.join(cells)} | {row['step_ms']:.1f} ms | {growth} |")
+    moved = result["rows"][-1]
+    facts = [
+        f"{result['distinct']:,} distinct ids, of a Zipf distribution whose head moves; batches of 8,192 samples.",
+        "Each sample is scored before it is trained on; AUC is that of the second half.",
+        f"Four ranks, then three: {moved['differ']} of {moved['tensors']} tensors differ from those of one rank.",
+    ]
+    return with_facts(lines, facts, result)
+
+
 def recipes() -> str:
     """What the recipes that ship say of themselves."""
     lines = ["| recipe | what | test metrics | takes |", "|---|---|---|---|"]
@@ -536,6 +561,9 @@ SUBJECTS = {
         "Compressed tables",
         "What does it cost in quality to let ids share rows, byte for byte?",
         ("compress",),
+    ),
+    "managed": Subject(
+        managed, "Managed tables", "What does a fixed number of rows cost where ids never stop coming?", ("managed",)
     ),
     "narrow-rows": Subject(
         quality, "Narrow rows", "What do rows and products of 16 and 8 bits cost in quality?", ("quality",)

@@ -55,6 +55,6 @@ for library in map(find_library, (LIBRARY, ingest.LIBRARY, hashing.LIBRARY, cach
     print(f"sanitize: testing {library}")
 PY
 tests=(tests/ops tests/planner/test_search.py tests/ingest/test_encode.py tests/ingest/test_encode_kernels.py
-  tests/hashing/test_id_clusters.py tests/store)
+  tests/hashing/test_id_clusters.py tests/hashing/test_managed_policy.py tests/store)
 [ ! -e tests/test_bad_input.py ] || tests+=(tests/test_bad_input.py)
 run -m pytest --capture=sys "${tests[@]}" "$@"  # sys: the sanitizers write past Python

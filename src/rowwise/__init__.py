@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from rowwise.errors import StateError as StateError
     from rowwise.errors import UnknownIdWarning as UnknownIdWarning
     from rowwise.hashing.embeddings import MappedEmbeddings as MappedEmbeddings
-    from rowwise.hashing.embeddings import make_embeddings as make_embeddings
+    from rowwise.hashing.make import make_embeddings as make_embeddings
+    from rowwise.hashing.managed.embeddings import ManagedEmbeddings as ManagedEmbeddings
+    from rowwise.managed import Managed as Managed
     from rowwise.models.dcn import DCN as DCN
     from rowwise.models.deepfm import DeepFM as DeepFM
     from rowwise.models.dlrm import DLRM as DLRM
@@ -73,7 +75,10 @@ _HOMES = {
         "StateError",
         "UnknownIdWarning",
     ),
-    "hashing.embeddings": ("MappedEmbeddings", "make_embeddings"),
+    "hashing.embeddings": ("MappedEmbeddings",),
+    "hashing.make": ("make_embeddings",),
+    "hashing.managed.embeddings": ("ManagedEmbeddings",),
+    "managed": ("Managed",),
     "models.dcn": ("DCN",),
     "models.deepfm": ("DeepFM",),
     "models.dlrm": ("DLRM",),

@@ -62,6 +62,7 @@ class Embeddings(nn.Module):
         device: device of the rows; "meta" allocates none, for tables that are too large until they are sharded.
         merge_shared: sum the gradients of shared bags before they are merged ([Note: Merged bags]): less work, but
             another order of summation.
+        rows_of_ids: the caller gives rows in place of the ids of managed tables, as `ManagedEmbeddings` does.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Embeddings(nn.Module):
         seed: int = 0,
         device: torch.device | str = "cpu",
         merge_shared: bool = False,
+        rows_of_ids: bool = False,
     ) -> None:
         """Allocate and initialise the tables."""
         super().__init__()
@@ -79,6 +81,10 @@ class Embeddings(nn.Module):
         if mapped:
             want = "want MappedEmbeddings, or rowwise.make_embeddings, which chooses the class"
             raise SpecError(f"table {mapped[0]!r} has an id_map, which Embeddings does not apply: {want}")
+        managed = [table.name for table in tables if table.managed is not None]
+        if managed and not rows_of_ids:
+            want = "want ManagedEmbeddings, or rowwise.make_embeddings, which chooses the class"
+            raise SpecError(f"table {managed[0]!r} is managed, and Embeddings does not give its ids rows: {want}")
         self.seed = seed
         self._tiles = Tiles(tables, torch.device(device), merge_shared=merge_shared)
         self.arena.fill(seed)

@@ -156,6 +156,8 @@ def _check_cover(table: Table, tiles: list[Tile], world: int) -> None:
         if len(ranks) < world:
             where = f"{_shorten(sorted(ranks))}, not on {_shorten(sorted(set(range(world)) - ranks))}"
             raise SpecError(f"{_name_and_shape(table)} is replicated on ranks {where}: {COVER}")
+        if table.managed is not None:
+            raise SpecError(f"{_name_and_shape(table)} is managed, and replicated: want each row on one rank")
         return
     _check_overlaps(table, tiles)
     # Inside the table and without overlap, equal areas mean an exact cover.
@@ -169,6 +171,7 @@ def _check_tile(table: Table, tile: Tile) -> None:
     if not 0 <= tile.cache_rows <= (0 if tile.tier == "device" else tile.rows[1] - tile.rows[0]):
         want = "want at most its rows, and none on the device, which is the top"
         raise SpecError(f"tile {tile}: cache_rows={tile.cache_rows}: {want}")
+    _check_buckets(table, tile)
     # The table's right edge may be inside a block; every other cut is between two blocks.
     block = column_block(table)
     for cut in tile.cols:
@@ -177,6 +180,19 @@ def _check_tile(table: Table, tile: Tile) -> None:
             if table.row_type.facts.scaled:
                 want += f", as {table.row_type} columns share a scale (Table.column_group sets how many)"
             raise SpecError(f"tile {tile}: cuts columns at {cut}; {want}")
+
+
+def _check_buckets(table: Table, tile: Tile) -> None:
+    """Raise for a tile of a managed table that is not whole buckets in memory, with their ids."""
+    if table.managed is None:
+        return
+    lead = f"tile {tile}: table {table.name!r} is managed"
+    if tile.cols != (0, table.dim):
+        raise SpecError(f"{lead}: want tiles of all {table.dim} columns, as an id's row is made and dropped at once")
+    if any(row % table.row_multiple for row in tile.rows):
+        raise SpecError(f"{lead}: want rows cut at multiples of {table.row_multiple}, between two buckets of ids")
+    if tile.tier == "disk":
+        raise SpecError(f"{lead}: want tier 'device', as its rows stay in memory")
 
 
 def _check_overlaps(table: Table, tiles: list[Tile]) -> None:

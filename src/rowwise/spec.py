@@ -13,6 +13,7 @@ import msgspec
 from rowwise.errors import SpecError
 from rowwise.idmaps import AnyIdMap
 from rowwise.inside import fault_of_name, has_control
+from rowwise.managed import MOST_ROWS, Managed, bucket_count, round_rows
 from rowwise.row_optimizers import RowOptimizer, RowWiseAdagrad, Slot, hyperparameter_fault
 from rowwise.value import MOST_DIM, MOST_RANKS, check_most
 from rowwise.value import Value as Value
@@ -91,6 +92,7 @@ class Table(Value, frozen=True):
     row_type: RowType = RowType.FP32
     column_group: int | None = None  # int8: columns that share a scale, a multiple of 16; None: all of a row
     id_map: AnyIdMap | None = None  # maps `rows` ids to fewer rows; None: each id has its own row
+    managed: Managed | None = None  # ids are any 64-bit numbers, of which `rows` have a row; None: ids are row numbers
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -110,6 +112,19 @@ class Table(Value, frozen=True):
         if len(set(self.features)) != len(self.features):
             raise SpecError(f"table {self.name!r} names a feature twice: {', '.join(self.features)}: want each once")
         _check_numbers(self)
+        if self.managed is not None:
+            _check_managed(self)
+            msgspec.structs.force_setattr(self, "rows", round_rows(self.rows))
+
+    @property
+    def buckets(self) -> int:
+        """The buckets of a managed table; 1 for others."""
+        return 1 if self.managed is None else bucket_count(self.rows)
+
+    @property
+    def row_multiple(self) -> int:
+        """The multiple of rows at which tiles may be cut."""
+        return 1 if self.managed is None else self.rows // self.buckets
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -147,6 +162,12 @@ def state_width(table: Table) -> int:
     return sum(slot.width for slot in state_slots(table).values())
 
 
+def state_bytes(table: Table) -> int:
+    """Bytes of a row's optimizer state, and of a managed row's id, policy and index."""
+    ids = 0 if table.managed is None else table.managed.row_bytes
+    return 4 * state_width(table) + ids
+
+
 def _check_types(table: Table) -> None:
     """Check the types of a table built in code as strictly as those in a file; convert names of enums."""
     name = table.name
@@ -168,6 +189,16 @@ def _check_types(table: Table) -> None:
     if group is not None and (not table.row_type.facts.scaled or type(group) is not int or group < 16 or group % 16):
         want = "want a multiple of 16, for rows of type 'int8' only"
         raise SpecError(f"table {name!r}: column_group={group!r} with rows of type {str(table.row_type)!r}: {want}")
+
+
+def _check_managed(table: Table) -> None:
+    lead = f"table {table.name!r} is managed"
+    if type(table.managed) is not Managed:
+        raise SpecError(f"table {table.name!r}: managed={table.managed!r}: want Managed(...)")
+    if table.id_map is not None:
+        raise SpecError(f"{lead} and has an id_map: want one of them")
+    if not 2 <= table.rows < MOST_ROWS:
+        raise SpecError(f"{lead} and has {table.rows} rows: want at least 2, and fewer than 2**32")
 
 
 def _check_choice(table: Table, field: str, kind: type[enum.StrEnum]) -> None:

@@ -31,7 +31,8 @@ from rowwise import (
     UnknownIdWarning,
 )
 from rowwise.comm.thread import run_threads
-from rowwise.hashing.embeddings import MappedEmbeddings, make_embeddings
+from rowwise.hashing.embeddings import MappedEmbeddings
+from rowwise.hashing.make import make_embeddings
 from rowwise.hashing.rules import hash_map
 from rowwise.idmaps import DoubleHashIds, HashIds
 from rowwise.ops.jagged import permute

@@ -118,6 +118,7 @@ def place_of(name: str, kind: type[msgspec.Struct]) -> tuple[tuple[str | int, ..
             "TableChanges": (("tables", "all"), {}),
             "Schedule": (("train", "schedule"), {"warmup_steps": 2, "decay_steps": 5}),
             "Codecs": (("wire", "host"), {}),
+            "Managed": ((*table, "managed"), {}),
         }[name]
     if kind.__module__.endswith("recipes.recipe"):
         return ("model",), MODELS.get(name, {})

@@ -73,7 +73,7 @@ def test_what_is_too_small_says_so_in_numbers(large):
     free = r"1\.0 MB are free; with rows on disk"
     with pytest.raises(TableMemoryError, match=free):
         choose_plan(made, model, one, memory_of(model, one, MB, limited=False))
-    disk = r"on disk need up to 42\.0 MB, and 5\.0 MB are free on the disk: want another disk by --set disk=FOLDER; or"
+    disk = r"on disk need up to 21\.0 MB, and 5\.0 MB are free on the disk: want another disk by --set disk=FOLDER; or"
     with pytest.raises(TableMemoryError, match=disk):
         choose_plan(made, model, one, memory_of(model, one, 4 * MB, disk_free_H=(5 * MB,)))
 

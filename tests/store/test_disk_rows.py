@@ -1,6 +1,9 @@
 """Rows on disk behind a cache: what was written is what is read, whatever was evicted, compacted or damaged since."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rowwise.drills.small_disk import small_disk
 from rowwise.errors import SpecError, StoreError
 from rowwise.store.disk import DiskTable, DiskTables, FeatureIds
 from rowwise.store.sizes import cache_slots
@@ -164,3 +168,44 @@ def test_a_batch_larger_than_the_cache_is_refused_with_numbers(tmp_path):
     disk = make(tmp_path, [make_table(cached=32, overflow=8)])
     with pytest.raises(SpecError, match="more rows of table 't' than its cache, which holds 40"):
         disk.pin(torch.arange(1000), [FeatureIds(0, 0, 1000)], changes=False, counts=False)
+
+
+FILL = """
+import sys
+from pathlib import Path
+
+import torch
+
+from rowwise.errors import StoreError
+from store.test_disk_rows import make_table
+from rowwise.store.disk import DiskTables
+
+table = make_table(rows=200_000, row_bytes=200)
+disk = DiskTables([table], Path(sys.argv[1]), segment_bytes=1 << 18)
+try:
+    for rows in torch.arange(200_000).split(1000):
+        disk.write(0, rows, *table.initial(rows))
+except StoreError as error:
+    print(error)
+    try:
+        disk.read(0, torch.arange(10))
+    except StoreError as again:
+        print(again)
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_an_error_with_numbers_and_nothing_is_read_after_it(tmp_path):
+    with small_disk(tmp_path / "disk", 4 << 20, 4 << 20) as disk:
+        command = [*disk.enter, sys.executable, "-c", FILL, str(disk.folder)]
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+        done = subprocess.run(
+            command, env=environment, preexec_fn=disk.limit, capture_output=True, text=True, timeout=120, check=False
+        )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2, done.stderr
+    assert lines[0].startswith(f"{disk.folder}: rows could not be read or written: ")
+    if disk.limit is None:
+        assert "No space left on device; the rows take" in lines[0]
+        assert "are free: want more space, or another folder by `disk`" in lines[0]
+    assert "rows could not be read or written" in lines[1]

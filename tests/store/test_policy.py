@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rowwise import SpecError
 from rowwise.store.policy import EMPTY, WAYS, CacheState, access_batch, choose_way, mix64, set_of
-from rowwise.store.simulate import CacheCounts, Trace, simulate
+from rowwise.store.simulate import SimulatedCounts, Trace, simulate
 
 U64 = (1 << 64) - 1
 
@@ -44,7 +44,7 @@ def test_the_simulator_counts_what_the_reference_does(rows, cache_rows, policy, 
         assert all(state.rows_SW.reshape(-1)[slot] == row for row, slot in here.items())
         assert len(set(access.slot_N.tolist())) == len(set(batch.tolist()))  # rows of a batch never share a slot
     counted = [sum(x[skip:]) for x in (hits, evictions, overflows)]
-    expected = CacheCounts(counted[0], len(hits[skip:]) - counted[0], *counted[1:])
+    expected = SimulatedCounts(counted[0], len(hits[skip:]) - counted[0], *counted[1:])
     assert simulate(Trace(batches, skip), cache_rows, policy) == expected
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import torch
+from pyarrow import compute as pc
 from pyarrow import parquet as pq
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from rowwise.checkpoint.named import SavedTable, choose_tables, tables_of
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.windows import Tell, windows
 from rowwise.errors import CheckpointError
+from rowwise.managed import NO_ID
 from rowwise.spec import RowType
 
 GROUP_bytes = 16 << 20  # of a row group, before it is compressed
@@ -29,6 +31,8 @@ def export_parquet(
     checkpoint: Checkpoint, folder: Path, tables: Sequence[str] = (), *, state: bool = False, tell: Tell | None = None
 ) -> list[Path]:
     """A file for each table with columns `id` and `vector`, and with `state` a column for each optimizer slot.
+
+    Of a managed table it has the rows with an id.
 
     The schema's metadata has the table's name, its row type and the checkpoint's step.
     """
@@ -63,12 +67,14 @@ def own_names(checkpoint: Checkpoint, tables: Sequence[str] = (), *, state: bool
     Optimizer state, with `state`, keeps its name in the checkpoint.
     """
     if tables:
-        chosen = choose_tables(tables_of(checkpoint.manifest), tables, checkpoint.folder).values()
-        names = [n for table in chosen for n in (table.name, *(table.state.values() if state else ()))]
+        chosen = choose_tables(tables_of(checkpoint.manifest), tables, checkpoint.folder)
+        names = [n for table in chosen.values() for n in (table.name, *(table.state.values() if state else ()))]
     else:
         wanted = ("model/", "rows/", "optimizer/") if state else ("model/",)
+        chosen = tables_of(checkpoint.manifest)
         names = [name for name in checkpoint.names() if name.startswith(wanted)]
-    return {name: name.removeprefix("model/") for name in names}
+    ids = {t.ids: f"{t.path.removesuffix('stored')}ids.{t.table}" for t in chosen.values() if t.ids is not None}
+    return {name: name.removeprefix("model/") for name in names} | ids
 
 
 def torchrec_names(
@@ -83,6 +89,9 @@ def torchrec_names(
     choose_tables(chosen, sequences, checkpoint.folder)
     names: dict[str, str] = {}
     for name, table in chosen.items():
+        if table.ids is not None:
+            got = f"table {name!r} is managed, and TorchRec's tables have no ids"
+            raise CheckpointError(f"{checkpoint.folder}: {got}: want Parquet, which has the ids, or other tables")
         kind = "embeddings" if name in sequences else "embedding_bags"
         names[table.name] = f"{prefix}{kind}.{table.table}.weight"
     twice = next((name for name in names.values() if list(names.values()).count(name) > 1), None)
@@ -132,6 +141,7 @@ def _load_mapped(checkpoint: Checkpoint, name: str, file: Path, counter: _RowCou
 
 def _write_table(checkpoint: Checkpoint, file: Path, table: SavedTable, counter: _RowCounter, *, state: bool) -> None:
     slots = {slot: name for slot, name in table.state.items() if checkpoint.entry(name).shape} if state else {}
+    slots = {slot: name for slot, name in slots.items() if checkpoint.entry(name).dtype == "float32"}
     about = {"table": table.table, "row_type": str(table.entry.row_type)}
     step = progress_in(checkpoint.manifest.data, "step")
     about |= {} if step is None else {"step": str(step)}
@@ -146,11 +156,21 @@ def _write_table(checkpoint: Checkpoint, file: Path, table: SavedTable, counter:
     entries = [checkpoint.entry(name) for name in columns.values()]
     with pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=False) as writer:
         for rows in windows(*entries):
-            arrays: list[pa.Array] = [pa.array(range(*rows), pa.int64())]
+            arrays: list[pa.Array] = [_ids(checkpoint, table, rows)]
             arrays += [_array(load_window(checkpoint, name, rows), types[c]) for c, name in columns.items()]
             batch = pa.Table.from_arrays(arrays, schema=schema)
+            if table.ids is not None:
+                batch = batch.filter(pc.call_function("not_equal", [batch["id"], pa.scalar(NO_ID)]))
             writer.write_table(batch, row_group_size=max(1, GROUP_bytes // width))
             counter.add(rows[1] - rows[0])
+
+
+def _ids(checkpoint: Checkpoint, table: SavedTable, rows: Span) -> pa.Array:
+    return (
+        pa.array(range(*rows), pa.int64())
+        if table.ids is None
+        else pa.array(load_window(checkpoint, table.ids, rows).numpy())
+    )
 
 
 def _type(shape: tuple[int, ...]) -> pa.DataType:

@@ -8,6 +8,7 @@ from rowwise.checkpoint.manifest import NAME, CheckpointManifest, TensorEntry
 from rowwise.checkpoint.read import Checkpoint, nearest_name
 from rowwise.checkpoint.write import PART
 from rowwise.errors import CheckpointError
+from rowwise.managed import ID
 from rowwise.spec import RowType, Table, Value
 
 FAILED = "failed"
@@ -23,6 +24,11 @@ class SavedTable(Value, frozen=True):
     name: str  # of the tensor of its rows
     entry: TensorEntry
     state: dict[str, str]  # names of tensors by slot of the optimizer
+
+    @property
+    def ids(self) -> str | None:
+        """The tensor with the id of each row, if the table is managed; else ids are row numbers."""
+        return self.state.get(ID)
 
     def spec(self, row_type: RowType | None = None) -> Table:
         """The table for plans, with another row type if given."""

@@ -72,8 +72,7 @@ def _table_shards(
     kind, group = table.row_type, table.column_group
     entry = structs.replace(saved.entry, dtype=kind.facts.numbers, row_type=kind, column_group=group)
     names = {saved.name: entry}
-    if state:
-        names |= {name: checkpoint.entry(name) for name in saved.state.values()}
+    names |= {name: checkpoint.entry(name) for name in saved.state.values() if state or name == saved.ids}
     copied = len(tiles) > 1 and all(tile.rows == (0, table.rows) and tile.cols == (0, table.dim) for tile in tiles)
     shards: list[tuple[LocalShard, int | None]] = []
     for name, one in names.items():

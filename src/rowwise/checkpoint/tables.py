@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import Span, TensorEntry
 from rowwise.embedding import Embeddings
+from rowwise.managed import ID
 from rowwise.plan import Tile, column_block
 from rowwise.row_optimizers import needs_full_rows
 from rowwise.shard.embeddings import AnyEmbeddings
@@ -53,7 +54,14 @@ def tensor_entries(path: str, module: AnyEmbeddings) -> dict[str, TensorEntry]:
         entries[f"rows/{name}/step"] = TensorEntry(dtype="int64", shape=())
         for slot, (width, _) in state_slots(table).items():
             entries[f"rows/{name}/{slot}"] = TensorEntry(dtype="float32", shape=shape[:1] if width == 1 else shape)
+        for slot in () if table.managed is None else table.managed.initial_state:
+            entries[f"rows/{name}/{slot}"] = TensorEntry(dtype="int64", shape=shape[:1])
     return entries
+
+
+def is_needed_for_lookups(name: str) -> bool:
+    """Whether a tensor is read for inference: not optimizer state, but the ids of managed tables are."""
+    return not name.startswith("rows/") or name.endswith(f"/{ID}")
 
 
 def shards_to_write(path: str, module: AnyEmbeddings) -> Iterator[LocalShard]:
@@ -70,6 +78,8 @@ def shards_to_write(path: str, module: AnyEmbeddings) -> Iterator[LocalShard]:
 
 def shards_to_read(path: str, module: AnyEmbeddings, saved: Mapping[str, TensorEntry]) -> Iterator[LocalShard]:
     """The shards that this rank fills from a checkpoint with the tensors `saved`; the caller writes into them."""
+    for arena in module.arenas:
+        arena.row_ids_version += 1
     for stored in _stored_tiles(module):
         if stored.touched is not None:
             stored.touched.fill_(1)  # the next checkpoint must save all rows

@@ -15,7 +15,7 @@ from rowwise.errors import DataError, SpecError
 from rowwise.spec import Value
 from rowwise.store.hit_rate import cells_of_counts, hit_rate
 from rowwise.store.policy import POLICIES, WAYS, Ints, Policy, sets_of
-from rowwise.store.simulate import CacheCounts, CacheKind, Trace, simulate
+from rowwise.store.simulate import CacheKind, SimulatedCounts, Trace, simulate
 
 ZIPF = "zipf:"
 LAW = re.compile(r"zipf:([0-9]+\.?[0-9]*):([0-9]{1,10})(?::([0-9]{1,10}))?")
@@ -69,7 +69,7 @@ def bench_cache(trace: str, rows_cached: str | None, policy: str | None, *, as_j
         _show(benchmark, policies)
 
 
-def _result(counts: CacheCounts, slots: int, kind: CacheKind, cells: tuple[np.ndarray, np.ndarray]) -> CacheResult:
+def _result(counts: SimulatedCounts, slots: int, kind: CacheKind, cells: tuple[np.ndarray, np.ndarray]) -> CacheResult:
     predicted = None
     if kind == "lru" or kind == "lfu":
         predicted = float(hit_rate(kind, *cells, np.array([float(slots)]))[0])

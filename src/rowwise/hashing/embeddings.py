@@ -231,16 +231,5 @@ class MappedEmbeddings(nn.Module):
         return "\n".join(lines)
 
 
-AnyTables = Embeddings | MappedEmbeddings
-
-
-def make_embeddings(
-    tables: Sequence[Table], *, seed: int = 0, device: torch.device | str = "cpu", merge_shared: bool = False
-) -> AnyTables:
-    """`Embeddings` for a model, or `MappedEmbeddings` if a table has an `id_map`."""
-    kind = Embeddings if all(table.id_map is None for table in tables) else MappedEmbeddings
-    return kind(tables, seed=seed, device=device, merge_shared=merge_shared)
-
-
 def _concatenate(tensors: Sequence[Tensor], empty: Tensor) -> Tensor:
     return torch.cat(list(tensors)) if tensors else empty

@@ -93,6 +93,7 @@ class OpenedSplit(Protocol):
         ...
 
 
+MANAGED_IDS = 1 << 62
 KEPT_bytes = 1 << 26  # of tables that later epochs need not read again
 OpenSplits = Callable[[int, int], Iterator[OpenedSplit]]  # (epoch, index): the splits of the epoch from that index on
 
@@ -267,9 +268,13 @@ class EncodedSplit:
 
 
 def table_rows_for_ids(columns: Columns, tables: Sequence[Table]) -> dict[str, int]:
-    """Rows of the tables whose ids are hashed to their rows, or must lie in range; others take any id."""
+    """Rows of the tables whose ids are hashed to their rows, or must lie in range; others take any id.
+
+    Ids of managed tables are hashed to 62 bits.
+    """
     hashed = {s.table_name for s in columns.sparse if s.ids == "hash"}
-    return {t.name: t.rows for t in tables if t.name in hashed or t.unknown == "raise"}
+    rows = {t.name: t.rows for t in tables if t.managed is None and (t.name in hashed or t.unknown == "raise")}
+    return rows | {t.name: MANAGED_IDS for t in tables if t.managed is not None and t.name in hashed}
 
 
 def _digest(splits: Sequence[Split], preparation: Preparation) -> str:

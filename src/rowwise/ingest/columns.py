@@ -16,6 +16,7 @@ from pyarrow import types
 
 from rowwise.errors import DataError, SpecError
 from rowwise.ingest.reader import check_columns
+from rowwise.managed import Managed
 from rowwise.row_optimizers import RowOptimizer
 from rowwise.spec import Table, Value
 
@@ -46,6 +47,7 @@ class Sparse(Value, frozen=True):
     rows: int | None = None
     dim: int | None = None
     optimizer: RowOptimizer | None = None
+    managed: Managed | None = None  # `rows` is for any number of ids
 
     @property
     def table_name(self) -> str:
@@ -78,18 +80,7 @@ class Columns(Value, frozen=True):
         if unknown:
             raise SpecError(f"columns.shared: no feature {', '.join(unknown)}: want some of {', '.join(names)}")
         for sparse in self.sparse:
-            if sparse.first is not None and not 1 <= sparse.first < 1 << 31:
-                want = "want at least 1 and less than 2**31, or None for all"
-                raise SpecError(f"columns: {sparse.column!r}: first={sparse.first}: {want}")
-            if sparse.ids not in ("direct", "hash"):
-                raise SpecError(f"columns: {sparse.column!r}: ids={sparse.ids!r}: want 'direct' or 'hash'")
-            for name, count in (("rows", sparse.rows), ("dim", sparse.dim)):
-                if count is not None and count < 1:
-                    raise SpecError(f"columns: {sparse.column!r}: {name}={count}: want at least 1")
-            if sparse.vocabulary and (sparse.ids == "direct" or sparse.rows is not None):
-                given = "ids='direct'" if sparse.ids == "direct" else f"rows={sparse.rows}"
-                want = f"the vocabulary gives the rows: want no {given}"
-                raise SpecError(f"columns: {sparse.column!r}: {given} with a vocabulary: {want}")
+            _check_sparse(sparse)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -130,6 +121,24 @@ class Columns(Value, frozen=True):
 
     def _about_rows(self) -> tuple[tuple[str | None, str], ...]:
         return ((self.weight, NUMBERS), (self.key, KEYS), (self.time, TIMES))
+
+
+def _check_sparse(sparse: Sparse) -> None:
+    if sparse.first is not None and not 1 <= sparse.first < 1 << 31:
+        want = "want at least 1 and less than 2**31, or None for all"
+        raise SpecError(f"columns: {sparse.column!r}: first={sparse.first}: {want}")
+    if sparse.ids not in ("direct", "hash"):
+        raise SpecError(f"columns: {sparse.column!r}: ids={sparse.ids!r}: want 'direct' or 'hash'")
+    for name, count in (("rows", sparse.rows), ("dim", sparse.dim)):
+        if count is not None and count < 1:
+            raise SpecError(f"columns: {sparse.column!r}: {name}={count}: want at least 1")
+    if sparse.vocabulary and sparse.managed is not None:
+        want = "want one of them, as the vocabulary lists the ids"
+        raise SpecError(f"columns: {sparse.column!r}: managed, with a vocabulary: {want}")
+    if sparse.vocabulary and (sparse.ids == "direct" or sparse.rows is not None):
+        given = "ids='direct'" if sparse.ids == "direct" else f"rows={sparse.rows}"
+        want = f"the vocabulary gives the rows: want no {given}"
+        raise SpecError(f"columns: {sparse.column!r}: {given} with a vocabulary: {want}")
 
 
 NUMBERS = "numbers"

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from rowwise.batch import Batch
 from rowwise.errors import SpecError
-from rowwise.hashing.embeddings import AnyTables
+from rowwise.hashing.make import AnyTables
 from rowwise.models.inputs import Ids, input_columns, unpack
 from rowwise.models.mlp import Linear, Mlp, Norm
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rowwise.batch import Batch
-from rowwise.hashing.embeddings import AnyTables
+from rowwise.hashing.make import AnyTables
 from rowwise.models.inputs import Ids, check_dims, input_columns, unpack
 from rowwise.models.mlp import Mlp, Norm
 from rowwise.models.wide import Wide, wide_tables

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rowwise.batch import Batch
-from rowwise.hashing.embeddings import AnyTables
+from rowwise.hashing.make import AnyTables
 from rowwise.models.inputs import Ids, check_dims, input_columns, unpack
 from rowwise.models.mlp import Mlp, Norm
 from rowwise.ops.interact import interact

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from rowwise.batch import Batch
 from rowwise.errors import SpecError
-from rowwise.hashing.embeddings import AnyTables
+from rowwise.hashing.make import AnyTables
 from rowwise.models.inputs import Ids, input_columns, unpack
 from rowwise.models.mlp import Mlp
 

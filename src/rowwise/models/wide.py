@@ -13,7 +13,7 @@ from msgspec import structs
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rowwise.hashing.embeddings import make_embeddings
+from rowwise.hashing.make import make_embeddings
 from rowwise.idmaps import AnyIdMap, StoredIds
 from rowwise.models.inputs import Ids, check_dims, input_columns
 from rowwise.row_optimizers import RowOptimizer

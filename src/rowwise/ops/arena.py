@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rowwise.errors import StateError, TableMemoryError
+from rowwise.managed import ID
 from rowwise.ops import rowtype
 from rowwise.ops.layout import ArenaOffset, FeatureDescriptor, TablePiece, lay_out_tables
 from rowwise.ops.touched import TouchedRows
@@ -51,6 +52,8 @@ class Arena:
     touched: TouchedRows | None = None  # None: changes are not tracked
     disk: DiskTables | None = None  # None: all rows are in memory
     slot_rows: Tensor | None = None  # the row in each slot of the tables on disk
+    row_ids: dict[int, dict[str, Tensor]] = field(default_factory=dict, repr=False)  # of managed tables, by index
+    row_ids_version: int = 0  # grows when code other than a table's policy may have written into `row_ids`
 
     @classmethod
     def allocate(
@@ -67,7 +70,7 @@ class Arena:
             what = f"the largest is {largest.name!r} with {largest.rows} x {largest.dim}"
             got = f"{len(tables)} tables need {need}, which could not be allocated; {what}"
             raise TableMemoryError(f"{got}: want fewer or narrower rows, or more ranks") from None
-        counts_T = torch.zeros(len(tables), dtype=torch.int64)
+        counts_T, ids = torch.zeros(len(tables), dtype=torch.int64), "meta" if rows.is_meta else "cpu"
         arena = cls(
             pieces=pieces,
             offsets=tuple(offsets),
@@ -75,6 +78,13 @@ class Arena:
             state=state,
             steps_T=counts_T,
             keys_T=counts_T.clone(),
+            row_ids={
+                index: {
+                    name: torch.empty(piece.table.rows, dtype=torch.int64, device=ids) for name in managed.initial_state
+                }
+                for index, piece in enumerate(pieces)
+                if (managed := piece.full_table.managed) is not None
+            },
         )
         if arena.on_disk and not rows.is_meta:
             assert folder is not None, "tables on disk need a folder"
@@ -171,7 +181,7 @@ class Arena:
         for name, slot in state_slots(table).items():
             views[name] = block[:, at] if slot.width == 1 else block[:, at : at + slot.width]
             at += slot.width
-        return views
+        return views | self.row_ids.get(index, {})
 
     def rows_stream(self, index: int) -> Tensor | DiskStream:
         """The rows of a table as they are stored: a view, or a stream of those on disk."""
@@ -203,6 +213,7 @@ class Arena:
 
     def mark_all(self) -> None:
         """Mark all rows as changed; called by code that writes into views of them."""
+        self.row_ids_version += 1
         if self.touched is not None:
             self.touched.mark_all()
 
@@ -215,6 +226,8 @@ class Arena:
             return
         if self.disk is not None:
             self.disk.forget()
+        for index in self.row_ids:
+            self._forget_ids(index)
         for index, piece in enumerate(self.pieces):
             if piece.cache_rows is not None:
                 continue
@@ -223,6 +236,35 @@ class Arena:
             views = self.table_state(index)
             for name, slot in state_slots(table).items():
                 views[name].fill_(slot.initial)
+
+    def fill_ids(self, name: str, id_R: Tensor) -> None:
+        """Give the rows of a managed table these ids, as if they had never been used."""
+        index = next(index for index in self.row_ids if self.pieces[index].full_table.name == name)
+        self._forget_ids(index)
+        self.row_ids[index][ID].copy_(id_R)
+
+    def _forget_ids(self, index: int) -> None:
+        managed = self.pieces[index].full_table.managed
+        assert managed is not None
+        for name, value in managed.initial_state.items():
+            self.row_ids[index][name].fill_(value)
+        self.mark_all()
+
+    @torch.no_grad()
+    def reset_rows(self, index: int, rows_U: Tensor) -> None:
+        """Give rows of a table, and their optimizer state, the values that `fill` gave them."""
+        if not len(rows_U):
+            return
+        stored, state = self.table(index), self.table_state(index)
+        at_U = rows_U.to(stored.device)
+        stored[at_U] = initial_rows(self.pieces[index], int(self.keys_T[index]), rows_U).to(stored.device)
+        for name, slot in state_slots(self.pieces[index].table).items():
+            state[name][at_U] = slot.initial
+
+    def mark_rows(self, index: int, rows_U: Tensor) -> None:
+        """Mark rows of a table as changed."""
+        if self.touched is not None:
+            self.touched.table(index)[rows_U.to(self.touched.marks_R.device)] = 1
 
     def to(self, device: torch.device) -> None:
         """Move to another device; existing views keep the old memory."""

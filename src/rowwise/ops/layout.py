@@ -128,7 +128,9 @@ class TablePiece(NamedTuple):
     @classmethod
     def cut(cls, full: Table, rows: tuple[int, int], cols: tuple[int, int], features: tuple[str, ...]) -> "TablePiece":
         """Rows and columns [first, last) of a table, looked up by features of these names."""
-        table = msgspec.structs.replace(full, rows=rows[1] - rows[0], dim=cols[1] - cols[0], features=features)
+        table = msgspec.structs.replace(
+            full, rows=rows[1] - rows[0], dim=cols[1] - cols[0], features=features, managed=None
+        )
         return cls(table, full, rows[0], cols[0])
 
     def pooled_by(self, pooling: Pooling) -> "TablePiece":

@@ -1,9 +1,9 @@
 """Layouts: each way to place one table, as a pure function that gives tiles and a record of its properties.
 
 A new layout is a function and a record in `LAYOUTS`: search, bounds, explanations and cost models read the record's
-fields, and everything that checks or runs plans sees tiles only. Cuts are as even as possible, columns between the
-blocks that have to stay together. A table with fewer rows (or blocks) than ranks uses the first of the ranks. Which
-ranks are best is decided elsewhere.
+fields, and everything that checks or runs plans sees tiles only. Cuts are as even as possible: of columns between the
+blocks that have to stay together, of rows between the buckets of managed tables. A table with fewer rows (or blocks)
+than ranks uses the first of the ranks. Which ranks are best is decided elsewhere.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,6 +45,11 @@ class Layout:
     @property
     def is_whole(self) -> bool:
         return not (self.cuts_columns or self.cuts_rows or self.is_replicated)
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether each row is on one rank, as managed tables need it."""
+        return not (self.cuts_columns or self.is_replicated)
 
     @property
     def words(self) -> str:
@@ -106,8 +111,12 @@ def replicated(table: Table, ranks: Sequence[int]) -> tuple[Tile, ...]:
 
 
 def _row_tiles(table: Table, ranks: Sequence[int], cols: Range) -> tuple[Tile, ...]:
-    pieces = zip(ranks, _even_ranges(table.rows, len(ranks)), strict=False)
-    return tuple(Tile(table=table.name, rank=rank, rows=rows, cols=cols) for rank, rows in pieces)
+    multiple = table.row_multiple
+    pieces = zip(ranks, _even_ranges(table.rows // multiple, len(ranks)), strict=False)
+    return tuple(
+        Tile(table=table.name, rank=rank, rows=(begin * multiple, end * multiple), cols=cols)
+        for rank, (begin, end) in pieces
+    )
 
 
 def _column_ranges(table: Table, parts: int) -> list[Range]:

@@ -18,7 +18,7 @@ from rowwise.perf.memory import FLOAT_bytes, memory_bytes
 from rowwise.plan import TIERS, Tier, column_block
 from rowwise.planner.kinds import PlacementKind, candidate_kinds
 from rowwise.planner.problem import Index, Pieces, PlacementProblem, PlanRequest
-from rowwise.spec import Pooling, Table, check_names, state_slots
+from rowwise.spec import Pooling, Table, check_names, state_bytes, state_slots
 from rowwise.store.sizes import LEAST_OVERFLOW
 
 SMALL_SHARE = 0.05  # of a rank's even share of all work; smaller pieces are not cut further
@@ -30,6 +30,7 @@ class TableArrays:
     """Facts of tables that cutting needs, as arrays."""
 
     rows_T: Floats
+    row_units_T: Floats  # runs of rows that are never cut
     dim_T: Floats
     block_T: Ints
     blocks_T: Ints
@@ -46,12 +47,13 @@ class TableArrays:
         wide = [sum(slot.width == t.dim for slot in state_slots(t).values()) for t in tables]
         return cls(
             rows_T=np.array([t.rows for t in tables], dtype=float),
+            row_units_T=np.array([t.rows // t.row_multiple for t in tables], dtype=float),
             dim_T=dim_T.astype(float),
             block_T=block_T,
             blocks_T=-(-dim_T // block_T),
             column_bytes_T=np.array([t.row_bytes / t.dim for t in tables]),
             wide_state_T=np.array(wide, dtype=float),
-            row_state_T=np.array([len(state_slots(t)) - w for t, w in zip(tables, wide, strict=True)], dtype=float),
+            row_state_T=np.array([_row_floats(t, w) for t, w in zip(tables, wide, strict=True)]),
             bags_T=np.array([_vectors_per_sample(t, n) for t, n in zip(tables, pooling, strict=True)]),
         )
 
@@ -77,6 +79,11 @@ class TableArrays:
             cached=kind.cached,
             cache_tier=kind.cache_tier,
         )
+
+
+def _row_floats(table: Table, wide: int) -> float:
+    """Floats of state per row, without the `wide` slots of a float per weight."""
+    return (state_bytes(table) - FLOAT_bytes * wide * table.dim) / FLOAT_bytes
 
 
 def _vectors_per_sample(table: Table, pooling: float) -> float:
@@ -167,6 +174,7 @@ class _LayoutRules:
     """The layouts and unit kinds that constraints allow each table."""
 
     layouts_T: list[frozenset[str]]
+    managed_T: NDArray[np.bool_]  # tables whose rows are whole, in memory and on one rank
     all_ranks_T: NDArray[np.bool_]  # whether a table may be on all ranks
     host_T: NDArray[np.bool_]  # whether it may be on all ranks of some host
 
@@ -178,12 +186,15 @@ class _LayoutRules:
         hosts = [any(ranks.issuperset(topology.ranks_of(h)) for h in range(topology.hosts)) for ranks in ranks_T]
         return cls(
             [frozenset(constraints.layouts_of(name)) for name in names],
+            np.array([w.table.managed is not None for w in request.workloads]),
             np.array([len(ranks) == topology.world for ranks in ranks_T]),
             np.array(hosts),
         )
 
     def allow(self, kind: PlacementKind) -> NDArray[np.bool_]:
         named_T = np.array([kind.layout.name in layouts for layouts in self.layouts_T])
+        if not kind.layout.keeps_rows or kind.tier == "disk":
+            named_T &= ~self.managed_T
         if kind.unit_kind == "all":
             return named_T & self.all_ranks_T
         return named_T & self.host_T if kind.unit_kind == "host" else named_T
@@ -191,7 +202,7 @@ class _LayoutRules:
 
 def _can_cut(columns: TableArrays, kind: PlacementKind, request: PlanRequest) -> NDArray[np.bool_]:
     """Whether each table has enough rows and column blocks for a kind."""
-    return (columns.blocks_T >= kind.column_parts) & (columns.rows_T >= kind.row_parts(request.machine.topology))
+    return (columns.blocks_T >= kind.column_parts) & (columns.row_units_T >= kind.row_parts(request.machine.topology))
 
 
 def _can_cache(columns: TableArrays, kind: PlacementKind, curves: Curves) -> NDArray[np.bool_]:
@@ -286,9 +297,10 @@ def _no_option_error(request: PlanRequest, group: tuple[int, ...]) -> SpecError:
     sized = " and ".join(f"{t.name!r} ({t.rows} x {t.dim})" for t in tables)
     layouts = sorted({layout for t in tables for layout in request.constraints.layouts_of(t.name)})
     topology = request.machine.topology
+    managed = "; a managed table has whole rows in memory, once" if any(t.managed for t in tables) else ""
     return SpecError(
         f"table {sized}: no placement on {topology.hosts} hosts of {topology.devices} devices with layouts"
-        f" {', '.join(layouts)} and the ranks allowed: want another layout allowed, or fewer constraints"
+        f" {', '.join(layouts)} and the ranks allowed{managed}: want another layout allowed, or fewer constraints"
     )
 
 

@@ -17,7 +17,7 @@ from rowwise.spec import Table
 
 UNKNOWN_ROW = 0  # of ids that a vocabulary lacks
 DEFAULT_DIM = 16
-TABLE_KEYS = ("rows", "dim", "optimizer")  # keys of a column for its table
+TABLE_KEYS = ("rows", "dim", "optimizer", "managed")  # keys of a column for its table
 
 
 def replace_vocabularies(columns: Columns) -> tuple[Columns, tuple[MapId, ...]]:

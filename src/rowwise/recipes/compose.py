@@ -15,7 +15,7 @@ from torch import nn
 from rowwise.batch import Batch
 from rowwise.comm.interface import Comm
 from rowwise.errors import SpecError
-from rowwise.hashing.embeddings import AnyTables, make_embeddings
+from rowwise.hashing.make import AnyTables, make_embeddings
 from rowwise.ingest.batch_shard import BatchShard
 from rowwise.ingest.batcher import Batcher, Batching, Position
 from rowwise.ingest.columns import Columns

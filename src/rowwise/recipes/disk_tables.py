@@ -27,7 +27,7 @@ def uniform_workloads(tables: Sequence[Table]) -> tuple[Workload, ...]:
 
 def piece_of(table: Table, tile: Tile) -> Table:
     """The rows and columns of a tile as a table."""
-    return structs.replace(table, rows=tile.rows[1] - tile.rows[0], dim=tile.cols[1] - tile.cols[0])
+    return structs.replace(table, rows=tile.rows[1] - tile.rows[0], dim=tile.cols[1] - tile.cols[0], managed=None)
 
 
 def cache_bytes_of_tile(table: Table, tile: Tile) -> int:

@@ -20,7 +20,7 @@ from rowwise.recipes.sharding import choose_plan, rank_bytes, tables_of
 from rowwise.recipes.table_memory import measure_memory
 from rowwise.recipes.text import RECIPE
 from rowwise.recipes.unused_keys import find_notes
-from rowwise.spec import Topology, Value, state_width
+from rowwise.spec import Topology, Value, state_bytes
 from rowwise.train.saved import CheckpointFolder
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd
 from rowwise.train.step import dense_parameters
@@ -87,7 +87,7 @@ def make_outlook(resolved: ResolvedRecipe, model: nn.Module, plan: Plan, topolog
         rows=sum(table.rows for table in tables),
         largest=max(tables, key=lambda table: table.rows * table.row_bytes).name,
         rows_bytes=size_bytes,
-        state_bytes=sum(table.rows * state_width(table) * FLOAT_bytes for table in tables),
+        state_bytes=sum(table.rows * state_bytes(table) for table in tables),
         ranks=world,
         hosts=topology.hosts,
         fullest=max(range(world), key=bytes_W.__getitem__),
@@ -109,7 +109,7 @@ def dry_run(recipe: Recipe, ranks: int = 1) -> Outlook:
     # get one row.
     memory = None if recipe.memory is None else measure_memory(resolved, solo(), disk=Path(recipe.disk or ""))
     whole = ranks > 1 or recipe.plan is not None or memory is not None
-    if whole or any(table.id_map for table in resolved.tables):
+    if whole or any(table.id_map or table.managed for table in resolved.tables):
         model = make_model(resolved, on_meta=True)
     else:
         one_row = Tables(list=tuple(structs.replace(table, rows=1) for table in resolved.tables))

@@ -15,6 +15,7 @@ from rowwise.idmaps import AnyIdMap
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import Transforms
+from rowwise.managed import Managed
 from rowwise.planner.machines import parse_size
 from rowwise.row_optimizers import RowOptimizer
 from rowwise.spec import Init, Pooling, RowType, Table, Value, Wire
@@ -108,6 +109,7 @@ class TableChanges(Value, frozen=True):
     row_type: RowType | None = None
     unknown: Literal["raise", "last_row"] | None = None
     id_map: AnyIdMap | None = None  # ids share rows
+    managed: Managed | None = None  # any ids, of which `rows` have a row
 
     def apply(self, table: Table) -> Table:
         changes = {name: getattr(self, name) for name in self.__struct_fields__ if getattr(self, name) is not None}

@@ -33,6 +33,7 @@ from rowwise.row_optimizers import needs_full_rows
 from rowwise.shard.apply import shard
 from rowwise.shard.tiers import DEVICE_TIERS
 from rowwise.spec import Table, Topology, Wire
+from rowwise.store.sizes import LOG_COPIES
 from rowwise.textfile import read_bytes
 from rowwise.train.step import embeddings_of
 
@@ -92,8 +93,9 @@ def _plan_with_disk(recipe: Recipe, resident: TableMemory, hardware: Hardware) -
     plan = fill_caches(plan, tables, room)
     lower = replace(resident, plan=plan)
     for host, free in enumerate(resident.disk_free_H):
-        if lower.disk_bytes(host) > free:
-            sizes = f"{format_bytes(lower.disk_bytes(host))}, and {format_bytes(free)} are free on the disk"
+        least_disk = lower.disk_bytes(host) // LOG_COPIES
+        if least_disk > free:  # a log has replaced records besides, and none of rows that never changed
+            sizes = f"{format_bytes(least_disk)}, and {format_bytes(free)} are free on the disk"
             raise_if_short(resident, f"; rows on disk need up to {sizes}", "another disk by --set disk=FOLDER")
     return plan
 

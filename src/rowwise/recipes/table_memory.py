@@ -27,10 +27,9 @@ from rowwise.recipes.compose import ResolvedRecipe
 from rowwise.recipes.disk_tables import cache_bytes_of_tile, disk_bytes_of_tile
 from rowwise.recipes.first_rank import on_first_rank
 from rowwise.recipes.id_maps import stored_tables_of
-from rowwise.spec import RowType, Table, Topology, state_width
+from rowwise.spec import RowType, Table, Topology, state_bytes
 
 Purpose = Literal["train", "resume", "use"]  # decides which changes are still possible
-FLOAT_bytes = 4
 MOST_REMEDIES = 3  # in the message
 USABLE = 0.9  # fraction of the free memory for suggested tables; batches and the dense model need the rest
 DIM_STEP = 4
@@ -54,7 +53,7 @@ class TableMemory:
         return _bytes_on_host(self, host, lambda table: table.rows * table.row_bytes)
 
     def state_bytes(self, host: int) -> int:
-        return _bytes_on_host(self, host, lambda table: table.rows * state_width(table) * FLOAT_bytes)
+        return _bytes_on_host(self, host, lambda table: table.rows * state_bytes(table))
 
     def cache_bytes(self, host: int) -> int:
         return self._sum_disk_tiles(host, cache_bytes_of_tile)
@@ -143,7 +142,7 @@ def raise_if_short(memory: TableMemory, disk: str = "", disk_remedy: str = "") -
     free = memory.free_H[host]
     if free is None or short_H[host] <= 0:
         return
-    largest = max(memory.tables, key=lambda table: table.rows * (table.row_bytes + state_width(table) * FLOAT_bytes))
+    largest = max(memory.tables, key=lambda table: table.rows * (table.row_bytes + state_bytes(table)))
     where = "here" if memory.topology.hosts == 1 else f"on host {host}"
     copies = ", twice as save.background copies them" if memory.background else ""
     rows, state = format_bytes(memory.rows_bytes(host)), format_bytes(memory.state_bytes(host))
@@ -179,6 +178,10 @@ def _without_background(memory: TableMemory, host: int, room: int) -> Iterator[M
         yield from _if_fits(replace(memory, background=False), host, room, "save.background=false")
 
 
+def _with_rows(table: Table, rows: int) -> Table:
+    return structs.replace(table, rows=rows if table.managed is None else max(2, rows))
+
+
 def _fewer_rows(memory: TableMemory, host: int, room: int) -> Iterator[MemoryRemedy]:
     """A limit on rows for all tables, rounded down to two digits."""
     if memory.purpose == "resume":  # a checkpoint fixes the rows
@@ -186,7 +189,7 @@ def _fewer_rows(memory: TableMemory, host: int, room: int) -> Iterator[MemoryRem
 
     def limit_rows(rows: int) -> TableMemory:
         mapped = memory.mapped
-        return memory.with_tables(lambda t: t if t.name in mapped else structs.replace(t, rows=min(t.rows, rows)))
+        return memory.with_tables(lambda t: t if t.name in mapped else _with_rows(t, min(t.rows, rows)))
 
     low, high = 0, max(table.rows for table in memory.tables)  # invariant: low rows fit (or low is 0), high rows do not
     while high - low > 1:
@@ -219,7 +222,7 @@ def _narrower_rows(memory: TableMemory, host: int, room: int) -> Iterator[Memory
 
 
 def _compressed_bytes(memory: TableMemory, host: int, room: int) -> Iterator[MemoryRemedy]:
-    if memory.purpose == "resume":
+    if memory.purpose == "resume" or any(table.managed for table in memory.tables):
         return
     budget = _round_down(int(memory.rows_bytes(host) * room / memory.needed_bytes(host)))
     option = f"--budget {format_bytes(budget).replace(' ', '').replace(',', '')}"

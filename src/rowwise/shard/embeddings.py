@@ -110,6 +110,15 @@ class ShardedEmbeddings(nn.Module):
         return self.routes.tables
 
     @property
+    def comm(self) -> Comm:
+        return self._comm
+
+    def tiles_of(self, table: str) -> list[Tile]:
+        """The pieces of a table on all ranks."""
+        pieces = [piece for groups in self.routes.groups_W for group in groups for piece in group.pieces]
+        return [piece.tile for piece in pieces if piece.tile.table == table]
+
+    @property
     def unknown_ids(self) -> dict[str, int]:
         """Ids of this rank's batches that were outside their table and mapped to its last row, by feature."""
         return self._router.unknown_ids

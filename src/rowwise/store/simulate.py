@@ -31,7 +31,7 @@ class _Counts(ctypes.Structure):
     _fields_ = [(name, c_int64) for name in ("hits", "misses", "evictions", "overflows")]
 
 
-class CacheCounts(NamedTuple):
+class SimulatedCounts(NamedTuple):
     """What happened to the accesses of a trace."""
 
     hits: int
@@ -68,7 +68,7 @@ class Trace:
         return cls([rows_N[begin : begin + batch] for begin in range(0, len(rows_N), batch)], skip)
 
 
-def simulate(trace: Trace, cache_rows: int, kind: CacheKind) -> CacheCounts:
+def simulate(trace: Trace, cache_rows: int, kind: CacheKind) -> SimulatedCounts:
     """Hits, misses and evictions of an empty cache with at least so many slots, over the trace."""
     if cache_rows < 1:
         raise SpecError(f"a cache of {cache_rows} rows: want at least 1")
@@ -88,7 +88,7 @@ def simulate(trace: Trace, cache_rows: int, kind: CacheKind) -> CacheCounts:
             done = library.rw_simulate_belady(byref(numbers), cache_rows, byref(counts))
     if not done:
         raise MemoryError(f"no memory for a cache of {cache_rows} rows")
-    return CacheCounts(counts.hits, counts.misses, counts.evictions, counts.overflows)
+    return SimulatedCounts(counts.hits, counts.misses, counts.evictions, counts.overflows)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rowwise.batch import Batch
 from rowwise.embedding import Embeddings, Vectors
-from rowwise.hashing.embeddings import MappedEmbeddings
+from rowwise.hashing.make import IdTables
 from rowwise.spec import Pooling
 
 
@@ -102,9 +102,9 @@ def _describe_sample(model: nn.Module, batch: Batch, index: int, sample: int | N
 
 def _vector_lengths(model: nn.Module, batch: Batch, sample: int) -> Iterator[tuple[float, str, str]]:
     """The norms of a sample's pooled vectors, each with table and feature."""
-    behind_maps = {one.stored for one in model.modules() if isinstance(one, MappedEmbeddings)}
+    behind_maps = {one.stored for one in model.modules() if isinstance(one, IdTables)}
     for module in model.modules():
-        if isinstance(module, MappedEmbeddings | Embeddings) and module not in behind_maps:
+        if isinstance(module, IdTables | Embeddings) and module not in behind_maps:
             vectors = module(batch.sparse)
             for table in module.tables:
                 for feature in table.feature_names if table.pooling is not Pooling.SEQUENCE else ():

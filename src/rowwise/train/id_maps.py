@@ -1,4 +1,4 @@
-"""Checks that a checkpoint's tables were trained with the id maps of the model.
+"""Checks that a checkpoint's tables were trained with the id maps of the model, and are managed as the model's are.
 
 `snapshot` compares names and shapes only: under another id map both may agree, but rows belong to other ids.
 """
@@ -6,9 +6,12 @@
 from torch import nn
 
 from rowwise.checkpoint.read import Checkpoint
+from rowwise.checkpoint.tables import full_name, table_modules
 from rowwise.errors import CheckpointError, StateError
 from rowwise.hashing.embeddings import MappedEmbeddings
 from rowwise.hashing.mapped import IDENTITY, MapIdentity, decode_identity, raise_if_another_map
+from rowwise.managed import ID
+from rowwise.shard.embeddings import AnyEmbeddings
 
 MODEL = "model/"
 
@@ -16,6 +19,8 @@ MODEL = "model/"
 def check_maps(checkpoint: Checkpoint, model: nn.Module) -> None:
     """Raise if a table of the checkpoint was trained with another id map than the model's, or without one."""
     saved = checkpoint.manifest.tensors
+    for path, module in table_modules(model):
+        _check_managed(checkpoint, path, module)
     for path, module in model.named_modules():
         if not isinstance(module, MappedEmbeddings):
             continue
@@ -38,5 +43,22 @@ def _compare(checkpoint: Checkpoint, name: str, here: MapIdentity) -> None:
         raise CheckpointError(f"{checkpoint.folder}: {error}") from None
 
 
-def _refuse(checkpoint: Checkpoint, table: str, why: str) -> None:
-    raise CheckpointError(f"{checkpoint.folder}: table {table!r} {why}: want the `id_map` that it was trained with")
+def _check_managed(checkpoint: Checkpoint, path: str, module: AnyEmbeddings) -> None:
+    """Raise if rows would get the ids of other rows: row numbers of another table, or of other buckets."""
+    saved = checkpoint.manifest.tensors
+    for table in module.tables:
+        name = full_name(path, table)
+        rows, ids = saved.get(f"{MODEL}{name}"), saved.get(f"rows/{name}/{ID}")
+        if rows is None:
+            continue
+        if table.managed is None and ids is not None:
+            _refuse(checkpoint, table.name, "is managed, and in this model it is not", "`managed` as in its run")
+        elif table.managed is not None and ids is None:
+            _refuse(checkpoint, table.name, "is not managed, and in this model it is", "a table without `managed`")
+        elif table.managed is not None and rows.rows != table.rows:
+            why = f"is managed and has {rows.rows} rows, and in this model {table.rows}, so its buckets have other rows"
+            _refuse(checkpoint, table.name, why, f"rows={rows.rows}")
+
+
+def _refuse(checkpoint: Checkpoint, table: str, why: str, want: str = "the `id_map` that it was trained with") -> None:
+    raise CheckpointError(f"{checkpoint.folder}: table {table!r} {why}: want {want}")

@@ -27,6 +27,7 @@ from rowwise.errors import SpecError
 from rowwise.spec import Value
 from rowwise.train.cache_counts import NOTHING, CacheCounts, cache_rows_of_csv, disk_cells, sum_up
 from rowwise.train.evaluate import Scores, Values, recent_values_of, values_of
+from rowwise.train.managed_ids import ManagedRecord, RankRecord, counter_rows, write_evictions
 from rowwise.train.metrics import Metrics
 from rowwise.train.progress import Progress
 from rowwise.train.run_folder import Cell, RunFolder
@@ -93,6 +94,8 @@ class Recorder:
         self._traffic = TableTraffic()
         self._caches, self._disk = CacheCounts(context.tables), NOTHING  # the latter: of the current line
         self._hit_rate: float | None = None
+        self._managed = ManagedRecord(context.managed)
+        self._managed_W: list[RankRecord] = []  # of each rank, at the last gather
         self._slices: list[dict[str, Cell]] = []
         self._recent_metrics: Mapping[str, Values] = {}
         self._spent_W: list[Seconds] = []  # the current line's seconds, of each rank
@@ -120,6 +123,7 @@ class Recorder:
             if outcome.logits_BK is not None:
                 self._metrics.update(outcome.logits_BK.detach().float(), batch.labels_BK, batch.weights_B)
                 self._scored = True
+        self._managed.record_step(progress.step)
         self._losses.append((stepped.loss * stepped.samples, stepped.samples))
         self._loss_sum += stepped.loss * stepped.samples
         self._loss_samples += stepped.samples
@@ -136,20 +140,25 @@ class Recorder:
     def gather(self) -> None:
         """Move the counts of all ranks to rank 0; a collective."""
         self._memory_bytes, self._spent_W = memory_bytes(), [self._stages.spent]
+        managed = self._managed.take()
+        self._managed_W = [managed]
         if len(self._comm.ranks) == 1:
+            self._write_evictions()
             return
         traffic = self._traffic.state(), self._traffic.tensors()
-        mine = (self._metrics.state(), traffic, self._memory_bytes, self._stages.spent, self._disk)
+        mine = (self._metrics.state(), traffic, self._memory_bytes, self._stages.spent, self._disk, managed)
         gathered = gather_object(self._comm, mine, "metrics")
         if gathered is None:
             self._metrics, self._traffic = Metrics(self._tasks, window=self.log.window), TableTraffic()
             return
-        self._disk = sum_up([disk for *_, disk in gathered])
-        for metrics, traffic, rank_bytes, spent, _ in gathered[1:]:
+        self._disk = sum_up([disk for *_, disk, _ in gathered])
+        for metrics, traffic, rank_bytes, spent, _, managed in gathered[1:]:
             self._metrics.merge(Metrics.from_state(metrics))
             self._traffic.merge(*traffic)
             self._memory_bytes = max(self._memory_bytes, rank_bytes)
             self._spent_W.append(spent)
+            self._managed_W.append(managed)
+        self._write_evictions()
 
     def recent_loss(self) -> float:
         """The mean loss of the newest batches; cheap enough for every step, unlike an AUC."""
@@ -252,6 +261,13 @@ class Recorder:
         self._folder.append("stages.csv", self._stages.rows(progress.step, steps, self._spent_W))
         if self._disk.tables:
             self._folder.append("caches.csv", cache_rows_of_csv(progress.step, self._disk))
+        if self._context.managed:
+            self._folder.append("managed.csv", counter_rows(progress.step, self._managed_W))
+
+    def _write_evictions(self) -> None:
+        """Write the evictions of all ranks, before the checkpoint whose state has them."""
+        if self._folder is not None:
+            write_evictions(self._folder, self._managed_W)
 
     def _write_times(self, progress: Progress, stepped: StepResult, samples: int) -> None:
         assert self._folder is not None

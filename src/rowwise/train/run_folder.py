@@ -2,7 +2,7 @@
 
     runs/<recipe>/<n>/  recipe.yaml env.json plan.json result.json warnings.txt log.txt
                         metrics.csv steps.csv stages.csv caches.csv tables.csv slices.csv
-                        ckpt/ trace/ tb/ disk/   report.html
+                        ckpt/ trace/ tb/ disk/   report.html   managed.csv evicted_ids.<table>.csv
 
 Whole files are replaced atomically. Lines are appended, each in one write. Resuming from a checkpoint cuts off the
 lines that were written after it, so that the files are those of an uninterrupted run. A CSV file of another version,
@@ -44,7 +44,11 @@ HEADERS = {
     "slices.csv": (
         *("split", "feature", "value", "task", "count", "base_rate", "loss", "ne", "auc", "auc_bound", "calibration"),
     ),
+    "managed.csv": (
+        *("step", "table", "rows", "in_use", "ids", "admitted", "evicted", "rejected", "overflowed", "expired"),
+    ),
 }
+EVICTED = ("evicted_ids.", ".csv"), ("step", "id")  # how the names of these files begin and end, and their columns
 Cell = str | int | float | None
 DIGITS = 19  # most digits of a step
 AFTER = "test"  # the split that is measured after the end of a run
@@ -131,8 +135,9 @@ class RunFolder:
 
     def drop_after(self, step: int) -> None:
         """Cut off lines that were written after a step, and those of the test at the run's end."""
-        for name in ("metrics.csv", "steps.csv", "stages.csv", "caches.csv"):
-            path = self.path / name
+        evicted = sorted(self.path.glob(evicted_ids_name("*")))
+        names = ("metrics.csv", "steps.csv", "stages.csv", "caches.csv", "managed.csv")
+        for path in (*(self.path / name for name in names), *evicted):
             if not path.exists():
                 continue
             header, *lines = read_bytes(path).splitlines(keepends=True) or [b""]
@@ -161,7 +166,7 @@ class RunFolder:
         if path.exists():
             with open_regular(path) as file:
                 columns = tuple(next(csv.reader([file.readline().decode()]), ()))
-            if columns != HEADERS[name]:
+            if columns != _columns(name):
                 self.replace(name, self.rows(name))
         self._begun.add(name)
 
@@ -169,6 +174,16 @@ class RunFolder:
         path = self.path / name
         with _naming(path):
             append(path, text.encode())
+
+
+def evicted_ids_name(table: str) -> str:
+    """The file of the ids of a managed table that lost their rows."""
+    return table.join(EVICTED[0])
+
+
+def _columns(name: str) -> tuple[str, ...]:
+    begin, end = EVICTED[0]
+    return EVICTED[1] if name.startswith(begin) and name.endswith(end) else HEADERS[name]
 
 
 @contextmanager
@@ -182,7 +197,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 def _csv(name: str, rows: Sequence[Mapping[str, Cell]], *, header: bool) -> str:
     text = io.StringIO()
-    lines = csv.DictWriter(text, HEADERS[name], lineterminator="\n", extrasaction="ignore")
+    lines = csv.DictWriter(text, _columns(name), lineterminator="\n", extrasaction="ignore")
     if header:
         lines.writeheader()
     lines.writerows([{key: _cell(value) for key, value in row.items()} for row in rows])

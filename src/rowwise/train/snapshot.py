@@ -5,6 +5,7 @@ indices or ranks. So a model with a new layer or table, or under another plan, c
 
     model/<name>                       parameters and buffers; rows of tables as they are stored
     rows/<module>/<table>/<slot>       optimizer state of rows; `step` counts a table's updates
+    rows/<module>/<table>/id           of managed tables: the id of each row, and more state of its policy
     optimizer/<which>/<name>/<slot>    state of torch's optimizers
     rng/torch                          torch's random numbers, of each rank
     held/<bucket>                      error feedback of dense gradients (lossy wires), of each rank
@@ -29,7 +30,13 @@ from torch.optim import Optimizer
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import Span, TensorEntry
 from rowwise.checkpoint.read import Checkpoint, reading_data
-from rowwise.checkpoint.tables import shards_to_read, shards_to_write, table_modules, tensor_entries
+from rowwise.checkpoint.tables import (
+    is_needed_for_lookups,
+    shards_to_read,
+    shards_to_write,
+    table_modules,
+    tensor_entries,
+)
 from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.errors import CheckpointError
@@ -188,7 +195,7 @@ def _fill_model(checkpoint: Checkpoint, model: nn.Module, *, state: bool) -> set
     names = {f"model/{name}" for name in _dense_tensors(model)}
     for path, module in table_modules(model):
         for name, want in tensor_entries(path, module).items():
-            if not state and name.startswith("rows/"):
+            if not state and not is_needed_for_lookups(name):
                 continue
             # Checked on every rank, also for tensors of other ranks: all must raise, or none.
             there = checkpoint.entry(name)
@@ -205,7 +212,7 @@ def _model_parts(checkpoint: Checkpoint, model: nn.Module, *, state: bool) -> li
     shards = [LocalShard.whole(f"model/{name}", tensor) for name, tensor in _dense_tensors(model).items()]
     for path, module in table_modules(model):
         tables = shards_to_read(path, module, checkpoint.manifest.tensors)
-        shards += [shard for shard in tables if state or not shard.name.startswith("rows/")]
+        shards += [shard for shard in tables if state or is_needed_for_lookups(shard.name)]
     return shards
 
 

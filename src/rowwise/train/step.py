@@ -2,10 +2,11 @@
 
 Read `step` from top to bottom; the rest of the package is around it. Nothing changes before the gradients were checked:
 the backward only stages gradients of rows (see `embedding.py`), so a step that meets NaN or infinity leaves rows,
-parameters and optimizers as they were. Two exceptions: buffers that a forward changes, and a row whose finite gradients
-add up past the range of float32. The second appears only in the update, on the rank that holds the row, after other
-rows have changed. A bound on the sum travels with the loss; only if the bound exceeds the range do the ranks exchange
-their status after the update, so that other steps have no gather for it.
+parameters and optimizers as they were. Three exceptions: buffers that a forward changes; the ids of managed tables, of
+which some have got a row and others lost it; and a row whose finite gradients add up past the range of float32. The
+last appears only in the update, on the rank that holds the row, after other rows have changed. A bound on the sum
+travels with the loss; only if the bound exceeds the range do the ranks exchange their status after the update, so that
+other steps have no gather for it.
 
 With several ranks each has some of the samples, or none. The loss is a mean over the samples of all ranks, gradients
 are added over all ranks, and an error of one rank ends the step on all (see `step_header.py`). One rank runs the same
@@ -27,7 +28,8 @@ from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.comm.status import raise_if_any_rank_failed
 from rowwise.errors import BatchError, GradientError, SpecError, UpdateError
-from rowwise.hashing.embeddings import MappedEmbeddings
+from rowwise.hashing.make import IdTables
+from rowwise.hashing.managed.embeddings import ManagedEmbeddings
 from rowwise.ops.threads import one_thread
 from rowwise.ops.update import run_all
 from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
@@ -56,7 +58,8 @@ class StepContext:
     clock: Breakdown
     # Collected once: walking through a model's modules takes longer than many kernels.
     tables: tuple[AnyEmbeddings, ...]
-    id_maps: Mapping[AnyEmbeddings, MappedEmbeddings]  # for tables behind an id map: the module that maps their ids
+    id_maps: Mapping[AnyEmbeddings, IdTables]  # for tables behind another module: the one that maps their ids
+    managed: tuple[ManagedEmbeddings, ...]
     dense: tuple[nn.Parameter, ...]
     comm: Comm
     gradients: DenseGradients | ElasticGradients
@@ -95,7 +98,8 @@ class StepContext:
             settings=settings,
             clock=clock,
             tables=tables,
-            id_maps={one.stored: one for one in model.modules() if isinstance(one, MappedEmbeddings)},
+            id_maps={one.stored: one for one in model.modules() if isinstance(one, IdTables)},
+            managed=tuple(one for one in model.modules() if isinstance(one, ManagedEmbeddings)),
             dense=dense,
             comm=own,
             gradients=gradients,
@@ -123,6 +127,7 @@ def step(context: StepContext, batches: Sequence[Batch], number: int, header: St
         with one_thread() if context.shards else nullcontext():
             status = _exchange_header(context, batches, number, header)
             pieces = context.shards.split_batch(batches, status.samples_W) if context.shards else batches
+            _observe_ids(context, batches)
             losses, outcomes = _differentiate(context, pieces, status.samples, number)
             with context.clock.phase("backward"):
                 norm = _gradient_norm(context)
@@ -136,6 +141,8 @@ def step(context: StepContext, batches: Sequence[Batch], number: int, header: St
         context.gradients.discard()
         for tables in context.tables:
             tables.discard()
+        for managed in context.managed:
+            managed.end_step()
     if context.shards:
         outcomes = [join(outcomes, [len(piece.labels_BK) for piece in pieces])]
     return StepResult(
@@ -198,6 +205,13 @@ def _exchange_header(context: StepContext, batches: Sequence[Batch], number: int
     if not status.samples:
         raise BatchError(f"step {number} has no samples on any rank: want at least one sample")
     return status
+
+
+def _observe_ids(context: StepContext, batches: Sequence[Batch]) -> None:
+    """Give ids of managed tables rows, from all samples of the step: virtual shards come in another order."""
+    with context.clock.phase("forward"):
+        for managed in context.managed:
+            managed.begin_step([batch.sparse for batch in batches])
 
 
 def _differentiate(

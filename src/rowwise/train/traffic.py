@@ -15,16 +15,16 @@ from torch import Tensor
 
 from rowwise.batch import Batch, Jagged
 from rowwise.errors import StateError
-from rowwise.hashing.embeddings import MappedEmbeddings
+from rowwise.hashing.make import IdTables
 from rowwise.shard.embeddings import AnyEmbeddings
-from rowwise.spec import Table, Value, state_width
+from rowwise.spec import Table, Value, state_bytes
 from rowwise.train.repeats import IdSample
 from rowwise.train.run_folder import Cell
 
 MOST_IDS = 1 << 13  # of a feature in a batch
 MOST_COUNTED = 1 << 16  # of a feature in a batch, for `repeats`
 IDS, COUNTS = "traffic/ids", "traffic/counts"  # names of tensors that concatenate all tables
-IdMaps = Mapping[AnyEmbeddings, MappedEmbeddings]
+IdMaps = Mapping[AnyEmbeddings, IdTables]
 NO_ID_MAPS: IdMaps = {}
 TOP = 100  # `in_top` counts the ids among the most common hundredth of distinct ids
 
@@ -144,7 +144,7 @@ class TableTraffic:
             "optimizer": table.optimizer.__struct_config__.tag,
             "features": " ".join(table.feature_names),
             "bytes": table.rows * table.row_bytes,
-            "state_bytes": 4 * state_width(table) * table.rows + 8,  # 8: the number of updates
+            "state_bytes": state_bytes(table) * table.rows + 8,  # 8: the number of updates
             "ids_per_sample": ids_per_sample,
             "unique_share": sums.different / max(sums.looked_at, 1),
             "top_share": sums.in_top / max(sums.looked_at, 1),

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from rowwise.batch import Jagged
 from rowwise.embedding import Embeddings
 from rowwise.errors import DataError, SpecError
-from rowwise.hashing.embeddings import AnyTables, MappedEmbeddings
+from rowwise.hashing.embeddings import MappedEmbeddings
 from rowwise.hashing.methods import FoldedVectors, IdHistory
 from rowwise.models.wide import ENDING
 from rowwise.recipes.compose import ResolvedRecipe, make_batcher, make_job, make_model
@@ -151,7 +151,7 @@ def _halve_layers(model: Model) -> Model:
             return model
 
 
-def find_embeddings(model: nn.Module, table: str) -> AnyTables | None:
+def find_embeddings(model: nn.Module, table: str) -> Embeddings | MappedEmbeddings | None:
     """The outermost embedding module of the model that has the table."""
     modules = (module for module in model.modules() if isinstance(module, (Embeddings, MappedEmbeddings)))
     return next((module for module in modules if any(t.name == table for t in module.tables)), None)

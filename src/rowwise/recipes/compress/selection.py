@@ -78,6 +78,8 @@ def select_tables(tables: Sequence[Table], goal: CompressionGoal) -> TableSelect
 def _reason_to_keep(table: Table, fraction: float) -> str | None:
     if table.id_map is not None:
         return "has an id_map already"
+    if table.managed is not None:
+        return "is managed"
     if table.rows < LEAST_IDS:
         return f"has fewer than {LEAST_IDS:,} ids"
     return f"is less than {LEAST_FRACTION:.0%} of all bytes" if fraction < LEAST_FRACTION else None

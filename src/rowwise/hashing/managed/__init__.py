@@ -1,0 +1,1 @@
+"""Managed tables: any 64-bit ids in a fixed number of rows."""
