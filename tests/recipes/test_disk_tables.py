@@ -19,7 +19,7 @@ from rowwise.recipes.disk_tables import describe_disk_tables, fill_caches, has_d
 from rowwise.recipes.recipe import Data, Recipe
 from rowwise.recipes.runs import TrainingRun, evaluate
 from rowwise.recipes.sharding import choose_plan, tables_of
-from rowwise.recipes.table_memory import TableMemory, single_rank_plan
+from rowwise.recipes.table_memory import TableMemory, raise_if_short, single_rank_plan
 from rowwise.store.sizes import cache_bytes, disk_bytes
 
 MB = 10**6
@@ -76,6 +76,15 @@ def test_what_is_too_small_says_so_in_numbers(large):
     disk = r"on disk need up to 21\.0 MB, and 5\.0 MB are free on the disk: want another disk by --set disk=FOLDER; or"
     with pytest.raises(TableMemoryError, match=disk):
         choose_plan(made, model, one, memory_of(model, one, 4 * MB, disk_free_H=(5 * MB,)))
+
+
+def test_caches_of_a_given_plan_that_are_too_large_are_named(large):
+    _, model = large
+    tables = tables_of(model)
+    tiles = (structs.replace(t, tier="disk", cache_rows=t.rows[1]) for t in single_rank_plan(tables).tiles)
+    memory = replace(memory_of(model, Topology(), 4 * MB), plan=Plan(world=1, tiles=tuple(tiles)))
+    with pytest.raises(TableMemoryError, match=r"for caches and indices.*: want smaller `cache_rows` in the plan; or "):
+        raise_if_short(memory)
 
 
 def test_the_line_of_a_run_has_the_numbers_of_its_plan(large):

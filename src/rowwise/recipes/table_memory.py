@@ -155,7 +155,8 @@ def raise_if_short(memory: TableMemory, disk: str = "", disk_remedy: str = "") -
     remedies = [f"{remedy.change} ({format_bytes(remedy.needed_bytes)})" for remedy in find_remedies(memory, host)]
     if memory.purpose == "use":
         remedies = [f"a machine with {needed} free", *(f"a run with {remedy}" for remedy in remedies)]
-    remedies = [disk_remedy, *remedies] if disk_remedy else remedies
+    smaller_caches = "smaller `cache_rows` in the plan" if caches else ""  # it is a given one: others fit
+    remedies = [*filter(None, (disk_remedy, smaller_caches)), *remedies]
     want = "; or ".join(remedies[:MOST_REMEDIES]) or "a machine with more memory, or fewer tables"
     there = f"memory is {format_bytes(free)}" if memory.limited else f"{format_bytes(free)} are free"
     raise TableMemoryError(f"{got}, and {there}{disk}: want {want}")
