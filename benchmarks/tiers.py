@@ -16,7 +16,7 @@
 
 Each side has a process of its own. The last printed line is one JSON object.
 
-Takes: 20 minutes, 45 GB of disk; --quick 2 minutes, 5 GB
+Takes: 10 minutes, 25 GB of disk; --quick 1 minute, 5 GB
 Needs: the extra `peers` for RocksDB
 """
 
