@@ -158,9 +158,13 @@ def test_the_file_has_no_name_and_ends_with_the_process(tmp_path):
 
 def test_folders_that_cannot_be_used(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match=r"file: rows cannot be kept on disk there: .*want a folder"):
+    with pytest.raises(
+        StoreError, match=r"file: rows could not be read or written: .*; want a folder on a disk that can be written"
+    ):
         make(tmp_path / "file", [make_table()])
-    with pytest.raises(StoreError, match=r"/proc: rows could not .*want a folder on a disk, by `disk`"):
+    with pytest.raises(
+        StoreError, match=r"/proc: rows could not .*want a folder on a disk that can be written, by `disk`"
+    ):
         make(type(tmp_path)("/proc"), [make_table()])
 
 

@@ -31,6 +31,7 @@ from rowwise.store.policy import DEFAULT_POLICY, WAYS, Policy
 from rowwise.store.row_stream import InitialValues
 
 SEGMENT_bytes = 8 << 20  # of one write: rows go to disk at its sequential speed
+UNUSABLE, WANT = "rows could not be read or written", "want a folder on a disk that can be written, by `disk`"
 WINDOW_bytes = 16 << 20  # of records that a stream reads at a time
 InitialRows = Callable[[Tensor], tuple[Tensor, Tensor]]  # row numbers -> stored bytes [U, bytes] and state [U, floats]
 
@@ -111,7 +112,7 @@ class DiskTables:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StoreError(f"{folder}: rows cannot be kept on disk there: {error.strerror}; want a folder") from None
+            raise StoreError(f"{folder}: {UNUSABLE}: {error.strerror}; {WANT}") from None
         path = os.fsencode(folder)
         self._tier = self._library.tier_open(path, segment_bytes, uring, len(tables), described, byref(status))
         self._check(status)
@@ -246,9 +247,9 @@ class DiskTables:
                 raise StoreError(f"the memory of the caches of {len(self.tables)} tables on disk was not allocated")
 
     def _system_error(self, number: int) -> str:
-        text = f"rows could not be read or written: {os.strerror(number)}"
+        text = f"{UNUSABLE}: {os.strerror(number)}"
         if number != errno.ENOSPC:
-            return f"{text}; want a folder on a disk, by `disk`"
+            return f"{text}; {WANT}"
         free = ""
         with suppress(OSError):
             space = os.statvfs(self.folder)
