@@ -101,7 +101,15 @@ def test_nonsense_is_refused(name, folder):
     assert accepted == []
 
 
-ANY_TEXT = {"About.what", "About.run", "About.machine", "Recipe.name", "Data.folder", "SplitText.separator"}
+ANY_TEXT = {
+    "About.what",
+    "About.run",
+    "About.machine",
+    "Recipe.name",
+    "Recipe.disk",
+    "Data.folder",
+    "SplitText.separator",
+}
 WORDS = ANY_TEXT | {f"{name}.to" for name in NEAR if "to" in NEAR[name]}
 
 

@@ -27,6 +27,8 @@ LEFT_ALONE = {  # what makes no other run, and where it is seen
     "Saving.incremental": "all rows change, so that every checkpoint is full",
     "Saving.background": "memory, and the time that steps wait", "Training.threads": "env.json",
     "Training.determinism": "batches of one block: the same bits",
+    "Managed.evict": "no bucket is full", "Managed.ttl_steps": "the run has fewer steps",
+    "Managed.seed": "ids are admitted with probability 1",
     "Training.ahead": "memory, and the time that steps wait",
 } | {f"About.{key}": "rowwise ls" for key in NEAR["About"]}  # fmt: skip
 RESULTS = ("test", "best", "steps", "samples", "workers", "expected", "spread", "recipe")

@@ -95,7 +95,7 @@ class KernelCase:
 
     def update(self, grad_BS: Tensor) -> None:
         """Update the arena in place with the kernel."""
-        torch.ops.rowwise.update(*self.update_memory(), *self.bags[:4], grad_BS, self.bags.batch, False)
+        torch.ops.rowwise.update(*self.update_memory()[:5], *self.bags[:4], grad_BS, self.bags.batch, False)
 
     def gradients(self) -> list[Tensor]:
         """Gradients for STEPS consecutive updates."""
