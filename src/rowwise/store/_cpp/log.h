@@ -88,8 +88,8 @@ class Log {
     if (open.at == NOWHERE || open.count == records.per_block) begin_block(t);
     char* const block = buffer_->data() + open.at;
     char* const record = block + sizeof(BlockHeader) + open.count * records.bytes;
-    std::memcpy(record, values, std::size_t(records.row_bytes));
-    std::memcpy(record + records.row_bytes, state, std::size_t(records.state_bytes));
+    copy_bytes(record, values, records.row_bytes);
+    copy_bytes(record + records.row_bytes, state, records.state_bytes);
     const int64_t payload = records.payload();
     std::memset(record + records.row_bytes + records.state_bytes, 0,
                 std::size_t(payload - records.row_bytes - records.state_bytes));

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 
 namespace rowwise {
@@ -37,6 +38,11 @@ class ZeroArray {
   T* data_ = nullptr;
   int64_t count_;
 };
+
+// Tables without optimizer state have no memory for it.
+inline void copy_bytes(char* to, const char* from, int64_t bytes) {
+  if (bytes) std::memcpy(to, from, std::size_t(bytes));
+}
 
 constexpr int64_t BLOCK = 4096;  // the unit of direct input and output
 

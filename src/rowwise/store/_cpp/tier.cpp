@@ -61,8 +61,8 @@ class Tier {
     thread_ = log_.read_behind(ahead_, [this](const Log::Wanted& one, const char* row, const char* state) {
       char* const to = ahead_bytes_.data() + one.index;
       to[0] = 1;
-      std::memcpy(to + 1, row, std::size_t(tables_[one.table].row_bytes));
-      std::memcpy(to + 1 + tables_[one.table].row_bytes, state, std::size_t(tables_[one.table].state_bytes));
+      copy_bytes(to + 1, row, tables_[one.table].row_bytes);
+      copy_bytes(to + 1 + tables_[one.table].row_bytes, state, tables_[one.table].state_bytes);
     });
   }
 
@@ -84,8 +84,8 @@ class Tier {
         }
       });
     log_.read(wanted_, [&](const Log::Wanted& one, const char* row, const char* state) {
-      std::memcpy(row_in(one.table, one.index), row, std::size_t(tables_[one.table].row_bytes));
-      std::memcpy(state_in(one.table, one.index), state, std::size_t(tables_[one.table].state_bytes));
+      copy_bytes(row_in(one.table, one.index), row, tables_[one.table].row_bytes);
+      copy_bytes(state_in(one.table, one.index), state, tables_[one.table].state_bytes);
     });
   }
 
@@ -99,8 +99,8 @@ class Tier {
     const TierTable& table = tables_[t];
     std::vector<Log::Wanted> wanted;
     const auto copy = [&](int64_t i, const char* row, const char* state) {
-      std::memcpy(row_out + i * table.row_bytes, row, std::size_t(table.row_bytes));
-      std::memcpy(state_out + i * table.state_bytes, state, std::size_t(table.state_bytes));
+      copy_bytes(row_out + i * table.row_bytes, row, table.row_bytes);
+      copy_bytes(state_out + i * table.state_bytes, state, table.state_bytes);
     };
     for (int64_t i = 0; i < count; ++i) {
       const int64_t slot = caches_[t]->find(rows[i]);
@@ -118,8 +118,8 @@ class Tier {
     for (int64_t i = 0; i < count; ++i, row += table.row_bytes, state += table.state_bytes) {
       const int64_t slot = caches_[t]->find(rows[i]);
       if (slot != NONE) {
-        std::memcpy(row_in(t, slot), row, std::size_t(table.row_bytes));
-        std::memcpy(state_in(t, slot), state, std::size_t(table.state_bytes));
+        copy_bytes(row_in(t, slot), row, table.row_bytes);
+        copy_bytes(state_in(t, slot), state, table.state_bytes);
         caches_[t]->mark_changed(slot);
       } else {
         log_.append(t, rows[i], row, state);
@@ -180,8 +180,8 @@ class Tier {
     if (found == ahead_.end() || found->table != t || found->row != row) return false;
     const char* const from = ahead_bytes_.data() + found->index;
     if (!from[0] || !log_.is_latest(*found)) return false;
-    std::memcpy(row_in(t, slot), from + 1, std::size_t(tables_[t].row_bytes));
-    std::memcpy(state_in(t, slot), from + 1 + tables_[t].row_bytes, std::size_t(tables_[t].state_bytes));
+    copy_bytes(row_in(t, slot), from + 1, tables_[t].row_bytes);
+    copy_bytes(state_in(t, slot), from + 1 + tables_[t].row_bytes, tables_[t].state_bytes);
     return true;
   }
 
