@@ -74,10 +74,7 @@ class Log {
   ~Log() { close(file_); }
 
   bool has(int64_t table, int64_t row) const { return index_[table][row] != 0; }
-  int64_t rows(int64_t table) const { return index_[table].size(); }
-  int64_t live(int64_t table) const { return live_[table]; }
   int64_t block_reads() const { return block_reads_; }
-  int64_t writes(int64_t table) const { return records_[table].written; }
   int64_t disk_bytes() const { return int64_t(segments_.size() - free_.size()) * segment_bytes_; }
   bool uses_uring() const { return reader_->uses_uring(); }
   int file() const { return file_; }
@@ -104,7 +101,7 @@ class Log {
     release(t, row);
     index_[t][row] = uint32_t(location);
     segments_[current_].live += records.bytes;
-    ++live_[t], ++records.written;
+    ++live_[t];
   }
 
   struct Wanted {
@@ -201,7 +198,7 @@ class Log {
   static constexpr int64_t NOWHERE = -1;
   struct Records {
     int64_t row_bytes, state_bytes;
-    int64_t bytes = 0, block_bytes = 0, per_block = 0, written = 0;
+    int64_t bytes = 0, block_bytes = 0, per_block = 0;
     int64_t payload() const { return bytes - int64_t(sizeof(RecordEnd)); }
   };
   struct Open {  // the block of a table that takes its next records
