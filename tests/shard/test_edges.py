@@ -152,8 +152,8 @@ def routed(tables, tiles, batch, world=2):
 
     def rank(comm):
         router = Router(make_routes(tables, plan, comm.topology), comm)
-        received = router.route(batch).received
-        return received, comm.sent.total("ids"), router.unknown_ids
+        found = router.start(batch).finish()
+        return found.received, comm.sent.total("ids"), {feature: count for _, feature, count in found.unknown}
 
     return run_threads(world, rank, timeout_s=30)
 

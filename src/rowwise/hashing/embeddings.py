@@ -101,7 +101,7 @@ class MappedEmbeddings(nn.Module):
         for feature, x in pooled.items():
             columns[feature] = slice(at, at := at + x.shape[1])
         matrix_BS = torch.cat(list(pooled.values()), 1) if pooled else vectors.matrix_BS[:, :0]
-        return Vectors(matrix_BS=matrix_BS, columns=columns, sequences=sequences)
+        return Vectors.of(matrix_BS, columns, sequences)
 
     def map_batch(self, sparse: Jagged | KeyedJagged) -> Jagged:
         """The batch of rows that `Embeddings` looks up for a batch of ids."""

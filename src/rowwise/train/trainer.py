@@ -24,7 +24,6 @@ from rowwise.errors import AgreedError, GradientError, SpecError, UpdateError
 from rowwise.ingest.batcher import Batcher, Position
 from rowwise.ingest.service.client import ServiceHealth
 from rowwise.plan import Forecast
-from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.spec import Wire
 from rowwise.train.breakdown import PAUSED, Breakdown
 from rowwise.train.diagnose import find_cause
@@ -199,10 +198,6 @@ class Trainer:
         number = self.progress.step + 1
         self._recorder.start_step(number)
         random = torch.get_rng_state()
-        following = groups.next_batch
-        for tables in self._context.tables:
-            if following is not None and isinstance(tables, ShardedEmbeddings):
-                tables.read_ahead(following.sparse)
         try:
             stepped = step(self._context, group.batches, number, self._header(groups))
         except (GradientError, AgreedError) as error:
