@@ -209,21 +209,21 @@ def transfers_are_reported(comm, exact):
     assert group.observer is comm.observer
     comm.observer.report = found.append
     for step, collective in enumerate(COLLECTIVES, 1):
-        comm.observer.step = step
+        comm.observer.step, comm.observer.stage = step, collective
         case = make(collective, len(comm.ranks), seed=70)
         began_s = time.perf_counter()
         pending = case.start(group)[1]
-        comm.observer.step = 99
+        comm.observer.step, comm.observer.stage = 99, ""
         started_s = time.perf_counter()
         assert len(found) == step - 1, "not before it is waited for"
         pending.wait()
         asked.append((collective, step, began_s, started_s, time.perf_counter()))
     comm.observer.report = None
     make("all_gather", len(comm.ranks)).start(comm)[1].wait()
-    for (purpose, collective, step, begin_s, end_s), (*want, began_s, started_s, ended_s) in zip(
+    for (purpose, collective, stage, step, begin_s, end_s), (*want, began_s, started_s, ended_s) in zip(
         found, asked, strict=True
     ):
-        assert [collective, step] == want
+        assert [collective, step] == [stage, step] == want
         assert purpose == {"all_to_all": "a2a", "all_gather": "gather", "reduce_scatter": "scatter"}.get(
             collective, "reduce"
         )

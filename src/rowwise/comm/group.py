@@ -124,6 +124,5 @@ class TransportComm:
             return self.transport.start(call, send_N.detach().contiguous())
         begin_s = perf_counter()
         pending = self.transport.start(call, send_N.detach().contiguous())
-        return _ObservedCollective(
-            pending, self.observer, Transfer(purpose, collective, self.observer.step, begin_s, begin_s)
-        )
+        started = Transfer(purpose, collective, self.observer.stage, self.observer.step, begin_s, begin_s)
+        return _ObservedCollective(pending, self.observer, started)

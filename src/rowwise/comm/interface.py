@@ -50,6 +50,11 @@ class WaitTime(local):
     """
 
     seconds: float = 0.0
+    end_s: float = 0.0  # when the last wait ended, by `time.perf_counter`
+
+    def add(self, begin_s: float, end_s: float) -> None:
+        self.seconds += end_s - begin_s
+        self.end_s = end_s
 
 
 class Transfer(NamedTuple):
@@ -57,7 +62,8 @@ class Transfer(NamedTuple):
 
     purpose: str
     collective: str
-    step: int  # the observer's, when the collective was called
+    stage: str  # the observer's, as `step`, when the collective was called
+    step: int
     begin_s: float
     end_s: float
 
@@ -68,7 +74,8 @@ class TransferObserver:
     """Where a communicator and its split groups report transfers."""
 
     report: Callable[[Transfer], None] | None = None  # None: nothing is measured
-    step: int = 0  # of the training; transfers that start now belong to it
+    stage: str = ""  # of a training step; transfers that start now belong to it
+    step: int = 0
 
 
 class Work(Protocol):

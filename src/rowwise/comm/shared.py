@@ -220,7 +220,7 @@ class SharedMemoryTransport:
                 raise PeerError(
                     f"rank {me} waited {self.world.timeout_s} s for {call}: not called by rank {rank}: {want}"
                 )
-        self.waited.seconds += time.perf_counter() - begin_s
+        self.waited.add(begin_s, time.perf_counter())
 
     def _end_of(self, peer: int) -> str:
         """The end of a rank in words; empty while it takes part."""

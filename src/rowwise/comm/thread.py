@@ -109,7 +109,7 @@ class _ThreadTransport:
     def _finish(self, key: CallKey) -> ReceivedTensor:
         begin_s = time.perf_counter()
         posts_W = self.rendezvous.collect(key, self.ranks, self.rank)
-        self.waited.seconds += time.perf_counter() - begin_s
+        self.waited.add(begin_s, time.perf_counter())
         mismatch = find_mismatch([post.call for post in posts_W], self.ranks)
         if mismatch:
             raise PeerError(mismatch)

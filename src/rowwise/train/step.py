@@ -83,6 +83,7 @@ class StepContext:
         seed = torch.initial_seed()
         own = solo() if comm is None else comm.split([comm.ranks])  # no collectives of others come in between
         gradients, shards = DenseGradients(dense, own, wire), None
+        gradients.phase = clock.phase
         if settings.determinism == "elastic":
             if not wire.exact:
                 raise SpecError(f"train.determinism='elastic' with {wire}: want 'fp32' for every type of the wire")
@@ -132,7 +133,10 @@ def step(context: StepContext, batches: Sequence[Batch], number: int, header: St
             with context.clock.phase("backward"):
                 norm = _gradient_norm(context)
                 bound, failure = _check_gradients(context, losses, norm)
-                loss, may_overflow = reduce_loss_or_raise(context.comm, losses, bound, failure, during=f"step {number}")
+                with context.clock.phase("status"):
+                    loss, may_overflow = reduce_loss_or_raise(
+                        context.comm, losses, bound, failure, during=f"step {number}"
+                    )
                 _clip(context, norm)
                 _update_rows(context, number, may_overflow=may_overflow)
                 rate = _update_dense(context, number)
@@ -199,7 +203,7 @@ def _exchange_header(context: StepContext, batches: Sequence[Batch], number: int
     if context.shards:
         alike["seed of torch"] = context.shards.seed % (1 << 53)
     samples, header = sum(len(batch.labels_BK) for batch in batches), header.with_batches(batches)
-    with context.clock.phase("forward"):
+    with context.clock.phase("status"):
         during = f"before step {number}"
         status = exchange_step_header(context.comm, header, during=during, samples=samples, alike=alike)
     if not status.samples:
@@ -232,7 +236,7 @@ def _differentiate(
             loss = outcome.loss if share == 1 else outcome.loss * share
             context.gradients.backward(loss, last=place == len(pieces) - 1)
         outcomes.append(outcome)
-    with context.clock.phase("backward"):
+    with context.clock.phase("reduce"):
         context.gradients.finish()
     return losses, outcomes
 
