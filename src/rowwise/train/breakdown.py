@@ -21,10 +21,10 @@ While a torch profiler records, each phase is a `record_function` of its name.
 Known limits: on a GPU, kernels that were only queued are charged to the phase that first synchronises.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
-from typing import Protocol, final
+from typing import NamedTuple, Protocol, final
 
 from torch import nn
 from torch.autograd import profiler
@@ -42,6 +42,16 @@ PHASES = (
 )
 BESIDE = ("data", "route", "prefetch", "exchange", "return", "reduce", "status")  # phases of other resources
 PAUSED = "paused"  # evaluations and checkpoints; phases entered inside are charged to it, too
+
+
+class PhaseSeconds(NamedTuple):
+    """Seconds by phase: see [Note: Busy and exposed]."""
+
+    exposed: Mapping[str, float]
+    busy: Mapping[str, float]
+
+    def since(self, before: "PhaseSeconds") -> "PhaseSeconds":
+        return PhaseSeconds(*({p: now[p] - then[p] for p in PHASES} for now, then in zip(self, before, strict=True)))
 
 
 class Watch(Protocol):
@@ -132,7 +142,7 @@ class Breakdown:
             self._set_step(before)
 
     def add_busy(self, phase: str, resource: str, begin_s: float, end_s: float, step: int | None = None) -> None:
-        """Count an interval in which a resource worked for a phase, in the order of their ends."""
+        """Count an interval in which a resource worked for a phase; those of a phase in the order of their begins."""
         if phase in self._busy:
             self._busy[phase] += max(0.0, end_s - max(begin_s, self._busy_until[phase]))
             self._busy_until[phase] = max(end_s, self._busy_until[phase])
@@ -148,10 +158,11 @@ class Breakdown:
         self._charge()
         return dict(self._seconds)
 
-    def busy_seconds(self) -> dict[str, float]:
-        """Busy seconds by phase, without `PAUSED`."""
-        self._charge()
-        return {phase: self._busy.get(phase, self._seconds[phase]) for phase in PHASES}
+    def phase_seconds(self) -> PhaseSeconds:
+        """Exposed and busy seconds by phase, without `PAUSED`."""
+        exposed = self.seconds()
+        exposed.pop(PAUSED)
+        return PhaseSeconds(exposed, exposed | self._busy)
 
     def training_s(self) -> float:
         return sum(seconds for phase, seconds in self.seconds().items() if phase != PAUSED)

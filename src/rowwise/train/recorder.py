@@ -25,6 +25,7 @@ from rowwise.checkpoint.read import Checkpoint
 from rowwise.comm.status import gather_object
 from rowwise.errors import SpecError
 from rowwise.spec import Value
+from rowwise.train.breakdown import PhaseSeconds
 from rowwise.train.cache_counts import NOTHING, CacheCounts, cache_rows_of_csv, disk_cells, sum_up
 from rowwise.train.evaluate import Scores, Values, recent_values_of, values_of
 from rowwise.train.managed_ids import ManagedRecord, RankRecord, counter_rows, write_evictions
@@ -32,7 +33,7 @@ from rowwise.train.metrics import Metrics
 from rowwise.train.progress import Progress
 from rowwise.train.run_folder import Cell, RunFolder
 from rowwise.train.settings import Log
-from rowwise.train.stages import RankSeconds, Stages
+from rowwise.train.stages import Stages
 from rowwise.train.step import StepContext, StepResult
 from rowwise.train.timeline import STEPS, StageInterval
 from rowwise.train.traffic import SavedTraffic, TableTraffic
@@ -99,7 +100,7 @@ class Recorder:
         self._managed_W: list[RankRecord] = []  # of each rank, at the last gather
         self._slices: list[dict[str, Cell]] = []
         self._recent_metrics: Mapping[str, Values] = {}
-        self._spent_W: list[RankSeconds] = []  # the current line's seconds, of each rank
+        self._spent_W: list[PhaseSeconds] = []  # the current line's seconds, of each rank
         self._written = 0  # the step of the newest line
         self._memory_bytes = 0  # most of any rank, at the last gather
         self._board = _open_tensorboard(folder, log)

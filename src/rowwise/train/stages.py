@@ -6,10 +6,10 @@ lines of timeline.csv. A line of stages.csv holds the mean over the steps since 
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from typing import NamedTuple, final
+from typing import final
 
 from rowwise.plan import Forecast
-from rowwise.train.breakdown import PHASES, Breakdown
+from rowwise.train.breakdown import PHASES, Breakdown, PhaseSeconds
 from rowwise.train.feeding import AskHealth, DataWait, no_service, worker_cells
 from rowwise.train.progress import Progress
 from rowwise.train.run_folder import Cell
@@ -18,16 +18,6 @@ from rowwise.train.timeline import StageInterval
 
 Seconds = Mapping[str, float]  # by phase
 STAGES = ("lookup", "exchange", "wait", "update")  # phases of a forecast; its `exchange` includes `route`
-
-
-class RankSeconds(NamedTuple):
-    """A rank's seconds of a line: [Note: Busy and exposed] in `breakdown.py`."""
-
-    exposed: Seconds
-    busy: Seconds
-
-
-NO_SECONDS = RankSeconds(dict.fromkeys(PHASES, 0.0), dict.fromkeys(PHASES, 0.0))
 
 
 @final
@@ -45,17 +35,16 @@ class Stages:
         self, clock: Breakdown, forecast: Forecast | None, training: Training, health: AskHealth = no_service
     ) -> None:
         self.clock, self._health = clock, health
-        self._begin, self._busy, self._samples, self._step = clock.seconds(), clock.busy_seconds(), 0, 0
+        self._begin, self._samples, self._step = clock.phase_seconds(), 0, 0
         self._first: Seconds | None = None  # the clock when the first step had ended
-        self._last: Seconds = self._begin  # the clock when the last step had ended
-        self._spent = NO_SECONDS
+        self._last: Seconds = self._begin.exposed  # the clock when the last step had ended
+        self._spent = self._begin.since(self._begin)
         fits = forecast is not None and forecast.batch == training.batch * training.accumulate
         self._expected = forecast.stages_s if forecast is not None and fits else {}
 
     def begin(self, progress: Progress) -> None:
         """Begin a line here: earlier seconds are not part of it."""
-        self._begin, self._busy = self.clock.seconds(), self.clock.busy_seconds()
-        self._samples, self._step = progress.samples, progress.step
+        self._begin, self._samples, self._step = self.clock.phase_seconds(), progress.samples, progress.step
         self._first = None
 
     def end_step(self) -> None:
@@ -75,21 +64,18 @@ class Stages:
 
     def end_line(self, progress: Progress) -> tuple[int, int]:
         """End a line, whose seconds `spent` then holds, and begin the next; returns the line's steps and samples."""
-        now, busy = self.clock.seconds(), self.clock.busy_seconds()
-        self._spent = RankSeconds(
-            {phase: now[phase] - self._begin[phase] for phase in PHASES},
-            {phase: busy[phase] - self._busy[phase] for phase in PHASES},
-        )
+        now = self.clock.phase_seconds()
+        self._spent = now.since(self._begin)
         steps, samples = progress.step - self._step, progress.samples - self._samples
-        self._begin, self._busy, self._samples, self._step = now, busy, progress.samples, progress.step
+        self._begin, self._samples, self._step = now, progress.samples, progress.step
         return steps, samples
 
     @property
-    def spent(self) -> RankSeconds:
+    def spent(self) -> PhaseSeconds:
         """The seconds of the line that `end_line` ended."""
         return self._spent
 
-    def rows(self, step: int, steps: int, spent_W: Sequence[RankSeconds]) -> list[dict[str, Cell]]:
+    def rows(self, step: int, steps: int, spent_W: Sequence[PhaseSeconds]) -> list[dict[str, Cell]]:
         """The lines of stages.csv: for each rank and phase the mean seconds of a step, over `steps` steps."""
         lines: list[dict[str, Cell]] = []
         for rank, spent in enumerate(spent_W):
