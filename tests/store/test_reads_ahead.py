@@ -51,7 +51,9 @@ def test_rows_that_were_read_ahead_are_not_read_again(tmp_path, uring):
 
 @given(
     seed=st.integers(0, 999),
-    steps=st.lists(st.sampled_from(["ahead", "change", "look up", "write", "forget", "flush"]), min_size=5, max_size=30),
+    steps=st.lists(
+        st.sampled_from(["ahead", "change", "look up", "write", "forget", "flush"]), min_size=5, max_size=30
+    ),
     uring=st.booleans(),
 )
 def test_any_order_of_calls_has_the_rows_of_a_table_in_memory(tmp_path_factory, seed, steps, uring):
