@@ -5,9 +5,8 @@ are parameters under their names that do not require gradients, so `state_dict` 
 torch.compile the lookup is a graph break; the operators themselves compile.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -20,18 +19,46 @@ from rowwise.ops.lookup import StagedGradients
 from rowwise.ops.tiles import Tiles
 from rowwise.spec import Table, check_tables
 
+LookedUp = tuple[Tensor, Mapping[str, Tensor]]  # pooled features side by side, and the rows of sequences by feature
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@final
 class Vectors:
     """The output of a lookup: pooled features side by side, and the rows of sequences.
 
     `vectors[name]` is [B, D] for a pooled feature and [N, D] for a sequence; `keys`, `values` and `to_dict`
-    are those of TorchRec's KeyedTensor and cover the pooled features.
+    are those of TorchRec's KeyedTensor and cover the pooled features. Vectors of sharded tables may be on their way
+    from other ranks: the first use of them waits, so a model computes first what does not need them.
     """
 
-    matrix_BS: Tensor
-    columns: Mapping[str, slice]
-    sequences: Mapping[str, Tensor]
+    __slots__ = ("_found", "_receive", "columns")
+
+    def __init__(self, columns: Mapping[str, slice], receive: Callable[[], LookedUp]) -> None:
+        """`receive` is called once, at the first use; `columns`: of the pooled features."""
+        self.columns, self._receive = columns, receive
+        self._found: LookedUp | None = None
+
+    @classmethod
+    def of(cls, matrix_BS: Tensor, columns: Mapping[str, slice], sequences: Mapping[str, Tensor]) -> Self:
+        """Vectors that are here."""
+        vectors = cls(columns, _receive_nothing)
+        vectors._found = matrix_BS, sequences
+        return vectors
+
+    def wait(self) -> LookedUp:
+        """Receive the vectors, if they are on their way."""
+        if self._found is None:
+            receive, self._receive = self._receive, _receive_nothing  # lets go of what was sent
+            self._found = receive()
+        return self._found
+
+    @property
+    def matrix_BS(self) -> Tensor:
+        return self.wait()[0]
+
+    @property
+    def sequences(self) -> Mapping[str, Tensor]:
+        return self.wait()[1]
 
     def __getitem__(self, feature: str) -> Tensor:
         if feature in self.sequences:
@@ -51,6 +78,10 @@ class Vectors:
     def to_dict(self) -> dict[str, Tensor]:
         """The pooled features by name."""
         return {name: self[name] for name in self.columns}
+
+
+def _receive_nothing() -> LookedUp:
+    raise StateError("vectors of a lookup that failed: want a new lookup")
 
 
 class Embeddings(nn.Module):
@@ -137,7 +168,7 @@ class Embeddings(nn.Module):
 
     def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
         lookup = self._tiles.look_up(Jagged.from_keyed(sparse).contiguous())
-        return Vectors(matrix_BS=lookup.matrix_BS, columns=self._columns, sequences=self._tiles.split(lookup))
+        return Vectors.of(lookup.matrix_BS, self._columns, self._tiles.split(lookup))
 
     def update(self) -> None:
         """Apply the gradients staged since the last update: each touched row changes once."""

@@ -20,7 +20,6 @@ from rowwise import (
     Table,
     Tile,
     Topology,
-    UnknownIdWarning,
 )
 from rowwise.comm.thread import run_threads
 from rowwise.ops.jagged import permute
@@ -152,8 +151,8 @@ def routed(tables, tiles, batch, world=2):
 
     def rank(comm):
         router = Router(make_routes(tables, plan, comm.topology), comm)
-        received = router.route(batch).received
-        return received, comm.sent.total("ids"), router.unknown_ids
+        found = router.start(batch).finish()
+        return found.received, comm.sent.total("ids"), {feature: count for _, feature, count in found.unknown}
 
     return run_threads(world, rank, timeout_s=30)
 
@@ -197,7 +196,6 @@ def test_an_id_past_a_wide_table_is_named_or_is_its_last_row():
         with pytest.raises(IdError, match=f"table 'wide': feature 'wide', sample 0, position 1: id {ids[1]} is not in"):
             routed((NARROW, WIDE), column_wise(WIDE, [0, 1]) + table_wise(NARROW, 0), batch)
         kind = Table(name="wide", rows=FAR, dim=8, unknown="last_row")
-        with pytest.warns(UnknownIdWarning):
-            found = routed((NARROW, kind), table_wise(NARROW, 0) + table_wise(kind, 1), batch)
+        found = routed((NARROW, kind), table_wise(NARROW, 0) + table_wise(kind, 1), batch)
         assert found[1][0].values_N.tolist() == [3, FAR - 1] * 2
         assert found[0][2] == {"wide": 1}

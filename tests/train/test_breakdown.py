@@ -166,13 +166,13 @@ def test_gradients_that_travel_back_are_exchange(threads, monkeypatch):
     threads(1)
     tables = make_tables()
     plan = Plan(world=2, tiles=tuple(tile for t in tables for tile in row_wise(t, [0, 1])))
-    inner = EmbeddingExchange.backward
+    inner = EmbeddingExchange.start_backward
 
     def slow(self, *given_):
         time.sleep(0.05)
         return inner(self, *given_)
 
-    monkeypatch.setattr(EmbeddingExchange, "backward", slow)
+    monkeypatch.setattr(EmbeddingExchange, "start_backward", slow)
 
     def on_a_rank(comm):
         sharded, clock = ShardedEmbeddings(tables, plan, comm), Breakdown()

@@ -59,9 +59,11 @@ class DeepFM(nn.Module):
     def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
         """Logits [B, deep[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
         dense_BF, ids = unpack(batch, sparse, self.dense_features)
-        pooled_BS = self.embeddings(ids).values()
+        vectors = self.embeddings(ids)  # both lookups are on their way before either is waited for
+        first_BK = self.first(dense_BF, ids)
+        pooled_BS = vectors.values()
         deep_BK = self.deep(torch.cat((dense_BF, pooled_BS), 1) if self.dense_features else pooled_BS)
-        return self.first(dense_BF, ids) + pair_dots(dense_BF, self.dense_vectors, pooled_BS) + deep_BK
+        return first_BK + pair_dots(dense_BF, self.dense_vectors, pooled_BS) + deep_BK
 
 
 def pair_dots(dense_BF: Tensor, vectors_FD: Tensor, pooled_BS: Tensor) -> Tensor:

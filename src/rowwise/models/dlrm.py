@@ -62,7 +62,9 @@ class DLRM(nn.Module):
     def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
         """Logits [B, top[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
         dense_BF, ids = unpack(batch, sparse, self.dense_features)
-        return self.top(interact(self.bottom(dense_BF), self.embeddings(ids).values()))
+        vectors = self.embeddings(ids)  # first: what follows overlaps with the transfer of the vectors
+        bottom_BD = self.bottom(dense_BF)
+        return self.top(interact(bottom_BD, vectors.values()))
 
 
 class Vector(nn.Module):

@@ -72,5 +72,6 @@ class Wide(nn.Module):
 
     def forward(self, dense_BF: Tensor, ids: Ids) -> Tensor:
         tasks = len(self.bias)
-        weights_BTK = self.embeddings(ids).values().view(len(dense_BF), self.columns // tasks, tasks)
-        return F.linear(dense_BF, self.weight, self.bias) + weights_BTK.sum(1)
+        vectors = self.embeddings(ids)
+        dense_BK = F.linear(dense_BF, self.weight, self.bias)
+        return dense_BK + vectors.values().view(len(dense_BF), self.columns // tasks, tasks).sum(1)

@@ -60,5 +60,6 @@ class WideDeep(nn.Module):
     def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
         """Logits [B, deep[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
         dense_BF, ids = unpack(batch, sparse, self.dense_features)
-        deep_BK = self.deep(torch.cat((dense_BF, self.embeddings(ids).values()), 1))
-        return self.wide(dense_BF, ids) + deep_BK
+        vectors = self.embeddings(ids)  # both lookups are on their way before either is waited for
+        wide_BK = self.wide(dense_BF, ids)
+        return wide_BK + self.deep(torch.cat((dense_BF, vectors.values()), 1))

@@ -181,13 +181,13 @@ class Tiles:
         bounds: list[float] = []
         for staged in self.staged:
             # One pass that writes nothing. Gradients of empty bags reach no row, so a suspect still has to be located.
-            largest = _max_abs(staged.grad)
+            largest = max_abs(staged.grad)
             if not math.isfinite(largest):
                 fault = find_bad_gradient(staged.call, staged.grad)
                 if fault is not None:
                     raise GradientError(f"{fault}. No row was updated")
             # Each id contributes to its row once, times its weight, or at most 1 for sums and means.
-            weight = 1.0 if staged.weights is None else max(1.0, _max_abs(staged.weights))
+            weight = 1.0 if staged.weights is None else max(1.0, max_abs(staged.weights))
             bounds.append(largest * weight * len(staged.call.jagged.values_N))
         return sum(bounds)
 
@@ -268,7 +268,7 @@ class Tiles:
         return {**self.__dict__, "staged": []}
 
 
-def _max_abs(x: Tensor) -> float:
+def max_abs(x: Tensor) -> float:
     """The largest absolute value; NaN if any value is NaN."""
     if not x.numel():
         return 0.0

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rowwise.batch import Jagged, SharedBags
 from rowwise.errors import IdError
+from rowwise.ops.unknown import UnknownIds
 from rowwise.shard.pack import BagSet, PackedBatch, Packer, RoutedBatch
 from rowwise.shard.routes import PieceGroup, Routes, pooled_columns
 
@@ -25,8 +26,8 @@ from rowwise.shard.routes import PieceGroup, Routes, pooled_columns
 class SharedBatchPacker:
     """Packs and unpacks the messages of batches with two bag sets."""
 
-    def __init__(self, routes: Routes, rank: int, unknown_ids: dict[str, int]) -> None:
-        self._routes, self._me, self._unknown_ids = routes, rank, unknown_ids
+    def __init__(self, routes: Routes, rank: int, unknown: list[UnknownIds]) -> None:
+        self._routes, self._me, self._unknown = routes, rank, unknown
         self._packers: dict[tuple[str, ...], tuple[Packer, ...]] = {}  # one per bag set, by the shared features
 
     def pack(self, given: Jagged, jagged: Jagged, shared: SharedBags, features: tuple[str, ...]) -> PackedBatch:
@@ -77,7 +78,7 @@ class SharedBatchPacker:
     def _packers_for(self, features: tuple[str, ...]) -> tuple[Packer, ...]:
         if features not in self._packers:
             routes = split_bag_sets(self._routes, features)
-            self._packers[features] = tuple(Packer(one, self._me, self._unknown_ids) for one in routes)
+            self._packers[features] = tuple(Packer(one, self._me, self._unknown) for one in routes)
         return self._packers[features]
 
 

@@ -3,10 +3,14 @@
 To a model it is the same module: a batch goes in, `Vectors` come out, a backward stages gradients, `update` applies
 them. `_forward` below is all of the exchange: ids go to the ranks that hold their rows, each rank looks up for the
 samples of all ranks, vectors come back. What communicates is collective ([Note: Everyone joins] in `exchange.py`).
+
+The ids of later batches may be sent ahead (`prefetch`). Vectors are received at their first use, and gradients when the
+update needs them ([Note: Vectors in flight] in `exchange.py`).
 """
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,19 +21,22 @@ from torch import Tensor, nn
 
 from rowwise.batch import Jagged, KeyedJagged
 from rowwise.comm.interface import Comm
-from rowwise.embedding import Embeddings, Vectors
-from rowwise.errors import RowwiseError, SpecError, StateError
+from rowwise.embedding import Embeddings, LookedUp, Vectors
+from rowwise.errors import PeerError, RowwiseError, SpecError, StateError
 from rowwise.ops.arena import Arena
 from rowwise.ops.layout import TablePiece
 from rowwise.ops.lookup import StagedGradients
 from rowwise.ops.tiles import Tiles
+from rowwise.ops.unknown import count_unknown
 from rowwise.ops.update import reorder_by_rank, run_all
 from rowwise.plan import TIERS, Plan, Tile
-from rowwise.shard.exchange import BatchLookup, EmbeddingExchange, Phase, exchange_vectors, no_timing
+from rowwise.shard.ahead import RoutesAhead
+from rowwise.shard.exchange import BatchLookup, EmbeddingExchange, Phase, ReceiveVectors, no_timing, start_exchange
 from rowwise.shard.full_rows import FullRowUpdate
 from rowwise.shard.ids import Router
 from rowwise.shard.lookup import LocalLookup
 from rowwise.shard.replicated import ReplicatedUpdate
+from rowwise.shard.returns import ReturnedGradients
 from rowwise.shard.routes import RankPiece, Routes, make_routes
 from rowwise.shard.tiers import runnable_tiers
 from rowwise.spec import Pooling, Table, Wire
@@ -100,7 +107,10 @@ class ShardedEmbeddings(nn.Module):
         self._replicated_update = ReplicatedUpdate(replicated, comm, elastic=elastic) if replicated else None
         self._anchor = torch.empty(0, requires_grad=True)
         self._samples = 0  # samples of all ranks since the last update
-        self._following: Jagged | KeyedJagged | None = None  # see `read_ahead`
+        self.unknown_ids: dict[str, int] = {}  # of this rank's batches, mapped to the last row of a table, by feature
+        self._ahead = RoutesAhead()
+        self._returns = ReturnedGradients(routes.tables, comm.rank)
+        self._in_flight: Vectors | None = None  # the last lookup, until its vectors are received
         self.register_load_state_dict_pre_hook(_before_load)
         self._make_parameters()
 
@@ -119,11 +129,6 @@ class ShardedEmbeddings(nn.Module):
         return [piece.tile for piece in pieces if piece.tile.table == table]
 
     @property
-    def unknown_ids(self) -> dict[str, int]:
-        """Ids of this rank's batches that were outside their table and mapped to its last row, by feature."""
-        return self._router.unknown_ids
-
-    @property
     def merge_shared(self) -> bool:
         """Whether gradients of a shared bag are summed before they are sent: [Note: Merged bags] in `ops/shared.py`."""
         return self._exchange.merge_shared
@@ -137,7 +142,8 @@ class ShardedEmbeddings(nn.Module):
 
     @property
     def staged(self) -> Sequence[StagedGradients]:
-        """Gradients that the next update applies to this rank's pieces."""
+        """Gradients that the next update applies to this rank's pieces; collective, as it receives them."""
+        self._returns.receive()
         return tuple(s for tiles in self._all_tiles() for s in tiles.staged)
 
     def local_tiles(self) -> list[LocalTile]:
@@ -164,43 +170,101 @@ class ShardedEmbeddings(nn.Module):
     def forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
         """Look a batch up; collective. A rank's batch may be empty."""
         if torch.compiler.is_compiling():
-            return torch.compiler.disable(self._forward)(sparse)  # see Embeddings.forward
+            return torch.compiler.disable(self._forward_and_wait)(sparse)  # see Embeddings.forward
         return self._forward(sparse)
+
+    def _forward_and_wait(self, sparse: Jagged | KeyedJagged) -> Vectors:
+        vectors = self._forward(sparse)
+        vectors.wait()  # a compiled graph cannot
+        return vectors
 
     def abort_forward(self, error: RowwiseError) -> NoReturn:
         """Collective replacement for `forward` on a rank that has no batch: raises on every rank.
 
         See [Note: Malformed batches] in `ids.py`.
         """
-        self._router.abort(error)
+        (self._ahead.take(error) or self._router.start_failed(error)).finish()
+        raise error
 
-    def read_ahead(self, following: Jagged | KeyedJagged) -> None:
-        """Read the rows on disk of the batch after the next one, while that one is computed.
+    def prefetch(self, sparse: Jagged | KeyedJagged) -> None:
+        """Start to send the ids of a later batch, of which `forward` then gets this very object; collective.
 
-        On one rank: on several, the rows of a batch are known only after its ids were exchanged.
+        `advance` continues. An error of the batch is raised by its `forward`.
         """
-        on_disk = any(arena.disk is not None for arena in self.arenas)
-        self._following = following if on_disk and len(self._comm.ranks) == 1 else None
+        self._ahead.add(sparse, self._router.start(sparse))
+        if len(self._comm.ranks) == 1:
+            self._ahead.advance()
+            self._ahead.advance()
+
+    def prefetch_failed(self, error: RowwiseError) -> None:
+        """Collective replacement for `prefetch` on a rank that has no batch; `abort_forward` then gets this error."""
+        self._ahead.add(error, self._router.start_failed(error))
+
+    def advance(self) -> None:
+        """Wait for what `prefetch` has started, and start what follows; collective."""
+        with self.phase("route"):
+            self._ahead.advance()
+        self._read_rows_ahead()
+
+    def is_ahead(self, batch: Jagged | KeyedJagged | RowwiseError) -> bool:
+        """Whether `prefetch` got this batch, and `forward` not yet."""
+        return self._ahead.has(batch)
+
+    def settle(self) -> None:
+        """Wait for all that `prefetch` has started; collective."""
+        self._ahead.wait()
+
+    def drop_ahead(self) -> None:
+        """Forget the batches of which only `prefetch` was called; collective."""
+        self._ahead.drop()
+
+    def _read_rows_ahead(self) -> None:
+        """Start to read the rows on disk of the next batch, if it is routed."""
+        if all(arena.disk is None for arena in self.arenas):
+            return
+        routed = self._ahead.next_rows()
+        if routed is not None and routed.received is not None:
+            received = routed.received.expanded().contiguous()
+            for _, tiles in self._groups:
+                tiles.read_ahead(received)
 
     def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
+        self._receive_vectors()
         with self.phase("route"):
-            routed = self._router.route(sparse)
+            routed = (self._ahead.take(sparse) or self._router.start(sparse)).finish()
+        for table, feature, count in routed.unknown:
+            count_unknown(self.unknown_ids, table, feature, count)
         self._samples += sum(routed.samples_W) if torch.is_grad_enabled() else 0
         with self.phase("lookup"):
             outputs, rows = self._lookup.look_up(routed)
-            if self._following is not None:
-                following, self._following = Jagged.from_keyed(self._following).expanded().contiguous(), None
-                for _, tiles in self._groups:
-                    tiles.read_ahead(following)
+            self._read_rows_ahead()
         lookup = BatchLookup(
-            routed=routed, outputs=outputs, replicated_sequences=rows, stage=self._lookup.stage, phase=self.phase
+            routed=routed,
+            outputs=outputs,
+            replicated_sequences=rows,
+            stage=self._lookup.stage,
+            returns=self._returns,
+            phase=self.phase,
         )
-        matrix_BS, sequences = exchange_vectors(self._exchange, lookup, self._anchor)
-        return Vectors(matrix_BS=matrix_BS, columns=self.routes.columns, sequences=sequences)
+        receive = start_exchange(self._exchange, lookup, self._anchor)
+        self._in_flight = vectors = Vectors(self.routes.columns, partial(self._receive, receive))
+        return vectors
+
+    def _receive(self, receive: ReceiveVectors) -> LookedUp:
+        self._in_flight = None
+        return receive()
+
+    def _receive_vectors(self) -> None:
+        """Receive the vectors of the last lookup, if the model has not used them."""
+        if self._in_flight is not None:
+            self._in_flight.wait()
 
     @torch.no_grad()
     def update(self) -> None:
         """Apply the gradients staged since the last update; collective. Each touched row changes once."""
+        self._receive_vectors()
+        self._returns.receive()
+        self._returns.forget()
         samples, self._samples = self._samples, 0
         updates = [partial(self._update, tiles) for group, tiles in self._groups if not group.needs_full_rows]
         calls = self.forwards_per_batch
@@ -209,14 +273,22 @@ class ShardedEmbeddings(nn.Module):
         run_all(updates)
 
     def check_staged(self) -> float:
-        """Raise if a gradient staged for this rank's pieces is not finite; not collective: callers tell other ranks.
+        """Raise if a gradient of the next update is not finite; not collective on exact wires, which it checks early.
 
-        Returns an upper bound of the absolute value of any sum of them.
+        Callers tell the other ranks. Returns a number of which the sum over ranks is an upper bound of the absolute
+        value of the gradient of any row.
         """
+        if self._exchange.sends_exact_gradients:
+            return self._returns.check()
+        self._returns.receive()
         return sum(tiles.check_staged() for tiles in self._all_tiles())
 
     def discard(self) -> None:
         """Drop the staged gradients."""
+        with suppress(PeerError):  # a rank that has ended sends nothing more
+            self._receive_vectors()
+            self._returns.receive()
+        self._returns.forget()
         self._samples = 0
         for tiles in self._all_tiles():
             tiles.discard()

@@ -1,5 +1,6 @@
 """`Router`: sends each id to the rank that holds its row, in two all-to-alls: three numbers per rank, then all ids.
 
+`start` returns after the first of them has begun, so a later batch can be routed while this one is computed.
 The ids for a rank are one message (`pack.py`). Each rank checks its own batch before anything is sent. Batches whose
 samples share bags take `bag_sets.py` on the way.
 
@@ -12,16 +13,18 @@ here, while ids are mapped (`MappedEmbeddings`), or before there is a `Jagged` a
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, NoReturn, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from rowwise.batch import Jagged, KeyedJagged
+from rowwise.comm.chain import CollectiveChain, CollectiveSteps
 from rowwise.comm.interface import Comm
 from rowwise.comm.status import RankStatus, raise_if_any_failed
 from rowwise.errors import BatchError, RowwiseError
 from rowwise.ops.tiles import per_id_weights_require_grad
+from rowwise.ops.unknown import UnknownIds
 from rowwise.shard.bag_sets import SharedBatchPacker
 from rowwise.shard.pack import PackedBatch, Packer, RoutedBatch
 from rowwise.shard.routes import Routes
@@ -36,45 +39,52 @@ class Router:
 
     def __init__(self, routes: Routes, comm: Comm) -> None:
         self._routes, self._comm = routes, comm
-        self.unknown_ids: dict[str, int] = {}
-        self._packer = Packer(routes, comm.rank, self.unknown_ids)
-        self._shared_packer = SharedBatchPacker(routes, comm.rank, self.unknown_ids)
+        self._unknown: list[UnknownIds] = []  # met while a batch is packed
+        self._packer = Packer(routes, comm.rank, self._unknown)
+        self._shared_packer = SharedBatchPacker(routes, comm.rank, self._unknown)
         self._weighted_W = self._packer.weighted_W
         self._device = torch.device("cpu")  # of the last batch: a rank without a batch sends its header from there
         self._features = tuple(feature for table in routes.tables for feature in table.feature_names)
         sequences = [table for table in routes.tables if table.pooling is Pooling.SEQUENCE]
         self._sequences = tuple(feature for table in sequences for feature in table.feature_names)
 
-    def route(self, sparse: Jagged | KeyedJagged) -> RoutedBatch:
-        """Send a batch's ids to the ranks that hold their rows; receive the ids whose rows this rank holds."""
+    def start(self, sparse: Jagged | KeyedJagged) -> CollectiveChain[RoutedBatch]:
+        """Start to send a batch's ids to the ranks that hold their rows, and to receive ids whose rows this rank holds.
+
+        An error of any rank's batch is raised by the `finish` of all ranks.
+        """
+        return CollectiveChain(self._steps(sparse))
+
+    def start_failed(self, error: RowwiseError) -> CollectiveChain[RoutedBatch]:
+        """Collective replacement for `start` on a rank that has no batch: the `finish` of all ranks raises."""
+        return CollectiveChain(self._fail(error))
+
+    def _fail(self, error: RowwiseError) -> CollectiveSteps[RoutedBatch]:
+        yield from self._exchange_headers(None, error)
+        raise error
+
+    def _steps(self, sparse: Jagged | KeyedJagged) -> CollectiveSteps[RoutedBatch]:
         error: RowwiseError | None = None
         packed: PackedBatch | None = None
-        unknown_ids = dict(self.unknown_ids)
+        self._unknown.clear()
         try:
             packed = self._pack(self._to_jagged(sparse))
         except RowwiseError as caught:  # raised after the headers: the other ranks are already waiting for ours
             error = caught
-        headers_W = self._exchange_headers(packed, error)
+        unknown = tuple(self._unknown)
+        headers_W = yield from self._exchange_headers(packed, error)
         assert packed is not None
         # All ranks see the same headers, so all of them take the same branch below without another exchange.
         if len({header.trains_weights for header in headers_W}) > 1:
             raise BatchError("per-id weights require gradients on some ranks only: want the same on all ranks")
         if len({header.digest for header in headers_W}) > 1:
-            # Packing has counted unknown ids, and packing the expanded batch counts them again.
-            self.unknown_ids.clear()
-            self.unknown_ids.update(unknown_ids)
-            return self.route(packed.given.expanded())
+            return (yield from self._steps(packed.given.expanded()))
         recv_sizes = [header.words for header in headers_W]
-        received = self._comm.all_to_all(packed.words, packed.sizes_W, recv_sizes, "ids").wait()
-        routed = self._unpack(packed, received.split(recv_sizes), headers_W)
+        received = yield self._comm.all_to_all(packed.words, packed.sizes_W, recv_sizes, "ids")
+        routed = replace(self._unpack(packed, received.split(recv_sizes), headers_W), unknown=unknown)
         if not packed.trains_weights:
             return routed
         return replace(routed, weights=_ReceivedWeightsFunction.apply(packed.given.weights_N, self, routed))
-
-    def abort(self, error: RowwiseError) -> NoReturn:
-        """Collective replacement for `route` on a rank that has no batch: raises on all ranks."""
-        self._exchange_headers(None, error)
-        raise error
 
     def return_weight_gradients(self, routed: RoutedBatch, grad_N: Tensor) -> Tensor:
         """The gradients of this rank's per-id weights, summed over the ranks that were sent each of them."""
@@ -119,7 +129,9 @@ class Router:
         sent = self._packer.pack(jagged.expanded(), trains_weights=trains_weights)
         return PackedBatch(given, sent.jagged, (sent,), sent.words, sent.sizes_W, trains_weights)
 
-    def _exchange_headers(self, packed: PackedBatch | None, error: RowwiseError | None) -> "list[_BatchHeader]":
+    def _exchange_headers(
+        self, packed: PackedBatch | None, error: RowwiseError | None
+    ) -> "CollectiveSteps[list[_BatchHeader]]":
         """The headers of all ranks; raises on all ranks if one has no batch."""
         world, header = self._routes.world, _BatchHeader()
         if packed is not None:
@@ -130,8 +142,8 @@ class Router:
         words_W = [0] * world if packed is None else packed.sizes_W
         numbers = [header._replace(words=words).pack() for words in words_W]
         flat = torch.tensor(numbers, dtype=torch.int64).flatten().to(self._device)
-        received = self._comm.all_to_all(flat, [3] * world, [3] * world, "counts").wait().view(world, 3).tolist()
-        headers_W = [_BatchHeader.unpack(*numbers) for numbers in received]
+        received = yield self._comm.all_to_all(flat, [3] * world, [3] * world, "counts")
+        headers_W = [_BatchHeader.unpack(*numbers) for numbers in received.view(world, 3).tolist()]
         raise_if_any_failed(self._comm, [header.status for header in headers_W], error, during="ids of a batch")
         return headers_W
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rowwise.ops.tiles import Tiles
-from rowwise.shard.exchange import LookupOutputs
+from rowwise.shard.exchange import LookupOutputs, VectorGradients
 from rowwise.shard.pack import BagSet, RoutedBatch
 from rowwise.shard.routes import ExchangePath, PieceGroup
 
@@ -50,7 +50,7 @@ class LocalLookup:
             for path, parts in outputs.items()
         }
 
-    def stage(self, routed: RoutedBatch, gradients: LookupOutputs) -> Tensor | None:
+    def stage(self, routed: RoutedBatch, gradients: VectorGradients) -> Tensor | None:
         """Stage the gradients of this rank's pieces; returns the gradient of received per-id weights, if any."""
         rest, received, weight_grad = [dict(one) for one in gradients.bag_sets], routed.received, None
         for group, tiles in self._groups:

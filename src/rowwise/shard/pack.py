@@ -17,7 +17,7 @@ from rowwise.errors import BatchError, IdError
 from rowwise.ops import check
 from rowwise.ops.jagged import bucketize, row_bounds
 from rowwise.ops.tiles import check_weights
-from rowwise.ops.unknown import count_unknown
+from rowwise.ops.unknown import UnknownIds
 from rowwise.shard.distinct import DistinctIds, deduplicate_sequences, repeatable_features
 from rowwise.shard.routes import ExchangePath, FeatureSlice, Routes
 from rowwise.spec import Pooling
@@ -70,6 +70,7 @@ class RoutedBatch:
     bag_sets: tuple[BagSet, ...]
     shared_features: tuple[str, ...] = ()  # of the second bag set
     weights: Tensor | None = None  # received per-id weights if they require gradients: in the graph on every rank
+    unknown: tuple[UnknownIds, ...] = ()  # of this rank's batch
 
     @property
     def samples_W(self) -> tuple[int, ...]:
@@ -79,11 +80,11 @@ class RoutedBatch:
 
 @final
 class Packer:
-    """Packs and unpacks the messages of a batch; `unknown_ids` counts ids outside their table, by feature."""
+    """Packs and unpacks the messages of a batch; `unknown` gets the ids outside their table."""
 
-    def __init__(self, routes: Routes, rank: int, unknown_ids: dict[str, int]) -> None:
+    def __init__(self, routes: Routes, rank: int, unknown: list[UnknownIds]) -> None:
         self._routes, self._me = routes, rank
-        self._unknown_ids = unknown_ids
+        self._unknown = unknown
         tables = routes.tables
         self._wide_W = [any(tables[s.table].rows >= WIDE_ROWS for s in slices) for slices in routes.slices_W]
         weighted = {i for i, table in enumerate(tables) if table.pooling is Pooling.WEIGHTED}
@@ -204,7 +205,7 @@ class Packer:
             if table.unknown == "raise":
                 raise check.unknown_id_error(table, feature, jagged, positions)
             values[positions] = table.rows - 1
-            count_unknown(self._unknown_ids, table, feature, len(positions))
+            self._unknown.append((table, feature, len(positions)))
         return replace(jagged, values_N=values)
 
     def _bounds_for(self, jagged: Jagged) -> Tensor:

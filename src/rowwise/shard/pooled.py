@@ -1,6 +1,7 @@
 """Exchange path `all_to_all`: pooled vectors to the ranks of the samples in one all-to-all, and gradients back."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -58,8 +59,8 @@ class PooledExchange:
         batch = bag_set.sent.jagged.batch_size
         return [ExpectedBlock((batch, d), scales) for d, scales in zip(self._widths_W, self._scales_W, strict=True)]
 
-    def backward(self, samples_W: tuple[int, ...], grad_BS: Tensor) -> Tensor:
-        """The gradients [G, S] of this rank's pooled vectors, of the samples of all ranks."""
+    def start_backward(self, samples_W: tuple[int, ...], grad_BS: Tensor) -> "PendingGradients":
+        """Start to send the gradients of pooled vectors to the ranks that looked them up."""
         width, scales = self._widths_W[self._me], self._scales_W[self._me]
         grad_GS = empty_cached((sum(samples_W), width), grad_BS)  # filled below, the rows of each rank by its block
         rows_W = grad_GS.split(samples_W)
@@ -72,10 +73,25 @@ class PooledExchange:
         pending = self._backward_codecs.exchange_blocks(send_W, expected_W, "gradients", loss_scale)
         # This rank's own columns are copied while the others travel, straight into the result: no block, no codec.
         torch.ops.rowwise.place([grad_BS], self._picks_W[self._me], rows_W[self._me])
-        for w, blocks in enumerate(pending.wait()):
-            if w != self._me:
-                rows_W[w].copy_(blocks[0])
-        return grad_GS
+        return PendingGradients(pending, grad_GS, rows_W, self._me)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PendingGradients:
+    """Gradients of pooled vectors on their way between ranks."""
+
+    blocks: PendingBlocks
+    grad_GS: Tensor  # has this rank's own
+    rows_W: Sequence[Tensor]  # its rows of each rank
+    rank: int
+
+    def wait(self) -> Tensor:
+        """The gradients [G, S] of this rank's pooled vectors, of the samples of all ranks."""
+        for w, blocks in enumerate(self.blocks.wait()):
+            if w != self.rank:
+                self.rows_W[w].copy_(blocks[0])
+        return self.grad_GS
 
 
 def place_columns(blocks: list[Tensor], segments_RC: Tensor, out_BS: Tensor) -> None:
