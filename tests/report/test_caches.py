@@ -16,7 +16,9 @@ def with_caches(folder, lines, reads=(100, 50, 50), wait_s=0.0):
     runs.make(folder, steps=20)
     with (folder / "steps.csv").open("w", newline="") as file:
         out = csv.writer(file)
-        out.writerow(("step", "samples", "samples_s", "forward_s", "memory_bytes", "reads", "disk_bytes", "disk_wait_s"))
+        out.writerow(
+            ("step", "samples", "samples_s", "forward_s", "memory_bytes", "reads", "disk_bytes", "disk_wait_s")
+        )
         for n, count in enumerate(reads, 1):
             out.writerow((10 * n, 1000 * n, 100.0, 1.0, 10**9, count, 3 * 10**6, wait_s))
     with (folder / "caches.csv").open("w", newline="") as file:

@@ -16,6 +16,7 @@ from rowwise.errors import StoreError
 from rowwise.store.disk import FeatureIds
 
 ROWS = 3000
+CALLS = ("ahead", "change", "look up", "write", "forget", "flush")
 
 
 def one_table(row_bytes=100, cached=64):
@@ -79,7 +80,7 @@ def test_a_copy_of_a_place_that_has_another_record_now_is_not_used(tmp_path):
 
 @given(
     seed=st.integers(0, 999),
-    steps=st.lists(st.sampled_from(["ahead", "change", "look up", "write", "forget", "flush"]), min_size=5, max_size=30),
+    steps=st.lists(st.sampled_from(CALLS), min_size=5, max_size=30),
     uring=st.booleans(),
 )
 def test_any_order_of_calls_has_the_rows_of_a_table_in_memory(tmp_path_factory, seed, steps, uring):
