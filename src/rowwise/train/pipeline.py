@@ -90,7 +90,7 @@ class Pipeline:
         """The next step; raises what its header says."""
         if not self._steps:
             self._prepare(self._status)
-        with self._context.clock.phase("forward"):
+        with self._context.clock.phase("status"):
             self._steps[0].header.finish()
         return self._steps[0]
 
@@ -122,14 +122,16 @@ class Pipeline:
     def _overlap(self) -> None:
         """See [Note: Overlap]."""
         if self._began:
-            for step in self._steps:
-                step.header.advance()
-            for tables in self._prefetched:
-                tables.advance()
+            with self._context.clock.working_for(self._steps[-1].number):
+                with self._context.clock.phase("status"):
+                    for step in self._steps:
+                        step.header.advance()
+                for tables in self._prefetched:
+                    tables.advance()
             return
         self._began = True
         while len(self._steps) < self._context.settings.pipeline_depth:
-            newest = self._steps[-1].header
+            newest = self._steps[-1].header  # known already, but for the first steps of an epoch
             if newest.wait() is not None or not (status := newest.finish()).following:  # an error: of that step
                 return
             self._prepare(status)
@@ -145,12 +147,14 @@ class Pipeline:
             error=self._groups.error,
         )
         number = self._number + len(self._steps)
-        started = start_header(context, group.batches, number, header)
-        pieces = self._split(group.batches, status.following_samples_W)
-        for piece in () if isinstance(pieces, RowwiseError) else pieces:
-            for tables in self._prefetched:
-                with context.clock.phase("route"):
-                    tables.prefetch(piece.sparse)
+        with context.clock.working_for(number):
+            with context.clock.phase("status"):
+                started = start_header(context, group.batches, number, header)
+            pieces = self._split(group.batches, status.following_samples_W)
+            with context.clock.phase("route"):
+                for piece in () if isinstance(pieces, RowwiseError) else pieces:
+                    for tables in self._prefetched:
+                        tables.prefetch(piece.sparse)
         step = PreparedStep(number=number, batches=group.batches, after=group.after, pieces=pieces, header=started)
         self._steps.append(step)
 

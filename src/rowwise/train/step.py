@@ -94,6 +94,7 @@ class StepContext:
         seed = torch.initial_seed()
         own = solo() if comm is None else comm.split([comm.ranks])  # no collectives of others come in between
         gradients, shards = DenseGradients(dense, own, wire), None
+        gradients.phase = clock.phase
         if settings.determinism == "elastic":
             if not wire.exact:
                 raise SpecError(f"train.determinism='elastic' with {wire}: want 'fp32' for every type of the wire")
@@ -136,7 +137,7 @@ def do_nothing() -> None:
 
 def step(context: StepContext, batches: Sequence[Batch], number: int, header: StepHeader = NOTHING) -> StepResult:
     """One update from the samples of all batches of all ranks together; `number` counts from 1."""
-    with context.clock.phase("forward"):
+    with context.clock.phase("status"):
         status = start_header(context, batches, number, header).finish()
     pieces = split_batches(context, batches, status.samples_W)
     return run_step(context, batches, pieces, status, number)
@@ -282,13 +283,16 @@ def _agree_on_gradients(context: StepContext, losses: Sequence[float], number: i
     The gather travels beside the gradients: most tables check gradients before these arrive, see `shard/returns.py`.
     """
     bound, failures = _check_gradients(context, losses)
-    gather = start_losses(context.comm, losses, bound, failures[0] if failures else None)
-    context.gradients.finish()
+    with context.clock.phase("status"):
+        gather = start_losses(context.comm, losses, bound, failures[0] if failures else None)
+    with context.clock.phase("reduce"):
+        context.gradients.finish()
     norm = _gradient_norm(context)
     if not math.isfinite(norm):
         failures.append(StepFailure(DENSE, GradientError(f"the gradient of the dense parameters is {norm}")))
-    gathered = gather.finish()
-    raise_if_step_failed(context.comm, gathered, failures, during=f"step {number}")
+    with context.clock.phase("status"):
+        gathered = gather.finish()
+        raise_if_step_failed(context.comm, gathered, failures, during=f"step {number}")
     return gathered.loss, norm, gathered.may_overflow
 
 

@@ -104,7 +104,7 @@ class Trainer:
         wire: Wire = EXACT,
     ) -> None:
         self.job, self.settings, self.folder = job, settings or Settings(), folder
-        self._clock = clock = Breakdown(waited=None if comm is None else comm.waited)
+        self._clock = clock = Breakdown() if comm is None else Breakdown(waited=comm.waited, observer=comm.observer)
         check_job(job, self.settings, 1 if comm is None else len(comm.ranks))
         self._context = StepContext.create(job.model, job.objective, self.settings.train, clock, comm, wire)
         self._comm = own = self._context.comm
@@ -136,7 +136,9 @@ class Trainer:
     def _open_batches(self, position: Position | None) -> Batcher:
         """The batches from a position on; raises on all ranks if one of them cannot open its files."""
         with raising_on_all_ranks(self._comm, during="opening the data"):
-            return self.job.batches(position)
+            batcher = self.job.batches(position)
+            batcher.on_read = self._clock.add_read
+            return batcher
 
     def stop(self) -> None:
         """Request the end of the run, with a checkpoint; safe in a signal handler.
