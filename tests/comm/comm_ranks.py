@@ -127,3 +127,13 @@ def grow_and_leave(comm):
 
 def answer(comm, x):
     return comm.rank, x, torch.get_num_threads()
+
+
+def time_a_gather(comm):
+    """How long a small all-gather takes on this rank, and the time between a start and what follows it."""
+    gather(comm)
+    begin = time.monotonic()
+    handle = comm.all_gather(torch.ones(2), [2] * len(comm.ranks), "x")
+    started = time.monotonic() - begin
+    handle.wait()
+    return started, time.monotonic() - begin

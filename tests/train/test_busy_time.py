@@ -216,9 +216,11 @@ def test_ten_steps_of_all_ranks_are_recorded(tmp_path, steps, expected):
         busy_s, exposed_s = float(line["busy_s"]), float(line["measured_s"])
         if line["phase"] not in BESIDE:
             assert busy_s == exposed_s
-        elif line["phase"] in ("route", "exchange", "return", "reduce", "status"):
+        elif line["phase"] in ("exchange", "return", "reduce", "status"):
             assert busy_s >= DELAY_S - 1e-8
-    assert any(float(line["busy_s"]) for line in lines if line["phase"] == "data")
+    # The last line of an epoch may have none: its ids were sent in the step before.
+    for phase in ("route", "data"):
+        assert any(float(line["busy_s"]) for line in lines if line["phase"] == phase)
 
 
 def test_a_kill_leaves_the_steps_up_to_the_last_line(tmp_path):

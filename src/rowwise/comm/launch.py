@@ -15,6 +15,7 @@ from typing import final
 import torch
 import torch.distributed as dist
 
+from rowwise.comm.delayed import delay
 from rowwise.comm.group import TransportComm
 from rowwise.comm.interface import Comm
 from rowwise.comm.rank_start import RankStart
@@ -69,7 +70,7 @@ def _find_host() -> str:
     return " ".join(parts)
 
 
-def _meet(world: Rendezvous, host: str, topology: Topology | None, shared_memory: bool) -> Comm:
+def _meet(world: Rendezvous, host: str, topology: Topology | None, shared_memory: bool) -> TransportComm:
     """Exchange process id and host of all ranks through the store, and connect."""
     world.store.set_timeout(timedelta(seconds=world.timeout_s))
     world.store.set(f"{world.name}/{world.rank}", f"{os.getpid()} {host}")
@@ -104,4 +105,5 @@ def join_local_world(rank: int, folder: str, topology: Topology, settings: RankS
     # A file store needs no port, and no name server: without one, resolving the host's name may take seconds.
     store, ranks, at = dist.FileStore(f"{folder}/store", topology.world), tuple(range(topology.world)), "127.0.0.1"
     world = Rendezvous(store, "rowwise", ranks, rank, {}, settings.timeout_s, at)
-    return _meet(world, at, topology, settings.shared_memory)
+    comm = _meet(world, at, topology, settings.shared_memory)
+    return comm if settings.link is None else delay(comm, settings.link)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from rowwise.comm.simulated_link import SimulatedLink
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStart:
@@ -11,3 +13,4 @@ class RankStart:
     shared_memory: bool = False
     threads: int | None = 1  # torch threads per rank; None: the machine's, divided by the ranks
     preload: tuple[str, ...] = ()  # modules that the fork server imports once for all ranks
+    link: SimulatedLink | None = None  # None: as fast as the machine is

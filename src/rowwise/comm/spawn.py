@@ -28,6 +28,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Literal, Self, TypeVar, final
 
 from rowwise.comm.rank_start import RankStart
+from rowwise.comm.simulated_link import SimulatedLink
 from rowwise.errors import PeerError, one_line
 from rowwise.scratch import Scratch
 from rowwise.spec import Topology
@@ -159,7 +160,7 @@ class RankProcesses:
             return RankFailure(kind="killed", rank=rank, line=_fate(process.exitcode), exit_code=process.exitcode)
 
 
-def run_processes(
+def run_processes(  # noqa: PLR0913 - one for each setting
     world: int | Topology,
     function: Callable[..., T],
     *args: Any,
@@ -167,13 +168,14 @@ def run_processes(
     shared_memory: bool = False,
     threads: int | None = 1,
     limit_s: float | None = None,
+    link: SimulatedLink | None = None,
 ) -> list[T]:
     """`function(comm, *args)` of each rank, run in a process each; raises `RanksFailed`.
 
     No rank waits longer than `timeout_s` for another; all of it may take `limit_s` seconds, by default any time.
     """
     topology = Topology(devices=world) if isinstance(world, int) else world
-    settings = RankStart(timeout_s=timeout_s, shared_memory=shared_memory, threads=threads)
+    settings = RankStart(timeout_s=timeout_s, shared_memory=shared_memory, threads=threads, link=link)
     with RankProcesses(topology, function, args, settings) as ranks:
         return ranks.wait(limit_s)
 

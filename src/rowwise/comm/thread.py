@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from rowwise.comm.call import CollectiveCall, combine_segments, find_mismatch, segment_for
+from rowwise.comm.delayed import delay
 from rowwise.comm.group import PendingCollective, ReceivedTensor, TransportComm
 from rowwise.comm.interface import Comm, WaitTime
+from rowwise.comm.simulated_link import SimulatedLink
 from rowwise.errors import PeerError
 from rowwise.spec import Topology
 
@@ -118,7 +120,9 @@ class _ThreadTransport:
         return ReceivedTensor(received, max(post.at_s for post in posts_W))
 
 
-def run_threads(world: int | Topology, function: Callable[[Comm], T], timeout_s: float = 300.0) -> list[T]:
+def run_threads(
+    world: int | Topology, function: Callable[[Comm], T], timeout_s: float = 300.0, link: SimulatedLink | None = None
+) -> list[T]:
     """`function(comm)` of each rank, run in a thread each; if ranks fail, raises the error of the first to blame.
 
     A number as `world` means ranks of one host. No rank waits longer than `timeout_s` for another.
@@ -133,7 +137,8 @@ def run_threads(world: int | Topology, function: Callable[[Comm], T], timeout_s:
             # Autograd's worker thread is shared by all ranks, and a backward waits for other ranks' backwards in it.
             with torch.autograd.set_multithreading_enabled(False):
                 transport = _ThreadTransport(rendezvous, (), tuple(range(topology.world)), rank)
-                results[rank] = function(TransportComm(transport, topology, rank))
+                comm = TransportComm(transport, topology, rank)
+                results[rank] = function(comm if link is None else delay(comm, link))
         except BaseException as caught:
             error = caught
         finally:

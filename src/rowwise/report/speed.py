@@ -22,7 +22,7 @@ PHASES = {  # in their order in a step; a run may have others
     "update_s": ("update", "purple"),
     "other_s": ("other", "grey"),
 }
-NOT_PHASES = frozenset({"time_s", "samples_s"})
+NOT_PHASES = frozenset({"time_s", "samples_s", "disk_wait_s", "disk_busy_s"})
 BINS = 160
 
 

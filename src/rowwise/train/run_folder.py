@@ -32,7 +32,9 @@ HEADERS = {
         *("reduce_s", "status_s", "update_s", "other_s"),
         *("memory_bytes", "rate", "gradient_norm"),  # memory: the most of any rank; seconds: of rank 0
         *("workers", "ready", "restarts"),  # of rank 0's host; empty without workers
-        *("reads", "disk_bytes"),  # of the files of all ranks, reads since the last line; empty without tables on disk
+        *("reads", "read_bytes", "written_bytes", "disk_bytes"),  # of the files of all ranks; disk_bytes: their size
+        # Means of ranks with tables on disk: calls waited for the disk, and reads were in flight.
+        *("disk_wait_s", "disk_busy_s"),
     ),
     # Mean seconds per step since the last line: of the main thread, and in which the phase's resource worked. The
     # forecast of `exchange` includes `route` and `return`.
