@@ -222,11 +222,12 @@ class ShardedEmbeddings(nn.Module):
         """Start to read the rows on disk of the next batch, if it is routed."""
         if all(arena.disk is None for arena in self.arenas):
             return
-        routed = self._ahead.next_rows()
-        if routed is not None and routed.received is not None:
-            received = routed.received.expanded().contiguous()
-            for _, tiles in self._groups:
-                tiles.read_ahead(received)
+        with self.phase("prefetch"):
+            routed = self._ahead.next_rows()
+            if routed is not None and routed.received is not None:
+                received = routed.received.expanded().contiguous()
+                for _, tiles in self._groups:
+                    tiles.read_ahead(received)
 
     def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
         self._receive_vectors()

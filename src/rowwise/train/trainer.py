@@ -185,14 +185,17 @@ class Trainer:
     def _train_epoch(self) -> None:
         """Take the remaining steps of an epoch, or those up to a stop."""
         groups = UpdateGroups(self._batcher, self._context)
-        first, done = groups.read(), self.progress.step
+        done = self.progress.step
+        with self._clock.working_for(done + 1):
+            first = groups.read()
         header = StepHeader(
             following=len(first.batches),
             following_samples=count_samples(first.batches),
             stop=self._stop_requested,
             error=groups.error,
         )
-        status = exchange_step_header(self._comm, header, during=f"after step {done}")
+        with self._clock.phase("status"):
+            status = exchange_step_header(self._comm, header, during=f"after step {done}")
         self._stopping = self._stopping or status.stop
         groups.begin(status, first, resumed=self._resumed)
         self._resumed = False
@@ -205,8 +208,8 @@ class Trainer:
         pipeline.close()
 
     def _run_step(self, pipeline: Pipeline) -> StepResult:
+        self._recorder.start_step(self.progress.step + 1)
         prepared = pipeline.next_step()
-        self._recorder.start_step(prepared.number)
         random = torch.get_rng_state()
         try:
             stepped = pipeline.run(prepared)
