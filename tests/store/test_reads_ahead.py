@@ -16,6 +16,7 @@ from rowwise.errors import StoreError
 from rowwise.store.disk import FeatureIds
 
 ROWS = 3000
+CALLS = ("ahead", "change", "look up", "write", "forget", "flush")
 
 
 def one_table(row_bytes=100, cached=64):
@@ -49,11 +50,37 @@ def test_rows_that_were_read_ahead_are_not_read_again(tmp_path, uring):
     assert disk.io_counters().reads == started
 
 
+def test_a_copy_that_is_out_of_date_is_not_used(tmp_path):
+    disk, model = written(tmp_path)
+    ids, others = torch.arange(100), torch.arange(1000, 1100)
+    read_ahead(disk, ids)
+    for step, looked_up in enumerate([ids, others, ids]):  # changed, not in memory, and compared
+        model.change(disk, [looked_up], step)
+
+
+def test_a_copy_of_a_place_that_has_another_record_now_is_not_used(tmp_path):
+    """A table is forgotten, and rows are written again in the order in which segments are used again."""
+    of_segment, segments = 16 * 31, 8  # records of 128 bytes in blocks of 4,096, and these in segments of 64 KiB
+    table = make_table(rows=of_segment * segments, row_bytes=100, width=2, cached=64, overflow=ROWS)
+    disk, model = make(tmp_path, [table]), Model([table])
+    every = torch.arange(table.rows).view(segments, of_segment)
+    disk.write(0, every.flatten(), model.stored[0], model.state[0])
+    before = disk.io_counters().reads
+    read_ahead(disk, every.flatten())
+    assert disk.io_counters().reads - before == 16 * 5  # the rows of three segments are in memory
+    disk.forget(0)
+    model.stored[0] += 1
+    rows_U = every[[5, 6, 7, 4, 3, 2, 1, 0]].flatten()
+    disk.write(0, rows_U, model.stored[0][rows_U], model.state[0][rows_U])
+    for ids in every:
+        slots = disk.pin(ids, [FeatureIds(0, 0, len(ids))], changes=False, counts=True)
+        assert torch.equal(table.row_memory[slots], model.stored[0][ids])
+        disk.unpin()
+
+
 @given(
     seed=st.integers(0, 999),
-    steps=st.lists(
-        st.sampled_from(["ahead", "change", "look up", "write", "forget", "flush"]), min_size=5, max_size=30
-    ),
+    steps=st.lists(st.sampled_from(CALLS), min_size=5, max_size=30),
     uring=st.booleans(),
 )
 def test_any_order_of_calls_has_the_rows_of_a_table_in_memory(tmp_path_factory, seed, steps, uring):

@@ -41,7 +41,7 @@ class CacheSums(Value, frozen=True, kw_only=True):
 
 
 class DiskSums(Value, frozen=True, kw_only=True):
-    """Counts of all tables on disk, reads and bytes of their files, and seconds of all ranks."""
+    """Counts of all tables on disk, reads and writes of their files, and bytes of these; seconds add up over ranks."""
 
     tables: dict[str, CacheSums] = msgspec.field(default_factory=dict)
     reads: int = 0
