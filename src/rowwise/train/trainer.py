@@ -38,7 +38,7 @@ from rowwise.train.recorder import Recorder
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.run_state import RunState
 from rowwise.train.settings import Settings
-from rowwise.train.stages import Stages
+from rowwise.train.stages import PhaseTime, Stages
 from rowwise.train.step import EXACT, StepContext, StepResult, count_samples
 from rowwise.train.step_header import StepHeader, exchange_step_header
 from rowwise.train.traffic import TableTraffic
@@ -162,6 +162,11 @@ class Trainer:
     def data_wait(self) -> DataWait:
         """This rank's share of time spent waiting for data, since `run` began."""
         return self._stages.data_wait
+
+    @property
+    def mean_step(self) -> dict[str, PhaseTime]:
+        """This rank's seconds of a step by phase, the mean since `run` began; empty for a single step."""
+        return self._stages.mean_step()
 
     def run(self) -> Progress:
         """Train to the end."""
