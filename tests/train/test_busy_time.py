@@ -1,6 +1,7 @@
 """Busy time of resources beside the exposed time of the main thread, and ten steps of both in timeline.csv."""
 
 import csv
+import io
 import itertools
 import json
 import time
@@ -11,17 +12,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from ranked import Ranked
+from rich.console import Console
 from trainings import Killed, World, fast
 
 from rowwise import Adam, Jagged, Plan, Table
+from rowwise.cli.console import show_result
 from rowwise.comm.group import PendingCollective, ReceivedTensor, TransportComm
 from rowwise.comm.interface import TransferObserver, WaitTime
 from rowwise.comm.solo import solo
 from rowwise.comm.thread import run_threads
 from rowwise.plan import Tile
+from rowwise.quantity import SPACE
+from rowwise.recipes.runs import RunResult
 from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.train.breakdown import BESIDE, PAUSED, PHASES, Breakdown
 from rowwise.train.settings import Log, Saving
+from rowwise.train.stages import PhaseTime
 from rowwise.train.timeline import LAST, STEPS
 
 DELAY_S = 0.004
@@ -273,15 +279,28 @@ def test_reads_of_rows_are_busy_time_of_the_disk(tmp_path):
         sharded.update()
         seconds = clock.phase_seconds()
     (disk,) = (arena.disk for arena in sharded.arenas)
-    io = disk.io_counters()
-    assert io.reads > 0
-    assert seconds.busy["prefetch"] == pytest.approx(io.busy_s)
+    counters = disk.io_counters()
+    assert counters.reads > 0
+    assert seconds.busy["prefetch"] == pytest.approx(counters.busy_s)
     assert seconds.exposed["prefetch"] > 0
     assert seconds.exposed["lookup"] == seconds.busy["lookup"] >= 0
     clock.begin_step(len(batches) + 1)
     found = [one for one in clock.timeline.take_changes() if one.resource == "disk"]
     assert {one.stage for one in found} == {"prefetch"}
     assert all(before.end_s <= after.begin_s for before, after in itertools.pairwise(found))
+
+
+def test_the_console_has_busy_times_that_the_main_thread_hides():
+    times = {"data": (0.0, 0.002), "route": (0.001, 0.0002), "exchange": (0.001, 0.004), "forward": (0.008, 0.008)}
+    step = {phase: PhaseTime(exposed_s=exposed, busy_s=busy) for phase, (exposed, busy) in times.items()}
+    out = io.StringIO()
+    result = RunResult(
+        status="finished", recipe="r", run="runs/r/1", step=step | {"wait": PhaseTime(exposed_s=0.0, busy_s=0.0)}
+    )
+    show_result(result, Console(file=out, width=200))
+    (line,) = [line for line in out.getvalue().replace(SPACE, " ").splitlines() if line.startswith("step ")]
+    parts = "data 0 ms (busy 2 ms), route 1 ms, exchange 1 ms (busy 4 ms), forward 8 ms"
+    assert line == f"step    10 ms: {parts}"
 
 
 def test_an_observer_may_be_watched_again():

@@ -188,13 +188,13 @@ def show_result(result: "RunResult", console: Console) -> None:
 
 
 def _describe_step(phases: "Mapping[str, PhaseTime]") -> str:
-    """The phases of a step from one percent on, with the busy time of their resource where it is another."""
+    """The phases of a step from one percent on, with the busy time of their resource where the main thread hides it."""
     whole_s = sum(time.exposed_s for time in phases.values())
     parts: list[str] = []
     for name, time in phases.items():
         if max(time.exposed_s, time.busy_s) >= SHOWN_SHARE * whole_s:
-            other = abs(time.busy_s - time.exposed_s) >= SHOWN_SHARE * whole_s
-            busy = f" (busy {format_duration(time.busy_s)})" if other else ""
+            hidden_s = time.busy_s - time.exposed_s
+            busy = f" (busy {format_duration(time.busy_s)})" if hidden_s >= SHOWN_SHARE * whole_s else ""
             parts.append(f"{name} {format_duration(time.exposed_s)}{busy}")
     return f"{format_duration(whole_s)}: {', '.join(parts)}"
 
