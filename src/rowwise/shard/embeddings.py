@@ -252,11 +252,12 @@ class ShardedEmbeddings(nn.Module):
         """Start to read the rows on disk of the next batches, if they are routed."""
         if all(arena.disk is None for arena in self.arenas):
             return
-        for routed in self._ahead.rows_to_read():
-            if routed.received is not None:
-                received = routed.received.expanded().contiguous()
-                for _, tiles in self._groups:
-                    tiles.read_ahead(received)
+        with self.phase("prefetch"):
+            for routed in self._ahead.rows_to_read():
+                if routed.received is not None:
+                    received = routed.received.expanded().contiguous()
+                    for _, tiles in self._groups:
+                        tiles.read_ahead(received)
 
     def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
         self._receive_vectors()

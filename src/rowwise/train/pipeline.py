@@ -161,14 +161,15 @@ class Pipeline:
     def _prepare(self, status: GlobalStatus) -> None:
         """Begin to prepare a step, of which the header of the step before it has told."""
         context, group = self._context, self._groups.fill(self._newest, status.following)
-        self._newest = self._groups.read()
+        number = self._number + len(self._steps)
+        with context.clock.working_for(number + 1):
+            self._newest = self._groups.read()
         header = StepHeader(
             following=len(self._newest.batches),
             following_samples=count_samples(self._newest.batches),
             stop=self._stop(),
             error=self._groups.error,
         )
-        number = self._number + len(self._steps)
         with context.clock.working_for(number):
             with context.clock.phase("status"):
                 started = start_header(context, group.batches, number, header)
