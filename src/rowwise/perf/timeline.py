@@ -1,0 +1,239 @@
+"""When each stage of a training step begins and ends on each rank, from seconds by stage: for any look-ahead and ranks.
+
+[Note: Timeline] A stage works on one resource: the processor (the main thread), the link (transfers), the disk or the
+reader (the thread that reads batches). A resource has one stage at a time, in the order of the program. Transfers are
+in order too, as a communicator runs collectives in the order of their calls: two at once would share the bandwidth, so
+only their latencies would overlap. A collective begins on a rank when that rank calls it, and ends when the last rank
+has begun and its own bytes have travelled. The rest is maxima and sums: a stage begins when its resource is free and
+the stages before it have ended.
+
+A step is that of a batch: with look-ahead, the ids of step i + 1 travel while the model computes step i.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from rowwise.errors import SpecError
+from rowwise.perf.access import Floats
+
+Resource = Literal["processor", "link", "disk", "reader"]
+RESOURCES: tuple[Resource, ...] = ("processor", "link", "disk", "reader")
+READ_AHEAD = 2  # batches that the reader holds
+WARM_UP = 16  # steps until a schedule has its period
+
+
+class StageRef(NamedTuple):
+    """A stage that has to end first, so many steps before."""
+
+    name: str
+    steps_back: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineStage:
+    """A stage of the program of one step, the same on all ranks."""
+
+    name: str
+    resource: Resource
+    seconds_W: tuple[float, ...]
+    after: tuple[StageRef, ...] = ()
+    joins: bool = False  # a collective
+    ahead: int = 0  # the program does this stage for the batch of so many steps later
+
+
+class ScheduledStage(NamedTuple):
+    """A stage of a step on a rank, with the time that its resource was idle before it, and for which stage."""
+
+    name: str
+    resource: str
+    rank: int
+    step: int
+    begin_s: float
+    end_s: float
+    idle_s: float = 0.0
+    waits_for: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The stage without its part: `route` of `route.ids`."""
+        return self.name.partition(".")[0]
+
+
+def schedule(stages: Sequence[TimelineStage], steps: int) -> tuple[ScheduledStage, ...]:
+    """The stages of `steps` steps, and what is done ahead for later ones; see [Note: Timeline]."""
+    check_stages(stages)
+    world = len(stages[0].seconds_W)
+    free: dict[str, Floats] = defaultdict(lambda: np.zeros(world))
+    ends: dict[StageRef, Floats] = {}  # by stage and step
+    scheduled: list[ScheduledStage] = []
+    for turn in range(-max(stage.ahead for stage in stages), steps):
+        for stage in stages:
+            step = turn + stage.ahead
+            if step < 0:
+                continue
+            before = [ref for ref in stage.after if step >= ref.steps_back]
+            ready_W = [ends[StageRef(ref.name, step - ref.steps_back)] for ref in before]
+            begin_W = np.maximum.reduce([free[stage.resource], *ready_W])
+            end_W = (begin_W.max() if stage.joins else begin_W) + np.array(stage.seconds_W)
+            idle_W = begin_W - free[stage.resource]
+            free[stage.resource] = ends[StageRef(stage.name, step)] = end_W
+            last_W = np.argmax(ready_W, axis=0).tolist() if before else []
+            for rank, times in enumerate(zip(begin_W.tolist(), end_W.tolist(), idle_W.tolist(), strict=True)):
+                waits_for = before[last_W[rank]].name if before and times[2] > 0 else ""
+                scheduled.append(ScheduledStage(stage.name, stage.resource, rank, step, *times, waits_for))
+    return tuple(scheduled)
+
+
+def check_stages(stages: Sequence[TimelineStage]) -> None:
+    """Raise for stages that `schedule` cannot place."""
+    names = [stage.name for stage in stages]
+    for place, stage in enumerate(stages):
+        lead = f"stage {stage.name!r}"
+        if names.count(stage.name) > 1:
+            raise SpecError(f"{lead} is there {names.count(stage.name)} times: want each name once")
+        if len(stage.seconds_W) != len(stages[0].seconds_W) or not stage.seconds_W or min(stage.seconds_W) < 0:
+            raise SpecError(f"{lead} takes {stage.seconds_W} s: want 0 or more for each of the same ranks")
+        for ref in stage.after:
+            if ref.name not in names:
+                raise SpecError(f"{lead} is after {ref.name!r}: no such stage, there are {', '.join(names)}")
+            before = stages[names.index(ref.name)]
+            # The program has done a stage for steps up to its turn plus `ahead`; this turn's only if it comes earlier.
+            if stage.ahead - ref.steps_back > before.ahead - (names.index(ref.name) >= place):
+                raise SpecError(
+                    f"{lead} is after {ref.name!r}, which the program does later: want an earlier step of it"
+                )
+
+
+def step_seconds(scheduled: Iterable[ScheduledStage], warm_up: int = 0, last: str = "update") -> float:
+    """Mean seconds from the end of a step's stage `last` to that of the next, on the slowest rank; NaN for one step."""
+    ends_W: dict[int, dict[int, float]] = defaultdict(dict)
+    for stage in scheduled:
+        if stage.kind == last and stage.resource == "processor":
+            ends_W[stage.rank][stage.step] = max(stage.end_s, ends_W[stage.rank].get(stage.step, 0.0))
+    periods: list[float] = []
+    for ends in ends_W.values():
+        steps = sorted(ends)[warm_up:]
+        if len(steps) > 1:
+            periods.append((ends[steps[-1]] - ends[steps[0]]) / (steps[-1] - steps[0]))
+    return max(periods, default=float("nan"))
+
+
+# --- a training step ---
+
+# Resource, and the stages of the same batch that have to end first.
+PROGRAM: dict[str, tuple[Resource, tuple[str, ...]]] = {
+    "data": ("reader", ()),
+    "route.pack": ("processor", ("data",)),
+    "route.counts": ("link", ("route.pack",)),  # with the header of the step
+    "route.send": ("processor", ("route.counts",)),
+    "route.ids": ("link", ("route.send",)),
+    "route.unpack": ("processor", ("route.ids",)),
+    "prefetch": ("disk", ("route.unpack",)),
+    "lookup": ("processor", ("prefetch",)),
+    "exchange.pack": ("processor", ()),
+    "exchange.send": ("link", ("exchange.pack",)),
+    "forward.bottom": ("processor", ()),
+    "exchange.unpack": ("processor", ("exchange.send",)),
+    "forward.rest": ("processor", ()),
+    "backward.top": ("processor", ()),
+    "return.pack": ("processor", ()),
+    "return.send": ("link", ("return.pack",)),
+    "reduce.early": ("link", ("return.pack",)),  # buckets of the layers above the vectors
+    "backward.bottom": ("processor", ()),
+    "reduce.late": ("link", ("backward.bottom",)),
+    "status": ("link", ("backward.bottom",)),
+    "return.unpack": ("processor", ("return.send",)),
+    "reduce.unpack": ("processor", ("reduce.early", "reduce.late")),
+    "other": ("processor", ("status",)),
+    "update": ("processor", ()),
+}
+AHEAD = ("data", "route.pack", "route.counts", "route.send", "route.ids", "route.unpack", "prefetch")
+# With look-ahead, the stages before which the program does those of a later batch.
+PLACES = {"lookup": AHEAD[:3], "backward.top": AHEAD[3:5], "update": AHEAD[5:]}
+
+
+@dataclass(frozen=True, slots=True)
+class StageCosts:
+    """Seconds of each rank by stage of `PROGRAM`; a stage that is not given takes none."""
+
+    world: int
+    seconds: Mapping[str, tuple[float, ...]]
+
+    def __post_init__(self) -> None:
+        for name, seconds_W in self.seconds.items():
+            if name not in PROGRAM:
+                raise SpecError(f"stage {name!r}: no such stage of a step, there are {', '.join(PROGRAM)}")
+            if len(seconds_W) != self.world:
+                raise SpecError(f"stage {name!r} has {len(seconds_W)} ranks: want {self.world}")
+
+    def of(self, name: str) -> tuple[float, ...]:
+        return self.seconds.get(name, (0.0,) * self.world)
+
+    def busy_s(self, resource: Resource) -> float:
+        """Seconds of a step that a resource works, on the rank where that is most."""
+        names = [name for name, (own, _) in PROGRAM.items() if own == resource]
+        return max(sum(self.of(name)[rank] for name in names) for rank in range(self.world))
+
+
+def training_stages(costs: StageCosts, pipeline_depth: int, processor_factor: float = 1.0) -> tuple[TimelineStage, ...]:
+    """The program of a training step with so many steps in flight; `train/pipeline.py` runs it.
+
+    At any depth, vectors and gradients travel beside the layers that do not need them. Look-ahead has ranks meet in the
+    middle of a step as well, which may cost more than it hides where their forwards and backwards are uneven.
+    `processor_factor` is above 1 where ranks share processors: as much longer each computes.
+    """
+    if pipeline_depth < 1:
+        raise SpecError(f"pipeline_depth={pipeline_depth}: want at least 1")
+    order = list(PROGRAM)
+    if pipeline_depth > 1:
+        own = [name for name in PROGRAM if name not in AHEAD]
+        order = [name for place in own for name in (*PLACES.get(place, ()), place)]
+    stages: list[TimelineStage] = []
+    for name in order:
+        resource, before = PROGRAM[name]
+        factor = processor_factor if resource == "processor" else 1.0
+        queue = (StageRef("route.pack", READ_AHEAD),) if name == "data" else ()
+        stages.append(
+            TimelineStage(
+                name=name,
+                resource=resource,
+                seconds_W=tuple(factor * seconds for seconds in costs.of(name)),
+                after=(*map(StageRef, before), *queue),
+                joins=resource == "link",
+                ahead=pipeline_depth - 1 if name in AHEAD else 0,
+            )
+        )
+    return tuple(stages)
+
+
+def training_step_s(costs: StageCosts, pipeline_depth: int, processor_factor: float = 1.0) -> float:
+    """Seconds from step to step in the middle of a run."""
+    stages = training_stages(costs, pipeline_depth, processor_factor)
+    return step_seconds(schedule(stages, 2 * WARM_UP), WARM_UP)
+
+
+def sequential_s(costs: StageCosts) -> float:
+    """Seconds of a step without any overlap: the slowest rank of each stage."""
+    return sum(max(costs.of(name)) for name in PROGRAM)
+
+
+def exposed_seconds(scheduled: Iterable[ScheduledStage], steps: range) -> dict[str, float]:
+    """By kind of stage, how much of a step its main thread spends on it or waits for it; they add up to the step.
+
+    On the rank that computes longest, as the mean over `steps`. A stage on another resource is exposed where the main
+    thread is idle until it ends.
+    """
+    busy_W: dict[int, float] = defaultdict(float)
+    exposed_W: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for stage in scheduled:
+        if stage.resource == "processor" and stage.step in steps:
+            spent_s = stage.end_s - stage.begin_s
+            busy_W[stage.rank] += spent_s
+            exposed_W[stage.rank][stage.kind] += spent_s / len(steps)
+            exposed_W[stage.rank][stage.waits_for.partition(".")[0]] += stage.idle_s / len(steps)
+    exposed = exposed_W[max(busy_W, key=busy_W.__getitem__)]
+    return {kind: seconds for kind, seconds in exposed.items() if kind}

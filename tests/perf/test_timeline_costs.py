@@ -1,0 +1,71 @@
+"""Costs of a schedule are found again in its intervals, whatever was recorded of it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rowwise.perf.timeline import PROGRAM, ScheduledStage, StageCosts, schedule, step_seconds, training_stages
+from rowwise.perf.timeline_costs import complete_steps, recorded_costs
+
+MERGED = ("route.send", "reduce.unpack")  # parts that a recording does not tell from others
+seconds = st.integers(1, 8).map(lambda eighths: eighths / 8)
+
+
+@st.composite
+def _costs(draw):
+    """Costs of all stages; the gather of status ends on all ranks at once."""
+    world = draw(st.integers(1, 3))
+    by_rank = st.tuples(*[seconds] * world)
+    found = {name: draw(by_rank) for name in PROGRAM if name not in MERGED}
+    return StageCosts(world, found | {"status": (draw(seconds),) * world})
+
+
+def record(costs, depth, steps=5):
+    """The intervals that a run would leave: kinds of stages, each rank's clock from the beginning of its first step."""
+    scheduled = schedule(training_stages(costs, depth), steps)
+    origin = {one.rank: one.begin_s for one in reversed(scheduled) if one.step == 0 and one.resource == "processor"}
+    return [
+        ScheduledStage(one.kind, one.resource, one.rank, one.step, one.begin_s - late, one.end_s - late)
+        for one in scheduled
+        for late in [origin[one.rank]]
+        if one.end_s > one.begin_s
+    ]
+
+
+@given(_costs(), st.integers(1, 3))
+def test_the_costs_of_a_schedule_are_those_it_was_made_from(costs, depth):
+    found = recorded_costs(record(costs, depth))
+    for name in PROGRAM:
+        assert found.of(name) == pytest.approx(costs.of(name), abs=1e-9), name
+
+
+@given(_costs(), st.integers(1, 3), st.data())
+def test_steps_without_all_of_their_ranks_do_not_count(costs, depth, data):
+    recorded = record(costs, depth)
+    cut = sorted(recorded, key=lambda one: (one.step, one.rank))
+    cut = cut[: data.draw(st.integers(0, len(cut) - 1))]
+    steps = complete_steps(cut)
+    assert steps <= {one.step for one in cut if one.kind == "update"}
+    found = recorded_costs(cut)
+    assert (found is None) == (not steps)
+
+
+def test_nothing_recorded_has_no_costs():
+    assert recorded_costs([]) is None
+
+
+def test_transfers_at_once_count_once_and_unknown_stages_are_other():
+    rows = [
+        ("reduce", "link", 0.0, 3.0),
+        ("reduce", "link", 1.0, 4.0),
+        ("evaluation", "processor", 4.0, 5.0),
+        ("wait", "processor", 5.0, 7.0),
+        ("update", "processor", 7.0, 8.0),
+    ]
+    found = recorded_costs([ScheduledStage(kind, resource, 0, 0, *times) for kind, resource, *times in rows])
+    assert found.seconds == {"reduce.early": (3.0,), "reduce.late": (1.0,), "other": (1.0,), "update": (1.0,)}
+
+
+def test_the_period_of_a_recording_is_that_of_its_schedule():
+    costs = StageCosts(2, {"lookup": (1.0, 2.0), "exchange.send": (1.0, 1.0), "update": (0.5, 0.5)})
+    assert step_seconds(record(costs, 2)) == pytest.approx(3.5)
