@@ -11,7 +11,7 @@ A step is that of a batch: with look-ahead, the ids of step i + 1 travel while t
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -63,13 +63,25 @@ class ScheduledStage(NamedTuple):
         return self.name.partition(".")[0]
 
 
-def schedule(stages: Sequence[TimelineStage], steps: int) -> tuple[ScheduledStage, ...]:
+class StageTimes(NamedTuple):
+    """A stage of a step on all ranks."""
+
+    stage: TimelineStage
+    step: int
+    begin_W: Floats
+    end_W: Floats
+    idle_W: Floats  # of its resource, before it
+    ready_W: Sequence[Floats]  # ends of the stages before it
+    before: Sequence[StageRef]
+
+
+def stage_times(stages: Sequence[TimelineStage], steps: int) -> Iterator[StageTimes]:
     """The stages of `steps` steps, and what is done ahead for later ones; see [Note: Timeline]."""
     check_stages(stages)
     world = len(stages[0].seconds_W)
+    seconds = {stage.name: np.array(stage.seconds_W) for stage in stages}
     free: dict[str, Floats] = defaultdict(lambda: np.zeros(world))
     ends: dict[StageRef, Floats] = {}  # by stage and step
-    scheduled: list[ScheduledStage] = []
     for turn in range(-max(stage.ahead for stage in stages), steps):
         for stage in stages:
             step = turn + stage.ahead
@@ -78,13 +90,19 @@ def schedule(stages: Sequence[TimelineStage], steps: int) -> tuple[ScheduledStag
             before = [ref for ref in stage.after if step >= ref.steps_back]
             ready_W = [ends[StageRef(ref.name, step - ref.steps_back)] for ref in before]
             begin_W = np.maximum.reduce([free[stage.resource], *ready_W])
-            end_W = (begin_W.max() if stage.joins else begin_W) + np.array(stage.seconds_W)
-            idle_W = begin_W - free[stage.resource]
+            end_W = (begin_W.max() if stage.joins else begin_W) + seconds[stage.name]
+            yield StageTimes(stage, step, begin_W, end_W, begin_W - free[stage.resource], ready_W, before)
             free[stage.resource] = ends[StageRef(stage.name, step)] = end_W
-            last_W = np.argmax(ready_W, axis=0).tolist() if before else []
-            for rank, times in enumerate(zip(begin_W.tolist(), end_W.tolist(), idle_W.tolist(), strict=True)):
-                waits_for = before[last_W[rank]].name if before and times[2] > 0 else ""
-                scheduled.append(ScheduledStage(stage.name, stage.resource, rank, step, *times, waits_for))
+
+
+def schedule(stages: Sequence[TimelineStage], steps: int) -> tuple[ScheduledStage, ...]:
+    """What `stage_times` has, rank by rank."""
+    scheduled: list[ScheduledStage] = []
+    for stage, step, begin_W, end_W, idle_W, ready_W, before in stage_times(stages, steps):
+        last_W = np.argmax(ready_W, axis=0).tolist() if before else []
+        for rank, times in enumerate(zip(begin_W.tolist(), end_W.tolist(), idle_W.tolist(), strict=True)):
+            waits_for = before[last_W[rank]].name if times[2] > 0 else ""
+            scheduled.append(ScheduledStage(stage.name, stage.resource, rank, step, *times, waits_for))
     return tuple(scheduled)
 
 
@@ -213,7 +231,8 @@ def training_stages(costs: StageCosts, pipeline_depth: int, processor_factor: fl
 def training_step_s(costs: StageCosts, pipeline_depth: int, processor_factor: float = 1.0) -> float:
     """Seconds from step to step in the middle of a run."""
     stages = training_stages(costs, pipeline_depth, processor_factor)
-    return step_seconds(schedule(stages, 2 * WARM_UP), WARM_UP)
+    ends = [times.end_W for times in stage_times(stages, 2 * WARM_UP) if times.stage.name == "update"]
+    return float((ends[-1] - ends[WARM_UP]).max()) / (len(ends) - 1 - WARM_UP)
 
 
 def sequential_s(costs: StageCosts) -> float:
