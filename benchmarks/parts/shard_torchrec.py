@@ -21,7 +21,7 @@ LAYOUTS = ("table-wise", "row-wise", "column-wise", "data-parallel")
 CPU = torch.device("cpu")
 
 
-def join(comm: Any) -> None:
+def join(comm: Any, backend: str = "gloo") -> None:
     """Make torch's default group, which is what TorchRec talks through."""
     if distributed.is_initialized():
         return
@@ -30,7 +30,7 @@ def join(comm: Any) -> None:
     port = torch.tensor([mine.port if mine else 0])
     ports_W = comm.all_gather(port, [1] * world, "port").wait().tolist()
     store = mine or distributed.TCPStore("127.0.0.1", ports_W[0])
-    distributed.init_process_group("gloo", store=store, rank=comm.rank, world_size=world)
+    distributed.init_process_group(backend, store=store, rank=comm.rank, world_size=world)
 
 
 def meet(value: float) -> float:

@@ -10,7 +10,7 @@ import torch
 from comm_suite import CHECKS
 from test_processes import SAID, WORLDS, ways
 
-from rowwise.comm.delayed import _LinkQueue
+from rowwise.comm.delayed import LinkQueue
 from rowwise.comm.simulated_link import SimulatedLink
 from rowwise.comm.spawn import run_processes
 from rowwise.comm.thread import run_threads
@@ -64,7 +64,7 @@ def test_no_rank_ends_a_collective_before_the_latency():
 
 
 def test_latencies_overlap_and_bytes_queue():
-    queue = _LinkQueue(SimulatedLink(latency_s=1e6, bytes_s=10.0))
+    queue = LinkQueue(SimulatedLink(latency_s=1e6, bytes_s=10.0))
     first, second = queue.send(0), queue.send(0)
     assert 0 <= second - first < 1e6
     third, fourth = queue.send(1_000_000), queue.send(1_000_000)
@@ -76,7 +76,7 @@ def test_groups_share_the_bandwidth_of_a_link():
     def function(comm):
         groups = comm, comm.split([comm.ranks])
         handles = [group.all_gather(torch.ones(500), [500] * 2, "x") for group in groups]
-        return [handle.wait().tolist() for handle in handles], comm.transport._queue is groups[1].transport._queue
+        return [handle.wait().tolist() for handle in handles], comm.transport.queue is groups[1].transport.queue
 
     assert run_threads(2, function, timeout_s=60, link=SimulatedLink(0.0, 1e6)) == [([[1.0] * 1000] * 2, True)] * 2
 

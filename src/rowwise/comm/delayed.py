@@ -26,11 +26,11 @@ from rowwise.spec import Topology
 
 @final
 @dataclass(slots=True)
-class _LinkQueue:
-    """One rank's end of the link: when it is free again."""
+class LinkQueue:
+    """One rank's end of the link. The link may change between collectives, on all ranks alike."""
 
     link: SimulatedLink
-    free_s: float = 0.0
+    free_s: float = 0.0  # when all bytes so far are sent
     _sending: threading.Lock = field(default_factory=threading.Lock)  # groups may be used by several threads
 
     def send(self, count_bytes: int) -> float:
@@ -65,10 +65,10 @@ def _run_calls(calls: "SimpleQueue[_DelayedCall | None]") -> None:
 class DelayedTransport:
     """A transport whose collectives begin later."""
 
-    def __init__(self, inner: Transport, queue: _LinkQueue, ranks: tuple[int, ...], rank: int) -> None:
+    def __init__(self, inner: Transport, queue: LinkQueue, ranks: tuple[int, ...], rank: int) -> None:
         """`ranks` of the group and `rank`, all of the world."""
         self.inner, self.waited = inner, inner.waited  # the delay itself counts as transfer
-        self._queue, self._ranks, self._rank = queue, ranks, rank
+        self.queue, self._ranks, self._rank = queue, ranks, rank
         self._calls: SimpleQueue[_DelayedCall | None] = SimpleQueue()
         self._thread = threading.Thread(target=_run_calls, args=(self._calls,), name="delayed link", daemon=True)
         self._thread.start()
@@ -78,7 +78,7 @@ class DelayedTransport:
         w = len(self._ranks)
         sent = count_sent(call, range(w), self._ranks.index(self._rank), Topology(devices=w))
         # Not copied: the caller may change it only after it has waited.
-        begun = self._call(self._queue.send(sum(sent.values())), partial(self.inner.start, call, send_N))
+        begun = self._call(self.queue.send(sum(sent.values())), partial(self.inner.start, call, send_N))
         return PendingCollective(lambda: begun.result().finish())
 
     def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> Transport:
@@ -86,7 +86,7 @@ class DelayedTransport:
         inner = self._call(0.0, partial(self.inner.split, groups, group)).result()
         if len(group) == 1:
             return inner
-        return DelayedTransport(inner, self._queue, group, self._rank)
+        return DelayedTransport(inner, self.queue, group, self._rank)
 
     def close(self) -> None:
         self._end()
@@ -103,5 +103,5 @@ def delay(comm: TransportComm, link: SimulatedLink) -> TransportComm:
     """The same ranks over a slower link; a group of one rank has no link."""
     if len(comm.ranks) == 1:
         return comm
-    transport = DelayedTransport(comm.transport, _LinkQueue(link), comm.ranks, comm.ranks[comm.rank])
+    transport = DelayedTransport(comm.transport, LinkQueue(link), comm.ranks, comm.ranks[comm.rank])
     return TransportComm(transport, comm.topology, comm.ranks[comm.rank], comm.ranks, comm.sent, comm.observer)
