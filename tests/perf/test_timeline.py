@@ -9,20 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise.errors import SpecError
-from rowwise.perf.timeline import (
-    PROGRAM,
-    RESOURCES,
-    WARM_UP,
-    StageCosts,
-    StageRef,
-    TimelineStage,
-    exposed_seconds,
-    schedule,
-    sequential_s,
-    step_seconds,
-    training_stages,
-    training_step_s,
-)
+from rowwise.perf.step_program import PROGRAM, RESOURCES, StageCosts, StageRef, TimelineStage, training_stages
+from rowwise.perf.timeline import WARM_UP, exposed_seconds, schedule, sequential_s, step_seconds, training_step_s
 
 seconds = st.integers(0, 8).map(lambda eighths: eighths / 8)  # sums of these are exact
 worlds = st.integers(1, 3)

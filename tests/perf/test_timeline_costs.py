@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowwise.perf.timeline import PROGRAM, ScheduledStage, StageCosts, schedule, step_seconds, training_stages
+from rowwise.perf.step_program import PROGRAM, ScheduledStage, StageCosts, training_stages
+from rowwise.perf.timeline import schedule, step_seconds
 from rowwise.perf.timeline_costs import complete_steps, recorded_costs
 
 MERGED = ("route.send", "reduce.unpack")  # parts that a recording does not tell from others
@@ -64,6 +65,26 @@ def test_transfers_at_once_count_once_and_unknown_stages_are_other():
     ]
     found = recorded_costs([ScheduledStage(kind, resource, 0, 0, *times) for kind, resource, *times in rows])
     assert found.seconds == {"reduce.early": (3.0,), "reduce.late": (1.0,), "other": (1.0,), "update": (1.0,)}
+
+
+def test_parts_of_a_stage_that_waits_cut_up():
+    rows = [
+        ("forward", "processor", 0.0, 1.0),  # beside the vectors
+        ("exchange", "processor", 1.0, 2.0),
+        ("forward", "processor", 2.0, 4.0),
+        ("exchange", "processor", 4.0, 5.0),
+        ("wait", "processor", 5.0, 6.0),
+        ("exchange", "processor", 6.0, 8.0),
+        ("forward", "processor", 8.0, 9.0),
+        ("sums of rows", "link", 8.5, 9.0),
+        ("update", "processor", 9.0, 10.0),
+    ]
+    found = recorded_costs([ScheduledStage(kind, resource, 0, 0, *times) for kind, resource, *times in rows])
+    assert found.of("forward.bottom") == (3.0,)
+    assert found.of("forward.rest") == (1.0,)
+    assert found.of("exchange.pack") == (1.0,)
+    assert found.of("exchange.unpack") == (3.0,)
+    assert found.of("status") == (0.5,)
 
 
 def test_the_period_of_a_recording_is_that_of_its_schedule():

@@ -1,15 +1,15 @@
 """Costs of stages from a recorded timeline: what each resource worked for a step, without the waits for other ranks.
 
 A recording tells kinds of stages (`route`) and not their parts (`route.pack`). Parts follow from the order of intervals
-in a step: the last one of a kind is its second part and all before are the first; of a backward, the first one is the
-layers above the vectors.
+in a step: the first one of a kind is its first part, all others are the second. Of a forward and of the all-reduces of
+dense gradients, the last one is the second part: layers that need vectors, and buckets that are full at the end.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from rowwise.perf.timeline import PROGRAM, ScheduledStage, StageCosts
+from rowwise.perf.step_program import PROGRAM, ScheduledStage, StageCosts
 
 # First and second part by resource and kind.
 PARTS = {
@@ -26,6 +26,8 @@ WHOLE: dict[tuple[str, str], str] = {  # kinds without parts, and those of which
     for name, (resource, _) in PROGRAM.items()
     if (resource, name.partition(".")[0]) not in PARTS
 }
+LAST = ("forward", "reduce")  # kinds of which the last interval is the second part
+UNKNOWN = {"processor": "other", "link": "status", "disk": "prefetch", "reader": "data"}
 IDLE = "wait"
 Occurrences = dict[int, list[ScheduledStage]]  # intervals of one step, resource and kind, in order, by rank
 
@@ -62,13 +64,11 @@ def complete_steps(recorded: Iterable[ScheduledStage]) -> set[int]:
 
 def _name_part(resource: str, kind: str, number: int, count: int) -> str:
     if (resource, kind) not in PARTS:
-        return WHOLE.get((resource, kind), "other")
+        return WHOLE.get((resource, kind), UNKNOWN[resource])
     first, second = PARTS[resource, kind]
-    if kind == "backward":
-        return first if number == 0 else second
-    if count == 1:  # of a forward nothing is known to be beside the exchange, of gradients nothing to be early
-        return second if kind in ("forward", "reduce") else first
-    return second if number == count - 1 else first
+    if kind in LAST:
+        return second if number == count - 1 else first
+    return first if number == 0 else second
 
 
 def _align_clocks(recorded: Sequence[ScheduledStage]) -> list[ScheduledStage]:

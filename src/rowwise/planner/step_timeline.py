@@ -9,17 +9,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from rowwise.perf.access import Floats
-from rowwise.perf.timeline import (
-    PROGRAM,
-    RESOURCES,
-    WARM_UP,
-    StageCosts,
-    exposed_seconds,
-    schedule,
-    sequential_s,
-    step_seconds,
-    training_stages,
-)
+from rowwise.perf.step_program import PROGRAM, RESOURCES, StageCosts, training_stages
+from rowwise.perf.timeline import WARM_UP, exposed_seconds, schedule, sequential_s, step_seconds
 from rowwise.planner.explanation import StageTime, StepTimeline
 from rowwise.planner.rank_exchange import ExchangeSeconds
 
