@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rowwise.perf.step_program import PROGRAM, ScheduledStage, StageCosts, training_stages
 from rowwise.perf.timeline import schedule, step_seconds
-from rowwise.perf.timeline_costs import complete_steps, recorded_costs
+from rowwise.perf.timeline_costs import complete_steps, costs_by_step, recorded_costs
 
 MERGED = ("route.send", "reduce.unpack")  # parts that a recording does not tell from others
 seconds = st.integers(1, 8).map(lambda eighths: eighths / 8)
@@ -38,6 +38,21 @@ def test_the_costs_of_a_schedule_are_those_it_was_made_from(costs, depth):
     found = recorded_costs(record(costs, depth))
     for name in PROGRAM:
         assert found.of(name) == pytest.approx(costs.of(name), abs=1e-9), name
+
+
+@given(st.lists(_costs(), min_size=2, max_size=4), st.integers(1, 3))
+def test_steps_that_are_unlike_have_costs_of_their_own(costs_S, depth):
+    """Each of them is found again, and they are scheduled as they were."""
+    world = min(costs.world for costs in costs_S)
+    costs_S = [StageCosts(world, {n: v[:world] for n, v in costs.seconds.items()}) for costs in costs_S]
+    stages = training_stages(costs_S[0], depth)
+    recorded = [one._replace(name=one.kind) for one in schedule(stages, 6, costs_S) if one.end_s > one.begin_s]
+    found_S = costs_by_step(recorded)
+    assert len(found_S) == 6
+    for step, found in enumerate(found_S):
+        for name in PROGRAM:
+            assert found.of(name) == pytest.approx(costs_S[step % len(costs_S)].of(name), abs=1e-9), name
+    assert schedule(stages, 6, [costs_S[0]]) == schedule(stages, 6)
 
 
 @given(_costs(), st.integers(1, 3), st.data())

@@ -51,7 +51,7 @@ def test_the_model_has_the_period_of_a_recording_that_it_made(tmp_path, ranks, d
     page = write(folder).read_text("utf-8")
     assert {MEASURED, MODEL} <= set(check(page))
     text = section_of(folder)
-    assert "(1.00\u00d7)" in text
+    assert text.count("(1.00\u00d7)") == 2  # from mean costs, and from those of each step
     assert f"with {depth} step" in text
     assert ("Ranks 0 to 7 are drawn, of 9." in text) == (ranks == 9)
     assert f"rank {min(ranks, 8) - 1} link" in text

@@ -35,8 +35,13 @@ class StageTimes(NamedTuple):
     before: Sequence[StageRef]
 
 
-def stage_times(stages: Sequence[TimelineStage], steps: int) -> Iterator[StageTimes]:
-    """The stages of `steps` steps, and what is done ahead for later ones; see [Note: Timeline]."""
+def stage_times(
+    stages: Sequence[TimelineStage], steps: int, costs_S: Sequence[StageCosts] = ()
+) -> Iterator[StageTimes]:
+    """The stages of `steps` steps, and what is done ahead for later ones; see [Note: Timeline].
+
+    `costs_S` are of steps that are unlike, which then come in turn; without, all steps take what the stages say.
+    """
     check_stages(stages)
     world = len(stages[0].seconds_W)
     seconds = {stage.name: np.array(stage.seconds_W) for stage in stages}
@@ -50,15 +55,18 @@ def stage_times(stages: Sequence[TimelineStage], steps: int) -> Iterator[StageTi
             before = [ref for ref in stage.after if step >= ref.steps_back]
             ready_W = [ends[StageRef(ref.name, step - ref.steps_back)] for ref in before]
             begin_W = np.maximum.reduce([free[stage.resource], *ready_W])
-            end_W = (begin_W.max() if stage.joins else begin_W) + seconds[stage.name]
+            seconds_W = np.array(costs_S[step % len(costs_S)].of(stage.name)) if costs_S else seconds[stage.name]
+            end_W = (begin_W.max() if stage.joins else begin_W) + seconds_W
             yield StageTimes(stage, step, begin_W, end_W, begin_W - free[stage.resource], ready_W, before)
             free[stage.resource] = ends[StageRef(stage.name, step)] = end_W
 
 
-def schedule(stages: Sequence[TimelineStage], steps: int) -> tuple[ScheduledStage, ...]:
+def schedule(
+    stages: Sequence[TimelineStage], steps: int, costs_S: Sequence[StageCosts] = ()
+) -> tuple[ScheduledStage, ...]:
     """What `stage_times` has, rank by rank."""
     scheduled: list[ScheduledStage] = []
-    for stage, step, begin_W, end_W, idle_W, ready_W, before in stage_times(stages, steps):
+    for stage, step, begin_W, end_W, idle_W, ready_W, before in stage_times(stages, steps, costs_S):
         last_W = np.argmax(ready_W, axis=0).tolist() if before else []
         for rank, times in enumerate(zip(begin_W.tolist(), end_W.tolist(), idle_W.tolist(), strict=True)):
             waits_for = before[last_W[rank]].name if times[2] > 0 else ""

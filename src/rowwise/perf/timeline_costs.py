@@ -7,7 +7,7 @@ dense gradients, the last one is the second part: layers that need vectors, and 
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from statistics import median
+from statistics import fmean, median
 
 from rowwise.perf.step_program import PROGRAM, ScheduledStage, StageCosts
 
@@ -34,21 +34,29 @@ Occurrences = dict[int, list[ScheduledStage]]  # intervals of one step, resource
 
 def recorded_costs(recorded: Sequence[ScheduledStage]) -> StageCosts | None:
     """Mean costs over the complete steps of a recording; None without any."""
+    costs_S = costs_by_step(recorded)
+    if not costs_S:
+        return None
+    names = dict.fromkeys(name for costs in costs_S for name in costs.seconds)
+    means = {name: tuple(map(fmean, zip(*(costs.of(name) for costs in costs_S), strict=True))) for name in names}
+    return StageCosts(costs_S[0].world, means)
+
+
+def costs_by_step(recorded: Sequence[ScheduledStage]) -> tuple[StageCosts, ...]:
+    """Costs of each complete step of a recording."""
     world = 1 + max((stage.rank for stage in recorded), default=0)
     steps = complete_steps(recorded)
-    if not steps:
-        return None
-    totals: dict[str, list[float]] = defaultdict(lambda: [0.0] * world)
+    totals: dict[int, dict[str, list[float]]] = {step: defaultdict(lambda: [0.0] * world) for step in sorted(steps)}
     by_key: dict[tuple[int, str, str], Occurrences] = defaultdict(lambda: defaultdict(list))
     for stage in sorted(_align_clocks(recorded), key=lambda one: (one.begin_s, one.end_s)):
         if stage.step in steps and stage.kind != IDLE:
             by_key[stage.step, stage.resource, stage.kind][stage.rank].append(stage)
-    for (_, resource, kind), occurrences in by_key.items():
+    for (step, resource, kind), occurrences in by_key.items():
         working = _transfers(occurrences, world) if resource == "link" else occurrences
         for rank, intervals in working.items():
             for number, seconds in enumerate(_busy_seconds(intervals)):
-                totals[_name_part(resource, kind, number, len(intervals))][rank] += seconds / len(steps)
-    return StageCosts(world, {name: tuple(seconds_W) for name, seconds_W in totals.items()})
+                totals[step][_name_part(resource, kind, number, len(intervals))][rank] += seconds
+    return tuple(StageCosts(world, {name: tuple(own_W) for name, own_W in own.items()}) for own in totals.values())
 
 
 def complete_steps(recorded: Iterable[ScheduledStage]) -> set[int]:

@@ -1,7 +1,8 @@
 """The section with ten steps as intervals by rank and resource: as recorded, and as a model schedules the same costs.
 
 The model (`perf/timeline.py`) gets the mean busy seconds of each stage and rank, so the two pictures differ by what it
-does not know: steps that are unlike, processors that ranks share, and stages that are called at other places.
+does not know: steps that are unlike, and stages that are called at other places. The text tells them apart: it has the
+model's time of a step from the costs of each step as well.
 """
 
 import statistics
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rowwise.perf.step_program import RESOURCES, ScheduledStage, training_stages
-from rowwise.perf.timeline_costs import IDLE, complete_steps, recorded_costs
+from rowwise.perf.timeline_costs import IDLE, complete_steps, costs_by_step, recorded_costs
 from rowwise.quantity import format_duration, format_percent, is_finite
 from rowwise.report.markup import Html, data_table, div, figure, join, note, section, span, tag, text
 from rowwise.report.read import RecordedRun, StageLine
@@ -57,6 +58,7 @@ class _Picture:
     key: str
     stages: Sequence[ScheduledStage]
     step_s: float
+    unlike_s: float  # a step if each takes what it has taken
 
 
 class _Lane(NamedTuple):
@@ -109,7 +111,8 @@ def _make_pictures(run: RecordedRun) -> list[_Picture]:
     costs = recorded_costs(recorded) if ranks == set(range(len(ranks))) else None
     if costs is None:
         return []
-    scheduled = schedule(training_stages(costs, _pipeline_depth(run)), WARM_UP + STEPS)
+    stages, unlike = training_stages(costs, _pipeline_depth(run)), costs_by_step(recorded)
+    scheduled = schedule(stages, WARM_UP + STEPS)
     later = steps[0] - WARM_UP
     model = [
         stage._replace(name=stage.kind, step=stage.step + later)
@@ -117,9 +120,10 @@ def _make_pictures(run: RecordedRun) -> list[_Picture]:
         if stage.step < WARM_UP + len(steps)
     ]
     measured_s, model_s = step_seconds(recorded), step_seconds(scheduled, WARM_UP)
+    unlike_s = step_seconds(schedule(stages, 3 * len(unlike), unlike), len(unlike))
     return [
-        _Picture("Measured", "timeline-measured", _select_drawn(run.timeline, steps), measured_s),
-        _Picture("Model", "timeline-model", _select_drawn(model, steps), model_s),
+        _Picture("Measured", "timeline-measured", _select_drawn(run.timeline, steps), measured_s, measured_s),
+        _Picture("Model", "timeline-model", _select_drawn(model, steps), model_s, unlike_s),
     ]
 
 
@@ -142,13 +146,14 @@ def _select_drawn(stages: Sequence[ScheduledStage], steps: Sequence[int]) -> lis
 
 
 def _sum_up(run: RecordedRun, pictures: Sequence[_Picture]) -> Html:
-    measured_s, model_s = (picture.step_s for picture in pictures)
+    measured_s, model_s, unlike_s = pictures[0].step_s, pictures[1].step_s, pictures[1].unlike_s
     depth = _pipeline_depth(run)
-    flight = f"{depth} step{'s' * (depth > 1)} in flight"
-    if not (is_finite(measured_s) and model_s > 0):
-        return note(f"With {flight}; one recorded step has no time from step to step.")
-    times = f"{format_duration(measured_s)} from step to step as measured, {format_duration(model_s)} by the model"
-    return tag("p", {"class": "lead"}, text(f"{times} ({measured_s / model_s:.2f}\u00d7), with {flight}."))
+    flight = f"with {depth} step{'s' * (depth > 1)} in flight"
+    if not (is_finite(measured_s) and min(model_s, unlike_s) > 0):
+        return note(f"One recorded step has no time from step to step; {flight}.")
+    ratios = [f"{format_duration(own_s)} ({measured_s / own_s:.2f}\u00d7)" for own_s in (model_s, unlike_s)]
+    model = f"by the model {ratios[0]} from mean costs, {ratios[1]} from the costs of each step"
+    return tag("p", {"class": "lead"}, text(f"{format_duration(measured_s)} a step {flight}; {model}."))
 
 
 def _draw_picture(picture: _Picture, span_s: float) -> Html:
