@@ -58,9 +58,9 @@ def orders(args: argparse.Namespace) -> list[Order]:
     if args.smoke:
         about = {"shape": Shape.of(100, 1_000, small=True), "load": Load(64, 2), "blocks": 1, "updates": 3}
         return [Order(transport=SHARED, **about)]
-    load, blocks = Load(2048, 5), 4 if args.quick else 12
-    about = {"shape": Shape.of(10_000, 100_000), "load": load, "blocks": blocks, "updates": 16}
-    return [Order(transport=transport, **about) for transport in (GLOO, SHARED)]
+    blocks, depths = (2, (1, 2)) if args.quick else (8, (1, 2, 3))
+    about = {"shape": Shape.of(10_000, 100_000), "load": Load(2048, 5), "blocks": blocks, "updates": 12}
+    return [Order(transport=transport, depths=depths, **about) for transport in args.transports]
 
 
 def measure_delay(args: argparse.Namespace) -> list[dict]:
@@ -104,7 +104,9 @@ def smoke_floors(rows: list[dict], sections: list[str]) -> list[dict]:
 def main() -> None:
     parser = options("pipeline", __doc__)
     parser.add_argument("--only", nargs="+", choices=tuple(MEASURES), default=list(MEASURES))
+    parser.add_argument("--transports", nargs="+", choices=(GLOO, SHARED), help="--quick: shared memory")
     args = parsed(parser)
+    args.transports = args.transports or ((SHARED,) if args.quick else (GLOO, SHARED))
     rows = [row for section in args.only for row in MEASURES[section](args)]
     floors = smoke_floors(rows, args.only) if args.smoke else floors_of(rows)
     finish({"benchmark": "pipeline", "environment": environment(), "rows": rows, "floors": floors}, args)

@@ -19,8 +19,7 @@ from rowwise.comm.simulated_link import SimulatedLink
 from rowwise.shard.apply import shard
 
 BATCHES = 8  # that the steps go through
-DEPTHS = (1, 2, 3)
-PROBE_s = 2e-3  # latency by which the latencies of a step are counted
+PROBE_s = 30e-3  # latency by which the latencies of a step are counted: long beside other differences
 FREE = SimulatedLink(0.0)
 Turns = Mapping[str, Callable[[], float]]  # of each side: a block's seconds an update
 
@@ -35,7 +34,7 @@ class Order:
     blocks: int
     updates: int  # of a block
     layout: str = "table-wise"
-    accumulate: int = 1
+    depths: tuple[int, ...] = (1, 2, 3)
 
 
 class Group:
@@ -63,11 +62,11 @@ class Group:
 
     def block(self, model: nn.Module, **train: Any) -> float:
         """Seconds an update, alike on all ranks."""
-        how = {"batch": self.order.load.batch, "accumulate": self.order.accumulate, **train}
-        return self.largest(time_block(model, self.comm, self.batches, self.order.updates, **how))
+        load = self.order.load
+        return self.largest(time_block(model, self.comm, self.batches, self.order.updates, batch=load.batch, **train))
 
     def depths(self, model: nn.Module) -> dict[str, Callable[[], float]]:
-        return {f"depth {depth}": partial(self.block, model, pipeline_depth=depth) for depth in DEPTHS}
+        return {f"depth {depth}": partial(self.block, model, pipeline_depth=depth) for depth in self.order.depths}
 
     def rows(self, about: dict, turns: Turns) -> list[dict]:
         """Sides take turns in blocks (A B A B); a row each."""
