@@ -23,12 +23,12 @@ LINES = {  # of Python, by package
     "perf": 1_443,
     "planner": 5_144,
     "recipes": 5_732,
-    "report": 3_232,
+    "report": 3_244,
     "shard": 2_781,
-    "store": 795,
+    "store": 832,
     "train": 5_280,
     "modules": 2_528,
-    "C and C++": 9_981,
+    "C and C++": 10_367,
 }
 
 

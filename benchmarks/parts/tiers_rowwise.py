@@ -120,7 +120,8 @@ class Rowwise:
         """Since the run began, of all tables."""
         found = [self.disk.counters(number) for number in range(len(self.disk.tables))]
         names = ("hits", "misses", "evictions", "writes")
-        return {name: sum(getattr(one, name) for one in found) for name in names} | {"reads": found[0].block_reads}
+        sums = {name: sum(getattr(one, name) for one in found) for name in names}
+        return sums | {"reads": self.disk.io_counters().reads}
 
     def _jagged(self, ids_N: Tensor) -> Jagged:
         return Jagged(features=self.names, values_N=ids_N, lengths_FB=self._lengths_FB)

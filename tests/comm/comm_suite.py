@@ -3,6 +3,7 @@
 import functools
 import random
 import threading
+import time
 from collections import Counter
 from dataclasses import dataclass
 
@@ -202,6 +203,43 @@ def bytes_are_counted(comm, exact):
     assert comm.sent.total() == sum(comm.sent.counts.values())
 
 
+def transfers_are_reported(comm, exact):
+    """Once each, when waited for, from split groups as well; none before its own rank and all others have sent."""
+    group, found, asked = comm.split([comm.ranks]), [], []
+    assert group.observer is comm.observer
+    comm.observer.report = found.append
+    for step, collective in enumerate(COLLECTIVES, 1):
+        comm.observer.step, comm.observer.stage = step, collective
+        case = make(collective, len(comm.ranks), seed=70)
+        began_s = time.perf_counter()
+        pending = case.start(group)[1]
+        comm.observer.step, comm.observer.stage = 99, ""
+        started_s = time.perf_counter()
+        assert len(found) == step - 1, "not before it is waited for"
+        pending.wait()
+        asked.append((collective, step, began_s, started_s, time.perf_counter()))
+    comm.observer.report = None
+    make("all_gather", len(comm.ranks)).start(comm)[1].wait()
+    for (purpose, collective, stage, step, begin_s, end_s), (*want, began_s, started_s, ended_s) in zip(
+        found, asked, strict=True
+    ):
+        assert [collective, step] == [stage, step] == want
+        assert purpose == {"all_to_all": "a2a", "all_gather": "gather", "reduce_scatter": "scatter"}.get(
+            collective, "reduce"
+        )
+        assert began_s <= begin_s <= started_s
+        assert begin_s <= end_s <= ended_s
+    late = torch.tensor([time.perf_counter()], dtype=torch.float64)  # of one host, whose processes share this clock
+    comm.observer.report = found.append
+    if comm.rank == len(comm.ranks) - 1:
+        time.sleep(0.02)
+        late[0] = time.perf_counter()
+    latest_s = float(comm.all_gather(late, [1] * len(comm.ranks), "late").wait().max())
+    comm.observer.report = None
+    assert found[-1].end_s >= latest_s
+    group.close()
+
+
 def random_calls(comm, exact, calls=1000):
     """In order of a seed: each starts or waits; up to eight are under way, waited for in each rank's own order."""
     draw, under_way = random.Random(7), []
@@ -227,6 +265,7 @@ CHECKS = (
     groups_count_together,
     groups_are_used_by_threads_at_once,
     bytes_are_counted,
+    transfers_are_reported,
     random_calls,
 )
 

@@ -11,14 +11,16 @@ from rowwise.report import write
 HEAD = "step,table,hits,misses"
 
 
-def with_caches(folder, lines, reads=(100, 50, 50)):
+def with_caches(folder, lines, reads=(100, 50, 50), wait_s=0.0):
     """A run with lines of a table, hits and misses, at steps of ten."""
     runs.make(folder, steps=20)
     with (folder / "steps.csv").open("w", newline="") as file:
         out = csv.writer(file)
-        out.writerow(("step", "samples", "samples_s", "forward_s", "memory_bytes", "reads", "disk_bytes"))
+        out.writerow(
+            ("step", "samples", "samples_s", "forward_s", "memory_bytes", "reads", "disk_bytes", "disk_wait_s")
+        )
         for n, count in enumerate(reads, 1):
-            out.writerow((10 * n, 1000 * n, 100.0, 1.0, 10**9, count, 3 * 10**6))
+            out.writerow((10 * n, 1000 * n, 100.0, 1.0, 10**9, count, 3 * 10**6, wait_s))
     with (folder / "caches.csv").open("w", newline="") as file:
         out = csv.writer(file)
         out.writerow(("step", "table", "hits", "misses", "new_rows", "evictions", "writes", "memory_bytes"))
@@ -35,6 +37,12 @@ def test_hit_rates_by_table_and_over_samples(tmp_path):
     assert page.index("user: hit rate 65.0") < page.index("item: hit rate 95.0")  # most misses first
     assert "last 90.0" in page
     assert "last 5.00" in page or "last 5 " in page or "last 5<" in page  # reads of a step
+
+
+def test_the_part_of_a_step_that_waits_for_the_disk_is_no_phase(tmp_path):
+    page = with_caches(tmp_path / "r" / "1", [("user", 5, 5)], wait_s=0.25)
+    assert "Waits for the disk: 25.0\u202f% of the step." in page
+    assert "disk_wait" not in page
 
 
 @pytest.mark.parametrize("content", ["", f"{HEAD}\n", f"{HEAD}\n10,user,nan,3\n", "x\n1\n"])

@@ -82,11 +82,11 @@ class Model:
     cached=st.integers(0, 200),
     policy=st.sampled_from(["lru", "lfu"]),
     uring=st.booleans(),
-    ahead=st.booleans(),
+    depth=st.integers(0, 3),
     dtype=st.sampled_from([torch.int32, torch.int64]),
 )
 def test_rows_are_those_of_a_table_in_memory(
-    tmp_path_factory, seed, row_bytes, width, cached, policy, uring, ahead, dtype
+    tmp_path_factory, seed, row_bytes, width, cached, policy, uring, depth, dtype
 ):
     tables = [
         make_table("a", 3000, row_bytes, width, cached, 200),
@@ -99,11 +99,12 @@ def test_rows_are_those_of_a_table_in_memory(
     def draw():
         return [(torch.rand(n, generator=rng) ** 3 * t.rows).long() for n, t in zip((150, 60), tables, strict=True)]
 
-    following = draw()
+    following = [draw() for _ in range(depth)]
     for step in range(40):
-        ids_T, following = following, draw()
-        if ahead:
-            disk.read_ahead(*bags(following, dtype)[:2])
+        following.append(draw())
+        if depth:  # batches before it are not looked up yet
+            disk.read_ahead(*bags(following[-1], dtype)[:2])
+        ids_T = following.pop(0)
         model.change(disk, ids_T, step, dtype)
         for k, ids in enumerate(ids_T):
             changed[k] |= set(ids.tolist())

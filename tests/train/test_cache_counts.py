@@ -49,7 +49,8 @@ def test_lines_have_what_training_looked_up(tmp_path, ranks):
     assert found["misses"] <= 12
     assert found["evictions"] == 0
     assert all(int(row["memory_bytes"]) > 0 for row in rows)
-    assert all(row["disk_bytes"] != "" and row["reads"] == "0" for row in steps)
+    assert all(row["disk_bytes"] != "" and row["reads"] == row["read_bytes"] == "0" for row in steps)
+    assert all(float(row[name]) == 0 for row in steps for name in ("disk_wait_s", "disk_busy_s"))
 
 
 def test_validation_and_checkpoints_change_no_count(tmp_path):
@@ -108,10 +109,15 @@ def test_counts_of_a_pause_are_left_out_and_a_take_inside_ends_before_it(tmp_pat
 
 
 def test_sums_of_ranks():
-    one = DiskSums(tables={"a": CacheSums(hits=3, misses=1, memory_bytes=10)}, reads=1, disk_bytes=5)
-    two = DiskSums(tables={"a": CacheSums(hits=1, misses=3, memory_bytes=7), "b": CacheSums(misses=8)}, reads=2)
+    a, b = CacheSums(hits=1, misses=3, memory_bytes=7), CacheSums(misses=8)
+    one = DiskSums(
+        tables={"a": CacheSums(hits=3, misses=1, memory_bytes=10)},
+        reads=1, read_bytes=4096, written_bytes=9, disk_bytes=5, read_wait_s=0.5, busy_s=3.0, ranks=1,
+    )  # fmt: skip
+    two = DiskSums(tables={"a": a, "b": b}, reads=2, read_wait_s=0.25, write_wait_s=0.25, busy_s=1.0, ranks=1)
     both = sum_up([one, two, NOTHING])
     assert both.tables["a"] == CacheSums(hits=4, misses=4, memory_bytes=17)
     assert (both.reads, both.disk_bytes, both.hit_rate) == (3, 5, 0.25)
-    assert disk_cells(both) == {"reads": 3, "disk_bytes": 5}
+    counts = {"reads": 3, "read_bytes": 4096, "written_bytes": 9, "disk_bytes": 5}
+    assert disk_cells(both) == {**counts, "disk_wait_s": 0.5, "disk_busy_s": 2.0}  # seconds: of a rank
     assert disk_cells(NOTHING) == {}

@@ -19,10 +19,10 @@ from rowwise.ingest.service.client import ServiceHealth
 from rowwise.train.breakdown import PHASES
 from rowwise.train.feeding import DataWait, describe_wait
 from rowwise.train.metrics import Metrics
+from rowwise.train.pipeline import Pipeline
 from rowwise.train.recorder import memory_bytes, peak_memory_bytes
 from rowwise.train.run_folder import HEADERS, RunFolder
 from rowwise.train.settings import Log
-from rowwise.train.step import step
 from rowwise.train.traffic import TableTraffic
 from rowwise.train.trainer import Trainer
 
@@ -38,9 +38,11 @@ def test_train_and_lifetime_are_those_of_the_batches(tmp_path, monkeypatch, ever
     world = World(how, tmp_path, valid=False)
     newest, everything, expected = deque(maxlen=window), [], []
 
-    def counted(work, batches, number, notice):
-        stepped = step(work, batches, number, notice)
-        for outcome, batch in zip(stepped.outcomes, batches, strict=True):
+    run = Pipeline.run
+
+    def counted(pipeline, prepared):
+        stepped, number = run(pipeline, prepared), prepared.number
+        for outcome, batch in zip(stepped.outcomes, prepared.batches, strict=True):
             given_ = outcome.logits_BK.detach().clone(), batch.labels_BK, batch.weights_B
             newest.append(given_)
             everything.append(given_)
@@ -54,7 +56,7 @@ def test_train_and_lifetime_are_those_of_the_batches(tmp_path, monkeypatch, ever
                 expected.extend(((number, split, task, name), value) for name, value in values.items())
         return stepped
 
-    monkeypatch.setattr("rowwise.train.trainer.step", counted)
+    monkeypatch.setattr(Pipeline, "run", counted)
     progress = world.start().run()
     wanted = {(n, *rest): v for (n, *rest), v in expected if n % every == 0 or n == progress.step}
     rows = read(tmp_path / "metrics.csv")
@@ -130,8 +132,8 @@ def test_the_wait_of_a_run(tmp_path):
     wait = trainer.data_wait
     sleep(0.1)
     assert trainer.data_wait == wait
-    # Batches are asked for one ahead, so the second is there when the first step ends.
-    assert 0.05 * (steps - 2) <= wait.seconds < 0.05 * steps + 0.25
+    # Batches are asked for two ahead, so the third is there when the first step ends.
+    assert 0.05 * (steps - 3) <= wait.seconds < 0.05 * steps + 0.25
     assert wait.seconds < wait.of_s
     assert shown[-1].data_wait == wait  # the live line and the last line say the same
     assert DataWait(seconds=0.6, of_s=1.0).is_high

@@ -38,10 +38,15 @@ class CollectiveChain(Generic[T]):
         if self._work is not None:
             self._run(self._work)
 
-    def finish(self) -> T:
-        """The result, after all collectives."""
+    def wait(self) -> Exception | None:
+        """Run all collectives; returns the error of a step, if there was one."""
         while self._work is not None:
             self._run(self._work)
+        return self._error
+
+    def finish(self) -> T:
+        """The result, after all collectives."""
+        self.wait()
         if self._error is not None:
             raise self._error
         return self._results[0]

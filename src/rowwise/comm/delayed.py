@@ -20,7 +20,6 @@ from torch import Tensor
 
 from rowwise.comm.call import CollectiveCall, count_sent
 from rowwise.comm.group import PendingCollective, Transport, TransportComm
-from rowwise.comm.interface import Work
 from rowwise.comm.simulated_link import SimulatedLink
 from rowwise.spec import Topology
 
@@ -75,12 +74,12 @@ class DelayedTransport:
         self._thread.start()
         self._end = weakref.finalize(self, self._calls.put, None)
 
-    def start(self, call: CollectiveCall, send_N: Tensor) -> Work:
+    def start(self, call: CollectiveCall, send_N: Tensor) -> PendingCollective:
         w = len(self._ranks)
         sent = count_sent(call, range(w), self._ranks.index(self._rank), Topology(devices=w))
         # Not copied: the caller may change it only after it has waited.
         begun = self._call(self.queue.send(sum(sent.values())), partial(self.inner.start, call, send_N))
-        return PendingCollective(lambda: begun.result().wait())
+        return PendingCollective(lambda: begun.result().finish())
 
     def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> Transport:
         # After the calls that were started before it, as some transports count both.
@@ -105,4 +104,4 @@ def delay(comm: TransportComm, link: SimulatedLink) -> TransportComm:
     if len(comm.ranks) == 1:
         return comm
     transport = DelayedTransport(comm.transport, LinkQueue(link), comm.ranks, comm.ranks[comm.rank])
-    return TransportComm(transport, comm.topology, comm.ranks[comm.rank], comm.ranks, comm.sent)
+    return TransportComm(transport, comm.topology, comm.ranks[comm.rank], comm.ranks, comm.sent, comm.observer)

@@ -5,12 +5,13 @@ It checks each collective and counts its bytes: those that the collective needs,
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, final
+from time import perf_counter
+from typing import NamedTuple, Protocol, final
 
 from torch import Tensor
 
 from rowwise.comm.call import CollectiveCall, check_call, count_sent, find_group
-from rowwise.comm.interface import BytesSent, WaitTime, Work
+from rowwise.comm.interface import BytesSent, Transfer, TransferObserver, WaitTime, Work
 from rowwise.spec import Topology
 
 
@@ -19,7 +20,7 @@ class Transport(Protocol):
 
     waited: WaitTime  # shared with the transports of split groups
 
-    def start(self, call: CollectiveCall, send_N: Tensor) -> Work:
+    def start(self, call: CollectiveCall, send_N: Tensor) -> "PendingCollective":
         """Start a collective; the tensor is contiguous and detached."""
         ...
 
@@ -32,15 +33,38 @@ class Transport(Protocol):
         ...
 
 
+class ReceivedTensor(NamedTuple):
+    """The result of a collective, and when its data had arrived: [Note: Transfers] in `interface.py`."""
+
+    tensor: Tensor
+    arrived_s: float
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class PendingCollective:
     """A collective that was started, with the function that finishes it."""
 
-    finish: Callable[[], Tensor]
+    finish: Callable[[], ReceivedTensor]
 
     def wait(self) -> Tensor:
-        return self.finish()
+        return self.finish().tensor
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _ObservedCollective:
+    """A collective whose transfer is reported."""
+
+    pending: PendingCollective
+    observer: TransferObserver
+    started: Transfer  # its end is not known yet
+
+    def wait(self) -> Tensor:
+        received, arrived_s = self.pending.finish()
+        if self.observer.report is not None:
+            self.observer.report(self.started._replace(end_s=arrived_s))
+        return received
 
 
 @final
@@ -54,6 +78,7 @@ class TransportComm:
         rank: int,
         ranks: Sequence[int] = (),
         sent: BytesSent | None = None,
+        observer: TransferObserver | None = None,
     ) -> None:
         """`rank` and `ranks` are of the world; empty `ranks`: all of it."""
         self.transport = transport
@@ -62,6 +87,7 @@ class TransportComm:
         self.rank = self.ranks.index(rank)
         self.sent = sent or BytesSent()
         self.waited = transport.waited
+        self.observer = observer or TransferObserver()
 
     def all_to_all(
         self, send_N: Tensor, input_splits: Sequence[int], output_splits: Sequence[int], purpose: str
@@ -82,7 +108,7 @@ class TransportComm:
     def split(self, groups: Sequence[Sequence[int]]) -> "TransportComm":
         me = self.ranks[self.rank]
         group = find_group(groups, self.ranks, me)
-        return TransportComm(self.transport.split(groups, group), self.topology, me, group, self.sent)
+        return TransportComm(self.transport.split(groups, group), self.topology, me, group, self.sent, self.observer)
 
     def close(self) -> None:
         self.transport.close()
@@ -94,4 +120,9 @@ class TransportComm:
         check_call(call, send_N, self.ranks, self.rank)
         for link, count_bytes in count_sent(call, self.ranks, self.rank, self.topology).items():
             self.sent.add(purpose, collective, link, count_bytes)
-        return self.transport.start(call, send_N.detach().contiguous())
+        if self.observer.report is None:
+            return self.transport.start(call, send_N.detach().contiguous())
+        begin_s = perf_counter()
+        pending = self.transport.start(call, send_N.detach().contiguous())
+        started = Transfer(purpose, collective, self.observer.stage, self.observer.step, begin_s, begin_s)
+        return _ObservedCollective(pending, self.observer, started)

@@ -4,13 +4,19 @@ Four collectives over flat tensors, with uneven splits, all asynchronous. Every 
 collectives in the same order. Both sides know all splits, so no collective exchanges any. Bytes are counted by purpose
 ("ids", "pooled", ...). There are no point-to-point messages, and sums are of the numbers as they are: lossy wires
 encode blocks and use all-to-all (`codec.py`).
+
+[Note: Transfers] A transfer lasts from the call of a collective until the data of all ranks have arrived, with exact
+ends for threads and shared memory. There the data have arrived when the last rank has copied its own into memory that
+all can read: later copies and sums are part of `wait`. Gloo's ends are those that its thread reports, a little late if
+Python's lock is taken. For other backends an end is an upper bound: that of the `wait`. A transfer is reported by the
+thread that waits for it, so one that nobody waits for is not reported.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock, local
-from typing import Protocol, final
+from typing import NamedTuple, Protocol, final
 
 from torch import Tensor
 
@@ -44,6 +50,32 @@ class WaitTime(local):
     """
 
     seconds: float = 0.0
+    end_s: float = 0.0  # when the last wait ended, by `time.perf_counter`
+
+    def add(self, begin_s: float, end_s: float) -> None:
+        self.seconds += end_s - begin_s
+        self.end_s = end_s
+
+
+class Transfer(NamedTuple):
+    """A transfer of this rank that is complete; times are of `time.perf_counter`. See [Note: Transfers]."""
+
+    purpose: str
+    collective: str
+    stage: str  # the observer's, as `step`, when the collective was called
+    step: int
+    begin_s: float
+    end_s: float
+
+
+@final
+@dataclass(slots=True)
+class TransferObserver:
+    """Where a communicator and its split groups report transfers."""
+
+    report: Callable[[Transfer], None] | None = None  # None: nothing is measured
+    stage: str = ""  # of a training step; transfers that start now belong to it
+    step: int = 0
 
 
 class Work(Protocol):
@@ -80,6 +112,9 @@ class Comm(Protocol):
 
     @property
     def waited(self) -> WaitTime: ...
+
+    @property
+    def observer(self) -> TransferObserver: ...
 
     def all_to_all(
         self, send_N: Tensor, input_splits: Sequence[int], output_splits: Sequence[int], purpose: str

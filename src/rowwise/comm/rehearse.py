@@ -9,13 +9,14 @@ sizes of the collectives that follow.
 """
 
 from collections.abc import Sequence
+from time import perf_counter
 from typing import final
 
 from torch import Tensor
 
 from rowwise.comm.call import SUMS, CollectiveCall, segment_for
-from rowwise.comm.group import PendingCollective, TransportComm
-from rowwise.comm.interface import WaitTime, Work
+from rowwise.comm.group import PendingCollective, ReceivedTensor, TransportComm
+from rowwise.comm.interface import WaitTime
 from rowwise.errors import PeerError
 from rowwise.spec import Topology
 
@@ -26,9 +27,10 @@ class _RehearsalTransport:
         self._rank, self._me, self._calls = rank, ranks.index(rank), calls
         self.waited = WaitTime()
 
-    def start(self, call: CollectiveCall, send_N: Tensor) -> Work:
+    def start(self, call: CollectiveCall, send_N: Tensor) -> PendingCollective:
         self._calls.append(call)
-        received = self._add_up(call, send_N) if call.collective in SUMS else self._answer(call, send_N)
+        answer = self._add_up(call, send_N) if call.collective in SUMS else self._answer(call, send_N)
+        received = ReceivedTensor(answer, perf_counter())
         return PendingCollective(lambda: received)
 
     def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> "_RehearsalTransport":

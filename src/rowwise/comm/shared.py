@@ -1,10 +1,10 @@
 """`SharedMemoryTransport`: ranks of one host exchange through shared memory, ranks of other hosts through the network.
 
 [Note: Shared memory] Each rank has a control block that the others map. It has a descriptor of each of the last `CALLS`
-calls (the splits, and the data block), and for each of them the number of the last call whose data this rank has read.
-A call copies the data for other ranks into a free data block and publishes its descriptor. Waiting for a call copies
-the others' data out of their blocks, or adds it up in rank order, then publishes that it was read, which frees the
-blocks. There are no locks, so ranks may wait in any order.
+calls (the splits, the data block, and when it was complete), and for each of them the number of the last call whose
+data this rank has read. A call copies the data for other ranks into a free data block and publishes its descriptor.
+Waiting for a call copies the others' data out of their blocks, or adds it up in rank order, then publishes that it was
+read, which frees the blocks. There are no locks, so ranks may wait in any order.
 
 Memory is anonymous (memfd): other ranks open it through /proc of the process that made it, and it is freed with the
 last process that maps it, however that ends. Linux only. In an all-reduce each rank computes the full sum, so that a
@@ -20,14 +20,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from rowwise.comm.call import SENDS_FULL_TENSOR, CollectiveCall, combine_segments, describe_mismatch, segment_for
-from rowwise.comm.group import PendingCollective
-from rowwise.comm.interface import Work
+from rowwise.comm.group import PendingCollective, ReceivedTensor
 from rowwise.comm.torch import TorchTransport, is_alive
 from rowwise.errors import PeerError
 from rowwise.ops import native
@@ -68,6 +67,13 @@ class _Block:
 NOWHERE = _Block(0, 0, 0, 0)
 
 
+class _Sent(NamedTuple):
+    """The number of a call of this rank, and when its data were in a block."""
+
+    number: int
+    at_s: float
+
+
 @final
 class _ControlBlock:
     """The control block of a rank, this or another, in a group of `world` ranks. See [Note: Shared memory]."""
@@ -75,17 +81,21 @@ class _ControlBlock:
     def __init__(self, memory: mmap.mmap, world: int) -> None:
         self.words = torch.frombuffer(memory, dtype=torch.int64)
         self.numbers = memoryview(memory).cast("q")
-        self._memory, self._form = memory, struct.Struct(f"4q{TEXT_BYTES}s{2 * world}q")
+        self._memory, self._form = memory, struct.Struct(f"4qd{TEXT_BYTES}s{2 * world}q")
 
-    def put(self, word: int, block: _Block, call: CollectiveCall) -> None:
-        """Write a descriptor without the call's number, which is published after it."""
+    def put(self, word: int, block: _Block, call: CollectiveCall) -> float:
+        """Write a descriptor without the call's number, which is published after it; returns the time it says."""
+        now_s = time.perf_counter()  # CLOCK_MONOTONIC, which the processes of a host share
         numbers = (block.index, block.serial, block.fd, block.size_bytes)
-        self._form.pack_into(self._memory, 8 * word + 8, *numbers, _text(call), *call.input_splits, *call.output_splits)
+        self._form.pack_into(
+            self._memory, 8 * word + 8, *numbers, now_s, _text(call), *call.input_splits, *call.output_splits
+        )
+        return now_s
 
-    def get(self, word: int) -> tuple[_Block, bytes, tuple[int, ...]]:
-        """Data block, text, and input splits followed by output splits of a descriptor."""
-        index, serial, fd, size_bytes, text, *sizes = self._form.unpack_from(self._memory, 8 * word + 8)
-        return _Block(index, serial, fd, size_bytes), text, tuple(sizes)
+    def get(self, word: int) -> tuple[_Block, float, bytes, tuple[int, ...]]:
+        """Data block, time, text, and input splits followed by output splits of a descriptor."""
+        index, serial, fd, size_bytes, written_s, text, *sizes = self._form.unpack_from(self._memory, 8 * word + 8)
+        return _Block(index, serial, fd, size_bytes), written_s, text, tuple(sizes)
 
 
 def _text(call: CollectiveCall) -> bytes:
@@ -114,7 +124,7 @@ class SharedMemoryTransport:
         # With more ranks than processors, polling would take the processor from the rank that it waits for.
         self._spins = SPINS if len(near) <= len(os.sched_getaffinity(0)) else 0
         # Words of a descriptor: full cache lines, or writers would slow readers.
-        self._stride = -(-(5 + TEXT_BYTES // 8 + 2 * w) // 8) * 8
+        self._stride = -(-(6 + TEXT_BYTES // 8 + 2 * w) // 8) * 8
         self._calls, self._serials = count(1), count(1)
         self._blocks: list[tuple[_Block, mmap.mmap]] = []
         self._used: list[int] = []  # number of the last call in each block
@@ -130,7 +140,7 @@ class SharedMemoryTransport:
         self._controls |= {p: _ControlBlock(memory, w) for p, memory in peers.items()}
         torch.ops.rowwise.publish(self._control.words, MAPPED, 1)
 
-    def start(self, call: CollectiveCall, send_N: Tensor) -> Work:
+    def start(self, call: CollectiveCall, send_N: Tensor) -> PendingCollective:
         all_near = len(self._near) == len(self.world.ranks)
         if send_N.device.type != "cpu" or (call.collective == "all_reduce" and not all_near):
             return self.network.start(call, send_N)
@@ -144,11 +154,10 @@ class SharedMemoryTransport:
             if control.numbers[read] < before:
                 self._await(peer, read, before, call)
         # Data, then descriptor, then its number: who sees the number (an acquire load) sees the other two as well.
-        self._control.put(self._descriptor(number), self._write(call, send_N, number), call)
+        sent_s = self._control.put(self._descriptor(number), self._write(call, send_N, number), call)
         torch.ops.rowwise.publish(self._control.words, self._descriptor(number), number)
-        return PendingCollective(
-            partial(self._finish, call, send_N, number, None if all_near else self._start_far(call, send_N))
-        )
+        far = None if all_near else self._start_far(call, send_N)
+        return PendingCollective(partial(self._finish, call, send_N, _Sent(number, sent_s), far))
 
     def split(
         self, groups: Sequence[Sequence[int]], group: tuple[int, ...]
@@ -174,18 +183,22 @@ class SharedMemoryTransport:
         self._maps.clear()
         self.network.close()
 
-    def _finish(self, call: CollectiveCall, send_N: Tensor, number: int, far: Work | None) -> Tensor:
+    def _finish(
+        self, call: CollectiveCall, send_N: Tensor, sent: _Sent, far: PendingCollective | None
+    ) -> ReceivedTensor:
         output_splits = [0 if p in self._near else n for p, n in enumerate(call.output_splits)]
-        segments_W = list((send_N[:0] if far is None else far.wait()).split(output_splits))
+        from_far, arrived_s = ReceivedTensor(send_N[:0], sent.at_s) if far is None else far.finish()
+        segments_W, number = list(from_far.split(output_splits)), sent.number
         segments_W[self._me] = segment_for(call, send_N, self._me)
         for peer in self._controls:
-            segments_W[peer] = self._read(peer, call, number)
+            segments_W[peer], written_s = self._read(peer, call, number)
+            arrived_s = max(arrived_s, written_s)
         # An all-reduce may overwrite its tensor, which saves fresh memory. `combine_segments` can write to one of the
         # first two segments only, so the result is in place on ranks 0 and 1.
         out = send_N if call.collective == "all_reduce" and self._me < 2 else None
         received = combine_segments(call, segments_W, out)
         torch.ops.rowwise.publish(self._control.words, READ + number % CALLS, number)
-        return received
+        return ReceivedTensor(received, arrived_s)
 
     def _descriptor(self, number: int) -> int:
         """Index of the word with a call's number; its descriptor follows."""
@@ -207,7 +220,7 @@ class SharedMemoryTransport:
                 raise PeerError(
                     f"rank {me} waited {self.world.timeout_s} s for {call}: not called by rank {rank}: {want}"
                 )
-        self.waited.seconds += time.perf_counter() - begin_s
+        self.waited.add(begin_s, time.perf_counter())
 
     def _end_of(self, peer: int) -> str:
         """The end of a rank in words; empty while it takes part."""
@@ -261,10 +274,10 @@ class SharedMemoryTransport:
         self._used[index : index + 1] = [0]
         return self._blocks[index]
 
-    def _read(self, peer: int, call: CollectiveCall, number: int) -> Tensor:
+    def _read(self, peer: int, call: CollectiveCall, number: int) -> ReceivedTensor:
         """Another rank's data for this one: a view of that rank's block."""
         self._await(peer, self._descriptor(number), number, call)
-        block, text, sizes = self._controls[peer].get(self._descriptor(number))
+        block, written_s, text, sizes = self._controls[peer].get(self._descriptor(number))
         w, n = len(self.world.ranks), sizes[self._me]
         if text != _text(call) or n != call.output_splits[peer] or sizes[w + self._me] != call.input_splits[peer]:
             calls = {self._me: call, peer: _call(text, sizes)}
@@ -272,7 +285,7 @@ class SharedMemoryTransport:
             unknown = f"ranks {self.world.ranks} do not agree about {call}: want the same call on all of them"
             raise PeerError(describe_mismatch(calls[a], calls[b], a, b, self.world.ranks) or unknown)
         if not n:
-            return torch.empty(0, dtype=call.dtype)
+            return ReceivedTensor(torch.empty(0, dtype=call.dtype), written_s)
         # A writer leaves its own segment out, so it does not count among those before this rank's.
         before = () if call.collective in SENDS_FULL_TENSOR else range(self._near[0], self._me)
         skip = sum(sizes[p] for p in before if p != peer)
@@ -280,7 +293,8 @@ class SharedMemoryTransport:
         if known is None or known[0] != block:
             known = block, self._open(peer, block.fd, block.size_bytes, call)
             self._maps[peer, block.index] = known
-        return torch.frombuffer(known[1], dtype=call.dtype, count=n, offset=skip * call.dtype.itemsize)
+        view_N = torch.frombuffer(known[1], dtype=call.dtype, count=n, offset=skip * call.dtype.itemsize)
+        return ReceivedTensor(view_N, written_s)
 
     def _open(self, peer: int, fd: int, size_bytes: int, call: CollectiveCall) -> mmap.mmap:
         """Map memory of another rank, through its file descriptor in /proc."""
@@ -297,7 +311,7 @@ class SharedMemoryTransport:
         finally:
             os.close(own)
 
-    def _start_far(self, call: CollectiveCall, send_N: Tensor) -> Work:
+    def _start_far(self, call: CollectiveCall, send_N: Tensor) -> PendingCollective:
         """Start the part of a collective with other hosts: an all-to-all in which ranks of this host have nothing."""
         input_splits, output_splits = (
             tuple(0 if p in self._near else n for p, n in enumerate(s)) for s in (call.input_splits, call.output_splits)

@@ -1,13 +1,14 @@
 """`solo`: the `Comm` of a world of one rank. A collective returns the tensor that was given, not a copy."""
 
 from collections.abc import Sequence
+from time import perf_counter
 from typing import final
 
 from torch import Tensor
 
 from rowwise.comm.call import CollectiveCall
-from rowwise.comm.group import PendingCollective, TransportComm
-from rowwise.comm.interface import WaitTime, Work
+from rowwise.comm.group import PendingCollective, ReceivedTensor, TransportComm
+from rowwise.comm.interface import WaitTime
 from rowwise.errors import PeerError
 from rowwise.spec import Topology
 
@@ -17,11 +18,12 @@ class _SoloTransport:
     def __init__(self) -> None:
         self.waited = WaitTime()
 
-    def start(self, call: CollectiveCall, send_N: Tensor) -> Work:
+    def start(self, call: CollectiveCall, send_N: Tensor) -> PendingCollective:
         if call.input_splits != call.output_splits:
             sizes = f"sends {call.input_splits[0]} elements to itself, and expects {call.output_splits[0]}"
             raise PeerError(f"{call}: rank 0 {sizes}: want equal sizes")
-        return PendingCollective(lambda: send_N)
+        received = ReceivedTensor(send_N, perf_counter())
+        return PendingCollective(lambda: received)
 
     def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> "_SoloTransport":
         return self

@@ -11,21 +11,28 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
-from typing import TypeVar, final
+from typing import NamedTuple, TypeVar, final
 
 import torch
 from torch import Tensor
 
 from rowwise.comm.call import CollectiveCall, combine_segments, find_mismatch, segment_for
 from rowwise.comm.delayed import delay
-from rowwise.comm.group import PendingCollective, TransportComm
-from rowwise.comm.interface import Comm, WaitTime, Work
+from rowwise.comm.group import PendingCollective, ReceivedTensor, TransportComm
+from rowwise.comm.interface import Comm, WaitTime
 from rowwise.comm.simulated_link import SimulatedLink
 from rowwise.errors import PeerError
 from rowwise.spec import Topology
 
 T = TypeVar("T")
-PostedCall = tuple[CollectiveCall, Tensor]
+
+
+class _PostedCall(NamedTuple):
+    call: CollectiveCall
+    sent_N: Tensor
+    at_s: float
+
+
 CallKey = tuple[object, ...]  # a process group's name, then the number of the call
 
 
@@ -37,10 +44,10 @@ class _ThreadRendezvous:
         self.ended: dict[int, BaseException | None] = {}
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
-        self._posts: defaultdict[CallKey, dict[int, PostedCall]] = defaultdict(dict)
+        self._posts: defaultdict[CallKey, dict[int, _PostedCall]] = defaultdict(dict)
         self._read: defaultdict[CallKey, set[int]] = defaultdict(set)
 
-    def post(self, key: CallKey, rank: int, post: PostedCall) -> None:
+    def post(self, key: CallKey, rank: int, post: _PostedCall) -> None:
         with self._changed:
             self._posts[key][rank] = post
             self._changed.notify_all()
@@ -50,14 +57,14 @@ class _ThreadRendezvous:
             self.ended.setdefault(rank, error)
             self._changed.notify_all()
 
-    def collect(self, key: CallKey, ranks: Sequence[int], rank: int) -> list[PostedCall]:
+    def collect(self, key: CallKey, ranks: Sequence[int], rank: int) -> list[_PostedCall]:
         """Wait for the calls of all ranks; returns them in rank order."""
         deadline_s = time.monotonic() + self._timeout_s
         with self._changed:
             assert rank in self._posts[key], "a collective is waited for once"
             posts, read = self._posts[key], self._read[key]
             while missing := [r for r in ranks if r not in posts]:
-                self._check(posts[rank][0], rank, missing, deadline_s)
+                self._check(posts[rank].call, rank, missing, deadline_s)
                 self._changed.wait(max(0.0, deadline_s - time.monotonic()))
             read.add(rank)
             if len(read) == len(ranks):
@@ -82,9 +89,9 @@ class _ThreadTransport:
         self.waited = WaitTime()
         self._calls = count()
 
-    def start(self, call: CollectiveCall, send_N: Tensor) -> Work:
+    def start(self, call: CollectiveCall, send_N: Tensor) -> PendingCollective:
         key = (*self.name, next(self._calls))
-        self.rendezvous.post(key, self.rank, (call, send_N.clone()))
+        self.rendezvous.post(key, self.rank, _PostedCall(call, send_N.clone(), time.perf_counter()))
         return PendingCollective(partial(self._finish, key))
 
     def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> "_ThreadTransport":
@@ -92,7 +99,7 @@ class _ThreadTransport:
         purpose = ", ".join(str(tuple(g)) for g in groups)
         call = CollectiveCall("split", purpose, torch.uint8, none_W, none_W)
         name = (*self.name, next(self._calls))
-        self.rendezvous.post(name, self.rank, (call, torch.empty(0, dtype=torch.uint8)))
+        self.rendezvous.post(name, self.rank, _PostedCall(call, torch.empty(0, dtype=torch.uint8), 0.0))
         self._finish(name)
         transport = _ThreadTransport(self.rendezvous, (*name, group), group, self.rank)
         transport.waited = self.waited
@@ -101,15 +108,16 @@ class _ThreadTransport:
     def close(self) -> None:
         pass
 
-    def _finish(self, key: CallKey) -> Tensor:
+    def _finish(self, key: CallKey) -> ReceivedTensor:
         begin_s = time.perf_counter()
         posts_W = self.rendezvous.collect(key, self.ranks, self.rank)
-        self.waited.seconds += time.perf_counter() - begin_s
-        mismatch = find_mismatch([call for call, _ in posts_W], self.ranks)
+        self.waited.add(begin_s, time.perf_counter())
+        mismatch = find_mismatch([post.call for post in posts_W], self.ranks)
         if mismatch:
             raise PeerError(mismatch)
         me = self.ranks.index(self.rank)
-        return combine_segments(posts_W[me][0], [segment_for(call, sent_N, me) for call, sent_N in posts_W])
+        received = combine_segments(posts_W[me].call, [segment_for(post.call, post.sent_N, me) for post in posts_W])
+        return ReceivedTensor(received, max(post.at_s for post in posts_W))
 
 
 def run_threads(

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rowwise.comm.call import SENDS_FULL_TENSOR, CollectiveCall, combine_segments
-from rowwise.comm.group import PendingCollective
-from rowwise.comm.interface import WaitTime, Work
+from rowwise.comm.group import PendingCollective, ReceivedTensor
+from rowwise.comm.interface import WaitTime
 from rowwise.errors import PeerError
 from rowwise.ops.output_cache import empty_cached
 
@@ -66,12 +66,15 @@ class TorchTransport:
         self._splits = count()
         self._backends: dict[str, Any] = {}
 
-    def start(self, call: CollectiveCall, send_N: Tensor) -> Work:
+    def start(self, call: CollectiveCall, send_N: Tensor) -> PendingCollective:
         try:
             work, received_N = self._begin(call, send_N)
         except RuntimeError as error:
             raise self._explain(call, error) from error
-        return PendingCollective(partial(self._finish, call, work, received_N))
+        ends_s: list[float] = []
+        if send_N.device.type == "cpu":  # a future of NCCL calls back when its kernel is queued
+            work.get_future().add_done_callback(lambda _: ends_s.append(time.perf_counter()))
+        return PendingCollective(partial(self._finish, call, work, received_N, ends_s))
 
     def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> "TorchTransport":
         name = f"{self.world.name}/{next(self._splits)}.{group[0]}"
@@ -80,14 +83,17 @@ class TorchTransport:
     def close(self) -> None:
         self._backends.clear()
 
-    def _finish(self, call: CollectiveCall, work: dist.Work, received_N: Tensor) -> Tensor:
+    def _finish(
+        self, call: CollectiveCall, work: dist.Work, received_N: Tensor, ends_s: Sequence[float]
+    ) -> ReceivedTensor:
         try:
             work.wait()
         except RuntimeError as error:
             raise self._explain(call, error) from error
+        arrived_s = ends_s[0] if ends_s else time.perf_counter()
         if call.collective != "reduce_scatter":
-            return received_N
-        return combine_segments(call, received_N.split(list(call.output_splits)))
+            return ReceivedTensor(received_N, arrived_s)
+        return ReceivedTensor(combine_segments(call, received_N.split(list(call.output_splits))), arrived_s)
 
     def _explain(self, call: CollectiveCall, error: RuntimeError) -> PeerError:
         """The error with its likely cause: which ranks have ended."""

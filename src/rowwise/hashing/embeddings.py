@@ -7,7 +7,7 @@ rows up, and combines the vectors of ids with several rows. Sharding, checkpoint
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +21,17 @@ from rowwise.hashing.idmap import IdMap
 from rowwise.hashing.mapped import MappedTable
 from rowwise.hashing.open import open_map
 from rowwise.ops import check
-from rowwise.ops.unknown import count_unknown
+from rowwise.ops.unknown import UnknownIds, count_unknown
 from rowwise.spec import Pooling, Table, check_tables
 
 MOST_INT32_ROWS = 1 << 31
+
+
+class _MappedBatch(NamedTuple):
+    jagged: Jagged  # the batch of ids, checked
+    batch: Jagged  # of rows
+    bags: dict[str, PartBags]
+    unknown: Sequence[UnknownIds]
 
 
 @final
@@ -65,6 +72,7 @@ class MappedEmbeddings(nn.Module):
         self._table_of = {feature: table for table in tables for feature in table.feature_names}
         self._needs_no_combining = all(table.needs_no_combining for table in mapped.values())
         self.unknown_ids: dict[str, int] = {}  # of mapped tables, see `Embeddings`
+        self._ahead: list[tuple[Jagged | KeyedJagged, _MappedBatch | RowwiseError]] = []  # later batches
 
     @property
     def mapped(self) -> dict[str, MappedTable]:
@@ -82,12 +90,13 @@ class MappedEmbeddings(nn.Module):
         return self._forward(sparse)
 
     def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
-        try:
-            jagged = self._check_batch(Jagged.from_keyed(sparse))
-            batch, bags = self._map_features(jagged)
-        except RowwiseError as error:
-            self.stored.abort_forward(error)
-        vectors = self.stored(batch)
+        mapped = self._take_ahead(sparse) or self._map_or_error(sparse)
+        if isinstance(mapped, RowwiseError):
+            self.stored.abort_forward(mapped)
+        jagged, bags = mapped.jagged, mapped.bags
+        for table, feature, count in mapped.unknown:
+            count_unknown(self.unknown_ids, table, feature, count)
+        vectors = self.stored(mapped.batch)
         if self._needs_no_combining:
             return vectors
         # One split, not a slice for each feature: the backward of a slice allocates zeros of the whole matrix.
@@ -105,7 +114,42 @@ class MappedEmbeddings(nn.Module):
 
     def map_batch(self, sparse: Jagged | KeyedJagged) -> Jagged:
         """The batch of rows that `Embeddings` looks up for a batch of ids."""
-        return self._map_features(self._check_batch(Jagged.from_keyed(sparse)))[0]
+        return self._map(sparse).batch
+
+    def map_ahead(self, sparse: Jagged | KeyedJagged) -> Jagged | RowwiseError:
+        """Map a later batch, of which `forward` then gets this very object; returns what `stored` will look up.
+
+        An error is raised by that `forward`.
+        """
+        mapped = self._map_or_error(sparse)
+        self._ahead.append((sparse, mapped))
+        return mapped if isinstance(mapped, RowwiseError) else mapped.batch
+
+    def is_ahead(self, sparse: Jagged | KeyedJagged) -> bool:
+        """Whether `map_ahead` got this batch, and `forward` not yet."""
+        return any(batch is sparse for batch, _ in self._ahead)
+
+    def drop_ahead(self) -> None:
+        """Forget the batches that were mapped ahead."""
+        self._ahead.clear()
+
+    def _take_ahead(self, sparse: Jagged | KeyedJagged) -> "_MappedBatch | RowwiseError | None":
+        for index, (batch, mapped) in enumerate(self._ahead):
+            if batch is sparse:
+                del self._ahead[index]
+                return mapped
+        return None
+
+    def _map_or_error(self, sparse: Jagged | KeyedJagged) -> "_MappedBatch | RowwiseError":
+        try:
+            return self._map(sparse)
+        except RowwiseError as error:
+            return error
+
+    def _map(self, sparse: Jagged | KeyedJagged) -> "_MappedBatch":
+        jagged, unknown = self._check_batch(Jagged.from_keyed(sparse)), list[UnknownIds]()
+        batch, bags = self._map_features(jagged, unknown)
+        return _MappedBatch(jagged, batch, bags, unknown)
 
     @torch.no_grad()
     def weights(self, name: str) -> Tensor:
@@ -140,20 +184,20 @@ class MappedEmbeddings(nn.Module):
         unshared = [t for t in self.mapped.values() if t.per_id or (self.training and t.folding)]
         return jagged.expand_features([f for t in unshared for f in t.table.feature_names])
 
-    def _map_features(self, jagged: Jagged) -> tuple[Jagged, dict[str, PartBags]]:
-        """The batch of rows, and the bags of each part, without shared ones."""
+    def _map_features(self, jagged: Jagged, unknown: list[UnknownIds]) -> tuple[Jagged, dict[str, PartBags]]:
+        """The batch of rows, and the bags of each part, without shared ones; adds to `unknown`."""
         folds, offsets = self._assign_folds(jagged), feature_offsets(jagged)
         bags = [
             part_bags
             for index, feature in enumerate(jagged.features)
             if feature in self._table_of
-            for part_bags in self._map_feature(jagged, index, offsets, folds)
+            for part_bags in self._map_feature(jagged, index, offsets, folds, unknown)
         ]
         shared = jagged.shared
         if shared is not None and not self._table_of.keys() & set(shared.jagged.features):
             shared = None  # no table looks it up
         if shared is not None:
-            shared = SharedBags(jagged=self._map_features(shared.jagged)[0], inverse_B=shared.inverse_B)
+            shared = SharedBags(jagged=self._map_features(shared.jagged, unknown)[0], inverse_B=shared.inverse_B)
         weights_N = None
         if jagged.weights_N is not None:
             weights_N = _concatenate([w for b in bags if (w := b.weights_M) is not None], jagged.weights_N[:0])
@@ -168,7 +212,12 @@ class MappedEmbeddings(nn.Module):
         return batch, {b.name: b for b in bags}
 
     def _map_feature(
-        self, jagged: Jagged, index: int, offsets: Sequence[int], folds: Mapping[str, Tensor]
+        self,
+        jagged: Jagged,
+        index: int,
+        offsets: Sequence[int],
+        folds: Mapping[str, Tensor],
+        unknown: list[UnknownIds],
     ) -> Iterator[PartBags]:
         """The bags of one feature in each part; `folds` are the folds of the samples [B], by table."""
         feature, begin, end = jagged.features[index], offsets[index], offsets[index + 1]
@@ -180,7 +229,7 @@ class MappedEmbeddings(nn.Module):
             yield PartBags(name=feature, rows_M=ids_N, lengths_B=lengths_B, weights_M=weights, ids_M=None)
             return
         mapped = self.mapped[table.name]
-        ids_N = self._check_ids(jagged, table, feature, begin, ids_N)
+        ids_N = self._check_ids(jagged, table, feature, begin, ids_N, unknown)
         folds_B = folds.get(table.name)
         rows_NC = mapped.look_up_rows(ids_N, None if folds_B is None else folds_B.repeat_interleave(lengths_B))
         number = table.feature_names.index(feature)
@@ -204,7 +253,9 @@ class MappedEmbeddings(nn.Module):
             folds[name] = by_folding[key]
         return folds
 
-    def _check_ids(self, jagged: Jagged, table: Table, feature: str, begin: int, ids_N: Tensor) -> Tensor:
+    def _check_ids(
+        self, jagged: Jagged, table: Table, feature: str, begin: int, ids_N: Tensor, unknown: list[UnknownIds]
+    ) -> Tensor:
         """The ids of a feature; unknown ids are replaced by the last id if the table has unknown="last_row"."""
         if not len(ids_N):
             return ids_N
@@ -214,7 +265,7 @@ class MappedEmbeddings(nn.Module):
         outside_N = (ids_N < 0) | (ids_N >= table.rows)
         if table.unknown != "last_row":
             raise check.unknown_id_error(table, feature, jagged, outside_N.nonzero().flatten() + begin)
-        count_unknown(self.unknown_ids, table, feature, int(outside_N.sum()))
+        unknown.append((table, feature, int(outside_N.sum())))
         return ids_N.masked_fill(outside_N, table.rows - 1)
 
     def _combine(

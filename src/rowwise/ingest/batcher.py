@@ -26,7 +26,7 @@ from msgspec import structs
 
 from rowwise.batch import Batch
 from rowwise.errors import DataError, SpecError, StateError
-from rowwise.ingest.ahead import read_ahead
+from rowwise.ingest.ahead import read_ahead, time_items
 from rowwise.ingest.batch_shard import BatchShard, BatchSpan
 from rowwise.ingest.block import EncodedRows, allocate
 from rowwise.ingest.collate import SplitRows, collate
@@ -140,6 +140,7 @@ class Batcher:
         preparation.check(reader.schema, splits[0].source)
         self.task = PreparationTask(reader=reader, splits=splits, preparation=preparation)
         self._open_splits: OpenSplits = self._read_splits
+        self.on_read: Callable[[float, float], object] = lambda *_: None  # given begin and end of each batch's making
         self._kept: dict[int, LoadedSplit] = {}  # by index of the split
         self._kept_bytes = 0
         start = Position(seed=batching.seed, shuffle=batching.shuffle, data=_digest(splits, preparation))
@@ -165,11 +166,12 @@ class Batcher:
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches up to the end of the epoch; then the position is the start of the next epoch."""
-        batches = self._batches(self._position)
+        batches = time_items(self._batches(self._position))
         if self._batching.ahead:
             batches = read_ahead(batches, self._batching.ahead)
-        for batch, after in batches:
+        for (batch, after), begin_s, end_s in batches:
             self._position = after
+            self.on_read(begin_s, end_s)
             yield batch
         self._position = structs.replace(self._position, epoch=self._position.epoch + 1, split=0, row=0)
 

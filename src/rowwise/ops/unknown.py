@@ -14,6 +14,8 @@ from rowwise.ops import check
 from rowwise.ops.lookup import LookupCall
 from rowwise.spec import Table
 
+UnknownIds = tuple[Table, str, int]  # table, feature, number of ids of a batch outside the table
+
 
 def map_unknown(call: LookupCall, counts: dict[str, int]) -> LookupCall:
     """The call with unknown ids replaced where their table allows it; adds them to `counts`, by feature."""

@@ -6,6 +6,7 @@ from rowwise.quantity import format_count, format_percent, format_size, is_finit
 from rowwise.report.charts import Chart, ChartLine, draw_chart, draw_strip
 from rowwise.report.markup import Html, data_table, div, figure, note, section, span, tag, text
 from rowwise.report.read import CacheLine, RecordedRun
+from rowwise.report.speed import interval_seconds, phase_names
 
 TITLE = "Tables on disk"
 HEADERS = ("Table", "Hit rate", "Misses", "Evictions", "Rows written", "Memory")
@@ -14,6 +15,7 @@ FEW = 3  # fewer values are drawn as dots
 NOTE = (
     "Hit rate: lookups of a training step whose row was in memory, over all; validation and checkpoints do not count. "
     "Misses, evictions and rows written back: of all lines of the run, over all ranks. "
+    "Waits for the disk: time in which a step did nothing but wait for reads and writes that no computation hid. "
     "Memory: of cached rows, their optimizer state, and the index of all rows."
 )
 
@@ -45,7 +47,17 @@ def _sum_up(run: RecordedRun, totals: Sequence[CacheLine]) -> Html:
     disk = next((size for size in reversed(run.steps.get("disk_bytes", ())) if is_finite(size)), None)
     tables = f"{len(totals)} table{'s' * (len(totals) > 1)} on disk"
     where = f"{format_size(memory)} of memory" + (f" and {format_size(disk)} of disk" if disk is not None else "")
-    return tag("p", {"class": "lead"}, text(f"{tables}, in {where}: {format_percent(rate)} of lookups met their row."))
+    lead = f"{tables}, in {where}: {format_percent(rate)} of lookups met their row."
+    return tag("p", {"class": "lead"}, text(lead + _describe_waits(run)))
+
+
+def _describe_waits(run: RecordedRun) -> str:
+    """What part of training waited for the disk; empty where it was not recorded."""
+    phases = [interval_seconds(run, name) for name in phase_names(run)]
+    columns = zip(run.steps.get("disk_wait_s", ()), *phases, strict=False)
+    lines = [(wait_s, sum(spent)) for wait_s, *spent in columns if is_finite(wait_s)]
+    wait_s, training_s = (sum(column) for column in zip(*lines, strict=True)) if lines else (0.0, 0.0)
+    return f" Waits for the disk: {format_percent(wait_s / training_s)} of the step." if training_s > 0 else ""
 
 
 def _draw_row(total: CacheLine, most: float) -> Html:

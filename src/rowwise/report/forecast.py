@@ -16,10 +16,11 @@ from rowwise.report.read import RecordedRun, StageLine
 TITLE = "Predicted and measured"
 STAGES = {  # stages of a forecast and their measured phases; the last phase has the prediction
     "lookup": ("lookup",),
-    "exchange": ("route", "exchange"),
+    "exchange": ("route", "return", "exchange"),
     "wait": ("wait",),
     "update": ("update",),
 }
+LATER = frozenset({"wait", "return"})  # phases that runs of earlier versions do not have
 DESCRIPTIONS = {
     "lookup": "rows looked up",
     "exchange": "ids, vectors and gradients sent",
@@ -57,7 +58,7 @@ def draw_forecast(run: RecordedRun) -> Html:
     lines = _select_last_plan(run.stages)
     if not lines:
         return Html("")
-    names = [name for name in STAGES if set(STAGES[name]) <= lines[0][0].keys() & lines[-1][0].keys()]
+    names = [name for name in STAGES if STAGES[name][-1] in lines[0][0].keys() & lines[-1][0].keys()]
     stages = [stage for name in names if (stage := _compare_stage(name, lines)) is not None]
     if not stages:
         return section("forecast", TITLE, note(_explain_missing(run)))
@@ -86,11 +87,8 @@ def _select_last_plan(lines: Sequence[StageLine]) -> list[dict[int, dict[str, St
 
 
 def _is_complete(line: Mapping[int, Mapping[str, StageLine]]) -> bool:
-    """Whether a line has all ranks and phases: a run may be killed while it writes one.
-
-    Runs of earlier versions have no `wait`.
-    """
-    phases = {phase for stage in STAGES.values() for phase in stage} - {"wait"}
+    """Whether a line has all ranks and phases: a run may be killed while it writes one."""
+    phases = {phase for stage in STAGES.values() for phase in stage} - LATER
     return all(rank in line and phases <= line[rank].keys() for rank in range(len(line)))
 
 
@@ -106,7 +104,10 @@ def _compare_stage(name: str, lines: Sequence[Mapping[int, Mapping[str, StageLin
     predicted = [lines[-1][rank][phases[-1]].predicted_s for rank in ranks]
     if not all(is_finite(value) and value >= 0 for value in predicted):
         return None
-    measured = [statistics.median(sum(line[rank][p].measured_s for p in phases) for line in lines) for rank in ranks]
+    measured = [
+        statistics.median(sum(line[rank][p].measured_s for p in phases if p in line[rank]) for line in lines)
+        for rank in ranks
+    ]
     if not any(measured):  # one rank sends nothing
         return None
     return StageSeconds(name=name, predicted_W=tuple(predicted), measured_W=tuple(measured))

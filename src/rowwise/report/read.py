@@ -118,7 +118,8 @@ class StageLine:
     step: float
     rank: int
     phase: str
-    measured_s: float
+    measured_s: float  # of the main thread
+    busy_s: float  # in which the phase's resource worked; NaN: not measured, as in runs of earlier versions
     predicted_s: float  # NaN: not predicted
 
 
@@ -367,9 +368,11 @@ def _parse_stage(row: CsvRow) -> StageLine | None:
     step, rank, measured_s = (row.number(name) for name in ("step", "rank", "measured_s"))
     if not all(is_finite(value) and value >= 0 for value in (step, rank, measured_s)):
         return None
-    predicted_s = row.number("predicted_s")
+    busy_s, predicted_s = row.number("busy_s"), row.number("predicted_s")
     phase = row.text("phase")
-    return StageLine(step=step, rank=int(rank), phase=phase, measured_s=measured_s, predicted_s=predicted_s)
+    return StageLine(
+        step=step, rank=int(rank), phase=phase, measured_s=measured_s, busy_s=busy_s, predicted_s=predicted_s
+    )
 
 
 def _parse_cache(row: CsvRow) -> CacheLine | None:

@@ -10,15 +10,19 @@ from rowwise.report.read import RecordedRun
 PHASES = {  # in their order in a step; a run may have others
     "data_s": ("waiting for data", "orange"),
     "route_s": ("routing ids", "black"),
+    "prefetch_s": ("reading rows ahead", "orange"),
     "lookup_s": ("lookup", "sky"),
     "exchange_s": ("exchange", "vermillion"),
     "wait_s": ("waiting for other ranks", "grey"),
     "forward_s": ("forward", "blue"),
     "backward_s": ("backward", "green"),
+    "return_s": ("gradients of vectors", "vermillion"),
+    "reduce_s": ("dense gradients", "black"),
+    "status_s": ("status of ranks", "grey"),
     "update_s": ("update", "purple"),
     "other_s": ("other", "grey"),
 }
-NOT_PHASES = frozenset({"time_s", "samples_s"})
+NOT_PHASES = frozenset({"time_s", "samples_s", "disk_wait_s", "disk_busy_s"})
 BINS = 160
 
 

@@ -1,44 +1,46 @@
-"""`RoutesAhead`: batches that are routed before their lookup, in the order of their lookups."""
+"""`RoutesAhead`: batches that are routed before their lookup, in the order of their lookups.
+
+A batch is found again by identity, as two batches may be equal: its key is the object that the lookup gets, or the
+error that the lookup raises.
+"""
 
 from collections import deque
 from dataclasses import dataclass
 from typing import final
 
-from rowwise.batch import Jagged, KeyedJagged
 from rowwise.comm.chain import CollectiveChain
-from rowwise.errors import RowwiseError
 from rowwise.shard.pack import RoutedBatch
 
 
 @dataclass(slots=True)
 class _BatchAhead:
-    sparse: Jagged | KeyedJagged
+    key: object
     routes: CollectiveChain[RoutedBatch]
     reads_rows: bool = False  # its rows on disk are being read
 
 
 @final
 class RoutesAhead:
-    """Routes of later batches. A batch is recognised by identity, as two batches may be equal."""
+    """A queue of batches, each with its route."""
 
     def __init__(self) -> None:
         self._batches: deque[_BatchAhead] = deque()
 
-    def add(self, sparse: Jagged | KeyedJagged, routes: CollectiveChain[RoutedBatch]) -> None:
-        self._batches.append(_BatchAhead(sparse, routes))
+    def add(self, key: object, routes: CollectiveChain[RoutedBatch]) -> None:
+        self._batches.append(_BatchAhead(key, routes))
 
-    def has(self, sparse: Jagged | KeyedJagged) -> bool:
-        return any(batch.sparse is sparse for batch in self._batches)
+    def has(self, key: object) -> bool:
+        return any(batch.key is key for batch in self._batches)
 
     def advance(self) -> None:
         """Start the next collective of each route; collective."""
         for batch in self._batches:
             batch.routes.advance()
 
-    def take(self, sparse: Jagged | KeyedJagged) -> CollectiveChain[RoutedBatch] | None:
+    def take(self, key: object) -> CollectiveChain[RoutedBatch] | None:
         """The route of this batch, which then is no longer ahead; None if there is none."""
         for batch in self._batches:
-            if batch.sparse is sparse:
+            if batch.key is key:
                 self._batches.remove(batch)
                 return batch.routes
         return None
@@ -48,16 +50,15 @@ class RoutesAhead:
         if not self._batches or self._batches[0].reads_rows or not self._batches[0].routes.is_done:
             return None
         self._batches[0].reads_rows = True
-        try:
-            return self._batches[0].routes.finish()
-        except RowwiseError:  # raised by its lookup
-            return None
+        routes = self._batches[0].routes
+        return routes.finish() if routes.wait() is None else None  # an error is raised by the lookup
+
+    def wait(self) -> None:
+        """Finish all routes; collective."""
+        for batch in self._batches:
+            batch.routes.wait()
 
     def drop(self) -> None:
         """Finish all routes and forget them; collective."""
-        batches, self._batches = self._batches, deque()
-        for batch in batches:
-            try:
-                batch.routes.finish()
-            except RowwiseError:  # of a batch that nothing looks up
-                continue
+        self.wait()
+        self._batches.clear()

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from rowwise.batch import Jagged, SharedBags
 from rowwise.errors import IdError
-from rowwise.shard.pack import BagSet, PackedBatch, Packer, RoutedBatch, UnknownIds
+from rowwise.ops.unknown import UnknownIds
+from rowwise.shard.pack import BagSet, PackedBatch, Packer, RoutedBatch
 from rowwise.shard.routes import PieceGroup, Routes, pooled_columns
 
 

@@ -183,7 +183,7 @@ class ShardedEmbeddings(nn.Module):
 
         See [Note: Malformed batches] in `ids.py`.
         """
-        self._router.start_failed(error).finish()
+        (self._ahead.take(error) or self._router.start_failed(error)).finish()
         raise error
 
     def prefetch(self, sparse: Jagged | KeyedJagged) -> None:
@@ -196,9 +196,9 @@ class ShardedEmbeddings(nn.Module):
             self._ahead.advance()
             self._ahead.advance()
 
-    def prefetch_failed(self, sparse: Jagged | KeyedJagged, error: RowwiseError) -> None:
-        """Collective replacement for `prefetch` of a batch that this rank cannot look up: its `forward` raises."""
-        self._ahead.add(sparse, self._router.start_failed(error))
+    def prefetch_failed(self, error: RowwiseError) -> None:
+        """Collective replacement for `prefetch` on a rank that has no batch; `abort_forward` then gets this error."""
+        self._ahead.add(error, self._router.start_failed(error))
 
     def advance(self) -> None:
         """Wait for what `prefetch` has started, and start what follows; collective."""
@@ -206,9 +206,13 @@ class ShardedEmbeddings(nn.Module):
             self._ahead.advance()
         self._read_rows_ahead()
 
-    def is_ahead(self, sparse: Jagged | KeyedJagged) -> bool:
-        """Whether this batch was given to `prefetch` and not yet to `forward`."""
-        return self._ahead.has(sparse)
+    def is_ahead(self, batch: Jagged | KeyedJagged | RowwiseError) -> bool:
+        """Whether `prefetch` got this batch, and `forward` not yet."""
+        return self._ahead.has(batch)
+
+    def settle(self) -> None:
+        """Wait for all that `prefetch` has started; collective."""
+        self._ahead.wait()
 
     def drop_ahead(self) -> None:
         """Forget the batches of which only `prefetch` was called; collective."""

@@ -24,8 +24,9 @@ from rowwise.comm.interface import Comm
 from rowwise.comm.status import RankStatus, raise_if_any_failed
 from rowwise.errors import BatchError, RowwiseError
 from rowwise.ops.tiles import per_id_weights_require_grad
+from rowwise.ops.unknown import UnknownIds
 from rowwise.shard.bag_sets import SharedBatchPacker
-from rowwise.shard.pack import PackedBatch, Packer, RoutedBatch, UnknownIds
+from rowwise.shard.pack import PackedBatch, Packer, RoutedBatch
 from rowwise.shard.routes import Routes
 from rowwise.spec import Pooling
 

@@ -17,11 +17,11 @@ from rowwise.errors import BatchError, IdError
 from rowwise.ops import check
 from rowwise.ops.jagged import bucketize, row_bounds
 from rowwise.ops.tiles import check_weights
+from rowwise.ops.unknown import UnknownIds
 from rowwise.shard.distinct import DistinctIds, deduplicate_sequences, repeatable_features
 from rowwise.shard.routes import ExchangePath, FeatureSlice, Routes
-from rowwise.spec import Pooling, Table
+from rowwise.spec import Pooling
 
-UnknownIds = tuple[Table, str, int]  # table, feature, number of ids outside the table that read its last row
 WIDE_ROWS = 1 << 31
 NO_LIMIT = torch.iinfo(torch.int64).max
 

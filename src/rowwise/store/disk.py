@@ -75,11 +75,22 @@ class CacheCounters:
     new_rows: int  # rows made, as they were never written
     evictions: int
     writes: int  # rows written back
-    block_reads: int  # reads of the disk, of all tables
 
     @property
     def hit_rate(self) -> float:
         return self.hits / max(1, self.hits + self.misses)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskCounters:
+    """What the disk did for all tables since the run began, and how long calls waited for it."""
+
+    reads: int  # of blocks
+    read_bytes: int
+    written_bytes: int
+    read_wait_s: float  # calls that waited for reads: those that no computation hid
+    write_wait_s: float  # calls that waited for the writes of segments, and for segments to compact
+    busy_s: float  # reads were in flight
 
 
 @final
@@ -162,7 +173,10 @@ class DiskTables:
         return slots_N
 
     def read_ahead(self, values_N: Tensor, features: Sequence[FeatureIds]) -> None:
-        """Start to read the rows that the next lookup will need; ids outside their tables read nothing."""
+        """Start to read the rows of a batch that will be looked up; ids outside their tables read nothing.
+
+        May be called for further batches before that: the rows of the last four are kept.
+        """
         values_N = values_N.contiguous()
         segments, status = _segments(values_N, values_N, features), Status()
         with self.lock:
@@ -203,13 +217,30 @@ class DiskTables:
 
     def forget(self, table: int | None = None) -> None:
         """Make all rows of a table, or of all, as if they were never changed."""
-        for number in range(len(self.tables)) if table is None else [table]:
-            self._library.tier_forget(self._tier, number)
+        with self.lock:
+            for number in range(len(self.tables)) if table is None else [table]:
+                self._library.tier_forget(self._tier, number)
 
     def counters(self, table: int) -> CacheCounters:
         values = (ctypes.c_int64 * len(native.COUNTERS))()
         self._library.tier_counters(self._tier, table, values)
         return CacheCounters(**dict(zip(native.COUNTERS, values, strict=True)))
+
+    def io_counters(self) -> DiskCounters:
+        values = (ctypes.c_double * len(native.IO_COUNTERS))()
+        with self.lock:
+            self._library.tier_io(self._tier, values)
+        reads, read_bytes, written_bytes, read_wait_s, write_wait_s, busy_s = values
+        return DiskCounters(
+            reads=int(reads), read_bytes=int(read_bytes), written_bytes=int(written_bytes),
+            read_wait_s=read_wait_s, write_wait_s=write_wait_s, busy_s=busy_s,
+        )  # fmt: skip
+
+    def read_intervals(self, since_s: float) -> list[tuple[float, float]]:
+        """When rows were read, by time.perf_counter: the latest 4,096 intervals that end after `since_s`."""
+        begins, ends = ((ctypes.c_double * native.MOST_INTERVALS)() for _ in range(2))
+        count = self._library.tier_busy(self._tier, since_s, native.MOST_INTERVALS, begins, ends)
+        return list(zip(begins[:count], ends[:count], strict=True))
 
     def _make_new_rows(self, number: int) -> None:
         """Fill the slots of rows that were never written."""
@@ -243,6 +274,8 @@ class DiskTables:
                 raise StoreError(f"{self.folder}: {self._system_error(status.error)}")
             case native.LOG_FULL:
                 raise StoreError(f"table {name!r} has more records on disk than 2**32: want it cut into more tiles")
+            case native.FORKED:
+                raise StoreError(f"{self.folder}: {UNUSABLE} by a fork of their process: want tables made in the fork")
             case _:
                 raise StoreError(f"the memory of the caches of {len(self.tables)} tables on disk was not allocated")
 

@@ -5,14 +5,16 @@ Calls run without Python's lock; the caller makes them one after the other. Argu
 
 import ctypes
 import functools
-from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_void_p
 from typing import Any
 
 from rowwise.library import load_library
 
 LIBRARY = "librowwise_tier.so"
-OK, BAD_ID, TOO_SMALL, DAMAGED, IO, LOG_FULL, MEMORY = range(7)
-COUNTERS = ("hits", "misses", "new_rows", "evictions", "writes", "block_reads")
+OK, BAD_ID, TOO_SMALL, DAMAGED, IO, LOG_FULL, MEMORY, FORKED = range(8)
+COUNTERS = ("hits", "misses", "new_rows", "evictions", "writes")
+IO_COUNTERS = ("reads", "read_bytes", "written_bytes", "read_wait_s", "write_wait_s", "busy_s")
+MOST_INTERVALS = 4096
 
 
 class Status(ctypes.Structure):
@@ -56,6 +58,8 @@ def library() -> Any:
         "tier_written": (c_int64, [c_void_p, c_int64, c_int64, c_int64, numbers]),
         "tier_forget": (None, [c_void_p, c_int64]),
         "tier_counters": (None, [c_void_p, c_int64, numbers]),
+        "tier_io": (None, [c_void_p, numbers]),
+        "tier_busy": (c_int64, [c_void_p, c_double, c_int64, numbers, numbers]),
         "tier_disk_bytes": (c_int64, [c_void_p]),
         "tier_is_direct": (c_int32, [c_void_p]),
         "tier_uses_uring": (c_int32, [c_void_p]),

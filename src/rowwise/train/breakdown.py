@@ -1,32 +1,57 @@
-"""Seconds by phase: every moment of a run is charged to exactly one phase, so the phases add up to the whole.
+"""Seconds by phase: every moment of the main thread is charged to exactly one phase, so phases add up to the whole.
 
 Entering a phase pauses the phase around it: a lookup inside a forward counts as `lookup` only. A phase reads the clock
 twice, about a microsecond, so every run is measured.
 
 [Note: Stages of sharded tables] `ShardedEmbeddings` calls `phase` for its stages: sending ids (`route`), `lookup`,
-sending vectors, and in the backward sending their gradients back. The last two are charged to `exchange`.
+sending vectors (`exchange`), and in the backward sending their gradients back (`return`).
 
 [Note: Waiting] A rank that is early waits for the others in every phase with a collective. Shared memory and threads
 count that time (`Comm.waited`), and it is charged to `wait` instead of the phase around it. Transports between hosts
 cannot tell waiting from sending, and it stays part of that phase.
 
+[Note: Busy and exposed] The main thread's seconds in a phase are the exposed ones. The resource that does the work may
+be busy for longer, while the main thread computes: the link from the call of a collective until its data have arrived
+([Note: Transfers] in `comm/interface.py`), the disk while reads are in flight, the reader while it makes a batch.
+Intervals of one phase that overlap count once. A transfer belongs to the phase and the step in which its collective was
+called. For phases of the main thread busy and exposed seconds are the same.
+
+While a torch profiler records, each phase is a `record_function` of its name.
+
 Known limits: on a GPU, kernels that were only queued are charged to the phase that first synchronises.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
-from typing import Protocol, final
+from typing import NamedTuple, Protocol, final
 
 from torch import nn
+from torch.autograd import profiler
 
-from rowwise.comm.interface import WaitTime
+from rowwise.comm.interface import Transfer, TransferObserver, WaitTime
 from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
 from rowwise.shard.exchange import no_timing
+from rowwise.train.timeline import LINK, PROCESSOR, Timeline
 
-# `update` is the update of rows; the update of dense parameters is part of `backward`.
-PHASES = ("data", "route", "lookup", "exchange", "wait", "forward", "backward", "update", "other")
+# `update` is the update of rows; the update of dense parameters is part of `backward`. `reduce`: all-reduces of dense
+# gradients. `status`: what the ranks tell each other before and after a forward. `prefetch`: waiting for rows on disk.
+PHASES = (
+    *("data", "route", "prefetch", "lookup", "exchange", "wait", "forward", "backward", "return", "reduce", "status"),
+    *("update", "other"),
+)
+BESIDE = ("data", "route", "prefetch", "exchange", "return", "reduce", "status")  # phases of other resources
 PAUSED = "paused"  # evaluations and checkpoints; phases entered inside are charged to it, too
+
+
+class PhaseSeconds(NamedTuple):
+    """Seconds by phase: see [Note: Busy and exposed]."""
+
+    exposed: Mapping[str, float]
+    busy: Mapping[str, float]
+
+    def since(self, before: "PhaseSeconds") -> "PhaseSeconds":
+        return PhaseSeconds(*({p: now[p] - then[p] for p in PHASES} for now, then in zip(self, before, strict=True)))
 
 
 class Watch(Protocol):
@@ -36,59 +61,127 @@ class Watch(Protocol):
 
 
 @final
+class _Phase:
+    """Charges the seconds of a with block to a phase."""
+
+    __slots__ = ("_clock", "_name")
+
+    def __init__(self, clock: "Breakdown", name: str) -> None:
+        self._clock, self._name = clock, name
+
+    def __enter__(self) -> None:
+        self._clock.enter(self._name)
+
+    def __exit__(self, *_: object) -> None:
+        self._clock.leave()
+
+
+@final
 class Breakdown:
     """Seconds by phase; `other` is the time outside all phases."""
 
-    __slots__ = ("_now", "_seconds", "_since", "_stack", "_waited", "_waited_s")
+    __slots__ = (
+        *("_busy", "_busy_until", "_now", "_observer", "_ranges", "_seconds", "_since", "_stack", "_step", "_waited"),
+        *("_waited_s", "timeline"),
+    )
 
-    def __init__(self, now: Callable[[], float] = perf_counter, waited: WaitTime | None = None) -> None:
-        """The clock starts at once. `waited`: see [Note: Waiting]."""
-        self._now, self._waited = now, waited or WaitTime()
+    def __init__(
+        self,
+        now: Callable[[], float] = perf_counter,
+        waited: WaitTime | None = None,
+        observer: TransferObserver | None = None,
+    ) -> None:
+        """The clock starts at once. `waited`: see [Note: Waiting]. `observer`: of the transfers to count."""
+        self._now, self._waited, self._observer = now, waited or WaitTime(), observer or TransferObserver()
         self._waited_s = self._waited.seconds
         self._seconds = dict.fromkeys((*PHASES, PAUSED), 0.0)
+        self._busy = dict.fromkeys(BESIDE, 0.0)
+        self._busy_until = dict.fromkeys(BESIDE, 0.0)
         self._stack = ["other"]
+        self._ranges: dict[int, profiler.record_function] = {}  # by depth of the stack
+        self._step = 0
+        self.timeline = Timeline()
         self._since = now()
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> AbstractContextManager[None]:
         """Charge the seconds of the with block to a phase."""
-        self.enter(name)
-        try:
-            yield
-        finally:
-            self.leave()
+        return _Phase(self, name)
 
     def enter(self, name: str) -> None:
         """Begin a phase inside the current one."""
         self._charge()
         self._stack.append(PAUSED if self._stack[-1] == PAUSED else name)
+        self._observer.stage = self._stack[-1]
+        if profiler._is_profiler_enabled:
+            self._ranges[len(self._stack)] = named = profiler.record_function(name)
+            named.__enter__()
 
     def leave(self) -> None:
         """End the innermost phase."""
         self._charge()
+        if self._ranges:
+            named = self._ranges.pop(len(self._stack), None)
+            if named is not None:
+                named.__exit__(None, None, None)
         self._stack.pop()
+        self._observer.stage = self._stack[-1]
+
+    def begin_step(self, step: int) -> None:
+        """Begin a step of the training; what follows is done for it, except in `working_for`."""
+        self._set_step(step)
+        self.timeline.begin_step(step, self._since)
+
+    @contextmanager
+    def working_for(self, step: int) -> Iterator[None]:
+        """What the with block does is work for this step, rather than for the one that has begun."""
+        before = self._step
+        self._set_step(step)
+        try:
+            yield
+        finally:
+            self._set_step(before)
+
+    def add_busy(self, phase: str, resource: str, begin_s: float, end_s: float, step: int | None = None) -> None:
+        """Count an interval in which a resource worked for a phase; those of a phase in the order of their begins."""
+        if phase in self._busy:
+            self._busy[phase] += max(0.0, end_s - max(begin_s, self._busy_until[phase]))
+            self._busy_until[phase] = max(end_s, self._busy_until[phase])
+        if self.timeline.is_on:
+            self.timeline.add(self._step if step is None else step, resource, phase, begin_s, end_s)
+
+    def add_read(self, begin_s: float, end_s: float) -> None:
+        """Count the making of a batch."""
+        self.add_busy("data", "reader", begin_s, end_s)
 
     def seconds(self) -> dict[str, float]:
+        """Exposed seconds by phase."""
         self._charge()
         return dict(self._seconds)
+
+    def phase_seconds(self) -> PhaseSeconds:
+        """Exposed and busy seconds by phase, without `PAUSED`."""
+        exposed = self.seconds()
+        exposed.pop(PAUSED)
+        return PhaseSeconds(exposed, exposed | self._busy)
 
     def training_s(self) -> float:
         return sum(seconds for phase, seconds in self.seconds().items() if phase != PAUSED)
 
     def watch(self, tables: Sequence[AnyEmbeddings]) -> list[Watch]:
-        """Hook these tables so that their lookups are charged to phases. See [Note: Stages of sharded tables]."""
-        watches: list[Watch] = []
+        """Hook these tables so that their lookups are charged to phases, and count transfers.
+
+        See [Note: Stages of sharded tables].
+        """
+        self._observer.report = self._add_transfer
+        watches: list[Watch] = [_TransferHook(self._observer)]
         for module in tables:
             watches.append(module.register_forward_pre_hook(self._enter_lookup))
             # `always_call`: a lookup that raises must leave its phase, too, or the stack of phases would be wrong.
             watches.append(module.register_forward_hook(self._leave_lookup, always_call=True))
             if isinstance(module, ShardedEmbeddings):
-                module.phase = self._stage
+                module.phase = self.phase
                 watches.append(_StageHook(module))
         return watches
-
-    def _stage(self, name: str) -> AbstractContextManager[None]:
-        return self.phase("exchange" if name == "return" else name)
 
     def _enter_lookup(self, _module: nn.Module, _args: object) -> None:
         self.enter("lookup")
@@ -96,13 +189,33 @@ class Breakdown:
     def _leave_lookup(self, _module: nn.Module, _args: object, _output: object) -> None:
         self.leave()
 
+    def _add_transfer(self, transfer: Transfer) -> None:
+        if transfer.stage != PAUSED:
+            self.add_busy(transfer.stage, LINK, transfer.begin_s, transfer.end_s, transfer.step)
+
+    def _set_step(self, step: int) -> None:
+        self._charge()
+        self._step = self._observer.step = step
+
     def _charge(self) -> None:
         now, waited_s, phase = self._now(), self._waited.seconds, self._stack[-1]
         spent_s = now - self._since
         wait_s = 0.0 if phase == PAUSED else min(waited_s - self._waited_s, spent_s)
         self._seconds[phase] += spent_s - wait_s
         self._seconds["wait"] += wait_s
+        if self.timeline.is_on and phase != PAUSED:
+            self._record(phase, now, wait_s)
         self._since, self._waited_s = now, waited_s
+
+    def _record(self, phase: str, now: float, wait_s: float) -> None:
+        """Add the intervals since the last charge; all waiting is drawn where the last wait was."""
+        begin_s, add = self._since, self.timeline.add
+        if wait_s:
+            end_s = min(max(self._waited.end_s, begin_s + wait_s), now)
+            add(self._step, PROCESSOR, phase, begin_s, end_s - wait_s)
+            add(self._step, PROCESSOR, "wait", end_s - wait_s, end_s)
+            begin_s = end_s
+        add(self._step, PROCESSOR, phase, begin_s, now)
 
 
 @final
@@ -114,3 +227,14 @@ class _StageHook:
 
     def remove(self) -> None:
         self._module.phase = no_timing
+
+
+@final
+class _TransferHook:
+    """The `report` callback of a communicator."""
+
+    def __init__(self, observer: TransferObserver) -> None:
+        self._observer = observer
+
+    def remove(self) -> None:
+        self._observer.report = None

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import final
 
 import msgspec
+from msgspec import structs
 
 from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
 from rowwise.spec import Value
@@ -17,6 +18,7 @@ from rowwise.store.sizes import FLOAT_bytes, HEADER_bytes, INDEX_bytes
 from rowwise.train.run_folder import Cell
 
 COUNTERS = ("hits", "misses", "new_rows", "evictions", "writes")  # of each table
+DISK_COUNTERS = ("reads", "read_bytes", "written_bytes", "read_wait_s", "write_wait_s", "busy_s")
 
 
 class CacheSums(Value, frozen=True, kw_only=True):
@@ -39,21 +41,29 @@ class CacheSums(Value, frozen=True, kw_only=True):
 
 
 class DiskSums(Value, frozen=True, kw_only=True):
-    """Counts of all tables on disk, the reads of their files, and the bytes of these files."""
+    """Counts of all tables on disk, reads and writes of their files, and bytes of these; seconds add up over ranks."""
 
     tables: dict[str, CacheSums] = msgspec.field(default_factory=dict)
     reads: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    read_wait_s: float = 0.0
+    write_wait_s: float = 0.0
+    busy_s: float = 0.0
+    ranks: int = 0  # with tables on disk
     disk_bytes: int = 0
 
     def plus(self, other: "DiskSums") -> "DiskSums":
         tables = {**self.tables}
         for name, sums in other.tables.items():
             tables[name] = tables.get(name, CacheSums()).plus(sums)
-        return DiskSums(tables=tables, reads=self.reads + other.reads, disk_bytes=self.disk_bytes + other.disk_bytes)
+        sums = {name: getattr(self, name) + getattr(other, name) for name in (*DISK_COUNTERS, "ranks", "disk_bytes")}
+        return DiskSums(tables=tables, **sums)
 
     def since(self, before: "DiskSums") -> "DiskSums":
         tables = {name: sums.since(before.tables.get(name, CacheSums())) for name, sums in self.tables.items()}
-        return DiskSums(tables=tables, reads=self.reads - before.reads, disk_bytes=self.disk_bytes)
+        sums = {name: getattr(self, name) - getattr(before, name) for name in DISK_COUNTERS}
+        return DiskSums(tables=tables, ranks=self.ranks, disk_bytes=self.disk_bytes, **sums)
 
     @property
     def hit_rate(self) -> float:
@@ -96,7 +106,7 @@ class CacheCounts:
         return now.since(before)
 
     def _read(self) -> DiskSums:
-        return sum_up([_sums_of(disk) for disk in self._disks])
+        return structs.replace(sum_up([_sums_of(disk) for disk in self._disks]), ranks=min(1, len(self._disks)))
 
 
 def sum_up(sums: Sequence[DiskSums]) -> DiskSums:
@@ -116,17 +126,22 @@ def cache_rows_of_csv(step: int, sums: DiskSums) -> list[dict[str, Cell]]:
 
 def disk_cells(sums: DiskSums) -> dict[str, Cell]:
     """The cells of steps.csv; empty without tables on disk."""
-    return {"reads": sums.reads, "disk_bytes": sums.disk_bytes} if sums.tables else {}
+    if not sums.tables:
+        return {}
+    seconds = {"disk_wait_s": sums.read_wait_s + sums.write_wait_s, "disk_busy_s": sums.busy_s}
+    counts = {name: getattr(sums, name) for name in ("reads", "read_bytes", "written_bytes", "disk_bytes")}
+    return {**counts, **{name: value / sums.ranks for name, value in seconds.items()}}
 
 
 def _sums_of(disk: DiskTables) -> DiskSums:
     total = NOTHING
     for number, table in enumerate(disk.tables):
-        counters = disk.counters(number)
-        counts = {name: getattr(counters, name) for name in COUNTERS}
+        counts = {name: getattr(disk.counters(number), name) for name in COUNTERS}
         one = CacheSums(**counts, memory_bytes=_memory_bytes(table))
-        total = total.plus(DiskSums(tables={table.name: one}, reads=0 if number else counters.block_reads))
-    return total.plus(DiskSums(disk_bytes=disk.disk_bytes))
+        total = total.plus(DiskSums(tables={table.name: one}))
+    disk_counts = disk.io_counters()
+    sums = {name: getattr(disk_counts, name) for name in DISK_COUNTERS}
+    return total.plus(DiskSums(disk_bytes=disk.disk_bytes, **sums))
 
 
 def _memory_bytes(table: DiskTable) -> int:

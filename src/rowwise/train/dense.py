@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from rowwise.comm.codec import codec_of
 from rowwise.comm.interface import Comm, Work
 from rowwise.errors import SpecError
+from rowwise.shard.exchange import Phase, no_timing
 from rowwise.spec import Wire
 from rowwise.train.coded import CodedSum
 
@@ -46,6 +47,7 @@ class DenseGradients:
         self._bucket_of: dict[Tensor, int] = {p: index for index, bucket in enumerate(self._buckets) for p in bucket}
         codec = codec_of(wire.dense)
         self._coded = CodedSum(comm, codec, feedback=wire.error_feedback) if codec.lossy else None
+        self.phase: Phase = no_timing  # around what starts during a backward, for the step breakdown
         self.discard()
 
     @property
@@ -101,11 +103,12 @@ class DenseGradients:
             index = len(self._handles)
             if self._waiting[index] and not everything:
                 return
-            flat = flatten(self._buckets[index])
-            if self._coded is None:
-                self._handles.append(self._comm.all_reduce(flat, "dense"))
-            else:
-                self._handles.append(self._coded.start(index, flat))
+            with self.phase("reduce"):
+                flat = flatten(self._buckets[index])
+                if self._coded is None:
+                    self._handles.append(self._comm.all_reduce(flat, "dense"))
+                else:
+                    self._handles.append(self._coded.start(index, flat))
 
 
 def flatten(parameters: Sequence[nn.Parameter]) -> Tensor:

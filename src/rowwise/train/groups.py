@@ -1,12 +1,12 @@
-"""The batches of each update of an epoch, read one update ahead, so that all ranks know which update is the last.
+"""The batches of each update of an epoch, read ahead, so that all ranks know which update is the last.
 
 Evaluation and checkpoint at the end of an epoch belong to its last step. Where a user's `TrainingJob.batches` gives
 some ranks fewer batches, these ranks continue with batches without samples until all have ended. Known limits: memory
-for the batches of one further update.
+for the batches of the updates that are read ahead.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import final
 
@@ -20,7 +20,7 @@ from rowwise.train.step_header import GlobalStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateGroup:
-    """The batches of one update."""
+    """The batches of one update; none after the end of this rank's data."""
 
     batches: list[Batch]
     after: Position  # of this rank in the data, after these batches
@@ -34,21 +34,10 @@ class UpdateGroups:
         self._batcher, self._context = batcher, context
         self._batches: Iterator[Batch] | None = None
         self._empty: Batch | None = None
-        self._after = self._read_to = batcher.state()
-        self.error: Exception | None = None  # met while reading the next group; the next step's header carries it
-        self._next = self._read()
+        self._after = batcher.state()
+        self.error: Exception | None = None  # met while reading the newest group; the next step's header carries it
 
-    @property
-    def following(self) -> int:
-        """Batches of the next group of this rank."""
-        return len(self._next)
-
-    @property
-    def next_batch(self) -> Batch | None:
-        """The first batch of the next group of this rank."""
-        return self._next[0] if self._next else None
-
-    def begin(self, status: GlobalStatus, *, resumed: bool) -> None:
+    def begin(self, status: GlobalStatus, first: UpdateGroup, *, resumed: bool) -> None:
         """Raise if a rank has no rows in this epoch; a collective.
 
         `resumed`: a rank may have none, if its data had ended when the run was saved.
@@ -60,20 +49,18 @@ class UpdateGroups:
             want = "want rows for each rank, or fewer ranks"
             raise DataError(f"no rows to train on for rank {', '.join(idle)}, and others have some: {want}")
         if len(status.following_W) > 1:
-            self._empty = empty_batch_template(self._context.comm, status, self._next)
+            self._empty = empty_batch_template(self._context.comm, status, first.batches)
 
-    def take(self, batches: int) -> UpdateGroup:
-        """The next group, filled up to `batches` with batches without samples; reads the group after it."""
-        group = self._next
-        if group:
-            self._after = self._read_to
-            self._next = self._read()
-        if len(group) < batches:
-            assert self._empty is not None
-            group = group + [self._empty.to(self._context.settings.device)] * (batches - len(group))
-        return UpdateGroup(batches=group, after=self._after)
+    def fill(self, group: UpdateGroup, batches: int) -> UpdateGroup:
+        """The group, filled up to `batches` with batches without samples."""
+        missing = batches - len(group.batches)
+        if missing <= 0:
+            return group
+        assert self._empty is not None
+        return replace(group, batches=group.batches + [self._empty.to(self._context.settings.device)] * missing)
 
-    def _read(self) -> list[Batch]:
+    def read(self) -> UpdateGroup:
+        """The next group."""
         settings, batches = self._context.settings, list[Batch]()
         with self._context.clock.phase("data"):
             try:
@@ -82,11 +69,10 @@ class UpdateGroups:
                     batches.append(batch.to(settings.device))
                     # After each batch: at the end of the data the batcher moves on to the next epoch, which the
                     # other ranks may not have reached.
-                    self._read_to = self._batcher.state()
+                    self._after = self._batcher.state()
             except Exception as error:
-                if len(self._context.comm.ranks) == 1:
-                    raise
-                # Not raised here: the other ranks would wait for this one. The next header raises it on all.
+                # Not raised here: the other ranks would wait for this one, and a step may be under way. The next header
+                # raises it on all.
                 self.error = error
-                return []
-        return batches
+                batches = list[Batch]()
+        return UpdateGroup(batches=batches, after=self._after)

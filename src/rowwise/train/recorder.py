@@ -25,6 +25,7 @@ from rowwise.checkpoint.read import Checkpoint
 from rowwise.comm.status import gather_object
 from rowwise.errors import SpecError
 from rowwise.spec import Value
+from rowwise.train.breakdown import PhaseSeconds
 from rowwise.train.cache_counts import NOTHING, CacheCounts, cache_rows_of_csv, disk_cells, sum_up
 from rowwise.train.evaluate import Scores, Values, recent_values_of, values_of
 from rowwise.train.managed_ids import ManagedRecord, RankRecord, counter_rows, write_evictions
@@ -32,8 +33,9 @@ from rowwise.train.metrics import Metrics
 from rowwise.train.progress import Progress
 from rowwise.train.run_folder import Cell, RunFolder
 from rowwise.train.settings import Log
-from rowwise.train.stages import Seconds, Stages
+from rowwise.train.stages import Stages
 from rowwise.train.step import StepContext, StepResult
+from rowwise.train.timeline import STEPS, StageInterval
 from rowwise.train.traffic import SavedTraffic, TableTraffic
 
 if TYPE_CHECKING:
@@ -98,12 +100,13 @@ class Recorder:
         self._managed_W: list[RankRecord] = []  # of each rank, at the last gather
         self._slices: list[dict[str, Cell]] = []
         self._recent_metrics: Mapping[str, Values] = {}
-        self._spent_W: list[Seconds] = []  # the current line's seconds, of each rank
+        self._spent_W: list[PhaseSeconds] = []  # the current line's seconds, of each rank
         self._written = 0  # the step of the newest line
         self._memory_bytes = 0  # most of any rank, at the last gather
         self._board = _open_tensorboard(folder, log)
         self._profile: profile | None = None
         self._last = 0  # the step that began last
+        self._resumed = False
 
     def start(self, progress: Progress) -> None:
         """Begin the first line: earlier seconds are not part of it."""
@@ -112,6 +115,7 @@ class Recorder:
 
     def start_step(self, step: int) -> None:
         self._last = step
+        self._stages.clock.begin_step(step)
         if self._folder is not None and self._profiled and step == self._profiled.start:
             self._profile = torch.profiler.profile(record_shapes=True)
             self._profile.start()
@@ -140,25 +144,28 @@ class Recorder:
     def gather(self) -> None:
         """Move the counts of all ranks to rank 0; a collective."""
         self._memory_bytes, self._spent_W = memory_bytes(), [self._stages.spent]
-        managed = self._managed.take()
-        self._managed_W = [managed]
+        managed, intervals = self._managed.take(), self._stages.clock.timeline.take_changes()
+        self._managed_W, intervals_W = [managed], [intervals]
         if len(self._comm.ranks) == 1:
             self._write_evictions()
+            self._write_timeline(intervals_W)
             return
         traffic = self._traffic.state(), self._traffic.tensors()
-        mine = (self._metrics.state(), traffic, self._memory_bytes, self._stages.spent, self._disk, managed)
+        mine = (self._metrics.state(), traffic, self._memory_bytes, self._stages.spent, self._disk, managed, intervals)
         gathered = gather_object(self._comm, mine, "metrics")
         if gathered is None:
             self._metrics, self._traffic = Metrics(self._tasks, window=self.log.window), TableTraffic()
             return
-        self._disk = sum_up([disk for *_, disk, _ in gathered])
-        for metrics, traffic, rank_bytes, spent, _, managed in gathered[1:]:
+        self._disk = sum_up([disk for *_, disk, _, _ in gathered])
+        for metrics, traffic, rank_bytes, spent, _, managed, intervals in gathered[1:]:
             self._metrics.merge(Metrics.from_state(metrics))
             self._traffic.merge(*traffic)
             self._memory_bytes = max(self._memory_bytes, rank_bytes)
             self._spent_W.append(spent)
             self._managed_W.append(managed)
+            intervals_W.append(intervals)
         self._write_evictions()
+        self._write_timeline(intervals_W)
 
     def recent_loss(self) -> float:
         """The mean loss of the newest batches; cheap enough for every step, unlike an AUC."""
@@ -208,7 +215,7 @@ class Recorder:
     def restore(self, checkpoint: Checkpoint, progress: Progress) -> None:
         """Continue from a checkpoint's counts, on rank 0; cut the lines that were written after the checkpoint."""
         data = msgspec.convert(checkpoint.manifest.data.get("recorder"), SavedRecorder)
-        losses = data.losses
+        losses, self._resumed = data.losses, True
         self._losses.extend((_number(loss), samples) for loss, samples in losses.newest)
         self._loss_sum, self._loss_samples = _number(losses.sum), losses.samples
         self._scored = data.scored
@@ -269,9 +276,15 @@ class Recorder:
         if self._folder is not None:
             write_evictions(self._folder, self._managed_W)
 
+    def _write_timeline(self, intervals_W: list[list[StageInterval]]) -> None:
+        """Replace timeline.csv; a resumed run keeps that of its former process until it has all steps."""
+        steps = {interval.step for interval in intervals_W[0]}
+        if self._folder is not None and steps and (len(steps) == STEPS or not self._resumed):
+            self._folder.replace("timeline.csv", self._stages.timeline_rows(intervals_W))
+
     def _write_times(self, progress: Progress, stepped: StepResult, samples: int) -> None:
         assert self._folder is not None
-        spent = self._stages.spent
+        spent = self._stages.spent.exposed
         samples_s = samples / max(sum(spent.values()), 1e-9)
         values = {"memory_bytes": self._memory_bytes, "rate": stepped.rate, "gradient_norm": stepped.gradient_norm}
         row = _step_cells(progress) | {"samples_s": samples_s} | {f"{phase}_s": s for phase, s in spent.items()}

@@ -1,7 +1,7 @@
 """The folder of a run: its files, written so that a kill at any moment leaves them readable.
 
     runs/<recipe>/<n>/  recipe.yaml env.json plan.json result.json warnings.txt log.txt
-                        metrics.csv steps.csv stages.csv caches.csv tables.csv slices.csv
+                        metrics.csv steps.csv stages.csv timeline.csv caches.csv tables.csv slices.csv
                         ckpt/ trace/ tb/ disk/   report.html   managed.csv evicted_ids.<table>.csv
 
 Whole files are replaced atomically. Lines are appended, each in one write. Resuming from a checkpoint cuts off the
@@ -28,13 +28,19 @@ HEADERS = {
     "metrics.csv": ("step", "samples", "time_s", "split", "task", "metric", "value"),
     "steps.csv": (
         *("step", "samples", "time_s", "samples_s"),
-        *("data_s", "route_s", "lookup_s", "exchange_s", "wait_s", "forward_s", "backward_s", "update_s", "other_s"),
+        *("data_s", "route_s", "prefetch_s", "lookup_s", "exchange_s", "wait_s", "forward_s", "backward_s", "return_s"),
+        *("reduce_s", "status_s", "update_s", "other_s"),
         *("memory_bytes", "rate", "gradient_norm"),  # memory: the most of any rank; seconds: of rank 0
         *("workers", "ready", "restarts"),  # of rank 0's host; empty without workers
-        *("reads", "disk_bytes"),  # of the files of all ranks, reads since the last line; empty without tables on disk
+        *("reads", "read_bytes", "written_bytes", "disk_bytes"),  # of the files of all ranks; disk_bytes: their size
+        # Means of ranks with tables on disk: calls waited for the disk, and reads were in flight.
+        *("disk_wait_s", "disk_busy_s"),
     ),
-    # Mean seconds per step since the last line. The forecast of `exchange` includes `route`.
-    "stages.csv": ("step", "rank", "phase", "measured_s", "predicted_s"),
+    # Mean seconds per step since the last line: of the main thread, and in which the phase's resource worked. The
+    # forecast of `exchange` includes `route` and `return`.
+    "stages.csv": ("step", "rank", "phase", "measured_s", "busy_s", "predicted_s"),
+    # When each resource worked, in ten steps; seconds since the rank's first of these steps began.
+    "timeline.csv": ("step", "rank", "resource", "stage", "begin_s", "end_s"),
     # Counts since the last line, of all ranks; only tables on disk.
     "caches.csv": ("step", "table", "hits", "misses", "new_rows", "evictions", "writes", "memory_bytes"),
     "tables.csv": (
@@ -136,7 +142,7 @@ class RunFolder:
     def drop_after(self, step: int) -> None:
         """Cut off lines that were written after a step, and those of the test at the run's end."""
         evicted = sorted(self.path.glob(evicted_ids_name("*")))
-        names = ("metrics.csv", "steps.csv", "stages.csv", "caches.csv", "managed.csv")
+        names = ("metrics.csv", "steps.csv", "stages.csv", "timeline.csv", "caches.csv", "managed.csv")
         for path in (*(self.path / name for name in names), *evicted):
             if not path.exists():
                 continue

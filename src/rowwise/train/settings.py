@@ -14,6 +14,8 @@ from rowwise.spec import Value
 from rowwise.value import MOST_BATCH, MOST_STEPS, MOST_THREADS, check_most
 
 MOST_AHEAD = 4096  # batches or splits prepared ahead
+MOST_DEPTH = 16  # steps in flight
+COUNTS = ("batch", "epochs", "accumulate", "virtual_shards", "pipeline_depth")  # at least 1
 STEPS = re.compile(r"(?:steps=)?([0-9]{1,12}):([0-9]{1,12})")
 BETTER_LOWER = ("loss", "ne")  # metrics that get better by falling; all others by rising
 
@@ -89,15 +91,18 @@ class Training(Value, frozen=True):
     merge_shared: bool = False  # first add gradients of samples that share a bag: faster, but the last bits differ
     shuffle: bool = True
     ahead: int = 4  # batches that a thread prepares ahead; 0: no thread
+    # Steps in flight: while one runs, the ids of the next are sent and their rows on disk are read. 1: one by one
+    pipeline_depth: int = 2
 
     def __post_init__(self) -> None:
-        counts = {name: getattr(self, name) for name in ("batch", "epochs", "accumulate", "virtual_shards")}
+        counts = {name: getattr(self, name) for name in COUNTS}
         counts |= {name: n for name, n in (("steps", self.steps), ("threads", self.threads)) if n is not None}
         for name, count in counts.items():
             if count < 1:
                 raise SpecError(f"train.{name}={count}: want at least 1")
         check_most("train.", self, batch=MOST_BATCH, epochs=MOST_STEPS, steps=MOST_STEPS, accumulate=MOST_BATCH)
         check_most("train.", self, threads=MOST_THREADS, virtual_shards=MOST_BATCH, ahead=MOST_AHEAD)
+        check_most("train.", self, pipeline_depth=MOST_DEPTH)
         if self.determinism == "elastic" and self.accumulate > 1:
             want = "want 1, and a batch that many times as large: its virtual shards are computed one by one anyway"
             raise SpecError(f"train.accumulate={self.accumulate} with train.determinism='elastic': {want}")

@@ -1,18 +1,20 @@
 """The lines of stages.csv: seconds per step of each rank and phase, beside the planner's forecast.
 
-Rank 0 gets the seconds of all ranks with the gather of their metrics, so a line costs no message of its own. A line
-holds the mean over the steps since the line before.
+Rank 0 gets the seconds of all ranks with the gather of their metrics, so a line costs no message of its own; so do the
+lines of timeline.csv. A line of stages.csv holds the mean over the steps since the line before.
 """
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import final
 
 from rowwise.plan import Forecast
-from rowwise.train.breakdown import PHASES, Breakdown
+from rowwise.train.breakdown import PHASES, Breakdown, PhaseSeconds
 from rowwise.train.feeding import AskHealth, DataWait, no_service, worker_cells
 from rowwise.train.progress import Progress
 from rowwise.train.run_folder import Cell
 from rowwise.train.settings import Training
+from rowwise.train.timeline import StageInterval
 
 Seconds = Mapping[str, float]  # by phase
 STAGES = ("lookup", "exchange", "wait", "update")  # phases of a forecast; its `exchange` includes `route`
@@ -33,16 +35,16 @@ class Stages:
         self, clock: Breakdown, forecast: Forecast | None, training: Training, health: AskHealth = no_service
     ) -> None:
         self.clock, self._health = clock, health
-        self._begin, self._samples, self._step = clock.seconds(), 0, 0
+        self._begin, self._samples, self._step = clock.phase_seconds(), 0, 0
         self._first: Seconds | None = None  # the clock when the first step had ended
-        self._last = self._begin  # the clock when the last step had ended
-        self._spent: Seconds = dict.fromkeys(PHASES, 0.0)
+        self._last: Seconds = self._begin.exposed  # the clock when the last step had ended
+        self._spent = self._begin.since(self._begin)
         fits = forecast is not None and forecast.batch == training.batch * training.accumulate
         self._expected = forecast.stages_s if forecast is not None and fits else {}
 
     def begin(self, progress: Progress) -> None:
         """Begin a line here: earlier seconds are not part of it."""
-        self._begin, self._samples, self._step = self.clock.seconds(), progress.samples, progress.step
+        self._begin, self._samples, self._step = self.clock.phase_seconds(), progress.samples, progress.step
         self._first = None
 
     def end_step(self) -> None:
@@ -62,26 +64,39 @@ class Stages:
 
     def end_line(self, progress: Progress) -> tuple[int, int]:
         """End a line, whose seconds `spent` then holds, and begin the next; returns the line's steps and samples."""
-        now = self.clock.seconds()
-        self._spent = {phase: now[phase] - self._begin[phase] for phase in PHASES}
+        now = self.clock.phase_seconds()
+        self._spent = now.since(self._begin)
         steps, samples = progress.step - self._step, progress.samples - self._samples
         self._begin, self._samples, self._step = now, progress.samples, progress.step
         return steps, samples
 
     @property
-    def spent(self) -> Seconds:
+    def spent(self) -> PhaseSeconds:
         """The seconds of the line that `end_line` ended."""
         return self._spent
 
-    def rows(self, step: int, steps: int, spent_W: Sequence[Seconds]) -> list[dict[str, Cell]]:
+    def rows(self, step: int, steps: int, spent_W: Sequence[PhaseSeconds]) -> list[dict[str, Cell]]:
         """The lines of stages.csv: for each rank and phase the mean seconds of a step, over `steps` steps."""
         lines: list[dict[str, Cell]] = []
         for rank, spent in enumerate(spent_W):
             for phase in PHASES:
-                measured_s = spent[phase] / max(steps, 1)
-                line: dict[str, Cell] = {"step": step, "rank": rank, "phase": phase, "measured_s": measured_s}
+                line: dict[str, Cell] = {"step": step, "rank": rank, "phase": phase}
+                line |= {
+                    "measured_s": spent.exposed[phase] / max(steps, 1),
+                    "busy_s": spent.busy[phase] / max(steps, 1),
+                }
                 lines.append(line | {"predicted_s": self._forecast_s(phase, rank)})
         return lines
+
+    def timeline_rows(self, intervals_W: Sequence[Sequence[StageInterval]]) -> list[dict[str, Cell]]:
+        """The lines of timeline.csv, in the order of steps."""
+        lines: list[tuple[int, int, dict[str, Cell]]] = []
+        for rank, found in enumerate(intervals_W):
+            for one in found:
+                line: dict[str, Cell] = {"step": one.step, "rank": rank, "resource": one.resource, "stage": one.stage}
+                lines.append((one.step, rank, line | {"begin_s": round(one.begin_s, 9), "end_s": round(one.end_s, 9)}))
+        lines.sort(key=itemgetter(0, 1))
+        return [line for *_, line in lines]
 
     def _forecast_s(self, phase: str, rank: int) -> float | None:
         expected_W = self._expected.get(phase, ()) if phase in STAGES else ()

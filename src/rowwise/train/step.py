@@ -14,7 +14,7 @@ code. Torch's threads and generators belong to the process: ranks that are threa
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Self
@@ -24,6 +24,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from rowwise.batch import Batch
+from rowwise.comm.chain import CollectiveChain
 from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.comm.status import raise_if_any_rank_failed
@@ -40,7 +41,17 @@ from rowwise.train.elastic import ElasticGradients
 from rowwise.train.objective import Objective, Outcome
 from rowwise.train.optimizers import make_optimizer, set_rate
 from rowwise.train.settings import Training
-from rowwise.train.step_header import GlobalStatus, StepFailure, StepHeader, exchange_step_header, reduce_loss_or_raise
+from rowwise.train.step_header import (
+    DENSE,
+    LOSS,
+    ROWS,
+    GlobalStatus,
+    StepFailure,
+    StepHeader,
+    raise_if_step_failed,
+    start_losses,
+    start_step_header,
+)
 from rowwise.train.virtual import VirtualShards, join
 
 EXACT = Wire()
@@ -83,6 +94,7 @@ class StepContext:
         seed = torch.initial_seed()
         own = solo() if comm is None else comm.split([comm.ranks])  # no collectives of others come in between
         gradients, shards = DenseGradients(dense, own, wire), None
+        gradients.phase = clock.phase
         if settings.determinism == "elastic":
             if not wire.exact:
                 raise SpecError(f"train.determinism='elastic' with {wire}: want 'fp32' for every type of the wire")
@@ -119,21 +131,63 @@ class StepResult:
     status: GlobalStatus  # exchanged before the forward
 
 
+def do_nothing() -> None:
+    """The default `overlap` of a step, which nothing else overlaps with."""
+
+
 def step(context: StepContext, batches: Sequence[Batch], number: int, header: StepHeader = NOTHING) -> StepResult:
     """One update from the samples of all batches of all ranks together; `number` counts from 1."""
+    with context.clock.phase("status"):
+        status = start_header(context, batches, number, header).finish()
+    pieces = split_batches(context, batches, status.samples_W)
+    return run_step(context, batches, pieces, status, number)
+
+
+def start_header(
+    context: StepContext, batches: Sequence[Batch], number: int, header: StepHeader
+) -> CollectiveChain[GlobalStatus]:
+    """Start to exchange the ranks' status before a step: if only some began its forward, they would wait forever."""
+    alike = {"number of the step": number, "number of batches": len(batches)}
+    if context.shards:
+        alike["seed of torch"] = context.shards.seed % (1 << 53)
+    samples, header = count_samples(batches), header.with_batches(batches)
+    return start_step_header(context.comm, header, during=f"before step {number}", samples=samples, alike=alike)
+
+
+def split_batches(context: StepContext, batches: Sequence[Batch], samples_W: Sequence[int]) -> Sequence[Batch]:
+    """The batches, or the virtual shards of the one batch."""
+    return context.shards.split_batch(batches, samples_W) if context.shards else batches
+
+
+def count_samples(batches: Sequence[Batch]) -> int:
+    return sum(len(batch.labels_BK) for batch in batches)
+
+
+def run_step(
+    context: StepContext,
+    batches: Sequence[Batch],
+    pieces: Sequence[Batch],
+    status: GlobalStatus,
+    number: int,
+    overlap: Callable[[], None] = do_nothing,
+) -> StepResult:
+    """One update from pieces of the batches of all ranks, whose headers were exchanged.
+
+    `overlap` is called where collectives are on their way, to prepare the next steps.
+    """
+    if not status.samples:
+        raise BatchError(f"step {number} has no samples on any rank: want at least one sample")
     if context.optimizer is not None:
         context.optimizer.zero_grad()
     try:
         with one_thread() if context.shards else nullcontext():
-            status = _exchange_header(context, batches, number, header)
-            pieces = context.shards.split_batch(batches, status.samples_W) if context.shards else batches
             _observe_ids(context, batches)
-            losses, outcomes = _differentiate(context, pieces, status.samples, number)
+            losses, outcomes = _differentiate(context, pieces, status.samples, number, overlap)
             with context.clock.phase("backward"):
-                norm = _gradient_norm(context)
-                bound, failure = _check_gradients(context, losses, norm)
-                loss, may_overflow = reduce_loss_or_raise(context.comm, losses, bound, failure, during=f"step {number}")
+                loss, norm, may_overflow = _agree_on_gradients(context, losses, number)
                 _clip(context, norm)
+            overlap()
+            with context.clock.phase("backward"):
                 _update_rows(context, number, may_overflow=may_overflow)
                 rate = _update_dense(context, number)
     finally:
@@ -193,20 +247,6 @@ def dense_parameters(model: nn.Module) -> tuple[nn.Parameter, ...]:
     return tuple(parameter for parameter in model.parameters() if parameter.requires_grad)
 
 
-def _exchange_header(context: StepContext, batches: Sequence[Batch], number: int, header: StepHeader) -> GlobalStatus:
-    """Exchange the ranks' status before the forward: if only some ranks began it, they would wait forever."""
-    alike = {"number of the step": number, "number of batches": len(batches)}
-    if context.shards:
-        alike["seed of torch"] = context.shards.seed % (1 << 53)
-    samples, header = sum(len(batch.labels_BK) for batch in batches), header.with_batches(batches)
-    with context.clock.phase("forward"):
-        during = f"before step {number}"
-        status = exchange_step_header(context.comm, header, during=during, samples=samples, alike=alike)
-    if not status.samples:
-        raise BatchError(f"step {number} has no samples on any rank: want at least one sample")
-    return status
-
-
 def _observe_ids(context: StepContext, batches: Sequence[Batch]) -> None:
     """Give ids of managed tables rows, from all samples of the step: virtual shards come in another order."""
     with context.clock.phase("forward"):
@@ -215,11 +255,12 @@ def _observe_ids(context: StepContext, batches: Sequence[Batch]) -> None:
 
 
 def _differentiate(
-    context: StepContext, pieces: Sequence[Batch], samples: int, number: int
+    context: StepContext, pieces: Sequence[Batch], samples: int, number: int, overlap: Callable[[], None]
 ) -> tuple[list[float], list[Outcome]]:
     """Forward and backward, piece by piece; returns each piece's part of the loss, and its outcome."""
     losses: list[float] = []
     outcomes: list[Outcome] = []
+    overlap()
     for place, piece in enumerate(pieces):
         draws = context.shards.seeded_draws(number, place) if context.shards else nullcontext()
         with context.clock.phase("forward"), autocast(context.settings), draws:
@@ -228,13 +269,31 @@ def _differentiate(
         # The mean over no samples is NaN, but its gradients times 0 are zeros. The backward must run all the same:
         # the other ranks wait for its collectives.
         losses.append(float(outcome.loss.detach()) * share if share else 0.0)
+        overlap()
         with context.clock.phase("backward"):
             loss = outcome.loss if share == 1 else outcome.loss * share
             context.gradients.backward(loss, last=place == len(pieces) - 1)
         outcomes.append(outcome)
-    with context.clock.phase("backward"):
-        context.gradients.finish()
     return losses, outcomes
+
+
+def _agree_on_gradients(context: StepContext, losses: Sequence[float], number: int) -> tuple[float, float, bool]:
+    """The loss, the norm of the dense gradients, and whether gradients of rows may overflow; raises if one is bad.
+
+    The gather travels beside the gradients: most tables check gradients before these arrive, see `shard/returns.py`.
+    """
+    bound, failures = _check_gradients(context, losses)
+    with context.clock.phase("status"):
+        gather = start_losses(context.comm, losses, bound, failures[0] if failures else None)
+    with context.clock.phase("reduce"):
+        context.gradients.finish()
+    norm = _gradient_norm(context)
+    if not math.isfinite(norm):
+        failures.append(StepFailure(DENSE, GradientError(f"the gradient of the dense parameters is {norm}")))
+    with context.clock.phase("status"):
+        gathered = gather.finish()
+        raise_if_step_failed(context.comm, gathered, failures, during=f"step {number}")
+    return gathered.loss, norm, gathered.may_overflow
 
 
 def _gradient_norm(context: StepContext) -> float:
@@ -242,18 +301,16 @@ def _gradient_norm(context: StepContext) -> float:
     return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
 
 
-def _check_gradients(context: StepContext, losses: Sequence[float], norm: float) -> tuple[float, StepFailure | None]:
-    """A bound on the sums of rows' gradients; and the first failure: of the loss, dense gradients, rows' gradients."""
+def _check_gradients(context: StepContext, losses: Sequence[float]) -> tuple[float, list[StepFailure]]:
+    """A bound on the sums of rows' gradients; and the failures of this rank, of the loss and of rows' gradients."""
     bound = 0.0
-    failures = [StepFailure(1, GradientError(f"the loss is {loss}")) for loss in losses if not math.isfinite(loss)]
-    if not math.isfinite(norm):
-        failures.append(StepFailure(2, GradientError(f"the gradient of the dense parameters is {norm}")))
+    failures = [StepFailure(LOSS, GradientError(f"the loss is {loss}")) for loss in losses if not math.isfinite(loss)]
     for tables in context.tables:
         try:
             bound += tables.check_staged()
         except GradientError as error:
-            failures.append(StepFailure(3, error))
-    return bound, failures[0] if failures else None
+            failures.append(StepFailure(ROWS, error))
+    return bound, failures
 
 
 def _clip(context: StepContext, norm: float) -> None:

@@ -1,8 +1,8 @@
-"""The two small gathers of a step: `exchange_step_header` before the forward, `reduce_loss_or_raise` after it.
+"""The two small gathers of a step: that of the `StepHeader` before the forward, that of the losses after it.
 
 The header carries each rank's number of samples, whether it has more batches, whether it was asked to stop, and whether
 it failed. So the ranks of a run continue and end together ([Note: Rank status] in `comm/status.py`) without a further
-gather. A single rank gathers nothing.
+gather. A single rank gathers nothing. Both gathers can be started before their result is needed.
 """
 
 import math
@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from rowwise.batch import Batch
+from rowwise.comm.chain import CollectiveChain, CollectiveSteps
 from rowwise.comm.interface import Comm
 from rowwise.comm.status import RankStatus, raise_if_any_failed
 from rowwise.errors import BatchError, GradientError, PeerError
 
 NO_BATCH = -1
+LOSS, DENSE, ROWS = 1, 2, 3  # kinds of a `StepFailure`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,7 @@ class StepHeader:
     """The status that a rank sends to the others before a step."""
 
     following: int = 0  # batches that the rank has read for the next step
+    following_samples: int = 0  # in these batches
     stop: bool = False  # a request to end the run after this step
     error: Exception | None = None  # of this rank; ends the step on all ranks, before anything changes
     width: tuple[int, int] = (NO_BATCH, NO_BATCH)  # dense numbers and labels of a sample
@@ -44,6 +47,7 @@ class GlobalStatus:
     """The headers of all ranks."""
 
     following_W: tuple[int, ...] = (0,)
+    following_samples_W: tuple[int, ...] = (0,)
     samples_W: tuple[int, ...] = (0,)
     stop: bool = False
 
@@ -61,19 +65,33 @@ def exchange_step_header(
     comm: Comm, header: StepHeader, *, during: str, samples: int = 0, alike: Mapping[str, int] | None = None
 ) -> GlobalStatus:
     """Gather the headers of all ranks; raises on all if one has an error, or if a number in `alike` differs."""
-    alike = alike or {}
+    return start_step_header(comm, header, during=during, samples=samples, alike=alike).finish()
+
+
+def start_step_header(
+    comm: Comm, header: StepHeader, *, during: str, samples: int = 0, alike: Mapping[str, int] | None = None
+) -> CollectiveChain[GlobalStatus]:
+    """Start what `exchange_step_header` does."""
+    return CollectiveChain(_exchange_header(comm, header, during, samples, alike or {}))
+
+
+def _exchange_header(
+    comm: Comm, header: StepHeader, during: str, samples: int, alike: Mapping[str, int]
+) -> CollectiveSteps[GlobalStatus]:
     status = RankStatus(count=header.following, failed=int(header.error is not None), stop=header.stop)
-    told_WN = _all_gather_numbers(comm, [status.pack(), *header.width, samples, *alike.values()])
+    numbers = [status.pack(), *header.width, samples, header.following_samples, *alike.values()]
+    told_WN = yield from _all_gather_numbers(comm, numbers)
     statuses_W = [RankStatus.unpack(told_N[0]) for told_N in told_WN]
     raise_if_any_failed(comm, statuses_W, header.error, during=during)
     _check_widths(comm, told_WN, during)
     for rank, told_N in zip(comm.ranks, told_WN, strict=True):
-        for name, here, there in zip(alike, told_WN[0][4:], told_N[4:], strict=True):
+        for name, here, there in zip(alike, told_WN[0][5:], told_N[5:], strict=True):
             if here != there:
                 both = f"rank {comm.ranks[0]} has {here:.0f} and rank {rank} has {there:.0f}"
                 raise PeerError(f"the {name} differs: {both}; want the same on all ranks")
     return GlobalStatus(
         following_W=tuple(status.count for status in statuses_W),
+        following_samples_W=tuple(int(told_N[4]) for told_N in told_WN),
         samples_W=tuple(int(told_N[3]) for told_N in told_WN),
         stop=any(status.stop for status in statuses_W),
     )
@@ -83,24 +101,52 @@ def exchange_step_header(
 class StepFailure:
     """An error that ends a step. Of several the first kind is raised: a bad loss makes bad gradients everywhere."""
 
-    kind: int  # 1: the loss; 2: dense gradients; 3: those of rows
+    kind: int  # LOSS, DENSE or ROWS
     error: GradientError
 
 
-def reduce_loss_or_raise(
-    comm: Comm, parts: Sequence[float], bound: float, failure: StepFailure | None, *, during: str
-) -> tuple[float, bool]:
-    """The sum of all ranks' parts of the loss, and whether gradients of a row may overflow; raises if any rank failed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatheredLosses:
+    """The losses of all ranks, and whether any rank failed."""
 
-    All ranks have equally many `parts`. `bound`: an upper bound of what this rank adds to the gradient of any row.
+    loss: float
+    may_overflow: bool  # the gradients of a row may add up past the range of float32
+    statuses_W: Sequence[RankStatus]
+
+
+def start_losses(
+    comm: Comm, parts: Sequence[float], bound: float, failure: StepFailure | None
+) -> CollectiveChain[GatheredLosses]:
+    """Start to gather all ranks' parts of the loss, equally many of each, and their failures.
+
+    `bound`: an upper bound of what this rank adds to the gradient of any row.
     """
+    return CollectiveChain(_gather_losses(comm, parts, bound, failure))
+
+
+def _gather_losses(
+    comm: Comm, parts: Sequence[float], bound: float, failure: StepFailure | None
+) -> CollectiveSteps[GatheredLosses]:
     status = RankStatus() if failure is None else RankStatus(failed=failure.kind)
-    told_WN = _all_gather_numbers(comm, [status.pack(), bound, *parts])
-    statuses_W = [RankStatus.unpack(told_N[0]) for told_N in told_WN]
-    raise_if_any_failed(comm, statuses_W, None if failure is None else failure.error, during=during)
+    told_WN = yield from _all_gather_numbers(comm, [status.pack(), bound, *parts])
     loss = math.fsum(part for told_N in told_WN for part in told_N[2:])  # exact, so independent of the order of ranks
     # `not <`, as a bound may be NaN. Half the range, as rounding in the kernels may make a sum larger than its bound.
-    return loss, not sum(told_N[1] for told_N in told_WN) < torch.finfo(torch.float32).max / 2
+    may_overflow = not sum(told_N[1] for told_N in told_WN) < torch.finfo(torch.float32).max / 2
+    statuses_W = [RankStatus.unpack(told_N[0]) for told_N in told_WN]
+    return GatheredLosses(loss=loss, may_overflow=may_overflow, statuses_W=statuses_W)
+
+
+def raise_if_step_failed(comm: Comm, gathered: GatheredLosses, failures: Sequence[StepFailure], *, during: str) -> None:
+    """Raise the first kind of failure on all ranks; collective. `failures`: of this rank, in the order of their kinds.
+
+    Failures of dense gradients are met on all ranks alike, as these are summed, so they are not gathered.
+    """
+    first = min((status.failed for status in gathered.statuses_W if status.failed), default=0)
+    dense = [failure.error for failure in failures if failure.kind == DENSE]
+    if dense and first != LOSS:
+        raise dense[0]
+    error = next((failure.error for failure in failures if failure.kind == first), None)
+    raise_if_any_failed(comm, gathered.statuses_W, error, during=during)
 
 
 def _columns(matrix: Tensor) -> int:
@@ -119,9 +165,9 @@ def _check_widths(comm: Comm, told_WN: Sequence[Sequence[float]], during: str) -
                 raise PeerError(f"{during}: batches differ: {both}; want the same on all ranks")
 
 
-def _all_gather_numbers(comm: Comm, numbers: Sequence[float]) -> list[list[float]]:
+def _all_gather_numbers(comm: Comm, numbers: Sequence[float]) -> CollectiveSteps[list[list[float]]]:
     """All-gather equally many numbers of each rank, as float64: integers are exact below 2**53."""
     if len(comm.ranks) == 1:  # a gather of one rank would take a tenth of a millisecond per step
         return [list(numbers)]
-    told = comm.all_gather(torch.tensor(numbers, dtype=torch.float64), [len(numbers)] * len(comm.ranks), "step").wait()
+    told = yield comm.all_gather(torch.tensor(numbers, dtype=torch.float64), [len(numbers)] * len(comm.ranks), "step")
     return told.view(len(comm.ranks), -1).tolist()

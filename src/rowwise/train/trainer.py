@@ -8,7 +8,7 @@ request to stop, the end of its data, a read error, a failed update) travels wit
 evaluations and checkpoints exchange a status of their own. Only rank 0 writes into the run's folder.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -29,8 +29,9 @@ from rowwise.train.breakdown import PAUSED, Breakdown
 from rowwise.train.diagnose import find_cause
 from rowwise.train.evaluate import Evaluator, Scores
 from rowwise.train.feeding import AskHealth, DataWait, no_service
-from rowwise.train.groups import UpdateGroup, UpdateGroups
+from rowwise.train.groups import UpdateGroups
 from rowwise.train.objective import InBatch, Objective
+from rowwise.train.pipeline import Pipeline
 from rowwise.train.progress import BestEvaluation, Progress
 from rowwise.train.ranks import seed_rank
 from rowwise.train.recorder import Recorder
@@ -38,7 +39,7 @@ from rowwise.train.run_folder import RunFolder
 from rowwise.train.run_state import RunState
 from rowwise.train.settings import Settings
 from rowwise.train.stages import Stages
-from rowwise.train.step import EXACT, StepContext, StepResult, step
+from rowwise.train.step import EXACT, StepContext, StepResult, count_samples
 from rowwise.train.step_header import StepHeader, exchange_step_header
 from rowwise.train.traffic import TableTraffic
 
@@ -103,7 +104,7 @@ class Trainer:
         wire: Wire = EXACT,
     ) -> None:
         self.job, self.settings, self.folder = job, settings or Settings(), folder
-        self._clock = clock = Breakdown(waited=None if comm is None else comm.waited)
+        self._clock = clock = Breakdown() if comm is None else Breakdown(waited=comm.waited, observer=comm.observer)
         check_job(job, self.settings, 1 if comm is None else len(comm.ranks))
         self._context = StepContext.create(job.model, job.objective, self.settings.train, clock, comm, wire)
         self._comm = own = self._context.comm
@@ -135,12 +136,15 @@ class Trainer:
     def _open_batches(self, position: Position | None) -> Batcher:
         """The batches from a position on; raises on all ranks if one of them cannot open its files."""
         with raising_on_all_ranks(self._comm, during="opening the data"):
-            return self.job.batches(position)
+            batcher = self.job.batches(position)
+            batcher.on_read = self._clock.add_read
+            return batcher
 
     def stop(self) -> None:
         """Request the end of the run, with a checkpoint; safe in a signal handler.
 
-        A single rank ends after the current step. Several ranks may take one step more, whose header tells them.
+        A single rank ends after the current step. Several ranks end after the newest step that they prepare now, whose
+        header tells them.
         """
         self._stop_requested = True
         self._stopping = self._stopping or self._single_rank
@@ -181,38 +185,45 @@ class Trainer:
     def _train_epoch(self) -> None:
         """Take the remaining steps of an epoch, or those up to a stop."""
         groups = UpdateGroups(self._batcher, self._context)
-        status = exchange_step_header(self._comm, self._header(groups), during=f"after step {self.progress.step}")
+        first, done = groups.read(), self.progress.step
+        header = StepHeader(
+            following=len(first.batches),
+            following_samples=count_samples(first.batches),
+            stop=self._stop_requested,
+            error=groups.error,
+        )
+        status = exchange_step_header(self._comm, header, during=f"after step {done}")
         self._stopping = self._stopping or status.stop
-        groups.begin(status, resumed=self._resumed)
+        groups.begin(status, first, resumed=self._resumed)
         self._resumed = False
+        pipeline = Pipeline(self._context, groups, first, status, done + 1, lambda: self._stop_requested)
         while status.following and not self._is_done():
-            stepped = self._run_step(groups.take(status.following), groups)
+            stepped = self._run_step(pipeline)
             status = stepped.status
             self._stopping = self._stopping or status.stop
-            self._evaluate_and_save(stepped, epoch_end=not status.following)
+            self._evaluate_and_save(stepped, pipeline, epoch_end=not status.following)
+        pipeline.close()
 
-    def _header(self, groups: UpdateGroups) -> StepHeader:
-        return StepHeader(following=groups.following, stop=self._stop_requested, error=groups.error)
-
-    def _run_step(self, group: UpdateGroup, groups: UpdateGroups) -> StepResult:
-        number = self.progress.step + 1
-        self._recorder.start_step(number)
+    def _run_step(self, pipeline: Pipeline) -> StepResult:
+        prepared = pipeline.next_step()
+        self._recorder.start_step(prepared.number)
         random = torch.get_rng_state()
         try:
-            stepped = step(self._context, group.batches, number, self._header(groups))
+            stepped = pipeline.run(prepared)
         except (GradientError, AgreedError) as error:
             if not self._single_rank and not _stopped_all_ranks(error):
                 raise
+            pipeline.close()
             torch.set_rng_state(random)  # so that a repetition of the step draws the same dropout masks
-            raise self._explain(error, group.batches, number) from None
+            raise self._explain(error, prepared.batches, prepared.number) from None
         self.progress = structs.replace(
             self.progress,
-            position=group.after if stepped.status.following else self._batcher.state(),
-            step=number,
+            position=prepared.after if stepped.status.following else self._batcher.state(),
+            step=prepared.number,
             samples=self.progress.samples + stepped.samples,
             time_s=self._earlier_s + self._clock.training_s(),
         )
-        self._recorder.record_step(self.progress, stepped, group.batches)
+        self._recorder.record_step(self.progress, stepped, prepared.batches)
         self._stages.end_step()
         shown = RunDisplay(
             progress=self.progress,
@@ -225,11 +236,12 @@ class Trainer:
         self._on_step(shown)
         return stepped
 
-    def _evaluate_and_save(self, stepped: StepResult, *, epoch_end: bool) -> None:
+    def _evaluate_and_save(self, stepped: StepResult, pipeline: Pipeline, *, epoch_end: bool) -> None:
         settings, best = self.settings, False
         over = self.progress.is_over(settings.train, settings.evaluate)
         if self.job.evaluate and self.progress.wants_evaluation(settings.evaluate, epoch_end=epoch_end, over=over):
             with self._clock.phase(PAUSED), self._recorder.pause_caches():
+                pipeline.settle()
                 best = self._record_scores(self.job.evaluate())
             over = self.progress.is_over(settings.train, settings.evaluate)  # patience may have run out
         if over:
@@ -237,6 +249,7 @@ class Trainer:
             self._recorder.write_last_line(self.progress, stepped)
         if best or self.progress.wants_saving(settings.save, epoch_end=epoch_end, over=over):
             with self._clock.phase(PAUSED), self._recorder.pause_caches():
+                pipeline.settle()
                 self._save()
 
     def _record_scores(self, scores: Scores) -> bool:
@@ -259,7 +272,7 @@ class Trainer:
     def _is_done(self) -> bool:
         return self._stopping or self.progress.finished
 
-    def _explain(self, error: GradientError | AgreedError, batches: list[Batch], number: int) -> Exception:
+    def _explain(self, error: GradientError | AgreedError, batches: Sequence[Batch], number: int) -> Exception:
         """The error with the layer or table that caused it, and the command that repeats the step; a collective."""
         hint = self._state.save_failed(self.progress)  # before the model runs once more and draws random numbers
         if isinstance(error, AgreedError):

@@ -4,25 +4,19 @@
 // fit. A row that changes gets a new record; compaction copies the latest records out of the segment that has the
 // fewest of them. The index is in memory and the file has no name: after a crash a run starts from its checkpoint.
 #pragma once
-#include <fcntl.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <memory>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include "reader.h"
 #include "tier.h"
+#include "worker.h"
+#include "writer.h"
 
 namespace rowwise {
-
-struct Failure {  // thrown; becomes a TierStatus
-  TierCode code;
-  int error = 0;
-  int64_t table = 0, row = 0, distinct = 0;
-};
 
 struct BlockHeader {
   uint32_t table, count;
@@ -66,15 +60,18 @@ class Log {
     // Open blocks are closed with their segment: many tables need longer segments.
     const int64_t least = std::max(segment_bytes, 4 * longest_ * int64_t(tables.size()));
     segment_bytes_ = (least + BLOCK - 1) / BLOCK * BLOCK;
-    buffer_.reset(new Buffer(segment_bytes_));
-    other_.reset(new Buffer(segment_bytes_));
-    reader_.reset(new Reader(longest_, uring));
+    writer_.reset(new SegmentWriter(file, segment_bytes_));
+    reader_.reset(new Reader(longest_, uring, false));
     begin_segment();
   }
-  ~Log() { close(file_); }
+  ~Log() {
+    worker_.stop();
+    writer_->stop();
+    close(file_);
+  }
 
   bool has(int64_t table, int64_t row) const { return index_[table][row] != 0; }
-  int64_t block_reads() const { return block_reads_; }
+  bool has_threads() const { return worker_.is_started() || writer_->is_started(); }
   int64_t disk_bytes() const { return int64_t(segments_.size() - free_.size()) * segment_bytes_; }
   bool uses_uring() const { return reader_->uses_uring(); }
   int file() const { return file_; }
@@ -83,7 +80,7 @@ class Log {
     Records& records = records_[t];
     Open& open = open_[t];
     if (open.at == NOWHERE || open.count == records.per_block) begin_block(t);
-    char* const block = buffer_->data() + open.at;
+    char* const block = writer_->data() + open.at;
     char* const record = block + sizeof(BlockHeader) + open.count * records.bytes;
     copy_bytes(record, values, records.row_bytes);
     copy_bytes(record + records.row_bytes, state, records.state_bytes);
@@ -101,6 +98,7 @@ class Log {
     release(t, row);
     index_[t][row] = uint32_t(location);
     segments_[current_].live += records.bytes;
+    appended_ += records.bytes;
     ++live_[t];
   }
 
@@ -112,75 +110,96 @@ class Log {
   // f(wanted, row, state) for each; the pointers hold until f returns. From several threads at once.
   template <class F>
   void read(std::vector<Wanted>& wanted, F f) {
-    locate(wanted);
+    for (Wanted& one : wanted) one.location = index_[one.table][one.row];
+    sort_by_place(wanted);
     std::vector<Read> reads;
     std::vector<int64_t> begins;
     const int64_t count = int64_t(wanted.size());
     for (int64_t i = 0; i < count;) {
-      int64_t end = i + 1;
-      const int64_t block = block_of(wanted[i]);
-      while (end < count && block_of(wanted[end]) == block) ++end;
-      const int64_t offset = block * BLOCK;
-      if (offset / segment_bytes_ == current_) {
-        for (; i < end; ++i) deliver(wanted[i], buffer_->data() + offset % segment_bytes_, f);
-      } else {
-        reads.push_back({offset, records_[wanted[i].table].block_bytes});
-        begins.push_back(i);
-      }
-      i = end;
+      const int64_t block = block_of(wanted[i]), offset = block * BLOCK, begin = i;
+      const char* const segment = writer_->find(offset / segment_bytes_);
+      for (; i < count && block_of(wanted[i]) == block; ++i)
+        if (segment) deliver(wanted[i], segment + offset % segment_bytes_, f);
+      if (segment) continue;
+      reads.push_back({offset, records_[wanted[begin].table].block_bytes});
+      begins.push_back(begin);
     }
-    block_reads_ += int64_t(reads.size());
+    if (reads.empty()) return;
+    count_reads(reads);
     std::atomic<int64_t> damaged{NOWHERE};
-    const int error = reader_->run(file_, reads, [&](int64_t read, char* block) {
+    const auto done = [&](int64_t read, char* block) {
       const int64_t number = reads[read].offset / BLOCK;
       for (int64_t i = begins[read]; i < count && block_of(wanted[i]) == number; ++i)
         if (!try_deliver(wanted[i], block, f)) damaged = i;
-    });
+    };
+    const double begin_s = now_s();
+    const int error = busy_clock_.run([&] { return reader_->run(file_, reads, done); });
+    wait_s_ += now_s() - begin_s;
     if (error) throw Failure{TIER_IO, error};
     if (damaged != NOWHERE) throw Failure{TIER_DAMAGED, 0, wanted[damaged].table, wanted[damaged].row};
   }
 
-  // Reads rows in a thread, while others are changed: what the thread uses of the log does not change. `f` is called as
-  // by `read`, for the rows whose records were on disk and were not replaced meanwhile.
-  template <class F>
-  std::thread read_behind(std::vector<Wanted>& wanted, F f) {
-    locate(wanted);
-    const auto unwritten = [&](const Wanted& one) { return segment_of(one) == current_; };
-    wanted.erase(std::remove_if(wanted.begin(), wanted.end(), unwritten), wanted.end());
-    for (Wanted& one : wanted) one.generation = segments_[segment_of(one)].generation;
-    if (!behind_) behind_.reset(new Reader(longest_, reader_->uses_uring()));
-    auto reads = std::make_shared<std::vector<Read>>();
-    auto begins = std::make_shared<std::vector<int64_t>>();
-    for (int64_t i = 0; i < int64_t(wanted.size()); ++i)
-      if (!i || block_of(wanted[i]) != block_of(wanted[i - 1])) {
-        reads->push_back({block_of(wanted[i]) * BLOCK, records_[wanted[i].table].block_bytes});
-        begins->push_back(i);
-      }
-    block_reads_ += int64_t(reads->size());
-    begins->push_back(int64_t(wanted.size()));
-    return std::thread([this, &wanted, f, reads, begins] {
-      behind_->run(file_, *reads, [&](int64_t read, char* block) {
-        for (int64_t i = (*begins)[read]; i < (*begins)[read + 1]; ++i) try_deliver(wanted[i], block, f);
-      });
-    });
+  // Where the latest record of a row is; false: in memory, or nowhere.
+  bool locate_on_disk(Wanted& one) const {
+    one.location = index_[one.table][one.row];
+    if (!one.location || writer_->find(segment_of(one))) return false;
+    one.generation = segments_[segment_of(one)].generation;
+    return true;
   }
   bool is_latest(const Wanted& one) const {
     return index_[one.table][one.row] == one.location && segments_[segment_of(one)].generation == one.generation;
   }
+  // Reads rows that were located, in the thread, while others are changed. `f` is called in it as by `read`, for the
+  // rows whose records were found: those that were replaced meanwhile may be missing. The number of the job.
+  template <class F>
+  int64_t read_behind(std::vector<Wanted> wanted, F f) {
+    sort_by_place(wanted);
+    std::vector<Read> reads;
+    std::vector<int64_t> begins;
+    for (int64_t i = 0; i < int64_t(wanted.size()); ++i)
+      if (!i || block_of(wanted[i]) != block_of(wanted[i - 1])) {
+        reads.push_back({block_of(wanted[i]) * BLOCK, records_[wanted[i].table].block_bytes});
+        begins.push_back(i);
+      }
+    begins.push_back(int64_t(wanted.size()));
+    count_reads(reads);
+    return worker_.add([this, wanted = std::move(wanted), f, reads = std::move(reads), begins = std::move(begins)] {
+      const auto done = [&](int64_t read, char* block) {
+        for (int64_t i = begins[read]; i < begins[read + 1]; ++i) try_deliver(wanted[i], block, f);
+      };
+      if (!behind_) behind_.reset(new Reader(longest_, reader_->uses_uring(), true));
+      busy_clock_.run([&] { return behind_->run(file_, reads, done); });
+    });
+  }
+  void wait_behind(int64_t job) { wait_s_ += worker_.wait(job); }
 
   // Keeps the file below about twice the bytes of the latest records.
+  // As much is copied as keeps up with what was appended, from a segment that was read since the call before.
   void compact() {
-    for (int turn = 0; turn < 4; ++turn) {
-      int64_t used = 0, live_bytes = 0, best = NOWHERE;
-      for (int64_t s = 0; s < int64_t(segments_.size()); ++s) {
-        if (!segments_[s].full) continue;
-        ++used, live_bytes += segments_[s].live;
-        if (best == NOWHERE || segments_[s].live < segments_[best].live) best = s;
+    for (int64_t left = COPIES * std::exchange(appended_, 0);;) {
+      if (busy_ == NOWHERE) {
+        const int64_t excess = choose_segment();
+        if (busy_ == NOWHERE) return;
+        writer_->begin_copy(busy_);
+        copied_ = 0;
+        if (excess < FAR * segment_bytes_) return;
       }
-      if (best == NOWHERE || used * segment_bytes_ <= 2 * live_bytes + 4 * segment_bytes_) return;
-      copy_out(best);
+      if (left <= 0) return;
+      left -= copy_out(left);
     }
   }
+  void flush() {
+    for (int64_t segment; (segment = writer_->drain()) != NOWHERE;) end_write(segment);
+  }
+
+  // Of all reads and writes.
+  void read_counters(double* values) {
+    values[IO_READS] = double(reads_), values[IO_READ_BYTES] = double(read_bytes_);
+    values[IO_WRITTEN_BYTES] = double(writer_->written_bytes());
+    values[IO_READ_WAIT_S] = wait_s_, values[IO_WRITE_WAIT_S] = writer_->wait_s();
+    values[IO_BUSY_S] = busy_clock_.total_s();
+  }
+  BusyClock& busy_clock() { return busy_clock_; }
 
   void forget(int64_t t) {
     for (int64_t row = 0; row < index_[t].size() && live_[t]; ++row) release(t, row);
@@ -195,7 +214,8 @@ class Log {
   }
 
  private:
-  static constexpr int64_t NOWHERE = -1;
+  static constexpr int64_t COPIES = 4;  // bytes of segments to copy, for each byte appended: half of them are current
+  static constexpr int64_t FAR = 4;     // segments too many until a call waits for one to be read
   struct Records {
     int64_t row_bytes, state_bytes;
     int64_t bytes = 0, block_bytes = 0, per_block = 0;
@@ -214,13 +234,15 @@ class Log {
   int64_t segment_of(const Wanted& one) const { return block_of(one) * BLOCK / segment_bytes_; }
   int64_t block_of(const Wanted& one) const { return (one.location - 1) / records_[one.table].per_block; }
 
-  // Finds the latest records, and sorts by where they are.
-  void locate(std::vector<Wanted>& wanted) const {
-    for (Wanted& one : wanted) one.location = index_[one.table][one.row];
+  void sort_by_place(std::vector<Wanted>& wanted) const {
     std::sort(wanted.begin(), wanted.end(), [&](const Wanted& a, const Wanted& b) {
       const int64_t x = block_of(a), y = block_of(b);
       return x != y ? x < y : a.location < b.location;
     });
+  }
+  void count_reads(const std::vector<Read>& reads) {
+    reads_ += int64_t(reads.size());
+    for (const Read& read : reads) read_bytes_ += read.bytes;
   }
 
   // A row's old record, if it has one, is no longer its latest.
@@ -242,7 +264,7 @@ class Log {
   void begin_block(int64_t t) {
     const int64_t bytes = records_[t].block_bytes;
     if (next_ + bytes > segment_bytes_) write_segment();
-    std::memset(buffer_->data() + next_, 0, std::size_t(bytes));
+    std::memset(writer_->data() + next_, 0, std::size_t(bytes));
     open_[t] = Open{next_, 0};
     next_ += bytes;
   }
@@ -256,59 +278,71 @@ class Log {
       free_.pop_back();
     }
     next_ = 0;
+    writer_->open(current_);
     for (Open& open : open_) open = Open{};
   }
 
   void write_segment() {
-    if (next_ < segment_bytes_) std::memset(buffer_->data() + next_, 0, std::size_t(segment_bytes_ - next_));
-    for (int64_t done = 0; done < segment_bytes_;) {
-      const ssize_t put =
-          pwrite(file_, buffer_->data() + done, std::size_t(segment_bytes_ - done), current_ * segment_bytes_ + done);
-      if (put < 0 && errno == EINTR) continue;
-      if (put <= 0) throw Failure{TIER_IO, put ? errno : ENOSPC};
-      done += put;
-    }
-    segments_[current_].full = true;
-    if (!segments_[current_].live) free_segment(current_);
+    if (next_ < segment_bytes_) std::memset(writer_->data() + next_, 0, std::size_t(segment_bytes_ - next_));
+    const int64_t written = writer_->write();
+    if (written != NOWHERE) end_write(written);
     begin_segment();
   }
+  void end_write(int64_t segment) {
+    segments_[segment].full = true;
+    if (!segments_[segment].live) free_segment(segment);
+  }
 
-  void copy_out(int64_t segment) {
-    char* const data = other_->data();
-    for (int64_t done = 0; done < segment_bytes_;) {
-      const ssize_t got =
-          pread(file_, data + done, std::size_t(segment_bytes_ - done), segment * segment_bytes_ + done);
-      if (got < 0 && errno == EINTR) continue;
-      if (got <= 0) throw Failure{TIER_IO, got ? errno : EIO};
-      done += got;
+  // The segment with the fewest latest records becomes `busy_`, if the file is too large: by how many bytes it is.
+  int64_t choose_segment() {
+    int64_t used = 0, live_bytes = 0, best = NOWHERE;
+    for (int64_t s = 0; s < int64_t(segments_.size()); ++s) {
+      if (!segments_[s].full) continue;
+      ++used, live_bytes += segments_[s].live;
+      if (best == NOWHERE || segments_[s].live < segments_[best].live) best = s;
     }
-    busy_ = segment;
-    for (int64_t at = 0; at < segment_bytes_;) {
+    const int64_t excess = used * segment_bytes_ - 2 * live_bytes - 4 * segment_bytes_;
+    if (best != NOWHERE && excess > 0) busy_ = best;
+    return excess;
+  }
+
+  // Appends latest records of the next blocks of the busy segment, about so many bytes of them; those that it did.
+  int64_t copy_out(int64_t most) {
+    const char* const data = writer_->copy();
+    const int64_t begin = copied_;
+    while (copied_ < segment_bytes_ && copied_ - begin < most) {
       BlockHeader header;
-      std::memcpy(&header, data + at, sizeof header);
-      if (!header.count) break;  // the rest of the segment was not used
+      std::memcpy(&header, data + copied_, sizeof header);
+      if (!header.count) {  // the rest of the segment was not used
+        copied_ = segment_bytes_;
+        break;
+      }
       if (header.table >= records_.size() || int64_t(header.count) > records_[header.table].per_block)
         throw Failure{TIER_DAMAGED, 0, NOWHERE, NOWHERE};
-      const int64_t t = header.table;
-      const Records& records = records_[t];
-      const int64_t block = (segment * segment_bytes_ + at) / BLOCK;
-      for (int64_t i = 0; i < int64_t(header.count); ++i) {
-        const char* record = data + at + sizeof(BlockHeader) + i * records.bytes;
-        RecordEnd end;
-        std::memcpy(&end, record + records.payload(), sizeof end);
-        if (end.row < 0 || end.row >= index_[t].size() || end.table != header.table)
-          throw Failure{TIER_DAMAGED, 0, t, NOWHERE};
-        if (index_[t][end.row] != uint32_t(block * records.per_block + i + 1)) continue;
-        if (end.sum != checksum(record, records.payload(), seed(t, end.row)))
-          throw Failure{TIER_DAMAGED, 0, t, end.row};
-        append(t, end.row, record, record + records.row_bytes);
-      }
-      at += records.block_bytes;
+      copy_block(data + copied_, header, (busy_ * segment_bytes_ + copied_) / BLOCK);
+      copied_ += records_[header.table].block_bytes;
     }
-    busy_ = NOWHERE;
+    const int64_t done = copied_ - begin;
+    if (copied_ < segment_bytes_) return done;
     // What is counted as live here but was not found would be lost: a damaged header.
-    if (segments_[segment].live) throw Failure{TIER_DAMAGED, 0, NOWHERE, NOWHERE};
-    free_segment(segment);
+    if (segments_[busy_].live) throw Failure{TIER_DAMAGED, 0, NOWHERE, NOWHERE};
+    free_segment(std::exchange(busy_, NOWHERE));
+    return done;
+  }
+  void copy_block(const char* data, const BlockHeader& header, int64_t block) {
+    const int64_t t = header.table, appended = appended_;
+    const Records& records = records_[t];
+    for (int64_t i = 0; i < int64_t(header.count); ++i) {
+      const char* record = data + sizeof(BlockHeader) + i * records.bytes;
+      RecordEnd end;
+      std::memcpy(&end, record + records.payload(), sizeof end);
+      if (end.row < 0 || end.row >= index_[t].size() || end.table != header.table)
+        throw Failure{TIER_DAMAGED, 0, t, NOWHERE};
+      if (index_[t][end.row] != uint32_t(block * records.per_block + i + 1)) continue;
+      if (end.sum != checksum(record, records.payload(), seed(t, end.row))) throw Failure{TIER_DAMAGED, 0, t, end.row};
+      append(t, end.row, record, record + records.row_bytes);
+    }
+    appended_ = appended;  // copies are no reason to copy more
   }
 
   template <class F>
@@ -330,15 +364,20 @@ class Log {
   }
 
   int file_;
-  int64_t segment_bytes_ = 0, current_ = 0, next_ = 0, busy_ = NOWHERE, block_reads_ = 0, longest_ = BLOCK;
+  int64_t segment_bytes_ = 0, current_ = 0, next_ = 0, longest_ = BLOCK;
+  int64_t busy_ = NOWHERE, copied_ = 0;  // the segment whose records are copied, and how far
+  int64_t appended_ = 0, reads_ = 0, read_bytes_ = 0;
+  double wait_s_ = 0;
   std::vector<Records> records_;
   std::vector<ZeroArray<uint32_t>> index_;  // where each row's latest record is, plus one; 0: it was never written
   std::vector<int64_t> live_;
   std::vector<Open> open_;
   std::vector<Segment> segments_;
   std::vector<int64_t> free_;
-  std::unique_ptr<Buffer> buffer_, other_;
-  std::unique_ptr<Reader> reader_, behind_;
+  std::unique_ptr<SegmentWriter> writer_;
+  std::unique_ptr<Reader> reader_, behind_;  // the latter is the thread's
+  BusyClock busy_clock_;                     // of reads
+  Worker worker_;
 };
 
 }  // namespace rowwise

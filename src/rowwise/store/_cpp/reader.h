@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -19,6 +20,7 @@ namespace rowwise {
 
 constexpr int DEPTH = 256;  // reads in flight: what a solid-state disk needs to reach its limit
 constexpr int THREADS = 16;
+constexpr int64_t WAKE = 32;  // reads that end until the caller is woken: cores have other work
 
 struct Read {
   int64_t offset, bytes;
@@ -27,9 +29,16 @@ struct Read {
 // Submission and completion rings of io_uring, by system calls: their library is not installed everywhere.
 class Uring {
  public:
-  Uring() {
+  // `one_thread`: the thread that makes it is the only one that uses it. Then completions interrupt no core.
+  explicit Uring(bool one_thread) {
+    constexpr uint32_t COOP = 1 << 8, SINGLE_ISSUER = 1 << 12, DEFER = 1 << 13;  // of Linux 5.19 and 6.1
     io_uring_params params{};
-    fd_ = int(syscall(__NR_io_uring_setup, DEPTH, &params));
+    for (const uint32_t flags : {one_thread ? SINGLE_ISSUER | DEFER : COOP, uint32_t(0)}) {
+      params = io_uring_params{};
+      params.flags = flags;
+      fd_ = int(syscall(__NR_io_uring_setup, DEPTH, &params));
+      if (fd_ >= 0 || errno != EINVAL) break;
+    }
     if (fd_ < 0) return;
     sq_bytes_ = std::max(params.sq_off.array + params.sq_entries * sizeof(uint32_t),
                          params.cq_off.cqes + params.cq_entries * sizeof(io_uring_cqe));
@@ -105,8 +114,8 @@ class Uring {
 
 class Reader {
  public:
-  Reader(int64_t longest, bool uring) : longest_(longest), buffers_(longest * DEPTH) {
-    if (uring) uring_.reset(new Uring);
+  Reader(int64_t longest, bool uring, bool one_thread) : longest_(longest), buffers_(longest * DEPTH) {
+    if (uring) uring_.reset(new Uring(one_thread));
     if (uring_ && !uring_->works()) uring_.reset();
   }
   bool uses_uring() const { return bool(uring_); }
@@ -134,7 +143,8 @@ class Reader {
         uring_->add(file, reads[next++], buffers_.data() + place * longest_, uint64_t(place));
         ++added;
       }
-      const int taken = uring_->submit_and_wait(added, 1);
+      const int64_t wait = std::min(WAKE, in_flight + int64_t(added));
+      const int taken = uring_->submit_and_wait(added, unsigned(wait));
       if (taken < 0 && taken != -EAGAIN && taken != -EBUSY) return -taken;
       if (taken > 0) added -= unsigned(taken), in_flight += taken;
       in_flight -= uring_->completed([&](uint64_t place, int result) {

@@ -1,6 +1,12 @@
 // A cache in memory over a log on disk: the functions of tier.h.
 #include "tier.h"
 
+#include <fcntl.h>
+
+#include <string>
+#include <system_error>
+
+#include "ahead.h"
 #include "cache.h"
 #include "log.h"
 
@@ -14,7 +20,11 @@ struct NewRow {
 class Tier {
  public:
   Tier(int file, bool direct, int64_t segment_bytes, bool uring, const std::vector<TierTable>& tables)
-      : direct_(direct), tables_(tables), log_(file, segment_bytes, tables, uring), new_rows_(tables.size()) {
+      : direct_(direct),
+        tables_(tables),
+        log_(file, segment_bytes, tables, uring),
+        ahead_(log_, tables_),
+        new_rows_(tables.size()) {
     for (const TierTable& table : tables_)
       caches_.emplace_back(new Cache(table.rows, table.slots, table.overflow, table.policy == 1, table.slot_rows));
     for (std::size_t i = 0; i < tables_.size(); ++i) counters_.emplace_back(TIER_COUNTERS, 0);
@@ -28,6 +38,7 @@ class Tier {
   template <class F>
   void run(F f) {
     if (failure_.code != TIER_OK) throw failure_;
+    if (is_elsewhere()) throw Failure{TIER_FORKED};
     try {
       f();
     } catch (const Failure& failure) {
@@ -36,45 +47,28 @@ class Tier {
     }
   }
 
-  ~Tier() { wait_for_ahead(); }
+  // A process has no threads of the one that it was forked from.
+  bool is_elsewhere() const { return log_.has_threads() && getpid() != process_; }
 
   void read_ahead(int64_t count, const TierSegment* segments) {
     for (int64_t i = 0; i < count; ++i) check_ids(segments[i]);
-    wait_for_ahead();
-    ahead_.clear();
+    std::vector<Log::Wanted> missing;
     for (int64_t i = 0; i < count; ++i)
       with_ids(segments[i], [&](const auto* ids, auto*) {
         const int64_t t = segments[i].table;
         for (int64_t k = 0; k < segments[i].count; ++k) {
           caches_[t]->prefetch(int64_t(ids[std::min(k + AHEAD, segments[i].count - 1)]));
-          if (log_.has(t, ids[k]) && caches_[t]->find(ids[k]) == NONE) ahead_.push_back({t, int64_t(ids[k]), 0});
+          if (log_.has(t, ids[k]) && caches_[t]->find(ids[k]) == NONE) missing.push_back({t, int64_t(ids[k]), 0});
         }
       });
-    std::sort(ahead_.begin(), ahead_.end(), by_row);
-    const auto same = [](const auto& a, const auto& b) { return a.table == b.table && a.row == b.row; };
-    ahead_.erase(std::unique(ahead_.begin(), ahead_.end(), same), ahead_.end());
-    int64_t bytes = 0;
-    for (auto& one : ahead_)
-      one.index = bytes, bytes += 1 + tables_[one.table].row_bytes + tables_[one.table].state_bytes;
-    ahead_bytes_.assign(std::size_t(bytes), 0);
-    if (ahead_.empty()) return;
-    thread_ = log_.read_behind(ahead_, [this](const Log::Wanted& one, const char* row, const char* state) {
-      char* const to = ahead_bytes_.data() + one.index;
-      to[0] = 1;
-      copy_bytes(to + 1, row, tables_[one.table].row_bytes);
-      copy_bytes(to + 1 + tables_[one.table].row_bytes, state, tables_[one.table].state_bytes);
-    });
+    ahead_.add(std::move(missing));
   }
 
   void pin(int64_t count, const TierSegment* segments, bool changes, bool counts) {
     for (int64_t i = 0; i < count; ++i) check_ids(segments[i]);
-    if (counts && thread_.joinable()) {
-      wait_for_ahead();
-      std::sort(ahead_.begin(), ahead_.end(), by_row);
-    }
     for (auto& rows : new_rows_) rows.clear();
     for (auto& cache : caches_) cache->begin_batch();
-    wanted_.clear();
+    wanted_.clear(), copies_.clear();
     for (int64_t i = 0; i < count; ++i)
       with_ids(segments[i], [&](const auto* ids, auto* slots) {
         const TierSegment& segment = segments[i];
@@ -83,10 +77,11 @@ class Tier {
           slots[k] = std::decay_t<decltype(*slots)>(place(segment.table, int64_t(ids[k]), changes, counts));
         }
       });
-    log_.read(wanted_, [&](const Log::Wanted& one, const char* row, const char* state) {
-      copy_bytes(row_in(one.table, one.index), row, tables_[one.table].row_bytes);
-      copy_bytes(state_in(one.table, one.index), state, tables_[one.table].state_bytes);
-    });
+    read_wanted();
+    for (const auto& [copy, missed] : copies_)
+      if (!ahead_.take(copy, [&](const char* row, const char* state) { fill(missed, row, state); }))
+        wanted_.push_back(missed);
+    read_wanted();  // copies that failed: a record is damaged, or its block was replaced while it was read
   }
 
   void unpin() {
@@ -132,6 +127,7 @@ class Tier {
     for (int64_t t = 0; t < int64_t(tables_.size()); ++t)
       caches_[t]->clean([&](int64_t row, int64_t slot) { write_back(t, row, slot); });
     log_.compact();
+    log_.flush();
   }
 
   void forget(int64_t t) {
@@ -139,10 +135,7 @@ class Tier {
     log_.forget(t);
   }
 
-  void read_counters(int64_t t, int64_t* values) const {
-    std::copy(counters_[t].begin(), counters_[t].end(), values);
-    values[BLOCK_READS] = log_.block_reads();
-  }
+  void read_counters(int64_t t, int64_t* values) const { std::copy(counters_[t].begin(), counters_[t].end(), values); }
 
  private:
   static constexpr int64_t AHEAD = 8;
@@ -164,25 +157,13 @@ class Tier {
     if (outside) throw Failure{TIER_BAD_ID, 0, segment.table};
   }
 
-  static bool by_row(const Log::Wanted& a, const Log::Wanted& b) {
-    return a.table != b.table ? a.table < b.table : a.row < b.row;
+  void fill(const Log::Wanted& one, const char* row, const char* state) const {
+    copy_bytes(row_in(one.table, one.index), row, tables_[one.table].row_bytes);
+    copy_bytes(state_in(one.table, one.index), state, tables_[one.table].state_bytes);
   }
-
-  void wait_for_ahead() {
-    if (thread_.joinable()) thread_.join();
-  }
-
-  // Whether the row was read ahead and is still the latest; then it is in its slot now.
-  bool take_ahead(int64_t t, int64_t row, int64_t slot) {
-    if (ahead_.empty() || thread_.joinable()) return false;
-    const Log::Wanted wanted{t, row, 0};
-    const auto found = std::lower_bound(ahead_.begin(), ahead_.end(), wanted, by_row);
-    if (found == ahead_.end() || found->table != t || found->row != row) return false;
-    const char* const from = ahead_bytes_.data() + found->index;
-    if (!from[0] || !log_.is_latest(*found)) return false;
-    copy_bytes(row_in(t, slot), from + 1, tables_[t].row_bytes);
-    copy_bytes(state_in(t, slot), from + 1 + tables_[t].row_bytes, tables_[t].state_bytes);
-    return true;
+  void read_wanted() {
+    log_.read(wanted_, [&](const Log::Wanted& one, const char* row, const char* state) { fill(one, row, state); });
+    wanted_.clear();
   }
 
   char* row_in(int64_t t, int64_t slot) const { return tables_[t].row_memory + slot * tables_[t].row_bytes; }
@@ -205,7 +186,12 @@ class Tier {
       if (placed.victim_changed) write_back(t, placed.victim, placed.slot);
     }
     if (log_.has(t, row)) {
-      if (!take_ahead(t, row, placed.slot)) wanted_.push_back({t, row, placed.slot});
+      const Log::Wanted missed{t, row, placed.slot};
+      const Ahead::Copy copy = ahead_.find(t, row);
+      if (copy.batch)
+        copies_.emplace_back(copy, missed);
+      else
+        wanted_.push_back(missed);
     } else {
       new_rows_[t].push_back({row, placed.slot});
       ++counters[NEW_ROWS];
@@ -217,12 +203,13 @@ class Tier {
   bool direct_;
   std::vector<TierTable> tables_;
   Log log_;
+  Ahead ahead_;
   std::vector<std::unique_ptr<Cache>> caches_;
   std::vector<std::vector<NewRow>> new_rows_;
   std::vector<std::vector<int64_t>> counters_;
-  std::vector<Log::Wanted> wanted_, ahead_;  // those read ahead: `index` is where in the bytes
-  std::vector<char> ahead_bytes_;
-  std::thread thread_;
+  std::vector<Log::Wanted> wanted_;  // by `place`: rows to read, and copies of rows that were read ahead
+  std::vector<std::pair<Ahead::Copy, Log::Wanted>> copies_;
+  pid_t process_ = getpid();
 };
 
 Tier& tier_of(void* tier) { return *static_cast<Tier*>(tier); }
@@ -234,6 +221,8 @@ void guarded(TierStatus* status, F f) {
     f();
   } catch (const Failure& failure) {
     *status = TierStatus{failure.code, failure.error, int32_t(failure.table), failure.row, failure.distinct};
+  } catch (const std::system_error& error) {  // no thread could be started
+    *status = TierStatus{TIER_IO, error.code().value(), 0, 0, 0};
   } catch (const std::bad_alloc&) {
     *status = TierStatus{TIER_MEMORY, 0, 0, 0, 0};
   }
@@ -273,7 +262,9 @@ void* tier_open(const char* path, int64_t segment_bytes, int32_t use_uring, int6
   return made;
 }
 
-void tier_close(void* tier) { delete static_cast<Tier*>(tier); }
+void tier_close(void* tier) {
+  if (!tier_of(tier).is_elsewhere()) delete static_cast<Tier*>(tier);  // else its threads cannot be waited for
+}
 
 void tier_pin(void* tier, int64_t count, const TierSegment* segments, int32_t changes, int32_t counts,
               TierStatus* status) {
@@ -320,6 +311,14 @@ int64_t tier_written(void* tier, int64_t table, int64_t first, int64_t last, int
 
 void tier_forget(void* tier, int64_t table) { tier_of(tier).forget(table); }
 void tier_counters(void* tier, int64_t table, int64_t* values) { tier_of(tier).read_counters(table, values); }
+void tier_io(void* tier, double* values) { tier_of(tier).log().read_counters(values); }
+int64_t tier_busy(void* tier, double since_s, int64_t most, double* begins, double* ends) {
+  int64_t count = 0;
+  tier_of(tier).log().busy_clock().each_since(since_s, [&](double begin_s, double end_s) {
+    if (count < most) begins[count] = begin_s, ends[count] = end_s, ++count;
+  });
+  return count;
+}
 int64_t tier_disk_bytes(void* tier) { return tier_of(tier).log().disk_bytes(); }
 int32_t tier_is_direct(void* tier) { return tier_of(tier).direct(); }
 int32_t tier_uses_uring(void* tier) { return tier_of(tier).log().uses_uring(); }

@@ -16,6 +16,7 @@ enum TierCode : int32_t {
   TIER_IO = 4,         // the system refused to read or write: `error` is its number
   TIER_LOG_FULL = 5,   // more records than locations have bits for
   TIER_MEMORY = 6,     // memory for the cache's tags or the index could not be allocated
+  TIER_FORKED = 7,     // the process is a fork of the one whose threads read and write
 };
 
 struct TierStatus {
@@ -44,7 +45,8 @@ struct TierSegment {  // the ids of one feature
   void* slots;  // where the slots go, in the type of the ids
 };
 
-enum TierCounter : int32_t { HITS, MISSES, NEW_ROWS, EVICTIONS, WRITES, BLOCK_READS, TIER_COUNTERS };
+enum TierCounter : int32_t { HITS, MISSES, NEW_ROWS, EVICTIONS, WRITES, TIER_COUNTERS };
+enum TierIo : int32_t { IO_READS, IO_READ_BYTES, IO_WRITTEN_BYTES, IO_READ_WAIT_S, IO_WRITE_WAIT_S, IO_BUSY_S };
 
 // `path`: a folder. The log is a file without a name: the system frees it when the process ends, however it ends.
 void* tier_open(const char* path, int64_t segment_bytes, int32_t use_uring, int64_t count, const TierTable* tables,
@@ -57,7 +59,7 @@ void tier_close(void* tier);
 void tier_pin(void* tier, int64_t count, const TierSegment* segments, int32_t changes, int32_t counts,
               TierStatus* status);
 int64_t tier_new_rows(void* tier, int64_t table, int64_t* rows, int64_t* slots);  // of the last pin; nullptr: how many
-// Starts to read the rows of the next batch that counts, in a thread; `slots` are not used.
+// Starts to read the rows of one of the next batches, in a thread; `slots` are not used.
 void tier_read_ahead(void* tier, int64_t count, const TierSegment* segments, TierStatus* status);
 void tier_unpin(void* tier, TierStatus* status);
 
@@ -70,6 +72,9 @@ void tier_flush(void* tier, TierStatus* status);  // writes changed slots to the
 int64_t tier_written(void* tier, int64_t table, int64_t first, int64_t last, int64_t* rows);  // rows in the log
 void tier_forget(void* tier, int64_t table);  // all rows are as if they were never written
 void tier_counters(void* tier, int64_t table, int64_t* values);
+void tier_io(void* tier, double* values);  // counts and seconds of all tables, by TierIo
+// The intervals, by CLOCK_MONOTONIC, in which rows were read and that end after `since_s`.
+int64_t tier_busy(void* tier, double since_s, int64_t most, double* begins, double* ends);
 int64_t tier_disk_bytes(void* tier);
 int32_t tier_is_direct(void* tier);
 int32_t tier_uses_uring(void* tier);

@@ -1,0 +1,81 @@
+"""`Timeline`: when a rank's resources worked for which stage, in ten steps of a run.
+
+It keeps the newest ten steps, up to the 30th that this process trains: by then the run is warm. Ranks record the same
+steps. A step has all work that was done for it, before it began as well: its ids, or its batch.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from operator import itemgetter
+from typing import NamedTuple, final
+
+STEPS = 10
+LAST = 30  # of the steps that this process trains
+PROCESSOR = "processor"  # the main thread
+LINK = "link"  # transfers, which may overlap
+
+
+class StageInterval(NamedTuple):
+    """An interval in which a resource worked for a stage of a step; times are of one clock of this rank."""
+
+    step: int
+    resource: str
+    stage: str
+    begin_s: float
+    end_s: float
+
+
+@final
+class Timeline:
+    """The intervals of this rank."""
+
+    def __init__(self) -> None:
+        self._begins: dict[int, float] = {}  # of the steps that are kept
+        # Tuples, as they are made faster than a `StageInterval`.
+        self._intervals: defaultdict[int, list[tuple[str, str, float, float]]] = defaultdict(list)
+        self._last: int | None = None
+        self.is_on = False  # `add` is for callers who have looked
+        self._changed = False
+
+    def begin_step(self, step: int, now_s: float) -> None:
+        self._last = step + LAST - 1 if self._last is None else self._last
+        self.is_on = step <= self._last
+        if not self.is_on:
+            return
+        self._begins[step], self._changed = now_s, True
+        for kept in (self._begins, self._intervals):
+            for old in [number for number in kept if number <= step - STEPS]:
+                del kept[old]
+
+    def add(self, step: int, resource: str, stage: str, begin_s: float, end_s: float) -> None:
+        self._intervals[step].append((resource, stage, begin_s, end_s))
+
+    def take_changes(self) -> list[StageInterval]:
+        """All intervals, in seconds since the first step began, if a step has begun since the last call."""
+        if not self._changed:
+            return []
+        self._changed = False
+        origin_s = min(self._begins.values())
+        found = [
+            StageInterval(step, resource, stage, begin_s - origin_s, end_s - origin_s)
+            for step in sorted(self._begins)
+            for resource, stage, begin_s, end_s in _join(self._intervals[step])
+        ]
+        return sorted(found)
+
+
+def _join(intervals: list[tuple[str, str, float, float]]) -> Iterator[tuple[str, str, float, float]]:
+    """Neighbouring intervals of one stage as one; none without a length."""
+    ends: dict[tuple[str, str], tuple[float, float]] = {}
+    for resource, stage, begin_s, end_s in sorted(intervals, key=itemgetter(2)):
+        if end_s <= begin_s:
+            continue
+        open_s = ends.get((resource, stage))
+        if open_s is not None and resource == PROCESSOR and open_s[1] == begin_s:
+            ends[resource, stage] = open_s[0], end_s
+            continue
+        if open_s is not None:
+            yield resource, stage, *open_s
+        ends[resource, stage] = begin_s, end_s
+    for key, open_s in ends.items():
+        yield *key, *open_s
