@@ -9,16 +9,20 @@ simulated (`comm/delayed.py`): a collective begins after a latency, or when its 
 
     delay       a link whose latencies take as long in a sequential step as all else, and one whose bytes do
     busy        the link of this machine, both cores at work: what the pipeline costs where there is nothing to hide
+    torchrec    over gloo beside TorchRec, as it is and under TrainPipelineSparseDist, of which the faster counts: the
+                same plan, weights and batches, without latency and with one of 1/4 of our sequential step and of all
+                of it before every collective of either side (`parts/pipeline_c10d.py`)
 
 The last printed line is one JSON object.
 
 Takes: 10 minutes; --quick 3 minutes
-Needs: nothing else
+Needs: the extra `peers` for TorchRec
 """
 
 import argparse
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -28,7 +32,7 @@ os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 33))
 
 from parts import pipeline_ranks
 from parts.pipeline_ranks import Order
-from parts.report import at_most, environment, exactly, finish, options, parsed
+from parts.report import at_least, at_most, environment, exactly, finish, has_peer, options, parsed
 from parts.shard_work import Load, Shape
 
 from rowwise.comm.spawn import run_processes
@@ -36,6 +40,7 @@ from rowwise.comm.spawn import run_processes
 WORLD = 2
 GLOO, SHARED = "gloo", "shared memory"
 HIDDEN, BUSY = 0.70, 1.02  # time of a pipelined step over that of a sequential one
+PEER, ALIKE = 1.8, 0.1  # times TorchRec's samples a second; share of the latency by which the links may differ
 PIPELINED = "depth 2"  # what a recipe has if it says nothing
 
 
@@ -49,8 +54,11 @@ def launched(function: Callable[..., list[dict]], order: Order) -> list[dict]:
 
 def describe(row: dict) -> str:
     line = "{section:8} {transport:13} link {link:10} {side:18} {ms:7.2f} ms  noise {noise:.2f}".format(**row)
-    more = "  latency {latency_ms:.2f} ms x {latencies:.1f}, compute {compute_ms:.1f} ms"
-    return line + (more.format(**row) if "compute_ms" in row else "")
+    if "compute_ms" in row:
+        line += "  latency {latency_ms:.2f} ms, compute {compute_ms:.1f} ms".format(**row)
+    if "latencies" in row:
+        line += ", {latencies:.1f} latencies in a sequential step".format(**row)
+    return line
 
 
 def orders(args: argparse.Namespace) -> list[Order]:
@@ -71,24 +79,55 @@ def measure_busy(args: argparse.Namespace) -> list[dict]:
     return [row for order in orders(args) for row in launched(pipeline_ranks.busy, order)]
 
 
-MEASURES: dict[str, Callable[[argparse.Namespace], list[dict]]] = {"delay": measure_delay, "busy": measure_busy}
+def measure_torchrec(args: argparse.Namespace) -> list[dict]:
+    if not has_peer("torchrec", args):
+        return []
+    from parts import pipeline_torchrec
+
+    order = replace(orders(args)[0], transport=GLOO)
+    return launched(pipeline_torchrec.against, order)
+
+
+MEASURES: dict[str, Callable[[argparse.Namespace], list[dict]]] = {
+    "delay": measure_delay,
+    "busy": measure_busy,
+    "torchrec": measure_torchrec,
+}
 
 
 def floors_of(rows: list[dict]) -> list[dict]:
     by = {section: [row for row in rows if row["section"] == section] for section in MEASURES}
-    return depth_floors(by["delay"], HIDDEN) + depth_floors(by["busy"], BUSY)
+    return depth_floors(by["delay"], HIDDEN) + depth_floors(by["busy"], BUSY) + torchrec_floors(by["torchrec"])
+
+
+def cells_of(rows: list[dict]) -> dict[tuple[str, str], dict[str, float]]:
+    """Of each transport and link: the milliseconds of each side."""
+    cells: dict[tuple[str, str], dict[str, float]] = {}
+    for row in rows:
+        cells.setdefault((row["transport"], row["link"]), {})[row["side"]] = row["ms"]
+    return cells
 
 
 def depth_floors(rows: list[dict], most: float) -> list[dict]:
     """Pipelined over sequential steps; the depth of the default is held to the floor."""
-    cells: dict[tuple[str, str], dict[str, float]] = {}
-    for row in rows:
-        cells.setdefault((row["transport"], row["link"]), {})[row["side"]] = row["ms"]
     floors = []
-    for (transport, link), found in cells.items():
+    for (transport, link), found in cells_of(rows).items():
         for side in (side for side in found if side != "depth 1"):
             name = f"{rows[0]['section']}: {side} over sequential, {transport}, link: {link}"
             floors.append(at_most(name, found[side] / found["depth 1"], most if side == PIPELINED else None))
+    return floors
+
+
+def torchrec_floors(rows: list[dict]) -> list[dict]:
+    floors = []
+    for (_, link), found in cells_of(rows).items():
+        theirs = min(ms for side, ms in found.items() if not side.startswith("depth"))
+        for side in (side for side in found if side.startswith("depth")):
+            name = f"torchrec: {side} against the faster TorchRec, latency {link} of a step"
+            floors.append(at_least(name, theirs / found[side], PEER if side == PIPELINED else None))
+    for link, row in {row["link"]: row for row in rows if row["latency_ms"]}.items():
+        apart = abs(row["our_exchange_ms"] - row["their_exchange_ms"]) / row["latency_ms"]
+        floors.append(at_most(f"torchrec: difference of the links over the latency, {link} of a step", apart, ALIKE))
     return floors
 
 
