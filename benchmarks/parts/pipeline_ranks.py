@@ -63,7 +63,8 @@ class Group:
     def block(self, model: nn.Module, **train: Any) -> float:
         """Seconds an update, alike on all ranks."""
         load = self.order.load
-        return self.largest(time_block(model, self.comm, self.batches, self.order.updates, batch=load.batch, **train))
+        block = time_block(model, self.comm, self.batches, self.order.updates, batch=load.batch, **train)
+        return self.largest(block.seconds)
 
     def depths(self, model: nn.Module) -> dict[str, Callable[[], float]]:
         return {f"depth {depth}": partial(self.block, model, pipeline_depth=depth) for depth in self.order.depths}
