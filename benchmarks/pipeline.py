@@ -55,7 +55,8 @@ CACHED = 0.2  # of rows and state on disk
 GLOO, SHARED = "gloo", "shared memory"
 HIDDEN, BUSY = 0.70, 1.02  # time of a pipelined step over that of a sequential one
 PEER, ALIKE = 1.8, 0.1  # times TorchRec's samples a second; share of the latency by which the links may differ
-EXPOSED, AHEAD, OFF = 0.15, 2.0, 0.10  # of a step waiting for the disk; times without reading ahead; of predictions
+EXPOSED, OFF = 0.15, 0.10  # shares: of a step that waits for the disk, and of predictions that may be wrong
+AHEAD, NEARLY = 2.0, 0.9  # times the speed without reading ahead, or this part of what can be had
 PIPELINED = "depth 2"  # what a recipe has if it says nothing
 
 
@@ -71,7 +72,7 @@ def launched(
 
 def describe(row: dict) -> str:
     line = "{section:8} {transport:13} link {link:10} {side:21} {ms:7.2f} ms  noise {noise:.2f}".format(**row)
-    for name in ("exposed_ms", "limit_ms", "sequential_ms", "predicted_ms"):
+    for name in ("cpu_ms", "exposed_ms", "limit_ms", "sequential_ms", "predicted_ms"):
         line += f"  {name.partition('_')[0]} {row[name]:.2f} ms" if name in row else ""
     if "compute_ms" in row:
         line += "  latency {latency_ms:.2f} ms, compute {compute_ms:.1f} ms".format(**row)
@@ -85,9 +86,9 @@ def orders(args: argparse.Namespace) -> list[Order]:
     if args.smoke:
         about = {"shape": Shape.of(100, 1_000, small=True), "load": Load(64, 2), "blocks": 1, "updates": 3}
         return [Order(transport=SHARED, **about)]
-    blocks, depths = (2, (1, 2)) if args.quick else (8, (1, 2, 3))
-    about = {"shape": Shape.of(10_000, 100_000), "load": Load(2048, 5), "blocks": blocks, "updates": 11}
-    return [Order(transport=transport, depths=depths, **about) for transport in args.transports]
+    size = {"blocks": 3, "updates": 13, "depths": (1, 2)} if args.quick else {"blocks": 8, "updates": 24}
+    about = {"shape": Shape.of(10_000, 100_000), "load": Load(2048, 5), **size}
+    return [Order(transport=transport, **about) for transport in args.transports]
 
 
 def measure_delay(args: argparse.Namespace) -> list[dict]:
@@ -173,11 +174,11 @@ def floors_of(rows: list[dict]) -> list[dict]:
     return floors + [at_most(*timeline_error(row), OFF) for row in by["timeline"]]
 
 
-def cells_of(rows: list[dict]) -> dict[tuple[str, str], dict[str, float]]:
-    """Of each transport and link: the milliseconds of each side."""
+def cells_of(rows: list[dict], what: str = "ms") -> dict[tuple[str, str], dict[str, float]]:
+    """Of each transport and link: the milliseconds of each side, of a step or of its processor."""
     cells: dict[tuple[str, str], dict[str, float]] = {}
     for row in rows:
-        cells.setdefault((row["transport"], row["link"]), {})[row["side"]] = row["ms"]
+        cells.setdefault((row["transport"], row["link"]), {})[row["side"]] = row[what]
     return cells
 
 
@@ -188,6 +189,9 @@ def depth_floors(rows: list[dict], most: float) -> list[dict]:
         for side in (side for side in found if side != "depth 1"):
             name = f"{rows[0]['section']}: {side} over sequential, {transport}, link: {link}"
             floors.append(at_most(name, found[side] / found["depth 1"], most if side == PIPELINED else None))
+    for (transport, link), found in cells_of(rows, "cpu_ms").items() if most == BUSY else ():
+        name = f"busy: processor time of {PIPELINED} over sequential, {transport}, link: {link}"
+        floors.append(at_most(name, found[PIPELINED] / found["depth 1"], None))
     return floors
 
 
@@ -205,18 +209,21 @@ def torchrec_floors(rows: list[dict]) -> list[dict]:
 
 
 def disk_floors(rows: list[dict]) -> list[dict]:
-    """The share of a step that waits is only asked for where the disk needs less time than the rest of the step."""
-    floors, found = [], {row["side"]: row for row in rows}
-    for side, row in found.items():
-        if side != "depth 1":
-            limited = row["limit_ms"] > row["ms"] - row["exposed_ms"]
-            most = EXPOSED if side == PIPELINED and not limited else None
-            floors.append(at_most(f"disk: share of a step that waits, {side}", row["exposed_ms"] / row["ms"], most))
-            least = AHEAD if side == PIPELINED and not limited else None
-            floors.append(at_least(f"disk: {side} against sequential", found["depth 1"]["ms"] / row["ms"], least))
-            floors.append(
-                at_least(f"disk: limit of random reads over a step, {side}", row["limit_ms"] / row["ms"], None)
-            )
+    """Held to floors where the disk needs less time than the rest of the step."""
+    if not rows:
+        return []
+    first, *others = rows
+    most = first["ms"] / (first["ms"] - first["exposed_ms"])
+    floors = [at_least("disk: the most that hiding all waits of a sequential step would gain", most, None)]
+    for row in others:
+        limited = row["limit_ms"] > row["ms"] - row["exposed_ms"]
+        held = row["side"] == PIPELINED and not limited
+        share = row["exposed_ms"] / row["ms"]
+        floors.append(at_most(f"disk: share of a step that waits, {row['side']}", share, EXPOSED if held else None))
+        least = min(AHEAD, NEARLY * most) if held else None
+        floors.append(at_least(f"disk: {row['side']} against sequential", first["ms"] / row["ms"], least))
+        limit = row["limit_ms"] / row["ms"]
+        floors.append(at_least(f"disk: time of its random reads over that of a step, {row['side']}", limit, None))
     return floors
 
 

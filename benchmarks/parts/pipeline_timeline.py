@@ -70,7 +70,7 @@ def block_of(comm: Any, asked: TimelineOrder) -> Callable[[int, Path | None], fl
         compute_s, chain = count_latencies(group, model)
         group.set_link(SimulatedLink(group.largest(compute_s / chain)))
     more = {"accumulate": asked.accumulate}
-    return lambda depth, folder: group.block(model, pipeline_depth=depth, folder=folder, **more)
+    return lambda depth, folder: group.block(model, pipeline_depth=depth, folder=folder, **more).seconds
 
 
 def predicted(recording: Path) -> float:

@@ -9,7 +9,8 @@ import torch
 from torch import distributed
 
 from parts.pipeline_c10d import BACKEND, Latency, register
-from parts.pipeline_ranks import FREE, Group, Order
+from parts.pipeline_ranks import FREE, Group, Order, sequential_s
+from parts.pipeline_work import Block
 from parts.shard_ranks import AHEAD, THEIRS, check_same
 from parts.shard_rowwise import Rowwise
 from parts.shard_torchrec import TorchRec, join, meet
@@ -30,7 +31,7 @@ def against(comm: Any, order: Order) -> list[dict]:
     theirs = TorchRec(whole_model(order.shape), order.shape, order.layout)
     check_same([ours, theirs], group.parts[0])
     group.block(ours.model, pipeline_depth=1)
-    compute_s = min(group.block(ours.model, pipeline_depth=1) for _ in range(2))
+    compute_s = sequential_s(group, ours.model)
     turns = group.depths(ours.model) | turns_of(theirs, group)
     rows = []
     for name, share in SHARES.items():
@@ -41,12 +42,18 @@ def against(comm: Any, order: Order) -> list[dict]:
     return rows
 
 
-def turns_of(theirs: TorchRec, group: Group) -> dict[str, Callable[[], float]]:
+def turns_of(theirs: TorchRec, group: Group) -> dict[str, Callable[[], Block]]:
     """As it is, and under TrainPipelineSparseDist."""
     parts, updates = group.parts, group.order.updates
     plain = Turn(run=lambda k: theirs.step(parts[k % len(parts)]))
     both = {THEIRS: plain, AHEAD: theirs.pipelined(parts)}
-    return {name: partial(turn.block, meet, 0, updates) for name, turn in both.items()}
+    return {name: partial(block_of, turn, updates) for name, turn in both.items()}
+
+
+def block_of(turn: Turn, updates: int) -> Block:
+    begin = time.process_time()
+    seconds = turn.block(meet, 0, updates)
+    return Block(seconds, (time.process_time() - begin) / updates)
 
 
 def exchange_times(group: Group) -> dict[str, float]:
