@@ -73,6 +73,8 @@ class DelayedGroup(dist.ProcessGroup):
         super().__init__(rank, size)
         self.gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
         self.latency = latency
+        # A group has its name from a backend; its collectives are those below all the same.
+        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, self.gloo)
         self.calls: SimpleQueue[tuple[float, Callable[[], None]]] = SimpleQueue()
         threading.Thread(target=self.run_calls, name="delayed link", daemon=True).start()
 

@@ -3,7 +3,8 @@
 Apart because these functions run in processes of their own, which import them by name.
 """
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from parts.pipeline_work import batch_of, time_block
+from parts.pipeline_work import Block, batch_of, time_block
 from parts.shard_rowwise import plan_of
 from parts.shard_work import Load, Shape, parts_of, whole_model
 from rowwise.comm.delayed import DelayedTransport, delay
@@ -19,10 +20,9 @@ from rowwise.comm.simulated_link import SimulatedLink
 from rowwise.shard.apply import shard
 
 BATCHES = 8  # that the steps go through
-DEPTHS = (1, 2, 3)
-PROBE_s = 2e-3  # latency by which the latencies of a step are counted
+PROBE_s = 30e-3  # latency by which the latencies of a step are counted: long beside other differences
 FREE = SimulatedLink(0.0)
-Turns = Mapping[str, Callable[[], float]]  # of each side: a block's seconds an update
+Turns = Mapping[str, Callable[[], Block]]  # of each side; sampled are seconds of this rank's processor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Order:
     blocks: int
     updates: int  # of a block
     layout: str = "table-wise"
-    accumulate: int = 1
+    depths: tuple[int, ...] = (1, 2, 3)
 
 
 class Group:
@@ -61,30 +61,35 @@ class Group:
         told = torch.tensor([value], dtype=torch.float64)
         return float(self.plain.all_gather(told, [1] * len(self.plain.ranks), "benchmark").wait().max())
 
-    def block(self, model: nn.Module, **train: Any) -> float:
+    def block(self, model: nn.Module, **train: Any) -> Block:
         """Seconds an update, alike on all ranks."""
-        how = {"batch": self.order.load.batch, "accumulate": self.order.accumulate, **train}
-        return self.largest(time_block(model, self.comm, self.batches, self.order.updates, **how))
+        load = self.order.load
+        how = {"sample": time.process_time, "batch": load.batch, **train}
+        block = time_block(model, self.comm, self.batches, self.order.updates, **how)
+        return Block(self.largest(block.seconds), block.sampled)
 
-    def depths(self, model: nn.Module) -> dict[str, Callable[[], float]]:
-        return {f"depth {depth}": partial(self.block, model, pipeline_depth=depth) for depth in DEPTHS}
+    def depths(self, model: nn.Module) -> dict[str, Callable[[], Block]]:
+        return {f"depth {depth}": partial(self.block, model, pipeline_depth=depth) for depth in self.order.depths}
 
     def rows(self, about: dict, turns: Turns) -> list[dict]:
         """Sides take turns in blocks (A B A B); a row each."""
         for turn in turns.values():
             turn()
-        times: dict[str, list[float]] = {name: [] for name in turns}
+        blocks: dict[str, list[Block]] = {name: [] for name in turns}
         for _ in range(self.order.blocks):
             for name, turn in turns.items():
-                times[name].append(turn())
-        return [about | self._row(name, sorted(spent)) for name, spent in times.items()]
+                blocks[name].append(turn())
+        return [about | self._row(name, found) for name, found in blocks.items()]
 
-    def _row(self, side: str, ordered: list[float]) -> dict:
-        low = ordered[len(ordered) // 5]
+    def _row(self, side: str, blocks: Sequence[Block]) -> dict:
+        """Quantiles of 20 %; of the processor's time, which other processes change less, too."""
+        ordered, cpu = (sorted(values) for values in zip(*blocks, strict=True))
+        low, low_cpu = ordered[len(ordered) // 5], cpu[len(cpu) // 5]
         load, layout = self.order.load, self.order.layout
         about = {"side": side, "layout": layout, "transport": self.order.transport, **load._asdict()}
         noise = ordered[len(ordered) // 2] / low - 1
-        return about | {"ms": low * 1e3, "samples_s": load.batch / low, "noise": noise, "blocks": len(ordered)}
+        about |= {"ms": low * 1e3, "cpu_ms": low_cpu * 1e3, "samples_s": load.batch / low}
+        return about | {"noise": noise, "blocks": len(ordered)}
 
 
 def busy(comm: Any, order: Order) -> list[dict]:
@@ -109,11 +114,16 @@ def delayed(comm: Any, order: Order) -> list[dict]:
 def count_latencies(group: Group, model: nn.Module) -> tuple[float, float]:
     """Seconds of a sequential step without latency, and how many latencies it has one after the other."""
     group.block(model, pipeline_depth=1)
-    compute_s = min(group.block(model, pipeline_depth=1) for _ in range(2))
+    compute_s = sequential_s(group, model)
     group.set_link(SimulatedLink(PROBE_s))
-    slower_s = min(group.block(model, pipeline_depth=1) for _ in range(2))
+    slower_s = sequential_s(group, model)
     group.set_link(FREE)
     return compute_s, max(1.0, (slower_s - compute_s) / PROBE_s)
+
+
+def sequential_s(group: Group, model: nn.Module) -> float:
+    """Seconds of a sequential update: of two blocks the faster one's."""
+    return min(group.block(model, pipeline_depth=1).seconds for _ in range(2))
 
 
 def links_of(group: Group, model: nn.Module, compute_s: float, chain: float) -> dict[str, SimulatedLink]:

@@ -4,10 +4,10 @@ A block is a run of a few steps. Its first steps fill the pipeline and its last 
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import structs
 from torch import nn
@@ -53,18 +53,35 @@ def settings_of(updates: int, **train: Any) -> Settings:
     return Settings(train=training, log=Log(every=updates))
 
 
+class Block(NamedTuple):
+    """A block on rank 0, with which all others keep up; 0 on other ranks."""
+
+    seconds: float  # an update
+    sampled: float  # how much what was sampled grew, an update
+
+
+def nothing() -> float:
+    return 0.0
+
+
 def time_block(
-    model: nn.Module, comm: Comm, batches: Sequence[Batch], updates: int, folder: Path | None = None, **train: Any
-) -> float:
-    """Seconds an update in the middle of a run on rank 0, which all others keep up with; 0 on other ranks."""
+    model: nn.Module,
+    comm: Comm,
+    batches: Sequence[Batch],
+    updates: int,
+    folder: Path | None = None,
+    sample: Callable[[], float] = nothing,
+    **train: Any,
+) -> Block:
+    """A run of so many updates, of which those in the middle count."""
     settings = settings_of(updates, **train)
     ready: Any = ReadyBatches(batches, updates * settings.train.accumulate)
     job = TrainingJob(model=model, objective=Clicks(model), batches=lambda _: ready, tasks=TASKS)
-    ends_s: list[float] = []
+    ends: list[tuple[float, float]] = []
     run = None if folder is None else RunFolder(folder)
-    Trainer(job, settings, run, lambda _: ends_s.append(time.perf_counter()), comm).run()
-    if not ends_s:
-        return 0.0
-    first, last = (0, -1) if updates <= FILL + DRAIN else (FILL - 1, -DRAIN)
-    counted = ends_s[first : last + 1 or None]
-    return (counted[-1] - counted[0]) / (len(counted) - 1)
+    Trainer(job, settings, run, lambda _: ends.append((time.perf_counter(), sample())), comm).run()
+    if not ends:
+        return Block(0.0, 0.0)
+    counted = ends if updates <= FILL + DRAIN else ends[FILL - 1 : -DRAIN]
+    (first_s, first), (last_s, last), count = counted[0], counted[-1], len(counted) - 1
+    return Block((last_s - first_s) / count, (last - first) / count)
