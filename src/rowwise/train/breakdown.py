@@ -19,7 +19,8 @@ are the same. A lookup counts how long it waits for the disk; that is moved from
 
 While a torch profiler records, each phase is a `record_function` of its name.
 
-Known limits: on a GPU, kernels that were only queued are charged to the phase that first synchronises.
+Known limits: on a GPU, kernels that were only queued are charged to the phase that first synchronises. A collective of
+another thread, as of a checkpoint in the background, belongs to the phase of the main thread.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
