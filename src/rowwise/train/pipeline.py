@@ -129,7 +129,7 @@ class Pipeline:
             tables.drop()
 
     def _overlap(self) -> None:
-        """See [Note: Overlap]."""
+        """Begin to prepare a further step, or continue what the last call began; see [Note: Overlap]."""
         if self._began:
             with self._context.clock.working_for(self._steps[-1].number):
                 with self._context.clock.phase("status"):
