@@ -13,6 +13,7 @@ SETTINGS = {
     "tables.all.dim": 128,
 }  # fmt: skip
 TRAIN = ("train", "dlrm-synthetic", "--memory", "20MB", *(f"--set={key}={x}" for key, x in SETTINGS.items()))
+RANKS = ("--nproc", "2")
 
 
 def tensors(run):
@@ -21,23 +22,25 @@ def tensors(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wait_s", [0.0, 0.05, 0.3])  # after a checkpoint: in the next save, write-back or compaction
-def test_killed_runs_end_with_the_same_bits(tmp_path, wait_s):
+# Seconds after a checkpoint: in the next save, write-back or compaction; with three steps in flight, in a look-ahead.
+@pytest.mark.parametrize(("wait_s", "depth", "ranks"), [(0.0, 2, ()), (0.05, 3, ()), (0.3, 1, ()), (0.1, 3, RANKS)])
+def test_killed_runs_end_with_the_same_bits(tmp_path, wait_s, depth, ranks):
+    train = (*TRAIN, *ranks, f"--set=train.pipeline_depth={depth}")
     whole, killed = (tmp_path / name / "runs/dlrm-synthetic/1" for name in ("whole", "killed"))
     for run in (whole, killed):
         run.parents[2].mkdir()
-    assert not rowwise(whole.parents[2], *TRAIN).returncode
+    assert not rowwise(whole.parents[2], *train).returncode
 
     def saved():
         return len(list((killed / "ckpt").glob("step-*[0-9]"))), sorted((killed / "ckpt").glob("step-*[0-9]"))[-1:]
 
-    command, before = TRAIN, (0, [])
+    command, before = train, (0, [])
     for _ in range(3):
         with started(killed.parents[2], *command) as process:
             wait_for(lambda old=before, process=process: saved() != old or process.poll() is not None, 120)
             time.sleep(wait_s)
             process.kill()
-        before, command = saved(), ("resume", str(killed))
+        before, command = saved(), ("resume", str(killed), *ranks)
         assert not list((killed / "disk").glob("*"))
     done = rowwise(killed.parents[2], *command)
     assert not done.returncode or "has finished" in done.stderr

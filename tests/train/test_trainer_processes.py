@@ -52,6 +52,19 @@ def test_ranks_draw_numbers_of_their_own_and_the_same_ones_again(tmp_path):
 
 
 @ways
+@pytest.mark.parametrize("on_disk", [(), ("user", "words")])
+def test_a_hundred_steps_in_flight_have_the_bits_of_one_after_another(tmp_path, shared, on_disk):
+    found = {}
+    for depth in (1, 2, 3):
+        how = fast(train={"epochs": 99, "steps": 100, "pipeline_depth": depth}, log=Log(every=50))
+        run = Ranked(how, tmp_path / str(depth), dropout=0.0, on_disk=on_disk, cache_rows=3, count=400)
+        run_processes(2, process_ranks.run, run, timeout_s=TIMEOUT_S, shared_memory=shared)
+        found[depth] = {name: bits(tensor) for name, tensor in tensors(run.folder).items()}
+    assert found[2] == found[1]
+    assert found[3] == found[1]
+
+
+@ways
 def test_a_row_that_one_process_cannot_read_ends_all(tmp_path, shared):
     world = process_ranks.Bad(fast(train={"shuffle": False}), tmp_path)
     said = run_processes(3, process_ranks.refused, world, timeout_s=TIMEOUT_S, shared_memory=shared)
