@@ -43,7 +43,7 @@ RUN = 20  # steps in a row
 FULL = Steps(rows=100, peers=20, settle=20, train=200)
 QUICK = Steps(rows=40, peers=8, settle=10, train=60)
 SMOKE = Steps(rows=4, peers=2, settle=1, train=2)
-GIGABYTES = {"full": 20.0, "quick": 2.0, "smoke": 0.01}
+GIGABYTES = {"full": 20.0, "quick": 2.0, "smoke": 0.05}
 
 
 def measure_sides(size: Size, steps: Steps, folder: Path, *, peers: bool) -> list[dict]:

@@ -109,6 +109,7 @@ def test_train_then_everything_else(command, tmp_path):
         "memory  ",
         "best    ne ",
         "finished: ",
+        "step    ",
     ):
         assert part in done.stderr
     assert done.stderr.endswith("report  runs/small/1/report.html\n")

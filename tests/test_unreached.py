@@ -12,7 +12,6 @@ KEPT = {
     "rowwise.hashing.native.limit_isa": "likewise",
     "rowwise.ingest.native.isa": "likewise",
     "rowwise.ingest.native.limit_isa": "likewise",
-    "rowwise.store.disk.DiskTables.read_intervals": "public: when the disk read, for timelines of steps",
     "rowwise.store.policy.access_batch": "the policies of the row cache as pure functions, beside which it is tested",
     "rowwise.store.policy.CacheState.empty": "likewise",
 }

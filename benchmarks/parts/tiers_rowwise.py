@@ -57,6 +57,8 @@ class Rowwise:
         dense = [p for p in self.model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.Adam(dense, lr=1e-3, fused=True)
         self.pooled_BS: Tensor | None = None
+        # Rows are read ahead for the very object that is looked up.
+        self._following: tuple[int, tuple[Tensor, Jagged, Tensor]] = -1, self.batch(0)
 
     @property
     def disk(self) -> DiskTables:
@@ -73,12 +75,16 @@ class Rowwise:
 
     def train(self, step: int) -> float:
         """One training step, dense layers included, as a trainer does it; seconds."""
-        batch, (_, following, _) = self.batch(step), self.batch(step + 1)
-        return timed_s(lambda: self._train(*batch, following))
+        number, batch = self._following
+        if number != step:
+            batch = self.batch(step)
+        following = self.batch(step + 1)
+        self._following = step + 1, following
+        return timed_s(lambda: self._train(*batch, following[1]))
 
     def _train(self, dense_BF: Tensor, sparse: Jagged, labels_BK: Tensor, following: Jagged) -> None:
         if isinstance(self.tables, ShardedEmbeddings):
-            self.tables.read_ahead(following)
+            self.tables.prefetch(following)
         loss = log_loss(self.model(dense_BF, sparse), labels_BK)
         loss.backward()
         self._optimizer.step()

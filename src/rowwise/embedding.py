@@ -190,6 +190,16 @@ class Embeddings(nn.Module):
         """The gradients that the next update applies."""
         return tuple(self._tiles.staged)
 
+    def take_staged(self) -> list[StagedGradients]:
+        """Remove the staged gradients, for an update that comes later."""
+        staged = self._tiles.staged
+        self._tiles.discard()
+        return staged
+
+    def put_staged(self, staged: list[StagedGradients]) -> None:
+        """Stage what `take_staged` has removed."""
+        self._tiles.staged = staged + self._tiles.staged
+
     def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
         """The optimizer state as views of the arena: {table: {name: tensor}}."""
         return {table.name: self.arena.table_state(index) for index, table in enumerate(self.tables)}

@@ -48,6 +48,7 @@ class Forecast(Value, frozen=True, kw_only=True):
     batch: int  # samples per step, of all ranks
     wire: Wire = Wire()  # of vectors; the dense part is not in the forecast
     step_s: float  # all tables: operators on the slowest rank plus links on the slowest rank
+    pipelined_s: float | None = None  # step_s with ids of the next step on their way; None: the model has no stages
     measured_s: float | None = None  # time of a step of all tables, if it was measured
     bound_s: float | None = None  # lower bound of step_s for any plan, by the same model
     bound: str = ""  # how the bound was computed

@@ -96,7 +96,7 @@ def test_each_direction_of_a_narrow_wire_adds_its_own(question, forward, backwar
     found_s = {}
     for wire in (Wire(), Wire(host=Codecs(forward, backward))):
         model = model_of(NARROW, TWO, wire)
-        found_s[wire] = exchanges_s(NARROW.exchanges, plan, replace(question, model=model), np.zeros(2))
+        found_s[wire] = exchanges_s(NARROW.exchanges, plan, replace(question, model=model), np.zeros(2)).total_W
     dim_W = np.array([sum(tile.cols[1] for tile in plan.tiles_on(rank)) for rank in (0, 1)], dtype=float)
     bags_W = np.array([len(plan.tiles_on(rank)) for rank in (0, 1)], dtype=float)
     halves = [(of_W + of_W.mean()) / 4 * question.batch for of_W in (bags_W, dim_W)]

@@ -223,6 +223,8 @@ NEAR = {  # by class and key: another value, which makes another run
         "merge_shared": True,
         "shuffle": False,
         "ahead": 1,
+        "pipeline_depth": 3,
+        "staleness": 2,
     },
     "DenseSgd": {"lr": 0.5, "momentum": 0.5, "weight_decay": 0.5},
     "DenseAdagrad": {"lr": 0.5, "eps": 0.5, "weight_decay": 0.5},

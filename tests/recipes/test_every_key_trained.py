@@ -30,6 +30,7 @@ LEFT_ALONE = {  # what makes no other run, and where it is seen
     "Managed.evict": "no bucket is full", "Managed.ttl_steps": "the run has fewer steps",
     "Managed.seed": "ids are admitted with probability 1",
     "Training.ahead": "memory, and the time that steps wait",
+    "Training.pipeline_depth": "the time that steps wait: the same bits",
 } | {f"About.{key}": "rowwise ls" for key in NEAR["About"]}  # fmt: skip
 RESULTS = ("test", "best", "steps", "samples", "workers", "expected", "spread", "recipe")
 

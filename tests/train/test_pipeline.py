@@ -54,8 +54,14 @@ def what_is_left(folder, world, depth, **settings):
     return found, [trainer._context.model.embeddings.unknown_ids for trainer in ranks]
 
 
-def make_run(folder, *, depth, accumulate=1, elastic=False, kind=Ranked, **settings):
-    how = {"epochs": 2, "accumulate": accumulate, "pipeline_depth": depth, "optimizer": DenseAdam(lr=0.01)}
+def make_run(folder, *, depth, accumulate=1, elastic=False, staleness=0, kind=Ranked, **settings):
+    how = {
+        "epochs": 2,
+        "accumulate": accumulate,
+        "pipeline_depth": depth,
+        "staleness": staleness,
+        "optimizer": DenseAdam(lr=0.01),
+    }
     if elastic:
         how |= {"determinism": "elastic", "virtual_shards": 4, "batch": 1024}
         settings |= {"count": 2500, "split_rows": 700, "unit": 256}

@@ -16,15 +16,17 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from rowwise.quantity import format_bytes
+from rowwise.quantity import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from rowwise.recipes.outlook import Outlook
     from rowwise.recipes.runs import RunResult, TrainingRun
+    from rowwise.train.stages import PhaseTime
     from rowwise.train.trainer import RunDisplay, Trainer
 
 LIVE_S, LOG_S = 0.2, 10.0  # seconds between two updates, on a terminal and elsewhere
 LIVE_METRICS = ("ne", "auc", "calibration")
+SHOWN_SHARE = 0.01  # of a step: least part that is printed
 HIDDEN_METRICS = ("base_rate", "auc_bound", "count")  # facts of the data, and error bounds
 
 
@@ -173,6 +175,8 @@ def show_result(result: "RunResult", console: Console) -> None:
         console.print(_metrics_table(result))
     speed = f"{result.samples:,} samples, {result.samples_s:,.0f} samples/s, {result.wall_s:.0f} s"
     console.print(f"{result.status}: {speed}, at most {result.peak_memory_bytes / 1e9:.1f} GB of memory")
+    if result.step:
+        console.print(f"step    {_describe_step(result.step)}", markup=False, soft_wrap=True)
     if result.data_wait.is_high and not result.ceiling:  # synthetic rows take their time to draw
         said = advice(result.data_wait.share, result.workers, f"{result.run}/recipe.yaml")
         console.print(f"data    {said}", markup=False, soft_wrap=True)
@@ -181,6 +185,18 @@ def show_result(result: "RunResult", console: Console) -> None:
         why = f", such as {result.bad_reasons[0]}" if result.bad_reasons else ""
         console.print(f"rows    {rows} in {result.run}/bad_rows{why}", style="yellow", markup=False, soft_wrap=True)
     console.print(f"report  {result.run}/report.html", markup=False, soft_wrap=True)
+
+
+def _describe_step(phases: "Mapping[str, PhaseTime]") -> str:
+    """The phases of a step from one percent on, with the busy time of their resource where the main thread hides it."""
+    whole_s = sum(time.exposed_s for time in phases.values())
+    parts: list[str] = []
+    for name, time in phases.items():
+        if max(time.exposed_s, time.busy_s) >= SHOWN_SHARE * whole_s:
+            hidden_s = time.busy_s - time.exposed_s
+            busy = f" (busy {format_duration(time.busy_s)})" if hidden_s >= SHOWN_SHARE * whole_s else ""
+            parts.append(f"{name} {format_duration(time.exposed_s)}{busy}")
+    return f"{format_duration(whole_s)}: {', '.join(parts)}"
 
 
 def _metrics_table(result: "RunResult") -> Table:

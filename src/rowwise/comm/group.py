@@ -52,18 +52,22 @@ class PendingCollective:
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class _ObservedCollective:
     """A collective whose transfer is reported."""
 
-    pending: PendingCollective
-    observer: TransferObserver
-    started: Transfer  # its end is not known yet
+    __slots__ = ("_begin_s", "_call", "_observer", "_pending", "_stage", "_step")
+
+    def __init__(
+        self, pending: PendingCollective, observer: TransferObserver, call: CollectiveCall, begin_s: float
+    ) -> None:
+        self._pending, self._observer, self._call, self._begin_s = pending, observer, call, begin_s
+        self._stage, self._step = observer.stage, observer.step
 
     def wait(self) -> Tensor:
-        received, arrived_s = self.pending.finish()
-        if self.observer.report is not None:
-            self.observer.report(self.started._replace(end_s=arrived_s))
+        received, arrived_s = self._pending.finish()
+        report, call = self._observer.report, self._call
+        if report is not None:
+            report(Transfer(call.purpose, call.collective, self._stage, self._step, self._begin_s, arrived_s))
         return received
 
 
@@ -124,5 +128,4 @@ class TransportComm:
             return self.transport.start(call, send_N.detach().contiguous())
         begin_s = perf_counter()
         pending = self.transport.start(call, send_N.detach().contiguous())
-        started = Transfer(purpose, collective, self.observer.stage, self.observer.step, begin_s, begin_s)
-        return _ObservedCollective(pending, self.observer, started)
+        return _ObservedCollective(pending, self.observer, call, begin_s)

@@ -125,9 +125,10 @@ class MappedEmbeddings(nn.Module):
         self._ahead.append((sparse, mapped))
         return mapped if isinstance(mapped, RowwiseError) else mapped.batch
 
-    def is_ahead(self, sparse: Jagged | KeyedJagged) -> bool:
-        """Whether `map_ahead` got this batch, and `forward` not yet."""
-        return any(batch is sparse for batch, _ in self._ahead)
+    def batch_ahead(self, sparse: Jagged | KeyedJagged) -> Jagged | RowwiseError | None:
+        """What `map_ahead` has returned for this batch; None once `forward` got it."""
+        found = next((mapped for batch, mapped in self._ahead if batch is sparse), None)
+        return found.batch if isinstance(found, _MappedBatch) else found
 
     def drop_ahead(self) -> None:
         """Forget the batches that were mapped ahead."""

@@ -10,7 +10,7 @@ from rowwise.plan import TIERS
 from rowwise.planner.alternatives import Alternatives, compute_alternatives
 from rowwise.planner.explanation import Explanation, RankPlacement, StepPlacement, TablePlacement
 from rowwise.planner.options import TableArrays, price_pieces
-from rowwise.planner.pipeline import PlanResult
+from rowwise.planner.pipeline import PlanResult, plan_timeline
 from rowwise.planner.problem import NO_UNIT, Pieces, Placement, PlacementProblem
 from rowwise.planner.reasons import ReasonInputs, layout_reason
 from rowwise.spec import state_width
@@ -34,6 +34,7 @@ def explain(planned: PlanResult) -> Explanation:
         step=_step(planned, sums),
         ranks=_ranks(problem, placement, sums),
         tables=tuple(sorted(tables, key=lambda t: (-t.operators_s - t.links_s, -t.bytes, t.name))),
+        timeline=plan_timeline(problem, planned.searched),
     )
 
 

@@ -71,6 +71,26 @@ class TablePlacement(Value, frozen=True):
     together: tuple[str, ...] = ()  # tables that constraints keep on the same ranks
 
 
+class StageTime(Value, frozen=True):
+    """Seconds of a stage in a step, and how many of them the main thread does not spend on other stages."""
+
+    name: str
+    resource: str
+    busy_s: float  # on the rank where it takes longest
+    exposed_s: float  # on the rank that computes longest
+
+
+class StepTimeline(Value, frozen=True):
+    """The stages of a step with some steps in flight; dense layers are not known and take no time."""
+
+    depth: int  # steps in flight
+    sequential_s: float  # one stage after the other
+    pipelined_s: float  # from step to step in the middle of a run
+    bounded_by: str  # the busiest resource
+    bound_s: float  # its seconds of a step
+    stages: tuple[StageTime, ...]
+
+
 class Explanation(Value, frozen=True):
     """A step of a plan, its ranks and its tables."""
 
@@ -80,6 +100,7 @@ class Explanation(Value, frozen=True):
     step: StepPlacement
     ranks: tuple[RankPlacement, ...]
     tables: tuple[TablePlacement, ...]  # in falling order of seconds
+    timeline: StepTimeline | None = None  # None: the cost model does not tell stages apart
 
     def to_json(self) -> str:
         return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
@@ -95,7 +116,8 @@ class Explanation(Value, frozen=True):
         """The text for a terminal of `width` columns; only the busiest tables unless `all_tables`."""
         width = max(width, 72)
         shown = self.tables if all_tables else self.tables[:MANY_TABLES]
-        lines = [*_header(self, width), "", *_ranks(self, width), "", *_tables(shown, width)]
+        stages = _timeline(self.timeline, width)
+        lines = [*_header(self, width), "", *stages, "", *_ranks(self, width), "", *_tables(shown, width)]
         more = len(self.tables) - len(shown)
         if more:
             rest = sum(table.bytes for table in self.tables[len(shown) :])
@@ -144,6 +166,25 @@ def bound_sentence(step: StepPlacement) -> str:
     if step.gap < 5e-5:
         return f"{bound}: this is the best there is."
     return f"{bound}: this one takes at most {step.gap:.{1 if step.gap >= 0.0005 else 2}%} more than the best."
+
+
+def _timeline(timeline: StepTimeline | None, width: int) -> list[str]:
+    """The stages of a step, and what their overlap saves."""
+    if timeline is None:
+        return ["The cost model does not tell stages of a step apart, so no overlap is predicted."]
+    seconds = quantity.format_seconds
+    lines = [f"{'stage':<10} {'resource':<10} {'busy':>10} {'exposed':>10}"]
+    for stage in timeline.stages:
+        lines.append(
+            f"{stage.name:<10} {stage.resource:<10} {seconds(stage.busy_s):>10} {seconds(stage.exposed_s):>10}"
+        )
+    facts = (
+        f"{seconds(timeline.pipelined_s)} a step with {timeline.depth} steps in flight, "
+        f"{seconds(timeline.sequential_s)} one stage after the other. The {timeline.bounded_by} bounds it: busy for "
+        f"{seconds(timeline.bound_s)}. A transfer waits for those before it, which is exposed with it. "
+        f"Dense layers are not known and count 0; in a run, exchanges hide behind them as well."
+    )
+    return [*lines, *textwrap.wrap(facts, width, subsequent_indent="  ")]
 
 
 def _ranks(facts: Explanation, width: int) -> list[str]:

@@ -7,16 +7,20 @@ import numpy as np
 from msgspec import structs
 
 from rowwise.errors import SpecError
+from rowwise.perf.access import Floats
 from rowwise.perf.exchange import waits_s
 from rowwise.perf.learned import LearnedModel
+from rowwise.perf.timeline import training_step_s
 from rowwise.plan import Forecast, Plan
 from rowwise.planner.bound import threshold_bound
 from rowwise.planner.constraints import Constraints
+from rowwise.planner.explanation import StepTimeline
 from rowwise.planner.methods.named import placement_of, run_method
 from rowwise.planner.options import make_problem
 from rowwise.planner.problem import Pieces, PlacementProblem, PlanRequest
-from rowwise.planner.rank_exchange import exchanges_s
+from rowwise.planner.rank_exchange import ExchangeSeconds, exchanges_s, split_exchange
 from rowwise.planner.search import SearchResult, search, search_best
+from rowwise.planner.step_timeline import DEPTH, plan_costs, step_timeline
 from rowwise.spec import Topology
 
 SECONDS = 0.2  # of search, by default
@@ -90,34 +94,47 @@ def _plan_result(problem: PlacementProblem, searched: SearchResult) -> PlanResul
 
 def forecast(problem: PlacementProblem, searched: SearchResult) -> Forecast:
     sums, request = problem.sums(searched.placement), problem.request
-    stages_s = _stage_seconds(problem, problem.plan(searched.placement), sums)
+    stages_s, exchange = _stage_seconds(problem, problem.plan(searched.placement), sums)
+    pipelined_s = training_step_s(plan_costs(stages_s, exchange), DEPTH) if exchange else None
     known = np.isfinite(searched.bound.cost)
     return Forecast(
         model=request.model.name,
         batch=request.batch,
         wire=request.model.wire,
         step_s=float(searched.cost),
+        pipelined_s=pipelined_s,
         bound_s=float(searched.bound.cost) if known else None,
         bound=searched.bound.kind if known else "",
         operators_s=tuple(problem.phi(sums.load_NK).tolist()),
         links_s=tuple(sums.link_N.tolist()),
-        stages_s=stages_s,
+        stages_s={name: tuple(seconds.tolist()) for name, seconds in stages_s.items()},
         memory_bytes=tuple(tuple(int(size) for size in row) for row in sums.bytes_NM),
         limits_bytes=request.limits_bytes,
     )
 
 
-def _stage_seconds(problem: PlacementProblem, plan: Plan, sums: Pieces) -> dict[str, tuple[float, ...]]:
-    """Seconds of each rank by stage; empty if the cost model does not tell stages apart."""
+def plan_timeline(problem: PlacementProblem, searched: SearchResult) -> StepTimeline | None:
+    """The step as a timeline; None if the cost model does not tell stages apart."""
+    plan = problem.plan(searched.placement)
+    stages_s, exchange = _stage_seconds(problem, plan, problem.sums(searched.placement))
+    return step_timeline(plan_costs(stages_s, exchange)) if exchange else None
+
+
+def _stage_seconds(
+    problem: PlacementProblem, plan: Plan, sums: Pieces
+) -> tuple[dict[str, Floats], ExchangeSeconds | None]:
+    """Seconds of each rank by stage, and the parts of its exchange; empty if the cost model has no stages."""
     request, model = problem.request, problem.request.model
     by_stage = {stage.name: stage.seconds(problem.phi, sums.load_NK) for stage in model.stages}
     if not by_stage:
-        return {}
+        return {}, None
     exchanges = request.machine.hardware.exchanges if isinstance(model, LearnedModel) else None
     if exchanges is None or plan.world == 1:
-        by_stage["exchange"] = sums.link_N + problem.phi.constant - sum(stage.constant for stage in model.stages)
+        exchange_W = sums.link_N + problem.phi.constant - sum(stage.constant for stage in model.stages)
+        exchange = split_exchange(plan, request, exchange_W)
     else:
-        by_stage["exchange"] = exchanges_s(exchanges, plan, request, by_stage["lookup"])
+        exchange = exchanges_s(exchanges, plan, request, by_stage["lookup"])
+    by_stage["exchange"] = exchange.total_W
     if plan.world > 1:  # ranks meet after the lookup, and before the next step
         by_stage["wait"] = waits_s(by_stage["lookup"]) + waits_s(by_stage["update"])
-    return {name: tuple(seconds.tolist()) for name, seconds in by_stage.items()}
+    return by_stage, exchange

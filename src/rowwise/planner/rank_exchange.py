@@ -20,8 +20,28 @@ from rowwise.planner.problem import PlanRequest
 from rowwise.spec import Pooling, Table, Topology, WireType
 
 
-def exchanges_s(exchanges: Exchanges, plan: Plan, request: PlanRequest, lookup_W: Floats) -> Floats:
+class ExchangeSeconds(NamedTuple):
     """Seconds of each rank for ids, vectors and gradients, without the wait for ranks that look up longer."""
+
+    ids_W: Floats
+    vectors_W: Floats
+    gradients_W: Floats
+
+    @property
+    def total_W(self) -> Floats:
+        return self.ids_W + self.vectors_W + self.gradients_W
+
+
+def split_exchange(plan: Plan, request: PlanRequest, exchange_W: Floats) -> ExchangeSeconds:
+    """The seconds of an exchange in proportion to the bytes of ids, vectors and gradients."""
+    dim_W, ids_W = exchange_amounts(plan, request, float)
+    ids_bytes_W = ids_W * request.machine.hardware.id_bytes
+    vectors_bytes_W = dim_W * request.batch * FLOAT_bytes
+    ids_s_W = exchange_W * ids_bytes_W / np.maximum(ids_bytes_W + 2 * vectors_bytes_W, 1.0)
+    return ExchangeSeconds(ids_s_W, (exchange_W - ids_s_W) / 2, (exchange_W - ids_s_W) / 2)
+
+
+def exchanges_s(exchanges: Exchanges, plan: Plan, request: PlanRequest, lookup_W: Floats) -> ExchangeSeconds:
     topology, wire = request.machine.topology, request.model.wire
     floats = _WireColumns(topology, WireType.FP32, WireType.FP32)
     forward = _WireColumns(topology, wire.host.forward, wire.network.forward)
@@ -34,16 +54,16 @@ def exchanges_s(exchanges: Exchanges, plan: Plan, request: PlanRequest, lookup_W
     if exchanges.narrow is not None:
         bags_W, _ = exchange_amounts(plan, request, lambda _: 1.0)
         vectors_W = (bags_W + bags_W.mean()) / 2 * request.batch
-        coding_W = sum(columns.added_s(exchanges.narrow, vectors_W, coded_W) for columns in (forward, backward))
+        coding = [columns.added_s(exchanges.narrow, vectors_W, coded_W) for columns in (forward, backward)]
     else:
         outward = outward._replace(dim_W=exchange_amounts(plan, request, forward)[0])
         returning = returning._replace(dim_W=exchange_amounts(plan, request, backward)[0])
-        coding_W = coded_W * sum(columns.coding_s(request.machine.hardware) for columns in (forward, backward))
-    return (
-        exchanges.route.transfer_s(amounts)
-        # The fitted price of a narrow wire may be negative (saved bytes); far from the fit it must not exceed the rest.
-        + np.maximum(exchanges.forward.transfer_s(outward) + exchanges.backward.transfer_s(returning) + coding_W, 0.0)
-    )
+        coding = [coded_W * columns.coding_s(request.machine.hardware) for columns in (forward, backward)]
+    vectors_W = exchanges.forward.transfer_s(outward) + coding[0]
+    # The fitted price of a narrow wire may be negative (saved bytes); far from the fit it must not exceed the rest.
+    both_W = np.maximum(vectors_W + exchanges.backward.transfer_s(returning) + coding[1], 0.0)
+    vectors_W = np.clip(vectors_W, 0.0, both_W)
+    return ExchangeSeconds(exchanges.route.transfer_s(amounts), vectors_W, both_W - vectors_W)
 
 
 class _WireColumns(NamedTuple):

@@ -64,6 +64,7 @@ from rowwise.train.recorder import peak_memory_bytes
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.saved import CheckpointFolder
 from rowwise.train.snapshot import WarmStartMatch, restore_model, warm_start
+from rowwise.train.stages import PhaseTime
 from rowwise.train.trainer import OnStep, Trainer, TrainingJob
 
 PLAN, BAD_ROWS, DISK = "plan.json", "bad_rows", "disk"  # in the folder of a run
@@ -89,6 +90,7 @@ class RunResult(Value, frozen=True):
     samples_s: float = 0.0  # while training, over the whole run
     peak_memory_bytes: int = 0
     data_wait: DataWait = DataWait()  # waiting for rows, in the last process of the run
+    step: dict[str, PhaseTime] = msgspec.field(default_factory=dict)  # of rank 0, by phase; likewise
     workers: int | None = None  # number of workers at the end; None: rows were prepared by trainers
     bad_rows: int = 0  # quarantined
     bad_reasons: tuple[str, ...] = ()  # of the first quarantined rows
@@ -353,7 +355,7 @@ def _measured_fields(trainer: Trainer, run: Path) -> dict[str, Any]:
     health, bad = trainer.job.health(), find_bad_rows(run / BAD_ROWS)
     workers = None if health is None else health.workers
     rows = {"workers": workers, "bad_rows": bad.rows, "bad_reasons": bad.reasons}
-    return {"peak_memory_bytes": peak_memory_bytes(), "data_wait": trainer.data_wait, **rows}
+    return {"peak_memory_bytes": peak_memory_bytes(), "data_wait": trainer.data_wait, "step": trainer.mean_step, **rows}
 
 
 def _folder_of_first_rank(comm: Comm, open_folder: Callable[[], RunFolder]) -> RunFolder:

@@ -115,6 +115,9 @@ def _list_run_facts(run: RecordedRun) -> list[tuple[str, str, str]]:
         ("Peak memory", format_size(peak), ""),
         ("Steps", format_count(steps), f"{format_count(samples)} samples{epochs_text}"),
     ]
+    staleness = run.settings.get("train.staleness", "0")
+    if staleness != "0":
+        facts.append(("Staleness", staleness, "lookups miss the row updates of as many steps"))
     if best:
         value = f"{best.split} {find_metric(best.metric).title} {format_metric(best.value)}"
         facts.append(("Best", f"step {format_count(best.step)}", f"{value}, {best.task}"))

@@ -16,6 +16,7 @@ from rowwise.report.settings import draw_environment, draw_recipe
 from rowwise.report.slices import draw_slices
 from rowwise.report.speed import draw_speed
 from rowwise.report.tables import draw_tables
+from rowwise.report.timeline import draw_timeline
 from rowwise.textfile import write_new
 
 HERE = Path(__file__).parent
@@ -30,7 +31,7 @@ def write(run: Path, out: Path | None = None) -> Path:
 
 def draw_report(run: RecordedRun) -> str:
     top = draw_header(run), draw_tiles(run), draw_warnings(run)
-    charts = draw_curves(run), draw_speed(run), draw_forecast(run)
+    charts = draw_curves(run), draw_speed(run), draw_timeline(run), draw_forecast(run)
     tables = draw_tables(run), draw_caches(run), draw_placement(run.plan), draw_slices(run)
     return draw_page(run.name, *top, *charts, *tables, draw_environment(run), draw_recipe(run))
 

@@ -15,15 +15,18 @@ import msgspec
 import yaml
 
 from rowwise.errors import DataError
+from rowwise.perf.step_program import RESOURCES, ScheduledStage
 from rowwise.plainyaml import load_yaml
 from rowwise.quantity import is_finite
 from rowwise.report.csvfile import CsvRow, CsvTable, read_bytes, read_csv
 from rowwise.textfile import decode_json, reject_duplicate_keys
+from rowwise.value import MOST_RANKS, MOST_STEPS
 
 RECIPE = "recipe.yaml"
 FILES = (RECIPE, "env.json", "metrics.csv", "steps.csv", "tables.csv", "slices.csv", "warnings.txt", "result.json")
 PLAN = "plan-explained.json"
 UNSET = ("", "null")
+LONGEST_s = 1e7  # of a recorded interval
 DEEPEST = 20  # nesting levels of a recipe that are flattened
 Numbers = dict[str, float | None]
 T = TypeVar("T", bound=msgspec.Struct)
@@ -175,6 +178,7 @@ class RecordedRun:
     steps: Mapping[str, tuple[float, ...]]  # columns of steps.csv
     tables: tuple[RecordedTable, ...]
     stages: tuple[StageLine, ...]
+    timeline: tuple[ScheduledStage, ...]  # intervals in which a resource of a rank worked for a step
     caches: tuple[CacheLine, ...]  # empty without tables on disk
     forecast: RecordedForecast | None
     slices: tuple[RecordedSlice, ...]
@@ -202,10 +206,12 @@ def read_run(folder: Path) -> RecordedRun:
     tables = read_csv(folder / "tables.csv", ("table",))
     slices = read_csv(folder / "slices.csv", ("feature", "value", "task"))
     stages = read_csv(folder / "stages.csv", ("step", "rank", "phase", "measured_s"))
+    timeline = read_csv(folder / "timeline.csv", ("step", "rank", "resource", "stage", "begin_s", "end_s"))
     caches = read_csv(folder / "caches.csv", ("step", "table", "hits", "misses"))
     forecast, forecast_problem = _read_forecast(folder / "plan.json")
     optional = [*slices.problems] if (folder / "slices.csv").exists() else []
     optional += stages.problems if (folder / "stages.csv").exists() else ()
+    optional += timeline.problems if (folder / "timeline.csv").exists() else ()
     optional += caches.problems if (folder / "caches.csv").exists() else ()
     problems = (recipe_problem, environment_problem, result_problem, forecast_problem)
     notes = (*filter(None, problems), *metrics.problems, *steps.problems, *tables.problems, *optional)
@@ -218,6 +224,7 @@ def read_run(folder: Path) -> RecordedRun:
         steps=_collect_steps(steps),
         tables=tuple(_parse_table(row) for row in tables.rows),
         stages=tuple(filter(None, map(_parse_stage, stages.rows))),
+        timeline=tuple(filter(None, map(_parse_interval, timeline.rows))),
         caches=tuple(filter(None, map(_parse_cache, caches.rows))),
         forecast=forecast,
         slices=tuple(_parse_slice(row) for row in slices.rows),
@@ -373,6 +380,16 @@ def _parse_stage(row: CsvRow) -> StageLine | None:
     return StageLine(
         step=step, rank=int(rank), phase=phase, measured_s=measured_s, busy_s=busy_s, predicted_s=predicted_s
     )
+
+
+def _parse_interval(row: CsvRow) -> ScheduledStage | None:
+    """The interval, or None without usable times; clocks of ranks begin with a step, so they may be below 0."""
+    step, rank, begin_s, end_s = (row.number(name) for name in ("step", "rank", "begin_s", "end_s"))
+    whole = 0 <= step <= MOST_STEPS and 0 <= rank < MOST_RANKS
+    resource = row.text("resource")
+    if not whole or not (-LONGEST_s < begin_s <= end_s < LONGEST_s) or resource not in RESOURCES:
+        return None
+    return ScheduledStage(row.text("stage"), resource, int(rank), int(step), begin_s, end_s)
 
 
 def _parse_cache(row: CsvRow) -> CacheLine | None:

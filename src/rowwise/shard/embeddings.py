@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, Self, final
+from typing import Any, NamedTuple, NoReturn, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -30,11 +30,12 @@ from rowwise.ops.tiles import Tiles
 from rowwise.ops.unknown import count_unknown
 from rowwise.ops.update import reorder_by_rank, run_all
 from rowwise.plan import TIERS, Plan, Tile
-from rowwise.shard.ahead import RoutesAhead
+from rowwise.shard.ahead import BatchesAhead
 from rowwise.shard.exchange import BatchLookup, EmbeddingExchange, Phase, ReceiveVectors, no_timing, start_exchange
 from rowwise.shard.full_rows import FullRowUpdate
 from rowwise.shard.ids import Router
 from rowwise.shard.lookup import LocalLookup
+from rowwise.shard.pack import RoutedBatch
 from rowwise.shard.replicated import ReplicatedUpdate
 from rowwise.shard.returns import ReturnedGradients
 from rowwise.shard.routes import RankPiece, Routes, make_routes
@@ -54,6 +55,13 @@ class LocalTile:
     rows: Tensor | RowStream
     state: dict[str, Tensor | RowStream]
     touched: Tensor | None  # [R] bytes, not 0 where a row changed since they were cleared; None: not tracked
+
+
+class HeldGradients(NamedTuple):
+    """Staged gradients of a step, for a later update."""
+
+    samples: int  # of all ranks
+    staged: list[list[StagedGradients]]  # by arena
 
 
 @final
@@ -108,7 +116,7 @@ class ShardedEmbeddings(nn.Module):
         self._anchor = torch.empty(0, requires_grad=True)
         self._samples = 0  # samples of all ranks since the last update
         self.unknown_ids: dict[str, int] = {}  # of this rank's batches, mapped to the last row of a table, by feature
-        self._ahead = RoutesAhead()
+        self._ahead = BatchesAhead()
         self._returns = ReturnedGradients(routes.tables, comm.rank)
         self._in_flight: Vectors | None = None  # the last lookup, until its vectors are received
         self.register_load_state_dict_pre_hook(_before_load)
@@ -183,7 +191,8 @@ class ShardedEmbeddings(nn.Module):
 
         See [Note: Malformed batches] in `ids.py`.
         """
-        (self._ahead.take(error) or self._router.start_failed(error)).finish()
+        ahead = self._ahead.take(error)
+        (self._router.start_failed(error) if ahead is None else ahead.routes).finish()
         raise error
 
     def prefetch(self, sparse: Jagged | KeyedJagged) -> None:
@@ -206,6 +215,27 @@ class ShardedEmbeddings(nn.Module):
             self._ahead.advance()
         self._read_rows_ahead()
 
+    def is_routed(self, batch: Jagged | KeyedJagged | RowwiseError) -> bool:
+        """Whether `look_ahead` would look this batch up."""
+        return self._ahead.routed(batch) is not None
+
+    def is_looked_up(self, batch: Jagged | KeyedJagged | RowwiseError) -> bool:
+        """Whether `look_ahead` has looked this batch up."""
+        return self._ahead.is_looked_up(batch)
+
+    def look_ahead(self, sparse: Jagged | KeyedJagged | RowwiseError) -> None:
+        """Look a batch up that `prefetch` got, before its `forward`, if its ids have arrived; collective.
+
+        Updates after this are not seen by that `forward`.
+        """
+        routes = self._ahead.routed(sparse)
+        if routes is not None:
+            self._ahead.set_vectors(sparse, self._look_up(routes))
+
+    def forget_looked_up(self) -> None:
+        """Let batches that `look_ahead` has looked up be looked up anew; collective."""
+        self._ahead.forget_vectors()
+
     def is_ahead(self, batch: Jagged | KeyedJagged | RowwiseError) -> bool:
         """Whether `prefetch` got this batch, and `forward` not yet."""
         return self._ahead.has(batch)
@@ -219,22 +249,30 @@ class ShardedEmbeddings(nn.Module):
         self._ahead.drop()
 
     def _read_rows_ahead(self) -> None:
-        """Start to read the rows on disk of the next batch, if it is routed."""
+        """Start to read the rows on disk of the next batches, if they are routed."""
         if all(arena.disk is None for arena in self.arenas):
             return
-        routed = self._ahead.next_rows()
-        if routed is not None and routed.received is not None:
-            received = routed.received.expanded().contiguous()
-            for _, tiles in self._groups:
-                tiles.read_ahead(received)
+        with self.phase("prefetch"):
+            for routed in self._ahead.rows_to_read():
+                if routed.received is not None:
+                    received = routed.received.expanded().contiguous()
+                    for _, tiles in self._groups:
+                        tiles.read_ahead(received)
 
     def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
         self._receive_vectors()
+        ahead = self._ahead.take(sparse)
         with self.phase("route"):
-            routed = (self._ahead.take(sparse) or self._router.start(sparse)).finish()
+            routed = (self._router.start(sparse) if ahead is None else ahead.routes).finish()
         for table, feature, count in routed.unknown:
             count_unknown(self.unknown_ids, table, feature, count)
         self._samples += sum(routed.samples_W) if torch.is_grad_enabled() else 0
+        receive = self._look_up(routed) if ahead is None or ahead.vectors is None else ahead.vectors
+        self._in_flight = vectors = Vectors(self.routes.columns, partial(self._receive, receive))
+        return vectors
+
+    def _look_up(self, routed: RoutedBatch) -> ReceiveVectors:
+        """Look up what this rank holds, and start to send it."""
         with self.phase("lookup"):
             outputs, rows = self._lookup.look_up(routed)
             self._read_rows_ahead()
@@ -246,9 +284,7 @@ class ShardedEmbeddings(nn.Module):
             returns=self._returns,
             phase=self.phase,
         )
-        receive = start_exchange(self._exchange, lookup, self._anchor)
-        self._in_flight = vectors = Vectors(self.routes.columns, partial(self._receive, receive))
-        return vectors
+        return start_exchange(self._exchange, lookup, self._anchor)
 
     def _receive(self, receive: ReceiveVectors) -> LookedUp:
         self._in_flight = None
@@ -282,6 +318,27 @@ class ShardedEmbeddings(nn.Module):
             return self._returns.check()
         self._returns.receive()
         return sum(tiles.check_staged() for tiles in self._all_tiles())
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a backward was run since the last update; alike on all ranks."""
+        return self._returns.any_sent
+
+    def take_staged(self) -> "HeldGradients":
+        """Remove the staged gradients, for an update that comes later; collective."""
+        self._returns.receive()
+        self._returns.forget()
+        held = HeldGradients(self._samples, [tiles.staged for tiles in self._all_tiles()])
+        self._samples = 0
+        for tiles in self._all_tiles():
+            tiles.discard()
+        return held
+
+    def put_staged(self, held: "HeldGradients") -> None:
+        """Stage what `take_staged` has removed."""
+        self._samples += held.samples
+        for tiles, staged in zip(self._all_tiles(), held.staged, strict=True):
+            tiles.staged = staged + tiles.staged
 
     def discard(self) -> None:
         """Drop the staged gradients."""

@@ -266,7 +266,7 @@ class EmbeddingExchange:
 
 # Stages the gradients of this rank's pieces; returns the gradient of received per-id weights, if they are trained.
 StageVectorGradients = Callable[[RoutedBatch, VectorGradients], Tensor | None]
-Phase = Callable[[str], AbstractContextManager[None]]  # entered with "route", "lookup", "exchange" or "return"
+Phase = Callable[[str], AbstractContextManager[None]]  # with "route", "prefetch", "lookup", "exchange" or "return"
 
 
 def no_timing(_phase: str) -> AbstractContextManager[None]:

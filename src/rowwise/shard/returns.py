@@ -62,6 +62,11 @@ class ReturnedGradients:
         """
         return sum(self._check(sent) for sent in self._sent)
 
+    @property
+    def any_sent(self) -> bool:
+        """Whether backwards have sent gradients since `forget`; alike on all ranks."""
+        return bool(self._sent)
+
     def forget(self) -> None:
         """Forget what was sent, after an update."""
         self._sent = []

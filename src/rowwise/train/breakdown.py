@@ -14,11 +14,13 @@ cannot tell waiting from sending, and it stays part of that phase.
 be busy for longer, while the main thread computes: the link from the call of a collective until its data have arrived
 ([Note: Transfers] in `comm/interface.py`), the disk while reads are in flight, the reader while it makes a batch.
 Intervals of one phase that overlap count once. A transfer belongs to the phase and the step in which its collective was
-called. For phases of the main thread busy and exposed seconds are the same.
+called, a read to the latest step for which rows were read ahead. For phases of the main thread busy and exposed seconds
+are the same. A lookup counts how long it waits for the disk; that is moved from `lookup` to `prefetch`.
 
 While a torch profiler records, each phase is a `record_function` of its name.
 
-Known limits: on a GPU, kernels that were only queued are charged to the phase that first synchronises.
+Known limits: on a GPU, kernels that were only queued are charged to the phase that first synchronises. A collective of
+another thread, as of a checkpoint in the background, belongs to the phase of the main thread.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +34,7 @@ from torch.autograd import profiler
 from rowwise.comm.interface import Transfer, TransferObserver, WaitTime
 from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
 from rowwise.shard.exchange import no_timing
+from rowwise.train.disk_reads import DiskReads
 from rowwise.train.timeline import LINK, PROCESSOR, Timeline
 
 # `update` is the update of rows; the update of dense parameters is part of `backward`. `reduce`: all-reduces of dense
@@ -82,7 +85,7 @@ class Breakdown:
 
     __slots__ = (
         *("_busy", "_busy_until", "_now", "_observer", "_ranges", "_seconds", "_since", "_stack", "_step", "_waited"),
-        *("_waited_s", "timeline"),
+        *("_lookup_s", "_reads", "_reads_for", "_waited_s", "timeline"),
     )
 
     def __init__(
@@ -99,7 +102,9 @@ class Breakdown:
         self._busy_until = dict.fromkeys(BESIDE, 0.0)
         self._stack = ["other"]
         self._ranges: dict[int, profiler.record_function] = {}  # by depth of the stack
-        self._step = 0
+        self._step = self._reads_for = 0
+        self._reads: DiskReads | None = None  # None: no table is on disk
+        self._lookup_s = 0.0  # seconds of lookups when reads were counted last
         self.timeline = Timeline()
         self._since = now()
 
@@ -110,6 +115,9 @@ class Breakdown:
     def enter(self, name: str) -> None:
         """Begin a phase inside the current one."""
         self._charge()
+        if self._reads is not None and name in ("prefetch", PAUSED):
+            self._count_reads()
+            self._reads_for = max(self._reads_for, self._step)
         self._stack.append(PAUSED if self._stack[-1] == PAUSED else name)
         self._observer.stage = self._stack[-1]
         if profiler._is_profiler_enabled:
@@ -119,6 +127,8 @@ class Breakdown:
     def leave(self) -> None:
         """End the innermost phase."""
         self._charge()
+        if self._reads is not None and self._stack[-1] == PAUSED:
+            self._count_reads()
         if self._ranges:
             named = self._ranges.pop(len(self._stack), None)
             if named is not None:
@@ -156,6 +166,7 @@ class Breakdown:
     def seconds(self) -> dict[str, float]:
         """Exposed seconds by phase."""
         self._charge()
+        self._count_reads()
         return dict(self._seconds)
 
     def phase_seconds(self) -> PhaseSeconds:
@@ -173,6 +184,8 @@ class Breakdown:
         See [Note: Stages of sharded tables].
         """
         self._observer.report = self._add_transfer
+        reads = DiskReads(tables)
+        self._reads = reads if reads.any else None
         watches: list[Watch] = [_TransferHook(self._observer)]
         for module in tables:
             watches.append(module.register_forward_pre_hook(self._enter_lookup))
@@ -192,6 +205,19 @@ class Breakdown:
     def _add_transfer(self, transfer: Transfer) -> None:
         if transfer.stage != PAUSED:
             self.add_busy(transfer.stage, LINK, transfer.begin_s, transfer.end_s, transfer.step)
+
+    def _count_reads(self) -> None:
+        if self._reads is None:
+            return
+        wait_s, intervals = self._reads.take_wait_s(), self._reads.take_intervals()
+        if self._stack[-1] != PAUSED:
+            # An update may wait, too, for rows that have lost their slot; only the lookup's seconds move.
+            wait_s = min(wait_s, self._seconds["lookup"] - self._lookup_s)
+            self._seconds["lookup"] -= wait_s
+            self._seconds["prefetch"] += wait_s
+            for begin_s, end_s in intervals:
+                self.add_busy("prefetch", "disk", begin_s, end_s, self._reads_for)
+        self._lookup_s = self._seconds["lookup"]
 
     def _set_step(self, step: int) -> None:
         self._charge()

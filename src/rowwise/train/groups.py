@@ -60,7 +60,7 @@ class UpdateGroups:
         return replace(group, batches=group.batches + [self._empty.to(self._context.settings.device)] * missing)
 
     def read(self) -> UpdateGroup:
-        """The next group."""
+        """Read the next group; an error becomes `error`, and the group is empty."""
         settings, batches = self._context.settings, list[Batch]()
         with self._context.clock.phase("data"):
             try:

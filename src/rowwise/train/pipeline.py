@@ -9,8 +9,9 @@
     lookup, exchange, forward, backward, return, reduce, status, update: in step i + 1
 
 `train.pipeline_depth` is the number of steps in flight: 1 prepares nothing ahead, d prepares the d - 1 next steps. The
-stages are the functions of an unprepared step, so the results have the same bits for any depth. What a step prepares
-ahead depends on ids only, never on weights.
+stages are the functions of an unprepared step, so the results have the same bits for any depth. What is prepared ahead
+depends on ids only, never on weights. The exception is `train.staleness` of 1 or more: then the next step's vectors are
+looked up and sent ahead as well, one more step is in flight, and lookups miss some updates (see `late.py`).
 
 All ranks prepare at the same places of a step ([Note: Overlap]), so they call collectives in one order.
 
@@ -35,6 +36,7 @@ from rowwise.hashing.managed.embeddings import ManagedEmbeddings
 from rowwise.ingest.batcher import Position
 from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.train.groups import UpdateGroup, UpdateGroups
+from rowwise.train.late import LateUpdates
 from rowwise.train.step import (
     StepContext,
     StepResult,
@@ -85,6 +87,10 @@ class Pipeline:
         self._steps: deque[PreparedStep] = deque()  # the first is the next to run
         self._prefetched = find_prefetched(context)
         self._began = False  # whether the current step has begun to prepare another
+        self._verified = False  # whether the model looks up what is prepared
+        settings = context.settings
+        looks_ahead = settings.staleness > 0 and settings.pipeline_depth > 1
+        self._depth = settings.pipeline_depth + looks_ahead
 
     def next_step(self) -> PreparedStep:
         """The next step; raises what its header says."""
@@ -102,15 +108,18 @@ class Pipeline:
         stepped = run_step(self._context, step.batches, step.pieces, self._status, step.number, self._overlap)
         self._steps.popleft()
         self._number = step.number + 1
-        self._prefetched = [tables for tables in self._prefetched if tables.looked_up(step.pieces)]
+        self._prefetched = [tables for tables in self._prefetched if tables.were_used(step.pieces)]
+        self._verified = True
         return stepped
 
     def settle(self) -> None:
-        """Wait for all that is on its way, before collectives of others; collective."""
+        """Wait for all that is on its way, and apply late updates, before an evaluation or a checkpoint; collective."""
         for step in self._steps:
             step.header.wait()
         for tables in self._prefetched:
             tables.settle()
+        for late in self._context.late.values():
+            late.apply_all()
 
     def close(self) -> None:
         """Wait for all that is on its way, and forget it; collective."""
@@ -120,7 +129,7 @@ class Pipeline:
             tables.drop()
 
     def _overlap(self) -> None:
-        """See [Note: Overlap]."""
+        """Begin to prepare a further step, or continue what the last call began; see [Note: Overlap]."""
         if self._began:
             with self._context.clock.working_for(self._steps[-1].number):
                 with self._context.clock.phase("status"):
@@ -128,25 +137,39 @@ class Pipeline:
                         step.header.advance()
                 for tables in self._prefetched:
                     tables.advance()
+            self._look_ahead()
             return
         self._began = True
-        while len(self._steps) < self._context.settings.pipeline_depth:
+        while len(self._steps) < self._depth:
             newest = self._steps[-1].header  # known already, but for the first steps of an epoch
             if newest.wait() is not None or not (status := newest.finish()).following:  # an error: of that step
-                return
+                break
             self._prepare(status)
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """With staleness, look the next step's batches up if they are routed."""
+        if not self._context.late or not self._verified or len(self._steps) < 2:
+            return
+        current, following = self._steps[0].pieces, self._steps[1]
+        if not isinstance(current, RowwiseError) and not isinstance(following.pieces, RowwiseError):
+            with self._context.clock.working_for(following.number):
+                for tables in self._prefetched:
+                    if tables.looked_up(current):
+                        tables.look_ahead(following.number, following.pieces)
 
     def _prepare(self, status: GlobalStatus) -> None:
         """Begin to prepare a step, of which the header of the step before it has told."""
         context, group = self._context, self._groups.fill(self._newest, status.following)
-        self._newest = self._groups.read()
+        number = self._number + len(self._steps)
+        with context.clock.working_for(number + 1):
+            self._newest = self._groups.read()
         header = StepHeader(
             following=len(self._newest.batches),
             following_samples=count_samples(self._newest.batches),
             stop=self._stop(),
             error=self._groups.error,
         )
-        number = self._number + len(self._steps)
         with context.clock.working_for(number):
             with context.clock.phase("status"):
                 started = start_header(context, group.batches, number, header)
@@ -169,8 +192,8 @@ class Pipeline:
 class PrefetchedTables:
     """Sharded tables whose batches are routed ahead, with the id map before them if they have one."""
 
-    def __init__(self, tables: ShardedEmbeddings, id_map: MappedEmbeddings | None) -> None:
-        self._tables, self._id_map = tables, id_map
+    def __init__(self, tables: ShardedEmbeddings, id_map: MappedEmbeddings | None, late: LateUpdates | None) -> None:
+        self._tables, self._id_map, self._late = tables, id_map, late
 
     def prefetch(self, sparse: Jagged | KeyedJagged) -> None:
         """Begin to route a batch that the model will look up; collective."""
@@ -184,17 +207,38 @@ class PrefetchedTables:
         """Continue what `prefetch` has begun; collective."""
         self._tables.advance()
 
-    def settle(self) -> None:
-        """Wait for what `prefetch` has begun; collective."""
-        self._tables.settle()
+    def look_ahead(self, number: int, pieces: Sequence[Batch]) -> None:
+        """Look the batches of a step up if all are routed, after the updates that they have to see; collective.
+
+        Not while gradients of the current step wait, which an update would apply as well.
+        """
+        batches = self._batches_ahead(pieces)
+        if self._late is not None and not self._tables.has_gradients and all(map(self._tables.is_routed, batches)):
+            self._late.apply_before(number)
+            for batch in batches:
+                self._tables.look_ahead(batch)
 
     def looked_up(self, pieces: Sequence[Batch]) -> bool:
+        """Whether these batches are looked up, by the model or ahead of it."""
+        return all(map(self._tables.is_looked_up, self._batches_ahead(pieces)))
+
+    def _batches_ahead(self, pieces: Sequence[Batch]) -> list[Jagged | KeyedJagged | RowwiseError]:
+        """What the tables got for these batches, without those that the model has looked up."""
+        id_map = self._id_map
+        found = [piece.sparse if id_map is None else id_map.batch_ahead(piece.sparse) for piece in pieces]
+        return [batch for batch in found if batch is not None and self._tables.is_ahead(batch)]
+
+    def settle(self) -> None:
+        """Wait for what `prefetch` has begun, and forget what `look_ahead` has found; collective."""
+        self._tables.settle()
+        self._tables.forget_looked_up()
+
+    def were_used(self, pieces: Sequence[Batch]) -> bool:
         """Whether the model has looked these batches up, not others that it made of them; if not, drops what is ahead.
 
         All ranks run one model, so all find the same.
         """
-        module = self._tables if self._id_map is None else self._id_map
-        if not any(module.is_ahead(piece.sparse) for piece in pieces):
+        if not self._batches_ahead(pieces):
             return True
         self.drop()
         return False
@@ -215,5 +259,5 @@ def find_prefetched(context: StepContext) -> list[PrefetchedTables]:
         id_map = context.id_maps.get(tables)
         waits = len(tables.comm.ranks) > 1 or any(arena.disk is not None for arena in tables.arenas)
         if waits and not isinstance(id_map, ManagedEmbeddings):
-            found.append(PrefetchedTables(tables, id_map))
+            found.append(PrefetchedTables(tables, id_map, context.late.get(tables)))
     return found

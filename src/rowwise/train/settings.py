@@ -15,6 +15,7 @@ from rowwise.value import MOST_BATCH, MOST_STEPS, MOST_THREADS, check_most
 
 MOST_AHEAD = 4096  # batches or splits prepared ahead
 MOST_DEPTH = 16  # steps in flight
+MOST_STALENESS = 1024  # steps
 COUNTS = ("batch", "epochs", "accumulate", "virtual_shards", "pipeline_depth")  # at least 1
 STEPS = re.compile(r"(?:steps=)?([0-9]{1,12}):([0-9]{1,12})")
 BETTER_LOWER = ("loss", "ne")  # metrics that get better by falling; all others by rising
@@ -93,6 +94,9 @@ class Training(Value, frozen=True):
     ahead: int = 4  # batches that a thread prepares ahead; 0: no thread
     # Steps in flight: while one runs, the ids of the next are sent and their rows on disk are read. 1: one by one
     pipeline_depth: int = 2
+    # Updates of rows that a lookup may miss, those of the last steps: with 1 or more, the vectors of the next step
+    # travel while one runs, but results change. 0: exact
+    staleness: int = 0
 
     def __post_init__(self) -> None:
         counts = {name: getattr(self, name) for name in COUNTS}
@@ -102,7 +106,9 @@ class Training(Value, frozen=True):
                 raise SpecError(f"train.{name}={count}: want at least 1")
         check_most("train.", self, batch=MOST_BATCH, epochs=MOST_STEPS, steps=MOST_STEPS, accumulate=MOST_BATCH)
         check_most("train.", self, threads=MOST_THREADS, virtual_shards=MOST_BATCH, ahead=MOST_AHEAD)
-        check_most("train.", self, pipeline_depth=MOST_DEPTH)
+        check_most("train.", self, pipeline_depth=MOST_DEPTH, staleness=MOST_STALENESS)
+        if self.staleness < 0:
+            raise SpecError(f"train.staleness={self.staleness}: want at least 0")
         if self.determinism == "elastic" and self.accumulate > 1:
             want = "want 1, and a batch that many times as large: its virtual shards are computed one by one anyway"
             raise SpecError(f"train.accumulate={self.accumulate} with train.determinism='elastic': {want}")

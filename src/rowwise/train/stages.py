@@ -4,11 +4,12 @@ Rank 0 gets the seconds of all ranks with the gather of their metrics, so a line
 lines of timeline.csv. A line of stages.csv holds the mean over the steps since the line before.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import final
 
 from rowwise.plan import Forecast
+from rowwise.spec import Value
 from rowwise.train.breakdown import PHASES, Breakdown, PhaseSeconds
 from rowwise.train.feeding import AskHealth, DataWait, no_service, worker_cells
 from rowwise.train.progress import Progress
@@ -16,8 +17,14 @@ from rowwise.train.run_folder import Cell
 from rowwise.train.settings import Training
 from rowwise.train.timeline import StageInterval
 
-Seconds = Mapping[str, float]  # by phase
 STAGES = ("lookup", "exchange", "wait", "update")  # phases of a forecast; its `exchange` includes `route`
+
+
+class PhaseTime(Value, frozen=True):
+    """Seconds of a phase in a step: [Note: Busy and exposed] in `breakdown.py`."""
+
+    exposed_s: float
+    busy_s: float
 
 
 @final
@@ -36,8 +43,9 @@ class Stages:
     ) -> None:
         self.clock, self._health = clock, health
         self._begin, self._samples, self._step = clock.phase_seconds(), 0, 0
-        self._first: Seconds | None = None  # the clock when the first step had ended
-        self._last: Seconds = self._begin.exposed  # the clock when the last step had ended
+        self._first: PhaseSeconds | None = None  # the clock when the first step had ended
+        self._last = self._begin  # the clock when the last step had ended
+        self._ended = 0  # steps
         self._spent = self._begin.since(self._begin)
         fits = forecast is not None and forecast.batch == training.batch * training.accumulate
         self._expected = forecast.stages_s if forecast is not None and fits else {}
@@ -45,18 +53,24 @@ class Stages:
     def begin(self, progress: Progress) -> None:
         """Begin a line here: earlier seconds are not part of it."""
         self._begin, self._samples, self._step = self.clock.phase_seconds(), progress.samples, progress.step
-        self._first = None
+        self._first, self._ended = None, 0
 
     def end_step(self) -> None:
-        self._last = self.clock.seconds()
+        self._last, self._ended = self.clock.phase_seconds(), self._ended + 1
         self._first = self._first or self._last
 
     @property
     def data_wait(self) -> DataWait:
         """Waiting for data in all steps since `begin` but the first, which waits for readers and workers to start."""
-        first = self._first or self._last
-        spent = {phase: self._last[phase] - first[phase] for phase in PHASES}
+        spent = self._last.since(self._first or self._last).exposed
         return DataWait(seconds=spent["data"], of_s=sum(spent.values()))
+
+    def mean_step(self) -> dict[str, PhaseTime]:
+        """Seconds of a step by phase, the mean of the steps of `data_wait`; empty without any."""
+        steps, spent = self._ended - 1, self._last.since(self._first or self._last)
+        if steps < 1:
+            return {}
+        return {p: PhaseTime(exposed_s=spent.exposed[p] / steps, busy_s=spent.busy[p] / steps) for p in PHASES}
 
     def worker_cells(self) -> dict[str, Cell]:
         """The cells of steps.csv about workers."""

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import torch
@@ -38,6 +39,7 @@ from rowwise.spec import Wire
 from rowwise.train.breakdown import Breakdown
 from rowwise.train.dense import DenseGradients
 from rowwise.train.elastic import ElasticGradients
+from rowwise.train.late import LateUpdates
 from rowwise.train.objective import Objective, Outcome
 from rowwise.train.optimizers import make_optimizer, set_rate
 from rowwise.train.settings import Training
@@ -75,6 +77,7 @@ class StepContext:
     comm: Comm
     gradients: DenseGradients | ElasticGradients
     shards: VirtualShards | None  # None: not elastic, batches are not cut
+    late: Mapping[AnyEmbeddings, LateUpdates]  # with staleness: of each module
 
     @classmethod
     def create(
@@ -103,6 +106,13 @@ class StepContext:
             for module in tables:
                 if isinstance(module, ShardedEmbeddings):
                     module.forwards_per_batch = settings.virtual_shards // world
+        managed = tuple(one for one in model.modules() if isinstance(one, ManagedEmbeddings))
+        if managed and settings.staleness:
+            names = ", ".join(table.name for one in managed for table in one.managed)
+            why = "an id may have lost its row before its late update"
+            raise SpecError(f"train.staleness={settings.staleness} with managed tables ({names}): {why}; want 0")
+        apply = partial(_apply_rows, own, clock)
+        late = {module: LateUpdates(module, settings.staleness, apply) for module in tables if settings.staleness}
         return cls(
             model=model,
             objective=objective,
@@ -111,11 +121,12 @@ class StepContext:
             clock=clock,
             tables=tables,
             id_maps={one.stored: one for one in model.modules() if isinstance(one, IdTables)},
-            managed=tuple(one for one in model.modules() if isinstance(one, ManagedEmbeddings)),
+            managed=managed,
             dense=dense,
             comm=own,
             gradients=gradients,
             shards=shards,
+            late=late,
         )
 
 
@@ -182,13 +193,18 @@ def run_step(
     try:
         with one_thread() if context.shards else nullcontext():
             _observe_ids(context, batches)
+            for late in context.late.values():
+                late.apply_before(number)
             losses, outcomes = _differentiate(context, pieces, status.samples, number, overlap)
             with context.clock.phase("backward"):
                 loss, norm, may_overflow = _agree_on_gradients(context, losses, number)
                 _clip(context, norm)
+                for late in context.late.values():
+                    late.hold(number, may_overflow=may_overflow)
             overlap()
             with context.clock.phase("backward"):
-                _update_rows(context, number, may_overflow=may_overflow)
+                if not context.late:
+                    _update_rows(context, number, may_overflow=may_overflow)
                 rate = _update_dense(context, number)
     finally:
         # After an error no gradient of this step may reach the next one; after an update there is none left.
@@ -320,16 +336,20 @@ def _clip(context: StepContext, norm: float) -> None:
 
 def _update_rows(context: StepContext, number: int, *, may_overflow: bool) -> None:
     """Update rows, before the dense parameters: rows may still fail, and the dense parameters then stay unchanged."""
+    _apply_rows(context.comm, context.clock, context.tables, number, may_overflow)
+
+
+def _apply_rows(comm: Comm, clock: Breakdown, tables: Sequence[AnyEmbeddings], number: int, may_overflow: bool) -> None:
     failure: UpdateError | None = None
     try:
-        with context.clock.phase("update"):
-            run_all(tables.update for tables in context.tables)
+        with clock.phase("update"):
+            run_all(module.update for module in tables)
     except GradientError as error:
-        if len(context.comm.ranks) == 1:
+        if len(comm.ranks) == 1:
             raise
         failure = UpdateError(f"step {number}: {error}")
     if may_overflow:
-        raise_if_any_rank_failed(context.comm, failure, during="update of rows")
+        raise_if_any_rank_failed(comm, failure, during="update of rows")
     elif failure is not None:
         # Stored weights were not finite, which the bound cannot predict: this rank raises, and the others lose a peer.
         raise failure

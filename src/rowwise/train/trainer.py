@@ -38,7 +38,7 @@ from rowwise.train.recorder import Recorder
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.run_state import RunState
 from rowwise.train.settings import Settings
-from rowwise.train.stages import Stages
+from rowwise.train.stages import PhaseTime, Stages
 from rowwise.train.step import EXACT, StepContext, StepResult, count_samples
 from rowwise.train.step_header import StepHeader, exchange_step_header
 from rowwise.train.traffic import TableTraffic
@@ -163,6 +163,11 @@ class Trainer:
         """This rank's share of time spent waiting for data, since `run` began."""
         return self._stages.data_wait
 
+    @property
+    def mean_step(self) -> dict[str, PhaseTime]:
+        """This rank's seconds of a step by phase, the mean since `run` began; empty for a single step."""
+        return self._stages.mean_step()
+
     def run(self) -> Progress:
         """Train to the end."""
         handles = self._context.clock.watch(self._context.tables)
@@ -185,14 +190,17 @@ class Trainer:
     def _train_epoch(self) -> None:
         """Take the remaining steps of an epoch, or those up to a stop."""
         groups = UpdateGroups(self._batcher, self._context)
-        first, done = groups.read(), self.progress.step
+        done = self.progress.step
+        with self._clock.working_for(done + 1):
+            first = groups.read()
         header = StepHeader(
             following=len(first.batches),
             following_samples=count_samples(first.batches),
             stop=self._stop_requested,
             error=groups.error,
         )
-        status = exchange_step_header(self._comm, header, during=f"after step {done}")
+        with self._clock.phase("status"):
+            status = exchange_step_header(self._comm, header, during=f"after step {done}")
         self._stopping = self._stopping or status.stop
         groups.begin(status, first, resumed=self._resumed)
         self._resumed = False
@@ -205,8 +213,8 @@ class Trainer:
         pipeline.close()
 
     def _run_step(self, pipeline: Pipeline) -> StepResult:
+        self._recorder.start_step(self.progress.step + 1)
         prepared = pipeline.next_step()
-        self._recorder.start_step(prepared.number)
         random = torch.get_rng_state()
         try:
             stepped = pipeline.run(prepared)

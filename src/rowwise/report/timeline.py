@@ -1,0 +1,255 @@
+"""The section with ten steps as intervals by rank and resource: as recorded, and as a model schedules the same costs.
+
+The model (`perf/timeline.py`) gets the mean busy seconds of each stage and rank, so the two pictures differ by what it
+does not know: steps that are unlike, and stages that are called at other places. The text tells them apart: it has the
+model's time of a step from the costs of each step as well.
+"""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rowwise.perf.step_program import RESOURCES, ScheduledStage, training_stages
+from rowwise.perf.timeline_costs import IDLE, complete_steps, costs_by_step, recorded_costs
+from rowwise.quantity import format_duration, format_percent, is_finite
+from rowwise.report.markup import Html, data_table, div, figure, join, note, section, span, tag, text
+from rowwise.report.read import RecordedRun, StageLine
+from rowwise.report.scale import Scale, tick_labels, ticks_inside
+
+TITLE = "Timeline"
+STEPS, RANKS = 10, 8  # that are drawn
+DEPTH, MOST_DEPTH = "train.pipeline_depth", 16
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 1080.0, 136.0, 10.0, 22.0, 26.0
+LANE, LANE_GAP, RANK_GAP = 15.0, 2.0, 9.0
+NARROWEST = 0.15  # shorter intervals are not drawn
+STYLES = {  # label and colour; of two stages with one colour the second is pale
+    "data": ("reading a batch", "orange"),
+    "route": ("routing ids", "black"),
+    "prefetch": ("reading rows ahead", "orange pale"),
+    "lookup": ("lookup", "sky"),
+    "exchange": ("exchange of vectors", "vermillion"),
+    "forward": ("forward", "blue"),
+    "backward": ("backward", "green"),
+    "return": ("gradients of vectors", "vermillion pale"),
+    "reduce": ("dense gradients", "green pale"),
+    "status": ("status of ranks", "grey"),
+    "update": ("update of rows", "purple"),
+    "other": ("other", "grey pale"),
+}
+HEADERS = ("Stage", "Busy", "Exposed", "Exposed of busy")
+NOTE = (
+    "A lane is a resource of a rank: its processor (the main thread), its link, its disk, and the thread that reads "
+    "batches. Blank is idle; a collective lasts until the last rank has called it. Work that is done ahead has the "
+    "step that it is for, which the pointer shows with its times. Model: the schedule of stages of the same mean "
+    "lengths, in the order of the program."
+)
+TABLE_NOTE = (
+    "Busy: how long the stage's resource works in a step. Exposed: how long the main thread spends on the stage or "
+    "waits for it. Medians over lines of stages.csv, on the rank where they are largest."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Picture:
+    """Intervals that are drawn, in seconds since the first of them."""
+
+    title: str
+    key: str
+    stages: Sequence[ScheduledStage]
+    step_s: float
+    unlike_s: float  # a step if each takes what it has taken
+
+
+class _Lane(NamedTuple):
+    rank: int
+    resource: str
+
+
+def draw_timeline(run: RecordedRun) -> Html:
+    """The section; empty for a run that recorded neither intervals nor busy seconds."""
+    table = _draw_stages(run.stages)
+    if not run.timeline and not table:
+        return Html("")
+    pictures = _make_pictures(run)
+    if not pictures:
+        problem = note("timeline.csv has no step that all ranks have ended, so there is nothing to draw.")
+        return section("timeline", TITLE, problem if run.timeline else Html(""), table)
+    shown = {stage.name for picture in pictures for stage in picture.stages}
+    entries = (_draw_entry(*STYLES[name]) for name in STYLES if name in shown)
+    legend = div("legend cubes", *entries)
+    ranks = 1 + max(stage.rank for stage in run.timeline)
+    cut = note(f"Ranks 0 to {RANKS - 1} are drawn, of {ranks:,}.") if ranks > RANKS else Html("")
+    span_s = max((stage.end_s for picture in pictures for stage in picture.stages), default=0.0)
+    figures = [
+        figure(
+            picture.title,
+            div("wide gantt", _draw_picture(picture, span_s)),
+            span("ends", f"{format_duration(picture.step_s)} a step"),
+        )
+        for picture in pictures
+    ]
+    return section("timeline", TITLE, _sum_up(run, pictures), legend, cut, *figures, note(NOTE), table)
+
+
+def _draw_entry(label: str, colour: str) -> Html:
+    return tag("span", {"class": "entry"}, span(f"swatch {colour}", ""), text(label))
+
+
+def _pipeline_depth(run: RecordedRun) -> int:
+    depth = run.settings.get(DEPTH, "2")
+    return min(max(int(depth), 1), MOST_DEPTH) if depth.isdecimal() and len(depth) < 4 else 2
+
+
+def _make_pictures(run: RecordedRun) -> list[_Picture]:
+    """The recorded steps and the model's; none without complete steps of ranks 0, 1, 2, ..."""
+    from rowwise.perf.timeline import WARM_UP, schedule, step_seconds  # here, as numpy takes a while to import
+
+    steps = sorted(complete_steps(run.timeline))[-STEPS:]
+    recorded = [stage for stage in run.timeline if stage.step in set(steps)]
+    ranks = {stage.rank for stage in recorded}
+    costs = recorded_costs(recorded) if ranks == set(range(len(ranks))) else None
+    if costs is None:
+        return []
+    stages, unlike = training_stages(costs, _pipeline_depth(run)), costs_by_step(recorded)
+    scheduled = schedule(stages, WARM_UP + STEPS)
+    later = steps[0] - WARM_UP
+    model = [
+        stage._replace(name=stage.kind, step=stage.step + later)
+        for stage in scheduled
+        if stage.step < WARM_UP + len(steps)
+    ]
+    measured_s, model_s = step_seconds(recorded), step_seconds(scheduled, WARM_UP)
+    unlike_s = step_seconds(schedule(stages, 3 * len(unlike), unlike), len(unlike))
+    return [
+        _Picture("Measured", "timeline-measured", _select_drawn(run.timeline, steps), measured_s, measured_s),
+        _Picture("Model", "timeline-model", _select_drawn(model, steps), model_s, unlike_s),
+    ]
+
+
+def _select_drawn(stages: Sequence[ScheduledStage], steps: Sequence[int]) -> list[ScheduledStage]:
+    """The working intervals for these steps, of the ranks that are drawn, from the end of the step before them on."""
+    ends = [stage.end_s for stage in stages if stage.name == "update" and stage.step < steps[0]]
+    origin_s = max(ends, default=0.0)
+    return [
+        stage._replace(
+            name=stage.name if stage.name in STYLES else "other",
+            begin_s=max(stage.begin_s - origin_s, 0.0),
+            end_s=stage.end_s - origin_s,
+        )
+        for stage in stages
+        if stage.rank < RANKS
+        and steps[0] <= stage.step <= steps[-1]
+        and stage.name != IDLE
+        and stage.end_s > max(stage.begin_s, origin_s)
+    ]
+
+
+def _sum_up(run: RecordedRun, pictures: Sequence[_Picture]) -> Html:
+    measured_s, model_s, unlike_s = pictures[0].step_s, pictures[1].step_s, pictures[1].unlike_s
+    depth = _pipeline_depth(run)
+    flight = f"with {depth} step{'s' * (depth > 1)} in flight"
+    if not (is_finite(measured_s) and min(model_s, unlike_s) > 0):
+        return note(f"One recorded step has no time from step to step; {flight}.")
+    ratios = [f"{format_duration(own_s)} ({measured_s / own_s:.2f}\u00d7)" for own_s in (model_s, unlike_s)]
+    model = f"by the model {ratios[0]} from mean costs, {ratios[1]} from the costs of each step"
+    return tag("p", {"class": "lead"}, text(f"{format_duration(measured_s)} a step {flight}; {model}."))
+
+
+def _draw_picture(picture: _Picture, span_s: float) -> Html:
+    lanes = _place_lanes(picture.stages)
+    bottom = max(lanes.values(), default=TOP) + LANE
+    x = Scale(low=0.0, high=max(span_s * 1000, 1e-9), begin=LEFT, end=WIDTH - RIGHT)
+    parts = [_draw_time_axis(x, bottom), _draw_step_ends(picture.stages, x, bottom)]
+    parts += [_draw_lane(lane, top) for lane, top in lanes.items()]
+    parts += [_draw_interval(stage, x, lanes[_Lane(stage.rank, stage.resource)]) for stage in picture.stages]
+    label = f"{picture.title}: stages of steps by rank and resource, {format_duration(picture.step_s)} a step"
+    attributes = {"role": "img", "aria-label": label, "data-chart": picture.key}
+    return tag("svg", attributes | {"viewBox": f"0 0 {WIDTH:.0f} {bottom + BOTTOM:.0f}"}, *parts)
+
+
+def _place_lanes(stages: Iterable[ScheduledStage]) -> dict[_Lane, float]:
+    """The top of each lane, for the resources that have worked."""
+    used = {_Lane(stage.rank, stage.resource) for stage in stages}
+    tops: dict[_Lane, float] = {}
+    top, rank = TOP - RANK_GAP, -1
+    for lane in sorted(used, key=lambda lane: (lane.rank, RESOURCES.index(lane.resource))):
+        top += RANK_GAP if lane.rank != rank else 0.0
+        rank = lane.rank
+        tops[lane] = top
+        top += LANE + LANE_GAP
+    return tops
+
+
+def _draw_time_axis(x: Scale, bottom: float) -> Html:
+    values = ticks_inside(x.low, x.high)
+    parts: list[Html] = []
+    for value, label in zip(values, tick_labels(values), strict=True):
+        at = x.at(value)
+        parts.append(tag("line", {"class": "tick", "x1": at, "x2": at, "y1": bottom, "y2": bottom + 4}))
+        parts.append(tag("text", {"x": at, "y": bottom + 17, "text-anchor": "middle"}, text(label)))
+    title = {"class": "title", "x": LEFT - 8, "y": bottom + 17, "text-anchor": "end"}
+    return join([*parts, tag("text", title, text("ms"))])
+
+
+def _draw_step_ends(stages: Iterable[ScheduledStage], x: Scale, bottom: float) -> Html:
+    """A line where the last rank has ended its update, with the step's number before it."""
+    ends: dict[int, float] = {}
+    for stage in stages:
+        if stage.name == "update" and stage.resource == "processor":
+            ends[stage.step] = max(stage.end_s, ends.get(stage.step, 0.0))
+    parts: list[Html] = []
+    for step, end_s in sorted(ends.items()):
+        at = x.at(end_s * 1000)
+        parts.append(tag("line", {"class": "level", "x1": at, "x2": at, "y1": TOP - 6, "y2": bottom}))
+        parts.append(tag("text", {"x": at - 3, "y": TOP - 9, "text-anchor": "end"}, text(f"{step}")))
+    words = {"class": "title", "x": LEFT - 8, "y": TOP - 9, "text-anchor": "end"}
+    return join([tag("text", words, text("end of step")), *parts])
+
+
+def _draw_lane(lane: _Lane, top: float) -> Html:
+    track = {"class": "track", "x": LEFT, "y": top, "width": WIDTH - RIGHT - LEFT, "height": LANE}
+    label = f"rank {lane.rank} {lane.resource}"
+    words = {"x": LEFT - 8, "y": top + LANE - 3.5, "text-anchor": "end"}
+    return join([tag("rect", track), tag("text", words, text(label))])
+
+
+def _draw_interval(stage: ScheduledStage, x: Scale, top: float) -> Html:
+    left, right = x.at(stage.begin_s * 1000), x.at(stage.end_s * 1000)
+    if right - left < NARROWEST:
+        return Html("")
+    times = f"from {stage.begin_s * 1000:.3f} ms, {(stage.end_s - stage.begin_s) * 1000:.3f} ms"
+    title = tag("title", None, text(f"{stage.name} of step {stage.step}: {times}"))
+    place = {"x": left, "y": top, "width": right - left, "height": LANE}
+    return tag("g", None, title, tag("rect", {"class": f"bar {STYLES[stage.name][1]}"} | place))
+
+
+# --- busy and exposed seconds ---
+
+
+def _draw_stages(lines: Sequence[StageLine]) -> Html:
+    """Busy and exposed seconds by stage; empty for runs of versions that did not measure them."""
+    by_phase: dict[str, dict[int, list[StageLine]]] = {}
+    for line in lines:
+        if is_finite(line.busy_s) and line.busy_s >= 0:
+            by_phase.setdefault(line.phase, {}).setdefault(line.rank, []).append(line)
+    rows: list[Html] = []
+    for phase, by_rank in by_phase.items():
+        busy_s = max(statistics.median(line.busy_s for line in of_rank) for of_rank in by_rank.values())
+        exposed_s = max(statistics.median(line.measured_s for line in of_rank) for of_rank in by_rank.values())
+        if busy_s or exposed_s:
+            rows.append(_draw_row(phase, busy_s, exposed_s))
+    if not rows:
+        return Html("")
+    return join([data_table(HEADERS, rows, "cards"), note(TABLE_NOTE)])
+
+
+def _draw_row(phase: str, busy_s: float, exposed_s: float) -> Html:
+    label = STYLES[phase][0] if phase in STYLES else ""
+    small = [tag("small", None, text(label))] if label not in ("", phase) else []
+    cells = [tag("th", {"scope": "row"}, text(phase), *small)]
+    busy = "" if phase == IDLE else format_duration(busy_s)
+    share = format_percent(min(exposed_s / busy_s, 1.0)) if busy_s > 0 and busy else ""
+    for head, cell in zip(HEADERS[1:], (busy, format_duration(exposed_s), share), strict=True):
+        cells.append(tag("td", {"data-head": head}, text(cell)))
+    return tag("tr", None, *cells)

@@ -1,0 +1,36 @@
+"""Reads of tables on disk, for the step breakdown: when they were in flight, and how long lookups waited for them."""
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import final
+
+from rowwise.shard.embeddings import AnyEmbeddings
+
+
+@final
+class DiskReads:
+    """What the disk did since the last call."""
+
+    def __init__(self, tables: Sequence[AnyEmbeddings]) -> None:
+        self._disks = [arena.disk for module in tables for arena in module.arenas if arena.disk is not None]
+        self._wait_s = self._total_wait_s()
+        self._since_s = perf_counter()
+
+    @property
+    def any(self) -> bool:
+        """Whether any of the tables is on disk."""
+        return bool(self._disks)
+
+    def take_wait_s(self) -> float:
+        """Seconds in which calls waited for reads."""
+        before, self._wait_s = self._wait_s, self._total_wait_s()
+        return self._wait_s - before
+
+    def take_intervals(self) -> list[tuple[float, float]]:
+        """When reads were in flight, in order; times are of `time.perf_counter`."""
+        found = sorted(interval for disk in self._disks for interval in disk.read_intervals(self._since_s))
+        self._since_s = max((end_s for _, end_s in found), default=self._since_s)
+        return found
+
+    def _total_wait_s(self) -> float:
+        return sum(disk.io_counters().read_wait_s for disk in self._disks)

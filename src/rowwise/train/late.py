@@ -1,0 +1,52 @@
+"""`LateUpdates`: updates of rows that a lookup may miss, with `train.staleness` (bounded staleness, as in Persia).
+
+With staleness k, the lookup of step i sees the updates of the steps up to i - 1 - k. Dense parameters are never late.
+The gradients of later steps wait here, and are applied step by step just before the lookup that has to see them, so the
+results do not depend on timing or on `pipeline_depth`. Before an evaluation, a checkpoint and the end of an epoch all
+of them are applied.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, final
+
+from rowwise.shard.embeddings import AnyEmbeddings
+
+
+class HeldStep(NamedTuple):
+    """The gradients of a step's lookups in one module, which were checked."""
+
+    number: int
+    staged: Any  # what `take_staged` of the module has returned
+    may_overflow: bool
+
+
+ApplyRows = Callable[[Sequence[AnyEmbeddings], int, bool], None]  # (modules, number of the step, may_overflow)
+
+
+@final
+class LateUpdates:
+    """The gradients of one module that wait for their update."""
+
+    def __init__(self, tables: AnyEmbeddings, staleness: int, apply_rows: ApplyRows) -> None:
+        self._tables, self._staleness, self._apply = tables, staleness, apply_rows
+        self._held: deque[HeldStep] = deque()
+
+    def hold(self, number: int, *, may_overflow: bool) -> None:
+        """Take the gradients that a step has staged."""
+        self._held.append(HeldStep(number, self._tables.take_staged(), may_overflow))
+
+    def apply_before(self, number: int) -> None:
+        """Apply what the lookup of this step has to see; collective."""
+        self._apply_until(number - 1 - self._staleness)
+
+    def apply_all(self) -> None:
+        """Apply all gradients that wait; collective."""
+        if self._held:
+            self._apply_until(self._held[-1].number)
+
+    def _apply_until(self, newest: int) -> None:
+        while self._held and self._held[0].number <= newest:
+            held = self._held.popleft()
+            self._tables.put_staged(held.staged)
+            self._apply([self._tables], held.number, held.may_overflow)
