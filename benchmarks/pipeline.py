@@ -52,6 +52,7 @@ from rowwise.comm.spawn import run_processes
 
 WORLD = 2
 CACHED = 0.2  # of rows and state on disk
+RECORDED = 30  # updates of a run, of whose timeline the last ten are kept
 GLOO, SHARED = "gloo", "shared memory"
 HIDDEN, BUSY = 0.70, 1.02  # time of a pipelined step over that of a sequential one
 PEER, ALIKE = 1.8, 0.1  # times TorchRec's samples a second; share of the latency by which the links may differ
@@ -144,12 +145,19 @@ def measure_timeline(args: argparse.Namespace) -> list[dict]:
 
 
 def timelines(args: argparse.Namespace, folder: str) -> list[TimelineOrder]:
-    order = replace(orders(args)[0], transport=GLOO, blocks=1 if args.smoke else 3, updates=3 if args.smoke else 24)
+    """Of small tables, as a run that is recorded writes a checkpoint."""
+    shape, load = Shape.of(1_000, 10_000), Load(1024, 5)
+    order = replace(orders(args)[0], transport=GLOO, shape=shape, load=load, updates=RECORDED, blocks=3)
     short = replace(order, shape=Shape.of(100, 1_000, small=True), load=Load(256, 2), transport=SHARED)
+    if args.smoke:
+        order = short = replace(short, updates=3, blocks=1)
+    gigabytes = 0.01 if args.smoke else 0.3
+    size = Size.of(gigabytes, gigabytes * CACHED, batch=256 if args.smoke else 2048)
+    disk = DiskOrder(size, order.blocks, order.updates, folder)
     about = {"order": order, "folder": folder, "ranks": WORLD}
     return [
         TimelineOrder(name="one rank", **about | {"ranks": 1}),
-        TimelineOrder(name="one rank on disk", disk=disk_order(args, folder), **about | {"ranks": 1}),
+        TimelineOrder(name="one rank on disk", disk=disk, **about | {"ranks": 1}),
         TimelineOrder(name="short steps", **about | {"order": short}),
         TimelineOrder(name="two ranks", **about),
         TimelineOrder(name="two ranks and a delay", delayed=True, **about),
