@@ -26,7 +26,7 @@ LINES = {  # of Python, by package
     "report": 3_525,
     "shard": 3_231,
     "store": 832,
-    "train": 6_063,
+    "train": 6_064,
     "modules": 2_570,
     "C and C++": 10_367,
 }
