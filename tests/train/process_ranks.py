@@ -21,7 +21,7 @@ def run(comm, world, which=None):
 
 
 def stopped_by_a_signal(comm, world):
-    """One rank gets it, in the middle of its second step."""
+    """One rank gets it in the middle of its second step, after the header of the third has left."""
     trainer = world.on(comm, world.net())
     signal.signal(signal.SIGTERM, lambda *_: trainer.stop())
     if comm.rank == 1:

@@ -69,7 +69,7 @@ def make_run(folder, *, depth, accumulate=1, elastic=False, staleness=0, kind=Ra
     return kind(run, folder, **settings)
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("where", ["on disk", 0, 1, 2])

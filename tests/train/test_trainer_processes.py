@@ -44,8 +44,8 @@ def test_ranks_draw_numbers_of_their_own_and_the_same_ones_again(tmp_path):
     ranks = run_processes(3, process_ranks.run, whole, timeout_s=TIMEOUT_S)
     assert len({seed for seed, *_ in ranks}) == 3
     assert ranks[0][0] == 0
-    assert run_processes(3, process_ranks.stopped_by_a_signal, cut, timeout_s=TIMEOUT_S) == [(3, False)] * 3
-    assert CheckpointFolder(cut.folder / "ckpt").steps() == [3]
+    assert run_processes(3, process_ranks.stopped_by_a_signal, cut, timeout_s=TIMEOUT_S) == [(4, False)] * 3
+    assert CheckpointFolder(cut.folder / "ckpt").steps() == [4]
     run_processes(3, process_ranks.run, cut, "last", timeout_s=TIMEOUT_S)
     found, expected = tensors(cut.folder), tensors(whole.folder)
     assert {n: bits(x) for n, x in found.items()} == {n: bits(x) for n, x in expected.items()}
