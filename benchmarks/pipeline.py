@@ -3,16 +3,16 @@
     python benchmarks/pipeline.py [--quick | --smoke] [--only delay] [--save]
 
 Two processes of one thread each train a DLRM by `Trainer`: 13 dense numbers, 26 tables of dim 64 with row-wise Adagrad,
-Zipf(1.05) ids, Adam on the dense layers. `train.pipeline_depth` is the number of steps in flight; 1 is sequential.
-Depths take turns (A B A B) in the same processes; a time is the 20 % quantile over blocks of steps. A slower link is
-simulated (`comm/delayed.py`): a collective begins after a latency, or when its bytes are sent. Sections:
+Zipf(1.05) ids, Adam on the dense layers. `train.pipeline_depth` is the number of steps in flight; 1 is sequential. The
+side `stale` has `train.staleness: 1`. Sides take turns (A B A B) in the same processes; a time is the 20 % quantile
+over blocks of steps. A slower link is simulated (`comm/delayed.py`): a collective begins after a latency, or when its
+bytes are sent. Sections:
 
     delay       a link whose latencies take as long in a sequential step as all else, and one whose bytes do
     busy        the link of this machine, both cores at work: what the pipeline costs where there is nothing to hide
     torchrec    over gloo beside TorchRec, as it is and under TrainPipelineSparseDist, of which the faster counts: the
                 same plan, weights and batches, without latency and with one of 1/4 of our sequential step and of all
                 of it before every collective of either side (`parts/pipeline_c10d.py`)
-
     disk        one process, tables on disk under a limit of memory (the model of `tiers.py`): the share of a step that
                 waits for reads and writes, and what reading ahead gains, beside the disk's random reads
     staleness   test AUC of a library recipe by `train.staleness`, and its spread over seeds; 0 is a run without the key

@@ -22,6 +22,7 @@ from rowwise.shard.apply import shard
 BATCHES = 8  # that the steps go through
 PROBE_s = 30e-3  # latency by which the latencies of a step are counted: long beside other differences
 FREE = SimulatedLink(0.0)
+STALE = "depth 2, stale"  # rows may be one step old
 Turns = Mapping[str, Callable[[], Block]]  # of each side; sampled are seconds of this rank's processor
 
 
@@ -69,7 +70,8 @@ class Group:
         return Block(self.largest(block.seconds), block.sampled)
 
     def depths(self, model: nn.Module) -> dict[str, Callable[[], Block]]:
-        return {f"depth {depth}": partial(self.block, model, pipeline_depth=depth) for depth in self.order.depths}
+        turns = {f"depth {depth}": partial(self.block, model, pipeline_depth=depth) for depth in self.order.depths}
+        return turns | {STALE: partial(self.block, model, pipeline_depth=2, staleness=1)}
 
     def rows(self, about: dict, turns: Turns) -> list[dict]:
         """Sides take turns in blocks (A B A B); a row each."""
