@@ -24,11 +24,11 @@ LINES = {  # of Python, by package
     "planner": 5_277,
     "recipes": 5_734,
     "report": 3_528,
-    "shard": 3_231,
+    "shard": 3_233,
     "store": 832,
-    "train": 6_064,
+    "train": 6_032,
     "modules": 2_570,
-    "C and C++": 10_367,
+    "C and C++": 10_363,
 }
 
 

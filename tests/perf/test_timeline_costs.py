@@ -70,6 +70,10 @@ def test_nothing_recorded_has_no_costs():
     assert recorded_costs([]) is None
 
 
+def costs_of_one_step(rows):
+    return recorded_costs([ScheduledStage(kind, resource, 0, 0, *times) for kind, resource, *times in rows])
+
+
 def test_transfers_at_once_count_once_and_unknown_stages_are_other():
     rows = [
         ("reduce", "link", 0.0, 3.0),
@@ -78,7 +82,7 @@ def test_transfers_at_once_count_once_and_unknown_stages_are_other():
         ("wait", "processor", 5.0, 7.0),
         ("update", "processor", 7.0, 8.0),
     ]
-    found = recorded_costs([ScheduledStage(kind, resource, 0, 0, *times) for kind, resource, *times in rows])
+    found = costs_of_one_step(rows)
     assert found.seconds == {"reduce.early": (3.0,), "reduce.late": (1.0,), "other": (1.0,), "update": (1.0,)}
 
 
@@ -94,7 +98,7 @@ def test_parts_of_a_stage_that_waits_cut_up():
         ("sums of rows", "link", 8.5, 9.0),
         ("update", "processor", 9.0, 10.0),
     ]
-    found = recorded_costs([ScheduledStage(kind, resource, 0, 0, *times) for kind, resource, *times in rows])
+    found = costs_of_one_step(rows)
     assert found.of("forward.bottom") == (3.0,)
     assert found.of("forward.rest") == (1.0,)
     assert found.of("exchange.pack") == (1.0,)

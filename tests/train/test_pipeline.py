@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from counting import Counting
 from msgspec import structs
 from ranked import TIMEOUT_S, Ranked, tensors, train
 from torch import nn
@@ -110,23 +111,6 @@ def test_ids_that_are_mapped_and_batches_that_a_model_makes(tmp_path, kind, dept
     assert what_is_left(tmp_path, 2, depth, **how) == what_is_left(tmp_path, 2, 1, **how)
 
 
-class Counting:
-    """A transport that lists the collectives of a rank, and when they are waited for."""
-
-    def __init__(self, inner, calls) -> None:
-        self.inner, self.calls, self.waited = inner, calls, inner.waited
-
-    def start(self, call, tensor):
-        self.calls.append(call.purpose)
-        return self.inner.start(call, tensor)
-
-    def split(self, groups, group):
-        return Counting(self.inner.split(groups, group), self.calls)
-
-    def close(self):
-        self.inner.close()
-
-
 def test_ids_of_the_next_step_travel_beside_vectors_and_gradients():
     def rank(comm, depth):
         calls = []
@@ -138,9 +122,13 @@ def test_ids_of_the_next_step_travel_beside_vectors_and_gradients():
         return steps[4]
 
     alone, ahead = (run_threads(2, partial(rank, depth=depth), TIMEOUT_S)[0] for depth in (1, 2))
-    own = ["dense", "gradients", "step", "dense"]
-    assert alone == ["step", "counts", "ids", "pooled", *own]
-    assert ahead == ["step", "counts", "pooled", "ids", *own]
+    step, counts, ids = "all_gather of step", "all_to_all of counts", "all_to_all of ids"
+    pooled, own = (
+        "all_to_all of pooled",
+        ["all_reduce of dense", "all_to_all of gradients", step, "all_reduce of dense"],
+    )
+    assert alone == [step, counts, ids, pooled, *own]
+    assert ahead == [step, counts, pooled, ids, *own]
 
 
 class Broken(Ranked):

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from clicks import make_clicks, make_tables
+from counting import Counting
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -471,24 +472,6 @@ def test_an_objective_without_logits():
     work = StepContext.create(model, loss, Training(determinism="elastic", virtual_shards=2), Breakdown())
     (outcome,) = step(work, [make_clicks(300)], 1).outcomes
     assert outcome.logits_BK is None
-
-
-class Counting:
-    """A transport that writes down what is called."""
-
-    def __init__(self, transport, calls):
-        self._transport, self._calls = transport, calls
-        self.waited = transport.waited
-
-    def start(self, call, send_N):
-        self._calls.append(f"{call.collective} of {call.purpose}")
-        return self._transport.start(call, send_N)
-
-    def split(self, groups, group):
-        return Counting(self._transport.split(groups, group), self._calls)
-
-    def close(self):
-        self._transport.close()
 
 
 def test_a_step_tells_its_status_in_two_gathers():

@@ -117,7 +117,7 @@ class MappedEmbeddings(nn.Module):
         return self._map(sparse).batch
 
     def map_ahead(self, sparse: Jagged | KeyedJagged) -> Jagged | RowwiseError:
-        """Map a later batch, of which `forward` then gets this very object; returns what `stored` will look up.
+        """Map a later batch to the batch that `stored` will look up; `forward` has to get the same object as here.
 
         An error is raised by that `forward`.
         """

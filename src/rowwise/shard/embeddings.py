@@ -106,6 +106,7 @@ class ShardedEmbeddings(nn.Module):
             (group, Tiles([_table_piece(routes, piece) for piece in group.pieces], device, folder=disk))
             for group in routes.groups_W[comm.rank]
         ]
+        self.on_disk = any(tiles.arena.disk is not None for _, tiles in self._groups)
         self._replicated = replicated = Tiles(routes.replicated, device) if routes.replicated else None
         self._lookup = LocalLookup(self._groups, replicated)
         self._router, self._exchange = Router(routes, comm), EmbeddingExchange(routes, comm, wire)
@@ -196,7 +197,7 @@ class ShardedEmbeddings(nn.Module):
         raise error
 
     def prefetch(self, sparse: Jagged | KeyedJagged) -> None:
-        """Start to send the ids of a later batch, of which `forward` then gets this very object; collective.
+        """Start to send the ids of a later batch; `forward` has to get the same object, not an equal one. Collective.
 
         `advance` continues. An error of the batch is raised by its `forward`.
         """
@@ -245,12 +246,12 @@ class ShardedEmbeddings(nn.Module):
         self._ahead.wait()
 
     def drop_ahead(self) -> None:
-        """Forget the batches of which only `prefetch` was called; collective."""
+        """Forget the batches that `prefetch` got and `forward` did not; collective."""
         self._ahead.drop()
 
     def _read_rows_ahead(self) -> None:
         """Start to read the rows on disk of the next batches, if they are routed."""
-        if all(arena.disk is None for arena in self.arenas):
+        if not self.on_disk:
             return
         with self.phase("prefetch"):
             for routed in self._ahead.rows_to_read():
@@ -309,10 +310,11 @@ class ShardedEmbeddings(nn.Module):
         run_all(updates)
 
     def check_staged(self) -> float:
-        """Raise if a gradient of the next update is not finite; not collective on exact wires, which it checks early.
+        """Raise if a gradient of the next update is not finite; callers tell the other ranks.
 
-        Callers tell the other ranks. Returns a number of which the sum over ranks is an upper bound of the absolute
-        value of the gradient of any row.
+        On exact wires this rank checks what it has sent, and waits for nothing; on lossy wires it is collective.
+        Returns a number of which the sum over ranks is an upper bound of the absolute value of the gradient of any
+        row.
         """
         if self._exchange.sends_exact_gradients:
             return self._returns.check()

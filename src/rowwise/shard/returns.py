@@ -68,7 +68,7 @@ class ReturnedGradients:
         return bool(self._sent)
 
     def forget(self) -> None:
-        """Forget what was sent, after an update."""
+        """Forget the gradients that this rank has sent, after an update."""
         self._sent = []
 
     def _check(self, sent: SentGradients) -> float:

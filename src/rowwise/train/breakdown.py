@@ -183,17 +183,15 @@ class Breakdown:
 
         See [Note: Stages of sharded tables].
         """
-        self._observer.report = self._add_transfer
         reads = DiskReads(tables)
         self._reads = reads if reads.any else None
-        watches: list[Watch] = [_TransferHook(self._observer)]
+        watches: list[Watch] = [_AttributeHook(self._observer, "report", self._add_transfer, None)]
         for module in tables:
             watches.append(module.register_forward_pre_hook(self._enter_lookup))
             # `always_call`: a lookup that raises must leave its phase, too, or the stack of phases would be wrong.
             watches.append(module.register_forward_hook(self._leave_lookup, always_call=True))
             if isinstance(module, ShardedEmbeddings):
-                module.phase = self.phase
-                watches.append(_StageHook(module))
+                watches.append(_AttributeHook(module, "phase", self.phase, no_timing))
         return watches
 
     def _enter_lookup(self, _module: nn.Module, _args: object) -> None:
@@ -245,22 +243,12 @@ class Breakdown:
 
 
 @final
-class _StageHook:
-    """The `phase` callback of sharded tables."""
+class _AttributeHook:
+    """A callback that is an attribute; `remove` sets the default again."""
 
-    def __init__(self, module: ShardedEmbeddings) -> None:
-        self._module = module
-
-    def remove(self) -> None:
-        self._module.phase = no_timing
-
-
-@final
-class _TransferHook:
-    """The `report` callback of a communicator."""
-
-    def __init__(self, observer: TransferObserver) -> None:
-        self._observer = observer
+    def __init__(self, owner: object, name: str, callback: object, default: object) -> None:
+        setattr(owner, name, callback)
+        self._owner, self._name, self._default = owner, name, default
 
     def remove(self) -> None:
-        self._observer.report = None
+        setattr(self._owner, self._name, self._default)

@@ -14,8 +14,8 @@ from rowwise.batch import Batch
 from rowwise.errors import DataError
 from rowwise.ingest.batcher import Batcher, Position
 from rowwise.train.ranks import empty_batch_template
-from rowwise.train.step import StepContext
-from rowwise.train.step_header import GlobalStatus
+from rowwise.train.step import StepContext, count_samples
+from rowwise.train.step_header import GlobalStatus, StepHeader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +58,11 @@ class UpdateGroups:
             return group
         assert self._empty is not None
         return replace(group, batches=group.batches + [self._empty.to(self._context.settings.device)] * missing)
+
+    def header(self, newest: UpdateGroup, *, stop: bool) -> StepHeader:
+        """What this rank tells the others before a step, when `newest`, the group after that step's, is read."""
+        samples = count_samples(newest.batches)
+        return StepHeader(following=len(newest.batches), following_samples=samples, stop=stop, error=self.error)
 
     def read(self) -> UpdateGroup:
         """Read the next group; an error becomes `error`, and the group is empty."""

@@ -37,15 +37,8 @@ from rowwise.ingest.batcher import Position
 from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.train.groups import UpdateGroup, UpdateGroups
 from rowwise.train.late import LateUpdates
-from rowwise.train.step import (
-    StepContext,
-    StepResult,
-    count_samples,
-    run_step,
-    split_batches,
-    start_header,
-)
-from rowwise.train.step_header import GlobalStatus, StepHeader
+from rowwise.train.step import StepContext, StepResult, run_step, split_batches, start_header
+from rowwise.train.step_header import GlobalStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,17 +152,12 @@ class Pipeline:
                         tables.look_ahead(following.number, following.pieces)
 
     def _prepare(self, status: GlobalStatus) -> None:
-        """Begin to prepare a step, of which the header of the step before it has told."""
+        """Begin to prepare the step after the newest one; `status`: what the header of the newest one has said."""
         context, group = self._context, self._groups.fill(self._newest, status.following)
         number = self._number + len(self._steps)
         with context.clock.working_for(number + 1):
             self._newest = self._groups.read()
-        header = StepHeader(
-            following=len(self._newest.batches),
-            following_samples=count_samples(self._newest.batches),
-            stop=self._stop(),
-            error=self._groups.error,
-        )
+        header = self._groups.header(self._newest, stop=self._stop())
         with context.clock.working_for(number):
             with context.clock.phase("status"):
                 started = start_header(context, group.batches, number, header)
@@ -257,7 +245,7 @@ def find_prefetched(context: StepContext) -> list[PrefetchedTables]:
         if not isinstance(tables, ShardedEmbeddings):
             continue
         id_map = context.id_maps.get(tables)
-        waits = len(tables.comm.ranks) > 1 or any(arena.disk is not None for arena in tables.arenas)
+        waits = len(tables.comm.ranks) > 1 or tables.on_disk
         if waits and not isinstance(id_map, ManagedEmbeddings):
             found.append(PrefetchedTables(tables, id_map, context.late.get(tables)))
     return found

@@ -143,7 +143,7 @@ class StepResult:
 
 
 def do_nothing() -> None:
-    """The default `overlap` of a step, which nothing else overlaps with."""
+    """The default of callbacks."""
 
 
 def step(context: StepContext, batches: Sequence[Batch], number: int, header: StepHeader = NOTHING) -> StepResult:
@@ -204,7 +204,7 @@ def run_step(
             overlap()
             with context.clock.phase("backward"):
                 if not context.late:
-                    _update_rows(context, number, may_overflow=may_overflow)
+                    _apply_rows(context.comm, context.clock, context.tables, number, may_overflow)
                 rate = _update_dense(context, number)
     finally:
         # After an error no gradient of this step may reach the next one; after an update there is none left.
@@ -334,12 +334,8 @@ def _clip(context: StepContext, norm: float) -> None:
         torch._foreach_mul_([p.grad for p in context.dense if p.grad is not None], context.settings.clip / norm)
 
 
-def _update_rows(context: StepContext, number: int, *, may_overflow: bool) -> None:
-    """Update rows, before the dense parameters: rows may still fail, and the dense parameters then stay unchanged."""
-    _apply_rows(context.comm, context.clock, context.tables, number, may_overflow)
-
-
 def _apply_rows(comm: Comm, clock: Breakdown, tables: Sequence[AnyEmbeddings], number: int, may_overflow: bool) -> None:
+    """Update rows, before the dense parameters: rows may still fail, and the dense parameters then stay unchanged."""
     failure: UpdateError | None = None
     try:
         with clock.phase("update"):

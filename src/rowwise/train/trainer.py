@@ -39,13 +39,9 @@ from rowwise.train.run_folder import RunFolder
 from rowwise.train.run_state import RunState
 from rowwise.train.settings import Settings
 from rowwise.train.stages import PhaseTime, Stages
-from rowwise.train.step import EXACT, StepContext, StepResult, count_samples
-from rowwise.train.step_header import StepHeader, exchange_step_header
+from rowwise.train.step import EXACT, StepContext, StepResult, do_nothing
+from rowwise.train.step_header import exchange_step_header
 from rowwise.train.traffic import TableTraffic
-
-
-def do_nothing() -> None:
-    """The default `after_save`: a run saves its checkpoint only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,12 +189,7 @@ class Trainer:
         done = self.progress.step
         with self._clock.working_for(done + 1):
             first = groups.read()
-        header = StepHeader(
-            following=len(first.batches),
-            following_samples=count_samples(first.batches),
-            stop=self._stop_requested,
-            error=groups.error,
-        )
+        header = groups.header(first, stop=self._stop_requested)
         with self._clock.phase("status"):
             status = exchange_step_header(self._comm, header, during=f"after step {done}")
         self._stopping = self._stopping or status.stop

@@ -26,6 +26,16 @@ struct Read {
   int64_t offset, bytes;
 };
 
+inline int read_fully(int file, char* to, int64_t bytes, int64_t at) {  // 0 or errno
+  for (int64_t done = 0; done < bytes;) {
+    const ssize_t got = pread(file, to + done, std::size_t(bytes - done), at + done);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return got ? errno : EIO;
+    done += got;
+  }
+  return 0;
+}
+
 // Submission and completion rings of io_uring, by system calls: their library is not installed everywhere.
 class Uring {
  public:
@@ -183,13 +193,7 @@ class Reader {
   }
 
   static int read_rest(int file, const Read& read, char* buffer, int64_t have) {
-    while (have < read.bytes) {
-      const ssize_t got = pread(file, buffer + have, std::size_t(read.bytes - have), read.offset + have);
-      if (got < 0 && errno == EINTR) continue;
-      if (got <= 0) return got ? errno : EIO;
-      have += got;
-    }
-    return 0;
+    return read_fully(file, buffer + have, read.bytes - have, read.offset + have);
   }
 
   int64_t longest_;

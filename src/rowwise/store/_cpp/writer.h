@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "memory.h"
+#include "reader.h"
 #include "tier.h"
 #include "worker.h"
 
@@ -56,7 +57,7 @@ class SegmentWriter {
 
   // A segment is read to copy its records: `begin_copy`, and later `copy` waits for it.
   void begin_copy(int64_t segment) {
-    copy_job_ = worker_.add([this, segment] { copy_error_ = get(copied_.data(), segment * bytes_); });
+    copy_job_ = worker_.add([this, segment] { copy_error_ = read_fully(file_, copied_.data(), bytes_, segment * bytes_); });
   }
   const char* copy() {
     wait_s_ += worker_.wait(copy_job_);
@@ -89,15 +90,6 @@ class SegmentWriter {
       if (wrote < 0 && errno == EINTR) continue;
       if (wrote <= 0) return wrote ? errno : ENOSPC;
       done += wrote;
-    }
-    return 0;
-  }
-  int get(char* to, int64_t at) const {
-    for (int64_t done = 0; done < bytes_;) {
-      const ssize_t got = pread(file_, to + done, std::size_t(bytes_ - done), at + done);
-      if (got < 0 && errno == EINTR) continue;
-      if (got <= 0) return got ? errno : EIO;
-      done += got;
     }
     return 0;
   }
