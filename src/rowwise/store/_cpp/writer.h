@@ -57,7 +57,8 @@ class SegmentWriter {
 
   // A segment is read to copy its records: `begin_copy`, and later `copy` waits for it.
   void begin_copy(int64_t segment) {
-    copy_job_ = worker_.add([this, segment] { copy_error_ = read_fully(file_, copied_.data(), bytes_, segment * bytes_); });
+    copy_job_ =
+        worker_.add([this, segment] { copy_error_ = read_fully(file_, copied_.data(), bytes_, segment * bytes_); });
   }
   const char* copy() {
     wait_s_ += worker_.wait(copy_job_);
