@@ -34,16 +34,15 @@ def step_timeline(costs: StageCosts, depth: int = DEPTH) -> StepTimeline:
     """A step in the middle of a run with so many steps in flight, and one without any overlap."""
     scheduled = schedule(training_stages(costs, depth), 2 * WARM_UP)
     exposed = exposed_seconds(scheduled, range(WARM_UP, 2 * WARM_UP))
-    stages = [
-        StageTime(
-            name=name.partition(".")[0],
-            resource=PROGRAM[name][0],
-            busy_s=max(costs.of(name)),
-            exposed_s=exposed.get(name.partition(".")[0], 0.0),
-        )
-        for name in PROGRAM
-        if any(costs.of(name))
-    ]
+    stages: list[StageTime] = []
+    for kind in dict.fromkeys(name.partition(".")[0] for name in PROGRAM):
+        names = [name for name in PROGRAM if name.partition(".")[0] == kind and any(costs.of(name))]
+        # Collectives without bytes, such as that of dense gradients, still have ranks wait for each other.
+        waited_s = exposed.get(kind, 0.0)
+        if names or waited_s:
+            resource = PROGRAM[names[0]][0] if names else "link"
+            busy_s = sum(max(costs.of(name)) for name in names)
+            stages.append(StageTime(name=kind, resource=resource, busy_s=busy_s, exposed_s=waited_s))
     return StepTimeline(
         depth=depth,
         sequential_s=sequential_s(costs),
