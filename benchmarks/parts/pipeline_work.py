@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from msgspec import structs
 from torch import nn
 
-from parts.shard_work import DENSE_LR, Parts
+from parts.shard_work import SLOW_LR, Parts
 from rowwise import Batch
 from rowwise.comm.interface import Comm
 from rowwise.ingest.batcher import Position
@@ -49,7 +49,7 @@ def batch_of(parts: Parts) -> Batch:
 
 def settings_of(updates: int, **train: Any) -> Settings:
     """As a recipe has them; metrics are written once, after the last step."""
-    training = Training(optimizer=DenseAdam(lr=DENSE_LR), shuffle=False, steps=updates, **train)
+    training = Training(optimizer=DenseAdam(lr=SLOW_LR), shuffle=False, steps=updates, **train)
     return Settings(train=training, log=Log(every=updates))
 
 

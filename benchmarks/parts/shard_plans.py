@@ -13,7 +13,7 @@ from parts.shard_torchrec import LAYOUTS, TorchRec, join
 from parts.shard_work import NAMES, Load, Shape, Side, linears, parts_of, whole_model
 from rowwise.spec import Topology
 
-SHAPE = Shape.of(1_000, 20_000, small=True)._replace(lr=0.1)
+SHAPE = Shape.of(1_000, 20_000, small=True)._replace(lr=0.1, dense_lr=1e-3)
 LOAD = Load(batch=2048, pooling=3)
 STEPS, FEW = 20, 5
 WIRES = ("fp16", "bf16", "int8")
@@ -63,7 +63,7 @@ def theirs(comm: Any, cases: Sequence[Case]) -> list[Weights]:
 def ours(comm: Any, cases: Sequence[Case]) -> list[Weights]:
     from parts.shard_rowwise import Rowwise
 
-    sides = (Rowwise(whole_model(SHAPE), c.layout, comm, c.wire, c.determinism) for c in cases)
+    sides = (Rowwise(whole_model(SHAPE), c.layout, comm, c.wire, c.determinism, SHAPE.dense_lr) for c in cases)
     return [train(side, comm.rank, len(comm.ranks), c.steps) for side, c in zip(sides, cases, strict=True)]
 
 
@@ -116,7 +116,12 @@ def measure_ours(launch: Any, quick: bool) -> list[dict]:
         cases = [Case(layout, "fp32", determinism) for layout in (*ALL, *HOST_LAYOUTS)]
         cases += [Case("table-wise", wire) for wire in WIRES if determinism == "run"]
         cases = [case._replace(steps=FEW) for case in cases[1:3]] if quick else cases
-        whole = train(Rowwise(whole_model(SHAPE), None, None, determinism=determinism), 0, 1, cases[0].steps)
+        whole = train(
+            Rowwise(whole_model(SHAPE), None, None, determinism=determinism, dense_lr=SHAPE.dense_lr),
+            0,
+            1,
+            cases[0].steps,
+        )
         found = on_threads(Topology(hosts=2, devices=2), ours, cases)
         rows += rows_of("rowwise", "4 threads", cases, found, whole)
         if not quick:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from parts.shard_work import DENSE_LR, NAMES, Parts, Pieces
+from parts.shard_work import NAMES, SLOW_LR, Parts, Pieces
 from rowwise import DLRM, Batch
 from rowwise.comm.interface import Comm
 from rowwise.comm.thread import run_threads
@@ -54,7 +54,13 @@ class Rowwise:
     """A whole model, sharded in place; `layout` None: left whole, in this process alone."""
 
     def __init__(
-        self, start: DLRM, layout: str | None, comm: Comm | None, wire: str = "fp32", determinism: str = "run"
+        self,
+        start: DLRM,
+        layout: str | None,
+        comm: Comm | None,
+        wire: str = "fp32",
+        determinism: str = "run",
+        dense_lr: float = SLOW_LR,
     ):
         self.model, self.comm, self.steps, self.plan = start, comm, 0, None
         codecs = Codecs(forward=RowType(wire), backward=RowType(wire))
@@ -62,7 +68,7 @@ class Rowwise:
         if layout is not None:
             self.plan = plan_of(start.embeddings.tables, layout, comm.topology)
             self.model = shard(start, self.plan, comm, wire=wires, elastic=determinism == "elastic")
-        settings = Training(optimizer=DenseAdam(lr=DENSE_LR), determinism=determinism)
+        settings = Training(optimizer=DenseAdam(lr=dense_lr), determinism=determinism)
         together = {} if layout is None else {"comm": comm, "wire": wires}
         self.work = StepContext.create(self.model, Clicks(self.model), settings, Breakdown(), **together)
 

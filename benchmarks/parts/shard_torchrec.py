@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from parts.dlrm import DENSE, DIM
-from parts.shard_work import DENSE_LR, EPS, NAMES, Parts, Pieces, Shape, Turn, linears
+from parts.shard_work import EPS, NAMES, Parts, Pieces, Shape, Turn, linears
 from parts.train_sides import quiet, sort_pairs
 from rowwise import DLRM
 
@@ -66,7 +66,7 @@ class TorchRec:
         parameters = dict(in_backward_optimizer_filter(self.model.named_parameters()))
         if layout is None:
             parameters = {name: p for name, p in parameters.items() if "embedding_bag" not in name}
-        self.optimizer = torch.optim.Adam(parameters.values(), lr=DENSE_LR, fused=True)
+        self.optimizer = torch.optim.Adam(parameters.values(), lr=shape.dense_lr, fused=True)
 
     def tables(self) -> dict[str, Pieces]:
         """What this rank holds of each table."""
