@@ -144,6 +144,7 @@ def test_intervals_of_reads_are_apart_and_add_up(tmp_path):
     for step, first in enumerate(range(0, 1500, 100)):
         read_ahead(disk, torch.arange(first + 100, first + 200))
         model.change(disk, [torch.arange(first, first + 100)], step)
+    model.change(disk, [torch.arange(1500, 1600)], 15)  # waits for the last reads
     io, intervals, end_s = disk.io_counters(), disk.read_intervals(begin_s), time.perf_counter()
     times = [begin_s, *(time_s for interval in intervals for time_s in interval), end_s]
     assert times == sorted(times)
