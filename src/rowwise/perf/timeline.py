@@ -123,26 +123,16 @@ def sequential_s(costs: StageCosts) -> float:
 def exposed_seconds(scheduled: Iterable[ScheduledStage], steps: range) -> dict[str, float]:
     """By kind of stage, how much of a step its main thread spends on it or waits for it; they add up to the step.
 
-    On the slowest rank, as the mean from the end of the first step in `steps` to the end of the last; of ranks as slow,
-    on the one that computes longest. A stage on another resource is exposed while the main thread waits for its end.
+    On the rank that computes longest, as the mean over `steps`. A stage on another resource is exposed where the main
+    thread is idle until it ends.
     """
-    stages_W: dict[int, list[ScheduledStage]] = defaultdict(list)
+    busy_W: dict[int, float] = defaultdict(float)
+    exposed_W: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for stage in scheduled:
-        if stage.resource == "processor":
-            stages_W[stage.rank].append(stage)
-    between_W = [_between_updates(stages, steps) for stages in stages_W.values()]
-    busy_W = [sum(stage.end_s - stage.begin_s for stage in stages) for stages in between_W]
-    total_W = [busy_s + sum(stage.idle_s for stage in stages) for busy_s, stages in zip(busy_W, between_W, strict=True)]
-    slowest = [rank for rank, total_s in enumerate(total_W) if total_s >= max(total_W) * (1 - 1e-9)]
-    exposed: dict[str, float] = defaultdict(float)
-    for stage in between_W[max(slowest, key=busy_W.__getitem__)]:
-        exposed[stage.kind] += (stage.end_s - stage.begin_s) / (len(steps) - 1)
-        if stage.waits_for:
-            exposed[stage.waits_for.partition(".")[0]] += stage.idle_s / (len(steps) - 1)
-    return dict(exposed)
-
-
-def _between_updates(stages: Sequence[ScheduledStage], steps: range) -> Sequence[ScheduledStage]:
-    """What a main thread does after the update of the first of the steps, up to that of the last."""
-    ends = {stage.step: place + 1 for place, stage in enumerate(stages) if stage.name == "update"}
-    return stages[ends[steps[0]] : ends[steps[-1]]]
+        if stage.resource == "processor" and stage.step in steps:
+            spent_s = stage.end_s - stage.begin_s
+            busy_W[stage.rank] += spent_s
+            exposed_W[stage.rank][stage.kind] += spent_s / len(steps)
+            exposed_W[stage.rank][stage.waits_for.partition(".")[0]] += stage.idle_s / len(steps)
+    exposed = exposed_W[max(busy_W, key=busy_W.__getitem__)]
+    return {kind: seconds for kind, seconds in exposed.items() if kind}
