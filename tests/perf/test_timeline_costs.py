@@ -18,7 +18,9 @@ def _costs(draw):
     world = draw(st.integers(1, 3))
     by_rank = st.tuples(*[seconds] * world)
     found = {name: draw(by_rank) for name in PROGRAM if name not in MERGED}
-    return StageCosts(world, found | {"status": (draw(seconds),) * world})
+    found |= {"status": (draw(seconds),) * world}
+    shortest = min(min(found[name]) for name, (resource, _) in PROGRAM.items() if resource == "link")
+    return StageCosts(world, found, shortest)
 
 
 def record(costs, depth, steps=5):
@@ -79,11 +81,22 @@ def test_transfers_at_once_count_once_and_unknown_stages_are_other():
         ("reduce", "link", 0.0, 3.0),
         ("reduce", "link", 1.0, 4.0),
         ("evaluation", "processor", 4.0, 5.0),
-        ("wait", "processor", 5.0, 7.0),
+        ("wait", "processor", 5.0, 6.0),
+        ("data", "processor", 6.0, 7.0),  # waits for the reader
+        ("status", "link", 7.0, 7.5),
         ("update", "processor", 7.0, 8.0),
     ]
     found = costs_of_one_step(rows)
-    assert found.seconds == {"reduce.early": (3.0,), "reduce.late": (1.0,), "other": (1.0,), "update": (1.0,)}
+    reductions = {"reduce.early": (3.0,), "reduce.late": (1.5,)}  # a latency as long as status passes beside the first
+    assert found.seconds == reductions | {"other": (1.0,), "status": (0.5,), "update": (1.0,)}
+    assert found.latency_s == 0.5
+
+
+def test_buckets_that_are_one_stage_have_one_latency():
+    rows = [("reduce", "link", 0.0, 1.0), ("reduce", "link", 0.1, 1.1), ("reduce", "link", 0.2, 1.2)]
+    found = costs_of_one_step([*rows, ("update", "processor", 2.0, 3.0)])
+    assert found.of("reduce.early") == (pytest.approx(1.1),)
+    assert found.of("reduce.late") == (pytest.approx(1.0),)
 
 
 def test_parts_of_a_stage_that_waits_cut_up():

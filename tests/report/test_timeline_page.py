@@ -27,7 +27,8 @@ def write_timeline(folder, ranks=2, depth=2, steps=10, first=21):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "recipe.yaml").write_text(RECIPE.format(depth=depth))
     given = {name: tuple(0.001 + 0.0005 * ((k + rank) % 3) for rank in range(ranks)) for k, name in enumerate(PROGRAM)}
-    costs = StageCosts(ranks, given | {"status": (0.001,) * ranks, "route.send": (0.0,) * ranks})
+    given |= {"status": (0.001,) * ranks, "route.send": (0.0,) * ranks}
+    costs = StageCosts(ranks, given, latency_s=0.001)  # that of the shortest transfer
     scheduled = schedule(training_stages(costs, depth), 16 + steps)
     with (folder / "timeline.csv").open("w", newline="") as file:
         out = csv.writer(file)

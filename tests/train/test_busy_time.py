@@ -179,13 +179,15 @@ def test_a_transfer_is_busy_while_the_main_thread_computes():
 
     for clock, asked in run_threads(2, on_a_rank, 60):
         clock.begin_step(2)
-        found = sorted(
-            (one for one in clock.timeline.take_changes() if one.resource == "link"), key=lambda x: x.begin_s
-        )
+        changes = sorted(clock.timeline.take_changes(), key=lambda x: x.begin_s)
+        found = [one for one in changes if one.resource == "link"]
         assert [(one.step, one.stage) for one in found] == [(2, "exchange")] * 2
         origin_s = min(clock.timeline._begins.values())
         assert found[0].end_s + origin_s <= asked[0], "all had arrived before the main thread asked for it"
         assert all(one.end_s - one.begin_s >= DELAY_S - 1e-8 for one in found)
+        waits = [one for one in changes if one.stage == "wait" and one.begin_s + origin_s >= asked[1]]
+        assert found[1].end_s in [one.end_s for one in waits], "the main thread waited until the data had arrived"
+        assert all(one.resource == "processor" for one in waits)
 
 
 def test_what_a_pause_sends_is_not_counted():
@@ -267,7 +269,7 @@ def test_reads_of_rows_are_busy_time_of_the_disk(tmp_path):
     sharded = ShardedEmbeddings([table], Plan(world=1, tiles=(tile,)), solo(), disk=tmp_path)
     ids = torch.arange(rows).repeat(2).split(batch)  # the second half was written by the first, and most is on the disk
     batches = [Jagged(features=("t",), values_N=one, lengths_FB=torch.ones(batch, dtype=torch.int64)) for one in ids]
-    clock = Breakdown()
+    clock, exposed_s = Breakdown(), []
     clock.watch([sharded])
     for step, now in enumerate(batches, 1):
         clock.begin_step(step)
@@ -278,6 +280,7 @@ def test_reads_of_rows_are_busy_time_of_the_disk(tmp_path):
         sharded(now).matrix_BS.sum().backward()
         sharded.update()
         seconds = clock.phase_seconds()
+        exposed_s.append(seconds.exposed["prefetch"])
     (disk,) = (arena.disk for arena in sharded.arenas)
     counters = disk.io_counters()
     assert counters.reads > 0
@@ -285,7 +288,10 @@ def test_reads_of_rows_are_busy_time_of_the_disk(tmp_path):
     assert seconds.exposed["prefetch"] > 0
     assert seconds.exposed["lookup"] == seconds.busy["lookup"] >= 0
     clock.begin_step(len(batches) + 1)
-    found = [one for one in clock.timeline.take_changes() if one.resource == "disk"]
+    changes = clock.timeline.take_changes()
+    waited_s = sum(one.end_s - one.begin_s for one in changes if one.stage == "wait")
+    assert 0 < waited_s <= exposed_s[LAST - 1] - exposed_s[LAST - STEPS - 1] + 1e-8, "of the steps that are kept"
+    found = [one for one in changes if one.resource == "disk"]
     assert {one.stage for one in found} == {"prefetch"}
     assert all(before.end_s <= after.begin_s for before, after in itertools.pairwise(found))
 

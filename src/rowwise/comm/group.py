@@ -64,10 +64,11 @@ class _ObservedCollective:
         self._stage, self._step = observer.stage, observer.step
 
     def wait(self) -> Tensor:
+        wait_s = perf_counter()
         received, arrived_s = self._pending.finish()
         report, call = self._observer.report, self._call
         if report is not None:
-            report(Transfer(call.purpose, call.collective, self._stage, self._step, self._begin_s, arrived_s))
+            report(Transfer(call.purpose, call.collective, self._stage, self._step, self._begin_s, arrived_s, wait_s))
         return received
 
 

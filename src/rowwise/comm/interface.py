@@ -66,6 +66,12 @@ class Transfer(NamedTuple):
     step: int
     begin_s: float
     end_s: float
+    wait_s: float  # when `wait` was called
+
+    @property
+    def waited(self) -> tuple[float, float]:
+        """The interval in which a thread waited for the data."""
+        return self.wait_s, max(self.wait_s, self.end_s)
 
 
 @final

@@ -30,6 +30,7 @@ class TimelineStage:
     seconds_W: tuple[float, ...]
     after: tuple[StageRef, ...] = ()
     joins: bool = False  # a collective
+    latency_s: float = 0.0  # of its seconds, in which the resource already works for the next stage
     ahead: int = 0  # the program does this stage for the batch of so many steps later
 
 
@@ -89,6 +90,7 @@ class StageCosts:
 
     world: int
     seconds: Mapping[str, tuple[float, ...]]
+    latency_s: float = 0.0  # of the link: so much of each transfer passes beside other transfers
 
     def __post_init__(self) -> None:
         for name, seconds_W in self.seconds.items():
@@ -131,6 +133,7 @@ def training_stages(costs: StageCosts, pipeline_depth: int, processor_factor: fl
                 seconds_W=tuple(factor * seconds for seconds in costs.of(name)),
                 after=(*map(StageRef, before), *queue),
                 joins=resource == "link",
+                latency_s=costs.latency_s if resource == "link" else 0.0,
                 ahead=pipeline_depth - 1 if name in AHEAD else 0,
             )
         )

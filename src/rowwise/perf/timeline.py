@@ -2,10 +2,10 @@
 
 [Note: Timeline] A stage works on one resource: the processor (the main thread), the link (transfers), the disk or the
 reader (the thread that reads batches). A resource has one stage at a time, in the order of the program. Transfers are
-in order too, as a communicator runs collectives in the order of their calls: two at once would share the bandwidth, so
-only their latencies would overlap. A collective begins on a rank when that rank calls it, and ends when the last rank
-has begun and its own bytes have travelled. The rest is maxima and sums: a stage begins when its resource is free and
-the stages before it have ended.
+in order too, as a communicator runs collectives in the order of their calls: two at once would share the bandwidth.
+Only the latency of a transfer passes beside others. A collective begins on a rank when that rank calls it, and ends
+when the last rank has begun and its own bytes have travelled. The rest is maxima and sums: a stage begins when its
+resource is free and the stages before it have ended.
 
 A step is that of a batch: with look-ahead, the ids of step i + 1 travel while the model computes step i.
 """
@@ -58,7 +58,8 @@ def stage_times(
             seconds_W = np.array(costs_S[step % len(costs_S)].of(stage.name)) if costs_S else seconds[stage.name]
             end_W = (begin_W.max() if stage.joins else begin_W) + seconds_W
             yield StageTimes(stage, step, begin_W, end_W, begin_W - free[stage.resource], ready_W, before)
-            free[stage.resource] = ends[StageRef(stage.name, step)] = end_W
+            ends[StageRef(stage.name, step)] = end_W
+            free[stage.resource] = end_W - np.minimum(stage.latency_s, seconds_W) if stage.latency_s else end_W
 
 
 def schedule(

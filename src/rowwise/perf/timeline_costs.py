@@ -1,12 +1,15 @@
-"""Costs of stages from a recorded timeline: what each resource worked for a step, without the waits for other ranks.
+"""Costs of stages from a recorded timeline: what each resource worked for a step, without the waits of the main thread.
 
 A recording tells kinds of stages (`route`) and not their parts (`route.pack`). Parts follow from the order of intervals
 in a step: the first one of a kind is its first part, all others are the second. Of a forward and of the all-reduces of
 dense gradients, the last one is the second part: layers that need vectors, and buckets that are full at the end.
+
+The shortest transfer has next to no bytes, so it takes as long as the latency of the link. So long do transfers travel
+beside others; of what overlaps for longer, the later transfer had to wait for the bytes of the earlier.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean, median
 
 from rowwise.perf.step_program import PROGRAM, ScheduledStage, StageCosts
@@ -29,6 +32,7 @@ WHOLE: dict[tuple[str, str], str] = {  # kinds without parts, and those of which
 LAST = ("forward", "reduce")  # kinds of which the last interval is the second part
 UNKNOWN = {"processor": "other", "link": "status", "disk": "prefetch", "reader": "data"}
 IDLE = "wait"
+IDLE_PROCESSOR = (IDLE, "data")  # kinds in which the main thread waits: for transfers, ranks, the disk; for the reader
 Occurrences = dict[int, list[ScheduledStage]]  # intervals of one step, resource and kind, in order, by rank
 
 
@@ -39,7 +43,7 @@ def recorded_costs(recorded: Sequence[ScheduledStage]) -> StageCosts | None:
         return None
     names = dict.fromkeys(name for costs in costs_S for name in costs.seconds)
     means = {name: tuple(map(fmean, zip(*(costs.of(name) for costs in costs_S), strict=True))) for name in names}
-    return StageCosts(costs_S[0].world, means)
+    return StageCosts(costs_S[0].world, means, costs_S[0].latency_s)
 
 
 def costs_by_step(recorded: Sequence[ScheduledStage]) -> tuple[StageCosts, ...]:
@@ -49,14 +53,20 @@ def costs_by_step(recorded: Sequence[ScheduledStage]) -> tuple[StageCosts, ...]:
     totals: dict[int, dict[str, list[float]]] = {step: defaultdict(lambda: [0.0] * world) for step in sorted(steps)}
     by_key: dict[tuple[int, str, str], Occurrences] = defaultdict(lambda: defaultdict(list))
     for stage in sorted(_align_clocks(recorded), key=lambda one: (one.begin_s, one.end_s)):
-        if stage.step in steps and stage.kind != IDLE:
+        if stage.step in steps and not (stage.resource == "processor" and stage.kind in IDLE_PROCESSOR):
             by_key[stage.step, stage.resource, stage.kind][stage.rank].append(stage)
-    for (step, resource, kind), occurrences in by_key.items():
-        working = _transfers(occurrences, world) if resource == "link" else occurrences
-        for rank, intervals in working.items():
-            for number, seconds in enumerate(_busy_seconds(intervals)):
-                totals[step][_name_part(resource, kind, number, len(intervals))][rank] += seconds
-    return tuple(StageCosts(world, {name: tuple(own_W) for name, own_W in own.items()}) for own in totals.values())
+    parts = [
+        stage._replace(name=_name_part(resource, kind, number, len(intervals)))
+        for (_, resource, kind), occurrences in by_key.items()
+        for intervals in (_transfers(occurrences, world) if resource == "link" else occurrences).values()
+        for number, stage in enumerate(intervals)
+    ]
+    latency_s = _latency_s(parts)
+    for stage, seconds in _busy_seconds(parts, latency_s):
+        totals[stage.step][stage.name][stage.rank] += seconds
+    return tuple(
+        StageCosts(world, {name: tuple(own_W) for name, own_W in own.items()}, latency_s) for own in totals.values()
+    )
 
 
 def complete_steps(recorded: Iterable[ScheduledStage]) -> set[int]:
@@ -111,11 +121,24 @@ def _transfers(occurrences: Occurrences, world: int) -> Occurrences:
     }
 
 
-def _busy_seconds(intervals: Sequence[ScheduledStage]) -> list[float]:
-    """Seconds of each interval that are not in one before: transfers may be at once."""
-    seconds: list[float] = []
-    busy_until = float("-inf")
-    for stage in intervals:
-        seconds.append(max(stage.end_s - max(stage.begin_s, busy_until), 0.0))
-        busy_until = max(busy_until, stage.end_s)
-    return seconds
+def _latency_s(parts: Iterable[ScheduledStage]) -> float:
+    """The least time that a stage of the link takes on a rank; 0 without any."""
+    taken: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for stage in parts:
+        if stage.resource == "link":
+            taken[stage.rank, stage.name].append(stage.end_s - stage.begin_s)
+    return min(map(median, taken.values()), default=0.0)
+
+
+def _busy_seconds(parts: Iterable[ScheduledStage], latency_s: float) -> Iterator[tuple[ScheduledStage, float]]:
+    """Each interval with the seconds that its resource had no earlier work, except for latencies of the link."""
+    busy_until: dict[tuple[int, str], float] = {}  # by rank and resource
+    part_until: dict[tuple[int, int, str], float] = {}
+    for stage in sorted(parts, key=lambda one: (one.begin_s, one.end_s)):
+        resource, part = (stage.rank, stage.resource), (stage.rank, stage.step, stage.name)
+        beside_s = latency_s if stage.resource == "link" else 0.0
+        # Transfers of one part are one transfer to the model, so they have no latency beside each other.
+        free_s = max(busy_until.get(resource, stage.begin_s) - beside_s, part_until.get(part, stage.begin_s))
+        yield stage, max(stage.end_s - max(stage.begin_s, free_s), 0.0)
+        busy_until[resource] = max(busy_until.get(resource, stage.end_s), stage.end_s)
+        part_until[part] = max(part_until.get(part, stage.end_s), stage.end_s)

@@ -15,7 +15,10 @@ be busy for longer, while the main thread computes: the link from the call of a 
 ([Note: Transfers] in `comm/interface.py`), the disk while reads are in flight, the reader while it makes a batch.
 Intervals of one phase that overlap count once. A transfer belongs to the phase and the step in which its collective was
 called, a read to the latest step for which rows were read ahead. For phases of the main thread busy and exposed seconds
-are the same. A lookup counts how long it waits for the disk; that is moved from `lookup` to `prefetch`.
+are the same. The disk counts how long a lookup waits for its rows; that is charged to `prefetch` instead of `lookup`.
+
+In the timeline the main thread is in `wait` while it waits for the data of a transfer, for other ranks or for the disk.
+The waits of a lookup are drawn as one, at its begin.
 
 While a torch profiler records, each phase is a `record_function` of its name.
 
@@ -25,6 +28,7 @@ another thread, as of a checkpoint in the background, belongs to the phase of th
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from threading import get_ident
 from time import perf_counter
 from typing import NamedTuple, Protocol, final
 
@@ -85,7 +89,7 @@ class Breakdown:
 
     __slots__ = (
         *("_busy", "_busy_until", "_now", "_observer", "_ranges", "_seconds", "_since", "_stack", "_step", "_waited"),
-        *("_lookup_s", "_reads", "_reads_for", "_waited_s", "timeline"),
+        *("_reads", "_reads_for", "_thread", "_waited_s", "_waits", "timeline"),
     )
 
     def __init__(
@@ -104,7 +108,8 @@ class Breakdown:
         self._ranges: dict[int, profiler.record_function] = {}  # by depth of the stack
         self._step = self._reads_for = 0
         self._reads: DiskReads | None = None  # None: no table is on disk
-        self._lookup_s = 0.0  # seconds of lookups when reads were counted last
+        self._thread = get_ident()
+        self._waits: list[tuple[float, float]] = []  # for transfers, since the last charge
         self.timeline = Timeline()
         self._since = now()
 
@@ -118,6 +123,8 @@ class Breakdown:
         if self._reads is not None and name in ("prefetch", PAUSED):
             self._count_reads()
             self._reads_for = max(self._reads_for, self._step)
+        if self._reads is not None and name == "lookup":
+            self._reads.take_wait_s()  # of an update, for rows that have lost their slot: it stays part of the update
         self._stack.append(PAUSED if self._stack[-1] == PAUSED else name)
         self._observer.stage = self._stack[-1]
         if profiler._is_profiler_enabled:
@@ -203,19 +210,16 @@ class Breakdown:
     def _add_transfer(self, transfer: Transfer) -> None:
         if transfer.stage != PAUSED:
             self.add_busy(transfer.stage, LINK, transfer.begin_s, transfer.end_s, transfer.step)
+        if self.timeline.is_on and self._stack[-1] != PAUSED and get_ident() == self._thread:
+            self._waits.append(transfer.waited)
 
     def _count_reads(self) -> None:
         if self._reads is None:
             return
-        wait_s, intervals = self._reads.take_wait_s(), self._reads.take_intervals()
+        intervals = self._reads.take_intervals()
         if self._stack[-1] != PAUSED:
-            # An update may wait, too, for rows that have lost their slot; only the lookup's seconds move.
-            wait_s = min(wait_s, self._seconds["lookup"] - self._lookup_s)
-            self._seconds["lookup"] -= wait_s
-            self._seconds["prefetch"] += wait_s
             for begin_s, end_s in intervals:
                 self.add_busy("prefetch", "disk", begin_s, end_s, self._reads_for)
-        self._lookup_s = self._seconds["lookup"]
 
     def _set_step(self, step: int) -> None:
         self._charge()
@@ -225,20 +229,32 @@ class Breakdown:
         now, waited_s, phase = self._now(), self._waited.seconds, self._stack[-1]
         spent_s = now - self._since
         wait_s = 0.0 if phase == PAUSED else min(waited_s - self._waited_s, spent_s)
-        self._seconds[phase] += spent_s - wait_s
+        disk_s = 0.0
+        if self._reads is not None and phase == "lookup":
+            disk_s = min(self._reads.take_wait_s(), spent_s - wait_s)
+        self._seconds[phase] += spent_s - wait_s - disk_s
         self._seconds["wait"] += wait_s
+        self._seconds["prefetch"] += disk_s
         if self.timeline.is_on and phase != PAUSED:
-            self._record(phase, now, wait_s)
+            self._record(phase, now, wait_s, disk_s)
         self._since, self._waited_s = now, waited_s
 
-    def _record(self, phase: str, now: float, wait_s: float) -> None:
-        """Add the intervals since the last charge; all waiting is drawn where the last wait was."""
+    def _record(self, phase: str, now: float, wait_s: float, disk_s: float) -> None:
+        """Add the intervals since the last charge."""
         begin_s, add = self._since, self.timeline.add
-        if wait_s:
+        waits = self._waits.copy()
+        self._waits.clear()
+        if wait_s and not waits:  # no transfer has ended, so all waiting is drawn where the last wait was
             end_s = min(max(self._waited.end_s, begin_s + wait_s), now)
-            add(self._step, PROCESSOR, phase, begin_s, end_s - wait_s)
-            add(self._step, PROCESSOR, "wait", end_s - wait_s, end_s)
-            begin_s = end_s
+            waits.append((end_s - wait_s, end_s))
+        if disk_s:
+            waits.append((begin_s, begin_s + disk_s))
+        for from_s, until_s in sorted(waits):
+            from_s, until_s = max(from_s, begin_s), min(until_s, now)
+            if from_s < until_s:
+                add(self._step, PROCESSOR, phase, begin_s, from_s)
+                add(self._step, PROCESSOR, "wait", from_s, until_s)
+                begin_s = until_s
         add(self._step, PROCESSOR, phase, begin_s, now)
 
 
