@@ -435,6 +435,48 @@ def tiers(read: Read) -> str:
     return with_facts(lines, facts, result)
 
 
+def pipelined(read: Read) -> str:
+    """Steps with others in flight: beside sequential ones and TorchRec, on disk, stale, and as the model has them."""
+    result = read("pipeline")
+    by_section: dict[str, list[dict]] = {}
+    for row in result["rows"]:
+        by_section.setdefault(row["section"], []).append(row)
+    sides = ("depth 1", "depth 2", "depth 3", "depth 2, stale")
+    lines = ["| transport | link | depth 1 | depth 2 | depth 3 | depth 2, stale |", "|---|---|---|---|---|---|"]
+    for key in dict.fromkeys((r["transport"], r["link"]) for r in by_section["busy"] + by_section["delay"]):
+        of_key = [r for r in by_section["busy"] + by_section["delay"] if (r["transport"], r["link"]) == key]
+        times = {row["side"]: row["ms"] for row in of_key}
+        lines.append(f"| {key[0]} | {key[1]} | {' | '.join(f'{times[side]:.1f} ms' for side in sides)} |")
+    peers = ("TorchRec", "TorchRec pipelined")
+    lines += ["", f"| latency | {' | '.join((*sides, *peers))} | against the faster TorchRec |"]
+    lines.append("|---" * (len(sides) + len(peers) + 2) + "|")
+    for link in dict.fromkeys(row["link"] for row in by_section["torchrec"]):
+        times = {row["side"]: row["ms"] for row in by_section["torchrec"] if row["link"] == link}
+        cells = " | ".join(f"{times[side]:.1f} ms" for side in (*sides, *peers))
+        lines.append(f"| {link} | {cells} | {min(times[peer] for peer in peers) / times['depth 2']:.2f}x |")
+    lines += ["", "| tables on disk | step | waits for the disk |", "|---|---|---|"]
+    for row in by_section["disk"]:
+        lines.append(f"| {row['side']} | {row['ms']:.1f} ms | {row['exposed_ms'] / row['ms']:.1%} |")
+    lines += ["", "| `train.staleness` | test AUC | spread over seeds |", "|---|---|---|"]
+    lines += [f"| {row['staleness']} | {row['auc']:.4f} | {row['spread']:.4f} |" for row in by_section["staleness"]]
+    lines += ["", "| model of the timeline | predicted | measured | off by |", "|---|---|---|---|"]
+    for row in by_section["timeline"]:
+        off = f"{row['predicted_ms'] / row['ms'] - 1:+.1%}"
+        lines.append(f"| {row['side']} | {row['predicted_ms']:.1f} ms | {row['ms']:.1f} ms | {off} |")
+    (disk, *_), (stale, *_) = by_section["disk"], by_section["staleness"]
+    facts = [
+        "First table: two processes of one thread. `none` is the link of this machine. `latency`: every collective "
+        "begins late, by so much that waiting takes as long as all else of a sequential step. `bandwidth`: its bytes "
+        "take that long. An exact step has to wait for the bytes of its vectors and gradients; a stale one does not.",
+        "Second table: over gloo. The latency, before every collective of both libraries, is a share of our "
+        "sequential step. Plan, weights and batches are the same. TorchRec pipelined is its TrainPipelineSparseDist.",
+        f"Third table: one process. The disk's random reads alone take {disk['limit_ms']:.1f} ms a step.",
+        f"Fourth table: {stale['recipe']}, {stale['seeds']} seeds. 0 has the bits of a run without the key.",
+        "Fifth table: a step with two in flight, as `rowwise.perf.timeline` makes it from a sequential recording.",
+    ]
+    return with_facts(lines, facts, result)
+
+
 SETS = {"frappe": "Frappe", "movielens": "MovieLens-100k", "adult": "adult", "reviews": "women's clothing reviews",
         "flights": "nycflights13"}  # fmt: skip
 MODELS = {
@@ -522,6 +564,9 @@ SUBJECTS = {
     ),
     "several-processes": Subject(
         shard, "Several processes", "How fast are training steps on two processes beside TorchRec?", ("shard_step",)
+    ),
+    "pipelined-steps": Subject(
+        pipelined, "Pipelined steps", "What do steps hide of communication, disk reads and waiting?", ("pipeline",)
     ),
     "plan-invariance": Subject(
         plans,
