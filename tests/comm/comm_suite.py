@@ -220,15 +220,17 @@ def transfers_are_reported(comm, exact):
         asked.append((collective, step, began_s, started_s, time.perf_counter()))
     comm.observer.report = None
     make("all_gather", len(comm.ranks)).start(comm)[1].wait()
-    for (purpose, collective, stage, step, begin_s, end_s), (*want, began_s, started_s, ended_s) in zip(
-        found, asked, strict=True
-    ):
+    for transfer, (*want, began_s, started_s, ended_s) in zip(found, asked, strict=True):
+        purpose, collective, stage, step, begin_s, end_s, wait_s = transfer
         assert [collective, step] == [stage, step] == want
         assert purpose == {"all_to_all": "a2a", "all_gather": "gather", "reduce_scatter": "scatter"}.get(
             collective, "reduce"
         )
         assert began_s <= begin_s <= started_s
         assert begin_s <= end_s <= ended_s
+        assert started_s <= wait_s <= ended_s
+        assert transfer.waited[0] == wait_s
+        assert transfer.waited[1] == max(wait_s, end_s)
     late = torch.tensor([time.perf_counter()], dtype=torch.float64)  # of one host, whose processes share this clock
     comm.observer.report = found.append
     if comm.rank == len(comm.ranks) - 1:
