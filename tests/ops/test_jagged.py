@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rowwise import BatchError, Embeddings, IdError, Jagged, SpecError, Table
 from rowwise.ops import reference
 from rowwise.ops.jagged import bucketize, concatenate, deduplicate, lengths, permute, row_bounds, split
-from rowwise.ops.native import reference_operators
+from rowwise.ops.reference.operators import operators
 
 ops = torch.ops.rowwise
 INTEGERS = st.sampled_from([torch.int32, torch.int64])
@@ -288,7 +288,7 @@ def test_lengths_are_what_offsets_were_made_from(counts, dtype):
 
 
 def test_operators_of_devices_without_kernels():
-    flat = reference_operators()
+    flat = operators()
     assert {name: flat[name] for name in ("take", "bucketize", "deduplicate", "lengths", "expand", "spread")} == {
         "take": reference.take,
         "bucketize": reference.bucketize,

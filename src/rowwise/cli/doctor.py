@@ -129,6 +129,7 @@ def _native_lines(native: NativeLibrary | None) -> dict[str, str]:
     return {
         "instruction set": f"{native.isa} (this processor has {', '.join(native.isa_sets)})",
         "native library": f"{native.library} ({native.library_bytes / 1e3:.0f} kB)",
+        "on a GPU": native.on_gpu,
     }
 
 

@@ -1,11 +1,9 @@
 """`load`: loads the native operators, and registers their shapes, gradients and other devices with torch.
 
-The package `rowwise.ops` calls it on import. On a device without native kernels (CUDA, for now) the operators run the
-code of `reference`: the same results, slower.
+The package `rowwise.ops` calls it on import. `devices` says what the operators run on a GPU.
 """
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,7 @@ from torch import Tensor
 
 from rowwise.errors import NativeError
 from rowwise.library import BUILD, find_library
-from rowwise.ops import reference
-from rowwise.ops.reference import FeatureBags, UpdateMemory
+from rowwise.ops.devices import gpu_operators
 from rowwise.row_optimizers import OPTIMIZERS
 from rowwise.spec import ROW_TYPES, RowType, row_bytes
 
@@ -246,61 +243,7 @@ def _register_gradients() -> None:
     torch.library.register_autograd("rowwise::pair_sums", pair_sums, setup_context=setup_interact)
 
 
-def reference_operators() -> dict[str, Callable[..., Any]]:
-    """`reference` under the operators' flat signatures, for devices without native kernels."""
-
-    def pool(arena: Tensor, *args: Any) -> Tensor:
-        features, values, offsets, weights, batch, columns = args
-        return reference.pool(arena, FeatureBags(features, values, offsets, weights, batch), columns)
-
-    def pool_weight_grad(arena: Tensor, *args: Any) -> Tensor:
-        features, values, offsets, weights, grad, batch = args
-        return reference.pool_weight_grad(arena, FeatureBags(features, values, offsets, weights, batch), grad)
-
-    def gather(arena: Tensor, *args: Any) -> Tensor:
-        features, values, offsets, batch = args
-        return reference.gather(arena, FeatureBags(features, values, offsets, None, batch))
-
-    def update(*args: Any) -> None:
-        arena, state, tables, hyper, keys, features, values, offsets, weights, grad, batch, per_id, *slot_rows = args
-        bags = FeatureBags(features, values, offsets, weights, batch)
-        reference.update(UpdateMemory(arena, state, tables, hyper, keys, *slot_rows), bags, grad, per_id)
-
-    def mark(touched: Tensor, starts: Tensor, arena: Tensor, *args: Any) -> None:
-        features, values, offsets, batch = args
-        reference.mark(touched, starts, FeatureBags(features, values, offsets, None, batch))
-
-    return {
-        "offsets": reference.offsets,
-        "pool": pool,
-        "pool_weight_grad": pool_weight_grad,
-        "gather": gather,
-        "update": update,
-        "mark": mark,
-        "pack4": reference.pack4,
-        "unpack4": reference.unpack4,
-        "fill_uniform": reference.fill_uniform,
-        "fill_uniform_rows": reference.fill_uniform_rows,
-        "pack": reference.pack,
-        "unpack": reference.unpack,
-        "lengths": reference.lengths,
-        "take": reference.take,
-        "bucketize": reference.bucketize,
-        "expand": reference.expand,
-        "spread": reference.spread,
-        "deduplicate": reference.deduplicate,
-        "place": reference.place,
-        "pack_ids": reference.pack_ids,
-        "interact": reference.interact,
-        "interact_grad": reference.interact_grad,
-        "pair_sums": reference.pair_sums,
-        "pair_sums_grad": reference.pair_sums_grad,
-        "relu_grad": reference.relu_grad,
-        "map_ids": reference.map_ids,
-    }
-
-
 def _register_devices() -> None:
     # The small tensors that describe tables stay on the CPU; torch picks the device of the large ones.
-    for name, function in reference_operators().items():
+    for name, function in gpu_operators().items():
         torch.library.impl(f"rowwise::{name}", "CUDA", function)

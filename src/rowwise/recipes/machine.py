@@ -68,16 +68,24 @@ class NativeLibrary:
     library_bytes: int
     isa: str  # the instruction set in use
     isa_sets: tuple[str, ...]  # those that both the processor and the library have
+    on_gpu: str  # which implementation each operator has there
 
     @classmethod
     def read(cls) -> "NativeLibrary":
         """Load the operators; raises NativeError when they are missing, and ImportError when torch does not load."""
         from rowwise.library import find_library
+        from rowwise.ops.devices import describe_gpu_operators
         from rowwise.ops.native import LIBRARY, isa
 
         library = find_library(LIBRARY)
         in_use = isa()
-        return cls(library=str(library), library_bytes=library.stat().st_size, isa=in_use, isa_sets=_isa_sets(in_use))
+        return cls(
+            library=str(library),
+            library_bytes=library.stat().st_size,
+            isa=in_use,
+            isa_sets=_isa_sets(in_use),
+            on_gpu=describe_gpu_operators(),
+        )
 
 
 def _isa_sets(in_use: str) -> tuple[str, ...]:

@@ -1,0 +1,88 @@
+"""What do the GPU kernels compile to, and how many bytes do they move? No GPU is needed.
+
+    python benchmarks/gpu_static.py [--quick | --smoke] [--save]
+
+Compiles the variants of every kernel for NVIDIA (sm_80, sm_90, sm_100) and AMD (gfx942), and reads registers, spills,
+widths of loads, atomics and inexact instructions off the machine code. Counts the bytes that lookups and updates move
+in Triton's interpreter, beside the least that the work needs. Times nothing. The last printed line is one JSON object.
+
+Takes: 8 minutes; --quick 2 minutes (sm_90 alone)
+Needs: Triton (`pip install triton==3.7.1`)
+"""
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+
+from parts import BENCHMARKS
+from parts.gpu_budget import faults, machine_code_of
+from parts.gpu_compile import TARGETS
+from parts.gpu_variants import variants
+from parts.report import at_most, environment, exactly, finish, options, parsed
+from rich.progress import track
+
+SMOKE_VARIANTS = ("pool 20 ids fp32 dim 128", "apply rowwise_adagrad fp32 dim 128")
+TRAFFIC = {"lookup": 1.05, "update": 1.10}  # bytes moved over the least
+HOT_UPDATE = 1.3
+
+
+def compiled(job: tuple[str, str]) -> dict:
+    name, arch = job
+    variant = variants()[name]
+    code = machine_code_of(variant, arch)
+    return {"section": "code", "kernel": name, "arch": arch, **code._asdict(), "faults": faults(variant, code, arch)}
+
+
+def code_rows(args) -> list[dict]:
+    archs = ["sm_90"] if args.quick else list(TARGETS)
+    names = SMOKE_VARIANTS if args.smoke else list(variants())
+    jobs = [(name, arch) for arch in archs for name in names]
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        return list(track(pool.map(compiled, jobs, chunksize=4), "compiling", len(jobs)))
+
+
+def traffic_rows(args) -> list[dict]:
+    command = [sys.executable, "-m", "parts.gpu_traffic", *(["--smoke"] if args.smoke else [])]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=BENCHMARKS, env=os.environ | {"TRITON_INTERPRET": "1"}
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def floors_of(code: list[dict], traffic: list[dict]) -> list[dict]:
+    floors = []
+    for arch in dict.fromkeys(row["arch"] for row in code):
+        of_arch = [row for row in code if row["arch"] == arch]
+        floors += [
+            exactly(
+                f"{arch}: kernels beyond the budget, of {len(of_arch)}", sum(bool(r["faults"]) for r in of_arch), 0
+            ),
+            at_most(f"{arch}: registers", max(row["registers"] for row in of_arch), None),
+        ]
+    for row in traffic:
+        most = HOT_UPDATE if "hot" in row["case"] and row["operator"] == "update" else TRAFFIC[row["operator"]]
+        floors.append(at_most(f"{row['operator']}, {row['case']}: bytes moved over the least", row["ratio"], most))
+    floors.append(exactly("atomics", sum(row["atomics"] for row in traffic), 0))
+    floors.append(exactly("launches in which programs share memory", sum(bool(row["races"]) for row in traffic), 0))
+    return floors
+
+
+def main() -> None:
+    args = parsed(options("gpu_static", __doc__))
+    code, traffic = code_rows(args), traffic_rows(args)
+    for row in code:
+        for fault in row["faults"]:
+            print(f"{row['arch']} {row['kernel']}: {fault}")
+    result = {
+        "benchmark": "gpu_static",
+        "environment": environment(),
+        "rows": code + traffic,
+        "floors": floors_of(code, traffic),
+    }
+    finish(result, args)
+
+
+if __name__ == "__main__":
+    main()

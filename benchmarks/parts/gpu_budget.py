@@ -1,0 +1,43 @@
+"""What the machine code of a kernel may have, and what a variant has beyond it."""
+
+from parts.gpu_compile import MachineCode, compile_kernel, machine_code
+from parts.gpu_variants import Variant
+from rowwise.spec import RowType
+
+REGISTERS = 72  # of a lane: 28 programs of a warp on a multiprocessor; 64 would be 32
+AMD_REGISTERS = 128
+FULL_WARP = 64  # dims from which a row fills the lanes of a warp
+
+
+def machine_code_of(variant: Variant, arch: str) -> MachineCode:
+    return machine_code(compile_kernel(variant.kernel, variant.constants, arch))
+
+
+def least_width(variant: Variant) -> int:
+    """Bytes that the widest load of a lane has at least; 0: any."""
+    if variant.dim < FULL_WARP:
+        return 0
+    if variant.of_rows:  # of gradients in fp32, a row spread over the lanes
+        return min(16, variant.dim * 4 // 32)
+    return 8 if variant.type is RowType.INT8 else 16  # the scale before the codes of int8 has 8 bytes
+
+
+def faults(variant: Variant, code: MachineCode, arch: str) -> list[str]:
+    """Empty if the code keeps the budget."""
+    amd = arch.startswith("gfx")
+    one_warp = variant.constants["num_warps"] == 1 and "apply rowwise_adam " not in variant.name
+    limits = [
+        ("spills", code.spills, 0),
+        ("registers", code.registers, AMD_REGISTERS if amd else REGISTERS),
+        ("bytes of shared memory", code.shared_bytes, 0 if one_warp else 1024),
+        ("barriers", code.barriers, 0 if one_warp else 64),
+        ("atomics", code.atomics, 0),
+        ("fused multiply-adds", 0 if amd else code.fused, 0),
+        ("floats in one sum", max(code.float_sums, default=0), 2),
+    ]
+    found = [f"{got} {what}, want at most {most}" for what, got, most in limits if got > most]
+    if code.inexact:
+        found.append(f"instructions that are not correctly rounded: {', '.join(code.inexact)}")
+    if not amd and code.widest_load < least_width(variant):
+        found.append(f"{code.widest_load} bytes in the widest load of a lane, want {least_width(variant)}")
+    return found

@@ -1,0 +1,75 @@
+"""Every variant of the kernels that the table of `specialise` chooses for the usual tables, by its name."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from rowwise import Table
+from rowwise.ops._triton import lookup, specialise, update
+from rowwise.ops._triton.operators import constants_of
+from rowwise.ops.layout import FeatureDescriptor, TableDescriptor, TablePiece, lay_out_tables, make_group
+from rowwise.row_optimizers import OPTIMIZERS, RowWiseAdagrad
+from rowwise.spec import RowType
+
+DIMS = (4, 16, 64, 128, 256)
+POOLINGS = (1.0, 1.5, 20.0)
+
+
+class Variant(NamedTuple):
+    name: str
+    kernel: Any
+    constants: dict[str, Any]
+    type: RowType
+    dim: int
+
+    @property
+    def of_rows(self) -> bool:
+        """Whether a program works on one row at a time."""
+        return self.kernel in (update.apply, update.sum_units)
+
+
+def _descriptors(row_type: RowType, dim: int, optimizer: Any) -> tuple[FeatureDescriptor, TableDescriptor]:
+    table = TablePiece(*[Table(name="t", rows=100, dim=dim, row_type=row_type, optimizer=optimizer)] * 2)
+    group = make_group([table], lay_out_tables([table])[0])
+    return FeatureDescriptor.read(group.features_FC)[0], TableDescriptor.read(group.tables_TC)[0]
+
+
+def variants() -> dict[str, Variant]:
+    found: dict[str, Variant] = {}
+    for row_type in RowType:
+        for dim in DIMS:
+            feature, _ = _descriptors(row_type, dim, RowWiseAdagrad())
+            bucket = specialise.bucket_of(feature)
+            named = f"{row_type.value} dim {dim}"
+            for kind, kernel, constants in (*_lookups(bucket), *_updates(row_type, dim)):
+                name = f"{kind} {named}"
+                found[name] = Variant(name, kernel, constants, row_type, dim)
+    return found
+
+
+def _lookups(bucket: specialise.Bucket) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    shared, align = constants_of(bucket), {"OUT_ALIGN": min(4, bucket.divisor)}
+    for pooling in POOLINGS:
+        tiles, bags, ids = specialise.lookup_shape(bucket, pooling)
+        one = shared | align | {"BAGS": bags, "IDS": ids, "TILES": tiles, "HAS_WEIGHTS": False}
+        yield f"pool {pooling:g} ids", lookup.pool, one
+        if pooling > 2:
+            yield "pool weighted", lookup.pool, one | {"HAS_WEIGHTS": True}
+            yield "pool_weight_grad", lookup.pool_weight_grad, shared | align | {"BAGS": bags}
+    yield "gather", lookup.gather, shared | align | {"IDS": specialise.lookup_shape(bucket, 1.0).bags}
+
+
+def _updates(row_type: RowType, dim: int) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    for name, kind in OPTIMIZERS.items():
+        if kind is not RowWiseAdagrad and dim not in (64, 128):
+            continue
+        bucket = specialise.bucket_of(_descriptors(row_type, dim, kind())[1])
+        shared, grad_align = constants_of(bucket), min(4, bucket.divisor)
+        sums = {"LEVELS": 8, "TERMS": specialise.terms(bucket), "GRAD_ALIGN": grad_align}
+        one = shared | sums | {"RULE": bucket.rule, "STATE_ALIGN": specialise.state_align(bucket), "HAS_SLOTS": False}
+        yield f"apply {name}", update.apply, one | {"UNITS": False, "SCALED": False}
+        if kind is RowWiseAdagrad:
+            yield f"apply {name} units", update.apply, one | {"UNITS": True, "SCALED": False}
+            yield f"apply {name} scaled", update.apply, one | {"UNITS": False, "SCALED": True}
+            of_units = {key: shared[key] for key in ("BLOCK", "DIVISOR", "num_warps", "enable_fp_fusion")}
+            if row_type is RowType.FP32:
+                yield "sum_units", update.sum_units, of_units | sums | {"SCALED": False}

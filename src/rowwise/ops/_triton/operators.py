@@ -1,0 +1,188 @@
+"""The operators under their flat signatures, as `native` registers them for a GPU: which kernels are launched."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rowwise.ops._triton import lookup as lookup_kernels
+from rowwise.ops._triton import route, specialise
+from rowwise.ops._triton import update as update_kernels
+from rowwise.ops._triton.launch import (
+    begin,
+    end,
+    features_by_bucket,
+    grown,
+    on_device,
+    programs_of,
+    tables_by_bucket,
+    to_device,
+)
+from rowwise.ops._triton.specialise import Bucket
+from rowwise.ops.layout import FeatureDescriptor
+
+IDS_OF_PROGRAM = 16
+
+
+def constants_of(bucket: Bucket) -> dict[str, int]:
+    return {
+        "TYPE": bucket.type,
+        "GROUP": bucket.scale_group,
+        "BLOCK": bucket.block,
+        "ALIGN": bucket.align,
+        "DIVISOR": bucket.divisor,
+        "num_warps": specialise.warps(bucket),
+        # Each operation rounds once.
+        "enable_fp_fusion": False,
+    }
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def pool(
+    arena: Tensor, features: Tensor, values: Tensor, offsets: Tensor, weights: Tensor | None, batch: int, columns: int
+) -> Tensor:
+    device = arena.device
+    fault, out = begin(device), torch.empty(batch, columns, device=device)
+    pooling = values.shape[0] / max(1, offsets.shape[0] - 1)
+    for launch in features_by_bucket(features, device):
+        shape, weighted = specialise.lookup_shape(launch.bucket, pooling), weights is not None and launch.weighted
+        lookup_kernels.pool[_ceil(batch, shape.tiles * shape.bags), len(launch.chosen)](
+            arena, out, values, offsets, weights if weighted else out, on_device(features, device), launch.chosen,
+            fault, batch, columns, OUT_ALIGN=specialise.align_of([columns], launch.columns), BAGS=shape.bags,
+            IDS=shape.ids, TILES=shape.tiles, HAS_WEIGHTS=weighted, **constants_of(launch.bucket),
+        )  # fmt: skip
+    end(device)
+    return out
+
+
+def pool_weight_grad(
+    arena: Tensor, features: Tensor, values: Tensor, offsets: Tensor, weights: Tensor, grad: Tensor, batch: int
+) -> Tensor:
+    device, columns = arena.device, grad.shape[1]
+    fault, out = begin(device), torch.zeros(values.shape[0], device=device)
+    for launch in features_by_bucket(features[features[:, 6] == 2], device):
+        bags = specialise.lookup_shape(launch.bucket, 4.0).bags
+        lookup_kernels.pool_weight_grad[_ceil(batch, bags), len(launch.chosen)](
+            arena, out, values, offsets, grad, on_device(features[features[:, 6] == 2], device), launch.chosen,
+            fault, batch, columns, OUT_ALIGN=specialise.align_of([columns], launch.columns), BAGS=bags,
+            **constants_of(launch.bucket),
+        )  # fmt: skip
+    end(device)
+    return out
+
+
+def gather(arena: Tensor, features: Tensor, values: Tensor, offsets: Tensor, batch: int) -> Tensor:
+    device, descriptors = arena.device, FeatureDescriptor.read(features)
+    if not descriptors:
+        return torch.empty(0, device=device)
+    fault, device_features = begin(device), on_device(features, device)
+    bounds = offsets[:: max(1, batch)]
+    floats_F = bounds.diff()[device_features[:, 0]] * device_features[:, 4]
+    starts_F = floats_F.cumsum(0) - floats_F
+    dims = {d.dim for d in descriptors}
+    whole = sorted(d.source for d in descriptors) == list(range(bounds.shape[0] - 1))
+    # The size follows from the number of ids where one dim looks up all of them; else the host has to wait for it.
+    size = values.shape[0] * dims.pop() if whole and len(dims) == 1 else int(floats_F.sum())
+    out = torch.empty(size, device=device)
+    align = specialise.align_of(d.dim for d in descriptors)
+    for launch in features_by_bucket(features, device):
+        shape = specialise.lookup_shape(launch.bucket, 1.0)
+        programs = max(1, min(_ceil(values.shape[0], shape.bags), programs_of(device)))
+        lookup_kernels.gather[programs, len(launch.chosen)](
+            arena, out, values, offsets, starts_F, device_features, launch.chosen, fault, batch,
+            OUT_ALIGN=align, IDS=shape.bags, **constants_of(launch.bucket),
+        )  # fmt: skip
+    end(device)
+    return out
+
+
+def mark(
+    touched: Tensor, starts: Tensor, arena: Tensor, features: Tensor, values: Tensor, offsets: Tensor, batch: int
+) -> None:
+    device = touched.device
+    programs = max(1, min(_ceil(values.shape[0], IDS_OF_PROGRAM), programs_of(device)))
+    if len(features):
+        lookup_kernels.mark[programs, len(features)](
+            touched, on_device(starts, device), values, offsets, on_device(features, device), batch,
+            IDS=IDS_OF_PROGRAM, num_warps=1,
+        )  # fmt: skip
+
+
+class UpdateTensors(NamedTuple):
+    """What each launch of an update reads and writes."""
+
+    arena: Tensor
+    state: Tensor
+    tables: Tensor
+    hyper: Tensor
+    keys: Tensor
+    slot_rows: Tensor
+    grad: Tensor
+
+
+def update(
+    arena: Tensor, state: Tensor, tables: Tensor, hyper: Tensor, keys: Tensor, features: Tensor, values: Tensor,
+    offsets: Tensor, weights: Tensor | None, grad: Tensor, batch: int, per_id: bool, slot_rows: Tensor | None = None,
+) -> None:  # fmt: skip
+    device = arena.device
+    if not values.shape[0] or not len(features):
+        return
+    fault = begin(device)
+    buckets, order = tables_by_bucket(tables, device)
+    device_tables, stride = on_device(tables, device), 0 if per_id else grad.stride(0)
+    routed = route.DeviceBatch(features, on_device(features, device), values, offsets, weights, batch, stride)
+    found = route.route(routed, device_tables, order, fault)
+    memory = UpdateTensors(
+        arena=arena,
+        state=state,
+        tables=device_tables,
+        hyper=on_device(hyper, device),
+        keys=to_device(keys, device),
+        slot_rows=arena if slot_rows is None else slot_rows,
+        grad=grad,
+    )
+    descriptors = FeatureDescriptor.read(features)
+    places = [d.dim for d in descriptors] if per_id else [stride, *(d.column for d in descriptors)]
+    for number, bucket in enumerate(buckets):
+        _update_bucket(memory, found, (number, bucket), specialise.align_of(places), fault)
+    end(device)
+
+
+def _update_bucket(
+    memory: UpdateTensors, found: route.Route, numbered: tuple[int, Bucket], grad_align: int, fault: Tensor
+) -> None:
+    (number, bucket), device = numbered, memory.arena.device
+    programs, shared = programs_of(device), constants_of(bucket)
+    partial = grown("partial", found.unit_first.shape[0] * bucket.block, device)
+    waiting = grown("waiting", programs * found.levels * bucket.block, device)
+    scaled = found.scales_N is not None
+    scales = found.scales_N if scaled else memory.grad
+    sums = {"LEVELS": found.levels, "TERMS": specialise.terms(bucket), "GRAD_ALIGN": grad_align}
+    # `shared` without the row format, which has no part in a sum of gradients.
+    of_units = {name: shared[name] for name in ("BLOCK", "DIVISOR", "num_warps", "enable_fp_fusion")}
+    update_kernels.sum_units[programs,](
+        memory.grad, found.places_N, scales, found.joins_N, found.unit_first, found.unit_last, found.unit_dims,
+        found.unit_spans_K2[number], waiting, partial, SCALED=scaled, **sums, **of_units,
+    )  # fmt: skip
+    has_slots = memory.slot_rows is not memory.arena
+    for units in (False, True):
+        terms, joins = (partial, found.unit_joins) if units else (memory.grad, found.joins_N)
+        records, spans_K2 = (found.long, found.long_spans_K2) if units else (found.short, found.short_spans_K2)
+        update_kernels.apply[programs,](
+            *memory[:-1], terms, found.places_N, scales, joins, records, spans_K2[number], waiting, fault,
+            RULE=bucket.rule, STATE_ALIGN=specialise.state_align(bucket), UNITS=units, SCALED=scaled and not units,
+            HAS_SLOTS=has_slots, **sums, **shared,
+        )  # fmt: skip
+
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "pool": pool,
+    "pool_weight_grad": pool_weight_grad,
+    "gather": gather,
+    "mark": mark,
+    "update": update,
+}

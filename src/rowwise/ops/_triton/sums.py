@@ -1,0 +1,101 @@
+"""Parts of kernels: the sums whose order defines the bits of results."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def neutral(shape: tl.constexpr):
+    """-0.0: x + -0.0 is x for every x. Made from its bits, as the compiler takes the constant -0.0 for 0."""
+    return tl.full(shape, 0x80000000, tl.uint32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def column_sum(x, BLOCK: tl.constexpr):
+    """The sum of a row's columns by [Note: Column sums]: halves neighbours until one is left."""
+    if BLOCK >= 2:
+        return column_sum(tl.sum(tl.reshape(x, (BLOCK // 2, 2)), 1), BLOCK // 2)
+    else:
+        return tl.sum(x, 0)
+
+
+@triton.jit
+def column_sums(x, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """`column_sum` of each row."""
+    if BLOCK >= 2:
+        return column_sums(tl.sum(tl.reshape(x, (ROWS, BLOCK // 2, 2)), 2), ROWS, BLOCK // 2)
+    else:
+        return tl.sum(x, 1)
+
+
+@triton.jit
+def tree_sum(
+    terms,  # floats
+    places,  # first float of each term; of terms one after the other if DENSE
+    scales,
+    joins,  # the level at which a term meets the terms before it; 0: in the same block
+    first,
+    last,
+    place_of_first,  # the first term's place, so that its load waits for no other
+    waiting,  # memory of this program: a vector for each level
+    dim,
+    BLOCK: tl.constexpr,
+    TERMS: tl.constexpr,  # loaded together
+    ALIGN: tl.constexpr,  # floats that divide every place
+    DENSE: tl.constexpr,
+    SCALED: tl.constexpr,
+):
+    """The sum of the terms [first, last) in the order of [Note: Merge order]."""
+    d = tl.arange(0, BLOCK)
+    total = neutral((BLOCK,))
+    held = 0  # bit l: a sum of level l waits for its right neighbour
+    k = first
+    while k < last:
+        highest = 0
+        sum_of_round = total
+        for u in tl.static_range(TERMS):
+            has = k + u < last
+            if DENSE:
+                place = (k + u).to(tl.int64) * BLOCK
+            elif u == 0:
+                place = tl.load(places + k, mask=k > first, other=0)
+                place = tl.where(k > first, place, place_of_first)
+            else:
+                place = tl.load(places + k + u, mask=has, other=0)
+            x = tl.load(terms + tl.multiple_of(place, ALIGN) + d, mask=has & (d < dim))
+            if SCALED:
+                x = x * tl.load(scales + k + u, mask=has, other=1.0)
+            join = tl.load(joins + k + u, mask=has & (k + u > first), other=0).to(tl.int32)
+            highest = highest | join
+            sum_of_round = tl.where(has, sum_of_round + x, sum_of_round)
+        if highest == 0:
+            total = sum_of_round
+        else:  # one by one: the terms are in the first-level cache now
+            v = 0
+            while (v < TERMS) & (k + v < last):
+                join = tl.load(joins + k + v, mask=k + v > first, other=0).to(tl.int32)
+                if join > 0:
+                    level = 0
+                    while level < join - 1:
+                        if (held >> level) & 1 != 0:
+                            total = tl.load(waiting + level * BLOCK + d) + total
+                        level += 1
+                    tl.store(waiting + level * BLOCK + d, total)
+                    held = ((held >> level) | 1) << level
+                    total = neutral((BLOCK,))
+                if DENSE:
+                    place = (k + v).to(tl.int64) * BLOCK
+                else:
+                    place = tl.load(places + k + v)
+                x = tl.load(terms + tl.multiple_of(place, ALIGN) + d, mask=d < dim)
+                if SCALED:
+                    x = x * tl.load(scales + k + v)
+                total = total + x
+                v += 1
+        k += TERMS
+    level = 0
+    while (held >> level) != 0:
+        if (held >> level) & 1 != 0:
+            total = tl.load(waiting + level * BLOCK + d) + total
+        level += 1
+    return total

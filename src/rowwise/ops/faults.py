@@ -1,0 +1,78 @@
+"""Faults that kernels find on a GPU: the host learns of them one step later, without waiting for the device."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rowwise.errors import GradientError, IdError
+
+IDS, GRADIENTS = 0, 1  # places of the words
+
+
+class FaultWord:
+    """Words of a device that a kernel sets and the host reads when a later operator begins.
+
+    Rows that a fault concerns keep their values. `check_faults` waits for the words, for the end of a run and before
+    anything is saved.
+    """
+
+    _of: ClassVar[dict[torch.device, "FaultWord"]] = {}
+
+    @classmethod
+    def of(cls, device: torch.device) -> "FaultWord":
+        """The words of the device."""
+        if device not in cls._of:
+            cls._of[device] = cls(device)
+        return cls._of[device]
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._words = torch.zeros(2, dtype=torch.int32, device=device)
+        self._on_host = torch.zeros(2, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._copied: torch.cuda.Event | None = None  # None: no copy is under way
+
+    def begin(self) -> Tensor:
+        """The words for an operator's kernels; raises if the last copy that has arrived has a fault."""
+        if self._copied is not None and self._copied.query():
+            self._raise_if_set()
+        return self._words
+
+    def end(self) -> None:
+        """Copy the words to the host, behind the kernels launched so far; on the CPU a fault raises at once."""
+        if self._device.type == "cpu":
+            self._on_host.copy_(self._words)
+            self._raise_if_set()
+        elif self._copied is None or self._copied.query():
+            self._on_host.copy_(self._words, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def check(self) -> None:
+        """Wait for all kernels launched so far, and raise if one found a fault."""
+        self._on_host.copy_(self._words)
+        self._raise_if_set()
+
+    def _raise_if_set(self) -> None:
+        ids, gradients = self._on_host.tolist()
+        self._copied = None
+        if not ids and not gradients:
+            return
+        self._words.zero_()
+        self._on_host.zero_()
+        found = f"a kernel on {self._device} found, in this step or the one before,"
+        if ids:
+            raise IdError(
+                f"{found} an id outside its table; it was neither read nor updated. Look the batch up on the CPU, "
+                f"which names feature, sample and id"
+            )
+        raise GradientError(
+            f"{found} a merged gradient that is not finite; its row kept its value. Lower the learning rate, clip "
+            f"(`clip` of the table's optimizer), or look for an infinite or missing value in the batch"
+        )
+
+
+def check_faults(device: torch.device) -> None:
+    """Wait for the kernels of a GPU, and raise if one has met a bad id or gradient."""
+    if device.type == "cuda":
+        FaultWord.of(device).check()

@@ -1,0 +1,202 @@
+"""Triton kernels in Triton's interpreter: the reference's bits, in any order of programs, and nothing shared by two.
+
+`test_triton.py` runs this file in a process of its own, as TRITON_INTERPRET is read when a kernel is decorated.
+"""
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from hypothesis import HealthCheck, given, settings
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from from_benchmarks import part
+from problems import OPTIMIZERS, ROW_TYPES, Problem, make_problem, problems
+
+from rowwise import Pooling, RowWiseAdagrad, Sgd, Table
+from rowwise.errors import GradientError, IdError
+from rowwise.ops import reference
+from rowwise.ops._triton import launch, operators
+from rowwise.ops.faults import FaultWord
+from rowwise.ops.layout import FeatureDescriptor
+from rowwise.ops.reference import FeatureBags, UpdateMemory
+from rowwise.ops.update import next_step
+
+watch = part("gpu_trace").watch
+MOST_IDS = 400  # the interpreter takes about a millisecond for each
+FEW = settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+def parts(problem: Problem):
+    arena = problem.arena()
+    group = problem.group(arena)
+    offsets = torch.ops.rowwise.offsets(problem.jagged.lengths_FB)
+    jagged, features = problem.jagged, problem.sources(group)
+    return arena, group, FeatureBags(features, jagged.values_N, offsets, jagged.weights_N, jagged.batch_size)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def check_clean(seen) -> None:
+    assert not [one for one in seen.launches if one.races or one.atomics]
+
+
+def check_lookups(problem: Problem, per_id: bool) -> None:
+    arena, group, bags = parts(problem)
+    with watch(shuffle=1) as seen:
+        if per_id:
+            got = operators.gather(arena.rows, *bags[:3], bags.batch)
+            assert same(got, reference.gather(arena.rows, bags))
+        else:
+            got = operators.pool(arena.rows, *bags, group.columns)
+            assert same(got, reference.pool(arena.rows, bags, group.columns))
+            grad = torch.randn(bags.batch, group.columns)
+            got = operators.pool_weight_grad(arena.rows, *bags[:4], grad, bags.batch)
+            assert same(got, reference.pool_weight_grad(arena.rows, bags, grad))
+        touched = [torch.zeros(sum(t.rows for t in problem.tables), dtype=torch.uint8) for _ in range(2)]
+        rows = torch.tensor([0, *(t.rows for t in problem.tables)]).cumsum(0)
+        starts = rows[bags.features[:, 1]]
+        operators.mark(touched[0], starts, arena.rows, *bags[:3], bags.batch)
+        reference.mark(touched[1], starts, bags)
+        assert same(*touched)
+    check_clean(seen)
+
+
+def check_update(problem: Problem, per_id: bool, steps: int = 2) -> None:
+    a, group, bags = parts(problem)
+    b = problem.arena()
+    shape = (bags.batch, group.columns)
+    if per_id:
+        shape = (sum(len(bags.ids(f)) * f.dim for f in FeatureDescriptor.read(bags.features)),)
+    for step in range(steps):
+        grad = torch.randn(shape, generator=torch.Generator().manual_seed(step))
+        hyper, keys = next_step(a, group)
+        launch._memory.clear()  # so that it is NaN again: reading what was not written shows
+        with watch(shuffle=step) as seen:
+            operators.update(a.rows, a.state, group.tables_TC, hyper, keys, *bags[:4], grad, bags.batch, per_id)
+        reference.update(UpdateMemory(b.rows, b.state, group.tables_TC, hyper, keys), bags, grad, per_id)
+        assert same(a.state, b.state)
+        assert same(a.rows, b.rows)
+        check_clean(seen)
+
+
+def small(problem: Problem) -> bool:
+    return len(problem.jagged.values_N) <= MOST_IDS
+
+
+@FEW
+@given(problem=problems(most_batch=40).filter(small))
+def test_pooled(problem):
+    check_lookups(problem, per_id=False)
+    check_update(problem, per_id=False, steps=1)
+
+
+@FEW
+@given(problem=problems(poolings=(Pooling.SEQUENCE,), most_batch=40).filter(small))
+def test_sequences(problem):
+    check_lookups(problem, per_id=True)
+    check_update(problem, per_id=True, steps=1)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+def test_every_optimizer_and_row_type(optimizer):
+    tables = tuple(
+        Table(name=f"t{k}", rows=9, dim=dim, optimizer=optimizer, row_type=row_type, column_group=group)
+        for k, (dim, (row_type, group)) in enumerate(zip((20, 5, 16, 12, 52, 100), ROW_TYPES, strict=True))
+    )
+    check_update(make_problem(tables, batch=6, most=2, seed=1), per_id=False)
+
+
+@pytest.mark.parametrize(("batch", "features"), [(700, 1), (2600, 1), (300, 3)])
+def test_hot_rows(batch, features):
+    """Rows that are cut into units, blocks of samples that miss one, several contributions of a sample."""
+    names = tuple(f"f{k}" for k in range(features))
+    table = Table(name="t", rows=4, dim=4, features=names, pooling=Pooling.MEAN, optimizer=RowWiseAdagrad())
+    problem = make_problem((table,), batch=batch, most=1, seed=3, hot=True)
+    check_update(problem, per_id=False, steps=1)
+
+
+def test_wide_rows():
+    tables = tuple(Table(name=f"t{dim}", rows=5, dim=dim, optimizer=RowWiseAdagrad()) for dim in (260, 600))
+    check_lookups(make_problem(tables, batch=4, most=3, seed=5), per_id=False)
+    check_update(make_problem(tables, batch=4, most=3, seed=5), per_id=False, steps=1)
+
+
+def bad_ids():
+    table = Table(name="t", rows=10, dim=8, optimizer=Sgd())
+    problem = make_problem((table,), batch=6, most=3, seed=2)
+    arena, group, bags = parts(problem)
+    values = bags.values.clone()
+    first = FeatureDescriptor.read(bags.features)[0].source * bags.batch
+    values[bags.offsets[first]], values[bags.offsets[first] + 1] = -1, 10
+    return arena, group, bags._replace(values=values)
+
+
+def test_a_bad_id_touches_nothing():
+    arena, group, bags = bad_ids()
+    before = arena.rows.clone()
+    with pytest.raises(IdError, match="outside its table"):
+        operators.pool(arena.rows, *bags, group.columns)
+    hyper, keys = next_step(arena, group)
+    with pytest.raises(IdError, match="outside its table"):
+        operators.update(
+            arena.rows, arena.state, group.tables_TC, hyper, keys, *bags[:4],
+            torch.zeros(bags.batch, group.columns), bags.batch, False,
+        )  # fmt: skip
+    assert same(before, arena.rows)
+    assert not FaultWord.of(torch.device("cpu")).begin().any()  # and the next call has none
+
+
+def test_a_row_whose_gradient_is_not_finite_keeps_its_value():
+    problem = make_problem((Table(name="t", rows=50, dim=8, optimizer=Sgd()),), batch=6, most=1, seed=2)
+    arena, group, bags = parts(problem)
+    grad = torch.ones(bags.batch, group.columns)
+    feature = FeatureDescriptor.read(bags.features)[0]
+    row = bags.ids(feature)[0]
+    grad[bags.samples(feature)[0]] = float("nan")
+    before = arena.rows.view(torch.float32).view(-1, 8).clone()
+    hyper, keys = next_step(arena, group)
+    with pytest.raises(GradientError, match="not finite"):
+        operators.update(arena.rows, arena.state, group.tables_TC, hyper, keys, *bags[:4], grad, bags.batch, False)
+    after = arena.rows.view(torch.float32).view(-1, 8)
+    assert same(before[row], after[row])
+    assert not same(before, after)
+
+
+@triton.jit
+def racing(x, out, FLAW: tl.constexpr):
+    i = tl.program_id(0)
+    if FLAW == 0:
+        tl.store(out, tl.load(out) + tl.load(x + i))
+    elif FLAW == 1:
+        tl.store(out + i, tl.load(out + i + 1))
+    else:
+        tl.store(out, i.to(tl.float32))
+
+
+@pytest.mark.parametrize("flaw", [0, 1, 2])
+def test_races_are_found(flaw):
+    with watch() as seen:
+        racing[(3,)](torch.ones(4), torch.zeros(4), FLAW=flaw)
+    assert seen.launches[0].races == {"out"}
+
+
+@triton.jit
+def atomic(out):
+    tl.atomic_add(out, 1.0)
+
+
+def test_atomics_are_found():
+    with watch() as seen:
+        atomic[(2,)](torch.zeros(1))
+    assert seen.launches[0].atomics == 2

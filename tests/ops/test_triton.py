@@ -1,0 +1,116 @@
+"""Kernels for GPUs, without a GPU: their bits in the interpreter, their machine code, and that nothing waits."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from from_benchmarks import part
+from problems import make_problem
+
+from rowwise import Pooling, RowWiseAdagrad, Table
+from rowwise.ops.devices import ON_GPU, gpu_operators
+from rowwise.ops.reference.operators import operators
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton has no build for this machine")
+HERE = Path(__file__).parent
+# Of each kernel and row type one, and those that are short of registers.
+SAMPLE = (
+    "pool 1 ids fp32 dim 64", "pool 20 ids fp32 dim 128", "pool 20 ids int8 dim 128", "pool weighted bf16 dim 128",
+    "pool_weight_grad fp32 dim 64", "gather fp32 dim 128", "sum_units fp32 dim 128", "apply adam fp32 dim 128",
+    "apply rowwise_adagrad units fp16 dim 64", "apply sgd int8 dim 64", "apply rowwise_adagrad fp32 dim 128",
+    "apply rowwise_adam bf16 dim 64", "apply ftrl fp32 dim 64",
+)  # fmt: skip
+
+
+def test_every_operator_has_an_implementation_on_a_gpu():
+    assert ON_GPU.keys() == operators().keys() == gpu_operators().keys()
+    assert set(ON_GPU.values()) <= {"triton", "torch", "reference"}
+
+
+def test_kernels_have_the_bits_of_the_reference():
+    """In a process of its own: kernels are made for the interpreter when they are imported."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", HERE / "interpreted_kernels.py"]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=HERE.parents[1])
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+def faults_of(variant, arch):
+    """What the machine code of a variant has that it must not have."""
+    budget = part("gpu_budget")
+    return budget.faults(variant, budget.machine_code_of(variant, arch), arch)
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_machine_code_keeps_its_budget(name):
+    assert not faults_of(part("gpu_variants").variants()[name], "sm_90")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "gfx942"])
+def test_machine_code_of_every_variant_keeps_its_budget(arch):
+    found = {name: faults_of(variant, arch) for name, variant in part("gpu_variants").variants().items()}
+    assert not {name: faults for name, faults in found.items() if faults}
+
+
+@pytest.mark.parametrize(
+    ("flaw", "fault"),
+    [
+        ("divides", "instructions that are not correctly rounded"),
+        ("roots", "instructions that are not correctly rounded"),
+        ("exponent", "instructions that are not correctly rounded"),
+        ("atomic", "atomics"),
+        ("sums", "floats in one sum"),
+        ("unaligned", "bytes in the widest load"),
+    ],
+)
+def test_a_planted_flaw_is_found(flaw, fault):
+    found = faults_of(part("gpu_flaws").variant(flaw), "sm_90")
+    assert any(fault in line for line in found), found
+
+
+def routed(device):
+    from rowwise.ops._triton import launch, route
+
+    tables = (
+        Table(name="a", rows=50, dim=8, features=("x", "y"), optimizer=RowWiseAdagrad()),
+        Table(name="b", rows=40, dim=24, pooling=Pooling.MEAN, optimizer=RowWiseAdagrad()),
+        Table(name="c", rows=7, dim=64, pooling=Pooling.WEIGHTED, optimizer=RowWiseAdagrad()),
+    )
+    problem = make_problem(tables, batch=300, most=3, seed=1)
+    group, jagged = problem.group(problem.arena()), problem.jagged
+    features = problem.sources(group)
+    _, order = launch.tables_by_bucket(group.tables_TC, torch.device("cpu"))
+    order = order._replace(**{name: x.to(device) for name, x in order._asdict().items() if isinstance(x, torch.Tensor)})
+    offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
+    batch = route.DeviceBatch(
+        features,
+        *(x.to(device) for x in (features, jagged.values_N, offsets, jagged.weights_N)),
+        batch=jagged.batch_size,
+        stride=group.columns,
+    )
+    return route.route(batch, group.tables_TC.to(device), order, torch.zeros(2, dtype=torch.int32, device=device))
+
+
+def test_a_route_waits_for_nothing():
+    """On `meta` there are no values to wait for."""
+    on_cpu, on_meta = routed("cpu"), routed("meta")
+    for name, tensor in on_cpu._asdict().items():
+        if isinstance(tensor, torch.Tensor):
+            other = getattr(on_meta, name)
+            assert (tensor.shape, tensor.dtype) == (other.shape, other.dtype), name
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [torch.Tensor.item, torch.unique, torch.nonzero, lambda x: x[x > 0], lambda x: x.tolist()],
+    ids=["item", "unique", "nonzero", "mask", "tolist"],
+)
+def test_a_wait_is_found(wait):
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        wait(torch.empty(1, device="meta"))
