@@ -2,15 +2,18 @@
 
 from parts.gpu_compile import MachineCode, compile_kernel, machine_code
 from parts.gpu_variants import Variant
+from rowwise.ops._triton import specialise, update
 from rowwise.spec import RowType
 
-REGISTERS = 72  # of a lane: 28 programs of a warp on a multiprocessor; 64 would be 32
+REGISTERS = 80  # of a lane: 25 programs of a warp on a multiprocessor; 64 would be 32
 AMD_REGISTERS = 128
 FULL_WARP = 64  # dims from which a row fills the lanes of a warp
 
 
 def machine_code_of(variant: Variant, arch: str) -> MachineCode:
-    return machine_code(compile_kernel(variant.kernel, variant.constants, arch))
+    capability = int(arch.removeprefix("sm_")) if arch.startswith("sm_") else 0
+    limit = specialise.most_registers(variant.bucket, capability) if variant.kernel is update.apply else None
+    return machine_code(compile_kernel(variant.kernel, variant.constants | {"maxnreg": limit}, arch))
 
 
 def least_width(variant: Variant) -> int:

@@ -18,6 +18,7 @@ TARGETS = {
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
+OPTIONS = ("num_warps", "enable_fp_fusion", "maxnreg")
 TYPES = {  # of arguments by name; the others are constants
     "arena": "*u8", "touched": "*u8", "out": "*fp32", "values": "*i64", "offsets": "*i64", "weights": "*fp32",
     "features": "*i64", "chosen": "*i64", "starts": "*i64", "fault": "*i32", "batch": "i32", "columns": "i32",
@@ -50,9 +51,9 @@ class MachineCode(NamedTuple):
 
 
 def compile_kernel(kernel: Any, constants: dict[str, Any], arch: str) -> Any:
-    """`constants`: with the launch options num_warps and enable_fp_fusion."""
-    options = {name: constants[name] for name in ("num_warps", "enable_fp_fusion") if name in constants}
-    given = {name: value for name, value in constants.items() if name not in options}
+    """`constants`: with the launch options."""
+    options = {name: constants[name] for name in OPTIONS if constants.get(name) is not None}
+    given = {name: value for name, value in constants.items() if name not in OPTIONS}
     signature = {name: "constexpr" if name in given else TYPES[name] for name in kernel.arg_names}
     divisible = [["tt.divisibility", 16]]
     attributes = {

@@ -20,6 +20,7 @@ class Variant(NamedTuple):
     constants: dict[str, Any]
     type: RowType
     dim: int
+    bucket: specialise.Bucket | None = None
 
     @property
     def of_rows(self) -> bool:
@@ -40,9 +41,10 @@ def variants() -> dict[str, Variant]:
             feature, _ = _descriptors(row_type, dim, RowWiseAdagrad())
             bucket = specialise.bucket_of(feature)
             named = f"{row_type.value} dim {dim}"
-            for kind, kernel, constants in (*_lookups(bucket), *_updates(row_type, dim)):
+            lookups = ((*one, bucket) for one in _lookups(bucket))
+            for kind, kernel, constants, its_bucket in (*lookups, *_updates(row_type, dim)):
                 name = f"{kind} {named}"
-                found[name] = Variant(name, kernel, constants, row_type, dim)
+                found[name] = Variant(name, kernel, constants, row_type, dim, its_bucket)
     return found
 
 
@@ -58,7 +60,7 @@ def _lookups(bucket: specialise.Bucket) -> Iterator[tuple[str, Any, dict[str, An
     yield "gather", lookup.gather, shared | align | {"IDS": specialise.lookup_shape(bucket, 1.0).bags}
 
 
-def _updates(row_type: RowType, dim: int) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+def _updates(row_type: RowType, dim: int) -> Iterator[tuple[str, Any, dict[str, Any], specialise.Bucket]]:
     for name, kind in OPTIMIZERS.items():
         if kind is not RowWiseAdagrad and dim not in (64, 128):
             continue
@@ -66,10 +68,10 @@ def _updates(row_type: RowType, dim: int) -> Iterator[tuple[str, Any, dict[str, 
         shared, grad_align = constants_of(bucket), min(4, bucket.divisor)
         sums = {"LEVELS": 8, "TERMS": specialise.terms(bucket), "GRAD_ALIGN": grad_align}
         one = shared | sums | {"RULE": bucket.rule, "STATE_ALIGN": specialise.state_align(bucket), "HAS_SLOTS": False}
-        yield f"apply {name}", update.apply, one | {"UNITS": False, "SCALED": False}
+        yield f"apply {name}", update.apply, one | {"UNITS": False, "SCALED": False}, bucket
         if kind is RowWiseAdagrad:
-            yield f"apply {name} units", update.apply, one | {"UNITS": True, "SCALED": False}
-            yield f"apply {name} scaled", update.apply, one | {"UNITS": False, "SCALED": True}
+            yield f"apply {name} units", update.apply, one | {"UNITS": True, "SCALED": False}, bucket
+            yield f"apply {name} scaled", update.apply, one | {"UNITS": False, "SCALED": True}, bucket
             of_units = {key: shared[key] for key in ("BLOCK", "DIVISOR", "num_warps", "enable_fp_fusion")}
             if row_type is RowType.FP32:
-                yield "sum_units", update.sum_units, of_units | sums | {"SCALED": False}
+                yield "sum_units", update.sum_units, of_units | sums | {"SCALED": False}, bucket

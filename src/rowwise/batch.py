@@ -200,10 +200,17 @@ class Jagged:
         return replace(self, values_N=values, lengths_FB=lengths, weights_N=weights, shared=shared)
 
     def to(self, device: torch.device | str) -> "Jagged":
-        weights = None if self.weights_N is None else self.weights_N.to(device)
-        values, lengths = self.values_N.to(device), self.lengths_FB.to(device)
-        shared = self.shared and self.shared.to(device)
-        return replace(self, values_N=values, lengths_FB=lengths, weights_N=weights, shared=shared)
+        return self.map_tensors(lambda x: x.to(device))
+
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "Jagged":
+        """The batch with each of its tensors changed."""
+        return replace(
+            self,
+            values_N=change(self.values_N),
+            lengths_FB=change(self.lengths_FB),
+            weights_N=None if self.weights_N is None else change(self.weights_N),
+            shared=self.shared and self.shared.map_tensors(change),
+        )
 
     def keys(self) -> list[str]:
         """Names of the features."""
@@ -287,8 +294,8 @@ class SharedBags:
             return self
         return SharedBags(jagged=jagged, inverse_B=self.inverse_B.contiguous())
 
-    def to(self, device: torch.device | str) -> "SharedBags":
-        return SharedBags(jagged=self.jagged.to(device), inverse_B=self.inverse_B.to(device))
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "SharedBags":
+        return SharedBags(jagged=self.jagged.map_tensors(change), inverse_B=change(self.inverse_B))
 
 
 def _require_unshared(jagged: Jagged) -> Jagged:
@@ -346,12 +353,16 @@ class Batch:
             )
 
     def to(self, device: torch.device | str) -> "Batch":
-        columns = (None if x is None else x.to(device) for x in (self.weights_B, self.keys_B, self.times_B))
+        return self.map_tensors(lambda x: x.to(device))
+
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        """The batch with each of its tensors changed."""
+        columns = (None if x is None else change(x) for x in (self.weights_B, self.keys_B, self.times_B))
         weights_B, keys_B, times_B = columns
         return Batch(
-            dense_BF=self.dense_BF.to(device),
-            sparse=self.sparse.to(device),
-            labels_BK=self.labels_BK.to(device),
+            dense_BF=change(self.dense_BF),
+            sparse=self.sparse.map_tensors(change),
+            labels_BK=change(self.labels_BK),
             weights_B=weights_B,
             keys_B=keys_B,
             times_B=times_B,

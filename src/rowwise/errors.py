@@ -8,6 +8,7 @@
     |-- IdError          an id outside its table (also a ValueError)
     |-- GradientError    a gradient that is not finite (also an ArithmeticError)
     |   `-- UpdateError  raised after other rows were updated
+    |-- DeviceError      a bad id or gradient that a kernel on a GPU met; raised a step later
     |-- StateError       a state dict that does not match the tables (also a ValueError)
     |-- PeerError        another rank failed, or ranks do not agree (also a RuntimeError)
     |   `-- AgreedError  another rank had an error; all ranks raise, and collectives still work
@@ -49,6 +50,10 @@ class GradientError(RowwiseError, ArithmeticError):
 
 class UpdateError(GradientError):
     """A row's gradient is not finite, and other rows were updated already."""
+
+
+class DeviceError(RowwiseError):
+    """A bad id or gradient that a kernel on a GPU met, found by the host a step later."""
 
 
 class StateError(RowwiseError, ValueError):

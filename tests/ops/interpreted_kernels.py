@@ -22,7 +22,7 @@ from from_benchmarks import part
 from problems import OPTIMIZERS, ROW_TYPES, Problem, make_problem, problems
 
 from rowwise import Pooling, RowWiseAdagrad, Sgd, Table
-from rowwise.errors import GradientError, IdError
+from rowwise.errors import DeviceError
 from rowwise.ops import reference
 from rowwise.ops._triton import launch, operators
 from rowwise.ops.faults import FaultWord
@@ -145,10 +145,10 @@ def bad_ids():
 def test_a_bad_id_touches_nothing():
     arena, group, bags = bad_ids()
     before = arena.rows.clone()
-    with pytest.raises(IdError, match="outside its table"):
+    with pytest.raises(DeviceError, match="outside its table"):
         operators.pool(arena.rows, *bags, group.columns)
     hyper, keys = next_step(arena, group)
-    with pytest.raises(IdError, match="outside its table"):
+    with pytest.raises(DeviceError, match="outside its table"):
         operators.update(
             arena.rows, arena.state, group.tables_TC, hyper, keys, *bags[:4],
             torch.zeros(bags.batch, group.columns), bags.batch, False,
@@ -166,7 +166,7 @@ def test_a_row_whose_gradient_is_not_finite_keeps_its_value():
     grad[bags.samples(feature)[0]] = float("nan")
     before = arena.rows.view(torch.float32).view(-1, 8).clone()
     hyper, keys = next_step(arena, group)
-    with pytest.raises(GradientError, match="not finite"):
+    with pytest.raises(DeviceError, match="not finite"):
         operators.update(arena.rows, arena.state, group.tables_TC, hyper, keys, *bags[:4], grad, bags.batch, False)
     after = arena.rows.view(torch.float32).view(-1, 8)
     assert same(before[row], after[row])

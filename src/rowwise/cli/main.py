@@ -32,6 +32,8 @@ INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
 def main() -> None:
     # OpenMP reads this when torch is imported: idle threads that spin would take cores from working ones.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # cuBLAS reads this when the first product runs on a GPU: with it the same numbers have the same bits.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     make_app()()
 
 

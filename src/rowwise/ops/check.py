@@ -46,6 +46,9 @@ def find_out_of_range(jagged: Jagged, limits: Sequence[tuple[int, int]]) -> list
         begin, end = (int(bounds[source + k]) if jagged.batch_size else 0 for k in (0, 1))
         ids = jagged.values_N[begin:end]
         last = min(rows - 1, torch.iinfo(ids.dtype).max)  # torch compares in the type of the ids, and wraps
+        least, most = ids.aminmax() if len(ids) else (0, 0)
+        if int(least) >= 0 and int(most) <= last:
+            continue
         at = torch.nonzero((ids < 0) | (ids > last)).flatten()
         if len(at):
             unknown.append((index, at + begin))

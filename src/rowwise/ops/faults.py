@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rowwise.errors import GradientError, IdError
+from rowwise.errors import DeviceError
 
 IDS, GRADIENTS = 0, 1  # places of the words
 
@@ -43,10 +43,15 @@ class FaultWord:
         if self._device.type == "cpu":
             self._on_host.copy_(self._words)
             self._raise_if_set()
-        elif self._copied is None or self._copied.query():
+        elif self._device.type == "cuda" and (self._copied is None or self._copied.query()):
             self._on_host.copy_(self._words, non_blocking=True)
             self._copied = torch.cuda.Event()
             self._copied.record()
+
+    def set_bad_gradient(self, bad: Tensor) -> None:
+        """Set the word of gradients where `bad`, a tensor of one element on the device, is true."""
+        self._words[GRADIENTS].bitwise_or_(bad)
+        self.end()
 
     def check(self) -> None:
         """Wait for all kernels launched so far, and raise if one found a fault."""
@@ -62,13 +67,14 @@ class FaultWord:
         self._on_host.zero_()
         found = f"a kernel on {self._device} found, in this step or the one before,"
         if ids:
-            raise IdError(
+            raise DeviceError(
                 f"{found} an id outside its table; it was neither read nor updated. Look the batch up on the CPU, "
                 f"which names feature, sample and id"
             )
-        raise GradientError(
-            f"{found} a merged gradient that is not finite; its row kept its value. Lower the learning rate, clip "
-            f"(`clip` of the table's optimizer), or look for an infinite or missing value in the batch"
+        raise DeviceError(
+            f"{found} a loss or a gradient that is not finite; the weights that it reached were not changed. Lower the "
+            f"learning rate, clip (`train.clip`, `clip` of a table's optimizer), or repeat the step on the CPU, which "
+            f"names layer, table or feature"
         )
 
 

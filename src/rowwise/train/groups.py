@@ -13,6 +13,7 @@ from typing import final
 from rowwise.batch import Batch
 from rowwise.errors import DataError
 from rowwise.ingest.batcher import Batcher, Position
+from rowwise.train.on_device import check_on_host
 from rowwise.train.ranks import empty_batch_template
 from rowwise.train.step import StepContext, count_samples
 from rowwise.train.step_header import GlobalStatus, StepHeader
@@ -59,6 +60,12 @@ class UpdateGroups:
         assert self._empty is not None
         return replace(group, batches=group.batches + [self._empty.to(self._context.settings.device)] * missing)
 
+    def _to_device(self, batch: Batch) -> Batch:
+        if not self._context.runs_ahead:
+            return batch.to(self._context.settings.device)
+        checked = [tables for tables in self._context.tables if tables not in self._context.id_maps]
+        return self._context.copies.start(check_on_host(checked, batch))
+
     def header(self, newest: UpdateGroup, *, stop: bool) -> StepHeader:
         """What this rank tells the others before a step, when `newest`, the group after that step's, is read."""
         samples = count_samples(newest.batches)
@@ -71,7 +78,7 @@ class UpdateGroups:
             try:
                 self._batches = iter(self._batcher) if self._batches is None else self._batches
                 for batch in islice(self._batches, settings.accumulate):
-                    batches.append(batch.to(settings.device))
+                    batches.append(self._to_device(batch))
                     # After each batch: at the end of the data the batcher moves on to the next epoch, which the
                     # other ranks may not have reached.
                     self._after = self._batcher.state()

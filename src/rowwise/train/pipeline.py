@@ -34,6 +34,7 @@ from rowwise.errors import RowwiseError
 from rowwise.hashing.embeddings import MappedEmbeddings
 from rowwise.hashing.managed.embeddings import ManagedEmbeddings
 from rowwise.ingest.batcher import Position
+from rowwise.ops.faults import check_faults
 from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.train.groups import UpdateGroup, UpdateGroups
 from rowwise.train.late import LateUpdates
@@ -113,6 +114,7 @@ class Pipeline:
             tables.settle()
         for late in self._context.late.values():
             late.apply_all()
+        check_faults(self._context.device)
 
     def close(self) -> None:
         """Wait for all that is on its way, and forget it; collective."""

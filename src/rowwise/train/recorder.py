@@ -30,8 +30,10 @@ from rowwise.train.cache_counts import NOTHING, CacheCounts, cache_rows_of_csv, 
 from rowwise.train.evaluate import Scores, Values, recent_values_of, values_of
 from rowwise.train.managed_ids import ManagedRecord, RankRecord, counter_rows, write_evictions
 from rowwise.train.metrics import Metrics
+from rowwise.train.on_device import StepNumbers
 from rowwise.train.progress import Progress
 from rowwise.train.run_folder import Cell, RunFolder
+from rowwise.train.samples import Samples
 from rowwise.train.settings import Log
 from rowwise.train.stages import Stages
 from rowwise.train.step import StepContext, StepResult
@@ -92,6 +94,7 @@ class Recorder:
         self._metrics = Metrics(tasks, window=log.window)
         self._losses: deque[tuple[float, int]] = deque(maxlen=log.window)
         self._loss_sum, self._loss_samples = 0.0, 0
+        self._unread: deque[tuple[StepNumbers, int]] = deque()
         self._scored = False
         self._traffic = TableTraffic()
         self._caches, self._disk = CacheCounts(context.tables), NOTHING  # the latter: of the current line
@@ -125,16 +128,25 @@ class Recorder:
             self._end_profile()
         for outcome, batch in zip(stepped.outcomes, batches, strict=True):
             if outcome.logits_BK is not None:
-                self._metrics.update(outcome.logits_BK.detach().float(), batch.labels_BK, batch.weights_B)
+                logits_BK, ahead = outcome.logits_BK.detach().float(), self._context.runs_ahead
+                self._metrics.add(Samples.of(logits_BK, batch.labels_BK, batch.weights_B, check=not ahead))
                 self._scored = True
         self._managed.record_step(progress.step)
-        self._losses.append((stepped.loss * stepped.samples, stepped.samples))
-        self._loss_sum += stepped.loss * stepped.samples
-        self._loss_samples += stepped.samples
+        self._unread.append((stepped.numbers, stepped.samples))
+        self._read_losses(but=int(self._context.runs_ahead))
         if progress.step % self.log.every == 0 or progress.step == 1:  # also a short run has one batch counted
             self._traffic.add(self._context.tables, batches[0], self._context.id_maps)
         if progress.step % self.log.every == 0:
             self._write(progress, stepped)
+
+    def _read_losses(self, but: int = 0) -> None:
+        """Count the losses of all steps but the newest `but`, whose numbers may still be on a device."""
+        while len(self._unread) > but:
+            numbers, samples = self._unread.popleft()
+            loss, _ = numbers.read()
+            self._losses.append((loss * samples, samples))
+            self._loss_sum += loss * samples
+            self._loss_samples += samples
 
     def write_last_line(self, progress: Progress, stepped: StepResult) -> None:
         """At the end of the run: write the steps since the last line."""
@@ -143,6 +155,7 @@ class Recorder:
 
     def gather(self) -> None:
         """Move the counts of all ranks to rank 0; a collective."""
+        self._read_losses()
         self._memory_bytes, self._spent_W = memory_bytes(), [self._stages.spent]
         managed, intervals = self._managed.take(), self._stages.clock.timeline.take_changes()
         self._managed_W, intervals_W = [managed], [intervals]

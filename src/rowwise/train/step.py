@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rowwise.batch import Batch
@@ -41,6 +41,7 @@ from rowwise.train.dense import DenseGradients
 from rowwise.train.elastic import ElasticGradients
 from rowwise.train.late import LateUpdates
 from rowwise.train.objective import Objective, Outcome
+from rowwise.train.on_device import DeviceCopies, KnownNumbers, StepNumbers, judge, prepare_device
 from rowwise.train.optimizers import make_optimizer, set_rate
 from rowwise.train.settings import Training
 from rowwise.train.step_header import (
@@ -78,6 +79,16 @@ class StepContext:
     gradients: DenseGradients | ElasticGradients
     shards: VirtualShards | None  # None: not elastic, batches are not cut
     late: Mapping[AnyEmbeddings, LateUpdates]  # with staleness: of each module
+    copies: DeviceCopies
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the host launches a step without waiting for its numbers; see `on_device.py`."""
+        return self.device.type != "cpu" and len(self.comm.ranks) == 1 and self.shards is None
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.settings.device)
 
     @classmethod
     def create(
@@ -113,6 +124,8 @@ class StepContext:
             raise SpecError(f"train.staleness={settings.staleness} with managed tables ({names}): {why}; want 0")
         apply = partial(_apply_rows, own, clock)
         late = {module: LateUpdates(module, settings.staleness, apply) for module in tables if settings.staleness}
+        device = torch.device(settings.device)
+        prepare_device(device)
         return cls(
             model=model,
             objective=objective,
@@ -127,7 +140,15 @@ class StepContext:
             gradients=gradients,
             shards=shards,
             late=late,
+            copies=DeviceCopies(device),
         )
+
+
+class LossPart(NamedTuple):
+    """The mean loss of a piece, and the piece's share of the step's samples."""
+
+    loss: Tensor
+    share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,10 +157,18 @@ class StepResult:
 
     outcomes: tuple[Outcome, ...]  # of this rank's batches
     samples: int  # of all ranks, as all fields below
-    loss: float
     rate: float
-    gradient_norm: float  # of the dense parameters, before clipping
+    numbers: StepNumbers
     status: GlobalStatus  # exchanged before the forward
+
+    @property
+    def loss(self) -> float:
+        return self.numbers.read()[0]
+
+    @property
+    def gradient_norm(self) -> float:
+        """Of the dense parameters, before clipping."""
+        return self.numbers.read()[1]
 
 
 def do_nothing() -> None:
@@ -192,13 +221,13 @@ def run_step(
         context.optimizer.zero_grad()
     try:
         with one_thread() if context.shards else nullcontext():
+            context.copies.wait_for(batches)
             _observe_ids(context, batches)
             for late in context.late.values():
                 late.apply_before(number)
             losses, outcomes = _differentiate(context, pieces, status.samples, number, overlap)
             with context.clock.phase("backward"):
-                loss, norm, may_overflow = _agree_on_gradients(context, losses, number)
-                _clip(context, norm)
+                numbers, may_overflow = _judge_gradients(context, losses, number)
                 for late in context.late.values():
                     late.hold(number, may_overflow=may_overflow)
             overlap()
@@ -218,9 +247,8 @@ def run_step(
     return StepResult(
         outcomes=tuple(outcomes),
         samples=status.samples,
-        loss=loss,
         rate=rate,
-        gradient_norm=norm,
+        numbers=numbers,
         status=status,
     )
 
@@ -272,9 +300,9 @@ def _observe_ids(context: StepContext, batches: Sequence[Batch]) -> None:
 
 def _differentiate(
     context: StepContext, pieces: Sequence[Batch], samples: int, number: int, overlap: Callable[[], None]
-) -> tuple[list[float], list[Outcome]]:
+) -> tuple[list[LossPart], list[Outcome]]:
     """Forward and backward, piece by piece; returns each piece's part of the loss, and its outcome."""
-    losses: list[float] = []
+    losses: list[LossPart] = []
     outcomes: list[Outcome] = []
     overlap()
     for place, piece in enumerate(pieces):
@@ -284,7 +312,7 @@ def _differentiate(
         share = len(piece.labels_BK) / samples
         # The mean over no samples is NaN, but its gradients times 0 are zeros. The backward must run all the same:
         # the other ranks wait for its collectives.
-        losses.append(float(outcome.loss.detach()) * share if share else 0.0)
+        losses.append(LossPart(outcome.loss.detach(), share))
         overlap()
         with context.clock.phase("backward"):
             loss = outcome.loss if share == 1 else outcome.loss * share
@@ -293,11 +321,15 @@ def _differentiate(
     return losses, outcomes
 
 
-def _agree_on_gradients(context: StepContext, losses: Sequence[float], number: int) -> tuple[float, float, bool]:
-    """The loss, the norm of the dense gradients, and whether gradients of rows may overflow; raises if one is bad.
+def _judge_gradients(context: StepContext, parts: Sequence[LossPart], number: int) -> tuple[StepNumbers, bool]:
+    """Clip; returns loss and norm, and whether gradients of rows may overflow; raises if one is bad, on a GPU later.
 
     The gather travels beside the gradients: most tables check gradients before these arrive, see `shard/returns.py`.
     """
+    if context.runs_ahead:
+        loss = torch.stack([part.loss * part.share for part in parts if part.share]).sum()
+        return judge(loss, context.dense, context.optimizer, context.settings.clip), False
+    losses = [float(part.loss) * part.share if part.share else 0.0 for part in parts]
     bound, failures = _check_gradients(context, losses)
     with context.clock.phase("status"):
         gather = start_losses(context.comm, losses, bound, failures[0] if failures else None)
@@ -309,7 +341,8 @@ def _agree_on_gradients(context: StepContext, losses: Sequence[float], number: i
     with context.clock.phase("status"):
         gathered = gather.finish()
         raise_if_step_failed(context.comm, gathered, failures, during=f"step {number}")
-    return gathered.loss, norm, gathered.may_overflow
+    _clip(context, norm)
+    return KnownNumbers(gathered.loss, norm), gathered.may_overflow
 
 
 def _gradient_norm(context: StepContext) -> float:

@@ -102,6 +102,15 @@ def grown(name: str, floats: int, device: torch.device) -> Tensor:
 
 
 @functools.cache
+def capability_of(device: torch.device) -> int:
+    """90 of sm_90; 0 of what is not NVIDIA's."""
+    if device.type != "cuda" or torch.version.hip:
+        return 0
+    major, minor = torch.cuda.get_device_capability(device)
+    return major * 10 + minor
+
+
+@functools.cache
 def programs_of(device: torch.device) -> int:
     """Programs that are on the device at once."""
     if device.type == "cpu":

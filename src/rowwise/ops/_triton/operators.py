@@ -11,6 +11,7 @@ from rowwise.ops._triton import route, specialise
 from rowwise.ops._triton import update as update_kernels
 from rowwise.ops._triton.launch import (
     begin,
+    capability_of,
     end,
     features_by_bucket,
     grown,
@@ -169,13 +170,15 @@ def _update_bucket(
         found.unit_spans_K2[number], waiting, partial, SCALED=scaled, **sums, **of_units,
     )  # fmt: skip
     has_slots = memory.slot_rows is not memory.arena
+    registers = specialise.most_registers(bucket, capability_of(device))
+    limit = {} if registers is None else {"maxnreg": registers}  # an option of NVIDIA's compiler alone
     for units in (False, True):
         terms, joins = (partial, found.unit_joins) if units else (memory.grad, found.joins_N)
         records, spans_K2 = (found.long, found.long_spans_K2) if units else (found.short, found.short_spans_K2)
         update_kernels.apply[programs,](
             *memory[:-1], terms, found.places_N, scales, joins, records, spans_K2[number], waiting, fault,
             RULE=bucket.rule, STATE_ALIGN=specialise.state_align(bucket), UNITS=units, SCALED=scaled and not units,
-            HAS_SLOTS=has_slots, **sums, **shared,
+            HAS_SLOTS=has_slots, **sums, **limit, **shared,
         )  # fmt: skip
 
 

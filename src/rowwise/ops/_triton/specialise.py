@@ -74,6 +74,16 @@ def terms(bucket: Bucket) -> int:
     return 2 if bucket.block >= WIDEST_ROW or fp32_adagrad else 4
 
 
+def most_registers(bucket: Bucket, capability: int) -> int | None:
+    """The limit of an update's registers on a GPU of NVIDIA; `capability`: 90 of sm_90; None: the compiler's choice.
+
+    Where the compiler aims at 64 and moves one value to memory and back, 80 let it keep all; 25 programs then fit.
+    """
+    row_type = TYPES[bucket.type]
+    since = {RowType.INT8: 90, RowType.FP32: 100 if bucket.rule == RULES[RowWiseAdam] else 1000}.get(row_type, 100)
+    return 80 if capability >= since and bucket.block < WIDEST_ROW else None
+
+
 def state_align(bucket: Bucket) -> int:
     """Floats that divide the place of every row's state."""
     if bucket.rule in (RULES[Sgd], RULES[RowWiseAdagrad], RULES[RowWiseAdam]):

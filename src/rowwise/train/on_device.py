@@ -1,0 +1,154 @@
+"""A step on a GPU: the host launches it without waiting for the device.
+
+Batches are checked on the host, then copied by a stream of their own while an earlier step computes. Loss and norm come
+back by a copy that is read when the next step has been launched. A loss or a gradient that is not finite changes no
+dense weight and none of the rows that it reaches; the kernels' fault words (`ops/faults.py`) raise it a step later.
+
+With several ranks, or virtual shards, the host reads these numbers in each step, as on the CPU.
+"""
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol, final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from rowwise.batch import Batch, Jagged
+from rowwise.ops.check import find_out_of_range, unknown_id_error
+from rowwise.ops.faults import FaultWord
+from rowwise.ops.unknown import count_unknown
+from rowwise.shard.embeddings import AnyEmbeddings
+
+
+class StepNumbers(Protocol):
+    """The loss of a step, and the norm of its dense gradients before clipping."""
+
+    def read(self) -> tuple[float, float]: ...
+
+
+class KnownNumbers(NamedTuple):
+    """Numbers that the host has."""
+
+    loss: float
+    gradient_norm: float
+
+    def read(self) -> tuple[float, float]:
+        return self.loss, self.gradient_norm
+
+
+@final
+class LateNumbers:
+    """Numbers that the device computes; `read` waits for them."""
+
+    def __init__(self, loss: Tensor, gradient_norm: Tensor) -> None:
+        numbers = torch.stack([loss.double(), gradient_norm.double()])
+        self._arrived: torch.cuda.Event | None = None
+        if numbers.is_cuda:
+            self._numbers = torch.empty(2, dtype=torch.float64, pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+        else:
+            self._numbers = numbers
+
+    def read(self) -> tuple[float, float]:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        loss, norm = self._numbers.tolist()
+        return loss, norm
+
+
+@final
+class DeviceCopies:
+    """Copies batches to a device while it computes; on the CPU a batch stays where it is."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._started: deque[tuple[Batch, torch.cuda.Event]] = deque()
+
+    def start(self, batch: Batch) -> Batch:
+        """The batch on the device, where its numbers are after `wait_for`."""
+        if self._stream is None:
+            return batch.to(self._device)
+        # Torch keeps the pinned memory until the copy is over, then uses it for another batch.
+        pinned = batch.map_tensors(lambda x: x.pin_memory())
+        with torch.cuda.stream(self._stream):
+            copied = pinned.map_tensors(lambda x: x.to(self._device, non_blocking=True))
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        self._started.append((copied, event))
+        return copied
+
+    def wait_for(self, batches: Collection[Batch]) -> None:
+        """Let the current stream, not the host, wait until these batches and those before them are copied."""
+        if self._stream is None:
+            return
+        stream = torch.cuda.current_stream(self._device)
+
+        def used_by_stream(x: Tensor) -> Tensor:
+            x.record_stream(stream)
+            return x
+
+        while self._started and any(self._started[0][0] is batch for batch in batches):
+            batch, event = self._started.popleft()
+            stream.wait_event(event)
+            batch.map_tensors(used_by_stream)
+
+
+def check_on_host(modules: Collection[AnyEmbeddings], batch: Batch) -> Batch:
+    """The batch with unknown ids replaced where their table allows it; raises an `IdError` for the others."""
+    sparse = batch.sparse
+    checked = _check_ids(modules, sparse)
+    if sparse.shared is not None:
+        shared = replace(sparse.shared, jagged=_check_ids(modules, sparse.shared.jagged))
+        checked = replace(checked, shared=shared)
+    return batch if checked is sparse else replace(batch, sparse=checked)
+
+
+def _check_ids(modules: Collection[AnyEmbeddings], jagged: Jagged) -> Jagged:
+    features = {name: index for index, name in enumerate(jagged.features)}
+    lookups = [
+        (module, table, name)
+        for module in modules
+        for table in module.tables
+        for name in table.feature_names
+        if name in features
+    ]
+    values_N = jagged.values_N
+    for index, positions in find_out_of_range(jagged, [(features[name], table.rows) for _, table, name in lookups]):
+        module, table, name = lookups[index]
+        if table.unknown != "last_row":
+            raise unknown_id_error(table, name, jagged, positions)
+        values_N = values_N.clone() if values_N is jagged.values_N else values_N
+        values_N[positions] = table.rows - 1
+        count_unknown(module.unknown_ids, table, name, len(positions))
+    return jagged if values_N is jagged.values_N else replace(jagged, values_N=values_N)
+
+
+def prepare_device(device: torch.device) -> None:
+    """Let torch choose deterministic kernels where it has them; those of metrics may lack one."""
+    if device.type == "cuda":
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        # It would fill the memory of every kernel.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def judge(loss: Tensor, parameters: Sequence[Tensor], optimizer: Optimizer | None, clip: float | None) -> LateNumbers:
+    """Clip the gradients, and keep a loss or gradients that are not finite from the dense weights; never waits."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros_like(loss)
+    bad = ~(loss.isfinite() & norm.isfinite())
+    if clip is not None and gradients:
+        torch._foreach_mul_(gradients, (clip / norm).clamp(max=1.0))
+    if optimizer is not None and optimizer.defaults.get("fused"):
+        optimizer.found_inf = bad.float()  # type: ignore[attr-defined]  # what a GradScaler sets
+        optimizer.grad_scale = None  # type: ignore[attr-defined]
+    else:
+        for gradient in gradients:
+            gradient.masked_fill_(bad, 0)
+    FaultWord.of(loss.device).set_bad_gradient(bad)
+    return LateNumbers(loss, norm)
