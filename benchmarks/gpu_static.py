@@ -1,10 +1,11 @@
-"""What do the GPU kernels compile to, and how many bytes do they move? No GPU is needed.
+"""What do the kernels for GPUs compile to, and how many bytes do they move?
 
     python benchmarks/gpu_static.py [--quick | --smoke] [--save]
 
 Compiles the variants of every kernel for NVIDIA (sm_80, sm_90, sm_100) and AMD (gfx942), and reads registers, spills,
 widths of loads, atomics and inexact instructions off the machine code. Counts the bytes that lookups and updates move
-in Triton's interpreter, beside the least that the work needs. Times nothing. The last printed line is one JSON object.
+in Triton's interpreter, beside the least that the work needs. Times nothing, needs no GPU. The last printed line is
+one JSON object.
 
 Takes: 8 minutes; --quick 2 minutes (sm_90 alone)
 Needs: Triton (`pip install triton==3.7.1`)

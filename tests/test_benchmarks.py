@@ -99,8 +99,14 @@ def private_names(tree):
 
 
 PUBLIC_CODE = sorted((*BENCHMARKS.rglob("*.py"), *(BENCHMARKS.parent / "examples").rglob("*.py")))
-# Of others, who have no public name for it: what TorchRec's planner found, and torch's hook on operators.
-ALLOWED = {"planner_torchrec.py": {"_best_plan"}, "recd.py": {"_python_dispatch"}}
+# Of others, who have no public name for it: what TorchRec's planner found, and hooks of torch and Triton's interpreter.
+ALLOWED = {
+    "planner_torchrec.py": {"_best_plan"},
+    "recd.py": {"_python_dispatch"},
+    "gpu_trace.py": {"_patch_lang"},
+    # Of our own, the kernels themselves.
+    **{f"{name}.py": {"_triton"} for name in ("gpu", "gpu_budget", "gpu_traffic", "gpu_variants", "gpu_work")},
+}
 
 
 @pytest.mark.parametrize("path", PUBLIC_CODE, ids=lambda p: p.name)

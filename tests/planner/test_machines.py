@@ -54,7 +54,8 @@ def test_files(tmp_path, monkeypatch):
     [
         (
             "8xv100",
-            "no hardware preset 'v100'; there are h100-like, a100-like, zionex, xeon, cpu: want such as 8xa100-like",
+            "no hardware preset 'v100'; there are h100-like, a100-like, a100-80gb-like, h200-like, mi300x-like, "
+            "zionex, xeon, cpu: want such as 8xa100-like",
         ),
         ("zionx", "no hardware preset 'zionx'; there are zionex, "),
         ("", "no hardware preset ''; there are "),

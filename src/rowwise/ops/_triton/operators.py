@@ -171,7 +171,7 @@ def _update_bucket(
     )  # fmt: skip
     has_slots = memory.slot_rows is not memory.arena
     registers = specialise.most_registers(bucket, capability_of(device))
-    limit = {} if registers is None else {"maxnreg": registers}  # an option of NVIDIA's compiler alone
+    limit: dict[str, int] = {} if registers is None else {"maxnreg": registers}  # an option of NVIDIA's compiler alone
     for units in (False, True):
         terms, joins = (partial, found.unit_joins) if units else (memory.grad, found.joins_N)
         records, spans_K2 = (found.long, found.long_spans_K2) if units else (found.short, found.short_spans_K2)

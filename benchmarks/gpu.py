@@ -1,0 +1,284 @@
+"""How fast are lookups, updates and training on a GPU, beside the copy speed of its memory, torch and FBGEMM?
+
+    python benchmarks/gpu.py [--quick | --smoke] [--save] [--only SECTION ...]
+
+Bits are compared with the CPU's first, and each result 20 times with itself. Times are events of the GPU, the 20 %
+quantile of the repeats; a share is bytes that the work needs / time / copy speed. What a section has found is saved
+before the next one begins, and a section that fails says so in its row. With --smoke and no GPU the kernels run in
+Triton's interpreter on tiny tables, a rehearsal that measures nothing. The last printed line is one JSON object.
+
+Takes: 8 minutes; --quick 3 minutes
+Needs: a GPU (--smoke: none), Triton
+"""
+
+import os
+import sys
+
+import torch
+
+if "--smoke" in sys.argv and not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported
+
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+
+from parts.gpu_work import Tables, limits, milliseconds
+from parts.ops_work import Work, rows_for
+from parts.report import at_least, at_most, environment, exactly, finish, options, parsed, save
+from torch import nn
+
+from rowwise import Adam, Batch, Embeddings, Jagged, RowWiseAdagrad, Sgd, Table
+from rowwise.models.dlrm import DLRM
+from rowwise.ops._triton import specialise
+from rowwise.ops.faults import check_faults
+from rowwise.train.breakdown import Breakdown
+from rowwise.train.objective import Clicks
+from rowwise.train.settings import DenseSgd, Training
+from rowwise.train.step import StepContext, step
+
+OPTIMIZERS = {"rowwise_adagrad": RowWiseAdagrad(lr=0.01), "sgd": Sgd(lr=0.01), "adam": Adam(lr=0.01)}
+SHARES = {  # of copy speed, by operator and dim: floors of rows in fp32
+    ("lookup", 128): 0.80,
+    ("lookup", 64): 0.60,
+    ("update", 128): 0.45,
+    ("update", 64): 0.45,
+}
+EQUAL_RUNS = 20
+
+
+class Sizes:
+    """Sizes of a run: tables large enough that caches hold little of them."""
+
+    def __init__(self, smoke: bool, quick: bool) -> None:
+        self.rows = [40, 9] if smoke else rows_for(26, 100_000, 1_000_000 if quick else 4_000_000)
+        self.batches = (4,) if smoke else (2048, 65_536) if quick else (2048, 16_384, 65_536)
+        self.pooling, self.megabytes = (3, 1) if smoke else (20, 2048)
+        self.dims = (16,) if smoke else (64, 128)
+        self.steps, self.repeats = (2, 1) if smoke else (30, 20)
+
+    def works(self, dim: int, ids: str) -> list[Work]:
+        """One id a bag at the largest batch, many at the smallest."""
+        shapes = ((self.batches[-1], 1), (self.batches[0], self.pooling))
+        return [Work(dim, batch, pooling, ids, 1, "rowwise_adagrad") for batch, pooling in shapes]
+
+
+def machine(sizes: Sizes, device: torch.device) -> list[dict]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "Triton's interpreter"
+    return [{"device": name, **limits(device, sizes.megabytes)}]
+
+
+def bits(sizes: Sizes, device: torch.device) -> list[dict]:
+    """Lookup and update against the CPU's kernels, and 20 runs against the first."""
+    cpu = {name: getattr(torch.ops.rowwise, name) for name in ("pool", "update")}
+    rows = []
+    for optimizer in OPTIMIZERS:
+        for row_type in ("fp32", "fp16", "bf16", "int8"):
+            work = Work(sizes.dims[0], sizes.batches[0], 2, "zipf", 1, optimizer, row_type)
+            rules = OPTIMIZERS[optimizer]
+            here, there = (Tables.make(sizes.rows[:2], work, rules, d) for d in (device, torch.device("cpu")))
+            equal = torch.equal(here.lookup().cpu(), there.lookup(cpu))
+            there.update(cpu)
+            results = []
+            for _ in range(EQUAL_RUNS if device.type == "cuda" else 1):
+                again = Tables.make(sizes.rows[:2], work, rules, device)
+                again.update()
+                results.append((again.arena.rows.cpu(), again.arena.state.cpu()))
+            differ = [not (torch.equal(a, there.arena.rows) and torch.equal(b, there.arena.state)) for a, b in results]
+            rows.append({"optimizer": optimizer, "row_type": row_type, "lookup": equal, "differ": sum(differ)})
+    return rows
+
+
+def grid(sizes: Sizes, device: torch.device) -> list[dict]:
+    """Times of lookups and updates, as shares of the copy speed, and beside torch's EmbeddingBag."""
+    copy_Bps = limits(device, sizes.megabytes)["copy_Bps"]
+    rows = []
+    for dim in sizes.dims:
+        for ids in ("uniform", "zipf"):
+            for work in sizes.works(dim, ids):
+                rows += [_timed(sizes, work, device, copy_Bps)]
+    return rows
+
+
+def _timed(sizes: Sizes, work: Work, device: torch.device, copy_Bps: float) -> dict:
+    tables = Tables.make(sizes.rows, work, OPTIMIZERS[work.optimizer], device)
+    lookup_ms = milliseconds(tables.lookup, device, sizes.repeats)
+    update_ms = milliseconds(tables.update, device, sizes.repeats)
+    check_faults(device)
+    found = {
+        **work._asdict(),
+        "lookup_ms": lookup_ms,
+        "update_ms": update_ms,
+        "lookup_share": tables.lookup_bytes() / (lookup_ms / 1e3) / copy_Bps,
+        "update_share": tables.update_bytes() / (update_ms / 1e3) / copy_Bps,
+        "torch_ms": _torch_ms(sizes, work, tables, device),
+    }
+    if device.type == "cuda" and find_spec("fbgemm_gpu") is not None:
+        found["fbgemm_ms"] = _fbgemm_ms(sizes, work, tables, device)
+    return found
+
+
+def _torch_ms(sizes: Sizes, work: Work, tables: Tables, device: torch.device) -> float:
+    """EmbeddingBag of each table with sparse gradients, and torch's SGD."""
+    bags = nn.ModuleList(nn.EmbeddingBag(n, work.dim, mode="sum", sparse=True, device=device) for n in sizes.rows)
+    optimizer = torch.optim.SGD(bags.parameters(), lr=0.01)
+    ids = tables.values.view(len(sizes.rows), work.batch, work.pooling)
+
+    def run() -> None:
+        optimizer.zero_grad()
+        out = torch.cat([bag(one) for bag, one in zip(bags, ids, strict=True)], 1)
+        out.backward(tables.grad)
+        optimizer.step()
+
+    return milliseconds(run, device, max(1, sizes.repeats // 4))
+
+
+def _fbgemm_ms(sizes: Sizes, work: Work, tables: Tables, device: torch.device) -> float:
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        ComputeDevice,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    specs = [(n, work.dim, EmbeddingLocation.DEVICE, ComputeDevice.CUDA) for n in sizes.rows]
+    module = SplitTableBatchedEmbeddingBagsCodegen(
+        specs, optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD, learning_rate=0.01, device=device
+    )
+    return milliseconds(
+        lambda: module(tables.values, tables.offsets).backward(tables.grad), device, max(1, sizes.repeats // 2)
+    )
+
+
+def sweep(sizes: Sizes, device: torch.device) -> list[dict]:
+    """Other shapes than the table of `specialise` chooses; the fastest is what the table should say."""
+    usual, rows = specialise.lookup_shape, []
+    shapes = [(tiles, bags, ids) for tiles in (1, 2) for bags in (1, 2, 4, 8) for ids in (1, 2, 4)]
+    for dim in sizes.dims:
+        for work in sizes.works(dim, "uniform"):
+            tables = Tables.make(sizes.rows, work, OPTIMIZERS[work.optimizer], device)
+            chosen_ms = milliseconds(tables.lookup, device, sizes.repeats)
+            tried = {}
+            for shape in shapes[:2] if device.type == "cpu" else shapes:
+                specialise.lookup_shape = lambda *_, shape=shape: specialise.LookupShape(*shape)
+                try:
+                    tried[shape] = milliseconds(tables.lookup, device, sizes.repeats)
+                finally:
+                    specialise.lookup_shape = usual
+            best = min(tried, key=tried.__getitem__)
+            rows.append({**work._asdict(), "chosen_ms": chosen_ms, "best": best, "best_ms": tried[best]})
+            print(f"dim {dim}, {work.pooling} ids: tiles, bags, ids {best}, {tried[best] / chosen_ms:.2f} of the time")
+    return rows
+
+
+def train(sizes: Sizes, device: torch.device) -> list[dict]:
+    """A DLRM: samples a second, seconds by phase, peak memory, and the losses of a CPU beside those of the device."""
+    dim, batch = sizes.dims[-1], sizes.batches[-1]
+    losses = {}
+    found: dict = {"dim": dim, "batch": batch}
+    for where in (torch.device("cpu"), device):
+        torch.manual_seed(0)
+        model = dlrm(sizes.rows, dim).to(where)
+        settings = Training(device=str(where), optimizer=DenseSgd(lr=0.01))
+        context = StepContext.create(model, Clicks(model), settings, Breakdown())
+        on_gpu = where.type == "cuda"
+        steps = sizes.steps if on_gpu or device.type == "cpu" else 3
+        losses[str(where)] = []
+        batches = [made_batch(sizes.rows, min(batch, 2048), number) for number in range(3)]
+        for number in range(3):
+            stepped = step(context, [context.copies.start(batches[number])], number + 1)
+            losses[str(where)].append(stepped.loss)
+        if where is device or on_gpu:
+            large = [made_batch(sizes.rows, batch, number) for number in range(3)]
+            copied, begin_s = context.copies.start(large[0]), time.perf_counter()
+            for number in range(steps):
+                following = context.copies.start(large[(number + 1) % 3])
+                stepped = step(context, [copied], number + 4)
+                copied = following
+            float(stepped.loss)
+            check_faults(where)
+            spent_s = time.perf_counter() - begin_s
+            found |= {"samples_s": batch * steps / spent_s, "phases_s": context.clock.phase_seconds().exposed}
+            if on_gpu:
+                found["peak_bytes"] = torch.cuda.max_memory_allocated(where)
+    return [found | {"losses": losses}]
+
+
+def dlrm(rows: list[int], dim: int) -> DLRM:
+    tables = [Table(name=f"t{i}", rows=n, dim=dim, optimizer=RowWiseAdagrad(lr=0.01)) for i, n in enumerate(rows)]
+    return DLRM(Embeddings(tables), dense_features=13, bottom=(512, 256, dim), top=(1024, 512, 1))
+
+
+def made_batch(rows: list[int], samples: int, seed: int) -> Batch:
+    g = torch.Generator().manual_seed(seed)
+    ids = torch.cat([torch.randint(0, n, (samples,), generator=g) for n in rows])
+    sparse = Jagged(
+        features=tuple(f"t{i}" for i in range(len(rows))),
+        values_N=ids,
+        lengths_FB=torch.ones(len(ids), dtype=torch.int64),
+    )
+    labels = torch.randint(0, 2, (samples, 1), generator=g).float()
+    return Batch(dense_BF=torch.rand(samples, 13, generator=g), sparse=sparse, labels_BK=labels)
+
+
+SECTIONS: dict[str, Callable[[Sizes, torch.device], list[dict]]] = {
+    "machine": machine,
+    "bits": bits,
+    "grid": grid,
+    "sweep": sweep,
+    "train": train,
+}
+
+
+def floors_of(rows: list[dict], *, smoke: bool) -> list[dict]:
+    by_section = {name: [row for row in rows if row["section"] == name] for name in SECTIONS}
+    floors = [exactly("sections that failed", sum("failed" in row for row in rows), 0)]
+    for row in by_section["bits"]:
+        if "failed" not in row:
+            what = f"{row['optimizer']}, {row['row_type']}"
+            floors.append(exactly(f"{what}: results other than the CPU's", row["differ"] + (not row["lookup"]), 0))
+    if smoke:
+        return floors
+    for row in by_section["grid"]:
+        if "failed" in row:
+            continue
+        what = f"dim {row['dim']}, batch {row['batch']}, {row['pooling']} ids, {row['ids']}"
+        for operator in ("lookup", "update"):
+            floor = SHARES.get((operator, row["dim"])) if row["ids"] == "uniform" else None
+            floors.append(at_least(f"{what}: {operator}, share of copy speed", row[f"{operator}_share"], floor))
+        ours_ms = row["lookup_ms"] + row["update_ms"]
+        floors.append(at_least(f"{what}: as fast as torch's EmbeddingBag", row["torch_ms"] / ours_ms, 10))
+        if "fbgemm_ms" in row:
+            floors.append(at_least(f"{what}: as fast as FBGEMM", row["fbgemm_ms"] / ours_ms, 0.95))
+    for row in by_section["sweep"]:
+        if "failed" not in row:
+            name = f"dim {row['dim']}, {row['pooling']} ids: time of the chosen shape over the best"
+            floors.append(at_most(name, row["chosen_ms"] / row["best_ms"], 1.05))
+    return floors
+
+
+def main() -> None:
+    parser = options("gpu", __doc__)
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, help="run these sections alone")
+    args = parsed(parser)
+    if not torch.cuda.is_available() and not args.smoke:
+        sys.exit("torch finds no GPU: nothing to measure; `--smoke` rehearses in Triton's interpreter")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    sizes, rows = Sizes(args.smoke, args.quick), []
+    result = {"benchmark": "gpu", "environment": environment(), "rows": rows}
+    for name, section in SECTIONS.items():
+        if args.only and name not in args.only:
+            continue
+        begin_s = time.perf_counter()
+        try:
+            found = section(sizes, device)
+        except Exception as error:  # the sections after it are still worth their time
+            found = [{"failed": f"{type(error).__name__}: {error}"}]
+        rows += [{"section": name, **row} for row in found]
+        print(f"{name}: {time.perf_counter() - begin_s:.1f} s", flush=True)
+        save(result, args.save)
+    finish(result | {"floors": floors_of(rows, smoke=args.smoke)}, args)
+
+
+if __name__ == "__main__":
+    main()

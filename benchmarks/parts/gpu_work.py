@@ -1,0 +1,131 @@
+"""What `gpu.py` measures on a device: timers, tables and batches, and the limits of the machine."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from parts.ops_work import Work, ids_for
+from rowwise import Table
+from rowwise.ops._triton.operators import OPERATORS
+from rowwise.ops.arena import Arena
+from rowwise.ops.layout import TableGroup, make_group
+from rowwise.ops.update import next_step
+from rowwise.row_optimizers import RowOptimizer
+from rowwise.spec import RowType
+
+SECTOR_BYTES = 64  # of optimizer state, read and written
+WARM, REPEATS = 3, 20
+
+
+def milliseconds(run: Callable[[], object], device: torch.device, repeats: int = REPEATS) -> float:
+    """The 20 % quantile of single runs; of a GPU by events, so without what the host takes to launch."""
+    for _ in range(min(WARM, repeats)):
+        run()
+    times: list[float] = []
+    for _ in range(repeats):
+        if device.type == "cuda":
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            run()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end))
+        else:
+            started_s = time.perf_counter()
+            run()
+            times.append((time.perf_counter() - started_s) * 1e3)
+    return sorted(times)[len(times) // 5]
+
+
+def limits(device: torch.device, megabytes: int) -> dict[str, float]:
+    """Bytes a second of copies on the device and between host and device, of gathers of rows, and products a second."""
+    floats = megabytes << 18
+    a, b = (torch.ones(floats, device=device) for _ in range(2))
+    host = torch.ones(floats // 8, pin_memory=device.type == "cuda")
+    rows = a.view(-1, 64)
+    at = torch.randint(0, len(rows), (len(rows) // 2,), device=device)
+    gathered = torch.empty(len(at), 64, device=device)
+    x = torch.ones(1024 if device.type == "cpu" else 8192, 1024 if device.type == "cpu" else 8192, device=device)
+
+    def rate(run: Callable[[], object], amount: float) -> float:
+        return amount / (milliseconds(run, device, 5) / 1e3)
+
+    return {
+        "copy_Bps": rate(lambda: a.copy_(b), 8 * floats),
+        "gather_Bps": rate(lambda: torch.index_select(rows, 0, at, out=gathered), 2 * gathered.numel() * 4),
+        "from_host_Bps": rate(lambda: a[: len(host)].copy_(host, non_blocking=True), host.numel() * 4),
+        "to_host_Bps": rate(lambda: host.copy_(a[: len(host)], non_blocking=True), host.numel() * 4),
+        "flops": rate(lambda: x @ x, 2 * len(x) ** 3),
+    }
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Tables of one shape on a device, and a batch for them."""
+
+    arena: Arena
+    group: TableGroup
+    features: Tensor
+    values: Tensor
+    offsets: Tensor
+    grad: Tensor
+    work: Work
+
+    @classmethod
+    def make(cls, rows: list[int], work: Work, optimizer: RowOptimizer, device: torch.device) -> "Tables":
+        """Filled on the CPU, so that the bits are those of any device."""
+        tables = [
+            Table(name=f"t{i}", rows=n, dim=work.dim, optimizer=optimizer, row_type=RowType(work.row_type))
+            for i, n in enumerate(rows)
+        ]
+        arena = Arena.allocate(tables, torch.device("cpu"))
+        arena.fill(0)
+        arena.rows, arena.state = arena.rows.to(device), arena.state.to(device)
+        group = make_group(arena.pieces, arena.offsets)
+        lengths = torch.full((len(rows) * work.batch,), work.pooling)
+        return cls(
+            arena=arena,
+            group=group,
+            features=group.features_FC,
+            values=ids_for(rows, work, 1).to(device),
+            offsets=torch.ops.rowwise.offsets(lengths).to(device),
+            grad=work.grad(len(rows)).to(device),
+            work=work,
+        )
+
+    def lookup(self, operators: dict[str, Callable[..., Tensor]] = OPERATORS) -> Tensor:
+        return operators["pool"](
+            self.arena.rows, self.features, self.values, self.offsets, None, self.work.batch, self.group.columns
+        )
+
+    def update(self, operators: dict[str, Callable[..., None]] = OPERATORS) -> None:
+        hyper, keys = next_step(self.arena, self.group)
+        operators["update"](
+            self.arena.rows, self.arena.state, self.group.tables_TC, hyper, keys, self.features, self.values,
+            self.offsets, None, self.grad, self.work.batch, False, None,
+        )  # fmt: skip
+
+    def lookup_bytes(self) -> int:
+        """Rows of all ids, ids, offsets and the output."""
+        ids = self.values.numel()
+        return ids * (self._row_bytes + 8) + self.offsets.numel() * 8 + self.grad.numel() * 4
+
+    def update_bytes(self) -> int:
+        """The gradient of each id, and each distinct row and its state read and written."""
+        bags = torch.arange(len(self.group.tables), device=self.values.device).repeat_interleave(
+            self.work.batch * self.work.pooling
+        )
+        distinct = (self.values + (bags << 40)).unique().numel()
+        state = 2 * max(SECTOR_BYTES // 2, self.arena.state.numel() * 4 // max(1, self._rows))
+        return self.values.numel() * self.work.dim * 4 + distinct * (2 * self._row_bytes + state)
+
+    @property
+    def _row_bytes(self) -> int:
+        return self.group.tables[0].row_bytes
+
+    @property
+    def _rows(self) -> int:
+        return sum(table.rows for table in self.group.tables)
