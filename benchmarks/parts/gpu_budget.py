@@ -11,6 +11,8 @@ FULL_WARP = 64  # dims from which a row fills the lanes of a warp
 
 
 def machine_code_of(variant: Variant, arch: str) -> MachineCode:
+    if variant.multiplies and arch.startswith("gfx"):
+        variant = variant._replace(constants=variant.constants | {"PRECISION": "ieee"})
     capability = int(arch.removeprefix("sm_")) if arch.startswith("sm_") else 0
     limit = specialise.most_registers(variant.bucket, capability) if variant.kernel is update.apply else None
     return machine_code(compile_kernel(variant.kernel, variant.constants | {"maxnreg": limit}, arch))
@@ -18,7 +20,7 @@ def machine_code_of(variant: Variant, arch: str) -> MachineCode:
 
 def least_width(variant: Variant) -> int:
     """Bytes that the widest load of a lane has at least; 0: any."""
-    if variant.dim < FULL_WARP:
+    if variant.dim < FULL_WARP or variant.copies or variant.multiplies:
         return 0
     if variant.of_rows:  # of gradients in fp32, a row spread over the lanes
         return min(16, variant.dim * 4 // 32)
@@ -28,11 +30,13 @@ def least_width(variant: Variant) -> int:
 def faults(variant: Variant, code: MachineCode, arch: str) -> list[str]:
     """Empty if the code keeps the budget."""
     amd = arch.startswith("gfx")
+    if variant.multiplies:
+        return [f"{code.spills} spills, want none"] if code.spills else []
     one_warp = variant.constants["num_warps"] == 1 and "apply rowwise_adam " not in variant.name
     limits = [
         ("spills", code.spills, 0),
         ("registers", code.registers, AMD_REGISTERS if amd else REGISTERS),
-        ("bytes of shared memory", code.shared_bytes, 0 if one_warp else 1024),
+        ("bytes of shared memory", code.shared_bytes, 0 if one_warp and not variant.copies else 1024),
         ("barriers", code.barriers, 0 if one_warp else 64),
         ("atomics", code.atomics, 0),
         ("fused multiply-adds", 0 if amd else code.fused, 0),

@@ -25,7 +25,8 @@ TYPES = {  # of arguments by name; the others are constants
     "grad": "*fp32", "terms": "*fp32", "places": "*i64", "scales": "*fp32", "joins": "*i8", "unit_first": "*i64",
     "unit_last": "*i64", "unit_dims": "*i32", "span": "*i64", "waiting": "*fp32", "partial": "*fp32", "state": "*fp32",
     "tables": "*i64", "hyper": "*fp32", "keys": "*i64", "records": "*i64", "slot_rows": "*i64",
-    "x": "*fp32", "n": "i32",
+    "dense": "*fp32", "pooled": "*fp32", "dense_grad": "*fp32", "pooled_grad": "*fp32", "vectors": "i32", "dim": "i32",
+    "rows": "*fp32", "packed": "*u8", "x": "*fp32", "n": "i32",
 }  # fmt: skip
 
 

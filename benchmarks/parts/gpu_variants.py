@@ -4,14 +4,15 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from rowwise import Table
-from rowwise.ops._triton import lookup, specialise, update
-from rowwise.ops._triton.operators import constants_of
+from rowwise.ops._triton import interact, lookup, quantise, specialise, update
+from rowwise.ops._triton.operators import ONE_WARP, constants_of
 from rowwise.ops.layout import FeatureDescriptor, TableDescriptor, TablePiece, lay_out_tables, make_group
 from rowwise.row_optimizers import OPTIMIZERS, RowWiseAdagrad
 from rowwise.spec import RowType
 
 DIMS = (4, 16, 64, 128, 256)
 POOLINGS = (1.0, 1.5, 20.0)
+VECTORS = 27  # of a sample: 26 features and the dense vector
 
 
 class Variant(NamedTuple):
@@ -21,6 +22,16 @@ class Variant(NamedTuple):
     type: RowType
     dim: int
     bucket: specialise.Bucket | None = None
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether sums are those of matrix products, which round as the device does."""
+        return self.kernel in (interact.interact, interact.interact_grad)
+
+    @property
+    def copies(self) -> bool:
+        """Whether a program has a row of the wire."""
+        return self.kernel in (quantise.pack, quantise.unpack)
 
     @property
     def of_rows(self) -> bool:
@@ -45,6 +56,17 @@ def variants() -> dict[str, Variant]:
             for kind, kernel, constants, its_bucket in (*lookups, *_updates(row_type, dim)):
                 name = f"{kind} {named}"
                 found[name] = Variant(name, kernel, constants, row_type, dim, its_bucket)
+    for dim in DIMS:
+        for kernel in (interact.interact, interact.interact_grad):
+            shape = specialise.interact_shape(VECTORS, dim, nvidia=True)
+            if shape is not None:
+                name = f"{kernel.__name__} dim {dim}"
+                found[name] = Variant(name, kernel, shape, RowType.FP32, dim)
+        for kernel in (quantise.pack, quantise.unpack):
+            for group in (0, 16):
+                name = f"{kernel.__name__} groups of {group or dim} dim {dim}"
+                shape = ONE_WARP | {"GROUP": group, "BLOCK": specialise.power_of_two(dim)}
+                found[name] = Variant(name, kernel, shape, RowType.INT8, dim)
     return found
 
 

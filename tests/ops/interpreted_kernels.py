@@ -30,6 +30,7 @@ from rowwise.ops.layout import FeatureDescriptor
 from rowwise.ops.reference import FeatureBags, UpdateMemory
 from rowwise.ops.update import next_step
 
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered")  # by numpy, which interprets
 watch = part("gpu_trace").watch
 MOST_IDS = 400  # the interpreter takes about a millisecond for each
 FEW = settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -130,6 +131,38 @@ def test_wide_rows():
     tables = tuple(Table(name=f"t{dim}", rows=5, dim=dim, optimizer=RowWiseAdagrad()) for dim in (260, 600))
     check_lookups(make_problem(tables, batch=4, most=3, seed=5), per_id=False)
     check_update(make_problem(tables, batch=4, most=3, seed=5), per_id=False, steps=1)
+
+
+@pytest.mark.parametrize(("vectors", "dim"), [(2, 3), (5, 16), (27, 20), (40, 64), (300, 64)])
+def test_interactions_equal_the_reference_up_to_rounding(vectors, dim):
+    """The last does not fit into a program and is the reference."""
+    dense, pooled = torch.randn(3, dim), torch.randn(3, (vectors - 1) * dim)
+    with watch(shuffle=2) as seen:
+        out = operators.interact(dense, pooled)
+        grad = torch.randn_like(out)
+        grads = operators.interact_grad(dense, pooled, grad)
+    check_clean(seen)
+    torch.testing.assert_close(out, reference.interact(dense, pooled))
+    for got, want in zip(grads, reference.interact_grad(dense, pooled, grad), strict=True):
+        torch.testing.assert_close(got, want)
+    assert operators.interact(dense[:0], pooled[:0]).shape == (0, out.shape[1])
+
+
+@pytest.mark.parametrize(("dim", "group"), [(1, 0), (5, 0), (64, 0), (20, 16), (100, 48), (33, 8)])
+def test_packed_rows_have_the_bits_of_the_reference(dim, group):
+    rows = torch.randn(6, dim) * torch.tensor([1.0, 1e30, 1e-42, 1.0, 1.0, 0.0]).unsqueeze(1)
+    rows[3], rows[4, 0] = 0.25, float("inf")
+    with watch(shuffle=3) as seen:
+        packed = operators.pack(rows, group)
+        unpacked = operators.unpack(packed, dim, group)
+    check_clean(seen)
+    want = reference.pack(rows, group)
+    header = want.shape[1] - -(-dim // 4) * 4
+    floats = [x[:, :header].contiguous().view(torch.float32) for x in (packed, want)]
+    assert torch.equal(*(x.nan_to_num(7.0) for x in floats))
+    assert torch.equal(packed[:, header:], want[:, header:])
+    assert same(unpacked[:4], reference.unpack(want, dim, group)[:4])
+    assert unpacked[4].isnan().any()
 
 
 def bad_ids():

@@ -12,6 +12,7 @@ from from_benchmarks import part
 from problems import make_problem
 
 from rowwise import Pooling, RowWiseAdagrad, Table
+from rowwise.ops import devices
 from rowwise.ops.devices import ON_GPU, gpu_operators
 from rowwise.ops.reference.operators import operators
 
@@ -23,6 +24,7 @@ SAMPLE = (
     "pool_weight_grad fp32 dim 64", "gather fp32 dim 128", "sum_units fp32 dim 128", "apply adam fp32 dim 128",
     "apply rowwise_adagrad units fp16 dim 64", "apply sgd int8 dim 64", "apply rowwise_adagrad fp32 dim 128",
     "apply rowwise_adam bf16 dim 64", "apply ftrl fp32 dim 64",
+    "interact dim 128", "interact_grad dim 128",
 )  # fmt: skip
 
 
@@ -114,3 +116,12 @@ def test_a_route_waits_for_nothing():
 def test_a_wait_is_found(wait):
     with pytest.raises((RuntimeError, NotImplementedError)):
         wait(torch.empty(1, device="meta"))
+
+
+def test_an_operator_without_a_kernel_says_so_once():
+    devices._warn_of_reference.cache_clear()
+    packed = torch.ops.rowwise.pack4(torch.rand(2, 8))
+    with pytest.warns(UserWarning, match="operator 'unpack4' has no kernel for GPUs"):
+        rows = gpu_operators()["unpack4"](packed, 8)
+    assert torch.equal(gpu_operators()["unpack4"](packed, 8), rows)  # warnings are errors here
+    assert torch.equal(torch.ops.rowwise.unpack4(packed, 8), rows)

@@ -1,6 +1,7 @@
 """What runs where: the implementation of each operator on a GPU. On the CPU all are `native`."""
 
 import functools
+import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,10 @@ ON_GPU = {
     "gather": "triton",
     "update": "triton",
     "mark": "triton",
+    "interact": "triton",
+    "interact_grad": "triton",
+    "pack": "triton",
+    "unpack": "triton",
     "offsets": "torch",
     "fill_uniform": "torch",
     "fill_uniform_rows": "torch",
@@ -23,12 +28,8 @@ ON_GPU = {
     "pair_sums": "torch",
     "pair_sums_grad": "torch",
     "place": "torch",
-    "interact": "torch",
-    "interact_grad": "torch",
     "spread": "torch",
     "lengths": "reference",
-    "pack": "reference",
-    "unpack": "reference",
     "pack4": "reference",
     "unpack4": "reference",
     "take": "reference",
@@ -43,10 +44,25 @@ ON_GPU = {
 def gpu_operators() -> dict[str, Callable[..., Any]]:
     """Each operator of `ON_GPU` as torch calls it for tensors on a GPU."""
     definitions = operators()
+    calls = {"triton": _launch, "reference": functools.partial(_run_reference, definitions)}
     return {
-        name: functools.partial(_launch, name) if kind == "triton" else definitions[name]
+        name: functools.partial(calls[kind], name) if kind in calls else definitions[name]
         for name, kind in ON_GPU.items()
     }
+
+
+def _run_reference(definitions: dict[str, Callable[..., Any]], name: str, *args: Any) -> Any:
+    _warn_of_reference(name)
+    return definitions[name](*args)
+
+
+@functools.cache  # once for each operator
+def _warn_of_reference(name: str) -> None:
+    warnings.warn(
+        f"operator {name!r} has no kernel for GPUs: its reference runs there, which is exact, slow and waits for the "
+        f"device; `rowwise doctor` lists such operators",
+        stacklevel=2,
+    )
 
 
 def _launch(name: str, *args: Any) -> Any:

@@ -6,7 +6,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rowwise.ops import reference
+from rowwise.ops._triton import interact as interact_kernels
 from rowwise.ops._triton import lookup as lookup_kernels
+from rowwise.ops._triton import quantise as quantise_kernels
 from rowwise.ops._triton import route, specialise
 from rowwise.ops._triton import update as update_kernels
 from rowwise.ops._triton.launch import (
@@ -22,8 +25,10 @@ from rowwise.ops._triton.launch import (
 )
 from rowwise.ops._triton.specialise import Bucket
 from rowwise.ops.layout import FeatureDescriptor
+from rowwise.spec import RowType, row_bytes
 
 IDS_OF_PROGRAM = 16
+ONE_WARP = {"num_warps": 1, "enable_fp_fusion": False}
 
 
 def constants_of(bucket: Bucket) -> dict[str, int]:
@@ -113,6 +118,47 @@ def mark(
         )  # fmt: skip
 
 
+def interact(dense: Tensor, pooled: Tensor) -> Tensor:
+    samples, dim = dense.shape
+    vectors = pooled.shape[1] // dim + 1
+    shape = specialise.interact_shape(vectors, dim, nvidia=capability_of(dense.device) > 0)
+    if shape is None:
+        return reference.interact(dense, pooled)
+    out = torch.empty(samples, dim + vectors * (vectors - 1) // 2, device=dense.device)
+    if samples:
+        interact_kernels.interact[samples,](dense, pooled, out, vectors, dim, **shape)
+    return out
+
+
+def interact_grad(dense: Tensor, pooled: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    samples, dim = dense.shape
+    vectors = pooled.shape[1] // dim + 1
+    shape = specialise.interact_shape(vectors, dim, nvidia=capability_of(dense.device) > 0)
+    if shape is None:
+        return reference.interact_grad(dense, pooled, grad)
+    found = torch.empty_like(dense), torch.empty_like(pooled)
+    if samples:
+        interact_kernels.interact_grad[samples,](dense, pooled, grad, *found, vectors, dim, **shape)
+    return found
+
+
+def pack(rows: Tensor, group: int) -> Tensor:
+    count, dim = rows.shape
+    packed = torch.empty(count, row_bytes(RowType.INT8, dim, group), dtype=torch.uint8, device=rows.device)
+    if count:
+        block = specialise.power_of_two(dim + 3)  # room for the bytes behind the last column
+        quantise_kernels.pack[count,](rows.contiguous(), packed, dim, GROUP=group, BLOCK=block, **ONE_WARP)
+    return packed
+
+
+def unpack(packed: Tensor, dim: int, group: int) -> Tensor:
+    rows = torch.empty(len(packed), dim, device=packed.device)
+    if len(packed):
+        block = specialise.power_of_two(dim)
+        quantise_kernels.unpack[len(packed),](packed.contiguous(), rows, dim, GROUP=group, BLOCK=block, **ONE_WARP)
+    return rows
+
+
 class UpdateTensors(NamedTuple):
     """What each launch of an update reads and writes."""
 
@@ -188,4 +234,8 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "gather": gather,
     "mark": mark,
     "update": update,
+    "interact": interact,
+    "interact_grad": interact_grad,
+    "pack": pack,
+    "unpack": unpack,
 }

@@ -70,8 +70,8 @@ def row_bits(key, row, columns):
 
 
 @triton.jit
-def _write_codes(row, d, w, mask, noise, dim, GROUP: tl.constexpr):
-    """A row of int8: scale and offset of each group, then codes."""
+def write_codes(row, d, w, mask, noise, dim, GROUP: tl.constexpr, usable):
+    """A row of int8: scale and offset of each group, then codes; not `usable`: the scales are not numbers."""
     largest: tl.constexpr = 1e38
     scales = row.to(tl.pointer_type(tl.float32))
     first = dim * 0
@@ -95,7 +95,7 @@ def _write_codes(row, d, w, mask, noise, dim, GROUP: tl.constexpr):
         else:
             group = first
             first += dim
-        tl.store(scales + group * 2, tl.where(flat, 0.0, scale))
+        tl.store(scales + group * 2, tl.where(usable, tl.where(flat, 0.0, scale), float("nan")))
         tl.store(scales + group * 2 + 1, low)
 
 
@@ -119,4 +119,4 @@ def write_row(row, d, w, mask, bits, dim, TYPE: tl.constexpr, GROUP: tl.constexp
         pattern = tl.minimum(tl.maximum(w, -largest), largest).to(tl.uint32, bitcast=True)
         tl.store(row.to(tl.pointer_type(tl.uint16)) + d, ((pattern + (bits >> 16)) >> 16).to(tl.uint16), mask=mask)
     else:
-        _write_codes(row, d, w, mask, (bits >> 10).to(tl.int32), dim, GROUP)
+        write_codes(row, d, w, mask, (bits >> 10).to(tl.int32), dim, GROUP, True)

@@ -14,6 +14,7 @@ from rowwise.spec import RowType
 
 VECTOR = 16  # bytes of the widest load of a lane
 WIDEST_ROW = 256  # columns of a warp
+SMALLEST_PRODUCT, MOST_PART, MOST_VECTORS = 16, 32, 128  # rows, columns and again rows of a matrix product
 
 
 class Bucket(NamedTuple):
@@ -66,6 +67,23 @@ def lookup_shape(bucket: Bucket, pooling: float) -> LookupShape:
         bags //= 2
     # With little to do for each bag, the feature's descriptor is read for two tiles.
     return LookupShape(2 if ids == 1 else 1, min(16, bags), ids)
+
+
+def interact_shape(vectors: int, dim: int, nvidia: bool) -> dict[str, int | str] | None:
+    """The constants of an interaction; None: its vectors do not fit into the registers of eight warps.
+
+    Tensor cores of NVIDIA multiply 10 bits of a fraction, so each float is split into three such parts.
+    """
+    height, part = (max(SMALLEST_PRODUCT, power_of_two(n)) for n in (vectors, min(dim, MOST_PART)))
+    if height > MOST_VECTORS:
+        return None
+    return {
+        "VECTORS": height,
+        "PART": part,
+        "DIVISOR": align_of([dim], 16),
+        "PRECISION": "tf32x3" if nvidia else "ieee",
+        "num_warps": max(1, min(8, height * max(height, part) // 256)),
+    }
 
 
 def terms(bucket: Bucket) -> int:
