@@ -525,6 +525,44 @@ def first_hour(read: Read) -> str:
     return with_facts(lines, facts, result)
 
 
+def gpu(read: Read) -> str:
+    """Of machine code and of the interpreter: nothing of it is a time."""
+    result = read("gpu_static")
+    code = [row for row in result["rows"] if row["section"] == "code"]
+    lines = [
+        "| GPU | variants | most registers of an update | spills | atomics | inexact | 16-byte loads at dim 128 |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for arch in dict.fromkeys(row["arch"] for row in code):
+        mine = [row for row in code if row["arch"] == arch]
+        wide = [row for row in mine if "fp32 dim 128" in row["kernel"] and not row["kernel"].startswith("interact")]
+        lines.append(
+            f"| {arch} | {len(mine)} | {max(r['registers'] for r in mine if r['kernel'].startswith('apply'))} "
+            f"| {sum(r['spills'] > 0 for r in mine)} | {sum(r['atomics'] for r in mine)} "
+            f"| {sum(bool(r['inexact']) for r in mine)} "
+            f"| {sum(bool(WIDE_LOADS & r['loads'].keys()) for r in wide)} of {len(wide)} |"
+        )
+    lines += ["", "| bags | lookup | update |", "|---|---|---|"]
+    traffic = {(row["case"], row["operator"]): row["ratio"] for row in result["rows"] if row["section"] == "traffic"}
+    for case in dict.fromkeys(case for case, _ in traffic):
+        lines.append(f"| {case} | {traffic[case, 'lookup']:.3f} | {traffic[case, 'update']:.3f} |")
+    facts = [
+        "**Nothing here ran on a GPU.** `rowwise bench gpu` measures times where there is one.",
+        "First table: every variant of every kernel for dims of 4 to 256, all row types and optimizers, as the "
+        "compiler made it. Spills: variants whose machine code moves registers to memory. Inexact: variants with a "
+        "division, root or exponent that is not correctly rounded. A multiprocessor of NVIDIA holds 32 programs of "
+        "64 registers, 25 of 80.",
+        "Second table: bytes that kernels move in Triton's interpreter, over the least that the work needs: for a "
+        "lookup ids, offsets, the row of each id and the output; for an update the gradient of each id, and each "
+        "distinct row and its state read and written. A program keeps 8 KB, its share of a multiprocessor's cache, "
+        "so the ids of a bag share its gradient, and a ratio below 1 is possible. Sectors have 32 bytes.",
+    ]
+    return with_facts(lines, facts, result)
+
+
+WIDE_LOADS = {"v4.b32", "v2.b64", "dwordx4"}
+
+
 def with_spread(values: list[float]) -> str:
     """The mean, and half the range of several."""
     spread = f" ± {(max(values) - min(values)) / 2:.4f}" if len(values) > 1 else ""
@@ -609,6 +647,12 @@ SUBJECTS = {
     ),
     "managed": Subject(
         managed, "Managed tables", "What does a fixed number of rows cost where ids never stop coming?", ("managed",)
+    ),
+    "gpu": Subject(
+        gpu,
+        "Kernels for GPUs",
+        "What do the kernels for GPUs compile to, and how many bytes do they move?",
+        ("gpu_static", "gpu"),
     ),
     "narrow-rows": Subject(
         quality, "Narrow rows", "What do rows and products of 16 and 8 bits cost in quality?", ("quality",)

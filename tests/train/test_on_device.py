@@ -1,16 +1,22 @@
 """A step on a GPU, without one: numbers on the meta device have no values, so a step that waits for them raises."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
 from torch import nn
 
-from rowwise import Adam, Batch, Embeddings, Jagged, Pooling, RowWiseAdagrad, Table
+from rowwise import Adam, Batch, Embeddings, Jagged, Pooling, RowWiseAdagrad, Table, make_embeddings
+from rowwise.batch import SharedBags
 from rowwise.errors import DeviceError, IdError, UnknownIdWarning
+from rowwise.hashing.mapped import MappedTable
+from rowwise.idmaps import HashIds
+from rowwise.ingest.batcher import Position
 from rowwise.models.dlrm import DLRM
 from rowwise.ops.faults import FaultWord
 from rowwise.train.breakdown import Breakdown
+from rowwise.train.groups import UpdateGroups
 from rowwise.train.objective import Clicks
 from rowwise.train.on_device import LateNumbers, check_on_host, judge
 from rowwise.train.optimizers import make_optimizer
@@ -113,3 +119,60 @@ def test_judged_gradients_are_clipped_as_on_the_cpu(clip):
     factor = 1.0 if clip is None else min(1.0, clip / want)
     for p, q in zip(layer.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad * factor)
+
+
+MAPPED = (
+    Table(name="user", rows=5000, dim=8, features=("user", "friend"), id_map=HashIds(rows=50)),
+    Table(name="item", rows=300, dim=8, pooling=Pooling.MEAN, id_map=HashIds(rows=20)),
+)
+
+
+class OneBatch:
+    """A batcher of one batch again and again."""
+
+    def __init__(self, batch):
+        self.batch = batch
+
+    def __iter__(self):
+        while True:
+            yield self.batch
+
+    def state(self):
+        return Position()
+
+
+@pytest.mark.parametrize("tables", [TABLES, MAPPED])
+def test_a_batch_is_checked_and_mapped_on_the_host(tables):
+    """Read by the groups of a run, the step on it waits for nothing; maps stay on the host."""
+    model = DLRM(make_embeddings(tables, device="meta"), dense_features=4, bottom=(8, 8), top=(8, 1)).to("meta")
+    assert all(one.words.device.type == "cpu" for one in model.modules() if isinstance(one, MappedTable))
+    context = StepContext.create(model, Clicks(model), Training(device="meta"), Breakdown())
+    groups = UpdateGroups(OneBatch(make_batch()), context)
+    for number in (1, 2):
+        group = groups.read()
+        assert groups.error is None
+        step(context, group.batches, number)
+    wrong = UpdateGroups(OneBatch(make_batch(friend=99_999)), context)
+    assert not wrong.read().batches
+    assert isinstance(wrong.error, IdError)
+    assert "feature 'friend', sample 0, position 0: id 99999" in str(wrong.error)
+
+
+def test_a_batch_mapped_on_the_host_has_the_same_vectors():
+    embeddings, batch = make_embeddings(MAPPED, seed=3), make_batch()
+    copied = batch.map_tensors(torch.clone)
+    embeddings.map_on_host(batch.sparse, copied.sparse, torch.clone)
+    ahead = embeddings(copied.sparse)
+    assert torch.equal(ahead.matrix_BS, embeddings(batch.sparse).matrix_BS)
+
+
+def test_shared_bags_are_expanded_before_they_are_copied():
+    batch = make_batch()
+    distinct = Jagged(features=("item",), values_N=torch.tensor([4, 5]), lengths_FB=torch.ones(2, dtype=torch.int64))
+    own = Jagged(
+        features=("user",), values_N=torch.full((6,), 4), lengths_FB=torch.ones(6, dtype=torch.int64),
+        shared=SharedBags(jagged=distinct, inverse_B=torch.tensor([0, 0, 0, 1, 1, 1])),
+    )  # fmt: skip
+    checked = check_on_host([make_model("cpu").embeddings], dataclasses.replace(batch, sparse=own))
+    assert checked.sparse.shared is None
+    assert checked.sparse.values_N.tolist() == [4] * 6 + [4] * 3 + [5] * 3

@@ -1,7 +1,7 @@
 """Splits the rows of a feature by the parts of an id map, and combines the vectors of its parts."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import add, mul
 
@@ -22,6 +22,16 @@ class PartBags:
     lengths_B: Tensor
     weights_M: Tensor | None
     ids_M: Tensor | None  # index of the id that each row belongs to; None: each id has the same number of rows
+
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "PartBags":
+        """The bags with each of their tensors changed."""
+        return PartBags(
+            name=self.name,
+            rows_M=change(self.rows_M),
+            lengths_B=change(self.lengths_B),
+            weights_M=None if self.weights_M is None else change(self.weights_M),
+            ids_M=None if self.ids_M is None else change(self.ids_M),
+        )
 
 
 def combine_parts(

@@ -5,7 +5,7 @@ rows up, and combines the vectors of ids with several rows. Sharding, checkpoint
 `shard` replaces the `Embeddings` inside.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, final
 
@@ -32,6 +32,12 @@ class _MappedBatch(NamedTuple):
     batch: Jagged  # of rows
     bags: dict[str, PartBags]
     unknown: Sequence[UnknownIds]
+
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "_MappedBatch":
+        """The batch with each of its tensors changed."""
+        jagged, batch = self.jagged.map_tensors(change), self.batch.map_tensors(change)
+        bags = {name: bags.map_tensors(change) for name, bags in self.bags.items()}
+        return self._replace(jagged=jagged, batch=batch, bags=bags)
 
 
 @final
@@ -125,6 +131,10 @@ class MappedEmbeddings(nn.Module):
         self._ahead.append((sparse, mapped))
         return mapped if isinstance(mapped, RowwiseError) else mapped.batch
 
+    def map_on_host(self, host: Jagged, copied: Jagged, move: Callable[[Tensor], Tensor]) -> None:
+        """Map a batch on the host, and `move` what `forward` needs when it gets `copied`, the batch on a GPU."""
+        self._ahead.append((copied, self._map(host).map_tensors(move)))
+
     def batch_ahead(self, sparse: Jagged | KeyedJagged) -> Jagged | RowwiseError | None:
         """What `map_ahead` has returned for this batch; None once `forward` got it."""
         found = next((mapped for batch, mapped in self._ahead if batch is sparse), None)
@@ -148,9 +158,12 @@ class MappedEmbeddings(nn.Module):
             return error
 
     def _map(self, sparse: Jagged | KeyedJagged) -> "_MappedBatch":
-        jagged, unknown = self._check_batch(Jagged.from_keyed(sparse)), list[UnknownIds]()
+        given = Jagged.from_keyed(sparse)
+        device = given.values_N.device
+        jagged, unknown = self._check_batch(given if device.type == "cpu" else given.to("cpu")), list[UnknownIds]()
         batch, bags = self._map_features(jagged, unknown)
-        return _MappedBatch(jagged, batch, bags, unknown)
+        mapped = _MappedBatch(jagged, batch, bags, unknown)
+        return mapped if device.type == "cpu" else mapped.map_tensors(lambda x: x.to(device))
 
     @torch.no_grad()
     def weights(self, name: str) -> Tensor:

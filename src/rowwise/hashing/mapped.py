@@ -3,8 +3,8 @@
 The map is in buffers, so that checkpoints hold it and identify it. `embeddings` handles batches.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Self, final
 
 import msgspec
 import torch
@@ -68,6 +68,14 @@ class MappedTable(nn.Module):
                 nn.init.orthogonal_(weight)
                 self.register_parameter(f"projection_{index}", weight)
         self.register_load_state_dict_pre_hook(_check_state)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move the projections; the map stays on the host, where batches are mapped before they are copied."""
+        buffers, self._buffers = self._buffers, dict[str, Tensor | None]()
+        try:
+            return super()._apply(fn, recurse)
+        finally:
+            self._buffers = buffers
 
     @property
     def map_identity(self) -> MapIdentity:

@@ -12,8 +12,9 @@ from typing import final
 
 from rowwise.batch import Batch
 from rowwise.errors import DataError
+from rowwise.hashing.embeddings import MappedEmbeddings
 from rowwise.ingest.batcher import Batcher, Position
-from rowwise.train.on_device import check_on_host
+from rowwise.train.on_device import Move, check_on_host
 from rowwise.train.ranks import empty_batch_template
 from rowwise.train.step import StepContext, count_samples
 from rowwise.train.step_header import GlobalStatus, StepHeader
@@ -63,8 +64,15 @@ class UpdateGroups:
     def _to_device(self, batch: Batch) -> Batch:
         if not self._context.runs_ahead:
             return batch.to(self._context.settings.device)
-        checked = [tables for tables in self._context.tables if tables not in self._context.id_maps]
-        return self._context.copies.start(check_on_host(checked, batch))
+        id_maps = self._context.id_maps
+        checked = check_on_host([tables for tables in self._context.tables if tables not in id_maps], batch)
+        mapped = [one for one in id_maps.values() if isinstance(one, MappedEmbeddings)]
+
+        def map_ids(copied: Batch, move: Move) -> None:
+            for one in mapped:
+                one.map_on_host(checked.sparse, copied.sparse, move)
+
+        return self._context.copies.start(checked, map_ids)
 
     def header(self, newest: UpdateGroup, *, stop: bool) -> StepHeader:
         """What this rank tells the others before a step, when `newest`, the group after that step's, is read."""

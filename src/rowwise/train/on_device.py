@@ -8,7 +8,7 @@ With several ranks, or virtual shards, the host reads these numbers in each step
 """
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol, final
 
@@ -61,6 +61,13 @@ class LateNumbers:
         return loss, norm
 
 
+Move = Callable[[Tensor], Tensor]  # to a device
+
+
+def prepare_nothing(copied: Batch, move: Move) -> None:
+    """The default of `DeviceCopies.start`."""
+
+
 @final
 class DeviceCopies:
     """Copies batches to a device while it computes; on the CPU a batch stays where it is."""
@@ -68,19 +75,29 @@ class DeviceCopies:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._started: deque[tuple[Batch, torch.cuda.Event]] = deque()
+        self._started: deque[tuple[Batch, torch.cuda.Event, list[Tensor]]] = deque()
 
-    def start(self, batch: Batch) -> Batch:
-        """The batch on the device, where its numbers are after `wait_for`."""
-        if self._stream is None:
-            return batch.to(self._device)
-        # Torch keeps the pinned memory until the copy is over, then uses it for another batch.
-        pinned = batch.map_tensors(lambda x: x.pin_memory())
-        with torch.cuda.stream(self._stream):
-            copied = pinned.map_tensors(lambda x: x.to(self._device, non_blocking=True))
+    def start(self, batch: Batch, prepare: Callable[[Batch, Move], None] = prepare_nothing) -> Batch:
+        """The batch on the device, where its numbers are after `wait_for`.
+
+        `prepare` gets it, and a function that copies further tensors for the same step.
+        """
+        moved: list[Tensor] = []
+
+        def move(x: Tensor) -> Tensor:
+            if self._stream is None:
+                return x.to(self._device)
+            # Torch keeps the pinned memory until the copy is over, then uses it for another batch.
+            moved.append(x.pin_memory().to(self._device, non_blocking=True))
+            return moved[-1]
+
+        with torch.cuda.stream(self._stream):  # of None: nothing
+            copied = batch.map_tensors(move)
+            prepare(copied, move)
+        if self._stream is not None:
             event = torch.cuda.Event()
             event.record(self._stream)
-        self._started.append((copied, event))
+            self._started.append((copied, event, moved))
         return copied
 
     def wait_for(self, batches: Collection[Batch]) -> None:
@@ -88,25 +105,21 @@ class DeviceCopies:
         if self._stream is None:
             return
         stream = torch.cuda.current_stream(self._device)
-
-        def used_by_stream(x: Tensor) -> Tensor:
-            x.record_stream(stream)
-            return x
-
         while self._started and any(self._started[0][0] is batch for batch in batches):
-            batch, event = self._started.popleft()
+            _, event, moved = self._started.popleft()
             stream.wait_event(event)
-            batch.map_tensors(used_by_stream)
+            for x in moved:
+                x.record_stream(stream)
 
 
 def check_on_host(modules: Collection[AnyEmbeddings], batch: Batch) -> Batch:
-    """The batch with unknown ids replaced where their table allows it; raises an `IdError` for the others."""
-    sparse = batch.sparse
-    checked = _check_ids(modules, sparse)
-    if sparse.shared is not None:
-        shared = replace(sparse.shared, jagged=_check_ids(modules, sparse.shared.jagged))
-        checked = replace(checked, shared=shared)
-    return batch if checked is sparse else replace(batch, sparse=checked)
+    """The batch without shared bags, and with unknown ids replaced where their table allows it.
+
+    Raises an `IdError` for the others.
+    """
+    expanded = batch.sparse.expanded()
+    checked = _check_ids(modules, expanded)
+    return batch if checked is batch.sparse else replace(batch, sparse=checked)
 
 
 def _check_ids(modules: Collection[AnyEmbeddings], jagged: Jagged) -> Jagged:

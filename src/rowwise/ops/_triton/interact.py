@@ -1,7 +1,7 @@
 """Kernels of DLRM's interaction: the dots of every two vectors of a sample, and their gradients.
 
-A program has one sample, whose vectors and dots stay in registers. Sums round as the products of the device do, see [Note: Contracted sums] in `_cpp/interact.h`.
-"""
+A program has one sample, whose vectors and dots stay in registers. Sums round as the products of the device do, see
+[Note: Contracted sums] in `_cpp/interact.h`."""
 
 import triton
 import triton.language as tl
