@@ -297,6 +297,32 @@ def test_reads_of_rows_are_busy_time_of_the_disk(tmp_path):
     assert all(before.end_s <= after.begin_s for before, after in itertools.pairwise(found))
 
 
+def test_a_lookup_that_reads_its_rows_itself_waits_for_the_disk(tmp_path):
+    """No row is read ahead; the rest of what is exposed is the work of asking for rows."""
+    rows, batch = 24_000, 1_000
+    table = Table(name="t", rows=rows, dim=128, optimizer=Adam(lr=0.1))
+    tile = Tile(table="t", rank=0, rows=(0, rows), cols=(0, 128), tier="disk", cache_rows=8)
+    sharded = ShardedEmbeddings([table], Plan(world=1, tiles=(tile,)), solo(), disk=tmp_path)
+    batches = [
+        Jagged(features=("t",), values_N=ids, lengths_FB=torch.ones(batch, dtype=torch.int64))
+        for ids in torch.arange(rows).split(batch)
+    ]
+    for now in batches:  # what is written here is on the disk, but for the newest segments
+        sharded(now).matrix_BS.sum().backward()
+        sharded.update()
+    clock = Breakdown()
+    clock.watch([sharded])
+    exposed_s = [0.0]
+    for step, now in enumerate((batches * 2)[:LAST], 1):
+        clock.begin_step(step)
+        with torch.no_grad():
+            sharded(now)
+        exposed_s.append(clock.phase_seconds().exposed["prefetch"])
+    clock.begin_step(LAST + 1)
+    waits_s = [one.end_s - one.begin_s for one in clock.timeline.take_changes() if one.stage == "wait"]
+    assert 0 < sum(waits_s) <= exposed_s[LAST] - exposed_s[LAST - STEPS] + 1e-8
+
+
 def test_the_console_has_busy_times_that_the_main_thread_hides():
     times = {"data": (0.0, 0.002), "route": (0.001, 0.0002), "exchange": (0.001, 0.004), "forward": (0.008, 0.008)}
     step = {phase: PhaseTime(exposed_s=exposed, busy_s=busy) for phase, (exposed, busy) in times.items()}
