@@ -9,7 +9,7 @@ from torch import nn
 
 from rowwise import Adam, Batch, Embeddings, Jagged, Pooling, RowWiseAdagrad, Table, make_embeddings
 from rowwise.batch import SharedBags
-from rowwise.errors import DeviceError, IdError, UnknownIdWarning
+from rowwise.errors import DeviceError, IdError, TableMemoryError, UnknownIdWarning
 from rowwise.hashing.mapped import MappedTable
 from rowwise.idmaps import HashIds
 from rowwise.ingest.batcher import Position
@@ -176,3 +176,17 @@ def test_shared_bags_are_expanded_before_they_are_copied():
     checked = check_on_host([make_model("cpu").embeddings], dataclasses.replace(batch, sparse=own))
     assert checked.sparse.shared is None
     assert checked.sparse.values_N.tolist() == [4] * 6 + [4] * 3 + [5] * 3
+
+
+class FullDevice(torch.Tensor):
+    """Memory whose device has no room for it."""
+
+    def to(self, *_args):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_tables_that_a_gpu_has_no_room_for_are_named():
+    arena = Embeddings(TABLES).arena
+    arena.state = arena.state.as_subclass(FullDevice)
+    with pytest.raises(TableMemoryError, match=r"2 tables need 0.0 GB of rows .* on meta; the largest is 'user'"):
+        arena.to(torch.device("meta"))

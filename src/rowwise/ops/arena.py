@@ -64,12 +64,8 @@ class Arena:
         offsets, size = lay_out_tables(pieces)
         try:
             rows, state = _zeros(size.base, device), _zeros(size.state_base * 4, device).view(torch.float32)
-        except MemoryError:
-            need = f"{size.base / 1e9:.1f} GB of rows and {size.state_base * 4 / 1e9:.1f} GB of optimizer state"
-            largest = max((piece.table for piece in pieces), key=lambda t: t.rows * t.row_bytes)
-            what = f"the largest is {largest.name!r} with {largest.rows} x {largest.dim}"
-            got = f"{len(tables)} tables need {need}, which could not be allocated; {what}"
-            raise TableMemoryError(f"{got}: want fewer or narrower rows, or more ranks") from None
+        except (MemoryError, torch.OutOfMemoryError):
+            raise _too_large(pieces, size.base, size.state_base * 4, device) from None
         counts_T, ids = torch.zeros(len(tables), dtype=torch.int64), "meta" if rows.is_meta else "cpu"
         arena = cls(
             pieces=pieces,
@@ -272,10 +268,23 @@ class Arena:
             raise StateError(
                 f"tables on disk ({self.disk.folder}) stay on {self.rows.device}: want a plan without them"
             )
-        self.rows = self.rows.to(device)
-        self.state = self.state.to(device)
+        try:
+            self.rows, self.state = self.rows.to(device), self.state.to(device)
+        except torch.OutOfMemoryError:
+            raise _too_large(self.pieces, self.rows.nbytes, self.state.nbytes, device) from None
         if self.touched is not None:
             self.touched.to(device)
+
+
+def _too_large(
+    pieces: Sequence[TablePiece], rows_bytes: int, state_bytes: int, device: torch.device
+) -> TableMemoryError:
+    need = f"{rows_bytes / 1e9:.1f} GB of rows and {state_bytes / 1e9:.1f} GB of optimizer state"
+    largest = max((piece.table for piece in pieces), key=lambda t: t.rows * t.row_bytes)
+    what = f"the largest is {largest.name!r} with {largest.rows} x {largest.dim}"
+    where = "" if device.type == "cpu" else f" on {device}"
+    got = f"{len(pieces)} tables need {need}, which could not be allocated{where}; {what}"
+    return TableMemoryError(f"{got}: want fewer or narrower rows, or more ranks")
 
 
 def fill_piece(stored: Tensor, piece: TablePiece, seed: int) -> None:
