@@ -20,6 +20,7 @@ from rowwise.cli.convert import convert
 from rowwise.cli.doctor import doctor
 from rowwise.cli.drill import drill
 from rowwise.cli.environment import CommandEnvironment
+from rowwise.cli.explain import explain
 from rowwise.cli.plan import plan
 from rowwise.cli.recipes import cp, ls
 from rowwise.cli.train import resume, train
@@ -41,7 +42,15 @@ def make_app() -> typer.Typer:
     """A new application with all commands."""
     app = typer.Typer(name="rowwise", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_read_environment)
-    commands: list[Callable[..., None]] = [train, resume, plan, measure.predict, measure.report, measure.baseline]
+    commands: list[Callable[..., None]] = [
+        train,
+        resume,
+        plan,
+        measure.predict,
+        measure.report,
+        measure.baseline,
+        explain,
+    ]
     commands += [ls, cp, doctor, bench, drill, calibrate, compress]
     for command in commands:
         app.command()(_with_exit_codes(command))

@@ -7,6 +7,7 @@ from pathlib import Path
 from rowwise.errors import DataError
 from rowwise.report.caches import draw_caches
 from rowwise.report.curves import draw_curves
+from rowwise.report.explanation import draw_explanation
 from rowwise.report.forecast import draw_forecast
 from rowwise.report.markup import Html, join, tag, text
 from rowwise.report.overview import draw_header, draw_tiles, draw_warnings
@@ -32,7 +33,7 @@ def write(run: Path, out: Path | None = None) -> Path:
 def draw_report(run: RecordedRun) -> str:
     top = draw_header(run), draw_tiles(run), draw_warnings(run)
     charts = draw_curves(run), draw_speed(run), draw_timeline(run), draw_forecast(run)
-    tables = draw_tables(run), draw_caches(run), draw_placement(run.plan), draw_slices(run)
+    tables = draw_tables(run), draw_caches(run), draw_placement(run.plan), draw_slices(run), draw_explanation(run)
     return draw_page(run.name, *top, *charts, *tables, draw_environment(run), draw_recipe(run))
 
 

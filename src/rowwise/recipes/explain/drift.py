@@ -1,0 +1,56 @@
+"""How far the explained rows lie from those of the training: the population stability index of each feature."""
+
+import torch
+from torch import Tensor
+
+from rowwise.recipes.explain.rows import HeldRows
+from rowwise.spec import Value
+from rowwise.train.evaluate import ids_or_none
+
+BINS = 10  # of a dense feature: deciles of the training rows
+MOST_IDS = 20  # of a sparse feature; the others are one bin
+
+
+class Drift(Value, frozen=True, kw_only=True):
+    """Of a feature: sum of (q - p) ln(q / p) over bins with shares p of training rows and q of the others."""
+
+    feature: str
+    index: float
+    chance: float  # its mean for two samples of the same rows
+
+
+def measure_drift(train: HeldRows, rows: HeldRows, sparse: tuple[str, ...], dense: dict[str, int]) -> tuple[Drift, ...]:
+    """The feature that has moved most comes first."""
+    found = [_drift(name, *_id_counts(train, rows, name)) for name in sparse]
+    found += [_drift(name, *_number_counts(train, rows, column)) for name, column in dense.items()]
+    return tuple(sorted(found, key=lambda one: one.chance - one.index))
+
+
+def _drift(feature: str, train_K: Tensor, other_K: Tensor) -> Drift:
+    train_K, other_K = train_K.double() + 0.5, other_K.double() + 0.5  # no bin is empty
+    p_K, q_K = train_K / train_K.sum(), other_K / other_K.sum()
+    chance = (len(p_K) - 1) * float(1 / train_K.sum() + 1 / other_K.sum())
+    return Drift(feature=feature, index=float(((q_K - p_K) * (q_K / p_K).log()).sum()), chance=chance)
+
+
+def _id_counts(train: HeldRows, rows: HeldRows, feature: str) -> tuple[Tensor, Tensor]:
+    ids_N, other_N = ids_or_none(train.batch, feature), ids_or_none(rows.batch, feature)
+    ids_U, counts_U = torch.unique(ids_N, return_counts=True)
+    common_K = ids_U[counts_U.argsort(descending=True)[:MOST_IDS]].sort().values
+    return _count(ids_N, common_K), _count(other_N, common_K)
+
+
+def _count(ids_N: Tensor, common_K: Tensor) -> Tensor:
+    """How often each of the common ids occurs, and all others."""
+    at_N = torch.searchsorted(common_K, ids_N).clamp(max=len(common_K) - 1)
+    return torch.bincount(torch.where(common_K[at_N] == ids_N, at_N, len(common_K)), minlength=len(common_K) + 1)
+
+
+def _number_counts(train: HeldRows, rows: HeldRows, column: int) -> tuple[Tensor, Tensor]:
+    numbers_N, other_N = (held.batch.dense_BF[:, column].contiguous() for held in (train, rows))
+    edges = torch.quantile(numbers_N, torch.linspace(0, 1, BINS + 1)[1:-1]).unique()
+    bins = len(edges) + 1
+    train_K, other_K = (
+        torch.bincount(torch.searchsorted(edges, x, right=True), minlength=bins) for x in (numbers_N, other_N)
+    )
+    return train_K, other_K

@@ -1,0 +1,168 @@
+"""Importance of features by permutation, effects of ids, and partial dependence on numbers.
+
+[Note: Permutation] A feature's importance is the rise of the loss when its values are dealt to other rows, so that they
+keep their distribution and say nothing of the label. Features that say the same share it: permuting one leaves the
+other. Each repeat has another permutation; the spread over repeats is the noise of the estimate.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, stdev
+from time import monotonic
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rowwise.batch import Batch
+from rowwise.recipes.explain.rows import HeldRows, pieces
+from rowwise.spec import Value
+from rowwise.train.evaluate import NONE as NO_ID
+from rowwise.train.evaluate import evaluation_mode, ids_or_none
+from rowwise.train.settings import Training
+from rowwise.train.step import autocast
+
+GRID = 11  # points of a dependence: the least, the deciles and the most
+LEAST_ROWS_OF_ID = 20
+
+
+class Importance(Value, frozen=True, kw_only=True):
+    """Of a feature: the rise of the log loss when it is permuted."""
+
+    feature: str
+    loss: float  # mean over the repeats
+    spread: float  # standard deviation over the repeats; 0 of one repeat
+    repeats: int
+
+
+class IdEffect(Value, frozen=True, kw_only=True):
+    """Of an id: the mean change of the logit that it makes in its rows, beside other ids of its feature."""
+
+    feature: str
+    id: int  # its row, after hashing or listing
+    logit: float
+    error: float  # standard error of the mean
+    rows: int
+
+
+class Dependence(Value, frozen=True, kw_only=True):
+    """Mean probability of all rows when a dense feature has one value in each."""
+
+    feature: str
+    values: tuple[float, ...]
+    probability: tuple[float, ...]
+
+
+@dataclass(kw_only=True)
+class Scorer:
+    """Logits and losses of one task of a model."""
+
+    model: nn.Module
+    task: int
+    batch: int
+    training: Training
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Logits [N] of the rows of a batch."""
+        found: list[Tensor] = []
+        with evaluation_mode(self.model), autocast(self.training):
+            for piece in pieces(batch, self.batch):
+                found.append(self.model(piece.to(self.training.device))[:, self.task].float().cpu())
+        return torch.cat(found)
+
+    def loss(self, rows: HeldRows, logits_N: Tensor) -> float:
+        """The mean log loss, by the weights of the rows."""
+        labels_N, weights_N = rows.batch.labels_BK[:, self.task], rows.batch.weights_B
+        losses_N = F.binary_cross_entropy_with_logits(logits_N.double(), labels_N.double(), reduction="none")
+        weights_N = torch.ones_like(losses_N) if weights_N is None else weights_N.double()
+        return float((losses_N * weights_N).sum() / weights_N.sum().clamp(min=1e-300))
+
+
+@dataclass
+class Permuted:
+    """What the permutations of a feature have shown so far."""
+
+    losses: list[float] = field(default_factory=list)
+    change_N: Tensor | None = None  # of the logit, summed over repeats
+
+
+class Permutations(NamedTuple):
+    """How the features are permuted: so many repeats, of which none but the first begins after `until_s`."""
+
+    repeats: int
+    until_s: float  # of time.monotonic
+    seed: int
+
+
+def permute_features(
+    scorer: Scorer,
+    rows: HeldRows,
+    features: Sequence[tuple[str, int | None]],
+    permutations: Permutations,
+    tell: Callable[[int, int], None],
+) -> dict[str, Permuted]:
+    """Score the rows with each feature permuted; `features`: names, with the column of a dense one."""
+    base_N = scorer.logits(rows.batch)
+    found = {name: Permuted() for name, _ in features}
+    base, total = scorer.loss(rows, base_N), permutations.repeats * len(features)
+    for repeat in range(permutations.repeats):
+        if repeat and monotonic() > permutations.until_s:
+            break
+        order_N = torch.randperm(len(rows), generator=torch.Generator().manual_seed(permutations.seed + repeat))
+        for number, (name, column) in enumerate(features, 1):
+            if column is None:
+                batch = rows.with_bags_of(name, order_N)
+            else:
+                batch = rows.with_numbers_of(column, rows.batch.dense_BF[order_N, column])
+            logits_N = scorer.logits(batch)
+            one = found[name]
+            one.losses.append(scorer.loss(rows, logits_N) - base)
+            one.change_N = base_N - logits_N if one.change_N is None else one.change_N + base_N - logits_N
+            tell(repeat * len(features) + number, total)
+    return found
+
+
+def importances(permuted: dict[str, Permuted]) -> tuple[Importance, ...]:
+    """The most important feature first."""
+    found = [
+        Importance(
+            feature=name,
+            loss=fmean(one.losses),
+            spread=stdev(one.losses) if len(one.losses) > 1 else 0.0,
+            repeats=len(one.losses),
+        )
+        for name, one in permuted.items()
+        if one.losses
+    ]
+    return tuple(sorted(found, key=lambda one: -one.loss))
+
+
+def id_effects(rows: HeldRows, permuted: dict[str, Permuted], features: Sequence[str], most: int) -> list[IdEffect]:
+    """The ids with the largest effects beyond their error, of rows with one id; at most so many of each feature."""
+    found: list[IdEffect] = []
+    for name in features:
+        one = permuted[name]
+        if one.change_N is None:
+            continue
+        ids_N = ids_or_none(rows.batch, name)
+        ids_M, changes_M = ids_N[ids_N != NO_ID], one.change_N[ids_N != NO_ID].double() / len(one.losses)
+        ids_U, inverse_M, counts_U = torch.unique(ids_M, return_inverse=True, return_counts=True)
+        means_U = torch.zeros(len(ids_U), dtype=torch.float64).index_add_(0, inverse_M, changes_M) / counts_U
+        squares_U = torch.zeros_like(means_U).index_add_(0, inverse_M, (changes_M - means_U[inverse_M]) ** 2)
+        errors_U = (squares_U / (counts_U - 1).clamp(min=1) / counts_U).sqrt()
+        strength_U = torch.where(counts_U >= LEAST_ROWS_OF_ID, means_U.abs() - errors_U, -1.0)
+        for at in strength_U.argsort(descending=True)[:most].tolist():
+            if strength_U[at] > 0:
+                values = {"logit": float(means_U[at]), "error": float(errors_U[at]), "rows": int(counts_U[at])}
+                found.append(IdEffect(feature=name, id=int(ids_U[at]), **values))
+    return found
+
+
+def dependence(scorer: Scorer, rows: HeldRows, feature: str, column: int) -> Dependence:
+    """The mean probability at the quantiles of a dense feature."""
+    numbers_N = rows.batch.dense_BF[:, column]
+    values = torch.quantile(numbers_N, torch.linspace(0, 1, GRID)).unique()
+    scored = (scorer.logits(rows.with_numbers_of(column, value)) for value in values)
+    means = [float(logits_N.double().sigmoid().mean()) for logits_N in scored]
+    return Dependence(feature=feature, values=tuple(values.tolist()), probability=tuple(means))

@@ -1,0 +1,111 @@
+"""A sample of rows in memory, one feature of which can be taken from other rows.
+
+Letters: N rows, F dense features.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from rowwise.batch import Batch, Jagged
+from rowwise.errors import DataError
+from rowwise.ops.jagged import concatenate, permute, split
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRows:
+    """Rows as one batch on the host, without shared bags."""
+
+    batch: Batch
+
+    @classmethod
+    def sample(cls, batches: Iterable[Batch], most: int, seed: int, seconds: float) -> Self:
+        """At most so many of the rows, each as likely as any other; reading ends after `seconds`."""
+        draw, held, until_s = torch.Generator().manual_seed(seed), list[tuple[Batch, Tensor]](), monotonic() + seconds
+        for batch in batches:
+            rows = len(batch.labels_BK)
+            held.append((replace(batch, sparse=batch.sparse.expanded()), torch.rand(rows, generator=draw)))
+            if sum(len(keys) for _, keys in held) > 2 * most:
+                held = [_least(held, most)]
+            if monotonic() > until_s:
+                break
+        if not held or not sum(len(keys) for _, keys in held):
+            raise DataError("no rows to explain the model by: want data with at least one row")
+        return cls(_least(held, most)[0])
+
+    def __len__(self) -> int:
+        return len(self.batch.labels_BK)
+
+    def first(self, rows: int) -> "HeldRows":
+        """The first of the rows, themselves a sample of them."""
+        return HeldRows(_rows_of(self.batch, torch.arange(min(rows, len(self)))))
+
+    def with_bags_of(self, feature: str, order_N: Tensor) -> Batch:
+        """Row n has the bag that row `order_N[n]` has of this feature."""
+        sparse = self.batch.sparse
+        others = [name for name in sparse.features if name != feature]
+        moved = sparse.of_samples(order_N, (feature,))
+        if others:
+            moved = _side_by_side(permute(sparse, others), moved, sparse.features)
+        return replace(self.batch, sparse=moved)
+
+    def with_numbers_of(self, column: int, values_N: Tensor) -> Batch:
+        """Rows with other numbers in a dense column."""
+        dense_NF = self.batch.dense_BF.clone()
+        dense_NF[:, column] = values_N
+        return replace(self.batch, dense_BF=dense_NF)
+
+
+def pieces(batch: Batch, size: int) -> Iterator[Batch]:
+    """The batch in smaller ones."""
+    rows = len(batch.labels_BK)
+    sizes = [min(size, rows - begin) for begin in range(0, rows, size)]
+    of_each = {name: getattr(batch, name) for name in ("dense_BF", "labels_BK", "weights_B")}
+    cut = {name: x.split(sizes) if x is not None else [None] * len(sizes) for name, x in of_each.items()}
+    for index, sparse in enumerate(split(batch.sparse, sizes)):
+        yield Batch(sparse=sparse, **{name: parts[index] for name, parts in cut.items()})
+
+
+def _least(held: list[tuple[Batch, Tensor]], most: int) -> tuple[Batch, Tensor]:
+    """The rows with the least keys."""
+    keys_N = torch.cat([keys for _, keys in held])
+    order_N = keys_N.argsort()[:most]
+    return _rows_of(_joined([batch for batch, _ in held]), order_N), keys_N[order_N]
+
+
+def _joined(batches: list[Batch]) -> Batch:
+    first = batches[0]
+    weights = [batch.weights_B for batch in batches if batch.weights_B is not None]
+    return Batch(
+        dense_BF=torch.cat([batch.dense_BF for batch in batches]),
+        sparse=concatenate([batch.sparse for batch in batches], first.sparse.features),
+        labels_BK=torch.cat([batch.labels_BK for batch in batches]),
+        weights_B=torch.cat(weights) if weights else None,
+    )
+
+
+def _rows_of(batch: Batch, order_N: Tensor) -> Batch:
+    return Batch(
+        dense_BF=batch.dense_BF[order_N],
+        sparse=batch.sparse.of_samples(order_N),
+        labels_BK=batch.labels_BK[order_N],
+        weights_B=None if batch.weights_B is None else batch.weights_B[order_N],
+    )
+
+
+def _side_by_side(one: Jagged, other: Jagged, features: tuple[str, ...]) -> Jagged:
+    """The features of two batches of the same samples."""
+    weights_N = None
+    if one.weights_N is not None and other.weights_N is not None:
+        weights_N = torch.cat([one.weights_N, other.weights_N])
+    joined = Jagged(
+        features=(*one.features, *other.features),
+        values_N=torch.cat([one.values_N, other.values_N]),
+        lengths_FB=torch.cat([one.lengths_FB, other.lengths_FB]),
+        weights_N=weights_N,
+    )
+    return permute(joined, features)

@@ -1,0 +1,144 @@
+"""`explain`: explains a run by a sample of its test rows in bounded time; writes explanation.json and the report."""
+
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+
+import msgspec
+
+from rowwise import report
+from rowwise.errors import SpecError
+from rowwise.ingest.transform import MapId
+from rowwise.ingest.transform.mapping import read_mapping
+from rowwise.recipes.compose import ResolvedRecipe, evaluation_batches
+from rowwise.recipes.explain.drift import Drift, measure_drift
+from rowwise.recipes.explain.importance import (
+    Dependence,
+    IdEffect,
+    Importance,
+    Permutations,
+    Scorer,
+    dependence,
+    id_effects,
+    importances,
+    permute_features,
+)
+from rowwise.recipes.explain.rows import HeldRows
+from rowwise.recipes.explain.slices import CalibrationSlice, calibration_slices
+from rowwise.recipes.recipe import TwoTowerConfig
+from rowwise.recipes.runs import Warn, choose_rows, ignore_warning, load_trained
+from rowwise.spec import Value
+from rowwise.train.run_folder import RunFolder
+
+EXPLANATION = "explanation.json"  # in the folder of a run
+LEAST_ROWS, TRIED_ROWS = 500, 256
+MOST_IDS, MOST_SLICES, MOST_DEPENDENCES = 8, 20, 12
+LEAST_REPEATS = 2
+READING, SCORING = 0.2, 0.6  # shares of the time: of reading rows, of permutations
+OTHER_IDS = "other ids"  # row 0 of a column with a vocabulary
+
+
+class ModelExplanation(Value, frozen=True, kw_only=True):
+    """What a run's model has learned from, by a sample of rows."""
+
+    task: str
+    rows: int
+    train_rows: int  # of the sample of training rows
+    repeats: int
+    loss: float  # log loss of the rows as they are
+    importance: tuple[Importance, ...]
+    ids: tuple[IdEffect, ...]
+    names: dict[str, dict[str, str]]  # of ids that a vocabulary lists: by feature, by id
+    dependence: tuple[Dependence, ...]
+    calibration: tuple[CalibrationSlice, ...]
+    drift: tuple[Drift, ...]
+
+
+def explain(  # noqa: PLR0913 - options of the command
+    path: Path,
+    *,
+    which: str = "best",
+    data: str | None = None,
+    task: str | None = None,
+    rows: int = 20_000,
+    repeats: int = 5,
+    seconds: float = 60.0,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+    warn: Warn = ignore_warning,
+) -> ModelExplanation:
+    """Explain a run by its test rows, or by rows of other files.
+
+    Args:
+        path: the folder of the run.
+        which: the checkpoint: best, last or step-<number>.
+        data: rows to use in place of the run's test rows.
+        task: the label; None: that of the recipe's evaluation.
+        rows: most rows to score.
+        repeats: permutations of each feature.
+        seconds: about how long it may take; fewer rows are scored, or fewer repeats made, where that is too short.
+        tell: called with the numbers of permutations done and in all.
+        warn: called with a line for each setting that was replaced or has no effect.
+    """
+    resolved, model = load_trained(path, which, warn)
+    if isinstance(resolved.recipe.model, TwoTowerConfig):
+        raise SpecError(f"{path}: a two-tower model ranks items, and has no loss of a row: want a run of another model")
+    tasks, settings = resolved.tasks, resolved.recipe.evaluate
+    name = task or settings.task or tasks[0]
+    if name not in tasks:
+        raise SpecError(f"label {name!r}: want one of {', '.join(tasks)}")
+    seed, until_s = resolved.recipe.seed, monotonic() + seconds
+    chosen = choose_rows(path, resolved, data)
+    held = HeldRows.sample(evaluation_batches(resolved, chosen), rows, seed, seconds * READING)
+    train = HeldRows.sample(evaluation_batches(resolved, resolved.rows.train), rows, seed, seconds * READING)
+    scorer = Scorer(model=model, task=tasks.index(name), batch=settings.batch, training=resolved.recipe.train)
+    dense = {one.column: column for column, one in enumerate(resolved.columns.dense)}
+    sparse = tuple(one.feature_name for one in resolved.columns.sparse)
+    features: list[tuple[str, int | None]] = [*dense.items(), *((feature, None) for feature in sparse)]
+    held = held.first(_rows_in_time(scorer, held, len(features), seconds * SCORING))
+    permuted = permute_features(scorer, held, features, Permutations(repeats, until_s - seconds * READING, seed), tell)
+    logits_N = scorer.logits(held.batch)
+    found = importances(permuted)
+    few = held.first(max(LEAST_ROWS, len(held) // 4))
+    shown = [one.feature for one in found if one.feature in dense][:MOST_DEPENDENCES]
+    ids = tuple(id_effects(held, permuted, sparse, MOST_IDS))
+    slices = calibration_slices(held, logits_N, scorer.task, sparse, dense)[:MOST_SLICES]
+    explanation = ModelExplanation(
+        task=name,
+        rows=len(held),
+        train_rows=len(train),
+        repeats=min(one.repeats for one in found),
+        loss=scorer.loss(held, logits_N),
+        importance=found,
+        ids=ids,
+        names=_names(resolved, {(one.feature, str(one.id)) for one in ids} | {(s.feature, s.value) for s in slices}),
+        dependence=tuple(dependence(scorer, few, feature, dense[feature]) for feature in shown),
+        calibration=slices,
+        drift=measure_drift(train, held, sparse, dense),
+    )
+    RunFolder.open(path).write_json(EXPLANATION, msgspec.to_builtins(explanation))
+    report.write(path)
+    return explanation
+
+
+def _rows_in_time(scorer: Scorer, rows: HeldRows, features: int, seconds: float) -> int:
+    """As many rows as `LEAST_REPEATS` repeats of all features score in so many seconds."""
+    tried = rows.first(TRIED_ROWS)
+    scorer.logits(tried.batch)  # what is slow once only
+    begin_s = monotonic()
+    scorer.logits(tried.batch)
+    row_s = (monotonic() - begin_s) / len(tried)
+    return max(LEAST_ROWS, int(seconds / max(row_s * LEAST_REPEATS * features, 1e-12)))
+
+
+def _names(resolved: ResolvedRecipe, shown: set[tuple[str, str]]) -> dict[str, dict[str, str]]:
+    """What the vocabulary of a column calls the rows that are shown."""
+    features = {one.column: one.feature_name for one in resolved.columns.sparse}
+    found: dict[str, dict[str, str]] = {}
+    for step in resolved.transforms.steps:
+        transform = step.transform
+        if isinstance(transform, MapId) and (feature := features.get(transform.to or transform.column)):
+            listed = {str(row): str(key) for key, row in (transform.mapping or read_mapping(transform)).items()} | {
+                "0": OTHER_IDS
+            }
+            found[feature] = {value: listed[value] for name, value in shown if name == feature and value in listed}
+    return found

@@ -1,0 +1,101 @@
+"""The section of what a model has learned from, of `rowwise explain`."""
+
+from collections.abc import Mapping, Sequence
+
+from rowwise.quantity import format_count, format_metric, format_percent
+from rowwise.report.charts import Chart, ChartLine, draw_chart, draw_deviation_bar, draw_strip
+from rowwise.report.markup import Html, data_table, div, legend, note, section, tag, text
+from rowwise.report.read import (
+    RecordedDependence,
+    RecordedDrift,
+    RecordedExplanation,
+    RecordedIdEffect,
+    RecordedImportance,
+    RecordedRun,
+)
+
+MOST_FEATURES, MOST_IDS, MOST_SLICES = 40, 40, 20
+NOTE = (
+    "Importance: the rise of the log loss when a feature's values are dealt to other rows; the light end of a bar "
+    "is one standard deviation over the repeats to either side. Features that say the same share their "
+    "importance. Drift: the population stability index between a sample of the training rows and these rows, "
+    "beside its mean for samples of the same rows; above 0.1 it is usually worth a look. Ids: the mean change of "
+    "the logit that an id makes in its rows, beside other ids of its feature, with its standard error. "
+    "Calibration: labels less probabilities, in standard deviations of chance."
+)
+
+
+def draw_explanation(run: RecordedRun) -> Html:
+    """The section; empty before `rowwise explain`."""
+    found = run.explanation
+    if found is None or not found.importance:
+        return Html("")
+    lead = (
+        f"By {format_count(found.rows)} rows, where the log loss of {found.task} is {format_metric(found.loss)}, and "
+        f"by {format_count(found.train_rows)} rows of the training."
+    )
+    parts = [
+        tag("p", {"class": "lead"}, text(lead)),
+        legend(("blue", "importance"), ("sky", "one deviation to either side")),
+        _draw_importance(found.importance, {one.feature: one for one in found.drift}),
+    ]
+    if found.dependence:
+        charts = (_draw_dependence(one, found.task) for one in found.dependence)
+        parts += [tag("h3", None, text("Mean probability by the value of a number")), div("charts", *charts)]
+    if found.ids:
+        parts += [tag("h3", None, text("Strongest ids")), _draw_ids(found.ids, found.names)]
+    if found.calibration:
+        parts += [tag("h3", None, text("Farthest from calibrated")), _draw_slices(found)]
+    return section("explanation", "What the model has learned from", *parts, note(NOTE))
+
+
+def _draw_importance(found: Sequence[RecordedImportance], drift: Mapping[str, RecordedDrift]) -> Html:
+    most = max(one.loss + one.spread for one in found)
+    rows = []
+    for one in found[:MOST_FEATURES]:
+        moved = drift.get(one.feature)
+        label = f"{one.feature}: {format_metric(one.loss)}"
+        bar = draw_strip("importance", label, ((one.loss - one.spread, "blue"), (2 * one.spread, "sky")), most)
+        cells = [tag("td", {"class": "bars"}, bar), tag("td", None, text(f"{one.loss:+.4f}"))]
+        cells.append(tag("td", None, text(f"{one.spread:.4f}")))
+        for value in (moved.index, moved.chance) if moved else ():
+            cells.append(tag("td", None, text(f"{value:.3f}")))
+        rows.append(tag("tr", None, tag("th", {"scope": "row"}, text(one.feature)), *cells))
+    left = len(found) - MOST_FEATURES
+    more = note(f"And {left} more features.") if left > 0 else Html("")
+    headers = ("Feature", "", "Log loss without it", "Deviation", "Drift", "By chance")
+    return div("slice", data_table(headers, rows, "slices"), more)
+
+
+def _draw_dependence(found: RecordedDependence, task: str) -> Html:
+    points = list(zip(found.values, found.probability, strict=True))
+    line = ChartLine(name=task, points=points, colour="blue", dots=True)
+    chart = Chart(key="dependence", label=found.feature, lines=(line,), x_title=found.feature)
+    return tag("figure", None, tag("figcaption", None, text(found.feature)), draw_chart(chart))
+
+
+def _draw_ids(found: Sequence[RecordedIdEffect], names: Mapping[str, Mapping[str, str]]) -> Html:
+    ranked = sorted(found, key=lambda one: one.error - abs(one.logit))[:MOST_IDS]
+    most = max(abs(one.logit) for one in ranked)
+    rows = []
+    for one in ranked:
+        name = names.get(one.feature, {}).get(str(one.id), str(one.id))
+        bar = draw_deviation_bar("id-effect", f"{one.feature} {name}: {one.logit:+.3f}", one.logit, most)
+        cells = tag("td", {"class": "bars"}, bar), tag("td", None, text(f"{one.logit:+.3f} \u00b1 {one.error:.3f}"))
+        head = tag("th", {"scope": "row"}, text(name), tag("small", None, text(one.feature)))
+        rows.append(tag("tr", None, head, *cells, tag("td", None, text(format_count(one.rows)))))
+    return div("slice", data_table(("Id", "", "Logit", "Rows"), rows, "slices"))
+
+
+def _draw_slices(found: RecordedExplanation) -> Html:
+    shown = found.calibration[:MOST_SLICES]
+    most = max(max(abs(one.deviations) for one in shown), 1.0)
+    rows = []
+    for one in shown:
+        name = found.names.get(one.feature, {}).get(one.value, one.value)
+        bar = draw_deviation_bar("calibration", f"{one.feature} {name}", one.deviations, most)
+        values = format_percent(one.predicted), format_percent(one.observed), f"{one.deviations:+.1f}"
+        cells = [tag("td", None, text(value)) for value in (*values, format_count(one.rows))]
+        head = tag("th", {"scope": "row"}, text(name), tag("small", None, text(one.feature)))
+        rows.append(tag("tr", None, head, tag("td", {"class": "bars"}, bar), *cells))
+    return div("slice", data_table(("Value", "", "Predicted", "Observed", "Deviations", "Rows"), rows, "slices"))
