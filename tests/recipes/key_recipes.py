@@ -119,6 +119,7 @@ def place_of(name: str, kind: type[msgspec.Struct]) -> tuple[tuple[str | int, ..
             "Schedule": (("train", "schedule"), {"warmup_steps": 2, "decay_steps": 5}),
             "Codecs": (("wire", "host"), {}),
             "Managed": ((*table, "managed"), {}),
+            "TuneRange": (("tune", "train.batch"), {"low": 1, "high": 100}),
         }[name]
     if kind.__module__.endswith("recipes.recipe"):
         return ("model",), MODELS.get(name, {})

@@ -32,6 +32,7 @@ LEFT_ALONE = {  # what makes no other run, and where it is seen
     "Managed.seed": "ids are admitted with probability 1",
     "Training.ahead": "memory, and the time that steps wait",
     "Training.pipeline_depth": "the time that steps wait: the same bits",
+    "Recipe.tune": "rowwise tune", **dict.fromkeys((f"TuneRange.{key}" for key in NEAR["TuneRange"]), "rowwise tune"),
 } | {f"About.{key}": "rowwise ls" for key in NEAR["About"]}  # fmt: skip
 RESULTS = ("test", "best", "steps", "samples", "workers", "expected", "spread", "recipe")
 

@@ -1,5 +1,6 @@
 """`rowwise explain`: what a trained model has learned from."""
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ from rowwise.cli.console import show_warning
 from rowwise.cli.measure import DataOption, RunArgument, Which
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import make_terminal, print_json, print_line
+from rowwise.errors import SpecError
 
 if TYPE_CHECKING:
     from rowwise.recipes.explain import ModelExplanation
@@ -41,6 +43,8 @@ def explain(  # noqa: PLR0913 - one for each option
     """
     from rowwise.recipes.explain import explain as explain_run
 
+    if math.isnan(seconds):  # NaN passes typer's range check
+        raise SpecError(f"--seconds {seconds}: want a number of seconds, such as 60")
     warn_of_run_code(run)
     console = make_terminal(stderr=True, quiet=as_json)
     with splits_bar(console, "permuting features") as tell:

@@ -24,6 +24,7 @@ from rowwise.cli.explain import explain
 from rowwise.cli.plan import plan
 from rowwise.cli.recipes import cp, ls
 from rowwise.cli.train import resume, train
+from rowwise.cli.tune import tune
 from rowwise.errors import RowwiseError, one_line
 
 P = ParamSpec("P")
@@ -51,7 +52,7 @@ def make_app() -> typer.Typer:
         measure.baseline,
         explain,
     ]
-    commands += [ls, cp, doctor, bench, drill, calibrate, compress]
+    commands += [tune, ls, cp, doctor, bench, drill, calibrate, compress]
     for command in commands:
         app.command()(_with_exit_codes(command))
     app.command("eval")(_with_exit_codes(measure.evaluate))

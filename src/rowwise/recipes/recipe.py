@@ -134,6 +134,26 @@ class Tables(Value, frozen=True):
         return tuple(self.each[t.name].apply(t) if t.name in self.each else t for t in changed)
 
 
+class TuneRange(Value, frozen=True):
+    """The values of a setting that `rowwise tune` tries: choices, or numbers between two."""
+
+    low: int | float | None = None  # whole numbers, if both ends are
+    high: int | float | None = None
+    log: bool = False  # evenly by magnitude
+    choices: tuple[Any, ...] = ()  # in place of low and high
+
+    def __post_init__(self) -> None:
+        got = f"low={self.low}, high={self.high}, choices={list(self.choices)}"
+        if bool(self.choices) == (self.low is not None and self.high is not None):
+            raise SpecError(f"tune: {got}: want choices, or low and high")
+        if self.low is None or self.high is None:
+            return
+        if not math.isfinite(self.low) or not math.isfinite(self.high) or self.low >= self.high:
+            raise SpecError(f"tune: {got}: want finite numbers, low below high")
+        if self.log and self.low <= 0:
+            raise SpecError(f"tune: {got} with log: want low above 0")
+
+
 class DlrmConfig(Value, frozen=True, tag="dlrm", tag_field="kind"):
     """`rowwise.DLRM`. A last bottom layer of the tables' dim and a last top layer of one logit a label are added."""
 
@@ -222,6 +242,8 @@ class Recipe(Value, frozen=True, kw_only=True):
     memory: int | str | None = None
     disk: str | None = None  # folder of tables on disk; None: disk/ in the run's folder
     wire: Wire = Wire()  # number types between ranks
+    # By setting, such as train.batch: what `rowwise tune` tries; empty: usual ranges around the recipe's values
+    tune: dict[str, TuneRange] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.name and not NAME.fullmatch(self.name):

@@ -210,13 +210,13 @@ class TrainingRun:
             want = f"want --set {change} to train longer, or rowwise eval {self.folder.path}"
             raise DataError(f"{self.folder.path} has finished at step {progress.step}: {want}")
 
-    def go(self) -> RunResult:
-        """Train to the end, then test; writes result.json and the report, also after an error."""
+    def go(self, *, test: bool = True) -> RunResult:
+        """Train to the end, then test if it shall; writes result.json and the report, also after an error."""
         self._log_start()
         try:
             with closing(self._feed):
                 progress = self.trainer.run()
-            test, ceiling = self._test() if progress.finished else ({}, {})
+            tested, ceiling = self._test() if progress.finished and test else ({}, {})
             peak_bytes = max(map(int, all_gather_uneven(self.comm, torch.tensor([peak_memory_bytes()]), "memory")))
         except (RowwiseError, OSError) as error:
             with suppress(OSError, RowwiseError):  # the disk itself may have failed
@@ -224,7 +224,7 @@ class TrainingRun:
             self.folder.release()
             raise
         status = "finished" if progress.finished else "stopped"
-        result = self._make_result(status, test=test, ceiling=ceiling, peak_memory_bytes=peak_bytes)
+        result = self._make_result(status, test=tested, ceiling=ceiling, peak_memory_bytes=peak_bytes)
         self._finish(result)
         self.folder.release()
         return result

@@ -1,7 +1,8 @@
-"""HTML reports, each a single file: of a run (`write`), and of several runs side by side (`compare`).
+"""HTML reports, each a single file: of a run (`write`), of several beside each other (`compare`), of a tuning study.
 
 A missing or truncated file of a run costs its section, never the report. No tensor library is loaded.
 """
 
 from rowwise.report.compare import compare as compare
 from rowwise.report.page import write as write
+from rowwise.report.tuning import write_study as write_study

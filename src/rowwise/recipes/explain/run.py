@@ -83,7 +83,7 @@ def explain(  # noqa: PLR0913 - options of the command
     if isinstance(resolved.recipe.model, TwoTowerConfig):
         raise SpecError(f"{path}: a two-tower model ranks items, and has no loss of a row: want a run of another model")
     tasks, settings = resolved.tasks, resolved.recipe.evaluate
-    name = task or settings.task or tasks[0]
+    name = (settings.task or tasks[0]) if task is None else task
     if name not in tasks:
         raise SpecError(f"label {name!r}: want one of {', '.join(tasks)}")
     seed, until_s = resolved.recipe.seed, monotonic() + seconds

@@ -1,0 +1,89 @@
+"""`rowwise tune`: searches better settings for a recipe."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from rowwise.cli.progress import splits_bar
+from rowwise.cli.terminal import make_terminal, print_json, print_line
+from rowwise.errors import SpecError
+from rowwise.quantity import format_metric
+
+if TYPE_CHECKING:
+    from rowwise.recipes.tune import StudyOutcome
+
+
+def tune(  # noqa: PLR0913 - one for each option
+    recipe: Annotated[str, typer.Argument(help="A recipe file, or a name from rowwise ls.")],
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe.")
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, max=100_000, help="Trials of the study in all.")] = 25,
+    minutes: Annotated[float | None, typer.Option(min=0, max=1e6, help="Begin no trial later than this.")] = None,
+    nproc: Annotated[int, typer.Option(min=1, max=256, help="Trials that run at the same time, as processes.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Folder of the study (default: tune/RECIPE).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Search better settings for a recipe, by its metric on the validation rows. Needs pip install 'rowwise[tune]'.
+
+    The recipe's section `tune` says what is tried; without it learning rates, batch, dims, layers, dropout and weight
+    decay of rows are. The recipe's own settings are tried first. The same command goes on after a kill, or with more
+    trials. The test rows are read once, at the end.
+
+    Example: rowwise tune movielens-dlrm --trials 25
+
+    Example: rowwise tune clicks.yaml --minutes 30 --nproc 2
+
+    Example: rowwise train tune/movielens-dlrm/best.yaml
+    """
+    from rowwise.recipes.tune import tune as search
+
+    if minutes is not None and math.isnan(minutes):  # NaN passes typer's range check
+        raise SpecError(f"--minutes {minutes}: want a number of minutes, such as 30")
+    console = make_terminal(stderr=True, quiet=as_json)
+    folder = out or Path("tune") / Path(recipe).stem
+    with splits_bar(console, "trials") as tell:
+        outcome = search(
+            recipe,
+            folder,
+            trials=trials,
+            minutes=minutes,
+            changes=changes or (),
+            processes=nproc,
+            tell=lambda trial, done: tell(done, trials),
+        )
+    if as_json:
+        import msgspec
+
+        print_json(msgspec.to_builtins(outcome))
+        return
+    _show(outcome, folder)
+
+
+def _show(outcome: "StudyOutcome", folder: Path) -> None:
+    ended = [one for one in outcome.trials if one.value is not None]
+    best = next((one for one in ended if one.number == outcome.best), None)
+    states = [one.state for one in outcome.trials]
+    pruned, failed = states.count("pruned"), states.count("failed")
+    print_line(f"{len(states)} trials, {pruned} pruned, {failed} failed")
+    if best is None:
+        print_line("no trial is complete: want more trials or minutes")
+        return
+    own = next((one for one in ended if one.number == 0), None)
+    before = f", of the recipe as it is {format_metric(own.value or 0.0)}" if own is not None else ""
+    value = f"{format_metric(best.value or 0.0)} (trial {best.number})"
+    print_line(f"best {outcome.metric} on validation rows {value}{before}")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("setting", "value", "importance"):
+        table.add_column(name)
+    for key, value in best.values.items():
+        share = outcome.importance.get(key)
+        table.add_row(key, value if isinstance(value, str) else f"{value:.4g}", "" if share is None else f"{share:.2f}")
+    make_terminal().print(table, markup=False)
+    for task, values in outcome.test.items():
+        shown = [f"{name} {format_metric(x)}" for name, x in values.items() if x is not None and name != "count"]
+        print_line(f"test {task}: {', '.join(shown)}")
+    print_line(f"recipe  {folder / 'best.yaml'}\nreport  {folder / 'report.html'}")

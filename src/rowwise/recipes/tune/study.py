@@ -1,0 +1,374 @@
+"""`tune`: runs the trials of a study, in this process or in several, and keeps the best.
+
+A trial is a run of the recipe with other settings, without a look at the test rows. It is judged by the recipe's metric
+on the validation rows, and ends early if it is worse than the median of the trials before it at the same evaluation.
+The test rows are read once, for the best trial at the end.
+
+A killed study is continued by the same command: trials that were under way are begun anew with their values, all others
+are as they were.
+"""
+
+import contextlib
+import fcntl
+import multiprocessing
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from rowwise import report
+from rowwise.errors import DataError, GradientError, RowwiseError, SpecError
+from rowwise.recipes.find import find
+from rowwise.recipes.recipe import Recipe, TwoTowerConfig
+from rowwise.recipes.runs import TrainingRun, evaluate
+from rowwise.recipes.text import parse, read, write
+from rowwise.recipes.tune.space import Space, changes_of, own_values, search_space, stored, suggest
+from rowwise.spec import Value
+from rowwise.textfile import read_text
+from rowwise.train.trainer import RunDisplay
+
+JOURNAL, BEST, TEST, STUDY = "journal.log", "best.yaml", "test.json", "study.json"
+LOCK, COMMAND = "next.lock", "command.lock"
+STARTUP, WARM = 5, 1  # trials, and evaluations of a trial, that are never ended early
+MOST_BYTES = 1 << 20
+NAME = "trials"
+
+
+class TrialRecord(Value, frozen=True, kw_only=True):
+    """A trial that has ended."""
+
+    number: int
+    state: str  # complete, pruned or failed
+    value: float | None  # the best of the metric on the validation rows
+    values: dict[str, Any]  # by setting
+    run: str  # its folder in the study
+    seconds: float
+    why: str = ""  # it failed
+
+
+class StudyOutcome(Value, frozen=True, kw_only=True):
+    """The trials of a study, and what its best settings give."""
+
+    recipe: str
+    metric: str
+    smaller_is_better: bool
+    trials: tuple[TrialRecord, ...]
+    best: int | None  # number of the best trial
+    importance: dict[str, float]  # of each setting for the metric; empty for fewer than four trials
+    test: dict[str, dict[str, float | None]]  # metrics of the best trial on the test rows; empty without such rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyPlan:
+    """What each process of a study does."""
+
+    recipe: str  # name or path
+    changes: tuple[str, ...]
+    folder: Path
+    trials: int
+    until_s: float  # of time.monotonic
+
+    def load(self, values: dict[str, Any] | None = None) -> Recipe:
+        """The recipe, with the values of a trial."""
+        recipe = read(find(self.recipe), [*self.changes, *(changes_of(values) if values else ())])
+        return msgspec.structs.replace(recipe, tune={})
+
+    def space(self) -> Space:
+        path = find(self.recipe)
+        return search_space(read(path, self.changes), parse(read_text(path, MOST_BYTES), str(path)))
+
+
+def tune(  # noqa: PLR0913 - options of the command
+    recipe: str,
+    folder: Path,
+    *,
+    trials: int = 25,
+    minutes: float | None = None,
+    changes: Sequence[str] = (),
+    processes: int = 1,
+    tell: Callable[[TrialRecord, int], None] = lambda trial, done: None,
+) -> StudyOutcome:
+    """Search settings until so many trials have ended, or so many minutes have passed.
+
+    Args:
+        recipe: a recipe by name or path.
+        folder: of the study; one that exists goes on.
+        trials: trials of the study in all, those of earlier calls included.
+        minutes: no trial begins later; None: no limit.
+        changes: --set changes of the recipe.
+        processes: trials that run at the same time.
+        tell: called with each trial of this process that has ended, and how many have.
+    """
+    optuna = import_optuna()
+    until_s = float("inf") if minutes is None else monotonic() + 60 * minutes
+    plan = StudyPlan(recipe=recipe, changes=tuple(changes), folder=folder, trials=trials, until_s=until_s)
+    base = plan.load()
+    _check(base)
+    _claim(plan)
+    with _locked(folder / COMMAND, "another command works on it: want to wait for it, or another --out"):
+        study = open_study(plan)
+        _begin_anew(study, optuna)
+        if not study.trials:
+            space = plan.space()
+            study.enqueue_trial(stored(own_values(space, base), space))
+        if processes == 1:
+            run_trials(plan, tell)
+        else:
+            _run_processes(plan, processes)
+        return finish(plan)
+
+
+def import_optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise SpecError("tuning needs Optuna: want pip install 'rowwise[tune]'") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+def _check(recipe: Recipe) -> None:
+    if recipe.data.valid is None and not recipe.data.valid_share and recipe.data.dataset.partition(":")[1]:
+        raise SpecError("tune judges by validation rows: want data.valid or data.valid_share in the recipe")
+    if isinstance(recipe.model, TwoTowerConfig) and recipe.evaluate.metric == "ne":
+        raise SpecError("a two-tower model has no ne: want evaluate.metric, such as recall@10")
+
+
+def _claim(plan: StudyPlan) -> None:
+    """Make the folder of the study, or raise if it is that of another recipe."""
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    path, mine = plan.folder / STUDY, {"recipe": plan.recipe, "changes": list(plan.changes)}
+    if path.exists():
+        before = msgspec.json.decode(path.read_bytes())
+        if before != mine:
+            got = f"{plan.folder} is the study of {before['recipe']} {' '.join(before['changes'])}".rstrip()
+            raise SpecError(f"{got}: want another --out")
+    elif any(plan.folder.iterdir()):
+        raise SpecError(f"{plan.folder} has other files: want a new folder for --out")
+    path.write_bytes(msgspec.json.encode(mine))
+
+
+def open_study(plan: StudyPlan, worker: int = 0) -> Any:
+    optuna = import_optuna()
+    backend = optuna.storages.journal.JournalFileBackend(str(plan.folder / JOURNAL))
+    recipe = plan.load()
+    study = optuna.create_study(
+        study_name=NAME,
+        storage=optuna.storages.JournalStorage(backend),
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP, n_warmup_steps=WARM),
+        direction="minimize" if _smaller(recipe) else "maximize",
+        load_if_exists=True,
+    )
+    # Another seed for each process and each continuation: the same one would draw the same values again.
+    seed = (recipe.seed + 7919 * worker + 104_729 * len(study.get_trials(deepcopy=False))) % (1 << 32)
+    study.sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True)
+    return study
+
+
+def _smaller(recipe: Recipe) -> bool:
+    return recipe.evaluate.is_better(0.0, 1.0)
+
+
+def _begin_anew(study: Any, optuna: Any) -> None:
+    """Queue the trials that ended with their process once more, with their values."""
+    states = optuna.trial.TrialState
+    for trial in study.get_trials(deepcopy=False, states=(states.RUNNING,)):
+        study.tell(trial.number, state=states.FAIL)
+        study.enqueue_trial(trial.params, user_attrs={"again": trial.number})
+
+
+def run_trials(plan: StudyPlan, tell: Callable[[TrialRecord, int], None], worker: int = 0) -> None:
+    """Take trials from the study until all have ended or the time is up."""
+    study, space = open_study(plan, worker), plan.space()
+    while monotonic() < plan.until_s:
+        with _locked(plan.folder / LOCK):
+            if len(records(study, plan.folder)) + _under_way(study) >= plan.trials:
+                return
+            trial = study.ask()
+            values = suggest(trial, space)
+        _run_trial(plan, study, trial, values)
+        ended = records(study, plan.folder)
+        record = next((one for one in ended if one.number == trial.number), None)
+        if record is not None:
+            tell(record, len(ended))
+
+
+@contextlib.contextmanager
+def _locked(path: Path, refused: str | None = None) -> Iterator[None]:
+    """One process at a time; another one waits, or gets an error that says `refused`."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if refused else 0))
+        except BlockingIOError:
+            raise SpecError(f"{path.parent}: {refused}") from None
+        yield
+
+
+def _under_way(study: Any) -> int:
+    running = import_optuna().trial.TrialState.RUNNING
+    return len(study.get_trials(deepcopy=False, states=(running,)))
+
+
+def _run_trial(plan: StudyPlan, study: Any, trial: Any, values: dict[str, Any]) -> None:
+    states = import_optuna().trial.TrialState
+    place = plan.folder / NAME / f"{trial.number:04}"
+    shutil.rmtree(place, ignore_errors=True)
+    runs: list[TrainingRun] = []
+    evaluated, evaluations, pruned = 0, 0, False
+
+    def watch(shown: RunDisplay) -> None:
+        """Report each evaluation to the study, at the step after it; end a run that is worse than the others."""
+        nonlocal evaluated, evaluations, pruned
+        progress = shown.progress
+        if progress.best is None or progress.evaluated == evaluated or pruned:
+            return
+        evaluated, evaluations = progress.evaluated, evaluations + 1
+        trial.report(progress.best.value, evaluations)
+        pruned = trial.should_prune()
+        if pruned:
+            runs[0].trainer.stop()
+
+    try:
+        recipe = plan.load(values)
+        run = TrainingRun.start(recipe, place, watch)
+        runs.append(run)
+        trial.set_user_attr("run", str(run.folder.path.relative_to(plan.folder)))
+        run.go(test=False)
+    except (GradientError, SpecError) as error:
+        if not study.get_trials(deepcopy=False, states=(states.COMPLETE,)) and trial.number == 0:
+            study.tell(trial, state=states.FAIL)
+            raise
+        trial.set_user_attr("why", str(error))
+        trial.set_user_attr("ended", True)
+        study.tell(trial, state=states.FAIL)
+        return
+    best = run.trainer.progress.best
+    if best is None:
+        study.tell(trial, state=states.FAIL)
+        raise DataError(f"{run.folder.path} was not evaluated: want validation rows, and evaluate.every in its steps")
+    trial.set_user_attr("best", best.value)
+    trial.set_user_attr("ended", True)
+    if pruned:
+        study.tell(trial, state=states.PRUNED)
+    else:
+        study.tell(trial, best.value)
+    _keep_best_checkpoints(plan, study)
+
+
+def _keep_best_checkpoints(plan: StudyPlan, study: Any) -> None:
+    """Only the best trial needs its checkpoints."""
+    ended = records(study, plan.folder)
+    best = best_of(ended, smaller=_smaller(plan.load()))
+    for record in ended:
+        if record.run and record.number != (best and best.number):
+            shutil.rmtree(plan.folder / record.run / "ckpt", ignore_errors=True)
+
+
+def records(study: Any, folder: Path) -> list[TrialRecord]:
+    """The trials that have ended by themselves."""
+    found = []
+    for trial in study.get_trials(deepcopy=False):
+        if not trial.user_attrs.get("ended") or not trial.state.is_finished():
+            continue
+        seconds = trial.duration.total_seconds() if trial.duration else 0.0
+        found.append(
+            TrialRecord(
+                number=trial.number,
+                state={"FAIL": "failed"}.get(trial.state.name, trial.state.name.lower()),
+                value=trial.user_attrs.get("best"),
+                values={key: trial.params[key] for key in trial.params},
+                run=trial.user_attrs.get("run", ""),
+                seconds=round(seconds, 3),
+                why=trial.user_attrs.get("why", ""),
+            )
+        )
+    return found
+
+
+def best_of(trials: Sequence[TrialRecord], *, smaller: bool) -> TrialRecord | None:
+    complete = [one for one in trials if one.state == "complete" and one.value is not None]
+    return min(complete, key=lambda one: one.value if smaller else -one.value, default=None)  # type: ignore[operator]
+
+
+def _run_processes(plan: StudyPlan, processes: int) -> None:
+    """Trials in processes of their own; raises if one of them fails."""
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_work, args=(plan, number)) for number in range(processes)]
+    for worker in workers:
+        worker.start()
+    try:
+        for worker in workers:
+            worker.join()
+    except BaseException:
+        for worker in workers:
+            worker.terminate()
+            worker.join()
+        raise
+    if any(worker.exitcode for worker in workers):
+        raise DataError(f"a process of the study failed: the same command goes on with {plan.folder}")
+
+
+def _work(plan: StudyPlan, number: int) -> None:
+    with contextlib.suppress(KeyboardInterrupt):
+        run_trials(plan, lambda trial, done: None, number)
+
+
+def finish(plan: StudyPlan) -> StudyOutcome:
+    """Write the best recipe, measure it on the test rows if it was not yet, and write the report."""
+    study, recipe = open_study(plan), plan.load()
+    ended = records(study, plan.folder)
+    best = best_of(ended, smaller=_smaller(recipe))
+    test: dict[str, dict[str, float | None]] = {}
+    if best is not None:
+        values = {key: _decoded(plan.space(), key, value) for key, value in best.values.items()}
+        (plan.folder / BEST).write_text(write(plan.load(values)), "utf-8")
+        test = _test(plan, best)
+    outcome = StudyOutcome(
+        recipe=plan.recipe,
+        metric=recipe.evaluate.metric,
+        smaller_is_better=_smaller(recipe),
+        trials=tuple(ended),
+        best=None if best is None else best.number,
+        importance=_importance(study, ended),
+        test=test,
+    )
+    report.write_study(plan.folder, msgspec.json.encode(outcome))
+    return outcome
+
+
+def _decoded(space: Space, key: str, value: Any) -> Any:
+    return msgspec.json.decode(value) if space[key].choices else value
+
+
+def _test(plan: StudyPlan, best: TrialRecord) -> dict[str, dict[str, float | None]]:
+    """Test metrics of the best trial, measured once."""
+    path = plan.folder / TEST
+    if path.exists():
+        measured = msgspec.json.decode(path.read_bytes())
+        if measured["trial"] == best.number:
+            return measured["test"]
+    try:
+        test = dict(evaluate(plan.folder / best.run).tasks)
+    except RowwiseError as error:
+        if "no test rows" not in str(error):
+            raise
+        return {}
+    path.write_bytes(msgspec.json.encode({"trial": best.number, "test": test}))
+    return test  # type: ignore[return-value]
+
+
+def _importance(study: Any, ended: Sequence[TrialRecord]) -> dict[str, float]:
+    """How much of the metric's variation each setting explains, by PED-ANOVA; empty where trials are too few for it."""
+    optuna = import_optuna()
+    if sum(one.state == "complete" for one in ended) < 4:
+        return {}
+    with contextlib.suppress(ValueError, RuntimeError, UserWarning), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # that all are equally important
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        return {key: float(x) for key, x in optuna.importance.get_param_importances(study, evaluator=evaluator).items()}
+    return {}

@@ -1,0 +1,146 @@
+"""The page of a study of `rowwise tune`: the best so far, importance of settings, each setting beside the metric."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rowwise.quantity import format_duration, format_metric
+from rowwise.report.charts import Chart, ChartLine, ChartMark, draw_chart, draw_strip
+from rowwise.report.markup import Html, data_table, div, note, section, tag, text, text_table
+from rowwise.report.page import draw_page, write_page
+
+MOST_SETTINGS = 12
+SHOWN = ("loss", "ne", "auc", "calibration")  # metrics of the test rows, where they are measured
+NOTE = (
+    "Importance: the share of the metric's variation among the better trials that a setting explains (PED-ANOVA). "
+    "A trial is pruned where it is worse than the median of the trials before it. Validation metrics of the best "
+    "trial are too good, as it was chosen by them; the test metrics were measured once, at the end."
+)
+
+
+class RecordedTrial(msgspec.Struct, frozen=True, kw_only=True):
+    """A trial of a study."""
+
+    number: int
+    state: str
+    value: float | None
+    values: dict[str, Any]
+    run: str
+    seconds: float
+    why: str = ""
+
+
+class RecordedStudy(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of a study."""
+
+    recipe: str
+    metric: str
+    smaller_is_better: bool
+    trials: tuple[RecordedTrial, ...]
+    best: int | None
+    importance: dict[str, float]
+    test: dict[str, dict[str, float | None]]
+
+
+def write_study(folder: Path, content: bytes) -> Path:
+    """Write report.html of a study, from its outcome as JSON."""
+    out = folder / "report.html"
+    write_page(out, draw_study(msgspec.json.decode(content, type=RecordedStudy)))
+    return out
+
+
+def draw_study(study: RecordedStudy) -> str:
+    best = next((one for one in study.trials if one.number == study.best), None)
+    states = [one.state for one in study.trials]
+    lead = f"{len(states)} trials: {states.count('complete')} complete, {states.count('pruned')} pruned, "
+    lead += f"{states.count('failed')} failed; {format_duration(sum(one.seconds for one in study.trials))} of training."
+    head = tag("header", None, tag("h1", None, text(f"Tuning of {study.recipe}")), tag("p", None, text(lead)))
+    parts = [_draw_progress(study), _draw_importance(study), _draw_settings(study, best), _draw_trials(study)]
+    return draw_page(f"tuning of {study.recipe}", head, _draw_best(study, best), *parts, note(NOTE))
+
+
+def _draw_best(study: RecordedStudy, best: RecordedTrial | None) -> Html:
+    if best is None:
+        return section("best", "Best trial", note("No trial is complete yet."))
+    rows = [("trial", str(best.number)), (f"{study.metric} on validation rows", format_metric(best.value or 0.0))]
+    for task, values in study.test.items():
+        rows += [
+            (f"test {task}: {name}", format_metric(x)) for name, x in values.items() if x is not None and name in SHOWN
+        ]
+    rows += [(key, _shown(value)) for key, value in best.values.items()]
+    return section("best", "Best trial", text_table(("", ""), rows))
+
+
+def _draw_progress(study: RecordedStudy) -> Html:
+    complete = [one for one in study.trials if one.value is not None and one.state == "complete"]
+    pruned = [one for one in study.trials if one.value is not None and one.state == "pruned"]
+    points, best = list[tuple[float, float]](), None
+    for one in complete:
+        assert one.value is not None
+        better = best is None or (one.value < best if study.smaller_is_better else one.value > best)
+        best = one.value if better or best is None else best
+        points.append((float(one.number), best))
+    marks = [ChartMark(name="complete", point=(float(t.number), t.value or 0.0), colour="blue") for t in complete]
+    marks += [ChartMark(name="pruned", point=(float(t.number), t.value or 0.0), colour="grey") for t in pruned]
+    line = ChartLine(name="best so far", points=points, colour="vermillion")
+    chart = Chart(key="progress", label=study.metric, lines=(line,), marks=marks, x_title="trial")
+    return section("progress", f"{study.metric} by trial", div("charts", tag("figure", None, draw_chart(chart))))
+
+
+def _draw_importance(study: RecordedStudy) -> Html:
+    if not study.importance:
+        return Html("")
+    most = max(study.importance.values())
+    rows = []
+    for key, value in sorted(study.importance.items(), key=lambda one: -one[1]):
+        bar = draw_strip("setting-importance", f"{key}: {value:.3f}", ((value, "blue"),), most)
+        cells = tag("td", {"class": "bars"}, bar), tag("td", None, text(f"{value:.3f}"))
+        rows.append(tag("tr", None, tag("th", {"scope": "row"}, text(key)), *cells))
+    return section("importance", "Importance of settings", data_table(("Setting", "", "Share"), rows, "slices"))
+
+
+def _draw_settings(study: RecordedStudy, best: RecordedTrial | None) -> Html:
+    """Each setting beside the metric; choices are numbered from the shortest text on."""
+    complete = [one for one in study.trials if one.value is not None and one.state == "complete"]
+    keys = sorted({key for one in complete for key in one.values}, key=lambda key: -study.importance.get(key, 0.0))
+    figures = []
+    for key in keys[:MOST_SETTINGS]:
+        texts = {_shown(one.values[key]) for one in complete if isinstance(one.values.get(key), str)}
+        choices = sorted(texts, key=lambda choice: (len(choice), choice))  # whole numbers by size
+        marks = [
+            ChartMark(
+                name="best" if best is not None and one.number == best.number else "trial",
+                point=(_position(one.values[key], choices), one.value or 0.0),
+                colour="vermillion" if best is not None and one.number == best.number else "blue",
+            )
+            for one in complete
+            if key in one.values
+        ]
+        title = f"{key}: {', '.join(f'{i} is {choice}' for i, choice in enumerate(choices))}" if choices else key
+        chart = Chart(key="setting", label=study.metric, lines=(), marks=marks, x_title=key)
+        figures.append(tag("figure", None, tag("figcaption", None, text(title)), draw_chart(chart)))
+    return section("settings", "Settings", div("charts", *figures)) if figures else Html("")
+
+
+def _position(value: Any, choices: Sequence[str]) -> float:
+    return float(choices.index(_shown(value))) if choices else float(value)
+
+
+def _draw_trials(study: RecordedStudy) -> Html:
+    keys = list(dict.fromkeys(key for one in study.trials for key in one.values))
+    rows = []
+    for one in study.trials:
+        cells = [_shown(one.values[key]) if key in one.values else "" for key in keys]
+        value = "" if one.value is None else format_metric(one.value)
+        rows.append((str(one.number), one.state if not one.why else f"failed: {one.why}", value, *cells))
+    return section("trials", "Trials", div("wide", text_table(("Trial", "State", study.metric, *keys), rows)))
+
+
+def _shown(value: Any) -> str:
+    """A choice is JSON already."""
+    if isinstance(value, str):
+        return value
+    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)
