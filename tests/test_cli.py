@@ -55,6 +55,18 @@ def test_starts_without_torch(args):
     assert "torch" not in loaded
 
 
+def test_without_arguments_the_first_commands_are_said():
+    done = rowwise_cli()
+    assert (done.returncode, done.stderr) == (0, "")
+    first, _, *commands = done.stdout.splitlines()
+    assert first == "Three commands to begin with:"
+    assert [line.split()[:3] for line in commands[:3]] == [
+        ["rowwise", "train", "dlrm-synthetic"],
+        ["rowwise", "data", "inspect"],
+        ["rowwise", "train", "FILE.yaml"],
+    ]
+
+
 def test_version():
     assert rowwise_cli("--version").stdout == f"rowwise {rowwise.__version__}\n"
 

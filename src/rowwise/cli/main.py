@@ -30,6 +30,14 @@ from rowwise.errors import RowwiseError, one_line
 P = ParamSpec("P")
 INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
 
+BEGIN = """Three commands to begin with:
+
+  rowwise train dlrm-synthetic    train a small model for half a minute, and write a report
+  rowwise data inspect FILE       look at a CSV or Parquet file, and write a recipe for it
+  rowwise train FILE.yaml         train that recipe
+
+rowwise --help lists all commands, rowwise COMMAND --help has examples of each."""
+
 
 def main() -> None:
     # OpenMP reads this when torch is imported: idle threads that spin would take cores from working ones.
@@ -41,8 +49,8 @@ def main() -> None:
 
 def make_app() -> typer.Typer:
     """A new application with all commands."""
-    app = typer.Typer(name="rowwise", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-    app.callback()(_read_environment)
+    app = typer.Typer(name="rowwise", add_completion=False, pretty_exceptions_enable=False)
+    app.callback(invoke_without_command=True)(_read_environment)
     commands: list[Callable[..., None]] = [
         train,
         resume,
@@ -97,6 +105,8 @@ def _read_environment(
     Example: rowwise train dlrm-synthetic --nproc 2
     """
     ctx.obj = CommandEnvironment.read(os.environ)  # commands get it from the context
+    if ctx.invoked_subcommand is None:
+        print(BEGIN)
 
 
 def _with_exit_codes(command: Callable[P, None]) -> Callable[P, None]:

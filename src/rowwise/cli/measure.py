@@ -106,7 +106,7 @@ def predict(
 def baseline(run: RunArgument) -> None:
     """Train boosted trees (LightGBM) on the rows of a run, and compare both on its test rows.
 
-    The report of the run shows the result, too. Needs pip install 'rowwise[trees]'.
+    The report of the run shows the result, too. Needs LightGBM, the extra `trees`.
 
     Example: rowwise baseline runs/clicks/1
     """

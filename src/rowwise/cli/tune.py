@@ -27,11 +27,11 @@ def tune(  # noqa: PLR0913 - one for each option
     out: Annotated[Path | None, typer.Option(help="Folder of the study (default: tune/RECIPE).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Search better settings for a recipe, by its metric on the validation rows. Needs pip install 'rowwise[tune]'.
+    """Search better settings for a recipe, by its metric on the validation rows.
 
     The recipe's section `tune` says what is tried; without it learning rates, batch, dims, layers, dropout and weight
     decay of rows are. The recipe's own settings are tried first. The same command goes on after a kill, or with more
-    trials. The test rows are read once, at the end.
+    trials. The test rows are read once, at the end. Needs Optuna, the extra `tune`.
 
     Example: rowwise tune movielens-dlrm --trials 25
 

@@ -13,7 +13,7 @@ from rowwise.report.markup import Html, data_table, div, note, section, tag, tex
 from rowwise.report.page import draw_page, write_page
 
 MOST_SETTINGS = 12
-SHOWN = ("loss", "ne", "auc", "calibration")  # metrics of the test rows, where they are measured
+LEFT_OUT = ("count", "base_rate", "auc_bound")  # of the test metrics
 NOTE = (
     "Importance: the share of the metric's variation among the better trials that a setting explains (PED-ANOVA). "
     "A trial is pruned where it is worse than the median of the trials before it. Validation metrics of the best "
@@ -68,7 +68,9 @@ def _draw_best(study: RecordedStudy, best: RecordedTrial | None) -> Html:
     rows = [("trial", str(best.number)), (f"{study.metric} on validation rows", format_metric(best.value or 0.0))]
     for task, values in study.test.items():
         rows += [
-            (f"test {task}: {name}", format_metric(x)) for name, x in values.items() if x is not None and name in SHOWN
+            (f"test {task}: {name}", format_metric(x))
+            for name, x in values.items()
+            if x is not None and name not in LEFT_OUT
         ]
     rows += [(key, _shown(value)) for key, value in best.values.items()]
     return section("best", "Best trial", text_table(("", ""), rows))
