@@ -91,9 +91,12 @@ def test_processes_share_the_trials(tmp_path):
     assert unique(outcome.trials)
 
 
-def test_a_killed_study_goes_on_without_a_trial_lost_or_repeated(tmp_path):
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_killed_study_goes_on_without_a_trial_lost_or_repeated(processes, tmp_path):
+    """Processes of a killed command end before the study goes on, so none of their trials is counted twice."""
     path, out = write_recipe(tmp_path, log={"every": 1}), tmp_path / "out"
     command = [sys.executable, "-m", "rowwise", "tune", str(path), "--trials", "8", "--out", str(out)]
+    command += ["--nproc", str(processes)]
     for wanted in (2, 5):
         running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         until = time.monotonic() + 120
@@ -106,7 +109,7 @@ def test_a_killed_study_goes_on_without_a_trial_lost_or_repeated(tmp_path):
     assert unique(outcome.trials)
     journal = [json.loads(line) for line in (out / "journal.log").read_text().splitlines() if line.startswith("{")]
     begun_anew = [line["user_attr"]["again"] for line in journal if "again" in line.get("user_attr", {})]
-    assert len(begun_anew) == len(set(begun_anew)) <= 2
+    assert len(begun_anew) == len(set(begun_anew)) <= 2 * processes
 
 
 def test_two_commands_do_not_share_a_folder(study, tmp_path):

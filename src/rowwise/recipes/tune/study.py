@@ -11,10 +11,13 @@ are as they were.
 import contextlib
 import fcntl
 import multiprocessing
+import os
 import shutil
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import connection
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -33,7 +36,7 @@ from rowwise.textfile import read_text
 from rowwise.train.trainer import RunDisplay
 
 JOURNAL, BEST, TEST, STUDY = "journal.log", "best.yaml", "test.json", "study.json"
-LOCK, COMMAND = "next.lock", "command.lock"
+LOCK, COMMAND, WORKERS = "next.lock", "command.lock", "workers.lock"
 STARTUP, WARM = 5, 1  # trials, and evaluations of a trial, that are never ended early
 MOST_BYTES = 1 << 20
 NAME = "trials"
@@ -111,6 +114,8 @@ def tune(  # noqa: PLR0913 - options of the command
     _check(base)
     _claim(plan)
     with _locked(folder / COMMAND, "another command works on it: want to wait for it, or another --out"):
+        with _locked(folder / WORKERS):
+            pass  # processes of a killed command have ended
         study = open_study(plan)
         _begin_anew(study, optuna)
         if not study.trials:
@@ -199,11 +204,11 @@ def run_trials(plan: StudyPlan, tell: Callable[[TrialRecord, int], None], worker
 
 
 @contextlib.contextmanager
-def _locked(path: Path, refused: str | None = None) -> Iterator[None]:
-    """One process at a time; another one waits, or gets an error that says `refused`."""
+def _locked(path: Path, refused: str | None = None, *, shared: bool = False) -> Iterator[None]:
+    """One process at a time, or all that share it; another one waits, or gets an error that says `refused`."""
     with path.open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if refused else 0))
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (fcntl.LOCK_NB if refused else 0))
         except BlockingIOError:
             raise SpecError(f"{path.parent}: {refused}") from None
         yield
@@ -314,8 +319,20 @@ def _run_processes(plan: StudyPlan, processes: int) -> None:
 
 
 def _work(plan: StudyPlan, number: int) -> None:
-    with contextlib.suppress(KeyboardInterrupt):
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if parent is None or not parent.is_alive():
+        return
+    with _locked(plan.folder / WORKERS, shared=True), contextlib.suppress(KeyboardInterrupt):
         run_trials(plan, lambda trial, done: None, number)
+
+
+def _end_with_parent() -> None:
+    """End this process when the command has ended, also if that was killed: nobody would count its trial."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os._exit(1)
 
 
 def finish(plan: StudyPlan) -> StudyOutcome:
