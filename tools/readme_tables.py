@@ -533,15 +533,11 @@ def gpu(read: Read) -> str:
         "| GPU | variants | most registers of an update | spills | atomics | inexact | 16-byte loads at dim 128 |",
         "|---|---|---|---|---|---|---|",
     ]
-    for arch in dict.fromkeys(row["arch"] for row in code):
-        mine = [row for row in code if row["arch"] == arch]
-        wide = [row for row in mine if "fp32 dim 128" in row["kernel"] and not row["kernel"].startswith("interact")]
-        lines.append(
-            f"| {arch} | {len(mine)} | {max(r['registers'] for r in mine if r['kernel'].startswith('apply'))} "
-            f"| {sum(r['spills'] > 0 for r in mine)} | {sum(r['atomics'] for r in mine)} "
-            f"| {sum(bool(r['inexact']) for r in mine)} "
-            f"| {sum(bool(WIDE_LOADS & r['loads'].keys()) for r in wide)} of {len(wide)} |"
-        )
+    for row in code:
+        most = max(n for kernel, n in row["registers"].items() if kernel.startswith("apply"))
+        counts = [str(row[key]) for key in ("spills", "atomics", "inexact")]
+        wide = f"{row['wide_16_bytes']} of {row['wide']}"
+        lines.append(f"| {row['arch']} | {row['variants']} | {most} | {' | '.join(counts)} | {wide} |")
     lines += ["", "| bags | lookup | update |", "|---|---|---|"]
     traffic = {(row["case"], row["operator"]): row["ratio"] for row in result["rows"] if row["section"] == "traffic"}
     for case in dict.fromkeys(case for case, _ in traffic):
@@ -558,9 +554,6 @@ def gpu(read: Read) -> str:
         "so the ids of a bag share its gradient, and a ratio below 1 is possible. Sectors have 32 bytes.",
     ]
     return with_facts(lines, facts, result)
-
-
-WIDE_LOADS = {"v4.b32", "v2.b64", "dwordx4"}
 
 
 def with_spread(values: list[float]) -> str:
