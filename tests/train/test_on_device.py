@@ -18,7 +18,7 @@ from rowwise.ops.faults import FaultWord
 from rowwise.train.breakdown import Breakdown
 from rowwise.train.groups import UpdateGroups
 from rowwise.train.objective import Clicks
-from rowwise.train.on_device import LateNumbers, check_on_host, judge
+from rowwise.train.on_device import LateNumbers, check_on_host, judge, to_device
 from rowwise.train.optimizers import make_optimizer
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseSgd, Training
 from rowwise.train.step import StepContext, step
@@ -164,6 +164,18 @@ def test_a_batch_mapped_on_the_host_has_the_same_vectors():
     embeddings.map_on_host(batch.sparse, copied.sparse, torch.clone)
     ahead = embeddings(copied.sparse)
     assert torch.equal(ahead.matrix_BS, embeddings(batch.sparse).matrix_BS)
+
+
+def test_a_batch_of_an_evaluation_is_checked_like_one_of_a_step():
+    model = DLRM(make_embeddings(TABLES), dense_features=4, bottom=(8, 8), top=(8, 1))
+    with pytest.warns(UnknownIdWarning):
+        assert to_device(make_batch(item=77), model, "meta").sparse.values_N.is_meta
+    assert model.embeddings.unknown_ids == {"item": 18}
+    with pytest.raises(IdError, match="feature 'friend', sample 0"):
+        to_device(make_batch(friend=50), model, "meta")
+    assert to_device(make_batch(friend=50), model, "cpu").sparse.values_N.tolist() == [4] * 6 + [50] * 12 + [4] * 18
+    mapped = DLRM(make_embeddings(MAPPED), dense_features=4, bottom=(8, 8), top=(8, 1))
+    assert to_device(make_batch(friend=4999), mapped, "meta").sparse.values_N.is_meta  # the map checks its ids
 
 
 def test_shared_bags_are_expanded_before_they_are_copied():

@@ -24,6 +24,7 @@ from rowwise.ingest.transform import serving, to_json
 from rowwise.recipes.compose import ResolvedRecipe
 from rowwise.recipes.rows import RowSelection
 from rowwise.train.evaluate import evaluation_mode
+from rowwise.train.on_device import to_device
 from rowwise.train.step import autocast
 
 PART = ".part"
@@ -109,7 +110,8 @@ def _predict_split(resolved: ResolvedRecipe, model: nn.Module, opened: ReadSplit
     encoded = opened.encode()
     logits = [torch.empty(0, len(resolved.tasks))]
     for begin in range(0, encoded.rows, size):
-        batch = collate([SplitRows(encoded, begin, min(begin + size, encoded.rows))], columns).to(training.device)
+        rows = SplitRows(encoded, begin, min(begin + size, encoded.rows))
+        batch = to_device(collate([rows], columns), model, training.device)
         with autocast(training):
             logits.append(model(batch).float().cpu())
     return torch.cat(logits)

@@ -22,6 +22,7 @@ from rowwise.errors import SpecError
 from rowwise.train.entropy import EntropyValue
 from rowwise.train.metrics import Metrics, TaskMetrics
 from rowwise.train.objective import bags_of
+from rowwise.train.on_device import to_device
 from rowwise.train.ranks import Lockstep
 from rowwise.train.samples import Samples
 from rowwise.train.settings import Training
@@ -112,7 +113,7 @@ class ClickEvaluator:
         steps = Lockstep(self._comm, "evaluation")
         with evaluation_mode(self._model):
             for host_batch in steps.iterate(self._batches):
-                batch = host_batch.to(self._training.device)
+                batch = to_device(host_batch, self._model, self._training.device)
                 if not counted.slices:
                     counted.slices.update(self._choose_slices(batch, steps))
                 with steps.deferring_errors():

@@ -13,10 +13,11 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rowwise.batch import Batch, Jagged
+from rowwise.hashing.make import IdTables
 from rowwise.ops.check import find_out_of_range, unknown_id_error
 from rowwise.ops.faults import FaultWord
 from rowwise.ops.unknown import count_unknown
@@ -110,6 +111,15 @@ class DeviceCopies:
             stream.wait_event(event)
             for x in moved:
                 x.record_stream(stream)
+
+
+def to_device(batch: Batch, model: nn.Module, device: torch.device | str) -> Batch:
+    """The batch where the model is; on a GPU its ids are checked before it is copied, as kernels know no names."""
+    if torch.device(device).type == "cpu":
+        return batch.to(device)
+    mapped = {one.stored for one in model.modules() if isinstance(one, IdTables)}
+    direct = [one for one in model.modules() if isinstance(one, AnyEmbeddings) and one not in mapped]
+    return check_on_host(direct, batch).to(device)
 
 
 def check_on_host(modules: Collection[AnyEmbeddings], batch: Batch) -> Batch:

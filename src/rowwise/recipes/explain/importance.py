@@ -20,6 +20,7 @@ from rowwise.recipes.explain.rows import HeldRows, pieces
 from rowwise.spec import Value
 from rowwise.train.evaluate import NONE as NO_ID
 from rowwise.train.evaluate import evaluation_mode, ids_or_none
+from rowwise.train.on_device import to_device
 from rowwise.train.settings import Training
 from rowwise.train.step import autocast
 
@@ -68,7 +69,7 @@ class Scorer:
         found: list[Tensor] = []
         with evaluation_mode(self.model), autocast(self.training):
             for piece in pieces(batch, self.batch):
-                found.append(self.model(piece.to(self.training.device))[:, self.task].float().cpu())
+                found.append(self.model(to_device(piece, self.model, self.training.device))[:, self.task].float().cpu())
         return torch.cat(found)
 
     def loss(self, rows: HeldRows, logits_N: Tensor) -> float:
