@@ -166,6 +166,15 @@ def test_a_batch_mapped_on_the_host_has_the_same_vectors():
     assert torch.equal(ahead.matrix_BS, embeddings(batch.sparse).matrix_BS)
 
 
+def test_the_last_row_of_a_table_past_32_bits_replaces_a_narrow_id():
+    table = Table(name="t", rows=1 << 33, dim=8, unknown="last_row")
+    tables = make_embeddings([table], device="meta")
+    sparse = Jagged(features=("t",), values_N=torch.tensor([-1, 5], dtype=torch.int32), lengths_FB=torch.tensor([1, 1]))
+    batch = Batch(dense_BF=torch.zeros(2, 1), sparse=sparse, labels_BK=torch.zeros(2, 1))
+    with pytest.warns(UnknownIdWarning):
+        assert check_on_host([tables], batch).sparse.values_N.tolist() == [(1 << 33) - 1, 5]
+
+
 def test_a_batch_of_an_evaluation_is_checked_like_one_of_a_step():
     model = DLRM(make_embeddings(TABLES), dense_features=4, bottom=(8, 8), top=(8, 1))
     with pytest.warns(UnknownIdWarning):

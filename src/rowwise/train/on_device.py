@@ -20,7 +20,7 @@ from rowwise.batch import Batch, Jagged
 from rowwise.hashing.make import IdTables
 from rowwise.ops.check import find_out_of_range, unknown_id_error
 from rowwise.ops.faults import FaultWord
-from rowwise.ops.unknown import count_unknown
+from rowwise.ops.unknown import UnknownPositions, with_last_rows
 from rowwise.shard.embeddings import AnyEmbeddings
 
 
@@ -141,15 +141,13 @@ def _check_ids(modules: Collection[AnyEmbeddings], jagged: Jagged) -> Jagged:
         for name in table.feature_names
         if name in features
     ]
-    values_N = jagged.values_N
+    unknown: list[UnknownPositions] = []
     for index, positions in find_out_of_range(jagged, [(features[name], table.rows) for _, table, name in lookups]):
         module, table, name = lookups[index]
         if table.unknown != "last_row":
             raise unknown_id_error(table, name, jagged, positions)
-        values_N = values_N.clone() if values_N is jagged.values_N else values_N
-        values_N[positions] = table.rows - 1
-        count_unknown(module.unknown_ids, table, name, len(positions))
-    return jagged if values_N is jagged.values_N else replace(jagged, values_N=values_N)
+        unknown.append(UnknownPositions(table, name, positions, module.unknown_ids))
+    return with_last_rows(jagged, unknown)
 
 
 def prepare_device(device: torch.device) -> None:
