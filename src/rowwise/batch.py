@@ -352,6 +352,19 @@ class Batch:
                 f"parts of the batch have different numbers of samples: {sizes}: want one row each per sample"
             )
 
+    def of_samples(self, samples_B: Tensor) -> "Batch":
+        """These samples, in this order, without sharing."""
+        columns = (None if x is None else x[samples_B] for x in (self.weights_B, self.keys_B, self.times_B))
+        weights_B, keys_B, times_B = columns
+        return Batch(
+            dense_BF=self.dense_BF[samples_B],
+            sparse=self.sparse.expanded().of_samples(samples_B),
+            labels_BK=self.labels_BK[samples_B],
+            weights_B=weights_B,
+            keys_B=keys_B,
+            times_B=times_B,
+        )
+
     def to(self, device: torch.device | str) -> "Batch":
         return self.map_tensors(lambda x: x.to(device))
 

@@ -210,7 +210,8 @@ def test_the_effect_of_an_id_is_its_logit_less_that_of_the_others():
     ids = torch.randint(0, 3, (6000,), generator=draw)
     rows = held({"a": [[n] for n in ids.tolist()]})
     scorer = Scorer(model=ById([0.0, 2.0, -2.0]), task=0, batch=512, training=Training())
-    found = permute_features(scorer, rows, [("a", None)], Permutations(3, 1e18, 1), lambda done, total: None)
+    times = Permutations(3, 1e18, 1)
+    found = permute_features(scorer, rows, scorer.logits(rows.batch), [("a", None)], times, lambda done, total: None)
     effects = {one.id: one for one in id_effects(rows, found, ["a"], 5)}
     shares = torch.bincount(ids).double() / len(ids)
     mean = float((shares * torch.tensor([0.0, 2.0, -2.0])).sum())

@@ -192,4 +192,4 @@ def test_records_of_a_study_without_trials():
         def get_trials(self, **_):
             return []
 
-    assert records(Empty(), None) == []
+    assert records(Empty()) == []

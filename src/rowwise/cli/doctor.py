@@ -1,6 +1,5 @@
 """`rowwise doctor`: describes this machine and installation for a bug report, tests the kernels, measures the disk."""
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -13,8 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from rowwise.cli.environment import CommandEnvironment
-from rowwise.cli.terminal import Terminal, print_json
-from rowwise.errors import SpecError
+from rowwise.cli.terminal import Terminal, print_json, refuse_nan
 from rowwise.recipes.machine import Environment, NativeLibrary
 
 if TYPE_CHECKING:
@@ -55,8 +53,7 @@ def doctor(
 
     Example: rowwise doctor --json --seconds 2
     """
-    if math.isnan(seconds):  # NaN passes typer's range check
-        raise SpecError(f"--seconds {seconds}: want a number of seconds, such as 10")
+    refuse_nan("--seconds", seconds, "a number of seconds, such as 10")
     console = Terminal(highlight=False)
     with _show_progress(console, seconds, quiet=as_json) as tell:
         environment = ctx.find_object(CommandEnvironment)

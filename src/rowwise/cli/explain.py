@@ -1,6 +1,5 @@
 """`rowwise explain`: what a trained model has learned from."""
 
-import math
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,8 +11,7 @@ from rowwise.cli.code import warn_of_run_code
 from rowwise.cli.console import show_warning
 from rowwise.cli.measure import DataOption, RunArgument, Which
 from rowwise.cli.progress import splits_bar
-from rowwise.cli.terminal import make_terminal, print_json, print_line
-from rowwise.errors import SpecError
+from rowwise.cli.terminal import make_terminal, print_json, print_line, refuse_nan
 
 if TYPE_CHECKING:
     from rowwise.recipes.explain import ModelExplanation
@@ -43,8 +41,7 @@ def explain(  # noqa: PLR0913 - one for each option
     """
     from rowwise.recipes.explain import explain as explain_run
 
-    if math.isnan(seconds):  # NaN passes typer's range check
-        raise SpecError(f"--seconds {seconds}: want a number of seconds, such as 60")
+    refuse_nan("--seconds", seconds, "a number of seconds, such as 60")
     warn_of_run_code(run)
     console = make_terminal(stderr=True, quiet=as_json)
     with splits_bar(console, "permuting features") as tell:

@@ -5,6 +5,7 @@ change a title or hide other output.
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable
 
@@ -12,6 +13,7 @@ import msgspec
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
+from rowwise.errors import SpecError
 from rowwise.textfile import printable
 
 WIDTH = 120
@@ -31,6 +33,12 @@ def make_terminal(*, stderr: bool = False, quiet: bool = False, width: int = WID
     """Standard output, or standard error; `width` applies to files and pipes, which have none of their own."""
     terminal = Terminal(stderr=stderr, highlight=False, quiet=quiet)
     return terminal if terminal.is_terminal else Terminal(stderr=stderr, highlight=False, quiet=quiet, width=width)
+
+
+def refuse_nan(option: str, value: float | None, want: str) -> None:
+    """Raise for NaN, which passes typer's range check."""
+    if value is not None and math.isnan(value):
+        raise SpecError(f"{option} {value}: want {want}")
 
 
 def print_line(text: str) -> None:

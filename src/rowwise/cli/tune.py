@@ -1,6 +1,5 @@
 """`rowwise tune`: searches better settings for a recipe."""
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,8 +7,7 @@ import typer
 from rich.table import Table
 
 from rowwise.cli.progress import splits_bar
-from rowwise.cli.terminal import make_terminal, print_json, print_line
-from rowwise.errors import SpecError
+from rowwise.cli.terminal import make_terminal, print_json, print_line, refuse_nan
 from rowwise.quantity import format_metric
 
 if TYPE_CHECKING:
@@ -41,8 +39,7 @@ def tune(  # noqa: PLR0913 - one for each option
     """
     from rowwise.recipes.tune import tune as search
 
-    if minutes is not None and math.isnan(minutes):  # NaN passes typer's range check
-        raise SpecError(f"--minutes {minutes}: want a number of minutes, such as 30")
+    refuse_nan("--minutes", minutes, "a number of minutes, such as 30")
     console = make_terminal(stderr=True, quiet=as_json)
     folder = out or Path("tune") / Path(recipe).stem
     with splits_bar(console, "trials") as tell:

@@ -10,7 +10,7 @@ from rowwise.ops._triton import specialise
 from rowwise.ops._triton.route import TableOrder
 from rowwise.ops._triton.specialise import Bucket
 from rowwise.ops.faults import FaultWord
-from rowwise.ops.layout import FeatureDescriptor, TableDescriptor
+from rowwise.ops.layout import FeatureDescriptor, Mode, TableDescriptor
 
 PROGRAMS_OF_MULTIPROCESSOR = 32
 INTERPRETED_PROGRAMS = 5  # few enough that the interpreter ends, more than one so that spans are shared
@@ -58,13 +58,13 @@ class FeaturesOfBucket(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def _features(data: bytes, device: torch.device) -> tuple[FeaturesOfBucket, ...]:
-    descriptors = FeatureDescriptor.read(_tensor(data, torch.int64).view(-1, 9))
+    descriptors = FeatureDescriptor.read(_tensor(data, torch.int64).view(-1, len(FeatureDescriptor._fields)))
     return tuple(
         FeaturesOfBucket(
             bucket=bucket,
             chosen=torch.tensor(indices, dtype=torch.int64).to(device),
             columns=specialise.align_of(descriptors[i].column for i in indices),
-            weighted=any(descriptors[i].mode == 2 for i in indices),
+            weighted=any(descriptors[i].mode == Mode.WEIGHTED for i in indices),
         )
         for bucket, indices in specialise.group_by_bucket(descriptors).items()
     )
@@ -76,12 +76,13 @@ def features_by_bucket(features_FC: Tensor, device: torch.device) -> tuple[Featu
 
 @functools.lru_cache(maxsize=256)
 def _tables(data: bytes, device: torch.device) -> tuple[tuple[Bucket, ...], TableOrder]:
-    descriptors = TableDescriptor.read(_tensor(data, torch.int64).view(-1, 13))
+    descriptors = TableDescriptor.read(_tensor(data, torch.int64).view(-1, len(TableDescriptor._fields)))
     buckets = specialise.group_by_bucket(descriptors)
     order = [index for indices in buckets.values() for index in indices]
     rows = torch.tensor([0, *(descriptors[index].rows for index in order)], dtype=torch.int64).cumsum(0)
     sizes = torch.tensor([0, *map(len, buckets.values())]).cumsum(0)
-    tensors = (t.to(device) for t in (torch.tensor(order, dtype=torch.int64), rows, rows[sizes]))
+    order_T = torch.tensor(order, dtype=torch.int64)
+    tensors = (t.to(device) for t in (order_T, rows[order_T.argsort()], rows, rows[sizes]))
     return tuple(buckets), TableOrder(*tensors, rows=int(rows[-1]))
 
 

@@ -9,10 +9,10 @@ import triton.language as tl
 
 from rowwise.ops._triton.rows import read_row, row_bytes
 from rowwise.ops._triton.sums import column_sums, neutral
+from rowwise.ops.layout import FeatureDescriptor, Mode
 
-FIELDS: tl.constexpr = tl.constexpr(9)  # of a FeatureDescriptor
-MEAN: tl.constexpr = tl.constexpr(1)
-WEIGHTED: tl.constexpr = tl.constexpr(2)
+FIELDS = tl.constexpr(len(FeatureDescriptor._fields))
+MEAN, WEIGHTED = tl.constexpr(int(Mode.MEAN)), tl.constexpr(int(Mode.WEIGHTED))
 
 
 @triton.jit

@@ -24,10 +24,11 @@ from rowwise.ops._triton.launch import (
     to_device,
 )
 from rowwise.ops._triton.specialise import Bucket
-from rowwise.ops.layout import FeatureDescriptor
+from rowwise.ops.layout import DIM, FeatureDescriptor, Mode
 from rowwise.spec import RowType, row_bytes
 
 IDS_OF_PROGRAM = 16
+MODE = FeatureDescriptor._fields.index("mode")
 ONE_WARP = {"num_warps": 1, "enable_fp_fusion": False}
 
 
@@ -70,10 +71,11 @@ def pool_weight_grad(
 ) -> Tensor:
     device, columns = arena.device, grad.shape[1]
     fault, out = begin(device), torch.zeros(values.shape[0], device=device)
-    for launch in features_by_bucket(features[features[:, 6] == 2], device):
+    weighted = features[features[:, MODE] == Mode.WEIGHTED]
+    for launch in features_by_bucket(weighted, device):
         bags = specialise.lookup_shape(launch.bucket, 4.0).bags
         lookup_kernels.pool_weight_grad[_ceil(batch, bags), len(launch.chosen)](
-            arena, out, values, offsets, grad, on_device(features[features[:, 6] == 2], device), launch.chosen,
+            arena, out, values, offsets, grad, on_device(weighted, device), launch.chosen,
             fault, batch, columns, OUT_ALIGN=specialise.align_of([columns], launch.columns), BAGS=bags,
             **constants_of(launch.bucket),
         )  # fmt: skip
@@ -87,7 +89,7 @@ def gather(arena: Tensor, features: Tensor, values: Tensor, offsets: Tensor, bat
         return torch.empty(0, device=device)
     fault, device_features = begin(device), on_device(features, device)
     bounds = offsets[:: max(1, batch)]
-    floats_F = bounds.diff()[device_features[:, 0]] * device_features[:, 4]
+    floats_F = bounds.diff()[device_features[:, 0]] * device_features[:, DIM]
     starts_F = floats_F.cumsum(0) - floats_F
     dims = {d.dim for d in descriptors}
     whole = sorted(d.source for d in descriptors) == list(range(bounds.shape[0] - 1))

@@ -30,7 +30,8 @@ class TableOrder(NamedTuple):
     """Tables in the order of their buckets."""
 
     order_T: Tensor
-    starts_T1: Tensor  # number of the first row of each table in this order, and the number of rows
+    first_T: Tensor  # number of the first row of each table
+    starts_T1: Tensor  # the same in this order, and the number of rows
     starts_K1: Tensor  # of each bucket
     rows: int  # known on the host
 
@@ -82,9 +83,7 @@ def contributions(batch: DeviceBatch, order: TableOrder, fault: Tensor) -> Contr
     row_N, used_N = batch.values[at_N].long(), index_N < ends[-1]
     known_N = (row_N >= 0) & (row_N < features[feature_N, 3])
     fault[0].bitwise_or_((used_N & ~known_N).any())
-    rank_T = torch.empty_like(order.order_T)
-    rank_T[order.order_T] = torch.arange(len(order.order_T), device=device)
-    key_N = order.starts_T1[rank_T[features[feature_N, 1]]] + row_N
+    key_N = order.first_T[features[feature_N, 1]] + row_N
     key_N = torch.where(used_N & known_N, key_N, order.rows)
     narrow = order.rows < 2**31 - 1  # half of the passes of a radix sort
     key_N, sort_N = torch.sort(key_N.to(torch.int32) if narrow else key_N, stable=True)
@@ -211,8 +210,5 @@ def _pairs(bounds: Tensor) -> Tensor:
 
 
 def _bits(x: Tensor) -> Tensor:
-    """The number of bits of each number below 2**32."""
-    found = torch.zeros_like(x)
-    for bit in range(32):
-        found = torch.where(x >> bit > 0, bit + 1, found)
-    return found
+    """The number of bits of each number below 2**53."""
+    return torch.frexp(x.double()).exponent.long()

@@ -6,7 +6,12 @@ See [Note: Row formats] in `_cpp/tables.h` and [Note: Stochastic rounding] in `_
 import triton
 import triton.language as tl
 
-FP32, FP16, BF16, INT8 = (tl.constexpr(index) for index in range(4))
+from rowwise.ops.layout import TYPES
+from rowwise.spec import RowType
+
+FP32, FP16, BF16, INT8 = (
+    tl.constexpr(TYPES.index(row_type)) for row_type in (RowType.FP32, RowType.FP16, RowType.BF16, RowType.INT8)
+)
 
 
 @triton.jit

@@ -8,8 +8,12 @@ import triton
 import triton.language as tl
 
 from rowwise.ops._triton.sums import column_sum
+from rowwise.ops.layout import RULES
+from rowwise.row_optimizers import Adagrad, Adam, Ftrl, Lamb, RowWiseAdagrad, RowWiseAdam, Sgd
 
-SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM, ROWWISE_ADAM, LAMB, FTRL = (tl.constexpr(index) for index in range(7))
+SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM, ROWWISE_ADAM, LAMB, FTRL = (
+    tl.constexpr(RULES[kind]) for kind in (Sgd, Adagrad, RowWiseAdagrad, Adam, RowWiseAdam, Lamb, Ftrl)
+)
 
 
 @triton.jit

@@ -11,9 +11,11 @@ import triton.language as tl
 from rowwise.ops._triton.rows import FP32, read_row, row_bits, row_bytes, write_row
 from rowwise.ops._triton.rules import change, read_state, write_state
 from rowwise.ops._triton.sums import column_sum, tree_sum
+from rowwise.ops.layout import TableDescriptor
+from rowwise.row_optimizers import KernelHyperparameters
 
-FIELDS: tl.constexpr = tl.constexpr(13)  # of a TableDescriptor
-HYPER: tl.constexpr = tl.constexpr(8)  # columns of hyper_TH
+FIELDS = tl.constexpr(len(TableDescriptor._fields))
+HYPER = tl.constexpr(len(KernelHyperparameters._fields))  # columns of hyper_TH
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from msgspec import structs
-from torch import Tensor, nn
+from torch import nn
 
 from rowwise.batch import Batch
 from rowwise.embedding import Embeddings
@@ -80,16 +80,7 @@ def _batches_without(small: ResolvedRecipe, features: Sequence[str], fold: int |
         folds_B = assign_folds(batch.sparse, features, FOLDS, small.recipe.seed)
         at_M = (folds_B != fold).nonzero().flatten()
         if len(at_M):
-            yield done, _select_samples(batch, at_M)
-
-
-def _select_samples(batch: Batch, at_M: Tensor) -> Batch:
-    return Batch(
-        dense_BF=batch.dense_BF[at_M],
-        sparse=batch.sparse.expanded().of_samples(at_M),
-        labels_BK=batch.labels_BK[at_M],
-        weights_B=None if batch.weights_B is None else batch.weights_B[at_M],
-    )
+            yield done, batch.of_samples(at_M)
 
 
 def _step(small: ResolvedRecipe, model: nn.Module, batch: Batch) -> None:

@@ -99,12 +99,21 @@ class Permutations(NamedTuple):
 def permute_features(
     scorer: Scorer,
     rows: HeldRows,
+    base_N: Tensor,
     features: Sequence[tuple[str, int | None]],
     permutations: Permutations,
     tell: Callable[[int, int], None],
 ) -> dict[str, Permuted]:
-    """Score the rows with each feature permuted; `features`: names, with the column of a dense one."""
-    base_N = scorer.logits(rows.batch)
+    """Score the rows with each feature permuted.
+
+    Args:
+        scorer: of the model.
+        rows: the rows.
+        base_N: their logits as they are.
+        features: names, with the column of a dense one.
+        permutations: how often.
+        tell: called with the numbers of permutations done and in all.
+    """
     found = {name: Permuted() for name, _ in features}
     base, total = scorer.loss(rows, base_N), permutations.repeats * len(features)
     for repeat in range(permutations.repeats):

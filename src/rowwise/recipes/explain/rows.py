@@ -3,7 +3,7 @@
 Letters: N rows, F dense features.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Self
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from rowwise.batch import Batch, Jagged
 from rowwise.errors import DataError
-from rowwise.ops.jagged import concatenate, permute, split
+from rowwise.ops.jagged import concatenate, permute
+from rowwise.train.virtual import split
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class HeldRows:
 
     def first(self, rows: int) -> "HeldRows":
         """The first of the rows, themselves a sample of them."""
-        return HeldRows(_rows_of(self.batch, torch.arange(min(rows, len(self)))))
+        return HeldRows(self.batch.of_samples(torch.arange(min(rows, len(self)))))
 
     def with_bags_of(self, feature: str, order_N: Tensor) -> Batch:
         """Row n has the bag that row `order_N[n]` has of this feature."""
@@ -60,21 +61,17 @@ class HeldRows:
         return replace(self.batch, dense_BF=dense_NF)
 
 
-def pieces(batch: Batch, size: int) -> Iterator[Batch]:
+def pieces(batch: Batch, size: int) -> list[Batch]:
     """The batch in smaller ones."""
     rows = len(batch.labels_BK)
-    sizes = [min(size, rows - begin) for begin in range(0, rows, size)]
-    of_each = {name: getattr(batch, name) for name in ("dense_BF", "labels_BK", "weights_B")}
-    cut = {name: x.split(sizes) if x is not None else [None] * len(sizes) for name, x in of_each.items()}
-    for index, sparse in enumerate(split(batch.sparse, sizes)):
-        yield Batch(sparse=sparse, **{name: parts[index] for name, parts in cut.items()})
+    return split(batch, [min(size, rows - begin) for begin in range(0, rows, size)])
 
 
 def _least(held: list[tuple[Batch, Tensor]], most: int) -> tuple[Batch, Tensor]:
     """The rows with the least keys."""
     keys_N = torch.cat([keys for _, keys in held])
     order_N = keys_N.argsort()[:most]
-    return _rows_of(_joined([batch for batch, _ in held]), order_N), keys_N[order_N]
+    return _joined([batch for batch, _ in held]).of_samples(order_N), keys_N[order_N]
 
 
 def _joined(batches: list[Batch]) -> Batch:
@@ -85,15 +82,6 @@ def _joined(batches: list[Batch]) -> Batch:
         sparse=concatenate([batch.sparse for batch in batches], first.sparse.features),
         labels_BK=torch.cat([batch.labels_BK for batch in batches]),
         weights_B=torch.cat(weights) if weights else None,
-    )
-
-
-def _rows_of(batch: Batch, order_N: Tensor) -> Batch:
-    return Batch(
-        dense_BF=batch.dense_BF[order_N],
-        sparse=batch.sparse.of_samples(order_N),
-        labels_BK=batch.labels_BK[order_N],
-        weights_B=None if batch.weights_B is None else batch.weights_B[order_N],
     )
 
 

@@ -95,8 +95,9 @@ def explain(  # noqa: PLR0913 - options of the command
     sparse = tuple(one.feature_name for one in resolved.columns.sparse)
     features: list[tuple[str, int | None]] = [*dense.items(), *((feature, None) for feature in sparse)]
     held = held.first(_rows_in_time(scorer, held, len(features), seconds * SCORING))
-    permuted = permute_features(scorer, held, features, Permutations(repeats, until_s - seconds * READING, seed), tell)
     logits_N = scorer.logits(held.batch)
+    times = Permutations(repeats, until_s - seconds * READING, seed)
+    permuted = permute_features(scorer, held, logits_N, features, times, tell)
     found = importances(permuted)
     few = held.first(max(LEAST_ROWS, len(held) // 4))
     shown = [one.feature for one in found if one.feature in dense][:MOST_DEPENDENCES]

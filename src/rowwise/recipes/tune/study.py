@@ -192,12 +192,12 @@ def run_trials(plan: StudyPlan, tell: Callable[[TrialRecord, int], None], worker
     study, space = open_study(plan, worker), plan.space()
     while monotonic() < plan.until_s:
         with _locked(plan.folder / LOCK):
-            if len(records(study, plan.folder)) + _under_way(study) >= plan.trials:
+            if len(records(study)) + _under_way(study) >= plan.trials:
                 return
             trial = study.ask()
             values = suggest(trial, space)
         _run_trial(plan, study, trial, values)
-        ended = records(study, plan.folder)
+        ended = records(study)
         record = next((one for one in ended if one.number == trial.number), None)
         if record is not None:
             tell(record, len(ended))
@@ -267,14 +267,14 @@ def _run_trial(plan: StudyPlan, study: Any, trial: Any, values: dict[str, Any]) 
 
 def _keep_best_checkpoints(plan: StudyPlan, study: Any) -> None:
     """Only the best trial needs its checkpoints."""
-    ended = records(study, plan.folder)
-    best = best_of(ended, smaller=_smaller(plan.load()))
+    ended = records(study)
+    best = best_of(ended, smaller=study.direction.name == "MINIMIZE")
     for record in ended:
         if record.run and record.number != (best and best.number):
             shutil.rmtree(plan.folder / record.run / "ckpt", ignore_errors=True)
 
 
-def records(study: Any, folder: Path) -> list[TrialRecord]:
+def records(study: Any) -> list[TrialRecord]:
     """The trials that have ended by themselves."""
     found = []
     for trial in study.get_trials(deepcopy=False):
@@ -286,7 +286,7 @@ def records(study: Any, folder: Path) -> list[TrialRecord]:
                 number=trial.number,
                 state={"FAIL": "failed"}.get(trial.state.name, trial.state.name.lower()),
                 value=trial.user_attrs.get("best"),
-                values={key: trial.params[key] for key in trial.params},
+                values=dict(trial.params),
                 run=trial.user_attrs.get("run", ""),
                 seconds=round(seconds, 3),
                 why=trial.user_attrs.get("why", ""),
@@ -338,11 +338,12 @@ def _end_with_parent() -> None:
 def finish(plan: StudyPlan) -> StudyOutcome:
     """Write the best recipe, measure it on the test rows if it was not yet, and write the report."""
     study, recipe = open_study(plan), plan.load()
-    ended = records(study, plan.folder)
+    ended = records(study)
     best = best_of(ended, smaller=_smaller(recipe))
     test: dict[str, dict[str, float | None]] = {}
     if best is not None:
-        values = {key: _decoded(plan.space(), key, value) for key, value in best.values.items()}
+        space = plan.space()
+        values = {key: _decoded(space, key, value) for key, value in best.values.items()}
         (plan.folder / BEST).write_text(write(plan.load(values)), "utf-8")
         test = _test(plan, best)
     outcome = StudyOutcome(
