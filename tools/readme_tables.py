@@ -16,6 +16,7 @@ from pathlib import Path
 import saved_results
 from saved_results import NotSaved
 
+from rowwise.ingest.datasets.catalog import catalog
 from rowwise.recipes.find import load, names
 
 ROOT = Path(__file__).parents[1]
@@ -171,7 +172,7 @@ def managed(read: Read) -> str:
 
 def recipes() -> str:
     """What the recipes that ship say of themselves."""
-    lines = ["| recipe | what | test metrics | takes |", "|---|---|---|---|"]
+    lines = ["| recipe | what | test metrics | published | takes |", "|---|---|---|---|---|"]
     for name in names():
         about = load(name).about
         spread = {metric: f" \u00b1 {about.spread[metric]:.2g}" for metric in about.spread}
@@ -181,7 +182,9 @@ def recipes() -> str:
         )
         takes = [f"{about.time_s:.0f} s"] if about.time_s else []
         takes += [f"{about.memory_gb:.1f} GB"] if about.memory_gb else []
-        lines.append(f"| `{name}` | {about.what} | {metrics or 'not measured'} | {', '.join(takes)} |")
+        published = ", ".join(f"{m} {value:.4g}" for m, value in about.published.items())
+        cells = (metrics or "not run", f"{published} ({about.published_by})" if published else "", ", ".join(takes))
+        lines.append(f"| `{name}` | {about.what} | {' | '.join(cells)} |")
     return "\n".join(
         [*lines, "", "Means of 3 seeds and the widest difference between them, on 2 cores of an AMD EPYC."]
     )
@@ -729,20 +732,36 @@ def three_numbers(read: Read) -> str:
     )
 
 
-def fill(readme: str) -> str:
-    """README with its numbers, of the first processor."""
-    begin, end = "<!-- numbers -->\n", "<!-- end -->"
-    if readme.count(begin) != 1:
-        sys.exit(f"README.md has {readme.count(begin)} places for the numbers, want one: {begin.strip()} ... {end}")
-    head, rest = readme.split(begin)
-    numbers = three_numbers(partial(saved_results.read, processor=saved_results.processors()[0]))
-    return f"{head}{begin}{numbers}\n{end}{rest.split(end, 1)[1]}"
+def fill(file: Path, what: str, table: str) -> str:
+    """A page with a table between its marks."""
+    page, begin, end = file.read_text(), f"<!-- {what} -->\n", "<!-- end -->"
+    if page.count(begin) != 1:
+        sys.exit(f"{file.name} has {page.count(begin)} places for the {what}, want one: {begin.strip()} ... {end}")
+    head, rest = page.split(begin)
+    return f"{head}{begin}{table}\n{end}{rest.split(end, 1)[1]}"
+
+
+def datasets() -> str:
+    """What is known of the datasets by name."""
+    lines = ["| dataset | rows and label | split | files, size, terms |", "|---|---|---|---|"]
+    for entry in catalog(ROOT / "no folder"):
+        files = (
+            f"{', '.join(entry.files)}; {entry.size}; {entry.terms}; [page]({entry.page})"
+            if entry.files
+            else entry.size
+        )
+        lines.append(f"| `{entry.name}` | {entry.what} | {entry.split} | {files} |")
+    return "\n".join(lines)
 
 
 def pages() -> dict[Path, str]:
     """Every file that this tool writes, with what is to be in it."""
     docs = ROOT / "docs"
-    found = {ROOT / "README.md": fill((ROOT / "README.md").read_text())}
+    numbers = three_numbers(partial(saved_results.read, processor=saved_results.processors()[0]))
+    found = {
+        ROOT / "README.md": fill(ROOT / "README.md", "numbers", numbers),
+        docs / "datasets.md": fill(docs / "datasets.md", "datasets", datasets()),
+    }
     found[docs / "recipes.md"] = f"{WRITTEN}{RECIPES}{recipes()}\n"
     index = WRITTEN + ABOUT
     for name, subject in SUBJECTS.items():

@@ -85,6 +85,8 @@ NEAR = {  # by class and key: another value, which makes another run
         "run": "a",
         "expect": {"auc": 0.5},
         "spread": {"auc": 0.5},
+        "published": {"auc": 0.5},
+        "published_by": "a",
         "time_s": 1,
         "memory_gb": 1,
         "machine": "a",

@@ -6,7 +6,7 @@ import pytest
 from test_cli import rowwise_cli
 
 from rowwise import SpecError
-from rowwise.ingest.datasets.catalog import GETTERS, get
+from rowwise.ingest.datasets.catalog import FROM_FILES, GETTERS, get
 from rowwise.recipes.find import LIBRARY, copy, find, load, names
 from rowwise.recipes.runs import TrainingRun
 
@@ -18,11 +18,15 @@ def test_what_ships_is_complete(name):
     assert recipe.name == name
     assert about.what
     assert about.run == f"rowwise train {name}"
-    assert about.expect
     assert about.spread.keys() <= about.expect.keys()
-    assert about.time_s
-    assert about.memory_gb
-    assert about.machine
+    if recipe.data.dataset in FROM_FILES:  # whose files come from the user
+        assert about.published.keys() == {"auc", "loss"}
+        assert about.published_by.startswith("BARS")
+    if not about.published:
+        assert about.expect
+        assert about.time_s
+        assert about.memory_gb
+        assert about.machine
 
 
 def test_names_are_those_of_the_files():

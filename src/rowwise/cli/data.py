@@ -1,4 +1,4 @@
-"""`rowwise data get` and `rowwise data inspect`: download datasets, and examine files before training on them."""
+"""`rowwise data ls`, `get` and `inspect`: list datasets, make them, and examine files before training on them."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,12 +23,21 @@ MOST_COLUMNS = 200  # that are printed
 
 
 def get(
-    name: Annotated[str, typer.Argument(help="The dataset: movielens-100k, complete-journey or criteo.")],
+    name: Annotated[str, typer.Argument(help="The dataset, one of rowwise data ls.")],
     to: Annotated[Path, typer.Option(help="Folder of all datasets; each gets a subfolder.")] = Path("data"),
+    source: Annotated[
+        Path | None,
+        typer.Option(help="Folder with the files that you downloaded (default: the subfolder of the dataset)."),
+    ] = None,
 ) -> None:
-    """Download a dataset into a folder of its name.
+    """Put a dataset into a folder of its name, ready to train on.
+
+    movielens-100k and complete-journey are fetched. Other datasets have terms to accept, so you download their files,
+    and this converts them; where files are missing, it says what to download and from where.
 
     Example: rowwise data get movielens-100k
+
+    Example: rowwise data get movielens-1m --source ~/Downloads
     """
     from rowwise.ingest.datasets.catalog import get as fetch
 
@@ -37,8 +46,31 @@ def get(
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         bar.add_task(f"getting {name}", total=None)
-        folder = fetch(name, to)
+        folder = fetch(name, to, source)
     print_line(f"{name} is in {folder}; examine it with: rowwise data inspect {folder}")
+
+
+def ls(
+    to: Annotated[Path, typer.Option(help="Folder of all datasets.")] = Path("data"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """List the datasets: what they are, how they are split, and which of them are in the folder.
+
+    Example: rowwise data ls
+    """
+    from rowwise.ingest.datasets.catalog import catalog
+
+    found = catalog(to)
+    if as_json:
+        print_json(found)
+        return
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    for title in ("dataset", "here", "rows and label", "split"):
+        table.add_column(title, overflow="fold", no_wrap=title == "dataset")
+    for entry in found:
+        table.add_row(entry.name, "yes" if entry.is_here else "", entry.what, entry.split)
+    make_terminal().print(table, markup=False)
+    print_line(f"\nto have one in {to}: rowwise data get NAME, which says what to download and under which terms")
 
 
 def inspect(  # noqa: PLR0913 - one for each option

@@ -69,6 +69,7 @@ def make_app() -> typer.Typer:
     )
     data_commands.command()(_with_exit_codes(data.get))
     data_commands.command()(_with_exit_codes(data.inspect))
+    data_commands.command()(_with_exit_codes(data.ls))
     data_commands.command()(_with_exit_codes(convert))
     data_commands.command()(_with_exit_codes(data_bench.bench))
     app.add_typer(data_commands, name="data")

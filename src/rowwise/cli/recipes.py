@@ -26,6 +26,8 @@ def ls() -> None:
     for name in names():
         about = load(name).about
         metrics = ", ".join(f"{metric} {value:.4g}" for metric, value in about.expect.items())
+        if about.published and not metrics:
+            metrics = "published: " + ", ".join(f"{m} {value:.4g}" for m, value in about.published.items())
         cost = [] if about.time_s is None else [f"{about.time_s:.0f} s"]
         cost += [] if about.memory_gb is None else [f"{about.memory_gb:.1f} GB"]
         table.add_row(name, about.what, metrics, ", ".join(cost))

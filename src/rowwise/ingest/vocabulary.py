@@ -53,15 +53,15 @@ class IdCounter:
         if sum(table.num_rows for table in self._waiting) > self._merge_at:
             self._merge()
 
-    def ids(self) -> list[str] | None:
-        """The ids of at least `LEAST_ROWS` rows, the most frequent first; None: the column has to be hashed."""
+    def ids(self, least: int = LEAST_ROWS) -> list[str] | None:
+        """The ids of at least `least` rows, the most frequent first; None: the column has to be hashed."""
         if not self._waiting:
             return None
         self._merge()
         if not self._waiting:
             return None
         table = self._waiting[0].sort_by([("rows", "descending"), ("id", "ascending")])
-        ids = table.filter(pc.field("rows") >= LEAST_ROWS)["id"].combine_chunks()
+        ids = table.filter(pc.field("rows") >= least)["id"].combine_chunks()
         if types.is_integer(ids.type):
             return ids.cast(pa.large_string()).to_pylist()
         odd = pc.call_function("match_substring_regex", [ids], pc.MatchSubstringOptions(UNLISTABLE))

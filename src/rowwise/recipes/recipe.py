@@ -33,12 +33,14 @@ class About(Value, frozen=True):
     run: str = ""  # the command
     expect: dict[str, float] = msgspec.field(default_factory=dict)  # test metrics, as measured
     spread: dict[str, float] = msgspec.field(default_factory=dict)  # between seeds
+    published: dict[str, float] = msgspec.field(default_factory=dict)  # test metrics of others on the same split
+    published_by: str = ""  # who, with which model
     time_s: float | None = None
     memory_gb: float | None = None
     machine: str = ""
 
     def __post_init__(self) -> None:
-        numbers = {"time_s": self.time_s, "memory_gb": self.memory_gb, **self.expect, **self.spread}
+        numbers = {"time_s": self.time_s, "memory_gb": self.memory_gb, **self.expect, **self.spread, **self.published}
         for name, value in numbers.items():
             if value is not None and not math.isfinite(value):
                 raise SpecError(f"about: {name}={value}: want a finite number")
@@ -69,7 +71,7 @@ class TimeShare(Value, frozen=True):
 class Data(Value, frozen=True):
     """The rows to train on, and those to validate and to test on."""
 
-    dataset: str  # synthetic, movielens-100k, complete-journey, criteo, parquet:PATH or csv:PATH
+    dataset: str  # a name of `rowwise data ls`, parquet:PATH or csv:PATH
     folder: str = "data"  # where `rowwise data get` puts datasets
     label: str | None = None  # for files without `columns`; None: the column named label or click
     valid: str | None = None  # parquet:PATH or csv:PATH; None: the dataset's own rows, or a share of the training rows

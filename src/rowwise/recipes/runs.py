@@ -99,6 +99,7 @@ class RunResult(Value, frozen=True):
     ceiling: dict[str, dict[str, float | None]] = msgspec.field(default_factory=dict)  # best possible, where known
     expected: dict[str, float] = msgspec.field(default_factory=dict)
     spread: dict[str, float] = msgspec.field(default_factory=dict)
+    published: dict[str, float] = msgspec.field(default_factory=dict)  # by others, on the same split
 
 
 @final
@@ -266,6 +267,7 @@ class TrainingRun:
             best=progress.best,
             expected=about.expect,
             spread=about.spread,
+            published=about.published,
             **fields,
         )
 

@@ -86,7 +86,7 @@ def _draw_task_tiles(run: RecordedRun, task: str) -> Html:
 
 
 def _compare_value(run: RecordedRun, task: str, name: str, value: float) -> str:
-    """The best possible value, those of trees and of several seeds, the expected one, or which direction is better."""
+    """A value to compare with: the best possible one, that of trees, seeds, the recipe or others; else a hint."""
     ceiling = best_possible(run, task, name)
     if is_finite(ceiling) and ceiling is not None:
         gap = abs(ceiling - value)
@@ -98,9 +98,10 @@ def _compare_value(run: RecordedRun, task: str, name: str, value: float) -> str:
         beside.append(f"mean of {run.ensemble.runs} runs {format_metric(seeds)}")
     if beside:
         return ", ".join(beside)
-    expected = (run.result.expected or {}).get(name) if run.result else None
-    if expected is not None:
-        return f"expected {format_metric(expected)}"
+    for what in ("expected", "published"):
+        number = (getattr(run.result, what, None) or {}).get(name)
+        if number is not None:
+            return f"{what} {format_metric(number)}"
     return find_metric(name).hint
 
 

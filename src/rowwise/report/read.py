@@ -60,6 +60,7 @@ class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):
     test: dict[str, Numbers] = {}
     ceiling: dict[str, Numbers] = {}
     expected: Numbers | None = None
+    published: Numbers | None = None
 
 
 class Reading(NamedTuple):

@@ -1,31 +1,81 @@
 """Datasets by name: those that are known, and `parquet:PATH` and `csv:PATH` for any other."""
 
 import difflib
+import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from rowwise.errors import DataError
+from rowwise.ingest.datasets import display_ads, platforms, ratings
 from rowwise.ingest.datasets.complete_journey import complete_journey, complete_journey_tuning, get_complete_journey
-from rowwise.ingest.datasets.criteo import criteo, explain_download
+from rowwise.ingest.datasets.criteo import CRITEO_DOWNLOADS, criteo, criteo_terabyte, explain_download
 from rowwise.ingest.datasets.dataset import Dataset
 from rowwise.ingest.datasets.files import from_files
 from rowwise.ingest.datasets.movielens import get_movielens, movielens
+from rowwise.ingest.datasets.source import Download
+from rowwise.ingest.datasets.stored import StoredDataset
 from rowwise.ingest.datasets.synthetic import synthetic
 from rowwise.ingest.delimited import CsvReader
 from rowwise.ingest.parquet import ParquetReader
+from rowwise.spec import Value
 
 FOLDER = Path("data")
+FROM_FILES: dict[str, StoredDataset] = display_ads.DATASETS | ratings.DATASETS | platforms.DATASETS
 STORED: dict[str, Callable[[Path], Dataset]] = {
     "complete-journey": complete_journey,
     "complete-journey-tuning": complete_journey_tuning,
     "criteo": criteo,
+    "criteo-terabyte": criteo_terabyte,
     "movielens-100k": movielens,
+    **{name: functools.partial(dataset.open, name) for name, dataset in FROM_FILES.items()},
 }
 FOLDERS = {"complete-journey-tuning": "complete-journey"}  # of those that read the files of another
 GETTERS: dict[str, Callable[[Path], None]] = {
     "complete-journey": get_complete_journey,
     "movielens-100k": get_movielens,
 }
+
+
+class CatalogEntry(Value, frozen=True):
+    """A line of `rowwise data ls`."""
+
+    name: str
+    what: str
+    split: str
+    files: tuple[str, ...]  # to download; empty: none
+    size: str
+    terms: str
+    page: str
+    is_here: bool
+
+
+def catalog(folder: Path = FOLDER) -> tuple[CatalogEntry, ...]:
+    """All datasets by name."""
+    fetched = "fetched by rowwise data get"
+    by_row = "at random: 80,000 rows train, 10,000 validate, 10,000 test"
+    by_day = "day_0 to day_22 train; the halves of day_23 validate and test"
+    lines = {
+        "complete-journey": ("promotions in stores; the label is a sale", "by week: 2 to 47 train, 48 to 53 test"),
+        "complete-journey-tuning": ("the same, to choose settings", "by week: 2 to 43 train, 44 to 47 validate"),
+        "criteo": ("Criteo's clicks of a week, 45.8 million rows", "the last seventh of the lines tests"),
+        "criteo-terabyte": ("Criteo's clicks of 24 days, 4.4 billion rows", by_day),
+        "movielens-100k": ("100,000 ratings of films; the label is 4 stars or more", by_row),
+        "synthetic": ("made up as it is read", "the rows after those that train test"),
+    }
+    downloads = {name: dataset.download for name, dataset in FROM_FILES.items()} | CRITEO_DOWNLOADS
+    lines |= {name: (dataset.what, dataset.split) for name, dataset in FROM_FILES.items()}
+    nothing = Download(files=(), size=fetched, terms="see the docs", page="")
+    entries: list[CatalogEntry] = []
+    for name, (what, split) in sorted(lines.items()):
+        file = downloads.get(name, nothing if name != "synthetic" else replace(nothing, size="", terms=""))
+        there = name == "synthetic" or _is_here(_place(name, folder), name)
+        entries.append(CatalogEntry(name, what, split, file.files, file.size, file.terms, file.page, there))
+    return tuple(entries)
+
+
+def _is_here(place: Path, name: str) -> bool:
+    return place.is_dir() and any(place.iterdir()) if name in CRITEO_DOWNLOADS else (place / "train.parquet").exists()
 
 
 def load(name: str, folder: Path = FOLDER) -> Dataset:
@@ -40,14 +90,27 @@ def load(name: str, folder: Path = FOLDER) -> Dataset:
     return STORED[_known(name)](_place(name, folder))
 
 
-def get(name: str, folder: Path = FOLDER) -> Path:
-    """Fetch a dataset into `folder`, and say where it is."""
+def get(name: str, folder: Path = FOLDER, source: Path | None = None) -> Path:
+    """Put a dataset into `folder`, and say where it is.
+
+    Args:
+        name: of the dataset.
+        folder: of all datasets.
+        source: the downloaded files, of a dataset that is not fetched; None: they are in the dataset's own folder.
+    """
     if name == "synthetic":
         raise DataError("synthetic is made as it is read: there is nothing to get")
     place = _place(_known(name), folder)
-    if place.name not in GETTERS:
+    if place.name in FROM_FILES:
+        FROM_FILES[place.name].make(name, source or place, place)
+    elif source is not None:
+        raise DataError(
+            f"--source {source}: {name} is not made of other files: put its own files into {place}, or none"
+        )
+    elif place.name in GETTERS:
+        GETTERS[place.name](place)
+    else:
         raise DataError(explain_download(place))
-    GETTERS[place.name](place)
     return place
 
 

@@ -3,12 +3,15 @@
 Criteo asks for its terms to be accepted, so the files come from the user; they are read as they are.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rowwise.errors import DataError
 from rowwise.ingest.columns import Columns, Dense, Sparse
-from rowwise.ingest.datasets.dataset import Dataset, hold_out
+from rowwise.ingest.datasets.dataset import Dataset, PartReader, hold_out
+from rowwise.ingest.datasets.source import Download
 from rowwise.ingest.delimited import CsvReader, Dialect
+from rowwise.ingest.reader import Reader
 from rowwise.spec import Table
 
 NUMBERS = tuple(f"I{i}" for i in range(1, 14))
@@ -19,28 +22,69 @@ DISTINCT = (
     *(27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572),
 )
 MOST_ROWS = 1_000_000
+# Rows of the tables that MLPerf's DLRM has for the Terabyte set.
+TERABYTE_DISTINCT = (
+    *(40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10),
+    *(2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36),
+)
+MOST_TERABYTE_ROWS = 10_000_000
+DAYS = 24
 TEST_PART = 7  # the Kaggle set is seven days
 WHERE = "https://ailab.criteo.com/ressources/"
+CRITEO_DOWNLOADS = {
+    "criteo": Download(files=("train.txt",), size="11 GB unpacked", terms="Criteo's terms", page=WHERE),
+    "criteo-terabyte": Download(
+        files=("day_0 to day_23",), size="about 1 TB unpacked", terms="Criteo's terms", page=WHERE
+    ),
+}
 
 
 def criteo(folder: Path, dim: int = 16) -> Dataset:
     """The lines of the files in a folder; the last seventh is to test on, if there are that many splits."""
     if not folder.is_dir() or not any(folder.iterdir()):
         raise DataError(f"{folder}: no Criteo data here: rowwise data get criteo (says where it comes from)")
+    train, test = hold_out(_read(folder), TEST_PART)
+    # Values are hashed: room for four times as many keeps most of the small ones apart.
+    return _dataset(train, None, test, [min(4 * count, MOST_ROWS) for count in DISTINCT], dim)
+
+
+def criteo_terabyte(folder: Path, dim: int = 16) -> Dataset:
+    """The unpacked files day_0 to day_23: the last day's first half validates, and its second half tests."""
+    days = {path.name for path in folder.glob("day_*")}
+    missing = [name for name in (f"day_{n}" for n in range(DAYS)) if name not in days]
+    if missing:
+        raise DataError(
+            f"{folder}: no {missing[0]}: {explain_download(folder)}: want day_0 to day_{DAYS - 1}, unpacked"
+        )
+    reader = _read(folder / "day_[0-9]*")
+    last_day = [split for split in reader.splits() if Path(split.source).name == f"day_{DAYS - 1}"]
+    late = set(last_day[len(last_day) // 2 :])
+    early = [split for split in last_day if split not in late]
+    train = [split for split in reader.splits() if split not in set(last_day)]
+    if not early:
+        raise DataError(f"{folder}/day_{DAYS - 1}: {len(last_day)} split: want at least two, to validate and to test")
+    parts = (
+        PartReader(reader, train),
+        PartReader(reader, early),
+        PartReader(reader, sorted(late, key=lambda s: s.start)),
+    )
+    return _dataset(*parts, [min(count, MOST_TERABYTE_ROWS) for count in TERABYTE_DISTINCT], dim)
+
+
+def _read(path: Path) -> CsvReader:
     names = ("label", *NUMBERS, *CATEGORIES)
     types = {"label": "int8"} | dict.fromkeys(NUMBERS, "int64") | dict.fromkeys(CATEGORIES, "string")
-    reader = CsvReader(folder, Dialect(delimiter="\t", names=names, quotes=False), types)
-    train, test = hold_out(reader, TEST_PART)
+    return CsvReader(path, Dialect(delimiter="\t", names=names, quotes=False), types)
+
+
+def _dataset(train: Reader, valid: Reader | None, test: Reader | None, rows: Sequence[int], dim: int) -> Dataset:
     columns = Columns(
         labels=("label",),
         dense=tuple(Dense(column=name, log1p=True) for name in NUMBERS),
         sparse=tuple(Sparse(column=name) for name in CATEGORIES),
     )
-    # Values are hashed: room for four times as many keeps most of the small ones apart.
-    rows = {name: min(4 * count, MOST_ROWS) for name, count in zip(CATEGORIES, DISTINCT, strict=True)}
-    return Dataset(
-        train=train, test=test, columns=columns, tables=tuple(Table(name=n, rows=r, dim=dim) for n, r in rows.items())
-    )
+    tables = tuple(Table(name=n, rows=r, dim=dim) for n, r in zip(CATEGORIES, rows, strict=True))
+    return Dataset(train=train, valid=valid, test=test, columns=columns, tables=tables)
 
 
 def explain_download(folder: Path) -> str:

@@ -1,0 +1,152 @@
+"""Files of a dataset as their publisher offers them: plain, compressed by gzip, or inside ZIP archives."""
+
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import BinaryIO, final
+
+import pyarrow as pa
+from pyarrow import csv
+from pyarrow import json as arrow_json
+
+from rowwise.errors import DataError
+
+BLOCK_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Download:
+    """What a user has to download: the files, how large they are, their terms, and the page that offers them."""
+
+    files: tuple[str, ...]
+    size: str
+    terms: str
+    page: str
+
+
+@final
+class SourceFolder:
+    """The files below a folder.
+
+    Args:
+        folder: searched with its subfolders.
+        name: of the dataset, for errors.
+        download: what the folder should hold.
+    """
+
+    def __init__(self, folder: Path, name: str, download: Download) -> None:
+        self._folder, self._name, self._download = folder, name, download
+
+    def find(self, pattern: str) -> str:
+        """The path of the one file whose name fits, plain or as FILE.gz, or ARCHIVE.zip!MEMBER."""
+        found = self._search(pattern)
+        if not found:
+            wanted = ", ".join(self._download.files)
+            raise DataError(
+                f"{self._folder}: no {pattern}: download {wanted} ({self._download.size}; {self._download.terms}) from "
+                f"{self._download.page} into {self._folder}, unpack .tar archives, and start again: "
+                f"rowwise data get {self._name}, or with --source FOLDER where the files are elsewhere"
+            )
+        if len(found) > 1:
+            raise DataError(f"{self._folder}: {len(found)} files fit {pattern}: {', '.join(found[:5])}: want one")
+        return found[0]
+
+    def has(self, pattern: str) -> bool:
+        return bool(self._search(pattern))
+
+    def csv(
+        self,
+        pattern: str,
+        types: Mapping[str, pa.DataType],
+        *,
+        header: bool = True,
+        delimiter: str = ",",
+        encoding: str = "utf8",
+    ) -> Iterator[pa.Table]:
+        """Blocks of rows of a text file, with the columns of `types` only; without a header, those are all columns."""
+        path = self.find(pattern)
+        try:
+            with self._open(path) as file:
+                reader = csv.open_csv(
+                    file,
+                    csv.ReadOptions(
+                        column_names=None if header else list(types), block_size=BLOCK_BYTES, encoding=encoding
+                    ),
+                    csv.ParseOptions(delimiter=delimiter, quote_char='"' if header else False),
+                    csv.ConvertOptions(
+                        column_types=dict(types),
+                        include_columns=list(types),
+                        strings_can_be_null=True,
+                        null_values=[""],
+                    ),
+                )
+                for batch in reader:
+                    yield pa.Table.from_batches([batch])
+        except (pa.ArrowException, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise DataError(f"{path}: {error}: want the columns {', '.join(types)}") from error
+
+    def json_lines(self, pattern: str, types: Mapping[str, pa.DataType]) -> Iterator[pa.Table]:
+        """Blocks of rows of a file with one JSON object a line, with the keys of `types` only."""
+        path = self.find(pattern)
+        options = arrow_json.ParseOptions(explicit_schema=pa.schema(dict(types)), unexpected_field_behavior="ignore")
+        try:
+            with self._open(path) as file:
+                for lines in _whole_lines(file):
+                    block = arrow_json.ReadOptions(block_size=len(lines) + 1)
+                    yield arrow_json.read_json(pa.BufferReader(lines), block, options)
+        except (pa.ArrowException, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise DataError(f"{path}: {error}: want one JSON object a line, with {', '.join(types)}") from error
+
+    def lines(self, pattern: str, encoding: str = "utf8") -> Iterator[list[str]]:
+        """Blocks of lines of a text file."""
+        path = self.find(pattern)
+        try:
+            with self._open(path) as file:
+                for lines in _whole_lines(file):
+                    yield lines.decode(encoding).split("\n")[:-1]
+        except (UnicodeDecodeError, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise DataError(f"{path}: {error}: want lines of text") from error
+
+    def _search(self, pattern: str) -> list[str]:
+        if not self._folder.is_dir():
+            return []
+        files = sorted(path for path in self._folder.rglob("*") if path.is_file())
+        found = [str(p) for p in files if fnmatch(p.name, pattern) or fnmatch(p.name, f"{pattern}.gz")]
+        for path in files if not found else ():
+            if path.suffix == ".zip" and zipfile.is_zipfile(path):
+                with zipfile.ZipFile(path) as archive:
+                    members = (name for name in archive.namelist() if fnmatch(name.rpartition("/")[2], pattern))
+                    found += [f"{path}!{name}" for name in members]
+        return found
+
+    def _open(self, path: str) -> BinaryIO:
+        archive, mark, member = path.partition("!")
+        if mark:
+            return zipfile.ZipFile(archive).open(member)  # type: ignore[return-value]
+        return pa.input_stream(path, compression="gzip" if path.endswith(".gz") else None)
+
+
+def gather(tables: Iterator[pa.Table], names: Sequence[str] = ()) -> pa.Table:
+    """All rows in memory, where texts that repeat are stored once."""
+    parts: list[pa.Table] = []
+    for table in tables:
+        for name in names:
+            at = table.schema.get_field_index(name)
+            table = table.set_column(at, name, table[name].dictionary_encode())
+        parts.append(table)
+    return pa.concat_tables(parts).unify_dictionaries().combine_chunks()
+
+
+def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
+    rest = b""
+    while block := file.read(BLOCK_BYTES):
+        lines, newline, rest_of_block = block.rpartition(b"\n")
+        if newline:
+            yield rest + lines + newline
+            rest = rest_of_block
+        else:
+            rest += block
+    if rest:
+        yield rest + b"\n"
