@@ -4,9 +4,17 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.setup
 BUILT := $(VENV)/.built
+DEV := $(VENV)/.dev
+MLFLOW := $(VENV)/.mlflow
 PEERS := $(VENV)/.peers
 DOCS := $(VENV)/.docs
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+REQUIREMENTS := $(BIN)/python tools/requirements.py --only
 CODE := src tests benchmarks examples tools
+
+# A pipe fails if any of its commands does.
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
 
 # What was compiled once is kept: test modules take as long to compile as to run.
 export PYTHONDONTWRITEBYTECODE =
@@ -37,28 +45,31 @@ $(SETUP): pyproject.toml tools/setup.sh
 	@touch $@
 
 $(BUILT): $(SETUP) CMakeLists.txt $(wildcard src/rowwise/ops/_cpp/* src/rowwise/ingest/_cpp/* src/rowwise/hashing/_cpp/* src/rowwise/planner/_c/* src/rowwise/store/_c/* src/rowwise/store/_cpp/*)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(PEERS): $(BUILT)
-	$(BIN)/python -c "import tomllib; extras = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; \
-	  print(*extras['cluster'], sep='\n')" > $(VENV)/cluster.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(VENV)/cluster.txt
-	$(BIN)/python -c "import tomllib; extras = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; \
-	  print(*extras['peers'], sep='\n')" > $(VENV)/peers.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(VENV)/peers.txt
+$(DEV): $(SETUP) pyproject.toml
+	$(REQUIREMENTS) dev | $(INSTALL) -r /dev/stdin
 	@touch $@
 
-$(DOCS): $(BUILT)
-	$(BIN)/python -c "import tomllib; extras = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; \
-	  print(*extras['docs'], sep='\n')" > $(VENV)/docs.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(VENV)/docs.txt
+$(PEERS): $(BUILT) $(DEV)
+	$(REQUIREMENTS) cluster mlflow wandb | $(INSTALL) -r /dev/stdin
+	$(REQUIREMENTS) peers | $(INSTALL) --no-deps -r /dev/stdin
+	@touch $@
+
+$(MLFLOW): $(SETUP)  # apart from the rest, because a server has older packages than a run
+	$(BIN)/python -m venv $(VENV)/mlflow
+	$(VENV)/mlflow/bin/python -m pip install --quiet --disable-pip-version-check mlflow
+	@touch $@
+
+$(DOCS): $(BUILT) $(DEV)
+	$(REQUIREMENTS) docs | $(INSTALL) -r /dev/stdin
 	@touch $@
 
 demo: build
 	$(BIN)/rowwise train dlrm-synthetic
 
-lint: build
+lint: build $(DEV)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/clang-format --dry-run --Werror src/rowwise/ops/_cpp/* src/rowwise/ingest/_cpp/* src/rowwise/hashing/_cpp/* src/rowwise/planner/_c/* src/rowwise/store/_c/* src/rowwise/store/_cpp/*
@@ -68,12 +79,12 @@ lint: build
 test: lint
 	$(BIN)/python -m pytest -n 2 -m 'not slow and not dist and not gpu'
 
-test-all: $(PEERS) $(DOCS)  # tests that compare with other libraries need them
+test-all: $(PEERS) $(DOCS) $(MLFLOW)  # tests that compare with other libraries need them
 	tools/browser.sh
 	$(BIN)/python -m pytest -n 2 --full -m '(slow or dist or hypothesis) and not gpu'
 	$(MAKE) sanitize
 
-sanitize: build
+sanitize: build $(DEV)
 	tools/sanitize.sh $(BIN)/python
 
 docs: $(DOCS)

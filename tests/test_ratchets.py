@@ -13,7 +13,7 @@ PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
     "calibrate": 2_635,
     "checkpoint": 3_875,
-    "cli": 4_298,
+    "cli": 4_302,
     "comm": 2_014,
     "drills": 710,
     "hashing": 3_416,
@@ -22,11 +22,11 @@ LINES = {  # of Python, by package
     "ops": 5_507,
     "perf": 1_899,
     "planner": 5_276,
-    "recipes": 6_803,
+    "recipes": 6_805,
     "report": 3_843,
     "shard": 3_233,
     "store": 832,
-    "train": 6_287,
+    "train": 6_549,
     "modules": 2_599,
     "C and C++": 10_364,
 }

@@ -70,15 +70,9 @@ install_torch() {
 }
 
 install_dependencies() {
-  say "installing what pyproject.toml asks for"
+  say "installing what running and building need"
   # Without the project itself: that is built apart, each time its sources change.
-  "$venv/bin/python" - >"$venv/requirements.txt" <<'PY'
-import tomllib
-
-with open("pyproject.toml", "rb") as file:
-    project = tomllib.load(file)["project"]
-print(*project["dependencies"], *project["optional-dependencies"]["dev"], sep="\n")
-PY
+  "$venv/bin/python" tools/requirements.py build >"$venv/requirements.txt"
   "${pip[@]}" -r "$venv/requirements.txt"
 }
 

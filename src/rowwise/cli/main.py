@@ -44,6 +44,10 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # cuBLAS reads this when the first product runs on a GPU: with it the same numbers have the same bits.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # MLflow's client reads these: by default it waits minutes for a server that is down, and prints addresses.
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     make_app()()
 
 

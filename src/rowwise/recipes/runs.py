@@ -280,6 +280,8 @@ class TrainingRun:
         self.folder.write_json("result.json", msgspec.to_builtins(result))
         self._write_access(ended=True)
         report.write(self.folder.path)
+        files = [self.folder.path / name for name in (RECIPE, "result.json", "report.html")]
+        self.trainer.trackers.end(result.status, files)
 
     def _write_access(self, *, ended: bool = False) -> None:
         self.folder.write(ACCESS, self._access.text(self.trainer.traffic, ended=ended))

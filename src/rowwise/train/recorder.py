@@ -23,7 +23,6 @@ from torch import Tensor
 from rowwise.batch import Batch
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.comm.status import gather_object
-from rowwise.errors import SpecError
 from rowwise.spec import Value
 from rowwise.train.breakdown import PhaseSeconds
 from rowwise.train.cache_counts import NOTHING, CacheCounts, cache_rows_of_csv, disk_cells, sum_up
@@ -38,11 +37,11 @@ from rowwise.train.settings import Log
 from rowwise.train.stages import Stages
 from rowwise.train.step import StepContext, StepResult
 from rowwise.train.timeline import STEPS, StageInterval
+from rowwise.train.trackers import Trackers
 from rowwise.train.traffic import SavedTraffic, TableTraffic
 
 if TYPE_CHECKING:
     from torch.profiler import profile
-    from torch.utils.tensorboard import SummaryWriter
 
 PAGE, STATUS = Path("/proc/self/statm"), Path("/proc/self/status")
 PREFIX = "recorder/"  # of the recorder's tensors in a checkpoint
@@ -106,13 +105,14 @@ class Recorder:
         self._spent_W: list[PhaseSeconds] = []  # the current line's seconds, of each rank
         self._written = 0  # the step of the newest line
         self._memory_bytes = 0  # most of any rank, at the last gather
-        self._board = _open_tensorboard(folder, log)
+        self.trackers = Trackers(folder, log)
         self._profile: profile | None = None
         self._last = 0  # the step that began last
         self._resumed = False
 
     def start(self, progress: Progress) -> None:
         """Begin the first line: earlier seconds are not part of it."""
+        self.trackers.begin()
         self._stages.begin(progress)
         self._caches.take()  # what a restore did is not counted
 
@@ -244,7 +244,7 @@ class Recorder:
             self._slices = self._folder.rows("slices.csv")
 
     def close(self) -> None:
-        """Write tables.csv, the profiler's trace and TensorBoard's files to their end."""
+        """Write tables.csv and the profiler's trace."""
         if self._profile is not None:
             self._end_profile()
         if self._folder is not None:
@@ -252,8 +252,6 @@ class Recorder:
                 why = f"the run ended after step {self._last}"
                 self._folder.warn(f"log.profile: step {self._profiled.start} is not traced: {why}")
             self._folder.replace("tables.csv", self._traffic.rows(self._context.tables))
-        if self._board is not None:
-            self._board.close()
 
     def _values(self) -> tuple[dict[str, Values], dict[str, Values]]:
         """Metrics by task: of the newest batches, and of all batches."""
@@ -302,21 +300,15 @@ class Recorder:
         values = {"memory_bytes": self._memory_bytes, "rate": stepped.rate, "gradient_norm": stepped.gradient_norm}
         row = _step_cells(progress) | {"samples_s": samples_s} | {f"{phase}_s": s for phase, s in spent.items()}
         self._folder.append("steps.csv", [row | values | self._stages.worker_cells() | disk_cells(self._disk)])
-        if self._board is not None:
-            for name, value in {"samples_s": samples_s, **values}.items():
-                self._board.add_scalar(f"run/{name}", value, progress.step)
-            for phase, value in spent.items():
-                self._board.add_scalar(f"seconds/{phase}", value, progress.step)
+        scalars = {f"run/{name}": value for name, value in {"samples_s": samples_s, **values}.items()}
+        self.trackers.log(scalars | {f"seconds/{phase}": value for phase, value in spent.items()}, progress.step)
 
     def _write_metrics(self, progress: Progress, split: str, tasks: Mapping[str, Values]) -> None:
         assert self._folder is not None
-        lines: list[dict[str, Cell]] = []
-        for task, values in tasks.items():
-            for metric, value in values.items():
-                lines.append(_step_cells(progress) | {"split": split, "task": task, "metric": metric, "value": value})
-                if self._board is not None:
-                    self._board.add_scalar(f"{task}/{metric}/{split}", value, progress.step)
-        self._folder.append("metrics.csv", lines)
+        found = [(task, metric, value) for task, values in tasks.items() for metric, value in values.items()]
+        about = _step_cells(progress) | {"split": split}
+        self._folder.append("metrics.csv", [about | {"task": t, "metric": m, "value": value} for t, m, value in found])
+        self.trackers.log({f"{task}/{metric}/{split}": value for task, metric, value in found}, progress.step)
 
     def _end_profile(self) -> None:
         assert self._profile is not None
@@ -348,13 +340,3 @@ def peak_memory_bytes() -> int:
 
 def _step_cells(progress: Progress) -> dict[str, Cell]:
     return {"step": progress.step, "samples": progress.samples, "time_s": round(progress.time_s, 3)}
-
-
-def _open_tensorboard(folder: RunFolder | None, log: Log) -> "SummaryWriter | None":
-    if folder is None or not log.tensorboard:
-        return None
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise SpecError("log.tensorboard=true: tensorboard is not installed; pip install tensorboard") from None
-    return SummaryWriter(str(folder.path / "tb"))

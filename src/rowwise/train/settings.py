@@ -180,11 +180,15 @@ class Log(Value, frozen=True):
     every: int = 100  # steps between lines of metrics.csv and steps.csv
     window: int = 100  # batches of the "train" metrics
     tensorboard: bool = False  # scalars in the run's folder tb/
+    mlflow: str | None = None  # name of an experiment, at the server of MLFLOW_TRACKING_URI
+    wandb: str | None = None  # name of a Weights & Biases project, in the mode of WANDB_MODE
     profile: str | None = None  # "10:20": a trace of these steps in the run's folder trace/
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.window < 1:
             raise SpecError(f"log: every={self.every}, window={self.window}: want at least 1")
+        if "" in (self.mlflow, self.wandb):
+            raise SpecError("log: mlflow and wandb: want the name of an experiment or project, or null")
         check_most("log.", self, every=MOST_STEPS, window=MOST_BATCH)
         self.profiled()
 

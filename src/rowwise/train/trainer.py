@@ -41,6 +41,7 @@ from rowwise.train.settings import Settings
 from rowwise.train.stages import PhaseTime, Stages
 from rowwise.train.step import EXACT, StepContext, StepResult, do_nothing
 from rowwise.train.step_header import exchange_step_header
+from rowwise.train.trackers import Trackers
 from rowwise.train.traffic import TableTraffic
 
 
@@ -163,6 +164,11 @@ class Trainer:
     def mean_step(self) -> dict[str, PhaseTime]:
         """This rank's seconds of a step by phase, the mean since `run` began; empty for a single step."""
         return self._stages.mean_step()
+
+    @property
+    def trackers(self) -> Trackers:
+        """Trackers of the run, which its owner ends."""
+        return self._recorder.trackers
 
     def run(self) -> Progress:
         """Train to the end."""

@@ -1,0 +1,270 @@
+"""Trackers of experiments: TensorBoard, MLflow, and Weights & Biases get the numbers of a run as it writes them.
+
+A tracker on another machine may be slow, or end in the middle of a run. So it is called by a thread of its own behind a
+bounded queue: a step never waits, and what a tracker did not take is counted and said. Whether it can be reached at all
+is found out before the first step, which is when a mistyped address is cheap.
+
+The clients read addresses and credentials from their own environment variables, so a recipe holds none.
+"""
+
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, Protocol, final
+
+import msgspec
+
+from rowwise.errors import DataError, SpecError
+from rowwise.plainyaml import load_yaml
+from rowwise.textfile import read_bytes, read_text
+from rowwise.train.run_folder import RunFolder
+from rowwise.train.settings import Log
+
+MOST_WAITING = 1000  # calls
+DEADLINE_s = 30.0  # for calls that wait at the end of a run
+SAVED = "trackers.json"  # ids of the run at each tracker, for a resume
+MOST_PARAMETERS = 100  # of a request to MLflow
+MOST_TEXT = 500  # characters of a parameter
+Status = Literal["finished", "stopped", "failed"]
+
+
+class Tracker(Protocol):
+    """Takes the numbers of a run; `begin` raises if it cannot, all others are called by one thread."""
+
+    def begin(self) -> None: ...
+
+    def log(self, values: Mapping[str, float], step: int) -> None: ...
+
+    def end(self, status: Status, files: Sequence[Path]) -> None: ...
+
+
+@final
+class Trackers:
+    """The trackers that a recipe names; none without a folder."""
+
+    def __init__(self, folder: RunFolder | None, log: Log) -> None:
+        """Raise if the package of one is missing."""
+        self._board = None if folder is None or not log.tensorboard else _TensorBoard(folder.path / "tb")
+        self._remote: list[_Remote] = []
+        if folder is not None and log.mlflow is not None:
+            self._remote.append(_Remote("mlflow", _Mlflow(folder, log.mlflow), folder.warn))
+        if folder is not None and log.wandb is not None:
+            self._remote.append(_Remote("wandb", _Wandb(folder, log.wandb), folder.warn))
+
+    def begin(self) -> None:
+        for tracker in self._remote:
+            tracker.begin()
+
+    def log(self, values: Mapping[str, float | None], step: int) -> None:
+        """Pass on numbers of a step; NaN, infinity and missing ones are left out."""
+        finite = {name: float(x) for name, x in values.items() if x is not None and math.isfinite(x)}
+        if self._board is not None:
+            self._board.log(finite, step)
+        for tracker in self._remote:
+            tracker.log(finite, step)
+
+    def end(self, status: Status, files: Sequence[Path]) -> None:
+        """End the run at each tracker, with these files beside it."""
+        for tracker in self._remote:
+            tracker.end(status, files)
+
+
+@final
+class _TensorBoard:
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise SpecError("log.tensorboard=true: tensorboard is not installed; pip install tensorboard") from None
+        self._writer = SummaryWriter(str(folder))
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+
+@final
+class _Remote:
+    """Calls a tracker from a thread."""
+
+    def __init__(self, name: str, tracker: Tracker, warn: Callable[[str], None]) -> None:
+        self._name, self._tracker, self._warn = name, tracker, warn
+        self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(MOST_WAITING)
+        self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
+        self._error = ""  # the first
+        self._lost, self._told = 0, False
+
+    def begin(self) -> None:
+        if self._thread.ident is None:
+            self._tracker.begin()
+            self._thread.start()
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        try:
+            self._calls.put_nowait(lambda: self._tracker.log(values, step))
+        except queue.Full:
+            self._error, self._lost = self._error or f"{MOST_WAITING:,} lines wait for it", self._lost + 1
+        if self._error and not self._told:
+            self._told = True
+            self._warn(f"log.{self._name}: {self._error}: the run goes on, and its files have all numbers")
+
+    def end(self, status: Status, files: Sequence[Path]) -> None:
+        if not self._thread.is_alive():
+            return
+        until = time.monotonic() + DEADLINE_s
+        for call in (lambda: self._tracker.end(status, files), None):
+            with suppress(queue.Full):
+                self._calls.put(call, timeout=max(0.0, until - time.monotonic()))
+        self._thread.join(max(0.0, until - time.monotonic()))
+        waiting = self._calls.qsize() + self._thread.is_alive()
+        if self._lost or waiting:
+            self._warn(f"log.{self._name}: {self._lost + waiting} lines were not sent: {self._error or 'too slow'}")
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                call()
+            except Exception as error:  # whatever a client raises, training goes on
+                self._error, self._lost = self._error or _first_line(error), self._lost + 1
+
+
+@final
+class _Mlflow:
+    """A run of an MLflow experiment, at the server of MLFLOW_TRACKING_URI."""
+
+    def __init__(self, folder: RunFolder, experiment: str) -> None:
+        try:
+            from mlflow import MlflowClient
+        except ImportError:
+            raise SpecError("log.mlflow: mlflow is not installed; pip install mlflow-skinny") from None
+        logging.getLogger("mlflow").setLevel(logging.ERROR)
+        self._folder, self._experiment = folder, experiment
+        self._make = MlflowClient
+        self._seen = -1  # newest step that the server has from an earlier process of the run
+
+    def begin(self) -> None:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client = self._make()
+            self._run = _saved_id(self._folder, "mlflow") or self._create()
+            history = self._client.get_metric_history(self._run, "run/samples_s")
+            self._seen = max((metric.step for metric in history), default=-1)
+            self._client.update_run(self._run, status="RUNNING")
+        except (MlflowException, OSError) as error:
+            want = "want MLFLOW_TRACKING_URI of a server that runs, or log.mlflow=null"
+            raise SpecError(f"log.mlflow={self._experiment}: {_first_line(error)}: {want}") from None
+
+    def _create(self) -> str:
+        from mlflow.entities import Param
+
+        found = self._client.get_experiment_by_name(self._experiment)
+        number = found.experiment_id if found else self._client.create_experiment(self._experiment)
+        run: str = self._client.create_run(number, run_name=_run_name(self._folder)).info.run_id
+        items = sorted(_recipe_values(self._folder).items())
+        for at in range(0, len(items), MOST_PARAMETERS):
+            self._client.log_batch(run, params=[Param(name, x) for name, x in items[at : at + MOST_PARAMETERS]])
+        _save_id(self._folder, "mlflow", run)
+        return run
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        from mlflow.entities import Metric
+
+        if step > self._seen:
+            now = int(time.time() * 1000)
+            names = {name.replace("@", "_at_"): value for name, value in values.items()}  # MLflow refuses @
+            self._client.log_batch(self._run, metrics=[Metric(name, x, now, step) for name, x in names.items()])
+
+    def end(self, status: Status, files: Sequence[Path]) -> None:
+        for file in files:
+            self._client.log_artifact(self._run, str(file))
+        self._client.set_terminated(
+            self._run, {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}[status]
+        )
+
+
+@final
+class _Wandb:
+    """A run of a Weights & Biases project, in the mode of WANDB_MODE."""
+
+    def __init__(self, folder: RunFolder, project: str) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise SpecError("log.wandb: wandb is not installed; pip install wandb") from None
+        self._folder, self._project, self._wandb = folder, project, wandb
+
+    def begin(self) -> None:
+        known = _saved_id(self._folder, "wandb")
+        try:
+            self._run: Any = self._wandb.init(
+                project=self._project,
+                id=known,
+                resume="allow" if known else None,
+                name=_run_name(self._folder),
+                config=_recipe_values(self._folder),
+                settings=self._wandb.Settings(silent=True, console="off", init_timeout=DEADLINE_s),
+            )
+        except (self._wandb.errors.Error, OSError) as error:
+            want = "want wandb login, WANDB_MODE=offline, or log.wandb=null"
+            raise SpecError(f"log.wandb={self._project}: {_first_line(error)}: {want}") from None
+        _save_id(self._folder, "wandb", self._run.id)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(values), step=step)
+
+    def end(self, status: Status, files: Sequence[Path]) -> None:
+        for file in files:
+            self._run.save(str(file), base_path=str(file.parent), policy="now")
+        self._run.summary["status"] = status
+        self._run.finish(exit_code=int(status == "failed"))
+
+
+def _run_name(folder: RunFolder) -> str:
+    return "/".join(folder.path.parts[-2:])
+
+
+def _recipe_values(folder: RunFolder) -> dict[str, str]:
+    """The resolved recipe as names and texts, such as train.batch: 512."""
+    found: dict[str, str] = {}
+    waiting: list[tuple[str, Any]] = [("", load_yaml(read_text(folder.path / "recipe.yaml")))]
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [(f"{name}.{key}".strip("."), inner) for key, inner in value.items()]
+        else:
+            found[name] = str(value)[:MOST_TEXT]
+    return found
+
+
+def _saved_id(folder: RunFolder, tracker: str) -> str | None:
+    return _saved_ids(folder).get(tracker)
+
+
+def _save_id(folder: RunFolder, tracker: str, run: str) -> None:
+    folder.write_json(SAVED, _saved_ids(folder) | {tracker: run})
+
+
+def _saved_ids(folder: RunFolder) -> dict[str, str]:
+    if not (folder.path / SAVED).exists():
+        return {}
+    try:
+        return msgspec.json.decode(read_bytes(folder.path / SAVED), type=dict[str, str])
+    except msgspec.DecodeError as error:
+        raise DataError(f"{folder.path / SAVED}: {error}: remove it, and the run begins anew at its trackers") from None
+
+
+def _first_line(error: Exception) -> str:
+    """The message of a client without a password that an address may hold."""
+    line = (str(error).splitlines() or [type(error).__name__])[0][:MOST_TEXT]
+    words = (
+        f"{word.partition('://')[0]}://{word.rpartition('@')[2]}" if "://" in word and "@" in word else word
+        for word in line.split()
+    )
+    return " ".join(words)
