@@ -263,7 +263,7 @@ def test_a_terminal_shows_one_line_that_goes_away(tmp_path):
 
 def test_wrong_recipes(refused, tmp_path):
     write_recipe(tmp_path)
-    assert "no recipe 'smal'. Want one of complete-journey-dcn, " in refused("train", "smal")
+    assert "no recipe 'smal'. Want one of avazu-x1-dlrm, " in refused("train", "smal")
     assert "none.yaml: no such file: want a recipe file" in refused("train", "none.yaml")
     assert "no key 'epoch' in train; did you mean 'epochs'?" in refused("train", "small.yaml", "--set", "train.epoch=3")
     wrong = refused("train", "small.yaml", "--set", "columns.labels=[lable]")
