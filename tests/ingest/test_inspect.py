@@ -150,7 +150,7 @@ def test_the_command_needs_no_torch(tmp_path):
     [
         (("inspect", "nowhere"), "nowhere: no such file or folder"),
         (("get", "criteo"), "Criteo's terms have to be accepted"),
-        (("get", "movies"), "no dataset 'movies'; did you mean 'movielens-100k'"),
+        (("get", "movies"), "no dataset 'movies'; did you mean 'movielens-1m'"),
     ],
 )
 def test_user_errors_are_one_line(args, message, tmp_path):

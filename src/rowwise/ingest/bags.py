@@ -63,7 +63,7 @@ def words_of(array: pa.Array) -> tuple[NDArray[Any], Bitmap | None]:
     if not types.is_integer(array.type):
         return _text_hash(array).view(np.int64), valid
     # Unsigned ids past 2**63 turn negative.
-    kind = np.dtype(np.int64) if types.is_uint64(array.type) else np.dtype(array.type.to_pandas_dtype())
+    kind = np.dtype(np.int64) if types.is_uint64(array.type) else np.dtype(str(array.type))
     return view(array.buffers()[1], kind, array.offset, len(array)), valid
 
 

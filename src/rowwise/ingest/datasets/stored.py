@@ -117,7 +117,6 @@ class _PartWriter:
     """Writes rows into the file of their part, and counts the ids of training rows."""
 
     def __init__(self, folder: Path, columns: Columns) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._rows = folder, 0
         self._counters = {sparse.column: IdCounter(MOST_LISTED) for sparse in columns.sparse}
         self._files: dict[int, pq.ParquetWriter] = {}
@@ -153,6 +152,7 @@ class _PartWriter:
         if not rows.num_rows:
             return
         if part not in self._files:
+            self._folder.mkdir(parents=True, exist_ok=True)
             self._files[part] = pq.ParquetWriter(self._unfinished(part), rows.schema)
         self._files[part].write_table(rows, row_group_size=GROUP_ROWS)
         for column, counter in self._counters.items() if part == TRAIN else ():
