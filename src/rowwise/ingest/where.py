@@ -270,7 +270,7 @@ def _compare(array: pa.ChunkedArray, op: str, value: Any) -> NDArray[np.bool_]:
     kind = array.type
     if types.is_integer(kind):
         # A number that the type cannot hold is beyond all of its values.
-        info = np.iinfo(kind.to_pandas_dtype())
+        info = np.iinfo(str(kind))
         if not info.min <= value <= info.max:
             beyond = value > info.max
             always = op == "!=" or (op in ("<", "<=") and beyond) or (op in (">", ">=") and not beyond)

@@ -217,7 +217,7 @@ class Fill(OneColumn, frozen=True, kw_only=True, tag="fill", tag_field="kind"):
         if is_words(kind) != isinstance(self.value, str):
             return f"filled with {self.value!r}: want {'a text' if is_words(kind) else 'a number'}"
         if types.is_integer(kind):
-            limits = np.iinfo(kind.to_pandas_dtype())
+            limits = np.iinfo(str(kind))
             number = float("nan") if isinstance(self.value, str) else self.value
             if not (number == number // 1 and limits.min <= number <= limits.max):
                 return f"whole numbers are filled with {self.value}: want a whole number that 64 bits hold"
