@@ -8,8 +8,9 @@ DEV := $(VENV)/.dev
 MLFLOW := $(VENV)/.mlflow
 PEERS := $(VENV)/.peers
 DOCS := $(VENV)/.docs
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-REQUIREMENTS := $(BIN)/python tools/requirements.py --only
+PIP := -m pip install --quiet --disable-pip-version-check
+INSTALL := $(BIN)/python $(PIP)
+REQUIREMENTS := $(BIN)/python tools/requirements.py
 CODE := src tests benchmarks examples tools
 
 # A pipe fails if any of its commands does.
@@ -40,7 +41,7 @@ help:
 
 build: $(BUILT)
 
-$(SETUP): pyproject.toml tools/setup.sh
+$(SETUP): pyproject.toml tools/setup.sh tools/requirements.py
 	tools/setup.sh "$(PYTHON)" "$(VENV)"
 	@touch $@
 
@@ -48,7 +49,7 @@ $(BUILT): $(SETUP) CMakeLists.txt $(wildcard src/rowwise/ops/_cpp/* src/rowwise/
 	$(INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(DEV): $(SETUP) pyproject.toml
+$(DEV): $(SETUP)
 	$(REQUIREMENTS) dev | $(INSTALL) -r /dev/stdin
 	@touch $@
 
@@ -59,7 +60,7 @@ $(PEERS): $(BUILT) $(DEV)
 
 $(MLFLOW): $(SETUP)  # apart from the rest, because a server has older packages than a run
 	$(BIN)/python -m venv $(VENV)/mlflow
-	$(VENV)/mlflow/bin/python -m pip install --quiet --disable-pip-version-check mlflow
+	$(VENV)/mlflow/bin/python $(PIP) mlflow
 	@touch $@
 
 $(DOCS): $(BUILT) $(DEV)

@@ -72,7 +72,7 @@ install_torch() {
 install_dependencies() {
   say "installing what running and building need"
   # Without the project itself: that is built apart, each time its sources change.
-  "$venv/bin/python" tools/requirements.py build >"$venv/requirements.txt"
+  "$venv/bin/python" tools/requirements.py dependencies build >"$venv/requirements.txt"
   "${pip[@]}" -r "$venv/requirements.txt"
 }
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from rowwise import DataError
 from rowwise.ingest import Columns, Dense, Sparse
+from rowwise.ingest.bags import numpy_type
 from rowwise.ingest.block import ALIGNMENT, BlockLayout, EncodedRows, allocate
 from rowwise.ingest.encode import bad_rows, encode
 from rowwise.ingest.reader import Split
@@ -390,3 +391,14 @@ def test_a_column_of_the_wrong_type_is_still_raised():
     table, columns = example()
     with pytest.raises(DataError, match="column 'x' holds string: want numbers"):
         bad_rows(table.set_column(1, "x", pa.array(["a"] * 50)), columns, ROWS, SPLIT)
+
+
+NUMBERS = [
+    *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
+    *(pa.float16(), pa.float32(), pa.float64()),
+]
+
+
+@pytest.mark.parametrize("kind", NUMBERS, ids=str)
+def test_numbers_have_the_numpy_type_that_arrow_gives_them(kind):
+    assert numpy_type(kind) == kind.to_pandas_dtype()

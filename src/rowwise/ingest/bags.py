@@ -17,6 +17,8 @@ from rowwise.ingest.columns import is_list, is_text
 from rowwise.ingest.mix import Words, mix
 from rowwise.ingest.native import Bitmap, Lists, mix_bytes
 
+FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}  # names in Arrow and in numpy
+
 
 def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
     """A column as one array; text and chunked lists get 64-bit offsets, which no amount of data overflows."""
@@ -63,8 +65,13 @@ def words_of(array: pa.Array) -> tuple[NDArray[Any], Bitmap | None]:
     if not types.is_integer(array.type):
         return _text_hash(array).view(np.int64), valid
     # Unsigned ids past 2**63 turn negative.
-    kind = np.dtype(np.int64) if types.is_uint64(array.type) else np.dtype(str(array.type))
+    kind = np.dtype(np.int64) if types.is_uint64(array.type) else numpy_type(array.type)
     return view(array.buffers()[1], kind, array.offset, len(array)), valid
+
+
+def numpy_type(kind: pa.DataType) -> np.dtype[Any]:
+    """The type of a number, without `to_pandas_dtype`, which needs pandas before pyarrow 23."""
+    return np.dtype(FLOATS.get(str(kind), str(kind)))
 
 
 def view(buffer: pa.Buffer | None, kind: Any, begin: int, count: int) -> NDArray[Any]:

@@ -18,6 +18,7 @@ from pyarrow import compute as pc
 from pyarrow import types
 
 from rowwise.errors import DataError, SpecError
+from rowwise.ingest.bags import numpy_type
 from rowwise.ingest.reader import check_columns
 from rowwise.spec import Value
 
@@ -270,7 +271,7 @@ def _compare(array: pa.ChunkedArray, op: str, value: Any) -> NDArray[np.bool_]:
     kind = array.type
     if types.is_integer(kind):
         # A number that the type cannot hold is beyond all of its values.
-        info = np.iinfo(str(kind))
+        info = np.iinfo(numpy_type(kind))
         if not info.min <= value <= info.max:
             beyond = value > info.max
             always = op == "!=" or (op in ("<", "<=") and beyond) or (op in (">", ">=") and not beyond)

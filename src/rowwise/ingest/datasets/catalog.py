@@ -3,14 +3,13 @@
 import difflib
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from rowwise.errors import DataError
 from rowwise.ingest.datasets import display_ads, platforms, ratings
 from rowwise.ingest.datasets.complete_journey import complete_journey, complete_journey_tuning, get_complete_journey
 from rowwise.ingest.datasets.criteo import CRITEO_DOWNLOADS, criteo, criteo_terabyte, explain_download
-from rowwise.ingest.datasets.dataset import Dataset
+from rowwise.ingest.datasets.dataset import PARTS, Dataset
 from rowwise.ingest.datasets.files import from_files
 from rowwise.ingest.datasets.movielens import get_movielens, movielens
 from rowwise.ingest.datasets.source import Download
@@ -37,6 +36,33 @@ GETTERS: dict[str, Callable[[Path], None]] = {
 }
 
 
+FETCHED = Download(files=(), size="fetched by rowwise data get", terms="see the docs", page="")
+OWN = {  # what, split and download of the datasets that are not in FROM_FILES
+    "complete-journey": ("promotions in stores; the label is a sale", "by week: 2 to 47 train, 48 to 53 test", FETCHED),
+    "complete-journey-tuning": ("the same, to choose settings", "by week: 2 to 43 train, 44 to 47 validate", FETCHED),
+    "criteo": (
+        "Criteo's clicks of a week, 45.8 million rows",
+        "the last seventh of the lines tests",
+        CRITEO_DOWNLOADS["criteo"],
+    ),
+    "criteo-terabyte": (
+        "Criteo's clicks of 24 days, 4.4 billion rows",
+        "day_0 to day_22 train; the halves of day_23 validate and test",
+        CRITEO_DOWNLOADS["criteo-terabyte"],
+    ),
+    "movielens-100k": (
+        "100,000 ratings of films; the label is 4 stars or more",
+        "at random: 80,000 rows train, 10,000 validate, 10,000 test",
+        FETCHED,
+    ),
+    "synthetic": (
+        "made up as it is read",
+        "the rows after those that train test",
+        Download(files=(), size="", terms="", page=""),
+    ),
+}
+
+
 class CatalogEntry(Value, frozen=True):
     """A line of `rowwise data ls`."""
 
@@ -52,30 +78,18 @@ class CatalogEntry(Value, frozen=True):
 
 def catalog(folder: Path = FOLDER) -> tuple[CatalogEntry, ...]:
     """All datasets by name."""
-    fetched = "fetched by rowwise data get"
-    by_row = "at random: 80,000 rows train, 10,000 validate, 10,000 test"
-    by_day = "day_0 to day_22 train; the halves of day_23 validate and test"
-    lines = {
-        "complete-journey": ("promotions in stores; the label is a sale", "by week: 2 to 47 train, 48 to 53 test"),
-        "complete-journey-tuning": ("the same, to choose settings", "by week: 2 to 43 train, 44 to 47 validate"),
-        "criteo": ("Criteo's clicks of a week, 45.8 million rows", "the last seventh of the lines tests"),
-        "criteo-terabyte": ("Criteo's clicks of 24 days, 4.4 billion rows", by_day),
-        "movielens-100k": ("100,000 ratings of films; the label is 4 stars or more", by_row),
-        "synthetic": ("made up as it is read", "the rows after those that train test"),
-    }
-    downloads = {name: dataset.download for name, dataset in FROM_FILES.items()} | CRITEO_DOWNLOADS
-    lines |= {name: (dataset.what, dataset.split) for name, dataset in FROM_FILES.items()}
-    nothing = Download(files=(), size=fetched, terms="see the docs", page="")
-    entries: list[CatalogEntry] = []
-    for name, (what, split) in sorted(lines.items()):
-        file = downloads.get(name, nothing if name != "synthetic" else replace(nothing, size="", terms=""))
-        there = name == "synthetic" or _is_here(_place(name, folder), name)
-        entries.append(CatalogEntry(name, what, split, file.files, file.size, file.terms, file.page, there))
-    return tuple(entries)
+    about = OWN | {name: (dataset.what, dataset.split, dataset.download) for name, dataset in FROM_FILES.items()}
+    return tuple(
+        CatalogEntry(name, what, split, file.files, file.size, file.terms, file.page, _is_here(name, folder))
+        for name, (what, split, file) in sorted(about.items())
+    )
 
 
-def _is_here(place: Path, name: str) -> bool:
-    return place.is_dir() and any(place.iterdir()) if name in CRITEO_DOWNLOADS else (place / "train.parquet").exists()
+def _is_here(name: str, folder: Path) -> bool:
+    place = _place(name, folder)
+    if name in CRITEO_DOWNLOADS:
+        return place.is_dir() and any(place.iterdir())
+    return name == "synthetic" or (place / f"{PARTS[0]}.parquet").exists()
 
 
 def load(name: str, folder: Path = FOLDER) -> Dataset:

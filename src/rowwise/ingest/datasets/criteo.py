@@ -57,18 +57,15 @@ def criteo_terabyte(folder: Path, dim: int = 16) -> Dataset:
             f"{folder}: no {missing[0]}: {explain_download(folder)}: want day_0 to day_{DAYS - 1}, unpacked"
         )
     reader = _read(folder / "day_[0-9]*")
-    last_day = [split for split in reader.splits() if Path(split.source).name == f"day_{DAYS - 1}"]
-    late = set(last_day[len(last_day) // 2 :])
-    early = [split for split in last_day if split not in late]
-    train = [split for split in reader.splits() if split not in set(last_day)]
-    if not early:
-        raise DataError(f"{folder}/day_{DAYS - 1}: {len(last_day)} split: want at least two, to validate and to test")
-    parts = (
-        PartReader(reader, train),
-        PartReader(reader, early),
-        PartReader(reader, sorted(late, key=lambda s: s.start)),
-    )
-    return _dataset(*parts, [min(count, MOST_TERABYTE_ROWS) for count in TERABYTE_DISTINCT], dim)
+    last = f"day_{DAYS - 1}"
+    train = [split for split in reader.splits() if Path(split.source).name != last]
+    last_day = [split for split in reader.splits() if Path(split.source).name == last]
+    half = len(last_day) // 2
+    if not half:
+        raise DataError(f"{folder}/{last}: {len(last_day)} split: want at least two, to validate and to test")
+    parts = [PartReader(reader, splits) for splits in (train, last_day[:half], last_day[half:])]
+    rows = [min(count, MOST_TERABYTE_ROWS) for count in TERABYTE_DISTINCT]
+    return _dataset(parts[0], parts[1], parts[2], rows, dim)
 
 
 def _read(path: Path) -> CsvReader:

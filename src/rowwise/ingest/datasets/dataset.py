@@ -15,6 +15,8 @@ from rowwise.ingest.reader import Reader, Split
 from rowwise.ingest.warehouse.ranges import ReadCounters
 from rowwise.spec import Table
 
+PARTS = ("train", "valid", "test")  # names of the files of a stored dataset
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:

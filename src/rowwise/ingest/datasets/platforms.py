@@ -8,9 +8,18 @@ from pyarrow import compute as pc
 
 from rowwise.errors import DataError
 from rowwise.ingest.columns import Columns, Dense
-from rowwise.ingest.datasets.ratings import join
-from rowwise.ingest.datasets.source import Download, SourceFolder, gather
-from rowwise.ingest.datasets.stored import TEST, TRAIN, VALID, PartedRows, StoredDataset, in_slices, sparse_columns
+from rowwise.ingest.datasets.joins import gather, join, split_column
+from rowwise.ingest.datasets.source import Download, SourceFolder
+from rowwise.ingest.datasets.stored import (
+    TEST,
+    TRAIN,
+    VALID,
+    PartedRows,
+    StoredDataset,
+    cut,
+    sparse_columns,
+    with_parts,
+)
 
 BEHAVIOUR = {
     "user_id": pa.int32(),
@@ -68,23 +77,18 @@ def _taobao(source: SourceFolder) -> PartedRows:
     first, last = TAOBAO_BORDERS[0] - 7 * 86_400, TAOBAO_BORDERS[1] + 86_400
     at_R = rows["timestamp"].to_numpy()
     rows = rows.filter(pa.array((at_R >= first) & (at_R < last)))  # some times are far outside the nine days
-    rows = rows.take(pc.call_function("sort_indices", [rows], pc.SortOptions([("timestamp", "ascending")])))
+    rows = rows.sort_by("timestamp")
     rows = rows.append_column(
         "label", pc.call_function("not_equal", [rows["behavior"].cast(pa.string()), pa.scalar("pv")])
     )
-    borders = np.searchsorted(rows["timestamp"].to_numpy(), TAOBAO_BORDERS)
-    for part, (begin, end) in enumerate(zip((0, *borders), (*borders, rows.num_rows), strict=True)):
-        yield from in_slices(rows.slice(begin, end - begin), part)
+    yield from cut(rows, np.searchsorted(rows["timestamp"].to_numpy(), TAOBAO_BORDERS).tolist())
 
 
 def _ali_ccp(source: SourceFolder) -> PartedRows:
-    """Samples in the order of the files, of which the last tenth of the training samples validates."""
+    """Samples in the order of the files; the last tenth of the training samples validates."""
     count = sum(len(lines) for lines in source.lines("sample_skeleton_train.csv"))
-    first = 0
-    for table in _ali_samples(source, "train"):
-        late_R = np.arange(first, first + table.num_rows) >= count * 9 // 10
-        yield table, np.where(late_R, VALID, TRAIN).astype(np.int8)
-        first += table.num_rows
+    part_R = np.where(np.arange(count) >= count * 9 // 10, VALID, TRAIN).astype(np.int8)
+    yield from with_parts(_ali_samples(source, "train"), part_R)
     yield from ((table, TEST) for table in _ali_samples(source, "test"))
 
 
@@ -134,12 +138,9 @@ def _kuairand(source: SourceFolder) -> PartedRows:
         source.csv("user_features_*.csv", {"user_id": pa.int64(), **dict.fromkeys(KUAIRAND_USER, pa.string())})
     )
     types = {"video_id": pa.int64(), **dict.fromkeys(KUAIRAND_VIDEO, pa.string())}
-    videos = gather(source.csv("video_features_basic_*.csv", types))
-    tags = pc.call_function("split_pattern", [videos["tag"].combine_chunks()], pc.SplitPatternOptions(","))
-    videos = videos.set_column(videos.schema.get_field_index("tag"), "tag", tags)
+    videos = split_column(gather(source.csv("video_features_basic_*.csv", types)), "tag", ",")
     for name in ("log_standard_4_08_to_4_21_*.csv", "log_standard_4_22_to_5_08_*.csv"):
-        rows = gather(source.csv(name, KUAIRAND_LOG))
-        rows = rows.take(pc.call_function("sort_indices", [rows], pc.SortOptions([("time_ms", "ascending")])))
+        rows = gather(source.csv(name, KUAIRAND_LOG)).sort_by("time_ms")
         rows = rows.append_column("hour", pa.array(rows["hourmin"].to_numpy() // 100))
         late_R = np.where(rows["date"].to_numpy() >= KUAIRAND_TEST, TEST, VALID).astype(np.int8)
         yield join(join(rows, users, "user_id"), videos, "video_id"), TRAIN if "4_08" in name else late_R
@@ -151,8 +152,7 @@ def _kuairec(source: SourceFolder) -> PartedRows:
     lists = [text.strip("[] ").split(", ") for text in items["feat"].to_pylist()]
     items = pa.table({"video_id": items["video_id"], "categories": pa.array(lists, pa.list_(pa.string()))})
     for name in ("big_matrix.csv", "small_matrix.csv"):
-        rows = gather(source.csv(name, KUAIREC_LOG))
-        rows = rows.take(pc.call_function("sort_indices", [rows], pc.SortOptions([("timestamp", "ascending")])))
+        rows = gather(source.csv(name, KUAIREC_LOG)).sort_by("timestamp")
         rows = rows.append_column("label", pc.call_function("greater_equal", [rows["watch_ratio"], pa.scalar(WATCHED)]))
         rows = join(join(rows, users, "user_id"), items, "video_id")
         late = rows.num_rows * 9 // 10

@@ -9,7 +9,8 @@ from pyarrow import compute as pc
 
 from rowwise.errors import DataError
 from rowwise.ingest.columns import Columns, Dense
-from rowwise.ingest.datasets.source import Download, SourceFolder, gather
+from rowwise.ingest.datasets.joins import gather, join, split_column
+from rowwise.ingest.datasets.source import Download, SourceFolder
 from rowwise.ingest.datasets.stored import (
     TEST,
     TRAIN,
@@ -46,17 +47,6 @@ CHECKINS = {
 VALID_SHARE = 10  # one in so many training rows of files without a part that validates
 
 
-def join(rows: pa.Table, other: pa.Table, key: str) -> pa.Table:
-    """Add the columns of the row of `other` with the same key; null where there is none."""
-    keys = rows[key].combine_chunks()
-    keys = keys.dictionary_decode() if pa.types.is_dictionary(keys.type) else keys
-    at = pc.call_function("index_in", [keys], pc.SetLookupOptions(other[key].combine_chunks()))
-    for name in other.schema.names:
-        if name != key:
-            rows = rows.append_column(name, other[name].combine_chunks().take(at))
-    return rows
-
-
 def _movielens_1m(source: SourceFolder) -> PartedRows:
     ratings = pa.table(dict(zip(RATINGS, _dat(source, "ratings.dat", 4), strict=True)))
     ratings = ratings.cast(pa.schema(RATINGS))
@@ -69,8 +59,9 @@ def _movielens_1m(source: SourceFolder) -> PartedRows:
         "zip": zip_code,
     }
     movie_id, _, genres = _dat(source, "movies.dat", 3)
-    films = {"movie_id": movie_id.cast(pa.int64()), "genres": _split(genres, "|")}
-    rows = join(join(ratings, pa.table(users), "user_id"), pa.table(films), "movie_id")
+    films = {"movie_id": movie_id.cast(pa.int64()), "genres": genres}
+    films = split_column(pa.table(films), "genres", "|")
+    rows = join(join(ratings, pa.table(users), "user_id"), films, "movie_id")
     yield from by_time(_liked(rows, "rating"), "timestamp")
 
 
@@ -87,7 +78,7 @@ def _movielens(source: SourceFolder) -> PartedRows:
     names = {"userId": pa.int64(), "movieId": pa.int64(), "rating": pa.float32(), "timestamp": pa.int64()}
     ratings = gather(source.csv("ratings.csv", names)).rename_columns(list(RATINGS))
     films = gather(source.csv("movies.csv", {"movieId": pa.int64(), "genres": pa.string()}))
-    films = pa.table({"movie_id": films["movieId"], "genres": _split(films["genres"].combine_chunks(), "|")})
+    films = split_column(films.rename_columns(["movie_id", "genres"]), "genres", "|")
     yield from by_time(join(_liked(ratings, "rating"), films, "movie_id"), "timestamp")
 
 
@@ -95,7 +86,7 @@ def _amazon(source: SourceFolder) -> PartedRows:
     rows = _liked(gather(source.csv("*.csv", AMAZON), ("user_id", "parent_asin")), "rating")
     if source.has("meta_*.jsonl"):
         types = {"parent_asin": pa.string(), "main_category": pa.string(), "store": pa.string()}
-        rows = join(rows, gather(source.json_lines("meta_*.jsonl", types)), "parent_asin")
+        rows = join(rows, gather(source.json_lines("meta_*.jsonl", types), ("main_category", "store")), "parent_asin")
     else:
         empty = pa.nulls(rows.num_rows, pa.string())
         rows = rows.append_column("main_category", empty).append_column("store", empty)
@@ -105,9 +96,8 @@ def _amazon(source: SourceFolder) -> PartedRows:
 def _yelp(source: SourceFolder) -> PartedRows:
     reviews = gather(source.json_lines("yelp_academic_dataset_review.json", REVIEWS), ("user_id", "business_id"))
     businesses = gather(source.json_lines("yelp_academic_dataset_business.json", BUSINESSES))
-    categories = _split(businesses["categories"].combine_chunks(), ", ")
-    businesses = businesses.set_column(businesses.schema.get_field_index("categories"), "categories", categories)
-    yield from by_time(_liked(join(reviews, businesses, "business_id"), "stars"), "date")
+    rows = join(reviews, split_column(businesses, "categories", ", "), "business_id")
+    yield from by_time(_liked(rows, "stars"), "date")
 
 
 def _gowalla(source: SourceFolder) -> PartedRows:
@@ -116,7 +106,7 @@ def _gowalla(source: SourceFolder) -> PartedRows:
 
 
 def _lists_of_items(source: SourceFolder) -> PartedRows:
-    """Lines of a user and items: train.txt, a tenth of which validates, and test.txt."""
+    """Lines of a user and items, in train.txt and test.txt; one in ten training rows validates."""
     train = _pairs(source, "train.txt")
     order = permutation(train.num_rows, 0)
     valid_R = np.zeros(train.num_rows, np.int8)
@@ -143,10 +133,6 @@ def _liked(rows: pa.Table, stars: str) -> pa.Table:
 
 def _all_positive(rows: pa.Table) -> pa.Table:
     return rows.append_column("label", pa.array(np.ones(rows.num_rows, np.int8)))
-
-
-def _split(texts: pa.Array, separator: str) -> pa.Array:
-    return pc.call_function("split_pattern", [texts], pc.SplitPatternOptions(separator))
 
 
 def _dataset(

@@ -63,21 +63,27 @@ class SourceFolder:
         *,
         header: bool = True,
         delimiter: str = ",",
-        encoding: str = "utf8",
+        only: Sequence[str] = (),
     ) -> Iterator[pa.Table]:
-        """Blocks of rows of a text file, with the columns of `types` only; without a header, those are all columns."""
+        """Blocks of rows of a text file.
+
+        Args:
+            pattern: of the name of the file.
+            types: columns to read; without a header, all columns of the file.
+            header: the first line has the names of the columns.
+            delimiter: between values.
+            only: columns of `types` to read; empty: all.
+        """
         path = self.find(pattern)
         try:
             with self._open(path) as file:
                 reader = csv.open_csv(
                     file,
-                    csv.ReadOptions(
-                        column_names=None if header else list(types), block_size=BLOCK_BYTES, encoding=encoding
-                    ),
+                    csv.ReadOptions(column_names=None if header else list(types), block_size=BLOCK_BYTES),
                     csv.ParseOptions(delimiter=delimiter, quote_char='"' if header else False),
                     csv.ConvertOptions(
                         column_types=dict(types),
-                        include_columns=list(types),
+                        include_columns=list(only or types),
                         strings_can_be_null=True,
                         null_values=[""],
                     ),
@@ -126,17 +132,6 @@ class SourceFolder:
         if mark:
             return zipfile.ZipFile(archive).open(member)  # type: ignore[return-value]
         return pa.input_stream(path, compression="gzip" if path.endswith(".gz") else None)
-
-
-def gather(tables: Iterator[pa.Table], names: Sequence[str] = ()) -> pa.Table:
-    """All rows in memory, where texts that repeat are stored once."""
-    parts: list[pa.Table] = []
-    for table in tables:
-        for name in names:
-            at = table.schema.get_field_index(name)
-            table = table.set_column(at, name, table[name].dictionary_encode())
-        parts.append(table)
-    return pa.concat_tables(parts).unify_dictionaries().combine_chunks()
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[bytes]:

@@ -4,8 +4,9 @@ Rows keep their order in time where they have one, so that a model is tested on 
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import final
 
@@ -13,19 +14,17 @@ import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 from numpy.typing import NDArray
-from pyarrow import compute as pc
 from pyarrow import parquet as pq
 from pyarrow import types
 
 from rowwise.errors import DataError
 from rowwise.ingest.columns import Columns, Sparse
-from rowwise.ingest.datasets.dataset import Dataset, open_stored
+from rowwise.ingest.datasets.dataset import PARTS, Dataset, open_stored
 from rowwise.ingest.datasets.source import Download, SourceFolder
 from rowwise.ingest.vocabulary import LEAST_ROWS, IdCounter, write_vocabularies
 from rowwise.spec import Pooling, Table
 
 TRAIN, VALID, TEST = 0, 1, 2
-PARTS = ("train", "valid", "test")
 GROUP_ROWS = 1 << 16
 SLICE_ROWS = 1 << 20
 MOST_LISTED = 1 << 20  # ids of a column with a row each; a column with more is hashed
@@ -83,16 +82,27 @@ class StoredDataset:
 
 def by_time(table: pa.Table, column: str) -> PartedRows:
     """Rows sorted by time: the first eight tenths train, one tenth validates, the last tenth tests."""
-    order = pc.call_function("sort_indices", [table], pc.SortOptions([(column, "ascending")]))
-    borders = [table.num_rows * 8 // 10, table.num_rows * 9 // 10]
-    for at in range(0, table.num_rows, SLICE_ROWS):
-        rows = table.take(order.slice(at, SLICE_ROWS))
-        yield rows, np.searchsorted(borders, np.arange(at, at + rows.num_rows), side="right").astype(np.int8)
+    borders = (table.num_rows * 8 // 10, table.num_rows * 9 // 10)
+    yield from cut(table.sort_by(column), borders)
+
+
+def cut(table: pa.Table, borders: Sequence[int]) -> PartedRows:
+    """Rows up to the first border train, those up to the second validate, and the rest tests."""
+    for part, (begin, end) in enumerate(pairwise((0, *borders, table.num_rows))):
+        yield from in_slices(table.slice(begin, end - begin), part)
 
 
 def in_slices(table: pa.Table, part: int) -> PartedRows:
     for at in range(0, table.num_rows, SLICE_ROWS):
         yield table.slice(at, SLICE_ROWS), part
+
+
+def with_parts(tables: Iterable[pa.Table], part_R: NDArray[np.int8]) -> PartedRows:
+    """Each table with the parts of its rows, which follow those of the tables before it."""
+    first = 0
+    for table in tables:
+        yield table, part_R[first : first + table.num_rows]
+        first += table.num_rows
 
 
 def in_ten_folds(labels: Iterable[pa.Table], seed: int) -> NDArray[np.int8]:

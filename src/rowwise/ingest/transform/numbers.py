@@ -15,6 +15,7 @@ from pyarrow import compute as pc
 from pyarrow import types
 
 from rowwise.ingest import native
+from rowwise.ingest.bags import numpy_type
 from rowwise.ingest.block import Ints
 from rowwise.ingest.transform.arrays import (
     Numeric,
@@ -217,7 +218,7 @@ class Fill(OneColumn, frozen=True, kw_only=True, tag="fill", tag_field="kind"):
         if is_words(kind) != isinstance(self.value, str):
             return f"filled with {self.value!r}: want {'a text' if is_words(kind) else 'a number'}"
         if types.is_integer(kind):
-            limits = np.iinfo(str(kind))
+            limits = np.iinfo(numpy_type(kind))
             number = float("nan") if isinstance(self.value, str) else self.value
             if not (number == number // 1 and limits.min <= number <= limits.max):
                 return f"whole numbers are filled with {self.value}: want a whole number that 64 bits hold"
@@ -230,7 +231,7 @@ class Fill(OneColumn, frozen=True, kw_only=True, tag="fill", tag_field="kind"):
         """Fill elements, then rows."""
         array = arrays[0]
         kind = _filled_kind(array.type)
-        value = pa.scalar(self.value if is_words(kind) else kind.to_pandas_dtype()(self.value), kind)
+        value = pa.scalar(self.value if is_words(kind) else numpy_type(kind).type(self.value), kind)
         values, offsets_R1 = flatten_values(array)
         values = values.dictionary_decode() if types.is_dictionary(values.type) else values
         values = pc.fill_null(values.cast(kind, safe=False), value)

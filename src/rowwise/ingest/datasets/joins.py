@@ -1,0 +1,41 @@
+"""Puts Arrow tables of a publisher's files together."""
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyarrow import compute as pc
+
+
+def gather(tables: Iterator[pa.Table], texts: Sequence[str] = ()) -> pa.Table:
+    """All rows in memory; each different text of the columns `texts` is stored once."""
+    parts: list[pa.Table] = []
+    for table in tables:
+        for name in texts:
+            table = with_column(table, name, table[name].dictionary_encode())
+        parts.append(table)
+    return pa.concat_tables(parts).unify_dictionaries().combine_chunks()
+
+
+def join(rows: pa.Table, other: pa.Table, key: str) -> pa.Table:
+    """Add the columns of the row of `other` with the same key; null where there is none.
+
+    Arrow's own joins take no lists.
+    """
+    keys = rows[key].combine_chunks()
+    keys = keys.dictionary_decode() if pa.types.is_dictionary(keys.type) else keys
+    details = other.take(pc.call_function("index_in", [keys], pc.SetLookupOptions(other[key].combine_chunks())))
+    for name in other.schema.names:
+        if name != key:
+            rows = rows.append_column(name, details[name])
+    return rows
+
+
+def with_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """The table with other values in a column."""
+    return table.set_column(table.schema.get_field_index(name), name, values)
+
+
+def split_column(table: pa.Table, name: str, separator: str) -> pa.Table:
+    """The table with lists in place of texts in a column."""
+    texts = table[name].combine_chunks()
+    return with_column(table, name, pc.call_function("split_pattern", [texts], pc.SplitPatternOptions(separator)))
