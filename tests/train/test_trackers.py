@@ -212,8 +212,11 @@ def test_a_server_that_is_not_there_is_said_before_the_first_step(tmp_path, monk
         run.go()
 
 
-def wandb_lines(file):
-    """The history of a W&B file: records in blocks of 32 KiB, each with checksum, length and place in its record."""
+def wandb_lines(file, kind):
+    """The history or the summaries of a W&B file.
+
+    Its records are in blocks of 32 KiB, each with checksum, length and place in its record.
+    """
     from wandb.proto import wandb_internal_pb2
 
     data, at, whole = file.read_bytes(), 7, b""
@@ -229,9 +232,35 @@ def wandb_lines(file):
         if place in (1, 4):  # a whole record, or its last part
             record = wandb_internal_pb2.Record.FromString(whole)
             whole = b""
-            if record.WhichOneof("record_type") == "history":
-                items = record.history.item
+            if record.WhichOneof("record_type") == kind:
+                items = record.history.item if kind == "history" else record.summary.update
                 yield {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_a_run_that_was_killed_before_its_test_has_test_metrics_at_mlflow(server, tmp_path):
+    run = TrainingRun.start(settings(tmp_path, 8, mlflow="clicks"), tmp_path / "runs")
+    run.trainer.run()
+    run.trainer.trackers.end("stopped", [])
+    run.folder.release()
+    folder = run.folder.path
+    TrainingRun.resume(folder).go()
+    for split in ("train", "valid", "test"):
+        assert history(folder, f"label/auc/{split}") == pytest.approx(written(folder, split, "auc"))
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_a_run_whose_files_cannot_be_written_has_ended_at_mlflow(server, tmp_path):
+    from mlflow import MlflowClient
+
+    run = TrainingRun.start(settings(tmp_path, 8, mlflow="clicks"), tmp_path / "runs")
+    (run.folder.path / "result.json").mkdir()
+    with pytest.raises(OSError, match=r"result\.json"):
+        run.go()
+    saved = json.loads((run.folder.path / "trackers.json").read_text())["mlflow"]
+    assert MlflowClient().get_run(saved).info.status == "FINISHED"
 
 
 @pytest.mark.slow
@@ -242,6 +271,10 @@ def test_wandb_offline_has_the_numbers(tmp_path, monkeypatch):
     run = TrainingRun.start(settings(tmp_path, 8, wandb="clicks"), tmp_path / "runs")
     assert run.go().status == "finished"
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    found = {row["_step"]: row["label/loss/train"] for row in wandb_lines(file) if "label/loss/train" in row}
+    found = {row["_step"]: row["label/loss/train"] for row in wandb_lines(file, "history") if "label/loss/train" in row}
     assert found == pytest.approx(written(run.folder.path))
+    summary = {name: value for line in wandb_lines(file, "summary") for name, value in line.items()}
+    assert summary["label/auc/test"] == pytest.approx(written(run.folder.path, "test", "auc")[8])
+    assert summary["status"] == "finished"
+    assert {path.name for path in (file.parent / "files").iterdir()} >= {"recipe.yaml", "result.json", "report.html"}
     RunFolder.open(run.folder.path).hold()  # it has no links in it

@@ -277,11 +277,13 @@ class TrainingRun:
         self.folder.log(
             f"{_now()} {result.status} at step {result.steps}" + (f": {result.message}" if result.message else "")
         )
-        self.folder.write_json("result.json", msgspec.to_builtins(result))
-        self._write_access(ended=True)
-        report.write(self.folder.path)
-        files = [self.folder.path / name for name in (RECIPE, "result.json", "report.html")]
-        self.trainer.trackers.end(result.status, files)
+        try:
+            self.folder.write_json("result.json", msgspec.to_builtins(result))
+            self._write_access(ended=True)
+            report.write(self.folder.path)
+        finally:  # also where the disk is full
+            files = [self.folder.path / name for name in (RECIPE, "result.json", "report.html")]
+            self.trainer.trackers.end(result.status, [file for file in files if file.is_file()])
 
     def _write_access(self, *, ended: bool = False) -> None:
         self.folder.write(ACCESS, self._access.text(self.trainer.traffic, ended=ended))

@@ -21,8 +21,8 @@ import msgspec
 
 from rowwise.errors import DataError, SpecError
 from rowwise.plainyaml import load_yaml
-from rowwise.textfile import read_bytes, read_text
-from rowwise.train.run_folder import RunFolder
+from rowwise.textfile import decode_json, read_bytes, read_text
+from rowwise.train.run_folder import AFTER, RunFolder
 from rowwise.train.settings import Log
 
 MOST_WAITING = 1000  # calls
@@ -146,16 +146,16 @@ class _Mlflow:
         logging.getLogger("mlflow").setLevel(logging.ERROR)
         self._folder, self._experiment = folder, experiment
         self._make = MlflowClient
-        self._seen = -1  # newest step that the server has from an earlier process of the run
+        self._resumed = False
+        self._newest: dict[str, int] = {}  # the last step of each number that an earlier process sent
 
     def begin(self) -> None:
         from mlflow.exceptions import MlflowException
 
         try:
             self._client = self._make()
-            self._run = _saved_id(self._folder, "mlflow") or self._create()
-            history = self._client.get_metric_history(self._run, "run/samples_s")
-            self._seen = max((metric.step for metric in history), default=-1)
+            known = _saved_ids(self._folder).get("mlflow")
+            self._resumed, self._run = known is not None, known or self._create()
             self._client.update_run(self._run, status="RUNNING")
         except (MlflowException, OSError) as error:
             want = "want MLFLOW_TRACKING_URI of a server that runs, or log.mlflow=null"
@@ -176,10 +176,17 @@ class _Mlflow:
     def log(self, values: Mapping[str, float], step: int) -> None:
         from mlflow.entities import Metric
 
-        if step > self._seen:
-            now = int(time.time() * 1000)
-            names = {name.replace("@", "_at_"): value for name, value in values.items()}  # MLflow refuses @
-            self._client.log_batch(self._run, metrics=[Metric(name, x, now, step) for name, x in names.items()])
+        now = int(time.time() * 1000)
+        names = {name.replace("@", "_at_"): value for name, value in values.items()}  # MLflow refuses @
+        new = [Metric(name, x, now, step) for name, x in names.items() if step > self._newest_step(name)]
+        if new:
+            self._client.log_batch(self._run, metrics=new)
+
+    def _newest_step(self, name: str) -> int:
+        if name not in self._newest:
+            history = self._client.get_metric_history(self._run, name) if self._resumed else ()
+            self._newest[name] = max((metric.step for metric in history), default=-1)
+        return self._newest[name]
 
     def end(self, status: Status, files: Sequence[Path]) -> None:
         for file in files:
@@ -201,7 +208,7 @@ class _Wandb:
         self._folder, self._project, self._wandb = folder, project, wandb
 
     def begin(self) -> None:
-        known = _saved_id(self._folder, "wandb")
+        known = _saved_ids(self._folder).get("wandb")
         try:
             self._run: Any = self._wandb.init(
                 project=self._project,
@@ -218,6 +225,8 @@ class _Wandb:
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         self._run.log(dict(values), step=step)
+        # A run that was killed before its test repeats its last step, which a server does not take twice.
+        self._run.summary.update({name: x for name, x in values.items() if name.endswith(f"/{AFTER}")})
 
     def end(self, status: Status, files: Sequence[Path]) -> None:
         for file in files:
@@ -243,10 +252,6 @@ def _recipe_values(folder: RunFolder) -> dict[str, str]:
     return found
 
 
-def _saved_id(folder: RunFolder, tracker: str) -> str | None:
-    return _saved_ids(folder).get(tracker)
-
-
 def _save_id(folder: RunFolder, tracker: str, run: str) -> None:
     folder.write_json(SAVED, _saved_ids(folder) | {tracker: run})
 
@@ -255,7 +260,7 @@ def _saved_ids(folder: RunFolder) -> dict[str, str]:
     if not (folder.path / SAVED).exists():
         return {}
     try:
-        return msgspec.json.decode(read_bytes(folder.path / SAVED), type=dict[str, str])
+        return decode_json(read_bytes(folder.path / SAVED), dict[str, str])
     except msgspec.DecodeError as error:
         raise DataError(f"{folder.path / SAVED}: {error}: remove it, and the run begins anew at its trackers") from None
 
