@@ -1,5 +1,7 @@
 """Recipes as YAML: strict reading, changes from the command line, and writing that reads back the same."""
 
+import contextlib
+
 import msgspec
 import pytest
 from hypothesis import example, given, settings
@@ -212,7 +214,12 @@ SPECIAL = {
     ("Recipe", "seed"): st.integers(0, (1 << 63) - 1),
     ("Data", "valid_share"): st.floats(0, 0.4),
     ("Data", "test_share"): st.floats(0, 0.4),
+    ("Table", "name"): st.sampled_from(["a", "no", "1e3", "0x1"]),
     ("Table", "column_group"): st.none(),
+    ("TuneRange", "low"): st.floats(0.1, 1),
+    ("TuneRange", "high"): st.floats(2, 3),
+    ("Sampling", "rate"): st.floats(0.1, 1),
+    ("UserFunction", "function"): st.sampled_from(["own.py:twice", "a b/own.py:f"]),
     ("Log", "profile"): st.none() | st.just("10:20"),
     ("UserModel", "args"): st.dictionaries(
         TEXTS, TEXTS | st.integers(-5, 5) | st.lists(st.booleans(), max_size=2), max_size=3
@@ -261,10 +268,19 @@ def optional(field):
 
 
 def accepted(cls, given):
+    """All that is given, or where that is refused, what is required and each other key that is accepted beside it."""
     try:
         return cls(**given)
     except SpecError:
-        return None
+        required = {field.name for field in msgspec.structs.fields(cls) if field.required}
+    found, chosen = None, {}
+    for name in sorted(given, key=lambda name: name not in required):
+        with contextlib.suppress(SpecError, TypeError):
+            found = cls(**chosen, **{name: given[name]})
+            chosen[name] = given[name]
+        if name in required:
+            chosen[name] = given[name]
+    return found
 
 
 @given(of_type(Recipe), st.booleans())
