@@ -23,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE =
 # Idle OpenMP threads that spin take the cores from those that work.
 export OMP_WAIT_POLICY = passive
 
-.PHONY: help demo test test-all build lint sanitize docs bench bench-smoke clean
+.PHONY: help demo test test-all build wheel lint sanitize test-arm docs bench bench-smoke clean
 .DEFAULT_GOAL := help
 
 help:
@@ -31,8 +31,10 @@ help:
 	@echo "make test      lint, types, import rules and the fast tests: at most 240 s of processor time"
 	@echo "make test-all  slow tests, real processes, random examples, and the sanitizers"
 	@echo "make build     set up .venv and build the native operators"
+	@echo "make wheel     a wheel that runs without a compiler, in dist; MACHINE=aarch64 for ARM"
 	@echo "make lint      what 'make test' does before the tests"
 	@echo "make sanitize  the native tests under the address and undefined-behaviour sanitizers"
+	@echo "make test-arm  the native tests on an emulated ARM processor"
 	@echo "make docs      the documentation as a site, in build/site"
 	@echo "make bench     lookup and update beside other libraries"
 	@echo "make bench-smoke  every benchmark, tiny: does it run, and are its results right?"
@@ -54,7 +56,7 @@ $(DEV): $(SETUP)
 	@touch $@
 
 $(PEERS): $(BUILT) $(DEV)
-	$(REQUIREMENTS) cluster mlflow wandb | $(INSTALL) -r /dev/stdin
+	$(REQUIREMENTS) cluster mlflow notebook wandb | $(INSTALL) -r /dev/stdin
 	$(REQUIREMENTS) peers | $(INSTALL) --no-deps -r /dev/stdin
 	@touch $@
 
@@ -66,6 +68,10 @@ $(MLFLOW): $(SETUP)  # apart from the rest, because a server has older packages 
 $(DOCS): $(BUILT) $(DEV)
 	$(REQUIREMENTS) docs | $(INSTALL) -r /dev/stdin
 	@touch $@
+
+wheel: $(SETUP)
+	$(REQUIREMENTS) wheel | $(INSTALL) -r /dev/stdin
+	tools/wheel.sh $(BIN)/python $(MACHINE)
 
 demo: build
 	$(BIN)/rowwise train dlrm-synthetic
@@ -80,13 +86,16 @@ lint: build $(DEV)
 test: lint
 	$(BIN)/python -m pytest -n 2 -m 'not slow and not dist and not gpu'
 
-test-all: $(PEERS) $(DOCS) $(MLFLOW)  # tests that compare with other libraries need them
+test-all: $(PEERS) $(DOCS) $(MLFLOW) wheel  # tests that compare with other libraries need them
 	tools/browser.sh
 	$(BIN)/python -m pytest -n 2 --full -m '(slow or dist or hypothesis) and not gpu'
-	$(MAKE) sanitize
+	$(MAKE) -j 2 -O sanitize test-arm
 
 sanitize: build $(DEV)
 	tools/sanitize.sh $(BIN)/python
+
+test-arm: build $(DEV)
+	tools/arm.sh $(BIN)/python
 
 docs: $(DOCS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

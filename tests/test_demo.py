@@ -1,14 +1,16 @@
 """The demo of the README runs, small: it ends near what it promises, and gives the same numbers twice."""
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "own_loop.py"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 SMALL = ("--set", "data.rows=40960", "--set", "data.test_rows=20000", "--set", "train.threads=1")
 
 
@@ -32,7 +34,24 @@ def test_demo(tmp_path):
 
 @pytest.mark.slow
 def test_a_loop_of_ones_own():
-    found = re.search(r"test: NE (0\.\d{4}), AUC (0\.\d{4})\n", run(str(EXAMPLE), "--rows", "40960"))
+    found = re.search(r"test: NE (0\.\d{4}), AUC (0\.\d{4})\n", run(str(EXAMPLES / "own_loop.py"), "--rows", "40960"))
     assert found
     assert float(found[1]) < 1
     assert float(found[2]) > 0.6
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_every_cell_of_the_notebook_runs(tmp_path, monkeypatch):
+    import nbformat
+    from nbclient import NotebookClient
+
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    shutil.copy(EXAMPLES / "quickstart.ipynb", tmp_path)
+    notebook = nbformat.read(tmp_path / "quickstart.ipynb", 4)
+    NotebookClient(notebook, timeout=250, resources={"metadata": {"path": tmp_path}}).execute()
+    said = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()))
+    assert "Error" not in said
+    assert "rror:" not in said
+    assert float(re.findall(r"^loss (0\.\d+)$", said, re.MULTILINE)[-1]) < 0.5
+    assert len(list(tmp_path.glob("runs/clicks/*/report.html"))) == 2

@@ -54,7 +54,6 @@ for library in map(find_library, (LIBRARY, ingest.LIBRARY, hashing.LIBRARY, cach
     assert str(library) in Path("/proc/self/maps").read_text(), f"not loaded: {library}"
     print(f"sanitize: testing {library}")
 PY
-tests=(tests/ops tests/planner/test_search.py tests/ingest/test_encode.py tests/ingest/test_encode_kernels.py
-  tests/hashing/test_id_clusters.py tests/hashing/test_managed_policy.py tests/store)
+mapfile -t tests <tests/native_tests.txt
 [ ! -e tests/test_bad_input.py ] || tests+=(tests/test_bad_input.py)
 run -m pytest --capture=sys "${tests[@]}" "$@"  # sys: the sanitizers write past Python
