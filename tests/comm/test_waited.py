@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from comm import waited_ranks
+import waited_ranks
 
 from rowwise.comm.solo import solo
 from rowwise.comm.spawn import run_processes

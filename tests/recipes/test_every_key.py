@@ -21,7 +21,7 @@ LISTED = [table for table in RECIPE["tables"]["list"] if table["name"] != "item"
 UNUSED = {  # in the recipe of its struct
     ("Data", "folder"), ("Workers", "cpus"), ("Columns", "time"), ("Wire", "dense"), ("Wire", "error_feedback"),
     ("Codecs", "forward"), ("Codecs", "backward"), ("Training", "virtual_shards"), ("Training", "merge_shared"),
-    ("Evaluation", "slice_ids"),
+    ("Evaluation", "slice_ids"), ("Log", "group"),
 }  # fmt: skip
 
 
@@ -108,6 +108,7 @@ ANY_TEXT = {
     "About.published_by",
     "Log.mlflow",
     "Log.wandb",
+    "Log.group",
     "Recipe.name",
     "Recipe.disk",
     "Data.folder",

@@ -26,7 +26,7 @@ LEFT_ALONE = {  # what makes no other run, and where it is seen
     "Columns.shared": "speed: the same bits", "TableChanges.unknown": "no id is outside its table",
     "Table.unknown": "no id is outside its table", "Evaluation.batch": "the last digits",
     "Saving.incremental": "all rows change, so that every checkpoint is full",
-    "Log.mlflow": "a server", "Log.wandb": "a server",
+    "Log.mlflow": "a server", "Log.wandb": "a server", "Log.group": "a server",
     "Saving.background": "memory, and the time that steps wait", "Training.threads": "env.json",
     "Training.determinism": "batches of one block: the same bits",
     "Managed.evict": "no bucket is full", "Managed.ttl_steps": "the run has fewer steps",

@@ -17,6 +17,8 @@ from small import recipe, write_rows
 
 from rowwise import SpecError
 from rowwise.recipes.runs import TrainingRun
+from rowwise.recipes.text import write
+from rowwise.recipes.tune import tune
 from rowwise.train import trackers
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.trackers import _Remote
@@ -99,7 +101,7 @@ def test_a_package_that_is_missing(key, package, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, key, None)
     with pytest.raises(SpecError, match=rf"log\.{key}: {key} is not installed; pip install {package}"):
         TrainingRun.start(recipe(tmp_path, log={key: "mine"}), tmp_path / "runs")
-    with pytest.raises(SpecError, match="want the name of an experiment or project"):
+    with pytest.raises(SpecError, match="want the name of an experiment, project or group"):
         recipe(tmp_path, log={key: ""})
 
 
@@ -272,6 +274,21 @@ def test_a_run_whose_files_cannot_be_written_has_ended_at_mlflow(server, tmp_pat
         run.go()
     saved = json.loads((run.folder.path / "trackers.json").read_text())["mlflow"]
     assert MlflowClient().get_run(saved).info.status == "FINISHED"
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_trials_are_a_group_at_mlflow(server, tmp_path):
+    from mlflow import MlflowClient
+
+    write_rows(tmp_path / "rows.parquet", 2000)
+    made = recipe(tmp_path, train={"epochs": 1}, evaluate={"every": 2}, log={"mlflow": "clicks"})
+    (tmp_path / "small.yaml").write_text(write(made))
+    tune(str(tmp_path / "small.yaml"), tmp_path / "study", trials=2)
+    client = MlflowClient()
+    experiment = client.get_experiment_by_name("clicks").experiment_id
+    found = client.search_runs([experiment], "tags.group = 'study'")
+    assert sorted(run.info.run_name.split("/")[0] for run in found) == ["0000", "0001"]
 
 
 @pytest.mark.slow

@@ -46,6 +46,7 @@ def _rule_notes(resolved: ResolvedRecipe, topology: Topology) -> Iterator[str]:
     recipe = resolved.recipe
     sections: dict[str, Value] = {
         "data": recipe.data, "columns": resolved.columns, "train": recipe.train, "evaluate": recipe.evaluate,
+        "log": recipe.log,
         "wire": recipe.wire, "wire.host": recipe.wire.host, "wire.network": recipe.wire.network, "": recipe,
     }  # fmt: skip
     if isinstance(recipe.data.workers, Workers):
@@ -101,6 +102,7 @@ def _training_rules(resolved: ResolvedRecipe) -> tuple[UnusedRule, ...]:
         UnusedRule(
             "evaluate", ("slice_ids",), not (recipe.evaluate.slices or is_two_tower), "evaluate.slices is empty"
         ),
+        UnusedRule("log", ("group",), recipe.log.mlflow is recipe.log.wandb is None, "mlflow and wandb are null"),
         UnusedRule("", ("hardware",), recipe.plan is not None, "the given plan has its own forecast"),
         UnusedRule("", ("memory",), recipe.plan is not None, "the given plan says where tables are"),
     )

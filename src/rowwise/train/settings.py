@@ -182,13 +182,14 @@ class Log(Value, frozen=True):
     tensorboard: bool = False  # scalars in the run's folder tb/
     mlflow: str | None = None  # name of an experiment, at the server of MLFLOW_TRACKING_URI
     wandb: str | None = None  # name of a Weights & Biases project, in the mode of WANDB_MODE
+    group: str | None = None  # of runs at both: a group of Weights & Biases, a tag at MLflow
     profile: str | None = None  # "10:20": a trace of these steps in the run's folder trace/
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.window < 1:
             raise SpecError(f"log: every={self.every}, window={self.window}: want at least 1")
-        if "" in (self.mlflow, self.wandb):
-            raise SpecError("log: mlflow and wandb: want the name of an experiment or project, or null")
+        if "" in (self.mlflow, self.wandb, self.group):
+            raise SpecError("log: mlflow, wandb and group: want the name of an experiment, project or group, or null")
         check_most("log.", self, every=MOST_STEPS, window=MOST_BATCH)
         self.profiled()
 

@@ -52,9 +52,9 @@ class Trackers:
         self._board = None if folder is None or not log.tensorboard else _TensorBoard(folder.path / "tb")
         self._remote: list[_Remote] = []
         if folder is not None and log.mlflow is not None:
-            self._remote.append(_Remote("mlflow", _Mlflow(folder, log.mlflow), folder.warn))
+            self._remote.append(_Remote("mlflow", _Mlflow(folder, log.mlflow, log.group), folder.warn))
         if folder is not None and log.wandb is not None:
-            self._remote.append(_Remote("wandb", _Wandb(folder, log.wandb), folder.warn))
+            self._remote.append(_Remote("wandb", _Wandb(folder, log.wandb, log.group), folder.warn))
 
     def begin(self) -> None:
         for tracker in self._remote:
@@ -138,13 +138,13 @@ class _Remote:
 class _Mlflow:
     """A run of an MLflow experiment, at the server of MLFLOW_TRACKING_URI."""
 
-    def __init__(self, folder: RunFolder, experiment: str) -> None:
+    def __init__(self, folder: RunFolder, experiment: str, group: str | None) -> None:
         try:
             from mlflow import MlflowClient
         except ImportError:
             raise SpecError("log.mlflow: mlflow is not installed; pip install mlflow-skinny") from None
         logging.getLogger("mlflow").setLevel(logging.ERROR)
-        self._folder, self._experiment = folder, experiment
+        self._folder, self._experiment, self._group = folder, experiment, group
         self._make = MlflowClient
         self._resumed = False
         self._newest: dict[str, int] = {}  # the last step of each number that an earlier process sent
@@ -166,7 +166,9 @@ class _Mlflow:
 
         found = self._client.get_experiment_by_name(self._experiment)
         number = found.experiment_id if found else self._client.create_experiment(self._experiment)
-        run: str = self._client.create_run(number, run_name=_run_name(self._folder)).info.run_id
+        tags: dict[str, str] = {} if self._group is None else {"group": self._group}
+        name = _run_name(self._folder, self._group)
+        run: str = self._client.create_run(number, run_name=name, tags=tags).info.run_id
         items = sorted(_recipe_values(self._folder).items())
         for at in range(0, len(items), MOST_PARAMETERS):
             self._client.log_batch(run, params=[Param(name, x) for name, x in items[at : at + MOST_PARAMETERS]])
@@ -200,12 +202,12 @@ class _Mlflow:
 class _Wandb:
     """A run of a Weights & Biases project, in the mode of WANDB_MODE."""
 
-    def __init__(self, folder: RunFolder, project: str) -> None:
+    def __init__(self, folder: RunFolder, project: str, group: str | None) -> None:
         try:
             import wandb
         except ImportError:
             raise SpecError("log.wandb: wandb is not installed; pip install wandb") from None
-        self._folder, self._project, self._wandb = folder, project, wandb
+        self._folder, self._project, self._group, self._wandb = folder, project, group, wandb
 
     def begin(self) -> None:
         known = _saved_ids(self._folder).get("wandb")
@@ -214,7 +216,8 @@ class _Wandb:
                 project=self._project,
                 id=known,
                 resume="allow" if known else None,
-                name=_run_name(self._folder),
+                name=_run_name(self._folder, self._group),
+                group=self._group,
                 config=_recipe_values(self._folder),
                 settings=self._wandb.Settings(silent=True, console="off", init_timeout=DEADLINE_s),
             )
@@ -235,8 +238,9 @@ class _Wandb:
         self._run.finish(exit_code=int(status == "failed"))
 
 
-def _run_name(folder: RunFolder) -> str:
-    return "/".join(folder.path.parts[-2:])
+def _run_name(folder: RunFolder, group: str | None) -> str:
+    """Such as clicks/1, or in a group 0003/clicks/1."""
+    return "/".join(folder.path.parts[-2 if group is None else -3 :])
 
 
 def _recipe_values(folder: RunFolder) -> dict[str, str]:

@@ -239,7 +239,7 @@ def _run_trial(plan: StudyPlan, study: Any, trial: Any, values: dict[str, Any]) 
             runs[0].trainer.stop()
 
     try:
-        recipe = plan.load(values)
+        recipe = _grouped(plan.load(values), plan.folder.name)
         run = TrainingRun.start(recipe, place, watch)
         runs.append(run)
         trial.set_user_attr("run", str(run.folder.path.relative_to(plan.folder)))
@@ -263,6 +263,14 @@ def _run_trial(plan: StudyPlan, study: Any, trial: Any, values: dict[str, Any]) 
     else:
         study.tell(trial, best.value)
     _keep_best_checkpoints(plan, study)
+
+
+def _grouped(recipe: Recipe, study: str) -> Recipe:
+    """The recipe of a trial, whose runs are one group at trackers."""
+    log = recipe.log
+    if log.group is not None or log.mlflow is log.wandb is None:
+        return recipe
+    return msgspec.structs.replace(recipe, log=msgspec.structs.replace(log, group=study))
 
 
 def _keep_best_checkpoints(plan: StudyPlan, study: Any) -> None:
