@@ -12,15 +12,18 @@ import rowwise
 PUBLIC = [  # a name is added or taken away here, in sight
     "Adagrad",
     "Adam",
+    "AutoInt",
     "Batch",
     "BatchError",
     "CheckpointError",
     "Constant",
     "DCN",
+    "DHEN",
     "DLRM",
     "DataError",
     "DeepFM",
     "Embeddings",
+    "FinalMLP",
     "Ftrl",
     "GradientError",
     "IdError",
@@ -28,12 +31,15 @@ PUBLIC = [  # a name is added or taken away here, in sight
     "Jagged",
     "Lamb",
     "Linear",
+    "MMoE",
     "Managed",
     "ManagedEmbeddings",
     "MappedEmbeddings",
+    "MaskNet",
     "Mlp",
     "NativeError",
     "Normal",
+    "PLE",
     "Plan",
     "Pooling",
     "RowType",
@@ -54,6 +60,8 @@ PUBLIC = [  # a name is added or taken away here, in sight
     "Vectors",
     "WideDeep",
     "Wire",
+    "Wukong",
+    "XDeepFM",
     "in_batch_softmax",
     "interact",
     "make_embeddings",
@@ -82,7 +90,7 @@ def test_type_checkers_see_the_same_names():
 
 def test_an_unknown_name_is_refused_with_the_known():
     with pytest.raises(
-        AttributeError, match="module 'rowwise' has no attribute 'Embedding': want one of Adagrad, Adam, Batch"
+        AttributeError, match="module 'rowwise' has no attribute 'Embedding': want one of Adagrad, Adam, AutoInt"
     ):
         rowwise.Embedding  # noqa: B018
 

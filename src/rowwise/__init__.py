@@ -26,10 +26,16 @@ if TYPE_CHECKING:
     from rowwise.hashing.make import make_embeddings as make_embeddings
     from rowwise.hashing.managed.embeddings import ManagedEmbeddings as ManagedEmbeddings
     from rowwise.managed import Managed as Managed
+    from rowwise.models.autoint import AutoInt as AutoInt
     from rowwise.models.dcn import DCN as DCN
     from rowwise.models.deepfm import DeepFM as DeepFM
+    from rowwise.models.dhen import DHEN as DHEN
     from rowwise.models.dlrm import DLRM as DLRM
+    from rowwise.models.experts import PLE as PLE
+    from rowwise.models.experts import MMoE as MMoE
+    from rowwise.models.final_mlp import FinalMLP as FinalMLP
     from rowwise.models.frequency import ItemFrequency as ItemFrequency
+    from rowwise.models.masknet import MaskNet as MaskNet
     from rowwise.models.mlp import Linear as Linear
     from rowwise.models.mlp import Mlp as Mlp
     from rowwise.models.retrieval import in_batch_softmax as in_batch_softmax
@@ -38,6 +44,8 @@ if TYPE_CHECKING:
     from rowwise.models.two_tower import TwoTower as TwoTower
     from rowwise.models.wide import wide_tables as wide_tables
     from rowwise.models.wide_deep import WideDeep as WideDeep
+    from rowwise.models.wukong import Wukong as Wukong
+    from rowwise.models.xdeepfm import XDeepFM as XDeepFM
     from rowwise.ops.interact import interact as interact
     from rowwise.plan import Plan as Plan
     from rowwise.plan import Tile as Tile
@@ -79,15 +87,22 @@ _HOMES = {
     "hashing.make": ("make_embeddings",),
     "hashing.managed.embeddings": ("ManagedEmbeddings",),
     "managed": ("Managed",),
+    "models.autoint": ("AutoInt",),
     "models.dcn": ("DCN",),
     "models.deepfm": ("DeepFM",),
+    "models.dhen": ("DHEN",),
     "models.dlrm": ("DLRM",),
+    "models.experts": ("MMoE", "PLE"),
+    "models.final_mlp": ("FinalMLP",),
     "models.frequency": ("ItemFrequency",),
+    "models.masknet": ("MaskNet",),
     "models.mlp": ("Linear", "Mlp"),
     "models.retrieval": ("in_batch_softmax", "top_items"),
     "models.two_tower": ("Tower", "TwoTower"),
     "models.wide": ("wide_tables",),
     "models.wide_deep": ("WideDeep",),
+    "models.wukong": ("Wukong",),
+    "models.xdeepfm": ("XDeepFM",),
     "ops.interact": ("interact",),
     "plan": ("Plan", "Tile"),
     "row_optimizers": ("Adagrad", "Adam", "Ftrl", "Lamb", "RowWiseAdagrad", "RowWiseAdam", "Schedule", "Sgd"),

@@ -7,7 +7,27 @@ import torch
 from clicks import DENSE, make_clicks, make_tables, step
 from torch import nn
 
-from rowwise import DCN, DLRM, BatchError, DeepFM, Embeddings, Pooling, SpecError, Table, Tower, TwoTower, WideDeep
+from rowwise import (
+    DCN,
+    DHEN,
+    DLRM,
+    PLE,
+    AutoInt,
+    BatchError,
+    DeepFM,
+    Embeddings,
+    FinalMLP,
+    MaskNet,
+    MMoE,
+    Pooling,
+    SpecError,
+    Table,
+    Tower,
+    TwoTower,
+    WideDeep,
+    Wukong,
+    XDeepFM,
+)  # fmt: skip
 
 
 def dlrm(tables, dense_features=DENSE, tasks=1):
@@ -34,13 +54,51 @@ def dcn_parallel(tables, dense_features=DENSE, tasks=1):
     return DCN(Embeddings(tables), dense_features, deep=(5, tasks), structure="parallel")
 
 
+def gdcn(tables, dense_features=DENSE, tasks=1):
+    return DCN(Embeddings(tables), dense_features, deep=(5, tasks), gated=True)
+
+
+def dhen(tables, dense_features=DENSE, tasks=1):
+    kinds = ("attention", "convolution", "cross", "factorization", "linear")
+    return DHEN(Embeddings(tables), dense_features, (24, tasks), interactions=kinds, ensemble="weighted_sum")
+
+
+def wukong(tables, dense_features=DENSE, tasks=1):
+    return Wukong(Embeddings(tables), dense_features, (5, tasks), vectors=4, rank=2, hidden=(5,))
+
+
+def masknet(tables, dense_features=DENSE, tasks=1):
+    return MaskNet(Embeddings(tables), dense_features, (5, tasks), blocks=(5, 6))
+
+
+def final_mlp(tables, dense_features=DENSE, tasks=1):
+    return FinalMLP(Embeddings(tables), dense_features, (6, 4), (4,), tasks=tasks)
+
+
+def autoint(tables, dense_features=DENSE, tasks=1):
+    return AutoInt(Embeddings(tables), dense_features, (5, tasks), width=4)
+
+
+def xdeepfm(tables, dense_features=DENSE, tasks=1):
+    return XDeepFM(Embeddings(tables), dense_features, (5, tasks), products=(4, 3))
+
+
+def mmoe(tables, dense_features=DENSE, tasks=1):
+    return MMoE(Embeddings(tables), dense_features, tasks, experts=(24,), count=2, tower=(5,))
+
+
+def ple(tables, dense_features=DENSE, tasks=1):
+    return PLE(Embeddings(tables), dense_features, tasks, experts=(24,), levels=2, tower=(5,))
+
+
 def two_tower(tables, dense_features=DENSE, tasks=1):
     assert tasks == 1
     user = Tower(Embeddings(tables[:1]), min(1, dense_features), (5, 4))
     return TwoTower(user, Tower(Embeddings(tables[1:] or tables), max(0, dense_features - 1), (5, 4)))
 
 
-RANKERS = (dlrm, deepfm, wide_deep, dcn, dcn_low_rank, dcn_parallel)
+FIELD_MODELS = (dhen, wukong, masknet, final_mlp, autoint, xdeepfm)
+RANKERS = (dlrm, deepfm, wide_deep, dcn, dcn_low_rank, dcn_parallel, gdcn, *FIELD_MODELS, mmoe, ple)
 MODELS = (*RANKERS, two_tower)
 
 

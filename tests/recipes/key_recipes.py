@@ -15,8 +15,9 @@ from rowwise.errors import RowwiseError, one_line
 from rowwise.hashing.arrays import entry_map
 from rowwise.hashing.file import save
 from rowwise.recipes.compose import make_batcher, make_model, resolve
+from rowwise.recipes.model_configs import TwoTowerConfig
 from rowwise.recipes.outlook import dry_run, open_warm_start
-from rowwise.recipes.recipe import Recipe, TwoTowerConfig
+from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.text import decode
 from rowwise.recipes.unused_keys import find_notes as notes_of
 from rowwise.spec import Topology
@@ -121,7 +122,7 @@ def place_of(name: str, kind: type[msgspec.Struct]) -> tuple[tuple[str | int, ..
             "Managed": ((*table, "managed"), {}),
             "TuneRange": (("tune", "train.batch"), {"low": 1, "high": 100}),
         }[name]
-    if kind.__module__.endswith("recipes.recipe"):
+    if kind.__module__.endswith("recipes.model_configs"):
         return ("model",), MODELS.get(name, {})
     if name.startswith("Dense"):
         return ("train", "optimizer"), {}

@@ -12,7 +12,8 @@ from pyarrow import parquet as pq
 from rowwise import DataError
 from rowwise.ingest import FrameReader
 from rowwise.ingest.inspect import inspect
-from rowwise.recipes.recipe import DlrmConfig, TimeShare
+from rowwise.recipes.model_configs import DlrmConfig
+from rowwise.recipes.recipe import TimeShare
 from rowwise.recipes.runs import TrainingRun, predict_rows
 from rowwise.recipes.starter import make_starter, recipe_name
 from rowwise.recipes.text import decode, parse, read

@@ -8,7 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rowwise import SpecError
-from rowwise.recipes.recipe import Data, DcnConfig, Recipe, UserModel
+from rowwise.recipes.model_configs import DcnConfig, UserModel
+from rowwise.recipes.recipe import Data, Recipe
 from rowwise.recipes.text import apply_change, decode, dropped_keys, parse, read, write
 
 BASE = "data: {dataset: synthetic}\n"
@@ -34,7 +35,7 @@ def load(text, *changes):
         ),
         (
             "model: {kind: dcn, cross: 2}",
-            "in model; did you mean 'crosses'? There are crosses, deep, dropout, norm, rank",
+            "in model; did you mean 'crosses'? There are crosses, deep, dropout, gated, norm",
         ),
         ("columns: {labels: [y], sparse: [{column: a}, {colum: b}]}", "no key 'colum' in columns.sparse[1]; did you"),
         (TABLE % ", dims: 4", "no key 'dims' in tables.list[0]; did you mean 'dim'?"),
@@ -57,7 +58,7 @@ def load(text, *changes):
         ("train: {batch: 10:20}", "Expected `int`, got `str`"),
         ("train: {optimizer: {lr: 3}}", "field `kind` - at `train.optimizer`; want kind: adagrad or adam or sgd"),
         ("train: {optimizer: {kind: adamw}}", "'adamw' - at `train.optimizer.kind`; want kind: adagrad or adam or sgd"),
-        ("model: {kind: dlmr}", "want kind: dcn or deepfm or dlrm or own or two_tower or wide_deep"),
+        ("model: {kind: dlmr}", "want kind: autoint or dcn or deepfm or dhen or dlrm"),
         ("name: ../up", "name='../up': want letters, digits"),
         ("1: 2", "Expected `str` - at `key` of the recipe"),
         ("? [a]\n: 2", "my.yaml: not YAML: "),

@@ -4,7 +4,7 @@ import pytest
 
 from rowwise import Table
 from rowwise.processor import Processor
-from rowwise.recipes.recipe import DcnConfig, DeepFmConfig, DlrmConfig, UserModel
+from rowwise.recipes.model_configs import DcnConfig, DeepFmConfig, DlrmConfig, UserModel
 from rowwise.recipes.threads import choose_threads
 
 TABLES = [Table(name=f"t{n}", rows=1000, dim=16) for n in range(10)]

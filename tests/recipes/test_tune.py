@@ -14,7 +14,7 @@ from small import recipe, sections
 
 from rowwise import SpecError
 from rowwise.recipes.find import find, names
-from rowwise.recipes.recipe import TwoTowerConfig
+from rowwise.recipes.model_configs import TwoTowerConfig
 from rowwise.recipes.text import parse, read
 from rowwise.recipes.tune import tune
 from rowwise.recipes.tune.space import changes_of, own_values, search_space, stored

@@ -21,7 +21,7 @@ METRICS = ("loss", "ne", "auc", "calibration")
 
 def check_recipe(recipe: "Recipe", seeds: int) -> None:
     """Raise for a recipe whose runs have no mean, before any of them trains."""
-    from rowwise.recipes.recipe import TwoTowerConfig
+    from rowwise.recipes.model_configs import TwoTowerConfig
 
     if isinstance(recipe.model, TwoTowerConfig):
         raise SpecError(

@@ -9,6 +9,11 @@ The model of "DCN V2: Improved Deep & Cross Network and Practical Lessons for We
     parallel: logits = W [x_L, deep(x_0)] + b
 
 The paper's mixture of low-rank experts is left out. Initial weights are those of nn.Linear.
+
+Gated, these are the layers of GDCN, "Towards Deeper, Lighter and Interpretable Cross Network for CTR Prediction"
+(Wang et al. 2023, arXiv 2311.04635):
+
+    x_(l+1)  = x_0 * (W_l x_l + b_l) * sigmoid(V_l x_l) + x_l
 """
 
 from collections.abc import Sequence
@@ -26,27 +31,33 @@ from rowwise.models.mlp import Linear, Mlp, Norm
 Structure = Literal["stacked", "parallel"]
 
 
+def cross_map(width: int, rank: int | None, *, bias: bool = True) -> nn.Module:
+    """W x + b, with W a full matrix, or the product of two thin ones."""
+    if rank is None:
+        return Linear(width, width, bias)
+    if rank < 1:
+        raise SpecError(f"rank={rank}: want at least 1, or None for a full matrix of {width} x {width}")
+    return nn.Sequential(Linear(width, rank, bias=False), Linear(rank, width, bias))
+
+
 class Cross(nn.Module):
-    """A cross layer: x_0 * (W x + b) + x.
+    """A cross layer: x_0 * (W x + b) + x, or gated: x_0 * (W x + b) * sigmoid(V x) + x.
 
     Args:
         width: of x.
-        rank: of W as the product of two thin matrices; None: W is one full matrix.
+        rank: of W and V as products of two thin matrices; None: they are full matrices.
+        gated: whether there is V.
     """
 
-    def __init__(self, width: int, rank: int | None = None) -> None:
+    def __init__(self, width: int, rank: int | None = None, *, gated: bool = False) -> None:
         super().__init__()
-        if rank is not None and rank < 1:
-            raise SpecError(f"rank={rank}: want at least 1, or None for a full matrix of {width} x {width}")
-        self.map = (
-            Linear(width, width)
-            if rank is None
-            else nn.Sequential(Linear(width, rank, bias=False), Linear(rank, width))
-        )
+        self.map = cross_map(width, rank)
+        self.gate = cross_map(width, rank, bias=False) if gated else None
 
     def forward(self, first_BS: Tensor, x_BS: Tensor) -> Tensor:
         """[B, width] of x_0 and of x to [B, width]."""
-        return first_BS * self.map(x_BS) + x_BS
+        crossed_BS = first_BS * self.map(x_BS)
+        return (crossed_BS if self.gate is None else crossed_BS * self.gate(x_BS).sigmoid()) + x_BS
 
 
 class DCN(nn.Module):
@@ -58,6 +69,7 @@ class DCN(nn.Module):
         deep: sizes of the MLP's layers; the last is the number of logits.
         crosses: cross layers.
         rank: of their matrices; None: full.
+        gated: whether cross layers are those of GDCN.
         structure: "stacked", the MLP over the crosses, or "parallel", both over the input and a linear layer over both.
         dropout: share of the hidden numbers of the MLP that are 0 in a training step.
         norm: "batch" or "layer" normalisation of its hidden layers; None: neither.
@@ -71,6 +83,7 @@ class DCN(nn.Module):
         *,
         crosses: int = 3,
         rank: int | None = None,
+        gated: bool = False,
         structure: Structure = "stacked",
         dropout: float = 0.0,
         norm: Norm | None = None,
@@ -85,7 +98,7 @@ class DCN(nn.Module):
         self.embeddings = embeddings
         self.dense_features = dense_features
         self.structure = structure
-        self.crosses = nn.ModuleList(Cross(width, rank) for _ in range(crosses))
+        self.crosses = nn.ModuleList(Cross(width, rank, gated=gated) for _ in range(crosses))
         if structure == "stacked":
             self.deep = Mlp((width, *deep), dropout=dropout, norm=norm)
         else:

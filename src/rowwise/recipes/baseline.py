@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rowwise import report
 from rowwise.errors import SpecError
 from rowwise.recipes.compose import ResolvedRecipe, evaluation_batches
-from rowwise.recipes.recipe import TwoTowerConfig
+from rowwise.recipes.model_configs import TwoTowerConfig
 from rowwise.recipes.rows import RowSelection
 from rowwise.recipes.runs import resolve_saved
 from rowwise.spec import Value

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from rowwise.ingest.transform.user_function import UserFunction
-from rowwise.recipes.recipe import Recipe, UserModel
+from rowwise.recipes.model_configs import UserModel
+from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.user_model_name import split_name
 
 

@@ -22,32 +22,20 @@ from rowwise.ingest.columns import Columns
 from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import AnyKind, LoadedTransforms, MapId, UserFunction, serving
 from rowwise.ingest.transform import load as load_transforms
-from rowwise.models.dcn import DCN
-from rowwise.models.deepfm import DeepFM
-from rowwise.models.dlrm import DLRM
 from rowwise.models.frequency import ItemFrequency
 from rowwise.models.two_tower import Tower, TwoTower
-from rowwise.models.wide import wide_tables
-from rowwise.models.wide_deep import WideDeep
 from rowwise.plan import Forecast
 from rowwise.processor import read_processor
 from rowwise.recipes.column_tables import add_column_tables, replace_vocabularies
 from rowwise.recipes.id_maps import pin_map, stored_tables_of
+from rowwise.recipes.model_configs import TwoTowerConfig, UserModel
 from rowwise.recipes.processor_limits import replace_unsupported
-from rowwise.recipes.recipe import (
-    DcnConfig,
-    DeepFmConfig,
-    DlrmConfig,
-    Recipe,
-    Tables,
-    TwoTowerConfig,
-    UserModel,
-    WideDeepConfig,
-)
+from rowwise.recipes.recipe import Recipe, Tables
 from rowwise.recipes.rows import RecipeRows, RowSelection, open_data, use_absolute_paths
 from rowwise.recipes.threads import choose_threads
 from rowwise.recipes.user_model import load_class
 from rowwise.recipes.user_model_name import split_name
+from rowwise.recipes.zoo import make_click_model
 from rowwise.spec import Table
 from rowwise.train.evaluate import ClickEvaluator, Evaluator, Slicing
 from rowwise.train.objective import Clicks, InBatch, Objective
@@ -157,21 +145,13 @@ def make_model(resolved: ResolvedRecipe, *, on_meta: bool = False) -> nn.Module:
         return _make_two_tower(resolved, model).to(recipe.train.device)
     device, merge_shared = "meta" if on_meta else "cpu", recipe.train.merge_shared
     embeddings = make_embeddings(resolved.tables, seed=recipe.seed, device=device, merge_shared=merge_shared)
-    hidden = {key: getattr(model, key) for key in ("dropout", "norm") if hasattr(model, key)}
     match model:
-        case DlrmConfig(bottom=bottom, top=top):
-            module: nn.Module = DLRM(embeddings, dense, (*bottom, resolved.tables[0].dim), (*top, tasks), **hidden)
-        case DeepFmConfig(deep=deep):
-            module = DeepFM(embeddings, dense, (*deep, tasks), **hidden)
-        case DcnConfig(deep=deep, crosses=crosses, rank=rank, structure=structure):
-            module = DCN(embeddings, dense, (*deep, tasks), crosses=crosses, rank=rank, structure=structure, **hidden)
-        case WideDeepConfig(deep=deep, wide=wide):
-            weights = None if wide is None else wide_tables(resolved.tables, tasks, wide)
-            module = WideDeep(embeddings, dense, (*deep, tasks), wide=weights, **hidden)
         case UserModel(module=name, args=args):
             module = _make_user_model(name, embeddings, dense, tasks, args)
         case str():
             raise AssertionError(f"resolve left the model as {model!r}")
+        case _:
+            module = make_click_model(model, embeddings, dense, tasks)
     return module if on_meta else module.to(recipe.train.device)
 
 

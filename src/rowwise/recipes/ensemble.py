@@ -20,8 +20,8 @@ from rowwise.batch import Batch
 from rowwise.errors import SpecError
 from rowwise.ingest.transform import to_json
 from rowwise.recipes.compose import ResolvedRecipe, evaluation_batches
+from rowwise.recipes.model_configs import TwoTowerConfig
 from rowwise.recipes.predict import predict
-from rowwise.recipes.recipe import TwoTowerConfig
 from rowwise.recipes.runs import Warn, choose_rows, ignore_warning, load_trained, predict_rows
 from rowwise.recipes.sharding import tables_of
 from rowwise.train.evaluate import ClickEvaluator, Scores, Slicing, Values

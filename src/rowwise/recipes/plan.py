@@ -10,7 +10,8 @@ from msgspec import structs
 from rowwise.perf.access import Workload
 from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.disk_tables import uniform_workloads
-from rowwise.recipes.recipe import Recipe, TwoTowerConfig, check_ranks
+from rowwise.recipes.model_configs import TwoTowerConfig
+from rowwise.recipes.recipe import Recipe, check_ranks
 from rowwise.recipes.sharding import step_samples, tables_of
 from rowwise.spec import Wire
 

@@ -17,6 +17,7 @@ from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import Transforms
 from rowwise.managed import Managed
 from rowwise.planner.machines import parse_size
+from rowwise.recipes.model_configs import DlrmConfig, Model, TwoTowerConfig, layers_of
 from rowwise.row_optimizers import RowOptimizer
 from rowwise.spec import Init, Pooling, RowType, Table, Value, Wire
 from rowwise.train.settings import Evaluation, Log, Saving, Training
@@ -156,71 +157,6 @@ class TuneRange(Value, frozen=True):
             raise SpecError(f"tune: {got} with log: want low above 0")
 
 
-class DlrmConfig(Value, frozen=True, tag="dlrm", tag_field="kind"):
-    """`rowwise.DLRM`. A last bottom layer of the tables' dim and a last top layer of one logit a label are added."""
-
-    bottom: tuple[int, ...] = (512, 256)
-    top: tuple[int, ...] = (512, 256)
-    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
-    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
-
-
-class DeepFmConfig(Value, frozen=True, tag="deepfm", tag_field="kind"):
-    """`rowwise.DeepFM` with a last deep layer of one logit a label."""
-
-    deep: tuple[int, ...] = (400, 400, 400)
-    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
-    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
-
-
-class DcnConfig(Value, frozen=True, tag="dcn", tag_field="kind"):
-    """`rowwise.DCN` with a last deep layer of one logit a label."""
-
-    deep: tuple[int, ...] = (512, 256)
-    crosses: int = 3
-    rank: int | None = None
-    structure: Literal["stacked", "parallel"] = "stacked"
-    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
-    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
-
-
-class WideDeepConfig(Value, frozen=True, tag="wide_deep", tag_field="kind"):
-    """`rowwise.WideDeep` with a last deep layer of one logit a label."""
-
-    deep: tuple[int, ...] = (1024, 512, 256)
-    wide: RowOptimizer | None = None  # of the wide part's weights; None: FTRL, as in the paper
-    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
-    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
-
-
-class TwoTowerConfig(Value, frozen=True, tag="two_tower", tag_field="kind"):
-    """`rowwise.TwoTower`, trained on the rows whose label is 1 by the softmax over the items of a batch."""
-
-    item: str  # the feature with the item's id, one in each row
-    user_features: tuple[str, ...]
-    item_features: tuple[str, ...] = ()  # beside `item`
-    user_dense: tuple[str, ...] = ()
-    item_dense: tuple[str, ...] = ()
-    sizes: tuple[int, ...] = (128, 64)
-    temperature: float = 0.1
-    correct: bool = True  # logQ correction for popular items
-    ks: tuple[int, ...] = (10, 50)  # of recall@k and NDCG@k
-
-    def __post_init__(self) -> None:
-        if not 0 < self.temperature < math.inf:
-            raise SpecError(f"model.temperature={self.temperature}: want a finite number above 0")
-
-
-class UserModel(Value, frozen=True, tag="own", tag_field="kind"):
-    """The user's model class: `module` is path.py:Class, called with (embeddings, dense_features, tasks, **args)."""
-
-    module: str
-    args: dict[str, Any] = msgspec.field(default_factory=dict)
-
-
-Model = DlrmConfig | DeepFmConfig | DcnConfig | WideDeepConfig | TwoTowerConfig | UserModel
-
-
 class Recipe(Value, frozen=True, kw_only=True):
     """The configuration of a run."""
 
@@ -264,21 +200,6 @@ class Recipe(Value, frozen=True, kw_only=True):
     @property
     def memory_bytes(self) -> int | None:
         return parse_size(self.memory, "memory") if isinstance(self.memory, str) else self.memory
-
-
-def layers_of(model: Model | str) -> dict[str, tuple[int, ...]]:
-    """All layer sizes and ranks of a model, by key."""
-    match model:
-        case DlrmConfig(bottom=bottom, top=top):
-            return {"bottom": bottom, "top": top}
-        case DeepFmConfig(deep=deep) | WideDeepConfig(deep=deep):
-            return {"deep": deep}
-        case DcnConfig(deep=deep, crosses=crosses, rank=rank):
-            return {"deep": deep, "crosses": (crosses,) if crosses else (), "rank": () if rank is None else (rank,)}
-        case TwoTowerConfig(sizes=sizes, ks=ks):
-            return {"sizes": sizes, "ks": ks}
-        case UserModel() | str():
-            return {}
 
 
 def check_ranks(recipe: Recipe, world: int) -> None:

@@ -45,9 +45,10 @@ from rowwise.recipes.feed import Feed
 from rowwise.recipes.first_rank import on_first_rank, resolve_on_first_rank
 from rowwise.recipes.id_maps import copy_maps, relocate_maps
 from rowwise.recipes.machine import Environment, NativeLibrary
+from rowwise.recipes.model_configs import UserModel
 from rowwise.recipes.outlook import open_warm_start
 from rowwise.recipes.predict import predict
-from rowwise.recipes.recipe import Recipe, UserModel, check_ranks
+from rowwise.recipes.recipe import Recipe, check_ranks
 from rowwise.recipes.rows import RowSelection, open_reader
 from rowwise.recipes.sharding import can_use_disk, choose_plan, shard_tables, step_samples, tables_of
 from rowwise.recipes.table_memory import Purpose, check_memory, measure_memory

@@ -27,7 +27,8 @@ from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
 from rowwise.quantity import format_bytes
 from rowwise.recipes.disk_tables import fill_caches, has_disk_tables, uniform_workloads
-from rowwise.recipes.recipe import Recipe, TwoTowerConfig
+from rowwise.recipes.model_configs import TwoTowerConfig
+from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.table_memory import TableMemory, raise_if_short, single_rank_plan
 from rowwise.row_optimizers import needs_full_rows
 from rowwise.shard.apply import shard

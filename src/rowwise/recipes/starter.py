@@ -16,7 +16,8 @@ from msgspec import structs
 from rowwise.errors import DataError
 from rowwise.ingest.inspect import AS_TOLD, LABELS, SHARE, ColumnCard, DatasetCard
 from rowwise.ingest.transform import SplitText
-from rowwise.recipes.recipe import NAME, About, Data, DlrmConfig, Recipe, TableChanges, Tables, TimeShare
+from rowwise.recipes.model_configs import DlrmConfig
+from rowwise.recipes.recipe import NAME, About, Data, Recipe, TableChanges, Tables, TimeShare
 from rowwise.recipes.text import write
 from rowwise.row_optimizers import RowWiseAdagrad
 from rowwise.spec import Pooling

@@ -13,9 +13,18 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from rowwise.processor import Processor
-from rowwise.recipes.recipe import DcnConfig, Model, UserModel, layers_of
+from rowwise.recipes.model_configs import (
+    DcnConfig,
+    DeepFmConfig,
+    DlrmConfig,
+    Model,
+    TwoTowerConfig,
+    WideDeepConfig,
+    layers_of,
+)
 from rowwise.spec import Table
 
+MLP_MODELS = (DlrmConfig, DeepFmConfig, DcnConfig, TwoTowerConfig, WideDeepConfig)
 MLPS = ("bottom", "top", "deep", "sizes")  # keys of layer sizes
 SMALL_STEP_s = 4e-3  # on one thread
 FLOP_s = {"avx512f": 1 / 1.5e11, "avx2": 1 / 4e10}  # seconds of a multiplication or addition, by instruction set
@@ -27,14 +36,15 @@ def choose_threads(
     model: Model, tables: Sequence[Table], dense_features: int, batch: int, processor: Processor, available: int
 ) -> int:
     """One thread for a step that is estimated to be small, else all that are available."""
-    if isinstance(model, UserModel):  # unknown layers
+    if not isinstance(model, MLP_MODELS):  # other layers than these formulas have
         return available
     ids = sum(len(table.feature_names) for table in tables)
     inputs = dense_features + sum(table.dim * len(table.feature_names) for table in tables)
     mlps = [sizes for key, sizes in layers_of(model).items() if key in MLPS]
     weights = sum(a * b for sizes in mlps for a, b in pairwise((inputs, *sizes)))
     if isinstance(model, DcnConfig):
-        weights += model.crosses * inputs * (inputs if model.rank is None else 2 * model.rank)
+        matrices = model.crosses * (1 + model.gated)
+        weights += matrices * inputs * (inputs if model.rank is None else 2 * model.rank)
     flop_s = next((s for flag, s in FLOP_s.items() if flag in processor.flags), OTHER_FLOP_s)
     # Forward, gradient of the inputs and gradient of the weights: a multiplication and an addition each.
     step_s = batch * (6 * weights * flop_s + ids * ID_s)

@@ -14,7 +14,8 @@ from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import unread
 from rowwise.perf.learned import profile_warnings
 from rowwise.recipes.compose import ResolvedRecipe
-from rowwise.recipes.recipe import DlrmConfig, TimeShare, TwoTowerConfig, UserModel
+from rowwise.recipes.model_configs import DlrmConfig, TwoTowerConfig, UserModel
+from rowwise.recipes.recipe import TimeShare
 from rowwise.recipes.sharding import load_hardware
 from rowwise.spec import Topology, Value
 

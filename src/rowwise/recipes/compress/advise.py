@@ -25,7 +25,8 @@ from rowwise.recipes.compress.progress import Tell, WorkProgress
 from rowwise.recipes.compress.selection import CompressionGoal, TableSelection
 from rowwise.recipes.compress.trial_runner import TrialRunner, make_chosen_maps, save_map
 from rowwise.recipes.compress.window import DataWindow
-from rowwise.recipes.recipe import About, Recipe, Tables, TwoTowerConfig
+from rowwise.recipes.model_configs import TwoTowerConfig
+from rowwise.recipes.recipe import About, Recipe, Tables
 from rowwise.recipes.text import RECIPE, write
 from rowwise.spec import Table
 

@@ -27,16 +27,8 @@ from rowwise.models.wide import ENDING
 from rowwise.recipes.compose import ResolvedRecipe, make_batcher, make_job, make_model
 from rowwise.recipes.compress import refit
 from rowwise.recipes.compress.trials import done_fraction
-from rowwise.recipes.recipe import (
-    DcnConfig,
-    DeepFmConfig,
-    DlrmConfig,
-    Model,
-    Tables,
-    TwoTowerConfig,
-    UserModel,
-    WideDeepConfig,
-)
+from rowwise.recipes.model_configs import MLP_WIDTHS, Model, TwoTowerConfig, UserModel, layers_of
+from rowwise.recipes.recipe import Tables
 from rowwise.spec import Constant, RowType, Table, Value
 from rowwise.textfile import open_regular
 from rowwise.train.settings import Saving
@@ -139,16 +131,11 @@ def _write(path: Path, histories: Mapping[str, IdHistory]) -> None:
 
 
 def _halve_layers(model: Model) -> Model:
-    def half(sizes: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(-(-size // 2) for size in sizes)
-
-    match model:
-        case DlrmConfig(bottom=bottom, top=top):
-            return DlrmConfig(bottom=half(bottom), top=half(top))
-        case DeepFmConfig(deep=deep) | DcnConfig(deep=deep) | WideDeepConfig(deep=deep):
-            return structs.replace(model, deep=half(deep))
-        case TwoTowerConfig() | UserModel():
-            return model
+    """The model with layers of half the width; those of towers stay, as vectors of both are compared."""
+    if isinstance(model, (TwoTowerConfig, UserModel)):
+        return model
+    halves = {key: tuple(-(-n // 2) for n in sizes) for key, sizes in layers_of(model).items() if key in MLP_WIDTHS}
+    return structs.replace(model, **halves)
 
 
 def find_embeddings(model: nn.Module, table: str) -> Embeddings | MappedEmbeddings | None:

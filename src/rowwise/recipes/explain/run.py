@@ -25,7 +25,7 @@ from rowwise.recipes.explain.importance import (
 )
 from rowwise.recipes.explain.rows import HeldRows
 from rowwise.recipes.explain.slices import CalibrationSlice, calibration_slices
-from rowwise.recipes.recipe import TwoTowerConfig
+from rowwise.recipes.model_configs import TwoTowerConfig
 from rowwise.recipes.runs import Warn, choose_rows, ignore_warning, load_trained
 from rowwise.spec import Value
 from rowwise.train.run_folder import RunFolder

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rowwise.errors import SpecError
-from rowwise.recipes.recipe import Recipe, TuneRange, layers_of
+from rowwise.recipes.model_configs import layers_of
+from rowwise.recipes.recipe import Recipe, TuneRange
 
 RATE, BATCH, WIDTH = 10.0, 4, 2  # factors to either side of a recipe's learning rates, batch and layers
 DIMS = (4, 8, 16, 32, 64)

@@ -27,7 +27,8 @@ import msgspec
 from rowwise import report
 from rowwise.errors import DataError, GradientError, RowwiseError, SpecError
 from rowwise.recipes.find import find
-from rowwise.recipes.recipe import Recipe, TwoTowerConfig
+from rowwise.recipes.model_configs import TwoTowerConfig
+from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.runs import TrainingRun, evaluate
 from rowwise.recipes.text import parse, read, write
 from rowwise.recipes.tune.space import Space, changes_of, own_values, search_space, stored, suggest

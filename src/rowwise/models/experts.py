@@ -1,0 +1,147 @@
+"""MMoE and PLE: several tasks that share experts, each with gates of its own.
+
+"Modeling Task Relationships in Multi-task Learning with Multi-gate Mixture-of-Experts" (Ma et al. 2018, KDD):
+
+    x        = [dense, pooled rows of all features]
+    f_t      = sum over experts e of softmax(G_t x)_e E_e(x)              E: MLPs
+    logit_t  = tower_t(f_t)
+
+"Progressive Layered Extraction (PLE)" (Tang et al. 2020, RecSys) has experts of each task beside the shared ones, and
+levels of them. A task's gate sees its own experts and the shared ones; the shared part of a level, which only the next
+level reads, is gated over all experts:
+
+    f^l_t = sum over own and shared e of softmax(G^l_t f^(l-1)_t)_e E^l_e(f^(l-1) of the expert's task)      f^0 = x
+    f^l_s = sum over all e of softmax(G^l_s f^(l-1)_s)_e E^l_e(...)
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rowwise.batch import Batch
+from rowwise.errors import SpecError
+from rowwise.hashing.make import AnyTables
+from rowwise.models.inputs import Ids, input_columns, unpack
+from rowwise.models.mlp import Linear, Mlp
+
+
+class ExpertLevel(nn.Module):
+    """Experts of each task and shared ones, mixed by a gate for each task.
+
+    Args:
+        inputs: numbers that an expert reads.
+        sizes: of an expert's layers.
+        tasks: whose experts there are.
+        own: experts of each task.
+        shared: experts of all tasks.
+        last: whether no level follows, so that nothing reads a shared mixture.
+    """
+
+    def __init__(self, inputs: int, sizes: Sequence[int], tasks: int, *, own: int, shared: int, last: bool) -> None:
+        super().__init__()
+        if own < 0 or shared < 0 or not own + shared or not sizes:
+            raise SpecError(f"{own} experts of each task, {shared} shared ones of sizes {tuple(sizes)}: want some")
+        if not own and not last:
+            raise SpecError("several levels of shared experts only: want experts of tasks, or one level")
+        self.own = nn.ModuleList(_expert(inputs, sizes) for _ in range(tasks * own))  # those of a task side by side
+        self.count = own
+        self.shared = nn.ModuleList(_expert(inputs, sizes) for _ in range(shared))
+        self.gates = nn.ModuleList(Linear(inputs, own + shared, bias=False) for _ in range(tasks))
+        self.shared_gate = None if last else Linear(inputs, own * tasks + shared, bias=False)
+
+    def forward(self, tasks: Sequence[Tensor], shared_BS: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The mixture of each task, and that of all; of what each task and the shared experts read."""
+        out = [expert(tasks[k // self.count]) for k, expert in enumerate(self.own)]
+        own = [out[t * self.count : (t + 1) * self.count] for t in range(len(tasks))]
+        shared = [expert(shared_BS) for expert in self.shared]
+        mixed = [_mix(gate(x), [*mine, *shared]) for gate, x, mine in zip(self.gates, tasks, own, strict=True)]
+        if self.shared_gate is None:
+            return mixed, shared_BS
+        return mixed, _mix(self.shared_gate(shared_BS), [*out, *shared])
+
+
+def _expert(inputs: int, sizes: Sequence[int]) -> Mlp:
+    return Mlp((inputs, *sizes), relu_last=True)
+
+
+def _mix(gates_BE: Tensor, experts: Sequence[Tensor]) -> Tensor:
+    return torch.einsum("be,ebs->bs", gates_BE.softmax(1), torch.stack(list(experts)))
+
+
+class PLE(nn.Module):
+    """PLE (Tang et al. 2020): levels of experts of each task and of shared ones, each task with gates of its own.
+
+    Args:
+        embeddings: tables that pool, of any dims.
+        dense_features: numbers in each sample.
+        tasks: logits.
+        experts: sizes of an expert's layers.
+        own: experts of each task.
+        shared: experts of all tasks.
+        levels: of experts.
+        tower: sizes of the hidden layers between a task's mixture and its logit.
+        dropout: share of the hidden numbers of a tower that are 0 in a training step.
+    """
+
+    def __init__(  # noqa: PLR0913 - a model's hyperparameters
+        self,
+        embeddings: AnyTables,
+        dense_features: int,
+        tasks: int,
+        *,
+        experts: Sequence[int] = (128, 64),
+        own: int = 1,
+        shared: int = 2,
+        levels: int = 1,
+        tower: Sequence[int] = (32,),
+        dropout: float = 0.0,
+    ) -> None:
+        """The tables stay the caller's; the experts, gates and towers are made here."""
+        super().__init__()
+        if levels < 1 or tasks < 1 or not experts:
+            raise SpecError(f"levels={levels}, tasks={tasks}, experts={tuple(experts)}: want at least one of each")
+        self.embeddings, self.dense_features = embeddings, dense_features
+        inputs = [input_columns(embeddings.tables, dense_features), *[experts[-1]] * (levels - 1)]
+        self.levels = nn.ModuleList(
+            ExpertLevel(inputs[k], experts, tasks, own=own, shared=shared, last=k + 1 == levels) for k in range(levels)
+        )
+        self.towers = nn.ModuleList(Mlp((experts[-1], *tower, 1), dropout=dropout) for _ in range(tasks))
+
+    def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
+        """Logits [B, tasks] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
+        dense_BF, ids = unpack(batch, sparse, self.dense_features)
+        shared_BS = torch.cat((dense_BF, self.embeddings(ids).values()), 1)
+        mixed = [shared_BS] * len(self.towers)
+        for level in self.levels:
+            mixed, shared_BS = level(mixed, shared_BS)
+        return torch.cat([tower(x_BS) for tower, x_BS in zip(self.towers, mixed, strict=True)], 1)
+
+
+class MMoE(PLE):
+    """MMoE (Ma et al. 2018): experts that all tasks share, each task with a gate of its own.
+
+    Args:
+        embeddings: tables that pool, of any dims.
+        dense_features: numbers in each sample.
+        tasks: logits.
+        experts: sizes of an expert's layers.
+        count: experts.
+        tower: sizes of the hidden layers between a task's mixture and its logit.
+        dropout: share of the hidden numbers of a tower that are 0 in a training step.
+    """
+
+    def __init__(  # noqa: PLR0913 - a model's hyperparameters
+        self,
+        embeddings: AnyTables,
+        dense_features: int,
+        tasks: int,
+        *,
+        experts: Sequence[int] = (128, 64),
+        count: int = 4,
+        tower: Sequence[int] = (32,),
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(
+            embeddings, dense_features, tasks, experts=experts, own=0, shared=count, tower=tower, dropout=dropout
+        )

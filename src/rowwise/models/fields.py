@@ -1,0 +1,49 @@
+"""`FieldModel`: the base of models in which the vectors of a sample, all of one dim, meet in pairs or by attention."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from rowwise.batch import Batch
+from rowwise.embedding import Vectors
+from rowwise.hashing.make import AnyTables
+from rowwise.models.inputs import Ids, check_dims, input_columns, unpack
+from rowwise.models.mlp import Mlp
+
+WIDER = 4  # the hidden layer over the dense numbers, in dims
+
+
+class FieldModel(nn.Module, ABC):
+    """The vectors X [B, M, D] of a sample: one of the dense numbers, then the pooled rows of each feature.
+
+    Args:
+        embeddings: tables that pool, all of one dim.
+        dense_features: numbers in each sample; an MLP of one hidden layer makes a vector of them. 0: no such vector.
+    """
+
+    def __init__(self, embeddings: AnyTables, dense_features: int) -> None:
+        """The tables stay the caller's."""
+        super().__init__()
+        tables = embeddings.tables
+        self.embeddings, self.dense_features, self.dim = embeddings, dense_features, tables[0].dim
+        check_dims(tables, self.dim, f"that of table {tables[0].name!r}, as vectors of all features meet")
+        input_columns(tables, dense_features)
+        self.fields = sum(len(table.feature_names) for table in tables) + (dense_features > 0)
+        self.dense = Mlp((dense_features, WIDER * self.dim, self.dim)) if dense_features else None
+
+    def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
+        """Logits [B, K] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
+        dense_BF, ids = unpack(batch, sparse, self.dense_features)
+        vectors = self.embeddings(ids)  # first: what follows overlaps with the transfer of the vectors
+        return self.logits(self.vectors_of(dense_BF, vectors))
+
+    def vectors_of(self, dense_BF: Tensor, pooled: Vectors) -> Tensor:
+        """The vectors [B, M, D] of each sample."""
+        parts = [] if self.dense is None else [self.dense(dense_BF)]
+        x_BS = torch.cat([*parts, pooled.values()], 1)
+        return x_BS.view(len(x_BS), self.fields, self.dim)
+
+    @abstractmethod
+    def logits(self, x_BMD: Tensor) -> Tensor:
+        """Logits [B, K] of the vectors of each sample."""

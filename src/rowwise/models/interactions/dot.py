@@ -1,0 +1,36 @@
+"""Dot products of all pairs of vectors, then an MLP, as in DLRM: Y = MLP([x_i . x_j for j < i]).
+
+The paper of DHEN (Zhang et al. 2022, arXiv 2203.11014) has this part of "AdvancedDLRM"; what else that model does in
+production was not published.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from rowwise.errors import SpecError
+from rowwise.models.mlp import Mlp
+from rowwise.ops.interact import interact
+
+
+class DotInteraction(nn.Module):
+    """Y = MLP([x_i . x_j for j < i]).
+
+    Args:
+        vectors: M, of a sample; at least 2.
+        out: L, the new ones.
+        dim: of a vector.
+        hidden: sizes of the MLP's hidden layers.
+    """
+
+    def __init__(self, vectors: int, out: int, dim: int, hidden: Sequence[int] = (128,)) -> None:
+        super().__init__()
+        if vectors < 2:
+            raise SpecError(f"a dot interaction of {vectors} vectors: want at least 2, so that there are pairs")
+        self.out, self.dim = out, dim
+        self.mlp = Mlp((vectors * (vectors - 1) // 2, *hidden, out * dim))
+
+    def forward(self, x_BMD: Tensor) -> Tensor:
+        """[B, M, D] to [B, L, D]."""
+        dots_BP = interact(x_BMD[:, 0], x_BMD[:, 1:].flatten(1))[:, self.dim :]
+        return self.mlp(dots_BP).view(len(x_BMD), self.out, self.dim)

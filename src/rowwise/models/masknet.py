@@ -1,0 +1,92 @@
+"""MaskNet: the input, multiplied by masks that are made of the input itself.
+
+The model of "MaskNet: Introducing Feature-Wise Multiplication to CTR Ranking Models by Instance-Guided Mask"
+(Wang et al. 2021, arXiv 2102.07619):
+
+    x        = flatten [v_0, pooled rows of all features]
+    mask     = W_2 relu(W_1 x + b_1) + b_2
+    block(y) = relu(LayerNorm(W (mask * y)))
+    parallel: logits = MLP([block_1(e), ..., block_K(e)])          e: x with each vector normalised by a LayerNorm
+    serial:   logits = MLP(block_K(... block_1(e)))
+"""
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from rowwise.errors import SpecError
+from rowwise.hashing.make import AnyTables
+from rowwise.models.fields import FieldModel
+from rowwise.models.mlp import Linear, Mlp, Norm
+
+MaskStructure = Literal["parallel", "serial"]
+
+
+class MaskBlock(nn.Module):
+    """relu(LayerNorm(W (mask * y))), with a mask made of x.
+
+    Args:
+        inputs: numbers of x.
+        width: numbers of y.
+        out: numbers of the result.
+        wider: the hidden layer of the mask, in numbers of y.
+    """
+
+    def __init__(self, inputs: int, width: int, out: int, wider: int = 2) -> None:
+        super().__init__()
+        self.mask = Mlp((inputs, wider * width, width))
+        self.map, self.norm = Linear(width, out, bias=False), nn.LayerNorm(out)
+
+    def forward(self, x_BS: Tensor, y_BS: Tensor) -> Tensor:
+        """[B, inputs] and [B, width] to [B, out]."""
+        return self.norm(self.map(self.mask(x_BS) * y_BS)).relu()
+
+
+class MaskNet(FieldModel):
+    """MaskNet (Wang et al. 2021): blocks relu(LayerNorm(W (mask(x) * y))), parallel or serial, then an MLP.
+
+    Args:
+        embeddings: tables that pool, all of one dim.
+        dense_features: numbers in each sample.
+        top: sizes of the layers over the blocks; the last is the number of logits.
+        blocks: sizes of the blocks.
+        structure: "parallel" or "serial".
+        wider: the hidden layer of a mask, in numbers that it multiplies.
+        dropout: share of the hidden numbers of the MLP that are 0 in a training step.
+        norm: "batch" or "layer" normalisation of its hidden layers; None: neither.
+    """
+
+    def __init__(  # noqa: PLR0913 - a model's hyperparameters
+        self,
+        embeddings: AnyTables,
+        dense_features: int,
+        top: Sequence[int] = (256, 1),
+        *,
+        blocks: Sequence[int] = (64, 64, 64),
+        structure: MaskStructure = "parallel",
+        wider: int = 2,
+        dropout: float = 0.0,
+        norm: Norm | None = None,
+    ) -> None:
+        super().__init__(embeddings, dense_features)
+        if structure not in get_args(MaskStructure):
+            raise SpecError(f"structure={structure!r}: want one of {', '.join(get_args(MaskStructure))}")
+        if not blocks:
+            raise SpecError("blocks=(): want the size of at least one")
+        self.serial, inputs = structure == "serial", self.fields * self.dim
+        widths = [inputs, *blocks[:-1]] if self.serial else [inputs] * len(blocks)
+        self.norms = nn.ModuleList(nn.LayerNorm(self.dim) for _ in range(self.fields))
+        self.blocks = nn.ModuleList(MaskBlock(inputs, w, out, wider) for w, out in zip(widths, blocks, strict=True))
+        self.top = Mlp((blocks[-1] if self.serial else sum(blocks), *top), dropout=dropout, norm=norm)
+
+    def logits(self, x_BMD: Tensor) -> Tensor:
+        """[B, M, D] to [B, K]."""
+        x_BS = x_BMD.flatten(1)
+        y_BS = torch.cat([norm(x_BD) for norm, x_BD in zip(self.norms, x_BMD.unbind(1), strict=True)], 1)
+        if not self.serial:
+            return self.top(torch.cat([block(x_BS, y_BS) for block in self.blocks], 1))
+        for block in self.blocks:
+            y_BS = block(x_BS, y_BS)
+        return self.top(y_BS)

@@ -1,0 +1,57 @@
+"""Wukong: stacked factorization machines, each layer beside a linear map of its vectors.
+
+The model of "Wukong: Towards a Scaling Law for Large-Scale Recommendation" (Zhang et al. 2024, arXiv 2403.02545):
+
+    X_0      = [v_0, pooled rows of all features]
+    X_(n+1)  = LayerNorm([FMB(X_n), W X_n] + shortcut(X_n))        FMB: `FactorizationInteraction`
+    logits   = MLP(flatten X_N)
+
+These are layers of `DHEN` with two kinds of interactions, concatenated.
+"""
+
+from collections.abc import Sequence
+
+from rowwise.hashing.make import AnyTables
+from rowwise.models.dhen import DHEN
+from rowwise.models.mlp import Norm
+
+
+class Wukong(DHEN):
+    """Wukong (Zhang et al. 2024): X_(n+1) = LayerNorm([FMB(X_n), W X_n] + shortcut(X_n)), then an MLP.
+
+    Args:
+        embeddings: tables that pool, all of one dim.
+        dense_features: numbers in each sample.
+        top: sizes of the layers over the last vectors; the last is the number of logits.
+        layers: of factorization machines.
+        vectors: of a sample after each layer, half of each kind; None: as many as there are features.
+        rank: of the factorization machines.
+        hidden: sizes of the hidden layers over them.
+        dropout: share of the hidden numbers of the last MLP that are 0 in a training step.
+        norm: "batch" or "layer" normalisation of its hidden layers; None: neither.
+    """
+
+    def __init__(  # noqa: PLR0913 - a model's hyperparameters
+        self,
+        embeddings: AnyTables,
+        dense_features: int,
+        top: Sequence[int] = (256, 1),
+        *,
+        layers: int = 2,
+        vectors: int | None = None,
+        rank: int = 8,
+        hidden: Sequence[int] = (128,),
+        dropout: float = 0.0,
+        norm: Norm | None = None,
+    ) -> None:
+        super().__init__(
+            embeddings,
+            dense_features,
+            top,
+            layers=layers,
+            interactions=("factorization", "linear"),
+            vectors=vectors,
+            options={"factorization": {"rank": rank, "hidden": tuple(hidden)}},
+            dropout=dropout,
+            norm=norm,
+        )

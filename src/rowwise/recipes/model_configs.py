@@ -1,0 +1,182 @@
+"""The models of recipes: the section `model`, by its `kind`."""
+
+import math
+from typing import Any, Literal
+
+import msgspec
+
+from rowwise.errors import SpecError
+from rowwise.row_optimizers import RowOptimizer
+from rowwise.spec import Value
+
+Interaction = Literal["attention", "convolution", "cross", "dot", "factorization", "linear"]
+
+
+class DlrmConfig(Value, frozen=True, tag="dlrm", tag_field="kind"):
+    """`rowwise.DLRM`. A last bottom layer of the tables' dim and a last top layer of one logit a label are added."""
+
+    bottom: tuple[int, ...] = (512, 256)
+    top: tuple[int, ...] = (512, 256)
+    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
+    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
+
+
+class DeepFmConfig(Value, frozen=True, tag="deepfm", tag_field="kind"):
+    """`rowwise.DeepFM` with a last deep layer of one logit a label."""
+
+    deep: tuple[int, ...] = (400, 400, 400)
+    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
+    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
+
+
+class DcnConfig(Value, frozen=True, tag="dcn", tag_field="kind"):
+    """`rowwise.DCN` with a last deep layer of one logit a label."""
+
+    deep: tuple[int, ...] = (512, 256)
+    crosses: int = 3
+    rank: int | None = None
+    gated: bool = False  # whether cross layers are GDCN's
+    structure: Literal["stacked", "parallel"] = "stacked"
+    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
+    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
+
+
+class DhenConfig(Value, frozen=True, tag="dhen", tag_field="kind"):
+    """`rowwise.DHEN` with a last top layer of one logit a label."""
+
+    top: tuple[int, ...] = (256,)
+    layers: int = 2  # of interactions
+    interactions: tuple[Interaction, ...] = ("cross", "linear")  # in each layer
+    vectors: int | None = None  # of a sample after each layer; None: as many as there are features
+    ensemble: Literal["concat", "sum", "weighted_sum"] = "concat"  # what becomes of a layer's interactions
+    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
+    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
+
+
+class WukongConfig(Value, frozen=True, tag="wukong", tag_field="kind"):
+    """`rowwise.Wukong` with a last top layer of one logit a label."""
+
+    top: tuple[int, ...] = (256,)
+    layers: int = 2  # of factorization machines
+    vectors: int | None = None  # of a sample after each layer; None: as many as there are features
+    rank: int = 8  # of the factorization machines
+    hidden: tuple[int, ...] = (128,)  # widths of the layers over a factorization machine
+    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
+    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
+
+
+class MaskNetConfig(Value, frozen=True, tag="masknet", tag_field="kind"):
+    """`rowwise.MaskNet` with a last top layer of one logit a label."""
+
+    top: tuple[int, ...] = (256,)
+    blocks: tuple[int, ...] = (64, 64, 64)  # widths of the blocks
+    structure: Literal["parallel", "serial"] = "parallel"  # blocks side by side, or one over another
+    wider: int = 2  # the hidden layer of a mask, in numbers that it multiplies
+    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
+    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
+
+
+class FinalMlpConfig(Value, frozen=True, tag="final_mlp", tag_field="kind"):
+    """`rowwise.FinalMLP` of one logit a label."""
+
+    first: tuple[int, ...] = (256, 64)  # widths of the first MLP
+    second: tuple[int, ...] = (256, 64)  # widths of the second MLP
+    heads: int = 2  # parts of both outputs that are multiplied with each other
+    gate: int = 64  # width of the hidden layer of the gates
+    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
+    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
+
+
+class AutoIntConfig(Value, frozen=True, tag="autoint", tag_field="kind"):
+    """`rowwise.AutoInt` with a last deep layer of one logit a label."""
+
+    deep: tuple[int, ...] = (256,)
+    layers: int = 2  # of attention
+    heads: int = 2  # of attention
+    width: int = 32  # numbers of a vector after a layer
+    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
+    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
+
+
+class XDeepFmConfig(Value, frozen=True, tag="xdeepfm", tag_field="kind"):
+    """`rowwise.XDeepFM` with a last deep layer of one logit a label."""
+
+    deep: tuple[int, ...] = (256,)
+    products: tuple[int, ...] = (32, 32)  # vectors of each layer of products
+    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
+    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
+
+
+class MmoeConfig(Value, frozen=True, tag="mmoe", tag_field="kind"):
+    """`rowwise.MMoE`, one tower and logit a label."""
+
+    experts: tuple[int, ...] = (128, 64)  # widths of an expert
+    count: int = 4  # experts
+    tower: tuple[int, ...] = (32,)  # widths of the layers between a label's mixture and its logit
+    dropout: float = 0.0  # share of the towers' hidden numbers that are 0 in a training step
+
+
+class PleConfig(Value, frozen=True, tag="ple", tag_field="kind"):
+    """`rowwise.PLE`, one tower and logit a label."""
+
+    experts: tuple[int, ...] = (128, 64)  # widths of an expert
+    own: int = 1  # experts of each label
+    shared: int = 2  # experts of all labels
+    levels: int = 1  # of experts
+    tower: tuple[int, ...] = (32,)  # widths of the layers between a label's mixture and its logit
+    dropout: float = 0.0  # share of the towers' hidden numbers that are 0 in a training step
+
+
+class WideDeepConfig(Value, frozen=True, tag="wide_deep", tag_field="kind"):
+    """`rowwise.WideDeep` with a last deep layer of one logit a label."""
+
+    deep: tuple[int, ...] = (1024, 512, 256)
+    wide: RowOptimizer | None = None  # of the wide part's weights; None: FTRL, as in the paper
+    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
+    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
+
+
+class TwoTowerConfig(Value, frozen=True, tag="two_tower", tag_field="kind"):
+    """`rowwise.TwoTower`, trained on the rows whose label is 1 by the softmax over the items of a batch."""
+
+    item: str  # the feature with the item's id, one in each row
+    user_features: tuple[str, ...]
+    item_features: tuple[str, ...] = ()  # beside `item`
+    user_dense: tuple[str, ...] = ()
+    item_dense: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = (128, 64)
+    temperature: float = 0.1
+    correct: bool = True  # logQ correction for popular items
+    ks: tuple[int, ...] = (10, 50)  # of recall@k and NDCG@k
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < math.inf:
+            raise SpecError(f"model.temperature={self.temperature}: want a finite number above 0")
+
+
+class UserModel(Value, frozen=True, tag="own", tag_field="kind"):
+    """The user's model class: `module` is path.py:Class, called with (embeddings, dense_features, tasks, **args)."""
+
+    module: str
+    args: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+ClickModel = (
+    DlrmConfig | DeepFmConfig | DcnConfig | DhenConfig | WukongConfig | MaskNetConfig | FinalMlpConfig | AutoIntConfig
+    | XDeepFmConfig | MmoeConfig | PleConfig | WideDeepConfig
+)  # fmt: skip
+Model = ClickModel | TwoTowerConfig | UserModel
+WIDTHS = ("bottom", "top", "deep", "first", "second", "hidden", "blocks", "products", "experts", "tower", "sizes")
+MLP_WIDTHS = ("bottom", "top", "deep", "hidden")  # any number will do
+COUNTS = ("crosses", "layers", "vectors", "rank", "heads", "width", "gate", "count", "levels", "wider")
+
+
+def layers_of(model: Model | str) -> dict[str, tuple[int, ...]]:
+    """All widths and numbers of layers of a model, by key; those that are None or 0 are left out."""
+    if isinstance(model, TwoTowerConfig):
+        return {"sizes": model.sizes, "ks": model.ks}
+    if isinstance(model, (UserModel, str)):
+        return {}
+    found: dict[str, tuple[int, ...]] = {key: getattr(model, key) for key in WIDTHS if hasattr(model, key)}
+    counts = {key: getattr(model, key, None) for key in COUNTS}
+    return found | {key: (count,) for key, count in counts.items() if count}

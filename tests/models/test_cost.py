@@ -1,0 +1,62 @@
+"""Operations and parameters of models are those of closed forms."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from clicks import DENSE, make_clicks, make_tables
+
+from rowwise import DHEN, DLRM, DeepFM, Embeddings
+from rowwise.models.cost import model_cost
+from rowwise.models.dhen import INTERACTIONS
+from rowwise.ops.linear import choose_library, has_onednn
+
+M, D, SIZE = 5, 8, 7  # a vector of dense numbers and four features
+
+
+def mlp(*sizes):
+    return 2 * sum(a * b for a, b in pairwise(sizes))
+
+
+FLOPS = {  # of an interaction of M vectors of D into N
+    "attention": lambda n: 2 * M * (3 * D * D + D * D + 8 * D * D) + 4 * M * M * D + 2 * n * M * D,
+    "convolution": lambda n: 2 * 25 * M * D + 2 * n * M * D,
+    "cross": lambda n: 2 * (M * D) ** 2 + (0 if n == M else 2 * n * M * D),
+    "dot": lambda n: M * (M - 1) // 2 * 2 * D + mlp(M * (M - 1) // 2, 128, n * D),
+    "factorization": lambda n: 2 * 2 * M * D * 8 + mlp(M * 8, 128, n * D),
+    "linear": lambda n: 2 * n * M * D,
+}
+
+
+@pytest.fixture(params=["torch", "onednn"])
+def library(request):
+    if request.param == "onednn" and not has_onednn():
+        pytest.skip("this torch was built without oneDNN")
+    choose_library(request.param)
+    yield
+    choose_library(None)
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("kind", FLOPS)
+@pytest.mark.parametrize("out", [3, M])
+def test_a_layer_of_each_interaction(kind, out):
+    torch.manual_seed(0)
+    model = DHEN(Embeddings(make_tables(D)), DENSE, top=(9, 1), layers=1, interactions=(kind,), vectors=out)
+    dense, shortcut = mlp(DENSE, 4 * D, D), 0 if out == M else 2 * out * M * D
+    found = model_cost(model, make_clicks(SIZE))
+    assert found.flops == dense + FLOPS[kind](out) + shortcut + mlp(out * D, 9, 1)
+    assert found.parameters == sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def test_all_interactions_have_a_closed_form():
+    assert set(FLOPS) == set(INTERACTIONS)
+
+
+@pytest.mark.usefixtures("library")
+def test_pairs_of_other_models():
+    dlrm = DLRM(Embeddings(make_tables(D)), DENSE, bottom=(6, D), top=(5, 1))
+    assert model_cost(dlrm, make_clicks(SIZE)).flops == mlp(DENSE, 6, D) + 10 * 2 * D + mlp(D + 10, 5, 1)
+    deepfm = DeepFM(Embeddings(make_tables(D)), DENSE, deep=(5, 1))
+    pairs = 2 * DENSE * D + 2 * (D + 4 * D) + 2 * DENSE
+    assert model_cost(deepfm, make_clicks(SIZE)).flops == mlp(DENSE + 4 * D, 5, 1) + pairs

@@ -1,0 +1,209 @@
+"""Models over vectors of one dim against their equations, spelled out, with gradients."""
+
+import pytest
+import torch
+from clicks import DENSE, learned_auc, make_clicks, make_tables
+from models.test_interactions import plain_attention, plain_mlp, plain_norm
+
+from rowwise import DHEN, PLE, AutoInt, Embeddings, FinalMLP, MaskNet, MMoE, SpecError, Wukong, XDeepFM
+from rowwise.models.experts import ExpertLevel
+from rowwise.models.interactions import LinearInteraction
+
+
+def small(kind, **options):
+    torch.manual_seed(0)
+    return kind(Embeddings(make_tables(4), seed=1), DENSE, **options)
+
+
+def plain_linear(layer, x):
+    return x @ layer.weight.T + (0 if layer.bias is None else layer.bias)
+
+
+def plain_dhen(model, x):
+    for layer in model.layers:
+        x = layer(x)  # its own test has the formula
+    return plain_mlp(model.top, x.reshape(len(x), -1))
+
+
+def plain_block(block, x, y):
+    return plain_norm(block.norm, plain_linear(block.map, plain_mlp(block.mask, x) * y)).clamp(min=0)
+
+
+def plain_masknet(model, x):
+    flat = x.reshape(len(x), -1)
+    y = torch.cat([plain_norm(norm, x[:, k]) for k, norm in enumerate(model.norms)], 1)
+    if model.serial:
+        for block in model.blocks:
+            y = plain_block(block, flat, y)
+        return plain_mlp(model.top, y)
+    return plain_mlp(model.top, torch.cat([plain_block(block, flat, y) for block in model.blocks], 1))
+
+
+def plain_final_mlp(model, x):
+    flat, out = x.reshape(len(x), -1), []
+    for gate, stream in zip(model.gates, model.streams, strict=True):
+        vector, mlp = gate
+        out.append(plain_mlp(stream, flat * 2 / (1 + (-plain_mlp(mlp, vector.vector[None])).exp())))
+    logits = plain_linear(model.linear, torch.cat(out, 1))
+    heads, tasks = model.heads, logits.shape[1]
+    for one, other in zip(*(o.chunk(heads, 1) for o in out), strict=True):
+        head = next(h for h in range(heads) if torch.equal(out[0].chunk(heads, 1)[h], one))
+        for k in range(tasks):
+            width = other.shape[1]
+            matrix = model.bilinear[head][:, k * width : (k + 1) * width]
+            logits = (
+                logits + torch.nn.functional.one_hot(torch.tensor(k), tasks) * ((one @ matrix) * other).sum(1)[:, None]
+            )
+    return logits
+
+
+def plain_autoint(model, x):
+    y = x
+    for layer in model.layers:
+        y = (plain_attention(layer.attention, y) + plain_linear(layer.shortcut, y)).clamp(min=0)
+    logits = plain_linear(model.top, y.reshape(len(x), -1))
+    return logits if model.deep is None else logits + plain_mlp(model.deep, x.reshape(len(x), -1))
+
+
+def plain_xdeepfm(model, x):
+    y, sums = x, []
+    for layer in model.layers:
+        weights = layer.map.weight.reshape(-1, y.shape[1], x.shape[1])
+        new = []
+        for matrix in weights:
+            pairs = [(i, j) for i in range(y.shape[1]) for j in range(x.shape[1])]
+            new.append(sum(matrix[i, j] * y[:, i] * x[:, j] for i, j in pairs))
+        y = torch.stack(new, 1)
+        sums.append(y.sum(2))
+    return plain_linear(model.top, torch.cat(sums, 1)) + plain_mlp(model.deep, x.reshape(len(x), -1))
+
+
+CASES = [
+    (DHEN, {"top": (5, 2), "layers": 2, "vectors": 3}, plain_dhen),
+    (DHEN, {"top": (5, 2), "interactions": ("dot", "attention"), "ensemble": "weighted_sum"}, plain_dhen),
+    (Wukong, {"top": (5, 2), "hidden": (6,), "rank": 3}, plain_dhen),
+    (MaskNet, {"top": (5, 2), "blocks": (4, 6)}, plain_masknet),
+    (MaskNet, {"top": (5, 2), "blocks": (4, 6), "structure": "serial"}, plain_masknet),
+    (FinalMLP, {"first": (7, 6), "second": (4,), "tasks": 2, "gate": 3}, plain_final_mlp),
+    (AutoInt, {"deep": (5, 2), "width": 6, "heads": 3}, plain_autoint),
+    (AutoInt, {"deep": (2,), "width": 6, "layers": 1}, plain_autoint),
+    (XDeepFM, {"deep": (5, 2), "products": (3, 2)}, plain_xdeepfm),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "plain"), CASES)
+def test_the_equation(kind, options, plain):
+    model = small(kind, **options)
+    for name, module in model.named_children():
+        if name != "embeddings":
+            module.double()
+    for parameter in model.parameters(recurse=False):
+        parameter.data = parameter.data.double()
+    x = torch.randn(3, model.fields, model.dim, dtype=torch.float64)
+    torch.testing.assert_close(model.logits(x), plain(model, x))
+
+
+@pytest.mark.parametrize(("kind", "options", "plain"), CASES)
+def test_gradients(kind, options, plain):
+    model = small(kind, **options).requires_grad_(True)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.double()
+    x = torch.randn(2, model.fields, model.dim, dtype=torch.float64, requires_grad=True)
+    inner = [p for name, p in model.named_parameters() if not name.startswith(("embeddings", "first", "dense."))]
+    found = torch.autograd.grad(model.logits(x).square().sum(), [x, *inner])
+    wanted = torch.autograd.grad(plain(model, x).square().sum(), [x, *inner])
+    for f, w in zip(found, wanted, strict=True):
+        torch.testing.assert_close(f, w)
+    assert torch.autograd.gradcheck(model.logits, x)
+
+
+def test_wukong_is_dhen_with_two_kinds():
+    layer = small(Wukong, layers=1, vectors=7).layers[0]
+    assert [module.mlp.layers[-1].out_features // 4 for module in layer.interactions[:1]] == [4]
+    assert isinstance(layer.interactions[1], LinearInteraction)
+    assert layer.interactions[1].map.out_features == 3
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+@pytest.mark.parametrize(("own", "shared"), [(1, 2), (2, 0)])
+def test_progressive_layered_extraction(levels, own, shared):
+    torch.manual_seed(0)
+    tables = make_tables(4)
+    model = PLE(Embeddings(tables, seed=1), DENSE, 3, experts=(6, 5), own=own, shared=shared, levels=levels, tower=(4,))
+    batch = make_clicks(5, tasks=3)
+    x = torch.cat((batch.dense_BF, model.embeddings(batch.sparse).values()), 1)
+    tasks, common = [x] * 3, x
+    for number, level in enumerate(model.levels):
+        mine = [[plain_relu(expert, tasks[t]) for expert in level.own[t * own : (t + 1) * own]] for t in range(3)]
+        ours = [plain_relu(expert, common) for expert in level.shared]
+        new = []
+        for t in range(3):
+            shares = plain_linear(level.gates[t], tasks[t]).softmax(1)
+            new.append(sum(shares[:, [e]] * out for e, out in enumerate([*mine[t], *ours])))
+        if number + 1 < levels:
+            everyone = [out for experts in mine for out in experts] + ours
+            shares = plain_linear(level.shared_gate, common).softmax(1)
+            common = sum(shares[:, [e]] * out for e, out in enumerate(everyone))
+        tasks = new
+    wanted = torch.cat([plain_mlp(tower, out) for tower, out in zip(model.towers, tasks, strict=True)], 1)
+    torch.testing.assert_close(model(batch), wanted)
+
+
+def plain_relu(mlp, x):
+    for layer in mlp.layers:
+        x = plain_linear(layer, x).clamp(min=0)
+    return x
+
+
+def test_one_task_of_one_shared_expert_is_an_mlp():
+    torch.manual_seed(0)
+    model = MMoE(Embeddings(make_tables(4), seed=1), DENSE, 2, experts=(6, 5), count=1, tower=())
+    batch = make_clicks(5, tasks=2)
+    x = torch.cat((batch.dense_BF, model.embeddings(batch.sparse).values()), 1)
+    out = plain_relu(model.levels[0].shared[0], x)
+    wanted = torch.cat([plain_mlp(tower, out) for tower in model.towers], 1)
+    torch.testing.assert_close(model(batch), wanted)
+
+
+LEARNERS = [
+    (DHEN, {"top": (16, 1)}),
+    (Wukong, {"top": (16, 1), "hidden": (16,)}),
+    (MaskNet, {"top": (16, 1), "blocks": (16, 16)}),
+    (FinalMLP, {"first": (32, 16), "second": (32, 16)}),
+    (AutoInt, {"deep": (16, 1), "width": 16}),
+    (XDeepFM, {"deep": (16, 1), "products": (8, 8)}),
+    (PLE, {"tasks": 1, "experts": (32, 16), "tower": ()}),
+    (MMoE, {"tasks": 1, "experts": (32, 16), "tower": ()}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "options"), LEARNERS, ids=lambda x: getattr(x, "__name__", ""))
+def test_it_learns(kind, options):
+    torch.manual_seed(0)
+    assert learned_auc(kind(Embeddings(make_tables()), DENSE, **options)) > 0.85
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda e: DHEN(e, DENSE, layers=0), "layers=0: want at least one"),
+        (lambda e: DHEN(e, DENSE, interactions=("dots",)), "interaction 'dots': want one of attention, convolution"),
+        (lambda e: DHEN(e, DENSE, interactions=()), "0 interactions for 5 vectors: want at least one"),
+        (lambda e: MaskNet(e, DENSE, blocks=()), "blocks=.*want the size of at least one"),
+        (lambda e: MaskNet(e, DENSE, structure="both"), "structure='both': want one of parallel, serial"),
+        (lambda e: FinalMLP(e, DENSE, (6,), (6,), heads=4), "heads=4: want a divisor of the last sizes, 6 and 6"),
+        (lambda e: AutoInt(e, DENSE, layers=0), "layers=0: want at least one"),
+        (lambda e: AutoInt(e, DENSE, width=5), "heads=2: want a divisor of 5"),
+        (lambda e: XDeepFM(e, DENSE, products=()), "products=.*want the size of at least one layer"),
+        (lambda e: PLE(e, DENSE, 0), "levels=1, tasks=0, experts=.128, 64.: want at least one of each"),
+        (lambda e: PLE(e, DENSE, 2, experts=()), "want at least one of each"),
+        (lambda e: FinalMLP(e, DENSE, ()), "want at least one size of each"),
+        (lambda e: PLE(e, DENSE, 2, own=0, shared=0), "0 experts of each task, 0 shared ones"),
+        (lambda e: PLE(e, DENSE, 2, own=0, levels=2), "several levels of shared experts only"),
+        (lambda e: ExpertLevel(3, (), 2, own=1, shared=1, last=True), "of sizes .*want some"),
+    ],
+)
+def test_what_cannot_be(make, message):
+    with pytest.raises(SpecError, match=message):
+        make(Embeddings(make_tables(4)))
