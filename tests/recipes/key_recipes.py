@@ -116,6 +116,7 @@ def place_of(name: str, kind: type[msgspec.Struct]) -> tuple[tuple[str | int, ..
         return {
             "TimeShare": (("data", "share"), {"column": "row", "valid_from": 300, "test_from": 350}),
             "Workers": (("data", "workers"), {}),
+            "DenseParallel": (("train", "dense_parallel"), {}),
             "TableChanges": (("tables", "all"), {}),
             "Schedule": (("train", "schedule"), {"warmup_steps": 2, "decay_steps": 5}),
             "Codecs": (("wire", "host"), {}),

@@ -18,7 +18,7 @@ from rowwise.errors import SpecError
 from rowwise.hashing.make import AnyTables
 from rowwise.models.fields import FieldModel
 from rowwise.models.interactions.attention import Attention
-from rowwise.models.mlp import Linear, Mlp, Norm
+from rowwise.models.mlp import Linear, Mlp, Norm, stack
 
 
 class AutoIntLayer(nn.Module):
@@ -70,7 +70,7 @@ class AutoInt(FieldModel):
         if layers < 1:
             raise SpecError(f"layers={layers}: want at least one")
         sizes = [self.dim, *[width] * layers]
-        self.layers = nn.Sequential(*(AutoIntLayer(sizes[k], width, heads) for k in range(layers)))
+        self.layers = stack(AutoIntLayer(sizes[k], width, heads) for k in range(layers))
         self.top = Linear(self.fields * width, deep[-1])
         inputs = self.fields * self.dim
         self.deep = Mlp((inputs, *deep), dropout=dropout, norm=norm) if len(deep) > 1 else None

@@ -29,7 +29,7 @@ from rowwise.models.interactions import (
     FactorizationInteraction,
     LinearInteraction,
 )
-from rowwise.models.mlp import Mlp, Norm
+from rowwise.models.mlp import Mlp, Norm, stack
 
 Ensemble = Literal["concat", "sum", "weighted_sum"]
 Interaction = Literal["attention", "convolution", "cross", "dot", "factorization", "linear"]
@@ -122,9 +122,7 @@ class DHEN(FieldModel):
         out = self.fields if vectors is None else vectors
         made = [_maker(kind, options or {}) for kind in interactions]
         sizes = [self.fields, *[out] * layers]
-        self.layers = nn.Sequential(
-            *(DhenLayer(sizes[k], out, self.dim, made, ensemble) for k in range(layers)),
-        )
+        self.layers = stack(DhenLayer(sizes[k], out, self.dim, made, ensemble) for k in range(layers))
         self.top = Mlp((out * self.dim, *top), dropout=dropout, norm=norm)
 
     def logits(self, x_BMD: Tensor) -> Tensor:

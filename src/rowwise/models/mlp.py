@@ -1,6 +1,6 @@
 """The dense layers that models are built from: a linear layer with its ReLU, and a stack of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
@@ -40,6 +40,14 @@ class Linear(nn.Linear):
         return f"{super().extra_repr()}, relu={self.relu}"
 
 
+def stack(layers: Iterable[nn.Module]) -> nn.Sequential:
+    """The layers one after the other. Each is registered before the next is made, so that it can be sharded first."""
+    made = nn.Sequential()
+    for layer in layers:
+        made.append(layer)
+    return made
+
+
 class Mlp(nn.Module):
     """Linear layers with ReLUs between them, and normalisation and dropout of the hidden ones on request.
 
@@ -63,8 +71,8 @@ class Mlp(nn.Module):
         if norm is not None and norm not in NORMS:
             raise SpecError(f"norm={norm!r}: want {' or '.join(map(repr, NORMS))}, or None")
         hidden = len(sizes) - 1 if relu_last else len(sizes) - 2
-        self.layers = nn.Sequential(
-            *(Linear(sizes[k], sizes[k + 1], relu=k < hidden and norm is None) for k in range(len(sizes) - 1))
+        self.layers = stack(
+            Linear(sizes[k], sizes[k + 1], relu=k < hidden and norm is None) for k in range(len(sizes) - 1)
         )
         self.norms = nn.ModuleList(NORMS[norm](size) for size in sizes[1 : hidden + 1]) if norm else None
         self.hidden, self.dropout = hidden, dropout

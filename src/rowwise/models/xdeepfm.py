@@ -41,7 +41,7 @@ class CompressedInteraction(nn.Module):
     def forward(self, x_BHD: Tensor, first_BMD: Tensor) -> Tensor:
         """[B, vectors, D] and [B, first, D] to [B, out, D]."""
         products_BDP = torch.einsum("bhd,bmd->bdhm", x_BHD, first_BMD).flatten(2)
-        return self.map(products_BDP).transpose(1, 2)
+        return self.map(products_BDP).transpose(1, 2).contiguous()
 
 
 class XDeepFM(FieldModel):

@@ -56,7 +56,7 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, *, relu: 
     # Not when compiling: torch's compiler does not support this operator in training.
     if not torch.compiler.is_compiling() and _fits_onednn(x, weight_OI, bias_O) and current_library() == "onednn":
         out_BO = _LinearFunction.apply(x.reshape(-1, x.shape[-1]).contiguous(), weight_OI.contiguous(), bias_O, relu)
-        return out_BO.view(*x.shape[:-1], weight_OI.shape[0])
+        return out_BO if x.dim() == 2 else out_BO.view(*x.shape[:-1], weight_OI.shape[0])
     out = F.linear(x, weight_OI, bias_O)
     # In place: the gradient of a linear layer does not need its output.
     return out.relu_() if relu else out

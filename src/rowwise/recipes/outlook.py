@@ -21,6 +21,7 @@ from rowwise.recipes.table_memory import measure_memory
 from rowwise.recipes.text import RECIPE
 from rowwise.recipes.unused_keys import find_notes
 from rowwise.spec import Topology, Value, state_bytes
+from rowwise.train.dense_parallel import shards_of
 from rowwise.train.saved import CheckpointFolder
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd
 from rowwise.train.step import dense_parameters
@@ -42,7 +43,7 @@ class Outlook(Value, frozen=True):
     precision: str
     threads: int
     dense_parameters: int
-    dense_bytes: int  # with gradients and optimizer state
+    dense_bytes: int  # of a rank, with gradients and optimizer state
     tables: int
     rows: int
     largest: str
@@ -69,6 +70,7 @@ def make_outlook(resolved: ResolvedRecipe, model: nn.Module, plan: Plan, topolog
     by_use = {"train": rows.train, "valid": rows.valid, "test": rows.test}
     resident_bytes, cache_bytes = memory_of_plan(plan, tables_of(model)) if has_disk_tables(plan) else (0, 0)
     parameters = sum(parameter.numel() for parameter in dense_parameters(model))
+    parts = shards_of(recipe.train.dense_parallel, topology)
     assert recipe.train.threads is not None
     return Outlook(
         recipe=recipe.name,
@@ -77,12 +79,12 @@ def make_outlook(resolved: ResolvedRecipe, model: nn.Module, plan: Plan, topolog
         dense=len(resolved.columns.dense),
         sparse=len(resolved.columns.sparse),
         labels=resolved.tasks,
-        model=type(model).__name__,
+        model=type(model).__name__.removeprefix("FSDP"),  # as torch calls a sharded one
         batch=recipe.train.batch,
         precision=recipe.train.precision,
         threads=recipe.train.threads,
         dense_parameters=parameters,
-        dense_bytes=parameters * FLOAT_bytes * (2 + _state_slots(recipe.train.optimizer)),
+        dense_bytes=parameters * FLOAT_bytes * (2 + _state_slots(recipe.train.optimizer)) // parts,
         tables=len(tables),
         rows=sum(table.rows for table in tables),
         largest=max(tables, key=lambda table: table.rows * table.row_bytes).name,

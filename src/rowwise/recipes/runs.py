@@ -57,6 +57,7 @@ from rowwise.recipes.unused_keys import find_notes
 from rowwise.recipes.user_model_name import split_name
 from rowwise.spec import Value
 from rowwise.textfile import decode_json, read_bytes, read_text
+from rowwise.train.dense_parallel import ShardedConstruction, shard_dense, shards_of
 from rowwise.train.evaluate import Scores, Values, values_of
 from rowwise.train.feeding import DataWait
 from rowwise.train.metrics import Metrics
@@ -344,7 +345,10 @@ def _set_up_job(
     # Memory is checked before tables are allocated: meta tables when they are sharded, others with the model.
     if not is_sharded:
         check_memory(memory, memory.tables, memory.plan, comm)
-    model = make_model(resolved, on_meta=is_sharded)
+    parallel = recipe.train.dense_parallel
+    construction = ShardedConstruction(comm, shards_of(parallel, topology))
+    with construction:
+        model = make_model(resolved, on_meta=is_sharded)
     plan = on_first_rank(comm, lambda: choose_plan(recipe, model, topology, memory))
     if is_sharded:
         check_memory(memory, tables_of(model), plan, comm)
@@ -352,6 +356,7 @@ def _set_up_job(
     if has_disk_tables(plan):
         disk = folder() / DISK if recipe.disk is None else Path(recipe.disk)
     shard_tables(recipe, model, plan, comm, disk)
+    shard_dense(model, parallel, comm, construction)
     feed = Feed(resolved, comm)
     job = make_job(resolved, model, feed, comm, plan.forecast, feed.quarantine)
     return _JobSetup(job=replace(job, health=lambda: feed.health), plan=plan, feed=feed)

@@ -177,7 +177,8 @@ def shard_tables(recipe: Recipe, model: nn.Module, plan: Plan, comm: Comm, disk:
         train = recipe.train
         elastic, merge_shared = train.determinism == "elastic", train.merge_shared
         shard(model, plan, comm, wire=recipe.wire, elastic=elastic, merge_shared=merge_shared, disk=disk)
-        model.to(recipe.train.device)
+        if train.device != "cpu":  # tables were made there, the rest was not; dense parameters may still be on meta
+            model.to(train.device)
 
 
 def rank_bytes(plan: Plan, tables: Sequence[Table]) -> list[int]:

@@ -54,7 +54,7 @@ def _rule_notes(resolved: ResolvedRecipe, topology: Topology) -> Iterator[str]:
         sections["data.workers"] = recipe.data.workers
     if isinstance(recipe.model, DlrmConfig):
         sections["model"] = recipe.model
-    rules = (*_data_rules(resolved), *_training_rules(resolved), *_wire_rules(resolved, topology))
+    rules = (*_data_rules(resolved), *_training_rules(resolved, topology), *_wire_rules(resolved, topology))
     for section, keys, applies, why in rules:
         for key in keys if applies and section in sections else ():
             value = getattr(sections[section], key)
@@ -84,8 +84,8 @@ def _data_rules(resolved: ResolvedRecipe) -> tuple[UnusedRule, ...]:
     )
 
 
-def _training_rules(resolved: ResolvedRecipe) -> tuple[UnusedRule, ...]:
-    recipe, columns = resolved.recipe, resolved.columns
+def _training_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[UnusedRule, ...]:
+    recipe, columns, alone = resolved.recipe, resolved.columns, topology.world == 1
     is_two_tower, train = isinstance(recipe.model, TwoTowerConfig), recipe.train
     no_bottom = not columns.dense and getattr(recipe.model, "bottom", ()) != ()
     ranking = "two-tower models are measured by ranking all items"
@@ -103,6 +103,7 @@ def _training_rules(resolved: ResolvedRecipe) -> tuple[UnusedRule, ...]:
         UnusedRule(
             "evaluate", ("slice_ids",), not (recipe.evaluate.slices or is_two_tower), "evaluate.slices is empty"
         ),
+        UnusedRule("train", ("dense_parallel",), alone and not train.dense_parallel.recompute, "there is one rank"),
         UnusedRule("log", ("group",), recipe.log.mlflow is recipe.log.wandb is None, "mlflow and wandb are null"),
         UnusedRule("", ("hardware",), recipe.plan is not None, "the given plan has its own forecast"),
         UnusedRule("", ("memory",), recipe.plan is not None, "the given plan says where tables are"),

@@ -69,6 +69,25 @@ class DenseAdam(Value, frozen=True, tag="adam", tag_field="kind"):
 DenseOptimizer = DenseSgd | DenseAdagrad | DenseAdam
 
 
+class DenseParallel(Value, frozen=True):
+    """Which ranks have which dense parameters, gradients and optimizer state."""
+
+    # replicate: each rank has all; full: a part each (FSDP); hybrid: groups of `shards` ranks have a part each
+    kind: Literal["replicate", "full", "hybrid"] = "replicate"
+    shards: int | None = None  # ranks of a group, if hybrid; None: those of a host
+    reshard: bool = True  # free gathered parameters after a forward, and gather them again for the backward
+    params: Literal["fp32", "bf16"] = "fp32"  # in which parameters travel and multiply; gradients are added in fp32
+    prefetch: int = 1  # layers whose parameters are gathered ahead
+    recompute: bool = False  # compute a layer's activations again in the backward, so that no step has to keep them
+
+    def __post_init__(self) -> None:
+        if (self.shards is not None and self.shards < 1) or not 0 <= self.prefetch <= MOST_DEPTH:
+            got = f"shards={self.shards}, prefetch={self.prefetch}"
+            raise SpecError(f"train.dense_parallel: {got}: want at least 1, and 0 to {MOST_DEPTH}")
+        if self.shards is not None and self.kind != "hybrid":
+            raise SpecError(f"train.dense_parallel: shards={self.shards} with kind={self.kind}: want kind: hybrid")
+
+
 class Training(Value, frozen=True):
     """Batch size, epochs, optimizer and precision of the steps."""
 
@@ -97,6 +116,7 @@ class Training(Value, frozen=True):
     # Updates of rows that a lookup may miss, those of the last steps: with 1 or more, the vectors of the next step
     # travel while one runs, but results change. 0: exact
     staleness: int = 0
+    dense_parallel: DenseParallel = DenseParallel()
 
     def __post_init__(self) -> None:
         counts = {name: getattr(self, name) for name in COUNTS}
@@ -109,12 +129,8 @@ class Training(Value, frozen=True):
         check_most("train.", self, pipeline_depth=MOST_DEPTH, staleness=MOST_STALENESS)
         if self.staleness < 0:
             raise SpecError(f"train.staleness={self.staleness}: want at least 0")
-        if self.determinism == "elastic" and self.accumulate > 1:
-            want = "want 1, and a batch that many times as large: its virtual shards are computed one by one anyway"
-            raise SpecError(f"train.accumulate={self.accumulate} with train.determinism='elastic': {want}")
-        if self.determinism == "elastic" and self.merge_shared:
-            want = "want false, as sums depend on which samples a rank has"
-            raise SpecError(f"train.merge_shared=true with train.determinism='elastic': {want}")
+        if self.determinism == "elastic":
+            self._check_elastic()
         if self.clip is not None and not 0 < self.clip < math.inf:
             raise SpecError(f"train.clip={self.clip}: want a norm above 0, or null for no clipping")
         if not 0 <= self.label_smoothing < 1:
@@ -123,6 +139,18 @@ class Training(Value, frozen=True):
             raise SpecError(f"train.task_weights={self.task_weights}: want finite numbers that are not negative")
         if self.schedule is not None and self.schedule.problem:
             raise SpecError(f"train.schedule.{self.schedule.problem}")
+
+    def _check_elastic(self) -> None:
+        elastic = "with train.determinism='elastic'"
+        if self.accumulate > 1:
+            want = "want 1, and a batch that many times as large: its virtual shards are computed one by one anyway"
+            raise SpecError(f"train.accumulate={self.accumulate} {elastic}: {want}")
+        if self.merge_shared:
+            want = "want false, as sums depend on which samples a rank has"
+            raise SpecError(f"train.merge_shared=true {elastic}: {want}")
+        if self.dense_parallel.kind != "replicate":
+            want = "want replicate, as sums of sharded gradients depend on the number of ranks"
+            raise SpecError(f"train.dense_parallel.kind={self.dense_parallel.kind} {elastic}: {want}")
 
 
 class Evaluation(Value, frozen=True):

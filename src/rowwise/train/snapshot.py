@@ -42,6 +42,7 @@ from rowwise.comm.solo import solo
 from rowwise.errors import CheckpointError
 from rowwise.shard.embeddings import AnyEmbeddings
 from rowwise.spec import Value
+from rowwise.train.dense_parallel import is_dtensor, local_rows, reshard
 from rowwise.train.id_maps import check_maps
 
 Optimizers = Mapping[str, Optimizer]
@@ -65,11 +66,12 @@ def collect(
 ) -> tuple[list[LocalShard], dict[str, Any]]:
     """This rank's local shards (views: save them before the next step), and the manifest's data; a collective."""
     comm = comm or solo()
+    reshard(model)
     buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     shards = [
-        LocalShard.whole(f"model/{name}", tensor, shared=name not in buffers)
+        _local_shard(f"model/{name}", tensor, shared=name not in buffers)
         for name, tensor in _dense_tensors(model).items()
-        if comm.rank == 0 or name not in buffers
+        if (comm.rank == 0 or name not in buffers) and _writes(tensor, comm)
     ]
     shards += [shard for path, module in table_modules(model) for shard in shards_to_write(path, module)]
     data: dict[str, Any] = {}
@@ -81,7 +83,8 @@ def collect(
         for parameter, state in optimizer.state.items():
             for slot, value in state.items():
                 if isinstance(value, Tensor):
-                    shards.append(LocalShard.whole(f"optimizer/{which}/{names[parameter]}/{slot}", value))
+                    if _writes(value, comm):
+                        shards.append(_local_shard(f"optimizer/{which}/{names[parameter]}/{slot}", value))
                 else:
                     numbers.setdefault(names[parameter], {})[slot] = value
         data[which] = {"kind": type(optimizer).__name__, "groups": groups, "numbers": numbers}
@@ -100,6 +103,7 @@ def restore(
     residuals: Residuals | None = None,
 ) -> None:
     """Restore a run bit-exactly; raises if the model and the checkpoint do not have the same tensors."""
+    reshard(model)
     unused = {n for n in checkpoint.names() if n.startswith(PREFIXES) and not n.startswith(("rng/", "held/"))}
     unused -= _fill_model(checkpoint, model, state=True)
     for which, optimizer in optimizers.items():
@@ -140,8 +144,9 @@ class WarmStartMatch:
 def warm_start(checkpoint: Checkpoint, model: nn.Module) -> WarmStartMatch:
     """Load the tensors that match by name and shape; of a table that has grown, the first rows and their state."""
     check_maps(checkpoint, model)
+    reshard(model)
     match, saved = WarmStartMatch(), checkpoint.manifest.tensors
-    mine = {f"model/{name}": LocalShard.whole(f"model/{name}", x).entry for name, x in _dense_tensors(model).items()}
+    mine = {f"model/{name}": _local_shard(f"model/{name}", x).entry for name, x in _dense_tensors(model).items()}
     rows: dict[str, TensorEntry] = {}
     for path, module in table_modules(model):
         rows |= tensor_entries(path, module)
@@ -209,7 +214,7 @@ def _fill_model(checkpoint: Checkpoint, model: nn.Module, *, state: bool) -> set
 
 def _model_parts(checkpoint: Checkpoint, model: nn.Module, *, state: bool) -> list[LocalShard]:
     """This rank's local shards of the model, with or without the optimizer state of rows."""
-    shards = [LocalShard.whole(f"model/{name}", tensor) for name, tensor in _dense_tensors(model).items()]
+    shards = [_local_shard(f"model/{name}", tensor) for name, tensor in _dense_tensors(model).items()]
     for path, module in table_modules(model):
         tables = shards_to_read(path, module, checkpoint.manifest.tensors)
         shards += [shard for shard in tables if state or is_needed_for_lookups(shard.name)]
@@ -272,7 +277,7 @@ def _restore_optimizer(checkpoint: Checkpoint, model: nn.Module, which: str, opt
     for parameter, name in _names(model, optimizer, which).items():
         prefix = f"optimizer/{which}/{name}/"
         slots = [n for n in checkpoint.names() if n.startswith(prefix)]
-        state = {n.removeprefix(prefix): checkpoint.load(n) for n in slots}
+        state = {n.removeprefix(prefix): _load_slot(checkpoint, n, parameter) for n in slots}
         state |= data.numbers.get(name, {})
         _check_slots(f"{checkpoint.folder}: {prefix}", kind, parameter, state)
         if state:
@@ -281,6 +286,31 @@ def _restore_optimizer(checkpoint: Checkpoint, model: nn.Module, which: str, opt
             }
         used.update(slots)
     return used
+
+
+def _local_shard(name: str, tensor: Tensor, *, shared: bool = True) -> LocalShard:
+    """A whole tensor, or this rank's rows of a sharded one."""
+    if not is_dtensor(tensor):
+        return LocalShard.whole(name, tensor, shared=shared)
+    part = local_rows(tensor)
+    return LocalShard(name=name, tensor=part.tensor, shape=tuple(tensor.shape), rows=part.rows)
+
+
+def _writes(tensor: Tensor, comm: Comm) -> bool:
+    """Whether this rank saves its part of a tensor: of a sharded one, the first ranks that share it do."""
+    if not is_dtensor(tensor):
+        return True
+    part = local_rows(tensor)
+    return comm.rank < part.shards and len(part.tensor) > 0
+
+
+def _load_slot(checkpoint: Checkpoint, name: str, parameter: Tensor) -> Tensor:
+    """Optimizer state of a parameter, sharded as it is."""
+    if not is_dtensor(parameter) or checkpoint.entry(name).shape != tuple(parameter.shape):
+        return checkpoint.load(name)
+    loaded = torch.zeros_like(parameter, requires_grad=False)
+    checkpoint.fill(_local_shard(name, loaded))
+    return loaded
 
 
 def _dense_tensors(model: nn.Module) -> dict[str, Tensor]:

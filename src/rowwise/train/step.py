@@ -38,6 +38,7 @@ from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
 from rowwise.spec import Wire
 from rowwise.train.breakdown import Breakdown
 from rowwise.train.dense import DenseGradients
+from rowwise.train.dense_parallel import FsdpGradients, has_dtensors, local_part, shards_of
 from rowwise.train.elastic import ElasticGradients
 from rowwise.train.late import LateUpdates
 from rowwise.train.objective import Objective, Outcome
@@ -76,7 +77,7 @@ class StepContext:
     managed: tuple[ManagedEmbeddings, ...]
     dense: tuple[nn.Parameter, ...]
     comm: Comm
-    gradients: DenseGradients | ElasticGradients
+    gradients: DenseGradients | ElasticGradients | FsdpGradients
     shards: VirtualShards | None  # None: not elastic, batches are not cut
     late: Mapping[AnyEmbeddings, LateUpdates]  # with staleness: of each module
     copies: DeviceCopies
@@ -107,8 +108,14 @@ class StepContext:
         # that are threads share torch's generator, and none can have reseeded it yet.
         seed = torch.initial_seed()
         own = solo() if comm is None else comm.split([comm.ranks])  # no collectives of others come in between
-        gradients, shards = DenseGradients(dense, own, wire), None
-        gradients.phase = clock.phase
+        shards = None
+        gradients: DenseGradients | ElasticGradients | FsdpGradients
+        if (parts := shards_of(settings.dense_parallel, own.topology)) > 1:
+            _check_sharded(model, settings, wire)
+            gradients = FsdpGradients(own, parts)
+        else:
+            gradients = DenseGradients(dense, own, wire)
+            gradients.phase = clock.phase
         if settings.determinism == "elastic":
             if not wire.exact:
                 raise SpecError(f"train.determinism='elastic' with {wire}: want 'fp32' for every type of the wire")
@@ -287,6 +294,14 @@ def check_sharding(tables: Sequence[AnyEmbeddings], world: int, settings: Traini
             raise SpecError(f"{got}: want shard(..., elastic={elastic})")
 
 
+def _check_sharded(model: nn.Module, settings: Training, wire: Wire) -> None:
+    kind = settings.dense_parallel.kind
+    if not has_dtensors(model):
+        raise SpecError(f"train.dense_parallel.kind={kind}, but parameters are whole: want shard_dense first")
+    if not wire.dense.facts.exact:
+        raise SpecError(f"wire.dense={wire.dense} with train.dense_parallel.kind={kind}: want fp32, or kind: replicate")
+
+
 def dense_parameters(model: nn.Module) -> tuple[nn.Parameter, ...]:
     return tuple(parameter for parameter in model.parameters() if parameter.requires_grad)
 
@@ -347,6 +362,8 @@ def _judge_gradients(context: StepContext, parts: Sequence[LossPart], number: in
 
 def _gradient_norm(context: StepContext) -> float:
     gradients = [p.grad for p in context.dense if p.grad is not None]
+    if isinstance(context.gradients, FsdpGradients):
+        return context.gradients.norm(gradients)
     return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
 
 
@@ -364,7 +381,8 @@ def _check_gradients(context: StepContext, losses: Sequence[float]) -> tuple[flo
 
 def _clip(context: StepContext, norm: float) -> None:
     if context.settings.clip is not None and norm > context.settings.clip:
-        torch._foreach_mul_([p.grad for p in context.dense if p.grad is not None], context.settings.clip / norm)
+        parts = [local_part(p.grad) for p in context.dense if p.grad is not None]
+        torch._foreach_mul_(parts, context.settings.clip / norm)
 
 
 def _apply_rows(comm: Comm, clock: Breakdown, tables: Sequence[AnyEmbeddings], number: int, may_overflow: bool) -> None:

@@ -1,0 +1,197 @@
+"""Dense parameters that are sharded over ranks: `shard_dense` applies FSDP2 to a model beside its sharded tables.
+
+A unit is what is gathered at once: a layer of the model's stacks, or an MLP. Small ones are gathered with the model.
+
+[Note: Construction] `ShardedConstruction` is for models whose dense parameters do not fit a rank. A module that is
+registered in another one has its initial values; each rank then keeps its rows of them, and the parameter moves to the
+meta device. All ranks draw the same numbers in the same order, so initial weights are those of an unsharded model, and
+the most memory is that of the rows and the largest module.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Self, cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.utils.weak import WeakIdKeyDictionary
+
+from rowwise.comm.fsdp import FsdpOptions, fill_parameters, recompute, shard_parameters
+from rowwise.comm.interface import Comm
+from rowwise.errors import SpecError
+from rowwise.hashing.make import IdTables
+from rowwise.shard.embeddings import AnyEmbeddings
+from rowwise.spec import Topology
+from rowwise.train.settings import DenseParallel
+
+LEAST_UNIT = 1 << 12  # parameters; a gather of fewer costs more than they take
+
+
+def shards_of(settings: DenseParallel, topology: Topology) -> int:
+    """The ranks that share the parameters; 1: each has all of them."""
+    world = topology.world
+    if settings.kind == "replicate" or world == 1:
+        return 1
+    shards = world if settings.kind == "full" else settings.shards or topology.devices
+    if world % shards:
+        got = f"train.dense_parallel.shards={shards} on {world} ranks"
+        raise SpecError(f"{got}: want {', '.join(str(n) for n in range(1, world + 1) if world % n == 0)}")
+    return shards
+
+
+def shard_dense(
+    model: nn.Module, settings: DenseParallel, comm: Comm, construction: "ShardedConstruction | None" = None
+) -> None:
+    """Shard the dense parameters as the settings say, in place; a collective. Tables have to be sharded already.
+
+    With one rank, or replicated, only `recompute` has an effect.
+    """
+    units, shards = find_units(model), shards_of(settings, comm.topology)
+    if settings.recompute:
+        for unit in units:
+            recompute(unit)
+    if shards == 1:
+        return
+    tables = {p for module in model.modules() if _has_own_tables(module) for p in module.parameters()}
+    rows: dict[str, Tensor] = {} if construction is None else construction.rows_by_name(model)
+    bf16 = settings.params == "bf16"
+    options = FsdpOptions(shards=shards, reshard=settings.reshard, bf16=bf16, prefetch=settings.prefetch)
+    shard_parameters(model, units, comm, options, tables)
+    if rows:
+        fill_parameters(model, rows)
+
+
+def find_units(model: nn.Module) -> list[nn.Module]:
+    """The modules whose parameters are gathered together, from the first to the last."""
+    return [unit for unit in _candidates(model) if sum(p.numel() for p in unit.parameters()) >= LEAST_UNIT]
+
+
+def _candidates(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        if _has_own_tables(child):
+            continue
+        if isinstance(child, (nn.Sequential, nn.ModuleList)) or any(map(_has_own_tables, child.modules())):
+            yield from _candidates(child)
+        else:
+            yield child
+
+
+def _has_own_tables(module: nn.Module) -> bool:
+    return isinstance(module, (AnyEmbeddings, IdTables))
+
+
+def has_dtensors(model: nn.Module) -> bool:
+    """Whether `shard_dense` has sharded parameters of the model."""
+    return any(map(is_dtensor, model.parameters()))
+
+
+def reshard(model: nn.Module) -> None:
+    """Free what a forward without a backward has gathered, so that parameters are this rank's parts again."""
+    for module in model.modules():
+        if hasattr(module, "set_custom_all_gather"):  # FSDP's
+            cast(Any, module).reshard()
+
+
+def is_dtensor(tensor: Tensor) -> bool:
+    """Whether it is a DTensor; asked without an import of torch's, which takes a second."""
+    return hasattr(tensor, "device_mesh")
+
+
+class LocalRows(NamedTuple):
+    """The part of a DTensor on this rank."""
+
+    tensor: Tensor
+    rows: tuple[int, int]  # of the whole tensor
+    shards: int
+
+
+def local_rows(tensor: Any) -> LocalRows:
+    """This rank's rows of a DTensor: all ranks but the last ones have equally many."""
+    mine, shards, count = tensor.detach().to_local(), tensor.device_mesh.size(), len(tensor)
+    first = min(tensor.device_mesh.get_local_rank() * -(-count // shards), count)
+    return LocalRows(mine, (first, first + len(mine)), shards)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """The rows of a DTensor that this rank has; any other tensor itself."""
+    return tensor.to_local() if is_dtensor(tensor) else tensor  # type: ignore[operator]
+
+
+@final
+class ShardedConstruction:
+    """Inside the `with`, a rank keeps only its rows of the parameters that are made: [Note: Construction].
+
+    Args:
+        comm: of all ranks.
+        shards: ranks that share the parameters; 1: all parameters are kept.
+    """
+
+    def __init__(self, comm: Comm, shards: int) -> None:
+        self._rank, self._shards = comm.rank % shards, shards
+        self._rows: dict[nn.Parameter, Tensor] = {}  # by the parameter on the meta device
+        self._moved = WeakIdKeyDictionary()  # that parameter, by the one that was made; two modules may have it
+
+    def __enter__(self) -> Self:
+        self._hook = register_module_module_registration_hook(self._take_child)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._hook.remove()
+
+    def _take_child(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
+        if child is not None:
+            self.take(child)
+
+    def take(self, module: nn.Module) -> None:
+        """Keep this rank's rows of the parameters of a module, whose initial values are there."""
+        for owner in module.modules() if self._shards > 1 else ():
+            for name, parameter in owner._parameters.items():
+                if parameter is not None and parameter.requires_grad and not parameter.is_meta:
+                    if parameter not in self._moved:
+                        self._moved[parameter] = self._move(parameter)
+                    owner._parameters[name] = self._moved[parameter]
+
+    def _move(self, parameter: nn.Parameter) -> nn.Parameter:
+        moved = nn.Parameter(torch.empty_like(parameter, device="meta"))
+        rows = -(-len(parameter) // self._shards)
+        self._rows[moved] = parameter.detach()[self._rank * rows : (self._rank + 1) * rows].clone()
+        return moved
+
+    def rows_by_name(self, model: nn.Module) -> dict[str, Tensor]:
+        """This rank's rows of each parameter of the model."""
+        self.take(model)
+        found: dict[str, Tensor] = {}
+        for name, parameter in model.named_parameters():
+            if parameter in self._rows:
+                if parameter._version:
+                    got = f"parameter {name} was changed after its module was registered"
+                    raise SpecError(f"{got}: want train.dense_parallel.kind=replicate, or changes in its module")
+                found[name] = self._rows.pop(parameter)
+        return found
+
+
+@final
+class FsdpGradients:
+    """The methods of `DenseGradients` for sharded parameters, whose gradients FSDP adds during the backward."""
+
+    residuals: dict[int, Tensor]
+
+    def __init__(self, comm: Comm, shards: int) -> None:
+        self._comm, self._shards = comm, shards
+        self.residuals = {}
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        loss.backward()
+
+    def finish(self) -> None:
+        """Gradients are sums over all ranks already."""
+
+    def discard(self) -> None:
+        """No gradient is held back."""
+
+    def norm(self, gradients: Sequence[Tensor]) -> float:
+        """The norm of all gradients together; a collective."""
+        squares = [float(local_part(gradient).double().square().sum()) for gradient in gradients]
+        total = self._comm.all_reduce(torch.tensor([math.fsum(squares)], dtype=torch.float64), "status").wait()
+        return math.sqrt(float(total) * self._shards / len(self._comm.ranks))

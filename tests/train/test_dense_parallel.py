@@ -1,0 +1,178 @@
+"""Sharded dense parameters: the losses, weights and checkpoints of whole ones, with the bytes of the formulas."""
+
+import json
+
+import pytest
+import torch
+from small import recipe, write_rows
+from train import dense_ranks
+
+from rowwise import SpecError
+from rowwise.comm.solo import solo
+from rowwise.comm.spawn import RanksFailed, run_processes
+from rowwise.comm.thread import run_threads
+from rowwise.perf.dense_parallel import DenseUnits, fsdp_cost, replicated_cost
+from rowwise.recipes.runs import TrainingRun
+from rowwise.train.dense_parallel import ShardedConstruction, find_units, shard_dense
+from rowwise.train.saved import CheckpointFolder
+from rowwise.train.settings import DenseParallel, Training
+
+REPLICATE, FULL = DenseParallel(), DenseParallel(kind="full")
+HYBRID = DenseParallel(kind="hybrid", shards=2)
+pytestmark = [pytest.mark.slow, pytest.mark.dist]
+
+
+def run(world, parallel, *args, **options):
+    return run_processes(world, dense_ranks.train, parallel, *args, timeout_s=60, **options)
+
+
+@pytest.fixture(scope="module")
+def replicated():
+    return run(4, REPLICATE, "dhen", 50)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "shared_memory"),
+    [
+        (FULL, True),
+        (FULL, False),
+        (HYBRID, False),
+        (DenseParallel(kind="full", reshard=False, prefetch=2, recompute=True), True),
+    ],
+)
+def test_losses_and_weights_are_those_of_whole_parameters(replicated, parallel, shared_memory):
+    found = run(4, parallel, "dhen", 50, shared_memory=shared_memory)
+    firsts = [dense_ranks.joined(results, "first") for results in (replicated, found)]
+    assert firsts[0].keys() == firsts[1].keys()
+    assert all(firsts[0][name].equal(firsts[1][name]) for name in firsts[0]), "initial weights"
+    for one, other in zip(replicated[0]["found"], found[0]["found"], strict=True):
+        assert other[0] == pytest.approx(one[0], abs=1e-6)
+        assert other[1] == pytest.approx(one[1], rel=1e-3)
+    lasts = [dense_ranks.joined(results, "last") for results in (replicated, found)]
+    for name in lasts[0]:
+        torch.testing.assert_close(lasts[1][name], lasts[0][name], rtol=1e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize(
+    "parallel",
+    [REPLICATE, FULL, DenseParallel(kind="full", reshard=False), HYBRID, DenseParallel(kind="full", params="bf16")],
+    ids=lambda p: f"{p.kind}-{p.reshard}-{p.params}",
+)
+def test_bytes_are_those_of_the_formulas(world, parallel):
+    (first, *_) = run(world, parallel, "dhen", 2)
+    units, own = first["shapes"]
+    assert len(units) >= 4
+    shapes = DenseUnits(tuple(map(tuple, units)), tuple(own))
+    if parallel.kind == "replicate":
+        wanted = replicated_cost(shapes, world, 2).sent_bytes
+    else:
+        shards = 2 if parallel.kind == "hybrid" else world
+        bf16 = parallel.params == "bf16"
+        wanted = fsdp_cost(shapes, world, shards, 2, reshard=parallel.reshard, bf16=bf16).sent_bytes
+    few = 4 * 2 * (len(own) + sum(map(len, units)))  # which parameters have gradients, and the rounding of ring steps
+    assert first["sent"] == pytest.approx(wanted, abs=few)
+
+
+@pytest.fixture(scope="module")
+def every_model():
+    return run_processes(2, dense_ranks.train_all, REPLICATE, timeout_s=60)
+
+
+@pytest.mark.parametrize("params", ["fp32", "bf16"])
+def test_every_model(every_model, params):
+    parallel = DenseParallel(kind="full", params=params)
+    full = run_processes(2, dense_ranks.train_all, parallel, timeout_s=60)
+    close = {"rel": 1e-4, "abs": 1e-5} if params == "fp32" else {"rel": 0.1, "abs": 0.02}
+    for name in dense_ranks.MODELS:
+        whole, found = every_model[1][name], full[1][name]
+        for one, other in zip(whole["found"], found["found"], strict=True):
+            assert other == pytest.approx(one, **close), name
+        if params == "fp32":
+            torch.testing.assert_close(found["logits"], whole["logits"], rtol=1e-3, atol=1e-3, msg=name)
+
+
+def saved(folder):
+    found = CheckpointFolder(folder / "ckpt").open()
+    return {n: found.load(n) for n in found.names() if n.startswith(("model/", "rows/", "optimizer/"))}
+
+
+def trained(comm, folder, parallel, steps):
+    made = recipe_of(folder, parallel, steps)
+    done = TrainingRun.start(made, folder / "runs", comm=comm)
+    done.go()
+    return done.folder.path
+
+
+def resumed(comm, path, parallel, steps):
+    changes = [f"train.dense_parallel={json.dumps(parallel)}", f"train.steps={steps}"]
+    done = TrainingRun.resume(path, changes, comm=comm)
+    done.go()
+    return done.folder.path
+
+
+def recipe_of(folder, parallel, steps):
+    model = {"kind": "dhen", "top": [64], "layers": 2}
+    training = {"batch": 512, "epochs": 50, "steps": steps, "dense_parallel": parallel}
+    return recipe(folder, model=model, train=training, save={"every": 5})
+
+
+KINDS = {"replicate": {}, "full": {"kind": "full"}, "hybrid": {"kind": "hybrid", "shards": 2}}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    write_rows(folder / "rows.parquet", 2000)
+    return saved(run_processes(2, trained, folder, {}, 12, timeout_s=60)[0])
+
+
+@pytest.mark.parametrize("first", KINDS)
+@pytest.mark.parametrize(("second", "world"), [("replicate", 2), ("full", 2), ("hybrid", 4), ("replicate", 1)])
+def test_a_checkpoint_of_one_kind_continues_as_another(uninterrupted, first, second, world, tmp_path):
+    write_rows(tmp_path / "rows.parquet", 2000)
+    path = run_processes(4, trained, tmp_path, KINDS[first], 6, timeout_s=60)[0]
+    resume = run_processes(world, resumed, path, KINDS[second], 12, timeout_s=60)[0]
+    found = saved(resume)
+    assert found.keys() == uninterrupted.keys()
+    for name, tensor in uninterrupted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_construction_holds_its_part_and_the_largest_layer():
+    width, layers, world = 3000, 6, 4  # layers of 36 MB: freed memory of so much goes back to the system
+    for taken, held in run_processes(world, dense_ranks.memory, FULL, layers, width, timeout_s=120):
+        layer = 4 * width * width
+        assert held == pytest.approx(layer * (layers - 1) / world, rel=0.05)
+        assert taken < (held + layer) * 1.15
+
+
+def test_what_is_refused(tmp_path):
+    with pytest.raises(SpecError, match=r"train.dense_parallel.kind=full with train.determinism='elastic'"):
+        Training(determinism="elastic", dense_parallel=FULL)
+    with pytest.raises(SpecError, match="shards=2 with kind=full: want kind: hybrid"):
+        DenseParallel(kind="full", shards=2)
+    with pytest.raises(SpecError, match="shards=0"):
+        DenseParallel(kind="hybrid", shards=0)
+    with pytest.raises(RanksFailed, match=r"train.dense_parallel.shards=2 on 3 ranks: want 1, 3"):
+        run(3, HYBRID, "dhen", 1)
+
+
+def test_parameters_that_are_changed_after_their_module_are_refused():
+    def on_a_rank(comm):
+        construction = ShardedConstruction(comm, 2)
+        with construction:
+            model = torch.nn.Sequential(torch.nn.Linear(80, 80))
+            torch.nn.init.zeros_(model[0].weight)
+        construction.rows_by_name(model)
+
+    with pytest.raises(SpecError, match=r"parameter 0\.weight was changed after its module was registered"):
+        run_threads(1, on_a_rank, timeout_s=20)
+
+
+def test_one_rank_has_all_parameters():
+    model = torch.nn.Sequential(torch.nn.Linear(80, 80), torch.nn.Linear(80, 1))
+    before = list(model.parameters())
+    shard_dense(model, FULL, solo())
+    assert all(a is b for a, b in zip(model.parameters(), before, strict=True))
+    assert find_units(model) == [model[0]]
