@@ -559,6 +559,35 @@ def gpu(read: Read) -> str:
     return with_facts(lines, facts, result)
 
 
+def dense_parallel(read: Read) -> str:
+    """Ways to shard dense parameters: bytes, times beside torch's, and the memory of a construction."""
+    result = read("dense_parallel")
+    *ways, built = result["rows"]
+    lines = [
+        "| kind | sent in a step | formula | shared memory | gloo | torch over gloo |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in ways:
+        torch = f"{row['torch_ms']:.1f} ms" if "torch_ms" in row else ""
+        sizes = f"{row['sent_bytes'] / 1e6:.2f} MB | {row['predicted_bytes'] / 1e6:.2f} MB"
+        lines.append(
+            f"| {row['kind']} | {sizes} | {row['shared_memory_ms']:.1f} ms | {row['gloo_ms']:.1f} ms | {torch} |"
+        )
+    off = max(
+        row[key] for row in ways for key in ("off_replicated", "off_torch") if key in row and "bf16" not in row["kind"]
+    )
+    numbers = {name: built[f"{name}_bytes"] / 1e6 for name in ("whole", "peak", "bound")}
+    facts = [
+        "Four processes share the cores of this machine, so times are of its memory rather than of links.",
+        "torch: DDP, FSDP2, and FSDP2 on a mesh of 2 x 2.",
+        f"Losses of fp32 agree with replicated ones, and with torch's, to {off:.1f} millionths over all steps of AdamW.",
+        f"Construction of {built['parameters'] / 1e6:.0f} million parameters, {numbers['whole']:.0f} MB, on four ranks "
+        f"takes at most {numbers['peak']:.0f} MB of each. A quarter and the largest layer, and 15 % more, are "
+        f"{numbers['bound']:.0f} MB.",
+    ]
+    return with_facts(lines, facts, result)
+
+
 def with_spread(values: list[float]) -> str:
     """The mean, and half the range of several."""
     spread = f" ± {(max(values) - min(values)) / 2:.4f}" if len(values) > 1 else ""
@@ -601,6 +630,12 @@ SUBJECTS = {
     ),
     "pipelined-steps": Subject(
         pipelined, "Pipelined steps", "What do steps hide of communication, disk reads and waiting?", ("pipeline",)
+    ),
+    "sharded-dense": Subject(
+        dense_parallel,
+        "Sharded dense parameters",
+        "What do FSDP2's ways to shard dense parameters send, hold and take?",
+        ("dense_parallel",),
     ),
     "plan-invariance": Subject(
         plans,

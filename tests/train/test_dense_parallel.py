@@ -53,11 +53,15 @@ def test_losses_and_weights_are_those_of_whole_parameters(replicated, parallel, 
         torch.testing.assert_close(lasts[1][name], lasts[0][name], rtol=1e-3, atol=2e-4)
 
 
-@pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize(
-    "parallel",
-    [REPLICATE, FULL, DenseParallel(kind="full", reshard=False), HYBRID, DenseParallel(kind="full", params="bf16")],
-    ids=lambda p: f"{p.kind}-{p.reshard}-{p.params}",
+    ("world", "parallel"),
+    [
+        (4, REPLICATE),
+        (2, FULL),
+        (4, DenseParallel(kind="full", reshard=False)),
+        (4, HYBRID),
+        (4, DenseParallel(kind="full", params="bf16")),
+    ],
 )
 def test_bytes_are_those_of_the_formulas(world, parallel):
     (first, *_) = run(world, parallel, "dhen", 2)
@@ -127,8 +131,10 @@ def uninterrupted(tmp_path_factory):
     return saved(run_processes(2, trained, folder, {}, 12, timeout_s=60)[0])
 
 
-@pytest.mark.parametrize("first", KINDS)
-@pytest.mark.parametrize(("second", "world"), [("replicate", 2), ("full", 2), ("hybrid", 4), ("replicate", 1)])
+@pytest.mark.parametrize(
+    ("first", "second", "world"),
+    [("replicate", "full", 2), ("full", "hybrid", 4), ("hybrid", "replicate", 1), ("full", "full", 2)],
+)
 def test_a_checkpoint_of_one_kind_continues_as_another(uninterrupted, first, second, world, tmp_path):
     write_rows(tmp_path / "rows.parquet", 2000)
     path = run_processes(4, trained, tmp_path, KINDS[first], 6, timeout_s=60)[0]
