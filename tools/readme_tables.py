@@ -580,7 +580,7 @@ def dense_parallel(read: Read) -> str:
     facts = [
         "Four processes share the cores of this machine, so times are of its memory rather than of links.",
         "torch: DDP, FSDP2, and FSDP2 on a mesh of 2 x 2.",
-        f"Losses of fp32 agree with replicated ones, and with torch's, to {off:.1f} millionths over all steps of AdamW.",
+        f"Losses of fp32 agree with replicated ones, and with torch's, to {off:.1f} millionths over all steps.",
         f"Construction of {built['parameters'] / 1e6:.0f} million parameters, {numbers['whole']:.0f} MB, on four ranks "
         f"takes at most {numbers['peak']:.0f} MB of each. A quarter and the largest layer, and 15 % more, are "
         f"{numbers['bound']:.0f} MB.",

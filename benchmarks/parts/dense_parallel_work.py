@@ -31,7 +31,7 @@ class DenseStack(nn.Module):
         self.top = Mlp((VECTORS * dim, 64, 1))
 
     def forward(self, x_BMD: torch.Tensor) -> torch.Tensor:
-        return self.top(self.layers(x_BMD).flatten(1)).squeeze(1)
+        return self.top(self.layers(x_BMD).flatten(1))
 
 
 def measure(comm: Comm, parallel: DenseParallel, size: dict) -> dict:
@@ -52,7 +52,7 @@ def measure(comm: Comm, parallel: DenseParallel, size: dict) -> dict:
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
-        loss = (model(x) - y).square().sum() / (len(x) * world)
+        loss = (model(x) - y[:, None]).square().sum() / (len(x) * world)
         if gradients is None:
             loss.backward()
         else:
@@ -90,7 +90,7 @@ def measure_torch(comm: Comm, parallel: DenseParallel, size: dict, store: str) -
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
-        loss = (model(x) - y).square().mean()  # which torch averages over ranks
+        loss = (model(x) - y[:, None]).square().mean()  # which torch averages over ranks
         loss.backward()
         optimizer.step()
         return loss.detach() / world
