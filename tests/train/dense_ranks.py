@@ -68,10 +68,10 @@ def units_of(model):
     return [[tuple(p.shape) for p in unit.parameters()] for unit in units], own
 
 
-def train(comm, parallel, name="dhen", steps=5, clip=None):
+def train(comm, parallel, name="dhen", steps=5, clip=None, optimizer=DenseAdam(lr=1e-3)):  # noqa: B008 - frozen
     """Losses, norms, bytes of a step, and the parameters at the start and the end by their parts on this rank."""
     model, shapes = make(comm, parallel, name)
-    settings = Training(optimizer=DenseAdam(lr=1e-3), clip=clip, dense_parallel=parallel)
+    settings = Training(optimizer=optimizer, clip=clip, dense_parallel=parallel)
     context = StepContext.create(model, Clicks(model), settings, Breakdown(), comm)
     first = parts_of(model, comm)
     found = []

@@ -15,7 +15,7 @@ from rowwise.perf.dense_parallel import DenseUnits, fsdp_cost, replicated_cost
 from rowwise.recipes.runs import TrainingRun
 from rowwise.train.dense_parallel import ShardedConstruction, find_units, shard_dense
 from rowwise.train.saved import CheckpointFolder
-from rowwise.train.settings import DenseParallel, Training
+from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseParallel, DenseSgd, Training
 
 REPLICATE, FULL = DenseParallel(), DenseParallel(kind="full")
 HYBRID = DenseParallel(kind="hybrid", shards=2)
@@ -94,6 +94,15 @@ def test_every_model(every_model, params):
             assert other == pytest.approx(one, **close), name
         if params == "fp32":
             torch.testing.assert_close(found["logits"], whole["logits"], rtol=1e-3, atol=1e-3, msg=name)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [DenseSgd(lr=0.1, momentum=0.9), DenseSgd(lr=0.1), DenseAdagrad(lr=0.1), DenseAdam(lr=1e-3)]
+)
+def test_every_optimizer(optimizer):
+    whole, found = (run(2, parallel, "dcn", 4, None, optimizer) for parallel in (REPLICATE, FULL))
+    for name, tensor in dense_ranks.joined(whole, "last").items():
+        torch.testing.assert_close(dense_ranks.joined(found, "last")[name], tensor, rtol=1e-3, atol=1e-5, msg=name)
 
 
 def saved(folder):

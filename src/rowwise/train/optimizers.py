@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from rowwise.row_optimizers import Schedule
+from rowwise.train.dense_parallel import is_dtensor
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd
 
 
@@ -27,6 +28,7 @@ def make_optimizer(settings: DenseOptimizer, parameters: Sequence[nn.Parameter])
     fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
     match settings:
         case DenseSgd(lr=lr, momentum=momentum, weight_decay=decay):
+            fused = fused and not any(map(is_dtensor, parameters))  # for which torch has no fused SGD
             return _plain(torch.optim.SGD)(parameters, lr=lr, momentum=momentum, weight_decay=decay, fused=fused)
         case DenseAdagrad(lr=lr, eps=eps, weight_decay=decay):
             return _plain(torch.optim.Adagrad)(parameters, lr=lr, eps=eps, weight_decay=decay)
