@@ -1,12 +1,14 @@
 """Models over vectors of one dim against their equations, spelled out, with gradients."""
 
+import math
+
 import pytest
 import torch
 from clicks import DENSE, learned_auc, make_clicks, make_tables
 from models.test_interactions import plain_attention, plain_mlp, plain_norm
 
 from rowwise import DHEN, PLE, AutoInt, Embeddings, FinalMLP, MaskNet, MMoE, SpecError, Wukong, XDeepFM
-from rowwise.models.experts import ExpertLevel
+from rowwise.models.experts import ExpertLevel, chain_rates
 from rowwise.models.interactions import LinearInteraction
 
 
@@ -163,6 +165,28 @@ def test_one_task_of_one_shared_expert_is_an_mlp():
     out = plain_relu(model.levels[0].shared[0], x)
     wanted = torch.cat([plain_mlp(tower, out) for tower in model.towers], 1)
     torch.testing.assert_close(model(batch), wanted)
+
+
+@pytest.mark.parametrize("kind", [MMoE, PLE])
+def test_rates_in_a_chain(kind):
+    torch.manual_seed(0)
+    embeddings, batch = Embeddings(make_tables(4), seed=1), make_clicks(5, tasks=3)
+    model = kind(embeddings, DENSE, 3)
+    rates = model(batch).double().sigmoid()
+    model.chain = True
+    chained = model(batch)
+    torch.testing.assert_close(chained.double().sigmoid(), rates.cumprod(1), rtol=1e-5, atol=1e-7)
+    assert kind(embeddings, DENSE, 3, chain=True).chain
+
+
+def test_chains_of_any_logits_are_finite():
+    logits = torch.tensor([[-90.0, 90.0], [90.0, 90.0], [90.0, -90.0], [0.0, 0.0]], requires_grad=True)
+    chained = chain_rates(logits)
+    torch.nn.functional.binary_cross_entropy_with_logits(chained, torch.tensor([[0.0, 0.0]] * 4)).backward()
+    assert bool(chained.isfinite().all())
+    assert bool(logits.grad.isfinite().all())
+    torch.testing.assert_close(chained[3], torch.tensor([0.0, -math.log(3.0)]))
+    assert torch.autograd.gradcheck(chain_rates, torch.randn(3, 4, dtype=torch.float64, requires_grad=True))
 
 
 LEARNERS = [

@@ -226,8 +226,8 @@ NEAR = {  # by class and key: another value, which makes another run
     "FinalMlpConfig": {"first": [4], "second": [4], "heads": 1, "gate": 4, "dropout": 0.5, "norm": "layer"},
     "AutoIntConfig": {"deep": [4], "layers": 1, "heads": 1, "width": 4, "dropout": 0.5, "norm": "layer"},
     "XDeepFmConfig": {"deep": [4], "products": [4], "dropout": 0.5, "norm": "layer"},
-    "MmoeConfig": {"experts": [4], "count": 2, "tower": [4], "dropout": 0.5},
-    "PleConfig": {"experts": [4], "own": 2, "shared": 1, "levels": 2, "tower": [4], "dropout": 0.5},
+    "MmoeConfig": {"experts": [4], "count": 2, "tower": [4], "dropout": 0.5, "chain": True},
+    "PleConfig": {"experts": [4], "own": 2, "shared": 1, "levels": 2, "tower": [4], "dropout": 0.5, "chain": True},
     "WideDeepConfig": {"deep": [4], "wide": {"kind": "sgd", "lr": 0.5}, "dropout": 0.5, "norm": "layer"},
     "TwoTowerConfig": {
         "item": "user",

@@ -33,6 +33,7 @@ LEFT_ALONE = {  # what makes no other run, and where it is seen
     "Managed.seed": "ids are admitted with probability 1",
     "Training.ahead": "memory, and the time that steps wait",
     **dict.fromkeys(("Training.dense_parallel", *(f"DenseParallel.{k}" for k in NEAR["DenseParallel"])), "one rank"),
+    "MmoeConfig.chain": "one label", "PleConfig.chain": "one label",
     "Training.pipeline_depth": "the time that steps wait: the same bits",
     "Recipe.tune": "rowwise tune", **dict.fromkeys((f"TuneRange.{key}" for key in NEAR["TuneRange"]), "rowwise tune"),
 } | {f"About.{key}": "rowwise ls" for key in NEAR["About"]}  # fmt: skip

@@ -12,18 +12,27 @@ level reads, is gated over all experts:
 
     f^l_t = sum over own and shared e of softmax(G^l_t f^(l-1)_t)_e E^l_e(f^(l-1) of the expert's task)      f^0 = x
     f^l_s = sum over all e of softmax(G^l_s f^(l-1)_s)_e E^l_e(...)
+
+"Entire Space Multi-Task Model" (ESMM, Ma et al. 2018, arXiv 1804.07931), for labels that follow each other, such as a
+click and a sale, learns the rate of a sale from all impressions, as the product of two rates:
+
+    P(sale) = P(click) P(sale | click)
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from rowwise.batch import Batch
 from rowwise.errors import SpecError
 from rowwise.hashing.make import AnyTables
 from rowwise.models.inputs import Ids, input_columns, unpack
 from rowwise.models.mlp import Linear, Mlp
+
+LEAST = 1e-7  # -log of a rate: 1 has no logit
 
 
 class ExpertLevel(nn.Module):
@@ -69,6 +78,13 @@ def _mix(gates_BE: Tensor, experts: Sequence[Tensor]) -> Tensor:
     return torch.einsum("be,ebs->bs", gates_BE.softmax(1), torch.stack(list(experts)))
 
 
+def chain_rates(logits_BK: Tensor) -> Tensor:
+    """Logits of products of rates: of task 0, of tasks 0 and 1, and so on."""
+    wide_BK = logits_BK.to(torch.promote_types(logits_BK.dtype, torch.float32))
+    logs_BK = F.logsigmoid(wide_BK).cumsum(1).clamp(max=-LEAST)
+    return logs_BK - (-torch.expm1(logs_BK)).log()
+
+
 class PLE(nn.Module):
     """PLE (Tang et al. 2020): levels of experts of each task and of shared ones, each task with gates of its own.
 
@@ -82,6 +98,7 @@ class PLE(nn.Module):
         levels: of experts.
         tower: sizes of the hidden layers between a task's mixture and its logit.
         dropout: share of the hidden numbers of a tower that are 0 in a training step.
+        chain: whether each task happens only after the one before it, as in ESMM.
     """
 
     def __init__(  # noqa: PLR0913 - a model's hyperparameters
@@ -96,12 +113,13 @@ class PLE(nn.Module):
         levels: int = 1,
         tower: Sequence[int] = (32,),
         dropout: float = 0.0,
+        chain: bool = False,
     ) -> None:
         """The tables stay the caller's; the experts, gates and towers are made here."""
         super().__init__()
         if levels < 1 or tasks < 1 or not experts:
             raise SpecError(f"levels={levels}, tasks={tasks}, experts={tuple(experts)}: want at least one of each")
-        self.embeddings, self.dense_features = embeddings, dense_features
+        self.embeddings, self.dense_features, self.chain = embeddings, dense_features, chain
         inputs = [input_columns(embeddings.tables, dense_features), *[experts[-1]] * (levels - 1)]
         self.levels = nn.ModuleList(
             ExpertLevel(inputs[k], experts, tasks, own=own, shared=shared, last=k + 1 == levels) for k in range(levels)
@@ -115,7 +133,8 @@ class PLE(nn.Module):
         mixed = [shared_BS] * len(self.towers)
         for level in self.levels:
             mixed, shared_BS = level(mixed, shared_BS)
-        return torch.cat([tower(x_BS) for tower, x_BS in zip(self.towers, mixed, strict=True)], 1)
+        logits_BK = torch.cat([tower(x_BS) for tower, x_BS in zip(self.towers, mixed, strict=True)], 1)
+        return chain_rates(logits_BK) if self.chain else logits_BK
 
 
 class MMoE(PLE):
@@ -129,6 +148,7 @@ class MMoE(PLE):
         count: experts.
         tower: sizes of the hidden layers between a task's mixture and its logit.
         dropout: share of the hidden numbers of a tower that are 0 in a training step.
+        chain: whether each task happens only after the one before it, as in ESMM.
     """
 
     def __init__(  # noqa: PLR0913 - a model's hyperparameters
@@ -141,7 +161,7 @@ class MMoE(PLE):
         count: int = 4,
         tower: Sequence[int] = (32,),
         dropout: float = 0.0,
+        chain: bool = False,
     ) -> None:
-        super().__init__(
-            embeddings, dense_features, tasks, experts=experts, own=0, shared=count, tower=tower, dropout=dropout
-        )
+        settings: dict[str, Any] = {"experts": experts, "tower": tower, "dropout": dropout, "chain": chain}
+        super().__init__(embeddings, dense_features, tasks, own=0, shared=count, **settings)

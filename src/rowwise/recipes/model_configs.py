@@ -114,6 +114,7 @@ class MmoeConfig(Value, frozen=True, tag="mmoe", tag_field="kind"):
     count: int = 4  # experts
     tower: tuple[int, ...] = (32,)  # widths of the layers between a label's mixture and its logit
     dropout: float = 0.0  # share of the towers' hidden numbers that are 0 in a training step
+    chain: bool = False  # each label happens only after the one before it, such as a sale after a click (ESMM)
 
 
 class PleConfig(Value, frozen=True, tag="ple", tag_field="kind"):
@@ -125,6 +126,7 @@ class PleConfig(Value, frozen=True, tag="ple", tag_field="kind"):
     levels: int = 1  # of experts
     tower: tuple[int, ...] = (32,)  # widths of the layers between a label's mixture and its logit
     dropout: float = 0.0  # share of the towers' hidden numbers that are 0 in a training step
+    chain: bool = False  # each label happens only after the one before it, such as a sale after a click (ESMM)
 
 
 class WideDeepConfig(Value, frozen=True, tag="wide_deep", tag_field="kind"):
