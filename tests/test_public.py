@@ -62,6 +62,7 @@ PUBLIC = [  # a name is added or taken away here, in sight
     "Wire",
     "Wukong",
     "XDeepFM",
+    "in_batch_bpr",
     "in_batch_softmax",
     "interact",
     "make_embeddings",

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from rowwise.models.masknet import MaskNet as MaskNet
     from rowwise.models.mlp import Linear as Linear
     from rowwise.models.mlp import Mlp as Mlp
+    from rowwise.models.retrieval import in_batch_bpr as in_batch_bpr
     from rowwise.models.retrieval import in_batch_softmax as in_batch_softmax
     from rowwise.models.retrieval import top_items as top_items
     from rowwise.models.two_tower import Tower as Tower
@@ -97,7 +98,7 @@ _HOMES = {
     "models.frequency": ("ItemFrequency",),
     "models.masknet": ("MaskNet",),
     "models.mlp": ("Linear", "Mlp"),
-    "models.retrieval": ("in_batch_softmax", "top_items"),
+    "models.retrieval": ("in_batch_bpr", "in_batch_softmax", "top_items"),
     "models.two_tower": ("Tower", "TwoTower"),
     "models.wide": ("wide_tables",),
     "models.wide_deep": ("WideDeep",),

@@ -131,7 +131,16 @@ def test_wukong_is_dhen_with_two_kinds():
 def test_progressive_layered_extraction(levels, own, shared):
     torch.manual_seed(0)
     tables = make_tables(4)
-    model = PLE(Embeddings(tables, seed=1), DENSE, 3, experts=(6, 5), own=own, shared=shared, levels=levels, tower=(4,))
+    model = PLE(
+        Embeddings(tables, seed=1),
+        DENSE,
+        3,
+        expert_sizes=(6, 5),
+        task_experts=own,
+        shared_experts=shared,
+        levels=levels,
+        tower=(4,),
+    )
     batch = make_clicks(5, tasks=3)
     x = torch.cat((batch.dense_BF, model.embeddings(batch.sparse).values()), 1)
     tasks, common = [x] * 3, x
@@ -159,7 +168,7 @@ def plain_relu(mlp, x):
 
 def test_one_task_of_one_shared_expert_is_an_mlp():
     torch.manual_seed(0)
-    model = MMoE(Embeddings(make_tables(4), seed=1), DENSE, 2, experts=(6, 5), count=1, tower=())
+    model = MMoE(Embeddings(make_tables(4), seed=1), DENSE, 2, expert_sizes=(6, 5), experts=1, tower=())
     batch = make_clicks(5, tasks=2)
     x = torch.cat((batch.dense_BF, model.embeddings(batch.sparse).values()), 1)
     out = plain_relu(model.levels[0].shared[0], x)
@@ -196,8 +205,8 @@ LEARNERS = [
     (FinalMLP, {"first": (32, 16), "second": (32, 16)}),
     (AutoInt, {"deep": (16, 1), "width": 16}),
     (XDeepFM, {"deep": (16, 1), "products": (8, 8)}),
-    (PLE, {"tasks": 1, "experts": (32, 16), "tower": ()}),
-    (MMoE, {"tasks": 1, "experts": (32, 16), "tower": ()}),
+    (PLE, {"tasks": 1, "expert_sizes": (32, 16), "tower": ()}),
+    (MMoE, {"tasks": 1, "expert_sizes": (32, 16), "tower": ()}),
 ]
 
 
@@ -220,11 +229,11 @@ def test_it_learns(kind, options):
         (lambda e: AutoInt(e, DENSE, layers=0), "layers=0: want at least one"),
         (lambda e: AutoInt(e, DENSE, width=5), "heads=2: want a divisor of 5"),
         (lambda e: XDeepFM(e, DENSE, products=()), "products=.*want the size of at least one layer"),
-        (lambda e: PLE(e, DENSE, 0), "levels=1, tasks=0, experts=.128, 64.: want at least one of each"),
-        (lambda e: PLE(e, DENSE, 2, experts=()), "want at least one of each"),
+        (lambda e: PLE(e, DENSE, 0), "levels=1, tasks=0, expert_sizes=.128, 64.: want at least one of each"),
+        (lambda e: PLE(e, DENSE, 2, expert_sizes=()), "want at least one of each"),
         (lambda e: FinalMLP(e, DENSE, ()), "want at least one size of each"),
-        (lambda e: PLE(e, DENSE, 2, own=0, shared=0), "0 experts of each task, 0 shared ones"),
-        (lambda e: PLE(e, DENSE, 2, own=0, levels=2), "several levels of shared experts only"),
+        (lambda e: PLE(e, DENSE, 2, task_experts=0, shared_experts=0), "0 experts of each task, 0 shared ones"),
+        (lambda e: PLE(e, DENSE, 2, task_experts=0, levels=2), "several levels of shared experts only"),
         (lambda e: ExpertLevel(3, (), 2, own=1, shared=1, last=True), "of sizes .*want some"),
     ],
 )

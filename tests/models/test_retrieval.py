@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowwise import BatchError, in_batch_softmax, top_items
+from rowwise import BatchError, in_batch_bpr, in_batch_softmax, top_items
 
 
 def literal_loss(logits_BB, items, log_q, weights):
@@ -19,6 +19,25 @@ def literal_loss(logits_BB, items, log_q, weights):
         log_sum = math.log(sum(math.exp(corrected[j]) for j in others))
         total -= (weights[i] if weights else 1.0) * (corrected[i] - log_sum)
     return total / len(items)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=7), st.booleans(), st.booleans())
+def test_pairs(items, corrected, weighted):
+    torch.manual_seed(len(items))
+    size, total = len(items), 0.0
+    logits_BB = torch.randn(size, size, dtype=torch.float64, requires_grad=True)
+    log_q_B = torch.rand(size).double().log() if corrected else None
+    weights_B = torch.rand(size).double() if weighted else None
+    for i in range(size):
+        others = [j for j in range(size) if items[j] != items[i]]
+        for j in others:
+            apart = (logits_BB[i, i] - logits_BB[i, j]).detach()
+            if corrected:
+                apart = apart - log_q_B[i] + log_q_B[j]
+            total = total - (weights_B[i] if weighted else 1) * apart.sigmoid().log() / len(others) / size
+    loss = in_batch_bpr(logits_BB, torch.tensor(items), log_q_B, weights_B)
+    assert math.isclose(float(loss.detach()), float(torch.as_tensor(total)), rel_tol=1e-9, abs_tol=1e-12)
+    assert torch.autograd.gradcheck(lambda x: in_batch_bpr(x, torch.tensor(items), log_q_B, weights_B), logits_BB)
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=7), st.booleans(), st.booleans())

@@ -84,11 +84,11 @@ def xdeepfm(tables, dense_features=DENSE, tasks=1):
 
 
 def mmoe(tables, dense_features=DENSE, tasks=1):
-    return MMoE(Embeddings(tables), dense_features, tasks, experts=(24,), count=2, tower=(5,))
+    return MMoE(Embeddings(tables), dense_features, tasks, expert_sizes=(24,), experts=2, tower=(5,))
 
 
 def ple(tables, dense_features=DENSE, tasks=1):
-    return PLE(Embeddings(tables), dense_features, tasks, experts=(24,), levels=2, tower=(5,))
+    return PLE(Embeddings(tables), dense_features, tasks, expert_sizes=(24,), levels=2, tower=(5,))
 
 
 def two_tower(tables, dense_features=DENSE, tasks=1):

@@ -7,10 +7,12 @@ import torch
 from small import recipe, write_rows
 from train import dense_ranks
 
-from rowwise import SpecError
+from rowwise import DCN, SpecError, Table, make_embeddings
 from rowwise.comm.solo import solo
 from rowwise.comm.spawn import RanksFailed, run_processes
 from rowwise.comm.thread import run_threads
+from rowwise.hashing.mapped import MappedTable
+from rowwise.idmaps import QuotientRemainderIds
 from rowwise.perf.dense_parallel import DenseUnits, fsdp_cost, replicated_cost
 from rowwise.recipes.runs import TrainingRun
 from rowwise.train.dense_parallel import ShardedConstruction, find_units, shard_dense
@@ -183,6 +185,34 @@ def test_parameters_that_are_changed_after_their_module_are_refused():
 
     with pytest.raises(SpecError, match=r"parameter 0\.weight was changed after its module was registered"):
         run_threads(1, on_a_rank, timeout_s=20)
+
+
+def test_parameters_that_cannot_be_sharded():
+    def refused(model):
+        with pytest.raises(SpecError) as caught:
+            run_threads(2, lambda comm: shard_dense(model(), FULL, comm), timeout_s=20)
+        return str(caught.value)
+
+    def scalar():
+        model = torch.nn.Linear(80, 80)
+        model.temperature = torch.nn.Parameter(torch.tensor(1.0))
+        return model
+
+    def mapped():
+        model = DCN(make_embeddings([Table(name="t", rows=40, dim=8, id_map=QuotientRemainderIds(rows=20))]), 0, (8, 1))
+        (table,) = (module for module in model.modules() if isinstance(module, MappedTable))
+        table.register_parameter("projection_0", torch.nn.Parameter(torch.zeros(8, 4)))  # as maps of narrow parts have
+        return model
+
+    assert "parameter temperature is a single number, and cannot be sharded: want a shape of (1,)" in refused(scalar)
+    assert "projects vectors of an id map, and cannot be sharded" in refused(mapped)
+
+
+def test_settings_that_do_not_go_together(tmp_path):
+    with pytest.raises(SpecError, match="kind=full on cuda: it runs on CPUs only"):
+        Training(device="cuda", dense_parallel=FULL)
+    with pytest.raises(SpecError, match=r"recompute with model\.norm=batch"):
+        recipe(tmp_path, model={"kind": "dlrm", "norm": "batch"}, train={"dense_parallel": {"recompute": True}})
 
 
 def test_one_rank_has_all_parameters():

@@ -2,7 +2,8 @@
 
 Torch asks its process group for sizes and ranks only; the collectives themselves can be replaced, and are. So FSDP
 travels as all else does: over shared memory, gloo or a simulated link, with its bytes counted and its transfers seen.
-The process group is torch's "fake" one, which sends nothing; a default group that the process has is used instead.
+The process group is torch's "fake" one, which sends nothing; a default group that the process has is used instead. So
+operations of DTensors that communicate, such as `full_tensor`, do not work here.
 
 [Note: Hybrid] Ranks that follow each other share the parameters, F at a time. Torch sees a mesh of these F ranks. What
 a rank has received of the summed gradients is then added over the W / F ranks that hold the same part, by a hook.
@@ -38,7 +39,7 @@ def shard_parameters(
 ) -> None:
     """Shard the parameters of each unit, and those of the model beside them, among ranks; a collective.
 
-    Parameters become DTensors, but for those in `ignored`. Units are in the order of a forward.
+    Parameters become DTensors, but for those in `ignored`. Units are gathered ahead in their order.
     """
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -51,10 +52,10 @@ def shard_parameters(
     given: dict[str, Any] = {"mesh": _mesh(comm, shards), "ignored_params": ignored}
     for unit in units:
         fully_shard(unit, mp_policy=MixedPrecisionPolicy(**types), reshard_after_forward=options.reshard, **given)
-    # The model's own are few, and normalise numbers of any type: in fp32. They are kept until the backward.
+    # The model's own are few, and layer norms take any numbers with them: in fp32. They stay until the backward.
     root = MixedPrecisionPolicy(output_dtype=torch.float32)
     fully_shard(model, mp_policy=root, reshard_after_forward=False, **given)
-    if options.bf16:  # between layers numbers may be float32, as those of `interact` are
+    if options.bf16:  # all products are in bfloat16; between layers numbers may be float32, as those of `interact` are
         model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
     gather, scatter = cast(Any, _AllGather(shard)), cast(Any, _ReduceScatter(shard))
     for module in (module for module in model.modules() if isinstance(module, FSDPModule)):

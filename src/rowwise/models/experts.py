@@ -92,9 +92,9 @@ class PLE(nn.Module):
         embeddings: tables that pool, of any dims.
         dense_features: numbers in each sample.
         tasks: logits.
-        experts: sizes of an expert's layers.
-        own: experts of each task.
-        shared: experts of all tasks.
+        expert_sizes: of an expert's layers.
+        task_experts: of each task.
+        shared_experts: of all tasks.
         levels: of experts.
         tower: sizes of the hidden layers between a task's mixture and its logit.
         dropout: share of the hidden numbers of a tower that are 0 in a training step.
@@ -107,9 +107,9 @@ class PLE(nn.Module):
         dense_features: int,
         tasks: int,
         *,
-        experts: Sequence[int] = (128, 64),
-        own: int = 1,
-        shared: int = 2,
+        expert_sizes: Sequence[int] = (128, 64),
+        task_experts: int = 1,
+        shared_experts: int = 2,
         levels: int = 1,
         tower: Sequence[int] = (32,),
         dropout: float = 0.0,
@@ -117,14 +117,17 @@ class PLE(nn.Module):
     ) -> None:
         """The tables stay the caller's; the experts, gates and towers are made here."""
         super().__init__()
-        if levels < 1 or tasks < 1 or not experts:
-            raise SpecError(f"levels={levels}, tasks={tasks}, experts={tuple(experts)}: want at least one of each")
+        if levels < 1 or tasks < 1 or not expert_sizes:
+            raise SpecError(
+                f"levels={levels}, tasks={tasks}, expert_sizes={tuple(expert_sizes)}: want at least one of each"
+            )
         self.embeddings, self.dense_features, self.chain = embeddings, dense_features, chain
-        inputs = [input_columns(embeddings.tables, dense_features), *[experts[-1]] * (levels - 1)]
+        inputs = [input_columns(embeddings.tables, dense_features), *[expert_sizes[-1]] * (levels - 1)]
+        counts = {"own": task_experts, "shared": shared_experts}
         self.levels = nn.ModuleList(
-            ExpertLevel(inputs[k], experts, tasks, own=own, shared=shared, last=k + 1 == levels) for k in range(levels)
+            ExpertLevel(inputs[k], expert_sizes, tasks, **counts, last=k + 1 == levels) for k in range(levels)
         )
-        self.towers = nn.ModuleList(Mlp((experts[-1], *tower, 1), dropout=dropout) for _ in range(tasks))
+        self.towers = nn.ModuleList(Mlp((expert_sizes[-1], *tower, 1), dropout=dropout) for _ in range(tasks))
 
     def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
         """Logits [B, tasks] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
@@ -144,8 +147,8 @@ class MMoE(PLE):
         embeddings: tables that pool, of any dims.
         dense_features: numbers in each sample.
         tasks: logits.
-        experts: sizes of an expert's layers.
-        count: experts.
+        experts: their number.
+        expert_sizes: of an expert's layers.
         tower: sizes of the hidden layers between a task's mixture and its logit.
         dropout: share of the hidden numbers of a tower that are 0 in a training step.
         chain: whether each task happens only after the one before it, as in ESMM.
@@ -157,11 +160,11 @@ class MMoE(PLE):
         dense_features: int,
         tasks: int,
         *,
-        experts: Sequence[int] = (128, 64),
-        count: int = 4,
+        experts: int = 4,
+        expert_sizes: Sequence[int] = (128, 64),
         tower: Sequence[int] = (32,),
         dropout: float = 0.0,
         chain: bool = False,
     ) -> None:
-        settings: dict[str, Any] = {"experts": experts, "tower": tower, "dropout": dropout, "chain": chain}
-        super().__init__(embeddings, dense_features, tasks, own=0, shared=count, **settings)
+        settings: dict[str, Any] = {"expert_sizes": expert_sizes, "tower": tower, "dropout": dropout, "chain": chain}
+        super().__init__(embeddings, dense_features, tasks, task_experts=0, shared_experts=experts, **settings)

@@ -3,7 +3,7 @@
 The model of "FinalMLP: An Enhanced Two-Stream MLP Model for CTR Prediction" (Mao et al. 2023, arXiv 2304.00902):
 
     x      = flatten [v_0, pooled rows of all features]
-    g_s    = 2 sigmoid(MLP(c_s))                     c_s: a learned vector for each stream s = 1, 2
+    g_s    = 2 sigmoid(MLP(c_s))                     c_s: a learned vector for each stream s = 1, 2, no feature
     o_s    = deep_s(g_s * x)
     logits = w_1 o_1 + w_2 o_2 + b + sum over heads h of o_1h W_h o_2h
 """

@@ -31,12 +31,12 @@ class MaskBlock(nn.Module):
         inputs: numbers of x.
         width: numbers of y.
         out: numbers of the result.
-        wider: the hidden layer of the mask, in numbers of y.
+        reduction_ratio: the hidden layer of the mask, in numbers of y.
     """
 
-    def __init__(self, inputs: int, width: int, out: int, wider: int = 2) -> None:
+    def __init__(self, inputs: int, width: int, out: int, reduction_ratio: int = 2) -> None:
         super().__init__()
-        self.mask = Mlp((inputs, wider * width, width))
+        self.mask = Mlp((inputs, reduction_ratio * width, width))
         self.map, self.norm = Linear(width, out, bias=False), nn.LayerNorm(out)
 
     def forward(self, x_BS: Tensor, y_BS: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class MaskNet(FieldModel):
         top: sizes of the layers over the blocks; the last is the number of logits.
         blocks: sizes of the blocks.
         structure: "parallel" or "serial".
-        wider: the hidden layer of a mask, in numbers that it multiplies.
+        reduction_ratio: the hidden layer of a mask, in numbers that it multiplies.
         dropout: share of the hidden numbers of the MLP that are 0 in a training step.
         norm: "batch" or "layer" normalisation of its hidden layers; None: neither.
     """
@@ -66,7 +66,7 @@ class MaskNet(FieldModel):
         *,
         blocks: Sequence[int] = (64, 64, 64),
         structure: MaskStructure = "parallel",
-        wider: int = 2,
+        reduction_ratio: int = 2,
         dropout: float = 0.0,
         norm: Norm | None = None,
     ) -> None:
@@ -78,7 +78,9 @@ class MaskNet(FieldModel):
         self.serial, inputs = structure == "serial", self.fields * self.dim
         widths = [inputs, *blocks[:-1]] if self.serial else [inputs] * len(blocks)
         self.norms = nn.ModuleList(nn.LayerNorm(self.dim) for _ in range(self.fields))
-        self.blocks = nn.ModuleList(MaskBlock(inputs, w, out, wider) for w, out in zip(widths, blocks, strict=True))
+        self.blocks = nn.ModuleList(
+            MaskBlock(inputs, w, out, reduction_ratio) for w, out in zip(widths, blocks, strict=True)
+        )
         self.top = Mlp((blocks[-1] if self.serial else sum(blocks), *top), dropout=dropout, norm=norm)
 
     def logits(self, x_BMD: Tensor) -> Tensor:

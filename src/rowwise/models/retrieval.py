@@ -1,4 +1,4 @@
-"""Training and searching vectors of users and items: the softmax over the items of a batch, and the exact top k.
+"""Training and searching vectors of users and items: losses over the items of a batch, and the exact top k.
 
 Functions of tensors, for any model that makes such vectors; `TwoTower` is one.
 """
@@ -25,6 +25,30 @@ def in_batch_softmax(
         log_q_B: log of how probable each item is in a batch, for instance by `ItemFrequency`; None: no correction.
         weights_B: of the samples, the paper's rewards; None: 1.
     """
+    logits_BB = _corrected(logits_BB, items_B, log_q_B, weights_B)
+    same_BB = (items_B.unsqueeze(1) == items_B).fill_diagonal_(False)
+    own_B = torch.arange(len(items_B), device=items_B.device)
+    loss_B = F.cross_entropy(logits_BB.masked_fill(same_BB, -torch.inf), own_B, reduction="none")
+    return (loss_B if weights_B is None else loss_B * weights_B).mean()
+
+
+def in_batch_bpr(
+    logits_BB: Tensor, items_B: Tensor, log_q_B: Tensor | None = None, weights_B: Tensor | None = None
+) -> Tensor:
+    """The mean over i of weight_i * mean over j of -log sigmoid(logits_ii - logits_ij): BPR (Rendle et al. 2009).
+
+    i are the samples, j those with another item; a sample without any has the loss 0. Arguments are those of
+    `in_batch_softmax`.
+    """
+    logits_BB = _corrected(logits_BB, items_B, log_q_B, weights_B)
+    other_BB = items_B.unsqueeze(1) != items_B
+    worse_BB = F.softplus(logits_BB - logits_BB.diagonal().unsqueeze(1))
+    loss_B = (worse_BB * other_BB).sum(1) / other_BB.sum(1).clamp(min=1)
+    return (loss_B if weights_B is None else loss_B * weights_B).mean()
+
+
+def _corrected(logits_BB: Tensor, items_B: Tensor, log_q_B: Tensor | None, weights_B: Tensor | None) -> Tensor:
+    """The logits less log q, in at least 32 bits; raises for shapes that do not fit."""
     batch = len(items_B)
     if logits_BB.shape != (batch, batch) or items_B.dim() != 1:
         got = f"logits {tuple(logits_BB.shape)} and items {tuple(items_B.shape)}"
@@ -33,12 +57,7 @@ def in_batch_softmax(
         if given is not None and given.shape != items_B.shape:
             raise BatchError(f"{name}: got {tuple(given.shape)}, want ({batch},), one for each sample")
     logits_BB = logits_BB.to(torch.promote_types(logits_BB.dtype, torch.float32))
-    if log_q_B is not None:
-        logits_BB = logits_BB - log_q_B
-    same_BB = (items_B.unsqueeze(1) == items_B).fill_diagonal_(False)
-    own_B = torch.arange(batch, device=items_B.device)
-    loss_B = F.cross_entropy(logits_BB.masked_fill(same_BB, -torch.inf), own_B, reduction="none")
-    return (loss_B if weights_B is None else loss_B * weights_B).mean()
+    return logits_BB if log_q_B is None else logits_BB - log_q_B
 
 
 @torch.no_grad()

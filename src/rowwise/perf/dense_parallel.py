@@ -1,6 +1,7 @@
-"""Bytes and memory of dense parameters that ranks share, by the formulas of FSDP's paper (arXiv 2304.11277).
+"""Bytes and memory of dense parameters that ranks share (FSDP: arXiv 2304.11277).
 
 A unit is what is gathered at once. With F ranks that share M bytes of parameters, and W / F such groups, a rank sends
+for each backward
 
     replicated   2 M (W - 1) / W                                 one all-reduce
     full         M (F - 1) / F for each gather and for the sums of gradients: 3 M (F - 1) / F, or 2 without reshard
@@ -17,11 +18,13 @@ Shape = Sequence[int]
 
 
 class DenseCost(Value, frozen=True):
-    """Bytes that a rank sends in a step, and that it holds, for its dense parameters."""
+    """Bytes that a rank sends and holds for its dense parameters."""
 
-    sent_bytes: float  # in a step
+    sent_bytes: float  # in a forward and its backward
     resident_bytes: int  # parameters, gradients and optimizer state between steps
-    gathered_bytes: int  # at most, of parameters that are whole for a while, and of their gradients
+    gathered_bytes: (
+        int  # of parameters that are whole for a while and of their gradients, without buffers of collectives
+    )
 
 
 class DenseUnits(Value, frozen=True):

@@ -23,6 +23,7 @@ from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import AnyKind, LoadedTransforms, MapId, UserFunction, serving
 from rowwise.ingest.transform import load as load_transforms
 from rowwise.models.frequency import ItemFrequency
+from rowwise.models.retrieval import in_batch_bpr, in_batch_softmax
 from rowwise.models.two_tower import Tower, TwoTower
 from rowwise.plan import Forecast
 from rowwise.processor import read_processor
@@ -184,7 +185,8 @@ def make_objective(resolved: ResolvedRecipe, model: nn.Module) -> Objective:
     recipe = resolved.recipe
     if isinstance(recipe.model, TwoTowerConfig):
         assert isinstance(model, RetrievalModel)
-        return InBatch(model.towers, recipe.model.item, model.frequency)
+        loss = in_batch_softmax if recipe.model.loss == "softmax" else in_batch_bpr
+        return InBatch(model.towers, recipe.model.item, model.frequency, loss)
     weights = recipe.train.task_weights
     if weights and len(weights) != len(resolved.tasks):
         raise SpecError(

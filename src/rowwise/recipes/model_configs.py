@@ -71,7 +71,7 @@ class MaskNetConfig(Value, frozen=True, tag="masknet", tag_field="kind"):
     top: tuple[int, ...] = (256,)
     blocks: tuple[int, ...] = (64, 64, 64)  # widths of the blocks
     structure: Literal["parallel", "serial"] = "parallel"  # blocks side by side, or one over another
-    wider: int = 2  # the hidden layer of a mask, in numbers that it multiplies
+    reduction_ratio: int = 2  # the hidden layer of a mask, in numbers that it multiplies
     dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
     norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
 
@@ -110,8 +110,8 @@ class XDeepFmConfig(Value, frozen=True, tag="xdeepfm", tag_field="kind"):
 class MmoeConfig(Value, frozen=True, tag="mmoe", tag_field="kind"):
     """`rowwise.MMoE`, one tower and logit a label."""
 
-    experts: tuple[int, ...] = (128, 64)  # widths of an expert
-    count: int = 4  # experts
+    experts: int = 4
+    expert_sizes: tuple[int, ...] = (128, 64)
     tower: tuple[int, ...] = (32,)  # widths of the layers between a label's mixture and its logit
     dropout: float = 0.0  # share of the towers' hidden numbers that are 0 in a training step
     chain: bool = False  # each label happens only after the one before it, such as a sale after a click (ESMM)
@@ -120,9 +120,9 @@ class MmoeConfig(Value, frozen=True, tag="mmoe", tag_field="kind"):
 class PleConfig(Value, frozen=True, tag="ple", tag_field="kind"):
     """`rowwise.PLE`, one tower and logit a label."""
 
-    experts: tuple[int, ...] = (128, 64)  # widths of an expert
-    own: int = 1  # experts of each label
-    shared: int = 2  # experts of all labels
+    task_experts: int = 1  # experts of each label
+    shared_experts: int = 2  # experts of all labels
+    expert_sizes: tuple[int, ...] = (128, 64)
     levels: int = 1  # of experts
     tower: tuple[int, ...] = (32,)  # widths of the layers between a label's mixture and its logit
     dropout: float = 0.0  # share of the towers' hidden numbers that are 0 in a training step
@@ -139,7 +139,7 @@ class WideDeepConfig(Value, frozen=True, tag="wide_deep", tag_field="kind"):
 
 
 class TwoTowerConfig(Value, frozen=True, tag="two_tower", tag_field="kind"):
-    """`rowwise.TwoTower`, trained on the rows whose label is 1 by the softmax over the items of a batch."""
+    """`rowwise.TwoTower`, trained on the rows whose label is 1 by a loss over the items of a batch."""
 
     item: str  # the feature with the item's id, one in each row
     user_features: tuple[str, ...]
@@ -147,6 +147,7 @@ class TwoTowerConfig(Value, frozen=True, tag="two_tower", tag_field="kind"):
     user_dense: tuple[str, ...] = ()
     item_dense: tuple[str, ...] = ()
     sizes: tuple[int, ...] = (128, 64)
+    loss: Literal["softmax", "bpr"] = "softmax"  # over all items of a batch, or over pairs of them
     temperature: float = 0.1
     correct: bool = True  # logQ correction for popular items
     ks: tuple[int, ...] = (10, 50)  # of recall@k and NDCG@k
@@ -168,9 +169,9 @@ ClickModel = (
     | XDeepFmConfig | MmoeConfig | PleConfig | WideDeepConfig
 )  # fmt: skip
 Model = ClickModel | TwoTowerConfig | UserModel
-WIDTHS = ("bottom", "top", "deep", "first", "second", "hidden", "blocks", "products", "experts", "tower", "sizes")
+WIDTHS = ("bottom", "top", "deep", "first", "second", "hidden", "blocks", "products", "expert_sizes", "tower", "sizes")
 MLP_WIDTHS = ("bottom", "top", "deep", "hidden")  # any number will do
-COUNTS = ("crosses", "layers", "vectors", "rank", "heads", "width", "gate", "count", "levels", "wider")
+COUNTS = ("crosses", "layers", "vectors", "rank", "heads", "width", "gate", "experts", "levels", "reduction_ratio")
 
 
 def layers_of(model: Model | str) -> dict[str, tuple[int, ...]]:

@@ -190,6 +190,8 @@ class Recipe(Value, frozen=True, kw_only=True):
         dropout = getattr(self.model, "dropout", 0.0)
         if not 0 <= dropout < 1:
             raise SpecError(f"model.dropout={dropout}: want at least 0 and less than 1")
+        if self.train.dense_parallel.recompute and getattr(self.model, "norm", None) == "batch":
+            raise SpecError("train.dense_parallel.recompute with model.norm=batch: statistics would count twice")
         if not 0 <= self.seed < 1 << 63:
             raise SpecError(f"seed={self.seed}: want at least 0, and less than 2**63")
         if self.memory_bytes is not None and self.memory_bytes < 1:

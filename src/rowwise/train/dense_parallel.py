@@ -5,7 +5,8 @@ A unit is what is gathered at once: a layer of the model's stacks, or an MLP. Sm
 [Note: Construction] `ShardedConstruction` is for models whose dense parameters do not fit a rank. A module that is
 registered in another one has its initial values; each rank then keeps its rows of them, and the parameter moves to the
 meta device. All ranks draw the same numbers in the same order, so initial weights are those of an unsharded model, and
-the most memory is that of the rows and the largest module.
+the most memory is that of the rows and the largest module. Layers in a list hold all their values until they are
+registered: see `stack` in `models/mlp.py`. Values that are set later are an error, unless they are set through `.data`.
 """
 
 import math
@@ -54,6 +55,7 @@ def shard_dense(
     if shards == 1:
         return
     tables = {p for module in model.modules() if _has_own_tables(module) for p in module.parameters()}
+    _check_parameters(model, tables)
     rows: dict[str, Tensor] = {} if construction is None else construction.rows_by_name(model)
     bf16 = settings.params == "bf16"
     options = FsdpOptions(shards=shards, reshard=settings.reshard, bf16=bf16, prefetch=settings.prefetch)
@@ -62,8 +64,17 @@ def shard_dense(
         fill_parameters(model, rows)
 
 
+def _check_parameters(model: nn.Module, tables: set[nn.Parameter]) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter in tables and parameter.requires_grad:
+            want = "want train.dense_parallel.kind=replicate, or another id map"
+            raise SpecError(f"parameter {name} projects vectors of an id map, and cannot be sharded: {want}")
+        if parameter.requires_grad and not parameter.dim():
+            raise SpecError(f"parameter {name} is a single number, and cannot be sharded: want a shape of (1,)")
+
+
 def find_units(model: nn.Module) -> list[nn.Module]:
-    """The modules whose parameters are gathered together, from the first to the last."""
+    """The modules whose parameters are gathered together, in the order in which they are registered."""
     return [unit for unit in _candidates(model) if sum(p.numel() for p in unit.parameters()) >= LEAST_UNIT]
 
 
@@ -147,7 +158,7 @@ class ShardedConstruction:
         """Keep this rank's rows of the parameters of a module, whose initial values are there."""
         for owner in module.modules() if self._shards > 1 else ():
             for name, parameter in owner._parameters.items():
-                if parameter is not None and parameter.requires_grad and not parameter.is_meta:
+                if parameter is not None and parameter.requires_grad and parameter.dim() and not parameter.is_meta:
                     if parameter not in self._moved:
                         self._moved[parameter] = self._move(parameter)
                     owner._parameters[name] = self._moved[parameter]

@@ -1,6 +1,6 @@
 """Objectives: functions from a batch to its loss, and to the logits that metrics need.
 
-`Clicks` is the log loss of labels 0 and 1; `InBatch` is the in-batch softmax of two towers.
+`Clicks` is the log loss of labels 0 and 1; `InBatch` is the loss of two towers over the items of a batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,6 +27,7 @@ class Outcome:
 
 
 Objective = Callable[[Batch], Outcome]
+InBatchLoss = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 
 
 @final
@@ -62,11 +63,13 @@ class Clicks:
 
 @final
 class InBatch:
-    """The softmax over the items of a batch, for its samples whose label is 1 (see `models/two_tower.py`)."""
+    """A loss over the items of a batch, for its samples whose label is 1 (see `models/two_tower.py`)."""
 
-    def __init__(self, model: TwoTower, item: str, frequency: ItemFrequency | None) -> None:
+    def __init__(
+        self, model: TwoTower, item: str, frequency: ItemFrequency | None, loss: InBatchLoss = in_batch_softmax
+    ) -> None:
         """`item`: the feature with the item's id; `frequency`: corrects the logits for popular items."""
-        self._model, self._item, self._frequency = model, item, frequency
+        self._model, self._item, self._frequency, self._loss = model, item, frequency, loss
 
     def __call__(self, batch: Batch) -> Outcome:
         users_BD, items_BD = self._model.vectors(batch)
@@ -74,7 +77,7 @@ class InBatch:
         log_q_B = None if self._frequency is None else self._frequency(item_B)
         logits_BB = self._model.scores(users_BD, items_BD)
         weights_B = batch.labels_BK[:, 0]
-        return Outcome(in_batch_softmax(logits_BB, item_B, log_q_B, weights_B))
+        return Outcome(self._loss(logits_BB, item_B, log_q_B, weights_B))
 
 
 def single_ids(batch: Batch, feature: str) -> Tensor:

@@ -131,6 +131,10 @@ class Training(Value, frozen=True):
             raise SpecError(f"train.staleness={self.staleness}: want at least 0")
         if self.determinism == "elastic":
             self._check_elastic()
+        if self.device != "cpu" and self.dense_parallel.kind != "replicate":
+            raise SpecError(
+                f"train.dense_parallel.kind={self.dense_parallel.kind} on {self.device}: it runs on CPUs only"
+            )
         if self.clip is not None and not 0 < self.clip < math.inf:
             raise SpecError(f"train.clip={self.clip}: want a norm above 0, or null for no clipping")
         if not 0 <= self.label_smoothing < 1:

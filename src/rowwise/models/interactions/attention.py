@@ -45,13 +45,13 @@ class AttentionInteraction(nn.Module):
         out: L, the new ones.
         dim: of a vector.
         heads: among which the numbers of a vector are divided.
-        wider: the hidden layer of the feed-forward part, in dims.
+        ffn_ratio: the hidden layer of the feed-forward part, in dims.
     """
 
-    def __init__(self, vectors: int, out: int, dim: int, *, heads: int = 1, wider: int = 4) -> None:
+    def __init__(self, vectors: int, out: int, dim: int, *, heads: int = 1, ffn_ratio: int = 4) -> None:
         super().__init__()
         self.attention, self.project = Attention(dim, heads), Linear(dim, dim)
-        self.feed_forward = Mlp((dim, wider * dim, dim))
+        self.feed_forward = Mlp((dim, ffn_ratio * dim, dim))
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(2))
         self.mix = LinearInteraction(vectors, out, dim)
 

@@ -1,7 +1,8 @@
 """A cross layer over all numbers of a sample: y = x * (W x + b), then Y = V y if L is not M.
 
-DHEN's paper (Zhang et al. 2022, arXiv 2203.11014) prints W (X X^T) + b, which has no cross of its own. This is the
-cross of DCN-v2 (Wang et al. 2021, arXiv 2008.13535) with x_0 = x, without its shortcut, as the layer around it has one.
+DHEN's paper (Zhang et al. 2022, arXiv 2203.11014) prints W (X X^T) + b, which is not a layer of DCN and does not have
+the shape of X. This is the cross of DCN-v2 (Wang et al. 2021, arXiv 2008.13535) with x_0 = x, without its shortcut, as
+the layer around it has one.
 """
 
 from torch import Tensor, nn

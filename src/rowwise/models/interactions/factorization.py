@@ -1,6 +1,6 @@
 """The factorization machine block of Wukong (Zhang et al. 2024, arXiv 2403.02545).
 
-FM(X) = X (X^T Y)                     the dots of all pairs, seen through K learned directions Y of M x K
+FM(X) = X (X^T P)                     the dots of all pairs, seen through K learned directions P of M x K
 Y     = MLP(LayerNorm(flatten FM(X)))
 """
 
@@ -14,13 +14,13 @@ from rowwise.models.mlp import Mlp
 
 
 class FactorizationInteraction(nn.Module):
-    """Y = MLP(LayerNorm(X (X^T Y))).
+    """Y = MLP(LayerNorm(X (X^T P))).
 
     Args:
         vectors: M, of a sample.
         out: L, the new ones.
         dim: of a vector.
-        rank: K, the columns of Y.
+        rank: K, the columns of P.
         hidden: sizes of the MLP's hidden layers.
     """
 
