@@ -15,7 +15,7 @@ from rowwise.models.mlp import stack
 from rowwise.perf.dense_parallel import DenseUnits
 from rowwise.spec import Wire
 from rowwise.train.dense import DenseGradients
-from rowwise.train.dense_parallel import ShardedConstruction, find_units, shard_dense, shards_of
+from rowwise.train.dense_parallel import ShardedConstruction, find_units, shard_dense, shards_of, unit_shapes
 from rowwise.train.settings import DenseParallel
 
 VECTORS = 5
@@ -44,7 +44,7 @@ def measure(comm: Comm, parallel: DenseParallel, size: dict) -> dict:
     construction = ShardedConstruction(comm, shards)
     with construction:
         model = DenseStack(size["layers"], size["dim"])
-    units, own = shapes_of(model)
+    units, own = unit_shapes(model)
     shard_dense(model, parallel, comm, construction)
     grown = peak_bytes() - before
     gradients = DenseGradients(list(model.parameters()), comm.split([comm.ranks]), Wire()) if shards == 1 else None
@@ -113,14 +113,6 @@ def run(step, comm: Comm, size: dict) -> dict:
         losses.append(float(comm.all_reduce(loss.reshape(1).clone(), "status").wait()))
     later = seconds[2:] or seconds
     return {"losses": losses, "step_s": statistics.median(later), "sent_bytes": sent}
-
-
-def shapes_of(model: nn.Module) -> tuple[list, list]:
-    """Shapes of the parameters of units, and of those beside them."""
-    units = find_units(model)
-    held = {p for unit in units for p in unit.parameters()}
-    own = [tuple(p.shape) for p in model.parameters() if p not in held]
-    return [[tuple(p.shape) for p in unit.parameters()] for unit in units], own
 
 
 def units_of(found: dict) -> DenseUnits:

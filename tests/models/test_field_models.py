@@ -48,8 +48,7 @@ def plain_final_mlp(model, x):
         out.append(plain_mlp(stream, flat * 2 / (1 + (-plain_mlp(mlp, vector.vector[None])).exp())))
     logits = plain_linear(model.linear, torch.cat(out, 1))
     heads, tasks = model.heads, logits.shape[1]
-    for one, other in zip(*(o.chunk(heads, 1) for o in out), strict=True):
-        head = next(h for h in range(heads) if torch.equal(out[0].chunk(heads, 1)[h], one))
+    for head, (one, other) in enumerate(zip(*(o.chunk(heads, 1) for o in out), strict=True)):
         for k in range(tasks):
             width = other.shape[1]
             matrix = model.bilinear[head][:, k * width : (k + 1) * width]

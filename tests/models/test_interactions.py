@@ -1,6 +1,7 @@
 """Interactions of DHEN against their formulas, spelled out; costs against closed forms."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from rowwise.models.interactions import (
     LinearInteraction,
 )
 from rowwise.models.interactions.attention import Attention
+from rowwise.recipes.model_configs import Interaction
 
 
 def plain_mlp(mlp, x):
@@ -101,7 +103,7 @@ PLAIN = {
 
 
 def test_all_have_a_formula():
-    assert set(PLAIN) == set(INTERACTIONS)
+    assert set(PLAIN) == set(INTERACTIONS) == set(get_args(Interaction))
 
 
 @pytest.mark.parametrize("kind", PLAIN)

@@ -22,7 +22,7 @@ from rowwise.plan import Plan
 from rowwise.planner import table_wise
 from rowwise.shard import shard
 from rowwise.train.breakdown import Breakdown
-from rowwise.train.dense_parallel import ShardedConstruction, find_units, local_part, shard_dense, shards_of
+from rowwise.train.dense_parallel import ShardedConstruction, local_part, shard_dense, shards_of, unit_shapes
 from rowwise.train.objective import Clicks
 from rowwise.train.settings import DenseAdam, Training
 from rowwise.train.snapshot import collect
@@ -55,17 +55,9 @@ def make(comm, parallel, name):
     world = len(comm.ranks)
     tiles = tuple(tile for k, table in enumerate(every) for tile in table_wise(table, k % world))
     shard(model, Plan(world=world, tiles=tiles), comm)
-    shapes = units_of(model)
+    shapes = unit_shapes(model)
     shard_dense(model, parallel, comm, construction)
     return model, shapes
-
-
-def units_of(model):
-    """Shapes of the parameters of units, and of those beside them."""
-    units = find_units(model)
-    held = {p for unit in units for p in unit.parameters()}
-    own = [tuple(p.shape) for p in model.parameters() if p.requires_grad and p not in held]
-    return [[tuple(p.shape) for p in unit.parameters()] for unit in units], own
 
 
 def train(comm, parallel, name="dhen", steps=5, clip=None, optimizer=DenseAdam(lr=1e-3)):  # noqa: B008 - frozen

@@ -155,4 +155,4 @@ class _AllReduce:
         self._comm = comm
 
     def __call__(self, gradients: Tensor) -> None:
-        gradients.copy_(self._comm.all_reduce(gradients.clone(), PURPOSE).wait())
+        gradients.copy_(self._comm.all_reduce(gradients, PURPOSE).wait())

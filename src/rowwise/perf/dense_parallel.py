@@ -22,9 +22,7 @@ class DenseCost(Value, frozen=True):
 
     sent_bytes: float  # in a forward and its backward
     resident_bytes: int  # parameters, gradients and optimizer state between steps
-    gathered_bytes: (
-        int  # of parameters that are whole for a while and of their gradients, without buffers of collectives
-    )
+    gathered_bytes: int  # parameters that are whole for a while and their gradients; no buffers of collectives
 
 
 class DenseUnits(Value, frozen=True):

@@ -92,6 +92,14 @@ def _has_own_tables(module: nn.Module) -> bool:
     return isinstance(module, (AnyEmbeddings, IdTables))
 
 
+def unit_shapes(model: nn.Module) -> tuple[list[list[tuple[int, ...]]], list[tuple[int, ...]]]:
+    """Shapes of the parameters of each unit, and of those beside them; before they are sharded."""
+    units = [list(unit.parameters()) for unit in find_units(model)]
+    inside = {parameter for unit in units for parameter in unit}
+    own = [p for p in model.parameters() if p.requires_grad and p not in inside]
+    return [[tuple(p.shape) for p in unit] for unit in units], [tuple(p.shape) for p in own]
+
+
 def has_dtensors(model: nn.Module) -> bool:
     """Whether `shard_dense` has sharded parameters of the model."""
     return any(map(is_dtensor, model.parameters()))
@@ -119,7 +127,7 @@ class LocalRows(NamedTuple):
 
 def local_rows(tensor: Any) -> LocalRows:
     """This rank's rows of a DTensor: all ranks but the last ones have equally many."""
-    mine, shards, count = tensor.detach().to_local(), tensor.device_mesh.size(), len(tensor)
+    mine, shards, count = local_part(tensor.detach()), tensor.device_mesh.size(), len(tensor)
     first = min(tensor.device_mesh.get_local_rank() * -(-count // shards), count)
     return LocalRows(mine, (first, first + len(mine)), shards)
 
@@ -186,11 +194,8 @@ class ShardedConstruction:
 class FsdpGradients:
     """The methods of `DenseGradients` for sharded parameters, whose gradients FSDP adds during the backward."""
 
-    residuals: dict[int, Tensor]
-
     def __init__(self, comm: Comm, shards: int) -> None:
         self._comm, self._shards = comm, shards
-        self.residuals = {}
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         loss.backward()
