@@ -20,13 +20,14 @@ if "--smoke" in sys.argv and not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
-from parts.gpu_work import Tables, limits, milliseconds
+from parts.gpu_work import Tables, WorkBatch, kernel_times, limits, milliseconds
+from parts.gpu_yardstick import Yardstick
 from parts.ops_work import Work, rows_for
 from parts.report import at_least, at_most, environment, exactly, finish, options, parsed, save
-from torch import nn
+from torch import Tensor, nn
 
 from rowwise import Adam, Batch, Embeddings, Jagged, RowWiseAdagrad, Sgd, Table
 from rowwise.models.dlrm import DLRM
@@ -52,6 +53,7 @@ class Sizes:
 
     def __init__(self, smoke: bool, quick: bool) -> None:
         self.rows = [40, 9] if smoke else rows_for(26, 100_000, 1_000_000 if quick else 4_000_000)
+        self.rows_of_bits = [40, 9] if smoke else [3000, 200_000]
         self.batches = (4,) if smoke else (2048, 65_536) if quick else (2048, 16_384, 65_536)
         self.pooling, self.megabytes = (3, 1) if smoke else (20, 2048)
         self.dims = (16,) if smoke else (64, 128)
@@ -75,65 +77,77 @@ def bits(sizes: Sizes, device: torch.device) -> list[dict]:
     for optimizer in OPTIMIZERS:
         for row_type in ("fp32", "fp16", "bf16", "int8"):
             work = Work(sizes.dims[0], sizes.batches[0], 2, "zipf", 1, optimizer, row_type)
-            rules = OPTIMIZERS[optimizer]
-            here, there = (Tables.make(sizes.rows[:2], work, rules, d) for d in (device, torch.device("cpu")))
-            equal = torch.equal(here.lookup().cpu(), there.lookup(cpu))
+            there = Tables.make(sizes.rows_of_bits, work, OPTIMIZERS[optimizer], torch.device("cpu"))
+            kept = there.copied_to(device)
+            equal = torch.equal(kept.lookup().cpu(), there.lookup(cpu))
             there.update(cpu)
-            results = []
+            expected, differ = there.copied_to(device).arena, 0
             for _ in range(EQUAL_RUNS if device.type == "cuda" else 1):
-                again = Tables.make(sizes.rows[:2], work, rules, device)
+                again = kept.copied_to(device)
                 again.update()
-                results.append((again.arena.rows.cpu(), again.arena.state.cpu()))
-            differ = [not (torch.equal(a, there.arena.rows) and torch.equal(b, there.arena.state)) for a, b in results]
-            rows.append({"optimizer": optimizer, "row_type": row_type, "lookup": equal, "differ": sum(differ)})
+                same_rows = torch.equal(again.arena.rows, expected.rows)
+                differ += not (same_rows and torch.equal(again.arena.state, expected.state))
+            rows.append({"optimizer": optimizer, "row_type": row_type, "lookup": equal, "differ": differ})
     return rows
 
 
 def grid(sizes: Sizes, device: torch.device) -> list[dict]:
-    """Times of lookups and updates, as shares of the copy speed, and beside torch's EmbeddingBag."""
+    """Times of lookups and updates, as shares of the copy speed, beside torch's EmbeddingBag, FBGEMM and plain CUDA."""
     copy_Bps = limits(device, sizes.megabytes)["copy_Bps"]
     rows = []
     for dim in sizes.dims:
-        for ids in ("uniform", "zipf"):
-            for work in sizes.works(dim, ids):
-                rows += [_timed(sizes, work, device, copy_Bps)]
+        works = [work for ids in ("uniform", "zipf") for work in sizes.works(dim, ids)]
+        tables = Tables.make(sizes.rows, works[0], OPTIMIZERS[works[0].optimizer], device)
+        found = [_timed(sizes, tables.with_work(work), device, copy_Bps) for work in works]
+        del tables  # its memory is the peers' now
+        for peer, times_of in PEERS.items():
+            for row, times in zip(found, times_of(sizes, works, device), strict=False):
+                row |= {f"{peer}_{name}": value for name, value in times.items()}
+        rows += found
     return rows
 
 
-def _timed(sizes: Sizes, work: Work, device: torch.device, copy_Bps: float) -> dict:
-    tables = Tables.make(sizes.rows, work, OPTIMIZERS[work.optimizer], device)
+def _timed(sizes: Sizes, tables: Tables, device: torch.device, copy_Bps: float) -> dict:
     lookup_ms = milliseconds(tables.lookup, device, sizes.repeats)
     update_ms = milliseconds(tables.update, device, sizes.repeats)
     check_faults(device)
     found = {
-        **work._asdict(),
+        **tables.work._asdict(),
         "lookup_ms": lookup_ms,
         "update_ms": update_ms,
         "lookup_share": tables.lookup_bytes() / (lookup_ms / 1e3) / copy_Bps,
         "update_share": tables.update_bytes() / (update_ms / 1e3) / copy_Bps,
-        "torch_ms": _torch_ms(sizes, work, tables, device),
     }
-    if device.type == "cuda" and find_spec("fbgemm_gpu") is not None:
-        found["fbgemm_ms"] = _fbgemm_ms(sizes, work, tables, device)
+    if device.type == "cuda":
+        out, pool_ms = tables.lookup(), None
+        yardstick = Yardstick(tables)
+        found["yardstick_equal"] = torch.equal(yardstick.lookup(), out)
+        pool_ms = milliseconds(yardstick.lookup, device, sizes.repeats)
+        found |= {"yardstick_lookup_ms": pool_ms, "kernels_ms": kernel_times(tables.update)}
     return found
 
 
-def _torch_ms(sizes: Sizes, work: Work, tables: Tables, device: torch.device) -> float:
+def _times_of_torch(sizes: Sizes, works: list[Work], device: torch.device) -> Iterator[dict]:
     """EmbeddingBag of each table with sparse gradients, and torch's SGD."""
-    bags = nn.ModuleList(nn.EmbeddingBag(n, work.dim, mode="sum", sparse=True, device=device) for n in sizes.rows)
+    dim = works[0].dim
+    bags = nn.ModuleList(nn.EmbeddingBag(n, dim, mode="sum", sparse=True, device=device) for n in sizes.rows)
     optimizer = torch.optim.SGD(bags.parameters(), lr=0.01)
-    ids = tables.values.view(len(sizes.rows), work.batch, work.pooling)
+    for work in works:
+        batch = WorkBatch.make(sizes.rows, work, device)
+        ids = batch.values.view(len(sizes.rows), work.batch, work.pooling)
 
-    def run() -> None:
-        optimizer.zero_grad()
-        out = torch.cat([bag(one) for bag, one in zip(bags, ids, strict=True)], 1)
-        out.backward(tables.grad)
-        optimizer.step()
+        def run(ids: Tensor = ids, grad: Tensor = batch.grad) -> None:
+            optimizer.zero_grad()
+            torch.cat([bag(one) for bag, one in zip(bags, ids, strict=True)], 1).backward(grad)
+            optimizer.step()
 
-    return milliseconds(run, device, max(1, sizes.repeats // 4))
+        yield {"ms": milliseconds(run, device, max(1, sizes.repeats // 4))}
 
 
-def _fbgemm_ms(sizes: Sizes, work: Work, tables: Tables, device: torch.device) -> float:
+def _times_of_fbgemm(sizes: Sizes, works: list[Work], device: torch.device) -> Iterator[dict]:
+    """Nothing where FBGEMM is not installed for GPUs."""
+    if device.type != "cuda" or find_spec("fbgemm_gpu") is None:
+        return
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
@@ -141,22 +155,33 @@ def _fbgemm_ms(sizes: Sizes, work: Work, tables: Tables, device: torch.device) -
         SplitTableBatchedEmbeddingBagsCodegen,
     )
 
-    specs = [(n, work.dim, EmbeddingLocation.DEVICE, ComputeDevice.CUDA) for n in sizes.rows]
+    specs = [(n, works[0].dim, EmbeddingLocation.DEVICE, ComputeDevice.CUDA) for n in sizes.rows]
     module = SplitTableBatchedEmbeddingBagsCodegen(
         specs, optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD, learning_rate=0.01, device=device
     )
-    return milliseconds(
-        lambda: module(tables.values, tables.offsets).backward(tables.grad), device, max(1, sizes.repeats // 2)
-    )
+    for work in works:
+        batch = WorkBatch.make(sizes.rows, work, device)
+
+        def run(batch: WorkBatch = batch) -> None:
+            module(batch.values, batch.offsets).backward(batch.grad)
+
+        lookup_ms = milliseconds(lambda batch=batch: module(batch.values, batch.offsets), device, sizes.repeats)
+        yield {"ms": milliseconds(run, device, sizes.repeats), "lookup_ms": lookup_ms, "kernels_ms": kernel_times(run)}
+
+
+PEERS = {"torch": _times_of_torch, "fbgemm": _times_of_fbgemm}
 
 
 def sweep(sizes: Sizes, device: torch.device) -> list[dict]:
     """Other shapes than the table of `specialise` chooses; the fastest is what the table should say."""
     usual, rows = specialise.lookup_shape, []
-    shapes = [(tiles, bags, ids) for tiles in (1, 2) for bags in (1, 2, 4, 8) for ids in (1, 2, 4)]
+    of_one = [(tiles, bags, 1) for tiles in (1, 2, 4) for bags in (1, 2, 4, 8)]
+    of_many = [(1, bags, ids) for bags in (1, 2, 4) for ids in (2, 4, 8)]
     for dim in sizes.dims:
-        for work in sizes.works(dim, "uniform"):
-            tables = Tables.make(sizes.rows, work, OPTIMIZERS[work.optimizer], device)
+        one, many = sizes.works(dim, "uniform")
+        made = Tables.make(sizes.rows, one, OPTIMIZERS[one.optimizer], device)
+        for work, shapes in ((one, of_one), (many, of_many)):
+            tables = made.with_work(work)
             chosen_ms = milliseconds(tables.lookup, device, sizes.repeats)
             tried = {}
             for shape in shapes[:2] if device.type == "cpu" else shapes:
@@ -250,6 +275,9 @@ def floors_of(rows: list[dict], *, smoke: bool) -> list[dict]:
         floors.append(at_least(f"{what}: as fast as torch's EmbeddingBag", row["torch_ms"] / ours_ms, 10))
         if "fbgemm_ms" in row:
             floors.append(at_least(f"{what}: as fast as FBGEMM", row["fbgemm_ms"] / ours_ms, 0.95))
+        floors.append(exactly(f"{what}: sums other than a plain CUDA kernel's", not row["yardstick_equal"], 0))
+        yardstick = row["yardstick_lookup_ms"] / row["lookup_ms"]
+        floors.append(at_least(f"{what}: lookups as fast as a plain CUDA kernel", yardstick, 0.95))
     for row in by_section["sweep"]:
         if "failed" not in row:
             name = f"dim {row['dim']}, {row['pooling']} ids: time of the chosen shape over the best"

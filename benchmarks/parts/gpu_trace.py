@@ -1,4 +1,4 @@
-"""What a kernel touches, recorded in Triton's interpreter: sectors, races between programs, atomics.
+"""What a kernel touches, recorded in Triton's interpreter: sectors, places outside of its tensors, races, atomics.
 
 Import it after TRITON_INTERPRET=1 is set. `with watch() as seen:` around launches; `seen.launches` has one `Launch` for
 each. It also makes the interpreter faster, which by itself patches `triton.language` at every call of a helper.
@@ -76,6 +76,7 @@ class Launch:
     atomics: int = 0
     by_tensor: dict[str, Traffic] = field(default_factory=dict)
     races: set[str] = field(default_factory=set)
+    outside: set[str] = field(default_factory=set)  # tensors past whose end the launch reads or writes
 
     @property
     def moved_bytes(self) -> int:
@@ -111,7 +112,9 @@ class Seen:
         """A load, or a store of values."""
         launch, found = self.launches[-1], np.unique(addresses)
         sectors = np.unique(np.concatenate([found // SECTOR, (found + size - 1) // SECTOR])).tolist()
-        name = next((n for begin, end, n in self.names if begin <= found[0] < end), "?")
+        last, name = next(((end, n) for begin, end, n in self.names if begin <= found[0] < end), (0, "?"))
+        if found[-1] + size > last:
+            launch.outside.add(name)
         traffic = launch.by_tensor.setdefault(name, Traffic())
         traffic.distinct.update(sectors)
         if values is None:

@@ -1,11 +1,14 @@
 """What `gpu.py` measures on a device: timers, tables and batches, and the limits of the machine."""
 
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from parts.ops_work import Work, ids_for
 from rowwise import Table
@@ -62,6 +65,31 @@ def limits(device: torch.device, megabytes: int) -> dict[str, float]:
     }
 
 
+class WorkBatch(NamedTuple):
+    """Ids and gradients of a batch on a device."""
+
+    values: Tensor
+    offsets: Tensor
+    grad: Tensor
+
+    @classmethod
+    def make(cls, rows: list[int], work: Work, device: torch.device) -> Self:
+        offsets = torch.arange(len(rows) * work.batch + 1) * work.pooling
+        return cls(*(x.to(device) for x in (ids_for(rows, work, 1), offsets, work.grad(len(rows)))))
+
+
+def kernel_times(run: Callable[[], object], repeats: int = 5) -> dict[str, float]:
+    """Milliseconds of each kernel in a run, by name; the profiler's."""
+    run()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(repeats):
+            run()
+        torch.cuda.synchronize()
+    times = {event.key[:80]: event.self_device_time_total / 1e3 / repeats for event in seen.key_averages()}
+    return dict(sorted(times.items(), key=lambda item: -item[1]))
+
+
 @dataclass(frozen=True)
 class Tables:
     """Tables of one shape on a device, and a batch for them."""
@@ -76,25 +104,34 @@ class Tables:
 
     @classmethod
     def make(cls, rows: list[int], work: Work, optimizer: RowOptimizer, device: torch.device) -> "Tables":
-        """Filled on the CPU, so that the bits are those of any device."""
+        """Random rows; of a GPU's tables only the times matter, so they are filled there."""
         tables = [
             Table(name=f"t{i}", rows=n, dim=work.dim, optimizer=optimizer, row_type=RowType(work.row_type))
             for i, n in enumerate(rows)
         ]
-        arena = Arena.allocate(tables, torch.device("cpu"))
-        arena.fill(0)
-        arena.rows, arena.state = arena.rows.to(device), arena.state.to(device)
+        arena = Arena.allocate(tables, device)
+        if device.type == "cpu" or work.row_type != "fp32":
+            arena.fill(0)
+        else:
+            arena.rows.view(torch.float32).uniform_(-0.01, 0.01)
         group = make_group(arena.pieces, arena.offsets)
-        lengths = torch.full((len(rows) * work.batch,), work.pooling)
-        return cls(
-            arena=arena,
-            group=group,
-            features=group.features_FC,
-            values=ids_for(rows, work, 1).to(device),
-            offsets=torch.ops.rowwise.offsets(lengths).to(device),
-            grad=work.grad(len(rows)).to(device),
-            work=work,
+        return cls(arena, group, group.features_FC, *WorkBatch.make(rows, work, device), work)
+
+    def with_work(self, work: Work) -> "Tables":
+        """The same tables with another batch."""
+        rows, device = [piece.table.rows for piece in self.arena.pieces], self.values.device
+        return Tables(self.arena, self.group, self.features, *WorkBatch.make(rows, work, device), work)
+
+    def copied_to(self, device: torch.device) -> "Tables":
+        """Copies of the tables, and the batch, on a device."""
+        arena = dataclasses.replace(
+            self.arena,
+            rows=self.arena.rows.to(device, copy=True),
+            state=self.arena.state.to(device, copy=True),
+            steps_T=self.arena.steps_T.clone(),
         )
+        batch = (x.to(device) for x in (self.values, self.offsets, self.grad))
+        return Tables(arena, self.group, self.features, *batch, self.work)
 
     def lookup(self, operators: dict[str, Callable[..., Tensor]] = OPERATORS) -> Tensor:
         return operators["pool"](

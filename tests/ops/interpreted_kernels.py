@@ -49,7 +49,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def check_clean(seen) -> None:
-    assert not [one for one in seen.launches if one.races or one.atomics]
+    assert not [one for one in seen.launches if one.races or one.atomics or one.outside]
 
 
 def check_lookups(problem: Problem, per_id: bool) -> None:
@@ -215,6 +215,18 @@ def racing(x, out, FLAW: tl.constexpr):
         tl.store(out + i, tl.load(out + i + 1))
     else:
         tl.store(out, i.to(tl.float32))
+
+
+@triton.jit
+def one_too_many(out):
+    tl.store(out + tl.arange(0, 4), tl.load(out + 1 + tl.arange(0, 4)))
+
+
+def test_places_outside_of_tensors_are_found():
+    with watch() as seen:
+        one_too_many[(1,)](torch.zeros(5)[:4].clone())
+        one_too_many[(1,)](torch.zeros(5))
+    assert [one.outside for one in seen.launches] == [{"out"}, set()]
 
 
 @pytest.mark.parametrize("flaw", [0, 1, 2])

@@ -86,7 +86,7 @@ def apply(
     d = tl.arange(0, BLOCK)
     # Numbers of records have 32 bits, as registers are what an update is short of.
     which, end = tl.load(span).to(tl.int32) + tl.program_id(0), tl.load(span + 1).to(tl.int32)
-    record = records + tl.multiple_of(which.to(tl.int64) * 4, 4)
+    record = records + tl.multiple_of(tl.minimum(which, end).to(tl.int64) * 4, 4)
     packed, named, place = tl.load(record), tl.load(record + 1), tl.load(record + 2)
     while which < end:
         first, index, slot = (packed >> 32).to(tl.int32), (named >> 48).to(tl.int32), named & 0xFFFFFFFFFFFF

@@ -1,0 +1,158 @@
+"""A GPU's kernels beside those of the CPU: the same bits, for random problems and shapes that are cut into parts."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, seed, settings
+from problems import OPTIMIZERS, ROW_TYPES, Problem, make_problem, problems
+
+from rowwise import Pooling, RowWiseAdagrad, Sgd, Table
+from rowwise.errors import DeviceError
+from rowwise.ops.faults import check_faults
+from rowwise.ops.layout import FeatureDescriptor
+from rowwise.ops.reference import FeatureBags
+from rowwise.ops.update import next_step
+
+pytestmark = pytest.mark.gpu
+ops = torch.ops.rowwise
+RANDOM = settings(max_examples=2, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+
+
+def on_gpu(x):
+    return x.cuda() if isinstance(x, torch.Tensor) else x
+
+
+def same(on_device: torch.Tensor, on_host: torch.Tensor) -> bool:
+    got = on_device.cpu()
+    shaped = got.dtype == on_host.dtype and got.shape == on_host.shape
+    return shaped and torch.equal(got.contiguous().view(torch.uint8), on_host.contiguous().view(torch.uint8))
+
+
+def bags_of(problem: Problem):
+    arena = problem.arena()
+    group, jagged = problem.group(arena), problem.jagged
+    offsets = ops.offsets(jagged.lengths_FB)
+    return (
+        arena,
+        group,
+        FeatureBags(problem.sources(group), jagged.values_N, offsets, jagged.weights_N, jagged.batch_size),
+    )
+
+
+def check(problem: Problem, per_id: bool) -> None:
+    arena, group, bags = bags_of(problem)
+    rows, state = arena.rows.cuda(), arena.state.cuda()
+    batch = [x.cuda() for x in bags[1:3]]
+    if per_id:
+        found = ops.gather(rows, bags.features, *batch, bags.batch)
+        expected = ops.gather(arena.rows, *bags[:3], bags.batch)
+    else:
+        batch.append(bags.weights.cuda())
+        found = ops.pool(rows, bags.features, *batch, bags.batch, group.columns)
+        expected = ops.pool(arena.rows, *bags, group.columns)
+    assert same(found, expected)
+    grad = torch.randn(expected.shape, generator=torch.Generator().manual_seed(problem.seed))
+    if not per_id:
+        found = ops.pool_weight_grad(rows, bags.features, *batch, grad.cuda(), bags.batch)
+        assert same(found, ops.pool_weight_grad(arena.rows, *bags[:4], grad, bags.batch))
+    weights = None if per_id else bags.weights
+    for _ in range(2):
+        hyper, keys = next_step(arena, group)
+        step, host = (group.tables_TC, hyper, keys, bags.features), (bags.values, bags.offsets, weights, grad)
+        ops.update(rows, state, *step, *map(on_gpu, host), bags.batch, per_id)
+        ops.update(arena.rows, arena.state, *step, *host, bags.batch, per_id)
+        check_faults(rows.device)
+        assert same(state, arena.state)
+        assert same(rows, arena.rows)
+
+
+def check_random(number: int, strategy, per_id: bool) -> None:
+    @RANDOM
+    @seed(number)
+    @given(problem=strategy)
+    def run(problem):
+        check(problem, per_id)
+
+    run()
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_pooled(number):
+    check_random(number, problems(), per_id=False)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_sequences(number):
+    check_random(number, problems(poolings=(Pooling.SEQUENCE,)), per_id=True)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+def test_every_optimizer_and_row_type(optimizer):
+    tables = tuple(
+        Table(name=f"t{k}", rows=500, dim=dim, optimizer=optimizer, row_type=row_type, column_group=group)
+        for k, (dim, (row_type, group)) in enumerate(zip((20, 64, 16, 12, 128, 100), ROW_TYPES, strict=True))
+    )
+    check(make_problem(tables, batch=2000, most=2, seed=1), per_id=False)
+
+
+@pytest.mark.parametrize(("batch", "features", "most"), [(70_000, 1, 1), (2600, 1, 1), (30_000, 3, 4)])
+def test_hot_rows(batch, features, most):
+    """Rows that are cut into units, blocks of samples that miss one, several contributions of a sample."""
+    names = tuple(f"f{k}" for k in range(features))
+    table = Table(name="t", rows=40_000, dim=32, features=names, pooling=Pooling.MEAN, optimizer=RowWiseAdagrad())
+    check(make_problem((table,), batch=batch, most=most, seed=3, hot=True), per_id=False)
+
+
+def test_hundreds_of_tables():
+    """Of several dims, empty and full."""
+    tables = tuple(
+        Table(name=f"t{k}", rows=1 + 37 * k, dim=(8, 64, 128)[k % 3], optimizer=RowWiseAdagrad()) for k in range(300)
+    )
+    check(make_problem(tables, batch=500, most=1, seed=4), per_id=False)
+
+
+@pytest.mark.parametrize(("vectors", "dim"), [(2, 3), (5, 16), (27, 20), (27, 128), (40, 64), (300, 64)])
+def test_interactions_are_close(vectors, dim):
+    dense, pooled = torch.randn(300, dim), torch.randn(300, (vectors - 1) * dim)
+    out, expected = ops.interact(dense.cuda(), pooled.cuda()), ops.interact(dense, pooled)
+    torch.testing.assert_close(out.cpu(), expected, rtol=1e-4, atol=1e-4)
+    grad = torch.randn_like(expected)
+    found = ops.interact_grad(dense.cuda(), pooled.cuda(), grad.cuda())
+    for one, other in zip(found, ops.interact_grad(dense, pooled, grad), strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("dim", "group"), [(1, 0), (5, 0), (64, 0), (20, 16), (100, 48), (33, 8)])
+def test_packed_rows(dim, group):
+    rows = torch.randn(1000, dim) * torch.logspace(-30, 30, 1000).unsqueeze(1)
+    packed = ops.pack(rows, group)
+    assert same(ops.pack(rows.cuda(), group), packed)
+    assert same(ops.unpack(packed.cuda(), dim, group), ops.unpack(packed, dim, group))
+
+
+def test_a_bad_id_touches_nothing_and_is_raised_later():
+    arena, group, bags = bags_of(make_problem((Table(name="t", rows=10, dim=8, optimizer=Sgd()),), 6, 3, seed=2))
+    values = bags.values.clone()
+    first = FeatureDescriptor.read(bags.features)[0].source * bags.batch
+    values[bags.offsets[first]] = 10
+    rows = arena.rows.cuda()
+    ops.pool(rows, bags.features, values.cuda(), bags.offsets.cuda(), None, bags.batch, group.columns)
+    with pytest.raises(DeviceError, match="outside its table"):
+        check_faults(rows.device)
+    assert same(rows, arena.rows)
+    check_faults(rows.device)
+
+
+def test_a_row_whose_gradient_is_not_finite_keeps_its_value():
+    arena, group, bags = bags_of(make_problem((Table(name="t", rows=50, dim=8, optimizer=Sgd()),), 6, 1, seed=2))
+    feature = FeatureDescriptor.read(bags.features)[0]
+    grad, row = torch.ones(bags.batch, group.columns), bags.ids(feature)[0]
+    grad[bags.samples(feature)[0]] = float("nan")
+    rows, state = arena.rows.cuda(), arena.state.cuda()
+    hyper, keys = next_step(arena, group)
+    batch = map(on_gpu, (bags.values, bags.offsets, None, grad))
+    ops.update(rows, state, group.tables_TC, hyper, keys, bags.features, *batch, bags.batch, False)
+    with pytest.raises(DeviceError, match="not finite"):
+        check_faults(rows.device)
+    before, after = (x.view(torch.float32).view(-1, 8) for x in (arena.rows, rows.cpu()))
+    assert same(after[row], before[row])
+    assert not torch.equal(after, before)
