@@ -20,7 +20,7 @@ def machine_code_of(variant: Variant, arch: str) -> MachineCode:
 
 def least_width(variant: Variant) -> int:
     """Bytes that the widest load of a lane has at least; 0: any."""
-    if variant.dim < FULL_WARP or variant.copies or variant.multiplies:
+    if variant.dim < FULL_WARP or variant.copies or variant.multiplies or variant.of_ids:
         return 0
     if variant.of_rows:  # of gradients in fp32, a row spread over the lanes
         return min(16, variant.dim * 4 // 32)
@@ -32,6 +32,9 @@ def faults(variant: Variant, code: MachineCode, arch: str) -> list[str]:
     amd = arch.startswith("gfx")
     if variant.multiplies:
         return [f"{code.spills} spills, want none"] if code.spills else []
+    if variant.of_ids:
+        limits = [("spills", code.spills), ("atomics", code.atomics), ("instructions not rounded", len(code.inexact))]
+        return [f"{got} {what}, want none" for what, got in limits if got]
     one_warp = variant.constants["num_warps"] == 1 and "apply rowwise_adam " not in variant.name
     limits = [
         ("spills", code.spills, 0),

@@ -22,11 +22,17 @@ OPTIONS = ("num_warps", "enable_fp_fusion", "maxnreg")
 TYPES = {  # of arguments by name; the others are constants
     "arena": "*u8", "touched": "*u8", "out": "*fp32", "values": "*i64", "offsets": "*i64", "weights": "*fp32",
     "features": "*i64", "chosen": "*i64", "starts": "*i64", "fault": "*i32", "batch": "i32", "columns": "i32",
-    "grad": "*fp32", "terms": "*fp32", "places": "*i64", "scales": "*fp32", "joins": "*i8", "unit_first": "*i64",
-    "unit_last": "*i64", "unit_dims": "*i32", "span": "*i64", "waiting": "*fp32", "partial": "*fp32", "state": "*fp32",
+    "grad": "*fp32", "terms": "*fp32", "places": "*i64", "scales": "*fp32", "joins": "*i8", "unit_first": "*i32",
+    "unit_last": "*i32", "unit_dims": "*i32", "span": "*i32", "waiting": "*fp32", "partial": "*fp32", "state": "*fp32",
     "tables": "*i64", "hyper": "*fp32", "keys": "*i64", "records": "*i64", "slot_rows": "*i64",
     "dense": "*fp32", "pooled": "*fp32", "dense_grad": "*fp32", "pooled_grad": "*fp32", "vectors": "i32", "dim": "i32",
     "rows": "*fp32", "packed": "*u8", "x": "*fp32", "n": "i32",
+}  # fmt: skip
+TYPES_OF_ROUTE = TYPES | {
+    "counts": "*i32", "first_rows": "*i64", "ends": "*i32", "keys": "*i32", "bags": "*i32", "order": "*i64",
+    "is_first": "*i32", "row_numbers": "*i32", "firsts": "*i32", "unit_numbers": "*i32", "unit_records": "*i64",
+    "unit_joins": "*i8", "row_bounds": "*i32", "unit_bounds": "*i32", "num_features": "i32", "stride": "i32",
+    "rows": "i32", "blocks": "i32", "levels": "i32", "num_bounds": "i32",
 }  # fmt: skip
 
 
@@ -55,7 +61,8 @@ def compile_kernel(kernel: Any, constants: dict[str, Any], arch: str) -> Any:
     """`constants`: with the launch options."""
     options = {name: constants[name] for name in OPTIONS if constants.get(name) is not None}
     given = {name: value for name, value in constants.items() if name not in OPTIONS}
-    signature = {name: "constexpr" if name in given else TYPES[name] for name in kernel.arg_names}
+    types = TYPES_OF_ROUTE if kernel.fn.__module__.endswith("contributions") else TYPES
+    signature = {name: "constexpr" if name in given else types[name] for name in kernel.arg_names}
     divisible = [["tt.divisibility", 16]]
     attributes = {
         (at,): divisible

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from rowwise import Table
-from rowwise.ops._triton import interact, lookup, quantise, specialise, update
+from rowwise.ops._triton import contributions, interact, lookup, quantise, specialise, update
 from rowwise.ops._triton.operators import ONE_WARP, constants_of
 from rowwise.ops.layout import FeatureDescriptor, TableDescriptor, TablePiece, lay_out_tables, make_group
 from rowwise.row_optimizers import OPTIMIZERS, RowWiseAdagrad
@@ -27,6 +27,11 @@ class Variant(NamedTuple):
     def multiplies(self) -> bool:
         """Whether sums are those of matrix products, which round as the device does."""
         return self.kernel in (interact.interact, interact.interact_grad)
+
+    @property
+    def of_ids(self) -> bool:
+        """Whether a program has numbers of ids alone, which any order of warps may add up."""
+        return self.name.startswith("route ")
 
     @property
     def copies(self) -> bool:
@@ -67,7 +72,23 @@ def variants() -> dict[str, Variant]:
                 name = f"{kernel.__name__} groups of {group or dim} dim {dim}"
                 shape = ONE_WARP | {"GROUP": group, "BLOCK": specialise.power_of_two(dim)}
                 found[name] = Variant(name, kernel, shape, RowType.INT8, dim)
+    for kind, kernel, constants in _routes():
+        found[f"route {kind}"] = Variant(f"route {kind}", kernel, constants, RowType.FP32, 128)
     return found
+
+
+def _routes() -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    warps = {"num_warps": specialise.TILE_WARPS}
+    tiled = warps | {"TILE": specialise.TILE}
+    for name in ("count_ids", "find_rows", "cut", "write_records"):
+        yield name, getattr(contributions, name), tiled
+    for pooling in POOLINGS:
+        bags, ids = specialise.expand_shape(pooling)
+        yield f"expand {pooling:g} ids", contributions.expand, warps | {"BAGS": bags, "IDS": ids}
+    for name, per_id, scaled in (("pooled", False, False), ("scaled", False, True), ("per id", True, False)):
+        shape = tiled | {"PER_ID": per_id, "SCALED": scaled, "HAS_WEIGHTS": scaled}
+        yield f"locate {name}", contributions.locate, shape
+    yield "find_bounds", contributions.find_bounds, {"num_warps": 1, "BOUNDS": specialise.BOUNDS}
 
 
 def _lookups(bucket: specialise.Bucket) -> Iterator[tuple[str, Any, dict[str, Any]]]:

@@ -82,8 +82,8 @@ def _tables(data: bytes, device: torch.device) -> tuple[tuple[Bucket, ...], Tabl
     rows = torch.tensor([0, *(descriptors[index].rows for index in order)], dtype=torch.int64).cumsum(0)
     sizes = torch.tensor([0, *map(len, buckets.values())]).cumsum(0)
     order_T = torch.tensor(order, dtype=torch.int64)
-    tensors = (t.to(device) for t in (order_T, rows[order_T.argsort()], rows, rows[sizes]))
-    return tuple(buckets), TableOrder(*tensors, rows=int(rows[-1]))
+    first_T, starts_K1 = rows[order_T.argsort()], rows[sizes]
+    return tuple(buckets), TableOrder(first_T.to(device), starts_K1.to(device), rows=int(rows[-1]))
 
 
 def tables_by_bucket(tables_TC: Tensor, device: torch.device) -> tuple[tuple[Bucket, ...], TableOrder]:

@@ -24,7 +24,7 @@ from rowwise.ops._triton.launch import (
     to_device,
 )
 from rowwise.ops._triton.specialise import Bucket
-from rowwise.ops.layout import DIM, FeatureDescriptor, Mode
+from rowwise.ops.layout import FeatureDescriptor, Mode
 from rowwise.spec import RowType, row_bytes
 
 IDS_OF_PROGRAM = 16
@@ -88,11 +88,9 @@ def gather(arena: Tensor, features: Tensor, values: Tensor, offsets: Tensor, bat
     if not descriptors:
         return torch.empty(0, device=device)
     fault, device_features = begin(device), on_device(features, device)
-    bounds = offsets[:: max(1, batch)]
-    floats_F = bounds.diff()[device_features[:, 0]] * device_features[:, DIM]
-    starts_F = floats_F.cumsum(0) - floats_F
+    floats_F, starts_F = route.float_starts(device_features, offsets, batch)
     dims = {d.dim for d in descriptors}
-    whole = sorted(d.source for d in descriptors) == list(range(bounds.shape[0] - 1))
+    whole = sorted(d.source for d in descriptors) == list(range((offsets.shape[0] - 1) // max(1, batch)))
     # The size follows from the number of ids where one dim looks up all of them; else the host has to wait for it.
     size = values.shape[0] * dims.pop() if whole and len(dims) == 1 else int(floats_F.sum())
     out = torch.empty(size, device=device)
@@ -206,7 +204,7 @@ def _update_bucket(
 ) -> None:
     (number, bucket), device = numbered, memory.arena.device
     programs, shared = programs_of(device), constants_of(bucket)
-    partial = grown("partial", found.unit_first.shape[0] * bucket.block, device)
+    partial = grown("partial", found.unit_last_U.shape[0] * bucket.block, device)
     waiting = grown("waiting", programs * found.levels * bucket.block, device)
     scaled = found.scales_N is not None
     scales = found.scales_N if scaled else memory.grad
@@ -214,17 +212,18 @@ def _update_bucket(
     # `shared` without the row format, which has no part in a sum of gradients.
     of_units = {name: shared[name] for name in ("BLOCK", "DIVISOR", "num_warps", "enable_fp_fusion")}
     update_kernels.sum_units[programs,](
-        memory.grad, found.places_N, scales, found.joins_N, found.unit_first, found.unit_last, found.unit_dims,
-        found.unit_spans_K2[number], waiting, partial, SCALED=scaled, **sums, **of_units,
+        memory.grad, found.places_N, scales, found.joins_N, found.unit_first_U1, found.unit_last_U, found.unit_dims_U,
+        found.unit_bounds_K1[number:], waiting, partial, SCALED=scaled, **sums, **of_units,
     )  # fmt: skip
     has_slots = memory.slot_rows is not memory.arena
     registers = specialise.most_registers(bucket, capability_of(device))
     limit: dict[str, int] = {} if registers is None else {"maxnreg": registers}  # an option of NVIDIA's compiler alone
     for units in (False, True):
-        terms, joins = (partial, found.unit_joins) if units else (memory.grad, found.joins_N)
-        records, spans_K2 = (found.long, found.long_spans_K2) if units else (found.short, found.short_spans_K2)
+        terms, joins = (partial, found.unit_joins_U) if units else (memory.grad, found.joins_N)
+        records = found.unit_records_U4 if units else found.records_R4
+        bounds_K1 = found.unit_bounds_K1 if units else found.row_bounds_K1
         update_kernels.apply[programs,](
-            *memory[:-1], terms, found.places_N, scales, joins, records, spans_K2[number], waiting, fault,
+            *memory[:-1], terms, found.places_N, scales, joins, records, bounds_K1[number:], waiting, fault,
             RULE=bucket.rule, STATE_ALIGN=specialise.state_align(bucket), UNITS=units, SCALED=scaled and not units,
             HAS_SLOTS=has_slots, **sums, **limit, **shared,
         )  # fmt: skip

@@ -14,6 +14,7 @@ from rowwise.spec import RowType
 
 VECTOR = 16  # bytes of the widest load of a lane
 WIDEST_ROW = 256  # columns of a warp
+TILE, TILE_WARPS, BOUNDS = 512, 4, 32  # bags or ids of a program of `route`, and its warps; buckets of a program
 SMALLEST_PRODUCT, MOST_PART, MOST_VECTORS = 16, 32, 128  # rows, columns and again rows of a matrix product
 
 
@@ -67,6 +68,12 @@ def lookup_shape(bucket: Bucket, pooling: float) -> LookupShape:
         bags //= 2
     # With little to do for each bag, the feature's descriptor is read for two tiles.
     return LookupShape(2 if ids == 1 else 1, min(16, bags), ids)
+
+
+def expand_shape(pooling: float) -> tuple[int, int]:
+    """Bags of a program, and ids of a bag at a time."""
+    ids = min(16, power_of_two(max(1, round(pooling))))
+    return TILE // ids, ids
 
 
 def interact_shape(vectors: int, dim: int, nvidia: bool) -> dict[str, int | str] | None:

@@ -42,7 +42,8 @@ def sum_units(
     d = tl.arange(0, BLOCK)
     unit, end = tl.load(span) + program, tl.load(span + 1)
     while unit < end:
-        first, last = tl.load(unit_first + unit).to(tl.int32), tl.load(unit_last + unit).to(tl.int32)
+        first = tl.load(unit_first + unit)
+        last = tl.minimum(tl.load(unit_first + unit + 1), tl.load(unit_last + unit))
         dim = tl.multiple_of(tl.load(unit_dims + unit), DIVISOR)
         total = tree_sum(
             grad, places, scales, joins, first, last, tl.load(places + first), waiting + program * LEVELS * BLOCK, dim,
@@ -85,7 +86,7 @@ def apply(
     """Merge what reached each row, and change the row once."""
     d = tl.arange(0, BLOCK)
     # Numbers of records have 32 bits, as registers are what an update is short of.
-    which, end = tl.load(span).to(tl.int32) + tl.program_id(0), tl.load(span + 1).to(tl.int32)
+    which, end = tl.load(span) + tl.program_id(0), tl.load(span + 1)
     record = records + tl.multiple_of(tl.minimum(which, end).to(tl.int64) * 4, 4)
     packed, named, place = tl.load(record), tl.load(record + 1), tl.load(record + 2)
     while which < end:
@@ -95,45 +96,46 @@ def apply(
         which += tl.num_programs(0)
         record = records + tl.multiple_of(tl.minimum(which, end).to(tl.int64) * 4, 4)
         packed, named, place = tl.load(record), tl.load(record + 1), tl.load(record + 2)
-        table = tables + index * FIELDS
-        dim = tl.multiple_of(tl.load(table + 2).to(tl.int32), DIVISOR)
-        width = tl.multiple_of(row_bytes(dim, TYPE, GROUP).to(tl.int64), ALIGN)
-        row = arena + (tl.multiple_of(tl.load(table), ALIGN) + slot * width)
-        own = state + tl.multiple_of(tl.load(table + 3) + slot * tl.load(table + 4), STATE_ALIGN)
-        mask = d < dim
-        mine = waiting + tl.program_id(0).to(tl.int64) * LEVELS * BLOCK
-        # Before the sum, so that row and state are loaded meanwhile.
-        w = tl.where(mask, read_row(row, d, mask, dim, TYPE, GROUP), 0.0)
-        one, two, number = read_state(own, d, mask, dim, RULE)
-        if UNITS:
-            g = tree_sum(
-                terms, places, scales, joins, first, last, place_of_first, mine, dim,
-                BLOCK, TERMS, BLOCK, True, False,
-            )  # fmt: skip
-        else:
-            g = tree_sum(
-                terms, places, scales, joins, first, last, place_of_first, mine, dim,
-                BLOCK, TERMS, GRAD_ALIGN, False, SCALED,
-            )  # fmt: skip
-        g = tl.where(mask, g, 0.0)
-        finite = tl.sum(tl.where(g * 0.0 == 0.0, 0, 1), 0) == 0
-        clip = tl.load(hyper + index * HYPER + 3)
-        if clip > 0:
-            length = tl.sqrt_rn(column_sum(g * g, BLOCK))
-            g = g * tl.where(length > clip, tl.div_rn(clip, length), 1.0)
-        w, one, two, number = change(w, g, one, two, number, dim, hyper + index * HYPER, BLOCK, RULE)
-        if finite:
-            write_state(own, d, mask, dim, one, two, number, RULE)
-            if TYPE == FP32:
-                write_row(row, d, w, mask, d, dim, TYPE, GROUP)
+        if last > first:  # not: the terms of the row are units, or the unit begins no row
+            table = tables + index * FIELDS
+            dim = tl.multiple_of(tl.load(table + 2).to(tl.int32), DIVISOR)
+            width = tl.multiple_of(row_bytes(dim, TYPE, GROUP).to(tl.int64), ALIGN)
+            row = arena + (tl.multiple_of(tl.load(table), ALIGN) + slot * width)
+            own = state + tl.multiple_of(tl.load(table + 3) + slot * tl.load(table + 4), STATE_ALIGN)
+            mask = d < dim
+            mine = waiting + tl.program_id(0).to(tl.int64) * LEVELS * BLOCK
+            # Before the sum, so that row and state are loaded meanwhile.
+            w = tl.where(mask, read_row(row, d, mask, dim, TYPE, GROUP), 0.0)
+            one, two, number = read_state(own, d, mask, dim, RULE)
+            if UNITS:
+                g = tree_sum(
+                    terms, places, scales, joins, first, last, place_of_first, mine, dim,
+                    BLOCK, TERMS, BLOCK, True, False,
+                )  # fmt: skip
             else:
-                full_row = slot
-                if HAS_SLOTS:
-                    listed = tl.load(table + 12)
-                    full_row = tl.load(slot_rows + listed + slot, mask=listed >= 0, other=0)
-                    full_row = tl.where(listed >= 0, full_row, slot)
-                columns = d + tl.load(table + 11).to(tl.int32)
-                bits = row_bits(tl.load(keys + index), full_row + tl.load(table + 10), columns)
-                write_row(row, d, w, mask, bits, dim, TYPE, GROUP)
-        else:
-            tl.store(fault + 1, 1)
+                g = tree_sum(
+                    terms, places, scales, joins, first, last, place_of_first, mine, dim,
+                    BLOCK, TERMS, GRAD_ALIGN, False, SCALED,
+                )  # fmt: skip
+            g = tl.where(mask, g, 0.0)
+            finite = tl.sum(tl.where(g * 0.0 == 0.0, 0, 1), 0) == 0
+            clip = tl.load(hyper + index * HYPER + 3)
+            if clip > 0:
+                length = tl.sqrt_rn(column_sum(g * g, BLOCK))
+                g = g * tl.where(length > clip, tl.div_rn(clip, length), 1.0)
+            w, one, two, number = change(w, g, one, two, number, dim, hyper + index * HYPER, BLOCK, RULE)
+            if finite:
+                write_state(own, d, mask, dim, one, two, number, RULE)
+                if TYPE == FP32:
+                    write_row(row, d, w, mask, d, dim, TYPE, GROUP)
+                else:
+                    full_row = slot
+                    if HAS_SLOTS:
+                        listed = tl.load(table + 12)
+                        full_row = tl.load(slot_rows + listed + slot, mask=listed >= 0, other=0)
+                        full_row = tl.where(listed >= 0, full_row, slot)
+                    columns = d + tl.load(table + 11).to(tl.int32)
+                    bits = row_bits(tl.load(keys + index), full_row + tl.load(table + 10), columns)
+                    write_row(row, d, w, mask, bits, dim, TYPE, GROUP)
+            else:
+                tl.store(fault + 1, 1)
