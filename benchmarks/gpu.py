@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
-from parts.gpu_work import Tables, WorkBatch, kernel_times, limits, milliseconds
+from parts.gpu_work import Tables, WorkBatch, host_milliseconds, kernel_times, limits, milliseconds
 from parts.gpu_yardstick import Yardstick
 from parts.ops_work import Work, rows_for
 from parts.report import at_least, at_most, environment, exactly, finish, options, parsed, save
@@ -115,15 +115,16 @@ def _timed(sizes: Sizes, tables: Tables, device: torch.device, copy_Bps: float) 
         **tables.work._asdict(),
         "lookup_ms": lookup_ms,
         "update_ms": update_ms,
+        "lookup_host_ms": host_milliseconds(tables.lookup, device, sizes.repeats),
+        "update_host_ms": host_milliseconds(tables.update, device, sizes.repeats),
         "lookup_share": tables.lookup_bytes() / (lookup_ms / 1e3) / copy_Bps,
         "update_share": tables.update_bytes() / (update_ms / 1e3) / copy_Bps,
     }
     if device.type == "cuda":
-        out, pool_ms = tables.lookup(), None
         yardstick = Yardstick(tables)
-        found["yardstick_equal"] = torch.equal(yardstick.lookup(), out)
-        pool_ms = milliseconds(yardstick.lookup, device, sizes.repeats)
-        found |= {"yardstick_lookup_ms": pool_ms, "kernels_ms": kernel_times(tables.update)}
+        found["yardstick_equal"] = torch.equal(yardstick.lookup(), tables.lookup())
+        found["yardstick_lookup_ms"] = milliseconds(yardstick.lookup, device, sizes.repeats)
+        found["kernels_ms"] = kernel_times(tables.update)
     return found
 
 

@@ -64,11 +64,7 @@ def compile_kernel(kernel: Any, constants: dict[str, Any], arch: str) -> Any:
     types = TYPES_OF_ROUTE if kernel.fn.__module__.endswith("contributions") else TYPES
     signature = {name: "constexpr" if name in given else types[name] for name in kernel.arg_names}
     divisible = [["tt.divisibility", 16]]
-    attributes = {
-        (at,): divisible
-        for at, name in enumerate(kernel.arg_names)
-        if signature[name].startswith("*") or name in ("batch", "columns")
-    }
+    attributes = {(at,): divisible for at, name in enumerate(kernel.arg_names) if signature[name].startswith("*")}
     return triton.compile(ASTSource(kernel, signature, given, attributes), target=TARGETS[arch], options=options)
 
 

@@ -76,7 +76,7 @@ class Launch:
     atomics: int = 0
     by_tensor: dict[str, Traffic] = field(default_factory=dict)
     races: set[str] = field(default_factory=set)
-    outside: set[str] = field(default_factory=set)  # tensors past whose end the launch reads or writes
+    outside: set[str] = field(default_factory=set)  # load, store: of places in none of the launch's tensors
 
     @property
     def moved_bytes(self) -> int:
@@ -110,11 +110,18 @@ class Seen:
 
     def note(self, addresses: np.ndarray, size: int, values: np.ndarray | None) -> None:
         """A load, or a store of values."""
+        inside = np.zeros(len(addresses), bool)
+        for begin, end, name in self.names:
+            here = ~inside & (begin <= addresses) & (addresses + size <= end)
+            if here.any():
+                self.note_of_tensor(name, addresses[here], size, None if values is None else values[here])
+                inside |= here
+        if not inside.all():
+            self.launches[-1].outside.add("load" if values is None else "store")
+
+    def note_of_tensor(self, name: str, addresses: np.ndarray, size: int, values: np.ndarray | None) -> None:
         launch, found = self.launches[-1], np.unique(addresses)
         sectors = np.unique(np.concatenate([found // SECTOR, (found + size - 1) // SECTOR])).tolist()
-        last, name = next(((end, n) for begin, end, n in self.names if begin <= found[0] < end), (0, "?"))
-        if found[-1] + size > last:
-            launch.outside.add(name)
         traffic = launch.by_tensor.setdefault(name, Traffic())
         traffic.distinct.update(sectors)
         if values is None:

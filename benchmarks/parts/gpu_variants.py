@@ -66,7 +66,7 @@ def variants() -> dict[str, Variant]:
             shape = specialise.interact_shape(VECTORS, dim, nvidia=True)
             if shape is not None:
                 name = f"{kernel.__name__} dim {dim}"
-                found[name] = Variant(name, kernel, shape, RowType.FP32, dim)
+                found[name] = Variant(name, kernel, shape | {"dim": dim}, RowType.FP32, dim)
         for kernel in (quantise.pack, quantise.unpack):
             for group in (0, 16):
                 name = f"{kernel.__name__} groups of {group or dim} dim {dim}"

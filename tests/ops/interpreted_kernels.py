@@ -226,7 +226,7 @@ def test_places_outside_of_tensors_are_found():
     with watch() as seen:
         one_too_many[(1,)](torch.frombuffer(bytearray(20), dtype=torch.float32, count=4))
         one_too_many[(1,)](torch.zeros(5))
-    assert [one.outside for one in seen.launches] == [{"out"}, set()]
+    assert [one.outside for one in seen.launches] == [{"load"}, set()]
 
 
 @pytest.mark.parametrize("flaw", [0, 1, 2])

@@ -95,7 +95,7 @@ def routed(device):
     order = order._replace(**{name: x.to(device) for name, x in order._asdict().items() if isinstance(x, torch.Tensor)})
     offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
     batch = route.DeviceBatch(
-        features,
+        launch.read_features(features),
         *(x.to(device) for x in (features, jagged.values_N, offsets, jagged.weights_N)),
         batch=jagged.batch_size,
         stride=group.columns,

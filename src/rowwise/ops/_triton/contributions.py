@@ -197,10 +197,11 @@ def write_records(
     table = tl.load(features + bag % num_features * FIELDS + 1, mask=begins, other=0)
     named = (table << 48) | (key - tl.load(first_rows + table, mask=begins, other=0))
     count = tl.where(begins_unit, 0, last - first)
-    record = records + row.to(tl.int64) * 4
-    tl.store(record, (first.to(tl.int64) << 32) | count, mask=begins_row)
-    tl.store(record + 1, named, mask=begins_row)
-    tl.store(record + 2, tl.load(places + at, mask=begins_row, other=0), mask=begins_row)
+    terms = (first.to(tl.int64) << 32) | count
+    place = tl.load(places + at, mask=begins_row, other=0)
+    fields = tl.reshape(tl.join(tl.join(terms, place), tl.join(named, place)), (TILE, 4))  # the last has no meaning
+    to = (row.to(tl.int64) * 4)[:, None] + tl.arange(0, 4)[None, :]
+    tl.store(records + tl.multiple_of(to, (1, 4)), fields, mask=begins_row[:, None])
     unit = units - 1
     tl.store(unit_first + unit, at, mask=begins_unit)
     tl.store(unit_first + units, at + 1, mask=at == n - 1)
@@ -209,9 +210,10 @@ def write_records(
     dim = tl.load(tables + table * TABLE_FIELDS + 2, mask=begins_unit, other=0)
     tl.store(unit_dims + unit, dim.to(tl.int32), mask=begins_unit)
     both = begins_row & begins_unit
-    terms = tl.load(unit_numbers + last - 1, mask=both, other=0) - unit
+    count = tl.load(unit_numbers + last - 1, mask=both, other=0) - unit
+    terms = tl.where(both, (unit.to(tl.int64) << 32) | count, 0)
     record = unit_records + unit.to(tl.int64) * 4
-    tl.store(record, tl.where(both, (unit.to(tl.int64) << 32) | terms, 0), mask=begins_unit)
+    tl.store(record, terms, mask=begins_unit)
     tl.store(record + 1, named, mask=begins_unit)
     tl.store(record + 2, named * 0, mask=begins_unit)
 

@@ -58,7 +58,7 @@ class FeaturesOfBucket(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def _features(data: bytes, device: torch.device) -> tuple[FeaturesOfBucket, ...]:
-    descriptors = FeatureDescriptor.read(_tensor(data, torch.int64).view(-1, len(FeatureDescriptor._fields)))
+    descriptors = _read_features(data)
     return tuple(
         FeaturesOfBucket(
             bucket=bucket,
@@ -68,6 +68,16 @@ def _features(data: bytes, device: torch.device) -> tuple[FeaturesOfBucket, ...]
         )
         for bucket, indices in specialise.group_by_bucket(descriptors).items()
     )
+
+
+def read_features(features_FC: Tensor) -> tuple[FeatureDescriptor, ...]:
+    """The rows of a tensor of features on the CPU, read once for each of its values."""
+    return _read_features(features_FC.numpy().tobytes())
+
+
+@functools.lru_cache(maxsize=256)
+def _read_features(data: bytes) -> tuple[FeatureDescriptor, ...]:
+    return tuple(FeatureDescriptor.read(_tensor(data, torch.int64).view(-1, len(FeatureDescriptor._fields))))
 
 
 def features_by_bucket(features_FC: Tensor, device: torch.device) -> tuple[FeaturesOfBucket, ...]:

@@ -15,7 +15,7 @@ FIELDS = tl.constexpr(len(FeatureDescriptor._fields))
 MEAN, WEIGHTED = tl.constexpr(int(Mode.MEAN)), tl.constexpr(int(Mode.WEIGHTED))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch", "columns"])
 def pool(
     arena,  # bytes
     out,
@@ -78,7 +78,7 @@ def pool(
         t += 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch"])
 def gather(
     arena,
     out,
@@ -121,7 +121,7 @@ def gather(
         i += tl.num_programs(0).to(tl.int64) * IDS
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch", "columns"])
 def pool_weight_grad(
     arena,
     out,
@@ -168,7 +168,7 @@ def pool_weight_grad(
         i += 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch"])
 def mark(touched, starts, values, offsets, features, batch, IDS: tl.constexpr):
     index = tl.program_id(1)
     feature = features + index * FIELDS

@@ -20,6 +20,7 @@ from rowwise.ops._triton.launch import (
     grown,
     on_device,
     programs_of,
+    read_features,
     tables_by_bucket,
     to_device,
 )
@@ -84,7 +85,7 @@ def pool_weight_grad(
 
 
 def gather(arena: Tensor, features: Tensor, values: Tensor, offsets: Tensor, batch: int) -> Tensor:
-    device, descriptors = arena.device, FeatureDescriptor.read(features)
+    device, descriptors = arena.device, read_features(features)
     if not descriptors:
         return torch.empty(0, device=device)
     fault, device_features = begin(device), on_device(features, device)
@@ -181,7 +182,8 @@ def update(
     fault = begin(device)
     buckets, order = tables_by_bucket(tables, device)
     device_tables, stride = on_device(tables, device), 0 if per_id else grad.stride(0)
-    routed = route.DeviceBatch(features, on_device(features, device), values, offsets, weights, batch, stride)
+    descriptors = read_features(features)
+    routed = route.DeviceBatch(descriptors, on_device(features, device), values, offsets, weights, batch, stride)
     found = route.route(routed, device_tables, order, fault)
     memory = UpdateTensors(
         arena=arena,
@@ -192,7 +194,6 @@ def update(
         slot_rows=arena if slot_rows is None else slot_rows,
         grad=grad,
     )
-    descriptors = FeatureDescriptor.read(features)
     places = [d.dim for d in descriptors] if per_id else [stride, *(d.column for d in descriptors)]
     for number, bucket in enumerate(buckets):
         _update_bucket(memory, found, (number, bucket), specialise.align_of(places), fault)

@@ -7,6 +7,7 @@ Axes: B samples, F features, L bags (sample after sample), T tables, K buckets, 
 be; the surplus has the key `rows` and comes last), R rows, U units, which are parts of hot rows.
 """
 
+from collections import Counter
 from typing import NamedTuple
 
 import torch
@@ -45,8 +46,8 @@ class Route(NamedTuple):
 class DeviceBatch(NamedTuple):
     """The ids of a batch, the features that look them up, and where their gradients are."""
 
-    features_FC: Tensor  # on the host
-    device_features_FC: Tensor
+    descriptors: tuple[FeatureDescriptor, ...]
+    features_FC: Tensor
     values: Tensor
     offsets: Tensor
     weights: Tensor | None
@@ -62,12 +63,11 @@ def float_starts(features_FC: Tensor, offsets: Tensor, batch: int) -> tuple[Tens
 
 def route(batch: DeviceBatch, tables: Tensor, order: TableOrder, fault: Tensor) -> Route:
     """`tables`: `tables_TC` on the device; `fault`: a word that is set if an id is outside its table."""
-    descriptors, features = FeatureDescriptor.read(batch.features_FC), batch.device_features_FC
-    num_features, sources = len(descriptors), [d.source for d in descriptors]
-    modes = {d.mode for d in descriptors}
+    features, num_features = batch.features_FC, len(batch.descriptors)
+    sources, modes = Counter(d.source for d in batch.descriptors), {d.mode for d in batch.descriptors}
     has_weights = batch.weights is not None and Mode.WEIGHTED in modes
     scaled = batch.stride > 0 and (Mode.MEAN in modes or has_weights)
-    n = batch.values.shape[0] * max(sources.count(s) for s in set(sources))
+    n = batch.values.shape[0] * max(sources.values())
     num_bags, device = batch.batch * num_features, batch.values.device
     key_type = torch.int32 if order.rows < 2**31 - 1 else torch.int64  # half of the passes of a radix sort
     bags_of_program, ids = specialise.expand_shape(batch.values.shape[0] / (batch.offsets.shape[0] - 1))

@@ -14,7 +14,7 @@ from rowwise.spec import RowType
 
 VECTOR = 16  # bytes of the widest load of a lane
 WIDEST_ROW = 256  # columns of a warp
-TILE, TILE_WARPS, BOUNDS = 512, 4, 32  # bags or ids of a program of `route`, and its warps; buckets of a program
+TILE, TILE_WARPS, BOUNDS = 256, 4, 32  # bags or ids of a program of `route`, and its warps; buckets of a program
 SMALLEST_PRODUCT, MOST_PART, MOST_VECTORS = 16, 32, 128  # rows, columns and again rows of a matrix product
 
 
@@ -76,7 +76,7 @@ def expand_shape(pooling: float) -> tuple[int, int]:
     return TILE // ids, ids
 
 
-def interact_shape(vectors: int, dim: int, nvidia: bool) -> dict[str, int | str] | None:
+def interact_shape(vectors: int, dim: int, *, nvidia: bool) -> dict[str, int | str] | None:
     """The constants of an interaction; None: its vectors do not fit into the registers of eight warps.
 
     Tensor cores of NVIDIA multiply 10 bits of a fraction, so each float is split into three such parts.
@@ -87,9 +87,8 @@ def interact_shape(vectors: int, dim: int, nvidia: bool) -> dict[str, int | str]
     return {
         "VECTORS": height,
         "PART": part,
-        "DIVISOR": align_of([dim], 16),
         "PRECISION": "tf32x3" if nvidia else "ieee",
-        "num_warps": max(1, min(8, height * max(height, part) // 256)),
+        "num_warps": max(1, min(8, height * max(height, part) // 512)),
     }
 
 
