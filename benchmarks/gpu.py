@@ -36,7 +36,7 @@ from rowwise.ops.faults import check_faults
 from rowwise.train.breakdown import Breakdown
 from rowwise.train.objective import Clicks
 from rowwise.train.settings import DenseSgd, Training
-from rowwise.train.step import StepContext, step
+from rowwise.train.step import StepContext, StepResult, step
 
 OPTIMIZERS = {"rowwise_adagrad": RowWiseAdagrad(lr=0.01), "sgd": Sgd(lr=0.01), "adam": Adam(lr=0.01)}
 SHARES = {  # of copy speed, by operator and dim: floors of rows in fp32
@@ -46,6 +46,7 @@ SHARES = {  # of copy speed, by operator and dim: floors of rows in fp32
     ("update", 64): 0.45,
 }
 EQUAL_RUNS = 20
+LOSSES = 20  # steps whose losses a CPU and a GPU both have
 
 
 class Sizes:
@@ -53,6 +54,7 @@ class Sizes:
 
     def __init__(self, smoke: bool, quick: bool) -> None:
         self.rows = [40, 9] if smoke else rows_for(26, 100_000, 1_000_000 if quick else 4_000_000)
+        self.rows_of_training = [40, 9] if smoke else rows_for(26, 100_000, 1_000_000)
         self.rows_of_bits = [40, 9] if smoke else [3000, 200_000]
         self.batches = (4,) if smoke else (2048, 65_536) if quick else (2048, 16_384, 65_536)
         self.pooling, self.megabytes = (3, 1) if smoke else (20, 2048)
@@ -198,36 +200,60 @@ def sweep(sizes: Sizes, device: torch.device) -> list[dict]:
 
 
 def train(sizes: Sizes, device: torch.device) -> list[dict]:
-    """A DLRM: samples a second, seconds by phase, peak memory, and the losses of a CPU beside those of the device."""
+    """A DLRM: samples a second, what the GPU does meanwhile, peak memory, and the losses of a CPU beside a device's."""
     dim, batch = sizes.dims[-1], sizes.batches[-1]
-    losses = {}
-    found: dict = {"dim": dim, "batch": batch}
-    for where in (torch.device("cpu"), device):
-        torch.manual_seed(0)
-        model = dlrm(sizes.rows, dim).to(where)
-        settings = Training(device=str(where), optimizer=DenseSgd(lr=0.01))
-        context = StepContext.create(model, Clicks(model), settings, Breakdown())
-        on_gpu = where.type == "cuda"
-        steps = sizes.steps if on_gpu or device.type == "cpu" else 3
-        losses[str(where)] = []
-        batches = [made_batch(sizes.rows, min(batch, 2048), number) for number in range(3)]
-        for number in range(3):
-            stepped = step(context, [context.copies.start(batches[number])], number + 1)
-            losses[str(where)].append(stepped.loss)
-        if where is device or on_gpu:
-            large = [made_batch(sizes.rows, batch, number) for number in range(3)]
-            copied, begin_s = context.copies.start(large[0]), time.perf_counter()
-            for number in range(steps):
-                following = context.copies.start(large[(number + 1) % 3])
-                stepped = step(context, [copied], number + 4)
-                copied = following
-            float(stepped.loss)
-            check_faults(where)
-            spent_s = time.perf_counter() - begin_s
-            found |= {"samples_s": batch * steps / spent_s, "phases_s": context.clock.phase_seconds().exposed}
-            if on_gpu:
-                found["peak_bytes"] = torch.cuda.max_memory_allocated(where)
-    return [found | {"losses": losses}]
+    small = [made_batch(sizes.rows_of_training, min(batch, 2048), number) for number in range(LOSSES)]
+    losses = {str(where): _losses(sizes.rows_of_training, dim, where, small) for where in (torch.device("cpu"), device)}
+    large = [made_batch(sizes.rows_of_training, batch, number) for number in range(3)]
+    rows = []
+    for precision in ("fp32", "bf16"):
+        context = _context(sizes.rows_of_training, dim, device, precision)
+        _run(context, large, 0, 4)
+        begin_s = time.perf_counter()
+        _run(context, large, 4, sizes.steps)
+        spent_s = time.perf_counter() - begin_s
+        found = {"dim": dim, "batch": batch, "precision": precision, "samples_s": batch * sizes.steps / spent_s}
+        if device.type == "cuda":
+            kernels = kernel_times(lambda context=context: _run(context, large, 50, 1))
+            found |= {
+                "step_ms": spent_s / sizes.steps * 1e3,
+                "busy_ms": sum(kernels.values()),
+                "host_ms": host_milliseconds(lambda context=context: _start(context, large, 60), device),
+                "kernels_ms": kernels,
+                "peak_bytes": torch.cuda.max_memory_allocated(device),
+            }
+        rows.append(found | {"losses": losses})
+    return rows
+
+
+def _context(rows: list[int], dim: int, device: torch.device, precision: str = "fp32") -> StepContext:
+    torch.manual_seed(0)
+    model = dlrm(rows, dim).to(device)
+    settings = Training(device=str(device), precision=precision, optimizer=DenseSgd(lr=0.01))
+    return StepContext.create(model, Clicks(model), settings, Breakdown())
+
+
+def _losses(rows: list[int], dim: int, device: torch.device, batches: list[Batch]) -> list[float]:
+    context = _context(rows, dim, device)
+    steps = (step(context, [context.copies.start(one)], number + 1) for number, one in enumerate(batches))
+    return [stepped.loss for stepped in steps]
+
+
+def _start(context: StepContext, batches: list[Batch], number: int) -> StepResult:
+    return step(context, [context.copies.start(batches[number % len(batches)])], number + 1)
+
+
+def _run(context: StepContext, batches: list[Batch], first: int, steps: int) -> None:
+    """As the trainer does: a batch is copied during the step before it, a loss is read during the step after it."""
+    copied, before = context.copies.start(batches[first % len(batches)]), None
+    for number in range(first, first + steps):
+        following = context.copies.start(batches[(number + 1) % len(batches)])
+        stepped = step(context, [copied], number + 1)
+        if before is not None:
+            float(before.loss)
+        copied, before = following, stepped
+    float(stepped.loss)
+    check_faults(context.device)
 
 
 def dlrm(rows: list[int], dim: int) -> DLRM:
@@ -257,33 +283,47 @@ SECTIONS: dict[str, Callable[[Sizes, torch.device], list[dict]]] = {
 
 
 def floors_of(rows: list[dict], *, smoke: bool) -> list[dict]:
-    by_section = {name: [row for row in rows if row["section"] == name] for name in SECTIONS}
     floors = [exactly("sections that failed", sum("failed" in row for row in rows), 0)]
-    for row in by_section["bits"]:
-        if "failed" not in row:
+    found = [row for row in rows if "failed" not in row]
+    for row in found:
+        if row["section"] == "bits":
             what = f"{row['optimizer']}, {row['row_type']}"
             floors.append(exactly(f"{what}: results other than the CPU's", row["differ"] + (not row["lookup"]), 0))
-    if smoke:
-        return floors
-    for row in by_section["grid"]:
-        if "failed" in row:
-            continue
-        what = f"dim {row['dim']}, batch {row['batch']}, {row['pooling']} ids, {row['ids']}"
-        for operator in ("lookup", "update"):
-            floor = SHARES.get((operator, row["dim"])) if row["ids"] == "uniform" else None
-            floors.append(at_least(f"{what}: {operator}, share of copy speed", row[f"{operator}_share"], floor))
-        ours_ms = row["lookup_ms"] + row["update_ms"]
-        floors.append(at_least(f"{what}: as fast as torch's EmbeddingBag", row["torch_ms"] / ours_ms, 10))
-        if "fbgemm_ms" in row:
-            floors.append(at_least(f"{what}: as fast as FBGEMM", row["fbgemm_ms"] / ours_ms, 0.95))
-        floors.append(exactly(f"{what}: sums other than a plain CUDA kernel's", not row["yardstick_equal"], 0))
-        yardstick = row["yardstick_lookup_ms"] / row["lookup_ms"]
-        floors.append(at_least(f"{what}: lookups as fast as a plain CUDA kernel", yardstick, 0.95))
-    for row in by_section["sweep"]:
-        if "failed" not in row:
+        elif not smoke and row["section"] == "grid":
+            floors += _floors_of_grid(row)
+        elif not smoke and row["section"] == "train":
+            floors += _floors_of_training(row)
+        elif not smoke and row["section"] == "sweep":
             name = f"dim {row['dim']}, {row['pooling']} ids: time of the chosen shape over the best"
             floors.append(at_most(name, row["chosen_ms"] / row["best_ms"], 1.05))
     return floors
+
+
+def _floors_of_grid(row: dict) -> list[dict]:
+    what, floors = f"dim {row['dim']}, batch {row['batch']}, {row['pooling']} ids, {row['ids']}", []
+    for operator in ("lookup", "update"):
+        floor = SHARES.get((operator, row["dim"])) if row["ids"] == "uniform" else None
+        floors.append(at_least(f"{what}: {operator}, share of copy speed", row[f"{operator}_share"], floor))
+    ours_ms = row["lookup_ms"] + row["update_ms"]
+    floors.append(at_least(f"{what}: as fast as torch's EmbeddingBag", row["torch_ms"] / ours_ms, 10))
+    if "fbgemm_ms" in row:
+        floors.append(at_least(f"{what}: as fast as FBGEMM", row["fbgemm_ms"] / ours_ms, 0.95))
+        ratio = row["fbgemm_lookup_ms"] / row["lookup_ms"]
+        floors.append(at_least(f"{what}: lookups as fast as FBGEMM's", ratio, 0.95))
+    floors.append(exactly(f"{what}: sums other than a plain CUDA kernel's", not row["yardstick_equal"], 0))
+    yardstick = row["yardstick_lookup_ms"] / row["lookup_ms"]
+    return [*floors, at_least(f"{what}: lookups as fast as a plain CUDA kernel", yardstick, 0.95)]
+
+
+def _floors_of_training(row: dict) -> list[dict]:
+    cpu, gpu = row["losses"].values()
+    apart = max(abs(a - b) / a for a, b in zip(cpu, gpu, strict=True))
+    what = f"DLRM in {row['precision']}"
+    idle = 1 - row["busy_ms"] / row["step_ms"]
+    return [
+        at_most(f"{what}: losses of {LOSSES} steps in fp32 apart from the CPU's", apart, 1e-4),
+        at_most(f"{what}, batch {row['batch']}: share of a step in which the GPU idles", idle, 0.02),
+    ]
 
 
 def main() -> None:
