@@ -6,6 +6,7 @@ Axes are those of `route`. The surplus of contributions has the key `rows`.
 import triton
 import triton.language as tl
 
+from rowwise.ops._triton.sums import bits
 from rowwise.ops.layout import FeatureDescriptor, Mode, TableDescriptor
 
 FIELDS = tl.constexpr(len(FeatureDescriptor._fields))
@@ -65,12 +66,6 @@ def expand(
         tl.store(bags + at, bag[:, None] + k * 0, mask=has)
         tl.store(fault + at * 0, 1, mask=has & ~good)  # every program that finds a bad id stores the same
         i += IDS
-
-
-@triton.jit
-def bits(x):
-    """The number of bits of a number below 2**24."""
-    return tl.where(x > 0, (x.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 126, 0)
 
 
 @triton.jit(do_not_specialize=["batch", "num_features", "stride", "rows", "n"])

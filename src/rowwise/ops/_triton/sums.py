@@ -29,6 +29,18 @@ def column_sums(x, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def bits(x):
+    """The number of bits of a number below 2**24."""
+    return tl.where(x > 0, (x.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 126, 0)
+
+
+@triton.jit
+def lowest_bit(x):
+    """The place of the lowest bit that is set."""
+    return bits(x & -x) - 1
+
+
+@triton.jit
 def tree_sum(
     terms,  # floats
     places,  # first float of each term; of terms one after the other if DENSE
@@ -37,7 +49,7 @@ def tree_sum(
     first,
     last,
     place_of_first,  # the first term's place, so that its load waits for no other
-    waiting,  # memory of this program: a vector for each level
+    waiting,  # memory of this program: a vector for each level, without the last one put away
     dim,
     BLOCK: tl.constexpr,
     TERMS: tl.constexpr,  # loaded together
@@ -48,6 +60,7 @@ def tree_sum(
     """The sum of the terms [first, last) in the order of [Note: Merge order]."""
     d = tl.arange(0, BLOCK)
     total = neutral((BLOCK,))
+    last_held = total  # that of the lowest level; the others are in memory
     held = 0  # bit l: a sum of level l waits for its right neighbour
     k = first
     while k < last:
@@ -75,13 +88,17 @@ def tree_sum(
             while (v < TERMS) & (k + v < last):
                 join = tl.load(joins + k + v, mask=k + v > first, other=0).to(tl.int32)
                 if join > 0:
-                    level = 0
-                    while level < join - 1:
-                        if (held >> level) & 1 != 0:
-                            total = tl.load(waiting + level * BLOCK + d) + total
-                        level += 1
-                    tl.store(waiting + level * BLOCK + d, total)
-                    held = ((held >> level) | 1) << level
+                    below = held & ((1 << (join - 1)) - 1)
+                    while below != 0:
+                        total = last_held + total
+                        below &= below - 1
+                        held &= held - 1
+                        if held != 0:
+                            last_held = tl.load(waiting + lowest_bit(held) * BLOCK + d)
+                    if held != 0:
+                        tl.store(waiting + lowest_bit(held) * BLOCK + d, last_held)
+                    last_held = total
+                    held |= 1 << (join - 1)
                     total = neutral((BLOCK,))
                 if DENSE:
                     place = (k + v).to(tl.int64) * BLOCK
@@ -93,9 +110,9 @@ def tree_sum(
                 total = total + x
                 v += 1
         k += TERMS
-    level = 0
-    while (held >> level) != 0:
-        if (held >> level) & 1 != 0:
-            total = tl.load(waiting + level * BLOCK + d) + total
-        level += 1
+    while held != 0:
+        total = last_held + total
+        held &= held - 1
+        if held != 0:
+            last_held = tl.load(waiting + lowest_bit(held) * BLOCK + d)
     return total
