@@ -28,8 +28,9 @@ from parts.gpu_yardstick import Yardstick
 from parts.ops_work import Work, rows_for
 from parts.report import at_least, at_most, environment, exactly, finish, options, parsed, save
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from rowwise import Adam, Batch, Embeddings, Jagged, RowWiseAdagrad, Sgd, Table
+from rowwise import Adagrad, Adam, Batch, Embeddings, Jagged, RowWiseAdagrad, Sgd, Table
 from rowwise.models.dlrm import DLRM
 from rowwise.ops._triton import specialise
 from rowwise.ops.faults import check_faults
@@ -94,7 +95,7 @@ def bits(sizes: Sizes, device: torch.device) -> list[dict]:
 
 
 def grid(sizes: Sizes, device: torch.device) -> list[dict]:
-    """Times of lookups and updates, as shares of the copy speed, beside torch's EmbeddingBag, FBGEMM and plain CUDA."""
+    """Times of lookups and updates, as shares of the copy speed, beside FBGEMM and plain CUDA."""
     copy_Bps = limits(device, sizes.megabytes)["copy_Bps"]
     rows = []
     for dim in sizes.dims:
@@ -102,9 +103,9 @@ def grid(sizes: Sizes, device: torch.device) -> list[dict]:
         tables = Tables.make(sizes.rows, works[0], OPTIMIZERS[works[0].optimizer], device)
         found = [_timed(sizes, tables.with_work(work), device, copy_Bps) for work in works]
         del tables  # its memory is the peers' now
-        for peer, times_of in PEERS.items():
-            for row, times in zip(found, times_of(sizes, works, device), strict=False):
-                row |= {f"{peer}_{name}": value for name, value in times.items()}
+        for mode in ("", "unchecked_"):
+            for row, times in zip(found, _times_of_fbgemm(sizes, works, device, checks=not mode), strict=False):
+                row |= {f"fbgemm_{mode}{name}": value for name, value in times.items()}
         rows += found
     return rows
 
@@ -130,29 +131,12 @@ def _timed(sizes: Sizes, tables: Tables, device: torch.device, copy_Bps: float) 
     return found
 
 
-def _times_of_torch(sizes: Sizes, works: list[Work], device: torch.device) -> Iterator[dict]:
-    """EmbeddingBag of each table with sparse gradients, and torch's SGD."""
-    dim = works[0].dim
-    bags = nn.ModuleList(nn.EmbeddingBag(n, dim, mode="sum", sparse=True, device=device) for n in sizes.rows)
-    optimizer = torch.optim.SGD(bags.parameters(), lr=0.01)
-    for work in works:
-        batch = WorkBatch.make(sizes.rows, work, device)
-        ids = batch.values.view(len(sizes.rows), work.batch, work.pooling)
-
-        def run(ids: Tensor = ids, grad: Tensor = batch.grad) -> None:
-            optimizer.zero_grad()
-            torch.cat([bag(one) for bag, one in zip(bags, ids, strict=True)], 1).backward(grad)
-            optimizer.step()
-
-        yield {"ms": milliseconds(run, device, max(1, sizes.repeats // 4))}
-
-
-def _times_of_fbgemm(sizes: Sizes, works: list[Work], device: torch.device) -> Iterator[dict]:
-    """Nothing where FBGEMM is not installed for GPUs."""
+def _times_of_fbgemm(sizes: Sizes, works: list[Work], device: torch.device, *, checks: bool) -> Iterator[dict]:
+    """Nothing where FBGEMM is not installed for GPUs; `checks`: of ids, as TorchRec has them."""
     if device.type != "cuda" or find_spec("fbgemm_gpu") is None:
         return
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
-    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
         ComputeDevice,
         SplitTableBatchedEmbeddingBagsCodegen,
@@ -160,7 +144,11 @@ def _times_of_fbgemm(sizes: Sizes, works: list[Work], device: torch.device) -> I
 
     specs = [(n, works[0].dim, EmbeddingLocation.DEVICE, ComputeDevice.CUDA) for n in sizes.rows]
     module = SplitTableBatchedEmbeddingBagsCodegen(
-        specs, optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD, learning_rate=0.01, device=device
+        specs,
+        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        learning_rate=0.01,
+        device=device,
+        bounds_check_mode=BoundsCheckMode.WARNING if checks else BoundsCheckMode.NONE,
     )
     for work in works:
         batch = WorkBatch.make(sizes.rows, work, device)
@@ -172,7 +160,41 @@ def _times_of_fbgemm(sizes: Sizes, works: list[Work], device: torch.device) -> I
         yield {"ms": milliseconds(run, device, sizes.repeats), "lookup_ms": lookup_ms, "kernels_ms": kernel_times(run)}
 
 
-PEERS = {"torch": _times_of_torch, "fbgemm": _times_of_fbgemm}
+def torch_peers(sizes: Sizes, device: torch.device) -> list[dict]:
+    """EmbeddingBag of each table with sparse gradients, and an optimizer of torch, beside ours of the same rule."""
+    rows, dim, found = sizes.rows_of_training, sizes.dims[-1], []
+    for name, ours, theirs in (
+        ("sgd", Sgd(lr=0.01), torch.optim.SGD),
+        ("adagrad", Adagrad(lr=0.01), torch.optim.Adagrad),
+    ):
+        one, many = (work._replace(optimizer=name) for work in sizes.works(dim, "uniform"))
+        made = Tables.make(rows, one, ours, device)
+        times = {
+            work: tuple(milliseconds(f, device, sizes.repeats) for f in (t.lookup, t.update))
+            for work in (one, many)
+            for t in [made.with_work(work)]
+        }
+        del made
+        bags = nn.ModuleList(nn.EmbeddingBag(n, dim, mode="sum", sparse=True, device=device) for n in rows)
+        optimizer = theirs(bags.parameters(), lr=0.01)
+        for work in (one, many):
+            batch = WorkBatch.make(rows, work, device)
+            ids = batch.values.view(len(rows), work.batch, work.pooling)
+
+            def run(
+                ids: Tensor = ids,
+                grad: Tensor = batch.grad,
+                optimizer: Optimizer = optimizer,
+                bags: nn.ModuleList = bags,
+            ) -> None:
+                optimizer.zero_grad()
+                torch.cat([bag(one) for bag, one in zip(bags, ids, strict=True)], 1).backward(grad)
+                optimizer.step()
+
+            torch_ms = milliseconds(run, device, max(1, sizes.repeats // 4))
+            lookup_ms, update_ms = times[work]
+            found.append({**work._asdict(), "lookup_ms": lookup_ms, "update_ms": update_ms, "torch_ms": torch_ms})
+    return found
 
 
 def sweep(sizes: Sizes, device: torch.device) -> list[dict]:
@@ -212,12 +234,15 @@ def train(sizes: Sizes, device: torch.device) -> list[dict]:
         begin_s = time.perf_counter()
         _run(context, large, 4, sizes.steps)
         spent_s = time.perf_counter() - begin_s
+        begin_s = time.perf_counter()
+        _run(context, [one.to(device) for one in large], 4, sizes.steps, copies=False)
+        resident_s = time.perf_counter() - begin_s
         found = {"dim": dim, "batch": batch, "precision": precision, "samples_s": batch * sizes.steps / spent_s}
         if device.type == "cuda":
             kernels = kernel_times(lambda context=context: _run(context, large, 50, 1))
             found |= {
                 "step_ms": spent_s / sizes.steps * 1e3,
-                "busy_ms": sum(kernels.values()),
+                "resident_ms": resident_s / sizes.steps * 1e3,
                 "host_ms": host_milliseconds(lambda context=context: _start(context, large, 60), device),
                 "kernels_ms": kernels,
                 "peak_bytes": torch.cuda.max_memory_allocated(device),
@@ -243,11 +268,16 @@ def _start(context: StepContext, batches: list[Batch], number: int) -> StepResul
     return step(context, [context.copies.start(batches[number % len(batches)])], number + 1)
 
 
-def _run(context: StepContext, batches: list[Batch], first: int, steps: int) -> None:
+def _run(context: StepContext, batches: list[Batch], first: int, steps: int, *, copies: bool = True) -> None:
     """As the trainer does: a batch is copied during the step before it, a loss is read during the step after it."""
-    copied, before = context.copies.start(batches[first % len(batches)]), None
+
+    def start(number: int) -> Batch:
+        batch = batches[number % len(batches)]
+        return context.copies.start(batch) if copies else batch
+
+    copied, before = start(first), None
     for number in range(first, first + steps):
-        following = context.copies.start(batches[(number + 1) % len(batches)])
+        following = start(number + 1)
         stepped = step(context, [copied], number + 1)
         if before is not None:
             float(before.loss)
@@ -277,6 +307,7 @@ SECTIONS: dict[str, Callable[[Sizes, torch.device], list[dict]]] = {
     "machine": machine,
     "bits": bits,
     "grid": grid,
+    "torch": torch_peers,
     "sweep": sweep,
     "train": train,
 }
@@ -291,11 +322,28 @@ def floors_of(rows: list[dict], *, smoke: bool) -> list[dict]:
             floors.append(exactly(f"{what}: results other than the CPU's", row["differ"] + (not row["lookup"]), 0))
         elif not smoke and row["section"] == "grid":
             floors += _floors_of_grid(row)
+        elif not smoke and row["section"] == "torch":
+            what = f"dim {row['dim']}, batch {row['batch']}, {row['pooling']} ids"
+            ratio = row["torch_ms"] / (row["lookup_ms"] + row["update_ms"])
+            floors.append(at_least(f"{what}: as fast as torch's EmbeddingBag and its {row['optimizer']}", ratio, 10))
         elif not smoke and row["section"] == "train":
             floors += _floors_of_training(row)
         elif not smoke and row["section"] == "sweep":
             name = f"dim {row['dim']}, {row['pooling']} ids: time of the chosen shape over the best"
             floors.append(at_most(name, row["chosen_ms"] / row["best_ms"], 1.05))
+    return floors if smoke else floors + _floors_of_zipf([row for row in found if row["section"] == "grid"])
+
+
+def _floors_of_zipf(rows: list[dict]) -> list[dict]:
+    floors = []
+    for uniform in (row for row in rows if row["ids"] == "uniform"):
+        zipf = next(
+            row
+            for row in rows
+            if row["ids"] == "zipf" and (row["dim"], row["pooling"]) == (uniform["dim"], uniform["pooling"])
+        )
+        what = f"dim {uniform['dim']}, {uniform['pooling']} ids: time of a byte, updates of Zipf's over uniform ids"
+        floors.append(at_most(what, uniform["update_share"] / zipf["update_share"], 1.3))
     return floors
 
 
@@ -305,11 +353,10 @@ def _floors_of_grid(row: dict) -> list[dict]:
         floor = SHARES.get((operator, row["dim"])) if row["ids"] == "uniform" else None
         floors.append(at_least(f"{what}: {operator}, share of copy speed", row[f"{operator}_share"], floor))
     ours_ms = row["lookup_ms"] + row["update_ms"]
-    floors.append(at_least(f"{what}: as fast as torch's EmbeddingBag", row["torch_ms"] / ours_ms, 10))
     if "fbgemm_ms" in row:
         floors.append(at_least(f"{what}: as fast as FBGEMM", row["fbgemm_ms"] / ours_ms, 0.95))
-        ratio = row["fbgemm_lookup_ms"] / row["lookup_ms"]
-        floors.append(at_least(f"{what}: lookups as fast as FBGEMM's", ratio, 0.95))
+        ratio = row["fbgemm_unchecked_ms"] / ours_ms
+        floors.append(at_least(f"{what}: as fast as FBGEMM without its checks of ids", ratio, None))
     floors.append(exactly(f"{what}: sums other than a plain CUDA kernel's", not row["yardstick_equal"], 0))
     yardstick = row["yardstick_lookup_ms"] / row["lookup_ms"]
     return [*floors, at_least(f"{what}: lookups as fast as a plain CUDA kernel", yardstick, 0.95)]
@@ -319,10 +366,10 @@ def _floors_of_training(row: dict) -> list[dict]:
     cpu, gpu = row["losses"].values()
     apart = max(abs(a - b) / a for a, b in zip(cpu, gpu, strict=True))
     what = f"DLRM in {row['precision']}"
-    idle = 1 - row["busy_ms"] / row["step_ms"]
+    waits = 1 - row["resident_ms"] / row["step_ms"]
     return [
         at_most(f"{what}: losses of {LOSSES} steps in fp32 apart from the CPU's", apart, 1e-4),
-        at_most(f"{what}, batch {row['batch']}: share of a step in which the GPU idles", idle, 0.02),
+        at_most(f"{what}, batch {row['batch']}: share of a step that its batch is waited for", waits, 0.02),
     ]
 
 

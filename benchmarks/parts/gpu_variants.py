@@ -63,7 +63,7 @@ def variants() -> dict[str, Variant]:
                 found[name] = Variant(name, kernel, constants, row_type, dim, its_bucket)
     for dim in DIMS:
         for kernel in (interact.interact, interact.interact_grad):
-            shape = specialise.interact_shape(VECTORS, dim, nvidia=True)
+            shape = specialise.interact_shape(VECTORS, nvidia=True)
             if shape is not None:
                 name = f"{kernel.__name__} dim {dim}"
                 found[name] = Variant(name, kernel, shape | {"dim": dim}, RowType.FP32, dim)

@@ -5,12 +5,13 @@ import torch
 from hypothesis import HealthCheck, given, seed, settings
 from problems import OPTIMIZERS, ROW_TYPES, Problem, make_problem, problems
 
-from rowwise import Pooling, RowWiseAdagrad, Sgd, Table
+from rowwise import Batch, Pooling, RowWiseAdagrad, Sgd, Table
 from rowwise.errors import DeviceError
 from rowwise.ops.faults import check_faults
 from rowwise.ops.layout import FeatureDescriptor
 from rowwise.ops.reference import FeatureBags
 from rowwise.ops.update import next_step
+from rowwise.train.on_device import DeviceCopies
 
 pytestmark = pytest.mark.gpu
 ops = torch.ops.rowwise
@@ -127,6 +128,16 @@ def test_packed_rows(dim, group):
     packed = ops.pack(rows, group)
     assert same(ops.pack(rows.cuda(), group), packed)
     assert same(ops.unpack(packed.cuda(), dim, group), ops.unpack(packed, dim, group))
+
+
+def test_a_copy_that_nothing_used_does_not_hide_those_after_it():
+    copies = DeviceCopies(torch.device("cuda"))
+    jagged = make_problem((Table(name="t", rows=10, dim=8, optimizer=Sgd()),), 6, 3, seed=2).jagged
+    batches = [Batch(dense_BF=torch.rand(6, 2), sparse=jagged, labels_BK=torch.rand(6, 1)) for _ in range(3)]
+    _, second, third = (copies.start(batch) for batch in batches)
+    copies.wait_for([second])
+    assert [copied for copied, _, _ in copies._started] == [third]
+    assert same(second.dense_BF, batches[1].dense_BF)
 
 
 def test_a_bad_id_touches_nothing_and_is_raised_later():

@@ -102,11 +102,13 @@ class DeviceCopies:
         return copied
 
     def wait_for(self, batches: Collection[Batch]) -> None:
-        """Let the current stream, not the host, wait until these batches and those before them are copied."""
+        """Let the current stream, not the host, wait until these batches, and those begun before them, are copied."""
         if self._stream is None:
             return
         stream = torch.cuda.current_stream(self._device)
-        while self._started and any(self._started[0][0] is batch for batch in batches):
+        wanted = [any(copied is batch for batch in batches) for copied, _, _ in self._started]
+        while any(wanted):
+            wanted.pop(0)
             _, event, moved = self._started.popleft()
             stream.wait_event(event)
             for x in moved:

@@ -122,7 +122,7 @@ def mark(
 def interact(dense: Tensor, pooled: Tensor) -> Tensor:
     samples, dim = dense.shape
     vectors = pooled.shape[1] // dim + 1
-    shape = specialise.interact_shape(vectors, dim, nvidia=capability_of(dense.device) > 0)
+    shape = specialise.interact_shape(vectors, nvidia=capability_of(dense.device) > 0)
     if shape is None:
         return reference.interact(dense, pooled)
     out = torch.empty(samples, dim + vectors * (vectors - 1) // 2, device=dense.device)
@@ -134,7 +134,7 @@ def interact(dense: Tensor, pooled: Tensor) -> Tensor:
 def interact_grad(dense: Tensor, pooled: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     samples, dim = dense.shape
     vectors = pooled.shape[1] // dim + 1
-    shape = specialise.interact_shape(vectors, dim, nvidia=capability_of(dense.device) > 0)
+    shape = specialise.interact_shape(vectors, nvidia=capability_of(dense.device) > 0)
     if shape is None:
         return reference.interact_grad(dense, pooled, grad)
     found = torch.empty_like(dense), torch.empty_like(pooled)

@@ -15,7 +15,7 @@ from rowwise.spec import RowType
 VECTOR = 16  # bytes of the widest load of a lane
 WIDEST_ROW = 256  # columns of a warp
 TILE, TILE_WARPS, BOUNDS = 256, 4, 32  # bags or ids of a program of `route`, and its warps; buckets of a program
-SMALLEST_PRODUCT, MOST_PART, MOST_VECTORS = 16, 32, 128  # rows, columns and again rows of a matrix product
+SMALLEST_PRODUCT, PART, MOST_VECTORS = 16, 16, 128  # rows, columns and again rows of a matrix product
 
 
 class Bucket(NamedTuple):
@@ -76,19 +76,19 @@ def expand_shape(pooling: float) -> tuple[int, int]:
     return TILE // ids, ids
 
 
-def interact_shape(vectors: int, dim: int, *, nvidia: bool) -> dict[str, int | str] | None:
+def interact_shape(vectors: int, *, nvidia: bool) -> dict[str, int | str] | None:
     """The constants of an interaction; None: its vectors do not fit into the registers of eight warps.
 
     Tensor cores of NVIDIA multiply 10 bits of a fraction, so each float is split into three such parts.
     """
-    height, part = (max(SMALLEST_PRODUCT, power_of_two(n)) for n in (vectors, min(dim, MOST_PART)))
+    height = max(SMALLEST_PRODUCT, power_of_two(vectors))
     if height > MOST_VECTORS:
         return None
     return {
         "VECTORS": height,
-        "PART": part,
+        "PART": PART,
         "PRECISION": "tf32x3" if nvidia else "ieee",
-        "num_warps": max(1, min(8, height * max(height, part) // 512)),
+        "num_warps": max(1, min(8, height * height // 1024)),
     }
 
 

@@ -65,7 +65,8 @@ def tree_sum(
     k = first
     while k < last:
         highest = 0
-        sum_of_round = total
+        xs = ()
+        joins_of_round = ()
         for u in tl.static_range(TERMS):
             has = k + u < last
             if DENSE:
@@ -80,13 +81,11 @@ def tree_sum(
                 x = x * tl.load(scales + k + u, mask=has, other=1.0)
             join = tl.load(joins + k + u, mask=has & (k + u > first), other=0).to(tl.int32)
             highest = highest | join
-            sum_of_round = tl.where(has, sum_of_round + x, sum_of_round)
-        if highest == 0:
-            total = sum_of_round
-        else:  # one by one: the terms are in the first-level cache now
-            v = 0
-            while (v < TERMS) & (k + v < last):
-                join = tl.load(joins + k + v, mask=k + v > first, other=0).to(tl.int32)
+            xs = xs + (x,)
+            joins_of_round = joins_of_round + (join,)
+        for v in tl.static_range(TERMS):
+            if highest != 0:
+                join = joins_of_round[v]
                 if join > 0:
                     below = held & ((1 << (join - 1)) - 1)
                     while below != 0:
@@ -100,15 +99,7 @@ def tree_sum(
                     last_held = total
                     held |= 1 << (join - 1)
                     total = neutral((BLOCK,))
-                if DENSE:
-                    place = (k + v).to(tl.int64) * BLOCK
-                else:
-                    place = tl.load(places + k + v)
-                x = tl.load(terms + tl.multiple_of(place, ALIGN) + d, mask=d < dim)
-                if SCALED:
-                    x = x * tl.load(scales + k + v)
-                total = total + x
-                v += 1
+            total = tl.where(k + v < last, total + xs[v], total)
         k += TERMS
     while held != 0:
         total = last_held + total
