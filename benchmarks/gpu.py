@@ -7,7 +7,7 @@ quantile of the repeats; a share is bytes that the work needs / time / copy spee
 before the next one begins, and a section that fails says so in its row. With --smoke and no GPU the kernels run in
 Triton's interpreter on tiny tables, a rehearsal that measures nothing. The last printed line is one JSON object.
 
-Takes: 8 minutes; --quick 3 minutes
+Takes: 3 minutes; --quick 2 minutes
 Needs: a GPU (--smoke: none), Triton
 """
 

@@ -4,7 +4,12 @@ import json
 from pathlib import Path
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-FIRST = ("amd-zen4-avx512", "intel-xeon-avx512", "amd-zen3-avx2")  # whose results are shown where there is room for one
+FIRST = (
+    "amd-zen4-avx512",
+    "intel-xeon-avx512",
+    "amd-zen3-avx2",
+    "nvidia-h100",
+)  # whose results are shown where there is room for one
 
 
 class NotSaved(Exception):
