@@ -22,11 +22,12 @@ if "--smoke" in sys.argv and not torch.cuda.is_available():
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 from parts.gpu_work import Tables, WorkBatch, host_milliseconds, kernel_times, limits, milliseconds
 from parts.gpu_yardstick import Yardstick
 from parts.ops_work import Work, rows_for
-from parts.report import at_least, at_most, environment, exactly, finish, options, parsed, save
+from parts.report import at_least, at_most, environment, exactly, finish, options, parsed, save, saved
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -373,6 +374,11 @@ def _floors_of_training(row: dict) -> list[dict]:
     ]
 
 
+def with_gpu(path: Path, name: str) -> Path:
+    """A path among the results of a GPU: those of `NVIDIA H100 80GB HBM3` are nvidia-h100's."""
+    return path.parents[1] / "-".join(name.lower().split()[:2]) / path.name
+
+
 def main() -> None:
     parser = options("gpu", __doc__)
     parser.add_argument("--only", nargs="+", choices=SECTIONS, help="run these sections alone")
@@ -380,6 +386,8 @@ def main() -> None:
     if not torch.cuda.is_available() and not args.smoke:
         sys.exit("torch finds no GPU: nothing to measure; `--smoke` rehearses in Triton's interpreter")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if args.save and args.save.parent == saved("gpu").parent and device.type == "cuda":
+        args.save = with_gpu(args.save, torch.cuda.get_device_name(device))
     sizes, rows = Sizes(args.smoke, args.quick), []
     result = {"benchmark": "gpu", "environment": environment(), "rows": rows}
     for name, section in SECTIONS.items():
