@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rowwise.models.dcn import DCN as DCN
     from rowwise.models.deepfm import DeepFM as DeepFM
     from rowwise.models.dhen import DHEN as DHEN
+    from rowwise.models.din import DIN as DIN
     from rowwise.models.dlrm import DLRM as DLRM
     from rowwise.models.experts import PLE as PLE
     from rowwise.models.experts import MMoE as MMoE
@@ -92,6 +93,7 @@ _HOMES = {
     "models.dcn": ("DCN",),
     "models.deepfm": ("DeepFM",),
     "models.dhen": ("DHEN",),
+    "models.din": ("DIN",),
     "models.dlrm": ("DLRM",),
     "models.experts": ("MMoE", "PLE"),
     "models.final_mlp": ("FinalMLP",),

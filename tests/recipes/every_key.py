@@ -221,6 +221,7 @@ NEAR = {  # by class and key: another value, which makes another run
         "dropout": 0.5,
         "norm": "layer",
     },
+    "DinConfig": {"top": [4], "histories": {"seen": "user"}, "attention": [4], "dropout": 0.5, "norm": "layer"},
     "WukongConfig": {"top": [4], "layers": 1, "vectors": 2, "rank": 2, "hidden": [4], "dropout": 0.5, "norm": "layer"},
     "MaskNetConfig": {
         "top": [4],

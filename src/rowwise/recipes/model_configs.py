@@ -53,6 +53,17 @@ class DhenConfig(Value, frozen=True, tag="dhen", tag_field="kind"):
     norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
 
 
+class DinConfig(Value, frozen=True, tag="din", tag_field="kind"):
+    """`rowwise.DIN` with a last top layer of one logit a label."""
+
+    top: tuple[int, ...] = (200, 80)
+    # The target feature of each history feature; both are in tables with pooling: sequence
+    histories: dict[str, str] = msgspec.field(default_factory=dict)
+    attention: tuple[int, ...] = (80, 40)  # widths of the layers over a target and an item of a history
+    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
+    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
+
+
 class WukongConfig(Value, frozen=True, tag="wukong", tag_field="kind"):
     """`rowwise.Wukong` with a last top layer of one logit a label."""
 
@@ -165,12 +176,25 @@ class UserModel(Value, frozen=True, tag="own", tag_field="kind"):
 
 
 ClickModel = (
-    DlrmConfig | DeepFmConfig | DcnConfig | DhenConfig | WukongConfig | MaskNetConfig | FinalMlpConfig | AutoIntConfig
-    | XDeepFmConfig | MmoeConfig | PleConfig | WideDeepConfig
+    DlrmConfig | DeepFmConfig | DcnConfig | DhenConfig | DinConfig | WukongConfig | MaskNetConfig | FinalMlpConfig
+    | AutoIntConfig | XDeepFmConfig | MmoeConfig | PleConfig | WideDeepConfig
 )  # fmt: skip
 Model = ClickModel | TwoTowerConfig | UserModel
-WIDTHS = ("bottom", "top", "deep", "first", "second", "hidden", "blocks", "products", "expert_sizes", "tower", "sizes")
-MLP_WIDTHS = ("bottom", "top", "deep", "hidden")  # any number will do
+WIDTHS = (
+    "bottom",
+    "top",
+    "deep",
+    "first",
+    "second",
+    "hidden",
+    "blocks",
+    "products",
+    "expert_sizes",
+    "tower",
+    "sizes",
+    "attention",
+)
+MLP_WIDTHS = ("bottom", "top", "deep", "hidden", "attention")  # any number will do
 COUNTS = ("crosses", "layers", "vectors", "rank", "heads", "width", "gate", "experts", "levels", "reduction_ratio")
 
 

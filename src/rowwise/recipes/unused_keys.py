@@ -14,7 +14,7 @@ from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import unread
 from rowwise.perf.learned import profile_warnings
 from rowwise.recipes.compose import ResolvedRecipe
-from rowwise.recipes.model_configs import DlrmConfig, TwoTowerConfig, UserModel
+from rowwise.recipes.model_configs import DinConfig, DlrmConfig, TwoTowerConfig, UserModel
 from rowwise.recipes.recipe import TimeShare
 from rowwise.recipes.sharding import load_hardware
 from rowwise.spec import Topology, Value
@@ -52,7 +52,7 @@ def _rule_notes(resolved: ResolvedRecipe, topology: Topology) -> Iterator[str]:
     }  # fmt: skip
     if isinstance(recipe.data.workers, Workers):
         sections["data.workers"] = recipe.data.workers
-    if isinstance(recipe.model, DlrmConfig):
+    if isinstance(recipe.model, (DinConfig, DlrmConfig)):
         sections["model"] = recipe.model
     rules = (*_data_rules(resolved), *_training_rules(resolved, topology), *_wire_rules(resolved, topology))
     for section, keys, applies, why in rules:
@@ -88,9 +88,11 @@ def _training_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[Unuse
     recipe, columns, alone = resolved.recipe, resolved.columns, topology.world == 1
     is_two_tower, train = isinstance(recipe.model, TwoTowerConfig), recipe.train
     no_bottom = not columns.dense and getattr(recipe.model, "bottom", ()) != ()
+    no_histories = isinstance(recipe.model, DinConfig) and not recipe.model.histories
     ranking = "two-tower models are measured by ranking all items"
     validates, no_rows = resolved.rows.valid is not None, "there are no validation rows"
     return (
+        UnusedRule("model", ("attention",), no_histories, "model.histories is empty"),
         UnusedRule("model", ("bottom",), no_bottom, "there are no dense columns"),
         UnusedRule("columns", ("weight",), is_two_tower, "the two-tower loss weights all pairs equally"),
         UnusedRule("columns", ("time",), not isinstance(recipe.model, UserModel), "only user models read it"),

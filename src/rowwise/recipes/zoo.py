@@ -11,6 +11,7 @@ from rowwise.models.autoint import AutoInt
 from rowwise.models.dcn import DCN
 from rowwise.models.deepfm import DeepFM
 from rowwise.models.dhen import DHEN
+from rowwise.models.din import DIN
 from rowwise.models.dlrm import DLRM
 from rowwise.models.experts import PLE, MMoE
 from rowwise.models.final_mlp import FinalMLP
@@ -25,6 +26,7 @@ from rowwise.recipes.model_configs import (
     DcnConfig,
     DeepFmConfig,
     DhenConfig,
+    DinConfig,
     DlrmConfig,
     FinalMlpConfig,
     MaskNetConfig,
@@ -40,6 +42,7 @@ MODELS: dict[type, type[nn.Module]] = {
     DcnConfig: DCN,
     DeepFmConfig: DeepFM,
     DhenConfig: DHEN,
+    DinConfig: DIN,
     DlrmConfig: DLRM,
     FinalMlpConfig: FinalMLP,
     MaskNetConfig: MaskNet,

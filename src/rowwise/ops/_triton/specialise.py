@@ -103,9 +103,10 @@ def most_registers(bucket: Bucket, capability: int) -> int | None:
 
     Where the compiler aims at 64 and moves one value to memory and back, 80 let it keep all; 25 programs then fit.
     """
-    row_type = TYPES[bucket.type]
-    since = {RowType.INT8: 90, RowType.FP32: 100 if bucket.rule == RULES[RowWiseAdam] else 1000}.get(row_type, 100)
-    return 80 if capability >= since and bucket.block < WIDEST_ROW else None
+    if bucket.block >= WIDEST_ROW:
+        return 80 if bucket.block == WIDEST_ROW and capability >= 100 else None
+    since = {RowType.INT8: 90, RowType.FP32: 100 if bucket.rule == RULES[RowWiseAdam] else 1000}
+    return 80 if capability >= since.get(TYPES[bucket.type], 100) else None
 
 
 def state_align(bucket: Bucket) -> int:
