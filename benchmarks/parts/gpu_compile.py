@@ -30,7 +30,8 @@ TYPES = {  # of arguments by name; the others are constants
 }  # fmt: skip
 TYPES_OF_ROUTE = TYPES | {
     "counts": "*i32", "first_rows": "*i64", "ends": "*i32", "keys": "*i32", "bags": "*i32", "order": "*i64",
-    "is_first": "*i32", "row_numbers": "*i32", "firsts": "*i32", "unit_numbers": "*i32", "unit_records": "*i64",
+    "is_first": "*i32", "begins_unit": "*i32", "row_numbers": "*i32", "firsts": "*i32", "unit_numbers": "*i32",
+    "unit_records": "*i64",
     "unit_joins": "*i8", "row_bounds": "*i32", "unit_bounds": "*i32", "num_features": "i32", "stride": "i32",
     "rows": "i32", "blocks": "i32", "levels": "i32", "num_bounds": "i32",
 }  # fmt: skip

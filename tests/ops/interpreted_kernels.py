@@ -127,6 +127,20 @@ def test_hot_rows(batch, features):
     check_update(problem, per_id=False, steps=1)
 
 
+def test_a_gradient_that_is_one_row_of_an_expanded_tensor():
+    """Its stride is 0, as that of no other."""
+    table = Table(name="t", rows=6, dim=8, pooling=Pooling.MEAN, optimizer=Sgd(lr=0.1))
+    problem = make_problem((table,), batch=1, most=5, seed=3)
+    a, group, bags = parts(problem)
+    b, (hyper, keys) = problem.arena(), next_step(a, group)
+    grad = torch.randn(1, group.columns).expand(5, group.columns)[:1]
+    assert grad.stride(0) == 0
+    assert len(bags.values) > 1
+    operators.update(a.rows, a.state, group.tables_TC, hyper, keys, *bags[:4], grad, 1, False)
+    reference.update(UpdateMemory(b.rows, b.state, group.tables_TC, hyper, keys), bags, grad, False)
+    assert same(a.rows, b.rows)
+
+
 def test_wide_rows():
     tables = tuple(Table(name=f"t{dim}", rows=5, dim=dim, optimizer=RowWiseAdagrad()) for dim in (260, 600))
     check_lookups(make_problem(tables, batch=4, most=3, seed=5), per_id=False)

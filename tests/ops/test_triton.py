@@ -99,6 +99,7 @@ def routed(device):
         *(x.to(device) for x in (features, jagged.values_N, offsets, jagged.weights_N)),
         batch=jagged.batch_size,
         stride=group.columns,
+        per_id=False,
     )
     return route.route(batch, group.tables_TC.to(device), order, torch.zeros(2, dtype=torch.int32, device=device))
 

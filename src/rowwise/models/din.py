@@ -2,11 +2,11 @@
 
 The model of "Deep Interest Network for Click-Through Rate Prediction" (Zhou et al. 2018, arXiv 1706.06978):
 
-    a_j    = unit([h_j, t, h_j - t, h_j * t])        t: vector of the shown item, h_j: of an item of the history
+    a_j    = unit([h_j, t, h_j - t, h_j * t])        t: vector of the shown item, h_j: of an item of the history; an MLP
     u      = sum_j a_j h_j                           the weights are not normalised, as in the paper
     logits = top([dense numbers, pooled features, each t, each u])
 
-Here the unit and the top have ReLUs, where the paper has PReLU and Dice.
+Here the unit reads both vectors, their difference and their product, and all layers have ReLUs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,7 +55,8 @@ class DIN(nn.Module):
         dense_features: numbers in each sample.
         top: sizes of the layers over all vectors; the last is the number of logits.
         histories: the target feature of each history feature, such as {"viewed_items": "item"}. A target has one id in
-            each sample, or none: a vector of zeros. Both are in one table, or in tables of one dim.
+            each sample, or none: a vector of zeros. Both are in one table, or in tables of one dim. A second target in
+            a sample is refused on a CPU; on a GPU, where the host would wait for it, only if ids outnumber the samples.
         attention: sizes of the hidden layers of the weights' MLP.
         dropout: share of the hidden numbers of the top that are 0 in a training step.
         norm: "batch" or "layer" normalisation of its hidden layers; None: neither.

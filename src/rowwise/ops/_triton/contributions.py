@@ -13,7 +13,8 @@ FIELDS = tl.constexpr(len(FeatureDescriptor._fields))
 TABLE_FIELDS = tl.constexpr(len(TableDescriptor._fields))
 MEAN, WEIGHTED = tl.constexpr(int(Mode.MEAN)), tl.constexpr(int(Mode.WEIGHTED))
 BLOCK_SHIFT = tl.constexpr(8)  # [Note: Merge order]
-LONG_ROW, UNIT = tl.constexpr(128), tl.constexpr(64)  # contributions: of a row that is cut, of a part of it on average
+LONG_ROW = tl.constexpr(128)  # contributions from which on a row is cut into units
+UNIT = tl.constexpr(64)  # contributions of a unit on average
 
 
 @triton.jit(do_not_specialize=["batch", "num_features"])
@@ -138,7 +139,7 @@ def find_rows(row_numbers, firsts, n, TILE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["rows", "blocks", "levels", "n"])
-def cut(keys, row_numbers, firsts, joins, is_first, rows, blocks, levels, n, TILE: tl.constexpr):
+def cut(keys, row_numbers, firsts, joins, begins_unit, rows, blocks, levels, n, TILE: tl.constexpr):
     """Which contributions begin a unit: of a hot row, at the lowest level whose nodes would hold UNIT contributions."""
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = at < n
@@ -149,7 +150,7 @@ def cut(keys, row_numbers, firsts, joins, is_first, rows, blocks, levels, n, TIL
     level = tl.minimum(bits((blocks * UNIT - 1) // tl.maximum(count, 1)), levels)
     join = tl.load(joins + at, mask=used, other=0).to(tl.int32)
     begins = used & (count >= LONG_ROW) & ((at == first) | (join > level))
-    tl.store(is_first + at, tl.where(begins, 1, 0), mask=inside)
+    tl.store(begins_unit + at, tl.where(begins, 1, 0), mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_features", "rows", "n"])
@@ -222,7 +223,7 @@ def find_bounds(keys, starts, row_numbers, unit_numbers, row_bounds, unit_bounds
     low, high = bound * 0, bound * 0 + n
     width = n
     while width > 0:
-        middle = (low + high) // 2
+        middle = low + (high - low) // 2
         wide = low < high
         less = wide & (tl.load(keys + middle, mask=wide & inside, other=0).to(tl.int64) < start)
         low = tl.where(less, middle + 1, low)

@@ -183,7 +183,9 @@ def update(
     buckets, order = tables_by_bucket(tables, device)
     device_tables, stride = on_device(tables, device), 0 if per_id else grad.stride(0)
     descriptors = read_features(features)
-    routed = route.DeviceBatch(descriptors, on_device(features, device), values, offsets, weights, batch, stride)
+    routed = route.DeviceBatch(
+        descriptors, on_device(features, device), values, offsets, weights, batch, stride, per_id
+    )
     found = route.route(routed, device_tables, order, fault)
     memory = UpdateTensors(
         arena=arena,

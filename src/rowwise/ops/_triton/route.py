@@ -13,9 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rowwise.errors import BatchError
 from rowwise.ops._triton import contributions as kernels
 from rowwise.ops._triton import specialise
 from rowwise.ops.layout import DIM, FeatureDescriptor, Mode
+
+MOST_CONTRIBUTIONS = 1 << 30  # kernels count them in 32 bits
 
 
 class TableOrder(NamedTuple):
@@ -52,7 +55,8 @@ class DeviceBatch(NamedTuple):
     offsets: Tensor
     weights: Tensor | None
     batch: int
-    stride: int  # columns of the gradient; 0: a gradient for each id, feature after feature
+    stride: int  # floats from a sample's gradient to the next
+    per_id: bool  # a gradient for each id, feature after feature
 
 
 def float_starts(features_FC: Tensor, offsets: Tensor, batch: int) -> tuple[Tensor, Tensor]:
@@ -62,12 +66,20 @@ def float_starts(features_FC: Tensor, offsets: Tensor, batch: int) -> tuple[Tens
 
 
 def route(batch: DeviceBatch, tables: Tensor, order: TableOrder, fault: Tensor) -> Route:
-    """`tables`: `tables_TC` on the device; `fault`: a word that is set if an id is outside its table."""
+    """`tables`: `tables_TC` on the device; `fault`: a word that is set if an id is outside its table.
+
+    Where k features look up the ids of one source, room is made for k contributions of every id of the batch: which
+    ids are of that source the host does not know.
+    """
     features, num_features = batch.features_FC, len(batch.descriptors)
     sources, modes = Counter(d.source for d in batch.descriptors), {d.mode for d in batch.descriptors}
     has_weights = batch.weights is not None and Mode.WEIGHTED in modes
-    scaled = batch.stride > 0 and (Mode.MEAN in modes or has_weights)
+    scaled = not batch.per_id and (Mode.MEAN in modes or has_weights)
     n = batch.values.shape[0] * max(sources.values())
+    if n >= MOST_CONTRIBUTIONS:
+        raise BatchError(
+            f"an update of {n:,} contributions: want fewer than {MOST_CONTRIBUTIONS:,}, so a smaller batch"
+        )
     num_bags, device = batch.batch * num_features, batch.values.device
     key_type = torch.int32 if order.rows < 2**31 - 1 else torch.int64  # half of the passes of a radix sort
     bags_of_program, ids = specialise.expand_shape(batch.values.shape[0] / (batch.offsets.shape[0] - 1))
@@ -90,11 +102,12 @@ def route(batch: DeviceBatch, tables: Tensor, order: TableOrder, fault: Tensor) 
     keys_N, order_N = torch.sort(keys_N, stable=True)
     places_N, joins_N, is_first_N = numbers(n, torch.int64), numbers(n, torch.int8), numbers(n)
     scales_N = numbers(n, torch.float32) if scaled else None
-    starts_F = ends_L if batch.stride else float_starts(features, batch.offsets, batch.batch)[1]
+    # Kernels take some tensor in the place of one that they do not read.
+    starts_F = float_starts(features, batch.offsets, batch.batch)[1] if batch.per_id else ends_L
     kernels.locate[over(n)](
         keys_N, order_N, bags_N, ends_L, features, starts_F, batch.offsets, batch.weights if has_weights else places_N,
         places_N, places_N if scales_N is None else scales_N, joins_N, is_first_N, batch.batch, num_features,
-        batch.stride, order.rows, n, PER_ID=batch.stride == 0, SCALED=scaled, HAS_WEIGHTS=has_weights, **tiled,
+        batch.stride, order.rows, n, PER_ID=batch.per_id, SCALED=scaled, HAS_WEIGHTS=has_weights, **tiled,
     )  # fmt: skip
     row_numbers_N, firsts_R1 = is_first_N.cumsum(0, dtype=torch.int32), numbers(n + 1)
     kernels.find_rows[over(n)](row_numbers_N, firsts_R1, n, **tiled)

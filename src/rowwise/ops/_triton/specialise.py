@@ -66,8 +66,9 @@ def lookup_shape(bucket: Bucket, pooling: float) -> LookupShape:
     most = 512 if ids == 1 else 1024  # floats of rows under way: 16 or 32 registers
     while bags > 1 and (bags * bucket.block * ids > most or (ids == 1 and bags > 4)):
         bags //= 2
-    # With little to do for each bag, the feature's descriptor is read for two tiles.
-    return LookupShape(2 if ids == 1 else 1, min(16, bags), ids)
+    # With little to do for each bag, the feature's descriptor is read for several tiles.
+    tiles = 1 if ids > 1 else 4 if bucket.block <= 64 else 2
+    return LookupShape(tiles, min(16, bags), ids)
 
 
 def expand_shape(pooling: float) -> tuple[int, int]:
