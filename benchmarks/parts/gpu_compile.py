@@ -26,7 +26,7 @@ TYPES = {  # of arguments by name; the others are constants
     "unit_last": "*i32", "unit_dims": "*i32", "span": "*i32", "waiting": "*fp32", "partial": "*fp32", "state": "*fp32",
     "tables": "*i64", "hyper": "*fp32", "keys": "*i64", "records": "*i64", "slot_rows": "*i64",
     "dense": "*fp32", "pooled": "*fp32", "dense_grad": "*fp32", "pooled_grad": "*fp32", "vectors": "i32", "dim": "i32",
-    "rows": "*fp32", "packed": "*u8", "x": "*fp32", "n": "i32",
+    "rows": "*fp32", "packed": "*u8", "x": "*fp32", "n": "i32", "levels": "i32",
 }  # fmt: skip
 TYPES_OF_ROUTE = TYPES | {
     "counts": "*i32", "first_rows": "*i64", "ends": "*i32", "keys": "*i32", "bags": "*i32", "order": "*i64",

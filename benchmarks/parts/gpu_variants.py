@@ -109,7 +109,7 @@ def _updates(row_type: RowType, dim: int) -> Iterator[tuple[str, Any, dict[str, 
             continue
         bucket = specialise.bucket_of(_descriptors(row_type, dim, kind())[1])
         shared, grad_align = constants_of(bucket), min(4, bucket.divisor)
-        sums = {"LEVELS": 8, "TERMS": specialise.terms(bucket), "GRAD_ALIGN": grad_align}
+        sums = {"TERMS": specialise.terms(bucket), "GRAD_ALIGN": grad_align}
         one = shared | sums | {"RULE": bucket.rule, "STATE_ALIGN": specialise.state_align(bucket), "HAS_SLOTS": False}
         yield f"apply {name}", update.apply, one | {"UNITS": False, "SCALED": False}, bucket
         if kind is RowWiseAdagrad:

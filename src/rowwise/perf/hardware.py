@@ -165,8 +165,8 @@ _A100_LIKE = Hardware(
 _H100_LIKE = msgspec.structs.replace(
     _A100_LIKE,
     name="h100-like",
-    source="data sheet of an H100 SXM of 80 GB, at the shares usually reached; disks assumed; measured are copies on"
-    " the device (3.0 TB/s) and from the host (55 GB/s) alone",
+    source="data sheet of an H100 SXM of 80 GB, at the shares usually reached; disks assumed; copies on the device"
+    " (3.0 TB/s) and from the host (55 GB/s) agree with it, the rest is not measured",
     device_bytes=72 * GiB,
     host_bytes=int(1.5e12),
     device_Bps=2.8e12,

@@ -211,12 +211,12 @@ def _update_bucket(
     waiting = grown("waiting", programs * found.levels * bucket.block, device)
     scaled = found.scales_N is not None
     scales = found.scales_N if scaled else memory.grad
-    sums = {"LEVELS": found.levels, "TERMS": specialise.terms(bucket), "GRAD_ALIGN": grad_align}
+    sums = {"TERMS": specialise.terms(bucket), "GRAD_ALIGN": grad_align}
     # `shared` without the row format, which has no part in a sum of gradients.
     of_units = {name: shared[name] for name in ("BLOCK", "DIVISOR", "num_warps", "enable_fp_fusion")}
     update_kernels.sum_units[programs,](
         memory.grad, found.places_N, scales, found.joins_N, found.unit_first_U1, found.unit_last_U, found.unit_dims_U,
-        found.unit_bounds_K1[number:], waiting, partial, SCALED=scaled, **sums, **of_units,
+        found.unit_bounds_K1[number:], waiting, partial, found.levels, SCALED=scaled, **sums, **of_units,
     )  # fmt: skip
     has_slots = memory.slot_rows is not memory.arena
     registers = specialise.most_registers(bucket, capability_of(device))
@@ -227,8 +227,8 @@ def _update_bucket(
         bounds_K1 = found.unit_bounds_K1 if units else found.row_bounds_K1
         update_kernels.apply[programs,](
             *memory[:-1], terms, found.places_N, scales, joins, records, bounds_K1[number:], waiting, fault,
-            RULE=bucket.rule, STATE_ALIGN=specialise.state_align(bucket), UNITS=units, SCALED=scaled and not units,
-            HAS_SLOTS=has_slots, **sums, **limit, **shared,
+            found.levels, RULE=bucket.rule, STATE_ALIGN=specialise.state_align(bucket), UNITS=units,
+            SCALED=scaled and not units, HAS_SLOTS=has_slots, **sums, **limit, **shared,
         )  # fmt: skip
 
 

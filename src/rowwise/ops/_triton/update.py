@@ -18,7 +18,7 @@ FIELDS = tl.constexpr(len(TableDescriptor._fields))
 HYPER = tl.constexpr(len(KernelHyperparameters._fields))  # columns of hyper_TH
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["levels"])
 def sum_units(
     grad,
     places,
@@ -30,8 +30,8 @@ def sum_units(
     span,
     waiting,
     partial,
+    levels,  # vectors of a program in `waiting`
     BLOCK: tl.constexpr,
-    LEVELS: tl.constexpr,
     TERMS: tl.constexpr,
     DIVISOR: tl.constexpr,
     GRAD_ALIGN: tl.constexpr,
@@ -46,14 +46,14 @@ def sum_units(
         last = tl.minimum(tl.load(unit_first + unit + 1), tl.load(unit_last + unit))
         dim = tl.multiple_of(tl.load(unit_dims + unit), DIVISOR)
         total = tree_sum(
-            grad, places, scales, joins, first, last, tl.load(places + first), waiting + program * LEVELS * BLOCK, dim,
+            grad, places, scales, joins, first, last, tl.load(places + first), waiting + program * levels * BLOCK, dim,
             BLOCK, TERMS, GRAD_ALIGN, False, SCALED,
         )  # fmt: skip
         tl.store(partial + unit * BLOCK + d, total)
         unit += programs
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["levels"])
 def apply(
     arena,
     state,
@@ -69,11 +69,11 @@ def apply(
     span,
     waiting,
     fault,
+    levels,
     TYPE: tl.constexpr,
     GROUP: tl.constexpr,
     RULE: tl.constexpr,
     BLOCK: tl.constexpr,
-    LEVELS: tl.constexpr,
     TERMS: tl.constexpr,
     ALIGN: tl.constexpr,  # bytes that divide every address of a row
     DIVISOR: tl.constexpr,
@@ -103,7 +103,7 @@ def apply(
             row = arena + (tl.multiple_of(tl.load(table), ALIGN) + slot * width)
             own = state + tl.multiple_of(tl.load(table + 3) + slot * tl.load(table + 4), STATE_ALIGN)
             mask = d < dim
-            mine = waiting + tl.program_id(0).to(tl.int64) * LEVELS * BLOCK
+            mine = waiting + tl.program_id(0).to(tl.int64) * levels * BLOCK
             # Before the sum, so that row and state are loaded meanwhile.
             w = tl.where(mask, read_row(row, d, mask, dim, TYPE, GROUP), 0.0)
             one, two, number = read_state(own, d, mask, dim, RULE)
