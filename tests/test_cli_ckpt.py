@@ -270,11 +270,11 @@ def test_a_kill_in_the_middle_leaves_nothing_that_looks_complete(tmp_path, which
                 time.sleep(0.001)
             time.sleep(delay_s)
             process.send_signal(number)
-            process.communicate(timeout=60)
+            said = process.communicate(timeout=60)
         if process.returncode == 0:
             continue  # it was faster
         met += 1
-        assert process.returncode == (130 if number == signal.SIGINT else -number)
+        assert process.returncode == (130 if number == signal.SIGINT else -number), said
         assert not out.exists()
         assert number == signal.SIGKILL or not list(tmp_path.glob("*out*"))
     assert met

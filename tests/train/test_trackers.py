@@ -225,16 +225,15 @@ def test_a_server_that_is_not_there_is_said_before_the_first_step(tmp_path, monk
         run.go()
 
 
-def wandb_lines(file, kind):
-    """The history or the summaries of a W&B file.
-
-    Its records are in blocks of 32 KiB, each with checksum, length and place in its record.
-    """
+def wandb_records(file):
+    """The records of a W&B file: in blocks of 32 KiB, each with checksum, length and place in its record."""
     from wandb.proto import wandb_internal_pb2
 
     data, at, whole = file.read_bytes(), 7, b""
     while at + 7 <= len(data):
         length, place = struct.unpack("<HB", data[at + 4 : at + 7])
+        if at + 7 + length > len(data):
+            return  # it is still being written
         if place == 0:  # padding: the next record begins with the next block
             at = (at // 32_768 + 1) * 32_768
             continue
@@ -243,11 +242,20 @@ def wandb_lines(file, kind):
         if 32_768 - at % 32_768 < 7:
             at = (at // 32_768 + 1) * 32_768
         if place in (1, 4):  # a whole record, or its last part
-            record = wandb_internal_pb2.Record.FromString(whole)
+            yield wandb_internal_pb2.Record.FromString(whole)
             whole = b""
-            if record.WhichOneof("record_type") == kind:
-                items = record.history.item if kind == "history" else record.summary.update
-                yield {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+
+
+def wandb_lines(file, kind):
+    """The history or the summaries of a W&B file, which its service may finish after the run has ended."""
+    end_s = time.monotonic() + 120
+    while "exit" not in {record.WhichOneof("record_type") for record in wandb_records(file)}:
+        assert time.monotonic() < end_s, f"{file}: no end of a run in two minutes"
+        time.sleep(0.05)
+    for record in wandb_records(file):
+        if record.WhichOneof("record_type") == kind:
+            items = record.history.item if kind == "history" else record.summary.update
+            yield {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
 
 
 @pytest.mark.slow
