@@ -6,6 +6,8 @@ Commands import torch and other heavy modules inside their functions, so that `r
 import functools
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable
 from typing import Annotated, ParamSpec
 
@@ -29,6 +31,7 @@ from rowwise.errors import RowwiseError, one_line
 
 P = ParamSpec("P")
 INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
+ENDING_s = 10.0  # that a command waits for its threads after Ctrl-C
 
 BEGIN = """Three commands to begin with:
 
@@ -129,9 +132,20 @@ def _with_exit_codes(command: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
             print("rowwise: stopped by Ctrl-C", file=sys.stderr)
+            _wait_for_threads()
             raise typer.Exit(INTERRUPTED) from None
 
     return run
+
+
+def _wait_for_threads() -> None:
+    """Wait for threads that Python takes for ended: inside of torch when the interpreter ends they abort the process.
+
+    Before Python 3.13 `Thread.join` marks a thread as ended that still runs, if Ctrl-C interrupts the join.
+    """
+    end_s = time.monotonic() + ENDING_s
+    while any(not t.is_alive() and not t.daemon for t in threading.enumerate()) and time.monotonic() < end_s:
+        time.sleep(0.01)
 
 
 if __name__ == "__main__":
