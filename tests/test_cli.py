@@ -5,11 +5,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
+import typer
 
 import rowwise
+from rowwise.cli import main
 
 COMMANDS = (("doctor",), ("bench",), ("data",), ("data", "get"), ("data", "inspect"), ("data", "bench"))
 CHECKOUT = Path(__file__).parents[1]
@@ -183,3 +187,25 @@ def test_ctrl_c_ends_with_one_line(checkout):
         _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
     assert errors == "rowwise: stopped by Ctrl-C\n"
+
+
+def test_ctrl_c_waits_for_threads_that_python_takes_for_ended(capsys):
+    """An interrupted join marks a thread as ended before Python 3.13."""
+    ended = []
+
+    class Worker(threading.Thread):
+        def is_alive(self):
+            return False
+
+        def run(self):
+            time.sleep(0.2)
+            ended.append(True)
+
+    def command():
+        Worker().start()
+        raise KeyboardInterrupt
+
+    with pytest.raises(typer.Exit) as stopped:
+        main._with_exit_codes(command)()
+    assert (stopped.value.exit_code, ended) == (130, [True])
+    assert "stopped by Ctrl-C" in capsys.readouterr().err
