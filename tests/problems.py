@@ -46,6 +46,14 @@ ROW_TYPES = (
 )
 
 
+def tables_of_row_types(optimizer, rows: int, dims) -> tuple[Table, ...]:
+    """A table of each of `ROW_TYPES`."""
+    return tuple(
+        Table(name=f"t{k}", rows=rows, dim=dim, optimizer=optimizer, row_type=row_type, column_group=group)
+        for k, (dim, (row_type, group)) in enumerate(zip(dims, ROW_TYPES, strict=True))
+    )
+
+
 @dataclass(frozen=True)
 class Problem:
     tables: tuple[Table, ...]

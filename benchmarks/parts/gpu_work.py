@@ -29,12 +29,7 @@ def milliseconds(run: Callable[[], object], device: torch.device, repeats: int =
         run()
     if device.type == "cuda":
         return sorted(_gpu_times(run, repeats))[repeats // 5]
-    times: list[float] = []
-    for _ in range(repeats):
-        started_s = time.perf_counter()
-        run()
-        times.append((time.perf_counter() - started_s) * 1e3)
-    return sorted(times)[repeats // 5]
+    return host_milliseconds(run, device, repeats)
 
 
 def _gpu_times(run: Callable[[], object], repeats: int) -> list[float]:

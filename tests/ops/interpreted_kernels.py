@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from from_benchmarks import part
-from problems import OPTIMIZERS, ROW_TYPES, Problem, make_problem, problems
+from problems import OPTIMIZERS, Problem, make_problem, problems, tables_of_row_types
 
 from rowwise import Pooling, RowWiseAdagrad, Sgd, Table
 from rowwise.errors import DeviceError
@@ -111,10 +111,7 @@ def test_sequences(problem):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
 def test_every_optimizer_and_row_type(optimizer):
-    tables = tuple(
-        Table(name=f"t{k}", rows=9, dim=dim, optimizer=optimizer, row_type=row_type, column_group=group)
-        for k, (dim, (row_type, group)) in enumerate(zip((20, 5, 16, 12, 52, 100), ROW_TYPES, strict=True))
-    )
+    tables = tables_of_row_types(optimizer, 9, (20, 5, 16, 12, 52, 100))
     check_update(make_problem(tables, batch=6, most=2, seed=1), per_id=False)
 
 

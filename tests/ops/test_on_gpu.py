@@ -3,7 +3,7 @@
 import pytest
 import torch
 from hypothesis import HealthCheck, given, seed, settings
-from problems import OPTIMIZERS, ROW_TYPES, Problem, make_problem, problems
+from problems import OPTIMIZERS, Problem, make_problem, problems, tables_of_row_types
 
 from rowwise import Batch, Pooling, RowWiseAdagrad, Sgd, Table
 from rowwise.errors import DeviceError
@@ -88,10 +88,7 @@ def test_sequences(number):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
 def test_every_optimizer_and_row_type(optimizer):
-    tables = tuple(
-        Table(name=f"t{k}", rows=500, dim=dim, optimizer=optimizer, row_type=row_type, column_group=group)
-        for k, (dim, (row_type, group)) in enumerate(zip((20, 64, 16, 12, 128, 100), ROW_TYPES, strict=True))
-    )
+    tables = tables_of_row_types(optimizer, 500, (20, 64, 16, 12, 128, 100))
     check(make_problem(tables, batch=2000, most=2, seed=1), per_id=False)
 
 
