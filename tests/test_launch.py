@@ -305,10 +305,10 @@ def test_a_plan_with_a_hole(refused, tmp_path, dry):
     )
 
 
-def test_two_towers_are_for_one_process(refused):
+def test_two_towers_are_not_elastic(refused):
     towers = "{kind: two_tower, item: item, user_features: [user, seen], sizes: [8]}"
-    changes = ("--set", f"model={towers}", "--set", "train.determinism=run")
-    assert "two_tower on 2 ranks: its loss " in refused("train", "small.yaml", "--nproc", "2", *changes)
+    changes = ("--set", f"model={towers}", "--set", "train.determinism=elastic")
+    assert "two_tower with train.determinism=elastic: its loss " in refused("train", "small.yaml", *changes)
 
 
 def test_a_run_can_not_go_on_with_any_number_of_ranks(tmp_path):

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise import BatchError, in_batch_bpr, in_batch_softmax, top_items
+from rowwise.models.retrieval import Candidates
 
 
 def literal_loss(logits_BB, items, log_q, weights):
@@ -89,14 +90,58 @@ def test_16_bits():
     assert in_batch_softmax(logits_BB.double(), items_B).dtype == torch.float64
 
 
+def literal_parts(logits, items, log_q, first, hardest):
+    """Of each sample the logit of its own item, and those of its negatives, one by one."""
+    parts = []
+    for i in range(len(logits)):
+        own = float(logits[i, first + i]) - log_q[first + i]
+        others = [j for j in range(len(items)) if items[j] != items[first + i]]
+        negatives = sorted((float(logits[i, j]) - log_q[j] for j in others), reverse=True)
+        parts.append((own, negatives[:hardest]))
+    return parts
+
+
+@given(
+    st.lists(st.integers(0, 6), min_size=3, max_size=9),
+    st.integers(1, 3),
+    st.data(),
+    st.none() | st.integers(1, 9),
+    st.sampled_from((in_batch_softmax, in_batch_bpr)),
+)
+def test_candidates_beside_those_of_the_batch(items, batch, data, hardest, loss):
+    """Those of other ranks come before and after."""
+    first = data.draw(st.integers(0, len(items) - batch))
+    torch.manual_seed(len(items))
+    logits_BC = torch.randn(batch, len(items), dtype=torch.float64, requires_grad=True)
+    log_q = [math.log(0.1 + k / 10) for k in range(len(items))]
+    candidates = Candidates(torch.tensor(items), torch.tensor(log_q, dtype=torch.float64), first)
+    total = 0.0
+    for own, negatives in literal_parts(logits_BC.detach(), items, log_q, first, hardest):
+        if loss is in_batch_softmax:
+            total += math.log(sum(math.exp(x) for x in (own, *negatives))) - own
+        else:
+            total += sum(math.log1p(math.exp(x - own)) for x in negatives) / max(1, len(negatives))
+    found = loss(logits_BC, candidates, hardest=hardest)
+    assert math.isclose(float(found.detach()), total / batch, rel_tol=1e-9, abs_tol=1e-12)
+    (gradient_BC,) = torch.autograd.grad(found, logits_BC)
+    assert bool(gradient_BC.isfinite().all())
+    assert torch.autograd.gradcheck(lambda x: loss(x, candidates, hardest=hardest), logits_BC)
+
+
 def test_losses_that_do_not_fit():
     logits_BB, items_B = torch.zeros(3, 3), torch.arange(3)
-    with pytest.raises(BatchError, match=r"got logits \(3, 2\) and items \(3,\); want \[B, B\], every user with every"):
+    with pytest.raises(BatchError, match=r"got logits \(3, 2\) and items \(3,\), .*; want \[B, C\], every user"):
         in_batch_softmax(logits_BB[:, :2], items_B)
-    with pytest.raises(BatchError, match=r"log_q: got \(2,\), want \(3,\), one for each sample"):
+    with pytest.raises(BatchError, match=r"those of the samples from 1 on; want \[B, C\]"):
+        in_batch_softmax(logits_BB, Candidates(items_B, None, 1))
+    with pytest.raises(BatchError, match=r"log_q: got \(2,\), want \(3,\)"):
         in_batch_softmax(logits_BB, items_B, items_B[:2].float())
+    with pytest.raises(BatchError, match="log_q: want it among the candidates"):
+        in_batch_bpr(logits_BB, Candidates(items_B), items_B.float())
     with pytest.raises(BatchError, match=r"weights: got \(3, 1\), want \(3,\)"):
         in_batch_softmax(logits_BB, items_B, weights_B=torch.ones(3, 1))
+    with pytest.raises(BatchError, match="hardest=0: want at least one negative"):
+        in_batch_softmax(logits_BB, items_B, hardest=0)
 
 
 @given(st.integers(0, 3), st.integers(1, 20), st.integers(1, 20), st.integers(1, 25))

@@ -255,6 +255,7 @@ NEAR = {  # by class and key: another value, which makes another run
         "temperature": 1.0,
         "loss": "bpr",
         "correct": False,
+        "hardest": 3,
         "ks": [3],
     },
     "UserModel": {"module": "own.py:Other", "args": {"scale": 2.0}},

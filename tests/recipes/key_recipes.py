@@ -15,7 +15,6 @@ from rowwise.errors import RowwiseError, one_line
 from rowwise.hashing.arrays import entry_map
 from rowwise.hashing.file import save
 from rowwise.recipes.compose import make_batcher, make_model, resolve
-from rowwise.recipes.model_configs import TwoTowerConfig
 from rowwise.recipes.outlook import dry_run, open_warm_start
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.text import decode
@@ -173,7 +172,7 @@ def outcome(made):
         recipe = decode(made, "my.yaml")
         resolved = resolve(recipe)
         found = notes_of(resolved, Topology())
-        make_model(resolved, on_meta=not isinstance(resolved.recipe.model, TwoTowerConfig))
+        make_model(resolved, on_meta=True)
         make_batcher(resolved, resolved.rows.train)
         if recipe.init_from is not None:
             open_warm_start(Path(recipe.init_from))

@@ -1,7 +1,10 @@
 """A recipe of two towers: from rows of users, items and whether they met, to items found for users."""
 
 import json
+import subprocess
+import sys
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -110,3 +113,32 @@ def test_what_is_refused(tmp_path, changes, message):
     with pytest.raises(SpecError) as caught:
         dry_run(recipe(tmp_path, **changes))
     assert message in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+@pytest.mark.parametrize("loss", ["softmax", "bpr"])
+def test_processes_find_what_one_finds(tmp_path, loss):
+    """Also where dense parameters are sharded; rounding may change the places of a few items."""
+    write_meetings(tmp_path / "rows.parquet")
+    made = recipe(tmp_path, model={"loss": loss, "hardest": 40}, train={"epochs": 2})
+    (tmp_path / "meet.yaml").write_text(json.dumps(msgspec.to_builtins(made)))
+    found = []
+    for how in ([], ["--nproc", "2"], ["--nproc", "2", "--set", "train.dense_parallel.kind=full"]):
+        command = [
+            sys.executable,
+            "-m",
+            "rowwise.cli.main",
+            "train",
+            "meet.yaml",
+            "--json",
+            "--runs",
+            f"runs{len(found)}",
+        ]
+        said = subprocess.run([*command, *how], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+        found.append(json.loads(said))
+    one, *others = (result["test"]["met"] for result in found)
+    for other in others:
+        assert other == pytest.approx(one, rel=0.02)
+    (run,) = (tmp_path / "runs2").glob("*/*")
+    assert evaluate(run).tasks["met"] == pytest.approx(others[1], rel=1e-6)

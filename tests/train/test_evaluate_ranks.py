@@ -1,6 +1,5 @@
 """Ranks that each score a part of every batch find what one finds; what one cannot do ends it on all."""
 
-import copy
 import math
 from dataclasses import replace
 
@@ -11,16 +10,12 @@ from hypothesis import strategies as st
 from ranked import TIMEOUT_S, Ranked
 from trainings import COLUMNS, fast, make_rows
 
-from rowwise import BatchError, DataError, Embeddings, Plan, SpecError, Table
+from rowwise import BatchError, DataError
 from rowwise.comm.thread import run_threads
 from rowwise.errors import AgreedError, RowwiseError
 from rowwise.ingest import Batcher, Batching, FrameReader
-from rowwise.models.two_tower import Tower, TwoTower
 from rowwise.ops.jagged import permute
-from rowwise.planner import table_wise
-from rowwise.shard import shard
 from rowwise.train.evaluate import ClickEvaluator, Slicing
-from rowwise.train.retrieve import RetrievalEvaluator
 
 CLOSE = {"rel": 1e-6, "abs": 1e-9, "nan_ok": True}
 
@@ -151,19 +146,3 @@ def test_a_malformed_batch_of_one_rank_ends_all(fault, number):
         return str(raised.value)
 
     assert all("rank 1" in said for said in run_threads(3, rank, TIMEOUT_S)[::2])
-
-
-def test_two_towers_stay_with_one_process():
-    tables = [Table(name="user", rows=5, dim=4), Table(name="item", rows=5, dim=4)]
-    towers = TwoTower(
-        Tower(Embeddings(tables[:1]), 0, (4,)),
-        Tower(Embeddings(tables[1:]), 0, (4,)),
-    )
-
-    def rank(comm):
-        tiles = tuple(tile for k, table in enumerate(tables) for tile in table_wise(table, k))
-        model = shard(copy.deepcopy(towers), Plan(world=2, tiles=tiles), comm)
-        with pytest.raises(SpecError, match="two towers whose tables are on 2 ranks: want one process, which ranks"):
-            RetrievalEvaluator(model, "item", known=list, asked=list, task="click")
-
-    run_threads(2, rank, TIMEOUT_S)

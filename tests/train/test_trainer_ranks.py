@@ -11,6 +11,7 @@ from ranked import TIMEOUT_S, Ranked, tensors, train
 from trainings import COLUMNS, bits, fast, lines, make_rows
 
 from rowwise import Adam, DataError, GradientError, RowWiseAdagrad, SpecError, Table
+from rowwise.comm.solo import solo
 from rowwise.comm.thread import run_threads
 from rowwise.errors import AgreedError, CheckpointError, PeerError, UpdateError
 from rowwise.ingest import Batcher, Batching, FrameReader
@@ -411,16 +412,9 @@ def test_saving_in_the_background_leaves_the_same(tmp_path, background):
     assert not list((tmp_path / "ckpt").glob("*.part"))
 
 
-def test_what_compares_samples_with_each_other_stays_with_one_process():
-    world = Ranked(fast(), None)
-    net = world.net()
-
-    def rank(comm):
-        job = world.on(comm, net).job
-        job = TrainingJob(
-            model=job.model, objective=InBatch(job.model, "item", None), batches=job.batches, tasks=job.tasks
-        )
-        with pytest.raises(SpecError, match=r"in-batch softmax on 2 ranks: .*want one process"):
-            Trainer(job, world.settings, comm=comm)
-
-    run_threads(2, rank, TIMEOUT_S)
+def test_what_compares_samples_of_a_batch_is_not_elastic():
+    world = Ranked(fast(train={"determinism": "elastic"}), None)
+    job = world.on(solo(), world.net()).job
+    job = TrainingJob(model=job.model, objective=InBatch(job.model, "item", None), batches=job.batches, tasks=job.tasks)
+    with pytest.raises(SpecError, match=r"two towers with train.determinism='elastic': .*; want determinism='run'"):
+        Trainer(job, world.settings)

@@ -41,7 +41,7 @@ def shard_parameters(
 
     Parameters become DTensors, but for those in `ignored`. Units are gathered ahead in their order.
     """
-    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     world, shards = len(comm.ranks), options.shards
     if shards < 1 or world % shards:
@@ -55,8 +55,12 @@ def shard_parameters(
     # The model's own are few, and layer norms take any numbers with them: in fp32. They stay until the backward.
     root = MixedPrecisionPolicy(output_dtype=torch.float32)
     fully_shard(model, mp_policy=root, reshard_after_forward=False, **given)
+    forwards = [name for name in ("forward", "vectors") if hasattr(model, name)]
     if options.bf16:  # all products are in bfloat16; between layers numbers may be float32, as those of `interact` are
-        model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
+        for name in forwards:
+            setattr(model, name, torch.autocast("cpu", torch.bfloat16)(getattr(model, name)))
+    for name in forwards[1:]:
+        register_fsdp_forward_method(model, name)
     gather, scatter = cast(Any, _AllGather(shard)), cast(Any, _ReduceScatter(shard))
     for module in (module for module in model.modules() if isinstance(module, FSDPModule)):
         module.set_custom_all_gather(gather)

@@ -3,6 +3,8 @@
 Functions of tensors, for any model that makes such vectors; `TwoTower` is one.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -10,54 +12,100 @@ from torch.nn import functional as F
 from rowwise.errors import BatchError
 
 
+class Candidates(NamedTuple):
+    """The items that each user is compared with, where they are more than those of the users' own samples."""
+
+    items_C: Tensor  # ids
+    log_q_C: Tensor | None = None  # log of how probable each item is in a batch; None: no correction
+    first: int = 0  # the place of the first sample's item; those of the next samples follow
+
+
 def in_batch_softmax(
-    logits_BB: Tensor, items_B: Tensor, log_q_B: Tensor | None = None, weights_B: Tensor | None = None
+    logits_BC: Tensor,
+    items: Tensor | Candidates,
+    log_q_B: Tensor | None = None,
+    weights_B: Tensor | None = None,
+    hardest: int | None = None,
 ) -> Tensor:
     """The mean over samples i of -weight_i * log softmax(logits_i - log q)_i (Yi et al. 2019).
 
     The other items of the batch stand for all that a user did not choose. Popular items are among them more often than
     others, and would be pushed away for that alone; taking log q away from an item's logits, the sample's own item
-    included, corrects it. Where another sample has the same item as sample i, it is no negative of i and is left out.
+    included, corrects it. A candidate with the id of sample i's item is no negative of i and is left out.
 
     Args:
-        logits_BB: of user i with item j, the item of sample j.
-        items_B: id of each sample's item.
+        logits_BC: of user i with each candidate.
+        items: id of each sample's item; these are the candidates, unless `Candidates` are given.
         log_q_B: log of how probable each item is in a batch, for instance by `ItemFrequency`; None: no correction.
         weights_B: of the samples, the paper's rewards; None: 1.
+        hardest: how many negatives of a sample count, those with the largest corrected logits; None: all.
     """
-    logits_BB = _corrected(logits_BB, items_B, log_q_B, weights_B)
-    same_BB = (items_B.unsqueeze(1) == items_B).fill_diagonal_(False)
-    own_B = torch.arange(len(items_B), device=items_B.device)
-    loss_B = F.cross_entropy(logits_BB.masked_fill(same_BB, -torch.inf), own_B, reduction="none")
+    candidates = _candidates(items, log_q_B)
+    logits_BC = _corrected(logits_BC, candidates, weights_B, hardest)
+    own_B = torch.arange(candidates.first, candidates.first + len(logits_BC), device=logits_BC.device)
+    if hardest is not None:
+        own_B1 = logits_BC.gather(1, own_B.unsqueeze(1))
+        logits_BC, own_B = torch.cat((own_B1, _negatives(logits_BC, candidates, hardest)), 1), torch.zeros_like(own_B)
+    loss_B = F.cross_entropy(logits_BC, own_B, reduction="none")
     return (loss_B if weights_B is None else loss_B * weights_B).mean()
 
 
 def in_batch_bpr(
-    logits_BB: Tensor, items_B: Tensor, log_q_B: Tensor | None = None, weights_B: Tensor | None = None
+    logits_BC: Tensor,
+    items: Tensor | Candidates,
+    log_q_B: Tensor | None = None,
+    weights_B: Tensor | None = None,
+    hardest: int | None = None,
 ) -> Tensor:
     """The mean over i of weight_i * mean over j of -log sigmoid(logits_ii - logits_ij): BPR (Rendle et al. 2009).
 
-    i are the samples, j those with another item; a sample without any has the loss 0. Arguments are those of
+    i are the samples, j their negatives; a sample without any has the loss 0. Arguments are those of
     `in_batch_softmax`.
     """
-    logits_BB = _corrected(logits_BB, items_B, log_q_B, weights_B)
-    other_BB = items_B.unsqueeze(1) != items_B
-    worse_BB = F.softplus(logits_BB - logits_BB.diagonal().unsqueeze(1))
-    loss_B = (worse_BB * other_BB).sum(1) / other_BB.sum(1).clamp(min=1)
+    candidates = _candidates(items, log_q_B)
+    logits_BC = _corrected(logits_BC, candidates, weights_B, hardest)
+    negatives_BN = _negatives(logits_BC, candidates, hardest)
+    worse_BN = F.softplus(negatives_BN - logits_BC.diagonal(candidates.first).unsqueeze(1))
+    loss_B = worse_BN.sum(1) / (negatives_BN > -torch.inf).sum(1).clamp(min=1)
     return (loss_B if weights_B is None else loss_B * weights_B).mean()
 
 
-def _corrected(logits_BB: Tensor, items_B: Tensor, log_q_B: Tensor | None, weights_B: Tensor | None) -> Tensor:
-    """The logits less log q, in at least 32 bits; raises for shapes that do not fit."""
-    batch = len(items_B)
-    if logits_BB.shape != (batch, batch) or items_B.dim() != 1:
-        got = f"logits {tuple(logits_BB.shape)} and items {tuple(items_B.shape)}"
-        raise BatchError(f"got {got}; want [B, B], every user with every item, and [B]")
-    for name, given in (("log_q", log_q_B), ("weights", weights_B)):
-        if given is not None and given.shape != items_B.shape:
-            raise BatchError(f"{name}: got {tuple(given.shape)}, want ({batch},), one for each sample")
-    logits_BB = logits_BB.to(torch.promote_types(logits_BB.dtype, torch.float32))
-    return logits_BB if log_q_B is None else logits_BB - log_q_B
+def _candidates(items: Tensor | Candidates, log_q_B: Tensor | None) -> Candidates:
+    if isinstance(items, Tensor):
+        return Candidates(items, log_q_B)
+    if log_q_B is not None:
+        raise BatchError("log_q: want it among the candidates")
+    return items
+
+
+def _corrected(logits_BC: Tensor, candidates: Candidates, weights_B: Tensor | None, hardest: int | None) -> Tensor:
+    """Logits less log q, in at least 32 bits; -inf for other candidates with the id of the sample's own item."""
+    items_C, log_q_C, first = candidates
+    batch, count = len(logits_BC), len(items_C)
+    if logits_BC.dim() != 2 or items_C.dim() != 1 or logits_BC.shape[1] != count or not 0 <= first <= count - batch:
+        got = f"logits {tuple(logits_BC.shape)} and items {tuple(items_C.shape)}, those of the samples from {first} on"
+        raise BatchError(f"got {got}; want [B, C], every user with every candidate, and [C]")
+    for name, given, want in (("log_q", log_q_C, count), ("weights", weights_B, batch)):
+        if given is not None and given.shape != (want,):
+            raise BatchError(f"{name}: got {tuple(given.shape)}, want ({want},)")
+    if hardest is not None and hardest < 1:
+        raise BatchError(f"hardest={hardest}: want at least one negative")
+    logits_BC = logits_BC.to(torch.promote_types(logits_BC.dtype, torch.float32))
+    same_BC = items_C[first : first + batch].unsqueeze(1) == items_C
+    same_BC.diagonal(first).fill_(False)
+    if log_q_C is None:
+        return logits_BC.masked_fill(same_BC, -torch.inf)
+    return (logits_BC - log_q_C).masked_fill_(same_BC, -torch.inf)
+
+
+def _negatives(logits_BC: Tensor, candidates: Candidates, hardest: int | None) -> Tensor:
+    """The logits of each sample's negatives; -inf where it has no more."""
+    own_BC = torch.zeros_like(logits_BC, dtype=torch.bool)
+    own_BC.diagonal(candidates.first).fill_(True)
+    negatives_BC = logits_BC.masked_fill(own_BC, -torch.inf)
+    if hardest is None or hardest >= negatives_BC.shape[1]:
+        return negatives_BC
+    return negatives_BC.topk(hardest, 1, sorted=False)[0]
 
 
 @torch.no_grad()

@@ -21,6 +21,18 @@ from rowwise.models.inputs import Ids, input_columns, unpack
 from rowwise.models.mlp import Mlp
 
 
+class VectorModel(nn.Module):
+    """Base of models that make vectors of users and of items."""
+
+    def vectors(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The vectors [B, D] of the users and of the items of a batch."""
+        raise NotImplementedError
+
+    def scores(self, users_UD: Tensor, items_ID: Tensor) -> Tensor:
+        """Logits [U, I] of every user with every item."""
+        raise NotImplementedError
+
+
 class Tower(nn.Module):
     """One tower: an MLP over its features, whose output has length 1.
 
@@ -44,7 +56,7 @@ class Tower(nn.Module):
         return F.normalize(self.layers(torch.cat((dense_BF, self.embeddings(ids).values()), 1)))
 
 
-class TwoTower(nn.Module):
+class TwoTower(VectorModel):
     """Two towers (Yi et al. 2019): logit = u . v / temperature, of vectors of length 1.
 
     In a batch the dense numbers are the user's, then the item's; each tower finds its own ids by their features' names.

@@ -24,7 +24,7 @@ from rowwise.ingest.transform import AnyKind, LoadedTransforms, MapId, UserFunct
 from rowwise.ingest.transform import load as load_transforms
 from rowwise.models.frequency import ItemFrequency
 from rowwise.models.retrieval import in_batch_bpr, in_batch_softmax
-from rowwise.models.two_tower import Tower, TwoTower
+from rowwise.models.two_tower import Tower, TwoTower, VectorModel
 from rowwise.plan import Forecast
 from rowwise.processor import read_processor
 from rowwise.recipes.column_tables import add_column_tables, replace_vocabularies
@@ -142,9 +142,10 @@ def make_model(resolved: ResolvedRecipe, *, on_meta: bool = False) -> nn.Module:
     recipe, tasks, dense = resolved.recipe, len(resolved.tasks), len(resolved.columns.dense)
     torch.manual_seed(recipe.seed)
     model = recipe.model
-    if isinstance(model, TwoTowerConfig):
-        return _make_two_tower(resolved, model).to(recipe.train.device)
     device, merge_shared = "meta" if on_meta else "cpu", recipe.train.merge_shared
+    if isinstance(model, TwoTowerConfig):
+        towers = _make_two_tower(resolved, model, device)
+        return towers if on_meta else towers.to(recipe.train.device)
     embeddings = make_embeddings(resolved.tables, seed=recipe.seed, device=device, merge_shared=merge_shared)
     match model:
         case UserModel(module=name, args=args):
@@ -169,7 +170,7 @@ def make_job(
     evaluate = None if valid is None else make_evaluator(resolved, model, valid, comm=comm, quarantine=quarantine)
     return TrainingJob(
         model=model,
-        objective=make_objective(resolved, model),
+        objective=make_objective(resolved, model, comm),
         batches=batches,
         tasks=resolved.tasks,
         evaluate=evaluate,
@@ -181,12 +182,12 @@ def batch_shard_of(comm: Comm | None) -> BatchShard:
     return BatchShard() if comm is None else BatchShard(rank=comm.rank, world=len(comm.ranks))
 
 
-def make_objective(resolved: ResolvedRecipe, model: nn.Module) -> Objective:
+def make_objective(resolved: ResolvedRecipe, model: nn.Module, comm: Comm | None = None) -> Objective:
     recipe = resolved.recipe
     if isinstance(recipe.model, TwoTowerConfig):
         assert isinstance(model, RetrievalModel)
         loss = in_batch_softmax if recipe.model.loss == "softmax" else in_batch_bpr
-        return InBatch(model.towers, recipe.model.item, model.frequency, loss)
+        return InBatch(model, recipe.model.item, model.frequency, loss, hardest=recipe.model.hardest, comm=comm)
     weights = recipe.train.task_weights
     if weights and len(weights) != len(resolved.tasks):
         raise SpecError(
@@ -248,22 +249,22 @@ def make_evaluator(
     quarantine: QuarantineFolder = no_quarantine,
 ) -> Evaluator:
     """An evaluator over some rows; `slices` replace the recipe's."""
-    recipe = resolved.recipe
+    recipe, shard = resolved.recipe, batch_shard_of(comm)
     if isinstance(recipe.model, TwoTowerConfig):
         assert isinstance(model, RetrievalModel)
         if slices:
             raise SpecError(f"slices {', '.join(slices)}: two-tower models are ranked over all items: want no slices")
         train = resolved.rows.train
         return RetrievalEvaluator(
-            model.towers,
+            model,
             recipe.model.item,
-            known=lambda: evaluation_batches(resolved, train, None, quarantine()),
-            asked=lambda: evaluation_batches(resolved, rows, None, quarantine()),
+            known=lambda: evaluation_batches(resolved, train, shard, quarantine()),
+            asked=lambda: evaluation_batches(resolved, rows, shard, quarantine()),
             task=resolved.tasks[0],
             ks=recipe.model.ks,
+            comm=comm,
         )
     slicing = Slicing(recipe.evaluate.slices if slices is None else slices, recipe.evaluate.slice_ids)
-    shard = batch_shard_of(comm)
 
     def batches() -> Iterable[Batch]:
         return evaluation_batches(resolved, rows, shard, quarantine())
@@ -281,7 +282,7 @@ def make_settings(recipe: Recipe) -> Settings:
     return Settings(train=recipe.train, evaluate=recipe.evaluate, save=recipe.save, log=recipe.log)
 
 
-class RetrievalModel(nn.Module):
+class RetrievalModel(VectorModel):
     """Two towers and the item frequencies, so that a checkpoint holds both."""
 
     def __init__(self, towers: TwoTower, frequency: ItemFrequency | None) -> None:
@@ -291,6 +292,12 @@ class RetrievalModel(nn.Module):
     def forward(self, batch: Batch) -> torch.Tensor:
         """Logits [B, 1] of each sample's user and item."""
         return self.towers(batch)
+
+    def vectors(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.towers.vectors(batch)
+
+    def scores(self, users_UD: torch.Tensor, items_ID: torch.Tensor) -> torch.Tensor:
+        return self.towers.scores(users_UD, items_ID)
 
 
 def _use_absolute_files(transform: AnyKind | str) -> AnyKind | str:
@@ -328,7 +335,7 @@ def _check_evaluation(settings: Evaluation, columns: Columns, model: object, *, 
         raise SpecError(f"evaluate.metric={settings.metric!r} is not measured: want one of {', '.join(metrics)}")
 
 
-def _make_two_tower(resolved: ResolvedRecipe, config: TwoTowerConfig) -> RetrievalModel:
+def _make_two_tower(resolved: ResolvedRecipe, config: TwoTowerConfig, device: str) -> RetrievalModel:
     towers: list[Tower] = []
     user, item = (config.user_features, config.user_dense), ((config.item, *config.item_features), config.item_dense)
     for features, dense in (user, item):
@@ -338,7 +345,8 @@ def _make_two_tower(resolved: ResolvedRecipe, config: TwoTowerConfig) -> Retriev
             got = f"table {', '.join(mixed)} has features of both" if mixed else "no table"
             raise SpecError(f"two_tower: {got}: want tables with features {', '.join(features)} only, for one tower")
         seed, merge_shared = resolved.recipe.seed, resolved.recipe.train.merge_shared
-        towers.append(Tower(make_embeddings(tables, seed=seed, merge_shared=merge_shared), len(dense), config.sizes))
+        embeddings = make_embeddings(tables, seed=seed, device=device, merge_shared=merge_shared)
+        towers.append(Tower(embeddings, len(dense), config.sizes))
     towers_model = TwoTower(towers[0], towers[1], config.temperature)
     return RetrievalModel(towers_model, ItemFrequency() if config.correct else None)
 

@@ -8,6 +8,7 @@ import msgspec
 from rowwise.errors import SpecError
 from rowwise.row_optimizers import RowOptimizer
 from rowwise.spec import Value
+from rowwise.value import MOST_BATCH, check_most
 
 Interaction = Literal["attention", "convolution", "cross", "dot", "factorization", "linear"]
 
@@ -161,11 +162,15 @@ class TwoTowerConfig(Value, frozen=True, tag="two_tower", tag_field="kind"):
     loss: Literal["softmax", "bpr"] = "softmax"  # over all items of a batch, or over pairs of them
     temperature: float = 0.1
     correct: bool = True  # logQ correction for popular items
+    hardest: int | None = None  # negatives of a user: those with the largest logits; None: all
     ks: tuple[int, ...] = (10, 50)  # of recall@k and NDCG@k
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < math.inf:
             raise SpecError(f"model.temperature={self.temperature}: want a finite number above 0")
+        if self.hardest is not None and self.hardest < 1:
+            raise SpecError(f"model.hardest={self.hardest}: want at least one negative, or null for all")
+        check_most("model.", self, hardest=MOST_BATCH)
 
 
 class UserModel(Value, frozen=True, tag="own", tag_field="kind"):

@@ -10,7 +10,6 @@ from msgspec import structs
 from rowwise.perf.access import Workload
 from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.disk_tables import uniform_workloads
-from rowwise.recipes.model_configs import TwoTowerConfig
 from rowwise.recipes.recipe import Recipe, check_ranks
 from rowwise.recipes.sharding import step_samples, tables_of
 from rowwise.spec import Wire
@@ -29,6 +28,5 @@ def plan_inputs(recipe: Recipe, world: int) -> PlanInputs:
     # The plan is for another machine, so this one may have no GPU.
     on_cpu = structs.replace(recipe, train=structs.replace(recipe.train, device="cpu"))
     resolved = resolve(on_cpu)
-    is_two_tower = isinstance(resolved.recipe.model, TwoTowerConfig)  # its model has the recipe's tables unchanged
-    tables = resolved.tables if is_two_tower else tables_of(make_model(resolved, on_meta=True))
+    tables = tables_of(make_model(resolved, on_meta=True))
     return PlanInputs(workloads=uniform_workloads(tables), batch=step_samples(recipe), wire=recipe.wire)

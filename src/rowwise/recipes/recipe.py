@@ -206,10 +206,10 @@ class Recipe(Value, frozen=True, kw_only=True):
 
 def check_ranks(recipe: Recipe, world: int) -> None:
     """Raise for recipes that cannot run on this many ranks; nothing is read or built."""
-    if world > 1 and isinstance(recipe.model, TwoTowerConfig):
-        why = "its loss compares each user with the items of the whole batch, which is on one rank only"
-        raise SpecError(f"model.kind=two_tower on {world} ranks: {why}; want one process, without --nproc")
     elastic = recipe.train.determinism == "elastic"
+    if elastic and isinstance(recipe.model, TwoTowerConfig):
+        why = "its loss compares each user with the items of the whole batch, and a virtual shard has some only"
+        raise SpecError(f"model.kind=two_tower with train.determinism=elastic: {why}; want determinism=run")
     if getattr(recipe.model, "norm", None) == "batch" and (world > 1 or elastic):
         where = f"on {world} ranks" if world > 1 else "with train.determinism=elastic"
         raise SpecError(f"model.norm=batch {where}: statistics are of one rank's samples: want model.norm=layer")

@@ -50,7 +50,7 @@ from rowwise.recipes.outlook import open_warm_start
 from rowwise.recipes.predict import predict
 from rowwise.recipes.recipe import Recipe, check_ranks
 from rowwise.recipes.rows import RowSelection, open_reader
-from rowwise.recipes.sharding import can_use_disk, choose_plan, shard_tables, step_samples, tables_of
+from rowwise.recipes.sharding import choose_plan, shard_tables, step_samples, tables_of
 from rowwise.recipes.table_memory import Purpose, check_memory, measure_memory
 from rowwise.recipes.text import RECIPE, apply_changes, decode, parse, write
 from rowwise.recipes.unused_keys import find_notes
@@ -341,7 +341,7 @@ def _set_up_job(
     set_threads(resolved.recipe)
     recipe, topology = resolved.recipe, comm.topology
     memory = measure_memory(resolved, comm, purpose, near if recipe.disk is None else Path(recipe.disk))
-    is_sharded = topology.world > 1 or recipe.plan is not None or (memory.is_short and can_use_disk(recipe))
+    is_sharded = topology.world > 1 or recipe.plan is not None or (memory.is_short and recipe.train.device == "cpu")
     # Memory is checked before tables are allocated: meta tables when they are sharded, others with the model.
     if not is_sharded:
         check_memory(memory, memory.tables, memory.plan, comm)
@@ -420,7 +420,7 @@ def load_trained(path: Path, which: str = "best", warn: Warn = ignore_warning) -
     recipe, comm = structs.replace(resolved.recipe, plan=None), solo()
     folder = path / DISK if recipe.disk is None else Path(recipe.disk)
     memory = measure_memory(resolved, comm, "use", folder)
-    on_disk = memory.is_short and can_use_disk(recipe)
+    on_disk = memory.is_short and recipe.train.device == "cpu"
     if not on_disk:
         check_memory(memory, memory.tables, memory.plan, comm)
     model = make_model(resolved, on_meta=on_disk)

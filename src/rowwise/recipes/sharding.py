@@ -27,7 +27,6 @@ from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
 from rowwise.quantity import format_bytes
 from rowwise.recipes.disk_tables import fill_caches, has_disk_tables, uniform_workloads
-from rowwise.recipes.model_configs import TwoTowerConfig
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.table_memory import TableMemory, raise_if_short, single_rank_plan
 from rowwise.row_optimizers import needs_full_rows
@@ -47,11 +46,6 @@ def tables_of(model: nn.Module) -> tuple[Table, ...]:
     return tuple(table for module in embeddings_of(model) for table in module.tables)
 
 
-def can_use_disk(recipe: Recipe) -> bool:
-    """Whether tables of the run may be on disk; a two-tower model allocates its tables itself."""
-    return recipe.train.device == "cpu" and not isinstance(recipe.model, TwoTowerConfig)
-
-
 def choose_plan(recipe: Recipe, model: nn.Module, topology: Topology, memory: TableMemory | None = None) -> Plan:
     """The recipe's plan unchanged; without one, whole tables on one rank or a searched plan for several.
 
@@ -69,7 +63,7 @@ def choose_plan(recipe: Recipe, model: nn.Module, topology: Topology, memory: Ta
         plan = single_rank_plan(tables)
         if hardware is not None and tables:
             plan = structs.replace(plan, forecast=_search_plan(recipe, tables, topology, hardware).forecast)
-    if memory is None or not can_use_disk(recipe):
+    if memory is None or recipe.train.device != "cpu":
         return plan
     resident = replace(memory, tables=tables, plan=plan)
     return _plan_with_disk(recipe, resident, usual) if resident.is_short else plan

@@ -12,10 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rowwise.batch import Batch, Jagged
+from rowwise.comm.gather import all_gather_rows
+from rowwise.comm.interface import Comm
+from rowwise.comm.solo import solo
+from rowwise.comm.status import all_gather_uneven
 from rowwise.errors import BatchError
 from rowwise.models.frequency import ItemFrequency
-from rowwise.models.retrieval import in_batch_softmax
-from rowwise.models.two_tower import TwoTower
+from rowwise.models.retrieval import Candidates, in_batch_softmax
+from rowwise.models.two_tower import VectorModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,7 @@ class Outcome:
 
 
 Objective = Callable[[Batch], Outcome]
-InBatchLoss = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
+InBatchLoss = Callable[[Tensor, Tensor | Candidates, Tensor | None, Tensor | None, int | None], Tensor]
 
 
 @final
@@ -63,21 +67,42 @@ class Clicks:
 
 @final
 class InBatch:
-    """A loss over the items of a batch, for its samples whose label is 1 (see `models/two_tower.py`)."""
+    """A loss over the items of a batch, for its samples whose label is 1 (see `models/two_tower.py`).
+
+    With several ranks the items are those of all ranks' parts of the batch, so the loss is that of one process.
+
+    Args:
+        model: the two towers.
+        item: the feature with the item's id.
+        frequency: corrects the logits for popular items; None: no correction.
+        loss: `in_batch_softmax` or `in_batch_bpr`.
+        hardest: negatives of a sample, those with the largest logits; None: all.
+        comm: the ranks of the model; None: a single rank.
+    """
 
     def __init__(
-        self, model: TwoTower, item: str, frequency: ItemFrequency | None, loss: InBatchLoss = in_batch_softmax
+        self,
+        model: VectorModel,
+        item: str,
+        frequency: ItemFrequency | None,
+        loss: InBatchLoss = in_batch_softmax,
+        *,
+        hardest: int | None = None,
+        comm: Comm | None = None,
     ) -> None:
-        """`item`: the feature with the item's id; `frequency`: corrects the logits for popular items."""
         self._model, self._item, self._frequency, self._loss = model, item, frequency, loss
+        self._hardest = hardest
+        self._comm = solo() if comm is None else comm.split([comm.ranks])
 
     def __call__(self, batch: Batch) -> Outcome:
         users_BD, items_BD = self._model.vectors(batch)
-        item_B = single_ids(batch, self._item)
-        log_q_B = None if self._frequency is None else self._frequency(item_B)
-        logits_BB = self._model.scores(users_BD, items_BD)
-        weights_B = batch.labels_BK[:, 0]
-        return Outcome(self._loss(logits_BB, item_B, log_q_B, weights_B))
+        ids_W = all_gather_uneven(self._comm, single_ids(batch, self._item).long(), "items")
+        counts_W, ids_N = [len(ids_B) for ids_B in ids_W], torch.cat(ids_W)
+        items_ND = all_gather_rows(self._comm, items_BD, counts_W, "items")
+        log_q_N = None if self._frequency is None else self._frequency(ids_N)
+        candidates = Candidates(ids_N, log_q_N, sum(counts_W[: self._comm.rank]))
+        logits_BN = self._model.scores(users_BD, items_ND)
+        return Outcome(self._loss(logits_BN, candidates, None, batch.labels_BK[:, 0], self._hardest))
 
 
 def single_ids(batch: Batch, feature: str) -> Tensor:

@@ -102,7 +102,7 @@ class Trainer:
     ) -> None:
         self.job, self.settings, self.folder = job, settings or Settings(), folder
         self._clock = clock = Breakdown() if comm is None else Breakdown(waited=comm.waited, observer=comm.observer)
-        check_job(job, self.settings, 1 if comm is None else len(comm.ranks))
+        check_job(job, self.settings)
         self._context = StepContext.create(job.model, job.objective, self.settings.train, clock, comm, wire)
         self._comm = own = self._context.comm
         self._single_rank, first = len(own.ranks) == 1, own.rank == 0
@@ -289,16 +289,16 @@ class Trainer:
         )
 
 
-def check_job(job: TrainingJob, settings: Settings, world: int = 1) -> None:
+def check_job(job: TrainingJob, settings: Settings) -> None:
     """Raise at the start what would otherwise fail at the end of the first epoch."""
     task, metric = settings.evaluate.task, settings.evaluate.metric
     if task and task not in job.tasks:
         raise SpecError(f"evaluate.task={task!r}: want one of {', '.join(job.tasks)}")
     if job.evaluate is not None and metric not in job.evaluate.metrics:
         raise SpecError(f"evaluate.metric={metric!r} is not measured: want one of {', '.join(job.evaluate.metrics)}")
-    if world > 1 and isinstance(job.objective, InBatch):
-        got = f"in-batch softmax on {world} ranks: each rank scores against its own items only"
-        raise SpecError(f"{got}; want one process for a two-tower model")
+    if settings.train.determinism == "elastic" and isinstance(job.objective, InBatch):
+        why = "its loss is over the items of a batch, and a virtual shard has some of them only"
+        raise SpecError(f"two towers with train.determinism='elastic': {why}; want determinism='run'")
 
 
 def _stopped_all_ranks(error: GradientError | AgreedError) -> bool:
