@@ -4,6 +4,7 @@ import argparse
 import ast
 import importlib.util
 import json
+import math
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -229,13 +230,38 @@ def test_a_file_that_is_not_frappe_is_refused(tmp_path, text):
         part("first_hour_data").write_rows("frappe", tmp_path / "made", tmp_path / "rows.libfm")
 
 
-@pytest.fixture(scope="module")
-def first_hour():
+def benchmark(name):
     part("report")
-    spec = importlib.util.spec_from_file_location("first_hour", BENCHMARKS / "first_hour.py")
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def first_hour():
+    return benchmark("first_hour")
+
+
+def test_the_rate_of_the_lowest_entropy_is_taken():
+    """And not one whose training ended in NaN."""
+    models = benchmark("models")
+    rows = [
+        {"model": name, "lr": lr, "ne": ne}
+        for name, lr, ne in (("a", 1, 0.9), ("a", 2, 0.8), ("b", 1, math.nan), ("b", 2, 0.9))
+    ]
+    assert models.best_rates(rows) == {"a": 2, "b": 2}
+
+
+def test_runs_of_models_are_kept_for_the_next_time(tmp_path):
+    models = benchmark("models")
+    job = models.Job("movielens-100k", "dcn", 0.002, 0, tuning=False)
+    row = job._asdict() | {"ne": 0.8, "auc": 0.7, "parameters": 10, "flops": 20}
+    (tmp_path / "runs.jsonl").write_text(json.dumps(row) + "\n")
+    (found,) = models.Runs(tmp_path / "runs.jsonl", tmp_path, 1).of([job], "again")
+    assert found == row
+    (line,) = models.summary([found])
+    assert (line["ne"], line["spread"], line["model"]) == (0.8, 0, "dcn")
 
 
 def quality(side, model, *values, name="frappe"):

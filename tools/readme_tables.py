@@ -644,6 +644,27 @@ def dense_parallel(read: Read) -> str:
     return with_facts(lines, facts, result)
 
 
+def models(read: Read) -> str:
+    """The models of the zoo by dataset, best first."""
+    result = read("models")
+    lines = ["| data | model | NE | widest between seeds | AUC | rate | samples/s |", "|---|---|---|---|---|---|---|"]
+    for line in result["lines"]:
+        lines.append(
+            f"| {line['data']} | {line['model']} | {line['ne']:.4f} | {line['spread']:.4f} | {line['auc']:.4f} "
+            f"| {line['lr']} | {line['samples_s']:,} |"
+        )
+    sizes = {line["data"]: line["parameters"] for line in result["lines"]}
+    facts = [
+        "Models of a dataset have equally many parameters beside their tables, to a tenth: "
+        + ", ".join(f"{size:,} for {data}" for data, size in sizes.items())
+        + ".",
+        "NE and AUC are means of three seeds on test rows. The rate of the dense parameters is the best of "
+        "three by validation rows of one seed, after 400,000 or 500,000 samples where there are more.",
+        "Samples a second are of training steps on all cores, batches prepared before.",
+    ]
+    return with_facts(lines, facts, result)
+
+
 def with_spread(values: list[float]) -> str:
     """The mean, and half the range of several."""
     spread = f" ± {(max(values) - min(values)) / 2:.4f}" if len(values) > 1 else ""
@@ -740,6 +761,12 @@ SUBJECTS = {
         "Kernels for GPUs",
         "How fast are the kernels for GPUs, what do they compile to, and how many bytes do they move?",
         ("gpu", "gpu_static"),
+    ),
+    "models": Subject(
+        models,
+        "Models",
+        "Which model is best, with equally many parameters and a learning rate of its own?",
+        ("models",),
     ),
     "narrow-rows": Subject(
         quality, "Narrow rows", "What do rows and products of 16 and 8 bits cost in quality?", ("quality",)

@@ -1,0 +1,165 @@
+"""Which model of the zoo is best, with equally many parameters and a learning rate of its own?
+
+    python benchmarks/models.py [--quick | --smoke] [--only stream] [--data data] [--save]
+
+Every model is trained on MovieLens-100k, on Complete Journey and on a stream of 5 million made-up clicks, each seen
+once. Tables are the same for all; the width of a model is chosen so that all have about the same number of other
+parameters. Learning rates of these are compared by few steps of one seed on validation rows; then three seeds are
+trained and measured on test rows. Seeds change the initial weights and the order of rows, but not of the stream. Runs
+have one thread each; as many run at once as there are cores. `--only` is a dataset. Runs that have ended are kept in
+the folder `models` beside the datasets, so that the same command goes on after a kill. The last printed line is one
+JSON object.
+
+Takes: 90 minutes; --quick 10 minutes
+Needs: `rowwise data get movielens-100k` and `rowwise data get complete-journey`
+"""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
+from pathlib import Path
+
+from parts.model_work import DATA, DEPTHS, STACKS, Data, Job, step_speed, train, write_stream
+from parts.report import at_least, at_most, environment, exactly, finish, options, parsed
+from parts.tiny_data import make_tiny
+from rich.progress import Progress
+
+RATES = (0.0005, 0.002, 0.008)
+SEEDS = (0, 1, 2)
+STREAM_ROWS = 5_000_000
+SPEED_s = 2.0
+SMOKE = ("dcn", "dhen", "wukong")
+WORST_NE = {"movielens-100k": 0.84, "complete-journey": 0.62, "stream": 0.8}  # of a mean over seeds
+WIDEST = {"movielens-100k": 0.02, "complete-journey": 0.01, "stream": 0.01}  # between the NEs of a model
+
+
+class Runs:
+    """Runs that have ended, kept in a file that is read again after a kill."""
+
+    def __init__(self, path: Path, folder: Path, processes: int) -> None:
+        self._path, self._folder, self._processes = path, folder, processes
+        lines = path.read_text().splitlines() if path.exists() else []
+        self._rows = {self._key(row): row for row in map(json.loads, lines)}
+
+    @staticmethod
+    def _key(row: dict) -> tuple:
+        return tuple(row[name] for name in Job._fields)
+
+    def of(self, jobs: Sequence[Job], what: str) -> list[dict]:
+        """The rows of these runs; those that are missing are trained."""
+        missing = [job for job in jobs if tuple(job) not in self._rows]
+        context = multiprocessing.get_context("spawn")
+        with Progress() as progress, ProcessPoolExecutor(self._processes, context) as pool:
+            task = progress.add_task(what, total=len(missing))
+            for future in as_completed([pool.submit(train, job, self._folder) for job in missing]):
+                row = future.result()
+                self._rows[self._key(row)] = row
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with self._path.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+                progress.advance(task)
+        return [self._rows[tuple(job)] for job in jobs]
+
+
+def best_rates(rows: Iterable[dict]) -> dict[str, float]:
+    """By model: the rate of the lowest NE; one that did not learn is NaN, and never lowest."""
+    by_model: dict[str, list[dict]] = {}
+    for row in rows:
+        by_model.setdefault(row["model"], []).append(row)
+    return {
+        name: min(mine, key=lambda row: (row["ne"] != row["ne"], row["ne"]))["lr"] for name, mine in by_model.items()
+    }
+
+
+def measure(data: Data, names: Sequence[str], runs: Runs, args: argparse.Namespace) -> list[dict]:
+    """All seeds of all models on a dataset."""
+    rates, seeds = (RATES[:2], SEEDS[:1]) if args.quick else (RATES, SEEDS)
+    job = partial(Job, data.name, smoke=args.smoke)
+    tried = runs.of([job(name, lr, 0, True) for name in names for lr in rates], f"{data.name}: learning rates")
+    chosen = best_rates(tried)
+    return runs.of([job(name, chosen[name], seed, False) for name in names for seed in seeds], data.name)
+
+
+def summary(rows: list[dict]) -> list[dict]:
+    """A line for each model and dataset: means over seeds, and the widest difference of their NEs."""
+    lines = []
+    for data, name in dict.fromkeys((row["data"], row["model"]) for row in rows):
+        mine = [row for row in rows if (row["data"], row["model"]) == (data, name)]
+        ne = [row["ne"] for row in mine]
+        lines.append(
+            {
+                "data": data,
+                "model": name,
+                "ne": round(statistics.mean(ne), 5),
+                "spread": round(max(ne) - min(ne), 5),
+                "auc": round(statistics.mean(row["auc"] for row in mine), 5),
+                "lr": mine[0]["lr"],
+                "parameters": mine[0]["parameters"],
+                "flops": mine[0]["flops"],
+            }
+        )
+    return sorted(lines, key=lambda line: (line["data"], line["ne"]))
+
+
+def floors_of(lines: list[dict]) -> list[dict]:
+    floors = []
+    for data in dict.fromkeys(line["data"] for line in lines):
+        mine = [line for line in lines if line["data"] == data]
+        worst, widest = max(mine, key=lambda line: line["ne"]), max(mine, key=lambda line: line["spread"])
+        floors.append(at_most(f"{data}: NE of the worst model, {worst['model']}", worst["ne"], WORST_NE[data]))
+        floors.append(at_most(f"{data}: spread of NE, {widest['model']}", widest["spread"], WIDEST[data]))
+        ne = {line["model"]: line["ne"] for line in mine}
+        for what in STACKS:
+            by_depth = [ne[name] for n in DEPTHS if (name := f"dhen of {what}, {n} layers") in ne]
+            if by_depth:
+                gain = at_least(
+                    f"{data}: NE of dhen of {what}, 1 layer less 4 layers", by_depth[0] - by_depth[-1], None
+                )
+                floors.append(gain)
+        parameters = [line["parameters"] for line in mine]
+        floors.append(at_most(f"{data}: most parameters over fewest", max(parameters) / min(parameters), 1.1))
+    return floors
+
+
+def main() -> None:
+    parser = options("models", __doc__)
+    parser.add_argument("--only", default="", choices=["", *(data.name for data in DATA)], help="one dataset")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="where the datasets are")
+    args = parsed(parser)
+    with tempfile.TemporaryDirectory() as folder:
+        place = make_tiny(Path(folder)) if args.smoke else args.data.absolute()
+        runs = Runs(place / "models" / ("quick.jsonl" if args.quick else "runs.jsonl"), place, os.cpu_count() or 1)
+        rows: list[dict] = []
+        write_stream(place, 8192 if args.smoke else 1_000_000 if args.quick else STREAM_ROWS)
+        for data in DATA:
+            if args.only in ("", data.name):
+                rows += measure(data, SMOKE if args.smoke else data.models, runs, args)
+        lines = summary(rows)
+        if not args.smoke:
+            for line in lines:
+                data = next(data for data in DATA if data.name == line["data"])
+                line["samples_s"] = round(step_speed(data, line["model"], place, SPEED_s))
+    for line in lines:
+        print("  ".join(f"{key} {value}" for key, value in line.items()))
+    floors = (
+        floors_of(lines)
+        if not args.smoke
+        else [
+            exactly("runs", len(rows), len(SMOKE) * len(DATA)),
+            exactly("runs whose NE is a number above 0", sum(row["ne"] > 0 for row in rows), len(rows)),
+        ]
+    )
+    finish({"benchmark": "models", "environment": environment(), "lines": lines, "rows": rows, "floors": floors}, args)
+
+
+if __name__ == "__main__":
+    main()
