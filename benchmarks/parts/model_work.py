@@ -1,6 +1,8 @@
 """The models that are compared, the recipes that they are trained by, and one run of each."""
 
+import math
 import os
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +15,7 @@ import msgspec
 import pyarrow.parquet as pq
 from msgspec import structs
 
+from rowwise.errors import GradientError
 from rowwise.ingest.datasets.synthetic import SyntheticColumns
 from rowwise.models.cost import model_cost
 from rowwise.recipes.compose import make_batcher, make_model, make_objective, resolve, set_threads
@@ -84,7 +87,7 @@ def complete_journey(data: Path) -> Recipe:
 
 
 def stream(data: Path) -> Recipe:
-    """Clicks in the order in which they come, each seen once; the last rows are for validation and test."""
+    """Clicks in the order in which they come, each seen once; the rows after them are for validation and test."""
     columns = WORLD.columns()
     made = {
         "name": "stream",
@@ -109,12 +112,15 @@ DATA = (
 
 
 def write_stream(folder: Path, rows: int) -> None:
-    """The files of `stream`, unless they are there."""
-    begin = 0
+    """The files of `stream`, unless they are there; another number of rows moves all that follow."""
+    size_file, begin = folder / "stream" / "rows.txt", 0
+    if not size_file.exists() or size_file.read_text() != f"{rows} {WORLD}":
+        shutil.rmtree(size_file.parent, ignore_errors=True)
+        size_file.parent.mkdir(parents=True)
+        size_file.write_text(f"{rows} {WORLD}")
     for part, count in (("train", rows), ("valid", TEST_ROWS), ("test", TEST_ROWS)):
         path = folder / "stream" / f"{part}.parquet"
-        if not path.exists() or pq.ParquetFile(path).metadata.num_rows != count:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
             unfinished = path.with_suffix(".part")
             with pq.ParquetWriter(unfinished, WORLD.rows(0, 1).schema) as writer:
                 for first in range(begin, begin + count, WORLD.split_rows):
@@ -145,11 +151,16 @@ def train(job: Job, folder: Path) -> dict:
     recipe = structs.replace(recipe, name="model", train=settings, seed=job.seed)
     with TemporaryDirectory() as runs:
         run = TrainingRun.start(recipe, Path(runs))
-        result = run.go(test=not job.tuning)
+        try:
+            result = run.go(test=not job.tuning)
+        except GradientError:
+            if not job.tuning:
+                raise
+            return job._asdict() | {"ne": math.nan}
         cost = model_cost(run.model, next(iter(make_batcher(run.resolved, run.resolved.rows.train))))
-    best = result.best
-    assert best is not None
-    found = {"ne": best.value} if job.tuning else {name: result.test["label"][name] for name in ("ne", "auc")}
+    if job.tuning:
+        return job._asdict() | {"ne": math.nan if result.best is None else result.best.value}
+    found = {name: result.test["label"][name] for name in ("ne", "auc")}
     return job._asdict() | found | msgspec.to_builtins(cost) | {"steps": result.steps, "wall_s": result.wall_s}
 
 

@@ -130,13 +130,13 @@ def test_candidates_beside_those_of_the_batch(items, batch, data, hardest, loss)
 
 def test_losses_that_do_not_fit():
     logits_BB, items_B = torch.zeros(3, 3), torch.arange(3)
-    with pytest.raises(BatchError, match=r"got logits \(3, 2\) and items \(3,\), .*; want \[B, C\], every user"):
+    with pytest.raises(BatchError, match=r"got logits \(3, 2\), items \(3,\) and first=0; want \[B, C\], every user"):
         in_batch_softmax(logits_BB[:, :2], items_B)
-    with pytest.raises(BatchError, match=r"those of the samples from 1 on; want \[B, C\]"):
+    with pytest.raises(BatchError, match=r"items \(3,\) and first=1; want .*, and 0 to C - B"):
         in_batch_softmax(logits_BB, Candidates(items_B, None, 1))
     with pytest.raises(BatchError, match=r"log_q: got \(2,\), want \(3,\)"):
         in_batch_softmax(logits_BB, items_B, items_B[:2].float())
-    with pytest.raises(BatchError, match="log_q: want it among the candidates"):
+    with pytest.raises(BatchError, match="log_q is given beside Candidates: want it in them"):
         in_batch_bpr(logits_BB, Candidates(items_B), items_B.float())
     with pytest.raises(BatchError, match=r"weights: got \(3, 1\), want \(3,\)"):
         in_batch_softmax(logits_BB, items_B, weights_B=torch.ones(3, 1))

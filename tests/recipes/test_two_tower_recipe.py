@@ -121,7 +121,7 @@ def test_what_is_refused(tmp_path, changes, message):
 def test_processes_find_what_one_finds(tmp_path, loss):
     """Also where dense parameters are sharded; rounding may change the places of a few items."""
     write_meetings(tmp_path / "rows.parquet")
-    made = recipe(tmp_path, model={"loss": loss, "hardest": 40}, train={"epochs": 2})
+    made = recipe(tmp_path, model={"loss": loss, "hardest": 40, "sizes": [128, 64]}, train={"epochs": 2, "batch": 1024})
     (tmp_path / "meet.yaml").write_text(json.dumps(msgspec.to_builtins(made)))
     found = []
     for how in ([], ["--nproc", "2"], ["--nproc", "2", "--set", "train.dense_parallel.kind=full"]):

@@ -127,7 +127,10 @@ def test_a_sample_of_two_items_ends_all_ranks():
         evaluator = RetrievalEvaluator(
             sharded(comm, towers), "item", known=lambda: batches, asked=lambda: batches, task="met", comm=comm
         )
-        with pytest.raises((BatchError, AgreedError), match="feature 'item' has 2 ids in sample 5: want one in each"):
-            evaluator()
+        model = sharded(comm, towers)
+        context = StepContext.create(model, InBatch(model, "item", None, comm=comm), Training(), Breakdown(), comm)
+        for work in (evaluator, partial(step, context, batches, 1)):
+            with pytest.raises((BatchError, AgreedError), match="feature 'item' has 2 ids in sample 5: want one in"):
+                work()
 
     run_threads(3, rank, TIMEOUT_S)

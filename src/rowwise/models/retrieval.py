@@ -38,7 +38,7 @@ def in_batch_softmax(
         items: id of each sample's item; these are the candidates, unless `Candidates` are given.
         log_q_B: log of how probable each item is in a batch, for instance by `ItemFrequency`; None: no correction.
         weights_B: of the samples, the paper's rewards; None: 1.
-        hardest: how many negatives of a sample count, those with the largest corrected logits; None: all.
+        hardest: how many negatives of a sample count, those of the largest logits less log q; None: all.
     """
     candidates = _candidates(items, log_q_B)
     logits_BC = _corrected(logits_BC, candidates, weights_B, hardest)
@@ -74,7 +74,7 @@ def _candidates(items: Tensor | Candidates, log_q_B: Tensor | None) -> Candidate
     if isinstance(items, Tensor):
         return Candidates(items, log_q_B)
     if log_q_B is not None:
-        raise BatchError("log_q: want it among the candidates")
+        raise BatchError("log_q is given beside Candidates: want it in them, as log_q_C")
     return items
 
 
@@ -83,8 +83,8 @@ def _corrected(logits_BC: Tensor, candidates: Candidates, weights_B: Tensor | No
     items_C, log_q_C, first = candidates
     batch, count = len(logits_BC), len(items_C)
     if logits_BC.dim() != 2 or items_C.dim() != 1 or logits_BC.shape[1] != count or not 0 <= first <= count - batch:
-        got = f"logits {tuple(logits_BC.shape)} and items {tuple(items_C.shape)}, those of the samples from {first} on"
-        raise BatchError(f"got {got}; want [B, C], every user with every candidate, and [C]")
+        got = f"logits {tuple(logits_BC.shape)}, items {tuple(items_C.shape)} and first={first}"
+        raise BatchError(f"got {got}; want [B, C], every user with every candidate, [C], and 0 to C - B")
     for name, given, want in (("log_q", log_q_C, count), ("weights", weights_B, batch)):
         if given is not None and given.shape != (want,):
             raise BatchError(f"{name}: got {tuple(given.shape)}, want ({want},)")

@@ -162,7 +162,7 @@ class TwoTowerConfig(Value, frozen=True, tag="two_tower", tag_field="kind"):
     loss: Literal["softmax", "bpr"] = "softmax"  # over all items of a batch, or over pairs of them
     temperature: float = 0.1
     correct: bool = True  # logQ correction for popular items
-    hardest: int | None = None  # negatives of a user: those with the largest logits; None: all
+    hardest: int | None = None  # negatives of a user, those of the largest corrected logits; None: all
     ks: tuple[int, ...] = (10, 50)  # of recall@k and NDCG@k
 
     def __post_init__(self) -> None:

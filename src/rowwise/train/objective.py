@@ -15,7 +15,7 @@ from rowwise.batch import Batch, Jagged
 from rowwise.comm.gather import all_gather_rows
 from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
-from rowwise.comm.status import all_gather_uneven
+from rowwise.comm.status import all_gather_uneven, raising_on_all_ranks
 from rowwise.errors import BatchError
 from rowwise.models.frequency import ItemFrequency
 from rowwise.models.retrieval import Candidates, in_batch_softmax
@@ -76,7 +76,7 @@ class InBatch:
         item: the feature with the item's id.
         frequency: corrects the logits for popular items; None: no correction.
         loss: `in_batch_softmax` or `in_batch_bpr`.
-        hardest: negatives of a sample, those with the largest logits; None: all.
+        hardest: negatives of a sample, those of the largest corrected logits; None: all.
         comm: the ranks of the model; None: a single rank.
     """
 
@@ -96,7 +96,9 @@ class InBatch:
 
     def __call__(self, batch: Batch) -> Outcome:
         users_BD, items_BD = self._model.vectors(batch)
-        ids_W = all_gather_uneven(self._comm, single_ids(batch, self._item).long(), "items")
+        with raising_on_all_ranks(self._comm, during="lookup of items"):
+            ids_B = single_ids(batch, self._item).long()
+        ids_W = all_gather_uneven(self._comm, ids_B, "items")
         counts_W, ids_N = [len(ids_B) for ids_B in ids_W], torch.cat(ids_W)
         items_ND = all_gather_rows(self._comm, items_BD, counts_W, "items")
         log_q_N = None if self._frequency is None else self._frequency(ids_N)
