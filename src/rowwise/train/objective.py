@@ -1,6 +1,7 @@
 """Objectives: functions from a batch to its loss, and to the logits that metrics need.
 
-`Clicks` is the log loss of labels 0 and 1; `InBatch` is the loss of two towers over the items of a batch.
+`Clicks` is the log loss of labels 0 and 1, `InBatch` the loss of two towers over the items of a batch, `NextItems` the
+loss of a sequence model over the items of its table.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from rowwise.batch import Batch, Jagged
 from rowwise.errors import BatchError
 from rowwise.models.frequency import ItemFrequency
+from rowwise.models.next_item import NextItem, mean_over_lists, sampled_softmax_loss, softmax_loss
 from rowwise.models.retrieval import in_batch_softmax
 from rowwise.models.two_tower import TwoTower
 
@@ -78,6 +80,32 @@ class InBatch:
         logits_BB = self._model.scores(users_BD, items_BD)
         weights_B = batch.labels_BK[:, 0]
         return Outcome(self._loss(logits_BB, item_B, log_q_B, weights_B))
+
+
+@final
+class NextItems:
+    """The softmax loss of the item that follows each place of a list; the mean over a list's places, then over lists.
+
+    Args:
+        model: scores items.
+        negatives: items that are drawn for each batch and stand for all others; None: the softmax is over all items.
+            They are drawn by torch's generator, whose state a checkpoint has.
+    """
+
+    def __init__(self, model: NextItem, negatives: int | None = None) -> None:
+        self._model, self._negatives = model, negatives
+
+    def __call__(self, batch: Batch) -> Outcome:
+        model, device, drawn = self._model, batch.sparse.values_N.device, self._negatives
+        scored_C = model.all_items(device)
+        if drawn is not None:
+            scored_C = torch.randint(model.table.rows, (drawn,), device=device)
+        places, scored_CD = model.places(batch.sparse, scored_C)
+        if drawn is None:
+            loss_N = softmax_loss(places, scored_CD)
+        else:
+            loss_N = sampled_softmax_loss(places, scored_CD, scored_C, model.table.rows)
+        return Outcome(mean_over_lists(loss_N, places.lengths_B, batch.weights_B))
 
 
 def single_ids(batch: Batch, feature: str) -> Tensor:
