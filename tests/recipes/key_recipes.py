@@ -53,6 +53,11 @@ MODELS = {
     "TwoTowerConfig": {"item": "item", "user_features": ["user"], "user_dense": ["d0"], "item_dense": ["d1"]},
     "UserModel": {"module": "own.py:Mine"},
 }
+SEQUENCES = {
+    "columns": {"labels": [], "sparse": [{"column": "lists", "ids": "direct", "table": "seen"}]},
+    "tables": {"list": [{"name": "seen", "rows": 20, "dim": 8, "features": ["lists"], "pooling": "sequence"}]},
+    "evaluate": {"metric": "ndcg@10"},
+}
 ID_MAPS = {"HashIds", "DoubleHashIds", "QuotientRemainderIds", "StoredIds"}
 
 
@@ -63,6 +68,7 @@ def write_folder(place):
         "d2": lambda t: pa.array([n / 7 if n % 3 else None for n in range(len(t))]),
         "holes": lambda t: pa.array([n / 9 if n % 2 else None for n in range(len(t))], pa.float32()),
         "many": lambda t: pa.array([[n % 7, n % 5] for n in range(len(t))]),
+        "lists": lambda t: pa.array([[n % 7, n % 5, n % 20, n % 11, n % 3] for n in range(len(t))]),
         "texts": lambda t: pa.array([f"a{n % 7}|b/{n % 5}" for n in range(len(t))]),
         "others": lambda t: pa.array([f"a{n % 3}|b" for n in range(len(t))]),
         "late": lambda t: pa.array([n * 5000 for n in range(len(t))]),
@@ -106,6 +112,8 @@ def context(name: str, place) -> tuple[dict[str, Any], tuple[str | int, ...]]:
     inside(made, at[:-1])[at[-1]] = ({} if tag is None else {"kind": tag}) | given
     if name == "TwoTowerConfig":
         made["evaluate"] = {"metric": "recall@10"}
+    if name in ("SasRecConfig", "HstuConfig"):
+        made |= SEQUENCES
     return made, at
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from rowwise.batch import Jagged
 from rowwise.errors import BatchError, SpecError
 
-GROWTH = 1.25  # the longest list of a group, in the shortest, but for SLACK items
+GROWTH = 1.5  # the longest list of a group, in the shortest, but for SLACK items
 SLACK = 4
 
 

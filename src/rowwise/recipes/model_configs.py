@@ -168,16 +168,11 @@ class TwoTowerConfig(Value, frozen=True, tag="two_tower", tag_field="kind"):
             raise SpecError(f"model.temperature={self.temperature}: want a finite number above 0")
 
 
-def _check_sequence(model: "SasRecConfig | HstuConfig") -> None:
-    if model.negatives is not None and model.negatives < 1:
-        raise SpecError(f"model.negatives={model.negatives}: want at least 1, or null for a softmax over all items")
-
-
-class SasRecConfig(Value, frozen=True, tag="sasrec", tag_field="kind"):
-    """`rowwise.NextItem` over `rowwise.SASRec`: a row is a list of items, and each is predicted by those before it."""
+class _Sequences(Value, frozen=True):
+    """Settings of the models of lists: a row is a list of items, and each item is predicted by those before it."""
 
     length: int = 50  # newest items of a list that are read
-    layers: int = 2  # blocks
+    layers: int = 2  # of attention
     heads: int = 1  # of attention
     dropout: float = 0.2  # share of numbers that are 0 in a training step
     negatives: int | None = None  # items drawn for each batch's softmax; None: it is over all items
@@ -185,22 +180,16 @@ class SasRecConfig(Value, frozen=True, tag="sasrec", tag_field="kind"):
     leave_out_history: bool = False  # in evaluation: whether items before the last one are no candidates for it
 
     def __post_init__(self) -> None:
-        _check_sequence(self)
+        if self.negatives is not None and self.negatives < 1:
+            raise SpecError(f"model.negatives={self.negatives}: want at least 1, or null for a softmax over all items")
 
 
-class HstuConfig(Value, frozen=True, tag="hstu", tag_field="kind"):
-    """`rowwise.NextItem` over `rowwise.HSTU`: a row is a list of items, and each is predicted by those before it."""
+class SasRecConfig(_Sequences, frozen=True, tag="sasrec", tag_field="kind"):
+    """`rowwise.NextItem` over `rowwise.SASRec`."""
 
-    length: int = 50  # newest items of a list that are read
-    layers: int = 2  # of gated attention
-    heads: int = 1  # of attention
-    dropout: float = 0.2  # share of numbers that are 0 in a training step
-    negatives: int | None = None  # items drawn for each batch's softmax; None: it is over all items
-    ks: tuple[int, ...] = (10, 50)  # of recall@k and NDCG@k
-    leave_out_history: bool = False  # in evaluation: whether items before the last one are no candidates for it
 
-    def __post_init__(self) -> None:
-        _check_sequence(self)
+class HstuConfig(_Sequences, frozen=True, tag="hstu", tag_field="kind"):
+    """`rowwise.NextItem` over `rowwise.HSTU`."""
 
 
 class UserModel(Value, frozen=True, tag="own", tag_field="kind"):
