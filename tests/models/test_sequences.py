@@ -183,7 +183,7 @@ def test_scores_are_those_of_the_newest_items(kind, lists):
 
 
 def plain_loss(model, lists, weights, rows_RD):
-    """The mean over lists of weight x mean over places; a place reads the history that begins with the list's newest."""
+    """The mean over lists of weight x mean over places, of the newest items and the one that follows them."""
     total = torch.zeros(())
     for items, weight in zip(lists, weights, strict=True):
         read = items[-(model.encoder.length + 1) :]

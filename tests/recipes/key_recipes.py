@@ -58,6 +58,11 @@ SEQUENCES = {
     "tables": {"list": [{"name": "seen", "rows": 20, "dim": 8, "features": ["lists"], "pooling": "sequence"}]},
     "evaluate": {"metric": "ndcg@10"},
 }
+AROUND = {  # sections that a model needs
+    "TwoTowerConfig": {"evaluate": {"metric": "recall@10"}},
+    "SasRecConfig": SEQUENCES,
+    "HstuConfig": SEQUENCES,
+}
 ID_MAPS = {"HashIds", "DoubleHashIds", "QuotientRemainderIds", "StoredIds"}
 
 
@@ -110,10 +115,7 @@ def context(name: str, place) -> tuple[dict[str, Any], tuple[str | int, ...]]:
     if name == "TimeShare":
         made["data"] = {"dataset": made["data"]["dataset"]}
     inside(made, at[:-1])[at[-1]] = ({} if tag is None else {"kind": tag}) | given
-    if name == "TwoTowerConfig":
-        made["evaluate"] = {"metric": "recall@10"}
-    if name in ("SasRecConfig", "HstuConfig"):
-        made |= SEQUENCES
+    made |= AROUND.get(name, {})
     return made, at
 
 

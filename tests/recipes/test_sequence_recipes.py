@@ -196,7 +196,7 @@ def test_recipes_that_do_not_fit_are_refused(folder, changes, message):
 def test_tables_that_do_not_fit_are_refused(folder, table, message):
     made = sections(folder)
     made["tables"] = {"list": [{**BASE["tables"]["list"][0], **table}]}
-    with pytest.raises(SpecError, match="model.kind=sasrec: ") as caught:
+    with pytest.raises(SpecError, match=r"model\.kind=sasrec: ") as caught:
         dry_run(decode(made, ""))
     assert message in str(caught.value)
 
