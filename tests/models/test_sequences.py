@@ -126,7 +126,7 @@ def test_gradients_are_those_of_differences(kind):
 
 @given(lengths=st.lists(st.integers(0, 60), max_size=20))
 def test_groups_pad_little_and_keep_the_order(lengths):
-    groups, seen = Groups(torch.tensor(lengths, dtype=torch.int64)), []
+    groups, seen = Groups(torch.tensor(lengths, dtype=torch.int64), 60), []
 
     def double(x_BLC):
         seen.append(x_BLC.shape[:2])
@@ -178,8 +178,8 @@ def test_scores_are_those_of_the_newest_items(kind, lists):
     model = make_model(kind)
     rows_RD = model.embeddings.table("item")
     expected_BR = torch.stack([plain_scores(model, items, rows_RD) for items in lists])
-    torch.testing.assert_close(model(make_batch(lists)), expected_BR, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(model(make_batch(lists).sparse), expected_BR, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model.scores(make_batch(lists)), expected_BR, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model.scores(make_batch(lists).sparse), expected_BR, rtol=1e-4, atol=1e-5)
 
 
 def plain_loss(model, lists, weights, rows_RD):
@@ -257,18 +257,33 @@ def test_a_list_without_a_next_item_counts_as_zero():
     assert mean_over_lists(torch.empty(0), torch.empty(0, dtype=torch.int64)).isnan()
 
 
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_a_history_of_more_than_length_items_is_refused(kind):
+    with pytest.raises(BatchError, match="history 1 has 5 items: want at most length=4"):
+        kind(4, length=4)(torch.randn(6, 4), torch.tensor([1, 5]))
+
+
 @pytest.mark.parametrize("leave_out", [False, True])
 @settings(max_examples=25)
-@given(lists=st.lists(st.lists(st.integers(0, ROWS - 1), min_size=2, max_size=9), min_size=1, max_size=5))
-def test_evaluation_ranks_all_items_for_the_last_one(leave_out, lists):
+@given(
+    lists=st.lists(st.lists(st.integers(0, ROWS - 1), min_size=2, max_size=9), min_size=1, max_size=5),
+    weighted=st.booleans(),
+)
+def test_evaluation_ranks_all_items_for_the_last_one(leave_out, lists, weighted):
     model, ranking = make_model(), Ranking((1, 5))
     rows_RD = model.embeddings.table("item")
-    for *history, chosen in lists:
+    weights = torch.rand(len(lists)) + 0.1 if weighted else torch.ones(len(lists))
+    for (*history, chosen), weight in zip(lists, weights, strict=True):
         scores_R = plain_scores(model, history, rows_RD)
         allowed = [i for i in range(ROWS) if i == chosen or not leave_out or i not in history]
-        ranking.update(scores_R[allowed].unsqueeze(0), torch.tensor([allowed.index(chosen)]))
+        ranking.update(scores_R[allowed].unsqueeze(0), torch.tensor([allowed.index(chosen)]), weight.unsqueeze(0))
     evaluate = NextItemEvaluator(
-        model, lambda: [make_batch(lists)], "next", Training(), ks=(1, 5), leave_out_history=leave_out
+        model,
+        lambda: [make_batch(lists, weights if weighted else None)],
+        "next",
+        Training(),
+        ks=(1, 5),
+        leave_out_history=leave_out,
     )
     found, means = evaluate().tasks["next"], ranking.value()
     assert found["count"] == len(lists)
@@ -285,7 +300,7 @@ def test_evaluation_refuses_lists_without_a_history(short):
 
 def test_ids_outside_of_the_table():
     bad = make_batch([[1, 2], [3, ROWS]])
-    for call in (NextItems(make_model()), make_model()):
+    for call in (NextItems(make_model()), make_model().scores):
         with pytest.raises(IdError, match=f"table 'item': feature 'seen', sample 1, position 1: id {ROWS} is not in"):
             call(bad)
     lenient, last = make_model(unknown="last_row"), make_batch([[1, 2], [3, ROWS - 1]])
@@ -296,15 +311,15 @@ def test_ids_outside_of_the_table():
 def test_an_empty_batch_scores_nothing():
     empty = make_batch([[1, 2]]).of_samples(torch.tensor([], dtype=torch.int64))
     model = make_model()
-    assert model(empty).shape == (0, ROWS)
+    assert model.scores(empty).shape == (0, ROWS)
     assert NextItems(model)(empty).loss.isnan()
     with evaluation_mode(model):
-        assert model(make_batch([[]])).equal(torch.zeros(1, ROWS))
+        assert model.scores(make_batch([[]])).equal(torch.zeros(1, ROWS))
 
 
 def test_a_batch_without_the_feature_is_refused():
     with pytest.raises(BatchError, match="no feature 'seen'; there are other"):
-        make_model()(Jagged.from_lists({"other": [[1]]}))
+        make_model().scores(Jagged.from_lists({"other": [[1]]}))
 
 
 @pytest.mark.parametrize(
@@ -341,5 +356,5 @@ def test_sizes_that_do_not_fit_are_refused(kind, options, error):
 def test_positions_count_from_the_oldest_item_read():
     """Of a list that is longer than `length`, the oldest items change nothing."""
     model = make_model()
-    assert model(make_batch([[9, 1, 2, 3, 4]])).equal(model(make_batch([[7, 8, 1, 2, 3, 4]])))
-    assert F.mse_loss(model(make_batch([[1, 2]])), model(make_batch([[2, 1]]))) > 0
+    assert model.scores(make_batch([[9, 1, 2, 3, 4]])).equal(model.scores(make_batch([[7, 8, 1, 2, 3, 4]])))
+    assert F.mse_loss(model.scores(make_batch([[1, 2]])), model.scores(make_batch([[2, 1]]))) > 0

@@ -85,7 +85,7 @@ def test_it_finds_the_item_that_follows(kind, negatives, folder, tmp_path):
     assert {line[2] for line in lines(run.folder.path)[1:]} == {"train", "lifetime", "valid", "test"}
     _, model = load_trained(run.folder.path)
     model.eval()
-    assert model(Jagged.from_lists({"seen": [[1, 2, 5], [5]]})).argmax(1).tolist() == [16, 16]
+    assert model.scores(Jagged.from_lists({"seen": [[1, 2, 5], [5]]})).argmax(1).tolist() == [16, 16]
 
 
 @pytest.fixture

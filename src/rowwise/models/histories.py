@@ -75,14 +75,17 @@ def _items_behind(lengths_B: Tensor) -> Tensor:
 class Groups:
     """Lists of similar lengths, padded at their ends to one length; see [Note: Groups].
 
-    A causal product needs no mask of the padding: it comes after all items.
+    Causal attention needs no mask of the padding, as it comes after all items.
     """
 
-    def __init__(self, lengths_B: Tensor) -> None:
+    def __init__(self, lengths_B: Tensor, most: int) -> None:
+        """Raises for a list of more than `most` items."""
         device = lengths_B.device
         self.positions_N = lengths_B.repeat_interleave(lengths_B) - 1 - _items_behind(lengths_B)
         order, begin_B = lengths_B.argsort(stable=True), torch.zeros_like(lengths_B)
         sizes = lengths_B[order].tolist()
+        if sizes and sizes[-1] > most:
+            raise BatchError(f"history {int(order[-1])} has {sizes[-1]} items: want at most length={most}")
         self._shapes: list[tuple[int, int]] = []  # lists and items of each group
         self._rows, first, starts = 0, 0, list[int]()
         while first < len(sizes):

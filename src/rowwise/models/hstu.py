@@ -70,7 +70,7 @@ class HSTU(nn.Module):
 
     def forward(self, x_ND: Tensor, lengths_B: Tensor) -> Tensor:
         """The vectors [N, D] of each place, from the item vectors [N, D] of all histories and their lengths [B]."""
-        groups = Groups(lengths_B)
+        groups = Groups(lengths_B, self.length)
         x_ND = F.dropout(x_ND * self.dim**0.5, self.dropout, self.training)
         for layer in self.layers:
             x_ND = layer(x_ND, groups)

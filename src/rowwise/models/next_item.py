@@ -52,37 +52,36 @@ class NextItem(nn.Module):
         self.embeddings, self.encoder = embeddings, encoder
         (self.feature,) = self.table.feature_names
 
-    def forward(self, batch: Batch | Ids) -> Tensor:
-        """Scores [B, rows of the table] of all items, by the newest `encoder.length` items of each list.
-
-        An empty list scores all items 0.
-        """
-        lists = Jagged.from_keyed(batch.sparse if isinstance(batch, Batch) else batch)
-        items_N, lengths_B = newest(*items_of(lists, self.feature), self.encoder.length)
-        x_ND, items_RD = self._look_up(items_N, lengths_B, self.all_items(items_N.device))
-        return last_of_each(self.encoder(x_ND, lengths_B), lengths_B) @ items_RD.t()
-
-    def places(self, sparse: Jagged, scored_C: Tensor) -> tuple[Places, Tensor]:
-        """The places of lists without their last items, and the vectors [C, D] of items to score.
+    def forward(self, batch: Batch | Ids, scored_C: Tensor | None = None) -> tuple[Places, Tensor]:
+        """The places of lists without their last items, and the vectors [C, D] of items to score; None: all items.
 
         Of each list, its last item and the newest `encoder.length` items before it are read.
         """
-        items_M, lists_B, places_N, lengths_B = histories_of(*items_of(sparse, self.feature), self.encoder.length)
+        items_M, lists_B, places_N, lengths_B = histories_of(*self._items(batch), self.encoder.length)
         x_MD, scored_CD = self._look_up(items_M, lists_B, scored_C)
         vectors_ND, next_N = self.encoder(x_MD[places_N], lengths_B), self.rows_of(items_M[places_N + 1])
         return Places(lengths_B, vectors_ND, next_N, x_MD[places_N + 1]), scored_CD
 
-    def all_items(self, device: torch.device) -> Tensor:
-        """The id of each row of the table."""
-        return torch.arange(self.table.rows, device=device)
+    def scores(self, batch: Batch | Ids) -> Tensor:
+        """Scores [B, rows of the table] of all items, by the newest `encoder.length` items of each whole list.
+
+        An empty list scores all items 0.
+        """
+        items_N, lengths_B = newest(*self._items(batch), self.encoder.length)
+        x_ND, items_RD = self._look_up(items_N, lengths_B, None)
+        return last_of_each(self.encoder(x_ND, lengths_B), lengths_B) @ items_RD.t()
+
+    def _items(self, batch: Batch | Ids) -> tuple[Tensor, Tensor]:
+        return items_of(Jagged.from_keyed(batch.sparse if isinstance(batch, Batch) else batch), self.feature)
 
     def rows_of(self, items_N: Tensor) -> Tensor:
         """The row of each item of a list that was looked up: the last one, if the table maps unknown ids to it."""
         rows = self.table.rows
         return items_N.long().where((items_N >= 0) & (items_N < rows), rows - 1)
 
-    def _look_up(self, items_N: Tensor, lengths_B: Tensor, scored_C: Tensor) -> tuple[Tensor, Tensor]:
-        """The vectors [N, D] of the items of lists, and those [C, D] of the items to score."""
+    def _look_up(self, items_N: Tensor, lengths_B: Tensor, scored_C: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The vectors [N, D] of the items of lists, and those [C, D] of the items to score; None: of all items."""
+        scored_C = torch.arange(self.table.rows, device=items_N.device) if scored_C is None else scored_C
         ids_N = torch.cat([items_N, scored_C.to(items_N.dtype)])
         bags_B = torch.cat([lengths_B, lengths_B.new_tensor([len(scored_C)])])
         vectors = self.embeddings(Jagged(features=(self.feature,), values_N=ids_N, lengths_FB=bags_B))

@@ -68,7 +68,7 @@ class SASRec(nn.Module):
 
     def forward(self, x_ND: Tensor, lengths_B: Tensor) -> Tensor:
         """The vectors [N, D] of each place, from the item vectors [N, D] of all histories and their lengths [B]."""
-        groups = Groups(lengths_B)
+        groups = Groups(lengths_B, self.length)
         x_ND = x_ND * self.dim**0.5 + self.positions[groups.positions_N]
         x_ND = F.dropout(x_ND, self.dropout, self.training)
         for block in self.blocks:

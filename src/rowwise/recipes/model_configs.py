@@ -8,6 +8,7 @@ import msgspec
 from rowwise.errors import SpecError
 from rowwise.row_optimizers import RowOptimizer
 from rowwise.spec import Value
+from rowwise.value import MOST_BATCH, MOST_DIM, check_most
 
 Interaction = Literal["attention", "convolution", "cross", "dot", "factorization", "linear"]
 
@@ -180,6 +181,7 @@ class _Sequences(Value, frozen=True):
     leave_out_history: bool = False  # in evaluation: whether items before the last one are no candidates for it
 
     def __post_init__(self) -> None:
+        check_most("model.", self, length=MOST_DIM, negatives=MOST_BATCH)
         if self.negatives is not None and self.negatives < 1:
             raise SpecError(f"model.negatives={self.negatives}: want at least 1, or null for a softmax over all items")
 
@@ -221,20 +223,7 @@ WIDTHS = (
     "attention",
 )
 MLP_WIDTHS = ("bottom", "top", "deep", "hidden", "attention")  # any number will do
-COUNTS = (
-    "crosses",
-    "layers",
-    "vectors",
-    "rank",
-    "heads",
-    "width",
-    "gate",
-    "experts",
-    "levels",
-    "reduction_ratio",
-    "length",
-    "negatives",
-)
+COUNTS = ("crosses", "layers", "vectors", "rank", "heads", "width", "gate", "experts", "levels", "reduction_ratio")
 
 
 def kind_of(model: RankingModel) -> str:

@@ -89,22 +89,22 @@ class NextItems:
     Args:
         model: scores items.
         negatives: items that are drawn for each batch and stand for all others; None: the softmax is over all items.
-            They are drawn by torch's generator, whose state a checkpoint has.
+            Each rank draws its own.
     """
 
     def __init__(self, model: NextItem, negatives: int | None = None) -> None:
         self._model, self._negatives = model, negatives
 
     def __call__(self, batch: Batch) -> Outcome:
-        model, device, drawn = self._model, batch.sparse.values_N.device, self._negatives
-        scored_C = model.all_items(device)
-        if drawn is not None:
-            scored_C = torch.randint(model.table.rows, (drawn,), device=device)
-        places, scored_CD = model.places(batch.sparse, scored_C)
-        if drawn is None:
+        rows, drawn_C = self._model.table.rows, None
+        if self._negatives is not None:
+            device = batch.sparse.values_N.device
+            drawn_C = torch.randint(rows, (self._negatives,)).to(device)  # a checkpoint has the CPU's generator
+        places, scored_CD = self._model(batch, drawn_C)
+        if drawn_C is None:
             loss_N = softmax_loss(places, scored_CD)
         else:
-            loss_N = sampled_softmax_loss(places, scored_CD, scored_C, model.table.rows)
+            loss_N = sampled_softmax_loss(places, scored_CD, drawn_C, rows)
         return Outcome(mean_over_lists(loss_N, places.lengths_B, batch.weights_B))
 
 

@@ -13,7 +13,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rowwise.batch import Batch, Jagged
+from rowwise.batch import Batch
 from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.comm.status import broadcast_object, gather_object
@@ -163,7 +163,7 @@ class NextItemEvaluator:
             for host_batch in steps.iterate(self._batches):
                 batch = to_device(host_batch, self._model, self._training.device)
                 with steps.deferring_errors(), autocast(self._training):
-                    self._rank(batch.sparse, ranking)
+                    self._rank(batch, ranking)
         if len(self._comm.ranks) == 1:
             return Scores({self._task: _values_of(ranking)})
         states = gather_object(self._comm, ranking.state(), "scores")
@@ -172,10 +172,10 @@ class NextItemEvaluator:
         scores = Scores({self._task: _values_of(ranking)}) if states else None
         return broadcast_object(self._comm, scores, 0, "scores")
 
-    def _rank(self, sparse: Jagged, ranking: Ranking) -> None:
-        model = self._model
-        places, items_RD = model.places(sparse, model.all_items(sparse.values_N.device))
-        lists_N, lists_B = items_of(sparse, model.feature)
+    def _rank(self, batch: Batch, ranking: Ranking) -> None:
+        model, weights_B = self._model, batch.weights_B
+        places, items_RD = model(batch)
+        lists_N, lists_B = items_of(batch.sparse, model.feature)
         if len(lists_B) and int(lists_B.min()) < 2:
             sample = int((lists_B < 2).nonzero()[0])
             got = f"feature {model.feature!r} has {int(lists_B[sample])} items in sample {sample}"
@@ -190,4 +190,4 @@ class NextItemEvaluator:
                 own_Q1 = scores_QR.gather(1, chosen_Q1)
                 scores_QR[sample_of_each(lists_Q), model.rows_of(lists_N[first:end])] = -torch.inf
                 scores_QR.scatter_(1, chosen_Q1, own_Q1)
-            ranking.update(scores_QR, chosen_Q1)
+            ranking.update(scores_QR, chosen_Q1, None if weights_B is None else weights_B[queries])
