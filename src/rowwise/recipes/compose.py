@@ -108,7 +108,7 @@ def resolve(recipe: Recipe) -> ResolvedRecipe:
     columns, notes = _fit_columns(columns, recipe.model, named=recipe.columns is not None)
     if data.label is not None and data.label not in columns.labels:
         want = "want one of them, or no data.label"
-        raise SpecError(f"data.label={data.label!r}: the labels are {', '.join(columns.labels)}: {want}")
+        raise SpecError(f"data.label={data.label!r}: the labels are {', '.join(columns.labels) or 'none'}: {want}")
     columns.check_tables(tables)
     # Paths become absolute, so that a run can be resumed from another working directory.
     model = recipe.model
