@@ -7,7 +7,7 @@ test on is the same for all. Metrics are of the test rows, with the checkpoint t
 there are such. `--quick` is MovieLens and one seed. The last printed line is one JSON object.
 
 Takes: 15 minutes; --quick 1 minute
-Needs: `rowwise data get movielens-100k` and `rowwise data get complete-journey`
+Needs: `rowwise data get` for movielens-100k, movielens-100k-sequences and complete-journey
 """
 
 import json
@@ -38,7 +38,7 @@ def train(name: str, seed: int, data: Path) -> dict:
         command = [sys.executable, "-m", "rowwise.cli.main", "train", name, "--runs", folder, "--json"]
         command += ["--set", f"seed={seed}", "--set", f"data.folder={data.absolute()}"]
         result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    values = result["test"]["label"]
+    (values,) = result["test"].values()
     metrics = {m: values[m] for m in ("auc", "ne", "recall@10", "recall@50", "ndcg@10") if m in values}
     about = {"steps": result["steps"], "wall_s": result["wall_s"], "memory_gb": result["peak_memory_bytes"] / 1e9}
     return {"recipe": name, "seed": seed, **metrics, **about}

@@ -87,7 +87,7 @@ def test_seeds_that_are_refused(refused, tmp_path, options, message):  # noqa: F
 def test_two_towers_have_no_mean(refused, tmp_path):  # noqa: F811
     towers = {"kind": "two_tower", "item": "item", "user_features": ["user"], "item_features": ["seen"]}
     write_recipe(tmp_path, model=towers)
-    assert "--seeds 2: a two-tower model ranks items by its vectors" in refused("train", "small.yaml", "--seeds", "2")
+    assert "--seeds 2: model.kind=two_tower ranks items, and has no" in refused("train", "small.yaml", "--seeds", "2")
 
 
 def test_runs_of_other_rows_are_refused_in_one_line(command, refused, tmp_path):  # noqa: F811

@@ -36,12 +36,15 @@ if TYPE_CHECKING:
     from rowwise.models.experts import MMoE as MMoE
     from rowwise.models.final_mlp import FinalMLP as FinalMLP
     from rowwise.models.frequency import ItemFrequency as ItemFrequency
+    from rowwise.models.hstu import HSTU as HSTU
     from rowwise.models.masknet import MaskNet as MaskNet
     from rowwise.models.mlp import Linear as Linear
     from rowwise.models.mlp import Mlp as Mlp
+    from rowwise.models.next_item import NextItem as NextItem
     from rowwise.models.retrieval import in_batch_bpr as in_batch_bpr
     from rowwise.models.retrieval import in_batch_softmax as in_batch_softmax
     from rowwise.models.retrieval import top_items as top_items
+    from rowwise.models.sasrec import SASRec as SASRec
     from rowwise.models.two_tower import Tower as Tower
     from rowwise.models.two_tower import TwoTower as TwoTower
     from rowwise.models.wide import wide_tables as wide_tables
@@ -98,9 +101,12 @@ _HOMES = {
     "models.experts": ("MMoE", "PLE"),
     "models.final_mlp": ("FinalMLP",),
     "models.frequency": ("ItemFrequency",),
+    "models.hstu": ("HSTU",),
     "models.masknet": ("MaskNet",),
     "models.mlp": ("Linear", "Mlp"),
+    "models.next_item": ("NextItem",),
     "models.retrieval": ("in_batch_bpr", "in_batch_softmax", "top_items"),
+    "models.sasrec": ("SASRec",),
     "models.two_tower": ("Tower", "TwoTower"),
     "models.wide": ("wide_tables",),
     "models.wide_deep": ("WideDeep",),

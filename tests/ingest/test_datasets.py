@@ -187,6 +187,22 @@ def test_movielens(tmp_path):
         load("movielens-100k", tmp_path)
 
 
+@pytest.mark.slow
+def test_sequences_of_movielens(tmp_path):
+    ratings_of = fetched("movielens-100k", tmp_path)
+    rows = pa.concat_tables(pq.read_table(ratings_of / f"{name}.parquet") for name in ("train", "valid", "test"))
+    seen = {}
+    for row in sorted(rows.to_pylist(), key=lambda row: (row["timestamp"], row["row"])):
+        seen.setdefault(row["user_id"], []).append(row["movie_id"])
+    place = fetched("movielens-100k-sequences", tmp_path)
+    for name, dropped in (("train", 2), ("valid", 1), ("test", 0)):
+        table = pq.read_table(place / f"{name}.parquet")
+        lists = dict(zip(table["user_id"].to_pylist(), table["movies"].to_pylist(), strict=True))
+        assert lists == {user: films[: len(films) - dropped] for user, films in seen.items()}
+    dataset = load("movielens-100k-sequences", tmp_path)
+    assert looked_up(dataset).labels_BK.shape[1] == 0
+
+
 def weeks_file(place, weeks, group):
     """A small train.parquet and test.parquet of Complete Journey."""
     place.mkdir(parents=True, exist_ok=True)

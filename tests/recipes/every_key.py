@@ -56,6 +56,15 @@ MOMENTS = {
 }
 GRADIENTS = {"lr": 0.5, "weight_decay": 0.5, "clip": 1e-4, "schedule": {"warmup_steps": 4}}
 SQUARES = {**GRADIENTS, "eps": 0.5, "initial": 0.5}
+LISTS = {
+    "length": 2,
+    "layers": 1,
+    "heads": 2,
+    "dropout": 0.5,
+    "negatives": 3,
+    "ks": [10],
+    "leave_out_history": True,
+}
 TO_USER, TO_D0, TO_SEEN = {"to": "item"}, {"to": "d1"}, {"to": "item"}
 NEAR = {  # by class and key: another value, which makes another run
     "Recipe": {
@@ -258,6 +267,8 @@ NEAR = {  # by class and key: another value, which makes another run
         "hardest": 3,
         "ks": [3],
     },
+    "SasRecConfig": LISTS,
+    "HstuConfig": LISTS,
     "UserModel": {"module": "own.py:Other", "args": {"scale": 2.0}},
     "Training": {
         "batch": 64,

@@ -52,6 +52,16 @@ MODELS = {
     "TwoTowerConfig": {"item": "item", "user_features": ["user"], "user_dense": ["d0"], "item_dense": ["d1"]},
     "UserModel": {"module": "own.py:Mine"},
 }
+SEQUENCES = {
+    "columns": {"labels": [], "sparse": [{"column": "lists", "ids": "direct", "table": "seen"}]},
+    "tables": {"list": [{"name": "seen", "rows": 20, "dim": 8, "features": ["lists"], "pooling": "sequence"}]},
+    "evaluate": {"metric": "ndcg@10"},
+}
+AROUND = {  # sections that a model needs
+    "TwoTowerConfig": {"evaluate": {"metric": "recall@10"}},
+    "SasRecConfig": SEQUENCES,
+    "HstuConfig": SEQUENCES,
+}
 ID_MAPS = {"HashIds", "DoubleHashIds", "QuotientRemainderIds", "StoredIds"}
 
 
@@ -62,6 +72,7 @@ def write_folder(place):
         "d2": lambda t: pa.array([n / 7 if n % 3 else None for n in range(len(t))]),
         "holes": lambda t: pa.array([n / 9 if n % 2 else None for n in range(len(t))], pa.float32()),
         "many": lambda t: pa.array([[n % 7, n % 5] for n in range(len(t))]),
+        "lists": lambda t: pa.array([[n % 7, n % 5, n % 20, n % 11, n % 3] for n in range(len(t))]),
         "texts": lambda t: pa.array([f"a{n % 7}|b/{n % 5}" for n in range(len(t))]),
         "others": lambda t: pa.array([f"a{n % 3}|b" for n in range(len(t))]),
         "late": lambda t: pa.array([n * 5000 for n in range(len(t))]),
@@ -103,8 +114,7 @@ def context(name: str, place) -> tuple[dict[str, Any], tuple[str | int, ...]]:
     if name == "TimeShare":
         made["data"] = {"dataset": made["data"]["dataset"]}
     inside(made, at[:-1])[at[-1]] = ({} if tag is None else {"kind": tag}) | given
-    if name == "TwoTowerConfig":
-        made["evaluate"] = {"metric": "recall@10"}
+    made |= AROUND.get(name, {})
     return made, at
 
 

@@ -123,7 +123,7 @@ def test_a_two_tower_model_is_refused(tmp_path):
         evaluate={"metric": "recall@10"},
         columns={"sparse": [{"column": name, "ids": "direct"} for name in ("user", "item")], "dense": []},
     )
-    with pytest.raises(SpecError, match="a two-tower model ranks items, and has no loss of a row"):
+    with pytest.raises(SpecError, match=r"model.kind=two_tower ranks items, and has no loss of a row"):
         explain(made.folder.path)
 
 

@@ -21,12 +21,11 @@ METRICS = ("loss", "ne", "auc", "calibration")
 
 def check_recipe(recipe: "Recipe", seeds: int) -> None:
     """Raise for a recipe whose runs have no mean, before any of them trains."""
-    from rowwise.recipes.model_configs import TwoTowerConfig
+    from rowwise.recipes.model_configs import RankingModel, kind_of
 
-    if isinstance(recipe.model, TwoTowerConfig):
-        raise SpecError(
-            f"--seeds {seeds}: a two-tower model ranks items by its vectors, and has no probabilities: leave it out"
-        )
+    if isinstance(recipe.model, RankingModel):
+        got = f"model.kind={kind_of(recipe.model)} ranks items, and has no probabilities"
+        raise SpecError(f"--seeds {seeds}: {got}: leave it out")
 
 
 def compare_runs(runs: Sequence[Path]) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rowwise import report
 from rowwise.errors import SpecError
 from rowwise.recipes.compose import ResolvedRecipe, evaluation_batches
-from rowwise.recipes.model_configs import TwoTowerConfig
+from rowwise.recipes.model_configs import RankingModel, kind_of
 from rowwise.recipes.rows import RowSelection
 from rowwise.recipes.runs import resolve_saved
 from rowwise.spec import Value
@@ -58,8 +58,9 @@ def fit_trees(run: Path) -> TreeBaseline:
     lightgbm = _import_lightgbm()
     resolved = resolve_saved(run)
     rows, task = resolved.rows, resolved.tasks[0]
-    if isinstance(resolved.recipe.model, TwoTowerConfig):
-        raise SpecError(f"{run}: a two-tower model ranks items, and trees do not: want a run of another model")
+    if isinstance(resolved.recipe.model, RankingModel):
+        got = f"model.kind={kind_of(resolved.recipe.model)} ranks items, and trees do not"
+        raise SpecError(f"{run}: {got}: want a run of another model")
     if rows.valid is None or rows.test is None:
         raise SpecError(f"{run}: trees stop by validation rows and are measured on test rows: want a run with both")
     begin_s = perf_counter()

@@ -23,30 +23,41 @@ from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import AnyKind, LoadedTransforms, MapId, UserFunction, serving
 from rowwise.ingest.transform import load as load_transforms
 from rowwise.models.frequency import ItemFrequency
+from rowwise.models.next_item import NextItem
 from rowwise.models.retrieval import in_batch_bpr, in_batch_softmax
 from rowwise.models.two_tower import Tower, TwoTower, VectorModel
 from rowwise.plan import Forecast
 from rowwise.processor import read_processor
 from rowwise.recipes.column_tables import add_column_tables, replace_vocabularies
 from rowwise.recipes.id_maps import pin_map, stored_tables_of
-from rowwise.recipes.model_configs import TwoTowerConfig, UserModel
+from rowwise.recipes.model_configs import (
+    HstuConfig,
+    Model,
+    RankingModel,
+    SasRecConfig,
+    SequenceModel,
+    TwoTowerConfig,
+    UserModel,
+    kind_of,
+)
 from rowwise.recipes.processor_limits import replace_unsupported
 from rowwise.recipes.recipe import Recipe, Tables
 from rowwise.recipes.rows import RecipeRows, RowSelection, open_data, use_absolute_paths
 from rowwise.recipes.threads import choose_threads
 from rowwise.recipes.user_model import load_class
 from rowwise.recipes.user_model_name import split_name
-from rowwise.recipes.zoo import make_click_model
+from rowwise.recipes.zoo import make_click_model, make_sequence_model
 from rowwise.spec import Table
 from rowwise.train.evaluate import ClickEvaluator, Evaluator, Slicing
-from rowwise.train.objective import Clicks, InBatch, Objective
-from rowwise.train.retrieve import RetrievalEvaluator, ranking_metrics
+from rowwise.train.objective import Clicks, InBatch, NextItems, Objective
+from rowwise.train.retrieve import NextItemEvaluator, RetrievalEvaluator, ranking_metrics
 from rowwise.train.settings import Evaluation
 from rowwise.train.trainer import Settings, TrainingJob
 
 OpenBatches = Callable[[Position | None], Batcher]
 QuarantineFolder = Callable[[], Path | None]  # None until the run has a folder
 CLICK_METRICS = ("ne", "loss", "auc")  # metrics that can choose the best checkpoint
+NEXT_ITEM = "next_item"  # the task of sequence models, which have no labels
 
 
 def no_quarantine() -> None:
@@ -78,7 +89,7 @@ class ResolvedRecipe:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        return self.columns.labels
+        return (NEXT_ITEM,) if isinstance(self.recipe.model, SequenceModel) else self.columns.labels
 
 
 def resolve(recipe: Recipe) -> ResolvedRecipe:
@@ -94,23 +105,18 @@ def resolve(recipe: Recipe) -> ResolvedRecipe:
     if recipe.columns is not None:
         columns, table_settings = add_column_tables(columns, table_settings, rows.dataset.tables, loaded)
     tables = tuple(map(pin_map, table_settings.resolve(rows.dataset.tables)))
-    if not columns.labels:
-        raise SpecError("columns.labels is empty: want at least one label column")
+    columns, notes = _fit_columns(columns, recipe.model, named=recipe.columns is not None)
     if data.label is not None and data.label not in columns.labels:
         want = "want one of them, or no data.label"
-        raise SpecError(f"data.label={data.label!r}: the labels are {', '.join(columns.labels)}: {want}")
+        raise SpecError(f"data.label={data.label!r}: the labels are {', '.join(columns.labels) or 'none'}: {want}")
     columns.check_tables(tables)
     # Paths become absolute, so that a run can be resumed from another working directory.
-    model, notes = recipe.model, ()
+    model = recipe.model
     if isinstance(model, str):
         model = UserModel(module=model)
     if isinstance(model, UserModel):
         path, name = split_name(model.module)
         model = UserModel(module=f"{path.absolute()}:{name}", args=model.args)
-    if isinstance(model, TwoTowerConfig):
-        _check_towers(columns, model)
-        notes = _unused_columns(columns, model) if recipe.columns is not None else ()
-        columns = _sort_dense(columns, model)
     _check_device(recipe.train.device)
     train, processor_notes = replace_unsupported(recipe.train, processor := read_processor())
     if train.threads is None:
@@ -150,6 +156,8 @@ def make_model(resolved: ResolvedRecipe, *, on_meta: bool = False) -> nn.Module:
     match model:
         case UserModel(module=name, args=args):
             module = _make_user_model(name, embeddings, dense, tasks, args)
+        case SasRecConfig() | HstuConfig():
+            module = make_sequence_model(model, embeddings)
         case str():
             raise AssertionError(f"resolve left the model as {model!r}")
         case _:
@@ -188,6 +196,9 @@ def make_objective(resolved: ResolvedRecipe, model: nn.Module, comm: Comm | None
         assert isinstance(model, RetrievalModel)
         loss = in_batch_softmax if recipe.model.loss == "softmax" else in_batch_bpr
         return InBatch(model, recipe.model.item, model.frequency, loss, hardest=recipe.model.hardest, comm=comm)
+    if isinstance(recipe.model, SequenceModel):
+        assert isinstance(model, NextItem)
+        return NextItems(model, recipe.model.negatives)
     weights = recipe.train.task_weights
     if weights and len(weights) != len(resolved.tasks):
         raise SpecError(
@@ -250,10 +261,11 @@ def make_evaluator(
 ) -> Evaluator:
     """An evaluator over some rows; `slices` replace the recipe's."""
     recipe, shard = resolved.recipe, batch_shard_of(comm)
+    if isinstance(recipe.model, RankingModel) and slices:
+        want = "all items are ranked: want no slices"
+        raise SpecError(f"slices {', '.join(slices)} with model.kind={kind_of(recipe.model)}: {want}")
     if isinstance(recipe.model, TwoTowerConfig):
         assert isinstance(model, RetrievalModel)
-        if slices:
-            raise SpecError(f"slices {', '.join(slices)}: two-tower models are ranked over all items: want no slices")
         train = resolved.rows.train
         return RetrievalEvaluator(
             model,
@@ -264,11 +276,15 @@ def make_evaluator(
             ks=recipe.model.ks,
             comm=comm,
         )
-    slicing = Slicing(recipe.evaluate.slices if slices is None else slices, recipe.evaluate.slice_ids)
 
     def batches() -> Iterable[Batch]:
         return evaluation_batches(resolved, rows, shard, quarantine())
 
+    if isinstance(recipe.model, SequenceModel):
+        assert isinstance(model, NextItem)
+        options = {"ks": recipe.model.ks, "leave_out_history": recipe.model.leave_out_history}
+        return NextItemEvaluator(model, batches, NEXT_ITEM, recipe.train, **options, comm=comm)
+    slicing = Slicing(recipe.evaluate.slices if slices is None else slices, recipe.evaluate.slice_ids)
     return ClickEvaluator(model, batches, resolved.tasks, recipe.train, slicing, comm=comm)
 
 
@@ -324,13 +340,14 @@ def _check_device(name: str) -> None:
 
 def _check_evaluation(settings: Evaluation, columns: Columns, model: object, *, validates: bool) -> None:
     """Raise now for names that would fail at the first evaluation."""
-    if settings.task and settings.task not in columns.labels:
-        raise SpecError(f"evaluate.task={settings.task!r} is not a label: want one of {', '.join(columns.labels)}")
+    tasks = (NEXT_ITEM,) if isinstance(model, SequenceModel) else columns.labels
+    if settings.task and settings.task not in tasks:
+        raise SpecError(f"evaluate.task={settings.task!r} is not a label: want one of {', '.join(tasks)}")
     features = [sparse.feature_name for sparse in columns.sparse]
     missing = [name for name in settings.slices if name not in features]
     if missing:
         raise SpecError(f"evaluate.slices: no feature {', '.join(missing)}: want some of {', '.join(features)}")
-    metrics = ranking_metrics(model.ks) if isinstance(model, TwoTowerConfig) else CLICK_METRICS
+    metrics = ranking_metrics(model.ks) if isinstance(model, RankingModel) else CLICK_METRICS
     if (validates or settings.metric != Evaluation().metric) and settings.metric not in metrics:
         raise SpecError(f"evaluate.metric={settings.metric!r} is not measured: want one of {', '.join(metrics)}")
 
@@ -349,6 +366,28 @@ def _make_two_tower(resolved: ResolvedRecipe, config: TwoTowerConfig, device: st
         towers.append(Tower(embeddings, len(dense), config.sizes))
     towers_model = TwoTower(towers[0], towers[1], config.temperature)
     return RetrievalModel(towers_model, ItemFrequency() if config.correct else None)
+
+
+def _fit_columns(columns: Columns, model: Model | str, *, named: bool) -> tuple[Columns, tuple[str, ...]]:
+    """The columns as the model takes them, and a note on those that it does not use; `named`: by the recipe."""
+    if isinstance(model, SequenceModel):
+        _check_lists(columns, model)
+        return columns, ()
+    if not columns.labels:
+        raise SpecError("columns.labels is empty: want at least one label column")
+    if not isinstance(model, TwoTowerConfig):
+        return columns, ()
+    _check_towers(columns, model)
+    return _sort_dense(columns, model), _unused_columns(columns, model) if named else ()
+
+
+def _check_lists(columns: Columns, config: SequenceModel) -> None:
+    """Raise unless a row is one list of items, and nothing else."""
+    features = [sparse.feature_name for sparse in columns.sparse]
+    others = [*columns.labels, *(dense.column for dense in columns.dense)]
+    if len(features) != 1 or others:
+        got = f"model.kind={kind_of(config)}: columns {', '.join((*features, *others))}"
+        raise SpecError(f"{got}: want one sparse column, the lists of items, and labels: []")
 
 
 def _check_towers(columns: Columns, config: TwoTowerConfig) -> None:

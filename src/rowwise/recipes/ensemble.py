@@ -20,7 +20,7 @@ from rowwise.batch import Batch
 from rowwise.errors import SpecError
 from rowwise.ingest.transform import to_json
 from rowwise.recipes.compose import ResolvedRecipe, evaluation_batches
-from rowwise.recipes.model_configs import TwoTowerConfig
+from rowwise.recipes.model_configs import RankingModel, kind_of
 from rowwise.recipes.predict import predict
 from rowwise.recipes.runs import Warn, choose_rows, ignore_warning, load_trained, predict_rows
 from rowwise.recipes.sharding import tables_of
@@ -98,10 +98,9 @@ def load_ensemble(
         if path.resolve() in [other.resolve() for other in paths[:number]]:
             raise SpecError(f"{path}: the run is named twice: want each run once")
         resolved, model = load_trained(path, which, warn)
-        if isinstance(resolved.recipe.model, TwoTowerConfig):
-            raise SpecError(
-                f"{path}: a two-tower model ranks items by its vectors, and has no probabilities: want one run"
-            )
+        if isinstance(resolved.recipe.model, RankingModel):
+            got = f"model.kind={kind_of(resolved.recipe.model)} ranks items, and has no probabilities"
+            raise SpecError(f"{path}: {got}: want one run")
         first = first or resolved
         _check_alike(paths[0], first, path, resolved, same_rows=same_rows)
         models.append(model)

@@ -8,7 +8,7 @@ import msgspec
 from rowwise.errors import SpecError
 from rowwise.row_optimizers import RowOptimizer
 from rowwise.spec import Value
-from rowwise.value import MOST_BATCH, check_most
+from rowwise.value import MOST_BATCH, MOST_DIM, check_most
 
 Interaction = Literal["attention", "convolution", "cross", "dot", "factorization", "linear"]
 
@@ -173,6 +173,31 @@ class TwoTowerConfig(Value, frozen=True, tag="two_tower", tag_field="kind"):
         check_most("model.", self, hardest=MOST_BATCH)
 
 
+class _Sequences(Value, frozen=True):
+    """Settings of the models of lists: a row is a list of items, and each item is predicted by those before it."""
+
+    length: int = 50  # newest items of a list that are read
+    layers: int = 2  # of attention
+    heads: int = 1  # of attention
+    dropout: float = 0.2  # share of numbers that are 0 in a training step
+    negatives: int | None = None  # items drawn for each batch's softmax; None: it is over all items
+    ks: tuple[int, ...] = (10, 50)  # of recall@k and NDCG@k
+    leave_out_history: bool = False  # in evaluation: whether items before the last one are no candidates for it
+
+    def __post_init__(self) -> None:
+        check_most("model.", self, length=MOST_DIM, negatives=MOST_BATCH)
+        if self.negatives is not None and self.negatives < 1:
+            raise SpecError(f"model.negatives={self.negatives}: want at least 1, or null for a softmax over all items")
+
+
+class SasRecConfig(_Sequences, frozen=True, tag="sasrec", tag_field="kind"):
+    """`rowwise.NextItem` over `rowwise.SASRec`."""
+
+
+class HstuConfig(_Sequences, frozen=True, tag="hstu", tag_field="kind"):
+    """`rowwise.NextItem` over `rowwise.HSTU`."""
+
+
 class UserModel(Value, frozen=True, tag="own", tag_field="kind"):
     """The user's model class: `module` is path.py:Class, called with (embeddings, dense_features, tasks, **args)."""
 
@@ -184,7 +209,9 @@ ClickModel = (
     DlrmConfig | DeepFmConfig | DcnConfig | DhenConfig | DinConfig | WukongConfig | MaskNetConfig | FinalMlpConfig
     | AutoIntConfig | XDeepFmConfig | MmoeConfig | PleConfig | WideDeepConfig
 )  # fmt: skip
-Model = ClickModel | TwoTowerConfig | UserModel
+SequenceModel = SasRecConfig | HstuConfig
+RankingModel = TwoTowerConfig | SequenceModel  # they rank items, and have no logit for a label
+Model = ClickModel | RankingModel | UserModel
 WIDTHS = (
     "bottom",
     "top",
@@ -203,12 +230,15 @@ MLP_WIDTHS = ("bottom", "top", "deep", "hidden", "attention")  # any number will
 COUNTS = ("crosses", "layers", "vectors", "rank", "heads", "width", "gate", "experts", "levels", "reduction_ratio")
 
 
+def kind_of(model: RankingModel) -> str:
+    """The value of `model.kind`."""
+    return str(model.__struct_config__.tag)
+
+
 def layers_of(model: Model | str) -> dict[str, tuple[int, ...]]:
     """All widths and numbers of layers of a model, by key; those that are None or 0 are left out."""
-    if isinstance(model, TwoTowerConfig):
-        return {"sizes": model.sizes, "ks": model.ks}
     if isinstance(model, (UserModel, str)):
         return {}
-    found: dict[str, tuple[int, ...]] = {key: getattr(model, key) for key in WIDTHS if hasattr(model, key)}
+    found: dict[str, tuple[int, ...]] = {key: getattr(model, key) for key in (*WIDTHS, "ks") if hasattr(model, key)}
     counts = {key: getattr(model, key, None) for key in COUNTS}
     return found | {key: (count,) for key, count in counts.items() if count}

@@ -17,7 +17,7 @@ from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import Transforms
 from rowwise.managed import Managed
 from rowwise.planner.machines import parse_size
-from rowwise.recipes.model_configs import DlrmConfig, Model, TwoTowerConfig, layers_of
+from rowwise.recipes.model_configs import DlrmConfig, Model, SequenceModel, TwoTowerConfig, kind_of, layers_of
 from rowwise.row_optimizers import RowOptimizer
 from rowwise.spec import Init, Pooling, RowType, Table, Value, Wire
 from rowwise.train.settings import Evaluation, Log, Saving, Training
@@ -192,6 +192,11 @@ class Recipe(Value, frozen=True, kw_only=True):
             raise SpecError(f"model.dropout={dropout}: want at least 0 and less than 1")
         if self.train.dense_parallel.recompute and getattr(self.model, "norm", None) == "batch":
             raise SpecError("train.dense_parallel.recompute with model.norm=batch: statistics would count twice")
+        if self.train.determinism == "elastic" and isinstance(self.model, SequenceModel):
+            why = (
+                "the items to score follow the lists of a batch, so that virtual shards are no whole blocks of samples"
+            )
+            raise SpecError(f"train.determinism=elastic with model.kind={kind_of(self.model)}: {why}: want run")
         if not 0 <= self.seed < 1 << 63:
             raise SpecError(f"seed={self.seed}: want at least 0, and less than 2**63")
         if self.memory_bytes is not None and self.memory_bytes < 1:

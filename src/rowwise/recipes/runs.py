@@ -45,7 +45,7 @@ from rowwise.recipes.feed import Feed
 from rowwise.recipes.first_rank import on_first_rank, resolve_on_first_rank
 from rowwise.recipes.id_maps import copy_maps, relocate_maps
 from rowwise.recipes.machine import Environment, NativeLibrary
-from rowwise.recipes.model_configs import UserModel
+from rowwise.recipes.model_configs import SequenceModel, UserModel, kind_of
 from rowwise.recipes.outlook import open_warm_start
 from rowwise.recipes.predict import predict
 from rowwise.recipes.recipe import Recipe, check_ranks
@@ -407,6 +407,9 @@ def predict_rows(  # noqa: PLR0913 - options of the command
 ) -> int:
     """Predict for the test rows of a run, or for rows of other files, beside `keep` columns; returns their number."""
     resolved, model = load_trained(path, which, warn)
+    if isinstance(resolved.recipe.model, SequenceModel):
+        got = f"model.kind={kind_of(resolved.recipe.model)} ranks all items for a list, and has no logit of a row"
+        raise SpecError(f"{path}: {got}: want rowwise eval, or rowwise.NextItem in Python")
     return predict(resolved, model, choose_rows(path, resolved, data), out, keep, tell)
 
 

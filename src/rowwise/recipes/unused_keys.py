@@ -14,7 +14,7 @@ from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import unread
 from rowwise.perf.learned import profile_warnings
 from rowwise.recipes.compose import ResolvedRecipe
-from rowwise.recipes.model_configs import DinConfig, DlrmConfig, TwoTowerConfig, UserModel
+from rowwise.recipes.model_configs import DinConfig, DlrmConfig, RankingModel, TwoTowerConfig, UserModel
 from rowwise.recipes.recipe import TimeShare
 from rowwise.recipes.sharding import load_hardware
 from rowwise.spec import Topology, Value
@@ -89,7 +89,7 @@ def _training_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[Unuse
     is_two_tower, train = isinstance(recipe.model, TwoTowerConfig), recipe.train
     no_bottom = not columns.dense and getattr(recipe.model, "bottom", ()) != ()
     no_histories = isinstance(recipe.model, DinConfig) and not recipe.model.histories
-    ranking = "two-tower models are measured by ranking all items"
+    ranks_items, ranking = isinstance(recipe.model, RankingModel), "the model is measured by ranking all items"
     validates, no_rows = resolved.rows.valid is not None, "there are no validation rows"
     return (
         UnusedRule("model", ("attention",), no_histories, "model.histories is empty"),
@@ -98,13 +98,11 @@ def _training_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[Unuse
         UnusedRule("columns", ("time",), not isinstance(recipe.model, UserModel), "only user models read it"),
         UnusedRule("train", ("virtual_shards",), train.determinism != "elastic", "train.determinism is not elastic"),
         UnusedRule("train", ("merge_shared",), not columns.shared, "columns.shared is empty"),
-        UnusedRule("train", ("task_weights",), is_two_tower, "two-tower models have one loss"),
-        UnusedRule("train", ("label_smoothing",), is_two_tower, "two-tower models learn from the items of a batch"),
+        UnusedRule("train", ("task_weights",), ranks_items, "models that rank items have one loss"),
+        UnusedRule("train", ("label_smoothing",), ranks_items, "the model learns from items, not from labels"),
         UnusedRule("evaluate", ("every", "metric", "patience", "min_gain", "task"), not validates, no_rows),
-        UnusedRule("evaluate", ("task", "slices", "slice_ids"), is_two_tower and validates, ranking),
-        UnusedRule(
-            "evaluate", ("slice_ids",), not (recipe.evaluate.slices or is_two_tower), "evaluate.slices is empty"
-        ),
+        UnusedRule("evaluate", ("task", "slices", "slice_ids"), ranks_items and validates, ranking),
+        UnusedRule("evaluate", ("slice_ids",), not (recipe.evaluate.slices or ranks_items), "evaluate.slices is empty"),
         UnusedRule("train", ("dense_parallel",), alone and not train.dense_parallel.recompute, "there is one rank"),
         UnusedRule("log", ("group",), recipe.log.mlflow is recipe.log.wandb is None, "mlflow and wandb are null"),
         UnusedRule("", ("hardware",), recipe.plan is not None, "the given plan has its own forecast"),

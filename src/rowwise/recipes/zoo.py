@@ -1,4 +1,4 @@
-"""`make_click_model`: the model of a recipe's section `model`, with a logit for each label."""
+"""The model of a recipe's section `model`: `make_click_model`, with a logit for each label; `make_sequence_model`."""
 
 from typing import Any
 
@@ -15,7 +15,10 @@ from rowwise.models.din import DIN
 from rowwise.models.dlrm import DLRM
 from rowwise.models.experts import PLE, MMoE
 from rowwise.models.final_mlp import FinalMLP
+from rowwise.models.hstu import HSTU
 from rowwise.models.masknet import MaskNet
+from rowwise.models.next_item import NextItem
+from rowwise.models.sasrec import SASRec
 from rowwise.models.wide import wide_tables
 from rowwise.models.wide_deep import WideDeep
 from rowwise.models.wukong import Wukong
@@ -32,6 +35,8 @@ from rowwise.recipes.model_configs import (
     MaskNetConfig,
     MmoeConfig,
     PleConfig,
+    SasRecConfig,
+    SequenceModel,
     WideDeepConfig,
     WukongConfig,
     XDeepFmConfig,
@@ -68,5 +73,15 @@ def make_click_model(config: ClickModel, embeddings: AnyTables, dense_features: 
         options["wide"] = None if config.wide is None else wide_tables(embeddings.tables, tasks, config.wide)
     try:
         return MODELS[type(config)](embeddings, dense_features, **options)
+    except SpecError as error:
+        raise SpecError(f"model.kind={config.__struct_config__.tag}: {error}") from None
+
+
+def make_sequence_model(config: SequenceModel, embeddings: AnyTables) -> NextItem:
+    """The model of these settings, of the dim of its table."""
+    encoder = SASRec if isinstance(config, SasRecConfig) else HSTU
+    options = {key: getattr(config, key) for key in ("length", "layers", "heads", "dropout")}
+    try:
+        return NextItem(embeddings, encoder(embeddings.tables[0].dim, **options))
     except SpecError as error:
         raise SpecError(f"model.kind={config.__struct_config__.tag}: {error}") from None

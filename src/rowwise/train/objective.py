@@ -1,6 +1,7 @@
 """Objectives: functions from a batch to its loss, and to the logits that metrics need.
 
-`Clicks` is the log loss of labels 0 and 1; `InBatch` is the loss of two towers over the items of a batch.
+`Clicks` is the log loss of labels 0 and 1, `InBatch` the loss of two towers over the items of a batch, `NextItems` the
+loss of a sequence model over the items of its table.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from rowwise.comm.solo import solo
 from rowwise.comm.status import all_gather_uneven, raising_on_all_ranks
 from rowwise.errors import BatchError
 from rowwise.models.frequency import ItemFrequency
+from rowwise.models.next_item import NextItem, mean_over_lists, sampled_softmax_loss, softmax_loss
 from rowwise.models.retrieval import Candidates, in_batch_softmax
 from rowwise.models.two_tower import VectorModel
 
@@ -105,6 +107,32 @@ class InBatch:
         candidates = Candidates(ids_N, log_q_N, sum(counts_W[: self._comm.rank]))
         logits_BN = self._model.scores(users_BD, items_ND)
         return Outcome(self._loss(logits_BN, candidates, None, batch.labels_BK[:, 0], self._hardest))
+
+
+@final
+class NextItems:
+    """The softmax loss of the item that follows each place of a list; the mean over a list's places, then over lists.
+
+    Args:
+        model: scores items.
+        negatives: items that are drawn for each batch and stand for all others; None: the softmax is over all items.
+            Each rank draws its own.
+    """
+
+    def __init__(self, model: NextItem, negatives: int | None = None) -> None:
+        self._model, self._negatives = model, negatives
+
+    def __call__(self, batch: Batch) -> Outcome:
+        rows, drawn_C = self._model.table.rows, None
+        if self._negatives is not None:
+            device = batch.sparse.values_N.device
+            drawn_C = torch.randint(rows, (self._negatives,)).to(device)  # a checkpoint has the CPU's generator
+        places, scored_CD = self._model(batch, drawn_C)
+        if drawn_C is None:
+            loss_N = softmax_loss(places, scored_CD)
+        else:
+            loss_N = sampled_softmax_loss(places, scored_CD, drawn_C, rows)
+        return Outcome(mean_over_lists(loss_N, places.lengths_B, batch.weights_B))
 
 
 def single_ids(batch: Batch, feature: str) -> Tensor:

@@ -1,7 +1,10 @@
-"""Evaluates two towers by ranking all items for each user: recall@k, NDCG@k and MRR of the item that the user chose.
+"""Evaluates by ranking all items: recall@k, NDCG@k and MRR of the item that was chosen. Memory: one vector per item.
 
-The candidates are all items of the training rows and of the evaluation rows, each with the features of its first row.
-Each evaluation row with label 1 is a query; its own item is the answer. Memory: one vector per item on each rank.
+Two towers: the candidates are all items of the training rows and of the evaluation rows, each with the features of its
+first row. Each evaluation row with label 1 is a query; its own item is the answer.
+
+Sequence models: the candidates are all items of the table. Each row is a query; the last item of its list is
+the answer.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,11 +18,17 @@ from rowwise.comm.gather import all_gather_rows
 from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.comm.status import all_gather_uneven, broadcast_object, gather_object
+from rowwise.errors import BatchError
+from rowwise.models.histories import items_of, sample_of_each
+from rowwise.models.next_item import NextItem, last_of_each
 from rowwise.models.two_tower import VectorModel
 from rowwise.train.evaluate import Scores, evaluation_mode
 from rowwise.train.objective import single_ids
+from rowwise.train.on_device import to_device
 from rowwise.train.ranking import Ranking
 from rowwise.train.ranks import Lockstep
+from rowwise.train.settings import Training
+from rowwise.train.step import autocast
 
 QUERIES = 512  # ranked at a time
 
@@ -77,18 +86,7 @@ class RetrievalEvaluator:
                     for begin in range(0, len(users_UD), QUERIES):
                         queries = slice(begin, begin + QUERIES)
                         ranking.update(users_UD[queries] @ items_ID.t(), places_U[queries])
-        return self._gather_scores(ranking)
-
-    def _gather_scores(self, ranking: Ranking) -> Scores:
-        states = gather_object(self._comm, ranking.state(), "scores")
-        for state in states[1:] if states else ():
-            ranking.merge(Ranking.from_state(state))
-        return broadcast_object(self._comm, self._scores(ranking) if states else None, 0, "scores")
-
-    def _scores(self, ranking: Ranking) -> Scores:
-        means = ranking.value()
-        values = {f"recall@{k}": v for k, v in means.recall.items()} | {f"ndcg@{k}": v for k, v in means.ndcg.items()}
-        return Scores({self._task: {**values, "mrr": means.mrr, "count": float(means.lists)}})
+        return _gather_scores(self._comm, ranking, self._task)
 
     def _items(self, steps: Lockstep) -> tuple[Tensor, Tensor]:
         """The ids of all items, ascending, and their vectors; those of all ranks on each."""
@@ -128,3 +126,75 @@ def _first_places(ids_N: Tensor) -> Tensor:
     ids_U, inverse_N = ids_N.unique(return_inverse=True)
     first_U = torch.full_like(ids_U, len(ids_N))
     return first_U.scatter_reduce(0, inverse_N, torch.arange(len(ids_N), device=ids_N.device), "amin")
+
+
+def _gather_scores(comm: Comm, ranking: Ranking, task: str) -> Scores:
+    """The scores over the lists of all ranks; a collective."""
+    states = gather_object(comm, ranking.state(), "scores")
+    for state in states[1:] if states else ():
+        ranking.merge(Ranking.from_state(state))
+    means = broadcast_object(comm, ranking.value() if states else None, 0, "scores")
+    values = {f"recall@{k}": v for k, v in means.recall.items()} | {f"ndcg@{k}": v for k, v in means.ndcg.items()}
+    return Scores({task: {**values, "mrr": means.mrr, "count": float(means.lists)}})
+
+
+@final
+class NextItemEvaluator:
+    """Ranks all items of the table as the last one of each list, by those before it.
+
+    Args:
+        model: scores items.
+        batches: called for each evaluation; returns this rank's batches.
+        task: the name that the metrics are under.
+        training: device and precision, as in training.
+        ks: the k of recall@k and NDCG@k.
+        leave_out_history: whether the items before a list's last one are no candidates, unless they are that one.
+        comm: the ranks of the model; None: a single rank.
+    """
+
+    def __init__(  # noqa: PLR0913 - what is ranked, how, and where
+        self,
+        model: NextItem,
+        batches: Callable[[], Iterable[Batch]],
+        task: str,
+        training: Training,
+        *,
+        ks: Sequence[int] = (10, 50),
+        leave_out_history: bool = False,
+        comm: Comm | None = None,
+    ) -> None:
+        self._model, self._batches, self._task, self._training = model, batches, task, training
+        self._ks, self._leave_out, self._comm = tuple(ks), leave_out_history, comm or solo()
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (*ranking_metrics(self._ks), "count")
+
+    def __call__(self) -> Scores:
+        ranking, steps = Ranking(self._ks), Lockstep(self._comm, "evaluation")
+        with evaluation_mode(self._model):
+            for host_batch in steps.iterate(self._batches):
+                batch = to_device(host_batch, self._model, self._training.device)
+                with steps.deferring_errors(), autocast(self._training):
+                    self._rank(batch, ranking)
+        return _gather_scores(self._comm, ranking, self._task)
+
+    def _rank(self, batch: Batch, ranking: Ranking) -> None:
+        model, weights_B = self._model, batch.weights_B
+        places, items_RD = model(batch)
+        lists_N, lists_B = items_of(batch.sparse, model.feature)
+        if len(lists_B) and int(lists_B.min()) < 2:
+            sample = int((lists_B < 2).nonzero()[0])
+            got = f"feature {model.feature!r} has {int(lists_B[sample])} items in sample {sample}"
+            raise BatchError(f"{got}: want at least 2, a history and the item that follows it")
+        queries_BD, end = last_of_each(places.vectors_ND, places.lengths_B), 0
+        chosen_B1 = model.rows_of(lists_N[lists_B.cumsum(0) - 1]).unsqueeze(1)
+        for begin in range(0, len(lists_B), QUERIES):
+            queries = slice(begin, begin + QUERIES)
+            scores_QR, chosen_Q1, lists_Q = queries_BD[queries] @ items_RD.t(), chosen_B1[queries], lists_B[queries]
+            first, end = end, end + int(lists_Q.sum())
+            if self._leave_out:
+                own_Q1 = scores_QR.gather(1, chosen_Q1)
+                scores_QR[sample_of_each(lists_Q), model.rows_of(lists_N[first:end])] = -torch.inf
+                scores_QR.scatter_(1, chosen_Q1, own_Q1)
+            ranking.update(scores_QR, chosen_Q1, None if weights_B is None else weights_B[queries])

@@ -11,7 +11,12 @@ from rowwise.ingest.datasets.complete_journey import complete_journey, complete_
 from rowwise.ingest.datasets.criteo import CRITEO_DOWNLOADS, criteo, criteo_terabyte, explain_download
 from rowwise.ingest.datasets.dataset import PARTS, Dataset
 from rowwise.ingest.datasets.files import from_files
-from rowwise.ingest.datasets.movielens import get_movielens, movielens
+from rowwise.ingest.datasets.movielens import (
+    get_movielens,
+    get_movielens_sequences,
+    movielens,
+    movielens_sequences,
+)
 from rowwise.ingest.datasets.source import Download
 from rowwise.ingest.datasets.stored import StoredDataset
 from rowwise.ingest.datasets.synthetic import synthetic
@@ -27,12 +32,14 @@ STORED: dict[str, Callable[[Path], Dataset]] = {
     "criteo": criteo,
     "criteo-terabyte": criteo_terabyte,
     "movielens-100k": movielens,
+    "movielens-100k-sequences": movielens_sequences,
     **{name: functools.partial(dataset.open, name) for name, dataset in FROM_FILES.items()},
 }
 FOLDERS = {"complete-journey-tuning": "complete-journey"}  # of those that read the files of another
 GETTERS: dict[str, Callable[[Path], None]] = {
     "complete-journey": get_complete_journey,
     "movielens-100k": get_movielens,
+    "movielens-100k-sequences": get_movielens_sequences,
 }
 
 
@@ -53,6 +60,11 @@ OWN = {  # what, split and download of the datasets that are not in FROM_FILES
     "movielens-100k": (
         "100,000 ratings of films; the label is 4 stars or more",
         "at random: 80,000 rows train, 10,000 validate, 10,000 test",
+        FETCHED,
+    ),
+    "movielens-100k-sequences": (
+        "the films that each of 943 people rated, oldest first",
+        "a person's last film tests, the one before it validates, all others train",
         FETCHED,
     ),
     "synthetic": (

@@ -3,6 +3,11 @@
 Its terms allow research use, not redistribution, so it is taken out of a package that has it. The three files become
 one, split by row at random: 80,000 ratings to train on, 10,000 to validate and 10,000 to test. The order is
 `permutation(100_000, SEED)` with seed 0, of which the first tenth is the test and the second the validation.
+
+`movielens-100k-sequences` has a list for each person instead: the films that they rated, with any number of stars,
+oldest first. Ratings of one second are in the order of the file, as nothing else tells their order. The test rows are
+the whole lists, whose last film is to be predicted. The validation rows are the lists without their last film, the
+training rows those without their last two.
 """
 
 from pathlib import Path
@@ -56,6 +61,28 @@ def movielens(folder: Path, dim: int = 16) -> Dataset:
     tables = tuple(Table(name=name, rows=rows, dim=dim, pooling=Pooling.MEAN) for name, rows in ROWS.items())
     train, valid, test = open_stored(folder, PARTS, "movielens-100k")
     return Dataset(train=train, valid=valid, test=test, columns=columns, tables=tables)
+
+
+def get_movielens_sequences(folder: Path) -> None:
+    """Write train.parquet, valid.parquet and test.parquet, with a list of films for each person."""
+    with unpack_package(PACKAGE) as package:
+        ratings = pq.read_table(package / FILES.format("data"))
+    user_N, film_N, time_N = (ratings[name].to_numpy() for name in ("user_id", "movie_id", "timestamp"))
+    order_N = np.lexsort((time_N, user_N))  # stable: ratings of one second stay in the order of the file
+    people_U, begin_U = np.unique(user_N[order_N], return_index=True)
+    lists = np.split(film_N[order_N].astype(np.int64), begin_U[1:])
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, dropped in zip(PARTS, (2, 1, 0), strict=True):
+        films = pa.array([films[: len(films) - dropped] for films in lists], pa.list_(pa.int64()))
+        pq.write_table(pa.table({"user_id": people_U, "movies": films}), folder / f"{part}.parquet")
+
+
+def movielens_sequences(folder: Path, dim: int = 64) -> Dataset:
+    sparse = Sparse(column="movies", ids="direct", table="movie_id")
+    table = Table(name="movie_id", rows=ROWS["movie_id"], dim=dim, features=("movies",), pooling=Pooling.SEQUENCE)
+    train, valid, test = open_stored(folder, PARTS, "movielens-100k-sequences")
+    columns = Columns(labels=(), sparse=(sparse,), key="user_id")
+    return Dataset(train=train, valid=valid, test=test, columns=columns, tables=(table,))
 
 
 def _genres(films: pa.Table) -> pa.Array:

@@ -25,7 +25,7 @@ from rowwise.recipes.explain.importance import (
 )
 from rowwise.recipes.explain.rows import HeldRows
 from rowwise.recipes.explain.slices import CalibrationSlice, calibration_slices
-from rowwise.recipes.model_configs import TwoTowerConfig
+from rowwise.recipes.model_configs import RankingModel, kind_of
 from rowwise.recipes.runs import Warn, choose_rows, ignore_warning, load_trained
 from rowwise.spec import Value
 from rowwise.train.run_folder import RunFolder
@@ -80,8 +80,9 @@ def explain(  # noqa: PLR0913 - options of the command
         warn: called with a line for each setting that was replaced or has no effect.
     """
     resolved, model = load_trained(path, which, warn)
-    if isinstance(resolved.recipe.model, TwoTowerConfig):
-        raise SpecError(f"{path}: a two-tower model ranks items, and has no loss of a row: want a run of another model")
+    if isinstance(resolved.recipe.model, RankingModel):
+        got = f"model.kind={kind_of(resolved.recipe.model)} ranks items, and has no loss of a row"
+        raise SpecError(f"{path}: {got}: want a run of another model")
     tasks, settings = resolved.tasks, resolved.recipe.evaluate
     name = (settings.task or tasks[0]) if task is None else task
     if name not in tasks:

@@ -27,7 +27,7 @@ import msgspec
 from rowwise import report
 from rowwise.errors import DataError, GradientError, RowwiseError, SpecError
 from rowwise.recipes.find import find
-from rowwise.recipes.model_configs import TwoTowerConfig
+from rowwise.recipes.model_configs import RankingModel, kind_of
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.runs import TrainingRun, evaluate
 from rowwise.recipes.text import parse, read, write
@@ -141,8 +141,8 @@ def import_optuna() -> Any:
 def _check(recipe: Recipe) -> None:
     if recipe.data.valid is None and not recipe.data.valid_share and recipe.data.dataset.partition(":")[1]:
         raise SpecError("tune judges by validation rows: want data.valid or data.valid_share in the recipe")
-    if isinstance(recipe.model, TwoTowerConfig) and recipe.evaluate.metric == "ne":
-        raise SpecError("a two-tower model has no ne: want evaluate.metric, such as recall@10")
+    if isinstance(recipe.model, RankingModel) and recipe.evaluate.metric == "ne":
+        raise SpecError(f"model.kind={kind_of(recipe.model)} has no ne: want evaluate.metric, such as recall@10")
 
 
 def _claim(plan: StudyPlan) -> None:

@@ -1,0 +1,140 @@
+"""Next-item recommendation: a list of items is encoded, and all items are scored as its next one.
+
+    score(i | list) = encoder(list)[last place] . item_i
+
+The item vectors that the encoder reads are those that are scored. They are the rows of one table, so the table may be
+sharded. A lookup has the lists as samples, and the items to score as one sample more.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rowwise.batch import Batch, Jagged
+from rowwise.errors import SpecError
+from rowwise.hashing.make import AnyTables
+from rowwise.models.histories import histories_of, items_of, newest, sample_of_each
+from rowwise.models.hstu import HSTU
+from rowwise.models.inputs import Ids
+from rowwise.models.sasrec import SASRec
+from rowwise.spec import Pooling, Table
+
+Encoder = SASRec | HSTU
+
+
+class Places(NamedTuple):
+    """The places of the histories of a batch, and what follows each."""
+
+    lengths_B: Tensor  # of the histories
+    vectors_ND: Tensor  # of each place, from the encoder
+    next_N: Tensor  # the row of the item that follows
+    next_ND: Tensor  # its vector
+
+
+class NextItem(nn.Module):
+    """Scores of all items of a table as the next one of each list.
+
+    Args:
+        embeddings: one table with one feature, the lists, and pooling: sequence. Each row is an item.
+        encoder: of the lists' vectors, of the table's dim.
+    """
+
+    def __init__(self, embeddings: AnyTables, encoder: Encoder) -> None:
+        """The table stays the caller's."""
+        super().__init__()
+        self.table = _only_table(embeddings.tables)
+        if self.table.dim != encoder.dim:
+            raise SpecError(f"table {self.table.name!r} has dim {self.table.dim}, the encoder {encoder.dim}: want one")
+        self.embeddings, self.encoder = embeddings, encoder
+        (self.feature,) = self.table.feature_names
+
+    def forward(self, batch: Batch | Ids, scored_C: Tensor | None = None) -> tuple[Places, Tensor]:
+        """The places of lists without their last items, and the vectors [C, D] of items to score; None: all items.
+
+        Of each list, its last item and the newest `encoder.length` items before it are read.
+        """
+        items_M, lists_B, places_N, lengths_B = histories_of(*self._items(batch), self.encoder.length)
+        x_MD, scored_CD = self._look_up(items_M, lists_B, scored_C)
+        vectors_ND, next_N = self.encoder(x_MD[places_N], lengths_B), self.rows_of(items_M[places_N + 1])
+        return Places(lengths_B, vectors_ND, next_N, x_MD[places_N + 1]), scored_CD
+
+    def scores(self, batch: Batch | Ids) -> Tensor:
+        """Scores [B, rows of the table] of all items, by the newest `encoder.length` items of each whole list.
+
+        An empty list scores all items 0.
+        """
+        items_N, lengths_B = newest(*self._items(batch), self.encoder.length)
+        x_ND, items_RD = self._look_up(items_N, lengths_B, None)
+        return last_of_each(self.encoder(x_ND, lengths_B), lengths_B) @ items_RD.t()
+
+    def _items(self, batch: Batch | Ids) -> tuple[Tensor, Tensor]:
+        return items_of(Jagged.from_keyed(batch.sparse if isinstance(batch, Batch) else batch), self.feature)
+
+    def rows_of(self, items_N: Tensor) -> Tensor:
+        """The row of each item of a list that was looked up: the last one, if the table maps unknown ids to it."""
+        rows = self.table.rows
+        return items_N.long().where((items_N >= 0) & (items_N < rows), rows - 1)
+
+    def _look_up(self, items_N: Tensor, lengths_B: Tensor, scored_C: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The vectors [N, D] of the items of lists, and those [C, D] of the items to score; None: of all items."""
+        scored_C = torch.arange(self.table.rows, device=items_N.device) if scored_C is None else scored_C
+        ids_N = torch.cat([items_N, scored_C.to(items_N.dtype)])
+        bags_B = torch.cat([lengths_B, lengths_B.new_tensor([len(scored_C)])])
+        vectors = self.embeddings(Jagged(features=(self.feature,), values_N=ids_N, lengths_FB=bags_B))
+        x_ND = vectors[self.feature]
+        return x_ND[: len(items_N)], x_ND[len(items_N) :]
+
+
+def last_of_each(x_ND: Tensor, lengths_B: Tensor) -> Tensor:
+    """The vector [B, D] of the last place of each history; 0 for an empty one."""
+    filled_B = lengths_B > 0
+    found_UD = x_ND[lengths_B.cumsum(0)[filled_B] - 1]
+    return x_ND.new_zeros(len(lengths_B), x_ND.shape[1]).masked_scatter(filled_B.unsqueeze(1), found_UD)
+
+
+def softmax_loss(places: Places, items_RD: Tensor) -> Tensor:
+    """-log softmax over all items, of the item that follows each place [N]."""
+    return F.cross_entropy((places.vectors_ND @ items_RD.t()).float(), places.next_N, reduction="none")
+
+
+def sampled_softmax_loss(places: Places, drawn_CD: Tensor, drawn_C: Tensor, rows: int) -> Tensor:
+    """-log softmax of the item that follows each place [N], over it and drawn items that stand for all others.
+
+    The C items are drawn from all rows with equal probabilities, so that each counts as rows / C items: the correction
+    log Q of a sampled softmax. A drawn item that is the one that follows is left out there.
+
+    Args:
+        places: of the histories.
+        drawn_CD: vectors of the drawn items.
+        drawn_C: their rows.
+        rows: items of the table.
+    """
+    own_N = (places.vectors_ND * places.next_ND).sum(1).float()
+    others_NC = (places.vectors_ND @ drawn_CD.t()).float() + math.log(rows / len(drawn_C))
+    others_NC = others_NC.masked_fill(places.next_N.unsqueeze(1) == drawn_C, -torch.inf)
+    return torch.cat([own_N.unsqueeze(1), others_NC], 1).logsumexp(1) - own_N
+
+
+def mean_over_lists(loss_N: Tensor, lengths_B: Tensor, weights_B: Tensor | None = None) -> Tensor:
+    """The mean over lists of the weight times the mean over a list's places; a list without places counts as 0.
+
+    Divided by the number of lists, so that a list's part does not depend on the other lists, nor on their ranks.
+    """
+    share_B = 1 / lengths_B.clamp(min=1) if weights_B is None else weights_B / lengths_B.clamp(min=1)
+    return (loss_N * share_B[sample_of_each(lengths_B)]).sum() / len(lengths_B)
+
+
+def _only_table(tables: Sequence[Table]) -> Table:
+    if len(tables) != 1 or len(tables[0].feature_names) != 1:
+        got = ", ".join(name for table in tables for name in table.feature_names) or "none"
+        raise SpecError(f"features {got}: want one table with one feature, the lists of items")
+    (table,) = tables
+    if table.pooling is not Pooling.SEQUENCE:
+        raise SpecError(f"table {table.name!r} has pooling {table.pooling}: want pooling: sequence, a vector an item")
+    if table.managed is not None:
+        raise SpecError(f"table {table.name!r} is managed: want a row for each item, as all are scored")
+    return table

@@ -1,0 +1,76 @@
+"""SASRec: self-attention over a history, each item over those before it.
+
+The encoder of "Self-Attentive Sequential Recommendation" (Kang & McAuley 2018, arXiv 1808.09781):
+
+    X_0     = dropout(sqrt(D) items + positions)         positions: one learned vector for each place in a history
+    Z       = X_n + dropout(attention(norm(X_n)))        causal: place i sees the places up to i
+    X_(n+1) = Z + dropout(W_2 dropout(relu(W_1 norm(Z))))
+    vectors = norm(X_N)
+
+`NextItem` has the item vectors, which are also those that are scored.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rowwise.models.histories import Groups, check_encoder
+from rowwise.models.mlp import Linear, Mlp
+
+
+class SasRecBlock(nn.Module):
+    """A layer of causal self-attention and a feed-forward layer, each behind a norm and beside a shortcut.
+
+    Args:
+        dim: of a vector.
+        heads: among which its numbers are divided.
+        dropout: share of the attention weights and of each part's numbers that are 0 in a training step.
+    """
+
+    def __init__(self, dim: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(2))
+        self.maps, self.project = Linear(dim, 3 * dim), Linear(dim, dim)
+        self.feed_forward = Mlp((dim, dim, dim), dropout=dropout)
+
+    def forward(self, x_ND: Tensor, groups: Groups) -> Tensor:
+        """[N, D] to [N, D]."""
+        attended_ND = self.project(groups.map(self._attend, self.maps(self.norms[0](x_ND))))
+        x_ND = x_ND + F.dropout(attended_ND, self.dropout, self.training)
+        return x_ND + F.dropout(self.feed_forward(self.norms[1](x_ND)), self.dropout, self.training)
+
+    def _attend(self, maps_BLC: Tensor) -> Tensor:
+        """[B, L, 3 D] to [B, L, D]."""
+        heads = [part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in maps_BLC.chunk(3, 2)]
+        dropout = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(*heads, dropout_p=dropout, is_causal=True).transpose(1, 2).flatten(2)
+
+
+class SASRec(nn.Module):
+    """SASRec (Kang & McAuley 2018): learned positions, then blocks of causal self-attention and a feed-forward layer.
+
+    Args:
+        dim: of the item vectors.
+        length: most items of a history; `NextItem` reads its newest.
+        layers: blocks.
+        heads: among which the numbers of a vector are divided.
+        dropout: share of numbers that are 0 in a training step.
+    """
+
+    def __init__(self, dim: int, *, length: int = 50, layers: int = 2, heads: int = 1, dropout: float = 0.2) -> None:
+        super().__init__()
+        check_encoder(dim, length, layers, heads, dropout)
+        self.dim, self.length, self.dropout = dim, length, dropout
+        self.positions = nn.Parameter(torch.randn(length, dim) * 0.02)
+        self.blocks = nn.ModuleList(SasRecBlock(dim, heads, dropout) for _ in range(layers))
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, x_ND: Tensor, lengths_B: Tensor) -> Tensor:
+        """The vectors [N, D] of each place, from the item vectors [N, D] of all histories and their lengths [B]."""
+        groups = Groups(lengths_B, self.length)
+        x_ND = x_ND * self.dim**0.5 + self.positions[groups.positions_N]
+        x_ND = F.dropout(x_ND, self.dropout, self.training)
+        for block in self.blocks:
+            x_ND = block(x_ND, groups)
+        return self.norm(x_ND)
