@@ -6,7 +6,7 @@ import pytest
 import torch
 from clicks import DENSE, make_clicks, make_tables
 
-from rowwise import DHEN, DLRM, DeepFM, Embeddings
+from rowwise import DHEN, DLRM, DeepFM, Embeddings, FinalMLP
 from rowwise.models.cost import model_cost
 from rowwise.models.dhen import INTERACTIONS
 from rowwise.ops.linear import choose_library, has_onednn
@@ -51,6 +51,14 @@ def test_a_layer_of_each_interaction(kind, out):
 
 def test_all_interactions_have_a_closed_form():
     assert set(FLOPS) == set(INTERACTIONS)
+
+
+def test_a_module_that_returns_a_parameter():
+    model = FinalMLP(Embeddings(make_tables(D)), DENSE, (6,), (4,), gate=3)
+    gates, streams = 2 * mlp(D, 3, M * D), mlp(M * D, 6) + mlp(M * D, 4)
+    bilinear = 2 * 2 * 3 * 2 + 2 * 2 * 2  # two heads
+    wanted = SIZE * (mlp(DENSE, 4 * D, D) + streams + mlp(10, 1) + bilinear) + gates
+    assert model_cost(model, make_clicks(SIZE)).flops == wanted // SIZE
 
 
 @pytest.mark.usefixtures("library")
