@@ -6,8 +6,8 @@ MLP of 128-64 and batches of 1,024 takes 3.0 ms on one and 4.8 ms on two; batche
 Xeon with AVX-512).
 
 Models with interactions also work between matrix products. That is not counted, so their small steps may take several
-times as long as estimated. DHEN, Wukong, AutoInt, xDeepFM and MaskNet with batches of 64 take 4.4 to 8.3 ms on one thread
-and 5.0 to 20.5 ms on two of a busy machine.
+times as long as estimated. DHEN, Wukong, AutoInt, xDeepFM and MaskNet with batches of 64 take 4.4 to 8.3 ms on one
+thread and 5.0 to 20.5 ms on two of a busy machine.
 
 The choice follows from the recipe and the instruction set, never from a measurement: the number of threads changes
 the bits of matrix products.
