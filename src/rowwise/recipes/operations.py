@@ -5,7 +5,7 @@ Matrix products only. `models/cost.py` counts the operations of a model that the
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rowwise.recipes.model_configs import (
     AutoIntConfig,
@@ -87,7 +87,7 @@ def _of_mlps(model: Model, inputs: int) -> int:
 
 
 def _of_layers(
-    model: DhenConfig | WukongConfig, x: Vectors, kinds: Sequence[Interaction], options: Mapping[str, object], *,
+    model: DhenConfig | WukongConfig, x: Vectors, kinds: Sequence[Interaction], options: Mapping[str, Any], *,
     split: bool,
 ) -> int:  # fmt: skip
     """Layers of interactions and the MLP over them; `split`: each interaction makes a part of the new vectors."""
