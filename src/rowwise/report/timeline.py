@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rowwise.perf.overlap import exposed_intervals, find_overlaps
 from rowwise.perf.step_program import RESOURCES, ScheduledStage, training_stages
 from rowwise.perf.timeline_costs import IDLE, complete_steps, costs_by_step, recorded_costs
 from rowwise.quantity import format_duration, format_percent, is_finite
 from rowwise.report.markup import Html, data_table, div, figure, join, note, section, span, tag, text
-from rowwise.report.overlap import exposed_intervals, find_overlaps
 from rowwise.report.read import RecordedRun, StageLine
 from rowwise.report.scale import Scale, tick_labels, ticks_inside
 
