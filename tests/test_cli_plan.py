@@ -13,10 +13,11 @@ from perf.networks import profile
 from small import recipe, write_rows
 from test_cli import rowwise_cli
 
-from rowwise import Plan, Tile
+from rowwise import Mlp, Plan, Tile
 from rowwise.cli.plan import PUBLISHED_METHODS, write_atomically
 from rowwise.planner.inputs import read_tables
 from rowwise.planner.methods.named import METHODS
+from rowwise.quantity import format_bytes
 from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.plan import plan_inputs
 from rowwise.recipes.sharding import tables_of
@@ -253,6 +254,24 @@ def test_a_recipe_has_the_tables_of_its_model(command, small_recipe, tmp_path):
     found = read("plan.json")
     assert {tile.table for tile in found.tiles} == {f"{n}{w}" for n in ("user", "item", "seen") for w in ("", "_wide")}
     assert found.forecast.batch == small_recipe.train.batch
+
+
+@pytest.mark.usefixtures("small_recipe")
+def test_the_dense_side_of_a_recipe_takes_memory(command):
+    changes = ("--set", "model={kind: dlrm, bottom: [512, 512], top: [512]}")
+    plan = ("plan", "--recipe", "small.yaml", *changes, *QUICK, "--topology")
+    code, out, _ = command(*plan, "4xcpu")
+    assert code == 0
+    held, sent = re.search(r"dense +kind=replicate: (.*) of each rank's memory, and (.*) that a rank", out).groups()
+    parameters = sum(p.numel() for sizes in ((2, 512, 512, 8), (8 + 6, 512, 1)) for p in Mlp(sizes).parameters())
+    # In fp32, with gradients and two numbers of Adam; an all-reduce over four ranks sends 2 * 3 / 4 of them.
+    assert (held, sent) == (format_bytes(16 * parameters), format_bytes(6 * parameters))
+    code, _, err = command(*plan, "4xcpu:device=4MB")
+    assert code == 2
+    want = r"kind=replicate take 4.4 MB of the 4.0 MB of a rank: want train.dense_parallel.kind=full \(.* MB\)"
+    assert re.search(want, err)
+    code, out, _ = command(*plan, "4xcpu:device=4MB", "--set", "train.dense_parallel.kind=full")
+    assert code == 0
 
 
 def test_a_recipe_s_tables_take_one_id_a_feature(small_recipe):

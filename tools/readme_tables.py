@@ -667,6 +667,23 @@ def models(read: Read) -> str:
     return with_facts(lines, facts, result)
 
 
+def compiled(read: Read) -> str:
+    """`train.compile` by kind of model."""
+    result = read("compiled")
+    lines = ["| model | without | compiled | ratio | compilation |", "|---|---|---|---|---|"]
+    for row in result["rows"]:
+        speeds = f"{row['plain_samples_s']:,.0f} samples/s | {row['compiled_samples_s']:,.0f} samples/s"
+        lines.append(f"| {row['model']} | {speeds} | {row['ratio']:.2f} | {row['compile_s']:.0f} s |")
+    first, off = result["rows"][0], max(row["off"] for row in result["rows"])
+    facts = [
+        f"Whole steps of 26 tables of dim 32, batches of {first['batch']:,}, on {first['threads']} threads.",
+        f"Losses of the first two steps agree to {1e6 * off:.1f} millionths.",
+        "Matrix products take most of a step, and are those of the same library on both sides. What compilation saves "
+        "is memory traffic between them.",
+    ]
+    return with_facts(lines, facts, result)
+
+
 def with_spread(values: list[float]) -> str:
     """The mean, and half the range of several."""
     spread = f" ± {(max(values) - min(values)) / 2:.4f}" if len(values) > 1 else ""
@@ -715,6 +732,9 @@ SUBJECTS = {
         "Sharded dense parameters",
         "What do FSDP2's ways to shard dense parameters send, hold and take?",
         ("dense_parallel",),
+    ),
+    "compiled-layers": Subject(
+        compiled, "Compiled layers", "What does `train.compile` gain, by kind of model?", ("compiled",)
     ),
     "plan-invariance": Subject(
         plans,

@@ -281,6 +281,7 @@ NEAR = {  # by class and key: another value, which makes another run
         "precision": "bf16_always",
         "task_weights": [0.5],
         "label_smoothing": 0.1,
+        "compile": True,
         "device": "cuda:99",
         "threads": 2,
         "determinism": "elastic",

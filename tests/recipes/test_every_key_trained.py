@@ -28,6 +28,7 @@ LEFT_ALONE = {  # what makes no other run, and where it is seen
     "Saving.incremental": "all rows change, so that every checkpoint is full",
     "Log.mlflow": "a server", "Log.wandb": "a server", "Log.group": "a server",
     "Saving.background": "memory, and the time that steps wait", "Training.threads": "env.json",
+    "Training.compile": "the last digits",
     "Training.determinism": "batches of one block: the same bits",
     "Managed.evict": "no bucket is full", "Managed.ttl_steps": "the run has fewer steps",
     "Managed.seed": "ids are admitted with probability 1",

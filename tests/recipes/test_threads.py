@@ -4,7 +4,15 @@ import pytest
 
 from rowwise import Table
 from rowwise.processor import Processor
-from rowwise.recipes.model_configs import DcnConfig, DeepFmConfig, DlrmConfig, UserModel
+from rowwise.recipes.model_configs import (
+    AutoIntConfig,
+    DcnConfig,
+    DeepFmConfig,
+    DhenConfig,
+    DlrmConfig,
+    UserModel,
+    WukongConfig,
+)
 from rowwise.recipes.threads import choose_threads
 
 TABLES = [Table(name=f"t{n}", rows=1000, dim=16) for n in range(10)]
@@ -29,6 +37,9 @@ def test_small_steps_take_one_thread_and_others_all():
         {"processor": NARROW},
         {"processor": Processor()},
         {"model": DeepFmConfig(deep=(512, 256))},
+        {"model": WukongConfig()},
+        {"model": DhenConfig(interactions=("attention", "cross"))},
+        {"model": AutoIntConfig()},
         {"model": DcnConfig(deep=(128, 64), crosses=6)},
         {"model": DlrmConfig(bottom=(512,), top=(512, 256))},
         {"tables": [Table(name="t", rows=9, dim=16, features=tuple(f"f{n}" for n in range(40)))]},

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from report import runs
 from report.markup_check import check
 
-from rowwise.perf.step_program import PROGRAM, StageCosts, training_stages
+from rowwise.perf.overlap import exposed_intervals, find_overlaps
+from rowwise.perf.step_program import PROGRAM, ScheduledStage, StageCosts, training_stages
 from rowwise.perf.timeline import schedule
 from rowwise.report import write
 from rowwise.report.read import read_run
@@ -103,3 +104,45 @@ def test_a_file_of_other_things_gives_a_page(tmp_path, content):
     folder = write_timeline(tmp_path / "r")
     (folder / "timeline.csv").write_text(content.format(head=",".join(COLUMNS)))
     check(write(folder).read_text("utf-8"))
+
+
+TICKS = st.integers(0, 30)
+SPANS = st.lists(st.tuples(TICKS, TICKS).map(sorted), max_size=6)
+
+
+@given(
+    st.dictionaries(st.sampled_from([0, 1]), st.tuples(SPANS, SPANS, SPANS), min_size=1),
+    st.sampled_from(["exchange", "return"]),
+)
+def test_a_transfer_is_hidden_while_its_rank_computes(by_rank, kind):
+    """Against a count of whole seconds, one by one."""
+    stages, busy, hidden, exposed = [], 0, 0, {}
+    for rank, (sent, computed, waited) in by_rank.items():
+        for spans, resource, name in ((sent, "link", kind), (computed, "processor", "lookup")):
+            stages += [ScheduledStage(name, resource, rank, 1, *span) for span in spans]
+        stages += [ScheduledStage("wait", "processor", rank, 1, *span) for span in waited]
+        stages += [ScheduledStage("route", "link", rank, 1, *span) for span in waited]
+        link, computing = ({t for a, b in spans for t in range(a, b)} for spans in (sent, computed))
+        busy, hidden, exposed[rank] = busy + len(link), hidden + len(link & computing), link - computing
+    assert find_overlaps(stages) == ([("exchange of vectors", busy, hidden)] if busy else [])
+    for rank, wanted in exposed.items():
+        assert {t for a, b in exposed_intervals(stages, rank) for t in range(a, b)} == wanted
+
+
+def test_the_page_says_how_much_is_hidden(tmp_path):
+    """Ten steps of a rank of a second each: of an exchange a quarter, of a gather in a backward nothing."""
+    lines = [",".join(COLUMNS)]
+    for step in range(10):
+        for resource, stage, begin, end in (
+            ("processor", "forward", 0.0, 0.5), ("link", "exchange", 0.4, 0.8), ("processor", "wait", 0.5, 0.8),
+            ("processor", "backward", 0.8, 0.85), ("link", "backward", 0.85, 0.95), ("processor", "wait", 0.85, 0.95),
+            ("processor", "update", 0.95, 1.0),
+        ):  # fmt: skip
+            lines.append(f"{step + 1},0,{resource},{stage},{step + begin},{step + end}")
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "recipe.yaml").write_text(RECIPE.format(depth=1))
+    (tmp_path / "r" / "timeline.csv").write_text("\n".join(lines) + "\n")
+    text = section_of(tmp_path / "r").replace("\u202f", " ")
+    assert "exchange of vectors 25.0 % of 400 ms a step, sharded dense parameters 0.0 % of 100 ms a step" in text
+    measured = text.split(MODEL)[0]
+    assert measured.count('class="edge"') == 20

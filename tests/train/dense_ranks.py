@@ -73,10 +73,20 @@ def train(comm, parallel, name="dhen", steps=5, clip=None, optimizer=DenseAdam(l
         result = step(context, [make_clicks(16, seed=100 * number + comm.rank)], number)
         found.append((result.loss, result.gradient_norm))
     sent = comm.sent.total("dense") - before
+    numbers = [t for p in context.dense for t in (p, p.grad, *context.optimizer.state.get(p, {}).values())]
+    held = sum(local_part(t.detach()).numel() * t.element_size() for t in numbers if t is not None)
     with torch.no_grad():
         logits = model(make_clicks(8, seed=1))
     last = parts_of(model, comm, context.optimizer)
-    return {"found": found, "sent": sent, "shapes": shapes, "first": first, "last": last, "logits": logits}
+    return {
+        "found": found,
+        "sent": sent,
+        "shapes": shapes,
+        "first": first,
+        "last": last,
+        "logits": logits,
+        "held": held,
+    }
 
 
 def train_all(comm, parallel):

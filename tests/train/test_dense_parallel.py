@@ -7,13 +7,13 @@ import torch
 from small import recipe, write_rows
 from train import dense_ranks
 
-from rowwise import DCN, SpecError, Table, make_embeddings
+from rowwise import DCN, SpecError, Table, Topology, make_embeddings
 from rowwise.comm.solo import solo
 from rowwise.comm.spawn import RanksFailed, run_processes
 from rowwise.comm.thread import run_threads
 from rowwise.hashing.mapped import MappedTable
 from rowwise.idmaps import QuotientRemainderIds
-from rowwise.perf.dense_parallel import DenseUnits, fsdp_cost, replicated_cost
+from rowwise.perf.dense_parallel import DenseSide, DenseUnits
 from rowwise.recipes.runs import TrainingRun
 from rowwise.train.dense_parallel import ShardedConstruction, find_units, shard_dense
 from rowwise.train.saved import CheckpointFolder
@@ -65,19 +65,18 @@ def test_losses_and_weights_are_those_of_whole_parameters(replicated, parallel, 
         (4, DenseParallel(kind="full", params="bf16")),
     ],
 )
-def test_bytes_are_those_of_the_formulas(world, parallel):
-    (first, *_) = run(world, parallel, "dhen", 2)
-    units, own = first["shapes"]
+def test_bytes_sent_and_held_are_those_of_the_formulas(world, parallel):
+    found = run(world, parallel, "dhen", 2)
+    units, own = found[0]["shapes"]
     assert len(units) >= 4
-    shapes = DenseUnits(tuple(map(tuple, units)), tuple(own))
-    if parallel.kind == "replicate":
-        wanted = replicated_cost(shapes, world, 2).sent_bytes
-    else:
-        shards = 2 if parallel.kind == "hybrid" else world
-        bf16 = parallel.params == "bf16"
-        wanted = fsdp_cost(shapes, world, shards, 2, reshard=parallel.reshard, bf16=bf16).sent_bytes
+    side = DenseSide(
+        shapes=DenseUnits(tuple(map(tuple, units)), tuple(own)), state_slots=2, kind=parallel.kind,
+        shards=parallel.shards, reshard=parallel.reshard, bf16=parallel.params == "bf16",
+    )  # fmt: skip
+    wanted = side.cost(Topology(devices=world))
     few = 4 * 2 * (len(own) + sum(map(len, units)))  # which parameters have gradients, and the rounding of ring steps
-    assert first["sent"] == pytest.approx(wanted, abs=few)
+    assert found[0]["sent"] == pytest.approx(wanted.sent_bytes, abs=few)
+    assert max(one["held"] for one in found) == pytest.approx(wanted.resident_bytes, rel=0.15)
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from rich.console import Console
 from rowwise.cli.code import load_recipe
 from rowwise.cli.terminal import escape_json, make_terminal
 from rowwise.errors import SpecError
+from rowwise.quantity import format_bytes
 from rowwise.spec import Codecs, Wire
 from rowwise.textfile import read_bytes, write_new
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from rowwise.plan import Plan, Tier
     from rowwise.planner.constraints import Constraints
     from rowwise.planner.explain import Explanation
+    from rowwise.planner.inputs import PlanInputs
     from rowwise.planner.pipeline import PlanResult
     from rowwise.planner.problem import PlanRequest
 
@@ -205,15 +207,17 @@ def make_request(arguments: PlanArguments) -> "tuple[PlanRequest, tuple[str, ...
     machine = machine_named(arguments.topology)
     if arguments.memory is not None:
         machine, arguments = _limit_memory(machine, arguments.memory), replace(arguments, tiers=_disk_tiers(arguments))
-    workloads, batch, wire, notes = _read_tables(arguments, machine.topology.world)
+    inputs, notes = _read_tables(arguments, machine.topology.world)
     request = PlanRequest(
-        workloads=workloads,
+        workloads=inputs.workloads,
         machine=machine,
-        model=_choose_model(arguments, machine, wire),
-        batch=batch,
-        constraints=_read_constraints(arguments, workloads, machine),
+        model=_choose_model(arguments, machine, inputs.wire),
+        batch=inputs.batch,
+        constraints=_read_constraints(arguments, inputs.workloads, machine),
         tiers=_parse_tiers(arguments.tiers, machine),
+        dense=inputs.dense,
     )
+    _check_dense(request)
     warnings = profile_warnings(machine.hardware) if arguments.model is None else ()
     return request, (*notes, *warnings)
 
@@ -264,14 +268,32 @@ def _choose_model(arguments: PlanArguments, machine: "Machine", wire: Wire) -> "
             raise SpecError(f"--model {arguments.model!r}: want {', '.join(MODELS)}")
 
 
-def _read_tables(arguments: PlanArguments, world: int) -> "tuple[tuple[Workload, ...], int, Wire, tuple[str, ...]]":
-    if arguments.tables is not None:
-        from rowwise.planner.inputs import read_tables
+def _check_dense(request: "PlanRequest") -> None:
+    """Raise where a rank has no memory left for tables beside its dense parameters."""
+    if request.dense is None or request.limits_bytes[0]:
+        return
+    from msgspec import structs
 
+    from rowwise.perf.dense_parallel import KINDS
+
+    dense, topology = request.dense, request.machine.topology
+    room = request.machine.memory_bytes[0] * (1 - request.constraints.reserve)
+    sizes = {kind: structs.replace(dense, kind=kind, shards=None).cost(topology).memory_bytes for kind in KINDS}
+    least = min(sizes, key=lambda kind: sizes[kind])
+    got = f"dense parameters with kind={dense.kind} take {format_bytes(dense.cost(topology).memory_bytes)}"
+    way_out = f"train.dense_parallel.kind={least} ({format_bytes(sizes[least])}), " if sizes[least] < room else ""
+    raise SpecError(f"{got} of the {format_bytes(room)} of a rank: want {way_out}more memory or a smaller model")
+
+
+def _read_tables(arguments: PlanArguments, world: int) -> "tuple[PlanInputs, tuple[str, ...]]":
+    from rowwise.planner.inputs import PlanInputs, read_tables
+
+    if arguments.tables is not None:
         if arguments.changes:
             raise SpecError("--set with --tables: want --recipe, whose values it changes")
-        inputs = read_tables(arguments.tables, dim=arguments.dim)
-        return inputs.workloads, arguments.batch or BATCH, _parse_wire(arguments.wire), inputs.notes
+        read = read_tables(arguments.tables, dim=arguments.dim)
+        wire = _parse_wire(arguments.wire)
+        return PlanInputs(read.workloads, arguments.batch or BATCH, wire), read.notes
     if arguments.dim is not None:
         raise SpecError("--dim is for --tables: want --set tables.all.dim=... for a recipe")
     if arguments.wire:
@@ -280,7 +302,7 @@ def _read_tables(arguments: PlanArguments, world: int) -> "tuple[tuple[Workload,
 
     assert arguments.recipe is not None
     inputs = plan_inputs(load_recipe(arguments.recipe, arguments.changes), world)
-    return inputs.workloads, arguments.batch or inputs.batch, inputs.wire, ()
+    return inputs._replace(batch=arguments.batch or inputs.batch), ()
 
 
 def _parse_wire(texts: tuple[str, ...]) -> Wire:
@@ -400,10 +422,12 @@ def _explain(planned: "PlanResult") -> "Explanation":
 
 
 def _show(planned: "PlanResult", notes: tuple[str, ...], console: Console, old: "Mapping[Path, Plan]") -> None:
-    from rowwise.cli.plan_show import note_one_device, note_unsupported_tiers, show_differences, show_note, show_plan
+    from rowwise.cli import plan_show
+    from rowwise.cli.plan_show import show_differences, show_note
 
-    show_plan(planned, console)
-    for note in (*notes, *note_one_device(planned), *note_unsupported_tiers(planned.plan)):
+    plan_show.show_plan(planned, console)
+    own = (*plan_show.note_one_device(planned), *plan_show.note_dense(planned))
+    for note in (*notes, *own, *plan_show.note_unsupported_tiers(planned.plan)):
         show_note(note, console)
     for path, plan in old.items():
         show_differences(plan, planned.plan, console, str(path))

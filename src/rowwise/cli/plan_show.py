@@ -11,6 +11,7 @@ from rowwise.shard.tiers import DEVICE_TIERS, runnable_tiers
 from rowwise.spec import state_width
 
 if TYPE_CHECKING:
+    from rowwise.perf.dense_parallel import DenseSide
     from rowwise.perf.hardware import Machine
     from rowwise.planner.pipeline import PlanResult
     from rowwise.planner.replan import ReplanResult
@@ -34,11 +35,37 @@ def show_plan(result: "PlanResult", console: Console) -> None:
         "memory": _describe_memory(forecast),
         "layouts": _count_layouts(result),
     }
+    if request.dense is not None:
+        lines["dense"] = _describe_dense(request.dense, request.machine)
     for lead, text in lines.items():
         console.print(f"{lead:8}{text}", markup=False, soft_wrap=True)
     if result.searched.out_of_time:
         advice = "the search ran out of time, so another run may find another plan; --seconds gives it more"
         show_note(advice, console)
+
+
+def _describe_dense(dense: "DenseSide", machine: "Machine") -> str:
+    topology = machine.topology
+    cost, time = dense.cost(topology), format_seconds(dense.seconds(topology, machine.hardware))
+    held = f"kind={dense.kind}: {format_bytes(cost.memory_bytes)} of each rank's memory"
+    return f"{held}, and {format_bytes(cost.sent_bytes)} that a rank sends in a step, which takes {time}"
+
+
+def note_dense(result: "PlanResult") -> tuple[str, ...]:
+    """A note if another kind of `train.dense_parallel` fits beside the tables and is predicted to be faster."""
+    request, forecast = result.problem.request, result.plan.forecast
+    if request.dense is None or forecast is None:
+        return ()
+    machine, used_bytes = request.machine, max(row[0] for row in forecast.memory_bytes)
+    topology, hardware = machine.topology, machine.hardware
+    room_bytes = machine.memory_bytes[0] * (1 - request.constraints.reserve) - used_bytes
+    best = request.dense.fastest(topology, hardware, room_bytes)
+    if best is None or best.seconds(topology, hardware) >= request.dense.seconds(topology, hardware):
+        return ()
+    size, time = format_bytes(best.cost(topology).memory_bytes), format_seconds(best.seconds(topology, hardware))
+    return (
+        f"train.dense_parallel.kind={best.kind} is faster: dense parameters take {size} of a rank and {time} a step",
+    )
 
 
 def show_note(text: str, console: Console) -> None:

@@ -21,7 +21,7 @@ class ModelCost(Value, frozen=True):
 def model_cost(model: nn.Module, batch: Batch) -> ModelCost:
     """Parameters that an optimizer trains, and a sample's share of a forward of this batch."""
     counter = FlopCounterMode(display=False, custom_mapping=_formulas())
-    with counter:  # with gradients: the counter's hooks fail without at a module that returns a parameter
+    with counter:  # and gradients, without which the counter fails on parameters that are no layer's weights
         model(batch)
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return ModelCost(parameters, counter.get_total_flops() // len(batch.labels_BK))

@@ -2,7 +2,7 @@
 
 torch multiplies float32 matrices with the library it was built with (MKL on x86). On most AMD processors that is slower
 than oneDNN, which is in the same torch; on others the two are equal. `rowwise.processor` has the table of processors.
-All other cases (16 bits, other devices, empty batches, compiled code) call F.linear.
+All other cases (16 bits, other devices, empty batches) call F.linear.
 """
 
 from collections.abc import Callable
@@ -53,8 +53,7 @@ def has_onednn() -> bool:
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, *, relu: bool = False) -> Tensor:
     """F.linear, followed by a ReLU with `relu`."""
-    # Not when compiling: torch's compiler does not support this operator in training.
-    if not torch.compiler.is_compiling() and _fits_onednn(x, weight_OI, bias_O) and current_library() == "onednn":
+    if _fits_onednn(x, weight_OI, bias_O) and current_library() == "onednn":
         out_BO = _LinearFunction.apply(x.reshape(-1, x.shape[-1]).contiguous(), weight_OI.contiguous(), bias_O, relu)
         return out_BO if x.dim() == 2 else out_BO.view(*x.shape[:-1], weight_OI.shape[0])
     out = F.linear(x, weight_OI, bias_O)
@@ -71,7 +70,20 @@ def _fits_onednn(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> bool:
     return plain and fits and not torch.is_autocast_enabled("cpu")
 
 
+@torch.library.custom_op("rowwise::onednn_product", mutates_args=())
+def _onednn_product(a_MK: Tensor, b_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    """One operator for torch's compiler, which does not support oneDNN's in training."""
+    return torch.ops.mkldnn._linear_pointwise(a_MK, b_NK, bias_N, "none", [], "")
+
+
+@_onednn_product.register_fake
+def _(a_MK: Tensor, b_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    return a_MK.new_empty(a_MK.shape[0], b_NK.shape[0])
+
+
 def _product(a_MK: Tensor, b_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    if torch.compiler.is_compiling():
+        return _onednn_product(a_MK, b_NK, bias_N)
     return torch.ops.mkldnn._linear_pointwise(a_MK, b_NK, bias_N, "none", [], "")
 
 

@@ -10,8 +10,12 @@ for each backward
 
 from collections.abc import Sequence
 from math import prod
+from typing import Literal
 
-from rowwise.spec import Value
+from msgspec import structs
+
+from rowwise.perf.hardware import Hardware
+from rowwise.spec import Topology, Value
 
 FLOAT_bytes, BF16_bytes = 4, 2
 Shape = Sequence[int]
@@ -23,6 +27,11 @@ class DenseCost(Value, frozen=True):
     sent_bytes: float  # in a forward and its backward
     resident_bytes: int  # parameters, gradients and optimizer state between steps
     gathered_bytes: int  # parameters that are whole for a while and their gradients; no buffers of collectives
+    across_bytes: float = 0.0  # of those sent: between groups of ranks that share parameters
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.resident_bytes + self.gathered_bytes
 
 
 class DenseUnits(Value, frozen=True):
@@ -54,6 +63,7 @@ def fsdp_cost(  # noqa: PLR0913 - the settings of a run
     whole = sum(sorted(units)[-(1 + prefetch) :]) if reshard else sum(units)
     largest = max([*units, own])
     return DenseCost(
+        across_bytes=same,
         sent_bytes=gathers + sums + same,
         resident_bytes=total // shards * FLOAT_bytes * (2 + state_slots),
         gathered_bytes=wire * whole + FLOAT_bytes * (own + largest),
@@ -63,3 +73,53 @@ def fsdp_cost(  # noqa: PLR0913 - the settings of a run
 def padded_numel(shapes: Sequence[Shape], shards: int) -> int:
     """Numbers of parameters whose first dimension is filled up to a multiple of the ranks."""
     return sum(-(-shape[0] // shards) * shards * prod(shape[1:]) for shape in shapes)
+
+
+Kind = Literal["replicate", "full", "hybrid"]
+KINDS: tuple[Kind, ...] = ("replicate", "full", "hybrid")
+
+
+class DenseSide(Value, frozen=True, kw_only=True):
+    """The dense parameters of a run, and how ranks store them: `train.dense_parallel`."""
+
+    shapes: DenseUnits
+    state_slots: int  # numbers of optimizer state for each parameter
+    kind: Kind = "replicate"
+    shards: int | None = None
+    reshard: bool = True
+    bf16: bool = False
+    prefetch: int = 1
+
+    def shards_on(self, topology: Topology) -> int:
+        """The ranks that share the parameters; 1: each has all of them."""
+        if self.kind == "replicate" or topology.world == 1:
+            return 1
+        return topology.world if self.kind == "full" else self.shards or topology.devices
+
+    def cost(self, topology: Topology) -> DenseCost:
+        shards = self.shards_on(topology)
+        if shards == 1:
+            return replicated_cost(self.shapes, topology.world, self.state_slots)
+        options = {"reshard": self.reshard, "bf16": self.bf16, "prefetch": self.prefetch}
+        return fsdp_cost(self.shapes, topology.world, shards, self.state_slots, **options)
+
+    def seconds(self, topology: Topology, hardware: Hardware) -> float:
+        """Of the transfers of a step, one after the other, without their latencies."""
+        cost, within = self.cost(topology), hardware.host
+        if topology.hosts == 1:
+            across = within
+        else:
+            across = hardware.network
+            within = within if 1 < self.shards_on(topology) <= topology.devices else across
+        if self.shards_on(topology) == 1:
+            return cost.sent_bytes / across.all_reduce_Bps
+        inside_bytes = cost.sent_bytes - cost.across_bytes
+        return inside_bytes / within.reduce_scatter_Bps + cost.across_bytes / across.all_reduce_Bps
+
+    def fastest(self, topology: Topology, hardware: Hardware, room_bytes: float) -> "DenseSide | None":
+        """The kind whose transfers take least, of those that fit a rank's memory; None: none fits."""
+        kinds = [
+            structs.replace(self, kind=kind, shards=None) for kind in KINDS if kind != "hybrid" or topology.hosts > 1
+        ]
+        fitting = [one for one in kinds if one.cost(topology).memory_bytes <= room_bytes]
+        return min(fitting, key=lambda one: one.seconds(topology, hardware), default=None)

@@ -18,6 +18,7 @@ from rowwise.planner.layouts import LAYOUTS, NAMES
 from rowwise.planner.options import TableArrays
 from rowwise.planner.problem import PlanRequest
 from rowwise.spec import RowType, Table, Topology
+from rowwise.value import MOST_RANKS
 
 MOST_NAMED = 12  # tables whose constraints are lifted one by one
 GROWTH = 1.15  # factor on devices, each time that they were not enough
@@ -172,6 +173,8 @@ def _more_devices(request: PlanRequest, needed_bytes: float, has_plan: HasPlan) 
     each = max(sum(request.limits_bytes) * (topology.devices if many else 1), 1)
     count = max(now + 1, math.ceil(needed_bytes / each))
     for _ in range(TRIES):
+        if count * (topology.devices if many else 1) > MOST_RANKS:
+            return
         larger = Topology(hosts=count, devices=topology.devices) if many else Topology(hosts=1, devices=count)
         tried = request.on(larger)
         if has_plan(tried):

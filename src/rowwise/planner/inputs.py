@@ -17,8 +17,9 @@ import msgspec
 
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access, Workload
+from rowwise.perf.dense_parallel import DenseSide
 from rowwise.row_optimizers import OPTIMIZERS, RowOptimizer
-from rowwise.spec import Pooling, RowType, Table
+from rowwise.spec import Pooling, RowType, Table, Wire
 from rowwise.textfile import decode_json, read_bytes
 
 COLUMN_NAMES: dict[str, tuple[str, ...]] = {  # by field: names that its column may have, best first
@@ -43,6 +44,15 @@ MAX_SHOWN = 40  # characters of a wrong value
 SEPARATOR = re.compile(r"[;|\s]+")  # between features in a cell
 BYTE = re.compile(r"\(byte (\d+)\)")
 HOT = 0.01  # `top_share` of `rowwise data inspect` is that of the most frequent hundredth of values
+
+
+class PlanInputs(NamedTuple):
+    """Tables, global batch, wire and dense side to plan for."""
+
+    workloads: tuple[Workload, ...]
+    batch: int  # global number of samples of a step
+    wire: Wire
+    dense: DenseSide | None = None  # None: not known, or of a two-tower model, which trains on one rank
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ def _plan_result(problem: PlacementProblem, searched: SearchResult) -> PlanResul
 def forecast(problem: PlacementProblem, searched: SearchResult) -> Forecast:
     sums, request = problem.sums(searched.placement), problem.request
     stages_s, exchange = _stage_seconds(problem, problem.plan(searched.placement), sums)
-    pipelined_s = training_step_s(plan_costs(stages_s, exchange), DEPTH) if exchange else None
+    pipelined_s = training_step_s(plan_costs(stages_s, exchange, request.dense_s), DEPTH) if exchange else None
     known = np.isfinite(searched.bound.cost)
     return Forecast(
         model=request.model.name,
@@ -117,7 +117,7 @@ def plan_timeline(problem: PlacementProblem, searched: SearchResult) -> StepTime
     """The step as a timeline; None if the cost model does not tell stages apart."""
     plan = problem.plan(searched.placement)
     stages_s, exchange = _stage_seconds(problem, plan, problem.sums(searched.placement))
-    return step_timeline(plan_costs(stages_s, exchange)) if exchange else None
+    return step_timeline(plan_costs(stages_s, exchange, problem.request.dense_s)) if exchange else None
 
 
 def _stage_seconds(

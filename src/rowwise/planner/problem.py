@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from rowwise.errors import SpecError
 from rowwise.perf.access import Floats, Workload
 from rowwise.perf.cost import CostModel, Phi
+from rowwise.perf.dense_parallel import DenseSide
 from rowwise.perf.hardware import Machine
 from rowwise.plan import TIERS, Plan, Tier, Tile
 from rowwise.planner.constraints import UNCONSTRAINED, Constraints
@@ -40,6 +41,7 @@ class PlanRequest:
     constraints: Constraints = UNCONSTRAINED
     buffers: bool = True  # whether ids and vectors of a step count as memory
     tiers: frozenset[Tier] = frozenset({"device"})  # that rows may live in, and be cached in
+    dense: DenseSide | None = None  # takes memory of each rank and time of its link; None: not counted
 
     def __post_init__(self) -> None:
         if "device" not in self.tiers:
@@ -49,7 +51,14 @@ class PlanRequest:
     def limits_bytes(self) -> tuple[int, ...]:
         """Bytes of each tier that tables may take on each rank; 0 for tiers that they may not use."""
         sizes = zip(TIERS, self.machine.memory_bytes, strict=True)
-        return tuple(int(size * (1 - self.constraints.reserve)) if tier in self.tiers else 0 for tier, size in sizes)
+        limits = [int(size * (1 - self.constraints.reserve)) if tier in self.tiers else 0 for tier, size in sizes]
+        dense_bytes = 0 if self.dense is None else self.dense.cost(self.machine.topology).memory_bytes
+        return (max(limits[0] - dense_bytes, 0), *limits[1:])
+
+    @property
+    def dense_s(self) -> float:
+        """Seconds of a step in which the dense side uses the link."""
+        return 0.0 if self.dense is None else self.dense.seconds(self.machine.topology, self.machine.hardware)
 
     def on(self, topology: Topology) -> "PlanRequest":
         """The same request for another number of hosts and devices of this kind."""

@@ -17,14 +17,15 @@ from rowwise.planner.rank_exchange import ExchangeSeconds
 DEPTH = 2  # `train.pipeline_depth` by default
 
 
-def plan_costs(stages_s: Mapping[str, Floats], exchange: ExchangeSeconds) -> StageCosts:
-    """Costs from the seconds of a forecast, and the parts of its exchange."""
+def plan_costs(stages_s: Mapping[str, Floats], exchange: ExchangeSeconds, dense_s: float = 0.0) -> StageCosts:
+    """Costs from the seconds of a forecast, the parts of its exchange, and the transfers of the dense side."""
     given = {
         "lookup": stages_s["lookup"],
         "update": stages_s["update"],
         "route.ids": exchange.ids_W,
         "exchange.send": exchange.vectors_W,
         "return.send": exchange.gradients_W,
+        "reduce.late": np.full(len(exchange.ids_W), dense_s),
     }
     seconds = {name: tuple(np.maximum(seconds_W, 0.0).tolist()) for name, seconds_W in given.items()}
     return StageCosts(len(exchange.ids_W), seconds)

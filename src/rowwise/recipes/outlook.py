@@ -14,6 +14,7 @@ from rowwise.comm.solo import solo
 from rowwise.ingest.batch_shard import BatchShard
 from rowwise.plan import Plan
 from rowwise.recipes.compose import ResolvedRecipe, make_batcher, make_model, make_objective, resolve
+from rowwise.recipes.dense_side import dense_side_of
 from rowwise.recipes.disk_tables import describe_disk_tables, has_disk_tables, memory_of_plan
 from rowwise.recipes.recipe import Recipe, Tables, check_ranks
 from rowwise.recipes.sharding import choose_plan, rank_bytes, tables_of
@@ -21,12 +22,8 @@ from rowwise.recipes.table_memory import measure_memory
 from rowwise.recipes.text import RECIPE
 from rowwise.recipes.unused_keys import find_notes
 from rowwise.spec import Topology, Value, state_bytes
-from rowwise.train.dense_parallel import shards_of
 from rowwise.train.saved import CheckpointFolder
-from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd
 from rowwise.train.step import dense_parameters
-
-FLOAT_bytes = 4
 
 
 class Outlook(Value, frozen=True):
@@ -70,7 +67,6 @@ def make_outlook(resolved: ResolvedRecipe, model: nn.Module, plan: Plan, topolog
     by_use = {"train": rows.train, "valid": rows.valid, "test": rows.test}
     resident_bytes, cache_bytes = memory_of_plan(plan, tables_of(model)) if has_disk_tables(plan) else (0, 0)
     parameters = sum(parameter.numel() for parameter in dense_parameters(model))
-    parts = shards_of(recipe.train.dense_parallel, topology)
     assert recipe.train.threads is not None
     return Outlook(
         recipe=recipe.name,
@@ -84,7 +80,7 @@ def make_outlook(resolved: ResolvedRecipe, model: nn.Module, plan: Plan, topolog
         precision=recipe.train.precision,
         threads=recipe.train.threads,
         dense_parameters=parameters,
-        dense_bytes=parameters * FLOAT_bytes * (2 + _state_slots(recipe.train.optimizer)) // parts,
+        dense_bytes=dense_side_of(recipe.train, model).cost(topology).resident_bytes,
         tables=len(tables),
         rows=sum(table.rows for table in tables),
         largest=max(tables, key=lambda table: table.rows * table.row_bytes).name,
@@ -127,14 +123,3 @@ def dry_run(recipe: Recipe, ranks: int = 1) -> Outlook:
 def open_warm_start(path: Path) -> Checkpoint:
     """The checkpoint for a warm start: a run's best one, or the checkpoint in the folder `path`."""
     return CheckpointFolder(path / "ckpt").open("best") if (path / RECIPE).is_file() else Checkpoint.open(path)
-
-
-def _state_slots(optimizer: DenseOptimizer) -> int:
-    """Optimizer state values for each weight."""
-    match optimizer:
-        case DenseSgd(momentum=momentum):
-            return 1 if momentum else 0
-        case DenseAdagrad():
-            return 1
-        case DenseAdam():
-            return 2

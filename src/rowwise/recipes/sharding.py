@@ -14,6 +14,7 @@ from torch import nn
 
 from rowwise.comm.interface import Comm
 from rowwise.errors import SpecError
+from rowwise.perf.dense_parallel import DenseSide
 from rowwise.perf.hardware import PRESETS, Hardware, Machine, hardware_named
 from rowwise.perf.learned import model_of
 from rowwise.plan import Plan
@@ -26,6 +27,7 @@ from rowwise.planner.options import make_problem
 from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
 from rowwise.quantity import format_bytes
+from rowwise.recipes.dense_side import dense_side_of
 from rowwise.recipes.disk_tables import fill_caches, has_disk_tables, uniform_workloads
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.table_memory import TableMemory, raise_if_short, single_rank_plan
@@ -58,7 +60,7 @@ def choose_plan(recipe: Recipe, model: nn.Module, topology: Topology, memory: Ta
     hardware = None if recipe.hardware is None else load_hardware(recipe.hardware)
     usual = hardware or hardware_named("cpu" if recipe.train.device == "cpu" else "h100-like")
     if topology.world > 1:
-        plan = _search_plan(recipe, tables, topology, usual)
+        plan = _search_plan(recipe, tables, topology, usual, dense_side_of(recipe.train, model))
     else:
         plan = single_rank_plan(tables)
         if hardware is not None and tables:
@@ -135,11 +137,14 @@ def load_hardware(name: str) -> Hardware:
         raise SpecError(f"hardware {name!r}: no such preset, there are {', '.join(PRESETS)}: {WANT}") from None
 
 
-def _search_plan(recipe: Recipe, tables: Sequence[Table], topology: Topology, hardware: Hardware) -> Plan:
+def _search_plan(
+    recipe: Recipe, tables: Sequence[Table], topology: Topology, hardware: Hardware, dense: DenseSide | None = None
+) -> Plan:
     """A searched plan with its forecast; on one rank all tables are whole."""
     # The search ignores memory: check_memory knows the free memory of this machine, which a preset does not.
     unlimited = structs.replace(hardware, device_bytes=UNLIMITED_bytes)
-    return make_plan(_make_request(recipe, tables, topology, unlimited), seconds=SEARCH_s, prove=False).plan
+    request = replace(_make_request(recipe, tables, topology, unlimited), dense=dense)
+    return make_plan(request, seconds=SEARCH_s, prove=False).plan
 
 
 def _make_request(recipe: Recipe, tables: Sequence[Table], topology: Topology, hardware: Hardware) -> PlanRequest:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rowwise.perf.overlap import exposed_intervals, find_overlaps
 from rowwise.perf.step_program import RESOURCES, ScheduledStage, training_stages
 from rowwise.perf.timeline_costs import IDLE, complete_steps, costs_by_step, recorded_costs
 from rowwise.quantity import format_duration, format_percent, is_finite
@@ -22,6 +23,7 @@ STEPS, RANKS = 10, 8  # that are drawn
 DEPTH, MOST_DEPTH = "train.pipeline_depth", 16
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 1080.0, 136.0, 10.0, 22.0, 26.0
 LANE, LANE_GAP, RANK_GAP = 15.0, 2.0, 9.0
+EDGE = 3.0  # height of what says that a transfer is not hidden
 NARROWEST = 0.15  # shorter intervals are not drawn
 STYLES = {  # label and colour; of two stages with one colour the second is pale
     "data": ("reading a batch", "orange"),
@@ -42,7 +44,8 @@ NOTE = (
     "A lane is a resource of a rank: its processor (the main thread), its link, its disk, and the thread that reads "
     "batches. Blank is idle; a collective lasts until the last rank has called it. Work that is done ahead has the "
     "step that it is for, which the pointer shows with its times. Model: the schedule of stages of the same mean "
-    "lengths, in the order of the program."
+    "lengths, in the order of the program. A dark edge below a link: vectors or dense parameters travel while the main "
+    "thread computes nothing."
 )
 TABLE_NOTE = (
     "Busy: how long the stage's resource works in a step. Exposed: how long the main thread spends on the stage or "
@@ -89,7 +92,18 @@ def draw_timeline(run: RecordedRun) -> Html:
         )
         for picture in pictures
     ]
-    return section("timeline", TITLE, _sum_up(run, pictures), legend, cut, *figures, note(NOTE), table)
+    lead = join([_sum_up(run, pictures), _say_hidden(pictures[0])])
+    return section("timeline", TITLE, lead, legend, cut, *figures, note(NOTE), table)
+
+
+def _say_hidden(picture: _Picture) -> Html:
+    """How much of each kind of transfers is beside computation; empty for one rank, which has none."""
+    steps = len({stage.step for stage in picture.stages}) * len({stage.rank for stage in picture.stages})
+    parts = [
+        f"{what} {format_percent(hidden_s / busy_s)} of {format_duration(busy_s / steps)} a step"
+        for what, busy_s, hidden_s in find_overlaps(picture.stages)
+    ]
+    return note(f"Hidden behind computation, as measured: {', '.join(parts)}.") if parts else Html("")
 
 
 def _draw_entry(label: str, colour: str) -> Html:
@@ -163,6 +177,7 @@ def _draw_picture(picture: _Picture, span_s: float) -> Html:
     parts = [_draw_time_axis(x, bottom), _draw_step_ends(picture.stages, x, bottom)]
     parts += [_draw_lane(lane, top) for lane, top in lanes.items()]
     parts += [_draw_interval(stage, x, lanes[_Lane(stage.rank, stage.resource)]) for stage in picture.stages]
+    parts += [_draw_exposed(picture.stages, lane, x, top) for lane, top in lanes.items() if lane.resource == "link"]
     label = f"{picture.title}: stages of steps by rank and resource, {format_duration(picture.step_s)} a step"
     attributes = {"role": "img", "aria-label": label, "data-chart": picture.key}
     return tag("svg", attributes | {"viewBox": f"0 0 {WIDTH:.0f} {bottom + BOTTOM:.0f}"}, *parts)
@@ -222,6 +237,16 @@ def _draw_interval(stage: ScheduledStage, x: Scale, top: float) -> Html:
     title = tag("title", None, text(f"{stage.name} of step {stage.step}: {times}"))
     place = {"x": left, "y": top, "width": right - left, "height": LANE}
     return tag("g", None, title, tag("rect", {"class": f"bar {STYLES[stage.name][1]}"} | place))
+
+
+def _draw_exposed(stages: Sequence[ScheduledStage], lane: _Lane, x: Scale, top: float) -> Html:
+    edges: list[Html] = []
+    for begin_s, end_s in exposed_intervals(stages, lane.rank):
+        left, right = x.at(begin_s * 1000), x.at(end_s * 1000)
+        if right - left >= NARROWEST:
+            place = {"x": left, "y": top + LANE - EDGE, "width": right - left, "height": EDGE}
+            edges.append(tag("rect", {"class": "edge"} | place))
+    return join(edges)
 
 
 # --- busy and exposed seconds ---

@@ -73,9 +73,9 @@ def _check_parameters(model: nn.Module, tables: set[nn.Parameter]) -> None:
             raise SpecError(f"parameter {name} is a single number, and cannot be sharded: want a shape of (1,)")
 
 
-def find_units(model: nn.Module) -> list[nn.Module]:
+def find_units(model: nn.Module, least: int = LEAST_UNIT) -> list[nn.Module]:
     """The modules whose parameters are gathered together, in the order in which they are registered."""
-    return [unit for unit in _candidates(model) if sum(p.numel() for p in unit.parameters()) >= LEAST_UNIT]
+    return [unit for unit in _candidates(model) if sum(p.numel() for p in unit.parameters()) >= least]
 
 
 def _candidates(module: nn.Module) -> Iterator[nn.Module]:

@@ -48,7 +48,8 @@ def find_cause(model: nn.Module, batches: Sequence[Batch], error: str, *, alone:
         first = _First()
         first.watch(model)
         try:
-            model(batch)
+            with torch.compiler.set_stance("force_eager"):  # compiled layers would not call the hooks
+                model(batch)
         finally:
             for handle in first.handles:
                 handle.remove()

@@ -103,6 +103,9 @@ class Training(Value, frozen=True):
     precision: Literal["fp32", "bf16", "bf16_always"] = "fp32"
     task_weights: tuple[float, ...] = ()  # one for each label's loss; empty: all 1
     label_smoothing: float = 0.0  # s: the loss is that of labels s / 2 and 1 - s / 2; metrics take labels as they are
+    # Whether torch.compile compiles the model's layers, for batches of this size; on CPUs only, needs a C++ compiler.
+    # The last digits of results change
+    compile: bool = False
     device: str = "cpu"
     threads: int | None = None  # of torch; None: 1 for small steps, else torch's default
     # elastic: the same bits for any number of ranks that divides virtual_shards; it costs speed
@@ -131,10 +134,8 @@ class Training(Value, frozen=True):
             raise SpecError(f"train.staleness={self.staleness}: want at least 0")
         if self.determinism == "elastic":
             self._check_elastic()
-        if self.device != "cpu" and self.dense_parallel.kind != "replicate":
-            raise SpecError(
-                f"train.dense_parallel.kind={self.dense_parallel.kind} on {self.device}: it runs on CPUs only"
-            )
+        if self.device != "cpu":
+            self._check_device()
         if self.clip is not None and not 0 < self.clip < math.inf:
             raise SpecError(f"train.clip={self.clip}: want a norm above 0, or null for no clipping")
         if not 0 <= self.label_smoothing < 1:
@@ -144,6 +145,13 @@ class Training(Value, frozen=True):
         if self.schedule is not None and self.schedule.problem:
             raise SpecError(f"train.schedule.{self.schedule.problem}")
 
+    def _check_device(self) -> None:
+        on = f"on {self.device}: it runs on CPUs only"
+        if self.compile:
+            raise SpecError(f"train.compile=true {on}; want false")
+        if self.dense_parallel.kind != "replicate":
+            raise SpecError(f"train.dense_parallel.kind={self.dense_parallel.kind} {on}")
+
     def _check_elastic(self) -> None:
         elastic = "with train.determinism='elastic'"
         if self.accumulate > 1:
@@ -152,6 +160,9 @@ class Training(Value, frozen=True):
         if self.merge_shared:
             want = "want false, as sums depend on which samples a rank has"
             raise SpecError(f"train.merge_shared=true {elastic}: {want}")
+        if self.compile:
+            want = "want false, as the order of compiled sums depends on the shapes of a rank"
+            raise SpecError(f"train.compile=true {elastic}: {want}")
         if self.dense_parallel.kind != "replicate":
             want = "want replicate, as sums of sharded gradients depend on the number of ranks"
             raise SpecError(f"train.dense_parallel.kind={self.dense_parallel.kind} {elastic}: {want}")

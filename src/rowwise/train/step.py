@@ -32,11 +32,13 @@ from rowwise.comm.status import raise_if_any_rank_failed
 from rowwise.errors import BatchError, GradientError, SpecError, UpdateError
 from rowwise.hashing.make import IdTables
 from rowwise.hashing.managed.embeddings import ManagedEmbeddings
+from rowwise.ingest.batch_shard import BatchShard
 from rowwise.ops.threads import one_thread
 from rowwise.ops.update import run_all
 from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
 from rowwise.spec import Wire
 from rowwise.train.breakdown import Breakdown
+from rowwise.train.compiled import compile_dense
 from rowwise.train.dense import DenseGradients
 from rowwise.train.dense_parallel import FsdpGradients, has_dtensors, local_part, shards_of
 from rowwise.train.elastic import ElasticGradients
@@ -133,6 +135,9 @@ class StepContext:
         late = {module: LateUpdates(module, settings.staleness, apply) for module in tables if settings.staleness}
         device = torch.device(settings.device)
         prepare_device(device)
+        if settings.compile:
+            begin, end = BatchShard(rank=own.rank, world=len(own.ranks)).part(settings.batch)
+            compile_dense(model, end - begin)
         return cls(
             model=model,
             objective=objective,

@@ -1,0 +1,95 @@
+"""What does `train.compile` gain, by kind of model?
+
+    python benchmarks/compiled.py [--quick | --smoke] [--save]
+
+Training steps of models with 26 tables, with and without, interleaved in one process; a time is the minimum of the
+repeats. First both sides take two steps from the same weights, whose losses have to agree; the time of the first is
+that of the compilation.
+
+Takes: 6 minutes; --quick 4 minutes
+Needs: a C++ compiler
+"""
+
+import time
+
+import torch
+from parts.report import at_least, at_most, environment, finish, options, parsed
+
+from rowwise import (
+    DCN,
+    DHEN,
+    DLRM,
+    AutoInt,
+    Batch,
+    DeepFM,
+    Embeddings,
+    FinalMLP,
+    Jagged,
+    MaskNet,
+    Table,
+    Wukong,
+    XDeepFM,
+)
+from rowwise.train.breakdown import Breakdown
+from rowwise.train.objective import Clicks
+from rowwise.train.settings import Training
+from rowwise.train.step import StepContext, step
+
+FEATURES, ROWS, DIM, DENSE = 26, 1000, 32, 13
+MODELS = {
+    "DLRM": lambda e: DLRM(e, DENSE, (512, 256, DIM)),
+    "DeepFM": lambda e: DeepFM(e, DENSE),
+    "DCN": lambda e: DCN(e, DENSE),
+    "DHEN": lambda e: DHEN(e, DENSE),
+    "Wukong": lambda e: Wukong(e, DENSE),
+    "MaskNet": lambda e: MaskNet(e, DENSE),
+    "FinalMLP": lambda e: FinalMLP(e, DENSE),
+    "AutoInt": lambda e: AutoInt(e, DENSE),
+    "xDeepFM": lambda e: XDeepFM(e, DENSE),
+}
+
+
+def make_batch(size: int) -> Batch:
+    names = tuple(f"t{i}" for i in range(FEATURES))
+    values_N, lengths_FB = torch.randint(0, ROWS, (FEATURES * size,)), torch.ones(FEATURES * size, dtype=torch.int64)
+    sparse = Jagged(features=names, values_N=values_N, lengths_FB=lengths_FB)
+    return Batch(dense_BF=torch.randn(size, DENSE), sparse=sparse, labels_BK=torch.randint(0, 2, (size, 1)).float())
+
+
+def measure(name: str, size: int, repeats: int) -> dict:
+    contexts, batch, number = {}, make_batch(size), 0
+    for compiled in (False, True):
+        torch.manual_seed(1)
+        model = MODELS[name](Embeddings([Table(name=f"t{i}", rows=ROWS, dim=DIM) for i in range(FEATURES)]))
+        settings = Training(batch=size, compile=compiled)
+        contexts[compiled] = StepContext.create(model, Clicks(model), settings, Breakdown())
+    seconds, losses = {False: [], True: []}, {False: [], True: []}
+    for number in range(1, repeats + 3):
+        for compiled, context in contexts.items():
+            begin = time.perf_counter()
+            losses[compiled].append(step(context, [batch], number).loss)
+            seconds[compiled].append(time.perf_counter() - begin)
+    plain_s, compiled_s = (min(seconds[one][2:]) for one in (False, True))
+    return {
+        "model": name, "batch": size, "threads": torch.get_num_threads(), "plain_samples_s": size / plain_s,
+        "compiled_samples_s": size / compiled_s, "ratio": plain_s / compiled_s, "compile_s": seconds[True][0],
+        "off": max(abs(a - b) / a for a, b in zip(losses[False][:2], losses[True][:2], strict=True)),
+    }  # fmt: skip
+
+
+def main() -> None:
+    args = parsed(options("compiled", __doc__))
+    size, repeats = (16, 1) if args.smoke else (512, 5 if args.quick else 20)
+    rows = []
+    for name in ("DLRM", "xDeepFM") if args.smoke else MODELS:
+        rows.append(row := measure(name, size, repeats))
+        print("{model:9} {plain_samples_s:9.0f} samples/s, compiled {compiled_samples_s:9.0f}".format(**row), end="")
+        print(" ({ratio:.2f}x), compiled in {compile_s:.1f} s, losses off by {off:.1e}".format(**row), flush=True)
+    floors = [at_most("relative difference of losses, most", max(row["off"] for row in rows), 1e-5)]
+    if not args.smoke:
+        floors.append(at_least("speed of xDeepFM, without is 1", rows[-1]["ratio"], 1.2))
+    finish({"benchmark": "compiled", "environment": environment(), "rows": rows, "floors": floors}, args)
+
+
+if __name__ == "__main__":
+    main()

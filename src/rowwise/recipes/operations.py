@@ -1,0 +1,119 @@
+"""Multiplications for a sample in a forward of the models of recipes, in closed form: no model is made.
+
+Matrix products only. `models/cost.py` counts the operations of a model that there is; the tests compare both.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from rowwise.recipes.model_configs import (
+    AutoIntConfig,
+    DcnConfig,
+    DeepFmConfig,
+    DhenConfig,
+    DlrmConfig,
+    FinalMlpConfig,
+    Interaction,
+    MaskNetConfig,
+    Model,
+    TwoTowerConfig,
+    WideDeepConfig,
+    WukongConfig,
+    XDeepFmConfig,
+    layers_of,
+)
+from rowwise.spec import Table
+
+MLP_MODELS = (DlrmConfig, DeepFmConfig, DcnConfig, TwoTowerConfig, WideDeepConfig)
+MLPS = ("bottom", "top", "deep", "sizes")  # keys of layer sizes
+WUKONG: tuple[Interaction, ...] = ("factorization", "linear")
+
+
+class Vectors(NamedTuple):
+    """M vectors of a sample, of D numbers each."""
+
+    count: int
+    dim: int
+
+    @property
+    def numbers(self) -> int:
+        return self.count * self.dim
+
+
+def multiplications(model: Model, tables: Sequence[Table], dense: int) -> int | None:
+    """For a sample; None for models whose layers depend on code or on the data."""
+    if isinstance(model, MLP_MODELS):
+        return _of_mlps(model, dense + sum(table.dim * len(table.feature_names) for table in tables))
+    features = sum(len(table.feature_names) for table in tables)
+    x = Vectors(features + (dense > 0), tables[0].dim)
+    match model:
+        case DhenConfig(interactions=kinds, ensemble=ensemble):
+            own = _of_layers(model, x, kinds, {}, split=ensemble == "concat")
+        case WukongConfig(rank=rank, hidden=hidden):
+            own = _of_layers(model, x, WUKONG, {"rank": rank, "hidden": hidden}, split=True)
+        case MaskNetConfig(blocks=blocks, top=top, reduction_ratio=ratio):
+            serial = model.structure == "serial"
+            widths = (x.numbers, *blocks[:-1]) if serial else (x.numbers,) * len(blocks)
+            pairs = list(zip(widths, blocks, strict=True))
+            own = sum(mlp(x.numbers, ratio * width, width) + width * out for width, out in pairs)
+            own += mlp(blocks[-1] if serial else sum(blocks), *top, 1)
+        case FinalMlpConfig(first=first, second=second, heads=heads):  # gates are computed once for a batch
+            joined = first[-1] * second[-1] // heads + first[-1] + 2 * second[-1]
+            own = mlp(x.numbers, *first) + mlp(x.numbers, *second) + joined
+        case AutoIntConfig(deep=deep, layers=layers, width=width):
+            sizes = (x.dim, *(width,) * layers)
+            own = sum(x.count * (4 * a * b + 2 * x.count * b) for a, b in pairwise(sizes))
+            own += x.count * width + (mlp(x.numbers, *deep, 1) if deep else 0)
+        case XDeepFmConfig(deep=deep, products=products):
+            own = sum(x.numbers * a * (b + 1) for a, b in pairwise((x.count, *products)))
+            own += sum(products) + mlp(x.numbers, *deep, 1) + dense
+        case _:
+            return None
+    return own + (mlp(dense, 4 * x.dim, x.dim) if dense else 0)
+
+
+def mlp(*sizes: int) -> int:
+    return sum(a * b for a, b in pairwise(sizes))
+
+
+def _of_mlps(model: Model, inputs: int) -> int:
+    """As if each MLP were over all inputs."""
+    found = sum(mlp(inputs, *sizes) for key, sizes in layers_of(model).items() if key in MLPS)
+    if isinstance(model, DcnConfig):
+        matrices = model.crosses * (1 + model.gated)
+        found += matrices * inputs * (inputs if model.rank is None else 2 * model.rank)
+    return found
+
+
+def _of_layers(
+    model: DhenConfig | WukongConfig, x: Vectors, kinds: Sequence[Interaction], options: Mapping[str, Any], *,
+    split: bool,
+) -> int:  # fmt: skip
+    """Layers of interactions and the MLP over them; `split`: each interaction makes a part of the new vectors."""
+    out = x.count if model.vectors is None else model.vectors
+    parts = [out // len(kinds) + (k < out % len(kinds)) if split else out for k in range(len(kinds))]
+    found = 0
+    for _ in range(model.layers):
+        found += sum(_of_interaction(kind, x, n, **options) for kind, n in zip(kinds, parts, strict=True))
+        found += 0 if out == x.count else out * x.numbers
+        x = Vectors(out, x.dim)
+    return found + mlp(x.numbers, *model.top, 1)
+
+
+def _of_interaction(kind: Interaction, x: Vectors, out: int, rank: int = 8, hidden: Sequence[int] = (128,)) -> int:
+    (vectors, dim), mix = x, out * x.numbers
+    match kind:
+        case "attention":
+            return 12 * vectors * dim * dim + 2 * vectors * vectors * dim + mix
+        case "convolution":
+            return 25 * x.numbers + mix
+        case "cross":
+            return x.numbers**2 + (0 if out == vectors else mix)
+        case "dot":
+            pairs = vectors * (vectors - 1) // 2
+            return pairs * dim + mlp(pairs, *hidden, out * dim)
+        case "factorization":
+            return 2 * x.numbers * rank + mlp(vectors * rank, *hidden, out * dim)
+        case "linear":
+            return mix

@@ -1,0 +1,87 @@
+"""The dense side in plans: it takes memory from tables, and time on links. The kind that is proposed is the fastest."""
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from rowwise import Table, Topology
+from rowwise.perf.access import Workload
+from rowwise.perf.dense_parallel import KINDS, DenseSide, DenseUnits
+from rowwise.perf.hardware import Machine, hardware_named
+from rowwise.perf.roofline import Roofline
+from rowwise.planner.infeasible import InfeasibleError
+from rowwise.planner.pipeline import make_plan
+from rowwise.planner.problem import PlanRequest
+
+SHAPES = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=3)
+MiB = 1 << 20
+
+
+def side_of(units, **options):
+    return DenseSide(shapes=DenseUnits(tuple(map(tuple, units)), ((8,),)), state_slots=2, **options)
+
+
+@given(st.lists(SHAPES, min_size=1, max_size=4), st.sampled_from([(1, 2), (1, 8), (2, 4), (3, 1)]), st.floats(0, 2))
+def test_the_kind_that_is_proposed_fits_and_is_the_fastest(units, hosts_devices, share):
+    topology, hardware = Topology(*hosts_devices), hardware_named("a100-like")
+    side = side_of(units)
+    room = share * side.cost(topology).memory_bytes
+    best = side.fastest(topology, hardware, room)
+    kinds = [structs.replace(side, kind=kind) for kind in KINDS]
+    fitting = [kind for kind in kinds if kind.cost(topology).memory_bytes <= room]
+    assert (best is None) == (not fitting)
+    least_s = min((kind.seconds(topology, hardware) for kind in fitting), default=inf)
+    assert best is None or best.seconds(topology, hardware) == pytest.approx(least_s)
+    assert best is None or best.cost(topology).memory_bytes <= room
+
+
+def test_seconds_are_bytes_over_rates():
+    """One layer of 1 MiB on two hosts of two devices; groups are hosts."""
+    side, topology = side_of([[(512, 512)]]), Topology(2, 2)
+    hardware = hardware_named("a100-like")
+    own = 8 * 4  # bytes beside the layer
+    network, host = hardware.network, hardware.host
+    assert side.seconds(topology, hardware) == pytest.approx(1.5 * (MiB + own) / network.all_reduce_Bps)
+    full = structs.replace(side, kind="full")
+    assert full.seconds(topology, hardware) == pytest.approx(0.75 * (3 * MiB + 2 * own) / network.reduce_scatter_Bps)
+    hybrid = structs.replace(side, kind="hybrid")
+    inside, across = 0.5 * (3 * MiB + 2 * own) / host.reduce_scatter_Bps, (MiB + own) / 2 / network.all_reduce_Bps
+    assert hybrid.seconds(topology, hardware) == pytest.approx(inside + across)
+
+
+def request_of(dense, device_bytes):
+    hardware = structs.replace(hardware_named("cpu"), device_bytes=device_bytes)
+    topology = Topology(devices=4)
+    tables = [Table(name=f"t{i}", rows=40_000, dim=16) for i in range(4)]
+    machine = Machine(topology=topology, hardware=hardware)
+    workloads = tuple(Workload(table=table) for table in tables)
+    return PlanRequest(
+        workloads=workloads, machine=machine, model=Roofline(hardware, topology), batch=1024, dense=dense
+    )  # fmt: skip
+
+
+def test_tables_and_dense_parameters_share_the_memory_of_a_rank():
+    units = [[(512, 512)]] * 4
+    whole, part = side_of(units), side_of(units, kind="full")
+    topology = Topology(devices=4)
+    room = 4 * MiB + part.cost(topology).memory_bytes
+    assert whole.cost(topology).memory_bytes > room
+    with pytest.raises(InfeasibleError):
+        make_plan(request_of(whole, room), seconds=0.02)
+    made = make_plan(request_of(part, room), seconds=0.02)
+    alone = make_plan(request_of(None, 4 * MiB), seconds=0.02)
+    assert made.plan.forecast.limits_bytes == alone.plan.forecast.limits_bytes
+    assert made.plan.tiles == alone.plan.tiles
+
+
+def test_a_step_waits_for_the_dense_side():
+    side = side_of([[(512, 512)]])
+    request = request_of(side, 1 << 30)
+    longer = make_plan(request, seconds=0.02).plan.forecast
+    shorter = make_plan(replace(request, dense=None), seconds=0.02).plan.forecast
+    assert longer.step_s == shorter.step_s  # of the tables
+    assert longer.pipelined_s == pytest.approx(shorter.pipelined_s + request.dense_s, rel=0.1)
