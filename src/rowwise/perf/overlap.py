@@ -14,7 +14,7 @@ TRANSFERS = {  # by the stages in which their collectives are called
 
 
 class Interval(NamedTuple):
-    """Seconds."""
+    """From one moment of a timeline to another."""
 
     begin_s: float
     end_s: float

@@ -191,11 +191,11 @@ class _Sequences(Value, frozen=True):
 
 
 class SasRecConfig(_Sequences, frozen=True, tag="sasrec", tag_field="kind"):
-    """`rowwise.NextItem` over `rowwise.SASRec`."""
+    """`rowwise.NextItem` over the encoder `rowwise.SASRec`."""
 
 
 class HstuConfig(_Sequences, frozen=True, tag="hstu", tag_field="kind"):
-    """`rowwise.NextItem` over `rowwise.HSTU`."""
+    """`rowwise.NextItem` over the encoder `rowwise.HSTU`."""
 
 
 class UserModel(Value, frozen=True, tag="own", tag_field="kind"):

@@ -30,7 +30,7 @@ MLPS = ("bottom", "top", "deep", "sizes")  # keys of layer sizes
 WUKONG: tuple[Interaction, ...] = ("factorization", "linear")
 
 
-class Vectors(NamedTuple):
+class SampleVectors(NamedTuple):
     """M vectors of a sample, of D numbers each."""
 
     count: int
@@ -46,7 +46,7 @@ def multiplications(model: Model, tables: Sequence[Table], dense: int) -> int | 
     if isinstance(model, MLP_MODELS):
         return _of_mlps(model, dense + sum(table.dim * len(table.feature_names) for table in tables))
     features = sum(len(table.feature_names) for table in tables)
-    x = Vectors(features + (dense > 0), tables[0].dim)
+    x = SampleVectors(features + (dense > 0), tables[0].dim)
     match model:
         case DhenConfig(interactions=kinds, ensemble=ensemble):
             own = _of_layers(model, x, kinds, {}, split=ensemble == "concat")
@@ -87,7 +87,7 @@ def _of_mlps(model: Model, inputs: int) -> int:
 
 
 def _of_layers(
-    model: DhenConfig | WukongConfig, x: Vectors, kinds: Sequence[Interaction], options: Mapping[str, Any], *,
+    model: DhenConfig | WukongConfig, x: SampleVectors, kinds: Sequence[Interaction], options: Mapping[str, Any], *,
     split: bool,
 ) -> int:  # fmt: skip
     """Layers of interactions and the MLP over them; `split`: each interaction makes a part of the new vectors."""
@@ -97,11 +97,13 @@ def _of_layers(
     for _ in range(model.layers):
         found += sum(_of_interaction(kind, x, n, **options) for kind, n in zip(kinds, parts, strict=True))
         found += 0 if out == x.count else out * x.numbers
-        x = Vectors(out, x.dim)
+        x = SampleVectors(out, x.dim)
     return found + mlp(x.numbers, *model.top, 1)
 
 
-def _of_interaction(kind: Interaction, x: Vectors, out: int, rank: int = 8, hidden: Sequence[int] = (128,)) -> int:
+def _of_interaction(
+    kind: Interaction, x: SampleVectors, out: int, rank: int = 8, hidden: Sequence[int] = (128,)
+) -> int:
     (vectors, dim), mix = x, out * x.numbers
     match kind:
         case "attention":
