@@ -49,6 +49,7 @@ SECTIONS = {
 }  # fmt: skip
 OFTEN = {"Evaluation": {"every": 1, "patience": 3, "min_gain": 0.05}, "Saving": {"every": 2, "keep": 2}}
 MODELS = {
+    "DhenConfig": {"interactions": ["attention", "convolution", "dot", "factorization"], "vectors": 4},
     "TwoTowerConfig": {"item": "item", "user_features": ["user"], "user_dense": ["d0"], "item_dense": ["d1"]},
     "UserModel": {"module": "own.py:Mine"},
 }

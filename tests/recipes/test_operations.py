@@ -32,7 +32,8 @@ VECTORS = st.none() | st.integers(3, 8)
 CONFIGS = st.one_of(
     st.builds(
         DhenConfig, top=WIDTHS, layers=FEW, interactions=KINDS, vectors=VECTORS,
-        ensemble=st.sampled_from(["concat", "sum", "weighted_sum"]),
+        ensemble=st.sampled_from(["concat", "sum", "weighted_sum"]), heads=st.sampled_from([1, 2]), ffn_ratio=FEW,
+        kernel=st.sampled_from([1, 3]), rank=WIDTH, hidden=WIDTHS,
     ),
     st.builds(WukongConfig, top=WIDTHS, layers=FEW, vectors=VECTORS, rank=WIDTH, hidden=WIDTHS),
     st.builds(

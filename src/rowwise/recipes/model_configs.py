@@ -11,6 +11,12 @@ from rowwise.spec import Value
 from rowwise.value import MOST_BATCH, MOST_DIM, check_most
 
 Interaction = Literal["attention", "convolution", "cross", "dot", "factorization", "linear"]
+INTERACTION_KEYS: dict[Interaction, tuple[str, ...]] = {  # of `DhenConfig`, by the interaction that they are of
+    "attention": ("heads", "ffn_ratio"),
+    "convolution": ("kernel",),
+    "dot": ("hidden",),
+    "factorization": ("rank", "hidden"),
+}
 
 
 class DlrmConfig(Value, frozen=True, tag="dlrm", tag_field="kind"):
@@ -50,6 +56,11 @@ class DhenConfig(Value, frozen=True, tag="dhen", tag_field="kind"):
     interactions: tuple[Interaction, ...] = ("cross", "linear")  # in each layer
     vectors: int | None = None  # of a sample after each layer; None: as many as there are features
     ensemble: Literal["concat", "sum", "weighted_sum"] = "concat"  # what becomes of a layer's interactions
+    heads: int = 1  # of attention
+    ffn_ratio: int = 4  # of attention: the hidden layer of its feed-forward part, in dims
+    kernel: int = 5  # of convolution: height and width of its window, odd
+    rank: int = 8  # of factorization machines
+    hidden: tuple[int, ...] = (128,)  # widths of the layers over dots, and over factorization machines
     dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
     norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
 
@@ -227,7 +238,20 @@ WIDTHS = (
     "attention",
 )
 MLP_WIDTHS = ("bottom", "top", "deep", "hidden", "attention")  # any number will do
-COUNTS = ("crosses", "layers", "vectors", "rank", "heads", "width", "gate", "experts", "levels", "reduction_ratio")
+COUNTS = (
+    "crosses",
+    "layers",
+    "vectors",
+    "rank",
+    "heads",
+    "width",
+    "gate",
+    "experts",
+    "levels",
+    "reduction_ratio",
+    "ffn_ratio",
+    "kernel",
+)
 
 
 def kind_of(model: RankingModel) -> str:

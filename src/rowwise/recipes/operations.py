@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from msgspec import structs
+
 from rowwise.recipes.model_configs import (
     AutoIntConfig,
     DcnConfig,
@@ -49,9 +51,9 @@ def multiplications(model: Model, tables: Sequence[Table], dense: int) -> int | 
     x = SampleVectors(features + (dense > 0), tables[0].dim)
     match model:
         case DhenConfig(interactions=kinds, ensemble=ensemble):
-            own = _of_layers(model, x, kinds, {}, split=ensemble == "concat")
-        case WukongConfig(rank=rank, hidden=hidden):
-            own = _of_layers(model, x, WUKONG, {"rank": rank, "hidden": hidden}, split=True)
+            own = _of_layers(model, x, kinds, split=ensemble == "concat")
+        case WukongConfig():
+            own = _of_layers(model, x, WUKONG, split=True)
         case MaskNetConfig(blocks=blocks, top=top, reduction_ratio=ratio):
             serial = model.structure == "serial"
             widths = (x.numbers, *blocks[:-1]) if serial else (x.numbers,) * len(blocks)
@@ -66,7 +68,7 @@ def multiplications(model: Model, tables: Sequence[Table], dense: int) -> int | 
             own = sum(x.count * (4 * a * b + 2 * x.count * b) for a, b in pairwise(sizes))
             own += x.count * width + (mlp(x.numbers, *deep, 1) if deep else 0)
         case XDeepFmConfig(deep=deep, products=products):
-            own = sum(x.numbers * a * (b + 1) for a, b in pairwise((x.count, *products)))
+            own = sum(x.numbers * a * b for a, b in pairwise((x.count, *products)))
             own += sum(products) + mlp(x.numbers, *deep, 1) + dense
         case _:
             return None
@@ -86,36 +88,33 @@ def _of_mlps(model: Model, inputs: int) -> int:
     return found
 
 
-def _of_layers(
-    model: DhenConfig | WukongConfig, x: SampleVectors, kinds: Sequence[Interaction], options: Mapping[str, Any], *,
-    split: bool,
-) -> int:  # fmt: skip
+def _of_layers(model: DhenConfig | WukongConfig, x: SampleVectors, kinds: Sequence[Interaction], *, split: bool) -> int:
     """Layers of interactions and the MLP over them; `split`: each interaction makes a part of the new vectors."""
     out = x.count if model.vectors is None else model.vectors
     parts = [out // len(kinds) + (k < out % len(kinds)) if split else out for k in range(len(kinds))]
-    found = 0
+    found, settings = 0, structs.asdict(model)
     for _ in range(model.layers):
-        found += sum(_of_interaction(kind, x, n, **options) for kind, n in zip(kinds, parts, strict=True))
+        found += sum(_of_interaction(kind, x, n, settings) for kind, n in zip(kinds, parts, strict=True))
         found += 0 if out == x.count else out * x.numbers
         x = SampleVectors(out, x.dim)
+        found += len(kinds) * x.numbers if settings.get("ensemble") == "weighted_sum" else 0
     return found + mlp(x.numbers, *model.top, 1)
 
 
-def _of_interaction(
-    kind: Interaction, x: SampleVectors, out: int, rank: int = 8, hidden: Sequence[int] = (128,)
-) -> int:
+def _of_interaction(kind: Interaction, x: SampleVectors, out: int, settings: Mapping[str, Any]) -> int:
     (vectors, dim), mix = x, out * x.numbers
     match kind:
         case "attention":
-            return 12 * vectors * dim * dim + 2 * vectors * vectors * dim + mix
+            return (4 + 2 * settings["ffn_ratio"]) * vectors * dim * dim + 2 * vectors * vectors * dim + mix
         case "convolution":
-            return 25 * x.numbers + mix
+            return settings["kernel"] ** 2 * x.numbers + mix
         case "cross":
             return x.numbers**2 + (0 if out == vectors else mix)
         case "dot":
             pairs = vectors * (vectors - 1) // 2
-            return pairs * dim + mlp(pairs, *hidden, out * dim)
+            return pairs * dim + mlp(pairs, *settings["hidden"], out * dim)
         case "factorization":
-            return 2 * x.numbers * rank + mlp(vectors * rank, *hidden, out * dim)
+            rank = settings["rank"]
+            return 2 * x.numbers * rank + mlp(vectors * rank, *settings["hidden"], out * dim)
         case "linear":
             return mix

@@ -14,7 +14,15 @@ from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import unread
 from rowwise.perf.learned import profile_warnings
 from rowwise.recipes.compose import ResolvedRecipe
-from rowwise.recipes.model_configs import DinConfig, DlrmConfig, RankingModel, TwoTowerConfig, UserModel
+from rowwise.recipes.model_configs import (
+    INTERACTION_KEYS,
+    DhenConfig,
+    DinConfig,
+    DlrmConfig,
+    RankingModel,
+    TwoTowerConfig,
+    UserModel,
+)
 from rowwise.recipes.recipe import TimeShare
 from rowwise.recipes.sharding import load_hardware
 from rowwise.spec import Topology, Value
@@ -94,6 +102,7 @@ def _training_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[Unuse
     return (
         UnusedRule("model", ("attention",), no_histories, "model.histories is empty"),
         UnusedRule("model", ("bottom",), no_bottom, "there are no dense columns"),
+        *_interaction_rules(recipe.model),
         UnusedRule("columns", ("weight",), is_two_tower, "the two-tower loss weights all pairs equally"),
         UnusedRule("columns", ("time",), not isinstance(recipe.model, UserModel), "only user models read it"),
         UnusedRule("train", ("virtual_shards",), train.determinism != "elastic", "train.determinism is not elastic"),
@@ -108,6 +117,13 @@ def _training_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[Unuse
         UnusedRule("", ("hardware",), recipe.plan is not None, "the given plan has its own forecast"),
         UnusedRule("", ("memory",), recipe.plan is not None, "the given plan says where tables are"),
     )
+
+
+def _interaction_rules(model: object) -> Iterator[UnusedRule]:
+    for key in sorted({key for keys in INTERACTION_KEYS.values() for key in keys}):
+        kinds = [kind for kind, keys in INTERACTION_KEYS.items() if key in keys]
+        unused = isinstance(model, DhenConfig) and not set(kinds) & set(model.interactions)
+        yield UnusedRule("model", (key,), unused, f"model.interactions has no {' and no '.join(kinds)}")
 
 
 def _wire_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[UnusedRule, ...]:

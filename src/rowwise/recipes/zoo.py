@@ -24,6 +24,7 @@ from rowwise.models.wide_deep import WideDeep
 from rowwise.models.wukong import Wukong
 from rowwise.models.xdeepfm import XDeepFM
 from rowwise.recipes.model_configs import (
+    INTERACTION_KEYS,
     AutoIntConfig,
     ClickModel,
     DcnConfig,
@@ -69,6 +70,10 @@ def make_click_model(config: ClickModel, embeddings: AnyTables, dense_features: 
         options[last] = (*options[last], tasks)
     if isinstance(config, DlrmConfig):
         options["bottom"] = (*config.bottom, embeddings.tables[0].dim)
+    if isinstance(config, DhenConfig):
+        own = {kind: {key: options[key] for key in keys} for kind, keys in INTERACTION_KEYS.items()}
+        options = {key: value for key, value in options.items() if not any(key in keys for keys in own.values())}
+        options["options"] = own
     if isinstance(config, WideDeepConfig):
         options["wide"] = None if config.wide is None else wide_tables(embeddings.tables, tasks, config.wide)
     try:
