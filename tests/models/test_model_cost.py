@@ -6,8 +6,8 @@ import pytest
 import torch
 from clicks import DENSE, make_clicks, make_tables
 
-from rowwise import DHEN, DLRM, DeepFM, Embeddings, FinalMLP
-from rowwise.models.cost import model_cost
+from rowwise import DHEN, DLRM, DeepFM, Embeddings, FinalMLP, WideDeep
+from rowwise.models.cost import activation_bytes, model_cost
 from rowwise.models.dhen import INTERACTIONS
 from rowwise.ops.linear import choose_library, has_onednn
 
@@ -68,3 +68,30 @@ def test_pairs_of_other_models():
     deepfm = DeepFM(Embeddings(make_tables(D)), DENSE, deep=(5, 1))
     pairs = 2 * DENSE * D + 2 * (D + 4 * D) + 2 * DENSE
     assert model_cost(deepfm, make_clicks(SIZE)).flops == mlp(DENSE + 4 * D, 5, 1) + pairs
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("hidden", [(6,), (6, 5), (20, 7, 3)])
+def test_an_mlp_keeps_the_inputs_of_its_layers(hidden):
+    """Beside what is kept without hidden layers; nothing of them, if the MLP runs again, until it does."""
+    least, found, again = (
+        activation_bytes(model, make_clicks(64), [model.deep] if is_unit else [])
+        for sizes, is_unit in (((1,), False), ((*hidden, 1), False), ((*hidden, 1), True))
+        for model in [WideDeep(Embeddings(make_tables(D)), DENSE, deep=sizes)]
+    )
+    assert found.kept - least.kept == 4 * sum(hidden)
+    assert found.recomputed == found.kept
+    assert again == found  # it is the largest of the layers that run again, and the only one
+
+
+def test_stacked_layers_keep_less_if_they_run_again():
+    """Each of four equal layers keeps some inside; at a time one of them has it."""
+    torch.manual_seed(0)
+    model = DHEN(Embeddings(make_tables(D)), DENSE, top=(1,), layers=4, interactions=("attention",))
+    layers = list(model.layers)
+    found = activation_bytes(model, make_clicks(64), layers)
+    three = DHEN(Embeddings(make_tables(D)), DENSE, top=(1,), layers=3, interactions=("attention",))
+    less = activation_bytes(three, make_clicks(64), list(three.layers))
+    output = 4 * M * D
+    assert found.recomputed - less.recomputed == output  # of one layer more, its input
+    assert found.kept - less.kept > 10 * output

@@ -1,7 +1,6 @@
 """The dense side in plans: it takes memory from tables, and time on links. The kind that is proposed is the fastest."""
 
 from dataclasses import replace
-from math import inf
 
 import pytest
 from hypothesis import given
@@ -10,7 +9,7 @@ from msgspec import structs
 
 from rowwise import Table, Topology
 from rowwise.perf.access import Workload
-from rowwise.perf.dense_parallel import KINDS, DenseSide, DenseUnits
+from rowwise.perf.dense_parallel import KINDS, ActivationBytes, DenseSide, DenseUnits
 from rowwise.perf.hardware import Machine, hardware_named
 from rowwise.perf.roofline import Roofline
 from rowwise.planner.infeasible import InfeasibleError
@@ -25,18 +24,27 @@ def side_of(units, **options):
     return DenseSide(shapes=DenseUnits(tuple(map(tuple, units)), ((8,),)), state_slots=2, **options)
 
 
-@given(st.lists(SHAPES, min_size=1, max_size=4), st.sampled_from([(1, 2), (1, 8), (2, 4), (3, 1)]), st.floats(0, 2))
-def test_the_kind_that_is_proposed_fits_and_is_the_fastest(units, hosts_devices, share):
-    topology, hardware = Topology(*hosts_devices), hardware_named("a100-like")
-    side = side_of(units)
-    room = share * side.cost(topology).memory_bytes
-    best = side.fastest(topology, hardware, room)
+@given(
+    st.lists(SHAPES, min_size=1, max_size=4),
+    st.sampled_from([(1, 2), (1, 8), (2, 4), (3, 1)]),
+    st.floats(0, 2),
+    st.integers(0, 5000),
+)
+def test_the_way_that_is_proposed_fits_and_is_the_fastest(units, hosts_devices, share, kept):
+    """And recomputes nothing if anything fits without."""
+    topology, hardware, batch = Topology(*hosts_devices), hardware_named("a100-like"), 1000
+    side = side_of(units, activations=ActivationBytes(kept, kept // 3))
+    room = share * side.memory_bytes(topology, batch)
+    best = side.fastest(topology, hardware, batch, room)
     kinds = [structs.replace(side, kind=kind) for kind in KINDS]
-    fitting = [kind for kind in kinds if kind.cost(topology).memory_bytes <= room]
-    assert (best is None) == (not fitting)
-    least_s = min((kind.seconds(topology, hardware) for kind in fitting), default=inf)
-    assert best is None or best.seconds(topology, hardware) == pytest.approx(least_s)
-    assert best is None or best.cost(topology).memory_bytes <= room
+    again = [structs.replace(kind, recompute=True) for kind in kinds]
+    fitting = [[one for one in ways if one.memory_bytes(topology, batch) <= room] for ways in (kinds, again)]
+    chosen = fitting[0] or (fitting[1] if kept else [])
+    assert (best is None) == (not chosen)
+    if best is not None:
+        assert best.memory_bytes(topology, batch) <= room
+        assert best.recompute == (not fitting[0])
+        assert best.seconds(topology, hardware) == pytest.approx(min(o.seconds(topology, hardware) for o in chosen))
 
 
 def test_seconds_are_bytes_over_rates():

@@ -272,17 +272,15 @@ def _check_dense(request: "PlanRequest") -> None:
     """Raise where a rank has no memory left for tables beside its dense parameters."""
     if request.dense is None or request.limits_bytes[0]:
         return
-    from msgspec import structs
-
-    from rowwise.perf.dense_parallel import KINDS
-
-    dense, topology = request.dense, request.machine.topology
+    dense, topology, batch = request.dense, request.machine.topology, request.batch
     room = request.machine.memory_bytes[0] * (1 - request.constraints.reserve)
-    sizes = {kind: structs.replace(dense, kind=kind, shards=None).cost(topology).memory_bytes for kind in KINDS}
-    least = min(sizes, key=lambda kind: sizes[kind])
-    got = f"dense parameters with kind={dense.kind} take {format_bytes(dense.cost(topology).memory_bytes)}"
-    way_out = f"train.dense_parallel.kind={least} ({format_bytes(sizes[least])}), " if sizes[least] < room else ""
-    raise SpecError(f"{got} of the {format_bytes(room)} of a rank: want {way_out}more memory or a smaller model")
+    least = min(dense.ways(topology), key=lambda side: side.memory_bytes(topology, batch))
+    size, least_size = (format_bytes(side.memory_bytes(topology, batch)) for side in (dense, least))
+    got = f"dense parameters with kind={dense.kind} take {size} of the {format_bytes(room)} of a rank"
+    recompute = " with recompute" if least.recompute else ""
+    fits = least.memory_bytes(topology, batch) < room
+    way_out = f"train.dense_parallel.kind={least.kind}{recompute} ({least_size}), " if fits else ""
+    raise SpecError(f"{got}: want {way_out}more memory or a smaller model")
 
 
 def _read_tables(arguments: PlanArguments, world: int) -> "tuple[PlanInputs, tuple[str, ...]]":

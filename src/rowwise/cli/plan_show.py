@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rowwise.perf.dense_parallel import DenseSide
     from rowwise.perf.hardware import Machine
     from rowwise.planner.pipeline import PlanResult
+    from rowwise.planner.problem import PlanRequest
     from rowwise.planner.replan import ReplanResult
 
 FLOAT_bytes = 4
@@ -36,7 +37,7 @@ def show_plan(result: "PlanResult", console: Console) -> None:
         "layouts": _count_layouts(result),
     }
     if request.dense is not None:
-        lines["dense"] = _describe_dense(request.dense, request.machine)
+        lines["dense"] = _describe_dense(request.dense, request)
     for lead, text in lines.items():
         console.print(f"{lead:8}{text}", markup=False, soft_wrap=True)
     if result.searched.out_of_time:
@@ -44,10 +45,13 @@ def show_plan(result: "PlanResult", console: Console) -> None:
         show_note(advice, console)
 
 
-def _describe_dense(dense: "DenseSide", machine: "Machine") -> str:
-    topology = machine.topology
-    cost, time = dense.cost(topology), format_seconds(dense.seconds(topology, machine.hardware))
+def _describe_dense(dense: "DenseSide", request: "PlanRequest") -> str:
+    topology, hardware = request.machine.topology, request.machine.hardware
+    cost, time = dense.cost(topology), format_seconds(dense.seconds(topology, hardware))
     held = f"kind={dense.kind}: {format_bytes(cost.memory_bytes)} of each rank's memory"
+    if dense.activations.kept:
+        activations = format_bytes(dense.memory_bytes(topology, request.batch) - cost.memory_bytes)
+        held += f" and {activations} of activations{', recomputed' if dense.recompute else ''}"
     return f"{held}, and {format_bytes(cost.sent_bytes)} that a rank sends in a step, which takes {time}"
 
 
@@ -59,13 +63,15 @@ def note_dense(result: "PlanResult") -> tuple[str, ...]:
     machine, used_bytes = request.machine, max(row[0] for row in forecast.memory_bytes)
     topology, hardware = machine.topology, machine.hardware
     room_bytes = machine.memory_bytes[0] * (1 - request.constraints.reserve) - used_bytes
-    best = request.dense.fastest(topology, hardware, room_bytes)
+    best = request.dense.fastest(topology, hardware, request.batch, room_bytes)
     if best is None or best.seconds(topology, hardware) >= request.dense.seconds(topology, hardware):
         return ()
-    size, time = format_bytes(best.cost(topology).memory_bytes), format_seconds(best.seconds(topology, hardware))
-    return (
-        f"train.dense_parallel.kind={best.kind} is faster: dense parameters take {size} of a rank and {time} a step",
+    size, time = (
+        format_bytes(best.memory_bytes(topology, request.batch)),
+        format_seconds(best.seconds(topology, hardware)),
     )
+    way = f"kind={best.kind}{' with recompute' if best.recompute else ''}"
+    return (f"train.dense_parallel.{way} sends for less time: it takes {size} of a rank, and {time} a step",)
 
 
 def show_note(text: str, console: Console) -> None:

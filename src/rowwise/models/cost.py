@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from rowwise.batch import Batch
+from rowwise.perf.dense_parallel import ActivationBytes
 from rowwise.spec import Value
 
 
@@ -25,6 +27,46 @@ def model_cost(model: nn.Module, batch: Batch) -> ModelCost:
         model(batch)
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return ModelCost(parameters, counter.get_total_flops() // len(batch.labels_BK))
+
+
+def activation_bytes(model: nn.Module, batch: Batch, units: Sequence[nn.Module]) -> ActivationBytes:
+    """What a forward of this batch keeps; `units` are what is computed again in the backward."""
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    alive: list[Tensor] = []  # so that no storage gets the address of one before
+    sizes: dict[int, int] = {}
+    inside: dict[nn.Module | None, set[int]] = {unit: set() for unit in (None, *units)}  # None: outside of all
+    entered: list[nn.Module] = []
+
+    def keep(tensor: Tensor, unit: nn.Module | None) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            alive.append(tensor)
+            sizes[storage.data_ptr()] = storage.nbytes()
+            inside[unit].add(storage.data_ptr())
+        return tensor
+
+    def enter(unit: nn.Module, inputs: tuple[Any, ...]) -> None:
+        for x in inputs:
+            if isinstance(x, Tensor):
+                keep(x, None)
+        entered.append(unit)
+
+    def leave(*_: Any) -> None:
+        entered.pop()
+
+    hooks = [unit.register_forward_pre_hook(enter) for unit in units]
+    hooks += [unit.register_forward_hook(leave) for unit in units]
+    try:
+        with saved_tensors_hooks(lambda x: keep(x, entered[-1] if entered else None), lambda x: x):
+            alive.append(model(batch))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    outside = inside.pop(None)
+    largest = max((sum(sizes[at] for at in mine - outside) for mine in inside.values()), default=0)
+    samples, always = len(batch.labels_BK), sum(sizes[at] for at in outside)
+    kept = sum(sizes[at] for at in outside.union(*inside.values()))
+    return ActivationBytes(kept // samples, (always + largest) // samples)
 
 
 def _formulas() -> dict[Any, Any]:

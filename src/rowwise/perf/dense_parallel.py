@@ -75,6 +75,14 @@ def padded_numel(shapes: Sequence[Shape], shards: int) -> int:
     return sum(-(-shape[0] // shards) * shards * prod(shape[1:]) for shape in shapes)
 
 
+class ActivationBytes(Value, frozen=True):
+    """Bytes that a forward keeps for its backward, for a sample."""
+
+    kept: int
+    recomputed: int  # with `recompute`: inputs of layers, and what the largest layer keeps while it runs again
+
+
+NO_ACTIVATIONS = ActivationBytes(0, 0)
 Kind = Literal["replicate", "full", "hybrid"]
 KINDS: tuple[Kind, ...] = ("replicate", "full", "hybrid")
 
@@ -89,6 +97,13 @@ class DenseSide(Value, frozen=True, kw_only=True):
     reshard: bool = True
     bf16: bool = False
     prefetch: int = 1
+    recompute: bool = False
+    activations: ActivationBytes = NO_ACTIVATIONS  # 0: not known
+
+    def memory_bytes(self, topology: Topology, batch: int) -> int:
+        """Of a rank in a step of so many samples of all ranks."""
+        sample_bytes = self.activations.recomputed if self.recompute else self.activations.kept
+        return self.cost(topology).memory_bytes + sample_bytes * -(-batch // topology.world)
 
     def shards_on(self, topology: Topology) -> int:
         """The ranks that share the parameters; 1: each has all of them."""
@@ -116,10 +131,16 @@ class DenseSide(Value, frozen=True, kw_only=True):
         inside_bytes = cost.sent_bytes - cost.across_bytes
         return inside_bytes / within.reduce_scatter_Bps + cost.across_bytes / across.all_reduce_Bps
 
-    def fastest(self, topology: Topology, hardware: Hardware, room_bytes: float) -> "DenseSide | None":
-        """The kind whose transfers take least, of those that fit a rank's memory; None: none fits."""
-        kinds = [
-            structs.replace(self, kind=kind, shards=None) for kind in KINDS if kind != "hybrid" or topology.hosts > 1
-        ]
-        fitting = [one for one in kinds if one.cost(topology).memory_bytes <= room_bytes]
-        return min(fitting, key=lambda one: one.seconds(topology, hardware), default=None)
+    def ways(self, topology: Topology) -> list["DenseSide"]:
+        """All kinds on these ranks, first without `recompute`, which is of use where activations are known."""
+        kinds = [kind for kind in KINDS if kind != "hybrid" or topology.hosts > 1]
+        choices = (False, True) if self.activations.kept else (self.recompute,)
+        return [structs.replace(self, kind=k, shards=None, recompute=again) for again in choices for k in kinds]
+
+    def fastest(self, topology: Topology, hardware: Hardware, batch: int, room_bytes: float) -> "DenseSide | None":
+        """The way whose transfers take least, of those that fit a rank's memory; None: none fits.
+
+        Activations are recomputed only if nothing fits without: that takes about a third more of dense computation.
+        """
+        fitting = [side for side in self.ways(topology) if side.memory_bytes(topology, batch) <= room_bytes]
+        return min(fitting, key=lambda side: (side.recompute, side.seconds(topology, hardware)), default=None)

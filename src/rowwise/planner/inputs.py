@@ -52,7 +52,7 @@ class PlanInputs(NamedTuple):
     workloads: tuple[Workload, ...]
     batch: int  # global number of samples of a step
     wire: Wire
-    dense: DenseSide | None = None  # None: not known, or of a two-tower model, which trains on one rank
+    dense: DenseSide | None = None  # None: not known
 
 
 @dataclass(frozen=True, slots=True)

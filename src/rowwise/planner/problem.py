@@ -52,7 +52,7 @@ class PlanRequest:
         """Bytes of each tier that tables may take on each rank; 0 for tiers that they may not use."""
         sizes = zip(TIERS, self.machine.memory_bytes, strict=True)
         limits = [int(size * (1 - self.constraints.reserve)) if tier in self.tiers else 0 for tier, size in sizes]
-        dense_bytes = 0 if self.dense is None else self.dense.cost(self.machine.topology).memory_bytes
+        dense_bytes = 0 if self.dense is None else self.dense.memory_bytes(self.machine.topology, self.batch)
         return (max(limits[0] - dense_bytes, 0), *limits[1:])
 
     @property

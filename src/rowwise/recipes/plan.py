@@ -7,7 +7,7 @@ from msgspec import structs
 
 from rowwise.planner.inputs import PlanInputs
 from rowwise.recipes.compose import make_model, resolve
-from rowwise.recipes.dense_side import dense_side_of
+from rowwise.recipes.dense_side import dense_side_of, measure_activations
 from rowwise.recipes.disk_tables import uniform_workloads
 from rowwise.recipes.recipe import Recipe, check_ranks
 from rowwise.recipes.sharding import step_samples, tables_of
@@ -22,5 +22,5 @@ def plan_inputs(recipe: Recipe, world: int) -> PlanInputs:
     resolved = resolve(on_cpu)
     model = make_model(resolved, on_meta=True)
     shards_of(recipe.train.dense_parallel, Topology(devices=world))  # raises for a number that does not divide ranks
-    dense = dense_side_of(recipe.train, model)
+    dense = dense_side_of(recipe.train, model, measure_activations(resolved))
     return PlanInputs(uniform_workloads(tables_of(model)), step_samples(recipe), recipe.wire, dense)
