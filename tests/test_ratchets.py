@@ -18,7 +18,7 @@ LINES = {  # of Python, by package
     "drills": 710,
     "hashing": 3_416,
     "ingest": 12_142,
-    "models": 2_492,
+    "models": 2_494,
     "ops": 5_702,
     "perf": 2_138,
     "planner": 5_299,

@@ -9,7 +9,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from rowwise.batch import Batch
-from rowwise.perf.dense_parallel import ActivationBytes
 from rowwise.spec import Value
 
 
@@ -29,8 +28,11 @@ def model_cost(model: nn.Module, batch: Batch) -> ModelCost:
     return ModelCost(parameters, counter.get_total_flops() // len(batch.labels_BK))
 
 
-def activation_bytes(model: nn.Module, batch: Batch, units: Sequence[nn.Module]) -> ActivationBytes:
-    """What a forward of this batch keeps; `units` are what is computed again in the backward."""
+def activation_bytes(model: nn.Module, batch: Batch, units: Sequence[nn.Module]) -> tuple[int, int]:
+    """Bytes that a forward keeps for its backward, for a sample: usually, and if `units` run again in the backward.
+
+    Units that run again keep their inputs, and the largest of them all that it usually keeps, while it runs again.
+    """
     parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
     alive: list[Tensor] = []  # so that no storage gets the address of one before
     sizes: dict[int, int] = {}
@@ -66,7 +68,7 @@ def activation_bytes(model: nn.Module, batch: Batch, units: Sequence[nn.Module])
     largest = max((sum(sizes[at] for at in mine - outside) for mine in inside.values()), default=0)
     samples, always = len(batch.labels_BK), sum(sizes[at] for at in outside)
     kept = sum(sizes[at] for at in outside.union(*inside.values()))
-    return ActivationBytes(kept // samples, (always + largest) // samples)
+    return kept // samples, (always + largest) // samples
 
 
 def _formulas() -> dict[Any, Any]:

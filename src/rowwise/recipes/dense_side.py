@@ -53,7 +53,7 @@ def measure_activations(resolved: ResolvedRecipe) -> ActivationBytes:
         labels_BK=torch.zeros(SAMPLES, len(resolved.tasks)),
     )
     with autocast(recipe.train):
-        return activation_bytes(model, batch, find_units(model))
+        return ActivationBytes(*activation_bytes(model, batch, find_units(model)))
 
 
 def _state_slots(optimizer: DenseOptimizer) -> int:
