@@ -22,7 +22,7 @@ from rowwise.quantity import format_bytes
 from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.plan import plan_inputs
 from rowwise.recipes.sharding import tables_of
-from rowwise.recipes.text import write
+from rowwise.recipes.text import decode, write
 from rowwise.spec import Codecs, Wire
 
 MADE_UP = Path(__file__).parents[1] / "benchmarks" / "tables" / "dlrm856_like_tables.csv"
@@ -263,18 +263,63 @@ def test_the_dense_side_of_a_recipe_takes_memory(command):
     plan = ("plan", "--recipe", "small.yaml", *changes, *QUICK, "--topology")
     code, out, _ = command(*plan, "4xcpu")
     assert code == 0
-    shown = r"dense +kind=replicate: (.*) of each rank's memory and (.*) of activations, and (.*) that a rank"
+    shown = r"dense +kind=replicate: (.*) of each rank's memory, (.*) of activations; a rank sends (.*) in a step"
     held, activations, sent = re.search(shown, out).groups()
     parameters = sum(p.numel() for sizes in ((2, 512, 512, 8), (8 + 6, 512, 1)) for p in Mlp(sizes).parameters())
     # In fp32, with gradients and two numbers of Adam; an all-reduce over four ranks sends 2 * 3 / 4 of them.
     assert (held, sent) == (format_bytes(16 * parameters), format_bytes(6 * parameters))
     code, _, err = command(*plan, "4xcpu:device=4MB")
     assert code == 2
-    want = r"kind=replicate take 4.. MB of the 4.0 MB of a rank: want train.dense_parallel.kind=full.* \(.* MB\)"
+    want = r"kind=replicate take 4.. MB of the 4.0 MB of a rank: want train.dense_parallel={kind: full.*} \(.* MB\)"
     assert re.search(want, err)
     assert parse_size(activations, "activations") > 0
     code, out, _ = command(*plan, "4xcpu:device=4MB", "--set", "train.dense_parallel.kind=full")
     assert code == 0
+    code, out, _ = command(*plan, "4xcpu", "--set", "train.accumulate=4")
+    of_a_pass = re.search(r"memory, (.*) of activations", out)[1]
+    assert parse_size(of_a_pass, "") == pytest.approx(parse_size(activations, ""), rel=0.1)  # of one batch at a time
+
+
+OWN = """
+import torch
+class Mine(torch.nn.Module):
+    def __init__(self, embeddings, dense_features, tasks, broken=False):
+        super().__init__()
+        self.embeddings, self.scale, self.broken = embeddings, torch.nn.Parameter(torch.tensor(0.1)), broken
+        self.map = torch.nn.Linear(self.embeddings.tables[0].dim, tasks)
+    def forward(self, batch):
+        if self.broken and int(batch.sparse.values_N.max()) == 0:
+            raise RuntimeError("wants other ids")
+        return self.map(self.embeddings(batch.sparse)["user"]) * self.scale
+"""
+
+
+@pytest.mark.usefixtures("small_recipe")
+@pytest.mark.parametrize("broken", ["false", "true"])
+def test_the_dense_side_of_a_model_of_ones_own(command, tmp_path, broken):
+    """With a single number, which cannot be sharded, and code that refuses made-up samples."""
+    (tmp_path / "own.py").write_text(OWN)
+    change = f"model={{kind: own, module: own.py:Mine, args: {{broken: {broken}}}}}"
+    plan = ("plan", "--recipe", "small.yaml", *QUICK, "--topology", "2xcpu", "--set", change)
+    code, out, err = command(*plan)
+    assert (code, err) == (0, "")
+    assert ("activations not counted" in out) == (broken == "true")
+    assert "kind: full" not in out
+    code, _, err = command(*plan, "--set", "train.dense_parallel.kind=full")
+    assert code == 2
+    assert "parameter scale is a single number, and cannot be sharded: want a shape of (1,)" in err
+
+
+def test_a_sequence_model_looks_up_lists_and_what_it_scores(small_recipe):
+    lists = {
+        "columns": {"labels": [], "sparse": [{"column": "seen", "ids": "direct", "table": "seen"}]},
+        "tables": {"list": [{"name": "seen", "rows": 20, "dim": 8, "features": ["seen"], "pooling": "sequence"}]},
+        "model": {"kind": "sasrec", "length": 7},
+        "evaluate": {"metric": "ndcg@10"},
+    }
+    made = decode({**msgspec.to_builtins(small_recipe), "tables": {}, **lists}, "")
+    (workload,) = plan_inputs(made, 2).workloads
+    assert workload.access.pooling == pytest.approx(8 + 20 * 2 / made.train.batch)
 
 
 def test_a_recipe_s_tables_take_one_id_a_feature(small_recipe):

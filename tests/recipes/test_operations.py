@@ -56,6 +56,12 @@ def test_multiplications_are_those_of_the_model(config, dim):
     assert found == (2 * SIZE * multiplications(config, tables, DENSE) + 2 * once) // SIZE
 
 
-@pytest.mark.parametrize("config", [DinConfig(), MmoeConfig(), UserModel(module="mine.py:Net")])
-def test_those_of_other_models_are_not_known(config):
+@pytest.mark.parametrize(
+    "config",
+    [
+        DinConfig(), MmoeConfig(), UserModel(module="mine.py:Net"), FinalMlpConfig(first=()), FinalMlpConfig(heads=0),
+        MaskNetConfig(blocks=(), structure="serial"),
+    ],
+)  # fmt: skip
+def test_those_of_other_models_and_of_refused_ones_are_not_known(config):
     assert multiplications(config, make_tables(), DENSE) is None

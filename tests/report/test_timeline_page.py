@@ -143,6 +143,6 @@ def test_the_page_says_how_much_is_hidden(tmp_path):
     (tmp_path / "r" / "recipe.yaml").write_text(RECIPE.format(depth=1))
     (tmp_path / "r" / "timeline.csv").write_text("\n".join(lines) + "\n")
     text = section_of(tmp_path / "r").replace("\u202f", " ")
-    assert "exchange of vectors 25.0 % of 400 ms a step, sharded dense parameters 0.0 % of 100 ms a step" in text
+    assert "exchange of vectors 25.0 % of 400 ms a step, transfers of layers 0.0 % of 100 ms a step" in text
     measured = text.split(MODEL)[0]
     assert measured.count('class="edge"') == 20

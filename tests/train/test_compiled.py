@@ -12,7 +12,7 @@ from rowwise import DCN, Embeddings, GradientError, NativeError, SpecError
 from rowwise.comm.spawn import run_processes
 from rowwise.recipes.runs import TrainingRun
 from rowwise.train.breakdown import Breakdown
-from rowwise.train.compiled import check_compiler
+from rowwise.train.compiled import check_compiler, compile_dense
 from rowwise.train.objective import Clicks
 from rowwise.train.settings import DenseParallel, Training
 from rowwise.train.step import StepContext, autocast, step
@@ -108,6 +108,26 @@ def test_the_layer_of_a_bad_number_is_found(tmp_path):
     training = {"compile": True, "optimizer": {"kind": "sgd", "lr": 1e30}}
     with pytest.raises(GradientError, match=r"weights of 'bottom|it begins in '(bottom|top)"):
         TrainingRun.start(recipe(tmp_path, train=training), tmp_path / "runs").go()
+
+
+class Keyed(torch.nn.Module):
+    """A layer that is called with an option and a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.map = torch.nn.Linear(3, 2)
+
+    def forward(self, x_BF, times, *, shift=0.0):
+        return self.map(x_BF) * times + shift
+
+
+def test_layers_that_take_more_than_tensors_are_not_compiled():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(Keyed())
+    x_BF = torch.randn(48, 3)
+    wanted = model[0](x_BF, 2, shift=1.0)
+    compile_dense(model, 48)
+    assert torch.equal(model[0](x_BF, 2, shift=1.0), wanted)
 
 
 def test_a_machine_without_a_compiler():

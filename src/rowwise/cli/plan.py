@@ -277,9 +277,8 @@ def _check_dense(request: "PlanRequest") -> None:
     least = min(dense.ways(topology), key=lambda side: side.memory_bytes(topology, batch))
     size, least_size = (format_bytes(side.memory_bytes(topology, batch)) for side in (dense, least))
     got = f"dense parameters with kind={dense.kind} take {size} of the {format_bytes(room)} of a rank"
-    recompute = " with recompute" if least.recompute else ""
     fits = least.memory_bytes(topology, batch) < room
-    way_out = f"train.dense_parallel.kind={least.kind}{recompute} ({least_size}), " if fits else ""
+    way_out = f"{least.setting()} ({least_size}), " if fits else ""
     raise SpecError(f"{got}: want {way_out}more memory or a smaller model")
 
 

@@ -47,12 +47,14 @@ def show_plan(result: "PlanResult", console: Console) -> None:
 
 def _describe_dense(dense: "DenseSide", request: "PlanRequest") -> str:
     topology, hardware = request.machine.topology, request.machine.hardware
-    cost, time = dense.cost(topology), format_seconds(dense.seconds(topology, hardware))
-    held = f"kind={dense.kind}: {format_bytes(cost.memory_bytes)} of each rank's memory"
+    held, sent = dense.cost(topology).memory_bytes, dense.sent_bytes(topology)
+    activations = "activations not counted"
     if dense.activations.kept:
-        activations = format_bytes(dense.memory_bytes(topology, request.batch) - cost.memory_bytes)
-        held += f" and {activations} of activations{', recomputed' if dense.recompute else ''}"
-    return f"{held}, and {format_bytes(cost.sent_bytes)} that a rank sends in a step, which takes {time}"
+        recomputed = ", recomputed" if dense.recompute else ""
+        activations = f"{format_bytes(dense.activation_bytes(topology, request.batch))} of activations{recomputed}"
+    memory = f"kind={dense.kind}: {format_bytes(held)} of each rank's memory, {activations}"
+    time = format_seconds(dense.seconds(topology, hardware))
+    return f"{memory}; a rank sends {format_bytes(sent)} in a step, which takes {time}"
 
 
 def note_dense(result: "PlanResult") -> tuple[str, ...]:
@@ -66,12 +68,10 @@ def note_dense(result: "PlanResult") -> tuple[str, ...]:
     best = request.dense.fastest(topology, hardware, request.batch, room_bytes)
     if best is None or best.seconds(topology, hardware) >= request.dense.seconds(topology, hardware):
         return ()
-    size, time = (
-        format_bytes(best.memory_bytes(topology, request.batch)),
-        format_seconds(best.seconds(topology, hardware)),
-    )
-    way = f"kind={best.kind}{' with recompute' if best.recompute else ''}"
-    return (f"train.dense_parallel.{way} sends for less time: it takes {size} of a rank, and {time} a step",)
+    memory = format_bytes(best.memory_bytes(topology, request.batch))
+    time = format_seconds(best.seconds(topology, hardware))
+    where = "" if best.kind == "replicate" else " (on CPUs only)"
+    return (f"{best.setting()}{where} sends in {time} of a step, and takes {memory} of a rank's memory",)
 
 
 def show_note(text: str, console: Console) -> None:

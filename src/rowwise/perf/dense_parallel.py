@@ -72,7 +72,7 @@ def fsdp_cost(  # noqa: PLR0913 - the settings of a run
 
 def padded_numel(shapes: Sequence[Shape], shards: int) -> int:
     """Numbers of parameters whose first dimension is filled up to a multiple of the ranks."""
-    return sum(-(-shape[0] // shards) * shards * prod(shape[1:]) for shape in shapes)
+    return sum(-(-shape[0] // shards) * shards * prod(shape[1:]) for shape in shapes if shape)
 
 
 class ActivationBytes(Value, frozen=True):
@@ -99,11 +99,9 @@ class DenseSide(Value, frozen=True, kw_only=True):
     prefetch: int = 1
     recompute: bool = False
     activations: ActivationBytes = NO_ACTIVATIONS  # 0: not known
-
-    def memory_bytes(self, topology: Topology, batch: int) -> int:
-        """Of a rank in a step of so many samples of all ranks."""
-        sample_bytes = self.activations.recomputed if self.recompute else self.activations.kept
-        return self.cost(topology).memory_bytes + sample_bytes * -(-batch // topology.world)
+    passes: int = 1  # forwards and backwards of a step, one after the other
+    can_shard: bool = True
+    can_recompute: bool = True
 
     def shards_on(self, topology: Topology) -> int:
         """The ranks that share the parameters; 1: each has all of them."""
@@ -112,11 +110,29 @@ class DenseSide(Value, frozen=True, kw_only=True):
         return topology.world if self.kind == "full" else self.shards or topology.devices
 
     def cost(self, topology: Topology) -> DenseCost:
+        """Of one pass."""
         shards = self.shards_on(topology)
         if shards == 1:
             return replicated_cost(self.shapes, topology.world, self.state_slots)
         options = {"reshard": self.reshard, "bf16": self.bf16, "prefetch": self.prefetch}
         return fsdp_cost(self.shapes, topology.world, shards, self.state_slots, **options)
+
+    def activation_bytes(self, topology: Topology, batch: int) -> int:
+        """Of a rank in a step of so many samples of all ranks."""
+        sample_bytes = self.activations.recomputed if self.recompute else self.activations.kept
+        return sample_bytes * -(-batch // (topology.world * self.passes))
+
+    def memory_bytes(self, topology: Topology, batch: int) -> int:
+        """Of a rank: parameters, gradients, optimizer state and activations."""
+        return self.cost(topology).memory_bytes + self.activation_bytes(topology, batch)
+
+    def sending_passes(self, topology: Topology) -> int:
+        """Passes of a step that send: whole parameters are summed once, after the last one."""
+        return 1 if self.shards_on(topology) == 1 else self.passes
+
+    def sent_bytes(self, topology: Topology) -> float:
+        """Bytes that a rank sends in a step."""
+        return self.cost(topology).sent_bytes * self.sending_passes(topology)
 
     def seconds(self, topology: Topology, hardware: Hardware) -> float:
         """Of the transfers of a step, one after the other, without their latencies."""
@@ -129,13 +145,16 @@ class DenseSide(Value, frozen=True, kw_only=True):
         if self.shards_on(topology) == 1:
             return cost.sent_bytes / across.all_reduce_Bps
         inside_bytes = cost.sent_bytes - cost.across_bytes
-        return inside_bytes / within.reduce_scatter_Bps + cost.across_bytes / across.all_reduce_Bps
+        once_s = inside_bytes / within.reduce_scatter_Bps + cost.across_bytes / across.all_reduce_Bps
+        return once_s * self.sending_passes(topology)
 
     def ways(self, topology: Topology) -> list["DenseSide"]:
-        """All kinds on these ranks, first without `recompute`, which is of use where activations are known."""
-        kinds = [kind for kind in KINDS if kind != "hybrid" or topology.hosts > 1]
-        choices = (False, True) if self.activations.kept else (self.recompute,)
-        return [structs.replace(self, kind=k, shards=None, recompute=again) for again in choices for k in kinds]
+        """All kinds that can run on these ranks, first without `recompute`, which needs known activations."""
+        kinds = [kind for kind in KINDS if kind == "replicate" or (self.can_shard and topology.world > 1)]
+        again = (False, True) if self.activations.kept and self.can_recompute else (self.recompute,)
+        sides = [structs.replace(self, kind=kind, recompute=choice) for choice in again for kind in kinds]
+        # On one host a hybrid of the host's ranks is full.
+        return [side for side in sides if side.kind != "hybrid" or topology.hosts > 1 or side.shards is not None]
 
     def fastest(self, topology: Topology, hardware: Hardware, batch: int, room_bytes: float) -> "DenseSide | None":
         """The way whose transfers take least, of those that fit a rank's memory; None: none fits.
@@ -144,3 +163,9 @@ class DenseSide(Value, frozen=True, kw_only=True):
         """
         fitting = [side for side in self.ways(topology) if side.memory_bytes(topology, batch) <= room_bytes]
         return min(fitting, key=lambda side: (side.recompute, side.seconds(topology, hardware)), default=None)
+
+    def setting(self) -> str:
+        """What the recipe has to say."""
+        keys = {"kind": self.kind, "shards": self.shards if self.kind == "hybrid" else None}
+        keys |= {"recompute": "true" if self.recompute else None}
+        return f"train.dense_parallel={{{', '.join(f'{key}: {value}' for key, value in keys.items() if value)}}}"

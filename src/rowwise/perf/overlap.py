@@ -8,7 +8,7 @@ from rowwise.perf.timeline_costs import IDLE_PROCESSOR
 
 TRANSFERS = {  # by the stages in which their collectives are called
     "exchange of vectors": ("exchange", "return"),
-    "sharded dense parameters": ("forward", "backward"),  # gathered, and their gradients summed
+    "transfers of layers": ("forward", "backward"),  # of sharded parameters, or of items to compare users with
     "dense gradients": ("reduce",),
 }
 

@@ -10,19 +10,24 @@ from rowwise.batch import Batch, Jagged
 from rowwise.models.cost import activation_bytes
 from rowwise.perf.dense_parallel import NO_ACTIVATIONS, ActivationBytes, DenseSide, DenseUnits
 from rowwise.recipes.compose import ResolvedRecipe, make_model
-from rowwise.recipes.model_configs import RankingModel
-from rowwise.recipes.recipe import Tables
-from rowwise.train.dense_parallel import find_units, unit_shapes
-from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd, Training
+from rowwise.recipes.model_configs import RankingModel, UserModel
+from rowwise.recipes.recipe import Recipe, Tables
+from rowwise.spec import Pooling
+from rowwise.train.dense_parallel import check_parameters, find_units, has_id_maps, unit_shapes
+from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd
 from rowwise.train.step import autocast
 
 SAMPLES = 64  # of the forward that is measured
 
 
-def dense_side_of(train: Training, model: nn.Module, activations: ActivationBytes = NO_ACTIVATIONS) -> DenseSide:
+def dense_side_of(recipe: Recipe, model: nn.Module, activations: ActivationBytes = NO_ACTIVATIONS) -> DenseSide:
     """The dense side of a model whose dense parameters are not sharded yet."""
     units, own = unit_shapes(model)
-    parallel = train.dense_parallel
+    train, parallel = recipe.train, recipe.train.dense_parallel
+    elastic = train.determinism == "elastic"
+    can_shard = not elastic and recipe.wire.dense.facts.exact and all(own) and not has_id_maps(model)
+    if parallel.kind != "replicate":
+        check_parameters(model)
     return DenseSide(
         shapes=DenseUnits(tuple(map(tuple, units)), tuple(own)),
         state_slots=_state_slots(train.optimizer),
@@ -33,27 +38,37 @@ def dense_side_of(train: Training, model: nn.Module, activations: ActivationByte
         prefetch=parallel.prefetch,
         recompute=parallel.recompute,
         activations=activations,
+        passes=train.accumulate,
+        can_shard=can_shard,
+        can_recompute=getattr(recipe.model, "norm", None) != "batch",
     )
 
 
 def measure_activations(resolved: ResolvedRecipe) -> ActivationBytes:
-    """Those of a forward of made-up samples, with tables of one row.
+    """Those of a forward of made-up samples, with tables of one row and one id a feature.
 
-    They are not known for id maps, managed tables and models that rank items, whose logits depend on the batch.
+    They are not known for models that rank items, whose logits depend on the batch, lists of vectors, id maps and
+    managed tables, elastic steps, and code of the user's that takes no such samples.
     """
     recipe, tables = resolved.recipe, resolved.tables
-    if isinstance(recipe.model, RankingModel) or any(table.id_map or table.managed for table in tables):
+    unlike = any(table.id_map or table.managed or table.pooling is Pooling.SEQUENCE for table in tables)
+    if unlike or isinstance(recipe.model, RankingModel) or recipe.train.determinism == "elastic":
         return NO_ACTIVATIONS
     one_row = Tables(list=tuple(structs.replace(table, rows=1) for table in tables))
-    model = make_model(replace(resolved, recipe=structs.replace(recipe, tables=one_row)))
     features = [name for table in tables for name in table.feature_names]
     batch = Batch(
         dense_BF=torch.zeros(SAMPLES, len(resolved.columns.dense)),
         sparse=Jagged.from_lists({name: [[0]] * SAMPLES for name in features}),
         labels_BK=torch.zeros(SAMPLES, len(resolved.tasks)),
     )
-    with autocast(recipe.train):
-        return ActivationBytes(*activation_bytes(model, batch, find_units(model)))
+    try:
+        model = make_model(replace(resolved, recipe=structs.replace(recipe, tables=one_row)))
+        with autocast(recipe.train):
+            return ActivationBytes(*activation_bytes(model, batch, find_units(model)))
+    except Exception:
+        if isinstance(recipe.model, UserModel):
+            return NO_ACTIVATIONS
+        raise
 
 
 def _state_slots(optimizer: DenseOptimizer) -> int:

@@ -20,9 +20,9 @@ HALVINGS = 40
 MOST_NAMES = 3
 
 
-def uniform_workloads(tables: Sequence[Table]) -> tuple[Workload, ...]:
-    """The tables with uniform access by one id for each feature of a sample."""
-    return tuple(Workload(table=t, access=Access(pooling=float(len(t.feature_names)))) for t in tables)
+def uniform_workloads(tables: Sequence[Table], ids: float = 1.0) -> tuple[Workload, ...]:
+    """The tables with uniform access, by so many ids for each feature of a sample."""
+    return tuple(Workload(table=t, access=Access(pooling=ids * len(t.feature_names))) for t in tables)
 
 
 def piece_of(table: Table, tile: Tile) -> Table:

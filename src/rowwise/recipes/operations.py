@@ -44,9 +44,11 @@ class SampleVectors(NamedTuple):
 
 
 def multiplications(model: Model, tables: Sequence[Table], dense: int) -> int | None:
-    """For a sample; None for models whose layers depend on code or on the data."""
+    """For a sample; None for models whose layers depend on code or on the data, and for those that are refused."""
     if isinstance(model, MLP_MODELS):
         return _of_mlps(model, dense + sum(table.dim * len(table.feature_names) for table in tables))
+    if not tables:
+        return None
     features = sum(len(table.feature_names) for table in tables)
     x = SampleVectors(features + (dense > 0), tables[0].dim)
     match model:
@@ -54,13 +56,14 @@ def multiplications(model: Model, tables: Sequence[Table], dense: int) -> int | 
             own = _of_layers(model, x, kinds, split=ensemble == "concat")
         case WukongConfig():
             own = _of_layers(model, x, WUKONG, split=True)
-        case MaskNetConfig(blocks=blocks, top=top, reduction_ratio=ratio):
+        case MaskNetConfig(blocks=blocks, top=top, reduction_ratio=ratio) if blocks:
             serial = model.structure == "serial"
             widths = (x.numbers, *blocks[:-1]) if serial else (x.numbers,) * len(blocks)
             pairs = list(zip(widths, blocks, strict=True))
             own = sum(mlp(x.numbers, ratio * width, width) + width * out for width, out in pairs)
             own += mlp(blocks[-1] if serial else sum(blocks), *top, 1)
-        case FinalMlpConfig(first=first, second=second, heads=heads):  # gates are computed once for a batch
+        # Gates are computed once for a batch.
+        case FinalMlpConfig(first=first, second=second, heads=heads) if first and second and heads > 0:
             joined = first[-1] * second[-1] // heads + first[-1] + 2 * second[-1]
             own = mlp(x.numbers, *first) + mlp(x.numbers, *second) + joined
         case AutoIntConfig(deep=deep, layers=layers, width=width):

@@ -80,7 +80,7 @@ def make_outlook(resolved: ResolvedRecipe, model: nn.Module, plan: Plan, topolog
         precision=recipe.train.precision,
         threads=recipe.train.threads,
         dense_parameters=parameters,
-        dense_bytes=dense_side_of(recipe.train, model).cost(topology).resident_bytes,
+        dense_bytes=dense_side_of(recipe, model).cost(topology).resident_bytes,
         tables=len(tables),
         rows=sum(table.rows for table in tables),
         largest=max(tables, key=lambda table: table.rows * table.row_bytes).name,

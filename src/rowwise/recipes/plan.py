@@ -1,6 +1,7 @@
 """The planner's input for a recipe: the tables of its model, built without memory for their rows.
 
-Known limit: access is assumed uniform, by one id for each feature of a sample, because the data is not read.
+Known limit: access is assumed uniform, by one id for each feature of a sample or by full lists of a sequence model,
+because the data is not read.
 """
 
 from msgspec import structs
@@ -10,7 +11,7 @@ from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.dense_side import dense_side_of, measure_activations
 from rowwise.recipes.disk_tables import uniform_workloads
 from rowwise.recipes.recipe import Recipe, check_ranks
-from rowwise.recipes.sharding import step_samples, tables_of
+from rowwise.recipes.sharding import ids_of_feature, step_samples, tables_of
 from rowwise.spec import Topology
 from rowwise.train.dense_parallel import shards_of
 
@@ -22,5 +23,7 @@ def plan_inputs(recipe: Recipe, world: int) -> PlanInputs:
     resolved = resolve(on_cpu)
     model = make_model(resolved, on_meta=True)
     shards_of(recipe.train.dense_parallel, Topology(devices=world))  # raises for a number that does not divide ranks
-    dense = dense_side_of(recipe.train, model, measure_activations(resolved))
-    return PlanInputs(uniform_workloads(tables_of(model)), step_samples(recipe), recipe.wire, dense)
+    dense = dense_side_of(recipe, model, measure_activations(resolved))
+    tables = tables_of(model)
+    workloads = uniform_workloads(tables, ids_of_feature(resolved.recipe, tables, world))
+    return PlanInputs(workloads, step_samples(recipe), recipe.wire, dense)

@@ -193,9 +193,7 @@ class Recipe(Value, frozen=True, kw_only=True):
         if self.train.dense_parallel.recompute and getattr(self.model, "norm", None) == "batch":
             raise SpecError("train.dense_parallel.recompute with model.norm=batch: statistics would count twice")
         if self.train.determinism == "elastic" and isinstance(self.model, SequenceModel):
-            why = (
-                "the items to score follow the lists of a batch, so that virtual shards are no whole blocks of samples"
-            )
+            why = "a lookup has the items to score beside the lists, and is no whole blocks of 256 samples"
             raise SpecError(f"train.determinism=elastic with model.kind={kind_of(self.model)}: {why}: want run")
         if not 0 <= self.seed < 1 << 63:
             raise SpecError(f"seed={self.seed}: want at least 0, and less than 2**63")

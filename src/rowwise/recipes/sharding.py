@@ -29,6 +29,7 @@ from rowwise.planner.problem import PlanRequest
 from rowwise.quantity import format_bytes
 from rowwise.recipes.dense_side import dense_side_of
 from rowwise.recipes.disk_tables import fill_caches, has_disk_tables, uniform_workloads
+from rowwise.recipes.model_configs import SequenceModel
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.table_memory import TableMemory, raise_if_short, single_rank_plan
 from rowwise.row_optimizers import needs_full_rows
@@ -60,7 +61,7 @@ def choose_plan(recipe: Recipe, model: nn.Module, topology: Topology, memory: Ta
     hardware = None if recipe.hardware is None else load_hardware(recipe.hardware)
     usual = hardware or hardware_named("cpu" if recipe.train.device == "cpu" else "h100-like")
     if topology.world > 1:
-        plan = _search_plan(recipe, tables, topology, usual, dense_side_of(recipe.train, model))
+        plan = _search_plan(recipe, tables, topology, usual, dense_side_of(recipe, model))
     else:
         plan = single_rank_plan(tables)
         if hardware is not None and tables:
@@ -153,13 +154,22 @@ def _make_request(recipe: Recipe, tables: Sequence[Table], topology: Topology, h
     coupled = {table.name: whole_rows for table in tables if needs_full_rows(table.optimizer)}
     layouts = {ALL: (TABLE_WISE.name,)} if topology.world == 1 else coupled
     return PlanRequest(
-        workloads=uniform_workloads(tables),
+        workloads=uniform_workloads(tables, ids_of_feature(recipe, tables, topology.world)),
         machine=Machine(topology=topology, hardware=hardware),
         model=model_of(hardware, topology, recipe.wire),
         batch=step_samples(recipe),
         constraints=Constraints(layouts=layouts),
         tiers=DEVICE_TIERS,
     )
+
+
+def ids_of_feature(recipe: Recipe, tables: Sequence[Table], world: int) -> float:
+    """Ids of a feature for a sample: 1, or of a sequence model those of a full list and its part of what is scored."""
+    model = recipe.model
+    if not isinstance(model, SequenceModel):
+        return 1.0
+    scored = tables[0].rows if model.negatives is None else model.negatives
+    return model.length + 1 + scored * world / recipe.train.batch  # each rank looks all up that it scores
 
 
 def step_samples(recipe: Recipe) -> int:

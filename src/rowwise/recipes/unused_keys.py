@@ -20,6 +20,7 @@ from rowwise.recipes.model_configs import (
     DinConfig,
     DlrmConfig,
     RankingModel,
+    SequenceModel,
     TwoTowerConfig,
     UserModel,
 )
@@ -112,6 +113,9 @@ def _training_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[Unuse
         UnusedRule("evaluate", ("every", "metric", "patience", "min_gain", "task"), not validates, no_rows),
         UnusedRule("evaluate", ("task", "slices", "slice_ids"), ranks_items and validates, ranking),
         UnusedRule("evaluate", ("slice_ids",), not (recipe.evaluate.slices or ranks_items), "evaluate.slices is empty"),
+        UnusedRule(
+            "train", ("compile",), isinstance(recipe.model, SequenceModel), "layers over lists are not compiled"
+        ),
         UnusedRule("train", ("dense_parallel",), alone and not train.dense_parallel.recompute, "there is one rank"),
         UnusedRule("log", ("group",), recipe.log.mlflow is recipe.log.wandb is None, "mlflow and wandb are null"),
         UnusedRule("", ("hardware",), recipe.plan is not None, "the given plan has its own forecast"),

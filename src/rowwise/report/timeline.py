@@ -103,7 +103,8 @@ def _say_hidden(picture: _Picture) -> Html:
         f"{what} {format_percent(hidden_s / busy_s)} of {format_duration(busy_s / steps)} a step"
         for what, busy_s, hidden_s in find_overlaps(picture.stages)
     ]
-    return note(f"Hidden behind computation, as measured: {', '.join(parts)}.") if parts else Html("")
+    said = f"Hidden behind computation, as measured, with waits for other ranks: {', '.join(parts)}."
+    return note(said) if parts else Html("")
 
 
 def _draw_entry(label: str, colour: str) -> Html:

@@ -5,13 +5,14 @@ of parameters, hooks and the order of collectives do not change. Layers of equal
 
 The code is for batches of one size, that of all steps but an epoch's last. Torch splits sums by the size that it
 compiles for. Code for all sizes would depend on the first batch, and a resumed run may begin with a shorter one. Other
-batches, evaluations and layers over histories run as without.
+batches, evaluations and layers over histories are not compiled.
 """
 
 import sysconfig
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,9 +39,10 @@ def _compile(forward: Callable[..., Tensor], samples: int) -> Callable[..., Tens
     compiled = torch.compile(forward, dynamic=False)
 
     @wraps(forward)
-    def compiled_if_usual(*inputs: Tensor) -> Tensor:
-        is_usual = torch.is_grad_enabled() and all(len(x) == samples for x in inputs)
-        return (compiled if is_usual else forward)(*inputs)
+    def compiled_if_usual(*inputs: Any, **options: Any) -> Tensor:
+        tensors = not options and all(isinstance(x, Tensor) and x.dim() > 0 for x in inputs)
+        is_usual = tensors and torch.is_grad_enabled() and all(len(x) == samples for x in inputs)
+        return (compiled if is_usual else forward)(*inputs, **options)
 
     return compiled_if_usual
 

@@ -22,6 +22,8 @@ from rowwise.comm.fsdp import FsdpOptions, fill_parameters, recompute, shard_par
 from rowwise.comm.interface import Comm
 from rowwise.errors import SpecError
 from rowwise.hashing.make import IdTables
+from rowwise.models.hstu import HSTU
+from rowwise.models.sasrec import SASRec
 from rowwise.shard.embeddings import AnyEmbeddings
 from rowwise.spec import Topology
 from rowwise.train.settings import DenseParallel
@@ -54,8 +56,7 @@ def shard_dense(
             recompute(unit)
     if shards == 1:
         return
-    tables = {p for module in model.modules() if _has_own_tables(module) for p in module.parameters()}
-    _check_parameters(model, tables)
+    tables = check_parameters(model)
     rows: dict[str, Tensor] = {} if construction is None else construction.rows_by_name(model)
     bf16 = settings.params == "bf16"
     options = FsdpOptions(shards=shards, reshard=settings.reshard, bf16=bf16, prefetch=settings.prefetch)
@@ -64,13 +65,25 @@ def shard_dense(
         fill_parameters(model, rows)
 
 
-def _check_parameters(model: nn.Module, tables: set[nn.Parameter]) -> None:
+def check_parameters(model: nn.Module) -> set[nn.Parameter]:
+    """Raise for parameters that cannot be sharded; returns those of tables."""
+    tables = _own_parameters(model)
     for name, parameter in model.named_parameters():
         if parameter in tables and parameter.requires_grad:
             want = "want train.dense_parallel.kind=replicate, or another id map"
             raise SpecError(f"parameter {name} projects vectors of an id map, and cannot be sharded: {want}")
         if parameter.requires_grad and not parameter.dim():
             raise SpecError(f"parameter {name} is a single number, and cannot be sharded: want a shape of (1,)")
+    return tables
+
+
+def has_id_maps(model: nn.Module) -> bool:
+    """Whether vectors of an id map are projected, by parameters that cannot be sharded."""
+    return any(parameter.requires_grad for parameter in _own_parameters(model))
+
+
+def _own_parameters(model: nn.Module) -> set[nn.Parameter]:
+    return {p for module in model.modules() if _has_own_tables(module) for p in module.parameters()}
 
 
 def find_units(model: nn.Module, least: int = LEAST_UNIT) -> list[nn.Module]:
@@ -82,7 +95,8 @@ def _candidates(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
         if _has_own_tables(child):
             continue
-        if isinstance(child, (nn.Sequential, nn.ModuleList)) or any(map(_has_own_tables, child.modules())):
+        lists = isinstance(child, (nn.Sequential, nn.ModuleList, SASRec, HSTU))
+        if lists or any(map(_has_own_tables, child.modules())):
             yield from _candidates(child)
         else:
             yield child
