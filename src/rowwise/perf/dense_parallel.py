@@ -110,7 +110,7 @@ class DenseSide(Value, frozen=True, kw_only=True):
         return topology.world if self.kind == "full" else self.shards or topology.devices
 
     def cost(self, topology: Topology) -> DenseCost:
-        """Of one pass."""
+        """Bytes and memory of one pass, without activations."""
         shards = self.shards_on(topology)
         if shards == 1:
             return replicated_cost(self.shapes, topology.world, self.state_slots)
