@@ -171,6 +171,7 @@ def test_wrong_shapes_are_named_by_torch():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # as torch's compiler does
 def test_compiled():
     x_BI, weight_OI, bias_O = parts(5, 6, 4)
     compiled = torch.compile(lambda *t: linear(*t, relu=True), backend="aot_eager", fullgraph=True)

@@ -174,7 +174,10 @@ def test_two_ranks_learn_what_one_learns(kind, tmp_path):
             "evaluate.metric='ne' is not measured: want one of recall@1, recall@5, ndcg@1",
         ),
         ({"evaluate": {"metric": "mrr", "task": "x"}}, "evaluate.task='x' is not a label: want one of next_item"),
-        ({"train": {"determinism": "elastic"}}, "train.determinism=elastic with model.kind=sasrec: a lookup has the items"),
+        (
+            {"train": {"determinism": "elastic"}},
+            "train.determinism=elastic with model.kind=sasrec: a lookup has the items",
+        ),
     ],
     ids=str,
 )
