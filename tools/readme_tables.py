@@ -644,29 +644,6 @@ def dense_parallel(read: Read) -> str:
     return with_facts(lines, facts, result)
 
 
-def models(read: Read) -> str:
-    """The models of the zoo by dataset, best first."""
-    result = read("models")
-    lines = ["| data | model | NE | widest between seeds | AUC | rate | samples/s |", "|---|---|---|---|---|---|---|"]
-    for line in result["lines"]:
-        lines.append(
-            f"| {line['data']} | {line['model']} | {line['ne']:.4f} | {line['spread']:.4f} | {line['auc']:.4f} "
-            f"| {line['lr']} | {line['samples_s']:,} |"
-        )
-    sizes: dict[str, list[int]] = {}
-    for line in result["lines"]:
-        sizes.setdefault(line["data"], []).append(line["parameters"])
-    facts = [
-        "Parameters beside the tables: "
-        + ", ".join(f"{min(mine):,} to {max(mine):,} for {data}" for data, mine in sizes.items())
-        + ".",
-        "NE and AUC are means of three seeds on test rows. The rate is that of the dense parameters, the best of three "
-        "by validation rows of one seed: after all epochs of MovieLens, after 200 or 250 steps of the others.",
-        "Samples a second are of training steps on all cores, batches prepared before.",
-    ]
-    return with_facts(lines, facts, result)
-
-
 def compiled(read: Read) -> str:
     """`train.compile` by kind of model."""
     result = read("compiled")

@@ -54,7 +54,7 @@ def plain_sasrec(model, x_LD):
     """The formula of one history, with a mask in place of padding."""
     x_LD = x_LD * math.sqrt(model.dim) + model.positions[: len(x_LD)]
     later_LL = torch.ones(len(x_LD), len(x_LD)).triu(1).bool()
-    for block in model.blocks:
+    for block in model.layers:
         maps = plain_linear(block.maps, plain_norm(block.norms[0], x_LD)).chunk(3, 1)
         attended = []
         for q, k, v in zip(*(heads_of(part, block.heads) for part in maps), strict=True):

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from typing import NamedTuple, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from rowwise.batch import Jagged
 from rowwise.errors import BatchError, SpecError
@@ -109,12 +110,41 @@ class Groups:
         return torch.cat([part.flatten(0, 1) for part in changed]).index_select(0, self._places_N)
 
 
-def check_encoder(dim: int, length: int, layers: int, heads: int, dropout: float) -> None:
-    """Raise for sizes that no encoder of histories has."""
-    for name, count in (("dim", dim), ("length", length), ("layers", layers)):
-        if count < 1:
-            raise SpecError(f"{name}={count}: want at least 1")
-    if heads < 1 or dim % heads:
-        raise SpecError(f"heads={heads}: want a divisor of {dim}, the numbers of a vector that heads divide")
-    if not 0 <= dropout < 1:
-        raise SpecError(f"dropout={dropout}: want at least 0 and less than 1")
+class HistoryEncoder(nn.Module):
+    """Base of encoders: vectors of items times sqrt(dim), layers called with (x_ND, groups), and a norm.
+
+    A subclass sets `layers`.
+
+    Args:
+        dim: of the item vectors.
+        length: most items of a history; `NextItem` reads its newest.
+        layers: how many.
+        heads: among which the numbers of a vector are divided.
+        dropout: share of numbers that are 0 in a training step.
+    """
+
+    layers: nn.ModuleList
+
+    def __init__(self, dim: int, *, length: int, layers: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        for name, count in (("dim", dim), ("length", length), ("layers", layers)):
+            if count < 1:
+                raise SpecError(f"{name}={count}: want at least 1")
+        if heads < 1 or dim % heads:
+            raise SpecError(f"heads={heads}: want a divisor of {dim}, the numbers of a vector that heads divide")
+        if not 0 <= dropout < 1:
+            raise SpecError(f"dropout={dropout}: want at least 0 and less than 1")
+        self.dim, self.length, self.dropout = dim, length, dropout
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, x_ND: Tensor, lengths_B: Tensor) -> Tensor:
+        """The vectors [N, D] of each place, from the item vectors [N, D] of all histories and their lengths [B]."""
+        groups = Groups(lengths_B, self.length)
+        x_ND = F.dropout(self.placed(x_ND * self.dim**0.5, groups), self.dropout, self.training)
+        for layer in self.layers:
+            x_ND = layer(x_ND, groups)
+        return self.norm(x_ND)
+
+    def placed(self, x_ND: Tensor, groups: Groups) -> Tensor:
+        """The vectors with what tells the places of a history apart, in front of all layers."""
+        return x_ND

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rowwise.models.histories import Groups, check_encoder
+from rowwise.models.histories import Groups, HistoryEncoder
 from rowwise.models.mlp import Linear
 
 
@@ -50,28 +50,12 @@ class HstuLayer(nn.Module):
         return (weights_BHLL.masked_fill(back_LL < 0, 0.0) @ v_BHLD).transpose(1, 2).flatten(2)
 
 
-class HSTU(nn.Module):
+class HSTU(HistoryEncoder):
     """HSTU (Zhai et al. 2024): layers of gated attention whose weights are silu(Q K^T + bias) and no softmax.
 
-    Args:
-        dim: of the item vectors.
-        length: most items of a history; `NextItem` reads its newest.
-        layers: of attention.
-        heads: among which the numbers of a vector are divided.
-        dropout: share of numbers that are 0 in a training step.
+    Arguments are those of `HistoryEncoder`.
     """
 
     def __init__(self, dim: int, *, length: int = 50, layers: int = 2, heads: int = 1, dropout: float = 0.2) -> None:
-        super().__init__()
-        check_encoder(dim, length, layers, heads, dropout)
-        self.dim, self.length, self.dropout = dim, length, dropout
+        super().__init__(dim, length=length, layers=layers, heads=heads, dropout=dropout)
         self.layers = nn.ModuleList(HstuLayer(dim, length, heads, dropout) for _ in range(layers))
-        self.norm = nn.LayerNorm(dim)
-
-    def forward(self, x_ND: Tensor, lengths_B: Tensor) -> Tensor:
-        """The vectors [N, D] of each place, from the item vectors [N, D] of all histories and their lengths [B]."""
-        groups = Groups(lengths_B, self.length)
-        x_ND = F.dropout(x_ND * self.dim**0.5, self.dropout, self.training)
-        for layer in self.layers:
-            x_ND = layer(x_ND, groups)
-        return self.norm(x_ND)

@@ -17,13 +17,9 @@ from torch.nn import functional as F
 from rowwise.batch import Batch, Jagged
 from rowwise.errors import SpecError
 from rowwise.hashing.make import AnyTables
-from rowwise.models.histories import histories_of, items_of, newest, sample_of_each
-from rowwise.models.hstu import HSTU
+from rowwise.models.histories import HistoryEncoder, histories_of, items_of, newest, sample_of_each
 from rowwise.models.inputs import Ids
-from rowwise.models.sasrec import SASRec
 from rowwise.spec import Pooling, Table
-
-Encoder = SASRec | HSTU
 
 
 class Places(NamedTuple):
@@ -43,7 +39,7 @@ class NextItem(nn.Module):
         encoder: of the lists' vectors, of the table's dim.
     """
 
-    def __init__(self, embeddings: AnyTables, encoder: Encoder) -> None:
+    def __init__(self, embeddings: AnyTables, encoder: HistoryEncoder) -> None:
         """The table stays the caller's."""
         super().__init__()
         self.table = _only_table(embeddings.tables)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rowwise.models.histories import Groups, check_encoder
+from rowwise.models.histories import Groups, HistoryEncoder
 from rowwise.models.mlp import Linear, Mlp
 
 
@@ -47,30 +47,16 @@ class SasRecBlock(nn.Module):
         return F.scaled_dot_product_attention(*heads, dropout_p=dropout, is_causal=True).transpose(1, 2).flatten(2)
 
 
-class SASRec(nn.Module):
+class SASRec(HistoryEncoder):
     """SASRec (Kang & McAuley 2018): learned positions, then blocks of causal self-attention and a feed-forward layer.
 
-    Args:
-        dim: of the item vectors.
-        length: most items of a history; `NextItem` reads its newest.
-        layers: blocks.
-        heads: among which the numbers of a vector are divided.
-        dropout: share of numbers that are 0 in a training step.
+    Arguments are those of `HistoryEncoder`; a layer is a block.
     """
 
     def __init__(self, dim: int, *, length: int = 50, layers: int = 2, heads: int = 1, dropout: float = 0.2) -> None:
-        super().__init__()
-        check_encoder(dim, length, layers, heads, dropout)
-        self.dim, self.length, self.dropout = dim, length, dropout
+        super().__init__(dim, length=length, layers=layers, heads=heads, dropout=dropout)
         self.positions = nn.Parameter(torch.randn(length, dim) * 0.02)
-        self.blocks = nn.ModuleList(SasRecBlock(dim, heads, dropout) for _ in range(layers))
-        self.norm = nn.LayerNorm(dim)
+        self.layers = nn.ModuleList(SasRecBlock(dim, heads, dropout) for _ in range(layers))
 
-    def forward(self, x_ND: Tensor, lengths_B: Tensor) -> Tensor:
-        """The vectors [N, D] of each place, from the item vectors [N, D] of all histories and their lengths [B]."""
-        groups = Groups(lengths_B, self.length)
-        x_ND = x_ND * self.dim**0.5 + self.positions[groups.positions_N]
-        x_ND = F.dropout(x_ND, self.dropout, self.training)
-        for block in self.blocks:
-            x_ND = block(x_ND, groups)
-        return self.norm(x_ND)
+    def placed(self, x_ND: Tensor, groups: Groups) -> Tensor:
+        return x_ND + self.positions[groups.positions_N]

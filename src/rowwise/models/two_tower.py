@@ -8,6 +8,7 @@ The model of "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Reco
 `retrieval.py` has the loss over the items of a batch and the search, `frequency.py` what corrects the loss.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -21,16 +22,16 @@ from rowwise.models.inputs import Ids, input_columns, unpack
 from rowwise.models.mlp import Mlp
 
 
-class VectorModel(nn.Module):
+class VectorModel(nn.Module, ABC):
     """Base of models that make vectors of users and of items."""
 
+    @abstractmethod
     def vectors(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The vectors [B, D] of the users and of the items of a batch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def scores(self, users_UD: Tensor, items_ID: Tensor) -> Tensor:
         """Logits [U, I] of every user with every item."""
-        raise NotImplementedError
 
 
 class Tower(nn.Module):

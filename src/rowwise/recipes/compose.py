@@ -4,7 +4,7 @@ Nothing is trained or written here.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +163,12 @@ def make_model(resolved: ResolvedRecipe, *, on_meta: bool = False) -> nn.Module:
         case _:
             module = make_click_model(model, embeddings, dense, tasks)
     return module if on_meta else module.to(recipe.train.device)
+
+
+def make_small_model(resolved: ResolvedRecipe) -> nn.Module:
+    """The model with tables of one row."""
+    one_row = Tables(list=tuple(structs.replace(table, rows=1) for table in resolved.tables))
+    return make_model(replace(resolved, recipe=structs.replace(resolved.recipe, tables=one_row)))
 
 
 def make_job(

@@ -1,17 +1,14 @@
 """The dense parameters of a recipe's model as the planner counts them."""
 
-from dataclasses import replace
-
 import torch
-from msgspec import structs
 from torch import nn
 
 from rowwise.batch import Batch, Jagged
 from rowwise.models.cost import activation_bytes
 from rowwise.perf.dense_parallel import NO_ACTIVATIONS, ActivationBytes, DenseSide, DenseUnits
-from rowwise.recipes.compose import ResolvedRecipe, make_model
+from rowwise.recipes.compose import ResolvedRecipe, make_small_model
 from rowwise.recipes.model_configs import RankingModel, UserModel
-from rowwise.recipes.recipe import Recipe, Tables
+from rowwise.recipes.recipe import Recipe
 from rowwise.spec import Pooling
 from rowwise.train.dense_parallel import check_parameters, find_units, has_id_maps, unit_shapes
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd
@@ -54,7 +51,6 @@ def measure_activations(resolved: ResolvedRecipe) -> ActivationBytes:
     unlike = any(table.id_map or table.managed or table.pooling is Pooling.SEQUENCE for table in tables)
     if unlike or isinstance(recipe.model, RankingModel) or recipe.train.determinism == "elastic":
         return NO_ACTIVATIONS
-    one_row = Tables(list=tuple(structs.replace(table, rows=1) for table in tables))
     features = [name for table in tables for name in table.feature_names]
     batch = Batch(
         dense_BF=torch.zeros(SAMPLES, len(resolved.columns.dense)),
@@ -62,10 +58,10 @@ def measure_activations(resolved: ResolvedRecipe) -> ActivationBytes:
         labels_BK=torch.zeros(SAMPLES, len(resolved.tasks)),
     )
     try:
-        model = make_model(replace(resolved, recipe=structs.replace(recipe, tables=one_row)))
+        model = make_small_model(resolved)
         with autocast(recipe.train):
             return ActivationBytes(*activation_bytes(model, batch, find_units(model)))
-    except Exception:
+    except Exception:  # whatever a user's code raises for such samples
         if isinstance(recipe.model, UserModel):
             return NO_ACTIVATIONS
         raise

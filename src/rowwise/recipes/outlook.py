@@ -6,17 +6,16 @@ A dry run checks everything, writes nothing and allocates no tables, so large re
 from dataclasses import replace
 from pathlib import Path
 
-from msgspec import structs
 from torch import nn
 
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.comm.solo import solo
 from rowwise.ingest.batch_shard import BatchShard
 from rowwise.plan import Plan
-from rowwise.recipes.compose import ResolvedRecipe, make_batcher, make_model, make_objective, resolve
+from rowwise.recipes.compose import ResolvedRecipe, make_batcher, make_model, make_objective, make_small_model, resolve
 from rowwise.recipes.dense_side import dense_side_of
 from rowwise.recipes.disk_tables import describe_disk_tables, has_disk_tables, memory_of_plan
-from rowwise.recipes.recipe import Recipe, Tables, check_ranks
+from rowwise.recipes.recipe import Recipe, check_ranks
 from rowwise.recipes.sharding import choose_plan, rank_bytes, tables_of
 from rowwise.recipes.table_memory import measure_memory
 from rowwise.recipes.text import RECIPE
@@ -110,8 +109,7 @@ def dry_run(recipe: Recipe, ranks: int = 1) -> Outlook:
     if whole or any(table.id_map or table.managed for table in resolved.tables):
         model = make_model(resolved, on_meta=True)
     else:
-        one_row = Tables(list=tuple(structs.replace(table, rows=1) for table in resolved.tables))
-        model = make_model(replace(resolved, recipe=structs.replace(resolved.recipe, tables=one_row)))
+        model = make_small_model(resolved)
     plan = choose_plan(resolved.recipe, model, topology, memory and replace(memory, topology=topology))
     make_objective(resolved, model)
     make_batcher(resolved, resolved.rows.train)

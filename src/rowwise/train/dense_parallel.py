@@ -22,8 +22,7 @@ from rowwise.comm.fsdp import FsdpOptions, fill_parameters, recompute, shard_par
 from rowwise.comm.interface import Comm
 from rowwise.errors import SpecError
 from rowwise.hashing.make import IdTables
-from rowwise.models.hstu import HSTU
-from rowwise.models.sasrec import SASRec
+from rowwise.models.histories import HistoryEncoder
 from rowwise.shard.embeddings import AnyEmbeddings
 from rowwise.spec import Topology
 from rowwise.train.settings import DenseParallel
@@ -95,7 +94,7 @@ def _candidates(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
         if _has_own_tables(child):
             continue
-        lists = isinstance(child, (nn.Sequential, nn.ModuleList, SASRec, HSTU))
+        lists = isinstance(child, (nn.Sequential, nn.ModuleList, HistoryEncoder))
         if lists or any(map(_has_own_tables, child.modules())):
             yield from _candidates(child)
         else:

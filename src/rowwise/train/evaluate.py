@@ -19,9 +19,9 @@ from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.comm.status import all_gather_uneven, broadcast_object, gather_object
 from rowwise.errors import SpecError
+from rowwise.models.histories import items_of
 from rowwise.train.entropy import EntropyValue
 from rowwise.train.metrics import Metrics, TaskMetrics
-from rowwise.train.objective import bags_of
 from rowwise.train.on_device import to_device
 from rowwise.train.ranks import Lockstep
 from rowwise.train.samples import Samples
@@ -185,11 +185,10 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 def ids_or_none(batch: Batch, feature: str) -> Tensor:
     """The id [B] of a feature in each sample; NONE for a sample with no id or several."""
-    sparse = batch.sparse.expand_features((feature,))
-    begin_B, lengths_B = bags_of(sparse, feature)
-    single_B = lengths_B == 1
+    ids_N, lengths_B = items_of(batch.sparse, feature)
+    begin_B, single_B = lengths_B.cumsum(0) - lengths_B, lengths_B == 1
     ids_B = torch.full_like(begin_B, NONE)
-    ids_B[single_B] = sparse.values_N[begin_B[single_B]].long()
+    ids_B[single_B] = ids_N[begin_B[single_B]].long()
     return ids_B
 
 

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rowwise.batch import Batch, Jagged
+from rowwise.batch import Batch
 from rowwise.comm.gather import all_gather_rows
 from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.comm.status import all_gather_uneven, raising_on_all_ranks
 from rowwise.errors import BatchError
 from rowwise.models.frequency import ItemFrequency
+from rowwise.models.histories import items_of
 from rowwise.models.next_item import NextItem, mean_over_lists, sampled_softmax_loss, softmax_loss
 from rowwise.models.retrieval import Candidates, in_batch_softmax
 from rowwise.models.two_tower import VectorModel
@@ -137,19 +138,8 @@ class NextItems:
 
 def single_ids(batch: Batch, feature: str) -> Tensor:
     """The ids [B] of a feature; raises unless each sample has exactly one."""
-    sparse = batch.sparse.expand_features((feature,))
-    begin_B, lengths_B = bags_of(sparse, feature)
+    ids_B, lengths_B = items_of(batch.sparse, feature)
     if not bool((lengths_B == 1).all()):
         at = int((lengths_B != 1).nonzero()[0])
         raise BatchError(f"feature {feature!r} has {int(lengths_B[at])} ids in sample {at}: want one in each sample")
-    return sparse.values_N[begin_B]
-
-
-def bags_of(sparse: Jagged, feature: str) -> tuple[Tensor, Tensor]:
-    """Begin [B] and length [B] of a feature's bags in `values_N`; the feature must not have shared bags."""
-    if feature not in sparse.features:
-        raise BatchError(f"no feature {feature!r}; there are {', '.join(sparse.features)}")
-    f, size = sparse.features.index(feature), sparse.batch_size
-    lengths_B = sparse.lengths_FB[f * size : (f + 1) * size].long()
-    before = int(sparse.lengths_FB[: f * size].sum())
-    return before + lengths_B.cumsum(0) - lengths_B, lengths_B
+    return ids_B
