@@ -5,7 +5,9 @@ on ranks, `ops.arena` has their memory.
 """
 
 import enum
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Literal
 
 import msgspec
@@ -222,19 +224,22 @@ def _check_numbers(table: Table) -> None:
         raise SpecError(f"table {name!r}: {optimizer.problem}")
 
 
-Link = Literal["host", "network"]  # inside a host, or between hosts
+Link = Literal["host", "network", "uplink"]  # inside a host, between hosts, or between groups of hosts
 VectorExchange = Literal["all_to_all", "all_to_all_sum", "hierarchical", "replicated"]
 """How vectors reach the ranks of their samples: from one rank each; as partial sums of all ranks, added up on arrival;
 as sums over a host, sent between hosts; or not at all, as every rank has the table and only its gradients travel."""
 
 
 class Topology(Value, frozen=True):
-    """Hosts with equally many devices; ranks are numbered host by host."""
+    """Hosts with equally many devices, in groups that share an uplink; ranks are numbered host by host."""
 
     hosts: int = 1
     devices: int = 1  # of each host
+    groups: tuple[int, ...] = ()  # hosts of each group, such as a rack, in order; empty: all hosts are one group
 
     def __post_init__(self) -> None:
+        if self.groups and (min(self.groups) < 1 or sum(self.groups) != self.hosts):
+            raise SpecError(f"groups of {self.groups} hosts: want at least 1 in each, and {self.hosts} in all")
         if self.hosts < 1 or self.devices < 1:
             raise SpecError(f"{self.hosts} hosts of {self.devices} devices: want at least one of each")
         if self.world > MOST_RANKS:
@@ -250,9 +255,16 @@ class Topology(Value, frozen=True):
     def ranks_of(self, host: int) -> range:
         return range(host * self.devices, (host + 1) * self.devices)
 
+    def group_of(self, host: int) -> int:
+        """The group of a host."""
+        return bisect_right(tuple(accumulate(self.groups)), host) if self.groups else 0
+
     def link(self, a: int, b: int) -> Link:
         """The kind of link between two ranks."""
-        return "host" if self.host_of(a) == self.host_of(b) else "network"
+        host_a, host_b = self.host_of(a), self.host_of(b)
+        if host_a == host_b:
+            return "host"
+        return "network" if self.group_of(host_a) == self.group_of(host_b) else "uplink"
 
 
 class WireType(enum.StrEnum):
