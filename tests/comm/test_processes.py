@@ -170,4 +170,4 @@ def test_torchrun_starts_a_world_and_restarts_it_after_a_rank_died(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):
-        assert f"rank {rank} of Topology(hosts=1, devices=2) in attempt 1 by " in done.stdout
+        assert f"rank {rank} of Topology(hosts=1, devices=2, groups=()) in attempt 1 by " in done.stdout
