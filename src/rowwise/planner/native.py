@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rowwise.library import load_library
 from rowwise.perf.access import Floats
 from rowwise.perf.cost import Hinges
+from rowwise.perf.links import LinkArrays
 from rowwise.planner.problem import NO_UNIT, Index, Placement, PlacementProblem
 
 LIBRARY = "librowwise_plan.so"
@@ -47,6 +48,13 @@ class _AnnealResult(ctypes.Structure):
 
 class _Neuroshard(ctypes.Structure):
     _fields_ = [*((name, c_int32) for name in ("beam", "candidates", "depth", "grid")), ("widest", c_double)]
+
+
+class _Links(ctypes.Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("hosts", "groups", "collective")),
+        *((name, c_void_p) for name in ("latency", "rate", "group", "uplink")), ("size_bytes", c_double),
+    ]  # fmt: skip
 
 
 class AnnealingEffort(NamedTuple):
@@ -89,8 +97,17 @@ def _library() -> Any:
     library.rw_greedy.restype = c_int32
     library.rw_greedy.argtypes = [problem, c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_double, c_void_p]
     library.rw_neuroshard.restype = c_double
+    links = POINTER(_Links)
+    for name, others in (("seconds", []), ("exact", []), ("anneal", [POINTER(_Effort)])):
+        search = getattr(library, f"rw_order_{name}")
+        search.restype, search.argtypes = c_double, [links, *others, c_void_p]
     library.rw_neuroshard.argtypes = [problem, POINTER(_Neuroshard), c_void_p, c_int32, *[c_void_p] * 3]
     return library
+
+
+def _parameters(effort: AnnealingEffort) -> _Effort:
+    fields = effort._asdict() | {"limit_s": min(effort.limit_s, 1e9)}
+    return _Effort(**fields)
 
 
 class NativeProblem:
@@ -150,16 +167,7 @@ class NativeProblem:
     def anneal(self, start: Placement, effort: AnnealingEffort) -> Candidate:
         """The best placement met while annealing. See [Note: Annealing] in `_c/anneal.c`."""
         choice_I, unit_N = start.choice_I.astype(np.int32), start.unit_N.astype(np.int32)
-        parameters = _Effort(
-            effort.seed,
-            effort.moves,
-            effort.hot,
-            effort.cold,
-            min(effort.limit_s, 1e9),
-            effort.smooth,
-            effort.bytes_price,
-        )
-        result = _library().rw_anneal(self._struct, parameters, choice_I.ctypes.data, unit_N.ctypes.data)
+        result = _library().rw_anneal(self._struct, _parameters(effort), choice_I.ctypes.data, unit_N.ctypes.data)
         if result.cost < 0:
             raise MemoryError("the planner's search ran out of memory")
         return Candidate(Placement(choice_I, unit_N), result.cost, result.over, result.moves, bool(result.stopped))
@@ -210,3 +218,36 @@ class Shardings(NamedTuple):
     piece_S: Index
     rank_S: Index
     cost: float | None
+
+
+class OrderProblem:
+    """A network and a collective as the C structure, for searches of an order of hosts."""
+
+    def __init__(self, net: LinkArrays, collective: int, size_bytes: float) -> None:
+        """`collective`: its number in `_c/order.c`."""
+        kinds = (np.float64, np.float64, np.int32, np.float64)
+        self._arrays = [np.ascontiguousarray(array, dtype=kind) for array, kind in zip(net, kinds, strict=True)]
+        pointers = [array.ctypes.data for array in self._arrays]
+        self._struct = _Links(net.hosts, len(net.uplink_G), collective, *pointers, size_bytes)
+
+    def seconds(self, order: Index) -> float:
+        order_H = np.ascontiguousarray(order, dtype=np.int32)
+        return _check_memory(_library().rw_order_seconds(self._struct, order_H.ctypes.data))
+
+    def exact(self) -> Index:
+        """The best of all orders of at most 8 hosts; the given one unless another is better."""
+        order_H = np.arange(self._struct.hosts, dtype=np.int32)
+        _check_memory(_library().rw_order_exact(self._struct, order_H.ctypes.data))
+        return order_H
+
+    def anneal(self, start: Index, effort: AnnealingEffort) -> Index:
+        """The best order met while annealing."""
+        order_H = start.astype(np.int32)
+        _check_memory(_library().rw_order_anneal(self._struct, _parameters(effort), order_H.ctypes.data))
+        return order_H
+
+
+def _check_memory(seconds: float) -> float:
+    if seconds < 0:
+        raise MemoryError("the planner's search ran out of memory")
+    return seconds

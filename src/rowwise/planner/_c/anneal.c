@@ -11,8 +11,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "search.h"
 #include "state.h"
 
 enum { MAX_CHANGES = 4096, TRIES = 3, CHECK_EVERY = 1024 };
@@ -36,15 +36,8 @@ typedef struct {
   int32_t *free_items, free_count;  // that have more than one option
 } Search;
 
-static uint64_t next_random(Search* s) {  // splitmix64
-  uint64_t z = (s->random += 0x9e3779b97f4a7c15ull);
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-  return z ^ (z >> 31);
-}
-
-static int32_t below(Search* s, int32_t count) { return (int32_t)(((next_random(s) >> 32) * (uint64_t)count) >> 32); }
-static double uniform(Search* s) { return (double)(next_random(s) >> 11) * 0x1p-53; }
+static int32_t below(Search* s, int32_t count) { return random_below(&s->random, count); }
+static double uniform(Search* s) { return random_uniform(&s->random); }
 
 static double stay(const Search* s, int32_t piece, int32_t unit) {
   return s->problem->home && s->problem->home[piece] == unit ? s->problem->stay_bytes[piece] : 0.0;
@@ -217,12 +210,6 @@ static void search_free(Search* s) {
 }
 
 static double root16(double x) { return x > 0 ? sqrt(sqrt(sqrt(sqrt(x)))) : 0; }
-
-static double now_s(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 // The cost with a smooth maximum mixed in, by which ranks below the largest count a little; and what stays at home.
 static double objective(const Search* s) {

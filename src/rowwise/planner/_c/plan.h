@@ -73,4 +73,22 @@ typedef struct {
 double rw_neuroshard(const Problem* problem, const Neuroshard* how, const int32_t* halving, int32_t levels,
                      int32_t* out_piece, int32_t* out_rank, int32_t* out_count);
 
+// A network of hosts, and the collective whose time an order of hosts is searched for; see [Note: Orders of hosts].
+typedef struct {
+  int32_t hosts, groups, collective;  // ring, halving and doubling, or tree
+  const double *latency, *rate;       // hosts x hosts, [from][to]
+  const int32_t* group;               // of each host
+  const double* uplink;               // groups: bytes a second each way
+  double size_bytes;
+} Links;
+
+// Seconds of the collective with `order[k]` as the host that comes k-th; negative without memory, as of the next two.
+double rw_order_seconds(const Links* links, const int32_t* order);
+
+// The best order of at most 8 hosts, in place: every order is tried, and the given one kept unless another is better.
+double rw_order_exact(const Links* links, int32_t* order);
+
+// A better order, in place.
+double rw_order_anneal(const Links* links, const Effort* effort, int32_t* order);
+
 #endif
