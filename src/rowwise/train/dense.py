@@ -142,6 +142,11 @@ def reduce_present(comm: Comm, present: Sequence[bool], device: torch.device) ->
     return comm.all_reduce(torch.tensor(present, dtype=torch.int32, device=device), "dense")
 
 
+def bucket_numbers(parameters: Sequence[nn.Parameter]) -> list[int]:
+    """How many numbers each bucket has."""
+    return [sum(p.numel() for p in bucket) for bucket in _deal(parameters, BUCKET_BYTES)]
+
+
 def _deal(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
     """Buckets of one type and device, the last parameters first; a bucket is full at `bucket_bytes` or more."""
     buckets: list[list[nn.Parameter]] = []
