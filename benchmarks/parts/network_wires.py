@@ -17,6 +17,9 @@ from torch import nn
 from parts import BENCHMARKS
 from parts.report import at_least, at_most, exactly
 from rowwise.comm.interface import Comm
+from rowwise.perf.hardware import hardware_named
+from rowwise.perf.links import Network, NetworkHost, PairLink
+from rowwise.perf.sums import SumCosts
 from rowwise.perf.wires import two_level_bytes
 from rowwise.spec import FarType, Topology, Wire
 
@@ -38,7 +41,13 @@ WIRES = {
 }
 FP32, FAR = "fp32", ("int8", "int4", "topk:1%")
 SEEDS = 3
-TRAINING_WORLD = Topology(hosts=4, groups=(2, 2))
+LINKS = Network(
+    hosts=tuple(NetworkHost(name=f"h{k}") for k in range(RACKS.hosts)),
+    link=PairLink(latency_s=1e-4, rate_Bps=HOST_MBIT * 1e6 / 8),
+    groups=tuple(RACKS.group_of(host) for host in range(RACKS.hosts)),
+    uplink_Bps=(UPLINK_MBIT * 1e6 / 8,) * len(RACKS.groups),
+).arrays()
+TRAINING_WORLD = Topology(hosts=2, groups=(1, 1))
 
 
 def wire_floors(args: argparse.Namespace) -> tuple[list[dict], dict[str, Any]]:
@@ -64,11 +73,8 @@ def sum_floors(args: argparse.Namespace) -> tuple[list[dict], list[dict]]:
     floors += [exactly("sums: bytes beside the formula's", sum(row["bytes_beside_formula"] for row in rows), 0)]
     for row in rows:
         row["ring_over"] = round(ring_s[row["size_mb"]] / row["seconds"], 3)
-        print(
-            "{sum:20} {size_mb} MB  {seconds:.3f} s  ring / this {ring_over:.2f}  uplink {uplink_bytes:,} bytes".format(
-                **row
-            )
-        )
+        line = "{sum:20} {size_mb} MB  {seconds:.3f} s (predicted {predicted_s:.3f})  ring / this {ring_over:.2f}"
+        print((line + "  uplink {uplink_bytes:,} bytes").format(**row), flush=True)
         least = {"two levels, fp32": 1.1, "two levels, int8": 2.0}.get(row["sum"]) if row["size_mb"] == 1.0 else None
         if row["sum"].startswith("two") and not args.smoke:
             name = f"a ring over {row['sum']}: seconds of a sum of {row['size_mb']} MB at 16:1"
@@ -87,6 +93,7 @@ def _row_of(name: str, wire: Wire, found_W: Sequence[dict], numbers: int) -> dic
             abs(sent[link] - want[link]) for sent, want in zip(sent_W, want_W, strict=True) for link in RACKS.links
         )
     return {
+        "predicted_s": round(SumCosts(RACKS, LINKS, hardware_named("cpu"), (numbers,)).seconds(wire), 5),
         "seconds": round(statistics.median(map(max, rounds)), 5),
         "uplink_bytes": sum(sent["uplink"] for sent in sent_W[: RACKS.groups[0]]),
         "bytes_beside_formula": beside,
@@ -121,7 +128,11 @@ def sums_of_rank(rank: int, numbers: int, rounds: int) -> dict[str, Any]:
             }
             bits[name] = parameters[0].grad.numpy().tobytes()
     meet(comm)
-    return {"seconds": seconds, "sent": sent, "bits": {name: hashlib.sha256(data).hexdigest() for name, data in bits.items()}}
+    return {
+        "seconds": seconds,
+        "sent": sent,
+        "bits": {name: hashlib.sha256(data).hexdigest() for name, data in bits.items()},
+    }
 
 
 def meet(comm: Comm) -> None:
@@ -129,7 +140,7 @@ def meet(comm: Comm) -> None:
 
 
 def quality_floors(args: argparse.Namespace) -> tuple[list[dict], list[dict]]:
-    """NE of `movielens-dlrm` on 4 ranks in 2 racks, by the type of its dense sums between racks."""
+    """NE of `movielens-dlrm` on 2 ranks, each a rack of its own, by the type of its dense sums between racks."""
     from parts.tiny_data import make_tiny
 
     with tempfile.TemporaryDirectory() as folder:

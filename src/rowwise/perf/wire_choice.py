@@ -1,7 +1,7 @@
 """Chooses wire types link by link: the least lossy with which a step takes at most 2 % longer than with the fastest.
 
 A link that limits nothing keeps floats, as narrower types save nothing there. Types that are tried, the least lossy
-first, are those whose quality was measured to be within the noise of seeds: see the table in docs/wires.md.
+first, are those whose quality was measured to be within the noise of seeds: see the table in docs/tutorials/wires.md.
 """
 
 from collections.abc import Callable, Iterable
