@@ -133,6 +133,7 @@ def _interaction_rules(model: object) -> Iterator[UnusedRule]:
 def _wire_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[UnusedRule, ...]:
     exact = resolved.recipe.wire.dense.facts.exact
     return (
+        UnusedRule("", ("network",), topology.hosts == 1, "there is one host, and nothing to order"),
         UnusedRule("wire.host", ("forward", "backward"), topology.devices == 1, "each host has one rank"),
         UnusedRule("wire.network", ("forward", "backward"), topology.hosts == 1, "all ranks are on one host"),
         UnusedRule("wire", ("dense", "error_feedback"), topology.world == 1, "there is one rank"),
