@@ -371,7 +371,7 @@ def test_options_are_refused_in_one_line(refused, tmp_path):
     Path("old.json").write_text('{"world": 3, "tiles": []}')
     assert "the plan in force is for 3 ranks, the machine has 2" in refused(*given, "--replan", "old.json")
     assert "--model learned: the profile cpu was not measured: want one" in refused(*given, "--model", "learned")
-    assert "--wire 'forward=int8': want LINK.WAY=TYPE with host or network, forward or backw" in refused(
+    assert "--wire 'forward=int8': want LINK.WAY=TYPE with host, network, uplink, and forward" in refused(
         *given, "--wire", "forward=int8"
     )
     assert "'int4': want one of" in refused(*given, "--wire", "host.forward=int4")

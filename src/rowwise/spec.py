@@ -5,10 +5,12 @@ on ranks, `ops.arena` has their memory.
 """
 
 import enum
+import math
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
-from typing import Literal
+from itertools import accumulate, groupby
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -225,6 +227,7 @@ def _check_numbers(table: Table) -> None:
 
 
 Link = Literal["host", "network", "uplink"]  # inside a host, between hosts, or between groups of hosts
+LINKS: tuple[Link, ...] = ("host", "network", "uplink")
 VectorExchange = Literal["all_to_all", "all_to_all_sum", "hierarchical", "replicated"]
 """How vectors reach the ranks of their samples: from one rank each; as partial sums of all ranks, added up on arrival;
 as sums over a host, sent between hosts; or not at all, as every rank has the table and only its gradients travel."""
@@ -252,8 +255,24 @@ class Topology(Value, frozen=True):
     def host_of(self, rank: int) -> int:
         return rank // self.devices
 
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """The kinds of links between its ranks."""
+        there = {
+            "host": self.devices > 1,
+            "network": self.hosts > max(1, len(self.groups)),
+            "uplink": len(self.groups) > 1,
+        }
+        return tuple(link for link in LINKS if there[link])
+
     def ranks_of(self, host: int) -> range:
         return range(host * self.devices, (host + 1) * self.devices)
+
+    @property
+    def near_ranks(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each group of hosts or, if all hosts are one group, of each host."""
+        unit_of = self.host_of if len(self.groups) < 2 else lambda rank: self.group_of(self.host_of(rank))
+        return tuple(tuple(ranks) for _, ranks in groupby(range(self.world), unit_of))
 
     def group_of(self, host: int) -> int:
         """The group of a host."""
@@ -321,35 +340,97 @@ def _name_types(wire: "Codecs | Wire", fields: Sequence[str]) -> None:
             raise SpecError(f"{type(wire).__name__}: {field}={value!r}: want one of {want}") from None
 
 
+RUN = 256  # numbers of an encoded sum that share a scale: its 8 bytes are 3 % of a message in int8
+INT4 = "int4"  # half a byte a number, and two floats for each run
+TOP_K = re.compile(r"topk:(\d{1,2}(?:\.\d{1,6})?)%")
+MOST_KEPT = 51  # numbers of a run; more take more bytes than int8
+
+
+class FarType(NamedTuple):
+    """Type of sums between groups: a wire type, `int4`, or `topk:1%` for the largest numbers of each run."""
+
+    name: str
+    kept: int = RUN  # numbers of each run that are sent
+
+    @classmethod
+    def parse(cls, text: str) -> "FarType":
+        found = TOP_K.fullmatch(text) if isinstance(text, str) else None
+        if found:
+            kept = math.ceil(RUN * float(found[1]) / 100)
+            if not 1 <= kept <= MOST_KEPT:
+                raise SpecError(f"Wire: far={text!r}: want more than 0 % and less than 20 %, as int8 has fewer bytes")
+            return cls(text, kept)
+        if text == INT4 or text in list(WireType):
+            return cls(str(text))
+        want = ", ".join(repr(name) for name in (*map(str, WireType), INT4))
+        raise SpecError(f"Wire: far={text!r}: want one of {want}, or 'topk:1%'")
+
+    @property
+    def is_exact(self) -> bool:
+        return self.name == WireType.FP32
+
+    @property
+    def run_bytes(self) -> int:
+        """Bytes of an encoded run; a number of top-k is a float and its index in a byte."""
+        if self.kept < RUN:
+            return 5 * self.kept
+        return 8 + RUN // 2 if self.name == INT4 else WireType(self.name).vector_bytes(RUN)
+
+
 class Wire(Value, frozen=True):
     """Wire types of all links, and of dense gradients."""
 
     host: Codecs = Codecs()
     network: Codecs = Codecs()
+    uplink: Codecs | None = None  # between groups of hosts; None: as `network`
     dense: WireType = WireType.FP32  # gradients of dense parameters
+    # Sums of dense gradients in two levels: in fp32 inside a group of hosts or a host, and in this type between them,
+    # also int4, or topk:1% (the largest of every 256 numbers). None: one sum over all ranks
+    far: str | None = None
     error_feedback: bool = False  # add the rounding error of a dense gradient to the next one
 
     def __post_init__(self) -> None:
         _name_types(self, ("dense",))
+        if self.far is None:
+            return
+        if FarType.parse(self.far).kept < RUN and not self.error_feedback:
+            why = "what it leaves out would be lost"
+            raise SpecError(f"Wire: far={self.far!r} without error_feedback: {why}: want error_feedback=true")
+        if self.dense is not WireType.FP32:
+            raise SpecError(f"Wire: dense={self.dense} and far={self.far}: want one of them")
 
     def codecs(self, link: Link) -> Codecs:
         """The wire types of vectors on a link."""
-        return self.host if link == "host" else self.network
+        match link:
+            case "host":
+                return self.host
+            case "network":
+                return self.network
+            case "uplink":
+                return self.uplink or self.network
 
     def in_words(self, topology: Topology) -> str:
         """The wire types of vectors in words, for the links that a topology has; empty for one rank."""
-        near, far = (f"{codecs.forward} forward and {codecs.backward} back" for codecs in (self.host, self.network))
-        if topology.devices > 1 and topology.hosts > 1 and near != far:
-            return f"{near} inside hosts, {far} between them"
-        if topology.world == 1:
-            return ""
-        return near if topology.hosts == 1 else far
+        places = {"host": "inside hosts", "network": "between them", "uplink": "between groups"}
+        parts = {link: self.codecs(link) for link in topology.links}
+        words = {link: f"{codecs.forward} forward and {codecs.backward} back" for link, codecs in parts.items()}
+        if len(set(words.values())) < 2:
+            return next(iter(words.values()), "")
+        return ", ".join(f"{text} {places[link]}" for link, text in words.items())
 
     @property
     def exact(self) -> bool:
         """Whether no number is rounded on the wire."""
-        types = (self.host.forward, self.host.backward, self.network.forward, self.network.backward, self.dense)
-        return all(kind.facts.exact for kind in types)
+        return self.has_exact_sums and self.has_exact("forward") and self.has_exact("backward")
+
+    def has_exact(self, way: Literal["forward", "backward"]) -> bool:
+        """Whether vectors or their gradients are not rounded on any link."""
+        return all(getattr(self.codecs(link), way).facts.exact for link in LINKS)
+
+    @property
+    def has_exact_sums(self) -> bool:
+        """Whether sums of dense gradients are not rounded on the wire."""
+        return self.dense.facts.exact and (self.far is None or FarType.parse(self.far).is_exact)
 
 
 FLOATS = Wire()

@@ -1,5 +1,6 @@
 """Wires of fewer bits: fewer bytes, never more seconds but those of coding, and other plans where that pays."""
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from planner.small_questions import questions, wires
 
-from rowwise import Table, Topology
+from rowwise import SpecError, Table, Topology
 from rowwise.perf.access import Access, Curves, Workload
 from rowwise.perf.hardware import CodecRates, Coding, Machine, hardware_named, read_hardware
 from rowwise.perf.learned import model_of
@@ -85,7 +86,42 @@ def test_what_leaves_a_rank_is_less_than_it_has():
     for topology in (Topology(), Topology(devices=4), Topology(hosts=3), Topology(hosts=3, devices=4)):
         for layout in LAYOUTS:
             assert 0 <= sum(link_shares(layout.exchange, topology).values()) < 2
-    assert link_shares("all_to_all", Topology(devices=4)) == {"host": 0.75, "network": 0.0}
+    assert link_shares("all_to_all", Topology(devices=4)) == {"host": 0.75, "network": 0.0, "uplink": 0.0}
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(1, 3))
+def test_shares_by_link_are_those_of_pairs_of_ranks(groups, devices):
+    """By counting: a rank sends each rank an equal part, or each rank of its number on all hosts."""
+    topology = Topology(hosts=sum(groups), devices=devices, groups=tuple(groups))
+    world = range(topology.world)
+    pairs = Counter(topology.link(a, b) for a in world for b in world if a != b)
+    same_device = Counter(topology.link(a, b) for a in world for b in world if a != b and (a - b) % devices == 0)
+    for link, share in link_shares("all_to_all", topology).items():
+        assert share == pytest.approx(pairs[link] / topology.world**2)
+    for link, share in link_shares("hierarchical", topology).items():
+        far = same_device[link] / topology.world**2
+        assert share == pytest.approx((devices - 1) / devices if link == "host" else far)
+
+
+def test_an_uplink_has_its_own_rates_and_is_as_the_network_without():
+    hardware, topology = hardware_named("zionex"), Topology(hosts=2, devices=2, groups=(1, 1))
+    slow = structs.replace(hardware, uplink=structs.replace(hardware.network, all_to_all_Bps=1e9, all_reduce_Bps=1e9))
+    assert hardware.link("uplink") == hardware.network
+    assert read_hardware(slow.to_json()) == slow
+    assert slow.slowest_link(topology) == slow.uplink
+    assert slow.slowest_link(Topology(hosts=2, devices=2)) == slow.network
+    assert slow.slowest_link(Topology(devices=2)) == slow.slowest_link(Topology()) == slow.host
+    one = Workload(table=Table(name="t", rows=1000, dim=64), access=Access())
+    question = PlanRequest(
+        workloads=(one,), machine=Machine(topology, hardware), model=Roofline(hardware, topology), batch=1000
+    )
+    slowed = replace(question, machine=Machine(topology, slow))
+    wires = Wire(), Wire(uplink=Codecs(forward="int8"))
+    floats, narrow = (links(slowed, wire)[0] for wire in wires)
+    assert floats > links(question, Wire())[0]
+    assert floats - narrow == pytest.approx(64_000 * 4 / 2 * (1 - 72 / 256) / 1e9)
+    with pytest.raises(SpecError, match=r"uplink\.all_reduce_Bps=0\.0: want more than 0"):
+        structs.replace(hardware, uplink=structs.replace(hardware.network, all_reduce_Bps=0.0))
 
 
 def test_a_narrow_wire_makes_another_plan():

@@ -15,9 +15,9 @@ from rowwise.planner.problem import NO_UNIT, Placement, PlacementProblem, PlanRe
 from rowwise.row_optimizers import Adam, RowWiseAdagrad, Sgd
 from rowwise.spec import Codecs, Table, Topology, Wire, WireType
 
-TOPOLOGIES = (Topology(devices=2), Topology(devices=3), Topology(hosts=2, devices=2))
+TOPOLOGIES = (Topology(devices=2), Topology(devices=3), Topology(hosts=2, devices=2), Topology(hosts=3, groups=(2, 1)))
 codecs = st.builds(Codecs, st.sampled_from(WireType), st.sampled_from(WireType))
-wires = st.just(Wire()) | st.builds(Wire, host=codecs, network=codecs)
+wires = st.just(Wire()) | st.builds(Wire, host=codecs, network=codecs, uplink=st.none() | codecs)
 
 
 @st.composite

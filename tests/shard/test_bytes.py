@@ -22,7 +22,7 @@ from shard.wires import (
     make_table,
 )
 
-from rowwise import Plan, Pooling, Wire
+from rowwise import Plan, Pooling, Topology, Wire
 from rowwise.comm.thread import run_threads
 from rowwise.spec import Codecs, WireType
 
@@ -40,16 +40,16 @@ def vector_bytes(count, widths, kind):
 class Ledger:
     """What each rank sends in a step, by purpose, collective and link, as the formulas say."""
 
-    def __init__(self, wire):
-        self.wire, self.sent_W = wire, [Counter() for _ in range(WORLD.world)]
+    def __init__(self, wire, world):
+        self.wire, self.world, self.sent_W = wire, world, [Counter() for _ in range(world.world)]
 
     def send(self, rank, other, what, count_bytes, collective="all_to_all"):
         if rank != other and count_bytes:
-            self.sent_W[rank][what, collective, WORLD.link(rank, other)] += count_bytes
+            self.sent_W[rank][what, collective, self.world.link(rank, other)] += count_bytes
 
     def send_vectors(self, rank, other, what, count, width, collective="all_to_all"):
         """Two features; what is rounded cannot be added up on the way, so it is sent to each rank by itself."""
-        kind = codec_of(self.wire, rank, other, what == "gradients")
+        kind = codec_of(self.wire, rank, other, what == "gradients", self.world)
         collective = collective if kind is WireType.FP32 else "all_to_all"
         self.send(rank, other, what, vector_bytes(count, [width] * 2, kind), collective)
 
@@ -81,8 +81,8 @@ class Ledger:
                 self.send_vectors(peer, rank, "gradients", SIZES_W[peer], width)
 
 
-def expected_bytes(layout, table, wire, step):
-    ledger, tiles = Ledger(wire), LAYOUTS[layout](table)
+def expected_bytes(layout, table, wire, step, world=WORLD):
+    ledger, tiles = Ledger(wire, world), LAYOUTS[layout](table)
     ledger.ids(tiles, step, table.pooling is Pooling.WEIGHTED)
     for tile in tiles if layout in FLAT else ():
         ledger.at_once(tile)
@@ -91,13 +91,13 @@ def expected_bytes(layout, table, wire, step):
     return ledger.sent_W
 
 
-def bytes_of_a_step(table, tiles, wire, step):
+def bytes_of_a_step(table, tiles, wire, step, world=WORLD):
     def rank(comm):
         sharded = make_sharded([table], Plan(world=4, tiles=tiles), comm, wire=wire)
         list(train(sharded, [step.of(comm.rank)]))
         return comm.sent.counts
 
-    return run_threads(WORLD, rank, timeout_s=30)
+    return run_threads(world, rank, timeout_s=30)
 
 
 WIRES = [Wire(host=Codecs(forward=k, backward=k), network=Codecs(forward=k, backward=k)) for k in KINDS]
@@ -117,6 +117,21 @@ def test_bytes_are_those_of_the_formulas(layout, pooling):
     (step,) = make_steps([table], [SIZES_W])
     for wire in WIRES:
         assert bytes_of_a_step(table, LAYOUTS[layout](table), wire, step) == expected_bytes(layout, table, wire, step)
+
+
+RACKS = Topology(hosts=4, groups=(2, 2))
+FAR_HOSTS = Topology(hosts=2, devices=2, groups=(1, 1))
+
+
+@pytest.mark.parametrize("layout", [*FLAT, *IN_HOSTS])
+def test_bytes_between_groups_are_those_of_the_formulas_on_their_own_link(layout):
+    table, world = make_table(), RACKS if layout in FLAT else FAR_HOSTS
+    (step,) = make_steps([table], [SIZES_W])
+    narrow = Codecs(forward=WireType.INT8, backward=WireType.FP16)
+    for wire in (Wire(), Wire(uplink=narrow), Wire(network=narrow), Wire(network=narrow, uplink=Codecs())):
+        sent_W = bytes_of_a_step(table, LAYOUTS[layout](table), wire, step, world)
+        assert sent_W == expected_bytes(layout, table, wire, step, world)
+        assert {link for sent in sent_W for *_, link in sent} == set(world.links)
 
 
 def total(sent_W, what, link=None):

@@ -10,10 +10,10 @@ WORLD = Topology(hosts=2, devices=2)
 KINDS = tuple(WireType)
 
 
-def codec_of(wire, sender, receiver, backward):
+def codec_of(wire, sender, receiver, backward, world=WORLD):
     if sender == receiver:
         return WireType.FP32
-    codecs = wire.host if WORLD.link(sender, receiver) == "host" else wire.network
+    codecs = wire.codecs(world.link(sender, receiver))
     return codecs.backward if backward else codecs.forward
 
 

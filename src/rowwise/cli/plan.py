@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 
@@ -17,7 +18,7 @@ from rowwise.cli.code import load_recipe
 from rowwise.cli.terminal import escape_json, make_terminal
 from rowwise.errors import SpecError
 from rowwise.quantity import format_bytes
-from rowwise.spec import Codecs, Wire
+from rowwise.spec import LINKS, Codecs, Wire
 from rowwise.textfile import read_bytes, write_new
 
 if TYPE_CHECKING:
@@ -303,18 +304,17 @@ def _read_tables(arguments: PlanArguments, world: int) -> "tuple[PlanInputs, tup
 
 
 def _parse_wire(texts: tuple[str, ...]) -> Wire:
-    codecs: dict[str, dict[str, Any]] = {"host": {}, "network": {}}
+    codecs: dict[str, dict[str, Any]] = {link: {} for link in LINKS}
     for text in texts:
         link_and_way, _, wire_type = text.partition("=")
         link, _, way = link_and_way.partition(".")
         if link not in codecs or way not in Codecs.__struct_fields__:
-            raise SpecError(
-                f"--wire {text!r}: want LINK.WAY=TYPE with host or network, forward or backward: network.forward=int8"
-            )
+            want = f"want LINK.WAY=TYPE with {', '.join(LINKS)}, and forward or backward: network.forward=int8"
+            raise SpecError(f"--wire {text!r}: {want}")
         if way in codecs[link]:
             raise SpecError(f"--wire {text!r}: {link_and_way} is given twice: want one type")
         codecs[link][way] = wire_type
-    return Wire(host=Codecs(**codecs["host"]), network=Codecs(**codecs["network"]))
+    return msgspec.structs.replace(Wire(), **{link: Codecs(**ways) for link, ways in codecs.items() if ways})
 
 
 def _read_constraints(arguments: PlanArguments, workloads: "tuple[Workload, ...]", machine: "Machine") -> "Constraints":

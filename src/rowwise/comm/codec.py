@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rowwise.ops import rowtype
 from rowwise.ops.output_cache import empty_cached
-from rowwise.spec import RowType, WireType
+from rowwise.spec import INT4, RUN, FarType, RowType, WireType, quantised_bytes
 
 GROUP_MULTIPLE = 16  # vectors whose width is a multiple of it are encoded in one kernel call
 Shape = tuple[int, int]
@@ -66,6 +66,13 @@ def codec_of(kind: WireType) -> WireCodec:
             return FloatCodec(torch.bfloat16)
         case WireType.INT8:
             return Int8Codec()
+
+
+def sum_codec_of(kind: FarType) -> WireCodec:
+    """A codec for the sums between groups, whose blocks are runs of `RUN` numbers."""
+    if kind.kept < RUN:
+        return TopKCodec(kind.kept)
+    return Int4Codec() if kind.name == INT4 else codec_of(WireType(kind.name))
 
 
 @final
@@ -130,6 +137,71 @@ class Int8Codec:
         if not decoded:
             return torch.empty(shape, device=coded_P.device)
         return decoded[0] if len(decoded) == 1 else torch.cat(decoded, 1)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Int4Codec:
+    """Half a byte for each number, and two floats for each row: as rows in checkpoints of 4 bits.
+
+    The processor codes blocks of GPUs, too. Scales of several vectors are not supported.
+    """
+
+    @property
+    def lossy(self) -> bool:
+        return True
+
+    def block_bytes(self, shape: Shape, scales: BlockScales = ()) -> int:
+        rows, columns = shape
+        return rows * quantised_bytes(columns, 4) if columns else 0
+
+    def encode(self, block_ND: Tensor, scales: BlockScales = (), loss_scale: float = 1.0) -> Tensor:
+        assert not scales
+        if not block_ND.numel():
+            return block_ND.new_empty(0, dtype=torch.uint8)
+        return torch.ops.rowwise.pack4(block_ND.float().contiguous().cpu()).flatten().to(block_ND.device)
+
+    def decode(self, coded_P: Tensor, shape: Shape, scales: BlockScales = (), loss_scale: float = 1.0) -> Tensor:
+        rows, columns = shape
+        if not rows * columns:
+            return torch.empty(shape, device=coded_P.device)
+        packed_RP = _align(coded_P.cpu(), 4).view(rows, -1)
+        return torch.ops.rowwise.unpack4(packed_RP.contiguous(), columns).to(coded_P.device)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TopKCodec:
+    """The numbers of each row that are largest in magnitude, as floats, then their columns in a byte each.
+
+    The others are decoded as 0. Rows have up to 256 columns.
+    """
+
+    kept: int  # numbers of a row
+
+    @property
+    def lossy(self) -> bool:
+        return True
+
+    def block_bytes(self, shape: Shape, scales: BlockScales = ()) -> int:
+        rows, columns = shape
+        return 5 * rows * min(self.kept, columns)
+
+    def encode(self, block_ND: Tensor, scales: BlockScales = (), loss_scale: float = 1.0) -> Tensor:
+        columns = block_ND.shape[1]
+        assert columns <= 256
+        columns_NK = block_ND.abs().topk(min(self.kept, columns), sorted=False).indices
+        values_NK = block_ND.float().gather(1, columns_NK)
+        return torch.cat([values_NK.view(torch.uint8), columns_NK.to(torch.uint8)], 1).flatten()
+
+    def decode(self, coded_P: Tensor, shape: Shape, scales: BlockScales = (), loss_scale: float = 1.0) -> Tensor:
+        rows, columns = shape
+        kept = min(self.kept, columns)
+        block_ND = torch.zeros(shape, device=coded_P.device)
+        values_NB, columns_NK = coded_P.view(rows, 5 * kept).split([4 * kept, kept], 1)
+        return block_ND.scatter_(
+            1, columns_NK.long(), values_NB.clone(memory_format=torch.contiguous_format).view(torch.float32)
+        )
 
 
 def gradient_scale(samples: int) -> float:

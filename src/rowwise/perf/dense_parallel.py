@@ -136,12 +136,8 @@ class DenseSide(Value, frozen=True, kw_only=True):
 
     def seconds(self, topology: Topology, hardware: Hardware) -> float:
         """Of the transfers of a step, one after the other, without their latencies."""
-        cost, within = self.cost(topology), hardware.host
-        if topology.hosts == 1:
-            across = within
-        else:
-            across = hardware.network
-            within = within if 1 < self.shards_on(topology) <= topology.devices else across
+        cost, across = self.cost(topology), hardware.slowest_link(topology)
+        within = hardware.host if 1 < self.shards_on(topology) <= topology.devices else across
         if self.shards_on(topology) == 1:
             return cost.sent_bytes / across.all_reduce_Bps
         inside_bytes = cost.sent_bytes - cost.across_bytes

@@ -61,7 +61,7 @@ class WireCost(Value, frozen=True, kw_only=True):
     vector_s: float  # of a vector that leaves its rank
     float_s: float  # of each of its floats; below 0 where the saved bytes are worth more
 
-    def seconds(self, messages: int, vectors_W: Floats, floats_W: Floats) -> Floats:
+    def seconds(self, messages: float, vectors_W: Floats, floats_W: Floats) -> Floats:
         return messages * self.start_s + vectors_W * self.vector_s + floats_W * self.float_s
 
 

@@ -15,7 +15,7 @@ from msgspec import structs
 from rowwise.errors import SpecError
 from rowwise.perf.exchange import Exchanges
 from rowwise.perf.network import SetNetwork
-from rowwise.spec import Link, Topology, Value, WireType
+from rowwise.spec import LINKS, Link, Topology, Value, WireType
 from rowwise.textfile import decode_json
 from rowwise.value import check_most
 
@@ -90,6 +90,7 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
     flops: float = 1e12  # per second, in dense layers
     host: LinkRates
     network: LinkRates
+    uplink: LinkRates | None = None  # of each device, if all of a group send to other groups; None: as network
     coding: Coding | None = None  # None: coding to 16 bits runs at device_Bps, to int8 at half of it
     kernels: Kernels | None = None  # networks that predict instead of rates, if measured
     exchanges: Exchanges | None = None
@@ -97,8 +98,8 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
     def __post_init__(self) -> None:
         positive = ("device_Bps", "cache_Bps", "host_Bps", "disk_reads_s", "disk_write_Bps", "flops")
         rates = [(name, getattr(self, name)) for name in positive]
-        for link in ("host", "network"):
-            rates += [(f"{link}.{field}", getattr(getattr(self, link), field)) for field in LinkRates.__struct_fields__]
+        for link in LINKS:
+            rates += [(f"{link}.{field}", getattr(self.link(link), field)) for field in LinkRates.__struct_fields__]
         for kind in Coding.__struct_fields__ if self.coding else ():
             rates += [(f"coding.{kind}.{k}", v) for k, v in structs.asdict(getattr(self.coding, kind)).items()]
         for name, value in rates:
@@ -111,8 +112,18 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
         check_most(f"hardware {self.name!r}: ", self, **most, id_bytes=1 << 20)
 
     def link(self, name: Link) -> LinkRates:
-        """Rates between devices of one host, or of two."""
-        return self.host if name == "host" else self.network
+        """Rates between devices of one host, of two hosts, or of two groups."""
+        match name:
+            case "host":
+                return self.host
+            case "network":
+                return self.network
+            case "uplink":
+                return self.uplink or self.network
+
+    def slowest_link(self, topology: Topology) -> LinkRates:
+        """The links that a collective of all ranks has to cross: the widest class that there is."""
+        return self.link(topology.links[-1] if topology.links else "host")
 
     def coding_s(self, kind: WireType) -> float:
         """Seconds to encode a float at its sender and decode it at its receiver."""

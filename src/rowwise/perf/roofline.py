@@ -46,10 +46,8 @@ class Roofline:
     @property
     def phi(self) -> Phi:
         """Two launches and two soft maxima; with several ranks, also the latency of the collectives."""
-        latency_s = 0.0
-        if self.topology.world > 1:
-            link = self.hardware.network if self.topology.hosts > 1 else self.hardware.host
-            latency_s = COLLECTIVES * link.latency_s
+        slowest = self.hardware.slowest_link(self.topology)
+        latency_s = COLLECTIVES * slowest.latency_s if self.topology.world > 1 else 0.0
         return Phi(constant=2 * self.hardware.launch_s + latency_s, ends=(4, 8), powers=(6.0, 6.0))
 
     @property
@@ -106,16 +104,9 @@ class Roofline:
         samples = curves.batch * shards.share
         ids = curves.pooling_T[shards.table_N] * samples / shards.row_parts * self.hardware.id_bytes
         vectors = 2 * FLOAT_bytes * shards.bags_N * samples * shards.dim_N
-        all_to_all = self._spread_s("all_to_all")
-        match shards.exchange:
-            case "all_to_all":
-                seconds_N = (ids + vectors) * all_to_all
-            case "all_to_all_sum":
-                seconds_N = ids * all_to_all + vectors * self._spread_s("reduce_scatter")
-            case "hierarchical":
-                seconds_N = ids * all_to_all + vectors * self._hierarchical_s()
-            case "replicated":
-                return self._replicated_s(shards, curves)
+        if shards.exchange == "replicated":
+            return self._replicated_s(shards, curves)
+        seconds_N = ids * self._byte_of_rank_s("all_to_all") + vectors * self._byte_of_rank_s(shards.exchange)
         return seconds_N + self._coding_added_s(shards, shards.bags_N * samples)
 
     def _coding_added_s(self, shards: Shards, vectors_N: Floats) -> Floats:
@@ -135,24 +126,14 @@ class Roofline:
         summed = exchange == "all_to_all_sum" or (exchange == "hierarchical" and link == "host")
         return self.hardware.link(link).seconds_a_byte("reduce_scatter" if summed else "all_to_all")
 
-    def _spread_s(self, collective: str) -> float:
-        """Seconds of a byte of which every rank gets an equal part."""
-        topology, hw = self.topology, self.hardware
-        near, far = topology.devices - 1, topology.world - topology.devices
-        price_s = near / getattr(hw.host, f"{collective}_Bps") + far / getattr(hw.network, f"{collective}_Bps")
-        return price_s / topology.world
-
-    def _hierarchical_s(self) -> float:
-        """Seconds of a byte that is added up inside a host, whose sum goes on to other hosts."""
-        topology, hw = self.topology, self.hardware
-        inside = (topology.devices - 1) / topology.devices / hw.host.reduce_scatter_Bps
-        outside = (topology.world - topology.devices) / topology.world / hw.network.all_to_all_Bps
-        return inside + outside / topology.devices
+    def _byte_of_rank_s(self, exchange: VectorExchange) -> float:
+        """Seconds of a byte of a rank's vectors: of each link, the share that crosses it."""
+        shares = link_shares(exchange, self.topology)
+        return sum(share * self._byte_s(link, exchange) for link, share in shares.items())
 
     def _replicated_s(self, shards: Shards, curves: Curves) -> Floats:
         """Seconds to all-reduce a table's gradient in a ring, or only the rows that ranks touched if that is less."""
-        world, hw = self.topology.world, self.hardware
-        link = hw.network if self.topology.hosts > 1 else hw.host
+        world, link = self.topology.world, self.hardware.slowest_link(self.topology)
         whole = 2 * (world - 1) / world * shards.rows_N * shards.dim_N * FLOAT_bytes
         touched = np.minimum(curves.unique_of(1 / world)[shards.table_N], shards.rows_N)
         rows = (world - 1) * touched * (shards.dim_N * FLOAT_bytes + 8)

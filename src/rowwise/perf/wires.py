@@ -1,13 +1,18 @@
-"""Bytes of vectors on wires, and the share of a rank's vectors that crosses each class of links.
+"""Bytes of vectors and of sums on wires, and the share of a rank's vectors that crosses each class of links.
 
 Both ways of predicting exchanges, rates and networks, use these counts. Not supported: int8 scales that are shared by
 vectors, or several per vector.
 """
 
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+
 import numpy as np
 
 from rowwise.perf.access import Floats
-from rowwise.spec import Link, RowType, Topology, VectorExchange, WireType, row_bytes
+from rowwise.perf.hardware import FLOAT_bytes
+from rowwise.spec import LINKS, RUN, FarType, Link, RowType, Topology, VectorExchange, WireType, row_bytes
 
 
 def wire_bytes(kind: WireType, dim: int) -> int:
@@ -26,13 +31,45 @@ def vector_bytes(kind: WireType, dim_N: Floats) -> Floats:
     return np.array([wire_bytes(kind, int(dim)) for dim in dims], dtype=float)[index_N]
 
 
+def two_level_bytes(topology: Topology, numbers: int, far: FarType) -> list[Counter[Link]]:
+    """Bytes that each rank sends by link for a sum in two levels: see `train/two_level.py`."""
+    sent_W: list[Counter[Link]] = [Counter() for _ in range(topology.world)]
+
+    def send(rank: int, to: Iterable[int], size_bytes: int) -> None:
+        for other in to:
+            if other != rank:
+                sent_W[rank][topology.link(rank, other)] += size_bytes
+
+    groups = topology.near_ranks
+    holders = min(map(len, groups))
+    runs = -(-numbers // (holders * RUN))
+    share_bytes = FLOAT_bytes * runs * RUN
+    for ranks in groups:
+        for k, rank in enumerate(ranks):
+            send(rank, ranks[:holders], share_bytes)
+            send(rank, ranks if k < holders else (), share_bytes)
+    bounds = [runs * g // len(groups) for g in range(len(groups) + 1)]
+    parts = [end - begin for begin, end in pairwise(bounds)]
+    for k in range(holders):
+        for g, ranks in enumerate(groups):
+            for h, others in enumerate(groups):
+                send(ranks[k], (others[k],), (parts[g] + parts[h]) * far.run_bytes)
+    return sent_W
+
+
 def link_shares(exchange: VectorExchange, topology: Topology) -> dict[Link, float]:
-    """The share of a rank's vectors that crosses links of each class; replicated tables send no vectors."""
+    """The share of a rank's vectors that crosses links of each class, as the mean over ranks.
+
+    Replicated tables send no vectors.
+    """
     world, devices = topology.world, topology.devices
+    groups = topology.groups or (topology.hosts,)
+    near = devices * sum(hosts * hosts for hosts in groups) / topology.hosts  # ranks of a rank's group
     match exchange:
         case "all_to_all" | "all_to_all_sum":
-            return {"host": (devices - 1) / world, "network": (world - devices) / world}
+            shares = (devices - 1) / world, (near - devices) / world, (world - near) / world
         case "hierarchical":
-            return {"host": (devices - 1) / devices, "network": (world - devices) / world / devices}
+            shares = (devices - 1) / devices, (near - devices) / world / devices, (world - near) / world / devices
         case "replicated":
-            return {"host": 0.0, "network": 0.0}
+            shares = 0.0, 0.0, 0.0
+    return dict(zip(LINKS, shares, strict=True))

@@ -1,5 +1,7 @@
 """Machines by name: `8xa100-like` is a host of 8 devices, `16x8xzionex` are 16 such hosts; or a JSON file.
 
+`8+8x8xzionex` are two groups of 8 hosts, each behind an uplink.
+
 Memory can be overridden after a colon: `8xa100-like:device=40GB,host=1.5TB`. Not supported: different devices in one
 machine.
 """
@@ -16,11 +18,14 @@ from rowwise.perf.hardware import PRESETS, Hardware, Machine, hardware_named, re
 from rowwise.spec import Topology
 from rowwise.textfile import decode_json, read_bytes
 
-COUNTED = re.compile(r"(?:(?P<hosts>[0-9]{1,9})x)?(?:(?P<devices>[0-9]{1,9})x)(?P<name>.+)")
+COUNTED = re.compile(r"(?:(?P<hosts>[0-9]{1,9}(?:\+[0-9]{1,9}){0,4095})x)?(?:(?P<devices>[0-9]{1,9})x)(?P<name>.+)")
 SIZE = re.compile(r"(?P<number>\d+\.?\d*|\.\d+)\s*(?P<unit>[kMGTP]?i?B?)", re.IGNORECASE)
 POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 TIERS = {"device": "device_bytes", "host": "host_bytes", "disk": "disk_bytes"}
-WANT = "want such as 8xa100-like, 16x8xzionex (16 hosts of 8), 8xa100-like:device=40GB,host=1.5TB, or a JSON file"
+WANT = (
+    "want such as 8xa100-like, 16x8xzionex (16 hosts of 8), 8+8x8xzionex (in two groups),"
+    " 8xa100-like:device=40GB,host=1.5TB, or a JSON file"
+)
 LARGEST = 1 << 60
 
 
@@ -61,9 +66,11 @@ def _parse_counted(name: str) -> Machine:
     found = COUNTED.fullmatch(name)
     hosts, devices, kind = (found["hosts"] or "1", found["devices"], found["name"]) if found else ("1", "1", name)
     hardware = _read_profile(Path(kind)) if kind.endswith(".json") else _find_preset(kind, name)
-    if int(hosts) < 1 or int(devices) < 1:
+    sizes = tuple(map(int, hosts.split("+")))
+    if min(sizes) < 1 or int(devices) < 1:
         raise SpecError(f"topology {name!r}: {hosts} hosts of {devices} devices: want at least one of each")
-    return Machine(topology=Topology(hosts=int(hosts), devices=int(devices)), hardware=hardware)
+    topology = Topology(hosts=sum(sizes), devices=int(devices), groups=sizes if len(sizes) > 1 else ())
+    return Machine(topology=topology, hardware=hardware)
 
 
 def _find_preset(kind: str, name: str) -> Hardware:

@@ -6,18 +6,18 @@ then the slowest rank. It is no sum over pieces, so the search cannot use it. Fo
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from rowwise.perf.access import Floats
-from rowwise.perf.exchange import Amounts, Exchanges, NarrowWires
+from rowwise.perf.exchange import Amounts, Exchanges, NarrowWires, WireCost
 from rowwise.perf.hardware import FLOAT_bytes, Hardware
 from rowwise.perf.wires import link_shares, wire_bytes
 from rowwise.plan import Plan
 from rowwise.planner.problem import PlanRequest
-from rowwise.spec import Pooling, Table, Topology, WireType
+from rowwise.spec import LINKS, Link, Pooling, Table, Topology, WireType
 
 
 class ExchangeSeconds(NamedTuple):
@@ -43,9 +43,9 @@ def split_exchange(plan: Plan, request: PlanRequest, exchange_W: Floats) -> Exch
 
 def exchanges_s(exchanges: Exchanges, plan: Plan, request: PlanRequest, lookup_W: Floats) -> ExchangeSeconds:
     topology, wire = request.machine.topology, request.model.wire
-    floats = _WireColumns(topology, WireType.FP32, WireType.FP32)
-    forward = _WireColumns(topology, wire.host.forward, wire.network.forward)
-    backward = _WireColumns(topology, wire.host.backward, wire.network.backward)
+    floats = _WireColumns(topology, dict.fromkeys(LINKS, WireType.FP32))
+    forward = _WireColumns(topology, {link: wire.codecs(link).forward for link in LINKS})
+    backward = _WireColumns(topology, {link: wire.codecs(link).backward for link in LINKS})
     dim_W, ids_W = exchange_amounts(plan, request, floats)
     amounts = Amounts(dim_W, ids_W, request.batch, np.zeros(plan.world))
     outward, returning = amounts._replace(skew_W=lookup_W - lookup_W.min()), amounts
@@ -70,27 +70,28 @@ class _WireColumns(NamedTuple):
     """Widths of vectors on the wires of one direction, in floats."""
 
     topology: Topology
-    host: WireType
-    network: WireType
+    types: Mapping[Link, WireType]
+
+    @property
+    def shares(self) -> dict[Link, float]:
+        return link_shares("all_to_all", self.topology)
 
     def __call__(self, width: int) -> float:
         """Width of a vector of so many columns, as the mean over the other ranks."""
-        near, far = self.topology.devices - 1, self.topology.world - self.topology.devices
-        size = near * wire_bytes(self.host, width) + far * wire_bytes(self.network, width)
-        return size / (near + far) / FLOAT_bytes
+        size = sum(share * wire_bytes(self.types[link], width) for link, share in self.shares.items())
+        return size / sum(self.shares.values()) / FLOAT_bytes
 
     def coding_s(self, hardware: Hardware) -> float:
         """Seconds to encode and decode a float, as the mean over all ranks."""
-        shares = link_shares("all_to_all", self.topology)
-        return shares["host"] * hardware.coding_s(self.host) + shares["network"] * hardware.coding_s(self.network)
+        return sum(share * hardware.coding_s(self.types[link]) for link, share in self.shares.items())
 
     def added_s(self, narrow: NarrowWires, vectors_W: Floats, floats_W: Floats) -> Floats:
         """Seconds of coding for each rank, minus those of the bytes saved."""
-        near, far = self.topology.devices - 1, self.topology.world - self.topology.devices
-        shares, added_W = link_shares("all_to_all", self.topology), np.zeros(self.topology.world)
-        for kind, peers, share in ((self.host, near, shares["host"]), (self.network, far, shares["network"])):
-            if kind is not WireType.FP32:
-                added_W += getattr(narrow, kind).seconds(peers, share * vectors_W, share * floats_W)
+        world, added_W = self.topology.world, np.zeros(self.topology.world)
+        for link, share in self.shares.items():
+            if share and self.types[link] is not WireType.FP32:
+                cost: WireCost = getattr(narrow, self.types[link])
+                added_W += cost.seconds(share * world, share * vectors_W, share * floats_W)
         return added_W
 
 

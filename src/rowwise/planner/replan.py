@@ -98,7 +98,7 @@ class _ReplanSearch:
 
     def __init__(self, current: CurrentPlacement, steps: float, most_moved: float) -> None:
         hardware = current.problem.request.machine.hardware
-        link = hardware.network if current.problem.topology.hosts > 1 else hardware.host
+        link = hardware.slowest_link(current.problem.topology)
         self._byte_s = link.seconds_a_byte("all_to_all")
         self._price = self._byte_s / steps
         self._most_bytes = most_moved * current.stored_bytes

@@ -43,7 +43,7 @@ from rowwise.shard.pooled import PendingGradients, PooledExchange
 from rowwise.shard.returns import ReturnedGradients, SentGradients
 from rowwise.shard.routes import ExchangePath, Routes
 from rowwise.shard.vectors import PendingBlocks
-from rowwise.spec import Pooling, Wire, WireType
+from rowwise.spec import Pooling, Wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +160,7 @@ class EmbeddingExchange:
     def __init__(self, routes: Routes, comm: Comm, wire: Wire) -> None:
         kinds = {table.pooling is Pooling.SEQUENCE for table in routes.tables}
         self.has_sequences, self._both = True in kinds, len(kinds) == 2
-        self.sends_exact_gradients = {wire.host.backward, wire.network.backward} == {WireType.FP32}
+        self.sends_exact_gradients = wire.has_exact("backward")
         self.merge_shared = False  # whether gradients of a shared bag are summed before they are sent
         self._routes, self._comm, self._wire = routes, comm, wire
         self._all_features = BagSetExchange(routes, comm, wire)

@@ -1,4 +1,4 @@
-"""All-reduce of encoded numbers: 16 bits each, or 8 bits with a scale for each run of numbers.
+"""All-reduce of encoded numbers: 16 bits each, fewer with a scale for each run of numbers, or the largest of each run.
 
 It is a reduce-scatter and an all-gather. Each rank receives one share of the numbers from all ranks, encoded, adds
 them in float32 and in rank order, and sends the encoded sum to all. Every rank decodes the same bytes, those of its own
@@ -16,8 +16,7 @@ from torch.nn import functional as F
 
 from rowwise.comm.codec import WireCodec
 from rowwise.comm.interface import Comm, Work
-
-RUN = 256  # numbers that share a scale: its 8 bytes are 3 % of a message
+from rowwise.spec import RUN
 
 
 @final
@@ -38,8 +37,10 @@ class CodedSum:
     def start(self, bucket: int, flat_N: Tensor) -> Work:
         """Send each rank its share of the bucket."""
         runs_RC = F.pad(flat_N.float(), (0, -len(flat_N) % RUN)).view(-1, RUN)
-        if self._feedback and bucket in self.residuals:
-            runs_RC = runs_RC + self.residuals[bucket]
+        residual_RC = self.residuals.get(bucket)
+        # A run that is resumed with another way to sum has residuals of other numbers.
+        if self._feedback and residual_RC is not None and residual_RC.shape == runs_RC.shape:
+            runs_RC = runs_RC + residual_RC
         packed_P = self._codec.encode(runs_RC)
         if self._feedback:
             self.residuals[bucket] = self._error(runs_RC, packed_P)

@@ -18,8 +18,9 @@ from rowwise.comm.codec import codec_of
 from rowwise.comm.interface import Comm, Work
 from rowwise.errors import SpecError
 from rowwise.shard.exchange import Phase, no_timing
-from rowwise.spec import Wire
+from rowwise.spec import FarType, Wire
 from rowwise.train.coded import CodedSum
+from rowwise.train.two_level import TwoLevelSum
 
 # Large enough for a link to reach its bandwidth, small enough to overlap with the backward; gloo's bandwidth falls
 # from 2.4 GB/s at 1 MB to 1.5 at 64 MB. Where the cores that compute also send, the size makes no difference.
@@ -45,14 +46,13 @@ class DenseGradients:
         self._parameters = tuple(parameters) if len(comm.ranks) > 1 else ()
         self._buckets = _deal(self._parameters, bucket_bytes)
         self._bucket_of: dict[Tensor, int] = {p: index for index, bucket in enumerate(self._buckets) for p in bucket}
-        codec = codec_of(wire.dense)
-        self._coded = CodedSum(comm, codec, feedback=wire.error_feedback) if codec.lossy else None
+        self._coded = _coded_sum(comm, wire) if self._parameters else None
         self.phase: Phase = no_timing  # around what starts during a backward, for the step breakdown
         self.discard()
 
     @property
     def residuals(self) -> dict[int, Tensor]:
-        """Error feedback of this rank by bucket, part of a run's state; empty if the wire is exact."""
+        """Error feedback of this rank by bucket, part of a run's state; empty if sums are exact."""
         return {} if self._coded is None else self._coded.residuals
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
@@ -109,6 +109,14 @@ class DenseGradients:
                     self._handles.append(self._comm.all_reduce(flat, "dense"))
                 else:
                     self._handles.append(self._coded.start(index, flat))
+
+
+def _coded_sum(comm: Comm, wire: Wire) -> CodedSum | TwoLevelSum | None:
+    """Sums by the wire; None: all-reduces of the transport. A collective if they are in two levels."""
+    if wire.far is not None and len(comm.topology.near_ranks) > 1:
+        return TwoLevelSum(comm, FarType.parse(wire.far), feedback=wire.error_feedback)
+    codec = codec_of(wire.dense)
+    return CodedSum(comm, codec, feedback=wire.error_feedback) if codec.lossy else None
 
 
 def flatten(parameters: Sequence[nn.Parameter]) -> Tensor:
