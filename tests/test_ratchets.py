@@ -11,24 +11,24 @@ ROOT = Path(__file__).parents[1]
 PATCH = re.compile(r"\b(monkeypatch|patch)\.(setattr|setitem|setenv|delattr|delitem|delenv)\(|\bmock\.|unittest\.mock")
 PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
-    "calibrate": 2_635,
+    "calibrate": 2_796,
     "checkpoint": 3_875,
-    "cli": 4_371,
-    "comm": 2_286,
+    "cli": 4_774,
+    "comm": 2_606,
     "drills": 710,
     "hashing": 3_416,
     "ingest": 12_142,
     "models": 2_491,
     "ops": 5_813,
     "perf": 2_657,
-    "planner": 5_525,
-    "recipes": 7_508,
+    "planner": 5_533,
+    "recipes": 7_723,
     "report": 3_869,
     "shard": 3_232,
     "store": 832,
     "train": 7_186,
     "modules": 2_716,
-    "C and C++": 10_629,
+    "C and C++": 10_642,
 }
 
 

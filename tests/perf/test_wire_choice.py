@@ -68,7 +68,7 @@ def test_fast_links_keep_floats_and_slow_ones_do_not():
     assert half.wire.network == Codecs("fp16", "fp16")
     sums = choose_wire(RACKS, predicted({}, sum_s=1.0), sums=True).wire
     assert (sums.far, sums.dense, sums.error_feedback) == ("int4", "fp32", True)
-    assert choose_wire(RACKS, predicted({}, sum_s=1.0), sums=False).wire == Wire()
+    assert choose_wire(RACKS, predicted({}, sum_s=1.0), sums=False).wire == Wire(uplink=Codecs())
 
 
 def test_sums_in_two_levels_round_only_what_was_to_be_rounded():

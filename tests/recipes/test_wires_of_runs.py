@@ -6,9 +6,11 @@ import pytest
 from small import recipe, sections
 
 from rowwise import SpecError, Topology, Wire
+from rowwise.comm.launch import HostOrder
 from rowwise.comm.thread import run_threads
 from rowwise.perf.links import Network, NetworkHost, PairLink
 from rowwise.recipes.compose import resolve
+from rowwise.recipes.hosts import NetworkOfRun, OrderedHosts, ordered_links
 from rowwise.recipes.outlook import dry_run
 from rowwise.recipes.recipe import check_ranks
 from rowwise.recipes.runs import TrainingRun
@@ -23,7 +25,7 @@ RACKS = Topology(hosts=4, groups=(2, 2))
 def network(rate_Bps, uplink_Bps, latency_s=1e-6):
     hosts = tuple(NetworkHost(name=f"h{k}") for k in range(4))
     link = PairLink(latency_s=latency_s, rate_Bps=rate_Bps)
-    return Network(hosts=hosts, link=link, groups=(0, 0, 1, 1), uplink_Bps=(uplink_Bps,) * 2)
+    return Network(hosts=hosts, link=link, groups=(0, 0, 1, 1), uplink_Bps=(uplink_Bps,) * 2).arrays()
 
 
 def test_slow_links_get_narrow_types_and_fast_ones_keep_floats(tmp_path):
@@ -96,3 +98,29 @@ def test_settings_of_links_that_are_not_there_are_said_to_be_unused(tmp_path):
     assert not [line for line in find_notes(resolved, Topology(hosts=3, groups=(1, 2))) if "wire" in line]
     apart = find_notes(resolved, Topology(hosts=2, groups=(1, 1)))
     assert "wire.network.backward='fp16' is not used, because no two hosts share a group" in apart
+
+
+def test_the_links_of_a_run_are_in_the_order_of_its_ranks(tmp_path):
+    hosts = tuple(NetworkHost(name=name) for name in "abcd")
+    rates = tuple(tuple(None if a == b else 1e6 * (10 * a + b + 1) for b in range(4)) for a in range(4))
+    latencies = tuple(tuple(None if a == b else 1e-5 for b in range(4)) for a in range(4))
+    given = Network(hosts=hosts, latency_s=latencies, rate_Bps=rates, groups=(0, 1, 0, 1), uplink_Bps=(1e5, 2e5))
+    path = tmp_path / "net.json"
+    path.write_text(given.to_json())
+    order = HostOrder(hosts=("c", "a", "b"), groups=(2, 1))
+    net = ordered_links(NetworkOfRun(ordered=OrderedHosts(source=str(path), order=order, gain=1.5)), 3)
+    assert net.rate_HH[0, 1] == given.arrays().rate_HH[2, 0]
+    assert net.group_H.tolist() == [0, 0, 1]
+    kept = OrderedHosts(source="probe", order=None, gain=1.0)
+    assert ordered_links(NetworkOfRun(ordered=kept, probed=given), 4).hosts == 4
+    assert ordered_links(NetworkOfRun(ordered=kept, probed=given), 3) is None
+
+    def rank(comm):
+        run = TrainingRun.start(recipe(tmp_path), tmp_path / "runs", comm=comm, network=network_of_run)
+        return run.resolved.recipe.wire
+
+    slow = Network(hosts=hosts, link=PairLink(latency_s=0.0, rate_Bps=1e9), groups=(0, 1, 0, 1), uplink_Bps=(1e4, 1e4))
+    path.write_text(slow.to_json())
+    order = HostOrder(hosts=("a", "c", "b", "d"), groups=(2, 2))
+    network_of_run = NetworkOfRun(ordered=OrderedHosts(source=str(path), order=order, gain=1.5))
+    assert run_threads(RACKS, rank, timeout_s=60) == [Wire(far="fp32")] * 4

@@ -83,12 +83,18 @@ def parse_ranks(nproc: int | None, timeout: float | None, environment: CommandEn
 def _run_torchrun_rank(request: RunRequest, torchrun: Torchrun, timeout_s: float) -> int:
     """Run as a rank of torchrun, and print its error; an AgreedError is printed by the rank that failed."""
     from rowwise.cli.rank import run_rank
-    from rowwise.comm.launch import connect_with_notes
+    from rowwise.comm.launch import TorchrunNotes, meet
+    from rowwise.recipes.hosts import order_hosts
 
     comm = None
     try:
-        comm, notes = connect_with_notes(timeout_s, True, torchrun.attempt)
-        return run_rank(request, comm, notes)
+        meeting = meet(timeout_s, torchrun.attempt)
+        notes = TorchrunNotes(meeting.world.store)
+        earlier_run = notes.get(RUN)
+        run = Path(earlier_run) if earlier_run else request.folder if request.recipe is None else None
+        network = order_hosts(meeting, request.network if earlier_run is None else None, run)
+        comm = meeting.join(None if network is None else network.ordered.order)
+        return run_rank(request, comm, notes, network=network)
     except (RowwiseError, OSError) as error:
         line = one_line(error)
         if line is None:
@@ -113,7 +119,7 @@ def _run_local_ranks(request: RunRequest, nproc: int, timeout_s: float, notes: N
                     ranks = stack.enter_context(
                         RankProcesses(topology, run_local_rank, (request, folder), start, folder)
                     )
-                with _forward_signals(ranks, received):
+                with forward_signals(ranks, received):
                     codes = ranks.wait()
         except RanksFailed as failed:
             if received and all(f.exit_code == -signal.SIGTERM or f.kind == "peer_failed" for f in failed.failures):
@@ -149,7 +155,7 @@ class FileNotes:
 
 
 @contextmanager
-def _forward_signals(ranks: RankProcesses, received: list[int]) -> Iterator[None]:
+def forward_signals(ranks: RankProcesses, received: list[int]) -> Iterator[None]:
     """Ctrl-C or SIGTERM stops all ranks after their current step; a second one kills them."""
 
     def stop(number: int, _frame: FrameType | None) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, ParamSpec
 import typer
 
 import rowwise
-from rowwise.cli import ckpt, data, data_bench, measure
+from rowwise.cli import ckpt, data, data_bench, measure, net
 from rowwise.cli.bench import bench
 from rowwise.cli.calibrate import calibrate
 from rowwise.cli.compress import compress
@@ -81,6 +81,7 @@ def make_app() -> typer.Typer:
     data_commands.command()(_with_exit_codes(data_bench.bench))
     app.add_typer(data_commands, name="data")
     app.add_typer(_checkpoint_commands(), name="ckpt")
+    app.add_typer(_net_commands(), name="net")
     return app
 
 
@@ -91,6 +92,15 @@ def _checkpoint_commands() -> typer.Typer:
     for command in commands:
         app.command()(_with_exit_codes(command))
     app.command("import")(_with_exit_codes(ckpt.import_))
+    return app
+
+
+def _net_commands() -> typer.Typer:
+    help_text = "Measure the links between hosts, and order hosts by them. Example: rowwise net show net.json"
+    app = typer.Typer(no_args_is_help=True, help=help_text)
+    commands: list[Callable[..., None]] = [net.probe, net.show, net.order]
+    for command in commands:
+        app.command()(_with_exit_codes(command))
     return app
 
 

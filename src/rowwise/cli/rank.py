@@ -12,18 +12,31 @@ from rowwise.cli.terminal import make_terminal, print_json
 from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.recipes.first_rank import on_first_rank
+from rowwise.recipes.hosts import NetworkOfRun
 from rowwise.recipes.runs import TrainingRun
 from rowwise.train.trainer import OnStep
 
 
-def run_rank(request: RunRequest, comm: Comm | None, notes: NoteStore | None, *, watched: bool = False) -> int:
-    """Start or resume a run and train to its end; returns the exit code. `watched`: a parent process handles Ctrl-C."""
+def run_rank(
+    request: RunRequest,
+    comm: Comm | None,
+    notes: NoteStore | None,
+    *,
+    watched: bool = False,
+    network: NetworkOfRun | None = None,
+) -> int:
+    """Start or resume a run and train to its end; returns the exit code.
+
+    `watched`: a parent process handles Ctrl-C. `network` has ordered the hosts of `comm`.
+    """
     comm = comm or solo()
     is_first = comm.rank == 0
     console = make_terminal(stderr=True, quiet=request.as_json or not is_first)
     line = LiveLine(console)
     with console.status("reading the data" if request.recipe else "reading the checkpoint"):
-        run = _open_run(request, comm, notes, line if is_first else None)
+        run = _open_run(request, comm, notes, line if is_first else None, network)
+    if network is not None:
+        console.print(network.ordered.in_words, markup=False, soft_wrap=True)
     if is_first and notes is not None:
         notes.put(RUN, str(run.folder.path.absolute()))
     if is_first:
@@ -45,11 +58,14 @@ def run_rank(request: RunRequest, comm: Comm | None, notes: NoteStore | None, *,
     return 128 + (received[0] if received else signal.SIGTERM)
 
 
-def _open_run(request: RunRequest, comm: Comm, notes: NoteStore | None, tell: OnStep | None) -> TrainingRun:
+def _open_run(
+    request: RunRequest, comm: Comm, notes: NoteStore | None, tell: OnStep | None, network: NetworkOfRun | None
+) -> TrainingRun:
     """The requested run; after a restart by torchrun the run of the earlier attempt, from its last checkpoint."""
     earlier_run = on_first_rank(comm, lambda: None if notes is None else notes.get(RUN))
     if earlier_run is not None:
-        return TrainingRun.resume(Path(earlier_run), tell=tell, comm=comm)
+        return TrainingRun.resume(Path(earlier_run), tell=tell, comm=comm, network=network)
     if request.recipe is not None:
-        return TrainingRun.start(request.recipe, request.folder, tell, comm)
-    return TrainingRun.resume(request.folder, request.changes, which=request.which, tell=tell, comm=comm)
+        return TrainingRun.start(request.recipe, request.folder, tell, comm, network)
+    which, changes = request.which, request.changes
+    return TrainingRun.resume(request.folder, changes, which=which, tell=tell, comm=comm, network=network)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from rowwise.spec import Topology
 
@@ -44,6 +44,17 @@ class RunRequest:
     which: str = "last"
     as_json: bool = False
     baseline: bool = False  # train trees on the same rows afterwards
+
+    @property
+    def network(self) -> str | None:
+        """What orders hosts, as the recipe or a change of it says; None for a resume that says nothing new."""
+        from rowwise.recipes.text import apply_changes
+
+        if self.recipe is not None:
+            return self.recipe.network
+        changed: dict[str, Any] = {}
+        apply_changes(changed, [change for change in self.changes if change.startswith("network=")])
+        return changed.get("network")
 
     def resume_command(self, run: Path, topology: Topology) -> str:
         """The shell command that resumes a run on as many ranks as it has now."""

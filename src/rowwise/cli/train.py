@@ -44,6 +44,12 @@ Memory = Annotated[
     str | None,
     typer.Option(metavar="SIZE", help="Memory of a host for tables, such as 4GB; others go to disk (default: free)."),
 ]
+NetworkFile = Annotated[
+    str | None,
+    typer.Option(
+        "--network", metavar="FILE", help="Order hosts by a network (from rowwise net probe), or probe: before the run."
+    ),
+]
 Timeout = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help=f"Longest time that ranks wait for each other (default: {TIMEOUT_S:g})."),
@@ -65,6 +71,7 @@ def train(  # noqa: PLR0913 - one for each option
     plan: PlanFile = None,
     hardware: HardwareName = None,
     memory: Memory = None,
+    network: NetworkFile = None,
     timeout: Timeout = None,
     profile: Profile = None,
     baseline: Annotated[
@@ -101,13 +108,18 @@ def train(  # noqa: PLR0913 - one for each option
 
     Example: torchrun --nproc-per-node 4 --max-restarts 2 -m rowwise train my.yaml
 
+    Example: torchrun --nnodes 8 --nproc-per-node 8 ... -m rowwise train my.yaml --network net.json
+
     Example: rowwise train my.yaml --seeds 3
 
     Example: rowwise train my.yaml --dry-run
     """
     environment = _get_environment(ctx)
     ranks = parse_ranks(nproc, timeout, environment)
-    all_changes = [*(changes or []), *_as_changes(init_from=init_from, plan=plan, hardware=hardware, memory=memory)]
+    all_changes = [
+        *(changes or []),
+        *_as_changes(init_from=init_from, plan=plan, hardware=hardware, memory=memory, network=network),
+    ]
     all_changes += [f"log.profile={_quote_yaml(profile)}"] if profile is not None else []
     if baseline and as_json:
         raise SpecError("--baseline with --json, which prints one object: leave it out, and run rowwise baseline RUN")
@@ -139,6 +151,7 @@ def resume(  # noqa: PLR0913 - one for each option
     plan: PlanFile = None,
     hardware: HardwareName = None,
     memory: Memory = None,
+    network: NetworkFile = None,
     timeout: Timeout = None,
     as_json: AsJson = False,
 ) -> None:
@@ -152,7 +165,7 @@ def resume(  # noqa: PLR0913 - one for each option
 
     Example: rowwise resume runs/dlrm-synthetic/1 --nproc 2
     """
-    all_changes = (*(changes or ()), *_as_changes(plan=plan, hardware=hardware, memory=memory))
+    all_changes = (*(changes or ()), *_as_changes(plan=plan, hardware=hardware, memory=memory, network=network))
     environment = _get_environment(ctx)
     parse_ranks(nproc, timeout, environment)
     if _is_first(environment):

@@ -1,12 +1,12 @@
-"""Connects the ranks of a world: those of torchrun (`connect`), and those of `spawn` (`join_local_world`).
+"""Connects the ranks of a world: those of torchrun (`meet`, `connect`), and those of `spawn` (`join_local_world`).
 
 A world starts and ends together: no rank joins later, and no single rank restarts.
 """
 
 import os
 import socket
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import final
 
 import torch
 import torch.distributed as dist
+from msgspec import structs
 
 from rowwise.comm.delayed import delay
 from rowwise.comm.group import TransportComm
@@ -21,8 +22,11 @@ from rowwise.comm.interface import Comm
 from rowwise.comm.rank_start import RankStart
 from rowwise.comm.shared import HAS_SHARED_MEMORY, SharedMemoryTransport
 from rowwise.comm.torch import Rendezvous, TorchTransport
-from rowwise.errors import PeerError, SpecError
+from rowwise.errors import AgreedError, PeerError, RowwiseError, SpecError
 from rowwise.spec import Topology
+from rowwise.value import Value
+
+FAILED = "failed: "
 
 
 @final
@@ -46,11 +50,11 @@ def connect(timeout_s: float = 300.0, shared_memory: bool = True, attempt: int =
     No rank waits longer than `timeout_s` for another. `attempt` is torchrun's count of restarts: it is part of the keys
     in the store, which still has those of earlier attempts.
     """
-    return connect_with_notes(timeout_s, shared_memory, attempt)[0]
+    return meet(timeout_s, attempt).join(shared_memory=shared_memory)
 
 
-def connect_with_notes(timeout_s: float, shared_memory: bool, attempt: int) -> tuple[Comm, TorchrunNotes]:
-    """`connect`, and the notes that survive restarts."""
+def meet(timeout_s: float, attempt: int = 0) -> "Meeting":
+    """Find the hosts of all ranks in torchrun's environment variables, before ranks are connected."""
     try:
         store, rank, world = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
     except ValueError as error:
@@ -59,7 +63,7 @@ def connect_with_notes(timeout_s: float, shared_memory: bool, attempt: int) -> t
         ) from error
     ranks, name = tuple(range(world)), f"rowwise/{attempt}"
     rendezvous = Rendezvous(store=store, name=name, ranks=ranks, rank=rank, pids={}, timeout_s=timeout_s)
-    return _meet(rendezvous, _find_host(), None, shared_memory), TorchrunNotes(store)
+    return _meet(rendezvous, _find_host(), None)
 
 
 def _find_host() -> str:
@@ -70,8 +74,61 @@ def _find_host() -> str:
     return " ".join(parts)
 
 
-def _meet(world: Rendezvous, host: str, topology: Topology | None, shared_memory: bool) -> TransportComm:
-    """Exchange process id and host of all ranks through the store, and connect."""
+class HostOrder(Value, frozen=True):
+    """The order in which the hosts of a job have its ranks, other than that of the launcher."""
+
+    hosts: tuple[str, ...]  # names
+    groups: tuple[int, ...] = ()  # hosts of each group, in this order; empty: one group
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Ranks that know their hosts and are not connected yet."""
+
+    world: Rendezvous
+    topology: Topology
+    hosts: tuple[str, ...]  # names, in the order of the launcher
+
+    @property
+    def first_ranks(self) -> Rendezvous | None:
+        """The first rank of each host; None on the others."""
+        ranks = tuple(self.world.ranks[:: self.topology.devices])
+        return replace(self.world, ranks=ranks, name=f"{self.world.name}/hosts") if self.world.rank in ranks else None
+
+    def agree(self, what: str, decide: Callable[[], str]) -> str:
+        """The text that `decide` returns on the first rank, on all; an error of it is raised on all, too."""
+        key = f"{self.world.name}/{what}"
+        if self.world.rank > 0:
+            text = self.world.store.get(key).decode()
+            if text.startswith(FAILED):
+                raise AgreedError(f"rank 0 ({what}): {text.removeprefix(FAILED)}")
+            return text
+        try:
+            text = decide()
+        except RowwiseError as error:
+            self.world.store.set(key, f"{FAILED}{error}")
+            raise
+        self.world.store.set(key, text)
+        return text
+
+    def join(self, order: HostOrder | None = None, *, shared_memory: bool = True) -> TransportComm:
+        """Connect the ranks, with the hosts in an order; the devices of a host stay together."""
+        world, topology = self.world, self.topology
+        if order is not None:
+            devices = topology.devices
+            given_H = [self.hosts.index(name) for name in order.hosts]
+            given_W = [host * devices + device for host in given_H for device in range(devices)]
+            pids = {given_W.index(rank): pid for rank, pid in world.pids.items()}
+            world = replace(world, name=f"{world.name}/ordered", rank=given_W.index(world.rank), pids=pids)
+            topology = structs.replace(topology, groups=order.groups)
+        transport = TorchTransport(world)
+        if shared_memory and HAS_SHARED_MEMORY and topology.devices > 1:
+            return TransportComm(SharedMemoryTransport(transport, topology), topology, world.rank)
+        return TransportComm(transport, topology, world.rank)
+
+
+def _meet(world: Rendezvous, host: str, topology: Topology | None) -> Meeting:
+    """Exchange process id and host of all ranks through the store."""
     world.store.set_timeout(timedelta(seconds=world.timeout_s))
     world.store.set(f"{world.name}/{world.rank}", f"{os.getpid()} {host}")
     try:
@@ -79,12 +136,11 @@ def _meet(world: Rendezvous, host: str, topology: Topology | None, shared_memory
     except RuntimeError as error:
         late = f"not all of {len(world.ranks)} ranks have joined in {world.timeout_s:g} s: {error}"
         raise PeerError(f"rank {world.rank}: {late}: want all ranks started, or a larger --timeout") from error
-    topology = topology or find_topology([name for _, name in pid_and_host_W])
+    names_W = [name for _, name in pid_and_host_W]
+    topology = topology or find_topology(names_W)
     pids = {r: int(pid) for r, (pid, name) in enumerate(pid_and_host_W) if name == host}
-    transport = TorchTransport(replace(world, pids=pids))
-    if shared_memory and HAS_SHARED_MEMORY and topology.devices > 1:
-        return TransportComm(SharedMemoryTransport(transport, topology), topology, world.rank)
-    return TransportComm(transport, topology, world.rank)
+    names = tuple(name.split()[0] for name in names_W[:: topology.devices])
+    return Meeting(replace(world, pids=pids), topology, names)
 
 
 def find_topology(hosts_W: Sequence[str]) -> Topology:
@@ -105,5 +161,5 @@ def join_local_world(rank: int, folder: str, topology: Topology, settings: RankS
     # A file store needs no port, and no name server: without one, resolving the host's name may take seconds.
     store, ranks, at = dist.FileStore(f"{folder}/store", topology.world), tuple(range(topology.world)), "127.0.0.1"
     world = Rendezvous(store, "rowwise", ranks, rank, {}, settings.timeout_s, at)
-    comm = _meet(world, at, topology, settings.shared_memory)
+    comm = _meet(world, at, topology).join(shared_memory=settings.shared_memory)
     return comm if settings.link is None else delay(comm, settings.link)

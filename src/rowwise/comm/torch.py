@@ -39,7 +39,7 @@ class Rendezvous:
     address: str = ""  # host name to listen on; empty: as GLOO_SOCKET_IFNAME or the host's name says
 
 
-def _connect(world: Rendezvous, device: str) -> Any:
+def connect_backend(world: Rendezvous, device: str) -> Any:
     """A backend for a type of device; `Any`, as torch's stubs lack some of its methods."""
     own: Any = world.store
     backends: Any = dist
@@ -111,7 +111,7 @@ class TorchTransport:
     def _begin(self, call: CollectiveCall, send_N: Tensor) -> tuple[dist.Work, Tensor]:
         device = send_N.device.type
         if device not in self._backends:
-            self._backends[device] = _connect(self.world, device)
+            self._backends[device] = connect_backend(self.world, device)
         backend = self._backends[device]
         if call.collective == "all_reduce":
             return backend.allreduce([send_N], dist.AllreduceOptions()), send_N

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rowwise.library import load_library
 from rowwise.perf.access import Floats
-from rowwise.perf.cost import Hinges
+from rowwise.perf.cost import Hinges, Ints
 from rowwise.perf.links import LinkArrays
 from rowwise.planner.problem import NO_UNIT, Index, Placement, PlacementProblem
 
@@ -52,7 +52,7 @@ class _Neuroshard(ctypes.Structure):
 
 class _Links(ctypes.Structure):
     _fields_ = [
-        *((name, c_int32) for name in ("hosts", "groups", "collective")),
+        *((name, c_int32) for name in ("hosts", "groups", "collective", "keep_first")),
         *((name, c_void_p) for name in ("latency", "rate", "group", "uplink")), ("size_bytes", c_double),
     ]  # fmt: skip
 
@@ -98,9 +98,10 @@ def _library() -> Any:
     library.rw_greedy.argtypes = [problem, c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_double, c_void_p]
     library.rw_neuroshard.restype = c_double
     links = POINTER(_Links)
-    for name, others in (("seconds", []), ("exact", []), ("anneal", [POINTER(_Effort)])):
+    for name in ("seconds", "exact", "anneal"):
         search = getattr(library, f"rw_order_{name}")
-        search.restype, search.argtypes = c_double, [links, *others, c_void_p]
+        search.restype = c_double
+        search.argtypes = [links, *([POINTER(_Effort)] if name == "anneal" else ()), c_void_p]
     library.rw_neuroshard.argtypes = [problem, POINTER(_Neuroshard), c_void_p, c_int32, *[c_void_p] * 3]
     return library
 
@@ -223,28 +224,28 @@ class Shardings(NamedTuple):
 class OrderProblem:
     """A network and a collective as the C structure, for searches of an order of hosts."""
 
-    def __init__(self, net: LinkArrays, collective: int, size_bytes: float) -> None:
-        """`collective`: its number in `_c/order.c`."""
+    def __init__(self, net: LinkArrays, collective: int, size_bytes: float, *, keep_first: bool) -> None:
+        """`collective`: its number in `_c/order.c`. `keep_first`: host 0 is first, and groups stay together."""
         kinds = (np.float64, np.float64, np.int32, np.float64)
         self._arrays = [np.ascontiguousarray(array, dtype=kind) for array, kind in zip(net, kinds, strict=True)]
         pointers = [array.ctypes.data for array in self._arrays]
-        self._struct = _Links(net.hosts, len(net.uplink_G), collective, *pointers, size_bytes)
+        self._struct = _Links(net.hosts, len(net.uplink_G), collective, keep_first, *pointers, size_bytes)
 
-    def seconds(self, order: Index) -> float:
+    def seconds(self, order: Ints) -> float:
         order_H = np.ascontiguousarray(order, dtype=np.int32)
         return _check_memory(_library().rw_order_seconds(self._struct, order_H.ctypes.data))
 
-    def exact(self) -> Index:
+    def exact(self, given: Ints) -> Ints:
         """The best of all orders of at most 8 hosts; the given one unless another is better."""
-        order_H = np.arange(self._struct.hosts, dtype=np.int32)
+        order_H = given.astype(np.int32)
         _check_memory(_library().rw_order_exact(self._struct, order_H.ctypes.data))
-        return order_H
+        return order_H.astype(np.int64)
 
-    def anneal(self, start: Index, effort: AnnealingEffort) -> Index:
+    def anneal(self, start: Ints, effort: AnnealingEffort) -> Ints:
         """The best order met while annealing."""
         order_H = start.astype(np.int32)
         _check_memory(_library().rw_order_anneal(self._struct, _parameters(effort), order_H.ctypes.data))
-        return order_H
+        return order_H.astype(np.int64)
 
 
 def _check_memory(seconds: float) -> float:

@@ -5,7 +5,7 @@ many of their messages share an uplink. Below 9 hosts every order is tried; beyo
 starts ([Note: Orders of hosts] in `_c/order.c`). Suffixes: H hosts, G groups.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from rowwise.errors import SpecError
 from rowwise.perf.access import Floats
 from rowwise.perf.collective import Order, halving_doubling_s, ring_s, tree_s
+from rowwise.perf.cost import Ints
 from rowwise.perf.links import LinkArrays
 from rowwise.planner.machines import parse_size
 from rowwise.planner.native import AnnealingEffort, OrderProblem
@@ -24,6 +25,7 @@ COLLECTIVES: dict[str, Callable[[LinkArrays, Order, float], float]] = {  # in th
 }
 MOST_EXACT = 8  # hosts of which every order is tried
 RANDOM_ORDERS, MOVES_A_HOST = 100, 20_000
+HOT, COLD = 0.05, 1e-4  # temperatures of annealing, as shares of the start's seconds
 LEAST_GAIN = 1.1  # probes of one network differ by several percent
 
 
@@ -68,33 +70,38 @@ def parse_sum(text: str) -> Sum:
 
 
 def find_order(net: LinkArrays, what: Sum, *, limit_s: float = 3.0, seed: int = 0) -> HostOrdering:
-    """The best order that the search finds; the first host comes first, and hosts of a group one after the other."""
+    """The best order that the search finds, or the given one if none is better.
+
+    In an order for all-reduces the first host stays first, and the hosts of each group come one after the other.
+    """
     hosts = net.hosts
     if what.collective == "halving_doubling" and hosts & (hosts - 1):
         raise SpecError(f"halving_doubling on {hosts} hosts: want a power of two, or --for all_reduce or tree")
-    rng = np.random.default_rng(seed)
-    given = np.arange(hosts)
+    rng, given = np.random.default_rng(seed), np.arange(hosts)
     random_s = float(np.mean([what.seconds(net, rng.permutation(hosts)) for _ in range(RANDOM_ORDERS)]))
-    found = search_order(net, what, limit_s=limit_s, seed=seed)
-    if what.collective == "all_reduce":
-        found = begin_with_first(found, net.group_H)
+    found = search_order(net, what, keep_first=what.collective == "all_reduce", limit_s=limit_s, seed=seed)
     given_s = what.seconds(net, given)
-    order, seconds = min(((found, what.seconds(net, found)), (given, given_s)), key=lambda one: one[1])
+    order, seconds = min(((given, given_s), (found, what.seconds(net, found))), key=lambda one: one[1])
     return HostOrdering(tuple(map(int, order)), seconds, given_s, random_s, bound_s(net, what))
 
 
-def search_order(net: LinkArrays, what: Sum, *, limit_s: float = 3.0, seed: int = 0) -> Order:
-    """The best order of all, or beyond 8 hosts of those that annealing meets."""
-    problem = OrderProblem(net, list(COLLECTIVES).index(what.collective), what.size_bytes)
-    if net.hosts <= MOST_EXACT:
-        return problem.exact()
+def search_order(net: LinkArrays, what: Sum, *, keep_first: bool = False, limit_s: float = 3.0, seed: int = 0) -> Ints:
+    """The best order of all, or beyond 8 hosts of those that annealing meets.
+
+    `keep_first`: of those that begin with host 0 and have the hosts of each group one after the other.
+    """
+    problem = OrderProblem(net, list(COLLECTIVES).index(what.collective), what.size_bytes, keep_first=keep_first)
     starts = _starts(net, what, seed)
-    effort = AnnealingEffort(MOVES_A_HOST * net.hosts, seed, hot=0.3, cold=3e-4, limit_s=limit_s / len(starts))
+    if keep_first:
+        starts = [begin_with_first(start, net.group_H) for start in starts]
+    if net.hosts <= MOST_EXACT:
+        return problem.exact(starts[0])
+    effort = AnnealingEffort(MOVES_A_HOST * net.hosts, seed, hot=HOT, cold=COLD, limit_s=limit_s / len(starts))
     found = [problem.anneal(start, effort._replace(seed=seed + k)) for k, start in enumerate(starts)]
     return min(found, key=lambda order: what.seconds(net, order))
 
 
-def _starts(net: LinkArrays, what: Sum, seed: int) -> list[Order]:
+def _starts(net: LinkArrays, what: Sum, seed: int) -> list[Ints]:
     hosts = net.hosts
     by_group = np.argsort(net.group_H, kind="stable")
     if what.collective == "tree":
@@ -103,7 +110,7 @@ def _starts(net: LinkArrays, what: Sum, seed: int) -> list[Order]:
     return [np.arange(hosts), by_group, near, np.random.default_rng(seed).permutation(hosts)]
 
 
-def _nearest_neighbours(net: LinkArrays, share_bytes: float) -> Order:
+def _nearest_neighbours(net: LinkArrays, share_bytes: float) -> Ints:
     """Each host followed by the one that it reaches soonest of those that are left, its own group first."""
     seconds_HH = net.latency_HH + share_bytes / net.rate_HH
     seconds_HH = seconds_HH + (net.group_H[:, None] != net.group_H) * seconds_HH.max()
@@ -114,7 +121,7 @@ def _nearest_neighbours(net: LinkArrays, share_bytes: float) -> Order:
     return np.array(order)
 
 
-def _subtree_order(hosts: int) -> Order:
+def _subtree_order(hosts: int) -> Ints:
     """The places of a binary tree, subtree by subtree."""
     places: list[int] = []
 
@@ -128,12 +135,12 @@ def _subtree_order(hosts: int) -> Order:
     return np.array(places)
 
 
-def begin_with_first(order: Order, group_H: Sequence[int] | Order) -> Order:
+def begin_with_first(order: Order, group_H: Ints) -> Ints:
     """A ring turned so that the first host begins it, with the hosts of each group one after the other."""
     order_H = np.asarray(order)
     order_H = np.roll(order_H, -int(np.flatnonzero(order_H == 0)[0]))
-    groups = list(dict.fromkeys(np.asarray(group_H)[order_H].tolist()))
-    return np.concatenate([order_H[np.asarray(group_H)[order_H] == group] for group in groups])
+    groups = list(dict.fromkeys(group_H[order_H].tolist()))
+    return np.concatenate([order_H[group_H[order_H] == group] for group in groups])
 
 
 def bound_s(net: LinkArrays, what: Sum) -> float:

@@ -42,7 +42,7 @@ from rowwise.recipes.model_configs import (
     kind_of,
 )
 from rowwise.recipes.processor_limits import replace_unsupported
-from rowwise.recipes.recipe import Recipe, Tables
+from rowwise.recipes.recipe import PROBE, Recipe, Tables
 from rowwise.recipes.rows import RecipeRows, RowSelection, open_data, use_absolute_paths
 from rowwise.recipes.threads import choose_threads
 from rowwise.recipes.user_model import load_class
@@ -128,6 +128,8 @@ def resolve(recipe: Recipe) -> ResolvedRecipe:
     paths = {"init_from": recipe.init_from, "plan": recipe.plan}
     if recipe.hardware is not None and recipe.hardware.endswith(".json"):  # else it is a preset
         paths["hardware"] = recipe.hardware
+    if recipe.network != PROBE:
+        paths["network"] = recipe.network
     absolute_paths = {name: path and str(Path(path).absolute()) for name, path in paths.items()}
     _check_evaluation(recipe.evaluate, columns, model, validates=rows.valid is not None)
     changes = {

@@ -24,6 +24,7 @@ from rowwise.train.settings import Evaluation, Log, Saving, Training
 from rowwise.value import check_layers, check_most
 
 MOST_ROWS = 1 << 34  # of synthetic data
+PROBE = "probe"  # the `network` of runs that probe links first
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -180,6 +181,8 @@ class Recipe(Value, frozen=True, kw_only=True):
     memory: int | str | None = None
     disk: str | None = None  # folder of tables on disk; None: disk/ in the run's folder
     wire: Wire | Literal["auto"] = Wire()  # number types between ranks; auto: by the speed of links, when a run starts
+    # What orders hosts: a file (from rowwise net probe), or probe, before the run; None: the order of the launcher
+    network: str | None = None
     # By setting, such as train.batch: what `rowwise tune` tries; empty: usual ranges around the recipe's values
     tune: dict[str, TuneRange] = msgspec.field(default_factory=dict)
 

@@ -43,6 +43,7 @@ from rowwise.recipes.compose import (
 from rowwise.recipes.disk_tables import has_disk_tables
 from rowwise.recipes.feed import Feed
 from rowwise.recipes.first_rank import on_first_rank, resolve_on_first_rank
+from rowwise.recipes.hosts import ENVIRONMENT, NETWORK, NetworkOfRun, ordered_links
 from rowwise.recipes.id_maps import copy_maps, relocate_maps
 from rowwise.recipes.machine import Environment, NativeLibrary
 from rowwise.recipes.model_configs import SequenceModel, UserModel, kind_of
@@ -113,6 +114,7 @@ class TrainingRun:
         self, resolved: ResolvedRecipe, folder: RunFolder, setup: "_JobSetup", tell: OnStep | None, comm: Comm
     ) -> None:
         self.begin_s = perf_counter()
+        self._network: NetworkOfRun | None = None
         self.resolved, self.folder, self.model, self.plan = resolved, folder, setup.job.model, setup.plan
         self.comm, self._is_first, self._feed = comm, comm.rank == 0, setup.feed
         self.match: WarmStartMatch | None = None  # weights that a warm start loaded
@@ -125,14 +127,25 @@ class TrainingRun:
 
     @classmethod
     def start(
-        cls, recipe: Recipe, root: Path = Path("runs"), tell: OnStep | None = None, comm: Comm | None = None
+        cls,
+        recipe: Recipe,
+        root: Path = Path("runs"),
+        tell: OnStep | None = None,
+        comm: Comm | None = None,
+        network: NetworkOfRun | None = None,
     ) -> "TrainingRun":
-        """A new run, in the next numbered folder of root/<recipe>."""
+        """A new run, in the next numbered folder of root/<recipe>; `network` has ordered the hosts of `comm`."""
         comm = comm or solo()
         if not recipe.name:
             raise SpecError("the recipe has no name: want one, as it names the run's folder")
         check_ranks(recipe, comm.topology.world)
-        resolved = resolve_on_first_rank(lambda: decide_wire(resolve(recipe), comm.topology), comm)
+        topology = comm.topology
+
+        def resolve_for_links() -> ResolvedRecipe:
+            net = None if network is None else ordered_links(network, topology.hosts)
+            return decide_wire(resolve(recipe), topology, net)
+
+        resolved = resolve_on_first_rank(resolve_for_links, comm)
         made: list[RunFolder] = []
 
         def make_folder() -> RunFolder:
@@ -146,7 +159,7 @@ class TrainingRun:
                 setup.job.batches(None)
                 match = _warm_start(resolved, setup.job.model)
                 run = cls(resolved, make_folder(), setup, tell, comm)
-                run.match = match
+                run.match, run._network = match, network
                 if run._is_first:
                     run._write_start()
                 return run
@@ -165,6 +178,7 @@ class TrainingRun:
         which: str = "last",
         tell: OnStep | None = None,
         comm: Comm | None = None,
+        network: NetworkOfRun | None = None,
     ) -> "TrainingRun":
         """A stopped or killed run, from its last checkpoint or, without one, from the start; on any number of ranks."""
         comm = comm or solo()
@@ -176,6 +190,7 @@ class TrainingRun:
         setup = _set_up_job(resolved, comm, folder.path, lambda: folder.path, "resume")
         with setup.feed.closed_by_errors():
             run = cls(resolved, folder, setup, tell, comm)
+            run._network = network
             try:
                 run._restore(which)
             except (RowwiseError, OSError):
@@ -315,7 +330,15 @@ class TrainingRun:
         topology, wire = self.comm.topology, msgspec.to_builtins(self.resolved.recipe.wire_types)
         ranks = {"started": _now(), "ranks": topology.world, "hosts": topology.hosts, "wire": wire}
         machine = {**asdict(Environment.read("passive")), **asdict(NativeLibrary.read())}
-        self.folder.write_json("env.json", {**machine, **ranks})
+        network = self._network
+        ordered = {} if network is None else {"network": msgspec.to_builtins(network.ordered)}
+        self.folder.write_json(ENVIRONMENT, {**machine, **ranks, **ordered})
+        if network is not None:
+            self.folder.log(f"{_now()} {network.ordered.in_words}")
+            for line in network.ordered.notes:
+                self.folder.warn(line)
+            if network.probed is not None:
+                self.folder.write(NETWORK, network.probed.to_json() + "\n")
         self.folder.write(PLAN, self.plan.to_json() + "\n")
         for line in find_notes(self.resolved, topology):
             self.folder.warn(line)

@@ -139,6 +139,7 @@ def _wire_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[UnusedRul
     elastic = resolved.recipe.train.determinism == "elastic"
     exact = not alone and wire.has_exact_sums
     return (
+        UnusedRule("", ("network",), topology.hosts == 1, "there is one host, and nothing to order"),
         UnusedRule("wire.host", ways, topology.devices == 1, "each host has one rank"),
         UnusedRule("wire.network", ways, "network" not in topology.links and wire.uplink is not None, near),
         UnusedRule("wire.network", ways, topology.hosts == 1 and wire.uplink is None, near),

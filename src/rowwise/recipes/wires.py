@@ -12,7 +12,7 @@ from msgspec import structs
 from torch import nn
 
 from rowwise.perf.hardware import Hardware
-from rowwise.perf.links import Network, uniform_network
+from rowwise.perf.links import LinkArrays, uniform_network
 from rowwise.perf.roofline import Roofline
 from rowwise.perf.sums import SumCosts
 from rowwise.perf.wire_choice import Predict, WireChoice, choose_wire, fastest_sums
@@ -29,18 +29,18 @@ from rowwise.train.step import dense_parameters
 
 
 def decide_wire(
-    resolved: ResolvedRecipe, topology: Topology, network: Network | None = None, hardware: Hardware | None = None
+    resolved: ResolvedRecipe, topology: Topology, net: LinkArrays | None = None, hardware: Hardware | None = None
 ) -> ResolvedRecipe:
     """The recipe with a wire of types in place of `auto`; one that names types keeps them.
 
-    On a `network`, whose hosts are in the order of ranks, sums of dense gradients in one level become sums in two where
-    those take less. Nothing is rounded that the recipe does not ask for. Without `hardware`: the recipe's.
+    On a known network, whose hosts are in the order of ranks, sums of dense gradients in one level become sums in two
+    where those take less. Nothing is rounded that the recipe does not ask for. Without `hardware`: the recipe's.
     """
     recipe = resolved.recipe
-    if topology.world == 1 or (recipe.wire != "auto" and network is None):
+    if topology.world == 1 or (recipe.wire != "auto" and net is None):
         return resolved if recipe.wire != "auto" else _with_wire(resolved, None)
     model = make_model(resolved, on_meta=True)
-    predict = predict_step(resolved, model, topology, network, hardware or usual_hardware(recipe))
+    predict = predict_step(resolved, model, topology, net, hardware or usual_hardware(recipe))
     is_replicated = recipe.train.dense_parallel.kind == "replicate" and recipe.train.determinism != "elastic"
     if recipe.wire == "auto":
         return _with_wire(resolved, choose_wire(topology, predict, sums=is_replicated))
@@ -56,18 +56,19 @@ def _with_wire(resolved: ResolvedRecipe, choice: WireChoice | None) -> ResolvedR
 
 
 def predict_step(
-    resolved: ResolvedRecipe, model: nn.Module, topology: Topology, network: Network | None, hardware: Hardware
+    resolved: ResolvedRecipe, model: nn.Module, topology: Topology, net: LinkArrays | None, hardware: Hardware
 ) -> Predict:
     """Seconds of a step by its wire; tables are placed as a short search for floats places them."""
     recipe = resolved.recipe
-    net = network or uniform_network(topology, hardware)
-    if network is not None:
-        hardware = hardware_on(network, topology, hardware)
+    if net is None:
+        net = uniform_network(topology, hardware).arrays()
+    else:
+        hardware = hardware_on(net, topology, hardware)
     request = make_request(structs.replace(recipe, wire=Wire()), tables_of(model), topology, hardware)
     problem = make_problem(_by_rates(request, Wire()))
     placement = search(problem, seconds=SEARCH_s, prove=False).placement
     numbers = bucket_numbers(dense_parameters(model))
-    sums = SumCosts(topology, net.arrays(), hardware, tuple(numbers))
+    sums = SumCosts(topology, net, hardware, tuple(numbers))
     model_config = UserModel(module=recipe.model) if isinstance(recipe.model, str) else recipe.model
     dense = multiplications(model_config, resolved.tables, len(resolved.columns.dense)) or 0
     compute_s = 6 * dense * request.batch / topology.world / hardware.flops  # twice for a product, and backward twice
@@ -83,9 +84,8 @@ def _by_rates(request: PlanRequest, wire: Wire) -> PlanRequest:
     return replace(request, model=Roofline(request.machine.hardware, request.machine.topology, wire))
 
 
-def hardware_on(network: Network, topology: Topology, hardware: Hardware) -> Hardware:
+def hardware_on(net: LinkArrays, topology: Topology, hardware: Hardware) -> Hardware:
     """The profile with the links of a network between its hosts: medians of pairs, and each device's part of them."""
-    net = network.arrays()
     if net.hosts < 2:
         return hardware
     off_HH = ~np.eye(net.hosts, dtype=bool)

@@ -1,6 +1,8 @@
 // [Note: Orders of hosts] Random changes of an order, kept if it gets better or, while it is hot, not much worse: two
 // hosts swapped, a run of hosts reversed, one host moved. The largest of many times has plateaus, so a tenth of their
 // mean is added to it. `rowwise/perf/collective.py` says what a collective takes; an all-reduce here is its ring.
+//
+// With `keep_first`, host 0 stays first, and a group that is not one run of hosts costs as much as the collective again.
 
 #include <math.h>
 #include <stdlib.h>
@@ -14,6 +16,7 @@ static const double SMOOTH = 0.1, CLEARLY = 1e-9;  // less of a gain is rounding
 
 typedef struct {
   double slowest, mean;
+  int32_t torn;  // runs of hosts of one group, beyond one a group
 } Seconds;
 
 typedef struct {
@@ -88,12 +91,12 @@ static Seconds ring(Scratch* s, const int32_t* order) {
   }
   // Over 2 (H - 1) links in a row: twice round, but for two neighbouring links.
   const double longest = hosts > 2 ? 2 * way - least_two : way;
-  return (Seconds){greater(steps * slowest, longest), steps * way / hosts};
+  return (Seconds){greater(steps * slowest, longest), steps * way / hosts, 0};
 }
 
 static Seconds halving_doubling(Scratch* s, const int32_t* order) {
   const Links* links = s->links;
-  Seconds total = {0, 0};
+  Seconds total = {0, 0, 0};
   for (int32_t distance = 1; distance < links->hosts; distance *= 2) {
     double slowest = 0, sum = 0;
     find_rates(s, order, distance);
@@ -120,18 +123,22 @@ static Seconds tree(Scratch* s, const int32_t* order) {
     slowest = greater(slowest, links->size_bytes / s->rate[k]);
     sum += s->wait[k] + links->size_bytes / s->rate[k];
   }
-  return (Seconds){2 * (deepest + slowest), 2 * sum / links->hosts};
+  return (Seconds){2 * (deepest + slowest), 2 * sum / links->hosts, 0};
+}
+
+static int32_t torn_groups(const Links* links, const int32_t* order) {
+  int32_t runs = 1;
+  for (int32_t k = 1; k < links->hosts; k++) runs += links->group[order[k]] != links->group[order[k - 1]];
+  return runs - links->groups;
 }
 
 static Seconds seconds_of(Scratch* s, const int32_t* order) {
-  switch (s->links->collective) {
-    case RING:
-      return ring(s, order);
-    case HALVING_DOUBLING:
-      return halving_doubling(s, order);
-    default:
-      return tree(s, order);
-  }
+  const Links* links = s->links;
+  Seconds seconds = links->collective == RING               ? ring(s, order)
+                    : links->collective == HALVING_DOUBLING ? halving_doubling(s, order)
+                                                            : tree(s, order);
+  if (links->keep_first) seconds.torn = torn_groups(links, order);
+  return seconds;
 }
 
 double rw_order_seconds(const Links* links, const int32_t* order) {
@@ -167,22 +174,24 @@ double rw_order_exact(const Links* links, int32_t* order) {
   int32_t trial[MOST_EXACT];
   double best = -1;
   if (links->hosts <= MOST_EXACT && scratch_make(&s, links)) {
-    best = seconds_of(&s, order).slowest;
+    Seconds seconds = seconds_of(&s, order);
+    best = seconds.torn ? INFINITY : seconds.slowest;
     for (int32_t k = 0; k < links->hosts; k++) trial[k] = k;
     do {
-      const double seconds = seconds_of(&s, trial).slowest;
-      if (seconds < best * (1 - CLEARLY)) {
-        best = seconds;
+      seconds = seconds_of(&s, trial);
+      if (!seconds.torn && seconds.slowest < best * (1 - CLEARLY)) {
+        best = seconds.slowest;
         memcpy(order, trial, sizeof(int32_t) * (size_t)links->hosts);
       }
-    } while (next_permutation(trial, links->collective == RING, links->hosts));  // a ring may begin anywhere
+      // A ring may begin anywhere.
+    } while (next_permutation(trial, links->keep_first || links->collective == RING, links->hosts));
   }
   scratch_free(&s);
   return best;
 }
 
-static void change(uint64_t* random, int32_t* order, int32_t hosts) {
-  int32_t a = random_below(random, hosts), b = random_below(random, hosts);
+static void change(uint64_t* random, int32_t* order, int32_t first, int32_t hosts) {
+  int32_t a = first + random_below(random, hosts - first), b = first + random_below(random, hosts - first);
   const double kind = random_uniform(random);
   if (kind < 0.4) {
     exchange(order, a, b);
@@ -196,7 +205,7 @@ static void change(uint64_t* random, int32_t* order, int32_t hosts) {
   }
 }
 
-static double energy(Seconds seconds) { return seconds.slowest + SMOOTH * seconds.mean; }
+static double energy(Seconds seconds) { return (1 + seconds.torn) * seconds.slowest + SMOOTH * seconds.mean; }
 
 double rw_order_anneal(const Links* links, const Effort* effort, int32_t* order) {
   const size_t bytes = sizeof(int32_t) * (size_t)links->hosts;
@@ -207,20 +216,23 @@ double rw_order_anneal(const Links* links, const Effort* effort, int32_t* order)
   double best = -1;
   if (at && trial && scratch_make(&s, links)) {
     Seconds seconds = seconds_of(&s, order);
-    double now = energy(seconds), first = now;
-    best = seconds.slowest;
+    double now = energy(seconds), share = 0, heat = 0;
+    const double begin = now;
+    best = seconds.torn ? INFINITY : seconds.slowest;
     memcpy(at, order, bytes);
-    for (int64_t move = 0; move < effort->moves; move++) {
-      if (move % CHECK_EVERY == 0 && now_s() - begin_s > effort->limit_s) break;
-      const double heat = first * effort->hot * pow(effort->cold / effort->hot, (double)move / (double)effort->moves);
+    for (int64_t move = 0; move < effort->moves && share <= 1; move++) {
+      if (move % CHECK_EVERY == 0) {  // as far as the moves or the time have come
+        share = greater((double)move / (double)effort->moves, (now_s() - begin_s) / effort->limit_s);
+        heat = begin * effort->hot * pow(effort->cold / effort->hot, share);
+      }
       memcpy(trial, at, bytes);
-      change(&random, trial, links->hosts);
+      change(&random, trial, links->keep_first, links->hosts);
       seconds = seconds_of(&s, trial);
       const double next = energy(seconds);
       if (next > now && random_uniform(&random) >= exp((now - next) / heat)) continue;
       memcpy(at, trial, bytes);
       now = next;
-      if (seconds.slowest < best * (1 - CLEARLY)) {
+      if (!seconds.torn && seconds.slowest < best * (1 - CLEARLY)) {
         best = seconds.slowest;
         memcpy(order, trial, bytes);
       }

@@ -76,6 +76,7 @@ double rw_neuroshard(const Problem* problem, const Neuroshard* how, const int32_
 // A network of hosts, and the collective whose time an order of hosts is searched for; see [Note: Orders of hosts].
 typedef struct {
   int32_t hosts, groups, collective;  // ring, halving and doubling, or tree
+  int32_t keep_first;                 // 1: host 0 stays first, and the hosts of each group stay together
   const double *latency, *rate;       // hosts x hosts, [from][to]
   const int32_t* group;               // of each host
   const double* uplink;               // groups: bytes a second each way

@@ -1,0 +1,222 @@
+"""`rowwise net`: probe the links between hosts, show a network, and find the order of hosts in which sums are fast.
+
+Sizes and rates are in bytes. Only `probe` starts ranks and loads torch.
+"""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, TextColumn
+
+from rowwise.cli.environment import CommandEnvironment
+from rowwise.cli.net_show import draw_network, show_network, show_order
+from rowwise.cli.progress import fraction_bar
+from rowwise.cli.terminal import make_terminal, print_json, refuse_nan
+from rowwise.errors import PeerError, SpecError
+from rowwise.perf.links import NetworkHost, read_network
+from rowwise.textfile import write_new
+
+if TYPE_CHECKING:
+    from rowwise.comm.interface import Comm
+    from rowwise.comm.probe import ProbeSamples
+
+FEWEST_s, MOST_s = 1.0, 86_400.0
+MOST_HERE = 64  # processes of a trial
+MEETING_s = 300.0  # until all ranks of torchrun have to be there
+NetworkFile = Annotated[Path, typer.Argument(metavar="NETWORK", help="A network, such as net.json.")]
+
+
+def probe(
+    ctx: typer.Context,
+    out: Annotated[Path, typer.Argument(metavar="NETWORK", help="The file to write, such as net.json.")],
+    seconds: Annotated[float, typer.Option(metavar="N", help="Longest time to probe.")] = 60.0,
+    groups: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="CSV with a host and its group in each line, in place of measured groups."),
+    ] = None,
+    nproc: Annotated[
+        int | None, typer.Option(metavar="N", help="Probe between N processes here, as a trial without torchrun.")
+    ] = None,
+) -> None:
+    """Measure latency and rate between all hosts of a job, alone and under load, and find groups and their uplinks.
+
+    Runs under torchrun with a process on each host; of several on a host, the first one probes. Messages travel between
+    the job's own ranks only. Ctrl-C keeps what has been measured.
+
+    Example: torchrun --nnodes 8 --nproc-per-node 1 ... -m rowwise net probe net.json --seconds 60
+
+    Example: torchrun --nnodes 8 --nproc-per-node 1 ... -m rowwise net probe net.json --groups racks.csv
+
+    Example: rowwise net probe net.json --nproc 4 --seconds 10
+    """
+    _check_seconds(seconds, MOST_s)
+    environment: CommandEnvironment = ctx.obj
+    torchrun = environment.torchrun
+    if torchrun is None and nproc is None:
+        raise SpecError(
+            "no ranks to probe between: want torchrun with a process on each host, or --nproc N for a trial"
+        )
+    if torchrun is not None and nproc is not None:
+        raise SpecError(f"--nproc {nproc} under torchrun, which has started {torchrun.world} ranks: leave out --nproc")
+    if nproc is not None and not 2 <= nproc <= MOST_HERE:
+        raise SpecError(f"--nproc {nproc}: nothing to order: want 2 to {MOST_HERE} processes")
+    found = _probe_job(seconds, torchrun.attempt) if torchrun is not None else _probe_here(nproc or 2, seconds)
+    if found is not None:
+        _write_network(out, *found, groups)
+
+
+def show(
+    network: NetworkFile,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with all rates to FILE.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the network as one JSON object.")] = False,
+) -> None:
+    """Show the hosts of a network, their groups and uplinks, slow hosts, and how old the numbers are.
+
+    Example: rowwise net show net.json
+
+    Example: rowwise net show net.json --html net.html
+    """
+    read = read_network(network)
+    if html is not None:
+        from rowwise.report.page import write_page
+
+        write_page(html, draw_network(read, str(network)))
+    if as_json:
+        print_json(read)
+    else:
+        show_network(read, str(network), make_terminal())
+
+
+def order(
+    network: NetworkFile,
+    collective: Annotated[
+        str, typer.Option("--for", metavar="COLLECTIVE=SIZE", help="all_reduce, halving_doubling or tree, and bytes.")
+    ] = "all_reduce=4MB",
+    seconds: Annotated[float, typer.Option(metavar="N", help="Longest time to search.")] = 3.0,
+    hosts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the hosts in order, one a line, for mpirun or srun.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+) -> None:
+    """Find the order of hosts in which a collective takes least, and compare it with others and with a bound.
+
+    Nothing is run. The first host stays first, so that rank 0 stays where it is.
+
+    Example: rowwise net order net.json
+
+    Example: rowwise net order net.json --for tree=64MB --json
+
+    Example: rowwise net order net.json --hosts hosts.txt
+    """
+    from rowwise.planner.order import find_order, parse_sum
+
+    _check_seconds(seconds, MOST_s)
+    read, wanted = read_network(network), parse_sum(collective)
+    if len(read.hosts) == 1:
+        raise SpecError(f"{network}: one host: nothing to order: want a network of several")
+    found = find_order(read.arrays(), wanted, limit_s=seconds)
+    names = [read.hosts[host].name for host in found.order]
+    if hosts is not None:
+        write_new(hosts, "".join(f"{name}\n" for name in names).encode())
+    if as_json:
+        print_json({"collective": wanted.collective, "bytes": wanted.size_bytes, "hosts": names, **found._asdict()})
+    else:
+        show_order(found, names, make_terminal())
+
+
+def _check_seconds(seconds: float, most: float) -> None:
+    refuse_nan("--seconds", seconds, "a number of seconds")
+    if not FEWEST_s <= seconds <= most:
+        raise SpecError(f"--seconds {seconds:g}: want {FEWEST_s:g} to {most:,.0f}")
+
+
+def _probe_job(seconds: float, attempt: int) -> "tuple[ProbeSamples, tuple[NetworkHost, ...]] | None":
+    """Probe between the hosts of torchrun; the result is on the first rank."""
+    from rowwise.comm.launch import meet
+    from rowwise.comm.probe import probe as probe_links
+    from rowwise.recipes.hosts import list_hosts
+
+    meeting = meet(MEETING_s, attempt)
+    if meeting.topology.hosts == 1:
+        raise SpecError("one host: nothing to order: want torchrun on several hosts, or --nproc N for a trial")
+    hosts, ranks = list_hosts(meeting), meeting.first_ranks
+    if ranks is None:
+        return None
+    with _stopped_by_signals() as is_stopped, _probe_bar(quiet=ranks.rank > 0) as tell:
+        samples = probe_links(ranks, seconds, tell=partial(tell, "probing"), is_stopped=is_stopped)
+    return None if samples is None else (samples, hosts)
+
+
+def _probe_here(nproc: int, seconds: float) -> "tuple[ProbeSamples, tuple[NetworkHost, ...]]":
+    """Probe between processes of this machine, each taken for a host."""
+    from rowwise.cli.launch import forward_signals
+    from rowwise.comm.rank_start import RankStart
+    from rowwise.comm.spawn import RankProcesses
+    from rowwise.spec import Topology
+
+    topology, start = Topology(hosts=nproc), RankStart(preload=("rowwise.comm.probe",))
+    ranks = RankProcesses(topology, probe_rank, (seconds,), start)
+    status = make_terminal(stderr=True).status(f"probing between {nproc} processes here")
+    with status, ranks, forward_signals(ranks, []):
+        samples, *_ = ranks.wait()
+    return samples, tuple(NetworkHost(name=f"process-{rank}") for rank in range(nproc))
+
+
+def probe_rank(comm: "Comm", seconds: float) -> "ProbeSamples | None":
+    """One process of a trial."""
+    from rowwise.comm.group import TransportComm
+    from rowwise.comm.probe import probe as probe_links
+    from rowwise.comm.torch import TorchTransport
+
+    assert isinstance(comm, TransportComm)
+    assert isinstance(comm.transport, TorchTransport)
+    with _stopped_by_signals() as is_stopped:
+        return probe_links(comm.transport.world, seconds, is_stopped=is_stopped)
+
+
+def _write_network(
+    out: Path, samples: "ProbeSamples", hosts: tuple[NetworkHost, ...], groups_file: Path | None
+) -> None:
+    """Write and show what a probe has found; raises after it if a host has died."""
+    from rowwise.calibrate.net import make_network, read_groups
+
+    groups = None if groups_file is None else read_groups(groups_file, [host.name for host in hosts])
+    network = make_network(samples, hosts, groups)
+    write_new(out, (network.to_json() + "\n").encode())
+    show_network(network, str(out), make_terminal(stderr=True))
+    if samples.dead:
+        dead = ", ".join(f"{hosts[index].name!r}" for index in samples.dead)
+        raise PeerError(f"host {dead} has ended while links were probed: {out} has what was measured until then")
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[Callable[[], bool]]:
+    """Yields whether Ctrl-C or SIGTERM has come; a second Ctrl-C ends the program."""
+    received: list[int] = []
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(received)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _probe_bar(*, quiet: bool) -> AbstractContextManager[Callable[[str, float], None]]:
+    columns = (BarColumn(24), TextColumn("{task.percentage:>3.0f}%"), TextColumn("{task.description}"))
+    return fraction_bar(make_terminal(stderr=True, quiet=quiet), columns)

@@ -1,0 +1,125 @@
+"""Prints networks and orders of hosts as text, and draws a network as a page."""
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from rowwise.perf.links import LinkArrays, Network
+from rowwise.planner.order import HostOrdering
+from rowwise.quantity import format_bytes, format_seconds
+from rowwise.report.markup import Html, join, note, section, tag, text, text_table
+from rowwise.report.page import draw_page
+
+SLOW_SHARE = 0.6  # of the median host's rate
+MOST_SHOWN = 64  # hosts of a page's matrices
+HEADERS = ("host", "address", "group", "latency", "rate", "")
+
+
+def show_network(network: Network, source: str, console: Console) -> None:
+    """Slow hosts first, then the hosts and a picture of groups."""
+    for line in describe(network, source):
+        console.print(line, markup=False, soft_wrap=True)
+    table = Table(*HEADERS, box=None, pad_edge=False)
+    for row in _host_rows(network):
+        table.add_row(*row)
+    console.print(table)
+    for line in _picture(network):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def show_order(found: HostOrdering, names: list[str], console: Console) -> None:
+    lines = [f"order      {' '.join(names)}"] if found.is_worthwhile else []
+    gain = f"{found.gain:.1f}x as fast as in the given order" if found.is_worthwhile else "nothing to gain: 1.0x"
+    lines += [
+        f"predicted  {format_seconds(found.seconds)}, {gain}",
+        f"given      {format_seconds(found.given_s)}",
+        f"random     {format_seconds(found.random_s)}, mean of 100 orders",
+        f"bound      {format_seconds(found.bound_s)}, less than in any order",
+    ]
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def describe(network: Network, source: str) -> list[str]:
+    """Slow hosts, the number of groups, and where the numbers are from."""
+    net, probed = network.arrays(), network.probed
+    lines = [
+        f"slow host: {network.hosts[host].name} has {share:.0%} of the median host's rate"
+        for host, share in slow_hosts(net)
+    ]
+    groups = f"{network.group_count} groups" if network.group_count > 1 else "one group"
+    lines.append(f"{source}: {len(network.hosts)} hosts in {groups}")
+    if probed is None:
+        return [*lines, "nobody measured these numbers"]
+    sizes = " and ".join(format_bytes(size) for size in probed.sizes)
+    measured = f"messages of {sizes}, {probed.rounds} rounds under load, noise {probed.noise:.0%}"
+    return [*lines, f"probed {probed.when} for {probed.seconds:g} s: {measured}"]
+
+
+def slow_hosts(net: LinkArrays) -> list[tuple[int, float]]:
+    """Hosts whose median rate is far below that of the median host, and the share of it that they reach."""
+    if net.hosts < 3:
+        return []
+    rate_H = _median_rates(net)
+    shares_H = rate_H / np.median(rate_H)
+    return [(host, float(share)) for host, share in enumerate(shares_H) if share < SLOW_SHARE]
+
+
+def draw_network(network: Network, source: str) -> str:
+    """A page with the hosts, and the rate and latency between each two of the first hosts."""
+    net, hosts = network.arrays(), network.hosts[:MOST_SHOWN]
+    head = tag("header", None, tag("h1", None, text("Network")), *map(note, describe(network, source)))
+    names = [host.name for host in hosts]
+    matrices: list[Html] = []
+    for key, title, matrix_HH, show in (
+        ("rates", "Rate, from row to column", net.rate_HH, _format_rate),
+        ("latencies", "Latency, from row to column", net.latency_HH, format_seconds),
+    ):
+        rows = [
+            [names[a], *("" if a == b else show(float(matrix_HH[a, b])) for b in range(len(hosts)))]
+            for a in range(len(hosts))
+        ]
+        matrices.append(section(key, title, text_table(["", *names], rows)))
+    if len(network.hosts) > MOST_SHOWN:
+        matrices.append(note(f"The first {MOST_SHOWN} hosts are shown."))
+    picture = tag("pre", None, text("\n".join(_picture(network))))
+    hosts_section = section("hosts", "Hosts", text_table(HEADERS, _host_rows(network)), picture)
+    return draw_page(f"Network {source}", head, hosts_section, join(matrices), script=False)
+
+
+def _format_rate(rate_Bps: float) -> str:
+    return f"{format_bytes(rate_Bps)}/s"
+
+
+def _median_rates(net: LinkArrays) -> np.ndarray:
+    rate_HH = np.where(np.eye(net.hosts, dtype=bool), np.nan, np.minimum(net.rate_HH, net.rate_HH.T))
+    return np.nanmedian(rate_HH, axis=1) if net.hosts > 1 else np.full(net.hosts, np.inf)
+
+
+def _host_rows(network: Network) -> list[tuple[str, ...]]:
+    net = network.arrays()
+    slow, rate_H = dict(slow_hosts(net)), _median_rates(net)
+    away_HH = ~np.eye(net.hosts, dtype=bool)
+    return [
+        (
+            host.name,
+            host.address,
+            str(net.group_H[index]),
+            format_seconds(float(np.median(net.latency_HH[index][away_HH[index]]))) if net.hosts > 1 else "",
+            _format_rate(float(rate_H[index])) if net.hosts > 1 else "",
+            f"slow: {slow[index]:.0%}" if index in slow else "",
+        )
+        for index, host in enumerate(network.hosts)
+    ]
+
+
+def _picture(network: Network) -> list[str]:
+    """Each group with its uplink and its hosts."""
+    if network.group_count == 1:
+        return []
+    lines: list[str] = []
+    for group in range(network.group_count):
+        names = [host.name for host, of in zip(network.hosts, network.groups, strict=True) if of == group]
+        uplink = _format_rate(network.uplink_Bps[group]) if network.uplink_Bps else "never limits"
+        lines.append(f"==[ uplink {uplink} ]==[ group {group} ]-- {' '.join(names)}")
+    return lines

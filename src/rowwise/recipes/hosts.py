@@ -1,0 +1,186 @@
+"""Orders the hosts of a run by a network: a file, or a short probe before the run; a resume takes the order again.
+
+Only the first rank decides, as searches may end at different orders.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import groupby
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from rowwise.calibrate.net import make_network
+from rowwise.comm.launch import HostOrder, Meeting
+from rowwise.comm.probe import probe
+from rowwise.errors import SpecError
+from rowwise.perf.links import LinkArrays, Network, NetworkHost, read_network
+from rowwise.planner.order import Sum, find_order
+from rowwise.recipes.recipe import PROBE
+from rowwise.recipes.text import RECIPE, parse
+from rowwise.spec import Value
+from rowwise.textfile import decode_json, read_bytes, read_text
+from rowwise.train.dense import BUCKET_BYTES
+
+PROBE_s = 10.0  # longest probe before a run
+OLD_days = 7
+ENVIRONMENT, NETWORK = "env.json", "network.json"  # in the folder of a run
+
+
+class OrderedHosts(Value, frozen=True):
+    """The order of a run's hosts, and why; the part `network` of env.json."""
+
+    source: str  # the file, or probe
+    order: HostOrder | None  # None: that of the launcher
+    gain: float  # predicted, of an all-reduce of a bucket
+    notes: tuple[str, ...] = ()
+
+    @property
+    def in_words(self) -> str:
+        if self.order is None:
+            return f"network {self.source}: nothing to gain by another order of hosts: {self.gain:.1f}x"
+        hosts = ", ".join(self.order.hosts)
+        return (
+            f"network {self.source}: hosts in the order {hosts}; all-reduces {self.gain:.1f}x as fast as in the given"
+        )
+
+
+class _SavedEnvironment(msgspec.Struct):
+    """What a resume reads of env.json."""
+
+    network: OrderedHosts | None = None
+
+
+class NetworkOfRun(Value, frozen=True):
+    """The order of a run's hosts, and the network if it was probed for the run."""
+
+    ordered: OrderedHosts
+    probed: Network | None = None
+
+
+def order_hosts(meeting: Meeting, network: str | None, run: Path | None = None) -> NetworkOfRun | None:
+    """The order of the hosts of a job, by a file or `probe`; of `run`, that of its env.json if it has these hosts.
+
+    A collective of ranks that are not connected yet; None: one host, or no network.
+    """
+    if meeting.topology.hosts == 1:
+        return None
+    decision = meeting.agree("network", lambda: _decide(meeting, network, run))
+    if decision == PROBE:
+        ranks = meeting.first_ranks
+        samples = None if ranks is None else probe(ranks, PROBE_s)
+
+        def order_probed() -> str:
+            assert samples is not None
+            if samples.dead:
+                raise SpecError(f"host {meeting.hosts[samples.dead[0]]!r} has ended while links were probed")
+            probed = make_network(samples, list_hosts(meeting))
+            return _encode(NetworkOfRun(ordered=choose_order(probed, meeting, PROBE), probed=probed))
+
+        decision = meeting.agree("probed", order_probed)
+    return decode_json(decision, NetworkOfRun) if decision else None
+
+
+def list_hosts(meeting: Meeting) -> tuple[NetworkHost, ...]:
+    """The hosts of a job as those of a network; their names have to differ."""
+    for name in meeting.hosts:
+        if meeting.hosts.count(name) > 1:
+            raise SpecError(f"{meeting.hosts.count(name)} hosts are named {name!r}: want names that differ (hostname)")
+    return tuple(NetworkHost(name=name, devices=meeting.topology.devices) for name in meeting.hosts)
+
+
+def _decide(meeting: Meeting, network: str | None, run: Path | None) -> str:
+    """The order of an earlier part of the run, else `probe`, an order by the file, or nothing."""
+    if run is not None:
+        saved = _read_saved(run / ENVIRONMENT) if network is None else None
+        if saved is not None and (saved.order is None or sorted(saved.order.hosts) == sorted(meeting.hosts)):
+            return _encode(NetworkOfRun(ordered=saved))
+        network = network or parse(read_text(run / RECIPE), str(run / RECIPE)).get("network")
+    if network is None:
+        return ""
+    list_hosts(meeting)
+    return PROBE if network == PROBE else _encode(NetworkOfRun(ordered=choose_order_by_file(network, meeting)))
+
+
+def _read_saved(path: Path) -> OrderedHosts | None:
+    try:
+        return msgspec.json.decode(read_bytes(path), type=_SavedEnvironment).network
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def choose_order_by_file(path: str, meeting: Meeting) -> OrderedHosts:
+    return choose_order(read_network(path), meeting, path)
+
+
+def choose_order(network: Network, meeting: Meeting, source: str) -> OrderedHosts:
+    """The order of a job's hosts for all-reduces of a bucket; that of the launcher where little is gained."""
+    net = links_of_job(network, meeting, source)
+    found = find_order(net, Sum("all_reduce", BUCKET_BYTES))
+    order_H = found.order if found.is_worthwhile else tuple(range(net.hosts))
+    runs = tuple(len(list(hosts)) for _, hosts in groupby(int(net.group_H[host]) for host in order_H))
+    groups = runs if 1 < len(runs) == len(net.uplink_G) else ()
+    names = tuple(meeting.hosts[host] for host in order_H)
+    order = HostOrder(hosts=names, groups=groups) if found.is_worthwhile or groups else None
+    return OrderedHosts(
+        source=source,
+        order=order,
+        gain=round(found.gain if found.is_worthwhile else 1.0, 2),
+        notes=tuple(_age_notes(network, source)),
+    )
+
+
+def links_of_job(network: Network, meeting: Meeting, source: str) -> LinkArrays:
+    """The links between the hosts of a job, in the launcher's order; the network may have others, too."""
+    index_of = {host.name: index for index, host in enumerate(network.hosts)}
+    devices = meeting.topology.devices
+    for name in meeting.hosts:
+        if name not in index_of:
+            raise SpecError(f"{source}: host {name!r} was not probed: probe again, or leave --network away")
+        probed = network.hosts[index_of[name]].devices
+        if probed != devices:
+            got = f"host {name!r} has {devices} devices, and had {probed}"
+            raise SpecError(f"{source}: {got}: probe again, or leave --network away")
+    return restrict(network.arrays(), [index_of[name] for name in meeting.hosts])
+
+
+def restrict(net: LinkArrays, hosts: Sequence[int]) -> LinkArrays:
+    """The links between some hosts, and the groups that they are in."""
+    groups, group_H = np.unique(net.group_H[list(hosts)], return_inverse=True)
+    both = np.ix_(hosts, hosts)
+    return LinkArrays(net.latency_HH[both], net.rate_HH[both], group_H.astype(np.int64), net.uplink_G[groups])
+
+
+def ordered_links(network: NetworkOfRun, hosts: int) -> LinkArrays | None:
+    """The links between the hosts of a run, in the order of its ranks.
+
+    None: they have kept the launcher's order, and are some of a network's hosts, it is not known which.
+    """
+    ordered = network.ordered
+    given = network.probed or read_network(ordered.source)
+    index_of = {host.name: index for index, host in enumerate(given.hosts)}
+    if ordered.order is None:
+        return given.arrays() if len(given.hosts) == hosts else None
+    return restrict(given.arrays(), [index_of[name] for name in ordered.order.hosts])
+
+
+def _age_notes(network: Network, source: str) -> list[str]:
+    age = age_days(network)
+    if age is None:
+        return [f"{source}: nobody measured this network"]
+    old = f"{source}: the network was probed {age:.0f} days ago: want a new probe, as links and hosts change"
+    return [old] if age > OLD_days else []
+
+
+def age_days(network: Network) -> float | None:
+    """Days since a network was probed; None if it was not, or says no valid time."""
+    try:
+        when = datetime.fromisoformat(network.probed.when) if network.probed is not None else None
+    except ValueError:
+        return None
+    return None if when is None else (datetime.now().astimezone() - when.astimezone()).total_seconds() / 86_400
+
+
+def _encode(value: NetworkOfRun) -> str:
+    return msgspec.json.encode(value).decode()
