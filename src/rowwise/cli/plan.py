@@ -125,7 +125,7 @@ def plan(  # noqa: PLR0913 - one for each option
         list[str] | None,
         typer.Option(
             metavar="LINK.WAY=TYPE",
-            help="With --tables: type in which vectors travel: network.forward=int8, host.backward=bf16.",
+            help="With --tables: type in which vectors travel: network.forward=int8, uplink.backward=bf16.",
         ),
     ] = None,
     model: Annotated[
