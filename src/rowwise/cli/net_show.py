@@ -84,7 +84,7 @@ def draw_network(network: Network, source: str) -> str:
         matrices.append(note(f"The first {MOST_SHOWN} hosts are shown."))
     picture = tag("pre", None, text("\n".join(_picture(network))))
     hosts_section = section("hosts", "Hosts", text_table(HEADERS, _host_rows(network)), picture)
-    return draw_page(f"Network {source}", head, hosts_section, join(matrices), script=False)
+    return draw_page(f"Network {source}", head, hosts_section, join(matrices))
 
 
 def _format_rate(rate_Bps: float) -> str:

@@ -31,7 +31,7 @@ LEAST_MESSAGE_s = 0.012  # of the larger size, on the fastest link
 PINGS = 9
 ALONE_PASSES, LOADED_PASSES = 4, 10
 MOST_ROUNDS = 31  # of an alone pass; of more than 32 hosts it has some pairs only
-REACH_s, LATE_s = 5.0, 5.0  # until a host counts as out of reach, a rank as dead
+REACH_s, LATE_s = 5.0, 2.0  # until a host counts as out of reach, a rank as dead
 SIOCGIFADDR = 0x8915
 
 
