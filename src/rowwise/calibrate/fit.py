@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 from msgspec import structs
 
+from rowwise.calibrate.dense_times import DenseTimes
 from rowwise.calibrate.disk import DiskRates, ROW_bytes
 from rowwise.calibrate.drift import estimate_slowness
 from rowwise.calibrate.fit_links import FittedLinks, fit_links
@@ -296,4 +297,6 @@ def _describe_source(machine: MachineDescription, quality: ProfileQuality) -> st
     left = [*(() if machine.disk and not machine.disk.refused else ("disks",)), "host memory"]
     left += [] if machine.dense else ["dense layers"]
     absent = left[0] if len(left) == 1 else f"{', '.join(left[:-1])} and {left[-1]}"
-    return f"measured on {machine.machine}, {ranks}: {amount}; {absent} {'is' if len(left) == 1 else 'are'} not measured"
+    return (
+        f"measured on {machine.machine}, {ranks}: {amount}; {absent} {'is' if len(left) == 1 else 'are'} not measured"
+    )

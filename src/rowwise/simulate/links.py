@@ -46,6 +46,8 @@ class Links:
         taken = {link: each[link] / self._rate(link, flow.collective) for link in near}
         slowest = int(np.argmax(sum(taken.values())))
         found: Seconds = {CAUSE_OF[link]: float(x[slowest]) for link, x in taken.items()}
+        moved = np.sum([flow.sent[link] + flow.received[link] for link in LINKS], axis=0)
+        found |= self._copying(float(moved.max()))
         farthest = next(link for link in reversed(LINKS) if each[link].any())
         if self.net is None or not over_network:
             return found | {"latency": self.machine.hardware.link(farthest).latency_s}
@@ -71,7 +73,7 @@ class Links:
         if ranks == 1 or not size_bytes:
             return {}
         if self.net is not None and not inside:
-            return {cause: seconds / 2 for cause, seconds in self._ring(size_bytes).items()}
+            return {cause: seconds / 2 for cause, seconds in self._ring(size_bytes).items()}  # half of an all-reduce
         return self._shared((ranks - 1) / ranks * size_bytes, "reduce_scatter", inside=inside)
 
     def dense_sum(self, numbers: float, kind: WireType, ranks: int, *, inside: bool) -> Seconds:
@@ -82,8 +84,7 @@ class Links:
         both = add_seconds(
             self.gather(coded, ranks, inside=inside), self._shares(coded * (ranks - 1) / ranks, ranks, inside=inside)
         )
-        coding_s = self.machine.hardware.coding_s(kind) * numbers
-        return both | {"device": coding_s}
+        return add_seconds(both, {"device": self.machine.hardware.coding_s(kind) * numbers})
 
     def _shares(self, sent_bytes: float, ranks: int, *, inside: bool) -> Seconds:
         if ranks == 1 or (self.net is not None and not inside):
@@ -92,10 +93,13 @@ class Links:
 
     def _shared(self, sent_bytes: float, collective: str, *, inside: bool) -> Seconds:
         link: Link = "host" if inside else "network"
-        return {
-            CAUSE_OF[link]: sent_bytes / self._rate(link, collective),
-            "latency": self.machine.hardware.link(link).latency_s,
-        }
+        sending: Seconds = {CAUSE_OF[link]: sent_bytes / self._rate(link, collective)}
+        return sending | {"latency": self.machine.hardware.link(link).latency_s} | self._copying(2 * sent_bytes)
+
+    def _copying(self, moved_bytes: float) -> Seconds:
+        """What sending and receiving takes of a processor that also computes."""
+        taken_s = self.machine.hardware.cpu_s_per_byte * moved_bytes
+        return {"device": taken_s} if taken_s else {}
 
     def _rate(self, link: Link, collective: str) -> float:
         return getattr(self.machine.hardware.link(link), RATES.get(collective, "reduce_scatter_Bps"))
@@ -107,7 +111,8 @@ class Links:
         at_once = self.net._replace(latency_HH=np.zeros_like(self.net.latency_HH))
         sent_s = ring_s(at_once, order, size_bytes)
         free_s = ring_s(at_once._replace(uplink_G=np.full_like(self.net.uplink_G, np.inf)), order, size_bytes)
-        return {"network": free_s, "uplink": sent_s - free_s, "latency": all_s - sent_s}
+        sending: Seconds = {"network": free_s, "uplink": sent_s - free_s, "latency": all_s - sent_s}
+        return sending | self._copying(4 * size_bytes)
 
     def _between_hosts(self, flow: Flow, net: LinkArrays) -> Seconds:
         bytes_HH = between_hosts(flow, self.topology)

@@ -74,25 +74,39 @@ def planned_loads(problem: PlacementProblem, sums: Pieces, plan: Plan, links: Li
     return TableLoads(seconds=TableSeconds(**compute, transfers=transfers), memory_bytes=memory)
 
 
-def even_loads(request: PlanRequest, links: Links) -> TableLoads | MissingMemory:
-    """As if each rank had an equal part of every table's work."""
-    limits = np.array(request.limits_bytes, dtype=float)
+@dataclass(frozen=True, slots=True, eq=False)
+class EvenPieces:
+    """What a rank has of all tables, evenly shared: with rows on the device, and in each way below it."""
+
+    on_device: Pieces
+    below: tuple[Pieces, ...]
+
+    @classmethod
+    def of(cls, request: PlanRequest) -> "EvenPieces":
+        """Ways below the device are priced where its memory is too small; dense layers are not in it."""
+        on_device = _even_pieces(request, PlacementKind(TABLE_WISE))
+        fits = not (on_device.bytes_NM[0] > np.array(request.limits_bytes)).any()
+        kinds = [] if fits else _lower_kinds(request)
+        return cls(on_device, tuple(_even_pieces(request, kind) for kind in kinds))
+
+
+def even_loads(request: PlanRequest, links: Links, pieces: EvenPieces | None = None) -> TableLoads | MissingMemory:
+    """As if each rank had an equal part of every table's work; `pieces`: if they are known already."""
+    pieces = pieces or EvenPieces.of(request)
+    limits, on_device = np.array(request.limits_bytes, dtype=float), pieces.on_device
     best: tuple[float, dict[str, Floats], Floats] | None = None
-    on_device = _even_pieces(request, PlacementKind(TABLE_WISE))
-    choices = [on_device]
-    if (on_device.bytes_NM[0] > limits).any():
-        choices += [_even_pieces(request, kind) for kind in _lower_kinds(request)]
-    for pieces in choices:
-        share = _share_below(on_device.bytes_NM[0], pieces.bytes_NM[0], limits)
+    for other in (on_device, *pieces.below):
+        share = _share_below(on_device.bytes_NM[0], other.bytes_NM[0], limits)
         if share is None:
             continue
-        load_1K = on_device.load_NK * (1 - share) + pieces.load_NK * share
+        load_1K = on_device.load_NK * (1 - share) + other.load_NK * share
         compute = _compute_seconds(_model_of(request), load_1K)
         seconds = float(sum(x.sum() for x in compute.values()))
         if best is None or seconds < best[0]:
-            best = seconds, compute, on_device.bytes_NM[0] * (1 - share) + pieces.bytes_NM[0] * share
+            best = seconds, compute, on_device.bytes_NM[0] * (1 - share) + other.bytes_NM[0] * share
     if best is None:
-        least = min(choices, key=lambda pieces: float(np.maximum(pieces.bytes_NM[0] - limits, 0).sum()))
+        ways = (on_device, *pieces.below)
+        least = min(ways, key=lambda one: float(np.maximum(one.bytes_NM[0] - limits, 0).sum()))
         return MissingMemory(tuple(int(size) for size in least.bytes_NM[0]), request.limits_bytes)
     wire = _model_of(request).wire
     transfers = sum_transfers(even_flows(request.workloads, request.batch, wire, links.topology), links)

@@ -21,7 +21,7 @@ from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
 from rowwise.quantity import format_bytes
 from rowwise.simulate.links import CAUSES, Links
-from rowwise.simulate.loads import MissingMemory, TableLoads, even_loads, planned_loads
+from rowwise.simulate.loads import EvenPieces, MissingMemory, TableLoads, even_loads, planned_loads
 from rowwise.simulate.step import StepWork
 from rowwise.spec import FLOATS, Topology, Value, Wire
 
@@ -56,6 +56,7 @@ class SimulatedMachine:
     network: Network | None = None
     plan: Plan | None = None  # None: a searched one
     even: bool = False  # instead of a plan
+    pieces: EvenPieces | None = None  # of tables that are even; None: they are priced
 
     def links(self) -> Links:
         return Links(self.machine, None if self.network is None else _first_hosts(self.network, self.machine.topology))
@@ -170,7 +171,7 @@ def table_loads(model: SimulatedModel, place: SimulatedMachine, request: PlanReq
     """Loads by the plan that is given or searched, or even ones."""
     links = place.links()
     if place.even:
-        return even_loads(request, links)
+        return even_loads(request, links, place.pieces)
     if place.plan is not None:
         return _given_loads(request, place.plan, links, elastic=model.elastic)
     try:

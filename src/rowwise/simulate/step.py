@@ -20,7 +20,7 @@ from rowwise.spec import WireType
 BUCKET_bytes = 4 << 20  # of gradients that are summed at once, at least
 UPDATE_PASSES = 3  # over the numbers of a parameter and its gradient; and two over each number of optimizer state
 COPY_PASSES = 4  # into a bucket, and out of it
-WHILE_COMPUTING = ("exchange", "return")  # stages of which the processor waits elsewhere
+IDS = ("route.counts", "route.ids")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +67,7 @@ class StepWork:
         listed = [
             TimelineStage(
                 name=work.name,
-                resource="ids" if self.ids_beside and work.name.startswith("route.") else work.resource,
+                resource="ids" if self.ids_beside and work.name in IDS else work.resource,
                 seconds_W=work.seconds_W(faster or {}),
                 after=tuple(map(StageRef, work.after)),
                 joins=work.resource == "link",
@@ -80,9 +80,12 @@ class StepWork:
         """All stages, in the order of a step without look-ahead."""
         tables = self.tables
         return [
-            *self._send("route.counts"),
-            *self._send("route.ids", "route.counts"),
-            StageWork("prefetch", "host link", {"host link": tables.fetch_W}, ("route.ids",)),
+            StageWork("route.pack", "processor", {}),
+            *self._send("route.counts", "route.pack"),
+            StageWork("route.send", "processor", {}, ("route.counts",)),
+            *self._send("route.ids", "route.send"),
+            StageWork("route.unpack", "processor", {}, ("route.ids",)),
+            StageWork("prefetch", "host link", {"host link": tables.fetch_W}, ("route.unpack",)),
             StageWork("lookup", "processor", {"memory": tables.lookup_W}, ("prefetch",)),
             *self._send("exchange.inside", "lookup"),
             *self._send("exchange.send", "exchange.inside", "lookup"),
@@ -130,8 +133,9 @@ class _DenseStages:
         yield StageWork("forward.vectors", "processor", {}, ("exchange.send", *filter(None, [last])))
         yield from self._forward(layers.after, layers.before)
         yield StageWork("backward.top", "processor", {}, self._summed_before(len(layers.all)))
-        yield from self._backward()
-        yield from self._update()
+        backward = list(self._backward())
+        yield from backward
+        yield self._update(tuple(stage.name for stage in backward if stage.name.startswith("reduce.")))
 
     @property
     def _shards(self) -> int:
@@ -205,14 +209,13 @@ class _DenseStages:
         ranks = topology.world // work.tensor_ranks
         return work.links.dense_sum(parameters // work.tensor_ranks, work.wire, ranks, inside=topology.hosts == 1)
 
-    def _update(self) -> Iterator[StageWork]:
+    def _update(self, reduces: tuple[str, ...]) -> StageWork:
         """Gradients into buckets and out of them, and the optimizer."""
         side, layers = self.work.side, self.work.layers
         held = layers.parameters / self._shards / self.work.tensor_ranks
         passes = UPDATE_PASSES + 2 * side.state_slots + (COPY_PASSES if self.work.links.topology.world > 1 else 0)
         seconds = passes * FLOAT_bytes * held / self.work.links.machine.hardware.device_Bps
-        reduces = tuple(stage.name for stage in self._backward() if stage.name.startswith("reduce."))
-        yield StageWork("backward.update", "processor", {"memory": seconds}, reduces)
+        return StageWork("backward.update", "processor", {"memory": seconds}, reduces)
 
     def _is_inside(self, ranks: int) -> bool:
         topology = self.work.links.topology

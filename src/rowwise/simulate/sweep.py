@@ -17,11 +17,14 @@ from rowwise.plan import Plan
 from rowwise.planner.infeasible import InfeasibleError
 from rowwise.planner.machines import machine_named, parse_size
 from rowwise.planner.pipeline import make_plan
+from rowwise.planner.problem import PlanRequest
+from rowwise.simulate.loads import EvenPieces
 from rowwise.simulate.simulation import (
     SEARCH_s,
     SimulatedMachine,
     SimulatedModel,
     Simulation,
+    check_model,
     choose_dense,
     faster_links,
     make_request,
@@ -92,19 +95,18 @@ def parse_vary(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
 def sweep(case: Case, varied: Mapping[str, Sequence[str]], tell: Callable[[float], None] = lambda _: None) -> Sweep:
     """Simulate all combinations; `tell` gets the share that is done."""
     found_rows: list[tuple[SweptRow, Case]] = []
-    plans: dict[object, Plan] = {}
+    known: dict[object, Plan | EvenPieces | None] = {}
     bases: dict[object, float | None] = {}
     combinations = list(itertools.product(*varied.values()))
     for number, values in enumerate(combinations):
         settings = dict(zip(varied, values, strict=True))
         changed = _apply(case, settings)
-        machine = changed.place.machine
-        key = machine.topology, changed.model.batch, machine.hardware.name, machine.memory_bytes
-        planned = _with_plan(changed, plans, key)
+        check_model(changed.model, changed.place.machine.topology)
+        planned = _with_tables(changed, known)
         found = simulate(planned.model, planned.place, explain=False)
         if not found.fits and planned is not changed:  # beside these dense layers another plan may
             found = simulate(changed.model, changed.place, explain=False)
-        base = settings.get("network"), key
+        base = (*(value for name, value in settings.items() if name not in ("dense", "wire")),)
         if base not in bases:
             bases[base] = _baseline(planned)
         full = bases[base]
@@ -134,16 +136,26 @@ def _mark_best(rows: Sequence[SweptRow]) -> tuple[SweptRow, ...]:
     return tuple(marked)
 
 
-def _with_plan(case: Case, plans: dict[object, Plan], key: object) -> Case:
-    """With the plan of the first combination on the machine, where one was searched and it still fits."""
-    if case.place.even or case.place.plan is not None:
+def _with_tables(case: Case, known: dict[object, Plan | EvenPieces | None]) -> Case:
+    """With the tables of the first combination on the machine, as far as their costs are the same."""
+    machine, place = case.place.machine, case.place
+    if place.plan is not None:
         return case
-    if key not in plans:
-        try:
-            plans[key] = make_plan(make_request(case.model, case.place.machine), seconds=SEARCH_s, prove=False).plan
-        except InfeasibleError:
-            return case
-    return replace(case, place=replace(case.place, plan=plans[key]))
+    key = machine.topology, case.model.batch, machine.hardware.name, machine.memory_bytes
+    if key not in known:
+        request = make_request(case.model, machine)
+        known[key] = EvenPieces.of(request) if place.even else _search(request)
+    found = known[key]
+    if isinstance(found, EvenPieces):
+        return replace(case, place=replace(place, pieces=found))
+    return replace(case, place=replace(place, plan=found))
+
+
+def _search(request: PlanRequest) -> Plan | None:
+    try:
+        return make_plan(request, seconds=SEARCH_s, prove=False).plan
+    except InfeasibleError:
+        return None
 
 
 def _baseline(case: Case) -> float | None:
