@@ -3,6 +3,7 @@
 import heapq
 import itertools
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,15 @@ from hypothesis import strategies as st
 
 from rowwise.errors import SpecError
 from rowwise.perf.step_program import PROGRAM, RESOURCES, StageCosts, StageRef, TimelineStage, training_stages
-from rowwise.perf.timeline import WARM_UP, exposed_seconds, schedule, sequential_s, step_seconds, training_step_s
+from rowwise.perf.timeline import (
+    WARM_UP,
+    exposed_seconds,
+    schedule,
+    sequential_s,
+    steady_step,
+    step_seconds,
+    training_step_s,
+)
 
 seconds = st.integers(0, 8).map(lambda eighths: eighths / 8)  # sums of these are exact
 worlds = st.integers(1, 3)
@@ -194,3 +203,42 @@ def test_costs_of_unknown_stages_and_other_ranks_are_refused():
         StageCosts(2, {"lookup": (1.0,)})
     with pytest.raises(SpecError, match="pipeline_depth=0: want at least 1"):
         training_stages(StageCosts(1, {}), 0)
+
+
+@given(programs, st.data())
+def test_collectives_of_groups_are_those_of_smaller_worlds(stages, data):
+    """Two halves that meet only among themselves are two runs."""
+    world = len(stages[0].seconds_W)
+    doubled = [replace(s, seconds_W=(*s.seconds_W, *(2 * x for x in s.seconds_W))) for s in stages]
+    halves = [replace(s, group_W=(0,) * world + (1,) * world) if s.joins else s for s in doubled]
+    slow = [replace(s, seconds_W=tuple(2 * x for x in s.seconds_W)) for s in stages]
+    found = ends(schedule(halves, 3))
+    alone = ends(schedule(stages, 3)) | {(n, k, r + world): end for (n, k, r), end in ends(schedule(slow, 3)).items()}
+    assert found == alone
+
+
+@given(programs)
+def test_one_entry_stands_for_ranks_that_are_alike(stages):
+    alike = [replace(s, seconds_W=s.seconds_W[:1]) for s in stages]
+    whole = [replace(s, seconds_W=s.seconds_W[:1] * 3) for s in stages]
+    assert {key[:2]: end for key, end in ends(schedule(alike, 3)).items()} == {
+        key[:2]: end for key, end in ends(schedule(whole, 3)).items()
+    }
+
+
+@given(costs, depths)
+def test_a_steady_step_is_the_last_of_a_run_and_its_exposed_times_add_up_to_it(given_costs, depth):
+    found = steady_step(training_stages(given_costs, depth), 2 * WARM_UP)
+    assert found.step_s <= sequential_s(given_costs) + 1e-9
+    if given_costs.world == 1:
+        assert sum(found.exposed_s.values()) == pytest.approx(found.step_s)
+    for resource in RESOURCES:
+        assert found.busy_s[resource] <= given_costs.busy_s(resource) + 1e-9
+
+
+def test_groups_are_checked():
+    one = TimelineStage(name="a", resource="link", seconds_W=(1.0, 1.0), joins=True, group_W=(0,))
+    with pytest.raises(
+        SpecError, match=r"stage 'a' has groups \(0,\): want a number of at least 0 for each of 2 ranks"
+    ):
+        schedule([one], 1)

@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 from msgspec import structs
 
+from rowwise.calibrate.dense_times import DenseTimes
 from rowwise.calibrate.disk import DiskRates, ROW_bytes
 from rowwise.calibrate.drift import estimate_slowness
 from rowwise.calibrate.fit_links import FittedLinks, fit_links
@@ -58,6 +59,7 @@ class MachineDescription(Value, frozen=True, kw_only=True):
     disk: DiskRates | None = None
     disk_bytes: int = 0
     coding: Coding | None = None
+    dense: DenseTimes | None = None  # None: not measured
     narrow: tuple[WireShares, ...] = ()  # added cost of narrow wires; empty: not measured
 
 
@@ -282,6 +284,9 @@ def _preset_with_memory(machine: MachineDescription) -> Hardware:
         disk_bytes=machine.disk_bytes,
         cache_bytes=machine.cache_bytes,
         coding=machine.coding,
+        linears=machine.dense and machine.dense.linears,
+        sums=machine.dense and machine.dense.sums,
+        cpu_s_per_byte=machine.dense.cpu_s_per_byte if machine.dense else 0.0,
     )
 
 
@@ -289,5 +294,9 @@ def _describe_source(machine: MachineDescription, quality: ProfileQuality) -> st
     processes = f"{machine.world} process{'es' * (machine.world != 1)}"
     ranks = f"{processes} of {machine.threads} threads on {machine.device}"
     amount = f"{quality.sets} sets of tables and {quality.links} exchanges"
-    disks = "disks, " if machine.disk is None or machine.disk.refused else ""
-    return f"measured on {machine.machine}, {ranks}: {amount}; {disks}host memory and dense layers are not measured"
+    left = [*(() if machine.disk and not machine.disk.refused else ("disks",)), "host memory"]
+    left += [] if machine.dense else ["dense layers"]
+    absent = left[0] if len(left) == 1 else f"{', '.join(left[:-1])} and {left[-1]}"
+    return (
+        f"measured on {machine.machine}, {ranks}: {amount}; {absent} {'is' if len(left) == 1 else 'are'} not measured"
+    )

@@ -175,8 +175,9 @@ def _fit(spec: "MeasurementSpec", folder: "MeasurementFolder", name: str, consol
     from rowwise.report.calibration import draw_calibration
 
     samples = list(folder.read())
-    narrow = sum(isinstance(sample, LinkSample) for sample in samples) >= FEWEST
-    machine = _describe_machine(spec, name, folder.path, narrow=narrow)
+    exchanges = sum(isinstance(sample, LinkSample) for sample in samples)
+    thorough = exchanges >= FEWEST or (spec.world == 1 and len(samples) >= FEWEST)
+    machine = _describe_machine(spec, name, folder.path, thorough=thorough)
     with _show_progress(console, "fitting") as report:
         fitted = fit_profile(samples, machine, report)
     profile, quality = folder.path / "machine.json", _json_text(fitted.quality)
@@ -191,18 +192,21 @@ def _fit(spec: "MeasurementSpec", folder: "MeasurementFolder", name: str, consol
     console.print(f"use it  {command}", markup=False, soft_wrap=True)
 
 
-def _describe_machine(spec: "MeasurementSpec", name: str, folder: Path, *, narrow: bool) -> "MachineDescription":
-    """What the profile says of the machine; `narrow`: measure what wires with fewer bits add to exchanges, too."""
+def _describe_machine(spec: "MeasurementSpec", name: str, folder: Path, *, thorough: bool) -> "MachineDescription":
+    """What the profile says of the machine; `thorough`: with dense layers, and what wires with fewer bits add."""
     import torch
 
     from rowwise.calibrate.coding import measure_coding
+    from rowwise.calibrate.dense_times import measure_dense
     from rowwise.calibrate.disk import measure_disk
     from rowwise.calibrate.fit import MachineDescription
     from rowwise.calibrate.kernels import last_cache_bytes
     from rowwise.calibrate.wire_costs import measure_wire_costs
     from rowwise.recipes.machine import Environment
 
-    facts = Environment.read("")
+    facts, shared_memory = Environment.read(""), spec.transport == "shared"
+    thorough_dense = thorough and spec.device == "cpu"
+    narrow = thorough and spec.world > 1
     host_bytes = int(facts.memory_gb * 1e9 * TABLE_FRACTION)
     memory = {"device_bytes": host_bytes // spec.world, "cache_bytes": last_cache_bytes() // spec.world}
     if spec.device == "cuda":
@@ -216,7 +220,8 @@ def _describe_machine(spec: "MeasurementSpec", name: str, folder: Path, *, narro
         world=spec.world,
         threads=spec.threads,
         coding=measure_coding(torch.device(spec.device), spec.threads),
-        narrow=measure_wire_costs(spec.world, spec.threads, shared_memory=spec.transport == "shared") if narrow else (),
+        narrow=measure_wire_costs(spec.world, spec.threads, shared_memory=shared_memory) if narrow else (),
+        dense=measure_dense(spec.world, spec.threads, shared_memory=shared_memory) if thorough_dense else None,
         disk=measure_disk(folder, DISK_s),
         disk_bytes=int(shutil.disk_usage(folder).free * TABLE_FRACTION),
         **memory,

@@ -25,6 +25,7 @@ from rowwise.cli.environment import CommandEnvironment
 from rowwise.cli.explain import explain
 from rowwise.cli.plan import plan
 from rowwise.cli.recipes import cp, ls
+from rowwise.cli.simulate import simulate
 from rowwise.cli.train import resume, train
 from rowwise.cli.tune import tune
 from rowwise.errors import RowwiseError, one_line
@@ -62,6 +63,7 @@ def make_app() -> typer.Typer:
         train,
         resume,
         plan,
+        simulate,
         measure.predict,
         measure.report,
         measure.baseline,

@@ -171,11 +171,11 @@ def plan(  # noqa: PLR0913 - one for each option
     Example: rowwise plan --recipe dlrm-synthetic --topology 2xcalibration/machine.json --measure 4 --json plan.json
     """
     files = {"--html": html, "--json": json, "--torchrec": torchrec}
-    _check_outputs(files)
+    check_outputs(files)
     options = SearchOptions(
         seconds=seconds, seed=seed, certify_s=_parse_seconds(certify), measured=measure, method=method
     )
-    old_plans = {path: _read_plan(path) for path in (diff, replan) if path is not None}
+    old_plans = {path: read_plan(path) for path in (diff, replan) if path is not None}
     arguments = PlanArguments(
         tables=tables, recipe=recipe, changes=tuple(changes or ()), topology=topology, batch=batch, dim=dim,
         constraints=constraints, layouts=layouts, tiers=tiers, memory=memory, wire=tuple(wire or ()), model=model,
@@ -450,7 +450,7 @@ def _parse_seconds(text: str) -> float:
         raise SpecError(f"--certify {text!r}: want a number of seconds, such as 30 or 30s") from None
 
 
-def _read_plan(path: Path) -> "Plan":
+def read_plan(path: Path) -> "Plan":
     from rowwise.plan import Plan
 
     try:
@@ -459,7 +459,7 @@ def _read_plan(path: Path) -> "Plan":
         raise SpecError(f"{path}: {error}") from None
 
 
-def _check_outputs(files: "Mapping[str, Path | None]") -> None:
+def check_outputs(files: "Mapping[str, Path | None]") -> None:
     option_of: dict[Path, str] = {}
     for option, path in files.items():
         if path is None or (path == STDOUT and option == "--json"):

@@ -21,7 +21,7 @@ class ModelCost(Value, frozen=True):
 
 def model_cost(model: nn.Module, batch: Batch) -> ModelCost:
     """Parameters that an optimizer trains, and a sample's share of a forward of this batch."""
-    counter = FlopCounterMode(display=False, custom_mapping=_formulas())
+    counter = FlopCounterMode(display=False, custom_mapping=flop_formulas())
     with counter:  # and gradients, without which the counter fails on parameters that are no layer's weights
         model(batch)
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -71,7 +71,7 @@ def activation_bytes(model: nn.Module, batch: Batch, units: Sequence[nn.Module])
     return kept // samples, (always + largest) // samples
 
 
-def _formulas() -> dict[Any, Any]:
+def flop_formulas() -> dict[Any, Any]:
     """By operator that torch's counter does not know: operations for shapes of the inputs."""
     found: dict[Any, Any] = {
         torch.ops.rowwise.interact: _dots,

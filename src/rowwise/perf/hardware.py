@@ -14,6 +14,7 @@ from msgspec import structs
 
 from rowwise.errors import SpecError
 from rowwise.perf.exchange import Exchanges
+from rowwise.perf.linear_times import LinearTimes, SumTimes
 from rowwise.perf.network import SetNetwork
 from rowwise.spec import LINKS, Link, Topology, Value, WireType
 from rowwise.textfile import decode_json
@@ -28,12 +29,16 @@ Collective = Literal["all_to_all", "reduce_scatter", "all_reduce"]
 
 
 class LinkRates(Value, frozen=True, kw_only=True):
-    """A class of links: latency, and bytes a second that each device reaches by collective."""
+    """A class of links: latency, and bytes a second that each device sends by collective, as a ring counts them.
+
+    A reduce-scatter of S bytes on W devices, or an all-gather, sends (W - 1) / W S, an all-reduce 2 (W - 1) / W S:
+    rates are bus bandwidths. S over the time, which others call the algorithm's bandwidth, is half of that or less.
+    """
 
     latency_s: float = 0.0
-    all_to_all_Bps: float
-    reduce_scatter_Bps: float
-    all_reduce_Bps: float
+    all_to_all_Bps: float  # bytes for other devices
+    reduce_scatter_Bps: float  # bus bandwidth, also of an all-gather
+    all_reduce_Bps: float  # bus bandwidth
 
     def seconds_a_byte(self, collective: Collective) -> float:
         return 1.0 / getattr(self, f"{collective}_Bps")
@@ -94,6 +99,9 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
     coding: Coding | None = None  # None: coding to 16 bits runs at device_Bps, to int8 at half of it
     kernels: Kernels | None = None  # networks that predict instead of rates, if measured
     exchanges: Exchanges | None = None
+    linears: LinearTimes | None = None  # None: dense layers take their operations over `flops`
+    sums: SumTimes | None = None  # of dense gradients inside a host; None: they go at the rates of all-reduces
+    cpu_s_per_byte: float = 0.0  # that a device computes less while it sends or receives a byte: on CPUs
 
     def __post_init__(self) -> None:
         positive = ("device_Bps", "cache_Bps", "host_Bps", "disk_reads_s", "disk_write_Bps", "flops")
@@ -105,7 +113,7 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
         for name, value in rates:
             if value < 0 or (value == 0 and not name.endswith("latency_s")):
                 raise SpecError(f"hardware {self.name!r}: {name}={value}: want more than 0")
-        for name in ("device_bytes", "host_bytes", "disk_bytes", "cache_bytes", "id_bytes", *SECONDS):
+        for name in ("device_bytes", "host_bytes", "disk_bytes", "cache_bytes", "id_bytes", "cpu_s_per_byte", *SECONDS):
             if getattr(self, name) < 0:
                 raise SpecError(f"hardware {self.name!r}: {name}={getattr(self, name)}: want 0 or more")
         most = dict.fromkeys(("device_bytes", "host_bytes", "disk_bytes", "cache_bytes"), MOST_BYTES)
@@ -203,7 +211,8 @@ _PRESETS = {
         id_bytes=8,
         flops=110e12,
         host=_equal_rates(200e9, 10e-6),
-        network=LinkRates(latency_s=20e-6, all_to_all_Bps=7e9, reduce_scatter_Bps=7e9, all_reduce_Bps=60e9),
+        # 60 GB/s of an all-reduce are published as bytes over time, on 128 devices: rings cross each host's 8 adapters.
+        network=LinkRates(latency_s=20e-6, all_to_all_Bps=7e9, reduce_scatter_Bps=119e9, all_reduce_Bps=119e9),
     ),
     "h100-like": _H100_LIKE,
     "a100-80gb-like": msgspec.structs.replace(

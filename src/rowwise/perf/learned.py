@@ -63,6 +63,10 @@ class LearnedModel:
     def name(self) -> str:
         return f"networks learned on {self.hardware.name}"
 
+    @property
+    def lower_tiers(self) -> tuple[int, int]:
+        return 0, 1
+
     def on(self, topology: Topology) -> "LearnedModel":
         return LearnedModel.of(self.hardware, topology, self.wire)
 

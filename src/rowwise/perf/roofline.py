@@ -56,6 +56,10 @@ class Roofline:
             "update", (4, 5, 6, 7), self.hardware.launch_s
         )
 
+    @property
+    def lower_tiers(self) -> tuple[int, int]:
+        return 3, 7
+
     def on(self, topology: Topology) -> "Roofline":
         return replace(self, topology=topology)
 

@@ -3,11 +3,15 @@
 Values only, without numpy; `timeline` schedules them.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from rowwise.errors import SpecError
+
+if TYPE_CHECKING:  # pages of reports draw these values without numpy
+    import numpy as np
+    from numpy.typing import NDArray
 
 Resource = Literal["processor", "link", "disk", "reader"]
 RESOURCES: tuple[Resource, ...] = ("processor", "link", "disk", "reader")
@@ -26,10 +30,11 @@ class TimelineStage:
     """A stage of the program of one step, the same on all ranks."""
 
     name: str
-    resource: Resource
-    seconds_W: tuple[float, ...]
+    resource: str
+    seconds_W: "Sequence[float] | NDArray[np.float64]"  # of each rank; one entry where all are alike
     after: tuple[StageRef, ...] = ()
     joins: bool = False  # a collective
+    group_W: "Sequence[int] | NDArray[np.int64]" = ()  # ranks of one number meet in a collective; empty: all ranks
     latency_s: float = 0.0  # of its seconds, in which the resource already works for the next stage
     ahead: int = 0  # the program does this stage for the batch of so many steps later
 
@@ -117,13 +122,8 @@ def training_stages(costs: StageCosts, pipeline_depth: int, processor_factor: fl
     """
     if pipeline_depth < 1:
         raise SpecError(f"pipeline_depth={pipeline_depth}: want at least 1")
-    order = list(PROGRAM)
-    if pipeline_depth > 1:
-        own = [name for name in PROGRAM if name not in AHEAD]
-        order = [name for place in own for name in (*PLACES.get(place, ()), place)]
     stages: list[TimelineStage] = []
-    for name in order:
-        resource, before = PROGRAM[name]
+    for name, (resource, before) in PROGRAM.items():
         factor = processor_factor if resource == "processor" else 1.0
         queue = (StageRef("route.pack", READ_AHEAD),) if name == "data" else ()
         stages.append(
@@ -134,7 +134,24 @@ def training_stages(costs: StageCosts, pipeline_depth: int, processor_factor: fl
                 after=(*map(StageRef, before), *queue),
                 joins=resource == "link",
                 latency_s=costs.latency_s if resource == "link" else 0.0,
-                ahead=pipeline_depth - 1 if name in AHEAD else 0,
             )
         )
-    return tuple(stages)
+    return look_ahead(stages, pipeline_depth)
+
+
+def look_ahead(stages: Sequence[TimelineStage], pipeline_depth: int) -> tuple[TimelineStage, ...]:
+    """The stages of a step in the order of a program that prepares the batches of later steps.
+
+    A place is the first stage of that name or of a part of it.
+    """
+    if pipeline_depth == 1:
+        return tuple(stages)
+    by_name = {stage.name: replace(stage, ahead=pipeline_depth - 1) for stage in stages if stage.name in AHEAD}
+    left, order = dict(PLACES), list[TimelineStage]()
+    for stage in stages:
+        place = next((name for name in left if f"{stage.name}.".startswith(f"{name}.")), None)
+        if place is not None:
+            order += [by_name[name] for name in left.pop(place) if name in by_name]
+        if stage.name not in by_name:
+            order.append(stage)
+    return tuple(order)

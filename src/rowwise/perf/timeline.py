@@ -1,11 +1,11 @@
 """When each stage of a training step begins and ends on each rank, from seconds by stage: for any look-ahead and ranks.
 
-[Note: Timeline] A stage works on one resource: the processor (the main thread), the link (transfers), the disk or the
-reader (the thread that reads batches). A resource has one stage at a time, in the order of the program. Transfers are
-in order too, as a communicator runs collectives in the order of their calls: two at once would share the bandwidth.
-Only the latency of a transfer passes beside others. A collective begins on a rank when that rank calls it, and ends
-when the last rank has begun and its own bytes have travelled. The rest is maxima and sums: a stage begins when its
-resource is free and the stages before it have ended.
+[Note: Timeline] A stage works on one resource: the processor (the main thread), the link (transfers), the disk, the
+reader (the thread that reads batches), or another that it names. A resource has one stage at a time, in the order of
+the program. Transfers are in order too, as a communicator runs collectives in the order of their calls: two at once
+would share the bandwidth. Only the latency of a transfer passes beside others. A collective begins on a rank when that
+rank calls it, and ends when the last rank of its group has begun and its own bytes have travelled. The rest is maxima
+and sums: a stage begins when its resource is free and the stages before it have ended.
 
 A step is that of a batch: with look-ahead, the ids of step i + 1 travel while the model computes step i.
 """
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rowwise.errors import SpecError
 from rowwise.perf.access import Floats
@@ -43,8 +44,9 @@ def stage_times(
     `costs_S` are of steps that are unlike, which then come in turn; without, all steps take what the stages say.
     """
     check_stages(stages)
-    world = len(stages[0].seconds_W)
-    seconds = {stage.name: np.array(stage.seconds_W) for stage in stages}
+    world = max(len(stage.seconds_W) for stage in stages)
+    seconds = {stage.name: np.asarray(stage.seconds_W, dtype=float) for stage in stages}
+    groups = {stage.name: np.asarray(stage.group_W) for stage in stages if len(stage.group_W)}
     free: dict[str, Floats] = defaultdict(lambda: np.zeros(world))
     ends: dict[StageRef, Floats] = {}  # by stage and step
     for turn in range(-max(stage.ahead for stage in stages), steps):
@@ -56,10 +58,19 @@ def stage_times(
             ready_W = [ends[StageRef(ref.name, step - ref.steps_back)] for ref in before]
             begin_W = np.maximum.reduce([free[stage.resource], *ready_W])
             seconds_W = np.array(costs_S[step % len(costs_S)].of(stage.name)) if costs_S else seconds[stage.name]
-            end_W = (begin_W.max() if stage.joins else begin_W) + seconds_W
+            end_W = (_meet(begin_W, groups.get(stage.name)) if stage.joins else begin_W) + seconds_W
             yield StageTimes(stage, step, begin_W, end_W, begin_W - free[stage.resource], ready_W, before)
             ends[StageRef(stage.name, step)] = end_W
             free[stage.resource] = end_W - np.minimum(stage.latency_s, seconds_W) if stage.latency_s else end_W
+
+
+def _meet(begin_W: Floats, group_W: NDArray[np.int64] | None) -> Floats:
+    """For each rank, when the last of its group has begun."""
+    if group_W is None:
+        return np.full(len(begin_W), begin_W.max())
+    last_G = np.zeros(group_W.max() + 1)
+    np.maximum.at(last_G, group_W, begin_W)
+    return last_G[group_W]
 
 
 def schedule(
@@ -78,18 +89,22 @@ def schedule(
 def check_stages(stages: Sequence[TimelineStage]) -> None:
     """Raise for stages that `schedule` cannot place."""
     names = [stage.name for stage in stages]
+    places = {name: place for place, name in enumerate(names)}
+    world = max(1, *(len(stage.seconds_W) for stage in stages))
     for place, stage in enumerate(stages):
         lead = f"stage {stage.name!r}"
-        if names.count(stage.name) > 1:
+        if places[stage.name] != place:
             raise SpecError(f"{lead} is there {names.count(stage.name)} times: want each name once")
-        if len(stage.seconds_W) != len(stages[0].seconds_W) or not stage.seconds_W or min(stage.seconds_W) < 0:
-            raise SpecError(f"{lead} takes {stage.seconds_W} s: want 0 or more for each of the same ranks")
+        if len(stage.seconds_W) not in (1, world) or not np.min(stage.seconds_W) >= 0:
+            raise SpecError(f"{lead} takes {stage.seconds_W} s: want 0 or more, of each rank or one for all {world}")
+        if len(stage.group_W) not in (0, world) or (len(stage.group_W) and np.min(stage.group_W) < 0):
+            raise SpecError(f"{lead} has groups {stage.group_W}: want a number of at least 0 for each of {world} ranks")
         for ref in stage.after:
-            if ref.name not in names:
+            if ref.name not in places:
                 raise SpecError(f"{lead} is after {ref.name!r}: no such stage, there are {', '.join(names)}")
-            before = stages[names.index(ref.name)]
+            before = stages[places[ref.name]]
             # The program has done a stage for steps up to its turn plus `ahead`; this turn's only if it comes earlier.
-            if stage.ahead - ref.steps_back > before.ahead - (names.index(ref.name) >= place):
+            if stage.ahead - ref.steps_back > before.ahead - (places[ref.name] >= place):
                 raise SpecError(
                     f"{lead} is after {ref.name!r}, which the program does later: want an earlier step of it"
                 )
@@ -114,6 +129,36 @@ def training_step_s(costs: StageCosts, pipeline_depth: int, processor_factor: fl
     stages = training_stages(costs, pipeline_depth, processor_factor)
     ends = [times.end_W for times in stage_times(stages, 2 * WARM_UP) if times.stage.name == "update"]
     return float((ends[-1] - ends[WARM_UP]).max()) / (len(ends) - 1 - WARM_UP)
+
+
+class SteadyStep(NamedTuple):
+    """A step in the middle of a run, on the rank that computes longest."""
+
+    step_s: float
+    busy_s: dict[str, float]  # by resource
+    exposed_s: dict[str, float]  # that the processor computes, or waits for another resource; adds up to the step
+
+
+def steady_step(stages: Sequence[TimelineStage], steps: int = 8, last: str = "update") -> SteadyStep:
+    """The last of so many steps, from the end of `last` in the step before it."""
+    busy_W: dict[str, Floats] = defaultdict(lambda: np.zeros(1))
+    for stage in stages:
+        busy_W[stage.resource] = busy_W[stage.resource] + np.asarray(stage.seconds_W, dtype=float)
+    slowest = int(np.argmax(busy_W["processor"]))
+    resource_of = {stage.name: stage.resource for stage in stages}
+    ends: list[float] = []
+    exposed_s: dict[str, float] = defaultdict(float)
+    for stage, step, begin_W, end_W, idle_W, ready_W, before in stage_times(stages, steps):
+        if stage.name == last:
+            ends.append(float(end_W.max()))
+        rank = slowest % len(end_W)
+        if step == steps - 1 and stage.resource == "processor":
+            exposed_s["processor"] += float(end_W[rank] - begin_W[rank])
+            if idle_W[rank] > 0:
+                waited = before[int(np.argmax([ready[rank] for ready in ready_W]))].name
+                exposed_s[resource_of[waited]] += float(idle_W[rank])
+    busy_s = {name: float(taken_W[slowest % len(taken_W)]) for name, taken_W in busy_W.items()}
+    return SteadyStep(ends[-1] - ends[-2], busy_s, dict(exposed_s))
 
 
 def sequential_s(costs: StageCosts) -> float:

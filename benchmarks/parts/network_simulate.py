@@ -1,0 +1,220 @@
+"""Is `rowwise simulate` right? The part of `network.py` about simulated steps.
+
+Published steps by their own description, to three digits; the same models by our bytes and tiers; how long simulations
+take; and, with --measure, steps of this machine beside their simulation.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Sequence
+from contextlib import chdir
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from parts.madmax import MODELS, DEVICE_bytes, MadMaxModel, rate, table_bytes
+from parts.report import at_least, at_most, exactly
+from rowwise.perf.access import Access, Workload
+from rowwise.perf.dense_layers import parse_layers, side_of_layers
+from rowwise.perf.timeline import steady_step
+from rowwise.planner.machines import machine_named
+from rowwise.row_optimizers import Sgd
+from rowwise.simulate.links import Links
+from rowwise.simulate.simulation import SimulatedMachine, SimulatedModel, simulate
+from rowwise.simulate.step import StepWork, TableSeconds
+from rowwise.simulate.sweep import Case, sweep
+from rowwise.spec import Codecs, RowType, Table, Wire, WireType
+
+DIGITS = 0.0005  # of published numbers of three digits, relative to 1
+PUBLISHED = {  # millions of samples a second, as their code prints them
+    "DLRM-A": ("DLRM-A", "ddp", 1.214),
+    "DLRM-I": ("DLRM-I", "ddp", 3.059),
+    "DLRM-A, fully sharded": ("DLRM-A", "fsdp", 0.898),
+}
+WAYS = ("fsdp", "ddp", "tp")
+HALVES = Codecs(forward=WireType.FP16, backward=WireType.FP16)
+VARIED = {
+    "hosts": ("4", "16"),
+    "batch": ("64k", "128k"),
+    "network": ("1x", "2x", "4x"),
+    "dense": ("replicated", "full", "hybrid"),
+    "wire": ("fp32", "bf16", "int8"),
+}
+
+
+def simulate_floors(args: argparse.Namespace) -> tuple[list[dict], dict]:
+    """Floors, and what was measured."""
+    floors, found = [], {}
+    for part in (published, ours, speed, *(() if args.smoke else (accuracy,))):
+        more, values = part()
+        floors += more
+        found[part.__name__] = values
+    return floors, found
+
+
+def published() -> tuple[list[dict], dict]:
+    """The published description through our timeline."""
+    rows = {name: rate(MODELS[model], dense) / 1e6 for name, (model, dense, _) in PUBLISHED.items()}
+    floors = [
+        at_most(f"{name}: millions of samples/s, off {wanted}", abs(rows[name] - wanted), DIGITS)
+        for name, (*_, wanted) in PUBLISHED.items()
+    ]
+    experts = MODELS["DLRM-A"]._replace(experts=16, active=2)
+    for training, wanted in ((True, 2.26), (False, 5.23)):
+        rates = {way: rate(experts, way, training=training) for way in WAYS}
+        factor = max(rates.values()) / rates["fsdp"]
+        name = "DLRM-A with experts, best over fully sharded, " + ("training" if training else "inference")
+        rows[name] = factor
+        floors.append(at_most(f"{name}, off {wanted}", abs(factor - wanted), 10 * DIGITS))
+    need = table_bytes(MODELS["DLRM-F"]) / 1e9
+    floors.append(at_least("DLRM-F: GB of tables of a device, of 40", need, DEVICE_bytes / 1e9))
+    return floors, rows
+
+
+def as_ours(model: MadMaxModel, batch: int = 65536, *, ids_beside: bool = False) -> SimulatedModel:
+    """The same tables and layers, with pooled vectors in 16 bits on the wire."""
+    tables = [
+        Table(name=f"t{k}", rows=model.rows, dim=model.dim, row_type=RowType.FP16, optimizer=Sgd())
+        for k in range(model.tables)
+    ]
+    layers = parse_layers(f"{model.width}*{model.bottom + 1}:{model.width}*{model.top + 1}")
+    return SimulatedModel(
+        name="",
+        workloads=tuple(Workload(table=table, access=Access(pooling=model.pooling)) for table in tables),
+        layers=layers,
+        side=side_of_layers(layers, state_slots=0),
+        batch=batch,
+        wire=Wire(host=HALVES, network=HALVES),
+        ids_beside=ids_beside,
+    )
+
+
+def ours() -> tuple[list[dict], dict]:
+    """By our bytes and tiers; ids on links of their own are what the description has, and ours are on the network."""
+    rows: dict[str, float] = {}
+    floors = []
+    place = SimulatedMachine(machine=machine_named("16x8xzionex"), even=True)
+    wanted = {"DLRM-A": (0.38, 0.48), "DLRM-I": (2.4, 3.4), "DLRM-F": (1.7, 2.6)}
+    for name, (least, most) in wanted.items():
+        for beside in (True, False):
+            found = simulate(as_ours(MODELS[name], ids_beside=beside), place, explain=False)
+            rows[f"{name}, ids {'beside' if beside else 'on the network'}"] = found.samples_s / 1e6
+        value = rows[f"{name}, ids beside"]
+        floors += [at_least(f"{name}: millions of samples/s by our bytes", value, least)]
+        floors += [at_most(f"{name}: millions of samples/s by our bytes", value, most)]
+    below = SimulatedMachine(machine=machine_named("16x8xzionex:device=2GB"), even=True)
+    value = rows["DLRM-F, rows in host memory"] = simulate(as_ours(MODELS["DLRM-F"]), below).samples_s / 1e6
+    floors.append(at_least("DLRM-F, rows in host memory: millions of samples/s", value, 1.5))
+    floors.append(at_most("DLRM-F, rows in host memory: millions of samples/s", value, 2.0))
+    alone = SimulatedMachine(machine=machine_named("16x8xzionex:host=0GB"), even=True)
+    refused = simulate(as_ours(MODELS["DLRM-F"]), alone)
+    floors.append(exactly("DLRM-F without host memory is refused", refused.step_s is None, True))
+    rows["DLRM-F, GB that a rank lacks"] = refused.lacking_bytes / 1e9
+    return floors, rows
+
+
+def speed() -> tuple[list[dict], dict]:
+    """Seconds of large simulations, the best of three."""
+    rng = np.random.default_rng(0)
+    draws = {name: rng.uniform(1, 2, 4096) * 1e-3 for name in ("lookup_W", "update_W", "fetch_W", "store_W")}
+    layers, machine = parse_layers("64*26:64*26"), machine_named("512x8xzionex")
+    work = StepWork(
+        tables=TableSeconds(**draws, transfers={}), layers=layers, side=side_of_layers(layers), links=Links(machine),
+        samples=16.0,
+    )  # fmt: skip
+    stages = work.stages(2)
+    ranks_s = best_of(lambda: steady_step(stages))
+    model = as_ours(MODELS["DLRM-F"])
+    even_s = best_of(lambda: simulate(model, SimulatedMachine(machine=machine_named("512x8xzionex"), even=True)))
+    case = Case(model, SimulatedMachine(machine=machine_named("16x8xzionex"), even=True))
+    sweep_s = best_of(lambda: sweep(case, VARIED))
+    same = sweep(case, VARIED) == sweep(case, VARIED)
+    floors = [
+        at_most(f"s for {len(stages)} stages on 4,096 ranks that differ", ranks_s, 1.0),
+        at_most("s to simulate 4,096 ranks", even_s, 1.0),
+        at_most("s for 108 combinations", sweep_s, 5.0),
+        exactly("a sweep is the same again", same, True),
+    ]
+    return floors, {"ranks_s": ranks_s, "even_s": even_s, "sweep_s": sweep_s}
+
+
+def best_of(call: object, times: int = 3) -> float:
+    taken = []
+    for _ in range(times):
+        begin_s = perf_counter()
+        call()
+        taken.append(perf_counter() - begin_s)
+    return min(taken)
+
+
+SETTINGS = [  # batch, bottom and top widths, layout and wire of a run of two ranks
+    {"train.batch": batch, "model.bottom": width, "model.top": width, "wire": wire}
+    for batch in (1024, 4096)
+    for width in ("[64]", "[512,512]")
+    for wire in ("fp32", "int8")
+]
+LAYOUTS = ("planned", "row_wise")
+
+
+def accuracy() -> tuple[list[dict], dict]:
+    """Steps of two ranks of this machine beside their simulation by a profile that was measured just before."""
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        _rowwise("calibrate", "profile", "--minutes", "3", "--nproc", "2")
+        rows = [
+            _run_beside(settings, layout, number)
+            for number, (settings, layout) in enumerate((s, layout) for s in SETTINGS for layout in LAYOUTS)
+        ]
+    errors = [abs(row["predicted_s"] / row["measured_s"] - 1) for row in rows]
+    predicted, measured = ([row[name] for row in rows] for name in ("predicted_s", "measured_s"))
+    floors = [
+        at_most("error of a simulated step, median", statistics.median(errors), 0.10),
+        at_most("error of a simulated step, worst", max(errors), 0.25),
+        at_least("rank correlation of simulated and measured steps", rank_correlation(predicted, measured), 0.9),
+    ]
+    return floors, {"rows": rows}
+
+
+def _run_beside(settings: dict[str, object], layout: str, number: int) -> dict:
+    """One run of two ranks, and what `rowwise simulate --check` says of it."""
+    changes = {name: value for name, value in settings.items() if name != "wire"}
+    changes |= {"data.rows": 60 * int(settings["train.batch"]), "train.epochs": 1, "log.every": 10}
+    if settings["wire"] != "fp32":
+        changes |= {f"wire.host.{way}": settings["wire"] for way in ("forward", "backward")}
+    words = [word for name, value in changes.items() for word in ("--set", f"{name}={value}")]
+    plan = []
+    if layout != "planned":
+        _rowwise(
+            "plan", "--recipe", "dlrm-synthetic", *words, "--topology", "2xprofile/machine.json", "--layouts", layout,
+            "--seconds", "0.05", "--json", f"{number}.json",
+        )  # fmt: skip
+        plan = ["--plan", f"{number}.json"]
+    runs = f"runs-{number}"
+    hardware = ["--hardware", "profile/machine.json"]
+    _rowwise("train", "dlrm-synthetic", *words, "--nproc", "2", "--runs", runs, *hardware, *plan)
+    (folder,) = [path.parent for path in Path(runs).rglob("stages.csv")]
+    found = json.loads(_rowwise("simulate", "--check", str(folder), "--json"))
+    row = {**settings, "layout": layout, "predicted_s": found["predicted_s"], "measured_s": found["measured_s"]}
+    row["stages"] = {s["stage"]: [s["predicted_s"], s["measured_s"]] for s in found["stages"]}
+    print(
+        f"{row['predicted_s'] * 1e3:8.2f} ms simulated, {row['measured_s'] * 1e3:8.2f} ms measured  {settings} {layout}"
+    )
+    return row
+
+
+def _rowwise(*words: str) -> str:
+    import subprocess
+    import sys
+
+    done = subprocess.run([sys.executable, "-m", "rowwise", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"rowwise {' '.join(words)}: {done.stderr.strip()[-2000:]}")
+    return done.stdout
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's."""
+    ranks = [np.argsort(np.argsort(values)).astype(float) for values in (first, second)]
+    return float(np.corrcoef(*ranks)[0, 1])

@@ -1,0 +1,242 @@
+"""`rowwise simulate`: what a training step takes on a machine that is not here.
+
+Tables of a file and layers by their widths need no torch; a recipe's layers are those of its model, which does.
+"""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from rowwise.cli.code import load_recipe
+from rowwise.cli.plan import check_outputs, read_plan, write_atomically
+from rowwise.cli.progress import fraction_bar
+from rowwise.cli.simulate_show import show_check, show_simulation, show_sweep
+from rowwise.cli.terminal import make_terminal, print_json
+from rowwise.errors import SpecError
+
+if TYPE_CHECKING:
+    from rowwise.perf.hardware import Machine
+    from rowwise.perf.links import Network
+    from rowwise.simulate.simulation import SimulatedMachine, SimulatedModel, Simulation
+    from rowwise.simulate.sweep import Sweep
+
+BATCH = 65536
+DENSE = "512,256,64:512,256,1"
+
+
+def simulate(  # noqa: PLR0913 - one for each option
+    recipe: Annotated[
+        str | None, typer.Argument(help="A recipe by name or path; or --tables and --dense instead.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; may be repeated."),
+    ] = None,
+    tables: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Tables as CSV or JSON, as for rowwise plan.")
+    ] = None,
+    dense: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WIDTHS:WIDTHS",
+            help=f"With --tables: the MLPs before and after the vectors, 826*22 for 22 alike (default: {DENSE}).",
+        ),
+    ] = None,
+    dim: Annotated[int | None, typer.Option(help="Embedding dimension of tables for which FILE has none.")] = None,
+    topology: Annotated[
+        str | None,
+        typer.Option(metavar="MACHINE", help="Hosts x devices x preset or profile: 16x8xzionex, 2x8xh100-like."),
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help=f"Global batch size (default: {BATCH}, or the recipe's).")] = None,
+    network: Annotated[
+        Path | None, typer.Option(metavar="NET", help="A network between the hosts, instead of the profile's rates.")
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(metavar="PLAN", help="Where tables are (default: a searched plan).")
+    ] = None,
+    even: Annotated[
+        bool, typer.Option("--even", help="As if every table could be shared evenly: no plan is faster without cuts.")
+    ] = False,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WHAT=A,B,...",
+            help="Try all combinations: hardware, hosts, devices, memory, network (2x), batch, depth, dense, wire.",
+        ),
+    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result as an HTML page.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write steps as a Chrome trace, for Perfetto.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    check: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Compare a run with its simulation, stage by stage.")
+    ] = None,
+) -> None:
+    """Predict a training step on a machine that is not here: time, memory, what limits it and what would help.
+
+    Presets have rates of data sheets, profiles of rowwise calibrate measured ones. Every result says which it has.
+
+    Example: rowwise simulate dlrm-synthetic --topology 2x8xh100-like
+
+    Example: rowwise simulate --tables tables.csv --dense "13,512,256:512,256,1" --topology 16x8xzionex --even
+
+    Example: rowwise simulate dlrm-synthetic --topology 2x8xh100-like --vary hosts=2,4,8 --vary dense=replicated,full
+
+    Example: rowwise simulate --check runs/dlrm-synthetic/1
+    """
+    check_outputs({"--html": html, "--trace": trace})
+    if check is not None:
+        _check(check, as_json=as_json)
+        return
+    machine = _read_machine(topology, network)
+    model = _read_model(recipe, tuple(changes or ()), tables, dense, dim, machine)
+    if batch is not None:
+        if batch < 1:
+            raise SpecError(f"--batch {batch}: want at least 1")
+        model = replace(model, batch=batch)
+    place = _place(machine, network, plan, even=even)
+    console = make_terminal(quiet=as_json)
+    if vary:
+        if trace is not None:
+            raise SpecError("--trace with --vary: want one of them, as a trace shows one combination")
+        swept = _sweep(model, place, vary)
+        show_sweep(swept, console)
+        _write(swept, html, console, as_json=as_json)
+        return
+    found = _simulate(model, place, trace)
+    if not found.fits:
+        raise SpecError(_describe_misfit(found))
+    show_simulation(found, console)
+    _write(found, html, console, as_json=as_json)
+
+
+def _write(found: "Simulation | Sweep", html: Path | None, console: Console, *, as_json: bool) -> None:
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+    if html is not None:
+        from rowwise.report.simulation import draw_simulation
+
+        write_atomically(html, draw_simulation(msgspec.json.encode(found)))
+        console.print(f"wrote   {html}", markup=False, soft_wrap=True)
+
+
+def _simulate(model: "SimulatedModel", place: "SimulatedMachine", trace: Path | None) -> "Simulation":
+    from rowwise.simulate.simulation import MissingMemory, make_request, simulate, step_work, table_loads
+    from rowwise.simulate.trace import chrome_trace
+
+    found = simulate(model, place)
+    if trace is not None and found.step_s is not None:
+        loads = table_loads(model, place, make_request(model, place.machine))
+        assert not isinstance(loads, MissingMemory)
+        write_atomically(trace, chrome_trace(step_work(model, place, loads).stages(model.depth), found.step_s))
+    return found
+
+
+def _sweep(model: "SimulatedModel", place: "SimulatedMachine", vary: list[str]) -> "Sweep":
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+
+    from rowwise.simulate.sweep import Case, parse_vary, sweep
+
+    varied = parse_vary(vary)
+    columns = (TextColumn("simulating{task.description}"), BarColumn(), TimeRemainingColumn())
+    with fraction_bar(make_terminal(stderr=True), columns, "") as report:
+        return sweep(Case(model, place), varied, partial(report, ""))
+
+
+def _check(run: Path, *, as_json: bool) -> None:
+    from rowwise.recipes.simulated_run import check_run
+
+    found = check_run(run)
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+    else:
+        show_check(found, make_terminal())
+
+
+def _read_machine(topology: str | None, network: Path | None) -> "Machine":
+    from rowwise.planner.machines import WANT, machine_named
+
+    if topology is None:
+        raise SpecError(f"--topology is not given: {WANT}")
+    machine = machine_named(topology)
+    return machine if network is None else _on_network(machine, _read_network(network), network)
+
+
+def _read_network(path: Path) -> "Network":
+    from rowwise.perf.links import read_network
+
+    return read_network(path)
+
+
+def _on_network(machine: "Machine", network: "Network", path: Path) -> "Machine":
+    """The machine with the groups of the network's first hosts."""
+    from msgspec import structs
+
+    hosts, devices = machine.topology.hosts, machine.topology.devices
+    if len(network.hosts) < hosts:
+        want = "want fewer hosts in --topology, or another network"
+        raise SpecError(f"{path}: {len(network.hosts)} hosts, and the machine has {hosts}: {want}")
+    other = next((host for host in network.hosts[:hosts] if host.devices != devices), None)
+    if other is not None:
+        want = "want as many in --topology"
+        raise SpecError(f"{path}: host {other.name} has {other.devices} devices, and the machine {devices}: {want}")
+    return structs.replace(machine, topology=network.topology(range(hosts)))
+
+
+def _place(machine: "Machine", network: Path | None, plan: Path | None, *, even: bool) -> "SimulatedMachine":
+    from rowwise.simulate.simulation import SimulatedMachine
+
+    if even and plan is not None:
+        raise SpecError(f"--even with --plan {plan}: want one of them")
+    return SimulatedMachine(
+        machine=machine,
+        network=None if network is None else _read_network(network),
+        plan=None if plan is None else read_plan(plan),
+        even=even,
+    )
+
+
+def _read_model(
+    recipe: str | None, changes: tuple[str, ...], tables: Path | None, dense: str | None, dim: int | None,
+    machine: "Machine",
+) -> "SimulatedModel":  # fmt: skip
+    if (recipe is None) == (tables is None):
+        got = "neither is given" if recipe is None else "both are given"
+        raise SpecError(f"a recipe or --tables: {got}: want one of them")
+    if recipe is not None:
+        given = {"--dense": dense, "--dim": dim}
+        for name, value in given.items():
+            if value is not None:
+                raise SpecError(f"{name} {value} with a recipe: want it with --tables")
+        from rowwise.recipes.simulated import simulated_model
+
+        return simulated_model(load_recipe(recipe, changes), machine.topology)
+    if changes:
+        raise SpecError("--set with --tables: want a recipe, whose values it changes")
+    from rowwise.perf.dense_layers import parse_layers, side_of_layers
+    from rowwise.planner.inputs import read_tables
+    from rowwise.simulate.simulation import SimulatedModel
+
+    assert tables is not None
+    layers = parse_layers(DENSE if dense is None else dense)
+    return SimulatedModel(
+        name=tables.name,
+        workloads=read_tables(tables, dim=dim).workloads,
+        layers=layers,
+        side=side_of_layers(layers),
+        batch=BATCH,
+    )
+
+
+def _describe_misfit(found: "Simulation") -> str:
+    from rowwise.quantity import format_bytes
+    from rowwise.simulate.simulation import describe_memory
+
+    lacks = f"a rank lacks {format_bytes(found.lacking_bytes)}"
+    return f"it does not fit: {lacks} ({describe_memory(found.memory)}): want more ranks, more memory or smaller tables"

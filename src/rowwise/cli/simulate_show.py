@@ -1,0 +1,122 @@
+"""Prints simulations: one step with what would help, a sweep as a table, a run beside its simulation."""
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from rowwise.quantity import format_bytes, format_seconds, si_prefix
+
+if TYPE_CHECKING:
+    from rowwise.recipes.simulated_run import CheckedRun
+    from rowwise.simulate.simulation import Simulation
+    from rowwise.simulate.sweep import Sweep, SweptRow
+
+HELPFUL = 0.005  # share of a step that a line is printed for
+MOST_ROWS = 60
+
+
+def show_simulation(found: "Simulation", console: Console) -> None:
+    from rowwise.simulate.simulation import describe_memory
+
+    lines = {
+        "model": f"{found.model}: {found.batch:,} samples a step, dense layers {found.dense}, {found.wire} on the wire",
+        "machine": describe_machine(found),
+        "memory": f"of a rank: {describe_memory(found.memory)}",
+    }
+    if found.step_s is not None:
+        lines["step"] = f"{format_seconds(found.step_s)}, {format_rate(found.samples_s)} samples/s"
+    for lead, text in lines.items():
+        _line(console, lead, text)
+    if found.uses:
+        table = _table("resource", "busy", "exposed")
+        for use in found.uses:
+            table.add_row(use.resource, format_seconds(use.busy_s), format_seconds(use.exposed_s))
+        console.print(table, markup=False)
+    _show_help(found, console)
+    _show_notes(found.notes, console, runs_here=found.runs_here)
+
+
+def _show_help(found: "Simulation", console: Console) -> None:
+    """What would help, and what limits."""
+    if found.help:
+        table = _table("what would help", "a step", "less")
+        for one in found.help:
+            if one.saved >= HELPFUL:
+                how = "no latency" if one.what == "latency" else f"{one.what} twice as fast"
+                table.add_row(how, format_seconds(one.step_s), f"{one.saved:.0%}")
+        console.print(table, markup=False)
+    if found.limits:
+        _line(console, "limits", found.limits)
+
+
+def show_sweep(swept: "Sweep", console: Console) -> None:
+    names = list(swept.rows[0].settings)
+    table = _table(*names, "a step", "samples/s", "of all sharded", "")
+    for row in swept.rows[:MOST_ROWS]:
+        table.add_row(*(row.settings[name] for name in names), *_cells(row))
+    console.print(table, markup=False)
+    if len(swept.rows) > MOST_ROWS:
+        console.print(f"and {len(swept.rows) - MOST_ROWS:,} more: --json has all", markup=False)
+    for kind in ("lossless", "lossy"):
+        best = swept.best(kind)
+        if best is not None:
+            chosen = ", ".join(f"{name}={value}" for name, value in best.settings.items())
+            _line(console, "best", f"{kind}: {chosen}, {format_rate(best.simulation.samples_s)} samples/s")
+    if swept.fastest is not None:
+        _show_help(swept.fastest, console)
+    notes = dict.fromkeys(note for row in swept.rows for note in row.simulation.notes)
+    _show_notes(tuple(notes), console, runs_here=all(row.simulation.runs_here for row in swept.rows))
+
+
+def show_check(found: "CheckedRun", console: Console) -> None:
+    table = _table("stage", "predicted", "measured", "predicted over measured")
+    for stage in found.stages:
+        table.add_row(stage.stage, *_beside(stage.predicted_s, stage.measured_s))
+    table.add_row("step", *_beside(found.predicted_s, found.measured_s))
+    _line(console, "run", found.run)
+    console.print(table, markup=False)
+    _show_notes(found.notes, console)
+
+
+def describe_machine(found: "Simulation") -> str:
+    hosts = f"{found.hosts:,} host{'s' * (found.hosts != 1)}"
+    return f"{found.hosts * found.devices:,} ranks: {hosts} of {found.devices} {found.machine}"
+
+
+def format_rate(samples_s: float) -> str:
+    scale, letter = si_prefix(float(f"{samples_s:.4g}"))
+    return f"{samples_s / scale:.4g}{' ' if letter else ''}{letter}"
+
+
+def _cells(row: "SweptRow") -> tuple[str, str, str, str]:
+    found = row.simulation
+    if found.step_s is None:
+        return "does not fit", "", "", f"lacks {format_bytes(found.lacking_bytes)}"
+    factor = "" if row.factor is None else f"{row.factor:.2f}x"
+    remarks = [f"best {row.best}" if row.best else "", "" if found.runs_here else "not run here"]
+    return format_seconds(found.step_s), format_rate(found.samples_s), factor, ", ".join(filter(None, remarks))
+
+
+def _beside(predicted_s: float, measured_s: float) -> tuple[str, str, str]:
+    ratio = f"{predicted_s / measured_s:.2f}" if measured_s > 0 else ""
+    return format_seconds(predicted_s), format_seconds(measured_s), ratio
+
+
+def _show_notes(notes: tuple[str, ...], console: Console, *, runs_here: bool = True) -> None:
+    for note in notes:
+        _line(console, "note", note)
+    if not runs_here:
+        _line(console, "note", "tp is not run here: this library does not cut dense layers by tensors")
+
+
+def _line(console: Console, lead: str, text: str) -> None:
+    console.print(f"{lead:8}{text}", markup=False, soft_wrap=True)
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column(first, no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table

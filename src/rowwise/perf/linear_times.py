@@ -1,0 +1,85 @@
+"""Seconds of linear layers by shape: measured on a grid, and interpolated between its points."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rowwise.errors import SpecError
+from rowwise.perf.access import Floats
+from rowwise.spec import Value
+
+Grid = tuple[tuple[tuple[float, ...], ...], ...]  # samples x inputs x outputs
+
+
+class LinearSeconds(NamedTuple):
+    """A layer's forward, and its backward by inputs and weights."""
+
+    forward_s: float
+    backward_s: float
+
+
+class LinearTimes(Value, frozen=True):
+    """Measured seconds of a linear layer with bias and ReLU, of one rank while all ranks compute."""
+
+    samples: tuple[int, ...]  # sizes on each axis of the grid, ascending
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    forward_s: Grid
+    backward_s: Grid
+
+    def __post_init__(self) -> None:
+        axes = (self.samples, self.inputs, self.outputs)
+        for name, axis in zip(("samples", "inputs", "outputs"), axes, strict=True):
+            if not axis or list(axis) != sorted(set(axis)) or axis[0] < 1:
+                raise SpecError(f"linears.{name}={axis}: want ascending sizes of at least 1")
+        for name in ("forward_s", "backward_s"):
+            rows = getattr(self, name)
+            shape = {(len(rows), len(plane), len(line)) for plane in rows for line in plane}
+            if shape != {tuple(map(len, axes))} or min(x for plane in rows for line in plane for x in line) <= 0:
+                raise SpecError(f"linears.{name}: want seconds above 0 for each point of the grid")
+
+    def of(self, samples: float, inputs: int, outputs: int) -> LinearSeconds:
+        """Between points linear in logarithms; outside of the grid in proportion to the operations."""
+        return LinearSeconds(*(self._at(grid, samples, inputs, outputs) for grid in (self.forward_s, self.backward_s)))
+
+    def _at(self, grid: Grid, *sizes: float) -> float:
+        logs: Floats = np.log(np.array(grid, dtype=float))
+        beyond = 1.0
+        for axis, size in zip((self.samples, self.inputs, self.outputs), sizes, strict=True):
+            inside = min(max(size, axis[0]), axis[-1])
+            beyond *= max(
+                size / inside, 1.0
+            )  # smaller layers take as long as the smallest: they are not all operations
+            logs = _interpolate(logs, axis, inside)
+        return float(np.exp(logs)) * beyond
+
+
+class SumTimes(Value, frozen=True):
+    """Measured seconds of all-reduces of floats over the ranks of a host."""
+
+    ranks: int
+    sizes: tuple[int, ...]  # bytes, ascending
+    seconds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.sizes or list(self.sizes) != sorted(set(self.sizes)) or self.sizes[0] < 1:
+            raise SpecError(f"sums.sizes={self.sizes}: want ascending sizes of at least 1")
+        if len(self.seconds) != len(self.sizes) or min(self.seconds) <= 0:
+            raise SpecError(f"sums.seconds={self.seconds}: want seconds above 0 for each size")
+
+    def of(self, size_bytes: float) -> float:
+        """Between sizes linear in logarithms, beyond the largest in proportion to it."""
+        inside = min(max(size_bytes, self.sizes[0]), self.sizes[-1])
+        logs = _interpolate(np.log(np.array(self.seconds)), self.sizes, inside)
+        return float(np.exp(logs)) * max(size_bytes / inside, 1.0)
+
+
+def _interpolate(values: Floats, axis: Sequence[int], size: float) -> Floats:
+    """The first axis of the values at a size of it."""
+    if len(axis) == 1:
+        return values[0]
+    place = min(int(np.searchsorted(axis, size, side="right")) - 1, len(axis) - 2)
+    low, high = np.log(axis[place]), np.log(axis[place + 1])
+    share = (np.log(size) - low) / (high - low)
+    return values[place] * (1 - share) + values[place + 1] * share

@@ -1,0 +1,136 @@
+"""What `rowwise simulate` needs to know of a recipe: its tables, its dense layers and the settings of its step.
+
+Layers are those of a forward of made-up samples, with tables of one row. For models that take no such samples, each
+matrix of weights counts as a layer that is applied once to a sample. Known limits: what is no matrix product takes no
+time, and accumulated batches count as one.
+"""
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from msgspec import structs
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from rowwise.batch import Batch, Jagged
+from rowwise.embedding import Vectors
+from rowwise.models.cost import flop_formulas
+from rowwise.perf.dense_layers import DenseLayer, DenseLayers
+from rowwise.perf.dense_parallel import NO_ACTIVATIONS, DenseSide
+from rowwise.recipes.compose import ResolvedRecipe, make_model, make_small_model, resolve
+from rowwise.recipes.dense_side import SAMPLES, dense_side_of, measure_activations
+from rowwise.recipes.disk_tables import uniform_workloads
+from rowwise.recipes.recipe import Recipe, check_ranks
+from rowwise.recipes.sharding import ids_of_feature, step_samples, tables_of
+from rowwise.simulate.simulation import SimulatedModel
+from rowwise.spec import Topology
+from rowwise.train.dense_parallel import shards_of
+from rowwise.train.step import embeddings_of
+
+
+def simulated_model(recipe: Recipe, topology: Topology) -> SimulatedModel:
+    """The recipe's model and step on so many ranks."""
+    check_ranks(recipe, topology.world)
+    on_cpu = structs.replace(recipe, train=structs.replace(recipe.train, device="cpu"))
+    resolved = resolve(on_cpu)
+    model = make_model(resolved, on_meta=True)
+    shards_of(recipe.train.dense_parallel, topology)  # raises for a number that does not divide ranks
+    activations = measure_activations(resolved)
+    side, tables = dense_side_of(recipe, model, activations), tables_of(model)
+    layers = shaped_layers(side) if activations == NO_ACTIVATIONS else record_layers(resolved, side)
+    return SimulatedModel(
+        name=recipe.name,
+        workloads=uniform_workloads(tables, ids_of_feature(resolved.recipe, tables, topology.world)),
+        layers=layers,
+        side=side,
+        batch=step_samples(recipe),
+        wire=recipe.wire,
+        depth=recipe.train.pipeline_depth,
+        elastic=recipe.train.determinism == "elastic",
+    )
+
+
+def shaped_layers(side: DenseSide) -> DenseLayers:
+    """A layer for each matrix of weights."""
+    shapes = [shape for unit in (*side.shapes.units, side.shapes.own) for shape in unit]
+    matrices = [shape for shape in shapes if len(shape) == 2]
+    layers = [
+        DenseLayer(f"top.{k}", inputs, outputs, parameters=inputs * outputs)
+        for k, (outputs, inputs) in enumerate(matrices)
+    ]
+    return DenseLayers(after=_with_rest(layers, side))
+
+
+def record_layers(resolved: ResolvedRecipe, side: DenseSide) -> DenseLayers:
+    """The products of a forward, in their order; those before the model first uses vectors, and those after."""
+    features = [name for table in resolved.tables for name in table.feature_names]
+    batch = Batch(
+        dense_BF=torch.zeros(SAMPLES, len(resolved.columns.dense)),
+        sparse=Jagged.from_lists({name: [[0]] * SAMPLES for name in features}),
+        labels_BK=torch.zeros(SAMPLES, len(resolved.tasks)),
+    )
+    model = make_small_model(resolved)
+    recorder = _Recorder()
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_pre_hook(recorder.enter)
+            module.register_forward_hook(recorder.leave)
+    for module in embeddings_of(model):
+        module.register_forward_hook(recorder.delay)
+    with recorder.counter:
+        model(batch)
+        recorder.add_rest()
+    before = tuple(recorder.before)
+    return DenseLayers(before, _with_rest(recorder.after, side, sum(layer.parameters for layer in before)))
+
+
+def _with_rest(layers: list[DenseLayer], side: DenseSide, counted: int = 0) -> tuple[DenseLayer, ...]:
+    """With all other parameters as a layer without products."""
+    total = sum(prod(shape) for unit in (*side.shapes.units, side.shapes.own) for shape in unit)
+    rest = total - counted - sum(layer.parameters for layer in layers)
+    return (*layers, DenseLayer("top.other", parameters=rest)) if rest > 0 else tuple(layers)
+
+
+@dataclass(slots=True)
+class _Recorder:
+    """Notes each linear layer, and the operations between them, while a model runs."""
+
+    counter: FlopCounterMode = field(
+        default_factory=lambda: FlopCounterMode(display=False, custom_mapping=flop_formulas())
+    )  # fmt: skip
+    before: list[DenseLayer] = field(default_factory=list)
+    after: list[DenseLayer] = field(default_factory=list)
+    uses_vectors: bool = False
+    flops: int = 0  # that are part of a layer
+
+    def delay(self, _module: nn.Module, _inputs: Any, vectors: Vectors) -> Vectors:
+        """The same vectors, whose first use is noticed."""
+
+        def receive() -> Any:
+            self.add_rest()
+            self.uses_vectors = True
+            return vectors.wait()
+
+        return Vectors(vectors.columns, receive)
+
+    def enter(self, _module: nn.Module, _inputs: Any) -> None:
+        self.add_rest()
+
+    def leave(self, module: nn.Linear, inputs: Any, _output: Any) -> None:
+        self.flops = self.counter.get_total_flops()
+        rows = inputs[0].numel() / module.in_features / SAMPLES
+        parameters = sum(p.numel() for p in module.parameters() if p.requires_grad)
+        self._add("", module.in_features, module.out_features, rows=rows, parameters=parameters)
+
+    def add_rest(self) -> None:
+        """The operations since the last layer, as one of their own."""
+        total = self.counter.get_total_flops()
+        if total > self.flops:
+            self._add(".products", flops=(total - self.flops) / SAMPLES)
+            self.flops = total
+
+    def _add(self, what: str, inputs: int = 0, outputs: int = 0, **numbers: float) -> None:
+        side, layers = ("top", self.after) if self.uses_vectors else ("bottom", self.before)
+        layers.append(DenseLayer(f"{side}.{len(layers)}{what}", inputs, outputs, **numbers))  # type: ignore[arg-type]

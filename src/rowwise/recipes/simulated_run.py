@@ -1,0 +1,111 @@
+"""A run beside its simulation: what each stage of its steps took, and what would have been predicted."""
+
+import json
+import statistics
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from rowwise.errors import SpecError
+from rowwise.perf.hardware import Hardware, Machine
+from rowwise.plan import Plan
+from rowwise.quantity import is_finite
+from rowwise.recipes.recipe import Recipe
+from rowwise.recipes.sharding import load_hardware
+from rowwise.recipes.simulated import simulated_model
+from rowwise.recipes.text import RECIPE, decode, parse
+from rowwise.report.read import StageLine, read_run
+from rowwise.simulate.simulation import SimulatedMachine, Simulation, simulate
+from rowwise.spec import Topology, Value
+from rowwise.textfile import read_bytes, read_text
+
+WANT = "want a run of `rowwise train` with a hardware profile: --hardware, or `hardware` in its recipe"
+SHARED = {"gather": "forward"}  # stages of a simulation whose time a run charges to another phase
+
+
+class CheckedStage(Value, frozen=True):
+    """Seconds of a stage of a step, on the rank where that is most."""
+
+    stage: str
+    predicted_s: float
+    measured_s: float
+
+
+class CheckedRun(Value, frozen=True):
+    """A simulated step beside the run's."""
+
+    run: str
+    predicted_s: float
+    measured_s: float
+    stages: tuple[CheckedStage, ...]
+    notes: tuple[str, ...]
+
+
+def check_run(folder: Path) -> CheckedRun:
+    """Compare a run with the simulation of its recipe, plan and ranks on its hardware profile."""
+    recorded = read_run(folder)
+    if not recorded.stages:
+        raise SpecError(f"{folder}: no stages.csv with complete lines: {WANT}")
+    recipe = decode(parse(read_text(folder / RECIPE), str(folder / RECIPE)), str(folder / RECIPE))
+    hardware = _hardware(recipe, folder)
+    plan = Plan.from_json(read_bytes(folder / "plan.json"))
+    machine = Machine(Topology(devices=plan.world), hardware)
+    found = simulate(simulated_model(recipe, machine.topology), SimulatedMachine(machine=machine, plan=plan))
+    if found.step_s is None:
+        raise SpecError(f"{folder}: the profile {hardware.name} has too little memory for it: {WANT}")
+    measured = _median_seconds(recorded.stages)
+    predicted = _predicted(found)
+    names = [name for name in measured if name in predicted]
+    return CheckedRun(
+        run=str(folder),
+        predicted_s=found.step_s,
+        measured_s=_step_seconds(recorded.stages),
+        stages=tuple(CheckedStage(name, predicted[name], measured[name]) for name in names),
+        notes=found.notes,
+    )
+
+
+def _hardware(recipe: Recipe, folder: Path) -> Hardware:
+    """The profile of the run, if the run was on that machine."""
+    if recipe.hardware is None:
+        raise SpecError(f"{folder}: the run names no hardware: {WANT}")
+    hardware = load_hardware(recipe.hardware)
+    facts: dict[str, Any] = json.loads(read_text(folder / "env.json"))
+    cpu = str(facts.get("cpu", ""))
+    if hardware.kernels is not None and cpu not in hardware.source:
+        raise SpecError(f"{folder}: it ran on {cpu}, and {hardware.name} is {hardware.source}: want its own profile")
+    return hardware
+
+
+def _lines_after_first(lines: tuple[StageLine, ...] | list[StageLine]) -> list[StageLine]:
+    """Without the first line, whose steps start up, if there are others."""
+    steps = sorted({line.step for line in lines})
+    return [line for line in lines if line.step > steps[0]] if len(steps) > 1 else list(lines)
+
+
+def _median_seconds(lines: Any) -> dict[str, float]:
+    """By phase: how long its resource worked, on the rank where that is most."""
+    by_rank: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for line in _lines_after_first(lines):
+        by_rank[line.phase, line.rank].append(line.busy_s if is_finite(line.busy_s) else line.measured_s)
+    found: dict[str, float] = {}
+    for (phase, _), seconds in by_rank.items():
+        found[phase] = max(found.get(phase, 0.0), statistics.median(seconds))
+    return found
+
+
+def _step_seconds(lines: Any) -> float:
+    """The median step; phases of the main thread add up to it."""
+    totals: dict[tuple[float, int], float] = defaultdict(float)
+    for line in _lines_after_first(lines):
+        totals[line.step, line.rank] += line.measured_s
+    return statistics.median(totals.values())
+
+
+def _predicted(found: Simulation) -> dict[str, float]:
+    """Seconds by phase, of the stages of a simulation."""
+    total: dict[str, float] = defaultdict(float)
+    for stage in found.stages:
+        kind = stage.stage.partition(".")[0]
+        total[SHARED.get(kind, kind)] += stage.seconds
+    return dict(total)

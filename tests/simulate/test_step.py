@@ -1,0 +1,278 @@
+"""A simulated step is what its stages say: between its busiest resource and their sum, and in proportion to them."""
+
+from time import process_time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from rowwise.errors import SpecError
+from rowwise.perf.access import Access, Workload
+from rowwise.perf.dense_layers import parse_layers, side_of_layers
+from rowwise.perf.dense_parallel import FLOAT_bytes
+from rowwise.perf.hardware import Machine, hardware_named
+from rowwise.perf.links import Network, NetworkHost, PairLink
+from rowwise.perf.timeline import stage_times, steady_step
+from rowwise.plan import Plan
+from rowwise.planner.layouts import table_wise
+from rowwise.planner.machines import machine_named
+from rowwise.simulate.links import CAUSES, Links
+from rowwise.simulate.loads import even_flows, even_loads
+from rowwise.simulate.simulation import (
+    SimulatedMachine,
+    SimulatedModel,
+    choose_dense,
+    describe_rates,
+    make_request,
+    simulate,
+    step_work,
+    table_loads,
+)
+from rowwise.simulate.step import StepWork, TableSeconds
+from rowwise.simulate.trace import chrome_trace
+from rowwise.spec import Codecs, Table, Topology, Wire, WireType
+
+LAYERS = parse_layers("16,32,8:40,32,16,1")
+TABLES = tuple(
+    Workload(table=Table(name=f"t{k}", rows=100_000 * (k + 1), dim=16), access=Access(pooling=k + 1.0))
+    for k in range(6)
+)
+MODEL = SimulatedModel(name="small", workloads=TABLES, layers=LAYERS, side=side_of_layers(LAYERS), batch=4096)
+seconds = st.integers(0, 8).map(lambda eighths: eighths / 8)
+PARTS = ("route.counts", "route.ids", "exchange.send", "return.send", "update.sums")
+
+
+def place(name, **options):
+    return SimulatedMachine(machine=machine_named(name), **options)
+
+
+@st.composite
+def _works(draw):
+    world = draw(st.integers(1, 3))
+    by_rank = st.tuples(*[seconds] * world).map(np.array)
+    transfers = {name: {"network": draw(seconds), "latency": draw(seconds)} for name in PARTS}
+    tables = TableSeconds(
+        lookup_W=draw(by_rank),
+        update_W=draw(by_rank),
+        fetch_W=draw(by_rank),
+        store_W=draw(by_rank),
+        transfers=transfers,
+    )
+    machine = Machine(
+        Topology(devices=world), structs.replace(hardware_named("cpu"), flops=draw(st.sampled_from((1e3, 1e6))))
+    )
+    kind = draw(st.sampled_from(("replicate", "full")))
+    side = structs.replace(side_of_layers(LAYERS), kind=kind)
+    return StepWork(tables=tables, layers=LAYERS, side=side, links=Links(machine), samples=2.0)
+
+
+works = _works()
+
+
+@given(works, st.integers(1, 3))
+def test_nothing_begins_before_what_it_waits_for_and_resources_work_one_stage_at_a_time(work, depth):
+    stages = work.stages(depth)
+    ends, free = {}, {}
+    for times in stage_times(stages, 4):
+        for ref in times.stage.after:
+            if times.step >= ref.steps_back:
+                assert (times.begin_W >= ends[ref.name, times.step - ref.steps_back] - 1e-12).all()
+        assert (times.begin_W >= free.get(times.stage.resource, 0.0) - 1e-12).all()
+        ends[times.stage.name, times.step] = free[times.stage.resource] = times.end_W
+
+
+@given(works, st.integers(1, 3))
+def test_a_step_takes_its_busiest_resource_at_least_and_all_stages_at_most(work, depth):
+    stages = work.stages(depth)
+    found = steady_step(stages, 24)
+    assert found.step_s <= sum(float(np.max(s.seconds_W)) for s in stages) + 1e-9
+    if depth > 1:
+        assert found.step_s >= found.busy_s["processor"] - 1e-9
+    assert found.busy_s["link"] <= found.step_s + 1e-9
+
+
+@given(works, st.sampled_from((2.0, 4.0)))
+def test_all_times_half_is_half_a_step(work, factor):
+    slow, fast = work.stages(2), work.stages(2, dict.fromkeys(CAUSES, factor))
+    assert steady_step(fast).step_s * factor == pytest.approx(steady_step(slow).step_s)
+
+
+@given(works, st.sampled_from(CAUSES))
+def test_nothing_that_is_faster_makes_a_step_of_equal_ranks_slower(work, cause):
+    if work.links.topology.world == 1:
+        before = steady_step(work.stages(2), 16).step_s
+        assert steady_step(work.stages(2, {cause: 2.0}), 16).step_s <= before + 1e-9
+
+
+def test_a_step_by_hand():
+    """Two layers, one before the vectors and one after; a rank's transfers take whole seconds."""
+    layers = parse_layers("1,1:1,1")
+    hardware = structs.replace(hardware_named("cpu"), flops=2.0, device_Bps=1e18)
+    transfers = {"route.ids": {"network": 1.0}, "exchange.send": {"network": 5.0}, "return.send": {"network": 7.0}}
+    ones = {name: np.ones(1) for name in ("lookup_W", "update_W")}
+    tables = TableSeconds(**ones, fetch_W=np.zeros(1), store_W=np.zeros(1), transfers=transfers)
+    work = StepWork(
+        tables=tables,
+        layers=layers,
+        side=side_of_layers(layers),
+        links=Links(Machine(Topology(), hardware)),
+        samples=1.0,
+    )
+    # ids 1, lookup 1, vectors 5 beside the first forward of 1; then 1 forward, 2 backward, gradients 7 beside the last
+    # backward of 2, and the update of 1.
+    assert steady_step(work.stages(1)).step_s == pytest.approx(1 + 1 + 5 + 1 + 2 + 7 + 1)
+    # The ids of the next step travel while this one computes.
+    assert steady_step(work.stages(2)).step_s == pytest.approx(1 + 5 + 1 + 2 + 7 + 1)
+
+
+@pytest.mark.parametrize("kind", ["replicated", "full", "hybrid"])
+def test_dense_transfers_are_the_bytes_of_the_formulas(kind):
+    machine = machine_named("2x4xh100-like")
+    model = choose_dense(MODEL, kind, machine.topology)
+    rates = {name: 1.0 for name in ("all_to_all_Bps", "reduce_scatter_Bps", "all_reduce_Bps")}
+    links = {
+        name: structs.replace(getattr(machine.hardware, name), latency_s=0.0, **rates) for name in ("host", "network")
+    }
+    machine = structs.replace(machine, hardware=structs.replace(machine.hardware, **links))
+    empty = TableSeconds(**dict.fromkeys(("lookup_W", "update_W", "fetch_W", "store_W"), np.zeros(1)), transfers={})
+    work = StepWork(tables=empty, layers=LAYERS, side=model.side, links=Links(machine), samples=1.0)
+    sent = sum(sum(w.causes.values()) for w in work.works() if w.name.startswith(("gather.", "reduce.")))
+    padding = 8 * 8 * FLOAT_bytes * 6  # a sharded layer is filled up to a multiple of the ranks
+    assert 0 <= model.side.cost(machine.topology).sent_bytes - sent <= (0.1 if kind == "replicated" else padding)
+
+
+def test_a_plan_of_equal_tables_is_as_fast_as_even_ones():
+    tables = tuple(Workload(table=Table(name=f"t{k}", rows=1000, dim=64), access=Access(pooling=2.0)) for k in range(8))
+    model = SimulatedModel(name="", workloads=tables, layers=LAYERS, side=side_of_layers(LAYERS), batch=4096)
+    plan = Plan(world=8, tiles=tuple(sorted(t for k, w in enumerate(tables) for t in table_wise(w.table, k))))
+    planned, even = (simulate(model, place("8xh100-like", **how)) for how in ({"plan": plan}, {"even": True}))
+    assert planned.step_s == pytest.approx(even.step_s, rel=1e-6)
+    assert planned.memory == even.memory
+
+
+def test_even_flows_send_what_whole_tables_do():
+    topology = Topology(hosts=2, devices=2)
+    wire = Wire(network=Codecs(forward=WireType.FP16))
+    flows = {flow.stage: flow for flow in even_flows(TABLES, 400, wire, topology)}
+    width = sum(w.table.dim for w in TABLES)
+    assert flows["exchange.send"].sent["network"].sum() == pytest.approx(400 * width * 2 * 2 / 4)
+    assert flows["return.send"].sent["host"].sum() == pytest.approx(400 * width * 4 / 4)
+
+
+def test_what_would_help_is_sorted_and_the_first_is_what_limits():
+    found = simulate(MODEL, place("2x8xh100-like", even=True))
+    assert [one.step_s for one in found.help] == sorted(one.step_s for one in found.help)
+    assert found.help[0].what in found.limits.lower()
+    assert sum(use.exposed_s for use in found.uses) == pytest.approx(found.step_s)
+    assert simulate(MODEL, place("2x8xh100-like", even=True), explain=False).step_s == found.step_s
+
+
+def test_tables_below_device_memory_take_the_host_link():
+    small = simulate(MODEL, place("4xzionex:device=8MB", even=True))
+    assert {tier.tier: tier.tables_bytes > 0 for tier in small.memory} == {"device": True, "host": True}
+    assert small.step_s > simulate(MODEL, place("4xzionex", even=True)).step_s
+    assert next(u for u in small.uses if u.resource == "host link").busy_s > 0
+
+
+@pytest.mark.parametrize("even", [True, False])
+def test_tables_that_fit_nowhere_have_no_step(even):
+    found = simulate(MODEL, place("4xzionex:device=1MB,host=0GB", even=even))
+    assert (found.step_s, found.samples_s, found.fits) == (None, 0.0, False)
+    device = found.memory[0]
+    assert found.lacking_bytes == pytest.approx(device.tables_bytes + device.dense_bytes - device.limit_bytes, rel=0.01)
+
+
+def test_dense_layers_that_fit_nowhere_have_no_step():
+    layers = parse_layers("8192*4:8192*4")
+    model = SimulatedModel(name="", workloads=TABLES, layers=layers, side=side_of_layers(layers), batch=4096)
+    found = simulate(model, place("4xzionex:device=1GB"))
+    assert not found.fits
+    assert found.lacking_bytes > 5e9
+
+
+def two_hosts(**options):
+    return Network(hosts=tuple(NetworkHost(name=f"h{k}", devices=4) for k in range(4)), **options)
+
+
+def test_a_network_takes_the_place_of_the_profiles_rates():
+    machine = structs.replace(machine_named("4x4xcpu"), topology=Topology(hosts=4, devices=4, groups=(2, 2)))
+    link = PairLink(latency_s=1e-5, rate_Bps=1e9)
+    free = two_hosts(link=link, groups=(0, 0, 1, 1))
+    slow = structs.replace(free, uplink_Bps=(2e8, 2e8))
+    model = SimulatedModel(name="", workloads=TABLES, layers=LAYERS, side=side_of_layers(LAYERS), batch=1 << 18)
+    fast_s, slow_s = (simulate(model, SimulatedMachine(machine=machine, network=n, even=True)) for n in (free, slow))
+    assert slow_s.step_s > fast_s.step_s
+    assert slow_s.help[0].what == "uplink"
+    assert "uplink" not in {one.what for one in fast_s.help if one.saved > 1e-9}
+    assert "the network's rates were not measured" in slow_s.notes
+    with pytest.raises(SpecError, match="4 hosts, and the machine has 8"):
+        simulate(model, SimulatedMachine(machine=machine_named("8x4xcpu"), network=free, even=True))
+
+
+def test_rates_are_said_to_be_what_they_are():
+    xeon, preset = hardware_named("xeon"), hardware_named("zionex")
+    assert describe_rates(preset, Topology(), None)[0].startswith("rates of a data sheet: ")
+    assert describe_rates(xeon, Topology(hosts=4), None) == (f"measured: {xeon.source}",)
+    assert describe_rates(xeon, Topology(hosts=5), None)[-1] == "extrapolated: 5 hosts, and 1 was measured"
+
+
+def test_the_published_rate_of_all_reduces_is_bytes_over_time():
+    """60 GB/s: so S bytes on 128 ranks take S / 60 GB/s, although each rank sends nearly twice as many."""
+    links = Links(machine_named("16x8xzionex"))
+    assert links.all_reduce(6e9, 128, inside=False)["network"] == pytest.approx(0.1, rel=1e-3)
+    assert links.gather(6e9, 128, inside=False)["network"] == pytest.approx(0.05, rel=1e-3)
+
+
+def test_sending_takes_the_processor_where_a_profile_says_so():
+    hardware = structs.replace(hardware_named("cpu"), cpu_s_per_byte=1e-9)
+    slow, fast = (
+        simulate(MODEL, SimulatedMachine(machine=Machine(Topology(devices=4), h), even=True))
+        for h in (hardware, hardware_named("cpu"))
+    )
+    busy = [next(u for u in one.uses if u.resource == "processor").busy_s for one in (slow, fast)]
+    assert busy[0] > busy[1]
+
+
+def test_ranks_that_share_layers_by_tensors_are_said_not_to_run_here():
+    topology = Topology(hosts=2, devices=8)
+    found = simulate(choose_dense(MODEL, "tp:8", topology), place("2x8xh100-like", even=True))
+    assert (found.dense, found.runs_here) == ("tp:8", False)
+    for text, why in (("tp:3", "3 ranks do not divide 16"), ("hybrid:5", "5 ranks do not divide 16"), ("fast", "want")):
+        with pytest.raises(SpecError, match=why):
+            choose_dense(MODEL, text, topology)
+
+
+def test_a_batch_has_a_sample_for_each_rank():
+    with pytest.raises(SpecError, match="batch=4096: 8,192 ranks cannot share so few samples"):
+        simulate(MODEL, place("1024x8xzionex", even=True))
+
+
+def test_a_trace_has_a_process_for_each_rank():
+    where = place("2xcpu", even=False)
+    loads = table_loads(MODEL, where, make_request(MODEL, where.machine))
+    text = chrome_trace(step_work(MODEL, where, loads).stages(2), 1.0)
+    assert '"process_name"' in text
+    assert '"rank 1"' in text
+    assert '"forward.top.0"' in text
+
+
+def test_4096_ranks_that_differ_are_scheduled_in_little_time():
+    rng = np.random.default_rng(0)
+    world = 4096
+    draws = {name: rng.uniform(1, 2, world) * 1e-3 for name in ("lookup_W", "update_W", "fetch_W", "store_W")}
+    layers = parse_layers("64*26:64*26")
+    machine = machine_named("512x8xzionex")
+    work = StepWork(
+        tables=TableSeconds(**draws, transfers={}), layers=layers, side=side_of_layers(layers), links=Links(machine),
+        samples=16.0,
+    )  # fmt: skip
+    begin_s = process_time()
+    steady_step(work.stages(2))
+    assert process_time() - begin_s < 10  # a quarter of a second on a machine that does nothing else
+
+
+def test_loads_are_even():
+    found = even_loads(make_request(MODEL, machine_named("4xzionex")), Links(machine_named("4xzionex")))
+    assert found.seconds.lookup_W.shape == (1,)

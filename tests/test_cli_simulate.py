@@ -1,0 +1,190 @@
+"""`rowwise simulate` as users meet it: a machine and a model in, a step out, one line for what is wrong."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rowwise.perf.links import Network, NetworkHost, PairLink
+from rowwise.plan import Plan
+from rowwise.recipes.find import load
+
+LINES = "name,rows,dim,pooling,zipf_a\nuser,2000000,64,1,1.05\nitem,500000,64,20,1.2\nsite,20000,16,1,\n"
+DENSE = ("--dense", "13,64,32:80,64,1")
+
+
+@pytest.fixture
+def tables(tmp_path):
+    (tmp_path / "tables.csv").write_text(LINES)
+
+
+@pytest.fixture
+def ok(command, tables):
+    def run(*args, machine="2x4xzionex"):
+        code, out, err = command("simulate", "--tables", "tables.csv", "--topology", machine, *DENSE, *map(str, args))
+        assert code == 0, err
+        return out
+
+    return run
+
+
+@pytest.fixture
+def refused(command, tables):
+    def run(*args):
+        code, out, err = command("simulate", *map(str, args))
+        assert (code, out) == (2, "")
+        assert err.startswith("rowwise: ")
+        assert err.count("rowwise: ") == 1
+        return err
+
+    return run
+
+
+def test_a_step_is_shown_with_what_would_help(ok):
+    out = ok()
+    assert "8 ranks: 2 hosts of 4 zionex" in out
+    assert "samples/s" in out
+    for words in ("busy", "exposed", "what would help", "limits  ", "note    rates of a data sheet: rates published"):
+        assert words in out
+
+
+def test_the_same_question_has_the_same_answer(ok):
+    vary = (
+        "--vary",
+        "hosts=2,4",
+        "--vary",
+        "batch=64k,128k",
+        "--vary",
+        "dense=replicated,full",
+        "--vary",
+        "wire=fp32,int8",
+    )
+    first = ok(*vary)
+    assert ok(*vary) == first
+    assert "best    lossless: " in first
+    assert "best    lossy: " in first
+    assert "what would help" in first
+
+
+def test_json_pages_and_traces_are_written(ok):
+    found = json.loads(ok("--json", "--html", "one.html", "--trace", "step.json"))
+    assert found["step_s"] > 0
+    assert "<table" in Path("one.html").read_text()
+    names = {event["name"] for event in json.loads(Path("step.json").read_text())["traceEvents"]}
+    assert {"lookup", "forward.top.0", "backward.top.0", "update", "process_name"} <= names
+    swept = json.loads(ok("--json", "--html", "many.html", "--vary", "hosts=1,2"))
+    assert [row["settings"]["hosts"] for row in swept["rows"]]
+    assert "Combinations" in Path("many.html").read_text()
+
+
+def test_plans_and_even_loads(ok, command):
+    command("plan", "--tables", "tables.csv", "--topology", "2x4xzionex", "--seconds", "0.02", "--json", "plan.json")
+    assert "samples/s" in ok("--plan", "plan.json")
+    assert "samples/s" in ok("--even", machine="512x8xzionex")
+
+
+def test_a_network_is_read(ok):
+    link = PairLink(latency_s=1e-5, rate_Bps=1e9)
+    hosts = tuple(NetworkHost(name=f"h{k}", devices=4) for k in range(2))
+    Path("net.json").write_text(Network(hosts=hosts, link=link, groups=(0, 1), uplink_Bps=(1e8, 1e8)).to_json())
+    assert "uplink twice as fast" in ok("--network", "net.json")
+
+
+def test_a_recipe_is_simulated_with_its_own_layers(command):
+    code, out, err = command("simulate", "dlrm-synthetic", "--topology", "2x4xh100-like", "--json")
+    assert (code, err) == (0, "")
+    found, layers = json.loads(out), load("dlrm-synthetic").model
+    assert found["batch"] == load("dlrm-synthetic").train.batch
+    forward = [stage["stage"] for stage in found["stages"] if stage["stage"].startswith("forward.")]
+    assert (
+        len([name for name in forward if name.startswith("forward.bottom.")]) == len(layers.bottom) + 1
+    )  # to the dim of tables
+    assert (
+        len([name for name in forward if name.startswith("forward.top.")]) == len(layers.top) + 2
+    )  # the dots, and the logit
+
+
+def test_torch_is_not_loaded_for_tables(tables):
+    code = "import sys; from rowwise.cli.main import make_app; make_app()(sys.argv[1:], standalone_mode=False); "
+    code += "sys.exit('torch' in sys.modules)"
+    args = ("simulate", "--tables", "tables.csv", "--topology", "2x8xzionex", "--vary", "wire=fp32,int8")
+    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_memory_that_is_too_small_is_refused_with_bytes(refused):
+    err = refused("--tables", "tables.csv", "--topology", "2xzionex:device=50MB,host=0GB")
+    assert "it does not fit: a rank lacks " in err
+    assert "device " in err
+
+
+TABLES = ("--tables", "tables.csv")
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (("--topology", "2xzionex"), "a recipe or --tables: neither is given: want one of them"),
+        (("dlrm-synthetic", *TABLES, "--topology", "2xzionex"), "both are given"),
+        (TABLES, "--topology is not given: want such as 8xa100-like"),
+        ((*TABLES, "--topology", "2xzionx"), "no hardware preset 'zionx'; there are zionex"),
+        ((*TABLES, "--topology", "2xzionex", "--batch", "0"), "--batch 0: want at least 1"),
+        ((*TABLES, "--topology", "2xzionex", "--batch", "1"), "batch=1: 2 ranks cannot share so few samples"),
+        ((*TABLES, "--topology", "2xzionex", "--dense", "5"), "--dense '5': want widths"),
+        ((*TABLES, "--topology", "2xzionex", "--set", "a=1"), "--set with --tables: want a recipe"),
+        (
+            ("dlrm-synthetic", "--topology", "2xzionex", "--dense", "1:1"),
+            "--dense 1:1 with a recipe: want it with --tables",
+        ),
+        ((*TABLES, "--topology", "2xzionex", "--vary", "hots=2"), "--vary hots=2: did you mean hosts?"),
+        ((*TABLES, "--topology", "2xzionex", "--vary", "hosts="), "--vary hosts=: no values"),
+        ((*TABLES, "--topology", "2xzionex", "--vary", "dense=tp:3"), "3 ranks do not divide 2"),
+        (
+            (*TABLES, "--topology", "2xzionex", "--even", "--plan", "plan.json"),
+            "--even with --plan plan.json: want one",
+        ),
+        (
+            (*TABLES, "--topology", "2xzionex", "--trace", "t", "--vary", "hosts=1"),
+            "--trace with --vary: want one of them",
+        ),
+        ((*TABLES, "--topology", "2xzionex", "--html", "no/x.html"), "the folder no does not exist"),
+        ((*TABLES, "--topology", "2xzionex", "--network", "no.json"), "no.json"),
+        (("--check", "runs/none"), "runs/none"),
+    ],
+)
+def test_wrong_arguments_are_refused(refused, args, why):
+    assert why in refused(*args)
+
+
+def test_a_plan_of_another_world_is_refused(refused, command):
+    command("plan", *TABLES, "--topology", "4xzionex", "--seconds", "0.02", "--json", "plan.json")
+    assert Plan.from_json(Path("plan.json").read_bytes()).world == 4
+    err = refused(*TABLES, "--topology", "2xzionex", "--plan", "plan.json")
+    assert "--plan: a plan for 4 ranks, and the machine has 2: want a plan for this machine" in err
+
+
+def test_networks_of_other_hosts_are_refused(refused):
+    link, three = PairLink(latency_s=1e-5, rate_Bps=1e9), NetworkHost(name="b", devices=3)
+    Path("net.json").write_text(Network(hosts=(NetworkHost(name="a", devices=4), three), link=link).to_json())
+    args = (*TABLES, "--network", "net.json", "--topology")
+    assert "net.json: 2 hosts, and the machine has 3" in refused(*args, "3x4xcpu")
+    assert "net.json: host b has 3 devices, and the machine 4" in refused(*args, "2x4xcpu")
+
+
+def test_a_run_is_compared_with_its_simulation(command, tmp_path):
+    steps = ("--set", "train.epochs=1", "--set", "log.every=4", "--set", "data.rows=40000")
+    assert command("train", "dlrm-synthetic", *steps, "--hardware", "cpu")[0] == 0
+    (stages,) = Path("runs").rglob("stages.csv")
+    code, out, _ = command("simulate", "--check", str(stages.parent))
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()][:2] == ["run", "stage"]
+    assert {"lookup", "forward", "backward", "update", "step"} <= {line.split()[0] for line in out.splitlines()}
+    recipe = stages.parent / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("hardware: cpu", "hardware: xeon"))
+    stages.parent.joinpath("env.json").write_text('{"cpu": "another processor"}')
+    code, _, err = command("simulate", "--check", str(stages.parent))
+    assert (code, "it ran on another processor, and xeon is measured on Intel" in err) == (2, True)
+    stages.unlink()
+    code, _, err = command("simulate", "--check", str(stages.parent))
+    assert (code, "no stages.csv with complete lines: want a run" in err) == (2, True)
