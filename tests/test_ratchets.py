@@ -11,24 +11,24 @@ ROOT = Path(__file__).parents[1]
 PATCH = re.compile(r"\b(monkeypatch|patch)\.(setattr|setitem|setenv|delattr|delitem|delenv)\(|\bmock\.|unittest\.mock")
 PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
-    "calibrate": 2_635,
+    "calibrate": 2_796,
     "checkpoint": 3_875,
-    "cli": 4_369,
-    "comm": 2_214,
+    "cli": 4_772,
+    "comm": 2_606,
     "drills": 710,
     "hashing": 3_416,
     "ingest": 12_142,
     "models": 2_491,
-    "ops": 5_809,
-    "perf": 2_476,
-    "planner": 5_299,
-    "recipes": 7_361,
+    "ops": 5_813,
+    "perf": 2_501,
+    "planner": 5_533,
+    "recipes": 7_557,
     "report": 3_869,
-    "shard": 3_233,
+    "shard": 3_232,
     "store": 832,
-    "train": 7_094,
-    "modules": 2_635,
-    "C and C++": 10_364,
+    "train": 7_181,
+    "modules": 2_716,
+    "C and C++": 10_641,
 }
 
 
