@@ -11,24 +11,24 @@ ROOT = Path(__file__).parents[1]
 PATCH = re.compile(r"\b(monkeypatch|patch)\.(setattr|setitem|setenv|delattr|delitem|delenv)\(|\bmock\.|unittest\.mock")
 PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
-    "calibrate": 2_796,
+    "calibrate": 2_937,
     "checkpoint": 3_875,
-    "cli": 4_774,
+    "cli": 5_145,
     "comm": 2_606,
     "drills": 710,
     "hashing": 3_416,
     "ingest": 12_142,
     "models": 2_491,
     "ops": 5_813,
-    "perf": 2_657,
+    "perf": 2_914,
     "planner": 5_533,
-    "recipes": 7_723,
-    "report": 3_869,
+    "recipes": 7_970,
+    "report": 4_018,
     "shard": 3_232,
     "store": 832,
     "train": 7_186,
     "modules": 2_716,
-    "C and C++": 10_642,
+    "C and C++": 10_641,
 }
 
 
