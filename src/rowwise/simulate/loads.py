@@ -86,7 +86,7 @@ class EvenPieces:
         """Ways below the device are priced where its memory is too small; dense layers are not in it."""
         on_device = _even_pieces(request, PlacementKind(TABLE_WISE))
         fits = not (on_device.bytes_NM[0] > np.array(request.limits_bytes)).any()
-        kinds = [] if fits else _lower_kinds(request)
+        kinds = tuple(_lower_kinds(request)) if not fits else ()
         return cls(on_device, tuple(_even_pieces(request, kind) for kind in kinds))
 
 
