@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from rowwise.perf.links import Network, NetworkHost, PairLink
 from rowwise.plan import Plan
 from rowwise.recipes.find import load

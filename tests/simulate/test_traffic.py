@@ -13,7 +13,7 @@ from rowwise import Pooling, Wire
 from rowwise.shard.distinct import deduplicate_sequences, repeatable_features
 from rowwise.shard.rehearse import RehearsedRank, rehearse
 from rowwise.shard.routes import make_routes
-from rowwise.simulate.traffic import LINKS, BatchCounts, TableTraffic
+from rowwise.simulate.traffic import LINKS, BatchCounts, PlanTraffic
 from rowwise.spec import Codecs, WireType
 
 
@@ -60,7 +60,7 @@ def draw_wire(draws, *, elastic):
 def check(job, topology, samples, wire):
     (step,) = make_steps(job.tables, [(samples,)])
     routes = make_routes(job.tables, job.plan, topology, elastic=job.elastic)
-    flows = TableTraffic(routes=routes, plan=job.plan, counts=counts_of(step.batch, routes), wire=wire).flows()
+    flows = PlanTraffic(routes=routes, plan=job.plan, counts=counts_of(step.batch, routes), wire=wire).flows()
     for flow in flows:
         assert sum(x.sum() for x in flow.sent.values()) == pytest.approx(sum(x.sum() for x in flow.received.values()))
     for rank in range(topology.world):

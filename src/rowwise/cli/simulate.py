@@ -94,6 +94,8 @@ def simulate(  # noqa: PLR0913 - one for each option
     if check is not None:
         _check(check, as_json=as_json)
         return
+    if dim is not None and dim < 1:
+        raise SpecError(f"--dim {dim}: want at least 1")
     machine = _read_machine(topology, network)
     model = _read_model(recipe, tuple(changes or ()), tables, dense, dim, machine)
     if batch is not None:

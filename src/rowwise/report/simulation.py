@@ -73,7 +73,7 @@ class DrawnRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DrawnSweep(msgspec.Struct, frozen=True, kw_only=True):
-    """A sweep."""
+    """All combinations of a sweep."""
 
     rows: tuple[DrawnRow, ...]
     fastest: DrawnSimulation | None = None

@@ -27,7 +27,7 @@ from rowwise.simulate.traffic import (
     LINKS,
     Flow,
     HEADER_bytes,
-    TableTraffic,
+    PlanTraffic,
     WORD_bytes,
     block_bytes,
     outer_flow,
@@ -66,7 +66,7 @@ def planned_loads(problem: PlacementProblem, sums: Pieces, plan: Plan, links: Li
     if measured is not None and isinstance(model, LearnedModel) and plan.world > 1 and links.topology.hosts == 1:
         transfers = _measured_transfers(exchanges_s(measured, plan, request, compute["lookup_W"]))
     else:
-        traffic = TableTraffic.of_plan(
+        traffic = PlanTraffic.of_plan(
             request.workloads, plan, links.topology, request.batch, model.wire, elastic=elastic
         )  # fmt: skip
         transfers = with_coding(sum_transfers(traffic.flows(), links), request, links)
@@ -86,7 +86,7 @@ class EvenPieces:
         """Ways below the device are priced where its memory is too small; dense layers are not in it."""
         on_device = _even_pieces(request, PlacementKind(TABLE_WISE))
         fits = not (on_device.bytes_NM[0] > np.array(request.limits_bytes)).any()
-        kinds = [] if fits else _lower_kinds(request)
+        kinds = tuple(_lower_kinds(request)) if not fits else ()
         return cls(on_device, tuple(_even_pieces(request, kind) for kind in kinds))
 
 

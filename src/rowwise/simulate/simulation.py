@@ -87,7 +87,7 @@ class Help(Value, frozen=True):
     saved: float  # share of the step
 
 
-class StageSeconds(Value, frozen=True):
+class SimulatedStage(Value, frozen=True):
     """Seconds of a stage on the rank where it takes longest."""
 
     stage: str
@@ -96,7 +96,7 @@ class StageSeconds(Value, frozen=True):
 
 
 class Simulation(Value, frozen=True, kw_only=True):
-    """A simulated step."""
+    """A step as it was simulated, and what it rests on."""
 
     model: str
     machine: str
@@ -112,7 +112,7 @@ class Simulation(Value, frozen=True, kw_only=True):
     lacking_bytes: int = 0  # of a rank
     memory: tuple[TierUse, ...] = ()
     uses: tuple[ResourceUse, ...] = ()
-    stages: tuple[StageSeconds, ...] = ()
+    stages: tuple[SimulatedStage, ...] = ()
     help: tuple[Help, ...] = ()
     limits: str = ""  # what limits the step, in a sentence
     notes: tuple[str, ...] = ()
@@ -141,7 +141,7 @@ def simulate(model: SimulatedModel, place: SimulatedMachine, *, explain: bool = 
         samples_s=model.batch / found.step_s,
         memory=_memory(request, loads.memory_bytes),
         uses=tuple(ResourceUse(r, found.busy_s.get(r, 0.0), found.exposed_s.get(r, 0.0)) for r in resources),
-        stages=tuple(StageSeconds(s.name, s.resource, float(max(s.seconds_W))) for s in stages),
+        stages=tuple(SimulatedStage(s.name, s.resource, float(max(s.seconds_W))) for s in stages),
         help=helped,
         limits=describe_limit(helped, found.step_s) if explain else "",
     )

@@ -66,7 +66,7 @@ def expected_counts(workloads: Sequence[Workload], batch: int, world: int) -> Ba
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableTraffic:
+class PlanTraffic:
     """The collectives of the tables of a plan."""
 
     routes: Routes
@@ -77,7 +77,7 @@ class TableTraffic:
     @classmethod
     def of_plan(
         cls, workloads: Sequence[Workload], plan: Plan, topology: Topology, batch: int, wire: Wire, *, elastic: bool
-    ) -> "TableTraffic":
+    ) -> "PlanTraffic":
         """Those of a step of `batch` samples of all ranks."""
         routes = make_routes([w.table for w in workloads], plan, topology, elastic=elastic)
         return cls(routes=routes, plan=plan, counts=expected_counts(workloads, batch, plan.world), wire=wire)
