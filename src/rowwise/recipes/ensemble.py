@@ -21,7 +21,7 @@ from rowwise.errors import SpecError
 from rowwise.ingest.transform import to_json
 from rowwise.recipes.compose import ResolvedRecipe, evaluation_batches
 from rowwise.recipes.model_configs import RankingModel, kind_of
-from rowwise.recipes.predict import predict
+from rowwise.recipes.predict import Predictor, predict
 from rowwise.recipes.runs import Warn, choose_rows, ignore_warning, load_trained, predict_rows
 from rowwise.recipes.sharding import tables_of
 from rowwise.train.evaluate import ClickEvaluator, Scores, Slicing, Values
@@ -184,7 +184,8 @@ def predict_ensemble(  # noqa: PLR0913 - options of the command
     if len(paths) == 1:  # of any model, such as two towers
         return predict_rows(paths[0], out, which=which, data=data, keep=keep, tell=tell, warn=warn)
     resolved, ensemble = load_ensemble(paths, which, warn, same_rows=data is None)
-    return predict(resolved, ensemble, choose_rows(paths[0], resolved, data), out, keep, tell)
+    rows = choose_rows(paths[0], resolved, data)
+    return predict(Predictor.of_run(resolved, ensemble), rows, out, keep, tell)
 
 
 def weight_bytes(model: nn.Module) -> int:

@@ -15,7 +15,7 @@ code. Torch's threads and generators belong to the process: ranks that are threa
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Self
@@ -33,6 +33,7 @@ from rowwise.errors import BatchError, GradientError, SpecError, UpdateError
 from rowwise.hashing.make import IdTables
 from rowwise.hashing.managed.embeddings import ManagedEmbeddings
 from rowwise.ingest.batch_shard import BatchShard
+from rowwise.models.inference import autocast
 from rowwise.ops.threads import one_thread
 from rowwise.ops.update import run_all
 from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
@@ -265,13 +266,6 @@ def run_step(
     )
 
 
-def autocast(settings: Training) -> AbstractContextManager[object]:
-    """bfloat16 for dense products, if the settings say so; autocast keeps sums and logarithms in float32."""
-    if settings.precision == "fp32":
-        return nullcontext()
-    return torch.autocast(torch.device(settings.device).type, torch.bfloat16)
-
-
 def embeddings_of(model: nn.Module) -> tuple[AnyEmbeddings, ...]:
     """All modules with tables in a model; raises if two tables have one name."""
     found = [(path, module) for path, module in model.named_modules() if isinstance(module, AnyEmbeddings)]
@@ -327,7 +321,7 @@ def _differentiate(
     overlap()
     for place, piece in enumerate(pieces):
         draws = context.shards.seeded_draws(number, place) if context.shards else nullcontext()
-        with context.clock.phase("forward"), autocast(context.settings), draws:
+        with context.clock.phase("forward"), autocast(context.settings.device, context.settings.precision), draws:
             outcome = context.objective(piece)
         share = len(piece.labels_BK) / samples
         # The mean over no samples is NaN, but its gradients times 0 are zeros. The backward must run all the same:
