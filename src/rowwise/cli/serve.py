@@ -39,6 +39,7 @@ def serve(  # noqa: PLR0913 - one for each option
         raise SpecError(f"{', '.join(missing)} is not installed: want pip install 'rowwise[serve]'")
     from rowwise.recipes.served import open_version, read_model
     from rowwise.serve.package import find_version
+    from rowwise.serve.server import bind
     from rowwise.serve.server import serve as answer
     from rowwise.serve.service import ServiceLimits
 
@@ -46,7 +47,7 @@ def serve(  # noqa: PLR0913 - one for each option
     if expect is None:
         for code in read_model(find_version(folder, version).path).code:
             print_line(f"this version runs {code}: make sure that you trust it")
-    with open_version(folder, version, expect) as opened:
+    with bind(host, port) as bound, open_version(folder, version, expect) as opened:
         if opened.identity == "close":
             print_line("this processor rounds in another way: logits are within 1e-5 of those of the export")
-        answer(opened, limits, host, port, lambda line: print(line, flush=True))
+        answer(opened, limits, bound, lambda line: print(line, flush=True))
