@@ -25,7 +25,7 @@ from rowwise.checkpoint.windows import Tell
 from rowwise.errors import SpecError
 from rowwise.idmaps import StoredIds
 from rowwise.ingest.columns import is_list
-from rowwise.ingest.transform import load, serving
+from rowwise.ingest.transform import decode, load, serving, to_json
 from rowwise.models.inference import inference_mode
 from rowwise.planner import simple_plan
 from rowwise.recipes.compose import ModelParts, ResolvedRecipe, build_model, make_evaluator
@@ -144,7 +144,7 @@ def _write_weights(
     return ServedModel(
         name=resolved.recipe.name,
         parts=_copy_files(parts, folder),
-        transforms=serving(resolved.transforms).transforms,
+        transforms=decode(to_json(serving(resolved.transforms))),
         precision=train.precision,
         batch=resolved.recipe.evaluate.batch,
     )
@@ -209,7 +209,8 @@ def _choose_blocks(folder: Path, resolved: ResolvedRecipe, sample: pa.Table) -> 
 
 def _column_stats(rows: RowSelection, names: Sequence[str]) -> dict[str, ColumnStats]:
     """Statistics of raw columns over the first training rows."""
-    parts, count = [], 0
+    parts: list[pa.Table] = []
+    count = 0
     for split in rows.reader.splits():
         part = rows.reader.read(split, names)
         parts.append(part)

@@ -19,7 +19,7 @@ from rowwise.errors import CheckpointError, SpecError
 from rowwise.idmaps import StoredIds
 from rowwise.ingest.batcher import table_rows_for_ids
 from rowwise.ingest.bound import BoundPreparation
-from rowwise.ingest.transform import AnyKind, LoadedTransforms, load
+from rowwise.ingest.transform import AnyKind, LoadedTransforms, UserFunction, load
 from rowwise.models.inference import RowBlocks, inference_mode
 from rowwise.recipes.compose import ModelParts, build_model
 from rowwise.recipes.model_configs import UserModel
@@ -59,7 +59,7 @@ class ServedModel(Value, frozen=True, kw_only=True):
     def code(self) -> tuple[str, ...]:
         """The user's code that opening the version runs."""
         model = [self.parts.model.module] if isinstance(self.parts.model, UserModel) else []
-        return (*model, *(one.function for one in self.transforms if one.kind == "own"))
+        return (*model, *(one.function for one in self.transforms if isinstance(one, UserFunction)))
 
     def bind(self, schema: pa.Schema, transforms: LoadedTransforms) -> BoundPreparation:
         parts = self.parts

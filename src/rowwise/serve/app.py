@@ -137,7 +137,8 @@ def _respond(code: int, value: Any) -> Response:
 
 async def _read_body(request: Request, most_bytes: int) -> bytes | None:
     """The body, or None if it is too large; the rest of that is not read."""
-    parts, size = [], 0
+    parts: list[bytes] = []
+    size = 0
     async for part in request.stream():
         size += len(part)
         if size > most_bytes:

@@ -50,6 +50,8 @@ class RequestReader:
     def __init__(self, schema: pa.Schema, most_rows: int) -> None:
         self.schema, self._most_rows = schema, most_rows
         self._decoder = msgspec.json.Decoder(JsonBody)
+        self._names = frozenset(schema.names)
+        self._fields = [(field, types.is_integer(_element(field.type))) for field in schema]
 
     def read_json(self, body: bytes) -> RequestRows:
         try:
@@ -83,7 +85,7 @@ class RequestReader:
             if length != rows:
                 raise DataError(f"{WHERE}: column {name!r} has {length} rows, others have {rows}: want as many of each")
         self._check_rows(rows)
-        arrays = {field.name: to_array(columns[field.name], field) for field in self.schema}
+        arrays = {field.name: to_array(columns[field.name], field, whole=whole) for field, whole in self._fields}
         return RequestRows(arrays, rows, len(columns) - len(arrays))
 
     def _read_candidates(self, context: Mapping[str, Any], candidates: Mapping[str, Sequence[Any]]) -> RequestRows:
@@ -96,20 +98,20 @@ class RequestReader:
             raise DataError(f"{WHERE}: no column in candidates is read: want some of {', '.join(self.schema.names)}")
         rows = len(candidates[of_candidates[0].name])
         arrays = {}
-        for field in self.schema:
+        for field, whole in self._fields:
             if field.name in context:
-                array = to_array([context[field.name]], field)
+                array = to_array([context[field.name]], field, whole=whole)
                 arrays[field.name] = array.take(pa.array([0] * rows, pa.int64()))
                 continue
             values = candidates[field.name]
             if len(values) != rows:
                 got = f"column {field.name!r} has {len(values)} candidates, others have {rows}"
                 raise DataError(f"{WHERE}: {got}: want as many of each")
-            arrays[field.name] = to_array(values, field)
+            arrays[field.name] = to_array(values, field, whole=whole)
         return RequestRows(arrays, self._check_rows(rows), len(context) + len(candidates) - len(arrays))
 
     def _check_names(self, columns: Mapping[str, object]) -> None:
-        if not columns.keys() >= set(self.schema.names):
+        if not columns.keys() >= self._names:
             check_columns(self.schema.names, pa.schema(dict.fromkeys(columns, pa.null())), WHERE)
 
     def _check_rows(self, rows: int) -> int:
@@ -118,11 +120,10 @@ class RequestReader:
         return rows
 
 
-def to_array(values: Sequence[Any], field: pa.Field) -> pa.Array:
-    """Python values as a column; raises for the first that does not fit its type."""
-    element = _element(field.type)
+def to_array(values: Sequence[Any], field: pa.Field, *, whole: bool) -> pa.Array:
+    """Python values as a column; raises for the first that does not fit its type. `whole`: of whole numbers."""
     try:
-        if not types.is_integer(element):
+        if not whole:
             return pa.array(values, field.type)
         found = pa.array(values)  # in its own type first, as Arrow would cut 2.5 down to 2
         if found.type == field.type:
@@ -134,7 +135,7 @@ def to_array(values: Sequence[Any], field: pa.Field) -> pa.Array:
     converted = []
     for row, value in enumerate(values):
         try:
-            one = _parse_whole(value) if types.is_integer(element) else value
+            one = _parse_whole(value) if whole else value
             pa.array([one], field.type)
         except (pa.ArrowException, OverflowError, TypeError, ValueError):
             want = f"want {_describe(field.type)}, or null"

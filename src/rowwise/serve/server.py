@@ -19,6 +19,8 @@ DRAIN_s = 30  # that requests have to end
 def bind(host: str, port: int) -> socket.socket:
     """A socket that takes no connections yet; port 0: any free one."""
     try:
+        if not host:
+            raise DataError("--host '': want an address of this machine, such as 127.0.0.1")
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
     except OSError as error:
