@@ -10,7 +10,7 @@ in blocks of one fixed size; one whose rows depend on their neighbours, each row
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Literal, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from rowwise.errors import SpecError
 from rowwise.models.mlp import Linear
+from rowwise.ops.float8 import float8_products
 from rowwise.ops.linear import BLOCK_ROWS
 from rowwise.spec import Value
 from rowwise.value import MOST_BATCH
@@ -93,11 +94,15 @@ def inference_mode(model: nn.Module, device: str = "cpu", precision: str = "fp32
                 layer.packed = None
 
 
-def autocast(device: str, precision: str) -> AbstractContextManager[object]:
-    """bfloat16 for dense products, unless the precision is fp32; autocast keeps sums and logarithms in float32."""
-    if precision == "fp32":
-        return nullcontext()
-    return torch.autocast(torch.device(device).type, torch.bfloat16)
+@contextmanager
+def autocast(device: str, precision: str) -> Iterator[None]:
+    """16 or 8 bits for dense products, unless the precision is fp32; autocast keeps sums and logarithms in float32."""
+    with ExitStack() as stack:
+        if precision != "fp32":
+            stack.enter_context(torch.autocast(torch.device(device).type, torch.bfloat16))
+        if precision == "fp8":
+            stack.enter_context(float8_products(torch.device(device)))
+        yield
 
 
 def choose_blocks(logits_of: Callable[[Sequence[int]], Tensor], rows: int) -> RowBlocks:

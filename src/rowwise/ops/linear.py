@@ -2,7 +2,8 @@
 
 torch multiplies float32 matrices with the library it was built with (MKL on x86). On most AMD processors that is slower
 than oneDNN, which is in the same torch; on others the two are equal. `rowwise.processor` has the table of processors.
-All other cases (16 bits, other devices, empty batches) call F.linear.
+Within `float8_products`, layers multiply in 8 bits. All other cases (16 bits, other devices, empty batches) call
+F.linear.
 
 Weights that do not change may be packed (`pack_weight`); `inference_linear` multiplies by them, without gradients.
 """
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rowwise.errors import NativeError, SpecError
+from rowwise.ops.float8 import fits_float8, float8_linear
 from rowwise.processor import GemmLibrary, Processor, gemm_library_of, read_processor
 
 BLOCK_ROWS = 16  # rows of a product in a multiple of these have the same bits; see [Note: Blocks of rows]
@@ -58,6 +60,9 @@ def has_onednn() -> bool:
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, *, relu: bool = False) -> Tensor:
     """F.linear, followed by a ReLU with `relu`."""
+    if fits_float8(x, weight_OI):
+        out = float8_linear(x, weight_OI, bias_O)
+        return out.relu_() if relu else out
     if _fits_onednn(x, weight_OI, bias_O) and current_library() == "onednn":
         x_BI = x.reshape(-1, x.shape[-1]).contiguous()
         if torch.is_grad_enabled():
