@@ -52,7 +52,7 @@ $(BUILT): $(SETUP) CMakeLists.txt $(wildcard src/rowwise/ops/_cpp/* src/rowwise/
 	@touch $@
 
 $(DEV): $(SETUP)
-	$(REQUIREMENTS) dev | $(INSTALL) -r /dev/stdin
+	$(REQUIREMENTS) dev serve | $(INSTALL) -r /dev/stdin
 	@touch $@
 
 $(PEERS): $(BUILT) $(DEV)

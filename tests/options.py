@@ -25,6 +25,9 @@ BASE = {
     "explain": {"run": "{run}", "--seconds": "2"},
     "tune": {"recipe": "{recipe}", "--trials": "1"},
     "report": {"runs": "{run}"},
+    "export": {"run": "{run}", "folder": "models"},
+    "versions": {"folder": "{models}"},
+    "serve": {"folder": "{models}"},
     "ls": {},
     "cp": {"recipe": "{recipe}", "to": "mine.yaml"},
     "doctor": {"--seconds": "0"},
@@ -46,7 +49,15 @@ BASE = {
     "ckpt export": {"ckpt": "{run}", "--torch": "out.pt"},
     "ckpt import": {"source": "{weights}", "out": "out"},
 }
-LONG = {"bench", "calibrate", "compress", "data get", "doctor", "drill"}  # minutes, or another machine is asked
+LONG = {
+    "bench",
+    "serve",
+    "calibrate",
+    "compress",
+    "data get",
+    "doctor",
+    "drill",
+}  # minutes, or another machine is asked
 FLAG = "a flag: what it does not go with is among the combinations"
 FREE = {
     **dict.fromkeys(
@@ -59,7 +70,7 @@ FREE = {
             "data inspect --json", "data ls --json", "data convert --json", "data bench --json", "ckpt ls --json",
             "ckpt verify --json",
             "ckpt diff --json", "ckpt reshard --no-state", "ckpt export --state", "ckpt import --dry-run",
-            "ckpt import --json",
+            "ckpt import --json", "export --explain", "export --json", "versions --json",
         ),
         FLAG,
     ),
@@ -124,6 +135,19 @@ NONSENSE = {
     "plan --replan": NO_FILE,
     "plan --torchrec": ("nope/a.json", "{folder}", "-"),
     "predict runs": NO_RUN,
+    "export run": NO_RUN,
+    "export folder": ("{rows}", "{fifo}"),
+    "export --rows": ("nope", ""),
+    "export --which": ("x", "step-x", "step-999", ""),
+    "versions folder": NO_RUN,
+    "versions --current": ("99", *COUNTS),
+    "serve folder": NO_RUN,
+    "serve --version": ("99", *COUNTS),
+    "serve --host": ("192.0.2.1", ""),
+    "serve --port": ("-1", "65536", *NUMBERS),
+    "serve --expect": ("x", ""),
+    "serve --rows-at-once": ("65537", *COUNTS),
+    "serve --timeout": ("3600001", *COUNTS),
     "baseline run": NO_RUN,
     "explain run": NO_RUN,
     "explain --data": NO_DATA,
@@ -243,6 +267,7 @@ COMBINATIONS = {  # each is right by itself
     "train --seeds=2 --json": "--seeds 2 with --json, which prints one object",
     "eval {run}": "the run is named twice",
     "resume --timeout=5": "--timeout 5 with one rank",
+    "export --explain": "--explain without --rows",
     "plan --recipe={recipe}": "--tables or --recipe: both are given",
     "plan --set=train.batch=2": "--set with --tables: want --recipe",
     "plan --memory=1GB --tiers=device": "--tiers device with --memory: want one of them",
@@ -273,5 +298,5 @@ EFFECTS = (  # what of FREE can be seen by calling the command here; the others 
     "train --dry-run", "train --json", "train --runs=there", "resume --json", "plan --explain", "eval --json",
     "explain --json", "tune --json", "data inspect --json", "data convert --json", "ckpt ls --json",
     "ckpt verify --json", "ckpt diff --json", "ckpt reshard --no-state", "ckpt export --state",
-    "ckpt import --dry-run", "ckpt import --json",
+    "ckpt import --dry-run", "ckpt import --json", "export --json", "versions --json",
 )  # fmt: skip

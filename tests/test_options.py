@@ -18,6 +18,7 @@ from small import trained
 from rowwise.cli.main import make_app
 from rowwise.hashing.arrays import entry_map
 from rowwise.hashing.file import save
+from rowwise.recipes.export import export
 
 
 @cache
@@ -53,6 +54,7 @@ def files(tmp_path_factory):
     home = tmp_path_factory.mktemp("given")
     tables = {"each": {"user": {"id_map": {"kind": "hash", "rows": 20}}}}
     run, _ = trained(home, train={"epochs": 1, "steps": 2}, tables=tables)
+    export(run.folder.path, home / "models")
     (home / "folder").mkdir()
     os.mkfifo(home / "fifo")
     (home / "tables.csv").write_text("name,rows,dim,pooling\nuser,50,8,1\nitem,30,8,1\n")
@@ -61,7 +63,8 @@ def files(tmp_path_factory):
     return {
         "home": str(home), "run": str(run.folder.path), "recipe": str(run.folder.path / "recipe.yaml"),
         "rows": str(home / "rows.parquet"), "folder": str(home / "folder"), "fifo": str(home / "fifo"),
-        "tables": str(home / "tables.csv"), "map": str(home / "user.map"), "weights": str(home / "weights.pt"),
+        "tables": str(home / "tables.csv"), "map": str(home / "user.map"), "models": str(home / "models"),
+        "weights": str(home / "weights.pt"),
     }  # fmt: skip
 
 

@@ -23,8 +23,8 @@ from rowwise import (
     Table,
 )
 from rowwise.models.histories import Groups
+from rowwise.models.inference import evaluation_mode
 from rowwise.models.next_item import Places, mean_over_lists, sampled_softmax_loss, softmax_loss
-from rowwise.train.evaluate import evaluation_mode
 from rowwise.train.objective import NextItems
 from rowwise.train.ranking import Ranking
 from rowwise.train.retrieve import NextItemEvaluator

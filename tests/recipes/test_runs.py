@@ -89,6 +89,17 @@ def test_rows_to_predict_for_need_no_labels(done, tmp_path):
     assert np.allclose(bare["label_logit"], found["label_logit"], atol=1e-6)
 
 
+def test_a_prediction_does_not_depend_on_the_rows_beside_it(done, tmp_path):
+    run, _ = done
+    rows = pq.read_table(write_rows(tmp_path / "rows.parquet", 3000))
+    predict_rows(run.folder.path, tmp_path / "p.parquet", data=str(tmp_path / "rows.parquet"))
+    together = pq.read_table(tmp_path / "p.parquet")
+    for begin, count in ((0, 1), (5, 2), (17, 3), (100, 7), (2999, 1), (1000, 333)):
+        pq.write_table(rows.slice(begin, count), tmp_path / "some.parquet")
+        predict_rows(run.folder.path, tmp_path / "q.parquet", data=str(tmp_path / "some.parquet"))
+        assert pq.read_table(tmp_path / "q.parquet").equals(together.slice(begin, count))
+
+
 def test_predictions_as_csv_beside_input_columns(done, tmp_path):
     run, _ = done
     pq.write_table(WORLD.rows(9000, 50), tmp_path / "new.parquet", row_group_size=30)

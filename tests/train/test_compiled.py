@@ -10,12 +10,13 @@ from train.dense_ranks import DIM, MODELS
 
 from rowwise import DCN, Embeddings, GradientError, NativeError, SpecError
 from rowwise.comm.spawn import run_processes
+from rowwise.models.inference import autocast
 from rowwise.recipes.runs import TrainingRun
 from rowwise.train.breakdown import Breakdown
 from rowwise.train.compiled import check_compiler, compile_dense
 from rowwise.train.objective import Clicks
 from rowwise.train.settings import DenseParallel, Training
-from rowwise.train.step import StepContext, autocast, step
+from rowwise.train.step import StepContext, step
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compiler runs into warnings that it ignores
 SIZES = (48, 48, 31, 48)  # the third is the last of an epoch
@@ -35,7 +36,7 @@ def train(model, *, compiled, precision="fp32", sizes=SIZES):
         model.train()
         found.append(torch.tensor(step(context, [make_clicks(size, seed=number)], number).loss))
         model.eval()
-        with torch.no_grad(), autocast(settings):
+        with torch.no_grad(), autocast(settings.device, settings.precision):
             found.append(model(make_clicks(size, seed=100)).float())
     return found
 

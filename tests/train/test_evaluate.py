@@ -12,8 +12,9 @@ from trainings import COLUMNS, Net, make_rows, make_tables
 
 from rowwise import BatchError, Embeddings, Table
 from rowwise.ingest import Batcher, Batching, Columns, FrameReader, Sparse
+from rowwise.models.inference import evaluation_mode
 from rowwise.models.two_tower import Tower, TwoTower
-from rowwise.train.evaluate import METRICS, NONE, ClickEvaluator, Slicing, evaluation_mode, ids_or_none
+from rowwise.train.evaluate import METRICS, NONE, ClickEvaluator, Slicing, ids_or_none
 from rowwise.train.retrieve import RetrievalEvaluator
 from rowwise.train.settings import Training
 

@@ -13,7 +13,8 @@ from rowwise.spec import RowType, Table, Value
 
 FAILED = "failed"
 NONE_YET = "want a run that has saved one, at its end or every save.every steps"
-STEP = re.compile(r"step-(\d+)")
+STEP = re.compile(r"step-(\d+)|(\d{6})")  # of a checkpoint, or of a version that `rowwise export` wrote
+VERSIONS = "versions"  # the folder of versions in one that is served
 
 
 class SavedTable(Value, frozen=True):
@@ -60,8 +61,9 @@ def home_of(path: Path) -> Path:
     """The folder of a run's checkpoints; `path` is that folder, or the run's."""
     if not path.exists():
         raise CheckpointError(f"{path}: no such folder; want a checkpoint or a run, such as runs/dlrm-synthetic/1")
-    if (path / "ckpt").is_dir():
-        return path / "ckpt"
+    for inside in ("ckpt", VERSIONS):
+        if (path / inside).is_dir():
+            return path / inside
     if path.is_dir() and not path.name.endswith(PART) and any(map(step_in, path.iterdir())):
         return path
     why = "was not completed" if path.name.endswith(PART) else f"is no checkpoint: it has no {NAME}; nor a run"
@@ -69,9 +71,9 @@ def home_of(path: Path) -> Path:
 
 
 def step_in(path: Path) -> int | None:
-    """The step in the name of a checkpoint's folder."""
+    """The step in the name of a checkpoint's folder, or the number of a version."""
     match = STEP.fullmatch(path.name)
-    return int(match[1]) if match else None
+    return int(match[1] or match[2]) if match else None
 
 
 def tables_of(manifest: CheckpointManifest) -> dict[str, SavedTable]:

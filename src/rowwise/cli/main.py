@@ -23,8 +23,10 @@ from rowwise.cli.doctor import doctor
 from rowwise.cli.drill import drill
 from rowwise.cli.environment import CommandEnvironment
 from rowwise.cli.explain import explain
+from rowwise.cli.export import export, versions
 from rowwise.cli.plan import plan
 from rowwise.cli.recipes import cp, ls
+from rowwise.cli.serve import serve
 from rowwise.cli.simulate import simulate
 from rowwise.cli.train import resume, train
 from rowwise.cli.tune import tune
@@ -69,7 +71,7 @@ def make_app() -> typer.Typer:
         measure.baseline,
         explain,
     ]
-    commands += [tune, ls, cp, doctor, bench, drill, calibrate, compress]
+    commands += [tune, ls, cp, doctor, bench, drill, calibrate, compress, export, versions, serve]
     for command in commands:
         app.command()(_with_exit_codes(command))
     app.command("eval")(_with_exit_codes(measure.evaluate))

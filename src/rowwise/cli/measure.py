@@ -81,7 +81,7 @@ def predict(
     """Predict for rows of files: writes each row's key, and each label's logit and probability, as Parquet or CSV.
 
     Rows need no labels. Without a key column in the recipe, rows are numbered. The probability of
-    several runs is the mean of theirs.
+    several runs is the mean of theirs. RUN may be a folder that rowwise export wrote: a server's answers, offline.
 
     Example: rowwise predict runs/dlrm-synthetic/1 --data parquet:tomorrow.parquet --out predictions.parquet
 

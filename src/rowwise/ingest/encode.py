@@ -95,7 +95,7 @@ def encode(
     maybe_bad = _write_dense(arrays, columns.dense, order_R, encoded.dense_RF)
     maybe_bad |= _write_row_columns(arrays, columns, order_R, encoded)
     for ids, sparse, bags in zip(picked, columns.sparse, encoded.bags, strict=True):
-        mapping = _row_mapping(sparse, arrays[sparse.column].type, table_rows.get(sparse.table_name))
+        mapping = row_mapping(sparse, arrays[sparse.column].type, table_rows.get(sparse.table_name))
         maybe_bad |= ids.write(mapping, bags.values_N, bags.offsets_R1)
     if maybe_bad:
         _raise_first(_refusals(arrays, columns, table_rows, order_R), split)
@@ -135,10 +135,11 @@ def bad_rows(table: pa.Table, columns: Columns, table_rows: Mapping[str, int], s
 
 def floats(array: pa.Array) -> Floats:
     """32-bit floats; NaN for missing values."""
-    return _single(array).to_numpy(zero_copy_only=False)
+    return as_float32(array).to_numpy(zero_copy_only=False)
 
 
-def _single(array: pa.Array) -> pa.Array:
+def as_float32(array: pa.Array) -> pa.Array:
+    """A column of numbers as 32-bit floats; missing values stay missing."""
     if types.is_decimal(array.type):
         array = array.cast(pa.float64())
     return array if types.is_float32(array.type) else array.cast(pa.float32(), safe=False)
@@ -180,7 +181,7 @@ def _write_dense(arrays: Mapping[str, pa.Array], dense: Sequence[Dense], order_R
 
 
 def _numbers(array: pa.Array, fill: float) -> native.NumberColumn:
-    array = _single(array)
+    array = as_float32(array)
     return native.NumberColumn(view(array.buffers()[1], np.float32, array.offset, len(array)), bits(array), fill)
 
 
@@ -212,7 +213,7 @@ def _keys_or_times(array: pa.Array) -> tuple[NDArray[np.generic], Bitmap | None]
     return words_of(array)
 
 
-def _row_mapping(sparse: Sparse, kind: pa.DataType, rows: int | None) -> RowMapping:
+def row_mapping(sparse: Sparse, kind: pa.DataType, rows: int | None) -> RowMapping:
     """How the kernel maps ids to rows. Text is hashed already, so only the remainder is taken."""
     if sparse.ids == "direct":
         return RowMapping() if rows is None else RowMapping(native.CHECK, rows)

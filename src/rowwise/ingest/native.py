@@ -162,6 +162,75 @@ class PickedIds:
 
 
 @final
+class BoundIds:
+    """`PickedIds` for one feature of many small tables, whose structures are made once.
+
+    Args:
+        mapping: what is done to each id.
+        first: the most ids used of a row; None: all.
+    """
+
+    def __init__(self, mapping: RowMapping, first: int | None) -> None:
+        self._mapping = _c_mapping(mapping)
+        self._ids = _Ids(first=ALL if first is None else first, base=0)
+        self._keep_alive: Lists | None = None
+
+    def point_to_values(self, kind: int, address: int, count: int, valid: tuple[int, int] | None) -> None:
+        """Read an id a row at an address; `valid`: the address of a bitmap, and its first bit."""
+        ids = self._ids
+        ids.values, ids.kind, ids.count, ids.offsets, ids.base, ids.id_valid = address, kind, count, None, 0, None
+        ids.row_valid, ids.row_bit = (None, 0) if valid is None else valid
+
+    def point_to(self, lists: Lists) -> None:
+        """Read lists of ids, or single ones."""
+        self._keep_alive, ids = lists, self._ids
+        ids.values, ids.kind, ids.count = _pointer(lists.values), KINDS[lists.values.dtype], len(lists.values)
+        ids.offsets = None if lists.offsets is None else _pointer(lists.offsets)
+        ids.offset_bytes = 0 if lists.offsets is None else lists.offsets.itemsize
+        ids.base = lists.base
+        ids.row_valid, ids.row_bit = _bitmap(lists.row_valid)
+        ids.id_valid, ids.id_bit = _bitmap(lists.id_valid)
+
+    def select(self, order_R: Ints, *, ragged: bool) -> int:
+        """Choose the rows that `write` writes; returns the number of their ids. Not `ragged`: one in each row."""
+        self._ids.order, self._ids.rows = order_R.ctypes.data, len(order_R)
+        if not ragged:
+            return len(order_R)
+        total: int = _library().rw_count(byref(self._ids))
+        if total < 0:
+            count = self._ids.count
+            raise DataError(f"offsets of lists descend, or lie outside the {count} values: want an undamaged column")
+        return total
+
+    def write(self, address: int, total: int, offsets_R1: Ints | None) -> bool:
+        """Write the mapped ids to an address with room for them; true if CHECK found one out of range."""
+        offsets = None if offsets_R1 is None else offsets_R1.ctypes.data
+        return bool(_library().rw_bags(byref(self._ids), byref(self._mapping), address, offsets, total, total))
+
+
+@final
+class BoundNumbers:
+    """`FilledColumns` for many small tables, whose structures are made once; `fills`: of each column."""
+
+    def __init__(self, fills: Sequence[float]) -> None:
+        self._columns = (_Numbers * len(fills))()
+        for entry, fill in zip(self._columns, fills, strict=True):
+            entry.fill = fill
+
+    def point_to(self, column: int, address: int, valid: tuple[int, int] | None) -> None:
+        """Read a column's floats at an address; `valid`: the address of a bitmap, and its first bit."""
+        entry = self._columns[column]
+        entry.x = address
+        entry.valid, entry.bit = (None, 0) if valid is None else valid
+
+    def write(self, order_R: Ints, out_FR: Floats) -> bool:
+        """Write the rows in this order, column by column; true if a value is infinite."""
+        count, rows = out_FR.shape
+        order, out = order_R.ctypes.data, out_FR.ctypes.data
+        return bool(_library().rw_fill(self._columns, count, order, 0, rows, out))
+
+
+@final
 class FilledColumns:
     """The numbers of selected rows of several columns, with missing values filled."""
 
@@ -272,6 +341,10 @@ def _rounded_up(borders_K: NDArray[np.float32 | np.float64]) -> Floats:
     with np.errstate(over="ignore"):
         near_K = borders_K.astype(np.float32)
         return np.where(near_K < borders_K, np.nextafter(near_K, np.float32(np.inf)), near_K)
+
+
+def _bitmap(bitmap: Bitmap | None) -> tuple[int | None, int]:
+    return (None, 0) if bitmap is None else (_pointer(bitmap.bytes), bitmap.first)
 
 
 def _pointer(array: NDArray[Any]) -> int:

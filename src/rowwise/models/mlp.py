@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rowwise.errors import SpecError
-from rowwise.ops.linear import linear
+from rowwise.ops.linear import inference_linear, linear, pack_weight
 
 Norm = Literal["batch", "layer"]
 
@@ -31,9 +31,16 @@ class Linear(nn.Linear):
     ) -> None:
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
         self.relu = relu
+        self.packed: Tensor | None = None  # see `inference_mode`
+
+    def pack(self) -> None:
+        """Multiply by a packed copy of the weight as it is now, until `packed` is None again."""
+        self.packed = pack_weight(self.weight)
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
+        if self.packed is not None:
+            return inference_linear(input, self.packed, self.bias, relu=self.relu)
         return linear(input, self.weight, self.bias, relu=self.relu)
 
     def extra_repr(self) -> str:

@@ -4,6 +4,8 @@ torch multiplies float32 matrices with the library it was built with (MKL on x86
 than oneDNN, which is in the same torch; on others the two are equal. `rowwise.processor` has the table of processors.
 Within `float8_products`, layers multiply in 8 bits. All other cases (16 bits, other devices, empty batches) call
 F.linear.
+
+Weights that do not change may be packed (`pack_weight`); `inference_linear` multiplies by them, without gradients.
 """
 
 from collections.abc import Callable
@@ -17,6 +19,9 @@ from torch.nn import functional as F
 from rowwise.errors import NativeError, SpecError
 from rowwise.ops.float8 import fits_float8, float8_linear
 from rowwise.processor import GemmLibrary, Processor, gemm_library_of, read_processor
+
+BLOCK_ROWS = 16  # rows of a product in a multiple of these have the same bits; see [Note: Blocks of rows]
+PACKED_ROWS = 64  # that packed weights are laid out for; the bits are the same for any
 
 
 @dataclass(slots=True)
@@ -59,11 +64,41 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, *, relu: 
         out = float8_linear(x, weight_OI, bias_O)
         return out.relu_() if relu else out
     if _fits_onednn(x, weight_OI, bias_O) and current_library() == "onednn":
-        out_BO = _LinearFunction.apply(x.reshape(-1, x.shape[-1]).contiguous(), weight_OI.contiguous(), bias_O, relu)
+        x_BI = x.reshape(-1, x.shape[-1]).contiguous()
+        if torch.is_grad_enabled():
+            out_BO = _LinearFunction.apply(x_BI, weight_OI.contiguous(), bias_O, relu)
+        else:  # without torch's bookkeeping of autograd functions, which takes longer than a small product
+            out_BO = _forward(x_BI, weight_OI.contiguous(), bias_O, relu)
         return out_BO if x.dim() == 2 else out_BO.view(*x.shape[:-1], weight_OI.shape[0])
     out = F.linear(x, weight_OI, bias_O)
     # In place: the gradient of a linear layer does not need its output.
     return out.relu_() if relu else out
+
+
+def pack_weight(weight_OI: Tensor) -> Tensor:
+    """The weight for `inference_linear`: a copy in oneDNN's own layout, or the weight where that is not possible.
+
+    Other libraries are not used, also where they train: MKL gives a row of a narrow layer other bits at other places.
+    """
+    weight_OI = weight_OI.detach()
+    if not _fits_onednn(weight_OI, weight_OI, None) or not has_onednn():
+        return weight_OI
+    return torch.ops.mkldnn._reorder_linear_weight(weight_OI.clone(), PACKED_ROWS)
+
+
+def inference_linear(x: Tensor, packed: Tensor, bias_O: Tensor | None, *, relu: bool) -> Tensor:
+    """`linear` by a packed weight: a row has the same bits in any number of rows. See [Note: Blocks of rows]."""
+    x_BI = x.reshape(-1, x.shape[-1])
+    rows = len(x_BI)
+    padding = -rows % BLOCK_ROWS if rows else BLOCK_ROWS
+    if padding:
+        x_BI = F.pad(x_BI, (0, 0, 0, padding))
+    if packed.is_mkldnn:
+        out_BO = _forward(x_BI.contiguous(), packed, bias_O, relu)
+    else:
+        out_BO = linear(x_BI, packed, bias_O, relu=relu)
+    out_BO = out_BO[:rows] if padding else out_BO
+    return out_BO if x.dim() == 2 else out_BO.view(*x.shape[:-1], out_BO.shape[1])
 
 
 def _fits_onednn(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> bool:
@@ -92,6 +127,12 @@ def _product(a_MK: Tensor, b_NK: Tensor, bias_N: Tensor | None = None) -> Tensor
     return torch.ops.mkldnn._linear_pointwise(a_MK, b_NK, bias_N, "none", [], "")
 
 
+def _forward(x_BI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, relu: bool) -> Tensor:
+    out_BO = _product(x_BI, weight_OI, bias_O)
+    # Not oneDNN's own ReLU, which turns NaN into 0: a run that has gone wrong would look healthy.
+    return out_BO.relu_() if relu else out_BO
+
+
 class _LinearFunction(torch.autograd.Function):
     """A layer whose three products are oneDNN's; transposed views are as fast there as copies."""
 
@@ -99,10 +140,7 @@ class _LinearFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(*args: Any, **_: Any) -> Tensor:
-        x_BI, weight_OI, bias_O, relu = args
-        out_BO = _product(x_BI, weight_OI, bias_O)
-        # Not oneDNN's own ReLU, which turns NaN into 0: a run that has gone wrong would look healthy.
-        return out_BO.relu_() if relu else out_BO
+        return _forward(*args)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

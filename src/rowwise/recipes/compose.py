@@ -48,7 +48,7 @@ from rowwise.recipes.threads import choose_threads
 from rowwise.recipes.user_model import load_class
 from rowwise.recipes.user_model_name import split_name
 from rowwise.recipes.zoo import make_click_model, make_sequence_model
-from rowwise.spec import Table
+from rowwise.spec import Table, Value
 from rowwise.train.evaluate import ClickEvaluator, Evaluator, Slicing
 from rowwise.train.objective import Clicks, InBatch, NextItems, Objective
 from rowwise.train.retrieve import NextItemEvaluator, RetrievalEvaluator, ranking_metrics
@@ -63,6 +63,18 @@ NEXT_ITEM = "next_item"  # the task of sequence models, which have no labels
 
 def no_quarantine() -> None:
     """The quarantine folder of code without one, where bad rows are dropped."""
+
+
+class ModelParts(Value, frozen=True, kw_only=True):
+    """What a model is built from: settings, columns and tables, but no data."""
+
+    model: Model
+    columns: Columns
+    tables: tuple[Table, ...]
+    tasks: tuple[str, ...]
+    seed: int = 0
+    merge_shared: bool = False
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +100,20 @@ class ResolvedRecipe:
     def stored_tables(self) -> tuple[Table, ...]:
         """The tables in memory: a table with an id map is replaced by those of its parts."""
         return tuple(stored for table in self.tables for stored in stored_tables_of(table))
+
+    @property
+    def parts(self) -> ModelParts:
+        recipe, model = self.recipe, self.recipe.model
+        assert not isinstance(model, str)  # `resolve` replaces the name of a class
+        return ModelParts(
+            model=model,
+            columns=self.columns,
+            tables=self.tables,
+            tasks=self.tasks,
+            seed=recipe.seed,
+            merge_shared=recipe.train.merge_shared,
+            device=recipe.train.device,
+        )
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -145,28 +171,30 @@ def resolve(recipe: Recipe) -> ResolvedRecipe:
 
 
 def make_model(resolved: ResolvedRecipe, *, on_meta: bool = False) -> nn.Module:
+    """The model of a recipe; see `build_model`."""
+    return build_model(resolved.parts, on_meta=on_meta)
+
+
+def build_model(parts: ModelParts, *, on_meta: bool = False) -> nn.Module:
     """The model with initial weights from the seed; with `on_meta` its tables are on the meta device.
 
     Meta tables take no memory and get their rows when the model is sharded.
     """
-    recipe, tasks, dense = resolved.recipe, len(resolved.tasks), len(resolved.columns.dense)
-    torch.manual_seed(recipe.seed)
-    model = recipe.model
-    device, merge_shared = "meta" if on_meta else "cpu", recipe.train.merge_shared
+    torch.manual_seed(parts.seed)
+    model, device = parts.model, "meta" if on_meta else "cpu"
     if isinstance(model, TwoTowerConfig):
-        towers = _make_two_tower(resolved, model, device)
-        return towers if on_meta else towers.to(recipe.train.device)
-    embeddings = make_embeddings(resolved.tables, seed=recipe.seed, device=device, merge_shared=merge_shared)
+        towers = _make_two_tower(parts, model, device)
+        return towers if on_meta else towers.to(parts.device)
+    embeddings = make_embeddings(parts.tables, seed=parts.seed, device=device, merge_shared=parts.merge_shared)
+    dense, tasks = len(parts.columns.dense), len(parts.tasks)
     match model:
         case UserModel(module=name, args=args):
             module = _make_user_model(name, embeddings, dense, tasks, args)
         case SasRecConfig() | HstuConfig():
             module = make_sequence_model(model, embeddings)
-        case str():
-            raise AssertionError(f"resolve left the model as {model!r}")
         case _:
             module = make_click_model(model, embeddings, dense, tasks)
-    return module if on_meta else module.to(recipe.train.device)
+    return module if on_meta else module.to(parts.device)
 
 
 def make_small_model(resolved: ResolvedRecipe) -> nn.Module:
@@ -362,17 +390,16 @@ def _check_evaluation(settings: Evaluation, columns: Columns, model: object, *, 
         raise SpecError(f"evaluate.metric={settings.metric!r} is not measured: want one of {', '.join(metrics)}")
 
 
-def _make_two_tower(resolved: ResolvedRecipe, config: TwoTowerConfig, device: str) -> RetrievalModel:
+def _make_two_tower(parts: ModelParts, config: TwoTowerConfig, device: str) -> RetrievalModel:
     towers: list[Tower] = []
     user, item = (config.user_features, config.user_dense), ((config.item, *config.item_features), config.item_dense)
     for features, dense in (user, item):
-        tables = tuple(t for t in resolved.tables if set(t.feature_names) & set(features))
+        tables = tuple(t for t in parts.tables if set(t.feature_names) & set(features))
         mixed = [t.name for t in tables if not set(t.feature_names) <= set(features)]
         if mixed or not tables:
             got = f"table {', '.join(mixed)} has features of both" if mixed else "no table"
             raise SpecError(f"two_tower: {got}: want tables with features {', '.join(features)} only, for one tower")
-        seed, merge_shared = resolved.recipe.seed, resolved.recipe.train.merge_shared
-        embeddings = make_embeddings(tables, seed=seed, device=device, merge_shared=merge_shared)
+        embeddings = make_embeddings(tables, seed=parts.seed, device=device, merge_shared=parts.merge_shared)
         towers.append(Tower(embeddings, len(dense), config.sizes))
     towers_model = TwoTower(towers[0], towers[1], config.temperature)
     return RetrievalModel(towers_model, ItemFrequency() if config.correct else None)

@@ -5,6 +5,7 @@ from torch import nn
 
 from rowwise.batch import Batch, Jagged
 from rowwise.models.cost import activation_bytes
+from rowwise.models.inference import autocast
 from rowwise.perf.dense_parallel import NO_ACTIVATIONS, ActivationBytes, DenseSide, DenseUnits
 from rowwise.recipes.compose import ResolvedRecipe, make_small_model
 from rowwise.recipes.model_configs import RankingModel, UserModel
@@ -12,7 +13,6 @@ from rowwise.recipes.recipe import Recipe
 from rowwise.spec import Pooling
 from rowwise.train.dense_parallel import check_parameters, find_units, has_id_maps, unit_shapes
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd
-from rowwise.train.step import autocast
 
 SAMPLES = 64  # of the forward that is measured
 
@@ -59,7 +59,7 @@ def measure_activations(resolved: ResolvedRecipe) -> ActivationBytes:
     )
     try:
         model = make_small_model(resolved)
-        with autocast(recipe.train):
+        with autocast(recipe.train.device, recipe.train.precision):
             return ActivationBytes(*activation_bytes(model, batch, find_units(model)))
     except Exception:  # whatever a user's code raises for such samples
         if isinstance(recipe.model, UserModel):

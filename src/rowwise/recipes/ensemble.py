@@ -17,13 +17,16 @@ from torch.nn.functional import logsigmoid
 
 from rowwise import report
 from rowwise.batch import Batch
-from rowwise.errors import SpecError
+from rowwise.errors import DataError, SpecError
 from rowwise.ingest.transform import to_json
 from rowwise.recipes.compose import ResolvedRecipe, evaluation_batches
 from rowwise.recipes.model_configs import RankingModel, kind_of
-from rowwise.recipes.predict import predict
+from rowwise.recipes.predict import Predictor, predict
+from rowwise.recipes.rows import RowSelection, open_reader
 from rowwise.recipes.runs import Warn, choose_rows, ignore_warning, load_trained, predict_rows
+from rowwise.recipes.served import open_predictor
 from rowwise.recipes.sharding import tables_of
+from rowwise.serve.package import is_served
 from rowwise.train.evaluate import ClickEvaluator, Scores, Slicing, Values
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.step import dense_parameters
@@ -180,11 +183,19 @@ def predict_ensemble(  # noqa: PLR0913 - options of the command
     tell: Callable[[int, int], None] | None = None,
     warn: Warn = ignore_warning,
 ) -> int:
-    """Write the mean probability of the runs, and its logit, for the test rows or rows of other files."""
+    """Write the mean probability of the runs, and its logit, for the test rows or rows of other files.
+
+    A single path may be a version that `rowwise export` wrote.
+    """
+    if len(paths) == 1 and is_served(paths[0]):
+        if data is None:
+            raise DataError(f"{paths[0]}: a version has no test rows: want --data parquet:PATH")
+        return predict(open_predictor(paths[0]), RowSelection(open_reader(data)), out, keep, tell)
     if len(paths) == 1:  # of any model, such as two towers
         return predict_rows(paths[0], out, which=which, data=data, keep=keep, tell=tell, warn=warn)
     resolved, ensemble = load_ensemble(paths, which, warn, same_rows=data is None)
-    return predict(resolved, ensemble, choose_rows(paths[0], resolved, data), out, keep, tell)
+    rows = choose_rows(paths[0], resolved, data)
+    return predict(Predictor.of_run(resolved, ensemble), rows, out, keep, tell)
 
 
 def weight_bytes(model: nn.Module) -> int:

@@ -1,10 +1,13 @@
 """Writes predictions for rows as Parquet or CSV, in the order of the rows, each with its key. Labels are not read.
 
+A row's prediction does not depend on the rows it is computed with ([Note: Blocks of rows] in `models/inference.py`).
 Splits are predicted one by one, into a temporary file that is renamed at the end.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -20,20 +23,62 @@ from rowwise.ingest.collate import SplitRows, collate
 from rowwise.ingest.columns import Columns, is_list
 from rowwise.ingest.prepare import Preparation, PreparationTask, ReadSplit
 from rowwise.ingest.reader import check_columns
-from rowwise.ingest.transform import serving, to_json
+from rowwise.ingest.transform import LoadedTransforms, serving, to_json
+from rowwise.models.inference import RowBlocks, inference_mode
 from rowwise.recipes.compose import ResolvedRecipe
+from rowwise.recipes.held_out import bind_preparation, held_out_rows
 from rowwise.recipes.rows import RowSelection
-from rowwise.train.evaluate import evaluation_mode
+from rowwise.serve.answer import prediction_columns, prediction_names
+from rowwise.serve.forward import Logits, choose_blocks_of
+from rowwise.spec import Table
 from rowwise.train.on_device import to_device
-from rowwise.train.step import autocast
 
 PART = ".part"
 WRITERS = {".parquet": pq.ParquetWriter, ".csv": csv.CSVWriter}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predictor:
+    """A trained model, and all that makes predictions of rows."""
+
+    model: nn.Module
+    columns: Columns
+    tables: tuple[Table, ...]
+    transforms: LoadedTransforms
+    tasks: tuple[str, ...]
+    device: str
+    precision: str
+    batch: int  # rows computed together, at most
+    blocks: RowBlocks
+
+    @classmethod
+    def of_run(cls, resolved: ResolvedRecipe, model: nn.Module) -> Self:
+        """The model of a run; a few rows of its data test in which blocks a row keeps its bits."""
+        training, sample = resolved.recipe.train, held_out_rows(resolved)
+        with inference_mode(model, training.device, training.precision):
+            blocks = choose_blocks_of(
+                bind_preparation(resolved, sample.schema), logits_on(model, training.device), sample
+            )
+        return cls(
+            model=model,
+            columns=resolved.columns,
+            tables=resolved.tables,
+            transforms=serving(resolved.transforms),
+            tasks=resolved.tasks,
+            device=training.device,
+            precision=training.precision,
+            batch=resolved.recipe.evaluate.batch,
+            blocks=blocks,
+        )
+
+
+def logits_on(model: nn.Module, device: str) -> Logits:
+    """The logits of a model on a device, brought back to the host."""
+    return lambda batch: model(to_device(batch, model, device)).float().cpu()
+
+
 def predict(
-    resolved: ResolvedRecipe,
-    model: nn.Module,
+    predictor: Predictor,
     rows: RowSelection,
     out: Path,
     keep: Sequence[str] = (),
@@ -42,8 +87,7 @@ def predict(
     """Write a line for each row: its key (its number, if there is none), and each label's logit and probability.
 
     Args:
-        resolved: the recipe that the model was trained by.
-        model: the trained model.
+        predictor: the trained model.
         rows: the rows to predict for.
         out: the file, .parquet or .csv.
         keep: input columns that are copied to each line.
@@ -54,28 +98,27 @@ def predict(
     """
     if out.suffix not in WRITERS:
         raise SpecError(f"--out {out}: want a name that ends in {' or '.join(WRITERS)}")
-    columns = structs.replace(resolved.columns, labels=(), weight=None, time=None, key=None)
-    key, splits, rows_read, lines_written = resolved.columns.key, rows.reader.splits(), 0, 0
-    task = PreparationTask(reader=rows.reader, splits=splits, preparation=_preparation(resolved, columns, rows))
+    key, splits, rows_read, lines_written = predictor.columns.key, rows.reader.splits(), 0, 0
+    task = PreparationTask(reader=rows.reader, splits=splits, preparation=_preparation(predictor, rows))
     if key is not None and key not in rows.reader.schema.names:
         key = None
     copied = tuple(dict.fromkeys((*((key,) if key else ()), *keep)))
-    _check_copied(copied, {*_column_names(resolved.tasks), *(() if key else ("row",))}, rows, out)
+    _check_copied(copied, {*prediction_names(predictor.tasks), *(() if key else ("row",))}, rows, out)
     temporary = out.with_name(out.name + PART)
     writer: pq.ParquetWriter | csv.CSVWriter | None = None
     try:
-        with evaluation_mode(model):
+        with inference_mode(predictor.model, predictor.device, predictor.precision):
             for index, split in enumerate(splits):
                 opened = task.open(index, 0)
                 order_R, count = opened.order_R, opened.table.num_rows
-                logits_RK = _predict_split(resolved, model, opened)
+                logits_RK = _predict_split(predictor, opened)
                 by_name = {} if key else {"row": pa.array(np.arange(rows_read, rows_read + count))}
                 if copied:
                     table = rows.reader.read(split, copied)
                     by_name |= {name: table[name] for name in copied}
                 if order_R is not None:  # only these rows of the split have logits
                     by_name = {name: values.take(order_R) for name, values in by_name.items()}
-                lines = pa.table(by_name | _predictions(resolved.tasks, logits_RK))
+                lines = pa.table(by_name | prediction_columns(predictor.tasks, logits_RK))
                 writer = writer or WRITERS[out.suffix](temporary, lines.schema)
                 writer.write_table(lines)
                 rows_read += count
@@ -93,27 +136,26 @@ def predict(
     return lines_written
 
 
-def _preparation(resolved: ResolvedRecipe, columns: Columns, rows: RowSelection) -> Preparation:
+def _preparation(predictor: Predictor, rows: RowSelection) -> Preparation:
+    columns = structs.replace(predictor.columns, labels=(), weight=None, time=None, key=None)
     return Preparation(
         columns=columns,
-        table_rows=table_rows_for_ids(columns, resolved.tables),
+        table_rows=table_rows_for_ids(columns, predictor.tables),
         share=rows.share,
         shuffle=False,
-        transforms=to_json(serving(resolved.transforms)),
+        transforms=to_json(predictor.transforms),
         where=rows.where,
     )
 
 
-def _predict_split(resolved: ResolvedRecipe, model: nn.Module, opened: ReadSplit) -> Tensor:
+def _predict_split(predictor: Predictor, opened: ReadSplit) -> Tensor:
     """Logits [R, K] of all rows of a split, computed batch by batch."""
-    training, size, columns = resolved.recipe.train, resolved.recipe.evaluate.batch, opened.preparation.columns
-    encoded = opened.encode()
-    logits = [torch.empty(0, len(resolved.tasks))]
-    for begin in range(0, encoded.rows, size):
-        rows = SplitRows(encoded, begin, min(begin + size, encoded.rows))
-        batch = to_device(collate([rows], columns), model, training.device)
-        with autocast(training):
-            logits.append(model(batch).float().cpu())
+    encoded, logits_of = opened.encode(), logits_on(predictor.model, predictor.device)
+    logits = [torch.empty(0, len(predictor.tasks))]
+    for begin, end, padding in predictor.blocks.cut(encoded.rows, predictor.batch):
+        last = [SplitRows(encoded, end - 1, end)] * padding
+        batch = collate([SplitRows(encoded, begin, end), *last], opened.preparation.columns)
+        logits.append(logits_of(batch)[: end - begin])
     return torch.cat(logits)
 
 
@@ -127,12 +169,3 @@ def _check_copied(copied: Sequence[str], predicted: Collection[str], rows: RowSe
             raise SpecError(f"--keep {name}: the file has a column of this name already: leave it out")
         if out.suffix == ".csv" and is_list(kind):
             raise SpecError(f"--keep {name}: column {name!r} holds {kind}, which CSV cannot: want --out FILE.parquet")
-
-
-def _column_names(tasks: Sequence[str]) -> list[str]:
-    return [f"{task}_{kind}" for task in tasks for kind in ("logit", "probability")]
-
-
-def _predictions(tasks: Sequence[str], logits_RK: Tensor) -> dict[str, pa.Array]:
-    columns = [values_R for logits_R in logits_RK.unbind(1) for values_R in (logits_R, logits_R.sigmoid())]
-    return {name: pa.array(values_R.numpy()) for name, values_R in zip(_column_names(tasks), columns, strict=True)}

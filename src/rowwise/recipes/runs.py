@@ -48,7 +48,7 @@ from rowwise.recipes.id_maps import copy_maps, relocate_maps
 from rowwise.recipes.machine import Environment, NativeLibrary
 from rowwise.recipes.model_configs import SequenceModel, UserModel, kind_of
 from rowwise.recipes.outlook import open_warm_start
-from rowwise.recipes.predict import predict
+from rowwise.recipes.predict import Predictor, predict
 from rowwise.recipes.recipe import Recipe, check_ranks
 from rowwise.recipes.rows import RowSelection, open_reader
 from rowwise.recipes.sharding import choose_plan, shard_tables, step_samples, tables_of
@@ -439,7 +439,10 @@ def predict_rows(  # noqa: PLR0913 - options of the command
     if isinstance(resolved.recipe.model, SequenceModel):
         got = f"model.kind={kind_of(resolved.recipe.model)} ranks all items for a list, and has no logit of a row"
         raise SpecError(f"{path}: {got}: want rowwise eval, or rowwise.NextItem in Python")
-    return predict(resolved, model, choose_rows(path, resolved, data), out, keep, tell)
+    rows, predictor = choose_rows(path, resolved, data), Predictor.of_run(resolved, model)
+    if predictor.blocks.kind != "padded":
+        warn(predictor.blocks.describe())
+    return predict(predictor, rows, out, keep, tell)
 
 
 def load_trained(path: Path, which: str = "best", warn: Warn = ignore_warning) -> tuple[ResolvedRecipe, nn.Module]:

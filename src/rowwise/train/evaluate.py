@@ -6,8 +6,7 @@ An `Evaluator` is a function without arguments that returns scores: `ClickEvalua
 Each rank scores its part of every batch, rank 0 merges the counts, and all ranks get its scores.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, final
 
@@ -20,6 +19,7 @@ from rowwise.comm.solo import solo
 from rowwise.comm.status import all_gather_uneven, broadcast_object, gather_object
 from rowwise.errors import SpecError
 from rowwise.models.histories import items_of
+from rowwise.models.inference import autocast, evaluation_mode
 from rowwise.train.entropy import EntropyValue
 from rowwise.train.metrics import Metrics, TaskMetrics
 from rowwise.train.on_device import to_device
@@ -28,7 +28,6 @@ from rowwise.train.samples import Samples
 from rowwise.train.settings import Training
 from rowwise.train.slices import Slices, most_common
 from rowwise.train.state import State
-from rowwise.train.step import autocast
 
 Values = dict[str, float]  # of one task: each metric by its name
 
@@ -117,7 +116,7 @@ class ClickEvaluator:
                 if not counted.slices:
                     counted.slices.update(self._choose_slices(batch, steps))
                 with steps.deferring_errors():
-                    with autocast(self._training):
+                    with autocast(self._training.device, self._training.precision):
                         logits_BK = self._model(batch)
                     samples = Samples.of(logits_BK.float(), batch.labels_BK, batch.weights_B)
                     counted.metrics.add(samples)
@@ -168,19 +167,6 @@ class _CountedSamples:
         self.metrics.merge(Metrics.from_state(metrics))
         for feature, parts in slices.items():
             self.slices[feature].merge(Slices.from_state(parts))
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """No gradients, and the model in evaluation mode; on exit each module gets its former mode back."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def ids_or_none(batch: Batch, feature: str) -> Tensor:

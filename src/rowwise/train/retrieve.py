@@ -20,15 +20,15 @@ from rowwise.comm.solo import solo
 from rowwise.comm.status import all_gather_uneven, broadcast_object, gather_object
 from rowwise.errors import BatchError
 from rowwise.models.histories import items_of, sample_of_each
+from rowwise.models.inference import autocast, evaluation_mode
 from rowwise.models.next_item import NextItem, last_of_each
 from rowwise.models.two_tower import VectorModel
-from rowwise.train.evaluate import Scores, evaluation_mode
+from rowwise.train.evaluate import Scores
 from rowwise.train.objective import single_ids
 from rowwise.train.on_device import to_device
 from rowwise.train.ranking import Ranking
 from rowwise.train.ranks import Lockstep
 from rowwise.train.settings import Training
-from rowwise.train.step import autocast
 
 QUERIES = 512  # ranked at a time
 
@@ -175,7 +175,7 @@ class NextItemEvaluator:
         with evaluation_mode(self._model):
             for host_batch in steps.iterate(self._batches):
                 batch = to_device(host_batch, self._model, self._training.device)
-                with steps.deferring_errors(), autocast(self._training):
+                with steps.deferring_errors(), autocast(self._training.device, self._training.precision):
                     self._rank(batch, ranking)
         return _gather_scores(self._comm, ranking, self._task)
 

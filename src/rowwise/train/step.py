@@ -14,8 +14,8 @@ code. Torch's threads and generators belong to the process: ranks that are threa
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Self
@@ -33,7 +33,7 @@ from rowwise.errors import BatchError, GradientError, SpecError, UpdateError
 from rowwise.hashing.make import IdTables
 from rowwise.hashing.managed.embeddings import ManagedEmbeddings
 from rowwise.ingest.batch_shard import BatchShard
-from rowwise.ops.float8 import float8_products
+from rowwise.models.inference import autocast
 from rowwise.ops.threads import one_thread
 from rowwise.ops.update import run_all
 from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
@@ -266,18 +266,6 @@ def run_step(
     )
 
 
-@contextmanager
-def autocast(settings: Training) -> Iterator[None]:
-    """16 or 8 bits for dense products, if the settings say so; autocast keeps sums and logarithms in float32."""
-    device = torch.device(settings.device)
-    with ExitStack() as stack:
-        if settings.precision != "fp32":
-            stack.enter_context(torch.autocast(device.type, torch.bfloat16))
-        if settings.precision == "fp8":
-            stack.enter_context(float8_products(device))
-        yield
-
-
 def embeddings_of(model: nn.Module) -> tuple[AnyEmbeddings, ...]:
     """All modules with tables in a model; raises if two tables have one name."""
     found = [(path, module) for path, module in model.named_modules() if isinstance(module, AnyEmbeddings)]
@@ -335,7 +323,7 @@ def _differentiate(
     overlap()
     for place, piece in enumerate(pieces):
         draws = context.shards.seeded_draws(number, place) if context.shards else nullcontext()
-        with context.clock.phase("forward"), autocast(context.settings), draws:
+        with context.clock.phase("forward"), autocast(context.settings.device, context.settings.precision), draws:
             outcome = context.objective(piece)
         share = len(piece.labels_BK) / samples
         # The mean over no samples is NaN, but its gradients times 0 are zeros. The backward must run all the same:

@@ -6,6 +6,7 @@
 
 from rowwise.ingest.transform.chain import (
     AnyKind,
+    BoundTransforms,
     LoadedTransforms,
     Transforms,
     apply,
@@ -32,6 +33,7 @@ from rowwise.ingest.transform.user_function import UserFunction
 
 __all__ = [
     "AnyKind",
+    "BoundTransforms",
     "BoxCox",
     "Bucketize",
     "Cartesian",

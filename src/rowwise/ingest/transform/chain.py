@@ -5,7 +5,7 @@ transform reads the results of those before it. Only transforms that a wanted co
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, final
@@ -134,17 +134,53 @@ def apply(
     where = where or RowPosition()
     steps, names = _needed_steps(loaded, wanted)
     check_columns(names, table.schema, where.split.source)
-    columns, keep_R = _TransformColumns(table), None
+    columns, keep_R = _TransformColumns(lambda name: combine_chunks(table[name])), None
     for step in steps:
         transform = step.transform
-        _check(step, columns.kinds(transform.reads), loaded, where.split.source)
+        kinds = {name: columns.kind(name, table.schema) for name in transform.reads}
+        _check(step, kinds, loaded, where.split.source)
         if isinstance(transform, Sampling):
             kept_R = transform.keeps(columns.arrays(transform.reads), where, table.num_rows)
             keep_R = kept_R if keep_R is None else keep_R & kept_R
         elif not columns.try_fuse(transform):
             arrays = step.run(columns.arrays(transform.reads), where)
             columns.put(transform.makes, arrays)
-    return columns.table(wanted), keep_R
+    return columns.table(wanted, table), keep_R
+
+
+@final
+class BoundTransforms:
+    """Transforms without sampling, bound to a schema: `apply` for tables whose columns need no further checks.
+
+    Args:
+        schema: of the columns that are read, at least.
+        loaded: the transforms, from `serving`.
+        wanted: columns of the schema or of transforms.
+        source: named in errors.
+    """
+
+    def __init__(
+        self, schema: pa.Schema, loaded: LoadedTransforms, wanted: Sequence[str], source: str = "data"
+    ) -> None:
+        """Refuse columns that are missing or have wrong types."""
+        self._steps, self.names = _needed_steps(loaded, wanted)
+        self._wanted = tuple(dict.fromkeys(wanted))
+        check_columns(self.names, schema, source)
+        kinds = {name: schema.field(name).type for name in self.names}
+        for step in self._steps:
+            assert not isinstance(step.transform, Sampling)
+            _check(step, kinds, loaded, source)
+            new_kinds = step.transform.types(tuple(plain_kind(kinds[name]) for name in step.transform.reads))
+            kinds |= dict(zip(step.transform.makes, new_kinds, strict=True))
+        self.schema = pa.schema([(name, kinds[name]) for name in self._wanted])  # of the wanted columns
+
+    def __call__(self, arrays: Mapping[str, pa.Array], where: RowPosition) -> dict[str, pa.Array]:
+        """The wanted columns of some rows; `arrays` are columns as `combine_chunks` returns them."""
+        columns = _TransformColumns(arrays.__getitem__)
+        for step in self._steps:
+            if not columns.try_fuse(step.transform):
+                columns.put(step.transform.makes, step.run(columns.arrays(step.transform.reads), where))
+        return dict(zip(self._wanted, columns.arrays(self._wanted), strict=True))
 
 
 def digest(loaded: LoadedTransforms) -> str:
@@ -222,14 +258,11 @@ class _DeferredFirstX:
 
 @final
 class _TransformColumns:
-    """The columns of some rows while transforms are applied to them."""
+    """The columns of some rows while transforms are applied to them; `read` returns one of the data."""
 
-    def __init__(self, table: pa.Table) -> None:
-        self._table = table
+    def __init__(self, read: Callable[[str], pa.Array]) -> None:
+        self._read = read
         self._made: dict[str, pa.Array | _DeferredFirstX] = {}
-
-    def kinds(self, names: Iterable[str]) -> dict[str, pa.DataType]:
-        return {name: self._kind(name) for name in names}
 
     def arrays(self, names: Iterable[str]) -> tuple[pa.Array, ...]:
         return tuple(self._array(name) for name in names)
@@ -249,20 +282,21 @@ class _TransformColumns:
             return True
         return False
 
-    def table(self, names: Sequence[str]) -> pa.Table:
-        columns = {name: self._array(name) if name in self._made else self._table[name] for name in names}
-        return pa.table(columns) if columns else self._table.select([])
+    def table(self, names: Sequence[str], source: pa.Table) -> pa.Table:
+        columns = {name: self._array(name) if name in self._made else source[name] for name in names}
+        return pa.table(columns) if columns else source.select([])
 
-    def _kind(self, name: str) -> pa.DataType:
+    def kind(self, name: str, schema: pa.Schema) -> pa.DataType:
+        """The type of a column, which `schema` has if it is one of the data."""
         there = self._made.get(name)
         if there is None:
-            return self._table.schema.field(name).type
+            return schema.field(name).type
         return there.array.type if isinstance(there, _DeferredFirstX) else there.type
 
     def _array(self, name: str) -> pa.Array:
         there = self._made.get(name)
         if there is None:
-            return combine_chunks(self._table[name])
+            return self._read(name)
         if isinstance(there, _DeferredFirstX):
             self._made[name] = there = first(there.array, there.count)
         return there

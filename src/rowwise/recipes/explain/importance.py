@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rowwise.batch import Batch
+from rowwise.models.inference import autocast, evaluation_mode
 from rowwise.recipes.explain.rows import HeldRows, pieces
 from rowwise.spec import Value
 from rowwise.train.evaluate import NONE as NO_ID
-from rowwise.train.evaluate import evaluation_mode, ids_or_none
+from rowwise.train.evaluate import ids_or_none
 from rowwise.train.on_device import to_device
 from rowwise.train.settings import Training
-from rowwise.train.step import autocast
 
 GRID = 11  # points of a dependence: the least, the deciles and the most
 LEAST_ROWS_OF_ID = 20
@@ -67,7 +67,7 @@ class Scorer:
     def logits(self, batch: Batch) -> Tensor:
         """Logits [N] of the rows of a batch."""
         found: list[Tensor] = []
-        with evaluation_mode(self.model), autocast(self.training):
+        with evaluation_mode(self.model), autocast(self.training.device, self.training.precision):
             for piece in pieces(batch, self.batch):
                 found.append(self.model(to_device(piece, self.model, self.training.device))[:, self.task].float().cpu())
         return torch.cat(found)

@@ -1,0 +1,152 @@
+"""Prepares rows of requests: transforms and encodes them like a split's, for columns that are checked once.
+
+`encode` checks types and lays a block out at each call, which takes milliseconds however few the rows are. A
+`BoundPreparation` has done this for one schema. Its result equals that of `transform.apply` and `encode`.
+Sizes: B rows in the order of use, F features, N ids.
+"""
+
+from collections.abc import Mapping
+from itertools import groupby
+from typing import NamedTuple, final
+
+import numpy as np
+import pyarrow as pa
+from msgspec import structs
+from pyarrow import types
+
+from rowwise.ingest import native
+from rowwise.ingest.bags import combine_chunks, lists, numpy_type
+from rowwise.ingest.block import Floats, Ints
+from rowwise.ingest.columns import Columns, Sparse, is_list, is_text
+from rowwise.ingest.encode import as_float32, encode, row_mapping
+from rowwise.ingest.reader import Split
+from rowwise.ingest.transform import BoundTransforms, LoadedTransforms, RowPosition, serving
+
+REQUEST = Split(source="request", start=0, stop=0, first_row=0)
+
+
+class PreparedRows(NamedTuple):
+    """Numbers and ids of rows, features one after the other as a batch has them."""
+
+    dense_BF: Floats
+    values_N: Ints
+    lengths_FB: Ints  # flat
+
+
+@final
+class BoundPreparation:
+    """Transforms and encoding for predictions, bound to a schema.
+
+    Args:
+        schema: of the data before transforms.
+        transforms: as in training; those that sample rows are left out.
+        columns: as in training; what only training needs is left out.
+        table_rows: see `encode`.
+        split: named in errors.
+    """
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        transforms: LoadedTransforms,
+        columns: Columns,
+        table_rows: Mapping[str, int],
+        split: Split = REQUEST,
+    ) -> None:
+        """Refuse columns that are missing or have wrong types."""
+        self.columns = structs.replace(columns, labels=(), weight=None, time=None, key=None, shared=())
+        self._transforms = BoundTransforms(schema, serving(transforms), self.columns.names, split.source)
+        self.names = self._transforms.names
+        self.columns.check(self._transforms.schema, split.source)
+        self._table_rows, self._split, self._where = table_rows, split, RowPosition(split=split)
+        self._loose = tuple(name for name in self.names if _is_loose(schema.field(name).type))
+        self._numbers = native.BoundNumbers([dense.fill for dense in self.columns.dense])
+        self._ids = tuple(self._bind(sparse) for sparse in self.columns.sparse)
+
+    def _bind(self, sparse: Sparse) -> "_BoundFeature":
+        kind, rows = self._transforms.schema.field(sparse.column).type, self._table_rows.get(sparse.table_name)
+        ids = native.BoundIds(row_mapping(sparse, kind, rows), sparse.first)
+        if not types.is_integer(kind):
+            return _BoundFeature(sparse.column, ids)
+        number = np.dtype(np.int64) if types.is_uint64(kind) else numpy_type(kind)
+        return _BoundFeature(sparse.column, ids, native.KINDS[number], number.itemsize)
+
+    def __call__(self, arrays: Mapping[str, pa.Array], order_B: Ints) -> PreparedRows:
+        """Prepare rows in an order, which may name a row several times; raises for the first bad one.
+
+        Args:
+            arrays: the columns `names`, of the schema's types, with as many rows each.
+            order_B: numbers of rows, in range.
+        """
+        ready = dict(arrays)
+        for name in self._loose:
+            ready[name] = combine_chunks(pa.chunked_array([ready[name]]))
+        ready = self._transforms(ready, self._where)
+        dense_BF, bad = self._write_dense(ready, order_B)
+        values_N, lengths_FB, bad_ids = self._write_ids(ready, order_B)
+        if bad or bad_ids:
+            encode(pa.table(ready), self.columns, self._table_rows, self._split)  # raises for the first bad row
+            raise AssertionError("encode accepts what its kernels refuse")
+        return PreparedRows(dense_BF, values_N, lengths_FB)
+
+    def _write_dense(self, arrays: Mapping[str, pa.Array], order_B: Ints) -> tuple[Floats, bool]:
+        dense = self.columns.dense
+        columns_FB = np.empty((len(dense), len(order_B)), np.float32)
+        out_BF = np.empty((len(order_B), len(dense)), np.float32)
+        if not dense:
+            return out_BF, False
+        singles = [as_float32(arrays[one.column]) for one in dense]
+        for number, array in enumerate(singles):
+            valid, values = array.buffers()
+            bitmap = (valid.address, array.offset) if array.null_count else None
+            self._numbers.point_to(number, values.address + 4 * array.offset, bitmap)
+        infinite = self._numbers.write(order_B, columns_FB)
+        at = 0
+        for log1p, run in groupby(dense, lambda one: one.log1p):
+            part_FB = columns_FB[at : (at := at + len(list(run)))]
+            if log1p:
+                np.log1p(np.maximum(part_FB, np.float32(0), out=part_FB), out=part_FB)
+        native.transpose(columns_FB, out_BF)
+        return out_BF, infinite
+
+    def _write_ids(self, arrays: Mapping[str, pa.Array], order_B: Ints) -> tuple[Ints, Ints, bool]:
+        rows = len(order_B)
+        ragged = [feature.point_to(arrays[feature.column]) for feature in self._ids]
+        totals = [feature.ids.select(order_B, ragged=r) for feature, r in zip(self._ids, ragged, strict=True)]
+        values_N = np.empty(sum(totals), np.int64)
+        lengths_FB = np.ones((len(self._ids), rows), np.int64)
+        offsets_B1 = np.empty(rows + 1, np.int64)
+        address, bad = values_N.ctypes.data, False
+        for number, (feature, total, is_ragged) in enumerate(zip(self._ids, totals, ragged, strict=True)):
+            bad |= feature.ids.write(address, total, offsets_B1 if is_ragged else None)
+            if is_ragged:
+                np.subtract(offsets_B1[1:], offsets_B1[:-1], out=lengths_FB[number])
+            address += 8 * total
+        return values_N, lengths_FB.reshape(-1), bad
+
+
+class _BoundFeature(NamedTuple):
+    """A sparse column, and where its ids go."""
+
+    column: str
+    ids: native.BoundIds
+    kind: int = 0  # of whole numbers, as the kernels number them
+    width: int = 0  # bytes of a whole number; 0: lists or text
+
+    def point_to(self, array: pa.Array) -> bool:
+        """Read this column; true if rows may have any number of ids."""
+        if self.width:
+            valid, values = array.buffers()
+            address = values.address + self.width * array.offset
+            if address % self.width == 0:
+                bitmap = (valid.address, array.offset) if array.null_count else None
+                self.ids.point_to_values(self.kind, address, len(array), bitmap)
+                return bitmap is not None
+        found = lists(array)
+        self.ids.point_to(found)
+        return found.offsets is not None or found.row_valid is not None
+
+
+def _is_loose(kind: pa.DataType) -> bool:
+    """Whether `combine_chunks` gives a single array of this type another layout."""
+    return is_text(kind) or is_list(kind)

@@ -1,0 +1,139 @@
+"""A model in use: evaluation mode, no gradients, packed weights, and logits that do not depend on other rows.
+
+[Note: Blocks of rows] A matrix library has kernels for different numbers of rows, which add in different orders. So a
+row's last bits may depend on how many rows are computed with it: oneDNN gives a batch of 1 other bits than large ones,
+MKL also batches of 2, 3, 5, 7, 9 and the like. Vector code may treat the last elements of a tensor in another way. A
+multiple of 16 rows never differed with oneDNN, at any place of a row and with any number of threads. So batches are
+padded to such blocks, and `Linear` layers pad their own input, which has another number of rows where a model works on
+items of histories. `choose_blocks` tests a model on given rows. A model that fails is computed in larger blocks, then
+in blocks of one fixed size; one whose rows depend on their neighbours, each row alone.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rowwise.errors import SpecError
+from rowwise.models.mlp import Linear
+from rowwise.ops.float8 import float8_products
+from rowwise.ops.linear import BLOCK_ROWS
+from rowwise.spec import Value
+from rowwise.value import MOST_BATCH
+
+LARGER_ROWS, FIXED_ROWS = 64, 256  # of larger blocks, and of a block of fixed size
+TESTED_ROWS = (16, 32, 48, 64, 80, 128, 256, 512, 1024, 4096)  # of the batches in which a model is tested
+TESTED_SHIFTS = (0, 1, 5, 18)  # places by which rows are moved between these batches
+STRIDE = 7  # between neighbours in half of these batches
+
+
+class RowSpan(NamedTuple):
+    """Rows that are computed together."""
+
+    begin: int
+    end: int
+    padding: int  # rows that are computed beside them, and dropped
+
+
+class RowBlocks(Value, frozen=True):
+    """How rows are cut into batches, so that a row has the same bits in each. See [Note: Blocks of rows]."""
+
+    kind: Literal["padded", "fixed", "alone"] = "padded"
+    rows: int = BLOCK_ROWS  # a batch is padded to a multiple of these
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rows <= MOST_BATCH:
+            raise SpecError(f"blocks of {self.rows} rows: want 1 to {MOST_BATCH}")
+
+    def cut(self, rows: int, most: int) -> Iterator[RowSpan]:
+        """The batches of so many rows, each of at most `most` rows, or of one block."""
+        step = {"padded": max(1, most), "fixed": self.rows, "alone": 1}[self.kind]
+        for begin in range(0, rows, step):
+            end = min(begin + step, rows)
+            yield RowSpan(begin, end, -(end - begin) % self.rows)
+
+    def describe(self) -> str:
+        match self.kind:
+            case "padded":
+                return f"batches are padded to a multiple of {self.rows} rows"
+            case "fixed":
+                return f"rows are computed in blocks of {self.rows}, as batches of other sizes change their last bits"
+            case "alone":
+                return "each row is computed alone, as its logits depend on the rows beside it"
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """No gradients, and the model in evaluation mode; on exit each module gets its former mode back."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def inference_mode(model: nn.Module, device: str = "cpu", precision: str = "fp32") -> Iterator[None]:
+    """`evaluation_mode` and `autocast`, with packed `Linear` layers whose rows have the same bits in any batch.
+
+    Weights must not change meanwhile.
+    """
+    layers = [module for module in model.modules() if isinstance(module, Linear)]
+    with evaluation_mode(model), autocast(device, precision):
+        try:
+            for layer in layers:
+                layer.pack()
+            yield
+        finally:
+            for layer in layers:
+                layer.packed = None
+
+
+@contextmanager
+def autocast(device: str, precision: str) -> Iterator[None]:
+    """16 or 8 bits for dense products, unless the precision is fp32; autocast keeps sums and logarithms in float32."""
+    with ExitStack() as stack:
+        if precision != "fp32":
+            stack.enter_context(torch.autocast(torch.device(device).type, torch.bfloat16))
+        if precision == "fp8":
+            stack.enter_context(float8_products(torch.device(device)))
+        yield
+
+
+def choose_blocks(logits_of: Callable[[Sequence[int]], Tensor], rows: int) -> RowBlocks:
+    """The smallest blocks in which no row's bits depend on the other rows.
+
+    Args:
+        logits_of: computes rows of a sample by their numbers, in one batch, in `inference_mode`.
+        rows: the size of the sample; more kinds of rows test more.
+    """
+    for multiple in (BLOCK_ROWS, LARGER_ROWS):
+        if not _differ(logits_of, rows, [size for size in TESTED_ROWS if size % multiple == 0]):
+            return RowBlocks(rows=multiple)
+    if not _differ(logits_of, rows, (FIXED_ROWS,)):
+        return RowBlocks(kind="fixed", rows=FIXED_ROWS)
+    return RowBlocks(kind="alone")
+
+
+def _differ(logits_of: Callable[[Sequence[int]], Tensor], rows: int, sizes: Sequence[int]) -> bool:
+    """Whether a row's bits differ between batches of these sizes, or between places in them."""
+    known: Tensor | None = None
+    seen_R = torch.zeros(rows, dtype=torch.bool)
+    for size in sizes:
+        for shift in TESTED_SHIFTS:
+            rows_B = (torch.arange(size) + shift) % rows
+            if shift % 2:  # other neighbours, too
+                rows_B = rows_B * STRIDE % rows
+            bits_BK = logits_of(rows_B.tolist()).float().contiguous().view(torch.int32)
+            known = bits_BK.new_empty(rows, bits_BK.shape[1]) if known is None else known
+            fresh_B = ~seen_R[rows_B]
+            known[rows_B[fresh_B]] = bits_BK[fresh_B]
+            seen_R[rows_B] = True
+            if not torch.equal(known[rows_B], bits_BK):
+                return True
+    return False

@@ -1,0 +1,231 @@
+"""Exports a run as a version of a model to serve: weights, transforms, golden rows, statistics of its columns.
+
+See `serve/package.py` for the folder. A version is complete before it appears, and it needs nothing of the run.
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from msgspec import structs
+from pyarrow import compute as pc
+from pyarrow import types
+from torch import nn
+
+from rowwise.checkpoint.atomic import atomic_output
+from rowwise.checkpoint.named import tables_of
+from rowwise.checkpoint.read import Checkpoint
+from rowwise.checkpoint.rewrite import retype_tables, rewrite
+from rowwise.checkpoint.tables import full_name, table_modules
+from rowwise.checkpoint.windows import Tell
+from rowwise.errors import SpecError
+from rowwise.idmaps import StoredIds
+from rowwise.ingest.columns import is_list
+from rowwise.ingest.transform import decode, load, serving, to_json
+from rowwise.models.inference import inference_mode
+from rowwise.planner import simple_plan
+from rowwise.recipes.compose import ModelParts, ResolvedRecipe, build_model, make_evaluator
+from rowwise.recipes.held_out import held_out_rows
+from rowwise.recipes.model_configs import SequenceModel, UserModel, kind_of
+from rowwise.recipes.predict import logits_on
+from rowwise.recipes.rows import RowSelection
+from rowwise.recipes.runs import load_trained, resolve_saved
+from rowwise.recipes.served import ServedModel, golden_logits, load_model, read_model
+from rowwise.recipes.user_model_name import split_name
+from rowwise.serve.forward import Forward, choose_blocks_of
+from rowwise.serve.package import (
+    MODEL,
+    STATS,
+    ColumnStats,
+    GoldenRows,
+    VersionFolder,
+    next_version,
+    version_folder,
+    write_current,
+    write_golden,
+)
+from rowwise.spec import RowType, Table, Topology
+from rowwise.train.evaluate import Values
+from rowwise.train.run_folder import RunFolder
+from rowwise.train.saved import CheckpointFolder
+
+STATS_ROWS = 1 << 16  # training rows that statistics of columns are of, at most
+
+
+class ExportedVersion(NamedTuple):
+    """A version that was written."""
+
+    folder: VersionFolder
+    digest: str
+    served: ServedModel
+    step: int
+    size_bytes: int
+
+
+class RowTypeCost(NamedTuple):
+    """Test metrics of a task: of the run, and of the version."""
+
+    task: str
+    run: Values
+    version: Values
+
+
+def export(
+    run: Path,
+    folder: Path,
+    *,
+    which: str = "best",
+    rows: RowType | None = None,
+    tell: Tell | None = None,
+    warn: Callable[[str], None] = print,
+) -> ExportedVersion:
+    """Write a checkpoint of a run as the next version in a folder, and make it the current one.
+
+    Args:
+        run: the folder of the run.
+        folder: the folder to serve; made if it does not exist.
+        which: the checkpoint: best, last or step-<number>.
+        rows: row type of the tables, where it makes their rows smaller; None: as trained.
+        tell: called with the bytes done, and the total.
+        warn: called with a line on blocks of rows that cost time.
+    """
+    resolved = resolve_saved(RunFolder.open(run).path)
+    if isinstance(resolved.recipe.model, SequenceModel):
+        got = f"model.kind={kind_of(resolved.recipe.model)} ranks all items for a list, and has no logit of a row"
+        raise SpecError(f"{run}: {got}: want a model with a label")
+    checkpoint = CheckpointFolder(run / "ckpt").open(which)
+    version = version_folder(folder, next_version(folder))
+    with atomic_output(version.path) as unfinished:
+        served = _write_weights(resolved, checkpoint, unfinished, rows, tell)
+        _write_model(unfinished, served)
+        sample = held_out_rows(resolved)
+        served = _choose_blocks(unfinished, resolved, sample)
+        if served.blocks.kind != "padded":
+            warn(served.blocks.describe())
+        stats = _column_stats(resolved.rows.train, sample.column_names)
+        (unfinished / STATS).write_bytes(msgspec.json.format(msgspec.json.encode(stats)))
+    write_current(folder, version.number)
+    size_bytes = sum(file.stat().st_size for file in version.path.rglob("*") if file.is_file())
+    step = checkpoint.manifest.data.get("progress", {}).get("step", 0)
+    return ExportedVersion(version, version.digest, served, step, size_bytes)
+
+
+def row_type_cost(run: Path, version: VersionFolder, which: str = "best") -> list[RowTypeCost]:
+    """What the row types of a version cost on the test rows of its run."""
+    resolved, trained = load_trained(run, which)
+    rows = resolved.rows.test
+    if rows is None:
+        raise SpecError(f"{run}: its recipe has no test rows, by which to measure what row types cost")
+    of_run = make_evaluator(resolved, trained, rows)().tasks
+    del trained
+    of_version = make_evaluator(resolved, load_model(version.path, read_model(version.path)), rows)().tasks
+    return [RowTypeCost(task, of_run[task], of_version[task]) for task in of_run]
+
+
+def _write_weights(
+    resolved: ResolvedRecipe, checkpoint: Checkpoint, folder: Path, rows: RowType | None, tell: Tell | None
+) -> ServedModel:
+    """Write the tensors, files of id maps and the user's model; returns the model's description."""
+    parts = structs.replace(
+        resolved.parts, tables=tuple(_retype(table, rows) for table in resolved.tables), device="cpu"
+    )
+    kinds = _stored_types(build_model(parts, on_meta=True))
+    by_tensor = {saved.name: name for name, saved in tables_of(checkpoint.manifest).items()}
+    new_types = {by_tensor[tensor]: kind for tensor, kind in kinds.items()}
+    tables = retype_tables(checkpoint, None, new_types)
+    small = {key: checkpoint.manifest.data["progress"][key] for key in ("step", "samples")}
+    slim = Checkpoint(folder=checkpoint.folder, manifest=structs.replace(checkpoint.manifest, data={"progress": small}))
+    rewrite(slim, folder, simple_plan(list(tables.values()), Topology(devices=1)), tables, state=False, tell=tell)
+    train = resolved.recipe.train
+    return ServedModel(
+        name=resolved.recipe.name,
+        parts=_copy_files(parts, folder),
+        transforms=decode(to_json(serving(resolved.transforms))),
+        precision=train.precision,
+        batch=resolved.recipe.evaluate.batch,
+    )
+
+
+def _retype(table: Table, rows: RowType | None) -> Table:
+    """The table with another row type, if that makes its rows smaller."""
+    smaller = table if rows is None else structs.replace(table, row_type=rows, column_group=None)
+    return smaller if smaller.row_bytes < table.row_bytes else table
+
+
+def _stored_types(model: nn.Module) -> dict[str, RowType]:
+    """The row type of each table of a model, by the name of its tensor."""
+    return {
+        f"model/{full_name(path, table)}": table.row_type
+        for path, module in table_modules(model)
+        for table in module.tables
+    }
+
+
+def _copy_files(parts: ModelParts, folder: Path) -> ModelParts:
+    """Copy files that the model is built from; their paths become those inside of the folder."""
+
+    def copied(source: Path, inside: str) -> str:
+        (folder / inside).parent.mkdir(exist_ok=True)
+        shutil.copyfile(source, folder / inside)
+        return inside
+
+    tables = []
+    for table in parts.tables:
+        stored = table.id_map
+        if isinstance(stored, StoredIds):
+            file = copied(Path(stored.file), f"maps/{table.name}{Path(stored.file).suffix}")
+            table = structs.replace(table, id_map=structs.replace(stored, file=file))
+        tables.append(table)
+    model = parts.model
+    if isinstance(model, UserModel):
+        path, class_name = split_name(model.module)
+        model = structs.replace(model, module=f"{copied(path, f'code/{path.name}')}:{class_name}")
+    return structs.replace(parts, model=model, tables=tuple(tables))
+
+
+def _write_model(folder: Path, served: ServedModel) -> None:
+    (folder / MODEL).write_bytes(msgspec.json.format(msgspec.json.encode(served)))
+
+
+def _choose_blocks(folder: Path, resolved: ResolvedRecipe, sample: pa.Table) -> ServedModel:
+    """Test the version as it will be opened, and write its blocks and its golden rows."""
+    served = read_model(folder)
+    model, preparation = load_model(folder, served), served.bind(sample.schema, load(served.transforms))
+    with inference_mode(model, served.parts.device, served.precision):
+        logits_of = logits_on(model, served.parts.device)
+        blocks = choose_blocks_of(preparation, logits_of, sample)
+        logits_RK = golden_logits(Forward(preparation, logits_of, blocks), sample, sample.num_rows)
+    stored = msgspec.json.decode((folder / MODEL).read_bytes(), type=ServedModel)
+    served = structs.replace(stored, blocks=blocks)
+    _write_model(folder, served)
+    logits = {task: pa.array(logits_RK[:, k].numpy()) for k, task in enumerate(served.parts.tasks)}
+    write_golden(folder, GoldenRows(sample, pa.table(logits)))
+    return served
+
+
+def _column_stats(rows: RowSelection, names: Sequence[str]) -> dict[str, ColumnStats]:
+    """Statistics of raw columns over the first training rows."""
+    parts: list[pa.Table] = []
+    count = 0
+    for split in rows.reader.splits():
+        part = rows.reader.read(split, names)
+        parts.append(part)
+        count += part.num_rows
+        if count >= STATS_ROWS:
+            break
+    table = pa.concat_tables(parts).slice(0, STATS_ROWS)
+    return {name: _stats_of(table[name]) for name in names}
+
+
+def _stats_of(column: pa.ChunkedArray) -> ColumnStats:
+    kind, mean, mean_length = column.type, None, None
+    if is_list(kind):
+        mean_length = pc.call_function("mean", [pc.call_function("list_value_length", [column])]).as_py()
+    elif types.is_floating(kind) or types.is_integer(kind) or types.is_boolean(kind):
+        found = pc.call_function("mean", [column.cast(pa.float64())]).as_py()
+        mean = found if found is not None and np.isfinite(found) else None
+    return ColumnStats(null_share=column.null_count / max(1, len(column)), mean=mean, mean_length=mean_length)

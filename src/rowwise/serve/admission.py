@@ -1,0 +1,44 @@
+"""Whether a request can be answered in time, from the measured seconds of batches; pure: times are arguments."""
+
+from math import ceil
+from typing import final
+
+MEMORY = 0.98  # weight that a batch keeps when another one is measured
+
+
+@final
+class Admission:
+    """Seconds of a batch as a line over its rows, fitted to the latest batches.
+
+    Args:
+        rows_at_once: most rows of a batch.
+    """
+
+    def __init__(self, rows_at_once: int) -> None:
+        self._rows_at_once = rows_at_once
+        self._weight = self._rows = self._seconds = self._rows_rows = self._rows_seconds = 0.0
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Take a computed batch into account."""
+        self._weight = MEMORY * self._weight + 1
+        self._rows = MEMORY * self._rows + rows
+        self._seconds = MEMORY * self._seconds + seconds
+        self._rows_rows = MEMORY * self._rows_rows + rows * rows
+        self._rows_seconds = MEMORY * self._rows_seconds + rows * seconds
+
+    def seconds(self, rows: int) -> float:
+        """An estimate for so many rows, in full batches; 0 before a batch was measured."""
+        if not self._weight:
+            return 0.0
+        mean_rows, mean_s = self._rows / self._weight, self._seconds / self._weight
+        variance = self._rows_rows / self._weight - mean_rows**2
+        covariance = self._rows_seconds / self._weight - mean_rows * mean_s
+        # A line through the origin where all batches are alike.
+        row_s = covariance / variance if variance > 1e-3 * mean_rows**2 else mean_s / mean_rows
+        row_s = min(max(row_s, 0.0), mean_s / mean_rows)
+        return ceil(rows / self._rows_at_once) * (mean_s - row_s * mean_rows) + row_s * rows
+
+    def delay_s(self, rows: int, waiting: int, left_s: float) -> float | None:
+        """Seconds after which a request may come again that cannot be answered in the time left; None: it can."""
+        needed_s = self.seconds(waiting + rows)
+        return None if needed_s <= left_s else max(needed_s - left_s, 1e-3)

@@ -1,0 +1,79 @@
+"""A client of `rowwise serve` that needs only the standard library, and pyarrow for tables."""
+
+import json
+from collections.abc import Mapping, Sequence
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from typing import Any, Self, final
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+
+from rowwise.errors import DataError, PeerError
+
+JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
+
+
+@final
+class ScoringClient:
+    """Scores rows over one connection, which stays open. Not for several threads at once.
+
+    Args:
+        url: of the server, such as http://127.0.0.1:8080.
+        timeout_s: for each request; the server computes none that would be late.
+    """
+
+    def __init__(self, url: str, timeout_s: float = 5.0) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or parts.hostname is None:
+            raise DataError(f"{url}: want http://HOST:PORT")
+        self.url, self._timeout_s = url, timeout_s
+        self._connection = HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout_s)
+        self.model = str(self.versions()["model"])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def versions(self) -> dict[str, Any]:
+        """The model that is served, its version, and the columns that it reads."""
+        return json.loads(self._send("GET", "/v1/versions", None, JSON, JSON))
+
+    def score(
+        self, rows: Mapping[str, Sequence[Any]], context: Mapping[str, Any] | None = None
+    ) -> dict[str, list[float]]:
+        """Logits and probabilities of rows, or of candidates that share a context: one value of each of its columns."""
+        body = {"rows": rows} if context is None else {"context": context, "candidates": rows}
+        answer = self._send("POST", f"/v1/models/{self.model}/score", json.dumps(body).encode(), JSON, JSON)
+        return json.loads(answer)["outputs"]
+
+    def score_table(self, rows: pa.Table) -> pa.Table:
+        """Logits and probabilities of the rows of a table, which travel as Arrow."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema) as writer:
+            writer.write_table(rows)
+        body = sink.getvalue().to_pybytes()
+        answer = self._send("POST", f"/v1/models/{self.model}/score", body, ARROW, ARROW)
+        return pa.ipc.open_stream(answer).read_all()
+
+    def _send(self, method: str, path: str, body: bytes | None, kind: str, accept: str) -> bytes:
+        timeout = str(max(1, int(1000 * self._timeout_s)))
+        headers = {"content-type": kind, "accept": accept, "x-timeout-ms": timeout}
+        try:
+            self._connection.request(method, path, body, headers)
+            response: HTTPResponse = self._connection.getresponse()
+            answer = response.read()
+        except (OSError, HTTPException) as error:
+            self._connection.close()  # a late answer belongs to this request; the next one connects again
+            raise PeerError(f"{self.url}: {error or type(error).__name__}: want a server that answers") from None
+        if response.status != 200:
+            raise DataError(f"{self.url}: {response.status} {_reason(answer)}")
+        return answer
+
+
+def _reason(answer: bytes) -> str:
+    try:
+        return str(json.loads(answer)["error"])
+    except (ValueError, KeyError, TypeError):
+        return answer[:200].decode(errors="replace")

@@ -1,0 +1,73 @@
+"""Logits of raw rows, for `rowwise serve` and `rowwise predict`: a row has the same bits in every batch and process."""
+
+from collections.abc import Callable, Mapping
+from typing import final
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor, nn
+
+from rowwise.batch import Batch, Jagged
+from rowwise.ingest.block import Ints
+from rowwise.ingest.bound import BoundPreparation, PreparedRows
+from rowwise.models.inference import RowBlocks, choose_blocks
+
+Logits = Callable[[Batch], Tensor]  # [B, K] in 32 bits on the host
+
+
+@final
+class Forward:
+    """Prepares rows and computes their logits, in blocks that keep a row's bits ([Note: Blocks of rows]).
+
+    Args:
+        preparation: bound to the raw columns.
+        logits_of: the model, in `inference_mode` when it is called.
+        blocks: how rows are cut into batches.
+    """
+
+    def __init__(self, preparation: BoundPreparation, logits_of: Logits, blocks: RowBlocks) -> None:
+        self.preparation, self.blocks, self._logits_of = preparation, blocks, logits_of
+
+    def __call__(self, arrays: Mapping[str, pa.Array], rows: int, most: int) -> Tensor:
+        """Logits [rows, K]; `most`: rows of a batch."""
+        spans = self.blocks.cut(rows, most)
+        parts = [
+            self.of_order(arrays, _padded(span.begin, span.end, span.padding))[: span.end - span.begin]
+            for span in spans
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def of_order(self, arrays: Mapping[str, pa.Array], order_B: Ints) -> Tensor:
+        """Logits [B, K] of rows in an order, in one batch."""
+        return self._logits_of(make_batch(self.preparation(arrays, order_B), self.preparation))
+
+
+def choose_blocks_of(preparation: BoundPreparation, logits_of: Logits, sample: pa.Table) -> RowBlocks:
+    """The blocks in which the model's logits of these raw rows depend on no other rows; in `inference_mode`."""
+    arrays, forward = arrays_of(sample), Forward(preparation, logits_of, RowBlocks())
+    return choose_blocks(lambda rows_B: forward.of_order(arrays, np.asarray(rows_B, np.int64)), sample.num_rows)
+
+
+def arrays_of(table: pa.Table) -> dict[str, pa.Array]:
+    """The columns of a table, each as one array."""
+    return {name: table[name].combine_chunks() for name in table.column_names}
+
+
+def make_batch(prepared: PreparedRows, preparation: BoundPreparation) -> Batch:
+    """A batch without labels, in the memory of the prepared rows."""
+    features = tuple(sparse.feature_name for sparse in preparation.columns.sparse)
+    values_N, lengths_FB = torch.from_numpy(prepared.values_N), torch.from_numpy(prepared.lengths_FB)
+    dense_BF = torch.from_numpy(prepared.dense_BF)
+    sparse = Jagged(features=features, values_N=values_N, lengths_FB=lengths_FB)
+    return Batch(dense_BF=dense_BF, sparse=sparse, labels_BK=dense_BF.new_empty(len(dense_BF), 0))
+
+
+def logits_on_cpu(model: nn.Module) -> Logits:
+    """The logits of a model on the CPU."""
+    return lambda batch: model(batch).float()
+
+
+def _padded(begin: int, end: int, padding: int) -> Ints:
+    """Numbers of rows, and the last of them again."""
+    return np.minimum(np.arange(begin, end + padding), end - 1)

@@ -1,0 +1,146 @@
+"""The folder that is served: numbered versions of a model, and a small file that says which of them is current.
+
+    current.json                    {"current": 2}; replaced in one step
+    versions/000002/manifest.json   a checkpoint: rows in the served type, dense weights, id maps; no optimizer state
+                    model.json      what the model is built from, and how its rows are prepared
+                    golden.arrow    raw rows that were not trained on, with their logits
+                    stats.json      what training saw of each raw column
+
+A version appears in one step and never changes.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from rowwise.checkpoint.files import sync
+from rowwise.checkpoint.manifest import NAME
+from rowwise.checkpoint.named import VERSIONS
+from rowwise.errors import CheckpointError
+from rowwise.spec import Value
+from rowwise.textfile import decode_json, read_bytes, write_new
+
+CURRENT, MODEL, GOLDEN, STATS = "current.json", "model.json", "golden.arrow", "stats.json"
+MOST_BYTES = 1 << 30  # of model.json, which has the vocabularies, and of golden.arrow
+LOGIT = "logit:"  # begins the names of logits in golden.arrow
+MOST_VERSION = 999_999
+
+
+class CurrentVersion(Value, frozen=True):
+    """The content of current.json."""
+
+    current: int
+
+
+class ColumnStats(Value, frozen=True):
+    """What training saw of a raw column."""
+
+    null_share: float
+    mean: float | None = None  # of single numbers
+    mean_length: float | None = None  # of lists
+
+
+class VersionFolder(NamedTuple):
+    """A version on disk."""
+
+    path: Path
+    number: int
+
+    @property
+    def digest(self) -> str:
+        """A digest of all that can run code or change an answer; of tensors, of their checksums in the manifest."""
+        total = hashlib.sha256()
+        files = sorted(path for path in self.path.rglob("*") if path.is_file() and path.suffix != ".safetensors")
+        maps = sorted((self.path / "maps").glob("*"))
+        for file in dict.fromkeys((*files, *maps)):
+            content = hashlib.sha256(read_bytes(file, MOST_BYTES, links=False)).hexdigest()
+            total.update(f"{file.relative_to(self.path)} {content}\n".encode())
+        return total.hexdigest()
+
+
+def version_folder(folder: Path, number: int) -> VersionFolder:
+    return VersionFolder(folder / VERSIONS / f"{number:06}", number)
+
+
+def list_versions(folder: Path) -> list[int]:
+    """The numbers of the complete versions, ascending."""
+    names = [path.parent.name for path in (folder / VERSIONS).glob(f"*/{NAME}")]
+    return sorted(int(name) for name in names if len(name) == 6 and name.isdecimal())
+
+
+def next_version(folder: Path) -> int:
+    number = 1 + max(list_versions(folder), default=0)
+    if number > MOST_VERSION:
+        raise CheckpointError(f"{folder} has version {MOST_VERSION}, the last number there is: want another folder")
+    return number
+
+
+def is_served(path: Path) -> bool:
+    """Whether a path is a folder of versions, or one of them."""
+    return (path / CURRENT).is_file() or (path / MODEL).is_file()
+
+
+def find_version(path: Path, number: int | None = None) -> VersionFolder:
+    """A version by its number, else the current one; or the version at this path."""
+    if (path / MODEL).is_file() and number is None:
+        return VersionFolder(path, int(path.name) if path.name.isdecimal() else 0)
+    known = list_versions(path)
+    if not known:
+        raise CheckpointError(f"{path} has no version of a model: want a folder that `rowwise export` wrote")
+    number = read_current(path) if number is None else number
+    if number not in known:
+        there = ", ".join(map(str, known))
+        raise CheckpointError(f"{path} has no version {number}; there are {there}")
+    return version_folder(path, number)
+
+
+def read_current(folder: Path) -> int:
+    """The number of the current version."""
+    path = folder / CURRENT
+    try:
+        return decode_json(read_bytes(path), CurrentVersion).current
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing: want rowwise versions {folder} --current N") from None
+    except msgspec.MsgspecError as error:
+        raise CheckpointError(f"{path} is damaged: {error}: want rowwise versions {folder} --current N") from None
+
+
+def write_current(folder: Path, number: int) -> None:
+    """Make a version the current one, in one step."""
+    find_version(folder, number)
+    unfinished = folder / f"{CURRENT}.part"
+    write_new(unfinished, msgspec.json.encode(CurrentVersion(current=number)))
+    sync(unfinished)
+    unfinished.replace(folder / CURRENT)
+    sync(folder)
+
+
+class GoldenRows(NamedTuple):
+    """Raw rows, and the logits [R, K] of each task that `rowwise predict` gives them."""
+
+    rows: pa.Table
+    logits: pa.Table
+
+
+def write_golden(version: Path, golden: GoldenRows) -> None:
+    table = golden.rows
+    for name in golden.logits.column_names:
+        table = table.append_column(LOGIT + name, golden.logits[name])
+    with pa.OSFile(str(version / GOLDEN), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def read_golden(version: Path) -> GoldenRows:
+    path = version / GOLDEN
+    try:
+        table = pa.ipc.open_file(pa.BufferReader(read_bytes(path, MOST_BYTES, links=False))).read_all()
+        table.validate(full=True)
+    except pa.ArrowException as error:
+        raise CheckpointError(f"{path} is damaged: {error}; export the version again") from None
+    logits = [name for name in table.column_names if name.startswith(LOGIT)]
+    return GoldenRows(
+        table.drop_columns(logits), table.select(logits).rename_columns([name.removeprefix(LOGIT) for name in logits])
+    )

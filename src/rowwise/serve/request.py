@@ -1,0 +1,181 @@
+"""Reads the rows of requests, from JSON or Arrow, as columns of the version's raw schema.
+
+A column that is absent is an error, as null is how a missing value is sent; other columns are ignored. Values are
+converted only where nothing is lost. Whole numbers may be text, because many JSON libraries round large ones.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, final
+
+import msgspec
+import pyarrow as pa
+from pyarrow import types
+
+from rowwise.errors import DataError
+from rowwise.ingest.columns import is_list, is_text
+from rowwise.ingest.reader import check_columns
+
+WHERE = "request"  # begins the messages of errors
+MOST_SHOWN = 80  # characters of a value in a message
+
+
+class RequestRows(NamedTuple):
+    """The columns that a prediction reads, and how many were sent in vain."""
+
+    arrays: dict[str, pa.Array]
+    rows: int
+    ignored: int
+
+    def slice(self, begin: int, end: int) -> dict[str, pa.Array]:
+        return {name: array.slice(begin, end - begin) for name, array in self.arrays.items()}
+
+
+class JsonBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request in JSON: rows; or a context, whose values all candidates share."""
+
+    rows: dict[str, list[Any]] | None = None
+    context: dict[str, Any] | None = None
+    candidates: dict[str, list[Any]] | None = None
+
+
+@final
+class RequestReader:
+    """Reads requests for one raw schema.
+
+    Args:
+        schema: of the columns that a prediction reads.
+        most_rows: of a request.
+    """
+
+    def __init__(self, schema: pa.Schema, most_rows: int) -> None:
+        self.schema, self._most_rows = schema, most_rows
+        self._decoder = msgspec.json.Decoder(JsonBody)
+        self._names = frozenset(schema.names)
+        self._fields = [(field, types.is_integer(_element(field.type))) for field in schema]
+
+    def read_json(self, body: bytes) -> RequestRows:
+        try:
+            found = self._decoder.decode(body)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise DataError(f"{WHERE}: {error}: want JSON with rows, or with context and candidates") from None
+        if found.rows is not None and found.context is None and found.candidates is None:
+            return self.read_lists(found.rows)
+        if found.rows is None and found.candidates is not None:
+            return self._read_candidates(found.context or {}, found.candidates)
+        raise DataError(f'{WHERE}: want {{"rows": {{...}}}}, or {{"context": {{...}}, "candidates": {{...}}}}')
+
+    def read_arrow(self, body: bytes) -> RequestRows:
+        """Read an Arrow IPC stream."""
+        try:
+            table = pa.ipc.open_stream(pa.py_buffer(body)).read_all()
+            table.validate(full=True)  # offsets and text of strangers
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{WHERE}: not an Arrow IPC stream: {error}") from None
+        check_columns(self.schema.names, table.schema, WHERE)
+        rows = self._check_rows(table.num_rows)
+        arrays = {field.name: _cast(table[field.name], field) for field in self.schema}
+        return RequestRows(arrays, rows, table.num_columns - len(arrays))
+
+    def read_lists(self, columns: Mapping[str, Sequence[Any]]) -> RequestRows:
+        """Read columns of Python values."""
+        self._check_names(columns)
+        lengths = {name: len(columns[name]) for name in self.schema.names}
+        rows = max(lengths.values())
+        for name, length in lengths.items():
+            if length != rows:
+                raise DataError(f"{WHERE}: column {name!r} has {length} rows, others have {rows}: want as many of each")
+        self._check_rows(rows)
+        arrays = {field.name: to_array(columns[field.name], field, whole=whole) for field, whole in self._fields}
+        return RequestRows(arrays, rows, len(columns) - len(arrays))
+
+    def _read_candidates(self, context: Mapping[str, Any], candidates: Mapping[str, Sequence[Any]]) -> RequestRows:
+        both = context.keys() & candidates.keys()
+        if both:
+            raise DataError(f"{WHERE}: column {min(both)!r} is in context and in candidates: want it in one of them")
+        self._check_names({**context, **candidates})
+        of_candidates = [field for field in self.schema if field.name in candidates]
+        if not of_candidates:
+            raise DataError(f"{WHERE}: no column in candidates is read: want some of {', '.join(self.schema.names)}")
+        rows = len(candidates[of_candidates[0].name])
+        arrays = {}
+        for field, whole in self._fields:
+            if field.name in context:
+                array = to_array([context[field.name]], field, whole=whole)
+                arrays[field.name] = array.take(pa.array([0] * rows, pa.int64()))
+                continue
+            values = candidates[field.name]
+            if len(values) != rows:
+                got = f"column {field.name!r} has {len(values)} candidates, others have {rows}"
+                raise DataError(f"{WHERE}: {got}: want as many of each")
+            arrays[field.name] = to_array(values, field, whole=whole)
+        return RequestRows(arrays, self._check_rows(rows), len(context) + len(candidates) - len(arrays))
+
+    def _check_names(self, columns: Mapping[str, object]) -> None:
+        if not columns.keys() >= self._names:
+            check_columns(self.schema.names, pa.schema(dict.fromkeys(columns, pa.null())), WHERE)
+
+    def _check_rows(self, rows: int) -> int:
+        if not 1 <= rows <= self._most_rows:
+            raise DataError(f"{WHERE}: {rows} rows: want 1 to {self._most_rows} in a request")
+        return rows
+
+
+def to_array(values: Sequence[Any], field: pa.Field, *, whole: bool) -> pa.Array:
+    """Python values as a column; raises for the first that does not fit its type. `whole`: of whole numbers."""
+    try:
+        if not whole:
+            return pa.array(values, field.type)
+        found = pa.array(values)  # in its own type first, as Arrow would cut 2.5 down to 2
+        if found.type == field.type:
+            return found
+        if not types.is_boolean(_element(found.type)):
+            return found.cast(field.type)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
+        pass
+    converted = []
+    for row, value in enumerate(values):
+        try:
+            one = _parse_whole(value) if whole else value
+            pa.array([one], field.type)
+        except (pa.ArrowException, OverflowError, TypeError, ValueError):
+            want = f"want {_describe(field.type)}, or null"
+            raise DataError(f"{WHERE}: row {row}, column {field.name!r}: {repr(value)[:MOST_SHOWN]}: {want}") from None
+        converted.append(one)
+    return pa.array(converted, field.type)
+
+
+def _element(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if is_list(kind) else kind
+
+
+def _parse_whole(value: Any) -> Any:
+    """A whole number from text, also in a list; other values as they are."""
+    if isinstance(value, list):
+        return [_parse_whole(one) for one in value]
+    if isinstance(value, str):
+        return int(value)
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError(value)
+    return value
+
+
+def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
+    try:
+        cast = column if column.type == field.type else column.cast(field.type)
+    except pa.ArrowException as error:
+        why = str(error).partition("\n")[0][:200]
+        raise DataError(f"{WHERE}: column {field.name!r} holds {column.type}: want {field.type}: {why}") from None
+    return cast.chunk(0) if cast.num_chunks == 1 else cast.combine_chunks()
+
+
+def _describe(kind: pa.DataType) -> str:
+    element = _element(kind)
+    if types.is_integer(element):
+        what = f"a whole number of {element}"
+    elif types.is_floating(element) or types.is_decimal(element):
+        what = "a number"
+    elif is_text(element):
+        what = "text"
+    else:
+        what = str(element)
+    return f"a list, each {what}" if is_list(kind) else what

@@ -1,0 +1,26 @@
+"""A version of a model that answers requests, as the parts above and below `serve` see it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+from rowwise.serve.forward import Forward
+from rowwise.serve.package import ColumnStats
+
+Identity = Literal["exact", "close"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedVersion:
+    """A model with its weights, ready to compute."""
+
+    name: str
+    number: int
+    digest: str
+    forward: Forward
+    schema: pa.Schema  # of the raw columns
+    tasks: tuple[str, ...]
+    stats: Mapping[str, ColumnStats]
+    identity: Identity  # whether the golden rows have the bits that they were exported with
