@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perf.test_links import networks
+from link_networks import networks
 
 from rowwise.perf.collective import (
     all_to_all_s,

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import math
 
 import numpy as np
 import pyarrow as pa
@@ -403,3 +404,16 @@ def test_bf16_in_software_where_it_is_forced(tmp_path):
         assert read(run.folder.path / "recipe.yaml").train.precision == precision
         bits.append(saved(run.folder.path))
     assert not same(*bits)
+
+
+def test_fp8_on_a_processor(tmp_path):
+    """Eight bits change the weights, two runs have the same bits, and the run says that they are emulated."""
+    bits = []
+    wide = {"model": {"kind": "dlrm", "bottom": [16], "top": [32, 16]}}
+    for precision in ("bf16_always", "fp8", "fp8"):
+        run, result = trained(tmp_path, **wide, train={"precision": precision, "epochs": 1, "steps": 3})
+        assert math.isfinite(result.best.value)
+        bits.append(saved(run.folder.path))
+    assert not same(bits[0], bits[1])
+    assert same(bits[1], bits[2])
+    assert "emulated" in (run.folder.path / "warnings.txt").read_text()

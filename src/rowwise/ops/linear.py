@@ -2,7 +2,8 @@
 
 torch multiplies float32 matrices with the library it was built with (MKL on x86). On most AMD processors that is slower
 than oneDNN, which is in the same torch; on others the two are equal. `rowwise.processor` has the table of processors.
-All other cases (16 bits, other devices, empty batches) call F.linear.
+Within `float8_products`, layers multiply in 8 bits. All other cases (16 bits, other devices, empty batches) call
+F.linear.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rowwise.errors import NativeError, SpecError
+from rowwise.ops.float8 import fits_float8, float8_linear
 from rowwise.processor import GemmLibrary, Processor, gemm_library_of, read_processor
 
 
@@ -53,6 +55,9 @@ def has_onednn() -> bool:
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, *, relu: bool = False) -> Tensor:
     """F.linear, followed by a ReLU with `relu`."""
+    if fits_float8(x, weight_OI):
+        out = float8_linear(x, weight_OI, bias_O)
+        return out.relu_() if relu else out
     if _fits_onednn(x, weight_OI, bias_O) and current_library() == "onednn":
         out_BO = _LinearFunction.apply(x.reshape(-1, x.shape[-1]).contiguous(), weight_OI.contiguous(), bias_O, relu)
         return out_BO if x.dim() == 2 else out_BO.view(*x.shape[:-1], weight_OI.shape[0])

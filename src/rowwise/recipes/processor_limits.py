@@ -5,8 +5,15 @@ from msgspec import structs
 from rowwise.processor import BF16, Processor, family_of, missing_features
 from rowwise.train.settings import Training
 
+EMULATED = (
+    "train.precision=fp8 is emulated on CPUs, which have no such products: it shows what 8 bits cost in quality, and"
+    " takes longer than bf16"
+)
+
 
 def replace_unsupported(train: Training, processor: Processor) -> tuple[Training, tuple[str, ...]]:
+    if train.precision == "fp8" and train.device.startswith("cpu"):
+        return train, (EMULATED,)
     if train.precision != "bf16" or not train.device.startswith("cpu") or BF16 not in missing_features(processor):
         return train, ()
     family = family_of(processor)

@@ -100,8 +100,9 @@ class Training(Value, frozen=True):
     accumulate: int = 1  # batches per update
     clip: float | None = None  # largest norm of all dense gradients together; tables have `clip` of their own
     # Of dense products (autocast); weights stay in 32 bits. A processor without bf16 products uses fp32 instead, which
-    # is faster there, and warns; bf16_always emulates bf16 products
-    precision: Literal["fp32", "bf16", "bf16_always"] = "fp32"
+    # is faster there, and warns; bf16_always emulates bf16 products. fp8: bf16, and 8 bits in linear layers whose
+    # widths are multiples of 16; CPUs emulate these
+    precision: Literal["fp32", "bf16", "bf16_always", "fp8"] = "fp32"
     task_weights: tuple[float, ...] = ()  # one for each label's loss; empty: all 1
     objective: ClickLoss = LogLoss()  # loss of the labels; kinds other than log_loss are for labels that may be wrong
     label_smoothing: float = 0.0  # s: the loss is that of labels s / 2 and 1 - s / 2; metrics take labels as they are
@@ -134,6 +135,7 @@ class Training(Value, frozen=True):
         check_most("train.", self, pipeline_depth=MOST_DEPTH, staleness=MOST_STALENESS)
         if self.staleness < 0:
             raise SpecError(f"train.staleness={self.staleness}: want at least 0")
+        self._check_compile()
         if self.determinism == "elastic":
             self._check_elastic()
         if self.device != "cpu":
@@ -147,10 +149,14 @@ class Training(Value, frozen=True):
         if self.schedule is not None and self.schedule.problem:
             raise SpecError(f"train.schedule.{self.schedule.problem}")
 
+    def _check_compile(self) -> None:
+        if self.compile and self.precision == "fp8":
+            raise SpecError("train.compile=true with train.precision=fp8: want compile=false, or precision=bf16")
+        if self.compile and self.device != "cpu":
+            raise SpecError(f"train.compile=true on {self.device}: it runs on CPUs only; want false")
+
     def _check_device(self) -> None:
         on = f"on {self.device}: it runs on CPUs only"
-        if self.compile:
-            raise SpecError(f"train.compile=true {on}; want false")
         if self.dense_parallel.kind != "replicate":
             raise SpecError(f"train.dense_parallel.kind={self.dense_parallel.kind} {on}")
 

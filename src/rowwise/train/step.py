@@ -14,8 +14,8 @@ code. Torch's threads and generators belong to the process: ranks that are threa
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Self
@@ -33,6 +33,7 @@ from rowwise.errors import BatchError, GradientError, SpecError, UpdateError
 from rowwise.hashing.make import IdTables
 from rowwise.hashing.managed.embeddings import ManagedEmbeddings
 from rowwise.ingest.batch_shard import BatchShard
+from rowwise.ops.float8 import float8_products
 from rowwise.ops.threads import one_thread
 from rowwise.ops.update import run_all
 from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
@@ -265,11 +266,16 @@ def run_step(
     )
 
 
-def autocast(settings: Training) -> AbstractContextManager[object]:
-    """bfloat16 for dense products, if the settings say so; autocast keeps sums and logarithms in float32."""
-    if settings.precision == "fp32":
-        return nullcontext()
-    return torch.autocast(torch.device(settings.device).type, torch.bfloat16)
+@contextmanager
+def autocast(settings: Training) -> Iterator[None]:
+    """16 or 8 bits for dense products, if the settings say so; autocast keeps sums and logarithms in float32."""
+    device = torch.device(settings.device)
+    with ExitStack() as stack:
+        if settings.precision != "fp32":
+            stack.enter_context(torch.autocast(device.type, torch.bfloat16))
+        if settings.precision == "fp8":
+            stack.enter_context(float8_products(device))
+        yield
 
 
 def embeddings_of(model: nn.Module) -> tuple[AnyEmbeddings, ...]:
