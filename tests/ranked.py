@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec import structs
 from torch import nn
-from trainings import COLUMNS, Net, World, make_rows
+from trainings import COLUMNS, Net, World, clicks, make_rows
 
 from rowwise import Plan
 from rowwise.comm.interface import Comm
@@ -18,7 +18,6 @@ from rowwise.planner import column_wise, replicated, row_wise, table_wise
 from rowwise.shard import shard
 from rowwise.spec import Wire
 from rowwise.train.evaluate import ClickEvaluator, Slicing
-from rowwise.train.objective import Clicks
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.saved import CheckpointFolder
 from rowwise.train.trainer import Trainer, TrainingJob
@@ -91,7 +90,7 @@ class Ranked(World):
         model = self.sharded(comm, net)
         job = TrainingJob(
             model=model,
-            objective=Clicks(model, self.settings.train.task_weights),
+            objective=clicks(model, self.settings.train),
             batches=partial(self.batches_of, comm),
             tasks=COLUMNS.labels,
             evaluate=self.evaluator(comm, model) if self.valid else None,

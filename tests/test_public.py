@@ -27,11 +27,14 @@ PUBLIC = [  # a name is added or taken away here, in sight
     "FinalMLP",
     "Ftrl",
     "GradientError",
+    "GraphSage",
+    "GraphTower",
     "HSTU",
     "IdError",
     "ItemFrequency",
     "Jagged",
     "Lamb",
+    "LightGCN",
     "Linear",
     "MMoE",
     "Managed",
@@ -71,6 +74,7 @@ PUBLIC = [  # a name is added or taken away here, in sight
     "interact",
     "make_embeddings",
     "top_items",
+    "user_item_graph",
     "wide_tables",
 ]
 

@@ -82,6 +82,10 @@ def make_tables(
     )
 
 
+def clicks(model: nn.Module, how: Training) -> Clicks:
+    return Clicks(model, how.task_weights, how.label_smoothing, how.objective)
+
+
 @dataclass
 class World:
     """What a run is made of; `start` makes it anew, as another process would."""
@@ -118,7 +122,7 @@ class World:
         evaluate = ClickEvaluator(model, self.held_out, COLUMNS.labels, how.train, slicing) if self.valid else None
         return TrainingJob(
             model=model,
-            objective=Clicks(model, how.train.task_weights),
+            objective=clicks(model, how.train),
             batches=self.batcher,
             tasks=COLUMNS.labels,
             evaluate=evaluate,

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from rowwise.models.experts import MMoE as MMoE
     from rowwise.models.final_mlp import FinalMLP as FinalMLP
     from rowwise.models.frequency import ItemFrequency as ItemFrequency
+    from rowwise.models.graph_tower import GraphSage as GraphSage
+    from rowwise.models.graph_tower import GraphTower as GraphTower
+    from rowwise.models.graph_tower import LightGCN as LightGCN
+    from rowwise.models.graph_tower import user_item_graph as user_item_graph
     from rowwise.models.hstu import HSTU as HSTU
     from rowwise.models.masknet import MaskNet as MaskNet
     from rowwise.models.mlp import Linear as Linear
@@ -101,6 +105,7 @@ _HOMES = {
     "models.experts": ("MMoE", "PLE"),
     "models.final_mlp": ("FinalMLP",),
     "models.frequency": ("ItemFrequency",),
+    "models.graph_tower": ("GraphSage", "GraphTower", "LightGCN", "user_item_graph"),
     "models.hstu": ("HSTU",),
     "models.masknet": ("MaskNet",),
     "models.mlp": ("Linear", "Mlp"),

@@ -20,6 +20,7 @@ from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.text import decode
 from rowwise.recipes.unused_keys import find_notes as notes_of
 from rowwise.spec import Topology
+from rowwise.train.loss_settings import ClickLoss
 
 
 def structs(kind):
@@ -62,6 +63,7 @@ AROUND = {  # sections that a model needs
     "TwoTowerConfig": {"evaluate": {"metric": "recall@10"}},
     "SasRecConfig": SEQUENCES,
     "HstuConfig": SEQUENCES,
+    "Smc": {"model": {"kind": "dlrm", "bottom": [8], "top": [8], "dropout": 0.5}},
 }
 ID_MAPS = {"HashIds", "DoubleHashIds", "QuotientRemainderIds", "StoredIds"}
 
@@ -135,6 +137,8 @@ def place_of(name: str, kind: type[msgspec.Struct]) -> tuple[tuple[str | int, ..
         }[name]
     if kind.__module__.endswith("recipes.model_configs"):
         return ("model",), MODELS.get(name, {})
+    if kind in get_args(ClickLoss):
+        return ("train", "objective"), {"steps": 20} if name == "Smc" else {}
     if name.startswith("Dense"):
         return ("train", "optimizer"), {}
     if name in ID_MAPS:

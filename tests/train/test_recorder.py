@@ -147,8 +147,8 @@ def test_a_loss_without_logits(tmp_path):
     trainer = world.start()
     inner, losses = trainer._context.objective, []
 
-    def objective(batch):
-        outcome = inner(batch)
+    def objective(batch, step):
+        outcome = inner(batch, step)
         losses.append(outcome.loss.item())
         return type(outcome)(outcome.loss)
 

@@ -8,6 +8,7 @@ from ranked import Ranked, tensors, train
 from trainings import bits, fast
 
 from rowwise.comm import run_processes
+from rowwise.train.loss_settings import LogLoss, Smc
 from rowwise.train.saved import CheckpointFolder
 from rowwise.train.settings import Log, Saving
 
@@ -24,13 +25,15 @@ def elastic(folder, plan=0, **train) -> Ranked:
 
 
 @ways
-def test_elastic_processes_train_as_one_with_dropout(tmp_path, shared, threads):
+@pytest.mark.parametrize("loss", [LogLoss(), Smc(steps=4)])
+def test_elastic_processes_train_as_one_with_dropout(tmp_path, shared, threads, loss):
     """Two processes for half of it, four for the rest, by another plan, against one that does all."""
     threads(1)
-    train(elastic(tmp_path / "whole"), 1)
+    train(elastic(tmp_path / "whole", objective=loss), 1)
     folder = tmp_path / "cut"
-    run_processes(2, process_ranks.run, elastic(folder, 1, steps=3), timeout_s=TIMEOUT_S, shared_memory=shared)
-    ranks = run_processes(4, process_ranks.run, elastic(folder, 2), "last", timeout_s=TIMEOUT_S, shared_memory=shared)
+    how, later = elastic(folder, 1, steps=3, objective=loss), elastic(folder, 2, objective=loss)
+    run_processes(2, process_ranks.run, how, timeout_s=TIMEOUT_S, shared_memory=shared)
+    ranks = run_processes(4, process_ranks.run, later, "last", timeout_s=TIMEOUT_S, shared_memory=shared)
     assert len({progress for _, progress, _ in ranks}) == 1
     assert all(finished for _, _, finished in ranks)
     found, expected = tensors(folder), tensors(tmp_path / "whole")

@@ -242,7 +242,7 @@ def make_objective(resolved: ResolvedRecipe, model: nn.Module, comm: Comm | None
         raise SpecError(
             f"train.task_weights has {len(weights)} values: want one for each of {', '.join(resolved.tasks)}"
         )
-    return Clicks(model, weights, recipe.train.label_smoothing)
+    return Clicks(model, weights, recipe.train.label_smoothing, recipe.train.objective)
 
 
 def make_batcher(

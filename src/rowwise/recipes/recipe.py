@@ -20,6 +20,7 @@ from rowwise.planner.machines import parse_size
 from rowwise.recipes.model_configs import DlrmConfig, Model, SequenceModel, TwoTowerConfig, kind_of, layers_of
 from rowwise.row_optimizers import RowOptimizer
 from rowwise.spec import Init, Pooling, RowType, Table, Value, Wire
+from rowwise.train.loss_settings import Smc
 from rowwise.train.settings import Evaluation, Log, Saving, Training
 from rowwise.value import check_layers, check_most
 
@@ -193,6 +194,9 @@ class Recipe(Value, frozen=True, kw_only=True):
         dropout = getattr(self.model, "dropout", 0.0)
         if not 0 <= dropout < 1:
             raise SpecError(f"model.dropout={dropout}: want at least 0 and less than 1")
+        if isinstance(self.train.objective, Smc) and dropout == 0.0 and hasattr(self.model, "dropout"):
+            why = "without dropout both passes of the model over a batch are equal"
+            raise SpecError(f"train.objective.kind=smc with model.dropout=0: {why}; want dropout, such as 0.2")
         if self.train.dense_parallel.recompute and getattr(self.model, "norm", None) == "batch":
             raise SpecError("train.dense_parallel.recompute with model.norm=batch: statistics would count twice")
         if self.train.determinism == "elastic" and isinstance(self.model, SequenceModel):

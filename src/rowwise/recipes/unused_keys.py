@@ -111,7 +111,9 @@ def _training_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[Unuse
         UnusedRule("train", ("virtual_shards",), train.determinism != "elastic", "train.determinism is not elastic"),
         UnusedRule("train", ("merge_shared",), not columns.shared, "columns.shared is empty"),
         UnusedRule("train", ("task_weights",), ranks_items, "models that rank items have one loss"),
-        UnusedRule("train", ("label_smoothing",), ranks_items, "the model learns from items, not from labels"),
+        UnusedRule(
+            "train", ("objective", "label_smoothing"), ranks_items, "the model learns from items, not from labels"
+        ),
         UnusedRule("evaluate", ("every", "metric", "patience", "min_gain", "task"), not validates, no_rows),
         UnusedRule("evaluate", ("task", "slices", "slice_ids"), ranks_items and validates, ranking),
         UnusedRule("evaluate", ("slice_ids",), not (recipe.evaluate.slices or ranks_items), "evaluate.slices is empty"),

@@ -1,7 +1,7 @@
-"""Objectives: functions from a batch to its loss, and to the logits that metrics need.
+"""Objectives: functions from a batch and the number of a step to a loss, and to the logits that metrics need.
 
-`Clicks` is the log loss of labels 0 and 1, `InBatch` the loss of two towers over the items of a batch, `NextItems` the
-loss of a sequence model over the items of its table.
+`Clicks` is a loss of labels 0 and 1 (see `losses.py`), `InBatch` the loss of two towers over the items of a batch,
+`NextItems` the loss of a sequence model over the items of its table.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +23,8 @@ from rowwise.models.histories import items_of
 from rowwise.models.next_item import NextItem, mean_over_lists, sampled_softmax_loss, softmax_loss
 from rowwise.models.retrieval import Candidates, in_batch_softmax
 from rowwise.models.two_tower import VectorModel
+from rowwise.train.loss_settings import ClickLoss, LogLoss
+from rowwise.train.losses import click_loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +35,33 @@ class Outcome:
     logits_BK: Tensor | None = None
 
 
-Objective = Callable[[Batch], Outcome]
+Objective = Callable[[Batch, int], Outcome]  # of a batch, in a step that counts from 1
+LOG_LOSS = LogLoss()
 InBatchLoss = Callable[[Tensor, Tensor | Candidates, Tensor | None, Tensor | None, int | None], Tensor]
 
 
 @final
 class Clicks:
-    """The log loss summed over labels, times the sample's weight; the mean over samples.
+    """A loss summed over labels, times the sample's weight; the mean over samples.
 
     Args:
         model: gives logits.
         task_weights: one for each label; empty: all 1.
         label_smoothing: s: labels count as s / 2 and 1 - s / 2.
+        loss: of each label.
     """
 
-    def __init__(self, model: nn.Module, task_weights: Sequence[float] = (), label_smoothing: float = 0.0) -> None:
-        self._model, self._smoothing = model, label_smoothing
+    def __init__(
+        self,
+        model: nn.Module,
+        task_weights: Sequence[float] = (),
+        label_smoothing: float = 0.0,
+        loss: ClickLoss = LOG_LOSS,
+    ) -> None:
+        self._model, self._smoothing, self._loss = model, label_smoothing, loss
         self._weights_K = torch.tensor(task_weights) if any(w != 1 for w in task_weights) else None
 
-    def __call__(self, batch: Batch) -> Outcome:
+    def __call__(self, batch: Batch, step: int = 1) -> Outcome:
         logits_BK = self._model(batch)
         labels_BK = batch.labels_BK
         if logits_BK.shape != labels_BK.shape:
@@ -59,10 +69,10 @@ class Clicks:
             raise BatchError(f"the model gave logits {got} for labels {want}: want one logit for each label")
         if self._smoothing:
             labels_BK = labels_BK * (1 - self._smoothing) + self._smoothing / 2
-        if self._weights_K is None and batch.weights_B is None:
+        if self._weights_K is None and batch.weights_B is None and isinstance(self._loss, LogLoss):
             loss = F.binary_cross_entropy_with_logits(logits_BK.float(), labels_BK)
             return Outcome(loss * labels_BK.shape[1], logits_BK)
-        loss_BK = F.binary_cross_entropy_with_logits(logits_BK.float(), labels_BK, reduction="none")
+        loss_BK = click_loss(self._loss, self._model, batch, logits_BK.float(), labels_BK, step)
         loss_B = loss_BK.sum(1) if self._weights_K is None else loss_BK @ self._weights_K.to(loss_BK.device)
         # Divided by the number of samples, not by their weights: a sample's part must not depend on its neighbours.
         return Outcome((loss_B if batch.weights_B is None else loss_B * batch.weights_B).mean(), logits_BK)
@@ -97,7 +107,7 @@ class InBatch:
         self._hardest = hardest
         self._comm = solo() if comm is None else comm.split([comm.ranks])
 
-    def __call__(self, batch: Batch) -> Outcome:
+    def __call__(self, batch: Batch, step: int = 1) -> Outcome:
         users_BD, items_BD = self._model.vectors(batch)
         with raising_on_all_ranks(self._comm, during="lookup of items"):
             ids_B = single_ids(batch, self._item).long()
@@ -123,7 +133,7 @@ class NextItems:
     def __init__(self, model: NextItem, negatives: int | None = None) -> None:
         self._model, self._negatives = model, negatives
 
-    def __call__(self, batch: Batch) -> Outcome:
+    def __call__(self, batch: Batch, step: int = 1) -> Outcome:
         rows, drawn_C = self._model.table.rows, None
         if self._negatives is not None:
             device = batch.sparse.values_N.device

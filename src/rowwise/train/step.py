@@ -324,7 +324,7 @@ def _differentiate(
     for place, piece in enumerate(pieces):
         draws = context.shards.seeded_draws(number, place) if context.shards else nullcontext()
         with context.clock.phase("forward"), autocast(context.settings.device, context.settings.precision), draws:
-            outcome = context.objective(piece)
+            outcome = context.objective(piece, number)
         share = len(piece.labels_BK) / samples
         # The mean over no samples is NaN, but its gradients times 0 are zeros. The backward must run all the same:
         # the other ranks wait for its collectives.

@@ -1,0 +1,162 @@
+"""How fast are sums over neighbours beside torch.sparse, and what do sampled edges cost in recall?
+
+    python benchmarks/graphs.py [--quick | --smoke] [--only speed quality] [--data data] [--save]
+
+Speed: one product of a power-law graph of 1 million nodes and 20 million edges with 64 numbers a node, beside
+torch.sparse's CSR product; exact, and with at most so many edges into a node. Medians of runs that take turns.
+Quality: LightGCN on MovieLens-100k, in the protocol of the benchmark of Recommenders
+(github.com/recommenders-team/recommenders): all 100,000 ratings are pairs, a quarter of each user's tests, films of the
+training pairs are not ranked. One model is trained exactly and evaluated on sampled graphs. `--quick` has a twentieth
+of the graph and one seed. The last printed line is one JSON object.
+
+Takes: 10 minutes; --quick 2 minutes
+Needs: `rowwise data get movielens-100k`
+"""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import argparse
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from parts.graph_work import evaluate, power_law, split_ratings, train
+from parts.report import at_least, environment, exactly, finish, options, parsed
+from parts.tiny_data import make_tiny
+
+from rowwise.ops.graph import Graph, aggregate
+
+DIM = 64
+EXACT, SPARSE = "exact", "torch.sparse"
+PUBLISHED = {"ndcg@10": 0.4198, "recall@10": 0.1443, "precision@10": 0.3796}  # of LightGCN, see above
+SEEDS = 3
+MOST = (8, 16, 32, 64, 128)  # edges into a node
+
+
+def speed(nodes: int, edges: int, repeats: int) -> list[dict]:
+    """Seconds of one product, each way."""
+    graph, vectors_ND = power_law(nodes, edges), torch.randn(nodes, DIM)
+    quarter = max(1, edges // nodes // 4)
+    graphs = {EXACT: graph, **{f"{how}, {quarter}": graph.sampled(quarter, how) for how in ("first", "spread")}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls its CSR support beta
+        sparse = torch.sparse_csr_tensor(graph.starts_T1, graph.sources_E, graph.weights_E, (nodes, nodes))
+    ways: dict[str, Callable[[], torch.Tensor]] = {SPARSE: partial(torch.mm, sparse, vectors_ND)}
+    ways |= {name: partial(aggregate, one, vectors_ND) for name, one in graphs.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeats):
+        for name, way in ways.items():
+            begin_s = time.perf_counter()
+            way()
+            seconds[name].append(time.perf_counter() - begin_s)
+    few_N = graph.degrees_T <= quarter
+    exact_ND = ways[EXACT]()
+    rows = []
+    for name, one in graphs.items():
+        out_ND = ways[name]()
+        rows.append(
+            {
+                "way": name,
+                "edges": len(one.sources_E),
+                "seconds": statistics.median(seconds[name]),
+                "same_bits": int(torch.equal(out_ND[few_N], exact_ND[few_N])),
+                "difference": float((exact_ND - ways[SPARSE]()).abs().max()) if name == EXACT else None,
+            }
+        )
+    rows.append({"way": SPARSE, "edges": edges, "seconds": statistics.median(seconds[SPARSE])})
+    return [{"section": "speed", **row} for row in rows]
+
+
+def quality(data: Path, seeds: int, epochs: int) -> list[dict]:
+    """Metrics of LightGCN, exact and with sampled edges."""
+    rows = []
+    for seed in range(seeds):
+        ratings = split_ratings(data, seed)
+        model, seconds = train(ratings, seed, epochs)
+        graphs: dict[tuple[str, int | None], Graph] = {(EXACT, None): model.graph}
+        graphs |= {(how, most): model.graph.sampled(most, how) for how in ("first", "spread") for most in MOST}
+        for (how, most), graph in graphs.items():
+            model.sampled = graph
+            kept = len(graph.sources_E) / len(model.graph.sources_E)
+            found = {"section": "quality", "seed": seed, "way": how, "most": most, "kept": kept}
+            rows.append({**found, **evaluate(model, ratings), "train_s": seconds})
+    return rows
+
+
+def floors_of(rows: list[dict]) -> list[dict]:
+    floors = []
+    timed = {row["way"]: row for row in rows if row["section"] == "speed"}
+    for way, row in timed.items():
+        if way != SPARSE:
+            faster = timed[SPARSE]["seconds"] / row["seconds"]
+            floors.append(at_least(f"product, {way}: times the speed of {SPARSE}", faster, 2 if way == EXACT else 4))
+            floors.append(
+                exactly(f"product, {way}: rows of few edges have the bits of the exact one", row["same_bits"], 1)
+            )
+    learned = [row for row in rows if row["section"] == "quality"]
+    exact = [row for row in learned if row["way"] == EXACT]
+    for metric, published in PUBLISHED.items() if exact else ():
+        value = statistics.mean(row[metric] for row in exact)
+        floors.append(at_least(f"LightGCN: {metric}; floor: as published", value, published))
+    for how in ("first", "spread") if exact else ():
+        for most in MOST:
+            mine = [row["recall@20"] for row in learned if (row["way"], row["most"]) == (how, most)]
+            share = sum(mine) / sum(row["recall@20"] for row in exact)
+            floor = 0.98 if most == 128 else None
+            floors.append(at_least(f"recall@20 with {how} {most} edges, of the exact one", share, floor))
+    return floors
+
+
+def smoke_floors(rows: list[dict]) -> list[dict]:
+    timed = [row for row in rows if row["section"] == "speed"]
+    learned = [row for row in rows if row["section"] == "quality"]
+    return [
+        *(exactly(f"{row['way']}: same bits", row["same_bits"], 1) for row in timed if "same_bits" in row),
+        exactly("the exact product is torch's", int(timed[0]["difference"] < 1e-3), 1),
+        exactly("recalls", len({row["most"] for row in learned}), len(MOST) + 1),
+        exactly("with all edges as exact", learned[0]["recall@20"], learned[-1]["recall@20"]),
+    ]
+
+
+def measure(args: argparse.Namespace) -> list[dict]:
+    rows: list[dict] = []
+    if "speed" in args.only:
+        nodes = 2_000 if args.smoke else 50_000 if args.quick else 1_000_000
+        rows += speed(nodes, 20 * nodes, 3 if args.quick else 7)
+        for row in rows:
+            print(f"{row['way']:14} {row['edges']:>11,} edges  {row['seconds']:.4f} s", flush=True)
+    if "quality" in args.only:
+        learned = quality(args.data, 1 if args.quick else SEEDS, 2 if args.smoke else 60)
+        for row in learned:
+            found = "  ".join(f"{metric} {row[metric]:.4f}" for metric in (*PUBLISHED, "recall@20"))
+            print(
+                f"seed {row['seed']}  {row['way']:6} {row['most'] or '':4} {row['kept']:4.0%} of edges  {found}",
+                flush=True,
+            )
+        rows += learned
+    return rows
+
+
+def main() -> None:
+    parser = options("graphs", __doc__)
+    sections = ("speed", "quality")
+    parser.add_argument("--only", nargs="+", choices=sections, default=sections, help="of the sections")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="where the datasets are")
+    args = parsed(parser)
+    with tempfile.TemporaryDirectory() as folder:
+        if args.smoke:
+            args.data = make_tiny(Path(folder))
+        rows = measure(args)
+    floors = smoke_floors(rows) if args.smoke else floors_of(rows)
+    finish({"benchmark": "graphs", "environment": environment(), "rows": rows, "floors": floors}, args)
+
+
+if __name__ == "__main__":
+    main()

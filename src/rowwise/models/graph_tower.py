@@ -1,0 +1,191 @@
+"""Graph towers: the vectors of users and items are mixed with those of their neighbours in the graph of both.
+
+The graph has a node for each user, then one for each item, and an edge both ways for each pair that was seen. e_0 are
+the rows of the tables, one for each node.
+
+LightGCN (He et al. 2020, arXiv 2002.02126), without weights or activations, d the degree of a node:
+
+    e_{k+1}(v) = sum of e_k(u) / sqrt(d_u d_v) over the neighbours u of v;    z = mean of e_0 .. e_K
+
+GraphSAGE with means (Hamilton et al. 2017, arXiv 1706.02216):
+
+    e_{k+1}(v) = relu(W e_k(v) + V mean of e_k(u) + b), the last without relu;    z = e_K / |e_K|
+
+A model may be trained on the graph and evaluated on a sampled one (`Graph.sampled`), where fewer edges are read.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rowwise.batch import Batch, Jagged
+from rowwise.errors import BatchError, SpecError
+from rowwise.hashing.make import AnyTables
+from rowwise.models.histories import items_of
+from rowwise.models.inputs import Ids, check_dims, unpack
+from rowwise.models.mlp import Linear, stack
+from rowwise.models.two_tower import VectorModel
+from rowwise.ops.graph import Graph, aggregate
+from rowwise.spec import Pooling
+
+
+def user_item_graph(
+    users_E: Tensor, items_E: Tensor, users: int, items: int, weights: Literal["symmetric", "mean"] = "symmetric"
+) -> Graph:
+    """The graph of pairs of a user and an item, users first; a repeated pair is one edge each way.
+
+    Args:
+        users_E: of each pair, from 0.
+        items_E: of each pair, from 0.
+        users: number of users; those without a pair have no edge.
+        items: number of items.
+        weights: 1 / sqrt(d_u d_v), as LightGCN has them, or 1 / d_v, which makes means, as GraphSAGE has them.
+    """
+    if weights not in ("symmetric", "mean"):
+        raise SpecError(f"weights={weights!r}: want 'symmetric' or 'mean'")
+    pairs = Graph.of_edges(users_E, items_E, (users, items))  # checks the ids
+    distinct_E = (pairs.targets_E * items + pairs.sources_E).unique()
+    users_E, items_E = distinct_E // items, distinct_E % items + users
+    nodes, ends = users + items, (torch.cat((users_E, items_E)), torch.cat((items_E, users_E)))
+    degrees_N = torch.bincount(ends[0], minlength=nodes).float()
+    of_target_E, of_source_E = degrees_N[ends[0]], degrees_N[ends[1]]
+    weights_E = 1 / of_target_E if weights == "mean" else (of_target_E * of_source_E).rsqrt()
+    return Graph.of_edges(*ends, (nodes, nodes), weights_E)
+
+
+class LightGCN(nn.Module):
+    """The mean of a node's vector and of those after each layer of sums over neighbours; has no weights.
+
+    Args:
+        layers: of sums.
+    """
+
+    def __init__(self, layers: int = 3) -> None:
+        super().__init__()
+        if layers < 1:
+            raise SpecError(f"layers={layers}: want at least 1")
+        self.layers = layers
+
+    def forward(self, vectors_ND: Tensor, graph: Graph) -> Tensor:
+        """[N, D] to [N, D]."""
+        total_ND = vectors_ND
+        for _ in range(self.layers):
+            vectors_ND = aggregate(graph, vectors_ND)
+            total_ND = total_ND + vectors_ND
+        return total_ND / (self.layers + 1)
+
+
+class GraphSage(nn.Module):
+    """Layers over a node's vector and the mean of its neighbours'; outputs have length 1.
+
+    Args:
+        dim: of the vectors that come in.
+        sizes: of the layers.
+    """
+
+    def __init__(self, dim: int, sizes: Sequence[int] = (64, 64)) -> None:
+        super().__init__()
+        if not sizes or min(sizes) < 1:
+            raise SpecError(f"sizes={tuple(sizes)}: want at least one layer, each of 1 column or more")
+        self.layers = stack(Linear(2 * before, after) for before, after in zip((dim, *sizes), sizes, strict=False))
+
+    def forward(self, vectors_ND: Tensor, graph: Graph) -> Tensor:
+        """[N, dim] to [N, sizes[-1]]."""
+        for index, layer in enumerate(self.layers):
+            vectors_ND = layer(torch.cat((vectors_ND, aggregate(graph, vectors_ND)), 1))
+            if index < len(self.layers) - 1:
+                vectors_ND = vectors_ND.relu()
+        return F.normalize(vectors_ND)
+
+
+class GraphTower(VectorModel):
+    """Users and items by an encoder over their graph: logit = u . v / temperature.
+
+    Each forward reads all rows of both tables, and each update changes all rows that have an edge to the batch within
+    the encoder's layers.
+
+    Args:
+        embeddings: two tables of one dim that pool, with a feature each: of the users, then of the items.
+        graph: of users and items, as `user_item_graph` makes it.
+        encoder: maps vectors [N, D] and a graph to vectors of the nodes, as `LightGCN` and `GraphSage` do.
+        sampled: the graph of evaluation; None: `graph`.
+        temperature: divides dots.
+    """
+
+    def __init__(
+        self,
+        embeddings: AnyTables,
+        graph: Graph,
+        encoder: nn.Module,
+        *,
+        sampled: Graph | None = None,
+        temperature: float = 1.0,
+    ) -> None:
+        super().__init__()
+        tables = embeddings.tables
+        if len(tables) != 2 or any(len(t.feature_names) != 1 or t.pooling is Pooling.SEQUENCE for t in tables):
+            got = ", ".join(f"{t.name} of {', '.join(t.feature_names)}" for t in tables)
+            raise SpecError(f"graph tower: tables {got}: want one of users and one of items that pool, a feature each")
+        check_dims(tables, tables[0].dim, "as that of the users")
+        nodes = sum(table.rows for table in tables)
+        for name, one in (("graph", graph), ("sampled", sampled or graph)):
+            if (one.targets, one.sources) != (nodes, nodes):
+                got = f"{name} of {one.targets} x {one.sources} nodes"
+                raise SpecError(f"graph tower: {got}: want {nodes}, one for each row of both tables")
+        if not temperature > 0:
+            raise SpecError(f"temperature={temperature}: want more than 0")
+        self.embeddings, self.encoder, self.temperature = embeddings, encoder, temperature
+        self.graph, self.sampled = graph, sampled or graph
+        self.user, self.item = (table.feature_names[0] for table in tables)
+
+    def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
+        """Logits [B, 1]: of each user with the item of the same sample."""
+        users_BD, items_BD = self.vectors(batch, sparse)
+        return (users_BD * items_BD).sum(1, keepdim=True) / self.temperature
+
+    def vectors(self, batch: Batch | Tensor, sparse: Ids | None = None) -> tuple[Tensor, Tensor]:
+        """The vectors [B, D] of the users and of the items of a batch, which has one of each in a sample."""
+        _, ids = unpack(batch, sparse, 0)
+        jagged = Jagged.from_keyed(ids)
+        users_UD, items_ID = self.node_vectors()
+        users_BD, items_BD = (
+            vectors_RD[_one_of_each(jagged, feature, len(vectors_RD))]
+            for feature, vectors_RD in ((self.user, users_UD), (self.item, items_ID))
+        )
+        return users_BD, items_BD
+
+    def node_vectors(self) -> tuple[Tensor, Tensor]:
+        """The vectors of all users and of all items."""
+        users, items = (table.rows for table in self.embeddings.tables)
+        rows = max(users, items)
+        lengths_FB = (torch.arange(rows) < torch.tensor([[users], [items]])).long().flatten()
+        everything = Jagged(
+            features=(self.user, self.item),
+            values_N=torch.cat((torch.arange(users), torch.arange(items))),
+            lengths_FB=lengths_FB,
+        )
+        vectors = self.embeddings(everything)
+        nodes_ND = torch.cat((vectors[self.user][:users], vectors[self.item][:items]))
+        encoded_ND = self.encoder(nodes_ND, self.graph if self.training else self.sampled)
+        users_UD, items_ID = encoded_ND.split((users, items))
+        return users_UD, items_ID
+
+    def scores(self, users_UD: Tensor, items_ID: Tensor) -> Tensor:
+        """Logits [U, I] of every user with every item."""
+        return users_UD @ items_ID.t() / self.temperature
+
+
+def _one_of_each(jagged: Jagged, feature: str, rows: int) -> Tensor:
+    """The ids [B] of a feature; raises unless each sample has one, which is a node."""
+    ids_N, lengths_B = items_of(jagged, feature)
+    if not bool((lengths_B == 1).all()):
+        at = int((lengths_B != 1).nonzero()[0])
+        raise BatchError(f"feature {feature!r} has {int(lengths_B[at])} ids in sample {at}: want one in each sample")
+    wrong_N = (ids_N < 0) | (ids_N >= rows)
+    if bool(wrong_N.any()):
+        at = int(wrong_N.nonzero()[0])
+        raise BatchError(f"feature {feature!r} has id {int(ids_N[at])} in sample {at}: want 0 to {rows - 1}")
+    return ids_N.long()

@@ -1,0 +1,182 @@
+"""Graph towers against their equations in dense torch, on one rank and on several."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from rowwise import (
+    BatchError,
+    Embeddings,
+    GraphSage,
+    GraphTower,
+    Jagged,
+    LightGCN,
+    Plan,
+    Pooling,
+    Sgd,
+    SpecError,
+    Table,
+)
+from rowwise.comm.thread import run_threads
+from rowwise.models.graph_tower import user_item_graph
+from rowwise.models.retrieval import in_batch_bpr
+from rowwise.planner import replicated, row_wise, table_wise
+from rowwise.shard import shard
+from rowwise.train.evaluate import evaluation_mode
+
+USERS, ITEMS, DIM = 7, 5, 8
+PAIRS = torch.tensor([(0, 0), (0, 1), (1, 1), (2, 1), (2, 3), (2, 3), (4, 0), (5, 3), (5, 1), (0, 3)])  # one twice
+USERS_E, ITEMS_E = PAIRS.unbind(1)
+
+
+def make_tables(**more):
+    settings = {"dim": DIM, "optimizer": Sgd(lr=0.5), **more}
+    return [Table(name=name, rows=rows, **settings) for name, rows in (("user", USERS), ("item", ITEMS))]
+
+
+def make_tower(encoder=None, weights="symmetric", **more):
+    torch.manual_seed(0)
+    graph = user_item_graph(USERS_E, ITEMS_E, USERS, ITEMS, weights)
+    return GraphTower(Embeddings(make_tables(), seed=1), graph, encoder or LightGCN(2), **more)
+
+
+def adjacency():
+    pairs_UI = torch.zeros(USERS, ITEMS, dtype=torch.float64)
+    pairs_UI[USERS_E, ITEMS_E] = 1
+    top = torch.cat((torch.zeros(USERS, USERS, dtype=torch.float64), pairs_UI), 1)
+    return torch.cat((top, torch.cat((pairs_UI.t(), torch.zeros(ITEMS, ITEMS, dtype=torch.float64)), 1)))
+
+
+def rows_of(tower):
+    return torch.cat([tower.embeddings.table(name) for name in ("user", "item")]).double()
+
+
+def batch_of(users, items):
+    return Jagged.from_lists({"user": [[u] for u in users], "item": [[i] for i in items]})
+
+
+def test_light_gcn_is_its_equation():
+    tower, edges_NN = make_tower(), adjacency()
+    degrees_N = edges_NN.sum(1).clamp(min=1)
+    normal_NN = edges_NN / (degrees_N.unsqueeze(1) * degrees_N).sqrt()
+    rows_ND = rows_of(tower)
+    want_ND = (rows_ND + normal_NN @ rows_ND + normal_NN @ normal_NN @ rows_ND) / 3
+    found_ND = torch.cat(tower.node_vectors())
+    torch.testing.assert_close(found_ND.double(), want_ND, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found_ND[3].double(), rows_ND[3] / 3)  # a user without a pair keeps a third of their row
+
+
+def test_graph_sage_is_its_equation():
+    tower, edges_NN = make_tower(GraphSage(DIM, (6, 4)), "mean"), adjacency()
+    mean_NN = edges_NN / edges_NN.sum(1, keepdim=True).clamp(min=1)
+    x_ND = rows_of(tower)
+    for index, layer in enumerate(tower.encoder.layers):
+        own, others = layer.weight.double().chunk(2, 1)
+        x_ND = x_ND @ own.t() + mean_NN @ x_ND @ others.t() + layer.bias.double()
+        x_ND = x_ND if index else x_ND.relu()
+    torch.testing.assert_close(torch.cat(tower.node_vectors()).double(), F.normalize(x_ND), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("encoder", [LightGCN(2), GraphSage(DIM, (6, 4))])
+def test_an_update_is_that_of_plain_torch(encoder):
+    tower = make_tower(encoder)
+    rows_ND = nn.Parameter(rows_of(tower).float())
+    users, items = torch.tensor([0, 2, 5]), torch.tensor([1, 3, 3])
+    plain_ND = copy.deepcopy(encoder)(rows_ND, tower.graph)
+    (plain_ND[users] * plain_ND[items + USERS]).sum().sigmoid().backward()
+    users_BD, items_BD = tower.vectors(torch.empty(3, 0), batch_of(users.tolist(), items.tolist()))
+    (users_BD * items_BD).sum().sigmoid().backward()
+    tower.embeddings.update()
+    want_ND = rows_ND.detach() - 0.5 * rows_ND.grad
+    torch.testing.assert_close(rows_of(tower).float(), want_ND, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_ranks_train_as_one(world):
+    """Each with some of the samples; the loss is added up over all."""
+    users, items = [0, 2, 5, 4, 1, 2], [1, 3, 3, 0, 1, 1]
+
+    def loss_of(tower, mine):
+        users_BD, items_BD = tower.vectors(torch.empty(len(users[mine]), 0), batch_of(users[mine], items[mine]))
+        return (users_BD * items_BD).sum(1).sigmoid().sum()
+
+    one = make_tower()
+    loss_of(one, slice(None)).backward()
+    one.embeddings.update()
+    user, item = make_tables()
+    tiles = (
+        *row_wise(user, list(range(world))),
+        *(replicated(item, list(range(world))) if world > 2 else table_wise(item, 0)),
+    )
+
+    def rank(comm):
+        tower = shard(make_tower(), Plan(world=world, tiles=tiles), comm)
+        size = len(users) // world
+        loss_of(tower, slice(comm.rank * size, (comm.rank + 1) * size)).backward()
+        tower.embeddings.update()
+        with torch.no_grad():
+            return torch.cat(tower.node_vectors())
+
+    for found_ND in run_threads(world, rank, timeout_s=60):
+        torch.testing.assert_close(found_ND, torch.cat(one.node_vectors()), rtol=1e-5, atol=1e-6)
+
+
+def test_evaluation_reads_the_sampled_graph():
+    exact = make_tower()
+    tower = make_tower(sampled=exact.graph.sampled(1))
+    assert torch.equal(torch.cat(tower.node_vectors()), torch.cat(exact.node_vectors()))
+    with evaluation_mode(tower), evaluation_mode(exact):
+        assert not torch.equal(torch.cat(tower.node_vectors()), torch.cat(exact.node_vectors()))
+
+
+@pytest.mark.parametrize("encoder", [LightGCN(2), GraphSage(DIM, (8, 8))])
+def test_pairs_of_the_graph_come_to_score_above_others(encoder):
+    tower = make_tower(encoder, temperature=0.2)
+    dense = torch.optim.Adam(
+        [*(p for p in tower.parameters() if p.requires_grad), nn.Parameter(torch.zeros(1))], lr=0.02
+    )
+    ids = batch_of(USERS_E.tolist(), ITEMS_E.tolist())
+    for _ in range(60):
+        dense.zero_grad()
+        users_BD, items_BD = tower.vectors(torch.empty(len(PAIRS), 0), ids)
+        in_batch_bpr(tower.scores(users_BD, items_BD), ITEMS_E).backward()
+        dense.step()
+        tower.embeddings.update()
+    users_UD, items_ID = tower.node_vectors()
+    scores_UI, seen_UI = tower.scores(users_UD, items_ID), torch.zeros(USERS, ITEMS, dtype=torch.bool)
+    seen_UI[USERS_E, ITEMS_E] = True
+    assert scores_UI[seen_UI].mean() > scores_UI[~seen_UI].mean() + 0.5
+    logits_B1 = tower(torch.empty(len(PAIRS), 0), ids)
+    torch.testing.assert_close(logits_B1[:, 0], scores_UI[USERS_E, ITEMS_E])
+
+
+def test_what_cannot_be_is_refused():
+    graph = user_item_graph(USERS_E, ITEMS_E, USERS, ITEMS)
+    user, item = make_tables()
+    with pytest.raises(SpecError, match=r"tables user of user: want one of users and one of items"):
+        GraphTower(Embeddings([user]), graph, LightGCN())
+    with pytest.raises(SpecError, match=r"want one of users and one of items that pool"):
+        GraphTower(Embeddings(make_tables(pooling=Pooling.SEQUENCE)), graph, LightGCN())
+    with pytest.raises(SpecError, match=r"table 'item' has dim 4; want 8, as that of the users"):
+        GraphTower(Embeddings([user, Table(name="item", rows=ITEMS, dim=4)]), graph, LightGCN())
+    small = user_item_graph(USERS_E, ITEMS_E, USERS, ITEMS - 1)
+    with pytest.raises(SpecError, match=r"sampled of 11 x 11 nodes: want 12"):
+        GraphTower(Embeddings([user, item]), graph, LightGCN(), sampled=small)
+    with pytest.raises(SpecError, match=r"temperature=0: want more than 0"):
+        make_tower(temperature=0)
+    with pytest.raises(SpecError, match=r"layers=0: want at least 1"):
+        LightGCN(0)
+    with pytest.raises(SpecError, match=r"sizes=\(\): want at least one layer"):
+        GraphSage(8, ())
+    with pytest.raises(SpecError, match=r"weights='max': want 'symmetric' or 'mean'"):
+        user_item_graph(USERS_E, ITEMS_E, USERS, ITEMS, "max")
+    with pytest.raises(BatchError, match=r"edge 4: source 3: want 0 to 2"):
+        user_item_graph(USERS_E, ITEMS_E, USERS, 3)
+    tower = make_tower()
+    with pytest.raises(BatchError, match=r"feature 'user' has 2 ids in sample 1: want one"):
+        tower.vectors(torch.empty(2, 0), Jagged.from_lists({"user": [[1], [2, 3]], "item": [[1], [2]]}))
+    with pytest.raises(BatchError, match=r"feature 'item' has id 9 in sample 1: want 0 to 4"):
+        tower.vectors(torch.empty(2, 0), batch_of([0, 1], [2, 9]))
