@@ -40,7 +40,7 @@ def train_rank(
     job, settings = job_of(resolved, model), make_settings(resolved.recipe)
     work = StepContext.create(model, job.objective, settings.train, Breakdown(), comm=comm, wire=wire)
     if not feedback and wire.far is not None:
-        work.gradients._coded = TwoLevelSum(comm, FarType.parse(wire.far), feedback=False)
+        work.gradients.coded = TwoLevelSum(comm, FarType.parse(wire.far), feedback=False)
     test = make_evaluator(resolved, model, resolved.rows.test)
     batcher, number, worse = job.batches(None), 0, 0
     best: float | None = None
