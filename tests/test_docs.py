@@ -8,6 +8,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import lab
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -60,11 +61,15 @@ def prepare_log(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
 def test_code_runs(page, tmp_path):
+    if page.name == "network.md" and lab.missing():
+        pytest.skip(f"no lab: {lab.missing()}")
     commands = tmp_path / "bin"  # the rowwise and the torch under test, whichever are installed
     commands.mkdir()
     for name, module in (("rowwise", "rowwise.cli.main"), ("torchrun", "torch.distributed.run")):
         (commands / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
-        (commands / name).chmod(0o755)
+    (commands / "lab").write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/tests/lab.py "$@"\n')
+    for command in commands.iterdir():
+        command.chmod(0o755)
     environment = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}"}
     if page.name == "README.md":
         prepare_log(tmp_path)

@@ -86,6 +86,7 @@ NEAR = {  # by class and key: another value, which makes another run
         "memory": "1GB",
         "disk": "fast",
         "wire": {"dense": "fp16"},
+        "network": "probe",
         "tune": {"train.batch": {"choices": [2, 4]}},
     },
     "TuneRange": {"low": 2, "high": 64, "log": True, "choices": [1]},

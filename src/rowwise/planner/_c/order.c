@@ -2,7 +2,8 @@
 // hosts swapped, a run of hosts reversed, one host moved. The largest of many times has plateaus, so a tenth of their
 // mean is added to it. `rowwise/perf/collective.py` says what a collective takes; an all-reduce here is its ring.
 //
-// With `keep_first`, host 0 stays first, and a group that is not one run of hosts costs as much as the collective again.
+// With `keep_first`, host 0 stays first, and a group that is not one run of hosts costs as much as the collective
+// again.
 
 #include <math.h>
 #include <stdlib.h>
@@ -39,9 +40,7 @@ static int scratch_make(Scratch* s, const Links* links) {
   return s->rate && s->wait && s->flows_out && s->flows_in;
 }
 
-static void scratch_free(Scratch* s) {
-  free(s->rate), free(s->wait), free(s->flows_out), free(s->flows_in);
-}
+static void scratch_free(Scratch* s) { free(s->rate), free(s->wait), free(s->flows_out), free(s->flows_in); }
 
 // The place that place k sends to in step `distance`: the next of a ring, the partner, the parent in a tree.
 static int32_t target_of(const Links* links, int32_t k, int32_t distance) {

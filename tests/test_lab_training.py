@@ -1,0 +1,59 @@
+"""Training on hosts of the lab: in elastic mode the order of a network changes no bit, and a resume takes it again."""
+
+import json
+
+import lab
+import pytest
+from lab import Lab, run_command
+from launching import write_recipe
+from recipes.test_hosts import make_network
+from test_launch import RUN, same, tensors
+
+from rowwise.perf.links import read_network
+
+pytestmark = [
+    pytest.mark.dist,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(lab.missing()), reason=f"no lab: {lab.missing()}"),
+]
+ELASTIC = {"batch": 1024, "determinism": "elastic", "virtual_shards": 4, "epochs": 100, "steps": 6}
+NAMES, TURNS = ("h0", "h2", "h1", "h3"), (0, 2, 1, 3)  # hosts of two racks in turn
+RACKS = (2, 2)
+
+
+def run(racks, folder, *words):
+    assert racks.run(run_command, ["rowwise", *words], str(folder), order=TURNS) == [0] * len(TURNS)
+
+
+def hosts_of(run_folder):
+    return json.loads((run_folder / "env.json").read_text())["network"]["order"]
+
+
+def test_an_order_changes_no_bit_of_elastic_training(tmp_path):
+    network = make_network(NAMES)
+    for name in ("given", "ordered"):
+        write_recipe(tmp_path / name, train=ELASTIC, save={"every": 3})
+    groups = json.loads(network.to_json()) | {"groups": [0, 1, 0, 1], "uplink_Bps": [5e8, 5e8]}
+    (tmp_path / "ordered/net.json").write_text(json.dumps(groups))
+    with Lab(RACKS, uplink=100) as racks:
+        run(racks, tmp_path / "given", "train", "small.yaml")
+        run(racks, tmp_path / "ordered", "train", "small.yaml", "--network", "net.json")
+        ordered = hosts_of(tmp_path / "ordered" / RUN)
+        assert ordered["groups"] == [2, 2]
+        assert [int(name[1]) // 2 for name in ordered["hosts"]] == [0, 0, 1, 1]
+        assert same(tensors(tmp_path / "given" / RUN), tensors(tmp_path / "ordered" / RUN))
+        (tmp_path / "ordered/net.json").unlink()
+        run(racks, tmp_path / "ordered", "resume", RUN, "--set", "train.steps=8")
+        run(racks, tmp_path / "given", "resume", RUN, "--set", "train.steps=8")
+    assert hosts_of(tmp_path / "ordered" / RUN) == ordered
+    assert same(tensors(tmp_path / "given" / RUN), tensors(tmp_path / "ordered" / RUN))
+
+
+def test_a_run_probes_its_own_hosts(tmp_path):
+    write_recipe(tmp_path, train=ELASTIC)
+    with Lab(RACKS, uplink=None) as racks:
+        run(racks, tmp_path, "train", "small.yaml", "--network", "probe")
+    network = read_network(tmp_path / RUN / "network.json")
+    assert tuple(host.name for host in network.hosts) == NAMES
+    assert all(host.address.startswith("10.77.0.") for host in network.hosts)
+    assert "network probe: " in (tmp_path / RUN / "log.txt").read_text()
