@@ -12,6 +12,7 @@ from rowwise.ops import jagged
 from rowwise.recipes.compose import ResolvedRecipe, make_evaluator, make_model, make_settings
 from rowwise.spec import FarType, Wire
 from rowwise.train.breakdown import Breakdown
+from rowwise.train.dense import DenseGradients
 from rowwise.train.two_level import TwoLevelSum
 
 
@@ -40,7 +41,8 @@ def train_rank(
     job, settings = job_of(resolved, model), make_settings(resolved.recipe)
     work = StepContext.create(model, job.objective, settings.train, Breakdown(), comm=comm, wire=wire)
     if not feedback and wire.far is not None:
-        work.gradients._coded = TwoLevelSum(comm, FarType.parse(wire.far), feedback=False)
+        assert isinstance(work.gradients, DenseGradients)
+        work.gradients.coded = TwoLevelSum(comm, FarType.parse(wire.far), feedback=False)
     test = make_evaluator(resolved, model, resolved.rows.test)
     batcher, number, worse = job.batches(None), 0, 0
     best: float | None = None

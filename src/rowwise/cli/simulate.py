@@ -218,7 +218,7 @@ def _read_model(
                 raise SpecError(f"{name} {value} with a recipe: want it with --tables")
         from rowwise.recipes.simulated import simulated_model
 
-        return simulated_model(load_recipe(recipe, changes), machine.topology)
+        return simulated_model(load_recipe(recipe, changes), machine)
     if changes:
         raise SpecError("--set with --tables: want a recipe, whose values it changes")
     from rowwise.perf.dense_layers import parse_layers, side_of_layers

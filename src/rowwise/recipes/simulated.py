@@ -19,22 +19,26 @@ from rowwise.embedding import Vectors
 from rowwise.models.cost import flop_formulas
 from rowwise.perf.dense_layers import DenseLayer, DenseLayers
 from rowwise.perf.dense_parallel import NO_ACTIVATIONS, DenseSide
+from rowwise.perf.hardware import Machine
 from rowwise.recipes.compose import ResolvedRecipe, make_model, make_small_model, resolve
 from rowwise.recipes.dense_side import SAMPLES, dense_side_of, measure_activations
 from rowwise.recipes.disk_tables import uniform_workloads
 from rowwise.recipes.recipe import Recipe, check_ranks
 from rowwise.recipes.sharding import ids_of_feature, step_samples, tables_of
+from rowwise.recipes.wires import decide_wire
 from rowwise.simulate.simulation import SimulatedModel
-from rowwise.spec import Topology
 from rowwise.train.dense_parallel import shards_of
 from rowwise.train.step import embeddings_of
 
 
-def simulated_model(recipe: Recipe, topology: Topology) -> SimulatedModel:
-    """The recipe's model and step on so many ranks."""
+def simulated_model(recipe: Recipe, machine: Machine) -> SimulatedModel:
+    """The recipe's model and step on the ranks of a machine."""
+    topology = machine.topology
     check_ranks(recipe, topology.world)
     on_cpu = structs.replace(recipe, train=structs.replace(recipe.train, device="cpu"))
     resolved = resolve(on_cpu)
+    if recipe.wire == "auto":
+        resolved = decide_wire(resolved, topology, hardware=machine.hardware)
     model = make_model(resolved, on_meta=True)
     shards_of(recipe.train.dense_parallel, topology)  # raises for a number that does not divide ranks
     activations = measure_activations(resolved)
@@ -46,7 +50,7 @@ def simulated_model(recipe: Recipe, topology: Topology) -> SimulatedModel:
         layers=layers,
         side=side,
         batch=step_samples(recipe),
-        wire=recipe.wire,
+        wire=resolved.recipe.wire_types,
         depth=recipe.train.pipeline_depth,
         elastic=recipe.train.determinism == "elastic",
     )

@@ -50,7 +50,7 @@ def check_run(folder: Path) -> CheckedRun:
     hardware = _hardware(recipe, folder)
     plan = Plan.from_json(read_bytes(folder / "plan.json"))
     machine = Machine(Topology(devices=plan.world), hardware)
-    found = simulate(simulated_model(recipe, machine.topology), SimulatedMachine(machine=machine, plan=plan))
+    found = simulate(simulated_model(recipe, machine), SimulatedMachine(machine=machine, plan=plan))
     if found.step_s is None:
         raise SpecError(f"{folder}: the profile {hardware.name} has too little memory for it: {WANT}")
     measured = _median_seconds(recorded.stages)
