@@ -7,7 +7,10 @@ from msgspec import structs
 from recipes.test_hosts import make_network
 from report.markup_check import check
 
-from rowwise.perf.links import read_network
+from rowwise.cli.net import write_network
+from rowwise.comm.probe import ProbeSample, ProbeSamples
+from rowwise.errors import PeerError
+from rowwise.perf.links import NetworkHost, read_network
 
 
 @pytest.fixture
@@ -86,6 +89,17 @@ def test_a_mistake_is_one_line(command, net, tmp_path, words, says):
     assert code == 2
     (line,) = err.strip().splitlines()
     assert says in line
+
+
+def test_a_host_that_died_is_named_and_the_rest_is_kept(tmp_path):
+    hosts = tuple(NetworkHost(name=f"h{k}") for k in range(3))
+    alone = [
+        ProbeSample("alone", size, 1, a, b, size / 1e9) for size in (1000, 4000) for a, b in ((0, 1), (1, 0), (0, 2))
+    ]
+    samples = ProbeSamples((*alone, ProbeSample("ping", 4, 1, 0, 1, 1e-5)), ("a", "b", "c"), 1.0, dead=(2,))
+    with pytest.raises(PeerError, match=r"host 'h2' has ended .*net\.json has what was measured until then"):
+        write_network(tmp_path / "net.json", samples, hosts, None)
+    assert read_network(tmp_path / "net.json").arrays().rate_HH[2, 1] == pytest.approx(1e9)
 
 
 @pytest.mark.dist

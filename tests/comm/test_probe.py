@@ -4,9 +4,12 @@ import itertools
 import os
 
 import pytest
+import torch.distributed as dist
 
 from rowwise.comm.probe import ProbeSamples, probe, tournament
 from rowwise.comm.spawn import RanksFailed, run_processes
+from rowwise.comm.torch import Rendezvous
+from rowwise.errors import SpecError
 from rowwise.spec import Topology
 
 
@@ -45,6 +48,15 @@ def test_the_first_rank_gets_all_samples(hosts):
         if sample.kind == "loaded":
             rounds[sample.round].append(sample)
     assert all(len(samples) == hosts // 2 * 2 for samples in rounds.values())
+
+
+def test_hosts_out_of_reach_are_named():
+    store = dist.HashStore()
+    store.set("job/address/1", "127.0.0.1 1")  # nothing listens there
+    store.set("job/reached/1", "[]")
+    world = Rendezvous(store, "job", (0, 1), 0, {}, 5.0, "127.0.0.1")
+    with pytest.raises(SpecError, match=r"rank 0 \(127\.0\.0\.1\) cannot reach rank 1 .*: want hosts that reach"):
+        probe(world, 1.0)
 
 
 @pytest.mark.dist

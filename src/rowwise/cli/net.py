@@ -69,7 +69,7 @@ def probe(
         raise SpecError(f"--nproc {nproc}: nothing to order: want 2 to {MOST_HERE} processes")
     found = _probe_job(seconds, torchrun.attempt) if torchrun is not None else _probe_here(nproc or 2, seconds)
     if found is not None:
-        _write_network(out, *found, groups)
+        write_network(out, *found, groups)
 
 
 def show(
@@ -181,9 +181,7 @@ def probe_rank(comm: "Comm", seconds: float) -> "ProbeSamples | None":
         return probe_links(comm.transport.world, seconds, is_stopped=is_stopped)
 
 
-def _write_network(
-    out: Path, samples: "ProbeSamples", hosts: tuple[NetworkHost, ...], groups_file: Path | None
-) -> None:
+def write_network(out: Path, samples: "ProbeSamples", hosts: tuple[NetworkHost, ...], groups_file: Path | None) -> None:
     """Write and show what a probe has found; raises after it if a host has died."""
     from rowwise.calibrate.net import make_network, read_groups
 
