@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rowwise.batch import Batch, Jagged
 from rowwise.embedding import Vectors
+from rowwise.errors import SpecError
 from rowwise.models.cost import flop_formulas
 from rowwise.perf.dense_layers import DenseLayer, DenseLayers
 from rowwise.perf.dense_parallel import NO_ACTIVATIONS, DenseSide
@@ -39,6 +40,10 @@ def simulated_model(recipe: Recipe, machine: Machine) -> SimulatedModel:
     resolved = resolve(on_cpu)
     if recipe.wire == "auto":
         resolved = decide_wire(resolved, topology, hardware=machine.hardware)
+    wire = resolved.recipe.wire_types
+    if wire.far is not None:
+        chosen = ", which `wire: auto` has chosen" if recipe.wire == "auto" else ""
+        raise SpecError(f"wire.far={wire.far}{chosen}: sums in two levels are not simulated: want other types in `wire`")
     model = make_model(resolved, on_meta=True)
     shards_of(recipe.train.dense_parallel, topology)  # raises for a number that does not divide ranks
     activations = measure_activations(resolved)
@@ -50,7 +55,7 @@ def simulated_model(recipe: Recipe, machine: Machine) -> SimulatedModel:
         layers=layers,
         side=side,
         batch=step_samples(recipe),
-        wire=resolved.recipe.wire_types,
+        wire=wire,
         depth=recipe.train.pipeline_depth,
         elastic=recipe.train.determinism == "elastic",
     )

@@ -320,9 +320,11 @@ def _facts(model: SimulatedModel, place: SimulatedMachine) -> Simulation:
 
 
 def describe_wire(wire: Wire) -> str:
-    """One type if all are alike, else those of the network and of dense gradients."""
-    kinds = [wire.host.forward, wire.host.backward, wire.network.forward, wire.network.backward, wire.dense]
-    return str(kinds[0]) if len(set(kinds)) == 1 else "/".join(map(str, kinds[2:]))
+    """One type if all are alike, else those between hosts, between groups if these differ, and of dense gradients."""
+    near, far = wire.codecs("network"), wire.codecs("uplink")
+    kinds = [near.forward, near.backward, *((far.forward, far.backward) if far != near else ()), wire.dense]
+    alike = {wire.host.forward, wire.host.backward, *kinds}
+    return str(wire.dense) if len(alike) == 1 else "/".join(map(str, kinds))
 
 
 def describe_memory(memory: tuple[TierUse, ...]) -> str:
