@@ -10,6 +10,8 @@ import pytest
 from rowwise.perf.links import Network, NetworkHost, PairLink
 from rowwise.plan import Plan
 from rowwise.recipes.find import load
+from rowwise.simulate.simulation import describe_wire
+from rowwise.spec import Codecs, Wire, WireType
 
 LINES = "name,rows,dim,pooling,zipf_a\nuser,2000000,64,1,1.05\nitem,500000,64,20,1.2\nsite,20000,16,1,\n"
 DENSE = ("--dense", "13,64,32:80,64,1")
@@ -189,3 +191,15 @@ def test_a_run_is_compared_with_its_simulation(command, tmp_path):
     stages.unlink()
     code, _, err = command("simulate", "--check", str(stages.parent))
     assert (code, "no stages.csv with complete lines: want a run" in err) == (2, True)
+
+
+def test_sums_in_two_levels_are_refused(refused):
+    what = ("dlrm-synthetic", "--topology", "2+2x1xcpu", "--set", "wire.far=int8")
+    assert "wire.far=int8: sums in two levels are not simulated" in refused(*what)
+
+
+def test_uplinks_have_wires_of_their_own():
+    near, far = Codecs(), Codecs(forward=WireType.INT8)
+    assert describe_wire(Wire()) == "fp32"
+    assert describe_wire(Wire(uplink=far)) == "fp32/fp32/int8/fp32/fp32"
+    assert describe_wire(Wire(host=near, network=far)) == "int8/fp32/fp32"
