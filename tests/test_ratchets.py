@@ -11,9 +11,9 @@ ROOT = Path(__file__).parents[1]
 PATCH = re.compile(r"\b(monkeypatch|patch)\.(setattr|setitem|setenv|delattr|delitem|delenv)\(|\bmock\.|unittest\.mock")
 PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
-    "calibrate": 2_796,
+    "calibrate": 2_800,
     "checkpoint": 3_875,
-    "cli": 4_772,
+    "cli": 4_789,
     "comm": 2_606,
     "drills": 710,
     "hashing": 3_416,
