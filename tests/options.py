@@ -41,6 +41,9 @@ BASE = {
     "data inspect": {"path": "{rows}"},
     "data convert": {"source": "{rows}", "dest": "warehouse"},
     "data bench": {"path": "{rows}"},
+    "net probe": {"out": "net.json", "--nproc": "2", "--seconds": "1"},
+    "net show": {"network": "{net}"},
+    "net order": {"network": "{net}"},
     "ckpt ls": {"path": "{run}"},
     "ckpt verify": {"path": "{run}"},
     "ckpt diff": {"first": "{run}", "second": "{run}"},
@@ -51,7 +54,11 @@ BASE = {
 }
 LONG = {
     "bench",
+<<<<<<< HEAD
     "serve",
+=======
+    "net probe",
+>>>>>>> net
     "calibrate",
     "compress",
     "data get",
@@ -66,7 +73,7 @@ FREE = {
             "simulate --json", "simulate --even",
             "bench --quick", "bench --smoke", "bench --list", "bench --all", "bench --json",
             "drill --json", "compress --explain",
-            "eval --json", "explain --json", "tune --json",
+            "eval --json", "explain --json", "tune --json", "net show --json", "net order --json",
             "data inspect --json", "data ls --json", "data convert --json", "data bench --json", "ckpt ls --json",
             "ckpt verify --json",
             "ckpt diff --json", "ckpt reshard --no-state", "ckpt export --state", "ckpt import --dry-run",
@@ -87,6 +94,18 @@ NONSENSE = {
     "train --nproc": (*COUNTS, "2000"),
     "train --plan": NO_FILE,
     "train --hardware": ("nope", *NO_FILE),
+    "train --network": NO_FILE,
+    "resume --network": NO_FILE,
+    "net probe out": ("{folder}", "nope/net.json"),
+    "net probe --seconds": ("0", *SECONDS),
+    "net probe --groups": NO_FILE,
+    "net probe --nproc": ("1", "65", *COUNTS),
+    "net show network": NO_FILE,
+    "net show --html": ("{folder}",),
+    "net order network": NO_FILE,
+    "net order --for": ("ring=1MB", "all_reduce=0", "all_reduce", ""),
+    "net order --seconds": ("0", *SECONDS),
+    "net order --hosts": ("{folder}", "nope/hosts.txt"),
     "train --memory": ("lots", "0", "-1GB", ""),
     "resume --memory": ("lots", "0", "-1GB", ""),
     "train --timeout": ("0", *SECONDS, "5"),
@@ -297,6 +316,11 @@ COMBINATIONS = {  # each is right by itself
 EFFECTS = (  # what of FREE can be seen by calling the command here; the others are in tests of their own
     "train --dry-run", "train --json", "train --runs=there", "resume --json", "plan --explain", "eval --json",
     "explain --json", "tune --json", "data inspect --json", "data convert --json", "ckpt ls --json",
+<<<<<<< HEAD
     "ckpt verify --json", "ckpt diff --json", "ckpt reshard --no-state", "ckpt export --state",
     "ckpt import --dry-run", "ckpt import --json", "export --json", "versions --json",
+=======
+    "net show --json", "net order --json", "ckpt verify --json", "ckpt diff --json", "ckpt reshard --no-state", "ckpt export --state",
+    "ckpt import --dry-run", "ckpt import --json",
+>>>>>>> net
 )  # fmt: skip

@@ -13,6 +13,7 @@ import pytest
 import torch
 import typer
 from options import BASE, COMBINATIONS, EFFECTS, FREE, LONG, NONSENSE
+from recipes.test_hosts import make_network
 from small import trained
 
 from rowwise.cli.main import make_app
@@ -58,13 +59,19 @@ def files(tmp_path_factory):
     (home / "folder").mkdir()
     os.mkfifo(home / "fifo")
     (home / "tables.csv").write_text("name,rows,dim,pooling\nuser,50,8,1\nitem,30,8,1\n")
+    (home / "net.json").write_text(make_network().to_json())
     save(home / "user.map", "user", entry_map(50, np.arange(50) % 7, 7))
     torch.save({"embedding_bags.user.weight": torch.zeros(50, 8)}, home / "weights.pt")
     return {
         "home": str(home), "run": str(run.folder.path), "recipe": str(run.folder.path / "recipe.yaml"),
         "rows": str(home / "rows.parquet"), "folder": str(home / "folder"), "fifo": str(home / "fifo"),
+<<<<<<< HEAD
         "tables": str(home / "tables.csv"), "map": str(home / "user.map"), "models": str(home / "models"),
         "weights": str(home / "weights.pt"),
+=======
+        "net": str(home / "net.json"),
+        "tables": str(home / "tables.csv"), "map": str(home / "user.map"), "weights": str(home / "weights.pt"),
+>>>>>>> net
     }  # fmt: skip
 
 

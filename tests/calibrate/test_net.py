@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowwise.calibrate.net import find_groups, make_network, read_groups
+from rowwise.calibrate.net import find_groups, make_network, number_racks, read_racks
 from rowwise.comm.probe import ProbeSample, ProbeSamples, tournament
 from rowwise.errors import SpecError
 from rowwise.perf.collective import message_s
@@ -92,9 +92,9 @@ def test_one_host_is_one_group():
 def test_racks_come_from_a_file(tmp_path):
     racks = tmp_path / "racks.csv"
     racks.write_text("b,left\na,right\nc,left\nspare,right\n")
-    assert read_groups(racks, ["a", "b", "c"]) == (0, 1, 1)
+    assert number_racks(read_racks(racks), ["a", "b", "c"]) == (0, 1, 1)
     with pytest.raises(SpecError, match="host 'd' is not there: want a line for each host"):
-        read_groups(racks, ["a", "d"])
+        number_racks(read_racks(racks), ["a", "d"])
     racks.write_text("a,left\nb\n")
     with pytest.raises(SpecError, match="line 2 has 1 columns: want a host and its group"):
-        read_groups(racks, ["a", "b"])
+        read_racks(racks)

@@ -6,7 +6,7 @@ hosts speak at once: hosts of one group slow each other down less than those of 
 
 import csv
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -79,18 +79,22 @@ def find_groups(slowdown_HH: Floats) -> tuple[int, ...]:
     return tuple(group_of[host] for host in range(len(slowdown_HH)))
 
 
-def read_groups(path: Path, names: Sequence[str]) -> tuple[int, ...]:
-    """The groups of a CSV file with a host and the name of its rack in each line."""
+def read_racks(path: Path) -> dict[str, str]:
+    """The rack of each host, from a CSV file with both in each line."""
     rows = [row for row in csv.reader(read_text(path).splitlines()) if row]
     bad = [number for number, row in enumerate(rows, 1) if len(row) != 2]
     if bad:
         raise SpecError(f"{path}: line {bad[0]} has {len(rows[bad[0] - 1])} columns: want a host and its group")
-    group_of = {host.strip(): group.strip() for host, group in rows}
-    missing = [name for name in names if name not in group_of]
+    return {host.strip(): rack.strip() for host, rack in rows}
+
+
+def number_racks(racks: Mapping[str, str], names: Sequence[str]) -> tuple[int, ...]:
+    """The groups of hosts, by their racks."""
+    missing = [name for name in names if name not in racks]
     if missing:
-        raise SpecError(f"{path}: host {missing[0]!r} is not there: want a line for each host of the job")
-    numbers = {group: number for number, group in enumerate(dict.fromkeys(group_of[name] for name in names))}
-    return tuple(numbers[group_of[name]] for name in names)
+        raise SpecError(f"--groups: host {missing[0]!r} is not there: want a line for each host of the job")
+    numbers = {rack: number for number, rack in enumerate(dict.fromkeys(racks[name] for name in names))}
+    return tuple(numbers[racks[name]] for name in names)
 
 
 def _times(samples: Sequence[ProbeSample], size_bytes: int | None = None) -> dict[tuple[int, int], list[float]]:

@@ -43,6 +43,8 @@ def launch(
     """
     timeout_s = TIMEOUT_S if timeout is None else timeout
     remove_stale_folders()
+    if environment.torchrun is None:  # one host, which no network orders: the file has to be one all the same
+        request.check_network()
     notes = MemoryNotes()
     if environment.torchrun is not None:
         code = _run_torchrun_rank(request, environment.torchrun, timeout_s)

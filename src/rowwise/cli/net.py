@@ -5,7 +5,7 @@ Sizes and rates are in bytes. Only `probe` starts ranks and loads torch.
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -67,9 +67,16 @@ def probe(
         raise SpecError(f"--nproc {nproc} under torchrun, which has started {torchrun.world} ranks: leave out --nproc")
     if nproc is not None and not 2 <= nproc <= MOST_HERE:
         raise SpecError(f"--nproc {nproc}: nothing to order: want 2 to {MOST_HERE} processes")
+    if out.is_dir() or not out.parent.is_dir():
+        raise SpecError(f"{out}: want a file in a folder that exists")
+    racks = None
+    if groups is not None:
+        from rowwise.calibrate.net import read_racks
+
+        racks = read_racks(groups)
     found = _probe_job(seconds, torchrun.attempt) if torchrun is not None else _probe_here(nproc or 2, seconds)
     if found is not None:
-        write_network(out, *found, groups)
+        write_network(out, *found, racks)
 
 
 def show(
@@ -181,11 +188,13 @@ def probe_rank(comm: "Comm", seconds: float) -> "ProbeSamples | None":
         return probe_links(comm.transport.world, seconds, is_stopped=is_stopped)
 
 
-def write_network(out: Path, samples: "ProbeSamples", hosts: tuple[NetworkHost, ...], groups_file: Path | None) -> None:
+def write_network(
+    out: Path, samples: "ProbeSamples", hosts: tuple[NetworkHost, ...], racks: Mapping[str, str] | None
+) -> None:
     """Write and show what a probe has found; raises after it if a host has died."""
-    from rowwise.calibrate.net import make_network, read_groups
+    from rowwise.calibrate.net import make_network, number_racks
 
-    groups = None if groups_file is None else read_groups(groups_file, [host.name for host in hosts])
+    groups = None if racks is None else number_racks(racks, [host.name for host in hosts])
     network = make_network(samples, hosts, groups)
     write_new(out, (network.to_json() + "\n").encode())
     show_network(network, str(out), make_terminal(stderr=True))

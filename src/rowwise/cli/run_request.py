@@ -56,6 +56,14 @@ class RunRequest:
         apply_changes(changed, [change for change in self.changes if change.startswith("network=")])
         return changed.get("network")
 
+    def check_network(self) -> None:
+        """Raise unless the network is one that can be read."""
+        from rowwise.perf.links import read_network
+        from rowwise.recipes.recipe import PROBE
+
+        if self.network not in (None, PROBE):
+            read_network(self.network)
+
     def resume_command(self, run: Path, topology: Topology) -> str:
         """The shell command that resumes a run on as many ranks as it has now."""
         if topology.hosts > 1:
