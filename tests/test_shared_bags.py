@@ -16,9 +16,9 @@ from rowwise import Batch, BatchError, Embeddings, IdError, Jagged, Pooling, Tab
 from rowwise.batch import SharedBags
 from rowwise.errors import DataError
 from rowwise.ingest.block import RaggedColumn
+from rowwise.models.histories import single_ids
 from rowwise.ops.jagged import bucketize, concatenate, permute, row_bounds, share, split
 from rowwise.train.evaluate import ids_or_none
-from rowwise.train.objective import single_ids
 from rowwise.train.ranks import empty_batch_like
 from rowwise.train.traffic import TableTraffic
 
@@ -261,9 +261,9 @@ def test_who_looks_at_ids_sees_those_of_all_samples():
     assert traffic[0].rows([module]) == traffic[1].rows([module])
     assert traffic[0].pooling("t") == 4 / 3
     assert ids_or_none(batch, "t").tolist() == ids_or_none(plain, "t").tolist()
-    assert single_ids(batch, "u").tolist() == [5, 6, 7]
+    assert single_ids(batch.sparse, "u").tolist() == [5, 6, 7]
     with pytest.raises(BatchError, match="2 ids in sample 2"):
-        single_ids(batch, "t")
+        single_ids(batch.sparse, "t")
     empty = empty_batch_like(batch).to("cpu")
     assert (empty.sparse.batch_size, empty.sparse.all_features) == (0, ("u", "t"))
 

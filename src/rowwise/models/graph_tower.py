@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from rowwise.batch import Batch, Jagged
 from rowwise.errors import BatchError, SpecError
 from rowwise.hashing.make import AnyTables
-from rowwise.models.histories import items_of
+from rowwise.models.histories import single_ids
 from rowwise.models.inputs import Ids, check_dims, unpack
 from rowwise.models.mlp import Linear, stack
 from rowwise.models.two_tower import VectorModel
@@ -152,7 +152,7 @@ class GraphTower(VectorModel):
         jagged = Jagged.from_keyed(ids)
         users_UD, items_ID = self.node_vectors()
         users_BD, items_BD = (
-            vectors_RD[_one_of_each(jagged, feature, len(vectors_RD))]
+            vectors_RD[_nodes_of(jagged, feature, len(vectors_RD))]
             for feature, vectors_RD in ((self.user, users_UD), (self.item, items_ID))
         )
         return users_BD, items_BD
@@ -178,14 +178,11 @@ class GraphTower(VectorModel):
         return users_UD @ items_ID.t() / self.temperature
 
 
-def _one_of_each(jagged: Jagged, feature: str, rows: int) -> Tensor:
+def _nodes_of(jagged: Jagged, feature: str, nodes: int) -> Tensor:
     """The ids [B] of a feature; raises unless each sample has one, which is a node."""
-    ids_N, lengths_B = items_of(jagged, feature)
-    if not bool((lengths_B == 1).all()):
-        at = int((lengths_B != 1).nonzero()[0])
-        raise BatchError(f"feature {feature!r} has {int(lengths_B[at])} ids in sample {at}: want one in each sample")
-    wrong_N = (ids_N < 0) | (ids_N >= rows)
-    if bool(wrong_N.any()):
-        at = int(wrong_N.nonzero()[0])
-        raise BatchError(f"feature {feature!r} has id {int(ids_N[at])} in sample {at}: want 0 to {rows - 1}")
-    return ids_N.long()
+    ids_B = single_ids(jagged, feature)
+    wrong_B = (ids_B < 0) | (ids_B >= nodes)
+    if bool(wrong_B.any()):
+        at = int(wrong_B.nonzero()[0])
+        raise BatchError(f"feature {feature!r} has id {int(ids_B[at])} in sample {at}: want 0 to {nodes - 1}")
+    return ids_B.long()

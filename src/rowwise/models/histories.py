@@ -48,6 +48,15 @@ def items_of(sparse: Jagged, feature: str) -> tuple[Tensor, Tensor]:
     return plain.values_N[begin : begin + int(lengths_B.sum())], lengths_B
 
 
+def single_ids(sparse: Jagged, feature: str) -> Tensor:
+    """The ids [B] of a feature; raises unless each sample has exactly one."""
+    ids_B, lengths_B = items_of(sparse, feature)
+    if not bool((lengths_B == 1).all()):
+        at = int((lengths_B != 1).nonzero()[0])
+        raise BatchError(f"feature {feature!r} has {int(lengths_B[at])} ids in sample {at}: want one in each sample")
+    return ids_B
+
+
 def newest(items_N: Tensor, lengths_B: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The last `count` items of each list, and how many they are [B]."""
     behind_N = _items_behind(lengths_B)

@@ -25,7 +25,7 @@ class Bootstrap(Value, frozen=True, tag="bootstrap", tag_field="kind"):
 class GeneralisedCrossEntropy(Value, frozen=True, tag="gce", tag_field="kind"):
     """(1 - p ** q) / q of the label's probability p: between log loss, q near 0, and absolute error, q = 1."""
 
-    q: float = 0.7
+    q: float = 0.7  # the larger, the less a label counts that the model finds unlikely
 
     def __post_init__(self) -> None:
         if not 0 < self.q <= 1:

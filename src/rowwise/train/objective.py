@@ -19,7 +19,7 @@ from rowwise.comm.solo import solo
 from rowwise.comm.status import all_gather_uneven, raising_on_all_ranks
 from rowwise.errors import BatchError
 from rowwise.models.frequency import ItemFrequency
-from rowwise.models.histories import items_of
+from rowwise.models.histories import single_ids
 from rowwise.models.next_item import NextItem, mean_over_lists, sampled_softmax_loss, softmax_loss
 from rowwise.models.retrieval import Candidates, in_batch_softmax
 from rowwise.models.two_tower import VectorModel
@@ -110,7 +110,7 @@ class InBatch:
     def __call__(self, batch: Batch, step: int = 1) -> Outcome:
         users_BD, items_BD = self._model.vectors(batch)
         with raising_on_all_ranks(self._comm, during="lookup of items"):
-            ids_B = single_ids(batch, self._item).long()
+            ids_B = single_ids(batch.sparse, self._item).long()
         ids_W = all_gather_uneven(self._comm, ids_B, "items")
         counts_W, ids_N = [len(ids_B) for ids_B in ids_W], torch.cat(ids_W)
         items_ND = all_gather_rows(self._comm, items_BD, counts_W, "items")
@@ -144,12 +144,3 @@ class NextItems:
         else:
             loss_N = sampled_softmax_loss(places, scored_CD, drawn_C, rows)
         return Outcome(mean_over_lists(loss_N, places.lengths_B, batch.weights_B))
-
-
-def single_ids(batch: Batch, feature: str) -> Tensor:
-    """The ids [B] of a feature; raises unless each sample has exactly one."""
-    ids_B, lengths_B = items_of(batch.sparse, feature)
-    if not bool((lengths_B == 1).all()):
-        at = int((lengths_B != 1).nonzero()[0])
-        raise BatchError(f"feature {feature!r} has {int(lengths_B[at])} ids in sample {at}: want one in each sample")
-    return ids_B

@@ -19,12 +19,19 @@ from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.comm.status import all_gather_uneven, broadcast_object, gather_object
 from rowwise.errors import BatchError
+<<<<<<< HEAD
 from rowwise.models.histories import items_of, sample_of_each
 from rowwise.models.inference import autocast, evaluation_mode
 from rowwise.models.next_item import NextItem, last_of_each
 from rowwise.models.two_tower import VectorModel
 from rowwise.train.evaluate import Scores
 from rowwise.train.objective import single_ids
+=======
+from rowwise.models.histories import items_of, sample_of_each, single_ids
+from rowwise.models.next_item import NextItem, last_of_each
+from rowwise.models.two_tower import VectorModel
+from rowwise.train.evaluate import Scores, evaluation_mode
+>>>>>>> towers
 from rowwise.train.on_device import to_device
 from rowwise.train.ranking import Ranking
 from rowwise.train.ranks import Lockstep
@@ -81,7 +88,7 @@ class RetrievalEvaluator:
                 users_BD, _ = self._model.vectors(batch)
                 with steps.deferring_errors():
                     chosen_B = batch.labels_BK[:, 0] == 1
-                    places_B = torch.searchsorted(ids_I, single_ids(batch, self._item).long())
+                    places_B = torch.searchsorted(ids_I, single_ids(batch.sparse, self._item).long())
                     users_UD, places_U = users_BD[chosen_B], places_B[chosen_B]
                     for begin in range(0, len(users_UD), QUERIES):
                         queries = slice(begin, begin + QUERIES)
@@ -97,7 +104,7 @@ class RetrievalEvaluator:
             for batch in self._to_device(make, steps):
                 ids_B = ids_I[:0]
                 with steps.deferring_errors():  # this rank must still take part in the gather below
-                    ids_B = single_ids(batch, self._item).long()
+                    ids_B = single_ids(batch.sparse, self._item).long()
                 first_B = _first_places(ids_B)
                 first_B = first_B[~torch.isin(ids_B[first_B], ids_I)]
                 new_W = all_gather_uneven(self._comm, ids_B[first_B], "items")
