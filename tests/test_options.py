@@ -65,13 +65,8 @@ def files(tmp_path_factory):
     return {
         "home": str(home), "run": str(run.folder.path), "recipe": str(run.folder.path / "recipe.yaml"),
         "rows": str(home / "rows.parquet"), "folder": str(home / "folder"), "fifo": str(home / "fifo"),
-<<<<<<< HEAD
         "tables": str(home / "tables.csv"), "map": str(home / "user.map"), "models": str(home / "models"),
-        "weights": str(home / "weights.pt"),
-=======
-        "net": str(home / "net.json"),
-        "tables": str(home / "tables.csv"), "map": str(home / "user.map"), "weights": str(home / "weights.pt"),
->>>>>>> net
+        "weights": str(home / "weights.pt"), "net": str(home / "net.json"),
     }  # fmt: skip
 
 

@@ -19,19 +19,11 @@ from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.comm.status import all_gather_uneven, broadcast_object, gather_object
 from rowwise.errors import BatchError
-<<<<<<< HEAD
-from rowwise.models.histories import items_of, sample_of_each
+from rowwise.models.histories import items_of, sample_of_each, single_ids
 from rowwise.models.inference import autocast, evaluation_mode
 from rowwise.models.next_item import NextItem, last_of_each
 from rowwise.models.two_tower import VectorModel
 from rowwise.train.evaluate import Scores
-from rowwise.train.objective import single_ids
-=======
-from rowwise.models.histories import items_of, sample_of_each, single_ids
-from rowwise.models.next_item import NextItem, last_of_each
-from rowwise.models.two_tower import VectorModel
-from rowwise.train.evaluate import Scores, evaluation_mode
->>>>>>> towers
 from rowwise.train.on_device import to_device
 from rowwise.train.ranking import Ranking
 from rowwise.train.ranks import Lockstep
