@@ -42,9 +42,9 @@ def simulated_model(recipe: Recipe, machine: Machine) -> SimulatedModel:
         resolved = decide_wire(resolved, topology, hardware=machine.hardware)
     wire = resolved.recipe.wire_types
     if wire.far is not None:
-        chosen = ", which `wire: auto` has chosen" if recipe.wire == "auto" else ""
+        chosen = ", chosen by `wire: auto`" if recipe.wire == "auto" else ""
         raise SpecError(
-            f"wire.far={wire.far}{chosen}: sums in two levels are not simulated: want other types in `wire`"
+            f"wire.far={wire.far}{chosen}: sums in two levels are not simulated: want another wire"
         )
     model = make_model(resolved, on_meta=True)
     shards_of(recipe.train.dense_parallel, topology)  # raises for a number that does not divide ranks
