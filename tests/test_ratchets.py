@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PATCH = re.compile(r"\b(monkeypatch|patch)\.(setattr|setitem|setenv|delattr|delitem|delenv)\(|\bmock\.|unittest\.mock")
 PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
-    "calibrate": 2_941,
+    "calibrate": 2_954,
     "checkpoint": 3_877,
     "cli": 5_320,
     "comm": 2_606,
@@ -22,11 +22,11 @@ LINES = {  # of Python, by package
     "ops": 5_997,
     "perf": 2_915,
     "planner": 5_533,
-    "recipes": 8_507,
+    "recipes": 8_509,
     "report": 4_018,
     "shard": 3_232,
     "store": 832,
-    "train": 7_319,
+    "train": 7_311,
     "modules": 2_721,
     "C and C++": 10_641,
     "simulate": 1_561,

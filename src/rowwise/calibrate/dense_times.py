@@ -20,13 +20,21 @@ from rowwise.models.mlp import Linear
 from rowwise.perf.linear_times import Grid, LinearTimes, SumTimes
 from rowwise.spec import Topology
 
-SAMPLES = (64, 512, 4096)
-WIDTHS = (16, 64, 256, 1024)
-SUMS_bytes = tuple(1 << power for power in (12, 15, 18, 20, 22, 24))
 FLOAT_bytes = 4
 BUDGET_s = 0.03  # for each point, after a first call
 FEWEST, MOST = 3, 200  # calls of each point
 LIMIT_s = 300.0
+
+
+class DenseGrid(NamedTuple):
+    """What is measured."""
+
+    samples: tuple[int, ...] = (64, 512, 4096)
+    widths: tuple[int, ...] = (16, 64, 256, 1024)  # of inputs and outputs
+    sums_bytes: tuple[int, ...] = tuple(1 << power for power in (12, 15, 18, 20, 22, 24))
+
+
+USUAL = DenseGrid()
 
 
 class DenseTimes(NamedTuple):
@@ -44,42 +52,47 @@ class _RankTimes(NamedTuple):
     cpu_s_per_byte: float
 
 
-def measure_dense(world: int, threads: int, *, shared_memory: bool) -> DenseTimes:
+def measure_dense(world: int, threads: int, *, shared_memory: bool, grid: DenseGrid = USUAL) -> DenseTimes:
     """Measure on so many processes; a point takes as long as its slowest rank."""
     ranks = run_processes(
-        Topology(devices=world), _measure_rank, shared_memory=shared_memory, threads=threads, limit_s=LIMIT_s
+        Topology(devices=world), _measure_rank, grid, shared_memory=shared_memory, threads=threads, limit_s=LIMIT_s
     )
+    samples, widths = grid.samples, grid.widths
     forward, backward = (np.max([getattr(r, name) for r in ranks], axis=0) for name in ("forward_s", "backward_s"))
     linears = LinearTimes(
-        samples=SAMPLES, inputs=WIDTHS, outputs=WIDTHS, forward_s=_to_grid(forward), backward_s=_to_grid(backward)
+        samples=samples,
+        inputs=widths,
+        outputs=widths,
+        forward_s=_to_grid(forward, grid),
+        backward_s=_to_grid(backward, grid),
     )
     if world == 1:
         return DenseTimes(linears, None, 0.0)
     seconds = tuple(np.max([r.sum_s for r in ranks], axis=0).tolist())
-    sums = SumTimes(ranks=world, sizes=SUMS_bytes, seconds=seconds)
+    sums = SumTimes(ranks=world, sizes=grid.sums_bytes, seconds=seconds)
     return DenseTimes(linears, sums, float(np.mean([r.cpu_s_per_byte for r in ranks])))
 
 
-def _to_grid(seconds: np.ndarray) -> Grid:
+def _to_grid(seconds: np.ndarray, grid: DenseGrid) -> Grid:
     rounded = [float(f"{x:.4g}") for x in seconds.tolist()]
-    planes = np.array(rounded).reshape(len(SAMPLES), len(WIDTHS), len(WIDTHS)).tolist()
+    planes = np.array(rounded).reshape(len(grid.samples), len(grid.widths), -1).tolist()
     return tuple(tuple(map(tuple, plane)) for plane in planes)
 
 
-def _measure_rank(comm: Comm) -> _RankTimes:
+def _measure_rank(comm: Comm, grid: DenseGrid) -> _RankTimes:
     """Called by all ranks."""
     forward: list[float] = []
     backward: list[float] = []
-    for samples in SAMPLES:
-        for inputs in WIDTHS:
-            for outputs in WIDTHS:
+    for samples in grid.samples:
+        for inputs in grid.widths:
+            for outputs in grid.widths:
                 ahead, back = _measure_linear(comm, samples, inputs, outputs)
                 forward.append(ahead)
                 backward.append(back)
     if len(comm.ranks) == 1:
         return _RankTimes(forward, backward, [], 0.0)
-    sums = [_usual_s(comm, partial(_sum, comm, torch.zeros(size // FLOAT_bytes))) for size in SUMS_bytes]
-    return _RankTimes(forward, backward, sums, _measure_cpu(comm))
+    sums = [_usual_s(comm, partial(_sum, comm, torch.zeros(size // FLOAT_bytes))) for size in grid.sums_bytes]
+    return _RankTimes(forward, backward, sums, _measure_cpu(comm, grid.sums_bytes[-1]))
 
 
 def _sum(comm: Comm, numbers: Tensor) -> None:
@@ -116,9 +129,9 @@ def _usual_s(comm: Comm, call: Callable[[], object]) -> float:
     return low_quantile(taken)
 
 
-def _measure_cpu(comm: Comm) -> float:
+def _measure_cpu(comm: Comm, size: int) -> float:
     """Seconds of the processor for a byte that is sent and one that is received, beyond those of an empty message."""
-    world, size = len(comm.ranks), SUMS_bytes[-1]
+    world = len(comm.ranks)
     each = size // FLOAT_bytes // world
     splits = [0 if rank == comm.rank else each for rank in range(world)]
     taken: list[float] = []
