@@ -14,84 +14,27 @@ Needs: `rowwise data get movielens-100k` and `rowwise data get complete-journey`
 """
 
 import argparse
-import copy
 import os
 import statistics
 import tempfile
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from parts.recipe_job import job_of
 from parts.report import at_most, environment, exactly, finish, options, parsed
 from parts.tiny_data import make_tiny
+from parts.wire_training import train
 from rich.progress import Progress
-from torch import nn
 
-from rowwise import Batch
-from rowwise.comm.interface import Comm
-from rowwise.ops import jagged
-from rowwise.recipes.compose import ResolvedRecipe, make_evaluator, make_model, make_settings, resolve
+from rowwise import Topology
+from rowwise.recipes.compose import resolve
 from rowwise.recipes.find import load
 from rowwise.spec import Codecs, RowType, Wire
-from rowwise.train.breakdown import Breakdown
 
 WORLD, SEEDS, EXACT = 2, 3, "fp32"
 RECIPES = ("movielens-dlrm", "complete-journey-dlrm")
 WIRES = {str(kind): Codecs(forward=kind, backward=kind) for kind in RowType}
-
-
-def train(resolved: ResolvedRecipe, codecs: Codecs) -> dict[str, float]:
-    """NE and AUC of the test rows, with the epoch that was best on validation rows where there are such."""
-    from rowwise.comm.thread import run_threads
-
-    # Made before there are threads: initial weights are drawn from the one generator that torch has.
-    models = [make_model(resolved)]
-    models += [copy.deepcopy(models[0]) for _ in range(WORLD - 1)]
-    return run_threads(WORLD, lambda comm: train_rank(resolved, models[comm.rank], codecs, comm))[0]
-
-
-def train_rank(resolved: ResolvedRecipe, model: nn.Module, codecs: Codecs, comm: Comm) -> dict[str, float]:
-    """As `Trainer` does, without its folder; every rank evaluates all rows, as a lookup takes all ranks."""
-    from parts.shard_rowwise import plan_of
-
-    from rowwise.shard.apply import shard
-    from rowwise.train.step import StepContext, step
-
-    wire = Wire(host=codecs, network=codecs)
-    model = shard(model, plan_of(resolved.tables, "row-wise", comm.topology), comm, wire=wire)
-    job, settings = job_of(resolved, model), make_settings(resolved.recipe)
-    work = StepContext.create(model, job.objective, settings.train, Breakdown(), comm=comm, wire=wire)
-    test = make_evaluator(resolved, model, resolved.rows.test)
-    batcher, number, worse = job.batches(None), 0, 0
-    best: float | None = None
-    found: dict[str, float] = {}
-    for _ in range(settings.train.epochs):
-        for batch in batcher:
-            number += 1
-            step(work, [share_of(batch, comm.rank)], number)
-        value = None if job.evaluate is None else job.evaluate().tasks[job.tasks[0]][settings.evaluate.metric]
-        if value is not None and not settings.evaluate.is_better(value, best):
-            worse += 1
-            if worse == settings.evaluate.patience:
-                break
-            continue
-        best, worse = value, 0
-        scores = test().tasks[job.tasks[0]]
-        found = {name: scores[name] for name in ("ne", "auc")}
-    return {**found, "steps": number}
-
-
-def share_of(batch: Batch, rank: int) -> Batch:
-    """One rank's part of the samples."""
-    size = len(batch.labels_BK)
-    bounds = [size * w // WORLD for w in range(WORLD + 1)]
-    mine = slice(bounds[rank], bounds[rank + 1])
-    sparse = jagged.split(batch.sparse, [end - begin for begin, end in pairwise(bounds)])[rank]
-    weights_B = None if batch.weights_B is None else batch.weights_B[mine]
-    return Batch(dense_BF=batch.dense_BF[mine], sparse=sparse, labels_BK=batch.labels_BK[mine], weights_B=weights_B)
 
 
 def changes(rows: Sequence[dict], recipe: str, wire: str) -> list[float]:
@@ -157,7 +100,14 @@ def measure(args: argparse.Namespace) -> list[dict]:
                 )
                 for wire, codecs in wires.items():
                     progress.update(task, description=f"{recipe}, seed {seed}, {wire}")
-                    rows.append({"recipe": recipe, "seed": seed, "wire": wire, **train(resolved, codecs)})
+                    rows.append(
+                        {
+                            "recipe": recipe,
+                            "seed": seed,
+                            "wire": wire,
+                            **train(resolved, Wire(host=codecs, network=codecs), Topology(devices=WORLD)),
+                        }
+                    )
                     progress.advance(task)
     return rows
 

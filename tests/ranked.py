@@ -101,9 +101,9 @@ class Ranked(World):
         folder = None if self.folder is None else RunFolder(self.folder)
         return Trainer(job, self.settings, folder, tell, comm, wire or Wire())
 
-    def resumed(self, comm: Comm, net: nn.Module, *, which: str = "last", tell=None) -> Trainer:
+    def resumed(self, comm: Comm, net: nn.Module, *, which: str = "last", tell=None, wire=None) -> Trainer:
         """From what is on the disk alone."""
-        trainer = self.on(comm, net, tell=tell)
+        trainer = self.on(comm, net, tell=tell, wire=wire)
         for parameter in trainer._context.dense:
             parameter.data.zero_()
         trainer.resume(CheckpointFolder(self.folder / "ckpt").open(which))

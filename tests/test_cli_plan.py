@@ -16,7 +16,7 @@ from test_cli import rowwise_cli
 from rowwise import Mlp, Plan, Tile
 from rowwise.cli.plan import PUBLISHED_METHODS, write_atomically
 from rowwise.planner.inputs import read_tables
-from rowwise.planner.machines import parse_size
+from rowwise.planner.machines import machine_named, parse_size
 from rowwise.planner.methods.named import METHODS
 from rowwise.quantity import format_bytes
 from rowwise.recipes.compose import make_model, resolve
@@ -318,13 +318,13 @@ def test_a_sequence_model_looks_up_lists_and_what_it_scores(small_recipe):
         "evaluate": {"metric": "ndcg@10"},
     }
     made = decode({**msgspec.to_builtins(small_recipe), "tables": {}, **lists}, "")
-    (workload,) = plan_inputs(made, 2).workloads
+    (workload,) = plan_inputs(made, machine_named("2xcpu")).workloads
     assert workload.access.pooling == pytest.approx(8 + 20 * 2 / made.train.batch)
 
 
 def test_a_recipe_s_tables_take_one_id_a_feature(small_recipe):
     elsewhere = msgspec.structs.replace(small_recipe, train=msgspec.structs.replace(small_recipe.train, device="cuda"))
-    wanted = plan_inputs(elsewhere, 2)
+    wanted = plan_inputs(elsewhere, machine_named("2xcpu"))
     tables = tables_of(make_model(resolve(small_recipe)))
     assert tuple(w.table for w in wanted.workloads) == tables
     assert [w.access.pooling for w in wanted.workloads] == [len(t.feature_names) for t in tables]

@@ -346,6 +346,37 @@ def test_a_topology_has_ranks(hosts, devices):
         Topology(hosts=hosts, devices=devices)
 
 
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.integers(1, 3))
+def test_near_ranks_and_links_are_those_of_groups_or_hosts(groups, devices):
+    topology = Topology(hosts=sum(groups), devices=devices, groups=tuple(groups))
+    near = topology.near_ranks
+    assert [rank for ranks in near for rank in ranks] == list(range(topology.world))
+    assert len(near) == (len(groups) if len(groups) > 1 else topology.hosts)
+    far = "uplink" if len(groups) > 1 else "network"
+    assert all((topology.link(a, b) == far) == (ranks != others) for ranks in near for others in near
+               for a in ranks for b in others if a != b)  # fmt: skip
+    ranks = range(topology.world)
+    assert set(topology.links) == {topology.link(a, b) for a in ranks for b in ranks if a != b}
+
+
+def test_a_wire_has_types_for_uplinks_or_those_of_the_network():
+    narrow = Codecs(forward="int8", backward="fp16")
+    assert Wire(network=narrow).codecs("uplink") == narrow
+    wire = Wire(uplink=narrow)
+    assert (wire.codecs("uplink"), wire.codecs("network")) == (narrow, Codecs())
+    assert not wire.exact
+    assert not wire.has_exact("backward")
+    assert wire.has_exact_sums
+    assert Wire(far="fp32").exact
+    assert not Wire(far="int4").exact
+    floats = "fp32 forward and fp32 back"
+    racks = Topology(hosts=4, devices=2, groups=(2, 2))
+    want = f"{floats} inside hosts, {floats} between them, int8 forward and fp16 back between groups"
+    assert wire.in_words(racks) == want
+    assert wire.in_words(Topology(hosts=4)) == Wire().in_words(racks) == floats
+    assert wire.in_words(Topology()) == ""
+
+
 def test_wires_take_types_by_name():
     wire = Wire(host=Codecs(forward="fp16"), dense="int8")
     assert (wire.host.forward, wire.dense, wire.exact) == (RowType.FP16, RowType.INT8, False)

@@ -17,6 +17,7 @@ from rowwise.planner.machines import machine_named, parse_size
 def test_counts_and_a_preset(hosts, devices, preset):
     assert machine_named(f"{hosts}x{devices}x{preset}").topology == Topology(hosts=hosts, devices=devices)
     assert machine_named(f"{devices}x{preset}").topology == Topology(devices=devices)
+    assert machine_named(f"{hosts}+2x{devices}x{preset}").topology == Topology(hosts + 2, devices, (hosts, 2))
     assert machine_named(preset).topology == Topology()
     assert machine_named(f"{devices}x{preset}").hardware == hardware_named(preset)
 
@@ -61,6 +62,8 @@ def test_files(tmp_path, monkeypatch):
         ("", "no hardware preset ''; there are "),
         ("0xcpu", "topology '0xcpu': 1 hosts of 0 devices: want at least one of each"),
         ("0x8xcpu", "topology '0x8xcpu': 0 hosts of 8 devices: want at least one of each"),
+        ("2+0x8xcpu", "topology '2+0x8xcpu': 2+0 hosts of 8 devices: want at least one of each"),
+        ("2+x8xcpu", "no hardware preset '2+x8xcpu'"),
         ("-2xcpu", "no hardware preset '-2xcpu'"),
         ("2xcpu:device=lots", "device='lots': want a size such as 40GB"),
         ("2xcpu:device=-4GB", "device='-4GB': want a size such as 40GB"),

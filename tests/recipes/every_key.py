@@ -314,6 +314,13 @@ NEAR = {  # by class and key: another value, which makes another run
     },
     "Saving": {"every": 4, "keep": 3, "background": True, "incremental": True, "bits": 8},
     "Log": {"every": 1, "window": 2, "tensorboard": True, "mlflow": "a", "wandb": "a", "group": "a", "profile": "1:2"},
-    "Wire": {"host": {"forward": "fp16"}, "network": {"forward": "fp16"}, "dense": "fp16", "error_feedback": True},
+    "Wire": {
+        "host": {"forward": "fp16"},
+        "network": {"forward": "fp16"},
+        "uplink": {"forward": "fp16"},
+        "far": "int8",
+        "dense": "fp16",
+        "error_feedback": True,
+    },
     "Codecs": {"forward": "fp16", "backward": "fp16"},
 }

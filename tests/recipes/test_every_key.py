@@ -20,8 +20,8 @@ LISTED = [table for table in RECIPE["tables"]["list"] if table["name"] != "item"
 
 UNUSED = {  # in the recipe of its struct
     ("Data", "folder"), ("Workers", "cpus"), ("Columns", "time"), ("Wire", "dense"), ("Wire", "error_feedback"),
-    ("Codecs", "forward"), ("Codecs", "backward"), ("Training", "virtual_shards"), ("Training", "merge_shared"),
-    ("Evaluation", "slice_ids"), ("Log", "group"), ("DinConfig", "attention"),
+    ("Wire", "far"), ("Codecs", "forward"), ("Codecs", "backward"), ("Training", "virtual_shards"),
+    ("Training", "merge_shared"), ("Evaluation", "slice_ids"), ("Log", "group"), ("DinConfig", "attention"),
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from rowwise.hashing.arrays import entry_map, make_folds
 from rowwise.hashing.embeddings import MappedEmbeddings
 from rowwise.hashing.file import save
 from rowwise.planner import row_wise, table_wise
+from rowwise.planner.machines import machine_named
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.outlook import dry_run
 from rowwise.recipes.plan import plan_inputs
@@ -193,7 +194,7 @@ def test_the_map_of_another_table_or_size_is_refused_by_name(tmp_path):
 
 def test_plans_and_outlooks_are_of_the_rows_that_are_stored(tmp_path):
     made = with_maps(tmp_path, MAPS)
-    tables = {one.table.name: one.table.rows for one in plan_inputs(made, 2).workloads}
+    tables = {one.table.name: one.table.rows for one in plan_inputs(made, machine_named("2xcpu")).workloads}
     assert tables["user"] == 9
     assert {"seen-0", "seen-1", "seen-2"} <= set(tables)
     ahead = dry_run(made)

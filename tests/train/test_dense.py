@@ -304,7 +304,7 @@ def test_feedback_makes_good_what_rounding_took(kind):
             backward(reducer, [parameter], [draw(comm.rank, (n,))])
             reducer.finish()
             arrived += parameter.grad
-        held = reducer._coded.residuals.get(0, torch.zeros(1, RUN)).view(-1)
+        held = reducer.residuals.get(0, torch.zeros(1, RUN)).view(-1)
         return arrived, held[:n] if feedback else held
 
     meant = steps * sum(draw(w, (n,)).double() for w in range(3))

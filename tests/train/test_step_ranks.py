@@ -24,7 +24,7 @@ from rowwise.shard import shard
 from rowwise.spec import Codecs, RowType, Wire
 from rowwise.train.breakdown import Breakdown
 from rowwise.train.objective import Clicks, Outcome
-from rowwise.train.settings import DenseAdam, DenseSgd, Training
+from rowwise.train.settings import DenseAdam, DenseParallel, DenseSgd, Training
 from rowwise.train.step import EXACT, StepContext, step
 from rowwise.train.virtual import BLOCK, VirtualShards, cut, split
 
@@ -124,6 +124,23 @@ def test_a_lossy_wire_learns_and_ranks_stay_the_same(kind):
     assert same(ranks[0][1], ranks[1][1])
     assert not same(ranks[0][1], after)
     assert ranks[0][0][-1][0] == pytest.approx(told[-1][0], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("wire", "want"),
+    [
+        (Wire(far="fp32"), r"wire\.far=fp32 with train\.dense_parallel\.kind=full: want null, or kind: replicate"),
+        (Wire(dense="bf16"), r"wire\.dense=bf16 with train\.dense_parallel\.kind=full: want fp32, or kind: replicate"),
+    ],
+)
+def test_sharded_parameters_have_no_coded_sums(wire, want):
+    training = Training(dense_parallel=DenseParallel(kind="full"))
+
+    def rank(comm):
+        with pytest.raises(SpecError, match=want):
+            machinery(comm, make_mlp(), training, wire)
+
+    run_threads(2, rank, TIMEOUT_S)
 
 
 @pytest.mark.parametrize("empty", [0, 1, 2])

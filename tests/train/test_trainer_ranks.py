@@ -10,7 +10,7 @@ from msgspec import structs
 from ranked import TIMEOUT_S, Ranked, tensors, train
 from trainings import COLUMNS, bits, fast, lines, make_rows
 
-from rowwise import Adam, DataError, GradientError, RowWiseAdagrad, SpecError, Table
+from rowwise import Adam, DataError, GradientError, RowWiseAdagrad, SpecError, Table, Topology, Wire
 from rowwise.comm.solo import solo
 from rowwise.comm.thread import run_threads
 from rowwise.errors import AgreedError, CheckpointError, PeerError, UpdateError
@@ -132,6 +132,35 @@ def fifty(tmp_path_factory):
     whole = elastic(tmp_path_factory.mktemp("whole"), train={"epochs": 99, "steps": 50}, **FIFTY)
     train(whole, 1)
     return {n: bits(x) for n, x in tensors(whole.folder).items()}
+
+
+@pytest.mark.parametrize("far", ["int8", "topk:2%"])
+def test_a_killed_run_goes_on_with_what_its_sums_between_groups_hold_back(tmp_path, far):
+    """The same bits as without the kill: weights, optimizers, and the residuals of ranks with a share and without."""
+    topology, wire = Topology(hosts=3, groups=(2, 1)), Wire(far=far, error_feedback=True)
+    world = Ranked(fast(train={"epochs": 9, "steps": 6}, save=Saving(every=3, keep=9)), tmp_path, dropout=0.0)
+    net = world.net()
+
+    def whole(comm):
+        trainer = world.on(comm, net, wire=wire)
+        trainer.run()
+        return residuals_of(trainer)
+
+    def rest(comm):
+        trainer = world.resumed(comm, net, which="step-3", wire=wire)
+        held = residuals_of(trainer)
+        trainer.run()
+        return held, residuals_of(trainer)
+
+    held_W, after = run_threads(topology, whole, TIMEOUT_S), {n: bits(x) for n, x in tensors(tmp_path).items()}
+    resumed_W = run_threads(topology, rest, TIMEOUT_S)
+    assert [held for _, held in resumed_W] == held_W
+    assert [before != held for before, held in resumed_W] == [True, False, True]  # the second rank has no share
+    assert {n: bits(x) for n, x in tensors(tmp_path).items()} == after
+
+
+def residuals_of(trainer):
+    return {bucket: bits(x) for bucket, x in trainer._context.gradients.residuals.items()}
 
 
 @pytest.mark.slow

@@ -151,6 +151,8 @@ def show_outlook(outlook: "Outlook", console: Console, where: str) -> None:
         )
         threads = f"{outlook.threads} thread{'s' if outlook.threads > 1 else ''} each"
         console.print(f"ranks   {outlook.ranks} on {hosts}, {threads}; {held}", markup=False, soft_wrap=True)
+    if outlook.wire:
+        console.print(f"wire    {outlook.wire}", markup=False, soft_wrap=True)
     if outlook.disk:
         console.print(f"disk    {outlook.disk}", markup=False, soft_wrap=True)
     for line in outlook.notes:

@@ -125,7 +125,7 @@ def plan(  # noqa: PLR0913 - one for each option
         list[str] | None,
         typer.Option(
             metavar="LINK.WAY=TYPE",
-            help="With --tables: type in which vectors travel: network.forward=int8, host.backward=bf16.",
+            help="With --tables: type in which vectors travel: network.forward=int8, uplink.backward=bf16.",
         ),
     ] = None,
     model: Annotated[
@@ -208,7 +208,7 @@ def make_request(arguments: PlanArguments) -> "tuple[PlanRequest, tuple[str, ...
     machine = machine_named(arguments.topology)
     if arguments.memory is not None:
         machine, arguments = _limit_memory(machine, arguments.memory), replace(arguments, tiers=_disk_tiers(arguments))
-    inputs, notes = _read_tables(arguments, machine.topology.world)
+    inputs, notes = _read_tables(arguments, machine)
     request = PlanRequest(
         workloads=inputs.workloads,
         machine=machine,
@@ -283,7 +283,7 @@ def _check_dense(request: "PlanRequest") -> None:
     raise SpecError(f"{got}: want {way_out}more memory or a smaller model")
 
 
-def _read_tables(arguments: PlanArguments, world: int) -> "tuple[PlanInputs, tuple[str, ...]]":
+def _read_tables(arguments: PlanArguments, machine: "Machine") -> "tuple[PlanInputs, tuple[str, ...]]":
     from rowwise.planner.inputs import PlanInputs, read_tables
 
     if arguments.tables is not None:
@@ -299,7 +299,7 @@ def _read_tables(arguments: PlanArguments, world: int) -> "tuple[PlanInputs, tup
     from rowwise.recipes.plan import plan_inputs
 
     assert arguments.recipe is not None
-    inputs = plan_inputs(load_recipe(arguments.recipe, arguments.changes), world)
+    inputs = plan_inputs(load_recipe(arguments.recipe, arguments.changes), machine)
     return inputs._replace(batch=arguments.batch or inputs.batch), ()
 
 

@@ -171,7 +171,10 @@ def uniform_network(topology: Topology, hardware: Hardware) -> Network:
     rates = hardware.network
     hosts = tuple(NetworkHost(name=f"host-{h}", devices=topology.devices) for h in range(topology.hosts))
     groups = tuple(topology.group_of(h) for h in range(topology.hosts)) if topology.groups else ()
-    return Network(hosts=hosts, link=PairLink(latency_s=rates.latency_s, rate_Bps=rates.all_to_all_Bps), groups=groups)
+    # Hosts of a group share what each could send if all did.
+    uplink = () if hardware.uplink is None else tuple(hardware.uplink.all_to_all_Bps * size for size in topology.groups)
+    link = PairLink(latency_s=rates.latency_s, rate_Bps=rates.all_to_all_Bps)
+    return Network(hosts=hosts, link=link, groups=groups, uplink_Bps=uplink)
 
 
 def _check_number(where: str, number: float) -> None:

@@ -26,6 +26,7 @@ from rowwise.models.frequency import ItemFrequency
 from rowwise.models.next_item import NextItem
 from rowwise.models.retrieval import in_batch_bpr, in_batch_softmax
 from rowwise.models.two_tower import Tower, TwoTower, VectorModel
+from rowwise.perf.wire_choice import WireChoice
 from rowwise.plan import Forecast
 from rowwise.processor import read_processor
 from rowwise.recipes.column_tables import add_column_tables, replace_vocabularies
@@ -72,6 +73,7 @@ class ResolvedRecipe:
     rows: RecipeRows
     transforms: LoadedTransforms
     notes: tuple[str, ...] = ()  # settings that were replaced or have no effect, and why
+    wire_choice: WireChoice | None = None  # where the run has chosen its wire itself
 
     @property
     def columns(self) -> Columns:

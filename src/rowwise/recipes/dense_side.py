@@ -22,7 +22,7 @@ def dense_side_of(recipe: Recipe, model: nn.Module, activations: ActivationBytes
     units, own = unit_shapes(model)
     train, parallel = recipe.train, recipe.train.dense_parallel
     elastic = train.determinism == "elastic"
-    can_shard = not elastic and recipe.wire.has_exact_sums and all(own) and not has_id_maps(model)
+    can_shard = not elastic and recipe.wire_types.has_exact_sums and all(own) and not has_id_maps(model)
     if parallel.kind != "replicate":
         check_parameters(model)
     return DenseSide(

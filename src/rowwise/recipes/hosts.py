@@ -152,6 +152,19 @@ def restrict(net: LinkArrays, hosts: Sequence[int]) -> LinkArrays:
     return LinkArrays(net.latency_HH[both], net.rate_HH[both], group_H.astype(np.int64), net.uplink_G[groups])
 
 
+def ordered_links(network: NetworkOfRun, hosts: int) -> LinkArrays | None:
+    """The links between the hosts of a run, in the order of its ranks.
+
+    None: they have kept the launcher's order, and are some of a network's hosts, it is not known which.
+    """
+    ordered = network.ordered
+    given = network.probed or read_network(ordered.source)
+    index_of = {host.name: index for index, host in enumerate(given.hosts)}
+    if ordered.order is None:
+        return given.arrays() if len(given.hosts) == hosts else None
+    return restrict(given.arrays(), [index_of[name] for name in ordered.order.hosts])
+
+
 def _age_notes(network: Network, source: str) -> list[str]:
     age = age_days(network)
     if age is None:

@@ -20,6 +20,7 @@ from rowwise.recipes.sharding import choose_plan, rank_bytes, tables_of
 from rowwise.recipes.table_memory import measure_memory
 from rowwise.recipes.text import RECIPE
 from rowwise.recipes.unused_keys import find_notes
+from rowwise.recipes.wires import decide_wire
 from rowwise.spec import Topology, Value, state_bytes
 from rowwise.train.saved import CheckpointFolder
 from rowwise.train.step import dense_parameters
@@ -55,6 +56,7 @@ class Outlook(Value, frozen=True):
     resident_bytes: int = 0  # with tables on disk: of the others, with optimizer state
     cache_bytes: int = 0  # of cached rows, with optimizer state and indices
     idle: int = 0  # ranks without samples, because the batch has fewer blocks than ranks
+    wire: str = ""  # the wire types that the run has chosen itself, and what they gain
 
 
 def make_outlook(resolved: ResolvedRecipe, model: nn.Module, plan: Plan, topology: Topology) -> Outlook:
@@ -95,13 +97,15 @@ def make_outlook(resolved: ResolvedRecipe, model: nn.Module, plan: Plan, topolog
         resident_bytes=resident_bytes,
         cache_bytes=cache_bytes,
         idle=sum(begin == end for begin, end in batch_shards),
+        wire=resolved.wire_choice.text() if resolved.wire_choice else "",
     )
 
 
 def dry_run(recipe: Recipe, ranks: int = 1) -> Outlook:
     """The outlook of the recipe on this many ranks of one host."""
     check_ranks(recipe, ranks)
-    resolved, topology = resolve(recipe), Topology(devices=ranks)
+    topology = Topology(devices=ranks)
+    resolved = decide_wire(resolve(recipe), topology)
     # Plans, id maps and a limit of memory need tables of full size, which then are on the meta device. Otherwise tables
     # get one row.
     memory = None if recipe.memory is None else measure_memory(resolved, solo(), disk=Path(recipe.disk or ""))

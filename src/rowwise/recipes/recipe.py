@@ -180,7 +180,7 @@ class Recipe(Value, frozen=True, kw_only=True):
     # Memory of a host for tables, in bytes or such as 4GB; None: what is free. Tables that do not fit go to disk
     memory: int | str | None = None
     disk: str | None = None  # folder of tables on disk; None: disk/ in the run's folder
-    wire: Wire = Wire()  # number types between ranks
+    wire: Wire | Literal["auto"] = Wire()  # number types between ranks; auto: by the speed of links, when a run starts
     # What orders hosts: a file (from rowwise net probe), or probe, before the run; None: the order of the launcher
     network: str | None = None
     # By setting, such as train.batch: what `rowwise tune` tries; empty: usual ranges around the recipe's values
@@ -206,6 +206,11 @@ class Recipe(Value, frozen=True, kw_only=True):
             raise SpecError(f"memory={self.memory} with train.device={self.train.device}: tables on disk need the CPU")
 
     @property
+    def wire_types(self) -> Wire:
+        """The wire; floats before `auto` is decided."""
+        return Wire() if self.wire == "auto" else self.wire
+
+    @property
     def memory_bytes(self) -> int | None:
         return parse_size(self.memory, "memory") if isinstance(self.memory, str) else self.memory
 
@@ -224,7 +229,7 @@ def check_ranks(recipe: Recipe, world: int) -> None:
         divisors = ", ".join(str(w) for w in range(1, shards + 1) if shards % w == 0)
         want = f"want {divisors} ranks, or another train.virtual_shards in a new run, as that changes the result"
         raise SpecError(f"{shards} virtual shards of elastic training on {world} ranks: {want}")
-    if elastic and not recipe.wire.exact:
+    if elastic and (recipe.wire == "auto" or not recipe.wire.exact):
         raise SpecError(
             "train.determinism=elastic with a wire that rounds: want fp32 for all of `wire`, or determinism=run"
         )

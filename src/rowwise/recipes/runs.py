@@ -43,7 +43,7 @@ from rowwise.recipes.compose import (
 from rowwise.recipes.disk_tables import has_disk_tables
 from rowwise.recipes.feed import Feed
 from rowwise.recipes.first_rank import on_first_rank, resolve_on_first_rank
-from rowwise.recipes.hosts import ENVIRONMENT, NETWORK, NetworkOfRun
+from rowwise.recipes.hosts import ENVIRONMENT, NETWORK, NetworkOfRun, ordered_links
 from rowwise.recipes.id_maps import copy_maps, relocate_maps
 from rowwise.recipes.machine import Environment, NativeLibrary
 from rowwise.recipes.model_configs import SequenceModel, UserModel, kind_of
@@ -56,6 +56,7 @@ from rowwise.recipes.table_memory import Purpose, check_memory, measure_memory
 from rowwise.recipes.text import RECIPE, apply_changes, decode, parse, write
 from rowwise.recipes.unused_keys import find_notes
 from rowwise.recipes.user_model_name import split_name
+from rowwise.recipes.wires import decide_wire
 from rowwise.spec import Value
 from rowwise.textfile import decode_json, read_bytes, read_text
 from rowwise.train.dense_parallel import ShardedConstruction, shard_dense, shards_of
@@ -122,7 +123,7 @@ class TrainingRun:
         recipe = resolved.recipe
         self._access = AccessFile(tables_of(self.model), step_samples(recipe))
         job = replace(setup.job, after_save=self._write_access)
-        self.trainer = Trainer(job, make_settings(recipe), folder, tell, comm, recipe.wire)
+        self.trainer = Trainer(job, make_settings(recipe), folder, tell, comm, recipe.wire_types)
 
     @classmethod
     def start(
@@ -138,7 +139,13 @@ class TrainingRun:
         if not recipe.name:
             raise SpecError("the recipe has no name: want one, as it names the run's folder")
         check_ranks(recipe, comm.topology.world)
-        resolved = resolve_on_first_rank(lambda: resolve(recipe), comm)
+        topology = comm.topology
+
+        def resolve_for_links() -> ResolvedRecipe:
+            net = None if network is None else ordered_links(network, topology.hosts)
+            return decide_wire(resolve(recipe), topology, net)
+
+        resolved = resolve_on_first_rank(resolve_for_links, comm)
         made: list[RunFolder] = []
 
         def make_folder() -> RunFolder:
@@ -176,7 +183,10 @@ class TrainingRun:
         """A stopped or killed run, from its last checkpoint or, without one, from the start; on any number of ranks."""
         comm = comm or solo()
         folder = _folder_of_first_rank(comm, lambda: RunFolder.open(path))
-        resolved = resolve_on_first_rank(lambda: resolve_saved(path, changes, comm.topology.world), comm)
+        topology = comm.topology
+        resolved = resolve_on_first_rank(
+            lambda: decide_wire(resolve_saved(path, changes, topology.world), topology), comm
+        )
         setup = _set_up_job(resolved, comm, folder.path, lambda: folder.path, "resume")
         with setup.feed.closed_by_errors():
             run = cls(resolved, folder, setup, tell, comm)
@@ -305,6 +315,8 @@ class TrainingRun:
         if recipe.transforms:  # includes the source of user functions, so that serving needs only this file
             self.folder.write(TRANSFORMS, to_json(self.resolved.transforms).decode())
         self._write_environment()
+        if self.resolved.wire_choice is not None:
+            self.folder.log(f"wire {self.resolved.wire_choice.text()}")
         _log_columns(self.resolved)
         if isinstance(recipe.model, UserModel):
             path, _ = split_name(recipe.model.module)
@@ -315,7 +327,7 @@ class TrainingRun:
 
     def _write_environment(self) -> None:
         """Write env.json, plan.json and warnings; a resumed run does so again, as it may have other ranks."""
-        topology, wire = self.comm.topology, msgspec.to_builtins(self.resolved.recipe.wire)
+        topology, wire = self.comm.topology, msgspec.to_builtins(self.resolved.recipe.wire_types)
         ranks = {"started": _now(), "ranks": topology.world, "hosts": topology.hosts, "wire": wire}
         machine = {**asdict(Environment.read("passive")), **asdict(NativeLibrary.read())}
         network = self._network

@@ -59,7 +59,7 @@ def choose_plan(recipe: Recipe, model: nn.Module, topology: Topology, memory: Ta
         return _read_plan(recipe, tables_of(model), topology)
     tables = tables_of(model)
     hardware = None if recipe.hardware is None else load_hardware(recipe.hardware)
-    usual = hardware or hardware_named("cpu" if recipe.train.device == "cpu" else "h100-like")
+    usual = hardware or usual_hardware(recipe)
     if topology.world > 1:
         plan = _search_plan(recipe, tables, topology, usual, dense_side_of(recipe, model))
     else:
@@ -76,7 +76,7 @@ def _plan_with_disk(recipe: Recipe, resident: TableMemory, hardware: Hardware) -
     """A plan with tables on disk, and as many of their rows cached as there is memory for."""
     tables, topology, room = resident.tables, resident.topology, resident.rank_room_bytes
     machine = structs.replace(hardware, device_bytes=room, host_bytes=0, disk_bytes=UNLIMITED_bytes)
-    request = _make_request(recipe, tables, topology, machine)
+    request = make_request(recipe, tables, topology, machine)
     request = replace(request, tiers=frozenset({"device", "disk"}), buffers=False)
     least = _least_memory_bytes(request)
     if least > room * topology.devices:
@@ -112,7 +112,7 @@ def _read_plan(recipe: Recipe, tables: Sequence[Table], topology: Topology) -> P
         plan = Plan.from_json(read_bytes(recipe.plan))
         if plan.world == world:
             plan.validate(tables)
-            return _drop_other_forecast(recipe.wire, plan, topology)
+            return _drop_other_forecast(recipe.wire_types, plan, topology)
     except SpecError as error:
         raise SpecError(f"{recipe.plan}: {error}") from None
     want = f"want --nproc {plan.world}, another --plan, or --set plan=null to search one"
@@ -124,6 +124,13 @@ def _drop_other_forecast(wire: Wire, plan: Plan, topology: Topology) -> Plan:
     if plan.forecast is None or plan.forecast.wire.in_words(topology) == wire.in_words(topology):
         return plan
     return structs.replace(plan, forecast=None)
+
+
+def usual_hardware(recipe: Recipe) -> Hardware:
+    """The recipe's hardware, or a typical machine."""
+    if recipe.hardware is not None:
+        return load_hardware(recipe.hardware)
+    return hardware_named("cpu" if recipe.train.device == "cpu" else "h100-like")
 
 
 def load_hardware(name: str) -> Hardware:
@@ -144,11 +151,12 @@ def _search_plan(
     """A searched plan with its forecast; on one rank all tables are whole."""
     # The search ignores memory: check_memory knows the free memory of this machine, which a preset does not.
     unlimited = structs.replace(hardware, device_bytes=UNLIMITED_bytes)
-    request = replace(_make_request(recipe, tables, topology, unlimited), dense=dense)
+    request = replace(make_request(recipe, tables, topology, unlimited), dense=dense)
     return make_plan(request, seconds=SEARCH_s, prove=False).plan
 
 
-def _make_request(recipe: Recipe, tables: Sequence[Table], topology: Topology, hardware: Hardware) -> PlanRequest:
+def make_request(recipe: Recipe, tables: Sequence[Table], topology: Topology, hardware: Hardware) -> PlanRequest:
+    """The request for a plan of these tables, without limits beside the machine's."""
     # Optimizers that couple columns exchange sums for column shards, which costs more than the cut saves.
     whole_rows = tuple(layout.name for layout in LAYOUTS if not layout.cuts_columns)
     coupled = {table.name: whole_rows for table in tables if needs_full_rows(table.optimizer)}
@@ -156,7 +164,7 @@ def _make_request(recipe: Recipe, tables: Sequence[Table], topology: Topology, h
     return PlanRequest(
         workloads=uniform_workloads(tables, ids_of_feature(recipe, tables, topology.world)),
         machine=Machine(topology=topology, hardware=hardware),
-        model=model_of(hardware, topology, recipe.wire),
+        model=model_of(hardware, topology, recipe.wire_types),
         batch=step_samples(recipe),
         constraints=Constraints(layouts=layouts),
         tiers=DEVICE_TIERS,
@@ -185,7 +193,7 @@ def shard_tables(recipe: Recipe, model: nn.Module, plan: Plan, comm: Comm, disk:
     if len(comm.ranks) > 1 or recipe.plan is not None or has_disk_tables(plan):
         train = recipe.train
         elastic, merge_shared = train.determinism == "elastic", train.merge_shared
-        shard(model, plan, comm, wire=recipe.wire, elastic=elastic, merge_shared=merge_shared, disk=disk)
+        shard(model, plan, comm, wire=recipe.wire_types, elastic=elastic, merge_shared=merge_shared, disk=disk)
         if train.device != "cpu":  # tables were made there, the rest was not; dense parameters may still be on meta
             model.to(train.device)
 

@@ -53,12 +53,14 @@ def find_notes(resolved: ResolvedRecipe, topology: Topology) -> tuple[str, ...]:
 
 
 def _rule_notes(resolved: ResolvedRecipe, topology: Topology) -> Iterator[str]:
-    recipe = resolved.recipe
+    recipe, wire = resolved.recipe, resolved.recipe.wire_types
     sections: dict[str, Value] = {
         "data": recipe.data, "columns": resolved.columns, "train": recipe.train, "evaluate": recipe.evaluate,
         "log": recipe.log,
-        "wire": recipe.wire, "wire.host": recipe.wire.host, "wire.network": recipe.wire.network, "": recipe,
+        "wire": wire, "wire.host": wire.host, "wire.network": wire.network, "": recipe,
     }  # fmt: skip
+    if wire.uplink is not None:
+        sections["wire.uplink"] = wire.uplink
     if isinstance(recipe.data.workers, Workers):
         sections["data.workers"] = recipe.data.workers
     if isinstance(recipe.model, (DinConfig, DlrmConfig)):
@@ -131,13 +133,23 @@ def _interaction_rules(model: object) -> Iterator[UnusedRule]:
 
 
 def _wire_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[UnusedRule, ...]:
-    exact = resolved.recipe.wire.dense.facts.exact
+    wire, alone, ways = resolved.recipe.wire_types, topology.world == 1, ("forward", "backward")
+    near = "all ranks are on one host" if topology.hosts == 1 else "no two hosts share a group"
+    far = "there is one rank" if alone else "all ranks are near each other: on one host"
+    elastic = resolved.recipe.train.determinism == "elastic"
+    exact = not alone and wire.has_exact_sums
     return (
         UnusedRule("", ("network",), topology.hosts == 1, "there is one host, and nothing to order"),
-        UnusedRule("wire.host", ("forward", "backward"), topology.devices == 1, "each host has one rank"),
-        UnusedRule("wire.network", ("forward", "backward"), topology.hosts == 1, "all ranks are on one host"),
-        UnusedRule("wire", ("dense", "error_feedback"), topology.world == 1, "there is one rank"),
-        UnusedRule("wire", ("error_feedback",), topology.world > 1 and exact, "wire.dense=fp32 rounds nothing"),
+        UnusedRule("wire.host", ways, topology.devices == 1, "each host has one rank"),
+        UnusedRule("wire.network", ways, "network" not in topology.links and wire.uplink is not None, near),
+        UnusedRule("wire.network", ways, topology.hosts == 1 and wire.uplink is None, near),
+        UnusedRule("wire.uplink", ways, "uplink" not in topology.links, "all hosts are one group"),
+        UnusedRule("wire", ("dense", "error_feedback"), alone, "there is one rank"),
+        UnusedRule("wire", ("far",), len(topology.near_ranks) == 1, far),
+        UnusedRule(
+            "wire", ("far",), elastic and not alone, "sums of train.determinism=elastic have an order of their own"
+        ),
+        UnusedRule("wire", ("error_feedback",), exact, "sums of dense gradients round nothing"),
     )
 
 

@@ -46,14 +46,14 @@ class DenseGradients:
         self._parameters = tuple(parameters) if len(comm.ranks) > 1 else ()
         self._buckets = _deal(self._parameters, bucket_bytes)
         self._bucket_of: dict[Tensor, int] = {p: index for index, bucket in enumerate(self._buckets) for p in bucket}
-        self._coded = _coded_sum(comm, wire) if self._parameters else None
+        self.coded = _coded_sum(comm, wire) if self._parameters else None
         self.phase: Phase = no_timing  # around what starts during a backward, for the step breakdown
         self.discard()
 
     @property
     def residuals(self) -> dict[int, Tensor]:
         """Error feedback of this rank by bucket, part of a run's state; empty if sums are exact."""
-        return {} if self._coded is None else self._coded.residuals
+        return {} if self.coded is None else self.coded.residuals
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Accumulate gradients on this rank; the last backward of a step starts the all-reduces."""
@@ -72,10 +72,10 @@ class DenseGradients:
             return
         self._launch(everything=True)
         present = reduce_present(self._comm, [p.grad is not None for p in self._parameters], self._parameters[0].device)
-        if self._coded is None:
+        if self.coded is None:
             sums = [handle.wait() for handle in self._handles]
         else:
-            sums = self._coded.finish(self._handles, [sum(p.numel() for p in bucket) for bucket in self._buckets])
+            sums = self.coded.finish(self._handles, [sum(p.numel() for p in bucket) for bucket in self._buckets])
         # None, not zeros: an optimizer skips a parameter without a gradient, but with zeros it would decay its weights.
         ranks_with = dict(zip(self._parameters, present.wait().tolist(), strict=True))
         for bucket, total in zip(self._buckets, sums, strict=True):
@@ -105,10 +105,10 @@ class DenseGradients:
                 return
             with self.phase("reduce"):
                 flat = flatten(self._buckets[index])
-                if self._coded is None:
+                if self.coded is None:
                     self._handles.append(self._comm.all_reduce(flat, "dense"))
                 else:
-                    self._handles.append(self._coded.start(index, flat))
+                    self._handles.append(self.coded.start(index, flat))
 
 
 def _coded_sum(comm: Comm, wire: Wire) -> CodedSum | TwoLevelSum | None:
@@ -140,6 +140,11 @@ def unflatten(parameters: Sequence[nn.Parameter], flat: Tensor, present: Sequenc
 def reduce_present(comm: Comm, present: Sequence[bool], device: torch.device) -> Work:
     """Sum over ranks: how many have each gradient."""
     return comm.all_reduce(torch.tensor(present, dtype=torch.int32, device=device), "dense")
+
+
+def bucket_numbers(parameters: Sequence[nn.Parameter]) -> list[int]:
+    """How many numbers each bucket has."""
+    return [sum(p.numel() for p in bucket) for bucket in _deal(parameters, BUCKET_BYTES)]
 
 
 def _deal(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:

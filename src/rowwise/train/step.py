@@ -307,12 +307,12 @@ def check_sharding(tables: Sequence[AnyEmbeddings], world: int, settings: Traini
 
 def _check_sharded(model: nn.Module, settings: Training, wire: Wire) -> None:
     kind = settings.dense_parallel.kind
-    if not has_dtensors(model):
-        raise SpecError(f"train.dense_parallel.kind={kind}, but parameters are whole: want shard_dense first")
     if not wire.dense.facts.exact or wire.far is not None:
         got = f"wire.dense={wire.dense}" if wire.far is None else f"wire.far={wire.far}"
         want = "fp32" if wire.far is None else "null"
         raise SpecError(f"{got} with train.dense_parallel.kind={kind}: want {want}, or kind: replicate")
+    if not has_dtensors(model):
+        raise SpecError(f"train.dense_parallel.kind={kind}, but parameters are whole: want shard_dense first")
 
 
 def dense_parameters(model: nn.Module) -> tuple[nn.Parameter, ...]:

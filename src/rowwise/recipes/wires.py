@@ -1,0 +1,107 @@
+"""Decides a recipe's wire: `wire: auto` link by link, and how dense gradients are summed on a known network.
+
+Steps are predicted by rates: tables by the cost model and a short search, dense layers by their multiplications, sums
+by the formulas of collectives, one after the other. Known limits: no overlap; models whose multiplications are not
+known count no dense computation, so types are chosen as if links were all that a step waits for.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from msgspec import structs
+from torch import nn
+
+from rowwise.perf.hardware import Hardware
+from rowwise.perf.links import LinkArrays, uniform_network
+from rowwise.perf.roofline import Roofline
+from rowwise.perf.sums import SumCosts
+from rowwise.perf.wire_choice import Predict, WireChoice, choose_wire, fastest_sums
+from rowwise.planner.options import make_problem
+from rowwise.planner.problem import PlanRequest
+from rowwise.planner.search import search
+from rowwise.recipes.compose import ResolvedRecipe, make_model
+from rowwise.recipes.model_configs import UserModel
+from rowwise.recipes.operations import multiplications
+from rowwise.recipes.sharding import SEARCH_s, make_request, tables_of, usual_hardware
+from rowwise.spec import Topology, Wire
+from rowwise.train.dense import bucket_numbers
+from rowwise.train.step import dense_parameters
+
+
+def decide_wire(
+    resolved: ResolvedRecipe, topology: Topology, net: LinkArrays | None = None, hardware: Hardware | None = None
+) -> ResolvedRecipe:
+    """The recipe with a wire of types in place of `auto`; one that names types keeps them.
+
+    On a known network, whose hosts are in the order of ranks, sums of dense gradients in one level become sums in two
+    where those take less. Nothing is rounded that the recipe does not ask for. Without `hardware`: the recipe's.
+    """
+    recipe = resolved.recipe
+    if topology.world == 1 or (recipe.wire != "auto" and net is None):
+        return resolved if recipe.wire != "auto" else _with_wire(resolved, None)
+    model = make_model(resolved, on_meta=True)
+    predict = predict_step(resolved, model, topology, net, hardware or usual_hardware(recipe))
+    is_replicated = recipe.train.dense_parallel.kind == "replicate" and recipe.train.determinism != "elastic"
+    if recipe.wire == "auto":
+        return _with_wire(resolved, choose_wire(topology, predict, sums=is_replicated))
+    if not is_replicated or recipe.wire.far is not None:
+        return resolved
+    wire = fastest_sums(recipe.wire, predict)
+    return _with_wire(resolved, WireChoice(wire, predict(wire), predict(recipe.wire), topology))
+
+
+def _with_wire(resolved: ResolvedRecipe, choice: WireChoice | None) -> ResolvedRecipe:
+    wire = Wire() if choice is None else choice.wire
+    return replace(resolved, recipe=structs.replace(resolved.recipe, wire=wire), wire_choice=choice)
+
+
+def predict_step(
+    resolved: ResolvedRecipe, model: nn.Module, topology: Topology, net: LinkArrays | None, hardware: Hardware
+) -> Predict:
+    """Seconds of a step by its wire; tables are placed as a short search for floats places them."""
+    recipe = resolved.recipe
+    if net is None:
+        net = uniform_network(topology, hardware).arrays()
+    else:
+        hardware = hardware_on(net, topology, hardware)
+    request = make_request(structs.replace(recipe, wire=Wire()), tables_of(model), topology, hardware)
+    problem = make_problem(_by_rates(request, Wire()))
+    placement = search(problem, seconds=SEARCH_s, prove=False).placement
+    numbers = bucket_numbers(dense_parameters(model))
+    sums = SumCosts(topology, net, hardware, tuple(numbers))
+    model_config = UserModel(module=recipe.model) if isinstance(recipe.model, str) else recipe.model
+    dense = multiplications(model_config, resolved.tables, len(resolved.columns.dense)) or 0
+    compute_s = 6 * dense * request.batch / topology.world / hardware.flops  # twice for a product, and backward twice
+
+    def seconds(wire: Wire) -> float:
+        priced = make_problem(_by_rates(request, wire))
+        return priced.cost(placement) + compute_s + sums.seconds(wire)
+
+    return seconds
+
+
+def _by_rates(request: PlanRequest, wire: Wire) -> PlanRequest:
+    return replace(request, model=Roofline(request.machine.hardware, request.machine.topology, wire))
+
+
+def hardware_on(net: LinkArrays, topology: Topology, hardware: Hardware) -> Hardware:
+    """The profile with the links of a network between its hosts: medians of pairs, and each device's part of them."""
+    if net.hosts < 2:
+        return hardware
+    off_HH = ~np.eye(net.hosts, dtype=bool)
+    near_HH = off_HH & (net.group_H[:, None] == net.group_H[None, :])
+    far_HH = off_HH & ~near_HH
+    rates = {}
+    for name, pairs_HH in (("network", near_HH), ("uplink", far_HH)):
+        if not pairs_HH.any():
+            continue
+        host_Bps = ring_Bps = float(np.median(net.rate_HH[pairs_HH]))
+        if name == "uplink":  # shared by all hosts of a group; one message of a ring has it to itself
+            host_Bps = min(host_Bps, float((net.uplink_G / np.bincount(net.group_H)).min()))
+            ring_Bps = min(ring_Bps, float(net.uplink_G.min()))
+        each_Bps = host_Bps / topology.devices
+        rates[name] = structs.replace(
+            hardware.network, latency_s=float(np.median(net.latency_HH[pairs_HH])), all_to_all_Bps=each_Bps,
+            reduce_scatter_Bps=each_Bps, all_reduce_Bps=ring_Bps,
+        )  # fmt: skip
+    return structs.replace(hardware, **rates)
