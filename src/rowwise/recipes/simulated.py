@@ -43,9 +43,7 @@ def simulated_model(recipe: Recipe, machine: Machine) -> SimulatedModel:
     wire = resolved.recipe.wire_types
     if wire.far is not None:
         chosen = ", chosen by `wire: auto`" if recipe.wire == "auto" else ""
-        raise SpecError(
-            f"wire.far={wire.far}{chosen}: sums in two levels are not simulated: want another wire"
-        )
+        raise SpecError(f"wire.far={wire.far}{chosen}: sums in two levels are not simulated: want another wire")
     model = make_model(resolved, on_meta=True)
     shards_of(recipe.train.dense_parallel, topology)  # raises for a number that does not divide ranks
     activations = measure_activations(resolved)
