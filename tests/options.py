@@ -313,12 +313,6 @@ COMBINATIONS = {  # each is right by itself
 EFFECTS = (  # what of FREE can be seen by calling the command here; the others are in tests of their own
     "train --dry-run", "train --json", "train --runs=there", "resume --json", "plan --explain", "eval --json",
     "explain --json", "tune --json", "data inspect --json", "data convert --json", "ckpt ls --json",
-<<<<<<< HEAD
     "net show --json", "net order --json", "ckpt verify --json", "ckpt diff --json", "ckpt reshard --no-state",
     "ckpt export --state", "ckpt import --dry-run", "ckpt import --json", "export --json", "versions --json",
-=======
-    "net show --json", "net order --json",
-    "ckpt verify --json", "ckpt diff --json", "ckpt reshard --no-state", "ckpt export --state",
-    "ckpt import --dry-run", "ckpt import --json",
->>>>>>> net
 )  # fmt: skip
