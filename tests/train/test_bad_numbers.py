@@ -178,7 +178,7 @@ def test_a_sum_past_the_range_keeps_the_dense_part():
     model = nn.ModuleDict({"tables": Embeddings([table, structs.replace(table, name="word")]), "top": nn.Linear(1, 1)})
     sparse = {"user": [[0], [0], [1]], "word": [[0], [1], [1]]}
 
-    def loss(_):
+    def loss(_batch, _step):
         vectors = model["tables"](Jagged.from_lists(sparse)).values()
         made = (vectors[:2, 0] * 3e38).sum() + vectors[2, 0] + vectors[:, 1].sum() + model["top"].weight.sum()
         return Outcome(made)

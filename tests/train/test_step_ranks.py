@@ -483,7 +483,7 @@ def test_elastic_ranks_with_other_seeds():
 def test_an_objective_without_logits():
     model = make_mlp()
 
-    def loss(batch):
+    def loss(batch, _step):
         return Outcome((model(batch.dense_BF) ** 2).mean())
 
     work = StepContext.create(model, loss, Training(determinism="elastic", virtual_shards=2), Breakdown())
@@ -528,7 +528,7 @@ def test_gradients_that_overflow_in_an_update_end_the_step_on_all(tables, guilty
         shard(model, Plan(world=3, tiles=tuple(tables(spec, 3))), comm)
         scale = [1.0]
 
-        def loss(batch):
+        def loss(batch, _step):
             vectors = model["tables"](batch.sparse)["user"]
             return Outcome(((vectors - vectors.detach()) * scale[0]).sum() + model["top"].weight.sum())
 
