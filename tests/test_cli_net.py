@@ -98,7 +98,7 @@ def test_a_host_that_died_is_named_and_the_rest_is_kept(tmp_path):
     ]
     samples = ProbeSamples((*alone, ProbeSample("ping", 4, 1, 0, 1, 1e-5)), ("a", "b", "c"), 1.0, dead=(2,))
     with pytest.raises(PeerError, match=r"host 'h2' has ended .*net\.json has what was measured until then"):
-        write_network(tmp_path / "net.json", samples, hosts)
+        write_network(tmp_path / "net.json", samples, hosts, None)
     assert read_network(tmp_path / "net.json").arrays().rate_HH[2, 1] == pytest.approx(1e9)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from simulate.test_step import MODEL
+from simulate.test_simulated_step import MODEL
 
 from rowwise.errors import SpecError
 from rowwise.planner.machines import machine_named
