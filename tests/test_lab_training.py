@@ -12,6 +12,7 @@ from test_launch import RUN, same, tensors
 from rowwise.perf.links import read_network
 
 pytestmark = [
+    pytest.mark.timeout(600),
     pytest.mark.dist,
     pytest.mark.slow,
     pytest.mark.skipif(bool(lab.missing()), reason=f"no lab: {lab.missing()}"),
@@ -21,8 +22,10 @@ NAMES, TURNS = ("h0", "h2", "h1", "h3"), (0, 2, 1, 3)  # hosts of two racks in t
 RACKS = (2, 2)
 
 
-def run(racks, folder, *words):
-    assert racks.run(run_command, ["rowwise", *words], str(folder), order=TURNS) == [0] * len(TURNS)
+def run(folder, *words, uplink=100):
+    """A command on the hosts of a lab of its own, as labs end after two minutes."""
+    with Lab(RACKS, uplink=uplink) as racks:
+        assert racks.run(run_command, ["rowwise", *words], str(folder), order=TURNS) == [0] * len(TURNS)
 
 
 def hosts_of(run_folder):
@@ -35,24 +38,22 @@ def test_an_order_changes_no_bit_of_elastic_training(tmp_path):
         write_recipe(tmp_path / name, train=ELASTIC, save={"every": 3})
     groups = json.loads(network.to_json()) | {"groups": [0, 1, 0, 1], "uplink_Bps": [5e8, 5e8]}
     (tmp_path / "ordered/net.json").write_text(json.dumps(groups))
-    with Lab(RACKS, uplink=100) as racks:
-        run(racks, tmp_path / "given", "train", "small.yaml")
-        run(racks, tmp_path / "ordered", "train", "small.yaml", "--network", "net.json")
-        ordered = hosts_of(tmp_path / "ordered" / RUN)
-        assert ordered["groups"] == [2, 2]
-        assert [int(name[1]) // 2 for name in ordered["hosts"]] == [0, 0, 1, 1]
-        assert same(tensors(tmp_path / "given" / RUN), tensors(tmp_path / "ordered" / RUN))
-        (tmp_path / "ordered/net.json").unlink()
-        run(racks, tmp_path / "ordered", "resume", RUN, "--set", "train.steps=8")
-        run(racks, tmp_path / "given", "resume", RUN, "--set", "train.steps=8")
-    assert hosts_of(tmp_path / "ordered" / RUN) == ordered
+    run(tmp_path / "given", "train", "small.yaml")
+    run(tmp_path / "ordered", "train", "small.yaml", "--network", "net.json")
+    ordered = hosts_of(tmp_path / "ordered" / RUN)
+    assert ordered["groups"] == [2, 2]
+    assert [int(name[1]) // 2 for name in ordered["hosts"]] == [0, 0, 1, 1]
     assert same(tensors(tmp_path / "given" / RUN), tensors(tmp_path / "ordered" / RUN))
+    (tmp_path / "ordered/net.json").unlink()
+    run(tmp_path / "ordered", "resume", RUN, "--set", "train.steps=8")
+    assert hosts_of(tmp_path / "ordered" / RUN) == ordered
+    run(tmp_path / "ordered", "resume", RUN, "--set", "train.steps=10", "--set", "network=null")
+    assert "network" not in json.loads((tmp_path / "ordered" / RUN / "env.json").read_text())
 
 
 def test_a_run_probes_its_own_hosts(tmp_path):
     write_recipe(tmp_path, train=ELASTIC)
-    with Lab(RACKS, uplink=None) as racks:
-        run(racks, tmp_path, "train", "small.yaml", "--network", "probe")
+    run(tmp_path, "train", "small.yaml", "--network", "probe", uplink=None)
     network = read_network(tmp_path / RUN / "network.json")
     assert tuple(host.name for host in network.hosts) == NAMES
     assert all(host.address.startswith("10.77.0.") for host in network.hosts)

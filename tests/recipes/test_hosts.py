@@ -104,6 +104,7 @@ def test_a_resume_takes_the_order_again(tmp_path):
     changed = order_hosts(meet(), write(tmp_path / "other.json", make_network(names, when=now())), run)
     assert changed is not None
     assert (changed.ordered.source, changed.ordered.notes) == (str(tmp_path / "other.json"), ())
+    assert order_hosts(meet(), "", run) is None
     with pytest.raises(OSError, match=r"gone\.json"):  # other hosts: the recipe's network
         order_hosts(meet(("a0", "b0", "c0")), None, run)
 

@@ -47,21 +47,21 @@ class RunRequest:
 
     @property
     def network(self) -> str | None:
-        """What orders hosts, as the recipe or a change of it says; None for a resume that says nothing new."""
+        """What orders hosts, by the recipe or a change of it; None: a resume without such a change; empty: nothing."""
         from rowwise.recipes.text import apply_changes
 
         if self.recipe is not None:
             return self.recipe.network
         changed: dict[str, Any] = {}
         apply_changes(changed, [change for change in self.changes if change.startswith("network=")])
-        return changed.get("network")
+        return (changed["network"] or "") if changed else None
 
     def check_network(self) -> None:
         """Raise unless the network is one that can be read."""
         from rowwise.perf.links import read_network
         from rowwise.recipes.recipe import PROBE
 
-        if self.network not in (None, PROBE):
+        if self.network and self.network != PROBE:
             read_network(self.network)
 
     def resume_command(self, run: Path, topology: Topology) -> str:

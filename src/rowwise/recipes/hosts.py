@@ -60,9 +60,9 @@ class NetworkOfRun(Value, frozen=True):
 
 
 def order_hosts(meeting: Meeting, network: str | None, run: Path | None = None) -> NetworkOfRun | None:
-    """The order of the hosts of a job, by a file or `probe`; of `run`, that of its env.json if it has these hosts.
+    """The order of the hosts of a job, by a file or `probe`, or without one that of `run` if it had these hosts.
 
-    A collective of ranks that are not connected yet; None: one host, or no network.
+    A collective of ranks that are not connected yet. An empty `network` is none; None: one host, or no network.
     """
     if meeting.topology.hosts == 1:
         return None
@@ -96,8 +96,8 @@ def _decide(meeting: Meeting, network: str | None, run: Path | None) -> str:
         saved = _read_saved(run / ENVIRONMENT) if network is None else None
         if saved is not None and (saved.order is None or sorted(saved.order.hosts) == sorted(meeting.hosts)):
             return _encode(NetworkOfRun(ordered=saved))
-        network = network or parse(read_text(run / RECIPE), str(run / RECIPE)).get("network")
-    if network is None:
+        network = parse(read_text(run / RECIPE), str(run / RECIPE)).get("network") if network is None else network
+    if not network:
         return ""
     list_hosts(meeting)
     return PROBE if network == PROBE else _encode(NetworkOfRun(ordered=choose_order_by_file(network, meeting)))
