@@ -56,10 +56,10 @@ def test_machine_code_keeps_its_budget(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "gfx942"])
-def test_machine_code_of_every_variant_keeps_its_budget(arch):
-    """`rowwise bench gpu_static` compiles all for all, which takes 12 minutes of processor time."""
+def test_machine_code_of_other_gpus_keeps_its_budget(arch):
+    """All variants on one, a sample on the others; `rowwise bench gpu_static` compiles all for all, in 12 minutes."""
     variants = part("gpu_variants").variants()
-    chosen = {name: one for name, one in variants.items() if arch == "sm_90" or one.dim == 128}
+    chosen = {name: one for name, one in variants.items() if arch == "sm_90" or name in SAMPLE}
     found = {name: faults_of(variant, arch) for name, variant in chosen.items()}
     assert not {name: faults for name, faults in found.items() if faults}
 

@@ -27,7 +27,7 @@ LIMIT_s = 300.0
 
 
 class DenseGrid(NamedTuple):
-    """What is measured."""
+    """Sizes of the layers and sums that are measured."""
 
     samples: tuple[int, ...] = (64, 512, 4096)
     widths: tuple[int, ...] = (16, 64, 256, 1024)  # of inputs and outputs
