@@ -110,6 +110,7 @@ ANY_TEXT = {
     "Log.wandb",
     "Log.group",
     "Recipe.name",
+    "Recipe.network",  # a file that is read where several hosts meet
     "Recipe.disk",
     "Data.folder",
     "SplitText.separator",

@@ -16,16 +16,15 @@ import typer
 from rich.progress import BarColumn, TextColumn
 
 from rowwise.cli.environment import CommandEnvironment
-from rowwise.cli.net_show import draw_network, show_network, show_order
 from rowwise.cli.progress import fraction_bar
 from rowwise.cli.terminal import make_terminal, print_json, refuse_nan
 from rowwise.errors import PeerError, SpecError
-from rowwise.perf.links import NetworkHost, read_network
 from rowwise.textfile import write_new
 
 if TYPE_CHECKING:
     from rowwise.comm.interface import Comm
     from rowwise.comm.probe import ProbeSamples
+    from rowwise.perf.links import NetworkHost
 
 FEWEST_s, MOST_s = 1.0, 86_400.0
 MOST_HERE = 64  # processes of a trial
@@ -90,6 +89,9 @@ def show(
 
     Example: rowwise net show net.json --html net.html
     """
+    from rowwise.cli.net_show import draw_network, show_network
+    from rowwise.perf.links import read_network
+
     read = read_network(network)
     if html is not None:
         from rowwise.report.page import write_page
@@ -122,6 +124,8 @@ def order(
 
     Example: rowwise net order net.json --hosts hosts.txt
     """
+    from rowwise.cli.net_show import show_order
+    from rowwise.perf.links import read_network
     from rowwise.planner.order import find_order, parse_sum
 
     _check_seconds(seconds, MOST_s)
@@ -166,6 +170,7 @@ def _probe_here(nproc: int, seconds: float) -> "tuple[ProbeSamples, tuple[Networ
     from rowwise.cli.launch import forward_signals
     from rowwise.comm.rank_start import RankStart
     from rowwise.comm.spawn import RankProcesses
+    from rowwise.perf.links import NetworkHost
     from rowwise.spec import Topology
 
     topology, start = Topology(hosts=nproc), RankStart(preload=("rowwise.comm.probe",))
@@ -189,10 +194,11 @@ def probe_rank(comm: "Comm", seconds: float) -> "ProbeSamples | None":
 
 
 def write_network(
-    out: Path, samples: "ProbeSamples", hosts: tuple[NetworkHost, ...], racks: Mapping[str, str] | None
+    out: Path, samples: "ProbeSamples", hosts: "tuple[NetworkHost, ...]", racks: Mapping[str, str] | None
 ) -> None:
     """Write and show what a probe has found; raises after it if a host has died."""
     from rowwise.calibrate.net import make_network, number_racks
+    from rowwise.cli.net_show import show_network
 
     groups = None if racks is None else number_racks(racks, [host.name for host in hosts])
     network = make_network(samples, hosts, groups)
