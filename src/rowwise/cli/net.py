@@ -194,7 +194,7 @@ def probe_rank(comm: "Comm", seconds: float) -> "ProbeSamples | None":
 
 
 def write_network(
-    out: Path, samples: "ProbeSamples", hosts: "tuple[NetworkHost, ...]", racks: Mapping[str, str] | None
+    out: Path, samples: "ProbeSamples", hosts: "tuple[NetworkHost, ...]", racks: Mapping[str, str] | None = None
 ) -> None:
     """Write and show what a probe has found; raises after it if a host has died."""
     from rowwise.calibrate.net import make_network, number_racks
