@@ -47,7 +47,7 @@ def lab_floors(args) -> tuple[list[dict], dict]:
     return floors, measured
 
 
-def random_links(hosts: int, seed: int, groups: int, oversubscription: float = 4.0) -> LinkArrays:
+def random_links(hosts: int, seed: int, groups: int = 2, oversubscription: float = 4.0) -> LinkArrays:
     """Hosts dealt to racks at random, links that vary, an oversubscribed uplink of each rack."""
     rng = np.random.default_rng(seed)
     group_H = rng.permutation(np.arange(hosts) % groups)

@@ -409,6 +409,11 @@ class Wire(Value, frozen=True):
             case "uplink":
                 return self.uplink or self.network
 
+    def vectors(self, link: Link, *, backward: bool) -> WireType:
+        """The wire type of vectors on a link, or of their gradients."""
+        codecs = self.codecs(link)
+        return codecs.backward if backward else codecs.forward
+
     def in_words(self, topology: Topology) -> str:
         """The wire types of vectors in words, for the links that a topology has; empty for one rank."""
         places = {"host": "inside hosts", "network": "between them", "uplink": "between groups"}

@@ -4,28 +4,15 @@ import itertools
 
 import numpy as np
 import pytest
+from from_benchmarks import part
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise.errors import SpecError
-from rowwise.perf.links import LinkArrays
 from rowwise.planner.native import AnnealingEffort, OrderProblem
 from rowwise.planner.order import COLLECTIVES, Sum, begin_with_first, bound_s, find_order, parse_sum, search_order
 
-
-def make_links(hosts, seed, groups=2, oversubscription=4.0):
-    """Hosts in groups at random, links that vary by a tenth or two, and an uplink for each group."""
-    rng = np.random.default_rng(seed)
-    group_H = rng.permutation(np.arange(hosts) % groups)
-    far_HH = group_H[:, None] != group_H
-    latency_HH = np.where(far_HH, 60e-6, 20e-6) * rng.uniform(0.9, 1.1, (hosts, hosts))
-    rate_HH = 1.25e9 * rng.uniform(0.8, 1.0, (hosts, hosts))
-    np.fill_diagonal(latency_HH, 0.0)
-    np.fill_diagonal(rate_HH, np.inf)
-    uplink_G = np.bincount(group_H, minlength=groups) * 1.25e9 / oversubscription
-    return LinkArrays(latency_HH, rate_HH, group_H.astype(np.int64), uplink_G)
-
-
+make_links = part("network_lab").random_links
 networks = st.builds(make_links, st.integers(2, 12), st.integers(0, 10**6), st.integers(1, 2), st.floats(0.5, 16))
 sizes = st.floats(1e3, 1e8)
 

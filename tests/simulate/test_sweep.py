@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from simulate.test_simulated_step import MODEL
 
 from rowwise.errors import SpecError
 from rowwise.planner.machines import machine_named
-from rowwise.simulate.simulation import SimulatedMachine, choose_dense, simulate
+from rowwise.simulate.simulation import SimulatedMachine, choose_dense, faster_links, simulate
 from rowwise.simulate.sweep import EXAMPLES, QUANTITIES, Case, parse_vary, sweep
 from rowwise.spec import Wire
 
@@ -57,6 +58,15 @@ def test_what_does_not_fit_is_last_with_the_bytes_that_it_lacks():
     assert [row.simulation.fits for row in found.rows] == [True, False, False]
     assert found.rows[2].simulation.lacking_bytes > found.rows[1].simulation.lacking_bytes > 0
     assert found.rows[2].factor is None
+
+
+def test_a_faster_network_has_faster_uplinks():
+    hardware = machine_named("2x8xzionex").hardware
+    slow = structs.replace(hardware, uplink=structs.replace(hardware.network, all_to_all_Bps=1e9, latency_s=5e-5))
+    faster = faster_links(slow, 2.0)
+    assert (faster.uplink.all_to_all_Bps, faster.uplink.latency_s) == (2e9, 5e-5)
+    assert faster.network.all_reduce_Bps == 2 * hardware.network.all_reduce_Bps
+    assert faster.host == hardware.host
 
 
 def test_nothing_fits():

@@ -41,11 +41,12 @@ def float8_products(device: torch.device) -> Iterator[None]:
 
 def fits_float8(x: Tensor, weight_OI: Tensor) -> bool:
     """Whether 8 bits are enabled and both widths of a layer are multiples of 16; other layers keep their precision."""
+    # Compilers cannot read context variables; settings refuse both together.
+    if torch.compiler.is_compiling() or not _enabled.get():
+        return False
     widths = weight_OI.shape if weight_OI.dim() == 2 else (1,)
     return (
-        not torch.compiler.is_compiling()  # which cannot read context variables; settings refuse both together
-        and _enabled.get()
-        and x.is_floating_point()
+        x.is_floating_point()
         and x.dim() > 1
         and x.numel() > 0
         and x.shape[-1] == widths[-1]

@@ -48,7 +48,7 @@ def ring_s(net: LinkArrays, order: Order, size_bytes: float) -> float:
     hosts = len(order_H)
     if hosts < 2:
         return 0.0
-    next_H = np.roll(order_H, -1)
+    order_H, next_H = ring_flows(order_H)
     sending_H = size_bytes / hosts / flow_rates(net, order_H, next_H)
     steps = 2 * (hosts - 1)
     way_H = net.latency_HH[order_H, next_H] + sending_H

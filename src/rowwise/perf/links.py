@@ -11,7 +11,8 @@ An uplink carries its bytes a second each way.
 """
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -67,6 +68,14 @@ class LinkArrays(NamedTuple):
     def hosts(self) -> int:
         return len(self.group_H)
 
+    def among(self, hosts: Sequence[int]) -> "LinkArrays":
+        """The links between some hosts, in this order, and the groups that they are in."""
+        groups, group_H = np.unique(self.group_H[list(hosts)], return_inverse=True)
+        both = np.ix_(hosts, hosts)
+        return LinkArrays(
+            self.latency_HH[both], self.rate_HH[both], group_H.astype(np.int64), self.uplink_G[groups]
+        )  # fmt: skip
+
 
 class Network(Value, frozen=True, omit_defaults=True):
     """Hosts and the links between them."""
@@ -85,24 +94,25 @@ class Network(Value, frozen=True, omit_defaults=True):
             raise SpecError("network: no hosts: want at least one")
         if len(names) > MOST_RANKS:
             raise SpecError(f"network: {len(names):,} hosts: want at most {MOST_RANKS:,}")
+        name, count = Counter(names).most_common(1)[0]
+        if count > 1:
+            raise SpecError(f"network: host {name!r} is there twice: want each host once")
         for host in self.hosts:
-            if names.count(host.name) > 1:
-                raise SpecError(f"network: host {host.name!r} is there twice: want each host once")
             if host.devices < 1:
                 raise SpecError(f"network: host {host.name!r} has {host.devices} devices: want at least 1")
         if (self.link is None) == (not self.latency_s or not self.rate_Bps):
             raise SpecError("network: want either `link`, or both `latency_s` and `rate_Bps`")
         if self.link is None:
-            self._check_matrix("latency_s", self.latency_s)
+            self._check_matrix("latency_s", self.latency_s, least=0.0)
             self._check_matrix("rate_Bps", self.rate_Bps)
         elif self.latency_s or self.rate_Bps:
             raise SpecError("network: `link` and a matrix: want one of them")
         else:
-            _check_number("link.latency_s", self.link.latency_s)
+            _check_number("link.latency_s", self.link.latency_s, least=0.0)
             _check_number("link.rate_Bps", self.link.rate_Bps)
         self._check_groups()
 
-    def _check_matrix(self, field: str, matrix: Matrix) -> None:
+    def _check_matrix(self, field: str, matrix: Matrix, least: float | None = None) -> None:
         size = len(self.hosts)
         if len(matrix) != size or any(len(row) != size for row in matrix):
             shape = f"{len(matrix)} rows of {sorted({len(row) for row in matrix})} numbers"
@@ -116,7 +126,7 @@ class Network(Value, frozen=True, omit_defaults=True):
                 elif number is None:
                     raise SpecError(f"network: {where} is null: want a number")
                 else:
-                    _check_number(where, number)
+                    _check_number(where, number, least)
 
     def _check_groups(self) -> None:
         if self.groups and len(self.groups) != len(self.hosts):
@@ -149,14 +159,19 @@ class Network(Value, frozen=True, omit_defaults=True):
     def topology(self, order: Sequence[int] | None = None) -> Topology:
         """Hosts in an order, and the runs of hosts of one group; hosts have to have equally many devices."""
         order = range(len(self.hosts)) if order is None else order
+        runs = group_runs(self.groups[host] for host in order) if self.groups else ()
         devices = {self.hosts[host].devices for host in order}
         if len(devices) > 1:
             raise SpecError(f"network: hosts of {sorted(devices)} devices: want equally many on each")
-        runs = tuple(len(list(run)) for _, run in groupby(self.groups[host] for host in order)) if self.groups else ()
         return Topology(hosts=len(order), devices=devices.pop(), groups=runs if len(runs) > 1 else ())
 
     def to_json(self) -> str:
         return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
+
+
+def group_runs(groups: Iterable[int]) -> tuple[int, ...]:
+    """How many hosts of one group come one after the other, from the group of each host."""
+    return tuple(len(list(run)) for _, run in groupby(groups))
 
 
 def read_network(path: str | Path) -> Network:
@@ -177,8 +192,7 @@ def uniform_network(topology: Topology, hardware: Hardware) -> Network:
     return Network(hosts=hosts, link=link, groups=groups, uplink_Bps=uplink)
 
 
-def _check_number(where: str, number: float) -> None:
-    """Latencies may be 0, rates may not."""
-    is_rate = "Bps" in where
-    if not math.isfinite(number) or number < 0 or (is_rate and number == 0):
-        raise SpecError(f"network: {where} is {number}: want a number {'above 0' if is_rate else 'of 0 or more'}")
+def _check_number(where: str, number: float, least: float | None = None) -> None:
+    """Raise unless a number is finite and at least `least`; None: above 0."""
+    if not math.isfinite(number) or (number <= 0 if least is None else number < least):
+        raise SpecError(f"network: {where} is {number}: want a number {'above 0' if least is None else 'of 0 or more'}")

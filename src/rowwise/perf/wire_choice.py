@@ -5,6 +5,7 @@ first, are those whose quality was measured to be within the noise of seeds: see
 """
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -45,6 +46,7 @@ class WireChoice(NamedTuple):
 
 def choose_wire(topology: Topology, predict: Predict, *, sums: bool = True) -> WireChoice:
     """The wire of a run; `predict` gives the seconds of a step. Without `sums`, dense gradients keep their way."""
+    predict = cache(predict)  # ladders meet the same wires again
     ladders: list[list[tuple[Change, ...]]] = [
         [({link: Codecs(kind, kind)},) for kind in VECTORS] for link in topology.links
     ]

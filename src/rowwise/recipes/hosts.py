@@ -3,19 +3,16 @@
 Only the first rank decides, as searches may end at different orders.
 """
 
-from collections.abc import Sequence
 from datetime import datetime
-from itertools import groupby
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from rowwise.calibrate.net import make_network
 from rowwise.comm.launch import HostOrder, Meeting
 from rowwise.comm.probe import probe
 from rowwise.errors import SpecError
-from rowwise.perf.links import LinkArrays, Network, NetworkHost, read_network
+from rowwise.perf.links import LinkArrays, Network, NetworkHost, group_runs, read_network
 from rowwise.planner.order import Sum, find_order
 from rowwise.recipes.recipe import PROBE
 from rowwise.recipes.text import RECIPE, parse
@@ -119,7 +116,7 @@ def choose_order(network: Network, meeting: Meeting, source: str) -> OrderedHost
     net = links_of_job(network, meeting, source)
     found = find_order(net, Sum("all_reduce", BUCKET_BYTES))
     order_H = found.order if found.is_worthwhile else tuple(range(net.hosts))
-    runs = tuple(len(list(hosts)) for _, hosts in groupby(int(net.group_H[host]) for host in order_H))
+    runs = group_runs(net.group_H[list(order_H)].tolist())
     groups = runs if 1 < len(runs) == len(net.uplink_G) else ()
     names = tuple(meeting.hosts[host] for host in order_H)
     order = HostOrder(hosts=names, groups=groups) if found.is_worthwhile or groups else None
@@ -142,14 +139,7 @@ def links_of_job(network: Network, meeting: Meeting, source: str) -> LinkArrays:
         if probed != devices:
             got = f"host {name!r} has {devices} devices, and had {probed}"
             raise SpecError(f"{source}: {got}: probe again, or leave --network away")
-    return restrict(network.arrays(), [index_of[name] for name in meeting.hosts])
-
-
-def restrict(net: LinkArrays, hosts: Sequence[int]) -> LinkArrays:
-    """The links between some hosts, and the groups that they are in."""
-    groups, group_H = np.unique(net.group_H[list(hosts)], return_inverse=True)
-    both = np.ix_(hosts, hosts)
-    return LinkArrays(net.latency_HH[both], net.rate_HH[both], group_H.astype(np.int64), net.uplink_G[groups])
+    return network.arrays().among([index_of[name] for name in meeting.hosts])
 
 
 def ordered_links(network: NetworkOfRun, hosts: int) -> LinkArrays | None:
@@ -162,7 +152,7 @@ def ordered_links(network: NetworkOfRun, hosts: int) -> LinkArrays | None:
     index_of = {host.name: index for index, host in enumerate(given.hosts)}
     if ordered.order is None:
         return given.arrays() if len(given.hosts) == hosts else None
-    return restrict(given.arrays(), [index_of[name] for name in ordered.order.hosts])
+    return given.arrays().among([index_of[name] for name in ordered.order.hosts])
 
 
 def _age_notes(network: Network, source: str) -> list[str]:

@@ -6,7 +6,7 @@ from typing import final
 import numpy as np
 import pyarrow as pa
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rowwise.batch import Batch, Jagged
 from rowwise.ingest.block import Ints
@@ -61,11 +61,6 @@ def make_batch(prepared: PreparedRows, preparation: BoundPreparation) -> Batch:
     dense_BF = torch.from_numpy(prepared.dense_BF)
     sparse = Jagged(features=features, values_N=values_N, lengths_FB=lengths_FB)
     return Batch(dense_BF=dense_BF, sparse=sparse, labels_BK=dense_BF.new_empty(len(dense_BF), 0))
-
-
-def logits_on_cpu(model: nn.Module) -> Logits:
-    """The logits of a model on the CPU."""
-    return lambda batch: model(batch).float()
 
 
 def _padded(begin: int, end: int, padding: int) -> Ints:

@@ -46,8 +46,7 @@ class WireCodecs:
     def of(cls, comm: Comm, wire: Wire, *, backward: bool) -> "WireCodecs":
         """The codecs that `wire` names for the link to each rank."""
         me = comm.ranks[comm.rank]
-        links = [wire.codecs(comm.topology.link(me, other)) for other in comm.ranks]
-        types = [link.backward if backward else link.forward for link in links]
+        types = [wire.vectors(comm.topology.link(me, other), backward=backward) for other in comm.ranks]
         types[comm.rank] = WireType.FP32
         return cls(comm, tuple(map(codec_of, types)))
 

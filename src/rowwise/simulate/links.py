@@ -14,14 +14,13 @@ from rowwise.perf.access import Floats
 from rowwise.perf.collective import all_to_all_s, ring_s
 from rowwise.perf.hardware import FLOAT_bytes, Machine
 from rowwise.perf.links import LinkArrays
-from rowwise.simulate.traffic import LINKS, Flow
-from rowwise.spec import Link, Topology, WireType
+from rowwise.simulate.traffic import Flow
+from rowwise.spec import LINKS, RUN, Link, Topology, WireType
 
 Cause = Literal["device", "memory", "host link", "links in hosts", "network", "uplink", "latency"]
 CAUSES: tuple[Cause, ...] = ("device", "memory", "host link", "links in hosts", "network", "uplink", "latency")
 CAUSE_OF: Mapping[Link, Cause] = {"host": "links in hosts", "network": "network", "uplink": "uplink"}
 RATES = {"all_to_all": "all_to_all_Bps", "all_reduce": "all_reduce_Bps"}
-RUN = 256  # numbers of dense gradients that share a scale on the wire
 Seconds = dict[Cause, float]
 
 

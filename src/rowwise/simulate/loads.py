@@ -24,7 +24,6 @@ from rowwise.planner.rank_exchange import ExchangeSeconds, exchanges_s
 from rowwise.simulate.links import Links, Seconds, add_seconds
 from rowwise.simulate.step import TableSeconds, sum_transfers
 from rowwise.simulate.traffic import (
-    LINKS,
     Flow,
     HEADER_bytes,
     PlanTraffic,
@@ -32,7 +31,7 @@ from rowwise.simulate.traffic import (
     block_bytes,
     outer_flow,
 )
-from rowwise.spec import Link, Pooling, Topology, Wire
+from rowwise.spec import LINKS, Link, Pooling, Topology, Wire
 
 Model = LearnedModel | Roofline
 
@@ -135,18 +134,14 @@ def even_flows(workloads: Sequence[Workload], batch: int, wire: Wire, topology: 
 
 def _even_block(workloads: Sequence[Workload], wire: Wire, link: Link, backward: bool, world: int) -> float:
     """Bytes of a rank's vectors of a sample."""
-    codecs = wire.codecs(link)
-    kind, total = codecs.backward if backward else codecs.forward, 0.0
-    for w in workloads:
-        vectors = w.access.pooling if w.table.pooling is Pooling.SEQUENCE else len(w.table.feature_names)
-        total += vectors * block_bytes(kind, [w.table.dim])
-    return total / world
+    kind = wire.vectors(link, backward=backward)
+    return sum(_vectors_of_sample(w) * block_bytes(kind, [w.table.dim]) for w in workloads) / world
 
 
 def with_coding(transfers: dict[str, Seconds], request: PlanRequest, links: Links) -> dict[str, Seconds]:
     """With the time in which ranks encode and decode vectors, as a mean over ranks."""
     wire, hardware, topology = _model_of(request).wire, request.machine.hardware, links.topology
-    floats = sum(_floats_of_sample(w) for w in request.workloads) * request.batch / topology.world
+    floats = sum(_vectors_of_sample(w) * w.table.dim for w in request.workloads) * request.batch / topology.world
     for stage, way in (("exchange.send", "forward"), ("return.send", "backward")):
         if stage in transfers:
             shares = link_shares("all_to_all", topology).items()
@@ -156,10 +151,9 @@ def with_coding(transfers: dict[str, Seconds], request: PlanRequest, links: Link
     return transfers
 
 
-def _floats_of_sample(workload: Workload) -> float:
+def _vectors_of_sample(workload: Workload) -> float:
     table = workload.table
-    vectors = workload.access.pooling if table.pooling is Pooling.SEQUENCE else len(table.feature_names)
-    return vectors * table.dim
+    return workload.access.pooling if table.pooling is Pooling.SEQUENCE else len(table.feature_names)
 
 
 def _measured_transfers(exchange: ExchangeSeconds) -> dict[str, Seconds]:

@@ -274,10 +274,7 @@ def _first_hosts(network: Network, topology: Topology) -> LinkArrays:
     if topology.hosts > have:
         want = "want a network of as many hosts, or no --network"
         raise SpecError(f"network: {have} hosts, and the machine has {topology.hosts}: {want}")
-    arrays, first = network.arrays(), slice(topology.hosts)
-    return LinkArrays(
-        arrays.latency_HH[first, first], arrays.rate_HH[first, first], arrays.group_H[first], arrays.uplink_G
-    )  # fmt: skip
+    return network.arrays().among(range(topology.hosts))
 
 
 def _missing_dense(request: PlanRequest) -> MissingMemory | None:
@@ -335,9 +332,6 @@ def describe_memory(memory: tuple[TierUse, ...]) -> str:
 
 
 def faster_links(hardware: Hardware, factor: float) -> Hardware:
-    """The hardware with a network so many times as fast."""
-    rates = {
-        name: getattr(hardware.network, name) * factor
-        for name in ("all_to_all_Bps", "reduce_scatter_Bps", "all_reduce_Bps")
-    }  # fmt: skip
-    return structs.replace(hardware, network=structs.replace(hardware.network, **rates))
+    """The hardware with a network, and uplinks of groups, so many times as fast."""
+    network, uplink = hardware.network.times(factor), hardware.uplink and hardware.uplink.times(factor)
+    return structs.replace(hardware, network=network, uplink=uplink)

@@ -14,9 +14,8 @@ from rowwise.perf.access import Curves, Floats, Workload
 from rowwise.plan import Plan
 from rowwise.row_optimizers import Lamb
 from rowwise.shard.routes import ExchangePath, RankPiece, Routes, column_owners, make_routes
-from rowwise.spec import Link, Pooling, Table, Topology, Wire, WireType
+from rowwise.spec import LINKS, Link, Pooling, Table, Topology, Wire, WireType
 
-LINKS: tuple[Link, ...] = ("host", "network", "uplink")
 FLOAT_bytes, ID_bytes, WORD_bytes = 4, 8, 4
 HEADER_bytes = 24  # to each rank before its ids, and in a gather of sizes
 FLAGS_bytes = 2
@@ -120,13 +119,9 @@ class PlanTraffic:
         """Bytes of each rank's vectors of a sample, by link."""
         widths_W = [[p.width for p, _ in self.routes.pooled_pieces(w, path)] for w in range(self.routes.world)]
         return {
-            link: np.array([block_bytes(self._kind(link, backward=backward), widths) for widths in widths_W])
+            link: np.array([block_bytes(self.wire.vectors(link, backward=backward), widths) for widths in widths_W])
             for link in LINKS
         }
-
-    def _kind(self, link: Link, *, backward: bool) -> WireType:
-        codecs = self.wire.codecs(link)
-        return codecs.backward if backward else codecs.forward
 
     def _in_hosts(self) -> Iterator[Flow]:
         """Sums inside a host, then a vector to each host; gradients the other way round."""
@@ -139,11 +134,12 @@ class PlanTraffic:
         for backward, stage, purpose in ((False, "exchange", "pooled"), (True, "return", "gradients")):
             blocks = {
                 link: np.repeat(
-                    [block_bytes(self._kind(link, backward=backward), widths) for widths in widths_H], topology.devices
+                    [block_bytes(self.wire.vectors(link, backward=backward), widths) for widths in widths_H],
+                    topology.devices,
                 )
                 for link in LINKS
             }
-            exact = self._kind("host", backward=backward).facts.exact
+            exact = self.wire.vectors("host", backward=backward).facts.exact
             summed = ("all_gather" if backward else "reduce_scatter") if exact else "all_to_all"
             all_hosts_W = samples_W * topology.hosts
             inside = outer_flow(self._topology, (f"{stage}.inside", purpose, summed), blocks, all_hosts_W, "host")
@@ -171,7 +167,7 @@ class PlanTraffic:
                 yield outer_flow(self._topology, ("return.send", "gradients", "all_to_all"), ones_W, rows[True])
 
     def _row_bytes(self, rank: int, path: ExchangePath, link: Link, backward: bool) -> float:
-        kind, total = self._kind(link, backward=backward), 0.0
+        kind, total = self.wire.vectors(link, backward=backward), 0.0
         for piece in self.routes.per_id_pieces(rank, path):
             number = self.routes.slices_W[rank][piece.slice].range
             first, last = self.routes.cuts[piece.feature][number : number + 2]
