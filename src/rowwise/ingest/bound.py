@@ -61,15 +61,17 @@ class BoundPreparation:
         self._table_rows, self._split, self._where = table_rows, split, RowPosition(split=split)
         self._loose = tuple(name for name in self.names if _is_loose(schema.field(name).type))
         self._numbers = native.BoundNumbers([dense.fill for dense in self.columns.dense])
-        self._ids = tuple(self._bind(sparse) for sparse in self.columns.sparse)
+        self._features = tuple(self._bind(sparse) for sparse in self.columns.sparse)
+        self._singles = native.SingleIds([f.mapping for f in self._features], [f.kind for f in self._features])
 
     def _bind(self, sparse: Sparse) -> "_BoundFeature":
         kind, rows = self._transforms.schema.field(sparse.column).type, self._table_rows.get(sparse.table_name)
-        ids = native.BoundIds(row_mapping(sparse, kind, rows), sparse.first)
+        mapping = row_mapping(sparse, kind, rows)
+        ids = native.BoundIds(mapping, sparse.first)
         if not types.is_integer(kind):
-            return _BoundFeature(sparse.column, ids)
+            return _BoundFeature(sparse.column, mapping, ids)
         number = np.dtype(np.int64) if types.is_uint64(kind) else numpy_type(kind)
-        return _BoundFeature(sparse.column, ids, native.KINDS[number], number.itemsize)
+        return _BoundFeature(sparse.column, mapping, ids, native.KINDS[number], number.itemsize)
 
     def __call__(self, arrays: Mapping[str, pa.Array], order_B: Ints) -> PreparedRows:
         """Prepare rows in an order, which may name a row several times; raises for the first bad one.
@@ -96,11 +98,13 @@ class BoundPreparation:
         if not dense:
             return out_BF, False
         singles = [as_float32(arrays[one.column]) for one in dense]
-        for number, array in enumerate(singles):
+        addresses: list[int] = []
+        bitmaps: list[tuple[int, int]] = []
+        for array in singles:
             valid, values = array.buffers()
-            bitmap = (valid.address, array.offset) if array.null_count else None
-            self._numbers.point_to(number, values.address + 4 * array.offset, bitmap)
-        infinite = self._numbers.write(order_B, columns_FB)
+            addresses.append(values.address + 4 * array.offset)
+            bitmaps.append((valid.address, array.offset) if array.null_count else (0, 0))
+        infinite = self._numbers.write(addresses, bitmaps, order_B, columns_FB)
         at = 0
         for log1p, run in groupby(dense, lambda one: one.log1p):
             part_FB = columns_FB[at : (at := at + len(list(run)))]
@@ -110,18 +114,23 @@ class BoundPreparation:
         return out_BF, infinite
 
     def _write_ids(self, arrays: Mapping[str, pa.Array], order_B: Ints) -> tuple[Ints, Ints, bool]:
-        rows = len(order_B)
-        ragged = [feature.point_to(arrays[feature.column]) for feature in self._ids]
-        totals = [feature.ids.select(order_B, ragged=r) for feature, r in zip(self._ids, ragged, strict=True)]
-        values_N = np.empty(sum(totals), np.int64)
-        lengths_FB = np.ones((len(self._ids), rows), np.int64)
+        rows, features = len(order_B), self._features
+        columns = [arrays[feature.column] for feature in features]
+        addresses = [feature.singles(column) for feature, column in zip(features, columns, strict=True)]
+        totals = np.full(len(features), rows)
+        others = [(number, feature.ids) for number, feature in enumerate(features) if not addresses[number]]
+        for number, ids in others:
+            ids.point_to(lists(columns[number]))
+            totals[number] = ids.select(order_B)
+        ends = np.cumsum(totals)
+        values_N = np.empty(ends[-1], np.int64)
+        lengths_FB = np.ones((len(features), rows), np.int64)
+        outs = values_N.ctypes.data + 8 * (ends - totals)
+        bad = self._singles.write(addresses, len(columns[0]), order_B, outs)
         offsets_B1 = np.empty(rows + 1, np.int64)
-        address, bad = values_N.ctypes.data, False
-        for number, (feature, total, is_ragged) in enumerate(zip(self._ids, totals, ragged, strict=True)):
-            bad |= feature.ids.write(address, total, offsets_B1 if is_ragged else None)
-            if is_ragged:
-                np.subtract(offsets_B1[1:], offsets_B1[:-1], out=lengths_FB[number])
-            address += 8 * total
+        for number, ids in others:
+            bad |= ids.write(int(outs[number]), int(totals[number]), offsets_B1)
+            np.subtract(offsets_B1[1:], offsets_B1[:-1], out=lengths_FB[number])
         return values_N, lengths_FB.reshape(-1), bad
 
 
@@ -129,22 +138,17 @@ class _BoundFeature(NamedTuple):
     """A sparse column, and where its ids go."""
 
     column: str
+    mapping: native.RowMapping
     ids: native.BoundIds
     kind: int = 0  # of whole numbers, as the kernels number them
     width: int = 0  # bytes of a whole number; 0: lists or text
 
-    def point_to(self, array: pa.Array) -> bool:
-        """Read this column; true if rows may have any number of ids."""
-        if self.width:
-            valid, values = array.buffers()
-            address = values.address + self.width * array.offset
-            if address % self.width == 0:
-                bitmap = (valid.address, array.offset) if array.null_count else None
-                self.ids.point_to_values(self.kind, address, len(array), bitmap)
-                return bitmap is not None
-        found = lists(array)
-        self.ids.point_to(found)
-        return found.offsets is not None or found.row_valid is not None
+    def singles(self, array: pa.Array) -> int:
+        """The address of whole numbers, one in each row; 0: they are not."""
+        if not self.width or array.null_count:
+            return 0
+        address: int = array.buffers()[1].address + self.width * array.offset
+        return 0 if address % self.width else address
 
 
 def _is_loose(kind: pa.DataType) -> bool:

@@ -7,7 +7,7 @@ tests compare the two. Sizes: N ids, R rows, K borders.
 import ctypes
 import functools
 from collections.abc import Sequence
-from ctypes import POINTER, byref, c_char_p, c_float, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_float, c_int64, c_uint64, c_void_p, sizeof
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -87,6 +87,7 @@ def _library() -> Any:
     library.rw_ingest_limit.argtypes = [c_char_p]
     library.rw_count.argtypes = [POINTER(_Ids)]
     library.rw_bags.argtypes = [POINTER(_Ids), POINTER(_RowMappingFields), c_void_p, c_void_p, c_int64, c_int64]
+    library.rw_singles.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p]
     library.rw_changes.argtypes = [POINTER(_Ids), c_void_p]
     library.rw_map.argtypes = [c_void_p, c_void_p, c_int64, POINTER(_RowMappingFields)]
     library.rw_text.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_void_p]
@@ -95,7 +96,7 @@ def _library() -> Any:
     for name in ("rw_buckets32", "rw_buckets64"):
         getattr(library, name).argtypes = [c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p]
         getattr(library, name).restype = None
-    for name in ("rw_ingest_limit", "rw_count", "rw_bags", "rw_map", "rw_fill"):
+    for name in ("rw_ingest_limit", "rw_count", "rw_bags", "rw_singles", "rw_map", "rw_fill"):
         getattr(library, name).restype = c_int64
     library.rw_text.restype = library.rw_turn.restype = library.rw_changes.restype = None
     return library
@@ -175,12 +176,6 @@ class BoundIds:
         self._ids = _Ids(first=ALL if first is None else first, base=0)
         self._keep_alive: Lists | None = None
 
-    def point_to_values(self, kind: int, address: int, count: int, valid: tuple[int, int] | None) -> None:
-        """Read an id a row at an address; `valid`: the address of a bitmap, and its first bit."""
-        ids = self._ids
-        ids.values, ids.kind, ids.count, ids.offsets, ids.base, ids.id_valid = address, kind, count, None, 0, None
-        ids.row_valid, ids.row_bit = (None, 0) if valid is None else valid
-
     def point_to(self, lists: Lists) -> None:
         """Read lists of ids, or single ones."""
         self._keep_alive, ids = lists, self._ids
@@ -191,21 +186,48 @@ class BoundIds:
         ids.row_valid, ids.row_bit = _bitmap(lists.row_valid)
         ids.id_valid, ids.id_bit = _bitmap(lists.id_valid)
 
-    def select(self, order_R: Ints, *, ragged: bool) -> int:
-        """Choose the rows that `write` writes; returns the number of their ids. Not `ragged`: one in each row."""
+    def select(self, order_R: Ints) -> int:
+        """Choose the rows that `write` writes; returns the number of their ids."""
         self._ids.order, self._ids.rows = order_R.ctypes.data, len(order_R)
-        if not ragged:
-            return len(order_R)
         total: int = _library().rw_count(byref(self._ids))
         if total < 0:
             count = self._ids.count
             raise DataError(f"offsets of lists descend, or lie outside the {count} values: want an undamaged column")
         return total
 
-    def write(self, address: int, total: int, offsets_R1: Ints | None) -> bool:
+    def write(self, address: int, total: int, offsets_R1: Ints) -> bool:
         """Write the mapped ids to an address with room for them; true if CHECK found one out of range."""
-        offsets = None if offsets_R1 is None else offsets_R1.ctypes.data
-        return bool(_library().rw_bags(byref(self._ids), byref(self._mapping), address, offsets, total, total))
+        call, offsets = _library().rw_bags, offsets_R1.ctypes.data
+        return bool(call(byref(self._ids), byref(self._mapping), address, offsets, total, total))
+
+
+@final
+class SingleIds:
+    """Ids of several features that have one in each row, for many small tables, by one call.
+
+    Args:
+        mappings: what is done to the ids of each feature.
+        kinds: of the whole numbers of each feature, see `KINDS`.
+    """
+
+    def __init__(self, mappings: Sequence[RowMapping], kinds: Sequence[int]) -> None:
+        self._mappings = (_RowMappingFields * len(mappings))(*map(_c_mapping, mappings))
+        self._ids = (_Ids * len(kinds))(*(_Ids(kind=kind, first=ALL) for kind in kinds))
+        self._fields_FI = np.frombuffer(memoryview(self._ids), np.int64).reshape(len(kinds), sizeof(_Ids) // 8)
+
+    def write(self, addresses: Sequence[int], count: int, order_R: Ints, outs: Ints) -> bool:
+        """Write the selected rows of features; true if CHECK found an id out of range.
+
+        Args:
+            addresses: of the values of each feature; 0: the feature is left out.
+            count: rows that each feature has.
+            order_R: numbers of the selected rows, in range.
+            outs: where the ids of each feature go, as addresses.
+        """
+        self._fields_FI[:, 0], self._fields_FI[:, 2] = addresses, count
+        order, features = order_R.ctypes.data, len(addresses)
+        call = _library().rw_singles
+        return bool(call(self._ids, self._mappings, features, order, len(order_R), outs.ctypes.data))
 
 
 @final
@@ -213,19 +235,22 @@ class BoundNumbers:
     """`FilledColumns` for many small tables, whose structures are made once; `fills`: of each column."""
 
     def __init__(self, fills: Sequence[float]) -> None:
-        self._columns = (_Numbers * len(fills))()
-        for entry, fill in zip(self._columns, fills, strict=True):
-            entry.fill = fill
+        self._columns = (_Numbers * len(fills))(*(_Numbers(fill=fill) for fill in fills))
+        self._fields_FI = np.frombuffer(memoryview(self._columns), np.int64).reshape(len(fills), sizeof(_Numbers) // 8)
 
-    def point_to(self, column: int, address: int, valid: tuple[int, int] | None) -> None:
-        """Read a column's floats at an address; `valid`: the address of a bitmap, and its first bit."""
-        entry = self._columns[column]
-        entry.x = address
-        entry.valid, entry.bit = (None, 0) if valid is None else valid
+    def write(
+        self, addresses: Sequence[int], bitmaps: Sequence[tuple[int, int]], order_R: Ints, out_FR: Floats
+    ) -> bool:
+        """Write the rows in this order, column by column; true if a value is infinite.
 
-    def write(self, order_R: Ints, out_FR: Floats) -> bool:
-        """Write the rows in this order, column by column; true if a value is infinite."""
+        Args:
+            addresses: of the floats of each column.
+            bitmaps: the address of each column's bitmap, or 0, and its first bit.
+            order_R: numbers of the selected rows, in range.
+            out_FR: what is written.
+        """
         count, rows = out_FR.shape
+        self._fields_FI[:, 0], self._fields_FI[:, 1:3] = addresses, bitmaps
         order, out = order_R.ctypes.data, out_FR.ctypes.data
         return bool(_library().rw_fill(self._columns, count, order, 0, rows, out))
 

@@ -118,7 +118,7 @@ class DeviceCopies:
 def to_device(batch: Batch, model: nn.Module, device: torch.device | str) -> Batch:
     """The batch where the model is; on a GPU its ids are checked before it is copied, as kernels know no names."""
     if torch.device(device).type == "cpu":
-        return batch.to(device)
+        return batch if batch.dense_BF.device.type == "cpu" else batch.to(device)
     mapped = {one.stored for one in model.modules() if isinstance(one, IdTables)}
     direct = [one for one in model.modules() if isinstance(one, AnyEmbeddings) and one not in mapped]
     return check_on_host(direct, batch).to(device)

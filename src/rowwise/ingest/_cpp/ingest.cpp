@@ -76,6 +76,19 @@ API int64_t rw_count(const Ids* ids) { return use().count(*ids); }
 API int64_t rw_bags(const Ids* ids, const Make* make, int64_t* out, int64_t* offsets, int64_t total, int64_t room) {
   return use().bags(*ids, ready(*make), out, offsets, total, room);
 }
+// Of many features with one id in each row; those without values are left alone.
+API int64_t rw_singles(const Ids* ids, const Make* makes, int64_t features, const int64_t* order, int64_t rows,
+                       int64_t* const* outs) {
+  int64_t bad = 0;
+  for (int64_t f = 0; f < features; ++f) {
+    if (!ids[f].values) continue;
+    Ids one = ids[f];
+    one.order = order;
+    one.rows = rows;
+    bad |= use().bags(one, ready(makes[f]), outs[f], nullptr, rows, rows);
+  }
+  return bad;
+}
 API void rw_changes(const Ids* ids, uint8_t* begins) { Changes(*ids).mark(begins); }
 API int64_t rw_map(const int64_t* in, int64_t* out, int64_t count, const Make* make) {
   return use().map(in, out, count, ready(*make));
