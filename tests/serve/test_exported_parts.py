@@ -1,5 +1,6 @@
 """What models are made of travels with a version: files of code and id maps, tables of all kinds, transforms."""
 
+import os
 import shutil
 
 import numpy as np
@@ -13,7 +14,7 @@ from rowwise.hashing.file import save
 from rowwise.recipes.ensemble import predict_ensemble
 from rowwise.recipes.export import export
 from rowwise.recipes.runs import predict_rows
-from rowwise.recipes.served import open_version, read_model
+from rowwise.recipes.served import load_rows, open_version, read_model
 from rowwise.recipes.text import write
 
 OWN_MODEL = """
@@ -68,10 +69,10 @@ def test_code_and_maps_are_inside(tmp_path):
     shutil.rmtree(away)
     served = read_model(version.folder.path)
     assert served.code[0] == f"{version.folder.path.absolute()}/code/net.py:Net"
-    with open_version(tmp_path / "models") as opened:
-        assert opened.identity == "exact"
-        assert opened.forward.blocks.kind == "alone"
-        assert opened.digest == version.digest == version.folder.digest  # running its code has written nothing
+    opened = open_version(tmp_path / "models")
+    assert opened.identity == "exact"
+    assert opened.forward.blocks.kind == "alone"
+    assert opened.digest == version.digest == version.folder.digest  # running its code has written nothing
 
 
 @pytest.mark.few(1)
@@ -91,8 +92,12 @@ def test_tables_of_all_kinds_travel(tmp_path, changes):
     _, told, same = same_predictions(run, tmp_path / "models", tmp_path)
     assert (told, same) == ([], True)
     version, _, _ = same_predictions(run, tmp_path / "small", tmp_path, rows=RowType.INT8)
-    with open_version(tmp_path / "small") as opened:
-        assert opened.identity == "exact"
+    assert open_version(tmp_path / "small").identity == "exact"
+    for folder in ("models", "small"):
+        file = os.memfd_create("rows")
+        load_rows(tmp_path / folder, None, 1, file, None)
+        assert open_version(tmp_path / folder, number=1, rows=file).identity == "exact"
+        os.close(file)
     kinds = {table.row_type for table in version.served.parts.tables}
     assert kinds == {RowType.INT8}
 

@@ -17,6 +17,7 @@ from rowwise.spec import RowType
 
 if TYPE_CHECKING:
     from rowwise.recipes.export import RowTypeCost
+    from rowwise.serve.traffic import Canary, Traffic
 
 SHOWN = ("ne", "auc", "loss")  # of test metrics
 ServedFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that is served.")]
@@ -67,30 +68,57 @@ def export(
 def versions(
     folder: ServedFolder,
     current: Annotated[int | None, typer.Option(min=1, help="Make this version the current one.")] = None,
+    canary: Annotated[
+        str | None, typer.Option(metavar="N=SHARE", help="Let a version answer a share of the requests, such as 3=5%.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the versions in a folder with their digests, or choose the one that servers open when they start.
+    """List the versions in a folder with their digests, or choose those that servers answer by.
+
+    Servers that run follow within a second. --current without --canary ends the canary.
 
     Example: rowwise versions served/
 
-    Example: rowwise versions served/ --current 1
-    """
-    from rowwise.serve.package import find_version, list_versions, read_current, version_folder, write_current
+    Example: rowwise versions served/ --canary 3=5%
 
-    if current is not None:
-        write_current(folder, current)
+    Example: rowwise versions served/ --current 3
+    """
+    from rowwise.serve.package import find_version, list_versions, read_traffic, version_folder, write_traffic
+    from rowwise.serve.traffic import Traffic
+
+    if current is not None or canary is not None:
+        number = read_traffic(folder).current if current is None else current
+        write_traffic(folder, Traffic(number, None if canary is None else _parse_canary(canary)))
     find_version(folder)
-    now = read_current(folder)
+    now = read_traffic(folder)
     listed = [version_folder(folder, number) for number in list_versions(folder)]
     if as_json:
-        print_json({"current": now, "versions": [{"version": one.number, "digest": one.digest} for one in listed]})
+        digests = [{"version": one.number, "digest": one.digest} for one in listed]
+        print_json({"current": now.current, "canary": now.canary, "versions": digests})
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("version", "", "digest"):
         table.add_column(name)
     for one in listed:
-        table.add_row(str(one.number), "current" if one.number == now else "", one.digest)
+        table.add_row(str(one.number), _role(one.number, now), one.digest)
     make_terminal().print(table, markup=False)
+
+
+def _role(number: int, traffic: "Traffic") -> str:
+    if traffic.canary is not None and number == traffic.canary.version:
+        return f"canary, {100 * traffic.canary.share:g} %"
+    return "current" if number == traffic.current else ""
+
+
+def _parse_canary(text: str) -> "Canary":
+    from rowwise.serve.traffic import Canary
+
+    number, _, share = text.partition("=")
+    try:
+        value = float(share.removesuffix("%")) / (100 if share.endswith("%") else 1)
+        return Canary(int(number), value)
+    except ValueError:
+        raise SpecError(f"--canary {text}: want a version and its share of requests, such as 3=5%") from None
 
 
 def _show_costs(costs: "list[RowTypeCost]") -> None:

@@ -1,5 +1,7 @@
 """`rowwise serve`: answers requests for predictions over HTTP."""
 
+import os
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -10,11 +12,18 @@ from rowwise.cli.terminal import print_line
 from rowwise.errors import SpecError
 
 PACKAGES = ("starlette", "uvicorn", "prometheus_client")
+METRICS = "PROMETHEUS_MULTIPROC_DIR"  # a folder in which workers have their numbers
 
 
 def serve(  # noqa: PLR0913 - one for each option
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that rowwise export wrote, or a version.")],
-    version: Annotated[int | None, typer.Option(min=1, help="The version to serve (default: the current one).")] = None,
+    version: Annotated[
+        int | None,
+        typer.Option(min=1, help="Serve this version, whatever becomes current (default: follow the folder)."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Processes that answer (default: one for each core).")
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all of this machine.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8080,
     expect: Annotated[
@@ -27,27 +36,42 @@ def serve(  # noqa: PLR0913 - one for each option
 ) -> None:
     """Answer requests for predictions over HTTP, with the bits that rowwise predict gives.
 
-    Requests are JSON or Arrow. The server is ready when the rows that came with the version have come out right.
+    Requests are JSON or Arrow. The server is ready when the rows that came with the version have come out right. When
+    another version becomes the current one, it is loaded beside the old one, and requests move to it without a pause.
     Opening a version runs the transforms and models that are in it: serve only what you trust.
 
     Example: rowwise serve served/
 
-    Example: rowwise serve served/ --version 2 --host 0.0.0.0 --port 9000 --timeout 50
+    Example: rowwise serve served/ --version 2 --workers 4 --host 0.0.0.0 --port 9000 --timeout 50
     """
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise SpecError(f"{', '.join(missing)} is not installed: want pip install 'rowwise[serve]'")
-    from rowwise.recipes.served import open_version, read_model
-    from rowwise.serve.package import find_version
-    from rowwise.serve.server import bind
-    from rowwise.serve.server import serve as answer
-    from rowwise.serve.service import ServiceLimits
+    from rowwise.scratch import Scratch
+    from rowwise.serve.admission import ServiceLimits
+    from rowwise.serve.host import HostTask, ServerHost, bind
+    from rowwise.serve.traffic import Traffic
 
     limits = ServiceLimits(rows_at_once=rows_at_once, timeout_s=timeout / 1000)
-    if expect is None:
-        for code in read_model(find_version(folder, version).path).code:
-            print_line(f"this version runs {code}: make sure that you trust it")
-    with bind(host, port) as bound, open_version(folder, version, expect) as opened:
-        if opened.identity == "close":
-            print_line("this processor rounds in another way: logits are within 1e-5 of those of the export")
-        answer(opened, limits, bound, lambda line: print(line, flush=True))
+    with bind(host, port) as bound, Scratch() as metrics:
+        os.environ[METRICS] = str(metrics.path)  # noqa: TID251 - prometheus_client reads it when it is loaded
+        from rowwise.recipes.served import load_rows, open_version, read_model
+        from rowwise.serve.package import find_version, read_traffic
+        from rowwise.serve.worker import WorkerTask, run_worker
+
+        first = find_version(folder, version)
+        served = read_model(first.path)
+        follows = version is None and first.path != folder
+        if expect is None:
+            for code in served.code:
+                print_line(f"this version runs {code}: make sure that you trust it")
+        task = HostTask(
+            name=served.name,
+            read_traffic=partial(read_traffic, folder) if follows else partial(Traffic, first.number),
+            load_rows=partial(load_rows, folder, expect),
+            run_worker=partial(run_worker, WorkerTask(partial(open_version, folder, expect), limits)),
+            workers=workers or len(os.sched_getaffinity(0)),
+            preload=("rowwise.recipes.served", "rowwise.serve.worker"),
+            metrics=metrics.path,
+        )
+        ServerHost(task, bound, lambda line: print(line, flush=True)).run()

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver, util
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, Self, TypeVar, final
 
@@ -99,11 +100,7 @@ class RankProcesses:
         self._ranks: list[tuple[BaseProcess, Connection]] = []
 
     def __enter__(self) -> Self:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["__main__", "rowwise.comm.launch", *self._preload])
-        # The server inherits the signal handling: Ctrl-C while it imports torch would print a traceback.
-        with _ignoring_ctrl_c(), _room_for_a_socket():
-            forkserver.ensure_running()
+        context = fork_server(("rowwise.comm.launch", *self._preload))
         with contextlib.ExitStack() as undo:
             undo.callback(self.__exit__)
             for rank in range(self._world):
@@ -157,7 +154,9 @@ class RankProcesses:
             return pickle.loads(answer.recv_bytes())
         except (EOFError, OSError):
             process.join(GRACE_S)
-            return RankFailure(kind="killed", rank=rank, line=_fate(process.exitcode), exit_code=process.exitcode)
+            return RankFailure(
+                kind="killed", rank=rank, line=describe_exit(process.exitcode), exit_code=process.exitcode
+            )
 
 
 def run_processes(  # noqa: PLR0913 - one for each setting
@@ -178,6 +177,16 @@ def run_processes(  # noqa: PLR0913 - one for each setting
     settings = RankStart(timeout_s=timeout_s, shared_memory=shared_memory, threads=threads, link=link)
     with RankProcesses(topology, function, args, settings) as ranks:
         return ranks.wait(limit_s)
+
+
+def fork_server(preload: Sequence[str]) -> ForkServerContext:
+    """Start the server whose forks have loaded these modules, once; processes of the context are such forks."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", *preload])
+    # The server inherits the signal handling: Ctrl-C while it imports torch would print a traceback.
+    with _ignoring_ctrl_c(), _room_for_a_socket():
+        forkserver.ensure_running()
+    return context
 
 
 @contextlib.contextmanager
@@ -212,7 +221,8 @@ def _folder_of_server() -> str:
     return str(scratch.path)
 
 
-def _fate(exit_code: int | None) -> str:
+def describe_exit(exit_code: int | None) -> str:
+    """How a process ended without an answer."""
     if exit_code is None or exit_code >= 0:
         return f"ended with exit code {exit_code} and no error message"
     try:

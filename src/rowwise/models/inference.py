@@ -86,12 +86,18 @@ def inference_mode(model: nn.Module, device: str = "cpu", precision: str = "fp32
     layers = [module for module in model.modules() if isinstance(module, Linear)]
     with evaluation_mode(model), autocast(device, precision):
         try:
-            for layer in layers:
-                layer.pack()
+            pack(model)
             yield
         finally:
             for layer in layers:
                 layer.packed = None
+
+
+def pack(model: nn.Module) -> None:
+    """Let `Linear` layers multiply by packed copies of their weights, which must not change any more."""
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.pack()
 
 
 @contextmanager

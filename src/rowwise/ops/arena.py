@@ -88,6 +88,18 @@ class Arena:
             arena.disk = DiskTables([arena._disk_table(index) for index in arena.on_disk], folder)
         return arena
 
+    def attach(self, rows: Tensor) -> None:
+        """Use this memory for the rows of an arena on the meta device. Optimizer state gets none: lookups need none."""
+        assert self.rows.is_meta
+        assert rows.shape == self.rows.shape
+        self.rows = rows
+        self.row_ids = {
+            index: {name: torch.empty_like(value, device="cpu") for name, value in named.items()}
+            for index, named in self.row_ids.items()
+        }
+        for index in self.row_ids:
+            self._forget_ids(index)
+
     @property
     def on_disk(self) -> tuple[int, ...]:
         """The indices of the tables on disk."""

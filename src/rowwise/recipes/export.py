@@ -45,9 +45,10 @@ from rowwise.serve.package import (
     VersionFolder,
     next_version,
     version_folder,
-    write_current,
     write_golden,
+    write_traffic,
 )
+from rowwise.serve.traffic import Traffic
 from rowwise.spec import RowType, Table, Topology
 from rowwise.train.evaluate import Values
 from rowwise.train.run_folder import RunFolder
@@ -108,7 +109,7 @@ def export(
             warn(served.blocks.describe())
         stats = _column_stats(resolved.rows.train, sample.column_names)
         (unfinished / STATS).write_bytes(msgspec.json.format(msgspec.json.encode(stats)))
-    write_current(folder, version.number)
+    write_traffic(folder, Traffic(current=version.number))
     size_bytes = sum(file.stat().st_size for file in version.path.rglob("*") if file.is_file())
     step = checkpoint.manifest.data.get("progress", {}).get("step", 0)
     return ExportedVersion(version, version.digest, served, step, size_bytes)

@@ -1,30 +1,37 @@
 """A version of a model as a value: written by `export`, opened by `rowwise serve` and `rowwise predict`.
 
+The workers of a server share the rows of a version: `load_rows` writes them into a file in memory, and each worker maps
+it (`open_version`).
+
 Opening one reads no training data. It runs the user's transforms and models that came with it: open only what you
 trust, or compare its digest.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import mmap
+import os
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import torch
 from msgspec import structs
 from torch import Tensor, nn
 
+from rowwise.batch import Batch
 from rowwise.checkpoint.read import Checkpoint
+from rowwise.checkpoint.tables import table_modules
 from rowwise.errors import CheckpointError, SpecError
 from rowwise.idmaps import StoredIds
 from rowwise.ingest.batcher import table_rows_for_ids
 from rowwise.ingest.bound import BoundPreparation
 from rowwise.ingest.transform import AnyKind, LoadedTransforms, UserFunction, load
-from rowwise.models.inference import RowBlocks, inference_mode
+from rowwise.models.inference import RowBlocks, autocast, pack
+from rowwise.quantity import format_bytes
 from rowwise.recipes.compose import ModelParts, build_model
 from rowwise.recipes.model_configs import UserModel
 from rowwise.recipes.predict import Predictor, logits_on
-from rowwise.serve.forward import Forward, arrays_of
+from rowwise.serve.forward import Forward, Logits, arrays_of
 from rowwise.serve.package import (
     MODEL,
     MOST_BYTES,
@@ -85,33 +92,113 @@ def load_model(version: Path, served: ServedModel) -> nn.Module:
     return model
 
 
-@contextmanager
-def open_version(path: Path, number: int | None = None, expect: str | None = None) -> Iterator[ServedVersion]:
-    """A version that computes, in `inference_mode` until the context ends; its golden rows have come out right.
+def load_rows(path: Path, expect: str | None, number: int, file: int, like: int | None) -> None:
+    """Write the rows of a version into a file in memory; its golden rows have come out right.
 
     Args:
         path: a folder that `rowwise export` wrote, or a version in it.
-        number: the version; None: the current one.
         expect: the only digest that is accepted.
+        number: the version.
+        file: a descriptor of an empty file.
+        like: a version that has to read the same columns, and to answer the same tasks.
     """
     folder = find_version(path, number)
-    digest = check_digest(folder, expect)
-    served, golden = read_model(folder.path), read_golden(folder.path)
-    model = load_model(folder.path, served)
-    forward = Forward(
-        served.bind(golden.rows.schema, load(served.transforms)), logits_on(model, served.parts.device), served.blocks
+    check_digest(folder, expect)
+    served = read_model(folder.path)
+    if like is not None:
+        _check_alike(folder, find_version(path, like))
+    model = build_model(served.parts, on_meta=True)
+    _map_rows(model, file, folder, fresh=True)
+    restore_model(Checkpoint.open(folder.path), model)
+    _serve(folder, served, model)
+
+
+def open_version(
+    path: Path, expect: str | None = None, number: int | None = None, rows: int | None = None
+) -> ServedVersion:
+    """A version that computes; its golden rows have come out right.
+
+    Args:
+        path: a folder that `rowwise export` wrote, or a version in it.
+        expect: the only digest that is accepted.
+        number: the version; None: the current one.
+        rows: a file with its rows, by `load_rows`; None: they are read into this process.
+    """
+    folder = find_version(path, number)
+    check_digest(folder, expect)
+    served = read_model(folder.path)
+    if rows is None:
+        return _serve(folder, served, load_model(folder.path, served))
+    model = build_model(served.parts, on_meta=True)
+    _map_rows(model, rows, folder, fresh=False)
+    restore_model(Checkpoint.open(folder.path), model, rows=False)
+    return _serve(folder, served, model)
+
+
+def _serve(folder: VersionFolder, served: ServedModel, model: nn.Module) -> ServedVersion:
+    golden = read_golden(folder.path)
+    model.eval()
+    pack(model)
+    preparation = served.bind(golden.rows.schema, load(served.transforms))
+    forward = Forward(preparation, _without_gradients(model, served), served.blocks)
+    return ServedVersion(
+        name=served.name,
+        number=folder.number,
+        digest=folder.digest,
+        forward=forward,
+        schema=pa.schema([golden.rows.schema.field(name) for name in preparation.names]),
+        tasks=served.parts.tasks,
+        stats=decode_json(read_bytes(folder.path / STATS), dict[str, ColumnStats]),
+        identity=_check_golden(folder, forward, golden),
     )
-    with inference_mode(model, served.parts.device, served.precision):
-        yield ServedVersion(
-            name=served.name,
-            number=folder.number,
-            digest=digest,
-            forward=forward,
-            schema=pa.schema([golden.rows.schema.field(name) for name in forward.preparation.names]),
-            tasks=served.parts.tasks,
-            stats=decode_json(read_bytes(folder.path / STATS), dict[str, ColumnStats]),
-            identity=_check_golden(folder, forward, golden),
-        )
+
+
+def _without_gradients(model: nn.Module, served: ServedModel) -> Logits:
+    """The logits of a model that is never trained again, in any thread."""
+    device, precision = served.parts.device, served.precision
+    logits_of = logits_on(model, device)
+
+    def logits(batch: Batch) -> Tensor:
+        with torch.no_grad(), autocast(device, precision):
+            return logits_of(batch)
+
+    return logits
+
+
+def _map_rows(model: nn.Module, file: int, folder: VersionFolder, *, fresh: bool) -> None:
+    """Let tables on the meta device have their rows in a file; `fresh`: it is empty."""
+    arenas = [arena for _, module in table_modules(model) for arena in module.arenas]
+    sizes = [-(-arena.rows.numel() // mmap.PAGESIZE) * mmap.PAGESIZE for arena in arenas]
+    total = max(mmap.PAGESIZE, sum(sizes))
+    try:
+        if fresh:
+            os.posix_fallocate(file, 0, total)  # else a lack of memory would end the process at the first write
+        memory = mmap.mmap(file, total)
+    except OSError as error:
+        need = f"{folder.path} needs {format_bytes(total)} of memory for its rows"
+        raise CheckpointError(
+            f"{need}: {error.strerror}: want a machine with more, or export with --rows int8"
+        ) from None
+    begin = 0
+    for arena, size in zip(arenas, sizes, strict=True):
+        arena.attach(torch.frombuffer(memory, dtype=torch.uint8, offset=begin, count=arena.rows.numel()))
+        begin += size
+
+
+def _check_alike(folder: VersionFolder, other: VersionFolder) -> None:
+    """Raise if clients of one version cannot be answered by another."""
+
+    def interface(version: VersionFolder) -> dict[str, object]:
+        served, rows = read_model(version.path), read_golden(version.path).rows
+        columns = {field.name: str(field.type) for field in rows.schema}
+        return {"name": served.name, "tasks": served.parts.tasks, "columns": columns}
+
+    mine, theirs = interface(folder), interface(other)
+    for name, wanted in theirs.items():
+        if mine[name] != wanted:
+            got = f"{folder.path} has other {name} than version {other.number}, which is served"
+            got += f": {mine[name]}, not {wanted}"
+            raise CheckpointError(f"{got}: want it in a folder, and behind a server, of its own")
 
 
 def open_predictor(path: Path, number: int | None = None, expect: str | None = None) -> Predictor:

@@ -1,9 +1,26 @@
-"""Whether a request can be answered in time, from the measured seconds of batches; pure: times are arguments."""
+"""What a request may ask for, and whether it can be answered in time; pure: times are arguments."""
 
 from math import ceil
 from typing import final
 
+from rowwise.errors import SpecError
+from rowwise.spec import Value
+
 MEMORY = 0.98  # weight that a batch keeps when another one is measured
+
+
+class ServiceLimits(Value, frozen=True):
+    """What a request may ask for."""
+
+    rows_at_once: int = 256  # most rows of a batch
+    most_rows: int = 16_384  # of a request
+    most_bytes: int = 64 << 20  # of a request's body
+    timeout_s: float = 5.0  # of a request that names none
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if not getattr(self, name) > 0:
+                raise SpecError(f"{name}={getattr(self, name)}: want more than 0")
 
 
 @final

@@ -3,7 +3,8 @@
 It runs under any ASGI server. Metrics count each answer by its status; errors are JSON with one line.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
@@ -15,15 +16,17 @@ from starlette.routing import Route
 
 from rowwise.errors import DataError, RowwiseError, one_line
 from rowwise.serve.answer import prediction_columns
+from rowwise.serve.metrics import metrics_text
 from rowwise.serve.request import RequestRows
-from rowwise.serve.service import BAD_REQUEST, Rejection, ScoringService
+from rowwise.serve.service import BAD_REQUEST, UNAVAILABLE, Rejection, ScoringService
+from rowwise.serve.version import ServedVersion
 
 JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
 OK, NOT_FOUND, TOO_LARGE = 200, 404, 413
 
 
-def make_app(service: ScoringService) -> Starlette:
-    """The application of a service whose version has been opened."""
+def make_app(service: ScoringService, lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]]) -> Starlette:
+    """The application of a service that has versions open within `lifespan`."""
     handlers = _Handlers(service)
     score = handlers.score
     routes = [
@@ -31,10 +34,10 @@ def make_app(service: ScoringService) -> Starlette:
         Route("/v1/models/{model}/versions/{version}/score", score, methods=["POST"]),
         Route("/v1/versions", handlers.versions),
         Route("/v1/health/live", handlers.live),
-        Route("/v1/health/ready", handlers.live),  # a version is opened before its port is
+        Route("/v1/health/ready", handlers.ready),
         Route("/metrics", handlers.metrics),
     ]
-    return Starlette(routes=routes)
+    return Starlette(routes=routes, lifespan=lifespan)
 
 
 class _Handlers:
@@ -46,62 +49,73 @@ class _Handlers:
     async def live(self, request: Request) -> Response:
         return Response(status_code=OK)
 
+    async def ready(self, request: Request) -> Response:
+        """No connection is taken before versions are open, so a server is ready until it drains."""
+        return Response(status_code=UNAVAILABLE if self.service.draining else OK)
+
     async def metrics(self, request: Request) -> Response:
-        return Response(self.service.metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(metrics_text(), media_type="text/plain; version=0.0.4")
 
     async def versions(self, request: Request) -> Response:
-        version = self.service.version
-        columns = {field.name: str(field.type) for field in version.schema}
-        found = {
-            "model": version.name,
-            "version": version.number,
-            "digest": version.digest,
-            "identity": version.identity,
-            "blocks": version.forward.blocks.describe(),
-            "columns": columns,
-            "tasks": version.tasks,
+        """The current version, the canary, and versions that were refused."""
+        service, traffic = self.service, self.service.traffic
+        canary = None if traffic is None or traffic.canary is None else traffic.canary
+        more = {
+            "canary": None if canary is None else _describe(service.versions[canary.version]) | {"share": canary.share}
         }
-        return _respond(OK, found)
+        return _respond(OK, _describe(service.current) | more | {"refused": service.refused})
 
     async def score(self, request: Request) -> Response:
         """Rows in, logits and probabilities out."""
         service, begin_s = self.service, self.service.clock()
-        rejection = self._check_path(request.path_params)
-        body = None if rejection else await _read_body(request, service.limits.most_bytes)
+        version = self._choose(request.path_params)
+        if isinstance(version, Rejection):
+            return self._refuse(version)
+        body = await _read_body(request, service.limits.most_bytes)
         if body is None:
             most = f"the body is larger than {service.limits.most_bytes} bytes: send fewer rows"
-            return self._refuse(rejection or Rejection(TOO_LARGE, most))
+            return self._refuse(Rejection(TOO_LARGE, most))
         try:
             timeout_s = _timeout_of(request)
-            rows = self._read(request.headers.get("content-type", JSON), body)
+            rows = self._read(version, request.headers.get("content-type", JSON), body)
         except RowwiseError as error:
             return self._refuse(Rejection(BAD_REQUEST, one_line(error) or ""))
-        service.metrics.seconds.labels("decode").observe(service.clock() - begin_s)
+        service.metrics.stage["decode"].observe(service.clock() - begin_s)
         self._count(rows)
-        outcome = await service.score(rows, timeout_s)
+        outcome = await service.score(version, rows, timeout_s)
         if isinstance(outcome, Rejection):
             return self._refuse(outcome)
         answer_s = service.clock()
-        response = self._answer(prediction_columns(service.version.tasks, outcome), request.headers.get("accept", JSON))
+        columns = prediction_columns(version.tasks, outcome)
+        response = _answer(version, columns, request.headers.get("accept", JSON))
+        if service.draining:
+            response.headers["connection"] = "close"
         end_s = service.clock()
-        service.metrics.seconds.labels("answer").observe(end_s - answer_s)
-        service.metrics.seconds.labels("request").observe(end_s - begin_s)
-        service.metrics.requests.labels(OK).inc()
+        service.metrics.stage["answer"].observe(end_s - answer_s)
+        service.metrics.stage["request"].observe(end_s - begin_s)
+        service.metrics.count(OK, version.number)
         return response
 
-    def _check_path(self, params: Mapping[str, str]) -> Rejection | None:
-        version = self.service.version
-        if params["model"] != version.name:
-            return Rejection(NOT_FOUND, f"no model {params['model'][:80]!r}: want {version.name!r}")
-        if params.get("version", str(version.number)) != str(version.number):
-            return Rejection(NOT_FOUND, f"version {params['version'][:20]!r} is not served: want {version.number}")
-        return None
+    def _choose(self, params: Mapping[str, str]) -> ServedVersion | Rejection:
+        """The version that answers a request: the one of its path, or by the traffic."""
+        service = self.service
+        if params["model"] != service.current.name:
+            return Rejection(NOT_FOUND, f"no model {params['model'][:80]!r}: want {service.current.name!r}")
+        wanted = params.get("version")
+        if wanted is None:
+            return service.choose()
+        for number, version in service.versions.items():
+            if wanted == str(number):
+                return version
+        there = ", ".join(map(str, sorted(service.versions)))
+        return Rejection(NOT_FOUND, f"version {wanted[:20]!r} is not served: want {there}")
 
-    def _read(self, kind: str, body: bytes) -> RequestRows:
+    def _read(self, version: ServedVersion, kind: str, body: bytes) -> RequestRows:
+        reader = self.service.reader_of(version)
         if kind.startswith(JSON):
-            return self.service.reader.read_json(body)
+            return reader.read_json(body)
         if kind.startswith(ARROW):
-            return self.service.reader.read_arrow(body)
+            return reader.read_arrow(body)
         raise DataError(f"content-type {kind[:80]!r}: want {JSON} or {ARROW}")
 
     def _count(self, rows: RequestRows) -> None:
@@ -111,24 +125,38 @@ class _Handlers:
             if array.null_count:
                 self.service.metrics.nulls.labels(name).inc(array.null_count)
 
-    def _answer(self, columns: Mapping[str, pa.Array], accept: str) -> Response:
-        version = self.service.version
-        headers = {"rowwise-model": version.name, "rowwise-version": str(version.number)}
-        if accept.startswith(ARROW):
-            table, sink = pa.table(dict(columns)), pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, table.schema) as writer:
-                writer.write_table(table)
-            return Response(sink.getvalue().to_pybytes(), headers=headers, media_type=ARROW)
-        outputs = {name: array.to_pylist() for name, array in columns.items()}
-        answer = {"model": version.name, "version": version.number, "outputs": outputs}
-        return Response(msgspec.json.encode(answer), headers=headers, media_type=JSON)
-
     def _refuse(self, rejection: Rejection) -> Response:
-        self.service.metrics.requests.labels(rejection.code).inc()
+        self.service.metrics.count(rejection.code)
         response = _respond(rejection.code, {"error": rejection.message})
+        if self.service.draining:
+            response.headers["connection"] = "close"
         if rejection.retry_after_s is not None:
             response.headers["retry-after"] = str(max(1, round(rejection.retry_after_s)))
         return response
+
+
+def _answer(version: ServedVersion, columns: Mapping[str, pa.Array], accept: str) -> Response:
+    headers = {"rowwise-model": version.name, "rowwise-version": str(version.number)}
+    if accept.startswith(ARROW):
+        table, sink = pa.table(dict(columns)), pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        return Response(sink.getvalue().to_pybytes(), headers=headers, media_type=ARROW)
+    outputs = {name: array.to_pylist() for name, array in columns.items()}
+    answer = {"model": version.name, "version": version.number, "outputs": outputs}
+    return Response(msgspec.json.encode(answer), headers=headers, media_type=JSON)
+
+
+def _describe(version: ServedVersion) -> dict[str, Any]:
+    return {
+        "model": version.name,
+        "version": version.number,
+        "digest": version.digest,
+        "identity": version.identity,
+        "blocks": version.forward.blocks.describe(),
+        "columns": {field.name: str(field.type) for field in version.schema},
+        "tasks": version.tasks,
+    }
 
 
 def _respond(code: int, value: Any) -> Response:

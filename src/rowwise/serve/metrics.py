@@ -1,37 +1,60 @@
-"""What a server counts and measures, for Prometheus."""
+"""What the workers of a server count and measure, for Prometheus: a scrape of any of them has the numbers of all.
 
+Workers write their numbers to files of one folder; the environment variable of `prometheus_client` names it, and has to
+be set before this module is loaded.
+"""
+
+from functools import cache
 from typing import final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from rowwise.serve.version import ServedVersion
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+STAGES = ("decode", "queue", "compute", "answer", "request")
 
 
 @final
 class ServerMetrics:
-    """Counters of one process, and the facts of the version that it serves."""
+    """Counters of one worker, and facts of the versions that it serves."""
 
-    def __init__(self, version: ServedVersion) -> None:
-        self._registry = registry = CollectorRegistry()
-        self.requests = Counter("rowwise_requests", "Answers, by status", ["code"], registry=registry)
+    def __init__(self) -> None:
+        registry = CollectorRegistry()
+        requests = Counter("rowwise_requests", "Answers, by status and version", ["code", "version"], registry=registry)
+        self._requests_of = cache(requests.labels)
         self.rows = Counter("rowwise_rows", "Rows that were computed", registry=registry)
         self.ignored = Counter("rowwise_ignored_columns", "Columns of requests that are not read", registry=registry)
         self.nulls = Counter("rowwise_null_values", "Null values, by column", ["column"], registry=registry)
-        self.seconds = Histogram(
+        seconds = Histogram(
             "rowwise_seconds", "Seconds of a request, by stage", ["stage"], buckets=SECONDS, registry=registry
         )
+        self.stage = {stage: seconds.labels(stage) for stage in STAGES}
         self.batch_rows = Histogram("rowwise_batch_rows", "Rows of a batch", buckets=ROWS, registry=registry)
-        waiting = Gauge("rowwise_waiting_rows", "Rows that wait", registry=registry)
-        self.set_waiting = waiting.set_function
-        about = Gauge("rowwise_version", "The served version", ["model", "digest", "identity"], registry=registry)
-        about.labels(version.name, version.digest, version.identity).set(version.number)
-        trained = Gauge("rowwise_trained_null_share", "Null values in training", ["column"], registry=registry)
-        for column, stats in version.stats.items():
-            trained.labels(column).set(stats.null_share)
+        self.waiting = Gauge("rowwise_waiting_rows", "Rows that wait", registry=registry, multiprocess_mode="livesum")
+        self._version = Gauge(
+            "rowwise_current_version", "The oldest version that a worker answers by", registry=registry,
+            multiprocess_mode="livemin",
+        )  # fmt: skip
+        self._trained = Gauge(
+            "rowwise_trained_null_share", "Null values in training", ["column"], registry=registry,
+            multiprocess_mode="livemax",
+        )  # fmt: skip
 
-    def text(self) -> bytes:
-        """All of them in the format that Prometheus scrapes."""
-        return generate_latest(self._registry)
+    def count(self, code: int, version: int | None = None) -> None:
+        """Count an answer; errors belong to no version."""
+        self._requests_of(code, "" if version is None else version).inc()
+
+    def show_version(self, version: ServedVersion) -> None:
+        self._version.set(version.number)
+        for column, stats in version.stats.items():
+            self._trained.labels(column).set(stats.null_share)
+
+
+def metrics_text() -> bytes:
+    """The numbers of all workers, in the format that Prometheus scrapes."""
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)
+    return generate_latest(registry)

@@ -1,6 +1,6 @@
 """The folder that is served: numbered versions of a model, and a small file that says which of them is current.
 
-    current.json                    {"current": 2}; replaced in one step
+    current.json                    {"current": 2}, see `Traffic`; replaced in one step
     versions/000002/manifest.json   a checkpoint: rows in the served type, dense weights, id maps; no optimizer state
                     model.json      what the model is built from, and how its rows are prepared
                     golden.arrow    raw rows that were not trained on, with their logits
@@ -19,7 +19,8 @@ import pyarrow as pa
 from rowwise.checkpoint.files import sync
 from rowwise.checkpoint.manifest import NAME
 from rowwise.checkpoint.named import VERSIONS
-from rowwise.errors import CheckpointError
+from rowwise.errors import CheckpointError, SpecError
+from rowwise.serve.traffic import Traffic
 from rowwise.spec import Value
 from rowwise.textfile import decode_json, read_bytes, write_new
 
@@ -27,12 +28,6 @@ CURRENT, MODEL, GOLDEN, STATS = "current.json", "model.json", "golden.arrow", "s
 MOST_BYTES = 1 << 30  # of model.json, which has the vocabularies, and of golden.arrow
 LOGIT = "logit:"  # begins the names of logits in golden.arrow
 MOST_VERSION = 999_999
-
-
-class CurrentVersion(Value, frozen=True):
-    """The content of current.json."""
-
-    current: int
 
 
 class ColumnStats(Value, frozen=True):
@@ -90,29 +85,30 @@ def find_version(path: Path, number: int | None = None) -> VersionFolder:
     known = list_versions(path)
     if not known:
         raise CheckpointError(f"{path} has no version of a model: want a folder that `rowwise export` wrote")
-    number = read_current(path) if number is None else number
+    number = read_traffic(path).current if number is None else number
     if number not in known:
         there = ", ".join(map(str, known))
         raise CheckpointError(f"{path} has no version {number}; there are {there}")
     return version_folder(path, number)
 
 
-def read_current(folder: Path) -> int:
-    """The number of the current version."""
+def read_traffic(folder: Path) -> Traffic:
+    """The versions by which requests are to be answered."""
     path = folder / CURRENT
     try:
-        return decode_json(read_bytes(path), CurrentVersion).current
+        return decode_json(read_bytes(path), Traffic)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: want rowwise versions {folder} --current N") from None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, SpecError) as error:
         raise CheckpointError(f"{path} is damaged: {error}: want rowwise versions {folder} --current N") from None
 
 
-def write_current(folder: Path, number: int) -> None:
-    """Make a version the current one, in one step."""
-    find_version(folder, number)
+def write_traffic(folder: Path, traffic: Traffic) -> None:
+    """Let servers answer by these versions, in one step."""
+    for number in traffic.versions:
+        find_version(folder, number)
     unfinished = folder / f"{CURRENT}.part"
-    write_new(unfinished, msgspec.json.encode(CurrentVersion(current=number)))
+    write_new(unfinished, msgspec.json.encode(traffic))
     sync(unfinished)
     unfinished.replace(folder / CURRENT)
     sync(folder)

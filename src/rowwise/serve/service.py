@@ -1,13 +1,15 @@
 """Computes the rows of requests in batches of what has arrived, in one thread, between the events of its loop.
 
 While a batch is computed, new requests wait in their sockets; then all of them are read before the next batch is taken.
-So batches grow with the load, and no request waits for others to come.
+So batches grow with the load, and no request waits for others to come. A request belongs to the version that was chosen
+when it came, in all of its slices; rows of two versions are never in one batch.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple, final
 
 import numpy as np
@@ -15,29 +17,15 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from rowwise.errors import RowwiseError, SpecError, StateError, one_line
-from rowwise.serve.admission import Admission
+from rowwise.errors import RowwiseError, StateError, one_line
+from rowwise.serve.admission import Admission, ServiceLimits
 from rowwise.serve.metrics import ServerMetrics
 from rowwise.serve.queue import RequestQueue, RequestSlice
 from rowwise.serve.request import RequestReader, RequestRows
+from rowwise.serve.traffic import Traffic
 from rowwise.serve.version import ServedVersion
-from rowwise.spec import Value
 
 BAD_REQUEST, UNAVAILABLE, TOO_LATE = 400, 503, 504
-
-
-class ServiceLimits(Value, frozen=True):
-    """What a request may ask for."""
-
-    rows_at_once: int = 256  # most rows of a batch
-    most_rows: int = 16_384  # of a request
-    most_bytes: int = 64 << 20  # of a request's body
-    timeout_s: float = 5.0  # of a request that names none
-
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            if not getattr(self, name) > 0:
-                raise SpecError(f"{name}={getattr(self, name)}: want more than 0")
 
 
 class Rejection(NamedTuple):
@@ -55,6 +43,7 @@ Outcome = Tensor | Rejection  # logits [R, K]
 class _Pending:
     """A request whose rows are not all computed."""
 
+    version: ServedVersion
     rows: RequestRows
     future: asyncio.Future[Outcome]
     arrived_s: float
@@ -63,35 +52,66 @@ class _Pending:
 
 @final
 class ScoringService:
-    """One version, and the requests that wait for it.
+    """Versions of a model, and the requests that wait for their rows.
 
     Args:
-        version: what computes.
         limits: see there.
         clock: seconds that never go back.
     """
 
-    def __init__(
-        self, version: ServedVersion, limits: ServiceLimits, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        self.version, self.limits, self.clock = version, limits, clock
-        self.reader = RequestReader(version.schema, limits.most_rows)
-        self.metrics = ServerMetrics(version)
-        self.metrics.set_waiting(lambda: self._queue.rows)
+    def __init__(self, limits: ServiceLimits, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Without a version; `open` one and `move` the traffic to it before requests come."""
+        self.limits, self.clock = limits, clock
+        self.versions: dict[int, ServedVersion] = {}
+        self.traffic: Traffic | None = None
+        self.refused: dict[int, str] = {}  # versions, and why
+        self.draining = False  # connections are closed with the next answer
+        self.metrics = ServerMetrics()
+        self._readers: dict[int, RequestReader] = {}
         self._queue, self._admission = RequestQueue(limits.rows_at_once), Admission(limits.rows_at_once)
         self._pending: dict[int, _Pending] = {}
-        self._next = 0
+        self._next = self._chosen = 0
         self._scheduled = False
 
-    async def score(self, rows: RequestRows, timeout_s: float | None = None) -> Outcome:
-        """The logits of a request's rows, or why there are none."""
+    def open(self, version: ServedVersion) -> None:
+        self.versions[version.number] = version
+        self._readers[version.number] = RequestReader(version.schema, self.limits.most_rows)
+
+    def close(self, number: int) -> None:
+        """Forget a version; requests that were given it still get their answers."""
+        del self.versions[number], self._readers[number]
+
+    def move(self, traffic: Traffic) -> None:
+        """Answer new requests by these versions, which are open."""
+        assert set(traffic.versions) <= self.versions.keys()
+        self.traffic = traffic
+        self.metrics.show_version(self.versions[traffic.current])
+
+    @property
+    def current(self) -> ServedVersion:
+        """The current version."""
+        assert self.traffic is not None, "no version is open"
+        return self.versions[self.traffic.current]
+
+    def choose(self) -> ServedVersion:
+        """The version of a new request."""
+        assert self.traffic is not None, "no version is open"
+        self._chosen += 1
+        return self.versions[self.traffic.version_of(self._chosen)]
+
+    def reader_of(self, version: ServedVersion) -> RequestReader:
+        return self._readers[version.number]
+
+    async def score(self, version: ServedVersion, rows: RequestRows, timeout_s: float | None = None) -> Outcome:
+        """The logits of a request's rows by a version, or why there are none."""
         now_s, left_s = self.clock(), self.limits.timeout_s if timeout_s is None else timeout_s
         delay_s = self._admission.delay_s(rows.rows, self._queue.rows, left_s)
         if delay_s is not None:
             return Rejection(UNAVAILABLE, f"{self._queue.rows} rows wait: want more time, or fewer requests", delay_s)
         number, self._next = self._next, self._next + 1
-        pending = self._pending[number] = _Pending(rows, asyncio.get_running_loop().create_future(), now_s)
+        pending = self._pending[number] = _Pending(version, rows, asyncio.get_running_loop().create_future(), now_s)
         self._queue.add(number, rows.rows, now_s + left_s)
+        self.metrics.waiting.set(self._queue.rows)
         self._schedule()
         try:
             return await pending.future
@@ -108,12 +128,17 @@ class ScoringService:
         """Compute one batch; called by the loop after it has read what has arrived."""
         self._scheduled = False
         batch = self._queue.take(self.clock())
+        self.metrics.waiting.set(self._queue.rows)
         for number in batch.expired:
             self._resolve(number, Rejection(TOO_LATE, "the time of the request was over before it was computed"))
-        if batch.slices:
-            self._compute(batch.slices)
+        for _, slices in groupby(sorted(batch.slices, key=self._number_of), self._number_of):
+            self._compute(list(slices))
         if len(self._queue):
             self._schedule()
+
+    def _number_of(self, one: RequestSlice) -> int:
+        """The version of a slice's request."""
+        return self._pending[one.request].version.number
 
     def _compute(self, slices: Sequence[RequestSlice]) -> None:
         begin_s, rows = self.clock(), sum(end - begin for _, begin, end in slices)
@@ -126,7 +151,7 @@ class ScoringService:
                     self._fail(number, StateError("the batch could not be computed: see the log of the server"))
         computed_s = self.clock() - begin_s
         self._admission.observe(rows, computed_s)
-        self.metrics.seconds.labels("compute").observe(computed_s)
+        self.metrics.stage["compute"].observe(computed_s)
         self.metrics.batch_rows.observe(rows)
         self.metrics.rows.inc(rows)
         for (number, begin, _), outcome in zip(slices, outcomes, strict=True):
@@ -136,7 +161,7 @@ class ScoringService:
         """Give a slice's logits to its request, which has its answer with the last of them."""
         pending = self._pending[number]
         if not begin:
-            self.metrics.seconds.labels("queue").observe(computed_at_s - pending.arrived_s)
+            self.metrics.stage["queue"].observe(computed_at_s - pending.arrived_s)
         if isinstance(outcome, Rejection):
             self._queue.remove(number)
             self._resolve(number, outcome)
@@ -146,10 +171,11 @@ class ScoringService:
             self._resolve(number, pending.logits[0] if len(pending.logits) == 1 else torch.cat(pending.logits))
 
     def _logits(self, slices: Sequence[RequestSlice]) -> list[Outcome]:
-        """The logits of each slice. A request that is refused leaves the others alone."""
+        """The logits of each slice, of one version. A request that is refused leaves the others alone."""
         sizes = [end - begin for _, begin, end in slices]
+        version = self._pending[slices[0].request].version
         try:
-            logits_RK = self.version.forward(self._gather(slices), sum(sizes), self.limits.rows_at_once)
+            logits_RK = version.forward(self._gather(slices), sum(sizes), self.limits.rows_at_once)
         except RowwiseError as error:
             if len(slices) == 1:
                 return [self._explain(slices[0], error)]
@@ -166,9 +192,10 @@ class ScoringService:
 
     def _explain(self, one: RequestSlice, error: RowwiseError) -> Rejection:
         """The error of a slice, with the number of the row in its request."""
-        rows = self._pending[one.request].rows
+        pending = self._pending[one.request]
+        rows = pending.rows
         try:
-            self.version.forward.preparation(rows.arrays, np.arange(rows.rows))
+            pending.version.forward.preparation(rows.arrays, np.arange(rows.rows))
         except RowwiseError as whole:
             error = whole
         return Rejection(BAD_REQUEST, one_line(error) or "")

@@ -1,0 +1,42 @@
+"""By which versions requests are answered: the content of current.json."""
+
+from typing import Annotated
+
+import msgspec
+
+from rowwise.errors import SpecError
+from rowwise.spec import Value
+
+GOLDEN_SHARE = 0.6180339887498949  # numbers times this, modulo 1, are spread evenly
+
+
+class Canary(Value, frozen=True):
+    """A version that answers a share of the requests."""
+
+    version: Annotated[int, msgspec.Meta(ge=1)]
+    share: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise SpecError(f"canary: a share of {self.share}: want more than 0 and less than 1, such as 5%")
+
+
+class Traffic(Value, frozen=True, omit_defaults=True):
+    """The current version, which answers all requests but those of the canary."""
+
+    current: int
+    canary: Canary | None = None
+
+    def __post_init__(self) -> None:
+        if self.canary is not None and self.canary.version == self.current:
+            raise SpecError(f"canary: version {self.current} is the current one: want another")
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        return (self.current,) if self.canary is None else (self.current, self.canary.version)
+
+    def version_of(self, request: int) -> int:
+        """The version that answers a request, by its number: any run of requests has about the canary's share."""
+        if self.canary is not None and request * GOLDEN_SHARE % 1 < self.canary.share:
+            return self.canary.version
+        return self.current

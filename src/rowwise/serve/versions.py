@@ -1,0 +1,218 @@
+"""Which versions the workers of a server have open, and which they answer by: a pure state machine.
+
+The process that starts the workers sends events and executes the commands that come back. Rows of a version are loaded
+once, into memory that all workers map (`LoadRows`); then each worker opens the version. Traffic moves to other versions
+once all workers have them open, in each worker between two batches. A version that cannot be loaded or opened is
+refused, and stays so: workers go on with the versions that they have.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, final
+
+from rowwise.serve.traffic import Traffic
+
+
+class TrafficRead(NamedTuple):
+    """The folder asks for these versions."""
+
+    traffic: Traffic
+
+
+class RowsLoaded(NamedTuple):
+    """The rows of a version are in memory, and its golden rows have come out right."""
+
+    version: int
+
+
+class VersionRefused(NamedTuple):
+    """A version cannot be loaded, or a worker could not open it."""
+
+    version: int
+    why: str
+    worker: int | None = None
+
+
+class WorkerStarted(NamedTuple):
+    """A worker waits for commands."""
+
+    worker: int
+
+
+class WorkerEnded(NamedTuple):
+    """A worker is gone."""
+
+    worker: int
+
+
+class VersionOpened(NamedTuple):
+    """A worker can answer by a version."""
+
+    worker: int
+    version: int
+
+
+class TrafficMoved(NamedTuple):
+    """A worker answers new requests by these versions."""
+
+    worker: int
+    traffic: Traffic
+
+
+Event = TrafficRead | RowsLoaded | VersionRefused | WorkerStarted | WorkerEnded | VersionOpened | TrafficMoved
+
+
+class LoadRows(NamedTuple):
+    """Load the rows of a version into shared memory, and check it."""
+
+    version: int
+
+
+class FreeRows(NamedTuple):
+    """Free the memory of a version that no worker has open."""
+
+    version: int
+
+
+class OpenVersion(NamedTuple):
+    """Let a worker open a version whose rows are loaded."""
+
+    worker: int
+    version: int
+
+
+class CloseVersion(NamedTuple):
+    """Let a worker close a version, once its last request by it has an answer."""
+
+    worker: int
+    version: int
+
+
+class MoveTraffic(NamedTuple):
+    """Let a worker answer new requests by these versions, which it has open."""
+
+    worker: int
+    traffic: Traffic
+
+
+class EndWorker(NamedTuple):
+    """End a worker, which cannot open what the others answer by; another takes its place."""
+
+    worker: int
+
+
+class TellRefused(NamedTuple):
+    """Tell a worker which versions are refused, and why."""
+
+    worker: int
+    why: dict[int, str]
+
+
+Command = LoadRows | FreeRows | OpenVersion | CloseVersion | MoveTraffic | EndWorker | TellRefused
+
+
+@dataclass(slots=True)
+class _Worker:
+    asked: set[int] = field(default_factory=set)  # versions that it was told to open, and not to close
+    opened: set[int] = field(default_factory=set)
+    told: Traffic | None = None
+    moved: Traffic | None = None
+    refused: dict[int, str] = field(default_factory=dict)  # that it knows of
+
+
+@final
+class ServedVersions:
+    """The versions of one server. `handle` takes an event and returns what to do."""
+
+    def __init__(self) -> None:
+        self.wanted: Traffic | None = None  # by the folder
+        self.active: Traffic | None = None  # by which workers answer; None: by none yet
+        self.refused: dict[int, str] = {}  # why, by version
+        self._loading: int | None = None
+        self._loaded: set[int] = set()
+        self._workers: dict[int, _Worker] = {}
+
+    def handle(self, event: Event) -> list[Command]:
+        match event:
+            case TrafficRead(traffic):
+                self.wanted = traffic
+            case RowsLoaded(version):
+                self._loading = None
+                self._loaded.add(version)
+            case VersionRefused():
+                return [*self._refuse(event), *self._commands()]
+            case WorkerStarted(worker):
+                self._workers[worker] = _Worker()
+            case WorkerEnded(worker):
+                self._workers.pop(worker, None)
+            case VersionOpened(worker, version) if worker in self._workers:
+                self._workers[worker].opened.add(version)
+            case TrafficMoved(worker, traffic) if worker in self._workers:
+                self._workers[worker].moved = traffic
+        return list(self._commands())
+
+    def _refuse(self, event: VersionRefused) -> list[Command]:
+        version, why, worker = event
+        if worker is None:
+            self._loading = None
+        elif worker in self._workers:
+            self._workers[worker].asked.discard(version)
+        if worker is not None and self.active is not None and version in self.active.versions:
+            self._workers.pop(worker, None)
+            return [EndWorker(worker)]
+        self.refused[version] = why
+        return []
+
+    def is_ready(self, worker: int) -> bool:
+        """Whether a worker answers requests."""
+        return worker in self._workers and self._workers[worker].moved is not None
+
+    def _commands(self) -> Iterator[Command]:
+        for number, worker in self._workers.items():
+            if worker.refused != self.refused:
+                worker.refused = dict(self.refused)
+                yield TellRefused(number, worker.refused)
+        target = self._target()
+        if target is None:
+            return
+        missing = [version for version in target.versions if version not in self._loaded]
+        if missing and self._loading is None:
+            self._loading = missing[0]
+            yield LoadRows(missing[0])
+        kept = set(target.versions) | set(self.active.versions if self.active else ())
+        for number, worker in self._workers.items():
+            for version in sorted((kept & self._loaded) - worker.asked):
+                worker.asked.add(version)
+                yield OpenVersion(number, version)
+        needed = set(target.versions)
+        if self._workers and all(needed <= worker.opened for worker in self._workers.values()):
+            self.active = target
+        yield from self._move()
+        yield from self._close()
+
+    def _target(self) -> Traffic | None:
+        """What the folder asks for, unless that was refused."""
+        if self.wanted is None or any(version in self.refused for version in self.wanted.versions):
+            return self.active
+        return self.wanted
+
+    def _move(self) -> Iterator[Command]:
+        for number, worker in self._workers.items():
+            if self.active is not None and worker.told != self.active and set(self.active.versions) <= worker.opened:
+                worker.told = self.active
+                yield MoveTraffic(number, self.active)
+
+    def _close(self) -> Iterator[Command]:
+        """Close what neither the traffic nor the target needs, in workers whose traffic has moved."""
+        target = self._target()
+        kept = {version for traffic in (self.active, target) if traffic for version in traffic.versions}
+        for number, worker in self._workers.items():
+            if worker.moved == self.active:
+                for version in sorted(worker.asked & worker.opened - kept):
+                    worker.asked.discard(version)
+                    worker.opened.discard(version)
+                    yield CloseVersion(number, version)
+        in_use = kept.union(*(worker.asked for worker in self._workers.values()))
+        for version in sorted(self._loaded - in_use):
+            self._loaded.discard(version)
+            yield FreeRows(version)

@@ -1,0 +1,156 @@
+"""A worker of a server: answers requests in its main thread, and opens and closes versions as the host tells it.
+
+Commands are executed in a second thread; what changes the service is done by the event loop, between two batches.
+
+At SIGTERM, or when its host is gone, a worker says that it is not ready, and closes connections with their next answer.
+After `LINGER_s`, in which requests on their way arrive, it takes no new connections, answers what is left and ends.
+"""
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
+from typing import NamedTuple, final
+
+import torch
+import uvicorn
+from starlette.applications import Starlette
+
+from rowwise.errors import one_line
+from rowwise.serve.admission import ServiceLimits
+from rowwise.serve.app import make_app
+from rowwise.serve.service import ScoringService
+from rowwise.serve.version import ServedVersion
+from rowwise.serve.versions import (
+    CloseVersion,
+    MoveTraffic,
+    OpenVersion,
+    TellRefused,
+    TrafficMoved,
+    VersionOpened,
+    VersionRefused,
+)
+
+LINGER_s = 0.5  # from SIGTERM to the end of connections without a request
+DRAIN_s = 30  # that requests have to end
+SWITCH_s = 5e-4  # after which the thread that opens a version lets requests pass, and not after 5 ms
+
+
+class WorkerTask(NamedTuple):
+    """What all workers of a server share."""
+
+    open_version: Callable[[int, int], ServedVersion]  # by its number, and a file with its rows
+    limits: ServiceLimits
+
+
+def run_worker(task: WorkerTask, number: int, host: Connection, bound: socket.socket) -> None:
+    """The main function of a worker's process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the host sends SIGTERM
+    torch.set_num_threads(1)  # several would wait for each other between the small operators of a request
+    sys.setswitchinterval(SWITCH_s)
+    service = ScoringService(task.limits)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        """Connections are taken once versions are open."""
+        control = _Control(number, task, host, service, asyncio.get_running_loop(), asyncio.Event(), server.drain)
+        threading.Thread(target=control.run, daemon=True).start()
+        await control.moved.wait()
+        gc.collect()
+        gc.freeze()  # else each full collection searches all modules: 145 ms in which no request is answered
+        yield
+
+    app = make_app(service, lifespan)
+    config = uvicorn.Config(app, access_log=False, log_level="warning", timeout_graceful_shutdown=DRAIN_s)
+    server = _DrainingServer(config, service)
+    server.run(sockets=[bound])
+
+
+@final
+class _DrainingServer(uvicorn.Server):
+    """A server that lets requests on their way arrive before it closes connections."""
+
+    def __init__(self, config: uvicorn.Config, service: ScoringService) -> None:
+        super().__init__(config)
+        self._service = service
+
+    def handle_exit(self, sig: int, frame: object) -> None:
+        """Of SIGTERM; the handler runs in the thread of the loop."""
+        asyncio.get_running_loop().call_soon_threadsafe(self.drain)
+
+    def drain(self) -> None:
+        self._service.draining = True
+        asyncio.get_running_loop().call_later(LINGER_s, setattr, self, "should_exit", True)
+
+
+class _Control(NamedTuple):
+    """Executes the host's commands."""
+
+    number: int
+    task: WorkerTask
+    host: Connection
+    service: ScoringService
+    loop: asyncio.AbstractEventLoop
+    moved: asyncio.Event  # the service answers
+    drain: Callable[[], None]
+
+    def run(self) -> None:
+        """Until the host is gone, or the loop is closed."""
+        try:
+            while not self.loop.is_closed():
+                self._execute(self.host.recv())
+        except (EOFError, OSError):
+            if not self.moved.is_set():
+                os._exit(1)  # no request was taken
+            if not self.loop.is_closed():
+                self.loop.call_soon_threadsafe(self.drain)
+        except BaseException:
+            if self.loop.is_closed():
+                return
+            traceback.print_exc()
+            os._exit(1)  # another worker takes its place
+
+    def _execute(self, command: object) -> None:
+        match command:
+            case OpenVersion(_, version):
+                self._open(version, recv_handle(self.host))
+            case CloseVersion(_, version):
+                self._change(partial(self.service.close, version))
+            case MoveTraffic(_, traffic):
+                self._change(partial(self.service.move, traffic))
+                self.loop.call_soon_threadsafe(self.moved.set)
+                self.host.send(TrafficMoved(self.number, traffic))
+            case TellRefused(_, why):
+                self._change(partial(setattr, self.service, "refused", why))
+
+    def _open(self, version: int, rows: int) -> None:
+        try:
+            opened = self.task.open_version(version, rows)
+        except Exception as error:  # a version's own code may raise anything
+            why = one_line(error) or f"{type(error).__name__}: {error}"
+            self.host.send(VersionRefused(version, why, self.number))
+            return
+        finally:
+            os.close(rows)
+        self._change(partial(self.service.open, opened))
+        self.host.send(VersionOpened(self.number, version))
+
+    def _change(self, change: Callable[[], object]) -> None:
+        """Let the loop make a change, and wait until it has."""
+        done = threading.Event()
+
+        def make() -> None:
+            change()
+            done.set()
+
+        self.loop.call_soon_threadsafe(make)
+        done.wait()

@@ -1,0 +1,267 @@
+"""Versions change while clients ask: each answer has the bits of the version that it names, whatever happens."""
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPException
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+import torch
+from launching import rowwise, started, wait_for
+from pyarrow import parquet as pq
+from small import WORLD, trained
+
+from rowwise import RowType, RowwiseError
+from rowwise.cli.export import versions
+from rowwise.recipes.ensemble import predict_ensemble
+from rowwise.recipes.export import export
+from rowwise.serve.package import version_folder, write_traffic
+from rowwise.serve.traffic import Canary, Traffic
+
+pytestmark = pytest.mark.slow
+VERSIONS = (None, RowType.INT8, RowType.FP16)
+ROWS = 40
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """Three versions of a run with different logits, and those of each."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("exported")
+    run, _ = trained(folder)
+    for rows in VERSIONS:
+        export(run.folder.path, folder / "models", rows=rows)
+    table = WORLD.rows(90_000, ROWS).drop_columns(["label", "logit"])
+    pq.write_table(table, folder / "new.parquet")
+    logits = {}
+    for number in range(1, 1 + len(VERSIONS)):
+        version, out = version_folder(folder / "models", number).path, folder / "p.parquet"
+        predict_ensemble([version], out, data=f"parquet:{folder / 'new.parquet'}")
+        logits[number] = pq.read_table(out)["label_logit"].to_numpy()
+    return folder / "models", table.select(["user", "item", "seen", "d0", "d1"]).to_pydict(), logits
+
+
+@pytest.fixture
+def models(exported, tmp_path):
+    """A folder of versions of one's own; the first is the current one."""
+    shutil.copytree(exported[0], tmp_path / "models")
+    write_traffic(tmp_path / "models", Traffic(1))
+    return tmp_path / "models"
+
+
+@contextmanager
+def server(models, *options):
+    with started(models.parent, "serve", str(models), "--port", "0", "--workers", "2", *options) as process:
+        line = process.stdout.readline()
+        assert " at http://" in line, process.stderr.read()
+        yield urlsplit(line.split(" at ")[1]).netloc, process
+
+
+class Clients:
+    """Clients that ask until the `with` ends, and check each answer."""
+
+    def __init__(self, netloc, exported, count=3):
+        self.netloc, (_, self.rows, self.logits) = netloc, exported
+        self.seen, self.wrong, self.failed, self.lock = {}, 0, [], threading.Lock()
+        self.ending, self.threads = (
+            threading.Event(),
+            [threading.Thread(target=self.ask, args=(k,)) for k in range(count)],
+        )
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.ending.set()
+        for thread in self.threads:
+            thread.join()
+
+    def ask(self, seed):
+        g, connection = np.random.default_rng(seed), HTTPConnection(self.netloc, timeout=60)
+        while not self.ending.is_set():
+            count = int(g.integers(1, ROWS))
+            chosen = g.choice(ROWS, count)
+            body = json.dumps({"rows": {name: [values[k] for k in chosen] for name, values in self.rows.items()}})
+            try:
+                code, version, logits = score(connection, body)
+            except (OSError, HTTPException) as error:
+                connection.close()
+                with self.lock:
+                    self.failed.append(error)
+                continue
+            with self.lock:
+                if code != 200:
+                    self.failed.append(logits)
+                    continue
+                self.seen[version] = self.seen.get(version, 0) + 1
+                self.wrong += np.array(logits, np.float32).tobytes() != self.logits[version][chosen].tobytes()
+        connection.close()
+
+    def wait_for(self, version):
+        wait_for(lambda: self.seen.get(version))
+
+
+def score(connection, body, path="/v1/models/small/score"):
+    connection.request("POST", path, body, {"content-type": "application/json"})
+    response = connection.getresponse()
+    answer = json.loads(response.read())
+    return response.status, answer.get("version"), answer["outputs"]["label_logit"] if "outputs" in answer else answer
+
+
+def about(netloc):
+    connection = HTTPConnection(netloc, timeout=60)
+    connection.request("GET", "/v1/versions")
+    found = json.loads(connection.getresponse().read())
+    connection.close()
+    return found
+
+
+def test_each_answer_is_one_version_while_they_change(models, exported):
+    with server(models) as (netloc, process), Clients(netloc, exported) as clients:
+        clients.wait_for(1)
+        for number in (2, 3, 1, 2):
+            clients.seen.pop(number, None)
+            write_traffic(models, Traffic(number))
+            clients.wait_for(number)
+        assert process.stdout.readline() == "version 2 is the current one\n"
+    assert (clients.wrong, clients.failed) == (0, [])
+
+
+def test_a_canary_answers_its_share(models, exported):
+    body = json.dumps({"rows": {name: values[:1] for name, values in exported[1].items()}})
+    with server(models, "--workers", "1") as (netloc, process):
+        done = rowwise(models.parent, "versions", "models", "--canary", "3=25%")
+        assert done.stdout.splitlines()[3].split()[:4] == ["3", "canary,", "25", "%"]
+        assert "version 3 has 25 % of requests" in process.stdout.readline()
+        connection, seen = HTTPConnection(netloc, timeout=60), []
+        for _ in range(100):
+            _, version, logits = score(connection, body)
+            assert np.array(logits, np.float32).tobytes() == exported[2][version][:1].tobytes()
+            seen.append(version)
+        assert abs(seen.count(3) - 25) <= 2
+        assert set(seen) == {1, 3}
+        assert about(netloc)["canary"]["version"] == 3
+        assert {score(connection, body, f"/v1/models/small/versions/{n}/score")[1] for n in (1, 3)} == {1, 3}
+        assert score(connection, body, "/v1/models/small/versions/2/score")[0] == 404
+        assert rowwise(models.parent, "versions", "models", "--current", "3").returncode == 0
+        assert process.stdout.readline() == "version 3 is the current one\n"
+        assert {score(connection, body)[1] for _ in range(20)} == {3}
+        connection.close()
+
+
+@pytest.mark.parametrize("text", ["3", "3=0", "3=150%", "x=5%", "1=5%", "9=5%"])
+def test_canaries_that_are_none(models, text):
+    with pytest.raises(RowwiseError, match=r"canary|has no version 9"):
+        versions(models, current=1, canary=text)
+
+
+def test_a_version_that_cannot_be_served_is_refused_and_the_old_one_goes_on(models, exported, tmp_path):
+    weights = next(version_folder(models, 2).path.glob("*.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.unlink()  # it may be a hard link
+    weights.write_bytes(content)
+    columns = {"sparse": [{"column": name, "ids": "direct"} for name in ("user", "item")], "dense": [{"column": "d0"}]}
+    tables = [{"name": name, "rows": rows, "dim": 8, "pooling": "mean"} for name, rows in WORLD.ids]
+    other, _ = trained(tmp_path, columns=columns, tables={"list": tables}, train={"epochs": 1})
+    with server(models) as (netloc, process), Clients(netloc, exported) as clients:
+        clients.wait_for(1)
+        write_traffic(models, Traffic(2))
+        line = process.stdout.readline()
+        assert line.startswith("version 2 is refused: ")
+        assert "do not match their checksum" in line
+        wait_for(lambda: "checksum" in about(netloc)["refused"].get("2", ""))
+        assert about(netloc)["version"] == 1
+        write_traffic(models, Traffic(1, Canary(2, 0.5)))
+        write_traffic(models, Traffic(3))
+        assert process.stdout.readline() == "version 3 is the current one\n"
+        clients.wait_for(3)
+        export(other.folder.path, models)
+        line = process.stdout.readline()
+        assert "version 4 is refused: " in line
+        assert "has other columns than version 3" in line
+        (models / "current.json").write_text("{")
+        assert "current.json is damaged" in process.stdout.readline()
+        write_traffic(models, Traffic(1))
+        assert process.stdout.readline() == "version 1 is the current one\n"
+    assert (clients.wrong, clients.failed) == (0, [])
+    assert clients.seen.keys() == {1, 3}
+
+
+def test_a_worker_that_is_killed_is_replaced(models, exported):
+    with server(models) as (netloc, process), Clients(netloc, exported, 4) as clients:
+        clients.wait_for(1)
+        for number in (2, 3):
+            write_traffic(models, Traffic(number))  # also while it starts
+            victim = workers_of(process.pid)[0]
+            os.kill(victim, signal.SIGKILL)
+            wait_for(lambda dead=victim: dead not in (now := workers_of(process.pid)) and len(now) == 2)
+            clients.wait_for(number)
+        seen = dict(clients.seen)
+        wait_for(lambda: clients.seen[3] > seen[3] + 20)
+    assert clients.wrong == 0
+    assert len(clients.failed) <= 8  # those that the killed workers were answering
+
+
+def workers_of(pid):
+    """The processes that accept connections: forks of the fork server, whose parent is the host."""
+    found = []
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdecimal() and parent_of(int(name)) in forkservers(pid):
+                found.append(int(name))
+        except OSError:
+            pass
+    return sorted(found)
+
+
+def forkservers(pid):
+    return {
+        int(name) for name in os.listdir("/proc") if name.isdecimal() and exists(name) and parent_of(int(name)) == pid
+    }
+
+
+def exists(name):
+    try:
+        return parent_of(int(name)) >= 0
+    except OSError:
+        return False
+
+
+def parent_of(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
+def test_sigterm_lets_requests_end(models, exported):
+    rows = {name: values * 200 for name, values in exported[1].items()}
+    body = json.dumps({"rows": rows})
+    with server(models, "--timeout", "60000") as (netloc, process):
+        connections = [HTTPConnection(netloc, timeout=60) for _ in range(4)]
+        with ThreadPoolExecutor(4) as pool:
+            found = [pool.submit(score, connection, body) for connection in connections]
+            time.sleep(0.1)
+            process.send_signal(signal.SIGTERM)
+            for one in found:
+                code, version, logits = one.result()
+                assert (code, version) == (200, 1)
+                assert np.array(logits, np.float32).tobytes() == np.tile(exported[2][1], 200).tobytes()
+        assert process.wait(60) == 0
+        assert process.stderr.read() == ""
+
+
+def test_workers_end_with_their_host(models):
+    with server(models) as (_, process):
+        workers = workers_of(process.pid)
+        assert len(workers) == 2
+        process.kill()
+        wait_for(lambda: not any(exists(str(worker)) for worker in workers))
