@@ -80,8 +80,9 @@ def is_served(path: Path) -> bool:
 
 def find_version(path: Path, number: int | None = None) -> VersionFolder:
     """A version by its number, else the current one; or the version at this path."""
-    if (path / MODEL).is_file() and number is None:
-        return VersionFolder(path, int(path.name) if path.name.isdecimal() else 0)
+    own = int(path.name) if path.name.isdecimal() else 0
+    if (path / MODEL).is_file() and number in (None, own):
+        return VersionFolder(path, own)
     known = list_versions(path)
     if not known:
         raise CheckpointError(f"{path} has no version of a model: want a folder that `rowwise export` wrote")
