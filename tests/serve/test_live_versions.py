@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 import torch
-from launching import rowwise, started, wait_for
+from launching import rowwise, started, wait_for, write_recipe
 from pyarrow import parquet as pq
 from small import WORLD, trained
 
@@ -22,7 +22,7 @@ from rowwise import RowType, RowwiseError
 from rowwise.cli.export import versions
 from rowwise.recipes.ensemble import predict_ensemble
 from rowwise.recipes.export import export
-from rowwise.serve.package import version_folder, write_traffic
+from rowwise.serve.package import list_versions, version_folder, write_traffic
 from rowwise.serve.traffic import Canary, Traffic
 
 pytestmark = pytest.mark.slow
@@ -271,3 +271,22 @@ def test_workers_end_with_their_host(models):
         assert len(workers) == 2
         process.kill()
         wait_for(lambda: not any(exists(str(worker)) for worker in workers))
+
+
+def test_versions_follow_a_run_that_trains(tmp_path):
+    """Each checkpoint becomes a version while the run goes on, and a server answers by it."""
+    folder = write_recipe(tmp_path / "job", 4000, train={"epochs": 40}, save={"every": 200, "keep": 2})
+    with started(folder, "train", "small.yaml") as training:
+        wait_for(lambda: list(folder.glob("runs/small/1/ckpt/step-*/manifest.json")))
+        with started(folder, "export", "runs/small/1", "models", "--follow") as exporting:
+            lines = [exporting.stdout.readline()]
+            with server(folder / "models") as (netloc, _):
+                assert training.wait(120) == 0, training.stderr.read()
+                assert exporting.wait(60) == 0, exporting.stderr.read()
+                lines += exporting.stdout.read().splitlines()
+                steps = [int(line.split("step ")[1].split(",")[0]) for line in lines if line.startswith("wrote ")]
+                assert steps == sorted(set(steps))
+                assert len(steps) > 1
+                wait_for(lambda: about(netloc)["version"] == len(steps))
+    assert max(steps) == max(int(path.name[5:]) for path in folder.glob("runs/small/1/ckpt/step-*"))
+    assert list_versions(folder / "models") == [*range(1, 1 + len(steps))]

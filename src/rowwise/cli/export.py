@@ -16,7 +16,7 @@ from rowwise.quantity import format_bytes
 from rowwise.spec import RowType
 
 if TYPE_CHECKING:
-    from rowwise.recipes.export import RowTypeCost
+    from rowwise.recipes.export import ExportedVersion, RowTypeCost
     from rowwise.serve.traffic import Canary, Traffic
 
 SHOWN = ("ne", "auc", "loss")  # of test metrics
@@ -24,7 +24,7 @@ ServedFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder th
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
-def export(
+def export(  # noqa: PLR0913 - one for each option
     run: Annotated[Path, typer.Argument(help="The folder of a run, such as runs/dlrm-synthetic/1.")],
     folder: ServedFolder,
     rows: Annotated[
@@ -32,6 +32,9 @@ def export(
     ] = None,
     which: Annotated[str, typer.Option(help="The checkpoint to use: best, last or step-<number>.")] = "best",
     explain: Annotated[bool, typer.Option("--explain", help="Print what --rows costs on the test rows.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Write each new checkpoint as a version, until the run has finished.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a run as the next version of a model in a folder, and make it the current one.
@@ -42,27 +45,30 @@ def export(
     Example: rowwise export runs/dlrm-synthetic/1 served/
 
     Example: rowwise export runs/dlrm-synthetic/1 served/ --rows int8 --explain
+
+    Example: rowwise export runs/dlrm-synthetic/1 served/ --follow
     """
     from rowwise.recipes.export import export as write_version
+    from rowwise.recipes.export import follow as follow_run
     from rowwise.recipes.export import row_type_cost
 
+    if follow and (explain or which != "best"):
+        got = "--explain" if explain else f"--which {which}"
+        raise SpecError(f"{got} with --follow, which writes each checkpoint: want one of them")
     if explain and rows is None:
         raise SpecError("--explain without --rows: nothing is rounded: want --rows int8, fp16 or bf16")
     warn_of_run_code(run)
     console = make_terminal(stderr=True)
-    with splits_bar(console, "writing") as tell:
-        written = write_version(run, folder, which=which, rows=rows, tell=tell, warn=partial(show_warning, console))
-    costs = row_type_cost(run, written.folder, which) if explain else []
-    if as_json:
-        cost = {one.task: {"run": one.run, "version": one.version} for one in costs}
-        facts = {"version": written.folder.number, "path": str(written.folder.path), "digest": written.digest}
-        print_json(facts | {"step": written.step, "size_bytes": written.size_bytes, "cost": cost})
+    warn = partial(show_warning, console)
+    if follow:
+        for written in follow_run(run, folder, rows=rows, warn=warn):
+            _show_version(written, [], as_json=as_json)
         return
-    size = format_bytes(written.size_bytes)
-    print_line(f"wrote {written.folder.path}: version {written.folder.number}, step {written.step}, {size}")
-    print_line(f"digest {written.digest}")
-    _show_costs(costs)
-    print_line(f"serve it with: rowwise serve {folder}")
+    with splits_bar(console, "writing") as tell:
+        written = write_version(run, folder, which=which, rows=rows, tell=tell, warn=warn)
+    _show_version(written, row_type_cost(run, written.folder, which) if explain else [], as_json=as_json)
+    if not as_json:
+        print_line(f"serve it with: rowwise serve {folder}")
 
 
 def versions(
@@ -121,7 +127,15 @@ def _parse_canary(text: str) -> "Canary":
         raise SpecError(f"--canary {text}: want a version and its share of requests, such as 3=5%") from None
 
 
-def _show_costs(costs: "list[RowTypeCost]") -> None:
+def _show_version(written: "ExportedVersion", costs: "list[RowTypeCost]", *, as_json: bool) -> None:
+    if as_json:
+        cost = {one.task: {"run": one.run, "version": one.version} for one in costs}
+        facts = {"version": written.folder.number, "path": str(written.folder.path), "digest": written.digest}
+        print_json(facts | {"step": written.step, "size_bytes": written.size_bytes, "cost": cost})
+        return
+    size = format_bytes(written.size_bytes)
+    print_line(f"wrote {written.folder.path}: version {written.folder.number}, step {written.step}, {size}")
+    print_line(f"digest {written.digest}")
     for one in costs:
         for name in SHOWN:
             if name in one.run:

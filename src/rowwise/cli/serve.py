@@ -55,11 +55,12 @@ def serve(  # noqa: PLR0913 - one for each option
     limits = ServiceLimits(rows_at_once=rows_at_once, timeout_s=timeout / 1000)
     with bind(host, port) as bound, Scratch() as metrics:
         os.environ[METRICS] = str(metrics.path)  # noqa: TID251 - prometheus_client reads it when it is loaded
-        from rowwise.recipes.served import load_rows, open_version, read_model
+        from rowwise.recipes.served import check_digest, load_rows, open_version, read_model
         from rowwise.serve.package import find_version, read_traffic
         from rowwise.serve.worker import WorkerTask, run_worker
 
         first = find_version(folder, version)
+        check_digest(first, expect)
         served = read_model(first.path)
         follows = version is None and first.path != folder
         if expect is None:

@@ -4,7 +4,8 @@ See `serve/package.py` for the folder. A version is complete before it appears, 
 """
 
 import shutil
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,11 +23,11 @@ from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.rewrite import retype_tables, rewrite
 from rowwise.checkpoint.tables import full_name, table_modules
 from rowwise.checkpoint.windows import Tell
-from rowwise.errors import SpecError
+from rowwise.errors import CheckpointError, SpecError
 from rowwise.idmaps import StoredIds
 from rowwise.ingest.columns import is_list
 from rowwise.ingest.transform import decode, load, serving, to_json
-from rowwise.models.inference import inference_mode
+from rowwise.models.inference import RowBlocks, inference_mode
 from rowwise.planner import simple_plan
 from rowwise.recipes.compose import ModelParts, ResolvedRecipe, build_model, make_evaluator
 from rowwise.recipes.held_out import held_out_rows
@@ -44,6 +45,7 @@ from rowwise.serve.package import (
     GoldenRows,
     VersionFolder,
     next_version,
+    read_golden,
     version_folder,
     write_golden,
     write_traffic,
@@ -55,6 +57,7 @@ from rowwise.train.run_folder import RunFolder
 from rowwise.train.saved import CheckpointFolder
 
 STATS_ROWS = 1 << 16  # training rows that statistics of columns are of, at most
+FOLLOW_s = 1.0  # between two looks at a run
 
 
 class ExportedVersion(NamedTuple):
@@ -75,12 +78,13 @@ class RowTypeCost(NamedTuple):
     version: Values
 
 
-def export(
+def export(  # noqa: PLR0913 - all but the first two have defaults
     run: Path,
     folder: Path,
     *,
     which: str = "best",
     rows: RowType | None = None,
+    like: VersionFolder | None = None,
     tell: Tell | None = None,
     warn: Callable[[str], None] = print,
 ) -> ExportedVersion:
@@ -91,6 +95,7 @@ def export(
         folder: the folder to serve; made if it does not exist.
         which: the checkpoint: best, last or step-<number>.
         rows: row type of the tables, where it makes their rows smaller; None: as trained.
+        like: an earlier version of the run, whose golden rows, blocks of rows and statistics are taken over.
         tell: called with the bytes done, and the total.
         warn: called with a line on blocks of rows that cost time.
     """
@@ -103,16 +108,47 @@ def export(
     with atomic_output(version.path) as unfinished:
         served = _write_weights(resolved, checkpoint, unfinished, rows, tell)
         _write_model(unfinished, served)
-        sample = held_out_rows(resolved)
-        served = _choose_blocks(unfinished, resolved, sample)
-        if served.blocks.kind != "padded":
+        sample = held_out_rows(resolved) if like is None else read_golden(like.path).rows
+        blocks = None if like is None else read_model(like.path).blocks
+        served = _write_golden(unfinished, sample, blocks)
+        if served.blocks.kind != "padded" and like is None:
             warn(served.blocks.describe())
-        stats = _column_stats(resolved.rows.train, sample.column_names)
-        (unfinished / STATS).write_bytes(msgspec.json.format(msgspec.json.encode(stats)))
+        if like is None:
+            stats = _column_stats(resolved.rows.train, sample.column_names)
+            (unfinished / STATS).write_bytes(msgspec.json.format(msgspec.json.encode(stats)))
+        else:
+            shutil.copyfile(like.path / STATS, unfinished / STATS)
     write_traffic(folder, Traffic(current=version.number))
     size_bytes = sum(file.stat().st_size for file in version.path.rglob("*") if file.is_file())
     step = checkpoint.manifest.data.get("progress", {}).get("step", 0)
     return ExportedVersion(version, version.digest, served, step, size_bytes)
+
+
+def follow(
+    run: Path,
+    folder: Path,
+    *,
+    rows: RowType | None = None,
+    tell: Tell | None = None,
+    warn: Callable[[str], None] = print,
+) -> Iterator[ExportedVersion]:
+    """Export the newest checkpoint of a run, then each that is saved, until the run has finished."""
+    checkpoints, last = CheckpointFolder(run / "ckpt"), None
+    while True:
+        step = max(checkpoints.steps(), default=None)
+        if step is not None and (last is None or step != last.step):
+            like = None if last is None else last.folder
+            try:
+                last = export(run, folder, which=f"step-{step}", rows=rows, like=like, tell=tell, warn=warn)
+            except (CheckpointError, FileNotFoundError):
+                if step in checkpoints.steps():
+                    raise
+                continue  # the run has removed it meanwhile, as it has newer ones
+            yield last
+        elif step is not None and checkpoints.open("last").manifest.data.get("progress", {}).get("finished"):
+            return
+        else:
+            time.sleep(FOLLOW_s)
 
 
 def row_type_cost(run: Path, version: VersionFolder, which: str = "best") -> list[RowTypeCost]:
@@ -192,13 +228,13 @@ def _write_model(folder: Path, served: ServedModel) -> None:
     (folder / MODEL).write_bytes(msgspec.json.format(msgspec.json.encode(served)))
 
 
-def _choose_blocks(folder: Path, resolved: ResolvedRecipe, sample: pa.Table) -> ServedModel:
-    """Test the version as it will be opened, and write its blocks and its golden rows."""
+def _write_golden(folder: Path, sample: pa.Table, blocks: RowBlocks | None) -> ServedModel:
+    """Compute the golden rows by the version as it will be opened; without blocks of rows, choose them by a test."""
     served = read_model(folder)
     model, preparation = load_model(folder, served), served.bind(sample.schema, load(served.transforms))
     with inference_mode(model, served.parts.device, served.precision):
         logits_of = logits_on(model, served.parts.device)
-        blocks = choose_blocks_of(preparation, logits_of, sample)
+        blocks = blocks or choose_blocks_of(preparation, logits_of, sample)
         logits_RK = golden_logits(Forward(preparation, logits_of, blocks), sample, sample.num_rows)
     stored = msgspec.json.decode((folder / MODEL).read_bytes(), type=ServedModel)
     served = structs.replace(stored, blocks=blocks)

@@ -89,7 +89,6 @@ class ScoringService:
 
     @property
     def current(self) -> ServedVersion:
-        """The current version."""
         assert self.traffic is not None, "no version is open"
         return self.versions[self.traffic.current]
 
