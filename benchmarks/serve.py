@@ -1,48 +1,74 @@
-"""What does a score over HTTP cost, and is it the bits of `rowwise predict`?
+"""What does a score over HTTP cost, is it the bits of `rowwise predict`, and do new versions delay it?
 
     python benchmarks/serve.py [--quick | --smoke] [--save]
 
-A DLRM of 13 numbers and 26 tables of dim 64 behind `rowwise serve`, one worker. A request has one row, or a context and
-100 candidates, in JSON; all answers are compared with the file of `rowwise predict`. One client sends the next request
-when it has an answer; then 16 do. Latencies are a client's, which shares the machine's cores; processor seconds are
-those of the server's process alone.
+A DLRM of 13 numbers and 26 tables of dim 64 behind `rowwise serve`. A request has one row, or a context and 100
+candidates, in JSON; all answers are compared with the file of `rowwise predict` for the version that they name. With
+one worker: a client that sends the next request when it has an answer, and 16 of them. With a worker for each core:
+requests that arrive at random times, at 25, 50 and 75 % of the rate that 16 clients reach, and at 50 % while another
+version becomes current each second. Clients are a process that shares the machine's cores; processor seconds are those
+of the server's processes.
 
-Takes: 2 minutes; --quick 1 minute
+Takes: 4 minutes; --quick 2 minutes
 Needs: the extra `serve`
 """
 
+import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import time
-from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPConnection
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import cycle
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from parts.report import at_most, environment, exactly, finish, options, parsed
+from parts.serve_load import Answer, Load, quantiles_ms, send
 
 from rowwise.ingest.datasets.synthetic import SyntheticColumns
 from rowwise.recipes.ensemble import predict_ensemble
 from rowwise.recipes.export import export
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import decode
+from rowwise.serve.package import version_folder, write_traffic
+from rowwise.serve.traffic import Traffic
+from rowwise.spec import RowType
 
 DENSE, TABLES, CANDIDATES, CLIENTS = 13, 26, 100, 16
+OPEN = 64  # connections of an open loop
+SHARES, CHANGED = (0.25, 0.5, 0.75), 0.5  # of the rate that clients reach
+VERSIONS = (1, 2)
+OK, PATH = 200, "/v1/models/dlrm/score"
 SIZES = {  # rows of a table, dim, MLP, requests of a client
     "smoke": (1000, 8, (16,), 20),
     "quick": (20_000, 64, (512, 256), 300),
     "full": (100_000, 64, (512, 256), 2000),
 }
+SECONDS = {"smoke": 0.2, "quick": 4.0, "full": 15.0}  # of an open loop
 CONTEXT = tuple(f"c{k}" for k in range(16))  # the columns of the user; the others are the item's
 
 
-def write_version(folder: Path, size: tuple) -> tuple[Path, Path]:
-    """A version of a model that has hardly been trained, and rows to score."""
+Wanted = Callable[[int, list[int]], np.ndarray]  # logits by a version of rows
+
+
+class Served(NamedTuple):
+    """A server that runs, and what is sent to it."""
+
+    url: str
+    pid: int
+    requests: dict[str, tuple[list, Wanted]]
+
+
+def write_versions(folder: Path, size: tuple) -> tuple[Path, Path]:
+    """Two versions of a model that has hardly been trained, and rows to score."""
     rows, dim, widths, _ = size
     world = SyntheticColumns(dense=DENSE, ids=tuple((f"c{k}", rows) for k in range(TABLES)))
     pq.write_table(world.rows(0, 2000).drop_columns(["logit"]), folder / "rows.parquet")
@@ -62,12 +88,23 @@ def write_version(folder: Path, size: tuple) -> tuple[Path, Path]:
     run = TrainingRun.start(decode(recipe, "dlrm.yaml"), folder / "runs")
     run.go(test=False)
     export(run.folder.path, folder / "models")
+    export(run.folder.path, folder / "models", rows=RowType.FP16)
+    write_traffic(folder / "models", Traffic(VERSIONS[0]))
     return folder / "models", folder / "new.parquet"
 
 
 def processor_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Processor seconds of a process and its descendants."""
+    parents, times = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            parents[int(folder.name)] = int(fields[1])
+            times[int(folder.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    family = {pid}
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sum(times.get(one, 0.0) for one in family)
 
 
 def bodies_of(rows: dict, kind: str) -> list[tuple[bytes, list[int]]]:
@@ -87,38 +124,39 @@ def bodies_of(rows: dict, kind: str) -> list[tuple[bytes, list[int]]]:
     return found
 
 
-def send(url: str, bodies: list, wanted, count: int, first: int) -> tuple[list[float], int]:
-    """Seconds of each request, and the number of logits with other bits than wanted."""
-    connection, seconds, wrong = HTTPConnection(urlsplit(url).netloc), [], 0
-    for number in range(count):
-        body, rows = bodies[(first + number) % len(bodies)]
-        begin_s = time.perf_counter()
-        connection.request("POST", "/v1/models/dlrm/score", body, {"content-type": "application/json"})
-        answer = connection.getresponse().read()
-        seconds.append(time.perf_counter() - begin_s)
-        found = np.array(json.loads(answer)["outputs"]["label_logit"], np.float32)
-        wrong += int((found.view(np.int32) != wanted(rows).view(np.int32)).sum())
-    connection.close()
-    return seconds, wrong
+def count_wrong(answers: Sequence[Answer], bodies: list, wanted: Wanted) -> int:
+    """Logits with other bits than `predict` gives by the version that an answer names, and requests without logits."""
+    wrong = 0
+    for one in answers:
+        if one.code != OK:
+            wrong += 1
+            continue
+        answer = json.loads(one.answer)
+        logits = np.array(answer["outputs"]["label_logit"], np.float32)
+        right = wanted(answer["version"], bodies[one.body][1])
+        wrong += int((logits.view(np.int32) != right.view(np.int32)).sum())
+    return wrong
 
 
-def measure(url: str, pid: int, kind: str, bodies: list, wanted, requests: int, clients: int) -> dict:
-    send(url, bodies, wanted, max(2, requests // 10), 0)
-    begin_s, cpu_s = time.perf_counter(), processor_s(pid)
-    with ThreadPoolExecutor(clients) as pool:
-        each = requests // clients + 1
-        found = list(pool.map(lambda k: send(url, bodies, wanted, each, 37 * k), range(clients)))
-    took_s, cpu_s = time.perf_counter() - begin_s, processor_s(pid) - cpu_s
-    seconds = np.array([s for one, _ in found for s in one])
+def measure(server: Served, kind: str, requests: int, clients: int, rate: float | None = None) -> dict:
+    """Latencies of requests and their processor time; `rate`: of an open loop."""
+    bodies, wanted = server.requests[kind]
+    place = urlsplit(server.url)
+    load = Load(str(place.hostname), place.port or 80, PATH, tuple(body for body, _ in bodies), requests, clients, rate)
+    send(load._replace(requests=max(2 * clients, requests // 10), rate=None))
+    cpu_s = processor_s(server.pid)
+    answers = send(load)
+    cpu_s = processor_s(server.pid) - cpu_s
+    took_s = max(a.arrived_s + a.seconds for a in answers) - min(a.arrived_s for a in answers)
     return {
         "request": kind,
         "clients": clients,
-        "requests": len(seconds),
-        "requests_s": len(seconds) / took_s,
-        "p50_ms": 1e3 * float(np.quantile(seconds, 0.5)),
-        "p99_ms": 1e3 * float(np.quantile(seconds, 0.99)),
-        "server_cpu_ms": 1e3 * cpu_s / len(seconds),
-        "wrong_logits": sum(wrong for _, wrong in found),
+        "rate": rate,
+        "requests": len(answers),
+        "requests_s": len(answers) / took_s,
+        **quantiles_ms(answers),
+        "server_cpu_ms": 1e3 * cpu_s / len(answers),
+        "wrong_logits": count_wrong(answers, bodies, wanted),
     }
 
 
@@ -132,58 +170,118 @@ def expand(rows: dict, spans: list[list[int]]) -> dict:
     return made
 
 
-def logits_of(models: Path, rows: dict, folder: Path) -> np.ndarray:
-    import pyarrow as pa
-
+def logits_of(models: Path, version: int, rows: dict, folder: Path) -> np.ndarray:
     schema = pq.read_schema(folder / "new.parquet")
     pq.write_table(
         pa.table({f.name: pa.array(rows[f.name], f.type) for f in schema if f.name in rows}), folder / "x.parquet"
     )
-    predict_ensemble([models], folder / "p.parquet", data=f"parquet:{folder / 'x.parquet'}")
+    path = version_folder(models, version).path
+    predict_ensemble([path], folder / "p.parquet", data=f"parquet:{folder / 'x.parquet'}")
     return pq.read_table(folder / "p.parquet")["label_logit"].to_numpy()
 
 
-def measure_all(folder: Path, size: tuple) -> list[dict]:
-    models, data = write_version(folder, size)
+def make_requests(models: Path, data: Path, folder: Path) -> dict[str, tuple[list, Wanted]]:
+    """Bodies of each kind, and the logits of their rows by each version."""
     table = pq.read_table(data)
     rows = table.select([name for name in table.column_names if name[0] in "cd"]).to_pydict()
     alone, together = bodies_of(rows, "one row"), bodies_of(rows, "candidates")
-    of_rows = logits_of(models, rows, folder)
-    of_candidates = logits_of(models, expand(rows, [span for _, span in together]), folder).reshape(-1, CANDIDATES)
+    expanded = expand(rows, [span for _, span in together])
+    of_rows = {version: logits_of(models, version, rows, folder) for version in VERSIONS}
+    of_candidates = {v: logits_of(models, v, expanded, folder).reshape(-1, CANDIDATES) for v in VERSIONS}
     places = {span[0]: k for k, (_, span) in enumerate(together)}
-    command = [sys.executable, "-m", "rowwise", "serve", str(models), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    return {
+        "one row": (alone, lambda version, numbers: of_rows[version][numbers]),
+        "1 x 100": (together, lambda version, numbers: of_candidates[version][places[numbers[0]]]),
+    }
+
+
+@contextmanager
+def serving(models: Path, requests: dict, *options: str) -> Iterator[Served]:
+    command = [sys.executable, "-m", "rowwise", "serve", str(models), "--port", "0", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
-            line = server.stdout.readline()
-            url = "http://" + urlsplit(line.split(" at ")[1]).netloc
-            return [
-                measure(url, server.pid, kind, bodies, wanted, size[3], clients)
-                for kind, bodies, wanted in (
-                    ("one row", alone, lambda numbers: of_rows[numbers]),
-                    ("1 x 100", together, lambda numbers: of_candidates[places[numbers[0]]]),
-                )
-                for clients in (1, CLIENTS)
-            ]
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            yield Served("http://" + urlsplit(line.split(" at ")[1]).netloc, process.pid, requests)
         finally:
-            server.terminate()
+            process.terminate()
+
+
+@contextmanager
+def changing(models: Path) -> Iterator[list[int]]:
+    """Another version becomes current each second; yields those that did."""
+    ending, made = threading.Event(), []
+
+    def change() -> None:
+        for number in cycle(reversed(VERSIONS)):
+            write_traffic(models, Traffic(number))
+            made.append(number)
+            if ending.wait(1.0):
+                return
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        yield made
+    finally:
+        ending.set()
+        thread.join()
+        write_traffic(models, Traffic(VERSIONS[0]))
+
+
+def measure_all(folder: Path, size: tuple, seconds: float) -> list[dict]:
+    """A row for each measurement, one after the other."""
+    models, data = write_versions(folder, size)
+    requests, count = make_requests(models, data, folder), size[3]
+    rows = []
+    with serving(models, requests, "--workers", "1") as server:
+        for kind in requests:
+            rows += [measure(server, kind, count, clients) | {"workers": 1} for clients in (1, CLIENTS)]
+    with serving(models, requests) as server:
+        for kind in requests:
+            rows.append(full := measure(server, kind, count, CLIENTS))
+            for share in SHARES:
+                rate = share * full["requests_s"]
+                rows.append(measure(server, kind, int(seconds * rate), OPEN, rate) | {"share": share})
+            with changing(models) as made:
+                row = measure(server, kind, int(seconds * rate), OPEN, CHANGED * full["requests_s"])
+            rows.append(row | {"share": CHANGED, "versions": len(made)})
+    return rows
 
 
 def main() -> None:
     args = parsed(options("serve", __doc__))
     with tempfile.TemporaryDirectory() as folder:
-        rows = measure_all(Path(folder), SIZES["smoke" if args.smoke else "quick" if args.quick else "full"])
-    print("request  clients  requests/s    p50       p99     server's processor")
+        size = "smoke" if args.smoke else "quick" if args.quick else "full"
+        rows = measure_all(Path(folder), SIZES[size], SECONDS[size])
+    print("request  workers  clients  arriving/s  requests/s      p50      p99    p99.9   server's processor")
     for row in rows:
-        times = f"{row['p50_ms']:7.2f} ms {row['p99_ms']:7.2f} ms {row['server_cpu_ms']:9.3f} ms a request"
-        print(f"{row['request']:8} {row['clients']:7} {row['requests_s']:11.0f} {times}")
+        times = "".join(f"{row[name]:9.2f}" for name in ("p50_ms", "p99_ms", "p99.9_ms"))
+        rate = f"{row['rate']:10.0f}" if row["rate"] else " " * 10
+        who = (
+            f"{row['request']:8} {row.get('workers', 'all'):>7}  {row['clients']:7}  {rate}  {row['requests_s']:10.0f}"
+        )
+        more = f", {row['versions']} versions" if "versions" in row else ""
+        print(f"{who}{times} ms {row['server_cpu_ms']:9.3f} ms a request{more}")
+    finish({"benchmark": "serve", "environment": environment(), "rows": rows, "floors": floors_of(rows, args)}, args)
+
+
+def floors_of(rows: list[dict], args: argparse.Namespace) -> list[dict]:
     floors = [exactly("logits with other bits than predict's", sum(row["wrong_logits"] for row in rows), 0)]
-    if not args.smoke:
-        floors += [
-            at_most("ms of processor for a one-row request, one client", rows[0]["server_cpu_ms"], 0.8),
-            at_most(f"ms of processor for a one-row request, {CLIENTS} clients", rows[1]["server_cpu_ms"], 0.35),
-            at_most(f"ms of a one-row request at p99, {CLIENTS} clients", rows[1]["p99_ms"], 25.0),
-        ]
-    finish({"benchmark": "serve", "environment": environment(), "rows": rows, "floors": floors}, args)
+    if args.smoke:
+        return floors
+    alone, many = rows[:2]
+    floors += [
+        at_most("ms of processor for a one-row request, one client", alone["server_cpu_ms"], 0.8),
+        at_most(f"ms of processor for a one-row request, {CLIENTS} clients", many["server_cpu_ms"], 0.35),
+        at_most(f"ms of a one-row request at p99, {CLIENTS} clients", many["p99_ms"], 25.0),
+    ]
+    for kind in dict.fromkeys(row["request"] for row in rows):
+        half = [row for row in rows if row["request"] == kind and row.get("share") == CHANGED]
+        still, changed = half  # measured in this order
+        ratio = changed["p99_ms"] / still["p99_ms"]
+        floors.append(at_most(f"{kind}: p99 while a version changes each second, over p99 without", ratio, 1.2))
+    return floors
 
 
 if __name__ == "__main__":

@@ -1,0 +1,151 @@
+"""A load generator for `serve.py`, in a process of its own: it has the answers checked after the clock has stopped.
+
+Each connection has one request at a time. In a closed loop it sends the next one when it has an answer. In an open loop
+requests arrive at random times whatever the server does, and wait for a free connection; their latencies count from
+their arrival, so that a server that stalls does not hide it.
+"""
+
+import asyncio
+import multiprocessing
+import random
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+END = b"\r\n\r\n"
+
+
+class Load(NamedTuple):
+    """What is sent."""
+
+    host: str
+    port: int
+    path: str
+    bodies: tuple[bytes, ...]  # in turn
+    requests: int
+    connections: int
+    rate: float | None = None  # requests a second; None: a closed loop
+
+
+class Answer(NamedTuple):
+    """One of the answers."""
+
+    body: int  # which was sent
+    arrived_s: float
+    seconds: float
+    code: int
+    answer: bytes
+
+
+def send(load: Load) -> list[Answer]:
+    """All answers, in the order in which they came."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        return pool.apply(_run, (load,))
+
+
+def _run(load: Load) -> list[Answer]:
+    import uvloop
+
+    return uvloop.run(_send_all(load))
+
+
+async def _send_all(load: Load) -> list[Answer]:
+    loop = asyncio.get_running_loop()
+    work = _Work(load, loop)
+    for _ in range(load.connections):
+        await loop.create_connection(lambda: _Connection(work), load.host, load.port)
+    work.begin()
+    await work.finished
+    return work.answers
+
+
+class _Work:
+    """Requests that are to be sent, and answers."""
+
+    def __init__(self, load: Load, loop: asyncio.AbstractEventLoop) -> None:
+        self.load, self.loop, self.finished = load, loop, loop.create_future()
+        head = f"POST {load.path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
+        self.requests = [f"{head}{len(body)}".encode() + END + body for body in load.bodies]
+        self.waiting: deque[tuple[int, float]] = deque()
+        self.idle: list[_Connection] = []
+        self.answers: list[Answer] = []
+        self.sent = 0
+        self._random = random.Random(0)
+
+    def begin(self) -> None:
+        if self.load.rate is None:
+            for _ in range(self.load.connections):
+                self._arrive()
+        else:
+            self._arrive_later()
+
+    def _arrive(self) -> None:
+        if self.sent < self.load.requests:
+            self.waiting.append((self.sent % len(self.requests), time.perf_counter()))
+            self.sent += 1
+            self._give()
+
+    def _arrive_later(self) -> None:
+        self._arrive()
+        if self.sent < self.load.requests:
+            self.loop.call_later(self._random.expovariate(self.load.rate or 1.0), self._arrive_later)
+
+    def _give(self) -> None:
+        while self.waiting and self.idle:
+            self.idle.pop().send(*self.waiting.popleft())
+
+    def done(self, connection: "_Connection", answer: Answer) -> None:
+        self.answers.append(answer)
+        self.idle.append(connection)
+        if len(self.answers) == self.load.requests:
+            self.finished.set_result(None)
+        elif self.load.rate is None:
+            self._arrive()
+        else:
+            self._give()
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, with one request at a time."""
+
+    def __init__(self, work: _Work) -> None:
+        self._work, self._received = work, bytearray()
+        self._body, self._arrived_s = 0, 0.0
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        self._work.idle.append(self)
+
+    def send(self, body: int, arrived_s: float) -> None:
+        self._body, self._arrived_s = body, arrived_s
+        self._transport.write(self._work.requests[body])
+
+    def data_received(self, data: bytes) -> None:
+        received = self._received
+        received += data
+        end = received.find(END)
+        if end < 0:
+            return
+        at = received.find(b"content-length: ", 0, end) + 16
+        begin = end + len(END)
+        length = int(received[at : received.find(b"\r", at)])
+        if len(received) - begin == length:
+            seconds = time.perf_counter() - self._arrived_s
+            code, answer = int(received[9:12]), bytes(received[begin:])
+            received.clear()
+            self._work.done(self, Answer(self._body, self._arrived_s, seconds, code, answer))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._work.finished.done():
+            self._work.finished.set_exception(exc or ConnectionError("the server closed a connection"))
+
+
+def quantiles_ms(answers: Sequence[Answer]) -> dict[str, float]:
+    """Latencies by quantile."""
+    seconds = sorted(answer.seconds for answer in answers)
+    return {
+        name: 1e3 * seconds[min(len(seconds) - 1, int(q * len(seconds)))]
+        for name, q in (("p50_ms", 0.5), ("p99_ms", 0.99), ("p99.9_ms", 0.999))
+    }
