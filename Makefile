@@ -56,7 +56,7 @@ $(DEV): $(SETUP)
 	@touch $@
 
 $(PEERS): $(BUILT) $(DEV)
-	$(REQUIREMENTS) cluster mlflow notebook wandb | $(INSTALL) -r /dev/stdin
+	$(REQUIREMENTS) cluster mlflow notebook oip wandb | $(INSTALL) -r /dev/stdin
 	$(REQUIREMENTS) peers | $(INSTALL) --no-deps -r /dev/stdin
 	@touch $@
 

@@ -132,6 +132,34 @@ def test_each_answer_is_one_version_while_they_change(models, exported):
     assert (clients.wrong, clients.failed) == (0, [])
 
 
+def test_a_stock_client_of_the_open_inference_protocol(models, exported):
+    from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
+
+    _, rows, logits = exported
+    seen = rows["seen"]
+    offsets = np.cumsum([0, *map(len, seen)])
+    arrays = {name: np.array(rows[name], np.int64) for name in ("user", "item")}
+    arrays |= {name: np.array(rows[name], np.float32) for name in ("d0", "d1")}
+    arrays |= {"seen__values": np.concatenate(seen).astype(np.int64), "seen__offsets": offsets.astype(np.int64)}
+    kinds = {np.dtype(np.int64): "INT64", np.dtype(np.float32): "FP32"}
+    with server(models) as (netloc, _), InferenceServerClient(netloc) as client:
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        assert client.is_model_ready("small")
+        assert not client.is_model_ready("big")
+        about = client.get_model_metadata("small")
+        assert {one["name"] for one in about["inputs"]} == arrays.keys()
+        for binary in (True, False):
+            inputs = []
+            for name, array in arrays.items():
+                inputs.append(InferInput(name, list(array.shape), kinds[array.dtype]))
+                inputs[-1].set_data_from_numpy(array, binary_data=binary)
+            output = InferRequestedOutput("label_logit", binary_data=binary)
+            found = client.infer("small", inputs, outputs=[output], model_version="1")
+            assert found.as_numpy("label_logit").tobytes() == logits[1].tobytes()
+            assert found.get_response()["model_version"] == "1"
+
+
 def test_a_canary_answers_its_share(models, exported):
     body = json.dumps({"rows": {name: values[:1] for name, values in exported[1].items()}})
     with server(models, "--workers", "1") as (netloc, process):

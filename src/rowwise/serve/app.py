@@ -1,10 +1,12 @@
-"""The ASGI application: scores over HTTP as JSON or Arrow, health, metrics, and what is served.
+"""The ASGI application: scores over HTTP as JSON, Arrow or tensors, health, metrics, and what is served.
 
 It runs under any ASGI server. Metrics count each answer by its status; errors are JSON with one line.
 """
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import partial
+from importlib import metadata
 from typing import Any
 
 import msgspec
@@ -15,14 +17,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from rowwise.errors import DataError, RowwiseError, one_line
-from rowwise.serve.answer import prediction_columns
+from rowwise.serve.answer import prediction_columns, prediction_names
 from rowwise.serve.metrics import metrics_text
-from rowwise.serve.request import RequestRows
+from rowwise.serve.oip import HEADER, InferForm
+from rowwise.serve.oip import describe as describe_tensors
+from rowwise.serve.request import RequestReader, RequestRows
 from rowwise.serve.service import BAD_REQUEST, UNAVAILABLE, Rejection, ScoringService
 from rowwise.serve.version import ServedVersion
 
 JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
 OK, NOT_FOUND, TOO_LARGE = 200, 404, 413
+Answer = Callable[[ServedVersion, Mapping[str, pa.Array]], Response]  # of a version's columns
 
 
 def make_app(service: ScoringService, lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]]) -> Starlette:
@@ -36,6 +41,18 @@ def make_app(service: ScoringService, lifespan: Callable[[Starlette], AbstractAs
         Route("/v1/health/live", handlers.live),
         Route("/v1/health/ready", handlers.ready),
         Route("/metrics", handlers.metrics),
+        Route("/v2", handlers.about_server),
+        Route("/v2/health/live", handlers.live),
+        Route("/v2/health/ready", handlers.ready),
+        *(
+            route
+            for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+            for route in (
+                Route(path, handlers.about_model),
+                Route(f"{path}/ready", handlers.model_ready),
+                Route(f"{path}/infer", handlers.infer, methods=["POST"]),
+            )
+        ),
     ]
     return Starlette(routes=routes, lifespan=lifespan)
 
@@ -67,6 +84,45 @@ class _Handlers:
 
     async def score(self, request: Request) -> Response:
         """Rows in, logits and probabilities out."""
+        accept, kind = request.headers.get("accept", JSON), request.headers.get("content-type", JSON)
+        return await self._answer(
+            request,
+            lambda reader, body: (
+                _read(reader, kind, body),
+                lambda version, columns: _answer(version, columns, accept),
+            ),
+        )
+
+    async def infer(self, request: Request) -> Response:
+        """Tensors in, tensors out."""
+
+        def read(reader: RequestReader, body: bytes) -> tuple[RequestRows, Answer]:
+            form = InferForm(body, request.headers.get(HEADER))
+            return form.read(reader), partial(_infer_answer, form)
+
+        return await self._answer(request, read)
+
+    async def about_server(self, request: Request) -> Response:
+        found = {"name": "rowwise", "version": metadata.version("rowwise"), "extensions": ["binary_tensor_data"]}
+        return _respond(OK, found)
+
+    async def about_model(self, request: Request) -> Response:
+        """The tensors of a version."""
+        version = self._choose(request.path_params)
+        if isinstance(version, Rejection):
+            return self._refuse(version)
+        outputs = prediction_names(version.tasks)
+        return _respond(OK, describe_tensors(version.name, sorted(self.service.versions), version.schema, outputs))
+
+    async def model_ready(self, request: Request) -> Response:
+        """Whether a model, or a version of it, answers."""
+        version = self._choose(request.path_params)
+        return self._refuse(version) if isinstance(version, Rejection) else await self.ready(request)
+
+    async def _answer(
+        self, request: Request, read: Callable[[RequestReader, bytes], tuple[RequestRows, Answer]]
+    ) -> Response:
+        """The answer to a request in some form: how its rows are read, and how its columns are written."""
         service, begin_s = self.service, self.service.clock()
         version = self._choose(request.path_params)
         if isinstance(version, Rejection):
@@ -77,17 +133,16 @@ class _Handlers:
             return self._refuse(Rejection(TOO_LARGE, most))
         try:
             timeout_s = _timeout_of(request)
-            rows = self._read(version, request.headers.get("content-type", JSON), body)
+            rows, write = read(service.reader_of(version), body)
+            service.metrics.stage["decode"].observe(service.clock() - begin_s)
+            self._count(rows)
+            outcome = await service.score(version, rows, timeout_s)
+            if isinstance(outcome, Rejection):
+                return self._refuse(outcome)
+            answer_s = service.clock()
+            response = write(version, prediction_columns(version.tasks, outcome))
         except RowwiseError as error:
             return self._refuse(Rejection(BAD_REQUEST, one_line(error) or ""))
-        service.metrics.stage["decode"].observe(service.clock() - begin_s)
-        self._count(rows)
-        outcome = await service.score(version, rows, timeout_s)
-        if isinstance(outcome, Rejection):
-            return self._refuse(outcome)
-        answer_s = service.clock()
-        columns = prediction_columns(version.tasks, outcome)
-        response = _answer(version, columns, request.headers.get("accept", JSON))
         if service.draining:
             response.headers["connection"] = "close"
         end_s = service.clock()
@@ -110,14 +165,6 @@ class _Handlers:
         there = ", ".join(map(str, sorted(service.versions)))
         return Rejection(NOT_FOUND, f"version {wanted[:20]!r} is not served: want {there}")
 
-    def _read(self, version: ServedVersion, kind: str, body: bytes) -> RequestRows:
-        reader = self.service.reader_of(version)
-        if kind.startswith(JSON):
-            return reader.read_json(body)
-        if kind.startswith(ARROW):
-            return reader.read_arrow(body)
-        raise DataError(f"content-type {kind[:80]!r}: want {JSON} or {ARROW}")
-
     def _count(self, rows: RequestRows) -> None:
         if rows.ignored:
             self.service.metrics.ignored.inc(rows.ignored)
@@ -133,6 +180,21 @@ class _Handlers:
         if rejection.retry_after_s is not None:
             response.headers["retry-after"] = str(max(1, round(rejection.retry_after_s)))
         return response
+
+
+def _read(reader: RequestReader, kind: str, body: bytes) -> RequestRows:
+    if kind.startswith(JSON):
+        return reader.read_json(body)
+    if kind.startswith(ARROW):
+        return reader.read_arrow(body)
+    raise DataError(f"content-type {kind[:80]!r}: want {JSON} or {ARROW}")
+
+
+def _infer_answer(form: InferForm, version: ServedVersion, columns: Mapping[str, pa.Array]) -> Response:
+    body, json_bytes = form.answer(version.name, version.number, columns)
+    if json_bytes is None:
+        return Response(body, media_type=JSON)
+    return Response(body, headers={HEADER: str(json_bytes)}, media_type="application/octet-stream")
 
 
 def _answer(version: ServedVersion, columns: Mapping[str, pa.Array], accept: str) -> Response:

@@ -74,20 +74,25 @@ class RequestReader:
             table.validate(full=True)  # offsets and text of strangers
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{WHERE}: not an Arrow IPC stream: {error}") from None
+        return self._read_table(table)
+
+    def read_columns(self, columns: Mapping[str, pa.Array]) -> RequestRows:
+        """Read columns of any types."""
+        self._check_names(columns)
+        lengths = {name: len(columns[name]) for name in self.schema.names}
+        self._check_lengths(lengths)
+        return self._read_table(pa.table({name: columns[name] for name in lengths}), len(columns) - len(lengths))
+
+    def _read_table(self, table: pa.Table, ignored: int = 0) -> RequestRows:
         check_columns(self.schema.names, table.schema, WHERE)
         rows = self._check_rows(table.num_rows)
         arrays = {field.name: _cast(table[field.name], field) for field in self.schema}
-        return RequestRows(arrays, rows, table.num_columns - len(arrays))
+        return RequestRows(arrays, rows, ignored + table.num_columns - len(arrays))
 
     def read_lists(self, columns: Mapping[str, Sequence[Any]]) -> RequestRows:
         """Read columns of Python values."""
         self._check_names(columns)
-        lengths = {name: len(columns[name]) for name in self.schema.names}
-        rows = max(lengths.values())
-        for name, length in lengths.items():
-            if length != rows:
-                raise DataError(f"{WHERE}: column {name!r} has {length} rows, others have {rows}: want as many of each")
-        self._check_rows(rows)
+        rows = self._check_lengths({name: len(columns[name]) for name in self.schema.names})
         arrays = self._in_order(self._convert(columns))
         return RequestRows(arrays, rows, len(columns) - len(arrays))
 
@@ -137,6 +142,13 @@ class RequestReader:
     def _check_names(self, columns: Mapping[str, object]) -> None:
         if not columns.keys() >= self._names:
             check_columns(self.schema.names, pa.schema(dict.fromkeys(columns, pa.null())), WHERE)
+
+    def _check_lengths(self, lengths: Mapping[str, int]) -> int:
+        rows = max(lengths.values())
+        for name, length in lengths.items():
+            if length != rows:
+                raise DataError(f"{WHERE}: column {name!r} has {length} rows, others have {rows}: want as many of each")
+        return self._check_rows(rows)
 
     def _check_rows(self, rows: int) -> int:
         if not 1 <= rows <= self._most_rows:

@@ -1,0 +1,236 @@
+"""The Open Inference Protocol over HTTP (`/v2`): columns as tensors in JSON or binary, for clients that speak it.
+
+A column of single values is a tensor of shape [rows] or [rows, 1]; a column of lists is two, `<column>__values` and
+`<column>__offsets` with rows + 1 whole numbers. Missing numbers are NaN, or null in JSON. Outputs are FP32 of shape
+[rows], binary where the request asks for it.
+"""
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from pyarrow import types
+
+from rowwise.errors import DataError
+from rowwise.ingest.columns import is_list, is_text
+from rowwise.serve.request import WHERE, RequestReader, RequestRows
+
+VALUES, OFFSETS = "__values", "__offsets"
+LENGTH = struct.Struct("<I")  # before each text of a binary tensor
+BYTES = "BYTES"
+KINDS: dict[str, pa.DataType] = {
+    "BOOL": pa.bool_(), "INT8": pa.int8(), "INT16": pa.int16(), "INT32": pa.int32(), "INT64": pa.int64(),
+    "UINT8": pa.uint8(), "UINT16": pa.uint16(), "UINT32": pa.uint32(), "UINT64": pa.uint64(), "FP16": pa.float16(),
+    "FP32": pa.float32(), "FP64": pa.float64(), BYTES: pa.string(),
+}  # fmt: skip
+NAMES = {kind: name for name, kind in KINDS.items()}
+HEADER = "inference-header-content-length"
+
+
+class TensorParameters(msgspec.Struct):
+    """What comes beside a tensor."""
+
+    binary_data_size: int | None = None
+    binary_data: bool | None = None
+
+
+class InputTensor(msgspec.Struct):
+    """A tensor of a request."""
+
+    name: str
+    shape: list[int]
+    datatype: str
+    data: list[Any] | None = None
+    parameters: TensorParameters = msgspec.field(default_factory=TensorParameters)
+
+
+class OutputName(msgspec.Struct):
+    """An output that a request asks for."""
+
+    name: str
+    parameters: TensorParameters = msgspec.field(default_factory=TensorParameters)
+
+
+class RequestParameters(msgspec.Struct):
+    """What holds for all outputs."""
+
+    binary_data_output: bool = False
+
+
+class InferRequest(msgspec.Struct):
+    """The JSON of a request."""
+
+    inputs: list[InputTensor]
+    id: str | None = None
+    parameters: RequestParameters = msgspec.field(default_factory=RequestParameters)
+    outputs: list[OutputName] | None = None  # None: all
+
+
+class InferAnswer(NamedTuple):
+    """The body of an answer; `json_bytes`: how long its JSON is, if tensors follow."""
+
+    body: bytes
+    json_bytes: int | None
+
+
+@final
+class InferForm:
+    """One request, and how it wants its answer.
+
+    Args:
+        body: of the request.
+        header: of the request, its `HEADER`: how long the JSON is; None: all of the body.
+    """
+
+    def __init__(self, body: bytes, header: str | None) -> None:
+        if header is not None and not (header.isascii() and header.isdecimal() and int(header) <= len(body)):
+            raise DataError(f"{HEADER}: {header[:20]!r}: want how many of the {len(body)} bytes are JSON")
+        end = len(body) if header is None else int(header)
+        try:
+            self.request = msgspec.json.decode(body[:end], type=InferRequest)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise DataError(f"{WHERE}: {error}: want JSON with inputs") from None
+        self._rest = memoryview(body)[end:]
+
+    def read(self, reader: RequestReader) -> RequestRows:
+        """The columns that its tensors are."""
+        tensors: dict[str, pa.Array] = {}
+        for one in self.request.inputs:
+            if one.name in tensors:
+                raise DataError(f"{WHERE}: tensor {one.name[:80]!r} is there twice: want each once")
+            tensors[one.name] = self._read_tensor(one)
+        columns = {name: array for name, array in tensors.items() if not name.endswith((VALUES, OFFSETS))}
+        for name, values in tensors.items():
+            if name.endswith(VALUES):
+                columns[name.removesuffix(VALUES)] = _lists(name.removesuffix(VALUES), values, tensors)
+        return reader.read_columns(columns)
+
+    def answer(self, model: str, version: int, columns: Mapping[str, pa.Array]) -> InferAnswer:
+        """The outputs that were asked for."""
+        asked = self.request.outputs
+        wanted = (
+            {name: TensorParameters() for name in columns} if asked is None else {o.name: o.parameters for o in asked}
+        )
+        outputs: list[dict[str, Any]] = []
+        parts: list[bytes] = []
+        for name, parameters in wanted.items():
+            if name not in columns:
+                raise DataError(f"{WHERE}: no output {name[:80]!r}: want some of {', '.join(columns)}")
+            values = columns[name]
+            output: dict[str, Any] = {"name": name, "datatype": NAMES[values.type], "shape": [len(values)]}
+            binary = parameters.binary_data
+            if self.request.parameters.binary_data_output if binary is None else binary:
+                parts.append(values.to_numpy().tobytes())
+                output["parameters"] = {"binary_data_size": len(parts[-1])}
+            else:
+                output["data"] = values.to_pylist()
+            outputs.append(output)
+        answer: dict[str, Any] = {"model_name": model, "model_version": str(version), "outputs": outputs}
+        if self.request.id is not None:
+            answer["id"] = self.request.id
+        text = msgspec.json.encode(answer)
+        return InferAnswer(b"".join([text, *parts]), len(text) if parts else None)
+
+    def _read_tensor(self, one: InputTensor) -> pa.Array:
+        where = f"{WHERE}: tensor {one.name[:80]!r}"
+        kind = KINDS.get(one.datatype)
+        if kind is None:
+            raise DataError(f"{where} has datatype {one.datatype[:20]!r}: want one of {', '.join(KINDS)}")
+        if not (len(one.shape) == 1 or one.shape[1:] == [1]) or not 0 <= one.shape[0] < 1 << 31:
+            raise DataError(f"{where} has shape {str(one.shape)[:80]}: want [rows] or [rows, 1]")
+        count, size = one.shape[0], one.parameters.binary_data_size
+        if (size is None) == (one.data is None):
+            raise DataError(f"{where}: want either data or binary_data_size")
+        if size is None:
+            return _from_json(where, one.data or [], kind, count)
+        if not 0 <= size <= len(self._rest):
+            raise DataError(f"{where} has {size} bytes: {len(self._rest)} are left")
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return _from_bytes(where, data, one.datatype, count)
+
+
+def describe(name: str, versions: Sequence[int], schema: pa.Schema, outputs: Sequence[str]) -> dict[str, Any]:
+    """The metadata of a model: its tensors."""
+    inputs = [tensor for field in schema for tensor in _tensors_of(field)]
+    made = [{"name": output, "datatype": "FP32", "shape": [-1]} for output in outputs]
+    return {
+        "name": name,
+        "versions": [str(v) for v in versions],
+        "platform": "rowwise",
+        "inputs": inputs,
+        "outputs": made,
+    }
+
+
+def _tensors_of(field: pa.Field) -> list[dict[str, Any]]:
+    if is_list(field.type):
+        kind = _datatype(field.type.value_type)
+        return [
+            {"name": field.name + VALUES, "datatype": kind, "shape": [-1]},
+            {"name": field.name + OFFSETS, "datatype": "INT64", "shape": [-1]},
+        ]
+    return [{"name": field.name, "datatype": _datatype(field.type), "shape": [-1]}]
+
+
+def _datatype(kind: pa.DataType) -> str:
+    return BYTES if is_text(kind) else NAMES.get(kind, "FP64")
+
+
+def _lists(column: str, values: pa.Array, tensors: Mapping[str, pa.Array]) -> pa.Array:
+    offsets = tensors.get(column + OFFSETS)
+    if offsets is None or not types.is_integer(offsets.type) or not len(offsets):
+        got = "there is none" if offsets is None else f"it has {len(offsets)} of {offsets.type}"
+        raise DataError(f"{WHERE}: tensor {column + OFFSETS!r}: {got}: want rows + 1 whole numbers")
+    try:
+        lists = pa.LargeListArray.from_arrays(offsets.cast(pa.int64()), values)
+        lists.validate(full=True)
+    except (pa.ArrowException, ValueError) as error:
+        raise DataError(f"{WHERE}: tensor {column + OFFSETS!r}: {str(error)[:200]}") from None
+    return lists
+
+
+def _from_json(where: str, data: Sequence[Any], kind: pa.DataType, count: int) -> pa.Array:
+    flat = [one[0] if isinstance(one, list) and len(one) == 1 else one for one in data]
+    if len(flat) != count:
+        raise DataError(f"{where} has {len(flat)} values and shape {count}: want as many")
+    try:
+        found = pa.array(flat, kind)
+        # Arrow would cut 2.5 down to 2, and take true for 1.
+        plain = not types.is_integer(kind) or all(type(one) is int or one is None for one in flat)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        raise DataError(f"{where}: {str(error)[:200]}: want {kind}") from None
+    if not plain:
+        raise DataError(f"{where}: want whole numbers, or null")
+    return found
+
+
+def _from_bytes(where: str, data: memoryview, datatype: str, count: int) -> pa.Array:
+    if datatype == BYTES:
+        return _texts(where, data, count)
+    dtype = np.dtype(bool if datatype == "BOOL" else KINDS[datatype].to_pandas_dtype())
+    if len(data) != count * dtype.itemsize:
+        raise DataError(f"{where} has {len(data)} bytes: want {count * dtype.itemsize} for {count} of {datatype}")
+    if datatype == "BOOL":
+        return pa.array(np.frombuffer(data, np.uint8) != 0)
+    return pa.array(np.frombuffer(data, dtype))
+
+
+def _texts(where: str, data: memoryview, count: int) -> pa.Array:
+    texts: list[bytes] = []
+    at = 0
+    for _ in range(count):
+        if at + LENGTH.size > len(data):
+            break
+        (length,) = LENGTH.unpack_from(data, at)
+        at += LENGTH.size
+        texts.append(bytes(data[at : at + length]))
+        at += length
+    if len(texts) != count or at != len(data):
+        raise DataError(f"{where} has {len(data)} bytes: want {count} texts, each after its length in 4 bytes")
+    try:
+        return pa.array([text.decode() for text in texts], pa.string())
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: {error}: want UTF-8") from None
