@@ -12,18 +12,22 @@ from planner.asked import question
 from planner.small_questions import count_placements, placements, questions, random_placement
 
 from rowwise.errors import SpecError
-from rowwise.perf.access import Access
+from rowwise.perf.access import Access, Workload
 from rowwise.perf.learned import LearnedModel
 from rowwise.perf.memory import FLOAT_bytes
+from rowwise.perf.roofline import Roofline
 from rowwise.planner.bound import OptionTotals, linear_bound, threshold_bound
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.infeasible import InfeasibleError
+from rowwise.planner.machines import machine_named
 from rowwise.planner.methods.named import METHODS, run_method
 from rowwise.planner.milp import certify
 from rowwise.planner.native import AnnealingEffort, Homes, NativeProblem
 from rowwise.planner.options import make_problem
 from rowwise.planner.pipeline import make_plan
+from rowwise.planner.problem import PlanRequest
 from rowwise.planner.search import least_split_options, search, search_best
+from rowwise.row_optimizers import RowWiseAdagrad
 from rowwise.spec import Table, Topology, state_width
 
 FEW = settings(max_examples=25, deadline=None)
@@ -229,6 +233,24 @@ def test_hot_rows_on_the_device_leave_few_accesses_to_the_host(monkeypatch):
                 share = tile.cache_rows / (tile.rows[1] - tile.rows[0])
                 fetched[name] += int((ids >= share * table.rows).sum())
     assert fetched["mixed"] * 2 < fetched["whole"]
+
+
+@pytest.mark.parametrize("fill", [0.5, 0.8])
+def test_memory_of_two_tiers_that_is_nearly_full_is_packed(fill):
+    """Neither tier holds the tables alone, and the cheapest layouts leave gaps."""
+    rng, machine = np.random.default_rng(0), machine_named("2x4xzionex:device=1GB,host=8GB")
+    room_bytes = 8 * 1e9 + 2 * 8e9
+    rows = rng.lognormal(0, 1.5, 120)
+    rows = np.minimum((rows / rows.sum() * fill * room_bytes / 132).astype(int) + 1, int(0.5e9 * 8 / 132))
+    workloads = [
+        Workload(
+            table=Table(name=f"t{k}", rows=int(n), dim=32, optimizer=RowWiseAdagrad()), access=Access(pooling=20.0)
+        )
+        for k, n in enumerate(rows)
+    ]
+    model, tiers = Roofline(machine.hardware, machine.topology), frozenset({"device", "host"})
+    asked = PlanRequest(workloads=tuple(workloads), machine=machine, model=model, batch=4096, tiers=tiers)
+    assert search(make_problem(asked), seconds=0.1, prove=False).over == 0
 
 
 def test_items_are_split_as_little_as_bounds_allow(question_of_ten):

@@ -23,6 +23,7 @@ from rowwise.cli.export import versions
 from rowwise.recipes.ensemble import predict_ensemble
 from rowwise.recipes.export import export
 from rowwise.serve.package import list_versions, version_folder, write_traffic
+from rowwise.serve.record import REQUEST, VERSION
 from rowwise.serve.traffic import Canary, Traffic
 
 pytestmark = pytest.mark.slow
@@ -318,3 +319,39 @@ def test_versions_follow_a_run_that_trains(tmp_path):
                 wait_for(lambda: about(netloc)["version"] == len(steps))
     assert max(steps) == max(int(path.name[5:]) for path in folder.glob("runs/small/1/ckpt/step-*"))
     assert list_versions(folder / "models") == [*range(1, 1 + len(steps))]
+
+
+def test_recorded_answers_are_computed_again(models, exported):
+    """Of two versions; and a changed answer is found."""
+    records = models.parent / "records"
+    with server(models, "--record", "records", "--record-share", "50%") as (netloc, process):
+        with Clients(netloc, exported) as clients:
+            for number in (1, 2):
+                write_traffic(models, Traffic(number))
+                clients.wait_for(number)
+                seen = clients.seen[number]
+                wait_for(lambda n=number, least=seen + 50: clients.seen[n] > least)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    done = rowwise(models.parent, "audit", "models", "records", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["wrong"] == 0
+    assert {one["version"] for one in found["files"]} == {1, 2}
+    kept = sum(len(set(pq.read_table(file)[REQUEST].to_pylist())) for file in records.glob("*.parquet"))
+    assert abs(kept - 0.5 * sum(clients.seen.values())) < 10
+    file = max(records.glob("*.parquet"), key=lambda one: one.stat().st_size)
+    table = pq.read_table(file)
+    logits = table["logit:label"].to_numpy().copy()
+    logits[3] = np.nextafter(logits[3], np.float32(9))
+    place = table.column_names.index("logit:label")
+    pq.write_table(table.set_column(place, "logit:label", [logits]), file)
+    done = rowwise(models.parent, "audit", "models", "records")
+    assert done.returncode == 2
+    assert (
+        f"records/{file.name}: version {table[VERSION][3]}, request {table[REQUEST][3]}: answered"
+        in done.stderr.replace("\n", "")
+    )
+    shutil.rmtree(version_folder(models, 2).path)
+    done = rowwise(models.parent, "audit", "models", "records")
+    assert "models has no version 2; there are 1, 3" in done.stderr

@@ -117,12 +117,11 @@ def _role(number: int, traffic: "Traffic") -> str:
 
 
 def _parse_canary(text: str) -> "Canary":
-    from rowwise.serve.traffic import Canary
+    from rowwise.serve.traffic import Canary, parse_share
 
     number, _, share = text.partition("=")
     try:
-        value = float(share.removesuffix("%")) / (100 if share.endswith("%") else 1)
-        return Canary(int(number), value)
+        return Canary(int(number), parse_share(share))
     except ValueError:
         raise SpecError(f"--canary {text}: want a version and its share of requests, such as 3=5%") from None
 

@@ -15,6 +15,7 @@ import typer
 
 import rowwise
 from rowwise.cli import ckpt, data, data_bench, measure, net
+from rowwise.cli.audit import audit
 from rowwise.cli.bench import bench
 from rowwise.cli.calibrate import calibrate
 from rowwise.cli.compress import compress
@@ -71,7 +72,7 @@ def make_app() -> typer.Typer:
         measure.baseline,
         explain,
     ]
-    commands += [tune, ls, cp, doctor, bench, drill, calibrate, compress, export, versions, serve]
+    commands += [tune, ls, cp, doctor, bench, drill, calibrate, compress, export, versions, serve, audit]
     for command in commands:
         app.command()(_with_exit_codes(command))
     app.command("eval")(_with_exit_codes(measure.evaluate))

@@ -4,12 +4,15 @@ import os
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rowwise.cli.terminal import print_line
 from rowwise.errors import SpecError
+
+if TYPE_CHECKING:
+    from rowwise.serve.record import Recording
 
 PACKAGES = ("starlette", "uvicorn", "prometheus_client")
 METRICS = "PROMETHEUS_MULTIPROC_DIR"  # a folder in which workers have their numbers
@@ -33,6 +36,12 @@ def serve(  # noqa: PLR0913 - one for each option
     timeout: Annotated[
         int, typer.Option(min=1, max=3_600_000, metavar="MS", help="Milliseconds for requests that name none.")
     ] = 5000,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Keep requests and answers in this folder, for rowwise audit.")
+    ] = None,
+    record_share: Annotated[
+        str | None, typer.Option(metavar="SHARE", help="How many requests --record keeps (default: 1%).")
+    ] = None,
 ) -> None:
     """Answer requests for predictions over HTTP, with the bits that rowwise predict gives.
 
@@ -43,6 +52,8 @@ def serve(  # noqa: PLR0913 - one for each option
     Example: rowwise serve served/
 
     Example: rowwise serve served/ --version 2 --workers 4 --host 0.0.0.0 --port 9000 --timeout 50
+
+    Example: rowwise serve served/ --record records/ --record-share 1%
     """
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
@@ -53,6 +64,9 @@ def serve(  # noqa: PLR0913 - one for each option
     from rowwise.serve.traffic import Traffic
 
     limits = ServiceLimits(rows_at_once=rows_at_once, timeout_s=timeout / 1000)
+    if record is None and record_share is not None:
+        raise SpecError(f"--record-share {record_share} without --record: want a folder to keep requests in")
+    recording = None if record is None else _recording(record, record_share or "1%")
     with bind(host, port) as bound, Scratch() as metrics:
         os.environ[METRICS] = str(metrics.path)  # noqa: TID251 - prometheus_client reads it when it is loaded
         from rowwise.recipes.served import check_digest, load_rows, open_version, read_model
@@ -70,9 +84,21 @@ def serve(  # noqa: PLR0913 - one for each option
             name=served.name,
             read_traffic=partial(read_traffic, folder) if follows else partial(Traffic, first.number),
             load_rows=partial(load_rows, folder, expect),
-            run_worker=partial(run_worker, WorkerTask(partial(open_version, folder, expect), limits)),
+            run_worker=partial(run_worker, WorkerTask(partial(open_version, folder, expect), limits, recording)),
             workers=workers or len(os.sched_getaffinity(0)),
             preload=("rowwise.recipes.served", "rowwise.serve.worker"),
             metrics=metrics.path,
         )
         ServerHost(task, bound, lambda line: print(line, flush=True)).run()
+
+
+def _recording(folder: Path, share: str) -> "Recording":
+    from rowwise.serve.record import Recording
+    from rowwise.serve.traffic import parse_share
+
+    try:
+        recording = Recording(str(folder), parse_share(share))
+    except ValueError:
+        raise SpecError(f"--record-share {share}: want a share of the requests, such as 1%") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    return recording

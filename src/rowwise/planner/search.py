@@ -6,7 +6,8 @@
   share, each where the largest share of a rank stays smallest;
 - NeuroShard's greedy: in falling order of operators, for several limits on links;
 - DreamShard's policy, where tables are few and may stay whole;
-- the options that the bound's mixture has most of, where layouts trade work for memory.
+- the options that the bound's mixture has most of, where layouts trade work for memory;
+- where none of these fits: small pieces that fill all tiers of memory alike, packed by their bytes.
 
 All are compared by the same cost. The best few are annealed shortly, and the best of those longer. Effort is a number
 of moves, so a plan is a function of request, seed and effort; a limit in seconds can only end the search earlier, and
@@ -27,6 +28,7 @@ from rowwise.planner.problem import NO_UNIT, Index, Placement, PlacementProblem,
 
 MOVES_A_SECOND = 1_000_000  # moves that stand for a second of effort
 LINK_SLACKS = (1.0, 1.1, 1.25, 1.5, 2.0)  # limits on a rank's link seconds in starts, as multiples of the mean
+FILL, SMALL_PIECE, NEAR = 0.95, 0.05, 1.3  # shares of a rank's memory; a total that counts as the least
 SPLIT_SCALES = (1.0, 0.7, 1.4)  # limits on a piece in starts, as multiples of the bound
 FINALISTS = 8  # starts that are annealed
 TIME_LIMIT_FACTOR, LEAST_TIME_LIMIT_s = 4.0, 2.0  # the time limit is a multiple of `seconds`, and at least this
@@ -123,11 +125,15 @@ def _trades_resources(problem: PlacementProblem) -> bool:
 
 def best_starts(native: NativeProblem, bound: Bound) -> list[Candidate]:
     """All start placements, the cheapest first."""
-    candidates = []
-    for placement in _start_placements(native, bound):
-        cost, over = native.cost(placement.unit_N)
-        candidates.append(Candidate(placement, cost, over, 0, False))
+    candidates = [_candidate(native, placement) for placement in _start_placements(native, bound)]
+    if all(candidate.over > TINY for candidate in candidates):
+        candidates += [_candidate(native, placement) for placement in _packed_placements(native)]
     return sorted(candidates, key=_search_key)
+
+
+def _candidate(native: NativeProblem, placement: Placement) -> Candidate:
+    cost, over = native.cost(placement.unit_N)
+    return Candidate(placement, cost, over, 0, False)
 
 
 def _start_placements(native: NativeProblem, bound: Bound) -> Iterator[Placement]:
@@ -165,6 +171,39 @@ def _greedy_placements(native: NativeProblem, choice_I: Index, z: float, m: floa
         unit_N = native.greedy(by_load, link_limit=mean * slack * (1 + 1e-12))
         if unit_N is not None:
             yield Placement(choice_I, unit_N)
+
+
+def _packed_placements(native: NativeProblem) -> Iterator[Placement]:
+    """Whatever it costs, a placement that memory has room for."""
+    problem = native.problem
+    choice_I = _filling_options(problem, OptionTotals.of(problem))
+    pieces, limit_M = _pieces_of(problem, choice_I), np.maximum(problem.limit_M, 1)
+    share_N = (problem.pieces.bytes_NM / limit_M).max(1)
+    by_share = pieces[np.argsort(-share_N[pieces], kind="stable")]
+    unit_N = native.greedy(by_share, scale=[np.finfo(float).max, np.finfo(float).max, *limit_M])
+    if unit_N is not None:
+        yield Placement(choice_I, unit_N)
+
+
+def _filling_options(problem: PlacementProblem, totals: OptionTotals) -> Index:
+    """Largest items first, options in small pieces that leave as much room as they can in the fullest tier."""
+    limit_M = np.maximum(problem.limit_M, 1.0)
+    share_OM = totals.bytes_OM / limit_M  # of all memory of a tier
+    starts_O = np.array([problem.pieces_of(option).start for option in range(len(share_OM))])
+    largest_O = np.maximum.reduceat((problem.pieces.bytes_NM / limit_M).max(1), starts_O)
+    left_M = np.where(problem.limit_M > 0, FILL, 0.0)
+    choice_I = np.zeros(len(problem.members), dtype=np.int32)
+    least_I = np.minimum.reduceat(share_OM.sum(1), problem.item_begin[:-1])
+    for item in np.argsort(-least_I, kind="stable").tolist():
+        options = np.array(problem.options_of(item))
+        # Of options that fit, those in small pieces; of these, those that there is room for; of these, small ones.
+        for ok_O in (totals.fits_O, largest_O <= SMALL_PIECE, (share_OM <= left_M).all(1)):
+            options = options[ok_O[options]] if ok_O[options].any() else options
+        size = share_OM[options].sum(1)
+        options = options[size <= NEAR * size.min()]
+        choice_I[item] = options[(left_M - share_OM[options]).min(1).argmax()]
+        left_M = left_M - share_OM[choice_I[item]]
+    return choice_I
 
 
 def _pieces_of(problem: PlacementProblem, choice_I: Index) -> np.ndarray:

@@ -139,6 +139,8 @@ class _Handlers:
             outcome = await service.score(version, rows, timeout_s)
             if isinstance(outcome, Rejection):
                 return self._refuse(outcome)
+            if service.recorder is not None:
+                service.recorder.add(version, rows, outcome)
             answer_s = service.clock()
             response = write(version, prediction_columns(version.tasks, outcome))
         except RowwiseError as error:

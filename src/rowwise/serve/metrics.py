@@ -28,6 +28,9 @@ class ServerMetrics:
         self.rows = Counter("rowwise_rows", "Rows that were computed", registry=registry)
         self.ignored = Counter("rowwise_ignored_columns", "Columns of requests that are not read", registry=registry)
         self.nulls = Counter("rowwise_null_values", "Null values, by column", ["column"], registry=registry)
+        self.unrecorded = Counter(
+            "rowwise_unrecorded_requests", "Requests to record that the disk was too slow for", registry=registry
+        )
         seconds = Histogram(
             "rowwise_seconds", "Seconds of a request, by stage", ["stage"], buckets=SECONDS, registry=registry
         )

@@ -21,6 +21,7 @@ from rowwise.errors import RowwiseError, StateError, one_line
 from rowwise.serve.admission import Admission, ServiceLimits
 from rowwise.serve.metrics import ServerMetrics
 from rowwise.serve.queue import RequestQueue, RequestSlice
+from rowwise.serve.record import RequestRecorder
 from rowwise.serve.request import RequestReader, RequestRows
 from rowwise.serve.traffic import Traffic
 from rowwise.serve.version import ServedVersion
@@ -67,6 +68,7 @@ class ScoringService:
         self.refused: dict[int, str] = {}  # versions, and why
         self.draining = False  # connections are closed with the next answer
         self.metrics = ServerMetrics()
+        self.recorder: RequestRecorder | None = None
         self._readers: dict[int, RequestReader] = {}
         self._queue, self._admission = RequestQueue(limits.rows_at_once), Admission(limits.rows_at_once)
         self._pending: dict[int, _Pending] = {}

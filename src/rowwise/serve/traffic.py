@@ -10,6 +10,16 @@ from rowwise.spec import Value
 GOLDEN_SHARE = 0.6180339887498949  # numbers times this, modulo 1, are spread evenly
 
 
+def is_chosen(number: int, share: float) -> bool:
+    """Whether one of many numbered things is in a share of them: any run of numbers has about that share."""
+    return share >= 1 or number * GOLDEN_SHARE % 1 < share
+
+
+def parse_share(text: str) -> float:
+    """A share as `0.05` or `5%`; raises ValueError."""
+    return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+
+
 class Canary(Value, frozen=True):
     """A version that answers a share of the requests."""
 
@@ -36,7 +46,7 @@ class Traffic(Value, frozen=True, omit_defaults=True):
         return (self.current,) if self.canary is None else (self.current, self.canary.version)
 
     def version_of(self, request: int) -> int:
-        """The version that answers a request, by its number: any run of requests has about the canary's share."""
-        if self.canary is not None and request * GOLDEN_SHARE % 1 < self.canary.share:
+        """The version that answers a request, by its number."""
+        if self.canary is not None and is_chosen(request, self.canary.share):
             return self.canary.version
         return self.current

@@ -28,6 +28,7 @@ from starlette.applications import Starlette
 from rowwise.errors import one_line
 from rowwise.serve.admission import ServiceLimits
 from rowwise.serve.app import make_app
+from rowwise.serve.record import Recording, RequestRecorder
 from rowwise.serve.service import ScoringService
 from rowwise.serve.version import ServedVersion
 from rowwise.serve.versions import (
@@ -50,6 +51,7 @@ class WorkerTask(NamedTuple):
 
     open_version: Callable[[int, int], ServedVersion]  # by its number, and a file with its rows
     limits: ServiceLimits
+    recording: Recording | None = None
 
 
 def run_worker(task: WorkerTask, number: int, host: Connection, bound: socket.socket) -> None:
@@ -67,7 +69,11 @@ def run_worker(task: WorkerTask, number: int, host: Connection, bound: socket.so
         await control.moved.wait()
         gc.collect()
         gc.freeze()  # else each full collection searches all modules: 145 ms in which no request is answered
+        if task.recording is not None:
+            service.recorder = RequestRecorder(task.recording, number, service.metrics.unrecorded.inc)
         yield
+        if service.recorder is not None:
+            service.recorder.close()
 
     app = make_app(service, lifespan)
     config = uvicorn.Config(app, access_log=False, log_level="warning", timeout_graceful_shutdown=DRAIN_s)

@@ -1,0 +1,114 @@
+"""Keeps a share of the requests with their logits as Parquet files, for `rowwise audit`.
+
+Files are written behind the answers, and appear when they are whole. Where the disk is too slow, requests are left out
+and counted, and no answer waits.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, final
+
+import pyarrow as pa
+from pyarrow import parquet as pq
+from torch import Tensor
+
+from rowwise.errors import SpecError
+from rowwise.serve.package import LOGIT
+from rowwise.serve.request import RequestRows
+from rowwise.serve.traffic import is_chosen
+from rowwise.serve.version import ServedVersion
+from rowwise.spec import Value
+
+REQUEST, VERSION = "rowwise:request", "rowwise:version"
+FILE_rows, FILE_s = 1 << 16, 5.0  # of a file, at most
+WAITING = 1000  # requests that wait to be written, at most
+
+
+class Recording(Value, frozen=True):
+    """Where requests are kept, and how many of them."""
+
+    folder: str
+    share: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise SpecError(f"--record-share: a share of {self.share}: want more than 0, and at most 1 or 100%")
+
+
+class _Recorded(NamedTuple):
+    number: int
+    version: ServedVersion
+    rows: RequestRows
+    logits_RK: Tensor
+
+    def table(self) -> pa.Table:
+        both = {REQUEST: self.number, VERSION: self.version.number}
+        numbers = {name: pa.array([number] * self.rows.rows, pa.int64()) for name, number in both.items()}
+        logits = zip(self.version.tasks, self.logits_RK.unbind(1), strict=True)
+        return pa.table(numbers | self.rows.arrays | {LOGIT + task: pa.array(x_R.numpy()) for task, x_R in logits})
+
+
+@final
+class RequestRecorder:
+    """Records requests of one worker.
+
+    Args:
+        recording: see there.
+        worker: the number of the worker.
+        leave_out: called with the number of requests that are not kept.
+    """
+
+    def __init__(self, recording: Recording, worker: int, leave_out: Callable[[int], None]) -> None:
+        self._folder, self._share, self._worker = Path(recording.folder), recording.share, worker
+        self._waiting: queue.Queue[_Recorded | None] = queue.Queue(WAITING)
+        self._number = self._files = 0
+        self._leave_out = leave_out
+        self._thread = threading.Thread(target=self._write_all, daemon=True)
+        self._thread.start()
+
+    def add(self, version: ServedVersion, rows: RequestRows, logits_RK: Tensor) -> None:
+        """Keep a request, if it is one of the share."""
+        self._number += 1
+        if is_chosen(self._number, self._share):
+            try:
+                self._waiting.put_nowait(_Recorded(self._number, version, rows, logits_RK))
+            except queue.Full:
+                self._leave_out(1)
+
+    def close(self) -> None:
+        """Write the requests that still wait."""
+        self._waiting.put(None)
+        self._thread.join()
+
+    def _write_all(self) -> None:
+        ended = False
+        while not ended:
+            tables: list[pa.Table] = []
+            rows, end_s = 0, time.monotonic() + FILE_s
+            while rows < FILE_rows and (left_s := end_s - time.monotonic()) > 0:
+                try:
+                    one = self._waiting.get(timeout=left_s)
+                except queue.Empty:
+                    break
+                if one is None:
+                    ended = True
+                    break
+                tables.append(one.table())
+                rows += len(tables[-1])
+            for schema in dict.fromkeys(table.schema for table in tables):
+                self._write([table for table in tables if table.schema == schema])
+
+    def _write(self, tables: list[pa.Table]) -> None:
+        """One file; its name says when it was made, by which worker."""
+        name = f"{time.time_ns() // 1000}-{self._worker}-{self._files}.parquet"
+        self._files += 1
+        unfinished = self._folder / f"{name}.part"
+        try:
+            pq.write_table(pa.concat_tables(tables), unfinished)
+            unfinished.replace(self._folder / name)
+        except OSError:
+            self._leave_out(len(tables))
+            unfinished.unlink(missing_ok=True)
