@@ -2,6 +2,7 @@
 
 import torch
 from clicks import DENSE, make_clicks, make_tables
+from msgspec import structs
 
 from rowwise import (
     DCN,
@@ -20,6 +21,7 @@ from rowwise import (
 )
 from rowwise.plan import Plan
 from rowwise.planner import table_wise
+from rowwise.row_optimizers import Sgd
 from rowwise.shard import shard
 from rowwise.train.breakdown import Breakdown
 from rowwise.train.dense_parallel import ShardedConstruction, local_part, shard_dense, shards_of, unit_shapes
@@ -46,7 +48,7 @@ MODELS = {
 
 
 def make(comm, parallel, name):
-    tables = make_tables(DIM)
+    tables = [structs.replace(table, optimizer=Sgd(lr=0.1)) for table in make_tables(DIM)]
     construction = ShardedConstruction(comm, shards_of(parallel, comm.topology))
     torch.manual_seed(3)
     with construction:

@@ -21,6 +21,7 @@ from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseParallel, Dense
 
 REPLICATE, FULL = DenseParallel(), DenseParallel(kind="full")
 HYBRID = DenseParallel(kind="hybrid", shards=2)
+SGD = DenseSgd(lr=0.02)
 pytestmark = [pytest.mark.slow, pytest.mark.dist]
 
 
@@ -30,7 +31,7 @@ def run(world, parallel, *args, **options):
 
 @pytest.fixture(scope="module")
 def replicated():
-    return run(4, REPLICATE, "dhen", 50)
+    return run(4, REPLICATE, "dhen", 50, None, SGD)
 
 
 @pytest.mark.parametrize(
@@ -43,12 +44,13 @@ def replicated():
     ],
 )
 def test_losses_and_weights_are_those_of_whole_parameters(replicated, parallel, shared_memory):
-    found = run(4, parallel, "dhen", 50, shared_memory=shared_memory)
+    """By SGD, also of rows: where a ReLU is on for one side only, Adam and Adagrad would take whole steps."""
+    found = run(4, parallel, "dhen", 50, None, SGD, shared_memory=shared_memory)
     firsts = [dense_ranks.joined(results, "first") for results in (replicated, found)]
     assert firsts[0].keys() == firsts[1].keys()
     assert all(firsts[0][name].equal(firsts[1][name]) for name in firsts[0]), "initial weights"
     for one, other in zip(replicated[0]["found"], found[0]["found"], strict=True):
-        assert other[0] == pytest.approx(one[0], abs=1e-5)  # sums in other orders
+        assert other[0] == pytest.approx(one[0], abs=1e-6)
         assert other[1] == pytest.approx(one[1], rel=1e-3)
     lasts = [dense_ranks.joined(results, "last") for results in (replicated, found)]
     for name in lasts[0]:

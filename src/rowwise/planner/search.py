@@ -197,7 +197,7 @@ def _filling_options(problem: PlacementProblem, totals: OptionTotals) -> Index:
     for item in np.argsort(-least_I, kind="stable").tolist():
         options = np.array(problem.options_of(item))
         # Of options that fit, those in small pieces; of these, those that there is room for; of these, small ones.
-        for ok_O in (totals.fits_O, largest_O <= SMALL_PIECE, (share_OM <= left_M).all(1)):
+        for ok_O in (totals.fits_O, largest_O <= SMALL_PIECE, np.all(share_OM <= left_M, axis=1)):
             options = options[ok_O[options]] if ok_O[options].any() else options
         size = share_OM[options].sum(1)
         options = options[size <= NEAR * size.min()]
