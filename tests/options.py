@@ -156,6 +156,7 @@ NONSENSE = {
     "export run": NO_RUN,
     "export folder": ("{rows}", "{fifo}"),
     "export --rows": ("nope", ""),
+    "export --side": ("nope.parquet:user", "{rows}", "{rows}:nope", "{rows}:", "{fifo}:user", "{folder}:user", ":", ""),
     "export --which": ("x", "step-x", "step-999", ""),
     "versions folder": NO_RUN,
     "versions --current": ("99", *COUNTS),

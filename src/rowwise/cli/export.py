@@ -30,6 +30,12 @@ def export(  # noqa: PLR0913 - one for each option
     rows: Annotated[
         RowType | None, typer.Option(help="Row type of the tables, where it is smaller (default: as trained).")
     ] = None,
+    side: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE:KEY", help="Columns of a Parquet file that requests leave out; give it for each file."
+        ),
+    ] = None,
     which: Annotated[str, typer.Option(help="The checkpoint to use: best, last or step-<number>.")] = "best",
     explain: Annotated[bool, typer.Option("--explain", help="Print what --rows costs on the test rows.")] = False,
     follow: Annotated[
@@ -46,6 +52,8 @@ def export(  # noqa: PLR0913 - one for each option
 
     Example: rowwise export runs/dlrm-synthetic/1 served/ --rows int8 --explain
 
+    Example: rowwise export runs/dlrm-synthetic/1 served/ --side items.parquet:item
+
     Example: rowwise export runs/dlrm-synthetic/1 served/ --follow
     """
     from rowwise.recipes.export import export as write_version
@@ -61,11 +69,11 @@ def export(  # noqa: PLR0913 - one for each option
     console = make_terminal(stderr=True)
     warn = partial(show_warning, console)
     if follow:
-        for written in follow_run(run, folder, rows=rows, warn=warn):
+        for written in follow_run(run, folder, rows=rows, sides=side or (), warn=warn):
             _show_version(written, [], as_json=as_json)
         return
     with splits_bar(console, "writing") as tell:
-        written = write_version(run, folder, which=which, rows=rows, tell=tell, warn=warn)
+        written = write_version(run, folder, which=which, rows=rows, sides=side or (), tell=tell, warn=warn)
     _show_version(written, row_type_cost(run, written.folder, which) if explain else [], as_json=as_json)
     if not as_json:
         print_line(f"serve it with: rowwise serve {folder}")

@@ -50,6 +50,7 @@ from rowwise.serve.package import (
     write_golden,
     write_traffic,
 )
+from rowwise.serve.sides import write_side
 from rowwise.serve.traffic import Traffic
 from rowwise.spec import RowType, Table, Topology
 from rowwise.train.evaluate import Values
@@ -84,6 +85,7 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
     *,
     which: str = "best",
     rows: RowType | None = None,
+    sides: Sequence[str] = (),
     like: VersionFolder | None = None,
     tell: Tell | None = None,
     warn: Callable[[str], None] = print,
@@ -95,6 +97,7 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
         folder: the folder to serve; made if it does not exist.
         which: the checkpoint: best, last or step-<number>.
         rows: row type of the tables, where it makes their rows smaller; None: as trained.
+        sides: tables of columns that requests leave out, each as FILE:KEY.
         like: an earlier version of the run, whose golden rows, blocks of rows and statistics are taken over.
         tell: called with the bytes done, and the total.
         warn: called with a line on blocks of rows that cost time.
@@ -111,6 +114,8 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
         sample = held_out_rows(resolved) if like is None else read_golden(like.path).rows
         blocks = None if like is None else read_model(like.path).blocks
         served = _write_golden(unfinished, sample, blocks)
+        for side in sides:
+            write_side(unfinished, side, sample.schema)
         if served.blocks.kind != "padded" and like is None:
             warn(served.blocks.describe())
         if like is None:
@@ -129,6 +134,7 @@ def follow(
     folder: Path,
     *,
     rows: RowType | None = None,
+    sides: Sequence[str] = (),
     tell: Tell | None = None,
     warn: Callable[[str], None] = print,
 ) -> Iterator[ExportedVersion]:
@@ -139,7 +145,9 @@ def follow(
         if step is not None and (last is None or step != last.step):
             like = None if last is None else last.folder
             try:
-                last = export(run, folder, which=f"step-{step}", rows=rows, like=like, tell=tell, warn=warn)
+                last = export(
+                    run, folder, which=f"step-{step}", rows=rows, sides=sides, like=like, tell=tell, warn=warn
+                )
             except (CheckpointError, FileNotFoundError):
                 if step in checkpoints.steps():
                     raise

@@ -42,6 +42,7 @@ from rowwise.serve.package import (
     find_version,
     read_golden,
 )
+from rowwise.serve.sides import read_sides
 from rowwise.serve.version import Identity, ServedVersion
 from rowwise.spec import Table, Value
 from rowwise.textfile import decode_json, read_bytes
@@ -149,6 +150,7 @@ def _serve(folder: VersionFolder, served: ServedModel, model: nn.Module) -> Serv
         schema=pa.schema([golden.rows.schema.field(name) for name in preparation.names]),
         tasks=served.parts.tasks,
         stats=decode_json(read_bytes(folder.path / STATS), dict[str, ColumnStats]),
+        sides=read_sides(folder.path),
         identity=_check_golden(folder, forward, golden),
     )
 
@@ -191,7 +193,8 @@ def _check_alike(folder: VersionFolder, other: VersionFolder) -> None:
     def interface(version: VersionFolder) -> dict[str, object]:
         served, rows = read_model(version.path), read_golden(version.path).rows
         columns = {field.name: str(field.type) for field in rows.schema}
-        return {"name": served.name, "tasks": served.parts.tasks, "columns": columns}
+        sides = [side.key for side in read_sides(version.path)]
+        return {"name": served.name, "tasks": served.parts.tasks, "columns": columns, "side tables": sides}
 
     mine, theirs = interface(folder), interface(other)
     for name, wanted in theirs.items():

@@ -170,6 +170,8 @@ class _Handlers:
     def _count(self, rows: RequestRows) -> None:
         if rows.ignored:
             self.service.metrics.ignored.inc(rows.ignored)
+        if rows.unknown:
+            self.service.metrics.unknown.inc(rows.unknown)
         for name, array in rows.arrays.items():
             if array.null_count:
                 self.service.metrics.nulls.labels(name).inc(array.null_count)
@@ -219,6 +221,7 @@ def _describe(version: ServedVersion) -> dict[str, Any]:
         "identity": version.identity,
         "blocks": version.forward.blocks.describe(),
         "columns": {field.name: str(field.type) for field in version.schema},
+        "sides": {side.key: side.columns for side in version.sides},
         "tasks": version.tasks,
     }
 

@@ -27,6 +27,7 @@ class ServerMetrics:
         self._requests_of = cache(requests.labels)
         self.rows = Counter("rowwise_rows", "Rows that were computed", registry=registry)
         self.ignored = Counter("rowwise_ignored_columns", "Columns of requests that are not read", registry=registry)
+        self.unknown = Counter("rowwise_unknown_keys", "Keys that no side table has", registry=registry)
         self.nulls = Counter("rowwise_null_values", "Null values, by column", ["column"], registry=registry)
         self.unrecorded = Counter(
             "rowwise_unrecorded_requests", "Requests to record that the disk was too slow for", registry=registry

@@ -5,6 +5,7 @@
                     model.json      what the model is built from, and how its rows are prepared
                     golden.arrow    raw rows that were not trained on, with their logits
                     stats.json      what training saw of each raw column
+                    sides/          columns that requests leave out, by their key
 
 A version appears in one step and never changes.
 """

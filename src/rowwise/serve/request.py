@@ -16,6 +16,7 @@ from pyarrow import types
 from rowwise.errors import DataError
 from rowwise.ingest.columns import is_list, is_text
 from rowwise.ingest.reader import check_columns
+from rowwise.serve.sides import SideTable
 
 WHERE = "request"  # begins the messages of errors
 MOST_SHOWN = 80  # characters of a value in a message
@@ -28,6 +29,7 @@ class RequestRows(NamedTuple):
     arrays: dict[str, pa.Array]
     rows: int
     ignored: int
+    unknown: int = 0  # keys of side tables
 
     def slice(self, begin: int, end: int) -> dict[str, pa.Array]:
         return {name: array.slice(begin, end - begin) for name, array in self.arrays.items()}
@@ -48,13 +50,17 @@ class RequestReader:
     Args:
         schema: of the columns that a prediction reads.
         most_rows: of a request.
+        sides: tables that have columns which a request leaves out.
     """
 
-    def __init__(self, schema: pa.Schema, most_rows: int) -> None:
-        self.schema, self._most_rows = schema, most_rows
+    def __init__(self, schema: pa.Schema, most_rows: int, sides: Sequence[SideTable] = ()) -> None:
+        self.schema, self._most_rows, self._sides = schema, most_rows, sides
         self._decoder = msgspec.json.Decoder(JsonBody)
-        self._names = frozenset(schema.names)
-        self._groups = _group_fields(schema)
+        keys = [pa.field(side.key, side.kind) for side in sides if side.key not in schema.names]
+        self._fields = pa.schema([*schema, *keys])
+        self._groups = _group_fields(self._fields)
+        in_sides = {name for side in sides for name in side.columns}
+        self._names = [name for name in schema.names if name not in in_sides]  # which a request must have
 
     def read_json(self, body: bytes) -> RequestRows:
         try:
@@ -79,31 +85,33 @@ class RequestReader:
     def read_columns(self, columns: Mapping[str, pa.Array]) -> RequestRows:
         """Read columns of any types."""
         self._check_names(columns)
-        lengths = {name: len(columns[name]) for name in self.schema.names}
-        self._check_lengths(lengths)
-        return self._read_table(pa.table({name: columns[name] for name in lengths}), len(columns) - len(lengths))
+        used = {name: columns[name] for name in self._fields.names if name in columns}
+        self._check_lengths({name: len(array) for name, array in used.items()})
+        return self._read_table(pa.table(used), len(columns) - len(used))
 
     def _read_table(self, table: pa.Table, ignored: int = 0) -> RequestRows:
-        check_columns(self.schema.names, table.schema, WHERE)
+        check_columns(self._names, table.schema, WHERE)
+        self._check_names(dict.fromkeys(table.column_names))
         rows = self._check_rows(table.num_rows)
-        arrays = {field.name: _cast(table[field.name], field) for field in self.schema}
-        return RequestRows(arrays, rows, ignored + table.num_columns - len(arrays))
+        arrays = {
+            field.name: _cast(table[field.name], field) for field in self._fields if field.name in table.column_names
+        }
+        return self._complete(arrays, rows, ignored + table.num_columns)
 
     def read_lists(self, columns: Mapping[str, Sequence[Any]]) -> RequestRows:
         """Read columns of Python values."""
         self._check_names(columns)
-        rows = self._check_lengths({name: len(columns[name]) for name in self.schema.names})
-        arrays = self._in_order(self._convert(columns))
-        return RequestRows(arrays, rows, len(columns) - len(arrays))
+        rows = self._check_lengths({name: len(columns[name]) for name in self._fields.names if name in columns})
+        return self._complete(self._convert(columns), rows, len(columns))
 
     def _read_candidates(self, context: Mapping[str, Any], candidates: Mapping[str, Sequence[Any]]) -> RequestRows:
         both = context.keys() & candidates.keys()
         if both:
             raise DataError(f"{WHERE}: column {min(both)!r} is in context and in candidates: want it in one of them")
         self._check_names({**context, **candidates})
-        of_candidates = [field for field in self.schema if field.name in candidates]
+        of_candidates = [field for field in self._fields if field.name in candidates]
         if not of_candidates:
-            raise DataError(f"{WHERE}: no column in candidates is read: want some of {', '.join(self.schema.names)}")
+            raise DataError(f"{WHERE}: no column in candidates is read: want some of {', '.join(self._fields.names)}")
         rows = len(candidates[of_candidates[0].name])
         for field in of_candidates:
             count = len(candidates[field.name])
@@ -112,8 +120,8 @@ class RequestReader:
                 raise DataError(f"{WHERE}: {got}: want as many of each")
         self._check_rows(rows)
         once = {name: [value] for name, value in context.items()}
-        arrays = self._in_order(self._convert(candidates) | self._convert(once, rows))
-        return RequestRows(arrays, rows, len(context) + len(candidates) - len(arrays))
+        arrays = self._convert(candidates) | self._convert(once, rows)
+        return self._complete(arrays, rows, len(context) + len(candidates))
 
     def _convert(self, columns: Mapping[str, Sequence[Any]], times: int = 1) -> dict[str, pa.Array]:
         """Those columns that are read, of one length, with each value `times` times."""
@@ -136,12 +144,26 @@ class RequestReader:
             arrays |= {field.name: part for field, part in zip(fields, parts, strict=True)}
         return arrays
 
-    def _in_order(self, arrays: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
-        return {name: arrays[name] for name in self.schema.names}
+    def _complete(self, arrays: dict[str, pa.Array], rows: int, given: int) -> RequestRows:
+        """With columns of side tables, in the order of the schema; `given`: columns of the request."""
+        ignored, unknown = given - len(arrays), 0
+        for side in self._sides:
+            missing = [name for name in side.columns if name not in arrays]
+            if missing:
+                joined = side.join(arrays[side.key], missing)
+                arrays |= joined.arrays
+                unknown += joined.unknown
+        return RequestRows({name: arrays[name] for name in self.schema.names}, rows, ignored, unknown)
 
     def _check_names(self, columns: Mapping[str, object]) -> None:
-        if not columns.keys() >= self._names:
-            check_columns(self.schema.names, pa.schema(dict.fromkeys(columns, pa.null())), WHERE)
+        if not all(name in columns for name in self._names):
+            check_columns(self._names, pa.schema(dict.fromkeys(columns, pa.null())), WHERE)
+        for side in self._sides:
+            missing = [name for name in side.columns if name not in columns]
+            if missing and side.key not in columns:
+                raise DataError(
+                    f"{WHERE}: no column {side.key!r}, by which {missing[0]!r} is looked up: want one of them"
+                )
 
     def _check_lengths(self, lengths: Mapping[str, int]) -> int:
         rows = max(lengths.values())

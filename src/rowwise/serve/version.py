@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from rowwise.serve.forward import Forward
 from rowwise.serve.package import ColumnStats
+from rowwise.serve.sides import SideTable
 
 Identity = Literal["exact", "close"]
 
@@ -23,4 +24,5 @@ class ServedVersion:
     schema: pa.Schema  # of the raw columns
     tasks: tuple[str, ...]
     stats: Mapping[str, ColumnStats]
+    sides: tuple[SideTable, ...]
     identity: Identity  # whether the golden rows have the bits that they were exported with
