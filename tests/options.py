@@ -28,7 +28,7 @@ BASE = {
     "export": {"run": "{run}", "folder": "models"},
     "versions": {"folder": "{models}"},
     "serve": {"folder": "{models}"},
-    "audit": {"folder": "{models}", "records": "{folder}"},
+    "audit": {"folder": "{models}", "records": "{records}"},
     "ls": {},
     "cp": {"recipe": "{recipe}", "to": "mine.yaml"},
     "doctor": {"--seconds": "0"},

@@ -13,6 +13,7 @@ import pytest
 import torch
 import typer
 from options import BASE, COMBINATIONS, EFFECTS, FREE, LONG, NONSENSE
+from pyarrow import parquet as pq
 from recipes.test_hosts import make_network
 from small import trained
 
@@ -20,6 +21,8 @@ from rowwise.cli.main import make_app
 from rowwise.hashing.arrays import entry_map
 from rowwise.hashing.file import save
 from rowwise.recipes.export import export
+from rowwise.serve.package import LOGIT, find_version, read_golden
+from rowwise.serve.record import REQUEST, VERSION
 
 
 @cache
@@ -57,6 +60,7 @@ def files(tmp_path_factory):
     run, _ = trained(home, train={"epochs": 1, "steps": 2}, tables=tables)
     export(run.folder.path, home / "models")
     (home / "folder").mkdir()
+    write_records(home)
     os.mkfifo(home / "fifo")
     (home / "tables.csv").write_text("name,rows,dim,pooling\nuser,50,8,1\nitem,30,8,1\n")
     (home / "net.json").write_text(make_network().to_json())
@@ -66,8 +70,19 @@ def files(tmp_path_factory):
         "home": str(home), "run": str(run.folder.path), "recipe": str(run.folder.path / "recipe.yaml"),
         "rows": str(home / "rows.parquet"), "folder": str(home / "folder"), "fifo": str(home / "fifo"),
         "tables": str(home / "tables.csv"), "map": str(home / "user.map"), "models": str(home / "models"),
+        "records": str(home / "records"),
         "weights": str(home / "weights.pt"), "net": str(home / "net.json"),
     }  # fmt: skip
+
+
+def write_records(home):
+    """As a server records: the golden rows of the version, and their logits."""
+    golden = read_golden(find_version(home / "models").path)
+    table = golden.rows.append_column(LOGIT + "label", golden.logits["label"])
+    for name in (REQUEST, VERSION):
+        table = table.append_column(name, [[1] * len(table)])
+    (home / "records").mkdir()
+    pq.write_table(table, home / "records/1.parquet")
 
 
 def arguments(command, given, files):

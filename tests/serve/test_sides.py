@@ -15,7 +15,7 @@ from rowwise import DataError
 from rowwise.recipes.export import export
 from rowwise.recipes.served import open_version
 from rowwise.serve.request import RequestReader
-from rowwise.serve.sides import SideTable, write_side
+from rowwise.serve.sides import SideTable, load_side
 
 SCHEMA = pa.schema({"user": pa.int64(), "item": pa.int64(), "price": pa.float32(), "tags": pa.list_(pa.int64())})
 ITEMS = pa.table({"item": [30, 10, 20], "price": pa.array([3.0, None, 2.0], pa.float32()), "tags": [[1], [2, 3], None]})
@@ -90,7 +90,7 @@ def test_side_tables_that_are_none(tmp_path):
         if table is not None:
             pq.write_table(table, file)
         with pytest.raises(DataError, match=message):
-            write_side(tmp_path, text, SCHEMA)
+            load_side(text, SCHEMA)
 
     refused("want a Parquet file and the column of its keys", "items.parquet")
     refused("no column 'sku'; there are item, price, tags", f"{file}:sku")

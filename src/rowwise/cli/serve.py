@@ -97,8 +97,9 @@ def _recording(folder: Path, share: str) -> "Recording":
     from rowwise.serve.traffic import parse_share
 
     try:
-        recording = Recording(str(folder), parse_share(share))
+        value = parse_share(share)
     except ValueError:
         raise SpecError(f"--record-share {share}: want a share of the requests, such as 1%") from None
+    recording = Recording(str(folder), value)
     folder.mkdir(parents=True, exist_ok=True)
     return recording

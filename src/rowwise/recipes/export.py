@@ -50,7 +50,7 @@ from rowwise.serve.package import (
     write_golden,
     write_traffic,
 )
-from rowwise.serve.sides import write_side
+from rowwise.serve.sides import load_side
 from rowwise.serve.traffic import Traffic
 from rowwise.spec import RowType, Table, Topology
 from rowwise.train.evaluate import Values
@@ -107,15 +107,16 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
         got = f"model.kind={kind_of(resolved.recipe.model)} ranks all items for a list, and has no logit of a row"
         raise SpecError(f"{run}: {got}: want a model with a label")
     checkpoint = CheckpointFolder(run / "ckpt").open(which)
+    sample = held_out_rows(resolved) if like is None else read_golden(like.path).rows
+    loaded = [load_side(side, sample.schema) for side in sides]
     version = version_folder(folder, next_version(folder))
     with atomic_output(version.path) as unfinished:
         served = _write_weights(resolved, checkpoint, unfinished, rows, tell)
         _write_model(unfinished, served)
-        sample = held_out_rows(resolved) if like is None else read_golden(like.path).rows
         blocks = None if like is None else read_model(like.path).blocks
         served = _write_golden(unfinished, sample, blocks)
-        for side in sides:
-            write_side(unfinished, side, sample.schema)
+        for side in loaded:
+            side.write(unfinished)
         if served.blocks.kind != "padded" and like is None:
             warn(served.blocks.describe())
         if like is None:

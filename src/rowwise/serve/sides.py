@@ -90,8 +90,19 @@ def read_sides(version: Path) -> tuple[SideTable, ...]:
     return tuple(sides)
 
 
-def write_side(version: Path, text: str, schema: pa.Schema) -> None:
-    """Copy FILE:KEY into a version: the columns that a prediction reads, of the types in which it reads them."""
+class NamedSide(NamedTuple):
+    """A side table that is to be written."""
+
+    key: str
+    table: pa.Table
+
+    def write(self, version: Path) -> None:
+        (version / SIDES).mkdir(exist_ok=True)
+        pq.write_table(self.table, version / SIDES / f"{self.key}.parquet")
+
+
+def load_side(text: str, schema: pa.Schema) -> NamedSide:
+    """FILE:KEY with the columns that a prediction reads, of the types in which it reads them."""
     file, _, key = text.rpartition(":")
     if not file or not key or "/" in key:
         raise DataError(f"--side {text}: want a Parquet file and the column of its keys, such as items.parquet:item")
@@ -114,5 +125,4 @@ def write_side(version: Path, text: str, schema: pa.Schema) -> None:
         SideTable(key, table)
     except DataError as error:
         raise DataError(f"--side {text}: {error}") from None
-    (version / SIDES).mkdir(exist_ok=True)
-    pq.write_table(table, version / SIDES / f"{key}.parquet")
+    return NamedSide(key, table)
