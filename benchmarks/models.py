@@ -16,7 +16,7 @@ there are cores. `--quick` is one seed, two rates and a stream of 1 million. `--
 Runs that have ended are kept in the folder `models` beside the datasets until all have, so that the same command goes
 on after a kill. The last printed line is one JSON object.
 
-Takes: 90 minutes; --quick 10 minutes
+Takes: 2 hours; --quick 10 minutes
 Needs: `rowwise data get movielens-100k` and `rowwise data get complete-journey`
 """
 
@@ -44,8 +44,8 @@ SEEDS = (0, 1, 2)
 STREAM_ROWS = 5_000_000
 SPEED_s = 2.0
 SMOKE = ("dhen",)
-WORST_NE = {"movielens-100k": 0.84, "complete-journey": 0.62, "stream": 0.8}  # of a mean over seeds
-WIDEST = {"movielens-100k": 0.02, "complete-journey": 0.01, "stream": 0.01}  # between the NEs of a model
+WORST_NE = {"movielens-100k": 0.84, "complete-journey": 0.65, "stream": 0.7}  # of a mean over seeds
+WIDEST = {"movielens-100k": 0.02, "complete-journey": 0.01, "stream": 0.002}  # between the NEs of a model
 
 
 class Runs:

@@ -673,10 +673,11 @@ def models(read: Read) -> str:
     zoo = {name: mine for name, mine in by_model.items() if len(mine) == len(MODEL_DATA)}
     ranked = sorted(zoo, key=lambda name: zoo[name]["stream"]["ne"])
     head = " | ".join(f"NE, {title}" for title in MODEL_DATA.values())
-    lines = [f"| model | {head} | operations of a sample, stream |", "|---" * (2 + len(MODEL_DATA)) + "|"]
+    lines = [f"| model | {head} | operations of a sample, stream | samples/s, stream |", "|---" * (3 + len(MODEL_DATA)) + "|"]
     for name in ranked:
         cells = " | ".join(ne_with_spread(zoo[name][data]) for data in MODEL_DATA)
-        lines.append(f"| {name} | {cells} | {zoo[name]['stream']['flops']:,} |")
+        last = zoo[name]["stream"]
+        lines.append(f"| {name} | {cells} | {last['flops']:,} | {last['samples_s']:,} |")
     stacks = [name for name in by_model if name not in zoo]
     depths = sorted({int(name.rsplit(", ", 1)[1].split()[0]) for name in stacks})
     kinds = sorted({name.split(", ")[0] for name in stacks})
@@ -697,7 +698,8 @@ def models(read: Read) -> str:
         "Each model has the best of three learning rates by validation rows; for "
         f"{at_edge} of {len(result['lines'])} that is the lowest tried. "
         "All else is that of one recipe, which is DCN's on the first two datasets.",
-        "The stream is 5 million made-up clicks, each seen once. Its operations count multiplications and additions.",
+        "The stream is 5 million made-up clicks, each seen once. Its operations count multiplications and additions. "
+        "Samples/s are whole steps on all threads.",
     ]
     return with_facts(lines, facts, result)
 

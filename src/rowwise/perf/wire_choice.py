@@ -31,7 +31,7 @@ class WireChoice(NamedTuple):
     topology: Topology
 
     def text(self) -> str:
-        """What was chosen and what it gains, in a line."""
+        """One line: the types, and how much faster a step is."""
         far = "" if self.wire.far is None else f"in two levels, {self.wire.far} between them"
         gain = self.floats_s / self.step_s
         return "; ".join(

@@ -114,7 +114,7 @@ def even_loads(request: PlanRequest, links: Links, pieces: EvenPieces | None = N
 
 
 def even_flows(workloads: Sequence[Workload], batch: int, wire: Wire, topology: Topology) -> list[Flow]:
-    """The collectives of whole tables, of which each rank has an equal part."""
+    """The collectives of tables that ranks share evenly."""
     if topology.world == 1:
         return []
     ones_W, samples = np.ones(topology.world), batch / topology.world
