@@ -673,7 +673,8 @@ def models(read: Read) -> str:
     zoo = {name: mine for name, mine in by_model.items() if len(mine) == len(MODEL_DATA)}
     ranked = sorted(zoo, key=lambda name: zoo[name]["stream"]["ne"])
     head = " | ".join(f"NE, {title}" for title in MODEL_DATA.values())
-    lines = [f"| model | {head} | operations of a sample, stream | samples/s, stream |", "|---" * (3 + len(MODEL_DATA)) + "|"]
+    head += " | operations of a sample, stream | samples/s, stream"
+    lines = [f"| model | {head} |", "|---" * (3 + len(MODEL_DATA)) + "|"]
     for name in ranked:
         cells = " | ".join(ne_with_spread(zoo[name][data]) for data in MODEL_DATA)
         last = zoo[name]["stream"]
