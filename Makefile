@@ -84,11 +84,11 @@ lint: build $(DEV)
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest -n 2 -m 'not slow and not dist and not gpu'
+	$(BIN)/python -m pytest -n 2 -m 'not slow and not dist and not gpu and not bench'
 
 test-all: $(PEERS) $(DOCS) $(MLFLOW) wheel  # tests that compare with other libraries need them
 	tools/browser.sh
-	$(BIN)/python -m pytest -n 2 --full -m '(slow or dist or hypothesis) and not gpu'
+	$(BIN)/python -m pytest -n 2 --full -m '(slow or dist or hypothesis) and not gpu and not bench'
 	$(MAKE) -j 2 -O sanitize test-arm
 
 sanitize: build $(DEV)
@@ -105,7 +105,7 @@ bench: $(PEERS)
 	$(BIN)/rowwise bench ops
 
 bench-smoke: $(PEERS)
-	$(BIN)/rowwise bench --all --smoke
+	$(BIN)/python -m pytest -n 2 --full -m bench
 
 clean:
 	rm -rf $(VENV) build dist .hypothesis .ruff_cache .import_linter_cache

@@ -28,8 +28,7 @@ def run(name, *options, cwd):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
-@pytest.mark.dist
+@pytest.mark.bench
 @pytest.mark.parametrize("name", ENTRIES)
 def test_starts_and_ends_with_the_right_results(name, tmp_path):
     saved = tmp_path / "result.json"
@@ -43,15 +42,14 @@ def test_starts_and_ends_with_the_right_results(name, tmp_path):
         assert floor["ok"], floor
 
 
-@pytest.mark.dist
+@pytest.mark.bench
 def test_ours_send_no_more_than_the_formulas_say(tmp_path):
     floors = run("shard_step", "--quick", "--only", "bytes", cwd=tmp_path)["floors"]
     assert len(floors) >= 4
     assert all(floor["ok"] for floor in floors)
 
 
-@pytest.mark.slow
-@pytest.mark.dist
+@pytest.mark.bench
 @pytest.mark.skipif(find_spec("torchrec") is None, reason="needs the extra 'peers'")
 def test_torchrec_is_held_against_itself_over_two_processes(tmp_path):
     """The same model by another way of adding up; a state for each piece of a row is not the same model."""
@@ -61,8 +59,7 @@ def test_torchrec_is_held_against_itself_over_two_processes(tmp_path):
     assert away["column-wise"] > 0.01
 
 
-@pytest.mark.slow
-@pytest.mark.dist
+@pytest.mark.bench
 def test_a_calibration_is_measured_and_judged(tmp_path):
     """As a whole, on little data: what it finds is in order, if not good."""
     sections = ["sets", "chosen", "plans"]

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 EXAMPLES = 4
 
-settings.register_profile("rowwise", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("rowwise", deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rowwise")
 
 

@@ -57,16 +57,16 @@ def test_machine_code_keeps_its_budget(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100", "gfx942"])
 def test_machine_code_of_other_gpus_keeps_its_budget(arch):
-    """A sample of the variants; `rowwise bench gpu_static` compiles all of them, in 12 minutes."""
+    """A sample of the variants."""
     variants = part("gpu_variants").variants()
     found = {name: faults_of(variants[name], arch) for name in SAMPLE}
     assert not {name: faults for name, faults in found.items() if faults}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(6))
-def test_machine_code_of_all_variants_keeps_its_budget(number):
-    """Each sixth of the variants, as all of them take minutes."""
+@pytest.mark.parametrize("number", [0, 3])
+def test_machine_code_of_many_variants_keeps_its_budget(number):
+    """Each sixth of the variants twice; `rowwise bench gpu_static` compiles all of them, in 12 minutes."""
     variants = list(part("gpu_variants").variants().items())[number::6]
     found = {name: faults_of(variant, "sm_90") for name, variant in variants}
     assert not {name: faults for name, faults in found.items() if faults}
