@@ -41,6 +41,7 @@ from rowwise.serve.versions import (
     VersionRefused,
 )
 
+IDLE_s = 75  # after which a connection without requests is closed; load balancers keep theirs for 60
 LINGER_s = 0.5  # from SIGTERM to the end of connections without a request
 DRAIN_s = 30  # that requests have to end
 SWITCH_s = 5e-4  # after which the thread that opens a version lets requests pass, and not after 5 ms
@@ -76,7 +77,9 @@ def run_worker(task: WorkerTask, number: int, host: Connection, bound: socket.so
             service.recorder.close()
 
     app = make_app(service, lifespan)
-    config = uvicorn.Config(app, access_log=False, log_level="warning", timeout_graceful_shutdown=DRAIN_s)
+    config = uvicorn.Config(
+        app, access_log=False, log_level="warning", timeout_keep_alive=IDLE_s, timeout_graceful_shutdown=DRAIN_s
+    )
     server = _DrainingServer(config, service)
     server.run(sockets=[bound])
 
