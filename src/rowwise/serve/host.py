@@ -36,6 +36,7 @@ from rowwise.serve.versions import (
 )
 
 POLL_s = 0.2  # between two looks at the folder
+LOADER_NICE = 10  # workers come first where cores are few
 END_s = 60.0  # that workers have to end at SIGTERM
 RESTART_s = 1.0  # between two starts of a worker
 BACKLOG = 1024  # connections that wait to be taken
@@ -274,6 +275,7 @@ class ServerHost:
 def _load_rows(version: int, load: Callable[[int, int, int | None], None], like: int | None, host: Connection) -> None:
     """The main function of the process that loads the rows of a version."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(LOADER_NICE)
     rows = recv_handle(host)
     try:
         load(version, rows, like)
