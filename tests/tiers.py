@@ -3,7 +3,7 @@
 A plugin of pytest that `conftest.py` loads. Without `--full`, Hypothesis draws a few examples, the same ones in every
 run. Of a test marked `few(n)` only n combinations of parameters are fast: those that have the most pairs of values
 between them; the others are marked slow. With `--full`, as `make test-all` runs them, tests with Hypothesis have random
-examples, as many as they ask for.
+examples, a third of what they ask for: as many would take longer than people wait. `--all-examples` has as many.
 """
 
 from collections import defaultdict
@@ -12,14 +12,15 @@ from itertools import combinations
 import pytest
 from hypothesis import HealthCheck, settings
 
-EXAMPLES = 4
+EXAMPLES, FULL_SHARE = 4, 3  # in fast tests; one in so many of what a test asks for, in full ones
 
-settings.register_profile("rowwise", deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("rowwise", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rowwise")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--full", action="store_true", help="random examples, as many as a test asks for")
+    parser.addoption("--full", action="store_true", help="random examples, a third of what a test asks for")
+    parser.addoption("--all-examples", action="store_true", help="with --full: as many as a test asks for")
 
 
 def pytest_configure(config):
@@ -32,8 +33,11 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("few"):
             by_test[item.nodeid.partition("[")[0]].append(item)
-        if not config.getoption("full") and getattr(item.obj, "is_hypothesis_test", False):
-            shorten(item.obj)
+        if getattr(item.obj, "is_hypothesis_test", False):
+            if not config.getoption("full"):
+                shorten(item.obj)
+            elif not config.getoption("all_examples"):
+                thin(item.obj)
     for alike in by_test.values():
         kept = covering([item.callspec.indices for item in alike], alike[0].get_closest_marker("few").args[0])
         for index, item in enumerate(alike):
@@ -46,6 +50,15 @@ def shorten(test):
     full = test._hypothesis_internal_use_settings
     few = min(full.max_examples, EXAMPLES)
     test._hypothesis_internal_use_settings = settings(full, max_examples=few, derandomize=True, database=None)
+
+
+def thin(test):
+    """Fewer examples, once for each test: one function may have several sets of parameters."""
+    asked = test._hypothesis_internal_use_settings
+    if not hasattr(test, "asked_examples"):
+        test.asked_examples = asked.max_examples
+        few = min(asked.max_examples, max(EXAMPLES, asked.max_examples // FULL_SHARE))
+        test._hypothesis_internal_use_settings = settings(asked, max_examples=few)
 
 
 def covering(choices, count):
