@@ -197,13 +197,19 @@ def _filling_options(problem: PlacementProblem, totals: OptionTotals) -> Index:
     for item in np.argsort(-least_I, kind="stable").tolist():
         options = np.array(problem.options_of(item))
         # Of options that fit, those in small pieces; of these, those that there is room for; of these, small ones.
-        for ok_O in (totals.fits_O, largest_O <= SMALL_PIECE, np.all(share_OM <= left_M, axis=1)):
-            options = options[ok_O[options]] if ok_O[options].any() else options
+        options = _those(options, totals.fits_O[options])
+        options = _those(options, largest_O[options] <= SMALL_PIECE)
+        options = _those(options, np.all(share_OM[options] <= left_M, axis=1))
         size = share_OM[options].sum(1)
         options = options[size <= NEAR * size.min()]
         choice_I[item] = options[(left_M - share_OM[options]).min(1).argmax()]
         left_M = left_M - share_OM[choice_I[item]]
     return choice_I
+
+
+def _those(options: np.ndarray, ok: np.ndarray) -> np.ndarray:
+    """The options that are ok; all of them, if none is."""
+    return options[ok] if ok.any() else options
 
 
 def _pieces_of(problem: PlacementProblem, choice_I: Index) -> np.ndarray:

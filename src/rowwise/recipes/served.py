@@ -104,14 +104,14 @@ def load_rows(path: Path, expect: str | None, number: int, file: int, like: int 
         like: a version that has to read the same columns, and to answer the same tasks.
     """
     folder = find_version(path, number)
-    check_digest(folder, expect)
+    digest = check_digest(folder, expect)
     served = read_model(folder.path)
     if like is not None:
         _check_alike(folder, find_version(path, like))
     model = build_model(served.parts, on_meta=True)
     _map_rows(model, file, folder, fresh=True)
     restore_model(Checkpoint.open(folder.path), model)
-    _serve(folder, served, model)
+    _serve(folder, digest, served, model)
 
 
 def open_version(
@@ -126,17 +126,17 @@ def open_version(
         rows: a file with its rows, by `load_rows`; None: they are read into this process.
     """
     folder = find_version(path, number)
-    check_digest(folder, expect)
+    digest = check_digest(folder, expect)
     served = read_model(folder.path)
     if rows is None:
-        return _serve(folder, served, load_model(folder.path, served))
+        return _serve(folder, digest, served, load_model(folder.path, served))
     model = build_model(served.parts, on_meta=True)
     _map_rows(model, rows, folder, fresh=False)
     restore_model(Checkpoint.open(folder.path), model, rows=False)
-    return _serve(folder, served, model)
+    return _serve(folder, digest, served, model)
 
 
-def _serve(folder: VersionFolder, served: ServedModel, model: nn.Module) -> ServedVersion:
+def _serve(folder: VersionFolder, digest: str, served: ServedModel, model: nn.Module) -> ServedVersion:
     golden = read_golden(folder.path)
     model.eval()
     pack(model)
@@ -145,7 +145,7 @@ def _serve(folder: VersionFolder, served: ServedModel, model: nn.Module) -> Serv
     return ServedVersion(
         name=served.name,
         number=folder.number,
-        digest=folder.digest,
+        digest=digest,
         forward=forward,
         schema=pa.schema([golden.rows.schema.field(name) for name in preparation.names]),
         tasks=served.parts.tasks,

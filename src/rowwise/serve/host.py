@@ -1,7 +1,7 @@
 """The process that starts the workers of a server, watches them, and follows the folder of versions.
 
-It loads no torch: workers, and the process that loads the rows of a version, are forks of a server process that has.
-Rows are in memory without a name, which the system frees with the last process that maps it. A worker that ends is
+Workers, and the process that loads the rows of a version, are forks of a server process that has loaded torch. Rows
+are in memory without a name, which the system frees with the last process that maps it. A worker that ends is
 replaced; meanwhile the others take its connections, as all wait at one socket.
 """
 
