@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, final
 
 from rowwise.comm.spawn import describe_exit, fork_server
-from rowwise.errors import CheckpointError, DataError, PeerError, one_line
+from rowwise.errors import CheckpointError, DataError, PeerError
 from rowwise.serve.traffic import Traffic
 from rowwise.serve.versions import (
     Command,
@@ -280,6 +280,6 @@ def _load_rows(version: int, load: Callable[[int, int, int | None], None], like:
     try:
         load(version, rows, like)
     except Exception as error:  # a version's own code may raise anything
-        host.send(VersionRefused(version, one_line(error) or f"{type(error).__name__}: {error}"))
+        host.send(VersionRefused.because(version, error))
     else:
         host.send(RowsLoaded(version))

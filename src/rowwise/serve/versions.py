@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
+from rowwise.errors import one_line
 from rowwise.serve.traffic import Traffic
 
 
@@ -31,6 +32,10 @@ class VersionRefused(NamedTuple):
     version: int
     why: str
     worker: int | None = None
+
+    @classmethod
+    def because(cls, version: int, error: Exception, worker: int | None = None) -> "VersionRefused":
+        return cls(version, one_line(error) or f"{type(error).__name__}: {error}", worker)
 
 
 class WorkerStarted(NamedTuple):

@@ -25,7 +25,6 @@ import torch
 import uvicorn
 from starlette.applications import Starlette
 
-from rowwise.errors import one_line
 from rowwise.serve.admission import ServiceLimits
 from rowwise.serve.app import make_app
 from rowwise.serve.record import Recording, RequestRecorder
@@ -145,8 +144,7 @@ class _Control(NamedTuple):
         try:
             opened = self.task.open_version(version, rows)
         except Exception as error:  # a version's own code may raise anything
-            why = one_line(error) or f"{type(error).__name__}: {error}"
-            self.host.send(VersionRefused(version, why, self.number))
+            self.host.send(VersionRefused.because(version, error, self.number))
             return
         finally:
             os.close(rows)
