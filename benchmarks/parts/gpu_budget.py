@@ -5,22 +5,24 @@ from parts.gpu_variants import Variant
 from rowwise.ops._triton import specialise, update
 from rowwise.spec import RowType
 
-REGISTERS = 80  # of a lane: 25 programs of a warp on a multiprocessor; 64 would be 32
+REGISTERS = 80  # of a lane: 25 programs of a warp on a multiprocessor; 64 are 32
 AMD_REGISTERS = 128
-FULL_WARP = 64  # dims from which a row fills the lanes of a warp
 
 
 def machine_code_of(variant: Variant, arch: str) -> MachineCode:
     if variant.multiplies and arch.startswith("gfx"):
         variant = variant._replace(constants=variant.constants | {"PRECISION": "ieee"})
     capability = int(arch.removeprefix("sm_")) if arch.startswith("sm_") else 0
-    limit = specialise.most_registers(variant.bucket, capability) if variant.kernel is update.apply else None
-    return machine_code(compile_kernel(variant.kernel, variant.constants | {"maxnreg": limit}, arch))
+    chosen: dict = {}
+    if variant.kernel is update.apply:
+        ahead = specialise.loads_ahead(variant.bucket, capability) and not variant.constants["UNITS"]
+        chosen = {"AHEAD": ahead, "maxnreg": specialise.most_registers(variant.bucket, capability)}
+    return machine_code(compile_kernel(variant.kernel, variant.constants | chosen, arch))
 
 
 def least_width(variant: Variant) -> int:
     """Bytes that the widest load of a lane has at least; 0: any."""
-    if variant.dim < FULL_WARP or variant.copies or variant.multiplies or variant.of_ids:
+    if variant.dim < specialise.FULL_WARP or variant.copies or variant.multiplies or variant.of_ids:
         return 0
     if variant.of_rows:  # of gradients in fp32, a row spread over the lanes
         return min(16, variant.dim * 4 // 32)

@@ -109,7 +109,7 @@ def _updates(row_type: RowType, dim: int) -> Iterator[tuple[str, Any, dict[str, 
             continue
         bucket = specialise.bucket_of(_descriptors(row_type, dim, kind())[1])
         shared, grad_align = constants_of(bucket), min(4, bucket.divisor)
-        sums = {"TERMS": specialise.terms(bucket), "GRAD_ALIGN": grad_align}
+        sums = {"TERMS": specialise.TERMS, "GRAD_ALIGN": grad_align}
         one = shared | sums | {"RULE": bucket.rule, "STATE_ALIGN": specialise.state_align(bucket), "HAS_SLOTS": False}
         yield f"apply {name}", update.apply, one | {"UNITS": False, "SCALED": False}, bucket
         if kind is RowWiseAdagrad:
@@ -117,4 +117,5 @@ def _updates(row_type: RowType, dim: int) -> Iterator[tuple[str, Any, dict[str, 
             yield f"apply {name} scaled", update.apply, one | {"UNITS": False, "SCALED": True}, bucket
             of_units = {key: shared[key] for key in ("BLOCK", "DIVISOR", "num_warps", "enable_fp_fusion")}
             if row_type is RowType.FP32:
+                sums["TERMS"] = specialise.TERMS_OF_UNIT
                 yield "sum_units", update.sum_units, of_units | sums | {"SCALED": False}, bucket

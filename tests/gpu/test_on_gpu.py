@@ -9,6 +9,7 @@ from rowwise import Batch, Pooling, RowWiseAdagrad, Sgd, Table
 from rowwise.errors import DeviceError
 from rowwise.ops.faults import check_faults
 from rowwise.ops.layout import FeatureDescriptor
+from rowwise.ops.linear import linear
 from rowwise.ops.reference import FeatureBags
 from rowwise.ops.update import next_step
 from rowwise.train.on_device import DeviceCopies
@@ -164,3 +165,21 @@ def test_a_row_whose_gradient_is_not_finite_keeps_its_value():
     before, after = (x.view(torch.float32).view(-1, 8) for x in (arena.rows, rows.cpu()))
     assert same(after[row], before[row])
     assert not torch.equal(after, before)
+
+
+@pytest.mark.parametrize("columns", [13, 16, 479])
+def test_products_in_16_bits_of_any_width(columns):
+    """Factors are padded to a width that is fast; the products and gradients are those of torch."""
+    layers = [torch.nn.Linear(columns, 24).cuda() for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    inputs = [torch.randn(50, columns, device="cuda").requires_grad_() for _ in range(2)]
+    inputs[1].data.copy_(inputs[0].data)
+    found = []
+    for layer, x, product in zip(layers, inputs, (linear, torch.nn.functional.linear), strict=True):
+        with torch.autocast("cuda", torch.bfloat16):
+            out = product(x, layer.weight, layer.bias)
+        out.float().square().sum().backward()
+        found.append((out, x.grad, layer.weight.grad, layer.bias.grad))
+    for one, other in zip(*found, strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-1)

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rowwise import BatchError, Embeddings, IdError, Jagged, SpecError, Table
-from rowwise.ops import reference
+from rowwise.ops import check, reference
 from rowwise.ops.jagged import bucketize, concatenate, deduplicate, lengths, permute, row_bounds, split
 from rowwise.ops.reference.operators import operators
 
@@ -287,13 +287,48 @@ def test_lengths_are_what_offsets_were_made_from(counts, dtype):
     assert same(reference.lengths(offsets), counts)
 
 
+@settings(max_examples=40)
+@given(batches, st.data())
+def test_ids_in_range(jagged, data):
+    """Also of features that are looked up twice, or not at all, and where one id alone is outside."""
+    chosen = data.draw(st.lists(st.integers(0, len(jagged.features) - 1), max_size=4))
+    offsets = jagged.offsets().tolist()
+    parts = [jagged.values_N[offsets[f * jagged.batch_size] : offsets[(f + 1) * jagged.batch_size]] for f in chosen]
+    limits = [[f, int(ids.max()) + 1 if len(ids) else 1] for f, ids in zip(chosen, parts, strict=True)]
+    args = jagged.values_N, jagged.lengths_FB
+    assert ops.in_range(*args, torch.tensor(limits, dtype=torch.int64).view(-1, 2), jagged.batch_size)
+    assert reference.in_range(*args, torch.tensor(limits, dtype=torch.int64).view(-1, 2), jagged.batch_size)
+    assert not check.find_out_of_range(jagged, [tuple(one) for one in limits])
+    for index, ids in enumerate(parts):
+        if not len(ids):
+            continue
+        smaller = [list(one) for one in limits]
+        smaller[index][1] -= 1
+        assert not ops.in_range(*args, torch.tensor(smaller), jagged.batch_size)
+        assert not reference.in_range(*args, torch.tensor(smaller), jagged.batch_size)
+        ((found, positions),) = check.find_out_of_range(jagged, [tuple(one) for one in smaller])
+        assert found == index
+        assert jagged.values_N[positions].tolist() == [limits[index][1] - 1] * len(positions)
+
+
+def test_a_range_of_wrong_lengths_names_the_features():
+    wrong = Jagged(features=("a", "b"), values_N=torch.arange(3), lengths_FB=torch.tensor([1, 1, 3, 1]))
+    with pytest.raises(BatchError, match=r"add up to 6, want 3.*a: 2, b: 4"):
+        check.find_out_of_range(wrong, [(0, 10)])
+    with pytest.raises(RuntimeError, match="no feature 2"):
+        ops.in_range(torch.arange(3), torch.tensor([1, 2]), torch.tensor([[2, 9]]), 1)
+
+
 def test_operators_of_devices_without_kernels():
     flat = operators()
-    assert {name: flat[name] for name in ("take", "bucketize", "deduplicate", "lengths", "expand", "spread")} == {
+    assert {
+        name: flat[name] for name in ("take", "bucketize", "deduplicate", "lengths", "in_range", "expand", "spread")
+    } == {
         "take": reference.take,
         "bucketize": reference.bucketize,
         "deduplicate": reference.deduplicate,
         "lengths": reference.lengths,
+        "in_range": reference.in_range,
         "expand": reference.expand,
         "spread": reference.spread,
     }

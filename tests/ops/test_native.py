@@ -33,7 +33,7 @@ def test_a_library_of_these_sources_is_taken():
 
 @pytest.mark.parametrize(
     ("without", "named"),
-    [(["take"], "take"), (native.OPERATORS[:5], "offsets, lengths, take and 2 more")],
+    [(["take"], "take"), (native.OPERATORS[:5], "offsets, lengths, in_range and 2 more")],
 )
 def test_a_library_that_lacks_operators_is_refused(without, named):
     with pytest.raises(NativeError) as caught:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from rowwise.ingest.batcher import Position
 from rowwise.models.dlrm import DLRM
 from rowwise.ops.faults import FaultWord
 from rowwise.train.breakdown import Breakdown
-from rowwise.train.groups import UpdateGroups
+from rowwise.train.groups import UpdateGroups, check_and_pin
 from rowwise.train.objective import Clicks
 from rowwise.train.on_device import LateNumbers, check_on_host, judge, to_device
 from rowwise.train.optimizers import make_optimizer
@@ -130,12 +131,12 @@ MAPPED = (
 class OneBatch:
     """A batcher of one batch again and again."""
 
-    def __init__(self, batch):
-        self.batch = batch
+    def __init__(self, batch, context):
+        self.batch, self.change = batch, partial(check_and_pin, context)
 
     def __iter__(self):
         while True:
-            yield self.batch
+            yield self.change(self.batch)
 
     def state(self):
         return Position()
@@ -147,12 +148,12 @@ def test_a_batch_is_checked_and_mapped_on_the_host(tables):
     model = DLRM(make_embeddings(tables, device="meta"), dense_features=4, bottom=(8, 8), top=(8, 1)).to("meta")
     assert all(one.words.device.type == "cpu" for one in model.modules() if isinstance(one, MappedTable))
     context = StepContext.create(model, Clicks(model), Training(device="meta"), Breakdown())
-    groups = UpdateGroups(OneBatch(make_batch()), context)
+    groups = UpdateGroups(OneBatch(make_batch(), context), context)
     for number in (1, 2):
         group = groups.read()
         assert groups.error is None
         step(context, group.batches, number)
-    wrong = UpdateGroups(OneBatch(make_batch(friend=99_999)), context)
+    wrong = UpdateGroups(OneBatch(make_batch(friend=99_999), context), context)
     assert not wrong.read().batches
     assert isinstance(wrong.error, IdError)
     assert "feature 'friend', sample 0, position 0: id 99999" in str(wrong.error)

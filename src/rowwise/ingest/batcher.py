@@ -141,6 +141,7 @@ class Batcher:
         self.task = PreparationTask(reader=reader, splits=splits, preparation=preparation)
         self._open_splits: OpenSplits = self._read_splits
         self.on_read: Callable[[float, float], object] = lambda *_: None  # given begin and end of each batch's making
+        self.change: Callable[[Batch], Batch] = lambda batch: batch  # of each batch, in the thread that makes it
         self._kept: dict[int, LoadedSplit] = {}  # by index of the split
         self._kept_bytes = 0
         start = Position(seed=batching.seed, shuffle=batching.shuffle, data=_digest(splits, preparation))
@@ -204,7 +205,7 @@ class Batcher:
     def _collate(self, slices: Sequence[SplitRows], rows: int) -> Batch:
         """This rank's part of a global batch of `rows` rows."""
         begin, end = self._batching.shard.part(rows)
-        return collate([one.clip(begin, end) for one in slices], self._columns)
+        return self.change(collate([one.clip(begin, end) for one in slices], self._columns))
 
     def _read_splits(self, epoch: int, at: int) -> Iterator[OpenedSplit]:
         """The splits of an epoch, each read when it is needed. See [Note: order of rows]."""

@@ -39,6 +39,13 @@ def find_unknown_ids(group: TableGroup, features_FC: Tensor, jagged: Jagged) -> 
 
 def find_out_of_range(jagged: Jagged, limits: Sequence[tuple[int, int]]) -> list[tuple[int, Tensor]]:
     """(index into `limits`, positions) for each limit (feature of the batch, rows) with ids outside 0..rows-1."""
+    limits_L2 = torch.tensor(limits, dtype=torch.int64).view(-1, 2)
+    try:
+        if torch.ops.rowwise.in_range(jagged.values_N, jagged.lengths_FB, limits_L2, jagged.batch_size):
+            return []
+    except RuntimeError:
+        check_lengths(jagged)
+        raise
     # Every batch_size-th offset is where a feature begins.
     bounds = jagged.offsets()[:: max(1, jagged.batch_size)]
     unknown: list[tuple[int, Tensor]] = []

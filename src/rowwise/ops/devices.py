@@ -30,6 +30,7 @@ ON_GPU = {
     "place": "torch",
     "spread": "torch",
     "lengths": "reference",
+    "in_range": "reference",
     "pack4": "reference",
     "unpack4": "reference",
     "take": "reference",

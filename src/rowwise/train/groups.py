@@ -14,7 +14,7 @@ from rowwise.batch import Batch
 from rowwise.errors import DataError
 from rowwise.hashing.embeddings import MappedEmbeddings
 from rowwise.ingest.batcher import Batcher, Position
-from rowwise.train.on_device import Move, check_on_host
+from rowwise.train.on_device import Move, check_on_host, pinned
 from rowwise.train.ranks import empty_batch_template
 from rowwise.train.step import StepContext, count_samples
 from rowwise.train.step_header import GlobalStatus, StepHeader
@@ -26,6 +26,14 @@ class UpdateGroup:
 
     batches: list[Batch]
     after: Position  # of this rank in the data, after these batches
+
+
+def check_and_pin(context: StepContext, batch: Batch) -> Batch:
+    """What the thread that makes batches does with each for a GPU: the ids are checked, the memory is pinned."""
+    if not context.runs_ahead:
+        return batch
+    direct = [tables for tables in context.tables if tables not in context.id_maps]
+    return check_on_host(direct, batch).map_tensors(pinned)
 
 
 @final
@@ -64,15 +72,13 @@ class UpdateGroups:
     def _to_device(self, batch: Batch) -> Batch:
         if not self._context.runs_ahead:
             return batch.to(self._context.settings.device)
-        id_maps = self._context.id_maps
-        checked = check_on_host([tables for tables in self._context.tables if tables not in id_maps], batch)
-        mapped = [one for one in id_maps.values() if isinstance(one, MappedEmbeddings)]
+        mapped = [one for one in self._context.id_maps.values() if isinstance(one, MappedEmbeddings)]
 
         def map_ids(copied: Batch, move: Move) -> None:
             for one in mapped:
-                one.map_on_host(checked.sparse, copied.sparse, move)
+                one.map_on_host(batch.sparse, copied.sparse, move)
 
-        return self._context.copies.start(checked, map_ids)
+        return self._context.copies.start(batch, map_ids)
 
     def header(self, newest: UpdateGroup, *, stop: bool) -> StepHeader:
         """What this rank tells the others before a step, when `newest`, the group after that step's, is read."""

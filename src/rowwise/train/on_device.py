@@ -1,8 +1,9 @@
 """A step on a GPU: the host launches it without waiting for the device.
 
-Batches are checked on the host, then copied by a stream of their own while an earlier step computes. Loss and norm come
-back by a copy that is read when the next step has been launched. A loss or a gradient that is not finite changes no
-dense weight and none of the rows that it reaches; the kernels' fault words (`ops/faults.py`) raise it a step later.
+The thread that makes a batch checks its ids and puts it into pinned memory; a stream of its own copies the batch while
+an earlier step computes. Loss and norm come back by a copy that is read when the next step has been launched. A loss
+or a gradient that is not finite changes no dense weight and none of the rows that it reaches; the kernels' fault words
+(`ops/faults.py`) raise it a step later.
 
 With several ranks, or virtual shards, the host reads these numbers in each step, as on the CPU.
 """
@@ -62,6 +63,11 @@ class LateNumbers:
         return loss, norm
 
 
+def pinned(x: Tensor) -> Tensor:
+    """The tensor in memory that a GPU reads by itself; where there is no GPU, the tensor."""
+    return x.pin_memory() if torch.cuda.is_available() else x
+
+
 Move = Callable[[Tensor], Tensor]  # to a device
 
 
@@ -89,7 +95,7 @@ class DeviceCopies:
             if self._stream is None:
                 return x.to(self._device)
             # Torch keeps the pinned memory until the copy is over, then uses it for another batch.
-            moved.append(x.pin_memory().to(self._device, non_blocking=True))
+            moved.append(pinned(x).to(self._device, non_blocking=True))
             return moved[-1]
 
         with torch.cuda.stream(self._stream):  # of None: nothing

@@ -10,6 +10,7 @@ evaluations and checkpoints exchange a status of their own. Only rank 0 writes i
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import final
 
 import torch
@@ -29,7 +30,7 @@ from rowwise.train.breakdown import PAUSED, Breakdown
 from rowwise.train.diagnose import find_cause
 from rowwise.train.evaluate import Evaluator, Scores
 from rowwise.train.feeding import AskHealth, DataWait, no_service
-from rowwise.train.groups import UpdateGroups
+from rowwise.train.groups import UpdateGroups, check_and_pin
 from rowwise.train.objective import InBatch, Objective
 from rowwise.train.pipeline import Pipeline
 from rowwise.train.progress import BestEvaluation, Progress
@@ -135,6 +136,7 @@ class Trainer:
         with raising_on_all_ranks(self._comm, during="opening the data"):
             batcher = self.job.batches(position)
             batcher.on_read = self._clock.add_read
+            batcher.change = partial(check_and_pin, self._context)
             return batcher
 
     def stop(self) -> None:

@@ -375,6 +375,30 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> bucketize(const Tensor& value
   return {out, out_lengths, out_weights, positions, starts};
 }
 
+// Whether every id is in 0..rows-1; `limits`: pairs of a feature of the batch and the rows of its table.
+bool in_range(const Tensor& values, const Tensor& lengths, const Tensor& limits, int64_t batch) {
+  const Integers ids(values, "values");
+  const Begins begins(Integers(lengths, "lengths"), ids.count);
+  check_tensor(limits, ScalarType::Long, "limits");
+  const int64_t* pairs = limits.const_data_ptr<int64_t>();
+  std::atomic<bool> good{true};
+  for (int64_t i = 0; i < limits.numel(); i += 2)
+    STD_TORCH_CHECK(batch >= 0 && pairs[i] >= 0 && (pairs[i] + 1) * batch <= lengths.numel(), "rowwise: no feature ",
+                    pairs[i]);
+  const auto first = [&](int64_t i) { return begins[pairs[2 * i] * batch]; };
+  each_range(
+      limits.numel() / 2, items_per_task, [&](int64_t i) { return begins[(pairs[2 * i] + 1) * batch] - first(i); },
+      [&](int64_t i, int64_t begin, int64_t end) {
+        with_type(ids.wide, [&](auto zero) {
+          const auto* at = static_cast<const decltype(zero)*>(ids.data) + first(i);
+          bool outside = false;
+          for (int64_t k = begin; k < end; ++k) outside |= uint64_t(int64_t(at[k])) >= uint64_t(pairs[2 * i + 1]);
+          if (outside) good = false;
+        });
+      });
+  return good;
+}
+
 Tensor lengths_of(const Tensor& offsets) {
   const Integers o(offsets, "offsets");
   STD_TORCH_CHECK(o.count > 0 && o[0] == 0, "rowwise: offsets must begin with 0");
@@ -396,6 +420,7 @@ Tensor lengths_of(const Tensor& offsets) {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(rowwise, m) {
   m.def("lengths(Tensor offsets) -> Tensor");
+  m.def("in_range(Tensor values, Tensor lengths, Tensor limits, int batch) -> bool");
   m.def(
       "take(Tensor[] values, Tensor[] lengths, Tensor[] weights, Tensor segments) -> (Tensor values, Tensor lengths, "
       "Tensor weights, Tensor starts)");
@@ -410,6 +435,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(rowwise, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(rowwise, CPU, m) {
   m.impl("lengths", TORCH_BOX(&lengths_of));
+  m.impl("in_range", TORCH_BOX(&in_range));
   m.impl("take", TORCH_BOX(&take));
   m.impl("bucketize", TORCH_BOX(&bucketize));
   m.impl("expand", TORCH_BOX(&expand));

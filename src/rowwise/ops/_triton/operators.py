@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rowwise.errors import BatchError
 from rowwise.ops import reference
 from rowwise.ops._triton import interact as interact_kernels
 from rowwise.ops._triton import lookup as lookup_kernels
@@ -197,8 +198,12 @@ def update(
         grad=grad,
     )
     places = [d.dim for d in descriptors] if per_id else [stride, *(d.column for d in descriptors)]
+    grad_align = specialise.align_of(places)
+    if grad.numel() // grad_align >= 1 << 31:
+        most = (1 << 31) * grad_align
+        raise BatchError(f"a gradient of {grad.numel():,} numbers: want fewer than {most:,}, so a smaller batch")
     for number, bucket in enumerate(buckets):
-        _update_bucket(memory, found, (number, bucket), specialise.align_of(places), fault)
+        _update_bucket(memory, found, (number, bucket), grad_align, fault)
     end(device)
 
 
@@ -211,15 +216,17 @@ def _update_bucket(
     waiting = grown("waiting", programs * found.levels * bucket.block, device)
     scaled = found.scales_N is not None
     scales = found.scales_N if scaled else memory.grad
-    sums = {"TERMS": specialise.terms(bucket), "GRAD_ALIGN": grad_align}
     # `shared` without the row format, which has no part in a sum of gradients.
     of_units = {name: shared[name] for name in ("BLOCK", "DIVISOR", "num_warps", "enable_fp_fusion")}
     update_kernels.sum_units[programs,](
         memory.grad, found.places_N, scales, found.joins_N, found.unit_first_U1, found.unit_last_U, found.unit_dims_U,
-        found.unit_bounds_K1[number:], waiting, partial, found.levels, SCALED=scaled, **sums, **of_units,
+        found.unit_bounds_K1[number:], waiting, partial, found.levels,
+        TERMS=specialise.TERMS_OF_UNIT, GRAD_ALIGN=grad_align, SCALED=scaled, **of_units,
     )  # fmt: skip
     has_slots = memory.slot_rows is not memory.arena
-    registers = specialise.most_registers(bucket, capability_of(device))
+    ahead, registers = (
+        choose(bucket, capability_of(device)) for choose in (specialise.loads_ahead, specialise.most_registers)
+    )
     limit: dict[str, int] = {} if registers is None else {"maxnreg": registers}  # an option of NVIDIA's compiler alone
     for units in (False, True):
         terms, joins = (partial, found.unit_joins_U) if units else (memory.grad, found.joins_N)
@@ -228,7 +235,8 @@ def _update_bucket(
         update_kernels.apply[programs,](
             *memory[:-1], terms, found.places_N, scales, joins, records, bounds_K1[number:], waiting, fault,
             found.levels, RULE=bucket.rule, STATE_ALIGN=specialise.state_align(bucket), UNITS=units,
-            SCALED=scaled and not units, HAS_SLOTS=has_slots, **sums, **limit, **shared,
+            SCALED=scaled and not units, HAS_SLOTS=has_slots, AHEAD=ahead and not units, TERMS=specialise.TERMS,
+            GRAD_ALIGN=grad_align, **limit, **shared,
         )  # fmt: skip
 
 

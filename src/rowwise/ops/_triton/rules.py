@@ -17,17 +17,17 @@ SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM, ROWWISE_ADAM, LAMB, FTRL = (
 
 
 @triton.jit
-def read_state(own, d, mask, dim, RULE: tl.constexpr):
+def read_state(own, d, mask, dim, has, RULE: tl.constexpr):
     """Two vectors and a number; those that the rule lacks are 0."""
     first = tl.zeros(d.shape, tl.float32)
     second = tl.zeros(d.shape, tl.float32)
     number = 0.0
     if RULE == ROWWISE_ADAGRAD:
-        number = tl.load(own)
+        number = tl.load(own, mask=has, other=0.0)
     elif RULE != SGD:
         first = tl.load(own + d, mask=mask, other=0.0)
         if RULE == ROWWISE_ADAM:
-            number = tl.load(own + dim)
+            number = tl.load(own + dim, mask=has, other=0.0)
         elif RULE != ADAGRAD:
             second = tl.load(own + dim + d, mask=mask, other=0.0)
     return first, second, number

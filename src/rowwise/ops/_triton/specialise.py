@@ -9,11 +9,13 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from rowwise.ops.layout import RULES, TYPES, FeatureDescriptor, TableDescriptor
-from rowwise.row_optimizers import Adagrad, RowWiseAdagrad, RowWiseAdam, Sgd
+from rowwise.row_optimizers import RowWiseAdagrad, RowWiseAdam, Sgd
 from rowwise.spec import RowType
 
 VECTOR = 16  # bytes of the widest load of a lane
 WIDEST_ROW = 256  # columns of a warp
+FULL_WARP = 64  # columns from which on each lane loads 8 bytes of a row
+TERMS, TERMS_OF_UNIT = 2, 4  # gradients that a program of an update, or of parts of hot rows, loads together
 TILE, TILE_WARPS, BOUNDS = 256, 4, 32  # bags or ids of a program of `route`, and its warps; buckets of a program
 SMALLEST_PRODUCT, PART, MOST_VECTORS = 16, 16, 128  # rows, columns and again rows of a matrix product
 
@@ -93,21 +95,24 @@ def interact_shape(vectors: int, *, nvidia: bool) -> dict[str, int | str] | None
     }
 
 
-def terms(bucket: Bucket) -> int:
-    """Gradients that an update loads together: fewer where weights and state take the registers."""
-    fp32_adagrad = bucket.rule == RULES[Adagrad] and TYPES[bucket.type] is RowType.FP32
-    return 2 if bucket.block >= WIDEST_ROW or fp32_adagrad else 4
+def loads_ahead(bucket: Bucket, capability: int) -> bool:
+    """Whether an update loads a row while it works on the one before: where 64 registers hold both.
+
+    `capability`: 90 of sm_90; 0 of what is not NVIDIA's.
+    """
+    narrow = bucket.block <= FULL_WARP // 2
+    if bucket.block >= WIDEST_ROW or (narrow and TYPES[bucket.type] is RowType.INT8):
+        return False
+    of_numbers = bucket.rule in (RULES[Sgd], RULES[RowWiseAdagrad])  # no vector of state
+    return bucket.block <= FULL_WARP or of_numbers or capability < 100
 
 
 def most_registers(bucket: Bucket, capability: int) -> int | None:
-    """The limit of an update's registers on a GPU of NVIDIA; `capability`: 90 of sm_90; None: the compiler's choice.
+    """The limit of an update's registers on a GPU of NVIDIA; None: the compiler's choice, which has never been over 80.
 
-    Where the compiler aims at 64 and moves one value to memory and back, 80 let it keep all; 25 programs then fit.
+    The compiler takes more than 64 for rows that are loaded ahead, though it does not need them.
     """
-    if bucket.block >= WIDEST_ROW:
-        return 80 if bucket.block == WIDEST_ROW and capability >= 100 else None
-    since = {RowType.INT8: 90, RowType.FP32: 100 if bucket.rule == RULES[RowWiseAdam] else 1000}
-    return 80 if capability >= since.get(TYPES[bucket.type], 100) else None
+    return 64 if capability and loads_ahead(bucket, capability) else None
 
 
 def state_align(bucket: Bucket) -> int:

@@ -41,14 +41,24 @@ def lowest_bit(x):
 
 
 @triton.jit
+def load_places(places, k, last, TERMS: tl.constexpr, ALIGN: tl.constexpr):
+    """Places of terms, in units of ALIGN floats, so that 32 bits hold them and their alignment is seen in a loop."""
+    found = ()
+    for u in tl.static_range(TERMS):
+        place = tl.load(places + k + u, mask=k + u < last, other=0)
+        found = found + ((place // ALIGN).to(tl.int32),)
+    return found
+
+
+@triton.jit
 def tree_sum(
     terms,  # floats
+    following,  # `load_places` of the first terms, unless DENSE
     places,  # first float of each term; of terms one after the other if DENSE
     scales,
     joins,  # the level at which a term meets the terms before it; 0: in the same block
     first,
     last,
-    place_of_first,  # the first term's place, so that its load waits for no other
     waiting,  # memory of this program: a vector for each level, without the last one put away
     dim,
     BLOCK: tl.constexpr,
@@ -64,6 +74,9 @@ def tree_sum(
     held = 0  # bit l: a sum of level l waits for its right neighbour
     k = first
     while k < last:
+        if not DENSE:
+            current = following
+            following = load_places(places, k + TERMS, last, TERMS, ALIGN)
         highest = 0
         xs = ()
         joins_of_round = ()
@@ -71,12 +84,9 @@ def tree_sum(
             has = k + u < last
             if DENSE:
                 place = (k + u).to(tl.int64) * BLOCK
-            elif u == 0:
-                place = tl.load(places + k, mask=k > first, other=0)
-                place = tl.where(k > first, place, place_of_first)
             else:
-                place = tl.load(places + k + u, mask=has, other=0)
-            x = tl.load(terms + tl.multiple_of(place, ALIGN) + d, mask=has & (d < dim))
+                place = current[u].to(tl.int64) * ALIGN
+            x = tl.load(terms + place + d, mask=has & (d < dim))
             if SCALED:
                 x = x * tl.load(scales + k + u, mask=has, other=1.0)
             join = tl.load(joins + k + u, mask=has & (k + u > first), other=0).to(tl.int32)

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from rowwise.ops._triton.rows import FP32, read_row, row_bits, row_bytes, write_row
 from rowwise.ops._triton.rules import change, read_state, write_state
-from rowwise.ops._triton.sums import column_sum, tree_sum
+from rowwise.ops._triton.sums import column_sum, load_places, tree_sum
 from rowwise.ops.layout import TableDescriptor
 from rowwise.row_optimizers import KernelHyperparameters
 
@@ -45,12 +45,70 @@ def sum_units(
         first = tl.load(unit_first + unit)
         last = tl.minimum(tl.load(unit_first + unit + 1), tl.load(unit_last + unit))
         dim = tl.multiple_of(tl.load(unit_dims + unit), DIVISOR)
+        of_terms = load_places(places, first, last, TERMS, GRAD_ALIGN)
         total = tree_sum(
-            grad, places, scales, joins, first, last, tl.load(places + first), waiting + program * levels * BLOCK, dim,
+            grad, of_terms, places, scales, joins, first, last, waiting + program * levels * BLOCK, dim,
             BLOCK, TERMS, GRAD_ALIGN, False, SCALED,
         )  # fmt: skip
         tl.store(partial + unit * BLOCK + d, total)
         unit += programs
+
+
+@triton.jit
+def read_record(records, which, end):
+    """The record of that number; there is one after the last."""
+    record = records + tl.multiple_of(tl.minimum(which, end).to(tl.int64) * 4, 4)
+    return tl.load(record), tl.load(record + 1), tl.load(record + 2)
+
+
+@triton.jit
+def load_row(
+    arena,
+    state,
+    tables,
+    terms,
+    places,
+    scales,
+    packed,  # fields of the record
+    named,
+    place,
+    inside,  # whether there is such a record
+    d,
+    TYPE: tl.constexpr,
+    GROUP: tl.constexpr,
+    RULE: tl.constexpr,
+    TERMS: tl.constexpr,
+    ALIGN: tl.constexpr,
+    DIVISOR: tl.constexpr,
+    STATE_ALIGN: tl.constexpr,
+    GRAD_ALIGN: tl.constexpr,
+    UNITS: tl.constexpr,
+    SCALED: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
+    """Addresses and numbers of a row and its state, its first term if AHEAD, and places of the first few.
+
+    Of a record without terms nothing is read.
+    """
+    first, count = (packed >> 32).to(tl.int32), packed.to(tl.int32)
+    has = inside & (count > 0)
+    index, slot = tl.where(has, named >> 48, 0).to(tl.int32), tl.where(has, named & 0xFFFFFFFFFFFF, 0)
+    table = tables + index * FIELDS
+    dim = tl.multiple_of(tl.load(table + 2).to(tl.int32), DIVISOR)
+    width = tl.multiple_of(row_bytes(dim, TYPE, GROUP).to(tl.int64), ALIGN)
+    row = arena + (tl.multiple_of(tl.load(table), ALIGN) + slot * width)
+    own = state + tl.multiple_of(tl.load(table + 3) + slot * tl.load(table + 4), STATE_ALIGN)
+    mask = has & (d < dim)
+    w = tl.where(mask, read_row(row, d, mask, dim, TYPE, GROUP), 0.0)
+    one, two, number = read_state(own, d, mask, dim, has, RULE)
+    g, of_terms = w, ()
+    if AHEAD:
+        g = tl.load(terms + tl.multiple_of(tl.where(has, place, 0), GRAD_ALIGN) + d, mask=mask)
+        if SCALED:
+            g = g * tl.load(scales + first, mask=has, other=1.0)
+    if not UNITS:
+        of_terms = load_places(places, first, first + tl.where(has, count, 0), TERMS, GRAD_ALIGN)
+    return row, own, dim, w, one, two, number, g, of_terms
 
 
 @triton.jit(do_not_specialize=["levels"])
@@ -82,39 +140,48 @@ def apply(
     UNITS: tl.constexpr,
     SCALED: tl.constexpr,
     HAS_SLOTS: tl.constexpr,
+    AHEAD: tl.constexpr,  # whether a row is loaded while the one before it is worked on
 ):
     """Merge what reached each row, and change the row once."""
     d = tl.arange(0, BLOCK)
     # Numbers of records have 32 bits, as registers are what an update is short of.
     which, end = tl.load(span) + tl.program_id(0), tl.load(span + 1)
-    record = records + tl.multiple_of(tl.minimum(which, end).to(tl.int64) * 4, 4)
-    packed, named, place = tl.load(record), tl.load(record + 1), tl.load(record + 2)
+    packed, named, place = read_record(records, which, end)
+    if AHEAD:
+        row, own, dim, w, one, two, number, g, of_terms = load_row(
+            arena, state, tables, terms, places, scales, packed, named, place, which < end, d,
+            TYPE, GROUP, RULE, TERMS, ALIGN, DIVISOR, STATE_ALIGN, GRAD_ALIGN, UNITS, SCALED, AHEAD,
+        )  # fmt: skip
+        next_packed, next_named, next_place = read_record(records, which + tl.num_programs(0), end)
     while which < end:
         first, index, slot = (packed >> 32).to(tl.int32), (named >> 48).to(tl.int32), named & 0xFFFFFFFFFFFF
-        last, place_of_first = first + packed.to(tl.int32), place
-        # The next record is loaded while this row is worked on. There is one after the last.
+        last = first + packed.to(tl.int32)
+        if not AHEAD:
+            row, own, dim, w, one, two, number, g, of_terms = load_row(
+                arena, state, tables, terms, places, scales, packed, named, place, True, d,
+                TYPE, GROUP, RULE, TERMS, ALIGN, DIVISOR, STATE_ALIGN, GRAD_ALIGN, UNITS, SCALED, AHEAD,
+            )  # fmt: skip
+        # What comes next is loaded while this row is worked on: a record, and the row of the record before it.
         which += tl.num_programs(0)
-        record = records + tl.multiple_of(tl.minimum(which, end).to(tl.int64) * 4, 4)
-        packed, named, place = tl.load(record), tl.load(record + 1), tl.load(record + 2)
+        if AHEAD:
+            packed, named, place = next_packed, next_named, next_place
+            next_row, next_own, next_dim, next_w, next_one, next_two, next_number, next_g, next_terms = load_row(
+                arena, state, tables, terms, places, scales, packed, named, place, which < end, d,
+                TYPE, GROUP, RULE, TERMS, ALIGN, DIVISOR, STATE_ALIGN, GRAD_ALIGN, UNITS, SCALED, AHEAD,
+            )  # fmt: skip
+            next_packed, next_named, next_place = read_record(records, which + tl.num_programs(0), end)
+        else:
+            packed, named, place = read_record(records, which, end)
         if last > first:  # not: the terms of the row are units, or the unit begins no row
-            table = tables + index * FIELDS
-            dim = tl.multiple_of(tl.load(table + 2).to(tl.int32), DIVISOR)
-            width = tl.multiple_of(row_bytes(dim, TYPE, GROUP).to(tl.int64), ALIGN)
-            row = arena + (tl.multiple_of(tl.load(table), ALIGN) + slot * width)
-            own = state + tl.multiple_of(tl.load(table + 3) + slot * tl.load(table + 4), STATE_ALIGN)
-            mask = d < dim
+            table, mask = tables + index * FIELDS, d < dim
             mine = waiting + tl.program_id(0).to(tl.int64) * levels * BLOCK
-            # Before the sum, so that row and state are loaded meanwhile.
-            w = tl.where(mask, read_row(row, d, mask, dim, TYPE, GROUP), 0.0)
-            one, two, number = read_state(own, d, mask, dim, RULE)
             if UNITS:
                 g = tree_sum(
-                    terms, places, scales, joins, first, last, place_of_first, mine, dim,
-                    BLOCK, TERMS, BLOCK, True, False,
+                    terms, of_terms, places, scales, joins, first, last, mine, dim, BLOCK, TERMS, BLOCK, True, False,
                 )  # fmt: skip
-            else:
+            elif (not AHEAD) or last - first > 1:
                 g = tree_sum(
-                    terms, places, scales, joins, first, last, place_of_first, mine, dim,
+                    terms, of_terms, places, scales, joins, first, last, mine, dim,
                     BLOCK, TERMS, GRAD_ALIGN, False, SCALED,
                 )  # fmt: skip
             g = tl.where(mask, g, 0.0)
@@ -139,3 +206,6 @@ def apply(
                     write_row(row, d, w, mask, bits, dim, TYPE, GROUP)
             else:
                 tl.store(fault + 1, 1)
+        if AHEAD:
+            row, own, dim, w, g, of_terms = next_row, next_own, next_dim, next_w, next_g, next_terms
+            one, two, number = next_one, next_two, next_number

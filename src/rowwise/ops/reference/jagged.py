@@ -22,6 +22,16 @@ def lengths(offsets: Tensor) -> Tensor:
     return offsets.long().diff()
 
 
+def in_range(values: Tensor, lengths: Tensor, limits: Tensor, batch: int) -> bool:
+    """Whether every id is in 0..rows-1; `limits`: pairs of a feature of the batch and the rows of its table."""
+    bounds = offsets(lengths)
+    for source, rows in limits.tolist():
+        ids = values[int(bounds[source * batch]) : int(bounds[(source + 1) * batch])]
+        if bool(((ids < 0) | (ids.long() >= rows)).any()):
+            return False
+    return True
+
+
 def take(values: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequence[Tensor], segments: Tensor) -> Taken:
     """The bags of some segments of batches, in order: values, lengths, weights, and each segment's first value.
 

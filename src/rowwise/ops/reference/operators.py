@@ -47,6 +47,7 @@ def operators() -> dict[str, Callable[..., Any]]:
         "pack": reference.pack,
         "unpack": reference.unpack,
         "lengths": reference.lengths,
+        "in_range": reference.in_range,
         "take": reference.take,
         "bucketize": reference.bucketize,
         "expand": reference.expand,
