@@ -77,7 +77,7 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, *, relu: 
 
 
 def _padded(x: Tensor, weight_OI: Tensor) -> tuple[Tensor, Tensor]:
-    """The factors, on a GPU in 16 bits with columns of zeros up to a multiple of 8: other widths take 3 times as long."""
+    """The factors, on a GPU in 16 bits with columns of zeros up to a multiple of 8: others take 3 times as long."""
     missing = -x.shape[-1] % ALIGNED_COLUMNS
     if not missing or not x.is_cuda or not torch.is_autocast_enabled("cuda"):
         return x, weight_OI
