@@ -21,7 +21,8 @@ OPERATORS = (
     "offsets", "lengths", "in_range", "take", "bucketize", "expand", "spread", "deduplicate", "place", "pack_ids",
     "map_ids", "pool", "pool_weight_grad", "gather", "update", "mark", "touch", "rewrite", "fill_uniform",
     "fill_uniform_rows", "pack", "unpack", "pack4", "unpack4", "interact", "interact_grad", "pair_sums",
-    "pair_sums_grad", "relu_grad", "crc32", "publish", "wait_for", "zeros", "empty_bytes", "kept_bytes", "drop_kept", "isa", "limit_isa", "row_types", "optimizers",
+    "pair_sums_grad", "relu_grad", "crc32", "publish", "wait_for", "zeros", "empty_bytes", "kept_bytes", "drop_kept",
+    "isa", "limit_isa", "row_types", "optimizers",
 )  # fmt: skip
 
 
