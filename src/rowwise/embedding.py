@@ -146,6 +146,13 @@ class Embeddings(nn.Module):
     def tables(self) -> tuple[Table, ...]:
         return self.arena.tables
 
+    def reserve(self, room: Callable[[Table], int]) -> None:
+        """Lay tables on the meta device out with so many rows behind each, for newer rows; see `ops/newer.py`."""
+        assert self.arena.rows.is_meta
+        pieces = [piece._replace(room=room(piece.table)) for piece in self.arena.pieces]
+        self._tiles = Tiles(pieces, self.device, merge_shared=self._tiles.merge_shared)
+        self.arena.fill(self.seed)
+
     def table(self, name: str) -> Tensor:
         """The rows of a table as they are stored: a view [R, D], or the bytes of int8 rows [R, row_bytes]."""
         return self.arena.table(self._index(name))

@@ -133,6 +133,31 @@ def test_each_answer_is_one_version_while_they_change(models, exported):
     assert (clients.wrong, clients.failed) == (0, [])
 
 
+def test_increments_are_served_from_one_memory(increments, tmp_path):
+    """Each answer is that of the version it names, also after steps back; there is one file with rows, and not five."""
+    models = shutil.copytree(increments.models, tmp_path / "models")
+    write_traffic(models, Traffic(1))
+    rows = increments.table.select(["user", "item", "seen", "d0", "d1"]).to_pydict()
+    expected = None, rows, increments.logits
+    with server(models) as (netloc, process), Clients(netloc, expected) as clients:
+        clients.wait_for(1)
+        for number in (2, 3, 1, 4, 2, 4):
+            clients.seen.pop(number, None)
+            write_traffic(models, Traffic(number))
+            clients.wait_for(number)
+        write_traffic(models, Traffic(4, Canary(3, 0.5)))
+        clients.seen.pop(3, None)
+        clients.wait_for(3)
+        assert sum("memfd:rowwise-serve" in os.readlink(one) for one in fds_of(process.pid)) == 1
+    assert (clients.wrong, clients.failed) == (0, [])
+
+
+def fds_of(pid):
+    return [
+        f"/proc/{pid}/fd/{name}" for name in os.listdir(f"/proc/{pid}/fd") if os.path.lexists(f"/proc/{pid}/fd/{name}")
+    ]
+
+
 def test_a_stock_client_of_the_open_inference_protocol(models, exported):
     from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 

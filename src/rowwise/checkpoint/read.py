@@ -156,6 +156,18 @@ class Checkpoint:
                     begin = cut
         yield shard.cut(begin, end)
 
+    def read_ids(self, name: str, chunk: TensorChunk) -> Tensor:
+        """The row numbers of a chunk of changed rows, ascending."""
+        ids = self._read_ids(name, chunk)
+        assert ids is not None, "a chunk of all rows"
+        return ids.long()
+
+    def read_changed(self, name: str, chunk: TensorChunk, out: Tensor) -> None:
+        """Fill `out` with the rows of a chunk of changed rows, as they are stored."""
+        assert chunk.bits is None
+        for _ in self._read_chunk(name, chunk, out):
+            pass
+
     def verify(self) -> None:
         """Read everything; raises one error that lists all damaged chunks."""
         listed = "; ".join(f"{bad.place} of tensor {bad.tensor!r}: {bad.why}" for bad in self.find_damage())

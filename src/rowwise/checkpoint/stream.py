@@ -60,7 +60,8 @@ def write_streamed(
             for rank, shards in enumerate(shards_W)
         ]
         files, tensors = merge_rank_files(written_W)
-        manifest = CheckpointManifest(format=FORMAT, data=data, files=files, tensors=tensors)
+        written = sum(file.size_bytes for file in files.values())
+        manifest = CheckpointManifest(format=FORMAT, data=data, files=files, tensors=tensors, chain_bytes=(written,))
         manifest.check(NAME)
         write_bytes(unfinished / NAME, manifest.to_json())
     return manifest

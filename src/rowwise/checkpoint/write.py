@@ -85,7 +85,7 @@ def write(
     try:
         own = assign_shards(shards, comm)
         # An increment links files of its base into its folder, so its own files need other names.
-        prefix = f"{comm.rank:05}" if base is None else f"{folder.name}.{comm.rank:05}"
+        prefix = f"{comm.rank:05}" if base is None else f"{folder.name.removesuffix(PART)}.{comm.rank:05}"
         written = run_on_all_ranks(comm, failed, lambda: write_rank_files(unfinished, own, prefix, sizes or SIZES))
         written_W = gather_object(comm, written, "checkpoint") or []
         run_on_all_ranks(comm, failed, lambda: _finish(folder, written_W, data, base) if first else None)

@@ -41,10 +41,14 @@ def export(  # noqa: PLR0913 - one for each option
     follow: Annotated[
         bool, typer.Option("--follow", help="Write each new checkpoint as a version, until the run has finished.")
     ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Write all rows, also where the newest version has most of them.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a run as the next version of a model in a folder, and make it the current one.
 
+    Where few rows differ from those of the newest version, these alone are written, beside hard links to its files.
     A version has the weights without optimizer state, the transforms, and rows with their logits, by which a server
     checks that it computes the same. It needs neither the run nor its data.
 
@@ -69,11 +73,11 @@ def export(  # noqa: PLR0913 - one for each option
     console = make_terminal(stderr=True)
     warn = partial(show_warning, console)
     if follow:
-        for written in follow_run(run, folder, rows=rows, sides=side or (), warn=warn):
+        for written in follow_run(run, folder, rows=rows, sides=side or (), full=full, warn=warn):
             _show_version(written, [], as_json=as_json)
         return
     with splits_bar(console, "writing") as tell:
-        written = write_version(run, folder, which=which, rows=rows, sides=side or (), tell=tell, warn=warn)
+        written = write_version(run, folder, which=which, rows=rows, sides=side or (), full=full, tell=tell, warn=warn)
     _show_version(written, row_type_cost(run, written.folder, which) if explain else [], as_json=as_json)
     if not as_json:
         print_line(f"serve it with: rowwise serve {folder}")
@@ -138,9 +142,10 @@ def _show_version(written: "ExportedVersion", costs: "list[RowTypeCost]", *, as_
     if as_json:
         cost = {one.task: {"run": one.run, "version": one.version} for one in costs}
         facts = {"version": written.folder.number, "path": str(written.folder.path), "digest": written.digest}
+        facts |= {"base": written.base}
         print_json(facts | {"step": written.step, "size_bytes": written.size_bytes, "cost": cost})
         return
-    size = format_bytes(written.size_bytes)
+    size = format_bytes(written.size_bytes) + ("" if written.base is None else f" beside version {written.base}'s")
     print_line(f"wrote {written.folder.path}: version {written.folder.number}, step {written.step}, {size}")
     print_line(f"digest {written.digest}")
     for one in costs:

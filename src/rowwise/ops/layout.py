@@ -116,12 +116,13 @@ class TablePiece(NamedTuple):
     first_row: int = 0
     first_column: int = 0
     cache_rows: int | None = None  # of a piece on disk: rows that are cached in memory; None: all rows are in memory
+    room: int = 0  # rows behind those of the table, for newer ones; see `newer.py`
 
     @property
     def slots(self) -> int:
         """Rows that the piece has memory for."""
         if self.cache_rows is None:
-            return self.table.rows
+            return self.table.rows + self.room
         slots = cache_slots(self.cache_rows)
         return slots + overflow_slots(slots)
 

@@ -5,7 +5,7 @@ See `serve/package.py` for the folder. A version is complete before it appears, 
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,11 +18,16 @@ from pyarrow import types
 from torch import nn
 
 from rowwise.checkpoint.atomic import atomic_output
+from rowwise.checkpoint.changes import changes_since
+from rowwise.checkpoint.delta import stored_bytes
+from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.named import tables_of
+from rowwise.checkpoint.policy import is_full_due
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.rewrite import retype_tables, rewrite
 from rowwise.checkpoint.tables import full_name, table_modules
 from rowwise.checkpoint.windows import Tell
+from rowwise.checkpoint.write import write
 from rowwise.errors import CheckpointError, SpecError
 from rowwise.idmaps import StoredIds
 from rowwise.ingest.columns import is_list
@@ -44,12 +49,14 @@ from rowwise.serve.package import (
     ColumnStats,
     GoldenRows,
     VersionFolder,
+    list_versions,
     next_version,
     read_golden,
     version_folder,
     write_golden,
     write_traffic,
 )
+from rowwise.serve.shared_rows import room_of
 from rowwise.serve.sides import load_side
 from rowwise.serve.traffic import Traffic
 from rowwise.spec import RowType, Table, Topology
@@ -68,7 +75,8 @@ class ExportedVersion(NamedTuple):
     digest: str
     served: ServedModel
     step: int
-    size_bytes: int
+    size_bytes: int  # without files that it shares with its base
+    base: int | None  # the version whose rows it has, but for changed ones; None: it has all rows itself
 
 
 class RowTypeCost(NamedTuple):
@@ -87,6 +95,7 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
     rows: RowType | None = None,
     sides: Sequence[str] = (),
     like: VersionFolder | None = None,
+    full: bool = False,
     tell: Tell | None = None,
     warn: Callable[[str], None] = print,
 ) -> ExportedVersion:
@@ -99,6 +108,7 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
         rows: row type of the tables, where it makes their rows smaller; None: as trained.
         sides: tables of columns that requests leave out, each as FILE:KEY.
         like: an earlier version of the run, whose golden rows, blocks of rows and statistics are taken over.
+        full: write all rows; else those that the newest version in the folder lacks, if these are few.
         tell: called with the bytes done, and the total.
         warn: called with a line on blocks of rows that cost time.
     """
@@ -109,9 +119,11 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
     checkpoint = CheckpointFolder(run / "ckpt").open(which)
     sample = held_out_rows(resolved) if like is None else read_golden(like.path).rows
     loaded = [load_side(side, sample.schema) for side in sides]
+    known = list_versions(folder)
+    base = version_folder(folder, known[-1]) if known and not full else None
     version = version_folder(folder, next_version(folder))
     with atomic_output(version.path) as unfinished:
-        served = _write_weights(resolved, checkpoint, unfinished, rows, tell)
+        served, extends = _write_weights(resolved, checkpoint, unfinished, rows, base=base, tell=tell)
         _write_model(unfinished, served)
         blocks = None if like is None else read_model(like.path).blocks
         served = _write_golden(unfinished, sample, blocks)
@@ -125,17 +137,21 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
         else:
             shutil.copyfile(like.path / STATS, unfinished / STATS)
     write_traffic(folder, Traffic(current=version.number))
-    size_bytes = sum(file.stat().st_size for file in version.path.rglob("*") if file.is_file())
+    kept = set() if base is None else {file.stat().st_ino for file in base.path.iterdir()}  # hard links
+    sizes = {file.stat().st_ino: file.stat().st_size for file in version.path.rglob("*") if file.is_file()}
+    size_bytes = sum(size for file, size in sizes.items() if file not in kept)
     step = checkpoint.manifest.data.get("progress", {}).get("step", 0)
-    return ExportedVersion(version, version.digest, served, step, size_bytes)
+    base_number = base.number if base is not None and extends else None
+    return ExportedVersion(version, version.digest, served, step, size_bytes, base_number)
 
 
-def follow(
+def follow(  # noqa: PLR0913 - those of `export`
     run: Path,
     folder: Path,
     *,
     rows: RowType | None = None,
     sides: Sequence[str] = (),
+    full: bool = False,
     tell: Tell | None = None,
     warn: Callable[[str], None] = print,
 ) -> Iterator[ExportedVersion]:
@@ -147,7 +163,15 @@ def follow(
             like = None if last is None else last.folder
             try:
                 last = export(
-                    run, folder, which=f"step-{step}", rows=rows, sides=sides, like=like, tell=tell, warn=warn
+                    run,
+                    folder,
+                    which=f"step-{step}",
+                    rows=rows,
+                    sides=sides,
+                    like=like,
+                    full=full,
+                    tell=tell,
+                    warn=warn,
                 )
             except (CheckpointError, FileNotFoundError):
                 if step in checkpoints.steps():
@@ -173,9 +197,15 @@ def row_type_cost(run: Path, version: VersionFolder, which: str = "best") -> lis
 
 
 def _write_weights(
-    resolved: ResolvedRecipe, checkpoint: Checkpoint, folder: Path, rows: RowType | None, tell: Tell | None
-) -> ServedModel:
-    """Write the tensors, files of id maps and the user's model; returns the model's description."""
+    resolved: ResolvedRecipe,
+    checkpoint: Checkpoint,
+    folder: Path,
+    rows: RowType | None,
+    *,
+    base: VersionFolder | None,
+    tell: Tell | None,
+) -> tuple[ServedModel, bool]:
+    """Write tensors, id maps and the user's model; returns the model's description, and whether it extends the base."""
     parts = structs.replace(
         resolved.parts, tables=tuple(_retype(table, rows) for table in resolved.tables), device="cpu"
     )
@@ -185,15 +215,44 @@ def _write_weights(
     tables = retype_tables(checkpoint, None, new_types)
     small = {key: checkpoint.manifest.data["progress"][key] for key in ("step", "samples")}
     slim = Checkpoint(folder=checkpoint.folder, manifest=structs.replace(checkpoint.manifest, data={"progress": small}))
-    rewrite(slim, folder, simple_plan(list(tables.values()), Topology(devices=1)), tables, state=False, tell=tell)
+    extends = base is not None and _write_changes(slim, folder, Checkpoint.open(base.path), tables)
+    if not extends:
+        rewrite(slim, folder, simple_plan(list(tables.values()), Topology(devices=1)), tables, state=False, tell=tell)
     train = resolved.recipe.train
-    return ServedModel(
+    served = ServedModel(
         name=resolved.recipe.name,
         parts=_copy_files(parts, folder),
         transforms=decode(to_json(serving(resolved.transforms))),
         precision=train.precision,
         batch=resolved.recipe.evaluate.batch,
     )
+    return served, extends
+
+
+def _write_changes(checkpoint: Checkpoint, folder: Path, base: Checkpoint, tables: Mapping[str, Table]) -> bool:
+    """Write the rows of a checkpoint that a version lacks, and its other weights; false: too many, so nothing is."""
+    changed = changes_since(base, checkpoint, tables)
+    if changed is None or not all(_has_room(base, shard) for shard in changed):
+        return False
+    of_tables = {saved.name: saved for saved in tables_of(checkpoint.manifest).values()}
+    ids = {saved.ids for saved in of_tables.values()}
+    names = [
+        name for name in checkpoint.names() if name in ids or (name.startswith("model/") and name not in of_tables)
+    ]
+    whole = [LocalShard.whole(name, checkpoint.load(name)) for name in names]
+    bytes_of_rows = sum(table.rows * table.row_bytes for table in tables.values())
+    if is_full_due(base.manifest.chain_bytes, bytes_of_rows, stored_bytes(changed, changed=False)):
+        return False
+    write(folder, [*changed, *whole], checkpoint.manifest.data, base=base)
+    return True
+
+
+def _has_room(base: Checkpoint, shard: LocalShard) -> bool:
+    """Whether a server that has the first version of a chain can take the changed rows of all others."""
+    assert shard.ids is not None
+    earlier = sum(chunk.count for chunk in base.entry(shard.name).chunks if chunk.ids is not None)
+    rows, dim = shard.shape
+    return earlier + len(shard.ids) <= room_of(Table(name="t", rows=rows, dim=dim))
 
 
 def _retype(table: Table, rows: RowType | None) -> Table:

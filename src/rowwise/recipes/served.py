@@ -1,15 +1,14 @@
 """A version of a model as a value: written by `export`, opened by `rowwise serve` and `rowwise predict`.
 
-The workers of a server share the rows of a version: `load_rows` writes them into a file in memory, and each worker maps
-it (`open_version`).
+The workers of a server share the rows of versions: `load_rows` writes them into a file in memory, and each worker maps
+it (`open_version`); see `serve/shared_rows.py`.
 
 Opening one reads no training data. It runs the user's transforms and models that came with it: open only what you
 trust, or compare its digest.
 """
 
-import mmap
-import os
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,14 +19,12 @@ from torch import Tensor, nn
 
 from rowwise.batch import Batch
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.checkpoint.tables import table_modules
 from rowwise.errors import CheckpointError, SpecError
 from rowwise.idmaps import StoredIds
 from rowwise.ingest.batcher import table_rows_for_ids
 from rowwise.ingest.bound import BoundPreparation
 from rowwise.ingest.transform import AnyKind, LoadedTransforms, UserFunction, load
 from rowwise.models.inference import RowBlocks, autocast, pack
-from rowwise.quantity import format_bytes
 from rowwise.recipes.compose import ModelParts, build_model
 from rowwise.recipes.model_configs import UserModel
 from rowwise.recipes.predict import Predictor, logits_on
@@ -41,6 +38,15 @@ from rowwise.serve.package import (
     VersionFolder,
     find_version,
     read_golden,
+)
+from rowwise.serve.shared_rows import (
+    NewerChunks,
+    SharedRows,
+    map_rows,
+    newer_chunks,
+    use_newer,
+    write_newer,
+    written_already,
 )
 from rowwise.serve.sides import read_sides
 from rowwise.serve.version import Identity, ServedVersion
@@ -93,7 +99,9 @@ def load_model(version: Path, served: ServedModel) -> nn.Module:
     return model
 
 
-def load_rows(path: Path, expect: str | None, number: int, file: int, like: int | None) -> None:
+def load_rows(
+    path: Path, expect: str | None, number: int, file: int, like: int | None, shared: SharedRows | None
+) -> SharedRows:
     """Write the rows of a version into a file in memory; its golden rows have come out right.
 
     Args:
@@ -102,6 +110,10 @@ def load_rows(path: Path, expect: str | None, number: int, file: int, like: int 
         number: the version.
         file: a descriptor of an empty file.
         like: a version that has to read the same columns, and to answer the same tasks.
+        shared: rows of other versions; if the version is an increment of them, its newer rows are written there.
+
+    Returns:
+        `file` with all rows, or `shared` with the newer ones.
     """
     folder = find_version(path, number)
     digest = check_digest(folder, expect)
@@ -109,13 +121,41 @@ def load_rows(path: Path, expect: str | None, number: int, file: int, like: int 
     if like is not None:
         _check_alike(folder, find_version(path, like))
     model = build_model(served.parts, on_meta=True)
-    _map_rows(model, file, folder, fresh=True)
-    restore_model(Checkpoint.open(folder.path), model)
+    version = Checkpoint.open(folder.path)
+    found = SharedRows(file, number, number)
+    if shared is not None and (added := _added(path, version, shared)) is not None:
+        map_rows(model, shared.file, folder.path, fresh=False)
+        write_newer(model, shared.file, version, *added)
+        restore_model(version, model, rows=False)
+        use_newer(model, version, added.newer)
+        found = shared._replace(newest=number) if added.grows else shared
+    else:
+        map_rows(model, file, folder.path, fresh=True)
+        restore_model(version, model)
     _serve(folder, digest, served, model)
+    return found
+
+
+class _AddedRows(NamedTuple):
+    newer: NewerChunks
+    written: dict[str, int]  # chunks that are in the file
+
+    @property
+    def grows(self) -> bool:
+        """Whether there is anything to write."""
+        return any(len(chunks) > self.written[name] for name, chunks in self.newer.items())
+
+
+def _added(path: Path, version: Checkpoint, shared: SharedRows) -> _AddedRows | None:
+    """What a version adds to shared rows; None: it is no increment of them."""
+    whole, newest = (Checkpoint.open(find_version(path, one).path).manifest for one in (shared.whole, shared.newest))
+    newer, before = newer_chunks(whole, version.manifest), newer_chunks(whole, newest)
+    written = None if newer is None or before is None else written_already(before, newer)
+    return None if newer is None or written is None else _AddedRows(newer, written)
 
 
 def open_version(
-    path: Path, expect: str | None = None, number: int | None = None, rows: int | None = None
+    path: Path, expect: str | None = None, number: int | None = None, rows: SharedRows | None = None
 ) -> ServedVersion:
     """A version that computes; its golden rows have come out right.
 
@@ -131,8 +171,14 @@ def open_version(
     if rows is None:
         return _serve(folder, digest, served, load_model(folder.path, served))
     model = build_model(served.parts, on_meta=True)
-    _map_rows(model, rows, folder, fresh=False)
-    restore_model(Checkpoint.open(folder.path), model, rows=False)
+    version = Checkpoint.open(folder.path)
+    map_rows(model, rows.file, folder.path, fresh=False)
+    restore_model(version, model, rows=False)
+    if rows.whole != number:
+        added = _added(path, version, rows)
+        if added is None:
+            raise CheckpointError(f"{folder.path} has changed since its rows were loaded: want versions that stay")
+        use_newer(model, version, added.newer)
     return _serve(folder, digest, served, model)
 
 
@@ -165,26 +211,6 @@ def _without_gradients(model: nn.Module, served: ServedModel) -> Logits:
             return logits_of(batch)
 
     return logits
-
-
-def _map_rows(model: nn.Module, file: int, folder: VersionFolder, *, fresh: bool) -> None:
-    """Let tables on the meta device have their rows in a file; `fresh`: it is empty."""
-    arenas = [arena for _, module in table_modules(model) for arena in module.arenas]
-    sizes = [-(-arena.rows.numel() // mmap.PAGESIZE) * mmap.PAGESIZE for arena in arenas]
-    total = max(mmap.PAGESIZE, sum(sizes))
-    try:
-        if fresh:
-            os.posix_fallocate(file, 0, total)  # else a lack of memory would end the process at the first write
-        memory = mmap.mmap(file, total)
-    except OSError as error:
-        need = f"{folder.path} needs {format_bytes(total)} of memory for its rows"
-        raise CheckpointError(
-            f"{need}: {error.strerror}: want a machine with more, or export with --rows int8"
-        ) from None
-    begin = 0
-    for arena, size in zip(arenas, sizes, strict=True):
-        arena.attach(torch.frombuffer(memory, dtype=torch.uint8, offset=begin, count=arena.rows.numel()))
-        begin += size
 
 
 def _check_alike(folder: VersionFolder, other: VersionFolder) -> None:

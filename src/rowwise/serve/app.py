@@ -127,13 +127,14 @@ class _Handlers:
         version = self._choose(request.path_params)
         if isinstance(version, Rejection):
             return self._refuse(version)
+        reader = service.reader_of(version)  # now: the version may be closed while the body comes
         body = await _read_body(request, service.limits.most_bytes)
         if body is None:
             most = f"the body is larger than {service.limits.most_bytes} bytes: send fewer rows"
             return self._refuse(Rejection(TOO_LARGE, most))
         try:
             timeout_s = _timeout_of(request)
-            rows, write = read(service.reader_of(version), body)
+            rows, write = read(reader, body)
             service.metrics.stage["decode"].observe(service.clock() - begin_s)
             self._count(rows)
             outcome = await service.score(version, rows, timeout_s)

@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import recv_handle, send_handle
@@ -19,6 +20,7 @@ from typing import NamedTuple, final
 
 from rowwise.comm.spawn import describe_exit, fork_server
 from rowwise.errors import CheckpointError, DataError, PeerError
+from rowwise.serve.shared_rows import SharedRows
 from rowwise.serve.traffic import Traffic
 from rowwise.serve.versions import (
     Command,
@@ -61,12 +63,16 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
+# Of a version, into a file; given the version that it has to be like, and shared rows that may grow instead.
+LoadRowsOf = Callable[[int, int, int | None, SharedRows | None], SharedRows]
+
+
 class HostTask(NamedTuple):
     """What a server serves, and how."""
 
     name: str  # of the model
     read_traffic: Callable[[], Traffic]
-    load_rows: Callable[[int, int, int | None], None]  # of a version, into a file; the version that it has to be like
+    load_rows: LoadRowsOf
     run_worker: Callable[[int, Connection, socket.socket], None]  # the main function of a process
     workers: int
     preload: tuple[str, ...]  # modules that workers need
@@ -76,6 +82,28 @@ class HostTask(NamedTuple):
 class _Process(NamedTuple):
     process: BaseProcess
     pipe: Connection
+
+
+@dataclass(slots=True)
+class _RowsFile:
+    """A file with the rows of versions."""
+
+    rows: SharedRows
+    versions: set[int]  # that are in it, or being written to it
+
+    def leave(self, version: int) -> None:
+        self.versions.discard(version)
+        if not self.versions:
+            os.close(self.rows.file)
+
+
+class _RowsLoader(NamedTuple):
+    """A process that loads the rows of a version, into a file of their own or into one of other versions."""
+
+    version: int
+    process: _Process
+    fresh: _RowsFile
+    shared: _RowsFile | None
 
 
 @final
@@ -93,8 +121,8 @@ class ServerHost:
         self._versions = ServedVersions()
         self._workers: dict[int, _Process] = {}
         self._ended: dict[int, float] = {}  # workers to replace, and when
-        self._rows: dict[int, int] = {}  # files with rows, by version
-        self._loader: tuple[int, _Process] | None = None
+        self._rows: dict[int, _RowsFile] = {}  # by version
+        self._loader: _RowsLoader | None = None
         self._next = 0
         self._told: tuple[Traffic | None, frozenset[int]] = (None, frozenset())
         self._trouble = ""  # the last error of reading the folder
@@ -136,10 +164,10 @@ class ServerHost:
 
     def _wait(self) -> None:
         """Take what processes have sent, or wait a little."""
-        everyone = [*self._workers.values(), *([self._loader[1]] if self._loader else [])]
+        everyone = [*self._workers.values(), *([self._loader.process] if self._loader else [])]
         ready = wait([one.pipe for one in everyone], POLL_s)
-        if self._loader is not None and self._loader[1].pipe in ready:
-            self._finish_loading(*self._loader)
+        if self._loader is not None and self._loader.process.pipe in ready:
+            self._finish_loading(self._loader)
         for number, worker in list(self._workers.items()):
             if worker.pipe in ready:
                 try:
@@ -159,7 +187,7 @@ class ServerHost:
             case LoadRows(version):
                 self._load(version)
             case FreeRows(version):
-                os.close(self._rows.pop(version))
+                self._rows.pop(version).leave(version)
             case EndWorker(worker):
                 self._workers[worker].process.kill()
             case _:
@@ -170,7 +198,9 @@ class ServerHost:
         with suppress(OSError):  # it has ended, which `_wait` will see
             worker.pipe.send(command)
             if isinstance(command, OpenVersion):
-                send_handle(worker.pipe, self._rows[command.version], worker.process.pid)
+                rows = self._rows[command.version].rows
+                worker.pipe.send(rows)
+                send_handle(worker.pipe, rows.file, worker.process.pid)
 
     def _show(self) -> None:
         """Tell the operator and the workers what has changed."""
@@ -227,25 +257,42 @@ class ServerHost:
 
     def _load(self, version: int) -> None:
         active = self._versions.active
-        self._rows[version] = os.memfd_create("rowwise-serve")
         like = None if active is None else active.current
-        loader = self._start(_load_rows, version, self._task.load_rows, like)
-        self._loader = version, loader
+        fresh = _RowsFile(SharedRows(os.memfd_create("rowwise-serve"), version, version), {version})
+        shared = None if like is None else self._rows[like]
+        given = None if shared is None else shared.rows
+        process = self._start(_load_rows, version, self._task.load_rows, like, given)
+        self._loader = _RowsLoader(version, process, fresh, shared)
+        if shared is not None:
+            shared.versions.add(version)  # until it is known which file has the rows
         with suppress(OSError):  # it has ended, which `_wait` will see
-            send_handle(loader.pipe, self._rows[version], loader.process.pid)
+            for one in (fresh, shared):
+                if one is not None:
+                    send_handle(process.pipe, one.rows.file, process.process.pid)
 
-    def _finish_loading(self, version: int, loader: _Process) -> None:
+    def _finish_loading(self, loader: _RowsLoader) -> None:
         self._loader = None
+        version, (process, pipe), fresh, shared = loader
+        found: SharedRows | VersionRefused
         try:
-            event: Event = loader.pipe.recv()
+            found = pipe.recv()
         except (EOFError, OSError):
-            loader.process.join()
-            event = VersionRefused(version, f"the process that loaded it {describe_exit(loader.process.exitcode)}")
-        loader.process.join()
-        loader.pipe.close()
-        if isinstance(event, VersionRefused):
-            os.close(self._rows.pop(version))
-        self._handle(event)
+            process.join()
+            found = VersionRefused(version, f"the process that loaded it {describe_exit(process.exitcode)}")
+        process.join()
+        pipe.close()
+        grown = shared is not None and isinstance(found, SharedRows) and found.whole == shared.rows.whole
+        if shared is not None and grown:
+            assert isinstance(found, SharedRows)
+            shared.rows = found._replace(file=shared.rows.file)
+            self._rows[version] = shared
+        elif shared is not None:
+            shared.leave(version)
+        if isinstance(found, SharedRows) and not grown:
+            self._rows[version] = fresh
+        else:
+            fresh.leave(version)
+        self._handle(found if isinstance(found, VersionRefused) else RowsLoaded(version))
 
     def _start(self, function: Callable[..., None], *args: object, bound: socket.socket | None = None) -> _Process:
         """A process with a pipe to this one."""
@@ -267,19 +314,19 @@ class ServerHost:
         end_s = time.monotonic() + END_s
         for worker in everyone:
             worker.process.join(max(0.1, end_s - time.monotonic()))
-        for one in [*everyone, *([self._loader[1]] if self._loader else [])]:
+        for one in [*everyone, *([self._loader.process] if self._loader else [])]:
             one.process.kill()
             one.process.join()
 
 
-def _load_rows(version: int, load: Callable[[int, int, int | None], None], like: int | None, host: Connection) -> None:
+def _load_rows(version: int, load: LoadRowsOf, like: int | None, shared: SharedRows | None, host: Connection) -> None:
     """The main function of the process that loads the rows of a version."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(LOADER_NICE)
-    rows = recv_handle(host)
+    file = recv_handle(host)
+    if shared is not None:
+        shared = shared._replace(file=recv_handle(host))
     try:
-        load(version, rows, like)
+        host.send(load(version, file, like, shared))
     except Exception as error:  # a version's own code may raise anything
         host.send(VersionRefused.because(version, error))
-    else:
-        host.send(RowsLoaded(version))

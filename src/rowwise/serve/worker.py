@@ -29,6 +29,7 @@ from rowwise.serve.admission import ServiceLimits
 from rowwise.serve.app import make_app
 from rowwise.serve.record import Recording, RequestRecorder
 from rowwise.serve.service import ScoringService
+from rowwise.serve.shared_rows import SharedRows
 from rowwise.serve.version import ServedVersion
 from rowwise.serve.versions import (
     CloseVersion,
@@ -49,7 +50,7 @@ SWITCH_s = 5e-4  # after which the thread that opens a version lets requests pas
 class WorkerTask(NamedTuple):
     """What all workers of a server share."""
 
-    open_version: Callable[[int, int], ServedVersion]  # by its number, and a file with its rows
+    open_version: Callable[[int, SharedRows], ServedVersion]  # by its number, and a file with its rows
     limits: ServiceLimits
     recording: Recording | None = None
 
@@ -130,7 +131,8 @@ class _Control(NamedTuple):
     def _execute(self, command: object) -> None:
         match command:
             case OpenVersion(_, version):
-                self._open(version, recv_handle(self.host))
+                rows = self.host.recv()
+                self._open(version, rows._replace(file=recv_handle(self.host)))
             case CloseVersion(_, version):
                 self._change(partial(self.service.close, version))
             case MoveTraffic(_, traffic):
@@ -140,14 +142,14 @@ class _Control(NamedTuple):
             case TellRefused(_, why):
                 self._change(partial(setattr, self.service, "refused", why))
 
-    def _open(self, version: int, rows: int) -> None:
+    def _open(self, version: int, rows: SharedRows) -> None:
         try:
             opened = self.task.open_version(version, rows)
         except Exception as error:  # a version's own code may raise anything
             self.host.send(VersionRefused.because(version, error, self.number))
             return
         finally:
-            os.close(rows)
+            os.close(rows.file)
         self._change(partial(self.service.open, opened))
         self.host.send(VersionOpened(self.number, version))
 

@@ -1,0 +1,171 @@
+"""Rows of versions in a file in memory that processes share: all rows of one version, and newer rows of later ones.
+
+Behind its rows each table has room, which takes no memory until it is written. A version that is an increment of the
+first one writes its changed rows there: chunk after chunk, in the order of its manifest. So the places of rows follow
+from two manifests, and nothing is written that another version reads.
+"""
+
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from msgspec import structs
+from torch import Tensor, nn
+
+from rowwise.checkpoint.manifest import CheckpointManifest, TensorChunk
+from rowwise.checkpoint.read import Checkpoint
+from rowwise.checkpoint.tables import full_name, table_modules
+from rowwise.embedding import Embeddings
+from rowwise.errors import CheckpointError
+from rowwise.ops import rowtype
+from rowwise.ops.arena import Arena
+from rowwise.ops.newer import NewerRows, NewerRowsOfTable
+from rowwise.quantity import format_bytes
+from rowwise.spec import Table
+
+ROOM_SHARE, LEAST_ROOM = 4, 1024  # a table has room for so many newer rows: a quarter of its own, and some
+
+NewerChunks = Mapping[str, tuple[TensorChunk, ...]]  # by tensor
+
+
+class SharedRows(NamedTuple):
+    """A file, the version whose rows are all in it, and the last one whose newer rows were written."""
+
+    file: int
+    whole: int
+    newest: int
+
+
+def room_of(table: Table) -> int:
+    return table.rows // ROOM_SHARE + LEAST_ROOM
+
+
+def newer_chunks(whole: CheckpointManifest, version: CheckpointManifest) -> NewerChunks | None:
+    """The chunks of tables that a version adds to another; None: it is no increment of it, or the room is too small."""
+    found: dict[str, tuple[TensorChunk, ...]] = {}
+    for name, entry in version.tensors.items():
+        if entry.row_type is None:
+            continue
+        before = whole.tensors.get(name)
+        count = 0 if before is None else len(before.chunks)
+        added = entry.chunks[count:]
+        if before != structs.replace(entry, chunks=entry.chunks[:count]) or not all(map(_has_changed_rows, added)):
+            return None
+        table = Table(name="t", rows=entry.rows, dim=entry.columns)
+        files = {chunk.file for chunk in entry.chunks[:count]} - {""}
+        if sum(chunk.count for chunk in added) > room_of(table) or any(
+            whole.files[file] != version.files[file] for file in files
+        ):
+            return None
+        found[name] = added
+    return found
+
+
+def _has_changed_rows(chunk: TensorChunk) -> bool:
+    return chunk.ids is not None and chunk.cols is None and chunk.bits is None
+
+
+def written_already(newest: NewerChunks, version: NewerChunks) -> dict[str, int] | None:
+    """How many chunks of each tensor of a version are those of the newest; None: their places hold others."""
+    shared = {name: min(len(chunks), len(newest[name])) for name, chunks in version.items()}
+    if all(chunks[: shared[name]] == newest[name][: shared[name]] for name, chunks in version.items()):
+        return shared
+    return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _TableMemory:
+    name: str  # of its tensor
+    arena: Arena
+    index: int
+
+    @property
+    def table(self) -> Table:
+        return self.arena.tables[self.index]
+
+    @property
+    def base(self) -> int:
+        return self.arena.offsets[self.index].base
+
+
+def _tables_of(model: nn.Module) -> Iterator[_TableMemory]:
+    for path, module in table_modules(model):
+        for arena in module.arenas:
+            for index, table in enumerate(arena.tables):
+                yield _TableMemory(f"model/{full_name(path, table)}", arena, index)
+
+
+def _places(model: nn.Module) -> tuple[dict[int, int], int]:
+    """Where the memory of each arena begins in a file, by `id`; and the size of the file."""
+    arenas = [arena for _, module in table_modules(model) for arena in module.arenas]
+    sizes = [-(-arena.rows.numel() // mmap.PAGESIZE) * mmap.PAGESIZE for arena in arenas]
+    begins = [0, *accumulate(sizes)]
+    return dict(zip(map(id, arenas), begins, strict=False)), max(mmap.PAGESIZE, begins[-1])
+
+
+def map_rows(model: nn.Module, file: int, version: Path, *, fresh: bool) -> None:
+    """Let tables on the meta device have their rows, and the room behind them, in a file; `fresh`: it is empty."""
+    for _, module in table_modules(model):
+        assert isinstance(module, Embeddings)
+        module.reserve(room_of)
+    places, size = _places(model)
+    used = {one: one.table.rows * one.table.row_bytes for one in _tables_of(model)}
+    try:
+        if fresh:
+            os.ftruncate(file, size)
+            for one, count in used.items():  # else a lack of memory would end the process at the first write
+                os.posix_fallocate(file, places[id(one.arena)] + one.base, max(1, count))
+        memory = mmap.mmap(file, size)
+    except OSError as error:
+        raise _too_small(version, sum(used.values()), error) from None
+    for arena in {id(one.arena): one.arena for one in used}.values():
+        arena.attach(torch.frombuffer(memory, dtype=torch.uint8, offset=places[id(arena)], count=arena.rows.numel()))
+
+
+def write_newer(
+    model: nn.Module, file: int, version: Checkpoint, newer: NewerChunks, written: Mapping[str, int]
+) -> None:
+    """Write the chunks of a version behind those that are `written` already, into the room of tables in a file."""
+    places, _ = _places(model)
+    for one in _tables_of(model):
+        place, width = one.table.rows, one.table.row_bytes
+        for number, chunk in enumerate(newer[one.name]):
+            if number >= written[one.name] and chunk.count:
+                begin, size = one.base + place * width, chunk.count * width
+                try:
+                    os.posix_fallocate(file, places[id(one.arena)] + begin, size)
+                except OSError as error:
+                    raise _too_small(version.folder, size, error) from None
+                room = one.arena.rows[begin : begin + size].view(rowtype.dtype_of(one.table.row_type))
+                version.read_changed(one.name, chunk, room.view(chunk.count, -1))
+            place += chunk.count
+
+
+def use_newer(model: nn.Module, version: Checkpoint, newer: NewerChunks) -> None:
+    """Let lookups of a model read the newer rows of a version."""
+    by_arena: dict[int, tuple[Arena, list[NewerRowsOfTable]]] = {}
+    for one in _tables_of(model):
+        ids_C, places_C = _last_places(one.table.rows, [version.read_ids(one.name, c) for c in newer[one.name]])
+        rows = NewerRowsOfTable(base=one.base, rows=one.table.rows, ids_C=ids_C, places_C=places_C)
+        by_arena.setdefault(id(one.arena), (one.arena, []))[1].append(rows)
+    for arena, rows_T in by_arena.values():
+        found = NewerRows(rows_T)
+        arena.newer = found if len(found) else None
+
+
+def _last_places(rows: int, ids_of_chunks: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """The ids of all chunks, and behind `rows` rows the place of the last one that has each."""
+    ids = torch.cat([torch.empty(0, dtype=torch.int64), *ids_of_chunks]).numpy()
+    found, last = np.unique(ids[::-1], return_index=True)
+    return torch.from_numpy(found), torch.from_numpy(rows + len(ids) - 1 - last)
+
+
+def _too_small(version: Path, need: int, error: OSError) -> CheckpointError:
+    got = f"{version} needs {format_bytes(need)} of memory for its rows: {error.strerror}"
+    return CheckpointError(f"{got}: want a machine with more, or export with --rows int8")

@@ -1,0 +1,48 @@
+"""Checkpoints of a small run as versions of a model: each an increment of the one before, and each in full."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from pyarrow import parquet as pq
+from small import RECIPE, WORLD, trained
+
+from rowwise.recipes.ensemble import predict_ensemble
+from rowwise.recipes.export import export
+from rowwise.recipes.runs import TrainingRun
+from rowwise.serve.package import version_folder
+
+STEPS = (4, 8, 12, 16)
+NUMBERS = range(1, 1 + len(STEPS))
+ROWS, TABLE_ROWS = 60, 20_000  # of new data; of each table, which has many rows that no sample has
+
+
+class Increments(NamedTuple):
+    run: TrainingRun
+    models: object  # the folder of versions that are increments
+    full: object  # that of the same versions with all rows
+    data: object  # a file with new rows
+    table: pa.Table
+    logits: dict[int, np.ndarray]  # of the new rows, by version
+
+
+def make_increments(folder) -> Increments:
+    torch.set_num_threads(1)
+    tables = [{**table, "rows": TABLE_ROWS} for table in RECIPE["tables"]["list"]]
+    save = {"every": STEPS[0], "keep": 10}
+    run, _ = trained(folder, tables={"list": tables}, train={"steps": STEPS[-1]}, save=save)
+    for step in STEPS:
+        export(run.folder.path, folder / "models", which=f"step-{step}")
+        export(run.folder.path, folder / "full", which=f"step-{step}", full=True)
+    table = WORLD.rows(90_000, ROWS).drop_columns(["label", "logit"])
+    pq.write_table(table, folder / "new.parquet")
+    logits = {number: predicted(folder / "full", number, folder / "new.parquet") for number in NUMBERS}
+    return Increments(run, folder / "models", folder / "full", folder / "new.parquet", table, logits)
+
+
+def predicted(models, number, data) -> np.ndarray:
+    """What `rowwise predict` gives for a version."""
+    out = models / "predictions.parquet"
+    predict_ensemble([version_folder(models, number).path], out, data=f"parquet:{data}")
+    return pq.read_table(out)["label_logit"].to_numpy()

@@ -1,0 +1,208 @@
+"""Versions that are increments: equal to full ones, and served from the memory of the first with changed rows alone."""
+
+import asyncio
+import json
+import os
+import shutil
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from increments import NUMBERS, TABLE_ROWS, predicted
+from msgspec import structs
+
+from rowwise import CheckpointError, RowType
+from rowwise.checkpoint.check import verify
+from rowwise.checkpoint.read import Checkpoint
+from rowwise.recipes.export import export
+from rowwise.recipes.served import load_rows, open_version
+from rowwise.serve.admission import ServiceLimits
+from rowwise.serve.app import make_app
+from rowwise.serve.forward import arrays_of
+from rowwise.serve.package import version_folder
+from rowwise.serve.service import ScoringService
+from rowwise.serve.shared_rows import newer_chunks
+from rowwise.serve.traffic import Traffic
+
+
+def scored(version, table):
+    arrays = arrays_of(table.select(version.schema.names))
+    return version.forward(arrays, table.num_rows, 256).flatten().numpy()
+
+
+def tensors(path):
+    checkpoint = Checkpoint.open(path)
+    return {name: checkpoint.load(name) for name in checkpoint.names()}
+
+
+@pytest.fixture
+def files():
+    """Files in memory, which are closed at the end."""
+    made = []
+
+    def make():
+        made.append(os.memfd_create("rows"))
+        return made[-1]
+
+    yield make
+    for file in made:
+        os.close(file)
+
+
+def test_a_base_and_its_changes_are_a_full_version(increments, tmp_path):
+    for number in NUMBERS:
+        path, full = (version_folder(models, number).path for models in (increments.models, increments.full))
+        found, wanted = tensors(path), tensors(full)
+        assert found.keys() == wanted.keys()
+        for name, x in found.items():
+            assert torch.equal(x.reshape(-1).view(torch.uint8), wanted[name].reshape(-1).view(torch.uint8)), name
+        assert verify(path).good
+        own = [file.stat().st_size for file in path.glob(f"{number:06}.*.safetensors")]
+        assert (number == 1 and not own) or 0 < sum(own) < 20_000
+        assert len(Checkpoint.open(path).manifest.chain_bytes) == number
+    models = shutil.copytree(increments.models, tmp_path / "models")
+    shutil.rmtree(version_folder(models, 1).path)
+    np.testing.assert_array_equal(predicted(models, 3, increments.data), increments.logits[3])
+
+
+def test_versions_share_the_memory_of_the_first(increments, files):
+    """All at once, in any order, and again after later ones were added; memory grows by the changed rows."""
+    models, table, logits = increments.models, increments.table, increments.logits
+    shared = load_rows(models, None, 1, files(), None, None)
+    before = os.fstat(shared.file).st_blocks * 512
+    opened = {1: open_version(models, number=1, rows=shared)}
+    for number in (2, 3, 4):
+        fresh = files()
+        shared = load_rows(models, None, number, fresh, 1, shared)
+        assert shared[1:] == (1, number)
+        assert os.fstat(fresh).st_size == 0
+        opened[number] = open_version(models, number=number, rows=shared)
+    assert os.fstat(shared.file).st_blocks * 512 - before < 100_000
+    for number in (3, 1, 4, 2):
+        np.testing.assert_array_equal(scored(opened[number], table), logits[number])
+        assert opened[number].identity == "exact"
+    grown = os.fstat(shared.file).st_blocks
+    assert load_rows(models, None, 2, files(), 4, shared) == shared
+    assert os.fstat(shared.file).st_blocks == grown
+    np.testing.assert_array_equal(scored(open_version(models, number=2, rows=shared), table), logits[2])
+
+
+def test_a_server_may_start_with_an_increment(increments, files):
+    models, table, logits = increments.models, increments.table, increments.logits
+    shared = load_rows(models, None, 3, files(), None, None)
+    assert shared[1:] == (3, 3)
+    shared = load_rows(models, None, 4, files(), 3, shared)
+    assert shared[1:] == (3, 4)
+    for number in (3, 4):
+        np.testing.assert_array_equal(scored(open_version(models, number=number, rows=shared), table), logits[number])
+    own = load_rows(models, None, 2, files(), 3, shared)  # earlier than all of the rows that are there
+    assert own[1:] == (2, 2)
+    np.testing.assert_array_equal(scored(open_version(models, number=2, rows=own), table), logits[2])
+
+
+def test_one_wrong_newer_row_is_seen(increments, files):
+    """The comparison of the tests above is one that can fail."""
+    models, table, logits = increments.models, increments.table, increments.logits
+    shared = load_rows(models, None, 2, files(), 1, load_rows(models, None, 1, files(), None, None))
+    version = open_version(models, number=2, rows=shared)
+    np.testing.assert_array_equal(scored(version, table), logits[2])
+    checkpoint = Checkpoint.open(version_folder(models, 2).path)
+    (name,) = (name for name in checkpoint.names() if name.endswith(".user") and name.startswith("model/"))
+    (chunk,) = (one for one in checkpoint.entry(name).chunks if one.ids is not None)
+    at = checkpoint.read_ids(name, chunk).tolist().index(int(table["user"][0]))
+    place = 32 * (TABLE_ROWS + at)  # of the first table in the file
+    row = os.pread(shared.file, 32, place)
+    os.pwrite(shared.file, bytes(32), place)
+    assert (scored(version, table) != logits[2]).any()
+    os.pwrite(shared.file, row, place)
+    np.testing.assert_array_equal(scored(version, table), logits[2])
+
+
+def test_a_version_that_is_closed_while_a_body_comes_still_answers(increments):
+    service = ScoringService(ServiceLimits(timeout_s=60.0))
+    for number in (1, 2):
+        service.open(open_version(increments.models, number=number))
+    service.move(Traffic(1))
+    rows = increments.table.select(service.versions[1].schema.names).to_pydict()
+    sent = []
+
+    async def receive():
+        service.move(Traffic(2))
+        service.close(1)
+        return {"type": "http.request", "body": json.dumps({"rows": rows}).encode()}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/models/small/score", "headers": [], "query_string": b""}
+    asyncio.run(make_app(service, lambda _: nullcontext())(scope, receive, send))
+    assert sent[0]["status"] == 200
+    answer = json.loads(sent[1]["body"])
+    assert answer["version"] == 1
+    found = np.array(answer["outputs"]["label_logit"], np.float32)
+    np.testing.assert_array_equal(found, increments.logits[1])
+
+
+def test_what_is_no_increment_gets_memory_of_its_own(increments, tmp_path, files):
+    models, run = tmp_path / "models", increments.run.folder.path
+    written = [
+        export(run, models, which=f"step-{step}", rows=rows).base
+        for step, rows in ((4, None), (8, RowType.INT8), (8, None), (12, None))
+    ]
+    assert written == [None, None, None, 3]
+    first = load_rows(models, None, 1, files(), None, None)
+    for number in (2, 3):
+        own = load_rows(models, None, number, files(), 1, first)
+        assert own[1:] == (number, number)
+        assert own.file != first.file
+    assert load_rows(models, None, 4, files(), 3, own)[1:] == (3, 4)
+    found = scored(open_version(models, number=1, rows=first), increments.table)
+    np.testing.assert_array_equal(found, increments.logits[1])
+
+
+def test_two_increments_of_one_base_do_not_share_places(increments, tmp_path, files):
+    """The second has other rows where the first has its own, so it gets all rows anew."""
+    models, run = tmp_path / "models", increments.run.folder.path
+    table, logits = increments.table, increments.logits
+    for step in (4, 8):
+        export(run, models, which=f"step-{step}")
+    shutil.move(version_folder(models, 2).path, tmp_path / "away")
+    export(run, models, which="step-12")
+    shutil.move(version_folder(models, 2).path, version_folder(models, 3).path)
+    shutil.move(tmp_path / "away", version_folder(models, 2).path)
+    shared = load_rows(models, None, 2, files(), 1, load_rows(models, None, 1, files(), None, None))
+    assert shared[1:] == (1, 2)
+    second = open_version(models, number=2, rows=shared)
+    own = load_rows(models, None, 3, files(), 2, shared)
+    assert own[1:] == (3, 3)
+    np.testing.assert_array_equal(scored(open_version(models, number=3, rows=own), table), logits[3])
+    np.testing.assert_array_equal(scored(second, table), logits[2])
+
+
+def test_a_damaged_increment_is_refused_and_changes_nothing(increments, tmp_path, files):
+    models = shutil.copytree(increments.models, tmp_path / "models")
+    (weights,) = version_folder(models, 2).path.glob("000002.*.safetensors")
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.unlink()  # it may be a hard link
+    weights.write_bytes(content)
+    shared = load_rows(models, None, 1, files(), None, None)
+    first = open_version(models, number=1, rows=shared)
+    with pytest.raises(CheckpointError, match="do not match their checksum"):
+        load_rows(models, None, 2, files(), 1, shared)
+    np.testing.assert_array_equal(scored(first, increments.table), increments.logits[1])
+
+
+def test_room_is_limited(increments):
+    manifests = (Checkpoint.open(version_folder(increments.models, number).path).manifest for number in (1, 2))
+    whole, version = manifests
+    found = newer_chunks(whole, version)
+    assert [len(chunks) for chunks in found.values()] == [1, 1, 1]
+    name, entry = next((name, entry) for name, entry in version.tensors.items() if entry.row_type is not None)
+    for count, fits in ((TABLE_ROWS // 4 + 1024, True), (TABLE_ROWS // 4 + 1025, False)):
+        many = structs.replace(entry.chunks[-1], ids=structs.replace(entry.chunks[-1].ids, count=count))
+        chunks = (*entry.chunks[:-1], many)
+        larger = structs.replace(version, tensors={**version.tensors, name: structs.replace(entry, chunks=chunks)})
+        assert (newer_chunks(whole, larger) is not None) == fits
+    assert newer_chunks(version, whole) is None
