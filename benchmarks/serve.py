@@ -6,7 +6,7 @@ A DLRM of 13 numbers and 26 tables of dim 64 behind `rowwise serve`. A request h
 candidates, in JSON; all answers are compared with the file of `rowwise predict` for the version that they name. With
 one worker: a client that sends the next request when it has an answer, and 16 of them. With a worker for each core:
 requests that arrive at random times, at 25, 50 and 75 % of the rate that 16 clients reach, and at 50 % while another
-version becomes current each second. Clients are a process that shares the machine's cores; processor seconds are those
+version, an increment, becomes current each second. Clients are a process that shares the machine's cores; processor seconds are those
 of the server's processes.
 
 Takes: 4 minutes; --quick 2 minutes
@@ -40,7 +40,6 @@ from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import decode
 from rowwise.serve.package import version_folder, write_traffic
 from rowwise.serve.traffic import Traffic
-from rowwise.spec import RowType
 
 DENSE, TABLES, CANDIDATES, CLIENTS = 13, 26, 100, 16
 OPEN = 64  # connections of an open loop
@@ -68,10 +67,10 @@ class Served(NamedTuple):
 
 
 def write_versions(folder: Path, size: tuple) -> tuple[Path, Path]:
-    """Two versions of a model that has hardly been trained, and rows to score."""
+    """Two versions of a model that has hardly been trained, the second an increment of the first; and rows to score."""
     rows, dim, widths, _ = size
-    world = SyntheticColumns(dense=DENSE, ids=tuple((f"c{k}", rows) for k in range(TABLES)))
-    pq.write_table(world.rows(0, 2000).drop_columns(["logit"]), folder / "rows.parquet")
+    world, batch = SyntheticColumns(dense=DENSE, ids=tuple((f"c{k}", rows) for k in range(TABLES))), rows // 12
+    pq.write_table(world.rows(0, 5 * batch).drop_columns(["logit"]), folder / "rows.parquet")
     pq.write_table(world.rows(10_000, 1000).drop_columns(["logit", "label"]), folder / "new.parquet")
     recipe = {
         "name": "dlrm",
@@ -83,13 +82,15 @@ def write_versions(folder: Path, size: tuple) -> tuple[Path, Path]:
         },
         "tables": {"list": [{"name": f"c{k}", "rows": rows, "dim": dim} for k in range(TABLES)]},
         "model": {"kind": "dlrm", "bottom": list(widths), "top": [*widths]},
-        "train": {"batch": 256, "steps": 4, "ahead": 0},
+        "train": {"batch": batch, "steps": 4, "ahead": 0},
+        "save": {"every": 2, "keep": 2},
     }
     run = TrainingRun.start(decode(recipe, "dlrm.yaml"), folder / "runs")
     run.go(test=False)
-    export(run.folder.path, folder / "models")
-    export(run.folder.path, folder / "models", rows=RowType.FP16)
+    first, second = (export(run.folder.path, folder / "models", which=f"step-{step}") for step in (2, 4))
+    assert second.base == first.folder.number
     write_traffic(folder / "models", Traffic(VERSIONS[0]))
+    print(f"versions of {first.size_bytes / 1e6:.1f} MB, and {second.size_bytes / 1e6:.1f} MB of changes", flush=True)
     return folder / "models", folder / "new.parquet"
 
 

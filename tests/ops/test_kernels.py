@@ -214,7 +214,16 @@ def test_operators_of_devices_without_kernels(pooling):
     problem = make_problem((table,), batch=300, most=4, seed=3)
     arena, group, sources, offsets = parts(problem)
     ids, weights, batch = problem.jagged.values_N, problem.jagged.weights_N, problem.jagged.batch_size
-    of_batches = {"lengths", "in_range", "take", "bucketize", "deduplicate", "expand", "spread"}  # see test_jagged.py
+    of_batches = {
+        "lengths",
+        "in_range",
+        "find_newer",
+        "take",
+        "bucketize",
+        "deduplicate",
+        "expand",
+        "spread",
+    }  # see test_jagged.py
     of_ranks = {"place", "pack_ids"}  # see test_exchange.py
     of_checkpoints = {"pack4", "unpack4"}  # see test_quantise.py
     of_maps = {"map_ids"}  # see test_idmap.py

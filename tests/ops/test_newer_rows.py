@@ -8,6 +8,7 @@ from problems import problems
 
 from rowwise import Embeddings, IdError, Jagged, Pooling, Table
 from rowwise.batch import SharedBags
+from rowwise.ops import reference
 from rowwise.ops.newer import NewerRows, NewerRowsOfTable
 
 
@@ -28,7 +29,8 @@ def with_newer_rows(tables, seed: int, share: float) -> tuple[Embeddings, Embedd
         base, width = both.arena.offsets[index].base, table.row_bytes
         block = memory[base : base + (2 * table.rows + 3) * width].view(-1, width)
         block[places] = other.arena.table(index)[ids].contiguous().view(torch.uint8).view(len(ids), width)
-        found.append(NewerRowsOfTable(base=base, rows=table.rows, ids_C=ids, places_C=places))
+        order = ids.argsort()
+        found.append(NewerRowsOfTable(base=base, rows=table.rows, ids_C=ids[order], places_C=places[order]))
     both.arena.newer = NewerRows(found)
     return old, new, both
 
@@ -46,6 +48,27 @@ def test_lookups_read_newer_rows(problem, seed, share):
     _, new, both = with_newer_rows(problem.tables, seed, share)
     with torch.no_grad():
         assert same(both(problem.jagged), new(problem.jagged))
+
+
+@settings(max_examples=40)
+@given(problems(poolings=tuple(Pooling)), st.integers(0, 1000))
+def test_the_operator_is_its_reference(problem, seed):
+    _, _, both = with_newer_rows(problem.tables, seed, 0.5)
+    jagged, newer, group = problem.jagged, both.arena.newer, both._tiles.pooled
+    features = newer._features(group.for_sources(jagged.features).numpy().tobytes())
+    offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
+    args = jagged.values_N, offsets, features, newer._ids_C, newer._places_C, jagged.batch_size
+    found = torch.ops.rowwise.find_newer(*args)
+    assert found.dtype == torch.int64
+    assert torch.equal(found, reference.find_newer(*args))
+    torch.library.opcheck(torch.ops.rowwise.find_newer.default, args, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_wrong_features_are_refused():
+    ids, offsets, none = torch.arange(4), torch.tensor([0, 2, 4]), torch.empty(0, dtype=torch.int64)
+    for feature in ([2, 9, 0, 0], [-1, 9, 0, 0], [0, 9, 0, 1], [0, 9, -1, 0]):
+        with pytest.raises(RuntimeError, match="no feature|no ids"):
+            torch.ops.rowwise.find_newer(ids, offsets, torch.tensor([feature]), none, none, 1)
 
 
 def test_shared_bags_read_newer_rows():

@@ -31,6 +31,7 @@ ON_GPU = {
     "spread": "torch",
     "lengths": "reference",
     "in_range": "reference",
+    "find_newer": "reference",
     "pack4": "reference",
     "unpack4": "reference",
     "take": "reference",

@@ -18,8 +18,8 @@ from rowwise.spec import ROW_TYPES, RowType, row_bytes
 
 LIBRARY = "librowwise_ops.so"
 OPERATORS = (
-    "offsets", "lengths", "in_range", "take", "bucketize", "expand", "spread", "deduplicate", "place", "pack_ids",
-    "map_ids", "pool", "pool_weight_grad", "gather", "update", "mark", "touch", "rewrite", "fill_uniform",
+    "offsets", "lengths", "in_range", "find_newer", "take", "bucketize", "expand", "spread", "deduplicate", "place",
+    "pack_ids", "map_ids", "pool", "pool_weight_grad", "gather", "update", "mark", "touch", "rewrite", "fill_uniform",
     "fill_uniform_rows", "pack", "unpack", "pack4", "unpack4", "interact", "interact_grad", "pair_sums",
     "pair_sums_grad", "relu_grad", "crc32", "publish", "wait_for", "zeros", "empty_bytes", "kept_bytes", "drop_kept",
     "isa", "limit_isa", "row_types", "optimizers",
@@ -154,6 +154,10 @@ def _register_shapes_of_jagged() -> None:
     @fake("rowwise::lengths")
     def _(offsets: Tensor) -> Tensor:
         return offsets.new_empty(offsets.shape[0] - 1, dtype=torch.int64)
+
+    @fake("rowwise::find_newer")
+    def _(values: Tensor, *_: Any) -> Tensor:
+        return values.new_empty(values.shape[0], dtype=torch.int64)
 
     @fake("rowwise::take")
     def _(values: list[Tensor], lengths: list[Tensor], weights: list[Tensor], segments: Tensor) -> tuple[Tensor, ...]:

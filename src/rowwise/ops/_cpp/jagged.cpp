@@ -399,6 +399,51 @@ bool in_range(const Tensor& values, const Tensor& lengths, const Tensor& limits,
   return good;
 }
 
+struct NewerFeature {  // a row of the tensor `features`
+  int64_t source, rows, first, last;  // of the batch; of its table; its ids among `ids`
+};
+
+// The ids of a batch, and in place of those that are among `ids` their places; see `newer.py`. The ids of each table
+// ascend. Features without a table keep their ids.
+Tensor find_newer(const Tensor& values, const Tensor& offsets, const Tensor& features, const Tensor& ids,
+                  const Tensor& places, int64_t batch) {
+  const Integers in(values, "values"), bounds(offsets, "offsets");
+  for (const Tensor* t : {&features, &ids, &places}) check_tensor(*t, ScalarType::Long, "features, ids and places");
+  STD_TORCH_CHECK(batch >= 0 && ids.numel() == places.numel() && features.numel() % 4 == 0, "rowwise: wrong sizes");
+  const auto* rows = reinterpret_cast<const NewerFeature*>(features.const_data_ptr<int64_t>());
+  const int64_t count = features.numel() / 4;
+  const auto begin_of = [&](int64_t source) { return bounds[source * batch]; };
+  for (int64_t i = 0; i < count; ++i) {
+    const auto& [source, limit, first, last] = rows[i];
+    STD_TORCH_CHECK(source >= 0 && (source + 1) * batch < bounds.count && begin_of(source) >= 0 &&
+                        begin_of(source) <= begin_of(source + 1) && begin_of(source + 1) <= in.count,
+                    "rowwise: no feature ", source);
+    STD_TORCH_CHECK(first >= 0 && first <= last && last <= ids.numel(), "rowwise: no ids of feature ", source);
+  }
+  Tensor out = empty({in.count}, ScalarType::Long);
+  int64_t* const to = out.mutable_data_ptr<int64_t>();
+  with_type(in.wide, [&](auto zero) {
+    const auto* from = static_cast<const decltype(zero)*>(in.data);
+    std::copy(from, from + in.count, to);
+  });
+  std::atomic<bool> good{true};
+  const int64_t* const known = ids.const_data_ptr<int64_t>();
+  const int64_t* const place = places.const_data_ptr<int64_t>();
+  each_range(
+      count, items_per_task, [&](int64_t i) { return begin_of(rows[i].source + 1) - begin_of(rows[i].source); },
+      [&](int64_t i, int64_t begin, int64_t end) {
+        const NewerFeature& f = rows[i];
+        int64_t* const at = to + begin_of(f.source);
+        for (int64_t k = begin; k < end; ++k) {
+          if (uint64_t(at[k]) >= uint64_t(f.rows)) good = false;
+          const int64_t* found = std::lower_bound(known + f.first, known + f.last, at[k]);
+          if (found != known + f.last && *found == at[k]) at[k] = place[found - known];
+        }
+      });
+  STD_TORCH_CHECK(good, "rowwise: an id is outside its table");
+  return out;
+}
+
 Tensor lengths_of(const Tensor& offsets) {
   const Integers o(offsets, "offsets");
   STD_TORCH_CHECK(o.count > 0 && o[0] == 0, "rowwise: offsets must begin with 0");
@@ -422,6 +467,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(rowwise, m) {
   m.def("lengths(Tensor offsets) -> Tensor");
   m.def("in_range(Tensor values, Tensor lengths, Tensor limits, int batch) -> bool");
   m.def(
+      "find_newer(Tensor values, Tensor offsets, Tensor features, Tensor ids, Tensor places, int batch) -> Tensor");
+  m.def(
       "take(Tensor[] values, Tensor[] lengths, Tensor[] weights, Tensor segments) -> (Tensor values, Tensor lengths, "
       "Tensor weights, Tensor starts)");
   m.def(
@@ -436,6 +483,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(rowwise, m) {
 STABLE_TORCH_LIBRARY_IMPL(rowwise, CPU, m) {
   m.impl("lengths", TORCH_BOX(&lengths_of));
   m.impl("in_range", TORCH_BOX(&in_range));
+  m.impl("find_newer", TORCH_BOX(&find_newer));
   m.impl("take", TORCH_BOX(&take));
   m.impl("bucketize", TORCH_BOX(&bucketize));
   m.impl("expand", TORCH_BOX(&expand));

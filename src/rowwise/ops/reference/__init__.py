@@ -22,6 +22,7 @@ from rowwise.ops.reference.interact import relu_grad as relu_grad
 from rowwise.ops.reference.jagged import bucketize as bucketize
 from rowwise.ops.reference.jagged import deduplicate as deduplicate
 from rowwise.ops.reference.jagged import expand as expand
+from rowwise.ops.reference.jagged import find_newer as find_newer
 from rowwise.ops.reference.jagged import in_range as in_range
 from rowwise.ops.reference.jagged import lengths as lengths
 from rowwise.ops.reference.jagged import spread as spread

@@ -32,6 +32,21 @@ def in_range(values: Tensor, lengths: Tensor, limits: Tensor, batch: int) -> boo
     return True
 
 
+def find_newer(values: Tensor, offsets: Tensor, features: Tensor, ids: Tensor, places: Tensor, batch: int) -> Tensor:
+    """The ids of a batch, and in place of those among `ids` their places; see `newer.py`.
+
+    A row of `features` is (feature of the batch, rows of its table, first and last of the table's `ids`).
+    """
+    out = values.long().clone()
+    for source, rows, first, last in features.tolist():
+        found = out[int(offsets[source * batch]) : int(offsets[(source + 1) * batch])]
+        if bool(((found < 0) | (found >= rows)).any()):
+            raise RuntimeError("rowwise: an id is outside its table")
+        known = dict(zip(ids[first:last].tolist(), places[first:last].tolist(), strict=True))
+        found.copy_(torch.tensor([known.get(one, one) for one in found.tolist()], dtype=torch.int64))
+    return out
+
+
 def take(values: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequence[Tensor], segments: Tensor) -> Taken:
     """The bags of some segments of batches, in order: values, lengths, weights, and each segment's first value.
 

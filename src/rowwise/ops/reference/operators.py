@@ -48,6 +48,7 @@ def operators() -> dict[str, Callable[..., Any]]:
         "unpack": reference.unpack,
         "lengths": reference.lengths,
         "in_range": reference.in_range,
+        "find_newer": reference.find_newer,
         "take": reference.take,
         "bucketize": reference.bucketize,
         "expand": reference.expand,
