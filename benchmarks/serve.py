@@ -6,8 +6,8 @@ A DLRM of 13 numbers and 26 tables of dim 64 behind `rowwise serve`. A request h
 candidates, in JSON; all answers are compared with the file of `rowwise predict` for the version that they name. With
 one worker: a client that sends the next request when it has an answer, and 16 of them. With a worker for each core:
 requests that arrive at random times, at 25, 50 and 75 % of the rate that 16 clients reach, and at 50 % while another
-version, an increment, becomes current each second. Clients are a process that shares the machine's cores; processor seconds are those
-of the server's processes.
+version, an increment, becomes current each second. Clients are a process that shares the machine's cores; processor
+seconds are those of the server's processes.
 
 Takes: 4 minutes; --quick 2 minutes
 Needs: the extra `serve`

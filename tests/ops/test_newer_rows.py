@@ -67,7 +67,7 @@ def test_the_operator_is_its_reference(problem, seed):
 def test_wrong_features_are_refused():
     ids, offsets, none = torch.arange(4), torch.tensor([0, 2, 4]), torch.empty(0, dtype=torch.int64)
     for feature in ([2, 9, 0, 0], [-1, 9, 0, 0], [0, 9, 0, 1], [0, 9, -1, 0]):
-        with pytest.raises(RuntimeError, match="no feature|no ids"):
+        with pytest.raises(RuntimeError, match=r"no feature|no ids"):
             torch.ops.rowwise.find_newer(ids, offsets, torch.tensor([feature]), none, none, 1)
 
 

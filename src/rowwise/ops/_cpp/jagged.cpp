@@ -399,7 +399,7 @@ bool in_range(const Tensor& values, const Tensor& lengths, const Tensor& limits,
   return good;
 }
 
-struct NewerFeature {  // a row of the tensor `features`
+struct NewerFeature {                 // a row of the tensor `features`
   int64_t source, rows, first, last;  // of the batch; of its table; its ids among `ids`
 };
 
@@ -466,8 +466,7 @@ Tensor lengths_of(const Tensor& offsets) {
 STABLE_TORCH_LIBRARY_FRAGMENT(rowwise, m) {
   m.def("lengths(Tensor offsets) -> Tensor");
   m.def("in_range(Tensor values, Tensor lengths, Tensor limits, int batch) -> bool");
-  m.def(
-      "find_newer(Tensor values, Tensor offsets, Tensor features, Tensor ids, Tensor places, int batch) -> Tensor");
+  m.def("find_newer(Tensor values, Tensor offsets, Tensor features, Tensor ids, Tensor places, int batch) -> Tensor");
   m.def(
       "take(Tensor[] values, Tensor[] lengths, Tensor[] weights, Tensor segments) -> (Tensor values, Tensor lengths, "
       "Tensor weights, Tensor starts)");
