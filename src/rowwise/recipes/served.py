@@ -7,6 +7,7 @@ Opening one reads no training data. It runs the user's transforms and models tha
 trust, or compare its digest.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from rowwise.ingest.batcher import table_rows_for_ids
 from rowwise.ingest.bound import BoundPreparation
 from rowwise.ingest.transform import AnyKind, LoadedTransforms, UserFunction, load
 from rowwise.models.inference import RowBlocks, autocast, pack
+from rowwise.ops.linear import BLOCK_ROWS
 from rowwise.recipes.compose import ModelParts, build_model
 from rowwise.recipes.model_configs import UserModel
 from rowwise.recipes.predict import Predictor, logits_on
@@ -42,6 +44,7 @@ from rowwise.serve.package import (
 from rowwise.serve.shared_rows import (
     NewerChunks,
     SharedRows,
+    chunks_of_tables,
     map_rows,
     newer_chunks,
     use_newer,
@@ -122,7 +125,7 @@ def load_rows(
         _check_alike(folder, find_version(path, like))
     model = build_model(served.parts, on_meta=True)
     version = Checkpoint.open(folder.path)
-    found = SharedRows(file, number, number)
+    found = SharedRows(file, number, number, chunks_of_tables(version.manifest))
     if shared is not None and (added := _added(path, version, shared)) is not None:
         map_rows(model, shared.file, folder.path, fresh=False)
         write_newer(model, shared.file, version, *added)
@@ -155,7 +158,11 @@ def _added(path: Path, version: Checkpoint, shared: SharedRows) -> _AddedRows | 
 
 
 def open_version(
-    path: Path, expect: str | None = None, number: int | None = None, rows: SharedRows | None = None
+    path: Path,
+    expect: str | None = None,
+    number: int | None = None,
+    rows: SharedRows | None = None,
+    pause: Callable[[], object] = lambda: None,
 ) -> ServedVersion:
     """A version that computes; its golden rows have come out right.
 
@@ -163,30 +170,44 @@ def open_version(
         path: a folder that `rowwise export` wrote, or a version in it.
         expect: the only digest that is accepted.
         number: the version; None: the current one.
-        rows: a file with its rows, by `load_rows`; None: they are read into this process.
+        rows: a file with its rows, by `load_rows`, which has computed all golden rows; None: they are read into this
+            process.
+        pause: called between parts of the work, some milliseconds each.
     """
     folder = find_version(path, number)
     digest = check_digest(folder, expect)
     served = read_model(folder.path)
     if rows is None:
         return _serve(folder, digest, served, load_model(folder.path, served))
+    pause()
     model = build_model(served.parts, on_meta=True)
+    pause()
     version = Checkpoint.open(folder.path)
     map_rows(model, rows.file, folder.path, fresh=False)
+    pause()
     restore_model(version, model, rows=False)
+    pause()
     if rows.whole != number:
-        added = _added(path, version, rows)
-        if added is None:
-            raise CheckpointError(f"{folder.path} has changed since its rows were loaded: want versions that stay")
-        use_newer(model, version, added.newer)
-    return _serve(folder, digest, served, model)
+        use_newer(model, version, {name: version.entry(name).chunks[kept:] for name, kept in rows.kept.items()})
+        pause()
+    return _serve(folder, digest, served, model, golden_rows=BLOCK_ROWS, pause=pause)
 
 
-def _serve(folder: VersionFolder, digest: str, served: ServedModel, model: nn.Module) -> ServedVersion:
+def _serve(
+    folder: VersionFolder,
+    digest: str,
+    served: ServedModel,
+    model: nn.Module,
+    *,
+    golden_rows: int | None = None,
+    pause: Callable[[], object] = lambda: None,
+) -> ServedVersion:
     golden = read_golden(folder.path)
     model.eval()
     pack(model)
+    pause()
     preparation = served.bind(golden.rows.schema, load(served.transforms))
+    pause()
     forward = Forward(preparation, _without_gradients(model, served), served.blocks)
     return ServedVersion(
         name=served.name,
@@ -197,7 +218,7 @@ def _serve(folder: VersionFolder, digest: str, served: ServedModel, model: nn.Mo
         tasks=served.parts.tasks,
         stats=decode_json(read_bytes(folder.path / STATS), dict[str, ColumnStats]),
         sides=read_sides(folder.path),
-        identity=_check_golden(folder, forward, golden),
+        identity=_check_golden(folder, forward, golden.first(golden_rows)),
     )
 
 

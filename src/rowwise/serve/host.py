@@ -258,7 +258,7 @@ class ServerHost:
     def _load(self, version: int) -> None:
         active = self._versions.active
         like = None if active is None else active.current
-        fresh = _RowsFile(SharedRows(os.memfd_create("rowwise-serve"), version, version), {version})
+        fresh = _RowsFile(SharedRows(os.memfd_create("rowwise-serve"), version, version, {}), {version})
         shared = None if like is None else self._rows[like]
         given = None if shared is None else shared.rows
         process = self._start(_load_rows, version, self._task.load_rows, like, given)
@@ -289,6 +289,7 @@ class ServerHost:
         elif shared is not None:
             shared.leave(version)
         if isinstance(found, SharedRows) and not grown:
+            fresh.rows = found._replace(file=fresh.rows.file)
             self._rows[version] = fresh
         else:
             fresh.leave(version)

@@ -40,6 +40,11 @@ class SharedRows(NamedTuple):
     file: int
     whole: int
     newest: int
+    kept: Mapping[str, int]  # by table, chunks of the version whose rows are all in the file
+
+
+def chunks_of_tables(version: CheckpointManifest) -> dict[str, int]:
+    return {name: len(entry.chunks) for name, entry in version.tensors.items() if entry.row_type is not None}
 
 
 def room_of(table: Table) -> int:

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -44,13 +45,15 @@ from rowwise.serve.versions import (
 IDLE_s = 75  # after which a connection without requests is closed; load balancers keep theirs for 60
 LINGER_s = 0.5  # from SIGTERM to the end of connections without a request
 DRAIN_s = 30  # that requests have to end
+PAUSE_s = 0.03  # between parts of the work of opening a version
 SWITCH_s = 5e-4  # after which the thread that opens a version lets requests pass, and not after 5 ms
 
 
 class WorkerTask(NamedTuple):
     """What all workers of a server share."""
 
-    open_version: Callable[[int, SharedRows], ServedVersion]  # by its number, and a file with its rows
+    # By its number, and a file with its rows; the function is called between parts of the work.
+    open_version: Callable[[int, SharedRows, Callable[[], object]], ServedVersion]
     limits: ServiceLimits
     recording: Recording | None = None
 
@@ -144,7 +147,7 @@ class _Control(NamedTuple):
 
     def _open(self, version: int, rows: SharedRows) -> None:
         try:
-            opened = self.task.open_version(version, rows)
+            opened = self.task.open_version(version, rows, self._pause)
         except Exception as error:  # a version's own code may raise anything
             self.host.send(VersionRefused.because(version, error, self.number))
             return
@@ -152,6 +155,11 @@ class _Control(NamedTuple):
             os.close(rows.file)
         self._change(partial(self.service.open, opened))
         self.host.send(VersionOpened(self.number, version))
+
+    def _pause(self) -> None:
+        """Let requests that wait be answered, unless no request is taken yet."""
+        if self.moved.is_set():
+            time.sleep(PAUSE_s)
 
     def _change(self, change: Callable[[], object]) -> None:
         """Let the loop make a change, and wait until it has."""
