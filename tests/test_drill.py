@@ -3,10 +3,15 @@
 import json
 import tempfile
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from launching import rowwise
+from msgspec import structs
 
-from rowwise.drills import drill, small_disk
+from rowwise.drills import drill, serving, small_disk
+from rowwise.drills.serving import ServingCase, ServingReport
+from rowwise.serve.package import GoldenRows, version_folder, write_golden
 
 SURVIVED = "ends equal, bit by bit"
 WANTED = {
@@ -41,6 +46,46 @@ def test_everything_survives(tmp_path, what):
             assert "step-000000015" in text
             assert "do not match their checksum" in text
             assert " of tensor '" in text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_server_survives(tmp_path):
+    done = rowwise(tmp_path, "drill", "serve", "--json", "--folder", "here", timeout=550)
+    report = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (0, ""), report
+    assert (report["drill"], report["workers"], len(report["cases"])) == ("serve", 2, 9)
+    for case in report["cases"]:
+        assert case["wrong"] == 0
+        assert case["answers"] > 0
+        assert case["may_fail"] == ("SIGKILL of a worker" in case["fault"] or "host" in case["fault"])
+    assert report["cases"][3]["versions"] == [2, 3, 4]
+
+
+def test_what_a_server_must_not_do(command, monkeypatch):
+    good = ServingCase(fault="x", answers=9, wrong=0, failed=0, may_fail=False, back_s=0.1, versions=(1,))
+    bad = [{"wrong": 1}, {"failed": 1}, {"back_s": 9.0}, {"answers": 0}]
+    assert good.survived
+    assert structs.replace(good, failed=1, may_fail=True).survived
+    for change in bad:
+        assert not structs.replace(good, **change).survived
+    report = ServingReport(drill="serve", workers=2, cases=(good, structs.replace(good, wrong=3)))
+    monkeypatch.setattr(serving, "run_serving_drill", lambda *_: report)
+    code, out, _ = command("drill", "serve", "--folder", "here")
+    assert code == 1
+    assert "1 of 2 faults were not survived" in out
+
+
+def test_a_wrong_answer_is_seen(tmp_path):
+    """The drill's clients see one wrong bit of one row."""
+    path = version_folder(tmp_path, 1).path
+    path.mkdir(parents=True)
+    logits = np.array([0.1, 0.2, 0.3], np.float32)
+    write_golden(path, GoldenRows(pa.table({"x": [1, 2, 3]}), pa.table({"label": logits})))
+    answer = {"version": 1, "outputs": {"label_logit": logits[[2, 0]].tolist()}}
+    assert serving.is_right(tmp_path, answer, [2, 0])
+    answer["outputs"]["label_logit"][1] = float(np.nextafter(logits[0], np.float32(9)))
+    assert not serving.is_right(tmp_path, answer, [2, 0])
 
 
 @pytest.mark.dist

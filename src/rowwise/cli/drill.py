@@ -1,4 +1,4 @@
-"""`rowwise drill`: inject faults into a small training job on this machine, and check that it recovers."""
+"""`rowwise drill`: inject faults into a small job or server on this machine, and check that it recovers."""
 
 import time
 from enum import StrEnum
@@ -14,6 +14,7 @@ from rowwise.scratch import Scratch
 
 if TYPE_CHECKING:
     from rowwise.drills.drill import DrillReport
+    from rowwise.drills.serving import ServingReport
 
 
 class DamageKind(StrEnum):
@@ -22,29 +23,34 @@ class DamageKind(StrEnum):
     KILL_RANK = "kill-rank"
     FILL_DISK = "fill-disk"
     CORRUPT_CKPT = "corrupt-ckpt"
+    SERVE = "serve"
 
 
 def drill(
     what: Annotated[DamageKind, typer.Argument(help="The fault to inject.")],
-    nproc: Annotated[int, typer.Option(metavar="N", help="Number of ranks of the job.")] = 2,
+    nproc: Annotated[int, typer.Option(metavar="N", help="Number of ranks of the job, or workers of the server.")] = 2,
     folder: Annotated[
         Path | None,
         typer.Option(help="Folder of the job, on the disk to test; it is kept (default: a temporary folder)."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """Inject a fault into a small training job, and check that it resumes to the same result, bit for bit.
+    """Inject faults into a small training job or server, and check that it recovers with the same result, bit for bit.
 
     kill-rank kills ranks during a step and during a save, fill-disk runs out of disk space during a save, corrupt-ckpt
-    damages the newest checkpoint. Each takes about a minute. Exits with 1 if a job did not recover.
+    damages the newest checkpoint. serve kills workers and the server, changes and damages versions while clients ask,
+    and compares each answer. Each takes about a minute. Exits with 1 if something did not recover.
 
     Example: rowwise drill kill-rank
 
     Example: rowwise drill corrupt-ckpt --nproc 4 --folder /mnt/checkpoints/drill
 
     Example: rowwise drill fill-disk --json
+
+    Example: rowwise drill serve
     """
     from rowwise.drills.drill import run_drill
+    from rowwise.drills.serving import ServingReport, run_serving_drill
 
     if folder is not None and folder.exists() and any(folder.iterdir()):
         raise SpecError(f"--folder {folder}: want an empty or a new folder")
@@ -55,13 +61,20 @@ def drill(
     begin_s = time.monotonic()
     try:
         with console.status("starting") as status:
-            report = run_drill(what.value, nproc, job_folder.absolute(), status.update)
+            place, tell = job_folder.absolute(), status.update
+            report = (
+                run_serving_drill(nproc, place, tell)
+                if what is DamageKind.SERVE
+                else run_drill(what.value, nproc, place, tell)
+            )
     except BaseException:
         if scratch is not None:
             scratch.close()
         raise
     if as_json:
         print_json(report)
+    elif isinstance(report, ServingReport):
+        _show_serving(report, time.monotonic() - begin_s)
     else:
         _show(report, time.monotonic() - begin_s)
     if scratch is not None and report.survived:
@@ -90,3 +103,18 @@ def _show(report: "DrillReport", wall_s: float) -> None:
     lost = sum(not case.survived for case in report.cases)
     verdict = f"{lost} of {len(report.cases)} jobs did not recover" if lost else "every job recovered"
     console.print(f"{report.drill} of {report.ranks} ranks: {verdict} ({wall_s:.0f} s)")
+
+
+def _show_serving(report: "ServingReport", wall_s: float) -> None:
+    console = make_terminal()
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("", "fault", "answers", "wrong", "failed", "answers again after", "versions"):
+        table.add_column(name, overflow="fold")
+    for case in report.cases:
+        counts = (f"{case.answers:,}", str(case.wrong), str(case.failed), f"{case.back_s:.2f} s")
+        mark = "ok" if case.survived else "LOST"
+        table.add_row(mark, case.fault, *counts, ", ".join(map(str, case.versions)))
+    console.print(table, markup=False)
+    lost = sum(not case.survived for case in report.cases)
+    verdict = f"{lost} of {len(report.cases)} faults were not survived" if lost else "every answer was right"
+    console.print(f"serve with {report.workers} workers: {verdict} ({wall_s:.0f} s)")

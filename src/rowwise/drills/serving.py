@@ -1,0 +1,328 @@
+"""The drill of a server: faults while clients ask, each answer compared with the logits that its version came with.
+
+A small run is exported as several versions. Clients ask for its golden rows over connections that stay open, before,
+during and after each fault.
+"""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rowwise.errors import RowwiseError
+from rowwise.serve.package import list_versions, read_golden, version_folder, write_traffic
+from rowwise.serve.traffic import Canary, Traffic
+from rowwise.spec import Value
+
+STEPS, EVERY, CLIENTS = 40, 10, 4
+LIMIT_S = 60.0  # for each fault, and for each command
+SETTLED_S = 0.5  # of asking after a fault
+BACK_S = 5.0  # within which new connections have answers again
+RECIPE = f"""
+name: drill
+data: {{dataset: synthetic, rows: {256 * STEPS}, test_rows: 512}}
+tables: {{all: {{dim: 16}}}}
+model: {{kind: dlrm, bottom: [16], top: [16]}}
+train: {{batch: 256, steps: {STEPS}, epochs: 9, threads: 1}}
+save: {{every: {EVERY}, keep: {STEPS // EVERY}}}
+"""
+
+Tell = Callable[[str], None]
+
+
+class ServingCase(Value, frozen=True):
+    """A fault, and what clients saw of it."""
+
+    fault: str
+    answers: int
+    wrong: int  # answers with other logits than their version's
+    failed: int  # requests without an answer
+    may_fail: bool  # whether requests were under way in a process that was killed
+    back_s: float  # until a new connection had a right answer
+    versions: tuple[int, ...]  # that answered
+
+    @property
+    def survived(self) -> bool:
+        return not self.wrong and (self.may_fail or not self.failed) and self.back_s < BACK_S and self.answers > 0
+
+
+class ServingReport(Value, frozen=True):
+    """All faults of the drill."""
+
+    drill: str
+    workers: int
+    cases: tuple[ServingCase, ...]
+
+    @property
+    def survived(self) -> bool:
+        return all(case.survived for case in self.cases)
+
+
+@dataclass(slots=True)
+class _Clients:
+    """What clients have seen since the last fault."""
+
+    models: Path
+    url: str = ""
+    answers: int = 0
+    wrong: int = 0
+    failed: int = 0
+    versions: set[int] = field(default_factory=set)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    ending: threading.Event = field(default_factory=threading.Event)
+
+    def ask(self, connection: HTTPConnection, chosen: Sequence[int]) -> bool:
+        """Ask for rows over a connection; whether the answer was right."""
+        number = list_versions(self.models)[0]
+        rows = read_golden(version_folder(self.models, number).path).rows.take(chosen).to_pydict()
+        connection.request("POST", "/v1/models/drill/score", json.dumps({"rows": rows}, default=str))
+        response = connection.getresponse()
+        answer = json.loads(response.read())
+        if response.status != 200:
+            raise RowwiseError(f"{response.status} {answer}")
+        right = is_right(self.models, answer, chosen)
+        with self.lock:
+            self.answers += 1
+            self.wrong += not right
+            self.versions.add(answer["version"])
+        return right
+
+    def connect(self) -> HTTPConnection:
+        return HTTPConnection(self.url, timeout=LIMIT_S)
+
+    def go(self, seed: int) -> None:
+        draw, connection = random.Random(seed), self.connect()
+        while not self.ending.is_set():
+            try:
+                self.ask(connection, sorted(draw.sample(range(64), draw.randint(1, 40))))
+            except (OSError, HTTPException, ValueError, RowwiseError):
+                connection.close()
+                connection = self.connect()
+                with self.lock:
+                    self.failed += 1
+                time.sleep(0.01)
+        connection.close()
+
+    def begin(self) -> None:
+        with self.lock:
+            self.answers = self.wrong = self.failed = 0
+            self.versions = set()
+
+
+def is_right(models: Path, answer: dict[str, Any], chosen: Sequence[int]) -> bool:
+    """Whether logits of golden rows have the bits that came with the version that an answer names."""
+    golden = read_golden(version_folder(models, answer["version"]).path).logits
+    return all(
+        np.array(answer["outputs"][f"{name}_logit"], np.float32).tobytes()
+        == golden[name].to_numpy()[list(chosen)].astype(np.float32).tobytes()
+        for name in golden.column_names
+    )
+
+
+def run_serving_drill(workers: int, folder: Path, tell: Tell) -> ServingReport:
+    """Run the drill in a new folder; `tell` takes the current activity."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "drill.yaml").write_text(RECIPE)
+    tell("training and exporting a small run")
+    _command(folder, "train", "drill.yaml", "--runs", "runs")
+    for step in range(EVERY, STEPS + 1, EVERY):
+        _command(folder, "export", "runs/drill/1", "served", "--which", f"step-{step}")
+    write_traffic(folder / "served", Traffic(1))
+    drill = _ServingDrill(folder, workers, tell)
+    return ServingReport(drill="serve", workers=workers, cases=tuple(drill.run()))
+
+
+def _command(folder: Path, *args: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rowwise", *args], cwd=folder, capture_output=True, text=True, check=False, timeout=300
+    )
+    if done.returncode:
+        raise RowwiseError(f"the drill's `rowwise {' '.join(args)}` fails here even without a fault: {done.stderr}")
+
+
+@dataclass(slots=True)
+class _ServingDrill:
+    folder: Path
+    workers: int
+    tell: Tell
+    clients: _Clients = field(init=False)
+    process: subprocess.Popen[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.clients = _Clients(self.models)
+
+    @property
+    def models(self) -> Path:
+        return self.folder / "served"
+
+    def run(self) -> Iterator[ServingCase]:
+        with self._server() as self.process:
+            threads = [threading.Thread(target=self.clients.go, args=(seed,)) for seed in range(CLIENTS)]
+            for thread in threads:
+                thread.start()
+            try:
+                yield from self._cases()
+            finally:
+                self.clients.ending.set()
+                for thread in threads:
+                    thread.join()
+
+    def _cases(self) -> Iterator[ServingCase]:
+        yield self._case("no fault", lambda: None)
+        yield self._case("version 2 becomes the current one", lambda: self._move(Traffic(2)))
+        yield self._case("SIGKILL of a worker", self._kill_worker, may_fail=True)
+        yield self._case("SIGKILL of a worker while versions change", self._kill_at_a_switch, may_fail=True)
+        yield self._case("a canary, then back to version 1", self._canary)
+        yield self._case("a version with a flipped byte", self._damaged)
+        yield self._case("current.json cut short", self._cut_short)
+        yield self._case("SIGKILL of an export", self._kill_export)
+        yield self._case("SIGKILL of the host, and another start", self._kill_host, may_fail=True)
+
+    def _case(self, fault: str, act: Callable[[], None], *, may_fail: bool = False) -> ServingCase:
+        self.tell(fault)
+        self.clients.begin()
+        act()
+        begin_s = time.monotonic()
+        self._wait(self._answers, "an answer over a new connection")
+        back_s = time.monotonic() - begin_s
+        time.sleep(SETTLED_S)
+        with self.clients.lock:
+            seen = self.clients
+            return ServingCase(
+                fault=fault, answers=seen.answers, wrong=seen.wrong, failed=seen.failed, may_fail=may_fail,
+                back_s=back_s, versions=tuple(sorted(seen.versions)),
+            )  # fmt: skip
+
+    def _answers(self) -> bool:
+        connection = self.clients.connect()
+        try:
+            return self.clients.ask(connection, [0])
+        except (OSError, HTTPException, ValueError, RowwiseError):
+            return False
+        finally:
+            connection.close()
+
+    def _wait(self, condition: Callable[[], object], event: str) -> None:
+        end_s = time.monotonic() + LIMIT_S
+        while not condition():
+            if time.monotonic() > end_s:
+                raise RowwiseError(f"the drill's server took more than {LIMIT_S:g} s to {event}")
+            time.sleep(0.01)
+
+    def _about(self) -> dict[str, Any]:
+        connection = self.clients.connect()
+        try:
+            connection.request("GET", "/v1/versions")
+            return json.loads(connection.getresponse().read())
+        finally:
+            connection.close()
+
+    def _move(self, traffic: Traffic) -> None:
+        write_traffic(self.models, traffic)
+        self._wait(lambda: set(traffic.versions) <= self.clients.versions, f"answer by {traffic}")
+
+    def _kill_worker(self) -> None:
+        workers = _workers_of(self.process.pid)
+        os.kill(random.choice(workers), signal.SIGKILL)
+
+    def _kill_at_a_switch(self) -> None:
+        for number in (3, 2, 4):
+            write_traffic(self.models, Traffic(number))
+            time.sleep(random.uniform(0, 0.5))
+            with suppress(ProcessLookupError, IndexError):
+                os.kill(random.choice(_workers_of(self.process.pid)), signal.SIGKILL)
+            self._wait(lambda n=number: n in self.clients.versions, f"answer by version {number}")
+
+    def _canary(self) -> None:
+        self._move(Traffic(4, Canary(3, 0.3)))
+        self._move(Traffic(1))
+
+    def _damaged(self) -> None:
+        number = list_versions(self.models)[-1] + 1
+        path = version_folder(self.models, number).path
+        shutil.copytree(version_folder(self.models, 4).path, path)
+        weights = max(path.glob("*.safetensors"), key=lambda one: one.name)
+        content = bytearray(weights.read_bytes())
+        content[-3] ^= 1
+        weights.write_bytes(content)
+        write_traffic(self.models, Traffic(number))
+        self._wait(lambda: str(number) in self._about()["refused"], f"refuse version {number}")
+        write_traffic(self.models, Traffic(1))
+
+    def _cut_short(self) -> None:
+        (self.models / "current.json").write_text('{"curr')
+        time.sleep(1.0)
+        self._move(Traffic(2))
+
+    def _kill_export(self) -> None:
+        command = [sys.executable, "-m", "rowwise", "export", "runs/drill/1", "served"]
+        with subprocess.Popen(command, cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as export:
+            known = set(os.listdir(self.models / "versions"))
+            self._wait(
+                lambda: set(os.listdir(self.models / "versions")) != known or export.poll() is not None,
+                "begin an export",
+            )
+            export.kill()
+
+    def _kill_host(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "rowwise", "serve", "served", "--port", "0", "--workers", str(self.workers)]
+        log = (self.folder / "server.log").open("a")
+        process = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, stderr=log, text=True)
+        log.close()
+        assert process.stdout is not None
+        found = None
+        while found is None and (line := process.stdout.readline()):
+            found = re.search(r" at http://(\S+?)/v1/", line)
+        if found is None:
+            raise RowwiseError(f"the drill's server does not start: see {self.folder / 'server.log'}")
+        threading.Thread(target=process.stdout.read, daemon=True).start()  # so that its pipe is never full
+        self.clients.url = found[1]
+        return process
+
+    def _server(self) -> AbstractContextManager[subprocess.Popen[str]]:
+        @contextmanager
+        def running() -> Iterator[subprocess.Popen[str]]:
+            self.process = self._start()
+            try:
+                yield self.process
+            finally:
+                self.process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    self.process.wait(LIMIT_S)
+                self.process.kill()
+                self.process.wait()
+
+        return running()
+
+
+def _workers_of(host: int) -> list[int]:
+    """The processes that answer: forks of the fork server, whose parent is the host."""
+    parents = {int(name): _parent_of(int(name)) for name in os.listdir("/proc") if name.isdecimal()}
+    servers = {pid for pid, parent in parents.items() if parent == host}
+    return sorted(pid for pid, parent in parents.items() if parent in servers)
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
