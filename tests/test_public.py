@@ -69,6 +69,7 @@ PUBLIC = [  # a name is added or taken away here, in sight
     "Wire",
     "Wukong",
     "XDeepFM",
+    "asgi_app",
     "in_batch_bpr",
     "in_batch_softmax",
     "interact",

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from rowwise.ops.interact import interact as interact
     from rowwise.plan import Plan as Plan
     from rowwise.plan import Tile as Tile
+    from rowwise.recipes.asgi import asgi_app as asgi_app
     from rowwise.row_optimizers import Adagrad as Adagrad
     from rowwise.row_optimizers import Adam as Adam
     from rowwise.row_optimizers import Ftrl as Ftrl
@@ -119,6 +120,7 @@ _HOMES = {
     "models.xdeepfm": ("XDeepFM",),
     "ops.interact": ("interact",),
     "plan": ("Plan", "Tile"),
+    "recipes.asgi": ("asgi_app",),
     "row_optimizers": ("Adagrad", "Adam", "Ftrl", "Lamb", "RowWiseAdagrad", "RowWiseAdam", "Schedule", "Sgd"),
     "spec": (
         "Constant",

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from rowwise.errors import RowwiseError
+from rowwise.errors import RowwiseError, SpecError
 from rowwise.serve.package import list_versions, read_golden, version_folder, write_traffic
 from rowwise.serve.traffic import Canary, Traffic
 from rowwise.spec import Value
@@ -135,6 +135,8 @@ def is_right(models: Path, answer: dict[str, Any], chosen: Sequence[int]) -> boo
 
 def run_serving_drill(workers: int, folder: Path, tell: Tell) -> ServingReport:
     """Run the drill in a new folder; `tell` takes the current activity."""
+    if workers < 1:
+        raise SpecError(f"--nproc {workers}: want at least 1")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "drill.yaml").write_text(RECIPE)
     tell("training and exporting a small run")

@@ -18,7 +18,6 @@ from starlette.routing import Route
 
 from rowwise.errors import DataError, RowwiseError, one_line
 from rowwise.serve.answer import prediction_columns, prediction_names
-from rowwise.serve.metrics import metrics_text
 from rowwise.serve.oip import HEADER, InferForm
 from rowwise.serve.oip import describe as describe_tensors
 from rowwise.serve.request import RequestReader, RequestRows
@@ -71,7 +70,7 @@ class _Handlers:
         return Response(status_code=UNAVAILABLE if self.service.draining else OK)
 
     async def metrics(self, request: Request) -> Response:
-        return Response(metrics_text(), media_type="text/plain; version=0.0.4")
+        return Response(self.service.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def versions(self, request: Request) -> Response:
         """The current version, the canary, and versions that were refused."""

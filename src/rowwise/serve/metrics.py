@@ -1,7 +1,7 @@
 """What the workers of a server count and measure, for Prometheus: a scrape of any of them has the numbers of all.
 
 Workers write their numbers to files of one folder; the environment variable of `prometheus_client` names it, and has to
-be set before this module is loaded.
+be set before this module is loaded. Without it, a process has its own numbers.
 """
 
 from functools import cache
@@ -22,7 +22,7 @@ class ServerMetrics:
     """Counters of one worker, and facts of the versions that it serves."""
 
     def __init__(self) -> None:
-        registry = CollectorRegistry()
+        self._registry = registry = CollectorRegistry()
         requests = Counter("rowwise_requests", "Answers, by status and version", ["code", "version"], registry=registry)
         self._requests_of = cache(requests.labels)
         self.rows = Counter("rowwise_rows", "Rows that were computed", registry=registry)
@@ -56,9 +56,11 @@ class ServerMetrics:
         for column, stats in version.stats.items():
             self._trained.labels(column).set(stats.null_share)
 
-
-def metrics_text() -> bytes:
-    """The numbers of all workers, in the format that Prometheus scrapes."""
-    registry = CollectorRegistry()
-    MultiProcessCollector(registry)
-    return generate_latest(registry)
+    def text(self) -> bytes:
+        """The numbers of all workers, or of this process alone, in the format that Prometheus scrapes."""
+        registry = CollectorRegistry()
+        try:
+            MultiProcessCollector(registry)
+        except ValueError:  # no folder was named: this is no worker of `rowwise serve`
+            registry = self._registry
+        return generate_latest(registry)

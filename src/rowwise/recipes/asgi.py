@@ -1,0 +1,77 @@
+"""The application of `rowwise serve` for other servers: Ray Serve, KServe, or any server of ASGI.
+
+It is what a worker runs, in one process. It follows the versions of its folder. Known limits: each version that is open
+has its own memory; numbers of `/metrics` are those of this process.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import torch
+from starlette.applications import Starlette
+
+from rowwise.errors import CheckpointError, RowwiseError, one_line
+from rowwise.recipes.served import open_version
+from rowwise.serve.admission import ServiceLimits
+from rowwise.serve.app import make_app
+from rowwise.serve.host import POLL_s
+from rowwise.serve.package import find_version, read_traffic
+from rowwise.serve.service import ScoringService
+from rowwise.serve.traffic import Traffic
+
+
+def asgi_app(
+    folder: str | Path, *, version: int | None = None, expect: str | None = None, limits: ServiceLimits | None = None
+) -> Starlette:
+    """An application that answers by the versions of a folder.
+
+    Args:
+        folder: a folder that `rowwise export` wrote, or a version in it.
+        version: answer by this version, whatever becomes current.
+        expect: the only digest that is accepted.
+        limits: sizes and times of requests.
+    """
+    service, path = ScoringService(limits or ServiceLimits()), Path(folder)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        torch.set_num_threads(1)
+        first = find_version(path, version)
+        fixed = version is not None or first.path == path
+        traffic = Traffic(first.number) if fixed else read_traffic(path)
+        await _move(service, path, expect, traffic)
+        following = None if fixed else asyncio.create_task(_follow(service, path, expect, traffic))
+        yield
+        if following is not None:
+            following.cancel()
+
+    return make_app(service, lifespan)
+
+
+async def _follow(service: ScoringService, path: Path, expect: str | None, seen: Traffic) -> None:
+    """Answer by what the folder asks for; a version that cannot be opened is refused, and the old ones go on."""
+    while True:
+        await asyncio.sleep(POLL_s)
+        with suppress(CheckpointError):  # current.json is damaged: it will be written again
+            traffic = read_traffic(path)
+            if traffic != seen:
+                seen = traffic
+                await _move(service, path, expect, traffic)
+
+
+async def _move(service: ScoringService, path: Path, expect: str | None, traffic: Traffic) -> None:
+    for number in traffic.versions:
+        if number not in service.versions:
+            try:
+                service.open(await asyncio.to_thread(partial(open_version, path, expect, number)))
+            except RowwiseError as error:
+                if service.traffic is None:
+                    raise
+                service.refused = service.refused | {number: one_line(error) or str(error)}
+                return
+    service.move(traffic)
+    for number in service.versions.keys() - set(traffic.versions):
+        service.close(number)
