@@ -8,6 +8,7 @@ DEV := $(VENV)/.dev
 MLFLOW := $(VENV)/.mlflow
 PEERS := $(VENV)/.peers
 DOCS := $(VENV)/.docs
+SERVE_PEERS := $(VENV)/.serve_peers
 PIP := -m pip install --quiet --disable-pip-version-check
 INSTALL := $(BIN)/python $(PIP)
 REQUIREMENTS := $(BIN)/python tools/requirements.py
@@ -63,6 +64,12 @@ $(PEERS): $(BUILT) $(DEV)
 $(MLFLOW): $(SETUP)  # apart from the rest, because a server has older packages than a run
 	$(BIN)/python -m venv $(VENV)/mlflow
 	$(VENV)/mlflow/bin/python $(PIP) mlflow
+	@touch $@
+
+$(SERVE_PEERS): $(SETUP)  # servers that are compared, apart from the rest
+	$(PYTHON) -m venv $(VENV)/serve_peers
+	$(VENV)/serve_peers/bin/python $(PIP) torch==2.13.0
+	$(REQUIREMENTS) serve_peers | $(VENV)/serve_peers/bin/python $(PIP) -r /dev/stdin
 	@touch $@
 
 $(DOCS): $(BUILT) $(DEV)

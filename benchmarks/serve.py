@@ -9,19 +9,26 @@ requests that arrive at random times, at 25, 50 and 75 % of the rate that 16 cli
 version, an increment, becomes current each second. Clients are a process that shares the machine's cores; processor
 seconds are those of the server's processes.
 
-Takes: 4 minutes; --quick 2 minutes
+Then three times that rate, of which the server has to refuse a part. Beside it, if `make .venv/.serve_peers` has
+installed them: LitServe and BentoML with plain torch and the same weights, 16 clients, logits within 1e-4.
+
+Takes: 6 minutes; --quick 3 minutes
 Needs: the extra `serve`
 """
 
 import argparse
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from http.client import HTTPConnection
 from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
@@ -30,9 +37,12 @@ from urllib.parse import urlsplit
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from parts.report import at_most, environment, exactly, finish, options, parsed
+import torch
+from parts import BENCHMARKS
+from parts.report import at_least, at_most, environment, exactly, finish, options, parsed
 from parts.serve_load import Answer, Load, quantiles_ms, send
 
+from rowwise.checkpoint.read import Checkpoint
 from rowwise.ingest.datasets.synthetic import SyntheticColumns
 from rowwise.recipes.ensemble import predict_ensemble
 from rowwise.recipes.export import export
@@ -45,6 +55,9 @@ DENSE, TABLES, CANDIDATES, CLIENTS = 13, 26, 100, 16
 OPEN = 64  # connections of an open loop
 SHARES, CHANGED = (0.25, 0.5, 0.75), 0.5  # of the rate that clients reach
 VERSIONS = (1, 2)
+OVERLOAD, OVERLOADED, TIMEOUT_ms = 3.0, 256, 200  # times the rate that clients reach; connections; time of a request
+PEERS, PEER_NAMES = Path(sys.executable).parents[1] / "serve_peers/bin/python", ("litserve", "bentoml")
+REFUSED = (503, 504)  # as there is no time for them
 OK, PATH = 200, "/v1/models/dlrm/score"
 SIZES = {  # rows of a table, dim, MLP, requests of a client
     "smoke": (1000, 8, (16,), 20),
@@ -64,6 +77,8 @@ class Served(NamedTuple):
     url: str
     pid: int
     requests: dict[str, tuple[list, Wanted]]
+    path: str = PATH
+    close: float | None = None  # how far logits of a peer may be from ours; None: they have the same bits
 
 
 def write_versions(folder: Path, size: tuple) -> tuple[Path, Path]:
@@ -125,7 +140,7 @@ def bodies_of(rows: dict, kind: str) -> list[tuple[bytes, list[int]]]:
     return found
 
 
-def count_wrong(answers: Sequence[Answer], bodies: list, wanted: Wanted) -> int:
+def count_wrong(answers: Sequence[Answer], bodies: list, wanted: Wanted, close: float | None = None) -> int:
     """Logits with other bits than `predict` gives by the version that an answer names, and requests without logits."""
     wrong = 0
     for one in answers:
@@ -134,8 +149,11 @@ def count_wrong(answers: Sequence[Answer], bodies: list, wanted: Wanted) -> int:
             continue
         answer = json.loads(one.answer)
         logits = np.array(answer["outputs"]["label_logit"], np.float32)
-        right = wanted(answer["version"], bodies[one.body][1])
-        wrong += int((logits.view(np.int32) != right.view(np.int32)).sum())
+        right = wanted(answer.get("version", VERSIONS[0]), bodies[one.body][1])
+        if close is None:
+            wrong += int((logits.view(np.int32) != right.view(np.int32)).sum())
+        else:
+            wrong += int((np.abs(logits - right) > close).sum())
     return wrong
 
 
@@ -143,7 +161,9 @@ def measure(server: Served, kind: str, requests: int, clients: int, rate: float 
     """Latencies of requests and their processor time; `rate`: of an open loop."""
     bodies, wanted = server.requests[kind]
     place = urlsplit(server.url)
-    load = Load(str(place.hostname), place.port or 80, PATH, tuple(body for body, _ in bodies), requests, clients, rate)
+    load = Load(
+        str(place.hostname), place.port or 80, server.path, tuple(body for body, _ in bodies), requests, clients, rate
+    )
     send(load._replace(requests=max(2 * clients, requests // 10), rate=None))
     cpu_s = processor_s(server.pid)
     answers = send(load)
@@ -157,7 +177,7 @@ def measure(server: Served, kind: str, requests: int, clients: int, rate: float 
         "requests_s": len(answers) / took_s,
         **quantiles_ms(answers),
         "server_cpu_ms": 1e3 * cpu_s / len(answers),
-        "wrong_logits": count_wrong(answers, bodies, wanted),
+        "wrong_logits": count_wrong(answers, bodies, wanted, server.close),
     }
 
 
@@ -208,6 +228,58 @@ def serving(models: Path, requests: dict, *options: str) -> Iterator[Served]:
             process.terminate()
 
 
+def write_weights(models: Path, path: Path) -> None:
+    """What a peer needs of the first version."""
+    version = Checkpoint.open(version_folder(models, VERSIONS[0]).path)
+    layers = {
+        part: [
+            tuple(version.load(f"model/{part}.layers.{k}.{kind}") for kind in ("weight", "bias"))
+            for k in range(sum(name.startswith(f"model/{part}.") for name in version.names()) // 2)
+        ]
+        for part in ("bottom", "top")
+    }
+    tables = [version.load(f"model/embeddings.c{k}") for k in range(TABLES)]
+    columns = [f"d{k}" for k in range(DENSE)] + [f"c{k}" for k in range(TABLES)]
+    torch.save({"tables": tables, "columns": columns, "dense": DENSE, **layers}, path)
+
+
+@contextmanager
+def peer_serving(name: str, weights: Path, requests: dict, workers: int) -> Iterator[Served]:
+    """The same model behind another server."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(PEERS), str(BENCHMARKS / "parts/serve_peers.py"), name, str(weights), str(port), str(workers)]
+    if name == "bentoml":  # its bodies name the argument
+        requests = {
+            kind: ([(b'{"request": ' + body + b"}", rows) for body, rows in bodies], wanted)
+            for kind, (bodies, wanted) in requests.items()
+        }
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        server = Served(f"http://127.0.0.1:{port}", process.pid, requests, "/score", 1e-4)
+        try:
+            end_s = time.monotonic() + 120
+            while True:
+                with suppress(OSError), closing(HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+                    connection.request(
+                        "POST", "/score", server.requests["one row"][0][0][0], {"content-type": "application/json"}
+                    )
+                    if connection.getresponse().status == OK:
+                        break
+                if time.monotonic() > end_s or process.poll() is not None:
+                    raise RuntimeError(f"{name} does not answer on port {port}")
+                time.sleep(0.2)
+            yield server
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
 @contextmanager
 def changing(models: Path) -> Iterator[list[int]]:
     """Another version becomes current each second; yields those that did."""
@@ -247,7 +319,44 @@ def measure_all(folder: Path, size: tuple, seconds: float) -> list[dict]:
             with changing(models) as made:
                 row = measure(server, kind, int(seconds * rate), OPEN, CHANGED * full["requests_s"])
             rows.append(row | {"share": CHANGED, "versions": len(made)})
+        rows.append(overload(server, OVERLOAD * rows_of(rows, "one row", CLIENTS)["requests_s"], seconds))
+    for name in PEER_NAMES if PEERS.exists() else ():
+        write_weights(models, folder / "weights.pt")
+        with peer_serving(name, folder / "weights.pt", requests, os.cpu_count() or 1) as server:
+            for kind in requests:
+                rows.append(measure(server, kind, max(20, count // 4), CLIENTS) | {"peer": name})
     return rows
+
+
+def rows_of(rows: list[dict], kind: str, clients: int) -> dict:
+    """The row of a closed loop with a worker for each core."""
+    return next(r for r in rows if r["request"] == kind and r["clients"] == clients and "workers" not in r)
+
+
+def overload(server: Served, rate: float, seconds: float) -> dict:
+    """More requests than the server can answer, none of which waits long: answers a second, and times of refusals."""
+    bodies, wanted = server.requests["one row"]
+    place = urlsplit(server.url)
+    sent = tuple(body for body, _ in bodies)
+    load = Load(
+        str(place.hostname), place.port or 80, server.path, sent, int(seconds * rate), OVERLOADED, rate, TIMEOUT_ms
+    )
+    answers = send(load)
+    took_s = max(a.arrived_s + a.seconds for a in answers) - min(a.arrived_s for a in answers)
+    good = [one for one in answers if one.code == OK]
+    refused = [one for one in answers if one.code in REFUSED]
+    return {
+        "request": "one row",
+        "clients": OVERLOADED,
+        "rate": rate,
+        "requests": len(answers),
+        "requests_s": len(good) / took_s,
+        "overload": OVERLOAD,
+        "refused": len(refused),
+        "refused_p99_ms": quantiles_ms(refused)["p99_ms"] if refused else 0.0,
+        **quantiles_ms(good),
+        "wrong_logits": count_wrong([one for one in answers if one.code not in REFUSED], bodies, wanted),
+    }
 
 
 def main() -> None:
@@ -255,6 +364,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         size = "smoke" if args.smoke else "quick" if args.quick else "full"
         rows = measure_all(Path(folder), SIZES[size], SECONDS[size])
+    for row in rows:
+        if "overload" in row:
+            found = (
+                f"{row['requests_s']:.0f} answers/s, {row['refused']} refused, {row['refused_p99_ms']:.1f} ms at p99"
+            )
+            print(f"{row['overload']:g} times the rate of clients: {found}")
     print("request  workers  clients  arriving/s  requests/s      p50      p99    p99.9   server's processor")
     for row in rows:
         times = "".join(f"{row[name]:9.2f}" for name in ("p50_ms", "p99_ms", "p99.9_ms"))
@@ -262,13 +377,17 @@ def main() -> None:
         who = (
             f"{row['request']:8} {row.get('workers', 'all'):>7}  {row['clients']:7}  {rate}  {row['requests_s']:10.0f}"
         )
-        more = f", {row['versions']} versions" if "versions" in row else ""
-        print(f"{who}{times} ms {row['server_cpu_ms']:9.3f} ms a request{more}")
+        more = f", {row['versions']} versions" if "versions" in row else f", {row['peer']}" if "peer" in row else ""
+        print(f"{who}{times} ms {row.get('server_cpu_ms', 0):9.3f} ms a request{more}")
     finish({"benchmark": "serve", "environment": environment(), "rows": rows, "floors": floors_of(rows, args)}, args)
 
 
 def floors_of(rows: list[dict], args: argparse.Namespace) -> list[dict]:
-    floors = [exactly("logits with other bits than predict's", sum(row["wrong_logits"] for row in rows), 0)]
+    ours = [row for row in rows if "peer" not in row]
+    floors = [
+        exactly("logits with other bits than predict's", sum(row["wrong_logits"] for row in ours), 0),
+        exactly("logits of peers that are others", sum(row["wrong_logits"] for row in rows if "peer" in row), 0),
+    ]
     if args.smoke:
         return floors
     alone, many = rows[:2]
@@ -277,8 +396,14 @@ def floors_of(rows: list[dict], args: argparse.Namespace) -> list[dict]:
         at_most(f"ms of processor for a one-row request, {CLIENTS} clients", many["server_cpu_ms"], 0.35),
         at_most(f"ms of a one-row request at p99, {CLIENTS} clients", many["p99_ms"], 25.0),
     ]
-    for kind in dict.fromkeys(row["request"] for row in rows):
-        half = [row for row in rows if row["request"] == kind and row.get("share") == CHANGED]
+    for row in (row for row in rows if "peer" in row):
+        ratio = rows_of(ours, row["request"], CLIENTS)["requests_s"] / row["requests_s"]
+        floors.append(at_least(f"{row['request']}: requests/s of {CLIENTS} clients, over {row['peer']}'s", ratio, 3.0))
+    crowd = next(row for row in rows if "overload" in row)
+    answered = crowd["requests_s"] / rows_of(ours, "one row", CLIENTS)["requests_s"]
+    floors.append(at_least(f"answers/s at {OVERLOAD:g} times the rate of clients, over theirs", answered, 0.9))
+    for kind in dict.fromkeys(row["request"] for row in ours):
+        half = [row for row in ours if row["request"] == kind and row.get("share") == CHANGED]
         still, changed = half  # measured in this order
         ratio = changed["p99_ms"] / still["p99_ms"]
         floors.append(at_most(f"{kind}: p99 while a version changes each second, over p99 without", ratio, 1.2))

@@ -705,6 +705,57 @@ def models(read: Read) -> str:
     return with_facts(lines, facts, result)
 
 
+REQUESTS = {"one row": "one row", "1 x 100": "a context and 100 candidates"}
+PEER_TITLES = {"litserve": "LitServe 0.2.19", "bentoml": "BentoML 1.4.40"}
+
+
+def serving(read: Read) -> str:
+    """Latencies by load, then rates beside other servers."""
+    result = read("serve")
+    rows = result["rows"]
+    lines = [
+        "| request | workers | requests | a second | p50 | p99 | p99.9 | processor of a request |",
+        "|---" * 8 + "|",
+    ]
+    for row in (row for row in rows if "peer" not in row and "overload" not in row):
+        arriving = f"{row['clients']} client{'s' * (row['clients'] > 1)}"
+        if row["rate"]:
+            arriving = f"at random times, {row['share']:.0%} of that"
+            arriving += ", a version each second" if "versions" in row else ""
+        times = " | ".join(f"{row[name]:.1f} ms" for name in ("p50_ms", "p99_ms", "p99.9_ms"))
+        cells = (
+            f"{row.get('workers', 2)} | {arriving} | {row['requests_s']:,.0f} | {times} | {row['server_cpu_ms']:.2f} ms"
+        )
+        lines.append(f"| {REQUESTS[row['request']]} | {cells} |")
+    full = {r["request"]: r for r in rows if r["clients"] == 16 and "workers" not in r and "peer" not in r}
+    lines += ["", "| 16 clients, both cores | rowwise | others | rowwise over them |", "|---|---|---|---|"]
+    for row in (row for row in rows if "peer" in row):
+        mine = full[row["request"]]
+        cells = [
+            f"{one['requests_s']:,.0f} requests/s, p99 {one['p99_ms']:.0f} ms, processor {one['server_cpu_ms']:.2f} ms"
+            for one in (mine, row)
+        ]
+        title = f"{REQUESTS[row['request']]}: {PEER_TITLES[row['peer']]}"
+        lines.append(f"| {title} | {' | '.join(cells)} | {mine['requests_s'] / row['requests_s']:.1f}x |")
+    crowd = next(row for row in rows if "overload" in row)
+    answered = crowd["requests_s"] / full["one row"]["requests_s"]
+    wrong = sum(row["wrong_logits"] for row in rows if "peer" not in row)
+    missed = [floor["name"] for floor in result["floors"] if not floor["ok"]]
+    facts = [
+        "A DLRM of 13 numbers and 26 tables of 100,000 rows of dim 64, layers of 512 and 256. Clients are a process on "
+        "the same two cores. Latencies of random arrivals count from the arrival, not from the sending.",
+        f"Logits with other bits than those of `rowwise predict` for the version that the answer names: {wrong}.",
+        "Versions that change are two checkpoints of a run, the second an increment of the first.",
+        f"At {crowd['overload']:g} times the rate of 16 clients, with {crowd['requests']:,} requests of 200 ms each: "
+        f"{crowd['requests_s']:,.0f} answers/s ({answered:.0%} of that rate), {crowd['refused']:,} refused, at p99 "
+        f"{crowd['refused_p99_ms']:.0f} ms after they arrived.",
+        "Others: plain torch with the same weights, a worker for each core. LitServe puts up to 64 requests into "
+        "a batch within 2 ms; BentoML answers each alone. Their logits are within 1e-4.",
+        f"Floors that are missed: {'; '.join(missed) or 'none'}.",
+    ]
+    return with_facts(lines, facts, result)
+
+
 def ne_with_spread(line: dict) -> str:
     return f"{line['ne']:.4f} ± {line['spread'] / 2:.4f}"
 
@@ -766,6 +817,12 @@ SUBJECTS = {
         "Models",
         "Which model is best, with equally many parameters and a learning rate of its own?",
         ("models",),
+    ),
+    "serving": Subject(
+        serving,
+        "Serving",
+        "What does a score over HTTP cost, does a new version delay it, and how fast are other servers?",
+        ("serve",),
     ),
     "plan-invariance": Subject(
         plans,

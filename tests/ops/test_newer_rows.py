@@ -55,7 +55,7 @@ def test_lookups_read_newer_rows(problem, seed, share):
 def test_the_operator_is_its_reference(problem, seed):
     _, _, both = with_newer_rows(problem.tables, seed, 0.5)
     jagged, newer, group = problem.jagged, both.arena.newer, both._tiles.pooled
-    features = newer._features(group.for_sources(jagged.features).numpy().tobytes())
+    features = newer._make_features(group.for_sources(jagged.features).numpy().tobytes())
     offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
     args = jagged.values_N, offsets, features, newer._ids_C, newer._places_C, jagged.batch_size
     found = torch.ops.rowwise.find_newer(*args)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from increments import NUMBERS, TABLE_ROWS, predicted
 from msgspec import structs
+from small import RECIPE, trained
 
 from rowwise import CheckpointError, RowType
 from rowwise.checkpoint.check import verify
@@ -194,15 +195,78 @@ def test_a_damaged_increment_is_refused_and_changes_nothing(increments, tmp_path
     np.testing.assert_array_equal(scored(first, increments.table), increments.logits[1])
 
 
-def test_room_is_limited(increments):
-    manifests = (Checkpoint.open(version_folder(increments.models, number).path).manifest for number in (1, 2))
-    whole, version = manifests
-    found = newer_chunks(whole, version)
-    assert [len(chunks) for chunks in found.values()] == [1, 1, 1]
+def test_room_is_limited(increments, files):
+    shared = load_rows(increments.models, None, 1, files(), None, None)
+    version = Checkpoint.open(version_folder(increments.models, 2).path).manifest
+    assert [len(chunks) for chunks in newer_chunks(shared, version).values()] == [1, 1, 1]
     name, entry = next((name, entry) for name, entry in version.tensors.items() if entry.row_type is not None)
     for count, fits in ((TABLE_ROWS // 4 + 1024, True), (TABLE_ROWS // 4 + 1025, False)):
         many = structs.replace(entry.chunks[-1], ids=structs.replace(entry.chunks[-1].ids, count=count))
         chunks = (*entry.chunks[:-1], many)
         larger = structs.replace(version, tensors={**version.tensors, name: structs.replace(entry, chunks=chunks)})
-        assert (newer_chunks(whole, larger) is not None) == fits
-    assert newer_chunks(version, whole) is None
+        assert (newer_chunks(shared, larger) is not None) == fits
+
+
+def test_tables_at_other_places_share_nothing(increments, tmp_path, files):
+    """An increment by its files, of a recipe that names the same tables in another order: no row of others changes."""
+    models, table = shutil.copytree(increments.models, tmp_path / "models"), increments.table
+    tables = [{**one, "rows": TABLE_ROWS} for one in reversed(RECIPE["tables"]["list"])]
+    run, _ = trained(
+        tmp_path,
+        tables={"list": tables},
+        columns={"sparse": RECIPE["columns"]["sparse"][::-1]},
+        init_from=str(increments.run.folder.path),
+        train={"steps": 2},
+    )
+    assert export(run.folder.path, models, which="last").base == 4
+    shared = load_rows(models, None, 4, files(), 1, load_rows(models, None, 1, files(), None, None))
+    assert shared[1:3] == (1, 4)
+    live = open_version(models, number=4, rows=shared)
+    own = load_rows(models, None, 5, files(), 4, shared)
+    assert own[1:3] == (5, 5)
+    np.testing.assert_array_equal(scored(live, table), increments.logits[4])
+    np.testing.assert_array_equal(
+        scored(open_version(models, number=5, rows=own), table), scored(open_version(models, number=5), table)
+    )
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_ids_in_the_room_are_outside_their_table(increments, tmp_path, files, number):
+    """Of versions with and without newer rows: as `rowwise predict`, which has no room."""
+    tables = [{**one, "rows": 100, "unknown": "last_row"} for one in RECIPE["tables"]["list"]]
+    run, _ = trained(tmp_path, tables={"list": tables}, train={"steps": 12}, save={"every": 4, "keep": 9})
+    for step in (4, 8, 12):
+        export(run.folder.path, tmp_path / "models", which=f"step-{step}")
+    shared = None
+    for one in range(1, number + 1):
+        shared = load_rows(tmp_path / "models", None, one, files(), None, shared)
+    changed = increments.table.set_column(
+        increments.table.column_names.index("user"), "user", [np.arange(90, 90 + increments.table.num_rows)]
+    )
+    served = open_version(tmp_path / "models", number=number, rows=shared)
+    with pytest.warns(match="outside 0..99"):
+        found = scored(served, changed)
+    with pytest.warns(match="outside 0..99"):
+        np.testing.assert_array_equal(found, scored(open_version(tmp_path / "models", number=number), changed))
+
+
+def test_a_damaged_base_is_not_extended(increments, tmp_path):
+    models, told = shutil.copytree(increments.models, tmp_path / "models"), []
+    for path in version_folder(models, 4).path.glob("000004.*.safetensors"):
+        path.unlink()
+    written = export(increments.run.folder.path, models, which="step-16", warn=told.append)
+    assert written.base is None
+    (line,) = told
+    assert line.startswith("version 4 cannot be extended, so all rows are written: ")
+    assert verify(version_folder(models, 5).path).good
+
+
+def test_versions_of_which_others_are_increments_may_go(increments, tmp_path, files):
+    models = shutil.copytree(increments.models, tmp_path / "models")
+    shared = load_rows(models, None, 2, files(), None, load_rows(models, None, 1, files(), None, None))
+    for number in (1, 2):
+        shutil.rmtree(version_folder(models, number).path)
+    shared = load_rows(models, None, 3, files(), None, shared)
+    assert shared[1:3] == (1, 3)
+    found = scored(open_version(models, number=3, rows=shared), increments.table)
+    np.testing.assert_array_equal(found, increments.logits[3])

@@ -115,6 +115,9 @@ def _show_serving(report: "ServingReport", wall_s: float) -> None:
         mark = "ok" if case.survived else "LOST"
         table.add_row(mark, case.fault, *counts, ", ".join(map(str, case.versions)))
     console.print(table, markup=False)
+    for case in report.cases:
+        if case.trouble:
+            console.print(f"{case.fault}: {case.trouble}", markup=False, soft_wrap=True)
     lost = sum(not case.survived for case in report.cases)
     verdict = f"{lost} of {len(report.cases)} faults were not survived" if lost else "every answer was right"
     console.print(f"serve with {report.workers} workers: {verdict} ({wall_s:.0f} s)")

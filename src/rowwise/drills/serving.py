@@ -17,12 +17,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rowwise.checkpoint.write import PART
 from rowwise.errors import RowwiseError, SpecError
 from rowwise.serve.package import list_versions, read_golden, version_folder, write_traffic
 from rowwise.serve.traffic import Canary, Traffic
@@ -31,7 +32,7 @@ from rowwise.spec import Value
 STEPS, EVERY, CLIENTS = 40, 10, 4
 LIMIT_S = 60.0  # for each fault, and for each command
 SETTLED_S = 0.5  # of asking after a fault
-BACK_S = 5.0  # within which new connections have answers again
+BACK_S, RESTART_S = 5.0, 30.0  # within which new connections have answers again; of a host that starts anew
 RECIPE = f"""
 name: drill
 data: {{dataset: synthetic, rows: {256 * STEPS}, test_rows: 512}}
@@ -52,12 +53,15 @@ class ServingCase(Value, frozen=True):
     wrong: int  # answers with other logits than their version's
     failed: int  # requests without an answer
     may_fail: bool  # whether requests were under way in a process that was killed
-    back_s: float  # until a new connection had a right answer
+    back_s: float  # from the fault until a new connection had a right answer
+    most_s: float  # that this may take
     versions: tuple[int, ...]  # that answered
+    trouble: str = ""  # what the drill waited for in vain
 
     @property
     def survived(self) -> bool:
-        return not self.wrong and (self.may_fail or not self.failed) and self.back_s < BACK_S and self.answers > 0
+        answered = self.answers > 0 and not self.wrong and (self.may_fail or not self.failed)
+        return answered and self.back_s < self.most_s and not self.trouble
 
 
 class ServingReport(Value, frozen=True):
@@ -109,7 +113,7 @@ class _Clients:
         while not self.ending.is_set():
             try:
                 self.ask(connection, sorted(draw.sample(range(64), draw.randint(1, 40))))
-            except (OSError, HTTPException, ValueError, RowwiseError):
+            except Exception:  # whatever it is, the request has no answer
                 connection.close()
                 connection = self.connect()
                 with self.lock:
@@ -191,29 +195,35 @@ class _ServingDrill:
         yield self._case("a canary, then back to version 1", self._canary)
         yield self._case("a version with a flipped byte", self._damaged)
         yield self._case("current.json cut short", self._cut_short)
-        yield self._case("SIGKILL of an export", self._kill_export)
-        yield self._case("SIGKILL of the host, and another start", self._kill_host, may_fail=True)
+        yield self._case("SIGKILL of an export, and another one", self._kill_export)
+        yield self._case("SIGKILL of the host, and another start", self._kill_host, may_fail=True, most_s=RESTART_S)
 
-    def _case(self, fault: str, act: Callable[[], None], *, may_fail: bool = False) -> ServingCase:
+    def _case(
+        self, fault: str, act: Callable[[], float | None], *, may_fail: bool = False, most_s: float = BACK_S
+    ) -> ServingCase:
+        """`act` returns when the fault was, if it then waited for something."""
         self.tell(fault)
         self.clients.begin()
-        act()
-        begin_s = time.monotonic()
-        self._wait(self._answers, "an answer over a new connection")
+        trouble, begin_s = "", time.monotonic()
+        try:
+            begin_s = act() or time.monotonic()
+            self._wait(self._answers, "answer over a new connection")
+        except RowwiseError as error:
+            trouble = str(error)
         back_s = time.monotonic() - begin_s
         time.sleep(SETTLED_S)
         with self.clients.lock:
             seen = self.clients
             return ServingCase(
                 fault=fault, answers=seen.answers, wrong=seen.wrong, failed=seen.failed, may_fail=may_fail,
-                back_s=back_s, versions=tuple(sorted(seen.versions)),
+                back_s=back_s, most_s=most_s, versions=tuple(sorted(seen.versions)), trouble=trouble,
             )  # fmt: skip
 
     def _answers(self) -> bool:
         connection = self.clients.connect()
         try:
             return self.clients.ask(connection, [0])
-        except (OSError, HTTPException, ValueError, RowwiseError):
+        except Exception:  # a server that answers otherwise does not answer
             return False
         finally:
             connection.close()
@@ -237,16 +247,17 @@ class _ServingDrill:
         write_traffic(self.models, traffic)
         self._wait(lambda: set(traffic.versions) <= self.clients.versions, f"answer by {traffic}")
 
-    def _kill_worker(self) -> None:
-        workers = _workers_of(self.process.pid)
-        os.kill(random.choice(workers), signal.SIGKILL)
+    def _kill_worker(self) -> float:
+        os.kill(random.choice(_workers_of(self.process.pid)), signal.SIGKILL)
+        return time.monotonic()
 
     def _kill_at_a_switch(self) -> None:
         for number in (3, 2, 4):
+            self._wait(lambda: len(_workers_of(self.process.pid)) == self.workers, "start its workers")
+            victim = random.choice(_workers_of(self.process.pid))  # now: later there is a process that loads rows, too
             write_traffic(self.models, Traffic(number))
             time.sleep(random.uniform(0, 0.5))
-            with suppress(ProcessLookupError, IndexError):
-                os.kill(random.choice(_workers_of(self.process.pid)), signal.SIGKILL)
+            os.kill(victim, signal.SIGKILL)
             self._wait(lambda n=number: n in self.clients.versions, f"answer by version {number}")
 
     def _canary(self) -> None:
@@ -264,6 +275,7 @@ class _ServingDrill:
         write_traffic(self.models, Traffic(number))
         self._wait(lambda: str(number) in self._about()["refused"], f"refuse version {number}")
         write_traffic(self.models, Traffic(1))
+        shutil.rmtree(path)
 
     def _cut_short(self) -> None:
         (self.models / "current.json").write_text('{"curr')
@@ -271,19 +283,31 @@ class _ServingDrill:
         self._move(Traffic(2))
 
     def _kill_export(self) -> None:
-        command = [sys.executable, "-m", "rowwise", "export", "runs/drill/1", "served"]
-        with subprocess.Popen(command, cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as export:
-            known = set(os.listdir(self.models / "versions"))
-            self._wait(
-                lambda: set(os.listdir(self.models / "versions")) != known or export.poll() is not None,
-                "begin an export",
-            )
+        """While it writes; then a whole export becomes current and answers."""
+        args, known = ["export", "runs/drill/1", "served"], list_versions(self.models)
+        with subprocess.Popen(
+            [sys.executable, "-m", "rowwise", *args],
+            cwd=self.folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as export:
+            part = self.models / "versions" / f"{known[-1] + 1:06}{PART}"
+            self._wait(lambda: any(part.glob("*")) or export.poll() is not None, "write a version")
+            time.sleep(random.uniform(0, 0.05))
+            killed = export.poll() is None
             export.kill()
+        if not killed or list_versions(self.models) != known:
+            raise RowwiseError("the export ended before it could be killed")
+        _command(self.folder, *args)
+        number = list_versions(self.models)[-1]
+        self._wait(lambda: number in self.clients.versions, f"answer by version {number}")
 
-    def _kill_host(self) -> None:
+    def _kill_host(self) -> float:
+        begin_s = time.monotonic()
         self.process.kill()
         self.process.wait()
         self.process = self._start()
+        return begin_s
 
     def _start(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "rowwise", "serve", "served", "--port", "0", "--workers", str(self.workers)]

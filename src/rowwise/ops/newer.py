@@ -4,7 +4,6 @@ The rows of the earlier version stay as they are, so both versions can be looked
 are behind the table's own ones, in room that `Embeddings.reserve` has left.
 """
 
-import functools
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple, final
@@ -32,14 +31,17 @@ class NewerRows:
         self._tables = {table.base: (table.rows, len(table.ids_C), number) for number, table in enumerate(tables)}
         self._firsts = list(accumulate((len(table.ids_C) for table in tables), initial=0))
         self._ids_C, self._places_C = (torch.cat(x) for x in ([t.ids_C for t in tables], [t.places_C for t in tables]))
-        self._features = functools.lru_cache(maxsize=64)(self._make_features)
+        self._features: dict[bytes, Tensor] = {}  # by those of batches, of which a model has few
 
     def __len__(self) -> int:
         return len(self._ids_C)
 
     def find(self, features_FC: Tensor, values_N: Tensor, offsets: Tensor, batch: int) -> Tensor:
         """The ids of a batch, where rows are newer their places; raises for an id outside its table."""
-        features = self._features(features_FC.numpy().tobytes())
+        key = features_FC.numpy().tobytes()
+        features = self._features.get(key)
+        if features is None:
+            features = self._features[key] = self._make_features(key)
         return torch.ops.rowwise.find_newer(values_N, offsets, features, self._ids_C, self._places_C, batch)
 
     def _make_features(self, features: bytes) -> Tensor:

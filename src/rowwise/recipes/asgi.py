@@ -10,10 +10,9 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-import torch
 from starlette.applications import Starlette
 
-from rowwise.errors import CheckpointError, RowwiseError, one_line
+from rowwise.errors import CheckpointError
 from rowwise.recipes.served import open_version
 from rowwise.serve.admission import ServiceLimits
 from rowwise.serve.app import make_app
@@ -21,12 +20,15 @@ from rowwise.serve.host import POLL_s
 from rowwise.serve.package import find_version, read_traffic
 from rowwise.serve.service import ScoringService
 from rowwise.serve.traffic import Traffic
+from rowwise.serve.versions import VersionRefused
 
 
 def asgi_app(
     folder: str | Path, *, version: int | None = None, expect: str | None = None, limits: ServiceLimits | None = None
 ) -> Starlette:
     """An application that answers by the versions of a folder.
+
+    Where several processes share the cores, let each call `torch.set_num_threads(1)` first, as workers do.
 
     Args:
         folder: a folder that `rowwise export` wrote, or a version in it.
@@ -38,7 +40,6 @@ def asgi_app(
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        torch.set_num_threads(1)
         first = find_version(path, version)
         fixed = version is not None or first.path == path
         traffic = Traffic(first.number) if fixed else read_traffic(path)
@@ -67,11 +68,13 @@ async def _move(service: ScoringService, path: Path, expect: str | None, traffic
         if number not in service.versions:
             try:
                 service.open(await asyncio.to_thread(partial(open_version, path, expect, number)))
-            except RowwiseError as error:
+            except Exception as error:  # a version's own code may raise anything
                 if service.traffic is None:
                     raise
-                service.refused = service.refused | {number: one_line(error) or str(error)}
-                return
+                service.refused = service.refused | {number: VersionRefused.because(number, error).why}
+                traffic = service.traffic
+                break
+            service.refused = {other: why for other, why in service.refused.items() if other != number}
     service.move(traffic)
     for number in service.versions.keys() - set(traffic.versions):
         service.close(number)

@@ -18,7 +18,7 @@ from pyarrow import types
 from torch import nn
 
 from rowwise.checkpoint.atomic import atomic_output
-from rowwise.checkpoint.changes import changes_since
+from rowwise.checkpoint.changes import UnusableBaseError, changes_since, open_base
 from rowwise.checkpoint.delta import stored_bytes
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.named import tables_of
@@ -123,7 +123,7 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
     base = version_folder(folder, known[-1]) if known and not full else None
     version = version_folder(folder, next_version(folder))
     with atomic_output(version.path) as unfinished:
-        served, extends = _write_weights(resolved, checkpoint, unfinished, rows, base=base, tell=tell)
+        served, extends = _write_weights(resolved, checkpoint, unfinished, rows, base=base, tell=tell, warn=warn)
         _write_model(unfinished, served)
         blocks = None if like is None else read_model(like.path).blocks
         served = _write_golden(unfinished, sample, blocks)
@@ -196,7 +196,7 @@ def row_type_cost(run: Path, version: VersionFolder, which: str = "best") -> lis
     return [RowTypeCost(task, of_run[task], of_version[task]) for task in of_run]
 
 
-def _write_weights(
+def _write_weights(  # noqa: PLR0913 - used once
     resolved: ResolvedRecipe,
     checkpoint: Checkpoint,
     folder: Path,
@@ -204,6 +204,7 @@ def _write_weights(
     *,
     base: VersionFolder | None,
     tell: Tell | None,
+    warn: Callable[[str], None],
 ) -> tuple[ServedModel, bool]:
     """Write tensors, id maps and the user's model; returns the model's description, and whether it extends the base."""
     parts = structs.replace(
@@ -215,7 +216,7 @@ def _write_weights(
     tables = retype_tables(checkpoint, None, new_types)
     small = {key: checkpoint.manifest.data["progress"][key] for key in ("step", "samples")}
     slim = Checkpoint(folder=checkpoint.folder, manifest=structs.replace(checkpoint.manifest, data={"progress": small}))
-    extends = base is not None and _write_changes(slim, folder, Checkpoint.open(base.path), tables)
+    extends = base is not None and _write_changes(slim, folder, base, tables, tell, warn)
     if not extends:
         rewrite(slim, folder, simple_plan(list(tables.values()), Topology(devices=1)), tables, state=False, tell=tell)
     train = resolved.recipe.train
@@ -229,10 +230,23 @@ def _write_weights(
     return served, extends
 
 
-def _write_changes(checkpoint: Checkpoint, folder: Path, base: Checkpoint, tables: Mapping[str, Table]) -> bool:
-    """Write the rows of a checkpoint that a version lacks, and its other weights; false: too many, so nothing is."""
-    changed = changes_since(base, checkpoint, tables)
-    if changed is None or not all(_has_room(base, shard) for shard in changed):
+def _write_changes(
+    checkpoint: Checkpoint,
+    folder: Path,
+    base: VersionFolder,
+    tables: Mapping[str, Table],
+    tell: Tell | None,
+    warn: Callable[[str], None],
+) -> bool:
+    """Write the rows that the base lacks, and all other weights; false: these are too many, so nothing was written."""
+    try:
+        opened = open_base(base.path)
+        changed = changes_since(opened, checkpoint, tables, room_of, tell)
+    except UnusableBaseError as error:
+        warn(f"version {base.number} cannot be extended, so all rows are written: {error}")
+        return False
+    bytes_of_rows = sum(table.rows * table.row_bytes for table in tables.values())
+    if changed is None or is_full_due(opened.manifest.chain_bytes, bytes_of_rows, stored_bytes(changed, changed=False)):
         return False
     of_tables = {saved.name: saved for saved in tables_of(checkpoint.manifest).values()}
     ids = {saved.ids for saved in of_tables.values()}
@@ -240,19 +254,8 @@ def _write_changes(checkpoint: Checkpoint, folder: Path, base: Checkpoint, table
         name for name in checkpoint.names() if name in ids or (name.startswith("model/") and name not in of_tables)
     ]
     whole = [LocalShard.whole(name, checkpoint.load(name)) for name in names]
-    bytes_of_rows = sum(table.rows * table.row_bytes for table in tables.values())
-    if is_full_due(base.manifest.chain_bytes, bytes_of_rows, stored_bytes(changed, changed=False)):
-        return False
-    write(folder, [*changed, *whole], checkpoint.manifest.data, base=base)
+    write(folder, [*changed, *whole], checkpoint.manifest.data, base=opened)
     return True
-
-
-def _has_room(base: Checkpoint, shard: LocalShard) -> bool:
-    """Whether a server that has the first version of a chain can take the changed rows of all others."""
-    assert shard.ids is not None
-    earlier = sum(chunk.count for chunk in base.entry(shard.name).chunks if chunk.ids is not None)
-    rows, dim = shard.shape
-    return earlier + len(shard.ids) <= room_of(Table(name="t", rows=rows, dim=dim))
 
 
 def _retype(table: Table, rows: RowType | None) -> Table:

@@ -9,7 +9,6 @@ trust, or compare its digest.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,7 +25,6 @@ from rowwise.ingest.batcher import table_rows_for_ids
 from rowwise.ingest.bound import BoundPreparation
 from rowwise.ingest.transform import AnyKind, LoadedTransforms, UserFunction, load
 from rowwise.models.inference import RowBlocks, autocast, pack
-from rowwise.ops.linear import BLOCK_ROWS
 from rowwise.recipes.compose import ModelParts, build_model
 from rowwise.recipes.model_configs import UserModel
 from rowwise.recipes.predict import Predictor, logits_on
@@ -42,14 +40,13 @@ from rowwise.serve.package import (
     read_golden,
 )
 from rowwise.serve.shared_rows import (
-    NewerChunks,
     SharedRows,
-    chunks_of_tables,
+    added_chunks,
     map_rows,
     newer_chunks,
+    reserve_rows,
     use_newer,
     write_newer,
-    written_already,
 )
 from rowwise.serve.sides import read_sides
 from rowwise.serve.version import Identity, ServedVersion
@@ -124,37 +121,21 @@ def load_rows(
     if like is not None:
         _check_alike(folder, find_version(path, like))
     model = build_model(served.parts, on_meta=True)
-    version = Checkpoint.open(folder.path)
-    found = SharedRows(file, number, number, chunks_of_tables(version.manifest))
-    if shared is not None and (added := _added(path, version, shared)) is not None:
+    version, places = Checkpoint.open(folder.path), reserve_rows(model)
+    added = None if shared is None else added_chunks(shared, version.manifest, places)
+    if shared is None or added is None:
+        found = SharedRows.of(file, number, version.manifest, places)
+        map_rows(model, file, folder.path, fresh=True)
+        restore_model(version, model)
+        use_newer(model, version, found.newer)
+    else:
+        found = shared._replace(newest=number, newer=added.newer) if added.grows else shared
         map_rows(model, shared.file, folder.path, fresh=False)
         write_newer(model, shared.file, version, *added)
         restore_model(version, model, rows=False)
         use_newer(model, version, added.newer)
-        found = shared._replace(newest=number) if added.grows else shared
-    else:
-        map_rows(model, file, folder.path, fresh=True)
-        restore_model(version, model)
     _serve(folder, digest, served, model)
     return found
-
-
-class _AddedRows(NamedTuple):
-    newer: NewerChunks
-    written: dict[str, int]  # chunks that are in the file
-
-    @property
-    def grows(self) -> bool:
-        """Whether there is anything to write."""
-        return any(len(chunks) > self.written[name] for name, chunks in self.newer.items())
-
-
-def _added(path: Path, version: Checkpoint, shared: SharedRows) -> _AddedRows | None:
-    """What a version adds to shared rows; None: it is no increment of them."""
-    whole, newest = (Checkpoint.open(find_version(path, one).path).manifest for one in (shared.whole, shared.newest))
-    newer, before = newer_chunks(whole, version.manifest), newer_chunks(whole, newest)
-    written = None if newer is None or before is None else written_already(before, newer)
-    return None if newer is None or written is None else _AddedRows(newer, written)
 
 
 def open_version(
@@ -170,8 +151,7 @@ def open_version(
         path: a folder that `rowwise export` wrote, or a version in it.
         expect: the only digest that is accepted.
         number: the version; None: the current one.
-        rows: a file with its rows, by `load_rows`, which has computed all golden rows; None: they are read into this
-            process.
+        rows: a file with its rows, by `load_rows`; None: they are read into this process.
         pause: called between parts of the work, some milliseconds each.
     """
     folder = find_version(path, number)
@@ -181,16 +161,16 @@ def open_version(
         return _serve(folder, digest, served, load_model(folder.path, served))
     pause()
     model = build_model(served.parts, on_meta=True)
+    version, places = Checkpoint.open(folder.path), reserve_rows(model)
+    newer = newer_chunks(rows, version.manifest)
+    if newer is None or places != rows.places:
+        raise CheckpointError(f"{folder.path} has changed since its rows were loaded: want versions that stay")
     pause()
-    version = Checkpoint.open(folder.path)
     map_rows(model, rows.file, folder.path, fresh=False)
-    pause()
     restore_model(version, model, rows=False)
     pause()
-    if rows.whole != number:
-        use_newer(model, version, {name: version.entry(name).chunks[kept:] for name, kept in rows.kept.items()})
-        pause()
-    return _serve(folder, digest, served, model, golden_rows=BLOCK_ROWS, pause=pause)
+    use_newer(model, version, newer, pause)
+    return _serve(folder, digest, served, model, pause)
 
 
 def _serve(
@@ -198,8 +178,6 @@ def _serve(
     digest: str,
     served: ServedModel,
     model: nn.Module,
-    *,
-    golden_rows: int | None = None,
     pause: Callable[[], object] = lambda: None,
 ) -> ServedVersion:
     golden = read_golden(folder.path)
@@ -218,7 +196,7 @@ def _serve(
         tasks=served.parts.tasks,
         stats=decode_json(read_bytes(folder.path / STATS), dict[str, ColumnStats]),
         sides=read_sides(folder.path),
-        identity=_check_golden(folder, forward, golden.first(golden_rows)),
+        identity=_check_golden(folder, forward, golden),
     )
 
 

@@ -84,17 +84,25 @@ class _Process(NamedTuple):
     pipe: Connection
 
 
+class _LoadedRows(NamedTuple):
+    """What a process has loaded: into a file of its own, or `grown` into that of other versions."""
+
+    rows: SharedRows
+    grown: bool
+
+
 @dataclass(slots=True)
 class _RowsFile:
     """A file with the rows of versions."""
 
-    rows: SharedRows
+    file: int
+    rows: SharedRows | None  # None: it is empty
     versions: set[int]  # that are in it, or being written to it
 
     def leave(self, version: int) -> None:
         self.versions.discard(version)
         if not self.versions:
-            os.close(self.rows.file)
+            os.close(self.file)
 
 
 class _RowsLoader(NamedTuple):
@@ -198,8 +206,8 @@ class ServerHost:
         with suppress(OSError):  # it has ended, which `_wait` will see
             worker.pipe.send(command)
             if isinstance(command, OpenVersion):
-                rows = self._rows[command.version].rows
-                worker.pipe.send(rows)
+                rows = self._rows[command.version]
+                worker.pipe.send(rows.rows)
                 send_handle(worker.pipe, rows.file, worker.process.pid)
 
     def _show(self) -> None:
@@ -258,7 +266,7 @@ class ServerHost:
     def _load(self, version: int) -> None:
         active = self._versions.active
         like = None if active is None else active.current
-        fresh = _RowsFile(SharedRows(os.memfd_create("rowwise-serve"), version, version, {}), {version})
+        fresh = _RowsFile(os.memfd_create("rowwise-serve"), None, {version})
         shared = None if like is None else self._rows[like]
         given = None if shared is None else shared.rows
         process = self._start(_load_rows, version, self._task.load_rows, like, given)
@@ -268,12 +276,12 @@ class ServerHost:
         with suppress(OSError):  # it has ended, which `_wait` will see
             for one in (fresh, shared):
                 if one is not None:
-                    send_handle(process.pipe, one.rows.file, process.process.pid)
+                    send_handle(process.pipe, one.file, process.process.pid)
 
     def _finish_loading(self, loader: _RowsLoader) -> None:
         self._loader = None
         version, (process, pipe), fresh, shared = loader
-        found: SharedRows | VersionRefused
+        found: _LoadedRows | VersionRefused
         try:
             found = pipe.recv()
         except (EOFError, OSError):
@@ -281,19 +289,18 @@ class ServerHost:
             found = VersionRefused(version, f"the process that loaded it {describe_exit(process.exitcode)}")
         process.join()
         pipe.close()
-        grown = shared is not None and isinstance(found, SharedRows) and found.whole == shared.rows.whole
-        if shared is not None and grown:
-            assert isinstance(found, SharedRows)
-            shared.rows = found._replace(file=shared.rows.file)
-            self._rows[version] = shared
-        elif shared is not None:
-            shared.leave(version)
-        if isinstance(found, SharedRows) and not grown:
-            fresh.rows = found._replace(file=fresh.rows.file)
-            self._rows[version] = fresh
+        mine, other = fresh, shared
+        if isinstance(found, _LoadedRows) and found.grown and shared is not None:
+            mine, other = shared, fresh
+        if other is not None:
+            other.leave(version)
+        if isinstance(found, _LoadedRows):
+            mine.rows = found.rows
+            self._rows[version] = mine
+            self._handle(RowsLoaded(version))
         else:
-            fresh.leave(version)
-        self._handle(found if isinstance(found, VersionRefused) else RowsLoaded(version))
+            mine.leave(version)
+            self._handle(found)
 
     def _start(self, function: Callable[..., None], *args: object, bound: socket.socket | None = None) -> _Process:
         """A process with a pipe to this one."""
@@ -328,6 +335,7 @@ def _load_rows(version: int, load: LoadRowsOf, like: int | None, shared: SharedR
     if shared is not None:
         shared = shared._replace(file=recv_handle(host))
     try:
-        host.send(load(version, file, like, shared))
+        rows = load(version, file, like, shared)
+        host.send(_LoadedRows(rows, grown=rows.file != file))
     except Exception as error:  # a version's own code may raise anything
         host.send(VersionRefused.because(version, error))

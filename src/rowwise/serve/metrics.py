@@ -7,7 +7,7 @@ be set before this module is loaded. Without it, a process has its own numbers.
 from functools import cache
 from typing import final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from rowwise.serve.version import ServedVersion
@@ -58,9 +58,8 @@ class ServerMetrics:
 
     def text(self) -> bytes:
         """The numbers of all workers, or of this process alone, in the format that Prometheus scrapes."""
+        if values.ValueClass is values.MutexValue:  # no folder was named: this is no worker of `rowwise serve`
+            return generate_latest(self._registry)
         registry = CollectorRegistry()
-        try:
-            MultiProcessCollector(registry)
-        except ValueError:  # no folder was named: this is no worker of `rowwise serve`
-            registry = self._registry
+        MultiProcessCollector(registry)
         return generate_latest(registry)

@@ -122,10 +122,6 @@ class GoldenRows(NamedTuple):
     rows: pa.Table
     logits: pa.Table
 
-    def first(self, count: int | None) -> "GoldenRows":
-        """So many of them; None: all."""
-        return GoldenRows(self.rows.slice(0, count), self.logits.slice(0, count))
-
 
 def write_golden(version: Path, golden: GoldenRows) -> None:
     table = golden.rows

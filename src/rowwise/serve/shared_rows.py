@@ -1,24 +1,24 @@
 """Rows of versions in a file in memory that processes share: all rows of one version, and newer rows of later ones.
 
 Behind its rows each table has room, which takes no memory until it is written. A version that is an increment of the
-first one writes its changed rows there: chunk after chunk, in the order of its manifest. So the places of rows follow
-from two manifests, and nothing is written that another version reads.
+first one, with its tables at the same places, writes its changed rows there: chunk after chunk, in the order of its
+manifest. So the places of rows follow from the manifest, and nothing is written that another version reads.
 """
 
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
 from msgspec import structs
 from torch import Tensor, nn
 
-from rowwise.checkpoint.manifest import CheckpointManifest, TensorChunk
+from rowwise.checkpoint.manifest import CheckpointFile, CheckpointManifest, TensorChunk, TensorEntry
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.tables import full_name, table_modules
 from rowwise.embedding import Embeddings
@@ -34,39 +34,56 @@ ROOM_SHARE, LEAST_ROOM = 4, 1024  # a table has room for so many newer rows: a q
 NewerChunks = Mapping[str, tuple[TensorChunk, ...]]  # by tensor
 
 
+class TablePlace(NamedTuple):
+    """Where a table is in a file."""
+
+    name: str  # of its tensor
+    begin: int
+    rows: int
+    row_bytes: int
+
+
 class SharedRows(NamedTuple):
-    """A file, the version whose rows are all in it, and the last one whose newer rows were written."""
+    """A file with all rows of a version, and the newer rows of others.
+
+    It has all that a version is compared with, so nothing of versions that are gone is read again.
+    """
 
     file: int
-    whole: int
-    newest: int
-    kept: Mapping[str, int]  # by table, chunks of the version whose rows are all in the file
+    whole: int  # the version whose rows are all in the file
+    newest: int  # the last one whose newer rows were written
+    places: tuple[TablePlace, ...]
+    tables: Mapping[str, TensorEntry]  # of the whole version, by tensor
+    files: Mapping[str, CheckpointFile]  # of the whole version, by name
+    newer: NewerChunks  # of the newest version
 
-
-def chunks_of_tables(version: CheckpointManifest) -> dict[str, int]:
-    return {name: len(entry.chunks) for name, entry in version.tensors.items() if entry.row_type is not None}
+    @classmethod
+    def of(cls, file: int, number: int, version: CheckpointManifest, places: tuple[TablePlace, ...]) -> Self:
+        """A file that has a version and nothing else."""
+        tables = {name: entry for name, entry in version.tensors.items() if entry.row_type is not None}
+        return cls(file, number, number, places, tables, version.files, dict.fromkeys(tables, ()))
 
 
 def room_of(table: Table) -> int:
     return table.rows // ROOM_SHARE + LEAST_ROOM
 
 
-def newer_chunks(whole: CheckpointManifest, version: CheckpointManifest) -> NewerChunks | None:
-    """The chunks of tables that a version adds to another; None: it is no increment of it, or the room is too small."""
+def newer_chunks(shared: SharedRows, version: CheckpointManifest) -> NewerChunks | None:
+    """The chunks of tables that a version adds to the whole one; None: it is no increment, or the room is too small."""
+    tables = {name: entry for name, entry in version.tensors.items() if entry.row_type is not None}
+    if tables.keys() != shared.tables.keys():
+        return None
     found: dict[str, tuple[TensorChunk, ...]] = {}
-    for name, entry in version.tensors.items():
-        if entry.row_type is None:
-            continue
-        before = whole.tensors.get(name)
-        count = 0 if before is None else len(before.chunks)
+    for name, before in shared.tables.items():
+        entry, count = tables[name], len(before.chunks)
         added = entry.chunks[count:]
-        if before != structs.replace(entry, chunks=entry.chunks[:count]) or not all(map(_has_changed_rows, added)):
-            return None
+        files = {chunk.file for chunk in before.chunks} - {""}
+        same = before == structs.replace(entry, chunks=entry.chunks[:count]) and all(
+            shared.files[file] == version.files[file] for file in files
+        )
         table = Table(name="t", rows=entry.rows, dim=entry.columns)
-        files = {chunk.file for chunk in entry.chunks[:count]} - {""}
-        if sum(chunk.count for chunk in added) > room_of(table) or any(
-            whole.files[file] != version.files[file] for file in files
-        ):
+        fits = sum(chunk.count for chunk in added) <= room_of(table)
+        if not (same and fits and all(map(_has_changed_rows, added))):
             return None
         found[name] = added
     return found
@@ -76,11 +93,26 @@ def _has_changed_rows(chunk: TensorChunk) -> bool:
     return chunk.ids is not None and chunk.cols is None and chunk.bits is None
 
 
-def written_already(newest: NewerChunks, version: NewerChunks) -> dict[str, int] | None:
-    """How many chunks of each tensor of a version are those of the newest; None: their places hold others."""
-    shared = {name: min(len(chunks), len(newest[name])) for name, chunks in version.items()}
-    if all(chunks[: shared[name]] == newest[name][: shared[name]] for name, chunks in version.items()):
-        return shared
+class AddedChunks(NamedTuple):
+    """What a version adds to shared rows, and how many chunks of each table are in the file already."""
+
+    newer: NewerChunks
+    written: Mapping[str, int]
+
+    @property
+    def grows(self) -> bool:
+        """Whether there is anything to write."""
+        return any(len(chunks) > self.written[name] for name, chunks in self.newer.items())
+
+
+def added_chunks(shared: SharedRows, version: CheckpointManifest, places: tuple[TablePlace, ...]) -> AddedChunks | None:
+    """What a version adds; None: its tables are at other places, or others have its places, or it is no increment."""
+    newer = newer_chunks(shared, version) if places == shared.places else None
+    if newer is None:
+        return None
+    written = {name: min(len(chunks), len(shared.newer[name])) for name, chunks in newer.items()}
+    if all(chunks[: written[name]] == shared.newer[name][: written[name]] for name, chunks in newer.items()):
+        return AddedChunks(newer, written)
     return None
 
 
@@ -114,11 +146,20 @@ def _places(model: nn.Module) -> tuple[dict[int, int], int]:
     return dict(zip(map(id, arenas), begins, strict=False)), max(mmap.PAGESIZE, begins[-1])
 
 
-def map_rows(model: nn.Module, file: int, version: Path, *, fresh: bool) -> None:
-    """Let tables on the meta device have their rows, and the room behind them, in a file; `fresh`: it is empty."""
+def reserve_rows(model: nn.Module) -> tuple[TablePlace, ...]:
+    """Lay the tables of a model on the meta device out with room behind each; returns their places in a file."""
     for _, module in table_modules(model):
         assert isinstance(module, Embeddings)
         module.reserve(room_of)
+    begins, _ = _places(model)
+    return tuple(
+        TablePlace(one.name, begins[id(one.arena)] + one.base, one.table.rows, one.table.row_bytes)
+        for one in _tables_of(model)
+    )
+
+
+def map_rows(model: nn.Module, file: int, version: Path, *, fresh: bool) -> None:
+    """Let tables that `reserve_rows` has laid out have their memory in a file; `fresh`: it is empty."""
     places, size = _places(model)
     used = {one: one.table.rows * one.table.row_bytes for one in _tables_of(model)}
     try:
@@ -152,16 +193,19 @@ def write_newer(
             place += chunk.count
 
 
-def use_newer(model: nn.Module, version: Checkpoint, newer: NewerChunks) -> None:
-    """Let lookups of a model read the newer rows of a version."""
+def use_newer(
+    model: nn.Module, version: Checkpoint, newer: NewerChunks, pause: Callable[[], object] = lambda: None
+) -> None:
+    """Let lookups of a model read the newer rows of a version, and no row of the room otherwise."""
     by_arena: dict[int, tuple[Arena, list[NewerRowsOfTable]]] = {}
     for one in _tables_of(model):
         ids_C, places_C = _last_places(one.table.rows, [version.read_ids(one.name, c) for c in newer[one.name]])
         rows = NewerRowsOfTable(base=one.base, rows=one.table.rows, ids_C=ids_C, places_C=places_C)
         by_arena.setdefault(id(one.arena), (one.arena, []))[1].append(rows)
+        if len(ids_C):
+            pause()
     for arena, rows_T in by_arena.values():
-        found = NewerRows(rows_T)
-        arena.newer = found if len(found) else None
+        arena.newer = NewerRows(rows_T)
 
 
 def _last_places(rows: int, ids_of_chunks: list[Tensor]) -> tuple[Tensor, Tensor]:
