@@ -5,8 +5,8 @@
 A DLRM of 13 numbers and 26 tables of dim 64 behind `rowwise serve`. A request has one row, or a context and 100
 candidates, in JSON; all answers are compared with the file of `rowwise predict` for the version that they name. With
 one worker: a client that sends the next request when it has an answer, and 16 of them. With a worker for each core:
-requests that arrive at random times, at 25, 50 and 75 % of the rate that 16 clients reach, and at 50 % while another
-version, an increment, becomes current each second. Clients are a process that shares the machine's cores; processor
+requests that arrive at random times, at 25, 50 and 75 % of the rate that 16 clients reach, and at 50 % while each
+second the next version, an increment, becomes current. Clients are a process that shares the machine's cores; processor
 seconds are those of the server's processes.
 
 Then three times that rate, of which the server has to refuse a part. Beside it, if `make .venv/.serve_peers` has
@@ -48,21 +48,20 @@ from rowwise.recipes.ensemble import predict_ensemble
 from rowwise.recipes.export import export
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import decode
-from rowwise.serve.package import version_folder, write_traffic
+from rowwise.serve.package import list_versions, version_folder, write_traffic
 from rowwise.serve.traffic import Traffic
 
 DENSE, TABLES, CANDIDATES, CLIENTS = 13, 26, 100, 16
 OPEN = 64  # connections of an open loop
 SHARES, CHANGED = (0.25, 0.5, 0.75), 0.5  # of the rate that clients reach
-VERSIONS = (1, 2)
 OVERLOAD, OVERLOADED, TIMEOUT_ms = 3.0, 256, 200  # times the rate that clients reach; connections; time of a request
 PEERS, PEER_NAMES = Path(sys.executable).parents[1] / "serve_peers/bin/python", ("litserve", "bentoml")
 REFUSED = (503, 504)  # as there is no time for them
 OK, PATH = 200, "/v1/models/dlrm/score"
-SIZES = {  # rows of a table, dim, MLP, requests of a client
-    "smoke": (1000, 8, (16,), 20),
-    "quick": (20_000, 64, (512, 256), 300),
-    "full": (100_000, 64, (512, 256), 2000),
+SIZES = {  # rows of a table, dim, MLP, requests of a client, versions
+    "smoke": (1000, 8, (16,), 20, 3),
+    "quick": (20_000, 64, (512, 256), 300, 6),
+    "full": (100_000, 64, (512, 256), 2000, 12),
 }
 SECONDS = {"smoke": 0.2, "quick": 4.0, "full": 15.0}  # of an open loop
 CONTEXT = tuple(f"c{k}" for k in range(16))  # the columns of the user; the others are the item's
@@ -82,10 +81,10 @@ class Served(NamedTuple):
 
 
 def write_versions(folder: Path, size: tuple) -> tuple[Path, Path]:
-    """Two versions of a model that has hardly been trained, the second an increment of the first; and rows to score."""
-    rows, dim, widths, _ = size
-    world, batch = SyntheticColumns(dense=DENSE, ids=tuple((f"c{k}", rows) for k in range(TABLES))), rows // 12
-    pq.write_table(world.rows(0, 5 * batch).drop_columns(["logit"]), folder / "rows.parquet")
+    """Versions of a model that has hardly been trained, each an increment of the one before; and rows to score."""
+    rows, dim, widths, _, versions = size
+    world, batch = SyntheticColumns(dense=DENSE, ids=tuple((f"c{k}", rows) for k in range(TABLES))), rows // 100
+    pq.write_table(world.rows(0, max(1000, 15 * batch)).drop_columns(["logit"]), folder / "rows.parquet")
     pq.write_table(world.rows(10_000, 1000).drop_columns(["logit", "label"]), folder / "new.parquet")
     recipe = {
         "name": "dlrm",
@@ -97,15 +96,16 @@ def write_versions(folder: Path, size: tuple) -> tuple[Path, Path]:
         },
         "tables": {"list": [{"name": f"c{k}", "rows": rows, "dim": dim} for k in range(TABLES)]},
         "model": {"kind": "dlrm", "bottom": list(widths), "top": [*widths]},
-        "train": {"batch": batch, "steps": 4, "ahead": 0},
-        "save": {"every": 2, "keep": 2},
+        "train": {"batch": batch, "steps": versions, "ahead": 0},
+        "save": {"every": 1, "keep": versions},
     }
     run = TrainingRun.start(decode(recipe, "dlrm.yaml"), folder / "runs")
     run.go(test=False)
-    first, second = (export(run.folder.path, folder / "models", which=f"step-{step}") for step in (2, 4))
-    assert second.base == first.folder.number
-    write_traffic(folder / "models", Traffic(VERSIONS[0]))
-    print(f"versions of {first.size_bytes / 1e6:.1f} MB, and {second.size_bytes / 1e6:.1f} MB of changes", flush=True)
+    made = [export(run.folder.path, folder / "models", which=f"step-{step + 1}") for step in range(versions)]
+    assert [one.base for one in made] == [None, *range(1, versions)]
+    write_traffic(folder / "models", Traffic(1))
+    sizes = [one.size_bytes / 1e6 for one in made]
+    print(f"a version of {sizes[0]:.1f} MB, and changes of {min(sizes[1:]):.1f} to {max(sizes[1:]):.1f} MB", flush=True)
     return folder / "models", folder / "new.parquet"
 
 
@@ -149,7 +149,7 @@ def count_wrong(answers: Sequence[Answer], bodies: list, wanted: Wanted, close: 
             continue
         answer = json.loads(one.answer)
         logits = np.array(answer["outputs"]["label_logit"], np.float32)
-        right = wanted(answer.get("version", VERSIONS[0]), bodies[one.body][1])
+        right = wanted(answer.get("version", 1), bodies[one.body][1])
         if close is None:
             wrong += int((logits.view(np.int32) != right.view(np.int32)).sum())
         else:
@@ -207,8 +207,9 @@ def make_requests(models: Path, data: Path, folder: Path) -> dict[str, tuple[lis
     rows = table.select([name for name in table.column_names if name[0] in "cd"]).to_pydict()
     alone, together = bodies_of(rows, "one row"), bodies_of(rows, "candidates")
     expanded = expand(rows, [span for _, span in together])
-    of_rows = {version: logits_of(models, version, rows, folder) for version in VERSIONS}
-    of_candidates = {v: logits_of(models, v, expanded, folder).reshape(-1, CANDIDATES) for v in VERSIONS}
+    versions = list_versions(models)
+    of_rows = {version: logits_of(models, version, rows, folder) for version in versions}
+    of_candidates = {v: logits_of(models, v, expanded, folder).reshape(-1, CANDIDATES) for v in versions}
     places = {span[0]: k for k, (_, span) in enumerate(together)}
     return {
         "one row": (alone, lambda version, numbers: of_rows[version][numbers]),
@@ -230,7 +231,7 @@ def serving(models: Path, requests: dict, *options: str) -> Iterator[Served]:
 
 def write_weights(models: Path, path: Path) -> None:
     """What a peer needs of the first version."""
-    version = Checkpoint.open(version_folder(models, VERSIONS[0]).path)
+    version = Checkpoint.open(version_folder(models, 1).path)
     layers = {
         part: [
             tuple(version.load(f"model/{part}.layers.{k}.{kind}") for kind in ("weight", "bias"))
@@ -286,7 +287,7 @@ def changing(models: Path) -> Iterator[list[int]]:
     ending, made = threading.Event(), []
 
     def change() -> None:
-        for number in cycle(reversed(VERSIONS)):
+        for number in cycle([*list_versions(models)[1:], 1]):
             write_traffic(models, Traffic(number))
             made.append(number)
             if ending.wait(1.0):
@@ -299,7 +300,7 @@ def changing(models: Path) -> Iterator[list[int]]:
     finally:
         ending.set()
         thread.join()
-        write_traffic(models, Traffic(VERSIONS[0]))
+        write_traffic(models, Traffic(1))
 
 
 def measure_all(folder: Path, size: tuple, seconds: float) -> list[dict]:

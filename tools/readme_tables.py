@@ -745,7 +745,8 @@ def serving(read: Read) -> str:
         "A DLRM of 13 numbers and 26 tables of 100,000 rows of dim 64, layers of 512 and 256. Clients are a process on "
         "the same two cores. Latencies of random arrivals count from the arrival, not from the sending.",
         f"Logits with other bits than those of `rowwise predict` for the version that the answer names: {wrong}.",
-        "Versions that change are two checkpoints of a run, the second an increment of the first.",
+        "Versions that change are checkpoints of a run, each an increment of the one before; after the last the first "
+        "becomes current again.",
         f"At {crowd['overload']:g} times the rate of 16 clients, with {crowd['requests']:,} requests of 200 ms each: "
         f"{crowd['requests_s']:,.0f} answers/s ({answered:.0%} of that rate), {crowd['refused']:,} refused, at p99 "
         f"{crowd['refused_p99_ms']:.0f} ms after they arrived.",
