@@ -1,6 +1,11 @@
-"""Recorded answers, computed again by the versions that gave them, and compared bit by bit."""
+"""Recorded answers, computed again by the versions that gave them, and compared bit by bit.
 
-from collections.abc import Iterator
+Columns of the requests are compared with what training saw of them: a column that is null more often, or whose numbers
+or lists are others, was made otherwise than for training.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,8 +13,10 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import parquet as pq
+from pyarrow import types
 
 from rowwise.errors import DataError
+from rowwise.ingest.columns import is_list
 from rowwise.recipes.served import CLOSE, open_version
 from rowwise.serve.forward import arrays_of
 from rowwise.serve.package import LOGIT
@@ -17,6 +24,17 @@ from rowwise.serve.record import REQUEST, VERSION
 from rowwise.serve.version import ServedVersion
 
 ROWS = 4096  # that are computed together
+NULLS_APART, MEANS_APART = 0.05, 0.25  # from which on columns differ: of rows, of a standard deviation
+CHANCE, ROUNDING = 5.0, 1e-6  # standard errors of a mean that are no difference; of a mean of many floats
+
+
+class ColumnMeans(NamedTuple):
+    """Means of a column, in training or in requests."""
+
+    null_share: float
+    mean: float | None = None  # of numbers with a fraction
+    mean_length: float | None = None  # of lists
+    deviation: float | None = None  # of numbers or lengths, where it is known
 
 
 class AuditedFile(NamedTuple):
@@ -27,6 +45,29 @@ class AuditedFile(NamedTuple):
     rows: int
     wrong: int  # rows with other logits
     first: str  # the first of them
+    trained: Mapping[str, ColumnMeans]
+    recorded: Mapping[str, ColumnMeans]
+
+
+class ColumnSkew(NamedTuple):
+    """A column as training had it, and as requests had it."""
+
+    column: str
+    rows: int  # of requests
+    trained: ColumnMeans
+    recorded: ColumnMeans
+
+    @property
+    def is_large(self) -> bool:
+        """Whether nulls differ by a twentieth of rows, or a mean by a quarter of a deviation and more than chance."""
+        if abs(self.recorded.null_share - self.trained.null_share) > NULLS_APART:
+            return True
+        reach = (self.recorded.deviation or 0.0) * (MEANS_APART + CHANCE / math.sqrt(self.rows))
+        pairs = ((self.trained.mean, self.recorded.mean), (self.trained.mean_length, self.recorded.mean_length))
+        return any(
+            before is not None and now is not None and abs(now - before) > reach + ROUNDING * abs(before)
+            for before, now in pairs
+        )
 
 
 def audit(folder: Path, records: Path) -> Iterator[AuditedFile]:
@@ -75,4 +116,55 @@ def _compare(file: Path, version: ServedVersion, table: pa.Table) -> AuditedFile
     if differ_R.any():
         row = int(differ_R.argmax())
         first = f"request {table[REQUEST][row]}: answered {recorded_RK[row].tolist()}, not {logits_RK[row].tolist()}"
-    return AuditedFile(file, version.number, len(table), int(differ_R.sum()), first)
+    trained = {
+        name: ColumnMeans(
+            stats.null_share,
+            stats.mean if types.is_floating(version.schema.field(name).type) else None,
+            stats.mean_length,
+        )
+        for name, stats in version.stats.items()
+        if name in version.schema.names
+    }
+    recorded = {name: _means_of(table[name]) for name in trained}
+    return AuditedFile(file, version.number, len(table), int(differ_R.sum()), first, trained, recorded)
+
+
+def _means_of(column: pa.ChunkedArray) -> ColumnMeans:
+    null_share = column.null_count / max(1, len(column))
+    if is_list(column.type):
+        mean, deviation = _mean_and_deviation(pc.call_function("list_value_length", [column]))
+        return ColumnMeans(null_share, None, mean, deviation)
+    if types.is_floating(column.type):
+        mean, deviation = _mean_and_deviation(column)
+        return ColumnMeans(null_share, mean, None, deviation)
+    return ColumnMeans(null_share)
+
+
+def _mean_and_deviation(numbers: pa.ChunkedArray) -> tuple[float | None, float | None]:
+    mean, deviation = (pc.call_function(name, [numbers]).as_py() for name in ("mean", "stddev"))
+    return mean, deviation
+
+
+def skew_of(files: Sequence[AuditedFile]) -> list[ColumnSkew]:
+    """All columns, over the rows of all files."""
+    found: list[ColumnSkew] = []
+    for name in dict.fromkeys(name for one in files for name in one.trained):
+        mine = [one for one in files if name in one.trained and one.rows]
+        rows = [one.rows for one in mine]
+        if rows:
+            trained = _combined([one.trained[name] for one in mine], rows)
+            found.append(ColumnSkew(name, sum(rows), trained, _combined([one.recorded[name] for one in mine], rows)))
+    return found
+
+
+def _combined(means: Sequence[ColumnMeans], rows: Sequence[int]) -> ColumnMeans:
+    """Means over the rows of several files; deviations are nearly so."""
+
+    def mean(values: Sequence[float | None]) -> float | None:
+        known = [(value, count) for value, count in zip(values, rows, strict=True) if value is not None]
+        total = sum(count for _, count in known)
+        return sum(value * count for value, count in known) / total if known else None
+
+    nulls = mean([one.null_share for one in means])
+    assert nulls is not None
+    return ColumnMeans(nulls, *(mean([one[field] for one in means]) for field in (1, 2, 3)))

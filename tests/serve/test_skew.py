@@ -1,0 +1,65 @@
+"""Columns of recorded requests beside those of training: what was made otherwise is named, and nothing else."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet as pq
+
+from rowwise.recipes.audit import audit, skew_of
+from rowwise.recipes.served import open_version
+from rowwise.serve.forward import arrays_of
+from rowwise.serve.package import LOGIT
+from rowwise.serve.record import REQUEST, VERSION
+
+
+@pytest.fixture
+def record(increments, tmp_path):
+    """Writes requests, with the logits of a version, as a server does."""
+
+    def write(number, name, **columns):
+        version = open_version(increments.models, number=number)
+        table = increments.table.select(version.schema.names)
+        for column, values in columns.items():
+            at = table.column_names.index(column)
+            table = table.set_column(
+                at, table.schema.field(column), [pa.array(values, table.schema.field(column).type)]
+            )
+        logits = version.forward(arrays_of(table), len(table), 256).flatten().numpy()
+        both = {REQUEST: np.arange(len(table)), VERSION: np.full(len(table), number)}
+        for more, values in (both | {LOGIT + "label": logits}).items():
+            table = table.append_column(more, pa.array(values))
+        (tmp_path / "records").mkdir(exist_ok=True)
+        pq.write_table(table, tmp_path / "records" / f"{name}.parquet")
+        return tmp_path / "records"
+
+    return write
+
+
+def test_requests_like_training_differ_in_nothing(increments, record):
+    record(1, "a")
+    found = list(audit(increments.models, record(3, "b")))
+    assert [one.wrong for one in found] == [0, 0]
+    skew = {one.column: one for one in skew_of(found)}
+    assert skew.keys() == {"user", "item", "seen", "d0", "d1"}
+    assert not any(one.is_large for one in skew.values())
+    assert skew["user"].recorded.mean is None
+    assert skew["seen"].recorded.mean_length == pytest.approx(skew["seen"].trained.mean_length, rel=0.25)
+
+
+def test_what_requests_make_otherwise_is_named(increments, record, command):
+    rows, table = increments.table.num_rows, increments.table
+    d0 = [None if k % 2 else x for k, x in enumerate(table["d0"].to_pylist())]
+    d1 = [x + 3 for x in table["d1"].to_pylist()]
+    records = record(2, "a", d0=d0, d1=d1, seen=[[]] * rows)
+    code, out, err = command("audit", str(increments.models), str(records))
+    assert code == 0, err
+    lines = [line for line in out.splitlines() if line.startswith("column ")]
+    assert [line.split("'")[1] for line in lines] == ["d0", "d1", "seen"]
+    assert "null in 50.0% of rows, not 0.0%" in lines[0]
+    assert "length 0, not " in lines[2]
+    code, out, _ = command("audit", str(increments.models), str(records), "--json")
+    columns = json.loads(out)["columns"]
+    assert {name for name, one in columns.items() if one["differs"]} == {"seen", "d0", "d1"}
+    assert columns["d1"]["recorded"]["mean"] == pytest.approx(np.mean(d1), rel=1e-5)
