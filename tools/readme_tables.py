@@ -819,12 +819,6 @@ SUBJECTS = {
         "Which model is best, with equally many parameters and a learning rate of its own?",
         ("models",),
     ),
-    "serving": Subject(
-        serving,
-        "Serving",
-        "What does a score over HTTP cost, does a new version delay it, and how fast are other servers?",
-        ("serve",),
-    ),
     "plan-invariance": Subject(
         plans,
         "Does the result depend on the plan?",
