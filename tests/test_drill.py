@@ -52,12 +52,13 @@ def test_everything_survives(tmp_path, what):
 @pytest.mark.timeout(600)
 def test_a_server_survives(tmp_path):
     done = rowwise(tmp_path, "drill", "serve", "--json", "--folder", "here", timeout=550)
+    assert done.stderr == ""
     report = json.loads(done.stdout)
-    assert (done.returncode, done.stderr) == (0, ""), report
     assert (report["drill"], report["workers"], len(report["cases"])) == ("serve", 2, 9)
-    for case in report["cases"]:
-        assert case["wrong"] == 0
+    for case in report["cases"]:  # not that all survived: times depend on what else runs here
+        assert (case["wrong"], case["trouble"]) == (0, "")
         assert case["answers"] > 0
+        assert case["may_fail"] or not case["failed"]
         assert case["may_fail"] == ("SIGKILL of a worker" in case["fault"] or "host" in case["fault"])
     assert report["cases"][3]["versions"] == [2, 3, 4]
 

@@ -208,8 +208,8 @@ class _ServingDrill:
         try:
             begin_s = act() or time.monotonic()
             self._wait(self._answers, "answer over a new connection")
-        except RowwiseError as error:
-            trouble = str(error)
+        except Exception as error:  # then the other faults are still worth their time
+            trouble = str(error) if isinstance(error, RowwiseError) else f"{type(error).__name__}: {error}"
         back_s = time.monotonic() - begin_s
         time.sleep(SETTLED_S)
         with self.clients.lock:
@@ -254,10 +254,11 @@ class _ServingDrill:
     def _kill_at_a_switch(self) -> None:
         for number in (3, 2, 4):
             self._wait(lambda: len(_workers_of(self.process.pid)) == self.workers, "start its workers")
-            victim = random.choice(_workers_of(self.process.pid))  # now: later there is a process that loads rows, too
+            victim = random.choice(_workers_of(self.process.pid))
             write_traffic(self.models, Traffic(number))
             time.sleep(random.uniform(0, 0.5))
-            os.kill(victim, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
             self._wait(lambda n=number: n in self.clients.versions, f"answer by version {number}")
 
     def _canary(self) -> None:
@@ -341,14 +342,15 @@ class _ServingDrill:
 
 
 def _workers_of(host: int) -> list[int]:
-    """The processes that answer: forks of the fork server, whose parent is the host."""
-    parents = {int(name): _parent_of(int(name)) for name in os.listdir("/proc") if name.isdecimal()}
-    servers = {pid for pid, parent in parents.items() if parent == host}
-    return sorted(pid for pid, parent in parents.items() if parent in servers)
+    """The processes that answer: forks of the fork server, whose parent is the host; one that loads rows is nicer."""
+    known = {int(name): _parent_and_nice(int(name)) for name in os.listdir("/proc") if name.isdecimal()}
+    servers = {pid for pid, (parent, _) in known.items() if parent == host}
+    return sorted(pid for pid, (parent, nice) in known.items() if parent in servers and nice == known[parent][1])
 
 
-def _parent_of(pid: int) -> int:
+def _parent_and_nice(pid: int) -> tuple[int, int]:
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0
+        return 0, 0
+    return int(fields[1]), int(fields[16])
