@@ -276,7 +276,6 @@ class _ServingDrill:
         write_traffic(self.models, Traffic(number))
         self._wait(lambda: str(number) in self._about()["refused"], f"refuse version {number}")
         write_traffic(self.models, Traffic(1))
-        shutil.rmtree(path)
 
     def _cut_short(self) -> None:
         (self.models / "current.json").write_text('{"curr')
