@@ -117,5 +117,5 @@ def _updates(row_type: RowType, dim: int) -> Iterator[tuple[str, Any, dict[str, 
             yield f"apply {name} scaled", update.apply, one | {"UNITS": False, "SCALED": True}, bucket
             of_units = {key: shared[key] for key in ("BLOCK", "DIVISOR", "num_warps", "enable_fp_fusion")}
             if row_type is RowType.FP32:
-                sums["TERMS"] = specialise.TERMS_OF_UNIT
-                yield "sum_units", update.sum_units, of_units | sums | {"SCALED": False}, bucket
+                more = {"TERMS": specialise.TERMS_OF_UNIT, "SCALED": False}
+                yield "sum_units", update.sum_units, of_units | sums | more, bucket

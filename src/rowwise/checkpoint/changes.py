@@ -14,7 +14,6 @@ from torch import Tensor
 
 from rowwise.checkpoint.files import as_bytes
 from rowwise.checkpoint.local_shard import LocalShard, ids_dtype
-from rowwise.checkpoint.manifest import TensorEntry
 from rowwise.checkpoint.named import tables_of
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.stream import shard_outline
@@ -77,7 +76,7 @@ def changes_since(
 def _changes(base: Checkpoint, checkpoint: Checkpoint, whole: LocalShard, room: int) -> LocalShard | None:
     ids: list[Tensor] = [torch.empty(0, dtype=torch.int64)]
     rows: list[Tensor] = [whole.cut(0, 0).allocate().tensor]
-    for begin, end in windows(*_entries(base, checkpoint, whole.name)):
+    for begin, end in windows(checkpoint.entry(whole.name), base.entry(whole.name)):
         now, before = (whole.cut(begin, end).allocate() for _ in range(2))
         checkpoint.fill(now)
         try:
@@ -91,7 +90,3 @@ def _changes(base: Checkpoint, checkpoint: Checkpoint, whole: LocalShard, room: 
         if room < 0:
             return None
     return replace(whole, tensor=torch.cat(rows), ids=torch.cat(ids).to(ids_dtype(whole.shape[0])))
-
-
-def _entries(base: Checkpoint, checkpoint: Checkpoint, name: str) -> tuple[TensorEntry, TensorEntry]:
-    return checkpoint.entry(name), base.entry(name)

@@ -15,13 +15,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from rowwise.checkpoint.write import PART
 from rowwise.errors import RowwiseError, SpecError
@@ -81,6 +82,7 @@ class _Clients:
     """What clients have seen since the last fault."""
 
     models: Path
+    rows: pa.Table  # golden ones, the same of all versions
     url: str = ""
     answers: int = 0
     wrong: int = 0
@@ -91,8 +93,7 @@ class _Clients:
 
     def ask(self, connection: HTTPConnection, chosen: Sequence[int]) -> bool:
         """Ask for rows over a connection; whether the answer was right."""
-        number = list_versions(self.models)[0]
-        rows = read_golden(version_folder(self.models, number).path).rows.take(chosen).to_pydict()
+        rows = self.rows.take(chosen).to_pydict()
         connection.request("POST", "/v1/models/drill/score", json.dumps({"rows": rows}, default=str))
         response = connection.getresponse()
         answer = json.loads(response.read())
@@ -169,14 +170,14 @@ class _ServingDrill:
     process: subprocess.Popen[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.clients = _Clients(self.models)
+        self.clients = _Clients(self.models, read_golden(version_folder(self.models, 1).path).rows)
 
     @property
     def models(self) -> Path:
         return self.folder / "served"
 
     def run(self) -> Iterator[ServingCase]:
-        with self._server() as self.process:
+        with self._serving():
             threads = [threading.Thread(target=self.clients.go, args=(seed,)) for seed in range(CLIENTS)]
             for thread in threads:
                 thread.start()
@@ -324,20 +325,17 @@ class _ServingDrill:
         self.clients.url = found[1]
         return process
 
-    def _server(self) -> AbstractContextManager[subprocess.Popen[str]]:
-        @contextmanager
-        def running() -> Iterator[subprocess.Popen[str]]:
-            self.process = self._start()
-            try:
-                yield self.process
-            finally:
-                self.process.terminate()
-                with suppress(subprocess.TimeoutExpired):
-                    self.process.wait(LIMIT_S)
-                self.process.kill()
-                self.process.wait()
-
-        return running()
+    @contextmanager
+    def _serving(self) -> Iterator[None]:
+        self.process = self._start()
+        try:
+            yield
+        finally:
+            self.process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(LIMIT_S)
+            self.process.kill()
+            self.process.wait()
 
 
 def _workers_of(host: int) -> list[int]:

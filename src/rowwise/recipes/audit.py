@@ -19,7 +19,7 @@ from rowwise.errors import DataError
 from rowwise.ingest.columns import is_list
 from rowwise.recipes.served import CLOSE, open_version
 from rowwise.serve.forward import arrays_of
-from rowwise.serve.package import LOGIT
+from rowwise.serve.package import LOGIT, ColumnStats
 from rowwise.serve.record import REQUEST, VERSION
 from rowwise.serve.version import ServedVersion
 
@@ -116,33 +116,25 @@ def _compare(file: Path, version: ServedVersion, table: pa.Table) -> AuditedFile
     if differ_R.any():
         row = int(differ_R.argmax())
         first = f"request {table[REQUEST][row]}: answered {recorded_RK[row].tolist()}, not {logits_RK[row].tolist()}"
-    trained = {
-        name: ColumnMeans(
-            stats.null_share,
-            stats.mean if types.is_floating(version.schema.field(name).type) else None,
-            stats.mean_length,
-        )
-        for name, stats in version.stats.items()
-        if name in version.schema.names
+    kinds = {name: version.schema.field(name).type for name in version.stats if name in version.schema.names}
+    trained = {name: _means(version.stats[name], kind) for name, kind in kinds.items()}
+    recorded = {
+        name: _means(ColumnStats.of(table[name]), kind, _deviation(table[name])) for name, kind in kinds.items()
     }
-    recorded = {name: _means_of(table[name]) for name in trained}
     return AuditedFile(file, version.number, len(table), int(differ_R.sum()), first, trained, recorded)
 
 
-def _means_of(column: pa.ChunkedArray) -> ColumnMeans:
-    null_share = column.null_count / max(1, len(column))
+def _means(stats: ColumnStats, kind: pa.DataType, deviation: float | None = None) -> ColumnMeans:
+    """Without the mean of integers, which may be ids."""
+    return ColumnMeans(stats.null_share, stats.mean if types.is_floating(kind) else None, stats.mean_length, deviation)
+
+
+def _deviation(column: pa.ChunkedArray) -> float | None:
     if is_list(column.type):
-        mean, deviation = _mean_and_deviation(pc.call_function("list_value_length", [column]))
-        return ColumnMeans(null_share, None, mean, deviation)
-    if types.is_floating(column.type):
-        mean, deviation = _mean_and_deviation(column)
-        return ColumnMeans(null_share, mean, None, deviation)
-    return ColumnMeans(null_share)
-
-
-def _mean_and_deviation(numbers: pa.ChunkedArray) -> tuple[float | None, float | None]:
-    mean, deviation = (pc.call_function(name, [numbers]).as_py() for name in ("mean", "stddev"))
-    return mean, deviation
+        column = pc.call_function("list_value_length", [column])
+    elif not types.is_floating(column.type):
+        return None
+    return pc.call_function("stddev", [column]).as_py()
 
 
 def skew_of(files: Sequence[AuditedFile]) -> list[ColumnSkew]:

@@ -10,11 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 from msgspec import structs
-from pyarrow import compute as pc
-from pyarrow import types
 from torch import nn
 
 from rowwise.checkpoint.atomic import atomic_output
@@ -25,12 +22,11 @@ from rowwise.checkpoint.named import tables_of
 from rowwise.checkpoint.policy import is_full_due
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.rewrite import retype_tables, rewrite
-from rowwise.checkpoint.tables import full_name, table_modules
+from rowwise.checkpoint.tables import full_name, is_needed_for_lookups, table_modules
 from rowwise.checkpoint.windows import Tell
 from rowwise.checkpoint.write import write
 from rowwise.errors import CheckpointError, SpecError
 from rowwise.idmaps import StoredIds
-from rowwise.ingest.columns import is_list
 from rowwise.ingest.transform import decode, load, serving, to_json
 from rowwise.models.inference import RowBlocks, inference_mode
 from rowwise.planner import simple_plan
@@ -248,10 +244,11 @@ def _write_changes(
     bytes_of_rows = sum(table.rows * table.row_bytes for table in tables.values())
     if changed is None or is_full_due(opened.manifest.chain_bytes, bytes_of_rows, stored_bytes(changed, changed=False)):
         return False
-    of_tables = {saved.name: saved for saved in tables_of(checkpoint.manifest).values()}
-    ids = {saved.ids for saved in of_tables.values()}
+    tables_written = {shard.name for shard in changed}
     names = [
-        name for name in checkpoint.names() if name in ids or (name.startswith("model/") and name not in of_tables)
+        name
+        for name in checkpoint.names()
+        if name.startswith(("model/", "rows/")) and is_needed_for_lookups(name) and name not in tables_written
     ]
     whole = [LocalShard.whole(name, checkpoint.load(name)) for name in names]
     write(folder, [*changed, *whole], checkpoint.manifest.data, base=opened)
@@ -326,14 +323,4 @@ def _column_stats(rows: RowSelection, names: Sequence[str]) -> dict[str, ColumnS
         if count >= STATS_ROWS:
             break
     table = pa.concat_tables(parts).slice(0, STATS_ROWS)
-    return {name: _stats_of(table[name]) for name in names}
-
-
-def _stats_of(column: pa.ChunkedArray) -> ColumnStats:
-    kind, mean, mean_length = column.type, None, None
-    if is_list(kind):
-        mean_length = pc.call_function("mean", [pc.call_function("list_value_length", [column])]).as_py()
-    elif types.is_floating(kind) or types.is_integer(kind) or types.is_boolean(kind):
-        found = pc.call_function("mean", [column.cast(pa.float64())]).as_py()
-        mean = found if found is not None and np.isfinite(found) else None
-    return ColumnStats(null_share=column.null_count / max(1, len(column)), mean=mean, mean_length=mean_length)
+    return {name: ColumnStats.of(table[name]) for name in names}

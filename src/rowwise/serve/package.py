@@ -11,16 +11,20 @@ A version appears in one step and never changes.
 """
 
 import hashlib
+import math
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
+from pyarrow import compute as pc
+from pyarrow import types
 
 from rowwise.checkpoint.files import sync
 from rowwise.checkpoint.manifest import NAME
 from rowwise.checkpoint.named import VERSIONS
 from rowwise.errors import CheckpointError, SpecError
+from rowwise.ingest.columns import is_list
 from rowwise.serve.traffic import Traffic
 from rowwise.spec import Value
 from rowwise.textfile import decode_json, read_bytes, write_new
@@ -37,6 +41,17 @@ class ColumnStats(Value, frozen=True):
     null_share: float
     mean: float | None = None  # of single numbers
     mean_length: float | None = None  # of lists
+
+    @classmethod
+    def of(cls, column: pa.ChunkedArray) -> "ColumnStats":
+        """Of training, or of requests."""
+        kind, mean, mean_length = column.type, None, None
+        if is_list(kind):
+            mean_length = pc.call_function("mean", [pc.call_function("list_value_length", [column])]).as_py()
+        elif types.is_floating(kind) or types.is_integer(kind) or types.is_boolean(kind):
+            found = pc.call_function("mean", [column.cast(pa.float64())]).as_py()
+            mean = found if found is not None and math.isfinite(found) else None
+        return cls(null_share=column.null_count / max(1, len(column)), mean=mean, mean_length=mean_length)
 
 
 class VersionFolder(NamedTuple):

@@ -8,8 +8,6 @@ manifest. So the places of rows follow from the manifest, and nothing is written
 import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -116,34 +114,37 @@ def added_chunks(shared: SharedRows, version: CheckpointManifest, places: tuple[
     return None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _TableMemory:
-    name: str  # of its tensor
+class _ArenaPlace(NamedTuple):
+    """Where the memory of an arena is in a file."""
+
+    path: str  # of its module
     arena: Arena
-    index: int
-
-    @property
-    def table(self) -> Table:
-        return self.arena.tables[self.index]
-
-    @property
-    def base(self) -> int:
-        return self.arena.offsets[self.index].base
+    begin: int
+    size: int
 
 
-def _tables_of(model: nn.Module) -> Iterator[_TableMemory]:
+def _arenas_of(model: nn.Module) -> list[_ArenaPlace]:
+    places: list[_ArenaPlace] = []
+    begin = 0
     for path, module in table_modules(model):
         for arena in module.arenas:
-            for index, table in enumerate(arena.tables):
-                yield _TableMemory(f"model/{full_name(path, table)}", arena, index)
+            size = -(-arena.rows.numel() // mmap.PAGESIZE) * mmap.PAGESIZE
+            places.append(_ArenaPlace(path, arena, begin, size))
+            begin += size
+    return places
 
 
-def _places(model: nn.Module) -> tuple[dict[int, int], int]:
-    """Where the memory of each arena begins in a file, by `id`; and the size of the file."""
-    arenas = [arena for _, module in table_modules(model) for arena in module.arenas]
-    sizes = [-(-arena.rows.numel() // mmap.PAGESIZE) * mmap.PAGESIZE for arena in arenas]
-    begins = [0, *accumulate(sizes)]
-    return dict(zip(map(id, arenas), begins, strict=False)), max(mmap.PAGESIZE, begins[-1])
+class _TableMemory(NamedTuple):
+    name: str  # of its tensor
+    table: Table
+    base: int  # first byte in the arena
+    begin: int  # first byte in the file
+
+
+def _tables_of(place: _ArenaPlace) -> Iterator[_TableMemory]:
+    path, arena, begin, _ = place
+    for table, offset in zip(arena.tables, arena.offsets, strict=True):
+        yield _TableMemory(f"model/{full_name(path, table)}", table, offset.base, begin + offset.base)
 
 
 def reserve_rows(model: nn.Module) -> tuple[TablePlace, ...]:
@@ -151,61 +152,61 @@ def reserve_rows(model: nn.Module) -> tuple[TablePlace, ...]:
     for _, module in table_modules(model):
         assert isinstance(module, Embeddings)
         module.reserve(room_of)
-    begins, _ = _places(model)
     return tuple(
-        TablePlace(one.name, begins[id(one.arena)] + one.base, one.table.rows, one.table.row_bytes)
-        for one in _tables_of(model)
+        TablePlace(one.name, one.begin, one.table.rows, one.table.row_bytes)
+        for place in _arenas_of(model)
+        for one in _tables_of(place)
     )
 
 
 def map_rows(model: nn.Module, file: int, version: Path, *, fresh: bool) -> None:
     """Let tables that `reserve_rows` has laid out have their memory in a file; `fresh`: it is empty."""
-    places, size = _places(model)
-    used = {one: one.table.rows * one.table.row_bytes for one in _tables_of(model)}
+    places = _arenas_of(model)
+    used = [(one.begin, one.table.rows * one.table.row_bytes) for place in places for one in _tables_of(place)]
+    size = max(mmap.PAGESIZE, sum(place.size for place in places))
     try:
         if fresh:
             os.ftruncate(file, size)
-            for one, count in used.items():  # else a lack of memory would end the process at the first write
-                os.posix_fallocate(file, places[id(one.arena)] + one.base, max(1, count))
+            for begin, count in used:  # else a lack of memory would end the process at the first write
+                os.posix_fallocate(file, begin, max(1, count))
         memory = mmap.mmap(file, size)
     except OSError as error:
-        raise _too_small(version, sum(used.values()), error) from None
-    for arena in {id(one.arena): one.arena for one in used}.values():
-        arena.attach(torch.frombuffer(memory, dtype=torch.uint8, offset=places[id(arena)], count=arena.rows.numel()))
+        raise _too_small(version, sum(count for _, count in used), error) from None
+    for _, arena, begin, _ in places:
+        arena.attach(torch.frombuffer(memory, dtype=torch.uint8, offset=begin, count=arena.rows.numel()))
 
 
 def write_newer(
     model: nn.Module, file: int, version: Checkpoint, newer: NewerChunks, written: Mapping[str, int]
 ) -> None:
     """Write the chunks of a version behind those that are `written` already, into the room of tables in a file."""
-    places, _ = _places(model)
-    for one in _tables_of(model):
-        place, width = one.table.rows, one.table.row_bytes
-        for number, chunk in enumerate(newer[one.name]):
-            if number >= written[one.name] and chunk.count:
-                begin, size = one.base + place * width, chunk.count * width
-                try:
-                    os.posix_fallocate(file, places[id(one.arena)] + begin, size)
-                except OSError as error:
-                    raise _too_small(version.folder, size, error) from None
-                room = one.arena.rows[begin : begin + size].view(rowtype.dtype_of(one.table.row_type))
-                version.read_changed(one.name, chunk, room.view(chunk.count, -1))
-            place += chunk.count
+    for place in _arenas_of(model):
+        for one in _tables_of(place):
+            at, width = one.table.rows * one.table.row_bytes, one.table.row_bytes
+            for number, chunk in enumerate(newer[one.name]):
+                size = chunk.count * width
+                if number >= written[one.name] and size:
+                    try:
+                        os.posix_fallocate(file, one.begin + at, size)
+                    except OSError as error:
+                        raise _too_small(version.folder, size, error) from None
+                    room = place.arena.rows[one.base + at :][:size].view(rowtype.dtype_of(one.table.row_type))
+                    version.read_changed(one.name, chunk, room.view(chunk.count, -1))
+                at += size
 
 
 def use_newer(
     model: nn.Module, version: Checkpoint, newer: NewerChunks, pause: Callable[[], object] = lambda: None
 ) -> None:
     """Let lookups of a model read the newer rows of a version, and no row of the room otherwise."""
-    by_arena: dict[int, tuple[Arena, list[NewerRowsOfTable]]] = {}
-    for one in _tables_of(model):
-        ids_C, places_C = _last_places(one.table.rows, [version.read_ids(one.name, c) for c in newer[one.name]])
-        rows = NewerRowsOfTable(base=one.base, rows=one.table.rows, ids_C=ids_C, places_C=places_C)
-        by_arena.setdefault(id(one.arena), (one.arena, []))[1].append(rows)
-        if len(ids_C):
-            pause()
-    for arena, rows_T in by_arena.values():
-        arena.newer = NewerRows(rows_T)
+    for place in _arenas_of(model):
+        found: list[NewerRowsOfTable] = []
+        for one in _tables_of(place):
+            ids_C, places_C = _last_places(one.table.rows, [version.read_ids(one.name, c) for c in newer[one.name]])
+            found.append(NewerRowsOfTable(base=one.base, rows=one.table.rows, ids_C=ids_C, places_C=places_C))
+            if len(ids_C):
+                pause()
+        place.arena.newer = NewerRows(found)
 
 
 def _last_places(rows: int, ids_of_chunks: list[Tensor]) -> tuple[Tensor, Tensor]:

@@ -224,9 +224,8 @@ def _update_bucket(
         TERMS=specialise.TERMS_OF_UNIT, GRAD_ALIGN=grad_align, SCALED=scaled, **of_units,
     )  # fmt: skip
     has_slots = memory.slot_rows is not memory.arena
-    ahead, registers = (
-        choose(bucket, capability_of(device)) for choose in (specialise.loads_ahead, specialise.most_registers)
-    )
+    capability = capability_of(device)
+    ahead, registers = specialise.loads_ahead(bucket, capability), specialise.most_registers(bucket, capability)
     limit: dict[str, int] = {} if registers is None else {"maxnreg": registers}  # an option of NVIDIA's compiler alone
     for units in (False, True):
         terms, joins = (partial, found.unit_joins_U) if units else (memory.grad, found.joins_N)
