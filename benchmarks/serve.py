@@ -9,8 +9,8 @@ requests that arrive at random times, at 25, 50 and 75 % of the rate that 16 cli
 second the next version, an increment, becomes current. Clients are a process that shares the machine's cores; processor
 seconds are those of the server's processes.
 
-Then three times that rate, of which the server has to refuse a part. Beside it, if `make .venv/.serve_peers` has
-installed them: LitServe and BentoML with plain torch and the same weights, 16 clients, logits within 1e-4.
+Beside it, if `make .venv/.serve_peers` has installed them: LitServe and BentoML with plain torch and the same weights,
+16 clients, logits within 1e-4.
 
 Takes: 6 minutes; --quick 3 minutes
 Needs: the extra `serve`
@@ -54,9 +54,7 @@ from rowwise.serve.traffic import Traffic
 DENSE, TABLES, CANDIDATES, CLIENTS = 13, 26, 100, 16
 OPEN = 64  # connections of an open loop
 SHARES, CHANGED = (0.25, 0.5, 0.75), 0.5  # of the rate that clients reach
-OVERLOAD, OVERLOADED, TIMEOUT_ms = 3.0, 256, 200  # times the rate that clients reach; connections; time of a request
 PEERS, PEER_NAMES = Path(sys.executable).parents[1] / "serve_peers/bin/python", ("litserve", "bentoml")
-REFUSED = (503, 504)  # as there is no time for them
 OK, PATH = 200, "/v1/models/dlrm/score"
 SIZES = {  # rows of a table, dim, MLP, requests of a client, versions
     "smoke": (1000, 8, (16,), 20, 3),
@@ -320,7 +318,6 @@ def measure_all(folder: Path, size: tuple, seconds: float) -> list[dict]:
             with changing(models) as made:
                 row = measure(server, kind, int(seconds * rate), OPEN, CHANGED * full["requests_s"])
             rows.append(row | {"share": CHANGED, "versions": len(made)})
-        rows.append(overload(server, OVERLOAD * rows_of(rows, "one row", CLIENTS)["requests_s"], seconds))
     for name in PEER_NAMES if PEERS.exists() else ():
         write_weights(models, folder / "weights.pt")
         with peer_serving(name, folder / "weights.pt", requests, os.cpu_count() or 1) as server:
@@ -334,43 +331,11 @@ def rows_of(rows: list[dict], kind: str, clients: int) -> dict:
     return next(r for r in rows if r["request"] == kind and r["clients"] == clients and "workers" not in r)
 
 
-def overload(server: Served, rate: float, seconds: float) -> dict:
-    """More requests than the server can answer, none of which waits long: answers a second, and times of refusals."""
-    bodies, wanted = server.requests["one row"]
-    place = urlsplit(server.url)
-    sent = tuple(body for body, _ in bodies)
-    load = Load(
-        str(place.hostname), place.port or 80, server.path, sent, int(seconds * rate), OVERLOADED, rate, TIMEOUT_ms
-    )
-    answers = send(load)
-    took_s = max(a.arrived_s + a.seconds for a in answers) - min(a.arrived_s for a in answers)
-    good = [one for one in answers if one.code == OK]
-    refused = [one for one in answers if one.code in REFUSED]
-    return {
-        "request": "one row",
-        "clients": OVERLOADED,
-        "rate": rate,
-        "requests": len(answers),
-        "requests_s": len(good) / took_s,
-        "overload": OVERLOAD,
-        "refused": len(refused),
-        "refused_p99_ms": quantiles_ms(refused)["p99_ms"] if refused else 0.0,
-        **quantiles_ms(good),
-        "wrong_logits": count_wrong([one for one in answers if one.code not in REFUSED], bodies, wanted),
-    }
-
-
 def main() -> None:
     args = parsed(options("serve", __doc__))
     with tempfile.TemporaryDirectory() as folder:
         size = "smoke" if args.smoke else "quick" if args.quick else "full"
         rows = measure_all(Path(folder), SIZES[size], SECONDS[size])
-    for row in rows:
-        if "overload" in row:
-            found = (
-                f"{row['requests_s']:.0f} answers/s, {row['refused']} refused, {row['refused_p99_ms']:.1f} ms at p99"
-            )
-            print(f"{row['overload']:g} times the rate of clients: {found}")
     print("request  workers  clients  arriving/s  requests/s      p50      p99    p99.9   server's processor")
     for row in rows:
         times = "".join(f"{row[name]:9.2f}" for name in ("p50_ms", "p99_ms", "p99.9_ms"))
@@ -379,7 +344,7 @@ def main() -> None:
             f"{row['request']:8} {row.get('workers', 'all'):>7}  {row['clients']:7}  {rate}  {row['requests_s']:10.0f}"
         )
         more = f", {row['versions']} versions" if "versions" in row else f", {row['peer']}" if "peer" in row else ""
-        print(f"{who}{times} ms {row.get('server_cpu_ms', 0):9.3f} ms a request{more}")
+        print(f"{who}{times} ms {row['server_cpu_ms']:9.3f} ms a request{more}")
     finish({"benchmark": "serve", "environment": environment(), "rows": rows, "floors": floors_of(rows, args)}, args)
 
 
@@ -400,9 +365,6 @@ def floors_of(rows: list[dict], args: argparse.Namespace) -> list[dict]:
     for row in (row for row in rows if "peer" in row):
         ratio = rows_of(ours, row["request"], CLIENTS)["requests_s"] / row["requests_s"]
         floors.append(at_least(f"{row['request']}: requests/s of {CLIENTS} clients, over {row['peer']}'s", ratio, 3.0))
-    crowd = next(row for row in rows if "overload" in row)
-    answered = crowd["requests_s"] / rows_of(ours, "one row", CLIENTS)["requests_s"]
-    floors.append(at_least(f"answers/s at {OVERLOAD:g} times the rate of clients, over theirs", answered, 0.9))
     for kind in dict.fromkeys(row["request"] for row in ours):
         half = [row for row in ours if row["request"] == kind and row.get("share") == CHANGED]
         still, changed = half  # measured in this order

@@ -717,7 +717,7 @@ def serving(read: Read) -> str:
         "| request | workers | requests | a second | p50 | p99 | p99.9 | processor of a request |",
         "|---" * 8 + "|",
     ]
-    for row in (row for row in rows if "peer" not in row and "overload" not in row):
+    for row in (row for row in rows if "peer" not in row):
         arriving = f"{row['clients']} client{'s' * (row['clients'] > 1)}"
         if row["rate"]:
             arriving = f"at random times, {row['share']:.0%} of that"
@@ -737,8 +737,6 @@ def serving(read: Read) -> str:
         ]
         title = f"{REQUESTS[row['request']]}: {PEER_TITLES[row['peer']]}"
         lines.append(f"| {title} | {' | '.join(cells)} | {mine['requests_s'] / row['requests_s']:.1f}x |")
-    crowd = next(row for row in rows if "overload" in row)
-    answered = crowd["requests_s"] / full["one row"]["requests_s"]
     wrong = sum(row["wrong_logits"] for row in rows if "peer" not in row)
     missed = [floor["name"] for floor in result["floors"] if not floor["ok"]]
     facts = [
@@ -747,9 +745,6 @@ def serving(read: Read) -> str:
         f"Logits with other bits than those of `rowwise predict` for the version that the answer names: {wrong}.",
         "Versions that change are checkpoints of a run, each an increment of the one before; after the last the first "
         "becomes current again.",
-        f"At {crowd['overload']:g} times the rate of 16 clients, with {crowd['requests']:,} requests of 200 ms each: "
-        f"{crowd['requests_s']:,.0f} answers/s ({answered:.0%} of that rate), {crowd['refused']:,} refused, at p99 "
-        f"{crowd['refused_p99_ms']:.0f} ms after they arrived.",
         "Others: plain torch with the same weights, a worker for each core. LitServe puts up to 64 requests into "
         "a batch within 2 ms; BentoML answers each alone. Their logits are within 1e-4.",
         f"Floors that are missed: {'; '.join(missed) or 'none'}.",
@@ -818,6 +813,12 @@ SUBJECTS = {
         "Models",
         "Which model is best, with equally many parameters and a learning rate of its own?",
         ("models",),
+    ),
+    "serving": Subject(
+        serving,
+        "Serving",
+        "What does a score over HTTP cost, does a new version delay it, and how fast are other servers?",
+        ("serve",),
     ),
     "plan-invariance": Subject(
         plans,

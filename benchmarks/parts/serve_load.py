@@ -26,7 +26,6 @@ class Load(NamedTuple):
     requests: int
     connections: int
     rate: float | None = None  # requests a second; None: a closed loop
-    timeout_ms: int | None = None  # that requests give the server; None: they name none
 
 
 class Answer(NamedTuple):
@@ -67,9 +66,7 @@ class _Work:
 
     def __init__(self, load: Load, loop: asyncio.AbstractEventLoop) -> None:
         self.load, self.loop, self.finished = load, loop, loop.create_future()
-        head = f"POST {load.path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-        head += "" if load.timeout_ms is None else f"x-timeout-ms: {load.timeout_ms}\r\n"
-        head += "content-length: "
+        head = f"POST {load.path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
         self.requests = [f"{head}{len(body)}".encode() + END + body for body in load.bodies]
         self.waiting: deque[tuple[int, float]] = deque()
         self.idle: list[_Connection] = []
