@@ -109,6 +109,12 @@ def test_sequences(problem):
     check_update(problem, per_id=True, steps=1)
 
 
+@pytest.mark.parametrize("pooling", [Pooling.WEIGHTED, Pooling.SEQUENCE])
+def test_rows_of_int4_are_looked_up(pooling):
+    tables = [Table(name=f"t{dim}", rows=20, dim=dim, pooling=pooling, row_type="int4") for dim in (1, 5, 16, 36)]
+    check_lookups(make_problem(tuple(tables), batch=8, most=4, seed=0), per_id=pooling is Pooling.SEQUENCE)
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
 def test_every_optimizer_and_row_type(optimizer):
     tables = tables_of_row_types(optimizer, 9, (20, 5, 16, 12, 52, 100))

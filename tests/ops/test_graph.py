@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise import BatchError, SpecError
-from rowwise.ops.graph import Graph, aggregate
+from rowwise.ops.graph import COPIED_BYTES, COPIED_READS, Graph, aggregate
 
 TARGETS, SOURCES, DIM = 6, 9, 5
 EDGES = st.lists(st.tuples(st.integers(0, TARGETS - 1), st.integers(0, SOURCES - 1), st.integers(-4, 4)), max_size=60)
@@ -90,6 +90,19 @@ def test_any_number_of_threads_gives_the_same_bits(threads, dim):
         out_TD.square().sum().backward()
         found.append((out_TD, vectors_SD.grad))
     assert all(torch.equal(a, b) for one in found[1:] for a, b in zip(one, found[0], strict=True))
+
+
+def test_vectors_that_are_copied_to_huge_pages_give_the_same_bits():
+    """The same edges with vectors of few columns, which are not copied."""
+    sources, columns = 70_000, 64
+    assert sources * columns * 4 >= COPIED_BYTES
+    generator = torch.Generator().manual_seed(0)
+    ends = torch.randint(sources, (2, COPIED_READS * sources), generator=generator)
+    graph, vectors_SD = Graph.of_edges(*ends, (sources, sources)), torch.randn(sources, columns, generator=generator)
+    before_SD = vectors_SD.clone()
+    few = [aggregate(graph, part_SD) for part_SD in vectors_SD.split(8, dim=1)]
+    assert torch.equal(aggregate(graph, vectors_SD), torch.cat(few, 1))
+    assert torch.equal(vectors_SD, before_SD)
 
 
 def test_16_bit_vectors_are_summed_in_float32():

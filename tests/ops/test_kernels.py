@@ -15,7 +15,7 @@ from rowwise.ops.reference.operators import operators
 from rowwise.ops.update import next_step
 
 ops = torch.ops.rowwise
-INTERACT = {"interact", "interact_grad", "pair_sums", "pair_sums_grad", "relu_grad"}
+INTERACT = {"interact", "interact_grad", "pair_sums", "pair_sums_grad", "dots", "relu_grad"}
 
 
 def parts(problem: Problem):

@@ -45,8 +45,8 @@ def test_a_library_that_lacks_operators_is_refused(without, named):
 @pytest.mark.parametrize(
     ("lists", "names"),
     [
-        ({"row_types": "fp32,bf16,fp16,int8"}, "row_types are fp32,bf16,fp16,int8, want fp32,fp16,bf16,int8"),
-        ({"row_types": "fp32,fp16,bf16"}, "row_types are fp32,fp16,bf16, want fp32,fp16,bf16,int8"),
+        ({"row_types": "fp32,bf16,fp16,int8"}, "row_types are fp32,bf16,fp16,int8, want fp32,fp16,bf16,int8,int4"),
+        ({"row_types": "fp32,fp16,bf16"}, "row_types are fp32,fp16,bf16, want fp32,fp16,bf16,int8,int4"),
         (
             {"optimizers": "adam,sgd"},
             "optimizers are adam,sgd, want sgd,adagrad,rowwise_adagrad,adam,rowwise_adam,lamb,ftrl",
@@ -62,7 +62,7 @@ def test_a_library_with_other_enumerators_is_refused(lists, names):
 
 def test_every_row_type_has_a_record():
     assert list(ROW_TYPES) == list(RowType)
-    assert all(dtype_of(kind).itemsize == kind.facts.weight_bytes for kind in RowType)
+    assert all(dtype_of(kind).itemsize == max(1, kind.facts.weight_bits // 8) for kind in RowType)
 
 
 def test_every_optimizer_has_a_reference_that_sums_columns_if_it_says_so():

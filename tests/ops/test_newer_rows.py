@@ -31,7 +31,7 @@ def with_newer_rows(tables, seed: int, share: float) -> tuple[Embeddings, Embedd
         block[places] = other.arena.table(index)[ids].contiguous().view(torch.uint8).view(len(ids), width)
         order = ids.argsort()
         found.append(NewerRowsOfTable(base=base, rows=table.rows, ids_C=ids[order], places_C=places[order]))
-    both.arena.newer = NewerRows(found)
+    both.arena.places = NewerRows(found)
     return old, new, both
 
 
@@ -54,7 +54,7 @@ def test_lookups_read_newer_rows(problem, seed, share):
 @given(problems(poolings=tuple(Pooling)), st.integers(0, 1000))
 def test_the_operator_is_its_reference(problem, seed):
     _, _, both = with_newer_rows(problem.tables, seed, 0.5)
-    jagged, newer, group = problem.jagged, both.arena.newer, both._tiles.pooled
+    jagged, newer, group = problem.jagged, both.arena.places, both._tiles.pooled
     features = newer._make_features(group.for_sources(jagged.features).numpy().tobytes())
     offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
     args = jagged.values_N, offsets, features, newer._ids_C, newer._places_C, jagged.batch_size

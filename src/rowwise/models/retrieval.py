@@ -5,11 +5,13 @@ Functions of tensors, for any model that makes such vectors; `TwoTower` is one.
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from rowwise.errors import BatchError
+from rowwise.ops.interact import dots
 
 
 class Candidates(NamedTuple):
@@ -127,3 +129,29 @@ def top_items(users_UD: Tensor, items_ID: Tensor, k: int, *, chunk: int = 65536)
         best_UK, chosen_UK = candidates.topk(min(k, candidates.shape[1]), 1)
         places_UK = torch.cat((places_UK, here_UC), 1).gather(1, chosen_UK)
     return best_UK, places_UK
+
+
+@torch.no_grad()
+def nearest_items(query_D: Tensor, items_ID: Tensor, k: int, among_A: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The k items of largest dot with a vector, best first, of equal ones the first: dots [k] and places [k].
+
+    Each dot is summed in one order of its own. So its bits depend on neither the other items nor the processor, which
+    is not so for the matrix products of `top_items`.
+
+    Args:
+        query_D: a vector in 32 bits on the CPU.
+        items_ID: vectors of items, as float32.
+        k: at most as many items are returned as there are.
+        among_A: places of the items that are looked at, ascending, each once; None: all.
+    """
+    if query_D.dim() != 1 or items_ID.dim() != 2 or len(query_D) != items_ID.shape[1] or k < 1:
+        got = f"query {tuple(query_D.shape)}, items {tuple(items_ID.shape)}, k={k}"
+        raise BatchError(f"got {got}; want [D], [I, D], and a k of at least 1")
+    dots_N = dots(query_D, items_ID, among_A).numpy()
+    chosen_K = np.arange(len(dots_N))
+    if k < len(dots_N):
+        least = np.partition(dots_N, len(dots_N) - k)[len(dots_N) - k]
+        above, equal = np.flatnonzero(dots_N > least), np.flatnonzero(dots_N == least)
+        chosen_K = np.sort(np.concatenate((above, equal[: k - len(above)])))
+    order_K = torch.from_numpy(chosen_K[np.argsort(-dots_N[chosen_K], kind="stable")])
+    return torch.from_numpy(dots_N)[order_K], order_K if among_A is None else among_A[order_K]

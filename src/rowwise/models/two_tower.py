@@ -41,14 +41,17 @@ class Tower(nn.Module):
         embeddings: tables that pool, of any dims, of this side only.
         dense_features: numbers in each sample of this side.
         sizes: of the layers; the last is the dim of the vectors.
+        more: columns that a subclass adds to the input of the MLP.
     """
 
-    def __init__(self, embeddings: AnyTables, dense_features: int = 0, sizes: Sequence[int] = (256, 64)) -> None:
+    def __init__(
+        self, embeddings: AnyTables, dense_features: int = 0, sizes: Sequence[int] = (256, 64), *, more: int = 0
+    ) -> None:
         """The tables stay the caller's; the MLP is made here."""
         super().__init__()
         self.embeddings = embeddings
         self.dense_features = dense_features
-        self.layers = Mlp((input_columns(embeddings.tables, dense_features), *sizes))
+        self.layers = Mlp((input_columns(embeddings.tables, dense_features) + more, *sizes))
         self.dim = sizes[-1]
 
     def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:

@@ -21,7 +21,7 @@ from rowwise.errors import StateError, TableMemoryError
 from rowwise.managed import ID
 from rowwise.ops import rowtype
 from rowwise.ops.layout import ArenaOffset, FeatureDescriptor, TablePiece, lay_out_tables
-from rowwise.ops.newer import NewerRows
+from rowwise.ops.newer import RowPlaces
 from rowwise.ops.touched import TouchedRows
 from rowwise.spec import Constant, Normal, RowType, Table, Uniform, state_slots, state_width
 from rowwise.store.disk import DiskStream, DiskTable, DiskTables, FeatureIds
@@ -53,7 +53,7 @@ class Arena:
     touched: TouchedRows | None = None  # None: changes are not tracked
     disk: DiskTables | None = None  # None: all rows are in memory
     slot_rows: Tensor | None = None  # the row in each slot of the tables on disk
-    newer: NewerRows | None = None  # rows that lookups read in place of a table's own ones
+    places: RowPlaces | None = None  # None: row r of a table is at place r of its memory
     row_ids: dict[int, dict[str, Tensor]] = field(default_factory=dict, repr=False)  # of managed tables, by index
     row_ids_version: int = 0  # grows when code other than a table's policy may have written into `row_ids`
 
@@ -115,9 +115,9 @@ class Arena:
 
     @contextmanager
     def pinned(self, bags: "PinnedBags", *, changes: bool = False, counts: bool = False) -> Iterator[Tensor]:
-        """The values of a batch; for ids on disk their slots ([Note: Rows in slots]), for newer rows their places."""
-        if self.newer is not None:
-            yield self.newer.find(*bags)
+        """The values of a batch; for ids on disk their slots ([Note: Rows in slots]), for others their places."""
+        if self.places is not None:
+            yield self.places.find(*bags)
             return
         if self.disk is None:
             yield bags.values_N

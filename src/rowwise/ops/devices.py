@@ -27,6 +27,7 @@ ON_GPU = {
     "relu_grad": "torch",
     "pair_sums": "torch",
     "pair_sums_grad": "torch",
+    "dots": "torch",
     "place": "torch",
     "spread": "torch",
     "lengths": "reference",

@@ -5,6 +5,9 @@ is the sum of weight * vector over the edges into target t. To the kernel the ed
 ids, and the vectors are a table. Edges are added up in their order, so the bits do not depend on threads. The backward
 is the same kernel over the transposed graph.
 
+Large vectors are copied to huge pages first, as the rows of tables lie: a row that is read at random from a page of
+4 kB misses the translation cache of the processor, which takes as long as the read itself.
+
 `Graph.sampled` keeps at most so many edges into a target, as ES-SpMM does (Lin, Luo & Ceze 2021, arXiv 2104.10716),
 with three differences. The edges are chosen once, not in each product. Weights of the edges kept grow, so that sums
 keep their size; the paper's code has that for means only. The paper's second way of choosing takes edge 577 k modulo
@@ -22,9 +25,12 @@ from torch import Tensor
 import rowwise.ops  # noqa: F401 - loads the operators
 from rowwise.errors import BatchError, SpecError
 from rowwise.ops.layout import TYPES, FeatureDescriptor, Mode
+from rowwise.ops.output_cache import empty_cached
 from rowwise.spec import RowType
 
 Sampling = Literal["first", "spread"]
+# Vectors that are copied; fewer bytes are mostly cached, and fewer reads of each row do not save what the copy takes.
+COPIED_BYTES, COPIED_READS = 16 << 20, 8
 
 
 @final
@@ -33,7 +39,7 @@ class Graph:
     """Edges by target, with a weight each; `of_edges` makes one."""
 
     starts_T1: Tensor  # int64; the edges into target t are starts[t] to starts[t + 1]
-    sources_E: Tensor  # int64
+    sources_E: Tensor  # int32, or int64 where ids need it
     weights_E: Tensor  # float32
     sources: int  # nodes that edges may come from
 
@@ -64,7 +70,8 @@ class Graph:
             raise BatchError(f"edges: got {got}: want one of each for every edge")
         ordered_E, order_E = targets_E.long().sort(stable=True)
         starts_T1 = torch.searchsorted(ordered_E, torch.arange(shape[0] + 1, device=ordered_E.device))
-        return cls(starts_T1, sources_E.long()[order_E], weights_E[order_E], shape[1])
+        ids = torch.int32 if shape[1] <= torch.iinfo(torch.int32).max else torch.int64
+        return cls(starts_T1, sources_E.to(ids)[order_E], weights_E[order_E], shape[1])
 
     @property
     def targets(self) -> int:
@@ -140,6 +147,9 @@ def _pool(graph: Graph, vectors_SD: Tensor) -> Tensor:
         source=0, table=0, base=0, rows=rows, dim=dim, column=0, mode=Mode.WEIGHTED, type=TYPES.index(RowType.FP32),
         scale_group=0,
     )  # fmt: skip
+    is_large = vectors_SD.nbytes >= COPIED_BYTES and len(graph.sources_E) >= COPIED_READS * rows
+    if is_large and vectors_SD.device.type == "cpu":
+        vectors_SD = empty_cached(vectors_SD.shape, vectors_SD).copy_(vectors_SD)  # large blocks are on huge pages
     table, features_FC = vectors_SD.contiguous().view(torch.uint8).flatten(), torch.tensor([feature])
     return torch.ops.rowwise.pool(
         table, features_FC, graph.sources_E, graph.starts_T1, graph.weights_E, graph.targets, dim

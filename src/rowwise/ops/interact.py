@@ -1,4 +1,4 @@
-"""`interact` and `pair_sums`: dot products of every two vectors of a sample, one by one (DLRM) or added up (DeepFM)."""
+"""Dot products of every two vectors of a sample (`interact`), their sum (`pair_sums`), and those of rows (`dots`)."""
 
 import torch
 from torch import Tensor
@@ -20,6 +20,11 @@ def interact(dense_BD: Tensor, pooled_BS: Tensor) -> Tensor:
         return reference.interact(dense_BD.double(), pooled_BS.double())
     # Outside the operator, so that the casts have a gradient.
     return torch.ops.rowwise.interact(dense_BD.float().contiguous(), pooled_BS.float().contiguous())
+
+
+def dots(query_D: Tensor, rows_RD: Tensor, places_N: Tensor | None = None) -> Tensor:
+    """Dot products of a vector with rows [R], or with those at places [N]: each has its bits whatever is beside it."""
+    return torch.ops.rowwise.dots(query_D, rows_RD, places_N)
 
 
 def pair_sums(offset_BD: Tensor, pooled_BS: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ OPERATORS = (
     "offsets", "lengths", "in_range", "find_newer", "take", "bucketize", "expand", "spread", "deduplicate", "place",
     "pack_ids", "map_ids", "pool", "pool_weight_grad", "gather", "update", "mark", "touch", "rewrite", "fill_uniform",
     "fill_uniform_rows", "pack", "unpack", "pack4", "unpack4", "interact", "interact_grad", "pair_sums",
-    "pair_sums_grad", "relu_grad", "crc32", "publish", "wait_for", "zeros", "empty_bytes", "kept_bytes", "drop_kept",
-    "isa", "limit_isa", "row_types", "optimizers",
+    "pair_sums_grad", "dots", "relu_grad", "crc32", "publish", "wait_for", "zeros", "empty_bytes", "kept_bytes",
+    "drop_kept", "isa", "limit_isa", "row_types", "optimizers",
 )  # fmt: skip
 
 
@@ -142,6 +142,10 @@ def _register_shapes_of_dense() -> None:
     @fake("rowwise::pair_sums_grad")
     def _(offset: Tensor, pooled: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         return offset.new_empty(offset.shape), pooled.new_empty(pooled.shape)
+
+    @fake("rowwise::dots")
+    def _(query: Tensor, rows: Tensor, places: Tensor | None = None) -> Tensor:
+        return query.new_empty(rows.shape[0] if places is None else places.shape[0])
 
     @fake("rowwise::relu_grad")
     def _(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,12 +6,20 @@ are behind the table's own ones, in room that `Embeddings.reserve` has left.
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple, final
+from typing import NamedTuple, Protocol, final
 
 import torch
 from torch import Tensor
 
 from rowwise.ops.layout import FeatureDescriptor
+
+
+class RowPlaces(Protocol):
+    """Where rows are in the memory of their tables."""
+
+    def find(self, features_FC: Tensor, values_N: Tensor, offsets: Tensor, batch: int) -> Tensor:
+        """The places of the rows of a batch; raises RuntimeError for an id outside its table."""
+        ...
 
 
 class NewerRowsOfTable(NamedTuple):
@@ -46,7 +54,8 @@ class NewerRows:
 
     def _make_features(self, features: bytes) -> Tensor:
         """For each feature: its place in a batch, rows of its table, and where the ids of its table are."""
-        descriptors = torch.frombuffer(bytearray(features), dtype=torch.int64).view(-1, len(FeatureDescriptor._fields))
+        numbers = torch.frombuffer(bytearray(features), dtype=torch.int64) if features else torch.empty(0).long()
+        descriptors = numbers.view(-1, len(FeatureDescriptor._fields))
         found: list[tuple[int, int, int, int]] = []
         for feature in FeatureDescriptor.read(descriptors):
             rows, count, number = self._tables[feature.base]

@@ -1,19 +1,19 @@
 """Quantises weights to 8 or 4 bits per column for checkpoints; tables in training never are.
 
-Each row has uniform steps between two float32 ends that it begins with. 8-bit rows are the int8 rows of `rowtype`; at
-4 bits the ends are searched for ([Note: Four bits] in `_cpp/quantise.h`). 16-bit ends would save four bytes per row,
-cost up to 7 % of squared error at 8 bits (rows far from zero), and could not represent very small or large weights. A
-row that is not finite has no range, so it raises. Optimizer state is never quantised: a second moment that is rounded
-to its row's least value, often zero, makes the next step of its weight enormous.
+Each row has uniform steps between two float32 ends that it begins with. Rows are those of `rowtype`; at 4 bits the ends
+are searched for ([Note: Four bits] in `_cpp/quantise.h`). 16-bit ends would save four bytes per row, cost up to 7 % of
+squared error at 8 bits (rows far from zero), and could not represent very small or large weights. A row that is not
+finite has no range, so it raises. Optimizer state is never quantised: a second moment that is rounded to its row's
+least value, often zero, makes the next step of its weight enormous.
 """
 
-import torch
 from torch import Tensor
 
 from rowwise.errors import StateError
 from rowwise.ops import rowtype
 from rowwise.spec import Bits, RowType
 
+TYPE_OF_BITS: dict[Bits, RowType] = {8: RowType.INT8, 4: RowType.INT4}
 LARGEST = 1e38  # high - low of larger weights overflows float32
 
 
@@ -21,16 +21,12 @@ def quantise(rows_ND: Tensor, bits: Bits, what: str, numbers_N: Tensor | range) 
     """Rows as bytes [N, P]; `what` names the tensor and `numbers_N` its rows in error messages."""
     rows_ND = rows_ND.float().contiguous()
     _check(rows_ND, what, numbers_N)
-    if bits == 8:
-        return rowtype.pack(rows_ND, RowType.INT8)
-    return torch.ops.rowwise.pack4(rows_ND)
+    return rowtype.pack(rows_ND, TYPE_OF_BITS[bits])
 
 
 def dequantise(packed_NP: Tensor, dim: int, bits: Bits) -> Tensor:
     """Quantised rows as float32 [N, dim]."""
-    if bits == 8:
-        return rowtype.unpack(packed_NP, dim, RowType.INT8)
-    return torch.ops.rowwise.unpack4(packed_NP.contiguous(), dim)
+    return rowtype.unpack(packed_NP, dim, TYPE_OF_BITS[bits])
 
 
 def _check(rows_ND: Tensor, what: str, numbers_N: Tensor | range) -> None:

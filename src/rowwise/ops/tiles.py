@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rowwise.batch import Jagged, SharedBags
-from rowwise.errors import BatchError, GradientError, IdError
+from rowwise.errors import BatchError, GradientError, IdError, SpecError
 from rowwise.ops import check
 from rowwise.ops.arena import Arena, PinnedBags
 from rowwise.ops.bad_gradient import find_bad_gradient
@@ -70,6 +70,7 @@ class Tiles:
         names = tuple(dict.fromkeys(self.pooled.feature_names))
         self._in_order = names, self.pooled.for_sources(names)
         self.staged: list[StagedGradients] = []
+        self._fixed = next((piece.table for piece in self.arena.pieces if not piece.table.row_type.facts.trained), None)
         # Autograd only runs a backward that leads to a tensor that requires a gradient, and rows do not.
         self._anchor = torch.empty(0, requires_grad=True)
         # By the features of a batch, in its order: in practice one entry each.
@@ -170,6 +171,9 @@ class Tiles:
         """Apply the gradients staged since the last update: each touched row changes once."""
         staged = self.staged
         self.discard()  # first: should the update raise, the same gradients must not come again
+        if staged and self._fixed is not None:
+            got = f"table {self._fixed.name!r} has rows of {self._fixed.row_type}, which are only looked up"
+            raise SpecError(f"{got}: train another row type, and store the trained rows as {self._fixed.row_type}")
         kinds = ([s for s in staged if s.call.per_id == per_id] for per_id in (False, True))
         run_all(partial(update, self.arena, of_kind) for of_kind in kinds)
 

@@ -493,8 +493,11 @@ UpdateRows update_of_dim(int64_t dim) {
 
 template <class Optimizer>
 UpdateRows update_of_type(const Table& table) {
-  return with_type(table.type,
-                   [&](auto stored) { return update_of_dim<Optimizer, decltype(stored)::type>(table.dim); });
+  return with_type(table.type, [&](auto stored) -> UpdateRows {
+    constexpr RowType type = decltype(stored)::type;
+    if constexpr (is_updated(type)) return update_of_dim<Optimizer, type>(table.dim);
+    __builtin_trap();  // the caller has refused it
+  });
 }
 
 // All optimizers; a table's rule is a place in this list. Python's (`OPTIMIZERS` in rowwise/row_optimizers.py) are the

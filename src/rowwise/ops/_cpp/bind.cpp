@@ -225,6 +225,7 @@ void update_rows(Tensor arena, Tensor state, const Tensor& tables, const Tensor&
       STD_TORCH_CHECK(fs[f].base == table.base && fs[f].rows == table.rows && fs[f].dim == table.dim &&
                           fs[f].type == table.type && fs[f].group == table.group && fs[f].mode == fs[next].mode,
                       "rowwise: feature ", f, " does not match its table");
+    STD_TORCH_CHECK(is_updated(table.type), "rowwise: rows of type ", facts_of(table.type).name, " are not updated");
     next += table.num_features;
   }
   STD_TORCH_CHECK(next == fs.count, "rowwise: features without a table");

@@ -1,6 +1,7 @@
 // The operators of the dense side as torch sees them. Apart from bind.cpp, which binds those on tables: the two
 // share how they check and spread work (bind.h), and no shapes.
 #include <cstring>
+#include <optional>
 #include <tuple>
 
 #include "bind.h"
@@ -12,6 +13,7 @@ namespace {
 using namespace rowwise;
 
 constexpr int64_t samples_per_task = 32;
+constexpr int64_t dots_per_task = 4096;
 constexpr int64_t tile = 16;                        // floats of a cache line
 constexpr int64_t most_features = 1 << 20;          // so that the number of pairs fits,
 constexpr int64_t most_columns = INT64_C(1) << 40;  // and of floats in scratch: an empty batch may claim any shape
@@ -92,6 +94,29 @@ std::tuple<Tensor, Tensor> pair_sums_grad(const Tensor& offset, const Tensor& po
   return {offset_grad, pooled_grad};
 }
 
+Tensor dots(const Tensor& query, const Tensor& rows, const std::optional<Tensor>& places) {
+  check_tensor(query, ScalarType::Float, "query");
+  check_tensor(rows, ScalarType::Float, "rows");
+  STD_TORCH_CHECK(query.dim() == 1 && rows.dim() == 2 && query.size(0) == rows.size(1) && query.size(0) > 0,
+                  "rowwise: dots wants query [D] and rows [R, D]");
+  const int64_t size = rows.size(0);
+  if (places) {
+    check_tensor(*places, ScalarType::Long, "places");
+    const int64_t* p = places->const_data_ptr<int64_t>();
+    for (int64_t i = 0; i < places->numel(); ++i)
+      STD_TORCH_CHECK(0 <= p[i] && p[i] < size, "rowwise: place ", p[i], " of ", size, " rows");
+  }
+  const int64_t count = places ? places->numel() : size;
+  const Dots in{query.const_data_ptr<float>(), rows.const_data_ptr<float>(), query.size(0),
+                places ? places->const_data_ptr<int64_t>() : nullptr};
+  Tensor out = empty({count});
+  float* o = out.mutable_data_ptr<float>();
+  each_task((count + dots_per_task - 1) / dots_per_task, [&](int64_t task) {
+    kernels().dots(in, o, task * dots_per_task, std::min(count, (task + 1) * dots_per_task));
+  });
+  return out;
+}
+
 // `grad` where a layer's output is not cut off; NaN lets its gradient through.
 void mask(const float* __restrict grad, const float* __restrict out, int64_t n, float* __restrict masked) {
   for (int64_t i = 0; i < n; ++i) {
@@ -140,6 +165,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(rowwise, m) {
   m.def("interact_grad(Tensor dense, Tensor pooled, Tensor grad) -> (Tensor, Tensor)");
   m.def("pair_sums(Tensor offset, Tensor pooled) -> Tensor");
   m.def("pair_sums_grad(Tensor offset, Tensor pooled, Tensor grad) -> (Tensor, Tensor)");
+  m.def("dots(Tensor query, Tensor rows, Tensor? places=None) -> Tensor");
   m.def("relu_grad(Tensor grad, Tensor out) -> (Tensor, Tensor)");
 }
 
@@ -148,5 +174,6 @@ STABLE_TORCH_LIBRARY_IMPL(rowwise, CPU, m) {
   m.impl("interact_grad", TORCH_BOX(&interact_grad));
   m.impl("pair_sums", TORCH_BOX(&pair_sums));
   m.impl("pair_sums_grad", TORCH_BOX(&pair_sums_grad));
+  m.impl("dots", TORCH_BOX(&dots));
   m.impl("relu_grad", TORCH_BOX(&relu_grad));
 }

@@ -1,6 +1,7 @@
 // All kernels for one instruction set. CMake compiles this file once for each, with its flags and -DISA=.
 #include "apply.h"
 #include "copy.h"
+#include "dots.h"
 #include "idmap_rows.h"
 #include "ids.h"
 #include "interact.h"
@@ -16,6 +17,6 @@ namespace rowwise::ISA {
 extern const Kernels kernels;
 const Kernels kernels{NAME(ISA),   pool,     gather,        weight_grad, touch,          rewrite, uniform, pack,
                       unpack,      pack4,    unpack4,       apply,       optimizer,      span,    rank,    route,
-                      stream_copy, interact, interact_grad, pair_sums,   pair_sums_grad, map_ids};
+                      stream_copy, interact, interact_grad, pair_sums,   pair_sums_grad, dots,    map_ids};
 
 }  // namespace rowwise::ISA

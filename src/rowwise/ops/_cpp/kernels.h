@@ -76,6 +76,13 @@ struct InteractionGrad {
   float* pooled;
   bool stream;
 };
+// One vector, and rows that it is multiplied with.
+struct Dots {
+  const float* query;  // [dim]
+  const float* rows;   // [.., dim]
+  int64_t dim;
+  const int64_t* places;  // numbers of the rows; nullptr: all, in their order
+};
 constexpr int64_t widest_lanes = 16;  // of any instruction set; scratch is padded to it
 
 struct OptimizerFacts {
@@ -109,6 +116,7 @@ struct Kernels {
   // scratch: dim floats
   void (*pair_sums)(const Interaction&, float* out, int64_t b0, int64_t b1, float* scratch);
   void (*pair_sums_grad)(const Interaction&, const float* grad, const InteractionGrad&, int64_t b0, int64_t b1);
+  void (*dots)(const Dots&, float* out, int64_t i0, int64_t i1);
   void (*map_ids)(const void* ids, bool wide, int64_t n, const IdMap&, int64_t* out);  // out [n, columns]; all checked
 };
 

@@ -74,8 +74,8 @@ inline __attribute__((always_inline)) void pool_bag(const Rows<Id>& rows, const 
   constexpr int W = Vec<V>::width;
   int64_t group[N];
   for (int k = 0; k < N; ++k) group[k] = group_of(rows.format, column + k * W);
-  const int64_t from = column ? rows.header + column * Reader<T>::size : 0;
-  const int64_t length = rows.header + (column + N * W) * Reader<T>::size - from;
+  const int64_t from = column ? rows.header + Reader<T>::bytes(column) : 0;
+  const int64_t length = rows.header + Reader<T>::bytes(column + N * W) - from;
   const int64_t begin = c.offsets[b], end = c.offsets[b + 1];
   float* const out = c.out + b * c.out_stride + column;
   if (!c.stream)
@@ -86,7 +86,7 @@ inline __attribute__((always_inline)) void pool_bag(const Rows<Id>& rows, const 
     if constexpr (facts_of(T).scaled)
       prefetch(rows.ahead_of(i) + from, length, false);
     else  // a length that is known unrolls
-      prefetch(rows.ahead_of(i) + from, N * W * Reader<T>::size, rows.whole);
+      prefetch(rows.ahead_of(i) + from, Reader<T>::bytes(N * W), rows.whole);
     const char* row = rows.at(i);
     if (__builtin_expect(row == nullptr, 0)) {
       fault.at(i);

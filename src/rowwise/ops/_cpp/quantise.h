@@ -1,4 +1,4 @@
-// Rows in half a byte a column, for what is written down and not computed with. (A byte a column is the int8 of
+// Rows in half a byte a column, which are looked up, sent and saved, but not updated. (A byte a column is the int8 of
 // rowtype.h.)
 //
 // [Note: Four bits]
@@ -100,13 +100,6 @@ void pack4(const float* in, int64_t dim, char* out, int64_t rows) {
   }
 }
 
-void unpack4(const char* in, int64_t dim, float* out, int64_t rows) {
-  const int64_t bytes = packed4_bytes(dim);
-  for (int64_t r = 0; r < rows; ++r, in += bytes, out += dim) {
-    const float step = reinterpret_cast<const float*>(in)[0], low = reinterpret_cast<const float*>(in)[1];
-    const uint8_t* codes = reinterpret_cast<const uint8_t*>(in) + 8;
-    for (int64_t c = 0; c < dim; ++c) out[c] = float(codes[c / 2] >> (c % 2 * 4) & 15) * step + low;
-  }
-}
+void unpack4(const char* in, int64_t dim, float* out, int64_t rows) { unpack({RowType::int4, dim, 0}, in, out, rows); }
 
 }  // namespace rowwise::ISA

@@ -165,7 +165,7 @@ template <RowType T>
 struct Reader;
 template <>
 struct Reader<RowType::fp32> {
-  static constexpr int size = 4;
+  static int64_t bytes(int64_t columns) { return columns * 4; }
   const float* p;
   Reader(const char* row, int64_t) : p(reinterpret_cast<const float*>(row)) {}
   template <class V>
@@ -175,7 +175,7 @@ struct Reader<RowType::fp32> {
 };
 template <>
 struct Reader<RowType::fp16> {
-  static constexpr int size = 2;
+  static int64_t bytes(int64_t columns) { return columns * 2; }
   const uint16_t* p;
   Reader(const char* row, int64_t) : p(reinterpret_cast<const uint16_t*>(row)) {}
   template <class V>
@@ -185,7 +185,7 @@ struct Reader<RowType::fp16> {
 };
 template <>
 struct Reader<RowType::bf16> {
-  static constexpr int size = 2;
+  static int64_t bytes(int64_t columns) { return columns * 2; }
   const uint16_t* p;
   Reader(const char* row, int64_t) : p(reinterpret_cast<const uint16_t*>(row)) {}
   template <class V>
@@ -193,16 +193,42 @@ struct Reader<RowType::bf16> {
     return float_of<V>(widen<V>(p + column) << 16);
   }
 };
-template <>
-struct Reader<RowType::int8> {
-  static constexpr int size = 1;
+struct ScaledRow {
   const float* scales;
   const uint8_t* codes;
-  Reader(const char* row, int64_t header)
+  ScaledRow(const char* row, int64_t header)
       : scales(reinterpret_cast<const float*>(row)), codes(reinterpret_cast<const uint8_t*>(row + header)) {}
+};
+template <>
+struct Reader<RowType::int8> : ScaledRow {
+  static int64_t bytes(int64_t columns) { return columns; }
+  using ScaledRow::ScaledRow;
   template <class V>
   V at(int64_t column, int64_t group) const {
     return to_float<V>(widen<V>(codes + column)) * scales[group * 2] + scales[group * 2 + 1];
+  }
+};
+template <>
+struct Reader<RowType::int4> : ScaledRow {
+  static int64_t bytes(int64_t columns) { return columns / 2; }
+  using ScaledRow::ScaledRow;
+  template <class V>
+  V at(int64_t column, int64_t group) const {
+    return to_float<V>(halves<V>(column)) * scales[group * 2] + scales[group * 2 + 1];
+  }
+  template <class V, class Byte = uint8_t>  // a parameter, as the compiler wants vectors of types that it knows late
+  inline __attribute__((always_inline)) typename Vec<V>::Bits halves(int64_t column) const {
+    if constexpr (Vec<V>::width == 1) {
+      return codes[column / 2] >> (column % 2 * 4) & 15;
+    } else {  // a byte to the two bytes of a pair of columns; such vectors begin at an even column
+      typedef Byte Bytes __attribute__((vector_size(Vec<V>::width / 2)));
+      typedef uint16_t Pairs __attribute__((vector_size(Vec<V>::width)));
+      Bytes both;
+      std::memcpy(&both, codes + column / 2, sizeof both);
+      const Pairs pairs = __builtin_convertvector(both, Pairs);
+      const Pairs apart = (pairs | pairs << 4) & 0x0F0F;
+      return widen<V>(reinterpret_cast<const uint8_t*>(&apart));
+    }
   }
 };
 
@@ -214,8 +240,8 @@ struct Stored {
 template <class F>
 inline __attribute__((always_inline)) auto with_type(RowType type, F f) {
   switch (type) {
-#define ROWWISE_CASE(name, bytes, scaled) \
-  case RowType::name:                     \
+#define ROWWISE_CASE(name, bits, scaled) \
+  case RowType::name:                    \
     return f(Stored<RowType::name>{});
     ROWWISE_ROW_TYPES(ROWWISE_CASE)
 #undef ROWWISE_CASE

@@ -9,32 +9,35 @@
 namespace rowwise {
 
 enum class Mode : int64_t { sum = 0, mean = 1, weighted = 2 };
-// Types of rows: name, bytes of a weight, and whether a group of columns has a scale and an offset. Python's records
+// Types of rows: name, bits of a weight, and whether a group of columns has a scale and an offset. Python's records
 // (`RowType` in rowwise/spec.py) have the same names in the same order, which is checked when the library is loaded.
 #define ROWWISE_ROW_TYPES(X) \
-  X(fp32, 4, false)          \
-  X(fp16, 2, false)          \
-  X(bf16, 2, false)          \
-  X(int8, 1, true)
+  X(fp32, 32, false)         \
+  X(fp16, 16, false)         \
+  X(bf16, 16, false)         \
+  X(int8, 8, true)           \
+  X(int4, 4, true)
 
-#define ROWWISE_ENUMERATOR(name, bytes, scaled) name,
+#define ROWWISE_ENUMERATOR(name, bits, scaled) name,
 enum class RowType : int64_t { ROWWISE_ROW_TYPES(ROWWISE_ENUMERATOR) };
 #undef ROWWISE_ENUMERATOR
 
 struct RowTypeFacts {
   const char* name;
-  int64_t weight_bytes;
+  int64_t weight_bits;
   bool scaled;
 };
-#define ROWWISE_FACTS(name, bytes, scaled) {#name, bytes, scaled},
+#define ROWWISE_FACTS(name, bits, scaled) {#name, bits, scaled},
 constexpr RowTypeFacts row_types[] = {ROWWISE_ROW_TYPES(ROWWISE_FACTS)};
 #undef ROWWISE_FACTS
 constexpr int64_t num_row_types = sizeof row_types / sizeof *row_types;
 constexpr const RowTypeFacts& facts_of(RowType type) { return row_types[int64_t(type)]; }
+constexpr bool is_updated(RowType type) { return type != RowType::int4; }  // others are only looked up
 
 // [Note: Row formats]
 // A row is its columns. One of a type with scales begins with (scale, offset) as two floats for each group of columns,
-// then has its columns, padded to four bytes; for int8 weight = code * scale + offset, two roundings.
+// then has its columns, padded to four bytes: weight = code * scale + offset, two roundings. A code of int4 is half a
+// byte, that of an even column the low half; see [Note: Four bits] in quantise.h.
 struct Format {
   RowType type;
   int64_t dim;
@@ -43,13 +46,12 @@ struct Format {
   int64_t groups() const { return group ? (dim + group - 1) / group : 1; }
   int64_t header() const { return facts_of(type).scaled ? groups() * 8 : 0; }
   int64_t bytes() const {
-    const int64_t weights = dim * facts_of(type).weight_bytes;
+    const int64_t weights = (dim * facts_of(type).weight_bits + 7) / 8;
     return facts_of(type).scaled ? header() + (weights + 3) / 4 * 4 : weights;
   }
 };
 
-// Of a row in half a byte a column, see [Note: Four bits] in quantise.h.
-inline int64_t packed4_bytes(int64_t dim) { return 8 + (dim + 7) / 8 * 4; }
+inline int64_t packed4_bytes(int64_t dim) { return Format{RowType::int4, dim, 0}.bytes(); }
 
 struct Feature {
   int64_t source;  // which feature of the batch

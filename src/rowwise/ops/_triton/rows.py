@@ -9,9 +9,7 @@ import triton.language as tl
 from rowwise.ops.layout import TYPES
 from rowwise.spec import RowType
 
-FP32, FP16, BF16, INT8 = (
-    tl.constexpr(TYPES.index(row_type)) for row_type in (RowType.FP32, RowType.FP16, RowType.BF16, RowType.INT8)
-)
+FP32, FP16, BF16, INT8, INT4 = (tl.constexpr(TYPES.index(row_type)) for row_type in RowType)
 
 
 @triton.jit
@@ -22,6 +20,8 @@ def header_bytes(dim, TYPE: tl.constexpr, GROUP: tl.constexpr):
             return dim * 0 + 8
         else:
             return (dim + (GROUP - 1)) // GROUP * 8
+    elif TYPE == INT4:
+        return dim * 0 + 8
     else:
         return dim * 0
 
@@ -30,6 +30,8 @@ def header_bytes(dim, TYPE: tl.constexpr, GROUP: tl.constexpr):
 def row_bytes(dim, TYPE: tl.constexpr, GROUP: tl.constexpr):
     if TYPE == INT8:
         return header_bytes(dim, TYPE, GROUP) + (dim + 3) // 4 * 4
+    elif TYPE == INT4:
+        return header_bytes(dim, TYPE, GROUP) + (dim + 7) // 8 * 4
     elif TYPE == FP32:
         return dim * 4
     else:
@@ -46,7 +48,11 @@ def read_row(row, columns, mask, dim, TYPE: tl.constexpr, GROUP: tl.constexpr):
     elif TYPE == BF16:
         return tl.load(row.to(tl.pointer_type(tl.bfloat16)) + columns, mask=mask).to(tl.float32)
     else:
-        codes = tl.load(row + (columns + header_bytes(dim, TYPE, GROUP)), mask=mask).to(tl.float32)
+        if TYPE == INT4:
+            both = tl.load(row + (columns // 2 + header_bytes(dim, TYPE, GROUP)), mask=mask)
+            codes = (both >> (columns % 2 * 4).to(tl.uint8) & 15).to(tl.float32)
+        else:
+            codes = tl.load(row + (columns + header_bytes(dim, TYPE, GROUP)), mask=mask).to(tl.float32)
         scales = row.to(tl.pointer_type(tl.float32))
         if GROUP != 0:
             scales = scales + columns // GROUP * 2

@@ -14,6 +14,7 @@ from rowwise.ops.reference.apply import update as update
 from rowwise.ops.reference.exchange import pack_ids as pack_ids
 from rowwise.ops.reference.exchange import place as place
 from rowwise.ops.reference.idmap import map_ids as map_ids
+from rowwise.ops.reference.interact import dots as dots
 from rowwise.ops.reference.interact import interact as interact
 from rowwise.ops.reference.interact import interact_grad as interact_grad
 from rowwise.ops.reference.interact import pair_sums as pair_sums

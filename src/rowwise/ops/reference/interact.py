@@ -1,6 +1,6 @@
-"""Reference of the dense operators: DLRM's interaction, the sum of pairs of DeepFM, and a ReLU's gradient.
+"""Reference of the dense operators: DLRM's interaction, the sum of pairs of DeepFM, dot products, a ReLU's gradient.
 
-Native sums of the interaction may round differently; those of pairs have the same bits.
+Native sums of the interaction may round differently; those of pairs and dot products have the same bits.
 """
 
 import torch
@@ -28,6 +28,11 @@ def interact_grad(dense: Tensor, pooled: Tensor, grad: Tensor) -> tuple[Tensor, 
     with torch.autocast(dense.device.type, enabled=False):
         grad_BTD = (grad_BTT + grad_BTT.transpose(1, 2)) @ x_BTD
     return grad[:, : dense.shape[1]] + grad_BTD[:, 0], grad_BTD[:, 1:].flatten(1)
+
+
+def dots(query: Tensor, rows: Tensor, places: Tensor | None = None) -> Tensor:
+    """Dot products of a vector [D] with rows [R, D], or with those at places; each is summed as a tree over columns."""
+    return column_sum((rows if places is None else rows[places]) * query)
 
 
 def pair_sums(offset: Tensor, pooled: Tensor) -> Tensor:

@@ -60,6 +60,7 @@ def operators() -> dict[str, Callable[..., Any]]:
         "interact_grad": reference.interact_grad,
         "pair_sums": reference.pair_sums,
         "pair_sums_grad": reference.pair_sums_grad,
+        "dots": reference.dots,
         "relu_grad": reference.relu_grad,
         "map_ids": reference.map_ids,
     }

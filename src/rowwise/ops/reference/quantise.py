@@ -3,8 +3,10 @@
 import torch
 from torch import Tensor
 
-from rowwise.ops.reference.rowtype import MAX_INT8
+from rowwise.ops.layout import RowFormat
+from rowwise.ops.reference.rowtype import MAX_INT8, read_rows
 from rowwise.ops.reference.sums import column_sum
+from rowwise.spec import RowType
 
 LARGEST = 15.0
 MOVES, IDLE = 12, 2
@@ -23,9 +25,7 @@ def pack4(rows: Tensor) -> Tensor:
 
 def unpack4(packed: Tensor, dim: int) -> Tensor:
     """Packed 4-bit rows as floats."""
-    header_NC, codes_NP = packed[:, :8].clone().view(torch.float32), packed[:, 8:]
-    codes_ND = torch.stack([codes_NP & 15, codes_NP >> 4], 2).flatten(1)[:, :dim].float()
-    return codes_ND * header_NC[:, 0:1] + header_NC[:, 1:2]
+    return read_rows(packed, RowFormat(RowType.INT4, dim, 0))
 
 
 def _best_range(w_ND: Tensor) -> tuple[Tensor, Tensor]:

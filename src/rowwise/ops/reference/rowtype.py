@@ -23,11 +23,12 @@ def read_rows(packed_MP: Tensor, form: RowFormat) -> Tensor:
             return packed_MP.view(torch.float16).float()
         case RowType.BF16:
             return packed_MP.view(torch.bfloat16).float()
-        case RowType.INT8:
+        case RowType.INT8 | RowType.INT4:
             scale_MD, low_MD = _spread(packed_MP, form)
-            header = form.bytes - _padded(form.dim)
-            codes_MD = packed_MP[:, header : header + form.dim].float()
-            return codes_MD * scale_MD + low_MD
+            codes_MP = packed_MP[:, _header(form) :]
+            if form.type is RowType.INT4:
+                codes_MP = torch.stack([codes_MP & 15, codes_MP >> 4], 2).flatten(1)
+            return codes_MP[:, : form.dim].float() * scale_MD + low_MD
 
 
 def write_rows(w_MD: Tensor, form: RowFormat, bits_MD: Tensor) -> Tensor:
@@ -43,6 +44,8 @@ def write_rows(w_MD: Tensor, form: RowFormat, bits_MD: Tensor) -> Tensor:
             return _narrow((pattern + (bits_MD >> 16)) >> 16)
         case RowType.INT8:
             return _codes(w_MD, form, bits_MD >> (32 - CODE_BITS))
+        case RowType.INT4:
+            raise ValueError("rows of int4 are not updated")
 
 
 def pack(rows: Tensor, group: int) -> Tensor:
@@ -51,7 +54,7 @@ def pack(rows: Tensor, group: int) -> Tensor:
     finite_N = (rows * 0 == 0).all(1)
     half_ND = torch.full_like(rows, 1 << (CODE_BITS - 1), dtype=torch.int64)
     packed_NP = _codes(torch.where(finite_N.unsqueeze(1), rows, 0.0), form, half_ND)
-    header = form.bytes - _padded(form.dim)
+    header = _header(form)
     scales = packed_NP[:, :header].clone().view(torch.float32)
     scales[:, 0::2] = torch.where(finite_N.unsqueeze(1), scales[:, 0::2], torch.nan)
     packed_NP[:, :header] = scales.view(torch.uint8)
@@ -74,7 +77,7 @@ def _halves(w_MD: Tensor, noise_MD: Tensor) -> Tensor:
 
 def _codes(w_MD: Tensor, form: RowFormat, noise_MD: Tensor) -> Tensor:
     packed_MP = torch.zeros(len(w_MD), form.bytes, dtype=torch.uint8, device=w_MD.device)
-    header = form.bytes - _padded(form.dim)
+    header = _header(form)
     scales = []
     for first in range(0, form.dim, form.scale_group or form.dim):
         columns = slice(first, min(first + (form.scale_group or form.dim), form.dim))
@@ -94,7 +97,7 @@ def _codes(w_MD: Tensor, form: RowFormat, noise_MD: Tensor) -> Tensor:
 
 def _spread(packed_MP: Tensor, form: RowFormat) -> tuple[Tensor, Tensor]:
     """Scale and offset of each column [M, D]."""
-    scales = packed_MP[:, : form.bytes - _padded(form.dim)].clone().view(torch.float32)
+    scales = packed_MP[:, : _header(form)].clone().view(torch.float32)
     group_D = torch.arange(form.dim, device=packed_MP.device) // (form.scale_group or form.dim)
     return scales[:, 0::2][:, group_D], scales[:, 1::2][:, group_D]
 
@@ -105,5 +108,6 @@ def _narrow(bits_MD: Tensor) -> Tensor:
     return torch.where(bits_MD > 0x7FFF, bits_MD - 0x10000, bits_MD).to(torch.int16).view(torch.uint8)
 
 
-def _padded(dim: int) -> int:
-    return -(-dim // 4) * 4
+def _header(form: RowFormat) -> int:
+    """Bytes of scales and offsets."""
+    return 8 * -(-form.dim // (form.scale_group or form.dim))

@@ -18,6 +18,23 @@ inline uint64_t mix64(uint64_t h) {  // the finalizer of MurmurHash3
   return h ^ (h >> 33);
 }
 
+// The first slot of a set whose print is this one and for which is_row(slot); NONE: there is none.
+template <class F>
+inline int64_t find_slot(const uint8_t* prints_of_set, int64_t set, uint8_t print, F is_row) {
+  typedef uint8_t Prints __attribute__((vector_size(WAYS)));
+  Prints prints;
+  __builtin_memcpy(&prints, prints_of_set, sizeof prints);
+  const auto equal = prints == print;
+  uint64_t words[WAYS / 8];
+  __builtin_memcpy(words, &equal, sizeof words);
+  for (int64_t word = 0; word < WAYS / 8; ++word)
+    for (uint64_t bits = words[word] & 0x0101010101010101ull; bits; bits &= bits - 1) {
+      const int64_t slot = set + word * 8 + (__builtin_ctzll(bits) >> 3);
+      if (is_row(slot)) return slot;
+    }
+  return NONE;
+}
+
 // Rows whose set is full of rows of the same batch: an open-addressing map that lives for one batch.
 class Overflow {
  public:
@@ -141,18 +158,7 @@ class Cache {
   static uint8_t print_of(uint64_t hash) { return uint8_t(hash); }  // the set is a matter of the high bits
 
   int64_t find_in_set(int64_t row, int64_t set, uint8_t print) const {
-    typedef uint8_t Prints __attribute__((vector_size(WAYS)));
-    Prints prints;
-    __builtin_memcpy(&prints, prints_.data() + set, sizeof prints);
-    const auto equal = prints == print;
-    uint64_t words[WAYS / 8];
-    __builtin_memcpy(words, &equal, sizeof words);
-    for (int64_t word = 0; word < WAYS / 8; ++word)
-      for (uint64_t bits = words[word] & 0x0101010101010101ull; bits; bits &= bits - 1) {
-        const int64_t slot = set + word * 8 + (__builtin_ctzll(bits) >> 3);
-        if (slot_rows_[slot] == row) return slot;
-      }
-    return NONE;
+    return find_slot(prints_.data() + set, set, print, [&](int64_t slot) { return slot_rows_[slot] == row; });
   }
 
   // Rows of this batch stay: they were accessed since it began. Ages are differences, so the clock may wrap.

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "file.h"
 #include "memory.h"
 
 namespace rowwise {
@@ -25,16 +26,6 @@ constexpr int64_t WAKE = 32;  // reads that end until the caller is woken: cores
 struct Read {
   int64_t offset, bytes;
 };
-
-inline int read_fully(int file, char* to, int64_t bytes, int64_t at) {  // 0 or errno
-  for (int64_t done = 0; done < bytes;) {
-    const ssize_t got = pread(file, to + done, std::size_t(bytes - done), at + done);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return got ? errno : EIO;
-    done += got;
-  }
-  return 0;
-}
 
 // Submission and completion rings of io_uring, by system calls: their library is not installed everywhere.
 class Uring {
