@@ -56,6 +56,15 @@ def write_new(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+def sync(path: Path) -> None:
+    """Flush a file or folder to the disk (fsync)."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def refuse_links(folder: Path) -> None:
     """Raise if an untrusted folder has anything but regular files and folders, before writing into it."""
     with os.scandir(folder) as entries:

@@ -38,6 +38,7 @@ from rowwise.plan import Plan
 from rowwise.planner import column_wise, row_wise
 from rowwise.recipes.compose import evaluation_batches, make_model
 from rowwise.recipes.runs import TrainingRun
+from rowwise.spec import TRAINED_TYPES
 from rowwise.train.snapshot import collect, restore_model, warm_start
 
 IDS, DIM = 120, 16
@@ -92,7 +93,7 @@ def floats(checkpoint, name):
     seed=st.integers(0, 1000),
     to=st.sampled_from(MOVABLE),
     other=st.integers(0, 20),
-    kind=st.sampled_from(list(RowType)),
+    kind=st.sampled_from(TRAINED_TYPES),
     optimizer=st.sampled_from(OPTIMIZERS),
     weigh=st.booleans(),
     cut=st.booleans(),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from problems import make_problem
 
-from rowwise import Adam, Lamb, Plan, RowType, RowWiseAdagrad, Sgd, StateError, Table, Tile
+from rowwise import Adam, Lamb, Plan, RowWiseAdagrad, Sgd, StateError, Table, Tile
 from rowwise.checkpoint import windows
 from rowwise.checkpoint.delta import round_shards
 from rowwise.checkpoint.read import Checkpoint
@@ -24,6 +24,7 @@ from rowwise.ops.jagged import split
 from rowwise.planner.layouts import column_wise, row_wise
 from rowwise.shard import apply
 from rowwise.shard.apply import copy_tables, shard
+from rowwise.spec import TRAINED_TYPES
 from rowwise.train.saved import CheckpointFolder, CheckpointReduction
 from rowwise.train.snapshot import collect, restore, restore_model, warm_start
 
@@ -60,7 +61,7 @@ def test_what_is_written_from_streams_is_what_is_written_from_views(tmp_path_fac
     folder = tmp_path_factory.mktemp("streams")
     chance, trained, plan = drawn(seed, world)
     other = make_plan(chance, trained.tables, 5 - world)
-    types = [chance.choice(list(RowType) if t.dim % 8 == 0 else list(RowType)[:3]) for t in trained.tables]
+    types = [chance.choice(TRAINED_TYPES if t.dim % 8 == 0 else TRAINED_TYPES[:3]) for t in trained.tables]
     retyped = [
         structs.replace(t, row_type=kind, column_group=None) for t, kind in zip(trained.tables, types, strict=True)
     ]

@@ -155,7 +155,7 @@ def test_every_bad_piece_is_named(three):
     name, piece = next((n, p) for n, p in pieces if n == "model/embeddings.item" and p.cols == (4, 8))
     gone = next(file for file in three.manifest.files if file != piece.file)
     (three.folder / gone).unlink()
-    flip(three.folder, piece.file, Checkpoint.open(three.folder)._header(piece.file).ranges[piece.key].begin)
+    flip(three.folder, piece.file, Checkpoint.open(three.folder).header(piece.file).ranges[piece.key].begin)
     found = verify(three.folder)
     assert (found.good, found.whole) == (False, None)
     (checked,) = found.checked

@@ -58,7 +58,7 @@ def test_damage_that_increments_share_is_found_in_all_of_them(both):
     _, less, _ = both
     first = Checkpoint.open(less / "step-000000000")
     piece = first.entry("model/embeddings.t0").chunks[0]  # on which rows that changed are laid
-    flip(first.folder, piece.file, first._header(piece.file).ranges[piece.key].begin)
+    flip(first.folder, piece.file, first.header(piece.file).ranges[piece.key].begin)
     found = verify(less)
     assert [bool(one.damage) for one in found.checked] == [True] * 4
     last = Checkpoint.open(less / "step-000000003")

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rowwise.checkpoint.files import sync
 from rowwise.checkpoint.write import PART
 from rowwise.errors import CheckpointError
+from rowwise.textfile import sync
 
 
 @contextmanager

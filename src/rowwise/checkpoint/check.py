@@ -9,6 +9,7 @@ from rowwise.checkpoint.read import Checkpoint, DamagedChunk
 from rowwise.checkpoint.windows import Tell
 from rowwise.errors import CheckpointError
 from rowwise.spec import Value
+from rowwise.storage.folder import Folder
 
 
 class CheckedCheckpoint(Value, frozen=True):
@@ -29,7 +30,7 @@ class CheckResult(Value, frozen=True):
         return not any(one.damage for one in self.checked)
 
 
-def verify(path: Path, tell: Tell | None = None) -> CheckResult:
+def verify(path: Folder, tell: Tell | None = None) -> CheckResult:
     """Verify a checkpoint, or all of a run. If it is damaged, also older ones of its run, until one is whole."""
     checkpoints = checkpoints_of(path)
     if not checkpoints:
@@ -45,7 +46,7 @@ def verify(path: Path, tell: Tell | None = None) -> CheckResult:
     return CheckResult(checked=tuple(checked), whole=whole)
 
 
-def check(folder: Path, tell: Tell | None = None) -> CheckedCheckpoint:
+def check(folder: Folder, tell: Tell | None = None) -> CheckedCheckpoint:
     try:
         checkpoint = Checkpoint.open(folder)
     except CheckpointError as error:
@@ -68,9 +69,9 @@ def _first_whole(checked: Sequence[CheckedCheckpoint]) -> str | None:
     return next((one.name for one in checked if not one.damage and STEP.fullmatch(one.name)), None)
 
 
-def _older(path: Path) -> list[Path]:
+def _older(path: Folder) -> Sequence[Folder]:
     """The checkpoints of the same run that were written before."""
-    path = path.resolve()
+    path = path.resolve() if isinstance(path, Path) else path
     try:
         checkpoints = checkpoints_of(path.parent)
     except CheckpointError:  # its folder is no run

@@ -27,7 +27,7 @@ def round_shards(shards: Sequence[LocalShard], bits: Bits | None) -> list[LocalS
     """Mark tables to be written with so many bits per weight, if their row type has more."""
 
     def is_wider(shard: LocalShard) -> bool:
-        return shard.row_type is not None and bits is not None and 8 * shard.row_type.facts.weight_bytes > bits
+        return shard.row_type is not None and bits is not None and shard.row_type.facts.weight_bits > bits
 
     return [replace(shard, bits=bits) if is_wider(shard) else shard for shard in shards]
 

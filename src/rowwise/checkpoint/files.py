@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from rowwise.checkpoint.manifest import MOST_DIMS, NUMBERS, CheckpointFile
-from rowwise.errors import CheckpointError
-from rowwise.inside import open_inside
+from rowwise.errors import CheckpointError, StorageError
 from rowwise.ops.checksum import crc32
 from rowwise.spec import Value
-from rowwise.textfile import decode_json, printable, write_new
+from rowwise.storage.folder import Folder, read_range, size_of_file
+from rowwise.textfile import decode_json, printable, sync, write_new
 
 BUFFER_bytes = 1 << 20
+FIRST_bytes = 64 << 10  # of a file: most headers are shorter
 HEADER_bytes = 100_000_000  # the limit of the safetensors format
 CODES = {
     "float64": "F64", "int64": "I64", "uint64": "U64", "float32": "F32", "int32": "I32", "uint32": "U32",
@@ -93,14 +94,16 @@ class FileHeader:
         return cls(content=content, ranges=ranges)
 
     @classmethod
-    def read(cls, folder: Path, name: str, expected: CheckpointFile) -> Self:
+    def read(cls, folder: Folder, name: str, expected: CheckpointFile) -> Self:
         """Read the header; raises unless it and the file's size are as in the manifest."""
         path = folder / name
         try:
-            with open_inside(folder, name) as file:
-                size = os.fstat(file.fileno()).st_size
-                start = file.read(8)
-                content = start + file.read(min(int.from_bytes(start, "little"), size, HEADER_bytes))
+            size = size_of_file(folder, name)
+            start = read_range(folder, name, 0, min(FIRST_bytes, size))
+            end = 8 + min(int.from_bytes(start[:8], "little"), size, HEADER_bytes)
+            content = start[:end] + (read_range(folder, name, len(start), min(end, size)) if end > len(start) else b"")
+        except StorageError:
+            raise
         except OSError as error:
             raise CheckpointError(f"{path} is missing or damaged: {error.strerror}; use another checkpoint") from None
         if size != expected.size_bytes:
@@ -160,12 +163,3 @@ def as_bytes(tensor: Tensor) -> Tensor:
 def write_bytes(path: Path, content: bytes) -> None:
     write_new(path, content)
     sync(path)
-
-
-def sync(path: Path) -> None:
-    """Flush a file or folder to the disk (fsync)."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

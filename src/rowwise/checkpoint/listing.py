@@ -10,6 +10,7 @@ from rowwise.checkpoint.named import FAILED, checkpoints_of, home_of, step_in
 from rowwise.checkpoint.write import PART
 from rowwise.errors import CheckpointError
 from rowwise.spec import Value
+from rowwise.storage.folder import Folder
 
 RANK = re.compile(r"(?:.+\.)?(\d{5})-\d+\.safetensors")  # what a rank's files are called
 
@@ -40,10 +41,9 @@ class ListedTensor(Value, frozen=True, rename={"chunks": "pieces"}):
     chunks: int  # in JSON: pieces
 
 
-def list_checkpoints(path: Path) -> list[ListedCheckpoint]:
+def list_checkpoints(path: Folder) -> list[ListedCheckpoint]:
     """The checkpoints of a run, newest first; also damaged and incomplete ones."""
-    home = home_of(path)
-    manifests: dict[Path, CheckpointManifest | str] = {}
+    manifests: dict[Folder, CheckpointManifest | str] = {}
     for one in checkpoints_of(path):
         try:
             manifests[one] = CheckpointManifest.read(one)
@@ -53,10 +53,17 @@ def list_checkpoints(path: Path) -> list[ListedCheckpoint]:
     newest = manifests[last] if last is not None else ""
     best = best_step(newest.data) if isinstance(newest, CheckpointManifest) else None
     listed = [_list(one, manifest, _marks(one, last, best)) for one, manifest in manifests.items()]
-    unfinished = sorted(one for one in home.iterdir() if one.is_dir() and not (one / NAME).exists())
-    return listed + [
-        ListedCheckpoint(name=one.name, marks=(), problem="not complete") for one in unfinished if _is_ours(one)
-    ]
+    unfinished = sorted(filter(_is_ours, _without_manifest(path)))
+    return listed + [ListedCheckpoint(name=name, marks=(), problem="not complete") for name in unfinished]
+
+
+def _without_manifest(path: Folder) -> list[str]:
+    """The names of folders beside checkpoints that have no manifest."""
+    if isinstance(path, Path):
+        return [one.name for one in home_of(path).iterdir() if one.is_dir() and not (one / NAME).exists()]
+    names = [name.removeprefix("ckpt/") for name in path.relative_names()]
+    folders = {name.partition("/")[0] for name in names if "/" in name}
+    return [name for name in folders if f"{name}/{NAME}" not in names]
 
 
 def list_tensors(manifest: CheckpointManifest) -> list[ListedTensor]:
@@ -88,17 +95,18 @@ def _whole_number(number: object) -> int | None:
     return number if type(number) is int and 0 <= number < 1 << 62 else None
 
 
-def _marks(one: Path, last: Path | None, best: int | None) -> tuple[str, ...]:
+def _marks(one: Folder, last: Folder | None, best: int | None) -> tuple[str, ...]:
     marks = {"last": one == last, "best": best is not None and step_in(one) == best, FAILED: one.name == FAILED}
     return tuple(mark for mark, holds in marks.items() if holds)
 
 
-def _list(folder: Path, manifest: CheckpointManifest | str, marks: tuple[str, ...]) -> ListedCheckpoint:
+def _list(folder: Folder, manifest: CheckpointManifest | str, marks: tuple[str, ...]) -> ListedCheckpoint:
     if isinstance(manifest, str):
         return ListedCheckpoint(name=folder.name, marks=marks, step=step_in(folder), problem=manifest)
     ranks = {match[1] for match in map(RANK.fullmatch, manifest.files) if match}
     size_bytes = sum(file.size_bytes for file in manifest.files.values())
-    when = datetime.fromtimestamp((folder / NAME).stat().st_mtime, UTC).astimezone()
+    saved_s = (folder / NAME).stat().st_mtime if isinstance(folder, Path) else folder.relative_names()[NAME].modified_s
+    when = datetime.fromtimestamp(saved_s, UTC).astimezone()
     return ListedCheckpoint(
         name=folder.name,
         marks=marks,
@@ -121,6 +129,6 @@ def _describe_chain(manifest: CheckpointManifest) -> str:
     return f"{kind}, tables in {min(bits)} bits" if bits else kind
 
 
-def _is_ours(folder: Path) -> bool:
-    name = folder.with_name(folder.name.removesuffix(PART))
-    return step_in(name) is not None or name.name == FAILED
+def _is_ours(name: str) -> bool:
+    whole = name.removesuffix(PART)
+    return step_in(Path(whole)) is not None or whole == FAILED

@@ -18,16 +18,16 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rowwise.errors import CheckpointError, SpecError
+from rowwise.errors import CheckpointError, SpecError, StorageError
 from rowwise.inside import fault_of_name
 from rowwise.spec import Bits, Constant, RowType, Table, Value, quantised_bytes, row_bytes
+from rowwise.storage.folder import Folder, read_file
 from rowwise.store.row_stream import InitialValues
-from rowwise.textfile import printable, read_bytes
+from rowwise.textfile import printable
 
 FORMAT = 2
 NAME = "manifest.json"
@@ -84,6 +84,10 @@ class TensorEntry(Value, frozen=True, rename={"chunks": "pieces"}):
     @property
     def columns(self) -> int:
         return math.prod(self.shape[1:])
+
+    @property
+    def row_bytes(self) -> int:
+        return self.stored_width((0, self.columns)) * NUMBERS[self.dtype]
 
     @property
     def scaled(self) -> bool:
@@ -155,11 +159,11 @@ class CheckpointManifest(Value, frozen=True):
         return body.replace(BLANK, BLANK.replace(b"00000000", f"{zlib.crc32(body):08x}".encode()), 1)
 
     @classmethod
-    def read(cls, folder: Path) -> "CheckpointManifest":
+    def read(cls, folder: Folder) -> "CheckpointManifest":
         """Read and check the manifest of a checkpoint."""
         path = folder / NAME
         try:
-            content = read_bytes(path, MOST_BYTES, links=False)
+            content = read_file(folder, NAME, MOST_BYTES)
             plain = msgspec.json.decode(content)
             _check_format(path, plain)
             crc32 = plain.pop("crc32", None) if isinstance(plain, dict) else None
@@ -169,7 +173,7 @@ class CheckpointManifest(Value, frozen=True):
         except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             why = printable(str(error)).replace("\n", " ")[:300]
             raise CheckpointError(f"{path} is damaged: {why}; use another checkpoint") from None
-        except CheckpointError:
+        except (CheckpointError, StorageError):
             raise
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}; use another checkpoint") from None
@@ -207,7 +211,7 @@ class CheckpointManifest(Value, frozen=True):
             raise CheckpointError(f"{where}: two chunks have the same key in a file: want a key for each{way_out}")
 
 
-def _check_format(path: Path, plain: Any) -> None:
+def _check_format(path: Folder, plain: Any) -> None:
     if isinstance(plain, dict) and plain.get("format", FORMAT) != FORMAT:
         got = repr(plain["format"])[:40]
         raise CheckpointError(f"{path} has format {got}; this rowwise reads format {FORMAT}: use the one that wrote it")

@@ -10,6 +10,8 @@ from rowwise.checkpoint.write import PART
 from rowwise.errors import CheckpointError
 from rowwise.managed import ID
 from rowwise.spec import RowType, Table, Value
+from rowwise.storage.folder import Folder, StorageFolder
+from rowwise.storage.interface import MissingObjectError
 
 FAILED = "failed"
 NONE_YET = "want a run that has saved one, at its end or every save.every steps"
@@ -39,7 +41,7 @@ class SavedTable(Value, frozen=True):
         return Table(name=self.table, rows=rows, dim=dim, row_type=kind or RowType.FP32, column_group=group)
 
 
-def open_named(path: Path) -> Checkpoint:
+def open_named(path: Folder) -> Checkpoint:
     """Open a checkpoint, or the last complete one of a run."""
     chosen = [one for one in checkpoints_of(path) if one == path or STEP.fullmatch(one.name)]
     if not chosen:
@@ -49,11 +51,38 @@ def open_named(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def checkpoints_of(path: Path) -> list[Path]:
+def is_checkpoint(folder: Folder) -> bool:
+    """Whether a folder has a manifest; whether that is sound is seen when it is read."""
+    if isinstance(folder, Path):
+        return (folder / NAME).exists()
+    try:
+        folder.storage.size(folder.inside(NAME))
+    except MissingObjectError:
+        return False
+    return True
+
+
+def checkpoints_of(path: Folder) -> Sequence[Folder]:
     """The complete checkpoints of a run, newest first; or the one at this path."""
-    if (path / NAME).exists():
+    if isinstance(path, StorageFolder):
+        return _complete_ones(path)
+    if is_checkpoint(path):
         return [path]
     folders = [one.parent for one in home_of(path).glob(f"*/{NAME}") if not one.parent.name.endswith(PART)]
+    return sorted((one for one in folders if step_in(one) is not None or one.name == FAILED), key=_age)
+
+
+def _complete_ones(path: StorageFolder) -> list[StorageFolder]:
+    """The complete checkpoints at a URL; it may be that of a checkpoint, of the folder above, or of a run."""
+    names = path.relative_names()
+    if NAME in names:
+        return [path]
+    heads = {name.removesuffix(f"/{NAME}").removeprefix("ckpt/") for name in names if name.endswith(f"/{NAME}")}
+    inside = path / "ckpt" if any(name.startswith("ckpt/") for name in names) else path
+    folders = [inside / head for head in heads if "/" not in head]
+    if not names:
+        want = "want the URL of a checkpoint, or of a folder that rowwise ckpt copy wrote checkpoints to"
+        raise CheckpointError(f"{path} has no objects; {want}")
     return sorted((one for one in folders if step_in(one) is not None or one.name == FAILED), key=_age)
 
 
@@ -70,7 +99,7 @@ def home_of(path: Path) -> Path:
     raise CheckpointError(f"{path} {why}; want a folder such as runs/dlrm-synthetic/1 or .../ckpt/step-000000100")
 
 
-def step_in(path: Path) -> int | None:
+def step_in(path: Folder) -> int | None:
     """The step in the name of a checkpoint's folder, or the number of a version."""
     match = STEP.fullmatch(path.name)
     return int(match[1] or match[2]) if match else None
@@ -91,7 +120,7 @@ def tables_of(manifest: CheckpointManifest) -> dict[str, SavedTable]:
     return {one.table if names.count(one.table) == 1 else f"{one.path}.{one.table}": one for one in tables}
 
 
-def choose_tables(tables: Mapping[str, SavedTable], wanted: Sequence[str], where: Path) -> dict[str, SavedTable]:
+def choose_tables(tables: Mapping[str, SavedTable], wanted: Sequence[str], where: Folder) -> dict[str, SavedTable]:
     if not tables:
         raise CheckpointError(f"{where} has no tables; want a checkpoint of a model with embedding tables")
     for name in wanted:
@@ -100,6 +129,6 @@ def choose_tables(tables: Mapping[str, SavedTable], wanted: Sequence[str], where
     return {name: tables[name] for name in dict.fromkeys(wanted)} if wanted else dict(tables)
 
 
-def _age(path: Path) -> tuple[bool, int]:
+def _age(path: Folder) -> tuple[bool, int]:
     step = step_in(path)
     return step is None, -(step or 0)

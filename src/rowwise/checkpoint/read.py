@@ -7,7 +7,6 @@ row types are copied without rounding. If a chunk is damaged, the target keeps w
 
 import difflib
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,16 +25,17 @@ from rowwise.checkpoint.local_shard import LocalShard, ids_dtype
 from rowwise.checkpoint.manifest import NAME, CheckpointManifest, ChunkRows, Span, TensorChunk, TensorEntry, split_rows
 from rowwise.checkpoint.reshard import CopyRegion, copy_regions, stored_spans
 from rowwise.checkpoint.windows import cut_rows
-from rowwise.errors import CheckpointError
-from rowwise.inside import open_inside
+from rowwise.errors import CheckpointError, StorageError
 from rowwise.ops.arena import initial_rows
 from rowwise.ops.checksum import crc32
 from rowwise.ops.layout import TablePiece
 from rowwise.ops.rowtype import pack, unpack
 from rowwise.spec import Constant, RowType, Table, Value
+from rowwise.storage.folder import Folder, OpenRange, open_range
 from rowwise.textfile import printable
 
 THREADS = 2  # checksums take longer than reading
+STORE_THREADS = 8  # requests to an object store take longer than checksums
 RUN_bytes = 64 << 20  # least bytes of a task for a thread
 RANGE_bytes = 8  # a row rounded to fewer bits begins with two floats
 
@@ -50,7 +50,7 @@ class DamagedChunk(Value, frozen=True):
 
 
 @contextmanager
-def reading_data(folder: Path) -> Iterator[None]:
+def reading_data(folder: Folder) -> Iterator[None]:
     """Turn a wrong type in the manifest's data into a CheckpointError."""
     try:
         yield
@@ -63,12 +63,12 @@ def reading_data(folder: Path) -> Iterator[None]:
 class Checkpoint:
     """An open checkpoint: its manifest, and methods that read tensors."""
 
-    folder: Path
+    folder: Folder
     manifest: CheckpointManifest
     _headers: dict[str, FileHeader] = field(default_factory=dict, repr=False, compare=False)  # of the files read so far
 
     @classmethod
-    def open(cls, folder: Path) -> "Checkpoint":
+    def open(cls, folder: Folder) -> "Checkpoint":
         """Read and check the manifest; no tensor is read."""
         return cls(folder=folder, manifest=CheckpointManifest.read(folder))
 
@@ -142,16 +142,17 @@ class Checkpoint:
 
     def fill_all(self, shards: Iterable[LocalShard]) -> None:
         """Fill several shards, which must not overlap, with several threads."""
-        with ThreadPoolExecutor(THREADS) as pool:
+        with ThreadPoolExecutor(THREADS if isinstance(self.folder, Path) else STORE_THREADS) as pool:
             for _ in pool.map(self.fill, [run for shard in shards for run in self._split_rows(shard)]):
                 pass
 
     def _split_rows(self, shard: LocalShard) -> Iterator[LocalShard]:
-        """Split a shard into tasks for threads, of at least `RUN_bytes`, at ends of chunks."""
+        """Split a shard into tasks for threads, at ends of chunks; of at least `RUN_bytes` in a folder."""
         begin, end = shard.rows
+        least_bytes = RUN_bytes if isinstance(self.folder, Path) else 1
         if shard.name in self.manifest.tensors:
             for cut in sorted({chunk.rows[1] for chunk in self.entry(shard.name).chunks}):
-                if begin < cut < end and (cut - begin) * shard.row_bytes >= RUN_bytes:
+                if begin < cut < end and (cut - begin) * shard.row_bytes >= least_bytes:
                     yield shard.cut(begin, cut)
                     begin = cut
         yield shard.cut(begin, end)
@@ -181,9 +182,7 @@ class Checkpoint:
             entry = self.entry(name)
             for chunk in entry.chunks:
                 try:
-                    self._read_ids(name, chunk)
-                    for _ in self._read_chunk(name, chunk):
-                        pass
+                    self.check_rows(name, chunk)
                 except CheckpointError as error:
                     place = entry.describe(chunk.rows, entry.chunk_cols(chunk))
                     damage.append(DamagedChunk(tensor=name, place=place, file=chunk.file, why=str(error)))
@@ -318,17 +317,22 @@ class Checkpoint:
         """Read a chunk or its row numbers into `out`; an `out` with fewer rows is a buffer that is used again."""
         path = self.folder / chunk.file
         step = min(len(out), max(1, BUFFER_bytes // max(1, out[:1].numel() * out.element_size()))) or 1
+        if not isinstance(self.folder, Path) and len(out) == run.count:
+            step = max(
+                1, run.count
+            )  # from a store at once, by several requests; from a file in steps that stay in cache
         sum32, stored = 0, self._find_range(name, chunk, run)
         try:
-            with open_inside(self.folder, chunk.file) as file:
-                os.lseek(file.fileno(), stored.begin, os.SEEK_SET)
+            with open_range(self.folder, chunk.file, stored.begin, stored.end) as file:
                 for at in range(0, run.count, step):
                     rows = min(step, run.count - at)
                     buffer = out[at : at + rows] if len(out) == run.count else out[:rows]
                     bytes_N = as_bytes(buffer)
-                    _read_into(file.fileno(), bytes_N.numpy().data)
+                    read_into(file, bytes_N.numpy().data)
                     sum32 = crc32(bytes_N, sum32)
                     yield at, buffer
+        except StorageError:
+            raise
         except OSError as error:
             raise CheckpointError(f"{path} is missing or damaged: {error.strerror}; use another checkpoint") from None
         if sum32 != run.crc32:
@@ -338,6 +342,16 @@ class Checkpoint:
         entry, path = self.entry(name), self.folder / chunk.file
         what = f"{entry.describe(chunk.rows, entry.chunk_cols(chunk))} of tensor {name!r}"
         raise CheckpointError(f"{path} is damaged: {what} {why}; use another checkpoint")
+
+    def find_rows(self, name: str, chunk: TensorChunk) -> ByteRange:
+        """Where a chunk of rows is in its file."""
+        return self._find_range(name, chunk, chunk)
+
+    def check_rows(self, name: str, chunk: TensorChunk) -> None:
+        """Read a chunk of rows; raises if it does not match its checksum."""
+        self._read_ids(name, chunk)
+        for _ in self._read_chunk(name, chunk):
+            pass
 
     def check_headers(self) -> None:
         """Raise unless all files exist with the keys, types and shapes of the manifest; reads headers only."""
@@ -353,7 +367,7 @@ class Checkpoint:
         kind, width = ("uint8" if chunk.bits else entry.dtype), entry.chunk_width(chunk)
         if isinstance(run, ChunkRows):
             kind, width = str(ids_dtype(entry.rows)).removeprefix("torch."), 1
-        stored = self._header(chunk.file).ranges.get(run.key)
+        stored = self.header(chunk.file).ranges.get(run.key)
         if stored is None:
             self._raise_damaged(name, chunk, f"are not in its header, which has no key {run.key[:200]!r}")
         got = (stored.code, stored.shape[:1], math.prod(stored.shape[1:]))
@@ -362,7 +376,7 @@ class Checkpoint:
             self._raise_damaged(name, chunk, f"are {stored.code} of shape {stored.shape} in its header, want {want}")
         return stored
 
-    def _header(self, file: str) -> FileHeader:
+    def header(self, file: str) -> FileHeader:
         if file not in self._headers:
             self._headers[file] = FileHeader.read(self.folder, file, self.manifest.files[file])
         return self._headers[file]
@@ -390,10 +404,11 @@ def nearest_name(name: str, known: Iterable[str]) -> str:
     return f"there are {', '.join(words[:8]) or 'none'}{more}"
 
 
-def _read_into(handle: int, memory: memoryview) -> None:
+def read_into(file: OpenRange, memory: memoryview) -> None:
+    """Fill the memory with the next bytes of a file."""
     at = 0
     while at < len(memory):
-        count = os.readv(handle, [memory[at:]])
+        count = file.readinto(memory[at:])
         if not count:
             raise OSError(5, "it ends too early")
         at += count

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from rowwise.checkpoint.assign import assign_rows
 from rowwise.checkpoint.delta import encode, encoded_outline
-from rowwise.checkpoint.files import sync, write_bytes, write_file
+from rowwise.checkpoint.files import write_bytes, write_file
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import (
     FORMAT,
@@ -41,9 +41,10 @@ from rowwise.comm.solo import solo
 from rowwise.comm.status import all_gather_text, gather_object
 from rowwise.errors import CheckpointError
 from rowwise.spec import Value
+from rowwise.storage.local import PART as PART
+from rowwise.textfile import sync
 
 THREADS = 2  # one waits for the disk, or computes a checksum, while the other writes
-PART = ".part"
 T = TypeVar("T")
 Load = Callable[[LocalShard], Tensor]  # the rows of a shard
 
@@ -214,6 +215,7 @@ def _finish(folder: Path, written_W: Sequence[RankFiles], data: Mapping[str, Any
     files, tensors = merge_rank_files(written_W)
     chain_bytes = (sum(file.size_bytes for file in files.values()),)
     if base is not None:
+        assert isinstance(base.folder, Path), "an increment of a checkpoint in another file system"
         tensors, chain_bytes = extend_entries(base, tensors), base.manifest.chain_bytes + chain_bytes
         for name in {chunk.file for entry in tensors.values() for chunk in entry.chunks} - files.keys() - {""}:
             os.link(base.folder / name, unfinished / name)

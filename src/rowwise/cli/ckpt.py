@@ -11,6 +11,7 @@ from rowwise.cli.terminal import make_terminal, print_json, print_line
 from rowwise.errors import SpecError
 from rowwise.quantity import format_bytes
 from rowwise.spec import RowType
+from rowwise.storage.folder import parse_folder
 from rowwise.textfile import read_bytes
 
 if TYPE_CHECKING:
@@ -19,9 +20,11 @@ if TYPE_CHECKING:
     from rowwise.plan import Plan
     from rowwise.spec import Table
 
-RunOrCheckpoint = Annotated[Path, typer.Argument(metavar="RUN|CKPT", help="The folder of a run or of a checkpoint.")]
+RunOrCheckpoint = Annotated[
+    str, typer.Argument(metavar="RUN|CKPT", help="The folder or URL of a run or of a checkpoint.")
+]
 CheckpointFolder = Annotated[
-    Path, typer.Argument(metavar="CKPT", help="The folder of a checkpoint, or of a run for its last checkpoint.")
+    str, typer.Argument(metavar="CKPT", help="The folder or URL of a checkpoint, or of a run for its last checkpoint.")
 ]
 NewFolder = Annotated[Path, typer.Argument(help="The checkpoint folder to write; must not exist yet.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -46,20 +49,22 @@ def ls(path: RunOrCheckpoint, as_json: AsJson = False) -> None:
     Example: rowwise ckpt ls runs/dlrm-synthetic/1/ckpt/step-000000200 --json
     """
     from rowwise.checkpoint.listing import list_checkpoints, list_tensors
-    from rowwise.checkpoint.manifest import NAME, CheckpointManifest
+    from rowwise.checkpoint.manifest import CheckpointManifest
+    from rowwise.checkpoint.named import is_checkpoint
 
-    if (path / NAME).exists():
-        tensors = list_tensors(CheckpointManifest.read(path))
+    folder = parse_folder(path)
+    if is_checkpoint(folder):
+        tensors = list_tensors(CheckpointManifest.read(folder))
         if as_json:
             print_json(tensors)
         else:
             show_tensors(tensors)
     else:
-        checkpoints = list_checkpoints(path)
+        checkpoints = list_checkpoints(folder)
         if as_json:
             print_json(checkpoints)
         else:
-            show_checkpoints(path, checkpoints)
+            show_checkpoints(folder, checkpoints)
 
 
 def verify(path: RunOrCheckpoint, as_json: AsJson = False) -> None:
@@ -74,7 +79,7 @@ def verify(path: RunOrCheckpoint, as_json: AsJson = False) -> None:
     from rowwise.checkpoint.check import verify as read_all
 
     with splits_bar(make_terminal(stderr=True), "reading") as tell:
-        result = read_all(path, tell)
+        result = read_all(parse_folder(path), tell)
     if as_json:
         print_json(result)
     else:
@@ -85,7 +90,7 @@ def verify(path: RunOrCheckpoint, as_json: AsJson = False) -> None:
 
 def diff(
     first: CheckpointFolder,
-    second: Annotated[Path, typer.Argument(metavar="CKPT", help="The checkpoint to compare it with.")],
+    second: Annotated[str, typer.Argument(metavar="CKPT", help="The checkpoint to compare it with.")],
     as_json: AsJson = False,
 ) -> None:
     """Compare the tensors of two checkpoints bit for bit, and their state of the run; times are not compared.
@@ -97,7 +102,7 @@ def diff(
     from rowwise.checkpoint.diff import diff as compare
     from rowwise.checkpoint.named import open_named
 
-    a, b = open_named(first), open_named(second)
+    a, b = open_named(parse_folder(first)), open_named(parse_folder(second))
     with splits_bar(make_terminal(stderr=True), "comparing") as tell:
         differences = compare(a, b, tell)
     if as_json:
@@ -106,6 +111,32 @@ def diff(
         show_differences(a.folder, b.folder, differences)
     if differences.any:
         raise typer.Exit(1)
+
+
+def copy(
+    ckpt: CheckpointFolder,
+    into: Annotated[
+        str,
+        typer.Argument(metavar="FOLDER|URL", help="Where to put it: a folder, or a URL such as s3://bucket/runs/1."),
+    ],
+) -> None:
+    """Copy a checkpoint into a folder or an object store, under its own name, and verify every byte on the way.
+
+    A copy that was interrupted is never taken for a checkpoint; the same command continues it. URLs begin with s3://,
+    gs:// or az://; credentials come from the environment, as the tutorial on object stores shows.
+
+    Example: rowwise ckpt copy runs/dlrm-synthetic/1 s3://models/dlrm
+
+    Example: rowwise ckpt copy s3://models/dlrm/step-000000200 runs/dlrm-synthetic/1/ckpt
+    """
+    from rowwise.checkpoint.copy import copy_checkpoint
+    from rowwise.checkpoint.named import open_named
+
+    target, checkpoint = parse_folder(into), open_named(parse_folder(ckpt))
+    with splits_bar(make_terminal(stderr=True), "copying") as tell:
+        place = copy_checkpoint(checkpoint, target, tell)
+    size_bytes = sum(file.size_bytes for file in checkpoint.manifest.files.values())
+    print_line(f"wrote {place}: {len(checkpoint.manifest.tensors)} tensors, {format_bytes(size_bytes)}")
 
 
 def reshard(  # noqa: PLR0913 - one for each option
@@ -131,7 +162,7 @@ def reshard(  # noqa: PLR0913 - one for each option
     if (plan is None) == (nproc is None):
         got = "neither is given" if plan is None else "both are given"
         raise SpecError(f"--plan and --nproc: {got}: want one of them, for the ranks to write files for")
-    checkpoint = open_named(ckpt)
+    checkpoint = open_named(parse_folder(ckpt))
     new_tables = retype_tables(checkpoint, row_type, _parse_types(tables or ()))
     new_plan = _read_plan(plan, nproc or 1, list(new_tables.values()))
     with splits_bar(make_terminal(stderr=True), "writing") as tell:
@@ -177,7 +208,7 @@ def export(  # noqa: PLR0913 - one for each option
         raise SpecError(f"want one of {', '.join(FORMATS)}, with a path to write to")
     ((kind, path),) = targets
     _check_export(kind, state=state, other=bool(sequence or prefix))
-    checkpoint, names = open_named(ckpt), tables or ()
+    checkpoint, names = open_named(parse_folder(ckpt)), tables or ()
     with splits_bar(make_terminal(stderr=True), "writing") as tell:
         if kind == "--parquet":
             written = [str(file) for file in export_parquet(checkpoint, path, names, state=state, tell=tell)]
@@ -262,7 +293,7 @@ def remap(
     from rowwise.checkpoint.named import open_named
     from rowwise.checkpoint.remap import remap as write_remapped
 
-    checkpoint = open_named(ckpt)
+    checkpoint = open_named(parse_folder(ckpt))
     with splits_bar(make_terminal(stderr=True), "writing") as tell:
         remapped = write_remapped(checkpoint, out, table, file, counts, tell)
     print_line(f"wrote {out}: {checkpoint.folder} with the id map {file}")

@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from rowwise.checkpoint.diff import Difference, Differences
     from rowwise.checkpoint.foreign import ImportMatch
     from rowwise.checkpoint.listing import ListedCheckpoint, ListedTensor
+    from rowwise.storage.folder import Folder
 
 LONGEST = 50  # characters of a printed value
 MOST_VALUES = 12  # printed differences of the state of a run
 
 
-def show_checkpoints(path: Path, checkpoints: "list[ListedCheckpoint]") -> None:
+def show_checkpoints(path: "Folder", checkpoints: "list[ListedCheckpoint]") -> None:
     if not checkpoints:
         print_line(f"{path}: no checkpoints yet")
         return
@@ -42,7 +43,7 @@ def show_tensors(tensors: "list[ListedTensor]") -> None:
     print_line(f"{len(tensors)} tensors, {format_bytes(total)}")
 
 
-def show_verdict(path: Path, result: "CheckResult") -> None:
+def show_verdict(path: str, result: "CheckResult") -> None:
     for line in result.checked:
         print_line(f"{line.name}: {f'{len(line.damage)} damaged chunks' if line.damage else 'intact'}")
         if not line.damage:
@@ -59,7 +60,7 @@ def show_verdict(path: Path, result: "CheckResult") -> None:
         print_line(f"{result.whole} is intact" if result.whole else f"no intact checkpoint in {path}")
 
 
-def show_differences(first: Path, second: Path, differences: "Differences") -> None:
+def show_differences(first: "Folder", second: "Folder", differences: "Differences") -> None:
     if not differences.any:
         print_line(f"equal: {differences.equal} tensors, bit for bit")
         return
@@ -90,7 +91,7 @@ def show_match(source: Path, matched: "ImportMatch") -> None:
     print_line(f"{source}: {len(matched.taken)} tensors imported, {len(matched.left)} not")
 
 
-def _difference_kind(difference: "Difference", first: Path, second: Path) -> str:
+def _difference_kind(difference: "Difference", first: "Folder", second: "Folder") -> str:
     match difference.kind:
         case "only in the first":
             return f"only in {first}"

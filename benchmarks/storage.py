@@ -1,0 +1,220 @@
+"""How fast do checkpoints travel to an S3 server and back, beside plain objects of the same sizes by the same client?
+
+    python benchmarks/storage.py [--quick | --smoke] [--save]
+
+The server is a process of this machine (`parts/s3_server.py`), on the same cores, with its objects in memory where
+/dev/shm is. Sides take turns. What is measured:
+
+    write   a checkpoint that is copied to the server, every byte verified on the way; and its files, put as they are
+    read    a checkpoint that is read into tensors, every byte verified; and its files, fetched into memory
+    small   reads of a kilobyte
+
+The same files are put and fetched by obstore, pyarrow and, if it is installed (`pip install s3fs`), s3fs. There is no
+network and no cloud here: the figures compare clients, and show what checkpoints add to them.
+
+The last printed line is one JSON object.
+
+Takes: 3 minutes; --quick 40 seconds
+Needs: 2 GB of memory
+"""
+
+import argparse
+import importlib.util
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import torch
+from parts.report import at_least, environment, exactly, finish, options, parsed
+from parts.s3_server import s3_server
+
+from rowwise.checkpoint.copy import copy_checkpoint
+from rowwise.checkpoint.local_shard import LocalShard
+from rowwise.checkpoint.read import STORE_THREADS, Checkpoint
+from rowwise.checkpoint.write import write
+from rowwise.storage.cloud import CONCURRENCY, CloudStorage, PART_bytes, RANGE_bytes
+from rowwise.storage.folder import StorageFolder
+
+AT_LEAST = 0.80  # of what the client reaches with plain objects
+KEYS = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-east-1"}
+SMALL = 100  # reads of a kilobyte
+FILES = 2  # at once, on both sides
+THREADS = STORE_THREADS * CONCURRENCY  # of plain reads, as many requests as rowwise has
+
+
+def seconds(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def ranges_of(lead: str, files: list[Path]) -> list[tuple[str, int, int, int]]:
+    """Objects with a range each, and where its bytes go."""
+    found, done = [], 0
+    for path in files:
+        size = path.stat().st_size
+        spans = [(at, min(at + RANGE_bytes, size)) for at in range(0, size, RANGE_bytes)]
+        found += [(f"{lead}/{path.name}", begin, end, done + begin) for begin, end in spans]
+        done += size
+    return found
+
+
+class Plain:
+    """The client alone: obstore, with as many requests at once as rowwise has."""
+
+    def __init__(self, endpoint: str) -> None:
+        import obstore
+
+        self.client = obstore
+        self.store = obstore.store.S3Store("bucket", endpoint=endpoint, client_options={"allow_http": True}, **KEYS)
+
+    def put(self, files: list[Path]) -> None:
+        def one(path: Path) -> None:
+            self.client.put(self.store, f"plain/{path.name}", path, chunk_size=PART_bytes, max_concurrency=CONCURRENCY)
+
+        with ThreadPoolExecutor(FILES) as pool:
+            list(pool.map(one, files))
+
+    def get(self, files: list[Path], into: memoryview) -> None:
+        def one(key: str, begin: int, end: int, at: int) -> None:
+            into[at : at + end - begin] = memoryview(self.client.get_range(self.store, key, start=begin, end=end))
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(one, *zip(*ranges_of("plain", files), strict=True)))
+
+    def small(self, files: list[Path]) -> None:
+        for k in range(SMALL):
+            self.client.get_range(self.store, f"plain/{files[0].name}", start=k * 1000, end=k * 1000 + 1000)
+
+
+class Arrow:
+    """The client of pyarrow."""
+
+    def __init__(self, endpoint: str) -> None:
+        from pyarrow import fs
+
+        self.store = fs.S3FileSystem(
+            access_key="key", secret_key="secret", endpoint_override=endpoint, region="us-east-1"
+        )
+
+    def put(self, files: list[Path]) -> None:
+        def one(path: Path) -> None:
+            with path.open("rb") as source, self.store.open_output_stream(f"bucket/arrow/{path.name}") as target:
+                while piece := source.read(PART_bytes):
+                    target.write(piece)
+
+        with ThreadPoolExecutor(FILES) as pool:
+            list(pool.map(one, files))
+
+    def get(self, files: list[Path], into: memoryview) -> None:
+        opened = {f"arrow/{path.name}": self.store.open_input_file(f"bucket/arrow/{path.name}") for path in files}
+
+        def one(key: str, begin: int, end: int, at: int) -> None:
+            into[at : at + end - begin] = memoryview(opened[key].read_at(end - begin, begin))
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(one, *zip(*ranges_of("arrow", files), strict=True)))
+
+    def small(self, files: list[Path]) -> None:
+        with self.store.open_input_file(f"bucket/arrow/{files[0].name}") as file:
+            for k in range(SMALL):
+                file.read_at(1000, k * 1000)
+
+
+class Fsspec:
+    """The client of fsspec for S3."""
+
+    def __init__(self, endpoint: str) -> None:
+        import s3fs
+
+        self.store = s3fs.S3FileSystem(
+            key="key", secret="secret", endpoint_url=endpoint, client_kwargs={"region_name": "us-east-1"},
+            skip_instance_cache=True, use_listings_cache=False,
+        )  # fmt: skip
+
+    def put(self, files: list[Path]) -> None:
+        for path in files:
+            self.store.put_file(str(path), f"bucket/fsspec/{path.name}", chunksize=PART_bytes, max_concurrency=8)
+
+    def get(self, files: list[Path], into: memoryview) -> None:
+        keys, begins, ends, places = zip(*ranges_of("bucket/fsspec", files), strict=True)
+        for at, found in zip(places, self.store.cat_ranges(list(keys), list(begins), list(ends)), strict=True):
+            into[at : at + len(found)] = found
+
+    def small(self, files: list[Path]) -> None:
+        for k in range(SMALL):
+            self.store.cat_file(f"bucket/fsspec/{files[0].name}", start=k * 1000, end=k * 1000 + 1000)
+
+
+def measure(args: argparse.Namespace) -> list[dict]:
+    rows, rounds = (4_000, 1) if args.smoke else (400_000, 5) if args.quick else (1_500_000, 5)
+    torch.manual_seed(0)
+    times: dict[str, list[float]] = {}
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as name, s3_server(Path(name)) as server:
+        table = torch.randn(rows, 64)
+        write(Path(name) / "step-000000001", [LocalShard.whole("model/x", table)], {})
+        one = Checkpoint.open(Path(name) / "step-000000001")
+        files = sorted(Path(name, "step-000000001").glob("*.safetensors"))
+        size = sum(path.stat().st_size for path in files)
+        storage = CloudStorage("s3://bucket", endpoint=server.endpoint, **KEYS)
+        out = torch.zeros_like(table)
+        plain_out = bytearray(size)
+        shard = LocalShard.whole("model/x", out)
+        clients = {"obstore": Plain(server.endpoint), "pyarrow": Arrow(server.endpoint)}
+        if importlib.util.find_spec("s3fs"):
+            clients["s3fs"] = Fsspec(server.endpoint)
+        for k in range(rounds + 1):
+            took = {"rowwise write": seconds(lambda k=k: copy_checkpoint(one, StorageFolder(storage, f"{k}")))}
+            there = Checkpoint.open(StorageFolder(storage, f"{k}/step-000000001"))
+            out.zero_()
+            took["rowwise read"] = seconds(lambda source=there: source.fill_all([shard]))
+            if not torch.equal(out, table):
+                raise AssertionError("what was read is not what was written")
+            for client, plain in clients.items():
+                took[f"{client} write"] = seconds(lambda p=plain: p.put(files))
+                took[f"{client} read"] = seconds(lambda p=plain: p.get(files, memoryview(plain_out)))
+                took[f"{client} small"] = seconds(lambda p=plain: p.small(files))
+            for path in (Path(name) / "bucket").glob(f"{k}%2F*"):
+                path.unlink()
+            if k or args.smoke:  # the first round opens connections
+                for what, s in took.items():
+                    times.setdefault(what, []).append(s)
+    return [row(what, SMALL if what.endswith("small") else size, found) for what, found in times.items()]
+
+
+def row(name: str, size: int, times: list[float]) -> dict:
+    median, best = statistics.median(times), min(times)
+    each = f"{median / SMALL * 1e3:6.2f} ms each" if name.endswith("small") else f"{size / median / 1e9:6.2f} GB/s"
+    print(f"{name:16} {each}", flush=True)
+    return {"name": name, "bytes": size, "median_s": median, "best_s": best, "rounds": len(times)}
+
+
+def floors_of(rows: list[dict]) -> list[dict]:
+    found = {r["name"]: r["median_s"] for r in rows}
+    floors = [at_least(f"{kind} over plain objects", found[f"obstore {kind}"] / found[f"rowwise {kind}"], AT_LEAST)
+              for kind in ("write", "read")]  # fmt: skip
+    for other in ("pyarrow", "s3fs"):
+        for kind in ("write", "read", "small"):
+            if f"{other} {kind}" in found:
+                ratio = found[f"{other} {kind}"] / found[f"obstore {kind}"]
+                floors.append(at_least(f"obstore over {other}, {kind}", ratio, None))
+    return floors
+
+
+def main() -> None:
+    args = parsed(options("storage", __doc__))
+    rows = measure(args)
+    floors = [exactly("equal tensors", 1, 1)] if args.smoke else floors_of(rows)
+    result = {"benchmark": "storage", "environment": environment(), "rows": rows, "floors": floors}
+    finish(result, args)
+
+
+if __name__ == "__main__":
+    main()

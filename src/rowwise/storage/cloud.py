@@ -1,0 +1,235 @@
+"""Object stores as Storage: S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage; by obstore.
+
+Credentials, region and endpoint come from the environment, as obstore finds them (`AWS_ACCESS_KEY_ID`,
+`AWS_ENDPOINT_URL`, ...), or from the machine's role; they are in no message. The client repeats single requests. What
+it leaves is repeated here: an answer that ends too early, and a `create` whose answer was lost. Payloads are signed,
+so a store refuses bytes that changed on the way. Known limits: profiles in ~/.aws are not read; parts of an upload
+that was killed stay until the store's lifecycle rule removes them.
+"""
+
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, final
+
+from rowwise.errors import StorageError
+from rowwise.storage.interface import MissingObjectError, ObjectExistsError, Piece, Pieces, StoredObject
+from rowwise.storage.local import check_size
+
+T = TypeVar("T")
+PART_bytes = 16 << 20  # of an upload in parts; S3 takes at most 10,000 of them
+RANGE_bytes = 4 << 20  # of a large read
+CONCURRENCY = 4  # requests of one read or write
+LONGEST_WAIT_s = 5.0  # between two attempts
+SCHEMES = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
+CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role",
+    "gs": "GOOGLE_SERVICE_ACCOUNT or application default credentials",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or an identity",
+}
+
+
+class Patience(NamedTuple):
+    """How long requests are repeated."""
+
+    deadline_s: float = 180.0  # after which no further attempt begins
+    first_wait_s: float = 0.1  # before the second attempt; it doubles with each
+
+
+@final
+class CloudStorage:
+    """The objects of a bucket, or of a container of Azure.
+
+    Args:
+        url: such as s3://bucket.
+        patience: of each request.
+        options: of obstore's store, before those of the environment.
+    """
+
+    def __init__(self, url: str, patience: Patience | None = None, **options: Any) -> None:
+        scheme, _, bucket = url.partition("://")
+        self.url, self._scheme, self._patience = url, scheme, patience or Patience()
+        try:
+            import obstore
+        except ImportError:
+            raise StorageError(f"{url}: no client of object stores: want pip install 'rowwise[cloud]'") from None
+        self._client = obstore
+        # Stores are reached by https, but for an endpoint that the environment gives as http://.
+        client: dict[str, Any] = {
+            "allow_http": True,
+            "connect_timeout": "10s",
+            "read_timeout": "30s",
+            "timeout": "300s",
+        }
+        # The client waits shorter than we do, so that an answer which it cannot repeat has another attempt.
+        deadline, first = timedelta(seconds=self._patience.deadline_s / 3), self._patience.first_wait_s
+        backoff = {
+            "init_backoff": timedelta(seconds=first),
+            "max_backoff": timedelta(seconds=LONGEST_WAIT_s),
+            "base": 2,
+        }
+        retry = {"max_retries": 20, "retry_timeout": deadline, "backoff": backoff}
+        options["client_options"] = client | options.get("client_options", {})
+        make = getattr(obstore.store, SCHEMES[scheme])
+        try:
+            self._store = make(bucket, retry_config=retry, **options)
+        except obstore.exceptions.BaseError as error:
+            raise self._refusal("", error) from None
+
+    def read(self, name: str, begin: int = 0, end: int | None = None) -> memoryview:
+        if end is None:
+            end = self.size(name)
+        spans = [(at, min(at + RANGE_bytes, end)) for at in range(begin, end, RANGE_bytes)]
+        if len(spans) <= 1:
+            return self._read(name, begin, end)
+        whole = bytearray(end - begin)
+        with ThreadPoolExecutor(CONCURRENCY) as pool:
+            at = 0
+            for part in pool.map(partial(self._read, name), *zip(*spans, strict=True)):
+                whole[at : at + len(part)] = part
+                at += len(part)
+        return memoryview(whole)[:at]
+
+    def size(self, name: str) -> int:
+        return self._repeat(name, lambda: self._client.head(self._store, name)["size"])
+
+    def write(self, name: str, pieces: Pieces, size_bytes: int) -> None:
+        part_bytes = max(PART_bytes, -(-size_bytes // 9000))
+
+        def attempt() -> None:
+            if size_bytes <= part_bytes:
+                content = b"".join(pieces())
+                check_size(f"{self.url}/{name}", len(content), size_bytes)
+                self._client.put(self._store, name, content, use_multipart=False)
+                return
+            source = _CountedPieces(pieces, f"{self.url}/{name}", size_bytes)
+            try:
+                self._client.put(
+                    self._store, name, iter(source), use_multipart=True, chunk_size=part_bytes,
+                    max_concurrency=CONCURRENCY,
+                )  # fmt: skip
+            except Exception:
+                if source.error is not None:  # of the source, which the client's error only quotes
+                    raise source.error from None
+                raise
+
+        self._repeat(name, attempt)
+
+    def create(self, name: str, content: bytes) -> None:
+        def attempt() -> None:
+            self._client.put(self._store, name, content, mode="create", use_multipart=False)
+
+        try:
+            self._repeat(name, attempt)
+        except ObjectExistsError:
+            # An attempt whose answer was lost has had its effect.
+            if self.read(name) != content:
+                raise
+
+    def list(self, prefix: str) -> list[StoredObject]:
+        def attempt() -> list[StoredObject]:
+            pages = self._client.list(self._store, prefix=prefix or None)
+            return sorted(
+                StoredObject(one["path"], one["size"], one["last_modified"].timestamp())
+                for page in pages
+                for one in page
+                if one["path"].startswith(prefix)
+            )
+
+        return self._repeat(prefix, attempt)
+
+    def delete(self, name: str) -> None:
+        with suppress(MissingObjectError):
+            self._repeat(name, lambda: self._client.delete(self._store, name))
+
+    def _read(self, name: str, begin: int, end: int) -> memoryview:
+        if begin >= end:
+            self.size(name)
+            return memoryview(b"")
+        options = {"range": (begin, end)}
+
+        def attempt() -> memoryview:
+            try:
+                answer = self._client.get(self._store, name, options=options)
+            except self._client.exceptions.GenericError as error:
+                if "status code: 416" in str(error):  # the object ends before `begin`
+                    return memoryview(b"")
+                raise
+            content = memoryview(answer.bytes())
+            first, stop = answer.range
+            if len(content) != stop - first:
+                raise _ShortAnswerError(f"it has {len(content):,} bytes of {stop - first:,}")
+            return content
+
+        return self._repeat(name, attempt)
+
+    def _repeat(self, name: str, action: Callable[[], T]) -> T:
+        """The result of an action, which is repeated while it fails for a passing reason."""
+        begin, wait_s = time.monotonic(), self._patience.first_wait_s
+        errors = self._client.exceptions
+        while True:
+            try:
+                return action()
+            except (errors.GenericError, errors.JoinError, _ShortAnswerError) as error:
+                elapsed_s = time.monotonic() - begin
+                if is_lasting(str(error)) or elapsed_s + wait_s > self._patience.deadline_s:
+                    raise self._refusal(name, error, f" for {elapsed_s:.0f} s") from None
+            except (errors.BaseError, FileNotFoundError) as error:  # the second: the client's for a missing object
+                raise self._refusal(name, error) from None
+            time.sleep(wait_s * random.uniform(0.5, 1.0))  # spread, as many ranks may have met the same fault
+            wait_s = min(2 * wait_s, LONGEST_WAIT_s)
+
+    def _refusal(self, name: str, error: Exception, tried: str = "") -> StorageError:
+        errors, place = self._client.exceptions, f"{self.url}/{name}"
+        why = short_reason(error)
+        if "NoSuchBucket" in str(error):
+            return StorageError(f"{place}: there is no bucket {self.url}; want one that exists")
+        if isinstance(error, errors.NotFoundError | FileNotFoundError):
+            return MissingObjectError(f"{place}: no such object; want another name")
+        if isinstance(error, errors.AlreadyExistsError | errors.PreconditionError):
+            return ObjectExistsError(f"{place} exists, with another content; want another place")
+        if isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError):
+            want = f"want credentials that may, from {CREDENTIALS[self._scheme]}"
+            return StorageError(f"{place}: the store refuses access: {why}; {want}")
+        want = f"want its endpoint, and credentials from {CREDENTIALS[self._scheme]}"
+        return StorageError(f"{place} cannot be reached{tried}: {why}; {want}")
+
+
+class _ShortAnswerError(Exception):
+    """An answer that ended too early."""
+
+
+class _CountedPieces:
+    """The pieces of an upload; raises at their end unless they have the announced size."""
+
+    def __init__(self, pieces: Pieces, place: str, size_bytes: int) -> None:
+        self._pieces, self._place, self._size_bytes = pieces, place, size_bytes
+        self.error: Exception | None = None
+
+    def __iter__(self) -> Iterator[Piece]:
+        count = 0
+        try:
+            for piece in self._pieces():
+                count += len(piece)
+                yield piece
+            check_size(self._place, count, self._size_bytes)
+        except Exception as error:
+            self.error = error
+            raise
+
+
+def is_lasting(text: str) -> bool:
+    """Whether the client's error is one that no further attempt changes, such as an option that is missing."""
+    return re.search(r"BadScheme|Missing[A-Z]\w+|InvalidUrl|status code: 4(?!08|29)\d\d", text) is not None
+
+
+def short_reason(error: Exception) -> str:
+    """The first line of the client's error, without the query of a URL, which may be signed."""
+    line = str(error).partition("\n")[0]
+    line = re.sub(r"\?[^\s\"']*", "", line)
+    return line[:300]

@@ -1,0 +1,207 @@
+"""Names folders of this machine and of object stores alike: a path, or a URL such as s3://bucket/runs/1."""
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Protocol, Self, final
+
+from rowwise.errors import StorageError
+from rowwise.inside import fault_of_name, has_control, open_inside
+from rowwise.storage.cloud import CONCURRENCY, SCHEMES, CloudStorage, RANGE_bytes
+from rowwise.storage.interface import MissingObjectError, Storage, StoredObject
+from rowwise.storage.local import LocalStorage
+from rowwise.textfile import read_bytes
+
+URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.S)
+
+
+@dataclass(frozen=True, slots=True)
+class StorageFolder:
+    """A folder of a Storage: the objects whose names begin with its path and a slash."""
+
+    storage: Storage
+    path: str = ""
+
+    @property
+    def name(self) -> str:
+        return (self.path or self.storage.url).rpartition("/")[2]
+
+    @property
+    def parent(self) -> "StorageFolder":
+        return StorageFolder(self.storage, self.path.rpartition("/")[0])
+
+    def __truediv__(self, name: str) -> "StorageFolder":
+        return StorageFolder(self.storage, self.inside(name))
+
+    def inside(self, name: str) -> str:
+        """The name in the storage of an object of this folder."""
+        return f"{self.path}/{name}" if self.path else name
+
+    def __str__(self) -> str:
+        return f"{self.storage.url}/{self.path}" if self.path else self.storage.url
+
+    def relative_names(self) -> dict[str, StoredObject]:
+        """The objects of this folder and below, by their names from here on."""
+        prefix = f"{self.path}/" if self.path else ""
+        return {one.name.removeprefix(prefix): one for one in self.storage.list(prefix)}
+
+
+Folder = Path | StorageFolder
+
+
+def parse_folder(text: str) -> Folder:
+    """A folder by its path or URL."""
+    match = URL.fullmatch(text)
+    if match is None:
+        return Path(text)
+    scheme, rest = match[1].lower(), match[2]
+    bucket, _, path = rest.partition("/")
+    if scheme not in SCHEMES:
+        known = ", ".join(f"{one}://" for one in SCHEMES)
+        raise StorageError(f"{scheme}:// is no known kind of object store: want a path, or a URL of {known}")
+    if "@" in bucket or "?" in rest or "#" in rest:  # the message does not repeat what may be a secret
+        raise StorageError(
+            f"{scheme}://...: want a URL without user, password and query: credentials come from the environment"
+        )
+    parts = path.strip("/").split("/") if path.strip("/") else []
+    if not bucket or has_control(bucket) or any(fault_of_name(part) for part in parts):
+        raise StorageError(f"{text[:200]}: want a URL such as {scheme}://bucket/folder")
+    return StorageFolder(_open_bucket(f"{scheme}://{bucket}"), "/".join(parts))
+
+
+def as_storage(folder: Folder) -> StorageFolder:
+    """The same folder, as one of a Storage."""
+    return StorageFolder(LocalStorage(folder)) if isinstance(folder, Path) else folder
+
+
+@lru_cache(maxsize=16)
+def _open_bucket(url: str) -> CloudStorage:
+    return CloudStorage(url)
+
+
+@final
+class RangeReader:
+    """Reads a range of an object in order: large targets by several requests at once, small ones with parts ahead."""
+
+    def __init__(self, folder: StorageFolder, name: str, begin: int, end: int) -> None:
+        self._read, self._name = folder.storage.read, folder.inside(name)
+        self._at, self._end = begin, end  # of what was not requested yet
+        self._pool = ThreadPoolExecutor(CONCURRENCY)
+        self._ahead: list[Future[memoryview]] = []
+        self._current = memoryview(b"")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def readinto(self, target: memoryview) -> int:
+        """Fill the target, or a part of it; 0 at the end of the range or object."""
+        if len(target) > RANGE_bytes and not self._current and not self._ahead:
+            return self._fill(target)
+        while not self._current:
+            while self._at < self._end and len(self._ahead) < CONCURRENCY:
+                self._ahead.append(self._pool.submit(self._read, self._name, *self._next_span()))
+            if not self._ahead:
+                return 0
+            self._current = self._ahead.pop(0).result()
+        count = min(len(target), len(self._current))
+        target[:count] = self._current[:count]
+        self._current = self._current[count:]
+        return count
+
+    def _fill(self, target: memoryview) -> int:
+        base, end = self._at, min(self._end, self._at + len(target))
+        spans: list[tuple[int, int]] = []
+        while self._at < end:
+            spans.append(self._next_span(end))
+
+        def fetch(begin: int, end: int) -> int:
+            part = self._read(self._name, begin, end)
+            target[begin - base : begin - base + len(part)] = part
+            return len(part)
+
+        return sum(self._pool.map(fetch, *zip(*spans, strict=True))) if spans else 0
+
+    def _next_span(self, end: int | None = None) -> tuple[int, int]:
+        begin = self._at
+        self._at = min(begin + RANGE_bytes, self._end if end is None else end)
+        return begin, self._at
+
+
+class OpenRange(Protocol):
+    """An open range of a file."""
+
+    def readinto(self, target: memoryview) -> int:
+        """Read the next bytes; returns how many, 0 at the end."""
+        ...
+
+
+@final
+class _FileRange:
+    """A part of an open file, from its present position on."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._handle = file.fileno()
+
+    def readinto(self, target: memoryview) -> int:
+        return os.readv(self._handle, [target])
+
+
+@contextmanager
+def open_range(folder: Folder, name: str, begin: int, end: int) -> Iterator[OpenRange]:
+    """Open a range of a file for reading in order; a missing one raises FileNotFoundError in any folder."""
+    if isinstance(folder, Path):
+        with open_inside(folder, name) as file:
+            os.lseek(file.fileno(), begin, os.SEEK_SET)
+            yield _FileRange(file)
+        return
+    with _missing_as_file(folder, name), RangeReader(folder, name, begin, end) as reader:
+        yield reader
+
+
+def read_file(folder: Folder, name: str, most_bytes: int) -> bytes:
+    """Read a small file, of at most `most_bytes`."""
+    if isinstance(folder, Path):
+        return read_bytes(folder / name, most_bytes, links=False)
+    with _missing_as_file(folder, name):
+        size_bytes = folder.storage.size(folder.inside(name))
+        if size_bytes > most_bytes:
+            raise StorageError(f"{folder / name} has {size_bytes:,} bytes: want at most {most_bytes:,}")
+        return bytes(folder.storage.read(folder.inside(name), 0, size_bytes))
+
+
+def read_range(folder: Folder, name: str, begin: int, end: int) -> bytes:
+    """The bytes of a short range; fewer if the file ends before."""
+    content = memoryview(bytearray(max(0, end - begin)))
+    at = 0
+    with open_range(folder, name, begin, end) as file:
+        while at < len(content) and (count := file.readinto(content[at:])):
+            at += count
+    return bytes(content[:at])
+
+
+def size_of_file(folder: Folder, name: str) -> int:
+    if isinstance(folder, Path):
+        with open_inside(folder, name) as file:
+            return os.fstat(file.fileno()).st_size
+    with _missing_as_file(folder, name):
+        return folder.storage.size(folder.inside(name))
+
+
+@contextmanager
+def _missing_as_file(folder: StorageFolder, name: str) -> Iterator[None]:
+    try:
+        yield
+    except MissingObjectError:
+        raise FileNotFoundError(errno.ENOENT, "no such object", str(folder / name)) from None

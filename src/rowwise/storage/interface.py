@@ -1,0 +1,64 @@
+"""The Storage protocol: named objects that appear whole or not at all.
+
+[Note: Objects]
+An object is a name, with slashes, and bytes. It appears when all of its bytes are stored; a reader never sees a part of
+it. `write` replaces an object, `create` never does: of several callers that create an object with different bytes, one
+succeeds. Objects of several files, such as a checkpoint, are complete when their manifest is, which is therefore
+created last. Every method repeats a request that failed for a passing reason, until a deadline; so a method may have
+had its effect more than once, which changes nothing.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
+
+from rowwise.errors import StorageError
+
+Piece = bytes | bytearray | memoryview
+Pieces = Callable[[], Iterable[Piece]]  # the bytes of an object from the beginning, at each call
+
+
+class MissingObjectError(StorageError):
+    """There is no object of this name."""
+
+
+class ObjectExistsError(StorageError):
+    """An object of this name exists, with other bytes."""
+
+
+class StoredObject(NamedTuple):
+    """An object in a list."""
+
+    name: str
+    size_bytes: int
+    modified_s: float  # seconds since 1970
+
+
+class Storage(Protocol):
+    """The objects below one URL or folder; see [Note: Objects]. Safe to use from several threads."""
+
+    @property
+    def url(self) -> str: ...
+
+    def read(self, name: str, begin: int = 0, end: int | None = None) -> memoryview:
+        """The bytes of an object from `begin` to `end`, or to its last; fewer if the object ends before."""
+        ...
+
+    def size(self, name: str) -> int:
+        """The size of an object in bytes; raises `MissingObjectError` if there is none."""
+        ...
+
+    def write(self, name: str, pieces: Pieces, size_bytes: int) -> None:
+        """Store an object of `size_bytes`; replaces one of the same name."""
+        ...
+
+    def create(self, name: str, content: bytes) -> None:
+        """Store an object only if there is none; raises `ObjectExistsError` unless one has these bytes already."""
+        ...
+
+    def list(self, prefix: str) -> list[StoredObject]:
+        """The objects whose names begin with a prefix, which is empty or ends with a slash; sorted by name."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Remove an object if it exists."""
+        ...

@@ -1,0 +1,100 @@
+"""Storages under test: in memory, in a folder, and of S3 servers that are processes of their own."""
+
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from from_benchmarks import part
+
+from rowwise.storage.cloud import CloudStorage, Patience
+from rowwise.storage.interface import MissingObjectError, ObjectExistsError, Pieces, StoredObject
+from rowwise.storage.local import LocalStorage, check_size
+
+s3_server = part("s3_server").s3_server
+FAULTS = {"errors": 0.05, "busy": 0.02, "resets": 0.03, "lost": 0.03, "slow_s": 0.05}
+PATIENT = Patience(deadline_s=120, first_wait_s=0.01)
+
+
+class MemoryStorage:
+    """Objects in a dict."""
+
+    def __init__(self) -> None:
+        self.url, self.objects = "memory", {}
+
+    def read(self, name: str, begin: int = 0, end: int | None = None) -> memoryview:
+        return memoryview(self._find(name))[begin:end]
+
+    def size(self, name: str) -> int:
+        return len(self._find(name))
+
+    def write(self, name: str, pieces: Pieces, size_bytes: int) -> None:
+        content = b"".join(pieces())
+        check_size(name, len(content), size_bytes)
+        self.objects[name] = content
+
+    def create(self, name: str, content: bytes) -> None:
+        if self.objects.setdefault(name, content) != content:
+            raise ObjectExistsError(f"{name} exists")
+
+    def list(self, prefix: str) -> list[StoredObject]:
+        return sorted(StoredObject(k, len(v), 0.0) for k, v in self.objects.items() if k.startswith(prefix))
+
+    def delete(self, name: str) -> None:
+        self.objects.pop(name, None)
+
+    def _find(self, name: str) -> bytes:
+        if name not in self.objects:
+            raise MissingObjectError(f"{name}: no such object")
+        return self.objects[name]
+
+
+def connect(endpoint: str, patience: Patience = PATIENT) -> CloudStorage:
+    return CloudStorage(
+        "s3://bucket", patience, endpoint=endpoint, access_key_id="key-1", secret_access_key="secret-2", region="x"
+    )
+
+
+@contextmanager
+def storage(kind: str, folder: Path) -> Iterator[MemoryStorage | LocalStorage | CloudStorage]:
+    match kind:
+        case "memory":
+            yield MemoryStorage()
+        case "folder":
+            yield LocalStorage(folder / "objects")
+        case "s3" | "s3 with faults":
+            with s3_server(folder / "s3", **(FAULTS if "faults" in kind else {})) as server:
+                yield connect(server.endpoint)
+        case "moto":
+            with moto() as endpoint:
+                yield connect(endpoint)
+
+
+@contextmanager
+def moto() -> Iterator[str]:
+    """The endpoint of a server of moto with an empty bucket; written by others, so it knows nothing of this client."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    endpoint, end = f"http://127.0.0.1:{port}", time.monotonic() + 120
+    try:
+        while True:
+            try:
+                make = urllib.request.Request(f"{endpoint}/bucket", method="PUT", headers={"Host": "s3.amazonaws.com"})
+                urllib.request.urlopen(make, timeout=60).close()
+                break
+            except urllib.error.URLError:
+                assert server.poll() is None
+                assert time.monotonic() < end
+                time.sleep(0.1)
+        yield endpoint
+    finally:
+        server.kill()
+        server.wait()
