@@ -6,7 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from rowwise import Batch, Jagged, Pooling, Table, Tower, TwoTower, make_embeddings
+from rowwise import (
+    Batch,
+    GraphTower,
+    Jagged,
+    LightGCN,
+    Pooling,
+    Table,
+    Tower,
+    TwoTower,
+    make_embeddings,
+    user_item_graph,
+)
 from rowwise.models.inference import FIXED_ROWS, RowBlocks, choose_blocks, inference_mode
 from rowwise.models.mlp import Linear
 from rowwise.ops.linear import choose_library, has_onednn
@@ -16,6 +27,7 @@ from rowwise.recipes.model_configs import (
     DhenConfig,
     DinConfig,
     FinalMlpConfig,
+    GraphConfig,
     MaskNetConfig,
     MmoeConfig,
     PleConfig,
@@ -52,10 +64,10 @@ def library(request):
 
 
 def rows_of(features, seed=0):
-    """Bags of none to some ids for each row; of the first feature, one id."""
+    """Bags of none to some ids for each row; of the first feature one id, as of both where there are two."""
     g = torch.Generator().manual_seed(seed)
     sizes = torch.randint(0, 25, (len(features), ROWS), generator=g)
-    sizes[0] = 1
+    sizes[: 2 if len(features) == 2 else 1] = 1
     bags = [[torch.randint(0, 50, (int(n),), generator=g).tolist() for n in line] for line in sizes]
     return dict(zip(features, bags, strict=True)), torch.randn(ROWS, DENSE, generator=g)
 
@@ -77,6 +89,10 @@ def model_of(config, dim):
     pooling = Pooling.SEQUENCE if isinstance(config, DinConfig) else Pooling.MEAN
     tables = [Table(name=name, rows=50, dim=dim) for name in names[2:]]
     tables.append(Table(name="items", rows=50, dim=dim, features=names[:2], pooling=pooling))
+    if isinstance(config, GraphConfig):
+        nodes = [Table(name=name, rows=50, dim=dim) for name in (config.user, config.item)]
+        graph = user_item_graph(torch.randint(50, (300,)), torch.randint(50, (300,)), 50, 50)
+        return GraphTower(make_embeddings(nodes), graph, LightGCN(config.layers)), (config.user, config.item), 0
     if isinstance(config, TwoTowerConfig):
         towers = [Tower(make_embeddings(some), 0, config.sizes) for some in (tables[:3], tables[3:])]
         return TwoTower(*towers, config.temperature), names, 0

@@ -38,13 +38,14 @@ def wide_tables(tables: Sequence[Table], tasks: int = 1, optimizer: RowOptimizer
             init=Constant(),
             row_type=RowType.FP32,
             column_group=None,
-            id_map=_same_map(table),
+            id_map=same_map(table),
         )
         for table in tables
     ]
 
 
-def _same_map(table: Table) -> AnyIdMap | None:
+def same_map(table: Table) -> AnyIdMap | None:
+    """The id map of a table, for a table of another name."""
     how = table.id_map
     return structs.replace(how, table=how.table or table.name) if isinstance(how, StoredIds) else how
 

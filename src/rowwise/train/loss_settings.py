@@ -49,4 +49,19 @@ class Smc(Value, frozen=True, tag="smc", tag_field="kind"):
         check_most("train.objective.", self, steps=MOST_STEPS)
 
 
-ClickLoss = LogLoss | Bootstrap | GeneralisedCrossEntropy | Smc
+class CoTeaching(Value, frozen=True, tag="co_teaching", tag_field="kind"):
+    """The log loss of two copies of the model, each of the samples with the other's least loss (Han et al. 2018)."""
+
+    steps: int  # over which the share of samples that are left out rises from 0 to `forget`
+    forget: float = 0.2  # share of a batch's samples that are left out in the end; about that of wrong labels
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.forget < 1:
+            raise SpecError(f"train.objective.forget={self.forget}: want at least 0 and less than 1")
+        if self.steps < 1:
+            raise SpecError(f"train.objective.steps={self.steps}: want at least 1")
+        check_most("train.objective.", self, steps=MOST_STEPS)
+
+
+ClickLoss = LogLoss | Bootstrap | GeneralisedCrossEntropy | Smc  # of one model
+ClickObjective = ClickLoss | CoTeaching

@@ -1,7 +1,7 @@
 """Objectives: functions from a batch and the number of a step to a loss, and to the logits that metrics need.
 
-`Clicks` is a loss of labels 0 and 1 (see `losses.py`), `InBatch` the loss of two towers over the items of a batch,
-`NextItems` the loss of a sequence model over the items of its table.
+`Clicks` is a loss of labels 0 and 1 (see `losses.py`), `TwoCopies` the log loss of two copies of a model, `InBatch` the
+loss of two towers over the items of a batch, `NextItems` the loss of a sequence model over the items of its table.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,8 +22,9 @@ from rowwise.models.frequency import ItemFrequency
 from rowwise.models.histories import single_ids
 from rowwise.models.next_item import NextItem, mean_over_lists, sampled_softmax_loss, softmax_loss
 from rowwise.models.retrieval import Candidates, in_batch_softmax
+from rowwise.models.second_copy import second_copy_of
 from rowwise.models.two_tower import VectorModel
-from rowwise.train.loss_settings import ClickLoss, LogLoss
+from rowwise.train.loss_settings import ClickLoss, CoTeaching, LogLoss
 from rowwise.train.losses import click_loss
 
 
@@ -62,20 +63,81 @@ class Clicks:
         self._weights_K = torch.tensor(task_weights) if any(w != 1 for w in task_weights) else None
 
     def __call__(self, batch: Batch, step: int = 1) -> Outcome:
-        logits_BK = self._model(batch)
-        labels_BK = batch.labels_BK
+        if self._weights_K is None and batch.weights_B is None and isinstance(self._loss, LogLoss):
+            logits_BK, labels_BK = self._logits_and_labels(batch)
+            loss = F.binary_cross_entropy_with_logits(logits_BK.float(), labels_BK)
+            return Outcome(loss * labels_BK.shape[1], logits_BK)
+        loss_B, logits_BK = self.losses(batch, step)
+        # Divided by the number of samples, not by their weights: a sample's part must not depend on its neighbours.
+        return Outcome((loss_B if batch.weights_B is None else loss_B * batch.weights_B).mean(), logits_BK)
+
+    def losses(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
+        """The loss [B] of each sample without its weight, and the logits [B, K]."""
+        logits_BK, labels_BK = self._logits_and_labels(batch)
+        loss_BK = click_loss(self._loss, self._model, batch, logits_BK.float(), labels_BK, step)
+        loss_B = loss_BK.sum(1) if self._weights_K is None else loss_BK @ self._weights_K.to(loss_BK.device)
+        return loss_B, logits_BK
+
+    def _logits_and_labels(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        logits_BK, labels_BK = self._model(batch), batch.labels_BK
         if logits_BK.shape != labels_BK.shape:
             got, want = tuple(logits_BK.shape), tuple(labels_BK.shape)
             raise BatchError(f"the model gave logits {got} for labels {want}: want one logit for each label")
         if self._smoothing:
             labels_BK = labels_BK * (1 - self._smoothing) + self._smoothing / 2
-        if self._weights_K is None and batch.weights_B is None and isinstance(self._loss, LogLoss):
-            loss = F.binary_cross_entropy_with_logits(logits_BK.float(), labels_BK)
-            return Outcome(loss * labels_BK.shape[1], logits_BK)
-        loss_BK = click_loss(self._loss, self._model, batch, logits_BK.float(), labels_BK, step)
-        loss_B = loss_BK.sum(1) if self._weights_K is None else loss_BK @ self._weights_K.to(loss_BK.device)
-        # Divided by the number of samples, not by their weights: a sample's part must not depend on its neighbours.
+        return logits_BK, labels_BK
+
+
+@final
+class TwoCopies:
+    """Co-teaching (Han et al. 2018, arXiv 1804.06872): each copy learns from samples with the other's least loss.
+
+    A copy's loss is the mean log loss of the samples that the other copy chose from the batch; with several ranks, from
+    the parts of all. The outcome has the sum of both losses, and the logits of the first copy. A sample of several
+    labels is chosen by the sum of its losses.
+
+    Args:
+        model: the first copy, which has the second (`add_second_copy`).
+        settings: the share of samples that are left out, by step.
+        task_weights: one for each label; empty: all 1.
+        label_smoothing: s: labels count as s / 2 and 1 - s / 2.
+        comm: the ranks of the model; None: a single rank.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: CoTeaching,
+        task_weights: Sequence[float] = (),
+        label_smoothing: float = 0.0,
+        *,
+        comm: Comm | None = None,
+    ) -> None:
+        self._copies = [Clicks(one, task_weights, label_smoothing) for one in (model, second_copy_of(model))]
+        self._settings = settings
+        self._comm = solo() if comm is None else comm.split([comm.ranks])
+
+    def __call__(self, batch: Batch, step: int = 1) -> Outcome:
+        (first_B, logits_BK), (second_B, _) = (copy.losses(batch, step) for copy in self._copies)
+        factors_B2 = self._factors(torch.stack((first_B.detach(), second_B.detach()), 1), step)
+        loss_B = first_B * factors_B2[:, 1] + second_B * factors_B2[:, 0]
         return Outcome((loss_B if batch.weights_B is None else loss_B * batch.weights_B).mean(), logits_BK)
+
+    def _factors(self, losses_B2: Tensor, step: int) -> Tensor:
+        """By copy: for the samples of its least losses a factor that makes a mean of theirs; for all others 0."""
+        losses_W = [one.view(-1, 2) for one in all_gather_uneven(self._comm, losses_B2.flatten(), "losses of samples")]
+        losses_N2, begin = torch.cat(losses_W), sum(len(one_B2) for one_B2 in losses_W[: self._comm.rank])
+        samples = len(losses_N2)
+        chosen = max(1, samples - int(samples * forgotten_share(self._settings, step)))
+        factors_N2 = torch.zeros_like(losses_N2)
+        # Stable: of equal losses those of the first samples, whatever the ranks.
+        factors_N2.scatter_(0, losses_N2.argsort(dim=0, stable=True)[:chosen], samples / chosen)
+        return factors_N2[begin : begin + len(losses_B2)]
+
+
+def forgotten_share(settings: CoTeaching, step: int) -> float:
+    """The share of samples left out in a step: rises from 0 at the first to `forget` after `steps`, as a line."""
+    return settings.forget * min((step - 1) / settings.steps, 1.0)
 
 
 @final

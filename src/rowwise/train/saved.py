@@ -25,6 +25,7 @@ from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.comm.status import broadcast_object
 from rowwise.errors import CheckpointError
+from rowwise.storage.folder import Folder
 
 
 class CheckpointReduction(NamedTuple):
@@ -111,9 +112,9 @@ class CheckpointFolder:
         if self._reduction.incremental:
             self.set_base(path, shards)
 
-    def set_base(self, path: Path, shards: Sequence[LocalShard]) -> None:
+    def set_base(self, path: Folder, shards: Sequence[LocalShard]) -> None:
         """Clear the marks of changed rows: the tensors are equal to this checkpoint, and the next may build on it."""
-        self._base = path
+        self._base = path if isinstance(path, Path) else None
         clear_changes(shards)
 
     def _choose_base(self, path: Path, own: Sequence[LocalShard]) -> Checkpoint | None:

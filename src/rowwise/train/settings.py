@@ -11,7 +11,7 @@ from typing import Literal
 from rowwise.errors import SpecError
 from rowwise.row_optimizers import Schedule
 from rowwise.spec import Value
-from rowwise.train.loss_settings import ClickLoss, LogLoss
+from rowwise.train.loss_settings import ClickObjective, LogLoss
 from rowwise.value import MOST_BATCH, MOST_STEPS, MOST_THREADS, check_most
 
 MOST_AHEAD = 4096  # batches or splits prepared ahead
@@ -104,7 +104,8 @@ class Training(Value, frozen=True):
     # widths are multiples of 16; CPUs emulate these
     precision: Literal["fp32", "bf16", "bf16_always", "fp8"] = "fp32"
     task_weights: tuple[float, ...] = ()  # one for each label's loss; empty: all 1
-    objective: ClickLoss = LogLoss()  # loss of the labels; kinds other than log_loss are for labels that may be wrong
+    # Loss of the labels; kinds other than log_loss are for labels that may be wrong
+    objective: ClickObjective = LogLoss()
     label_smoothing: float = 0.0  # s: the loss is that of labels s / 2 and 1 - s / 2; metrics take labels as they are
     # Whether torch.compile compiles the model's layers, for batches of this size; on CPUs only, needs a C++ compiler.
     # The last digits of results change

@@ -17,7 +17,7 @@ zero.
 """
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -114,9 +114,9 @@ def restore(
         raise CheckpointError(f"{checkpoint.folder} {got}; want the model that was saved, or warm-start with init_from")
 
 
-def restore_model(checkpoint: Checkpoint, model: nn.Module, *, rows: bool = True) -> None:
-    """Restore the model's weights only, for inference; without `rows`, those of tables stay as they are."""
-    _fill_model(checkpoint, model, state=False, rows=rows)
+def restore_model(checkpoint: Checkpoint, model: nn.Module, *, without: Collection[str] = ()) -> None:
+    """Restore the model's weights only, for inference; `without` these tensors, which stay as they are."""
+    _fill_model(checkpoint, model, state=False, without=without)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +194,7 @@ def _fits(there: TensorEntry, here: TensorEntry) -> bool:
     return there.shape[: 1 if blocks else None] == here.shape
 
 
-def _fill_model(checkpoint: Checkpoint, model: nn.Module, *, state: bool, rows: bool = True) -> set[str]:
+def _fill_model(checkpoint: Checkpoint, model: nn.Module, *, state: bool, without: Collection[str] = ()) -> set[str]:
     """Fill this rank's shard of the model; raises if the checkpoint lacks a tensor. Returns all names of the model."""
     check_maps(checkpoint, model)
     names = {f"model/{name}" for name in _dense_tensors(model)}
@@ -209,7 +209,7 @@ def _fill_model(checkpoint: Checkpoint, model: nn.Module, *, state: bool, rows: 
                 raise CheckpointError(f"{checkpoint.folder}: {name}: {got}; warm-start with init_from instead")
             names.add(name)
     parts = _model_parts(checkpoint, model, state=state)
-    checkpoint.fill_all(parts if rows else [shard for shard in parts if shard.row_type is None])
+    checkpoint.fill_all(shard for shard in parts if shard.name not in without)
     return names
 
 

@@ -31,7 +31,7 @@ from rowwise.train.diagnose import find_cause
 from rowwise.train.evaluate import Evaluator, Scores
 from rowwise.train.feeding import AskHealth, DataWait, no_service
 from rowwise.train.groups import UpdateGroups, check_and_pin
-from rowwise.train.objective import InBatch, Objective
+from rowwise.train.objective import InBatch, Objective, TwoCopies
 from rowwise.train.pipeline import Pipeline
 from rowwise.train.progress import BestEvaluation, Progress
 from rowwise.train.ranks import seed_rank
@@ -298,9 +298,10 @@ def check_job(job: TrainingJob, settings: Settings) -> None:
         raise SpecError(f"evaluate.task={task!r}: want one of {', '.join(job.tasks)}")
     if job.evaluate is not None and metric not in job.evaluate.metrics:
         raise SpecError(f"evaluate.metric={metric!r} is not measured: want one of {', '.join(job.evaluate.metrics)}")
-    if settings.train.determinism == "elastic" and isinstance(job.objective, InBatch):
+    if settings.train.determinism == "elastic" and isinstance(job.objective, (InBatch, TwoCopies)):
+        model = "two towers" if isinstance(job.objective, InBatch) else "two copies"
         why = "its loss is over the items of a batch, and a virtual shard has some of them only"
-        raise SpecError(f"two towers with train.determinism='elastic': {why}; want determinism='run'")
+        raise SpecError(f"{model} with train.determinism='elastic': {why}; want determinism='run'")
 
 
 def _stopped_all_ranks(error: GradientError | AgreedError) -> bool:

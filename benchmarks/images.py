@@ -1,0 +1,162 @@
+"""What do pictures cost at the size that each is worth, beside one size for all: bytes, products and accuracy?
+
+    python benchmarks/images.py [--quick | --smoke] [--save]
+
+Scenes of 128 x 128 pixels show one of scikit-learn's digits, 16 to 100 pixels high, as progressive JPEGs. A backbone is
+trained at sizes that are drawn for each batch, and tested on digits that it has not seen: all scenes at one size, or
+each at the size that a scale model chooses by the smallest copy. The price is chosen on scenes that are neither trained
+on nor tested. Bytes are those of the prefixes that the sizes need for an SSIM of .95. Prefixes of photographs are
+measured as well, on squares of scikit-learn's two.
+
+Takes: 8 minutes; --quick 2 minutes
+Needs: scikit-learn, Pillow
+"""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import argparse
+import io
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from parts.image_work import Scenes, TrainedTowers, logits_of, make_scenes, right_of, train
+from parts.report import at_least, at_most, environment, finish, options, parsed
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from rowwise.ingest.pictures import decode, write_pictures
+from rowwise.models.image_tower import choose_sizes
+
+SIZES = (16, 24, 32, 48)
+PRICES = tuple(k / 100 for k in range(0, 81, 2))
+SLACK = 0.0075  # of accuracy, for which a price is taken on the scenes of calibration
+# The mean over files of the share of bytes that a copy of a photograph needs, by SSIM and size.
+PREFIXES = {
+    0.95: {16: 0.15, 32: 0.21, 64: 0.30, 112: 0.38, 160: 0.47},
+    0.98: {16: 0.18, 32: 0.24, 64: 0.34, 112: 0.56, 160: 0.64},
+}
+AMOUNTS = {"smoke": (80, 40, 6, 1), "quick": (2500, 1000, 500, 1), "full": (4000, 1500, 700, 3)}  # scenes, steps, seeds
+
+
+def photographs(sizes: tuple[int, ...], folder: Path) -> list[dict]:
+    """Prefixes and seconds of decoding of 16 squares of 160 pixels."""
+    files = []
+    for photo in load_sample_images().images:
+        for k in range(8):
+            top, left = 160 * (k // 4), 160 * (k % 4)
+            out = io.BytesIO()
+            Image.fromarray(photo[top : top + 160, left : left + 160]).save(out, "JPEG", quality=90, progressive=True)
+            files.append(out.getvalue())
+    rows = []
+    for similar in PREFIXES:
+        written = write_pictures(folder / f"photos-{similar}", enumerate(files), sizes, similar=similar)
+        for size in sizes:
+            lengths = written.bytes_of(np.arange(len(files)), size)
+            share = statistics.mean(n / len(f) for n, f in zip(lengths.tolist(), files, strict=True))
+            took_s = []
+            for whole in (False, True):
+                begin_s = time.perf_counter()
+                for length, file in zip(lengths.tolist(), files, strict=True):
+                    decode(file if whole else file[:length], size, "a photograph")
+                took_s.append((time.perf_counter() - begin_s) / len(files))
+            row = {"part": "photographs", "ssim": similar, "size": size, "share": share}
+            rows.append(row | {"prefix_ms": 1e3 * took_s[0], "whole_ms": 1e3 * took_s[1]})
+            print(f"photographs  SSIM {similar}  {size:3} pixels  {share:4.0%} of the bytes", flush=True)
+    return rows
+
+
+def static(towers: TrainedTowers, scenes: Scenes) -> list[dict]:
+    """All scenes at one size."""
+    rows_N = torch.arange(len(scenes.digits_N))
+    return [
+        {
+            "policy": f"{size}",
+            "accuracy": float(right_of(towers.backbone, scenes, rows_N, size).float().mean()),
+            "products": float(towers.backbone.multiplications(size)),
+            "bytes": float(scenes.folder.bytes_of(rows_N.numpy(), size).mean()),
+        }
+        for size in SIZES
+    ]
+
+
+def dynamic(towers: TrainedTowers, scenes: Scenes, price: float) -> dict:
+    """Each scene at the size that the scale model chooses; the smallest copy is read, and its scan model computed."""
+    rows_N = torch.arange(len(scenes.digits_N))
+    chosen_N = choose_sizes(logits_of(towers.scale, scenes.copies[SIZES[0]]), SIZES, price)
+    right_KN = torch.stack([right_of(towers.backbone, scenes, rows_N, size) for size in SIZES])
+    bytes_KN = np.stack([scenes.folder.bytes_of(rows_N.numpy(), size) for size in SIZES])
+    products_K = torch.tensor([towers.backbone.multiplications(size) for size in SIZES], dtype=torch.float64)
+    small = towers.scale.multiplications(SIZES[0])
+    return {
+        "policy": f"dynamic, price {price:.2f}",
+        "accuracy": float(right_KN[chosen_N, rows_N].float().mean()),
+        "products": float(products_K[chosen_N].mean()) + small,
+        # A longer prefix contains that of the smallest copy.
+        "bytes": float(np.maximum(bytes_KN[0], bytes_KN[chosen_N.numpy(), rows_N.numpy()]).mean()),
+        "sizes": [float((chosen_N == k).float().mean()) for k in range(len(SIZES))],
+    }
+
+
+def measure(seed: int, amounts: tuple, folder: Path) -> list[dict]:
+    scenes, tested, steps, _ = amounts
+    digits = np.random.default_rng(seed).permutation(1797)
+    parts = digits[:1200], digits[1200:1500], digits[1500:]
+    counts = (scenes, tested, tested)
+    made = [
+        make_scenes(folder / f"{seed}-{k}", part, count, SIZES, 10 * seed + k)
+        for k, (part, count) in enumerate(zip(parts, counts, strict=True))
+    ]
+    towers = train(made[0], steps, seed)
+    best = max(row["accuracy"] for row in static(towers, made[1]))
+    tries = [(dynamic(towers, made[1], price), price) for price in PRICES]
+    good = [(row["products"], price) for row, price in tries if row["accuracy"] >= best - SLACK]
+    price = min(good)[1] if good else 0.0
+    rows = [*static(towers, made[2]), dynamic(towers, made[2], 0.0), dynamic(towers, made[2], price) | {"chosen": True}]
+    for row in rows:
+        line = (
+            f"seed {seed}  {row['policy']:18} accuracy {row['accuracy']:.3f}  {row['products'] / 1e6:5.2f} M products"
+        )
+        print(f"{line}  {row['bytes']:6.0f} bytes", flush=True)
+    return [{"part": "scenes", "seed": seed} | row for row in rows]
+
+
+def main() -> None:
+    args = parsed(options("images", __doc__))
+    amounts = AMOUNTS["smoke" if args.smoke else "quick" if args.quick else "full"]
+    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    with tempfile.TemporaryDirectory() as name:
+        rows = photographs(tuple(PREFIXES[0.95]), Path(name))
+        for seed in range(amounts[3]):
+            rows += measure(seed, amounts, Path(name))
+    finish({"benchmark": "images", "environment": environment(), "rows": rows, "floors": floors_of(rows, args)}, args)
+
+
+def floors_of(rows: list[dict], args: argparse.Namespace) -> list[dict]:
+    worst = max(row["share"] - PREFIXES[row["ssim"]][row["size"]] for row in rows if row["part"] == "photographs")
+    floors = [at_most("share of a photograph's bytes, less that of the table, worst size", worst, 0.005)]
+    if args.smoke:
+        return floors
+    of_seeds: list[tuple[float, float, float]] = []
+    for seed in range(max(row["seed"] for row in rows if row["part"] == "scenes") + 1):
+        mine = [row for row in rows if row.get("seed") == seed]
+        best = max((row for row in mine if row["policy"].isdecimal()), key=lambda row: row["accuracy"])
+        chosen = next(row for row in mine if row.get("chosen"))
+        costs = (chosen[what] / best[what] for what in ("products", "bytes"))
+        of_seeds.append((chosen["accuracy"] - best["accuracy"], *costs))
+    more, products, read = (statistics.mean(values) for values in zip(*of_seeds, strict=True))
+    return [
+        *floors,
+        at_least("accuracy of chosen sizes over the best single size", more, -0.01),
+        at_most("products of chosen sizes, over those of the best single size", products, 0.7),
+        at_most("bytes of chosen sizes, over those of the best single size", read, 0.7),
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""`rowwise data pictures`: rewrites pictures as progressive JPEGs that are read by the prefix that a size needs."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from rowwise.cli.progress import splits_bar
+from rowwise.cli.terminal import make_terminal, print_json, print_line
+from rowwise.errors import SpecError
+from rowwise.quantity import format_bytes, format_percent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rowwise.ingest.pictures import Picture
+
+
+def pictures(
+    source: Annotated[
+        str, typer.Argument(metavar="SRC", help="A folder of picture files, or FILE.parquet:KEY:COLUMN.")
+    ],
+    dest: Annotated[Path, typer.Argument(metavar="DEST", help="A new folder.")],
+    sizes: Annotated[str, typer.Option(help="Rows and columns of the copies that will be read.")] = "16,32,64",
+    ssim: Annotated[
+        float, typer.Option(help="Least similarity of a copy from a prefix to the copy from the whole file.")
+    ] = 0.95,
+    quality: Annotated[int, typer.Option(help="JPEG quality of files that are no progressive JPEGs.")] = 90,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Rewrite pictures as progressive JPEGs in one file, with the number of scans that a copy of each size needs.
+
+    Keys are the names of the files without their ends, or the values of the column KEY.
+
+    Example: rowwise data pictures photos/ pictures/ --sizes 16,32,64
+
+    Example: rowwise data pictures items.parquet:item:photo pictures/ --ssim 0.98
+    """
+    from rowwise.ingest.pictures import write_pictures
+
+    try:
+        wanted = [int(size) for size in sizes.split(",")]
+    except ValueError:
+        raise SpecError(f"--sizes {sizes}: want whole numbers such as 16,32,64") from None
+    console = make_terminal(stderr=True)
+    found, total = _find(source)
+    with splits_bar(console, "pictures") as tell:
+        folder = write_pictures(
+            dest, found, wanted, similar=ssim, quality=quality, tell=lambda done: tell(done, max(done, total))
+        )
+    costs = folder.costs()
+    if as_json:
+        print_json({"path": str(dest), "pictures": len(folder), "sizes": [cost._asdict() for cost in costs]})
+        return
+    print_line(f"wrote {dest}: {len(folder):,} pictures")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("size", "bytes of a picture", "of the file"):
+        table.add_column(name, justify="right")
+    for cost in costs:
+        table.add_row(str(cost.size), format_bytes(cost.mean_bytes), format_percent(cost.share))
+    make_terminal().print(table, markup=False)
+
+
+def _find(source: str) -> "tuple[Iterable[Picture], int]":
+    """The pictures, and how many they are; 0: that is not known."""
+    from rowwise.ingest.pictures import pictures_in, pictures_of_rows
+
+    folder = Path(source)
+    if folder.is_dir():
+        return pictures_in(folder), sum(path.is_file() for path in folder.iterdir())
+    file, _, names = source.partition(":")
+    key, _, column = names.partition(":")
+    if not key or not column or not Path(file).is_file():
+        raise SpecError(f"{source}: want a folder of pictures, or FILE.parquet:KEY:COLUMN")
+    return pictures_of_rows(Path(file), key, column), 0

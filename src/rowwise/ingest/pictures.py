@@ -1,0 +1,347 @@
+"""A folder of pictures as progressive JPEGs, which are read by the prefix that a size needs.
+
+A progressive JPEG is a header and scans, each of which adds detail to the whole picture. A small copy of the picture
+needs the first scans only: of most files less than half of the bytes. `write_pictures` finds out how many, by the
+structural similarity (SSIM) of the copy made from a prefix to the copy made from all scans.
+
+    folder/pictures.jpegs   the files, one after the other
+           index.parquet    a row for each: key, begin, scan_ends (bytes from begin), width, height, scans_SIZE
+
+Sizes: N pictures, C = 3 channels, S rows and columns of a copy.
+"""
+
+import io
+import mmap
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import compute as pc
+from pyarrow import parquet as pq
+
+from rowwise.errors import DataError, SpecError
+from rowwise.ingest.block import Ints
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Pixels = NDArray[np.uint8]  # [C, S, S]
+Picture = tuple[str | int, bytes]  # a key, and a file of any format that Pillow reads
+
+INDEX, FILES = "index.parquet", "pictures.jpegs"
+SCANS = "scans_"  # begins the columns of scans that a size needs
+QUALITY = 90  # of files that were no progressive JPEGs
+SMALLEST, LARGEST = 8, 4096  # sizes of copies
+MOST_PIXELS, MOST_SCANS = 1 << 26, 64  # of a picture; encoders make about ten scans
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # no formats that other programs decode
+ORIENTATION = 274  # the tag of EXIF; 1: upright
+WINDOW = 7  # rows and columns over which SSIM is computed
+CHANNELS = 3
+# Markers of a JPEG. Between those of a scan, 0xFF is a byte of the picture if one of `IN_SCAN` follows.
+START, END, SCAN = b"\xff\xd8", b"\xff\xd9", 0xDA
+IN_SCAN = frozenset((0x00, 0xFF, *range(0xD0, 0xD8)))
+PROGRESSIVE = 0xC2
+
+
+class SizeCost(NamedTuple):
+    """What copies of a size read."""
+
+    size: int
+    mean_bytes: float
+    share: float  # of the bytes of whole files
+
+
+def scan_ends(jpeg: bytes, what: str) -> list[int]:
+    """The end of each scan of a progressive JPEG; raises if it is none, or if it was cut."""
+    kind, at = 0, len(START)
+    ends: list[int] = []
+    if not jpeg.startswith(START):
+        raise DataError(f"{what} is no JPEG: want a picture")
+    while at + 3 < len(jpeg) and jpeg[at] == START[0] and jpeg[at + 1] != END[1]:
+        marker = jpeg[at + 1]
+        if marker == START[0]:  # bytes that fill up
+            at += 1
+            continue
+        kind = marker if 0xC0 <= marker <= 0xC2 else kind
+        at += 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
+        if marker == SCAN:
+            at = _end_of_scan(jpeg, at)
+            ends.append(at)
+    if jpeg[at : at + 2] != END:
+        raise DataError(f"{what} is cut or damaged after {len(ends)} scans: want the whole file")
+    if len(ends) > MOST_SCANS:
+        raise DataError(f"{what} has {len(ends)} scans: want at most {MOST_SCANS}, as each is decoded")
+    if kind != PROGRESSIVE:
+        raise DataError(f"{what} is no progressive JPEG: want one, as `write_pictures` makes them")
+    return ends
+
+
+def _end_of_scan(jpeg: bytes, at: int) -> int:
+    while (at := jpeg.find(b"\xff", at)) >= 0 and at + 1 < len(jpeg):
+        if jpeg[at + 1] not in IN_SCAN:
+            return at
+        at += 1 if jpeg[at + 1] == START[0] else 2
+    return len(jpeg)
+
+
+def to_progressive(content: bytes, what: str, quality: int = QUALITY) -> bytes:
+    """A picture as a progressive JPEG, upright and on white; one that is such a file keeps its scans."""
+    with open_picture(content, what) as picture:
+        if picture.format == "JPEG" and picture.info.get("progressive") and picture.getexif().get(ORIENTATION, 1) == 1:
+            with suppress(DataError):  # cut, or written in a way that is not read here
+                return content[: scan_ends(content, what)[-1]] + END
+        try:
+            out = io.BytesIO()
+            _flat(picture).save(out, "JPEG", quality=quality, progressive=True)
+        except (OSError, SyntaxError, ValueError) as error:
+            raise DataError(f"{what} cannot be decoded: {error}: want a picture that is whole") from None
+    return out.getvalue()
+
+
+def _flat(picture: "Image") -> "Image":
+    """A picture in three colours, turned upright, with what is transparent in white."""
+    from PIL import Image, ImageOps
+
+    picture = ImageOps.exif_transpose(picture)
+    if picture.mode.startswith("I"):  # grey values of 16 bits
+        picture = Image.fromarray((np.asarray(picture).clip(0, 65535) >> 8).astype(np.uint8))
+    if picture.has_transparency_data:
+        picture = picture.convert("RGBA")
+        picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
+    return picture.convert("RGB")
+
+
+def open_picture(content: bytes, what: str) -> "Image":
+    """The picture in a file, before its pixels are decoded."""
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError:
+        raise SpecError("pictures need Pillow: want pip install 'rowwise[pictures]'") from None
+    try:
+        picture = Image.open(io.BytesIO(content), formats=FORMATS)
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
+        raise DataError(f"{what} is no picture: {str(error)[:200]}: want a file that Pillow reads") from None
+    if picture.width * picture.height > MOST_PIXELS:
+        raise DataError(f"{what} has {picture.width} x {picture.height} pixels: want at most {MOST_PIXELS:,}")
+    return picture
+
+
+def decode(prefix: bytes, size: int, what: str) -> Pixels:
+    """A copy of a picture, stretched to a square, from the first scans of its file."""
+    from PIL.Image import Resampling
+
+    with open_picture(prefix if prefix.endswith(END) else prefix + END, what) as picture:
+        try:
+            picture.draft("RGB", (size, size))  # the decoder scales down to what is at least as large
+            copy = picture.convert("RGB").resize((size, size), Resampling.BILINEAR)
+        except (OSError, SyntaxError, ValueError) as error:
+            raise DataError(f"{what} cannot be decoded: {error}: want a picture that is whole") from None
+    return np.ascontiguousarray(np.asarray(copy).transpose(2, 0, 1))
+
+
+def ssim(a: Pixels, b: Pixels) -> float:
+    """The mean structural similarity (Wang et al. 2004) of the grey values of two pictures, over square windows."""
+    grey = [np.tensordot((0.299, 0.587, 0.114), one.astype(np.float64), 1) for one in (a, b)]
+    window = min(WINDOW, *a.shape[1:])
+
+    def means(x: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.lib.stride_tricks.sliding_window_view(x, (window, window)).mean((2, 3))
+
+    mean_a, mean_b = map(means, grey)
+    variance_a, variance_b = (means(x * x) - mean**2 for x, mean in zip(grey, (mean_a, mean_b), strict=True))
+    covariance = means(grey[0] * grey[1]) - mean_a * mean_b
+    c1, c2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
+    above = (2 * mean_a * mean_b + c1) * (2 * covariance + c2)
+    below = (mean_a**2 + mean_b**2 + c1) * (variance_a + variance_b + c2)
+    return float((above / below).mean())
+
+
+def scans_needed(jpeg: bytes, ends: Sequence[int], size: int, similar: float, what: str) -> int:
+    """The first scans from which a copy of a size has at least this SSIM to the copy from all of them."""
+    whole = decode(jpeg, size, what)
+    for scans, end in enumerate(ends[:-1], 1):
+        if ssim(decode(jpeg[:end], size, what), whole) >= similar:
+            return scans
+    return len(ends)
+
+
+def write_pictures(
+    folder: Path | str,
+    pictures: Iterable[Picture],
+    sizes: Sequence[int],
+    *,
+    similar: float = 0.95,
+    quality: int = QUALITY,
+    tell: Callable[[int], None] | None = None,
+) -> "PictureFolder":
+    """Write pictures into a new folder.
+
+    Args:
+        folder: appears when it is complete.
+        pictures: each with a key, all keys whole numbers or all text.
+        sizes: of copies that will be read.
+        similar: least SSIM of a copy to that of the whole file.
+        quality: of files that are no progressive JPEGs, from 1 to 95.
+        tell: called with the number of pictures that are done.
+    """
+    sizes = tuple(sorted(set(sizes)))
+    if not sizes or not SMALLEST <= sizes[0] <= sizes[-1] <= LARGEST:
+        raise SpecError(f"sizes {', '.join(map(str, sizes)) or 'are missing'}: want some from {SMALLEST} to {LARGEST}")
+    if not 0 < similar <= 1:
+        raise SpecError(f"an SSIM of {similar}: want more than 0, and at most 1")
+    if not 1 <= quality <= 95:
+        raise SpecError(f"a quality of {quality}: want 1 to 95")
+    columns: dict[str, list[Any]] = {"key": [], "begin": [], "scan_ends": [], "width": [], "height": []}
+    columns |= {f"{SCANS}{size}": [] for size in sizes}
+    begin, seen = 0, set[str | int]()
+    with _new_folder(Path(folder)) as unfinished:
+        with (unfinished / FILES).open("wb") as out:
+            for key, content in pictures:
+                what = f"picture {key!r}"[:80]
+                _check_key(key, what, seen)
+                seen.add(key)
+                jpeg = to_progressive(content, what, quality)
+                ends = scan_ends(jpeg, what)
+                with open_picture(jpeg, what) as picture:
+                    columns["width"].append(picture.width)
+                    columns["height"].append(picture.height)
+                for size in sizes:
+                    columns[f"{SCANS}{size}"].append(scans_needed(jpeg, ends, size, similar, what))
+                columns["key"].append(key)
+                columns["begin"].append(begin)
+                columns["scan_ends"].append(ends)
+                begin += out.write(jpeg)
+                if tell is not None:
+                    tell(len(seen))
+        if not seen:
+            raise DataError(f"no pictures for {folder}: want at least one")
+        try:
+            keys = pa.array(columns.pop("key"))
+        except pa.ArrowException:
+            raise DataError("keys of pictures are of several types: want whole numbers, or text") from None
+        pq.write_table(pa.table({"key": keys} | columns), unfinished / INDEX)
+    return PictureFolder.open(folder)
+
+
+def _check_key(key: object, what: str, seen: Collection[object]) -> None:
+    if not (isinstance(key, str) or (type(key) is int and -(2**63) <= key < 2**63)):
+        raise DataError(f"{what}: want a key that is text or a whole number of 64 bits")
+    if key in seen:
+        raise DataError(f"{what} is there twice: want each key once")
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder to write into, which gets its name at the end."""
+    if folder.exists():
+        raise DataError(f"{folder} exists already: want another name")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(suffix=".part", prefix=folder.name, dir=folder.parent) as place:
+            (unfinished := Path(place) / folder.name).mkdir()
+            yield unfinished
+            unfinished.rename(folder)
+    except OSError as error:
+        raise DataError(f"{folder} was not written: {error.strerror or error}; want another place") from None
+
+
+def pictures_in(folder: Path) -> Iterator[Picture]:
+    """The files of a folder by their names without what follows the last dot, as numbers if all are."""
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.is_file())
+        are_numbers = all(path.stem.isascii() and path.stem.isdecimal() for path in paths)
+        for path in paths:
+            yield int(path.stem) if are_numbers else path.stem, path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read: {error}: want a folder of pictures") from None
+
+
+def pictures_of_rows(path: Path, key: str, column: str) -> Iterator[Picture]:
+    """The pictures in a column of bytes of a Parquet file."""
+    try:
+        file = pq.ParquetFile(path)
+        missing = {key, column} - set(file.schema_arrow.names)
+        if missing:
+            raise DataError(f"{path} has no column {min(missing)!r}: want some of {', '.join(file.schema_arrow.names)}")
+        for batch in file.iter_batches(64, columns=[key, column]):
+            for one, content in zip(batch[key].to_pylist(), batch[column].to_pylist(), strict=True):
+                if not isinstance(content, bytes):
+                    raise DataError(f"{path}: column {column!r}, picture {one!r}: want the bytes of a file")
+                yield one, content
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path} cannot be read: {str(error)[:200]}") from None
+
+
+@final
+class PictureFolder:
+    """Pictures that `write_pictures` wrote, read by the prefixes that sizes need.
+
+    Args:
+        folder: see there.
+        index: the table of index.parquet.
+    """
+
+    def __init__(self, folder: Path, index: pa.Table) -> None:
+        """`open` reads the index."""
+        self.folder, self.keys = folder, index["key"].combine_chunks()
+        self._begins, ends = index["begin"].to_numpy(), index["scan_ends"].combine_chunks()
+        self._ends, self._first = ends.values.to_numpy(), ends.offsets.to_numpy()[:-1]
+        names = [name for name in index.column_names if name.startswith(SCANS)]
+        self.sizes = tuple(int(name.removeprefix(SCANS)) for name in names)
+        self._scans = {size: index[name].to_numpy() for size, name in zip(self.sizes, names, strict=True)}
+        with (folder / FILES).open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._map.madvise(mmap.MADV_RANDOM)
+        self.bytes_read = 0
+
+    @classmethod
+    def open(cls, folder: Path | str) -> Self:
+        folder = Path(folder)
+        try:
+            return cls(folder, pq.read_table(folder / INDEX))
+        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+            got = f"{folder} is no folder of pictures: {str(error)[:200]}"
+            raise DataError(f"{got}: want one that rowwise data pictures wrote") from None
+
+    def __len__(self) -> int:
+        return len(self._begins)
+
+    def find(self, keys: pa.Array) -> Ints:
+        """The numbers of pictures by their keys; -1 for a key without a picture."""
+        try:
+            found = pc.call_function("index_in", [keys.cast(self.keys.type)], pc.SetLookupOptions(self.keys))
+        except pa.ArrowException:
+            got = f"{self.folder} has keys of {self.keys.type}, not {keys.type}"
+            raise DataError(f"{got}: want pictures whose keys are those of the items") from None
+        return found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+
+    def bytes_of(self, rows_N: Ints, size: int) -> Ints:
+        """The bytes [N] of the prefixes that a size needs."""
+        self._check(size)
+        return self._ends[self._first[rows_N] + self._scans[size][rows_N] - 1]
+
+    def read(self, rows_N: Ints, size: int) -> Pixels:
+        """Copies [N, C, S, S] of pictures, by their numbers."""
+        lengths_N = self.bytes_of(rows_N, size)
+        out = np.empty((len(rows_N), CHANNELS, size, size), np.uint8)
+        for place, (row, length) in enumerate(zip(rows_N.tolist(), lengths_N.tolist(), strict=True)):
+            begin = int(self._begins[row])
+            out[place] = decode(self._map[begin : begin + length], size, f"{self.folder}: picture {self.keys[row]}")
+        self.bytes_read += int(lengths_N.sum())
+        return out
+
+    def costs(self) -> list[SizeCost]:
+        """What each size reads on average."""
+        rows_N = np.arange(len(self))
+        whole = float(np.diff(np.append(self._begins, len(self._map))).mean())
+        means = {size: float(self.bytes_of(rows_N, size).mean()) for size in self.sizes}
+        return [SizeCost(size, mean, mean / whole) for size, mean in means.items()]
+
+    def _check(self, size: int) -> None:
+        if size not in self._scans:
+            raise SpecError(f"{self.folder}: no copies of size {size}: want some of {', '.join(map(str, self.sizes))}")

@@ -1,0 +1,219 @@
+"""Image towers: vectors of pictures, each computed at the size that it is worth.
+
+After "Characterizing and Taming Resolution in Convolutional Neural Networks" (Yan, Luo and Ceze 2021, arXiv
+2110.14819). A backbone takes pictures of any size. A small scale model looks at the smallest copy and estimates, for
+each size, how probable it is that the backbone does well there. A picture is computed at
+
+    the size of the largest p - price * cost
+
+where the cost is that of its pixels, as a share of the largest size's. With price = 0 it is the size of the largest
+probability, as in the paper.
+
+Whether a backbone does well is only known of pictures that it was not trained on, so the scale model's labels come from
+backbones that are trained without a part of the pictures (`labels_of_parts`).
+
+Sizes: N pictures, C channels, S rows and columns, K sizes, D dim.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rowwise.batch import Batch, Jagged
+from rowwise.errors import SpecError
+from rowwise.hashing.make import AnyTables
+from rowwise.models.histories import single_ids
+from rowwise.models.inputs import Ids, unpack
+from rowwise.models.mlp import stack
+from rowwise.models.two_tower import Tower
+
+ReadPictures = Callable[[Tensor, int], Tensor]  # numbers [N] of pictures and a size, to bytes [N, C, S, S]
+SMALLEST = 8  # rows and columns of a picture
+
+
+class PictureSource(Protocol):
+    """What reads pictures at several sizes."""
+
+    @property
+    def read(self) -> ReadPictures:
+        """Reads pictures by their numbers."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes of copies, ascending."""
+
+
+class PictureCopies(NamedTuple):
+    """A source that is a function."""
+
+    read: ReadPictures
+    sizes: tuple[int, ...]  # ascending
+
+
+class ImageTower(nn.Module):
+    """A convolutional network with a mean over places, so that pictures may have any size of at least 8.
+
+    Args:
+        dim: of the vectors.
+        widths: channels of the layers; each after the first halves rows and columns.
+        channels: of the pictures.
+    """
+
+    def __init__(self, dim: int, widths: Sequence[int] = (16, 32, 64, 64), channels: int = 3) -> None:
+        super().__init__()
+        if not widths or min(widths) < 1 or dim < 1 or channels < 1:
+            raise SpecError(f"dim={dim}, widths={tuple(widths)}, channels={channels}: want 1 or more of each")
+        layers: list[nn.Module] = []
+        for before, after in zip((channels, *widths), widths, strict=False):
+            convolution = nn.Conv2d(before, after, 3, stride=2 if layers else 1, padding=1, bias=False)
+            layers += [convolution, nn.GroupNorm(1, after), nn.ReLU(inplace=True)]
+        self.layers = stack(layers)
+        self.last = nn.Linear(widths[-1], dim)
+        self.dim = dim
+
+    def forward(self, pictures_NCSS: Tensor) -> Tensor:
+        """Vectors [N, dim] of pictures in bytes, or in floats from 0 to 1."""
+        x = pictures_NCSS
+        if x.shape[-1] < SMALLEST or x.shape[-2] < SMALLEST:
+            raise SpecError(f"pictures of {x.shape[-2]} x {x.shape[-1]}: want at least {SMALLEST} rows and columns")
+        x = (x.float() / 255 if x.dtype is torch.uint8 else x) - 0.5
+        return self.last(self.layers(x).mean((2, 3)))
+
+    def multiplications(self, size: int) -> int:
+        """The products that a picture of a size takes."""
+        found = self.last.weight.numel()
+        for layer in self.layers:
+            if isinstance(layer, nn.Conv2d):
+                size = -(-size // layer.stride[0])
+                found += layer.weight.numel() * size**2
+        return found
+
+
+def choose_sizes(logits_NK: Tensor, sizes: Sequence[int], price: float) -> Tensor:
+    """The place [N] of the size of each picture that is worth most; of equals the first."""
+    costs_K = (torch.tensor(sizes, dtype=torch.float32) / max(sizes)).square()
+    return (logits_NK.sigmoid() - price * costs_K.to(logits_NK.device)).argmax(1)
+
+
+class DynamicImageTower(nn.Module):
+    """A backbone that computes each picture at the size that a scale model chooses.
+
+    Args:
+        backbone: maps pictures of any size to vectors.
+        scale: maps pictures of the smallest size to logits [N, K], one for each size.
+        sizes: ascending, the cheapest first.
+        price: of the pixels of the largest size, as a probability; it buys what costs least first.
+    """
+
+    def __init__(self, backbone: nn.Module, scale: nn.Module, sizes: Sequence[int], price: float = 0.05) -> None:
+        super().__init__()
+        if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < SMALLEST:
+            raise SpecError(f"sizes {tuple(sizes)}: want ascending ones of at least {SMALLEST}")
+        if not 0 <= price <= 1:
+            raise SpecError(f"price={price}: want 0 to 1")
+        self.backbone, self.scale, self.sizes, self.price = backbone, scale, tuple(sizes), price
+
+    def choose(self, small_NCSS: Tensor) -> Tensor:
+        """The places [N] in `sizes` at which pictures are computed, by copies of the smallest size."""
+        logits_NK = self.scale(small_NCSS)
+        if logits_NK.shape[1] != len(self.sizes):
+            raise SpecError(f"the scale model has {logits_NK.shape[1]} logits: want one for each of {self.sizes}")
+        return choose_sizes(logits_NK, self.sizes, self.price)
+
+    def forward(self, rows_N: Tensor, read: ReadPictures) -> Tensor:
+        """Vectors [N, D]; what a picture's size does not need is not read."""
+        small = read(rows_N, self.sizes[0])
+        chosen_N = self.choose(small)
+        parts: list[Tensor] = []
+        order: list[Tensor] = []
+        for place, size in enumerate(self.sizes):
+            at_M = (chosen_N == place).nonzero().squeeze(1)
+            if len(at_M):
+                parts.append(self.backbone(small[at_M] if place == 0 else read(rows_N[at_M], size)))
+                order.append(at_M)
+        return torch.cat(parts)[torch.cat(order).argsort()] if parts else self.backbone(small)
+
+
+def labels_of_parts(
+    pictures: int,
+    sizes: int,
+    fit: Callable[[Tensor], nn.Module],
+    is_right: Callable[[nn.Module, Tensor, int], Tensor],
+    parts: int = 4,
+    seed: int = 0,
+) -> Tensor:
+    """The labels [N, K] of a scale model: whether a backbone that has not seen a picture is right about it at a size.
+
+    Args:
+        pictures: how many there are.
+        sizes: how many there are.
+        fit: trains a backbone on these pictures.
+        is_right: of a backbone, for pictures at the size of this place.
+        parts: as many backbones are trained, each without one of them.
+        seed: of the parts.
+    """
+    if not 2 <= parts <= pictures:
+        raise SpecError(f"{parts} parts of {pictures} pictures: want 2 or more, each with a picture")
+    order = torch.randperm(pictures, generator=torch.Generator().manual_seed(seed))
+    right_NK = torch.zeros(pictures, sizes)
+    for part in range(parts):
+        left_out = order[part::parts]
+        kept = torch.ones(pictures, dtype=torch.bool)
+        kept[left_out] = False
+        backbone = fit(kept.nonzero().squeeze(1))
+        for place in range(sizes):
+            right_NK[left_out, place] = is_right(backbone, left_out, place).float()
+    return right_NK
+
+
+class PictureTower(Tower):
+    """A tower over the features and the picture of an item.
+
+    In training all pictures of a batch have one size, drawn anew for each. In evaluation each has the largest one, or
+    that which a scale model chooses.
+
+    Args:
+        embeddings: tables that pool, of any dims, of this side only.
+        item: the feature with the item's id, one in each sample.
+        pictures: makes their vectors.
+        copies: of pictures, whose numbers are ids of items.
+        dense_features: numbers in each sample of this side.
+        sizes: of the layers; the last is the dim of the vectors.
+    """
+
+    def __init__(
+        self,
+        embeddings: AnyTables,
+        item: str,
+        pictures: ImageTower | DynamicImageTower,
+        copies: PictureSource,
+        dense_features: int = 0,
+        sizes: Sequence[int] = (256, 64),
+    ) -> None:
+        super().__init__(embeddings, dense_features, sizes, more=_backbone_of(pictures).dim)
+        if isinstance(pictures, DynamicImageTower) and not set(pictures.sizes) <= set(copies.sizes):
+            raise SpecError(f"sizes {pictures.sizes} of the tower: want some of those of the copies, {copies.sizes}")
+        self.item, self.pictures, self.copies = item, pictures, copies
+
+    def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
+        """Vectors [B, sizes[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
+        dense_BF, ids = unpack(batch, sparse, self.dense_features)
+        rows_U, places_B = single_ids(Jagged.from_keyed(ids), self.item).unique(return_inverse=True)
+        parts = dense_BF, self.embeddings(ids).values(), self._vectors(rows_U)[places_B]
+        return F.normalize(self.layers(torch.cat(parts, 1)))
+
+    def _vectors(self, rows_U: Tensor) -> Tensor:
+        if isinstance(self.pictures, DynamicImageTower) and not self.training:
+            return self.pictures(rows_U, self.copies.read)
+        sizes = self.copies.sizes
+        size = sizes[int(torch.randint(len(sizes), ()))] if self.training else sizes[-1]
+        return _backbone_of(self.pictures)(self.copies.read(rows_U, size))
+
+
+def _backbone_of(pictures: ImageTower | DynamicImageTower) -> ImageTower:
+    backbone = pictures.backbone if isinstance(pictures, DynamicImageTower) else pictures
+    assert isinstance(backbone, ImageTower)
+    return backbone

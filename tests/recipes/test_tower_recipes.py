@@ -1,0 +1,160 @@
+"""Recipes of towers over a graph, and with pictures: they learn, are reported, and are served or refused."""
+
+import copy
+import io
+import re
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from key_recipes import write_small_pictures
+from PIL import Image
+from pyarrow import parquet as pq
+from report.markup_check import check
+from test_two_tower_recipe import BASE, ITEMS, KINDS, USERS, write_meetings
+
+from rowwise import SpecError
+from rowwise.ingest.pictures import write_pictures
+from rowwise.recipes.export import export
+from rowwise.recipes.outlook import dry_run
+from rowwise.recipes.runs import TrainingRun, evaluate, load_trained, predict_rows
+from rowwise.recipes.served import open_version
+from rowwise.recipes.text import decode
+
+GRAPH = {"kind": "graph", "user": "user", "item": "item", "ks": [5, 20]}
+
+
+def trained(folder, model, **changes):
+    """A run of the recipe of two towers with another model."""
+    folder.mkdir(exist_ok=True)
+    if not (folder / "rows.parquet").exists():
+        write_meetings(folder / "rows.parquet")
+    made = copy.deepcopy(BASE) | {"model": model}
+    made["data"]["dataset"] = f"parquet:{folder / 'rows.parquet'}"
+    for section, values in changes.items():
+        made[section] = made.get(section, {}) | values
+    run = TrainingRun.start(decode(made, "my.yaml"), folder / "runs")
+    run.go()
+    return run
+
+
+def measured(run):
+    return run.folder.path, evaluate(run.folder.path).tasks["met"]
+
+
+def same_weights(a, b):
+    first, second = (load_trained(run.folder.path, "last")[1].state_dict() for run in (a, b))
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"encoder": "graphsage", "sizes": [16]}, {"layers": 2, "sampled": 8, "loss": "bpr"}],
+    ids=["lightgcn", "graphsage", "sampled"],
+)
+def test_a_graph_of_users_and_items_finds_what_users_like(tmp_path, more):
+    run = trained(tmp_path, GRAPH | more, train={"epochs": 4})
+    path, metrics = measured(run)
+    assert metrics["recall@20"] > 2.5 * 20 / ITEMS  # by chance 20 of the items
+    page = (path / "report.html").read_text()
+    check(page)
+    table = pq.read_table(tmp_path / "rows.parquet")
+    edges = int(re.search(r">pairs</span><span[^>]*>([\d,]+)", page).group(1).replace(",", ""))
+    assert 0 < edges < table.num_rows
+    assert ("edges in evaluation" in page) == ("sampled" in more)
+
+
+def test_the_same_run_has_the_same_bits_and_goes_on(tmp_path):
+    whole = trained(tmp_path, GRAPH, train={"epochs": 2})
+    assert same_weights(whole, trained(tmp_path, GRAPH, train={"epochs": 2}))
+    short = trained(tmp_path, GRAPH, train={"epochs": 2, "steps": 9}, save={"every": 9})
+    again = TrainingRun.resume(short.folder.path, changes=["train.steps=null"])
+    again.go()
+    assert same_weights(whole, again)
+
+
+def test_what_a_graph_cannot_be_is_refused(tmp_path):
+    run = trained(tmp_path, GRAPH, train={"epochs": 1, "steps": 2})
+    with pytest.raises(SpecError, match=r"model\.kind=graph needs the pairs of its run"):
+        export(run.folder.path, tmp_path / "served")
+    for changes, text in (
+        ({"user": "nobody"}, "graph: no feature nobody; there are user, item, kind"),
+        ({"user": "item"}, "graph: feature item is in both towers"),
+        ({"layers": 0}, "model.layers=0: want at least 1"),
+        ({"sampled": 0}, "model.sampled=0: want at least 1"),
+    ):
+        with pytest.raises(SpecError, match=text):
+            trained(tmp_path, GRAPH | changes)
+    with pytest.raises(SpecError, match=r"model\.kind=graph with train.determinism=elastic"):
+        trained(tmp_path, GRAPH, train={"determinism": "elastic"})
+
+
+def test_users_and_items_without_a_pair_have_a_vector(tmp_path):
+    folder = tmp_path / "few"
+    folder.mkdir()
+    columns = {"user": [0, 1, 0, 2] * 50, "item": [3, 3, 4, 7] * 50, "kind": [0] * 200, "met": [1, 1, 1, 0] * 50}
+    numbers = {name: [0.5] * 200 for name in ("price", "age")} | {"row": list(range(200))}
+    pq.write_table(pa.table(columns | numbers), folder / "rows.parquet")
+    run = trained(folder, GRAPH, train={"epochs": 1, "batch": 16}, evaluate={"metric": "recall@5"})
+    users_UD, items_ID = run.model.towers.node_vectors()
+    assert (len(users_UD), len(items_ID)) == (USERS, ITEMS)
+    assert users_UD.isfinite().all()
+    page = (run.folder.path / "report.html").read_text()
+    assert f"<td>0</td><td>{USERS - 2}</td><td>{ITEMS - 2}</td>" in page
+
+
+def with_pictures(folder):
+    model = copy.deepcopy(BASE["model"])
+    return model | {"item_features": [], "item_pictures": {"folder": str(folder), "dim": 8, "widths": [8, 8]}}
+
+
+def test_pictures_tell_what_users_like(tmp_path):
+    """Items have no feature but their picture, whose colour is their kind; half of the items are in no training row."""
+    pictures, colours = [], np.random.default_rng(1).integers(0, 256, (KINDS, 3), dtype=np.uint8)
+    for item in range(ITEMS - 1):  # the last one has none
+        file = io.BytesIO()
+        Image.new("RGB", (20, 20), tuple(colours[item % KINDS].tolist())).save(file, "PNG")
+        pictures.append((item, file.getvalue()))
+    write_pictures(tmp_path / "pictures", pictures, (8, 16))
+    run = trained(tmp_path, with_pictures(tmp_path / "pictures"), train={"epochs": 4})
+    path, metrics = measured(run)
+    assert metrics["recall@20"] > 2.5 * 20 / ITEMS
+    page = (path / "report.html").read_text()
+    check(page)
+    assert "1 items have no picture" in page
+    assert "<td>8 x 8</td>" in page
+
+
+def test_a_version_has_the_pictures_of_its_items(tmp_path):
+    write_small_pictures(tmp_path / "pictures", ITEMS)
+    run = trained(tmp_path, with_pictures(tmp_path / "pictures"), train={"epochs": 1})
+    predict_rows(run.folder.path, tmp_path / "p.parquet")
+    export(run.folder.path, tmp_path / "served", warn=lambda _: None)
+    (tmp_path / "pictures").rename(tmp_path / "elsewhere")
+    assert open_version(tmp_path / "served").identity == "exact"
+
+
+def test_pictures_need_ids_that_are_row_numbers(tmp_path):
+    write_small_pictures(tmp_path / "pictures", 60)
+    model, columns = with_pictures(tmp_path / "pictures"), copy.deepcopy(BASE["columns"])
+    columns["sparse"][1]["ids"] = "hash"
+    with pytest.raises(SpecError, match="its table has hashed or mapped ids: want ids: direct"):
+        trained(tmp_path, model, columns=columns)
+    run = trained(tmp_path, model, train={"epochs": 1, "steps": 2})
+    (note,) = [line for line in run.resolved.notes if "pictures" in line]
+    assert "60 of 120 items have no picture" in note
+    dry_run(run.resolved.recipe)
+
+
+def test_pictures_that_cannot_be(tmp_path):
+    write_small_pictures(tmp_path / "pictures", 3)
+    for changes, text in (
+        ({"folder": str(tmp_path)}, "is no folder of pictures"),
+        ({"dim": 0}, "model.item_pictures: dim=0"),
+        ({"widths": []}, "want 1 or more of each"),
+    ):
+        model = with_pictures(tmp_path / "pictures")
+        model["item_pictures"] |= changes
+        with pytest.raises(Exception, match=text):
+            trained(tmp_path, model)
