@@ -53,7 +53,7 @@ $(BUILT): $(SETUP) CMakeLists.txt $(wildcard src/rowwise/ops/_cpp/* src/rowwise/
 	@touch $@
 
 $(DEV): $(SETUP)
-	$(REQUIREMENTS) dev serve | $(INSTALL) -r /dev/stdin
+	$(REQUIREMENTS) dev redis retrieval serve | $(INSTALL) -r /dev/stdin
 	@touch $@
 
 $(PEERS): $(BUILT) $(DEV)
@@ -95,6 +95,7 @@ test: lint
 
 test-all: $(PEERS) $(DOCS) $(MLFLOW) wheel  # tests that compare with other libraries need them
 	tools/browser.sh
+	tools/redis.sh
 	$(BIN)/python -m pytest -n 2 --full -m '(slow or dist or hypothesis) and not gpu and not bench'
 	$(MAKE) -j 2 -O sanitize test-arm
 

@@ -19,14 +19,14 @@ from parts.recipe_job import job_of
 from parts.report import environment, exactly, finish, options, parsed
 from rich.progress import Progress
 
-from rowwise import RowType
 from rowwise.recipes.compose import make_evaluator, make_model, make_settings, resolve
 from rowwise.recipes.find import load
 from rowwise.recipes.runs import best_possible_metrics
+from rowwise.spec import TRAINED_TYPES
 from rowwise.train.trainer import Trainer
 
 TEACHER = "the teacher"
-VARIANTS = {str(row_type): f"tables.all.row_type={row_type}" for row_type in RowType}
+VARIANTS = {str(row_type): f"tables.all.row_type={row_type}" for row_type in TRAINED_TYPES}
 VARIANTS |= {"fp32, bf16 products": "train.precision=bf16"}
 
 

@@ -30,11 +30,11 @@ from rich.progress import Progress
 from rowwise import Topology
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.find import load
-from rowwise.spec import Codecs, RowType, Wire
+from rowwise.spec import Codecs, Wire, WireType
 
 WORLD, SEEDS, EXACT = 2, 3, "fp32"
 RECIPES = ("movielens-dlrm", "complete-journey-dlrm")
-WIRES = {str(kind): Codecs(forward=kind, backward=kind) for kind in RowType}
+WIRES = {str(kind): Codecs(forward=kind, backward=kind) for kind in WireType}
 
 
 def changes(rows: Sequence[dict], recipe: str, wire: str) -> list[float]:

@@ -649,7 +649,7 @@ OUTSIDE = [-1, 1 << 31, 1 << 62, (1 << 63) - 1, -(1 << 63)]
         (2, 130, "reaches past the arena"),  # not on a whole float
         (3, 9, "reaches past the arena"),
         (4, 5, "reaches past the arena"),
-        (7, 4, "unknown row type"),
+        (7, len(TYPES), "unknown row type"),
         (8, 8, "want a multiple of 16, or 0 for all"),
     ],
     ids=["source", "base", "odd base", "rows", "dim", "type", "group"],

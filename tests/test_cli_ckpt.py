@@ -22,7 +22,7 @@ from rowwise.checkpoint.write import write
 from rowwise.recipes.runs import TrainingRun, load_trained
 from rowwise.spec import RowType
 
-COMMANDS = ("ls", "verify", "diff", "reshard", "remap", "export", "import")
+COMMANDS = ("ls", "verify", "diff", "copy", "reshard", "remap", "export", "import")
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_damage_is_shown(command, run):
     newest = run / "ckpt" / "step-000000020"
     one = Checkpoint.open(newest)
     (piece,) = one.entry("model/embeddings.item").chunks
-    flip(newest, piece.file, one._header(piece.file).ranges[piece.key].begin)
+    flip(newest, piece.file, one.header(piece.file).ranges[piece.key].begin)
     code, out, _ = command("ckpt", "verify", str(newest))
     assert code == 1
     lines = columns(out)

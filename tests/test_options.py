@@ -13,6 +13,7 @@ import pytest
 import torch
 import typer
 from options import BASE, COMBINATIONS, EFFECTS, FREE, LONG, NONSENSE
+from PIL import Image
 from pyarrow import parquet as pq
 from recipes.test_hosts import make_network
 from small import trained
@@ -60,6 +61,8 @@ def files(tmp_path_factory):
     run, _ = trained(home, train={"epochs": 1, "steps": 2}, tables=tables)
     export(run.folder.path, home / "models")
     (home / "folder").mkdir()
+    (home / "photos").mkdir()
+    Image.new("RGB", (20, 12), "red").save(home / "photos/red.png")
     write_records(home)
     os.mkfifo(home / "fifo")
     (home / "tables.csv").write_text("name,rows,dim,pooling\nuser,50,8,1\nitem,30,8,1\n")
@@ -70,7 +73,7 @@ def files(tmp_path_factory):
         "home": str(home), "run": str(run.folder.path), "recipe": str(run.folder.path / "recipe.yaml"),
         "rows": str(home / "rows.parquet"), "folder": str(home / "folder"), "fifo": str(home / "fifo"),
         "tables": str(home / "tables.csv"), "map": str(home / "user.map"), "models": str(home / "models"),
-        "records": str(home / "records"),
+        "records": str(home / "records"), "pictures": str(home / "photos"),
         "weights": str(home / "weights.pt"), "net": str(home / "net.json"),
     }  # fmt: skip
 

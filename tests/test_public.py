@@ -23,6 +23,7 @@ PUBLIC = [  # a name is added or taken away here, in sight
     "DLRM",
     "DataError",
     "DeepFM",
+    "DynamicImageTower",
     "Embeddings",
     "FinalMLP",
     "Ftrl",
@@ -31,6 +32,7 @@ PUBLIC = [  # a name is added or taken away here, in sight
     "GraphTower",
     "HSTU",
     "IdError",
+    "ImageTower",
     "ItemFrequency",
     "Jagged",
     "Lamb",
@@ -46,6 +48,9 @@ PUBLIC = [  # a name is added or taken away here, in sight
     "NextItem",
     "Normal",
     "PLE",
+    "PictureCopies",
+    "PictureFolder",
+    "PictureTower",
     "Plan",
     "Pooling",
     "RowType",
@@ -74,9 +79,11 @@ PUBLIC = [  # a name is added or taken away here, in sight
     "in_batch_softmax",
     "interact",
     "make_embeddings",
+    "nearest_items",
     "top_items",
     "user_item_graph",
     "wide_tables",
+    "write_pictures",
 ]
 
 

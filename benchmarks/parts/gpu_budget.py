@@ -6,6 +6,7 @@ from rowwise.ops._triton import specialise, update
 from rowwise.spec import RowType
 
 REGISTERS = 80  # of a lane: 25 programs of a warp on a multiprocessor; 64 are 32
+INT4_REGISTERS = 96  # a lane loads its bytes for both columns of each
 AMD_REGISTERS = 128
 
 
@@ -26,7 +27,7 @@ def least_width(variant: Variant) -> int:
         return 0
     if variant.of_rows:  # of gradients in fp32, a row spread over the lanes
         return min(16, variant.dim * 4 // 32)
-    return 8 if variant.type is RowType.INT8 else 16  # the scale before the codes of int8 has 8 bytes
+    return 8 if variant.type.facts.scaled else 16  # the scale before the codes has 8 bytes
 
 
 def faults(variant: Variant, code: MachineCode, arch: str) -> list[str]:
@@ -38,9 +39,10 @@ def faults(variant: Variant, code: MachineCode, arch: str) -> list[str]:
         limits = [("spills", code.spills), ("atomics", code.atomics), ("instructions not rounded", len(code.inexact))]
         return [f"{got} {what}, want none" for what, got in limits if got]
     one_warp = variant.constants["num_warps"] == 1 and "apply rowwise_adam " not in variant.name
+    most = INT4_REGISTERS if variant.type is RowType.INT4 else REGISTERS
     limits = [
         ("spills", code.spills, 0),
-        ("registers", code.registers, AMD_REGISTERS if amd else REGISTERS),
+        ("registers", code.registers, AMD_REGISTERS if amd else most),
         ("bytes of shared memory", code.shared_bytes, 0 if one_warp and not variant.copies else 1024),
         ("barriers", code.barriers, 0 if one_warp else 64),
         ("atomics", code.atomics, 0),

@@ -104,7 +104,7 @@ def _lookups(bucket: specialise.Bucket) -> Iterator[tuple[str, Any, dict[str, An
 
 
 def _updates(row_type: RowType, dim: int) -> Iterator[tuple[str, Any, dict[str, Any], specialise.Bucket]]:
-    for name, kind in OPTIMIZERS.items():
+    for name, kind in OPTIMIZERS.items() if row_type.facts.trained else ():
         if kind is not RowWiseAdagrad and dim not in (64, 128):
             continue
         bucket = specialise.bucket_of(_descriptors(row_type, dim, kind())[1])

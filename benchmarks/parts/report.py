@@ -18,7 +18,12 @@ from rowwise.recipes.machine import Environment, NativeLibrary
 RESULTS = BENCHMARKS / "results"
 STARTED_s = time.perf_counter()
 # Packages, and what is imported of them.
-PEERS = {"fbgemm-gpu-cpu": "fbgemm_gpu", "torchrec": "torchrec", "rocksdict": "rocksdict"}
+PEERS = {
+    "fbgemm-gpu-cpu": "fbgemm_gpu",
+    "torchrec": "torchrec",
+    "rocksdict": "rocksdict",
+    "torch-geometric": "torch_geometric",
+}
 
 
 def saved(name: str) -> Path:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from rowwise.hashing.embeddings import MappedEmbeddings as MappedEmbeddings
     from rowwise.hashing.make import make_embeddings as make_embeddings
     from rowwise.hashing.managed.embeddings import ManagedEmbeddings as ManagedEmbeddings
+    from rowwise.ingest.pictures import PictureFolder as PictureFolder
+    from rowwise.ingest.pictures import write_pictures as write_pictures
     from rowwise.managed import Managed as Managed
     from rowwise.models.autoint import AutoInt as AutoInt
     from rowwise.models.dcn import DCN as DCN
@@ -41,12 +43,17 @@ if TYPE_CHECKING:
     from rowwise.models.graph_tower import LightGCN as LightGCN
     from rowwise.models.graph_tower import user_item_graph as user_item_graph
     from rowwise.models.hstu import HSTU as HSTU
+    from rowwise.models.image_tower import DynamicImageTower as DynamicImageTower
+    from rowwise.models.image_tower import ImageTower as ImageTower
+    from rowwise.models.image_tower import PictureCopies as PictureCopies
+    from rowwise.models.image_tower import PictureTower as PictureTower
     from rowwise.models.masknet import MaskNet as MaskNet
     from rowwise.models.mlp import Linear as Linear
     from rowwise.models.mlp import Mlp as Mlp
     from rowwise.models.next_item import NextItem as NextItem
     from rowwise.models.retrieval import in_batch_bpr as in_batch_bpr
     from rowwise.models.retrieval import in_batch_softmax as in_batch_softmax
+    from rowwise.models.retrieval import nearest_items as nearest_items
     from rowwise.models.retrieval import top_items as top_items
     from rowwise.models.sasrec import SASRec as SASRec
     from rowwise.models.two_tower import Tower as Tower
@@ -96,6 +103,7 @@ _HOMES = {
     "hashing.embeddings": ("MappedEmbeddings",),
     "hashing.make": ("make_embeddings",),
     "hashing.managed.embeddings": ("ManagedEmbeddings",),
+    "ingest.pictures": ("PictureFolder", "write_pictures"),
     "managed": ("Managed",),
     "models.autoint": ("AutoInt",),
     "models.dcn": ("DCN",),
@@ -108,10 +116,11 @@ _HOMES = {
     "models.frequency": ("ItemFrequency",),
     "models.graph_tower": ("GraphSage", "GraphTower", "LightGCN", "user_item_graph"),
     "models.hstu": ("HSTU",),
+    "models.image_tower": ("DynamicImageTower", "ImageTower", "PictureCopies", "PictureTower"),
     "models.masknet": ("MaskNet",),
     "models.mlp": ("Linear", "Mlp"),
     "models.next_item": ("NextItem",),
-    "models.retrieval": ("in_batch_bpr", "in_batch_softmax", "top_items"),
+    "models.retrieval": ("in_batch_bpr", "in_batch_softmax", "nearest_items", "top_items"),
     "models.sasrec": ("SASRec",),
     "models.two_tower": ("Tower", "TwoTower"),
     "models.wide": ("wide_tables",),

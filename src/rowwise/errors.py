@@ -14,6 +14,7 @@
     |   `-- AgreedError  another rank had an error; all ranks raise, and collectives still work
     |-- TableMemoryError tables that do not fit into memory (also a MemoryError)
     |-- StoreError       rows on disk that cannot be read or written (also an OSError)
+    |-- StorageError     a folder or object store that cannot be reached, read or written (also an OSError)
     |-- CheckpointError  a checkpoint that is missing, damaged or could not be written (also an OSError)
     `-- NativeError      the native operators are missing or do not load (also an ImportError)
 
@@ -82,6 +83,10 @@ class StoreError(RowwiseError, OSError):
 
 class CheckpointError(RowwiseError, OSError):
     """A checkpoint that is missing, damaged or could not be written."""
+
+
+class StorageError(RowwiseError, OSError):
+    """A folder or object store that cannot be reached, read or written."""
 
 
 class NativeError(RowwiseError, ImportError):

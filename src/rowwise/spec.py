@@ -33,12 +33,16 @@ class Pooling(enum.StrEnum):
 
 
 class RowType(enum.StrEnum):
-    """The type in which rows are stored. Arithmetic is in float32; updates are rounded stochastically."""
+    """The type in which rows are stored. Arithmetic is in float32; updates are rounded stochastically.
+
+    Rows of int4 are only looked up: `rowwise export` makes them from rows of a type that was trained.
+    """
 
     FP32 = "fp32"
     FP16 = "fp16"
     BF16 = "bf16"
     INT8 = "int8"  # one byte a weight, and two floats (scale and offset) for each group of columns
+    INT4 = "int4"  # half a byte a weight, and two floats for the row
 
     @property
     def facts(self) -> "RowTypeFacts":
@@ -49,16 +53,19 @@ class RowTypeFacts(Value, frozen=True):
     """Properties of a row type; see [Note: Row formats] in `ops/_cpp/tables.h`."""
 
     numbers: str  # name of the torch dtype of stored rows, also in checkpoints
-    weight_bytes: int
+    weight_bits: int
+    trained: bool = True  # whether updates are supported
     scaled: bool = False  # whether groups of columns have a scale and an offset, stored before the weights
 
 
 ROW_TYPES = {  # in the order of `ROWWISE_ROW_TYPES` in `ops/_cpp/tables.h`
-    RowType.FP32: RowTypeFacts(numbers="float32", weight_bytes=4),
-    RowType.FP16: RowTypeFacts(numbers="float16", weight_bytes=2),
-    RowType.BF16: RowTypeFacts(numbers="bfloat16", weight_bytes=2),
-    RowType.INT8: RowTypeFacts(numbers="uint8", weight_bytes=1, scaled=True),
+    RowType.FP32: RowTypeFacts(numbers="float32", weight_bits=32),
+    RowType.FP16: RowTypeFacts(numbers="float16", weight_bits=16),
+    RowType.BF16: RowTypeFacts(numbers="bfloat16", weight_bits=16),
+    RowType.INT8: RowTypeFacts(numbers="uint8", weight_bits=8, scaled=True),
+    RowType.INT4: RowTypeFacts(numbers="uint8", weight_bits=4, scaled=True, trained=False),
 }
+TRAINED_TYPES = tuple(kind for kind, facts in ROW_TYPES.items() if facts.trained)
 
 
 class Uniform(Value, frozen=True, tag="uniform", tag_field="kind"):
@@ -144,7 +151,7 @@ class Table(Value, frozen=True):
 def row_bytes(row_type: RowType, dim: int, column_group: int = 0) -> int:
     """Bytes of one row; `column_group=0`: all columns share a scale."""
     facts = row_type.facts
-    weights_bytes = facts.weight_bytes * dim
+    weights_bytes = -(-facts.weight_bits * dim // 8)
     return 8 * -(-dim // (column_group or dim)) + -(-weights_bytes // 4) * 4 if facts.scaled else weights_bytes
 
 
@@ -153,7 +160,7 @@ Bits = Literal[8, 4]  # bits per weight in a quantised checkpoint
 
 def quantised_bytes(dim: int, bits: Bits) -> int:
     """Bytes of a row in a quantised checkpoint: two floats for its range, then its codes."""
-    return row_bytes(RowType.INT8, dim) if bits == 8 else 8 + -(-dim // 8) * 4
+    return row_bytes(RowType.INT8 if bits == 8 else RowType.INT4, dim)
 
 
 def state_slots(table: Table) -> dict[str, Slot]:
@@ -190,7 +197,7 @@ def _check_types(table: Table) -> None:
     _check_choice(table, "pooling", Pooling)
     _check_choice(table, "row_type", RowType)
     group = table.column_group
-    if group is not None and (not table.row_type.facts.scaled or type(group) is not int or group < 16 or group % 16):
+    if group is not None and (table.row_type is not RowType.INT8 or type(group) is not int or group < 16 or group % 16):
         want = "want a multiple of 16, for rows of type 'int8' only"
         raise SpecError(f"table {name!r}: column_group={group!r} with rows of type {str(table.row_type)!r}: {want}")
 

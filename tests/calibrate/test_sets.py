@@ -13,7 +13,7 @@ from rowwise.calibrate.ids import draw_batch
 from rowwise.calibrate.kernels import BATCHES, MOST_TURNS, KernelBench, flush_bytes, low_quantile
 from rowwise.perf.access import Access, Workload
 from rowwise.row_optimizers import Adam, Sgd
-from rowwise.spec import RowType, Table
+from rowwise.spec import TRAINED_TYPES, Table
 
 LIMITS = SetLimits(pool_bytes=8_000_000, vector_floats=1 << 20, most_s=4e-3)
 ADAM = Adam()
@@ -48,7 +48,7 @@ def test_any_set_is_measured_and_leaves_zeros(bench, number, rank):
     assert not pool_of(bench).any()
 
 
-@pytest.mark.parametrize("row_type", list(RowType))
+@pytest.mark.parametrize("row_type", TRAINED_TYPES)
 @pytest.mark.parametrize("optimizer", [Sgd(lr=1.0), ADAM], ids=["sgd", "adam"])
 def test_rows_change_as_training_changes_them(bench, row_type, optimizer, monkeypatch):
     seen = {}

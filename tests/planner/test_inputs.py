@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowwise import Adam, Pooling, RowType, RowWiseAdagrad, Sgd, SpecError, Table
+from rowwise import Adam, Pooling, RowWiseAdagrad, Sgd, SpecError, Table
 from rowwise.perf.access import Access, Workload
 from rowwise.planner.inputs import read_tables
+from rowwise.spec import TRAINED_TYPES
 
 MADE_UP = Path(__file__).parents[2] / "benchmarks" / "tables" / "dlrm856_like_tables.csv"
 HEAD = "name,rows,dim,pooling\n"
@@ -40,7 +41,7 @@ def workload_lists(draw) -> list[tuple[Workload, str]]:
             features=tuple(f"{name}{i}" for i in range(draw(st.integers(0, 2)))),
             pooling=draw(st.sampled_from(Pooling)),
             optimizer=OPTIMIZERS[kind],
-            row_type=draw(st.sampled_from(RowType)),
+            row_type=draw(st.sampled_from(TRAINED_TYPES)),
         )
         access = Access(
             pooling=draw(numbers),

@@ -1,5 +1,6 @@
 """Recipes in which a key counts, with its value and with another, and what becomes of them."""
 
+import io
 import json
 from functools import cache
 from pathlib import Path
@@ -9,18 +10,20 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 from every_key import NEAR, OWN, TRANSFORMS
+from PIL import Image
 from small import sections, write_rows
 
 from rowwise.errors import RowwiseError, one_line
 from rowwise.hashing.arrays import entry_map
 from rowwise.hashing.file import save
+from rowwise.ingest.pictures import write_pictures
 from rowwise.recipes.compose import make_batcher, make_model, resolve
 from rowwise.recipes.outlook import dry_run, open_warm_start
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.text import decode
 from rowwise.recipes.unused_keys import find_notes as notes_of
 from rowwise.spec import Topology
-from rowwise.train.loss_settings import ClickLoss
+from rowwise.train.loss_settings import ClickObjective
 
 
 def structs(kind):
@@ -52,6 +55,7 @@ OFTEN = {"Evaluation": {"every": 1, "patience": 3, "min_gain": 0.05}, "Saving": 
 MODELS = {
     "DhenConfig": {"interactions": ["attention", "convolution", "dot", "factorization"], "vectors": 4},
     "TwoTowerConfig": {"item": "item", "user_features": ["user"], "user_dense": ["d0"], "item_dense": ["d1"]},
+    "GraphConfig": {"item": "item", "user": "user"},
     "UserModel": {"module": "own.py:Mine"},
 }
 SEQUENCES = {
@@ -61,11 +65,26 @@ SEQUENCES = {
 }
 AROUND = {  # sections that a model needs
     "TwoTowerConfig": {"evaluate": {"metric": "recall@10"}},
+    "GraphConfig": {"evaluate": {"metric": "recall@10"}},
+    "PictureConfig": {
+        "model": {"kind": "two_tower", **MODELS["TwoTowerConfig"], "item_pictures": {"folder": "pictures"}},
+        "evaluate": {"metric": "recall@10"},
+    },
     "SasRecConfig": SEQUENCES,
     "HstuConfig": SEQUENCES,
     "Smc": {"model": {"kind": "dlrm", "bottom": [8], "top": [8], "dropout": 0.5}},
 }
 ID_MAPS = {"HashIds", "DoubleHashIds", "QuotientRemainderIds", "StoredIds"}
+
+
+def write_small_pictures(folder, count, sizes=(8, 16)):
+    """Pictures whose keys are numbers, each of its own colour."""
+    pictures = []
+    for number in range(count):
+        file = io.BytesIO()
+        Image.new("RGB", (24, 24), (number * 7 % 256, number * 31 % 256, 90)).save(file, "PNG")
+        pictures.append((number, file.getvalue()))
+    return write_pictures(folder, pictures, sizes)
 
 
 def write_folder(place):
@@ -85,6 +104,7 @@ def write_folder(place):
     write_rows(place / "rows.parquet", 400, group=100, **more)
     write_rows(place / "other.parquet", 400, group=100, first=1000, **more)
     save(place / "user.map", "user", entry_map(50, np.arange(50) % 7, 7))
+    write_small_pictures(place / "pictures", 30)
     (place / "own.py").write_text(OWN)
     (place / "map.csv").write_text("id,row\n1,4\n")
     return place
@@ -133,12 +153,13 @@ def place_of(name: str, kind: type[msgspec.Struct]) -> tuple[tuple[str | int, ..
             "Schedule": (("train", "schedule"), {"warmup_steps": 2, "decay_steps": 5}),
             "Codecs": (("wire", "host"), {}),
             "Managed": ((*table, "managed"), {}),
+            "PictureConfig": (("model", "item_pictures"), {"folder": "pictures"}),
             "TuneRange": (("tune", "train.batch"), {"low": 1, "high": 100}),
         }[name]
     if kind.__module__.endswith("recipes.model_configs"):
         return ("model",), MODELS.get(name, {})
-    if kind in get_args(ClickLoss):
-        return ("train", "objective"), {"steps": 20} if name == "Smc" else {}
+    if kind in get_args(ClickObjective):
+        return ("train", "objective"), {"steps": 20} if name in ("Smc", "CoTeaching") else {}
     if name.startswith("Dense"):
         return ("train", "optimizer"), {}
     if name in ID_MAPS:
@@ -159,7 +180,7 @@ def changed(name, key, value, place):
     return placed(made, place)
 
 
-FILES = ("own.py", "map.csv", "other.parquet", "user.map")
+FILES = ("own.py", "map.csv", "other.parquet", "user.map", "pictures")
 
 
 def placed(value, place):

@@ -22,6 +22,7 @@ UNUSED = {  # in the recipe of its struct
     ("Data", "folder"), ("Workers", "cpus"), ("Columns", "time"), ("Wire", "dense"), ("Wire", "error_feedback"),
     ("Wire", "far"), ("Codecs", "forward"), ("Codecs", "backward"), ("Training", "virtual_shards"),
     ("Training", "merge_shared"), ("Evaluation", "slice_ids"), ("Log", "group"), ("DinConfig", "attention"),
+    ("GraphConfig", "sizes"),
 }  # fmt: skip
 
 

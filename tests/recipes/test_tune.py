@@ -14,7 +14,7 @@ from small import recipe, sections
 
 from rowwise import SpecError
 from rowwise.recipes.find import find, names
-from rowwise.recipes.model_configs import TwoTowerConfig
+from rowwise.recipes.model_configs import RetrievalConfig
 from rowwise.recipes.text import parse, read
 from rowwise.recipes.tune import tune
 from rowwise.recipes.tune.space import changes_of, own_values, search_space, stored
@@ -168,7 +168,7 @@ def test_recipes_that_ship_have_a_usual_space_around_their_values(name):
     space = search_space(made, parse(path.read_text(), name))
     values = own_values(space, made)
     assert values["train.optimizer.lr"] == made.train.optimizer.lr
-    if not isinstance(made.model, TwoTowerConfig):
+    if not isinstance(made.model, RetrievalConfig):
         assert "model.dropout" in space
     again = read(path, changes_of(values))
     assert again == made

@@ -16,6 +16,7 @@ from rowwise.recipes.export import export
 from rowwise.recipes.runs import predict_rows
 from rowwise.recipes.served import load_rows, open_version, read_model
 from rowwise.recipes.text import write
+from rowwise.serve.row_tiers import IN_MEMORY
 
 OWN_MODEL = """
 import torch
@@ -91,15 +92,15 @@ def test_tables_of_all_kinds_travel(tmp_path, changes):
     run, _ = trained(tmp_path, **changes, **columns, train={"epochs": 1})
     _, told, same = same_predictions(run, tmp_path / "models", tmp_path)
     assert (told, same) == ([], True)
-    version, _, _ = same_predictions(run, tmp_path / "small", tmp_path, rows=RowType.INT8)
+    version, _, _ = same_predictions(run, tmp_path / "small", tmp_path, rows=RowType.INT4)
     assert open_version(tmp_path / "small").identity == "exact"
     for folder in ("models", "small"):
         file = os.memfd_create("rows")
-        shared = load_rows(tmp_path / folder, None, 1, file, None, None)
+        shared = load_rows(tmp_path / folder, None, IN_MEMORY, 1, file, None, None)
         assert open_version(tmp_path / folder, number=1, rows=shared).identity == "exact"
         os.close(file)
     kinds = {table.row_type for table in version.served.parts.tables}
-    assert kinds == {RowType.INT8}
+    assert kinds == {RowType.INT4}
 
 
 def test_models_of_lists_have_no_logit(tmp_path):

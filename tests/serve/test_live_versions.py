@@ -4,18 +4,17 @@ import json
 import os
 import shutil
 import signal
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing
 from http.client import HTTPConnection
-from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 import torch
 from launching import rowwise, started, wait_for, write_recipe
 from pyarrow import parquet as pq
+from serving import Clients, about, exists, score, server, workers_of
 from small import WORLD, trained
 
 from rowwise import RowType, RowwiseError
@@ -55,71 +54,6 @@ def models(exported, tmp_path):
     shutil.copytree(exported[0], tmp_path / "models")
     write_traffic(tmp_path / "models", Traffic(1))
     return tmp_path / "models"
-
-
-@contextmanager
-def server(models, *options):
-    with started(models.parent, "serve", str(models), "--port", "0", "--workers", "2", *options) as process:
-        line = process.stdout.readline()
-        assert " at http://" in line, process.stderr.read()
-        yield urlsplit(line.split(" at ")[1]).netloc, process
-
-
-class Clients:
-    """Clients that ask until the `with` ends, and check each answer."""
-
-    def __init__(self, netloc, exported, count=3):
-        self.netloc, (_, self.rows, self.logits) = netloc, exported
-        self.seen, self.wrong, self.failed, self.lock = {}, 0, [], threading.Lock()
-        self.ending = threading.Event()
-        self.threads = [threading.Thread(target=self.go, args=(k,)) for k in range(count)]
-
-    def __enter__(self):
-        for thread in self.threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self.ending.set()
-        for thread in self.threads:
-            thread.join()
-
-    def go(self, seed):
-        g = np.random.default_rng(seed)
-        with closing(HTTPConnection(self.netloc, timeout=60)) as connection:
-            while not self.ending.is_set():
-                try:
-                    self.ask(connection, g.choice(ROWS, int(g.integers(1, ROWS))))
-                except Exception as error:
-                    connection.close()  # the next request connects again
-                    with self.lock:
-                        self.failed.append(repr(error))
-
-    def ask(self, connection, chosen):
-        body = json.dumps({"rows": {name: [values[k] for k in chosen] for name, values in self.rows.items()}})
-        code, version, logits = score(connection, body)
-        assert code == 200, logits
-        with self.lock:
-            self.seen[version] = self.seen.get(version, 0) + 1
-            self.wrong += np.array(logits, np.float32).tobytes() != self.logits[version][chosen].tobytes()
-
-    def wait_for(self, version):
-        wait_for(lambda: self.seen.get(version))
-
-
-def score(connection, body, path="/v1/models/small/score"):
-    connection.request("POST", path, body, {"content-type": "application/json"})
-    response = connection.getresponse()
-    answer = json.loads(response.read())
-    return response.status, answer.get("version"), answer["outputs"]["label_logit"] if "outputs" in answer else answer
-
-
-def about(netloc):
-    connection = HTTPConnection(netloc, timeout=60)
-    connection.request("GET", "/v1/versions")
-    found = json.loads(connection.getresponse().read())
-    connection.close()
-    return found
 
 
 def test_each_answer_is_one_version_while_they_change(models, exported):
@@ -192,20 +126,20 @@ def test_a_canary_answers_its_share(models, exported):
         done = rowwise(models.parent, "versions", "models", "--canary", "3=25%")
         assert done.stdout.splitlines()[3].split()[:4] == ["3", "canary,", "25", "%"]
         assert "version 3 has 25 % of requests" in process.stdout.readline()
-        connection, seen = HTTPConnection(netloc, timeout=60), []
-        for _ in range(100):
-            _, version, logits = score(connection, body)
-            assert np.array(logits, np.float32).tobytes() == exported[2][version][:1].tobytes()
-            seen.append(version)
-        assert abs(seen.count(3) - 25) <= 2
-        assert set(seen) == {1, 3}
-        assert about(netloc)["canary"]["version"] == 3
-        assert {score(connection, body, f"/v1/models/small/versions/{n}/score")[1] for n in (1, 3)} == {1, 3}
-        assert score(connection, body, "/v1/models/small/versions/2/score")[0] == 404
-        assert rowwise(models.parent, "versions", "models", "--current", "3").returncode == 0
-        assert process.stdout.readline() == "version 3 is the current one\n"
-        assert {score(connection, body)[1] for _ in range(20)} == {3}
-        connection.close()
+        with closing(HTTPConnection(netloc, timeout=60)) as connection:
+            seen = []
+            for _ in range(100):
+                _, version, logits = score(connection, body)
+                assert np.array(logits, np.float32).tobytes() == exported[2][version][:1].tobytes()
+                seen.append(version)
+            assert abs(seen.count(3) - 25) <= 2
+            assert set(seen) == {1, 3}
+            assert about(netloc)["canary"]["version"] == 3
+            assert {score(connection, body, f"/v1/models/small/versions/{n}/score")[1] for n in (1, 3)} == {1, 3}
+            assert score(connection, body, "/v1/models/small/versions/2/score")[0] == 404
+            assert rowwise(models.parent, "versions", "models", "--current", "3").returncode == 0
+            assert process.stdout.readline() == "version 3 is the current one\n"
+            assert {score(connection, body)[1] for _ in range(20)} == {3}
 
 
 @pytest.mark.parametrize("text", ["3", "3=0", "3=150%", "x=5%", "1=5%", "9=5%"])
@@ -262,36 +196,6 @@ def test_a_worker_that_is_killed_is_replaced(models, exported):
     assert len(clients.failed) <= 8, clients.failed  # requests and connections of the workers that were killed
 
 
-def workers_of(pid):
-    """The processes that accept connections: forks of the fork server, whose parent is the host."""
-    found = []
-    for name in os.listdir("/proc"):
-        try:
-            if name.isdecimal() and parent_of(int(name)) in forkservers(pid):
-                found.append(int(name))
-        except OSError:
-            pass
-    return sorted(found)
-
-
-def forkservers(pid):
-    return {
-        int(name) for name in os.listdir("/proc") if name.isdecimal() and exists(name) and parent_of(int(name)) == pid
-    }
-
-
-def exists(name):
-    try:
-        return parent_of(int(name)) >= 0
-    except OSError:
-        return False
-
-
-def parent_of(pid):
-    with open(f"/proc/{pid}/stat") as file:
-        return int(file.read().rpartition(")")[2].split()[1])
-
-
 @pytest.mark.parametrize("pinned", ["--version", "path"])
 def test_a_server_of_one_version_stays_with_it(models, exported, pinned):
     place, more = (models, ["--version", "2"]) if pinned == "--version" else (version_folder(models, 2).path, [])
@@ -305,8 +209,8 @@ def test_a_server_of_one_version_stays_with_it(models, exported, pinned):
 def test_sigterm_lets_requests_end(models, exported):
     rows = {name: values * 200 for name, values in exported[1].items()}
     body = json.dumps({"rows": rows})
-    with server(models, "--timeout", "60000") as (netloc, process):
-        connections = [HTTPConnection(netloc, timeout=60) for _ in range(4)]
+    with server(models, "--timeout", "60000") as (netloc, process), ExitStack() as stack:
+        connections = [stack.enter_context(closing(HTTPConnection(netloc, timeout=60))) for _ in range(4)]
         with ThreadPoolExecutor(4) as pool:
             found = [pool.submit(score, connection, body) for connection in connections]
             time.sleep(0.1)

@@ -119,7 +119,7 @@ def test_what_wrong_tensors_are_told(inputs, message):
         InferForm(json.dumps({"inputs": inputs}).encode(), None).read(READER)
 
 
-@pytest.mark.parametrize("header", ["x", "-1", "99999999", "1.5", ""])
+@pytest.mark.parametrize("header", ["x", "-1", "99999999", "1.5", "", "0" * 5000, "0" * 18 + "9999"])
 def test_wrong_lengths_of_the_json(header):
     with pytest.raises(DataError, match="inference-header-content-length"):
         InferForm(body(), header)

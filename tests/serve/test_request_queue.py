@@ -56,13 +56,22 @@ def test_each_row_is_computed_once_or_its_request_is_over(events, rows_at_once):
 
 def test_short_requests_pass_a_long_one():
     queue = RequestQueue(8)
-    queue.add(0, 20, 99)
+    queue.add(0, 40, 99)
     assert queue.take(0).slices == ((0, 0, 8),)
     queue.add(1, 2, 99)
     queue.add(2, 3, 99)
     assert queue.take(0).slices == ((0, 8, 16),)
     assert queue.take(0).slices == ((1, 0, 2), (2, 0, 3), (0, 16, 19))
-    assert queue.take(0).slices == ((0, 19, 20),)
+    assert queue.take(0).slices == ((0, 19, 27),)
+
+
+def test_a_request_that_a_batch_cuts_is_first_in_the_next():
+    """At the back it would wait for the whole queue a second time."""
+    queue = RequestQueue(8)
+    for number in range(3):
+        queue.add(number, 5, 99)
+    assert queue.take(0).slices == ((0, 0, 5), (1, 0, 3))
+    assert queue.take(0).slices == ((1, 3, 5), (2, 0, 5))
 
 
 def test_a_batch_costs_a_fixed_time_and_a_time_for_each_row():
@@ -73,7 +82,46 @@ def test_a_batch_costs_a_fixed_time_and_a_time_for_each_row():
     assert admission.seconds(1) == pytest.approx(1.01e-3)
     assert admission.seconds(512) == pytest.approx(2e-3 + 5.12e-3)
     assert admission.delay_s(12, 500, 1.0) is None
-    assert admission.delay_s(12, 500, 7e-3) == pytest.approx(1e-3)  # never less than a millisecond
+    assert admission.delay_s(12, 500, 9.4e-3) == pytest.approx(1e-3)  # never less than a millisecond
+    assert admission.delay_s(12, 500, 4e-3) == pytest.approx(7.12e-3 - 3e-3)  # a quarter is kept back
+
+
+def test_rows_of_a_body_are_estimated_by_its_size():
+    admission = Admission(256)
+    assert admission.expected_rows("json", 10**6) == 1
+    for rows in (1, 50, 200, 3):
+        admission.observe_body("json", 40 * rows, rows)
+        admission.observe_body("arrow", rows, 1000 * rows)  # of another kind
+    assert admission.expected_rows("json", 4000) in (99, 100)
+    assert admission.expected_rows("json", 0) == 1
+
+
+def test_an_overloaded_worker_answers_nearly_what_it_can():
+    """Of three times as many requests as it can answer, each with 100 rows; reading one takes as long as its rows."""
+    admission, queue, now_s, number, good = Admission(256), RequestQueue(256), 0.0, 0, 0
+    read_s, row_s, http_s, time_s = 6e-4, 1e-5, 1e-4, 0.1
+    every_s = (read_s + 100 * row_s + http_s) / 3
+    left_at_s: float | None = None
+    while now_s < 5.0:
+        looked_s = now_s
+        while number * every_s <= looked_s:  # what has arrived is read, then a batch is computed
+            arrived_s, now_s = number * every_s, now_s + http_s
+            if admission.delay_s(admission.expected_rows("json", 8000), queue.rows, time_s) is None:
+                now_s += read_s
+                admission.observe_body("json", 8000, 100)
+                if admission.delay_s(100, queue.rows, time_s) is None:
+                    queue.add(number, 100, max(arrived_s, now_s) + time_s)
+            number += 1
+        begin_s = now_s if left_at_s is None else left_at_s
+        batch = queue.take(now_s)
+        rows = sum(end - begin for _, begin, end in batch.slices)
+        now_s += rows * row_s + 1e-5
+        good += sum(end == 100 for _, _, end in batch.slices)
+        if rows:
+            admission.observe(rows, now_s - begin_s)
+        left_at_s = now_s if len(queue) else None
+    possible = 5.0 / (read_s + 100 * row_s + 3 * http_s)  # it refuses two for each that it answers
+    assert good > 0.9 * possible
 
 
 @given(st.lists(st.tuples(st.integers(1, 256), st.floats(1e-6, 10)), min_size=1, max_size=50), st.integers(1, 2000))

@@ -22,6 +22,7 @@ from rowwise.serve.admission import ServiceLimits
 from rowwise.serve.app import make_app
 from rowwise.serve.forward import arrays_of
 from rowwise.serve.package import version_folder
+from rowwise.serve.row_tiers import IN_MEMORY
 from rowwise.serve.service import ScoringService
 from rowwise.serve.shared_rows import newer_chunks
 from rowwise.serve.traffic import Traffic
@@ -30,6 +31,10 @@ from rowwise.serve.traffic import Traffic
 def scored(version, table):
     arrays = arrays_of(table.select(version.schema.names))
     return version.forward(arrays, table.num_rows, 256).flatten().numpy()
+
+
+def loaded(models, *arguments):
+    return load_rows(models, None, IN_MEMORY, *arguments)
 
 
 def tensors(path):
@@ -70,12 +75,12 @@ def test_a_base_and_its_changes_are_a_full_version(increments, tmp_path):
 def test_versions_share_the_memory_of_the_first(increments, files):
     """All at once, in any order, and again after later ones were added; memory grows by the changed rows."""
     models, table, logits = increments.models, increments.table, increments.logits
-    shared = load_rows(models, None, 1, files(), None, None)
+    shared = loaded(models, 1, files(), None, None)
     before = os.fstat(shared.file).st_blocks * 512
     opened = {1: open_version(models, number=1, rows=shared)}
     for number in (2, 3, 4):
         fresh = files()
-        shared = load_rows(models, None, number, fresh, 1, shared)
+        shared = loaded(models, number, fresh, 1, shared)
         assert shared[1:3] == (1, number)
         assert os.fstat(fresh).st_size == 0
         opened[number] = open_version(models, number=number, rows=shared)
@@ -84,20 +89,20 @@ def test_versions_share_the_memory_of_the_first(increments, files):
         np.testing.assert_array_equal(scored(opened[number], table), logits[number])
         assert opened[number].identity == "exact"
     grown = os.fstat(shared.file).st_blocks
-    assert load_rows(models, None, 2, files(), 4, shared) == shared
+    assert loaded(models, 2, files(), 4, shared) == shared
     assert os.fstat(shared.file).st_blocks == grown
     np.testing.assert_array_equal(scored(open_version(models, number=2, rows=shared), table), logits[2])
 
 
 def test_a_server_may_start_with_an_increment(increments, files):
     models, table, logits = increments.models, increments.table, increments.logits
-    shared = load_rows(models, None, 3, files(), None, None)
+    shared = loaded(models, 3, files(), None, None)
     assert shared[1:3] == (3, 3)
-    shared = load_rows(models, None, 4, files(), 3, shared)
+    shared = loaded(models, 4, files(), 3, shared)
     assert shared[1:3] == (3, 4)
     for number in (3, 4):
         np.testing.assert_array_equal(scored(open_version(models, number=number, rows=shared), table), logits[number])
-    own = load_rows(models, None, 2, files(), 3, shared)  # earlier than all of the rows that are there
+    own = loaded(models, 2, files(), 3, shared)  # earlier than all of the rows that are there
     assert own[1:3] == (2, 2)
     np.testing.assert_array_equal(scored(open_version(models, number=2, rows=own), table), logits[2])
 
@@ -105,7 +110,7 @@ def test_a_server_may_start_with_an_increment(increments, files):
 def test_one_wrong_newer_row_is_seen(increments, files):
     """The comparison of the tests above is one that can fail."""
     models, table, logits = increments.models, increments.table, increments.logits
-    shared = load_rows(models, None, 2, files(), 1, load_rows(models, None, 1, files(), None, None))
+    shared = loaded(models, 2, files(), 1, loaded(models, 1, files(), None, None))
     version = open_version(models, number=2, rows=shared)
     np.testing.assert_array_equal(scored(version, table), logits[2])
     checkpoint = Checkpoint.open(version_folder(models, 2).path)
@@ -152,12 +157,12 @@ def test_what_is_no_increment_gets_memory_of_its_own(increments, tmp_path, files
         for step, rows in ((4, None), (8, RowType.INT8), (8, None), (12, None))
     ]
     assert written == [None, None, None, 3]
-    first = load_rows(models, None, 1, files(), None, None)
+    first = loaded(models, 1, files(), None, None)
     for number in (2, 3):
-        own = load_rows(models, None, number, files(), 1, first)
+        own = loaded(models, number, files(), 1, first)
         assert own[1:3] == (number, number)
         assert own.file != first.file
-    assert load_rows(models, None, 4, files(), 3, own)[1:3] == (3, 4)
+    assert loaded(models, 4, files(), 3, own)[1:3] == (3, 4)
     found = scored(open_version(models, number=1, rows=first), increments.table)
     np.testing.assert_array_equal(found, increments.logits[1])
 
@@ -172,10 +177,10 @@ def test_two_increments_of_one_base_do_not_share_places(increments, tmp_path, fi
     export(run, models, which="step-12")
     shutil.move(version_folder(models, 2).path, version_folder(models, 3).path)
     shutil.move(tmp_path / "away", version_folder(models, 2).path)
-    shared = load_rows(models, None, 2, files(), 1, load_rows(models, None, 1, files(), None, None))
+    shared = loaded(models, 2, files(), 1, loaded(models, 1, files(), None, None))
     assert shared[1:3] == (1, 2)
     second = open_version(models, number=2, rows=shared)
-    own = load_rows(models, None, 3, files(), 2, shared)
+    own = loaded(models, 3, files(), 2, shared)
     assert own[1:3] == (3, 3)
     np.testing.assert_array_equal(scored(open_version(models, number=3, rows=own), table), logits[3])
     np.testing.assert_array_equal(scored(second, table), logits[2])
@@ -188,15 +193,15 @@ def test_a_damaged_increment_is_refused_and_changes_nothing(increments, tmp_path
     content[-5] ^= 1
     weights.unlink()  # it may be a hard link
     weights.write_bytes(content)
-    shared = load_rows(models, None, 1, files(), None, None)
+    shared = loaded(models, 1, files(), None, None)
     first = open_version(models, number=1, rows=shared)
     with pytest.raises(CheckpointError, match="do not match their checksum"):
-        load_rows(models, None, 2, files(), 1, shared)
+        loaded(models, 2, files(), 1, shared)
     np.testing.assert_array_equal(scored(first, increments.table), increments.logits[1])
 
 
 def test_room_is_limited(increments, files):
-    shared = load_rows(increments.models, None, 1, files(), None, None)
+    shared = loaded(increments.models, 1, files(), None, None)
     version = Checkpoint.open(version_folder(increments.models, 2).path).manifest
     assert [len(chunks) for chunks in newer_chunks(shared, version).values()] == [1, 1, 1]
     name, entry = next((name, entry) for name, entry in version.tensors.items() if entry.row_type is not None)
@@ -219,10 +224,10 @@ def test_tables_at_other_places_share_nothing(increments, tmp_path, files):
         train={"steps": 2},
     )
     assert export(run.folder.path, models, which="last").base == 4
-    shared = load_rows(models, None, 4, files(), 1, load_rows(models, None, 1, files(), None, None))
+    shared = loaded(models, 4, files(), 1, loaded(models, 1, files(), None, None))
     assert shared[1:3] == (1, 4)
     live = open_version(models, number=4, rows=shared)
-    own = load_rows(models, None, 5, files(), 4, shared)
+    own = loaded(models, 5, files(), 4, shared)
     assert own[1:3] == (5, 5)
     np.testing.assert_array_equal(scored(live, table), increments.logits[4])
     np.testing.assert_array_equal(
@@ -239,7 +244,7 @@ def test_ids_in_the_room_are_outside_their_table(increments, tmp_path, files, nu
         export(run.folder.path, tmp_path / "models", which=f"step-{step}")
     shared = None
     for one in range(1, number + 1):
-        shared = load_rows(tmp_path / "models", None, one, files(), None, shared)
+        shared = loaded(tmp_path / "models", one, files(), None, shared)
     changed = increments.table.set_column(
         increments.table.column_names.index("user"), "user", [np.arange(90, 90 + increments.table.num_rows)]
     )
@@ -263,10 +268,10 @@ def test_a_damaged_base_is_not_extended(increments, tmp_path):
 
 def test_versions_of_which_others_are_increments_may_go(increments, tmp_path, files):
     models = shutil.copytree(increments.models, tmp_path / "models")
-    shared = load_rows(models, None, 2, files(), None, load_rows(models, None, 1, files(), None, None))
+    shared = loaded(models, 2, files(), None, loaded(models, 1, files(), None, None))
     for number in (1, 2):
         shutil.rmtree(version_folder(models, number).path)
-    shared = load_rows(models, None, 3, files(), None, shared)
+    shared = loaded(models, 3, files(), None, shared)
     assert shared[1:3] == (1, 3)
     found = scored(open_version(models, number=3, rows=shared), increments.table)
     np.testing.assert_array_equal(found, increments.logits[3])

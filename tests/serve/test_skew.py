@@ -1,11 +1,13 @@
 """Columns of recorded requests beside those of training: what was made otherwise is named, and nothing else."""
 
 import json
+import re
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
+from report.markup_check import Reader
 
 from rowwise.recipes.audit import audit, skew_of
 from rowwise.recipes.served import open_version
@@ -59,7 +61,15 @@ def test_what_requests_make_otherwise_is_named(increments, record, command):
     assert [line.split("'")[1] for line in lines] == ["d0", "d1", "seen"]
     assert "null in 50.0% of rows, not 0.0%" in lines[0]
     assert "length 0, not " in lines[2]
-    code, out, _ = command("audit", str(increments.models), str(records), "--json")
+    page = records.parent / "audit.html"
+    code, out, _ = command("audit", str(increments.models), str(records), "--json", "--html", str(page))
+    reader = Reader()
+    reader.feed(page.read_text())
+    reader.close()
+    assert reader.open == []
+    lines = re.findall(r"<tr>.*?</tr>", page.read_text())
+    assert ["unlike training" in line for line in lines[1:6]] == [True] * 3 + [False] * 2
+    assert "50.0" in next(line for line in lines if "<td>d0</td>" in line)
     columns = json.loads(out)["columns"]
     assert {name for name, one in columns.items() if one["differs"]} == {"seen", "d0", "d1"}
     assert columns["d1"]["recorded"]["mean"] == pytest.approx(np.mean(d1), rel=1e-5)

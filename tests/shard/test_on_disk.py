@@ -16,7 +16,7 @@ from rowwise.comm.solo import solo
 from rowwise.comm.thread import run_threads
 from rowwise.planner.layouts import row_wise, table_wise
 from rowwise.row_optimizers import OPTIMIZERS
-from rowwise.spec import Constant, Normal, RowType
+from rowwise.spec import TRAINED_TYPES, Constant, Normal, RowType
 
 ROWS = 1500  # more than a cache of one set and its overflow hold
 LAYOUTS = ("table-wise", "row-wise", "interleaved rows", "uneven rows")
@@ -44,7 +44,7 @@ def test_layouts_are_known():
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-@pytest.mark.parametrize("row_type", RowType)
+@pytest.mark.parametrize("row_type", TRAINED_TYPES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.few(12)
 def test_every_optimizer_and_row_type(tmp_path, optimizer, row_type, world):

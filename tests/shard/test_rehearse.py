@@ -23,7 +23,7 @@ from shard.jobs import TABLE, WORLDS, draw, draw_job, make_job
 from shard.layout_cases import CASES
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from rowwise import IdError, Jagged, Plan, Pooling, RowType, Table, Topology, Wire
+from rowwise import IdError, Jagged, Plan, Pooling, Table, Topology, Wire
 from rowwise.comm.call import describe_mismatch
 from rowwise.comm.thread import run_threads
 from rowwise.comm.torch import Rendezvous, TorchTransport
@@ -34,7 +34,7 @@ from rowwise.planner.heuristic import simple_plan
 from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
 from rowwise.shard.rehearse import RehearsedRank, rehearse, zero_pages
-from rowwise.spec import Codecs, row_bytes, state_slots
+from rowwise.spec import Codecs, WireType, row_bytes, state_slots
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 CLUSTER = Topology(hosts=16, devices=8)
@@ -92,7 +92,7 @@ def check_world(tables, plan, topology, make, **settings):
 
 
 def draw_wire(draws, *, elastic):
-    kinds = [RowType.FP32] if elastic else list(RowType)
+    kinds = [WireType.FP32] if elastic else list(WireType)
     codecs = [Codecs(forward=draws.choice(kinds), backward=draws.choice(kinds)) for _ in range(2)]
     return Wire(host=codecs[0], network=codecs[1])
 

@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
+from rowwise.cli.plan import check_outputs, write_atomically
 from rowwise.cli.terminal import print_json, print_line
 from rowwise.errors import DataError
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 def audit(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of versions that was served.")],
     records: Annotated[Path, typer.Argument(help="The folder of rowwise serve --record.")],
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result as an HTML page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Compute the recorded answers of a server again, and compare them bit by bit.
@@ -23,7 +26,10 @@ def audit(
     training: requests make them otherwise. Opening versions runs the transforms and models in them.
 
     Example: rowwise audit served/ records/
+
+    Example: rowwise audit served/ records/ --html audit.html
     """
+    check_outputs({"--html": html})
     from rowwise.recipes.audit import audit as compute_again
     from rowwise.recipes.audit import skew_of
 
@@ -33,13 +39,18 @@ def audit(
         if not as_json:
             print_line(f"{one.file.name}: version {one.version}, {one.rows} rows, {one.wrong} differ")
     rows, wrong, skew = sum(one.rows for one in found), sum(one.wrong for one in found), skew_of(found)
+    listed = [{"file": str(o.file), "version": o.version, "rows": o.rows, "wrong": o.wrong} for o in found]
+    columns = {
+        one.column: {"trained": one.trained._asdict(), "recorded": one.recorded._asdict(), "differs": one.is_large}
+        for one in skew
+    }
+    result = {"rows": rows, "wrong": wrong, "files": listed, "columns": columns}
+    if html is not None:
+        from rowwise.report.audited import draw_audit
+
+        write_atomically(html, draw_audit(msgspec.json.encode(result)))
     if as_json:
-        listed = [{"file": str(o.file), "version": o.version, "rows": o.rows, "wrong": o.wrong} for o in found]
-        columns = {
-            one.column: {"trained": one.trained._asdict(), "recorded": one.recorded._asdict(), "differs": one.is_large}
-            for one in skew
-        }
-        print_json({"rows": rows, "wrong": wrong, "files": listed, "columns": columns})
+        print_json(result)
     else:
         print_line(f"{rows} recorded rows, {wrong} differ")
         for one in skew:

@@ -36,6 +36,15 @@ def export(  # noqa: PLR0913 - one for each option
             metavar="FILE:KEY", help="Columns of a Parquet file that requests leave out; give it for each file."
         ),
     ] = None,
+    items: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Parquet file with the items of two towers (default: those of the training rows)."
+        ),
+    ] = None,
+    recall: Annotated[
+        float, typer.Option(help="Share of the best items that an index of 20,000 or more items has to find.")
+    ] = 0.99,
     which: Annotated[str, typer.Option(help="The checkpoint to use: best, last or step-<number>.")] = "best",
     explain: Annotated[bool, typer.Option("--explain", help="Print what --rows costs on the test rows.")] = False,
     follow: Annotated[
@@ -59,25 +68,31 @@ def export(  # noqa: PLR0913 - one for each option
     Example: rowwise export runs/dlrm-synthetic/1 served/ --side items.parquet:item
 
     Example: rowwise export runs/dlrm-synthetic/1 served/ --follow
+
+    Example: rowwise export runs/towers/1 served/ --items items.parquet --recall 0.999
     """
     from rowwise.recipes.export import export as write_version
     from rowwise.recipes.export import follow as follow_run
     from rowwise.recipes.export import row_type_cost
+    from rowwise.recipes.export_items import ItemOptions
 
     if follow and (explain or which != "best"):
         got = "--explain" if explain else f"--which {which}"
         raise SpecError(f"{got} with --follow, which writes each checkpoint: want one of them")
     if explain and rows is None:
-        raise SpecError("--explain without --rows: nothing is rounded: want --rows int8, fp16 or bf16")
+        raise SpecError("--explain without --rows: nothing is rounded: want --rows int8, int4, fp16 or bf16")
+    options = ItemOptions(None if items is None else str(items), recall)
     warn_of_run_code(run)
     console = make_terminal(stderr=True)
     warn = partial(show_warning, console)
     if follow:
-        for written in follow_run(run, folder, rows=rows, sides=side or (), full=full, warn=warn):
+        for written in follow_run(run, folder, rows=rows, sides=side or (), items=options, full=full, warn=warn):
             _show_version(written, [], as_json=as_json)
         return
     with splits_bar(console, "writing") as tell:
-        written = write_version(run, folder, which=which, rows=rows, sides=side or (), full=full, tell=tell, warn=warn)
+        written = write_version(
+            run, folder, which=which, rows=rows, sides=side or (), items=options, full=full, tell=tell, warn=warn
+        )
     _show_version(written, row_type_cost(run, written.folder, which) if explain else [], as_json=as_json)
     if not as_json:
         print_line(f"serve it with: rowwise serve {folder}")
@@ -139,15 +154,21 @@ def _parse_canary(text: str) -> "Canary":
 
 
 def _show_version(written: "ExportedVersion", costs: "list[RowTypeCost]", *, as_json: bool) -> None:
+    from msgspec import to_builtins
+
+    from rowwise.recipes.export_items import describe_items
+
     if as_json:
         cost = {one.task: {"run": one.run, "version": one.version} for one in costs}
         facts = {"version": written.folder.number, "path": str(written.folder.path), "digest": written.digest}
-        facts |= {"base": written.base}
+        facts |= {"base": written.base, "retrieval": None if written.items is None else to_builtins(written.items)}
         print_json(facts | {"step": written.step, "size_bytes": written.size_bytes, "cost": cost})
         return
     size = format_bytes(written.size_bytes) + ("" if written.base is None else f" beside version {written.base}'s")
     print_line(f"wrote {written.folder.path}: version {written.folder.number}, step {written.step}, {size}")
     print_line(f"digest {written.digest}")
+    for line in () if written.items is None else describe_items(written.items):
+        print_line(line)
     for one in costs:
         for name in SHOWN:
             if name in one.run:

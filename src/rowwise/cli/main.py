@@ -25,6 +25,8 @@ from rowwise.cli.drill import drill
 from rowwise.cli.environment import CommandEnvironment
 from rowwise.cli.explain import explain
 from rowwise.cli.export import export, versions
+from rowwise.cli.fleet import fleet
+from rowwise.cli.pictures import pictures
 from rowwise.cli.plan import plan
 from rowwise.cli.recipes import cp, ls
 from rowwise.cli.serve import serve
@@ -72,7 +74,7 @@ def make_app() -> typer.Typer:
         measure.baseline,
         explain,
     ]
-    commands += [tune, ls, cp, doctor, bench, drill, calibrate, compress, export, versions, serve, audit]
+    commands += [tune, ls, cp, doctor, bench, drill, calibrate, compress, export, versions, serve, fleet, audit]
     for command in commands:
         app.command()(_with_exit_codes(command))
     app.command("eval")(_with_exit_codes(measure.evaluate))
@@ -83,6 +85,7 @@ def make_app() -> typer.Typer:
     data_commands.command()(_with_exit_codes(data.inspect))
     data_commands.command()(_with_exit_codes(data.ls))
     data_commands.command()(_with_exit_codes(convert))
+    data_commands.command()(_with_exit_codes(pictures))
     data_commands.command()(_with_exit_codes(data_bench.bench))
     app.add_typer(data_commands, name="data")
     app.add_typer(_checkpoint_commands(), name="ckpt")
@@ -93,7 +96,15 @@ def make_app() -> typer.Typer:
 def _checkpoint_commands() -> typer.Typer:
     help_text = "List, verify, compare and convert checkpoints. Example: rowwise ckpt ls runs/dlrm-synthetic/1"
     app = typer.Typer(no_args_is_help=True, help=help_text)
-    commands: list[Callable[..., None]] = [ckpt.ls, ckpt.verify, ckpt.diff, ckpt.reshard, ckpt.remap, ckpt.export]
+    commands: list[Callable[..., None]] = [
+        ckpt.ls,
+        ckpt.verify,
+        ckpt.diff,
+        ckpt.copy,
+        ckpt.reshard,
+        ckpt.remap,
+        ckpt.export,
+    ]
     for command in commands:
         app.command()(_with_exit_codes(command))
     app.command("import")(_with_exit_codes(ckpt.import_))

@@ -13,6 +13,8 @@ from rowwise.errors import SpecError
 
 if TYPE_CHECKING:
     from rowwise.serve.record import Recording
+    from rowwise.serve.row_memory import RowMemory
+    from rowwise.serve.row_tiers import RowTiers
 
 PACKAGES = ("starlette", "uvicorn", "prometheus_client")
 METRICS = "PROMETHEUS_MULTIPROC_DIR"  # a folder in which workers have their numbers
@@ -42,6 +44,21 @@ def serve(  # noqa: PLR0913 - one for each option
     record_share: Annotated[
         str | None, typer.Option(metavar="SHARE", help="How many requests --record keeps (default: 1%).")
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Memory for rows, such as 8GB; larger tables are cached (default: all rows)."
+        ),
+    ] = None,
+    redis: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Redis, or nodes of a Redis Cluster, that servers share rows in."),
+    ] = None,
+    hit_rate: Annotated[
+        str | None,
+        typer.Option(metavar="SHARE", help="Do not wait for rows where so many are cached; others are zeros."),
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Show where rows would be, and end.")] = False,
 ) -> None:
     """Answer requests for predictions over HTTP, with the bits that rowwise predict gives.
 
@@ -54,6 +71,8 @@ def serve(  # noqa: PLR0913 - one for each option
     Example: rowwise serve served/ --version 2 --workers 4 --host 0.0.0.0 --port 9000 --timeout 50
 
     Example: rowwise serve served/ --record records/ --record-share 1%
+
+    Example: rowwise serve served/ --memory 8GB --redis redis://10.0.0.5:6379
     """
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
@@ -77,19 +96,49 @@ def serve(  # noqa: PLR0913 - one for each option
         check_digest(first, expect)
         served = read_model(first.path)
         follows = version is None and first.path != folder
+        tiers = make_row_tiers(first.path, memory, redis, hit_rate)
+        if explain:
+            _explain(tiers.layout)
+            return
         if expect is None:
             for code in served.code:
                 print_line(f"this version runs {code}: make sure that you trust it")
         task = HostTask(
             name=served.name,
             read_traffic=partial(read_traffic, folder) if follows else partial(Traffic, first.number),
-            load_rows=partial(load_rows, folder, expect),
-            run_worker=partial(run_worker, WorkerTask(partial(open_version, folder, expect), limits, recording)),
+            load_rows=partial(load_rows, folder, expect, tiers),
+            run_worker=partial(
+                run_worker, WorkerTask(partial(open_version, folder, expect, tiers=tiers), limits, recording)
+            ),
             workers=workers or len(os.sched_getaffinity(0)),
             preload=("rowwise.recipes.served", "rowwise.serve.worker"),
             metrics=metrics.path,
         )
         ServerHost(task, bound, lambda line: print(line, flush=True)).run()
+
+
+def make_row_tiers(version: Path, memory: str | None, redis: str | None, hit_rate: str | None = None) -> "RowTiers":
+    """Where the rows of a version will be; raises for options that are none."""
+    from rowwise.checkpoint.manifest import CheckpointManifest
+    from rowwise.planner.machines import parse_size
+    from rowwise.serve.redis_rows import parse_addresses
+    from rowwise.serve.row_tiers import make_tiers
+    from rowwise.serve.traffic import parse_share
+
+    for name, value in (("--redis", redis), ("--hit-rate", hit_rate)):
+        if value is not None and memory is None:
+            raise SpecError(f"{name} {value} without --memory: all rows are in memory")
+    if redis is not None and find_spec("redis") is None:
+        raise SpecError("redis is not installed: want pip install 'rowwise[redis]'")
+    try:
+        least = None if hit_rate is None else parse_share(hit_rate)
+    except ValueError:
+        least = -1.0
+    if least is not None and not 0 <= least <= 1:
+        raise SpecError(f"--hit-rate {hit_rate}: want a share of the rows, such as 90%")
+    size = None if memory is None else parse_size(memory, "--memory")
+    addresses = () if redis is None else parse_addresses(redis)
+    return make_tiers(CheckpointManifest.read(version), size, addresses, least)
 
 
 def _recording(folder: Path, share: str) -> "Recording":
@@ -103,3 +152,27 @@ def _recording(folder: Path, share: str) -> "Recording":
     recording = Recording(str(folder), value)
     folder.mkdir(parents=True, exist_ok=True)
     return recording
+
+
+def _explain(memory: "RowMemory | None") -> None:
+    """Print the tables: which have all rows in memory, and which a cache."""
+    from rich.table import Table
+
+    from rowwise.cli.terminal import make_terminal
+    from rowwise.quantity import format_bytes, format_rows
+
+    assert memory is not None
+    shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("table", "rows", "bytes", "in memory"):
+        shown.add_column(name, justify="right" if name in ("rows", "bytes") else "left")
+    cache_of = {table.name: one for one in memory.caches for table in one.tables}
+    for table in sorted(memory.tables, key=lambda table: -table.size_bytes):
+        found = cache_of.get(table.name)
+        where = "all rows" if found is None else f"a cache of {format_rows(found.shape.slots)} rows"
+        if found is not None and len(found.tables) > 1:
+            where += f", with {len(found.tables) - 1} others"
+        shown.add_row(table.name.removeprefix("model/"), format_rows(table.rows), format_bytes(table.size_bytes), where)
+    terminal = make_terminal()
+    terminal.print(shown)
+    caches = f", {format_bytes(memory.cache_bytes)} are caches" if memory.caches else ""
+    terminal.print(f"{format_bytes(memory.resident_bytes)} of rows are in memory{caches}; all workers share both")

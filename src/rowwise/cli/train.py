@@ -65,7 +65,7 @@ def train(  # noqa: PLR0913 - one for each option
     changes: Changes = None,
     runs: Annotated[Path | None, typer.Option(help=f"Folder of all runs (default: {RUNS}).")] = None,
     init_from: Annotated[
-        Path | None, typer.Option(help="Warm start: load weights of the same names from a run or a checkpoint.")
+        str | None, typer.Option(help="Warm start: load weights of the same names from a run or a checkpoint (or URL).")
     ] = None,
     nproc: Nproc = None,
     plan: PlanFile = None,

@@ -26,7 +26,7 @@ from rowwise.ops.reference import FeatureBags, UpdateMemory
 from rowwise.ops.threads import torch_threads
 from rowwise.ops.update import next_step
 from rowwise.row_optimizers import OPTIMIZERS, RowOptimizer, RowWiseAdagrad, Sgd
-from rowwise.spec import Pooling, RowType, Table
+from rowwise.spec import TRAINED_TYPES, Pooling, RowType, Table
 
 DIMS = (4, 12, 64, 100)  # one vector, vectors and a rest, a whole strip, a strip and a rest
 CHECKS_FRACTION = 0.5  # of the time; the rest is for measuring
@@ -249,7 +249,7 @@ class KernelShape(NamedTuple):
 def _shapes(seed: int) -> Iterator[KernelShape]:
     """All pairs of a dim and a row type, with another pooling for each seed."""
     poolings = (Pooling.SUM, Pooling.MEAN, Pooling.WEIGHTED)
-    for index, (dim, row_type) in enumerate(itertools.product(DIMS, RowType)):
+    for index, (dim, row_type) in enumerate(itertools.product(DIMS, TRAINED_TYPES)):
         yield KernelShape(dim, poolings[(index + seed) % len(poolings)], row_type)
 
 

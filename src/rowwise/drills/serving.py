@@ -7,7 +7,6 @@ during and after each fault.
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,7 @@ import pyarrow as pa
 from rowwise.checkpoint.write import PART
 from rowwise.errors import RowwiseError, SpecError
 from rowwise.serve.package import list_versions, read_golden, version_folder, write_traffic
+from rowwise.serve.start import end_server, start_server
 from rowwise.serve.traffic import Canary, Traffic
 from rowwise.spec import Value
 
@@ -311,19 +312,12 @@ class _ServingDrill:
         return begin_s
 
     def _start(self) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "rowwise", "serve", "served", "--port", "0", "--workers", str(self.workers)]
-        log = (self.folder / "server.log").open("a")
-        process = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, stderr=log, text=True)
-        log.close()
-        assert process.stdout is not None
-        found = None
-        while found is None and (line := process.stdout.readline()):
-            found = re.search(r" at http://(\S+?)/v1/", line)
-        if found is None:
+        with (self.folder / "server.log").open("a") as log:
+            server = start_server(["served", "--workers", str(self.workers)], errors=log, folder=self.folder)
+        if server is None:
             raise RowwiseError(f"the drill's server does not start: see {self.folder / 'server.log'}")
-        threading.Thread(target=process.stdout.read, daemon=True).start()  # so that its pipe is never full
-        self.clients.url = found[1]
-        return process
+        self.clients.url = urlsplit(server.url).netloc
+        return server.process
 
     @contextmanager
     def _serving(self) -> Iterator[None]:
@@ -331,11 +325,7 @@ class _ServingDrill:
         try:
             yield
         finally:
-            self.process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(LIMIT_S)
-            self.process.kill()
-            self.process.wait()
+            end_server(self.process, LIMIT_S)
 
 
 def _workers_of(host: int) -> list[int]:

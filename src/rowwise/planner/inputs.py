@@ -19,7 +19,7 @@ from rowwise.errors import SpecError
 from rowwise.perf.access import Access, Workload
 from rowwise.perf.dense_parallel import DenseSide
 from rowwise.row_optimizers import OPTIMIZERS, RowOptimizer
-from rowwise.spec import Pooling, RowType, Table, Wire
+from rowwise.spec import TRAINED_TYPES, Pooling, RowType, Table, Wire
 from rowwise.textfile import decode_json, read_bytes
 
 COLUMN_NAMES: dict[str, tuple[str, ...]] = {  # by field: names that its column may have, best first
@@ -37,7 +37,7 @@ COLUMN_NAMES: dict[str, tuple[str, ...]] = {  # by field: names that its column 
     "pooling_mode": ("pooling_mode",),
 }
 NEEDED = ("name", "rows", "dim", "pooling")
-ROW_TYPES = {str(kind): kind for kind in RowType}
+ROW_TYPES = {str(kind): kind for kind in TRAINED_TYPES}
 POOLINGS = {str(kind): kind for kind in Pooling}
 LARGEST = 1 << 62
 MAX_SHOWN = 40  # characters of a wrong value

@@ -3,8 +3,9 @@
 Nothing is trained or written here.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,20 @@ from rowwise.ingest.columns import Columns
 from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import AnyKind, LoadedTransforms, MapId, UserFunction, serving
 from rowwise.ingest.transform import load as load_transforms
-from rowwise.models.frequency import ItemFrequency
 from rowwise.models.next_item import NextItem
 from rowwise.models.retrieval import in_batch_bpr, in_batch_softmax
-from rowwise.models.two_tower import Tower, TwoTower, VectorModel
+from rowwise.models.second_copy import add_second_copy, second_tables
 from rowwise.perf.wire_choice import WireChoice
 from rowwise.plan import Forecast
 from rowwise.processor import read_processor
 from rowwise.recipes.column_tables import add_column_tables, replace_vocabularies
 from rowwise.recipes.id_maps import pin_map, stored_tables_of
 from rowwise.recipes.model_configs import (
+    GraphConfig,
     HstuConfig,
     Model,
     RankingModel,
+    RetrievalConfig,
     SasRecConfig,
     SequenceModel,
     TwoTowerConfig,
@@ -43,14 +45,24 @@ from rowwise.recipes.model_configs import (
 )
 from rowwise.recipes.processor_limits import replace_unsupported
 from rowwise.recipes.recipe import PROBE, Recipe, Tables
+from rowwise.recipes.retrieval import (
+    Pairs,
+    RetrievalModel,
+    TowerParts,
+    check_pictures,
+    make_graph_tower,
+    make_two_tower,
+)
 from rowwise.recipes.rows import RecipeRows, RowSelection, open_data, use_absolute_paths
 from rowwise.recipes.threads import choose_threads
 from rowwise.recipes.user_model import load_class
 from rowwise.recipes.user_model_name import split_name
 from rowwise.recipes.zoo import make_click_model, make_sequence_model
 from rowwise.spec import Table, Value
+from rowwise.storage.folder import StorageFolder, parse_folder
 from rowwise.train.evaluate import ClickEvaluator, Evaluator, Slicing
-from rowwise.train.objective import Clicks, InBatch, NextItems, Objective
+from rowwise.train.loss_settings import CoTeaching
+from rowwise.train.objective import Clicks, InBatch, NextItems, Objective, TwoCopies
 from rowwise.train.retrieve import NextItemEvaluator, RetrievalEvaluator, ranking_metrics
 from rowwise.train.settings import Evaluation
 from rowwise.train.trainer import Settings, TrainingJob
@@ -58,6 +70,7 @@ from rowwise.train.trainer import Settings, TrainingJob
 OpenBatches = Callable[[Position | None], Batcher]
 QuarantineFolder = Callable[[], Path | None]  # None until the run has a folder
 CLICK_METRICS = ("ne", "loss", "auc")  # metrics that can choose the best checkpoint
+SECOND_SEED = 1 << 62  # a bit of the seed that a second copy's initial weights have changed
 NEXT_ITEM = "next_item"  # the task of sequence models, which have no labels
 
 
@@ -99,7 +112,18 @@ class ResolvedRecipe:
     @property
     def stored_tables(self) -> tuple[Table, ...]:
         """The tables in memory: a table with an id map is replaced by those of its parts."""
-        return tuple(stored for table in self.tables for stored in stored_tables_of(table))
+        return tuple(stored for table in self.trained_tables for stored in stored_tables_of(table))
+
+    @property
+    def trained_tables(self) -> tuple[Table, ...]:
+        """The tables of the model, and those of its second copy."""
+        return (*self.tables, *second_tables(self.tables)) if self.has_second_copy else self.tables
+
+    @property
+    def has_second_copy(self) -> bool:
+        """Whether two copies of the model train each other."""
+        train, model = self.recipe.train, self.recipe.model
+        return isinstance(train.objective, CoTeaching) and not isinstance(model, RankingModel)
 
     @property
     def parts(self) -> ModelParts:
@@ -139,19 +163,18 @@ def resolve(recipe: Recipe) -> ResolvedRecipe:
         raise SpecError(f"data.label={data.label!r}: the labels are {', '.join(columns.labels) or 'none'}: {want}")
     columns.check_tables(tables)
     # Paths become absolute, so that a run can be resumed from another working directory.
-    model = recipe.model
-    if isinstance(model, str):
-        model = UserModel(module=model)
-    if isinstance(model, UserModel):
-        path, name = split_name(model.module)
-        model = UserModel(module=f"{path.absolute()}:{name}", args=model.args)
-    _check_device(recipe.train.device)
+    model = _use_absolute_model(recipe.model)
+    if isinstance(model, TwoTowerConfig):
+        notes = (*notes, *check_pictures(model, columns, tables))
+    _check_device(recipe.train.device, model)
     train, processor_notes = replace_unsupported(recipe.train, processor := read_processor())
     if train.threads is None:
         available = torch.get_num_threads()
         threads = choose_threads(model, tables, len(columns.dense), train.batch, processor, available)
         train = structs.replace(train, threads=threads)
     paths = {"init_from": recipe.init_from, "plan": recipe.plan}
+    if recipe.init_from is not None and isinstance(parse_folder(recipe.init_from), StorageFolder):
+        del paths["init_from"]
     if recipe.hardware is not None and recipe.hardware.endswith(".json"):  # else it is a preset
         paths["hardware"] = recipe.hardware
     if recipe.network != PROBE:
@@ -171,19 +194,25 @@ def resolve(recipe: Recipe) -> ResolvedRecipe:
 
 
 def make_model(resolved: ResolvedRecipe, *, on_meta: bool = False) -> nn.Module:
-    """The model of a recipe; see `build_model`."""
-    return build_model(resolved.parts, on_meta=on_meta)
+    """The model of a recipe; see `build_model`. A graph is read from the training rows, unless `on_meta`."""
+    config, pairs = resolved.recipe.model, None
+    if isinstance(config, GraphConfig) and not on_meta:
+        pairs = Pairs.of_batches(evaluation_batches(resolved, resolved.rows.train), config.user, config.item)
+    return _with_second_copy(resolved, partial(build_model, on_meta=on_meta, pairs=pairs))
 
 
-def build_model(parts: ModelParts, *, on_meta: bool = False) -> nn.Module:
+def build_model(parts: ModelParts, *, on_meta: bool = False, pairs: Pairs | None = None) -> nn.Module:
     """The model with initial weights from the seed; with `on_meta` its tables are on the meta device.
 
-    Meta tables take no memory and get their rows when the model is sharded.
+    Meta tables take no memory and get their rows when the model is sharded. `pairs`: of a model's graph; None: none.
     """
     torch.manual_seed(parts.seed)
     model, device = parts.model, "meta" if on_meta else "cpu"
-    if isinstance(model, TwoTowerConfig):
-        towers = _make_two_tower(parts, model, device)
+    if isinstance(model, RetrievalConfig):
+        tower_parts = TowerParts(parts.tables, parts.seed, device, parts.merge_shared)
+        if isinstance(model, GraphConfig):
+            return make_graph_tower(tower_parts, model, pairs or Pairs.none())
+        towers = make_two_tower(tower_parts, model)
         return towers if on_meta else towers.to(parts.device)
     embeddings = make_embeddings(parts.tables, seed=parts.seed, device=device, merge_shared=parts.merge_shared)
     dense, tasks = len(parts.columns.dense), len(parts.tasks)
@@ -200,7 +229,17 @@ def build_model(parts: ModelParts, *, on_meta: bool = False) -> nn.Module:
 def make_small_model(resolved: ResolvedRecipe) -> nn.Module:
     """The model with tables of one row."""
     one_row = Tables(list=tuple(structs.replace(table, rows=1) for table in resolved.tables))
-    return make_model(replace(resolved, recipe=structs.replace(resolved.recipe, tables=one_row)))
+    return _with_second_copy(replace(resolved, recipe=structs.replace(resolved.recipe, tables=one_row)), build_model)
+
+
+def _with_second_copy(resolved: ResolvedRecipe, build: Callable[[ModelParts], nn.Module]) -> nn.Module:
+    """The model, and its second copy if the objective trains two."""
+    parts = resolved.parts
+    if not resolved.has_second_copy:
+        return build(parts)
+    # Built first, so that random numbers go on from the seed of the recipe, as they do for a model alone.
+    second = build(structs.replace(parts, tables=second_tables(parts.tables), seed=parts.seed ^ SECOND_SEED))
+    return add_second_copy(build(parts), second)
 
 
 def make_job(
@@ -230,7 +269,7 @@ def batch_shard_of(comm: Comm | None) -> BatchShard:
 
 def make_objective(resolved: ResolvedRecipe, model: nn.Module, comm: Comm | None = None) -> Objective:
     recipe = resolved.recipe
-    if isinstance(recipe.model, TwoTowerConfig):
+    if isinstance(recipe.model, RetrievalConfig):
         assert isinstance(model, RetrievalModel)
         loss = in_batch_softmax if recipe.model.loss == "softmax" else in_batch_bpr
         return InBatch(model, recipe.model.item, model.frequency, loss, hardest=recipe.model.hardest, comm=comm)
@@ -242,6 +281,8 @@ def make_objective(resolved: ResolvedRecipe, model: nn.Module, comm: Comm | None
         raise SpecError(
             f"train.task_weights has {len(weights)} values: want one for each of {', '.join(resolved.tasks)}"
         )
+    if isinstance(recipe.train.objective, CoTeaching):
+        return TwoCopies(model, recipe.train.objective, weights, recipe.train.label_smoothing, comm=comm)
     return Clicks(model, weights, recipe.train.label_smoothing, recipe.train.objective)
 
 
@@ -302,7 +343,7 @@ def make_evaluator(
     if isinstance(recipe.model, RankingModel) and slices:
         want = "all items are ranked: want no slices"
         raise SpecError(f"slices {', '.join(slices)} with model.kind={kind_of(recipe.model)}: {want}")
-    if isinstance(recipe.model, TwoTowerConfig):
+    if isinstance(recipe.model, RetrievalConfig):
         assert isinstance(model, RetrievalModel)
         train = resolved.rows.train
         return RetrievalEvaluator(
@@ -336,24 +377,6 @@ def make_settings(recipe: Recipe) -> Settings:
     return Settings(train=recipe.train, evaluate=recipe.evaluate, save=recipe.save, log=recipe.log)
 
 
-class RetrievalModel(VectorModel):
-    """Two towers and the item frequencies, so that a checkpoint holds both."""
-
-    def __init__(self, towers: TwoTower, frequency: ItemFrequency | None) -> None:
-        super().__init__()
-        self.towers, self.frequency = towers, frequency
-
-    def forward(self, batch: Batch) -> torch.Tensor:
-        """Logits [B, 1] of each sample's user and item."""
-        return self.towers(batch)
-
-    def vectors(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.towers.vectors(batch)
-
-    def scores(self, users_UD: torch.Tensor, items_ID: torch.Tensor) -> torch.Tensor:
-        return self.towers.scores(users_UD, items_ID)
-
-
 def _use_absolute_files(transform: AnyKind | str) -> AnyKind | str:
     if isinstance(transform, str):
         path, colon, name = transform.rpartition(":")
@@ -365,7 +388,19 @@ def _use_absolute_files(transform: AnyKind | str) -> AnyKind | str:
     return transform
 
 
-def _check_device(name: str) -> None:
+def _use_absolute_model(model: Model | str) -> Model:
+    if isinstance(model, str):
+        model = UserModel(module=model)
+    if isinstance(model, UserModel):
+        path, name = split_name(model.module)
+        return UserModel(module=f"{path.absolute()}:{name}", args=model.args)
+    if isinstance(model, TwoTowerConfig) and model.item_pictures is not None:
+        folder = str(Path(model.item_pictures.folder).absolute())
+        return structs.replace(model, item_pictures=structs.replace(model.item_pictures, folder=folder))
+    return model
+
+
+def _check_device(name: str, model: Model) -> None:
     try:
         kind = torch.device(name).type
     except RuntimeError:
@@ -374,6 +409,8 @@ def _check_device(name: str) -> None:
         raise SpecError(f"train.device={name!r}: want cpu or cuda")
     if kind == "cuda" and not torch.cuda.is_available():
         raise SpecError(f"train.device={name!r}: torch finds no GPU: want cpu; see rowwise doctor")
+    if kind == "cuda" and isinstance(model, GraphConfig):
+        raise SpecError(f"train.device={name!r} with model.kind=graph, whose sums over edges run on a CPU: want cpu")
 
 
 def _check_evaluation(settings: Evaluation, columns: Columns, model: object, *, validates: bool) -> None:
@@ -390,21 +427,6 @@ def _check_evaluation(settings: Evaluation, columns: Columns, model: object, *, 
         raise SpecError(f"evaluate.metric={settings.metric!r} is not measured: want one of {', '.join(metrics)}")
 
 
-def _make_two_tower(parts: ModelParts, config: TwoTowerConfig, device: str) -> RetrievalModel:
-    towers: list[Tower] = []
-    user, item = (config.user_features, config.user_dense), ((config.item, *config.item_features), config.item_dense)
-    for features, dense in (user, item):
-        tables = tuple(t for t in parts.tables if set(t.feature_names) & set(features))
-        mixed = [t.name for t in tables if not set(t.feature_names) <= set(features)]
-        if mixed or not tables:
-            got = f"table {', '.join(mixed)} has features of both" if mixed else "no table"
-            raise SpecError(f"two_tower: {got}: want tables with features {', '.join(features)} only, for one tower")
-        embeddings = make_embeddings(tables, seed=parts.seed, device=device, merge_shared=parts.merge_shared)
-        towers.append(Tower(embeddings, len(dense), config.sizes))
-    towers_model = TwoTower(towers[0], towers[1], config.temperature)
-    return RetrievalModel(towers_model, ItemFrequency() if config.correct else None)
-
-
 def _fit_columns(columns: Columns, model: Model | str, *, named: bool) -> tuple[Columns, tuple[str, ...]]:
     """The columns as the model takes them, and a note on those that it does not use; `named`: by the recipe."""
     if isinstance(model, SequenceModel):
@@ -412,10 +434,19 @@ def _fit_columns(columns: Columns, model: Model | str, *, named: bool) -> tuple[
         return columns, ()
     if not columns.labels:
         raise SpecError("columns.labels is empty: want at least one label column")
-    if not isinstance(model, TwoTowerConfig):
+    if not isinstance(model, RetrievalConfig):
         return columns, ()
-    _check_towers(columns, model)
-    return _sort_dense(columns, model), _unused_columns(columns, model) if named else ()
+    users, items, dense = _sides(model)
+    _check_towers(columns, kind_of(model), users, items)
+    fitted = _sort_dense(columns, kind_of(model), dense)
+    return fitted, _unused_columns(columns, (*users, *items, *dense)) if named else ()
+
+
+def _sides(model: TwoTowerConfig | GraphConfig) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Features of users, features of items, and dense columns in the order of the towers."""
+    if isinstance(model, GraphConfig):
+        return (model.user,), (model.item,), ()
+    return model.user_features, (model.item, *model.item_features), (*model.user_dense, *model.item_dense)
 
 
 def _check_lists(columns: Columns, config: SequenceModel) -> None:
@@ -427,32 +458,29 @@ def _check_lists(columns: Columns, config: SequenceModel) -> None:
         raise SpecError(f"{got}: want one sparse column, the lists of items, and labels: []")
 
 
-def _check_towers(columns: Columns, config: TwoTowerConfig) -> None:
+def _check_towers(columns: Columns, kind: str, users: Sequence[str], items: Sequence[str]) -> None:
     """Raise unless each named feature exists and is in one tower, and there is one label."""
     if len(columns.labels) != 1:
-        raise SpecError(f"two_tower: labels {', '.join(columns.labels)}: want one: whether user and item match")
+        raise SpecError(f"{kind}: labels {', '.join(columns.labels)}: want one: whether user and item match")
     features = [sparse.feature_name for sparse in columns.sparse]
-    item_features = (config.item, *config.item_features)
-    missing = [name for name in (*config.user_features, *item_features) if name not in features]
+    missing = [name for name in (*users, *items) if name not in features]
     if missing:
-        raise SpecError(f"two_tower: no feature {', '.join(missing)}; there are {', '.join(features)}")
-    both = [name for name in config.user_features if name in item_features]
+        raise SpecError(f"{kind}: no feature {', '.join(missing)}; there are {', '.join(features)}")
+    both = [name for name in users if name in items]
     if both:
-        raise SpecError(f"two_tower: feature {', '.join(both)} is in both towers: want it in one")
+        raise SpecError(f"{kind}: feature {', '.join(both)} is in both towers: want it in one")
 
 
-def _sort_dense(columns: Columns, config: TwoTowerConfig) -> Columns:
+def _sort_dense(columns: Columns, kind: str, wanted: Sequence[str]) -> Columns:
     """Dense columns of the user before those of the item, as the towers take them."""
     by_name = {dense.column: dense for dense in columns.dense}
-    wanted = (*config.user_dense, *config.item_dense)
     missing = [name for name in wanted if name not in by_name]
     if missing:
-        raise SpecError(f"two_tower: no dense column {', '.join(missing)}; there are {', '.join(by_name) or 'none'}")
+        raise SpecError(f"{kind}: no dense column {', '.join(missing)}; there are {', '.join(by_name) or 'none'}")
     return structs.replace(columns, dense=tuple(by_name[name] for name in wanted))
 
 
-def _unused_columns(columns: Columns, config: TwoTowerConfig) -> tuple[str, ...]:
-    used = {config.item, *config.item_features, *config.user_features, *config.user_dense, *config.item_dense}
+def _unused_columns(columns: Columns, used: Sequence[str]) -> tuple[str, ...]:
     names = (*(s.feature_name for s in columns.sparse), *(d.column for d in columns.dense))
     unused = [name for name in names if name not in used]
     return (f"columns {', '.join(unused)}: not used, because neither tower names them",) if unused else ()

@@ -12,6 +12,7 @@ from rowwise.recipes.model_configs import RankingModel, UserModel
 from rowwise.recipes.recipe import Recipe
 from rowwise.spec import Pooling
 from rowwise.train.dense_parallel import check_parameters, find_units, has_id_maps, unit_shapes
+from rowwise.train.loss_settings import CoTeaching
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd
 
 SAMPLES = 64  # of the forward that is measured
@@ -22,7 +23,8 @@ def dense_side_of(recipe: Recipe, model: nn.Module, activations: ActivationBytes
     units, own = unit_shapes(model)
     train, parallel = recipe.train, recipe.train.dense_parallel
     elastic = train.determinism == "elastic"
-    can_shard = not elastic and recipe.wire_types.has_exact_sums and all(own) and not has_id_maps(model)
+    second = isinstance(train.objective, CoTeaching)  # refuses `dense_parallel`
+    can_shard = not elastic and not second and recipe.wire_types.has_exact_sums and all(own) and not has_id_maps(model)
     if parallel.kind != "replicate":
         check_parameters(model)
     return DenseSide(
@@ -37,7 +39,7 @@ def dense_side_of(recipe: Recipe, model: nn.Module, activations: ActivationBytes
         activations=activations,
         passes=train.accumulate,
         can_shard=can_shard,
-        can_recompute=getattr(recipe.model, "norm", None) != "batch",
+        can_recompute=not second and getattr(recipe.model, "norm", None) != "batch",
     )
 
 

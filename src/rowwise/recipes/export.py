@@ -25,20 +25,26 @@ from rowwise.checkpoint.rewrite import retype_tables, rewrite
 from rowwise.checkpoint.tables import full_name, is_needed_for_lookups, table_modules
 from rowwise.checkpoint.windows import Tell
 from rowwise.checkpoint.write import write
-from rowwise.errors import CheckpointError, SpecError
+from rowwise.errors import CheckpointError, RowwiseError, SpecError
 from rowwise.idmaps import StoredIds
+from rowwise.ingest.pictures import FILES, INDEX
 from rowwise.ingest.transform import decode, load, serving, to_json
 from rowwise.models.inference import RowBlocks, inference_mode
+from rowwise.models.second_copy import NAME as SECOND_COPY
 from rowwise.planner import simple_plan
 from rowwise.recipes.compose import ModelParts, ResolvedRecipe, build_model, make_evaluator
+from rowwise.recipes.export_items import ALL_ITEMS, ItemOptions, check_options, export_items
 from rowwise.recipes.held_out import held_out_rows
-from rowwise.recipes.model_configs import SequenceModel, UserModel, kind_of
+from rowwise.recipes.model_configs import GraphConfig, SequenceModel, TwoTowerConfig, UserModel, kind_of
 from rowwise.recipes.predict import logits_on
 from rowwise.recipes.rows import RowSelection
 from rowwise.recipes.runs import load_trained, resolve_saved
 from rowwise.recipes.served import ServedModel, golden_logits, load_model, read_model
+from rowwise.recipes.towers import TowerInput
 from rowwise.recipes.user_model_name import split_name
-from rowwise.serve.forward import Forward, choose_blocks_of
+from rowwise.serve.forward import Forward, arrays_of, choose_blocks_of
+from rowwise.serve.hot_rows import HOT, RowCounter, write_hot_rows
+from rowwise.serve.items import RetrievalFacts
 from rowwise.serve.package import (
     MODEL,
     STATS,
@@ -52,15 +58,18 @@ from rowwise.serve.package import (
     write_golden,
     write_traffic,
 )
-from rowwise.serve.shared_rows import room_of
+from rowwise.serve.shared_rows import memory_of_tables, room_of
 from rowwise.serve.sides import load_side
 from rowwise.serve.traffic import Traffic
 from rowwise.spec import RowType, Table, Topology
+from rowwise.store.policy import Ints
 from rowwise.train.evaluate import Values
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.saved import CheckpointFolder
 
+PICTURES = "pictures"  # the folder in a version
 STATS_ROWS = 1 << 16  # training rows that statistics of columns are of, at most
+COUNTED_ROWS, LEAST_COUNTED = 4096, 16  # of a batch in which rows of tables are counted
 FOLLOW_s = 1.0  # between two looks at a run
 
 
@@ -73,6 +82,7 @@ class ExportedVersion(NamedTuple):
     step: int
     size_bytes: int  # without files that it shares with its base
     base: int | None  # the version whose rows it has, but for changed ones; None: it has all rows itself
+    items: RetrievalFacts | None = None  # of two towers
 
 
 class RowTypeCost(NamedTuple):
@@ -90,6 +100,7 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
     which: str = "best",
     rows: RowType | None = None,
     sides: Sequence[str] = (),
+    items: ItemOptions = ALL_ITEMS,
     like: VersionFolder | None = None,
     full: bool = False,
     tell: Tell | None = None,
@@ -103,15 +114,19 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
         which: the checkpoint: best, last or step-<number>.
         rows: row type of the tables, where it makes their rows smaller; None: as trained.
         sides: tables of columns that requests leave out, each as FILE:KEY.
-        like: an earlier version of the run, whose golden rows, blocks of rows and statistics are taken over.
+        items: of two towers, which items the version has; their vectors are computed anew for each version.
+        like: an earlier version of the run, whose golden rows, items, blocks of rows and statistics are taken over.
         full: write all rows; else those that the newest version in the folder lacks, if these are few.
         tell: called with the bytes done, and the total.
         warn: called with a line on blocks of rows that cost time.
     """
     resolved = resolve_saved(RunFolder.open(run).path)
+    if isinstance(resolved.recipe.model, GraphConfig):
+        raise SpecError(f"{run}: model.kind=graph needs the pairs of its run: want a model without a graph")
     if isinstance(resolved.recipe.model, SequenceModel):
         got = f"model.kind={kind_of(resolved.recipe.model)} ranks all items for a list, and has no logit of a row"
         raise SpecError(f"{run}: {got}: want a model with a label")
+    check_options(resolved, items)
     checkpoint = CheckpointFolder(run / "ckpt").open(which)
     sample = held_out_rows(resolved) if like is None else read_golden(like.path).rows
     loaded = [load_side(side, sample.schema) for side in sides]
@@ -122,23 +137,25 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
         served, extends = _write_weights(resolved, checkpoint, unfinished, rows, base=base, tell=tell, warn=warn)
         _write_model(unfinished, served)
         blocks = None if like is None else read_model(like.path).blocks
-        served = _write_golden(unfinished, sample, blocks)
+        train = None if like is not None else _training_rows(resolved.rows.train, sample.column_names)
+        served, facts = _write_computed(unfinished, resolved, sample, blocks, items, like, train, warn)
         for side in loaded:
             side.write(unfinished)
         if served.blocks.kind != "padded" and like is None:
             warn(served.blocks.describe())
-        if like is None:
-            stats = _column_stats(resolved.rows.train, sample.column_names)
+        if train is not None:
+            stats = {name: ColumnStats.of(train[name]) for name in sample.column_names}
             (unfinished / STATS).write_bytes(msgspec.json.format(msgspec.json.encode(stats)))
-        else:
-            shutil.copyfile(like.path / STATS, unfinished / STATS)
+        elif like is not None:
+            for name in (STATS, HOT):
+                shutil.copyfile(like.path / name, unfinished / name)
     write_traffic(folder, Traffic(current=version.number))
     kept = set() if base is None else {file.stat().st_ino for file in base.path.iterdir()}  # hard links
     sizes = {file.stat().st_ino: file.stat().st_size for file in version.path.rglob("*") if file.is_file()}
     size_bytes = sum(size for file, size in sizes.items() if file not in kept)
     step = checkpoint.manifest.data.get("progress", {}).get("step", 0)
     base_number = base.number if base is not None and extends else None
-    return ExportedVersion(version, version.digest, served, step, size_bytes, base_number)
+    return ExportedVersion(version, version.digest, served, step, size_bytes, base_number, facts)
 
 
 def follow(  # noqa: PLR0913 - those of `export`
@@ -147,6 +164,7 @@ def follow(  # noqa: PLR0913 - those of `export`
     *,
     rows: RowType | None = None,
     sides: Sequence[str] = (),
+    items: ItemOptions = ALL_ITEMS,
     full: bool = False,
     tell: Tell | None = None,
     warn: Callable[[str], None] = print,
@@ -164,6 +182,7 @@ def follow(  # noqa: PLR0913 - those of `export`
                     which=f"step-{step}",
                     rows=rows,
                     sides=sides,
+                    items=items,
                     like=like,
                     full=full,
                     tell=tell,
@@ -211,7 +230,12 @@ def _write_weights(  # noqa: PLR0913 - used once
     new_types = {by_tensor[tensor]: kind for tensor, kind in kinds.items()}
     tables = retype_tables(checkpoint, None, new_types)
     small = {key: checkpoint.manifest.data["progress"][key] for key in ("step", "samples")}
-    slim = Checkpoint(folder=checkpoint.folder, manifest=structs.replace(checkpoint.manifest, data={"progress": small}))
+    manifest = structs.replace(checkpoint.manifest, data={"progress": small})
+    if resolved.has_second_copy:
+        second = (f"model/{SECOND_COPY}.", f"rows/{SECOND_COPY}.")
+        kept = {name: entry for name, entry in manifest.tensors.items() if not name.startswith(second)}
+        manifest = structs.replace(manifest, tensors=kept)
+    slim = Checkpoint(folder=checkpoint.folder, manifest=manifest)
     extends = base is not None and _write_changes(slim, folder, base, tables, tell, warn)
     if not extends:
         rewrite(slim, folder, simple_plan(list(tables.values()), Topology(devices=1)), tables, state=False, tell=tell)
@@ -237,7 +261,7 @@ def _write_changes(
     """Write the rows that the base lacks, and all other weights; false: these are too many, so nothing was written."""
     try:
         opened = open_base(base.path)
-        changed = changes_since(opened, checkpoint, tables, room_of, tell)
+        changed = changes_since(opened, checkpoint, tables, lambda table: room_of(table.rows), tell)
     except UnusableBaseError as error:
         warn(f"version {base.number} cannot be extended, so all rows are written: {error}")
         return False
@@ -289,6 +313,10 @@ def _copy_files(parts: ModelParts, folder: Path) -> ModelParts:
     if isinstance(model, UserModel):
         path, class_name = split_name(model.module)
         model = structs.replace(model, module=f"{copied(path, f'code/{path.name}')}:{class_name}")
+    if isinstance(model, TwoTowerConfig) and model.item_pictures is not None:
+        for name in (INDEX, FILES):
+            copied(Path(model.item_pictures.folder) / name, f"{PICTURES}/{name}")
+        model = structs.replace(model, item_pictures=structs.replace(model.item_pictures, folder=PICTURES))
     return structs.replace(parts, model=model, tables=tuple(tables))
 
 
@@ -296,14 +324,47 @@ def _write_model(folder: Path, served: ServedModel) -> None:
     (folder / MODEL).write_bytes(msgspec.json.format(msgspec.json.encode(served)))
 
 
-def _write_golden(folder: Path, sample: pa.Table, blocks: RowBlocks | None) -> ServedModel:
-    """Compute the golden rows by the version as it will be opened; without blocks of rows, choose them by a test."""
-    served = read_model(folder)
-    model, preparation = load_model(folder, served), served.bind(sample.schema, load(served.transforms))
+def _write_computed(  # noqa: PLR0913 - used once
+    folder: Path,
+    resolved: ResolvedRecipe,
+    sample: pa.Table,
+    blocks: RowBlocks | None,
+    items: ItemOptions,
+    like: VersionFolder | None,
+    train: pa.Table | None,
+    warn: Callable[[str], None],
+) -> tuple[ServedModel, RetrievalFacts | None]:
+    """Write what the version computes as it will be opened: golden rows, hot rows, and the vectors of items."""
+    opened = read_model(folder)
+    model = load_model(folder, opened)
+    served = _write_golden(folder, opened, model, sample, blocks, train)
+    given = TowerInput(opened.parts, load(served.transforms), sample.schema, served.precision, served.blocks)
+    with inference_mode(model, opened.parts.device, served.precision):
+        facts = export_items(folder, resolved, model, given, items, None if like is None else like.path, warn)
+    return served, facts
+
+
+def _write_golden(
+    folder: Path,
+    served: ServedModel,
+    model: nn.Module,
+    sample: pa.Table,
+    blocks: RowBlocks | None,
+    train: pa.Table | None,
+) -> ServedModel:
+    """Compute the golden rows; without blocks of rows, choose them by a test.
+
+    Write, too, which rows of tables the training rows ask for most often.
+    """
+    preparation = served.bind(sample.schema, load(served.transforms))
     with inference_mode(model, served.parts.device, served.precision):
         logits_of = logits_on(model, served.parts.device)
         blocks = blocks or choose_blocks_of(preparation, logits_of, sample)
-        logits_RK = golden_logits(Forward(preparation, logits_of, blocks), sample, sample.num_rows)
+        forward = Forward(preparation, logits_of, blocks)
+        logits_RK = golden_logits(forward, sample, sample.num_rows)
+        if train is not None:
+            counting = Forward(preparation, logits_of, RowBlocks())  # bits do not matter, and time does
+            write_hot_rows(folder, _count_rows(model, counting, train))
     stored = msgspec.json.decode((folder / MODEL).read_bytes(), type=ServedModel)
     served = structs.replace(stored, blocks=blocks)
     _write_model(folder, served)
@@ -312,8 +373,27 @@ def _write_golden(folder: Path, sample: pa.Table, blocks: RowBlocks | None) -> S
     return served
 
 
-def _column_stats(rows: RowSelection, names: Sequence[str]) -> dict[str, ColumnStats]:
-    """Statistics of raw columns over the first training rows."""
+def _count_rows(model: nn.Module, forward: Forward, train: pa.Table) -> dict[str, tuple[Ints, Ints]]:
+    """Rows of tables that training rows ask for, and how often."""
+    counters: list[RowCounter] = []
+    for arena, tables in memory_of_tables(model):
+        arena.places = RowCounter(tables)
+        counters.append(arena.places)
+    parts = [train.slice(begin, COUNTED_ROWS) for begin in range(0, train.num_rows, COUNTED_ROWS)]
+    while parts:
+        part = parts.pop()
+        try:
+            forward(arrays_of(part), part.num_rows, COUNTED_ROWS)
+        except RowwiseError:  # it has rows that training left out
+            half = part.num_rows // 2
+            parts += [part.slice(0, half), part.slice(half)] if half >= LEAST_COUNTED else []
+    for arena, _ in memory_of_tables(model):
+        arena.places = None
+    return {name: counts for counter in counters for name, counts in counter.counts().items()}
+
+
+def _training_rows(rows: RowSelection, names: Sequence[str]) -> pa.Table:
+    """The first training rows."""
     parts: list[pa.Table] = []
     count = 0
     for split in rows.reader.splits():
@@ -322,5 +402,4 @@ def _column_stats(rows: RowSelection, names: Sequence[str]) -> dict[str, ColumnS
         count += part.num_rows
         if count >= STATS_ROWS:
             break
-    table = pa.concat_tables(parts).slice(0, STATS_ROWS)
-    return {name: ColumnStats.of(table[name]) for name in names}
+    return pa.concat_tables(parts).slice(0, STATS_ROWS)

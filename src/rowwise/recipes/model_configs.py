@@ -161,17 +161,12 @@ class WideDeepConfig(Value, frozen=True, tag="wide_deep", tag_field="kind"):
     norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
 
 
-class TwoTowerConfig(Value, frozen=True, tag="two_tower", tag_field="kind"):
-    """`rowwise.TwoTower`, trained on the rows whose label is 1 by a loss over the items of a batch."""
+class RetrievalConfig(Value, frozen=True, kw_only=True):
+    """Settings of models of users and items, trained on rows whose label is 1 by a loss over the items of a batch."""
 
     item: str  # the feature with the item's id, one in each row
-    user_features: tuple[str, ...]
-    item_features: tuple[str, ...] = ()  # beside `item`
-    user_dense: tuple[str, ...] = ()
-    item_dense: tuple[str, ...] = ()
-    sizes: tuple[int, ...] = (128, 64)
     loss: Literal["softmax", "bpr"] = "softmax"  # over all items of a batch, or over pairs of them
-    temperature: float = 0.1
+    temperature: float = 0.1  # what dots are divided by
     correct: bool = True  # logQ correction for popular items
     hardest: int | None = None  # negatives of a user, those of the largest corrected logits; None: all
     ks: tuple[int, ...] = (10, 50)  # of recall@k and NDCG@k
@@ -182,6 +177,47 @@ class TwoTowerConfig(Value, frozen=True, tag="two_tower", tag_field="kind"):
         if self.hardest is not None and self.hardest < 1:
             raise SpecError(f"model.hardest={self.hardest}: want at least one negative, or null for all")
         check_most("model.", self, hardest=MOST_BATCH)
+
+
+class PictureConfig(Value, frozen=True):
+    """`rowwise.ImageTower` over pictures of the items, whose keys are the items' ids."""
+
+    folder: str  # that `rowwise data pictures` wrote
+    dim: int = 32  # of a picture's vector
+    widths: tuple[int, ...] = (16, 32, 64, 64)  # channels of the convolutions
+
+    def __post_init__(self) -> None:
+        if self.dim < 1 or not self.widths or min(self.widths) < 1:
+            raise SpecError(f"model.item_pictures: dim={self.dim}, widths={list(self.widths)}: want 1 or more of each")
+        check_most("model.item_pictures.", self, dim=MOST_DIM)
+
+
+class TwoTowerConfig(RetrievalConfig, frozen=True, kw_only=True, tag="two_tower", tag_field="kind"):
+    """`rowwise.TwoTower`, with pictures of the items or without."""
+
+    user_features: tuple[str, ...]
+    item_features: tuple[str, ...] = ()  # beside `item`
+    user_dense: tuple[str, ...] = ()
+    item_dense: tuple[str, ...] = ()
+    item_pictures: PictureConfig | None = None
+    sizes: tuple[int, ...] = (128, 64)
+
+
+class GraphConfig(RetrievalConfig, frozen=True, kw_only=True, tag="graph", tag_field="kind"):
+    """`rowwise.GraphTower` over the graph of the training rows whose label is 1."""
+
+    user: str  # the feature with the user's id, one in each row
+    encoder: Literal["lightgcn", "graphsage"] = "lightgcn"  # sums without weights, or layers over means
+    layers: int = 3  # of lightgcn
+    sizes: tuple[int, ...] = (64, 64)  # of graphsage
+    sampled: int | None = None  # most edges into a node in evaluation; None: all
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("layers", "sampled"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SpecError(f"model.{name}={value}: want at least 1")
 
 
 class _Sequences(Value, frozen=True):
@@ -221,7 +257,7 @@ ClickModel = (
     | AutoIntConfig | XDeepFmConfig | MmoeConfig | PleConfig | WideDeepConfig
 )  # fmt: skip
 SequenceModel = SasRecConfig | HstuConfig
-RankingModel = TwoTowerConfig | SequenceModel  # they rank items, and have no logit for a label
+RankingModel = TwoTowerConfig | GraphConfig | SequenceModel  # they rank items
 Model = ClickModel | RankingModel | UserModel
 WIDTHS = (
     "bottom",

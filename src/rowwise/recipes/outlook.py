@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
+from rowwise.checkpoint.named import open_named
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.comm.solo import solo
 from rowwise.ingest.batch_shard import BatchShard
@@ -22,6 +23,7 @@ from rowwise.recipes.text import RECIPE
 from rowwise.recipes.unused_keys import find_notes
 from rowwise.recipes.wires import decide_wire
 from rowwise.spec import Topology, Value, state_bytes
+from rowwise.storage.folder import Folder, StorageFolder, parse_folder
 from rowwise.train.saved import CheckpointFolder
 from rowwise.train.step import dense_parameters
 
@@ -118,10 +120,12 @@ def dry_run(recipe: Recipe, ranks: int = 1) -> Outlook:
     make_objective(resolved, model)
     make_batcher(resolved, resolved.rows.train)
     if resolved.recipe.init_from is not None:
-        open_warm_start(Path(resolved.recipe.init_from))
+        open_warm_start(parse_folder(resolved.recipe.init_from))
     return make_outlook(resolved, model, plan, topology)
 
 
-def open_warm_start(path: Path) -> Checkpoint:
-    """The checkpoint for a warm start: a run's best one, or the checkpoint in the folder `path`."""
+def open_warm_start(path: Folder) -> Checkpoint:
+    """The checkpoint for a warm start: a run's best one, or the one in a folder; at a URL the one, or the newest."""
+    if isinstance(path, StorageFolder):
+        return open_named(path)
     return CheckpointFolder(path / "ckpt").open("best") if (path / RECIPE).is_file() else Checkpoint.open(path)

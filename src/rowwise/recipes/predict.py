@@ -28,7 +28,7 @@ from rowwise.models.inference import RowBlocks, inference_mode
 from rowwise.recipes.compose import ResolvedRecipe
 from rowwise.recipes.held_out import bind_preparation, held_out_rows
 from rowwise.recipes.rows import RowSelection
-from rowwise.serve.answer import prediction_columns, prediction_names
+from rowwise.serve.answer import prediction_columns, prediction_names, predictions_of
 from rowwise.serve.forward import Logits, choose_blocks_of
 from rowwise.spec import Table
 from rowwise.train.on_device import to_device
@@ -118,7 +118,7 @@ def predict(
                     by_name |= {name: table[name] for name in copied}
                 if order_R is not None:  # only these rows of the split have logits
                     by_name = {name: values.take(order_R) for name, values in by_name.items()}
-                lines = pa.table(by_name | prediction_columns(predictor.tasks, logits_RK))
+                lines = pa.table(by_name | prediction_columns(predictor.tasks, predictions_of(logits_RK)))
                 writer = writer or WRITERS[out.suffix](temporary, lines.schema)
                 writer.write_table(lines)
                 rows_read += count

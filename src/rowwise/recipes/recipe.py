@@ -17,11 +17,19 @@ from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import Transforms
 from rowwise.managed import Managed
 from rowwise.planner.machines import parse_size
-from rowwise.recipes.model_configs import DlrmConfig, Model, SequenceModel, TwoTowerConfig, kind_of, layers_of
+from rowwise.recipes.model_configs import (
+    DlrmConfig,
+    GraphConfig,
+    Model,
+    RetrievalConfig,
+    SequenceModel,
+    kind_of,
+    layers_of,
+)
 from rowwise.row_optimizers import RowOptimizer
 from rowwise.spec import Init, Pooling, RowType, Table, Value, Wire
-from rowwise.train.loss_settings import Smc
-from rowwise.train.settings import Evaluation, Log, Saving, Training
+from rowwise.train.loss_settings import CoTeaching, Smc
+from rowwise.train.settings import DenseParallel, Evaluation, Log, Saving, Training
 from rowwise.value import check_layers, check_most
 
 MOST_ROWS = 1 << 34  # of synthetic data
@@ -136,7 +144,12 @@ class Tables(Value, frozen=True):
             names = ", ".join(t.name for t in tables)
             raise SpecError(f"tables.each: no table {', '.join(sorted(unknown))}: want some of {names}")
         changed = (self.all.apply(table) for table in tables)
-        return tuple(self.each[t.name].apply(t) if t.name in self.each else t for t in changed)
+        resolved = tuple(self.each[t.name].apply(t) if t.name in self.each else t for t in changed)
+        for table in resolved:
+            if not table.row_type.facts.trained:
+                got = f"table {table.name!r}: row_type={table.row_type}: such rows are only looked up"
+                raise SpecError(f"{got}: train another type, and store the rows by rowwise export --rows int4")
+        return resolved
 
 
 class TuneRange(Value, frozen=True):
@@ -197,6 +210,8 @@ class Recipe(Value, frozen=True, kw_only=True):
         if isinstance(self.train.objective, Smc) and dropout == 0.0 and hasattr(self.model, "dropout"):
             why = "without dropout both passes of the model over a batch are equal"
             raise SpecError(f"train.objective.kind=smc with model.dropout=0: {why}; want dropout, such as 0.2")
+        if isinstance(self.train.objective, CoTeaching):
+            _check_co_teaching(self.train)
         if self.train.dense_parallel.recompute and getattr(self.model, "norm", None) == "batch":
             raise SpecError("train.dense_parallel.recompute with model.norm=batch: statistics would count twice")
         if self.train.determinism == "elastic" and isinstance(self.model, SequenceModel):
@@ -219,12 +234,25 @@ class Recipe(Value, frozen=True, kw_only=True):
         return parse_size(self.memory, "memory") if isinstance(self.memory, str) else self.memory
 
 
+def _check_co_teaching(train: Training) -> None:
+    """Raise for settings under which two copies cannot choose samples for each other."""
+    if train.determinism == "elastic":
+        why = "samples are chosen from a batch, and a virtual shard has some of it only"
+        raise SpecError(f"train.objective.kind=co_teaching with train.determinism=elastic: {why}; want run")
+    if train.dense_parallel != DenseParallel():
+        why = "only layers of the first copy would be sharded"
+        raise SpecError(f"train.objective.kind=co_teaching with train.dense_parallel: {why}; want its defaults")
+
+
 def check_ranks(recipe: Recipe, world: int) -> None:
     """Raise for recipes that cannot run on this many ranks; nothing is read or built."""
     elastic = recipe.train.determinism == "elastic"
-    if elastic and isinstance(recipe.model, TwoTowerConfig):
+    if elastic and isinstance(recipe.model, RetrievalConfig):
         why = "its loss compares each user with the items of the whole batch, and a virtual shard has some only"
-        raise SpecError(f"model.kind=two_tower with train.determinism=elastic: {why}; want determinism=run")
+        kind = kind_of(recipe.model)
+        raise SpecError(f"model.kind={kind} with train.determinism=elastic: {why}; want determinism=run")
+    if world > 1 and isinstance(recipe.model, GraphConfig):
+        raise SpecError(f"model.kind=graph on {world} ranks: each step reads all rows of both tables: want one rank")
     if getattr(recipe.model, "norm", None) == "batch" and (world > 1 or elastic):
         where = f"on {world} ranks" if world > 1 else "with train.determinism=elastic"
         raise SpecError(f"model.norm=batch {where}: statistics are of one rank's samples: want model.norm=layer")

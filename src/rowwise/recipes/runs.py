@@ -50,6 +50,7 @@ from rowwise.recipes.model_configs import SequenceModel, UserModel, kind_of
 from rowwise.recipes.outlook import open_warm_start
 from rowwise.recipes.predict import Predictor, predict
 from rowwise.recipes.recipe import Recipe, check_ranks
+from rowwise.recipes.retrieval import tower_facts
 from rowwise.recipes.rows import RowSelection, open_reader
 from rowwise.recipes.sharding import choose_plan, shard_tables, step_samples, tables_of
 from rowwise.recipes.table_memory import Purpose, check_memory, measure_memory
@@ -58,6 +59,7 @@ from rowwise.recipes.unused_keys import find_notes
 from rowwise.recipes.user_model_name import split_name
 from rowwise.recipes.wires import decide_wire
 from rowwise.spec import Value
+from rowwise.storage.folder import parse_folder
 from rowwise.textfile import decode_json, read_bytes, read_text
 from rowwise.train.dense_parallel import ShardedConstruction, shard_dense, shards_of
 from rowwise.train.evaluate import Scores, Values, values_of
@@ -72,7 +74,7 @@ from rowwise.train.stages import PhaseTime
 from rowwise.train.trainer import OnStep, Trainer, TrainingJob
 
 PLAN, BAD_ROWS, DISK = "plan.json", "bad_rows", "disk"  # in the folder of a run
-TRANSFORMS = "transforms.json"
+TRANSFORMS, TOWERS = "transforms.json", "towers.json"
 Warn = Callable[[str], None]  # takes a line for each setting that was replaced or has no effect
 
 
@@ -318,6 +320,9 @@ class TrainingRun:
         if self.resolved.wire_choice is not None:
             self.folder.log(f"wire {self.resolved.wire_choice.text()}")
         _log_columns(self.resolved)
+        facts = tower_facts(self.model)
+        if facts is not None:
+            self.folder.write_json(TOWERS, facts)
         if isinstance(recipe.model, UserModel):
             path, _ = split_name(recipe.model.module)
             (self.folder.path / "code").mkdir()
@@ -482,8 +487,8 @@ def best_possible_metrics(resolved: ResolvedRecipe, rows: RowSelection) -> dict[
 def _warm_start(resolved: ResolvedRecipe, model: nn.Module) -> WarmStartMatch | None:
     if resolved.recipe.init_from is None:
         return None
-    source = Path(resolved.recipe.init_from)
-    if (source / TRANSFORMS).is_file():
+    source = parse_folder(resolved.recipe.init_from)
+    if isinstance(source, Path) and (source / TRANSFORMS).is_file():
         # Rows of a vocabulary keep their weights only if the new one appends ids to it.
         transforms = {step.transform.makes: step.transform for step in resolved.transforms.steps}
         for old in decode_transforms(read_bytes(source / TRANSFORMS)):

@@ -26,9 +26,13 @@ from rowwise.ingest.bound import BoundPreparation
 from rowwise.ingest.transform import AnyKind, LoadedTransforms, UserFunction, load
 from rowwise.models.inference import RowBlocks, autocast, pack
 from rowwise.recipes.compose import ModelParts, build_model
-from rowwise.recipes.model_configs import UserModel
+from rowwise.recipes.model_configs import TwoTowerConfig, UserModel
 from rowwise.recipes.predict import Predictor, logits_on
+from rowwise.recipes.towers import TowerInput, user_vectors
+from rowwise.serve.cached_rows import CachedRows, warm_up
 from rowwise.serve.forward import Forward, Logits, arrays_of
+from rowwise.serve.hot_rows import read_hot_rows
+from rowwise.serve.items import open_items, read_facts
 from rowwise.serve.package import (
     MODEL,
     MOST_BYTES,
@@ -39,6 +43,8 @@ from rowwise.serve.package import (
     find_version,
     read_golden,
 )
+from rowwise.serve.retrieval import Retriever
+from rowwise.serve.row_tiers import IN_MEMORY, RowTiers
 from rowwise.serve.shared_rows import (
     SharedRows,
     added_chunks,
@@ -48,7 +54,7 @@ from rowwise.serve.shared_rows import (
     use_newer,
     write_newer,
 )
-from rowwise.serve.sides import read_sides
+from rowwise.serve.sides import SideTable, read_sides
 from rowwise.serve.version import Identity, ServedVersion
 from rowwise.spec import Table, Value
 from rowwise.textfile import decode_json, read_bytes
@@ -99,14 +105,15 @@ def load_model(version: Path, served: ServedModel) -> nn.Module:
     return model
 
 
-def load_rows(
-    path: Path, expect: str | None, number: int, file: int, like: int | None, shared: SharedRows | None
+def load_rows(  # noqa: PLR0913 - the host calls it with the last four
+    path: Path, expect: str | None, tiers: RowTiers, number: int, file: int, like: int | None, shared: SharedRows | None
 ) -> SharedRows:
     """Write the rows of a version into a file in memory; its golden rows have come out right.
 
     Args:
         path: a folder that `rowwise export` wrote, or a version in it.
         expect: the only digest that is accepted.
+        tiers: rows of tables that are larger than memory are checked, and some put into the cache.
         number: the version.
         file: a descriptor of an empty file.
         like: a version that has to read the same columns, and to answer the same tasks.
@@ -122,19 +129,31 @@ def load_rows(
         _check_alike(folder, find_version(path, like))
     model = build_model(served.parts, on_meta=True)
     version, places = Checkpoint.open(folder.path), reserve_rows(model)
+    memory = tiers.divide(version.manifest, folder.path)
     added = None if shared is None else added_chunks(shared, version.manifest, places)
     if shared is None or added is None:
-        found = SharedRows.of(file, number, version.manifest, places)
-        map_rows(model, file, folder.path, fresh=True)
-        restore_model(version, model)
-        use_newer(model, version, found.newer)
+        found = SharedRows.of(file, number, version.manifest, places, memory.cached)._replace(tag=tiers.next_tag())
+        newer, checked = found.newer, dict.fromkeys(found.newer, 0)
+        map_rows(model, file, folder.path, fresh=True, cached=memory.cached)
+        restore_model(version, model, without=memory.cached)
     else:
         found = shared._replace(newest=number, newer=added.newer) if added.grows else shared
-        map_rows(model, shared.file, folder.path, fresh=False)
-        write_newer(model, shared.file, version, *added)
-        restore_model(version, model, rows=False)
-        use_newer(model, version, added.newer)
-    _serve(folder, digest, served, model)
+        newer = added.newer
+        checked = {name: len(found.tables[name].chunks) + count for name, count in added.written.items()}
+        map_rows(model, shared.file, folder.path, fresh=False, cached=memory.cached)
+        write_newer(model, shared.file, version, added, memory.cached)
+        restore_model(version, model, without=found.tables.keys())
+    for name in memory.cached:
+        for chunk in version.entry(name).chunks[checked[name] :]:
+            version.check_rows(name, chunk)
+    use_newer(model, version, newer)
+    fresh = added is None
+    # Else with a tag of its own: if it is refused, the cache must not have its rows where another increment's will be.
+    checking = found if fresh else found._replace(tag=tiers.next_tag())
+    cached = tiers.attach(model, served.name, version, checking, newer, memory)
+    _serve(folder, digest, served, model, cached)
+    if fresh:
+        warm_up(cached, read_hot_rows(folder.path))
     return found
 
 
@@ -144,6 +163,7 @@ def open_version(
     number: int | None = None,
     rows: SharedRows | None = None,
     pause: Callable[[], object] = lambda: None,
+    tiers: RowTiers = IN_MEMORY,
 ) -> ServedVersion:
     """A version that computes; its golden rows have come out right.
 
@@ -153,6 +173,7 @@ def open_version(
         number: the version; None: the current one.
         rows: a file with its rows, by `load_rows`; None: they are read into this process.
         pause: called between parts of the work, some milliseconds each.
+        tiers: where rows are that are not in the file.
     """
     folder = find_version(path, number)
     digest = check_digest(folder, expect)
@@ -166,27 +187,38 @@ def open_version(
     if newer is None or places != rows.places:
         raise CheckpointError(f"{folder.path} has changed since its rows were loaded: want versions that stay")
     pause()
-    map_rows(model, rows.file, folder.path, fresh=False)
-    restore_model(version, model, rows=False)
+    memory = tiers.divide(version.manifest, folder.path)
+    private = bool(memory.caches)
+    map_rows(model, rows.file, folder.path, fresh=False, cached=memory.cached, private=private)
+    restore_model(version, model, without=rows.tables.keys())
     pause()
     use_newer(model, version, newer, pause)
-    return _serve(folder, digest, served, model, pause)
+    cached = tiers.attach(model, served.name, version, rows, newer, memory)
+    return _serve(folder, digest, served, model, cached, pause, check_items=False)
 
 
-def _serve(
+def _serve(  # noqa: PLR0913 - a version's parts
     folder: VersionFolder,
     digest: str,
     served: ServedModel,
     model: nn.Module,
+    cached: tuple[CachedRows, ...] = (),
     pause: Callable[[], object] = lambda: None,
+    *,
+    check_items: bool = True,
 ) -> ServedVersion:
     golden = read_golden(folder.path)
     model.eval()
     pack(model)
     pause()
-    preparation = served.bind(golden.rows.schema, load(served.transforms))
+    transforms = load(served.transforms)
+    preparation = served.bind(golden.rows.schema, transforms)
     pause()
     forward = Forward(preparation, _without_gradients(model, served), served.blocks)
+    sides = read_sides(folder.path)
+    given = TowerInput(served.parts, transforms, golden.rows.schema, served.precision, served.blocks)
+    retriever = _open_retriever(folder.path, model, given, sides, cached, check=check_items)
+    pause()
     return ServedVersion(
         name=served.name,
         number=folder.number,
@@ -195,9 +227,27 @@ def _serve(
         schema=pa.schema([golden.rows.schema.field(name) for name in preparation.names]),
         tasks=served.parts.tasks,
         stats=decode_json(read_bytes(folder.path / STATS), dict[str, ColumnStats]),
-        sides=read_sides(folder.path),
-        identity=_check_golden(folder, forward, golden),
+        sides=sides,
+        retriever=retriever,
+        cached=cached,
+        identity=_check_golden(folder, forward, golden, cached),
     )
+
+
+def _open_retriever(
+    version: Path,
+    model: nn.Module,
+    given: TowerInput,
+    sides: tuple[SideTable, ...],
+    cached: tuple[CachedRows, ...],
+    *,
+    check: bool,
+) -> Retriever | None:
+    """The users' tower with the items of the version; None: it has no items."""
+    facts = read_facts(version)
+    if facts is None:
+        return None
+    return Retriever(user_vectors(model, given), given.schema, open_items(version, facts, check=check), sides, cached)
 
 
 def _without_gradients(model: nn.Module, served: ServedModel) -> Logits:
@@ -206,7 +256,7 @@ def _without_gradients(model: nn.Module, served: ServedModel) -> Logits:
     logits_of = logits_on(model, device)
 
     def logits(batch: Batch) -> Tensor:
-        with torch.no_grad(), autocast(device, precision):
+        with torch.inference_mode(), autocast(device, precision):
             return logits_of(batch)
 
     return logits
@@ -218,8 +268,10 @@ def _check_alike(folder: VersionFolder, other: VersionFolder) -> None:
     def interface(version: VersionFolder) -> dict[str, object]:
         served, rows = read_model(version.path), read_golden(version.path).rows
         columns = {field.name: str(field.type) for field in rows.schema}
-        sides = [side.key for side in read_sides(version.path)]
-        return {"name": served.name, "tasks": served.parts.tasks, "columns": columns, "side tables": sides}
+        sides, items = [side.key for side in read_sides(version.path)], read_facts(version.path)
+        key = None if items is None else items.key
+        parts = {"tasks": served.parts.tasks, "columns": columns, "side tables": sides, "keys of items": key}
+        return {"name": served.name, **parts}
 
     mine, theirs = interface(folder), interface(other)
     for name, wanted in theirs.items():
@@ -259,8 +311,12 @@ def golden_logits(forward: Forward, rows: pa.Table, batch: int) -> Tensor:
     return forward(arrays_of(rows), rows.num_rows, batch)
 
 
-def _check_golden(folder: VersionFolder, forward: Forward, golden: GoldenRows) -> Identity:
+def _check_golden(
+    folder: VersionFolder, forward: Forward, golden: GoldenRows, cached: tuple[CachedRows, ...]
+) -> Identity:
     """Compute the golden rows, which also warms the model up; raises if they differ by more than rounding."""
+    for rows in cached:
+        rows.exact = True
     found_RK = golden_logits(forward, golden.rows, golden.rows.num_rows).numpy()
     wanted_RK = np.stack([golden.logits[name].to_numpy() for name in golden.logits.column_names], 1)
     if found_RK.tobytes() == wanted_RK.astype(np.float32).tobytes():
@@ -284,4 +340,7 @@ def _locate(parts: ModelParts, version: Path) -> ModelParts:
     model = parts.model
     if isinstance(model, UserModel):
         model = structs.replace(model, module=str(version.absolute() / model.module))
+    if isinstance(model, TwoTowerConfig) and model.item_pictures is not None:
+        folder = str(version.absolute() / model.item_pictures.folder)
+        model = structs.replace(model, item_pictures=structs.replace(model.item_pictures, folder=folder))
     return structs.replace(parts, model=model, tables=tuple(map(table_at, parts.tables)))

@@ -108,7 +108,7 @@ def measure_memory(
         free_H=tuple(min((size for size, _ in sizes if size >= 0), default=None) for sizes in free_HW2),
         background=resolved.recipe.save.background and purpose != "use",
         purpose=purpose,
-        mapped=frozenset(s.name for t in resolved.tables if t.id_map is not None for s in stored_tables_of(t)),
+        mapped=frozenset(s.name for t in resolved.trained_tables if t.id_map is not None for s in stored_tables_of(t)),
         disk_free_H=tuple(min(size for _, size in sizes) for sizes in free_HW2),
     )
     limit = resolved.recipe.memory_bytes

@@ -19,9 +19,10 @@ from rowwise.recipes.model_configs import (
     DhenConfig,
     DinConfig,
     DlrmConfig,
+    GraphConfig,
     RankingModel,
+    RetrievalConfig,
     SequenceModel,
-    TwoTowerConfig,
     UserModel,
 )
 from rowwise.recipes.recipe import TimeShare
@@ -63,7 +64,7 @@ def _rule_notes(resolved: ResolvedRecipe, topology: Topology) -> Iterator[str]:
         sections["wire.uplink"] = wire.uplink
     if isinstance(recipe.data.workers, Workers):
         sections["data.workers"] = recipe.data.workers
-    if isinstance(recipe.model, (DinConfig, DlrmConfig)):
+    if isinstance(recipe.model, (DinConfig, DlrmConfig, GraphConfig)):
         sections["model"] = recipe.model
     rules = (*_data_rules(resolved), *_training_rules(resolved, topology), *_wire_rules(resolved, topology))
     for section, keys, applies, why in rules:
@@ -97,7 +98,8 @@ def _data_rules(resolved: ResolvedRecipe) -> tuple[UnusedRule, ...]:
 
 def _training_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[UnusedRule, ...]:
     recipe, columns, alone = resolved.recipe, resolved.columns, topology.world == 1
-    is_two_tower, train = isinstance(recipe.model, TwoTowerConfig), recipe.train
+    retrieves, train = isinstance(recipe.model, RetrievalConfig), recipe.train
+    encoder = recipe.model.encoder if isinstance(recipe.model, GraphConfig) else None
     no_bottom = not columns.dense and getattr(recipe.model, "bottom", ()) != ()
     no_histories = isinstance(recipe.model, DinConfig) and not recipe.model.histories
     ranks_items, ranking = isinstance(recipe.model, RankingModel), "the model is measured by ranking all items"
@@ -106,7 +108,9 @@ def _training_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[Unuse
         UnusedRule("model", ("attention",), no_histories, "model.histories is empty"),
         UnusedRule("model", ("bottom",), no_bottom, "there are no dense columns"),
         *_interaction_rules(recipe.model),
-        UnusedRule("columns", ("weight",), is_two_tower, "the two-tower loss weights all pairs equally"),
+        UnusedRule("model", ("layers",), encoder == "graphsage", "model.sizes are the layers of graphsage"),
+        UnusedRule("model", ("sizes",), encoder == "lightgcn", "layers of lightgcn have no weights"),
+        UnusedRule("columns", ("weight",), retrieves, "the loss over the items of a batch weights all pairs equally"),
         UnusedRule("columns", ("time",), not isinstance(recipe.model, UserModel), "only user models read it"),
         UnusedRule("train", ("virtual_shards",), train.determinism != "elastic", "train.determinism is not elastic"),
         UnusedRule("train", ("merge_shared",), not columns.shared, "columns.shared is empty"),

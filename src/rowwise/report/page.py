@@ -18,6 +18,7 @@ from rowwise.report.slices import draw_slices
 from rowwise.report.speed import draw_speed
 from rowwise.report.tables import draw_tables
 from rowwise.report.timeline import draw_timeline
+from rowwise.report.towers import draw_towers
 from rowwise.textfile import write_new
 
 HERE = Path(__file__).parent
@@ -33,8 +34,9 @@ def write(run: Path, out: Path | None = None) -> Path:
 def draw_report(run: RecordedRun) -> str:
     top = draw_header(run), draw_tiles(run), draw_warnings(run)
     charts = draw_curves(run), draw_speed(run), draw_timeline(run), draw_forecast(run)
-    tables = draw_tables(run), draw_caches(run), draw_placement(run.plan), draw_slices(run), draw_explanation(run)
-    return draw_page(run.name, *top, *charts, *tables, draw_environment(run), draw_recipe(run))
+    tables = draw_towers(run), draw_tables(run), draw_caches(run), draw_placement(run.plan)
+    learned = draw_slices(run), draw_explanation(run)
+    return draw_page(run.name, *top, *charts, *tables, *learned, draw_environment(run), draw_recipe(run))
 
 
 def draw_page(title: str, *parts: Html, script: bool = True) -> str:

@@ -227,6 +227,46 @@ class _RecordedPlan(msgspec.Struct, frozen=True, kw_only=True):
     forecast: RecordedForecast | None = None
 
 
+class RecordedNodes(msgspec.Struct, frozen=True, kw_only=True):
+    """Users or items of a graph, with their degrees."""
+
+    name: str
+    count: int
+    mean: float
+    counts: tuple[int, ...]  # nodes of degree 0, of 1 and 2, of 3 to 6, and so on
+
+
+class RecordedGraph(msgspec.Struct, frozen=True, kw_only=True):
+    """The graph of a run."""
+
+    edges: int
+    sampled: int | None
+    nodes: tuple[RecordedNodes, ...]
+
+
+class RecordedPictureSize(msgspec.Struct, frozen=True, kw_only=True):
+    """What copies of a size cost."""
+
+    size: int
+    bytes: float
+    share: float
+    products: int
+
+
+class RecordedPictures(msgspec.Struct, frozen=True, kw_only=True):
+    """The pictures of a run's items."""
+
+    missing: int
+    sizes: tuple[RecordedPictureSize, ...]
+
+
+class RecordedTowers(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of towers.json."""
+
+    graph: RecordedGraph | None = None
+    pictures: RecordedPictures | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
     """The content of a run folder."""
@@ -248,6 +288,7 @@ class RecordedRun:
     baseline: RecordedBaseline | None  # boosted trees on the same rows
     ensemble: RecordedEnsemble | None  # this run and those of other seeds
     explanation: RecordedExplanation | None  # what the model has learned from
+    towers: RecordedTowers | None  # a graph, or pictures of items
     plan: bytes  # explanation of the plan as JSON; empty without one
     changed: datetime
     notes: tuple[str, ...]
@@ -295,6 +336,7 @@ def read_run(folder: Path) -> RecordedRun:
         baseline=_read_record(folder / "baseline.json", RecordedBaseline),
         ensemble=_read_record(folder / "ensemble.json", RecordedEnsemble),
         explanation=_read_record(folder / "explanation.json", RecordedExplanation),
+        towers=_read_record(folder / "towers.json", RecordedTowers),
         plan=read_bytes(folder / PLAN)[0],
         changed=_find_last_change(folder),
         notes=notes,

@@ -6,6 +6,7 @@ from typing import final
 from rowwise.errors import SpecError
 from rowwise.spec import Value
 
+SAFE = 0.75  # of a request's time; the rest is for what the estimate does not know
 MEMORY = 0.98  # weight that a batch keeps when another one is measured
 
 
@@ -22,6 +23,10 @@ class ServiceLimits(Value, frozen=True):
             if not getattr(self, name) > 0:
                 raise SpecError(f"{name}={getattr(self, name)}: want more than 0")
 
+    def seconds(self, asked_s: float | None) -> float:
+        """The time of a request, which may have asked for one."""
+        return self.timeout_s if asked_s is None else asked_s
+
 
 @final
 class Admission:
@@ -34,6 +39,21 @@ class Admission:
     def __init__(self, rows_at_once: int) -> None:
         self._rows_at_once = rows_at_once
         self._weight = self._rows = self._seconds = self._rows_rows = self._rows_seconds = 0.0
+        self._read: dict[str, tuple[float, float]] = {}  # bytes and rows of bodies, by their kind
+
+    def observe_body(self, kind: str, size_bytes: int, rows: int) -> None:
+        """Take into account how many rows a body of a kind had."""
+        seen_bytes, seen_rows = self._read.get(kind, (0.0, 0.0))
+        self._read[kind] = MEMORY * seen_bytes + size_bytes, MEMORY * seen_rows + rows
+
+    def expected_rows(self, kind: str, size_bytes: int) -> int:
+        """An estimate of the rows of a body that is not read yet; at least 1."""
+        seen_bytes, seen_rows = self._read.get(kind, (1.0, 0.0))
+        return max(1, int(size_bytes * seen_rows / seen_bytes))
+
+    def doubt(self) -> None:
+        """Halve what batches took; called for a request that is refused though nothing waits."""
+        self._seconds, self._rows_seconds = self._seconds / 2, self._rows_seconds / 2
 
     def observe(self, rows: int, seconds: float) -> None:
         """Take a computed batch into account."""
@@ -58,4 +78,5 @@ class Admission:
     def delay_s(self, rows: int, waiting: int, left_s: float) -> float | None:
         """Seconds after which a request may come again that cannot be answered in the time left; None: it can."""
         needed_s = self.seconds(waiting + rows)
-        return None if needed_s <= left_s else max(needed_s - left_s, 1e-3)
+        usable_s = SAFE * left_s
+        return None if needed_s <= usable_s else max(needed_s - usable_s, 1e-3)

@@ -1,8 +1,12 @@
-"""Predictions as columns: of the file of `rowwise predict`, and of the answers of `rowwise serve`."""
+"""Predictions of rows: in the file of `rowwise predict`, and in the answers of `rowwise serve`.
+
+Sizes: R rows, K tasks, P = 2 K numbers of a row, the logit and the probability of each task.
+"""
 
 from collections.abc import Sequence
 
 import pyarrow as pa
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -14,12 +18,15 @@ def prediction_names(tasks: Sequence[str]) -> list[str]:
     return [f"{task}_{kind}" for task in tasks for kind in ("logit", "probability")]
 
 
-def prediction_columns(tasks: Sequence[str], logits_RK: Tensor) -> dict[str, pa.Array]:
-    """The logits and probabilities of each task, in 32 bits."""
-    both = zip(logits_RK.unbind(1), _sigmoid(logits_RK).unbind(1), strict=True)
-    columns = [values_R for pair in both for values_R in pair]
-    names = prediction_names(tasks)
-    return {name: pa.array(values_R.numpy()) for name, values_R in zip(names, columns, strict=True)}
+def predictions_of(logits_RK: Tensor) -> Tensor:
+    """The numbers [R, P] of each row, in 32 bits."""
+    return torch.stack((logits_RK, _sigmoid(logits_RK)), 2).view(len(logits_RK), -1)
+
+
+def prediction_columns(tasks: Sequence[str], predictions_RP: Tensor) -> dict[str, pa.Array]:
+    """A column for each number."""
+    values_PR = predictions_RP.numpy().T
+    return {name: pa.array(values_R) for name, values_R in zip(prediction_names(tasks), values_PR, strict=True)}
 
 
 def _sigmoid(logits_RK: Tensor) -> Tensor:

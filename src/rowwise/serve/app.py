@@ -3,11 +3,12 @@
 It runs under any ASGI server. Metrics count each answer by its status; errors are JSON with one line.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from importlib import metadata
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import pyarrow as pa
@@ -18,15 +19,18 @@ from starlette.routing import Route
 
 from rowwise.errors import DataError, RowwiseError, one_line
 from rowwise.serve.answer import prediction_columns, prediction_names
+from rowwise.serve.batches import BAD_REQUEST, UNAVAILABLE, Rejection
 from rowwise.serve.oip import HEADER, InferForm
 from rowwise.serve.oip import describe as describe_tensors
 from rowwise.serve.request import RequestReader, RequestRows
-from rowwise.serve.service import BAD_REQUEST, UNAVAILABLE, Rejection, ScoringService
+from rowwise.serve.retrieval import Retriever
+from rowwise.serve.retrieval_service import RetrievalService
+from rowwise.serve.service import Predictions, ScoringService
 from rowwise.serve.version import ServedVersion
 
 JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
 OK, NOT_FOUND, TOO_LARGE = 200, 404, 413
-Answer = Callable[[ServedVersion, Mapping[str, pa.Array]], Response]  # of a version's columns
+Answer = Callable[[ServedVersion, Predictions], Response]
 
 
 def make_app(service: ScoringService, lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]]) -> Starlette:
@@ -36,6 +40,8 @@ def make_app(service: ScoringService, lifespan: Callable[[Starlette], AbstractAs
     routes = [
         Route("/v1/models/{model}/score", score, methods=["POST"]),
         Route("/v1/models/{model}/versions/{version}/score", score, methods=["POST"]),
+        Route("/v1/models/{model}/retrieve", handlers.retrieve, methods=["POST"]),
+        Route("/v1/models/{model}/versions/{version}/retrieve", handlers.retrieve, methods=["POST"]),
         Route("/v1/versions", handlers.versions),
         Route("/v1/health/live", handlers.live),
         Route("/v1/health/ready", handlers.ready),
@@ -60,7 +66,7 @@ class _Handlers:
     """Functions from requests to responses."""
 
     def __init__(self, service: ScoringService) -> None:
-        self.service = service
+        self.service, self.retrieval = service, RetrievalService(service)
 
     async def live(self, request: Request) -> Response:
         return Response(status_code=OK)
@@ -88,7 +94,7 @@ class _Handlers:
             request,
             lambda reader, body: (
                 _read(reader, kind, body),
-                lambda version, columns: _answer(version, columns, accept),
+                lambda version, predictions: _answer(version, predictions, accept),
             ),
         )
 
@@ -121,35 +127,93 @@ class _Handlers:
     async def _answer(
         self, request: Request, read: Callable[[RequestReader, bytes], tuple[RequestRows, Answer]]
     ) -> Response:
-        """The answer to a request in some form: how its rows are read, and how its columns are written."""
+        """The predictions of rows in some form: how the rows are read, and how the predictions are written."""
         service, begin_s = self.service, self.service.clock()
         version = self._choose(request.path_params)
         if isinstance(version, Rejection):
             return self._refuse(version)
         reader = service.reader_of(version)  # now: the version may be closed while the body comes
-        body = await _read_body(request, service.limits.most_bytes)
-        if body is None:
-            most = f"the body is larger than {service.limits.most_bytes} bytes: send fewer rows"
-            return self._refuse(Rejection(TOO_LARGE, most))
-        try:
-            timeout_s = _timeout_of(request)
+        kind = _kind_of(request)
+
+        async def answer(body: bytes, timeout_s: float | None) -> Response | Rejection:
             rows, write = read(reader, body)
+            service.admission.observe_body(kind, max(1, len(body)), rows.rows)
             service.metrics.stage["decode"].observe(service.clock() - begin_s)
             self._count(rows)
-            outcome = await service.score(version, rows, timeout_s)
+            outcome = await service.score(version, rows, timeout_s, exact=_is_exact(request))
             if isinstance(outcome, Rejection):
-                return self._refuse(outcome)
-            if service.recorder is not None:
-                service.recorder.add(version, rows, outcome)
+                return outcome
+            if service.recorder is not None and not outcome.zeros_R:
+                service.recorder.add(version, rows, outcome.values_RP)
             answer_s = service.clock()
-            response = write(version, prediction_columns(version.tasks, outcome))
+            response = write(version, outcome)
+            if outcome.zeros_R:
+                response.headers["rowwise-degraded"] = _describe_zeros(outcome)
+            service.metrics.stage["answer"].observe(service.clock() - answer_s)
+            return response
+
+        return await self._complete(request, version, partial(service.refusal_unread, kind), answer, begin_s)
+
+    async def retrieve(self, request: Request) -> Response:
+        """A user's columns in, items out."""
+        service, begin_s = self.service, self.service.clock()
+        version = self._choose(request.path_params)
+        if isinstance(version, Rejection):
+            return self._refuse(version)
+        retriever = version.retriever
+        if retriever is None:
+            got = f"version {version.number} of {version.name!r} has no items to retrieve"
+            return self._refuse(Rejection(NOT_FOUND, f"{got}: want an export of two towers"))
+
+        async def answer(body: bytes, timeout_s: float | None) -> Response | Rejection:
+            query = retriever.read_json(body)
+            service.metrics.stage["decode"].observe(service.clock() - begin_s)
+            self._count(query.rows)
+            service.metrics.unknown_items.inc(query.unknown)
+            found = await self.retrieval.retrieve(version, retriever, query, timeout_s)
+            if isinstance(found, Rejection):
+                return found
+            answer_s = service.clock()
+            headers = {"rowwise-model": version.name, "rowwise-version": str(version.number)}
+            named = {"model": version.name, "version": version.number} | found._asdict()
+            response = Response(msgspec.json.encode(named), headers=headers, media_type=JSON)
+            service.metrics.stage["answer"].observe(service.clock() - answer_s)
+            return response
+
+        def refusal(length: int, timeout_s: float | None) -> Rejection | None:
+            return self.retrieval.refusal_unread(timeout_s)
+
+        return await self._complete(request, version, refusal, answer, begin_s)
+
+    async def _complete(
+        self,
+        request: Request,
+        version: ServedVersion,
+        refusal_unread: Callable[[int, float | None], Rejection | None],
+        answer: Callable[[bytes, float | None], Awaitable[Response | Rejection]],
+        begin_s: float,
+    ) -> Response:
+        """Read the body of a request, unless it is refused before, and answer it."""
+        service = self.service
+        try:
+            timeout_s, length = _timeout_of(request), _length_of(request)
+            if length > service.limits.most_bytes:
+                return self._refuse_large()
+            # Before the body is read, as reading takes longer than refusing.
+            refusal = refusal_unread(length, timeout_s)
+            if refusal is not None:
+                return self._refuse(refusal)
+            body = await _read_body(request, service.limits.most_bytes)
+            if body is None:
+                return self._refuse_large()
+            response = await answer(body, timeout_s)
         except RowwiseError as error:
             return self._refuse(Rejection(BAD_REQUEST, one_line(error) or ""))
+        if isinstance(response, Rejection):
+            return self._refuse(response)
         if service.draining:
             response.headers["connection"] = "close"
-        end_s = service.clock()
-        service.metrics.stage["answer"].observe(end_s - answer_s)
-        service.metrics.stage["request"].observe(end_s - begin_s)
+        service.metrics.stage["request"].observe(service.clock() - begin_s)
         service.metrics.count(OK, version.number)
         return response
 
@@ -176,6 +240,10 @@ class _Handlers:
             if array.null_count:
                 self.service.metrics.nulls.labels(name).inc(array.null_count)
 
+    def _refuse_large(self) -> Response:
+        most = f"the body is larger than {self.service.limits.most_bytes} bytes: send fewer rows"
+        return self._refuse(Rejection(TOO_LARGE, most))
+
     def _refuse(self, rejection: Rejection) -> Response:
         self.service.metrics.count(rejection.code)
         response = _respond(rejection.code, {"error": rejection.message})
@@ -194,23 +262,33 @@ def _read(reader: RequestReader, kind: str, body: bytes) -> RequestRows:
     raise DataError(f"content-type {kind[:80]!r}: want {JSON} or {ARROW}")
 
 
-def _infer_answer(form: InferForm, version: ServedVersion, columns: Mapping[str, pa.Array]) -> Response:
-    body, json_bytes = form.answer(version.name, version.number, columns)
+def _infer_answer(form: InferForm, version: ServedVersion, predictions: Predictions) -> Response:
+    columns = prediction_columns(version.tasks, predictions.values_RP)
+    zeros = {"degraded_rows": _describe_zeros(predictions)} if predictions.zeros_R else {}
+    body, json_bytes = form.answer(version.name, version.number, columns, zeros)
     if json_bytes is None:
         return Response(body, media_type=JSON)
     return Response(body, headers={HEADER: str(json_bytes)}, media_type="application/octet-stream")
 
 
-def _answer(version: ServedVersion, columns: Mapping[str, pa.Array], accept: str) -> Response:
+def _answer(version: ServedVersion, predictions: Predictions, accept: str) -> Response:
+    predictions_RP = predictions.values_RP
     headers = {"rowwise-model": version.name, "rowwise-version": str(version.number)}
     if accept.startswith(ARROW):
-        table, sink = pa.table(dict(columns)), pa.BufferOutputStream()
+        table, sink = pa.table(prediction_columns(version.tasks, predictions_RP)), pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
         return Response(sink.getvalue().to_pybytes(), headers=headers, media_type=ARROW)
-    outputs = {name: array.to_pylist() for name, array in columns.items()}
-    answer = {"model": version.name, "version": version.number, "outputs": outputs}
+    outputs = dict(zip(prediction_names(version.tasks), predictions_RP.T.tolist(), strict=True))
+    answer: dict[str, Any] = {"model": version.name, "version": version.number, "outputs": outputs}
+    if predictions.zeros_R:
+        answer["degraded"] = {name: zeros_R.tolist() for name, zeros_R in predictions.zeros_R.items()}
     return Response(msgspec.json.encode(answer), headers=headers, media_type=JSON)
+
+
+def _describe_zeros(predictions: Predictions) -> str:
+    """How many ids of a request had zeros for their rows, by table; names as in a URL."""
+    return ", ".join(f"{quote(name)}={zeros_R.sum()}" for name, zeros_R in predictions.zeros_R.items())
 
 
 def _describe(version: ServedVersion) -> dict[str, Any]:
@@ -223,6 +301,18 @@ def _describe(version: ServedVersion) -> dict[str, Any]:
         "columns": {field.name: str(field.type) for field in version.schema},
         "sides": {side.key: side.columns for side in version.sides},
         "tasks": version.tasks,
+        "retrieval": None if version.retriever is None else _describe_items(version.retriever),
+    }
+
+
+def _describe_items(retriever: Retriever) -> dict[str, Any]:
+    facts = retriever.items.facts
+    return {
+        "context": {field.name: str(field.type) for field in retriever.schema},
+        "key": facts.key,
+        "items": facts.items,
+        "dim": facts.dim,
+        "index": facts.index,
     }
 
 
@@ -240,6 +330,27 @@ async def _read_body(request: Request, most_bytes: int) -> bytes | None:
             return None
         parts.append(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _length_of(request: Request) -> int:
+    """Bytes of the body, by its header; 0: it has none."""
+    text = request.headers.get("content-length", "")
+    return int(text[:18]) if text.isascii() and text.isdecimal() else 0
+
+
+def _kind_of(request: Request) -> str:
+    """What has another number of rows to a byte: Arrow, tensors, or JSON."""
+    if request.headers.get("content-type", JSON).startswith(ARROW):
+        return ARROW
+    return request.url.path.rpartition("/")[2]
+
+
+def _is_exact(request: Request) -> bool:
+    """Whether the request waits for all rows, by the header rowwise-exact."""
+    text = request.headers.get("rowwise-exact", "false")
+    if text not in ("true", "false"):
+        raise DataError(f"rowwise-exact: {text[:80]!r}: want true or false")
+    return text == "true"
 
 
 def _timeout_of(request: Request) -> float | None:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from http.client import HTTPConnection, HTTPException, HTTPResponse
-from typing import Any, Self, final
+from typing import Any, NamedTuple, Self, final
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -13,9 +13,18 @@ from rowwise.errors import DataError, PeerError
 JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
 
 
+class FoundItems(NamedTuple):
+    """Items for a user, the best first, and the version that found them."""
+
+    items: list[Any]  # keys
+    scores: list[float]
+    version: int
+    unknown: int  # keys in `among` and `without` that are of no item
+
+
 @final
 class ScoringClient:
-    """Scores rows over one connection, which stays open. Not for several threads at once.
+    """Scores rows, and finds items, over one connection, which stays open. Not for several threads at once.
 
     Args:
         url: of the server, such as http://127.0.0.1:8080.
@@ -56,6 +65,29 @@ class ScoringClient:
         body = sink.getvalue().to_pybytes()
         answer = self._send("POST", f"/v1/models/{self.model}/score", body, ARROW, ARROW)
         return pa.ipc.open_stream(answer).read_all()
+
+    def retrieve(
+        self,
+        context: Mapping[str, Any],
+        k: int = 100,
+        *,
+        among: Sequence[Any] | None = None,
+        without: Sequence[Any] = (),
+        exact: bool = False,
+    ) -> FoundItems:
+        """The k items of largest score for a user, of a model with two towers.
+
+        Args:
+            context: the columns of the user.
+            k: items in the answer, if there are as many.
+            among: keys of items; no others are in the answer.
+            without: keys of items that are not in the answer.
+            exact: look at all items, and not at those that an index proposes.
+        """
+        body = {"context": context, "k": k, "among": among, "without": without, "exact": exact}
+        answer = self._send("POST", f"/v1/models/{self.model}/retrieve", json.dumps(body).encode(), JSON, JSON)
+        found = json.loads(answer)
+        return FoundItems(found["items"], found["scores"], found["version"], found["unknown"])
 
     def _send(self, method: str, path: str, body: bytes | None, kind: str, accept: str) -> bytes:
         timeout = str(max(1, int(1000 * self._timeout_s)))

@@ -11,7 +11,7 @@ from torch import Tensor
 from rowwise.batch import Batch, Jagged
 from rowwise.ingest.block import Ints
 from rowwise.ingest.bound import BoundPreparation, PreparedRows
-from rowwise.models.inference import RowBlocks, choose_blocks
+from rowwise.models.inference import RowBlocks, RowSpan, choose_blocks
 
 Logits = Callable[[Batch], Tensor]  # [B, K] in 32 bits on the host
 
@@ -29,13 +29,16 @@ class Forward:
     def __init__(self, preparation: BoundPreparation, logits_of: Logits, blocks: RowBlocks) -> None:
         self.preparation, self.blocks, self._logits_of = preparation, blocks, logits_of
 
-    def __call__(self, arrays: Mapping[str, pa.Array], rows: int, most: int) -> Tensor:
-        """Logits [rows, K]; `most`: rows of a batch."""
-        spans = self.blocks.cut(rows, most)
-        parts = [
-            self.of_order(arrays, _padded(span.begin, span.end, span.padding))[: span.end - span.begin]
-            for span in spans
-        ]
+    def __call__(
+        self, arrays: Mapping[str, pa.Array], rows: int, most: int, computed: Callable[[RowSpan], None] | None = None
+    ) -> Tensor:
+        """Logits [rows, K]; `most`: rows of a batch; `computed` is called after each batch."""
+        parts: list[Tensor] = []
+        for span in self.blocks.cut(rows, most):
+            logits_BK = self.of_order(arrays, _padded(span.begin, span.end, span.padding))
+            parts.append(logits_BK[: span.end - span.begin])
+            if computed is not None:
+                computed(span)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def of_order(self, arrays: Mapping[str, pa.Array], order_B: Ints) -> Tensor:

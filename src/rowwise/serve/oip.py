@@ -76,6 +76,9 @@ class InferAnswer(NamedTuple):
     json_bytes: int | None
 
 
+MOST_DIGITS = 18  # of a length in a header; Python refuses to read some thousands
+
+
 @final
 class InferForm:
     """One request, and how it wants its answer.
@@ -86,7 +89,8 @@ class InferForm:
     """
 
     def __init__(self, body: bytes, header: str | None) -> None:
-        if header is not None and not (header.isascii() and header.isdecimal() and int(header) <= len(body)):
+        is_number = header is not None and header.isascii() and header.isdecimal() and len(header) <= MOST_DIGITS
+        if header is not None and not (is_number and int(header) <= len(body)):
             raise DataError(f"{HEADER}: {header[:20]!r}: want how many of the {len(body)} bytes are JSON")
         end = len(body) if header is None else int(header)
         try:
@@ -108,20 +112,22 @@ class InferForm:
                 columns[name.removesuffix(VALUES)] = _lists(name.removesuffix(VALUES), values, tensors)
         return reader.read_columns(columns)
 
-    def answer(self, model: str, version: int, columns: Mapping[str, pa.Array]) -> InferAnswer:
-        """The outputs that were asked for."""
+    def answer(
+        self, model: str, version: int, columns: Mapping[str, pa.Array], parameters: Mapping[str, str] | None = None
+    ) -> InferAnswer:
+        """The outputs that were asked for; `parameters`: of the whole answer."""
         asked = self.request.outputs
         wanted = (
             {name: TensorParameters() for name in columns} if asked is None else {o.name: o.parameters for o in asked}
         )
         outputs: list[dict[str, Any]] = []
         parts: list[bytes] = []
-        for name, parameters in wanted.items():
+        for name, asked_for in wanted.items():
             if name not in columns:
                 raise DataError(f"{WHERE}: no output {name[:80]!r}: want some of {', '.join(columns)}")
             values = columns[name]
             output: dict[str, Any] = {"name": name, "datatype": NAMES[values.type], "shape": [len(values)]}
-            binary = parameters.binary_data
+            binary = asked_for.binary_data
             if self.request.parameters.binary_data_output if binary is None else binary:
                 parts.append(values.to_numpy().tobytes())
                 output["parameters"] = {"binary_data_size": len(parts[-1])}
@@ -129,6 +135,8 @@ class InferForm:
                 output["data"] = values.to_pylist()
             outputs.append(output)
         answer: dict[str, Any] = {"model_name": model, "model_version": str(version), "outputs": outputs}
+        if parameters:
+            answer["parameters"] = parameters
         if self.request.id is not None:
             answer["id"] = self.request.id
         text = msgspec.json.encode(answer)

@@ -6,6 +6,7 @@
                     golden.arrow    raw rows that were not trained on, with their logits
                     stats.json      what training saw of each raw column
                     sides/          columns that requests leave out, by their key
+                    retrieval/      items of two towers, see `items.py`
 
 A version appears in one step and never changes.
 """
@@ -20,17 +21,17 @@ import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import types
 
-from rowwise.checkpoint.files import sync
 from rowwise.checkpoint.manifest import NAME
 from rowwise.checkpoint.named import VERSIONS
 from rowwise.errors import CheckpointError, SpecError
 from rowwise.ingest.columns import is_list
 from rowwise.serve.traffic import Traffic
 from rowwise.spec import Value
-from rowwise.textfile import decode_json, read_bytes, write_new
+from rowwise.textfile import decode_json, read_bytes, sync, write_new
 
 CURRENT, MODEL, GOLDEN, STATS = "current.json", "model.json", "golden.arrow", "stats.json"
 MOST_BYTES = 1 << 30  # of model.json, which has the vocabularies, and of golden.arrow
+CHECKED = (".safetensors", ".vectors", ".faiss")  # files whose checksums are in a file that a digest covers
 LOGIT = "logit:"  # begins the names of logits in golden.arrow
 MOST_VERSION = 999_999
 
@@ -62,9 +63,9 @@ class VersionFolder(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """A digest of all that can run code or change an answer; of tensors, of their checksums in the manifest."""
+        """A digest of all that can run code or change an answer; of tensors, of their checksums."""
         total = hashlib.sha256()
-        files = sorted(path for path in self.path.rglob("*") if path.is_file() and path.suffix != ".safetensors")
+        files = sorted(path for path in self.path.rglob("*") if path.is_file() and path.suffix not in CHECKED)
         maps = sorted((self.path / "maps").glob("*"))
         for file in dict.fromkeys((*files, *maps)):
             content = hashlib.sha256(read_bytes(file, MOST_BYTES, links=False)).hexdigest()

@@ -1,7 +1,7 @@
 """The requests that wait for their rows to be computed, as a pure state machine: times are arguments.
 
-A batch takes rows of the oldest requests. A request with more rows than fit goes to the back after each slice, so that
-short requests pass between.
+A batch takes rows of the oldest requests. A request of which more than a batch is left goes to the back after each
+slice, so short requests pass between; one of which less is left is first in the next batch.
 """
 
 from collections import OrderedDict
@@ -74,4 +74,6 @@ class RequestQueue:
             self.rows -= end - one.done
             if end < one.rows:
                 self._waiting[number] = one._replace(done=end)  # at the back
+                if one.rows - end <= self._rows_at_once:
+                    self._waiting.move_to_end(number, last=False)
         return NextBatch(tuple(slices), expired)

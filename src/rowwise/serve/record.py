@@ -42,12 +42,12 @@ class _Recorded(NamedTuple):
     number: int
     version: ServedVersion
     rows: RequestRows
-    logits_RK: Tensor
+    predictions_RP: Tensor
 
     def table(self) -> pa.Table:
         both = {REQUEST: self.number, VERSION: self.version.number}
         numbers = {name: pa.array([number] * self.rows.rows, pa.int64()) for name, number in both.items()}
-        logits = zip(self.version.tasks, self.logits_RK.unbind(1), strict=True)
+        logits = zip(self.version.tasks, self.predictions_RP[:, ::2].unbind(1), strict=True)
         return pa.table(numbers | self.rows.arrays | {LOGIT + task: pa.array(x_R.numpy()) for task, x_R in logits})
 
 
@@ -69,12 +69,12 @@ class RequestRecorder:
         self._thread = threading.Thread(target=self._write_all, daemon=True)
         self._thread.start()
 
-    def add(self, version: ServedVersion, rows: RequestRows, logits_RK: Tensor) -> None:
+    def add(self, version: ServedVersion, rows: RequestRows, predictions_RP: Tensor) -> None:
         """Keep a request, if it is one of the share."""
         self._number += 1
         if is_chosen(self._number, self._share):
             try:
-                self._waiting.put_nowait(_Recorded(self._number, version, rows, logits_RK))
+                self._waiting.put_nowait(_Recorded(self._number, version, rows, predictions_RP))
             except queue.Full:
                 self._leave_out(1)
 

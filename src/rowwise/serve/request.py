@@ -59,6 +59,7 @@ class RequestReader:
         keys = [pa.field(side.key, side.kind) for side in sides if side.key not in schema.names]
         self._fields = pa.schema([*schema, *keys])
         self._groups = _group_fields(self._fields)
+        self._read, self._order = tuple(self._fields.names), tuple(schema.names)
         in_sides = {name for side in sides for name in side.columns}
         self._names = [name for name in schema.names if name not in in_sides]  # which a request must have
 
@@ -70,7 +71,7 @@ class RequestReader:
         if found.rows is not None and found.context is None and found.candidates is None:
             return self.read_lists(found.rows)
         if found.rows is None and found.candidates is not None:
-            return self._read_candidates(found.context or {}, found.candidates)
+            return self.read_candidates(found.context or {}, found.candidates)
         raise DataError(f'{WHERE}: want {{"rows": {{...}}}}, or {{"context": {{...}}, "candidates": {{...}}}}')
 
     def read_arrow(self, body: bytes) -> RequestRows:
@@ -85,7 +86,7 @@ class RequestReader:
     def read_columns(self, columns: Mapping[str, pa.Array]) -> RequestRows:
         """Read columns of any types."""
         self._check_names(columns)
-        used = {name: columns[name] for name in self._fields.names if name in columns}
+        used = {name: columns[name] for name in self._read if name in columns}
         self._check_lengths({name: len(array) for name, array in used.items()})
         return self._read_table(pa.table(used), len(columns) - len(used))
 
@@ -101,17 +102,18 @@ class RequestReader:
     def read_lists(self, columns: Mapping[str, Sequence[Any]]) -> RequestRows:
         """Read columns of Python values."""
         self._check_names(columns)
-        rows = self._check_lengths({name: len(columns[name]) for name in self._fields.names if name in columns})
+        rows = self._check_lengths({name: len(columns[name]) for name in self._read if name in columns})
         return self._complete(self._convert(columns), rows, len(columns))
 
-    def _read_candidates(self, context: Mapping[str, Any], candidates: Mapping[str, Sequence[Any]]) -> RequestRows:
+    def read_candidates(self, context: Mapping[str, Any], candidates: Mapping[str, Sequence[Any]]) -> RequestRows:
+        """Read columns of Python values: one of each column that all candidates share, and those of the candidates."""
         both = context.keys() & candidates.keys()
         if both:
             raise DataError(f"{WHERE}: column {min(both)!r} is in context and in candidates: want it in one of them")
         self._check_names({**context, **candidates})
         of_candidates = [field for field in self._fields if field.name in candidates]
         if not of_candidates:
-            raise DataError(f"{WHERE}: no column in candidates is read: want some of {', '.join(self._fields.names)}")
+            raise DataError(f"{WHERE}: no column in candidates is read: want some of {', '.join(self._read)}")
         rows = len(candidates[of_candidates[0].name])
         for field in of_candidates:
             count = len(candidates[field.name])
@@ -127,21 +129,21 @@ class RequestReader:
         """Those columns that are read, of one length, with each value `times` times."""
         arrays: dict[str, pa.Array] = {}
         for group in self._groups:
-            fields = [field for field in group.fields if field.name in columns]
-            if not fields:
+            names = [name for name in group.fields if name in columns]
+            if not names:
                 continue
-            length = len(columns[fields[0].name])
-            joined = group.join([columns[field.name] for field in fields])
+            length = len(columns[names[0]])
+            joined = group.join([columns[name] for name in names])
             parts = (
-                [to_array(columns[field.name], field, whole=group.whole) for field in fields]
+                [to_array(columns[name], group.fields[name], whole=group.whole) for name in names]
                 if joined is None
-                else [joined.slice(k * length, length) for k in range(len(fields))]
+                else [joined.slice(k * length, length) for k in range(len(names))]
             )
             if times > 1:
                 whole = joined if joined is not None else pa.concat_arrays(parts)
                 repeated = whole.take(pa.array(np.repeat(np.arange(len(whole)), times)))
-                parts = [repeated.slice(k * length * times, length * times) for k in range(len(fields))]
-            arrays |= {field.name: part for field, part in zip(fields, parts, strict=True)}
+                parts = [repeated.slice(k * length * times, length * times) for k in range(len(names))]
+            arrays |= zip(names, parts, strict=True)
         return arrays
 
     def _complete(self, arrays: dict[str, pa.Array], rows: int, given: int) -> RequestRows:
@@ -153,7 +155,7 @@ class RequestReader:
                 joined = side.join(arrays[side.key], missing)
                 arrays |= joined.arrays
                 unknown += joined.unknown
-        return RequestRows({name: arrays[name] for name in self.schema.names}, rows, ignored, unknown)
+        return RequestRows({name: arrays[name] for name in self._order}, rows, ignored, unknown)
 
     def _check_names(self, columns: Mapping[str, object]) -> None:
         if not all(name in columns for name in self._names):
@@ -181,33 +183,36 @@ class RequestReader:
 class _FieldGroup(NamedTuple):
     """Fields of one type, whose values are converted together: a conversion takes microseconds for one value, too."""
 
-    fields: tuple[pa.Field, ...]
+    kind: pa.DataType
+    fields: dict[str, pa.Field]
     whole: bool  # of whole numbers
 
     def join(self, columns: Sequence[Sequence[Any]]) -> pa.Array | None:
         """The values of all columns; None: each has to be converted alone, which names a bad value."""
         if len(columns) == 1:
             return None
-        kind, values = self.fields[0].type, list(chain.from_iterable(columns))
+        values = list(chain.from_iterable(columns))
         try:
             if not self.whole:
-                return pa.array(values, kind)
+                return pa.array(values, self.kind)
             found = pa.array(values)
-            return found.cast(kind) if types.is_integer(found.type) else None
+            if found.type == self.kind:
+                return found
+            return found.cast(self.kind) if types.is_integer(found.type) else None
         except REFUSED:
             return None
 
 
 def _group_fields(schema: pa.Schema) -> tuple[_FieldGroup, ...]:
     """Single numbers by type; other fields each in a group of its own."""
-    numbers: dict[pa.DataType, list[pa.Field]] = {}
+    numbers: dict[pa.DataType, dict[str, pa.Field]] = {}
     groups: list[_FieldGroup] = []
     for field in schema:
         if types.is_integer(field.type) or types.is_floating(field.type):
-            numbers.setdefault(field.type, []).append(field)
+            numbers.setdefault(field.type, {})[field.name] = field
         else:
-            groups.append(_FieldGroup((field,), types.is_integer(_element(field.type))))
-    return (*groups, *(_FieldGroup(tuple(fields), types.is_integer(kind)) for kind, fields in numbers.items()))
+            groups.append(_FieldGroup(field.type, {field.name: field}, types.is_integer(_element(field.type))))
+    return (*groups, *(_FieldGroup(kind, fields, types.is_integer(kind)) for kind, fields in numbers.items()))
 
 
 def to_array(values: Sequence[Any], field: pa.Field, *, whole: bool) -> pa.Array:

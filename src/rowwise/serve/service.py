@@ -1,15 +1,14 @@
-"""Computes the rows of requests in batches of what has arrived, in one thread, between the events of its loop.
+"""Computes the rows of requests in batches of what has arrived (`BatchLoop`).
 
-While a batch is computed, new requests wait in their sockets; then all of them are read before the next batch is taken.
-So batches grow with the load, and no request waits for others to come. A request belongs to the version that was chosen
-when it came, in all of its slices; rows of two versions are never in one batch.
+A request belongs to the version that was chosen when it came, in all of its slices; rows of two versions are never in
+one batch.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import accumulate
 from typing import NamedTuple, final
 
 import numpy as np
@@ -17,27 +16,39 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from rowwise.errors import RowwiseError, StateError, one_line
-from rowwise.serve.admission import Admission, ServiceLimits
+from rowwise.errors import RowwiseError, StoreError, one_line
+from rowwise.serve.admission import ServiceLimits
+from rowwise.serve.answer import predictions_of
+from rowwise.serve.batches import BAD_REQUEST, UNAVAILABLE, BatchLoop, Rejection
+from rowwise.serve.cached_rows import CachedBatches
 from rowwise.serve.metrics import ServerMetrics
-from rowwise.serve.queue import RequestQueue, RequestSlice
+from rowwise.serve.queue import RequestSlice
 from rowwise.serve.record import RequestRecorder
 from rowwise.serve.request import RequestReader, RequestRows
 from rowwise.serve.traffic import Traffic
 from rowwise.serve.version import ServedVersion
-
-BAD_REQUEST, UNAVAILABLE, TOO_LATE = 400, 503, 504
-
-
-class Rejection(NamedTuple):
-    """Why a request has no answer, with a status of HTTP."""
-
-    code: int
-    message: str
-    retry_after_s: float | None = None
+from rowwise.store.policy import Ints
 
 
-Outcome = Tensor | Rejection  # logits [R, K]
+class Predictions(NamedTuple):
+    """The answer to a request."""
+
+    values_RP: Tensor  # see `serve/answer.py`
+    zeros_R: Mapping[str, Ints] = {}  # ids of each row whose rows were not there in time, by table
+
+    @classmethod
+    def join(cls, parts: Sequence["Predictions"]) -> "Predictions":
+        if len(parts) == 1:
+            return parts[0]
+        names = dict.fromkeys(name for part in parts for name in part.zeros_R)
+        zeros = {
+            name: np.concatenate([part.zeros_R.get(name, np.zeros(len(part.values_RP), np.int64)) for part in parts])
+            for name in names
+        }
+        return cls(torch.cat([part.values_RP for part in parts]), zeros)
+
+
+Outcome = Predictions | Rejection
 
 
 @dataclass(slots=True)
@@ -48,7 +59,8 @@ class _Pending:
     rows: RequestRows
     future: asyncio.Future[Outcome]
     arrived_s: float
-    logits: list[Tensor] = field(default_factory=list)  # of the slices so far
+    exact: bool  # wait for all rows
+    predictions: list[Predictions] = field(default_factory=list)  # of the slices so far
 
 
 @final
@@ -70,10 +82,11 @@ class ScoringService:
         self.metrics = ServerMetrics()
         self.recorder: RequestRecorder | None = None
         self._readers: dict[int, RequestReader] = {}
-        self._queue, self._admission = RequestQueue(limits.rows_at_once), Admission(limits.rows_at_once)
-        self._pending: dict[int, _Pending] = {}
-        self._next = self._chosen = 0
-        self._scheduled = False
+        self._chosen = 0
+        self._loop: BatchLoop[_Pending] = BatchLoop(
+            limits.rows_at_once, clock, "rows", kind_of=_kind_of, compute=self._compute, show=self.metrics.waiting.set
+        )
+        self.admission = self._loop.admission
 
     def open(self, version: ServedVersion) -> None:
         self.versions[version.number] = version
@@ -103,55 +116,31 @@ class ScoringService:
     def reader_of(self, version: ServedVersion) -> RequestReader:
         return self._readers[version.number]
 
-    async def score(self, version: ServedVersion, rows: RequestRows, timeout_s: float | None = None) -> Outcome:
-        """The logits of a request's rows by a version, or why there are none."""
-        now_s, left_s = self.clock(), self.limits.timeout_s if timeout_s is None else timeout_s
-        delay_s = self._admission.delay_s(rows.rows, self._queue.rows, left_s)
-        if delay_s is not None:
-            return Rejection(UNAVAILABLE, f"{self._queue.rows} rows wait: want more time, or fewer requests", delay_s)
-        number, self._next = self._next, self._next + 1
-        pending = self._pending[number] = _Pending(version, rows, asyncio.get_running_loop().create_future(), now_s)
-        self._queue.add(number, rows.rows, now_s + left_s)
-        self.metrics.waiting.set(self._queue.rows)
-        self._schedule()
-        try:
-            return await pending.future
-        finally:  # also when the client has gone
-            self._queue.remove(number)
-            self._pending.pop(number, None)
+    def refusal(self, rows: int, timeout_s: float | None = None) -> Rejection | None:
+        """Why a request of so many rows cannot be answered in its time; None: it can."""
+        return self._loop.refusal(rows, self.limits.seconds(timeout_s))
 
-    def _schedule(self) -> None:
-        if not self._scheduled:
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._work)
+    def refusal_unread(self, kind: str, size_bytes: int, timeout_s: float | None) -> Rejection | None:
+        """Why a request cannot be answered in its time, by the size of its body; None where no rows wait."""
+        if not self._loop.rows:
+            return None
+        return self.refusal(min(self.admission.expected_rows(kind, size_bytes), self.limits.most_rows), timeout_s)
 
-    def _work(self) -> None:
-        """Compute one batch; called by the loop after it has read what has arrived."""
-        self._scheduled = False
-        batch = self._queue.take(self.clock())
-        self.metrics.waiting.set(self._queue.rows)
-        for number in batch.expired:
-            self._resolve(number, Rejection(TOO_LATE, "the time of the request was over before it was computed"))
-        for _, slices in groupby(sorted(batch.slices, key=self._number_of), self._number_of):
-            self._compute(list(slices))
-        if len(self._queue):
-            self._schedule()
-
-    def _number_of(self, one: RequestSlice) -> int:
-        """The version of a slice's request."""
-        return self._pending[one.request].version.number
+    async def score(
+        self, version: ServedVersion, rows: RequestRows, timeout_s: float | None = None, *, exact: bool = False
+    ) -> Outcome:
+        """The predictions of a request's rows by a version, or why there are none; `exact`: no row is left out."""
+        refusal = self.refusal(rows.rows, timeout_s)
+        if refusal is not None:
+            return refusal
+        now_s, future = self.clock(), asyncio.get_running_loop().create_future()
+        pending = _Pending(version, rows, future, now_s, exact)
+        return await self._loop.answer(pending, rows.rows, now_s + self.limits.seconds(timeout_s))
 
     def _compute(self, slices: Sequence[RequestSlice]) -> None:
         begin_s, rows = self.clock(), sum(end - begin for _, begin, end in slices)
-        outcomes: list[Outcome] = []
-        try:
-            outcomes = self._logits(slices)
-        finally:
-            if not outcomes:  # a bug, or the memory is full: no client may wait for ever
-                for number, _, _ in slices:
-                    self._fail(number, StateError("the batch could not be computed: see the log of the server"))
+        outcomes = self._predict(slices)
         computed_s = self.clock() - begin_s
-        self._admission.observe(rows, computed_s)
         self.metrics.stage["compute"].observe(computed_s)
         self.metrics.batch_rows.observe(rows)
         self.metrics.rows.inc(rows)
@@ -159,33 +148,42 @@ class ScoringService:
             self._deliver(number, begin, outcome, begin_s)
 
     def _deliver(self, number: int, begin: int, outcome: Outcome, computed_at_s: float) -> None:
-        """Give a slice's logits to its request, which has its answer with the last of them."""
-        pending = self._pending[number]
+        """Give a slice's predictions to its request, which has its answer with the last of them."""
+        pending = self._loop.requests[number]
         if not begin:
             self.metrics.stage["queue"].observe(computed_at_s - pending.arrived_s)
         if isinstance(outcome, Rejection):
-            self._queue.remove(number)
-            self._resolve(number, outcome)
+            self._loop.resolve(number, outcome)
             return
-        pending.logits.append(outcome)
-        if sum(map(len, pending.logits)) == pending.rows.rows:
-            self._resolve(number, pending.logits[0] if len(pending.logits) == 1 else torch.cat(pending.logits))
+        pending.predictions.append(outcome)
+        if sum(len(part.values_RP) for part in pending.predictions) == pending.rows.rows:
+            self._loop.resolve(number, Predictions.join(pending.predictions))
 
-    def _logits(self, slices: Sequence[RequestSlice]) -> list[Outcome]:
-        """The logits of each slice, of one version. A request that is refused leaves the others alone."""
+    def _predict(self, slices: Sequence[RequestSlice]) -> list[Outcome]:
+        """The predictions of each slice, of one version. A request that is refused leaves the others alone."""
         sizes = [end - begin for _, begin, end in slices]
-        version = self._pending[slices[0].request].version
+        first = self._loop.requests[slices[0].request]
+        cached = CachedBatches(first.version.cached, exact=first.exact)
         try:
-            logits_RK = version.forward(self._gather(slices), sum(sizes), self.limits.rows_at_once)
+            logits_RK = first.version.forward(
+                self._gather(slices), sum(sizes), self.limits.rows_at_once, cached.collect if cached.tables else None
+            )
+        except StoreError as error:  # no fault of the request
+            return [Rejection(UNAVAILABLE, one_line(error) or "")] * len(slices)
         except RowwiseError as error:
             if len(slices) == 1:
                 return [self._explain(slices[0], error)]
-            return [outcome for one in slices for outcome in self._logits([one])]
-        return list(logits_RK.split(sizes))
+            return [outcome for one in slices for outcome in self._predict([one])]
+        finally:
+            self.metrics.count_rows(cached.counts)
+        parts, begins = predictions_of(logits_RK).split(sizes), accumulate(sizes, initial=0)
+        return [
+            Predictions(part, cached.zeros_of(begin, len(part))) for part, begin in zip(parts, begins, strict=False)
+        ]
 
     def _gather(self, slices: Sequence[RequestSlice]) -> dict[str, pa.Array]:
         """The columns of all slices, one after the other."""
-        parts = [(self._pending[number].rows, begin, end) for number, begin, end in slices]
+        parts = [(self._loop.requests[number].rows, begin, end) for number, begin, end in slices]
         cut = [rows.arrays if (begin, end) == (0, rows.rows) else rows.slice(begin, end) for rows, begin, end in parts]
         if len(cut) == 1:
             return cut[0]
@@ -193,7 +191,7 @@ class ScoringService:
 
     def _explain(self, one: RequestSlice, error: RowwiseError) -> Rejection:
         """The error of a slice, with the number of the row in its request."""
-        pending = self._pending[one.request]
+        pending = self._loop.requests[one.request]
         rows = pending.rows
         try:
             pending.version.forward.preparation(rows.arrays, np.arange(rows.rows))
@@ -201,13 +199,7 @@ class ScoringService:
             error = whole
         return Rejection(BAD_REQUEST, one_line(error) or "")
 
-    def _resolve(self, number: int, outcome: Outcome) -> None:
-        future = self._pending[number].future
-        if not future.done():
-            future.set_result(outcome)
 
-    def _fail(self, number: int, error: RowwiseError) -> None:
-        self._queue.remove(number)
-        future = self._pending[number].future
-        if not future.done():
-            future.set_exception(error)
+def _kind_of(pending: _Pending) -> tuple[int, bool]:
+    """What requests that are computed together share: their version, and whether they wait for all rows."""
+    return pending.version.number, pending.exact

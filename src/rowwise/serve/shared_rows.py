@@ -7,7 +7,7 @@ manifest. So the places of rows follow from the manifest, and nothing is written
 
 import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -26,8 +26,11 @@ from rowwise.ops.arena import Arena
 from rowwise.ops.newer import NewerRows, NewerRowsOfTable
 from rowwise.quantity import format_bytes
 from rowwise.spec import Table
+from rowwise.storage.folder import Folder
 
 ROOM_SHARE, LEAST_ROOM = 4, 1024  # a table has room for so many newer rows: a quarter of its own, and some
+
+PRIVATE = mmap.MAP_PRIVATE | 0x4000  # MAP_NORESERVE, which Python names from 3.13 on: few pages are ever written
 
 NewerChunks = Mapping[str, tuple[TensorChunk, ...]]  # by tensor
 
@@ -54,16 +57,29 @@ class SharedRows(NamedTuple):
     tables: Mapping[str, TensorEntry]  # of the whole version, by tensor
     files: Mapping[str, CheckpointFile]  # of the whole version, by name
     newer: NewerChunks  # of the newest version
+    tag: int = 0  # tells cached rows from those of other files, also of a version that had the same number
 
     @classmethod
-    def of(cls, file: int, number: int, version: CheckpointManifest, places: tuple[TablePlace, ...]) -> Self:
-        """A file that has a version and nothing else."""
+    def of(
+        cls,
+        file: int,
+        number: int,
+        version: CheckpointManifest,
+        places: tuple[TablePlace, ...],
+        cached: Collection[str] = (),
+    ) -> Self:
+        """A file that has a version and nothing else; changed rows of `cached` tables are newer ones."""
         tables = {name: entry for name, entry in version.tensors.items() if entry.row_type is not None}
-        return cls(file, number, number, places, tables, version.files, dict.fromkeys(tables, ()))
+        newer: dict[str, tuple[TensorChunk, ...]] = dict.fromkeys(tables, ())
+        for name in cached:
+            chunks = tables[name].chunks
+            newer[name] = tuple(chunk for chunk in chunks if chunk.ids is not None)
+            tables[name] = structs.replace(tables[name], chunks=chunks[: len(chunks) - len(newer[name])])
+        return cls(file, number, number, places, tables, version.files, newer)
 
 
-def room_of(table: Table) -> int:
-    return table.rows // ROOM_SHARE + LEAST_ROOM
+def room_of(rows: int) -> int:
+    return rows // ROOM_SHARE + LEAST_ROOM
 
 
 def newer_chunks(shared: SharedRows, version: CheckpointManifest) -> NewerChunks | None:
@@ -79,8 +95,7 @@ def newer_chunks(shared: SharedRows, version: CheckpointManifest) -> NewerChunks
         same = before == structs.replace(entry, chunks=entry.chunks[:count]) and all(
             shared.files[file] == version.files[file] for file in files
         )
-        table = Table(name="t", rows=entry.rows, dim=entry.columns)
-        fits = sum(chunk.count for chunk in added) <= room_of(table)
+        fits = sum(chunk.count for chunk in added) <= room_of(entry.rows)
         if not (same and fits and all(map(_has_changed_rows, added))):
             return None
         found[name] = added
@@ -134,24 +149,31 @@ def _arenas_of(model: nn.Module) -> list[_ArenaPlace]:
     return places
 
 
-class _TableMemory(NamedTuple):
+class TableInArena(NamedTuple):
+    """A table, and where its memory is."""
+
     name: str  # of its tensor
     table: Table
     base: int  # first byte in the arena
     begin: int  # first byte in the file
 
 
-def _tables_of(place: _ArenaPlace) -> Iterator[_TableMemory]:
+def _tables_of(place: _ArenaPlace) -> Iterator[TableInArena]:
     path, arena, begin, _ = place
     for table, offset in zip(arena.tables, arena.offsets, strict=True):
-        yield _TableMemory(f"model/{full_name(path, table)}", table, offset.base, begin + offset.base)
+        yield TableInArena(f"model/{full_name(path, table)}", table, offset.base, begin + offset.base)
+
+
+def memory_of_tables(model: nn.Module) -> list[tuple[Arena, list[TableInArena]]]:
+    """The tables in each arena of a model."""
+    return [(place.arena, list(_tables_of(place))) for place in _arenas_of(model)]
 
 
 def reserve_rows(model: nn.Module) -> tuple[TablePlace, ...]:
     """Lay the tables of a model on the meta device out with room behind each; returns their places in a file."""
     for _, module in table_modules(model):
         assert isinstance(module, Embeddings)
-        module.reserve(room_of)
+        module.reserve(lambda table: room_of(table.rows))
     return tuple(
         TablePlace(one.name, one.begin, one.table.rows, one.table.row_bytes)
         for place in _arenas_of(model)
@@ -159,17 +181,33 @@ def reserve_rows(model: nn.Module) -> tuple[TablePlace, ...]:
     )
 
 
-def map_rows(model: nn.Module, file: int, version: Path, *, fresh: bool) -> None:
-    """Let tables that `reserve_rows` has laid out have their memory in a file; `fresh`: it is empty."""
+def map_rows(
+    model: nn.Module, file: int, version: Path, *, fresh: bool, cached: Collection[str] = (), private: bool = False
+) -> None:
+    """Let tables that `reserve_rows` has laid out have their memory in a file.
+
+    Args:
+        model: the tables are on the meta device.
+        file: of all versions.
+        version: for messages.
+        fresh: the file is empty.
+        cached: tables whose rows are not in the file. Their places have the rows of a batch, see `CachedRows`.
+        private: what this process writes is for itself alone.
+    """
     places = _arenas_of(model)
-    used = [(one.begin, one.table.rows * one.table.row_bytes) for place in places for one in _tables_of(place)]
+    used = [
+        (one.begin, one.table.rows * one.table.row_bytes)
+        for place in places
+        for one in _tables_of(place)
+        if one.name not in cached
+    ]
     size = max(mmap.PAGESIZE, sum(place.size for place in places))
     try:
         if fresh:
             os.ftruncate(file, size)
             for begin, count in used:  # else a lack of memory would end the process at the first write
                 os.posix_fallocate(file, begin, max(1, count))
-        memory = mmap.mmap(file, size)
+        memory = mmap.mmap(file, size, flags=PRIVATE if private else mmap.MAP_SHARED)
     except OSError as error:
         raise _too_small(version, sum(count for _, count in used), error) from None
     for _, arena, begin, _ in places:
@@ -177,11 +215,14 @@ def map_rows(model: nn.Module, file: int, version: Path, *, fresh: bool) -> None
 
 
 def write_newer(
-    model: nn.Module, file: int, version: Checkpoint, newer: NewerChunks, written: Mapping[str, int]
+    model: nn.Module, file: int, version: Checkpoint, added: AddedChunks, cached: Collection[str] = ()
 ) -> None:
-    """Write the chunks of a version behind those that are `written` already, into the room of tables in a file."""
+    """Write the chunks that a version adds into the room of tables in a file, but for those that are `cached`."""
+    newer, written = added
     for place in _arenas_of(model):
         for one in _tables_of(place):
+            if one.name in cached:
+                continue
             at, width = one.table.rows * one.table.row_bytes, one.table.row_bytes
             for number, chunk in enumerate(newer[one.name]):
                 size = chunk.count * width
@@ -206,7 +247,7 @@ def use_newer(
             found.append(NewerRowsOfTable(base=one.base, rows=one.table.rows, ids_C=ids_C, places_C=places_C))
             if len(ids_C):
                 pause()
-        place.arena.newer = NewerRows(found)
+        place.arena.places = NewerRows(found)
 
 
 def _last_places(rows: int, ids_of_chunks: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -216,6 +257,6 @@ def _last_places(rows: int, ids_of_chunks: list[Tensor]) -> tuple[Tensor, Tensor
     return torch.from_numpy(found), torch.from_numpy(rows + len(ids) - 1 - last)
 
 
-def _too_small(version: Path, need: int, error: OSError) -> CheckpointError:
+def _too_small(version: Folder, need: int, error: OSError) -> CheckpointError:
     got = f"{version} needs {format_bytes(need)} of memory for its rows: {error.strerror}"
     return CheckpointError(f"{got}: want a machine with more, or export with --rows int8")

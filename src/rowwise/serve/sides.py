@@ -106,10 +106,7 @@ def load_side(text: str, schema: pa.Schema) -> NamedSide:
     file, _, key = text.rpartition(":")
     if not file or not key or "/" in key:
         raise DataError(f"--side {text}: want a Parquet file and the column of its keys, such as items.parquet:item")
-    try:
-        table = pq.read_table(file)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"--side {text}: {str(error)[:200]}: want a Parquet file") from None
+    table = read_parquet(f"--side {text}", file)
     if key not in table.column_names:
         raise DataError(f"--side {text}: no column {key!r}; there are {', '.join(table.column_names)}")
     read = [name for name in table.column_names if name in schema.names and name != key]
@@ -117,12 +114,25 @@ def load_side(text: str, schema: pa.Schema) -> NamedSide:
         raise DataError(f"--side {text}: the model reads none of its columns; it reads {', '.join(schema.names)}")
     fields = [schema.field(name) for name in read]
     kind = schema.field(key).type if key in schema.names else table.schema.field(key).type
+    return NamedSide(key, cast_keyed(f"--side {text}", table, key, pa.schema([pa.field(key, kind), *fields])))
+
+
+def read_parquet(what: str, file: str) -> pa.Table:
+    """A table of a user's file; `what` begins the message of an error."""
     try:
-        table = table.select([key, *read]).cast(pa.schema([pa.field(key, kind), *fields]))
+        return pq.read_table(file)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{what}: {str(error)[:200]}: want a Parquet file") from None
+
+
+def cast_keyed(what: str, table: pa.Table, key: str, schema: pa.Schema) -> pa.Table:
+    """The columns of a schema, in its types; raises for a key that is missing or occurs twice."""
+    try:
+        table = table.select(schema.names).cast(schema)
     except (pa.ArrowException, ValueError) as error:
-        raise DataError(f"--side {text}: {str(error)[:200]}: want the types of the training data") from None
+        raise DataError(f"{what}: {str(error)[:200]}: want the types of the training data") from None
     try:
         SideTable(key, table)
     except DataError as error:
-        raise DataError(f"--side {text}: {error}") from None
-    return NamedSide(key, table)
+        raise DataError(f"{what}: {error}") from None
+    return table

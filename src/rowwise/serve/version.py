@@ -6,8 +6,10 @@ from typing import Literal
 
 import pyarrow as pa
 
+from rowwise.serve.cached_rows import CachedRows
 from rowwise.serve.forward import Forward
 from rowwise.serve.package import ColumnStats
+from rowwise.serve.retrieval import Retriever
 from rowwise.serve.sides import SideTable
 
 Identity = Literal["exact", "close"]
@@ -25,4 +27,6 @@ class ServedVersion:
     tasks: tuple[str, ...]
     stats: Mapping[str, ColumnStats]
     sides: tuple[SideTable, ...]
+    cached: tuple[CachedRows, ...]  # of tables that are larger than memory
     identity: Identity  # whether the golden rows have the bits that they were exported with
+    retriever: Retriever | None = None  # of two towers

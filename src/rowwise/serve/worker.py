@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
-from typing import NamedTuple, final
+from typing import NamedTuple, cast, final
 
 import torch
 import uvicorn
@@ -43,8 +43,10 @@ from rowwise.serve.versions import (
 )
 
 IDLE_s = 75  # after which a connection without requests is closed; load balancers keep theirs for 60
+LAST_s = 0.1  # in which the first bytes of the last connections are read
 LINGER_s = 0.5  # from SIGTERM to the end of connections without a request
 DRAIN_s = 30  # that requests have to end
+FULL_s = 1.0  # until connections are taken again where no more files can be opened
 PAUSE_s = 0.03  # between parts of the work of opening a version
 SWITCH_s = 5e-4  # after which the thread that opens a version lets requests pass, and not after 5 ms
 
@@ -73,6 +75,7 @@ def run_worker(task: WorkerTask, number: int, host: Connection, bound: socket.so
         await control.moved.wait()
         gc.collect()
         gc.freeze()  # else each full collection searches all modules: 145 ms in which no request is answered
+        server.accept()
         if task.recording is not None:
             service.recorder = RequestRecorder(task.recording, number, service.metrics.unrecorded.inc)
         yield
@@ -83,25 +86,77 @@ def run_worker(task: WorkerTask, number: int, host: Connection, bound: socket.so
     config = uvicorn.Config(
         app, access_log=False, log_level="warning", timeout_keep_alive=IDLE_s, timeout_graceful_shutdown=DRAIN_s
     )
-    server = _DrainingServer(config, service)
-    server.run(sockets=[bound])
+    server = _DrainingServer(config, service, bound)
+    server.run(sockets=[])
 
 
 @final
 class _DrainingServer(uvicorn.Server):
-    """A server that lets requests on their way arrive before it closes connections."""
+    """A server that lets requests on their way arrive before it closes connections.
 
-    def __init__(self, config: uvicorn.Config, service: ScoringService) -> None:
+    All workers wait at one socket. Each takes one connection at a time, and none while it computes. A worker that took
+    all that wait would have most of the connections, and the others would be idle.
+    """
+
+    def __init__(self, config: uvicorn.Config, service: ScoringService, bound: socket.socket) -> None:
         super().__init__(config)
-        self._service = service
+        self._service, self._bound = service, bound
+        self._arriving: set[asyncio.Task[object]] = set()
+
+    def accept(self) -> None:
+        """Take connections from now on."""
+        self._bound.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._bound, self._accept_one)
+
+    def _accept_one(self) -> bool:
+        """Take a connection; whether there was one."""
+        loop = asyncio.get_running_loop()
+        try:
+            connection, _ = self._bound.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return False  # another worker was faster, or the client has gone
+        except OSError as error:  # too many open files
+            print(f"no connection can be taken: {error.strerror}", file=sys.stderr)
+            loop.remove_reader(self._bound)
+            loop.call_later(FULL_s, self._accept_again)
+            return False
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        task = loop.create_task(loop.connect_accepted_socket(self._make_protocol, connection))
+        self._arriving.add(task)
+        task.add_done_callback(self._arriving.discard)
+        return True
+
+    def _accept_all(self) -> None:
+        """Take the connections that wait, as the system cuts those that nobody took."""
+        while self._accept_one():
+            pass
+
+    def _accept_again(self) -> None:
+        if self._bound.fileno() >= 0:  # it is not closed
+            self.accept()
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        make = cast("Callable[..., asyncio.Protocol]", self.config.http_protocol_class)
+        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     def handle_exit(self, sig: int, frame: object) -> None:
         """Of SIGTERM; the handler runs in the thread of the loop."""
         asyncio.get_running_loop().call_soon_threadsafe(self.drain)
 
     def drain(self) -> None:
-        self._service.draining = True
-        asyncio.get_running_loop().call_later(LINGER_s, setattr, self, "should_exit", True)
+        if not self._service.draining:
+            self._service.draining = True
+            self._accept_all()
+            asyncio.get_running_loop().call_later(LINGER_s, self._close)
+
+    def _close(self) -> None:
+        """Take no more connections, and let those that are open end once their requests were read."""
+        loop = asyncio.get_running_loop()
+        self._accept_all()
+        loop.remove_reader(self._bound)
+        self._bound.close()
+        loop.call_later(LAST_s, setattr, self, "should_exit", True)
 
 
 class _Control(NamedTuple):

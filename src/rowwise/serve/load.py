@@ -1,4 +1,4 @@
-"""A load generator for `serve.py`, in a process of its own: it has the answers checked after the clock has stopped.
+"""A load generator for servers, in a process of its own: answers are looked at after the clock has stopped.
 
 Each connection has one request at a time. In a closed loop it sends the next one when it has an answer. In an open loop
 requests arrive at random times whatever the server does, and wait for a free connection; their latencies count from
@@ -17,7 +17,7 @@ END = b"\r\n\r\n"
 
 
 class Load(NamedTuple):
-    """What is sent."""
+    """Requests to a server, and how they are sent."""
 
     host: str
     port: int
@@ -26,6 +26,7 @@ class Load(NamedTuple):
     requests: int
     connections: int
     rate: float | None = None  # requests a second; None: a closed loop
+    timeout_ms: int | None = None  # that requests give the server; None: they name none
 
 
 class Answer(NamedTuple):
@@ -66,7 +67,9 @@ class _Work:
 
     def __init__(self, load: Load, loop: asyncio.AbstractEventLoop) -> None:
         self.load, self.loop, self.finished = load, loop, loop.create_future()
-        head = f"POST {load.path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
+        head = f"POST {load.path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head += "" if load.timeout_ms is None else f"x-timeout-ms: {load.timeout_ms}\r\n"
+        head += "content-length: "
         self.requests = [f"{head}{len(body)}".encode() + END + body for body in load.bodies]
         self.waiting: deque[tuple[int, float]] = deque()
         self.idle: list[_Connection] = []
@@ -142,8 +145,13 @@ class _Connection(asyncio.Protocol):
             self._work.finished.set_exception(exc or ConnectionError("the server closed a connection"))
 
 
+def seconds_of(answers: Sequence[Answer]) -> float:
+    """From the first arrival to the last answer."""
+    return max(one.arrived_s + one.seconds for one in answers) - min(one.arrived_s for one in answers)
+
+
 def quantiles_ms(answers: Sequence[Answer]) -> dict[str, float]:
-    """Latencies by quantile."""
+    """Latencies of answers in milliseconds, by quantile."""
     seconds = sorted(answer.seconds for answer in answers)
     return {
         name: 1e3 * seconds[min(len(seconds) - 1, int(q * len(seconds)))]

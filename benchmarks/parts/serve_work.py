@@ -1,0 +1,227 @@
+"""A DLRM behind `rowwise serve`: its versions, requests with their right answers, and what a server takes for them."""
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import cycle
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rowwise.ingest.datasets.synthetic import SyntheticColumns
+from rowwise.recipes.ensemble import predict_ensemble
+from rowwise.recipes.export import export
+from rowwise.recipes.runs import TrainingRun
+from rowwise.recipes.text import decode
+from rowwise.serve.load import Answer, Load, quantiles_ms, seconds_of, send
+from rowwise.serve.package import list_versions, version_folder, write_traffic
+from rowwise.serve.start import end_server, start_server
+from rowwise.serve.traffic import Traffic
+
+DENSE, TABLES, CANDIDATES = 13, 26, 100
+END_s = 60.0  # that a server has to answer what it has
+OK, PATH = 200, "/v1/models/dlrm/score"
+CONTEXT = tuple(f"c{k}" for k in range(16))  # the columns of the user; the others are the item's
+
+
+Wanted = Callable[[int, list[int]], np.ndarray]  # logits by a version of rows
+
+
+class Served(NamedTuple):
+    """A server that runs, and what is sent to it."""
+
+    url: str
+    pid: int
+    requests: dict[str, tuple[list, Wanted]]
+    path: str = PATH
+    close: float | None = None  # how far logits of a peer may be from ours; None: they have the same bits
+
+
+def write_versions(folder: Path, size: tuple) -> tuple[Path, Path]:
+    """Versions of a model that has hardly been trained, each an increment of the one before; and rows to score."""
+    rows, dim, widths, _, versions = size
+    world, batch = SyntheticColumns(dense=DENSE, ids=tuple((f"c{k}", rows) for k in range(TABLES))), rows // 100
+    pq.write_table(world.rows(0, max(1000, 15 * batch)).drop_columns(["logit"]), folder / "rows.parquet")
+    pq.write_table(world.rows(10_000, 1000).drop_columns(["logit", "label"]), folder / "new.parquet")
+    recipe = {
+        "name": "dlrm",
+        "data": {"dataset": f"parquet:{folder / 'rows.parquet'}", "test_share": 0.1},
+        "columns": {
+            "labels": ["label"],
+            "sparse": [{"column": f"c{k}", "ids": "direct"} for k in range(TABLES)],
+            "dense": [{"column": f"d{k}"} for k in range(DENSE)],
+        },
+        "tables": {"list": [{"name": f"c{k}", "rows": rows, "dim": dim} for k in range(TABLES)]},
+        "model": {"kind": "dlrm", "bottom": list(widths), "top": [*widths]},
+        "train": {"batch": batch, "steps": versions, "ahead": 0},
+        "save": {"every": 1, "keep": versions},
+    }
+    run = TrainingRun.start(decode(recipe, "dlrm.yaml"), folder / "runs")
+    run.go(test=False)
+    made = [export(run.folder.path, folder / "models", which=f"step-{step + 1}") for step in range(versions)]
+    assert [one.base for one in made] == [None, *range(1, versions)]
+    write_traffic(folder / "models", Traffic(1))
+    sizes = [one.size_bytes / 1e6 for one in made]
+    print(f"a version of {sizes[0]:.1f} MB, and changes of {min(sizes[1:]):.1f} to {max(sizes[1:]):.1f} MB", flush=True)
+    return folder / "models", folder / "new.parquet"
+
+
+class Usage(NamedTuple):
+    """What a process and its descendants take."""
+
+    processor_s: float
+    memory_bytes: int  # shared pages count once
+    descriptors: int
+
+
+def usage_of(pid: int) -> Usage:
+    parents, times = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            parents[int(folder.name)] = int(fields[1])
+            times[int(folder.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    family = {pid}
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    kilobytes, descriptors = 0, 0
+    for one in family:
+        with suppress(OSError):
+            text = Path(f"/proc/{one}/smaps_rollup").read_text()
+            kilobytes += next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
+            descriptors += len(os.listdir(f"/proc/{one}/fd"))
+    return Usage(sum(times.get(one, 0.0) for one in family), 1024 * kilobytes, descriptors)
+
+
+def bodies_of(rows: dict, kind: str) -> list[tuple[bytes, list[int]]]:
+    """Requests, each with the rows of the file whose logits it asks for; of candidates none is in the file."""
+    names, count = list(rows), len(rows["c0"])
+    if kind == "one row":
+        return [
+            (json.dumps({"rows": {name: [rows[name][row]] for name in names}}).encode(), [row]) for row in range(count)
+        ]
+    context = [name for name in names if name in CONTEXT or name.startswith("d")]
+    found = []
+    for row in range(0, count - CANDIDATES, 10):
+        span = range(row, row + CANDIDATES)
+        candidates = {name: [rows[name][k] for k in span] for name in names if name not in context}
+        body = {"context": {name: rows[name][row] for name in context}, "candidates": candidates}
+        found.append((json.dumps(body).encode(), list(span)))
+    return found
+
+
+def count_wrong(answers: Sequence[Answer], bodies: list, wanted: Wanted, close: float | None = None) -> int:
+    """Logits with other bits than `predict` gives by the version that an answer names, and requests without logits."""
+    wrong = 0
+    for one in answers:
+        if one.code != OK:
+            wrong += 1
+            continue
+        answer = json.loads(one.answer)
+        logits = np.array(answer["outputs"]["label_logit"], np.float32)
+        right = wanted(answer.get("version", 1), bodies[one.body][1])
+        if close is None:
+            wrong += int((logits.view(np.int32) != right.view(np.int32)).sum())
+        else:
+            wrong += int((np.abs(logits - right) > close).sum())
+    return wrong
+
+
+def measure(server: Served, kind: str, requests: int, clients: int, rate: float | None = None) -> dict:
+    """Latencies of requests and their processor time; `rate`: of an open loop."""
+    bodies, wanted = server.requests[kind]
+    place = urlsplit(server.url)
+    load = Load(
+        str(place.hostname), place.port or 80, server.path, tuple(body for body, _ in bodies), requests, clients, rate
+    )
+    send(load._replace(requests=max(2 * clients, requests // 10), rate=None))
+    cpu_s = usage_of(server.pid).processor_s
+    answers = send(load)
+    cpu_s = usage_of(server.pid).processor_s - cpu_s
+    took_s = seconds_of(answers)
+    return {
+        "request": kind,
+        "clients": clients,
+        "rate": rate,
+        "requests": len(answers),
+        "requests_s": len(answers) / took_s,
+        **quantiles_ms(answers),
+        "server_cpu_ms": 1e3 * cpu_s / len(answers),
+        "wrong_logits": count_wrong(answers, bodies, wanted, server.close),
+    }
+
+
+def expand(rows: dict, spans: list[list[int]]) -> dict:
+    """The rows that candidates stand for, with the context of each request."""
+    made: dict[str, list] = {name: [] for name in rows}
+    for span in spans:
+        for name, values in rows.items():
+            of_context = name in CONTEXT or name.startswith("d")
+            made[name] += [values[span[0]]] * len(span) if of_context else [values[k] for k in span]
+    return made
+
+
+def logits_of(models: Path, version: int, rows: dict, folder: Path) -> np.ndarray:
+    schema = pq.read_schema(folder / "new.parquet")
+    pq.write_table(
+        pa.table({f.name: pa.array(rows[f.name], f.type) for f in schema if f.name in rows}), folder / "x.parquet"
+    )
+    path = version_folder(models, version).path
+    predict_ensemble([path], folder / "p.parquet", data=f"parquet:{folder / 'x.parquet'}")
+    return pq.read_table(folder / "p.parquet")["label_logit"].to_numpy()
+
+
+def make_requests(models: Path, data: Path, folder: Path) -> dict[str, tuple[list, Wanted]]:
+    """Bodies of each kind, and the logits of their rows by each version."""
+    table = pq.read_table(data)
+    rows = table.select([name for name in table.column_names if name[0] in "cd"]).to_pydict()
+    alone, together = bodies_of(rows, "one row"), bodies_of(rows, "candidates")
+    expanded = expand(rows, [span for _, span in together])
+    versions = list_versions(models)
+    of_rows = {version: logits_of(models, version, rows, folder) for version in versions}
+    of_candidates = {v: logits_of(models, v, expanded, folder).reshape(-1, CANDIDATES) for v in versions}
+    places = {span[0]: k for k, (_, span) in enumerate(together)}
+    return {
+        "one row": (alone, lambda version, numbers: of_rows[version][numbers]),
+        "1 x 100": (together, lambda version, numbers: of_candidates[version][places[numbers[0]]]),
+    }
+
+
+@contextmanager
+def serving(models: Path, requests: dict, *options: str) -> Iterator[Served]:
+    server = start_server([str(models), *options])
+    if server is None:
+        sys.exit(f"no server of {models}")
+    try:
+        yield Served("http://" + urlsplit(server.url).netloc, server.process.pid, requests)
+    finally:
+        end_server(server.process, END_s)
+
+
+@contextmanager
+def changing(models: Path, every_s: float = 1.0) -> Iterator[list[int]]:
+    """Another version becomes current now and then; yields those that did."""
+    ending, made = threading.Event(), []
+
+    def change() -> None:
+        for number in cycle([*list_versions(models)[1:], 1]):
+            write_traffic(models, Traffic(number))
+            made.append(number)
+            if ending.wait(every_s):
+                return
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        yield made
+    finally:
+        ending.set()
+        thread.join()
+        write_traffic(models, Traffic(1))

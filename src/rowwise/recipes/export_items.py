@@ -1,0 +1,221 @@
+"""The items of a version of two towers: their vectors, an index, and its recall on users that were held out."""
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+from pyarrow import compute as pc
+from torch import Tensor, nn
+
+from rowwise.errors import DataError, SpecError
+from rowwise.models.retrieval import nearest_items
+from rowwise.recipes.compose import ResolvedRecipe
+from rowwise.recipes.held_out import held_out_of, selected_rows
+from rowwise.recipes.model_configs import TwoTowerConfig
+from rowwise.recipes.towers import TowerInput, item_key, item_vectors, user_vectors
+from rowwise.serve.forward import Forward, arrays_of
+from rowwise.serve.item_index import ItemIndex, choose_lists, require_faiss
+from rowwise.serve.items import (
+    PROPOSED,
+    ChosenProbes,
+    IndexFacts,
+    MeasuredRecall,
+    RetrievalFacts,
+    read_facts,
+    read_item_table,
+    write_items,
+)
+from rowwise.serve.sides import cast_keyed, read_parquet
+from rowwise.spec import Value
+
+INDEXED_items = 20_000  # fewer are searched exactly in less time than an index needs
+ERRORS = 2  # standard errors of the measured recall
+MEASURED = (10, 100, 1000)  # the k whose recall is measured
+QUERIES = 256  # users that an index is measured by
+ROWS = 8192  # held-out rows that these users are taken from, at most
+BATCH = 4096  # items whose vectors are computed together
+
+
+class ItemOptions(Value, frozen=True):
+    """Which items a version of two towers has, and how well its index finds them."""
+
+    file: str | None = None  # a Parquet file with the items' columns; None: the items of the training rows
+    recall: float = 0.99  # share of the best items that the index proposes
+
+    def __post_init__(self) -> None:
+        if not 0 < self.recall <= 1:
+            raise SpecError(f"--recall {self.recall}: want more than 0, and at most 1")
+
+
+ALL_ITEMS = ItemOptions()
+
+
+def check_options(resolved: ResolvedRecipe, options: ItemOptions) -> None:
+    """Raise for options of items with a model that makes no vectors of them, before anything is written."""
+    if not isinstance(resolved.recipe.model, TwoTowerConfig) and options != ALL_ITEMS:
+        got = f"--items {options.file}" if options.file is not None else f"--recall {options.recall}"
+        raise SpecError(f"{got}: the model of the run makes no vectors of items: want one with model.kind=two_tower")
+
+
+def export_items(  # noqa: PLR0913 - used once
+    version: Path,
+    resolved: ResolvedRecipe,
+    model: nn.Module,
+    given: TowerInput,
+    options: ItemOptions,
+    like: Path | None,
+    warn: Callable[[str], None],
+) -> RetrievalFacts | None:
+    """Write the items of a version of two towers; None: the model is another one, or its items have no keys.
+
+    Args:
+        version: the folder, which is not complete yet.
+        resolved: the run.
+        model: with the weights of the version, in evaluation mode.
+        given: what its towers are bound with.
+        options: see there.
+        like: an earlier version of the run, whose items are taken over unless there is a file.
+        warn: called with a line where something is left out.
+    """
+    if not isinstance(given.parts.model, TwoTowerConfig):
+        return None
+    try:
+        key = item_key(given.parts, given.schema)
+    except SpecError as error:
+        warn(f"the version cannot retrieve items: {error}")
+        return None
+    towers = item_vectors(model, given)
+    names = tuple(dict.fromkeys((key, *towers.preparation.names)))
+    items = _items(resolved, names, key, given.schema, options, like)
+    if len(items) >= INDEXED_items:
+        require_faiss(f"{len(items):,} items need an index")
+    vectors_ID = towers(arrays_of(items), len(items), BATCH)
+    if not bool(torch.isfinite(vectors_ID).all()):
+        bad = int((~torch.isfinite(vectors_ID).all(1)).nonzero()[0])
+        raise DataError(f"the vector of item {items[key][bad]} is not finite: want a run that did not diverge")
+    index = None
+    if len(items) >= INDEXED_items:
+        queries_QD = _queries(resolved, user_vectors(model, given))
+        built = ItemIndex.build(vectors_ID, choose_lists(len(items)))
+        facts = measure(built, vectors_ID, queries_QD, choose_lists(len(items)), options.recall)
+        if facts.chosen:
+            index = built, facts
+        else:
+            got = f"the index has a recall of {options.recall} only where it looks at most items"
+            warn(f"{got}, so all are searched: want a smaller --recall")
+    return write_items(version, key, items, vectors_ID, index)
+
+
+def measure(index: ItemIndex, items_ID: Tensor, queries_QD: Tensor, lists: int, recall: float) -> IndexFacts:
+    """Measure an index on queries, and choose how many lists it has to look at for a recall.
+
+    The recall on these queries is above the one asked for by some standard errors, as other users differ.
+    """
+    ks = [k for k in MEASURED if k <= len(items_ID)]
+    best = [nearest_items(query_D, items_ID, max(ks))[1].numpy() for query_D in queries_QD]
+    measured: list[MeasuredRecall] = []
+    chosen: dict[int, int] = {}
+    for probes in (1 << n for n in range((lists // 2).bit_length())):  # of more, an exact search takes as long
+        proposed = [index.propose(query_D, PROPOSED * max(ks), probes) for query_D in queries_QD]
+        compared = float(np.mean([index.items_compared(query_D, probes) for query_D in queries_QD]))
+        for k in ks:
+            pairs = zip(best, proposed, strict=True)
+            share_Q = [len(np.intersect1d(b[:k], p[: PROPOSED * k], assume_unique=True)) / k for b, p in pairs]
+            share = float(np.mean(share_Q))
+            measured.append(MeasuredRecall(k, probes, share, compared))
+            if share - ERRORS * float(np.std(share_Q)) / len(share_Q) ** 0.5 >= recall:
+                chosen.setdefault(k, probes)
+        if len(chosen) == len(ks):
+            break
+    reached = [k for number, k in enumerate(ks) if all(one in chosen for one in ks[: number + 1])]
+    probes_of = [max(chosen[one] for one in reached if one <= k) for k in reached]
+    return IndexFacts(
+        lists=lists,
+        recall=recall,
+        queries=len(queries_QD),
+        chosen=tuple(ChosenProbes(k, probes) for k, probes in zip(reached, probes_of, strict=True)),
+        measured=tuple(measured),
+    )
+
+
+def describe_items(facts: RetrievalFacts) -> list[str]:
+    """Lines on the items of a version."""
+    lead = f"{facts.items:,} items, vectors of {facts.dim} numbers"
+    if facts.index is None:
+        return [f"{lead}: all are searched"]
+    index = facts.index
+    lines = [f"{lead}, in {index.lists} lists; recall on {index.queries} users that were held out:"]
+    for probes, group in groupby(index.measured, lambda one: one.probes):
+        found = list(group)
+        marks = [" (chosen)" if index.probes_for(one.k) == probes else "" for one in found]
+        recalls = [f"recall@{one.k} {one.recall:.4f}{mark}" for one, mark in zip(found, marks, strict=True)]
+        lines.append(f"  {probes} lists, {found[0].compared:,.0f} items: {', '.join(recalls)}")
+    return lines
+
+
+def _items(
+    resolved: ResolvedRecipe,
+    names: Sequence[str],
+    key: str,
+    schema: pa.Schema,
+    options: ItemOptions,
+    like: Path | None,
+) -> pa.Table:
+    """The raw columns of all items, each once."""
+    if options.file is not None:
+        return _items_of_file(options.file, names, key, schema)
+    if like is not None and read_facts(like) is not None:
+        return read_item_table(like)
+    items = _items_of_rows(resolved, names, key)
+    if not len(items):
+        raise DataError(f"column {key!r} has no value in the training rows: want --items with a table of the items")
+    return items
+
+
+def _items_of_rows(resolved: ResolvedRecipe, names: Sequence[str], key: str) -> pa.Table:
+    """Each item of the training rows with the columns of its first row, in the order of these."""
+    parts: list[pa.Table] = []
+    known: pa.Array | None = None
+    for selected in selected_rows(resolved, resolved.rows.train):
+        rows = selected._replace(names=tuple(names)).read()
+        keys = rows[key].combine_chunks()
+        codes_R = pc.call_function("dictionary_encode", [keys]).indices.drop_null().to_numpy()
+        valid_R = np.flatnonzero(np.asarray(pc.call_function("is_valid", [keys])))
+        first = pa.array(np.sort(valid_R[np.unique(codes_R, return_index=True)[1]]))
+        fresh = rows.take(first)
+        if known is not None:
+            seen = pc.call_function("is_in", [fresh[key]], pc.SetLookupOptions(known))
+            fresh = fresh.filter(pc.call_function("invert", [seen]))
+        parts.append(fresh)
+        known = pa.concat_tables([part.select([key]) for part in parts])[key].combine_chunks()
+    return pa.concat_tables(parts).combine_chunks()
+
+
+def _items_of_file(file: str, names: Sequence[str], key: str, schema: pa.Schema) -> pa.Table:
+    table = read_parquet(f"--items {file}", file)
+    missing = [name for name in names if name not in table.column_names]
+    if missing:
+        there = ", ".join(table.column_names)
+        raise DataError(f"--items {file}: no column {missing[0]!r}, which the items' tower reads; there are {there}")
+    if not len(table):
+        raise DataError(f"--items {file} has no rows: want at least one item")
+    fields = pa.schema([schema.field(name) for name in names])
+    return cast_keyed(f"--items {file}", table, key, fields).combine_chunks()
+
+
+def _queries(resolved: ResolvedRecipe, users: Forward) -> Tensor:
+    """Vectors of different users of rows that were held out."""
+    parts: list[Tensor] = []
+    rows = 0
+    for selected in selected_rows(resolved, held_out_of(resolved)):
+        order_R = selected.order_R[: ROWS - rows]
+        found = selected._replace(names=tuple(users.preparation.names), order_R=order_R).read()
+        parts.append(users(arrays_of(found), len(found), BATCH))
+        rows += len(found)
+        if rows >= ROWS:
+            break
+    _, first_U = np.unique(torch.cat(parts).numpy(), axis=0, return_index=True)
+    return torch.cat(parts)[torch.from_numpy(np.sort(first_U)[:QUERIES])]

@@ -1,0 +1,81 @@
+"""The rows that training asked for most often, with which a server fills its cache before the first request."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import final
+
+import numpy as np
+import pyarrow as pa
+from torch import Tensor
+
+from rowwise.errors import CheckpointError
+from rowwise.ops.layout import FeatureDescriptor
+from rowwise.serve.package import MOST_BYTES
+from rowwise.serve.shared_rows import TableInArena
+from rowwise.store.policy import Ints
+from rowwise.textfile import read_bytes
+
+HOT = "hot.arrow"
+MOST_ROWS = 1 << 20  # of all tables
+
+
+@final
+class RowCounter:
+    """Counts the rows that lookups ask for. It stands in for the places of rows in an arena, and changes none."""
+
+    def __init__(self, tables: Sequence[TableInArena]) -> None:
+        self._tables = {one.base: one for one in tables}
+        self._found: dict[str, list[tuple[Ints, Ints]]] = {one.name: [] for one in tables}
+
+    def find(self, features_FC: Tensor, values_N: Tensor, offsets: Tensor, batch: int) -> Tensor:
+        bounds = offsets[::batch].tolist() if batch else []
+        for feature in FeatureDescriptor.read(features_FC) if bounds else ():
+            one = self._tables[feature.base]
+            ids_N = values_N[bounds[feature.source] : bounds[feature.source + 1]].numpy()
+            known_N = ids_N[(ids_N >= 0) & (ids_N < one.table.rows)].astype(np.int64)
+            self._found[one.name].append(np.unique(known_N, return_counts=True))
+        return values_N
+
+    def counts(self) -> dict[str, tuple[Ints, Ints]]:
+        """Rows and their counts, by table."""
+        found: dict[str, tuple[Ints, Ints]] = {}
+        for name, parts in self._found.items():
+            rows_N, counts_N = (np.concatenate([part[k] for part in parts] or [np.empty(0, np.int64)]) for k in (0, 1))
+            rows_U, place_N = np.unique(rows_N, return_inverse=True)
+            found[name] = rows_U, np.bincount(place_N, counts_N, len(rows_U)).astype(np.int64)
+        return found
+
+
+def write_hot_rows(version: Path, counts: Mapping[str, tuple[Ints, Ints]]) -> None:
+    """Write the rows with the highest counts, the highest first."""
+    names = list(counts)
+    none, found = np.empty(0, np.int64), counts.values()
+    table_N = np.concatenate([none, *(np.full(len(rows), k) for k, (rows, _) in enumerate(found))]).astype(np.int32)
+    rows_N, counts_N = (np.concatenate([none, *(one[k] for one in found)]) for k in (0, 1))
+    order = np.argsort(-counts_N, kind="stable")[:MOST_ROWS]
+    table = pa.table(
+        {
+            "table": pa.DictionaryArray.from_arrays(pa.array(table_N[order]), pa.array(names, pa.string())),
+            "row": rows_N[order],
+            "count": counts_N[order],
+        }
+    )
+    with pa.OSFile(str(version / HOT), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def read_hot_rows(version: Path) -> dict[str, tuple[Ints, Ints]]:
+    """Rows and their counts, by table; none of a version that was written without."""
+    path = version / HOT
+    if not path.is_file():
+        return {}
+    try:
+        table = pa.ipc.open_file(pa.BufferReader(read_bytes(path, MOST_BYTES, links=False))).read_all()
+        table.validate(full=True)
+        names, rows, counts = (table[name].combine_chunks() for name in ("table", "row", "count"))
+        known = names.dictionary.to_pylist()
+        number_N = names.indices.to_numpy()
+        rows_N, counts_N = (x.cast(pa.int64()).to_numpy() for x in (rows, counts))
+    except (pa.ArrowException, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}; export the version again") from None
+    return {name: (rows_N[number_N == k], counts_N[number_N == k]) for k, name in enumerate(known)}

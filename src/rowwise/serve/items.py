@@ -1,0 +1,223 @@
+"""The items of a version: their keys and vectors, and an index that proposes some of them to a query.
+
+    retrieval/retrieval.json   what is in the other files, their checksums, and the recall of the index
+              items.parquet    the raw columns of the items, one row each
+              items.vectors    their vectors: [items, dim] in 32 bits
+              items.faiss      the index, where items are many
+
+The first two are in the digest of the version, the others by their checksums.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import torch
+from pyarrow import parquet as pq
+from torch import Tensor
+
+from rowwise.errors import CheckpointError, SpecError
+from rowwise.models.retrieval import nearest_items
+from rowwise.serve.item_index import ItemIndex
+from rowwise.serve.sides import SideTable
+from rowwise.spec import Value
+from rowwise.textfile import decode_json, open_regular, read_bytes
+
+RETRIEVAL, FACTS, ITEMS, VECTORS, INDEX = (
+    "retrieval", "retrieval.json", "items.parquet", "items.vectors", "items.faiss",
+)  # fmt: skip
+PLACE = "place"
+READ_bytes = 1 << 20
+PROPOSED = 2  # items that an index proposes for each that is wanted
+
+
+class MeasuredRecall(Value, frozen=True):
+    """Recall of an index on queries that were held out."""
+
+    k: int
+    probes: int  # lists that were looked at
+    recall: float  # share of the k best items that are among the proposed ones
+    compared: float  # items in these lists, on average
+
+
+class ChosenProbes(Value, frozen=True):
+    """Lists that are looked at for up to k items."""
+
+    k: int
+    probes: int
+
+
+class IndexFacts(Value, frozen=True, kw_only=True):
+    """How an index is searched, and its measured recall."""
+
+    lists: int
+    recall: float  # that was asked for
+    queries: int
+    chosen: tuple[ChosenProbes, ...]  # ascending
+    measured: tuple[MeasuredRecall, ...]
+
+    def probes_for(self, k: int) -> int | None:
+        """Lists to look at for k items; None: so many were not measured, or the recall was not reached."""
+        return next((one.probes for one in self.chosen if one.k >= k), None)
+
+
+class RetrievalFacts(Value, frozen=True, kw_only=True):
+    """The content of retrieval.json."""
+
+    key: str  # the column of items.parquet that names an item
+    items: int
+    dim: int
+    index: IndexFacts | None  # None: all items are searched
+    sha256: dict[str, str]  # of each file
+
+
+class NearItems(NamedTuple):
+    """Items for a query, the best first."""
+
+    places_K: Tensor
+    dots_K: Tensor
+    exact: bool  # all items were looked at, or all that a filter leaves
+
+
+class ItemFilter(NamedTuple):
+    """Which items may be in an answer, by their places."""
+
+    among_A: Tensor | None = None  # ascending, each once; None: all
+    without_W: Tensor | None = None  # likewise; None: none is left out
+
+    @property
+    def left_out(self) -> int:
+        return 0 if self.without_W is None else len(self.without_W)
+
+
+@final
+class ServedItems:
+    """Keys and vectors of the items of a version.
+
+    Args:
+        facts: see there.
+        keys: of the items, each once.
+        vectors_ID: theirs.
+        index: None: all items are searched.
+    """
+
+    def __init__(self, facts: RetrievalFacts, keys: pa.Array, vectors_ID: Tensor, index: ItemIndex | None) -> None:
+        """By `open_items`, which checks the files."""
+        self.facts, self.keys, self.vectors_ID, self._index = facts, keys, vectors_ID, index
+        self._places = SideTable(facts.key, pa.table({facts.key: keys, PLACE: np.arange(len(keys))}))
+
+    def places_of(self, keys: pa.Array) -> tuple[Tensor, int]:
+        """The places of keys, ascending, each once; and how many keys are of no item."""
+        found = self._places.join(keys, [PLACE]).arrays[PLACE]
+        places_N = found.drop_null().to_numpy()
+        return torch.from_numpy(np.unique(places_N)), found.null_count
+
+    def find(self, query_D: Tensor, k: int, allowed: ItemFilter, *, exact: bool = False) -> NearItems:
+        """The k items of largest dot with a query that the filter allows; fewer where there are fewer.
+
+        The index proposes items, and their dots decide. All items are looked at where `exact` is set, there is no
+        index, the recall of so many items is not known, or the index proposes too few.
+        """
+        if allowed.among_A is None and not exact:
+            proposed = self._propose(query_D, k + allowed.left_out, allowed)
+            if proposed is not None and len(proposed) >= k:
+                dots_K, places_K = nearest_items(query_D, self.vectors_ID, k, proposed)
+                return NearItems(places_K, dots_K, exact=False)
+        dots_K, places_K = nearest_items(query_D, self.vectors_ID, k, self._allowed(allowed))
+        return NearItems(places_K, dots_K, exact=True)
+
+    def _propose(self, query_D: Tensor, count: int, allowed: ItemFilter) -> Tensor | None:
+        probes = None if self.facts.index is None else self.facts.index.probes_for(count)
+        if self._index is None or probes is None:
+            return None
+        places = np.sort(self._index.propose(query_D, PROPOSED * count, probes))
+        if allowed.without_W is not None:
+            places = np.setdiff1d(places, allowed.without_W.numpy(), assume_unique=True)
+        return torch.from_numpy(places)
+
+    def _allowed(self, allowed: ItemFilter) -> Tensor | None:
+        if not allowed.left_out:
+            return allowed.among_A
+        assert allowed.without_W is not None
+        among_A = np.arange(self.facts.items) if allowed.among_A is None else allowed.among_A.numpy()
+        return torch.from_numpy(np.setdiff1d(among_A, allowed.without_W.numpy(), assume_unique=True))
+
+
+def write_items(
+    version: Path, key: str, items: pa.Table, vectors_ID: Tensor, index: tuple[ItemIndex, IndexFacts] | None
+) -> RetrievalFacts:
+    """Write the items of a version that is not there yet."""
+    folder = version / RETRIEVAL
+    folder.mkdir()
+    pq.write_table(items, folder / ITEMS)
+    vectors_ID.contiguous().numpy().tofile(folder / VECTORS)
+    if index is not None:
+        index[0].write(folder / INDEX)
+    facts = RetrievalFacts(
+        key=key,
+        items=len(vectors_ID),
+        dim=vectors_ID.shape[1],
+        index=None if index is None else index[1],
+        sha256={file.name: _sha256(file) for file in sorted(folder.iterdir())},
+    )
+    (folder / FACTS).write_bytes(msgspec.json.format(msgspec.json.encode(facts)))
+    return facts
+
+
+def read_facts(version: Path) -> RetrievalFacts | None:
+    """What a version says of its items; None: it has none."""
+    path = version / RETRIEVAL / FACTS
+    if not path.parent.is_dir():
+        return None
+    try:
+        return decode_json(read_bytes(path, links=False), RetrievalFacts)
+    except (OSError, msgspec.MsgspecError, SpecError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}; export the version again") from None
+
+
+def read_item_table(version: Path, names: Sequence[str] | None = None) -> pa.Table:
+    """Raw columns of the items; None: all."""
+    path = version / RETRIEVAL / ITEMS
+    try:
+        return pq.read_table(path, columns=None if names is None else list(names))
+    except (pa.ArrowException, OSError) as error:
+        raise CheckpointError(f"{path} is damaged: {str(error)[:200]}; export the version again") from None
+
+
+def open_items(version: Path, facts: RetrievalFacts, *, check: bool = True) -> ServedItems:
+    """Map the vectors and the index of a version; `check`: compare each file with its checksum."""
+    folder = version / RETRIEVAL
+    if check:
+        _check_files(folder, facts)
+    keys = read_item_table(version, [facts.key])[facts.key].combine_chunks()
+    numbers = facts.items * facts.dim
+    if len(keys) != facts.items or (folder / VECTORS).stat().st_size != 4 * numbers:
+        raise CheckpointError(f"{folder} has not {facts.items} items of {facts.dim} numbers: export the version again")
+    vectors_ID = torch.from_file(str(folder / VECTORS), size=numbers, dtype=torch.float32).view(facts.items, facts.dim)
+    index = None if facts.index is None else ItemIndex.open(folder / INDEX)
+    if index is not None and index.items != facts.items:
+        raise CheckpointError(f"{folder / INDEX} has {index.items} items, not {facts.items}: export the version again")
+    return ServedItems(facts, keys, vectors_ID, index)
+
+
+def _check_files(folder: Path, facts: RetrievalFacts) -> None:
+    wanted: Sequence[str] = (ITEMS, VECTORS) if facts.index is None else (ITEMS, VECTORS, INDEX)
+    for name in wanted:
+        try:
+            found = _sha256(folder / name)
+        except OSError as error:
+            raise CheckpointError(f"{folder / name}: {error.strerror}; export the version again") from None
+        if found != facts.sha256.get(name):
+            raise CheckpointError(f"{folder / name} does not match its checksum; export the version again")
+
+
+def _sha256(path: Path) -> str:
+    total = hashlib.sha256()
+    with open_regular(path, links=False) as file:
+        while part := file.read(READ_bytes):
+            total.update(part)
+    return total.hexdigest()

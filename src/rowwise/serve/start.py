@@ -1,0 +1,61 @@
+"""Starts `rowwise serve` as a process, for what measures or tests a server."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, NamedTuple
+
+ADDRESS = " at http://"
+
+
+class StartedServer(NamedTuple):
+    """A server that takes requests."""
+
+    process: subprocess.Popen[str]
+    url: str  # of its scores
+
+
+def start_server(
+    arguments: Sequence[str],
+    *,
+    errors: IO[str] | None = None,
+    folder: Path | None = None,
+    tell: Callable[[str], object] = lambda line: None,
+) -> StartedServer | None:
+    """Start a server on any free port, and wait until it takes requests; None: it ended before.
+
+    Args:
+        arguments: of `rowwise serve`, but for the port.
+        errors: gets its error output; None: that of this process.
+        folder: in which it runs.
+        tell: called with the lines before its address.
+    """
+    command = [sys.executable, "-m", "rowwise", "serve", *arguments, "--port", "0"]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=errors, text=True)
+    assert process.stdout is not None
+    for line in iter(process.stdout.readline, ""):
+        if ADDRESS in line:
+            threading.Thread(target=_read_all, args=(process.stdout,), daemon=True).start()
+            return StartedServer(process, line.partition(" at ")[2].strip())
+        tell(line.rstrip())
+    process.stdout.close()
+    process.wait()
+    return None
+
+
+def _read_all(pipe: IO[str]) -> None:
+    """Read what a server prints, so that its pipe is never full."""
+    with pipe:
+        pipe.read()
+
+
+def end_server(process: subprocess.Popen[str], limit_s: float) -> None:
+    """Let a server answer the requests that it has, within a time."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(limit_s)
+    process.kill()
+    process.wait()

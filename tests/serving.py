@@ -1,0 +1,109 @@
+"""Real servers, and clients that compare each answer with the logits of the version that it names."""
+
+import json
+import os
+import threading
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
+from urllib.parse import urlsplit
+
+import numpy as np
+from launching import started, wait_for
+
+
+@contextmanager
+def server(models, *options):
+    with started(models.parent, "serve", str(models), "--port", "0", "--workers", "2", *options) as process:
+        line = process.stdout.readline()
+        assert " at http://" in line, process.stderr.read()
+        yield urlsplit(line.split(" at ")[1]).netloc, process
+
+
+class Clients:
+    """Clients that ask until the `with` ends, and check each answer."""
+
+    def __init__(self, netloc, exported, count=3):
+        self.netloc, (_, self.rows, self.logits) = netloc, exported
+        self.count = len(next(iter(self.rows.values())))
+        self.seen, self.wrong, self.failed, self.lock = {}, 0, [], threading.Lock()
+        self.ending = threading.Event()
+        self.threads = [threading.Thread(target=self.go, args=(k,)) for k in range(count)]
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.ending.set()
+        for thread in self.threads:
+            thread.join()
+
+    def go(self, seed):
+        g = np.random.default_rng(seed)
+        with closing(HTTPConnection(self.netloc, timeout=60)) as connection:
+            while not self.ending.is_set():
+                try:
+                    self.ask(connection, g.choice(self.count, int(g.integers(1, self.count))))
+                except Exception as error:
+                    connection.close()  # the next request connects again
+                    with self.lock:
+                        self.failed.append(repr(error))
+
+    def ask(self, connection, chosen):
+        body = json.dumps({"rows": {name: [values[k] for k in chosen] for name, values in self.rows.items()}})
+        code, version, logits = score(connection, body)
+        assert code == 200, logits
+        with self.lock:
+            self.seen[version] = self.seen.get(version, 0) + 1
+            self.wrong += np.array(logits, np.float32).tobytes() != self.logits[version][chosen].tobytes()
+
+    def wait_for(self, version):
+        wait_for(lambda: self.seen.get(version))
+
+
+def score(connection, body, path="/v1/models/small/score"):
+    connection.request("POST", path, body, {"content-type": "application/json"})
+    response = connection.getresponse()
+    answer = json.loads(response.read())
+    return response.status, answer.get("version"), answer["outputs"]["label_logit"] if "outputs" in answer else answer
+
+
+def get(netloc, path):
+    with closing(HTTPConnection(netloc, timeout=60)) as connection:
+        connection.request("GET", path)
+        return connection.getresponse().read()
+
+
+def about(netloc):
+    return json.loads(get(netloc, "/v1/versions"))
+
+
+def workers_of(pid):
+    """The processes that accept connections: forks of the fork server, whose parent is the host."""
+    found = []
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdecimal() and parent_of(int(name)) in forkservers(pid):
+                found.append(int(name))
+        except OSError:
+            pass
+    return sorted(found)
+
+
+def forkservers(pid):
+    return {
+        int(name) for name in os.listdir("/proc") if name.isdecimal() and exists(name) and parent_of(int(name)) == pid
+    }
+
+
+def exists(name):
+    try:
+        return parent_of(int(name)) >= 0
+    except OSError:
+        return False
+
+
+def parent_of(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
