@@ -333,7 +333,7 @@ NEAR = {  # by class and key: another value, which makes another run
         "slice_ids": 2,
         "task": "click",
     },
-    "Saving": {"every": 4, "keep": 3, "background": True, "incremental": True, "bits": 8},
+    "Saving": {"every": 4, "keep": 3, "background": True, "incremental": True, "bits": 8, "mirror": "copy"},
     "Log": {"every": 1, "window": 2, "tensorboard": True, "mlflow": "a", "wandb": "a", "group": "a", "profile": "1:2"},
     "Wire": {
         "host": {"forward": "fp16"},

@@ -113,6 +113,7 @@ ANY_TEXT = {
     "Recipe.name",
     "Recipe.network",  # a file that is read where several hosts meet
     "Recipe.disk",
+    "Saving.mirror",
     "Data.folder",
     "SplitText.separator",
 }

@@ -27,6 +27,7 @@ LEFT_ALONE = {  # what makes no other run, and where it is seen
     "Table.unknown": "no id is outside its table", "Evaluation.batch": "the last digits",
     "Saving.incremental": "all rows change, so that every checkpoint is full",
     "Log.mlflow": "a server", "Log.wandb": "a server", "Log.group": "a server",
+    "Saving.mirror": "files elsewhere",
     "Saving.background": "memory, and the time that steps wait", "Training.threads": "env.json",
     "Training.compile": "the last digits",
     "Training.determinism": "batches of one block: the same bits",

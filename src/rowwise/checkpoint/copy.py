@@ -77,6 +77,12 @@ def copy_checkpoint(source: Checkpoint, into: Folder, tell: Tell | None = None) 
     return place
 
 
+def remove_copy(place: StorageFolder) -> None:
+    """Remove a copied checkpoint, or what is there of one; the manifest first, so that no half is taken for whole."""
+    for name in sorted(place.relative_names(), key=lambda name: name != NAME):
+        place.storage.delete(place.inside(name))
+
+
 def _copy_files(source: Checkpoint, target: StorageFolder, copy: _Copy, tell: Tell | None) -> None:
     present = {name: one.size_bytes for name, one in target.relative_names().items()}
     sizes = {name: file.size_bytes for name, file in copy.manifest.files.items()}

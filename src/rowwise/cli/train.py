@@ -142,7 +142,9 @@ def train(  # noqa: PLR0913 - one for each option
 
 def resume(  # noqa: PLR0913 - one for each option
     ctx: typer.Context,
-    run: Annotated[Path, typer.Argument(help="The folder of a run, such as runs/dlrm-synthetic/1.")],
+    run: Annotated[
+        str, typer.Argument(help="The folder of a run, such as runs/dlrm-synthetic/1, or the URL of its mirror.")
+    ],
     changes: Changes = None,
     which: Annotated[
         str, typer.Option("--from", help="The checkpoint to resume from: last, step-<number> or failed.")
@@ -158,19 +160,38 @@ def resume(  # noqa: PLR0913 - one for each option
     """Resume a run that was stopped or killed, from its last checkpoint, on any number of ranks.
 
     Ends with the bits of an uninterrupted run on as many ranks; with train.determinism=elastic, on any number of ranks.
+    A run that save.mirror has copied to an object store is brought to runs/<recipe>/<last part of the URL> first.
 
     Example: rowwise resume runs/dlrm-synthetic/1
 
     Example: rowwise resume runs/dlrm-synthetic/1 --set train.epochs=3
 
     Example: rowwise resume runs/dlrm-synthetic/1 --nproc 2
+
+    Example: rowwise resume s3://bucket/runs/clicks-7
     """
     all_changes = (*(changes or ()), *_as_changes(plan=plan, hardware=hardware, memory=memory, network=network))
     environment = _get_environment(ctx)
     parse_ranks(nproc, timeout, environment)
-    if _is_first(environment):
-        warn_of_run_code(run, all_changes)
-    launch(RunRequest(folder=run, changes=all_changes, which=which, as_json=as_json), nproc, timeout, environment)
+    first = _is_first(environment)
+    folder = _local_folder(run, fetch=first, quiet=as_json or not first)
+    if first:
+        warn_of_run_code(folder, all_changes)
+    launch(RunRequest(folder=folder, changes=all_changes, which=which, as_json=as_json), nproc, timeout, environment)
+
+
+def _local_folder(run: str, *, fetch: bool, quiet: bool) -> Path:
+    """The folder of a run on this machine, to which the first rank brings a mirrored one; it tells the others."""
+    from rowwise.storage.folder import URL
+
+    if URL.fullmatch(run) is None:
+        return Path(run)
+    if not fetch:
+        return RUNS
+    from rowwise.recipes.mirror import fetch_run
+
+    with make_terminal(stderr=True, quiet=quiet).status(f"copying {run}"):
+        return fetch_run(run, RUNS)
 
 
 def _check_seeds(seeds: int, environment: CommandEnvironment, *, as_json: bool) -> None:

@@ -46,6 +46,7 @@ from rowwise.recipes.first_rank import on_first_rank, resolve_on_first_rank
 from rowwise.recipes.hosts import ENVIRONMENT, NETWORK, NetworkOfRun, ordered_links
 from rowwise.recipes.id_maps import copy_maps, relocate_maps
 from rowwise.recipes.machine import Environment, NativeLibrary
+from rowwise.recipes.mirror import RunMirror
 from rowwise.recipes.model_configs import SequenceModel, UserModel, kind_of
 from rowwise.recipes.outlook import open_warm_start
 from rowwise.recipes.predict import Predictor, predict
@@ -124,7 +125,9 @@ class TrainingRun:
         setup.feed.start(folder.path / BAD_ROWS)
         recipe = resolved.recipe
         self._access = AccessFile(tables_of(self.model), step_samples(recipe))
-        job = replace(setup.job, after_save=self._write_access)
+        self._mirror: RunMirror | None = None  # on the first rank
+        copying = lambda: None if self._mirror is None else self._mirror.copying  # noqa: E731
+        job = replace(setup.job, after_save=self._write_access, copying=copying)
         self.trainer = Trainer(job, make_settings(recipe), folder, tell, comm, recipe.wire_types)
 
     @classmethod
@@ -162,6 +165,7 @@ class TrainingRun:
                 match = _warm_start(resolved, setup.job.model)
                 run = cls(resolved, make_folder(), setup, tell, comm)
                 run.match, run._network = match, network
+                on_first_rank(comm, run._open_mirror)
                 if run._is_first:
                     run._write_start()
                 return run
@@ -194,6 +198,7 @@ class TrainingRun:
             run = cls(resolved, folder, setup, tell, comm)
             run._network = network
             try:
+                on_first_rank(comm, run._open_mirror)
                 run._restore(which)
             except (RowwiseError, OSError):
                 folder.release()
@@ -204,6 +209,10 @@ class TrainingRun:
                 folder.write(RECIPE, write(resolved.recipe, defaults=True))
             run._write_environment()
         return run
+
+    def _open_mirror(self) -> None:
+        mirror = self.resolved.recipe.save.mirror
+        self._mirror = None if mirror is None else RunMirror(mirror, self.folder)
 
     def _restore(self, which: str) -> None:
         """Load a checkpoint, and remove later checkpoints and log lines, as training repeats them."""
@@ -237,6 +246,8 @@ class TrainingRun:
     def go(self, *, test: bool = True) -> RunResult:
         """Train to the end, then test if it shall; writes result.json and the report, also after an error."""
         self._log_start()
+        if self._mirror is not None:
+            self._mirror.start()
         try:
             with closing(self._feed):
                 progress = self.trainer.run()
@@ -245,12 +256,18 @@ class TrainingRun:
         except (RowwiseError, OSError) as error:
             with suppress(OSError, RowwiseError):  # the disk itself may have failed
                 self._finish(self._make_result("failed", message=str(error)))
+                if self._mirror is not None:
+                    self._mirror.close()
             self.folder.release()
             raise
         status = "finished" if progress.finished else "stopped"
         result = self._make_result(status, test=tested, ceiling=ceiling, peak_memory_bytes=peak_bytes)
         self._finish(result)
-        self.folder.release()
+        try:
+            if self._mirror is not None:
+                self._mirror.close()
+        finally:
+            self.folder.release()
         return result
 
     def _log_start(self) -> None:

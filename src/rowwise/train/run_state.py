@@ -4,7 +4,7 @@ All ranks save and restore together. Not supported: resuming on another number o
 its own, as the next rows of such ranks are not defined.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, final
 
@@ -27,15 +27,23 @@ from rowwise.train.run_folder import RunFolder
 from rowwise.train.saved import FAILED, CheckpointFolder, CheckpointReduction
 from rowwise.train.settings import Saving
 from rowwise.train.snapshot import collect, restore
-from rowwise.train.step import StepContext
+from rowwise.train.step import StepContext, do_nothing
 
 
 @final
 class RunState:
     """Saves and restores one run; without a folder nothing is saved."""
 
-    def __init__(self, context: StepContext, recorder: Recorder, folder: RunFolder | None, saving: Saving) -> None:
+    def __init__(
+        self,
+        context: StepContext,
+        recorder: Recorder,
+        folder: RunFolder | None,
+        saving: Saving,
+        copying: Callable[[], int | None] = do_nothing,
+    ) -> None:
         self._context, self._recorder, self._folder, self._saving = context, recorder, folder, saving
+        self._copying = copying
         self._optimizers = {} if context.optimizer is None else {"dense": context.optimizer}
         self._checkpoints = None if folder is None else self._make_checkpoints(folder)
 
@@ -113,7 +121,9 @@ class RunState:
                     arena.track()
         saving, comm = self._saving, self._context.comm
         reduction = CheckpointReduction(saving.incremental, saving.bits, folder.warn if comm.rank == 0 else None)
-        return CheckpointFolder(folder.checkpoints, comm, background=saving.background, reduction=reduction)
+        return CheckpointFolder(
+            folder.checkpoints, comm, background=saving.background, reduction=reduction, copying=self._copying
+        )
 
 
 @contextmanager

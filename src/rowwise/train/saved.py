@@ -50,6 +50,7 @@ class CheckpointFolder:
         comm: the ranks that save together; None: a single rank.
         background: `save` returns once it has copied the tensors; call `wait` before the process ends.
         reduction: increments, and tables in fewer bits.
+        copying: the step of a checkpoint that is being copied elsewhere, and is not removed.
     """
 
     def __init__(
@@ -59,10 +60,11 @@ class CheckpointFolder:
         *,
         background: bool = False,
         reduction: CheckpointReduction = EVERYTHING,
+        copying: Callable[[], int | None] = lambda: None,
     ) -> None:
         self.folder, self._comm = folder, comm or solo()
         self._background = BackgroundWriter(self._comm) if background else None
-        self._reduction = reduction
+        self._reduction, self._copying = reduction, copying
         self._base: Path | None = None  # the checkpoint since which changed rows are marked; None: the next is full
 
     def steps(self) -> list[int]:
@@ -164,7 +166,7 @@ class CheckpointFolder:
 
     def _prune(self, keep: int, best: int | None) -> None:
         for step in self.steps()[:-keep]:
-            if step != best:
+            if step not in (best, self._copying()):
                 self._remove(step)
 
     def _decide_on_rank_0(self, question: Callable[[], bool]) -> bool:

@@ -219,8 +219,12 @@ class Saving(Value, frozen=True):
     incremental: bool = False
     # per weight of tables, as saved: a resumed run continues with the rounded weights
     bits: Literal[32, 8, 4] = 32
+    # a URL such as s3://bucket/clicks/7, or a folder, to which the run is copied while it trains; resume takes the URL
+    mirror: str | None = None
 
     def __post_init__(self) -> None:
+        if self.mirror == "":
+            raise SpecError("save.mirror: want the URL of a folder of an object store, or null")
         if self.every < 0 or self.keep < 1:
             raise SpecError(f"save: every={self.every}, keep={self.keep}: want nothing negative and at least one kept")
         check_most("save.", self, every=MOST_STEPS, keep=MOST_STEPS)

@@ -51,7 +51,8 @@ class TrainingJob:
     """The model, objective, batches and evaluator of a training.
 
     `batches` makes this rank's training batches from a position on. `evaluate` scores the validation data. `health`
-    reports the workers that prepare batches. `after_save` is called on rank 0 after each checkpoint.
+    reports the workers that prepare batches. `after_save` is called on rank 0 after each checkpoint. The checkpoint of
+    the step `copying` is not removed.
     """
 
     model: nn.Module
@@ -62,6 +63,7 @@ class TrainingJob:
     forecast: Forecast | None = None  # seconds of a step, as the planner of the tables expects them
     health: AskHealth = no_service
     after_save: Callable[[], None] = do_nothing
+    copying: Callable[[], int | None] = do_nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +117,7 @@ class Trainer:
         written = folder if first else None
         self._stages = stages = Stages(clock, job.forecast, self.settings.train, job.health)
         self._recorder = Recorder(self._context, job.tasks, self.settings.log, written, stages)
-        self._state = RunState(self._context, self._recorder, folder, self.settings.save)
+        self._state = RunState(self._context, self._recorder, folder, self.settings.save, job.copying)
         self._stop_requested = False  # on this rank
         self._stopping = False  # all ranks know of a request to stop
         self._resumed = False  # the next epoch may begin in its middle

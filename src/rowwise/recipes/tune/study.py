@@ -267,7 +267,8 @@ def _run_trial(plan: StudyPlan, study: Any, trial: Any, values: dict[str, Any]) 
 
 
 def _grouped(recipe: Recipe, study: str) -> Recipe:
-    """The recipe of a trial, whose runs are one group at trackers."""
+    """The recipe of a trial: its runs are one group at trackers, and have no mirror."""
+    recipe = msgspec.structs.replace(recipe, save=msgspec.structs.replace(recipe.save, mirror=None))
     log = recipe.log
     if log.group is not None or log.mlflow is log.wandb is None:
         return recipe

@@ -1,0 +1,263 @@
+"""Copies a run to another place while it trains (`save.mirror`), and brings it back to a machine (`fetch_run`).
+
+[Note: Mirrored runs]
+A thread of the first rank looks at the folder of the run. When there is a new checkpoint it first copies the small
+files, then the checkpoint, whose manifest comes last. So whatever ends the run, the mirror has a checkpoint, and lines
+of at least its step; a resume cuts off the later ones. Checkpoints that the run has removed leave the mirror after a
+newer one has arrived. A mirror belongs to one run, and to the process that holds it: a resume takes it over, and the
+former process, should it still live, copies no more.
+"""
+
+import secrets
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import final
+
+import msgspec
+
+from rowwise.checkpoint.copy import copy_checkpoint, remove_copy
+from rowwise.checkpoint.listing import best_step
+from rowwise.checkpoint.manifest import NAME
+from rowwise.checkpoint.named import checkpoints_of, step_in
+from rowwise.checkpoint.read import Checkpoint
+from rowwise.errors import DataError, RowwiseError, SpecError, StorageError, one_line
+from rowwise.inside import fault_of_name
+from rowwise.quantity import format_bytes
+from rowwise.recipes.text import RECIPE, parse
+from rowwise.spec import Value
+from rowwise.storage.folder import Folder, StorageFolder, as_storage, open_range, parse_folder, read_file
+from rowwise.storage.interface import MissingObjectError, ObjectExistsError, Piece
+from rowwise.storage.local import LocalStorage
+from rowwise.textfile import MOST_BYTES, decode_json, open_regular
+from rowwise.train.run_folder import RunFolder
+from rowwise.train.saved import CheckpointFolder
+
+OWNER = "mirror.json"  # in the mirror, and in the folder of the run
+NOT_COPIED = ("ckpt", "disk", OWNER)  # of the run's folder; checkpoints are copied by themselves
+LOOK_s = 0.25  # between two looks at the folder
+PIECE_bytes = 4 << 20
+
+
+class MirrorOwner(Value, frozen=True):
+    """Whose a mirror is."""
+
+    run: str
+    holder: str = ""  # the process that may write
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(self)
+
+
+@final
+class RunMirror:
+    """Copies a run until `close`; see [Note: Mirrored runs]."""
+
+    def __init__(self, url: str, run: RunFolder) -> None:
+        """Claim a mirror for a run, or take it over where it is the run's already."""
+        self.place, self._run = as_storage(parse_folder(url)), run
+        if Path(self.place.storage.url).resolve() == run.path.resolve():
+            raise SpecError(f"save.mirror={url} is the folder of the run itself: want another place, or null")
+        self.copying: int | None = None  # the step of the checkpoint that is being read
+        self._holder = secrets.token_hex(8)
+        self._claim(url)
+        self._copied: dict[str, tuple[int, int]] = {}  # size and time of change of files as they were copied
+        self._error: RowwiseError | OSError | None = None  # of the newest attempt
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="mirror", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Copy what is left; raises if the mirror then lacks anything."""
+        self._ending.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        try:
+            self._copy()
+        except (RowwiseError, OSError) as error:
+            why = f"{self._run.path} is saved, but its mirror {self.place} is not: {one_line(error)}"
+            raise StorageError(f"{why}; rowwise ckpt copy copies the checkpoint") from None
+
+    def _claim(self, url: str) -> None:
+        own = as_storage(self._run.path)
+        run = _read_owner(own).run if (self._run.path / OWNER).is_file() else secrets.token_hex(8)
+        mine = MirrorOwner(run=run, holder=self._holder).to_json()
+        storage, name = self.place.storage, self.place.inside(OWNER)
+        try:
+            storage.create(name, mine)
+        except ObjectExistsError:
+            if _read_owner(self.place).run != run and self._has_run():
+                want = f"want another place, or go on with that run: rowwise resume {url}"
+                raise SpecError(f"save.mirror={url} is the mirror of another run: {want}") from None
+            storage.write(name, lambda: [mine], len(mine))
+        self._run.write(OWNER, MirrorOwner(run=run).to_json().decode())
+
+    def _has_run(self) -> bool:
+        """Whether the mirror has more than the claim of a run that never began."""
+        try:
+            return bool(self.place.storage.size(self.place.inside(RECIPE)))
+        except MissingObjectError:
+            return False
+
+    def _follow(self) -> None:
+        while not self._ending.wait(LOOK_s):
+            try:
+                self._copy()
+                self._error = None
+            except (RowwiseError, OSError) as error:
+                if self._error is None:  # of an outage one line
+                    self._run.warn(f"mirror {self.place}: {one_line(error)}")
+                self._error = error
+
+    def _copy(self) -> None:
+        """Copy what is new since the last call, if that is the first or last one, or there is a new checkpoint."""
+        steps = self._steps()
+        new = [step for step in steps if self._is_new(f"ckpt/{_name(step)}/{NAME}")]
+        if not new and self._copied and not self._ending.is_set():
+            return
+        if _read_owner(self.place).holder != self._holder:
+            raise StorageError("another process has resumed this run, and holds the mirror: this one copies no more")
+        self._copy_small_files()
+        for step in reversed(new):
+            self._copy_checkpoint(step)
+        if new:
+            self._remove_others(steps)
+        if self._ending.is_set():  # the log has more lines now
+            self._copy_small_files()
+
+    def _steps(self) -> list[int]:
+        return CheckpointFolder(self._run.checkpoints).steps()
+
+    def _is_new(self, name: str) -> bool:
+        return self._copied.get(name) != self._state_of(name)
+
+    def _state_of(self, name: str) -> tuple[int, int] | None:
+        try:
+            status = (self._run.path / name).stat()
+        except FileNotFoundError:
+            return None
+        return status.st_size, status.st_mtime_ns
+
+    def _copy_small_files(self) -> None:
+        top = self._run.path
+        for path in sorted(top.rglob("*")):
+            name = path.relative_to(top)
+            if name.parts[0] not in NOT_COPIED and not path.name.startswith(".") and path.is_file():
+                self._copy_file(str(name))
+
+    def _copy_file(self, name: str) -> None:
+        state = self._state_of(name)
+        if state is None or self._copied.get(name) == state:
+            return
+        size_bytes = state[0]
+
+        def pieces() -> Iterator[Piece]:  # what is appended meanwhile is left for the next time
+            with open_regular(self._run.path / name, links=False) as file:
+                left = size_bytes
+                while left and (piece := file.read(min(PIECE_bytes, left))):
+                    left -= len(piece)
+                    yield piece
+
+        self.place.storage.write(self.place.inside(name), pieces, size_bytes)
+        self._copied[name] = state
+
+    def _copy_checkpoint(self, step: int) -> None:
+        name, begin_s = f"ckpt/{_name(step)}/{NAME}", perf_counter()
+        self.copying = step
+        state = self._state_of(name)
+        try:
+            if state is None:
+                return
+            checkpoint = Checkpoint.open(self._run.checkpoints / _name(step))
+            copy_checkpoint(checkpoint, self.place / "ckpt")
+        except (RowwiseError, OSError):
+            if self._state_of(name) is None:  # the run has removed it meanwhile
+                return
+            raise
+        finally:
+            self.copying = None
+        size_bytes = sum(file.size_bytes for file in checkpoint.manifest.files.values())
+        self._copied[name] = state
+        self._run.log(
+            f"copied {_name(step)} to {self.place}: {format_bytes(size_bytes)} in {perf_counter() - begin_s:.1f} s"
+        )
+
+    def _remove_others(self, steps: list[int]) -> None:
+        """Remove checkpoints that the run does not have any more, or that are the rests of a copy."""
+        names = {name.partition("/")[0] for name in (self.place / "ckpt").relative_names()}
+        for name in names - {_name(step) for step in steps}:
+            remove_copy(self.place / "ckpt" / name)
+
+
+def fetch_run(url: str, runs: Path) -> Path:
+    """Bring a mirrored run to runs/<recipe>/<last part of the URL>, or what the mirror has more than that folder."""
+    place = as_storage(parse_folder(url))
+    try:
+        owner, recipe = _read_owner(place), read_file(place, RECIPE, MOST_BYTES)
+    except FileNotFoundError:
+        want = f"it has no {OWNER} and {RECIPE}: want the URL that a run had as save.mirror"
+        raise DataError(f"{url} is no mirror of a run: {want}") from None
+    path = runs / _name_of(recipe, url) / place.name
+    own = path / OWNER
+    if path.exists() and any(path.iterdir()) and not (own.is_file() and _read_owner(as_storage(path)).run == owner.run):
+        raise DataError(f"{path} exists, and is not the run of {url}: want another working folder, or remove it")
+    path.mkdir(parents=True, exist_ok=True)
+    local, there = LocalStorage(path), _checkpoints_by_step(place)
+    folder = RunFolder(path)
+    folder.hold()
+    try:
+        here = _checkpoints_by_step(path) if (path / "ckpt").is_dir() else {}
+        if (path / RECIPE).is_file() and max(there, default=0) <= max(here, default=0):
+            return path
+        folder.write(OWNER, MirrorOwner(run=owner.run).to_json().decode())  # so that a fetch that is killed goes on
+        _fetch_files(place, local)
+        if there:
+            newest = Checkpoint.open(there[max(there)])
+            best = best_step(newest.manifest.data)
+            for step in there.keys() & {max(there), max(there) if best is None else best}:
+                copy_checkpoint(Checkpoint.open(there[step]), path / "ckpt")
+        local.write(RECIPE, lambda: [recipe], len(recipe))  # last: with it the folder is a run
+    finally:
+        folder.release()
+    return path
+
+
+def _fetch_files(place: StorageFolder, local: LocalStorage) -> None:
+    for name, one in place.relative_names().items():
+        if name.partition("/")[0] in (*NOT_COPIED, RECIPE):
+            continue
+
+        def pieces(name: str = name, size_bytes: int = one.size_bytes) -> Iterator[Piece]:
+            with open_range(place, name, 0, size_bytes) as source:
+                piece = memoryview(bytearray(PIECE_bytes))
+                while count := source.readinto(piece):
+                    yield piece[:count]
+
+        local.write(name, pieces, one.size_bytes)
+
+
+def _checkpoints_by_step(place: Folder) -> dict[int, Folder]:
+    return {step: one for one in checkpoints_of(place) if (step := step_in(one)) is not None}
+
+
+def _name_of(recipe: bytes, url: str) -> str:
+    """The name in a recipe, as a part of a path."""
+    name = parse(recipe.decode(errors="replace"), f"{url}/{RECIPE}").get("name")
+    fault = fault_of_name(name) if isinstance(name, str) else "there is none"
+    if fault:
+        raise DataError(f"{url}/{RECIPE}: its name {str(name)[:80]!r} cannot be that of a folder: {fault}")
+    return str(name)
+
+
+def _read_owner(place: Folder) -> MirrorOwner:
+    try:
+        return decode_json(read_file(place, OWNER, MOST_BYTES), MirrorOwner)
+    except ValueError as error:
+        raise DataError(f"{place / OWNER} is damaged: {error}: want the mirror of another run") from None
+
+
+def _name(step: int) -> str:
+    return f"step-{step:09}"

@@ -1,0 +1,221 @@
+"""A run that is copied while it trains goes on elsewhere with the same bits, wherever it was killed."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from small import lines, recipe, same, saved, sections, trained, write_rows
+from storage.stores import FAULTS, s3_server
+
+from rowwise.checkpoint.named import checkpoints_of, open_named
+from rowwise.checkpoint.read import Checkpoint
+from rowwise.errors import DataError, SpecError, StorageError
+from rowwise.recipes.mirror import OWNER, fetch_run
+from rowwise.recipes.runs import TrainingRun
+
+OFTEN = {"every": 4, "keep": 2}
+
+
+def names(place):
+    return {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
+
+
+def small_files(place):
+    return {name: (place / name).read_bytes() for name in names(place) if name[:5] not in ("ckpt/", OWNER[:5], ".lock")}
+
+
+@pytest.mark.parametrize("save", [{"keep": 1}, {"background": True}, {"incremental": True}])
+def test_the_mirror_of_a_run_that_has_ended_is_the_run(save, tmp_path):
+    mirror = tmp_path / "mirror"
+    run, _ = trained(tmp_path, save={**OFTEN, **save, "mirror": str(mirror)}, evaluate={"every": 6})
+    assert small_files(mirror) == small_files(run.folder.path)
+    assert {one.name for one in checkpoints_of(mirror)} == {one.name for one in checkpoints_of(run.folder.path)}
+    for one in checkpoints_of(mirror):
+        Checkpoint.open(one).verify()
+    assert "copied step-" in (run.folder.path / "log.txt").read_text()
+    path = fetch_run(str(mirror), tmp_path / "elsewhere")
+    assert path == tmp_path / "elsewhere" / "small" / "mirror"
+    assert small_files(path) == small_files(run.folder.path)
+    with pytest.raises(DataError, match="has finished at step"):
+        TrainingRun.resume(path)
+
+
+def test_a_run_goes_on_from_its_mirror_with_the_same_bits(tmp_path):
+    whole, _ = trained(tmp_path, save=OFTEN)
+    mirror = tmp_path / "mirror"
+    run = TrainingRun.start(recipe(tmp_path, save={**OFTEN, "mirror": str(mirror)}), tmp_path / "runs")
+    run.trainer._on_step = lambda shown: run.trainer.stop() if shown.progress.step == 10 else None
+    assert run.go().status == "stopped"
+    shutil.rmtree(run.folder.path)
+    path = fetch_run(str(mirror), tmp_path / "elsewhere")
+    again = TrainingRun.resume(path)
+    assert again.trainer.progress.step == 10
+    again.go()
+    assert same(saved(path), saved(whole.folder.path))
+    assert lines(path) == lines(whole.folder.path)
+    assert lines(mirror) == lines(whole.folder.path)
+    assert {one.name for one in checkpoints_of(mirror)} == {one.name for one in checkpoints_of(whole.folder.path)}
+    assert fetch_run(str(mirror), tmp_path / "elsewhere") == path  # it has all that the mirror has
+
+
+def test_a_fetch_brings_what_the_mirror_has_more(tmp_path):
+    """A run went on elsewhere, and comes back to a machine that has an older state of it."""
+    mirror = tmp_path / "mirror"
+    run = TrainingRun.start(recipe(tmp_path, save={**OFTEN, "mirror": str(mirror)}), tmp_path / "runs")
+    run.trainer._on_step = lambda shown: run.trainer.stop() if shown.progress.step == 10 else None
+    run.go()
+    path = fetch_run(str(mirror), tmp_path / "elsewhere")
+    TrainingRun.resume(run.folder.path).go()
+    assert fetch_run(str(mirror), tmp_path / "elsewhere") == path
+    assert same(saved(path, None), saved(run.folder.path))
+    assert lines(path) == lines(run.folder.path)
+
+
+def test_a_fetch_that_was_killed_goes_on(tmp_path, monkeypatch):
+    run, _ = trained(tmp_path, save={**OFTEN, "mirror": str(tmp_path / "mirror")})
+    for killed_at in range(3, 12, 4):  # at a write of a file
+        left = iter(range(killed_at))
+        monkeypatch.setattr("rowwise.storage.local.os.fsync", lambda _, left=left: next(left))
+        with pytest.raises(StopIteration):
+            fetch_run(str(tmp_path / "mirror"), tmp_path / "elsewhere")
+        monkeypatch.undo()
+    path = fetch_run(str(tmp_path / "mirror"), tmp_path / "elsewhere")
+    assert small_files(path) == small_files(run.folder.path)
+    assert same(saved(path), saved(run.folder.path))
+
+
+def test_a_mirror_is_of_one_run_and_of_the_process_that_holds_it(tmp_path):
+    mirror = tmp_path / "mirror"
+    made = recipe(tmp_path, save={**OFTEN, "mirror": str(mirror)})
+    first = TrainingRun.start(made, tmp_path / "runs")
+    first._mirror._copy()
+    with pytest.raises(SpecError, match=rf"save.mirror={mirror} is the mirror of another run: want another place, or"):
+        TrainingRun.start(made, tmp_path / "runs")
+    assert [one.name for one in (tmp_path / "runs" / "small").iterdir()] == ["1"]
+    path = fetch_run(str(mirror), tmp_path / "elsewhere")
+    TrainingRun.resume(path).go()
+    with pytest.raises(
+        StorageError, match=r"1 is saved, but its mirror .* is not: another process has resumed this run"
+    ):
+        first.go()
+    assert lines(mirror) == lines(path)
+    with pytest.raises(SpecError, match="is the folder of the run itself"):
+        TrainingRun.start(recipe(tmp_path, save={"mirror": str(tmp_path / "runs" / "small" / "2")}), tmp_path / "runs")
+
+
+def test_a_claim_without_a_run_is_taken_over(tmp_path):
+    """The process was killed before it had copied anything."""
+    mirror = tmp_path / "mirror"
+    made = recipe(tmp_path, save={**OFTEN, "mirror": str(mirror)})
+    TrainingRun.start(made, tmp_path / "runs").folder.release()
+    assert names(mirror) == {OWNER}
+    with pytest.raises(DataError, match=r"mirror is no mirror of a run: it has no mirror.json and recipe.yaml"):
+        fetch_run(str(mirror), tmp_path / "elsewhere")
+    TrainingRun.start(made, tmp_path / "runs").go()
+    assert open_named(mirror).manifest.data["progress"]["finished"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error"),
+    [
+        (OWNER, b"{", "mirror.json is damaged"),
+        (OWNER, b'{"holder":"x"}', "mirror.json is damaged"),
+        ("recipe.yaml", b"name: ../x", "its name '../x' cannot be that of a folder: it has a slash"),
+        ("recipe.yaml", b"data: {}", "its name 'None' cannot be that of a folder: there is none"),
+        ("recipe.yaml", b"{", "recipe.yaml: not YAML"),
+        (".lock", b"x", "the name '.lock' is not used: it begins with a dot"),
+    ],
+)
+def test_a_damaged_mirror_is_refused_by_name(name, content, error, tmp_path):
+    mirror = tmp_path / "mirror"
+    trained(tmp_path, save={"mirror": str(mirror)})
+    (mirror / name).write_bytes(content)
+    with pytest.raises((DataError, SpecError, StorageError), match=error.replace("'", ".")):
+        fetch_run(str(mirror), tmp_path / "elsewhere")
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_folder_of_something_else_is_not_written_into(tmp_path):
+    trained(tmp_path, save={"mirror": str(tmp_path / "mirror")})
+    (tmp_path / "elsewhere" / "small" / "mirror").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "small" / "mirror" / "notes.txt").write_text("mine")
+    with pytest.raises(DataError, match="exists, and is not the run of"):
+        fetch_run(str(tmp_path / "mirror"), tmp_path / "elsewhere")
+
+
+def command(server, *args):
+    keys = {"AWS_ENDPOINT_URL": server.endpoint, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    return [sys.executable, "-m", "rowwise", *args], {**os.environ, **keys, "AWS_REGION": "x"}
+
+
+def weights(run):
+    """What training on any number of ranks ends with."""
+    one = open_named(run)
+    return {name: one.load(name) for name in sorted(one.names()) if name.startswith(("model/", "rows/", "optimizer/"))}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_killed_run_whose_machine_is_lost_ends_with_the_same_bits(nproc, tmp_path):
+    """Killed at random while a server fails, each time with its folder; the next machine has the URL only."""
+    write_rows(tmp_path / "rows.parquet", 40_000 // nproc)
+    changes = {"train": {"batch": 64, "epochs": 1, "determinism": "elastic"}, "save": {"every": 40, "keep": 2}}
+    (tmp_path / "small.yaml").write_text(json.dumps(sections(tmp_path, **changes)))  # JSON is YAML
+    whole, _ = trained(tmp_path, **changes)
+    chance, kills, url, bucket = random.Random(nproc), 0, "s3://bucket/clicks-7", tmp_path / "s3" / "bucket"
+    with s3_server(tmp_path / "s3", **FAULTS) as server:
+        start = ("train", str(tmp_path / "small.yaml"), "--set", f"save.mirror={url}")
+        for machine in range(60):
+            folder = tmp_path / f"machine-{machine}"
+            folder.mkdir()
+            there = any(bucket.glob("*recipe.yaml"))  # the server quotes slashes
+            args, environment = command(server, *(("resume", url) if there else start), "--nproc", str(nproc))
+            with subprocess.Popen(
+                args, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                start_new_session=True,
+            ) as process:  # fmt: skip
+                end = time.monotonic() + 60
+                before = set(bucket.glob("*manifest.json"))
+                # A kill comes at some moment after another checkpoint has arrived, so that the run gets ahead.
+                while process.poll() is None and set(bucket.glob("*manifest.json")) <= before:
+                    assert time.monotonic() < end
+                    time.sleep(0.02)
+                if kills < 3:
+                    time.sleep(chance.uniform(0.0, 0.5))
+                    os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
+                text = process.communicate(timeout=120)[0]
+            if process.returncode == 0:
+                break
+            assert process.returncode == -signal.SIGKILL, text
+            kills += 1
+            shutil.rmtree(folder)
+        assert kills >= 2
+        (path,) = folder.glob("runs/small/*")
+        for one, two in zip(weights(path).items(), weights(whole.folder.path).items(), strict=True):
+            assert one[0] == two[0]
+            assert torch.equal(one[1], two[1])
+        assert nproc > 1 or lines(path) == lines(whole.folder.path)
+
+
+@pytest.mark.slow
+def test_a_store_that_is_gone_neither_stops_nor_loses_a_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("rowwise.storage.cloud.Patience.__new__.__defaults__", (0.5, 0.05))
+    with s3_server(tmp_path / "s3") as server:
+        for name, value in command(server)[1].items():
+            if name.startswith("AWS_"):
+                monkeypatch.setenv(name, value)
+        url = "s3://bucket/gone"
+        run = TrainingRun.start(recipe(tmp_path, save={**OFTEN, "mirror": url}), tmp_path / "runs")
+        server.kill()
+        with pytest.raises(StorageError, match=f"1 is saved, but its mirror {url} is not: {url}/mirror.json cannot be"):
+            run.go()
+        assert json.loads((run.folder.path / "result.json").read_text())["status"] == "finished"
+        server.start()
+        assert not any((tmp_path / "s3" / "bucket").glob("*manifest.json"))
