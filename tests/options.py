@@ -30,6 +30,7 @@ BASE = {
     "serve": {"folder": "{models}"},
     "fleet": {"folder": "{models}", "--qps": "10"},
     "audit": {"folder": "{models}", "records": "{records}"},
+    "watch": {"path": "{run}"},
     "ls": {},
     "cp": {"recipe": "{recipe}", "to": "mine.yaml"},
     "doctor": {"--seconds": "0"},
@@ -57,6 +58,7 @@ BASE = {
     "ckpt import": {"source": "{weights}", "out": "out"},
 }
 LONG = {
+    "watch",
     "bench",
     "serve",
     "fleet",
@@ -82,6 +84,7 @@ FREE = {
             "ckpt diff --json", "ckpt reshard --no-state", "ckpt export --state", "ckpt import --dry-run",
             "ckpt import --json", "export --explain", "export --follow", "export --full", "export --json",
             "versions --json", "audit --json", "fleet --json", "fleet --check", "serve --explain",
+            "watch --once", "watch --json",
         ),
         FLAG,
     ),
@@ -179,6 +182,10 @@ NONSENSE = {
     "serve --memory": ("lots", "0", "-1GB", "1kB", ""),
     "serve --redis": ("redis://x", "x", ""),  # all without --memory
     "serve --hit-rate": ("2", "-1%", "x", ""),
+    "watch path": ("nope", "{folder}", "nope://x"),
+    "watch --every": ("0", *SECONDS),
+    "watch --port": ("-1", "70000", "x", ""),
+    "watch --host": ("nope.invalid",),
     "fleet folder": NO_RUN,
     "fleet --qps": ("0", *SECONDS),
     "fleet --p99": ("0", *SECONDS),

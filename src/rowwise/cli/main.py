@@ -33,6 +33,7 @@ from rowwise.cli.serve import serve
 from rowwise.cli.simulate import simulate
 from rowwise.cli.train import resume, train
 from rowwise.cli.tune import tune
+from rowwise.cli.watch import watch
 from rowwise.errors import RowwiseError, one_line
 
 P = ParamSpec("P")
@@ -74,7 +75,7 @@ def make_app() -> typer.Typer:
         measure.baseline,
         explain,
     ]
-    commands += [tune, ls, cp, doctor, bench, drill, calibrate, compress, export, versions, serve, fleet, audit]
+    commands += [tune, ls, cp, doctor, bench, drill, calibrate, compress, export, versions, serve, fleet, audit, watch]
     for command in commands:
         app.command()(_with_exit_codes(command))
     app.command("eval")(_with_exit_codes(measure.evaluate))

@@ -36,7 +36,7 @@ from rowwise.train.saved import CheckpointFolder
 
 OWNER = "mirror.json"  # in the mirror, and in the folder of the run
 NOT_COPIED = ("ckpt", "disk", OWNER)  # of the run's folder; checkpoints are copied by themselves
-LOOK_s = 0.25  # between two looks at the folder
+LOOK_s, FILES_s = 0.25, 30.0  # between two looks at the folder, and two copies of small files
 PIECE_bytes = 4 << 20
 
 
@@ -63,6 +63,7 @@ class RunMirror:
         self._holder = secrets.token_hex(8)
         self._claim(url)
         self._copied: dict[str, tuple[int, int]] = {}  # size and time of change of files as they were copied
+        self._files_at_s = 0.0  # when small files are copied even without a checkpoint
         self._error: RowwiseError | OSError | None = None  # of the newest attempt
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="mirror", daemon=True)
@@ -113,11 +114,12 @@ class RunMirror:
                 self._error = error
 
     def _copy(self) -> None:
-        """Copy what is new since the last call, if that is the first or last one, or there is a new checkpoint."""
+        """Copy what is new since the last call, if there is a checkpoint, the run is over, or some time has passed."""
         steps = self._steps()
         new = [step for step in steps if self._is_new(f"ckpt/{_name(step)}/{NAME}")]
-        if not new and self._copied and not self._ending.is_set():
+        if not new and not self._ending.is_set() and perf_counter() < self._files_at_s:
             return
+        self._files_at_s = perf_counter() + FILES_s
         if _read_owner(self.place).holder != self._holder:
             raise StorageError("another process has resumed this run, and holds the mirror: this one copies no more")
         self._copy_small_files()

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
+from time import sleep
 from typing import Any, final
 
 from rowwise.errors import DataError
@@ -56,6 +57,7 @@ HEADERS = {
 }
 EVICTED = ("evicted_ids.", ".csv"), ("step", "id")  # how the names of these files begin and end, and their columns
 Cell = str | int | float | None
+ATTEMPTS, ATTEMPT_s = 5, 0.05  # to lock a folder
 DIGITS = 19  # most digits of a step
 AFTER = "test"  # the split that is measured after the end of a run
 
@@ -101,11 +103,16 @@ class RunFolder:
         """
         refuse_links(self.path)
         file = open_regular(self.path / ".lock", "a+b", links=False)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise DataError(f"{self.path}: another process is working on this run: wait for it, or stop it") from None
+        for attempt in range(ATTEMPTS):  # `rowwise watch` takes the lock for a moment, to see whether a process has it
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if attempt == ATTEMPTS - 1:
+                    file.close()
+                    got = "another process is working on this run"
+                    raise DataError(f"{self.path}: {got}: wait for it, or stop it") from None
+                sleep(ATTEMPT_s)
         self._lock = weakref.finalize(self, file.close)  # closing the file releases the lock
 
     def release(self) -> None:

@@ -1,0 +1,154 @@
+"""`rowwise watch`: follows runs from their files, on a terminal, as lines of JSON, or for Prometheus and a browser."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rowwise.cli.terminal import escape_json, make_terminal, refuse_nan
+from rowwise.errors import SpecError
+from rowwise.storage.folder import parse_folder
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from rowwise.report.watched import RunStatus
+    from rowwise.storage.folder import Folder
+
+LEAST_S, HOST = 0.1, "127.0.0.1"
+PACKAGES = ("starlette", "uvicorn", "prometheus_client")
+DIED = ("failed", "killed")
+
+
+def watch(
+    path: Annotated[
+        str, typer.Argument(metavar="RUN|RUNS", help="A run, a folder of runs, or the URL of a mirror or of several.")
+    ],
+    every: Annotated[float, typer.Option(min=LEAST_S, max=86400.0, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Answer /metrics and a page at this port; 0: a free one.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help=f"The address to listen at (default: {HOST}).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each change of a run.")] = False,
+) -> None:
+    """Follow runs of this or another machine, until they are over.
+
+    Reads the files of runs and nothing else, so it can begin and end at any time. With --port it goes on until Ctrl-C.
+    Exits with 1 if a run has failed or was killed.
+
+    Example: rowwise watch runs/dlrm-synthetic/1
+
+    Example: rowwise watch s3://bucket/clicks-7 --every 30
+
+    Example: rowwise watch runs --port 9108
+
+    Example: rowwise watch runs --once --json
+    """
+    refuse_nan("--every", every, "a number of seconds")
+    if once and port is not None:
+        raise SpecError("--once with --port, which answers until Ctrl-C: leave one out")
+    if host is not None and port is None:
+        raise SpecError(f"--host {host} without --port: nothing listens")
+    from rowwise.report.watched import find_runs, read_status
+
+    place = parse_folder(path)
+
+    def look() -> "list[RunStatus]":
+        return [read_status(name, one) for name, one in find_runs(place).items()]
+
+    runs = look()
+    with _answering(place, look, host or HOST, port), _shown(as_json=as_json) as show:
+        show(runs)
+        while not once and (port is not None or not all(one.is_over for one in runs)):
+            time.sleep(every)
+            runs = look()
+            show(runs)
+    if any(one.state in DIED for one in runs):
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _shown(*, as_json: bool) -> Iterator[Callable[[Sequence["RunStatus"]], None]]:
+    """Shows runs: in one place of a terminal, elsewhere a line for each change."""
+    console = make_terminal()
+    if console.is_terminal and not as_json:
+        from rich.live import Live
+
+        with Live(console=console, auto_refresh=False) as live:
+            yield lambda runs: live.update(_table(runs), refresh=True)
+        return
+    import msgspec
+
+    from rowwise.report.watch_pages import COLUMNS, cells_of
+
+    former: dict[str, tuple[object, ...]] = {}
+
+    def show(runs: Sequence["RunStatus"]) -> None:
+        for one in runs:
+            state = (one.state, one.step, one.metrics, one.warnings)
+            if former.get(one.run) == state:
+                continue
+            former[one.run] = state
+            if as_json:
+                print(escape_json(msgspec.json.encode(one).decode()), flush=True)
+            else:
+                run, word, *cells = cells_of(one)
+                named = (f"{name} {cell}" for name, cell in zip(COLUMNS[2:], cells, strict=True) if cell)
+                console.print(f"{run} {word}: {', '.join(named)}", markup=False, soft_wrap=True)
+
+    yield show
+
+
+def _table(runs: Sequence["RunStatus"]) -> "Table":
+    from rich.markup import escape
+    from rich.table import Table
+
+    from rowwise.report.watch_pages import COLUMNS, cells_of
+
+    table = Table(*COLUMNS, box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for one in runs:
+        table.add_row(*map(escape, cells_of(one)))
+    for one in runs:
+        for line in (one.message, *one.warnings[-1:]):
+            if line:
+                table.caption = f"{table.caption or ''}{escape(one.run)}: {escape(line)}\n"
+    return table
+
+
+@contextmanager
+def _answering(
+    place: "Folder", look: Callable[[], "Sequence[RunStatus]"], host: str, port: int | None
+) -> Iterator[None]:
+    """Answers requests in a thread."""
+    if port is None:
+        yield
+        return
+    if any(find_spec(name) is None for name in PACKAGES):
+        raise SpecError("--port wants packages that are not there: pip install 'rowwise[serve]'")
+    import uvicorn
+
+    from rowwise.report.watch_pages import make_pages
+    from rowwise.report.watched import find_runs
+
+    try:
+        listener = socket.create_server((host, port))
+    except OSError as error:
+        raise SpecError(f"--host {host} --port {port}: {error.strerror or error}: want another, or --port 0") from None
+    config = uvicorn.Config(make_pages(lambda: find_runs(place), look), log_level="warning", lifespan="off")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    with listener:
+        thread.start()
+        where = f"http://{host}:{listener.getsockname()[1]}"
+        make_terminal(stderr=True).print(f"{where}/ and {where}/metrics", markup=False, soft_wrap=True)
+        try:
+            yield
+        finally:
+            server.should_exit = True
+            thread.join()

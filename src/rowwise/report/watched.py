@@ -1,0 +1,193 @@
+"""Reads how far runs are from the last lines of their files, in a folder or in an object store (`save.mirror`).
+
+Only ends of files are read, so a look costs the same after a day as after a minute.
+"""
+
+import csv
+import fcntl
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from time import time
+from typing import Literal
+
+import msgspec
+
+from rowwise.errors import DataError, RowwiseError
+from rowwise.report.read import RECIPE, RecordedResult
+from rowwise.storage.folder import Folder, as_storage, read_file, read_range, size_of_file
+from rowwise.textfile import MOST_BYTES, decode_json, open_regular
+
+TAIL_bytes = 1 << 16
+HEAD_bytes = 1 << 12
+OUTSIDE = ("samples_s", "disk_wait_s", "disk_busy_s", "time_s")  # columns of steps.csv that end so, and are no phases
+State = Literal["training", "finished", "stopped", "failed", "killed", "unknown"]
+Line = Mapping[str, str]
+
+
+class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a run is."""
+
+    run: str
+    state: State  # unknown: a mirror does not say whether its process lives
+    step: int = 0
+    samples: int = 0
+    samples_s: float | None = None  # as of the newest line, like all that follows
+    age_s: float | None = None  # of the newest line; None before the first one
+    memory_bytes: int | None = None  # the most of any rank
+    disk_bytes: int | None = None  # of tables on disk
+    seconds: dict[str, float] = {}  # of rank 0 since the line before, by phase
+    metrics: dict[str, dict[str, dict[str, float | None]]] = {}  # by split, task and metric
+    hit_rates: dict[str, float] = {}  # of caches of tables on disk
+    workers: int | None = None
+    restarts: int | None = None  # of workers
+    warnings: tuple[str, ...] = ()
+    message: str | None = None  # of a run that has failed
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in ("finished", "stopped", "failed", "killed")
+
+    @property
+    def data_share(self) -> float | None:
+        """The share of time spent waiting for rows."""
+        whole = sum(self.seconds.values())
+        return self.seconds.get("data", 0.0) / whole if whole else None
+
+
+def find_runs(place: Folder) -> dict[str, Folder]:
+    """The run at a place, or the runs below it, by what tells them apart."""
+    if isinstance(place, Path) and not place.is_dir():
+        raise DataError(f"{place}: no such folder; want a run, or a folder of runs such as runs")
+    if isinstance(place, Path):
+        found = {path.parent for depth in ("", "*/", "*/*/") for path in place.glob(f"{depth}{RECIPE}")}
+        heads = sorted(str(path.relative_to(place)) for path in found)
+    else:
+        names = place.relative_names()
+        heads = sorted(
+            name.removesuffix(RECIPE).rstrip("/") or "." for name in names if f"/{name}".endswith(f"/{RECIPE}")
+        )
+    if heads[:1] == ["."]:
+        return {f"{place.parent.name}/{place.name}" if place.parent.name else place.name: place}
+    if not heads:
+        raise DataError(f"{place} has no run: want the folder of one, or of several, such as runs")
+    return {head: place / head for head in heads}
+
+
+def read_status(name: str, place: Folder) -> RunStatus:
+    """How far the run at a place is; what cannot be read is left out."""
+    steps, metrics, caches = (list(_last_lines(place, one)) for one in ("steps.csv", "metrics.csv", "caches.csv"))
+    result = _result_of(place)
+    newest: Line = steps[-1] if steps else {}
+    seconds = {column[:-2]: _number(text) for column, text in newest.items() if column.endswith("_s")}
+    seconds = {phase: s for phase, s in seconds.items() if s is not None and f"{phase}_s" not in OUTSIDE}
+    state = _state_of(place, result)
+    return RunStatus(
+        run=name,
+        state=state,
+        step=_whole(newest.get("step")) or 0,
+        samples=_whole(newest.get("samples")) or 0,
+        samples_s=_number(newest.get("samples_s")),
+        age_s=_age_of(place),
+        memory_bytes=_whole(newest.get("memory_bytes")),
+        disk_bytes=_whole(newest.get("disk_bytes")),
+        seconds=seconds,
+        metrics=_by_split(metrics),
+        hit_rates=_hit_rates(caches),
+        workers=_whole(newest.get("workers")),
+        restarts=_whole(newest.get("restarts")),
+        warnings=_warnings_of(place),
+        message=result.message if result is not None and state == "failed" else None,
+    )
+
+
+def _state_of(place: Folder, result: RecordedResult | None) -> State:
+    ended: State = "unknown" if result is None else next(
+        (one for one in ("finished", "stopped", "failed") if one == result.status), "unknown"
+    )  # fmt: skip
+    if not isinstance(place, Path):
+        return ended
+    if _is_held(place):
+        return "training"
+    return "killed" if result is None else ended
+
+
+def _is_held(run: Path) -> bool:
+    """Whether a process holds the run."""
+    try:
+        with open_regular(run / ".lock", links=False) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _result_of(place: Folder) -> RecordedResult | None:
+    try:
+        return decode_json(read_file(place, "result.json", MOST_BYTES), RecordedResult)
+    except (RowwiseError, OSError, ValueError):
+        return None
+
+
+def _warnings_of(place: Folder) -> tuple[str, ...]:
+    try:
+        return tuple(read_file(place, "warnings.txt", MOST_BYTES).decode(errors="replace").splitlines())
+    except (RowwiseError, OSError):
+        return ()
+
+
+def _age_of(place: Folder) -> float | None:
+    if isinstance(place, Path):
+        path = place / "steps.csv"
+        return max(0.0, time() - path.stat().st_mtime) if path.is_file() else None
+    found = as_storage(place).relative_names().get("steps.csv")
+    return None if found is None else max(0.0, time() - found.modified_s)
+
+
+def _last_lines(place: Folder, name: str) -> Iterator[Line]:
+    """The complete lines at the end of a CSV file, as cells by column."""
+    try:
+        size_bytes = size_of_file(place, name)
+        head = read_range(place, name, 0, min(HEAD_bytes, size_bytes))
+        begin = max(0, size_bytes - TAIL_bytes)
+        tail = read_range(place, name, begin, size_bytes)
+    except (RowwiseError, OSError):
+        return
+    columns: list[str] = next(csv.reader([head.partition(b"\n")[0].decode(errors="replace")]), [""])
+    lines = tail.split(b"\n")[1:-1]  # without the header or a line whose begin was cut, and one whose end was
+    for cells in csv.reader(line.decode(errors="replace") for line in lines):
+        if len(cells) == len(columns):
+            yield dict(zip(columns, cells, strict=True))
+
+
+def _by_split(lines: list[Line]) -> dict[str, dict[str, dict[str, float | None]]]:
+    found: dict[str, dict[str, dict[str, float | None]]] = {}
+    for line in lines:
+        task = found.setdefault(line.get("split", ""), {}).setdefault(line.get("task", ""), {})
+        task[line.get("metric", "")] = _number(line.get("value"))
+    return found
+
+
+def _hit_rates(lines: list[Line]) -> dict[str, float]:
+    newest = {line.get("table", ""): line for line in lines}
+    counts = {table: (_number(line.get("hits")), _number(line.get("misses"))) for table, line in newest.items()}
+    return {
+        table: hits / (hits + misses)
+        for table, (hits, misses) in counts.items()
+        if hits is not None and misses is not None and hits + misses > 0
+    }
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text or "nan")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _whole(text: str | None) -> int | None:
+    value = _number(text)
+    return None if value is None else int(value)
