@@ -23,6 +23,7 @@ from rowwise.recipes.model_configs import (
     Model,
     RetrievalConfig,
     SequenceModel,
+    TwoTowerConfig,
     kind_of,
     layers_of,
 )
@@ -212,6 +213,7 @@ class Recipe(Value, frozen=True, kw_only=True):
             raise SpecError(f"train.objective.kind=smc with model.dropout=0: {why}; want dropout, such as 0.2")
         if isinstance(self.train.objective, CoTeaching):
             _check_co_teaching(self.train)
+        _check_choice(self.model, self.train)
         if self.train.dense_parallel.recompute and getattr(self.model, "norm", None) == "batch":
             raise SpecError("train.dense_parallel.recompute with model.norm=batch: statistics would count twice")
         if self.train.determinism == "elastic" and isinstance(self.model, SequenceModel):
@@ -242,6 +244,14 @@ def _check_co_teaching(train: Training) -> None:
     if train.dense_parallel != DenseParallel():
         why = "only layers of the first copy would be sharded"
         raise SpecError(f"train.objective.kind=co_teaching with train.dense_parallel: {why}; want its defaults")
+
+
+def _check_choice(model: Model | str, train: Training) -> None:
+    """Raise for settings under which a scale model cannot learn beside its tower."""
+    pictures = model.item_pictures if isinstance(model, TwoTowerConfig) else None
+    if pictures is not None and pictures.choose is not None and train.dense_parallel != DenseParallel():
+        why = "layers of a tower and its scale model are called apart from the model, and are whole on each rank"
+        raise SpecError(f"model.item_pictures.choose with train.dense_parallel: {why}; want its defaults")
 
 
 def check_ranks(recipe: Recipe, world: int) -> None:
