@@ -18,6 +18,7 @@ from test_two_tower_recipe import BASE, ITEMS, KINDS, USERS, write_meetings
 
 from rowwise import SpecError
 from rowwise.comm.solo import solo
+from rowwise.comm.thread import run_threads
 from rowwise.errors import TableMemoryError
 from rowwise.ingest.pictures import write_pictures
 from rowwise.recipes.export import export
@@ -27,6 +28,7 @@ from rowwise.recipes.runs import TrainingRun, evaluate, load_trained, predict_ro
 from rowwise.recipes.served import open_predictor, open_version
 from rowwise.recipes.table_memory import measure_memory, raise_if_short
 from rowwise.recipes.text import decode
+from rowwise.train.saved import CheckpointFolder
 
 GRAPH = {"kind": "graph", "user": "user", "item": "item", "ks": [5, 20]}
 
@@ -80,6 +82,45 @@ def test_the_same_run_has_the_same_bits_and_goes_on(tmp_path):
     assert same_weights(whole, again)
 
 
+def halves(table, rows, *, columns=False):
+    """A table of dim 16 cut in two, by rows or by columns."""
+    for rank in range(2):
+        cut = [8 * rank, 8 * rank + 8] if columns else [rows // 2 * rank, rows // 2 * (rank + 1)]
+        whole = {"rows": [0, rows], "cols": [0, 16]}
+        yield {"table": table, "rank": rank, **whole, "cols" if columns else "rows": cut}
+
+
+@pytest.mark.parametrize("encoder", ["lightgcn", "graphsage"])
+def test_two_ranks_learn_what_one_learns_of_a_graph(tmp_path, encoder):
+    """Each has half of every table and half of a batch, and sums over the whole graph."""
+    tiles = [*halves("user", USERS), *halves("item", ITEMS, columns=True)]
+    (tmp_path / "plan.json").write_text(json.dumps({"world": 2, "tiles": tiles}))
+    sgd = {"kind": "sgd", "lr": 0.3}  # Adam would enlarge rounding where a gradient is 0
+    made = copy.deepcopy(BASE) | {"model": GRAPH | {"encoder": encoder, "sizes": [16]}}
+    write_meetings(tmp_path / "rows.parquet")
+    made["data"]["dataset"] = f"parquet:{tmp_path / 'rows.parquet'}"
+    made["tables"] = {"list": [{**table, "optimizer": sgd} for table in made["tables"]["list"]]}
+    made["train"] |= {"batch": 512, "epochs": 2, "optimizer": sgd}
+
+    def tensors_of(world, more):
+        def on_a_rank(comm):
+            run = TrainingRun.start(decode(made | more, "my.yaml"), tmp_path / f"runs{world}", comm=comm)
+            return run.go(), run.folder.path
+
+        (result, path), *_ = run_threads(world, on_a_rank, timeout_s=60)
+        found = CheckpointFolder(path / "ckpt").open("last")
+        names = [name for name in found.names() if name.startswith(("model/", "rows/"))]
+        return {name: found.load(name) for name in names}, result.test["met"], path
+
+    one, scores, _ = tensors_of(1, {})
+    two, others, path = tensors_of(2, {"plan": str(tmp_path / "plan.json")})
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-5)
+    assert others == pytest.approx(scores, abs=1e-2)
+    assert evaluate(path).tasks["met"] == pytest.approx(others, rel=1e-6)
+
+
 def test_what_a_graph_cannot_be_is_refused(tmp_path):
     run = trained(tmp_path, GRAPH, train={"epochs": 1, "steps": 2})
     with pytest.raises(SpecError, match=r"model\.kind=graph needs the pairs of its run"):
@@ -108,6 +149,23 @@ def test_users_and_items_without_a_pair_have_a_vector(tmp_path):
     assert users_UD.isfinite().all()
     page = (run.folder.path / "report.html").read_text()
     assert f"<td>0</td><td>{USERS - 2}</td><td>{ITEMS - 2}</td>" in page
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_rows_whose_labels_are_all_equal(tmp_path, label):
+    """Without a pair there is no edge, and nothing to learn or to rank."""
+    write_meetings(tmp_path / "rows.parquet", 1500)
+    rows = pq.read_table(tmp_path / "rows.parquet")
+    place = rows.column_names.index("met")
+    pq.write_table(rows.set_column(place, "met", pa.array([label] * len(rows))), tmp_path / "rows.parquet")
+    run = trained(tmp_path, GRAPH, train={"epochs": 1})
+    users_UD, items_ID = run.model.towers.node_vectors()
+    assert users_UD.isfinite().all()
+    assert items_ID.isfinite().all()
+    assert (len(run.model.towers.graph.sources_E) > 0) == (label == 1)
+    page = (run.folder.path / "report.html").read_text()
+    check(page)
+    assert (evaluate(run.folder.path).tasks["met"]["count"] > 0) == (label == 1)
 
 
 def with_pictures(folder):

@@ -116,7 +116,7 @@ def dry_run(recipe: Recipe, ranks: int = 1) -> Outlook:
     memory = None if recipe.memory is None else measure_memory(resolved, solo(), disk=Path(recipe.disk or ""))
     whole = ranks > 1 or recipe.plan is not None or memory is not None
     if whole or any(table.id_map or table.managed for table in resolved.tables):
-        model = make_model(resolved, on_meta=True)
+        model = make_model(resolved, on_meta=True, reads=False)
     else:
         model = make_small_model(resolved)
     plan = choose_plan(resolved.recipe, model, topology, memory and replace(memory, topology=topology))

@@ -19,7 +19,6 @@ from rowwise.managed import Managed
 from rowwise.planner.machines import parse_size
 from rowwise.recipes.model_configs import (
     DlrmConfig,
-    GraphConfig,
     Model,
     RetrievalConfig,
     SequenceModel,
@@ -261,8 +260,6 @@ def check_ranks(recipe: Recipe, world: int) -> None:
         why = "its loss compares each user with the items of the whole batch, and a virtual shard has some only"
         kind = kind_of(recipe.model)
         raise SpecError(f"model.kind={kind} with train.determinism=elastic: {why}; want determinism=run")
-    if world > 1 and isinstance(recipe.model, GraphConfig):
-        raise SpecError(f"model.kind=graph on {world} ranks: each step reads all rows of both tables: want one rank")
     if getattr(recipe.model, "norm", None) == "batch" and (world > 1 or elastic):
         where = f"on {world} ranks" if world > 1 else "with train.determinism=elastic"
         raise SpecError(f"model.norm=batch {where}: statistics are of one rank's samples: want model.norm=layer")
