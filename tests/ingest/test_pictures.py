@@ -220,3 +220,42 @@ def test_a_folder_of_something_else(tmp_path, folder):
         PictureFolder.open(tmp_path)
     with pytest.raises(SpecError, match="no copies of size 17: want some of 16, 32, 64, 112, 160"):
         folder.read(np.array([0]), 17)
+
+
+@pytest.mark.parametrize(
+    ("column", "change", "text"),
+    [
+        ("begin", lambda x: [*x[:-1], 10**9], "has picture 150 where pictures.jpegs, of .* bytes, has none"),
+        ("begin", lambda x: [-1, *x[1:]], "has picture 0 where"),
+        ("begin", lambda x: [x[1], x[0], *x[2:]], "has picture 0 where"),
+        ("begin", lambda x: [None, *x[1:]], "column begin of index.parquet has nulls"),
+        ("begin", lambda x: ["a"] * len(x), "is no folder of pictures"),
+        ("scan_ends", lambda x: [*x[:-1], [*x[-1][:-1], x[-1][-1] + 10**6]], "has picture 150 where"),
+        ("scan_ends", lambda x: [x[0][::-1], *x[1:]], "has picture 0 where"),
+        ("scan_ends", lambda x: [x[0], [], *x[2:]], "has picture 10 where"),
+        ("scan_ends", lambda x: [0] * len(x), "is no folder of pictures"),
+        ("scans_16", lambda x: [99, *x[1:]], "has picture 0 where"),
+        ("scans_16", lambda x: [x[0], 0, *x[2:]], "has picture 10 where"),
+        ("scans_a", lambda x: x, "is no folder of pictures"),
+        ("key", lambda x: [None, *x[1:]], "column key of index.parquet has nulls"),
+    ],
+)
+def test_an_index_that_does_not_fit_the_file_is_refused(tmp_path, photos, column, change, text):
+    write_pictures(tmp_path / "one", photos, (16,))
+    index = pq.read_table(tmp_path / "one/index.parquet")
+    values = index[column if column in index.column_names else "begin"].to_pylist()
+    columns = {name: index[name] for name in index.column_names} | {column: pa.array(change(values))}
+    pq.write_table(pa.table(columns), tmp_path / "one/index.parquet")
+    with pytest.raises(DataError, match=text):
+        PictureFolder.open(tmp_path / "one")
+
+
+def test_a_file_of_pictures_that_was_cut_is_refused(tmp_path, photos):
+    write_pictures(tmp_path / "one", photos[:3], (16,))
+    file = tmp_path / "one/pictures.jpegs"
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(DataError, match="has picture 20 where"):
+        PictureFolder.open(tmp_path / "one")
+    file.write_bytes(b"")
+    with pytest.raises(DataError, match="is no folder of pictures"):
+        PictureFolder.open(tmp_path / "one")

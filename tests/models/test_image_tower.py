@@ -94,6 +94,39 @@ def test_each_picture_is_read_and_computed_at_its_size():
     assert tower(rows[:0], reads).shape == (0, 5)
 
 
+def test_a_scale_model_learns_which_sizes_give_the_vector_of_the_largest():
+    """The dark pictures are bright at the right, which smaller copies lack here."""
+
+    class Width(nn.Module):
+        dim = 2
+
+        def forward(self, pictures):
+            light_NS = pictures.float().mean((1, 2)) / 255
+            return torch.stack((light_NS[:, :8].mean(1), light_NS[:, 8:].sum(1)), 1)
+
+    pictures = torch.zeros(40, 3, 24, 24, dtype=torch.uint8)
+    pictures[:, :, :, :8] = 200
+    pictures[::2, :, :, :8] = 90
+    pictures[::2, :, :, 16:] = 250  # hidden by crops of 8 and 16
+    torch.manual_seed(0)
+    tower = DynamicImageTower(Width(), ImageTower(3, widths=(8,)), SIZES, price=0.3, similar=0.9)
+    optimizer = torch.optim.Adam(tower.scale.parameters(), lr=0.02)
+
+    def read(rows_N, size):
+        return pictures[rows_N, :, :size, :size]
+
+    reads = Reads()
+    tower.scale_loss(torch.arange(3), reads)
+    assert {size for _, size in reads.asked} >= {8, 24}
+    for _ in range(300):
+        loss = tower.scale_loss(torch.randint(40, (16,)), read)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.1
+    assert tower.choose(read(torch.arange(4), 8)).tolist() == [2, 0, 2, 0]
+
+
 @given(st.integers(2, 30), st.integers(2, 5))
 def test_no_backbone_labels_what_it_was_trained_on(pictures, parts):
     parts = min(parts, pictures)

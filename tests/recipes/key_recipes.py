@@ -70,6 +70,14 @@ AROUND = {  # sections that a model needs
         "model": {"kind": "two_tower", **MODELS["TwoTowerConfig"], "item_pictures": {"folder": "pictures"}},
         "evaluate": {"metric": "recall@10"},
     },
+    "ScaleConfig": {
+        "model": {
+            "kind": "two_tower",
+            **MODELS["TwoTowerConfig"],
+            "item_pictures": {"folder": "pictures", "choose": {}},
+        },
+        "evaluate": {"metric": "recall@10"},
+    },
     "SasRecConfig": SEQUENCES,
     "HstuConfig": SEQUENCES,
     "Smc": {"model": {"kind": "dlrm", "bottom": [8], "top": [8], "dropout": 0.5}},
@@ -154,6 +162,7 @@ def place_of(name: str, kind: type[msgspec.Struct]) -> tuple[tuple[str | int, ..
             "Codecs": (("wire", "host"), {}),
             "Managed": ((*table, "managed"), {}),
             "PictureConfig": (("model", "item_pictures"), {"folder": "pictures"}),
+            "ScaleConfig": (("model", "item_pictures", "choose"), {}),
             "TuneRange": (("tune", "train.batch"), {"low": 1, "high": 100}),
         }[name]
     if kind.__module__.endswith("recipes.model_configs"):

@@ -2,7 +2,9 @@
 
 import copy
 import io
+import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +17,18 @@ from report.markup_check import check
 from test_two_tower_recipe import BASE, ITEMS, KINDS, USERS, write_meetings
 
 from rowwise import SpecError
+from rowwise.comm.solo import solo
+from rowwise.comm.thread import run_threads
+from rowwise.errors import TableMemoryError
 from rowwise.ingest.pictures import write_pictures
 from rowwise.recipes.export import export
 from rowwise.recipes.outlook import dry_run
+from rowwise.recipes.predict import predict
 from rowwise.recipes.runs import TrainingRun, evaluate, load_trained, predict_rows
-from rowwise.recipes.served import open_version
+from rowwise.recipes.served import open_predictor, open_version
+from rowwise.recipes.table_memory import measure_memory, raise_if_short
 from rowwise.recipes.text import decode
+from rowwise.train.saved import CheckpointFolder
 
 GRAPH = {"kind": "graph", "user": "user", "item": "item", "ks": [5, 20]}
 
@@ -74,6 +82,45 @@ def test_the_same_run_has_the_same_bits_and_goes_on(tmp_path):
     assert same_weights(whole, again)
 
 
+def halves(table, rows, *, columns=False):
+    """A table of dim 16 cut in two, by rows or by columns."""
+    for rank in range(2):
+        cut = [8 * rank, 8 * rank + 8] if columns else [rows // 2 * rank, rows // 2 * (rank + 1)]
+        whole = {"rows": [0, rows], "cols": [0, 16]}
+        yield {"table": table, "rank": rank, **whole, "cols" if columns else "rows": cut}
+
+
+@pytest.mark.parametrize("encoder", ["lightgcn", "graphsage"])
+def test_two_ranks_learn_what_one_learns_of_a_graph(tmp_path, encoder):
+    """Each has half of every table and half of a batch, and sums over the whole graph."""
+    tiles = [*halves("user", USERS), *halves("item", ITEMS, columns=True)]
+    (tmp_path / "plan.json").write_text(json.dumps({"world": 2, "tiles": tiles}))
+    sgd = {"kind": "sgd", "lr": 0.3}  # Adam would enlarge rounding where a gradient is 0
+    made = copy.deepcopy(BASE) | {"model": GRAPH | {"encoder": encoder, "sizes": [16]}}
+    write_meetings(tmp_path / "rows.parquet")
+    made["data"]["dataset"] = f"parquet:{tmp_path / 'rows.parquet'}"
+    made["tables"] = {"list": [{**table, "optimizer": sgd} for table in made["tables"]["list"]]}
+    made["train"] |= {"batch": 512, "epochs": 2, "optimizer": sgd}
+
+    def tensors_of(world, more):
+        def on_a_rank(comm):
+            run = TrainingRun.start(decode(made | more, "my.yaml"), tmp_path / f"runs{world}", comm=comm)
+            return run.go(), run.folder.path
+
+        (result, path), *_ = run_threads(world, on_a_rank, timeout_s=60)
+        found = CheckpointFolder(path / "ckpt").open("last")
+        names = [name for name in found.names() if name.startswith(("model/", "rows/"))]
+        return {name: found.load(name) for name in names}, result.test["met"], path
+
+    one, scores, _ = tensors_of(1, {})
+    two, others, path = tensors_of(2, {"plan": str(tmp_path / "plan.json")})
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-5)
+    assert others == pytest.approx(scores, abs=1e-2)
+    assert evaluate(path).tasks["met"] == pytest.approx(others, rel=1e-6)
+
+
 def test_what_a_graph_cannot_be_is_refused(tmp_path):
     run = trained(tmp_path, GRAPH, train={"epochs": 1, "steps": 2})
     with pytest.raises(SpecError, match=r"model\.kind=graph needs the pairs of its run"):
@@ -104,6 +151,23 @@ def test_users_and_items_without_a_pair_have_a_vector(tmp_path):
     assert f"<td>0</td><td>{USERS - 2}</td><td>{ITEMS - 2}</td>" in page
 
 
+@pytest.mark.parametrize("label", [0, 1])
+def test_rows_whose_labels_are_all_equal(tmp_path, label):
+    """Without a pair there is no edge, and nothing to learn or to rank."""
+    write_meetings(tmp_path / "rows.parquet", 1500)
+    rows = pq.read_table(tmp_path / "rows.parquet")
+    place = rows.column_names.index("met")
+    pq.write_table(rows.set_column(place, "met", pa.array([label] * len(rows))), tmp_path / "rows.parquet")
+    run = trained(tmp_path, GRAPH, train={"epochs": 1})
+    users_UD, items_ID = run.model.towers.node_vectors()
+    assert users_UD.isfinite().all()
+    assert items_ID.isfinite().all()
+    assert (len(run.model.towers.graph.sources_E) > 0) == (label == 1)
+    page = (run.folder.path / "report.html").read_text()
+    check(page)
+    assert (evaluate(run.folder.path).tasks["met"]["count"] > 0) == (label == 1)
+
+
 def with_pictures(folder):
     model = copy.deepcopy(BASE["model"])
     return model | {"item_features": [], "item_pictures": {"folder": str(folder), "dim": 8, "widths": [8, 8]}}
@@ -126,6 +190,59 @@ def test_pictures_tell_what_users_like(tmp_path):
     assert "<td>8 x 8</td>" in page
 
 
+def with_choice(folder, **choose):
+    """A recipe over pictures of which half are of one colour, and the others need their largest size."""
+    draw, pictures = np.random.default_rng(2), []
+    for item in range(ITEMS):
+        pixels = np.full((32, 32, 3), item * 2, np.uint8)
+        if item % 2:
+            pixels[::2, ::2] = draw.integers(0, 256, 3)
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "PNG")
+        pictures.append((item, file.getvalue()))
+    write_pictures(folder, pictures, (8, 16, 32), similar=0.999)
+    model = with_pictures(folder)
+    model["item_pictures"] |= {"sizes": [8, 32], "choose": {"widths": [8], **choose}}
+    return model
+
+
+def test_a_scale_model_chooses_sizes_and_goes_on_to_the_same_bits(tmp_path):
+    model = with_choice(tmp_path / "pictures", price=0.2, similar=0.999)
+    whole = trained(tmp_path, model, train={"epochs": 3})
+    short = trained(tmp_path, model, train={"epochs": 3, "steps": 9}, save={"every": 9})
+    again = TrainingRun.resume(short.folder.path, changes=["train.steps=null"])
+    again.go()
+    assert same_weights(whole, again)
+    for run in (whole, again):
+        page = (run.folder.path / "report.html").read_text()
+        check(page)
+        assert "in evaluation that which the scale model chooses" in page
+        assert "of those of the largest size" in page
+        assert "16 x 16" not in page
+    chosen = json.loads((whole.folder.path / "towers.json").read_text())["pictures"]["chosen"]
+    item = whole.model.towers.item
+    item.eval()
+    places = item.pictures.choose(item.copies.read(torch.arange(ITEMS), 8))
+    assert chosen["shares"] == pytest.approx([float((places == place).float().mean()) for place in (0, 1)])
+    bytes_N = [int(item.copies.folder.bytes_of(np.array([n]), (8, 32)[p])[0]) for n, p in enumerate(places.tolist())]
+    assert chosen["bytes"] == np.mean(bytes_N)
+    assert chosen["bytes"] < item.copies.folder.bytes_of(np.arange(ITEMS), 32).mean()
+    assert 0 < chosen["shares"][0] < 1
+
+
+def test_a_version_chooses_sizes_as_its_run(tmp_path):
+    run = trained(tmp_path, with_choice(tmp_path / "pictures", price=0.5), train={"epochs": 1})
+    predict_rows(run.folder.path, tmp_path / "run.parquet")
+    exported = export(run.folder.path, tmp_path / "served", warn=lambda _: None)
+    (tmp_path / "pictures").rename(tmp_path / "elsewhere")
+    version = open_version(tmp_path / "served")
+    assert version.identity == "exact"
+    predictor = open_predictor(tmp_path / "served")
+    predict(predictor, run.resolved.rows.test, tmp_path / "version.parquet")
+    assert pq.read_table(tmp_path / "run.parquet").equals(pq.read_table(tmp_path / "version.parquet"))
+    assert exported.items.items == ITEMS
+
+
 def test_a_version_has_the_pictures_of_its_items(tmp_path):
     write_small_pictures(tmp_path / "pictures", ITEMS)
     run = trained(tmp_path, with_pictures(tmp_path / "pictures"), train={"epochs": 1})
@@ -139,12 +256,20 @@ def test_pictures_need_ids_that_are_row_numbers(tmp_path):
     write_small_pictures(tmp_path / "pictures", 60)
     model, columns = with_pictures(tmp_path / "pictures"), copy.deepcopy(BASE["columns"])
     columns["sparse"][1]["ids"] = "hash"
+    chooses = copy.deepcopy(model)
+    chooses["item_pictures"]["choose"] = {}
+    with pytest.raises(SpecError, match=r"item_pictures\.choose with train.dense_parallel"):
+        trained(tmp_path, chooses, train={"dense_parallel": {"kind": "full"}})
     with pytest.raises(SpecError, match="its table has hashed or mapped ids: want ids: direct"):
         trained(tmp_path, model, columns=columns)
     run = trained(tmp_path, model, train={"epochs": 1, "steps": 2})
     (note,) = [line for line in run.resolved.notes if "pictures" in line]
     assert "60 of 120 items have no picture" in note
-    dry_run(run.resolved.recipe)
+    assert dry_run(run.resolved.recipe).pictures_bytes == ITEMS * 3 * (8**2 + 16**2)
+    memory = replace(measure_memory(run.resolved, solo()), free_H=(120_000,))
+    assert memory.needed_bytes(0) > 120_000 > replace(memory, pictures_bytes=0).needed_bytes(0)
+    with pytest.raises(TableMemoryError, match=r"and 115\.2 kB for decoded pictures"):
+        raise_if_short(memory)
 
 
 def test_pictures_that_cannot_be(tmp_path):
@@ -153,6 +278,11 @@ def test_pictures_that_cannot_be(tmp_path):
         ({"folder": str(tmp_path)}, "is no folder of pictures"),
         ({"dim": 0}, "model.item_pictures: dim=0"),
         ({"widths": []}, "want 1 or more of each"),
+        ({"sizes": [16, 8]}, r"sizes=\[16, 8\]: want each once, ascending"),
+        ({"sizes": [8, 64]}, "has no copies of size 64: want of 8, 16"),
+        ({"sizes": [8], "choose": {}}, "with one size, 8: want several of 8, 16"),
+        ({"choose": {"price": 2.0}}, "price=2.0, similar=0.95: want a price from 0 to 1"),
+        ({"choose": {"widths": []}}, r"choose: widths=\[\]: want 1 or more of each"),
     ):
         model = with_pictures(tmp_path / "pictures")
         model["item_pictures"] |= changes

@@ -138,7 +138,10 @@ def show_outlook(outlook: "Outlook", console: Console, where: str) -> None:
     if outlook.disk:
         tables_bytes = outlook.resident_bytes + outlook.cache_bytes
         states = f"{format_bytes(outlook.resident_bytes)} of tables and {format_bytes(outlook.cache_bytes)} of caches"
-    memory = f"{format_bytes(tables_bytes + outlook.dense_bytes)} without batches: {states}"
+    if outlook.pictures_bytes:
+        states += f", {format_bytes(outlook.pictures_bytes)} of decoded pictures"
+    total_bytes = tables_bytes + outlook.dense_bytes + outlook.pictures_bytes
+    memory = f"{format_bytes(total_bytes)} without batches: {states}"
     console.print(f"[bold]{escape(outlook.recipe)}[/bold]  {escape(where)}")
     console.print(f"data    {outlook.dataset}: {columns}; splits {splits}", markup=False)
     console.print(f"model   {outlook.model}, {outlook.dense_parameters:,} dense parameters; {training}", markup=False)

@@ -288,15 +288,21 @@ class PictureFolder:
 
     def __init__(self, folder: Path, index: pa.Table) -> None:
         """`open` reads the index."""
-        self.folder, self.keys = folder, index["key"].combine_chunks()
-        self._begins, ends = index["begin"].to_numpy(), index["scan_ends"].combine_chunks()
-        self._ends, self._first = ends.values.to_numpy(), ends.offsets.to_numpy()[:-1]
         names = [name for name in index.column_names if name.startswith(SCANS)]
+        kinds = {"begin": pa.int64(), "scan_ends": pa.list_(pa.int64())} | dict.fromkeys(names, pa.int64())
+        columns = {name: index[name].combine_chunks().cast(kind) for name, kind in kinds.items()}
+        self.folder, self.keys, ends = folder, index["key"].combine_chunks(), columns["scan_ends"]
+        nulls = [name for name, column in {"key": self.keys, **columns}.items() if column.null_count]
+        if nulls:
+            raise ValueError(f"column {nulls[0]} of {INDEX} has nulls")
+        self._begins, self._ends, offsets = columns["begin"].to_numpy(), ends.values.to_numpy(), ends.offsets.to_numpy()
+        self._first = offsets[:-1]
         self.sizes = tuple(int(name.removeprefix(SCANS)) for name in names)
-        self._scans = {size: index[name].to_numpy() for size, name in zip(self.sizes, names, strict=True)}
+        self._scans = {size: columns[name].to_numpy() for size, name in zip(self.sizes, names, strict=True)}
         with (folder / FILES).open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._map.madvise(mmap.MADV_RANDOM)
+        self._check_places(offsets)
         self.bytes_read = 0
 
     @classmethod
@@ -304,7 +310,7 @@ class PictureFolder:
         folder = Path(folder)
         try:
             return cls(folder, pq.read_table(folder / INDEX))
-        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        except (pa.ArrowException, OSError, LookupError, ValueError) as error:
             got = f"{folder} is no folder of pictures: {str(error)[:200]}"
             raise DataError(f"{got}: want one that rowwise data pictures wrote") from None
 
@@ -341,6 +347,21 @@ class PictureFolder:
         whole = float(np.diff(np.append(self._begins, len(self._map))).mean())
         means = {size: float(self.bytes_of(rows_N, size).mean()) for size in self.sizes}
         return [SizeCost(size, mean, mean / whole) for size, mean in means.items()]
+
+    def _check_places(self, offsets: Ints) -> None:
+        """Raise for a picture that the index has elsewhere than in the file, or with other scans than it has."""
+        counts_N = np.diff(offsets)
+        wrong_N = (counts_N < 1) | (self._begins < 0) | (np.diff(self._begins, append=np.iinfo(np.int64).max) <= 0)
+        for scans_N in self._scans.values():
+            wrong_N |= (scans_N < 1) | (scans_N > counts_N)
+        if not wrong_N.any():  # each has a last scan
+            rises_E = np.diff(self._ends, prepend=0)
+            rises_E[self._first] = self._ends[self._first]
+            wrong_N = np.logical_or.reduceat(rises_E <= 0, self._first)
+            wrong_N |= self._begins + self._ends[offsets[1:] - 1] > np.append(self._begins[1:], len(self._map))
+        if wrong_N.any():
+            key = self.keys[int(wrong_N.argmax())]
+            raise ValueError(f"{INDEX} has picture {key} where {FILES}, of {len(self._map):,} bytes, has none")
 
     def _check(self, size: int) -> None:
         if size not in self._scans:

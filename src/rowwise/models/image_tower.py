@@ -10,7 +10,9 @@ where the cost is that of its pixels, as a share of the largest size's. With pri
 probability, as in the paper.
 
 Whether a backbone does well is only known of pictures that it was not trained on, so the scale model's labels come from
-backbones that are trained without a part of the pictures (`labels_of_parts`).
+backbones that are trained without a part of the pictures (`labels_of_parts`). Towers of a recipe have no right answer
+for a picture. Their scale model learns beside the backbone whether a size gives nearly the vector of the largest size
+(`DynamicImageTower.scale_loss`).
 
 Sizes: N pictures, C channels, S rows and columns, K sizes, D dim.
 """
@@ -106,15 +108,19 @@ class DynamicImageTower(nn.Module):
         scale: maps pictures of the smallest size to logits [N, K], one for each size.
         sizes: ascending, the cheapest first.
         price: of the pixels of the largest size, as a probability; it buys what costs least first.
+        similar: the least cosine of a vector to that of the largest size at which a size does well, for `scale_loss`.
     """
 
-    def __init__(self, backbone: nn.Module, scale: nn.Module, sizes: Sequence[int], price: float = 0.05) -> None:
+    def __init__(
+        self, backbone: nn.Module, scale: nn.Module, sizes: Sequence[int], price: float = 0.05, similar: float = 0.95
+    ) -> None:
         super().__init__()
         if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < SMALLEST:
             raise SpecError(f"sizes {tuple(sizes)}: want ascending ones of at least {SMALLEST}")
         if not 0 <= price <= 1:
             raise SpecError(f"price={price}: want 0 to 1")
-        self.backbone, self.scale, self.sizes, self.price = backbone, scale, tuple(sizes), price
+        self.backbone, self.scale, self.sizes = backbone, scale, tuple(sizes)
+        self.price, self.similar = price, similar
 
     def choose(self, small_NCSS: Tensor) -> Tensor:
         """The places [N] in `sizes` at which pictures are computed, by copies of the smallest size."""
@@ -135,6 +141,16 @@ class DynamicImageTower(nn.Module):
                 parts.append(self.backbone(small[at_M] if place == 0 else read(rows_N[at_M], size)))
                 order.append(at_M)
         return torch.cat(parts)[torch.cat(order).argsort()] if parts else self.backbone(small)
+
+    def scale_loss(self, rows_N: Tensor, read: ReadPictures) -> Tensor:
+        """The log loss of the scale model about a size that is drawn, and about the largest, which always does well."""
+        place = int(torch.randint(max(1, len(self.sizes) - 1), ()))
+        with torch.no_grad():
+            near, best = (self.backbone(read(rows_N, size)).float() for size in (self.sizes[place], self.sizes[-1]))
+            right_N = (F.cosine_similarity(near, best) >= self.similar).float()
+        logits_NK = self.scale(read(rows_N, self.sizes[0])).float()
+        right_N2 = torch.stack((right_N, torch.ones_like(right_N)), 1)
+        return F.binary_cross_entropy_with_logits(logits_NK[:, [place, -1]], right_N2)
 
 
 def labels_of_parts(
@@ -201,16 +217,32 @@ class PictureTower(Tower):
     def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
         """Vectors [B, sizes[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
         dense_BF, ids = unpack(batch, sparse, self.dense_features)
-        rows_U, places_B = single_ids(Jagged.from_keyed(ids), self.item).unique(return_inverse=True)
+        rows_U, places_B = self._items(ids)
         parts = dense_BF, self.embeddings(ids).values(), self._vectors(rows_U)[places_B]
         return F.normalize(self.layers(torch.cat(parts, 1)))
+
+    @property
+    def backbone(self) -> ImageTower:
+        """What maps pictures to vectors."""
+        return _backbone_of(self.pictures)
+
+    def extra_loss(self, batch: Batch) -> Tensor | None:
+        """The loss of the scale model, for the pictures of a batch."""
+        if not isinstance(self.pictures, DynamicImageTower):
+            return None
+        return self.pictures.scale_loss(self._items(batch.sparse)[0], self.copies.read)
+
+    def _items(self, ids: Ids) -> tuple[Tensor, Tensor]:
+        """The distinct items [U], and the place [B] of each sample's."""
+        rows_U, places_B = single_ids(Jagged.from_keyed(ids), self.item).unique(return_inverse=True)
+        return rows_U, places_B
 
     def _vectors(self, rows_U: Tensor) -> Tensor:
         if isinstance(self.pictures, DynamicImageTower) and not self.training:
             return self.pictures(rows_U, self.copies.read)
-        sizes = self.copies.sizes
+        sizes = self.pictures.sizes if isinstance(self.pictures, DynamicImageTower) else self.copies.sizes
         size = sizes[int(torch.randint(len(sizes), ()))] if self.training else sizes[-1]
-        return _backbone_of(self.pictures)(self.copies.read(rows_U, size))
+        return self.backbone(self.copies.read(rows_U, size))
 
 
 def _backbone_of(pictures: ImageTower | DynamicImageTower) -> ImageTower:

@@ -33,6 +33,10 @@ class VectorModel(nn.Module, ABC):
     def scores(self, users_UD: Tensor, items_ID: Tensor) -> Tensor:
         """Logits [U, I] of every user with every item."""
 
+    def extra_loss(self, batch: Batch) -> Tensor | None:
+        """What parts of the model learn beside the loss of the vectors; None: no such part."""
+        return None
+
 
 class Tower(nn.Module):
     """One tower: an MLP over its features, whose output has length 1.
@@ -58,6 +62,10 @@ class Tower(nn.Module):
         """Vectors [B, sizes[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
         dense_BF, ids = unpack(batch, sparse, self.dense_features)
         return F.normalize(self.layers(torch.cat((dense_BF, self.embeddings(ids).values()), 1)))
+
+    def extra_loss(self, batch: Batch) -> Tensor | None:
+        """A loss of parts that do not learn by the vectors alone; here none."""
+        return None
 
 
 class TwoTower(VectorModel):
@@ -90,6 +98,9 @@ class TwoTower(VectorModel):
         dense_BF, ids = unpack(batch, sparse, sum(numbers))
         user_BF, item_BF = dense_BF.split(numbers, 1)
         return self.user(user_BF, ids), self.item(item_BF, ids)
+
+    def extra_loss(self, batch: Batch) -> Tensor | None:
+        return self.item.extra_loss(batch)
 
     def scores(self, users_UD: Tensor, items_ID: Tensor) -> Tensor:
         """Logits [U, I] of every user with every item."""

@@ -193,10 +193,10 @@ def resolve(recipe: Recipe) -> ResolvedRecipe:
     return ResolvedRecipe(recipe=resolved, rows=rows, transforms=loaded, notes=(*processor_notes, *notes))
 
 
-def make_model(resolved: ResolvedRecipe, *, on_meta: bool = False) -> nn.Module:
-    """The model of a recipe; see `build_model`. A graph is read from the training rows, unless `on_meta`."""
+def make_model(resolved: ResolvedRecipe, *, on_meta: bool = False, reads: bool = True) -> nn.Module:
+    """The model of a recipe; see `build_model`. A graph is read from the training rows, on each rank, if it `reads`."""
     config, pairs = resolved.recipe.model, None
-    if isinstance(config, GraphConfig) and not on_meta:
+    if isinstance(config, GraphConfig) and reads:
         pairs = Pairs.of_batches(evaluation_batches(resolved, resolved.rows.train), config.user, config.item)
     return _with_second_copy(resolved, partial(build_model, on_meta=on_meta, pairs=pairs))
 

@@ -179,16 +179,35 @@ class RetrievalConfig(Value, frozen=True, kw_only=True):
         check_most("model.", self, hardest=MOST_BATCH)
 
 
+class ScaleConfig(Value, frozen=True):
+    """A scale model, which chooses the size of each picture by its smallest copy (`rowwise.DynamicImageTower`)."""
+
+    price: float = 0.05  # of the pixels of the largest size, as a probability; 0: the most probable size is taken
+    similar: float = 0.95  # a size does well if its vector has this cosine to that of the largest size
+    widths: tuple[int, ...] = (8, 16)  # channels of its convolutions
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.price <= 1 and 0 < self.similar <= 1):
+            got = f"model.item_pictures.choose: price={self.price}, similar={self.similar}"
+            raise SpecError(f"{got}: want a price from 0 to 1, and a cosine above 0, at most 1")
+        if not self.widths or min(self.widths) < 1:
+            raise SpecError(f"model.item_pictures.choose: widths={list(self.widths)}: want 1 or more of each")
+
+
 class PictureConfig(Value, frozen=True):
     """`rowwise.ImageTower` over pictures of the items, whose keys are the items' ids."""
 
     folder: str  # that `rowwise data pictures` wrote
     dim: int = 32  # of a picture's vector
     widths: tuple[int, ...] = (16, 32, 64, 64)  # channels of the convolutions
+    sizes: tuple[int, ...] = ()  # of copies, some of those of the folder; empty: all
+    choose: ScaleConfig | None = None  # in evaluation, a size for each picture; None: the largest one for all
 
     def __post_init__(self) -> None:
         if self.dim < 1 or not self.widths or min(self.widths) < 1:
             raise SpecError(f"model.item_pictures: dim={self.dim}, widths={list(self.widths)}: want 1 or more of each")
+        if list(self.sizes) != sorted(set(self.sizes)):
+            raise SpecError(f"model.item_pictures: sizes={list(self.sizes)}: want each once, ascending")
         check_most("model.item_pictures.", self, dim=MOST_DIM)
 
 

@@ -17,6 +17,7 @@ from rowwise.recipes.compose import ResolvedRecipe, make_batcher, make_model, ma
 from rowwise.recipes.dense_side import dense_side_of
 from rowwise.recipes.disk_tables import describe_disk_tables, has_disk_tables, memory_of_plan
 from rowwise.recipes.recipe import Recipe, check_ranks
+from rowwise.recipes.retrieval import decoded_bytes
 from rowwise.recipes.sharding import choose_plan, rank_bytes, tables_of
 from rowwise.recipes.table_memory import measure_memory
 from rowwise.recipes.text import RECIPE
@@ -57,6 +58,7 @@ class Outlook(Value, frozen=True):
     disk: str = ""  # tables on disk, their cached rows and hit rate
     resident_bytes: int = 0  # with tables on disk: of the others, with optimizer state
     cache_bytes: int = 0  # of cached rows, with optimizer state and indices
+    pictures_bytes: int = 0  # of decoded pictures, on each rank
     idle: int = 0  # ranks without samples, because the batch has fewer blocks than ranks
     wire: str = ""  # the wire types that the run has chosen itself, and what they gain
 
@@ -98,6 +100,7 @@ def make_outlook(resolved: ResolvedRecipe, model: nn.Module, plan: Plan, topolog
         disk=describe_disk_tables(plan, tables_of(model)),
         resident_bytes=resident_bytes,
         cache_bytes=cache_bytes,
+        pictures_bytes=decoded_bytes(recipe.model, tables),
         idle=sum(begin == end for begin, end in batch_shards),
         wire=resolved.wire_choice.text() if resolved.wire_choice else "",
     )
@@ -113,7 +116,7 @@ def dry_run(recipe: Recipe, ranks: int = 1) -> Outlook:
     memory = None if recipe.memory is None else measure_memory(resolved, solo(), disk=Path(recipe.disk or ""))
     whole = ranks > 1 or recipe.plan is not None or memory is not None
     if whole or any(table.id_map or table.managed for table in resolved.tables):
-        model = make_model(resolved, on_meta=True)
+        model = make_model(resolved, on_meta=True, reads=False)
     else:
         model = make_small_model(resolved)
     plan = choose_plan(resolved.recipe, model, topology, memory and replace(memory, topology=topology))

@@ -24,7 +24,7 @@ def plan_inputs(recipe: Recipe, machine: Machine) -> PlanInputs:
     # The plan is for another machine, so this one may have no GPU.
     on_cpu = structs.replace(recipe, train=structs.replace(recipe.train, device="cpu"))
     resolved = decide_wire(resolve(on_cpu), machine.topology, hardware=machine.hardware)
-    model = make_model(resolved, on_meta=True)
+    model = make_model(resolved, on_meta=True, reads=False)
     shards_of(recipe.train.dense_parallel, Topology(devices=world))  # raises for a number that does not divide ranks
     dense = dense_side_of(recipe, model, measure_activations(resolved))
     tables = tables_of(model)

@@ -19,10 +19,10 @@ from rowwise.managed import Managed
 from rowwise.planner.machines import parse_size
 from rowwise.recipes.model_configs import (
     DlrmConfig,
-    GraphConfig,
     Model,
     RetrievalConfig,
     SequenceModel,
+    TwoTowerConfig,
     kind_of,
     layers_of,
 )
@@ -212,6 +212,7 @@ class Recipe(Value, frozen=True, kw_only=True):
             raise SpecError(f"train.objective.kind=smc with model.dropout=0: {why}; want dropout, such as 0.2")
         if isinstance(self.train.objective, CoTeaching):
             _check_co_teaching(self.train)
+        _check_choice(self.model, self.train)
         if self.train.dense_parallel.recompute and getattr(self.model, "norm", None) == "batch":
             raise SpecError("train.dense_parallel.recompute with model.norm=batch: statistics would count twice")
         if self.train.determinism == "elastic" and isinstance(self.model, SequenceModel):
@@ -244,6 +245,14 @@ def _check_co_teaching(train: Training) -> None:
         raise SpecError(f"train.objective.kind=co_teaching with train.dense_parallel: {why}; want its defaults")
 
 
+def _check_choice(model: Model | str, train: Training) -> None:
+    """Raise for settings under which a scale model cannot learn beside its tower."""
+    pictures = model.item_pictures if isinstance(model, TwoTowerConfig) else None
+    if pictures is not None and pictures.choose is not None and train.dense_parallel != DenseParallel():
+        why = "layers of a tower and its scale model are called apart from the model, and are whole on each rank"
+        raise SpecError(f"model.item_pictures.choose with train.dense_parallel: {why}; want its defaults")
+
+
 def check_ranks(recipe: Recipe, world: int) -> None:
     """Raise for recipes that cannot run on this many ranks; nothing is read or built."""
     elastic = recipe.train.determinism == "elastic"
@@ -251,8 +260,6 @@ def check_ranks(recipe: Recipe, world: int) -> None:
         why = "its loss compares each user with the items of the whole batch, and a virtual shard has some only"
         kind = kind_of(recipe.model)
         raise SpecError(f"model.kind={kind} with train.determinism=elastic: {why}; want determinism=run")
-    if world > 1 and isinstance(recipe.model, GraphConfig):
-        raise SpecError(f"model.kind=graph on {world} ranks: each step reads all rows of both tables: want one rank")
     if getattr(recipe.model, "norm", None) == "batch" and (world > 1 or elastic):
         where = f"on {world} ranks" if world > 1 else "with train.determinism=elastic"
         raise SpecError(f"model.norm=batch {where}: statistics are of one rank's samples: want model.norm=layer")

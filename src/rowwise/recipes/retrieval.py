@@ -11,18 +11,21 @@ from torch import Tensor, nn
 from rowwise.batch import Batch, Jagged
 from rowwise.errors import SpecError
 from rowwise.hashing.make import AnyTables, make_embeddings
+from rowwise.ingest.block import Ints
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.pictures import CHANNELS, PictureFolder
 from rowwise.models.frequency import ItemFrequency
 from rowwise.models.graph_tower import GraphSage, GraphTower, LightGCN, user_item_graph
 from rowwise.models.histories import single_ids
-from rowwise.models.image_tower import ImageTower, PictureTower
+from rowwise.models.image_tower import DynamicImageTower, ImageTower, PictureTower
+from rowwise.models.inference import evaluation_mode
 from rowwise.models.two_tower import Tower, TwoTower, VectorModel
 from rowwise.ops.graph import Graph
 from rowwise.recipes.model_configs import GraphConfig, PictureConfig, TwoTowerConfig
 from rowwise.spec import Pooling, Table
 
 GREY = 128  # of the pictures of items that have none
+CHOSEN_AT_ONCE = 1024  # pictures whose sizes a report asks for
 
 
 class RetrievalModel(VectorModel):
@@ -41,6 +44,9 @@ class RetrievalModel(VectorModel):
 
     def scores(self, users_UD: Tensor, items_ID: Tensor) -> Tensor:
         return self.towers.scores(users_UD, items_ID)
+
+    def extra_loss(self, batch: Batch) -> Tensor | None:
+        return self.towers.extra_loss(batch)
 
 
 class Pairs(NamedTuple):
@@ -97,7 +103,11 @@ def _make_item_tower(embeddings: AnyTables, config: TwoTowerConfig) -> Tower:
     if settings is None:
         return Tower(embeddings, dense, config.sizes)
     table = next(t for t in embeddings.tables if config.item in t.feature_names)
-    tower, pictures = ImageTower(settings.dim, settings.widths), DecodedPictures(settings, table.rows)
+    pictures = DecodedPictures(settings, table.rows)
+    tower: ImageTower | DynamicImageTower = ImageTower(settings.dim, settings.widths)
+    if (choose := settings.choose) is not None:
+        scale = ImageTower(len(pictures.sizes), choose.widths)
+        tower = DynamicImageTower(tower, scale, pictures.sizes, choose.price, choose.similar)
     return PictureTower(embeddings, config.item, tower, pictures, dense, config.sizes)
 
 
@@ -117,9 +127,17 @@ def check_pictures(config: TwoTowerConfig, columns: Columns, tables: Sequence[Ta
     return (f"{lead}: {missing:,} of {table.rows:,} items have no picture, and get a grey one",) if missing else ()
 
 
+def decoded_bytes(model: object, tables: Sequence[Table]) -> int:
+    """The memory of a rank for the pictures of a recipe's items, decoded at all sizes."""
+    if not isinstance(model, TwoTowerConfig) or model.item_pictures is None:
+        return 0
+    rows = next((table.rows for table in tables if model.item in table.feature_names), 0)
+    return rows * CHANNELS * sum(size**2 for size in DecodedPictures(model.item_pictures, rows).sizes)
+
+
 @final
 class DecodedPictures:
-    """The pictures of all items in memory, at each size from its first use on.
+    """The pictures of items in memory, each at a size from its first use on.
 
     Args:
         settings: name the folder.
@@ -130,17 +148,31 @@ class DecodedPictures:
         """Open the folder; nothing is decoded yet."""
         self.folder = PictureFolder.open(settings.folder)
         self.numbers_I = self.folder.find(pa.array(np.arange(items)))
-        self.missing, self.sizes = int((self.numbers_I < 0).sum()), self.folder.sizes
+        self.missing, self.sizes = int((self.numbers_I < 0).sum()), settings.sizes or self.folder.sizes
+        unknown = sorted(set(self.sizes) - set(self.folder.sizes))
+        if unknown or (settings.choose is not None and len(self.sizes) < 2):
+            got = f"model.item_pictures: {settings.folder} has no copies of size {unknown[0]}" if unknown else ""
+            got = got or f"model.item_pictures.choose: {settings.folder} with one size, {self.sizes[0]}"
+            raise SpecError(f"{got}: want {'' if unknown else 'several '}of {', '.join(map(str, self.folder.sizes))}")
         self._decoded: dict[int, Tensor] = {}
+        self._is_there = {size: self.numbers_I < 0 for size in self.sizes}
 
     def read(self, items_N: Tensor, size: int) -> Tensor:
         """Bytes [N, C, S, S] of the pictures of items; grey for those without."""
         if size not in self._decoded:
-            there_I = self.numbers_I >= 0
-            found = np.full((len(there_I), CHANNELS, size, size), GREY, np.uint8)
-            found[there_I] = self.folder.read(self.numbers_I[there_I], size)
-            self._decoded[size] = torch.from_numpy(found)
-        return self._decoded[size][items_N.cpu()].to(items_N.device)
+            self._decoded[size] = torch.empty((len(self.numbers_I), CHANNELS, size, size), dtype=torch.uint8)
+            self._decoded[size][self.numbers_I < 0] = GREY
+        asked_N = items_N.cpu()
+        fresh_M = np.unique(asked_N.numpy()[~self._is_there[size][asked_N.numpy()]])
+        if len(fresh_M):
+            self._decoded[size][fresh_M] = torch.from_numpy(self.folder.read(self.numbers_I[fresh_M], size))
+            self._is_there[size][fresh_M] = True
+        return self._decoded[size][asked_N].to(items_N.device)
+
+    def bytes_of(self, items_N: Ints, size: int) -> Ints:
+        """The bytes [N] of the prefixes that items with a picture need; they contain those of the smallest size."""
+        rows_N = self.numbers_I[items_N]
+        return np.maximum(self.folder.bytes_of(rows_N, size), self.folder.bytes_of(rows_N, self.sizes[0]))
 
 
 def make_graph_tower(parts: TowerParts, config: GraphConfig, pairs: Pairs) -> RetrievalModel:
@@ -159,8 +191,8 @@ def make_graph_tower(parts: TowerParts, config: GraphConfig, pairs: Pairs) -> Re
     return RetrievalModel(tower, ItemFrequency() if config.correct else None)
 
 
-def tower_facts(model: nn.Module) -> dict[str, Any] | None:
-    """What a report says of a graph or of pictures; None for other models."""
+def tower_facts(model: nn.Module, *, chosen: bool = False) -> dict[str, Any] | None:
+    """What a report says of a graph or of pictures, with the sizes that are `chosen`; None for other models."""
     towers = model.towers if isinstance(model, RetrievalModel) else None
     if isinstance(towers, GraphTower):
         users = towers.embeddings.tables[0].rows
@@ -169,15 +201,37 @@ def tower_facts(model: nn.Module) -> dict[str, Any] | None:
         sampled = None if towers.sampled is towers.graph else len(towers.sampled.sources_E)
         return {"graph": {"edges": len(towers.graph.sources_E) // 2, "sampled": sampled, "nodes": nodes}}
     item = towers.item if isinstance(towers, TwoTower) else None
-    if isinstance(item, PictureTower) and isinstance(item.pictures, ImageTower):
+    if isinstance(item, PictureTower):
         source = item.copies
         assert isinstance(source, DecodedPictures)
         sizes = [
-            {"size": size, "bytes": mean, "share": share, "products": item.pictures.multiplications(size)}
+            {"size": size, "bytes": mean, "share": share, "products": item.backbone.multiplications(size)}
             for size, mean, share in source.folder.costs()
+            if size in source.sizes
         ]
-        return {"pictures": {"folder": str(source.folder.folder), "missing": source.missing, "sizes": sizes}}
+        facts: dict[str, Any] = {"folder": str(source.folder.folder), "missing": source.missing, "sizes": sizes}
+        if chosen and isinstance(item.pictures, DynamicImageTower):
+            facts["chosen"] = _facts_of_choice(item.pictures, source, item.backbone)
+        return {"pictures": facts}
     return None
+
+
+def _facts_of_choice(tower: DynamicImageTower, source: DecodedPictures, backbone: ImageTower) -> dict[str, Any]:
+    """The sizes that a scale model chooses for the items with a picture, and what a picture costs on average."""
+    assert isinstance(tower.scale, ImageTower)
+    items_N, device = torch.from_numpy((source.numbers_I >= 0).nonzero()[0]), next(tower.parameters()).device
+    with evaluation_mode(tower):
+        small = (source.read(part, tower.sizes[0]).to(device) for part in items_N.split(CHOSEN_AT_ONCE))
+        chosen_N = torch.cat([tower.choose(copies).cpu() for copies in small])
+    shares_K: list[float] = []
+    read = 0
+    for place, size in enumerate(tower.sizes):
+        mine_M = items_N[chosen_N == place].numpy()
+        shares_K.append(len(mine_M) / len(items_N))
+        read += int(source.bytes_of(mine_M, size).sum())
+    products = sum(share * backbone.multiplications(size) for share, size in zip(shares_K, tower.sizes, strict=True))
+    products += tower.scale.multiplications(tower.sizes[0])
+    return {"shares": shares_K, "bytes": read / len(items_N), "products": round(products)}
 
 
 def _facts_of_nodes(name: str, graph: Graph, where: slice) -> dict[str, Any]:

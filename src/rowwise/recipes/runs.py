@@ -319,11 +319,17 @@ class TrainingRun:
         )
         try:
             self.folder.write_json("result.json", msgspec.to_builtins(result))
+            self._write_towers(finished=result.status == "finished")
             self._write_access(ended=True)
             report.write(self.folder.path)
         finally:  # also where the disk is full
             files = [self.folder.path / name for name in (RECIPE, "result.json", "report.html")]
             self.trainer.trackers.end(result.status, [file for file in files if file.is_file()])
+
+    def _write_towers(self, *, finished: bool) -> None:
+        facts = tower_facts(self.model, chosen=finished)
+        if facts is not None:
+            self.folder.write_json(TOWERS, facts)
 
     def _write_access(self, *, ended: bool = False) -> None:
         self.folder.write(ACCESS, self._access.text(self.trainer.traffic, ended=ended))
@@ -337,9 +343,7 @@ class TrainingRun:
         if self.resolved.wire_choice is not None:
             self.folder.log(f"wire {self.resolved.wire_choice.text()}")
         _log_columns(self.resolved)
-        facts = tower_facts(self.model)
-        if facts is not None:
-            self.folder.write_json(TOWERS, facts)
+        self._write_towers(finished=False)
         if isinstance(recipe.model, UserModel):
             path, _ = split_name(recipe.model.module)
             (self.folder.path / "code").mkdir()

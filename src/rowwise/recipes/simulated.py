@@ -44,7 +44,7 @@ def simulated_model(recipe: Recipe, machine: Machine) -> SimulatedModel:
     if wire.far is not None:
         chosen = ", chosen by `wire: auto`" if recipe.wire == "auto" else ""
         raise SpecError(f"wire.far={wire.far}{chosen}: sums in two levels are not simulated: want another wire")
-    model = make_model(resolved, on_meta=True)
+    model = make_model(resolved, on_meta=True, reads=False)
     shards_of(recipe.train.dense_parallel, topology)  # raises for a number that does not divide ranks
     activations = measure_activations(resolved)
     side, tables = dense_side_of(recipe, model, activations), tables_of(model)

@@ -27,6 +27,7 @@ from rowwise.recipes.compose import ResolvedRecipe
 from rowwise.recipes.disk_tables import cache_bytes_of_tile, disk_bytes_of_tile
 from rowwise.recipes.first_rank import on_first_rank
 from rowwise.recipes.id_maps import stored_tables_of
+from rowwise.recipes.retrieval import decoded_bytes
 from rowwise.spec import RowType, Table, Topology, state_bytes
 
 Purpose = Literal["train", "resume", "use"]  # decides which changes are still possible
@@ -48,6 +49,7 @@ class TableMemory:
     mapped: frozenset[str] = frozenset()  # tables whose number of rows is set by an id map
     limited: bool = False  # `free_H` is the recipe's limit, not what is free
     disk_free_H: tuple[int, ...] = ()  # of the file system for tables on disk
+    pictures_bytes: int = 0  # of a rank, for decoded pictures of items; not under a limit, which is for tables
 
     def rows_bytes(self, host: int) -> int:
         return _bytes_on_host(self, host, lambda table: table.rows * table.row_bytes)
@@ -66,7 +68,8 @@ class TableMemory:
         return sum(size_of(tables[t.table], t) for t in self.plan.tiles if t.tier == "disk" and t.rank in ranks)
 
     def needed_bytes(self, host: int) -> int:
-        return (self.rows_bytes(host) + self.state_bytes(host)) * self.copies + self.cache_bytes(host)
+        tables = (self.rows_bytes(host) + self.state_bytes(host)) * self.copies + self.cache_bytes(host)
+        return tables + self.pictures_bytes * self.topology.devices
 
     @property
     def copies(self) -> int:
@@ -80,7 +83,8 @@ class TableMemory:
     def rank_room_bytes(self) -> int:
         """Memory of a rank for tables, where the plan may have some on disk."""
         least = min(free for free in self.free_H if free is not None)
-        return int(least * (1.0 if self.limited else USABLE)) // self.copies // self.topology.devices
+        room = int(least * (1.0 if self.limited else USABLE)) - self.pictures_bytes * self.topology.devices
+        return max(0, room) // self.copies // self.topology.devices
 
     def with_tables(self, change: Callable[[Table], Table]) -> "TableMemory":
         return replace(self, tables=tuple(map(change, self.tables)))
@@ -110,11 +114,12 @@ def measure_memory(
         purpose=purpose,
         mapped=frozenset(s.name for t in resolved.trained_tables if t.id_map is not None for s in stored_tables_of(t)),
         disk_free_H=tuple(min(size for _, size in sizes) for sizes in free_HW2),
+        pictures_bytes=decoded_bytes(resolved.recipe.model, tables),
     )
     limit = resolved.recipe.memory_bytes
     if limit is None or any(free is not None and free < limit for free in memory.free_H):
         return memory
-    return replace(memory, free_H=(limit,) * comm.topology.hosts, limited=True)
+    return replace(memory, free_H=(limit,) * comm.topology.hosts, limited=True, pictures_bytes=0)
 
 
 def _free_of_disk(folder: Path) -> int:
@@ -148,6 +153,8 @@ def raise_if_short(memory: TableMemory, disk: str = "", disk_remedy: str = "") -
     rows, state = format_bytes(memory.rows_bytes(host)), format_bytes(memory.state_bytes(host))
     caches = memory.cache_bytes(host)
     cached = f", and {format_bytes(caches)} for caches and indices of tables on disk" if caches else ""
+    pictures = memory.pictures_bytes * memory.topology.devices
+    cached += f", and {format_bytes(pictures)} for decoded pictures" if pictures else ""
     sizes = f"{rows} of rows and {state} of optimizer state{copies}{cached}"
     size_of_largest = f"the largest is {largest.name!r} with {largest.rows:,} x {largest.dim}"
     needed = format_bytes(memory.needed_bytes(host))

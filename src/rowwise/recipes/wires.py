@@ -39,7 +39,7 @@ def decide_wire(
     recipe = resolved.recipe
     if topology.world == 1 or (recipe.wire != "auto" and net is None):
         return resolved if recipe.wire != "auto" else _with_wire(resolved, None)
-    model = make_model(resolved, on_meta=True)
+    model = make_model(resolved, on_meta=True, reads=False)
     predict = predict_step(resolved, model, topology, net, hardware or usual_hardware(recipe))
     is_replicated = recipe.train.dense_parallel.kind == "replicate" and recipe.train.determinism != "elastic"
     if recipe.wire == "auto":

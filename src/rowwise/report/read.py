@@ -253,11 +253,20 @@ class RecordedPictureSize(msgspec.Struct, frozen=True, kw_only=True):
     products: int
 
 
+class RecordedPictureChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """What a scale model chose for the items of a run; bytes and products of a picture on average."""
+
+    shares: tuple[float, ...]  # of pictures, by size
+    bytes: float
+    products: int
+
+
 class RecordedPictures(msgspec.Struct, frozen=True, kw_only=True):
     """The pictures of a run's items."""
 
     missing: int
     sizes: tuple[RecordedPictureSize, ...]
+    chosen: RecordedPictureChoice | None = None
 
 
 class RecordedTowers(msgspec.Struct, frozen=True, kw_only=True):

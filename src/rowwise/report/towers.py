@@ -40,16 +40,30 @@ def _range_of(place: int) -> str:
 
 
 def _draw_pictures(pictures: RecordedPictures) -> Html:
+    chosen, largest = pictures.chosen, pictures.sizes[-1]
     lines = [
         (f"{one.size} x {one.size}", format_bytes(one.bytes), format_percent(one.share), format_count(one.products))
         for one in pictures.sizes
     ]
+    titles: tuple[str, ...] = ("Size", "Bytes of a picture", "Of the file", "Multiplications")
+    facts: list[tuple[str, str, str]] = []
+    rule = "the largest"
+    if chosen is not None:
+        titles = (*titles, "Chosen for")
+        lines = [(*line, format_percent(share)) for line, share in zip(lines, chosen.shares, strict=True)]
+        of_bytes, of_products = chosen.bytes / largest.bytes, chosen.products / largest.products
+        facts = [
+            ("bytes of a picture", format_bytes(chosen.bytes), f"{of_bytes:.0%} of those of the largest size"),
+            ("multiplications", format_count(chosen.products), f"{of_products:.0%}, with those of the scale model"),
+        ]
+        rule = "that which the scale model chooses"
     return section(
         "pictures",
         "Pictures of the items",
-        text_table(("Size", "Bytes of a picture", "Of the file", "Multiplications"), lines),
+        tiles(facts) if facts else Html(""),
+        text_table(titles, lines),
         note(
             f"{pictures.missing:,} items have no picture, and are grey. In training each batch has one of the sizes, "
-            "in evaluation the largest."
+            f"in evaluation {rule}."
         ),
     )

@@ -179,7 +179,9 @@ class InBatch:
         log_q_N = None if self._frequency is None else self._frequency(ids_N)
         candidates = Candidates(ids_N, log_q_N, sum(counts_W[: self._comm.rank]))
         logits_BN = self._model.scores(users_BD, items_ND)
-        return Outcome(self._loss(logits_BN, candidates, None, batch.labels_BK[:, 0], self._hardest))
+        loss = self._loss(logits_BN, candidates, None, batch.labels_BK[:, 0], self._hardest)
+        more = self._model.extra_loss(batch)
+        return Outcome(loss if more is None else loss + more)
 
 
 @final
