@@ -74,7 +74,7 @@ class BatchLoop(Generic[R]):
 
     @property
     def rows(self) -> int:
-        """Rows that wait."""
+        """Rows of requests that wait."""
         return self._queue.rows
 
     def refusal(self, rows: int, left_s: float) -> Rejection | None:
