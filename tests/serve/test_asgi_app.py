@@ -43,9 +43,10 @@ class Running:
         self.thread.join()
 
 
-def test_it_follows_its_folder(increments, models):
+@pytest.mark.parametrize("memory", [None, "200kB"])
+def test_it_follows_its_folder(increments, models, memory):
     rows = increments.table.select(["user", "item", "seen", "d0", "d1"]).to_pydict()
-    with Running(rowwise.asgi_app(models)) as url, ScoringClient(url, 60.0) as client:
+    with Running(rowwise.asgi_app(models, memory=memory)) as url, ScoringClient(url, 60.0) as client:
 
         def answers(number):
             found = np.array(client.score(rows)["label_logit"], np.float32)

@@ -13,6 +13,7 @@ import pyarrow.compute
 import pytest
 from increments import NUMBERS, TABLE_ROWS
 from launching import rowwise, wait_for
+from pyarrow import parquet as pq
 from redis_server import one_server
 from serving import Clients, get, server, workers_of
 from small import RECIPE, WORLD, trained
@@ -246,6 +247,20 @@ def test_a_file_that_is_cut_short_is_an_error_that_names_it(increments, opened, 
     tiers.caches.bytes[:] = 0
     with pytest.raises(StoreError, match=r"000001/\S+\.safetensors: its rows cannot be read"):
         scored(version, increments.table)
+
+
+def test_predictions_with_less_memory_have_the_same_bits(increments, tmp_path, command):
+    pq.write_table(increments.table, tmp_path / "rows.parquet")
+    for number in (1, 3):
+        version, found = version_folder(increments.models, number).path, []
+        for memory in ((), ("--memory", "200kB")):
+            out = tmp_path / "out.parquet"
+            code, _, err = command(
+                "predict", str(version), "--data", f"parquet:{tmp_path / 'rows.parquet'}", "--out", str(out), *memory
+            )
+            assert code == 0, err
+            found.append(pq.read_table(out))
+        assert found[0].equals(found[1])
 
 
 def test_damage_is_found_before_a_version_answers(increments, tmp_path, file):

@@ -1,51 +1,81 @@
 """The forecast of a fleet beside a queue that is simulated request by request, and the command on a real server."""
 
 import json
+import math
 
 import numpy as np
 import pytest
 from launching import rowwise
+from redis_server import one_server
 
 from rowwise import SpecError
-from rowwise.serve.fleet import BatchTimes, forecast, most_rate, workers_for
+from rowwise.serve.fleet import BatchTimes, MeasuredBatches, forecast, most_rate, workers_for
+
+LINES = [(1e-3, 4e-4), (5e-3, 1e-4), (0.0, 2e-3)]
 
 
-def simulated(rate, times, requests=60_000):
-    """Latencies of requests that come at random times to a worker that takes all that wait."""
-    arrived = np.cumsum(np.random.default_rng(0).exponential(1 / rate, requests))
-    latencies, now, at = np.empty(requests), 0.0, 0
-    while at < requests:
-        now = max(now, arrived[at])
-        end = max(at + 1, int(np.searchsorted(arrived, now, "right")))
-        now += float(times.of_sizes(np.array([end - at], float))[0])
-        latencies[at:end] = now - arrived[at:end]
-        at = end
-    return np.quantile(latencies, [0.5, 0.99])
+def sizes_of_batches(rate, times):
+    """The share of batches of each size, as a Markov chain: of a batch, the next one is of those that came in it."""
+    size_N = np.arange(1, 161)
+    mean_N = rate * np.array([times.of(size) for size in size_N])
+    logs = np.cumsum(np.log(size_N))
+    arrivals_NK = np.exp(size_N * np.log(mean_N)[:, None] - mean_N[:, None] - logs)
+    none_N = np.exp(-mean_N)
+    steps_NN = arrivals_NK.copy()
+    steps_NN[:, 0] += none_N
+    share_N = np.linalg.matrix_power(steps_NN / steps_NN.sum(1, keepdims=True), 1 << 12)[0]
+    return size_N, share_N, arrivals_NK, none_N
 
 
-def line(fixed_s, each_s):
-    return BatchTimes.of({size: fixed_s + each_s * size for size in (1, 4, 64)})
+def quantiles(rate, times):
+    """Of a request: the rest of the batch that it came in, and its own batch."""
+    size_N, share_N, arrivals_NK, none_N = sizes_of_batches(rate, times)
+    seconds_N = np.array([times.of(size) for size in size_N])
+    rest_P = (np.arange(32) + 0.5) / 32
+    latency_NKP = rest_P * seconds_N[:, None, None] + seconds_N[None, :, None]
+    weight_NK = share_N[:, None] * arrivals_NK * size_N
+    latencies = np.append(latency_NKP.ravel(), seconds_N[0])
+    weights = np.append(np.repeat(weight_NK.ravel() / 32, 32), share_N @ none_N)
+    order = np.argsort(latencies)
+    total = np.cumsum(weights[order])
+    return [latencies[order][np.searchsorted(total, q * total[-1])] for q in (0.5, 0.99)]
 
 
-@pytest.mark.parametrize(
-    "times", [line(1e-3, 4e-4), line(5e-3, 1e-4), line(0.0, 2e-3), BatchTimes.of({1: 2e-3, 4: 3e-3, 16: 9e-3})]
-)
+@pytest.mark.parametrize("line", LINES)
 @pytest.mark.parametrize("load", [0.05, 0.25, 0.5, 0.75])
-def test_latencies_are_those_of_a_simulated_queue(times, load):
-    rate = load * times.most_rate
-    np.testing.assert_allclose(forecast(rate, times), simulated(rate, times), rtol=0.06)
+def test_latencies_are_those_of_a_chain_of_batches(line, load):
+    times = BatchTimes(*line, most=1e6)
+    rate = load * 64 / times.of(64)
+    np.testing.assert_allclose(forecast(rate, times), quantiles(rate, times), rtol=0.06)
 
 
-def test_times_are_those_that_were_measured():
-    times = BatchTimes.of({16: 9e-3, 1: 2e-3, 4: 1.9e-3})
-    np.testing.assert_allclose(
-        times.of_sizes(np.array([1.0, 4.0, 10.0, 16.0, 32.0])), [2e-3, 2e-3, 5.5e-3, 9e-3, 18e-3]
-    )
-    assert times.most_rate == 16 / 9e-3
+@pytest.mark.parametrize("load", [0.25, 0.5, 0.75])
+def test_one_request_at_a_time_is_the_queue_of_textbooks(load):
+    """M/M/1: seconds of a request are exponential, and so are latencies."""
+    draw = np.random.default_rng(1).exponential(2e-3, 4000)
+    times = BatchTimes(2e-3, 0.0, most=1, pauses_s=tuple(draw - draw.mean()))
+    rest = 1 / 2e-3 - load / 2e-3
+    wanted = [math.log(2) / rest, math.log(100) / rest]
+    np.testing.assert_allclose(forecast(load / 2e-3, times), wanted, rtol=0.15)
+
+
+def test_a_request_of_more_rows_than_a_batch_takes_several():
+    times = BatchTimes(1e-3, 2e-3, most=0.4)
+    assert times.most_rate == pytest.approx(0.4 / 1.8e-3)
+    assert forecast(1.0, times).p50_s == pytest.approx(3 * 1e-3 + 2e-3)
+
+
+def test_times_are_lines_through_what_was_measured():
+    measured = [MeasuredBatches(n, 1e-3 + 4e-4 * n) for n in (1.0, 1.5, 8.0, 20.0)]
+    times = BatchTimes.fit(measured, 256, [2.4e-3, 1.8e-3])
+    np.testing.assert_allclose(times[:4], [1e-3, 4e-4, 256, 7e-4])
+    np.testing.assert_allclose(times.pauses_s, [3e-4, -3e-4])
+    falling = [MeasuredBatches(1, 3e-3), MeasuredBatches(8, 2e-3)]
+    assert BatchTimes.fit(falling, 256, [2e-3]).request_s == 0
 
 
 def test_rates_and_workers():
-    times = line(1e-3, 4e-4)
+    times = BatchTimes(1e-3, 4e-4, 256)
     rates = [most_rate(times, p99_s) for p99_s in (0.004, 0.01, 0.05)]
     assert rates == sorted(rates)
     for rate, p99_s in zip(rates, (0.004, 0.01, 0.05), strict=True):
@@ -65,8 +95,15 @@ def test_the_command_measures_a_server(increments, tmp_path):
     assert found["workers"] >= 1
     assert found["replicas"] == -(-found["workers"] // 2)
     assert found["p99_ms"] <= 1000
-    assert len(found["checks"]) == 3
-    done = rowwise(tmp_path, "fleet", str(increments.models), *options, "--no-check")
-    assert "1000 requests a second: " in done.stdout
+    assert [one["rate"] for one in found["checks"][3:]] in ([], [found["rate_planned"]])
+    assert found["resident_bytes"] + found["cache_bytes"] <= 200_000
+    assert found["memory_bytes"] > 2 * found["worker_bytes"] > 50 << 20
+    assert (found["cached_tables"] > 0, found["redis"]) == (True, None)
+    with one_server(tmp_path) as redis:
+        done = rowwise(tmp_path, "fleet", str(increments.models), *options, "--no-check", "--redis", redis.address)
+        assert redis.ask("DBSIZE").strip() != "0"
+        assert "rowwise-fleet" not in redis.ask("KEYS", "*")
+    assert "1000 requests a second: " in done.stdout, done.stderr
+    assert "Redis: 1 node of " in " ".join(done.stdout.split())
     done = rowwise(tmp_path, "fleet", str(increments.models), *options, "--p99", "0.01")
     assert (done.returncode, "a p99 of 0.01 ms is less" in done.stderr) == (2, True)

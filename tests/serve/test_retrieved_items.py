@@ -30,6 +30,7 @@ from rowwise.recipes.served import open_version
 from rowwise.serve.client import ScoringClient
 from rowwise.serve.items import FACTS, INDEX, ITEMS, RETRIEVAL, VECTORS
 from rowwise.serve.package import version_folder, write_traffic
+from rowwise.serve.record import REQUEST, SCORES
 from rowwise.serve.traffic import Traffic
 
 
@@ -318,7 +319,7 @@ def test_text_keys_one_item_and_no_items(tmp_path):
             exported(items)
 
 
-def test_a_version_whose_items_are_damaged_is_refused(many, tmp_path):
+def test_a_version_whose_items_are_damaged_is_refused(many, tmp_path, command):
     _, _, first, _ = many
     copy = tmp_path / "000001"
     shutil.copytree(first.folder.path, copy)
@@ -329,15 +330,48 @@ def test_a_version_whose_items_are_damaged_is_refused(many, tmp_path):
         path.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
         with pytest.raises(CheckpointError, match=rf"{name} does not match its checksum; export the version again"):
             open_version(copy)
+        code, out, _ = command("ckpt", "verify", str(copy), "--json")
+        (one,) = json.loads(out)["checked"]
+        assert (code, [damage["file"] for damage in one["damage"]]) == (1, [f"{RETRIEVAL}/{name}"])
         path.unlink()
         with pytest.raises(CheckpointError, match=rf"{name}: No such file or directory; export the version again"):
             open_version(copy)
+        code, out, _ = command("ckpt", "verify", str(copy))
+        assert (code, "No such file" in out) == (1, True)
         path.write_bytes(content)
+    assert command("ckpt", "verify", str(copy))[0] == 0
     assert open_version(copy, first.digest).retriever is not None
     facts = copy / RETRIEVAL / FACTS
     facts.write_bytes(facts.read_bytes()[:-20])
     with pytest.raises(CheckpointError, match=r"retrieval\.json is damaged"):
         open_version(copy)
+
+
+@pytest.mark.slow
+def test_recorded_searches_are_computed_again(many, command):
+    folder = many[1]
+    records = folder.parent / "records"
+    with server(folder, "--workers", "1", "--record", str(records), "--record-share", "100%") as (address, process):
+        with ScoringClient(address) as client:
+            for context in contexts(6):
+                client.retrieve(context, 7)
+                few = client.retrieve(context, 3, among=[5, 1, 2, 10**9])
+                client.retrieve(context, 5, without=few.items, exact=True)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    code, out, err = command("audit", str(folder), str(records), "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert (found["rows"], found["wrong"]) == (18, 0)
+    (file,) = records.glob("*.parquet")
+    table = pq.read_table(file)
+    scores = table[SCORES].to_pylist()
+    scores[4][0] = float(np.nextafter(np.float32(scores[4][0]), np.float32(9)))
+    at = table.column_names.index(SCORES)
+    pq.write_table(table.set_column(at, SCORES, [pa.array(scores, table[SCORES].type)]), file)
+    code, _, err = command("audit", str(folder), str(records))
+    assert code == 2
+    assert f"request {table[REQUEST][4]}: answered" in err.replace("\n", "")
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Verifies checkpoints: reads every byte and lists the damaged chunks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rowwise.checkpoint.manifest import NAME, TensorChunk, TensorEntry
@@ -10,6 +10,8 @@ from rowwise.checkpoint.windows import Tell
 from rowwise.errors import CheckpointError
 from rowwise.spec import Value
 from rowwise.storage.folder import Folder
+
+FindDamage = Callable[[Folder], Sequence[DamagedChunk]]
 
 
 class CheckedCheckpoint(Value, frozen=True):
@@ -30,23 +32,29 @@ class CheckResult(Value, frozen=True):
         return not any(one.damage for one in self.checked)
 
 
-def verify(path: Folder, tell: Tell | None = None) -> CheckResult:
-    """Verify a checkpoint, or all of a run. If it is damaged, also older ones of its run, until one is whole."""
+def verify(path: Folder, tell: Tell | None = None, more: FindDamage = lambda folder: ()) -> CheckResult:
+    """Verify a checkpoint, or all of a run. If it is damaged, also older ones of its run, until one is whole.
+
+    Args:
+        path: of a checkpoint, or of a run.
+        tell: called with the bytes that were read, and with all.
+        more: finds damage in files that are in no manifest.
+    """
     checkpoints = checkpoints_of(path)
     if not checkpoints:
         raise CheckpointError(f"{path} has no checkpoint yet; {NONE_YET}")
-    checked = [check(one, tell) for one in checkpoints]
+    checked = [check(one, tell, more) for one in checkpoints]
     whole = _first_whole(checked)
     if whole is None and checkpoints == [path]:
         for older in _older(path):
-            checked.append(check(older, tell))
+            checked.append(check(older, tell, more))
             whole = _first_whole(checked[-1:])
             if whole is not None:
                 break
     return CheckResult(checked=tuple(checked), whole=whole)
 
 
-def check(folder: Folder, tell: Tell | None = None) -> CheckedCheckpoint:
+def check(folder: Folder, tell: Tell | None = None, more: FindDamage = lambda folder: ()) -> CheckedCheckpoint:
     try:
         checkpoint = Checkpoint.open(folder)
     except CheckpointError as error:
@@ -62,7 +70,7 @@ def check(folder: Folder, tell: Tell | None = None) -> CheckedCheckpoint:
         if tell is not None:
             tell(done, total)
 
-    return CheckedCheckpoint(name=folder.name, damage=tuple(checkpoint.find_damage(count)))
+    return CheckedCheckpoint(name=folder.name, damage=(*checkpoint.find_damage(count), *more(folder)))
 
 
 def _first_whole(checked: Sequence[CheckedCheckpoint]) -> str | None:

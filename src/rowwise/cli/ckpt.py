@@ -17,8 +17,10 @@ from rowwise.textfile import read_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rowwise.checkpoint.read import DamagedChunk
     from rowwise.plan import Plan
     from rowwise.spec import Table
+    from rowwise.storage.folder import Folder
 
 RunOrCheckpoint = Annotated[
     str, typer.Argument(metavar="RUN|CKPT", help="The folder or URL of a run or of a checkpoint.")
@@ -70,6 +72,8 @@ def ls(path: RunOrCheckpoint, as_json: AsJson = False) -> None:
 def verify(path: RunOrCheckpoint, as_json: AsJson = False) -> None:
     """Read all data of checkpoints, compare it with its checksums, and list every damaged tensor and file.
 
+    Of versions by rowwise export in local folders, the vectors and the index of items as well.
+
     Exits with 1 if there is damage, and then names the newest older checkpoint of the run that is intact.
 
     Example: rowwise ckpt verify runs/dlrm-synthetic/1
@@ -78,8 +82,15 @@ def verify(path: RunOrCheckpoint, as_json: AsJson = False) -> None:
     """
     from rowwise.checkpoint.check import verify as read_all
 
+    def more(folder: "Folder") -> "Sequence[DamagedChunk]":
+        if not isinstance(folder, Path) or not (folder / "retrieval").is_dir():
+            return ()
+        from rowwise.serve.items import damaged_items
+
+        return damaged_items(folder)
+
     with splits_bar(make_terminal(stderr=True), "reading") as tell:
-        result = read_all(parse_folder(path), tell)
+        result = read_all(parse_folder(path), tell, more)
     if as_json:
         print_json(result)
     else:

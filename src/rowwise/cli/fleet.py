@@ -1,12 +1,14 @@
 """`rowwise fleet`: measures a worker on this machine, and says how many a rate of requests needs."""
 
 import math
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
@@ -18,14 +20,21 @@ from rowwise.errors import PeerError, SpecError
 
 if TYPE_CHECKING:
     from rowwise.serve.fleet import BatchTimes
-    from rowwise.serve.load import Load
+    from rowwise.serve.load import Answer, Load
+    from rowwise.serve.row_tiers import RowTiers
+    from rowwise.serve.start import StartedServer
 
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)  # of the closed loops
 LOADS = (0.25, 0.5, 0.75)  # of the rate that the server can answer
 MEASURED_S = 2.0  # of each closed loop
-CHECKED_S = 9.0  # of requests at random times: a quantile of few is that of chance
+LEAST_LOAD = 0.05  # of a check: at less, requests come alone
+PARTS = 3  # of a check, of which the median counts: other work on the cores may have a part of its own
+CHECKED, CHECKED_S = 600, 3.0  # of a part, whichever is longer: a quantile of few is that of chance
 LEAST_REQUESTS = 64
+ALONE, ALONE_LOAD = 600, 0.2  # requests at random times, of which most come alone
 END_S = 30.0
+ROWS_AT_ONCE = 256  # as of rowwise serve
+LATE_MS = 2.0  # more than that is other work on the cores
 
 
 def fleet(  # noqa: PLR0913 - one for each option
@@ -46,7 +55,8 @@ def fleet(  # noqa: PLR0913 - one for each option
     """Say how many replicas of a server a rate of requests needs, and how long requests will take.
 
     One worker is started on this machine and measured with the golden rows of the version. A model of its queue
-    forecasts latencies at any rate, and is compared with requests at random times. Leave a core free for the clients.
+    forecasts latencies at any rate. It is compared with requests at random times, also at the rate that a worker will
+    have. The answer says what memory a replica takes, and with --redis how many nodes. Leave a core free for clients.
 
     Example: rowwise fleet served/ --qps 20000 --p99 25
 
@@ -55,10 +65,11 @@ def fleet(  # noqa: PLR0913 - one for each option
     for name, value, want in (("--qps", qps, "requests a second"), ("--p99", p99, "milliseconds")):
         if not math.isfinite(value):
             raise SpecError(f"{name} {value}: want a number of {want}")
-    from rowwise.serve.fleet import BatchTimes, forecast, most_rate, workers_for
+    from rowwise.serve.fleet import forecast, most_rate, workers_for
     from rowwise.serve.package import find_version
+    from rowwise.serve.start import memory_of
 
-    make_row_tiers(find_version(folder).path, memory, redis)  # raises before a server is started
+    tiers = make_row_tiers(find_version(folder).path, memory, redis)  # raises before a server is started
     options = [
         item
         for name, value in (("--memory", memory), ("--redis", redis))
@@ -66,18 +77,28 @@ def fleet(  # noqa: PLR0913 - one for each option
         for item in (name, value)
     ]
     console = make_terminal(stderr=True, quiet=as_json)
-    with console.status("starting a worker") as status, _one_worker(folder, options) as url:
-        load = _make_load(folder, url, rows)
-        times = BatchTimes.of({clients: _batch_s(load, clients, status.update) for clients in CLIENTS})
+    with console.status("starting a worker") as status, _one_worker(folder, options) as server:
+        load = _make_load(folder, server.url, rows)
+        times, cached_rows = _measure(load, ROWS_AT_ONCE / rows, status.update)
+        needed = workers_for(qps, times, p99 / 1000)
+        replicas = -(-needed // workers)
         rate = most_rate(times, p99 / 1000)
-        checks = [_check(load, share * times.most_rate, times, status.update) for share in LOADS] if check else []
-    needed = workers_for(qps, times, p99 / 1000)
-    replicas = -(-needed // workers)
-    found = forecast(qps / (replicas * workers), times)
+        planned = qps / (replicas * workers)
+        loads = [share * times.most_rate for share in LOADS]
+        loads += [planned] if planned > LEAST_LOAD * times.most_rate else []
+        checks = [_check(load, one, times, status.update) for one in loads] if check else []
+        host, worker, *_ = memory_of(server.process)
+        redis_nodes = _redis_nodes(tiers, qps * cached_rows, status.update) if tiers.redis else None
+    found = forecast(planned, times)
+    assert tiers.layout is not None
+    in_memory = tiers.layout.resident_bytes + tiers.layout.cache_bytes
     report = {
-        "batch_ms": {size: 1000 * batch_s for size, batch_s in zip(*times, strict=True)}, "rate_of_a_worker": rate,
-        "workers": needed, "replicas": replicas, "workers_of_a_replica": workers,
-        "p50_ms": 1000 * found.p50_s, "p99_ms": 1000 * found.p99_s, "checks": checks,
+        "fixed_ms": 1000 * times.fixed_s, "request_ms": 1000 * times.request_s, "most_requests": times.most,
+        "rate_of_a_worker": rate, "workers": needed, "replicas": replicas, "workers_of_a_replica": workers,
+        "rate_planned": planned, "p50_ms": 1000 * found.p50_s, "p99_ms": 1000 * found.p99_s, "checks": checks,
+        "memory_bytes": in_memory + host + workers * worker, "worker_bytes": worker,
+        "resident_bytes": tiers.layout.resident_bytes, "cache_bytes": tiers.layout.cache_bytes,
+        "cached_tables": len(tiers.layout.cached), "tables": len(tiers.layout.tables), "redis": redis_nodes,
     }  # fmt: skip
     if as_json:
         print_json(report)
@@ -86,19 +107,21 @@ def fleet(  # noqa: PLR0913 - one for each option
 
 
 @contextmanager
-def _one_worker(folder: Path, options: list[str]) -> Iterator[str]:
-    """The address of a server with one worker, which ends with the `with`."""
+def _one_worker(folder: Path, options: list[str]) -> Iterator["StartedServer"]:
+    """A server with one worker, which ends with the `with`."""
     from rowwise.serve.start import end_server, start_server
 
     with tempfile.TemporaryFile("w+") as errors:
         tell = partial(print, file=sys.stderr)  # what the version runs
-        server = start_server([str(folder), "--workers", "1", *options], errors=errors, tell=tell)
+        server = start_server(
+            [str(folder), "--workers", "1", "--rows-at-once", str(ROWS_AT_ONCE), *options], errors=errors, tell=tell
+        )
         if server is None:
             errors.seek(0)
             why = errors.read().strip().splitlines()
             raise SpecError(why[-1].removeprefix("rowwise: ") if why else f"{folder}: the server ended")
         try:
-            yield server.url
+            yield server
         finally:
             end_server(server.process, END_S)
 
@@ -126,42 +149,106 @@ def _as_json(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _batch_s(load: "Load", clients: int, tell: Any) -> float:
-    """The seconds of a batch of as many requests as there are clients."""
-    tell(f"measuring {clients} clients")
-    first = _seconds(load._replace(connections=clients))
-    count = max(LEAST_REQUESTS, int(LEAST_REQUESTS * MEASURED_S / first))
-    return clients * _seconds(load._replace(connections=clients, requests=count)) / count
+def _measure(load: "Load", most: float, tell: Any) -> tuple["BatchTimes", float]:
+    """The times of batches, and how many rows of cached tables a request needs."""
+    from rowwise.serve.fleet import BatchTimes, MeasuredBatches
+    from rowwise.serve.load import seconds_of
+
+    first = seconds_of(_send(load))  # also warms up
+    found: list[MeasuredBatches] = []
+    cached_rows = 0.0
+    for clients in CLIENTS:
+        tell(f"measuring {clients} clients")
+        count = max(LEAST_REQUESTS, int(LEAST_REQUESTS * MEASURED_S / first))
+        before = _counts(load)
+        answers = _send(load._replace(connections=clients, requests=count))
+        batches, cached = (now - then for now, then in zip(_counts(load), before, strict=True))
+        # As many clients do not make a batch of as many: those that were answered first are in the next one.
+        found.append(MeasuredBatches(count / batches, seconds_of(answers) / batches))
+        cached_rows = cached_rows or cached / count
+    tell("measuring requests alone")
+    alone_s = _alone_s(
+        _send(load._replace(connections=CLIENTS[-1], requests=ALONE, rate=ALONE_LOAD / found[0].seconds))
+    )
+    return BatchTimes.fit(found, most, alone_s), cached_rows
 
 
-def _seconds(load: "Load") -> float:
-    from rowwise.serve.load import seconds_of, send
+def _alone_s(answers: list["Answer"]) -> list[float]:
+    """The seconds of requests that came while no other was computed."""
+    found: list[float] = []
+    free_s = 0.0
+    for one in sorted(answers, key=lambda one: one.arrived_s):
+        if one.arrived_s > free_s:
+            found.append(one.seconds)
+        free_s = max(free_s, one.arrived_s + one.seconds)
+    return found
+
+
+def _counts(load: "Load") -> tuple[float, float]:
+    """How many batches the server has computed, and rows of cached tables in them."""
+    from urllib.request import urlopen
+
+    with urlopen(f"http://{load.host}:{load.port}/metrics", timeout=END_S) as answer:
+        text = answer.read().decode()
+
+    def total(name: str) -> float:
+        return sum(float(value) for value in re.findall(rf"^{name} (\S+)$", text, re.M))
+
+    return total("rowwise_batch_rows_count"), total(r"rowwise_cached_rows_total\S+")
+
+
+def _send(load: "Load") -> list["Answer"]:
+    from rowwise.serve.load import send
 
     answers = send(load)
     bad = next((one for one in answers if one.code != 200), None)
     if bad is not None:
         raise PeerError(f"the server answered {bad.code}: {bad.answer[:200].decode(errors='replace')}")
-    return seconds_of(answers)
+    return answers
+
+
+def _redis_nodes(tiers: "RowTiers", rows_s: float, tell: Any) -> dict[str, float]:
+    """Nodes for copies of all rows of cached tables, and for so many of them a second."""
+    from rowwise.serve.redis_rows import RedisNodes, RedisRows
+
+    tell("measuring Redis")
+    assert tiers.layout is not None
+    total_bytes, least_rows_s, memory_bytes = 0, math.inf, math.inf
+    for one in tiers.layout.caches:
+        nodes = RedisNodes(tiers.redis, "rowwise-fleet")
+        costs = RedisRows(nodes, nodes, one.shape.row_bytes).measure()
+        total_bytes += costs.row_bytes * sum(table.rows for table in one.tables)
+        least_rows_s, memory_bytes = min(least_rows_s, costs.rows_s), min(memory_bytes, costs.memory_bytes)
+    needed = max(1, math.ceil(total_bytes / memory_bytes), math.ceil(rows_s / least_rows_s)) if total_bytes else 0
+    return {
+        "nodes": needed, "memory_bytes": total_bytes, "node_memory_bytes": memory_bytes,
+        "node_rows_s": least_rows_s, "rows_s": rows_s,
+    }  # fmt: skip
 
 
 def _check(load: "Load", rate: float, times: "BatchTimes", tell: Any) -> dict[str, float]:
     """Latencies of requests at random times, and their forecast."""
     from rowwise.serve.fleet import forecast
-    from rowwise.serve.load import quantiles_ms, send
+    from rowwise.serve.load import quantiles_ms
 
     tell(f"measuring {rate:,.0f} requests a second")
-    count = max(LEAST_REQUESTS, int(rate * CHECKED_S))
-    answers = send(load._replace(connections=64, requests=count, rate=rate))
-    measured = quantiles_ms(answers[count // 10 :])  # without the first ones, which wait for their connections
+    count = max(CHECKED, int(rate * CHECKED_S))
+    measured: list[dict[str, float]] = []
+    for _ in range(PARTS):
+        answers = _send(load._replace(connections=CLIENTS[-1], requests=count, rate=rate))[count // 10 :]
+        late = sorted(one.late_s for one in answers)
+        measured.append(quantiles_ms(answers) | {"late_p99_ms": 1000 * late[int(0.99 * len(late))]})
     found = forecast(rate, times)
     return {
-        "rate": rate, "p50_ms": measured["p50_ms"], "p99_ms": measured["p99_ms"],
-        "forecast_p50_ms": 1000 * found.p50_s, "forecast_p99_ms": 1000 * found.p99_s,
+        "rate": rate, "forecast_p50_ms": 1000 * found.p50_s, "forecast_p99_ms": 1000 * found.p99_s,
+        **{name: median(one[name] for one in measured) for name in ("p50_ms", "p99_ms", "late_p99_ms")},
     }  # fmt: skip
 
 
 def _show(report: dict[str, Any], qps: float, p99: float) -> None:
     from rich.table import Table
+
+    from rowwise.quantity import format_bytes
 
     terminal = make_terminal()
     if report["checks"]:
@@ -173,9 +260,14 @@ def _show(report: dict[str, Any], qps: float, p99: float) -> None:
             table.add_row(f"{one['rate']:,.0f}", *(f"{one[name]:.1f} ms" for name in names))
         terminal.print("one worker on this machine:")
         terminal.print(table)
-    batch_ms, most = report["batch_ms"], CLIENTS[-1]
+        late_ms = max(one["late_p99_ms"] for one in report["checks"])
+        if late_ms > LATE_MS:
+            terminal.print(
+                f"1 % of the requests were sent {late_ms:.0f} ms late: other work on these cores slows the worker as "
+                "well, and the forecast knows nothing of it; measure where they are idle"
+            )
     terminal.print(
-        f"a batch of 1 takes {batch_ms[1]:.1f} ms, one of {most} {batch_ms[most]:.0f} ms: "
+        f"a batch takes {report['fixed_ms']:.1f} ms and {report['request_ms']:.2f} ms a request: "
         f"a worker answers {report['rate_of_a_worker']:,.0f} requests a second with a p99 of {p99:g} ms"
     )
     many = "replicas" if report["replicas"] > 1 else "replica"
@@ -183,3 +275,19 @@ def _show(report: dict[str, Any], qps: float, p99: float) -> None:
         f"{qps:g} requests a second: {report['replicas']} {many} of {report['workers_of_a_replica']} workers, "
         f"p50 {report['p50_ms']:.1f} ms, p99 {report['p99_ms']:.1f} ms"
     )
+    tables = "all rows"
+    if report["cached_tables"]:
+        tables = f"{report['tables'] - report['cached_tables']} tables with all rows, {report['cached_tables']} in "
+        tables += f"caches of {format_bytes(report['cache_bytes'])}"
+    terminal.print(
+        f"memory of a replica: {format_bytes(report['memory_bytes'])}: {format_bytes(report['resident_bytes'])} for "
+        f"{tables}, and up to {format_bytes(report['worker_bytes'])} a worker"
+    )
+    redis = report["redis"]
+    if redis is not None:
+        nodes = "nodes" if redis["nodes"] != 1 else "node"
+        terminal.print(
+            f"Redis: {redis['nodes']} {nodes} of {format_bytes(redis['node_memory_bytes'])}: all rows take "
+            f"{format_bytes(redis['memory_bytes'])} there; a core of a node answers {redis['node_rows_s']:,.0f} rows a "
+            f"second, and while all caches are empty {redis['rows_s']:,.0f} are asked for"
+        )

@@ -77,6 +77,12 @@ def predict(
     keep: Annotated[
         str | None, typer.Option(metavar="COLUMNS", help="Input columns to write as well, such as user,item.")
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Memory for rows of a version; larger tables are cached (default: all rows)."
+        ),
+    ] = None,
 ) -> None:
     """Predict for rows of files: writes each row's key, and each label's logit and probability, as Parquet or CSV.
 
@@ -89,17 +95,19 @@ def predict(
 
     Example: rowwise predict runs/clicks/1 runs/clicks/2 runs/clicks/3 --out predictions.csv
     """
+    from rowwise.planner.machines import parse_size
     from rowwise.recipes.ensemble import predict_ensemble
 
     if not out.parent.is_dir() or (out.exists() and not out.is_file()):
         raise SpecError(f"--out {out}: want the name of a file in an existing folder")
+    size = None if memory is None else parse_size(memory, "--memory")
     for run in runs:
         warn_of_run_code(run)
     console = make_terminal(stderr=True)
     with splits_bar(console, "predicting") as tell:
         names = () if keep is None else tuple(keep.split(","))
         warn = partial(show_warning, console)
-        rows = predict_ensemble(runs, out, which=which, data=data, keep=names, tell=tell, warn=warn)
+        rows = predict_ensemble(runs, out, which=which, data=data, keep=names, tell=tell, warn=warn, memory_bytes=size)
     print_line(f"wrote {out}: {rows:,} rows")
 
 

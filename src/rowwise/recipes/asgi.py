@@ -5,26 +5,37 @@ has its own memory; numbers of `/metrics` are those of this process.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 from starlette.applications import Starlette
 
+from rowwise.checkpoint.manifest import CheckpointManifest
 from rowwise.errors import CheckpointError
+from rowwise.planner.machines import parse_size
 from rowwise.recipes.served import open_version
 from rowwise.serve.admission import ServiceLimits
 from rowwise.serve.app import make_app
 from rowwise.serve.host import POLL_s
 from rowwise.serve.package import find_version, read_traffic
+from rowwise.serve.row_tiers import IN_MEMORY, make_tiers
 from rowwise.serve.service import ScoringService
 from rowwise.serve.traffic import Traffic
+from rowwise.serve.version import ServedVersion
 from rowwise.serve.versions import VersionRefused
+
+OpenVersion = Callable[..., ServedVersion]
 
 
 def asgi_app(
-    folder: str | Path, *, version: int | None = None, expect: str | None = None, limits: ServiceLimits | None = None
+    folder: str | Path,
+    *,
+    version: int | None = None,
+    expect: str | None = None,
+    limits: ServiceLimits | None = None,
+    memory: str | None = None,
 ) -> Starlette:
     """An application that answers by the versions of a folder.
 
@@ -35,6 +46,7 @@ def asgi_app(
         version: answer by this version, whatever becomes current.
         expect: the only digest that is accepted.
         limits: sizes and times of requests.
+        memory: for rows of a version, such as 8GB; larger tables are cached. None: all rows.
     """
     service, path = ScoringService(limits or ServiceLimits()), Path(folder)
 
@@ -43,8 +55,12 @@ def asgi_app(
         first = find_version(path, version)
         fixed = version is not None or first.path == path
         traffic = Traffic(first.number) if fixed else read_traffic(path)
-        await _move(service, path, expect, traffic)
-        following = None if fixed else asyncio.create_task(_follow(service, path, expect, traffic))
+        tiers = IN_MEMORY
+        if memory is not None:
+            tiers = make_tiers(CheckpointManifest.read(first.path), parse_size(memory, "memory"), (), None)
+        opening = partial(open_version, path, expect, tiers=tiers)
+        await _move(service, opening, traffic)
+        following = None if fixed else asyncio.create_task(_follow(service, path, opening, traffic))
         yield
         if following is not None:
             following.cancel()
@@ -52,7 +68,7 @@ def asgi_app(
     return make_app(service, lifespan)
 
 
-async def _follow(service: ScoringService, path: Path, expect: str | None, seen: Traffic) -> None:
+async def _follow(service: ScoringService, path: Path, opening: OpenVersion, seen: Traffic) -> None:
     """Answer by what the folder asks for; a version that cannot be opened is refused, and the old ones go on."""
     while True:
         await asyncio.sleep(POLL_s)
@@ -60,14 +76,14 @@ async def _follow(service: ScoringService, path: Path, expect: str | None, seen:
             traffic = read_traffic(path)
             if traffic != seen:
                 seen = traffic
-                await _move(service, path, expect, traffic)
+                await _move(service, opening, traffic)
 
 
-async def _move(service: ScoringService, path: Path, expect: str | None, traffic: Traffic) -> None:
+async def _move(service: ScoringService, opening: OpenVersion, traffic: Traffic) -> None:
     for number in traffic.versions:
         if number not in service.versions:
             try:
-                service.open(await asyncio.to_thread(partial(open_version, path, expect, number)))
+                service.open(await asyncio.to_thread(partial(opening, number=number)))
             except Exception as error:  # a version's own code may raise anything
                 if service.traffic is None:
                     raise

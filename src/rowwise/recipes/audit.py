@@ -5,7 +5,7 @@ or lists are others, was made otherwise than for training.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,8 @@ from rowwise.ingest.columns import is_list
 from rowwise.recipes.served import CLOSE, open_version
 from rowwise.serve.forward import arrays_of
 from rowwise.serve.package import LOGIT, ColumnStats
-from rowwise.serve.record import REQUEST, VERSION
+from rowwise.serve.record import AMONG, EXACT, ITEMS, REQUEST, SCORES, VERSION, WITHOUT, K
+from rowwise.serve.retrieval import RetrieveBody
 from rowwise.serve.version import ServedVersion
 
 ROWS = 4096  # that are computed together
@@ -43,7 +44,7 @@ class AuditedFile(NamedTuple):
     file: Path
     version: int
     rows: int
-    wrong: int  # rows with other logits
+    wrong: int  # rows with other logits, or other items
     first: str  # the first of them
     trained: Mapping[str, ColumnMeans]
     recorded: Mapping[str, ColumnMeans]
@@ -86,7 +87,8 @@ def audit(folder: Path, records: Path) -> Iterator[AuditedFile]:
         for number in pc.call_function("unique", [table[VERSION]]).to_pylist():
             if opened is None or opened.number != number:
                 opened = open_version(folder, number=number)
-            yield _compare(file, opened, table.filter(pc.field(VERSION) == number))
+            compare = _compare_items if ITEMS in table.column_names else _compare
+            yield compare(file, opened, table.filter(pc.field(VERSION) == number))
 
 
 def _read(file: Path) -> pa.Table:
@@ -101,11 +103,7 @@ def _read(file: Path) -> pa.Table:
 
 
 def _compare(file: Path, version: ServedVersion, table: pa.Table) -> AuditedFile:
-    wanted = (*version.schema.names, *(LOGIT + task for task in version.tasks))
-    missing = [name for name in wanted if name not in table.column_names]
-    if missing:
-        got = f"{file} has no column {missing[0]!r}, which version {version.number} has"
-        raise DataError(f"{got}: want records of this folder")
+    _require(file, version, table, (*version.schema.names, *(LOGIT + task for task in version.tasks)))
     logits_RK = version.forward(arrays_of(table.select(version.schema.names)), len(table), ROWS).numpy()
     recorded_RK = np.stack([table[LOGIT + task].to_numpy() for task in version.tasks], 1)
     if version.identity == "exact":
@@ -116,12 +114,50 @@ def _compare(file: Path, version: ServedVersion, table: pa.Table) -> AuditedFile
     if differ_R.any():
         row = int(differ_R.argmax())
         first = f"request {table[REQUEST][row]}: answered {recorded_RK[row].tolist()}, not {logits_RK[row].tolist()}"
-    kinds = {name: version.schema.field(name).type for name in version.stats if name in version.schema.names}
+    return _audited(file, version, table, int(differ_R.sum()), first)
+
+
+def _compare_items(file: Path, version: ServedVersion, table: pa.Table) -> AuditedFile:
+    """Of requests for items."""
+    retriever = version.retriever
+    if retriever is None:
+        raise DataError(f"{file} has items, and version {version.number} has none: want records of this folder")
+    _require(file, version, table, (*retriever.schema.names, K, EXACT, AMONG, WITHOUT, SCORES))
+    wrong, first = 0, ""
+    for number in range(len(table)):
+        one = table.slice(number, 1).combine_chunks()
+        request = {name: one[name][0].as_py() for name in (K, EXACT, AMONG, WITHOUT, ITEMS, SCORES, REQUEST)}
+        without = request[WITHOUT] or []
+        query = retriever.read(RetrieveBody({}, request[K], request[AMONG], without, request[EXACT]), arrays_of(one))
+        found = retriever.answer(query)
+        scores, recorded = np.array(found.scores), np.array(request[SCORES])
+        if version.identity == "exact":
+            same = found.items == request[ITEMS] and found.scores == request[SCORES]
+        else:  # another kind of processor
+            same = len(scores) == len(recorded) and bool((np.abs(scores - recorded) <= CLOSE).all())
+        if not same and not wrong:
+            answered = list(zip(request[ITEMS], request[SCORES], strict=True))[:2]
+            first = f"request {request[REQUEST]}: answered {answered}"
+            first += f", not {list(zip(found.items, found.scores, strict=True))[:2]}"
+        wrong += not same
+    return _audited(file, version, table, wrong, first)
+
+
+def _require(file: Path, version: ServedVersion, table: pa.Table, names: Iterable[str]) -> None:
+    missing = [name for name in names if name not in table.column_names]
+    if missing:
+        got = f"{file} has no column {missing[0]!r}, which version {version.number} has"
+        raise DataError(f"{got}: want records of this folder")
+
+
+def _audited(file: Path, version: ServedVersion, table: pa.Table, wrong: int, first: str) -> AuditedFile:
+    known = [name for name in version.stats if name in version.schema.names and name in table.column_names]
+    kinds = {name: version.schema.field(name).type for name in known}
     trained = {name: _means(version.stats[name], kind) for name, kind in kinds.items()}
     recorded = {
         name: _means(ColumnStats.of(table[name]), kind, _deviation(table[name])) for name, kind in kinds.items()
     }
-    return AuditedFile(file, version.number, len(table), int(differ_R.sum()), first, trained, recorded)
+    return AuditedFile(file, version.number, len(table), wrong, first, trained, recorded)
 
 
 def _means(stats: ColumnStats, kind: pa.DataType, deviation: float | None = None) -> ColumnMeans:

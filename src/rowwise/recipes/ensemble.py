@@ -17,6 +17,7 @@ from torch.nn.functional import logsigmoid
 
 from rowwise import report
 from rowwise.batch import Batch
+from rowwise.checkpoint.manifest import CheckpointManifest
 from rowwise.errors import DataError, SpecError
 from rowwise.ingest.transform import to_json
 from rowwise.recipes.compose import ResolvedRecipe, evaluation_batches
@@ -26,7 +27,8 @@ from rowwise.recipes.rows import RowSelection, open_reader
 from rowwise.recipes.runs import Warn, choose_rows, ignore_warning, load_trained, predict_rows
 from rowwise.recipes.served import open_predictor
 from rowwise.recipes.sharding import tables_of
-from rowwise.serve.package import is_served
+from rowwise.serve.package import find_version, is_served
+from rowwise.serve.row_tiers import make_tiers
 from rowwise.train.evaluate import ClickEvaluator, Scores, Slicing, Values
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.step import dense_parameters
@@ -182,15 +184,20 @@ def predict_ensemble(  # noqa: PLR0913 - options of the command
     keep: Sequence[str] = (),
     tell: Callable[[int, int], None] | None = None,
     warn: Warn = ignore_warning,
+    memory_bytes: int | None = None,
 ) -> int:
     """Write the mean probability of the runs, and its logit, for the test rows or rows of other files.
 
-    A single path may be a version that `rowwise export` wrote.
+    A single path may be a version that `rowwise export` wrote; `memory_bytes`: for its rows, larger tables are cached.
     """
     if len(paths) == 1 and is_served(paths[0]):
         if data is None:
             raise DataError(f"{paths[0]}: a version has no test rows: want --data parquet:PATH")
-        return predict(open_predictor(paths[0]), RowSelection(open_reader(data)), out, keep, tell)
+        version = CheckpointManifest.read(find_version(paths[0]).path)
+        tiers = make_tiers(version, memory_bytes, (), None)
+        return predict(open_predictor(paths[0], tiers=tiers), RowSelection(open_reader(data)), out, keep, tell)
+    if memory_bytes is not None:
+        raise SpecError(f"--memory is for a version: want rowwise export {paths[0]} DIR, and then DIR")
     if len(paths) == 1:  # of any model, such as two towers
         return predict_rows(paths[0], out, which=which, data=data, keep=keep, tell=tell, warn=warn)
     resolved, ensemble = load_ensemble(paths, which, warn, same_rows=data is None)

@@ -7,6 +7,7 @@ Opening one reads no training data. It runs the user's transforms and models tha
 trust, or compare its digest.
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -98,11 +99,42 @@ def read_model(version: Path) -> ServedModel:
     return structs.replace(served, parts=_locate(served.parts, version))
 
 
-def load_model(version: Path, served: ServedModel) -> nn.Module:
-    """The model with the weights of a version, each compared with its checksum."""
+def load_model(version: Path, served: ServedModel, tiers: RowTiers = IN_MEMORY) -> nn.Module:
+    """The model with the weights of a version, each compared with its checksum; `tiers`: where its rows will be."""
+    if tiers.memory_bytes is not None:
+        return _map_model_here(version, served, tiers)[0]
     model = build_model(served.parts)
     restore_model(Checkpoint.open(version), model)
     return model
+
+
+def _map_model_here(version: Path, served: ServedModel, tiers: RowTiers) -> tuple[nn.Module, tuple[CachedRows, ...]]:
+    """The model with rows for this process alone."""
+    file = os.memfd_create("rowwise-rows")
+    try:
+        rows = load_rows(version, None, tiers, find_version(version).number, file, None, None)
+        return _map_model(version, served, rows, tiers)
+    finally:
+        os.close(file)  # what is mapped stays
+
+
+def _map_model(
+    version: Path, served: ServedModel, rows: SharedRows, tiers: RowTiers, pause: Callable[[], object] = lambda: None
+) -> tuple[nn.Module, tuple[CachedRows, ...]]:
+    """The model with the rows of a file, and its tables that are larger than memory."""
+    model = build_model(served.parts, on_meta=True)
+    checkpoint, places = Checkpoint.open(version), reserve_rows(model)
+    newer = newer_chunks(rows, checkpoint.manifest)
+    if newer is None or places != rows.places:
+        raise CheckpointError(f"{version} has changed since its rows were loaded: want versions that stay")
+    pause()
+    memory = tiers.divide(checkpoint.manifest, version)
+    private = bool(memory.caches)
+    map_rows(model, rows.file, version, fresh=False, cached=memory.cached, private=private)
+    restore_model(checkpoint, model, without=rows.tables.keys())
+    pause()
+    use_newer(model, checkpoint, newer, pause)
+    return model, tiers.attach(model, served.name, checkpoint, rows, newer, memory)
 
 
 def load_rows(  # noqa: PLR0913 - the host calls it with the last four
@@ -171,29 +203,20 @@ def open_version(
         path: a folder that `rowwise export` wrote, or a version in it.
         expect: the only digest that is accepted.
         number: the version; None: the current one.
-        rows: a file with its rows, by `load_rows`; None: they are read into this process.
+        rows: a file with its rows, by `load_rows`; None: they are for this process alone.
         pause: called between parts of the work, some milliseconds each.
-        tiers: where rows are that are not in the file.
+        tiers: where its rows are, and those that are not in the file.
     """
     folder = find_version(path, number)
     digest = check_digest(folder, expect)
     served = read_model(folder.path)
-    if rows is None:
+    if rows is None and tiers.memory_bytes is None:
         return _serve(folder, digest, served, load_model(folder.path, served))
     pause()
-    model = build_model(served.parts, on_meta=True)
-    version, places = Checkpoint.open(folder.path), reserve_rows(model)
-    newer = newer_chunks(rows, version.manifest)
-    if newer is None or places != rows.places:
-        raise CheckpointError(f"{folder.path} has changed since its rows were loaded: want versions that stay")
-    pause()
-    memory = tiers.divide(version.manifest, folder.path)
-    private = bool(memory.caches)
-    map_rows(model, rows.file, folder.path, fresh=False, cached=memory.cached, private=private)
-    restore_model(version, model, without=rows.tables.keys())
-    pause()
-    use_newer(model, version, newer, pause)
-    cached = tiers.attach(model, served.name, version, rows, newer, memory)
+    if rows is None:
+        model, cached = _map_model_here(folder.path, served, tiers)
+    else:
+        model, cached = _map_model(folder.path, served, rows, tiers, pause)
     return _serve(folder, digest, served, model, cached, pause, check_items=False)
 
 
@@ -281,13 +304,15 @@ def _check_alike(folder: VersionFolder, other: VersionFolder) -> None:
             raise CheckpointError(f"{got}: want it in a folder, and behind a server, of its own")
 
 
-def open_predictor(path: Path, number: int | None = None, expect: str | None = None) -> Predictor:
-    """The model of a version, for `rowwise predict`."""
+def open_predictor(
+    path: Path, number: int | None = None, expect: str | None = None, tiers: RowTiers = IN_MEMORY
+) -> Predictor:
+    """The model of a version, for `rowwise predict`; `tiers`: where its rows will be."""
     folder = find_version(path, number)
     check_digest(folder, expect)
     served = read_model(folder.path)
     return Predictor(
-        model=load_model(folder.path, served),
+        model=load_model(folder.path, served, tiers),
         columns=served.parts.columns,
         tables=served.parts.tables,
         transforms=load(served.transforms),

@@ -173,6 +173,8 @@ class _Handlers:
             found = await self.retrieval.retrieve(version, retriever, query, timeout_s)
             if isinstance(found, Rejection):
                 return found
+            if service.recorder is not None:
+                service.recorder.add_search(version, query, found)
             answer_s = service.clock()
             headers = {"rowwise-model": version.name, "rowwise-version": str(version.number)}
             named = {"model": version.name, "version": version.number} | found._asdict()

@@ -1,50 +1,61 @@
 """How long requests take at a rate, and how many workers a rate needs: a queue whose server takes all that wait.
 
-A worker computes the requests that wait in one batch, and those that come meanwhile in the next. A batch of n requests
-takes a time that was measured. Arrivals are random (Poisson), and each worker has its part of them. So the sizes of
-batches are a Markov chain: of a batch of n, the next one is of as many as came in its time, and of at least one. A
-request waits for the rest of the batch that it came in, and takes the time of its own.
+A worker computes the requests that wait in one batch, and those that come meanwhile in the next. A batch takes a time
+that is a line over its requests, and pauses. One for which the worker has waited takes longer: its core did other work
+meanwhile, or slept. Pauses are those of requests alone, beyond their mean: a batch that takes as long as n of them has
+n. Requests come at random times (Poisson), and each worker has its part of them. The queue is simulated request by
+request, with the same random numbers for each rate.
 
-Near: arrivals at random times, workers with equal parts. Ignored: a limit of the rows of a batch, pauses of the system,
-and work of other processes on the same cores.
+Near: answers of a batch come together; a request of more rows than a batch has is first in the next one. Ignored: work
+of other processes on the same cores.
 """
 
-from collections.abc import Mapping
-from itertools import accumulate
+from bisect import bisect_right
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rowwise.errors import SpecError
 
-MOST_BATCH = 160  # requests; a worker whose batches are larger has more requests than it can answer
-PARTS = 32  # of a batch's time, at which requests come
+REQUESTS = 40_000  # that are simulated
 HALVINGS = 12
-Floats = NDArray[np.float64]
+
+
+class MeasuredBatches(NamedTuple):
+    """Batches of a worker that always had requests waiting."""
+
+    requests: float  # of a batch, on average
+    seconds: float  # of a batch, on average
 
 
 class BatchTimes(NamedTuple):
-    """The seconds of batches of requests in one worker: measured ones, and straight lines between them."""
+    """The seconds of batches of requests in one worker."""
 
-    sizes: tuple[int, ...]  # ascending, from 1
-    seconds: tuple[float, ...]
+    fixed_s: float
+    request_s: float
+    most: float  # requests of a batch, by its rows; a part of one is computed with the next batch
+    idle_s: float = 0.0  # more, for a batch that the worker has waited for
+    pauses_s: tuple[float, ...] = (0.0,)  # of requests alone, beyond their mean
 
     @classmethod
-    def of(cls, measured: Mapping[int, float]) -> "BatchTimes":
-        """Of seconds by size. A larger batch takes no less time, whatever the noise."""
-        sizes = sorted(measured)
-        return cls(tuple(sizes), tuple(accumulate((measured[size] for size in sizes), max)))
+    def fit(cls, measured: Sequence[MeasuredBatches], most: float, alone_s: Sequence[float]) -> "BatchTimes":
+        """A line through measured times, near in proportion; `alone_s`: of requests that the worker waited for."""
+        weights = [1 / one.seconds for one in measured]
+        line = np.polyfit([one.requests for one in measured], [one.seconds for one in measured], 1, w=weights)
+        request_s, fixed_s = (max(0.0, float(found)) for found in line)
+        mean_s = float(np.mean(alone_s))
+        idle_s = max(0.0, mean_s - fixed_s - request_s)
+        return cls(fixed_s, request_s, most, idle_s, tuple(seconds - mean_s for seconds in alone_s))
 
-    def of_sizes(self, size_N: Floats) -> Floats:
-        """The seconds of batches of these sizes; of larger ones than those measured, in proportion."""
-        most = self.sizes[-1]
-        return np.interp(size_N, self.sizes, self.seconds) * np.maximum(1.0, size_N / most)
+    def of(self, requests: float) -> float:
+        """The seconds of a batch of so many requests, without its pauses."""
+        return self.fixed_s + self.request_s * requests
 
     @property
     def most_rate(self) -> float:
         """Requests a second that a worker can answer, however long they wait."""
-        return self.sizes[-1] / self.seconds[-1]
+        return self.most / self.of(self.most)
 
 
 class LatencyForecast(NamedTuple):
@@ -58,23 +69,27 @@ def forecast(rate: float, times: BatchTimes) -> LatencyForecast:
     """The latencies of requests that come to one worker at a rate; infinite where it cannot answer them."""
     if rate >= times.most_rate:
         return LatencyForecast(np.inf, np.inf)
-    size_N = np.arange(1.0, MOST_BATCH + 1)
-    seconds_N = times.of_sizes(size_N)
-    arrivals_NK = _poisson(rate * seconds_N, MOST_BATCH)
-    share_N = _stationary(arrivals_NK)
-    if share_N[-1] > 1e-3:  # its batches grow and grow
-        return LatencyForecast(np.inf, np.inf)
-    # With no arrival the worker is idle, and the next request is computed alone, at once.
-    alone = float((share_N * arrivals_NK[:, 0]).sum())
-    weight_NK = share_N[:, None] * arrivals_NK[:, 1:] * size_N
-    rest_P = (np.arange(PARTS) + 0.5) / PARTS
-    latency_NKP = rest_P * seconds_N[:, None, None] + seconds_N[None, :, None]
-    weight_NKP = np.broadcast_to(weight_NK[:, :, None] / PARTS, latency_NKP.shape)
-    latencies = np.concatenate([[seconds_N[0]], latency_NKP.ravel()])
-    weights = np.concatenate([[alone], weight_NKP.ravel()])
-    order = np.argsort(latencies)
-    total = np.cumsum(weights[order])
-    p50_s, p99_s = (float(latencies[order][np.searchsorted(total, q * total[-1])]) for q in (0.5, 0.99))
+    draw = np.random.default_rng(0)
+    arrived_s = np.cumsum(draw.exponential(1 / rate, REQUESTS)).tolist()
+    paused_s = np.cumsum(draw.choice(times.pauses_s, REQUESTS)).tolist()
+    latencies_s: list[float] = []
+    now_s = done = 0.0  # done: the part of the oldest request that was computed
+    at, pause, alone_s = 0, 0, times.of(min(1.0, times.most)) + times.idle_s
+    while at < REQUESTS:
+        idle_s = times.idle_s if arrived_s[at] > now_s else 0.0
+        now_s = max(now_s, arrived_s[at])
+        waiting = bisect_right(arrived_s, now_s, at) - at - done
+        taken = min(waiting, times.most)
+        seconds = times.of(taken) + idle_s
+        pauses = min(max(1, round(seconds / alone_s)), REQUESTS - 1)
+        pause = pause if pause + pauses < REQUESTS else 0
+        now_s += max(0.0, seconds + paused_s[pause + pauses] - paused_s[pause])
+        pause += pauses
+        whole = int(done + taken + 1e-9)
+        done = max(0.0, done + taken - whole)
+        latencies_s += [now_s - one_s for one_s in arrived_s[at : at + whole]]
+        at += whole
+    p50_s, p99_s = np.quantile(latencies_s, (0.5, 0.99)).tolist()
     return LatencyForecast(p50_s, p99_s)
 
 
@@ -94,26 +109,3 @@ def most_rate(times: BatchTimes, p99_s: float) -> float:
 def workers_for(rate: float, times: BatchTimes, p99_s: float) -> int:
     """How many workers a rate needs."""
     return int(np.ceil(rate / most_rate(times, p99_s)))
-
-
-def _poisson(mean_N: Floats, most: int) -> Floats:
-    """Probabilities [N, 0 to most] of counts; the last one is of all larger counts, too."""
-    count_K = np.arange(most + 1)
-    log_factorial_K = np.concatenate([[0.0], np.cumsum(np.log(count_K[1:]))])
-    found_NK = np.exp(count_K * np.log(mean_N)[:, None] - mean_N[:, None] - log_factorial_K)
-    found_NK[:, -1] += np.maximum(0.0, 1 - found_NK.sum(1))
-    return found_NK
-
-
-def _stationary(arrivals_NK: Floats) -> Floats:
-    """The share of batches of each size."""
-    steps_NN = arrivals_NK[:, 1:].copy()
-    steps_NN[:, 0] += arrivals_NK[:, 0]
-    share_N = np.full(len(steps_NN), 1 / len(steps_NN))
-    for _ in range(60):  # squares: as many steps as ever matter
-        steps_NN = steps_NN @ steps_NN
-        found_N = share_N @ steps_NN
-        if np.abs(found_N - share_N).max() < 1e-12:
-            break
-        share_N = found_N / found_N.sum()
-    return share_N

@@ -9,7 +9,7 @@ The first two are in the digest of the version, the others by their checksums.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, final
 
@@ -20,6 +20,7 @@ import torch
 from pyarrow import parquet as pq
 from torch import Tensor
 
+from rowwise.checkpoint.read import DamagedChunk
 from rowwise.errors import CheckpointError, SpecError
 from rowwise.models.retrieval import nearest_items
 from rowwise.serve.item_index import ItemIndex
@@ -204,15 +205,31 @@ def open_items(version: Path, facts: RetrievalFacts, *, check: bool = True) -> S
     return ServedItems(facts, keys, vectors_ID, index)
 
 
+def damaged_items(version: Path) -> list[DamagedChunk]:
+    """Files of a version's items that are not as they were written."""
+    try:
+        facts = read_facts(version)
+    except CheckpointError as error:
+        return [DamagedChunk(tensor="", place="", file=f"{RETRIEVAL}/{FACTS}", why=str(error))]
+    found = () if facts is None else _find_damage(version / RETRIEVAL, facts)
+    return [DamagedChunk(tensor="", place="", file=f"{RETRIEVAL}/{name}", why=why) for name, why in found]
+
+
 def _check_files(folder: Path, facts: RetrievalFacts) -> None:
-    wanted: Sequence[str] = (ITEMS, VECTORS) if facts.index is None else (ITEMS, VECTORS, INDEX)
-    for name in wanted:
+    for _, why in _find_damage(folder, facts):
+        raise CheckpointError(f"{why}; export the version again")
+
+
+def _find_damage(folder: Path, facts: RetrievalFacts) -> Iterator[tuple[str, str]]:
+    """Files, and what is wrong with each."""
+    for name in (ITEMS, VECTORS) if facts.index is None else (ITEMS, VECTORS, INDEX):
         try:
             found = _sha256(folder / name)
         except OSError as error:
-            raise CheckpointError(f"{folder / name}: {error.strerror}; export the version again") from None
+            yield name, f"{folder / name}: {error.strerror}"
+            continue
         if found != facts.sha256.get(name):
-            raise CheckpointError(f"{folder / name} does not match its checksum; export the version again")
+            yield name, f"{folder / name} does not match its checksum"
 
 
 def _sha256(path: Path) -> str:

@@ -2,15 +2,18 @@
 
 Each connection has one request at a time. In a closed loop it sends the next one when it has an answer. In an open loop
 requests arrive at random times whatever the server does, and wait for a free connection; their latencies count from
-their arrival, so that a server that stalls does not hide it.
+their arrival, so that a server that stalls does not hide it. Arrivals are made by a thread, as the timers of an event
+loop are exact to a millisecond only. An arrival that the generator itself is late for counts from its planned time.
 """
 
 import asyncio
 import multiprocessing
 import random
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 END = b"\r\n\r\n"
@@ -37,6 +40,7 @@ class Answer(NamedTuple):
     seconds: float
     code: int
     answer: bytes
+    late_s: float = 0.0  # from the arrival to when the generator saw it: other work on its core
 
 
 def send(load: Load) -> list[Answer]:
@@ -71,29 +75,32 @@ class _Work:
         head += "" if load.timeout_ms is None else f"x-timeout-ms: {load.timeout_ms}\r\n"
         head += "content-length: "
         self.requests = [f"{head}{len(body)}".encode() + END + body for body in load.bodies]
-        self.waiting: deque[tuple[int, float]] = deque()
+        self.waiting: deque[tuple[int, float, float]] = deque()
         self.idle: list[_Connection] = []
         self.answers: list[Answer] = []
         self.sent = 0
-        self._random = random.Random(0)
 
     def begin(self) -> None:
         if self.load.rate is None:
             for _ in range(self.load.connections):
-                self._arrive()
+                self._arrive(time.perf_counter())
         else:
-            self._arrive_later()
+            threading.Thread(target=self._arrive_at_random, args=(self.load.rate,), daemon=True).start()
 
-    def _arrive(self) -> None:
+    def _arrive(self, planned_s: float) -> None:
         if self.sent < self.load.requests:
-            self.waiting.append((self.sent % len(self.requests), time.perf_counter()))
+            late_s = time.perf_counter() - planned_s
+            self.waiting.append((self.sent % len(self.requests), planned_s, late_s))
             self.sent += 1
             self._give()
 
-    def _arrive_later(self) -> None:
-        self._arrive()
-        if self.sent < self.load.requests:
-            self.loop.call_later(self._random.expovariate(self.load.rate or 1.0), self._arrive_later)
+    def _arrive_at_random(self, rate: float) -> None:
+        draw, planned_s = random.Random(0), time.perf_counter()
+        for _ in range(self.load.requests):
+            time.sleep(max(0.0, planned_s - time.perf_counter()))
+            with suppress(RuntimeError):  # the loop is closed, as the server has closed a connection
+                self.loop.call_soon_threadsafe(self._arrive, planned_s)
+            planned_s += draw.expovariate(rate)
 
     def _give(self) -> None:
         while self.waiting and self.idle:
@@ -105,7 +112,7 @@ class _Work:
         if len(self.answers) == self.load.requests:
             self.finished.set_result(None)
         elif self.load.rate is None:
-            self._arrive()
+            self._arrive(time.perf_counter())
         else:
             self._give()
 
@@ -115,14 +122,14 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, work: _Work) -> None:
         self._work, self._received = work, bytearray()
-        self._body, self._arrived_s = 0, 0.0
+        self._body, self._arrived_s, self._late_s = 0, 0.0, 0.0
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         self._work.idle.append(self)
 
-    def send(self, body: int, arrived_s: float) -> None:
-        self._body, self._arrived_s = body, arrived_s
+    def send(self, body: int, arrived_s: float, late_s: float) -> None:
+        self._body, self._arrived_s, self._late_s = body, arrived_s, late_s
         self._transport.write(self._work.requests[body])
 
     def data_received(self, data: bytes) -> None:
@@ -138,7 +145,7 @@ class _Connection(asyncio.Protocol):
             seconds = time.perf_counter() - self._arrived_s
             code, answer = int(received[9:12]), bytes(received[begin:])
             received.clear()
-            self._work.done(self, Answer(self._body, self._arrived_s, seconds, code, answer))
+            self._work.done(self, Answer(self._body, self._arrived_s, seconds, code, answer, self._late_s))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._work.finished.done():

@@ -1,7 +1,7 @@
-"""Keeps a share of the requests with their logits as Parquet files, for `rowwise audit`.
+"""Keeps a share of the requests with their logits or items as Parquet files, for `rowwise audit`.
 
-Files are written behind the answers, and appear when they are whole. Where the disk is too slow, requests are left out
-and counted, and no answer waits.
+A file has requests of one kind. Files are written behind the answers, and appear when they are whole. Where the disk is
+too slow, requests are left out and counted, and no answer waits.
 """
 
 import queue
@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import pyarrow as pa
 from pyarrow import parquet as pq
@@ -18,11 +18,15 @@ from torch import Tensor
 from rowwise.errors import SpecError
 from rowwise.serve.package import LOGIT
 from rowwise.serve.request import RequestRows
+from rowwise.serve.retrieval import ItemQuery, RetrievedItems
 from rowwise.serve.traffic import is_chosen
 from rowwise.serve.version import ServedVersion
 from rowwise.spec import Value
 
 REQUEST, VERSION = "rowwise:request", "rowwise:version"
+K, EXACT, AMONG, WITHOUT, ITEMS, SCORES = (  # of a search
+    f"rowwise:{name}" for name in ("k", "exact", "among", "without", "items", "scores")
+)
 FILE_rows, FILE_s = 1 << 16, 5.0  # of a file, at most
 WAITING = 1000  # requests that wait to be written, at most
 
@@ -51,6 +55,32 @@ class _Recorded(NamedTuple):
         return pa.table(numbers | self.rows.arrays | {LOGIT + task: pa.array(x_R.numpy()) for task, x_R in logits})
 
 
+class _RecordedSearch(NamedTuple):
+    number: int
+    version: ServedVersion
+    query: ItemQuery
+    found: RetrievedItems
+
+    def table(self) -> pa.Table:
+        assert self.version.retriever is not None
+        retriever, query = self.version.retriever, self.query
+        keys = retriever.items.keys
+
+        def lists(values: list[Any] | None) -> pa.Array:
+            return pa.array([values], pa.list_(keys.type))
+
+        among, without = (
+            lists(None if places is None else keys.take(pa.array(places.numpy())).to_pylist())
+            for places in query.allowed
+        )
+        more = {
+            REQUEST: pa.array([self.number], pa.int64()), VERSION: pa.array([self.version.number], pa.int64()),
+            K: pa.array([query.k], pa.int64()), EXACT: pa.array([query.exact]), AMONG: among, WITHOUT: without,
+            ITEMS: lists(self.found.items), SCORES: pa.array([self.found.scores], pa.list_(pa.float32())),
+        }  # fmt: skip
+        return pa.table(more | {name: query.rows.arrays[name] for name in retriever.schema.names})
+
+
 @final
 class RequestRecorder:
     """Records requests of one worker.
@@ -63,7 +93,7 @@ class RequestRecorder:
 
     def __init__(self, recording: Recording, worker: int, leave_out: Callable[[int], None]) -> None:
         self._folder, self._share, self._worker = Path(recording.folder), recording.share, worker
-        self._waiting: queue.Queue[_Recorded | None] = queue.Queue(WAITING)
+        self._waiting: queue.Queue[_Recorded | _RecordedSearch | None] = queue.Queue(WAITING)
         self._number = self._files = 0
         self._leave_out = leave_out
         self._thread = threading.Thread(target=self._write_all, daemon=True)
@@ -72,9 +102,17 @@ class RequestRecorder:
     def add(self, version: ServedVersion, rows: RequestRows, predictions_RP: Tensor) -> None:
         """Keep a request, if it is one of the share."""
         self._number += 1
-        if is_chosen(self._number, self._share):
+        self._keep(_Recorded(self._number, version, rows, predictions_RP))
+
+    def add_search(self, version: ServedVersion, query: ItemQuery, found: RetrievedItems) -> None:
+        """Keep a request for items likewise."""
+        self._number += 1
+        self._keep(_RecordedSearch(self._number, version, query, found))
+
+    def _keep(self, one: _Recorded | _RecordedSearch) -> None:
+        if is_chosen(one.number, self._share):
             try:
-                self._waiting.put_nowait(_Recorded(self._number, version, rows, predictions_RP))
+                self._waiting.put_nowait(one)
             except queue.Full:
                 self._leave_out(1)
 
@@ -86,7 +124,7 @@ class RequestRecorder:
     def _write_all(self) -> None:
         ended = False
         while not ended:
-            tables: list[pa.Table] = []
+            tables: dict[type, list[pa.Table]] = {}
             rows, end_s = 0, time.monotonic() + FILE_s
             while rows < FILE_rows and (left_s := end_s - time.monotonic()) > 0:
                 try:
@@ -96,10 +134,10 @@ class RequestRecorder:
                 if one is None:
                     ended = True
                     break
-                tables.append(one.table())
-                rows += len(tables[-1])
-            if tables:
-                self._write(tables)  # all versions of a server have the same columns
+                tables.setdefault(type(one), []).append(one.table())
+                rows += len(tables[type(one)][-1])
+            for of_kind in tables.values():
+                self._write(of_kind)  # all versions of a server have the same columns
 
     def _write(self, tables: list[pa.Table]) -> None:
         """One file; its name says when it was made, by which worker."""

@@ -31,6 +31,7 @@ PARTS = 64  # of the keys: more than nodes, so that each has about as many
 HEAD_bytes = 16  # tag and checksum before a row
 MOST_LATER = 64  # batches whose rows wait to be written
 WANT = "want redis://HOST:PORT, or several with commas between them"
+MEASURED, MEASURED_s = 4096, 1.0  # rows to measure nodes by
 Words = NDArray[np.uint64]
 
 
@@ -116,6 +117,11 @@ class RedisNodes:
             for number, answer in zip(chosen, self._ask(node, [commands[k][1] for k in chosen]), strict=True):
                 answers[number] = answer
         return answers
+
+    def info(self) -> list[dict[str, Any]]:
+        """What each node says of its processor time and memory."""
+        with self._one_at_a_time:
+            return [self._client(node).info() for node in dict.fromkeys(self._find_nodes())]
 
     def _ask(self, node: RedisAddress, commands: Sequence[Sequence[Any]]) -> list[Any]:
         from redis.exceptions import RedisError, ResponseError
@@ -203,6 +209,14 @@ def _address(node: Sequence[Any], seed: RedisAddress) -> RedisAddress:
     return RedisAddress(host or seed.host, int(node[1]))
 
 
+class NodeCosts(NamedTuple):
+    """What rows of one width take of a node."""
+
+    row_bytes: int  # of its memory, with the key and all that belongs to it
+    rows_s: float  # rows a second that its core answers
+    memory_bytes: int  # of the node with the least
+
+
 @final
 class RedisRows:
     """Rows of one width in Redis, as `SharedRowStore`.
@@ -246,6 +260,27 @@ class RedisRows:
 
     def write_later(self, keys_M: Ints, tags_M: Words, rows_MB: Bytes) -> None:
         self._later.add(partial(self._write, keys_M, tags_M, rows_MB))
+
+    def measure(self) -> "NodeCosts":
+        """Write rows, read them for a second, and delete them; raises where they are not there."""
+        keys_M, tags_M = np.arange(MEASURED), np.zeros(MEASURED, np.uint64)
+        rows_MB, read = np.ones((MEASURED, self._row_bytes), np.uint8), 0
+        self._write(keys_M, tags_M, rows_MB)
+        names = self._names(self._writes, keys_M)
+        begin_s, before = time.monotonic(), self._reads.info()
+        while time.monotonic() < begin_s + MEASURED_s:
+            for at in np.split(keys_M, MEASURED // 512):
+                read += int(self.read(at, tags_M[at], rows_MB[at]).sum())
+        after, key = self._reads.info(), names[0]
+        first = int(_parts(keys_M[:1])[0])
+        (size,) = self._reads.send([(first, ["MEMORY", "USAGE", key])])
+        self._writes.send([(part, ["DEL", *(names[m] for m in at)]) for part, at in self._split(keys_M)])
+        if not read or size is None or not after:
+            raise SpecError("--redis: rows that were written to it are not there: want nodes that answer, with memory")
+        used_s = sum(one["used_cpu_user"] + one["used_cpu_sys"] for one in after)
+        used_s -= sum(one["used_cpu_user"] + one["used_cpu_sys"] for one in before)
+        memory = min(one["maxmemory"] or one["total_system_memory"] for one in after)
+        return NodeCosts(int(size), read / used_s, memory)
 
     def _write(self, keys_M: Ints, tags_M: Words, rows_MB: Bytes) -> None:
         head_M2 = np.stack([tags_M, self._sums(tags_M, rows_MB)], 1)

@@ -87,10 +87,14 @@ class Retriever:
             raise DataError(f'{WHERE}: {error}: want JSON such as {{"context": {{...}}, "k": 100}}') from None
         return self.read(found)
 
-    def read(self, body: RetrieveBody) -> ItemQuery:
+    def read(self, body: RetrieveBody, columns: Mapping[str, pa.Array] | None = None) -> ItemQuery:
+        """Check a request; `columns`: of its user, with those of side tables, instead of its context."""
         if not 1 <= body.k <= MOST_ITEMS:
             raise DataError(f"{WHERE}: k={body.k}: want 1 to {MOST_ITEMS} items")
-        rows = self._reader.read_lists({name: [value] for name, value in body.context.items()})
+        if columns is None:
+            rows = self._reader.read_lists({name: [value] for name, value in body.context.items()})
+        else:
+            rows = RequestRows({name: columns[name] for name in self.schema.names}, 1, 0)
         among_A, unknown = (None, 0) if body.among is None else self._places_of("among", body.among)
         without_W, more = (None, 0) if not body.without else self._places_of("without", body.without)
         return ItemQuery(rows, body.k, ItemFilter(among_A, without_W), body.exact, unknown + more)
@@ -137,6 +141,9 @@ class Retriever:
             exact: look at all items.
         """
         allowed = None if among is None else list(among)
-        query = self.read(RetrieveBody(dict(context), k, allowed, list(without), exact))
+        return self.answer(self.read(RetrieveBody(dict(context), k, allowed, list(without), exact)))
+
+    def answer(self, query: ItemQuery) -> RetrievedItems:
+        """The items of a checked request. Threads that call it take turns."""
         with self._one_at_a_time:
             return self.name(self.find(self.vectors([query.rows])[0][0], query), query.unknown)

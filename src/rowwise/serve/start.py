@@ -1,5 +1,6 @@
 """Starts `rowwise serve` as a process, for what measures or tests a server."""
 
+import re
 import subprocess
 import sys
 import threading
@@ -59,3 +60,16 @@ def end_server(process: subprocess.Popen[str], limit_s: float) -> None:
         process.wait(limit_s)
     process.kill()
     process.wait()
+
+
+def memory_of(process: subprocess.Popen[str]) -> list[int]:
+    """Bytes of a server's processes without what is shared: the host, and then workers, the largest first."""
+    found: list[int] = []
+    waiting = [process.pid]
+    while waiting:
+        folder = Path(f"/proc/{waiting.pop()}")
+        with suppress(OSError):  # it has ended meanwhile
+            text = (folder / "smaps_rollup").read_text()
+            found.append(1024 * sum(int(kb) for kb in re.findall(r"^Pss_(?:Anon|File): +(\d+)", text, re.M)))
+            waiting += map(int, (folder / f"task/{folder.name}/children").read_text().split())
+    return [*found[:1], *sorted(found[1:], reverse=True)]
