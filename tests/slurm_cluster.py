@@ -1,4 +1,4 @@
-"""A real Slurm of three nodes on this machine: munged, slurmctld and three slurmd, with files in a folder of its own."""
+"""A real Slurm of three nodes on this machine: munged, slurmctld and three slurmd, with files in a folder."""
 
 import contextlib
 import getpass

@@ -17,7 +17,7 @@ from rowwise.cli.slurm import make_script
 from rowwise.errors import SpecError
 from rowwise.train.saved import CheckpointFolder
 
-STEPS = {"train": {**ELASTIC, "epochs": 1000, "steps": 40}, "log": {"every": 2}, "save": {"every": 5, "keep": 9}}
+STEPS = {"train": {**ELASTIC, "epochs": 1000, "steps": 24}, "log": {"every": 2}, "save": {"every": 5, "keep": 9}}
 REQUEST = JobRequest(
     recipe="small",
     command=("python", "-m", "rowwise", "train", "small.yaml"),
@@ -69,6 +69,8 @@ def test_settings_come_from_files_too(tmp_path):
         parse_settings([path])
 
 
+@pytest.mark.slow
+@pytest.mark.dist
 def test_a_run_in_its_folder_goes_on_and_ends_once(tmp_path):
     write_recipe(tmp_path, **STEPS)
     (tmp_path / "other").mkdir()
@@ -84,7 +86,7 @@ def test_a_run_in_its_folder_goes_on_and_ends_once(tmp_path):
         process.communicate(timeout=60)
     assert process.returncode == 143
     assert rowwise(tmp_path, *command).returncode == 0
-    assert result(tmp_path / "runs/mine")["steps"] == 40
+    assert result(tmp_path / "runs/mine")["steps"] == 24
     again = rowwise(tmp_path, *command)
     assert (again.returncode, again.stderr) == (0, "runs/mine has finished\n")
 
@@ -122,24 +124,25 @@ def cluster(tmp_path_factory):
 @pytest.mark.dist
 def test_a_job_that_is_preempted_ends_with_the_bits_of_a_local_run(cluster, tmp_path):
     alone = write_recipe(tmp_path / "alone", **STEPS)
-    assert rowwise(alone, "train", "small.yaml", "--nproc", "3").returncode == 0
+    assert rowwise(alone, "train", "small.yaml", "--nproc", "2").returncode == 0
     folder = write_recipe(tmp_path / "in a job", **STEPS)
-    submit = ("train", "small.yaml", "--on", "slurm", "--nodes", "3", "--nproc", "2", "--detach")
+    submit = ("train", "small.yaml", "--on", "slurm", "--nodes", "3", "--detach")
     done = rowwise(folder, *submit, environment=cluster)
     assert done.returncode == 0, done.stderr
     name = done.stderr.split()[0]
     number, run = name.removeprefix("slurm-"), folder / f"runs/small/{name}"
     wait_for_step(run, 8)
     assert "running" in rowwise(folder, "ps", environment=cluster).stdout
-    ask(cluster, "scancel", "--signal=TERM", f"{number}.0")  # as before the time limit
-    wait_for(lambda: "Restarts=1" in ask(cluster, "scontrol", "show", "job", number), 30)
+    ask(cluster, "scancel", "--signal=TERM", f"{number}.0")  # what a time limit sends, and a preemption
+    wait_for(lambda: "JobState=PENDING Reason=BeginTime" in ask(cluster, "scontrol", "show", "job", number), 30)
     stopped = result(run)
     assert (stopped["status"], CheckpointFolder(run / "ckpt").steps()[-1]) == ("stopped", stopped["steps"])
     # Slurm starts it again after two minutes; here at once, and on fewer nodes.
-    ask(cluster, "scontrol", "update", f"JobId={number}", "NumNodes=1", "NumTasks=2", "StartTime=now")
+    ask(cluster, "scontrol", "update", f"JobId={number}", "NumNodes=2", "NumTasks=2", "StartTime=now")
     followed = rowwise(folder, "ps", name, environment=cluster)
     assert followed.returncode == 0, followed.stderr
     assert f"resumed at step {stopped['steps']}" in followed.stderr
+    assert "ranks   2 on 1 host" in followed.stderr
     assert same(tensors(run), tensors(alone / RUN))
 
 

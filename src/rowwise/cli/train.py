@@ -229,9 +229,7 @@ def _check_scheduler(environment: CommandEnvironment, *, on: str | None, nodes: 
             raise SpecError(f"--{given} without --on: want --on slurm, too")
         return
     if on != "slurm":
-        raise SpecError(
-            f"--on {on}: want slurm; others start torchrun on each node, as docs/tutorials/clusters.md shows"
-        )
+        raise SpecError(f"--on {on}: want slurm; for other schedulers start torchrun on each node")
     if environment.torchrun is not None:
         raise SpecError("--on slurm under torchrun: want it without torchrun, as the job starts the ranks")
     if nodes is not None and not 1 <= nodes <= MOST_NODES:
