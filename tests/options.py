@@ -74,7 +74,8 @@ FLAG = "a flag: what it does not go with is among the combinations"
 FREE = {
     **dict.fromkeys(
         (
-            "train --dry-run", "train --detach", "train --baseline", "train --json", "resume --json", "plan --explain", "doctor --json",
+            "train --dry-run", "train --detach", "train --baseline",
+            "train --json", "resume --json", "plan --explain", "doctor --json",
             "simulate --json", "simulate --even",
             "bench --quick", "bench --smoke", "bench --list", "bench --all", "bench --json",
             "drill --json", "compress --explain",

@@ -95,8 +95,9 @@ def ask(environment, *command):
 
 
 def free_ports(count):
-    """Ports in a row that nothing listens on."""
-    for first in range(17000, 19000, count):
+    """Ports in a row that nothing listens on; other processes of the tests begin to look elsewhere."""
+    begin = os.getpid() % 500 * count
+    for first in (17000 + (begin + more) % 2000 for more in range(0, 2000, count)):
         with ExitStack() as stack, contextlib.suppress(OSError):
             for port in range(first, first + count):
                 stack.enter_context(socket.socket()).bind(("127.0.0.1", port))

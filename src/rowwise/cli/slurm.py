@@ -40,8 +40,9 @@ srun --ntasks="$WORLD_SIZE" --ntasks-per-node={nproc} --wait=300 \
   {command} --run "$run"
 code=$?
 
-# 143: SIGTERM came before the time limit or for a preemption, so queue again. After scancel this line is not reached.
-if [ "$code" = 143 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+# 143: SIGTERM came before the time limit or for a preemption, so queue again, which ends this script while it sleeps.
+# After scancel this line is not reached.
+if [ "$code" = 143 ]; then scontrol requeue "$SLURM_JOB_ID" && sleep 60; fi
 exit "$code"
 """
 
