@@ -96,6 +96,7 @@ test: lint
 test-all: $(PEERS) $(DOCS) $(MLFLOW) wheel  # tests that compare with other libraries need them
 	tools/browser.sh
 	tools/redis.sh
+	tools/slurm.sh
 	$(BIN)/python -m pytest -n 2 --full -m '(slow or dist or hypothesis) and not gpu and not bench'
 	$(MAKE) -j 2 -O sanitize test-arm
 

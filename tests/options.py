@@ -18,6 +18,8 @@ ROOM = {"run": "{run}", "ckpt": "{run}", "recipe": "{recipe}"}
 BASE = {
     "train": {"recipe": "{recipe}"},
     "resume": {"run": "{run}", "--set": "train.steps=4"},
+    "ps": {},
+    "stop": {"job": "slurm-1"},
     "plan": {"--tables": "{tables}", "--topology": "2xcpu"},
     "simulate": {"--tables": "{tables}", "--topology": "2xcpu"},
     "predict": {"runs": "{run}", "--out": "out.parquet"},
@@ -68,12 +70,14 @@ LONG = {
     "data get",
     "doctor",
     "drill",
+    "stop",
 }  # minutes, or another machine is asked
 FLAG = "a flag: what it does not go with is among the combinations"
 FREE = {
     **dict.fromkeys(
         (
-            "train --dry-run", "train --baseline", "train --json", "resume --json", "plan --explain", "doctor --json",
+            "train --dry-run", "train --detach", "train --baseline",
+            "train --json", "resume --json", "plan --explain", "doctor --json",
             "simulate --json", "simulate --even",
             "bench --quick", "bench --smoke", "bench --list", "bench --all", "bench --json",
             "drill --json", "compress --explain",
@@ -90,6 +94,7 @@ FREE = {
     ),
     "bench extra": "the benchmark's own, which refuses what it does not know",
     "train --runs": "a folder that is made",
+    "train --run": "a folder that is made",
     "data get --to": "a folder that is made",
     "data ls --to": "a folder to look into, which may be missing",
     "ckpt export --prefix": "any text is a path in a model of somebody else's",
@@ -99,6 +104,11 @@ NONSENSE = {
     "train --set": CHANGES,
     "train --init-from": NO_RUN,
     "train --nproc": (*COUNTS, "2000"),
+    "train --on": ("nope", ""),
+    "train --nodes": COUNTS,
+    "train --job": ("nope.yaml", "A=1", "=", ""),
+    "ps job": ("nope", ""),
+    "stop job": ("nope", ""),
     "train --plan": NO_FILE,
     "train --hardware": ("nope", *NO_FILE),
     "train --network": NO_FILE,
@@ -321,6 +331,10 @@ COMBINATIONS = {  # each is right by itself
     "train --timeout=5 --nproc=1": "--timeout 5 with one rank",
     "train --dry-run --nproc=2 --timeout=5": "--timeout with --dry-run",
     "train --dry-run --runs=there": "--runs with --dry-run",
+    "train --dry-run --run=there": "--run with --dry-run",
+    "train --run=there --runs=here": "--run there with --runs",
+    "train --detach": "--detach without --on",
+    "train --on=slurm --seeds=2": "--seeds with --on",
     "train --dry-run --seeds=2": "--seeds with --dry-run",
     "train --seeds=2 --json": "--seeds 2 with --json, which prints one object",
     "eval {run}": "the run is named twice",

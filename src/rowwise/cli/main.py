@@ -26,6 +26,7 @@ from rowwise.cli.environment import CommandEnvironment
 from rowwise.cli.explain import explain
 from rowwise.cli.export import export, versions
 from rowwise.cli.fleet import fleet
+from rowwise.cli.jobs import ps, stop
 from rowwise.cli.pictures import pictures
 from rowwise.cli.plan import plan
 from rowwise.cli.recipes import cp, ls
@@ -75,7 +76,8 @@ def make_app() -> typer.Typer:
         measure.baseline,
         explain,
     ]
-    commands += [tune, ls, cp, doctor, bench, drill, calibrate, compress, export, versions, serve, fleet, audit, watch]
+    commands += [tune, ls, cp, doctor, bench, drill, calibrate, compress, export, versions, serve, fleet, audit]
+    commands += [ps, stop, watch]
     for command in commands:
         app.command()(_with_exit_codes(command))
     app.command("eval")(_with_exit_codes(measure.evaluate))

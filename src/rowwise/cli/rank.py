@@ -4,6 +4,7 @@ Apart from `launch` because it loads torch, which the process that starts and wa
 """
 
 import signal
+from functools import partial
 from pathlib import Path
 
 from rowwise.cli.console import LiveLine, show_result, show_start, stop_on_signals
@@ -13,7 +14,8 @@ from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.recipes.first_rank import on_first_rank
 from rowwise.recipes.hosts import NetworkOfRun
-from rowwise.recipes.runs import TrainingRun
+from rowwise.recipes.runs import TrainingRun, finished_step
+from rowwise.train.run_folder import RunFolder
 from rowwise.train.trainer import OnStep
 
 
@@ -33,6 +35,9 @@ def run_rank(
     is_first = comm.rank == 0
     console = make_terminal(stderr=True, quiet=request.as_json or not is_first)
     line = LiveLine(console)
+    if request.run is not None and on_first_rank(comm, partial(finished_step, request.run)) is not None:
+        console.print(f"{request.run} has finished", markup=False, soft_wrap=True)
+        return 0
     with console.status("reading the data" if request.recipe else "reading the checkpoint"):
         run = _open_run(request, comm, notes, line if is_first else None, network)
     if network is not None:
@@ -65,7 +70,14 @@ def _open_run(
     earlier_run = on_first_rank(comm, lambda: None if notes is None else notes.get(RUN))
     if earlier_run is not None:
         return TrainingRun.resume(Path(earlier_run), tell=tell, comm=comm, network=network)
+    if request.run is not None and on_first_rank(comm, partial(_has_begun, request.run)):
+        return TrainingRun.resume(request.run, tell=tell, comm=comm, network=network)
     if request.recipe is not None:
-        return TrainingRun.start(request.recipe, request.folder, tell, comm, network)
+        place = request.folder if request.run is None else RunFolder(request.run)
+        return TrainingRun.start(request.recipe, place, tell, comm, network)
     which, changes = request.which, request.changes
     return TrainingRun.resume(request.folder, changes, which=which, tell=tell, comm=comm, network=network)
+
+
+def _has_begun(run: Path) -> bool:
+    return RunFolder(run).has_begun

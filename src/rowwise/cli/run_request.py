@@ -40,6 +40,7 @@ class RunRequest:
 
     recipe: "Recipe | None" = None
     folder: Path  # of all runs for a new run; else that of the run to resume
+    run: Path | None = None  # the folder of a recipe's run: a new one, or one to resume; None: a number in `folder`
     changes: tuple[str, ...] = ()
     which: str = "last"
     as_json: bool = False

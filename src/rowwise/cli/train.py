@@ -1,5 +1,6 @@
 """`rowwise train` and `rowwise resume`: train a recipe, and resume a run that was stopped or killed."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import typer
 from rowwise.cli.code import load_recipe, warn_of_run_code
 from rowwise.cli.console import show_outlook
 from rowwise.cli.environment import CommandEnvironment
+from rowwise.cli.job import JobRequest, parse_settings
 from rowwise.cli.launch import TIMEOUT_S, launch, parse_ranks
 from rowwise.cli.run_request import RunRequest
 from rowwise.cli.terminal import make_terminal, print_json
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from rowwise.recipes.recipe import Recipe
 
 RUNS = Path("runs")
+MOST_NODES = 10_000
 FEWEST_SEEDS, MOST_SEEDS = 2, 100
 Changes = Annotated[
     list[str] | None,
@@ -64,6 +67,9 @@ def train(  # noqa: PLR0913 - one for each option
     recipe: Annotated[str, typer.Argument(help="A YAML file, or the name of a built-in recipe (see rowwise ls).")],
     changes: Changes = None,
     runs: Annotated[Path | None, typer.Option(help=f"Folder of all runs (default: {RUNS}).")] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Folder of this run, instead of a number; a run that is there is resumed.")
+    ] = None,
     init_from: Annotated[
         str | None, typer.Option(help="Warm start: load weights of the same names from a run or a checkpoint (or URL).")
     ] = None,
@@ -86,6 +92,15 @@ def train(  # noqa: PLR0913 - one for each option
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything and print what would be trained; write nothing.")
     ] = False,
+    on: Annotated[
+        str | None, typer.Option("--on", metavar="slurm", help="Submit to a scheduler; --dry-run prints the script.")
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(metavar="N", help="Nodes of --on, with --nproc ranks each.")] = None,
+    job: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="An option of sbatch, such as partition=gpu, or a YAML file of them."),
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Submit, and do not follow the job.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train the model of a recipe, test it, and write a report.
@@ -113,9 +128,12 @@ def train(  # noqa: PLR0913 - one for each option
     Example: rowwise train my.yaml --seeds 3
 
     Example: rowwise train my.yaml --dry-run
+
+    Example: rowwise train my.yaml --on slurm --nodes 4 --nproc 8 --job partition=gpu --job time=12:00:00
     """
     environment = _get_environment(ctx)
-    ranks = parse_ranks(nproc, timeout, environment)
+    _check_scheduler(environment, on=on, nodes=nodes, job=job, detach=detach or None)
+    ranks = parse_ranks(nproc, timeout if on is None or (nodes or 1) == 1 else None, environment) * (nodes or 1)
     all_changes = [
         *(changes or []),
         *_as_changes(init_from=init_from, plan=plan, hardware=hardware, memory=memory, network=network),
@@ -125,13 +143,28 @@ def train(  # noqa: PLR0913 - one for each option
         raise SpecError("--baseline with --json, which prints one object: leave it out, and run rowwise baseline RUN")
     if seeds is not None:
         _check_seeds(seeds, environment, as_json=as_json)
-    options = (("--runs", runs), ("--timeout", timeout), ("--baseline", baseline or None), ("--seeds", seeds))
-    for option, value in options:
-        if dry_run and value is not None:
-            raise SpecError(f"{option} with --dry-run has no effect: leave it out")
+    if run is not None and (runs is not None or seeds is not None):
+        raise SpecError(f"--run {run} with {'--runs' if seeds is None else '--seeds'}: want one of them")
+    places: dict[str, object] = {"--runs": runs, "--run": run, "--timeout": timeout} if on is None else {}
+    places |= {"--json": as_json or None} if on is not None else {}
+    _check_unused("--dry-run" if dry_run else on and "--on", places if dry_run or on else {}, baseline, seeds)
     loaded = load_recipe(recipe, all_changes, warn=_is_first(environment))
-    if not dry_run:
-        request = RunRequest(recipe=loaded, folder=runs or RUNS, as_json=as_json, baseline=baseline)
+    if on is not None:
+        command = ("train", recipe, *(text for change in all_changes for text in ("--set", change)))
+        command += () if timeout is None else ("--timeout", f"{timeout:g}")
+        asked = JobRequest(
+            recipe=loaded.name,
+            command=(sys.executable, "-m", "rowwise", *command),
+            cwd=Path.cwd(),
+            runs=(runs or RUNS).absolute(),
+            run=run and run.absolute(),
+            nodes=nodes or 1,
+            nproc=nproc or 1,
+            settings=parse_settings(job or []),
+        )
+        _submit(asked, loaded, dry_run=dry_run, detach=detach)
+    elif not dry_run:
+        request = RunRequest(recipe=loaded, folder=runs or RUNS, run=run, as_json=as_json, baseline=baseline)
         if seeds is None:
             launch(request, nproc, timeout, environment)
         else:
@@ -192,6 +225,36 @@ def _local_folder(run: str, *, fetch: bool, quiet: bool) -> Path:
 
     with make_terminal(stderr=True, quiet=quiet).status(f"copying {run}"):
         return fetch_run(run, RUNS)
+
+
+def _check_unused(by: str | None, others: dict[str, object], baseline: bool, seeds: int | None) -> None:
+    """Raise for options that have no effect beside --dry-run or --on."""
+    for option, value in {**others, "--baseline": baseline or None, "--seeds": seeds}.items():
+        if by is not None and value is not None:
+            raise SpecError(f"{option} with {by} has no effect: leave it out")
+
+
+def _submit(request: JobRequest, recipe: "Recipe", *, dry_run: bool, detach: bool) -> None:
+    from rowwise.cli.jobs import submit
+    from rowwise.recipes.recipe import check_ranks
+
+    check_ranks(recipe, request.nodes * request.nproc)
+    submit(request, dry_run=dry_run, detach=detach)
+
+
+def _check_scheduler(environment: CommandEnvironment, *, on: str | None, nodes: int | None, **others: object) -> None:
+    """Raise if --on is no scheduler, or options of it are given without it."""
+    if on is None:
+        given = next((name for name, value in {"nodes": nodes, **others}.items() if value is not None), None)
+        if given is not None:
+            raise SpecError(f"--{given} without --on: want --on slurm, too")
+        return
+    if on != "slurm":
+        raise SpecError(f"--on {on}: want slurm; for other schedulers start torchrun on each node")
+    if environment.torchrun is not None:
+        raise SpecError("--on slurm under torchrun: want it without torchrun, as the job starts the ranks")
+    if nodes is not None and not 1 <= nodes <= MOST_NODES:
+        raise SpecError(f"--nodes {nodes}: want 1 to {MOST_NODES}")
 
 
 def _check_seeds(seeds: int, environment: CommandEnvironment, *, as_json: bool) -> None:

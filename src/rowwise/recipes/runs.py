@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from time import perf_counter, time
 from typing import Any, Literal, final
@@ -134,12 +135,15 @@ class TrainingRun:
     def start(
         cls,
         recipe: Recipe,
-        root: Path = Path("runs"),
+        root: Path | RunFolder = Path("runs"),
         tell: OnStep | None = None,
         comm: Comm | None = None,
         network: NetworkOfRun | None = None,
     ) -> "TrainingRun":
-        """A new run, in the next numbered folder of root/<recipe>; `network` has ordered the hosts of `comm`."""
+        """A new run, in the next numbered folder of root/<recipe>, or in a RunFolder that is given.
+
+        `network` has ordered the hosts of `comm`.
+        """
         comm = comm or solo()
         if not recipe.name:
             raise SpecError("the recipe has no name: want one, as it names the run's folder")
@@ -154,11 +158,13 @@ class TrainingRun:
         made: list[RunFolder] = []
 
         def make_folder() -> RunFolder:
-            made.extend([] if made else [_folder_of_first_rank(comm, lambda: RunFolder.create(root, recipe.name))])
+            new = root.make if isinstance(root, RunFolder) else partial(RunFolder.create, root, recipe.name)
+            made.extend([] if made else [_folder_of_first_rank(comm, new)])
             return made[0]
 
         try:
-            setup = _set_up_job(resolved, comm, root, lambda: make_folder().path)
+            near = root.path if isinstance(root, RunFolder) else root
+            setup = _set_up_job(resolved, comm, near, lambda: make_folder().path)
             with setup.feed.closed_by_errors():
                 # Without tables on disk, errors of data and warm start are raised before the folder is made.
                 setup.job.batches(None)
@@ -236,7 +242,7 @@ class TrainingRun:
     def _raise_if_finished(self) -> None:
         """Raise for a finished run, unless it was killed before its test."""
         progress, settings = self.trainer.progress, self.trainer.settings
-        if progress.finished and _finished_step(self.folder.path) == progress.step:
+        if progress.finished and finished_step(self.folder.path) == progress.step:
             stopped_early = settings.evaluate.patience is not None and progress.worse >= settings.evaluate.patience
             change = "evaluate.patience=null" if stopped_early else f"train.epochs={settings.train.epochs + 1}"
             change = f"train.steps={2 * progress.step}" if progress.step == settings.train.steps else change
@@ -434,6 +440,11 @@ def _folder_of_first_rank(comm: Comm, open_folder: Callable[[], RunFolder]) -> R
         return on_this_rank[0].path, on_this_rank[0].path.absolute()
 
     relative, absolute = on_first_rank(comm, open_here)
+    seen_W = all_gather_uneven(comm, torch.tensor([int(absolute.is_dir())]), "folder")
+    if not all(map(bool, seen_W)):
+        ranks = ", ".join(str(rank) for rank, seen in enumerate(seen_W) if not seen)
+        want = "want a folder that all hosts share, by --runs or --run"
+        raise SpecError(f"{absolute}: rank 0 has this folder, and the hosts of ranks {ranks} do not: {want}")
     return on_this_rank[0] if on_this_rank else RunFolder(relative if relative.absolute() == absolute else absolute)
 
 
@@ -542,7 +553,7 @@ def _ranks_before(path: Path) -> int:
         return 1
 
 
-def _finished_step(path: Path) -> int | None:
+def finished_step(path: Path) -> int | None:
     """The last step of a run that result.json calls finished; None for other runs."""
     try:
         result = decode_json(read_bytes(path / "result.json"), RunResult)

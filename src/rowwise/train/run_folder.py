@@ -56,6 +56,7 @@ HEADERS = {
     ),
 }
 EVICTED = ("evicted_ids.", ".csv"), ("step", "id")  # how the names of these files begin and end, and their columns
+UNBEGUN = (".lock", ".recipe.yaml.part", "bad_rows", "disk")  # what a run may have written before its recipe
 Cell = str | int | float | None
 ATTEMPTS, ATTEMPT_s = 5, 0.05  # to lock a folder
 DIGITS = 19  # most digits of a step
@@ -88,9 +89,22 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
         """Open the folder of an existing run."""
-        if not (path / "recipe.yaml").is_file():
+        if not cls(path).has_begun:
             raise DataError(f"{path} is not a run: it has no recipe.yaml; want a folder such as runs/dlrm-synthetic/1")
         return cls(path)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a run has written its recipe here, so that it can be resumed."""
+        return (self.path / "recipe.yaml").is_file()
+
+    def make(self) -> "RunFolder":
+        """Make this folder for a new run; one that a start has left, which was killed, may be there."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        others = sorted(p.name for p in self.path.iterdir() if p.name not in UNBEGUN)
+        if others:
+            raise DataError(f"{self.path} has {others[0]} and no recipe.yaml: want the folder of a run, or a new one")
+        return self
 
     @property
     def checkpoints(self) -> Path:

@@ -1,0 +1,115 @@
+"""Job: a run that a scheduler starts, recorded in the home folder. JobRequest: what the scheduler is asked for."""
+
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from rowwise.errors import DataError, SpecError
+from rowwise.textfile import decode_json, read_bytes, read_text, write_new
+from rowwise.value import Value
+
+State = Literal["pending", "running", "completed", "failed", "cancelled", "gone"]
+RECORDS = ".local/state/rowwise/jobs"  # in the home folder
+KEY = re.compile("[a-z][a-z0-9-]*")
+PROGRAM_S = 60.0  # a scheduler that answers later is taken for one that is down
+
+
+class Job(Value, frozen=True):
+    """A submitted job, as its record in the home folder."""
+
+    name: str  # the scheduler and its id
+    id: str
+    recipe: str
+    run: str
+    log: str
+    submitted: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """A recipe to train on nodes of a cluster."""
+
+    recipe: str  # its name
+    command: tuple[str, ...]  # that trains it, without --run
+    cwd: Path
+    runs: Path
+    run: Path | None  # None: a folder of the job's id
+    nodes: int
+    nproc: int
+    settings: dict[str, str]  # of the scheduler
+
+    def __post_init__(self) -> None:
+        texts = (*self.command, str(self.cwd), str(self.runs), str(self.run or ""))
+        bad = next((text for text in texts if not text.isprintable()), None)
+        if bad is not None:
+            raise SpecError(f"{bad!r} in the script of a job: want printable characters")
+
+
+def parse_settings(pairs: Sequence[str]) -> dict[str, str]:
+    """The settings of a scheduler, from KEY=VALUE and YAML files of them; later ones replace earlier ones."""
+    settings: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        settings |= {key: value} if equals else _read_settings(Path(pair))
+    for key, value in settings.items():
+        if not KEY.fullmatch(key) or not value.isprintable():
+            raise SpecError(f"--job {key}={value}: want KEY=VALUE, such as partition=gpu, in printable characters")
+    return settings
+
+
+def _read_settings(path: Path) -> dict[str, str]:
+    import yaml
+
+    from rowwise.plainyaml import load_yaml
+
+    try:
+        read = load_yaml(read_text(path))
+    except FileNotFoundError:
+        raise SpecError(f"--job {path}: want KEY=VALUE, such as partition=gpu, or a YAML file of them") from None
+    except yaml.YAMLError as error:
+        raise SpecError(f"--job {path}: {' '.join(str(error).split())}") from None
+    if not isinstance(read, dict) or not all(isinstance(value, str | int) for value in read.values()):
+        raise SpecError(f"--job {path}: want a YAML file of settings, a line each, such as partition: gpu")
+    return {str(key): str(value) for key, value in read.items()}
+
+
+def run_program(command: Sequence[str], missing: str) -> str:
+    """What a program of the scheduler prints; raises with its last lines if it fails, or that it is `missing`."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, timeout=PROGRAM_S)
+    except FileNotFoundError:
+        raise SpecError(f"no {command[0]} on the PATH: {missing}") from None
+    except subprocess.TimeoutExpired:
+        raise DataError(f"{command[0]} has not answered in {PROGRAM_S:g} s: is the scheduler up?") from None
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        raise DataError("; ".join(said[-2:]) or f"{command[0]} has failed with code {done.returncode}")
+    return done.stdout
+
+
+def save_record(job: Job) -> None:
+    folder = Path.home() / RECORDS
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f".{job.name}.{os.getpid()}"
+    write_new(part, msgspec.json.encode(job))
+    part.replace(folder / f"{job.name}.json")
+
+
+def read_records() -> list[Job]:
+    """Submitted jobs, the oldest first."""
+    paths = (Path.home() / RECORDS).glob("*.json")
+    return sorted((decode_json(read_bytes(path), Job) for path in paths), key=lambda job: job.submitted)
+
+
+def find_record(name: str) -> Job:
+    """The job of a name, or of the scheduler's id."""
+    found = [job for job in read_records() if name in (job.name, job.id)]
+    if not found:
+        raise SpecError(f"{name!r} is no job that was submitted from here: rowwise ps lists them")
+    return found[-1]

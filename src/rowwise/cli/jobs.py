@@ -1,0 +1,118 @@
+"""`rowwise train --on slurm`, `rowwise ps` and `rowwise stop`: jobs of a scheduler, submitted, followed and ended."""
+
+import re
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from rowwise.cli import slurm
+from rowwise.cli.job import Job, JobRequest, State, find_record, read_records, save_record
+from rowwise.cli.terminal import Terminal, make_terminal
+from rowwise.errors import DataError, SpecError
+from rowwise.scratch import Scratch
+
+POLL_S = 2.0  # between two questions to the scheduler
+SHOWN = 20  # jobs, the newest
+PROGRESS = re.compile(r" *\d+% step ")
+ENDED: tuple[State, ...] = ("completed", "failed", "cancelled", "gone")
+
+
+def ps(
+    job: Annotated[str | None, typer.Argument(help="A job to follow to its end; without it, all are listed.")] = None,
+) -> None:
+    """List jobs that `rowwise train --on` has submitted from this home folder, or follow one.
+
+    Example: rowwise ps
+
+    Example: rowwise ps slurm-17
+    """
+    if job is not None:
+        follow(find_record(job))
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("job", "recipe", "state", "run"):
+        table.add_column(name, overflow="fold")
+    records = read_records()[-SHOWN:]
+    for one in reversed(records):
+        state, why = slurm.find_state(one)
+        table.add_row(one.name, one.recipe, f"{state} ({why})" if state == "pending" else state, one.run)
+    console = make_terminal()
+    console.print(table if records else "no jobs: rowwise train RECIPE --on slurm submits one")
+
+
+def stop(job: Annotated[str, typer.Argument(help="A job, as rowwise ps names it.")]) -> None:
+    """Stop a job: its ranks save a checkpoint, if the scheduler gives them the time, and end.
+
+    Example: rowwise stop slurm-17
+    """
+    found = find_record(job)
+    state, _ = slurm.find_state(found)
+    if state in ENDED:
+        raise SpecError(f"{found.name} has ended: {state}")
+    slurm.cancel(found)
+    print(f"{found.name} was asked to stop; its run is {found.run}")
+
+
+def submit(request: JobRequest, *, dry_run: bool, detach: bool) -> None:
+    """Print the script of a job, or submit it and follow it."""
+    script = slurm.make_script(request)
+    if dry_run:
+        print(script, end="")
+        return
+    with Scratch() as scratch:
+        path = scratch.path / "job.sh"
+        path.write_text(script)
+        job = slurm.submit(request, path)
+    save_record(job)
+    console = make_terminal(stderr=True)
+    console.print(f"{job.name} is submitted; log {job.log}, run {job.run}", markup=False, soft_wrap=True)
+    if not detach:
+        follow(job)
+
+
+def follow(job: Job) -> None:
+    """Show the log of a job to its end; raises typer.Exit unless it completes. Ctrl-C leaves the job as it is."""
+    console = make_terminal(stderr=True)
+    try:
+        state, why = _follow(job, console)
+    except KeyboardInterrupt:
+        console.print(f"{job.name} goes on: rowwise ps {job.name} follows it, rowwise stop {job.name} ends it")
+        raise typer.Exit(130) from None
+    if state != "completed":
+        raise DataError(f"{job.name} is {state} ({why}): its log is {job.log}, and its run {job.run}")
+
+
+def _follow(job: Job, console: Terminal) -> tuple[State, str]:
+    """Print the log until the job has ended; returns its state, and the scheduler's word for it."""
+    seen, told = 0, ""
+    with console.status(job.name) as live:
+        while True:
+            state, why = slurm.find_state(job)
+            said = f"{job.name} waits: {why}" if state == "pending" else f"{job.name} is {state}"
+            if said != told and state not in ENDED:
+                console.print(said, markup=False)
+            told = said
+            seen, text = _read_log(Path(job.log), seen, to_end=state in ENDED)
+            for line in text.splitlines():
+                if console.is_terminal and PROGRESS.match(line):
+                    live.update(escape(f"{job.name} {line.strip()}"))
+                else:
+                    console.print(line, markup=False, soft_wrap=True)
+            if state in ENDED:
+                return state, why
+            time.sleep(POLL_S)
+
+
+def _read_log(path: Path, seen: int, *, to_end: bool) -> tuple[int, str]:
+    """Complete lines from byte `seen` on, or all that is there; and the byte after them."""
+    if not path.exists():  # it does not start at once, and other nodes' files arrive late
+        return seen, ""
+    with path.open("rb") as file:
+        file.seek(seen)
+        read = file.read()
+    whole = read if to_end else read[: read.rfind(b"\n") + 1]
+    return seen + len(whole), whole.decode(errors="replace")

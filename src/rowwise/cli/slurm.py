@@ -1,0 +1,117 @@
+"""Slurm: the script of a job, its submission, its state and its end.
+
+The script starts one task a rank. Slurm's signals then reach every rank, and ranks find each other at the first node.
+"""
+
+import re
+import shlex
+from datetime import datetime
+from pathlib import Path
+
+from rowwise.cli.job import Job, JobRequest, State, run_program
+from rowwise.errors import DataError, SpecError
+
+GRACE_S = 120  # from SIGTERM to the time limit
+HERE = "want a login node of the cluster; --dry-run prints the script"
+WORDS: dict[State, tuple[str, ...]] = {
+    "pending": ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "PREEMPTED", "SPECIAL_EXIT"),
+    "completed": ("COMPLETED",),
+    "cancelled": ("CANCELLED",),
+    "failed": ("FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"),
+}
+
+SCRIPT = r"""#!/bin/bash
+# Trains {recipe}; nodes: {nodes}, ranks on each: {nproc}. Edit and keep this; submit it with: sbatch FILE
+{directives}
+
+run={run}
+
+# Ranks meet on the first node, which runs this script, at a port by the number of the job.
+MASTER_ADDR=$(hostname)
+MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+WORLD_SIZE=$((SLURM_JOB_NUM_NODES * {nproc}))
+OMP_NUM_THREADS=${{OMP_NUM_THREADS:-${{SLURM_CPUS_PER_TASK:-1}}}}
+export MASTER_ADDR MASTER_PORT WORLD_SIZE OMP_NUM_THREADS
+
+# A task for each rank. One that fails ends the others 300 s later, if they have not noticed. SIGTERM ends all after
+# the same step, with a checkpoint. The same command goes on from the newest checkpoint in $run.
+srun --ntasks="$WORLD_SIZE" --ntasks-per-node={nproc} --wait=300 \
+  bash -c 'export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID; exec "$@"' rank \
+  {command} --run "$run"
+code=$?
+
+# 143: SIGTERM came before the time limit or for a preemption, so queue again, which ends this script while it sleeps.
+# After scancel this line is not reached.
+if [ "$code" = 143 ]; then scontrol requeue "$SLURM_JOB_ID" && sleep 60; fi
+exit "$code"
+"""
+
+
+def make_script(request: JobRequest) -> str:
+    """The batch script of a job; settings are options of sbatch, and `grace` the seconds before the time limit."""
+    settings = dict(request.settings)
+    grace = settings.pop("grace", str(GRACE_S))
+    if not grace.isdecimal() or not 1 <= int(grace) <= 65535:
+        raise SpecError(f"--job grace={grace}: want seconds from 1 to 65535, the time to save before the time limit")
+    taken = settings.keys() & {"ntasks", "ntasks-per-node", "chdir"}
+    if taken:
+        raise SpecError(f"--job {min(taken)}=...: want --nodes and --nproc, and the command started in its folder")
+    options = {
+        "job-name": request.recipe,
+        "nodes": str(request.nodes),
+        "ntasks-per-node": str(request.nproc),
+        "chdir": str(request.cwd),
+        "output": str(request.cwd).replace("%", "%%") + "/slurm-%j.log",
+        "open-mode": "append",
+        "signal": f"TERM@{grace}",
+        "requeue": "",
+        **settings,
+    }
+    lines = [f"#SBATCH --{key}" + (f"={shlex.quote(value)}" if value else "") for key, value in options.items()]
+    runs = shlex.quote(str(request.runs / request.recipe))
+    return SCRIPT.format(
+        recipe=request.recipe,
+        nodes=options["nodes"],
+        nproc=request.nproc,
+        directives="\n".join(lines),
+        run=f"{runs}/slurm-$SLURM_JOB_ID" if request.run is None else shlex.quote(str(request.run)),
+        command=shlex.join(request.command),
+    )
+
+
+def submit(request: JobRequest, script: Path) -> Job:
+    """Submit a script that `make_script` has made."""
+    try:
+        job_id = run_program(["sbatch", "--parsable", str(script)], HERE).strip().partition(";")[0]
+    except DataError as error:
+        raise SpecError(f"{error}; sinfo -s lists partitions, and --job KEY=VALUE sets any option of sbatch") from None
+    name = f"slurm-{job_id}"
+    log = request.settings.get("output", str(request.cwd / f"{name}.log")).replace("%j", job_id)
+    return Job(
+        name=name,
+        id=job_id,
+        recipe=request.recipe,
+        run=str(request.run or request.runs / request.recipe / name),
+        log=log,
+        submitted=datetime.now().astimezone().isoformat(timespec="seconds"),
+    )
+
+
+def find_state(job: Job) -> tuple[State, str]:
+    """The state of a job, and Slurm's word for it or the reason of a job that waits."""
+    try:
+        shown = run_program(["scontrol", "--oneliner", "show", "job", job.id], HERE)
+    except DataError as error:
+        if "Invalid job id" not in str(error):
+            raise
+        return "gone", "Slurm has forgotten it"
+    found = re.search(r"\bJobState=(\S+) Reason=(\S+)", shown)
+    if found is None:
+        raise DataError(f"scontrol show job {job.id}: no JobState in what it prints")
+    state: State = next((state for state, words in WORDS.items() if found[1] in words), "running")
+    why = str(found[2] if state == "pending" else found[1])
+    return state, why
+
+
+def cancel(job: Job) -> None:
+    run_program(["scancel", job.id], HERE)

@@ -1,0 +1,176 @@
+"""`rowwise train --on slurm`: its script, and real jobs on a Slurm of three nodes: stopped, queued again, cancelled."""
+
+import shlex
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from launching import ELASTIC, rowwise, started, wait_for, wait_for_step, write_recipe
+from slurm_cluster import ask, missing, slurm
+from test_launch import RUN, result, same, tensors
+
+from rowwise.cli.job import JobRequest, parse_settings
+from rowwise.cli.slurm import make_script
+from rowwise.errors import SpecError
+from rowwise.train.saved import CheckpointFolder
+
+STEPS = {"train": {**ELASTIC, "epochs": 1000, "steps": 24}, "log": {"every": 2}, "save": {"every": 5, "keep": 9}}
+REQUEST = JobRequest(
+    recipe="small",
+    command=("python", "-m", "rowwise", "train", "small.yaml"),
+    cwd=Path("/work"),
+    runs=Path("/shared/runs"),
+    run=None,
+    nodes=3,
+    nproc=2,
+    settings={},
+)
+PRINTABLE = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=20)
+
+
+def directives(script):
+    lines = [line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")]
+    return {key: "".join(shlex.split(value)) for key, _, value in (line.partition("=") for line in lines)}
+
+
+@given(st.lists(PRINTABLE, max_size=3), PRINTABLE.filter(lambda text: "/" not in text and text not in (".", "..")))
+def test_any_text_reaches_the_command_as_it_is(words, folder):
+    request = replace(REQUEST, command=("printf", "%s\\n", *words), runs=Path("/") / folder)
+    script = make_script(request)
+    stubs = 'srun() { while [ "$1" != rank ]; do shift; done; shift; "$@"; }; SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=3\n'
+    done = subprocess.run(["bash", "-c", stubs + script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [*words, "--run", f"/{folder}/small/slurm-7"]
+
+
+def test_settings_are_options_of_sbatch():
+    script = make_script(replace(REQUEST, settings={"partition": "a b", "nodes": "1-3", "grace": "60"}))
+    found = directives(script)
+    assert (found["partition"], found["nodes"], found["ntasks-per-node"]) == ("a b", "1-3", "2")
+    assert found["signal"] == "TERM@60"
+    assert "requeue" in found
+    assert "#SBATCH" not in script[script.index("\nrun=") :]  # sbatch reads none after the first command
+
+
+@pytest.mark.parametrize("pair", ["x", "=1", "A=1", "grace=0", "grace=x", "chdir=/", "ntasks=3", "a=b\nc"])
+def test_settings_that_cannot_be_are_refused(pair):
+    with pytest.raises(SpecError, match="--job"):
+        make_script(replace(REQUEST, settings=parse_settings([pair])))
+
+
+def test_settings_come_from_files_too(tmp_path):
+    (tmp_path / "job.yaml").write_text("partition: gpu\ntime: 12:00:00\n")
+    path = str(tmp_path / "job.yaml")
+    assert parse_settings([path, "partition=cpu"]) == {"partition": "cpu", "time": "12:00:00"}
+    (tmp_path / "job.yaml").write_text("- gpu\n")
+    with pytest.raises(SpecError, match="a line each"):
+        parse_settings([path])
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_a_run_in_its_folder_goes_on_and_ends_once(tmp_path):
+    write_recipe(tmp_path, **STEPS)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/notes").touch()
+    refused = rowwise(tmp_path, "train", "small.yaml", "--run", "other")
+    assert refused.returncode == 2
+    assert "other has notes and no recipe.yaml" in refused.stderr
+    assert (tmp_path / "other/notes").exists()
+    command = ("train", "small.yaml", "--run", "runs/mine")
+    with started(tmp_path, *command) as process:
+        wait_for_step(tmp_path / "runs/mine", 6)
+        process.terminate()
+        process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert rowwise(tmp_path, *command).returncode == 0
+    assert result(tmp_path / "runs/mine")["steps"] == 24
+    again = rowwise(tmp_path, *command)
+    assert (again.returncode, again.stderr) == (0, "runs/mine has finished\n")
+
+
+def test_without_slurm_a_line_names_the_way_out(tmp_path):
+    write_recipe(tmp_path)
+    nowhere = {"PATH": str(tmp_path), "HOME": str(tmp_path)}
+    done = rowwise(tmp_path, "train", "small.yaml", "--on", "slurm", environment=nowhere)
+    assert done.returncode == 2
+    assert (
+        done.stderr == "rowwise: no sbatch on the PATH: want a login node of the cluster; --dry-run prints the script\n"
+    )
+    shown = rowwise(tmp_path, "train", "small.yaml", "--on", "slurm", "--nodes", "2", "--dry-run", environment=nowhere)
+    assert directives(shown.stdout)["chdir"] == str(tmp_path), shown.stderr
+    for args, error in (
+        (("--on", "nope"), "--on nope: want slurm"),
+        (("--nodes", "2"), "--nodes without --on"),
+        (("--on", "slurm", "--json"), "--json with --on"),
+        (("--on", "slurm", "--seeds", "3"), "--seeds with --on"),
+    ):
+        refused = rowwise(tmp_path, "train", "small.yaml", *args, environment=nowhere)
+        assert (refused.returncode, error in refused.stderr) == (2, True), refused.stderr
+    assert "'7' is no job" in rowwise(tmp_path, "stop", "7", environment=nowhere).stderr
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    if missing() is not None:
+        pytest.skip(f"no {missing()}: tools/slurm.sh installs Slurm")
+    with slurm(tmp_path_factory.mktemp("slurm")) as environment:
+        yield environment
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_a_job_that_is_preempted_ends_with_the_bits_of_a_local_run(cluster, tmp_path):
+    alone = write_recipe(tmp_path / "alone", **STEPS)
+    assert rowwise(alone, "train", "small.yaml", "--nproc", "2").returncode == 0
+    folder = write_recipe(tmp_path / "in a job", **STEPS)
+    submit = ("train", "small.yaml", "--on", "slurm", "--nodes", "3", "--detach")
+    done = rowwise(folder, *submit, environment=cluster)
+    assert done.returncode == 0, done.stderr
+    name = done.stderr.split()[0]
+    number, run = name.removeprefix("slurm-"), folder / f"runs/small/{name}"
+    wait_for_step(run, 8)
+    assert "running" in rowwise(folder, "ps", environment=cluster).stdout
+    ask(cluster, "scancel", "--signal=TERM", f"{number}.0")  # what a time limit sends, and a preemption
+    wait_for(lambda: "JobState=PENDING Reason=BeginTime" in ask(cluster, "scontrol", "show", "job", number), 30)
+    stopped = result(run)
+    assert (stopped["status"], CheckpointFolder(run / "ckpt").steps()[-1]) == ("stopped", stopped["steps"])
+    # Slurm starts it again after two minutes; here at once, and on fewer nodes.
+    ask(cluster, "scontrol", "update", f"JobId={number}", "NumNodes=2", "NumTasks=2", "StartTime=now")
+    followed = rowwise(folder, "ps", name, environment=cluster)
+    assert followed.returncode == 0, followed.stderr
+    assert f"resumed at step {stopped['steps']}" in followed.stderr
+    assert "ranks   2 on 1 host" in followed.stderr
+    assert same(tensors(run), tensors(alone / RUN))
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_a_job_that_is_stopped_saves_and_stays_stopped(cluster, tmp_path):
+    write_recipe(tmp_path, **STEPS | {"train": {**ELASTIC, "epochs": 5000}})
+    command = ("train", "small.yaml", "--on", "slurm", "--nodes", "2", "--nproc", "1", "--run", "runs/mine", "--detach")
+    name = rowwise(tmp_path, *command, environment=cluster).stderr.split()[0]
+    wait_for_step(tmp_path / "runs/mine", 8)
+    assert rowwise(tmp_path, "stop", name, environment=cluster).returncode == 0
+    followed = rowwise(tmp_path, "ps", name, environment=cluster)
+    assert followed.returncode == 2
+    assert f"{name} is cancelled" in followed.stderr
+    wait_for(lambda: result(tmp_path / "runs/mine")["status"] == "stopped")
+    assert "has ended: cancelled" in rowwise(tmp_path, "stop", name, environment=cluster).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_errors_of_a_job_come_back_as_a_line(cluster, tmp_path):
+    write_recipe(tmp_path)
+    wrong = rowwise(tmp_path, "train", "small.yaml", "--on", "slurm", "--job", "partition=nope", environment=cluster)
+    assert wrong.returncode == 2
+    assert "invalid partition specified: nope" in wrong.stderr
+    assert "sinfo -s lists partitions" in wrong.stderr
+    failing = ("train", "small.yaml", "--on", "slurm", "--nodes", "2", "--set", "init_from=nowhere")
+    failed = rowwise(tmp_path, *failing, environment=cluster)
+    assert failed.returncode == 2
+    assert "nowhere is not a checkpoint" in failed.stderr
+    assert "is failed (FAILED): its log is" in failed.stderr
