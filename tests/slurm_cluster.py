@@ -62,11 +62,11 @@ def slurm(folder):
         stack.enter_context(daemon(folder, environment, "slurmctld", "-D"))
         for node in ("n1", "n2", "n3"):
             stack.enter_context(daemon(folder, environment, "slurmd", "-D", "-N", node))
-        wait_for(lambda: ask(environment, "sinfo", "-h", "-o", "%D %t").strip() == "3 idle", 30)
+        wait_for(lambda: ask(environment, "sinfo", "-h", "-o", "%D %t").strip() == "3 idle", 90)
         yield environment
         ask(environment, "scancel", "--state=PENDING", "--user", getpass.getuser())
         ask(environment, "scancel", "--signal=KILL", "--full", "--user", getpass.getuser())
-        wait_for(lambda: not ask(environment, "squeue", "-h", "-o", "%i").strip(), 30)
+        wait_for(lambda: not ask(environment, "squeue", "-h", "-o", "%i").strip(), 90)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from rowwise.checkpoint.read import Checkpoint
 from rowwise.errors import DataError, SpecError, StorageError
 from rowwise.recipes.mirror import OWNER, fetch_run
 from rowwise.recipes.runs import TrainingRun
+from rowwise.train.run_folder import RunFolder
 
 OFTEN = {"every": 4, "keep": 2}
 
@@ -108,6 +109,19 @@ def test_a_mirror_is_of_one_run_and_of_the_process_that_holds_it(tmp_path):
     assert lines(mirror) == lines(path)
     with pytest.raises(SpecError, match="is the folder of the run itself"):
         TrainingRun.start(recipe(tmp_path, save={"mirror": str(tmp_path / "runs" / "small" / "2")}), tmp_path / "runs")
+
+
+def test_a_folder_that_has_a_claim_only_begins_its_run(tmp_path):
+    """The process was killed between the claim and the recipe, and the same command is started again."""
+    mirror, place = tmp_path / "mirror", tmp_path / "runs" / "it"
+    made = recipe(tmp_path, save={**OFTEN, "mirror": str(mirror)})
+    run = TrainingRun.start(made, RunFolder(place))
+    run.folder.release()
+    (place / "recipe.yaml").unlink()
+    for name in names(place) - {OWNER, ".lock"}:
+        (place / name).unlink()
+    TrainingRun.start(made, RunFolder(place)).go()
+    assert small_files(mirror) == small_files(place)
 
 
 def test_a_claim_without_a_run_is_taken_over(tmp_path):

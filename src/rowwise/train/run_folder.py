@@ -56,7 +56,8 @@ HEADERS = {
     ),
 }
 EVICTED = ("evicted_ids.", ".csv"), ("step", "id")  # how the names of these files begin and end, and their columns
-UNBEGUN = (".lock", ".recipe.yaml.part", "bad_rows", "disk")  # what a run may have written before its recipe
+# What a run may have written before its recipe.
+UNBEGUN = (".lock", ".recipe.yaml.part", "bad_rows", "disk", "mirror.json", ".mirror.json.part")
 Cell = str | int | float | None
 ATTEMPTS, ATTEMPT_s = 5, 0.05  # to lock a folder
 DIGITS = 19  # most digits of a step
