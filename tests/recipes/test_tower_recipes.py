@@ -24,10 +24,13 @@ from rowwise.ingest.pictures import write_pictures
 from rowwise.recipes.export import export
 from rowwise.recipes.outlook import dry_run
 from rowwise.recipes.predict import predict
+from rowwise.recipes.rows import RowSelection, open_reader
 from rowwise.recipes.runs import TrainingRun, evaluate, load_trained, predict_rows
 from rowwise.recipes.served import open_predictor, open_version
 from rowwise.recipes.table_memory import measure_memory, raise_if_short
 from rowwise.recipes.text import decode
+from rowwise.serve.retrieval import RetrieveBody
+from rowwise.spec import RowType
 from rowwise.train.saved import CheckpointFolder
 
 GRAPH = {"kind": "graph", "user": "user", "item": "item", "ks": [5, 20]}
@@ -121,10 +124,38 @@ def test_two_ranks_learn_what_one_learns_of_a_graph(tmp_path, encoder):
     assert evaluate(path).tasks["met"] == pytest.approx(others, rel=1e-6)
 
 
+@pytest.mark.parametrize("more", [{}, {"encoder": "graphsage", "sizes": [8]}, {"sampled": 4}], ids=str)
+def test_a_version_of_a_graph_needs_no_graph(tmp_path, more):
+    """It answers with the logits of the run, and finds the items that the run ranks first."""
+    run = trained(tmp_path, GRAPH | more, train={"epochs": 2})
+    path, rows = run.folder.path, pq.read_table(tmp_path / "rows.parquet").slice(0, 300)
+    pq.write_table(rows, tmp_path / "some.parquet")
+    exported = export(path, tmp_path / "served", warn=lambda _: None)
+    assert exported.items.items == len(set(pq.read_table(tmp_path / "rows.parquet")["item"].to_pylist()))
+    small = export(path, tmp_path / "small", rows=RowType.INT8, warn=lambda _: None)
+    assert small.served.parts.tables[0].row_type is RowType.INT8
+    (tmp_path / "rows.parquet").unlink()
+    version = open_version(tmp_path / "served")
+    assert version.identity == "exact"
+    predict(
+        open_predictor(tmp_path / "served"),
+        RowSelection(open_reader(f"parquet:{tmp_path}/some.parquet")),
+        tmp_path / "a.parquet",
+    )
+    towers = run.model.eval().towers
+    with torch.inference_mode():
+        users_UD, items_ID = towers.node_vectors()
+        scores_UI = towers.scores(users_UD, items_ID)
+    users_R, items_R = (torch.tensor(rows[name].to_pylist()) for name in ("user", "item"))
+    logits_R = torch.tensor(pq.read_table(tmp_path / "a.parquet")["met_logit"].to_pylist())
+    torch.testing.assert_close(logits_R, scores_UI[users_R, items_R], rtol=1e-6, atol=1e-6)
+    query = version.retriever.read(RetrieveBody({"user": 3}, 5, None, [], True))
+    found = version.retriever.answer(query)
+    assert set(found.items) <= set(scores_UI[3].topk(20).indices.tolist())
+    torch.testing.assert_close(torch.tensor(found.scores) / towers.temperature, scores_UI[3, torch.tensor(found.items)])
+
+
 def test_what_a_graph_cannot_be_is_refused(tmp_path):
-    run = trained(tmp_path, GRAPH, train={"epochs": 1, "steps": 2})
-    with pytest.raises(SpecError, match=r"model\.kind=graph needs the pairs of its run"):
-        export(run.folder.path, tmp_path / "served")
     for changes, text in (
         ({"user": "nobody"}, "graph: no feature nobody; there are user, item, kind"),
         ({"user": "item"}, "graph: feature item is in both towers"),

@@ -218,8 +218,7 @@ class PictureTower(Tower):
         """Vectors [B, sizes[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
         dense_BF, ids = unpack(batch, sparse, self.dense_features)
         rows_U, places_B = self._items(ids)
-        parts = dense_BF, self.embeddings(ids).values(), self._vectors(rows_U)[places_B]
-        return F.normalize(self.layers(torch.cat(parts, 1)))
+        return self.project(dense_BF, self.embeddings(ids).values(), self._vectors(rows_U)[places_B])
 
     @property
     def backbone(self) -> ImageTower:

@@ -44,7 +44,7 @@ class Tower(nn.Module):
     Args:
         embeddings: tables that pool, of any dims, of this side only.
         dense_features: numbers in each sample of this side.
-        sizes: of the layers; the last is the dim of the vectors.
+        sizes: of the layers; the last is the dim of the vectors. None: the features are the vector, of any length.
         more: columns that a subclass adds to the input of the MLP.
     """
 
@@ -55,13 +55,19 @@ class Tower(nn.Module):
         super().__init__()
         self.embeddings = embeddings
         self.dense_features = dense_features
-        self.layers = Mlp((input_columns(embeddings.tables, dense_features) + more, *sizes))
-        self.dim = sizes[-1]
+        columns = (input_columns(embeddings.tables, dense_features) + more, *sizes)
+        self.layers = Mlp(columns) if sizes else None
+        self.dim = columns[-1]
 
     def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
-        """Vectors [B, sizes[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
+        """Vectors [B, dim] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
         dense_BF, ids = unpack(batch, sparse, self.dense_features)
-        return F.normalize(self.layers(torch.cat((dense_BF, self.embeddings(ids).values()), 1)))
+        return self.project(dense_BF, self.embeddings(ids).values())
+
+    def project(self, *parts: Tensor) -> Tensor:
+        """Vectors [B, dim] from the columns of features."""
+        columns_BC = torch.cat(parts, 1)
+        return columns_BC if self.layers is None else F.normalize(self.layers(columns_BC))
 
     def extra_loss(self, batch: Batch) -> Tensor | None:
         """A loss of parts that do not learn by the vectors alone; here none."""

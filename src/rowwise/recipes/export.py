@@ -6,6 +6,7 @@ See `serve/package.py` for the folder. A version is complete before it appears, 
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ from rowwise.models.inference import RowBlocks, inference_mode
 from rowwise.models.second_copy import NAME as SECOND_COPY
 from rowwise.planner import simple_plan
 from rowwise.recipes.compose import ModelParts, ResolvedRecipe, build_model, make_evaluator
+from rowwise.recipes.export_graph import mixed_towers
 from rowwise.recipes.export_items import ALL_ITEMS, ItemOptions, check_options, export_items
 from rowwise.recipes.held_out import held_out_rows
 from rowwise.recipes.model_configs import GraphConfig, SequenceModel, TwoTowerConfig, UserModel, kind_of
@@ -121,8 +123,6 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
         warn: called with a line on blocks of rows that cost time.
     """
     resolved = resolve_saved(RunFolder.open(run).path)
-    if isinstance(resolved.recipe.model, GraphConfig):
-        raise SpecError(f"{run}: model.kind=graph needs the pairs of its run: want a model without a graph")
     if isinstance(resolved.recipe.model, SequenceModel):
         got = f"model.kind={kind_of(resolved.recipe.model)} ranks all items for a list, and has no logit of a row"
         raise SpecError(f"{run}: {got}: want a model with a label")
@@ -133,7 +133,10 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
     known = list_versions(folder)
     base = version_folder(folder, known[-1]) if known and not full else None
     version = version_folder(folder, next_version(folder))
-    with atomic_output(version.path) as unfinished:
+    with ExitStack() as stack:
+        unfinished = stack.enter_context(atomic_output(version.path))
+        if isinstance(resolved.recipe.model, GraphConfig):
+            resolved, checkpoint = stack.enter_context(mixed_towers(run, resolved, checkpoint))
         served, extends = _write_weights(resolved, checkpoint, unfinished, rows, base=base, tell=tell, warn=warn)
         _write_model(unfinished, served)
         blocks = None if like is None else read_model(like.path).blocks

@@ -14,7 +14,7 @@ from rowwise.errors import DataError, SpecError
 from rowwise.models.retrieval import nearest_items
 from rowwise.recipes.compose import ResolvedRecipe
 from rowwise.recipes.held_out import held_out_of, selected_rows
-from rowwise.recipes.model_configs import TwoTowerConfig
+from rowwise.recipes.model_configs import GraphConfig, TwoTowerConfig
 from rowwise.recipes.towers import TowerInput, item_key, item_vectors, user_vectors
 from rowwise.serve.forward import Forward, arrays_of
 from rowwise.serve.item_index import ItemIndex, choose_lists, require_faiss
@@ -55,9 +55,11 @@ ALL_ITEMS = ItemOptions()
 
 def check_options(resolved: ResolvedRecipe, options: ItemOptions) -> None:
     """Raise for options of items with a model that makes no vectors of them, before anything is written."""
-    if not isinstance(resolved.recipe.model, TwoTowerConfig) and options != ALL_ITEMS:
+    if not isinstance(resolved.recipe.model, TwoTowerConfig | GraphConfig) and options != ALL_ITEMS:
         got = f"--items {options.file}" if options.file is not None else f"--recall {options.recall}"
-        raise SpecError(f"{got}: the model of the run makes no vectors of items: want one with model.kind=two_tower")
+        raise SpecError(
+            f"{got}: the model of the run makes no vectors of items: want one with model.kind=two_tower or graph"
+        )
 
 
 def export_items(  # noqa: PLR0913 - used once

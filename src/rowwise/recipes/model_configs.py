@@ -219,7 +219,7 @@ class TwoTowerConfig(RetrievalConfig, frozen=True, kw_only=True, tag="two_tower"
     user_dense: tuple[str, ...] = ()
     item_dense: tuple[str, ...] = ()
     item_pictures: PictureConfig | None = None
-    sizes: tuple[int, ...] = (128, 64)
+    sizes: tuple[int, ...] = (128, 64)  # of the layers; none: features are vectors, as in matrix factorisation
 
 
 class GraphConfig(RetrievalConfig, frozen=True, kw_only=True, tag="graph", tag_field="kind"):
