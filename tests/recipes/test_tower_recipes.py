@@ -93,6 +93,7 @@ def halves(table, rows, *, columns=False):
         yield {"table": table, "rank": rank, **whole, "cols" if columns else "rows": cut}
 
 
+@pytest.mark.usefixtures("models_one_after_the_other")
 @pytest.mark.parametrize("encoder", ["lightgcn", "graphsage"])
 def test_two_ranks_learn_what_one_learns_of_a_graph(tmp_path, encoder):
     """Each has half of every table and half of a batch, and sums over the whole graph."""
