@@ -2,6 +2,7 @@
 
 import shlex
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from rowwise.train.saved import CheckpointFolder
 STEPS = {"train": {**ELASTIC, "epochs": 1000, "steps": 24}, "log": {"every": 2}, "save": {"every": 5, "keep": 9}}
 REQUEST = JobRequest(
     recipe="small",
-    command=("python", "-m", "rowwise", "train", "small.yaml"),
+    command=("train", "small.yaml"),
     cwd=Path("/work"),
     runs=Path("/shared/runs"),
     run=None,
@@ -38,8 +39,8 @@ def directives(script):
 
 @given(st.lists(PRINTABLE, max_size=3), PRINTABLE.filter(lambda text: "/" not in text and text not in (".", "..")))
 def test_any_text_reaches_the_command_as_it_is(words, folder):
-    request = replace(REQUEST, command=("printf", "%s\\n", *words), runs=Path("/") / folder)
-    script = make_script(request)
+    request = replace(REQUEST, command=tuple(words), runs=Path("/") / folder)
+    script = make_script(request).replace(f"{sys.executable} -m rowwise", "printf '%s\\n'")
     stubs = 'srun() { while [ "$1" != rank ]; do shift; done; shift; "$@"; }; SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=3\n'
     done = subprocess.run(["bash", "-c", stubs + script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [*words, "--run", f"/{folder}/small/slurm-7"]

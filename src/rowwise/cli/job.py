@@ -36,7 +36,7 @@ class JobRequest:
     """A recipe to train on nodes of a cluster."""
 
     recipe: str  # its name
-    command: tuple[str, ...]  # that trains it, without --run
+    command: tuple[str, ...]  # of rowwise that trains it, without --run
     cwd: Path
     runs: Path
     run: Path | None  # None: a folder of the job's id

@@ -5,6 +5,7 @@ The script starts one task a rank. Slurm's signals then reach every rank, and ra
 
 import re
 import shlex
+import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def make_script(request: JobRequest) -> str:
         nproc=request.nproc,
         directives="\n".join(lines),
         run=f"{runs}/slurm-$SLURM_JOB_ID" if request.run is None else shlex.quote(str(request.run)),
-        command=shlex.join(request.command),
+        command=shlex.join([sys.executable, "-m", "rowwise", *request.command]),
     )
 
 

@@ -1,6 +1,5 @@
 """`rowwise train` and `rowwise resume`: train a recipe, and resume a run that was stopped or killed."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
 RUNS = Path("runs")
 MOST_NODES = 10_000
+SCHEDULERS = ("slurm", "kubernetes")
 FEWEST_SEEDS, MOST_SEEDS = 2, 100
 Changes = Annotated[
     list[str] | None,
@@ -93,12 +93,19 @@ def train(  # noqa: PLR0913 - one for each option
         bool, typer.Option("--dry-run", help="Check everything and print what would be trained; write nothing.")
     ] = False,
     on: Annotated[
-        str | None, typer.Option("--on", metavar="slurm", help="Submit to a scheduler; --dry-run prints the script.")
+        str | None,
+        typer.Option(
+            "--on",
+            metavar="SCHEDULER",
+            help="Submit to slurm; --dry-run prints the script, or a manifest of kubernetes.",
+        ),
     ] = None,
     nodes: Annotated[int | None, typer.Option(metavar="N", help="Nodes of --on, with --nproc ranks each.")] = None,
     job: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="An option of sbatch, such as partition=gpu, or a YAML file of them."),
+        typer.Option(
+            metavar="KEY=VALUE", help="For the scheduler, such as partition=gpu or image=NAME, or a YAML file of them."
+        ),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Submit, and do not follow the job.")] = False,
     as_json: AsJson = False,
@@ -130,6 +137,8 @@ def train(  # noqa: PLR0913 - one for each option
     Example: rowwise train my.yaml --dry-run
 
     Example: rowwise train my.yaml --on slurm --nodes 4 --nproc 8 --job partition=gpu --job time=12:00:00
+
+    Example: rowwise train my.yaml --on kubernetes --nodes 2 --nproc 8 --job cluster.yaml --dry-run | kubectl apply -f -
     """
     environment = _get_environment(ctx)
     _check_scheduler(environment, on=on, nodes=nodes, job=job, detach=detach or None)
@@ -154,7 +163,7 @@ def train(  # noqa: PLR0913 - one for each option
         command += () if timeout is None else ("--timeout", f"{timeout:g}")
         asked = JobRequest(
             recipe=loaded.name,
-            command=(sys.executable, "-m", "rowwise", *command),
+            command=command,
             cwd=Path.cwd(),
             runs=(runs or RUNS).absolute(),
             run=run and run.absolute(),
@@ -162,7 +171,7 @@ def train(  # noqa: PLR0913 - one for each option
             nproc=nproc or 1,
             settings=parse_settings(job or []),
         )
-        _submit(asked, loaded, dry_run=dry_run, detach=detach)
+        _submit(asked, loaded, on, dry_run=dry_run, detach=detach)
     elif not dry_run:
         request = RunRequest(recipe=loaded, folder=runs or RUNS, run=run, as_json=as_json, baseline=baseline)
         if seeds is None:
@@ -234,12 +243,20 @@ def _check_unused(by: str | None, others: dict[str, object], baseline: bool, see
             raise SpecError(f"{option} with {by} has no effect: leave it out")
 
 
-def _submit(request: JobRequest, recipe: "Recipe", *, dry_run: bool, detach: bool) -> None:
-    from rowwise.cli.jobs import submit
+def _submit(request: JobRequest, recipe: "Recipe", on: str, *, dry_run: bool, detach: bool) -> None:
     from rowwise.recipes.recipe import check_ranks
 
     check_ranks(recipe, request.nodes * request.nproc)
-    submit(request, dry_run=dry_run, detach=detach)
+    if on == "slurm":
+        from rowwise.cli.jobs import submit
+
+        submit(request, dry_run=dry_run, detach=detach)
+        return
+    from rowwise.cli.kubernetes import make_manifest
+
+    if not dry_run:
+        raise SpecError("--on kubernetes submits nothing itself: want --dry-run ... | kubectl apply -f -")
+    print(make_manifest(request), end="")
 
 
 def _check_scheduler(environment: CommandEnvironment, *, on: str | None, nodes: int | None, **others: object) -> None:
@@ -249,10 +266,10 @@ def _check_scheduler(environment: CommandEnvironment, *, on: str | None, nodes: 
         if given is not None:
             raise SpecError(f"--{given} without --on: want --on slurm, too")
         return
-    if on != "slurm":
-        raise SpecError(f"--on {on}: want slurm; for other schedulers start torchrun on each node")
+    if on not in SCHEDULERS:
+        raise SpecError(f"--on {on}: want {' or '.join(SCHEDULERS)}; for others start torchrun on each node")
     if environment.torchrun is not None:
-        raise SpecError("--on slurm under torchrun: want it without torchrun, as the job starts the ranks")
+        raise SpecError(f"--on {on} under torchrun: want it without torchrun, as the job starts the ranks")
     if nodes is not None and not 1 <= nodes <= MOST_NODES:
         raise SpecError(f"--nodes {nodes}: want 1 to {MOST_NODES}")
 

@@ -1,0 +1,148 @@
+"""Kubernetes: the manifest of a job, of a headless Service and an Indexed Job; `kubectl` submits it.
+
+Each pod starts its ranks and forwards SIGTERM to them. Ranks find each other at the first pod's name in the Service.
+"""
+
+import re
+import shlex
+from typing import Any
+
+import yaml
+
+from rowwise.cli.job import JobRequest
+from rowwise.errors import SpecError
+
+GRACE_S = 120  # from SIGTERM to SIGKILL
+PORT = 29500
+NAME = re.compile("[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")  # with the number of a pod it is a name in DNS
+STOPPED, REFUSED = 143, 2  # exit codes: after SIGTERM; for what another attempt does not change
+KEYS = ("claim", "cpu", "gpu", "grace", "image", "memory", "mount", "name", "namespace", "service-account")
+
+HEAD = """\
+# Trains {recipe}; pods: {nodes}, ranks in each: {nproc}. Edit and keep this.
+#
+#   kubectl apply -f FILE
+#   kubectl logs --follow --prefix --selector job-name={name}
+#   kubectl delete -f FILE          (ranks save a checkpoint first)
+"""
+
+SCRIPT = r"""# A process for each rank. SIGTERM, of an eviction or a node that ends, goes to all of them.
+ranks=()
+for ((local = 0; local < {nproc}; local++)); do
+  RANK=$((JOB_COMPLETION_INDEX * {nproc} + local)) LOCAL_RANK=$local {command} &
+  ranks+=($!)
+done
+trap 'kill -TERM "${{ranks[@]}}" 2>/dev/null' TERM
+code=0
+for rank in "${{ranks[@]}}"; do
+  while :; do
+    wait "$rank" && one=0 || one=$?
+    kill -0 "$rank" 2>/dev/null || break  # a signal ends a wait, and not the rank
+  done
+  if [ "$code" = 0 ]; then code=$one; fi
+done
+exit "$code"
+"""
+
+
+def make_manifest(request: JobRequest) -> str:
+    """The manifest of a job, as YAML."""
+    settings = _checked(request)
+    name, namespace = settings.get("name", _name_of(request.recipe)), settings.get("namespace")
+    if not NAME.fullmatch(name):
+        raise SpecError(f"--job name={name}: want at most 40 small letters, digits and dashes, as it is a name in DNS")
+    about = {"name": name} | ({"namespace": namespace} if namespace else {})
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": about,
+        # Ranks look for the first pod before it is ready.
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": name}},
+    }
+    # Pods of a stopped run start again, and go on with it; what a recipe or an option has wrong ends the job.
+    rules = [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [STOPPED]}},
+        {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [REFUSED]}},
+    ]
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": about,
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": request.nodes,
+            "parallelism": request.nodes,
+            "backoffLimit": 6 * request.nodes,
+            "podFailurePolicy": {"rules": rules},
+            "template": {"spec": _pod(request, settings, name)},
+        },
+    }
+    head = HEAD.format(recipe=request.recipe, nodes=request.nodes, nproc=request.nproc, name=name)
+    return head + "---\n".join(yaml.dump(one, Dumper=_ManifestDumper, sort_keys=False) for one in (service, job))
+
+
+def _checked(request: JobRequest) -> dict[str, str]:
+    settings = dict(request.settings)
+    unknown = settings.keys() - set(KEYS)
+    if unknown:
+        want = f"want one of {', '.join(KEYS)}; other fields are added to the manifest"
+        raise SpecError(f"--job {min(unknown)}={settings[min(unknown)]}: {want}")
+    for key, why in (("image", "the container image with rowwise"), ("claim", "the volume claim with recipe and runs")):
+        if not settings.get(key):
+            raise SpecError(f"--on kubernetes without --job {key}=NAME: want {why}")
+    for key in ("grace", "gpu"):
+        value = settings.get(key, "1")
+        if not value.isdecimal() or not 1 <= int(value) <= 65535:
+            raise SpecError(f"--job {key}={value}: want a number from 1 to 65535")
+    return settings
+
+
+def _name_of(recipe: str) -> str:
+    return re.sub("[^a-z0-9]+", "-", recipe.lower())[:40].strip("-") or "rowwise"
+
+
+def _pod(request: JobRequest, settings: dict[str, str], name: str) -> dict[str, Any]:
+    run = request.run or request.runs / request.recipe / name
+    command = shlex.join(["python", "-m", "rowwise", *request.command, "--run", str(run)])
+    environment = {"MASTER_ADDR": f"{name}-0.{name}", "MASTER_PORT": PORT, "WORLD_SIZE": request.nodes * request.nproc}
+    resources = {key: settings[key] for key in ("cpu", "memory") if key in settings}
+    resources |= {"nvidia.com/gpu": settings["gpu"]} if "gpu" in settings else {}
+    container = {
+        "name": "ranks",
+        "image": settings["image"],
+        "command": ["bash", "-c", SCRIPT.format(nproc=request.nproc, command=command)],
+        "workingDir": str(request.cwd),
+        "env": [{"name": key, "value": str(value)} for key, value in environment.items()],
+        "resources": {"requests": dict(resources), "limits": dict(resources)},
+        "volumeMounts": [
+            {"name": "shared", "mountPath": settings.get("mount", str(request.cwd))},
+            {"name": "memory", "mountPath": "/dev/shm"},
+        ],
+    }
+    account = {"serviceAccountName": settings["service-account"]} if "service-account" in settings else {}
+    return {
+        "subdomain": name,
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": int(settings.get("grace", GRACE_S)),
+        **account,
+        "containers": [container],
+        "volumes": [
+            {"name": "shared", "persistentVolumeClaim": {"claimName": settings["claim"]}},
+            {"name": "memory", "emptyDir": {"medium": "Memory"}},
+        ],
+    }
+
+
+class _ManifestDumper(yaml.SafeDumper):
+    """Writes scripts as blocks, and the same value twice rather than a reference."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _write_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_ManifestDumper.add_representer(str, _write_text)
