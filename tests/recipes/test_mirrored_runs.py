@@ -96,7 +96,8 @@ def test_a_mirror_is_of_one_run_and_of_the_process_that_holds_it(tmp_path):
     mirror = tmp_path / "mirror"
     made = recipe(tmp_path, save={**OFTEN, "mirror": str(mirror)})
     first = TrainingRun.start(made, tmp_path / "runs")
-    first._mirror._copy()
+    first._start_mirror()
+    first._mirror.start = lambda: None
     with pytest.raises(SpecError, match=rf"save.mirror={mirror} is the mirror of another run: want another place, or"):
         TrainingRun.start(made, tmp_path / "runs")
     assert [one.name for one in (tmp_path / "runs" / "small").iterdir()] == ["1"]
@@ -107,7 +108,7 @@ def test_a_mirror_is_of_one_run_and_of_the_process_that_holds_it(tmp_path):
     ):
         first.go()
     assert lines(mirror) == lines(path)
-    with pytest.raises(SpecError, match="is the folder of the run itself"):
+    with pytest.raises(SpecError, match="is in the folder of the run itself"):
         TrainingRun.start(recipe(tmp_path, save={"mirror": str(tmp_path / "runs" / "small" / "2")}), tmp_path / "runs")
 
 
@@ -233,3 +234,103 @@ def test_a_store_that_is_gone_neither_stops_nor_loses_a_run(tmp_path, monkeypatc
         assert json.loads((run.folder.path / "result.json").read_text())["status"] == "finished"
         server.start()
         assert not any((tmp_path / "s3" / "bucket").glob("*manifest.json"))
+
+
+def steps_of(place):
+    return sorted(int(one.name.removeprefix("step-")) for one in checkpoints_of(place))
+
+
+def stopped(tmp_path, step, **save):
+    """A run with a mirror that was stopped after a step."""
+    made = recipe(tmp_path, save={**OFTEN, "mirror": str(tmp_path / "mirror"), **save})
+    run = TrainingRun.start(made, tmp_path / "runs")
+    run.trainer._on_step = lambda shown: run.trainer.stop() if shown.progress.step == step else None
+    run.go()
+    return run.folder.path
+
+
+def test_an_older_folder_does_not_take_a_newer_mirror_back(tmp_path):
+    path = stopped(tmp_path, 6)
+    TrainingRun.resume(fetch_run(str(tmp_path / "mirror"), tmp_path / "elsewhere")).go()
+    there = steps_of(tmp_path / "mirror")
+    with pytest.raises(SpecError, match=r"mirror has step 20 of this run, and .* step 6: rowwise resume"):
+        TrainingRun.resume(path)
+    assert steps_of(tmp_path / "mirror") == there
+
+
+def test_a_run_that_is_no_mirror_is_not_written_over(tmp_path):
+    run, _ = trained(tmp_path, save=OFTEN)
+    before = small_files(run.folder.path)
+    with pytest.raises(SpecError, match="has a run, which is no mirror: want another place"):
+        trained(tmp_path, save={**OFTEN, "mirror": str(run.folder.path)})
+    assert small_files(run.folder.path) == before
+    assert steps_of(run.folder.path) == [16, 20]
+
+
+def test_a_former_holder_removes_nothing_of_the_next_one(tmp_path):
+    """The next process takes the mirror over while the former one copies its last checkpoint."""
+    mirror = tmp_path / "mirror"
+    first = TrainingRun.resume(stopped(tmp_path, 6), ["train.steps=8"])
+    copy, taken = first._mirror._copy_checkpoint, []
+
+    def copy_and_lose(step):
+        if not taken:
+            taken.append(fetch_run(str(mirror), tmp_path / "elsewhere"))
+            TrainingRun.resume(taken[0]).go()
+        return copy(step)
+
+    first._mirror._copy_checkpoint = copy_and_lose
+    with pytest.raises(StorageError, match="another process has resumed this run"):
+        first.go()
+    assert steps_of(mirror) == steps_of(taken[0])
+    assert lines(mirror) == lines(taken[0])
+
+
+def test_checkpoints_leave_after_the_newest_has_arrived(tmp_path):
+    """The run removes a checkpoint between the look and the copy: the mirror keeps the one that it has."""
+    mirror = tmp_path / "mirror"
+    run = TrainingRun.resume(stopped(tmp_path, 6, keep=1))
+    run._start_mirror()
+    run._mirror.stop()
+    before = steps_of(mirror)
+    run._mirror._ending.clear()
+    run._mirror._copied.clear()
+    run._mirror._steps = lambda: [7]
+    run._mirror._copy()
+    assert steps_of(mirror) == before == [6]
+
+
+def test_the_best_checkpoint_goes_first(tmp_path):
+    run, result = trained(tmp_path, save={**OFTEN, "mirror": str(tmp_path / "mirror")}, evaluate={"every": 6})
+    assert run._mirror._in_order([4, result.best.step, 20])[0] == result.best.step
+
+
+def test_steps_that_were_taken_back_leave_the_mirror(tmp_path):
+    """A resume from an earlier checkpoint with another rate writes other checkpoints of the same steps."""
+    mirror = tmp_path / "mirror"
+    path = stopped(tmp_path, 10, keep=9)
+    again = TrainingRun.resume(path, ["train.optimizer.lr=0.2"], which="step-4")
+    again.go()
+    assert same(saved(mirror), saved(path))
+    assert steps_of(mirror) == steps_of(path)
+
+
+def test_what_a_former_process_has_said_is_gone(tmp_path):
+    path = stopped(tmp_path, 6)
+    assert (tmp_path / "mirror" / "result.json").exists()
+    again = TrainingRun.resume(path)
+    again._start_mirror()
+    again._mirror.stop()
+    assert not (path / "result.json").exists()
+    assert not (tmp_path / "mirror" / "result.json").exists()
+
+
+def test_hidden_folders_are_left_out(tmp_path):
+    run = TrainingRun.start(recipe(tmp_path, save={**OFTEN, "mirror": str(tmp_path / "mirror")}), tmp_path / "runs")
+    (run.folder.path / ".ipynb_checkpoints").mkdir()
+    (run.folder.path / ".ipynb_checkpoints" / "x.txt").touch()
+    run.go()
+    assert not any("ipynb" in name for name in names(tmp_path / "mirror"))
+    inside = tmp_path / "runs" / "small" / "2" / "mirror"
+    with pytest.raises(SpecError, match="is in the folder of the run itself"):
+        TrainingRun.start(recipe(tmp_path, save={"mirror": str(inside)}), tmp_path / "runs")

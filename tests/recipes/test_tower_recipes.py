@@ -156,6 +156,14 @@ def test_a_version_of_a_graph_needs_no_graph(tmp_path, more):
     torch.testing.assert_close(torch.tensor(found.scores) / towers.temperature, scores_UI[3, torch.tensor(found.items)])
 
 
+def test_a_graph_of_mapped_ids_is_exported_with_a_row_for_each_id(tmp_path):
+    tables = copy.deepcopy(BASE["tables"])
+    tables["list"][0]["id_map"] = {"kind": "hash", "rows": 50}
+    run = trained(tmp_path, GRAPH, train={"epochs": 1, "steps": 4}, tables=tables)
+    export(run.folder.path, tmp_path / "served", which="last", warn=lambda _: None)
+    assert open_version(tmp_path / "served").identity == "exact"
+
+
 def test_what_a_graph_cannot_be_is_refused(tmp_path):
     for changes, text in (
         ({"user": "nobody"}, "graph: no feature nobody; there are user, item, kind"),

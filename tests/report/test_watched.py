@@ -62,7 +62,17 @@ def test_states_follow_a_run(tmp_path):
 
 @pytest.mark.parametrize("name", ["steps.csv", "metrics.csv", "result.json", "warnings.txt", "caches.csv"])
 @pytest.mark.parametrize(
-    "content", [b"", b"\n", b"step", b"\xff\xfe\n1,2\n", b"step,samples\n1\n", b"{}", b"step\nx\nnan\n1e999\n"]
+    "content",
+    [
+        b"",
+        b"\n",
+        b"step",
+        b"\xff\xfe\n1,2\n",
+        b"step,samples\n1\n",
+        b"{}",
+        b"step\nx\nnan\n1e999\n",
+        b"step,samples\n1\r2\r\n",
+    ],
 )
 def test_damaged_files_are_left_out(name, content, tmp_path):
     (tmp_path / "recipe.yaml").write_text("name: x")

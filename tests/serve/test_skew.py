@@ -2,10 +2,12 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from pyarrow import parquet as pq
 from report.markup_check import Reader
 
@@ -13,7 +15,8 @@ from rowwise.recipes.audit import audit, skew_of
 from rowwise.recipes.served import open_version
 from rowwise.serve.forward import arrays_of
 from rowwise.serve.package import LOGIT
-from rowwise.serve.record import REQUEST, VERSION
+from rowwise.serve.record import REQUEST, VERSION, Recording, RequestRecorder
+from rowwise.serve.request import RequestRows
 
 
 @pytest.fixture
@@ -73,3 +76,15 @@ def test_what_requests_make_otherwise_is_named(increments, record, command):
     columns = json.loads(out)["columns"]
     assert {name for name, one in columns.items() if one["differs"]} == {"seen", "d0", "d1"}
     assert columns["d1"]["recorded"]["mean"] == pytest.approx(np.mean(d1), rel=1e-5)
+
+
+def test_versions_with_other_columns_are_recorded_in_files_of_their_own(tmp_path):
+    left_out = []
+    recorder = RequestRecorder(Recording(folder=str(tmp_path), share=1.0), 0, left_out.append)
+    for number, columns in ((1, ["a"]), (2, ["a", "b"]), (1, ["a"])):
+        version = SimpleNamespace(number=number, tasks=("label",))
+        recorder.add(version, RequestRows({name: pa.array([7]) for name in columns}, 1, 0), torch.zeros(1, 2))
+    recorder.close()
+    tables = sorted((pq.read_table(file) for file in tmp_path.glob("*.parquet")), key=lambda one: one.num_columns)
+    assert [one[VERSION].to_pylist() for one in tables] == [[1, 1], [2]]
+    assert not left_out

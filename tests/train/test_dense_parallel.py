@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from small import recipe, write_rows
+from small import RECIPE, recipe, write_rows
 from train import dense_ranks
 
 from rowwise import DCN, SpecError, Table, Topology, make_embeddings
@@ -128,9 +128,13 @@ def resumed(comm, path, parallel, steps):
 
 
 def recipe_of(folder, parallel, steps):
+    """By SGD, with momentum as its state: where rounding turns a ReLU off, Adam and Adagrad would take whole steps."""
     model = {"kind": "dhen", "top": [64], "layers": 2}
+    sgd = {"kind": "sgd", "lr": 0.02}
     training = {"batch": 512, "epochs": 50, "steps": steps, "dense_parallel": parallel}
-    return recipe(folder, model=model, train=training, save={"every": 5})
+    training["optimizer"] = {**sgd, "momentum": 0.9}
+    tables = {"list": [{**table, "optimizer": sgd} for table in RECIPE["tables"]["list"]]}
+    return recipe(folder, model=model, train=training, save={"every": 5}, tables=tables)
 
 
 KINDS = {"replicate": {}, "full": {"kind": "full"}, "hybrid": {"kind": "hybrid", "shards": 2}}

@@ -34,6 +34,10 @@ PIECE_bytes = 4 << 20
 DIGEST = re.compile(r"[0-9a-f]{16}\.(?=.)")  # with which names of copied files begin
 
 
+class OtherCheckpointError(CheckpointError):
+    """The place has another checkpoint of this name."""
+
+
 class _Copy(NamedTuple):
     """What is written: a manifest, and the files that it names by their names in the source."""
 
@@ -62,7 +66,7 @@ def copy_checkpoint(source: Checkpoint, into: Folder, tell: Tell | None = None) 
     former = CheckpointManifest.read(place) if is_checkpoint(place) else None
     if former is not None:
         if (former.files, former.tensors) != (copy.manifest.files, copy.manifest.tensors):
-            raise CheckpointError(f"{place} exists, and is another checkpoint: want another folder")
+            raise OtherCheckpointError(f"{place} exists, and is another checkpoint: want another folder")
         if former.data == copy.manifest.data:
             return place
     _copy_files(source, target, copy, tell)
@@ -73,7 +77,7 @@ def copy_checkpoint(source: Checkpoint, into: Folder, tell: Tell | None = None) 
     try:
         target.storage.create(target.inside(NAME), content)
     except ObjectExistsError:
-        raise CheckpointError(f"{place} exists by now, and is another checkpoint: want another folder") from None
+        raise OtherCheckpointError(f"{place} exists by now, and is another checkpoint: want another folder") from None
     return place
 
 

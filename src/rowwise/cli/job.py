@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from rowwise.errors import DataError, SpecError
-from rowwise.textfile import decode_json, read_bytes, read_text, write_new
+from rowwise.textfile import decode_json, printable, read_bytes, read_text, write_new
 from rowwise.value import Value
 
 State = Literal["pending", "running", "completed", "failed", "cancelled", "gone"]
@@ -103,8 +104,13 @@ def save_record(job: Job) -> None:
 
 def read_records() -> list[Job]:
     """Submitted jobs, the oldest first."""
-    paths = (Path.home() / RECORDS).glob("*.json")
-    return sorted((decode_json(read_bytes(path), Job) for path in paths), key=lambda job: job.submitted)
+    jobs: list[Job] = []
+    for path in (Path.home() / RECORDS).glob("*.json"):
+        try:
+            jobs.append(decode_json(read_bytes(path), Job))
+        except (OSError, ValueError) as error:
+            print(f"rowwise: {printable(str(path))} is left out: {printable(str(error))}", file=sys.stderr)
+    return sorted(jobs, key=lambda job: job.submitted)
 
 
 def find_record(name: str) -> Job:

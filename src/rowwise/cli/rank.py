@@ -3,20 +3,29 @@
 Apart from `launch` because it loads torch, which the process that starts and watches ranks does without.
 """
 
+import json
 import signal
+import sys
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rowwise.cli.console import LiveLine, show_result, show_start, stop_on_signals
 from rowwise.cli.run_request import RUN, NoteStore, RunRequest
 from rowwise.cli.terminal import make_terminal, print_json
 from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
+from rowwise.errors import SpecError
 from rowwise.recipes.first_rank import on_first_rank
 from rowwise.recipes.hosts import NetworkOfRun
 from rowwise.recipes.runs import TrainingRun, finished_step
+from rowwise.recipes.text import RECIPE, read
+from rowwise.textfile import printable, read_bytes
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.trainer import OnStep
+
+if TYPE_CHECKING:
+    from rowwise.recipes.recipe import Recipe
 
 
 def run_rank(
@@ -36,7 +45,8 @@ def run_rank(
     console = make_terminal(stderr=True, quiet=request.as_json or not is_first)
     line = LiveLine(console)
     if request.run is not None and on_first_rank(comm, partial(finished_step, request.run)) is not None:
-        console.print(f"{request.run} has finished", markup=False, soft_wrap=True)
+        if is_first:
+            _show_finished(request.run, as_json=request.as_json)
         return 0
     with console.status("reading the data" if request.recipe else "reading the checkpoint"):
         run = _open_run(request, comm, notes, line if is_first else None, network)
@@ -59,7 +69,8 @@ def run_rank(
     if not received and result.status != "stopped":
         return 0
     command = request.resume_command(run.folder.path, comm.topology)
-    console.print(f"resume it with: {command}", markup=False, soft_wrap=True)
+    lacking = f"{run.mirror_problem}; " if run.mirror_problem is not None else ""
+    console.print(f"{lacking}resume it with: {command}", markup=False, soft_wrap=True)
     return 128 + (received[0] if received else signal.SIGTERM)
 
 
@@ -70,7 +81,7 @@ def _open_run(
     earlier_run = on_first_rank(comm, lambda: None if notes is None else notes.get(RUN))
     if earlier_run is not None:
         return TrainingRun.resume(Path(earlier_run), tell=tell, comm=comm, network=network)
-    if request.run is not None and on_first_rank(comm, partial(_has_begun, request.run)):
+    if request.run is not None and on_first_rank(comm, partial(_has_begun, request.run, request.recipe)):
         return TrainingRun.resume(request.run, tell=tell, comm=comm, network=network)
     if request.recipe is not None:
         place = request.folder if request.run is None else RunFolder(request.run)
@@ -79,5 +90,18 @@ def _open_run(
     return TrainingRun.resume(request.folder, changes, which=which, tell=tell, comm=comm, network=network)
 
 
-def _has_begun(run: Path) -> bool:
-    return RunFolder(run).has_begun
+def _show_finished(run: Path, *, as_json: bool) -> None:
+    if as_json:
+        print_json(json.loads(read_bytes(run / "result.json")))
+    else:
+        print(f"{printable(str(run))} has finished", file=sys.stderr)
+
+
+def _has_begun(run: Path, recipe: "Recipe | None") -> bool:
+    """Whether a run is there; raises for one of another recipe."""
+    if not RunFolder(run).has_begun:
+        return False
+    there = read(run / RECIPE).name
+    if recipe is not None and there != recipe.name:
+        raise SpecError(f"--run {run} has a run of the recipe {there!r}, not {recipe.name!r}: want another folder")
+    return True

@@ -12,6 +12,7 @@ from pathlib import Path
 from rowwise.cli.job import Job, JobRequest, State, run_program
 from rowwise.errors import DataError, SpecError
 
+RESTARTS = 5  # most, while none of them has saved a checkpoint
 GRACE_S = 120  # from SIGTERM to the time limit
 HERE = "want a login node of the cluster; --dry-run prints the script"
 WORDS: dict[State, tuple[str, ...]] = {
@@ -34,16 +35,20 @@ WORLD_SIZE=$((SLURM_JOB_NUM_NODES * {nproc}))
 OMP_NUM_THREADS=${{OMP_NUM_THREADS:-${{SLURM_CPUS_PER_TASK:-1}}}}
 export MASTER_ADDR MASTER_PORT WORLD_SIZE OMP_NUM_THREADS
 
-# A task for each rank. One that fails ends the others 300 s later, if they have not noticed. SIGTERM ends all after
-# the same step, with a checkpoint. The same command goes on from the newest checkpoint in $run.
+# A task for each rank. Ranks end together; where one is lost, and others do not notice it, they end 300 s later.
+# SIGTERM ends all after the same step, with a checkpoint. The same command goes on from the newest one in $run.
+began=$(date +%s)
 srun --ntasks="$WORLD_SIZE" --ntasks-per-node={nproc} --wait=300 \
   bash -c 'export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID; exec "$@"' rank \
   {command} --run "$run"
 code=$?
 
-# 143: SIGTERM came before the time limit or for a preemption, so queue again, which ends this script while it sleeps.
-# After scancel this line is not reached.
-if [ "$code" = 143 ]; then scontrol requeue "$SLURM_JOB_ID" && sleep 60; fi
+# 143: SIGTERM came before the time limit or for a preemption, so queue again, which ends this script while it sleeps;
+# but not for ever where no start gets to a checkpoint. After scancel this line is not reached.
+newest=$(stat --format=%Y "$run"/ckpt/step-*/manifest.json 2>/dev/null | sort --numeric-sort | tail --lines=1)
+if [ "${{newest:-0}}" -ge "$began" ] || [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
+  if [ "$code" = 143 ]; then scontrol requeue "$SLURM_JOB_ID" && sleep 60; fi
+fi
 exit "$code"
 """
 
@@ -74,6 +79,7 @@ def make_script(request: JobRequest) -> str:
         recipe=request.recipe,
         nodes=options["nodes"],
         nproc=request.nproc,
+        restarts=RESTARTS,
         directives="\n".join(lines),
         run=f"{runs}/slurm-$SLURM_JOB_ID" if request.run is None else shlex.quote(str(request.run)),
         command=shlex.join([sys.executable, "-m", "rowwise", *request.command]),
@@ -87,7 +93,8 @@ def submit(request: JobRequest, script: Path) -> Job:
     except DataError as error:
         raise SpecError(f"{error}; sinfo -s lists partitions, and --job KEY=VALUE sets any option of sbatch") from None
     name = f"slurm-{job_id}"
-    log = request.settings.get("output", str(request.cwd / f"{name}.log")).replace("%j", job_id)
+    log = request.settings.get("output", str(request.cwd / f"{name}.log"))
+    log = log.replace("%j", job_id).replace("%x", request.settings.get("job-name", request.recipe))
     return Job(
         name=name,
         id=job_id,

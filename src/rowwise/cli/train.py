@@ -213,27 +213,40 @@ def resume(  # noqa: PLR0913 - one for each option
     Example: rowwise resume s3://bucket/runs/clicks-7
     """
     all_changes = (*(changes or ()), *_as_changes(plan=plan, hardware=hardware, memory=memory, network=network))
+    if _is_mirrored(run) and not any(change.startswith("save.mirror=") for change in all_changes):
+        all_changes += (f"save.mirror={_quote_yaml(run)}",)  # the recipe may be that of a mirror which was copied
     environment = _get_environment(ctx)
     parse_ranks(nproc, timeout, environment)
     first = _is_first(environment)
-    folder = _local_folder(run, fetch=first, quiet=as_json or not first)
+    folder = _local_folder(run, which, fetch=first, quiet=as_json or not first)
     if first:
         warn_of_run_code(folder, all_changes)
     launch(RunRequest(folder=folder, changes=all_changes, which=which, as_json=as_json), nproc, timeout, environment)
 
 
-def _local_folder(run: str, *, fetch: bool, quiet: bool) -> Path:
-    """The folder of a run on this machine, to which the first rank brings a mirrored one; it tells the others."""
+def _is_mirrored(run: str) -> bool:
+    """Whether this names the mirror of a run."""
     from rowwise.storage.folder import URL
 
-    if URL.fullmatch(run) is None:
+    if URL.fullmatch(run):
+        return True
+    if not (Path(run) / "mirror.json").is_file():
+        return False
+    from rowwise.recipes.mirror import is_mirror
+
+    return is_mirror(Path(run))
+
+
+def _local_folder(run: str, which: str, *, fetch: bool, quiet: bool) -> Path:
+    """The folder of a run on this machine, to which the first rank brings a mirrored one; it tells the others."""
+    if not _is_mirrored(run):
         return Path(run)
     if not fetch:
         return RUNS
     from rowwise.recipes.mirror import fetch_run
 
     with make_terminal(stderr=True, quiet=quiet).status(f"copying {run}"):
-        return fetch_run(run, RUNS)
+        return fetch_run(run, RUNS, which)
 
 
 def _check_unused(by: str | None, others: dict[str, object], baseline: bool, seeds: int | None) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rowwise.cli.terminal import escape_json, make_terminal, refuse_nan
-from rowwise.errors import SpecError
+from rowwise.errors import RowwiseError, SpecError
 from rowwise.storage.folder import parse_folder
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def watch(
 ) -> None:
     """Follow runs of this or another machine, until they are over.
 
-    Reads the files of runs and nothing else, so it can begin and end at any time. With --port it goes on until Ctrl-C.
+    Reads the files of runs and nothing else, so it can begin and end at any time. With --port it goes on until Ctrl-C,
+    also where there is no run yet.
     Exits with 1 if a run has failed or was killed.
 
     Example: rowwise watch runs/dlrm-synthetic/1
@@ -59,16 +60,24 @@ def watch(
 
     place = parse_folder(path)
 
-    def look() -> "list[RunStatus]":
-        return [read_status(name, one) for name, one in find_runs(place).items()]
+    runs: list[RunStatus] = []
 
-    runs = look()
+    def look() -> "list[RunStatus]":
+        """Runs as they are; with --port those of the last look where there is none, or the place cannot be read."""
+        nonlocal runs
+        try:
+            runs = [read_status(name, one) for name, one in find_runs(place).items()]
+        except (RowwiseError, OSError):
+            if port is None:
+                raise
+        return runs
+
+    look()
     with _answering(place, look, host or HOST, port), _shown(as_json=as_json) as show:
         show(runs)
         while not once and (port is not None or not all(one.is_over for one in runs)):
             time.sleep(every)
-            runs = look()
-            show(runs)
+            show(look())
     if any(one.state in DIED for one in runs):
         raise typer.Exit(1)
 

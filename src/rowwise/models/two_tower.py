@@ -39,12 +39,12 @@ class VectorModel(nn.Module, ABC):
 
 
 class Tower(nn.Module):
-    """One tower: an MLP over its features, whose output has length 1.
+    """One tower: an MLP over its features, whose output has length 1; or the features themselves.
 
     Args:
         embeddings: tables that pool, of any dims, of this side only.
         dense_features: numbers in each sample of this side.
-        sizes: of the layers; the last is the dim of the vectors. None: the features are the vector, of any length.
+        sizes: of the layers; the last is the dim of the vectors. Empty: the features are the vector, of any length.
         more: columns that a subclass adds to the input of the MLP.
     """
 
@@ -75,7 +75,7 @@ class Tower(nn.Module):
 
 
 class TwoTower(VectorModel):
-    """Two towers (Yi et al. 2019): logit = u . v / temperature, of vectors of length 1.
+    """Two towers (Yi et al. 2019): logit = u . v / temperature.
 
     In a batch the dense numbers are the user's, then the item's; each tower finds its own ids by their features' names.
 

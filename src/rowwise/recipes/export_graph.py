@@ -45,6 +45,7 @@ def mixed_towers(
             dim=vectors[table.name].shape[1],
             row_type=RowType.FP32,
             column_group=None,
+            id_map=None,  # a row for each id by now
             pooling=Pooling.SUM,
         )
         for table in resolved.tables

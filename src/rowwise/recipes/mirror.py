@@ -8,6 +8,7 @@ newer one has arrived. A mirror belongs to one run, and to the process that hold
 former process, should it still live, copies no more.
 """
 
+import os
 import secrets
 import threading
 from collections.abc import Iterator
@@ -17,24 +18,24 @@ from typing import final
 
 import msgspec
 
-from rowwise.checkpoint.copy import copy_checkpoint, remove_copy
+from rowwise.checkpoint.copy import OtherCheckpointError, copy_checkpoint, remove_copy
 from rowwise.checkpoint.listing import best_step
-from rowwise.checkpoint.manifest import NAME
+from rowwise.checkpoint.manifest import NAME, CheckpointManifest
 from rowwise.checkpoint.named import checkpoints_of, step_in
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.errors import DataError, RowwiseError, SpecError, StorageError, one_line
+from rowwise.errors import CheckpointError, DataError, RowwiseError, SpecError, StorageError, one_line
 from rowwise.inside import fault_of_name
 from rowwise.quantity import format_bytes
 from rowwise.recipes.text import RECIPE, parse
 from rowwise.spec import Value
 from rowwise.storage.folder import Folder, StorageFolder, as_storage, open_range, parse_folder, read_file
-from rowwise.storage.interface import MissingObjectError, ObjectExistsError, Piece
+from rowwise.storage.interface import ObjectExistsError, Piece
 from rowwise.storage.local import LocalStorage
 from rowwise.textfile import MOST_BYTES, decode_json, open_regular
-from rowwise.train.run_folder import RunFolder
+from rowwise.train.run_folder import UNBEGUN, RunFolder, now
 from rowwise.train.saved import CheckpointFolder
 
-OWNER = "mirror.json"  # in the mirror, and in the folder of the run
+RESULT, OWNER = "result.json", "mirror.json"  # in the mirror, and in the folder of the run
 NOT_COPIED = ("ckpt", "disk", OWNER)  # of the run's folder; checkpoints are copied by themselves
 LOOK_s, FILES_s = 0.25, 30.0  # between two looks at the folder, and two copies of small files
 PIECE_bytes = 4 << 20
@@ -57,78 +58,116 @@ class RunMirror:
     def __init__(self, url: str, run: RunFolder) -> None:
         """Claim a mirror for a run, or take it over where it is the run's already."""
         self.place, self._run = as_storage(parse_folder(url)), run
-        if Path(self.place.storage.url).resolve() == run.path.resolve():
-            raise SpecError(f"save.mirror={url} is the folder of the run itself: want another place, or null")
+        if isinstance(self.place.storage, LocalStorage) and _is_inside(self.place.storage.folder, run.path):
+            raise SpecError(f"save.mirror={url} is in the folder of the run itself: want another place, or null")
         self.copying: int | None = None  # the step of the checkpoint that is being read
         self._holder = secrets.token_hex(8)
         self._claim(url)
         self._copied: dict[str, tuple[int, int]] = {}  # size and time of change of files as they were copied
         self._files_at_s = 0.0  # when small files are copied even without a checkpoint
-        self._error: RowwiseError | OSError | None = None  # of the newest attempt
+        self._failed = False  # at the newest attempt
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="mirror", daemon=True)
 
     def start(self) -> None:
+        """Copy what there is but checkpoints, and begin to follow; raises if another process has the mirror by now."""
+        self._check_holder()
+        if not (self._run.path / RESULT).exists():  # that of a former process
+            self.place.storage.delete(self.place.inside(RESULT))
+        self._copy_small_files()
+        self._check_holder()
         self._thread.start()
 
-    def close(self) -> None:
-        """Copy what is left; raises if the mirror then lacks anything."""
-        self._ending.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+    def close(self) -> str | None:
+        """Copy what is left; returns what the mirror lacks then, and why."""
+        self.stop()
         try:
             self._copy()
         except (RowwiseError, OSError) as error:
-            why = f"{self._run.path} is saved, but its mirror {self.place} is not: {one_line(error)}"
-            raise StorageError(f"{why}; rowwise ckpt copy copies the checkpoint") from None
+            why = f"{self._run.path} is saved, but its mirror {self.place} is not: {one_line(error) or error}"
+            return f"{why}; rowwise ckpt copy copies the checkpoint"
+        return None
+
+    def stop(self) -> None:
+        """Stop the thread, after the copy that is under way."""
+        self._ending.set()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def _claim(self, url: str) -> None:
         own = as_storage(self._run.path)
         run = _read_owner(own).run if (self._run.path / OWNER).is_file() else secrets.token_hex(8)
         mine = MirrorOwner(run=run, holder=self._holder).to_json()
         storage, name = self.place.storage, self.place.inside(OWNER)
-        try:
-            storage.create(name, mine)
-        except ObjectExistsError:
-            if _read_owner(self.place).run != run and self._has_run():
-                want = f"want another place, or go on with that run: rowwise resume {url}"
-                raise SpecError(f"save.mirror={url} is the mirror of another run: {want}") from None
+        there = {one.removeprefix("ckpt/").partition("/")[0] for one in self.place.relative_names()}
+        has_run = RECIPE in there or any(one.startswith("step-") for one in there)
+        want = f"want another place, or go on with that run: rowwise resume {url}"
+        if OWNER in there:
+            if _read_owner(self.place).run == run:
+                self._check_newest(url)
+            elif has_run:
+                raise SpecError(f"save.mirror={url} is the mirror of another run: {want}")
             storage.write(name, lambda: [mine], len(mine))
+        elif has_run:
+            raise SpecError(f"save.mirror={url} has a run, which is no mirror: want another place")
+        else:
+            try:
+                storage.create(name, mine)
+            except ObjectExistsError:
+                raise SpecError(f"save.mirror={url} is the mirror of another run by now: {want}") from None
         self._run.write(OWNER, MirrorOwner(run=run).to_json().decode())
 
-    def _has_run(self) -> bool:
-        """Whether the mirror has more than the claim of a run that never began."""
-        try:
-            return bool(self.place.storage.size(self.place.inside(RECIPE)))
-        except MissingObjectError:
-            return False
+    def _check_newest(self, url: str) -> None:
+        """Raise if the mirror has a later state of the run than its folder."""
+        there, here = max(_checkpoints_by_step(self.place), default=0), max(self._steps(), default=0)
+        if there > here:
+            got = f"save.mirror={url} has step {there} of this run, and {self._run.path} step {here}"
+            raise SpecError(f"{got}: rowwise resume {url}, or want another place")
+
+    def _check_holder(self) -> None:
+        if _read_owner(self.place).holder != self._holder:
+            raise StorageError("another process has resumed this run, and holds the mirror: this one copies no more")
 
     def _follow(self) -> None:
-        while not self._ending.wait(LOOK_s):
+        wait_s = LOOK_s
+        while not self._ending.wait(wait_s):
             try:
                 self._copy()
-                self._error = None
-            except (RowwiseError, OSError) as error:
-                if self._error is None:  # of an outage one line
-                    self._run.warn(f"mirror {self.place}: {one_line(error)}")
-                self._error = error
+                if self._failed:
+                    self._run.log(f"{now()} mirror {self.place}: copied again")
+                self._failed, wait_s = False, LOOK_s
+            except Exception as error:  # the run goes on, and tries again
+                if not self._failed:  # of an outage one line
+                    line = one_line(error) or repr(error)
+                    self._run.warn(f"mirror {self.place}: {line}")
+                    self._run.log(f"{now()} mirror {self.place}: {line}")
+                self._failed, wait_s = True, min(2 * wait_s, FILES_s)
 
     def _copy(self) -> None:
         """Copy what is new since the last call, if there is a checkpoint, the run is over, or some time has passed."""
         steps = self._steps()
-        new = [step for step in steps if self._is_new(f"ckpt/{_name(step)}/{NAME}")]
+        new = {step for step in steps if self._is_new(f"ckpt/{_name(step)}/{NAME}")}
         if not new and not self._ending.is_set() and perf_counter() < self._files_at_s:
             return
         self._files_at_s = perf_counter() + FILES_s
-        if _read_owner(self.place).holder != self._holder:
-            raise StorageError("another process has resumed this run, and holds the mirror: this one copies no more")
+        self._check_holder()
         self._copy_small_files()
-        for step in reversed(new):
-            self._copy_checkpoint(step)
-        if new:
+        arrived = {step for step in self._in_order(steps) if step in new and self._copy_checkpoint(step)}
+        if new and steps[-1] in arrived | set(steps) - new:
+            self._check_holder()
             self._remove_others(steps)
         if self._ending.is_set():  # the log has more lines now
             self._copy_small_files()
+
+    def _in_order(self, steps: list[int]) -> list[int]:
+        """The best checkpoint first: a resume from the newest one needs it. Then the newest, and older ones."""
+        if not steps:
+            return []
+        try:
+            best = best_step(CheckpointManifest.read(self._run.checkpoints / _name(steps[-1])).data)
+        except CheckpointError:  # the run has removed it meanwhile
+            best = None
+        return sorted(steps, key=lambda step: (step != best, -step))
 
     def _steps(self) -> list[int]:
         return CheckpointFolder(self._run.checkpoints).steps()
@@ -144,11 +183,12 @@ class RunMirror:
         return status.st_size, status.st_mtime_ns
 
     def _copy_small_files(self) -> None:
-        top = self._run.path
-        for path in sorted(top.rglob("*")):
-            name = path.relative_to(top)
-            if name.parts[0] not in NOT_COPIED and not path.name.startswith(".") and path.is_file():
-                self._copy_file(str(name))
+        for top, folders, names in os.walk(self._run.path):
+            inside = Path(top).relative_to(self._run.path)
+            folders[:] = [one for one in folders if not fault_of_name(one) and str(inside / one) not in NOT_COPIED]
+            for name in names:
+                if not fault_of_name(name) and str(inside / name) not in NOT_COPIED:
+                    self._copy_file(str(inside / name))
 
     def _copy_file(self, name: str) -> None:
         state = self._state_of(name)
@@ -166,18 +206,24 @@ class RunMirror:
         self.place.storage.write(self.place.inside(name), pieces, size_bytes)
         self._copied[name] = state
 
-    def _copy_checkpoint(self, step: int) -> None:
+    def _copy_checkpoint(self, step: int) -> bool:
+        """Copy a checkpoint; false: the run has removed it meanwhile."""
         name, begin_s = f"ckpt/{_name(step)}/{NAME}", perf_counter()
         self.copying = step
         state = self._state_of(name)
         try:
             if state is None:
-                return
+                return False
+            self._check_holder()
             checkpoint = Checkpoint.open(self._run.checkpoints / _name(step))
-            copy_checkpoint(checkpoint, self.place / "ckpt")
+            try:
+                copy_checkpoint(checkpoint, self.place / "ckpt")
+            except OtherCheckpointError:  # of steps that a resume from an earlier one has taken back
+                remove_copy(self.place / "ckpt" / _name(step))
+                copy_checkpoint(checkpoint, self.place / "ckpt")
         except (RowwiseError, OSError):
-            if self._state_of(name) is None:  # the run has removed it meanwhile
-                return
+            if self._state_of(name) is None:
+                return False
             raise
         finally:
             self.copying = None
@@ -186,6 +232,7 @@ class RunMirror:
         self._run.log(
             f"copied {_name(step)} to {self.place}: {format_bytes(size_bytes)} in {perf_counter() - begin_s:.1f} s"
         )
+        return True
 
     def _remove_others(self, steps: list[int]) -> None:
         """Remove checkpoints that the run does not have any more, or that are the rests of a copy."""
@@ -194,8 +241,16 @@ class RunMirror:
             remove_copy(self.place / "ckpt" / name)
 
 
-def fetch_run(url: str, runs: Path) -> Path:
-    """Bring a mirrored run to runs/<recipe>/<last part of the URL>, or what the mirror has more than that folder."""
+def is_mirror(path: Path) -> bool:
+    """Whether a folder is a mirror that a process holds or held, and not a run with one."""
+    return (path / OWNER).is_file() and bool(_read_owner(path).holder)
+
+
+def fetch_run(url: str, runs: Path, which: str = "last") -> Path:
+    """Bring a mirrored run to runs/<recipe>/<last part of the URL>, or what the mirror has more than that folder.
+
+    Its newest and its best checkpoint are copied, and that which is named.
+    """
     place = as_storage(parse_folder(url))
     try:
         owner, recipe = _read_owner(place), read_file(place, RECIPE, MOST_BYTES)
@@ -204,7 +259,8 @@ def fetch_run(url: str, runs: Path) -> Path:
         raise DataError(f"{url} is no mirror of a run: {want}") from None
     path = runs / _name_of(recipe, url) / place.name
     own = path / OWNER
-    if path.exists() and any(path.iterdir()) and not (own.is_file() and _read_owner(as_storage(path)).run == owner.run):
+    known = path.exists() and any(one.name not in UNBEGUN for one in path.iterdir())
+    if known and not (own.is_file() and _read_owner(as_storage(path)).run == owner.run):
         raise DataError(f"{path} exists, and is not the run of {url}: want another working folder, or remove it")
     path.mkdir(parents=True, exist_ok=True)
     local, there = LocalStorage(path), _checkpoints_by_step(place)
@@ -219,7 +275,8 @@ def fetch_run(url: str, runs: Path) -> Path:
         if there:
             newest = Checkpoint.open(there[max(there)])
             best = best_step(newest.manifest.data)
-            for step in there.keys() & {max(there), max(there) if best is None else best}:
+            named = step_in(Path(which))
+            for step in there.keys() & {max(there), *(one for one in (best, named) if one is not None)}:
                 copy_checkpoint(Checkpoint.open(there[step]), path / "ckpt")
         local.write(RECIPE, lambda: [recipe], len(recipe))  # last: with it the folder is a run
     finally:
@@ -259,6 +316,10 @@ def _read_owner(place: Folder) -> MirrorOwner:
         return decode_json(read_file(place, OWNER, MOST_BYTES), MirrorOwner)
     except ValueError as error:
         raise DataError(f"{place / OWNER} is damaged: {error}: want the mirror of another run") from None
+
+
+def _is_inside(place: Path, folder: Path) -> bool:
+    return place.resolve().is_relative_to(folder.resolve())
 
 
 def _name(step: int) -> str:

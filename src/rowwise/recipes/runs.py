@@ -9,8 +9,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
-from functools import partial
 from pathlib import Path
 from time import perf_counter, time
 from typing import Any, Literal, final
@@ -24,7 +22,7 @@ from rowwise import report
 from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.comm.status import all_gather_uneven
-from rowwise.errors import CheckpointError, DataError, RowwiseError, SpecError
+from rowwise.errors import AgreedError, CheckpointError, DataError, RowwiseError, SpecError, StorageError
 from rowwise.ingest.transform import MapId, sources, to_json
 from rowwise.ingest.transform import decode as decode_transforms
 from rowwise.ingest.vocabulary import check_grown
@@ -69,7 +67,7 @@ from rowwise.train.feeding import DataWait
 from rowwise.train.metrics import Metrics
 from rowwise.train.progress import BestEvaluation
 from rowwise.train.recorder import peak_memory_bytes
-from rowwise.train.run_folder import RunFolder
+from rowwise.train.run_folder import RunFolder, now
 from rowwise.train.saved import CheckpointFolder
 from rowwise.train.snapshot import WarmStartMatch, restore_model, warm_start
 from rowwise.train.stages import PhaseTime
@@ -127,6 +125,7 @@ class TrainingRun:
         recipe = resolved.recipe
         self._access = AccessFile(tables_of(self.model), step_samples(recipe))
         self._mirror: RunMirror | None = None  # on the first rank
+        self.mirror_problem: str | None = None  # what the mirror lacks at the end
         copying = lambda: None if self._mirror is None else self._mirror.copying  # noqa: E731
         job = replace(setup.job, after_save=self._write_access, copying=copying)
         self.trainer = Trainer(job, make_settings(recipe), folder, tell, comm, recipe.wire_types)
@@ -158,8 +157,12 @@ class TrainingRun:
         made: list[RunFolder] = []
 
         def make_folder() -> RunFolder:
-            new = root.make if isinstance(root, RunFolder) else partial(RunFolder.create, root, recipe.name)
-            made.extend([] if made else [_folder_of_first_rank(comm, new)])
+            def make_held() -> RunFolder:  # held at once, as another start may be about to use it
+                new = root.make() if isinstance(root, RunFolder) else RunFolder.create(root, recipe.name)
+                new.hold()
+                return new
+
+            made.extend([] if made else [_folder_of_first_rank(comm, make_held)])
             return made[0]
 
         try:
@@ -171,9 +174,9 @@ class TrainingRun:
                 match = _warm_start(resolved, setup.job.model)
                 run = cls(resolved, make_folder(), setup, tell, comm)
                 run.match, run._network = match, network
-                on_first_rank(comm, run._open_mirror)
                 if run._is_first:
                     run._write_start()
+                on_first_rank(comm, run._open_mirror)
                 return run
         except (RowwiseError, OSError):
             if comm.rank == 0 and made:
@@ -206,6 +209,9 @@ class TrainingRun:
             try:
                 on_first_rank(comm, run._open_mirror)
                 run._restore(which)
+                on_first_rank(
+                    comm, lambda: (folder.path / "result.json").unlink(missing_ok=True)
+                )  # of a former process
             except (RowwiseError, OSError):
                 folder.release()
                 raise
@@ -252,9 +258,8 @@ class TrainingRun:
     def go(self, *, test: bool = True) -> RunResult:
         """Train to the end, then test if it shall; writes result.json and the report, also after an error."""
         self._log_start()
-        if self._mirror is not None:
-            self._mirror.start()
         try:
+            on_first_rank(self.comm, self._start_mirror)
             with closing(self._feed):
                 progress = self.trainer.run()
             tested, ceiling = self._test() if progress.finished and test else ({}, {})
@@ -262,28 +267,37 @@ class TrainingRun:
         except (RowwiseError, OSError) as error:
             with suppress(OSError, RowwiseError):  # the disk itself may have failed
                 self._finish(self._make_result("failed", message=str(error)))
-                if self._mirror is not None:
-                    self._mirror.close()
+            if self._mirror is not None:
+                self._mirror.close()
             self.folder.release()
+            raise
+        except BaseException:
+            if self._mirror is not None:
+                self._mirror.stop()
             raise
         status = "finished" if progress.finished else "stopped"
         result = self._make_result(status, test=tested, ceiling=ceiling, peak_memory_bytes=peak_bytes)
-        self._finish(result)
         try:
-            if self._mirror is not None:
-                self._mirror.close()
-        finally:
+            self._finish(result)
+        finally:  # other ranks wait for it, so that no launcher ends the first one meanwhile
+            self.mirror_problem = on_first_rank(self.comm, lambda: self._mirror and self._mirror.close())
             self.folder.release()
+        if self.mirror_problem is not None and status == "finished":
+            raise StorageError(self.mirror_problem) if self._is_first else AgreedError(self.mirror_problem)
         return result
+
+    def _start_mirror(self) -> None:
+        if self._mirror is not None:
+            self._mirror.start()
 
     def _log_start(self) -> None:
         topology = self.comm.topology
         pids = [int(pid) for pid in all_gather_uneven(self.comm, torch.tensor([os.getpid()]), "processes")]
         if self._is_first:
-            self.folder.log(f"{_now()} training from step {self.trainer.progress.step} on")
+            self.folder.log(f"{now()} training from step {self.trainer.progress.step} on")
             if topology.world > 1:
                 hosts = f"{topology.hosts} hosts" if topology.hosts > 1 else "1 host"
-                self.folder.log(f"{_now()} {topology.world} ranks on {hosts}, processes {' '.join(map(str, pids))}")
+                self.folder.log(f"{now()} {topology.world} ranks on {hosts}, processes {' '.join(map(str, pids))}")
 
     def _test(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Test metrics of the best checkpoint, or of the last one without validation, and the best possible metrics."""
@@ -321,7 +335,7 @@ class TrainingRun:
         if not self._is_first:
             return
         self.folder.log(
-            f"{_now()} {result.status} at step {result.steps}" + (f": {result.message}" if result.message else "")
+            f"{now()} {result.status} at step {result.steps}" + (f": {result.message}" if result.message else "")
         )
         try:
             self.folder.write_json("result.json", msgspec.to_builtins(result))
@@ -360,13 +374,13 @@ class TrainingRun:
     def _write_environment(self) -> None:
         """Write env.json, plan.json and warnings; a resumed run does so again, as it may have other ranks."""
         topology, wire = self.comm.topology, msgspec.to_builtins(self.resolved.recipe.wire_types)
-        ranks = {"started": _now(), "ranks": topology.world, "hosts": topology.hosts, "wire": wire}
+        ranks = {"started": now(), "ranks": topology.world, "hosts": topology.hosts, "wire": wire}
         machine = {**asdict(Environment.read("passive")), **asdict(NativeLibrary.read())}
         network = self._network
         ordered = {} if network is None else {"network": msgspec.to_builtins(network.ordered)}
         self.folder.write_json(ENVIRONMENT, {**machine, **ranks, **ordered})
         if network is not None:
-            self.folder.log(f"{_now()} {network.ordered.in_words}")
+            self.folder.log(f"{now()} {network.ordered.in_words}")
             for line in network.ordered.notes:
                 self.folder.warn(line)
             if network.probed is not None:
@@ -577,7 +591,3 @@ def choose_rows(path: Path, resolved: ResolvedRecipe, data: str | None) -> RowSe
     if rows is None:
         raise DataError(f"{path}: its recipe has no test rows: want --data parquet:PATH")
     return rows
-
-
-def _now() -> str:
-    return datetime.now().astimezone().isoformat(timespec="seconds")

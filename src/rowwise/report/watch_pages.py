@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from rowwise.quantity import format_bytes, format_duration
 from rowwise.report.markup import Html, tag, text
@@ -93,7 +94,7 @@ def draw_runs(runs: Sequence[RunStatus], reports: bool) -> str:
 
     def row(one: RunStatus) -> Html:
         name, *others = cells_of(one)
-        link = tag("a", {"href": f"report/{name}"}, text(name)) if reports else text(name)
+        link = tag("a", {"href": f"report/{quote(name)}"}, text(name)) if reports else text(name)
         why = [tag("p", {"class": "note"}, text(line)) for line in (one.message, *one.warnings[-1:]) if line]
         return tag("tr", None, tag("td", None, link, *why), *(tag("td", None, text(cell)) for cell in others))
 

@@ -3,7 +3,6 @@
 Only ends of files are read, so a look costs the same after a day as after a minute.
 """
 
-import csv
 import fcntl
 import math
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,8 @@ from rowwise.report.read import RECIPE, RecordedResult
 from rowwise.storage.folder import Folder, as_storage, read_file, read_range, size_of_file
 from rowwise.textfile import MOST_BYTES, decode_json, open_regular
 
-TAIL_bytes = 1 << 16
+TAIL_bytes = {"metrics.csv": 1 << 20}  # evaluations may be long ago
+SHORT_bytes = 1 << 16  # of other files
 HEAD_bytes = 1 << 12
 OUTSIDE = ("samples_s", "disk_wait_s", "disk_busy_s", "time_s")  # columns of steps.csv that end so, and are no phases
 State = Literal["training", "finished", "stopped", "failed", "killed", "unknown"]
@@ -29,7 +29,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How far a run is."""
 
     run: str
-    state: State  # unknown: a mirror does not say whether its process lives
+    state: State  # unknown: a mirror, or the file system, does not say whether its process lives
     step: int = 0
     samples: int = 0
     samples_s: float | None = None  # as of the newest line, like all that follows
@@ -57,9 +57,10 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_runs(place: Folder) -> dict[str, Folder]:
     """The run at a place, or the runs below it, by what tells them apart."""
-    if isinstance(place, Path) and not place.is_dir():
-        raise DataError(f"{place}: no such folder; want a run, or a folder of runs such as runs")
     if isinstance(place, Path):
+        if not place.is_dir():
+            raise DataError(f"{place}: no such folder; want a run, or a folder of runs such as runs")
+        place = place.resolve()
         found = {path.parent for depth in ("", "*/", "*/*/") for path in place.glob(f"{depth}{RECIPE}")}
         heads = sorted(str(path.relative_to(place)) for path in found)
     else:
@@ -107,20 +108,23 @@ def _state_of(place: Folder, result: RecordedResult | None) -> State:
     )  # fmt: skip
     if not isinstance(place, Path):
         return ended
-    if _is_held(place):
+    held = _is_held(place)
+    if held:
         return "training"
-    return "killed" if result is None else ended
+    return ended if result is not None else "unknown" if held is None else "killed"
 
 
-def _is_held(run: Path) -> bool:
-    """Whether a process holds the run."""
+def _is_held(run: Path) -> bool | None:
+    """Whether a process holds the run; None where the file system does not say."""
     try:
         with open_regular(run / ".lock", links=False) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:
+    except FileNotFoundError:
         return False
+    except OSError:
+        return None
     return False
 
 
@@ -151,13 +155,14 @@ def _last_lines(place: Folder, name: str) -> Iterator[Line]:
     try:
         size_bytes = size_of_file(place, name)
         head = read_range(place, name, 0, min(HEAD_bytes, size_bytes))
-        begin = max(0, size_bytes - TAIL_bytes)
+        begin = max(0, size_bytes - TAIL_bytes.get(name, SHORT_bytes))
         tail = read_range(place, name, begin, size_bytes)
     except (RowwiseError, OSError):
         return
-    columns: list[str] = next(csv.reader([head.partition(b"\n")[0].decode(errors="replace")]), [""])
+    columns = head.partition(b"\n")[0].decode(errors="replace").rstrip("\r").split(",")
     lines = tail.split(b"\n")[1:-1]  # without the header or a line whose begin was cut, and one whose end was
-    for cells in csv.reader(line.decode(errors="replace") for line in lines):
+    for line in lines:
+        cells = line.decode(errors="replace").rstrip("\r").split(",")  # names with commas are in no line that is read
         if len(cells) == len(columns):
             yield dict(zip(columns, cells, strict=True))
 

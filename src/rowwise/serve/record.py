@@ -7,7 +7,7 @@ too slow, requests are left out and counted, and no answer waits.
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -48,6 +48,10 @@ class _Recorded(NamedTuple):
     rows: RequestRows
     predictions_RP: Tensor
 
+    @property
+    def size(self) -> int:
+        return self.rows.rows
+
     def table(self) -> pa.Table:
         both = {REQUEST: self.number, VERSION: self.version.number}
         numbers = {name: pa.array([number] * self.rows.rows, pa.int64()) for name, number in both.items()}
@@ -60,6 +64,10 @@ class _RecordedSearch(NamedTuple):
     version: ServedVersion
     query: ItemQuery
     found: RetrievedItems
+
+    @property
+    def size(self) -> int:
+        return 1
 
     def table(self) -> pa.Table:
         assert self.version.retriever is not None
@@ -124,7 +132,7 @@ class RequestRecorder:
     def _write_all(self) -> None:
         ended = False
         while not ended:
-            tables: dict[type, list[pa.Table]] = {}
+            kept: dict[tuple[type, int], list[_Recorded | _RecordedSearch]] = {}
             rows, end_s = 0, time.monotonic() + FILE_s
             while rows < FILE_rows and (left_s := end_s - time.monotonic()) > 0:
                 try:
@@ -134,19 +142,19 @@ class RequestRecorder:
                 if one is None:
                     ended = True
                     break
-                tables.setdefault(type(one), []).append(one.table())
-                rows += len(tables[type(one)][-1])
-            for of_kind in tables.values():
-                self._write(of_kind)  # all versions of a server have the same columns
+                kept.setdefault((type(one), one.version.number), []).append(one)  # versions may differ in columns
+                rows += one.size
+            for of_kind in kept.values():
+                self._write(of_kind)
 
-    def _write(self, tables: list[pa.Table]) -> None:
-        """One file; its name says when it was made, by which worker."""
+    def _write(self, kept: Sequence[_Recorded | _RecordedSearch]) -> None:
+        """One file of requests to one version; its name says when it was made, by which worker."""
         name = f"{time.time_ns() // 1000}-{self._worker}-{self._files}.parquet"
         self._files += 1
         unfinished = self._folder / f"{name}.part"
         try:
-            pq.write_table(pa.concat_tables(tables), unfinished)
+            pq.write_table(pa.concat_tables([one.table() for one in kept]), unfinished)
             unfinished.replace(self._folder / name)
-        except OSError:
-            self._leave_out(len(tables))
+        except (OSError, pa.ArrowException):
+            self._leave_out(len(kept))
             unfinished.unlink(missing_ok=True)

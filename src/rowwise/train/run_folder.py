@@ -17,6 +17,7 @@ import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from itertools import takewhile
 from pathlib import Path
 from time import sleep
@@ -116,6 +117,8 @@ class RunFolder:
 
         Raises if the folder has links in it, through which a run would write elsewhere.
         """
+        if self._lock is not None and self._lock.alive:
+            return
         refuse_links(self.path)
         file = open_regular(self.path / ".lock", "a+b", links=False)
         for attempt in range(ATTEMPTS):  # `rowwise watch` takes the lock for a moment, to see whether a process has it
@@ -202,6 +205,11 @@ class RunFolder:
         path = self.path / name
         with _naming(path):
             append(path, text.encode())
+
+
+def now() -> str:
+    """The time, as it is in logs."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 def evicted_ids_name(table: str) -> str:
