@@ -75,7 +75,6 @@ MEANINGS = {  # of keys without a comment: "field" of any class, or "Class.field
     "Training.epochs": "passes over the training rows",
     "Training.shuffle": "rows in a seeded random order; false: in the order of the files",
     "TwoTowerConfig.item_dense": "columns of numbers of the item's tower",
-    "TwoTowerConfig.sizes": "widths of the layers of each tower",
     "TwoTowerConfig.user_dense": "columns of numbers of the user's tower",
     "TwoTowerConfig.user_features": "features of the user's tower",
     "UserModel.args": "further arguments of the class, by name",

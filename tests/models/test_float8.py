@@ -66,7 +66,7 @@ def test_gpus_operator_gives_the_same(batch, inner, columns):
 def test_other_widths_keep_their_precision(fan_in, fan_out):
     x, weight = tensors_of(3, (5, fan_in), (fan_out, fan_in))
     with float8_products(CPU):
-        rounded = not torch.equal(linear(x, weight), F.linear(x, weight))
+        rounded = not torch.allclose(linear(x, weight), F.linear(x, weight), rtol=1e-4, atol=1e-5)
     assert not rounded or (fan_in % 16 == 0 and fan_out % 16 == 0)
 
 

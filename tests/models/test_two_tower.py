@@ -83,4 +83,4 @@ def test_what_cannot_be():
     with pytest.raises(SpecError, match="temperature=0: want more than 0"):
         TwoTower(towers[0], towers[0], temperature=0)
     with pytest.raises(SpecError, match="an Mlp got sizes"):
-        Tower(Embeddings(make_tables()), 0, ())
+        Tower(Embeddings(make_tables()), 0, (0,))

@@ -1,5 +1,6 @@
 """Recipes in which a key counts, with its value and with another, and what becomes of them."""
 
+import copy
 import io
 import json
 from functools import cache
@@ -145,7 +146,7 @@ def context(name: str, place) -> tuple[dict[str, Any], tuple[str | int, ...]]:
     if name == "TimeShare":
         made["data"] = {"dataset": made["data"]["dataset"]}
     inside(made, at[:-1])[at[-1]] = ({} if tag is None else {"kind": tag}) | given
-    made |= AROUND.get(name, {})
+    made |= copy.deepcopy(AROUND.get(name, {}))
     return made, at
 
 

@@ -79,7 +79,7 @@ class RequestReader:
         try:
             table = pa.ipc.open_stream(pa.py_buffer(body)).read_all()
             table.validate(full=True)  # offsets and text of strangers
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: a name of a column
             raise DataError(f"{WHERE}: not an Arrow IPC stream: {error}") from None
         return self._read_table(table)
 
