@@ -49,12 +49,13 @@ def test_losses_and_weights_are_those_of_whole_parameters(replicated, parallel, 
     firsts = [dense_ranks.joined(results, "first") for results in (replicated, found)]
     assert firsts[0].keys() == firsts[1].keys()
     assert all(firsts[0][name].equal(firsts[1][name]) for name in firsts[0]), "initial weights"
-    for one, other in zip(replicated[0]["found"], found[0]["found"], strict=True):
-        assert other[0] == pytest.approx(one[0], abs=1e-6)
-        assert other[1] == pytest.approx(one[1], rel=1e-2)  # of a ReLU that is on for one side only
+    for step, (one, other) in enumerate(zip(replicated[0]["found"], found[0]["found"], strict=True)):
+        # On some processors rounding turns a ReLU off on one side only, after some steps.
+        assert other[0] == pytest.approx(one[0], abs=1e-6 if step < 5 else 1e-4)
+        assert other[1] == pytest.approx(one[1], rel=1e-3 if step < 5 else 1e-2)
     lasts = [dense_ranks.joined(results, "last") for results in (replicated, found)]
     for name in lasts[0]:
-        torch.testing.assert_close(lasts[1][name], lasts[0][name], rtol=1e-3, atol=2e-4)
+        torch.testing.assert_close(lasts[1][name], lasts[0][name], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(
