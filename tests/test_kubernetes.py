@@ -22,7 +22,7 @@ from rowwise.cli.job import JobRequest
 from rowwise.cli.kubernetes import make_manifest
 from rowwise.errors import SpecError
 
-STEPS = {"train": {**ELASTIC, "epochs": 1000, "steps": 24}, "log": {"every": 2}, "save": {"every": 5, "keep": 9}}
+STEPS = {"train": {**ELASTIC, "epochs": 1000, "steps": 150}, "log": {"every": 2}, "save": {"every": 25, "keep": 9}}
 PLACES = {"image": "registry/rowwise:1", "claim": "shared"}
 REQUEST = JobRequest(
     recipe="small",

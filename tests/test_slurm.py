@@ -18,7 +18,7 @@ from rowwise.cli.slurm import make_script
 from rowwise.errors import SpecError
 from rowwise.train.saved import CheckpointFolder
 
-STEPS = {"train": {**ELASTIC, "epochs": 1000, "steps": 24}, "log": {"every": 2}, "save": {"every": 5, "keep": 9}}
+STEPS = {"train": {**ELASTIC, "epochs": 1000, "steps": 150}, "log": {"every": 2}, "save": {"every": 25, "keep": 9}}
 REQUEST = JobRequest(
     recipe="small",
     command=("train", "small.yaml"),
@@ -87,7 +87,7 @@ def test_a_run_in_its_folder_goes_on_and_ends_once(tmp_path):
         process.communicate(timeout=60)
     assert process.returncode == 143
     assert rowwise(tmp_path, *command).returncode == 0
-    assert result(tmp_path / "runs/mine")["steps"] == 24
+    assert result(tmp_path / "runs/mine")["steps"] == 150
     again = rowwise(tmp_path, *command)
     assert (again.returncode, again.stderr) == (0, "runs/mine has finished\n")
 
@@ -133,7 +133,6 @@ def test_a_job_that_is_preempted_ends_with_the_bits_of_a_local_run(cluster, tmp_
     name = done.stderr.split()[0]
     number, run = name.removeprefix("slurm-"), folder / f"runs/small/{name}"
     wait_for_step(run, 8)
-    assert "running" in rowwise(folder, "ps", environment=cluster).stdout
     ask(cluster, "scancel", "--signal=TERM", f"{number}.0")  # what a time limit sends, and a preemption
     wait_for(lambda: "JobState=PENDING Reason=BeginTime" in ask(cluster, "scontrol", "show", "job", number), 30)
     stopped = result(run)
@@ -154,6 +153,7 @@ def test_a_job_that_is_stopped_saves_and_stays_stopped(cluster, tmp_path):
     command = ("train", "small.yaml", "--on", "slurm", "--nodes", "2", "--nproc", "1", "--run", "runs/mine", "--detach")
     name = rowwise(tmp_path, *command, environment=cluster).stderr.split()[0]
     wait_for_step(tmp_path / "runs/mine", 8)
+    assert "running" in rowwise(tmp_path, "ps", environment=cluster).stdout
     assert rowwise(tmp_path, "stop", name, environment=cluster).returncode == 0
     followed = rowwise(tmp_path, "ps", name, environment=cluster)
     assert followed.returncode == 2
