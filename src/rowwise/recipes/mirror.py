@@ -58,6 +58,7 @@ class RunMirror:
     def __init__(self, url: str, run: RunFolder) -> None:
         """Claim a mirror for a run, or take it over where it is the run's already."""
         self.place, self._run = as_storage(parse_folder(url)), run
+        self._checkpoints = CheckpointFolder(run.checkpoints)
         if isinstance(self.place.storage, LocalStorage) and _is_inside(self.place.storage.folder, run.path):
             raise SpecError(f"save.mirror={url} is in the folder of the run itself: want another place, or null")
         self.copying: int | None = None  # the step of the checkpoint that is being read
@@ -146,7 +147,7 @@ class RunMirror:
     def _copy(self) -> None:
         """Copy what is new since the last call, if there is a checkpoint, the run is over, or some time has passed."""
         steps = self._steps()
-        new = {step for step in steps if self._is_new(f"ckpt/{_name(step)}/{NAME}")}
+        new = {step for step in steps if self._is_new(f"ckpt/{self._checkpoints.path(step).name}/{NAME}")}
         if not new and not self._ending.is_set() and perf_counter() < self._files_at_s:
             return
         self._files_at_s = perf_counter() + FILES_s
@@ -164,13 +165,13 @@ class RunMirror:
         if not steps:
             return []
         try:
-            best = best_step(CheckpointManifest.read(self._run.checkpoints / _name(steps[-1])).data)
+            best = best_step(CheckpointManifest.read(self._checkpoints.path(steps[-1])).data)
         except CheckpointError:  # the run has removed it meanwhile
             best = None
         return sorted(steps, key=lambda step: (step != best, -step))
 
     def _steps(self) -> list[int]:
-        return CheckpointFolder(self._run.checkpoints).steps()
+        return self._checkpoints.steps()
 
     def _is_new(self, name: str) -> bool:
         return self._copied.get(name) != self._state_of(name)
@@ -208,18 +209,18 @@ class RunMirror:
 
     def _copy_checkpoint(self, step: int) -> bool:
         """Copy a checkpoint; false: the run has removed it meanwhile."""
-        name, begin_s = f"ckpt/{_name(step)}/{NAME}", perf_counter()
+        name, begin_s = f"ckpt/{self._checkpoints.path(step).name}/{NAME}", perf_counter()
         self.copying = step
         state = self._state_of(name)
         try:
             if state is None:
                 return False
             self._check_holder()
-            checkpoint = Checkpoint.open(self._run.checkpoints / _name(step))
+            checkpoint = Checkpoint.open(self._checkpoints.path(step))
             try:
                 copy_checkpoint(checkpoint, self.place / "ckpt")
             except OtherCheckpointError:  # of steps that a resume from an earlier one has taken back
-                remove_copy(self.place / "ckpt" / _name(step))
+                remove_copy(self.place / "ckpt" / self._checkpoints.path(step).name)
                 copy_checkpoint(checkpoint, self.place / "ckpt")
         except (RowwiseError, OSError):
             if self._state_of(name) is None:
@@ -229,15 +230,14 @@ class RunMirror:
             self.copying = None
         size_bytes = sum(file.size_bytes for file in checkpoint.manifest.files.values())
         self._copied[name] = state
-        self._run.log(
-            f"copied {_name(step)} to {self.place}: {format_bytes(size_bytes)} in {perf_counter() - begin_s:.1f} s"
-        )
+        took = f"{format_bytes(size_bytes)} in {perf_counter() - begin_s:.1f} s"
+        self._run.log(f"copied {self._checkpoints.path(step).name} to {self.place}: {took}")
         return True
 
     def _remove_others(self, steps: list[int]) -> None:
         """Remove checkpoints that the run does not have any more, or that are the rests of a copy."""
         names = {name.partition("/")[0] for name in (self.place / "ckpt").relative_names()}
-        for name in names - {_name(step) for step in steps}:
+        for name in names - {self._checkpoints.path(step).name for step in steps}:
             remove_copy(self.place / "ckpt" / name)
 
 
@@ -320,7 +320,3 @@ def _read_owner(place: Folder) -> MirrorOwner:
 
 def _is_inside(place: Path, folder: Path) -> bool:
     return place.resolve().is_relative_to(folder.resolve())
-
-
-def _name(step: int) -> str:
-    return f"step-{step:09}"
