@@ -36,6 +36,14 @@ TYPES_OF_ROUTE = TYPES | {
     "rows": "i32", "blocks": "i32", "levels": "i32", "num_bounds": "i32",
 }  # fmt: skip
 
+TYPES_OF_CACHE = TYPES_OF_ROUTE | {
+    "bounds": "*i64", "cached": "*i64", "slots": "*i64", "most_key": "i64", "numbers": "*i32", "stamps": "*i32",
+    "found": "*i64", "is_missed": "*i32", "missed": "*i32", "at_of": "*i32", "ways_of": "*i32", "spilled": "*i32",
+    "changed": "*u8", "move_tables": "*i64", "move_slots": "*i64", "move_rows": "*i64", "move_victims": "*i64",
+    "evicted": "*i32", "counts": "*i64", "overflow_used": "*i64", "count": "*i32", "now": "i32", "num_tables": "i32",
+}  # fmt: skip
+OF_MODULE = {"contributions": TYPES_OF_ROUTE, "cache": TYPES_OF_CACHE}
+
 
 class MachineCode(NamedTuple):
     """What a compiled kernel needs and does; of AMD, registers are vector registers."""
@@ -62,7 +70,7 @@ def compile_kernel(kernel: Any, constants: dict[str, Any], arch: str) -> Any:
     """`constants`: with the launch options."""
     options = {name: constants[name] for name in OPTIONS if constants.get(name) is not None}
     given = {name: value for name, value in constants.items() if name not in OPTIONS}
-    types = TYPES_OF_ROUTE if kernel.fn.__module__.endswith("contributions") else TYPES
+    types = OF_MODULE.get(kernel.fn.__module__.rpartition(".")[2], TYPES)
     signature = {name: "constexpr" if name in given else types[name] for name in kernel.arg_names}
     divisible = [["tt.divisibility", 16]]
     attributes = {(at,): divisible for at, name in enumerate(kernel.arg_names) if signature[name].startswith("*")}

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from rowwise import Table
-from rowwise.ops._triton import contributions, interact, lookup, quantise, specialise, update
+from rowwise.ops._triton import cache, contributions, interact, lookup, quantise, slots, specialise, update
 from rowwise.ops._triton.operators import ONE_WARP, constants_of
 from rowwise.ops.layout import FeatureDescriptor, TableDescriptor, TablePiece, lay_out_tables, make_group
 from rowwise.row_optimizers import OPTIMIZERS, RowWiseAdagrad
@@ -31,7 +31,7 @@ class Variant(NamedTuple):
     @property
     def of_ids(self) -> bool:
         """Whether a program has numbers of ids alone, which any order of warps may add up."""
-        return self.name.startswith("route ")
+        return self.name.startswith(("route ", "cache "))
 
     @property
     def copies(self) -> bool:
@@ -61,6 +61,11 @@ def variants() -> dict[str, Variant]:
             for kind, kernel, constants, its_bucket in (*lookups, *_updates(row_type, dim)):
                 name = f"{kind} {named}"
                 found[name] = Variant(name, kernel, constants, row_type, dim, its_bucket)
+    return found | _variants_of_dense() | _variants_of_ids()
+
+
+def _variants_of_dense() -> dict[str, Variant]:
+    found: dict[str, Variant] = {}
     for dim in DIMS:
         for kernel in (interact.interact, interact.interact_grad):
             shape = specialise.interact_shape(VECTORS, nvidia=True)
@@ -72,9 +77,32 @@ def variants() -> dict[str, Variant]:
                 name = f"{kernel.__name__} groups of {group or dim} dim {dim}"
                 shape = ONE_WARP | {"GROUP": group, "BLOCK": specialise.power_of_two(dim)}
                 found[name] = Variant(name, kernel, shape, RowType.INT8, dim)
-    for kind, kernel, constants in _routes():
-        found[f"route {kind}"] = Variant(f"route {kind}", kernel, constants, RowType.FP32, 128)
     return found
+
+
+def _variants_of_ids() -> dict[str, Variant]:
+    found: dict[str, Variant] = {}
+    for what, some in (("route", _routes()), ("cache", _caches())):
+        for kind, kernel, constants in some:
+            found[f"{what} {kind}"] = Variant(f"{what} {kind}", kernel, constants, RowType.FP32, 128)
+    return found
+
+
+def _caches() -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    warps = {"num_warps": specialise.TILE_WARPS}
+    tiled = warps | {"TILE": specialise.TILE}
+    yield "number_rows", cache.number_rows, warps | {"IDS": slots.IDS}
+    yield "find_firsts", cache.find_firsts, tiled
+    yield "find_rows", cache.find_rows, warps | {"ROWS": slots.ROWS}
+    yield "choose_ways", cache.choose_ways, {"num_warps": 1}
+    yield "enter", cache.enter, tiled
+    yield "write_slots", cache.write_slots, tiled | {"CHANGES": 1}
+    yield "count", cache.count, warps | {"COUNTS": 1, "TILE": slots.COUNTED}
+    for unit in (1, 4):
+        copies = {"UNIT": unit, "BLOCK": 128, "num_warps": 1}
+        for out in (False, True):
+            yield f"move {'out' if out else 'in'} {unit}", cache.move, copies | {"OUT": out}
+        yield f"leave_overflow {unit}", cache.leave_overflow, copies
 
 
 def _routes() -> Iterator[tuple[str, Any, dict[str, Any]]]:

@@ -15,6 +15,7 @@ from rowwise.batch import Jagged, KeyedJagged
 from rowwise.errors import BatchError, RowwiseError, SpecError, StateError
 from rowwise.ops import rowtype
 from rowwise.ops.arena import Arena
+from rowwise.ops.layout import batch_rows
 from rowwise.ops.lookup import StagedGradients
 from rowwise.ops.tiles import Tiles
 from rowwise.spec import Table, check_tables
@@ -152,6 +153,39 @@ class Embeddings(nn.Module):
         pieces = [piece._replace(room=room(piece.table)) for piece in self.arena.pieces]
         self._tiles = Tiles(pieces, self.device, merge_shared=self._tiles.merge_shared)
         self.arena.fill(self.seed)
+
+    @torch.no_grad()
+    def cache_on(self, device: torch.device | str, cache_rows: Mapping[str, int], samples: int = 0) -> Self:
+        """Move to a GPU, but leave these tables in host memory, and cache so many of their rows there.
+
+        The GPU reads missed rows from host memory and writes changed ones back, with their optimizer state. Results
+        have the same bits as without a cache. Parameters of cached tables are views of host memory: `table`, `weights`,
+        `optimizer_state` and checkpoints bring them up to date.
+
+        `samples`: of a batch: as many ids of each feature have room beside the cached rows. A batch whose rows of a
+        table find no room is an error.
+        """
+        whole, device = self.arena, torch.device(device)
+        managed = {table.name for table in self.tables if table.managed is not None}
+        for name in cache_rows:
+            self._index(name)
+            if name in managed:
+                raise SpecError(
+                    f"table {name!r} is managed, so its rows stay together: want it on the device, uncached"
+                )
+        if whole.rows.device.type != "cpu" or whole.cache is not None:
+            raise StateError(f"the tables are on {whole.rows.device}: want tables in host memory, which a cache is for")
+        pieces = [
+            piece._replace(cache_rows=cache_rows[name], batch_rows=batch_rows(piece.table, samples))
+            if (name := piece.table.name) in cache_rows
+            else piece
+            for piece in whole.pieces
+        ]
+        tiles = Tiles(pieces, device, merge_shared=self._tiles.merge_shared, host=whole)
+        tiles.arena.copy_uncached(whole)
+        self._tiles = tiles
+        self._make_parameters()
+        return self
 
     def table(self, name: str) -> Tensor:
         """The rows of a table as they are stored: a view [R, D], or the bytes of int8 rows [R, row_bytes]."""

@@ -21,10 +21,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from from_benchmarks import part
 from problems import OPTIMIZERS, Problem, make_problem, problems, tables_of_row_types
 
-from rowwise import Pooling, RowWiseAdagrad, Sgd, Table
+from rowwise import Embeddings, Pooling, RowWiseAdagrad, Sgd, Table
 from rowwise.errors import DeviceError
 from rowwise.ops import reference
-from rowwise.ops._triton import launch, operators
+from rowwise.ops._triton import launch, operators, slots
+from rowwise.ops.device_cache import DeviceCache
 from rowwise.ops.faults import FaultWord
 from rowwise.ops.layout import FeatureDescriptor
 from rowwise.ops.reference import FeatureBags, UpdateMemory
@@ -221,6 +222,57 @@ def test_a_row_whose_gradient_is_not_finite_keeps_its_value():
     after = arena.rows.view(torch.float32).view(-1, 8)
     assert same(before[row], after[row])
     assert not same(before, after)
+
+
+def make_cache(rows_T, dims_T, cache_rows, types):
+    """A cache of tables with random rows, on the CPU."""
+    tables = [
+        Table(name=f"t{k}", rows=rows, dim=dim, optimizer=RowWiseAdagrad(), row_type=types[k % len(types)])
+        for k, (rows, dim) in enumerate(zip(rows_T, dims_T, strict=True))
+    ]
+    return Embeddings(tables, seed=1).cache_on("cpu", dict.fromkeys((t.name for t in tables), cache_rows)).arena.cache
+
+
+@pytest.mark.parametrize(
+    ("rows_T", "cache_rows", "types", "ids"),
+    [
+        ([90], 1, ("fp32",), torch.int64),
+        ([3000, 1], 64, ("fp16",), torch.int32),
+        ([40, 500, 20], 1, ("int8", "fp32"), torch.int64),
+    ],
+)
+def test_the_cache_of_a_device(rows_T, cache_rows, types, ids):
+    """Slots, what is known of them, and every byte that is moved, with features that are not cached and bad ids."""
+    rng, dims = torch.Generator().manual_seed(0), (3, 8, 20)[: len(rows_T)]
+    ours, wanted = (make_cache(rows_T, dims, cache_rows, types) for _ in range(2))
+    for step in range(3):
+        cached = [*torch.randperm(len(rows_T), generator=rng).tolist(), -1]  # the last feature has no cached table
+        counts = [int(torch.randint(0, 90, (), generator=rng)) for _ in cached]
+        drawn = [torch.rand(n, generator=rng) ** 2 * (rows_T[k] + 1) for k, n in zip(cached, counts, strict=True)]
+        values = torch.cat(drawn).to(ids) - 1
+        bounds = torch.tensor([0, *counts]).cumsum(0).repeat_interleave(3)[::3]  # a view, as every batch-th offset is
+        changes = bool(step % 2)
+        with pytest.MonkeyPatch.context() as patch, watch(shuffle=step) as seen:
+            patch.setattr(DeviceCache, "_operators", slots)
+            got = ours.pin(values, bounds, cached, changes=changes, counts=not changes)
+        want = wanted.pin(values, bounds, cached, changes=changes, counts=not changes)
+        assert same(got, want)
+        for one, cache in ((got, ours), (want, wanted)):
+            for feature, number in enumerate(cached[:-1]) if changes else ():
+                at = one[bounds[feature] : bounds[feature + 1]].long()
+                cache.tables[number].state_memory[at[at >= 0]] += 1
+        for a, b in zip(ours._memory, wanted._memory, strict=True):
+            assert same(a, b)
+        with pytest.MonkeyPatch.context() as patch, watch(shuffle=step) as left:
+            patch.setattr(DeviceCache, "_operators", slots)
+            ours.unpin()
+        wanted.unpin()
+        for a, b in zip(ours.tables, wanted.tables, strict=True):
+            assert same(a.rows, b.rows)
+            assert same(a.state, b.state)
+        launches = [*seen.launches, *left.launches]
+        assert not [one for one in launches if one.races or one.atomics]
+        assert not [one for one in launches if one.outside and one.name not in ("move", "leave_overflow")]
 
 
 @triton.jit

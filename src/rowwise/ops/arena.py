@@ -20,8 +20,10 @@ from torch import Tensor
 from rowwise.errors import StateError, TableMemoryError
 from rowwise.managed import ID
 from rowwise.ops import rowtype
+from rowwise.ops.device_cache import DeviceCache
 from rowwise.ops.layout import ArenaOffset, FeatureDescriptor, TablePiece, lay_out_tables
 from rowwise.ops.newer import RowPlaces
+from rowwise.ops.reference.cache import HostTable
 from rowwise.ops.touched import TouchedRows
 from rowwise.spec import Constant, Normal, RowType, Table, Uniform, state_slots, state_width
 from rowwise.store.disk import DiskStream, DiskTable, DiskTables, FeatureIds
@@ -51,17 +53,27 @@ class Arena:
     steps_T: Tensor = field(repr=False)  # updates so far, on the CPU
     keys_T: Tensor = field(repr=False)  # key of each table's random numbers
     touched: TouchedRows | None = None  # None: changes are not tracked
-    disk: DiskTables | None = None  # None: all rows are in memory
-    slot_rows: Tensor | None = None  # the row in each slot of the tables on disk
+    disk: DiskTables | None = None  # None: no table is on disk
+    cache: DeviceCache | None = None  # None: no table of an arena on a device has its rows in host memory
+    host: "Arena | None" = None  # the memory of the whole tables behind `cache`
+    slot_rows: Tensor | None = None  # the row in each slot of the tables on disk or in host memory
     places: RowPlaces | None = None  # None: row r of a table is at place r of its memory
     row_ids: dict[int, dict[str, Tensor]] = field(default_factory=dict, repr=False)  # of managed tables, by index
     row_ids_version: int = 0  # grows when code other than a table's policy may have written into `row_ids`
 
     @classmethod
     def allocate(
-        cls, tables: Sequence[Table | TablePiece], device: torch.device, folder: Path | None = None
+        cls,
+        tables: Sequence[Table | TablePiece],
+        device: torch.device,
+        folder: Path | None = None,
+        host: "Arena | None" = None,
     ) -> "Arena":
-        """Zeroed memory for the tables, or pieces of tables; `folder`: of those on disk."""
+        """Zeroed memory for the tables, or pieces of tables.
+
+        Of pieces with `cache_rows` it has the slots, and the rows are on disk in `folder`, or in `host`, an arena of
+        the same whole tables in host memory.
+        """
         pieces = tuple(x if isinstance(x, TablePiece) else TablePiece(x, x) for x in tables)
         offsets, size = lay_out_tables(pieces)
         try:
@@ -84,10 +96,15 @@ class Arena:
                 if (managed := piece.full_table.managed) is not None
             },
         )
-        if arena.on_disk and not rows.is_meta:
-            assert folder is not None, "tables on disk need a folder"
-            arena.slot_rows = torch.empty(sum(pieces[index].slots for index in arena.on_disk), dtype=torch.int64)
-            arena.disk = DiskTables([arena._disk_table(index) for index in arena.on_disk], folder)
+        if arena.cached and not rows.is_meta:
+            slots = sum(pieces[index].slots for index in arena.cached)
+            arena.slot_rows = torch.empty(slots, dtype=torch.int64, device=device)
+            if host is None:
+                assert folder is not None, "tables on disk need a folder"
+                arena.disk = DiskTables([arena._disk_table(index) for index in arena.cached], folder)
+            else:
+                arena.cache = DeviceCache([arena._host_table(index, host) for index in arena.cached], arena.slot_rows)
+                arena.host = host
         return arena
 
     def attach(self, rows: Tensor) -> None:
@@ -103,21 +120,29 @@ class Arena:
             self._forget_ids(index)
 
     @property
-    def on_disk(self) -> tuple[int, ...]:
-        """The indices of the tables on disk."""
+    def cached(self) -> tuple[int, ...]:
+        """The indices of the tables of which only slots are here."""
         return tuple(index for index, piece in enumerate(self.pieces) if piece.cache_rows is not None)
 
     @property
     def first_slots(self) -> dict[int, int]:
-        """Where the slots of each table on disk begin in `slot_rows`, by its index."""
-        firsts = accumulate((self.pieces[index].slots for index in self.on_disk), initial=0)
-        return dict(zip(self.on_disk, firsts, strict=False))
+        """Where the slots of each cached table begin in `slot_rows`, by its index."""
+        firsts = accumulate((self.pieces[index].slots for index in self.cached), initial=0)
+        return dict(zip(self.cached, firsts, strict=False))
 
     @contextmanager
     def pinned(self, bags: "PinnedBags", *, changes: bool = False, counts: bool = False) -> Iterator[Tensor]:
-        """The values of a batch; for ids on disk their slots ([Note: Rows in slots]), for others their places."""
+        """The values of a batch; of cached tables slots for ids ([Note: Rows in slots]), of others places."""
         if self.places is not None:
             yield self.places.find(*bags)
+            return
+        if self.cache is not None and bags.batch_size:
+            bounds_F1 = bags.offsets[:: bags.batch_size]
+            features = self._cached_features(bags)
+            try:
+                yield self.cache.pin(bags.values_N, bounds_F1, features, changes=changes, counts=counts)
+            finally:
+                self.cache.unpin()
             return
         if self.disk is None:
             yield bags.values_N
@@ -133,13 +158,40 @@ class Arena:
         if self.disk is not None:
             self.disk.read_ahead(bags.values_N, self._ids_on_disk(bags))
 
+    def _numbers_of_cached(self) -> dict[int, int]:
+        """The number of each cached table by its first byte, by which features name it."""
+        return {self.offsets[index].base: number for number, index in enumerate(self.cached)}
+
+    def _cached_features(self, bags: "PinnedBags") -> list[int]:
+        """The number of the cached table of each feature of a batch, -1: none."""
+        numbers, found = self._numbers_of_cached(), [-1] * ((len(bags.offsets) - 1) // bags.batch_size)
+        for feature in FeatureDescriptor.read(bags.features_FC):
+            found[feature.source] = numbers.get(feature.base, found[feature.source])
+        return found
+
     def _ids_on_disk(self, bags: "PinnedBags") -> list[FeatureIds]:
         if not bags.batch_size:
             return []
-        numbers = {self.offsets[index].base: number for number, index in enumerate(self.on_disk)}
+        numbers = self._numbers_of_cached()
         bounds = bags.offsets[:: bags.batch_size].tolist()
         features = (f for f in FeatureDescriptor.read(bags.features_FC) if f.base in numbers)
         return [FeatureIds(numbers[f.base], bounds[f.source], bounds[f.source + 1]) for f in features]
+
+    def _host_table(self, index: int, host: "Arena") -> HostTable:
+        piece, offset = self.pieces[index], self.offsets[index]
+        slots, width = piece.slots, state_width(piece.table)
+        rows = self.rows[offset.base : offset.base + slots * piece.table.row_bytes]
+        there = host.offsets[index]
+        stored = host.rows[there.base : there.base + piece.table.rows * piece.table.row_bytes]
+        state = host.state[there.state_base : there.state_base + piece.table.rows * width]
+        return HostTable(
+            name=piece.full_table.name,
+            rows=stored.view(piece.table.rows, -1),
+            state=state.view(piece.table.rows, width),
+            row_memory=rows.view(slots, -1),
+            state_memory=self.state[offset.state_base : offset.state_base + slots * width].view(slots, width),
+            overflow=slots - cache_slots(piece.cache_rows or 0),
+        )
 
     def _disk_table(self, index: int) -> DiskTable:
         assert self.slot_rows is not None
@@ -169,14 +221,26 @@ class Arena:
         return tuple(piece.table for piece in self.pieces)
 
     def table(self, index: int) -> Tensor:
-        """The rows of a table as they are stored: [R, D], or bytes [R, row_bytes] of int8 rows."""
+        """The rows of a table as they are stored: [R, D], or bytes [R, row_bytes] of int8 rows.
+
+        Those of a cached table are in host memory; `write_back` is called, so they are as of now.
+        """
         table, offset = self.pieces[index].table, self.offsets[index]
-        assert self.pieces[index].cache_rows is None, f"table {table.name!r} is on disk"
+        if (host := self._host_of(index)) is not None:
+            return host.table(index)
         # A view of the one block. Through DLPack it has a storage of its own: torch.save rejects views of one storage
         # with several dtypes, and would write the whole block with any table.
         block = self.rows[offset.base : offset.base + table.rows * table.row_bytes]
         rows = block.view(rowtype.dtype_of(table.row_type)).view(table.rows, -1)
         return rows if rows.is_meta else torch.from_dlpack(rows)
+
+    def _host_of(self, index: int) -> "Arena | None":
+        """Where the rows of a cached table are, up to date and with an empty cache; None: they are here."""
+        if self.pieces[index].cache_rows is None:
+            return None
+        assert self.cache is not None, f"table {self.pieces[index].table.name!r} is on disk"
+        self.cache.write_back()
+        return self.host
 
     def weights(self, index: int) -> Tensor:
         """The rows of a table as float32 [R, D]: the stored rows if they are float32, else a copy."""
@@ -186,7 +250,8 @@ class Arena:
     def table_state(self, index: int) -> dict[str, Tensor]:
         """Views of a table's optimizer state by name: [R] for one float a row, [R, W] for more; `step` is a scalar."""
         table, offset = self.pieces[index].table, self.offsets[index]
-        assert self.pieces[index].cache_rows is None, f"table {table.name!r} is on disk"
+        if (host := self._host_of(index)) is not None:
+            return host.table_state(index) | {"step": self.steps_T[index]}
         width = state_width(table)
         block = self.state[offset.state_base : offset.state_base + table.rows * width].view(table.rows, width)
         views = {"step": self.steps_T[index]}
@@ -198,22 +263,22 @@ class Arena:
 
     def rows_stream(self, index: int) -> Tensor | DiskStream:
         """The rows of a table as they are stored: a view, or a stream of those on disk."""
-        if self.disk is None or index not in self.on_disk:
+        if self.disk is None or index not in self.cached:
             return self.table(index)
         piece = self.pieces[index]
         initial = InitialValues(init=piece.full_table.init, key=int(self.keys_T[index]))
-        return DiskStream(self.disk, self.on_disk.index(index), rowtype.dtype_of(piece.table.row_type), initial)
+        return DiskStream(self.disk, self.cached.index(index), rowtype.dtype_of(piece.table.row_type), initial)
 
     def state_streams(self, index: int) -> dict[str, Tensor | DiskStream]:
         """A table's optimizer state by name: views, or streams of that on disk; `step` is a scalar."""
-        if self.disk is None or index not in self.on_disk:
+        if self.disk is None or index not in self.cached:
             return {**self.table_state(index)}
         streams: dict[str, Tensor | DiskStream] = {"step": self.steps_T[index]}
         at = 0
         for name, slot in state_slots(self.pieces[index].table).items():
             initial = InitialValues(init=Constant(value=slot.initial))
             columns = slice(at, at + slot.width)
-            streams[name] = DiskStream(self.disk, self.on_disk.index(index), torch.float32, initial, columns)
+            streams[name] = DiskStream(self.disk, self.cached.index(index), torch.float32, initial, columns)
             at += slot.width
         return streams
 
@@ -221,12 +286,14 @@ class Arena:
         """Track which rows change from now on."""
         if self.touched is None:
             rows_T, bases_T = [table.rows for table in self.tables], [offset.base for offset in self.offsets]
-            self.touched = TouchedRows(rows_T, bases_T, self.rows.device, on_disk=bool(self.on_disk))
+            self.touched = TouchedRows(rows_T, bases_T, self.rows.device, cached=bool(self.cached))
         return self.touched
 
     def mark_all(self) -> None:
         """Mark all rows as changed; called by code that writes into views of them."""
         self.row_ids_version += 1
+        if self.cache is not None:
+            self.cache.write_back()  # and empty it, as the views are the rows in host memory
         if self.touched is not None:
             self.touched.mark_all()
 
@@ -242,7 +309,7 @@ class Arena:
         for index in self.row_ids:
             self._forget_ids(index)
         for index, piece in enumerate(self.pieces):
-            if piece.cache_rows is not None:
+            if self.disk is not None and piece.cache_rows is not None:
                 continue
             fill_piece(self.table(index), piece, seed)
             table = piece.table
@@ -274,6 +341,15 @@ class Arena:
         for name, slot in state_slots(self.pieces[index].table).items():
             state[name][at_U] = slot.initial
 
+    def copy_uncached(self, whole: "Arena") -> None:
+        """Copy what is not cached here from an arena of the same tables: rows, optimizer state, ids and keys."""
+        self.steps_T, self.keys_T, self.row_ids = whole.steps_T, whole.keys_T, whole.row_ids
+        for index, piece in enumerate(self.pieces):
+            if piece.cache_rows is None:
+                self.table(index).copy_(whole.table(index))
+                for name, there in whole.table_state(index).items():
+                    self.table_state(index)[name].copy_(there)
+
     def mark_rows(self, index: int, rows_U: Tensor) -> None:
         """Mark rows of a table as changed."""
         if self.touched is not None:
@@ -285,6 +361,8 @@ class Arena:
             raise StateError(
                 f"tables on disk ({self.disk.folder}) stay on {self.rows.device}: want a plan without them"
             )
+        if self.cache is not None and device != self.rows.device:
+            raise StateError(f"tables cached on {self.rows.device} stay there: want a checkpoint")
         try:
             self.rows, self.state = self.rows.to(device), self.state.to(device)
         except torch.OutOfMemoryError:

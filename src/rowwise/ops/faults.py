@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rowwise.errors import DeviceError
 
-IDS, GRADIENTS = 0, 1  # places of the words
+IDS, GRADIENTS, SLOTS = range(3)  # places of the words
 
 
 class FaultWord:
@@ -28,8 +28,8 @@ class FaultWord:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._words = torch.zeros(2, dtype=torch.int32, device=device)
-        self._on_host = torch.zeros(2, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._words = torch.zeros(3, dtype=torch.int32, device=device)
+        self._on_host = torch.zeros(3, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._copied: torch.cuda.Event | None = None  # None: no copy is under way
 
     def begin(self) -> Tensor:
@@ -59,13 +59,18 @@ class FaultWord:
         self._raise_if_set()
 
     def _raise_if_set(self) -> None:
-        ids, gradients = self._on_host.tolist()
+        ids, gradients, slots = self._on_host.tolist()
         self._copied = None
-        if not ids and not gradients:
+        if not (ids or gradients or slots):
             return
         self._words.zero_()
         self._on_host.zero_()
         found = f"a kernel on {self._device} found, in this step or the one before,"
+        if slots:  # first: the rows without a slot are ids outside the cache to later kernels
+            raise DeviceError(
+                f"{found} a batch with more rows of a table than its cache on the device has slots; those without one "
+                f"were neither read nor updated. Give the tables more memory (`memory`), or use fewer samples a batch"
+            )
         if ids:
             raise DeviceError(
                 f"{found} an id outside its table; it was neither read nor updated. Look the batch up on the CPU, "

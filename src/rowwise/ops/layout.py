@@ -98,7 +98,7 @@ class TableDescriptor(NamedTuple):
 
 
 # Columns of features_FC.
-SOURCE, BASE, DIM = (FeatureDescriptor._fields.index(name) for name in ("source", "base", "dim"))
+SOURCE, BASE, ROWS, DIM = (FeatureDescriptor._fields.index(name) for name in ("source", "base", "rows", "dim"))
 
 
 class ArenaOffset(NamedTuple):
@@ -115,7 +115,8 @@ class TablePiece(NamedTuple):
     full_table: Table
     first_row: int = 0
     first_column: int = 0
-    cache_rows: int | None = None  # of a piece on disk: rows that are cached in memory; None: all rows are in memory
+    cache_rows: int | None = None  # rows that are cached here, of a piece that is elsewhere; None: all rows are here
+    batch_rows: int = 0  # rows of a batch that have room beside those
     room: int = 0  # rows behind those of the table, for newer ones; see `newer.py`
 
     @property
@@ -124,7 +125,7 @@ class TablePiece(NamedTuple):
         if self.cache_rows is None:
             return self.table.rows + self.room
         slots = cache_slots(self.cache_rows)
-        return slots + overflow_slots(slots)
+        return slots + max(overflow_slots(slots), self.batch_rows)
 
     @classmethod
     def cut(cls, full: Table, rows: tuple[int, int], cols: tuple[int, int], features: tuple[str, ...]) -> "TablePiece":
@@ -137,6 +138,11 @@ class TablePiece(NamedTuple):
     def pooled_by(self, pooling: Pooling) -> "TablePiece":
         """The piece with another pooling than its table's."""
         return self._replace(table=msgspec.structs.replace(self.table, pooling=pooling))
+
+
+def batch_rows(table: Table, samples: int) -> int:
+    """Rows of a batch with one id for each feature."""
+    return min(table.rows, samples * len(table.feature_names))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

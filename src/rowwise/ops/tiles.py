@@ -57,13 +57,14 @@ class Tiles:
         *,
         merge_shared: bool = False,
         folder: Path | None = None,
+        host: Arena | None = None,
     ) -> None:
         """Allocate zeroed memory; `arena.fill` initialises it. `merge_shared`: see [Note: Merged bags].
 
-        `folder`: for tables on disk.
+        `folder`: for tables on disk; `host`: the whole tables of those that are cached on a device.
         """
         self.merge_shared = merge_shared
-        self.arena = Arena.allocate(tables, device, folder)
+        self.arena = Arena.allocate(tables, device, folder, host)
         self.unknown_ids: dict[str, int] = {}  # counts by feature, of tables whose last row stands for unknown ids
         # Two groups, as a kernel call either pools or does not; a group without tables is never called.
         self.pooled, self.sequence = self._group_of(False), self._group_of(True)

@@ -11,7 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rowwise.ops.layout import BASE, SOURCE
+from rowwise.ops.layout import BASE, ROWS, SOURCE
 
 
 # [Note: Touched rows]
@@ -23,22 +23,26 @@ class TouchedRows:
     """Marks of touched rows; at first all rows are marked, as nothing was saved yet."""
 
     def __init__(
-        self, rows_T: Sequence[int], bases_T: Sequence[int], device: torch.device, *, on_disk: bool = False
+        self, rows_T: Sequence[int], bases_T: Sequence[int], device: torch.device, *, cached: bool = False
     ) -> None:
         """`rows_T`: rows of each table; `bases_T`: its first byte in the arena, ascending.
 
-        `on_disk`: some tables have fewer rows in memory.
+        `cached`: features of some tables say how many of its rows are cached, not how many it has.
         """
         starts = [0, *accumulate(rows_T)]
         self.marks_R = torch.ones(starts[-1], dtype=torch.uint8, device=device)
-        self._rows_T, self._on_disk = list(rows_T), on_disk
+        self._rows_T, self._cached = list(rows_T), cached
         self._starts_T, self._bases_T = torch.tensor(starts), torch.tensor(bases_T)
 
     def mark(self, rows: Tensor, features_FC: Tensor, values_N: Tensor, offsets: Tensor, batch: int) -> None:
         """Mark the rows that the features of a batch look up."""
         # Features name their table by its first byte in the arena, so its marks are found by that.
-        starts_F = self._starts_T[torch.searchsorted(self._bases_T, features_FC[:, BASE].contiguous())]
-        if not self._on_disk:
+        tables_F = torch.searchsorted(self._bases_T, features_FC[:, BASE].contiguous())
+        starts_F = self._starts_T[tables_F]
+        if self._cached and rows.is_cuda:
+            features_FC = features_FC.clone()
+            features_FC[:, ROWS] = torch.tensor(self._rows_T)[tables_F]
+        if not self._cached or rows.is_cuda:
             torch.ops.rowwise.mark(self.marks_R, starts_F, rows, features_FC, values_N, offsets, batch)
             return
         for source, start in zip(features_FC[:, SOURCE].tolist(), starts_F.tolist(), strict=True):

@@ -1,0 +1,154 @@
+"""`DeviceCache`: tables whose rows and optimizer state are in host memory, with a cache of rows on a device.
+
+Kernels see the cache: before a call `pin` replaces row numbers by slots and copies the missed rows into them, after it
+`unpin` lets the rows go that had no place in their set ([Note: Device cache] in `reference/cache.py`). The host waits
+for nothing. On the CPU the reference does the same, for tests.
+"""
+
+from collections.abc import Sequence
+from typing import NoReturn, Protocol, final
+
+import torch
+from torch import Tensor
+
+from rowwise.errors import SpecError, StateError, TableMemoryError
+from rowwise.ops.reference import cache as reference
+from rowwise.ops.reference.cache import NONE, CachedTable, CacheMemory, CacheMoves, HostTable
+from rowwise.quantity import format_bytes
+from rowwise.store.disk import CacheCounters
+from rowwise.store.policy import WAYS
+
+
+class CacheOperators(Protocol):
+    """The reference, or the kernels of a GPU."""
+
+    def place_rows(
+        self, memory: CacheMemory, tables_CK: Tensor, bounds_F1: Tensor, cached_F: Tensor, values_N: Tensor, now: int,
+        flags: int,
+    ) -> tuple[Tensor, CacheMoves]: ...  # fmt: skip
+    def move_rows(self, moves: CacheMoves, tables: Sequence[HostTable], tables_CK: Tensor, *, out: bool) -> None: ...
+    def leave_overflow(self, memory: CacheMemory, tables: Sequence[HostTable], tables_CK: Tensor) -> None: ...
+
+
+@final
+class DeviceCache:
+    """The tables of one arena whose rows are in host memory.
+
+    Args:
+        tables: all of them, with slots on one device.
+        slot_rows: int64 for the slots of all tables, one after the other: the row in each, -1: none.
+    """
+
+    def __init__(self, tables: Sequence[HostTable], slot_rows: Tensor) -> None:
+        self.tables, self.device = tuple(tables), slot_rows.device
+        described: list[CachedTable] = []
+        first_key = first_slot = 0
+        for table in tables:
+            (rows, row_bytes), slots = table.rows.shape, len(table.row_memory)
+            sets, rest = divmod(slots - table.overflow, WAYS)
+            assert sets > 0, table.name
+            assert not rest, table.name
+            of_set = -(-rows // sets)
+            memory = (table.row_memory, table.state_memory, table.rows, table.state)
+            addresses = [x.data_ptr() for x in memory]
+            described.append(
+                CachedTable(first_key, rows, sets, of_set, first_slot, table.overflow, row_bytes,
+                            table.state.shape[1], *addresses)
+            )  # fmt: skip
+            first_key, first_slot = first_key + sets * of_set, first_slot + slots
+        self._tables_CK = torch.tensor(described, dtype=torch.int64)
+        self._memory = CacheMemory(
+            slot_rows=slot_rows.fill_(NONE),
+            stamps=torch.zeros_like(slot_rows, dtype=torch.int32),
+            changed=torch.zeros_like(slot_rows, dtype=torch.uint8),
+            counts_CK=torch.zeros(len(tables), 4, dtype=torch.int64, device=self.device),
+            overflow_C=torch.zeros(len(tables), dtype=torch.int64, device=self.device),
+        )
+        self._now = 0
+        self._registered: list[int] = []
+        for table in tables if self.device.type == "cuda" else ():
+            for x in (table.rows, table.state):
+                self._register(table.name, x)
+
+    def _register(self, name: str, x: Tensor) -> None:
+        """Let the device read and write host memory."""
+        if not x.nbytes:
+            return
+        error = torch.cuda.cudart().cudaHostRegister(x.data_ptr(), x.nbytes, 0)
+        if int(error):
+            size = format_bytes(x.nbytes)
+            got = f"table {name!r}: the driver could not lock {size} of host memory for {self.device} ({error})"
+            raise TableMemoryError(f"{got}: want a host with more memory, a higher `ulimit -l`, or smaller tables")
+        self._registered.append(x.data_ptr())
+
+    def __del__(self) -> None:
+        for address in getattr(self, "_registered", ()):
+            torch.cuda.synchronize(self.device)
+            torch.cuda.cudart().cudaHostUnregister(address)
+
+    def __reduce__(self) -> NoReturn:
+        names = ", ".join(table.name for table in self.tables)
+        raise StateError(f"tables cached on {self.device} cannot be copied or pickled ({names}): want a checkpoint")
+
+    def pin(
+        self, values_N: Tensor, bounds_F1: Tensor, cached_F: Sequence[int], *, changes: bool, counts: bool
+    ) -> Tensor:
+        """The values with ids of cached tables replaced by slots, which hold their rows until `unpin`.
+
+        `bounds_F1`: where the ids of each feature begin, on the device; `cached_F`: the number of each feature's table,
+        -1: its ids stay as they are. An id outside its table gets slot -1, which kernels find.
+        """
+        self._now += 1
+        values_N, flags = values_N.contiguous(), changes + 2 * counts
+        features = torch.tensor(cached_F, dtype=torch.int64)
+        operators = self._operators
+        slots_N, moves = operators.place_rows(
+            self._memory, self._tables_CK, bounds_F1.contiguous(), features, values_N, self._now, flags
+        )
+        if self.device.type == "cpu" and bool((moves.slots_M[: int(moves.count)] == NONE).any()):
+            self._raise_too_small(moves)
+        operators.move_rows(moves, self.tables, self._tables_CK, out=True)
+        operators.move_rows(moves, self.tables, self._tables_CK, out=False)
+        return slots_N
+
+    def unpin(self) -> None:
+        """Let the slots go; changed rows that have no slot in their set are written."""
+        self._operators.leave_overflow(self._memory, self.tables, self._tables_CK)
+
+    def write_back(self) -> None:
+        """Write all changed rows to host memory, and empty the cache; the host waits for it."""
+        at_M = self._memory.changed.nonzero().flatten()
+        firsts_C = self._tables_CK[:, CachedTable._fields.index("first_slot")].contiguous().to(self.device)
+        tables_M = torch.searchsorted(firsts_C, at_M, right=True) - 1
+        rows_M, count = self._memory.slot_rows[at_M], torch.tensor([len(at_M)], dtype=torch.int32, device=self.device)
+        moves = CacheMoves(tables_M, at_M - firsts_C[tables_M], rows_M, rows_M, count)
+        self._operators.move_rows(moves, self.tables, self._tables_CK, out=True)
+        self.forget()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def forget(self) -> None:
+        """Empty the cache: what is in host memory is what counts."""
+        self._memory.slot_rows.fill_(NONE)
+        self._memory.changed.zero_()
+
+    def counters(self, table: int) -> CacheCounters:
+        """Counts of a table's cache since the run began; the host waits for the device."""
+        hits, misses, evictions, writes = self._memory.counts_CK[table].tolist()
+        return CacheCounters(hits=hits, misses=misses, new_rows=0, evictions=evictions, writes=writes)
+
+    @property
+    def _operators(self) -> CacheOperators:
+        if self.device.type == "cpu":
+            return reference
+        from rowwise.ops._triton import slots  # not above, as in `devices`: Triton takes seconds to import
+
+        return slots
+
+    def _raise_too_small(self, moves: CacheMoves) -> NoReturn:
+        number = int(moves.tables_M[moves.slots_M == NONE][0])
+        table = self.tables[number]
+        rows = (
+            f"a batch has more rows of table {table.name!r} than its cache, which has {len(table.row_memory):,} slots"
+        )
+        raise SpecError(f"{rows}: want a larger cache, or fewer samples a batch")
