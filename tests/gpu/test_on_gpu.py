@@ -5,7 +5,9 @@ import torch
 from hypothesis import HealthCheck, given, seed, settings
 from problems import OPTIMIZERS, Problem, make_problem, problems, tables_of_row_types
 
-from rowwise import Batch, Pooling, RowWiseAdagrad, Sgd, Table
+from rowwise import Batch, Embeddings, Jagged, Pooling, RowWiseAdagrad, Sgd, Table
+from rowwise.checkpoint.read import Checkpoint
+from rowwise.checkpoint.write import write
 from rowwise.errors import DeviceError
 from rowwise.ops.faults import check_faults
 from rowwise.ops.layout import FeatureDescriptor
@@ -13,6 +15,7 @@ from rowwise.ops.linear import linear
 from rowwise.ops.reference import FeatureBags
 from rowwise.ops.update import next_step
 from rowwise.train.on_device import DeviceCopies
+from rowwise.train.snapshot import collect, restore
 
 pytestmark = pytest.mark.gpu
 ops = torch.ops.rowwise
@@ -128,6 +131,24 @@ def test_packed_rows(dim, group):
     assert same(ops.unpack(packed.cuda(), dim, group), ops.unpack(packed, dim, group))
 
 
+def test_a_resumed_optimizer_goes_on(tmp_path):
+    """Fused steps count on the device of the parameters."""
+    made = []
+    for number in range(2):
+        torch.manual_seed(number)
+        model = torch.nn.Linear(5, 3).cuda()
+        made.append((model, {"dense": torch.optim.AdamW(model.parameters(), fused=True)}))
+    for step in range(4):
+        for model, optimizers in made if step > 1 else made[:1]:
+            optimizers["dense"].zero_grad()
+            model(torch.ones(2, 5, device="cuda") * step).sum().backward()
+            optimizers["dense"].step()
+        if step == 1:
+            write(tmp_path / "1", *collect(*made[0]))
+            restore(Checkpoint.open(tmp_path / "1"), *made[1])
+    assert same(made[1][0].weight, made[0][0].weight.cpu())
+
+
 def test_a_copy_that_nothing_used_does_not_hide_those_after_it():
     copies = DeviceCopies(torch.device("cuda"))
     jagged = make_problem((Table(name="t", rows=10, dim=8, optimizer=Sgd()),), 6, 3, seed=2).jagged
@@ -183,3 +204,47 @@ def test_products_in_16_bits_of_any_width(columns):
     for one, other in zip(*found, strict=True):
         assert one.dtype == other.dtype
         torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-1)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+@pytest.mark.parametrize("cached", [{"t0": 0, "t2": 64}, {f"t{k}": 400 for k in range(6)}])
+def test_tables_in_host_memory(optimizer, cached):
+    """Rows that a GPU caches have the bits of tables on the CPU, in lookups, after updates, and after a change here."""
+    tables = tables_of_row_types(optimizer, 3000, (20, 5, 16, 12, 52, 100))
+    plain, module = Embeddings(tables, seed=1), Embeddings(tables, seed=1).cache_on("cuda", cached)
+    for step in range(6):
+        batch = make_problem(tables, batch=150, most=2, seed=step).jagged
+        vectors = [one(batch.to(one.device)).matrix_BS for one in (plain, module)]
+        assert same(vectors[1], vectors[0])
+        for one, found in zip((plain, module), vectors, strict=True):
+            found.sum().backward()
+            one.update()
+        check_faults(module.device)
+        if step == 3:
+            for one in (plain, module):
+                one.table("t0")[7] = 1
+                one.arena.mark_all()
+    for table in tables:
+        assert same(module.table(table.name), plain.table(table.name))
+        for name, state in plain.optimizer_state()[table.name].items():
+            assert name == "step" or same(module.optimizer_state()[table.name][name], state)
+    counters = module.arena.cache.counters(0)
+    assert counters.misses > 0
+    assert counters.writes <= counters.evictions <= counters.misses
+
+
+def test_a_batch_with_more_rows_than_the_cache_has_slots():
+    table = Table(name="t", rows=5000, dim=8, optimizer=Sgd())
+    module = Embeddings([table]).cache_on("cuda", {"t": 32})
+    before = module.table("t").clone()
+    ids = torch.arange(4000, device="cuda")
+    batch = Jagged(features=("t",), values_N=ids, lengths_FB=torch.ones_like(ids))
+
+    def train():
+        module(batch).matrix_BS.sum().backward()
+        module.update()
+        check_faults(module.device)
+
+    with pytest.raises(DeviceError, match="more rows of a table than its cache"):
+        train()
+    assert same(module.table("t"), before)

@@ -93,7 +93,9 @@ def _changed(shard: LocalShard) -> LocalShard:
         written = shard.written_rows().ids
         assert written is not None
         ids = ids[torch.isin(ids, written, assume_unique=True)]
-    tensor = shard.tensor[ids.long() - first] if shard.stream is None else shard.tensor[: len(ids)]
+    tensor = (
+        shard.tensor[(ids.long() - first).to(shard.tensor.device)] if shard.stream is None else shard.tensor[: len(ids)]
+    )
     return replace(shard, tensor=tensor, ids=ids.cpu(), touched=None)
 
 

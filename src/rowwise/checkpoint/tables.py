@@ -79,10 +79,8 @@ def shards_to_write(path: str, module: AnyEmbeddings) -> Iterator[LocalShard]:
 def shards_to_read(path: str, module: AnyEmbeddings, saved: Mapping[str, TensorEntry]) -> Iterator[LocalShard]:
     """The shards that this rank fills from a checkpoint with the tensors `saved`; the caller writes into them."""
     for arena in module.arenas:
-        arena.row_ids_version += 1
+        arena.mark_all()  # the next checkpoint must save all rows
     for stored in _stored_tiles(module):
-        if stored.touched is not None:
-            stored.touched.fill_(1)  # the next checkpoint must save all rows
         if not isinstance(stored.rows, Tensor):
             stored.rows.forget()  # rows that the checkpoint does not list have their initial values
         yield _rows(path, stored)

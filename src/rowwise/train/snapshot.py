@@ -274,6 +274,8 @@ def _restore_optimizer(checkpoint: Checkpoint, model: nn.Module, which: str, opt
         for name in saved.keys() & group.keys() - {"params"}:
             value = saved[name]  # JSON has no tuples: a pair of betas comes back as a list
             group[name] = tuple(value) if isinstance(value, list) and isinstance(group[name], tuple) else value
+    # Fused steps count on the parameters' device, others on the CPU.
+    on_device = bool(optimizer.defaults.get("fused") or optimizer.defaults.get("capturable"))
     used: set[str] = set()
     for parameter, name in _names(model, optimizer, which).items():
         prefix = f"optimizer/{which}/{name}/"
@@ -283,7 +285,8 @@ def _restore_optimizer(checkpoint: Checkpoint, model: nn.Module, which: str, opt
         _check_slots(f"{checkpoint.folder}: {prefix}", kind, parameter, state)
         if state:
             optimizer.state[parameter] = {
-                k: v.to(parameter.device) if isinstance(v, Tensor) and v.dim() else v for k, v in state.items()
+                k: v.to(parameter.device) if isinstance(v, Tensor) and (v.dim() or on_device) else v
+                for k, v in state.items()
             }
         used.update(slots)
     return used
