@@ -28,7 +28,7 @@ from pathlib import Path
 
 from parts.gpu_work import Tables, WorkBatch, host_milliseconds, kernel_times, limits, milliseconds
 from parts.gpu_yardstick import Yardstick
-from parts.ops_work import Work, rows_for
+from parts.ops_work import Work, ids_for, rows_for
 from parts.report import at_least, at_most, environment, exactly, finish, options, parsed, save, saved
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -52,6 +52,7 @@ SHARES = {  # of copy speed, by operator and dim: floors of rows in fp32
     ("update", 64): 0.45,
 }
 EQUAL_RUNS = 20
+CACHED_SHARES, CACHED_BATCHES = (1.0, 0.5, 0.1, 0.02), 24  # of rows; alternating, so that few repeat at once
 LOSSES = 20  # steps whose losses a CPU and a GPU both have
 
 
@@ -304,9 +305,12 @@ def _run(context: StepContext, batches: list[Batch], first: int, steps: int, *, 
     check_faults(context.device)
 
 
+def tables_of(rows: list[int], dim: int) -> list[Table]:
+    return [Table(name=f"t{i}", rows=n, dim=dim, optimizer=RowWiseAdagrad(lr=0.01)) for i, n in enumerate(rows)]
+
+
 def dlrm(rows: list[int], dim: int) -> DLRM:
-    tables = [Table(name=f"t{i}", rows=n, dim=dim, optimizer=RowWiseAdagrad(lr=0.01)) for i, n in enumerate(rows)]
-    return DLRM(Embeddings(tables), dense_features=13, bottom=(512, 256, dim), top=(1024, 512, 1))
+    return DLRM(Embeddings(tables_of(rows, dim)), dense_features=13, bottom=(512, 256, dim), top=(1024, 512, 1))
 
 
 def made_batch(rows: list[int], samples: int, seed: int) -> Batch:
@@ -321,6 +325,67 @@ def made_batch(rows: list[int], samples: int, seed: int) -> Batch:
     return Batch(dense_BF=dense, sparse=sparse, labels_BK=(dense.mean(1, keepdim=True) > 0.5).float())
 
 
+def cached(sizes: Sizes, device: torch.device) -> list[dict]:
+    """Lookups and updates of tables in host memory, by the share of their rows that the device caches."""
+    bus_Bps = limits(device, sizes.megabytes)["from_host_Bps"]
+    rows_T, dim, found = sizes.rows_of_training, sizes.dims[-1], []
+    for ids in ("uniform", "zipf"):
+        work = Work(dim, sizes.batches[-1], 1, ids, 1, "rowwise_adagrad")
+        batches = [_batch_of_ids(rows_T, work, number).to(device) for number in range(CACHED_BATCHES)]
+        expected: Embeddings | None = None
+        for share in CACHED_SHARES:
+            module = Embeddings(tables_of(rows_T, dim))
+            if share < 1:
+                module.cache_on(device, {f"t{i}": int(n * share) for i, n in enumerate(rows_T)}, work.batch)
+            else:
+                module.to(device)
+            _train_tables(module, batches)
+            before = _cache_counts(module)
+            begin_s = time.perf_counter()
+            _train_tables(module, batches)
+            step_s = (time.perf_counter() - begin_s) / len(batches)
+            hits, misses, writes = (now - then for now, then in zip(_cache_counts(module), before, strict=True))
+            moved = (misses + writes) * (dim + 1) * 4 / len(batches)
+            expected = expected or module
+            found.append(
+                {
+                    "ids": ids,
+                    "dim": dim,
+                    "batch": work.batch,
+                    "rows": sum(rows_T),
+                    "cached": share,
+                    "step_ms": step_s * 1e3,
+                    "hit_rate": hits / max(1, hits + misses),
+                    "moved_bytes": moved,
+                    "bus_share": moved / step_s / bus_Bps,
+                    "differ": sum(not same_bits(module.table(f"t{i}").cpu(), expected.table(f"t{i}").cpu())
+                                  for i in range(len(rows_T))),
+                }
+            )  # fmt: skip
+            print(f"{ids}, {share:.0%} cached: {step_s * 1e3:.2f} ms, {found[-1]['hit_rate']:.1%} hit", flush=True)
+    return found
+
+
+def _batch_of_ids(rows: list[int], work: Work, number: int) -> Jagged:
+    ids, names = ids_for(rows, work, number), tuple(f"t{i}" for i in range(len(rows)))
+    return Jagged(features=names, values_N=ids, lengths_FB=torch.ones(len(ids), dtype=torch.int64))
+
+
+def _train_tables(module: Embeddings, batches: list[Jagged]) -> None:
+    for batch in batches:
+        module(batch).matrix_BS.sum().backward()
+        module.update()
+    check_faults(module.device)
+
+
+def _cache_counts(module: Embeddings) -> tuple[int, int, int]:
+    """Ids that hit, ids that missed, rows written back; of all tables."""
+    cache = module.arena.cache
+    counters = [] if cache is None else [cache.counters(number) for number in range(len(cache.tables))]
+    hits, misses, writes = (sum(getattr(one, name) for one in counters) for name in ("hits", "misses", "writes"))
+    return hits, misses, writes
+
+
 SECTIONS: dict[str, Callable[[Sizes, torch.device], list[dict]]] = {
     "machine": machine,
     "bits": bits,
@@ -328,6 +393,7 @@ SECTIONS: dict[str, Callable[[Sizes, torch.device], list[dict]]] = {
     "torch": torch_peers,
     "sweep": sweep,
     "train": train,
+    "cached": cached,
 }
 
 
@@ -338,6 +404,9 @@ def floors_of(rows: list[dict], *, smoke: bool) -> list[dict]:
         if row["section"] == "bits":
             what = f"{row['optimizer']}, {row['row_type']}"
             floors.append(exactly(f"{what}: results other than the CPU's", row["differ"] + row["lookups_differ"], 0))
+        elif row["section"] == "cached":
+            what = f"{row['cached']:.0%} of rows cached, {row['ids']} ids: tables other than without a cache"
+            floors.append(exactly(what, row["differ"], 0))
         elif not smoke and row["section"] == "grid":
             floors += _floors_of_grid(row)
         elif not smoke and row["section"] == "torch":

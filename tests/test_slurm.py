@@ -137,8 +137,8 @@ def test_a_job_that_is_preempted_ends_with_the_bits_of_a_local_run(cluster, tmp_
     wait_for(lambda: "JobState=PENDING Reason=BeginTime" in ask(cluster, "scontrol", "show", "job", number), 30)
     stopped = result(run)
     assert (stopped["status"], CheckpointFolder(run / "ckpt").steps()[-1]) == ("stopped", stopped["steps"])
-    # Slurm starts it again after two minutes; here soon, and on fewer nodes. Not at once: a node refuses the credential
-    # of a job that ended there in the same second, which fails the job.
+    # Slurm starts it again after two minutes; here soon, and on fewer nodes. Not in the second of the requeue: such a
+    # start has failed the job.
     ask(cluster, "scontrol", "update", f"JobId={number}", "NumNodes=2", "NumTasks=2", "StartTime=now+10")
     followed = rowwise(folder, "ps", name, environment=cluster)
     assert followed.returncode == 0, followed.stderr

@@ -9,6 +9,7 @@ FIRST = (
     "intel-xeon-avx512",
     "amd-zen3-avx2",
     "nvidia-h100",
+    "nvidia-h200",
 )  # whose results are shown where there is room for one
 
 

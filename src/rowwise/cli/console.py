@@ -158,6 +158,8 @@ def show_outlook(outlook: "Outlook", console: Console, where: str) -> None:
         console.print(f"wire    {outlook.wire}", markup=False, soft_wrap=True)
     if outlook.disk:
         console.print(f"disk    {outlook.disk}", markup=False, soft_wrap=True)
+    if outlook.cached:
+        console.print(f"cached  {outlook.cached}", markup=False, soft_wrap=True)
     for line in outlook.notes:
         show_warning(console, line)
     if outlook.idle:

@@ -30,6 +30,7 @@ from rowwise.perf.wire_choice import WireChoice
 from rowwise.plan import Forecast
 from rowwise.processor import read_processor
 from rowwise.recipes.column_tables import add_column_tables, replace_vocabularies
+from rowwise.recipes.device_tables import move_to_device
 from rowwise.recipes.id_maps import pin_map, stored_tables_of
 from rowwise.recipes.model_configs import (
     GraphConfig,
@@ -198,13 +199,20 @@ def make_model(resolved: ResolvedRecipe, *, on_meta: bool = False, reads: bool =
     config, pairs = resolved.recipe.model, None
     if isinstance(config, GraphConfig) and reads:
         pairs = Pairs.of_batches(evaluation_batches(resolved, resolved.rows.train), config.user, config.item)
-    return _with_second_copy(resolved, partial(build_model, on_meta=on_meta, pairs=pairs))
+    recipe = resolved.recipe
+    samples = max(recipe.train.batch, recipe.evaluate.batch)
+    build = partial(build_model, on_meta=on_meta, pairs=pairs, memory_bytes=recipe.memory_bytes, samples=samples)
+    return _with_second_copy(resolved, build)
 
 
-def build_model(parts: ModelParts, *, on_meta: bool = False, pairs: Pairs | None = None) -> nn.Module:
+def build_model(
+    parts: ModelParts, *, on_meta: bool = False, pairs: Pairs | None = None, memory_bytes: int | None = None,
+    samples: int = 0,
+) -> nn.Module:  # fmt: skip
     """The model with initial weights from the seed; with `on_meta` its tables are on the meta device.
 
     Meta tables take no memory and get their rows when the model is sharded. `pairs`: of a model's graph; None: none.
+    `memory_bytes`: of a GPU, for tables; None: most of what is free. `samples`: of a batch.
     """
     torch.manual_seed(parts.seed)
     model, device = parts.model, "meta" if on_meta else "cpu"
@@ -213,7 +221,7 @@ def build_model(parts: ModelParts, *, on_meta: bool = False, pairs: Pairs | None
         if isinstance(model, GraphConfig):
             return make_graph_tower(tower_parts, model, pairs or Pairs.none())
         towers = make_two_tower(tower_parts, model)
-        return towers if on_meta else towers.to(parts.device)
+        return towers if on_meta else move_to_device(towers, parts.device, memory_bytes, samples)
     embeddings = make_embeddings(parts.tables, seed=parts.seed, device=device, merge_shared=parts.merge_shared)
     dense, tasks = len(parts.columns.dense), len(parts.tasks)
     match model:
@@ -223,7 +231,7 @@ def build_model(parts: ModelParts, *, on_meta: bool = False, pairs: Pairs | None
             module = make_sequence_model(model, embeddings)
         case _:
             module = make_click_model(model, embeddings, dense, tasks)
-    return module if on_meta else module.to(parts.device)
+    return module if on_meta else move_to_device(module, parts.device, memory_bytes, samples)
 
 
 def make_small_model(resolved: ResolvedRecipe) -> nn.Module:

@@ -15,6 +15,7 @@ from rowwise.ingest.batch_shard import BatchShard
 from rowwise.plan import Plan
 from rowwise.recipes.compose import ResolvedRecipe, make_batcher, make_model, make_objective, make_small_model, resolve
 from rowwise.recipes.dense_side import dense_side_of
+from rowwise.recipes.device_tables import describe_cached
 from rowwise.recipes.disk_tables import describe_disk_tables, has_disk_tables, memory_of_plan
 from rowwise.recipes.recipe import Recipe, check_ranks
 from rowwise.recipes.retrieval import decoded_bytes
@@ -60,6 +61,7 @@ class Outlook(Value, frozen=True):
     cache_bytes: int = 0  # of cached rows, with optimizer state and indices
     pictures_bytes: int = 0  # of decoded pictures, on each rank
     idle: int = 0  # ranks without samples, because the batch has fewer blocks than ranks
+    cached: str = ""  # tables in host memory whose rows a GPU caches
     wire: str = ""  # the wire types that the run has chosen itself, and what they gain
 
 
@@ -101,6 +103,7 @@ def make_outlook(resolved: ResolvedRecipe, model: nn.Module, plan: Plan, topolog
         resident_bytes=resident_bytes,
         cache_bytes=cache_bytes,
         pictures_bytes=decoded_bytes(recipe.model, tables),
+        cached=describe_cached(model),
         idle=sum(begin == end for begin, end in batch_shards),
         wire=resolved.wire_choice.text() if resolved.wire_choice else "",
     )

@@ -191,7 +191,8 @@ class Recipe(Value, frozen=True, kw_only=True):
     plan: str | None = None  # JSON file of a sharding plan; None: one is searched for
     # Hardware preset or profile (JSON) to search a plan and predict a step by; None: a typical machine
     hardware: str | None = None
-    # Memory of a host for tables, in bytes or such as 4GB; None: what is free. Tables that do not fit go to disk
+    # Memory of a host, or of a GPU, for tables, in bytes or such as 4GB; None: what is free. Tables that do not fit go
+    # to disk, or from a GPU to its host
     memory: int | str | None = None
     disk: str | None = None  # folder of tables on disk; None: disk/ in the run's folder
     wire: Wire | Literal["auto"] = Wire()  # number types between ranks; auto: by the speed of links, when a run starts
@@ -222,8 +223,6 @@ class Recipe(Value, frozen=True, kw_only=True):
             raise SpecError(f"seed={self.seed}: want at least 0, and less than 2**63")
         if self.memory_bytes is not None and self.memory_bytes < 1:
             raise SpecError(f"memory={self.memory}: want more than 0, such as 4GB")
-        if self.memory is not None and self.train.device != "cpu":
-            raise SpecError(f"memory={self.memory} with train.device={self.train.device}: tables on disk need the CPU")
 
     @property
     def wire_types(self) -> Wire:

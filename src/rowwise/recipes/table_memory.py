@@ -116,7 +116,7 @@ def measure_memory(
         disk_free_H=tuple(min(size for _, size in sizes) for sizes in free_HW2),
         pictures_bytes=decoded_bytes(resolved.recipe.model, tables),
     )
-    limit = resolved.recipe.memory_bytes
+    limit = resolved.recipe.memory_bytes if resolved.recipe.train.device == "cpu" else None  # else of the GPU
     if limit is None or any(free is not None and free < limit for free in memory.free_H):
         return memory
     return replace(memory, free_H=(limit,) * comm.topology.hosts, limited=True, pictures_bytes=0)

@@ -1,4 +1,7 @@
-"""The section on tables on disk: what their caches did, by table, and hit rates and reads of the disk over samples."""
+"""The section on cached tables: what their caches did, by table, and hit rates and reads of the disk over samples.
+
+Their rows are on disk, or in the memory of the host of a GPU that caches them.
+"""
 
 from collections.abc import Sequence
 
@@ -8,20 +11,22 @@ from rowwise.report.markup import Html, data_table, div, figure, note, section, 
 from rowwise.report.read import CacheLine, RecordedRun
 from rowwise.report.speed import interval_seconds, phase_names
 
-TITLE = "Tables on disk"
 HEADERS = ("Table", "Hit rate", "Misses", "Evictions", "Rows written", "Memory")
 MOST_TABLES = 40
 FEW = 3  # fewer values are drawn as dots
 NOTE = (
-    "Hit rate: lookups of a training step whose row was in memory, over all; validation and checkpoints do not count. "
+    "Hit rate: lookups of a training step whose row was cached, over all; validation and checkpoints do not count. "
     "Misses, evictions and rows written back: of all lines of the run, over all ranks. "
+)
+NOTE_OF_DISK = (
     "Waits for the disk: time in which a step did nothing but wait for reads and writes that no computation hid. "
     "Memory: of cached rows, their optimizer state, and the index of all rows."
 )
+NOTE_OF_DEVICE = "Memory: of the GPU, for cached rows and their optimizer state."
 
 
 def draw_caches(run: RecordedRun) -> Html:
-    """The section; empty for a run without tables on disk."""
+    """The section; empty for a run without cached tables."""
     if not run.caches:
         return Html("")
     names = list(dict.fromkeys(line.table for line in run.caches))
@@ -30,8 +35,15 @@ def draw_caches(run: RecordedRun) -> Html:
     grid = data_table(HEADERS, [_draw_row(total, most) for total in totals[:MOST_TABLES]], "cards")
     omitted = len(totals) - MOST_TABLES
     more = note(f"The {MOST_TABLES} with most misses are shown, of {len(totals)}.") if omitted > 0 else Html("")
-    charts = div("charts", _draw_hit_rate(run), _draw_reads(run))
-    return section("caches", TITLE, _sum_up(run, totals), grid, more, note(NOTE), charts)
+    on_disk = not _is_on_device(run)
+    charts = div("charts", _draw_hit_rate(run), _draw_reads(run) if on_disk else Html(""))
+    title, rest = ("Tables on disk", NOTE_OF_DISK) if on_disk else ("Tables in host memory", NOTE_OF_DEVICE)
+    return section("caches", title, _sum_up(run, totals), grid, more, note(NOTE + rest), charts)
+
+
+def _is_on_device(run: RecordedRun) -> bool:
+    """Whether rows are cached on a GPU, not in the memory above a disk."""
+    return run.settings.get("train.device", "cpu") != "cpu"
 
 
 def _total(lines: Sequence[CacheLine], name: str) -> CacheLine:
@@ -45,8 +57,11 @@ def _total(lines: Sequence[CacheLine], name: str) -> CacheLine:
 def _sum_up(run: RecordedRun, totals: Sequence[CacheLine]) -> Html:
     memory, rate = sum(total.memory_bytes for total in totals), hit_rate(totals)
     disk = next((size for size in reversed(run.steps.get("disk_bytes", ())) if is_finite(size)), None)
-    tables = f"{len(totals)} table{'s' * (len(totals) > 1)} on disk"
-    where = f"{format_size(memory)} of memory" + (f" and {format_size(disk)} of disk" if disk is not None else "")
+    below, of_what = ("in host memory", " of the GPU") if _is_on_device(run) else ("on disk", "")
+    tables = f"{len(totals)} table{'s' * (len(totals) > 1)} {below}"
+    where = f"{format_size(memory)} of memory{of_what}" + (
+        f" and {format_size(disk)} of disk" if disk is not None else ""
+    )
     lead = f"{tables}, in {where}: {format_percent(rate)} of lookups met their row."
     return tag("p", {"class": "lead"}, text(lead + _describe_waits(run)))
 

@@ -1,4 +1,6 @@
-"""Counts what the caches of tables on disk do in training: the lines of caches.csv and two cells of steps.csv.
+"""Counts what caches of rows do in training: the lines of caches.csv and, of tables on disk, cells of steps.csv.
+
+Cached are rows of tables on disk, and on a GPU rows of tables in host memory.
 
 Validation and checkpoints read rows, too, which are left out. Each rank counts its own caches, and rank 0 adds them up
 for each line. Counts are not part of a checkpoint: a run that is resumed begins with empty caches.
@@ -11,7 +13,9 @@ from typing import final
 import msgspec
 from msgspec import structs
 
-from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
+from rowwise.ops.device_cache import DeviceCache
+from rowwise.ops.reference.cache import HostTable
+from rowwise.shard.embeddings import AnyEmbeddings
 from rowwise.spec import Value
 from rowwise.store.disk import DiskTable, DiskTables
 from rowwise.store.sizes import FLOAT_bytes, HEADER_bytes, INDEX_bytes
@@ -79,15 +83,16 @@ class CacheCounts:
     """The counts of this rank since the last `take`."""
 
     def __init__(self, tables: Sequence[AnyEmbeddings]) -> None:
-        arenas = [arena for module in tables if isinstance(module, ShardedEmbeddings) for arena in module.arenas]
-        self._disks = [arena.disk for arena in arenas if arena.disk is not None]
+        arenas = [arena for module in tables for arena in module.arenas]
+        found = [arena.disk or arena.cache for arena in arenas]
+        self._caches = [one for one in found if one is not None]
         self._before = self._read()
         self._paused_at: DiskSums | None = None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Leave out what is counted inside."""
-        if not self._disks:
+        if not self._caches:
             yield
             return
         paused_at = self._paused_at = self._read()
@@ -99,14 +104,14 @@ class CacheCounts:
 
     def take(self) -> DiskSums:
         """The counts, which then begin again."""
-        if not self._disks:
+        if not self._caches:
             return NOTHING
         now = self._paused_at or self._read()
         before, self._before = self._before, now
         return now.since(before)
 
     def _read(self) -> DiskSums:
-        return structs.replace(sum_up([_sums_of(disk) for disk in self._disks]), ranks=min(1, len(self._disks)))
+        return structs.replace(sum_up(list(map(_sums_of, self._caches))), ranks=min(1, len(self._caches)))
 
 
 def sum_up(sums: Sequence[DiskSums]) -> DiskSums:
@@ -126,24 +131,29 @@ def cache_rows_of_csv(step: int, sums: DiskSums) -> list[dict[str, Cell]]:
 
 def disk_cells(sums: DiskSums) -> dict[str, Cell]:
     """The cells of steps.csv; empty without tables on disk."""
-    if not sums.tables:
+    if not sums.disk_bytes:
         return {}
     seconds = {"disk_wait_s": sums.read_wait_s + sums.write_wait_s, "disk_busy_s": sums.busy_s}
     counts = {name: getattr(sums, name) for name in ("reads", "read_bytes", "written_bytes", "disk_bytes")}
     return {**counts, **{name: value / sums.ranks for name, value in seconds.items()}}
 
 
-def _sums_of(disk: DiskTables) -> DiskSums:
+def _sums_of(cache: DiskTables | DeviceCache) -> DiskSums:
     total = NOTHING
-    for number, table in enumerate(disk.tables):
-        counts = {name: getattr(disk.counters(number), name) for name in COUNTERS}
+    for number, table in enumerate(cache.tables):
+        counters = cache.counters(number)
+        counts = {name: getattr(counters, name) for name in COUNTERS}
         one = CacheSums(**counts, memory_bytes=_memory_bytes(table))
         total = total.plus(DiskSums(tables={table.name: one}))
-    disk_counts = disk.io_counters()
+    if isinstance(cache, DeviceCache):
+        return total
+    disk_counts = cache.io_counters()
     sums = {name: getattr(disk_counts, name) for name in DISK_COUNTERS}
-    return total.plus(DiskSums(disk_bytes=disk.disk_bytes, **sums))
+    return total.plus(DiskSums(disk_bytes=cache.disk_bytes, **sums))
 
 
-def _memory_bytes(table: DiskTable) -> int:
+def _memory_bytes(table: DiskTable | HostTable) -> int:
+    if isinstance(table, HostTable):
+        return table.row_memory.nbytes + table.state_memory.nbytes
     slot_bytes = table.row_bytes + table.state_width * FLOAT_bytes + HEADER_bytes
     return len(table.row_memory) * slot_bytes + table.rows * INDEX_bytes

@@ -1,0 +1,105 @@
+"""Tables larger than a GPU's memory: which of them stay in host memory, and how many of their rows the GPU caches."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from rowwise.embedding import Embeddings
+from rowwise.errors import TableMemoryError
+from rowwise.ops.layout import batch_rows
+from rowwise.quantity import format_bytes, format_percent
+from rowwise.spec import Table, state_bytes, state_width
+from rowwise.store.policy import WAYS
+from rowwise.store.sizes import FLOAT_bytes, cache_slots, overflow_slots
+
+USABLE = 0.8  # of a GPU's free memory: batches, vectors and the dense model need the rest
+SLOT_bytes = 13  # beside a row and its state: the row's number, a stamp, whether it has changed
+MOST_NAMES = 3
+
+
+def table_bytes(table: Table) -> int:
+    return table.rows * (table.row_bytes + state_bytes(table))
+
+
+def cached_bytes(table: Table, cache_rows: int, samples: int) -> int:
+    """Memory of a GPU for so many cached rows of a table, and those that a batch has besides."""
+    slots = cache_slots(cache_rows)
+    slot = table.row_bytes + FLOAT_bytes * state_width(table) + SLOT_bytes
+    return (slots + max(overflow_slots(slots), batch_rows(table, samples))) * slot
+
+
+def choose_cached(tables: Sequence[Table], room_bytes: int, samples: int) -> dict[str, int]:
+    """How many rows to cache of each table that stays in host memory; empty where all tables fit into the room.
+
+    The smallest tables are on the GPU whole: a sample reads as many rows of them as of large ones, so a byte of them is
+    read more often. The others share what is left, in proportion to their sizes. Managed tables are always whole.
+    """
+    if sum(map(table_bytes, tables)) <= room_bytes:
+        return {}
+    whole = [table for table in tables if table.managed is not None]
+    lower = sorted((table for table in tables if table.managed is None), key=table_bytes)
+    least = {table.name: cached_bytes(table, 0, samples) for table in lower}
+    left = room_bytes - sum(map(table_bytes, whole)) - sum(least.values())
+    if left < 0:
+        need = format_bytes(room_bytes - left)
+        got = f"the tables need at least {need} of the GPU's memory with rows in host memory, and have"
+        raise TableMemoryError(f"{got} {format_bytes(room_bytes)}: want a larger `memory`, fewer tables, or the CPU")
+    while lower and table_bytes(lower[0]) <= left + least[lower[0].name]:
+        left -= table_bytes(lower[0]) - least[lower.pop(0).name]
+    total = sum(map(table_bytes, lower))
+    return {
+        table.name: _fill(table, least[table.name] + left * table_bytes(table) // total, samples) for table in lower
+    }
+
+
+def _fill(table: Table, room_bytes: int, samples: int) -> int:
+    """The most rows of a table whose cache takes so many bytes, as whole sets."""
+    low, high = 0, -(-table.rows // WAYS)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if cached_bytes(table, middle * WAYS, samples) <= room_bytes else (low, middle - 1)
+    return low * WAYS
+
+
+def free_of_device(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0]
+
+
+def move_to_device(model: nn.Module, device: str, memory_bytes: int | None, samples: int) -> nn.Module:
+    """Move a model, with the rows of tables that do not fit into a GPU's memory left in host memory.
+
+    `memory_bytes`: of the GPU, for tables; None: most of what is free. `samples`: of a batch.
+    """
+    where = torch.device(device)
+    modules = [module for module in model.modules() if isinstance(module, Embeddings)]
+    if where.type == "cuda":
+        room = int(USABLE * free_of_device(where)) if memory_bytes is None else memory_bytes
+        cached = choose_cached([table for module in modules for table in module.tables], room, samples)
+        for module in modules:
+            here = {table.name: cached[table.name] for table in module.tables if table.name in cached}
+            if here:
+                module.cache_on(where, here, samples)
+    return model.to(where)
+
+
+def describe_cached(model: nn.Module) -> str:
+    """Which tables are in host memory, and what is cached of them; empty where none is."""
+    pieces = [
+        piece
+        for module in model.modules()
+        if isinstance(module, Embeddings) and module.arena.cache is not None
+        for piece in module.arena.pieces
+        if piece.cache_rows is not None
+    ]
+    if not pieces:
+        return ""
+    names = ", ".join(piece.table.name for piece in pieces[:MOST_NAMES])
+    more = f" and {len(pieces) - MOST_NAMES} more" if len(pieces) > MOST_NAMES else ""
+    there = sum(table_bytes(piece.table) for piece in pieces)
+    here = sum(piece.slots * (piece.table.row_bytes + state_bytes(piece.table) + SLOT_bytes) for piece in pieces)
+    rows, cached = (sum(n) for n in zip(*((p.table.rows, p.cache_rows or 0) for p in pieces), strict=True))
+    share = format_percent(cached / rows)
+    return (
+        f"{names}{more} in {format_bytes(there)} of host memory; {share} of their rows cached in {format_bytes(here)}"
+    )

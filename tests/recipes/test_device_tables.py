@@ -1,0 +1,59 @@
+"""Which tables a GPU caches: within its memory, the smallest whole, and as many rows as there is room for."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rowwise import Embeddings, Managed, RowWiseAdagrad, Table
+from rowwise.errors import TableMemoryError
+from rowwise.quantity import format_percent
+from rowwise.recipes.device_tables import cached_bytes, choose_cached, describe_cached, move_to_device, table_bytes
+
+SIZES = st.lists(st.integers(1, 200_000), min_size=1, max_size=6)
+
+
+def make_tables(rows_T, dim=8):
+    return [Table(name=f"t{k}", rows=rows, dim=dim, optimizer=RowWiseAdagrad()) for k, rows in enumerate(rows_T)]
+
+
+def used_bytes(tables, cached, samples):
+    return sum(
+        cached_bytes(table, cached[table.name], samples) if table.name in cached else table_bytes(table)
+        for table in tables
+    )
+
+
+@given(rows_T=SIZES, share=st.floats(0.05, 1.2), samples=st.sampled_from([0, 1000]))
+def test_tables_fit_and_the_smallest_are_whole(rows_T, share, samples):
+    tables = make_tables(rows_T)
+    total = sum(map(table_bytes, tables))
+    room = int(share * total)
+    try:
+        cached = choose_cached(tables, room, samples)
+    except TableMemoryError:
+        assert sum(cached_bytes(table, 0, samples) for table in tables) > room
+        return
+    assert bool(cached) == (total > room)
+    assert used_bytes(tables, cached, samples) <= room
+    whole = [table_bytes(table) for table in tables if table.name not in cached]
+    assert max(whole, default=0) <= min((table_bytes(t) for t in tables if t.name in cached), default=total)
+    for name in cached:  # a set more of any table does not fit into its share of what is left
+        more = choose_cached(tables, int(room * 1.1), samples)
+        assert name not in more or more[name] >= cached[name]
+
+
+def test_a_managed_table_is_whole():
+    managed = Table(name="m", rows=50_000, dim=8, optimizer=RowWiseAdagrad(), managed=Managed())
+    tables = [managed, *make_tables([60_000])]
+    assert choose_cached(tables, 5_000_000, 0).keys() == {"t0"}
+    with pytest.raises(TableMemoryError, match=r"need at least .* want a larger `memory`"):
+        choose_cached(tables, 3_000_000, 0)
+
+
+def test_a_cpu_caches_nothing():
+    module = Embeddings(make_tables([100]))
+    assert move_to_device(module, "cpu", 1, 0) is module
+    assert describe_cached(module) == ""
+    module.cache_on("cpu", {"t0": 32}, samples=5)
+    shown = f"t0 in 3.6 kB of host memory; {format_percent(0.32)} of their rows cached in 51.7 kB"
+    assert describe_cached(module) == shown
