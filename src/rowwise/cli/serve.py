@@ -131,7 +131,7 @@ def serve(  # noqa: PLR0913 - one for each option
         ServerHost(task, bound, tell).run()
 
 
-class ServedVersions(NamedTuple):
+class VersionSource(NamedTuple):
     """A folder of this machine, and which of its versions to answer by."""
 
     folder: Path
@@ -141,7 +141,7 @@ class ServedVersions(NamedTuple):
 @contextmanager
 def open_versions(
     path: str, version: int | None, cache: Path | None, tell: "Callable[[str], None]"
-) -> "Iterator[ServedVersions]":
+) -> "Iterator[VersionSource]":
     """The versions of a folder, or those of a URL in the folder that they are copied to, until the block ends."""
     from rowwise.serve.follow_store import StoreFollower
     from rowwise.serve.package import find_version, read_traffic
@@ -151,7 +151,7 @@ def open_versions(
         folder = Path(path) if store is None else store.folder
         if store is not None and version is None:
             with StoreFollower(store, tell) as follower:
-                yield ServedVersions(folder, follower.read_traffic)
+                yield VersionSource(folder, follower.read_traffic)
             return
         if store is not None and version is not None:
             store.fetch(version)
@@ -161,7 +161,7 @@ def open_versions(
         def read(_in_use: "Collection[int]") -> Traffic:
             return read_traffic(folder) if follows else Traffic(first.number)
 
-        yield ServedVersions(folder, read)
+        yield VersionSource(folder, read)
 
 
 def make_row_tiers(version: Path, memory: str | None, redis: str | None, hit_rate: str | None = None) -> "RowTiers":
