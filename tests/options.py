@@ -250,6 +250,7 @@ NONSENSE = {
     "calibrate --seed": SEEDS,
     "calibrate --device": ("nope", "gpu", ""),
     "calibrate --transport": ("nope", ""),
+    "calibrate --save": ("x", "http://x/a.json", "s3://", ".json", ""),
     "calibrate --name": ("",),
     "compress recipe": NO_RECIPE,
     "compress --set": CHANGES,
