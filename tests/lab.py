@@ -74,7 +74,7 @@ class Lab:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             self._stack = stack
-            fabric = self._hold("fabric", None)
+            fabric = self._fabric = self._hold("fabric", None)
             self._configure(fabric, ["link add core type bridge", "link set core up"])
             for rack, count in enumerate(self.racks):
                 self._add_rack(fabric, rack)
@@ -87,7 +87,10 @@ class Lab:
         self._stack.close()
 
     def run(self, function: Callable[..., Any], *args: Any, order: Sequence[int] = (), limit_s: float = 100.0) -> list:
-        """`function(rank, *args)` on each host, in rank order; rank k is on host `order[k]`. It must be importable."""
+        """`function(rank, *args)` on each host, in rank order; rank k is on host `order[k]`.
+
+        It must be importable. The result of a rank that was killed is None.
+        """
         order = tuple(order) or tuple(range(len(self.hosts)))
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["__main__", *PRELOADED])
@@ -107,9 +110,16 @@ class Lab:
                 assert ready, f"rank {', '.join(map(str, left.values()))} has not ended in {limit_s} s"
                 for answer in ready:
                     rank = left.pop(answer)
-                    fine, results[rank] = answer.recv()
+                    try:
+                        fine, results[rank] = answer.recv()
+                    except EOFError:
+                        fine, results[rank] = True, None
                     assert fine, f"rank {rank}: {results[rank]}"
         return [results[rank] for rank in range(len(order))]
+
+    def cable(self, host: int, state: str) -> None:
+        """Pull the cable of a host, or plug it in again; `state`: down or up."""
+        self._configure(self._fabric, [f"link set port{host} {state}"])
 
     def _hold(self, name: str, inside: int | None) -> int:
         """A process in namespaces of its own; without root, in the user namespace of the process `inside`."""

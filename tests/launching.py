@@ -42,11 +42,12 @@ def rowwise(folder, *args, timeout=120, environment=None):
 
 
 @contextmanager
-def started(folder, *args, program=("-m", "rowwise")):
+def started(folder, *args, program=("-m", "rowwise"), environment=None):
     """A process that runs; killed at the end, if it has not ended."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     command = [*PYTHON, *program, *args]
-    with subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, start_new_session=True, **pipes) as process:
+    environment = ENVIRONMENT | (environment or {})
+    with subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **pipes) as process:
         try:
             yield process
         finally:

@@ -178,6 +178,7 @@ NONSENSE = {
     "export --side": ("nope.parquet:user", "{rows}", "{rows}:nope", "{rows}:", "{fifo}:user", "{folder}:user", ":", ""),
     "export --items": ("nope.parquet", "{rows}", "{fifo}", "{folder}", ""),
     "export --recall": ("0", "-1", "1.5", "nan", "x", "", "0.5"),
+    "export --cache": ("{rows}", "{folder}", ""),  # without a URL
     "export --which": ("x", "step-x", "step-999", ""),
     "versions folder": NO_RUN,
     "versions --current": ("99", *COUNTS),
@@ -185,6 +186,7 @@ NONSENSE = {
     "serve folder": NO_RUN,
     "serve --version": ("99", *COUNTS),
     "serve --workers": ("1025", *COUNTS),
+    "serve --cache": ("{rows}", "{folder}", ""),  # without a URL
     "serve --record": ("{rows}", "{fifo}"),
     "serve --record-share": ("0", "101%", "x", ""),  # all without --record
     "audit folder": NO_RUN,
@@ -248,6 +250,7 @@ NONSENSE = {
     "calibrate --seed": SEEDS,
     "calibrate --device": ("nope", "gpu", ""),
     "calibrate --transport": ("nope", ""),
+    "calibrate --save": ("x", "http://x/a.json", "s3://", ".json", ""),
     "calibrate --name": ("",),
     "compress recipe": NO_RECIPE,
     "compress --set": CHANGES,

@@ -12,8 +12,9 @@ from launching import started, wait_for
 
 
 @contextmanager
-def server(models, *options):
-    with started(models.parent, "serve", str(models), "--port", "0", "--workers", "2", *options) as process:
+def server(models, *options, folder=None, environment=None):
+    args = ("serve", str(models), "--port", "0", "--workers", "2", *options)
+    with started(folder or models.parent, *args, environment=environment) as process:
         line = process.stdout.readline()
         assert " at http://" in line, process.stderr.read()
         yield urlsplit(line.split(" at ")[1]).netloc, process

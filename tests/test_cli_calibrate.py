@@ -77,7 +77,7 @@ def test_a_folder_that_was_measured_otherwise_is_refused(refused, tmp_path):
 def test_help_has_examples():
     done = rowwise_cli("calibrate", "--help")
     assert done.returncode == 0
-    assert done.stdout.count("Example: rowwise calibrate") == 2
+    assert done.stdout.count("Example: rowwise calibrate") == 3
     assert "torch" not in done.stderr
 
 

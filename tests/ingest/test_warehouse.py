@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -15,9 +16,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from pyarrow import parquet as pq
+from storage.stores import FAULTS, MemoryStorage, connect, s3_server
 
-from rowwise.errors import DataError, SpecError
+from rowwise.errors import DataError, SpecError, StorageError
 from rowwise.ingest.frames import FrameReader
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.warehouse.convert import convert
@@ -25,6 +28,7 @@ from rowwise.ingest.warehouse.flatten import split_by_key
 from rowwise.ingest.warehouse.journal import ConversionRequest, Journal, SourceSurvey, WarehouseFile
 from rowwise.ingest.warehouse.layout import WarehouseLayout
 from rowwise.ingest.warehouse.popularity import log_use, popularity
+from rowwise.storage.folder import StorageFolder
 
 
 def rows_of(place, columns=None):
@@ -306,6 +310,82 @@ def test_stopped_at_every_step(name, tmp_path):
         break
     assert digest(tmp_path / "w") == digest(tmp_path / "whole")
     assert convert(reader, tmp_path / "w", how).was_done
+
+
+class Counting(MemoryStorage):
+    """Objects in a dict, the last writes of which fail."""
+
+    left = 10**9
+
+    def write(self, name, pieces, size_bytes):
+        self.left -= 1
+        if self.left < 0:
+            raise StorageError("the connection is gone")
+        super().write(name, pieces, size_bytes)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_stored_warehouse_has_the_bytes_of_a_local_one_after_any_number_of_kills(name, tmp_path, monkeypatch):
+    how = WarehouseLayout(**{k: tuple(v) if isinstance(v, list) else v for k, v in LAYOUTS[name].items()})
+    reader, storage = FrameReader(log(6000), split_rows=2000), Counting()
+    convert(reader, tmp_path / "whole", how)
+    monkeypatch.setattr("rowwise.ingest.warehouse.convert.parse_folder", lambda _: StorageFolder(storage, "w"))
+    attempts = 0
+    while True:
+        attempts, storage.left = attempts + 1, 5
+        try:
+            convert(reader, "s3://bucket/w", how)
+            break
+        except StorageError:
+            assert "w/_rowwise/warehouse.json" not in storage.objects
+            assert "w/_rowwise/journal.jsonl" in storage.objects
+    assert attempts > 1
+    whole = {
+        path.relative_to(tmp_path / "whole").as_posix(): path.read_bytes()
+        for path in (tmp_path / "whole").rglob("*")
+        if path.is_file() and path.name != "lock"
+    }
+    assert {key.removeprefix("w/"): value for key, value in storage.objects.items()} == whole
+    storage.left = 10**9
+    assert convert(reader, "s3://bucket/w", how).was_done
+    with pytest.raises(DataError, match=r"memory/w: holds a warehouse made with other options \(group_rows\)"):
+        convert(reader, "s3://bucket/w", structs.replace(how, group_rows=999))
+    storage.objects = {"w/other": b""}
+    with pytest.raises(DataError, match="memory/w: has objects and is not a warehouse: want a new URL"):
+        convert(reader, "s3://bucket/w", how)
+
+
+@pytest.mark.slow
+def test_a_conversion_to_a_store_that_is_killed_leaves_nothing_that_is_read(tmp_path, monkeypatch):
+    source, how = tmp_path / "a.parquet", json.dumps({**LAYOUTS["folders"], "group_rows": 500})
+    pq.write_table(log(60_000), source, row_group_size=7000)
+    subprocess.run([sys.executable, "-c", SCRIPT, source, tmp_path / "whole", how], check=True)
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    draw, killed = random.Random(seed), 0
+    # What pyarrow reads by is a server of the same objects without faults: it does not repeat requests that get 429.
+    with s3_server(tmp_path / "s3", **FAULTS) as server, s3_server(tmp_path / "s3") as quiet:
+        keys = {"AWS_ACCESS_KEY_ID": "key-1", "AWS_SECRET_ACCESS_KEY": "secret-2", "AWS_REGION": "us-east-1"}
+        for key, value in {**keys, "AWS_ENDPOINT_URL": quiet.endpoint}.items():
+            monkeypatch.setenv(key, value)
+        command = [sys.executable, "-c", SCRIPT, str(source), "s3://bucket/w", how]
+        environment = {**os.environ, "AWS_ENDPOINT_URL": server.endpoint}
+        place = StorageFolder(connect(server.endpoint), "w")
+        for _ in range(6):
+            with subprocess.Popen(command, env=environment) as process:
+                time.sleep(draw.uniform(0.8, 3))
+                process.kill()
+            names = place.relative_names()
+            if names and "_rowwise/warehouse.json" not in names:
+                killed += 1
+                with pytest.raises(DataError, match="w: its conversion is unfinished: want the same"):
+                    ParquetReader("s3://bucket/w")
+        subprocess.run(command, env=environment, check=True)
+        names = [name for name in place.relative_names() if name.endswith(".parquet")]
+        found = [(name, hashlib.sha256(place.storage.read(place.inside(name))).hexdigest()) for name in names]
+        assert found == digest(tmp_path / "whole")
+        assert rows_of("s3://bucket/w").equals(rows_of(tmp_path / "whole"))
+    print("killed in the middle", killed)
 
 
 def test_changes_are_refused(tmp_path):

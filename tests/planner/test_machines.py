@@ -7,10 +7,13 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from storage.stores import connect, s3_server
 
 from rowwise import SpecError, Topology
+from rowwise.cli.calibrate import check_place, save_profile
 from rowwise.perf.hardware import PRESETS, hardware_named
 from rowwise.planner.machines import machine_named, parse_size
+from rowwise.recipes.sharding import load_hardware
 
 
 @given(hosts=st.integers(1, 99), devices=st.integers(1, 99), preset=st.sampled_from(PRESETS))
@@ -48,6 +51,31 @@ def test_files(tmp_path, monkeypatch):
     assert machine_named("2x8xmine.json") == machine_named("2x8xzionex")
     (tmp_path / "8xa.json").write_text('{"topology": {"devices": 5}, "hardware": "cpu"}')
     assert machine_named("8xa.json") == machine_named("5xcpu")  # a file of that name
+
+
+def test_files_of_a_store(tmp_path, monkeypatch):
+    with s3_server(tmp_path / "s3") as server:
+        place = connect(server.endpoint)
+        monkeypatch.setattr("rowwise.storage.folder._open_bucket", lambda url, patience: place)
+        zionex = hardware_named("zionex").to_json().encode()
+        place.write("day=3/mine.json", lambda: [zionex], len(zionex))
+        place.create("a.json", b'{"topology": {"hosts": 2, "devices": 8}, "hardware": "zionex"}')
+        place.create("broken.json", b"{")
+        assert machine_named("s3://bucket/a.json") == machine_named("2x8xzionex")
+        assert machine_named("2x8xs3://bucket/day=3/mine.json") == machine_named("2x8xzionex")
+        assert machine_named("8xs3://bucket/day=3/mine.json:device=1GB") == machine_named("8xzionex:device=1GB")
+        assert load_hardware("s3://bucket/day=3/mine.json") == hardware_named("zionex")
+        with pytest.raises(FileNotFoundError, match=r"s3://bucket/none\.json"):
+            machine_named("s3://bucket/none.json")
+        with pytest.raises(
+            SpecError, match=r"hardware: s3://bucket/none\.json: no such file: want a preset, a profile"
+        ):
+            load_hardware("s3://bucket/none.json")
+        with pytest.raises(SpecError, match=r"s3://bucket/broken\.json: not JSON"):
+            machine_named("s3://bucket/broken.json")
+        check_place("s3://bucket/machines/b.json")
+        save_profile("s3://bucket/machines/b.json", zionex.decode())
+        assert machine_named("4xs3://bucket/machines/b.json") == machine_named("4xzionex")
 
 
 @pytest.mark.parametrize(

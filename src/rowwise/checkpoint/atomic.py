@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rowwise.checkpoint.write import PART
-from rowwise.errors import CheckpointError
+from rowwise.errors import CheckpointError, RowwiseError
 from rowwise.textfile import sync
 
 
@@ -30,7 +30,7 @@ def atomic_output(out: Path) -> Iterator[Path]:
         sync(out.parent)
         done = True
     except OSError as error:
-        if isinstance(error, CheckpointError):
+        if isinstance(error, RowwiseError):
             raise
         raise CheckpointError(f"{out} was not written: {error.strerror or error}; want another place") from error
     finally:

@@ -20,6 +20,8 @@ from rowwise.cli.environment import CommandEnvironment
 from rowwise.cli.progress import fraction_bar
 from rowwise.cli.terminal import make_terminal
 from rowwise.errors import PeerError, SpecError
+from rowwise.inside import fault_of_name
+from rowwise.storage.folder import as_storage, parse_folder
 from rowwise.textfile import printable
 from rowwise.value import MOST_THREADS
 
@@ -59,6 +61,9 @@ def calibrate(  # noqa: PLR0913 - one for each option
     name: Annotated[
         str | None, typer.Option(help="Name of the machine in the profile (default: its hostname).")
     ] = None,
+    save: Annotated[
+        str | None, typer.Option(metavar="URL", help="Write the profile here, too: a URL or path that ends in .json.")
+    ] = None,
 ) -> None:
     """Measure lookups, updates and exchanges on this machine, and fit a profile that predicts their cost.
 
@@ -67,6 +72,8 @@ def calibrate(  # noqa: PLR0913 - one for each option
     continues after it was stopped or killed.
 
     Example: rowwise calibrate --minutes 10 --tables tables.csv
+
+    Example: rowwise calibrate --save s3://models/machines/big-host.json
 
     Example: rowwise calibrate big-host --nproc 8 --threads 4 --minutes 30 --name big-host
     """
@@ -79,6 +86,8 @@ def calibrate(  # noqa: PLR0913 - one for each option
     environment: CommandEnvironment = ctx.obj
     if environment.torchrun is not None:
         raise SpecError("rowwise calibrate starts its own ranks: want it without torchrun")
+    if save is not None:
+        check_place(save)
     spec = _make_spec(nproc, threads, device, transport, seed)
     if tables is not None:
         spec = _add_tables(spec, tables, dim)
@@ -94,7 +103,7 @@ def calibrate(  # noqa: PLR0913 - one for each option
     try:
         with _show_progress(console, "measuring") as report:
             _measure(spec, measurements, minutes, report)
-        _fit(spec, measurements, name or os.uname().nodename, console)
+        _fit(spec, measurements, name or os.uname().nodename, save, console)
     except KeyboardInterrupt:
         console.print(f"measurements are in {folder}; the same command continues", markup=False, soft_wrap=True)
         raise
@@ -167,7 +176,22 @@ def _measure(spec: "MeasurementSpec", folder: "MeasurementFolder", minutes: floa
         raise PeerError(f"{failed.line}; measurements are in {folder.path}: the same command continues") from None
 
 
-def _fit(spec: "MeasurementSpec", folder: "MeasurementFolder", name: str, console: Console) -> None:
+def check_place(save: str) -> None:
+    """Raise for a place that cannot be written to now, and not after minutes of measuring."""
+    folder, _, name = save.rpartition("/")
+    if not name.endswith(".json") or fault_of_name(name):
+        raise SpecError(f"--save {save}: want a URL or path that ends in .json, such as s3://models/machines/a.json")
+    place = as_storage(parse_folder(folder or "."))
+    place.storage.list(f"{place.inside(name)}/")  # one request, which fails where the others will
+
+
+def save_profile(save: str, profile: str) -> None:
+    folder, _, name = save.rpartition("/")
+    place, content = as_storage(parse_folder(folder or ".")), profile.encode()
+    place.storage.write(place.inside(name), lambda: [content], len(content))
+
+
+def _fit(spec: "MeasurementSpec", folder: "MeasurementFolder", name: str, save: str | None, console: Console) -> None:
     from rowwise.calibrate.fit import fit_profile
     from rowwise.calibrate.samples import LinkSample
     from rowwise.calibrate.train_exchange import FEWEST
@@ -188,7 +212,10 @@ def _fit(spec: "MeasurementSpec", folder: "MeasurementFolder", name: str, consol
     for file, text in texts.items():
         write_atomically(folder.path / file, text)
         console.print(f"wrote   {folder.path / file}", markup=False, soft_wrap=True)
-    command = f"rowwise plan --tables FILE --topology {spec.world}x{profile}"
+    if save is not None:
+        save_profile(save, texts[profile.name])
+        console.print(f"wrote   {save}", markup=False, soft_wrap=True)
+    command = f"rowwise plan --tables FILE --topology {spec.world}x{save or profile}"
     console.print(f"use it  {command}", markup=False, soft_wrap=True)
 
 

@@ -33,7 +33,9 @@ class Compression(StrEnum):
 
 def convert(  # noqa: PLR0913 - one for each option
     source: Annotated[str, typer.Argument(metavar="SRC", help="Parquet, CSV or TSV: a file, folder, pattern or URL.")],
-    dest: Annotated[Path, typer.Argument(metavar="DEST", help="A new folder, or that of an unfinished conversion.")],
+    dest: Annotated[
+        str, typer.Argument(metavar="DEST", help="A new folder or URL, or that of an unfinished conversion.")
+    ],
     columns: Annotated[
         str | None, typer.Option(help="Columns to keep, such as a,b,m.17 (key 17 of map column m) (default: all).")
     ] = None,
@@ -67,6 +69,8 @@ def convert(  # noqa: PLR0913 - one for each option
     Example: rowwise data convert clicks.csv clicks-warehouse
 
     Example: rowwise data convert logs/ warehouse/ --partition-by day --cluster-by session --sort-by time
+
+    Example: rowwise data convert logs/ s3://data/clicks --partition-by day
 
     Example: rowwise data convert warehouse/ smaller/ --columns label,user,ids.17 --memory 500MB
     """
@@ -118,8 +122,13 @@ def _open_source(source: str, types: dict[str, str]) -> "Reader":
     return CsvReader(source, types=types)
 
 
-def _check_folders(source: str, dest: Path) -> None:
-    source_folder, dest_folder = Path(source).absolute(), dest.absolute()
+def _check_folders(source: str, dest: str) -> None:
+    if "://" in source or "://" in dest:
+        one, other = f"{source.rstrip('/')}/", f"{dest.rstrip('/')}/"
+        if one.startswith(other) or other.startswith(one):
+            raise SpecError(f"{dest} is inside {source} or contains it: want another URL")
+        return
+    source_folder, dest_folder = Path(source).absolute(), Path(dest).absolute()
     if dest_folder == source_folder or source_folder in dest_folder.parents or dest_folder in source_folder.parents:
         raise SpecError(f"{dest} is inside {source} or contains it: want another folder")
 
@@ -160,7 +169,7 @@ def _read_popularity(file: str | None) -> dict[str, float] | None:
         raise DataError(f'--popularity {file}: {error}: want JSON such as {{"price": 12, "user": 7}}') from error
 
 
-def _show(summary: "ConversionSummary", dest: Path, layout: "WarehouseLayout") -> None:
+def _show(summary: "ConversionSummary", dest: str, layout: "WarehouseLayout") -> None:
     console = make_terminal(stderr=True)
     if summary.was_done:
         console.print(f"{dest} is complete; there was nothing to do", markup=False, soft_wrap=True)

@@ -10,6 +10,7 @@ from rich.table import Table
 from rowwise.cli.code import warn_of_run_code
 from rowwise.cli.console import show_warning
 from rowwise.cli.progress import splits_bar
+from rowwise.cli.stored import open_store
 from rowwise.cli.terminal import make_terminal, print_json, print_line
 from rowwise.errors import SpecError
 from rowwise.quantity import format_bytes
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from rowwise.serve.traffic import Canary, Traffic
 
 SHOWN = ("ne", "auc", "loss")  # of test metrics
-ServedFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that is served.")]
+ServedFolder = Annotated[str, typer.Argument(metavar="DIR|URL", help="The folder or URL that is served.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
@@ -53,13 +54,18 @@ def export(  # noqa: PLR0913 - one for each option
     full: Annotated[
         bool, typer.Option("--full", help="Write all rows, also where the newest version has most of them.")
     ] = False,
+    cache: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Keep the newest version of a URL here (default: it is read again)."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a run as the next version of a model in a folder, and make it the current one.
 
     Where few rows differ from those of the newest version, these alone are written, beside hard links to its files.
     A version has the weights without optimizer state, the transforms, and rows with their logits, by which a server
-    checks that it computes the same. It needs neither the run nor its data.
+    checks that it computes the same. It needs neither the run nor its data. At a URL it
+    appears when all of it is there.
 
     Example: rowwise export runs/dlrm-synthetic/1 served/
 
@@ -68,6 +74,8 @@ def export(  # noqa: PLR0913 - one for each option
     Example: rowwise export runs/dlrm-synthetic/1 served/ --side items.parquet:item
 
     Example: rowwise export runs/dlrm-synthetic/1 served/ --follow
+
+    Example: rowwise export runs/dlrm-synthetic/1 s3://models/clicks
 
     Example: rowwise export runs/towers/1 served/ --items items.parquet --recall 0.999
     """
@@ -85,15 +93,26 @@ def export(  # noqa: PLR0913 - one for each option
     warn_of_run_code(run)
     console = make_terminal(stderr=True)
     warn = partial(show_warning, console)
-    if follow:
-        for written in follow_run(run, folder, rows=rows, sides=side or (), items=options, full=full, warn=warn):
-            _show_version(written, [], as_json=as_json)
-        return
-    with splits_bar(console, "writing") as tell:
-        written = write_version(
-            run, folder, which=which, rows=rows, sides=side or (), items=options, full=full, tell=tell, warn=warn
-        )
-    _show_version(written, row_type_cost(run, written.folder, which) if explain else [], as_json=as_json)
+    with open_store(folder, cache) as store:
+        here, after = (Path(folder), 0) if store is None else (store.folder, store.begin_export(full=full))
+        if follow:
+            for written in follow_run(
+                run, here, rows=rows, sides=side or (), items=options, full=full, after=after, warn=warn
+            ):
+                if store is not None:
+                    store.send(written.folder.number)
+                    store.keep({written.folder.number})
+                _show_version(written, folder, [], as_json=as_json)
+            return
+        with splits_bar(console, "writing") as tell:
+            written = write_version(
+                run, here, which=which, rows=rows, sides=side or (), items=options, full=full, after=after,
+                tell=tell, warn=warn,
+            )  # fmt: skip
+        if store is not None:
+            store.send(written.folder.number)
+        costs = row_type_cost(run, written.folder, which) if explain else []
+    _show_version(written, folder, costs, as_json=as_json)
     if not as_json:
         print_line(f"serve it with: rowwise serve {folder}")
 
@@ -115,25 +134,34 @@ def versions(
     Example: rowwise versions served/ --canary 3=5%
 
     Example: rowwise versions served/ --current 3
+
+    Example: rowwise versions s3://models/clicks
     """
     from rowwise.serve.package import find_version, list_versions, read_traffic, version_folder, write_traffic
     from rowwise.serve.traffic import Traffic
 
-    if current is not None or canary is not None:
-        number = read_traffic(folder).current if current is None else current
-        write_traffic(folder, Traffic(number, None if canary is None else _parse_canary(canary)))
-    find_version(folder)
-    now = read_traffic(folder)
-    listed = [version_folder(folder, number) for number in list_versions(folder)]
+    with open_store(folder, None) as store:
+        here = Path(folder)
+        read = partial(read_traffic, here) if store is None else store.read_traffic
+        if current is not None or canary is not None:
+            number = read().current if current is None else current
+            traffic = Traffic(number, None if canary is None else _parse_canary(canary))
+            write_traffic(here, traffic) if store is None else store.write_traffic(traffic)
+        if store is None:
+            find_version(here)
+            digests = {number: version_folder(here, number).digest for number in list_versions(here)}
+        else:
+            digests = {number: store.read_list(number).digest for number in store.numbers()}
+        now = read()
     if as_json:
-        digests = [{"version": one.number, "digest": one.digest} for one in listed]
-        print_json({"current": now.current, "canary": now.canary, "versions": digests})
+        listed = [{"version": number, "digest": digest} for number, digest in digests.items()]
+        print_json({"current": now.current, "canary": now.canary, "versions": listed})
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("version", "", "digest"):
         table.add_column(name)
-    for one in listed:
-        table.add_row(str(one.number), _role(one.number, now), one.digest)
+    for number, digest in digests.items():
+        table.add_row(str(number), _role(number, now), digest)
     make_terminal().print(table, markup=False)
 
 
@@ -153,19 +181,20 @@ def _parse_canary(text: str) -> "Canary":
         raise SpecError(f"--canary {text}: want a version and its share of requests, such as 3=5%") from None
 
 
-def _show_version(written: "ExportedVersion", costs: "list[RowTypeCost]", *, as_json: bool) -> None:
+def _show_version(written: "ExportedVersion", folder: str, costs: "list[RowTypeCost]", *, as_json: bool) -> None:
     from msgspec import to_builtins
 
     from rowwise.recipes.export_items import describe_items
 
+    place = folder if "://" in folder else str(written.folder.path)
     if as_json:
         cost = {one.task: {"run": one.run, "version": one.version} for one in costs}
-        facts = {"version": written.folder.number, "path": str(written.folder.path), "digest": written.digest}
+        facts = {"version": written.folder.number, "path": place, "digest": written.digest}
         facts |= {"base": written.base, "retrieval": None if written.items is None else to_builtins(written.items)}
         print_json(facts | {"step": written.step, "size_bytes": written.size_bytes, "cost": cost})
         return
     size = format_bytes(written.size_bytes) + ("" if written.base is None else f" beside version {written.base}'s")
-    print_line(f"wrote {written.folder.path}: version {written.folder.number}, step {written.step}, {size}")
+    print_line(f"wrote {place}: version {written.folder.number}, step {written.step}, {size}")
     print_line(f"digest {written.digest}")
     for line in () if written.items is None else describe_items(written.items):
         print_line(line)

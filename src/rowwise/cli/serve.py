@@ -1,27 +1,35 @@
 """`rowwise serve`: answers requests for predictions over HTTP."""
 
 import os
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from rowwise.cli.stored import open_store
 from rowwise.cli.terminal import print_line
 from rowwise.errors import SpecError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
     from rowwise.serve.record import Recording
     from rowwise.serve.row_memory import RowMemory
     from rowwise.serve.row_tiers import RowTiers
+    from rowwise.serve.traffic import Traffic
 
+PATIENCE_s = 20.0  # with a store, before what there is goes on answering
 PACKAGES = ("starlette", "uvicorn", "prometheus_client")
 METRICS = "PROMETHEUS_MULTIPROC_DIR"  # a folder in which workers have their numbers
 
 
 def serve(  # noqa: PLR0913 - one for each option
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that rowwise export wrote, or a version.")],
+    folder: Annotated[
+        str, typer.Argument(metavar="DIR|URL", help="A folder or URL that rowwise export wrote to, or a version.")
+    ],
     version: Annotated[
         int | None,
         typer.Option(min=1, help="Serve this version, whatever becomes current (default: follow the folder)."),
@@ -58,17 +66,24 @@ def serve(  # noqa: PLR0913 - one for each option
         str | None,
         typer.Option(metavar="SHARE", help="Do not wait for rows where so many are cached; others are zeros."),
     ] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Copy versions of a URL to this folder (default: a temporary one)."),
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show where rows would be, and end.")] = False,
 ) -> None:
     """Answer requests for predictions over HTTP, with the bits that rowwise predict gives.
 
     Requests are JSON or Arrow. The server is ready when the rows that came with the version have come out right. When
     another version becomes the current one, it is loaded beside the old one, and requests move to it without a pause.
+    Versions of a URL are copied to this machine; while its store is away, the server goes on with those that it has.
     Opening a version runs the transforms and models that are in it: serve only what you trust.
 
     Example: rowwise serve served/
 
     Example: rowwise serve served/ --version 2 --workers 4 --host 0.0.0.0 --port 9000 --timeout 50
+
+    Example: rowwise serve s3://models/clicks --cache versions/
 
     Example: rowwise serve served/ --record records/ --record-share 1%
 
@@ -80,22 +95,21 @@ def serve(  # noqa: PLR0913 - one for each option
     from rowwise.scratch import Scratch
     from rowwise.serve.admission import ServiceLimits
     from rowwise.serve.host import HostTask, ServerHost, bind
-    from rowwise.serve.traffic import Traffic
 
     limits = ServiceLimits(rows_at_once=rows_at_once, timeout_s=timeout / 1000)
     if record is None and record_share is not None:
         raise SpecError(f"--record-share {record_share} without --record: want a folder to keep requests in")
     recording = None if record is None else _recording(record, record_share or "1%")
-    with bind(host, port) as bound, Scratch() as metrics:
+    tell = partial(print, flush=True)
+    with bind(host, port) as bound, Scratch() as metrics, open_versions(folder, version, cache, tell) as versions:
         os.environ[METRICS] = str(metrics.path)  # noqa: TID251 - prometheus_client reads it when it is loaded
         from rowwise.recipes.served import check_digest, load_rows, open_version, read_model
-        from rowwise.serve.package import find_version, read_traffic
+        from rowwise.serve.package import find_version
         from rowwise.serve.worker import WorkerTask, run_worker
 
-        first = find_version(folder, version)
+        first = find_version(versions.folder, version)
         check_digest(first, expect)
         served = read_model(first.path)
-        follows = version is None and first.path != folder
         tiers = make_row_tiers(first.path, memory, redis, hit_rate)
         if explain:
             _explain(tiers.layout)
@@ -105,16 +119,49 @@ def serve(  # noqa: PLR0913 - one for each option
                 print_line(f"this version runs {code}: make sure that you trust it")
         task = HostTask(
             name=served.name,
-            read_traffic=partial(read_traffic, folder) if follows else partial(Traffic, first.number),
-            load_rows=partial(load_rows, folder, expect, tiers),
+            read_traffic=versions.read_traffic,
+            load_rows=partial(load_rows, versions.folder, expect, tiers),
             run_worker=partial(
-                run_worker, WorkerTask(partial(open_version, folder, expect, tiers=tiers), limits, recording)
+                run_worker, WorkerTask(partial(open_version, versions.folder, expect, tiers=tiers), limits, recording)
             ),
             workers=workers or len(os.sched_getaffinity(0)),
             preload=("rowwise.recipes.served", "rowwise.serve.worker"),
             metrics=metrics.path,
         )
-        ServerHost(task, bound, lambda line: print(line, flush=True)).run()
+        ServerHost(task, bound, tell).run()
+
+
+class VersionSource(NamedTuple):
+    """A folder of this machine, and which of its versions to answer by."""
+
+    folder: Path
+    read_traffic: "Callable[[Collection[int]], Traffic]"
+
+
+@contextmanager
+def open_versions(
+    path: str, version: int | None, cache: Path | None, tell: "Callable[[str], None]"
+) -> "Iterator[VersionSource]":
+    """The versions of a folder, or those of a URL in the folder that they are copied to, until the block ends."""
+    from rowwise.serve.follow_store import StoreFollower
+    from rowwise.serve.package import find_version, read_traffic
+    from rowwise.serve.traffic import Traffic
+
+    with open_store(path, cache, PATIENCE_s) as store:
+        folder = Path(path) if store is None else store.folder
+        if store is not None and version is None:
+            with StoreFollower(store, tell) as follower:
+                yield VersionSource(folder, follower.read_traffic)
+            return
+        if store is not None and version is not None:
+            store.fetch(version)
+        first = find_version(folder, version)
+        follows = version is None and first.path != folder
+
+        def read(_in_use: "Collection[int]") -> Traffic:
+            return read_traffic(folder) if follows else Traffic(first.number)
+
+        yield VersionSource(folder, read)
 
 
 def make_row_tiers(version: Path, memory: str | None, redis: str | None, hit_rate: str | None = None) -> "RowTiers":

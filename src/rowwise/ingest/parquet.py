@@ -25,13 +25,12 @@ from rowwise.ingest.warehouse.footer import check_chunks, check_footer
 from rowwise.ingest.warehouse.image import SparseFile
 from rowwise.ingest.warehouse.ranges import GAP_BYTES, ReadCounters
 from rowwise.ingest.warehouse.statistics import RowGroup, groups_of
-from rowwise.ingest.warehouse.storage import FileStore, is_url
+from rowwise.ingest.warehouse.storage import FINISH, UNFINISHED, FileStore, is_url
 from rowwise.ingest.where import ColumnBounds, RowFilter
 
 ENDINGS = (".parquet", ".pq")
 FOOTER_THREADS = 8  # they mostly wait for a disk or a network
 STREAM_BYTES = 64 << 10  # buffer of each column in `pieces`
-UNFINISHED = Path("_rowwise") / "journal.jsonl"  # exists in a folder until `convert` has finished it
 
 
 @final
@@ -61,8 +60,7 @@ class ParquetReader:
         if gap_bytes < 0:
             raise DataError(f"gap_bytes={gap_bytes}: want 0 or more")
         if not is_url(path) and (Path(path) / UNFINISHED).exists():
-            want = "want the same `rowwise data convert` command again, to finish it"
-            raise DataError(f"{path}: its conversion is unfinished: {want}")
+            raise DataError(f"{path}: {FINISH}")
         self._store = FileStore(path, ENDINGS)
         self._where, self._gap_bytes, self._verify, self._threads = where or RowFilter(), gap_bytes, verify, threads
         first = self._store.files[0]

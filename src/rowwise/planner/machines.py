@@ -1,5 +1,7 @@
 """Machines by name: `8xa100-like` is a host of 8 devices, `16x8xzionex` are 16 such hosts; or a JSON file.
 
+A file is named by its path or URL.
+
 `8+8x8xzionex` are two groups of 8 hosts, each behind an uplink.
 
 Memory can be overridden after a colon: `8xa100-like:device=40GB,host=1.5TB`. Not supported: different devices in one
@@ -16,7 +18,8 @@ from msgspec import structs
 from rowwise.errors import SpecError
 from rowwise.perf.hardware import PRESETS, Hardware, Machine, hardware_named, read_hardware
 from rowwise.spec import Topology
-from rowwise.textfile import decode_json, read_bytes
+from rowwise.storage.folder import parse_folder, read_file
+from rowwise.textfile import MOST_BYTES, decode_json, read_bytes
 
 COUNTED = re.compile(r"(?:(?P<hosts>[0-9]{1,9}(?:\+[0-9]{1,9}){0,4095})x)?(?:(?P<devices>[0-9]{1,9})x)(?P<name>.+)")
 SIZE = re.compile(r"(?P<number>\d+\.?\d*|\.\d+)\s*(?P<unit>[kMGTP]?i?B?)", re.IGNORECASE)
@@ -24,7 +27,7 @@ POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 TIERS = {"device": "device_bytes", "host": "host_bytes", "disk": "disk_bytes"}
 WANT = (
     "want such as 8xa100-like, 16x8xzionex (16 hosts of 8), 8+8x8xzionex (in two groups),"
-    " 8xa100-like:device=40GB,host=1.5TB, or a JSON file"
+    " 8xa100-like:device=40GB,host=1.5TB, or a JSON file or its URL"
 )
 LARGEST = 1 << 60
 
@@ -32,12 +35,10 @@ LARGEST = 1 << 60
 def machine_named(text: str) -> Machine:
     """A machine by its name, or from its file."""
     name, colon, changes = text.rpartition(":")
-    if not colon or ("=" not in changes and changes):
+    if not colon or ("=" not in changes and changes) or changes.startswith("//"):  # the colon of a URL
         name, changes, colon = text, "", ""
     found = (
-        _read_machine(Path(name))
-        if name.endswith(".json") and not _counts_profile_devices(name)
-        else _parse_counted(name)
+        _read_machine(name) if name.endswith(".json") and not _counts_profile_devices(name) else _parse_counted(name)
     )
     if not colon:
         return found
@@ -65,7 +66,7 @@ def _counts_profile_devices(name: str) -> bool:
 def _parse_counted(name: str) -> Machine:
     found = COUNTED.fullmatch(name)
     hosts, devices, kind = (found["hosts"] or "1", found["devices"], found["name"]) if found else ("1", "1", name)
-    hardware = _read_profile(Path(kind)) if kind.endswith(".json") else _find_preset(kind, name)
+    hardware = _read_profile(kind) if kind.endswith(".json") else _find_preset(kind, name)
     sizes = tuple(map(int, hosts.split("+")))
     if min(sizes) < 1 or int(devices) < 1:
         raise SpecError(f"topology {name!r}: {hosts} hosts of {devices} devices: want at least one of each")
@@ -92,16 +93,17 @@ def _with_memory(hardware: Hardware, changes: str, text: str) -> Hardware:
     return structs.replace(hardware, **given)
 
 
-def _read_machine(path: Path) -> Machine:
+def _read_machine(path: str) -> Machine:
     """From a file {"topology": {...}, "hardware": {...} or the name of a preset}."""
     try:
-        found: Any = decode_json(read_bytes(path), object)
+        found: Any = decode_json(_read(path), object)
     except msgspec.DecodeError as error:
         raise SpecError(f"{path}: not JSON: {error}") from None
     want = 'want {"topology": {"hosts": 2, "devices": 8}, "hardware": {...} or the name of a preset}'
     if not isinstance(found, dict) or found.keys() != {"topology", "hardware"}:
         got = ", ".join(found) if isinstance(found, dict) else type(found).__name__
-        raise SpecError(f"{path}: {got or 'nothing'}: {want}; or 8x{path.name} if it is a hardware profile")
+        name = path.rpartition("/")[2]
+        raise SpecError(f"{path}: {got or 'nothing'}: {want}; or 8x{name} if it is a hardware profile")
     if isinstance(found["hardware"], str):
         found["hardware"] = _find_preset(found["hardware"], str(path))
     try:
@@ -112,8 +114,16 @@ def _read_machine(path: Path) -> Machine:
         raise SpecError(f"{path}: {error}") from None
 
 
-def _read_profile(path: Path) -> Hardware:
+def _read(path: str) -> bytes:
+    """A file by its path or URL."""
+    if "://" not in path:
+        return read_bytes(path)
+    folder, _, name = path.rpartition("/")
+    return read_file(parse_folder(folder), name, MOST_BYTES)
+
+
+def _read_profile(path: str) -> Hardware:
     try:
-        return read_hardware(read_bytes(path))
+        return read_hardware(_read(path))
     except SpecError as error:
         raise SpecError(f"{path}: {error}") from None

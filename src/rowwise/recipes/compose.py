@@ -174,13 +174,11 @@ def resolve(recipe: Recipe) -> ResolvedRecipe:
         threads = choose_threads(model, tables, len(columns.dense), train.batch, processor, available)
         train = structs.replace(train, threads=threads)
     paths = {"init_from": recipe.init_from, "plan": recipe.plan}
-    if recipe.init_from is not None and isinstance(parse_folder(recipe.init_from), StorageFolder):
-        del paths["init_from"]
     if recipe.hardware is not None and recipe.hardware.endswith(".json"):  # else it is a preset
         paths["hardware"] = recipe.hardware
     if recipe.network != PROBE:
         paths["network"] = recipe.network
-    absolute_paths = {name: path and str(Path(path).absolute()) for name, path in paths.items()}
+    absolute_paths = {name: path and _absolute(path) for name, path in paths.items()}
     _check_evaluation(recipe.evaluate, columns, model, validates=rows.valid is not None)
     changes = {
         "data": data,
@@ -192,6 +190,10 @@ def resolve(recipe: Recipe) -> ResolvedRecipe:
     }
     resolved = structs.replace(recipe, **changes, **absolute_paths)
     return ResolvedRecipe(recipe=resolved, rows=rows, transforms=loaded, notes=(*processor_notes, *notes))
+
+
+def _absolute(path: str) -> str:
+    return path if isinstance(parse_folder(path), StorageFolder) else str(Path(path).absolute())
 
 
 def make_model(resolved: ResolvedRecipe, *, on_meta: bool = False, reads: bool = True) -> nn.Module:

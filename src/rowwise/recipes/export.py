@@ -105,6 +105,7 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
     items: ItemOptions = ALL_ITEMS,
     like: VersionFolder | None = None,
     full: bool = False,
+    after: int = 0,
     tell: Tell | None = None,
     warn: Callable[[str], None] = print,
 ) -> ExportedVersion:
@@ -119,6 +120,7 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
         items: of two towers, which items the version has; their vectors are computed anew for each version.
         like: an earlier version of the run, whose golden rows, items, blocks of rows and statistics are taken over.
         full: write all rows; else those that the newest version in the folder lacks, if these are few.
+        after: a number that the version's is beyond, as another place has one of it.
         tell: called with the bytes done, and the total.
         warn: called with a line on blocks of rows that cost time.
     """
@@ -132,7 +134,7 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
     loaded = [load_side(side, sample.schema) for side in sides]
     known = list_versions(folder)
     base = version_folder(folder, known[-1]) if known and not full else None
-    version = version_folder(folder, next_version(folder))
+    version = version_folder(folder, next_version(folder, after))
     with ExitStack() as stack:
         unfinished = stack.enter_context(atomic_output(version.path))
         if isinstance(resolved.recipe.model, GraphConfig):
@@ -169,6 +171,7 @@ def follow(  # noqa: PLR0913 - those of `export`
     sides: Sequence[str] = (),
     items: ItemOptions = ALL_ITEMS,
     full: bool = False,
+    after: int = 0,
     tell: Tell | None = None,
     warn: Callable[[str], None] = print,
 ) -> Iterator[ExportedVersion]:
@@ -188,6 +191,7 @@ def follow(  # noqa: PLR0913 - those of `export`
                     items=items,
                     like=like,
                     full=full,
+                    after=after,
                     tell=tell,
                     warn=warn,
                 )

@@ -11,7 +11,7 @@ former process, should it still live, copies no more.
 import os
 import secrets
 import threading
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import final
@@ -28,17 +28,16 @@ from rowwise.inside import fault_of_name
 from rowwise.quantity import format_bytes
 from rowwise.recipes.text import RECIPE, parse
 from rowwise.spec import Value
-from rowwise.storage.folder import Folder, StorageFolder, as_storage, open_range, parse_folder, read_file
-from rowwise.storage.interface import ObjectExistsError, Piece
+from rowwise.storage.folder import Folder, StorageFolder, as_storage, parse_folder, read_file, read_pieces
+from rowwise.storage.interface import ObjectExistsError
 from rowwise.storage.local import LocalStorage
-from rowwise.textfile import MOST_BYTES, decode_json, open_regular
+from rowwise.textfile import MOST_BYTES, decode_json
 from rowwise.train.run_folder import UNBEGUN, RunFolder, now
 from rowwise.train.saved import CheckpointFolder
 
 RESULT, OWNER = "result.json", "mirror.json"  # in the mirror, and in the folder of the run
 NOT_COPIED = ("ckpt", "disk", OWNER)  # of the run's folder; checkpoints are copied by themselves
 LOOK_s, FILES_s = 0.25, 30.0  # between two looks at the folder, and two copies of small files
-PIECE_bytes = 4 << 20
 
 
 class MirrorOwner(Value, frozen=True):
@@ -197,13 +196,8 @@ class RunMirror:
             return
         size_bytes = state[0]
 
-        def pieces() -> Iterator[Piece]:  # what is appended meanwhile is left for the next time
-            with open_regular(self._run.path / name, links=False) as file:
-                left = size_bytes
-                while left and (piece := file.read(min(PIECE_bytes, left))):
-                    left -= len(piece)
-                    yield piece
-
+        path = self._run.path / name  # what is appended meanwhile is left for the next time
+        pieces = partial(read_pieces, path.parent, path.name, size_bytes)
         self.place.storage.write(self.place.inside(name), pieces, size_bytes)
         self._copied[name] = state
 
@@ -289,13 +283,7 @@ def _fetch_files(place: StorageFolder, local: LocalStorage) -> None:
         if name.partition("/")[0] in (*NOT_COPIED, RECIPE):
             continue
 
-        def pieces(name: str = name, size_bytes: int = one.size_bytes) -> Iterator[Piece]:
-            with open_range(place, name, 0, size_bytes) as source:
-                piece = memoryview(bytearray(PIECE_bytes))
-                while count := source.readinto(piece):
-                    yield piece[:count]
-
-        local.write(name, pieces, one.size_bytes)
+        local.write(name, partial(read_pieces, place, name, one.size_bytes), one.size_bytes)
 
 
 def _checkpoints_by_step(place: Folder) -> dict[int, Folder]:

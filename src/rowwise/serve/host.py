@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -71,7 +71,7 @@ class HostTask(NamedTuple):
     """What a server serves, and how."""
 
     name: str  # of the model
-    read_traffic: Callable[[], Traffic]
+    read_traffic: Callable[[Collection[int]], Traffic]  # given the versions that are in use
     load_rows: LoadRowsOf
     run_worker: Callable[[int, Connection, socket.socket], None]  # the main function of a process
     workers: int
@@ -155,7 +155,7 @@ class ServerHost:
     def _look(self) -> None:
         """Read the folder, and replace workers."""
         try:
-            traffic = self._task.read_traffic()
+            traffic = self._task.read_traffic(self._in_use())
         except CheckpointError as error:
             if self._versions.wanted is None:
                 raise
@@ -169,6 +169,10 @@ class ServerHost:
         for number in [number for number, at_s in self._ended.items() if at_s <= now_s]:
             del self._ended[number]
             self._start_worker()
+
+    def _in_use(self) -> set[int]:
+        loading = set() if self._loader is None else {self._loader.version}
+        return {*self._rows, *loading, *(self._versions.wanted.versions if self._versions.wanted else ())}
 
     def _wait(self) -> None:
         """Take what processes have sent, or wait a little."""

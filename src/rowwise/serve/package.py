@@ -83,8 +83,9 @@ def list_versions(folder: Path) -> list[int]:
     return sorted(int(name) for name in names if len(name) == 6 and name.isdecimal())
 
 
-def next_version(folder: Path) -> int:
-    number = 1 + max(list_versions(folder), default=0)
+def next_version(folder: Path, after: int = 0) -> int:
+    """The number of a new version, which is beyond `after` too."""
+    number = 1 + max([after, *list_versions(folder)])
     if number > MOST_VERSION:
         raise CheckpointError(f"{folder} has version {MOST_VERSION}, the last number there is: want another folder")
     return number

@@ -14,11 +14,12 @@ from typing import BinaryIO, Protocol, Self, final
 
 from rowwise.errors import StorageError
 from rowwise.inside import fault_of_name, has_control, open_inside
-from rowwise.storage.cloud import CONCURRENCY, SCHEMES, CloudStorage, RANGE_bytes
-from rowwise.storage.interface import MissingObjectError, Storage, StoredObject
+from rowwise.storage.cloud import CONCURRENCY, SCHEMES, CloudStorage, Patience, RANGE_bytes
+from rowwise.storage.interface import MissingObjectError, Piece, Storage, StoredObject
 from rowwise.storage.local import LocalStorage
 from rowwise.textfile import read_bytes
 
+PIECE_bytes = 4 << 20
 URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.S)
 
 
@@ -56,8 +57,8 @@ class StorageFolder:
 Folder = Path | StorageFolder
 
 
-def parse_folder(text: str) -> Folder:
-    """A folder by its path or URL."""
+def parse_folder(text: str, patience: Patience | None = None) -> Folder:
+    """A folder by its path or URL; `patience`: of requests to its store."""
     match = URL.fullmatch(text)
     if match is None:
         return Path(text)
@@ -73,7 +74,7 @@ def parse_folder(text: str) -> Folder:
     parts = path.strip("/").split("/") if path.strip("/") else []
     if not bucket or has_control(bucket) or any(fault_of_name(part) for part in parts):
         raise StorageError(f"{text[:200]}: want a URL such as {scheme}://bucket/folder")
-    return StorageFolder(_open_bucket(f"{scheme}://{bucket}"), "/".join(parts))
+    return StorageFolder(_open_bucket(f"{scheme}://{bucket}", patience), "/".join(parts))
 
 
 def as_storage(folder: Folder) -> StorageFolder:
@@ -82,8 +83,8 @@ def as_storage(folder: Folder) -> StorageFolder:
 
 
 @lru_cache(maxsize=16)
-def _open_bucket(url: str) -> CloudStorage:
-    return CloudStorage(url)
+def _open_bucket(url: str, patience: Patience | None) -> CloudStorage:
+    return CloudStorage(url, patience)
 
 
 @final
@@ -189,6 +190,19 @@ def read_range(folder: Folder, name: str, begin: int, end: int) -> bytes:
         while at < len(content) and (count := file.readinto(content[at:])):
             at += count
     return bytes(content[:at])
+
+
+def read_pieces(folder: Folder, name: str, size_bytes: int) -> Iterator[Piece]:
+    """The first bytes of a file, in order; fewer if it ends before."""
+    left = size_bytes
+    with open_range(folder, name, 0, size_bytes) as file:
+        while left:
+            piece = memoryview(bytearray(min(PIECE_bytes, left)))
+            count = file.readinto(piece)
+            if not count:
+                return
+            left -= count
+            yield piece[:count]
 
 
 def size_of_file(folder: Folder, name: str) -> int:

@@ -1,12 +1,12 @@
 """Converts the rows of any reader to a warehouse, in one process, and resumes after a kill.
 
-See [Note: going on] in `journal.py` and [Note: runs] in `spill.py`. Known limits: one process; local disks only,
-because a file is put in place by a rename.
+See [Note: going on] in `journal.py` and [Note: runs] in `spill.py`. Known limit: one process.
 """
 
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import final
 
@@ -20,7 +20,10 @@ from rowwise.ingest.warehouse.layout import VERSION, FlattenedColumns, Warehouse
 from rowwise.ingest.warehouse.parts import RowQueue, UnitRows, WarehouseWriter
 from rowwise.ingest.warehouse.source import ConversionSource, ProgressCallback
 from rowwise.ingest.warehouse.spill import Spill, SpillRange, check_session
+from rowwise.ingest.warehouse.stored import StoredWarehouse
+from rowwise.scratch import Scratch
 from rowwise.spec import Value
+from rowwise.storage.folder import StorageFolder, parse_folder
 
 
 class ConversionSummary(Value, frozen=True):
@@ -48,27 +51,31 @@ def convert(
 
     Args:
         source: the rows; they must not change until the conversion is finished.
-        dest: a new or empty folder, or one with an unfinished conversion of the same source and layout.
+        dest: a new or empty folder or URL, or one with an unfinished conversion of the same source and layout.
         layout: how rows and columns are arranged.
         progress: called with the number of splits done, and of all.
         used: uses of each column, if the layout has no popularity; a resumed conversion keeps the uses it began with.
     """
     begin_s = time.perf_counter()
-    folder, rows = Path(dest), ConversionSource(source, layout)
+    rows = ConversionSource(source, layout)
     ordered = [name for name in (*layout.partition_by, layout.cluster_by, layout.sort_by) if name is not None]
     there = source.schema.names
     check_columns([n if n in there else n.partition(".")[0] for n in ordered], source.schema, rows.name)
-    journal = Journal(folder)
+    place = parse_folder(str(dest))
+    store = StoredWarehouse(place) if isinstance(place, StorageFolder) else None
     request = ConversionRequest(version=VERSION, source=rows.digest(), layout=layout)
-    with journal.lock():
+    with ExitStack() as stack:
+        folder = place if isinstance(place, Path) else stack.enter_context(Scratch()).path / "warehouse"
+        journal = Journal(folder, store)
+        stack.enter_context(journal.lock())
         manifest, resumed = journal.read_manifest(request), False
         was_done = manifest is not None
         if manifest is None:
             resumed = journal.begin_or_resume(request)
-            manifest = _Conversion(rows, folder, journal, progress or _silent).run(request, used or {})
+            manifest = _Conversion(rows, folder, store, journal, progress or _silent).run(request, used or {})
         # A killed process may have finished the manifest but not the cleaning.
         shutil.rmtree(journal.folder / "spill", ignore_errors=True)
-        (journal.folder / "journal.jsonl").unlink(missing_ok=True)
+        journal.clean()
     return ConversionSummary(
         rows=sum(part.rows for part in manifest.parts),
         columns=len(manifest.columns),
@@ -84,8 +91,15 @@ def convert(
 
 @final
 class _Conversion:
-    def __init__(self, source: ConversionSource, dest: Path, journal: Journal, progress: ProgressCallback) -> None:
-        self._source, self._dest, self._journal, self._progress = source, dest, journal, progress
+    def __init__(
+        self,
+        source: ConversionSource,
+        dest: Path,
+        store: StoredWarehouse | None,
+        journal: Journal,
+        progress: ProgressCallback,
+    ) -> None:
+        self._source, self._dest, self._store, self._journal, self._progress = source, dest, store, journal, progress
         self._layout = source.layout
 
     def run(self, request: ConversionRequest, used: Mapping[str, float]) -> WarehouseManifest:
@@ -100,7 +114,7 @@ class _Conversion:
         self._layout.check_columns(len(flat.names))
         inside = tuple(name for name in flat.names if name not in self._layout.partition_by)
         columns = order_by_popularity(inside, survey.popularity)
-        writer = WarehouseWriter(self._dest, self._layout, columns, survey.popularity)
+        writer = WarehouseWriter(self._dest, self._layout, columns, survey.popularity, self._store)
         writer.set_partition_types({n: _folder_type(empty.schema.field(n).type) for n in self._layout.partition_by})
         if self._layout.spills:
             self._write_spilled(flat, writer)

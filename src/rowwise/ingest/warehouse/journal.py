@@ -17,6 +17,7 @@ import msgspec
 
 from rowwise.errors import DataError
 from rowwise.ingest.warehouse.layout import Key, WarehouseLayout
+from rowwise.ingest.warehouse.stored import StoredWarehouse
 from rowwise.inside import fault_of_name, has_no_link
 from rowwise.spec import Value
 from rowwise.textfile import append, decode_json, open_regular, read_bytes, refuse_links
@@ -64,11 +65,17 @@ class WarehouseManifest(Value, frozen=True):
 
 @final
 class Journal:
-    """The journal and manifest of a warehouse, in a folder inside it that readers skip."""
+    """The journal and manifest of a warehouse, in a folder inside it that readers skip.
 
-    def __init__(self, dest: Path) -> None:
+    Args:
+        dest: the folder of the warehouse, or one in which the files of a stored one are made.
+        store: where the warehouse is, if that is no folder.
+    """
+
+    def __init__(self, dest: Path, store: StoredWarehouse | None = None) -> None:
         self.folder = dest / FOLDER
-        self._dest = dest
+        self._dest, self._store = dest, store
+        self._shown = str(dest if store is None else store.place)
         self._path, self._manifest = self.folder / "journal.jsonl", self.folder / "warehouse.json"
         self.survey: SourceSurvey | None = None
         self.parts: list[WarehouseFile] = []
@@ -85,34 +92,39 @@ class Journal:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise DataError(f"{self._dest}: another process converts into it: want its end first") from None
+            if self._store is not None:
+                self._store.fetch(self.folder)
             yield
 
     def read_manifest(self, request: ConversionRequest) -> WarehouseManifest | None:
         """The manifest of a finished warehouse, checked against the request; None: not finished."""
         if not self._manifest.exists():
             return None
-        manifest = _decode_records(read_bytes(self._manifest), WarehouseManifest, str(self._manifest))
+        manifest = _decode_records(read_bytes(self._manifest), WarehouseManifest, self._name(self._manifest))
         self._check(manifest.asked, request, "holds a warehouse")
         return manifest
 
     def begin_or_resume(self, request: ConversionRequest) -> bool:
         """Write the request as the first line, or read the lines of an unfinished conversion; true for the latter."""
         if not self._path.exists():
+            if self._store is not None:
+                self._store.begin(f"{FOLDER}/{self._path.name}", _line(request))
             self._replace(self._path, _line(request))
             return False
-        data = read_bytes(self._path)
+        data, name = read_bytes(self._path), self._name(self._path)
         whole = data[: data.rfind(b"\n") + 1]
         lines = whole.splitlines()
-        there = _decode_records(lines[0] if lines else b"", ConversionRequest, f"{self._path}, line 1")
+        there = _decode_records(lines[0] if lines else b"", ConversionRequest, f"{name}, line 1")
         if there != request and len(lines) <= 2 and not (self.folder / "spill" / "0.json").exists():
             self._replace(self._path, _line(request))  # no row was written yet: the user corrects an option
+            self._send(self._path)
             return False
         self._check(there, request, "holds an unfinished conversion")
         if len(whole) < len(data):
             os.truncate(self._path, len(whole))
-        self.survey = _decode_records(lines[1], SourceSurvey, f"{self._path}, line 2") if len(lines) > 1 else None
+        self.survey = _decode_records(lines[1], SourceSurvey, f"{name}, line 2") if len(lines) > 1 else None
         self.parts = [
-            _decode_records(line, WarehouseFile, f"{self._path}, line {k}") for k, line in enumerate(lines[2:], start=3)
+            _decode_records(line, WarehouseFile, f"{name}, line {k}") for k, line in enumerate(lines[2:], start=3)
         ]
         for part in self.parts:
             self._check_part(part)
@@ -121,6 +133,7 @@ class Journal:
     def append(self, entry: SourceSurvey | WarehouseFile) -> None:
         """Append a line and flush it to the disk."""
         append(self._path, _line(entry), sync=True)
+        self._send(self._path)
         if isinstance(entry, SourceSurvey):
             self.survey = entry
         else:
@@ -129,7 +142,22 @@ class Journal:
     def finish(self, manifest: WarehouseManifest) -> None:
         """Write the manifest, then remove the journal."""
         self._replace(self._manifest, msgspec.json.format(msgspec.json.encode(manifest)))
-        self._path.unlink()
+        self._send(self._manifest)
+        self.clean()
+
+    def clean(self) -> None:
+        """Remove the journal of a finished warehouse."""
+        if self._store is not None:
+            self._store.delete(f"{FOLDER}/{self._path.name}")
+        self._path.unlink(missing_ok=True)
+
+    def _send(self, path: Path) -> None:
+        if self._store is not None:
+            self._store.send(path, f"{FOLDER}/{path.name}")
+
+    def _name(self, path: Path) -> str:
+        """A file as messages name it."""
+        return f"{self._shown}/{FOLDER}/{path.name}"
 
     def _check(self, there: ConversionRequest, request: ConversionRequest, what: str) -> None:
         if there == request:
@@ -140,15 +168,19 @@ class Journal:
         if there.source == request.source:
             differs = f"made with other options ({', '.join(changed)})"
         want = "want the same command as before, or another folder, or this one deleted first"
-        raise DataError(f"{self._dest}: {what} {differs}: {want}")
+        raise DataError(f"{self._shown}: {what} {differs}: {want}")
 
     def _check_part(self, part: WarehouseFile) -> None:
         """Refuse a file that is missing, changed or outside the warehouse: a journal may come from elsewhere."""
         path = self._dest / part.path
         plain = not any(fault_of_name(name, LONGEST_NAME) for name in part.path.split("/"))
-        inside = plain and path.is_file() and has_no_link(self._dest, part.path)
-        if not inside or path.stat().st_size != part.bytes or min(part.unit, part.row, part.rows, part.groups) < 0:
-            raise DataError(f"{self._path}: {part.path[:200]!r} is missing or was changed: {ANEW}")
+        if self._store is not None:
+            same = plain and self._store.sizes.get(part.path) == part.bytes
+        else:
+            inside = plain and path.is_file() and has_no_link(self._dest, part.path)
+            same = inside and path.stat().st_size == part.bytes
+        if not same or min(part.unit, part.row, part.rows, part.groups) < 0:
+            raise DataError(f"{self._name(self._path)}: {part.path[:200]!r} is missing or was changed: {ANEW}")
 
     def _replace(self, path: Path, data: bytes) -> None:
         temporary = path.with_suffix(".tmp")

@@ -17,6 +17,7 @@ from rowwise.ingest.columns import is_list
 from rowwise.ingest.warehouse.hive import Cell, folder_name
 from rowwise.ingest.warehouse.journal import FOLDER, WarehouseFile
 from rowwise.ingest.warehouse.layout import VERSION, WarehouseLayout, rows_in
+from rowwise.ingest.warehouse.stored import StoredWarehouse
 
 SAMPLE_ROWS = 4096
 
@@ -85,9 +86,14 @@ class WarehouseWriter:
     """Writes the files of a warehouse."""
 
     def __init__(
-        self, dest: Path, layout: WarehouseLayout, columns: Sequence[str], popularity: Mapping[str, float]
+        self,
+        dest: Path,
+        layout: WarehouseLayout,
+        columns: Sequence[str],
+        popularity: Mapping[str, float],
+        store: StoredWarehouse | None = None,
     ) -> None:
-        self._dest, self._layout, self._columns = dest, layout, list(columns)
+        self._dest, self._layout, self._columns, self._store = dest, layout, list(columns), store
         used = {name: popularity[name] for name in columns if name in popularity}
         self._metadata: dict[str, object] = {
             "version": VERSION,
@@ -126,8 +132,11 @@ class WarehouseWriter:
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
-        (self._dest / place).parent.mkdir(parents=True, exist_ok=True)
-        os.replace(temporary, self._dest / place)
+        if self._store is not None:
+            self._store.send(temporary, place.as_posix())
+        else:
+            (self._dest / place).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(temporary, self._dest / place)
         pa.default_memory_pool().release_unused()
         unit, row = rows.position
         return WarehouseFile(path=str(place), rows=written, bytes=size, groups=groups, unit=unit, row=row)

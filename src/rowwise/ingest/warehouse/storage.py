@@ -16,6 +16,8 @@ from pyarrow import fs
 from rowwise.errors import DataError
 from rowwise.ingest.reader import GLOB, find_files
 
+UNFINISHED = "_rowwise/journal.jsonl"  # is in a warehouse until `convert` has finished it
+FINISH = "its conversion is unfinished: want the same `rowwise data convert` command again, to finish it"
 URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 
 
@@ -93,6 +95,8 @@ class FileStore:
         skip = len(base.strip("/"))
         names = sorted(i.path.strip("/")[skip:].lstrip("/") for i in inside if i.type == fs.FileType.File)
         root = self.root.rstrip("/")
+        if UNFINISHED in names:
+            raise DataError(f"{self._path}: {FINISH}")
         if self._path.rstrip("/") == root:
             named = [n for n in names if n.endswith(endings) and not any(part[0] in "._" for part in n.split("/"))]
             none = f"no file in it ends with {' or '.join(endings)}: want at least one"
