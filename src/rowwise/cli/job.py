@@ -30,6 +30,7 @@ class Job(Value, frozen=True):
     run: str
     log: str
     submitted: str
+    cluster: str = ""  # the address of Ray's dashboard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,7 @@ class JobRequest:
     run: Path | None  # None: a folder of the job's id
     nodes: int
     nproc: int
+    node_counts: tuple[int, ...] = ()  # on which the recipe can run, the smallest first
     settings: dict[str, str]  # of the scheduler
 
     def __post_init__(self) -> None:

@@ -7,10 +7,10 @@ import re
 import shlex
 import sys
 from datetime import datetime
-from pathlib import Path
 
 from rowwise.cli.job import Job, JobRequest, State, run_program
 from rowwise.errors import DataError, SpecError
+from rowwise.scratch import Scratch
 
 RESTARTS = 5  # most, while none of them has saved a checkpoint
 GRACE_S = 120  # from SIGTERM to the time limit
@@ -86,12 +86,15 @@ def make_script(request: JobRequest) -> str:
     )
 
 
-def submit(request: JobRequest, script: Path) -> Job:
-    """Submit a script that `make_script` has made."""
-    try:
-        job_id = run_program(["sbatch", "--parsable", str(script)], HERE).strip().partition(";")[0]
-    except DataError as error:
-        raise SpecError(f"{error}; sinfo -s lists partitions, and --job KEY=VALUE sets any option of sbatch") from None
+def submit(request: JobRequest) -> Job:
+    with Scratch() as scratch:
+        script = scratch.path / "job.sh"
+        script.write_text(make_script(request))
+        try:
+            job_id = run_program(["sbatch", "--parsable", str(script)], HERE).strip().partition(";")[0]
+        except DataError as error:
+            want = "sinfo -s lists partitions, and --job KEY=VALUE sets any option of sbatch"
+            raise SpecError(f"{error}; {want}") from None
     name = f"slurm-{job_id}"
     log = request.settings.get("output", str(request.cwd / f"{name}.log"))
     log = log.replace("%j", job_id).replace("%x", request.settings.get("job-name", request.recipe))
