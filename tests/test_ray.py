@@ -215,6 +215,22 @@ def test_errors_of_ranks_of_ray_come_back_as_a_line(cluster, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.dist
+def test_a_node_that_lacks_the_folder_is_named(cluster, tmp_path):
+    nodes, _ = cluster
+    if subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
+        pytest.skip("no mount namespaces")
+    script = 'mount -t tmpfs none "$1" && mkdir "$1/here" && cd "$1/here" && exec "${@:2}"'  # the driver alone sees it
+    driver = [sys.executable, "-m", "rowwise.cli.ray_job", "--nodes", "1", "--run", "x", "--", "train", "small.yaml"]
+    done = subprocess.run(
+        ["unshare", "--mount", "bash", "-c", script, "bash", str(tmp_path), *driver],
+        env=ENVIRONMENT | {"RAY_ADDRESS": nodes.address}, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert f" has no folder {tmp_path}/here: want the working folder, Python and the runs on storage" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.dist
 def test_starts_that_save_nothing_are_not_repeated_for_ever(cluster, tmp_path):
     _, environment = cluster
     write_recipe(tmp_path, model="ends.py:Ends")

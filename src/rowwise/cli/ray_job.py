@@ -24,6 +24,7 @@ from rowwise.comm.spawn import describe_exit
 from rowwise.errors import SpecError, one_line
 
 POLL_S = 1.0  # between two looks at the ranks
+ANSWER_S = 60.0  # of an actor, with its start; later ones are lost
 LINGER_S = 300.0  # the longest that ranks take to end after one that failed or was stopped; the first writes a report
 RESTARTS = 5  # most in a row that have not saved a checkpoint
 STOPPED = 128 + signal.SIGTERM
@@ -156,20 +157,17 @@ class Start:
 
     def start(self) -> None:
         """Start all ranks, unless a node is lost before."""
-        options, cwd = self._options, os.getcwd()
-        met = self._ask("meet", [(cwd,) for _ in self._actors])
+        nproc, cwd = self._options.nproc, os.getcwd()
+        met = self._ask("meet", [(cwd,)] * len(self._actors), must=True)
         self._addresses = [one[0] if one else name for one, name in zip(met, self._addresses, strict=True)]
-        if met[0] is None or self._lost:
+        if self._lost:
             return
-        world = {"MASTER_ADDR": met[0][0], "MASTER_PORT": met[0][1], "WORLD_SIZE": len(self.codes)}
-        world["OMP_NUM_THREADS"] = options.cpus
-        ids = [[(place * options.nproc + local, local) for local in range(options.nproc)] for place in range(len(met))]
-        variables = [
-            [{**{key: str(value) for key, value in world.items()}, "RANK": str(rank), "LOCAL_RANK": str(local)}
-             for rank, local in of_node] for of_node in ids
-        ]  # fmt: skip
-        command = [sys.executable, "-m", "rowwise", *options.command, "--run", options.run]
-        self._ask("start", [(command, cwd, given) for given in variables])
+        world = {"MASTER_ADDR": met[0][0], "MASTER_PORT": str(met[0][1]), "WORLD_SIZE": str(len(self.codes))}
+        world["OMP_NUM_THREADS"] = str(self._options.cpus)
+        variables = [{**world, "RANK": str(rank), "LOCAL_RANK": str(rank % nproc)} for rank in range(len(self.codes))]
+        command = [sys.executable, "-m", "rowwise", *self._options.command, "--run", self._options.run]
+        of_nodes = [variables[first : first + nproc] for first in range(0, len(variables), nproc)]
+        self._ask("start", [(command, cwd, given) for given in of_nodes], must=True)
 
     def follow(self, is_stopped: Callable[[], bool]) -> None:
         """Pass on what ranks say until all have ended; those that do not end after a failure are killed."""
@@ -196,17 +194,17 @@ class Start:
     def _running(self) -> bool:
         return any(None in codes for place, codes in enumerate(self._codes) if place not in self._lost)
 
-    def _ask(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """The answer of each actor; None: lost, or not reached this time."""
+    def _ask(self, method: str, arguments: Sequence[tuple[Any, ...]], *, must: bool = False) -> list[Any]:
+        """The answer of each actor; None: lost, or not reached this time, which means lost where it `must` answer."""
         there = [place for place in range(len(self._actors)) if place not in self._lost]
         asked = {place: getattr(self._actors[place], method).remote(*arguments[place]) for place in there}
         answers: list[Any] = [None] * len(self._actors)
         errors = _ray().exceptions
         for place, answer in asked.items():
             try:
-                answers[place] = _ray().get(answer)
-            except errors.ActorUnavailableError:
-                pass
+                answers[place] = _ray().get(answer, timeout=ANSWER_S)
+            except (errors.ActorUnavailableError, errors.GetTimeoutError):
+                self._lost |= {place} if must else set()
             except errors.RayActorError:
                 self._lost.add(place)
         return answers
