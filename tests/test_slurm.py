@@ -29,6 +29,7 @@ REQUEST = JobRequest(
     nproc=2,
     settings={},
 )
+SOON = "StartTime=now+2"  # nodes refuse a job in the second in which they ended it
 PRINTABLE = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=20)
 
 
@@ -137,13 +138,32 @@ def test_a_job_that_is_preempted_ends_with_the_bits_of_a_local_run(cluster, tmp_
     wait_for(lambda: "JobState=PENDING Reason=BeginTime" in ask(cluster, "scontrol", "show", "job", number), 30)
     stopped = result(run)
     assert (stopped["status"], CheckpointFolder(run / "ckpt").steps()[-1]) == ("stopped", stopped["steps"])
-    # Slurm starts it again after two minutes; here at once, and on fewer nodes.
-    ask(cluster, "scontrol", "update", f"JobId={number}", "NumNodes=2", "NumTasks=2", "StartTime=now")
+    # Slurm starts it again after two minutes; here soon, and on fewer nodes.
+    ask(cluster, "scontrol", "update", f"JobId={number}", "NumNodes=2", "NumTasks=2", SOON)
     followed = rowwise(folder, "ps", name, environment=cluster)
     assert followed.returncode == 0, followed.stderr
     assert f"resumed at step {stopped['steps']}" in followed.stderr
     assert "ranks   2 on 1 host" in followed.stderr
     assert same(tensors(run), tensors(alone / RUN))
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_a_job_makes_room_for_one_of_higher_priority(cluster, tmp_path):
+    write_recipe(tmp_path, **STEPS | {"train": {**ELASTIC, "epochs": 5000}})
+    command = ("train", "small.yaml", "--on", "slurm", "--nodes", "3", "--detach")
+    name = rowwise(tmp_path, *command, environment=cluster).stderr.split()[0]
+    number, run = name.removeprefix("slurm-"), tmp_path / f"runs/small/{name}"
+    wait_for_step(run, 8)
+    urgent = ask(cluster, "sbatch", "--parsable", "-p", "urgent", "-N3", "--exclusive", "--wrap", "sleep 300").strip()
+    wait_for(lambda: "JobState=RUNNING" in ask(cluster, "scontrol", "show", "job", urgent), 60)
+    wait_for(lambda: "JobState=PENDING Reason=BeginTime" in ask(cluster, "scontrol", "show", "job", number), 30)
+    stopped = result(run)  # ranks had GraceTime to save
+    assert (stopped["status"], CheckpointFolder(run / "ckpt").steps()[-1]) == ("stopped", stopped["steps"])
+    ask(cluster, "scancel", urgent)
+    ask(cluster, "scontrol", "update", f"JobId={number}", SOON)
+    wait_for_step(run, stopped["steps"] + 2)
+    assert rowwise(tmp_path, "stop", name, environment=cluster).returncode == 0
 
 
 @pytest.mark.slow
