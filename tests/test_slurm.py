@@ -13,7 +13,7 @@ from launching import ELASTIC, rowwise, started, wait_for, wait_for_step, write_
 from slurm_cluster import ask, missing, slurm
 from test_launch import RUN, result, same, tensors
 
-from rowwise.cli.job import JobRequest, parse_settings
+from rowwise.cli.job import Job, JobRequest, parse_settings, save_record
 from rowwise.cli.slurm import make_script
 from rowwise.errors import SpecError
 from rowwise.train.saved import CheckpointFolder
@@ -114,6 +114,28 @@ def test_without_slurm_a_line_names_the_way_out(tmp_path):
     assert "'7' is no job" in rowwise(tmp_path, "stop", "7", environment=nowhere).stderr
 
 
+def record(home, cluster, submitted, name="slurm-7"):
+    """Note a job of a cluster, as a submission does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(home))
+        job = Job(name=name, id=name[6:], recipe="small", run="r", log="l", submitted=submitted, cluster=cluster)
+        save_record(job)
+
+
+def test_jobs_of_two_clusters_may_have_one_number(tmp_path):
+    record(tmp_path, "a", "2026-01-01")
+    record(tmp_path, "b", "2026-01-02")
+    environment = {"PATH": str(tmp_path), "HOME": str(tmp_path)}
+    listed = rowwise(tmp_path, "ps", environment=environment).stdout.splitlines()
+    assert [line.split()[0] for line in listed if line.startswith("slurm")] == ["slurm-7@b", "slurm-7@a"]
+    for name, error in (
+        ("7", "'7' is a job of 2 clusters: want one of slurm-7@a, slurm-7@b"),
+        ("slurm-7", "'slurm-7' is a job of 2 clusters"),
+        ("slurm-7@a", "no scontrol on the PATH"),
+    ):
+        assert error in rowwise(tmp_path, "stop", name, environment=environment).stderr
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     if missing() is not None:
@@ -174,12 +196,17 @@ def test_a_job_that_is_stopped_saves_and_stays_stopped(cluster, tmp_path):
     name = rowwise(tmp_path, *command, environment=cluster).stderr.split()[0]
     wait_for_step(tmp_path / "runs/mine", 8)
     assert "running" in rowwise(tmp_path, "ps", environment=cluster).stdout
-    assert rowwise(tmp_path, "stop", name, environment=cluster).returncode == 0
-    followed = rowwise(tmp_path, "ps", name, environment=cluster)
+    record(cluster["HOME"], "other", "2026-01-01", name)  # of a cluster with the same numbers
+    named = f"{name}@rowwise"
+    assert f"'{name}' is a job of 2 clusters" in rowwise(tmp_path, "stop", name, environment=cluster).stderr
+    other = rowwise(tmp_path, "stop", f"{name}@other", environment=cluster).stderr
+    assert other == ("rowwise: it is a job of the cluster other, and this is rowwise: want a login node of that one\n")
+    assert rowwise(tmp_path, "stop", named, environment=cluster).returncode == 0
+    followed = rowwise(tmp_path, "ps", named, environment=cluster)
     assert followed.returncode == 2
     assert f"{name} is cancelled" in followed.stderr
     wait_for(lambda: result(tmp_path / "runs/mine")["status"] == "stopped")
-    assert "has ended: cancelled" in rowwise(tmp_path, "stop", name, environment=cluster).stderr
+    assert "has ended: cancelled" in rowwise(tmp_path, "stop", named, environment=cluster).stderr
 
 
 @pytest.mark.slow

@@ -55,8 +55,10 @@ def ps(
     for name in ("job", "recipe", "state", "run"):
         table.add_column(name, overflow="fold")
     records = read_records()[-SHOWN:]
+    names = [one.name for one in records]
     for one in reversed(records):
-        table.add_row(one.name, one.recipe, escape(_state_in_words(one)), one.run)
+        name = one.name if names.count(one.name) == 1 else one.full_name
+        table.add_row(escape(name), one.recipe, escape(_state_in_words(one)), one.run)
     console = make_terminal()
     console.print(table if records else "no jobs: rowwise train RECIPE --on slurm submits one")
 

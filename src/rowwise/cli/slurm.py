@@ -3,6 +3,7 @@
 The script starts one task a rank. Slurm's signals then reach every rank, and ranks find each other at the first node.
 """
 
+import functools
 import re
 import shlex
 import sys
@@ -105,11 +106,25 @@ def submit(request: JobRequest) -> Job:
         run=str(request.run or request.runs / request.recipe / name),
         log=log,
         submitted=datetime.now().astimezone().isoformat(timespec="seconds"),
+        cluster=find_cluster(),
     )
+
+
+@functools.cache
+def find_cluster() -> str:
+    """The name of the cluster to which Slurm's programs speak here; empty if none answers."""
+    try:
+        found = re.search(r"^ClusterName\s*=\s*(\S+)", run_program(["scontrol", "show", "config"], HERE), re.MULTILINE)
+    except (DataError, SpecError):
+        return ""
+    return found[1] if found else ""
 
 
 def find_state(job: Job) -> tuple[State, str]:
     """The state of a job, and Slurm's word for it or the reason of a job that waits."""
+    here = find_cluster()
+    if "" not in (here, job.cluster) and here != job.cluster:
+        raise DataError(f"it is a job of the cluster {job.cluster}, and this is {here}: want a login node of that one")
     try:
         shown = run_program(["scontrol", "--oneliner", "show", "job", job.id], HERE)
     except DataError as error:
