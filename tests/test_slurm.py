@@ -177,7 +177,8 @@ def test_a_job_makes_room_for_one_of_higher_priority(cluster, tmp_path):
     name = rowwise(tmp_path, *command, environment=cluster).stderr.split()[0]
     number, run = name.removeprefix("slurm-"), tmp_path / f"runs/small/{name}"
     wait_for_step(run, 8)
-    urgent = ask(cluster, "sbatch", "--parsable", "-p", "urgent", "-N3", "--exclusive", "--wrap", "sleep 300").strip()
+    other = ("--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 300")
+    urgent = ask(cluster, "sbatch", "--parsable", *other).strip()
     wait_for(lambda: "JobState=RUNNING" in ask(cluster, "scontrol", "show", "job", urgent), 60)
     wait_for(lambda: "JobState=PENDING Reason=BeginTime" in ask(cluster, "scontrol", "show", "job", number), 30)
     stopped = result(run)  # ranks had GraceTime to save

@@ -2,8 +2,10 @@
 
 import re
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -20,19 +22,20 @@ PROGRESS = re.compile(r" *\d+% step ")
 ENDED: tuple[State, ...] = ("completed", "failed", "cancelled", "gone")
 
 
-class Scheduler(Protocol):
-    """A module that speaks to a scheduler."""
+@dataclass(frozen=True, slots=True)
+class Scheduler:
+    """What is asked of a scheduler."""
 
-    def make_script(self, request: JobRequest) -> str: ...
-
-    def submit(self, request: JobRequest) -> Job: ...
-
-    def find_state(self, job: Job) -> tuple[State, str]: ...
-
-    def cancel(self, job: Job) -> None: ...
+    make_script: Callable[[JobRequest], str]
+    submit: Callable[[JobRequest], Job]
+    find_state: Callable[[Job], tuple[State, str]]
+    cancel: Callable[[Job], None]
 
 
-SCHEDULERS: dict[str, Scheduler] = {"slurm": slurm, "ray": ray}  # by the first part of a job's name
+SCHEDULERS = {  # by the first part of a job's name
+    "slurm": Scheduler(slurm.make_script, slurm.submit, slurm.find_state, slurm.cancel),
+    "ray": Scheduler(ray.make_script, ray.submit, ray.find_state, ray.cancel),
+}
 
 
 def scheduler_of(job: Job) -> Scheduler:

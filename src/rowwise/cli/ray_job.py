@@ -233,11 +233,8 @@ class Driver:
             if code is not None:
                 return code
             idle, first = (0 if self._saved() - saved else idle + 1), False
-            why = (
-                f"lost {_count(len(start.lost), 'node')} ({', '.join(start.lost)})"
-                if start.lost
-                else "stopped by SIGTERM"
-            )
+            lost = f"lost {_count(len(start.lost), 'node')} ({', '.join(start.lost)})"
+            why = lost if start.lost else "stopped by SIGTERM"
             if idle > RESTARTS:
                 self._say(f"rowwise: {why}; {idle} starts have saved no checkpoint in {self._options.run}\n")
                 return 1
@@ -347,5 +344,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # By its name, so that actors are of a module that nodes can import.
-    sys.exit(importlib.import_module("rowwise.cli.ray_job").main())
+    from rowwise.cli import ray_job  # actors are of a module that nodes can import, and not of __main__
+
+    sys.exit(ray_job.main())
