@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -211,6 +212,26 @@ def test_errors_of_ranks_of_ray_come_back_as_a_line(cluster, tmp_path):
     assert failed.returncode == 2
     assert "nowhere is not a checkpoint" in failed.stderr
     assert "is failed (Job entrypoint command failed with exit code 2): its log is" in failed.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_the_script_that_is_printed_runs_as_it_says(cluster, tmp_path):
+    _, environment = cluster
+    write_recipe(tmp_path)
+    command = ("train", "small.yaml", "--on", "ray", "--nodes", "2", "--dry-run")
+    script = rowwise(tmp_path, *command, environment=environment).stdout
+    (tmp_path / "job.sh").write_text(script)
+    (submit,) = [line.strip("# ") for line in script.splitlines() if line.startswith("#   ray job submit")]
+    submit = submit.replace(" --no-wait", "").replace("FILE", shlex.quote(str(tmp_path / "job.sh")))
+    variables = ENVIRONMENT | environment | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", submit], env=variables, capture_output=True, text=True, check=False
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "starts 2 ranks on 2 nodes" in done.stdout
+    (run,) = (tmp_path / "runs/small").iterdir()
+    assert (run.name[:4], result(run)["status"]) == ("ray-", "finished")
 
 
 @pytest.mark.slow
