@@ -337,6 +337,8 @@ COMBINATIONS = {  # each is right by itself
     "train --dry-run --run=there": "--run with --dry-run",
     "train --run=there --runs=here": "--run there with --runs",
     "train --detach": "--detach without --on",
+    "train --on=ray --job=cpus=0": "--job cpus=0: want a number from 1",
+    "train --on=ray --job=address=head:6379": "want the URL of Ray's dashboard",
     "train --on=slurm --seeds=2": "--seeds with --on",
     "train --dry-run --seeds=2": "--seeds with --dry-run",
     "train --seeds=2 --json": "--seeds 2 with --json, which prints one object",

@@ -31,9 +31,12 @@ SelectTypeParameters=CR_Core
 MpiDefault=none
 SlurmdParameters=config_overrides
 ReturnToService=2
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 KillWait=30
 NodeName=n[1-3] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports[1]}-{ports[3]}] CPUs=4 State=UNKNOWN
-PartitionName=main Nodes=n[1-3] Default=YES State=UP
+PartitionName=main Nodes=n[1-3] Default=YES State=UP PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=n[1-3] State=UP PriorityTier=9 PreemptMode=OFF
 """
 
 

@@ -13,7 +13,7 @@ from launching import ELASTIC, rowwise, started, wait_for, wait_for_step, write_
 from slurm_cluster import ask, missing, slurm
 from test_launch import RUN, result, same, tensors
 
-from rowwise.cli.job import JobRequest, parse_settings
+from rowwise.cli.job import Job, JobRequest, parse_settings, save_record
 from rowwise.cli.slurm import make_script
 from rowwise.errors import SpecError
 from rowwise.train.saved import CheckpointFolder
@@ -29,6 +29,7 @@ REQUEST = JobRequest(
     nproc=2,
     settings={},
 )
+SOON = "StartTime=now+2"  # nodes refuse a job in the second in which they ended it
 PRINTABLE = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=20)
 
 
@@ -113,6 +114,28 @@ def test_without_slurm_a_line_names_the_way_out(tmp_path):
     assert "'7' is no job" in rowwise(tmp_path, "stop", "7", environment=nowhere).stderr
 
 
+def record(home, cluster, submitted, name="slurm-7"):
+    """Note a job of a cluster, as a submission does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(home))
+        job = Job(name=name, id=name[6:], recipe="small", run="r", log="l", submitted=submitted, cluster=cluster)
+        save_record(job)
+
+
+def test_jobs_of_two_clusters_may_have_one_number(tmp_path):
+    record(tmp_path, "a", "2026-01-01")
+    record(tmp_path, "b", "2026-01-02")
+    environment = {"PATH": str(tmp_path), "HOME": str(tmp_path)}
+    listed = rowwise(tmp_path, "ps", environment=environment).stdout.splitlines()
+    assert [line.split()[0] for line in listed if line.startswith("slurm")] == ["slurm-7@b", "slurm-7@a"]
+    for name, error in (
+        ("7", "'7' is a job of 2 clusters: want one of slurm-7@a, slurm-7@b"),
+        ("slurm-7", "'slurm-7' is a job of 2 clusters"),
+        ("slurm-7@a", "no scontrol on the PATH"),
+    ):
+        assert error in rowwise(tmp_path, "stop", name, environment=environment).stderr
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     if missing() is not None:
@@ -137,14 +160,33 @@ def test_a_job_that_is_preempted_ends_with_the_bits_of_a_local_run(cluster, tmp_
     wait_for(lambda: "JobState=PENDING Reason=BeginTime" in ask(cluster, "scontrol", "show", "job", number), 30)
     stopped = result(run)
     assert (stopped["status"], CheckpointFolder(run / "ckpt").steps()[-1]) == ("stopped", stopped["steps"])
-    # Slurm starts it again after two minutes; here soon, and on fewer nodes. Not in the second of the requeue: such a
-    # start has failed the job.
-    ask(cluster, "scontrol", "update", f"JobId={number}", "NumNodes=2", "NumTasks=2", "StartTime=now+10")
+    # Slurm starts it again after two minutes; here soon, and on fewer nodes.
+    ask(cluster, "scontrol", "update", f"JobId={number}", "NumNodes=2", "NumTasks=2", SOON)
     followed = rowwise(folder, "ps", name, environment=cluster)
     assert followed.returncode == 0, followed.stderr
     assert f"resumed at step {stopped['steps']}" in followed.stderr
     assert "ranks   2 on 1 host" in followed.stderr
     assert same(tensors(run), tensors(alone / RUN))
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_a_job_makes_room_for_one_of_higher_priority(cluster, tmp_path):
+    write_recipe(tmp_path, **STEPS | {"train": {**ELASTIC, "epochs": 5000}})
+    command = ("train", "small.yaml", "--on", "slurm", "--nodes", "3", "--detach")
+    name = rowwise(tmp_path, *command, environment=cluster).stderr.split()[0]
+    number, run = name.removeprefix("slurm-"), tmp_path / f"runs/small/{name}"
+    wait_for_step(run, 8)
+    other = ("--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 300")
+    urgent = ask(cluster, "sbatch", "--parsable", *other).strip()
+    wait_for(lambda: "JobState=RUNNING" in ask(cluster, "scontrol", "show", "job", urgent), 60)
+    wait_for(lambda: "JobState=PENDING Reason=BeginTime" in ask(cluster, "scontrol", "show", "job", number), 30)
+    stopped = result(run)  # ranks had GraceTime to save
+    assert (stopped["status"], CheckpointFolder(run / "ckpt").steps()[-1]) == ("stopped", stopped["steps"])
+    ask(cluster, "scancel", urgent)
+    ask(cluster, "scontrol", "update", f"JobId={number}", SOON)
+    wait_for_step(run, stopped["steps"] + 2)
+    assert rowwise(tmp_path, "stop", name, environment=cluster).returncode == 0
 
 
 @pytest.mark.slow
@@ -155,12 +197,17 @@ def test_a_job_that_is_stopped_saves_and_stays_stopped(cluster, tmp_path):
     name = rowwise(tmp_path, *command, environment=cluster).stderr.split()[0]
     wait_for_step(tmp_path / "runs/mine", 8)
     assert "running" in rowwise(tmp_path, "ps", environment=cluster).stdout
-    assert rowwise(tmp_path, "stop", name, environment=cluster).returncode == 0
-    followed = rowwise(tmp_path, "ps", name, environment=cluster)
+    record(cluster["HOME"], "other", "2026-01-01", name)  # of a cluster with the same numbers
+    named = f"{name}@rowwise"
+    assert f"'{name}' is a job of 2 clusters" in rowwise(tmp_path, "stop", name, environment=cluster).stderr
+    other = rowwise(tmp_path, "stop", f"{name}@other", environment=cluster).stderr
+    assert other == ("rowwise: it is a job of the cluster other, and this is rowwise: want a login node of that one\n")
+    assert rowwise(tmp_path, "stop", named, environment=cluster).returncode == 0
+    followed = rowwise(tmp_path, "ps", named, environment=cluster)
     assert followed.returncode == 2
     assert f"{name} is cancelled" in followed.stderr
     wait_for(lambda: result(tmp_path / "runs/mine")["status"] == "stopped")
-    assert "has ended: cancelled" in rowwise(tmp_path, "stop", name, environment=cluster).stderr
+    assert "has ended: cancelled" in rowwise(tmp_path, "stop", named, environment=cluster).stderr
 
 
 @pytest.mark.slow

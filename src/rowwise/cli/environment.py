@@ -9,6 +9,7 @@ from rowwise.errors import SpecError
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 DEFAULT_RANK = {"RANK": "0", "WORLD_SIZE": "1"}
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
+RAY_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # as Ray reads them: the first one wins
 WANT = "start the command with torchrun, or unset the variables that torchrun sets"
 
 
@@ -23,15 +24,18 @@ class Torchrun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandEnvironment:
-    """OMP_WAIT_POLICY, and the variables that torchrun sets."""
+    """OMP_WAIT_POLICY, the variables that torchrun sets, and the address of a Ray cluster."""
 
     omp_wait_policy: str
     variables: tuple[tuple[str, str], ...]  # those of torchrun that are set
+    ray_address: str = ""
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Self:
         variables = tuple((name, environment[name]) for name in (*TORCHRUN_VARIABLES, ATTEMPT) if environment.get(name))
-        return cls(omp_wait_policy=environment.get("OMP_WAIT_POLICY", "not set"), variables=variables)
+        address = next((environment[name] for name in RAY_VARIABLES if environment.get(name)), "")
+        policy = environment.get("OMP_WAIT_POLICY", "not set")
+        return cls(omp_wait_policy=policy, variables=variables, ray_address=address)
 
     @property
     def torchrun(self) -> Torchrun | None:

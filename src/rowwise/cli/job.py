@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote
 
 import msgspec
 
@@ -30,6 +31,12 @@ class Job(Value, frozen=True):
     run: str
     log: str
     submitted: str
+    cluster: str = ""  # its name, or the address of Ray's dashboard
+
+    @property
+    def full_name(self) -> str:
+        """Its name among jobs of several clusters."""
+        return f"{self.name}@{self.cluster}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +50,7 @@ class JobRequest:
     run: Path | None  # None: a folder of the job's id
     nodes: int
     nproc: int
+    node_counts: tuple[int, ...] = ()  # on which the recipe can run, the smallest first
     settings: dict[str, str]  # of the scheduler
 
     def __post_init__(self) -> None:
@@ -99,7 +107,7 @@ def save_record(job: Job) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f".{job.name}.{os.getpid()}"
     write_new(part, msgspec.json.encode(job))
-    part.replace(folder / f"{job.name}.json")
+    part.replace(folder / f"{quote(job.full_name, safe='@')}.json")
 
 
 def read_records() -> list[Job]:
@@ -114,8 +122,11 @@ def read_records() -> list[Job]:
 
 
 def find_record(name: str) -> Job:
-    """The job of a name, or of the scheduler's id."""
-    found = [job for job in read_records() if name in (job.name, job.id)]
+    """The job of a name, or of the scheduler's id; clusters may have the same ones."""
+    found = [job for job in read_records() if name in (job.name, job.id, job.full_name)]
     if not found:
         raise SpecError(f"{name!r} is no job that was submitted from here: rowwise ps lists them")
+    names = {job.full_name for job in found}
+    if len(names) > 1:
+        raise SpecError(f"{name!r} is a job of {len(names)} clusters: want one of {', '.join(sorted(names))}")
     return found[-1]

@@ -1,7 +1,9 @@
-"""`rowwise train --on slurm`, `rowwise ps` and `rowwise stop`: jobs of a scheduler, submitted, followed and ended."""
+"""`rowwise train --on`, `rowwise ps` and `rowwise stop`: jobs of a scheduler, submitted, followed and ended."""
 
 import re
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -9,16 +11,35 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from rowwise.cli import slurm
+from rowwise.cli import ray, slurm
 from rowwise.cli.job import Job, JobRequest, State, find_record, read_records, save_record
 from rowwise.cli.terminal import Terminal, make_terminal
-from rowwise.errors import DataError, SpecError
-from rowwise.scratch import Scratch
+from rowwise.errors import DataError, RowwiseError, SpecError
 
 POLL_S = 2.0  # between two questions to the scheduler
 SHOWN = 20  # jobs, the newest
 PROGRESS = re.compile(r" *\d+% step ")
 ENDED: tuple[State, ...] = ("completed", "failed", "cancelled", "gone")
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduler:
+    """What is asked of a scheduler."""
+
+    make_script: Callable[[JobRequest], str]
+    submit: Callable[[JobRequest], Job]
+    find_state: Callable[[Job], tuple[State, str]]
+    cancel: Callable[[Job], None]
+
+
+SCHEDULERS = {  # by the first part of a job's name
+    "slurm": Scheduler(slurm.make_script, slurm.submit, slurm.find_state, slurm.cancel),
+    "ray": Scheduler(ray.make_script, ray.submit, ray.find_state, ray.cancel),
+}
+
+
+def scheduler_of(job: Job) -> Scheduler:
+    return SCHEDULERS[job.name.partition("-")[0]]
 
 
 def ps(
@@ -37,11 +58,21 @@ def ps(
     for name in ("job", "recipe", "state", "run"):
         table.add_column(name, overflow="fold")
     records = read_records()[-SHOWN:]
+    names = [one.name for one in records]
     for one in reversed(records):
-        state, why = slurm.find_state(one)
-        table.add_row(one.name, one.recipe, f"{state} ({why})" if state == "pending" else state, one.run)
+        name = one.name if names.count(one.name) == 1 else one.full_name
+        table.add_row(escape(name), one.recipe, escape(_state_in_words(one)), one.run)
     console = make_terminal()
     console.print(table if records else "no jobs: rowwise train RECIPE --on slurm submits one")
+
+
+def _state_in_words(job: Job) -> str:
+    """The state of a job; that it is unknown where its scheduler does not answer, as others may."""
+    try:
+        state, why = scheduler_of(job).find_state(job)
+    except RowwiseError as error:
+        return f"unknown ({error})"
+    return f"{state} ({why})" if state == "pending" else state
 
 
 def stop(job: Annotated[str, typer.Argument(help="A job, as rowwise ps names it.")]) -> None:
@@ -50,23 +81,20 @@ def stop(job: Annotated[str, typer.Argument(help="A job, as rowwise ps names it.
     Example: rowwise stop slurm-17
     """
     found = find_record(job)
-    state, _ = slurm.find_state(found)
+    scheduler = scheduler_of(found)
+    state, _ = scheduler.find_state(found)
     if state in ENDED:
         raise SpecError(f"{found.name} has ended: {state}")
-    slurm.cancel(found)
+    scheduler.cancel(found)
     print(f"{found.name} was asked to stop; its run is {found.run}")
 
 
-def submit(request: JobRequest, *, dry_run: bool, detach: bool) -> None:
+def submit(request: JobRequest, on: str, *, dry_run: bool, detach: bool) -> None:
     """Print the script of a job, or submit it and follow it."""
-    script = slurm.make_script(request)
     if dry_run:
-        print(script, end="")
+        print(SCHEDULERS[on].make_script(request), end="")
         return
-    with Scratch() as scratch:
-        path = scratch.path / "job.sh"
-        path.write_text(script)
-        job = slurm.submit(request, path)
+    job = SCHEDULERS[on].submit(request)
     save_record(job)
     console = make_terminal(stderr=True)
     console.print(f"{job.name} is submitted; log {job.log}, run {job.run}", markup=False, soft_wrap=True)
@@ -91,7 +119,7 @@ def _follow(job: Job, console: Terminal) -> tuple[State, str]:
     seen, told = 0, ""
     with console.status(job.name) as live:
         while True:
-            state, why = slurm.find_state(job)
+            state, why = scheduler_of(job).find_state(job)
             said = f"{job.name} waits: {why}" if state == "pending" else f"{job.name} is {state}"
             if said != told and state not in ENDED:
                 console.print(said, markup=False)

@@ -3,14 +3,15 @@
 The script starts one task a rank. Slurm's signals then reach every rank, and ranks find each other at the first node.
 """
 
+import functools
 import re
 import shlex
 import sys
 from datetime import datetime
-from pathlib import Path
 
 from rowwise.cli.job import Job, JobRequest, State, run_program
 from rowwise.errors import DataError, SpecError
+from rowwise.scratch import Scratch
 
 RESTARTS = 5  # most, while none of them has saved a checkpoint
 GRACE_S = 120  # from SIGTERM to the time limit
@@ -86,12 +87,15 @@ def make_script(request: JobRequest) -> str:
     )
 
 
-def submit(request: JobRequest, script: Path) -> Job:
-    """Submit a script that `make_script` has made."""
-    try:
-        job_id = run_program(["sbatch", "--parsable", str(script)], HERE).strip().partition(";")[0]
-    except DataError as error:
-        raise SpecError(f"{error}; sinfo -s lists partitions, and --job KEY=VALUE sets any option of sbatch") from None
+def submit(request: JobRequest) -> Job:
+    with Scratch() as scratch:
+        script = scratch.path / "job.sh"
+        script.write_text(make_script(request))
+        try:
+            job_id = run_program(["sbatch", "--parsable", str(script)], HERE).strip().partition(";")[0]
+        except DataError as error:
+            want = "sinfo -s lists partitions, and --job KEY=VALUE sets any option of sbatch"
+            raise SpecError(f"{error}; {want}") from None
     name = f"slurm-{job_id}"
     log = request.settings.get("output", str(request.cwd / f"{name}.log"))
     log = log.replace("%j", job_id).replace("%x", request.settings.get("job-name", request.recipe))
@@ -102,11 +106,25 @@ def submit(request: JobRequest, script: Path) -> Job:
         run=str(request.run or request.runs / request.recipe / name),
         log=log,
         submitted=datetime.now().astimezone().isoformat(timespec="seconds"),
+        cluster=find_cluster(),
     )
+
+
+@functools.cache
+def find_cluster() -> str:
+    """The name of the cluster to which Slurm's programs speak here; empty if none answers."""
+    try:
+        found = re.search(r"^ClusterName\s*=\s*(\S+)", run_program(["scontrol", "show", "config"], HERE), re.MULTILINE)
+    except (DataError, SpecError):
+        return ""
+    return found[1] if found else ""
 
 
 def find_state(job: Job) -> tuple[State, str]:
     """The state of a job, and Slurm's word for it or the reason of a job that waits."""
+    here = find_cluster()
+    if "" not in (here, job.cluster) and here != job.cluster:
+        raise DataError(f"it is a job of the cluster {job.cluster}, and this is {here}: want a login node of that one")
     try:
         shown = run_program(["scontrol", "--oneliner", "show", "job", job.id], HERE)
     except DataError as error:

@@ -1,6 +1,7 @@
 """`rowwise train` and `rowwise resume`: train a recipe, and resume a run that was stopped or killed."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 RUNS = Path("runs")
 MOST_NODES = 10_000
-SCHEDULERS = ("slurm", "kubernetes")
+SCHEDULERS = ("slurm", "ray", "kubernetes")
 FEWEST_SEEDS, MOST_SEEDS = 2, 100
 Changes = Annotated[
     list[str] | None,
@@ -97,7 +98,7 @@ def train(  # noqa: PLR0913 - one for each option
         typer.Option(
             "--on",
             metavar="SCHEDULER",
-            help="Submit to slurm; --dry-run prints the script, or a manifest of kubernetes.",
+            help="Submit to slurm or ray; --dry-run prints the script, or a manifest of kubernetes.",
         ),
     ] = None,
     nodes: Annotated[int | None, typer.Option(metavar="N", help="Nodes of --on, with --nproc ranks each.")] = None,
@@ -138,6 +139,8 @@ def train(  # noqa: PLR0913 - one for each option
 
     Example: rowwise train my.yaml --on slurm --nodes 4 --nproc 8 --job partition=gpu --job time=12:00:00
 
+    Example: rowwise train my.yaml --on ray --nodes 4 --nproc 8 --job address=http://head:8265 --job gpus=1
+
     Example: rowwise train my.yaml --on kubernetes --nodes 2 --nproc 8 --job cluster.yaml --dry-run | kubectl apply -f -
     """
     environment = _get_environment(ctx)
@@ -161,6 +164,7 @@ def train(  # noqa: PLR0913 - one for each option
     if on is not None:
         command = ("train", recipe, *(text for change in all_changes for text in ("--set", change)))
         command += () if timeout is None else ("--timeout", f"{timeout:g}")
+        found = {"address": environment.ray_address} if on == "ray" and environment.ray_address else {}
         asked = JobRequest(
             recipe=loaded.name,
             command=command,
@@ -169,9 +173,10 @@ def train(  # noqa: PLR0913 - one for each option
             run=run and run.absolute(),
             nodes=nodes or 1,
             nproc=nproc or 1,
-            settings=parse_settings(job or []),
+            node_counts=_find_node_counts(loaded, nodes or 1, nproc or 1),
+            settings={**found, **parse_settings(job or [])},
         )
-        _submit(asked, loaded, on, dry_run=dry_run, detach=detach)
+        _submit(asked, on, dry_run=dry_run, detach=detach)
     elif not dry_run:
         request = RunRequest(recipe=loaded, folder=runs or RUNS, run=run, as_json=as_json, baseline=baseline)
         if seeds is None:
@@ -256,14 +261,24 @@ def _check_unused(by: str | None, others: dict[str, object], baseline: bool, see
             raise SpecError(f"{option} with {by} has no effect: leave it out")
 
 
-def _submit(request: JobRequest, recipe: "Recipe", on: str, *, dry_run: bool, detach: bool) -> None:
+def _find_node_counts(recipe: "Recipe", nodes: int, nproc: int) -> tuple[int, ...]:
+    """Numbers of nodes on which a run of the recipe can go on; raises if `nodes` is none of them."""
     from rowwise.recipes.recipe import check_ranks
 
-    check_ranks(recipe, request.nodes * request.nproc)
-    if on == "slurm":
+    check_ranks(recipe, nodes * nproc)
+    fewer = []
+    for count in range(1, nodes) if recipe.plan is None else ():  # a plan is for one number of ranks
+        with suppress(SpecError):
+            check_ranks(recipe, count * nproc)
+            fewer.append(count)
+    return (*fewer, nodes)
+
+
+def _submit(request: JobRequest, on: str, *, dry_run: bool, detach: bool) -> None:
+    if on != "kubernetes":
         from rowwise.cli.jobs import submit
 
-        submit(request, dry_run=dry_run, detach=detach)
+        submit(request, on, dry_run=dry_run, detach=detach)
         return
     from rowwise.cli.kubernetes import make_manifest
 
@@ -280,7 +295,9 @@ def _check_scheduler(environment: CommandEnvironment, *, on: str | None, nodes: 
             raise SpecError(f"--{given} without --on: want --on slurm, too")
         return
     if on not in SCHEDULERS:
-        raise SpecError(f"--on {on}: want {' or '.join(SCHEDULERS)}; for others start torchrun on each node")
+        raise SpecError(
+            f"--on {on}: want {', '.join(SCHEDULERS[:-1])} or {SCHEDULERS[-1]}; for others start torchrun on each node"
+        )
     if environment.torchrun is not None:
         raise SpecError(f"--on {on} under torchrun: want it without torchrun, as the job starts the ranks")
     if nodes is not None and not 1 <= nodes <= MOST_NODES:

@@ -1,0 +1,155 @@
+"""Ray: the script of a job, its submission, its state and its end, by Ray's API of jobs (HTTP).
+
+The script starts a driver, `ray_job`, on the head node of the cluster.
+"""
+
+import http.client
+import importlib.util
+import json
+import re
+import secrets
+import shlex
+import sys
+import urllib.error
+import urllib.request
+from datetime import datetime
+from typing import Any
+
+from rowwise.cli.job import Job, JobRequest, State
+from rowwise.errors import DataError, SpecError
+
+GRACE_S = 120  # from SIGTERM to SIGKILL
+WAIT_S = 60  # for another node in the place of a lost one, before the job goes on with fewer
+ANSWER_S = 20.0
+DEFAULTS = {"address": "http://127.0.0.1:8265", "cpus": "1", "gpus": "0", "grace": str(GRACE_S), "wait": str(WAIT_S)}
+LEAST = {"cpus": 1, "gpus": 0, "grace": 1, "wait": 0}
+DASHBOARD = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
+WORDS: dict[str, State] = {"PENDING": "pending", "SUCCEEDED": "completed", "STOPPED": "cancelled", "FAILED": "failed"}
+
+SCRIPT = r"""#!/bin/bash
+# Trains {recipe}; nodes: {nodes}, ranks on each: {nproc}. Edit and keep this where all nodes see it; submit it with:
+#
+#   ray job submit --address {address} --no-wait --runtime-env-json '{environment}' -- bash FILE
+
+name={name}
+run={run}
+
+# The driver reserves nodes, cores and GPUs (--cpus and --gpus are of a rank), and starts the ranks. When a node is
+# lost, it waits some seconds for another one. Then it goes on from the newest checkpoint in $run, on as many nodes as
+# are there, of the numbers in --nodes. SIGTERM, of ray job stop, ends ranks after the same step, with a checkpoint.
+cd {cwd} || exit
+exec {python} -m rowwise.cli.ray_job --nodes {counts} --nproc {nproc} --cpus {cpus} --gpus {gpus} --wait {wait} \
+  --log "$name.log" --run "$run" -- {command}
+"""
+
+
+def make_script(request: JobRequest, name: str = "ray-$(date +%Y%m%d-%H%M%S)") -> str:
+    """The script of a job: what Ray runs on its head node."""
+    settings = _checked(request)
+    runs = shlex.quote(str(request.runs / request.recipe))
+    return SCRIPT.format(
+        recipe=request.recipe,
+        nodes=request.nodes,
+        nproc=request.nproc,
+        counts=_in_words(request.node_counts or (request.nodes,)),
+        address=shlex.quote(settings["address"]),
+        environment=json.dumps(_environment(settings)),
+        name=name,
+        run=f'{runs}/"$name"' if request.run is None else shlex.quote(str(request.run)),
+        cwd=shlex.quote(str(request.cwd)),
+        python=shlex.quote(sys.executable),
+        command=shlex.join(request.command),
+        **{key: settings[key] for key in ("cpus", "gpus", "wait")},
+    )
+
+
+def _checked(request: JobRequest) -> dict[str, str]:
+    settings = {**DEFAULTS, **request.settings}
+    unknown = settings.keys() - DEFAULTS.keys()
+    if unknown:
+        raise SpecError(f"--job {min(unknown)}={settings[min(unknown)]}: want one of {', '.join(DEFAULTS)}")
+    if not DASHBOARD.fullmatch(settings["address"]):
+        want = f"the URL of Ray's dashboard, such as {DEFAULTS['address']}, by --job address=URL or RAY_ADDRESS"
+        raise SpecError(f"{settings['address']!r}: want {want}")
+    for key, least in LEAST.items():
+        value = settings[key]
+        if not value.isdecimal() or not least <= int(value) <= 65535:
+            raise SpecError(f"--job {key}={value}: want a number from {least} to 65535")
+    return settings
+
+
+def _in_words(counts: tuple[int, ...]) -> str:
+    """Numbers of nodes, as the driver reads them: 1-4, or 1,2,4."""
+    every = counts == tuple(range(counts[0], counts[-1] + 1)) and len(counts) > 1
+    return f"{counts[0]}-{counts[-1]}" if every else ",".join(map(str, counts))
+
+
+def _environment(settings: dict[str, str]) -> dict[str, dict[str, str]]:
+    """Of Ray's process that runs the script: it sends SIGTERM, and after this time SIGKILL."""
+    return {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": settings["grace"]}}
+
+
+def submit(request: JobRequest) -> Job:
+    settings = _checked(request)
+    if importlib.util.find_spec("ray") is None:  # the job runs with this Python
+        raise SpecError("--on ray needs Ray: want pip install 'rowwise[cluster]'; --dry-run prints the script")
+    name = f"ray-{secrets.token_hex(4)}"
+    job = Job(
+        name=name,
+        id=name,
+        recipe=request.recipe,
+        run=str(request.run or request.runs / request.recipe / name),
+        log=str(request.cwd / f"{name}.log"),
+        submitted=datetime.now().astimezone().isoformat(timespec="seconds"),
+        cluster=settings["address"],
+    )
+    _ask(
+        job.cluster,
+        "api/jobs/",
+        {
+            "entrypoint": f"exec bash -c {shlex.quote(make_script(request, name))}",
+            "submission_id": name,
+            "runtime_env": _environment(settings),
+        },
+    )
+    return job
+
+
+def find_state(job: Job) -> tuple[State, str]:
+    """The state of a job, and what Ray says about it."""
+    try:
+        answer = _ask(job.cluster, f"api/jobs/{job.id}")
+    except _Unknown:
+        return "gone", "Ray has forgotten it"
+    status, message = str(answer.get("status")), str(answer.get("message") or "")
+    return WORDS.get(status, "running"), message.partition("\n")[0].partition(",")[0] or status
+
+
+def cancel(job: Job) -> None:
+    _ask(job.cluster, f"api/jobs/{job.id}/stop", {})
+
+
+class _Unknown(DataError):
+    """No job of this name."""
+
+
+def _ask(address: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What the API answers: to a POST with a body, or to a GET."""
+    url = f"{address.rstrip('/')}/{path}"
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+            found = json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            said = error.read().decode(errors="replace").strip().splitlines() or [""]
+        if error.code == http.HTTPStatus.NOT_FOUND and path.startswith("api/jobs/") and body is None:
+            raise _Unknown(f"{url}: {said[-1]}") from None
+        raise DataError(f"Ray at {address} refuses ({error.code} {error.reason}): {said[-1]}") from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        want = "want the URL of a running cluster's dashboard (--job address=URL), or start one here: ray start --head"
+        raise DataError(f"no Ray answers at {address} ({getattr(error, 'reason', error)}): {want}") from None
+    if not isinstance(found, dict):
+        raise DataError(f"{url} answers {found!r}: want an object")
+    return found
