@@ -178,6 +178,7 @@ NONSENSE = {
     "export --side": ("nope.parquet:user", "{rows}", "{rows}:nope", "{rows}:", "{fifo}:user", "{folder}:user", ":", ""),
     "export --items": ("nope.parquet", "{rows}", "{fifo}", "{folder}", ""),
     "export --recall": ("0", "-1", "1.5", "nan", "x", "", "0.5"),
+    "export --memory": ("lots", "0", "-1GB", "1kB", ""),
     "export --which": ("x", "step-x", "step-999", ""),
     "versions folder": NO_RUN,
     "versions --current": ("99", *COUNTS),

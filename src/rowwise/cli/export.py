@@ -53,13 +53,18 @@ def export(  # noqa: PLR0913 - one for each option
     full: Annotated[
         bool, typer.Option("--full", help="Write all rows, also where the newest version has most of them.")
     ] = False,
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Memory for rows, such as 8GB (default: what is free, or the run's)."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a run as the next version of a model in a folder, and make it the current one.
 
     Where few rows differ from those of the newest version, these alone are written, beside hard links to its files.
     A version has the weights without optimizer state, the transforms, and rows with their logits, by which a server
-    checks that it computes the same. It needs neither the run nor its data.
+    checks that it computes the same. It needs neither the run nor its data. Rows are read and written a part at a
+    time, so tables may be larger than memory.
 
     Example: rowwise export runs/dlrm-synthetic/1 served/
 
@@ -69,8 +74,11 @@ def export(  # noqa: PLR0913 - one for each option
 
     Example: rowwise export runs/dlrm-synthetic/1 served/ --follow
 
+    Example: rowwise export runs/dlrm-synthetic/1 served/ --memory 8GB
+
     Example: rowwise export runs/towers/1 served/ --items items.parquet --recall 0.999
     """
+    from rowwise.planner.machines import parse_size
     from rowwise.recipes.export import export as write_version
     from rowwise.recipes.export import follow as follow_run
     from rowwise.recipes.export import row_type_cost
@@ -82,18 +90,30 @@ def export(  # noqa: PLR0913 - one for each option
     if explain and rows is None:
         raise SpecError("--explain without --rows: nothing is rounded: want --rows int8, int4, fp16 or bf16")
     options = ItemOptions(None if items is None else str(items), recall)
+    size = None if memory is None else parse_size(memory, "--memory")
     warn_of_run_code(run)
     console = make_terminal(stderr=True)
     warn = partial(show_warning, console)
     if follow:
-        for written in follow_run(run, folder, rows=rows, sides=side or (), items=options, full=full, warn=warn):
+        for written in follow_run(
+            run, folder, rows=rows, sides=side or (), items=options, full=full, memory_bytes=size, warn=warn
+        ):
             _show_version(written, [], as_json=as_json)
         return
     with splits_bar(console, "writing") as tell:
         written = write_version(
-            run, folder, which=which, rows=rows, sides=side or (), items=options, full=full, tell=tell, warn=warn
+            run,
+            folder,
+            which=which,
+            rows=rows,
+            sides=side or (),
+            items=options,
+            full=full,
+            memory_bytes=size,
+            tell=tell,
+            warn=warn,
         )
-    _show_version(written, row_type_cost(run, written.folder, which) if explain else [], as_json=as_json)
+    _show_version(written, row_type_cost(run, written.folder, which, size) if explain else [], as_json=as_json)
     if not as_json:
         print_line(f"serve it with: rowwise serve {folder}")
 

@@ -9,7 +9,7 @@ The first two are in the digest of the version, the others by their checksums.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, final
 
@@ -148,14 +148,27 @@ class ServedItems:
         return torch.from_numpy(np.setdiff1d(among_A, allowed.without_W.numpy(), assume_unique=True))
 
 
+def write_vectors(version: Path, batches: Iterable[Tensor]) -> Tensor:
+    """Write the vectors of items one batch after the other; returns all of them, mapped from their file."""
+    folder, rows, dim = version / RETRIEVAL, 0, 0
+    folder.mkdir()
+    with (folder / VECTORS).open("wb") as file:
+        for vectors_BD in batches:
+            file.write(vectors_BD.contiguous().numpy().data)
+            rows, dim = rows + len(vectors_BD), vectors_BD.shape[1]
+    return _map_vectors(folder, rows, dim)
+
+
+def _map_vectors(folder: Path, rows: int, dim: int) -> Tensor:
+    return torch.from_file(str(folder / VECTORS), size=rows * dim, dtype=torch.float32).view(rows, dim)
+
+
 def write_items(
     version: Path, key: str, items: pa.Table, vectors_ID: Tensor, index: tuple[ItemIndex, IndexFacts] | None
 ) -> RetrievalFacts:
-    """Write the items of a version that is not there yet."""
+    """Write the items of a version that is not there yet; their vectors were written by `write_vectors`."""
     folder = version / RETRIEVAL
-    folder.mkdir()
     pq.write_table(items, folder / ITEMS)
-    vectors_ID.contiguous().numpy().tofile(folder / VECTORS)
     if index is not None:
         index[0].write(folder / INDEX)
     facts = RetrievalFacts(
@@ -198,7 +211,7 @@ def open_items(version: Path, facts: RetrievalFacts, *, check: bool = True) -> S
     numbers = facts.items * facts.dim
     if len(keys) != facts.items or (folder / VECTORS).stat().st_size != 4 * numbers:
         raise CheckpointError(f"{folder} has not {facts.items} items of {facts.dim} numbers: export the version again")
-    vectors_ID = torch.from_file(str(folder / VECTORS), size=numbers, dtype=torch.float32).view(facts.items, facts.dim)
+    vectors_ID = _map_vectors(folder, facts.items, facts.dim)
     index = None if facts.index is None else ItemIndex.open(folder / INDEX)
     if index is not None and index.items != facts.items:
         raise CheckpointError(f"{folder / INDEX} has {index.items} items, not {facts.items}: export the version again")

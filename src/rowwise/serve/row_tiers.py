@@ -121,7 +121,10 @@ IN_MEMORY = RowTiers()
 
 
 def make_tiers(
-    version: CheckpointManifest, memory_bytes: int | None, redis: tuple[RedisAddress, ...], hit_rate: float | None
+    version: CheckpointManifest,
+    memory_bytes: int | None,
+    redis: tuple[RedisAddress, ...] = (),
+    hit_rate: float | None = None,
 ) -> RowTiers:
     """Tiers for the rows of a version and of those that follow, with the memory of their caches."""
     layout = divide_memory(tables_of(version), memory_bytes)
