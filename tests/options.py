@@ -193,6 +193,7 @@ NONSENSE = {
     "serve --memory": ("lots", "0", "-1GB", "1kB", ""),
     "serve --redis": ("redis://x", "x", ""),  # all without --memory
     "serve --hit-rate": ("2", "-1%", "x", ""),
+    "serve --default-row": ("mean", "x", ""),  # all without --hit-rate
     "watch path": ("nope", "{folder}", "nope://x"),
     "watch --every": ("0", *SECONDS),
     "watch --port": ("-1", "70000", "x", ""),

@@ -48,8 +48,9 @@ from rowwise.recipes.served import ServedModel, golden_logits, load_model, read_
 from rowwise.recipes.table_memory import measure_memory
 from rowwise.recipes.towers import TowerInput
 from rowwise.recipes.user_model_name import split_name
+from rowwise.serve.default_rows import mean_rows, write_mean_rows
 from rowwise.serve.forward import Forward, arrays_of, choose_blocks_of
-from rowwise.serve.hot_rows import HOT, RowCounter, write_hot_rows
+from rowwise.serve.hot_rows import HOT, RowCounter, read_hot_rows, write_hot_rows
 from rowwise.serve.items import RetrievalFacts
 from rowwise.serve.package import (
     MODEL,
@@ -164,6 +165,7 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
         elif like is not None:
             for name in (STATS, HOT):
                 shutil.copyfile(like.path / name, unfinished / name)
+        write_mean_rows(unfinished, mean_rows(Checkpoint.open(unfinished), read_hot_rows(unfinished)))
     write_traffic(folder, Traffic(current=version.number))
     kept = set() if base is None else {file.stat().st_ino for file in base.path.iterdir()}  # hard links
     sizes = {file.stat().st_ino: file.stat().st_size for file in version.path.rglob("*") if file.is_file()}
