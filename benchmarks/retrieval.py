@@ -39,7 +39,8 @@ from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.served import open_version
 from rowwise.recipes.text import decode
 from rowwise.serve.item_index import ItemIndex, choose_lists
-from rowwise.serve.items import ItemFilter, open_items, write_items, write_vectors
+from rowwise.serve.item_scan import ItemFilter
+from rowwise.serve.items import open_items, write_items, write_vectors
 from rowwise.serve.load import Load, quantiles_ms, seconds_of, send
 from rowwise.serve.retrieval import Retriever
 

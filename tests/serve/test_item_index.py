@@ -8,7 +8,8 @@ import torch
 from rowwise import CheckpointError, nearest_items
 from rowwise.recipes.export_items import measure
 from rowwise.serve.item_index import ItemIndex, choose_lists
-from rowwise.serve.items import ChosenProbes, IndexFacts, ItemFilter, open_items, write_items, write_vectors
+from rowwise.serve.item_scan import ItemFilter
+from rowwise.serve.items import ChosenProbes, IndexFacts, open_items, write_items, write_vectors
 
 ITEMS, DIM, LISTS = 3000, 24, 32
 
