@@ -213,8 +213,7 @@ class _Handlers:
             return self._refuse(Rejection(BAD_REQUEST, one_line(error) or ""))
         if isinstance(response, Rejection):
             return self._refuse(response)
-        if service.draining:
-            response.headers["connection"] = "close"
+        self._end_if_draining(response)
         service.metrics.stage["request"].observe(service.clock() - begin_s)
         service.metrics.count(OK, version.number)
         return response
@@ -242,6 +241,11 @@ class _Handlers:
             if array.null_count:
                 self.service.metrics.nulls.labels(name).inc(array.null_count)
 
+    def _end_if_draining(self, response: Response) -> None:
+        """Let the connection end with this response, if the server does."""
+        if self.service.draining:
+            response.headers["connection"] = "close"
+
     def _refuse_large(self) -> Response:
         most = f"the body is larger than {self.service.limits.most_bytes} bytes: send fewer rows"
         return self._refuse(Rejection(TOO_LARGE, most))
@@ -249,8 +253,7 @@ class _Handlers:
     def _refuse(self, rejection: Rejection) -> Response:
         self.service.metrics.count(rejection.code)
         response = _respond(rejection.code, {"error": rejection.message})
-        if self.service.draining:
-            response.headers["connection"] = "close"
+        self._end_if_draining(response)
         if rejection.retry_after_s is not None:
             response.headers["retry-after"] = str(max(1, round(rejection.retry_after_s)))
         return response

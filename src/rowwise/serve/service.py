@@ -90,7 +90,9 @@ class ScoringService:
 
     def open(self, version: ServedVersion) -> None:
         self.versions[version.number] = version
-        self._readers[version.number] = RequestReader(version.schema, self.limits.most_rows, version.sides)
+        self._readers[version.number] = RequestReader(
+            version.schema, self.limits.most_rows, version.sides, self.limits.most_bytes
+        )
 
     def close(self, number: int) -> None:
         """Forget a version; requests that were given it still get their answers."""
