@@ -65,6 +65,7 @@ from rowwise.serve.package import (
     write_golden,
     write_traffic,
 )
+from rowwise.serve.row_memory import StoredTable, divide_memory
 from rowwise.serve.row_tiers import make_tiers
 from rowwise.serve.shared_rows import memory_of_tables, room_of
 from rowwise.serve.sides import load_side
@@ -140,6 +141,8 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
     sample = held_out_rows(resolved) if like is None else read_golden(like.path).rows
     loaded = [load_side(side, sample.schema) for side in sides]
     memory_bytes = _memory_for_rows(resolved, run) if memory_bytes is None else memory_bytes
+    written = [StoredTable(table.name, table.rows, _retype(table, rows).row_bytes) for table in resolved.tables]
+    divide_memory(written, memory_bytes)  # raises before anything is written
     known = list_versions(folder)
     base = version_folder(folder, known[-1]) if known and not full else None
     version = version_folder(folder, next_version(folder))
