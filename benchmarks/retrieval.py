@@ -39,7 +39,8 @@ from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.served import open_version
 from rowwise.recipes.text import decode
 from rowwise.serve.item_index import ItemIndex, choose_lists
-from rowwise.serve.items import ItemFilter, open_items, write_items
+from rowwise.serve.item_scan import ItemFilter
+from rowwise.serve.items import open_items, write_items, write_vectors
 from rowwise.serve.load import Load, quantiles_ms, seconds_of, send
 from rowwise.serve.retrieval import Retriever
 
@@ -85,6 +86,7 @@ def vectors(count: int, queries: int) -> list[Row]:
     asked_QD, nothing = clustered(queries, clusters, 3), ItemFilter()
     with tempfile.TemporaryDirectory() as folder:
         table = pa.table({"item": np.arange(count)})
+        items_ID = write_vectors(Path(folder), [items_ID])
         items = open_items(Path(folder), write_items(Path(folder), "item", table, items_ID, (index, facts)))
         near = [items.find(query_D, K, nothing) for query_D in asked_QD]
         best = [items.find(query_D, K, nothing, exact=True) for query_D in asked_QD]

@@ -7,7 +7,7 @@ follow Zipf's law with exponent 1.05. Each lookup is compared with that of table
 compared with that of the simulator for the same ids. Redis is a server on the loopback address; while it is killed,
 emptied and cut off, answers of `rowwise serve` are compared with those of `rowwise predict`. Latencies of a worker are
 compared with the forecast of `rowwise fleet`. Accuracy is that of a small model on its test rows, with a share of its
-rows replaced.
+rows replaced, at random and behind the most popular ones.
 
 Takes: 5 minutes; --quick 1 minute
 Needs: the extras `serve` and `redis`, and redis-server
@@ -37,10 +37,13 @@ from rowwise import Embeddings, Jagged
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.tables import table_modules
 from rowwise.recipes.compose import build_model, make_evaluator
+from rowwise.recipes.export import export
 from rowwise.recipes.runs import TrainingRun, load_trained
 from rowwise.recipes.served import read_model
 from rowwise.recipes.text import decode
 from rowwise.serve.cached_rows import CachedRows, RowCounts
+from rowwise.serve.default_rows import read_mean_rows
+from rowwise.serve.hot_rows import read_hot_rows
 from rowwise.serve.package import version_folder
 from rowwise.serve.redis_rows import parse_addresses
 from rowwise.serve.row_memory import tables_of
@@ -57,6 +60,7 @@ SIZES = {  # as of `write_versions`; samples of a batch, batches; rows and test 
     "full": ((40_000, 64, (64,), 0, 2), 32, 6000, (200_000, 30_000), 50),
 }
 SHARES = (0.0, 0.01, 0.1, 0.5, 1.0)  # of rows that are replaced
+HIT_RATES = (1.0, 0.99, 0.9, 0.7, 0.5, 0.0)  # of lookups, by the rows that are asked for most often
 
 
 class Opened(NamedTuple):
@@ -119,7 +123,7 @@ def run(opened: Opened, ids: np.ndarray, wanted: Callable[[int], Tensor], before
             for one in opened.cached:
                 new = one.take_counts()
                 counts.add(new)
-                misses.append(new.redis + new.files + new.zeros)
+                misses.append(new.redis + new.files + new.defaults)
     return Measured(wrong, seconds, counts, misses)
 
 
@@ -127,7 +131,7 @@ def describe(name: str, measured: Measured, rows: int) -> dict:
     taken = np.array(measured.seconds)
     quantiles = {f"p{q}_ms": 1e3 * float(np.quantile(taken, q / 100)) for q in (50, 99)}
     row = {"case": name, "rows_s": rows / float(np.median(taken)), **quantiles, "wrong": measured.wrong}
-    row |= {origin: getattr(measured.counts, origin) for origin in ("cache", "redis", "files", "zeros")}
+    row |= {origin: getattr(measured.counts, origin) for origin in ("cache", "redis", "files", "defaults")}
     print(
         f"{name:34} {row['rows_s']:12,.0f} rows/s  p50 {row['p50_ms']:7.3f} ms  p99 {row['p99_ms']:7.3f} ms", flush=True
     )
@@ -184,8 +188,8 @@ def measure_tiers(folder: Path, size: tuple, batch: int, batches: int) -> tuple[
         both = run(shared, ids[half:], lambda n: wanted(half + n), _nothing)
         found.append(describe("cache that fills, Redis and files", both, per_batch))
     rule = open_tables(models, make_tiers(manifest, memory, (), 0.5))
-    zeros = run(rule, ids[:half], wanted, _nothing)
-    found.append(describe("cache that fills, hit rate 50 %", zeros, per_batch))
+    ruled = run(rule, ids[:half], wanted, _nothing)
+    found.append(describe("cache that fills, hit rate 50 %", ruled, per_batch))
     exact = [cold, warm, hot, from_redis, from_files, both]
     times = [float(np.median(one.seconds)) for one in (hot, from_redis)]
     floors = [
@@ -259,7 +263,7 @@ def measure_accuracy(folder: Path, rows: int, test_rows: int) -> list[dict]:
     }
     run = TrainingRun.start(decode(recipe, "accuracy.yaml"), folder / "runs")
     run.go(test=False)
-    found = []
+    found = measure_defaults(run.folder.path, folder / "defaults")
     for share in SHARES:
         row = {"case": "accuracy", "share": share}
         for kind in ("zeros", "mean row"):
@@ -276,6 +280,33 @@ def measure_accuracy(folder: Path, rows: int, test_rows: int) -> list[dict]:
         print(
             f"{share:6.0%} of rows replaced: AUC {row['zeros']:.4f} zeros, {row['mean row']:.4f} mean rows", flush=True
         )
+        found.append(row)
+    return found
+
+
+def measure_defaults(run: Path, models: Path) -> list[dict]:
+    """What answers cost where a server has the most popular rows alone, and does not wait for the others."""
+    version = export(run, models).folder.path
+    hot, means, found = read_hot_rows(version), read_mean_rows(version), []
+    for hit_rate in HIT_RATES:
+        row = {"case": "default rows", "hit_rate": hit_rate}
+        for kind in ("zero", "plain mean", "mean"):
+            resolved, model = load_trained(run, "best")
+            ((_, embeddings),) = table_modules(model)
+            for table in embeddings.tables:
+                weights_RD, name = embeddings.table(table.name), f"model/embeddings.{table.name}"
+                rows_M, counts_M = hot[name]
+                hits_M = np.cumsum(counts_M) / max(1, counts_M.sum())
+                kept = rows_M[: int(np.searchsorted(hits_M, hit_rate))]
+                missing_R = torch.full((table.rows,), hit_rate < 1)
+                missing_R[torch.from_numpy(kept.copy())] = False
+                default_D = {"zero": 0.0, "plain mean": weights_RD.mean(0), "mean": means[name]}[kind]
+                weights_RD[missing_R] = default_D
+            assert resolved.rows.test is not None
+            (values,) = make_evaluator(resolved, model, resolved.rows.test)().tasks.values()
+            row |= {f"{kind} auc": values["auc"], f"{kind} ne": values["ne"]}
+        shown = ", ".join(f"{key} {value:.5f}" for key, value in row.items() if key not in ("case", "hit_rate"))
+        print(f"hit rate {hit_rate:4.0%}: {shown}", flush=True)
         found.append(row)
     return found
 

@@ -179,6 +179,7 @@ NONSENSE = {
     "export --items": ("nope.parquet", "{rows}", "{fifo}", "{folder}", ""),
     "export --recall": ("0", "-1", "1.5", "nan", "x", "", "0.5"),
     "export --cache": ("{rows}", "{folder}", ""),  # without a URL
+    "export --memory": ("lots", "0", "-1GB", "1kB", ""),
     "export --which": ("x", "step-x", "step-999", ""),
     "versions folder": NO_RUN,
     "versions --current": ("99", *COUNTS),
@@ -194,6 +195,7 @@ NONSENSE = {
     "serve --memory": ("lots", "0", "-1GB", "1kB", ""),
     "serve --redis": ("redis://x", "x", ""),  # all without --memory
     "serve --hit-rate": ("2", "-1%", "x", ""),
+    "serve --default-row": ("mean", "x", ""),  # all without --hit-rate
     "watch path": ("nope", "{folder}", "nope://x"),
     "watch --every": ("0", *SECONDS),
     "watch --port": ("-1", "70000", "x", ""),

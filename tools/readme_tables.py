@@ -957,6 +957,12 @@ def rows_beyond_memory(read: Read) -> str:
     lines += ["", "| rows replaced | AUC with zeros | with the mean row of the table |", "|---|---|---|"]
     for row in (row for row in rows if row["case"] == "accuracy"):
         lines.append(f"| {row['share']:.0%} | {row['zeros']:.4f} | {row['mean row']:.4f} |")
+    defaults = [row for row in rows if row["case"] == "default rows"]
+    if defaults:
+        lines += ["", "| hit rate | AUC, NE with zeros | with mean rows | with means by access |", "|---|---|---|---|"]
+    for row in defaults:
+        cells = [f"{row[f'{kind} auc']:.4f}, {row[f'{kind} ne']:.4f}" for kind in ("zero", "plain mean", "mean")]
+        lines.append(f"| {row['hit_rate']:.0%} | {' | '.join(cells)} |")
     lines += [
         "",
         "| one worker, rows of a request | requests a second | p50, forecast | p99, forecast |",

@@ -164,6 +164,15 @@ def test_a_run_with_tables_on_disk_ends_as_one_in_memory(large, tmp_path):
     assert all(torch.equal(resident[key], on_disk[key]) for key in resident)
 
 
+def test_a_run_warns_of_memory_that_is_not_there(large, tmp_path):
+    made, _ = large
+    run = TrainingRun.start(structs.replace(made, memory="900TB"), tmp_path / "runs")
+    assert not has_disk_tables(run.plan)
+    log = (run.folder.path / "warnings.txt").read_text()
+    assert "memory=900.0 TB: " in log
+    assert "are free, and tables have no more than that" in log
+
+
 def test_a_resumed_run_with_tables_on_disk_ends_as_one_that_was_not_stopped(large, tmp_path):
     made, _ = large
     made = structs.replace(made, memory=4 * MB)

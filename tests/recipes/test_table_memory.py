@@ -1,15 +1,17 @@
 """Tables for which there is no memory are refused in one line, with ways out that fit; unknown memory refuses none."""
 
+import os
 import re
 
 import pytest
 
 from rowwise import Adam, Plan, RowType, RowWiseAdagrad, RowWiseAdam, Table, Topology
 from rowwise.errors import TableMemoryError, one_line
-from rowwise.perf.host_memory import free_bytes
+from rowwise.perf.host_memory import free_bytes, is_in_memory
 from rowwise.plan import Tile
+from rowwise.recipes import table_memory
 from rowwise.recipes.sharding import single_rank_plan
-from rowwise.recipes.table_memory import TableMemory, find_remedies, raise_if_short
+from rowwise.recipes.table_memory import TableMemory, find_memory_notes, find_remedies, raise_if_short
 
 GB = 10**9
 TABLES = (
@@ -148,3 +150,24 @@ def test_control_groups_of_version_2(tmp_path, top, group):
     assert free_bytes(tmp_path) == 150
     write(tmp_path / top, **{"memory.current": "2000\n"})
     assert free_bytes(tmp_path) == 0
+
+
+def test_a_file_system_in_memory_is_known_by_its_device(tmp_path):
+    device = tmp_path.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    assert not is_in_memory(tmp_path, tmp_path / "nothing")
+    line = "36 35 {} / /some\\040place rw,noatime shared:1 - {} source rw\n"
+    write(tmp_path, proc__self__mountinfo=line.format("0:0", "tmpfs") + line.format(number, "ext4"))
+    assert not is_in_memory(tmp_path / "not" / "yet", tmp_path)
+    write(tmp_path, proc__self__mountinfo=line.format(number, "tmpfs") + "of another kind\n")
+    assert is_in_memory(tmp_path / "not" / "yet", tmp_path)
+
+
+def test_memory_that_is_not_there_and_disks_in_memory_are_said(tmp_path, monkeypatch):
+    short, enough = asked(free=3 * GB), asked(free=8 * GB, limited=True)
+    assert find_memory_notes(short, None, None) == find_memory_notes(enough, 8 * GB, None) == ()
+    (note,) = find_memory_notes(short, 8 * GB, tmp_path)
+    assert note == "memory=8.0 GB: 3.0 GB are free, and tables have no more than that"
+    monkeypatch.setattr(table_memory, "is_in_memory", lambda _: True)
+    (note,) = find_memory_notes(enough, 8 * GB, tmp_path)
+    assert note.startswith(f"{tmp_path} is in memory (tmpfs), and so are its tables on disk: want --set disk=FOLDER")

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pytest
+import torch
 from increments import NUMBERS, TABLE_ROWS
 from launching import rowwise, wait_for
 from pyarrow import parquet as pq
@@ -20,11 +21,15 @@ from small import RECIPE, WORLD, trained
 
 from rowwise import CheckpointError, RowType, SpecError
 from rowwise.checkpoint.manifest import CheckpointManifest
+from rowwise.checkpoint.read import Checkpoint
+from rowwise.checkpoint.tables import table_modules
 from rowwise.errors import StoreError
 from rowwise.recipes.export import export
-from rowwise.recipes.served import load_rows, open_version
+from rowwise.recipes.predict import logits_on
+from rowwise.recipes.served import load_model, load_rows, open_version, read_model
 from rowwise.serve.cached_rows import CachedBatches
-from rowwise.serve.forward import arrays_of
+from rowwise.serve.default_rows import MEANS, DefaultRow, mean_rows, read_mean_rows
+from rowwise.serve.forward import Forward, arrays_of
 from rowwise.serve.hot_rows import HOT, read_hot_rows, write_hot_rows
 from rowwise.serve.package import read_golden, version_folder, write_golden, write_traffic
 from rowwise.serve.redis_rows import parse_addresses
@@ -35,16 +40,16 @@ TABLES = 3 * TABLE_ROWS * 32
 SMALL = 200_000
 
 
-def tiers_of(models, memory, *, redis=(), hit_rate=None, number=1):
-    return make_tiers(CheckpointManifest.read(version_folder(models, number).path), memory, redis, hit_rate)
+def tiers_of(models, memory, *, number=1, **options):
+    return make_tiers(CheckpointManifest.read(version_folder(models, number).path), memory, **options)
 
 
 def scored(version, table, most=256, *, exact=False):
-    """Logits, where the rows came from, and how many ids of each sample had zeros for them."""
+    """Logits, where the rows came from, and how many ids of each sample had default rows."""
     arrays = arrays_of(table.select(version.schema.names))
     seen = CachedBatches(version.cached, exact=exact)
     logits = version.forward(arrays, table.num_rows, most, seen.collect).flatten().numpy()
-    return logits, seen.counts, seen.zeros_of(0, table.num_rows)
+    return logits, seen.counts, seen.defaults_of(0, table.num_rows)
 
 
 @pytest.fixture
@@ -72,7 +77,7 @@ def test_versions_have_their_bits(increments, file, memory):
             assert counts.cache
             assert not zeros
     _, counts, _ = scored(opened[3], table)
-    assert (counts.files, counts.redis, counts.zeros) == (0, 0, 0) or memory == SMALL
+    assert (counts.files, counts.redis, counts.defaults) == (0, 0, 0) or memory == SMALL
     assert os.fstat(file).st_blocks * 512 < 100_000
 
 
@@ -188,12 +193,12 @@ def test_a_batch_below_the_hit_rate_waits_and_one_above_has_zeros(increments, op
     assert not zeros
     mixed = table.slice(0, 8)  # more of its rows are cached than not
     found, counts, zeros = scored(version, mixed)
-    assert counts.zeros == sum(part.sum() for part in zeros.values()) > 0
+    assert counts.defaults == sum(part.sum() for part in zeros.values()) > 0
     right = sum(zeros.values()) == 0
     assert right[:5].all()
     np.testing.assert_array_equal(found[right], logits[:8][right])
     assert (found != logits[:8]).any()
-    wait_for(lambda: scored(version, rest)[1].zeros == 0)  # they were fetched meanwhile
+    wait_for(lambda: scored(version, rest)[1].defaults == 0)  # they were fetched meanwhile
     np.testing.assert_array_equal(scored(version, mixed)[0], logits[:8])
 
 
@@ -201,12 +206,67 @@ def test_an_exact_request_waits(increments, opened):
     version = opened(hit_rate=0.0)
     found, counts, zeros = scored(version, increments.table, exact=True)
     np.testing.assert_array_equal(found, increments.logits[1])
-    assert (counts.zeros, zeros) == (0, {})
+    assert (counts.defaults, zeros) == (0, {})
     version = opened(hit_rate=0.0)
     _, counts, zeros = scored(version, increments.table, most=7)
-    assert counts.zeros
+    assert counts.defaults
     assert set(zeros) == {"user", "item", "seen"}
     assert len(zeros["user"]) == len(increments.table)
+
+
+def test_default_rows_are_means_where_they_are_asked_for(increments, opened):
+    """With an empty cache, each id of a sample has the mean row of its table: the logits of a model of such rows."""
+    table, models = increments.table.slice(0, 20), increments.models
+    means = read_mean_rows(version_folder(models, 1).path)
+    version = opened(hit_rate=0.0, default_row=DefaultRow.MEAN)
+    found, counts, defaults = scored(version, table)
+    assert counts.defaults > 0
+    assert counts.cache == counts.files == 0
+    assert sum(part.sum() for part in defaults.values()) >= counts.defaults
+    model = load_model(version_folder(models, 1).path, read_model(version_folder(models, 1).path))
+    ((_, embeddings),) = table_modules(model)
+    with torch.no_grad():
+        for name in ("user", "item", "seen"):
+            embeddings.table(name)[:] = means[f"model/embeddings.{name}"]
+    predictor = logits_on(model.eval(), "cpu")
+    preparation = version.forward.preparation
+    wanted = Forward(preparation, predictor, version.forward.blocks)(
+        arrays_of(table.select(version.schema.names)), 20, 256
+    )
+    np.testing.assert_array_equal(found, wanted.detach().flatten().numpy())
+    zeros, *_ = scored(opened(hit_rate=0.0), table)
+    assert (zeros != found).any()
+
+
+def test_mean_rows_are_weighted_by_counts(increments):
+    """Those of training rows; of a table that none has asked for, all rows count."""
+    path = version_folder(increments.full, 2).path
+    version, hot, means = Checkpoint.open(path), read_hot_rows(path), read_mean_rows(path)
+    plain = mean_rows(version, {})
+    for name, row_D in means.items():
+        rows_RD, (rows_M, counts_M) = version.load(name).double().numpy(), hot[name]
+        np.testing.assert_allclose(row_D, np.average(rows_RD[rows_M], 0, counts_M), rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(plain[name], rows_RD.mean(0), rtol=1e-5, atol=1e-9)
+    assert means.keys() == plain.keys() == hot.keys()
+
+
+def test_an_increment_has_means_of_its_own(increments):
+    for number in NUMBERS:
+        one, other = (
+            read_mean_rows(version_folder(models, number).path) for models in (increments.models, increments.full)
+        )
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_version_without_means_is_refused(increments, tmp_path):
+    models = shutil.copytree(increments.models, tmp_path / "models")
+    path = version_folder(models, 1).path
+    (path / MEANS).write_bytes(b"ARROW1")
+    with pytest.raises(CheckpointError, match=r"mean_rows.arrow is damaged: .*; export the version again"):
+        read_mean_rows(path)
+    (path / MEANS).unlink()
+    with pytest.raises(CheckpointError, match=r"mean_rows.arrow is missing: want the version exported again"):
+        read_mean_rows(path)
 
 
 def test_an_increment_that_is_refused_leaves_nothing_in_the_cache(increments, tmp_path, file):
@@ -228,7 +288,7 @@ def test_an_increment_that_is_refused_leaves_nothing_in_the_cache(increments, tm
     np.testing.assert_array_equal(scored(version, increments.table)[0], increments.logits[3])
 
 
-def test_zeros_of_a_batch_that_failed_are_not_those_of_the_next(increments, opened):
+def test_defaults_of_a_batch_that_failed_are_not_those_of_the_next(increments, opened):
     version, table = opened(hit_rate=0.0), increments.table
     scored(version, table.slice(0, 40))
     CachedBatches(version.cached, exact=False)
@@ -398,6 +458,8 @@ def test_explain_shows_where_rows_would_be(increments, tmp_path):
         (["--memory", "1MB", "--redis", "x"], "--redis x: want redis://HOST:PORT"),
         (["--memory", "1MB", "--redis", "redis://[::1"], "--redis redis://[::1: want redis://HOST:PORT"),
         (["--memory", "1MB", "--hit-rate", "120%"], "--hit-rate 120%: want a share of the rows"),
+        (["--memory", "1MB", "--default-row", "mean"], "--default-row mean without --hit-rate"),
+        (["--memory", "1MB", "--hit-rate", "9%", "--default-row", "x"], "--default-row x: want zero or mean"),
         (["--memory", "large"], "--memory='large': want a size"),
         (["--memory", "1kB"], "too small for a cache of the version's rows: want at least"),
     ],

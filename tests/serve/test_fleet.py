@@ -9,7 +9,7 @@ from launching import rowwise
 from redis_server import one_server
 
 from rowwise import SpecError
-from rowwise.serve.fleet import BatchTimes, MeasuredBatches, forecast, most_rate, workers_for
+from rowwise.serve.fleet import BatchTimes, MeasuredBatches, forecast, latencies, most_rate
 
 LINES = [(1e-3, 4e-4), (5e-3, 1e-4), (0.0, 2e-3)]
 
@@ -49,6 +49,22 @@ def test_latencies_are_those_of_a_chain_of_batches(line, load):
     np.testing.assert_allclose(forecast(rate, times), quantiles(rate, times), rtol=0.06)
 
 
+def test_batches_of_one_size_have_no_line():
+    """Where a request fills a batch, or has several: no warning, and the time of a request."""
+    for requests in (1.0, 0.25):
+        measured = [MeasuredBatches(requests * near, 0.02 * near) for near in (1.0, 1.001, 0.999, 1.0)]
+        times = BatchTimes.fit(measured, requests, [0.02 / requests] * 3)
+        assert (times.fixed_s, times.idle_s) == (0.0, 0.0)
+        assert times.of(requests) == pytest.approx(0.02)
+        assert times.most_rate == pytest.approx(requests / 0.02)
+
+
+def test_latencies_are_those_of_the_times_at_which_requests_come():
+    times = BatchTimes(1e-3, 1e-3, most=3)
+    found = latencies([0.0, 0.5e-3, 0.6e-3, 0.7e-3, 0.8e-3, 0.1], times)
+    np.testing.assert_allclose(found, [2e-3, 5.5e-3, 5.4e-3, 5.3e-3, 7.2e-3, 2e-3])
+
+
 @pytest.mark.parametrize("load", [0.25, 0.5, 0.75])
 def test_one_request_at_a_time_is_the_queue_of_textbooks(load):
     """M/M/1: seconds of a request are exponential, and so are latencies."""
@@ -80,7 +96,6 @@ def test_rates_and_workers():
     assert rates == sorted(rates)
     for rate, p99_s in zip(rates, (0.004, 0.01, 0.05), strict=True):
         assert forecast(rate, times).p99_s <= p99_s
-    assert workers_for(10 * rates[1], times, 0.01) in (10, 11)
     assert forecast(times.most_rate * 2, times).p99_s == np.inf
     with pytest.raises(SpecError, match="a p99 of 1 ms is less than that of a worker with hardly any requests"):
         most_rate(times, 0.001)

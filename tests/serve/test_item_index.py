@@ -8,7 +8,8 @@ import torch
 from rowwise import CheckpointError, nearest_items
 from rowwise.recipes.export_items import measure
 from rowwise.serve.item_index import ItemIndex, choose_lists
-from rowwise.serve.items import ChosenProbes, IndexFacts, ItemFilter, open_items, write_items
+from rowwise.serve.item_scan import ItemFilter
+from rowwise.serve.items import ChosenProbes, IndexFacts, open_items, write_items, write_vectors
 
 ITEMS, DIM, LISTS = 3000, 24, 32
 
@@ -86,7 +87,9 @@ def test_items_of_equal_score_are_in_the_order_of_their_table(index, tmp_path):
     items_ID = vectors(ITEMS // 5, 1).repeat(5, 1)
     built = ItemIndex.build(items_ID, LISTS)
     facts = measure(built, items_ID, vectors(50, 2), LISTS, 0.9)
-    written = write_items(tmp_path, "item", pa.table({"item": np.arange(ITEMS)}), items_ID, (built, facts))
+    stored_ID = write_vectors(tmp_path, items_ID.split(700))
+    assert torch.equal(stored_ID, items_ID)
+    written = write_items(tmp_path, "item", pa.table({"item": np.arange(ITEMS)}), stored_ID, (built, facts))
     items = open_items(tmp_path, written)
     for query_D in vectors(20, 3):
         near, exact = (items.find(query_D, 10, ItemFilter(), exact=e) for e in (False, True))

@@ -1,23 +1,27 @@
 """Requests for items that wait: refused where there is no time, not computed when it is over, apart from each other."""
 
 import asyncio
+import itertools
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 import torch
 
+from rowwise import nearest_items
 from rowwise.errors import DataError, StateError, StoreError
 from rowwise.serve.admission import ServiceLimits
 from rowwise.serve.batches import BAD_REQUEST, TOO_LATE, UNAVAILABLE, Rejection
 from rowwise.serve.cached_rows import RowCounts
-from rowwise.serve.items import ItemFilter, NearItems
+from rowwise.serve.item_scan import ItemFilter, ItemScan, NearItems
 from rowwise.serve.request import RequestRows
 from rowwise.serve.retrieval import QUERIES_AT_ONCE, ItemQuery, RetrievedItems
 from rowwise.serve.retrieval_service import RetrievalService
 from rowwise.serve.service import ScoringService
 
 SEARCH_s = 0.01
+ROWS, SLICES = 10, 40
+ITEMS_ID = torch.arange(4.0 * ROWS * SLICES).view(-1, 4) % 97
 
 
 class Clock:
@@ -44,19 +48,21 @@ class Searcher:
             raise self.unreadable
         return torch.tensor(numbers).view(-1, 1), RowCounts()
 
-    def find(self, query_D, query):
+    def begin(self, query_D, query):
         self.clock.now_s += SEARCH_s
         if self.fault is not None:
             raise self.fault
-        return NearItems(query_D, query_D.float(), exact=True)
+        if query.exact:
+            return ItemScan(torch.ones(4), ITEMS_ID, 3, query.allowed, slice_bytes=ROWS * 16)
+        return NearItems(query_D, query_D.float(), exact=False)
 
     def name(self, near, unknown):
         return RetrievedItems(near.places_K.tolist(), near.dots_K.tolist(), unknown, near.exact)
 
 
-def query_of(number):
+def query_of(number, *, exact=False):
     rows = RequestRows({"x": pa.array([number], pa.int64())}, 1, 0)
-    return ItemQuery(rows, 1, ItemFilter(), exact=False, unknown=0)
+    return ItemQuery(rows, 1, ItemFilter(), exact=exact, unknown=0)
 
 
 @pytest.fixture
@@ -119,3 +125,63 @@ def test_a_fault_ends_the_requests_of_its_batch_alone(waiting, capsys):
 def test_rows_that_cannot_be_read_are_no_fault_of_the_requests(waiting):
     waiting.searcher.unreadable = StoreError("a.safetensors: its rows cannot be read")
     assert {one.code for one in go(waiting, range(3))} == {UNAVAILABLE}
+
+
+def test_others_pass_between_the_slices_of_an_exact_search(waiting, monkeypatch):
+    """Those that come while it goes on are answered before it; the event loop turns between two slices."""
+    seen, step = [], ItemScan.step
+
+    def logged(scan):
+        seen.append("slice")
+        return step(scan)
+
+    monkeypatch.setattr(ItemScan, "step", logged)
+
+    async def ask(number, *, exact):
+        found = await waiting.service.retrieve(
+            waiting.versions[0], waiting.searcher, query_of(number, exact=exact), None
+        )
+        seen.append(number)
+        return found
+
+    async def go_on():
+        exact = asyncio.create_task(ask(-1, exact=True))
+        while seen.count("slice") < 3:
+            await asyncio.sleep(0)
+        for number in range(5):
+            before = seen.count("slice")
+            await ask(number, exact=False)
+            assert seen.count("slice") - before <= 2
+        while not exact.done():
+            seen.append("turn")
+            await asyncio.sleep(0)
+        return await exact
+
+    found = asyncio.run(go_on())
+    assert seen.count("slice") == SLICES
+    assert [one for one in seen if isinstance(one, int)] == [0, 1, 2, 3, 4, -1]
+    last = seen[seen.index(4) :]
+    assert all({one, after} != {"slice"} for one, after in itertools.pairwise(last))
+    dots_K, places_K = nearest_items(torch.ones(4), ITEMS_ID, 3)
+    assert (found.items, found.scores, found.exact) == (places_K.tolist(), dots_K.tolist(), True)
+
+
+def test_exact_searches_take_turns_and_end_in_time_or_say_so(waiting, monkeypatch):
+    step = ItemScan.step
+
+    def timed(scan):
+        waiting.clock.now_s += SEARCH_s
+        return step(scan)
+
+    monkeypatch.setattr(ItemScan, "step", timed)
+
+    async def some(timeout_s):
+        asked = [
+            waiting.service.retrieve(waiting.versions[0], waiting.searcher, query_of(k, exact=True), timeout_s)
+            for k in range(4)
+        ]
+        return await asyncio.gather(*asked)
+
+    first = asyncio.run(some(1000.0))
+    assert all(one.items == first[0].items for one in first)
+    assert {one.code for one in asyncio.run(some(34 * SEARCH_s))} <= {TOO_LATE, UNAVAILABLE}

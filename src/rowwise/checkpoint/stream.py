@@ -86,7 +86,8 @@ class _WindowReader:
             window = self._window
             if window is None or not _covers(window, cut):
                 whole = next(shard for shard in by_name[cut.name] if _covers(shard, cut))
-                end = min(whole.rows[1], cut.rows[0] + max(1, windows.WINDOW_bytes // max(1, whole.row_bytes)))
+                row_bytes = max(whole.row_bytes, 4 * whole.columns)  # rows of another type pass through float32
+                end = min(whole.rows[1], cut.rows[0] + max(1, windows.WINDOW_bytes // max(1, row_bytes)))
                 self._window = window = whole.cut(cut.rows[0], max(end, cut.rows[1])).allocate()
                 self._read(window)
             self._done += cut.size_bytes

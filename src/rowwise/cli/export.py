@@ -58,14 +58,18 @@ def export(  # noqa: PLR0913 - one for each option
         Path | None,
         typer.Option(metavar="FOLDER", help="Keep the newest version of a URL here (default: it is read again)."),
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Memory for rows, such as 8GB (default: what is free, or the run's)."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a run as the next version of a model in a folder, and make it the current one.
 
     Where few rows differ from those of the newest version, these alone are written, beside hard links to its files.
     A version has the weights without optimizer state, the transforms, and rows with their logits, by which a server
-    checks that it computes the same. It needs neither the run nor its data. At a URL it
-    appears when all of it is there.
+    checks that it computes the same. It needs neither the run nor its data. Rows are read and written a part at a
+    time, so tables may be larger than memory. At a URL a version appears when all of it is there.
 
     Example: rowwise export runs/dlrm-synthetic/1 served/
 
@@ -77,8 +81,11 @@ def export(  # noqa: PLR0913 - one for each option
 
     Example: rowwise export runs/dlrm-synthetic/1 s3://models/clicks
 
+    Example: rowwise export runs/dlrm-synthetic/1 served/ --memory 8GB
+
     Example: rowwise export runs/towers/1 served/ --items items.parquet --recall 0.999
     """
+    from rowwise.planner.machines import parse_size
     from rowwise.recipes.export import export as write_version
     from rowwise.recipes.export import follow as follow_run
     from rowwise.recipes.export import row_type_cost
@@ -90,6 +97,7 @@ def export(  # noqa: PLR0913 - one for each option
     if explain and rows is None:
         raise SpecError("--explain without --rows: nothing is rounded: want --rows int8, int4, fp16 or bf16")
     options = ItemOptions(None if items is None else str(items), recall)
+    size = None if memory is None else parse_size(memory, "--memory")
     warn_of_run_code(run)
     console = make_terminal(stderr=True)
     warn = partial(show_warning, console)
@@ -97,7 +105,15 @@ def export(  # noqa: PLR0913 - one for each option
         here, after = (Path(folder), 0) if store is None else (store.folder, store.begin_export(full=full))
         if follow:
             for written in follow_run(
-                run, here, rows=rows, sides=side or (), items=options, full=full, after=after, warn=warn
+                run,
+                here,
+                rows=rows,
+                sides=side or (),
+                items=options,
+                full=full,
+                after=after,
+                memory_bytes=size,
+                warn=warn,
             ):
                 if store is not None:
                     store.send(written.folder.number)
@@ -107,11 +123,11 @@ def export(  # noqa: PLR0913 - one for each option
         with splits_bar(console, "writing") as tell:
             written = write_version(
                 run, here, which=which, rows=rows, sides=side or (), items=options, full=full, after=after,
-                tell=tell, warn=warn,
+                memory_bytes=size, tell=tell, warn=warn,
             )  # fmt: skip
         if store is not None:
             store.send(written.folder.number)
-        costs = row_type_cost(run, written.folder, which) if explain else []
+        costs = row_type_cost(run, written.folder, which, size) if explain else []
     _show_version(written, folder, costs, as_json=as_json)
     if not as_json:
         print_line(f"serve it with: rowwise serve {folder}")

@@ -30,10 +30,11 @@ MEASURED_S = 2.0  # of each closed loop
 LEAST_LOAD = 0.05  # of a check: at less, requests come alone
 PARTS = 3  # of a check, of which the median counts: other work on the cores may have a part of its own
 CHECKED, CHECKED_S = 600, 3.0  # of a part, whichever is longer: a quantile of few is that of chance
+MOST_S, LEAST_CHECKED = 10.0, 200  # but of slow requests not longer than this, unless they are so few
+CONNECTIONS = ROWS_AT_ONCE = 256  # rows as of rowwise serve; requests that come at random times do not wait for others
 LEAST_REQUESTS = 64
 ALONE, ALONE_LOAD = 600, 0.2  # requests at random times, of which most come alone
 END_S = 30.0
-ROWS_AT_ONCE = 256  # as of rowwise serve
 LATE_MS = 2.0  # more than that is other work on the cores
 
 
@@ -65,7 +66,7 @@ def fleet(  # noqa: PLR0913 - one for each option
     for name, value, want in (("--qps", qps, "requests a second"), ("--p99", p99, "milliseconds")):
         if not math.isfinite(value):
             raise SpecError(f"{name} {value}: want a number of {want}")
-    from rowwise.serve.fleet import forecast, most_rate, workers_for
+    from rowwise.serve.fleet import forecast, most_rate
     from rowwise.serve.package import find_version
     from rowwise.serve.start import memory_of
 
@@ -80,9 +81,9 @@ def fleet(  # noqa: PLR0913 - one for each option
     with console.status("starting a worker") as status, _one_worker(folder, options) as server:
         load = _make_load(folder, server.url, rows)
         times, cached_rows = _measure(load, ROWS_AT_ONCE / rows, status.update)
-        needed = workers_for(qps, times, p99 / 1000)
-        replicas = -(-needed // workers)
         rate = most_rate(times, p99 / 1000)
+        needed = math.ceil(qps / rate)
+        replicas = -(-needed // workers)
         planned = qps / (replicas * workers)
         loads = [share * times.most_rate for share in LOADS]
         loads += [planned] if planned > LEAST_LOAD * times.most_rate else []
@@ -167,9 +168,7 @@ def _measure(load: "Load", most: float, tell: Any) -> tuple["BatchTimes", float]
         found.append(MeasuredBatches(count / batches, seconds_of(answers) / batches))
         cached_rows = cached_rows or cached / count
     tell("measuring requests alone")
-    alone_s = _alone_s(
-        _send(load._replace(connections=CLIENTS[-1], requests=ALONE, rate=ALONE_LOAD / found[0].seconds))
-    )
+    alone_s = _alone_s(_send(_at_random(load, ALONE_LOAD / found[0].seconds, ALONE)))
     return BatchTimes.fit(found, most, alone_s), cached_rows
 
 
@@ -227,22 +226,33 @@ def _redis_nodes(tiers: "RowTiers", rows_s: float, tell: Any) -> dict[str, float
 
 
 def _check(load: "Load", rate: float, times: "BatchTimes", tell: Any) -> dict[str, float]:
-    """Latencies of requests at random times, and their forecast."""
-    from rowwise.serve.fleet import forecast
-    from rowwise.serve.load import quantiles_ms
+    """Latencies of requests at random times, and the forecast for the times at which these came."""
+    import numpy as np
+
+    from rowwise.serve.fleet import latencies
 
     tell(f"measuring {rate:,.0f} requests a second")
-    count = max(CHECKED, int(rate * CHECKED_S))
     measured: list[dict[str, float]] = []
     for _ in range(PARTS):
-        answers = _send(load._replace(connections=CLIENTS[-1], requests=count, rate=rate))[count // 10 :]
-        late = sorted(one.late_s for one in answers)
-        measured.append(quantiles_ms(answers) | {"late_p99_ms": 1000 * late[int(0.99 * len(late))]})
-    found = forecast(rate, times)
-    return {
-        "rate": rate, "forecast_p50_ms": 1000 * found.p50_s, "forecast_p99_ms": 1000 * found.p99_s,
-        **{name: median(one[name] for one in measured) for name in ("p50_ms", "p99_ms", "late_p99_ms")},
-    }  # fmt: skip
+        sent = _at_random(load, rate, max(CHECKED, int(rate * CHECKED_S)))
+        answers = sorted(_send(sent), key=lambda one: one.arrived_s)
+        forecast_s = latencies([one.arrived_s for one in answers], times)
+        found: dict[str, float] = {}
+        for name, seconds in (
+            ("", [one.seconds for one in answers]),
+            ("forecast_", forecast_s),
+            ("late_", [one.late_s for one in answers]),
+        ):
+            p50, p99 = 1000 * np.quantile(seconds[sent.requests // 10 :], (0.5, 0.99))
+            found |= {f"{name}p50_ms": float(p50), f"{name}p99_ms": float(p99)}
+        measured.append(found)
+    return {"rate": rate} | {name: median(one[name] for one in measured) for name in measured[0]}
+
+
+def _at_random(load: "Load", rate: float, requests: int) -> "Load":
+    """So many requests at random times, or those of some seconds."""
+    fewer = min(requests, max(LEAST_CHECKED, int(rate * MOST_S)))
+    return load._replace(connections=CONNECTIONS, requests=fewer, rate=rate)
 
 
 def _show(report: dict[str, Any], qps: float, p99: float) -> None:

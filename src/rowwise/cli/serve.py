@@ -64,7 +64,13 @@ def serve(  # noqa: PLR0913 - one for each option
     ] = None,
     hit_rate: Annotated[
         str | None,
-        typer.Option(metavar="SHARE", help="Do not wait for rows where so many are cached; others are zeros."),
+        typer.Option(metavar="SHARE", help="Do not wait for rows where so many are cached; others are default rows."),
+    ] = None,
+    default_row: Annotated[
+        str | None,
+        typer.Option(
+            metavar="zero|mean", help="What --hit-rate answers with for a row: zeros, or its table's mean row."
+        ),
     ] = None,
     cache: Annotated[
         Path | None,
@@ -88,6 +94,8 @@ def serve(  # noqa: PLR0913 - one for each option
     Example: rowwise serve served/ --record records/ --record-share 1%
 
     Example: rowwise serve served/ --memory 8GB --redis redis://10.0.0.5:6379
+
+    Example: rowwise serve served/ --memory 8GB --hit-rate 90% --default-row mean
     """
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
@@ -110,7 +118,7 @@ def serve(  # noqa: PLR0913 - one for each option
         first = find_version(versions.folder, version)
         check_digest(first, expect)
         served = read_model(first.path)
-        tiers = make_row_tiers(first.path, memory, redis, hit_rate)
+        tiers = make_row_tiers(first.path, memory, redis, hit_rate, default_row)
         if explain:
             _explain(tiers.layout)
             return
@@ -164,10 +172,13 @@ def open_versions(
         yield VersionSource(folder, read)
 
 
-def make_row_tiers(version: Path, memory: str | None, redis: str | None, hit_rate: str | None = None) -> "RowTiers":
+def make_row_tiers(
+    version: Path, memory: str | None, redis: str | None, hit_rate: str | None = None, default_row: str | None = None
+) -> "RowTiers":
     """Where the rows of a version will be; raises for options that are none."""
     from rowwise.checkpoint.manifest import CheckpointManifest
     from rowwise.planner.machines import parse_size
+    from rowwise.serve.default_rows import DefaultRow, read_mean_rows
     from rowwise.serve.redis_rows import parse_addresses
     from rowwise.serve.row_tiers import make_tiers
     from rowwise.serve.traffic import parse_share
@@ -175,6 +186,10 @@ def make_row_tiers(version: Path, memory: str | None, redis: str | None, hit_rat
     for name, value in (("--redis", redis), ("--hit-rate", hit_rate)):
         if value is not None and memory is None:
             raise SpecError(f"{name} {value} without --memory: all rows are in memory")
+    if default_row is not None and default_row not in tuple(DefaultRow):
+        raise SpecError(f"--default-row {default_row}: want zero or mean")
+    if default_row is not None and hit_rate is None:
+        raise SpecError(f"--default-row {default_row} without --hit-rate: answers wait for all rows")
     if redis is not None and find_spec("redis") is None:
         raise SpecError("redis is not installed: want pip install 'rowwise[redis]'")
     try:
@@ -185,7 +200,10 @@ def make_row_tiers(version: Path, memory: str | None, redis: str | None, hit_rat
         raise SpecError(f"--hit-rate {hit_rate}: want a share of the rows, such as 90%")
     size = None if memory is None else parse_size(memory, "--memory")
     addresses = () if redis is None else parse_addresses(redis)
-    return make_tiers(CheckpointManifest.read(version), size, addresses, least)
+    default = DefaultRow(default_row or DefaultRow.ZERO)
+    if default is DefaultRow.MEAN:
+        read_mean_rows(version)  # raises before a server is started
+    return make_tiers(CheckpointManifest.read(version), size, addresses, least, default)
 
 
 def _recording(folder: Path, share: str) -> "Recording":

@@ -148,10 +148,15 @@ def nearest_items(query_D: Tensor, items_ID: Tensor, k: int, among_A: Tensor | N
         got = f"query {tuple(query_D.shape)}, items {tuple(items_ID.shape)}, k={k}"
         raise BatchError(f"got {got}; want [D], [I, D], and a k of at least 1")
     dots_N = dots(query_D, items_ID, among_A).numpy()
-    chosen_K = np.arange(len(dots_N))
-    if k < len(dots_N):
-        least = np.partition(dots_N, len(dots_N) - k)[len(dots_N) - k]
-        above, equal = np.flatnonzero(dots_N > least), np.flatnonzero(dots_N == least)
-        chosen_K = np.sort(np.concatenate((above, equal[: k - len(above)])))
+    chosen_K = largest(dots_N, k)
     order_K = torch.from_numpy(chosen_K[np.argsort(-dots_N[chosen_K], kind="stable")])
     return torch.from_numpy(dots_N)[order_K], order_K if among_A is None else among_A[order_K]
+
+
+def largest(dots_N: np.ndarray, k: int) -> np.ndarray:
+    """The places of the k largest numbers, of equal ones the first: ascending."""
+    if k >= len(dots_N):
+        return np.arange(len(dots_N))
+    least = np.partition(dots_N, len(dots_N) - k)[len(dots_N) - k]
+    above, equal = np.flatnonzero(dots_N > least), np.flatnonzero(dots_N == least)
+    return np.sort(np.concatenate((above, equal[: k - len(above)])))

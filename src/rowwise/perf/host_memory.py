@@ -4,16 +4,27 @@ Read from files of Linux under `root`; elsewhere nothing is known. Pages that on
 kernel evicts them, and so does swap.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path("/")
+IN_MEMORY = ("tmpfs", "ramfs")  # kinds of file systems
 
 
 def free_bytes(root: Path = ROOT) -> int | None:
     """The least of all limits; None if the system does not say."""
     limits = [size for size in (_machine_free(root), *_groups_free(root)) if size is not None]
     return max(min(limits), 0) if limits else None
+
+
+def is_in_memory(folder: Path, root: Path = ROOT) -> bool:
+    """Whether files in a folder are in memory: its file system is a tmpfs."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    device = there.stat().st_dev
+    words = (line.split() for line in _read_text(root / "proc/self/mountinfo").splitlines())
+    kinds = {one[2]: one[one.index("-") + 1] for one in words if "-" in one}
+    return kinds.get(f"{os.major(device)}:{os.minor(device)}") in IN_MEMORY
 
 
 def _machine_free(root: Path) -> int | None:

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from rowwise.checkpoint.atomic import atomic_output
 from rowwise.checkpoint.changes import UnusableBaseError, changes_since, open_base
 from rowwise.checkpoint.delta import stored_bytes
 from rowwise.checkpoint.local_shard import LocalShard
+from rowwise.checkpoint.manifest import CheckpointManifest
 from rowwise.checkpoint.named import tables_of
 from rowwise.checkpoint.policy import is_full_due
 from rowwise.checkpoint.read import Checkpoint
@@ -26,6 +28,7 @@ from rowwise.checkpoint.rewrite import retype_tables, rewrite
 from rowwise.checkpoint.tables import full_name, is_needed_for_lookups, table_modules
 from rowwise.checkpoint.windows import Tell
 from rowwise.checkpoint.write import write
+from rowwise.comm.solo import solo
 from rowwise.errors import CheckpointError, RowwiseError, SpecError
 from rowwise.idmaps import StoredIds
 from rowwise.ingest.pictures import FILES, INDEX
@@ -42,10 +45,12 @@ from rowwise.recipes.predict import logits_on
 from rowwise.recipes.rows import RowSelection
 from rowwise.recipes.runs import load_trained, resolve_saved
 from rowwise.recipes.served import ServedModel, golden_logits, load_model, read_model
+from rowwise.recipes.table_memory import measure_memory
 from rowwise.recipes.towers import TowerInput
 from rowwise.recipes.user_model_name import split_name
+from rowwise.serve.default_rows import mean_rows, write_mean_rows
 from rowwise.serve.forward import Forward, arrays_of, choose_blocks_of
-from rowwise.serve.hot_rows import HOT, RowCounter, write_hot_rows
+from rowwise.serve.hot_rows import HOT, RowCounter, read_hot_rows, write_hot_rows
 from rowwise.serve.items import RetrievalFacts
 from rowwise.serve.package import (
     MODEL,
@@ -60,6 +65,8 @@ from rowwise.serve.package import (
     write_golden,
     write_traffic,
 )
+from rowwise.serve.row_memory import StoredTable, divide_memory
+from rowwise.serve.row_tiers import make_tiers
 from rowwise.serve.shared_rows import memory_of_tables, room_of
 from rowwise.serve.sides import load_side
 from rowwise.serve.traffic import Traffic
@@ -72,6 +79,7 @@ from rowwise.train.saved import CheckpointFolder
 PICTURES = "pictures"  # the folder in a version
 STATS_ROWS = 1 << 16  # training rows that statistics of columns are of, at most
 COUNTED_ROWS, LEAST_COUNTED = 4096, 16  # of a batch in which rows of tables are counted
+LEAST_MEMORY_bytes = 64 << 20  # for rows, whatever a recipe allows: caches of a run take more beside them
 FOLLOW_s = 1.0  # between two looks at a run
 
 
@@ -106,6 +114,7 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
     like: VersionFolder | None = None,
     full: bool = False,
     after: int = 0,
+    memory_bytes: int | None = None,
     tell: Tell | None = None,
     warn: Callable[[str], None] = print,
 ) -> ExportedVersion:
@@ -121,6 +130,7 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
         like: an earlier version of the run, whose golden rows, items, blocks of rows and statistics are taken over.
         full: write all rows; else those that the newest version in the folder lacks, if these are few.
         after: a number that the version's is beyond, as another place has one of it.
+        memory_bytes: for rows, while the version is computed; None: as many as there are, or as the recipe allows.
         tell: called with the bytes done, and the total.
         warn: called with a line on blocks of rows that cost time.
     """
@@ -132,6 +142,9 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
     checkpoint = CheckpointFolder(run / "ckpt").open(which)
     sample = held_out_rows(resolved) if like is None else read_golden(like.path).rows
     loaded = [load_side(side, sample.schema) for side in sides]
+    memory_bytes = _memory_for_rows(resolved, run) if memory_bytes is None else memory_bytes
+    written = [StoredTable(table.name, table.rows, _retype(table, rows).row_bytes) for table in resolved.tables]
+    divide_memory(written, memory_bytes)  # raises before anything is written
     known = list_versions(folder)
     base = version_folder(folder, known[-1]) if known and not full else None
     version = version_folder(folder, next_version(folder, after))
@@ -139,11 +152,14 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
         unfinished = stack.enter_context(atomic_output(version.path))
         if isinstance(resolved.recipe.model, GraphConfig):
             resolved, checkpoint = stack.enter_context(mixed_towers(run, resolved, checkpoint))
-        served, extends = _write_weights(resolved, checkpoint, unfinished, rows, base=base, tell=tell, warn=warn)
+        served, extends = _write_weights(
+            resolved, checkpoint, unfinished, rows, base=base, memory_bytes=memory_bytes, tell=tell, warn=warn
+        )
         _write_model(unfinished, served)
         blocks = None if like is None else read_model(like.path).blocks
         train = None if like is not None else _training_rows(resolved.rows.train, sample.column_names)
-        served, facts = _write_computed(unfinished, resolved, sample, blocks, items, like, train, warn)
+        model = _load(unfinished, memory_bytes)
+        served, facts = _write_computed(unfinished, model, resolved, sample, blocks, items, like, train, warn)
         for side in loaded:
             side.write(unfinished)
         if served.blocks.kind != "padded" and like is None:
@@ -154,6 +170,7 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
         elif like is not None:
             for name in (STATS, HOT):
                 shutil.copyfile(like.path / name, unfinished / name)
+        write_mean_rows(unfinished, mean_rows(Checkpoint.open(unfinished), read_hot_rows(unfinished)))
     write_traffic(folder, Traffic(current=version.number))
     kept = set() if base is None else {file.stat().st_ino for file in base.path.iterdir()}  # hard links
     sizes = {file.stat().st_ino: file.stat().st_size for file in version.path.rglob("*") if file.is_file()}
@@ -172,6 +189,7 @@ def follow(  # noqa: PLR0913 - those of `export`
     items: ItemOptions = ALL_ITEMS,
     full: bool = False,
     after: int = 0,
+    memory_bytes: int | None = None,
     tell: Tell | None = None,
     warn: Callable[[str], None] = print,
 ) -> Iterator[ExportedVersion]:
@@ -192,6 +210,7 @@ def follow(  # noqa: PLR0913 - those of `export`
                     like=like,
                     full=full,
                     after=after,
+                    memory_bytes=memory_bytes,
                     tell=tell,
                     warn=warn,
                 )
@@ -206,7 +225,9 @@ def follow(  # noqa: PLR0913 - those of `export`
             time.sleep(FOLLOW_s)
 
 
-def row_type_cost(run: Path, version: VersionFolder, which: str = "best") -> list[RowTypeCost]:
+def row_type_cost(
+    run: Path, version: VersionFolder, which: str = "best", memory_bytes: int | None = None
+) -> list[RowTypeCost]:
     """What the row types of a version cost on the test rows of its run."""
     resolved, trained = load_trained(run, which)
     rows = resolved.rows.test
@@ -214,8 +235,20 @@ def row_type_cost(run: Path, version: VersionFolder, which: str = "best") -> lis
         raise SpecError(f"{run}: its recipe has no test rows, by which to measure what row types cost")
     of_run = make_evaluator(resolved, trained, rows)().tasks
     del trained
-    of_version = make_evaluator(resolved, load_model(version.path, read_model(version.path)), rows)().tasks
+    memory_bytes = _memory_for_rows(resolved, run) if memory_bytes is None else memory_bytes
+    of_version = make_evaluator(resolved, _load(version.path, memory_bytes), rows)().tasks
     return [RowTypeCost(task, of_run[task], of_version[task]) for task in of_run]
+
+
+def _memory_for_rows(resolved: ResolvedRecipe, run: Path) -> int | None:
+    """The memory that rows may take; None: there is enough for all."""
+    memory = measure_memory(resolved, solo(), "use", run)
+    return max(LEAST_MEMORY_bytes, memory.rank_room_bytes) if memory.is_short else None
+
+
+def _load(version: Path, memory_bytes: int | None) -> nn.Module:
+    """The model of a version, with large tables behind a cache where memory is short."""
+    return load_model(version, read_model(version), make_tiers(CheckpointManifest.read(version), memory_bytes))
 
 
 def _write_weights(  # noqa: PLR0913 - used once
@@ -225,6 +258,7 @@ def _write_weights(  # noqa: PLR0913 - used once
     rows: RowType | None,
     *,
     base: VersionFolder | None,
+    memory_bytes: int | None,
     tell: Tell | None,
     warn: Callable[[str], None],
 ) -> tuple[ServedModel, bool]:
@@ -243,7 +277,7 @@ def _write_weights(  # noqa: PLR0913 - used once
         kept = {name: entry for name, entry in manifest.tensors.items() if not name.startswith(second)}
         manifest = structs.replace(manifest, tensors=kept)
     slim = Checkpoint(folder=checkpoint.folder, manifest=manifest)
-    extends = base is not None and _write_changes(slim, folder, base, tables, tell, warn)
+    extends = base is not None and _write_changes(slim, folder, base, tables, memory_bytes, tell, warn)
     if not extends:
         rewrite(slim, folder, simple_plan(list(tables.values()), Topology(devices=1)), tables, state=False, tell=tell)
     train = resolved.recipe.train
@@ -257,18 +291,19 @@ def _write_weights(  # noqa: PLR0913 - used once
     return served, extends
 
 
-def _write_changes(
+def _write_changes(  # noqa: PLR0913 - used once
     checkpoint: Checkpoint,
     folder: Path,
     base: VersionFolder,
     tables: Mapping[str, Table],
+    memory_bytes: int | None,
     tell: Tell | None,
     warn: Callable[[str], None],
 ) -> bool:
     """Write the rows that the base lacks, and all other weights; false: these are too many, so nothing was written."""
     try:
         opened = open_base(base.path)
-        changed = changes_since(opened, checkpoint, tables, lambda table: room_of(table.rows), tell)
+        changed = changes_since(opened, checkpoint, tables, partial(most_changed, len(tables), memory_bytes), tell)
     except UnusableBaseError as error:
         warn(f"version {base.number} cannot be extended, so all rows are written: {error}")
         return False
@@ -284,6 +319,12 @@ def _write_changes(
     whole = [LocalShard.whole(name, checkpoint.load(name)) for name in names]
     write(folder, [*changed, *whole], checkpoint.manifest.data, base=opened)
     return True
+
+
+def most_changed(tables: int, memory_bytes: int | None, table: Table) -> int:
+    """How many changed rows of one of so many tables are written alone: they are in memory, twice while joined."""
+    most = room_of(table.rows)
+    return most if memory_bytes is None else min(most, memory_bytes // (2 * tables * table.row_bytes))
 
 
 def _retype(table: Table, rows: RowType | None) -> Table:
@@ -333,6 +374,7 @@ def _write_model(folder: Path, served: ServedModel) -> None:
 
 def _write_computed(  # noqa: PLR0913 - used once
     folder: Path,
+    model: nn.Module,
     resolved: ResolvedRecipe,
     sample: pa.Table,
     blocks: RowBlocks | None,
@@ -343,7 +385,6 @@ def _write_computed(  # noqa: PLR0913 - used once
 ) -> tuple[ServedModel, RetrievalFacts | None]:
     """Write what the version computes as it will be opened: golden rows, hot rows, and the vectors of items."""
     opened = read_model(folder)
-    model = load_model(folder, opened)
     served = _write_golden(folder, opened, model, sample, blocks, train)
     given = TowerInput(opened.parts, load(served.transforms), sample.schema, served.precision, served.blocks)
     with inference_mode(model, opened.parts.device, served.precision):
@@ -382,10 +423,9 @@ def _write_golden(
 
 def _count_rows(model: nn.Module, forward: Forward, train: pa.Table) -> dict[str, tuple[Ints, Ints]]:
     """Rows of tables that training rows ask for, and how often."""
-    counters: list[RowCounter] = []
-    for arena, tables in memory_of_tables(model):
-        arena.places = RowCounter(tables)
-        counters.append(arena.places)
+    counted = [(arena, arena.places, RowCounter(tables, arena.places)) for arena, tables in memory_of_tables(model)]
+    for arena, _, counter in counted:
+        arena.places = counter
     parts = [train.slice(begin, COUNTED_ROWS) for begin in range(0, train.num_rows, COUNTED_ROWS)]
     while parts:
         part = parts.pop()
@@ -394,9 +434,9 @@ def _count_rows(model: nn.Module, forward: Forward, train: pa.Table) -> dict[str
         except RowwiseError:  # it has rows that training left out
             half = part.num_rows // 2
             parts += [part.slice(0, half), part.slice(half)] if half >= LEAST_COUNTED else []
-    for arena, _ in memory_of_tables(model):
-        arena.places = None
-    return {name: counts for counter in counters for name, counts in counter.counts().items()}
+    for arena, places, _ in counted:
+        arena.places = places
+    return {name: counts for _, _, counter in counted for name, counts in counter.counts().items()}
 
 
 def _training_rows(rows: RowSelection, names: Sequence[str]) -> pa.Table:

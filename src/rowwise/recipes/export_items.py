@@ -1,6 +1,6 @@
 """The items of a version of two towers: their vectors, an index, and its recall on users that were held out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from rowwise.serve.items import (
     read_facts,
     read_item_table,
     write_items,
+    write_vectors,
 )
 from rowwise.serve.sides import cast_keyed, read_parquet
 from rowwise.spec import Value
@@ -94,10 +95,7 @@ def export_items(  # noqa: PLR0913 - used once
     items = _items(resolved, names, key, given.schema, options, like)
     if len(items) >= INDEXED_items:
         require_faiss(f"{len(items):,} items need an index")
-    vectors_ID = towers(arrays_of(items), len(items), BATCH)
-    if not bool(torch.isfinite(vectors_ID).all()):
-        bad = int((~torch.isfinite(vectors_ID).all(1)).nonzero()[0])
-        raise DataError(f"the vector of item {items[key][bad]} is not finite: want a run that did not diverge")
+    vectors_ID = write_vectors(version, _finite_vectors(towers, items, key))
     index = None
     if len(items) >= INDEXED_items:
         queries_QD = _queries(resolved, user_vectors(model, given))
@@ -109,6 +107,16 @@ def export_items(  # noqa: PLR0913 - used once
             got = f"the index has a recall of {options.recall} only where it looks at most items"
             warn(f"{got}, so all are searched: want a smaller --recall")
     return write_items(version, key, items, vectors_ID, index)
+
+
+def _finite_vectors(towers: Forward, items: pa.Table, key: str) -> Iterator[Tensor]:
+    """The vectors of items, batch by batch."""
+    for span, vectors_BD in towers.batches(arrays_of(items), len(items), BATCH):
+        bad_B = ~torch.isfinite(vectors_BD).all(1)
+        if bool(bad_B.any()):
+            item = items[key][span.begin + int(bad_B.nonzero()[0])]
+            raise DataError(f"the vector of item {item} is not finite: want a run that did not diverge")
+        yield vectors_BD
 
 
 def measure(index: ItemIndex, items_ID: Tensor, queries_QD: Tensor, lists: int, recall: float) -> IndexFacts:

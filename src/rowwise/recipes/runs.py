@@ -53,7 +53,7 @@ from rowwise.recipes.recipe import Recipe, check_ranks
 from rowwise.recipes.retrieval import tower_facts
 from rowwise.recipes.rows import RowSelection, open_reader
 from rowwise.recipes.sharding import choose_plan, shard_tables, step_samples, tables_of
-from rowwise.recipes.table_memory import Purpose, check_memory, measure_memory
+from rowwise.recipes.table_memory import Purpose, check_memory, find_memory_notes, measure_memory
 from rowwise.recipes.text import RECIPE, apply_changes, decode, parse, write
 from rowwise.recipes.unused_keys import find_notes
 from rowwise.recipes.user_model_name import split_name
@@ -118,7 +118,7 @@ class TrainingRun:
         self.begin_s = perf_counter()
         self._network: NetworkOfRun | None = None
         self.resolved, self.folder, self.model, self.plan = resolved, folder, setup.job.model, setup.plan
-        self.comm, self._is_first, self._feed = comm, comm.rank == 0, setup.feed
+        self.comm, self._is_first, self._feed, self._notes = comm, comm.rank == 0, setup.feed, setup.notes
         self.match: WarmStartMatch | None = None  # weights that a warm start loaded
         on_first_rank(comm, folder.hold)
         setup.feed.start(folder.path / BAD_ROWS)
@@ -386,7 +386,7 @@ class TrainingRun:
             if network.probed is not None:
                 self.folder.write(NETWORK, network.probed.to_json() + "\n")
         self.folder.write(PLAN, self.plan.to_json() + "\n")
-        for line in find_notes(self.resolved, topology):
+        for line in (*find_notes(self.resolved, topology), *self._notes):
             self.folder.warn(line)
 
 
@@ -404,6 +404,7 @@ class _JobSetup:
     job: TrainingJob
     plan: Plan
     feed: Feed
+    notes: tuple[str, ...]  # on the memory of tables
 
 
 def _set_up_job(
@@ -434,7 +435,8 @@ def _set_up_job(
     shard_dense(model, parallel, comm, construction)
     feed = Feed(resolved, comm)
     job = make_job(resolved, model, feed, comm, plan.forecast, feed.quarantine)
-    return _JobSetup(job=replace(job, health=lambda: feed.health), plan=plan, feed=feed)
+    notes = find_memory_notes(memory, recipe.memory_bytes, disk)
+    return _JobSetup(job=replace(job, health=lambda: feed.health), plan=plan, feed=feed, notes=notes)
 
 
 def _measured_fields(trainer: Trainer, run: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ trust, or compare its digest.
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -112,8 +113,10 @@ def _map_model_here(version: Path, served: ServedModel, tiers: RowTiers) -> tupl
     """The model with rows for this process alone."""
     file = os.memfd_create("rowwise-rows")
     try:
-        rows = load_rows(version, None, tiers, find_version(version).number, file, None, None)
-        return _map_model(version, served, rows, tiers)
+        rows = _load_rows(version, served, tiers, 0, file, None).rows
+        model, cached = _map_model(version, served, rows, tiers)
+        warm_up(cached, read_hot_rows(version))
+        return model, cached
     finally:
         os.close(file)  # what is mapped stays
 
@@ -159,20 +162,40 @@ def load_rows(  # noqa: PLR0913 - the host calls it with the last four
     served = read_model(folder.path)
     if like is not None:
         _check_alike(folder, find_version(path, like))
+    loaded = _load_rows(folder.path, served, tiers, number, file, shared)
+    _serve(folder, digest, served, loaded.model, loaded.cached)
+    if loaded.fresh:
+        warm_up(loaded.cached, read_hot_rows(folder.path))
+    return loaded.rows
+
+
+class _OpenedRows(NamedTuple):
+    """Rows in a file, and the model by which they are checked."""
+
+    rows: SharedRows
+    model: nn.Module
+    cached: tuple[CachedRows, ...]
+    fresh: bool  # the file has all rows of the version, and those of no other
+
+
+def _load_rows(
+    path: Path, served: ServedModel, tiers: RowTiers, number: int, file: int, shared: SharedRows | None
+) -> _OpenedRows:
+    """Write the rows of a version into a file in memory, each compared with its checksum; see `load_rows`."""
     model = build_model(served.parts, on_meta=True)
-    version, places = Checkpoint.open(folder.path), reserve_rows(model)
-    memory = tiers.divide(version.manifest, folder.path)
+    version, places = Checkpoint.open(path), reserve_rows(model)
+    memory = tiers.divide(version.manifest, path)
     added = None if shared is None else added_chunks(shared, version.manifest, places)
     if shared is None or added is None:
         found = SharedRows.of(file, number, version.manifest, places, memory.cached)._replace(tag=tiers.next_tag())
         newer, checked = found.newer, dict.fromkeys(found.newer, 0)
-        map_rows(model, file, folder.path, fresh=True, cached=memory.cached)
+        map_rows(model, file, path, fresh=True, cached=memory.cached)
         restore_model(version, model, without=memory.cached)
     else:
         found = shared._replace(newest=number, newer=added.newer) if added.grows else shared
         newer = added.newer
         checked = {name: len(found.tables[name].chunks) + count for name, count in added.written.items()}
-        map_rows(model, shared.file, folder.path, fresh=False, cached=memory.cached)
+        map_rows(model, shared.file, path, fresh=False, cached=memory.cached)
         write_newer(model, shared.file, version, added, memory.cached)
         restore_model(version, model, without=found.tables.keys())
     for name in memory.cached:
@@ -183,10 +206,7 @@ def load_rows(  # noqa: PLR0913 - the host calls it with the last four
     # Else with a tag of its own: if it is refused, the cache must not have its rows where another increment's will be.
     checking = found if fresh else found._replace(tag=tiers.next_tag())
     cached = tiers.attach(model, served.name, version, checking, newer, memory)
-    _serve(folder, digest, served, model, cached)
-    if fresh:
-        warm_up(cached, read_hot_rows(folder.path))
-    return found
+    return _OpenedRows(found, model, cached, fresh)
 
 
 def open_version(

@@ -19,7 +19,7 @@ from msgspec import structs
 from rowwise.comm.interface import Comm
 from rowwise.comm.status import all_gather_uneven
 from rowwise.errors import TableMemoryError
-from rowwise.perf.host_memory import free_bytes
+from rowwise.perf.host_memory import free_bytes, is_in_memory
 from rowwise.plan import Plan, Tile
 from rowwise.planner.fixes import with_row_state
 from rowwise.quantity import format_bytes
@@ -120,6 +120,23 @@ def measure_memory(
     if limit is None or any(free is not None and free < limit for free in memory.free_H):
         return memory
     return replace(memory, free_H=(limit,) * comm.topology.hosts, limited=True, pictures_bytes=0)
+
+
+def find_memory_notes(memory: TableMemory, wanted_bytes: int | None, disk: Path | None) -> tuple[str, ...]:
+    """Warnings: a recipe's memory is more than what is free, or its tables on disk are in memory.
+
+    Args:
+        memory: as measured.
+        wanted_bytes: the recipe's `memory`.
+        disk: the folder of tables on disk, if there are any.
+    """
+    notes: list[str] = []
+    if wanted_bytes is not None and not memory.limited:
+        free = format_bytes(min(size for size in memory.free_H if size is not None))
+        notes.append(f"memory={format_bytes(wanted_bytes)}: {free} are free, and tables have no more than that")
+    if disk is not None and is_in_memory(disk):
+        notes.append(f"{disk} is in memory (tmpfs), and so are its tables on disk: want --set disk=FOLDER on a disk")
+    return tuple(notes)
 
 
 def _free_of_disk(folder: Path) -> int:

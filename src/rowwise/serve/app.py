@@ -143,12 +143,12 @@ class _Handlers:
             outcome = await service.score(version, rows, timeout_s, exact=_is_exact(request))
             if isinstance(outcome, Rejection):
                 return outcome
-            if service.recorder is not None and not outcome.zeros_R:
+            if service.recorder is not None and not outcome.defaults_R:
                 service.recorder.add(version, rows, outcome.values_RP)
             answer_s = service.clock()
             response = write(version, outcome)
-            if outcome.zeros_R:
-                response.headers["rowwise-degraded"] = _describe_zeros(outcome)
+            if outcome.defaults_R:
+                response.headers["rowwise-degraded"] = _describe_defaults(outcome)
             service.metrics.stage["answer"].observe(service.clock() - answer_s)
             return response
 
@@ -213,8 +213,7 @@ class _Handlers:
             return self._refuse(Rejection(BAD_REQUEST, one_line(error) or ""))
         if isinstance(response, Rejection):
             return self._refuse(response)
-        if service.draining:
-            response.headers["connection"] = "close"
+        self._end_if_draining(response)
         service.metrics.stage["request"].observe(service.clock() - begin_s)
         service.metrics.count(OK, version.number)
         return response
@@ -242,6 +241,11 @@ class _Handlers:
             if array.null_count:
                 self.service.metrics.nulls.labels(name).inc(array.null_count)
 
+    def _end_if_draining(self, response: Response) -> None:
+        """Let the connection end with this response, if the server does."""
+        if self.service.draining:
+            response.headers["connection"] = "close"
+
     def _refuse_large(self) -> Response:
         most = f"the body is larger than {self.service.limits.most_bytes} bytes: send fewer rows"
         return self._refuse(Rejection(TOO_LARGE, most))
@@ -249,8 +253,7 @@ class _Handlers:
     def _refuse(self, rejection: Rejection) -> Response:
         self.service.metrics.count(rejection.code)
         response = _respond(rejection.code, {"error": rejection.message})
-        if self.service.draining:
-            response.headers["connection"] = "close"
+        self._end_if_draining(response)
         if rejection.retry_after_s is not None:
             response.headers["retry-after"] = str(max(1, round(rejection.retry_after_s)))
         return response
@@ -266,8 +269,8 @@ def _read(reader: RequestReader, kind: str, body: bytes) -> RequestRows:
 
 def _infer_answer(form: InferForm, version: ServedVersion, predictions: Predictions) -> Response:
     columns = prediction_columns(version.tasks, predictions.values_RP)
-    zeros = {"degraded_rows": _describe_zeros(predictions)} if predictions.zeros_R else {}
-    body, json_bytes = form.answer(version.name, version.number, columns, zeros)
+    degraded = {"degraded_rows": _describe_defaults(predictions)} if predictions.defaults_R else {}
+    body, json_bytes = form.answer(version.name, version.number, columns, degraded)
     if json_bytes is None:
         return Response(body, media_type=JSON)
     return Response(body, headers={HEADER: str(json_bytes)}, media_type="application/octet-stream")
@@ -283,14 +286,14 @@ def _answer(version: ServedVersion, predictions: Predictions, accept: str) -> Re
         return Response(sink.getvalue().to_pybytes(), headers=headers, media_type=ARROW)
     outputs = dict(zip(prediction_names(version.tasks), predictions_RP.T.tolist(), strict=True))
     answer: dict[str, Any] = {"model": version.name, "version": version.number, "outputs": outputs}
-    if predictions.zeros_R:
-        answer["degraded"] = {name: zeros_R.tolist() for name, zeros_R in predictions.zeros_R.items()}
+    if predictions.defaults_R:
+        answer["degraded"] = {name: defaults_R.tolist() for name, defaults_R in predictions.defaults_R.items()}
     return Response(msgspec.json.encode(answer), headers=headers, media_type=JSON)
 
 
-def _describe_zeros(predictions: Predictions) -> str:
-    """How many ids of a request had zeros for their rows, by table; names as in a URL."""
-    return ", ".join(f"{quote(name)}={zeros_R.sum()}" for name, zeros_R in predictions.zeros_R.items())
+def _describe_defaults(predictions: Predictions) -> str:
+    """How many ids of a request had default rows, by table; names as in a URL."""
+    return ", ".join(f"{quote(name)}={defaults_R.sum()}" for name, defaults_R in predictions.defaults_R.items())
 
 
 def _describe(version: ServedVersion) -> dict[str, Any]:

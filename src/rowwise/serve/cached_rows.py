@@ -5,7 +5,7 @@ the kernels read them there. So the memory of a table is that of the largest bat
 back.
 
 By default a batch waits for its rows. With a least hit rate, a batch that has this share of its rows in the cache does
-not wait: the others are zeros in its answer, which says so, and are fetched meanwhile.
+not wait: the others are default rows in its answer, which says so, and are fetched meanwhile. See `default_rows.py`.
 """
 
 import ctypes
@@ -75,13 +75,13 @@ class RowCounts:
     cache: int = 0
     redis: int = 0
     files: int = 0
-    zeros: int = 0  # they were not waited for
+    defaults: int = 0  # they were not waited for
 
     def add(self, other: "RowCounts") -> None:
         self.cache += other.cache
         self.redis += other.redis
         self.files += other.files
-        self.zeros += other.zeros
+        self.defaults += other.defaults
 
 
 class CachedGroup(NamedTuple):
@@ -92,6 +92,7 @@ class CachedGroup(NamedTuple):
     behind: SharedCache  # the same cache, for a thread
     files: RowFiles  # has all rows
     shared: SharedRowStore | None  # is asked before the files
+    defaults_TB: Bytes  # a row of each table, for those that are not waited for
 
     def read(self, keys_M: Ints, counts: RowCounts) -> Bytes:
         """Rows that the cache lacks."""
@@ -139,17 +140,17 @@ class CachedRows:
         self._large: list[CachedGroup] = []  # whose tables have pages of a large batch
         self.counts = RowCounts()
         self.exact = False  # whether batches wait whatever their hit rate
-        self._zeros_B: dict[str, Ints] = {}
+        self._defaults_B: dict[str, Ints] = {}
 
     def take_counts(self) -> RowCounts:
         """The counts since the last call."""
         found, self.counts = self.counts, RowCounts()
         return found
 
-    def take_zeros(self) -> dict[str, Ints]:
-        """How many ids of each sample had zeros for their rows since the last call, by table."""
-        found = self._zeros_B
-        self._zeros_B = dict[str, Ints]()
+    def take_defaults(self) -> dict[str, Ints]:
+        """How many ids of each sample had default rows since the last call, by table."""
+        found = self._defaults_B
+        self._defaults_B = dict[str, Ints]()
         return found
 
     def find(self, features_FC: Tensor, values_N: Tensor, offsets: Tensor, batch: int) -> Tensor:
@@ -165,8 +166,8 @@ class CachedRows:
             if len(missing.rows_M4) and self._waits(missing):
                 group.cache.put(missing, group.read(missing.keys_M, self.counts))
             elif len(missing.rows_M4):
-                self._use_zeros(group, missing)
-                self._count_zeros(group, features, missing, bounds, batch, places)
+                self._use_defaults(group, missing)
+                self._count_defaults(group, features, missing, bounds, batch, places)
             if missing.distinct * group.cache.shape.row_bytes > KEPT_bytes:
                 self._large.append(group)
         return places_N
@@ -176,13 +177,13 @@ class CachedRows:
             return True
         return 1 - len(missing.rows_M4) / missing.distinct < self._hit_rate
 
-    def _use_zeros(self, group: CachedGroup, missing: MissingRows) -> None:
-        """Let the missing rows be zeros, and fetch them for later batches."""
-        group.cache.put_zeros(missing)
-        self.counts.zeros += len(missing.rows_M4)
+    def _use_defaults(self, group: CachedGroup, missing: MissingRows) -> None:
+        """Let the missing rows be default ones, and fetch them for later batches."""
+        group.cache.put_defaults(missing, group.defaults_TB)
+        self.counts.defaults += len(missing.rows_M4)
         self._later.add(partial(_fill_cache, group, missing.keys_M))
 
-    def _count_zeros(
+    def _count_defaults(
         self, group: CachedGroup, features: CachedFeatures, missing: MissingRows, bounds: Ints, batch: int, places: Ints
     ) -> None:
         for source, _, number, _ in features.array.tolist():
@@ -190,8 +191,8 @@ class CachedRows:
             begin, end = bounds[source * batch], bounds[(source + 1) * batch]
             at_Z = begin + np.flatnonzero(np.isin(places[begin:end], missing.places_of(number)))
             if len(at_Z):
-                zeros_B = self._zeros_B.setdefault(group.tables[number].name, np.zeros(batch, np.int64))
-                zeros_B += np.bincount(np.searchsorted(begin_B, at_Z, "right") - 1, minlength=batch)
+                defaults_B = self._defaults_B.setdefault(group.tables[number].name, np.zeros(batch, np.int64))
+                defaults_B += np.bincount(np.searchsorted(begin_B, at_Z, "right") - 1, minlength=batch)
 
     def _features_of(self, features_FC: Tensor) -> list[CachedFeatures]:
         key = features_FC.numpy().tobytes()
@@ -230,26 +231,26 @@ class CachedBatches:
 
     def __init__(self, tables: Sequence[CachedRows], *, exact: bool) -> None:
         self.tables, self.counts = tables, RowCounts()
-        self._zeros: list[tuple[RowSpan, dict[str, Ints]]] = []
+        self._defaults: list[tuple[RowSpan, dict[str, Ints]]] = []
         for one in tables:
             one.exact = exact
-            one.take_counts(), one.take_zeros()  # of a batch that failed, or of a check
+            one.take_counts(), one.take_defaults()  # of a batch that failed, or of a check
 
     def collect(self, span: RowSpan) -> None:
         """Called after each batch."""
         for one in self.tables:
             self.counts.add(one.take_counts())
-            zeros = one.take_zeros()
-            if zeros:
-                self._zeros.append((span, zeros))
+            defaults = one.take_defaults()
+            if defaults:
+                self._defaults.append((span, defaults))
 
-    def zeros_of(self, begin: int, rows: int) -> dict[str, Ints]:
-        """How many ids of each of these rows had zeros, by table."""
+    def defaults_of(self, begin: int, rows: int) -> dict[str, Ints]:
+        """How many ids of each of these samples had default rows, by table."""
         found: dict[str, Ints] = {}
-        for span, zeros in self._zeros:
+        for span, defaults in self._defaults:
             first, end = max(begin, span.begin), min(begin + rows, span.end)
-            for name, zeros_B in zeros.items():
-                part = zeros_B[first - span.begin : max(first, end) - span.begin]
+            for name, defaults_B in defaults.items():
+                part = defaults_B[first - span.begin : max(first, end) - span.begin]
                 if part.any():
                     found.setdefault(name, np.zeros(rows, np.int64))[first - begin : end - begin] += part
         return found

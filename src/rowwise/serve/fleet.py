@@ -20,6 +20,7 @@ from rowwise.errors import SpecError
 
 REQUESTS = 40_000  # that are simulated
 HALVINGS = 12
+ALIKE = 1.05  # numbers of requests whose ratio is less
 
 
 class MeasuredBatches(NamedTuple):
@@ -41,12 +42,15 @@ class BatchTimes(NamedTuple):
     @classmethod
     def fit(cls, measured: Sequence[MeasuredBatches], most: float, alone_s: Sequence[float]) -> "BatchTimes":
         """A line through measured times, near in proportion; `alone_s`: of requests that the worker waited for."""
-        weights = [1 / one.seconds for one in measured]
-        line = np.polyfit([one.requests for one in measured], [one.seconds for one in measured], 1, w=weights)
-        request_s, fixed_s = (max(0.0, float(found)) for found in line)
+        requests, seconds = ([one[k] for one in measured] for k in (0, 1))
+        if max(requests) < ALIKE * min(requests):  # one point and no line: a request has a batch, or several
+            fixed_s, request_s = 0.0, float(np.mean(seconds) / np.mean(requests))
+        else:
+            line = np.polyfit(requests, seconds, 1, w=[1 / one for one in seconds])
+            request_s, fixed_s = (max(0.0, float(found)) for found in line)
         mean_s = float(np.mean(alone_s))
         idle_s = max(0.0, mean_s - fixed_s - request_s)
-        return cls(fixed_s, request_s, most, idle_s, tuple(seconds - mean_s for seconds in alone_s))
+        return cls(fixed_s, request_s, most, idle_s, tuple(one - mean_s for one in alone_s))
 
     def of(self, requests: float) -> float:
         """The seconds of a batch of so many requests, without its pauses."""
@@ -69,28 +73,33 @@ def forecast(rate: float, times: BatchTimes) -> LatencyForecast:
     """The latencies of requests that come to one worker at a rate; infinite where it cannot answer them."""
     if rate >= times.most_rate:
         return LatencyForecast(np.inf, np.inf)
-    draw = np.random.default_rng(0)
-    arrived_s = np.cumsum(draw.exponential(1 / rate, REQUESTS)).tolist()
-    paused_s = np.cumsum(draw.choice(times.pauses_s, REQUESTS)).tolist()
+    arrived_s = np.cumsum(np.random.default_rng(0).exponential(1 / rate, REQUESTS)).tolist()
+    p50_s, p99_s = np.quantile(latencies(arrived_s, times), (0.5, 0.99)).tolist()
+    return LatencyForecast(p50_s, p99_s)
+
+
+def latencies(arrived_s: Sequence[float], times: BatchTimes) -> list[float]:
+    """The seconds that each request takes; they come at these times, ascending, to one worker."""
+    count = len(arrived_s)
+    paused_s = np.cumsum(np.random.default_rng(1).choice(times.pauses_s, max(2, count))).tolist()
     latencies_s: list[float] = []
     now_s = done = 0.0  # done: the part of the oldest request that was computed
     at, pause, alone_s = 0, 0, times.of(min(1.0, times.most)) + times.idle_s
-    while at < REQUESTS:
+    while at < count:
         idle_s = times.idle_s if arrived_s[at] > now_s else 0.0
         now_s = max(now_s, arrived_s[at])
         waiting = bisect_right(arrived_s, now_s, at) - at - done
         taken = min(waiting, times.most)
         seconds = times.of(taken) + idle_s
-        pauses = min(max(1, round(seconds / alone_s)), REQUESTS - 1)
-        pause = pause if pause + pauses < REQUESTS else 0
+        pauses = min(max(1, round(seconds / alone_s)), len(paused_s) - 1)
+        pause = pause if pause + pauses < len(paused_s) else 0
         now_s += max(0.0, seconds + paused_s[pause + pauses] - paused_s[pause])
         pause += pauses
         whole = int(done + taken + 1e-9)
         done = max(0.0, done + taken - whole)
         latencies_s += [now_s - one_s for one_s in arrived_s[at : at + whole]]
         at += whole
-    p50_s, p99_s = np.quantile(latencies_s, (0.5, 0.99)).tolist()
-    return LatencyForecast(p50_s, p99_s)
+    return latencies_s
 
 
 def most_rate(times: BatchTimes, p99_s: float) -> float:
@@ -104,8 +113,3 @@ def most_rate(times: BatchTimes, p99_s: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if forecast(middle, times).p99_s <= p99_s else (low, middle)
     return low
-
-
-def workers_for(rate: float, times: BatchTimes, p99_s: float) -> int:
-    """How many workers a rate needs."""
-    return int(np.ceil(rate / most_rate(times, p99_s)))

@@ -1,6 +1,6 @@
 """Logits of raw rows, for `rowwise serve` and `rowwise predict`: a row has the same bits in every batch and process."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import final
 
 import numpy as np
@@ -34,12 +34,17 @@ class Forward:
     ) -> Tensor:
         """Logits [rows, K]; `most`: rows of a batch; `computed` is called after each batch."""
         parts: list[Tensor] = []
-        for span in self.blocks.cut(rows, most):
-            logits_BK = self.of_order(arrays, _padded(span.begin, span.end, span.padding))
-            parts.append(logits_BK[: span.end - span.begin])
+        for span, logits_BK in self.batches(arrays, rows, most):
+            parts.append(logits_BK)
             if computed is not None:
                 computed(span)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def batches(self, arrays: Mapping[str, pa.Array], rows: int, most: int) -> Iterator[tuple[RowSpan, Tensor]]:
+        """The same batch by batch."""
+        for span in self.blocks.cut(rows, most):
+            logits_BK = self.of_order(arrays, _padded(span.begin, span.end, span.padding))
+            yield span, logits_BK[: span.end - span.begin]
 
     def of_order(self, arrays: Mapping[str, pa.Array], order_B: Ints) -> Tensor:
         """Logits [B, K] of rows in an order, in one batch."""

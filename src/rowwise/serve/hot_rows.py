@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rowwise.errors import CheckpointError
 from rowwise.ops.layout import FeatureDescriptor
+from rowwise.ops.newer import RowPlaces
 from rowwise.serve.package import MOST_BYTES
 from rowwise.serve.shared_rows import TableInArena
 from rowwise.store.policy import Ints
@@ -21,10 +22,15 @@ MOST_ROWS = 1 << 20  # of all tables
 
 @final
 class RowCounter:
-    """Counts the rows that lookups ask for. It stands in for the places of rows in an arena, and changes none."""
+    """Counts the rows that lookups ask for. It stands in for the places of rows in an arena, and changes none.
 
-    def __init__(self, tables: Sequence[TableInArena]) -> None:
-        self._tables = {one.base: one for one in tables}
+    Args:
+        tables: of the arena.
+        places: what it stands in for; None: rows are where their ids say.
+    """
+
+    def __init__(self, tables: Sequence[TableInArena], places: RowPlaces | None = None) -> None:
+        self._places, self._tables = places, {one.base: one for one in tables}
         self._found: dict[str, list[tuple[Ints, Ints]]] = {one.name: [] for one in tables}
 
     def find(self, features_FC: Tensor, values_N: Tensor, offsets: Tensor, batch: int) -> Tensor:
@@ -34,7 +40,7 @@ class RowCounter:
             ids_N = values_N[bounds[feature.source] : bounds[feature.source + 1]].numpy()
             known_N = ids_N[(ids_N >= 0) & (ids_N < one.table.rows)].astype(np.int64)
             self._found[one.name].append(np.unique(known_N, return_counts=True))
-        return values_N
+        return values_N if self._places is None else self._places.find(features_FC, values_N, offsets, batch)
 
     def counts(self) -> dict[str, tuple[Ints, Ints]]:
         """Rows and their counts, by table."""

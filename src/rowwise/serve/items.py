@@ -9,9 +9,9 @@ The first two are in the digest of the version, the others by their checksums.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import final
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ from rowwise.checkpoint.read import DamagedChunk
 from rowwise.errors import CheckpointError, SpecError
 from rowwise.models.retrieval import nearest_items
 from rowwise.serve.item_index import ItemIndex
+from rowwise.serve.item_scan import ItemFilter, ItemScan, NearItems
 from rowwise.serve.sides import SideTable
 from rowwise.spec import Value
 from rowwise.textfile import decode_json, open_regular, read_bytes
@@ -76,25 +77,6 @@ class RetrievalFacts(Value, frozen=True, kw_only=True):
     sha256: dict[str, str]  # of each file
 
 
-class NearItems(NamedTuple):
-    """Items for a query, the best first."""
-
-    places_K: Tensor
-    dots_K: Tensor
-    exact: bool  # all items were looked at, or all that a filter leaves
-
-
-class ItemFilter(NamedTuple):
-    """Which items may be in an answer, by their places."""
-
-    among_A: Tensor | None = None  # ascending, each once; None: all
-    without_W: Tensor | None = None  # likewise; None: none is left out
-
-    @property
-    def left_out(self) -> int:
-        return 0 if self.without_W is None else len(self.without_W)
-
-
 @final
 class ServedItems:
     """Keys and vectors of the items of a version.
@@ -118,7 +100,16 @@ class ServedItems:
         return torch.from_numpy(np.unique(places_N)), found.null_count
 
     def find(self, query_D: Tensor, k: int, allowed: ItemFilter, *, exact: bool = False) -> NearItems:
-        """The k items of largest dot with a query that the filter allows; fewer where there are fewer.
+        """The k items of largest dot with a query that the filter allows; fewer where there are fewer."""
+        found = self.begin(query_D, k, allowed, exact=exact)
+        if isinstance(found, NearItems):
+            return found
+        while not found.step():
+            pass
+        return found.result()
+
+    def begin(self, query_D: Tensor, k: int, allowed: ItemFilter, *, exact: bool = False) -> NearItems | ItemScan:
+        """The answer by the index, or a search among all items, which has not begun.
 
         The index proposes items, and their dots decide. All items are looked at where `exact` is set, there is no
         index, the recall of so many items is not known, or the index proposes too few.
@@ -128,8 +119,7 @@ class ServedItems:
             if proposed is not None and len(proposed) >= k:
                 dots_K, places_K = nearest_items(query_D, self.vectors_ID, k, proposed)
                 return NearItems(places_K, dots_K, exact=False)
-        dots_K, places_K = nearest_items(query_D, self.vectors_ID, k, self._allowed(allowed))
-        return NearItems(places_K, dots_K, exact=True)
+        return ItemScan(query_D, self.vectors_ID, k, allowed)
 
     def _propose(self, query_D: Tensor, count: int, allowed: ItemFilter) -> Tensor | None:
         probes = None if self.facts.index is None else self.facts.index.probes_for(count)
@@ -140,22 +130,28 @@ class ServedItems:
             places = np.setdiff1d(places, allowed.without_W.numpy(), assume_unique=True)
         return torch.from_numpy(places)
 
-    def _allowed(self, allowed: ItemFilter) -> Tensor | None:
-        if not allowed.left_out:
-            return allowed.among_A
-        assert allowed.without_W is not None
-        among_A = np.arange(self.facts.items) if allowed.among_A is None else allowed.among_A.numpy()
-        return torch.from_numpy(np.setdiff1d(among_A, allowed.without_W.numpy(), assume_unique=True))
+
+def write_vectors(version: Path, batches: Iterable[Tensor]) -> Tensor:
+    """Write the vectors of items one batch after the other; returns all of them, mapped from their file."""
+    folder, rows, dim = version / RETRIEVAL, 0, 0
+    folder.mkdir()
+    with (folder / VECTORS).open("wb") as file:
+        for vectors_BD in batches:
+            file.write(vectors_BD.contiguous().numpy().data)
+            rows, dim = rows + len(vectors_BD), vectors_BD.shape[1]
+    return _map_vectors(folder, rows, dim)
+
+
+def _map_vectors(folder: Path, rows: int, dim: int) -> Tensor:
+    return torch.from_file(str(folder / VECTORS), size=rows * dim, dtype=torch.float32).view(rows, dim)
 
 
 def write_items(
     version: Path, key: str, items: pa.Table, vectors_ID: Tensor, index: tuple[ItemIndex, IndexFacts] | None
 ) -> RetrievalFacts:
-    """Write the items of a version that is not there yet."""
+    """Write the items of a version that is not there yet; their vectors were written by `write_vectors`."""
     folder = version / RETRIEVAL
-    folder.mkdir()
     pq.write_table(items, folder / ITEMS)
-    vectors_ID.contiguous().numpy().tofile(folder / VECTORS)
     if index is not None:
         index[0].write(folder / INDEX)
     facts = RetrievalFacts(
@@ -198,7 +194,7 @@ def open_items(version: Path, facts: RetrievalFacts, *, check: bool = True) -> S
     numbers = facts.items * facts.dim
     if len(keys) != facts.items or (folder / VECTORS).stat().st_size != 4 * numbers:
         raise CheckpointError(f"{folder} has not {facts.items} items of {facts.dim} numbers: export the version again")
-    vectors_ID = torch.from_file(str(folder / VECTORS), size=numbers, dtype=torch.float32).view(facts.items, facts.dim)
+    vectors_ID = _map_vectors(folder, facts.items, facts.dim)
     index = None if facts.index is None else ItemIndex.open(folder / INDEX)
     if index is not None and index.items != facts.items:
         raise CheckpointError(f"{folder / INDEX} has {index.items} items, not {facts.items}: export the version again")

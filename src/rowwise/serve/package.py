@@ -5,6 +5,8 @@
                     model.json      what the model is built from, and how its rows are prepared
                     golden.arrow    raw rows that were not trained on, with their logits
                     stats.json      what training saw of each raw column
+                    hot.arrow       the rows that it asked for most often, see `hot_rows.py`
+                    mean_rows.arrow see `default_rows.py`
                     sides/          columns that requests leave out, by their key
                     retrieval/      items of two towers, see `items.py`
 

@@ -16,9 +16,11 @@ from pyarrow import types
 from rowwise.errors import DataError
 from rowwise.ingest.columns import is_list, is_text
 from rowwise.ingest.reader import check_columns
+from rowwise.serve.arrow_sizes import decompressed_bytes
 from rowwise.serve.sides import SideTable
 
 WHERE = "request"  # begins the messages of errors
+MOST_BYTES = 64 << 20
 MOST_SHOWN = 80  # characters of a value in a message
 REFUSED = (pa.ArrowException, OverflowError, TypeError, ValueError)  # what Arrow raises for values of another type
 
@@ -51,10 +53,13 @@ class RequestReader:
         schema: of the columns that a prediction reads.
         most_rows: of a request.
         sides: tables that have columns which a request leaves out.
+        most_bytes: of a compressed body, once it is not.
     """
 
-    def __init__(self, schema: pa.Schema, most_rows: int, sides: Sequence[SideTable] = ()) -> None:
-        self.schema, self._most_rows, self._sides = schema, most_rows, sides
+    def __init__(
+        self, schema: pa.Schema, most_rows: int, sides: Sequence[SideTable] = (), most_bytes: int = MOST_BYTES
+    ) -> None:
+        self.schema, self._most_rows, self._sides, self._most_bytes = schema, most_rows, sides, most_bytes
         self._decoder = msgspec.json.Decoder(JsonBody)
         keys = [pa.field(side.key, side.kind) for side in sides if side.key not in schema.names]
         self._fields = pa.schema([*schema, *keys])
@@ -77,6 +82,10 @@ class RequestReader:
     def read_arrow(self, body: bytes) -> RequestRows:
         """Read an Arrow IPC stream."""
         try:
+            size = decompressed_bytes(body)
+            if size > self._most_bytes:
+                got = f"{WHERE}: its Arrow stream is {size:,} bytes when it is decompressed"
+                raise DataError(f"{got}: want at most {self._most_bytes:,}: send fewer rows")
             table = pa.ipc.open_stream(pa.py_buffer(body)).read_all()
             table.validate(full=True)  # offsets and text of strangers
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: a name of a column

@@ -13,7 +13,8 @@ from torch import Tensor
 from rowwise.errors import DataError
 from rowwise.serve.cached_rows import CachedBatches, CachedRows, RowCounts
 from rowwise.serve.forward import Forward
-from rowwise.serve.items import ItemFilter, NearItems, ServedItems
+from rowwise.serve.item_scan import ItemFilter, ItemScan, NearItems
+from rowwise.serve.items import ServedItems
 from rowwise.serve.request import WHERE, RequestReader, RequestRows, to_array
 from rowwise.serve.sides import SideTable
 
@@ -114,8 +115,9 @@ class Retriever:
             raise DataError(f"{WHERE}: the vector of a user is not finite: want columns as in training")
         return users_QD, batches.counts
 
-    def find(self, query_D: Tensor, query: ItemQuery) -> NearItems:
-        return self.items.find(query_D, query.k, query.allowed, exact=query.exact)
+    def begin(self, query_D: Tensor, query: ItemQuery) -> NearItems | ItemScan:
+        """The items of a query, or a search among all of them, which has not begun."""
+        return self.items.begin(query_D, query.k, query.allowed, exact=query.exact)
 
     def name(self, near: NearItems, unknown: int) -> RetrievedItems:
         """Items by their keys."""
@@ -146,4 +148,6 @@ class Retriever:
     def answer(self, query: ItemQuery) -> RetrievedItems:
         """The items of a checked request. Threads that call it take turns."""
         with self._one_at_a_time:
-            return self.name(self.find(self.vectors([query.rows])[0][0], query), query.unknown)
+            user_D = self.vectors([query.rows])[0][0]
+            near = self.items.find(user_D, query.k, query.allowed, exact=query.exact)
+            return self.name(near, query.unknown)

@@ -1,15 +1,18 @@
 """Requests for items: searches in batches of what has arrived.
 
-They have a queue of their own beside that of the rows to score, as a search takes another time than a row.
+They have a queue of their own beside that of the rows to score, as a search takes another time than a row. A search
+among many items has another one: a batch of it is a slice of the items, and batches of all queues alternate. So an
+exact search holds up no other request for longer than a slice takes.
 """
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 from rowwise.errors import RowwiseError, StoreError, one_line
 from rowwise.serve.batches import BAD_REQUEST, LATE, UNAVAILABLE, BatchLoop, Rejection
+from rowwise.serve.item_scan import ItemScan, NearItems
 from rowwise.serve.queue import RequestSlice
 from rowwise.serve.retrieval import QUERIES_AT_ONCE, ItemQuery, RetrievedItems, Retriever
 from rowwise.serve.service import ScoringService
@@ -23,9 +26,14 @@ class _WaitingSearch:
     version: ServedVersion
     retriever: Retriever
     query: ItemQuery
-    future: asyncio.Future[Found]
+    future: asyncio.Future[Found | ItemScan]
     arrived_s: float
     deadline_s: float
+
+
+class _WaitingScan(NamedTuple):
+    scan: ItemScan
+    future: asyncio.Future[NearItems | Rejection]
 
 
 @final
@@ -45,7 +53,10 @@ class RetrievalService:
             "searches",
             kind_of=_version_of,
             compute=self._search,
-            show=service.metrics.waiting_searches.set,
+            show=self._show,
+        )
+        self._scans: BatchLoop[_WaitingScan] = BatchLoop(
+            1, service.clock, "slices of items", kind_of=lambda _: 0, compute=self._scan, show=self._show
         )
 
     def refusal_unread(self, timeout_s: float | None) -> Rejection | None:
@@ -62,7 +73,32 @@ class RetrievalService:
             return refusal
         now_s, future = self._service.clock(), asyncio.get_running_loop().create_future()
         waiting = _WaitingSearch(version, retriever, query, future, now_s, now_s + left_s)
-        return await self._loop.answer(waiting, 1, waiting.deadline_s)
+        found = await self._loop.answer(waiting, 1, waiting.deadline_s)
+        if not isinstance(found, ItemScan):
+            return found
+        refusal = self._scans.refusal(found.slices, waiting.deadline_s - self._service.clock())
+        if refusal is not None:
+            return refusal
+        scan = _WaitingScan(found, asyncio.get_running_loop().create_future())
+        near = await self._scans.answer(scan, found.slices, waiting.deadline_s)
+        return near if isinstance(near, Rejection) else self._name(retriever, query, near)
+
+    def _show(self, _: int) -> None:
+        self._service.metrics.waiting_searches.set(self._loop.rows + len(self._scans.requests))
+
+    def _scan(self, slices: Sequence[RequestSlice]) -> None:
+        """Look at the next slice of the items for a request."""
+        begin_s = self._service.clock()
+        for number, begin, end in slices:
+            scan = self._scans.requests[number].scan
+            for _ in range(begin, end):
+                if scan.step():
+                    self._scans.resolve(number, scan.result())
+        self._service.metrics.stage["compute"].observe(self._service.clock() - begin_s)
+
+    def _name(self, retriever: Retriever, query: ItemQuery, near: NearItems) -> RetrievedItems:
+        self._service.metrics.searches["exact" if near.exact else "index"].inc()
+        return retriever.name(near, query.unknown)
 
     def _search(self, slices: Sequence[RequestSlice]) -> None:
         """Answer requests to one version."""
@@ -75,8 +111,11 @@ class RetrievalService:
         for one, outcome in zip(slices, found, strict=True):
             self._loop.resolve(one.request, outcome)
 
-    def _found(self, waiting: Sequence[_WaitingSearch]) -> list[Found]:
-        """The items of each request, to one version. A request that is refused leaves the others alone."""
+    def _found(self, waiting: Sequence[_WaitingSearch]) -> list[Found | ItemScan]:
+        """The items of each request, to one version, or a search among many of them, which has not begun.
+
+        A request that is refused leaves the others alone.
+        """
         retriever, metrics = waiting[0].retriever, self._service.metrics
         try:
             users_QD, counts = retriever.vectors([one.query.rows for one in waiting])
@@ -87,14 +126,16 @@ class RetrievalService:
                 return [Rejection(BAD_REQUEST, one_line(error) or "")]
             return [outcome for one in waiting for outcome in self._found([one])]
         metrics.count_rows(counts)
-        found: list[Found] = []
+        found: list[Found | ItemScan] = []
         for user_D, one in zip(users_QD, waiting, strict=True):
             if one.deadline_s <= self._service.clock():  # a search among many items may take what the others have
                 found.append(LATE)
                 continue
-            near = retriever.find(user_D, one.query)
-            metrics.searches["exact" if near.exact else "index"].inc()
-            found.append(retriever.name(near, one.query.unknown))
+            near = retriever.begin(user_D, one.query)
+            if isinstance(near, ItemScan) and near.fits_at_once(QUERIES_AT_ONCE):
+                near.step()
+                near = near.result()
+            found.append(near if isinstance(near, ItemScan) else self._name(retriever, one.query, near))
         return found
 
 

@@ -4,6 +4,7 @@ import mmap
 import os
 import weakref
 from multiprocessing.reduction import DupFd
+from pathlib import Path
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -13,6 +14,7 @@ from rowwise.checkpoint.manifest import CheckpointManifest
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.errors import CheckpointError
 from rowwise.serve.cached_rows import CachedGroup, CachedRows, CachedTableMemory
+from rowwise.serve.default_rows import DefaultRow, read_mean_rows, stored_default
 from rowwise.serve.redis_rows import RedisAddress, RedisNodes, RedisRows
 from rowwise.serve.row_files import RowFiles
 from rowwise.serve.row_memory import CachedTables, RowMemory, divide_memory, tables_of
@@ -58,6 +60,7 @@ class RowTiers(NamedTuple):
     caches: MemoryFile | None = None
     redis: tuple[RedisAddress, ...] = ()
     hit_rate: float | None = None  # see `CachedRows`
+    default_row: DefaultRow = DefaultRow.ZERO  # for rows that are not waited for
 
     def next_tag(self) -> int:
         """Another tag for cached rows at each call; one process calls at a time."""
@@ -89,13 +92,19 @@ class RowTiers(NamedTuple):
             part = self.caches.bytes[one.begin :][: one.shape.size_bytes]
             cache, behind = (SharedCache(part, one.shape, rows.tag) for _ in range(2))
             shared = None if reads is None or writes is None else RedisRows(reads, writes, one.shape.row_bytes)
-            groups.append((one, CachedGroup((), cache, behind, RowFiles(version, one, newer), shared)))
+            files, none = RowFiles(version, one, newer), np.empty((0, one.shape.row_bytes), np.uint8)
+            groups.append((one, CachedGroup((), cache, behind, files, shared, none)))
+        means = None
+        if self.default_row is DefaultRow.MEAN:
+            assert isinstance(version.folder, Path), "versions are served from folders"
+            means = read_mean_rows(version.folder)
         found: list[CachedRows] = []
         for arena, tables in memory_of_tables(model):
             of_arena: list[CachedGroup] = []
             for one, group in groups:
                 keys = one.first_keys
                 size = one.shape.row_bytes
+                own = [table for table in tables if table.name in keys]
                 memories = tuple(
                     CachedTableMemory(
                         name=table.table.name,
@@ -105,11 +114,11 @@ class RowTiers(NamedTuple):
                         address=arena.rows.data_ptr() + table.base,
                         size_bytes=table.table.rows * size,
                     )
-                    for table in tables
-                    if table.name in keys
+                    for table in own
                 )
                 if memories:
-                    of_arena.append(group._replace(tables=memories))
+                    defaults_TB = np.stack([stored_default(means, table.name, table.table) for table in own])
+                    of_arena.append(group._replace(tables=memories, defaults_TB=defaults_TB))
             if of_arena:
                 assert arena.places is not None
                 arena.places = CachedRows(arena.places, of_arena, self.hit_rate)
@@ -121,9 +130,13 @@ IN_MEMORY = RowTiers()
 
 
 def make_tiers(
-    version: CheckpointManifest, memory_bytes: int | None, redis: tuple[RedisAddress, ...], hit_rate: float | None
+    version: CheckpointManifest,
+    memory_bytes: int | None,
+    redis: tuple[RedisAddress, ...] = (),
+    hit_rate: float | None = None,
+    default_row: DefaultRow = DefaultRow.ZERO,
 ) -> RowTiers:
     """Tiers for the rows of a version and of those that follow, with the memory of their caches."""
     layout = divide_memory(tables_of(version), memory_bytes)
     caches = MemoryFile.make("rowwise-cache", layout.cache_bytes) if layout.caches else None
-    return RowTiers(memory_bytes, layout, caches, redis, hit_rate)
+    return RowTiers(memory_bytes, layout, caches, redis, hit_rate, default_row)

@@ -34,18 +34,18 @@ class Predictions(NamedTuple):
     """The answer to a request."""
 
     values_RP: Tensor  # see `serve/answer.py`
-    zeros_R: Mapping[str, Ints] = {}  # ids of each row whose rows were not there in time, by table
+    defaults_R: Mapping[str, Ints] = {}  # ids of each sample that had default rows, by table
 
     @classmethod
     def join(cls, parts: Sequence["Predictions"]) -> "Predictions":
         if len(parts) == 1:
             return parts[0]
-        names = dict.fromkeys(name for part in parts for name in part.zeros_R)
-        zeros = {
-            name: np.concatenate([part.zeros_R.get(name, np.zeros(len(part.values_RP), np.int64)) for part in parts])
+        names = dict.fromkeys(name for part in parts for name in part.defaults_R)
+        defaults = {
+            name: np.concatenate([part.defaults_R.get(name, np.zeros(len(part.values_RP), np.int64)) for part in parts])
             for name in names
         }
-        return cls(torch.cat([part.values_RP for part in parts]), zeros)
+        return cls(torch.cat([part.values_RP for part in parts]), defaults)
 
 
 Outcome = Predictions | Rejection
@@ -90,7 +90,9 @@ class ScoringService:
 
     def open(self, version: ServedVersion) -> None:
         self.versions[version.number] = version
-        self._readers[version.number] = RequestReader(version.schema, self.limits.most_rows, version.sides)
+        self._readers[version.number] = RequestReader(
+            version.schema, self.limits.most_rows, version.sides, self.limits.most_bytes
+        )
 
     def close(self, number: int) -> None:
         """Forget a version; requests that were given it still get their answers."""
@@ -178,7 +180,7 @@ class ScoringService:
             self.metrics.count_rows(cached.counts)
         parts, begins = predictions_of(logits_RK).split(sizes), accumulate(sizes, initial=0)
         return [
-            Predictions(part, cached.zeros_of(begin, len(part))) for part, begin in zip(parts, begins, strict=False)
+            Predictions(part, cached.defaults_of(begin, len(part))) for part, begin in zip(parts, begins, strict=False)
         ]
 
     def _gather(self, slices: Sequence[RequestSlice]) -> dict[str, pa.Array]:

@@ -124,10 +124,12 @@ class SharedCache:
         count, wanted = len(missing.rows_M4), missing.rows_M4.ctypes.data
         self._library.shared_cache_put(self._cache, self.tag, count, wanted, rows_MB.ctypes.data)
 
-    def put_zeros(self, missing: MissingRows) -> None:
-        """Let rows be zeros where they go; the cache still lacks them."""
-        for address in missing.rows_M4[:, 1].tolist():
-            ctypes.memset(address, 0, self.shape.row_bytes)
+    def put_defaults(self, missing: MissingRows, rows_TB: Bytes) -> None:
+        """Copy the row of its table to where each row goes; the cache still lacks them."""
+        assert rows_TB.flags.c_contiguous
+        first, row_bytes = rows_TB.ctypes.data, self.shape.row_bytes
+        for _, address, table, _ in missing.rows_M4.tolist():
+            ctypes.memmove(address, first + table * row_bytes, row_bytes)
 
     def warm(self, keys_M: Ints, rows_MB: Bytes, counts_M: Ints) -> None:
         """Put rows into the cache that were accessed so often; those that come last leave last."""

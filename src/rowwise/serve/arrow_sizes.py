@@ -1,0 +1,59 @@
+"""How large the buffers of an Arrow IPC stream are once they are decompressed, before any of them is.
+
+Each compressed buffer begins with its size, which a reader allocates. Where the buffers are follows from the metadata
+of a message: a flatbuffer, of which four fields are read here. Arrow checks that it is one before it hands it out.
+"""
+
+import struct
+
+import numpy as np
+import pyarrow as pa
+
+from rowwise.errors import DataError
+
+HEADER, BATCH, BUFFERS, COMPRESSION = 2, 1, 2, 3  # numbers of fields in their tables
+LEGACY = b"ARROW:experimental_compression"  # compressed as before Arrow 1.0
+PREFIX_bytes = 8  # of a compressed buffer
+
+
+def decompressed_bytes(body: bytes) -> int:
+    """The bytes of all compressed buffers of a stream as they declare them; 0 where none is compressed."""
+    total = 0
+    for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(body)):
+        if message.type in ("record batch", "dictionary"):
+            try:
+                total += _declared(message.metadata.to_pybytes(), message.body, dictionary=message.type == "dictionary")
+            except (struct.error, ValueError) as error:
+                raise DataError(f"request: buffers of an Arrow message are not where it says: {error}") from None
+    return total
+
+
+def _declared(metadata: bytes, body: pa.Buffer, *, dictionary: bool) -> int:
+    if LEGACY in metadata:
+        raise DataError("request: its Arrow stream is compressed as before Arrow 1.0: want a newer writer")
+    (root,) = struct.unpack_from("<I", metadata, 0)
+    batch = _follow(metadata, root, HEADER)
+    batch = _follow(metadata, batch, BATCH) if dictionary and batch is not None else batch
+    if batch is None or _follow(metadata, batch, COMPRESSION) is None:
+        return 0
+    buffers = _follow(metadata, batch, BUFFERS)
+    if buffers is None:
+        return 0
+    (count,) = struct.unpack_from("<I", metadata, buffers)
+    places_N2 = np.frombuffer(metadata, "<i8", 2 * count, buffers + 4).reshape(-1, 2)
+    sizes = (
+        struct.unpack_from("<q", body, begin)[0] if begin >= 0 else 0
+        for begin, length in places_N2.tolist()
+        if length >= PREFIX_bytes
+    )
+    return sum(max(0, size) for size in sizes)  # -1: this buffer is not compressed
+
+
+def _follow(metadata: bytes, table: int, field: int) -> int | None:
+    """Where a field of a table refers to; None: the table has none."""
+    (back,) = struct.unpack_from("<i", metadata, table)
+    (size,) = struct.unpack_from("<H", metadata, table - back)
+    if 4 + 2 * field >= size:
+        return None
+    (place,) = struct.unpack_from("<H", metadata, table - back + 4 + 2 * field)
+    return table + place + struct.unpack_from("<I", metadata, table + place)[0] if place else None

@@ -1,0 +1,99 @@
+"""The mean row of each table, which a server may use for a row that it does not wait for.
+
+The mean is weighted by how often training rows asked for each row, as far as an export has counted; of a table that no
+training row has asked for, it is that of all rows.
+"""
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from rowwise.checkpoint.read import Checkpoint
+from rowwise.checkpoint.windows import windows
+from rowwise.errors import CheckpointError
+from rowwise.ops.rowtype import pack, unpack
+from rowwise.serve.package import MOST_BYTES
+from rowwise.spec import Table
+from rowwise.store.policy import Ints
+from rowwise.store.shared_cache import Bytes
+from rowwise.textfile import read_bytes
+
+MEANS = "mean_rows.arrow"
+AT_ONCE = 1 << 16  # rows that are added up together
+
+
+class DefaultRow(StrEnum):
+    """What stands for a row that a server does not wait for."""
+
+    ZERO = "zero"
+    MEAN = "mean"
+
+
+def mean_rows(version: Checkpoint, counts: Mapping[str, tuple[Ints, Ints]]) -> dict[str, Tensor]:
+    """The mean row of each table, by tensor; `counts`: rows and how often each was asked for."""
+    found: dict[str, Tensor] = {}
+    for name, entry in version.manifest.tensors.items():
+        if entry.row_type is None:
+            continue
+        rows_M, counts_M = counts.get(name, (np.empty(0, np.int64),) * 2)
+        weights_R = np.ones(entry.rows)
+        if counts_M.sum() > 0:
+            weights_R = np.bincount(rows_M, counts_M, entry.rows)
+        total_D = torch.zeros(entry.columns, dtype=torch.float64)
+        for begin, values_RD in _rows_of(version, name, weights_R):
+            weights = torch.from_numpy(weights_R[begin : begin + len(values_RD)])
+            total_D += (values_RD.double() * weights.unsqueeze(1)).sum(0)
+        found[name] = (total_D / weights_R.sum()).float()
+    return found
+
+
+def _rows_of(version: Checkpoint, name: str, weights_R: np.ndarray) -> Iterator[tuple[int, Tensor]]:
+    """Rows in float32, each with its neighbours and the number of the first; not those whose weights are all 0."""
+    entry = version.entry(name)
+    assert entry.row_type is not None
+    for first, end in windows(entry):
+        if not weights_R[first:end].any():
+            continue
+        stored = version.load(name, (first, end))
+        for begin in range(first, end, AT_ONCE):
+            part = stored[begin - first :][:AT_ONCE]
+            yield begin, unpack(part, entry.columns, entry.row_type, entry.column_group)
+
+
+def write_mean_rows(version: Path, means: Mapping[str, Tensor]) -> None:
+    """Write the mean rows of a version that is not there yet."""
+    table = pa.table(
+        {"table": pa.array(list(means), pa.string()),
+         "row": pa.array([row_D.numpy() for row_D in means.values()], pa.list_(pa.float32()))}
+    )  # fmt: skip
+    with pa.OSFile(str(version / MEANS), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def read_mean_rows(version: Path) -> dict[str, Tensor]:
+    """The mean rows of a version, by tensor."""
+    path = version / MEANS
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing: want the version exported again, or --default-row zero")
+    try:
+        table = pa.ipc.open_file(pa.BufferReader(read_bytes(path, MOST_BYTES, links=False))).read_all()
+        table.validate(full=True)
+        names, rows = table["table"].to_pylist(), table["row"].to_pylist()
+        return {name: torch.tensor(row, dtype=torch.float32) for name, row in zip(names, rows, strict=True)}
+    except (pa.ArrowException, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}; export the version again") from None
+
+
+def stored_default(means: Mapping[str, Tensor] | None, name: str, table: Table) -> Bytes:
+    """The default row of a table in its row type; `means`: None where it is zero."""
+    if means is None:
+        return np.zeros(table.row_bytes, np.uint8)
+    mean_D = means.get(name)
+    if mean_D is None or mean_D.shape != (table.dim,):
+        raise CheckpointError(f"{MEANS} of the version has no row of {table.dim} numbers for {name}: export it again")
+    return pack(mean_D.unsqueeze(0), table.row_type, table.column_group).view(torch.uint8).flatten().numpy()
