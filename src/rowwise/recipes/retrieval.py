@@ -1,6 +1,7 @@
 """Models of recipes that make vectors of users and items: two towers, with pictures of items or without, or a graph."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from rowwise.batch import Batch, Jagged
+from rowwise.comm.gather import all_gather_rows
+from rowwise.comm.interface import Comm
 from rowwise.errors import SpecError
 from rowwise.hashing.make import AnyTables, make_embeddings
 from rowwise.ingest.block import Ints
@@ -189,6 +192,12 @@ def make_graph_tower(parts: TowerParts, config: GraphConfig, pairs: Pairs) -> Re
     sampled = None if config.sampled is None else graph.sampled(config.sampled)
     tower = GraphTower(embeddings, graph, encoder, sampled=sampled, temperature=config.temperature)
     return RetrievalModel(tower, ItemFrequency() if config.correct else None)
+
+
+def share_graph(model: nn.Module, comm: Comm) -> None:
+    """Let each of several ranks read and sum for a part of the nodes of the model's graph, if it has one."""
+    if isinstance(model, RetrievalModel) and isinstance(model.towers, GraphTower) and len(comm.ranks) > 1:
+        model.towers.share(comm.rank, len(comm.ranks), partial(all_gather_rows, comm, purpose="graph"))
 
 
 def tower_facts(model: nn.Module, *, chosen: bool = False) -> dict[str, Any] | None:
