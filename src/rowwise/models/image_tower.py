@@ -142,15 +142,20 @@ class DynamicImageTower(nn.Module):
                 order.append(at_M)
         return torch.cat(parts)[torch.cat(order).argsort()] if parts else self.backbone(small)
 
-    def scale_loss(self, rows_N: Tensor, read: ReadPictures) -> Tensor:
-        """The log loss of the scale model about a size that is drawn, and about the largest, which always does well."""
-        place = int(torch.randint(max(1, len(self.sizes) - 1), ()))
+    def scale_loss(self, rows_N: Tensor, read: ReadPictures, draws: torch.Generator | None = None) -> Tensor:
+        """The log loss of the scale model about a size that is drawn, and about the largest, which always does well.
+
+        The mean is over all rows, of which those of one picture count one by one.
+        """
+        place = int(torch.randint(max(1, len(self.sizes) - 1), (), generator=draws))
+        rows_U, places_N = rows_N.unique(return_inverse=True)
         with torch.no_grad():
-            near, best = (self.backbone(read(rows_N, size)).float() for size in (self.sizes[place], self.sizes[-1]))
-            right_N = (F.cosine_similarity(near, best) >= self.similar).float()
-        logits_NK = self.scale(read(rows_N, self.sizes[0])).float()
-        right_N2 = torch.stack((right_N, torch.ones_like(right_N)), 1)
-        return F.binary_cross_entropy_with_logits(logits_NK[:, [place, -1]], right_N2)
+            near, best = (self.backbone(read(rows_U, size)).float() for size in (self.sizes[place], self.sizes[-1]))
+            right_U = (F.cosine_similarity(near, best) >= self.similar).float()
+        logits_UK = self.scale(read(rows_U, self.sizes[0])).float()
+        right_U2 = torch.stack((right_U, torch.ones_like(right_U)), 1)
+        losses_U2 = F.binary_cross_entropy_with_logits(logits_UK[:, [place, -1]], right_U2, reduction="none")
+        return losses_U2[places_N].mean()
 
 
 def labels_of_parts(
@@ -188,8 +193,8 @@ def labels_of_parts(
 class PictureTower(Tower):
     """A tower over the features and the picture of an item.
 
-    In training all pictures of a batch have one size, drawn anew for each. In evaluation each has the largest one, or
-    that which a scale model chooses.
+    In training all pictures of a batch have one size, drawn anew for each and the same on all ranks. In evaluation each
+    has the largest one, or that which a scale model chooses.
 
     Args:
         embeddings: tables that pool, of any dims, of this side only.
@@ -199,6 +204,8 @@ class PictureTower(Tower):
         dense_features: numbers in each sample of this side.
         sizes: of the layers; the last is the dim of the vectors.
     """
+
+    drawn: Tensor
 
     def __init__(
         self,
@@ -213,11 +220,13 @@ class PictureTower(Tower):
         if isinstance(pictures, DynamicImageTower) and not set(pictures.sizes) <= set(copies.sizes):
             raise SpecError(f"sizes {pictures.sizes} of the tower: want some of those of the copies, {copies.sizes}")
         self.item, self.pictures, self.copies = item, pictures, copies
+        # Each draw has a generator of the next seed: ranks draw alike, and a checkpoint holds where they are.
+        self.register_buffer("drawn", torch.randint(1 << 62, ()))
 
     def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
         """Vectors [B, sizes[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
         dense_BF, ids = unpack(batch, sparse, self.dense_features)
-        rows_U, places_B = self._items(ids)
+        rows_U, places_B = single_ids(Jagged.from_keyed(ids), self.item).unique(return_inverse=True)
         return self.project(dense_BF, self.embeddings(ids).values(), self._vectors(rows_U)[places_B])
 
     @property
@@ -229,18 +238,17 @@ class PictureTower(Tower):
         """The loss of the scale model, for the pictures of a batch."""
         if not isinstance(self.pictures, DynamicImageTower):
             return None
-        return self.pictures.scale_loss(self._items(batch.sparse)[0], self.copies.read)
+        return self.pictures.scale_loss(single_ids(batch.sparse, self.item), self.copies.read, self._draws())
 
-    def _items(self, ids: Ids) -> tuple[Tensor, Tensor]:
-        """The distinct items [U], and the place [B] of each sample's."""
-        rows_U, places_B = single_ids(Jagged.from_keyed(ids), self.item).unique(return_inverse=True)
-        return rows_U, places_B
+    def _draws(self) -> torch.Generator:
+        self.drawn += 1
+        return torch.Generator().manual_seed(int(self.drawn))
 
     def _vectors(self, rows_U: Tensor) -> Tensor:
         if isinstance(self.pictures, DynamicImageTower) and not self.training:
             return self.pictures(rows_U, self.copies.read)
         sizes = self.pictures.sizes if isinstance(self.pictures, DynamicImageTower) else self.copies.sizes
-        size = sizes[int(torch.randint(len(sizes), ()))] if self.training else sizes[-1]
+        size = sizes[int(torch.randint(len(sizes), (), generator=self._draws()))] if self.training else sizes[-1]
         return self.backbone(self.copies.read(rows_U, size))
 
 
