@@ -99,7 +99,6 @@ def test_two_ranks_learn_what_one_learns_of_a_graph(tmp_path, encoder):
     """Each has half of every table and half of a batch, and sums over the whole graph."""
     tiles = [*halves("user", USERS), *halves("item", ITEMS, columns=True)]
     (tmp_path / "plan.json").write_text(json.dumps({"world": 2, "tiles": tiles}))
-    sgd = {"kind": "sgd", "lr": 0.3}  # Adam would enlarge rounding where a gradient is 0
     made = copy.deepcopy(BASE) | {"model": GRAPH | {"encoder": encoder, "sizes": [16]}}
     learn_the_same(tmp_path, made, {"plan": str(tmp_path / "plan.json")})
 
