@@ -263,7 +263,7 @@ def with_choice(folder, **choose):
 
 
 def test_a_scale_model_chooses_sizes_and_goes_on_to_the_same_bits(tmp_path):
-    model = with_choice(tmp_path / "pictures", price=0.2, similar=0.999)
+    model = with_choice(tmp_path / "pictures", price=1.0, similar=0.999)
     whole = trained(tmp_path, model, train={"epochs": 3})
     short = trained(tmp_path, model, train={"epochs": 3, "steps": 9}, save={"every": 9})
     again = TrainingRun.resume(short.folder.path, changes=["train.steps=null"])

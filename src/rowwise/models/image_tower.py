@@ -6,8 +6,8 @@ each size, how probable it is that the backbone does well there. A picture is co
 
     the size of the largest p - price * cost
 
-where the cost is that of its pixels, as a share of the largest size's. With price = 0 it is the size of the largest
-probability, as in the paper.
+where the cost is that of its pixels, as a share of the largest size's, or of its pixels and its bytes (`size_costs`).
+With price = 0 it is the size of the largest probability, as in the paper.
 
 Whether a backbone does well is only known of pictures that it was not trained on, so the scale model's labels come from
 backbones that are trained without a part of the pictures (`labels_of_parts`). Towers of a recipe have no right answer
@@ -94,10 +94,23 @@ class ImageTower(nn.Module):
         return found
 
 
-def choose_sizes(logits_NK: Tensor, sizes: Sequence[int], price: float) -> Tensor:
+def size_costs(sizes: Sequence[int], bytes_K: Sequence[float] | None = None, of_bytes: float = 0.75) -> list[float]:
+    """What each size costs, as a share of the largest one's pixels, or of its pixels and bytes.
+
+    Args:
+        sizes: ascending.
+        bytes_K: that copies of each size read; None: unknown.
+        of_bytes: the part of the cost that is a share of the largest size's bytes, if they are known.
+    """
+    pixels_K = [(size / sizes[-1]) ** 2 for size in sizes]
+    if bytes_K is None:
+        return pixels_K
+    return [(1 - of_bytes) * p + of_bytes * b / bytes_K[-1] for p, b in zip(pixels_K, bytes_K, strict=True)]
+
+
+def choose_sizes(logits_NK: Tensor, costs_K: Sequence[float], price: float) -> Tensor:
     """The place [N] of the size of each picture that is worth most; of equals the first."""
-    costs_K = (torch.tensor(sizes, dtype=torch.float32) / max(sizes)).square()
-    return (logits_NK.sigmoid() - price * costs_K.to(logits_NK.device)).argmax(1)
+    return (logits_NK.sigmoid() - price * torch.tensor(costs_K, device=logits_NK.device)).argmax(1)
 
 
 class DynamicImageTower(nn.Module):
@@ -107,12 +120,19 @@ class DynamicImageTower(nn.Module):
         backbone: maps pictures of any size to vectors.
         scale: maps pictures of the smallest size to logits [N, K], one for each size.
         sizes: ascending, the cheapest first.
-        price: of the pixels of the largest size, as a probability; it buys what costs least first.
+        price: of the largest size, as a probability; it buys what costs least first.
         similar: the least cosine of a vector to that of the largest size at which a size does well, for `scale_loss`.
+        costs: of the sizes, as `size_costs` makes them; None: of their pixels.
     """
 
     def __init__(
-        self, backbone: nn.Module, scale: nn.Module, sizes: Sequence[int], price: float = 0.05, similar: float = 0.95
+        self,
+        backbone: nn.Module,
+        scale: nn.Module,
+        sizes: Sequence[int],
+        price: float = 0.05,
+        similar: float = 0.95,
+        costs: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
         if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < SMALLEST:
@@ -121,13 +141,16 @@ class DynamicImageTower(nn.Module):
             raise SpecError(f"price={price}: want 0 to 1")
         self.backbone, self.scale, self.sizes = backbone, scale, tuple(sizes)
         self.price, self.similar = price, similar
+        self.costs = tuple(size_costs(sizes) if costs is None else costs)
+        if len(self.costs) != len(self.sizes):
+            raise SpecError(f"{len(self.costs)} costs: want one for each of the sizes {self.sizes}")
 
     def choose(self, small_NCSS: Tensor) -> Tensor:
         """The places [N] in `sizes` at which pictures are computed, by copies of the smallest size."""
         logits_NK = self.scale(small_NCSS)
         if logits_NK.shape[1] != len(self.sizes):
             raise SpecError(f"the scale model has {logits_NK.shape[1]} logits: want one for each of {self.sizes}")
-        return choose_sizes(logits_NK, self.sizes, self.price)
+        return choose_sizes(logits_NK, self.costs, self.price)
 
     def forward(self, rows_N: Tensor, read: ReadPictures) -> Tensor:
         """Vectors [N, D]; what a picture's size does not need is not read."""
@@ -166,13 +189,14 @@ def labels_of_parts(
     parts: int = 4,
     seed: int = 0,
 ) -> Tensor:
-    """The labels [N, K] of a scale model: whether a backbone that has not seen a picture is right about it at a size.
+    """The labels [N, K] of a scale model: how right a backbone that has not seen a picture is about it at a size.
 
     Args:
         pictures: how many there are.
         sizes: how many there are.
         fit: trains a backbone on these pictures.
-        is_right: of a backbone, for pictures at the size of this place.
+        is_right: of a backbone, for pictures at the size of this place: 0 or 1, or the probability of the right class,
+            from which scale models learn more.
         parts: as many backbones are trained, each without one of them.
         seed: of the parts.
     """

@@ -20,7 +20,7 @@ from rowwise.ingest.pictures import CHANNELS, PictureFolder
 from rowwise.models.frequency import ItemFrequency
 from rowwise.models.graph_tower import GraphSage, GraphTower, LightGCN, user_item_graph
 from rowwise.models.histories import single_ids
-from rowwise.models.image_tower import DynamicImageTower, ImageTower, PictureTower
+from rowwise.models.image_tower import DynamicImageTower, ImageTower, PictureTower, size_costs
 from rowwise.models.inference import evaluation_mode
 from rowwise.models.two_tower import Tower, TwoTower, VectorModel
 from rowwise.ops.graph import Graph
@@ -110,7 +110,9 @@ def _make_item_tower(embeddings: AnyTables, config: TwoTowerConfig) -> Tower:
     tower: ImageTower | DynamicImageTower = ImageTower(settings.dim, settings.widths)
     if (choose := settings.choose) is not None:
         scale = ImageTower(len(pictures.sizes), choose.widths)
-        tower = DynamicImageTower(tower, scale, pictures.sizes, choose.price, choose.similar)
+        read = [cost.mean_bytes for cost in pictures.folder.costs() if cost.size in pictures.sizes]
+        costs = size_costs(pictures.sizes, read)
+        tower = DynamicImageTower(tower, scale, pictures.sizes, choose.price, choose.similar, costs)
     return PictureTower(embeddings, config.item, tower, pictures, dense, config.sizes)
 
 
