@@ -9,7 +9,7 @@ least cost on scenes that are neither trained on nor tested, where accuracy is n
 those of the prefixes that the sizes need for an SSIM of .95. Prefixes of photographs are measured as well, on squares
 of scikit-learn's two.
 
-Takes: 20 minutes; --quick 3 minutes
+Takes: 25 minutes; --quick 3 minutes
 Needs: scikit-learn, Pillow
 """
 
@@ -45,7 +45,11 @@ PREFIXES = {
     0.95: {16: 0.15, 32: 0.21, 64: 0.30, 112: 0.38, 160: 0.47},
     0.98: {16: 0.18, 32: 0.24, 64: 0.34, 112: 0.56, 160: 0.64},
 }
-AMOUNTS = {"smoke": (80, 40, 6, 1), "quick": (2500, 1000, 500, 1), "full": (4000, 1500, 700, 3)}  # scenes, steps, seeds
+AMOUNTS = {
+    "smoke": (80, 40, 6, 1),
+    "quick": (2500, 1000, 500, 1),
+    "full": (4000, 1500, 1000, 3),
+}  # scenes, steps, seeds
 
 
 def photographs(sizes: tuple[int, ...], folder: Path) -> list[dict]:
