@@ -322,6 +322,18 @@ def test_a_sequence_model_looks_up_lists_and_what_it_scores(small_recipe):
     assert workload.access.pooling == pytest.approx(8 + 20 * 2 / made.train.batch)
 
 
+def test_a_step_over_a_graph_reads_each_row_once(small_recipe):
+    ids = [{"column": name, "ids": "direct", "table": name} for name in ("user", "item")]
+    rows = {"user": 400, "item": 30}
+    listed = [{"name": name, "rows": count, "dim": 8, "features": [name]} for name, count in rows.items()]
+    changes = {"columns": {"labels": ["label"], "sparse": ids}, "tables": {"list": listed}}
+    model = {"model": {"kind": "graph", "user": "user", "item": "item"}, "evaluate": {"metric": "ndcg@10"}}
+    made = decode({**msgspec.to_builtins(small_recipe), **changes, **model}, "")
+    for topology in ("1xcpu", "2xcpu"):
+        found = plan_inputs(made, machine_named(topology))
+        assert {w.table.name: w.access.pooling * found.batch for w in found.workloads} == pytest.approx(rows)
+
+
 def test_a_recipe_s_tables_take_one_id_a_feature(small_recipe):
     elsewhere = msgspec.structs.replace(small_recipe, train=msgspec.structs.replace(small_recipe.train, device="cuda"))
     wanted = plan_inputs(elsewhere, machine_named("2xcpu"))

@@ -63,7 +63,7 @@ def fit(model: ImageTower, scenes: Scenes, rows_N: Tensor, steps: int, seed: int
     def loss_of(g: torch.Generator) -> Tensor:
         batch = rows_N[torch.randint(len(rows_N), (BATCH,), generator=g)]
         size = sizes[int(torch.randint(len(sizes), (), generator=g))]
-        return F.cross_entropy(model(scenes.copies[size][batch]), scenes.digits_N[batch])
+        return F.cross_entropy(_in_16_bits(model, scenes.copies[size][batch]), scenes.digits_N[batch])
 
     return _descend(model, loss_of, steps, seed)
 
@@ -74,14 +74,21 @@ def fit_scale(model: ImageTower, scenes: Scenes, right_NK: Tensor, steps: int, s
 
     def loss_of(g: torch.Generator) -> Tensor:
         batch = torch.randint(len(small), (BATCH,), generator=g)
-        return F.binary_cross_entropy_with_logits(model(small[batch]), right_NK[batch])
+        return F.binary_cross_entropy_with_logits(_in_16_bits(model, small[batch]), right_NK[batch])
 
     return _descend(model, loss_of, steps, seed)
+
+
+def _in_16_bits(model: ImageTower, pictures: Tensor) -> Tensor:
+    """Outputs in training, in a third of the time that they take in 32 bits."""
+    with torch.autocast("cpu", torch.bfloat16):
+        return model(pictures.contiguous(memory_format=torch.channels_last)).float()
 
 
 def _descend(model: ImageTower, loss_of: Callable[[torch.Generator], Tensor], steps: int, seed: int) -> ImageTower:
     """Train a model by the losses of batches that are drawn."""
     g = torch.Generator().manual_seed(seed)
+    model.to(memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps)
     for _ in range(steps):
@@ -90,7 +97,7 @@ def _descend(model: ImageTower, loss_of: Callable[[torch.Generator], Tensor], st
         loss.backward()
         optimizer.step()
         schedule.step()
-    return model.eval()
+    return model.to(memory_format=torch.contiguous_format).eval()
 
 
 @torch.no_grad()
@@ -103,8 +110,14 @@ def right_of(model: nn.Module, scenes: Scenes, rows_N: Tensor, size: int) -> Ten
     return logits_of(model, scenes.copies[size][rows_N]).argmax(1) == scenes.digits_N[rows_N]
 
 
+def sureness_of(model: nn.Module, scenes: Scenes, rows_N: Tensor, size: int) -> Tensor:
+    """The probability that a backbone gives to the right digits at a size."""
+    probabilities_NC = logits_of(model, scenes.copies[size][rows_N]).softmax(1)
+    return probabilities_NC[torch.arange(len(rows_N)), scenes.digits_N[rows_N]]
+
+
 class TrainedTowers(NamedTuple):
-    """A backbone, and a scale model that was trained on what other backbones got right."""
+    """A backbone, and a scale model that was trained on how sure other backbones were of the right digits."""
 
     backbone: ImageTower
     scale: ImageTower
@@ -119,7 +132,7 @@ def train(scenes: Scenes, steps: int, seed: int) -> TrainedTowers:
         return fit(ImageTower(CLASSES, WIDTHS), scenes, rows_N, steps, seed)
 
     right_NK = labels_of_parts(
-        count, len(sizes), backbone_of, lambda model, rows, k: right_of(model, scenes, rows, sizes[k]), seed=seed
+        count, len(sizes), backbone_of, lambda model, rows, k: sureness_of(model, scenes, rows, sizes[k]), seed=seed
     )
     scale = fit_scale(ImageTower(len(sizes), widths=(8, 16, 32)), scenes, right_NK, steps, seed)
     return TrainedTowers(backbone_of(torch.arange(count)), scale)

@@ -100,7 +100,7 @@ def test_a_damaged_file_is_an_error_or_a_picture(photos, at, byte, number, size)
     jpeg = bytearray(photos[number][1])
     jpeg[at % len(jpeg)] = byte
     with suppress(DataError):
-        content = to_progressive(bytes(jpeg), "picture 'a'")
+        content, _ = to_progressive(bytes(jpeg), "picture 'a'")
         ends = scan_ends(content, "picture 'a'")
         assert 1 <= scans_needed(content, ends, size, 0.95, "picture 'a'") <= len(ends)
 

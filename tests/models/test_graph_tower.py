@@ -1,6 +1,7 @@
 """Graph towers against their equations in dense torch, on one rank and on several."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from rowwise import (
     SpecError,
     Table,
 )
+from rowwise.comm.gather import all_gather_rows
 from rowwise.comm.thread import run_threads
 from rowwise.models.graph_tower import user_item_graph
 from rowwise.models.inference import evaluation_mode
@@ -95,15 +97,19 @@ def test_an_update_is_that_of_plain_torch(encoder):
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_ranks_train_as_one(world):
-    """Each with some of the samples; the loss is added up over all."""
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("make_encoder", [lambda: LightGCN(2), lambda: GraphSage(DIM, (8, 8))])
+def test_ranks_train_as_one(world, shared, make_encoder):
+    """Each with some of the samples, and where it is shared with a part of the nodes; the loss is added up over all."""
     users, items = [0, 2, 5, 4, 1, 2], [1, 3, 3, 0, 1, 1]
 
     def loss_of(tower, mine):
         users_BD, items_BD = tower.vectors(torch.empty(len(users[mine]), 0), batch_of(users[mine], items[mine]))
         return (users_BD * items_BD).sum(1).sigmoid().sum()
 
-    one = make_tower()
+    encoder = make_encoder()
+    one = make_tower(copy.deepcopy(encoder))
+    untrained_ND = torch.cat(one.node_vectors()).detach()
     loss_of(one, slice(None)).backward()
     one.embeddings.update()
     user, item = make_tables()
@@ -113,15 +119,23 @@ def test_ranks_train_as_one(world):
     )
 
     def rank(comm):
-        tower = shard(make_tower(), Plan(world=world, tiles=tiles), comm)
+        tower = shard(make_tower(copy.deepcopy(encoder)), Plan(world=world, tiles=tiles), comm)
+        if shared:
+            tower.share(comm.rank, world, partial(all_gather_rows, comm, purpose="graph"))
+        before_ND = torch.cat(tower.node_vectors()).detach()
         size = len(users) // world
         loss_of(tower, slice(comm.rank * size, (comm.rank + 1) * size)).backward()
         tower.embeddings.update()
+        grads = [p.grad for p in tower.encoder.parameters()]
         with torch.no_grad():
-            return torch.cat(tower.node_vectors())
+            return before_ND, torch.cat(tower.node_vectors()), grads
 
-    for found_ND in run_threads(world, rank, timeout_s=60):
+    results = run_threads(world, rank, timeout_s=60)
+    for before_ND, found_ND, _ in results:
+        assert torch.equal(before_ND, untrained_ND) or len(list(encoder.parameters()))
         torch.testing.assert_close(found_ND, torch.cat(one.node_vectors()), rtol=1e-5, atol=1e-6)
+    for k, parameter in enumerate(one.encoder.parameters()):
+        torch.testing.assert_close(sum(grads[k] for *_, grads in results), parameter.grad, rtol=1e-5, atol=1e-6)
 
 
 def test_evaluation_reads_the_sampled_graph():

@@ -15,6 +15,7 @@ from rowwise.models.image_tower import (
     PictureTower,
     choose_sizes,
     labels_of_parts,
+    size_costs,
 )
 
 SIZES = (8, 16, 24)
@@ -54,6 +55,8 @@ def test_what_cannot_be():
         DynamicImageTower(ImageTower(5), ImageTower(2), SIZES, price=-1)
     with pytest.raises(SpecError, match="the scale model has 4 logits: want one for each of"):
         DynamicImageTower(ImageTower(5), ImageTower(4), SIZES)(torch.arange(3), Reads())
+    with pytest.raises(SpecError, match=r"2 costs: want one for each of the sizes \(8, 16, 24\)"):
+        DynamicImageTower(ImageTower(5), ImageTower(3), SIZES, costs=(0.5, 1))
     embeddings, towers = (
         Embeddings([Table(name="item", rows=4, dim=2)]),
         DynamicImageTower(ImageTower(5), ImageTower(1), (40,)),
@@ -66,9 +69,11 @@ def test_what_cannot_be():
 
 @given(st.lists(st.lists(st.floats(-8, 8), min_size=3, max_size=3), min_size=1, max_size=20), st.floats(0, 1))
 def test_the_size_that_is_worth_most(logits, price):
-    costs_K = torch.tensor([(8 / 24) ** 2, (16 / 24) ** 2, 1.0])
-    worth_NK = torch.tensor(logits).sigmoid() - price * costs_K
-    for worth_K, chosen in zip(worth_NK, choose_sizes(torch.tensor(logits), SIZES, price).tolist(), strict=True):
+    costs_K = [(8 / 24) ** 2, (16 / 24) ** 2, 1.0]
+    assert size_costs(SIZES) == costs_K
+    assert size_costs(SIZES, (30, 60, 60), 0.5) == pytest.approx([costs_K[0] / 2 + 1 / 4, costs_K[1] / 2 + 1 / 2, 1])
+    worth_NK = torch.tensor(logits).sigmoid() - price * torch.tensor(costs_K)
+    for worth_K, chosen in zip(worth_NK, choose_sizes(torch.tensor(logits), costs_K, price).tolist(), strict=True):
         assert chosen == next(k for k in range(3) if worth_K[k] == worth_K.max())
 
 

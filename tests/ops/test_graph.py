@@ -1,5 +1,7 @@
 """Sums over neighbours against dense products, and which edges a sampled graph keeps."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
@@ -41,6 +43,24 @@ def test_sums_and_their_gradients_are_the_dense_products(edges):
     assert torch.equal(out_TD, dense(graph) @ vectors_SD)
     out_TD.backward(grad_TD)
     assert torch.equal(vectors_SD.grad, dense(graph).t() @ grad_TD)
+
+
+@given(EDGES, st.integers(1, 8))
+def test_parts_of_a_graph_have_the_sums_of_the_whole_graph(edges, parts):
+    """Their bits, too: a target's edges are in one part."""
+    sources_E = [(target, source % TARGETS, weight) for target, source, weight in edges]
+    targets_E, sources_E, weights_E = torch.tensor(sources_E, dtype=torch.int64).view(-1, 3).unbind(1)
+    graph = Graph.of_edges(targets_E, sources_E, (TARGETS, TARGETS), weights_E.float())
+    ends, vectors_TD, grad_TD = graph.cuts(parts), torch.randn(TARGETS, DIM, requires_grad=True), whole_numbers(6, 1)
+    assert (len(ends), ends[0], ends[-1]) == (parts + 1, 0, TARGETS)
+    assert ends == sorted(ends)
+    most = max(end - begin + int(graph.degrees_T[begin:end].sum()) for begin, end in pairwise(ends))
+    assert most <= (len(edges) + TARGETS) / parts + 1 + int(graph.degrees_T.max())
+    parts_P = [graph.part(*some, lambda _: vectors_TD) for some in pairwise(ends)]
+    sums = [aggregate(part, vectors_TD[: part.targets]) for part in parts_P]
+    assert torch.equal(torch.cat(sums), aggregate(graph, vectors_TD))
+    torch.cat(sums).backward(grad_TD)
+    torch.testing.assert_close(vectors_TD.grad, dense(graph).t() @ grad_TD)
 
 
 @given(EDGES, st.integers(1, 12), st.sampled_from(["first", "spread"]))

@@ -89,18 +89,19 @@ def _end_of_scan(jpeg: bytes, at: int) -> int:
     return len(jpeg)
 
 
-def to_progressive(content: bytes, what: str, quality: int = QUALITY) -> bytes:
-    """A picture as a progressive JPEG, upright and on white; one that is such a file keeps its scans."""
+def to_progressive(content: bytes, what: str, quality: int = QUALITY) -> tuple[bytes, list[int]]:
+    """A picture as a progressive JPEG, upright and on white, and its `scan_ends`; such a file keeps its scans."""
     with open_picture(content, what) as picture:
         if picture.format == "JPEG" and picture.info.get("progressive") and picture.getexif().get(ORIENTATION, 1) == 1:
             with suppress(DataError):  # cut, or written in a way that is not read here
-                return content[: scan_ends(content, what)[-1]] + END
+                ends = scan_ends(content, what)
+                return content[: ends[-1]] + END, ends
         try:
             out = io.BytesIO()
             _flat(picture).save(out, "JPEG", quality=quality, progressive=True)
         except (OSError, SyntaxError, ValueError) as error:
             raise DataError(f"{what} cannot be decoded: {error}: want a picture that is whole") from None
-    return out.getvalue()
+    return out.getvalue(), scan_ends(out.getvalue(), what)
 
 
 def _flat(picture: "Image") -> "Image":
@@ -205,8 +206,7 @@ def write_pictures(
                 what = f"picture {key!r}"[:80]
                 _check_key(key, what, seen)
                 seen.add(key)
-                jpeg = to_progressive(content, what, quality)
-                ends = scan_ends(jpeg, what)
+                jpeg, ends = to_progressive(content, what, quality)
                 with open_picture(jpeg, what) as picture:
                     columns["width"].append(picture.width)
                     columns["height"].append(picture.height)

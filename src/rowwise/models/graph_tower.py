@@ -14,7 +14,8 @@ GraphSAGE with means (Hamilton et al. 2017, arXiv 1706.02216):
 A model may be trained on the graph and evaluated on a sampled one (`Graph.sampled`), where fewer edges are read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -105,12 +106,13 @@ class GraphTower(VectorModel):
     """Users and items by an encoder over their graph: logit = u . v / temperature.
 
     Each forward reads all rows of both tables, and each update changes all rows that have an edge to the batch within
-    the encoder's layers.
+    the encoder's layers. Several ranks can `share` this work.
 
     Args:
         embeddings: two tables of one dim that pool, with a feature each: of the users, then of the items.
         graph: of users and items, as `user_item_graph` makes it.
-        encoder: maps vectors [N, D] and a graph to vectors of the nodes, as `LightGCN` and `GraphSage` do.
+        encoder: maps vectors [N, D] and a graph to vectors of the nodes, as `LightGCN` and `GraphSage` do. It mixes
+            nodes by `aggregate` only.
         sampled: the graph of evaluation; None: `graph`.
         temperature: divides dots.
     """
@@ -139,6 +141,8 @@ class GraphTower(VectorModel):
             raise SpecError(f"temperature={temperature}: want more than 0")
         self.embeddings, self.encoder, self.temperature = embeddings, encoder, temperature
         self.graph, self.sampled = graph, sampled or graph
+        self._parts: tuple[Graph, Graph] | None = None  # of `graph` and `sampled`, on one of several ranks
+        self._nodes = 0, nodes  # whose rows are read here
         self.user, self.item = (table.feature_names[0] for table in tables)
 
     def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
@@ -157,19 +161,37 @@ class GraphTower(VectorModel):
         )
         return users_BD, items_BD
 
+    def share(self, rank: int, ranks: int, gather_rows: Callable[[Tensor, Sequence[int]], Tensor]) -> None:
+        """Read and sum for a part of the nodes only. All ranks have to; `node_vectors` is a collective then.
+
+        Args:
+            rank: of this process, from 0.
+            ranks: how many there are.
+            gather_rows: the rows of all ranks, from those of this one and the number of each; with a gradient.
+        """
+        ends = self.graph.cuts(ranks)
+        counts = [end - begin for begin, end in pairwise(ends)]
+        self._nodes = begin, end = ends[rank], ends[rank + 1]
+
+        def gather(rows_PD: Tensor) -> Tensor:
+            return gather_rows(rows_PD, counts)
+
+        self._parts = self.graph.part(begin, end, gather), self.sampled.part(begin, end, gather)
+
     def node_vectors(self) -> tuple[Tensor, Tensor]:
         """The vectors of all users and of all items."""
         users, items = (table.rows for table in self.embeddings.tables)
-        rows = max(users, items)
-        lengths_FB = (torch.arange(rows) < torch.tensor([[users], [items]])).long().flatten()
-        everything = Jagged(
-            features=(self.user, self.item),
-            values_N=torch.cat((torch.arange(users), torch.arange(items))),
-            lengths_FB=lengths_FB,
-        )
-        vectors = self.embeddings(everything)
-        nodes_ND = torch.cat((vectors[self.user][:users], vectors[self.item][:items]))
-        encoded_ND = self.encoder(nodes_ND, self.graph if self.training else self.sampled)
+        nodes_P = torch.arange(*self._nodes)
+        users_U, items_I = nodes_P[nodes_P < users], nodes_P[nodes_P >= users] - users
+        counts = len(users_U), len(items_I)
+        lengths_FB = (torch.arange(max(counts)) < torch.tensor(counts).unsqueeze(1)).long().flatten()
+        own = Jagged(features=(self.user, self.item), values_N=torch.cat((users_U, items_I)), lengths_FB=lengths_FB)
+        vectors = self.embeddings(own)
+        rows_PD = torch.cat([vectors[name][:n] for name, n in zip((self.user, self.item), counts, strict=True)])
+        graph = (self._parts or (self.graph, self.sampled))[0 if self.training else 1]
+        encoded_ND = self.encoder(rows_PD, graph)
+        if graph.gather is not None:
+            encoded_ND = graph.gather(encoded_ND)
         users_UD, items_ID = encoded_ND.split((users, items))
         return users_UD, items_ID
 

@@ -6,8 +6,8 @@ each size, how probable it is that the backbone does well there. A picture is co
 
     the size of the largest p - price * cost
 
-where the cost is that of its pixels, as a share of the largest size's. With price = 0 it is the size of the largest
-probability, as in the paper.
+where the cost is that of its pixels, as a share of the largest size's, or of its pixels and its bytes (`size_costs`).
+With price = 0 it is the size of the largest probability, as in the paper.
 
 Whether a backbone does well is only known of pictures that it was not trained on, so the scale model's labels come from
 backbones that are trained without a part of the pictures (`labels_of_parts`). Towers of a recipe have no right answer
@@ -94,10 +94,23 @@ class ImageTower(nn.Module):
         return found
 
 
-def choose_sizes(logits_NK: Tensor, sizes: Sequence[int], price: float) -> Tensor:
+def size_costs(sizes: Sequence[int], bytes_K: Sequence[float] | None = None, of_bytes: float = 0.75) -> list[float]:
+    """What each size costs, as a share of the largest one's pixels, or of its pixels and bytes.
+
+    Args:
+        sizes: ascending.
+        bytes_K: that copies of each size read; None: unknown.
+        of_bytes: the part of the cost that is a share of the largest size's bytes, if they are known.
+    """
+    pixels_K = [(size / sizes[-1]) ** 2 for size in sizes]
+    if bytes_K is None:
+        return pixels_K
+    return [(1 - of_bytes) * p + of_bytes * b / bytes_K[-1] for p, b in zip(pixels_K, bytes_K, strict=True)]
+
+
+def choose_sizes(logits_NK: Tensor, costs_K: Sequence[float], price: float) -> Tensor:
     """The place [N] of the size of each picture that is worth most; of equals the first."""
-    costs_K = (torch.tensor(sizes, dtype=torch.float32) / max(sizes)).square()
-    return (logits_NK.sigmoid() - price * costs_K.to(logits_NK.device)).argmax(1)
+    return (logits_NK.sigmoid() - price * torch.tensor(costs_K, device=logits_NK.device)).argmax(1)
 
 
 class DynamicImageTower(nn.Module):
@@ -107,12 +120,19 @@ class DynamicImageTower(nn.Module):
         backbone: maps pictures of any size to vectors.
         scale: maps pictures of the smallest size to logits [N, K], one for each size.
         sizes: ascending, the cheapest first.
-        price: of the pixels of the largest size, as a probability; it buys what costs least first.
+        price: of the largest size, as a probability; it buys what costs least first.
         similar: the least cosine of a vector to that of the largest size at which a size does well, for `scale_loss`.
+        costs: of the sizes, as `size_costs` makes them; None: of their pixels.
     """
 
     def __init__(
-        self, backbone: nn.Module, scale: nn.Module, sizes: Sequence[int], price: float = 0.05, similar: float = 0.95
+        self,
+        backbone: nn.Module,
+        scale: nn.Module,
+        sizes: Sequence[int],
+        price: float = 0.05,
+        similar: float = 0.95,
+        costs: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
         if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < SMALLEST:
@@ -121,13 +141,16 @@ class DynamicImageTower(nn.Module):
             raise SpecError(f"price={price}: want 0 to 1")
         self.backbone, self.scale, self.sizes = backbone, scale, tuple(sizes)
         self.price, self.similar = price, similar
+        self.costs = tuple(size_costs(sizes) if costs is None else costs)
+        if len(self.costs) != len(self.sizes):
+            raise SpecError(f"{len(self.costs)} costs: want one for each of the sizes {self.sizes}")
 
     def choose(self, small_NCSS: Tensor) -> Tensor:
         """The places [N] in `sizes` at which pictures are computed, by copies of the smallest size."""
         logits_NK = self.scale(small_NCSS)
         if logits_NK.shape[1] != len(self.sizes):
             raise SpecError(f"the scale model has {logits_NK.shape[1]} logits: want one for each of {self.sizes}")
-        return choose_sizes(logits_NK, self.sizes, self.price)
+        return choose_sizes(logits_NK, self.costs, self.price)
 
     def forward(self, rows_N: Tensor, read: ReadPictures) -> Tensor:
         """Vectors [N, D]; what a picture's size does not need is not read."""
@@ -142,15 +165,20 @@ class DynamicImageTower(nn.Module):
                 order.append(at_M)
         return torch.cat(parts)[torch.cat(order).argsort()] if parts else self.backbone(small)
 
-    def scale_loss(self, rows_N: Tensor, read: ReadPictures) -> Tensor:
-        """The log loss of the scale model about a size that is drawn, and about the largest, which always does well."""
-        place = int(torch.randint(max(1, len(self.sizes) - 1), ()))
+    def scale_loss(self, rows_N: Tensor, read: ReadPictures, draws: torch.Generator | None = None) -> Tensor:
+        """The log loss of the scale model about a size that is drawn, and about the largest, which always does well.
+
+        The mean is over all rows, of which those of one picture count one by one.
+        """
+        place = int(torch.randint(max(1, len(self.sizes) - 1), (), generator=draws))
+        rows_U, places_N = rows_N.unique(return_inverse=True)
         with torch.no_grad():
-            near, best = (self.backbone(read(rows_N, size)).float() for size in (self.sizes[place], self.sizes[-1]))
-            right_N = (F.cosine_similarity(near, best) >= self.similar).float()
-        logits_NK = self.scale(read(rows_N, self.sizes[0])).float()
-        right_N2 = torch.stack((right_N, torch.ones_like(right_N)), 1)
-        return F.binary_cross_entropy_with_logits(logits_NK[:, [place, -1]], right_N2)
+            near, best = (self.backbone(read(rows_U, size)).float() for size in (self.sizes[place], self.sizes[-1]))
+            right_U = (F.cosine_similarity(near, best) >= self.similar).float()
+        logits_UK = self.scale(read(rows_U, self.sizes[0])).float()
+        right_U2 = torch.stack((right_U, torch.ones_like(right_U)), 1)
+        losses_U2 = F.binary_cross_entropy_with_logits(logits_UK[:, [place, -1]], right_U2, reduction="none")
+        return losses_U2[places_N].mean()
 
 
 def labels_of_parts(
@@ -161,13 +189,14 @@ def labels_of_parts(
     parts: int = 4,
     seed: int = 0,
 ) -> Tensor:
-    """The labels [N, K] of a scale model: whether a backbone that has not seen a picture is right about it at a size.
+    """The labels [N, K] of a scale model: how right a backbone that has not seen a picture is about it at a size.
 
     Args:
         pictures: how many there are.
         sizes: how many there are.
         fit: trains a backbone on these pictures.
-        is_right: of a backbone, for pictures at the size of this place.
+        is_right: of a backbone, for pictures at the size of this place: 0 or 1, or the probability of the right class,
+            from which scale models learn more.
         parts: as many backbones are trained, each without one of them.
         seed: of the parts.
     """
@@ -188,8 +217,8 @@ def labels_of_parts(
 class PictureTower(Tower):
     """A tower over the features and the picture of an item.
 
-    In training all pictures of a batch have one size, drawn anew for each. In evaluation each has the largest one, or
-    that which a scale model chooses.
+    In training all pictures of a batch have one size, drawn anew for each and the same on all ranks. In evaluation each
+    has the largest one, or that which a scale model chooses.
 
     Args:
         embeddings: tables that pool, of any dims, of this side only.
@@ -199,6 +228,8 @@ class PictureTower(Tower):
         dense_features: numbers in each sample of this side.
         sizes: of the layers; the last is the dim of the vectors.
     """
+
+    drawn: Tensor
 
     def __init__(
         self,
@@ -213,11 +244,13 @@ class PictureTower(Tower):
         if isinstance(pictures, DynamicImageTower) and not set(pictures.sizes) <= set(copies.sizes):
             raise SpecError(f"sizes {pictures.sizes} of the tower: want some of those of the copies, {copies.sizes}")
         self.item, self.pictures, self.copies = item, pictures, copies
+        # Each draw has a generator of the next seed: ranks draw alike, and a checkpoint holds where they are.
+        self.register_buffer("drawn", torch.randint(1 << 62, ()))
 
     def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
         """Vectors [B, sizes[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
         dense_BF, ids = unpack(batch, sparse, self.dense_features)
-        rows_U, places_B = self._items(ids)
+        rows_U, places_B = single_ids(Jagged.from_keyed(ids), self.item).unique(return_inverse=True)
         return self.project(dense_BF, self.embeddings(ids).values(), self._vectors(rows_U)[places_B])
 
     @property
@@ -229,18 +262,17 @@ class PictureTower(Tower):
         """The loss of the scale model, for the pictures of a batch."""
         if not isinstance(self.pictures, DynamicImageTower):
             return None
-        return self.pictures.scale_loss(self._items(batch.sparse)[0], self.copies.read)
+        return self.pictures.scale_loss(single_ids(batch.sparse, self.item), self.copies.read, self._draws())
 
-    def _items(self, ids: Ids) -> tuple[Tensor, Tensor]:
-        """The distinct items [U], and the place [B] of each sample's."""
-        rows_U, places_B = single_ids(Jagged.from_keyed(ids), self.item).unique(return_inverse=True)
-        return rows_U, places_B
+    def _draws(self) -> torch.Generator:
+        self.drawn += 1
+        return torch.Generator().manual_seed(int(self.drawn))
 
     def _vectors(self, rows_U: Tensor) -> Tensor:
         if isinstance(self.pictures, DynamicImageTower) and not self.training:
             return self.pictures(rows_U, self.copies.read)
         sizes = self.pictures.sizes if isinstance(self.pictures, DynamicImageTower) else self.copies.sizes
-        size = sizes[int(torch.randint(len(sizes), ()))] if self.training else sizes[-1]
+        size = sizes[int(torch.randint(len(sizes), (), generator=self._draws()))] if self.training else sizes[-1]
         return self.backbone(self.copies.read(rows_U, size))
 
 

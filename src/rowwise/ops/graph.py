@@ -15,6 +15,7 @@ the degree for k = 0, 1, ..., which repeats edges of a degree that 577 divides, 
 `spread` takes evenly spaced edges.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, final
@@ -42,6 +43,7 @@ class Graph:
     sources_E: Tensor  # int32, or int64 where ids need it
     weights_E: Tensor  # float32
     sources: int  # nodes that edges may come from
+    gather: Callable[[Tensor], Tensor] | None = None  # of a part: its vectors to those of all parts, the sources
 
     @classmethod
     def of_edges(
@@ -93,6 +95,18 @@ class Graph:
         """The same edges the other way round."""
         return Graph.of_edges(self.sources_E, self.targets_E, (self.sources, self.targets), self.weights_E)
 
+    def cuts(self, parts: int) -> list[int]:
+        """Begins and ends of consecutive targets, as `parts` that have about as many edges and targets each."""
+        before_T1 = self.starts_T1 + torch.arange(self.targets + 1, device=self.starts_T1.device)
+        wanted_P1 = before_T1[-1] * torch.arange(parts + 1, device=before_T1.device) // parts
+        return torch.searchsorted(before_T1, wanted_P1).tolist()
+
+    def part(self, begin: int, end: int, gather: Callable[[Tensor], Tensor]) -> "Graph":
+        """The edges into some of the targets; `aggregate` takes the vectors of these and gathers those of all nodes."""
+        edges = slice(int(self.starts_T1[begin]), int(self.starts_T1[end]))
+        starts_T1 = self.starts_T1[begin : end + 1] - self.starts_T1[begin]
+        return Graph(starts_T1, self.sources_E[edges], self.weights_E[edges], self.sources, gather)
+
     def sampled(self, most: int, how: Sampling = "spread") -> "Graph":
         """The graph with min(degree, most) edges into each target; where edges go, weights grow by degree / most.
 
@@ -117,7 +131,12 @@ class Graph:
 
 
 def aggregate(graph: Graph, vectors_SD: Tensor) -> Tensor:
-    """Sums [T, D] of the vectors of each target's neighbours, times the weights of the edges; 0 without edges."""
+    """Sums [T, D] of the vectors of each target's neighbours, times the weights of the edges; 0 without edges.
+
+    With a part of a graph the vectors are those of its targets, and this is a collective of all parts.
+    """
+    if graph.gather is not None:
+        vectors_SD = graph.gather(vectors_SD)
     if vectors_SD.dim() != 2 or len(vectors_SD) != graph.sources or not vectors_SD.shape[1]:
         raise BatchError(
             f"aggregate got vectors {tuple(vectors_SD.shape)}: want [{graph.sources}, D], one for each source"
@@ -143,6 +162,8 @@ class _Aggregate(torch.autograd.Function):
 def _pool(graph: Graph, vectors_SD: Tensor) -> Tensor:
     """The lookup kernel over the vectors as a table of fp32 rows."""
     rows, dim = vectors_SD.shape
+    if not rows:  # a part without nodes
+        return vectors_SD.new_zeros(graph.targets, dim)
     feature = FeatureDescriptor(
         source=0, table=0, base=0, rows=rows, dim=dim, column=0, mode=Mode.WEIGHTED, type=TYPES.index(RowType.FP32),
         scale_group=0,

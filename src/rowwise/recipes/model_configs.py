@@ -182,7 +182,7 @@ class RetrievalConfig(Value, frozen=True, kw_only=True):
 class ScaleConfig(Value, frozen=True):
     """A scale model, which chooses the size of each picture by its smallest copy (`rowwise.DynamicImageTower`)."""
 
-    price: float = 0.05  # of the pixels of the largest size, as a probability; 0: the most probable size is taken
+    price: float = 0.05  # of the largest size's pixels and bytes, as a probability; 0: the most probable size is taken
     similar: float = 0.95  # a size does well if its vector has this cosine to that of the largest size
     widths: tuple[int, ...] = (8, 16)  # channels of its convolutions
 

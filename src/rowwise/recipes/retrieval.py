@@ -1,6 +1,7 @@
 """Models of recipes that make vectors of users and items: two towers, with pictures of items or without, or a graph."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from rowwise.batch import Batch, Jagged
+from rowwise.comm.gather import all_gather_rows
+from rowwise.comm.interface import Comm
 from rowwise.errors import SpecError
 from rowwise.hashing.make import AnyTables, make_embeddings
 from rowwise.ingest.block import Ints
@@ -17,7 +20,7 @@ from rowwise.ingest.pictures import CHANNELS, PictureFolder
 from rowwise.models.frequency import ItemFrequency
 from rowwise.models.graph_tower import GraphSage, GraphTower, LightGCN, user_item_graph
 from rowwise.models.histories import single_ids
-from rowwise.models.image_tower import DynamicImageTower, ImageTower, PictureTower
+from rowwise.models.image_tower import DynamicImageTower, ImageTower, PictureTower, size_costs
 from rowwise.models.inference import evaluation_mode
 from rowwise.models.two_tower import Tower, TwoTower, VectorModel
 from rowwise.ops.graph import Graph
@@ -107,7 +110,9 @@ def _make_item_tower(embeddings: AnyTables, config: TwoTowerConfig) -> Tower:
     tower: ImageTower | DynamicImageTower = ImageTower(settings.dim, settings.widths)
     if (choose := settings.choose) is not None:
         scale = ImageTower(len(pictures.sizes), choose.widths)
-        tower = DynamicImageTower(tower, scale, pictures.sizes, choose.price, choose.similar)
+        read = [cost.mean_bytes for cost in pictures.folder.costs() if cost.size in pictures.sizes]
+        costs = size_costs(pictures.sizes, read)
+        tower = DynamicImageTower(tower, scale, pictures.sizes, choose.price, choose.similar, costs)
     return PictureTower(embeddings, config.item, tower, pictures, dense, config.sizes)
 
 
@@ -189,6 +194,12 @@ def make_graph_tower(parts: TowerParts, config: GraphConfig, pairs: Pairs) -> Re
     sampled = None if config.sampled is None else graph.sampled(config.sampled)
     tower = GraphTower(embeddings, graph, encoder, sampled=sampled, temperature=config.temperature)
     return RetrievalModel(tower, ItemFrequency() if config.correct else None)
+
+
+def share_graph(model: nn.Module, comm: Comm) -> None:
+    """Let each of several ranks read and sum for a part of the nodes of the model's graph, if it has one."""
+    if isinstance(model, RetrievalModel) and isinstance(model.towers, GraphTower) and len(comm.ranks) > 1:
+        model.towers.share(comm.rank, len(comm.ranks), partial(all_gather_rows, comm, purpose="graph"))
 
 
 def tower_facts(model: nn.Module, *, chosen: bool = False) -> dict[str, Any] | None:

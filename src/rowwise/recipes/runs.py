@@ -50,7 +50,7 @@ from rowwise.recipes.model_configs import SequenceModel, UserModel, kind_of
 from rowwise.recipes.outlook import open_warm_start
 from rowwise.recipes.predict import Predictor, predict
 from rowwise.recipes.recipe import Recipe, check_ranks
-from rowwise.recipes.retrieval import tower_facts
+from rowwise.recipes.retrieval import share_graph, tower_facts
 from rowwise.recipes.rows import RowSelection, open_reader
 from rowwise.recipes.sharding import choose_plan, shard_tables, step_samples, tables_of
 from rowwise.recipes.table_memory import Purpose, check_memory, find_memory_notes, measure_memory
@@ -432,6 +432,7 @@ def _set_up_job(
     if has_disk_tables(plan):
         disk = folder() / DISK if recipe.disk is None else Path(recipe.disk)
     shard_tables(recipe, model, plan, comm, disk)
+    share_graph(model, comm)
     shard_dense(model, parallel, comm, construction)
     feed = Feed(resolved, comm)
     job = make_job(resolved, model, feed, comm, plan.forecast, feed.quarantine)

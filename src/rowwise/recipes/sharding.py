@@ -1,7 +1,6 @@
 """Chooses the sharding plan of a run, the recipe's or a searched one, and shards the model's tables by it.
 
-Known limit: the search assumes one id for each feature of a sample, and uniform access; for measured access make the
-plan with `rowwise plan`.
+Known limit: the search assumes uniform access; for measured access make the plan with `rowwise plan`.
 """
 
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from torch import nn
 
 from rowwise.comm.interface import Comm
 from rowwise.errors import SpecError
+from rowwise.perf.access import Access, Workload
 from rowwise.perf.dense_parallel import DenseSide
 from rowwise.perf.hardware import PRESETS, Hardware, Machine, hardware_named
 from rowwise.perf.learned import model_of
@@ -29,13 +29,13 @@ from rowwise.planner.problem import PlanRequest
 from rowwise.quantity import format_bytes
 from rowwise.recipes.dense_side import dense_side_of
 from rowwise.recipes.disk_tables import fill_caches, has_disk_tables, uniform_workloads
-from rowwise.recipes.model_configs import SequenceModel
+from rowwise.recipes.model_configs import GraphConfig, SequenceModel
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.table_memory import TableMemory, raise_if_short, single_rank_plan
 from rowwise.row_optimizers import needs_full_rows
 from rowwise.shard.apply import shard
 from rowwise.shard.tiers import DEVICE_TIERS
-from rowwise.spec import Table, Topology, Wire
+from rowwise.spec import Pooling, Table, Topology, Wire
 from rowwise.store.sizes import LOG_COPIES
 from rowwise.textfile import read_bytes
 from rowwise.train.step import embeddings_of
@@ -162,7 +162,7 @@ def make_request(recipe: Recipe, tables: Sequence[Table], topology: Topology, ha
     coupled = {table.name: whole_rows for table in tables if needs_full_rows(table.optimizer)}
     layouts = {ALL: (TABLE_WISE.name,)} if topology.world == 1 else coupled
     return PlanRequest(
-        workloads=uniform_workloads(tables, ids_of_feature(recipe, tables, topology.world)),
+        workloads=workloads_of(recipe, tables, topology.world),
         machine=Machine(topology=topology, hardware=hardware),
         model=model_of(hardware, topology, recipe.wire_types),
         batch=step_samples(recipe),
@@ -171,13 +171,20 @@ def make_request(recipe: Recipe, tables: Sequence[Table], topology: Topology, ha
     )
 
 
-def ids_of_feature(recipe: Recipe, tables: Sequence[Table], world: int) -> float:
-    """Ids of a feature for a sample: 1, or of a sequence model those of a full list and its part of what is scored."""
-    model = recipe.model
+def workloads_of(recipe: Recipe, tables: Sequence[Table], world: int) -> tuple[Workload, ...]:
+    """The tables with uniform access, as a step looks them up.
+
+    A feature has one id in a sample, or those of a sequence model: a full list and its part of what is scored. A step
+    over a graph reads each row once, whatever its samples, and exchanges a vector for each.
+    """
+    model, batch = recipe.model, recipe.train.batch
+    if isinstance(model, GraphConfig):
+        read = (structs.replace(t, pooling=Pooling.SEQUENCE) for t in tables)
+        return tuple(Workload(table=t, access=Access(pooling=t.rows / batch)) for t in read)
     if not isinstance(model, SequenceModel):
-        return 1.0
+        return uniform_workloads(tables)
     scored = tables[0].rows if model.negatives is None else model.negatives
-    return model.length + 1 + scored * world / recipe.train.batch  # each rank looks all up that it scores
+    return uniform_workloads(tables, model.length + 1 + scored * world / batch)  # each rank looks all up that it scores
 
 
 def step_samples(recipe: Recipe) -> int:

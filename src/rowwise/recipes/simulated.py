@@ -23,9 +23,8 @@ from rowwise.perf.dense_parallel import NO_ACTIVATIONS, DenseSide
 from rowwise.perf.hardware import Machine
 from rowwise.recipes.compose import ResolvedRecipe, make_model, make_small_model, resolve
 from rowwise.recipes.dense_side import SAMPLES, dense_side_of, measure_activations
-from rowwise.recipes.disk_tables import uniform_workloads
 from rowwise.recipes.recipe import Recipe, check_ranks
-from rowwise.recipes.sharding import ids_of_feature, step_samples, tables_of
+from rowwise.recipes.sharding import step_samples, tables_of, workloads_of
 from rowwise.recipes.wires import decide_wire
 from rowwise.simulate.simulation import SimulatedModel
 from rowwise.train.dense_parallel import shards_of
@@ -51,7 +50,7 @@ def simulated_model(recipe: Recipe, machine: Machine) -> SimulatedModel:
     layers = shaped_layers(side) if activations == NO_ACTIVATIONS else record_layers(resolved, side)
     return SimulatedModel(
         name=recipe.name,
-        workloads=uniform_workloads(tables, ids_of_feature(resolved.recipe, tables, topology.world)),
+        workloads=workloads_of(resolved.recipe, tables, topology.world),
         layers=layers,
         side=side,
         batch=step_samples(recipe),
