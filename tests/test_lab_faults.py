@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -159,3 +160,35 @@ def test_a_cable_that_stays_pulled_ends_the_run_with_one_line(tmp_path):
     assert all(found), found
     print(f"ended after {took_s:.1f} s with: {told_why(folder, None, HOSTS)[0]}")
     assert took_s < 3 * TIMEOUT_s
+
+
+@contextmanager
+def slowed(process):
+    """Stop a process for four fifths of the time while the block lasts."""
+    ended = threading.Event()
+
+    def alternate():
+        with suppress(ProcessLookupError):
+            while not ended.is_set():
+                os.kill(process, signal.SIGSTOP)
+                time.sleep(0.04)
+                os.kill(process, signal.SIGCONT)
+                time.sleep(0.01)
+
+    thread = threading.Thread(target=alternate)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_a_slow_host_is_named(tmp_path):
+    folder = write_recipe(tmp_path / "job", train=TRAIN | {"steps": 200}, log={"every": 10}, save=SAVE | {"every": 200})
+    with job(folder, hosts=4) as (_, codes):
+        wait_for_step(folder / "run", 3)
+        with slowed(process_of(folder, 2)):
+            assert codes() == [0] * 4
+    named = [line for line in (folder / "run/warnings.txt").read_text().splitlines() if line.startswith("host")]
+    assert any(line.startswith("host 2 (rank 2) takes ") for line in named), named

@@ -34,6 +34,7 @@ from rowwise.train.progress import Progress
 from rowwise.train.run_folder import Cell, RunFolder
 from rowwise.train.samples import Samples
 from rowwise.train.settings import Log
+from rowwise.train.slow_hosts import SlowHosts
 from rowwise.train.stages import Stages
 from rowwise.train.step import StepContext, StepResult
 from rowwise.train.timeline import STEPS, StageInterval
@@ -103,6 +104,7 @@ class Recorder:
         self._slices: list[dict[str, Cell]] = []
         self._recent_metrics: Mapping[str, Values] = {}
         self._spent_W: list[PhaseSeconds] = []  # the current line's seconds, of each rank
+        self._slow_hosts = SlowHosts(context.comm.topology)
         self._written = 0  # the step of the newest line
         self._memory_bytes = 0  # most of any rank, at the last gather
         self.trackers = Trackers(folder, log)
@@ -277,6 +279,9 @@ class Recorder:
         self._write_metrics(progress, "lifetime", lifetime)
         self._write_times(progress, stepped, samples)
         self._folder.append("stages.csv", self._stages.rows(progress.step, steps, self._spent_W))
+        for line in self._slow_hosts.add(self._spent_W):
+            self._folder.log(line)
+            self._folder.warn(line)
         if self._disk.tables:
             self._folder.append("caches.csv", cache_rows_of_csv(progress.step, self._disk))
         if self._context.managed:
