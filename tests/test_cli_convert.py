@@ -81,7 +81,7 @@ def test_mistakes_are_one_line(args, said, tmp_path):
 def test_places_that_overlap(tmp_path):
     lines(tmp_path / "a.csv")
     with pytest.raises(SpecError, match=r"is inside .* or contains it: want another folder"):
-        convert(str(tmp_path), tmp_path / "w")
+        convert(str(tmp_path), str(tmp_path / "w"))
 
 
 def test_sizes():

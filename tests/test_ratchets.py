@@ -13,8 +13,8 @@ PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
     "calibrate": 2_954,
     "checkpoint": 4_216,
-    "cli": 7_674,
-    "comm": 2_616,
+    "cli": 7_677,
+    "comm": 2_619,
     "drills": 1_053,
     "hashing": 3_416,
     "ingest": 12_908,

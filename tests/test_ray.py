@@ -96,6 +96,7 @@ def test_settings_that_no_cluster_takes_are_refused(pair):
         make_script(replace(REQUEST, settings=parse_settings([pair])))
 
 
+@pytest.mark.slow  # Ray is there
 def test_without_a_cluster_a_line_names_the_way_out(tmp_path):
     write_recipe(tmp_path, **STEPS)
     command = ("train", "small.yaml", "--on", "ray", "--nodes", "4")

@@ -19,7 +19,7 @@ from rowwise.cli.run_request import RUN, MemoryNotes, NoteStore, RunRequest
 from rowwise.cli.terminal import make_terminal
 from rowwise.comm.rank_start import RankStart
 from rowwise.comm.spawn import RankProcesses, RanksFailed
-from rowwise.errors import AgreedError, RowwiseError, SpecError, one_line
+from rowwise.errors import AgreedError, PeerError, RowwiseError, SpecError, one_line
 from rowwise.scratch import Scratch, remove_stale_folders
 from rowwise.spec import Topology
 from rowwise.textfile import printable
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rowwise.comm.interface import Comm
 
 MOST_RANKS = 1024  # processes of this machine
+AGAIN = "start all ranks again to go on from the newest checkpoint: rowwise resume RUN, or train with the same --run"
 TIMEOUT_S = 1800.0  # for ranks that hang or do much more work; a rank that dies is noticed at once
 MOST_TIMEOUT_S = 1e7
 # Imported once, before ranks are forked. pyarrow imports pandas, where installed, with the first number it converts.
@@ -102,7 +103,9 @@ def _run_torchrun_rank(request: RunRequest, torchrun: Torchrun, timeout_s: float
         if line is None:
             raise
         if not isinstance(error, AgreedError):
-            print(f"rowwise: rank {torchrun.rank}: {line}", file=sys.stderr, flush=True)
+            named = line if line.startswith(f"rank {torchrun.rank}: ") else f"rank {torchrun.rank}: {line}"
+            again = f"; {AGAIN}" if isinstance(error, PeerError) else ""
+            print(f"rowwise: {named}{again}", file=sys.stderr, flush=True)
         return 2
     finally:
         if comm is not None:

@@ -7,6 +7,7 @@ ranks that were split differently.
 """
 
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,8 @@ from rowwise.comm.group import PendingCollective, ReceivedTensor
 from rowwise.comm.interface import WaitTime
 from rowwise.errors import PeerError
 from rowwise.ops.output_cache import empty_cached
+
+SOURCE = re.compile(r"^\[[^]]*:\d+\] ")  # file and line of gloo, before its messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ class TorchTransport:
             time.sleep(0.05)
         others = ", ".join(str(r) for r in world.ranks if r != world.rank)
         why = [f"rank {r} (process {world.pids[r]}) has ended" for r in dead]
-        why.append(str(error).partition("\n")[0].partition(". ")[0])
+        why.append(SOURCE.sub("", str(error).partition("\n")[0].partition(". ")[0]))
         return PeerError(f"rank {world.rank}: {call} with rank {others}: {'; '.join(why)}")
 
     def _begin(self, call: CollectiveCall, send_N: Tensor) -> tuple[dist.Work, Tensor]:
