@@ -3,12 +3,14 @@
 import hashlib
 import json
 import os
+import pickle
 import random
 import resource
 import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +30,7 @@ from rowwise.ingest.warehouse.flatten import split_by_key
 from rowwise.ingest.warehouse.journal import ConversionRequest, Journal, SourceSurvey, WarehouseFile
 from rowwise.ingest.warehouse.layout import WarehouseLayout
 from rowwise.ingest.warehouse.popularity import log_use, popularity
-from rowwise.storage.folder import StorageFolder
+from rowwise.storage.folder import StorageFolder, _open_bucket
 
 
 def rows_of(place, columns=None):
@@ -355,6 +357,46 @@ def test_a_stored_warehouse_has_the_bytes_of_a_local_one_after_any_number_of_kil
         convert(reader, "s3://bucket/w", how)
 
 
+@contextmanager
+def faulty_server(folder, monkeypatch):
+    """A server with faults, which s3:// URLs of this process and its children mean while the block lasts."""
+    with s3_server(folder, **FAULTS) as server:
+        keys = {"AWS_ACCESS_KEY_ID": "key-1", "AWS_SECRET_ACCESS_KEY": "secret-2", "AWS_REGION": "us-east-1"}
+        for key, value in {**keys, "AWS_ENDPOINT_URL": server.endpoint}.items():
+            monkeypatch.setenv(key, value)
+        _open_bucket.cache_clear()  # another test may have had a server of its own
+        try:
+            yield server
+        finally:
+            _open_bucket.cache_clear()
+
+
+def test_rows_are_read_from_a_server_with_faults(tmp_path, monkeypatch):
+    """Errors, 429s, and answers that are reset: rows of a folder, of a file, of a pattern, whole or in pieces."""
+    source = tmp_path / "a.parquet"
+    pq.write_table(log(6000), source, row_group_size=700)
+    convert(ParquetReader(source), tmp_path / "w", WarehouseLayout(group_rows=500))
+    with faulty_server(tmp_path / "s3", monkeypatch) as server:
+        store = connect(server.endpoint)
+        for path in (source, *(tmp_path / "w").rglob("*")):
+            if path.is_file() and path.name != "lock":
+                content = path.read_bytes()
+                store.write(path.relative_to(tmp_path).as_posix(), lambda content=content: [content], len(content))
+        assert rows_of("s3://bucket/w").equals(rows_of(tmp_path / "w"))
+        one = ParquetReader("s3://bucket/a.parquet")
+        pieces = [piece for split in one.splits() for piece in one.pieces(split, one.schema.names, 100)]
+        assert pa.concat_tables(pieces).equals(pq.read_table(source))
+        (found,) = one.splits()[:1]
+        assert one.stamp(found.source) == one.stamp(found.source)
+        assert one.stamp(found.source)[0] == source.stat().st_size
+        assert len(ParquetReader("s3://bucket/*.parquet").splits()) == len(one.splits())
+        with pytest.raises(DataError, match="s3://bucket/none: no such file or folder"):
+            ParquetReader("s3://bucket/none")
+        store.delete("a.parquet")
+        with pytest.raises(DataError, match=r"s3://bucket/a\.parquet: the file is gone"):
+            ParquetReader.read(pickle.loads(pickle.dumps(one)), found, one.schema.names)
+
+
 @pytest.mark.slow
 def test_a_conversion_to_a_store_that_is_killed_leaves_nothing_that_is_read(tmp_path, monkeypatch):
     source, how = tmp_path / "a.parquet", json.dumps({**LAYOUTS["folders"], "group_rows": 500})
@@ -363,16 +405,11 @@ def test_a_conversion_to_a_store_that_is_killed_leaves_nothing_that_is_read(tmp_
     seed = random.randrange(2**32)
     print("seed", seed)
     draw, killed = random.Random(seed), 0
-    # What pyarrow reads by is a server of the same objects without faults: it does not repeat requests that get 429.
-    with s3_server(tmp_path / "s3", **FAULTS) as server, s3_server(tmp_path / "s3") as quiet:
-        keys = {"AWS_ACCESS_KEY_ID": "key-1", "AWS_SECRET_ACCESS_KEY": "secret-2", "AWS_REGION": "us-east-1"}
-        for key, value in {**keys, "AWS_ENDPOINT_URL": quiet.endpoint}.items():
-            monkeypatch.setenv(key, value)
+    with faulty_server(tmp_path / "s3", monkeypatch) as server:
         command = [sys.executable, "-c", SCRIPT, str(source), "s3://bucket/w", how]
-        environment = {**os.environ, "AWS_ENDPOINT_URL": server.endpoint}
         place = StorageFolder(connect(server.endpoint), "w")
         for _ in range(6):
-            with subprocess.Popen(command, env=environment) as process:
+            with subprocess.Popen(command) as process:
                 time.sleep(draw.uniform(0.8, 3))
                 process.kill()
             names = place.relative_names()
@@ -380,7 +417,7 @@ def test_a_conversion_to_a_store_that_is_killed_leaves_nothing_that_is_read(tmp_
                 killed += 1
                 with pytest.raises(DataError, match="w: its conversion is unfinished: want the same"):
                     ParquetReader("s3://bucket/w")
-        subprocess.run(command, env=environment, check=True)
+        subprocess.run(command, check=True)
         names = [name for name in place.relative_names() if name.endswith(".parquet")]
         found = [(name, hashlib.sha256(place.storage.read(place.inside(name))).hexdigest()) for name in names]
         assert found == digest(tmp_path / "whole")

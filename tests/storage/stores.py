@@ -30,8 +30,8 @@ class MemoryStorage:
     def read(self, name: str, begin: int = 0, end: int | None = None) -> memoryview:
         return memoryview(self._find(name))[begin:end]
 
-    def size(self, name: str) -> int:
-        return len(self._find(name))
+    def stat(self, name: str) -> StoredObject:
+        return StoredObject(name, len(self._find(name)), 0.0)
 
     def write(self, name: str, pieces: Pieces, size_bytes: int) -> None:
         content = b"".join(pieces())

@@ -53,7 +53,7 @@ def test_many_operations_are_those_of_a_dict(store):
                 begin, end = sorted(chance.choices(range(70), k=2))
                 assert bytes(store.read(name)) == oracle[name]
                 assert bytes(store.read(name, begin, end)) == oracle[name][begin:end]
-                assert store.size(name) == len(oracle[name])
+                assert store.stat(name).size_bytes == len(oracle[name])
             case "read":
                 with pytest.raises(MissingObjectError, match="no such"):
                     store.read(name)

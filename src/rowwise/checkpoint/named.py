@@ -56,7 +56,7 @@ def is_checkpoint(folder: Folder) -> bool:
     if isinstance(folder, Path):
         return (folder / NAME).exists()
     try:
-        folder.storage.size(folder.inside(NAME))
+        folder.storage.stat(folder.inside(NAME))
     except MissingObjectError:
         return False
     return True

@@ -83,7 +83,7 @@ class CloudStorage:
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> memoryview:
         if end is None:
-            end = self.size(name)
+            end = self.stat(name).size_bytes
         spans = [(at, min(at + RANGE_bytes, end)) for at in range(begin, end, RANGE_bytes)]
         if len(spans) <= 1:
             return self._read(name, begin, end)
@@ -95,8 +95,8 @@ class CloudStorage:
                 at += len(part)
         return memoryview(whole)[:at]
 
-    def size(self, name: str) -> int:
-        return self._repeat(name, lambda: self._client.head(self._store, name)["size"])
+    def stat(self, name: str) -> StoredObject:
+        return self._repeat(name, lambda: _described(self._client.head(self._store, name)))
 
     def write(self, name: str, pieces: Pieces, size_bytes: int) -> None:
         part_bytes = max(PART_bytes, -(-size_bytes // 9000))
@@ -134,12 +134,7 @@ class CloudStorage:
     def list(self, prefix: str) -> list[StoredObject]:
         def attempt() -> list[StoredObject]:
             pages = self._client.list(self._store, prefix=prefix or None)
-            return sorted(
-                StoredObject(one["path"], one["size"], one["last_modified"].timestamp())
-                for page in pages
-                for one in page
-                if one["path"].startswith(prefix)
-            )
+            return sorted(_described(one) for page in pages for one in page if one["path"].startswith(prefix))
 
         return self._repeat(prefix, attempt)
 
@@ -149,7 +144,7 @@ class CloudStorage:
 
     def _read(self, name: str, begin: int, end: int) -> memoryview:
         if begin >= end:
-            self.size(name)
+            self.stat(name)
             return memoryview(b"")
         options = {"range": (begin, end)}
 
@@ -198,6 +193,10 @@ class CloudStorage:
             return StorageError(f"{place}: the store refuses access: {why}; {want}")
         want = f"want its endpoint, and credentials from {CREDENTIALS[self._scheme]}"
         return StorageError(f"{place} cannot be reached{tried}: {why}; {want}")
+
+
+def _described(one: Any) -> StoredObject:
+    return StoredObject(one["path"], one["size"], one["last_modified"].timestamp())
 
 
 class _ShortAnswerError(Exception):

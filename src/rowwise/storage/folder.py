@@ -176,7 +176,7 @@ def read_file(folder: Folder, name: str, most_bytes: int) -> bytes:
     if isinstance(folder, Path):
         return read_bytes(folder / name, most_bytes, links=False)
     with _missing_as_file(folder, name):
-        size_bytes = folder.storage.size(folder.inside(name))
+        size_bytes = folder.storage.stat(folder.inside(name)).size_bytes
         if size_bytes > most_bytes:
             raise StorageError(f"{folder / name} has {size_bytes:,} bytes: want at most {most_bytes:,}")
         return bytes(folder.storage.read(folder.inside(name), 0, size_bytes))
@@ -210,7 +210,7 @@ def size_of_file(folder: Folder, name: str) -> int:
         with open_inside(folder, name) as file:
             return os.fstat(file.fileno()).st_size
     with _missing_as_file(folder, name):
-        return folder.storage.size(folder.inside(name))
+        return folder.storage.stat(folder.inside(name)).size_bytes
 
 
 @contextmanager

@@ -26,7 +26,7 @@ class ObjectExistsError(StorageError):
 
 
 class StoredObject(NamedTuple):
-    """An object in a list."""
+    """An object, without its bytes."""
 
     name: str
     size_bytes: int
@@ -43,8 +43,8 @@ class Storage(Protocol):
         """The bytes of an object from `begin` to `end`, or to its last; fewer if the object ends before."""
         ...
 
-    def size(self, name: str) -> int:
-        """The size of an object in bytes; raises `MissingObjectError` if there is none."""
+    def stat(self, name: str) -> StoredObject:
+        """Size and time of an object; raises `MissingObjectError` if there is none."""
         ...
 
     def write(self, name: str, pieces: Pieces, size_bytes: int) -> None:

@@ -31,9 +31,10 @@ class LocalStorage:
             file.seek(begin)
             return memoryview(file.read(-1 if end is None else max(0, end - begin)))
 
-    def size(self, name: str) -> int:
+    def stat(self, name: str) -> StoredObject:
         with self._open(name) as file:
-            return os.fstat(file.fileno()).st_size
+            status = os.fstat(file.fileno())
+            return StoredObject(name, status.st_size, status.st_mtime)
 
     def write(self, name: str, pieces: Pieces, size_bytes: int) -> None:
         path = self._path(name)

@@ -1,13 +1,17 @@
-"""Files on this machine's disks, or in any store that pyarrow or fsspec reach by a URL. Read only.
+"""Files on this machine's disks, or in any store that a URL names. Read only.
 
-A `FileStore` is pickled as its path; each worker process makes connections of its own.
+Object stores are read by `storage`, which repeats requests that failed for a passing reason; what it does not reach,
+and where its client is not installed, by pyarrow or fsspec. A `FileStore` is pickled as its path; each worker process
+makes connections of its own.
 """
 
+import io
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
+from importlib.util import find_spec
 from typing import Any, Protocol, final
 
 import pyarrow as pa
@@ -15,6 +19,9 @@ from pyarrow import fs
 
 from rowwise.errors import DataError
 from rowwise.ingest.reader import GLOB, find_files
+from rowwise.storage.cloud import SCHEMES
+from rowwise.storage.folder import StorageFolder, parse_folder, size_of_file
+from rowwise.storage.interface import MissingObjectError
 
 UNFINISHED = "_rowwise/journal.jsonl"  # is in a warehouse until `convert` has finished it
 FINISH = "its conversion is unfinished: want the same `rowwise data convert` command again, to finish it"
@@ -54,12 +61,16 @@ class FileStore:
 
     def open(self, source: str) -> OpenFile:
         with name_file_in_errors(source):
-            return _RemoteFile(self.stream(source)) if is_url(source) else _LocalFile(source)
+            if not is_url(source):
+                return _LocalFile(source)
+            return _RemoteFile(self.stream(source)) if self._place is None else self._open_object(source)
 
     def stream(self, source: str) -> Any:
         """A file as Arrow's readers take it."""
         if not is_url(source):
             return pa.OSFile(source)
+        if self._place is not None:
+            return pa.PythonFile(_ObjectStream(self._open_object(source)), mode="r")
         return self._remote[0].open_input_file(self._inside(source))
 
     def stamp(self, source: str) -> tuple[int, int]:
@@ -68,11 +79,33 @@ class FileStore:
             if not is_url(source):
                 status = os.stat(source)
                 return status.st_size, status.st_mtime_ns
+            if self._place is not None:
+                one = self._place.storage.stat(self._name_of(source))
+                return one.size_bytes, int(one.modified_s * 1e9)
             info = self._remote[0].get_file_info(self._inside(source))
             return info.size or 0, info.mtime_ns or 0
 
     def __getstate__(self) -> dict[str, object]:
         return {"_path": self._path, "files": self.files}
+
+    @cached_property
+    def _place(self) -> StorageFolder | None:
+        """The root at an object store; None: `storage` does not reach it."""
+        scheme = self._path.partition("://")[0].lower()
+        if scheme not in SCHEMES or "?" in self._path or find_spec("obstore") is None:
+            return None
+        place = parse_folder(self.root.rstrip("/"))
+        assert isinstance(place, StorageFolder)
+        return place
+
+    def _name_of(self, source: str) -> str:
+        """The name of a file's object."""
+        assert self._place is not None
+        return source[len(self._place.storage.url) :].lstrip("/")
+
+    def _open_object(self, source: str) -> "_ObjectFile":
+        assert self._place is not None
+        return _ObjectFile(StorageFolder(self._place.storage), self._name_of(source))
 
     @cached_property
     def _remote(self) -> tuple[fs.FileSystem, str]:
@@ -83,17 +116,25 @@ class FileStore:
         base, rest = self._remote[1], source[len(self.root) :].lstrip("/")
         return f"{base.rstrip('/')}/{rest}" if rest else base
 
+    def _remote_names(self) -> list[str] | str | None:
+        """The files below the root, the root if it is a file, None if there is nothing."""
+        system, base = self._remote
+        info = system.get_file_info(base)
+        if info.type == fs.FileType.File:
+            return base
+        if info.type == fs.FileType.NotFound:
+            return None
+        skip = len(base.strip("/"))
+        inside = system.get_file_info(fs.FileSelector(base, recursive=True))
+        return sorted(i.path.strip("/")[skip:].lstrip("/") for i in inside if i.type == fs.FileType.File)
+
     def _find(self, endings: tuple[str, ...]) -> tuple[str, ...]:
         with name_file_in_errors(self._path):
-            system, base = self._remote
-            info = system.get_file_info(base)
-            if info.type == fs.FileType.File:
-                return (self._path,)
-            if info.type == fs.FileType.NotFound:
+            names = self._remote_names() if self._place is None else _names_at(self._place)
+            if names is None:
                 raise DataError(f"{self._path}: no such file or folder: want the URL of a file, a folder or a pattern")
-            inside = system.get_file_info(fs.FileSelector(base, recursive=True))
-        skip = len(base.strip("/"))
-        names = sorted(i.path.strip("/")[skip:].lstrip("/") for i in inside if i.type == fs.FileType.File)
+        if isinstance(names, str):
+            return (self._path,)
         root = self.root.rstrip("/")
         if UNFINISHED in names:
             raise DataError(f"{self._path}: {FINISH}")
@@ -108,12 +149,21 @@ class FileStore:
         return tuple(f"{root}/{n}" for n in named)
 
 
+def _names_at(place: StorageFolder) -> list[str] | str | None:
+    """The files below a place, the place if it is a file, None if there is nothing."""
+    names = sorted(place.relative_names())
+    if not names and place.path:
+        with suppress(MissingObjectError):
+            return place.storage.stat(place.path).name
+    return names or None
+
+
 @contextmanager
 def name_file_in_errors(name: str) -> Iterator[None]:
     """Turn errors of access into a DataError that names the file."""
     try:
         yield
-    except FileNotFoundError as error:
+    except (FileNotFoundError, MissingObjectError) as error:
         want = "want it back, as it was when the splits were made, or a new run without it"
         raise DataError(f"{name}: the file is gone: {want}") from error
     except (pa.ArrowException, OSError, ImportError, ValueError) as error:
@@ -169,6 +219,49 @@ class _LocalFile:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+@final
+class _ObjectFile:
+    """An object, read by ranges."""
+
+    def __init__(self, place: StorageFolder, name: str) -> None:
+        self._place, self._name, self.size = place, name, size_of_file(place, name)
+
+    def read_into(self, target: memoryview, at: int) -> int:
+        data = self._place.storage.read(self._name, at, min(at + len(target), self.size))
+        target[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        pass
+
+
+@final
+class _ObjectStream(io.RawIOBase):
+    """An object as a file of Python."""
+
+    def __init__(self, file: _ObjectFile) -> None:
+        super().__init__()
+        self._file, self._at = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self._file.size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._file.read_into(memoryview(buffer), self._at)
+        self._at += count
+        return count
 
 
 @final
