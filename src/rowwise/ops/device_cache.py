@@ -78,7 +78,7 @@ class DeviceCache:
         if int(error):
             size = format_bytes(x.nbytes)
             got = f"table {name!r}: the driver could not lock {size} of host memory for {self.device} ({error})"
-            raise TableMemoryError(f"{got}: want a host with more memory, a higher `ulimit -l`, or smaller tables")
+            raise TableMemoryError(f"{got}: want a host with more memory, or smaller tables")
         self._registered.append(x.data_ptr())
 
     def __del__(self) -> None:
