@@ -31,11 +31,12 @@ def test_tables_fit_and_the_smallest_are_whole(rows_T, share, samples):
     try:
         cached = choose_cached(tables, room, samples)
     except TableMemoryError:
-        assert sum(cached_bytes(table, 0, samples) for table in tables) > room
+        assert sum(min(cached_bytes(table, 0, samples), table_bytes(table)) for table in tables) > room
         return
     assert bool(cached) == (total > room)
     assert used_bytes(tables, cached, samples) <= room
-    whole = [table_bytes(table) for table in tables if table.name not in cached]
+    worth = [table for table in tables if cached_bytes(table, 0, samples) < table_bytes(table)]
+    whole = [table_bytes(table) for table in worth if table.name not in cached]
     assert max(whole, default=0) <= min((table_bytes(t) for t in tables if t.name in cached), default=total)
     for name in cached:  # a set more of any table does not fit into its share of what is left
         more = choose_cached(tables, int(room * 1.1), samples)
@@ -57,3 +58,10 @@ def test_a_cpu_caches_nothing():
     module.cache_on("cpu", {"t0": 32}, samples=5)
     shown = f"t0 in 3.6 kB of host memory; {format_percent(0.32)} of their rows cached in 51.7 kB"
     assert describe_cached(module) == shown
+
+
+def test_small_tables_are_whole_where_a_cache_would_be_larger():
+    tables = make_tables([*[40] * 300, 200_000])
+    cached = choose_cached(tables, 2_000_000, 0)
+    assert cached.keys() == {"t300"}
+    assert used_bytes(tables, cached, 0) <= 2_000_000

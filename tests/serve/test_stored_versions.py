@@ -115,6 +115,27 @@ def test_another_export_of_the_same_number_is_refused(store, tmp_path, increment
             there.send(1)
 
 
+def test_an_export_that_ends_after_a_newer_one_leaves_it_current(store):
+    objects = store.place.storage.objects
+    store.send(2)
+    store.send(1)
+    assert (store.numbers(), store.read_traffic()) == ([1, 2], Traffic(2))
+    del objects["models/versions/000002.json"]
+    objects["models/current.json"] = b"x"
+    store.send(2)
+    assert store.read_traffic() == Traffic(2)
+
+
+def test_a_copy_ends_when_it_is_stopped(store, tmp_path):
+    store.send(1)
+    with elsewhere(store, tmp_path / "there") as there:
+        there.stop()
+        with pytest.raises(StorageError, match="the copy was stopped"):
+            there.fetch(1)
+        assert list_versions(there.folder) == []
+        assert there.complete() == set()
+
+
 def test_damage_in_the_store_is_found_and_leaves_no_version(store, tmp_path):
     store.send(1)
     objects = store.place.storage.objects

@@ -63,6 +63,28 @@ def test_resumed_is_uninterrupted(tmp_path):
     assert same(everything(model, optimizers), everything(again, others))
 
 
+def test_state_that_earlier_checkpoints_lack_stays_as_it_is(tmp_path):
+    class Counter(torch.nn.Module):
+        optional_state = ("count",)
+
+        def __init__(self, count):
+            super().__init__()
+            self.register_buffer("count", torch.tensor(count))
+            self.register_buffer("other", torch.tensor(count))
+
+    old, new = Counter(3), Counter(5)
+    shards, data = collect(torch.nn.Sequential(old), {})
+    write(tmp_path / "all", shards, data)
+    write(tmp_path / "old", [one for one in shards if not one.name.endswith("count")], data)
+    restore(Checkpoint.open(tmp_path / "old"), torch.nn.Sequential(new), {})
+    assert (int(new.count), int(new.other)) == (5, 3)
+    restore(Checkpoint.open(tmp_path / "all"), torch.nn.Sequential(new), {})
+    assert int(new.count) == 3
+    write(tmp_path / "less", [one for one in shards if not one.name.endswith("other")], data)
+    with pytest.raises(CheckpointError, match="other"):
+        restore(Checkpoint.open(tmp_path / "less"), torch.nn.Sequential(new), {})
+
+
 def test_rates_that_moved_come_back(tmp_path):
     model, optimizers = make()
     optimizers["dense"].param_groups[0]["lr"] = 0.5

@@ -12,13 +12,14 @@ from rowwise.cli.console import show_warning
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.stored import open_store
 from rowwise.cli.terminal import make_terminal, print_json, print_line
-from rowwise.errors import SpecError
+from rowwise.errors import CheckpointError, SpecError
 from rowwise.quantity import format_bytes
 from rowwise.spec import RowType
 
 if TYPE_CHECKING:
     from rowwise.recipes.export import ExportedVersion, RowTypeCost
     from rowwise.serve.traffic import Canary, Traffic
+    from rowwise.serve.version_store import VersionStore
 
 SHOWN = ("ne", "auc", "loss")  # of test metrics
 ServedFolder = Annotated[str, typer.Argument(metavar="DIR|URL", help="The folder or URL that is served.")]
@@ -167,7 +168,7 @@ def versions(
             find_version(here)
             digests = {number: version_folder(here, number).digest for number in list_versions(here)}
         else:
-            digests = {number: store.read_list(number).digest for number in store.numbers()}
+            digests = {number: _stored_digest(store, number) for number in store.numbers()}
         now = read()
     if as_json:
         listed = [{"version": number, "digest": digest} for number, digest in digests.items()]
@@ -179,6 +180,13 @@ def versions(
     for number, digest in digests.items():
         table.add_row(str(number), _role(number, now), digest)
     make_terminal().print(table, markup=False)
+
+
+def _stored_digest(store: "VersionStore", number: int) -> str:
+    try:
+        return store.read_list(number).digest
+    except CheckpointError as error:
+        return f"damaged: {error}"
 
 
 def _role(number: int, traffic: "Traffic") -> str:

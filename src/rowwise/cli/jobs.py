@@ -17,6 +17,7 @@ from rowwise.cli.terminal import Terminal, make_terminal
 from rowwise.errors import DataError, RowwiseError, SpecError
 
 POLL_S = 2.0  # between two questions to the scheduler
+MOST_SILENT_S = 120.0  # of pauses between questions that a scheduler did not answer, one after the other
 SHOWN = 20  # jobs, the newest
 PROGRESS = re.compile(r" *\d+% step ")
 ENDED: tuple[State, ...] = ("completed", "failed", "cancelled", "gone")
@@ -116,10 +117,20 @@ def follow(job: Job) -> None:
 
 def _follow(job: Job, console: Terminal) -> tuple[State, str]:
     """Print the log until the job has ended; returns its state, and the scheduler's word for it."""
-    seen, told = 0, ""
+    seen, told, silent_s = 0, "", 0.0
     with console.status(job.name) as live:
         while True:
-            state, why = scheduler_of(job).find_state(job)
+            try:
+                state, why = scheduler_of(job).find_state(job)
+            except DataError as error:  # a busy scheduler; at the first question the user learns it at once
+                if not told or silent_s > MOST_SILENT_S:
+                    raise
+                if not silent_s:
+                    console.print(f"{job.name}: {error}; asks again", markup=False, soft_wrap=True)
+                silent_s += POLL_S
+                time.sleep(POLL_S)
+                continue
+            silent_s = 0.0
             said = f"{job.name} waits: {why}" if state == "pending" else f"{job.name} is {state}"
             if said != told and state not in ENDED:
                 console.print(said, markup=False)

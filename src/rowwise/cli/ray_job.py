@@ -72,9 +72,10 @@ def decide_code(codes: Sequence[int | None], lost: int, *, stopped: bool) -> int
         return 0
     if stopped:
         return STOPPED
-    if lost or all(code in (STOPPED, -signal.SIGTERM) for code in bad):  # SIGTERM of a node that is about to end
+    guilty = [code for code in bad if code not in (STOPPED, -signal.SIGTERM)]  # SIGTERM of a node that is about to end
+    if lost or not guilty:
         return None
-    return max(128 - code if code < 0 else code for code in bad)
+    return max(128 - code if code < 0 else code for code in guilty)
 
 
 @final
@@ -247,11 +248,14 @@ class Driver:
         """A placement group, of fewer nodes where no more are there after `wait`; None: stopped before."""
         options, util = self._options, _ray().util
         end_s = time.monotonic() + options.wait
-        group, count = None, -1
+        group, count, made_s, most_free = None, -1, 0.0, options.nodes[-1]
         while not self._stopped:
             most = patient or time.monotonic() < end_s
-            wanted = options.nodes[-1] if most else choose_count(options.nodes, self._count_nodes())
+            if not most and count > 0 and time.monotonic() - made_s > options.wait:  # others have some of them
+                most_free = choose_count(options.nodes, count - 1) or count
+            wanted = options.nodes[-1] if most else choose_count(options.nodes, min(self._count_nodes(), most_free))
             if wanted != count:
+                made_s = time.monotonic()
                 if group is not None:
                     util.remove_placement_group(group)
                 group = util.placement_group([options.bundle] * wanted, strategy="STRICT_SPREAD") if wanted else None
@@ -265,6 +269,7 @@ class Driver:
                 return group
         if group is not None:
             util.remove_placement_group(group)
+        self._say("SIGTERM: no rank was running\n")
         return None
 
     def _count_nodes(self) -> int:

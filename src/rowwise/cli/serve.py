@@ -11,7 +11,7 @@ import typer
 
 from rowwise.cli.stored import open_store
 from rowwise.cli.terminal import print_line
-from rowwise.errors import SpecError
+from rowwise.errors import SpecError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -162,7 +162,12 @@ def open_versions(
                 yield VersionSource(folder, follower.read_traffic)
             return
         if store is not None and version is not None:
-            store.fetch(version)
+            try:
+                store.fetch(version)
+            except StorageError:  # away; the version may be here
+                if version not in store.complete():
+                    raise
+            store.keep({version})
         first = find_version(folder, version)
         follows = version is None and first.path != folder
 

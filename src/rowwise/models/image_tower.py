@@ -230,6 +230,7 @@ class PictureTower(Tower):
     """
 
     drawn: Tensor
+    optional_state = ("drawn",)  # earlier checkpoints lack it
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ for nothing. On the CPU the reference does the same, for tests.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn, Protocol, final
 
 import torch
@@ -82,9 +83,13 @@ class DeviceCache:
         self._registered.append(x.data_ptr())
 
     def __del__(self) -> None:
-        for address in getattr(self, "_registered", ()):
-            torch.cuda.synchronize(self.device)
-            torch.cuda.cudart().cudaHostUnregister(address)
+        registered = getattr(self, "_registered", [])
+        with suppress(Exception):  # the device has failed, or Python ends
+            if registered:
+                torch.cuda.synchronize(self.device)
+        for address in registered:
+            with suppress(Exception):
+                torch.cuda.cudart().cudaHostUnregister(address)
 
     def __reduce__(self) -> NoReturn:
         names = ", ".join(table.name for table in self.tables)
@@ -105,10 +110,11 @@ class DeviceCache:
         slots_N, moves = operators.place_rows(
             self._memory, self._tables_CK, bounds_F1.contiguous(), features, values_N, self._now, flags
         )
-        if self.device.type == "cpu" and bool((moves.slots_M[: int(moves.count)] == NONE).any()):
-            self._raise_too_small(moves)
         operators.move_rows(moves, self.tables, self._tables_CK, out=True)
         operators.move_rows(moves, self.tables, self._tables_CK, out=False)
+        if self.device.type == "cpu" and bool((moves.slots_M[: int(moves.count)] == NONE).any()):
+            self.unpin()
+            self._raise_too_small(moves)
         return slots_N
 
     def unpin(self) -> None:

@@ -45,8 +45,10 @@ class TouchedRows:
         if not self._cached or rows.is_cuda:
             torch.ops.rowwise.mark(self.marks_R, starts_F, rows, features_FC, values_N, offsets, batch)
             return
-        for source, start in zip(features_FC[:, SOURCE].tolist(), starts_F.tolist(), strict=True):
-            self.marks_R[start + values_N[offsets[source * batch] : offsets[(source + 1) * batch]].long()] = 1
+        rows_F = [self._rows_T[table] for table in tables_F.tolist()]
+        for source, start, rows in zip(features_FC[:, SOURCE].tolist(), starts_F.tolist(), rows_F, strict=True):
+            ids_N = values_N[offsets[source * batch] : offsets[(source + 1) * batch]].long()
+            self.marks_R[start + ids_N[(ids_N >= 0) & (ids_N < rows)]] = 1
 
     def mark_all(self) -> None:
         self.marks_R.fill_(1)

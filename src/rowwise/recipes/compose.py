@@ -202,8 +202,11 @@ def make_model(resolved: ResolvedRecipe, *, on_meta: bool = False, reads: bool =
     if isinstance(config, GraphConfig) and reads:
         pairs = Pairs.of_batches(evaluation_batches(resolved, resolved.rows.train), config.user, config.item)
     recipe = resolved.recipe
-    samples = max(recipe.train.batch, recipe.evaluate.batch)
-    build = partial(build_model, on_meta=on_meta, pairs=pairs, memory_bytes=recipe.memory_bytes, samples=samples)
+    samples = max(recipe.train.batch * recipe.train.accumulate, recipe.evaluate.batch)
+    memory = (
+        recipe.memory_bytes if recipe.memory_bytes is None else recipe.memory_bytes // (1 + resolved.has_second_copy)
+    )
+    build = partial(build_model, on_meta=on_meta, pairs=pairs, memory_bytes=memory, samples=samples)
     return _with_second_copy(resolved, build)
 
 

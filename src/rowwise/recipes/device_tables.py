@@ -37,10 +37,11 @@ def choose_cached(tables: Sequence[Table], room_bytes: int, samples: int) -> dic
     """
     if sum(map(table_bytes, tables)) <= room_bytes:
         return {}
-    whole = [table for table in tables if table.managed is not None]
-    lower = sorted((table for table in tables if table.managed is None), key=table_bytes)
-    least = {table.name: cached_bytes(table, 0, samples) for table in lower}
-    left = room_bytes - sum(map(table_bytes, whole)) - sum(least.values())
+    least = {table.name: cached_bytes(table, 0, samples) for table in tables}
+    lower = sorted((t for t in tables if t.managed is None and least[t.name] < table_bytes(t)), key=table_bytes)
+    names = {table.name for table in lower}
+    whole = [table for table in tables if table.name not in names]  # a cache of them would be no smaller
+    left = room_bytes - sum(map(table_bytes, whole)) - sum(least[name] for name in names)
     if left < 0:
         need = format_bytes(room_bytes - left)
         got = f"the tables need at least {need} of the GPU's memory with rows in host memory, and have"
@@ -75,11 +76,11 @@ def move_to_device(model: nn.Module, device: str, memory_bytes: int | None, samp
     modules = [module for module in model.modules() if isinstance(module, Embeddings)]
     if where.type == "cuda":
         room = int(USABLE * free_of_device(where)) if memory_bytes is None else memory_bytes
-        cached = choose_cached([table for module in modules for table in module.tables], room, samples)
-        for module in modules:
-            here = {table.name: cached[table.name] for table in module.tables if table.name in cached}
-            if here:
-                module.cache_on(where, here, samples)
+        total = sum(table_bytes(table) for module in modules for table in module.tables)
+        for module in modules if total > room else ():  # each has its part of the room: names are of a module
+            share = room * sum(map(table_bytes, module.tables)) // total
+            if cached := choose_cached(module.tables, share, samples):
+                module.cache_on(where, cached, samples)
     return model.to(where)
 
 

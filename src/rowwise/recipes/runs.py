@@ -436,7 +436,7 @@ def _set_up_job(
     shard_dense(model, parallel, comm, construction)
     feed = Feed(resolved, comm)
     job = make_job(resolved, model, feed, comm, plan.forecast, feed.quarantine)
-    notes = find_memory_notes(memory, recipe.memory_bytes, disk)
+    notes = find_memory_notes(memory, recipe.memory_bytes if recipe.train.device == "cpu" else None, disk)
     return _JobSetup(job=replace(job, health=lambda: feed.health), plan=plan, feed=feed, notes=notes)
 
 

@@ -131,8 +131,9 @@ def find_memory_notes(memory: TableMemory, wanted_bytes: int | None, disk: Path 
         disk: the folder of tables on disk, if there are any.
     """
     notes: list[str] = []
-    if wanted_bytes is not None and not memory.limited:
-        free = format_bytes(min(size for size in memory.free_H if size is not None))
+    least = min((size for size in memory.free_H if size is not None), default=None)
+    if wanted_bytes is not None and least is not None and not memory.limited:
+        free = format_bytes(least)
         notes.append(f"memory={format_bytes(wanted_bytes)}: {free} are free, and tables have no more than that")
     if disk is not None and is_in_memory(disk):
         notes.append(f"{disk} is in memory (tmpfs), and so are its tables on disk: want --set disk=FOLDER on a disk")

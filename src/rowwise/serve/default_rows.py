@@ -41,28 +41,34 @@ def mean_rows(version: Checkpoint, counts: Mapping[str, tuple[Ints, Ints]]) -> d
         if entry.row_type is None:
             continue
         rows_M, counts_M = counts.get(name, (np.empty(0, np.int64),) * 2)
-        weights_R = np.ones(entry.rows)
-        if counts_M.sum() > 0:
-            weights_R = np.bincount(rows_M, counts_M, entry.rows)
+        total = float(counts_M.sum())
+        order = rows_M.argsort()
+        asked = (rows_M[order], counts_M[order]) if total else None
         total_D = torch.zeros(entry.columns, dtype=torch.float64)
-        for begin, values_RD in _rows_of(version, name, weights_R):
-            weights = torch.from_numpy(weights_R[begin : begin + len(values_RD)])
-            total_D += (values_RD.double() * weights.unsqueeze(1)).sum(0)
-        found[name] = (total_D / weights_R.sum()).float()
+        for weights_R, values_RD in _rows_of(version, name, asked):
+            total_D += (values_RD.double() * torch.from_numpy(weights_R).unsqueeze(1)).sum(0)
+        found[name] = (total_D / (total or entry.rows)).float()
     return found
 
 
-def _rows_of(version: Checkpoint, name: str, weights_R: np.ndarray) -> Iterator[tuple[int, Tensor]]:
-    """Rows in float32, each with its neighbours and the number of the first; not those whose weights are all 0."""
+def _rows_of(version: Checkpoint, name: str, asked: tuple[Ints, Ints] | None) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """Weights, and rows in float32, of runs of rows; not of those whose weights are all 0.
+
+    `asked`: rows, ascending, and how often each was asked for; None: all count alike.
+    """
     entry = version.entry(name)
     assert entry.row_type is not None
     for first, end in windows(entry):
-        if not weights_R[first:end].any():
+        weights_R = np.ones(end - first)
+        if asked is not None:
+            inside = slice(*np.searchsorted(asked[0], (first, end)))
+            weights_R = np.bincount(asked[0][inside] - first, asked[1][inside], end - first)
+        if not weights_R.any():
             continue
         stored = version.load(name, (first, end))
-        for begin in range(first, end, AT_ONCE):
-            part = stored[begin - first :][:AT_ONCE]
-            yield begin, unpack(part, entry.columns, entry.row_type, entry.column_group)
+        for begin in range(0, end - first, AT_ONCE):
+            part = stored[begin : begin + AT_ONCE]
+            yield weights_R[begin : begin + AT_ONCE], unpack(part, entry.columns, entry.row_type, entry.column_group)
 
 
 def write_mean_rows(version: Path, means: Mapping[str, Tensor]) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Self, final
 
-from rowwise.errors import RowwiseError, StorageError, one_line
-from rowwise.serve.package import list_versions, read_traffic
+from rowwise.errors import StorageError, one_line
+from rowwise.serve.package import read_traffic
 from rowwise.serve.traffic import Traffic
 from rowwise.serve.version_store import VersionStore
 
@@ -43,6 +43,7 @@ class StoreFollower:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ending.set()
+        self._store.stop()  # a copy that goes on
         self._thread.join()
 
     def read_traffic(self, in_use: Collection[int]) -> Traffic:
@@ -55,9 +56,9 @@ class StoreFollower:
         try:
             return self._store.fetch_current()
         except StorageError as error:
-            known = list_versions(self._store.folder)
+            known = self._store.complete()
             traffic = read_traffic(self._store.folder) if known else None
-            if traffic is None or not {*traffic.versions} <= {*known}:
+            if traffic is None or not {*traffic.versions} <= known:
                 raise
             self._fail(error, traffic)
             return traffic
@@ -70,7 +71,7 @@ class StoreFollower:
                 if self._failed:
                     self._tell(f"{self._store.place}: reached again")
                 self._failed, wait_s = False, LOOK_s
-            except (RowwiseError, OSError) as error:
+            except Exception as error:  # whatever it is, the thread looks again
                 self._fail(error, self._traffic)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_s)
 

@@ -15,6 +15,7 @@ import hashlib
 import os
 import re
 import shutil
+import threading
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from functools import partial
@@ -79,10 +80,19 @@ class VersionStore:
 
     def __init__(self, place: StorageFolder, folder: Path) -> None:
         self.place, self.folder = place, folder
+        self._stopped = threading.Event()
         self._lock = _claim(folder, str(place))
 
     def close(self) -> None:
         os.close(self._lock)
+
+    def stop(self) -> None:
+        """End a copy of another thread, which raises."""
+        self._stopped.set()
+
+    def complete(self) -> set[int]:
+        """The versions that are whole in the folder."""
+        return {*self._lists()}
 
     def __enter__(self) -> Self:
         return self
@@ -177,6 +187,9 @@ class VersionStore:
             raise CheckpointError(f"{got}: want rowwise export again, which writes the next one") from None
         (self.folder / LISTS).mkdir(exist_ok=True)
         write_new(self._list_path(number), content)
+        with suppress(CheckpointError):  # there is none yet, or a damaged one
+            if self.read_traffic().current > number:  # another export was faster, with a newer one
+                return
         self.write_traffic(Traffic(current=number))
 
     def keep(self, numbers: Collection[int]) -> None:
@@ -205,6 +218,8 @@ class VersionStore:
         """The content of a file; raises at its end if it is another."""
         total = hashlib.sha256()
         for piece in read_pieces(folder, name, wanted.size_bytes):
+            if self._stopped.is_set():
+                raise StorageError(f"{folder / name} was not copied to its end: the copy was stopped")
             total.update(piece)
             yield piece
         if total.hexdigest() != wanted.sha256:

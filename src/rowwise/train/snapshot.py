@@ -197,7 +197,8 @@ def _fits(there: TensorEntry, here: TensorEntry) -> bool:
 def _fill_model(checkpoint: Checkpoint, model: nn.Module, *, state: bool, without: Collection[str] = ()) -> set[str]:
     """Fill this rank's shard of the model; raises if the checkpoint lacks a tensor. Returns all names of the model."""
     check_maps(checkpoint, model)
-    names = {f"model/{name}" for name in _dense_tensors(model)}
+    lacking = _optional_names(model) - set(checkpoint.names())
+    names = {f"model/{name}" for name in _dense_tensors(model)} - lacking
     for path, module in table_modules(model):
         for name, want in tensor_entries(path, module).items():
             if not state and not is_needed_for_lookups(name):
@@ -209,8 +210,15 @@ def _fill_model(checkpoint: Checkpoint, model: nn.Module, *, state: bool, withou
                 raise CheckpointError(f"{checkpoint.folder}: {name}: {got}; warm-start with init_from instead")
             names.add(name)
     parts = _model_parts(checkpoint, model, state=state)
-    checkpoint.fill_all(shard for shard in parts if shard.name not in without)
+    checkpoint.fill_all(shard for shard in parts if shard.name not in without and shard.name not in lacking)
     return names
+
+
+def _optional_names(model: nn.Module) -> set[str]:
+    """Tensors that checkpoints of earlier versions lack, and that then stay as they are."""
+    modules = model.named_modules(remove_duplicate=False)
+    named = ((path, name) for path, module in modules for name in getattr(module, "optional_state", ()))
+    return {f"model/{path}.{name}" if path else f"model/{name}" for path, name in named}
 
 
 def _model_parts(checkpoint: Checkpoint, model: nn.Module, *, state: bool) -> list[LocalShard]:
