@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import signal
+import socket
 from contextlib import contextmanager
 
 import pytest
@@ -27,12 +28,19 @@ def ray_cluster():
         cluster = Cluster()
         try:
             # The dashboard takes the first free port from this one on.
-            cluster.add_node(num_cpus=1, include_dashboard=True, dashboard_port=18265 + os.getpid() % 1000)
+            cluster.add_node(**node(), include_dashboard=True, dashboard_port=18265 + os.getpid() % 1000)
             for _ in range(2):
-                cluster.add_node(num_cpus=1)
+                cluster.add_node(**node())
             yield cluster, f"http://{cluster.head_node.webui_url}"
         finally:
             cluster.shutdown()
+
+
+def node():
+    """A core, and a port for the agent that starts jobs: on one machine each node needs one of its own."""
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return {"num_cpus": 1, "dashboard_agent_listen_port": free.getsockname()[1]}
 
 
 def kill_node(cluster, node):

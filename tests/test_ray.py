@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from launching import ELASTIC, ENVIRONMENT, is_there, ranks_of, rowwise, wait_for, wait_for_step, write_recipe
-from ray_cluster import kill_node, missing, ray_cluster
+from ray_cluster import kill_node, missing, node, ray_cluster
 from test_launch import RUN, result, same, tensors
 
 from rowwise.cli.job import JobRequest, parse_settings
@@ -160,7 +160,7 @@ def test_a_job_that_loses_a_node_ends_with_the_bits_of_a_local_run(cluster, tmp_
     try:
         followed = rowwise(folder, "ps", name, environment=environment)
     finally:
-        nodes.add_node(num_cpus=1)
+        nodes.add_node(**node())
     assert followed.returncode == 0, followed.stderr
     assert "lost 1 node (" in followed.stderr
     assert "starts 2 ranks on 2 nodes" in followed.stderr

@@ -10,6 +10,7 @@ import re
 import secrets
 import shlex
 import sys
+import time
 import urllib.error
 import urllib.request
 from datetime import datetime
@@ -21,6 +22,7 @@ from rowwise.errors import DataError, SpecError
 GRACE_S = 120  # from SIGTERM to SIGKILL
 WAIT_S = 60  # for another node in the place of a lost one, before the job goes on with fewer
 ANSWER_S = 20.0
+AGENT_S, NO_AGENT = 60.0, "No available agent"  # of a cluster that has just started
 DEFAULTS = {"address": "http://127.0.0.1:8265", "cpus": "1", "gpus": "0", "grace": str(GRACE_S), "wait": str(WAIT_S)}
 LEAST = {"cpus": 1, "gpus": 0, "grace": 1, "wait": 0}
 DASHBOARD = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
@@ -103,16 +105,21 @@ def submit(request: JobRequest) -> Job:
         submitted=datetime.now().astimezone().isoformat(timespec="seconds"),
         cluster=settings["address"],
     )
-    _ask(
-        job.cluster,
-        "api/jobs/",
-        {
-            "entrypoint": f"exec bash -c {shlex.quote(make_script(request, name))}",
-            "submission_id": name,
-            "runtime_env": _environment(settings),
-        },
-    )
-    return job
+    body = {
+        "entrypoint": f"exec bash -c {shlex.quote(make_script(request, name))}",
+        "submission_id": name,
+        "runtime_env": _environment(settings),
+    }
+    end_s = time.monotonic() + AGENT_S
+    while True:
+        try:
+            _ask(job.cluster, "api/jobs/", body)
+        except DataError as error:
+            if NO_AGENT not in str(error) or time.monotonic() > end_s:
+                raise
+            time.sleep(1)
+        else:
+            return job
 
 
 def find_state(job: Job) -> tuple[State, str]:
