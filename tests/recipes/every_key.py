@@ -288,7 +288,7 @@ NEAR = {  # by class and key: another value, which makes another run
         "ks": [3],
     },
     "PictureConfig": {"folder": "nowhere", "dim": 4, "widths": [4], "sizes": [8], "choose": {"widths": [4]}},
-    "ScaleConfig": {"price": 0.5, "similar": 0.5, "widths": [4]},
+    "ScaleConfig": {"price": 1.0, "similar": 0.5, "widths": [4]},
     "SasRecConfig": LISTS,
     "HstuConfig": LISTS,
     "UserModel": {"module": "own.py:Other", "args": {"scale": 2.0}},

@@ -145,7 +145,7 @@ def test_a_canary_answers_its_share(models, exported):
 @pytest.mark.parametrize("text", ["3", "3=0", "3=150%", "x=5%", "1=5%", "9=5%"])
 def test_canaries_that_are_none(models, text):
     with pytest.raises(RowwiseError, match=r"canary|has no version 9"):
-        versions(models, current=1, canary=text)
+        versions(str(models), current=1, canary=text)
 
 
 def test_a_version_that_cannot_be_served_is_refused_and_the_old_one_goes_on(models, exported, tmp_path):

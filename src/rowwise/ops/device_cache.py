@@ -5,9 +5,9 @@ Kernels see the cache: before a call `pin` replaces row numbers by slots and cop
 for nothing. On the CPU the reference does the same, for tests.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NoReturn, Protocol, final
+from typing import NamedTuple, NoReturn, final
 
 import torch
 from torch import Tensor
@@ -20,15 +20,15 @@ from rowwise.store.disk import CacheCounters
 from rowwise.store.policy import WAYS
 
 
-class CacheOperators(Protocol):
+class CacheOperators(NamedTuple):
     """The reference, or the kernels of a GPU."""
 
-    def place_rows(
-        self, memory: CacheMemory, tables_CK: Tensor, bounds_F1: Tensor, cached_F: Tensor, values_N: Tensor, now: int,
-        flags: int,
-    ) -> tuple[Tensor, CacheMoves]: ...  # fmt: skip
-    def move_rows(self, moves: CacheMoves, tables: Sequence[HostTable], tables_CK: Tensor, *, out: bool) -> None: ...
-    def leave_overflow(self, memory: CacheMemory, tables: Sequence[HostTable], tables_CK: Tensor) -> None: ...
+    place_rows: Callable[..., tuple[Tensor, CacheMoves]]
+    move_rows: Callable[..., None]
+    leave_overflow: Callable[..., None]
+
+
+REFERENCE = CacheOperators(reference.place_rows, reference.move_rows, reference.leave_overflow)
 
 
 @final
@@ -146,10 +146,10 @@ class DeviceCache:
     @property
     def _operators(self) -> CacheOperators:
         if self.device.type == "cpu":
-            return reference
+            return REFERENCE
         from rowwise.ops._triton import slots  # not above, as in `devices`: Triton takes seconds to import
 
-        return slots
+        return CacheOperators(slots.place_rows, slots.move_rows, slots.leave_overflow)
 
     def _raise_too_small(self, moves: CacheMoves) -> NoReturn:
         number = int(moves.tables_M[moves.slots_M == NONE][0])
