@@ -164,14 +164,14 @@ def test_a_cable_that_stays_pulled_ends_the_run_with_one_line(tmp_path):
 
 @contextmanager
 def slowed(process):
-    """Stop a process for four fifths of the time while the block lasts."""
+    """Stop a process for three quarters of the time while the block lasts."""
     ended = threading.Event()
 
     def alternate():
         with suppress(ProcessLookupError):
             while not ended.is_set():
                 os.kill(process, signal.SIGSTOP)
-                time.sleep(0.04)
+                time.sleep(0.03)
                 os.kill(process, signal.SIGCONT)
                 time.sleep(0.01)
 
@@ -185,7 +185,7 @@ def slowed(process):
 
 
 def test_a_slow_host_is_named(tmp_path):
-    folder = write_recipe(tmp_path / "job", train=TRAIN | {"steps": 200}, log={"every": 10}, save=SAVE | {"every": 200})
+    folder = write_recipe(tmp_path / "job", train=TRAIN | {"steps": 40}, log={"every": 5}, save=SAVE | {"every": 40})
     with job(folder, hosts=4) as (_, codes):
         wait_for_step(folder / "run", 3)
         with slowed(process_of(folder, 2)):
