@@ -53,7 +53,7 @@ def job(folder, hosts=HOSTS, store=None):
         path.unlink()
     words = ["rowwise", "train", "small.yaml", "--run", "run", "--timeout", str(TIMEOUT_s)]
     with Lab((4, 4)) as racks, ThreadPoolExecutor(1) as pool, server_on(racks.hosts[0], store) as environment:
-        future = pool.submit(racks.run, on_host, words, str(folder), environment, order=range(hosts), limit_s=110)
+        future = pool.submit(racks.run, on_host, words, str(folder), environment, order=range(hosts), limit_s=240)
         yield racks, future.result
 
 
