@@ -6,14 +6,27 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import yaml
 from small import sections, write_rows
+
+from rowwise.cli.job import JobRequest
 
 PYTHON = (sys.executable, *subprocess._args_from_interpreter_flags())
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
 # Of 768 samples: three blocks, so that three ranks have one each; the third of a split is the last of an epoch.
 ELASTIC = {"batch": 768, "determinism": "elastic", "virtual_shards": 6}
+SMALL_JOB = JobRequest(
+    recipe="small",
+    command=("train", "small.yaml"),
+    cwd=Path("/shared"),
+    runs=Path("/shared/runs"),
+    run=None,
+    nodes=3,
+    nproc=2,
+    settings={},
+)
 
 
 def write_recipe(folder, rows=2000, **changes):

@@ -15,25 +15,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes import client
-from launching import ELASTIC, ENVIRONMENT, rowwise, wait_for_step, write_recipe
+from launching import ELASTIC, ENVIRONMENT, SMALL_JOB, rowwise, wait_for_step, write_recipe
 from test_launch import RUN, result, same, tensors
 
-from rowwise.cli.job import JobRequest
 from rowwise.cli.kubernetes import make_manifest
 from rowwise.errors import SpecError
 
 STEPS = {"train": {**ELASTIC, "epochs": 1000, "steps": 150}, "log": {"every": 2}, "save": {"every": 25, "keep": 9}}
 PLACES = {"image": "registry/rowwise:1", "claim": "shared"}
-REQUEST = JobRequest(
-    recipe="small",
-    command=("train", "small.yaml"),
-    cwd=Path("/shared"),
-    runs=Path("/shared/runs"),
-    run=None,
-    nodes=2,
-    nproc=2,
-    settings=PLACES,
-)
+REQUEST = replace(SMALL_JOB, nodes=2, settings=PLACES)
 PRINTABLE = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=20)
 
 

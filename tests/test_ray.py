@@ -13,11 +13,21 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from launching import ELASTIC, ENVIRONMENT, is_there, ranks_of, rowwise, wait_for, wait_for_step, write_recipe
+from launching import (
+    ELASTIC,
+    ENVIRONMENT,
+    SMALL_JOB,
+    is_there,
+    ranks_of,
+    rowwise,
+    wait_for,
+    wait_for_step,
+    write_recipe,
+)
 from ray_cluster import kill_node, missing, node, ray_cluster
 from test_launch import RUN, result, same, tensors
 
-from rowwise.cli.job import JobRequest, parse_settings
+from rowwise.cli.job import parse_settings
 from rowwise.cli.ray import make_script
 from rowwise.cli.ray_job import STOPPED, choose_count, decide_code, parse_counts
 from rowwise.errors import SpecError
@@ -26,16 +36,7 @@ from rowwise.train.saved import CheckpointFolder
 pytestmark = pytest.mark.filterwarnings("default")  # of Ray
 
 STEPS = {"train": {**ELASTIC, "epochs": 1000, "steps": 150}, "log": {"every": 2}, "save": {"every": 25, "keep": 9}}
-REQUEST = JobRequest(
-    recipe="small",
-    command=("train", "small.yaml"),
-    cwd=Path("/"),
-    runs=Path("/shared/runs"),
-    run=None,
-    nodes=3,
-    nproc=2,
-    settings={},
-)
+REQUEST = replace(SMALL_JOB, cwd=Path("/"))
 PRINTABLE = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=20)
 COUNTS = st.lists(st.integers(1, 40), min_size=1, unique=True).map(lambda counts: tuple(sorted(counts)))
 CODES = st.lists(st.sampled_from((0, 1, 2, STOPPED, -signal.SIGTERM, -signal.SIGKILL)), min_size=1)

@@ -9,26 +9,17 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from launching import ELASTIC, rowwise, started, wait_for, wait_for_step, write_recipe
+from launching import ELASTIC, SMALL_JOB, rowwise, started, wait_for, wait_for_step, write_recipe
 from slurm_cluster import ask, missing, slurm
 from test_launch import RUN, result, same, tensors
 
-from rowwise.cli.job import Job, JobRequest, parse_settings, save_record
+from rowwise.cli.job import Job, parse_settings, save_record
 from rowwise.cli.slurm import make_script
 from rowwise.errors import SpecError
 from rowwise.train.saved import CheckpointFolder
 
 STEPS = {"train": {**ELASTIC, "epochs": 1000, "steps": 150}, "log": {"every": 2}, "save": {"every": 25, "keep": 9}}
-REQUEST = JobRequest(
-    recipe="small",
-    command=("train", "small.yaml"),
-    cwd=Path("/shared"),
-    runs=Path("/shared/runs"),
-    run=None,
-    nodes=3,
-    nproc=2,
-    settings={},
-)
+REQUEST = SMALL_JOB
 SOON = "StartTime=now+2"  # nodes refuse a job in the second in which they ended it
 PRINTABLE = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=20)
 

@@ -7,11 +7,11 @@ from torch import nn
 
 from rowwise.embedding import Embeddings
 from rowwise.errors import TableMemoryError
-from rowwise.ops.layout import batch_rows
+from rowwise.ops.layout import TablePiece, batch_rows
 from rowwise.quantity import format_bytes, format_percent
 from rowwise.spec import Table, state_bytes, state_width
 from rowwise.store.policy import WAYS
-from rowwise.store.sizes import FLOAT_bytes, cache_slots, overflow_slots
+from rowwise.store.sizes import FLOAT_bytes
 
 USABLE = 0.8  # of a GPU's free memory: batches, vectors and the dense model need the rest
 SLOT_bytes = 13  # beside a row and its state: the row's number, a stamp, whether it has changed
@@ -24,9 +24,12 @@ def table_bytes(table: Table) -> int:
 
 def cached_bytes(table: Table, cache_rows: int, samples: int) -> int:
     """Memory of a GPU for so many cached rows of a table, and those that a batch has besides."""
-    slots = cache_slots(cache_rows)
-    slot = table.row_bytes + FLOAT_bytes * state_width(table) + SLOT_bytes
-    return (slots + max(overflow_slots(slots), batch_rows(table, samples))) * slot
+    return slots_bytes(TablePiece(table, table, cache_rows=cache_rows, batch_rows=batch_rows(table, samples)))
+
+
+def slots_bytes(piece: TablePiece) -> int:
+    """Memory of a GPU for the slots of a cached piece."""
+    return piece.slots * (piece.table.row_bytes + FLOAT_bytes * state_width(piece.table) + SLOT_bytes)
 
 
 def choose_cached(tables: Sequence[Table], room_bytes: int, samples: int) -> dict[str, int]:
@@ -98,7 +101,7 @@ def describe_cached(model: nn.Module) -> str:
     names = ", ".join(piece.table.name for piece in pieces[:MOST_NAMES])
     more = f" and {len(pieces) - MOST_NAMES} more" if len(pieces) > MOST_NAMES else ""
     there = sum(table_bytes(piece.table) for piece in pieces)
-    here = sum(piece.slots * (piece.table.row_bytes + state_bytes(piece.table) + SLOT_bytes) for piece in pieces)
+    here = sum(map(slots_bytes, pieces))
     rows, cached = (sum(n) for n in zip(*((p.table.rows, p.cache_rows or 0) for p in pieces), strict=True))
     share = format_percent(cached / rows)
     return (

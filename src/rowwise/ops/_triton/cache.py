@@ -9,26 +9,13 @@ Axes: N ids, C cached tables; M missed rows and U distinct rows, of which there 
 import triton
 import triton.language as tl
 
+from rowwise.ops._triton.contributions import count_below
 from rowwise.ops.reference.cache import CachedTable
 from rowwise.store.policy import WAYS as WAYS_OF_SET
 
 FIELDS = tl.constexpr(len(CachedTable._fields))
 WAYS = tl.constexpr(WAYS_OF_SET)
 NO_WAY = tl.constexpr(1 << 62)
-
-
-@triton.jit
-def count_below(numbers, limit, n):
-    """How many of `n` ascending numbers are less than each limit; a binary search."""
-    low, high = limit * 0, limit * 0 + n
-    width = n
-    while width > 0:
-        middle = low + (high - low) // 2
-        wide = low < high
-        less = wide & (tl.load(numbers + middle, mask=wide, other=0).to(tl.int64) < limit)
-        low, high = tl.where(less, middle + 1, low), tl.where(wide & ~less, middle, high)
-        width //= 2
-    return low
 
 
 @triton.jit
@@ -40,15 +27,7 @@ def up_to(sums, count):
 @triton.jit
 def table_of(tables, key, num_tables):
     """The number of each key's table."""
-    low, high = key * 0, key * 0 + num_tables
-    width = num_tables
-    while width > 0:
-        middle = low + (high - low) // 2
-        wide = low < high
-        less = wide & (tl.load(tables + middle * FIELDS, mask=wide, other=0) <= key)
-        low, high = tl.where(less, middle + 1, low), tl.where(wide & ~less, middle, high)
-        width //= 2
-    return tl.maximum(low - 1, 0)
+    return tl.maximum(count_below(tables, key + 1, num_tables, FIELDS) - 1, 0)
 
 
 @triton.jit(do_not_specialize=["most_key"])

@@ -17,6 +17,20 @@ LONG_ROW = tl.constexpr(128)  # contributions from which on a row is cut into un
 UNIT = tl.constexpr(64)  # contributions of a unit on average
 
 
+@triton.jit
+def count_below(numbers, limit, n, STRIDE: tl.constexpr = 1):
+    """How many of `n` ascending numbers, each STRIDE after the last, are less than each limit; a binary search."""
+    low, high = limit * 0, limit * 0 + n
+    width = n
+    while width > 0:
+        middle = low + (high - low) // 2
+        wide = low < high
+        less = wide & (tl.load(numbers + middle * STRIDE, mask=wide, other=0).to(tl.int64) < limit)
+        low, high = tl.where(less, middle + 1, low), tl.where(wide & ~less, middle, high)
+        width //= 2
+    return low
+
+
 @triton.jit(do_not_specialize=["batch", "num_features"])
 def count_ids(features, offsets, counts, batch, num_features, TILE: tl.constexpr):
     """Ids of each bag."""
@@ -220,15 +234,7 @@ def find_bounds(keys, starts, row_numbers, unit_numbers, row_bounds, unit_bounds
     bound = tl.program_id(0) * BOUNDS + tl.arange(0, BOUNDS)
     inside = bound < num_bounds
     start = tl.load(starts + bound, mask=inside, other=0)
-    low, high = bound * 0, bound * 0 + n
-    width = n
-    while width > 0:
-        middle = low + (high - low) // 2
-        wide = low < high
-        less = wide & (tl.load(keys + middle, mask=wide & inside, other=0).to(tl.int64) < start)
-        low = tl.where(less, middle + 1, low)
-        high = tl.where(wide & ~less, middle, high)
-        width //= 2
+    low = count_below(keys, start, n)
     some = inside & (low > 0)
     tl.store(row_bounds + bound, tl.load(row_numbers + low - 1, mask=some, other=0), mask=inside)
     tl.store(unit_bounds + bound, tl.load(unit_numbers + low - 1, mask=some, other=0), mask=inside)
