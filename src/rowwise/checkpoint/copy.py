@@ -82,7 +82,7 @@ def copy_checkpoint(source: Checkpoint, into: Folder, tell: Tell | None = None) 
 
 
 def remove_copy(place: StorageFolder) -> None:
-    """Remove a copied checkpoint, or what is there of one; the manifest first, so that no half is taken for whole."""
+    """Remove a copied checkpoint, complete or not: the manifest first, so that no reader takes it for whole."""
     for name in sorted(place.relative_names(), key=lambda name: name != NAME):
         place.storage.delete(place.inside(name))
 

@@ -22,7 +22,7 @@ Shape = tuple[int, int]
 
 
 class ScaleGroups(NamedTuple):
-    """Neighbouring columns, of which every `width` share a scale."""
+    """Groups of `width` neighbouring columns with one scale each."""
 
     columns: int
     width: int

@@ -166,9 +166,9 @@ class DynamicImageTower(nn.Module):
         return torch.cat(parts)[torch.cat(order).argsort()] if parts else self.backbone(small)
 
     def scale_loss(self, rows_N: Tensor, read: ReadPictures, draws: torch.Generator | None = None) -> Tensor:
-        """The log loss of the scale model about a size that is drawn, and about the largest, which always does well.
+        """The log loss of the scale model at a random size and at the largest size, whose label is always 1.
 
-        The mean is over all rows, of which those of one picture count one by one.
+        The mean is over rows: a picture of several rows counts as often.
         """
         place = int(torch.randint(max(1, len(self.sizes) - 1), (), generator=draws))
         rows_U, places_N = rows_N.unique(return_inverse=True)

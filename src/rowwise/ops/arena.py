@@ -121,7 +121,7 @@ class Arena:
 
     @property
     def cached(self) -> tuple[int, ...]:
-        """The indices of the tables of which only slots are here."""
+        """The indices of tables whose rows are cached in slots here."""
         return tuple(index for index, piece in enumerate(self.pieces) if piece.cache_rows is not None)
 
     @property

@@ -28,7 +28,7 @@ def dots(query_D: Tensor, rows_RD: Tensor, places_N: Tensor | None = None) -> Te
 
 
 def pair_sums(offset_BD: Tensor, pooled_BS: Tensor) -> Tensor:
-    """The sum [B] of the dot products of all pairs of the vectors of a sample, D columns of `pooled_BS` each.
+    """For each sample, the sum of the dot products of all pairs of vectors; a vector is D columns of `pooled_BS`.
 
     `offset_BD` is added to the sum of the vectors before it is squared: vectors of which nothing else is known. Their
     squares are the caller's to subtract. 16-bit vectors are multiplied in float32.

@@ -20,7 +20,7 @@ Segment = tuple[int, int, int]  # index of a batch, first bag, number of bags
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buckets:
-    """The ids of a batch by (bucket, feature, sample).
+    """Ids of a batch, ordered by (bucket, feature, sample).
 
     Id n here was id `positions_N[n]` of the batch: `x[positions_N]` reorders a tensor of the batch's ids likewise, and
     `out[positions_N] = x` undoes it.
@@ -64,7 +64,7 @@ class Unique:
 
 def permute(jagged: Jagged, features: Sequence[str]) -> Jagged:
     """The batch with these of its features, in this order."""
-    jagged, batch = _reject_shared(jagged, features), jagged.batch_size
+    jagged, batch = _expand_shared(jagged, features), jagged.batch_size
     segments = [(0, index * batch, batch) for index in _indices(jagged, features)]
     return _take([jagged], segments, features)[0]
 
@@ -132,7 +132,7 @@ def concatenate(jaggeds: Sequence[Jagged], features: Sequence[str] | None = None
     if not jaggeds:
         raise BatchError("no batches to concatenate: their features would be unknown; want at least one")
     features = jaggeds[0].all_features if features is None else features
-    jaggeds = [_reject_shared(jagged, features) for jagged in jaggeds]
+    jaggeds = [_expand_shared(jagged, features) for jagged in jaggeds]
     # Feature-major: all samples of the first feature, batch after batch, then of the second.
     sources = [_indices(jagged, features) for jagged in jaggeds]
     segments = [
@@ -222,8 +222,8 @@ def lengths(offsets: Tensor) -> Tensor:
         raise BatchError(f"offsets descend {got}: want each to be where a bag begins, the first 0") from None
 
 
-def _reject_shared(jagged: Jagged, features: Sequence[str]) -> Jagged:
-    """A batch of which nothing is shared, that has these features."""
+def _expand_shared(jagged: Jagged, features: Sequence[str]) -> Jagged:
+    """The batch with these features and without shared bags: shared samples are expanded."""
     return jagged if jagged.shared is None else replace(jagged.expand_features(features), shared=None)
 
 

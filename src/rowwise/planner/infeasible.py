@@ -117,7 +117,7 @@ def _too_large_alone(problem: PlacementProblem) -> str:
 
 
 def _least_piece_bytes(problem: PlacementProblem, item: int) -> tuple[float, int]:
-    """The least bytes that an item's largest piece can have, and of which tier."""
+    """The least bytes that an item's largest piece can have, and the tier."""
     sizes: list[tuple[float, float, int]] = []
     for option in problem.options_of(item):
         pieces = problem.pieces_of(option)

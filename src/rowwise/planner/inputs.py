@@ -57,10 +57,10 @@ class PlanInputs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TablesFile:
-    """Tables of a file, and notes on what was ignored or filled in."""
+    """Tables of a file, with notes on ignored keys and defaults."""
 
     workloads: tuple[Workload, ...]
-    notes: tuple[str, ...]  # on columns ignored and values filled in
+    notes: tuple[str, ...]
 
 
 class TableEntry(NamedTuple):

@@ -158,7 +158,7 @@ class Enumerate(OneColumn, frozen=True, kw_only=True, tag="enumerate", tag_field
 
 
 class NGram(OneColumn, frozen=True, kw_only=True, tag="ngram", tag_field="kind"):
-    """Each `n` ids that follow one another in a list as one id: their hash, in which the order counts.
+    """One id for each `n` consecutive ids of a list: a hash that depends on their order.
 
     A list shorter than `n` becomes empty. Nulls are left out first, so that what was beside them follows one another.
     """

@@ -25,7 +25,7 @@ HUGE_BYTES = 4 << 20  # two huge pages
 
 @final
 class SparseFile:
-    """An open Parquet file, of which only the byte ranges being decoded are in memory."""
+    """An open Parquet file; memory holds only the byte ranges that are decoded at the moment."""
 
     def __init__(self, source: str, opened: OpenFile, footer: pq.FileMetaData, *, verify: bool) -> None:
         self.source, self.footer = source, footer

@@ -57,7 +57,7 @@ def map_ids(ids: Tensor, sections: Tensor, words: Tensor, known: int, columns: i
 
 
 def scramble(x_N: Tensor, seed: int) -> Tensor:
-    """Words of which each bit depends on all. See [Note: Scrambled ids] in `hashing/idmap.py`."""
+    """Mix words so that all bits of a word change each bit of it. See [Note: Scrambled ids] in `hashing/idmap.py`."""
     return mix(x_N ^ mix(x_N.new_tensor(seed)))
 
 
