@@ -1,6 +1,7 @@
 """The command line as users meet it: real processes, their output and exit codes."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -43,6 +44,7 @@ def checkout(tmp_path):
 @pytest.mark.parametrize("words", [(), *COMMANDS], ids=" ".join)
 def test_help_has_an_example(command, words):
     code, out, _ = command(*words, "--help")
+    assert not re.search("[\U0001f300-\U0001faff]", out)  # :key: in a help text would be a picture of one
     assert code == 0
     assert "Example: rowwise" in out
 

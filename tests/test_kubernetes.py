@@ -86,12 +86,19 @@ def test_any_text_reaches_each_rank_as_it_is(words, folder):
         ({**PLACES, "nope": "x"}, "--job nope=x: want one of claim, cpu, gpu"),
         ({**PLACES, "grace": "0"}, "--job grace=0: want a number from 1"),
         ({**PLACES, "gpu": "x"}, "--job gpu=x: want a number from 1"),
-        ({**PLACES, "name": "A_b"}, "--job name=A_b: want at most 40 small letters"),
+        ({**PLACES, "name": "A_b"}, "--job name=A_b: want a small letter, then at most 39"),
+        ({**PLACES, "name": "2024-dlrm"}, "--job name=2024-dlrm: want a small letter"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, error):
     with pytest.raises(SpecError, match=error):
         make_manifest(replace(REQUEST, settings=settings))
+
+
+def test_a_name_begins_with_a_letter():
+    for recipe, name in (("2024-DLRM", "run-2024-dlrm"), ("_a_b_", "a-b"), ("___", "run")):
+        service, *_ = yaml.safe_load_all(make_manifest(replace(REQUEST, recipe=recipe, settings=PLACES)))
+        assert service["metadata"]["name"] == name
 
 
 def test_the_command_prints_a_manifest_and_submits_nothing(tmp_path):

@@ -127,6 +127,38 @@ def test_jobs_of_two_clusters_may_have_one_number(tmp_path):
         assert error in rowwise(tmp_path, "stop", name, environment=environment).stderr
 
 
+def fake_slurm(folder, scontrol):
+    """Programs of Slurm of which sbatch takes any job, as number 17."""
+    for name, script in (("sbatch", "echo 17"), ("scontrol", scontrol)):
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    return {"PATH": f"{folder}:/usr/bin:/bin", "HOME": str(folder)}
+
+
+def test_a_log_of_a_pattern_is_found(tmp_path):
+    write_recipe(tmp_path)
+    (tmp_path / "bin").mkdir()
+    environment = fake_slurm(tmp_path / "bin", "echo JobState=COMPLETED Reason=None")
+    submit = ("train", "small.yaml", "--on", "slurm", "--job", "output=logs/%x-%A.log")
+    assert f"log {tmp_path}/logs/small-17.log" in rowwise(tmp_path, *submit, environment=environment).stderr
+    (tmp_path / "elsewhere").mkdir()
+    told = rowwise(tmp_path / "elsewhere", "ps", "slurm-17", environment=environment).stderr
+    assert f"no log {tmp_path}/logs/small-17.log on this host" in told
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/small-17.log").write_text("step 3\n")
+    assert "step 3" in rowwise(tmp_path / "elsewhere", "ps", "slurm-17", environment=environment).stderr
+
+
+def test_a_job_that_cannot_be_noted_is_named(tmp_path):
+    write_recipe(tmp_path)
+    (tmp_path / "bin").mkdir()
+    environment = fake_slurm(tmp_path / "bin", "exit 1") | {"HOME": "/proc"}
+    done = rowwise(tmp_path, "train", "small.yaml", "--on", "slurm", "--detach", environment=environment)
+    assert done.returncode == 0, done.stderr
+    assert "slurm-17 is submitted" in done.stderr
+    assert "rowwise ps will not know slurm-17" in done.stderr
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     if missing() is not None:

@@ -148,6 +148,21 @@ def test_what_other_programs_write_is_read(photos, tmp_path, change):
     assert len(scan_ends(change(jpeg), "")) == 10
 
 
+def test_a_picture_without_scans_is_refused(photos):
+    jpeg = photos[0][1]
+    head = jpeg[: jpeg.index(b"\xff\xda")] + b"\xff\xd9"
+    with pytest.raises(DataError, match="is cut or damaged after 0 scans"):
+        scan_ends(head, "it")
+    with pytest.raises(DataError, match="it cannot be decoded"):
+        to_progressive(head, "it")
+
+
+def test_what_a_kill_leaves_is_removed(photos, tmp_path):
+    (tmp_path / "one.part/old").mkdir(parents=True)
+    write_pictures(tmp_path / "one", photos[:1], (16,))
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
 def test_a_picture_of_very_many_scans_is_encoded_again(photos, tmp_path):
     jpeg = photos[0][1]
     ends = scan_ends(jpeg, "")
@@ -199,7 +214,7 @@ def test_sources_are_folders_and_columns(tmp_path, photos, command):
     [
         ([], (16,), DataError, "no pictures for"),
         ([("a", b"")], (16,), DataError, "picture 'a' is no picture"),
-        ([("a", b"nothing")], (16,), DataError, "picture 'a' is no picture"),
+        ([("a", b"nothing")], (16,), DataError, "picture 'a' is no picture: its format is not known"),
         ([("a", as_file(Image.new("L", (9, 9))))] * 2, (16,), DataError, "picture 'a' is there twice"),
         ([("a", as_file(Image.new("L", (9, 9)))), (1, as_file(Image.new("L", (9, 9))))], (8,), DataError, "several"),
         ([([1], as_file(Image.new("L", (9, 9))))], (16,), DataError, "want a key that is text or a whole number"),
@@ -220,6 +235,11 @@ def test_a_folder_of_something_else(tmp_path, folder):
         PictureFolder.open(tmp_path)
     with pytest.raises(SpecError, match="no copies of size 17: want some of 16, 32, 64, 112, 160"):
         folder.read(np.array([0]), 17)
+    for missing in (folder.find(pa.array([99])), np.array([0, len(folder)])):
+        with pytest.raises(DataError, match=f"no picture has the number {missing[-1]}: want 0 to 15"):
+            folder.read(missing, 16)
+    with pytest.raises(DataError, match="nothing is no folder of pictures: No such file"):
+        PictureFolder.open(tmp_path / "nothing")
 
 
 @pytest.mark.parametrize(

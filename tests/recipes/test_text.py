@@ -58,6 +58,7 @@ def load(text, *changes):
         ("train: {batch: 10:20}", "Expected `int`, got `str`"),
         ("train: {optimizer: {lr: 3}}", "field `kind` - at `train.optimizer`; want kind: adagrad or adam or sgd"),
         ("train: {optimizer: {kind: adamw}}", "'adamw' - at `train.optimizer.kind`; want kind: adagrad or adam or sgd"),
+        ("model: {kind: graph, encoder: gat}", "gat' - at `model.encoder`; want lightgcn or graphsage"),
         ("model: {kind: dlmr}", "want kind: autoint or dcn or deepfm or dhen or din or dlrm"),
         ("name: ../up", "name='../up': want letters, digits"),
         ("1: 2", "Expected `str` - at `key` of the recipe"),

@@ -76,6 +76,15 @@ def test_code_and_maps_are_inside(tmp_path):
     assert opened.digest == version.digest == version.folder.digest  # running its code has written nothing
 
 
+def test_versions_of_another_model_are_not_added(tmp_path):
+    first, _ = trained(tmp_path, name="one", train={"epochs": 1})
+    export(first.folder.path, tmp_path / "models")
+    run, _ = trained(tmp_path, name="other", train={"epochs": 1})
+    with pytest.raises(SpecError, match=r"has versions of 'one', and .* trained 'other': want a folder of its own"):
+        export(run.folder.path, tmp_path / "models")
+    assert len(list((tmp_path / "models/versions").iterdir())) == 1
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "changes",

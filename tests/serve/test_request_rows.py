@@ -50,6 +50,12 @@ def test_a_context_is_repeated_for_each_candidate():
     ]
 
 
+def test_a_context_that_grows_with_its_candidates_is_refused():
+    body = {"context": {"x": 1, "name": "a", "yes": True, "seen": [1] * 1000}, "candidates": {"user": [1] * 100}}
+    with pytest.raises(DataError, match=r"the context of 100 candidates takes .*: want at most 100,000: send fewer"):
+        RequestReader(SCHEMA, 100, most_bytes=100_000).read_json(json.dumps(body).encode())
+
+
 def test_whole_numbers_may_be_text():
     large = (1 << 63) - 1
     found = read({"rows": ROWS | {"user": [str(large), -5], "seen": [["7"], ["-8", None]]}})
@@ -71,6 +77,7 @@ def test_whole_numbers_may_be_text():
             {"rows": {k: v for k, v in ROWS.items() if k != "user"} | {"users": [1, 2]}},
             "no column 'user'; did you mean 'users'",
         ),
+        ({"rows": {}}, "no column 'user'. There are none"),
         ({"rows": ROWS | {"user": [1]}}, "column 'user' has 1 rows, others have 2"),
         ({"rows": {name: [] for name in ROWS}}, "0 rows: want 1 to 100 in a request"),
         ({"rows": {name: [None] * 101 for name in ROWS}}, "101 rows: want 1 to 100 in a request"),

@@ -78,6 +78,17 @@ def test_what_requests_make_otherwise_is_named(increments, record, command):
     assert columns["d1"]["recorded"]["mean"] == pytest.approx(np.mean(d1), rel=1e-5)
 
 
+def test_a_folder_that_cannot_be_written_loses_requests_and_nothing_else(tmp_path, capfd):
+    (tmp_path / "file").touch()
+    left_out = []
+    recorder = RequestRecorder(Recording(folder=str(tmp_path / "file/records"), share=1.0), 0, left_out.append)
+    version = SimpleNamespace(number=1, tasks=("label",))
+    recorder.add(version, RequestRows({"a": pa.array([7])}, 1, 0), torch.zeros(1, 2))
+    recorder.close()
+    assert left_out == [1]
+    assert "1 requests were not recorded" in capfd.readouterr().err
+
+
 def test_versions_with_other_columns_are_recorded_in_files_of_their_own(tmp_path):
     left_out = []
     recorder = RequestRecorder(Recording(folder=str(tmp_path), share=1.0), 0, left_out.append)

@@ -146,6 +146,8 @@ def test_a_bucket_that_is_not_there_is_named_at_once(tmp_path):
     ("url", "why"),
     [
         ("ftp://bucket/x", "ftp:// is no known kind"),
+        ("s3:/bucket/x", "want s3://bucket/x, or ./s3:/bucket/x for a folder"),
+        ("GS:bucket", "want gs://bucket, or"),
         ("s3://", "want a URL such as s3://bucket/folder"),
         ("s3://bucket/a//b", "want a URL such as"),
         ("s3://bucket/../b", "want a URL such as"),

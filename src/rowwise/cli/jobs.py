@@ -18,6 +18,7 @@ from rowwise.errors import DataError, RowwiseError, SpecError
 
 POLL_S = 2.0  # between two questions to the scheduler
 MOST_SILENT_S = 120.0  # of pauses between questions that a scheduler did not answer, one after the other
+SLOW_S = 5.0  # after which a scheduler that fails is not asked about the next job
 SHOWN = 20  # jobs, the newest
 PROGRESS = re.compile(r" *\d+% step ")
 ENDED: tuple[State, ...] = ("completed", "failed", "cancelled", "gone")
@@ -59,20 +60,26 @@ def ps(
     for name in ("job", "recipe", "state", "run"):
         table.add_column(name, overflow="fold")
     records = read_records()[-SHOWN:]
-    names = [one.name for one in records]
+    names, silent = [one.name for one in records], dict[str, str]()
     for one in reversed(records):
         name = one.name if names.count(one.name) == 1 else one.full_name
-        table.add_row(escape(name), one.recipe, escape(_state_in_words(one)), one.run)
+        table.add_row(escape(name), one.recipe, escape(_state_in_words(one, silent)), one.run)
     console = make_terminal()
     console.print(table if records else "no jobs: rowwise train RECIPE --on slurm submits one")
 
 
-def _state_in_words(job: Job) -> str:
-    """The state of a job; that it is unknown where its scheduler does not answer, as others may."""
+def _state_in_words(job: Job, silent: dict[str, str]) -> str:
+    """The state of a job, or why it is unknown; a scheduler in `silent` took long to refuse and is not asked again."""
+    cluster, began_s = f"{job.name.partition('-')[0]} {job.cluster}", time.monotonic()
+    if cluster in silent:
+        return silent[cluster]
     try:
         state, why = scheduler_of(job).find_state(job)
     except RowwiseError as error:
-        return f"unknown ({error})"
+        unknown = f"unknown ({error})"
+        if time.monotonic() - began_s > SLOW_S:
+            silent[cluster] = unknown
+        return unknown
     return f"{state} ({why})" if state == "pending" else state
 
 
@@ -96,9 +103,13 @@ def submit(request: JobRequest, on: str, *, dry_run: bool, detach: bool) -> None
         print(SCHEDULERS[on].make_script(request), end="")
         return
     job = SCHEDULERS[on].submit(request)
-    save_record(job)
     console = make_terminal(stderr=True)
     console.print(f"{job.name} is submitted; log {job.log}, run {job.run}", markup=False, soft_wrap=True)
+    try:
+        save_record(job)
+    except OSError as error:
+        got = f"{error.filename or 'the home folder'}: {error.strerror}: rowwise ps will not know {job.name}"
+        console.print(f"{got}; its scheduler does", markup=False, soft_wrap=True)
     if not detach:
         follow(job)
 
@@ -142,6 +153,8 @@ def _follow(job: Job, console: Terminal) -> tuple[State, str]:
                 else:
                     console.print(line, markup=False, soft_wrap=True)
             if state in ENDED:
+                if not Path(job.log).exists():
+                    console.print(f"{job.name}: no log {job.log} on this host", markup=False, soft_wrap=True)
                 return state, why
             time.sleep(POLL_S)
 

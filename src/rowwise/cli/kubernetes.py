@@ -14,7 +14,7 @@ from rowwise.errors import SpecError
 
 GRACE_S = 120  # from SIGTERM to SIGKILL
 PORT = 29500
-NAME = re.compile("[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")  # with the number of a pod it is a name in DNS
+NAME = re.compile("[a-z]([-a-z0-9]{0,38}[a-z0-9])?")  # of a Service; with the number of a pod it is a name in DNS
 STOPPED, REFUSED = 143, 2  # exit codes: after SIGTERM; for what another attempt does not change
 KEYS = ("claim", "cpu", "gpu", "grace", "image", "memory", "mount", "name", "namespace", "service-account")
 
@@ -50,7 +50,9 @@ def make_manifest(request: JobRequest) -> str:
     settings = _checked(request)
     name, namespace = settings.get("name", _name_of(request.recipe)), settings.get("namespace")
     if not NAME.fullmatch(name):
-        raise SpecError(f"--job name={name}: want at most 40 small letters, digits and dashes, as it is a name in DNS")
+        raise SpecError(
+            f"--job name={name}: want a small letter, then at most 39 small letters, digits and dashes: a name in DNS"
+        )
     about = {"name": name} | ({"namespace": namespace} if namespace else {})
     service = {
         "apiVersion": "v1",
@@ -99,7 +101,8 @@ def _checked(request: JobRequest) -> dict[str, str]:
 
 
 def _name_of(recipe: str) -> str:
-    return re.sub("[^a-z0-9]+", "-", recipe.lower())[:40].strip("-") or "rowwise"
+    text = re.sub("[^a-z0-9]+", "-", recipe.lower()).strip("-")
+    return (text if text[:1].isalpha() else f"run-{text}")[:40].strip("-")
 
 
 def _pod(request: JobRequest, settings: dict[str, str], name: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, TextColumn
 from rowwise.cli.environment import CommandEnvironment
 from rowwise.cli.progress import fraction_bar
 from rowwise.cli.terminal import make_terminal, print_json, refuse_nan
-from rowwise.errors import PeerError, SpecError
+from rowwise.errors import PeerError, RowwiseError, SpecError
 from rowwise.textfile import write_new
 
 if TYPE_CHECKING:
@@ -200,10 +200,15 @@ def write_network(
     from rowwise.calibrate.net import make_network, number_racks
     from rowwise.cli.net_show import show_network
 
-    groups = None if racks is None else number_racks(racks, [host.name for host in hosts])
+    try:
+        groups, fault = None if racks is None else number_racks(racks, [host.name for host in hosts]), None
+    except RowwiseError as error:
+        groups, fault = None, error  # what was measured is kept, with the groups that the rates show
     network = make_network(samples, hosts, groups)
     write_new(out, (network.to_json() + "\n").encode())
     show_network(network, str(out), make_terminal(stderr=True))
+    if fault is not None:
+        raise SpecError(f"{fault}; {out} has the groups that were measured") from None
     if samples.dead:
         dead = ", ".join(f"{hosts[index].name!r}" for index in samples.dead)
         raise PeerError(f"host {dead} has ended while links were probed: {out} has what was measured until then")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def pictures(
     source: Annotated[
-        str, typer.Argument(metavar="SRC", help="A folder of picture files, or FILE.parquet:KEY:COLUMN.")
+        str, typer.Argument(metavar="SRC", help="A folder of picture files, or FILE.parquet:NAME:COLUMN.")
     ],
     dest: Annotated[Path, typer.Argument(metavar="DEST", help="A new folder.")],
     sizes: Annotated[str, typer.Option(help="Rows and columns of the copies that will be read.")] = "16,32,64",
@@ -31,7 +31,7 @@ def pictures(
 ) -> None:
     """Rewrite pictures as progressive JPEGs in one file, with the number of scans that a copy of each size needs.
 
-    Keys are the names of the files without their ends, or the values of the column KEY.
+    Keys are the names of the files without their ends, or the values of the column NAME.
 
     Example: rowwise data pictures photos/ pictures/ --sizes 16,32,64
 
@@ -72,5 +72,5 @@ def _find(source: str) -> "tuple[Iterable[Picture], int]":
     file, _, names = source.partition(":")
     key, _, column = names.partition(":")
     if not key or not column or not Path(file).is_file():
-        raise SpecError(f"{source}: want a folder of pictures, or FILE.parquet:KEY:COLUMN")
+        raise SpecError(f"{source}: want a folder of pictures, or FILE.parquet:NAME:COLUMN")
     return pictures_of_rows(Path(file), key, column), 0

@@ -97,14 +97,16 @@ def submit(request: JobRequest) -> Job:
             want = "sinfo -s lists partitions, and --job KEY=VALUE sets any option of sbatch"
             raise SpecError(f"{error}; {want}") from None
     name = f"slurm-{job_id}"
-    log = request.settings.get("output", str(request.cwd / f"{name}.log"))
-    log = log.replace("%j", job_id).replace("%x", request.settings.get("job-name", request.recipe))
+    log = f"{name}.log"
+    if "output" in request.settings:
+        known = {"j": job_id, "A": job_id, "x": request.settings.get("job-name", request.recipe), "%": "%"}
+        log = re.sub("%(.)", lambda pattern: known.get(pattern[1], pattern[0]), request.settings["output"])
     return Job(
         name=name,
         id=job_id,
         recipe=request.recipe,
         run=str(request.run or request.runs / request.recipe / name),
-        log=log,
+        log=str(request.cwd / log),
         submitted=datetime.now().astimezone().isoformat(timespec="seconds"),
         cluster=find_cluster(),
     )

@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
+from functools import partial
 
 import msgspec
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -31,8 +32,8 @@ class Terminal(Console):
 
 def make_terminal(*, stderr: bool = False, quiet: bool = False, width: int = WIDTH) -> Terminal:
     """Standard output, or standard error; `width` applies to files and pipes, which have none of their own."""
-    terminal = Terminal(stderr=stderr, highlight=False, quiet=quiet)
-    return terminal if terminal.is_terminal else Terminal(stderr=stderr, highlight=False, quiet=quiet, width=width)
+    make = partial(Terminal, stderr=stderr, highlight=False, emoji=False, quiet=quiet)
+    return terminal if (terminal := make()).is_terminal else make(width=width)
 
 
 def refuse_nan(option: str, value: float | None, want: str) -> None:

@@ -12,7 +12,7 @@ Sizes: N pictures, C = 3 channels, S rows and columns of a copy.
 
 import io
 import mmap
-import tempfile
+import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -72,7 +72,7 @@ def scan_ends(jpeg: bytes, what: str) -> list[int]:
         if marker == SCAN:
             at = _end_of_scan(jpeg, at)
             ends.append(at)
-    if jpeg[at : at + 2] != END:
+    if jpeg[at : at + 2] != END or not ends:
         raise DataError(f"{what} is cut or damaged after {len(ends)} scans: want the whole file")
     if len(ends) > MOST_SCANS:
         raise DataError(f"{what} has {len(ends)} scans: want at most {MOST_SCANS}, as each is decoded")
@@ -126,7 +126,8 @@ def open_picture(content: bytes, what: str) -> "Image":
     try:
         picture = Image.open(io.BytesIO(content), formats=FORMATS)
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"{what} is no picture: {str(error)[:200]}: want a file that Pillow reads") from None
+        got = "its format is not known" if isinstance(error, UnidentifiedImageError) else str(error)[:200]
+        raise DataError(f"{what} is no picture: {got}: want a file that Pillow reads") from None
     if picture.width * picture.height > MOST_PIXELS:
         raise DataError(f"{what} has {picture.width} x {picture.height} pixels: want at most {MOST_PIXELS:,}")
     return picture
@@ -224,7 +225,8 @@ def write_pictures(
             keys = pa.array(columns.pop("key"))
         except pa.ArrowException:
             raise DataError("keys of pictures are of several types: want whole numbers, or text") from None
-        pq.write_table(pa.table({"key": keys} | columns), unfinished / INDEX)
+        with (unfinished / INDEX).open("wb") as file:  # a path that looks like a URL would be taken for one
+            pq.write_table(pa.table({"key": keys} | columns), file)
     return PictureFolder.open(folder)
 
 
@@ -237,15 +239,18 @@ def _check_key(key: object, what: str, seen: Collection[object]) -> None:
 
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder to write into, which gets its name at the end."""
+    """Yield a folder to write into, which gets its name at the end; the next attempt removes what a kill leaves."""
     if folder.exists():
         raise DataError(f"{folder} exists already: want another name")
+    unfinished = folder.with_name(f"{folder.name}.part")
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(suffix=".part", prefix=folder.name, dir=folder.parent) as place:
-            (unfinished := Path(place) / folder.name).mkdir()
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        try:
             yield unfinished
             unfinished.rename(folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
     except OSError as error:
         raise DataError(f"{folder} was not written: {error.strerror or error}; want another place") from None
 
@@ -282,7 +287,7 @@ class PictureFolder:
     """Pictures that `write_pictures` wrote, read by the prefixes that sizes need.
 
     Args:
-        folder: see there.
+        folder: that `write_pictures` made.
         index: the table of index.parquet.
     """
 
@@ -309,9 +314,11 @@ class PictureFolder:
     def open(cls, folder: Path | str) -> Self:
         folder = Path(folder)
         try:
-            return cls(folder, pq.read_table(folder / INDEX))
+            with (folder / INDEX).open("rb") as file:
+                return cls(folder, pq.read_table(file))
         except (pa.ArrowException, OSError, LookupError, ValueError) as error:
-            got = f"{folder} is no folder of pictures: {str(error)[:200]}"
+            why = error.strerror if isinstance(error, FileNotFoundError) else str(error)[:200]
+            got = f"{folder} is no folder of pictures: {why}"
             raise DataError(f"{got}: want one that rowwise data pictures wrote") from None
 
     def __len__(self) -> int:
@@ -329,6 +336,9 @@ class PictureFolder:
     def bytes_of(self, rows_N: Ints, size: int) -> Ints:
         """The bytes [N] of the prefixes that a size needs."""
         self._check(size)
+        if len(rows_N) and not 0 <= rows_N.min() <= rows_N.max() < len(self):
+            bad = next(row for row in rows_N.tolist() if not 0 <= row < len(self))
+            raise DataError(f"{self.folder}: no picture has the number {bad}: want 0 to {len(self) - 1}")
         return self._ends[self._first[rows_N] + self._scans[size][rows_N] - 1]
 
     def read(self, rows_N: Ints, size: int) -> Pixels:

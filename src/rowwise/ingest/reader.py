@@ -58,7 +58,7 @@ def check_columns(names: Sequence[str], schema: pa.Schema, source: str) -> None:
         if name not in times:
             near = difflib.get_close_matches(name, schema.names, n=1, cutoff=0.5)
             guess = f"; did you mean {near[0]!r}?" if near else "."
-            raise DataError(f"{source}: no column {name!r}{guess} There are {_join(schema.names)}")
+            raise DataError(f"{source}: no column {name!r}{guess} There are {_join(schema.names) or 'none'}")
         if times[name] > 1:
             raise DataError(f"{source}: {times[name]} columns are called {name!r}: want each name once")
 

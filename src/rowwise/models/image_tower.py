@@ -100,7 +100,7 @@ def size_costs(sizes: Sequence[int], bytes_K: Sequence[float] | None = None, of_
     Args:
         sizes: ascending.
         bytes_K: that copies of each size read; None: unknown.
-        of_bytes: the part of the cost that is a share of the largest size's bytes, if they are known.
+        of_bytes: weight of bytes, from 0 to 1, if they are known; the rest is that of pixels.
     """
     pixels_K = [(size / sizes[-1]) ** 2 for size in sizes]
     if bytes_K is None:
@@ -120,7 +120,7 @@ class DynamicImageTower(nn.Module):
         backbone: maps pictures of any size to vectors.
         scale: maps pictures of the smallest size to logits [N, K], one for each size.
         sizes: ascending, the cheapest first.
-        price: of the largest size, as a probability; it buys what costs least first.
+        price: how much more probable the largest size must be to do well than one that costs nothing.
         similar: the least cosine of a vector to that of the largest size at which a size does well, for `scale_loss`.
         costs: of the sizes, as `size_costs` makes them; None: of their pixels.
     """

@@ -40,7 +40,14 @@ from rowwise.recipes.compose import ModelParts, ResolvedRecipe, build_model, mak
 from rowwise.recipes.export_graph import mixed_towers
 from rowwise.recipes.export_items import ALL_ITEMS, ItemOptions, check_options, export_items
 from rowwise.recipes.held_out import held_out_rows
-from rowwise.recipes.model_configs import GraphConfig, SequenceModel, TwoTowerConfig, UserModel, kind_of
+from rowwise.recipes.model_configs import (
+    GraphConfig,
+    RetrievalConfig,
+    SequenceModel,
+    TwoTowerConfig,
+    UserModel,
+    kind_of,
+)
 from rowwise.recipes.predict import logits_on
 from rowwise.recipes.rows import RowSelection
 from rowwise.recipes.runs import load_trained, resolve_saved
@@ -145,8 +152,8 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
     memory_bytes = _memory_for_rows(resolved, run) if memory_bytes is None else memory_bytes
     written = [StoredTable(table.name, table.rows, _retype(table, rows).row_bytes) for table in resolved.tables]
     divide_memory(written, memory_bytes)  # raises before anything is written
-    known = list_versions(folder)
-    base = version_folder(folder, known[-1]) if known and not full else None
+    newest = _newest_version(folder, resolved.recipe.name, run)
+    base = None if full else newest
     version = version_folder(folder, next_version(folder, after))
     with ExitStack() as stack:
         unfinished = stack.enter_context(atomic_output(version.path))
@@ -266,16 +273,18 @@ def _write_weights(  # noqa: PLR0913 - used once
     parts = structs.replace(
         resolved.parts, tables=tuple(_retype(table, rows) for table in resolved.tables), device="cpu"
     )
+    if isinstance(parts.model, RetrievalConfig):
+        parts = structs.replace(parts, model=structs.replace(parts.model, correct=False))
     kinds = _stored_types(build_model(parts, on_meta=True))
     by_tensor = {saved.name: name for name, saved in tables_of(checkpoint.manifest).items()}
     new_types = {by_tensor[tensor]: kind for tensor, kind in kinds.items()}
     tables = retype_tables(checkpoint, None, new_types)
     small = {key: checkpoint.manifest.data["progress"][key] for key in ("step", "samples")}
     manifest = structs.replace(checkpoint.manifest, data={"progress": small})
-    if resolved.has_second_copy:
-        second = (f"model/{SECOND_COPY}.", f"rows/{SECOND_COPY}.")
-        kept = {name: entry for name, entry in manifest.tensors.items() if not name.startswith(second)}
-        manifest = structs.replace(manifest, tensors=kept)
+    unused = [f"model/{SECOND_COPY}.", f"rows/{SECOND_COPY}."] if resolved.has_second_copy else []
+    unused += ["model/frequency."] if isinstance(parts.model, RetrievalConfig) else []  # of the loss
+    kept = {name: entry for name, entry in manifest.tensors.items() if not name.startswith(tuple(unused))}
+    manifest = structs.replace(manifest, tensors=kept)
     slim = Checkpoint(folder=checkpoint.folder, manifest=manifest)
     extends = base is not None and _write_changes(slim, folder, base, tables, memory_bytes, tell, warn)
     if not extends:
@@ -325,6 +334,22 @@ def most_changed(tables: int, memory_bytes: int | None, table: Table) -> int:
     """How many changed rows of one of so many tables are written alone: they are in memory, twice while joined."""
     most = room_of(table.rows)
     return most if memory_bytes is None else min(most, memory_bytes // (2 * tables * table.row_bytes))
+
+
+def _newest_version(folder: Path, name: str, run: Path) -> VersionFolder | None:
+    """The newest version in a folder; raises if it is of a model of another name, as clients ask by name."""
+    known = list_versions(folder)
+    if not known:
+        return None
+    newest = version_folder(folder, known[-1])
+    try:
+        served = read_model(newest.path).name
+    except RowwiseError:  # it is damaged
+        return newest
+    if served != name:
+        got = f"{folder} has versions of {served!r}, and {run} trained {name!r}"
+        raise SpecError(f"{got}: want a folder of its own, or name: {served} in the recipe")
+    return newest
 
 
 def _retype(table: Table, rows: RowType | None) -> Table:

@@ -79,7 +79,7 @@ def export_items(  # noqa: PLR0913 - used once
         resolved: the run.
         model: with the weights of the version, in evaluation mode.
         given: what its towers are bound with.
-        options: see there.
+        options: of `rowwise export`.
         like: an earlier version of the run, whose items are taken over unless there is a file.
         warn: called with a line where something is left out.
     """

@@ -7,9 +7,10 @@ base 60. Known limit: writing a recipe drops its comments.
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 import yaml
@@ -253,7 +254,8 @@ def _default(field: msgspec.structs.FieldInfo) -> Any:
 def _explain_error(error: msgspec.ValidationError, sections: Mapping[str, Any]) -> str:
     unknown = UNKNOWN.match(str(error))
     if unknown is None:
-        return str(error).replace("`$.", "`").replace(" in `$`", " of the recipe") + _kinds_hint(str(error), sections)
+        hint = _kinds_hint(str(error), sections) or _values_hint(str(error), sections)
+        return str(error).replace("`$.", "`").replace(" in `$`", " of the recipe") + hint
     keys = _keys(unknown["at"])
     known = sorted(_fields_at(Recipe, keys, sections))
     near = difflib.get_close_matches(unknown["field"], known, n=1)
@@ -274,6 +276,30 @@ def _kinds_hint(message: str, sections: Mapping[str, Any]) -> str:
     keys = keys[:-1] if keys[-1:] == ["kind"] else keys
     kinds = sorted(str(s.__struct_config__.tag) for s in _structs_at(Recipe, keys, sections) if s.__struct_config__.tag)
     return f"; want kind: {' or '.join(kinds)}" if keys and kinds else ""
+
+
+def _values_hint(message: str, sections: Mapping[str, Any]) -> str:
+    """The possible values of a key, for an error about another one."""
+    match = re.fullmatch(r"Invalid enum value .* - at `(?P<at>[^`]*)`", message, re.S)
+    *section, key = _keys(match["at"]) if match else [""]
+    kinds = [
+        field.type
+        for struct in _structs_at(Recipe, section, sections)
+        for field in msgspec.structs.fields(struct)
+        if field.encode_name == key
+    ]
+    values = [str(value) for kind in kinds for value in _values_of(kind)]
+    return f"; want {' or '.join(values)}" if values else ""
+
+
+def _values_of(kind: Any) -> Iterator[Any]:
+    """The values that a type lists: of literals and of enumerations."""
+    if get_origin(kind) is Literal:
+        yield from get_args(kind)
+    elif isinstance(kind, type) and issubclass(kind, Enum):
+        yield from (member.value for member in kind)
+    for inner in () if get_origin(kind) is Literal else get_args(kind):
+        yield from _values_of(inner)
 
 
 def _fields_at(kind: Any, keys: Sequence[str], data: Any) -> set[str]:

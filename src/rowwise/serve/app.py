@@ -211,6 +211,8 @@ class _Handlers:
             response = await answer(body, timeout_s)
         except RowwiseError as error:
             return self._refuse(Rejection(BAD_REQUEST, one_line(error) or ""))
+        except MemoryError:
+            return self._refuse(Rejection(UNAVAILABLE, "no memory is left for this request: send fewer rows"))
         if isinstance(response, Rejection):
             return self._refuse(response)
         self._end_if_draining(response)

@@ -43,7 +43,7 @@ class ItemScan:
         query_D: a vector in 32 bits on the CPU.
         items_ID: vectors of items.
         k: at least 1.
-        allowed: see there.
+        allowed: the filter.
         slice_bytes: of the vectors of a slice.
     """
 

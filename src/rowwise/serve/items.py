@@ -82,7 +82,7 @@ class ServedItems:
     """Keys and vectors of the items of a version.
 
     Args:
-        facts: see there.
+        facts: what the export has measured.
         keys: of the items, each once.
         vectors_ID: theirs.
         index: None: all items are searched.

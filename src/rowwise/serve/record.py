@@ -5,9 +5,11 @@ too slow, requests are left out and counted, and no answer waits.
 """
 
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -94,7 +96,7 @@ class RequestRecorder:
     """Records requests of one worker.
 
     Args:
-        recording: see there.
+        recording: the folder, and the share of requests.
         worker: the number of the worker.
         leave_out: called with the number of requests that are not kept.
     """
@@ -155,6 +157,8 @@ class RequestRecorder:
         try:
             pq.write_table(pa.concat_tables([one.table() for one in kept]), unfinished)
             unfinished.replace(self._folder / name)
-        except (OSError, pa.ArrowException):
+        except Exception as error:  # the thread has to go on, as `close` waits for it
             self._leave_out(len(kept))
-            unfinished.unlink(missing_ok=True)
+            print(f"{len(kept)} requests were not recorded: {unfinished}: {error}", file=sys.stderr)
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)

@@ -131,6 +131,10 @@ class RequestReader:
                 raise DataError(f"{WHERE}: {got}: want as many of each")
         self._check_rows(rows)
         once = {name: [value] for name, value in context.items()}
+        repeated_bytes = rows * sum(array.nbytes for array in self._convert(once).values())
+        if repeated_bytes > self._most_bytes:
+            got = f"{WHERE}: the context of {rows} candidates takes {repeated_bytes:,} bytes"
+            raise DataError(f"{got}: want at most {self._most_bytes:,}: send fewer candidates, or shorter lists")
         arrays = self._convert(candidates) | self._convert(once, rows)
         return self._complete(arrays, rows, len(context) + len(candidates))
 

@@ -68,7 +68,7 @@ class ScoringService:
     """Versions of a model, and the requests that wait for their rows.
 
     Args:
-        limits: see there.
+        limits: of a request and of a batch.
         clock: seconds that never go back.
     """
 

@@ -82,7 +82,7 @@ class BagSetExchange:
     """Exchanges the vectors of one bag set: pooled vectors by all paths, and rows of sequences."""
 
     def __init__(self, routes: Routes, comm: Comm, wire: Wire, process_groups: tuple[Comm, Comm] | None = None) -> None:
-        """Collective, as `HostExchange` may split `comm`; `process_groups`: see there."""
+        """Collective, as `HostExchange` may split `comm`; `process_groups`: as of `HostExchange`."""
         paths = {group.path for groups in routes.groups_W for group in groups}
         self.routes = routes
         self.pooled = PooledExchange(routes, comm, wire, ExchangePath.ALL_TO_ALL)

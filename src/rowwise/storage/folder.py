@@ -21,6 +21,7 @@ from rowwise.textfile import read_bytes
 
 PIECE_bytes = 4 << 20
 URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.S)
+ONE_SLASH = re.compile(rf"({'|'.join(SCHEMES)}):(?!//)/?(.*)", re.S | re.I)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,10 @@ def parse_folder(text: str, patience: Patience | None = None) -> Folder:
     """A folder by its path or URL; `patience`: of requests to its store."""
     match = URL.fullmatch(text)
     if match is None:
+        almost = ONE_SLASH.fullmatch(text)
+        if almost is not None:
+            want = f"{almost[1].lower()}://{almost[2][:200]}, or ./{text[:200]} for a folder of that name"
+            raise StorageError(f"{text[:200]}: want {want}")
         return Path(text)
     scheme, rest = match[1].lower(), match[2]
     bucket, _, path = rest.partition("/")

@@ -3,7 +3,7 @@
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, final
 
@@ -71,8 +71,10 @@ class LocalStorage:
                 path = Path(folder) / name
                 if name.endswith(PART) or path.is_symlink():
                     continue
-                status = path.stat()
-                found.append(StoredObject(path.relative_to(self.folder).as_posix(), status.st_size, status.st_mtime))
+                with suppress(FileNotFoundError):  # removed meanwhile
+                    status = path.stat()
+                    name_here = path.relative_to(self.folder).as_posix()
+                    found.append(StoredObject(name_here, status.st_size, status.st_mtime))
         return sorted(found)
 
     def delete(self, name: str) -> None:

@@ -23,7 +23,10 @@ class Bootstrap(Value, frozen=True, tag="bootstrap", tag_field="kind"):
 
 
 class GeneralisedCrossEntropy(Value, frozen=True, tag="gce", tag_field="kind"):
-    """(1 - p ** q) / q of the label's probability p: between log loss, q near 0, and absolute error, q = 1."""
+    """(1 - p ** q) / q of the label's probability p: between log loss, q near 0, and absolute error, q = 1.
+
+    Where nearly all labels of a task are 0 it may end with all predictions near 0, as with each label of ten classes.
+    """
 
     q: float = 0.7  # the larger, the less a label counts that the model finds unlikely
 
