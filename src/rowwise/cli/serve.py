@@ -64,7 +64,9 @@ def serve(  # noqa: PLR0913 - one for each option
     ] = None,
     hit_rate: Annotated[
         str | None,
-        typer.Option(metavar="SHARE", help="Do not wait for rows where so many are cached; others are default rows."),
+        typer.Option(
+            metavar="SHARE", help="Answer at once if so many rows are cached; the others count as default rows."
+        ),
     ] = None,
     default_row: Annotated[
         str | None,
@@ -220,7 +222,12 @@ def _recording(folder: Path, share: str) -> "Recording":
     except ValueError:
         raise SpecError(f"--record-share {share}: want a share of the requests, such as 1%") from None
     recording = Recording(str(folder), value)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(
+            f"--record {folder}: {error.strerror}: want a folder for requests, or a place for one"
+        ) from None
     return recording
 
 

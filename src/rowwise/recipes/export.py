@@ -338,6 +338,8 @@ def most_changed(tables: int, memory_bytes: int | None, table: Table) -> int:
 
 def _newest_version(folder: Path, name: str, run: Path) -> VersionFolder | None:
     """The newest version in a folder; raises if it is of a model of another name, as clients ask by name."""
+    if folder.exists() and not folder.is_dir():
+        raise SpecError(f"{folder} is a file: want a folder for versions")
     known = list_versions(folder)
     if not known:
         return None
