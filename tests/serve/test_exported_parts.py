@@ -83,7 +83,7 @@ def test_versions_of_another_model_are_not_added(tmp_path):
     with pytest.raises(SpecError, match=r"has versions of 'one', and .* trained 'other': want a folder of its own"):
         export(run.folder.path, tmp_path / "models")
     assert len(list((tmp_path / "models/versions").iterdir())) == 1
-    with pytest.raises(SpecError, match="rows.parquet is a file: want a folder for versions"):
+    with pytest.raises(SpecError, match=r"rows\.parquet is a file: want a folder for versions"):
         export(run.folder.path, tmp_path / "rows.parquet")
 
 
