@@ -4,7 +4,18 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from rowwise import Table
-from rowwise.ops._triton import cache, contributions, interact, lookup, quantise, slots, specialise, update
+from rowwise.ops._triton import (
+    cache,
+    contributions,
+    interact,
+    jagged,
+    lookup,
+    quantise,
+    rearrange,
+    slots,
+    specialise,
+    update,
+)
 from rowwise.ops._triton.operators import ONE_WARP, constants_of
 from rowwise.ops.layout import FeatureDescriptor, TableDescriptor, TablePiece, lay_out_tables, make_group
 from rowwise.row_optimizers import OPTIMIZERS, RowWiseAdagrad
@@ -31,7 +42,7 @@ class Variant(NamedTuple):
     @property
     def of_ids(self) -> bool:
         """Whether a program has numbers of ids alone, which any order of warps may add up."""
-        return self.name.startswith(("route ", "cache "))
+        return self.name.startswith(("route ", "cache ", "batch "))
 
     @property
     def copies(self) -> bool:
@@ -82,7 +93,7 @@ def _variants_of_dense() -> dict[str, Variant]:
 
 def _variants_of_ids() -> dict[str, Variant]:
     found: dict[str, Variant] = {}
-    for what, some in (("route", _routes()), ("cache", _caches())):
+    for what, some in (("route", _routes()), ("cache", _caches()), ("batch", _batches())):
         for kind, kernel, constants in some:
             found[f"{what} {kind}"] = Variant(f"{what} {kind}", kernel, constants, RowType.FP32, 128)
     return found
@@ -117,6 +128,20 @@ def _routes() -> Iterator[tuple[str, Any, dict[str, Any]]]:
         shape = tiled | {"PER_ID": per_id, "SCALED": scaled, "HAS_WEIGHTS": scaled}
         yield f"locate {name}", contributions.locate, shape
     yield "find_bounds", contributions.find_bounds, {"num_warps": 1, "BOUNDS": specialise.BOUNDS}
+
+
+def _batches() -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    of_features = jagged.WARPS | {"IDS": jagged.IDS}
+    for name in ("copy_segments", "place_ids", "write_ids"):
+        yield name, getattr(rearrange, name), jagged.TILED | {"HAS_WEIGHTS": True}
+    for name in ("find_bags", "find_buckets", "find_distinct", "write_distinct"):
+        yield name, getattr(rearrange, name), jagged.TILED
+    for name in ("find_outside", "find_newer"):
+        yield name, getattr(rearrange, name), of_features
+    for pooling in POOLINGS:
+        bags, ids = specialise.expand_shape(pooling)
+        shape = jagged.WARPS | {"BAGS": bags, "IDS": ids, "HAS_WEIGHTS": True}
+        yield f"copy_bags {pooling:g} ids", rearrange.copy_bags, shape
 
 
 def _lookups(bucket: specialise.Bucket) -> Iterator[tuple[str, Any, dict[str, Any]]]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from from_benchmarks import part
 from problems import make_problem
+from rearranged import on_device_of
 
 from rowwise import Pooling, RowWiseAdagrad, Table
 from rowwise.ops import devices
@@ -26,6 +27,8 @@ SAMPLE = (
     "apply rowwise_adam bf16 dim 64", "apply ftrl fp32 dim 64",
     "interact dim 128", "interact_grad dim 128", "route locate scaled", "route expand 20 ids", "route write_records",
     "route cut", "route find_bounds",
+    "batch copy_segments", "batch copy_bags 20 ids", "batch find_buckets", "batch place_ids", "batch write_ids",
+    "batch write_distinct", "batch find_newer",
 )  # fmt: skip
 
 
@@ -36,7 +39,7 @@ def test_every_operator_has_an_implementation_on_a_gpu():
 
 def test_kernels_have_the_bits_of_the_reference():
     """In a process of its own: kernels are made for the interpreter when they are imported."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", HERE / "interpreted_kernels.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", *sorted(HERE.glob("interpreted_*.py"))]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     environment.pop("PYTEST_XDIST_WORKER", None)
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=HERE.parents[1])
@@ -128,6 +131,44 @@ def test_a_route_waits_for_nothing(monkeypatch):
         monkeypatch.setattr(route.kernels, name, Launches())
     found = routed("meta")
     assert all(x.is_meta for x in found if isinstance(x, torch.Tensor))
+
+
+IDS, BAGS = torch.arange(4), torch.tensor([1, 3])
+# What each operator asks the device for, by one wait or by none, and the sizes of its results.
+WAITS = {
+    "take": (([IDS], [BAGS], [], torch.tensor([[0, 1, 1]])), [[1, 4], [4, 0]], [3, 1, 0, 2]),
+    "expand": (([IDS], [BAGS], [], [IDS[:1]], torch.tensor([[0, 0]]), False), [[0], [1], [4, 0]], [1, 1, 0]),
+    "deduplicate": ((IDS, torch.tensor([0, 1, 4])), [[0, 1, 3]], [3, 3, 4, 3]),
+    "pack_ids": (
+        (IDS, BAGS, None, torch.tensor([[0, 9]]), torch.tensor([[1, 1, 0]]), 2), [[0], [0, 4], [4, 0]], [10, 2, 1],
+    ),
+    "in_range": ((IDS, BAGS, torch.tensor([[1, 9]]), 1), [[0], [4, 0]], None),
+    "bucketize": ((IDS, BAGS, IDS.float(), torch.tensor([[0, 2, 4]])), None, [4, 4, 4, 4, 3]),
+    "find_newer": ((IDS, IDS[:3], torch.tensor([[0, 9, 0, 4]]), IDS, IDS, 2), None, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_operators_on_batches_wait_once_or_not_at_all(name, monkeypatch):
+    """On `meta` there is nothing to wait for but in `to_host`."""
+    from rowwise.ops._triton import jagged, rearrange
+
+    args, answer, sizes = WAITS[name]
+    asked = []
+    for kernel in ("copy_segments", "find_bags", "copy_bags", "find_buckets", "place_ids", "find_outside", "write_ids",
+                   "find_distinct", "write_distinct", "find_newer"):  # fmt: skip
+        assert hasattr(rearrange, kernel)
+        monkeypatch.setattr(rearrange, kernel, Launches())
+    for moved in ("on_device", "to_device"):
+        monkeypatch.setattr(jagged, moved, lambda numbers, device: numbers.to(device))
+    monkeypatch.setattr(jagged, "programs_of", lambda _: 5)
+    monkeypatch.setattr(jagged, "begin", lambda _: torch.zeros(3))
+    monkeypatch.setattr(jagged, "end", lambda _: None)
+    monkeypatch.setattr(jagged, "to_host", lambda parts: asked.append([len(part) for part in parts]) or answer)
+    found = jagged.OPERATORS[name](*on_device_of(name, args, "meta"))
+    assert asked == ([] if answer is None else [[len(numbers) for numbers in answer]])
+    if sizes is not None:
+        assert [len(x) for x in found] == sizes
 
 
 @pytest.mark.parametrize(

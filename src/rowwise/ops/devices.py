@@ -9,8 +9,10 @@ from typing import Any
 from rowwise.errors import NativeError
 from rowwise.ops.reference.operators import operators
 
-# triton: a kernel of `_triton`. torch: the reference, which is a few calls of torch that do not wait for the device.
-# reference: the reference, exact and slow, as there is no kernel yet.
+# triton: kernels of `_triton`. torch: the reference, a few calls of torch. reference: the reference, exact and slow, as
+# there is no kernel yet. What is triton or torch waits for nothing but what the host has to know: `take`, `expand`,
+# `deduplicate` and `pack_ids` wait once for their sizes, `in_range` for its answer, `lengths` to learn whether offsets
+# ascend, and `gather` for its size where features have several dims.
 ON_GPU = {
     "pool": "triton",
     "pool_weight_grad": "triton",
@@ -30,16 +32,16 @@ ON_GPU = {
     "dots": "torch",
     "place": "torch",
     "spread": "torch",
-    "lengths": "reference",
-    "in_range": "reference",
-    "find_newer": "reference",
+    "lengths": "torch",
+    "in_range": "triton",
+    "find_newer": "triton",
     "pack4": "reference",
     "unpack4": "reference",
-    "take": "reference",
-    "bucketize": "reference",
-    "expand": "reference",
-    "deduplicate": "reference",
-    "pack_ids": "reference",
+    "take": "triton",
+    "bucketize": "triton",
+    "expand": "triton",
+    "deduplicate": "triton",
+    "pack_ids": "triton",
     "map_ids": "reference",
 }
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from rowwise.errors import BatchError
 from rowwise.ops import reference
 from rowwise.ops._triton import interact as interact_kernels
+from rowwise.ops._triton import jagged, route, specialise
 from rowwise.ops._triton import lookup as lookup_kernels
 from rowwise.ops._triton import quantise as quantise_kernels
-from rowwise.ops._triton import route, specialise
 from rowwise.ops._triton import update as update_kernels
 from rowwise.ops._triton.launch import (
     begin,
@@ -249,4 +249,5 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "interact_grad": interact_grad,
     "pack": pack,
     "unpack": unpack,
+    **jagged.OPERATORS,
 }
