@@ -49,8 +49,12 @@ TYPES_OF_BATCHES = TYPES | {
     "num_bags": "i32", "ends": "*i64", "bounds": "*i64", "buckets": "*u8", "bags": "*i32", "local": "*i64",
     "num_bounds": "i32", "order": "*i64", "firsts": "*i32", "lasts": "*i32", "slices": "*i64", "words": "*i32",
     "num_slices": "i32", "is_first": "*i32", "numbers": "*i64", "distinct": "*i64", "inverse": "*i64", "ids": "*i64",
+    "section": "*i64", "rows": "*i64", "before": "*i64",
 }  # fmt: skip
-OF_MODULE = {"contributions": TYPES_OF_ROUTE, "cache": TYPES_OF_CACHE, "rearrange": TYPES_OF_BATCHES}
+OF_MODULE = {
+    "contributions": TYPES_OF_ROUTE, "cache": TYPES_OF_CACHE, "rearrange": TYPES_OF_BATCHES,
+    "idmap": TYPES_OF_BATCHES | {"words": "*i64"},
+}  # fmt: skip
 
 
 class MachineCode(NamedTuple):

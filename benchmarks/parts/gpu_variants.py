@@ -7,6 +7,7 @@ from rowwise import Table
 from rowwise.ops._triton import (
     cache,
     contributions,
+    idmap,
     interact,
     jagged,
     lookup,
@@ -18,6 +19,7 @@ from rowwise.ops._triton import (
 )
 from rowwise.ops._triton.operators import ONE_WARP, constants_of
 from rowwise.ops.layout import FeatureDescriptor, TableDescriptor, TablePiece, lay_out_tables, make_group
+from rowwise.ops.reference.idmap import SectionKind
 from rowwise.row_optimizers import OPTIMIZERS, RowWiseAdagrad
 from rowwise.spec import RowType
 
@@ -47,7 +49,7 @@ class Variant(NamedTuple):
     @property
     def copies(self) -> bool:
         """Whether a program has a row of the wire."""
-        return self.kernel in (quantise.pack, quantise.unpack)
+        return self.kernel in (quantise.pack, quantise.unpack, quantise.pack4, quantise.unpack4)
 
     @property
     def of_rows(self) -> bool:
@@ -88,6 +90,9 @@ def _variants_of_dense() -> dict[str, Variant]:
                 name = f"{kernel.__name__} groups of {group or dim} dim {dim}"
                 shape = ONE_WARP | {"GROUP": group, "BLOCK": specialise.power_of_two(dim)}
                 found[name] = Variant(name, kernel, shape, RowType.INT8, dim)
+        for kernel in (quantise.pack4, quantise.unpack4):
+            name, block = f"{kernel.__name__} dim {dim}", specialise.power_of_two(max(8, dim))
+            found[name] = Variant(name, kernel, ONE_WARP | {"BLOCK": block}, RowType.INT4, dim)
     return found
 
 
@@ -142,6 +147,8 @@ def _batches() -> Iterator[tuple[str, Any, dict[str, Any]]]:
         bags, ids = specialise.expand_shape(pooling)
         shape = jagged.WARPS | {"BAGS": bags, "IDS": ids, "HAS_WEIGHTS": True}
         yield f"copy_bags {pooling:g} ids", rearrange.copy_bags, shape
+    for kind in SectionKind:
+        yield f"map_section {kind.name.lower()}", idmap.map_section, of_features | {"KIND": int(kind)}
 
 
 def _lookups(bucket: specialise.Bucket) -> Iterator[tuple[str, Any, dict[str, Any]]]:

@@ -5,14 +5,21 @@
 
 import contextlib
 
+import numpy as np
 import pytest
 import torch
-from interpreted_kernels import check_clean, same, watch
+from conformance_idmap import arguments, every_case, some_ids
+from hypothesis import given
+from interpreted_kernels import FEW, check_clean, same, watch
 from rearranged import INT32, INT64, calls_on, deduplications, ids_of, newer
 
 from rowwise.errors import DeviceError, IdError
+from rowwise.hashing import arrays, rules
+from rowwise.hashing.idmap import KINDS
 from rowwise.ops import reference
 from rowwise.ops._triton import jagged
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered")  # by numpy, whose words wrap around
 
 
 def agree(name: str, *args) -> None:
@@ -48,6 +55,47 @@ def test_ids_are_deduplicated():
 def test_ids_of_64_bits_are_packed():
     wide, slices = torch.tensor([1 << 40, 3, (1 << 62) + 5]), torch.tensor([[0, (1 << 63) - 1]])
     agree("pack_ids", wide, torch.tensor([2, 1]), None, slices, torch.tensor([[1, 1, 0]]), 2)
+
+
+@FEW
+@given(case=every_case)
+def test_ids_are_mapped(case):
+    for kind in (torch.int64, torch.int32):
+        ids_N = torch.from_numpy(some_ids(case.id_map, count=30))[:200]
+        strange = torch.tensor([-1, case.id_map.shape.ids, -(1 << 63), (1 << 63) - 1])
+        agree("map_ids", torch.cat([ids_N, strange]).to(kind), *arguments(case.id_map))
+
+
+def test_ids_are_mapped_by_every_kind_of_section():
+    """Sets whose marks are in many words, entries that cross words, walks of several rounds."""
+    dense = np.concatenate([np.arange(50, 9000), np.arange(12_000, 12_300)])
+    rows_N = np.where(np.arange(1 << 14) % 3, -1, np.arange(1 << 14) % 700)
+    maps = (
+        arrays.ranked_map(1 << 14, [dense], 0),
+        arrays.ranked_map(1 << 14, [dense[::7]], "own"),
+        arrays.entry_map(1 << 14, rows_N, 700),
+        arrays.entry_map(1 << 14, np.arange(1 << 14) % 700, 700),
+        rules.double_hash_map(1 << 14, 1000),
+        rules.quotient_remainder_map(1 << 14, 1000),
+    )
+    kinds = {section.kind for one in maps for section in one.shape.sections}
+    assert kinds == set(KINDS)
+    for one in maps:
+        agree("map_ids", torch.arange(0, 1 << 14, 61), *arguments(one))
+
+
+@pytest.mark.parametrize("word", [0, -1, 1 << 40, -(1 << 62)])
+def test_no_word_outside_a_damaged_map_is_read(word):
+    random = np.random.default_rng(1)
+    sets = arrays.ranked_map(3000, [np.unique(random.integers(0, 3000, 900))], 100)
+    id_map = arrays.add_maps(sets, arrays.entry_map(3000, np.where(random.random(3000) < 0.3, 5, -1), 700))
+    sections_SC, words, known, columns = arguments(id_map)
+    words = words.clone()
+    words[torch.rand(len(words)) < 0.5] = word
+    with watch() as seen:
+        found = jagged.map_ids(torch.arange(0, 3000, 7), sections_SC, words, known, columns)
+    check_clean(seen)
+    assert -1 <= int(found.min()) <= int(found.max()) < int((sections_SC[:, 1] + sections_SC[:, 2]).max())
 
 
 def test_ids_outside_their_table_have_no_newer_row():
@@ -103,6 +151,23 @@ def test_wrong_lengths_are_refused_before_anything_is_read(lengths):
 
 
 IDS, BAGS = torch.arange(4), torch.tensor([1, 3])
+
+
+@pytest.mark.parametrize(
+    ("field", "number", "message"),
+    [(0, 7, "of kind 7"), (3, 1, "in column 1 of 1"), (1, 0, "0 rows"), (5, 0, "divisor 0"), (7, 101, "101 of 100 ids"),
+     (8, 49, "49 and 0 bits"), (6, 1, "reaches past its 0 words"), (6, -1, "reaches past its 0 words")],
+)  # fmt: skip
+def test_sections_that_make_no_sense_are_refused(field, number, message):
+    sections_SC, *more = arguments(rules.hash_map(100, 10))
+    sections_SC[0, field] = number
+    with pytest.raises(RuntimeError, match=f"section 0 of an id map.*{message}"):
+        jagged.map_ids(torch.arange(3), sections_SC, *more)
+    for known, columns in ((0, 1), (1 << 41, 1), (100, 0)):
+        with pytest.raises(RuntimeError, match="an id map of"):
+            jagged.map_ids(torch.arange(3), sections_SC, more[0], known, columns)
+    with pytest.raises(RuntimeError, match="map_ids wants"):
+        jagged.map_ids(torch.rand(3), sections_SC, *more)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from problems import make_problem
 from rearranged import on_device_of
 
 from rowwise import Pooling, RowWiseAdagrad, Table
-from rowwise.ops import devices
 from rowwise.ops.devices import ON_GPU, gpu_operators
 from rowwise.ops.reference.operators import operators
 
@@ -28,13 +27,14 @@ SAMPLE = (
     "interact dim 128", "interact_grad dim 128", "route locate scaled", "route expand 20 ids", "route write_records",
     "route cut", "route find_bounds",
     "batch copy_segments", "batch copy_bags 20 ids", "batch find_buckets", "batch place_ids", "batch write_ids",
-    "batch write_distinct", "batch find_newer",
+    "batch write_distinct", "batch find_newer", "batch map_section listed", "batch map_section quotient",
+    "pack4 dim 256", "unpack4 dim 128",
 )  # fmt: skip
 
 
 def test_every_operator_has_an_implementation_on_a_gpu():
     assert ON_GPU.keys() == operators().keys() == gpu_operators().keys()
-    assert set(ON_GPU.values()) <= {"triton", "torch", "reference"}
+    assert set(ON_GPU.values()) == {"triton", "torch"}
 
 
 def test_kernels_have_the_bits_of_the_reference():
@@ -144,6 +144,7 @@ WAITS = {
     ),
     "in_range": ((IDS, BAGS, torch.tensor([[1, 9]]), 1), [[0], [4, 0]], None),
     "bucketize": ((IDS, BAGS, IDS.float(), torch.tensor([[0, 2, 4]])), None, [4, 4, 4, 4, 3]),
+    "map_ids": ((IDS, torch.tensor([[0, 5, 0, 1, 7, 1, 0, 0, 0, 0]]), IDS, 9, 2), None, None),
     "find_newer": ((IDS, IDS[:3], torch.tensor([[0, 9, 0, 4]]), IDS, IDS, 2), None, None),
 }  # fmt: skip
 
@@ -151,7 +152,7 @@ WAITS = {
 @pytest.mark.parametrize("name", WAITS)
 def test_operators_on_batches_wait_once_or_not_at_all(name, monkeypatch):
     """On `meta` there is nothing to wait for but in `to_host`."""
-    from rowwise.ops._triton import jagged, rearrange
+    from rowwise.ops._triton import idmap, jagged, rearrange
 
     args, answer, sizes = WAITS[name]
     asked = []
@@ -159,6 +160,7 @@ def test_operators_on_batches_wait_once_or_not_at_all(name, monkeypatch):
                    "find_distinct", "write_distinct", "find_newer"):  # fmt: skip
         assert hasattr(rearrange, kernel)
         monkeypatch.setattr(rearrange, kernel, Launches())
+    monkeypatch.setattr(idmap, "map_section", Launches())
     for moved in ("on_device", "to_device"):
         monkeypatch.setattr(jagged, moved, lambda numbers, device: numbers.to(device))
     monkeypatch.setattr(jagged, "programs_of", lambda _: 5)
@@ -179,12 +181,3 @@ def test_operators_on_batches_wait_once_or_not_at_all(name, monkeypatch):
 def test_a_wait_is_found(wait):
     with pytest.raises((RuntimeError, NotImplementedError)):
         wait(torch.empty(1, device="meta"))
-
-
-def test_an_operator_without_a_kernel_says_so_once():
-    devices._warn_of_reference.cache_clear()
-    packed = torch.ops.rowwise.pack4(torch.rand(2, 8))
-    with pytest.warns(UserWarning, match="operator 'unpack4' has no kernel for GPUs"):
-        rows = gpu_operators()["unpack4"](packed, 8)
-    assert torch.equal(gpu_operators()["unpack4"](packed, 8), rows)  # warnings are errors here
-    assert torch.equal(torch.ops.rowwise.unpack4(packed, 8), rows)

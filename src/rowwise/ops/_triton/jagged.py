@@ -1,4 +1,4 @@
-"""Launches of the operators on jagged batches: those of `reference/jagged.py` and `reference/exchange.py` on a GPU.
+"""Launches of the operators on jagged batches and ids: `reference/jagged.py`, `exchange.py` and `idmap.py` on a GPU.
 
 What has a size, an answer or an error for the host waits for the device once, in `to_host`. `bucketize` and
 `find_newer` wait for nothing; ids outside their table become -1 there, which all that follows refuses.
@@ -13,9 +13,11 @@ from torch import Tensor
 
 from rowwise.errors import IdError
 from rowwise.ops import reference
+from rowwise.ops._triton import idmap as idmap_kernel
 from rowwise.ops._triton import rearrange as kernels
 from rowwise.ops._triton import specialise
 from rowwise.ops._triton.launch import begin, end, on_device, programs_of, to_device
+from rowwise.ops.reference.idmap import SectionKind, SectionRow, SetLayout, half_bits
 from rowwise.ops.reference.jagged import Distinct, Expanded, Routed, Taken
 
 IDS = 256  # of a program that goes through the ids of a feature
@@ -253,6 +255,46 @@ def find_newer(values: Tensor, offsets: Tensor, features: Tensor, ids: Tensor, p
     return out
 
 
+def map_ids(ids: Tensor, sections: Tensor, words: Tensor, known: int, columns: int) -> Tensor:
+    if ids.is_floating_point() or words.dtype != torch.int64 or sections.dim() != 2 or sections.shape[1] != 10:
+        raise RuntimeError("rowwise: map_ids wants ids [N], sections [S, 10], words [W]")
+    if not (1 <= known <= 1 << 40 and 1 <= columns <= 256):
+        raise RuntimeError(f"rowwise: an id map of {known} ids in {columns} columns")
+    device, n = ids.device, len(ids)
+    rows = torch.full((n, columns), -1, dtype=torch.int64, device=device)
+    before = torch.zeros_like(rows)
+    for number, section in enumerate(SectionRow(*row) for row in sections.tolist()):
+        layout = _checked_layout(number, section, known, columns, len(words))
+        is_set = section.kind in (SectionKind.RANKED, SectionKind.LISTED)
+        if n and (section.count or not is_set):
+            row = torch.tensor([*section, *layout, known, half_bits(known)])
+            idmap_kernel.map_section[_over(n, IDS)](
+                ids, on_device(row, device), words, rows, before, columns, n, KIND=section.kind, IDS=IDS, **WARPS
+            )
+    return rows
+
+
+def _checked_layout(number: int, section: SectionRow, known: int, columns: int, words: int) -> SetLayout:
+    """Where a section's set is; raises for a section that reaches past the words or the columns."""
+    what = f"rowwise: section {number} of an id map"
+    if not (0 <= section.kind < len(SectionKind) and 0 <= section.column < columns):
+        raise RuntimeError(f"{what} is of kind {section.kind} in column {section.column} of {columns}")
+    least, most = int(section.kind == SectionKind.HASH), 1 << 48
+    if not (least <= section.rows <= most and 0 <= section.base <= most and section.divisor > 0):
+        raise RuntimeError(f"{what} has {section.rows} rows from {section.base} on, divisor {section.divisor}")
+    bits = section.low_bits, section.entry_bits
+    if not (0 <= section.count <= known and all(0 <= x <= 48 for x in bits)):
+        raise RuntimeError(f"{what} has {section.count} of {known} ids, with {bits[0]} and {bits[1]} bits each")
+    layout, end = SetLayout.of(section, known), section.at
+    if section.kind == SectionKind.EVERY:
+        end -= -known * section.entry_bits // 64
+    elif section.kind in (SectionKind.RANKED, SectionKind.LISTED) and section.count:
+        end = layout.end
+    if not 0 <= section.at <= end <= words:
+        raise RuntimeError(f"{what} reaches past its {words} words")
+    return layout
+
+
 def _batches(values: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Bags]:
     if not values or len(lengths) != len(values) or (weights and len(weights) != len(values)):
         raise RuntimeError(f"rowwise: {len(values)} batches of ids, {len(lengths)} of bags, {len(weights)} of weights")
@@ -329,4 +371,5 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "expand": expand,
     "deduplicate": deduplicate,
     "pack_ids": pack_ids,
+    "map_ids": map_ids,
 }
