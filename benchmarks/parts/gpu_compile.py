@@ -42,7 +42,19 @@ TYPES_OF_CACHE = TYPES_OF_ROUTE | {
     "changed": "*u8", "move_tables": "*i64", "move_slots": "*i64", "move_rows": "*i64", "move_victims": "*i64",
     "evicted": "*i32", "counts": "*i64", "overflow_used": "*i64", "count": "*i32", "now": "i32", "num_tables": "i32",
 }  # fmt: skip
-OF_MODULE = {"contributions": TYPES_OF_ROUTE, "cache": TYPES_OF_CACHE}
+
+TYPES_OF_BATCHES = TYPES | {
+    "segments": "*i64", "source": "*i64", "out": "*i64", "weights_out": "*fp32", "num_segments": "i32", "n": "i64",
+    "samples": "*i32", "places": "*i64", "lengths": "*i64", "lengths_out": "*i64", "begins": "*i64", "outside": "*i64",
+    "num_bags": "i32", "ends": "*i64", "bounds": "*i64", "buckets": "*u8", "bags": "*i32", "local": "*i64",
+    "num_bounds": "i32", "order": "*i64", "firsts": "*i32", "lasts": "*i32", "slices": "*i64", "words": "*i32",
+    "num_slices": "i32", "is_first": "*i32", "numbers": "*i64", "distinct": "*i64", "inverse": "*i64", "ids": "*i64",
+    "section": "*i64", "rows": "*i64", "before": "*i64",
+}  # fmt: skip
+OF_MODULE = {
+    "contributions": TYPES_OF_ROUTE, "cache": TYPES_OF_CACHE, "rearrange": TYPES_OF_BATCHES,
+    "idmap": TYPES_OF_BATCHES | {"words": "*i64"},
+}  # fmt: skip
 
 
 class MachineCode(NamedTuple):

@@ -4,9 +4,22 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from rowwise import Table
-from rowwise.ops._triton import cache, contributions, interact, lookup, quantise, slots, specialise, update
+from rowwise.ops._triton import (
+    cache,
+    contributions,
+    idmap,
+    interact,
+    jagged,
+    lookup,
+    quantise,
+    rearrange,
+    slots,
+    specialise,
+    update,
+)
 from rowwise.ops._triton.operators import ONE_WARP, constants_of
 from rowwise.ops.layout import FeatureDescriptor, TableDescriptor, TablePiece, lay_out_tables, make_group
+from rowwise.ops.reference.idmap import SectionKind
 from rowwise.row_optimizers import OPTIMIZERS, RowWiseAdagrad
 from rowwise.spec import RowType
 
@@ -31,12 +44,12 @@ class Variant(NamedTuple):
     @property
     def of_ids(self) -> bool:
         """Whether a program has numbers of ids alone, which any order of warps may add up."""
-        return self.name.startswith(("route ", "cache "))
+        return self.name.startswith(("route ", "cache ", "batch "))
 
     @property
     def copies(self) -> bool:
         """Whether a program has a row of the wire."""
-        return self.kernel in (quantise.pack, quantise.unpack)
+        return self.kernel in (quantise.pack, quantise.unpack, quantise.pack4, quantise.unpack4)
 
     @property
     def of_rows(self) -> bool:
@@ -77,12 +90,15 @@ def _variants_of_dense() -> dict[str, Variant]:
                 name = f"{kernel.__name__} groups of {group or dim} dim {dim}"
                 shape = ONE_WARP | {"GROUP": group, "BLOCK": specialise.power_of_two(dim)}
                 found[name] = Variant(name, kernel, shape, RowType.INT8, dim)
+        for kernel in (quantise.pack4, quantise.unpack4):
+            name, block = f"{kernel.__name__} dim {dim}", specialise.power_of_two(max(8, dim))
+            found[name] = Variant(name, kernel, ONE_WARP | {"BLOCK": block}, RowType.INT4, dim)
     return found
 
 
 def _variants_of_ids() -> dict[str, Variant]:
     found: dict[str, Variant] = {}
-    for what, some in (("route", _routes()), ("cache", _caches())):
+    for what, some in (("route", _routes()), ("cache", _caches()), ("batch", _batches())):
         for kind, kernel, constants in some:
             found[f"{what} {kind}"] = Variant(f"{what} {kind}", kernel, constants, RowType.FP32, 128)
     return found
@@ -117,6 +133,22 @@ def _routes() -> Iterator[tuple[str, Any, dict[str, Any]]]:
         shape = tiled | {"PER_ID": per_id, "SCALED": scaled, "HAS_WEIGHTS": scaled}
         yield f"locate {name}", contributions.locate, shape
     yield "find_bounds", contributions.find_bounds, {"num_warps": 1, "BOUNDS": specialise.BOUNDS}
+
+
+def _batches() -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    of_features = jagged.WARPS | {"IDS": jagged.IDS}
+    for name in ("copy_segments", "place_ids", "write_ids"):
+        yield name, getattr(rearrange, name), jagged.TILED | {"HAS_WEIGHTS": True}
+    for name in ("find_bags", "find_buckets", "find_distinct", "write_distinct"):
+        yield name, getattr(rearrange, name), jagged.TILED
+    for name in ("find_outside", "find_newer"):
+        yield name, getattr(rearrange, name), of_features
+    for pooling in POOLINGS:
+        bags, ids = specialise.expand_shape(pooling)
+        shape = jagged.WARPS | {"BAGS": bags, "IDS": ids, "HAS_WEIGHTS": True}
+        yield f"copy_bags {pooling:g} ids", rearrange.copy_bags, shape
+    for kind in SectionKind:
+        yield f"map_section {kind.name.lower()}", idmap.map_section, of_features | {"KIND": int(kind)}
 
 
 def _lookups(bucket: specialise.Bucket) -> Iterator[tuple[str, Any, dict[str, Any]]]:

@@ -183,6 +183,23 @@ def test_packed_rows_have_the_bits_of_the_reference(dim, group):
     assert unpacked[4].isnan().any()
 
 
+@pytest.mark.parametrize("dim", [1, 7, 8, 17, 100, 1100])
+def test_rows_of_four_bits_have_the_bits_of_the_reference(dim):
+    """Rows of which some are flat, tiny, huge, of both zeros, heavy in their tails, or not finite."""
+    rows = torch.randn(9, dim, generator=torch.Generator().manual_seed(dim))
+    rows *= torch.tensor([1.0, 1e30, 1e-41, 1.0, 1.0, 0.0, 1.0, 2e37, 1.0]).unsqueeze(1)
+    rows[3], rows[4, 0], rows[6, 0], rows[8] = 0.25, float("inf"), float("nan"), rows[8] ** 5
+    with watch(shuffle=3) as seen:
+        packed = operators.pack4(rows)
+        unpacked = operators.unpack4(packed, dim)
+    check_clean(seen)
+    want = reference.pack4(rows)
+    assert same(packed, want)
+    assert torch.equal(unpacked.nan_to_num(7.0), reference.unpack4(want, dim).nan_to_num(7.0))
+    finite = torch.tensor([0, 1, 2, 3, 5, 7, 8])
+    assert same(unpacked[finite], reference.unpack4(want, dim)[finite])
+
+
 def bad_ids():
     table = Table(name="t", rows=10, dim=8, optimizer=Sgd())
     problem = make_problem((table,), batch=6, most=3, seed=2)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from from_benchmarks import part
 from problems import make_problem
+from rearranged import on_device_of
 
 from rowwise import Pooling, RowWiseAdagrad, Table
-from rowwise.ops import devices
 from rowwise.ops.devices import ON_GPU, gpu_operators
 from rowwise.ops.reference.operators import operators
 
@@ -26,17 +26,20 @@ SAMPLE = (
     "apply rowwise_adam bf16 dim 64", "apply ftrl fp32 dim 64",
     "interact dim 128", "interact_grad dim 128", "route locate scaled", "route expand 20 ids", "route write_records",
     "route cut", "route find_bounds",
+    "batch copy_segments", "batch copy_bags 20 ids", "batch find_buckets", "batch place_ids", "batch write_ids",
+    "batch write_distinct", "batch find_newer", "batch map_section listed", "batch map_section quotient",
+    "pack4 dim 256", "unpack4 dim 128",
 )  # fmt: skip
 
 
 def test_every_operator_has_an_implementation_on_a_gpu():
     assert ON_GPU.keys() == operators().keys() == gpu_operators().keys()
-    assert set(ON_GPU.values()) <= {"triton", "torch", "reference"}
+    assert set(ON_GPU.values()) == {"triton", "torch"}
 
 
 def test_kernels_have_the_bits_of_the_reference():
     """In a process of its own: kernels are made for the interpreter when they are imported."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", HERE / "interpreted_kernels.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", *sorted(HERE.glob("interpreted_*.py"))]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     environment.pop("PYTEST_XDIST_WORKER", None)
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=HERE.parents[1])
@@ -130,6 +133,46 @@ def test_a_route_waits_for_nothing(monkeypatch):
     assert all(x.is_meta for x in found if isinstance(x, torch.Tensor))
 
 
+IDS, BAGS = torch.arange(4), torch.tensor([1, 3])
+# What each operator asks the device for, by one wait or by none, and the sizes of its results.
+WAITS = {
+    "take": (([IDS], [BAGS], [], torch.tensor([[0, 1, 1]])), [[1, 4], [4, 0]], [3, 1, 0, 2]),
+    "expand": (([IDS], [BAGS], [], [IDS[:1]], torch.tensor([[0, 0]]), False), [[0], [1], [4, 0]], [1, 1, 0]),
+    "deduplicate": ((IDS, torch.tensor([0, 1, 4])), [[0, 1, 3]], [3, 3, 4, 3]),
+    "pack_ids": (
+        (IDS, BAGS, None, torch.tensor([[0, 9]]), torch.tensor([[1, 1, 0]]), 2), [[0], [0, 4], [4, 0]], [10, 2, 1],
+    ),
+    "in_range": ((IDS, BAGS, torch.tensor([[1, 9]]), 1), [[0], [4, 0]], None),
+    "bucketize": ((IDS, BAGS, IDS.float(), torch.tensor([[0, 2, 4]])), None, [4, 4, 4, 4, 3]),
+    "map_ids": ((IDS, torch.tensor([[0, 5, 0, 1, 7, 1, 0, 0, 0, 0]]), IDS, 9, 2), None, None),
+    "find_newer": ((IDS, IDS[:3], torch.tensor([[0, 9, 0, 4]]), IDS, IDS, 2), None, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_operators_on_batches_wait_once_or_not_at_all(name, monkeypatch):
+    """On `meta` there is nothing to wait for but in `to_host`."""
+    from rowwise.ops._triton import idmap, jagged, rearrange
+
+    args, answer, sizes = WAITS[name]
+    asked = []
+    for kernel in ("copy_segments", "find_bags", "copy_bags", "find_buckets", "place_ids", "find_outside", "write_ids",
+                   "find_distinct", "write_distinct", "find_newer"):  # fmt: skip
+        assert hasattr(rearrange, kernel)
+        monkeypatch.setattr(rearrange, kernel, Launches())
+    monkeypatch.setattr(idmap, "map_section", Launches())
+    for moved in ("on_device", "to_device"):
+        monkeypatch.setattr(jagged, moved, lambda numbers, device: numbers.to(device))
+    monkeypatch.setattr(jagged, "programs_of", lambda _: 5)
+    monkeypatch.setattr(jagged, "begin", lambda _: torch.zeros(3))
+    monkeypatch.setattr(jagged, "end", lambda _: None)
+    monkeypatch.setattr(jagged, "to_host", lambda parts: asked.append([len(part) for part in parts]) or answer)
+    found = jagged.OPERATORS[name](*on_device_of(name, args, "meta"))
+    assert asked == ([] if answer is None else [[len(numbers) for numbers in answer]])
+    if sizes is not None:
+        assert [len(x) for x in found] == sizes
+
+
 @pytest.mark.parametrize(
     "wait",
     [torch.Tensor.item, torch.unique, torch.nonzero, lambda x: x[x > 0], lambda x: x.tolist()],
@@ -138,12 +181,3 @@ def test_a_route_waits_for_nothing(monkeypatch):
 def test_a_wait_is_found(wait):
     with pytest.raises((RuntimeError, NotImplementedError)):
         wait(torch.empty(1, device="meta"))
-
-
-def test_an_operator_without_a_kernel_says_so_once():
-    devices._warn_of_reference.cache_clear()
-    packed = torch.ops.rowwise.pack4(torch.rand(2, 8))
-    with pytest.warns(UserWarning, match="operator 'unpack4' has no kernel for GPUs"):
-        rows = gpu_operators()["unpack4"](packed, 8)
-    assert torch.equal(gpu_operators()["unpack4"](packed, 8), rows)  # warnings are errors here
-    assert torch.equal(torch.ops.rowwise.unpack4(packed, 8), rows)

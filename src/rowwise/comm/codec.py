@@ -144,7 +144,7 @@ class Int8Codec:
 class Int4Codec:
     """Half a byte for each number, and two floats for each row: as rows in checkpoints of 4 bits.
 
-    The processor codes blocks of GPUs, too. Scales of several vectors are not supported.
+    Scales of several vectors are not supported.
     """
 
     @property
@@ -159,14 +159,13 @@ class Int4Codec:
         assert not scales
         if not block_ND.numel():
             return block_ND.new_empty(0, dtype=torch.uint8)
-        return torch.ops.rowwise.pack4(block_ND.float().contiguous().cpu()).flatten().to(block_ND.device)
+        return torch.ops.rowwise.pack4(block_ND.float().contiguous()).flatten()
 
     def decode(self, coded_P: Tensor, shape: Shape, scales: BlockScales = (), loss_scale: float = 1.0) -> Tensor:
         rows, columns = shape
         if not rows * columns:
             return torch.empty(shape, device=coded_P.device)
-        packed_RP = _align(coded_P.cpu(), 4).view(rows, -1)
-        return torch.ops.rowwise.unpack4(packed_RP.contiguous(), columns).to(coded_P.device)
+        return torch.ops.rowwise.unpack4(_align(coded_P, 4).view(rows, -1).contiguous(), columns)
 
 
 @final

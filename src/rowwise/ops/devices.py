@@ -1,7 +1,6 @@
 """What runs where: the implementation of each operator on a GPU. On the CPU all are `native`."""
 
 import functools
-import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +8,9 @@ from typing import Any
 from rowwise.errors import NativeError
 from rowwise.ops.reference.operators import operators
 
-# triton: a kernel of `_triton`. torch: the reference, which is a few calls of torch that do not wait for the device.
-# reference: the reference, exact and slow, as there is no kernel yet.
+# triton: kernels of `_triton`. torch: the reference, a few calls of torch. None waits for the device but to learn what
+# the host has to know: `take`, `expand`, `deduplicate` and `pack_ids` wait once for their sizes, `in_range` for its
+# answer, `lengths` for whether offsets ascend, and `gather` for its size where features have several dims.
 ON_GPU = {
     "pool": "triton",
     "pool_weight_grad": "triton",
@@ -21,6 +21,17 @@ ON_GPU = {
     "interact_grad": "triton",
     "pack": "triton",
     "unpack": "triton",
+    "pack4": "triton",
+    "unpack4": "triton",
+    "take": "triton",
+    "expand": "triton",
+    "bucketize": "triton",
+    "pack_ids": "triton",
+    "deduplicate": "triton",
+    "map_ids": "triton",
+    "find_newer": "triton",
+    "in_range": "triton",
+    "lengths": "torch",
     "offsets": "torch",
     "fill_uniform": "torch",
     "fill_uniform_rows": "torch",
@@ -30,42 +41,16 @@ ON_GPU = {
     "dots": "torch",
     "place": "torch",
     "spread": "torch",
-    "lengths": "reference",
-    "in_range": "reference",
-    "find_newer": "reference",
-    "pack4": "reference",
-    "unpack4": "reference",
-    "take": "reference",
-    "bucketize": "reference",
-    "expand": "reference",
-    "deduplicate": "reference",
-    "pack_ids": "reference",
-    "map_ids": "reference",
 }
 
 
 def gpu_operators() -> dict[str, Callable[..., Any]]:
     """Each operator of `ON_GPU` as torch calls it for tensors on a GPU."""
     definitions = operators()
-    calls = {"triton": _launch, "reference": functools.partial(_run_reference, definitions)}
     return {
-        name: functools.partial(calls[kind], name) if kind in calls else definitions[name]
+        name: functools.partial(_launch, name) if kind == "triton" else definitions[name]
         for name, kind in ON_GPU.items()
     }
-
-
-def _run_reference(definitions: dict[str, Callable[..., Any]], name: str, *args: Any) -> Any:
-    _warn_of_reference(name)
-    return definitions[name](*args)
-
-
-@functools.cache  # once for each operator
-def _warn_of_reference(name: str) -> None:
-    warnings.warn(
-        f"operator {name!r} has no kernel for GPUs: its reference runs there, which is exact, slow and waits for the "
-        f"device; `rowwise doctor` lists such operators",
-        stacklevel=2,
-    )
 
 
 def _launch(name: str, *args: Any) -> Any:

@@ -163,7 +163,8 @@ def bucketize(jagged: Jagged, bounds_FW1: Tensor) -> Buckets:
     """Send each id to the bucket w with bounds[w] <= id < bounds[w + 1], where it becomes id - bounds[w].
 
     `bounds_FW1` holds the bounds of each feature, from 0 to the rows of its table (see `row_bounds`), on the CPU. A
-    range may be empty. The order inside a bag is kept.
+    range may be empty. The order inside a bag is kept. An id outside its table raises; on a GPU, where that would wait
+    for the device, it goes to the first bucket as -1, which every lookup refuses.
     """
     features = len(jagged.all_features)
     if bounds_FW1.dim() != 2 or bounds_FW1.shape[0] != features:

@@ -50,6 +50,8 @@ class NewerRows:
         features = self._features.get(key)
         if features is None:
             features = self._features[key] = self._make_features(key)
+        if self._ids_C.device != values_N.device:
+            self._ids_C, self._places_C = self._ids_C.to(values_N.device), self._places_C.to(values_N.device)
         return torch.ops.rowwise.find_newer(values_N, offsets, features, self._ids_C, self._places_C, batch)
 
     def _make_features(self, features: bytes) -> Tensor:

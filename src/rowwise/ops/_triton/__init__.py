@@ -1,7 +1,8 @@
 """The operators of a GPU: Triton kernels with the reference's bits, one source for NVIDIA and AMD.
 
 `rows`, `sums` and `rules` are parts of kernels; `lookup` and `update` are the kernels; `specialise` chooses their
-constants; `route` sorts the ids of a batch; `operators` launches. Imported when the first tensor on a GPU comes.
+constants; `route` sorts the ids of a batch; `rearrange` are the kernels of batches that `jagged` launches; `operators`
+launches the others. Imported when the first tensor on a GPU comes.
 
 [Note: Bits on a GPU]
 The order of every sum is written in the source: ids of a bag one after the other, contributions to a row as in

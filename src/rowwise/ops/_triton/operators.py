@@ -9,9 +9,9 @@ from torch import Tensor
 from rowwise.errors import BatchError
 from rowwise.ops import reference
 from rowwise.ops._triton import interact as interact_kernels
+from rowwise.ops._triton import jagged, route, specialise
 from rowwise.ops._triton import lookup as lookup_kernels
 from rowwise.ops._triton import quantise as quantise_kernels
-from rowwise.ops._triton import route, specialise
 from rowwise.ops._triton import update as update_kernels
 from rowwise.ops._triton.launch import (
     begin,
@@ -161,6 +161,23 @@ def unpack(packed: Tensor, dim: int, group: int) -> Tensor:
     return rows
 
 
+def pack4(rows: Tensor) -> Tensor:
+    count, dim = rows.shape
+    packed = torch.empty(count, row_bytes(RowType.INT4, dim), dtype=torch.uint8, device=rows.device)
+    if count:
+        block = specialise.power_of_two(max(8, dim))  # room for the codes behind the last column
+        quantise_kernels.pack4[count,](rows.contiguous(), packed, dim, BLOCK=block, **ONE_WARP)
+    return packed
+
+
+def unpack4(packed: Tensor, dim: int) -> Tensor:
+    rows = torch.empty(len(packed), dim, device=packed.device)
+    if len(packed):
+        block = specialise.power_of_two(dim)
+        quantise_kernels.unpack4[len(packed),](packed.contiguous(), rows, dim, BLOCK=block, **ONE_WARP)
+    return rows
+
+
 class UpdateTensors(NamedTuple):
     """What each launch of an update reads and writes."""
 
@@ -249,4 +266,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "interact_grad": interact_grad,
     "pack": pack,
     "unpack": unpack,
+    "pack4": pack4,
+    "unpack4": unpack4,
+    **jagged.OPERATORS,
 }

@@ -41,6 +41,34 @@ class SectionRow(NamedTuple):
     entry_bits: int
 
 
+class SetLayout(NamedTuple):
+    """Where the parts of a set are, in words of the map. See [Note: Sets of ids]."""
+
+    zeros: int
+    marks: int
+    mark_bits: int
+    lows: int
+    entries: int
+    end: int
+
+    @classmethod
+    def of(cls, section: SectionRow, known: int) -> "SetLayout":
+        buckets = ((known - 1) >> section.low_bits) + 1
+        mark_bits = section.count + buckets
+        mark_words = -(-mark_bits // 64)
+        zeros = section.at - (-buckets // START_buckets)
+        marks = zeros - (-mark_words // ZERO_words)
+        lows = marks + mark_words
+        entries = lows - (-section.count * section.low_bits // 64)
+        bits = section.entry_bits if section.kind == SectionKind.LISTED else 0
+        return cls(zeros, marks, mark_bits, lows, entries, entries - (-section.count * bits // 64))
+
+
+def half_bits(known: int) -> int:
+    """The bits of the halves that an id is split into; see [Note: Scrambled ids]."""
+    return max(1, -(-(known - 1).bit_length() // 2))
+
+
 def map_ids(ids: Tensor, sections: Tensor, words: Tensor, known: int, columns: int) -> Tensor:
     """The rows [N, columns] of ids; -1: none."""
     rows_NC = ids.new_full((ids.shape[0], columns), -1, dtype=torch.int64)
@@ -63,7 +91,7 @@ def scramble(x_N: Tensor, seed: int) -> Tensor:
 
 def order(ids_N: Tensor, seed: int, known: int) -> Tensor:
     """The places of ids in a permutation of all."""
-    half = max(1, -(-(known - 1).bit_length() // 2))
+    half = half_bits(known)
     key, keys = ids_N.new_tensor(seed), list[Tensor]()
     for _ in range(ROUNDS):
         key = mix(key)
@@ -118,15 +146,12 @@ def _numbers(section: SectionRow, ids_N: Tensor, before_N: Tensor, words: Tensor
 
 def _read_set(section: SectionRow, words: Tensor, known: int) -> tuple[Tensor, Tensor]:
     """The ids of a set, and the words that its entries begin at. See [Note: Sets of ids]."""
-    buckets = ((known - 1) >> section.low_bits) + 1
-    mark_words = -(-(section.count + buckets) // 64)
-    marks = section.at - (-buckets // START_buckets) - (-mark_words // ZERO_words)
-    lows = marks + mark_words
-    marked = words[marks:lows].unsqueeze(1) >> torch.arange(64, device=words.device) & 1
+    layout = SetLayout.of(section, known)
+    marked = words[layout.marks : layout.lows].unsqueeze(1) >> torch.arange(64, device=words.device) & 1
     place_C = torch.arange(section.count, device=words.device)
     bucket_C = marked.flatten().nonzero().flatten()[: section.count] - place_C
-    low_C = _unpack(words[lows:], place_C, section.low_bits)
-    return bucket_C << section.low_bits | low_C, words[lows - (-section.count * section.low_bits // 64) :]
+    low_C = _unpack(words[layout.lows :], place_C, section.low_bits)
+    return bucket_C << section.low_bits | low_C, words[layout.entries :]
 
 
 def _unpack(words: Tensor, at_N: Tensor, bits: int) -> Tensor:

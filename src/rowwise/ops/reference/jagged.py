@@ -17,7 +17,7 @@ Distinct = tuple[Tensor, Tensor, Tensor, Tensor]
 
 def lengths(offsets: Tensor) -> Tensor:
     """Ids in each bag, from offsets."""
-    if not len(offsets) or int(offsets[0]) or bool((offsets[1:] < offsets[:-1]).any()):
+    if not len(offsets) or bool((offsets[:1] != 0).any() | (offsets[1:] < offsets[:-1]).any()):
         raise RuntimeError("rowwise: offsets do not ascend from 0")
     return offsets.long().diff()
 
