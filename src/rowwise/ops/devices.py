@@ -30,6 +30,7 @@ ON_GPU = {
     "dots": "torch",
     "place": "torch",
     "spread": "torch",
+    "keep_largest": "torch",
     "lengths": "reference",
     "in_range": "reference",
     "find_newer": "reference",
