@@ -60,6 +60,7 @@ class MachineDescription(Value, frozen=True, kw_only=True):
     disk_bytes: int = 0
     coding: Coding | None = None
     dense: DenseTimes | None = None  # None: not measured
+    copies_inside: bool = False  # whether ranks exchanged through shared memory
     narrow: tuple[WireShares, ...] = ()  # added cost of narrow wires; empty: not measured
 
 
@@ -287,6 +288,7 @@ def _preset_with_memory(machine: MachineDescription) -> Hardware:
         linears=machine.dense and machine.dense.linears,
         sums=machine.dense and machine.dense.sums,
         cpu_s_per_byte=machine.dense.cpu_s_per_byte if machine.dense else 0.0,
+        copies_inside=machine.copies_inside,
     )
 
 
