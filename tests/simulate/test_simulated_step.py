@@ -12,7 +12,7 @@ from rowwise.errors import SpecError
 from rowwise.perf.access import Access, Workload
 from rowwise.perf.dense_layers import parse_layers, side_of_layers
 from rowwise.perf.dense_parallel import FLOAT_bytes
-from rowwise.perf.hardware import Machine, StageSeconds, hardware_named
+from rowwise.perf.hardware import Machine, StageOverhead, hardware_named
 from rowwise.perf.links import Network, NetworkHost, PairLink, uniform_network
 from rowwise.perf.sums import SumCosts
 from rowwise.perf.timeline import stage_times, steady_step
@@ -278,7 +278,7 @@ def test_copies_between_ranks_of_a_host_take_its_processors():
 
 
 def test_what_a_program_takes_beside_all_else_is_added():
-    overheads = (StageSeconds("other", 0.01), StageSeconds("reduce", 0.02))
+    overheads = (StageOverhead("other", 0.01), StageOverhead("reduce", 0.02))
     bare = structs.replace(hardware_named("cpu"), copies_inside=True)
     for world, more in ((1, 0.01), (2, 0.03)):
         with_them, without = (
@@ -287,7 +287,7 @@ def test_what_a_program_takes_beside_all_else_is_added():
         )
         assert with_them.step_s == pytest.approx(without.step_s + more)
     with pytest.raises(SpecError, match=r"overheads of 'other' are -1\.0 s: want 0 or more"):
-        structs.replace(bare, overheads=(StageSeconds("other", -1.0),))
+        structs.replace(bare, overheads=(StageOverhead("other", -1.0),))
 
 
 def test_ranks_that_share_layers_by_tensors_are_said_not_to_run_here():

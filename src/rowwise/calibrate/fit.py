@@ -285,6 +285,7 @@ def _preset_with_memory(machine: MachineDescription) -> Hardware:
         disk_bytes=machine.disk_bytes,
         cache_bytes=machine.cache_bytes,
         coding=machine.coding,
+        flops=float(f"{machine.dense.linears.flops:.4g}") if machine.dense else preset.flops,
         linears=machine.dense and machine.dense.linears,
         sums=machine.dense and machine.dense.sums,
         cpu_s_per_byte=machine.dense.cpu_s_per_byte if machine.dense else 0.0,

@@ -71,8 +71,8 @@ class Coding(Value, frozen=True, kw_only=True):
     int8: CodecRates
 
 
-class StageSeconds(Value, frozen=True):
-    """Seconds of a stage of a training step."""
+class StageOverhead(Value, frozen=True):
+    """Seconds of a stage of any training step, beside those of its tables, layers and transfers."""
 
     stage: str
     seconds: float
@@ -117,7 +117,7 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
     linears: LinearTimes | None = None  # None: dense layers take their operations over `flops`
     sums: SumTimes | None = None  # of dense gradients inside a host; None: they go at the rates of all-reduces
     cpu_s_per_byte: float = 0.0  # that a device computes less while it sends or receives a byte: on CPUs
-    overheads: tuple[StageSeconds, ...] = ()  # of any step, beside its tables, layers and transfers; empty: unknown
+    overheads: tuple[StageOverhead, ...] = ()  # of any step, beside its tables, layers and transfers; empty: unknown
     copies_inside: bool = False  # ranks of a host share memory: a transfer inside it is copies, by the ranks themselves
 
     def __post_init__(self) -> None:

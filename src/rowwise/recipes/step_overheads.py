@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import structs
 
 from rowwise.errors import PeerError
-from rowwise.perf.hardware import Hardware, StageSeconds
+from rowwise.perf.hardware import Hardware, StageOverhead
 from rowwise.recipes.simulated_run import check_run
 
 STEPS, LINE = 100, 20
@@ -44,5 +44,5 @@ def with_overheads(hardware: Hardware, world: int) -> Hardware:
     left = {stage.stage: stage.measured_s - stage.predicted_s for stage in checked.stages if stage.stage in MEASURED}
     return structs.replace(
         hardware,
-        overheads=tuple(StageSeconds(stage, float(f"{s:.4g}")) for stage, s in left.items() if s > 0),
+        overheads=tuple(StageOverhead(stage, float(f"{s:.4g}")) for stage, s in left.items() if s > 0),
     )
