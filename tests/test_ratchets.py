@@ -11,9 +11,9 @@ ROOT = Path(__file__).parents[1]
 PATCH = re.compile(r"\b(monkeypatch|patch)\.(setattr|setitem|setenv|delattr|delitem|delenv)\(|\bmock\.|unittest\.mock")
 PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
-    "calibrate": 2_958,
+    "calibrate": 2_960,
     "checkpoint": 4_216,
-    "cli": 7_722,
+    "cli": 7_725,
     "comm": 2_619,
     "drills": 1_053,
     "hashing": 3_416,
@@ -22,7 +22,7 @@ LINES = {  # of Python, by package
     "ops": 7_129,
     "perf": 3_026,
     "planner": 5_588,
-    "recipes": 10_612,
+    "recipes": 10_617,
     "report": 4_579,
     "shard": 3_231,
     "storage": 642,

@@ -26,7 +26,7 @@ SETTINGS = [  # batch, bottom and top widths, wire and layout of a run of two ra
     for wire in ("fp32", "int8")
     for layout in ("planned", "row_wise")
 ]
-STEPS = 60
+STEPS, LINE = 100, 20  # a line of the log takes as long as several small steps: as often as in the library's recipes
 PROFILE = "profile/machine.json"
 
 
@@ -68,7 +68,7 @@ def _run_beside(folder: Path, number: int, settings: dict[str, object]) -> dict:
     """One run of two ranks, and what `rowwise simulate --check` says of it."""
     batch, wire, layout = (settings[name] for name in ("train.batch", "wire", "layout"))
     changes = {name: value for name, value in settings.items() if name.startswith(("train.", "model."))}
-    changes |= {"data.rows": STEPS * int(batch), "train.epochs": 1, "log.every": 10}
+    changes |= {"data.rows": STEPS * int(batch), "train.epochs": 1, "log.every": LINE}
     if wire != "fp32":
         changes |= {f"wire.host.{way}": wire for way in ("forward", "backward")}
     words = [word for name, value in changes.items() for word in ("--set", f"{name}={value}")]

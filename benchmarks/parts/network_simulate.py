@@ -113,7 +113,7 @@ def ours() -> tuple[list[dict], dict]:
     for name, wanted in (("DLRM-A", 0.48), ("DLRM-I", 2.90)):
         ladder = as_described(MODELS[name])
         rows |= {f"{name}, {change}": value for change, value in ladder.items()}
-        off = min(abs(value / wanted - 1) for value in ladder.values())
+        off = abs([*ladder.values()][-1] / wanted - 1)
         floors.append(at_most(f"{name} as its description schedules it: off {wanted} million samples/s", off, 0.05))
     below = SimulatedMachine(machine=machine_named("16x8xzionex:device=2GB"), even=True)
     value = rows["DLRM-F, rows in host memory"] = simulate(as_ours(MODELS["DLRM-F"]), below).samples_s / 1e6

@@ -209,7 +209,10 @@ def _fit(spec: "MeasurementSpec", folder: "MeasurementFolder", name: str, save: 
         with console.status("measuring steps"):
             from rowwise.recipes.step_overheads import with_overheads
 
-            hardware = with_overheads(hardware, spec.world)
+            try:
+                hardware = with_overheads(hardware, spec.world)
+            except PeerError as error:
+                console.print(f"steps are not measured: {error}", markup=False, soft_wrap=True)
     profile, quality = folder.path / "machine.json", _json_text(fitted.quality)
     page = draw_calibration(hardware.name, hardware.source, quality)
     texts = {"quality.json": quality, "report.html": page, profile.name: hardware.to_json() + "\n"}

@@ -3,6 +3,8 @@
 A run of a small model on little data is compared with its simulation by the profile: what is left of each stage is the
 program's own work, such as headers, metrics and the calls of layers. It is about the same for each model and batch.
 Tables are not part of it, as the profile's networks have measured sets of few samples.
+
+Known limits: lines of the log are part of it, one for 20 steps as in the library's recipes.
 """
 
 import subprocess
@@ -35,7 +37,10 @@ def with_overheads(hardware: Hardware, world: int) -> Hardware:
         words = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
         train = ["train", "dlrm-synthetic", *words, "--nproc", str(world), "--runs", str(folder / "runs")]
         command = [sys.executable, "-m", "rowwise", *train, "--hardware", str(profile)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, timeout=LIMIT_s)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, timeout=LIMIT_s)
+        except subprocess.TimeoutExpired:
+            raise PeerError(f"a run that measures steps has not ended after {LIMIT_s:g} s") from None
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise PeerError(f"a run that measures steps has failed: {last}")
