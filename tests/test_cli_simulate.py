@@ -193,9 +193,38 @@ def test_a_run_is_compared_with_its_simulation(command, tmp_path):
     assert (code, "no stages.csv with complete lines: want a run" in err) == (2, True)
 
 
-def test_sums_in_two_levels_are_refused(refused):
+def test_a_run_on_several_hosts_is_compared_on_its_network(command):
+    """Ranks of this machine stand for hosts: env.json says what a run on two would."""
+    steps = ("--set", "train.steps=8", "--set", "log.every=4", "--set", "data.rows=20000", "--nproc", "2")
+    assert command("train", "dlrm-synthetic", *steps, "--hardware", "cpu")[0] == 0
+    (stages,) = Path("runs").rglob("stages.csv")
+    facts, predicted = json.loads(stages.with_name("env.json").read_text()), []
+    for uplink_Bps, order in ((None, None), (1e6, ("c", "a")), (1e8, ("c", "a"))):
+        if uplink_Bps is not None:
+            link, hosts = PairLink(latency_s=1e-5, rate_Bps=1e8), tuple(NetworkHost(name=name) for name in "abc")
+            net = Network(hosts=hosts, link=link, groups=(0, 0, 1), uplink_Bps=(uplink_Bps,) * 2)
+            Path("net.json").write_text(net.to_json())
+            ordered = {"source": "net.json", "order": {"hosts": order}, "gain": 2.0}
+            stages.with_name("env.json").write_text(json.dumps(facts | {"hosts": 2, "network": ordered}))
+        code, out, err = command("simulate", "--check", str(stages.parent), "--json")
+        assert (code, err) == (0, "")
+        found = json.loads(out)
+        assert ("--network: nobody measured this network" in found["notes"]) == (uplink_Bps is not None)
+        predicted.append(found["predicted_s"])
+    assert predicted[1] > predicted[2] > predicted[0]
+
+
+def test_sums_in_two_levels_are_simulated(command, refused):
     what = ("dlrm-synthetic", "--topology", "2+2x1xcpu", "--set", "wire.far=int8")
-    assert "wire.far=int8: sums in two levels are not simulated" in refused(*what)
+    code, out, err = command("simulate", *what, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert (found["wire"], found["exact"]) == ("fp32/fp32/int8", False)
+    assert {"reduce.0", "reduce.far.0"} <= {stage["stage"] for stage in found["stages"]}
+    err = refused(*what, "--vary", "dense=replicated,full")
+    assert "dense=full with wire.far=int8: want dense=replicated, or a recipe without it" in err
+    err = refused(*what, "--set", "train.dense_parallel.kind=full")
+    assert "wire.far=int8 with train.dense_parallel.kind=full: want" in err
 
 
 def test_uplinks_have_wires_of_their_own():

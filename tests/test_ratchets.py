@@ -11,27 +11,27 @@ ROOT = Path(__file__).parents[1]
 PATCH = re.compile(r"\b(monkeypatch|patch)\.(setattr|setitem|setenv|delattr|delitem|delenv)\(|\bmock\.|unittest\.mock")
 PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
-    "calibrate": 2_954,
+    "calibrate": 2_960,
     "checkpoint": 4_216,
-    "cli": 7_713,
+    "cli": 7_756,
     "comm": 2_618,
     "drills": 1_053,
     "hashing": 3_416,
-    "ingest": 13_001,
+    "ingest": 13_011,
     "models": 3_240,
-    "ops": 7_994,
-    "perf": 2_949,
+    "ops": 8_011,
+    "perf": 3_026,
     "planner": 5_588,
-    "recipes": 10_559,
+    "recipes": 10_670,
     "report": 4_579,
     "shard": 3_231,
-    "storage": 642,
+    "storage": 649,
     "store": 1_007,
-    "train": 7_522,
+    "train": 7_526,
     "modules": 2_799,
-    "C and C++": 11_215,
-    "simulate": 1_544,
-    "serve": 5_993,
+    "C and C++": 11_280,
+    "simulate": 1_615,
+    "serve": 6_003,
 }
 
 

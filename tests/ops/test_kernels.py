@@ -225,7 +225,7 @@ def test_operators_of_devices_without_kernels(pooling):
         "spread",
     }  # see test_jagged.py
     of_ranks = {"place", "pack_ids"}  # see test_exchange.py
-    of_checkpoints = {"pack4", "unpack4"}  # see test_quantise.py
+    of_checkpoints = {"pack4", "unpack4", "keep_largest"}  # see test_quantise.py
     of_maps = {"map_ids"}  # see test_idmap.py
     fills = {"fill_uniform", "fill_uniform_rows"}
     named = fills | {"offsets", "pool", "pool_weight_grad", "gather", "update", "mark", "pack", "unpack"}

@@ -48,6 +48,18 @@ def test_four_bits_are_packed_as_the_reference_does(isa, w_ND):
     assert torch.equal(found.view(torch.int32), wanted.view(torch.int32))
 
 
+@given(w_ND=rows.filter(lambda w_ND: w_ND.shape[1] <= 256), share=st.floats(0, 1), holes=st.booleans())
+def test_the_largest_numbers_are_kept_as_the_reference_does(isa, w_ND, share, holes):
+    if holes and w_ND.numel():
+        w_ND.view(-1)[:: max(w_ND.numel() // 7, 1)] = torch.nan
+        w_ND.view(-1)[3::29] = -torch.inf
+    kept = max(1, round(share * w_ND.shape[1]))
+    coded = ops.keep_largest(w_ND, kept)
+    assert torch.equal(coded, reference.keep_largest(w_ND, kept))
+    assert coded.shape == (len(w_ND), 5 * kept)
+    assert (coded[:, 4 * kept :].int().diff(dim=1) > 0).all()
+
+
 def plain(w_ND):
     """Four bits between the ends of each row."""
     low, high = w_ND.aminmax(dim=1, keepdim=True)
@@ -113,6 +125,10 @@ def test_a_row_without_a_range_is_refused_by_table_and_number(bits, bad):
         (lambda: ops.pack4(torch.zeros(3, 0)), "rows must be"),
         (lambda: ops.pack4(torch.zeros(3, 4, dtype=torch.float64)), "rows must be"),
         (lambda: ops.pack4(torch.zeros(4, 3).T), "rows must be"),
+        (lambda: ops.keep_largest(torch.zeros(3), 1), "rows must be"),
+        (lambda: ops.keep_largest(torch.zeros(3, 257), 1), "of at most 256 columns"),
+        (lambda: ops.keep_largest(torch.zeros(3, 4), 5), "5 numbers of rows of 4"),
+        (lambda: ops.keep_largest(torch.zeros(3, 4), 0), "0 numbers of rows of 4"),
         (lambda: ops.unpack4(torch.zeros(3, 12, dtype=torch.uint8), 9), "rows of 9 columns take 16 bytes"),
         (lambda: ops.unpack4(torch.zeros(3, 12, dtype=torch.uint8), 0), "rows of 0 columns"),
         (lambda: ops.unpack4(torch.zeros(37, dtype=torch.uint8)[1:].view(3, 12), 8), "not aligned"),
@@ -158,6 +174,7 @@ def test_opcheck():
     torch.library.opcheck(ops.mark.default, (*marks, *bags))
     torch.library.opcheck(ops.pack4.default, (torch.randn(4, 9),))
     torch.library.opcheck(ops.unpack4.default, (torch.zeros(4, 16, dtype=torch.uint8), 9))
+    torch.library.opcheck(ops.keep_largest.default, (torch.randn(4, 9), 2))
 
 
 def test_operators_of_devices_without_kernels():
@@ -167,3 +184,4 @@ def test_operators_of_devices_without_kernels():
     packed = ops.pack4(rows_ND)
     assert packed.equal(flat["pack4"](rows_ND))
     assert ops.unpack4(packed, 24).equal(flat["unpack4"](packed, 24))
+    assert ops.keep_largest(rows_ND, 5).equal(flat["keep_largest"](rows_ND, 5))

@@ -1,16 +1,27 @@
 """A network survives its file, and a file that is no network is refused with the place."""
 
 import json
+from datetime import datetime, timedelta
 
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from link_networks import networks
+from msgspec import structs
 
 from rowwise.errors import SpecError
 from rowwise.perf.hardware import hardware_named
-from rowwise.perf.links import Network, NetworkHost, PairLink, read_network, uniform_network
+from rowwise.perf.links import (
+    Network,
+    NetworkHost,
+    NetworkProbe,
+    PairLink,
+    age_notes,
+    read_network,
+    uniform_network,
+)
 from rowwise.spec import Topology
 
 TWO = (NetworkHost(name="a"), NetworkHost(name="b"))
@@ -26,8 +37,36 @@ def test_read(tmp_path):
     path.write_text(uniform_network(Topology(hosts=4, devices=8, groups=(1, 3)), hardware_named("zionex")).to_json())
     read = read_network(path)
     assert read.topology() == Topology(hosts=4, devices=8, groups=(1, 3))
-    assert read.arrays().rate_HH[0, 3] == 7e9
+    assert read.arrays().rate_HH[0, 3] == 56e9
     assert np.isinf(read.arrays().rate_HH[2, 2])
+
+
+def probed(when):
+    link = PairLink(latency_s=1e-5, rate_Bps=1e9)
+    return Network(hosts=TWO, link=link, probed=NetworkProbe(when=when, seconds=5.0, sizes=(1,), rounds=1))
+
+
+def test_what_to_know_of_a_network_before_relying_on_it():
+    now = datetime.now().astimezone()
+    old, young = (probed((now - timedelta(days=days)).isoformat()) for days in (9, 6))
+    assert age_notes(young, "net.json") == []
+    assert "net.json: the network was probed 9 days ago: want a new probe" in age_notes(old, "net.json")[0]
+    assert age_notes(structs.replace(old, probed=None), "net.json") == ["net.json: nobody measured this network"]
+    with pytest.raises(SpecError, match=r"probed\.when is 'yesterday': want a date and time, such as 2026-"):
+        probed("yesterday")
+
+
+@given(networks(), st.data())
+def test_some_hosts_of_a_network_have_the_links_that_they_had(network, data):
+    places = data.draw(st.permutations(range(len(network.hosts))))[: data.draw(st.integers(1, len(network.hosts)))]
+    found = network.among([network.hosts[place].name for place in places])
+    net, whole = found.arrays(), network.arrays()
+    assert [host.name for host in found.hosts] == [network.hosts[place].name for place in places]
+    for matrix_HH, whole_HH in ((net.latency_HH, whole.latency_HH), (net.rate_HH, whole.rate_HH)):
+        assert (matrix_HH == whole_HH[np.ix_(places, places)]).all()
+    assert (net.uplink_G[net.group_H] == whole.uplink_G[whole.group_H[places]]).all()
+    near_HH = whole.group_H[places][:, None] == whole.group_H[places]
+    assert ((net.group_H[:, None] == net.group_H) == near_HH).all()
 
 
 def test_order_gives_groups():

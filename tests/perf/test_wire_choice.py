@@ -118,7 +118,7 @@ def test_sums_inside_a_host_take_its_rates():
 def test_a_machine_with_slow_uplinks_is_a_network_with_them():
     hardware, topology = hardware_named("zionex"), Topology(hosts=3, devices=2, groups=(2, 1))
     slow = structs.replace(hardware, uplink=structs.replace(hardware.network, all_to_all_Bps=1e9))
-    assert uniform_network(topology, slow).uplink_Bps == (2e9, 1e9)
+    assert uniform_network(topology, slow).uplink_Bps == (4e9, 2e9)
     assert uniform_network(topology, hardware).uplink_Bps == ()
 
 

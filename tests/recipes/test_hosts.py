@@ -6,13 +6,12 @@ from datetime import datetime, timedelta
 import msgspec
 import pytest
 import torch.distributed as dist
-from msgspec import structs
 
 from rowwise.comm.launch import HostOrder, Meeting
 from rowwise.comm.torch import Rendezvous
 from rowwise.errors import AgreedError, SpecError
 from rowwise.perf.links import Network, NetworkHost, NetworkProbe
-from rowwise.recipes.hosts import age_days, list_hosts, order_hosts
+from rowwise.recipes.hosts import list_hosts, order_hosts
 from rowwise.spec import Topology
 
 NAMES = ("a0", "b0", "a1", "b1")
@@ -123,12 +122,6 @@ def test_another_job_than_was_probed_is_refused_by_all_ranks(tmp_path, names, de
         order_hosts(meet(names, devices, store=store), path)
     with pytest.raises(AgreedError, match=says):
         order_hosts(meet(names, devices, rank=1, store=store), path)
-
-
-def test_the_age_of_a_network_is_known_if_it_was_probed():
-    assert age_days(make_network()) > 365
-    assert age_days(structs.replace(make_network(), probed=None)) is None
-    assert age_days(make_network(when="yesterday")) is None
 
 
 def test_hosts_have_the_devices_of_the_job():

@@ -12,8 +12,9 @@ from rowwise.errors import SpecError
 from rowwise.perf.access import Access, Workload
 from rowwise.perf.dense_layers import parse_layers, side_of_layers
 from rowwise.perf.dense_parallel import FLOAT_bytes
-from rowwise.perf.hardware import Machine, hardware_named
-from rowwise.perf.links import Network, NetworkHost, PairLink
+from rowwise.perf.hardware import Machine, StageOverhead, hardware_named
+from rowwise.perf.links import Network, NetworkHost, PairLink, uniform_network
+from rowwise.perf.sums import SumCosts
 from rowwise.perf.timeline import stage_times, steady_step
 from rowwise.plan import Plan
 from rowwise.planner.layouts import table_wise
@@ -143,6 +144,26 @@ def test_dense_transfers_are_the_bytes_of_the_formulas(kind):
     assert 0 <= model.side.cost(machine.topology).sent_bytes - sent <= (0.1 if kind == "replicated" else padding)
 
 
+@pytest.mark.parametrize("topology", [Topology(hosts=4, devices=2, groups=(3, 1)), Topology(hosts=3, devices=4)])
+@pytest.mark.parametrize("far", ["fp32", "int8", "topk:1%"])
+def test_sums_in_two_levels_take_what_the_formulas_say(topology, far):
+    """The same as `rowwise train --network` chooses by, on rates of a profile and on a network that is given."""
+    hardware, wire = hardware_named("cpu"), Wire(far=far, error_feedback=far != "fp32")
+    uniform, hosts = uniform_network(topology, hardware), tuple(NetworkHost(name=str(h)) for h in range(topology.hosts))
+    numbers, link = tuple(range(len(topology.groups) or 1)), PairLink(latency_s=3e-5, rate_Bps=2e8)
+    slow = Network(hosts=hosts, link=link, groups=uniform.groups, uplink_Bps=(1e8,) * len(numbers))
+    empty = TableSeconds(**dict.fromkeys(("lookup_W", "update_W", "fetch_W", "store_W"), np.zeros(1)), transfers={})
+    for network in (None, slow):
+        links = Links(Machine(topology, hardware), None if network is None else network.arrays())
+        work = StepWork(
+            tables=empty, layers=LAYERS, side=side_of_layers(LAYERS), links=links, samples=1.0, wire=wire
+        )  # fmt: skip
+        sums = [one for one in work.works() if one.name.startswith("reduce.")]
+        costs = SumCosts(topology, (network or uniform).arrays(), hardware, (LAYERS.parameters,))
+        assert sum(sum(one.causes.values()) for one in sums) == pytest.approx(costs.seconds(wire))
+        assert [one.name for one in sums if one.resource == "link"] == ["reduce.0", "reduce.far.0"]
+
+
 def test_a_plan_of_equal_tables_is_as_fast_as_even_ones():
     tables = tuple(Workload(table=Table(name=f"t{k}", rows=1000, dim=64), access=Access(pooling=2.0)) for k in range(8))
     model = SimulatedModel(name="", workloads=tables, layers=LAYERS, side=side_of_layers(LAYERS), batch=4096)
@@ -206,7 +227,7 @@ def test_a_network_takes_the_place_of_the_profiles_rates():
     assert slow_s.step_s > fast_s.step_s
     assert slow_s.help[0].what == "uplink"
     assert "uplink" not in {one.what for one in fast_s.help if one.saved > 1e-9}
-    assert "the network's rates were not measured" in slow_s.notes
+    assert "--network: nobody measured this network" in slow_s.notes
     with pytest.raises(SpecError, match="4 hosts, and the machine has 8"):
         simulate(model, SimulatedMachine(machine=machine_named("8x4xcpu"), network=free, even=True))
 
@@ -233,6 +254,40 @@ def test_sending_takes_the_processor_where_a_profile_says_so():
     )
     busy = [next(u for u in one.uses if u.resource == "processor").busy_s for one in (slow, fast)]
     assert busy[0] > busy[1]
+
+
+def test_copies_between_ranks_of_a_host_take_its_processors():
+    shares = structs.replace(hardware_named("cpu"), copies_inside=True, cpu_s_per_byte=1e-9)
+    beside = structs.replace(shares, copies_inside=False, cpu_s_per_byte=0.0)
+    copied, sent = (
+        simulate(MODEL, SimulatedMachine(machine=Machine(Topology(devices=2), hardware), even=True))
+        for hardware in (shares, beside)
+    )
+    busy = [{use.resource: use.busy_s for use in one.uses} for one in (copied, sent)]
+    assert busy[0]["link"] == 0
+    assert busy[0]["processor"] == pytest.approx(busy[1]["processor"] + busy[1]["link"])
+    assert copied.step_s == pytest.approx(busy[0]["processor"])  # nothing travels beside computation
+    assert {one.what for one in copied.help} == {one.what for one in sent.help}
+    # Between hosts there is no shared memory.
+    two = Topology(hosts=2)
+    across = [
+        simulate(MODEL, SimulatedMachine(machine=Machine(two, structs.replace(h, cpu_s_per_byte=0.0)), even=True))
+        for h in (shares, beside)
+    ]
+    assert across[0].step_s == across[1].step_s
+
+
+def test_what_a_program_takes_beside_all_else_is_added():
+    overheads = (StageOverhead("other", 0.01), StageOverhead("reduce", 0.02))
+    bare = structs.replace(hardware_named("cpu"), copies_inside=True)
+    for world, more in ((1, 0.01), (2, 0.03)):
+        with_them, without = (
+            simulate(MODEL, SimulatedMachine(machine=Machine(Topology(devices=world), hardware), even=True))
+            for hardware in (structs.replace(bare, overheads=overheads), bare)
+        )
+        assert with_them.step_s == pytest.approx(without.step_s + more)
+    with pytest.raises(SpecError, match=r"overheads of 'other' are -1\.0 s: want 0 or more"):
+        structs.replace(bare, overheads=(StageOverhead("other", -1.0),))
 
 
 def test_ranks_that_share_layers_by_tensors_are_said_not_to_run_here():

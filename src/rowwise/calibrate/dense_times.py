@@ -106,6 +106,8 @@ def _measure_linear(comm: Comm, samples: int, inputs: int, outputs: int) -> tupl
     gradient = torch.randn(samples, outputs)
 
     def both() -> None:
+        for tensor in (x, *layer.parameters()):
+            tensor.grad = None  # as in a step: gradients that are there would be added to
         layer(x).backward(gradient)
 
     forward_s = _usual_s(comm, lambda: layer(x))

@@ -60,6 +60,7 @@ class MachineDescription(Value, frozen=True, kw_only=True):
     disk_bytes: int = 0
     coding: Coding | None = None
     dense: DenseTimes | None = None  # None: not measured
+    copies_inside: bool = False  # whether ranks exchanged through shared memory
     narrow: tuple[WireShares, ...] = ()  # added cost of narrow wires; empty: not measured
 
 
@@ -284,9 +285,11 @@ def _preset_with_memory(machine: MachineDescription) -> Hardware:
         disk_bytes=machine.disk_bytes,
         cache_bytes=machine.cache_bytes,
         coding=machine.coding,
+        flops=float(f"{machine.dense.linears.flops:.4g}") if machine.dense else preset.flops,
         linears=machine.dense and machine.dense.linears,
         sums=machine.dense and machine.dense.sums,
         cpu_s_per_byte=machine.dense.cpu_s_per_byte if machine.dense else 0.0,
+        copies_inside=machine.copies_inside,
     )
 
 

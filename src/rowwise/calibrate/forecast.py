@@ -19,7 +19,8 @@ from rowwise.quantity import format_duration
 SETS_A_SECOND = 5.0  # of each rank of a fast machine
 PROBED_STEPS, MOST_PROBED = 20, 1200  # steps and sets of a measured training; more are drawn as batches, too
 TABLES, FEATURES, WORK = 8, 27, 5  # tables of a made-up set, and the columns that describe one
-START_s, WIRES_s = 12.0, 15.0  # to start the command and ranks; to measure narrow wires, with their start
+# To start the command and ranks; to measure narrow wires, and steps, with their start.
+START_s, WIRES_s, STEPS_s = 12.0, 15.0, 20.0
 
 
 def forecast_calibration(spec: MeasurementSpec, folder: MeasurementFolder, minutes: float) -> str:
@@ -30,7 +31,7 @@ def forecast_calibration(spec: MeasurementSpec, folder: MeasurementFolder, minut
     by_rank = SETS_A_SECOND * spec.world * (SETS_FRACTION if spec.world > 1 else 1.0)
     rate = tally.sets / measured_s if tally.sets else by_rank
     sets = tally.sets + round(rate * left_s)
-    fit_s = forecast_fit_s(sets) + (WIRES_s if spec.world > 1 else 0.0)
+    fit_s = forecast_fit_s(sets) + (WIRES_s + STEPS_s if spec.world > 1 else 0.0)
     total = format_duration(left_s + fit_s + (START_s if left_s else 0.0))
     done = f" ({format_duration(measured_s)} are measured)" if measured_s else ""
     return f"takes about {total}: {format_duration(left_s)} to measure{done}, {format_duration(fit_s)} to fit at most"

@@ -204,9 +204,18 @@ def _fit(spec: "MeasurementSpec", folder: "MeasurementFolder", name: str, save: 
     machine = _describe_machine(spec, name, folder.path, thorough=thorough)
     with _show_progress(console, "fitting") as report:
         fitted = fit_profile(samples, machine, report)
+    hardware = fitted.hardware
+    if hardware.linears is not None and hardware.copies_inside:
+        with console.status("measuring steps"):
+            from rowwise.recipes.step_overheads import with_overheads
+
+            try:
+                hardware = with_overheads(hardware, spec.world)
+            except PeerError as error:
+                console.print(f"steps are not measured: {error}", markup=False, soft_wrap=True)
     profile, quality = folder.path / "machine.json", _json_text(fitted.quality)
-    page = draw_calibration(fitted.hardware.name, fitted.hardware.source, quality)
-    texts = {"quality.json": quality, "report.html": page, profile.name: fitted.hardware.to_json() + "\n"}
+    page = draw_calibration(hardware.name, hardware.source, quality)
+    texts = {"quality.json": quality, "report.html": page, profile.name: hardware.to_json() + "\n"}
     for line in fitted.lines():
         console.print(line, markup=False, soft_wrap=True)
     for file, text in texts.items():
@@ -248,6 +257,7 @@ def _describe_machine(spec: "MeasurementSpec", name: str, folder: Path, *, thoro
         threads=spec.threads,
         coding=measure_coding(torch.device(spec.device), spec.threads),
         narrow=measure_wire_costs(spec.world, spec.threads, shared_memory=shared_memory) if narrow else (),
+        copies_inside=shared_memory and spec.device == "cpu" and spec.world > 1,
         dense=measure_dense(spec.world, spec.threads, shared_memory=shared_memory) if thorough_dense else None,
         disk=measure_disk(folder, DISK_s),
         disk_bytes=int(shutil.disk_usage(folder).free * TABLE_FRACTION),

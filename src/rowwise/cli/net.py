@@ -125,7 +125,7 @@ def order(
     Example: rowwise net order net.json --hosts hosts.txt
     """
     from rowwise.cli.net_show import show_order
-    from rowwise.perf.links import read_network
+    from rowwise.perf.links import age_notes, read_network
     from rowwise.planner.order import find_order, parse_sum
 
     _check_seconds(seconds, MOST_s)
@@ -139,7 +139,7 @@ def order(
     if as_json:
         print_json({"collective": wanted.collective, "bytes": wanted.size_bytes, "hosts": names, **found._asdict()})
     else:
-        show_order(found, names, make_terminal())
+        show_order(found, names, age_notes(read, str(network)), make_terminal())
 
 
 def _check_seconds(seconds: float, most: float) -> None:

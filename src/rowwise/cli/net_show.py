@@ -4,7 +4,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from rowwise.perf.links import LinkArrays, Network
+from rowwise.perf.links import LinkArrays, Network, age_notes
 from rowwise.planner.order import HostOrdering
 from rowwise.quantity import format_bytes, format_seconds
 from rowwise.report.markup import Html, join, note, section, tag, text, text_table
@@ -27,7 +27,7 @@ def show_network(network: Network, source: str, console: Console) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
 
-def show_order(found: HostOrdering, names: list[str], console: Console) -> None:
+def show_order(found: HostOrdering, names: list[str], notes: list[str], console: Console) -> None:
     lines = [f"order      {' '.join(names)}"] if found.is_worthwhile else []
     gain = f"{found.gain:.1f}x as fast as in the given order" if found.is_worthwhile else "nothing to gain: 1.0x"
     lines += [
@@ -35,6 +35,7 @@ def show_order(found: HostOrdering, names: list[str], console: Console) -> None:
         f"given      {format_seconds(found.given_s)}",
         f"random     {format_seconds(found.random_s)}, mean of 100 orders",
         f"bound      {format_seconds(found.bound_s)}, less than in any order",
+        *(f"note       {one}" for one in notes),
     ]
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
@@ -49,8 +50,9 @@ def describe(network: Network, source: str) -> list[str]:
     ]
     groups = f"{network.group_count} groups" if network.group_count > 1 else "one group"
     lines.append(f"{source}: {len(network.hosts)} hosts in {groups}")
+    lines += age_notes(network, source)
     if probed is None:
-        return [*lines, "nobody measured these numbers"]
+        return lines
     sizes = " and ".join(format_bytes(size) for size in probed.sizes)
     measured = f"messages of {sizes}, {probed.rounds} rounds under load, noise {probed.noise:.0%}"
     return [*lines, f"probed {probed.when} for {probed.seconds:g} s: {measured}"]

@@ -189,9 +189,9 @@ class TopKCodec:
     def encode(self, block_ND: Tensor, scales: BlockScales = (), loss_scale: float = 1.0) -> Tensor:
         columns = block_ND.shape[1]
         assert columns <= 256
-        columns_NK = block_ND.abs().topk(min(self.kept, columns), sorted=False).indices
-        values_NK = block_ND.float().gather(1, columns_NK)
-        return torch.cat([values_NK.view(torch.uint8), columns_NK.to(torch.uint8)], 1).flatten()
+        if not block_ND.numel():
+            return block_ND.new_empty(0, dtype=torch.uint8)
+        return torch.ops.rowwise.keep_largest(block_ND.float().contiguous(), min(self.kept, columns)).flatten()
 
     def decode(self, coded_P: Tensor, shape: Shape, scales: BlockScales = (), loss_scale: float = 1.0) -> Tensor:
         rows, columns = shape

@@ -41,6 +41,7 @@ ON_GPU = {
     "dots": "torch",
     "place": "torch",
     "spread": "torch",
+    "keep_largest": "torch",
 }
 
 

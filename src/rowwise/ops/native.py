@@ -20,9 +20,9 @@ LIBRARY = "librowwise_ops.so"
 OPERATORS = (
     "offsets", "lengths", "in_range", "find_newer", "take", "bucketize", "expand", "spread", "deduplicate", "place",
     "pack_ids", "map_ids", "pool", "pool_weight_grad", "gather", "update", "mark", "touch", "rewrite", "fill_uniform",
-    "fill_uniform_rows", "pack", "unpack", "pack4", "unpack4", "interact", "interact_grad", "pair_sums",
-    "pair_sums_grad", "dots", "relu_grad", "crc32", "publish", "wait_for", "zeros", "empty_bytes", "kept_bytes",
-    "drop_kept", "isa", "limit_isa", "row_types", "optimizers",
+    "fill_uniform_rows", "pack", "unpack", "pack4", "unpack4", "keep_largest", "interact", "interact_grad",
+    "pair_sums", "pair_sums_grad", "dots", "relu_grad", "crc32", "publish", "wait_for", "zeros", "empty_bytes",
+    "kept_bytes", "drop_kept", "isa", "limit_isa", "row_types", "optimizers",
 )  # fmt: skip
 
 
@@ -121,6 +121,10 @@ def _register_shapes_of_checkpoints() -> None:
     @fake("rowwise::unpack4")
     def _(packed: Tensor, dim: int) -> Tensor:
         return packed.new_empty((packed.shape[0], dim), dtype=torch.float32)
+
+    @fake("rowwise::keep_largest")
+    def _(rows: Tensor, kept: int) -> Tensor:
+        return rows.new_empty((rows.shape[0], 5 * kept), dtype=torch.uint8)
 
 
 def _register_shapes_of_dense() -> None:

@@ -79,15 +79,30 @@ def two_level_s(net: LinkArrays, size_bytes: float, far_bytes: float) -> float:
     As many hosts of each group hold a share as the smallest group has. `far_bytes` is the size of all numbers as they
     are encoded between groups.
     """
-    groups = [np.flatnonzero(net.group_H == g) for g in range(len(net.uplink_G))]
-    holders = min(len(hosts) for hosts in groups)
-    near_s = max(_scatter_s(net, hosts, size_bytes, holders) for hosts in groups)
+    return 2 * near_scatter_s(net, size_bytes) + far_sum_s(net, far_bytes)
+
+
+def near_scatter_s(net: LinkArrays, size_bytes: float) -> float:
+    """The first step of `two_level_s`, which takes as long as its last: in the group where that is most."""
+    groups = _hosts_by_group(net)
+    holders = min(map(len, groups))
+    return max(_scatter_s(net, hosts, size_bytes, holders) for hosts in groups)
+
+
+def far_sum_s(net: LinkArrays, far_bytes: float) -> float:
+    """The second step of `two_level_s`: rings of the hosts that hold the same share, at once."""
+    groups = _hosts_by_group(net)
     if len(groups) == 1:
-        return 2 * near_s
+        return 0.0
+    holders = min(map(len, groups))
     rings = [ring_flows([hosts[k] for hosts in groups]) for k in range(holders)]
     source_F, target_F = (np.concatenate(ends) for ends in zip(*rings, strict=True))
     step_s = message_s(net, source_F, target_F, far_bytes / holders / len(groups)).max()
-    return 2 * near_s + 2 * (len(groups) - 1) * float(step_s)
+    return 2 * (len(groups) - 1) * float(step_s)
+
+
+def _hosts_by_group(net: LinkArrays) -> list[Ints]:
+    return [np.flatnonzero(net.group_H == group) for group in range(len(net.uplink_G))]
 
 
 def ring_flows(order: Order) -> tuple[Ints, Ints]:

@@ -21,6 +21,7 @@ from rowwise.textfile import decode_json
 from rowwise.value import check_most
 
 MOST_BYTES = 1 << 60
+LONGEST_s = 1e6
 FLOAT_bytes = 4
 SECONDS = ("launch_s", "forward_issue_s", "backward_issue_s")
 NUMBERS = re.compile(r"\[[^][{}\"]*\]")
@@ -70,6 +71,13 @@ class Coding(Value, frozen=True, kw_only=True):
     int8: CodecRates
 
 
+class StageOverhead(Value, frozen=True):
+    """Seconds of a stage of any training step, beside those of its tables, layers and transfers."""
+
+    stage: str
+    seconds: float
+
+
 class Kernels(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Networks for sets of tables, learned from measurements on a device."""
 
@@ -109,6 +117,8 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
     linears: LinearTimes | None = None  # None: dense layers take their operations over `flops`
     sums: SumTimes | None = None  # of dense gradients inside a host; None: they go at the rates of all-reduces
     cpu_s_per_byte: float = 0.0  # that a device computes less while it sends or receives a byte: on CPUs
+    overheads: tuple[StageOverhead, ...] = ()  # of any step, beside its tables, layers and transfers; empty: unknown
+    copies_inside: bool = False  # ranks of a host share memory: a transfer inside it is copies, by the ranks themselves
 
     def __post_init__(self) -> None:
         positive = ("device_Bps", "cache_Bps", "host_Bps", "disk_reads_s", "disk_write_Bps", "flops")
@@ -123,6 +133,10 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
         for name in ("device_bytes", "host_bytes", "disk_bytes", "cache_bytes", "id_bytes", "cpu_s_per_byte", *SECONDS):
             if getattr(self, name) < 0:
                 raise SpecError(f"hardware {self.name!r}: {name}={getattr(self, name)}: want 0 or more")
+        for one in self.overheads:
+            if not 0 <= one.seconds < LONGEST_s:
+                got = f"overheads of {one.stage!r} are {one.seconds} s"
+                raise SpecError(f"hardware {self.name!r}: {got}: want 0 or more, and less than {LONGEST_s:g}")
         most = dict.fromkeys(("device_bytes", "host_bytes", "disk_bytes", "cache_bytes"), MOST_BYTES)
         check_most(f"hardware {self.name!r}: ", self, **most, id_bytes=1 << 20)
 

@@ -39,6 +39,11 @@ class LinearTimes(Value, frozen=True):
             if shape != {tuple(map(len, axes))} or min(x for plane in rows for line in plane for x in line) <= 0:
                 raise SpecError(f"linears.{name}: want seconds above 0 for each point of the grid")
 
+    @property
+    def flops(self) -> float:
+        """Operations a second in the forward of the largest layer."""
+        return 2.0 * self.samples[-1] * self.inputs[-1] * self.outputs[-1] / self.forward_s[-1][-1][-1]
+
     def of(self, samples: float, inputs: int, outputs: int) -> LinearSeconds:
         """Between points linear in logarithms; outside of the grid in proportion to the operations."""
         return LinearSeconds(*(self._at(grid, samples, inputs, outputs) for grid in (self.forward_s, self.backward_s)))

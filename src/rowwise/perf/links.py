@@ -13,12 +13,14 @@ An uplink carries its bytes a second each way.
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from rowwise.errors import SpecError
 from rowwise.perf.access import Floats
@@ -28,6 +30,7 @@ from rowwise.spec import Topology
 from rowwise.textfile import decode_json, read_bytes
 from rowwise.value import MOST_RANKS, Value
 
+OLD_days = 7
 Matrix = tuple[tuple[float | None, ...], ...]
 
 
@@ -54,6 +57,17 @@ class NetworkProbe(Value, frozen=True, omit_defaults=True):
     sizes: tuple[int, ...]  # bytes of the messages
     rounds: int
     noise: float = 0.0  # median relative spread of a pair's repetitions
+
+    def __post_init__(self) -> None:
+        try:
+            datetime.fromisoformat(self.when)
+        except ValueError:
+            want = "want a date and time, such as 2026-01-31T12:00:00+00:00"
+            raise SpecError(f"network: probed.when is {self.when!r}: {want}") from None
+
+    @property
+    def time(self) -> datetime:
+        return datetime.fromisoformat(self.when).astimezone()
 
 
 class LinkArrays(NamedTuple):
@@ -156,6 +170,24 @@ class Network(Value, frozen=True, omit_defaults=True):
         uplink_G = np.array(self.uplink_Bps or [math.inf] * self.group_count)
         return LinkArrays(latency_HH, rate_HH, group_H, uplink_G)
 
+    def among(self, names: Sequence[str]) -> "Network":
+        """The network between some of its hosts, in this order."""
+        place_of = {host.name: place for place, host in enumerate(self.hosts)}
+        places = [place_of[name] for name in names]
+        numbers = list(dict.fromkeys(self.groups[place] for place in places)) if self.groups else []
+
+        def between(matrix: Matrix) -> Matrix:
+            return tuple(tuple(matrix[a][b] for b in places) for a in places) if matrix else ()
+
+        return structs.replace(
+            self,
+            hosts=tuple(self.hosts[place] for place in places),
+            latency_s=between(self.latency_s),
+            rate_Bps=between(self.rate_Bps),
+            groups=tuple(numbers.index(self.groups[place]) for place in places) if numbers else (),
+            uplink_Bps=tuple(self.uplink_Bps[number] for number in numbers) if numbers and self.uplink_Bps else (),
+        )
+
     def topology(self, order: Sequence[int] | None = None) -> Topology:
         """Hosts in an order, and the runs of hosts of one group; hosts have to have equally many devices."""
         order = range(len(self.hosts)) if order is None else order
@@ -181,14 +213,24 @@ def read_network(path: str | Path) -> Network:
         raise SpecError(f"{path}: not a network: {error}") from None
 
 
+def age_notes(network: Network, source: str) -> list[str]:
+    """What to know before relying on a network: that nobody measured it, or how old it is."""
+    if network.probed is None:
+        return [f"{source}: nobody measured this network"]
+    age = (datetime.now().astimezone() - network.probed.time).total_seconds() / 86_400
+    old = f"{source}: the network was probed {age:.0f} days ago: want a new probe, as links and hosts change"
+    return [old] if age > OLD_days else []
+
+
 def uniform_network(topology: Topology, hardware: Hardware) -> Network:
     """The network between the hosts of a machine whose links are those of a hardware profile."""
     rates = hardware.network
     hosts = tuple(NetworkHost(name=f"host-{h}", devices=topology.devices) for h in range(topology.hosts))
     groups = tuple(topology.group_of(h) for h in range(topology.hosts)) if topology.groups else ()
     # Hosts of a group share what each could send if all did.
-    uplink = () if hardware.uplink is None else tuple(hardware.uplink.all_to_all_Bps * size for size in topology.groups)
-    link = PairLink(latency_s=rates.latency_s, rate_Bps=rates.all_to_all_Bps)
+    each_Bps = None if hardware.uplink is None else hardware.uplink.all_to_all_Bps * topology.devices
+    uplink = () if each_Bps is None else tuple(each_Bps * size for size in topology.groups)
+    link = PairLink(latency_s=rates.latency_s, rate_Bps=rates.all_to_all_Bps * topology.devices)
     return Network(hosts=hosts, link=link, groups=groups, uplink_Bps=uplink)
 
 

@@ -3,7 +3,6 @@
 Only the first rank decides, as searches may end at different orders.
 """
 
-from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -12,7 +11,7 @@ from rowwise.calibrate.net import make_network
 from rowwise.comm.launch import HostOrder, Meeting
 from rowwise.comm.probe import probe
 from rowwise.errors import SpecError
-from rowwise.perf.links import LinkArrays, Network, NetworkHost, group_runs, read_network
+from rowwise.perf.links import LinkArrays, Network, NetworkHost, age_notes, group_runs, read_network
 from rowwise.planner.order import Sum, find_order
 from rowwise.recipes.recipe import PROBE
 from rowwise.recipes.text import RECIPE, parse
@@ -21,7 +20,6 @@ from rowwise.textfile import decode_json, read_bytes, read_text
 from rowwise.train.dense import BUCKET_BYTES
 
 PROBE_s = 10.0  # longest probe before a run
-OLD_days = 7
 ENVIRONMENT, NETWORK = "env.json", "network.json"  # in the folder of a run
 
 
@@ -124,7 +122,7 @@ def choose_order(network: Network, meeting: Meeting, source: str) -> OrderedHost
         source=source,
         order=order,
         gain=round(found.gain if found.is_worthwhile else 1.0, 2),
-        notes=tuple(_age_notes(network, source)),
+        notes=tuple(age_notes(network, source)),
     )
 
 
@@ -153,23 +151,6 @@ def ordered_links(network: NetworkOfRun, hosts: int) -> LinkArrays | None:
     if ordered.order is None:
         return given.arrays() if len(given.hosts) == hosts else None
     return given.arrays().among([index_of[name] for name in ordered.order.hosts])
-
-
-def _age_notes(network: Network, source: str) -> list[str]:
-    age = age_days(network)
-    if age is None:
-        return [f"{source}: nobody measured this network"]
-    old = f"{source}: the network was probed {age:.0f} days ago: want a new probe, as links and hosts change"
-    return [old] if age > OLD_days else []
-
-
-def age_days(network: Network) -> float | None:
-    """Days since a network was probed; None if it was not, or says no valid time."""
-    try:
-        when = datetime.fromisoformat(network.probed.when) if network.probed is not None else None
-    except ValueError:
-        return None
-    return None if when is None else (datetime.now().astimezone() - when.astimezone()).total_seconds() / 86_400
 
 
 def _encode(value: NetworkOfRun) -> str:

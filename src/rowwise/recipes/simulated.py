@@ -40,9 +40,10 @@ def simulated_model(recipe: Recipe, machine: Machine) -> SimulatedModel:
     if recipe.wire == "auto":
         resolved = decide_wire(resolved, topology, hardware=machine.hardware)
     wire = resolved.recipe.wire_types
-    if wire.far is not None:
-        chosen = ", chosen by `wire: auto`" if recipe.wire == "auto" else ""
-        raise SpecError(f"wire.far={wire.far}{chosen}: sums in two levels are not simulated: want another wire")
+    kind = recipe.train.dense_parallel.kind
+    if wire.far is not None and kind != "replicate":
+        got = f"wire.far={wire.far} with train.dense_parallel.kind={kind}"
+        raise SpecError(f"{got}: want wire.far=null, or kind: replicate")
     model = make_model(resolved, on_meta=True, reads=False)
     shards_of(recipe.train.dense_parallel, topology)  # raises for a number that does not divide ranks
     activations = measure_activations(resolved)

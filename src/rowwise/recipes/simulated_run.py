@@ -6,10 +6,14 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rowwise.errors import SpecError
 from rowwise.perf.hardware import Hardware, Machine
+from rowwise.perf.links import Network, read_network
 from rowwise.plan import Plan
 from rowwise.quantity import is_finite
+from rowwise.recipes.hosts import ENVIRONMENT, NETWORK, OrderedHosts
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.sharding import load_hardware
 from rowwise.recipes.simulated import simulated_model
@@ -24,7 +28,7 @@ SHARED = {"gather": "forward"}  # stages of a simulation whose time a run charge
 
 
 class CheckedStage(Value, frozen=True):
-    """Seconds of a stage of a step, on the rank where that is most."""
+    """Seconds of a stage of a step, on the rank where that is most; 0 are predicted of what is not simulated."""
 
     stage: str
     predicted_s: float
@@ -47,31 +51,49 @@ def check_run(folder: Path) -> CheckedRun:
     if not recorded.stages:
         raise SpecError(f"{folder}: no stages.csv with complete lines: {WANT}")
     recipe = decode(parse(read_text(folder / RECIPE), str(folder / RECIPE)), str(folder / RECIPE))
-    hardware = _hardware(recipe, folder)
+    facts: dict[str, Any] = json.loads(read_text(folder / ENVIRONMENT))
+    hardware = _hardware(recipe, folder, str(facts.get("cpu", "")))
     plan = Plan.from_json(read_bytes(folder / "plan.json"))
-    machine = Machine(Topology(devices=plan.world), hardware)
-    found = simulate(simulated_model(recipe, machine), SimulatedMachine(machine=machine, plan=plan))
+    hosts = int(facts.get("hosts", 1))
+    network = _network(folder, facts.get("network"), hosts) if hosts > 1 else None
+    topology = Topology(hosts=hosts, devices=plan.world // hosts) if network is None else network.topology()
+    machine = Machine(topology, hardware)
+    place = SimulatedMachine(machine=machine, network=network, plan=plan)
+    found = simulate(simulated_model(recipe, machine), place)
     if found.step_s is None:
         raise SpecError(f"{folder}: the profile {hardware.name} has too little memory for it: {WANT}")
-    measured = _median_seconds(recorded.stages)
+    measured = _median_seconds(recorded.stages, exposed=hardware.copies_inside)
     predicted = _predicted(found)
-    names = [name for name in measured if name in predicted]
+    names = [name for name, seconds in measured.items() if seconds or predicted.get(name)]
     return CheckedRun(
         run=str(folder),
         predicted_s=found.step_s,
         measured_s=_step_seconds(recorded.stages),
-        stages=tuple(CheckedStage(name, predicted[name], measured[name]) for name in names),
+        stages=tuple(CheckedStage(name, predicted.get(name, 0.0), measured[name]) for name in names),
         notes=found.notes,
     )
 
 
-def _hardware(recipe: Recipe, folder: Path) -> Hardware:
+def _network(folder: Path, saved: Any, hosts: int) -> Network | None:
+    """The network of the run in the order of its hosts; None: it had none, or that is not there any more."""
+    if saved is None:
+        return None
+    ordered = msgspec.convert(saved, OrderedHosts)
+    probed = folder / NETWORK
+    try:
+        given = read_network(probed if probed.exists() else ordered.source)
+        if ordered.order is not None:
+            return given.among(ordered.order.hosts)
+    except (OSError, KeyError, SpecError):
+        return None
+    return given if len(given.hosts) == hosts else None
+
+
+def _hardware(recipe: Recipe, folder: Path, cpu: str) -> Hardware:
     """The profile of the run, if the run was on that machine."""
     if recipe.hardware is None:
         raise SpecError(f"{folder}: the run names no hardware: {WANT}")
     hardware = load_hardware(recipe.hardware)
-    facts: dict[str, Any] = json.loads(read_text(folder / "env.json"))
-    cpu = str(facts.get("cpu", ""))
     if hardware.kernels is not None and cpu not in hardware.source:
         raise SpecError(f"{folder}: it ran on {cpu}, and {hardware.name} is {hardware.source}: want its own profile")
     return hardware
@@ -83,11 +105,12 @@ def _lines_after_first(lines: tuple[StageLine, ...] | list[StageLine]) -> list[S
     return [line for line in lines if line.step > steps[0]] if len(steps) > 1 else list(lines)
 
 
-def _median_seconds(lines: Any) -> dict[str, float]:
-    """By phase: how long its resource worked, on the rank where that is most."""
+def _median_seconds(lines: Any, *, exposed: bool) -> dict[str, float]:
+    """By phase: how long its resource worked, on the rank where that is most; or its main thread, which then copies."""
     by_rank: dict[tuple[str, int], list[float]] = defaultdict(list)
     for line in _lines_after_first(lines):
-        by_rank[line.phase, line.rank].append(line.busy_s if is_finite(line.busy_s) else line.measured_s)
+        is_busy = is_finite(line.busy_s) and not exposed
+        by_rank[line.phase, line.rank].append(line.busy_s if is_busy else line.measured_s)
     found: dict[str, float] = {}
     for (phase, _), seconds in by_rank.items():
         found[phase] = max(found.get(phase, 0.0), statistics.median(seconds))

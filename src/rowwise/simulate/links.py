@@ -4,18 +4,19 @@ Rates are those of a hardware profile or, between hosts, of a network. With a ne
 sends each other one, empty or not, and sums go round a ring.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from rowwise.perf.access import Floats
-from rowwise.perf.collective import all_to_all_s, ring_s
+from rowwise.perf.collective import all_to_all_s, far_sum_s, near_scatter_s, ring_s
 from rowwise.perf.hardware import FLOAT_bytes, Machine
-from rowwise.perf.links import LinkArrays
+from rowwise.perf.links import LinkArrays, uniform_network
+from rowwise.perf.sums import far_coding_s
 from rowwise.simulate.traffic import Flow
-from rowwise.spec import LINKS, RUN, Link, Topology, WireType
+from rowwise.spec import LINKS, RUN, FarType, Link, Topology, WireType
 
 Cause = Literal["device", "memory", "host link", "links in hosts", "network", "uplink", "latency"]
 CAUSES: tuple[Cause, ...] = ("device", "memory", "host link", "links in hosts", "network", "uplink", "latency")
@@ -35,6 +36,13 @@ class Links:
     def topology(self) -> Topology:
         return self.machine.topology
 
+    @property
+    def by_processor(self) -> frozenset[Cause]:
+        """What the processor spends on transfers, instead of computing beside them."""
+        if not self.machine.hardware.copies_inside:
+            return frozenset({"device"})
+        return frozenset({"device", "links in hosts", *(("latency",) if self.topology.hosts == 1 else ())})
+
     def flow(self, flow: Flow) -> Seconds:
         """Of the rank that takes longest; nothing without bytes."""
         each = {link: np.maximum(flow.sent[link], flow.received[link]) for link in LINKS}
@@ -45,7 +53,8 @@ class Links:
         taken = {link: each[link] / self._rate(link, flow.collective) for link in near}
         slowest = int(np.argmax(sum(taken.values())))
         found: Seconds = {CAUSE_OF[link]: float(x[slowest]) for link, x in taken.items()}
-        moved = np.sum([flow.sent[link] + flow.received[link] for link in LINKS], axis=0)
+        sent: tuple[Link, ...] = ("network", "uplink") if self.machine.hardware.copies_inside else LINKS
+        moved = np.sum([flow.sent[link] + flow.received[link] for link in sent], axis=0)
         found |= self._copying(float(moved.max()))
         farthest = next(link for link in reversed(LINKS) if each[link].any())
         if self.net is None or not over_network:
@@ -85,6 +94,28 @@ class Links:
         )
         return add_seconds(both, {"device": self.machine.hardware.coding_s(kind) * numbers})
 
+    def two_level_sum(self, numbers: float, far: FarType) -> tuple[Seconds, Seconds]:
+        """A sum in two levels: the near scatter, which travels beside a backward, and what has to wait for its end.
+
+        See `train/two_level.py`. Without a network, that between hosts has the rates of the profile.
+        """
+        topology, hardware = self.topology, self.machine.hardware
+        net = uniform_network(topology, hardware).arrays() if self.net is None else self.net
+        size_bytes, far_bytes = FLOAT_bytes * numbers, numbers / RUN * far.run_bytes
+        if len(topology.groups) > 1:
+            near = seconds_by_cause(net, lambda net: near_scatter_s(net, topology.devices * size_bytes))
+            between = seconds_by_cause(net, lambda net: far_sum_s(net, far_bytes))
+        else:
+            scattered_s = size_bytes * (1 - 1 / topology.devices) / hardware.host.reduce_scatter_Bps
+            near: Seconds = {"links in hosts": scattered_s, "latency": hardware.host.latency_s}
+            between = seconds_by_cause(net, lambda net: ring_s(net, np.arange(topology.hosts), far_bytes))
+        holders = min(map(len, topology.near_ranks))
+        coding: Seconds = {"device": 2 * numbers / holders * far_coding_s(hardware, far)}
+        near = add_seconds(near, self._copying(2 * size_bytes, inside=len(topology.groups) < 2))
+        return near, add_seconds(
+            add_seconds(between, near), add_seconds(coding, self._copying(4 * far_bytes / holders))
+        )
+
     def _shares(self, sent_bytes: float, ranks: int, *, inside: bool) -> Seconds:
         if ranks == 1 or (self.net is not None and not inside):
             return self.gather(sent_bytes * ranks / max(ranks - 1, 1), ranks, inside=inside)
@@ -93,10 +124,13 @@ class Links:
     def _shared(self, sent_bytes: float, collective: str, *, inside: bool) -> Seconds:
         link: Link = "host" if inside else "network"
         sending: Seconds = {CAUSE_OF[link]: sent_bytes / self._rate(link, collective)}
-        return sending | {"latency": self.machine.hardware.link(link).latency_s} | self._copying(2 * sent_bytes)
+        copying = self._copying(2 * sent_bytes, inside=inside)
+        return sending | {"latency": self.machine.hardware.link(link).latency_s} | copying
 
-    def _copying(self, moved_bytes: float) -> Seconds:
-        """What sending and receiving takes of a processor that also computes."""
+    def _copying(self, moved_bytes: float, *, inside: bool = False) -> Seconds:
+        """What sending and receiving takes of a processor that also computes, beside the time of the link."""
+        if inside and self.machine.hardware.copies_inside:
+            return {}
         taken_s = self.machine.hardware.cpu_s_per_byte * moved_bytes
         return {"device": taken_s} if taken_s else {}
 
@@ -106,11 +140,7 @@ class Links:
     def _ring(self, size_bytes: float) -> Seconds:
         assert self.net is not None
         order = np.arange(self.topology.hosts)
-        all_s = ring_s(self.net, order, size_bytes)
-        at_once = self.net._replace(latency_HH=np.zeros_like(self.net.latency_HH))
-        sent_s = ring_s(at_once, order, size_bytes)
-        free_s = ring_s(at_once._replace(uplink_G=np.full_like(self.net.uplink_G, np.inf)), order, size_bytes)
-        sending: Seconds = {"network": free_s, "uplink": sent_s - free_s, "latency": all_s - sent_s}
+        sending = seconds_by_cause(self.net, lambda net: ring_s(net, order, size_bytes))
         return sending | self._copying(4 * size_bytes)
 
     def _between_hosts(self, flow: Flow, net: LinkArrays) -> Seconds:
@@ -134,6 +164,15 @@ def between_hosts(flow: Flow, topology: Topology) -> Floats:
         whole_H = share_HH.sum(1, keepdims=True)
         total_HH += sent_H[:, None] * np.divide(share_HH, whole_H, out=np.zeros_like(share_HH), where=whole_H > 0)
     return total_HH
+
+
+def seconds_by_cause(net: LinkArrays, seconds: Callable[[LinkArrays], float]) -> Seconds:
+    """Seconds on a network, told apart by how much less they are without latencies, and without uplinks."""
+    all_s = seconds(net)
+    at_once = net._replace(latency_HH=np.zeros_like(net.latency_HH))
+    sent_s = seconds(at_once)
+    free_s = seconds(at_once._replace(uplink_G=np.full_like(net.uplink_G, np.inf)))
+    return {"network": free_s, "uplink": sent_s - free_s, "latency": all_s - sent_s}
 
 
 def add_seconds(one: Seconds, other: Seconds) -> Seconds:

@@ -11,7 +11,7 @@ from rowwise.perf.dense_layers import DenseLayers
 from rowwise.perf.dense_parallel import DenseSide
 from rowwise.perf.hardware import Hardware, Machine
 from rowwise.perf.learned import model_of
-from rowwise.perf.links import LinkArrays, Network
+from rowwise.perf.links import LinkArrays, Network, age_notes
 from rowwise.perf.timeline import steady_step
 from rowwise.plan import TIERS, Plan
 from rowwise.planner.current_placement import placement_of_plan
@@ -206,7 +206,7 @@ def step_work(model: SimulatedModel, place: SimulatedMachine, loads: TableLoads)
         side=model.side,
         links=place.links(),
         samples=model.batch / place.machine.topology.world,
-        wire=model.wire.dense,
+        wire=model.wire,
         tensor_ranks=model.tensor_ranks,
         ids_beside=model.ids_beside,
     )
@@ -245,6 +245,8 @@ def choose_dense(model: SimulatedModel, text: str, topology: Topology) -> Simula
     ranks = int(number or topology.devices)
     if kinds[kind] in ("hybrid", "tp") and (ranks < 1 or topology.world % ranks):
         raise SpecError(f"dense={text}: {ranks} ranks do not divide {topology.world}: want a number that does")
+    if model.wire.far is not None and kinds[kind] != "replicate":
+        raise SpecError(f"dense={text} with wire.far={model.wire.far}: want dense=replicated, or a recipe without it")
     if kinds[kind] == "tp":
         return replace(model, side=_narrow(model.side, ranks), tensor_ranks=ranks)
     shards = ranks if kinds[kind] == "hybrid" else None
@@ -261,8 +263,7 @@ def describe_rates(hardware: Hardware, topology: Topology, network: Network | No
     """What the numbers rest on, said with every simulation."""
     measured = hardware.kernels is not None
     notes = [f"measured: {hardware.source}" if measured else f"rates of a data sheet: {hardware.source}"]
-    if network is not None and network.probed is None:
-        notes.append("the network's rates were not measured")
+    notes += [] if network is None else age_notes(network, "--network")
     if measured and topology.hosts > EXTRAPOLATED * MEASURED_HOSTS and (network is None or network.probed is None):
         notes.append(f"extrapolated: {topology.hosts} hosts, and {MEASURED_HOSTS} was measured")
     return tuple(notes)
@@ -319,9 +320,9 @@ def _facts(model: SimulatedModel, place: SimulatedMachine) -> Simulation:
 def describe_wire(wire: Wire) -> str:
     """One type if all are alike, else those between hosts, between groups if these differ, and of dense gradients."""
     near, far = wire.codecs("network"), wire.codecs("uplink")
-    kinds = [near.forward, near.backward, *((far.forward, far.backward) if far != near else ()), wire.dense]
+    kinds = [near.forward, near.backward, *((far.forward, far.backward) if far != near else ()), wire.far or wire.dense]
     alike = {wire.host.forward, wire.host.backward, *kinds}
-    return str(wire.dense) if len(alike) == 1 else "/".join(map(str, kinds))
+    return str(kinds[-1]) if len(alike) == 1 else "/".join(map(str, kinds))
 
 
 def describe_memory(memory: tuple[TierUse, ...]) -> str:

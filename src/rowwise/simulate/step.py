@@ -15,11 +15,12 @@ from rowwise.perf.dense_parallel import BF16_bytes, DenseSide, FLOAT_bytes
 from rowwise.perf.step_program import StageRef, TimelineStage, look_ahead
 from rowwise.simulate.links import Cause, Links, Seconds, add_seconds
 from rowwise.simulate.traffic import Flow
-from rowwise.spec import WireType
+from rowwise.spec import FLOATS, FarType, Wire
 
 BUCKET_bytes = 4 << 20  # of gradients that are summed at once, at least
 UPDATE_PASSES = 3  # over the numbers of a parameter and its gradient; and two over each number of optimizer state
 COPY_PASSES = 4  # into a bucket, and out of it
+BETWEEN_RANKS = ("route", "exchange", "return", "reduce")  # stages that one rank does not have
 IDS = ("route.counts", "route.ids")
 
 
@@ -58,7 +59,7 @@ class StepWork:
     side: DenseSide
     links: Links
     samples: float  # of a rank
-    wire: WireType = WireType.FP32  # of dense gradients
+    wire: Wire = FLOATS  # of dense gradients
     ids_beside: bool = False  # ids travel on links of their own, beside vectors and gradients
     tensor_ranks: int = 1  # that share each dense layer, by its columns and rows in turn; not run by this library
 
@@ -79,6 +80,7 @@ class StepWork:
     def works(self) -> list[StageWork]:
         """All stages, in the order of a step without look-ahead."""
         tables = self.tables
+        sums = ("update.sums",) if "update.sums" in tables.transfers else ()  # of replicated tables, and over columns
         return [
             StageWork("route.pack", "processor", {}),
             *self._send("route.counts", "route.pack"),
@@ -90,26 +92,34 @@ class StepWork:
             *self._send("exchange.inside", "lookup"),
             *self._send("exchange.send", "exchange.inside", "lookup"),
             *_DenseStages(self).all(),
-            *self._send("update.sums", "return.inside"),
-            StageWork("update", "processor", {"memory": tables.update_W}, ("return.inside", "update.sums")),
+            *(self._send("update.sums", "return.inside") if sums else ()),
+            StageWork("update", "processor", {"memory": tables.update_W}, ("return.inside", *sums)),
             StageWork("write back", "host link", {"host link": tables.store_W}, ("update",)),
+            *self._overheads(),
         ]
 
+    def _overheads(self) -> Iterator[StageWork]:
+        """What the program takes beside all these, in any place of the step."""
+        world = self.links.topology.world
+        for one in self.links.machine.hardware.overheads:
+            if world > 1 or one.stage not in BETWEEN_RANKS:
+                yield StageWork(f"{one.stage}.overhead", "processor", {"device": one.seconds})
+
     def _send(self, name: str, *after: str) -> Iterator[StageWork]:
-        return transfer(name, self.tables.transfers.get(name, {}), *after)
+        return self.transfer(name, self.tables.transfers.get(name, {}), *after)
+
+    def transfer(self, name: str, seconds: Seconds, *after: str) -> Iterator[StageWork]:
+        """A collective; what it takes of the processor comes beside it."""
+        own = self.links.by_processor
+        yield StageWork(name, "link", {cause: taken for cause, taken in seconds.items() if cause not in own}, after)
+        copies: Seconds = {cause: taken for cause, taken in seconds.items() if cause in own}
+        if copies:
+            yield StageWork(f"{name}.copies", "processor", copies)
 
     def sends_back(self) -> Iterator[StageWork]:
         """Gradients of vectors, once the layers above them are differentiated."""
         yield from self._send("return.send", "backward.vectors")
         yield from self._send("return.inside", "return.send")
-
-
-def transfer(name: str, seconds: Seconds, *after: str) -> Iterator[StageWork]:
-    """A collective; what it takes of the processor comes beside it."""
-    on_link: Seconds = {cause: taken for cause, taken in seconds.items() if cause != "device"}
-    yield StageWork(name, "link", on_link, after)
-    if "device" in seconds:
-        yield StageWork(f"{name}.copies", "processor", {"device": seconds["device"]})
 
 
 def sum_transfers(flows: Sequence[Flow], links: Links) -> dict[str, Seconds]:
@@ -148,7 +158,9 @@ class _DenseStages:
             waits = tuple(stage.name for stage in gathered)
             yield self._compute(layer, "forward", (*waits, *self._summed_before(k)))
             if self._is_summed(k):
-                yield from transfer(f"sum.{layer.name}.forward", self._activation_sum(layer), f"forward.{layer.name}")
+                yield from self.work.transfer(
+                    f"sum.{layer.name}.forward", self._activation_sum(layer), f"forward.{layer.name}"
+                )
 
     @property
     def _order(self) -> tuple[DenseLayer, ...]:
@@ -156,6 +168,7 @@ class _DenseStages:
 
     def _backward(self) -> Iterator[StageWork]:
         order, held, bucket = self._order[::-1], 0, 0
+        between: list[Seconds] = []  # of sums in two levels, what comes after the backward
         for k, layer in enumerate(order):
             if k == len(self.work.layers.after):
                 yield from self._returns()
@@ -164,14 +177,31 @@ class _DenseStages:
             summed = (f"sum.{order[k - 1].name}.backward",) if k and self._is_summed_back(k - 1) else ()
             yield self._compute(layer, "backward", (*(stage.name for stage in gathered), *summed))
             if self._is_summed_back(k):
-                yield from transfer(f"sum.{layer.name}.backward", self._activation_sum(layer), f"backward.{layer.name}")
+                yield from self.work.transfer(
+                    f"sum.{layer.name}.backward", self._activation_sum(layer), f"backward.{layer.name}"
+                )
             held += layer.parameters
             last = k == len(order) - 1
             if self._shards > 1 or held * FLOAT_bytes >= BUCKET_bytes or last:
-                yield from transfer(f"reduce.{bucket}", self._reduce(held), f"backward.{layer.name}")
+                if (far := self._far) is None:
+                    reduced = self._reduce(held)
+                else:
+                    reduced, rest = self.work.links.two_level_sum(held, far)
+                    between.append(rest)
+                yield from self.work.transfer(f"reduce.{bucket}", reduced, f"backward.{layer.name}")
                 held, bucket = 0, bucket + 1
         if len(order) == len(self.work.layers.after):
             yield from self._returns()
+        for number, seconds in enumerate(between):
+            yield from self.work.transfer(
+                f"reduce.far.{number}", seconds, f"reduce.{number}", f"backward.{order[-1].name}"
+            )
+
+    @property
+    def _far(self) -> FarType | None:
+        """The type between groups or hosts; None: sums in one level."""
+        far, topology = self.work.wire.far, self.work.links.topology
+        return FarType.parse(far) if far is not None and self._shards == 1 and len(topology.near_ranks) > 1 else None
 
     def _returns(self) -> Iterator[StageWork]:
         yield StageWork("backward.vectors", "processor", {})
@@ -194,7 +224,7 @@ class _DenseStages:
         size = order[k].parameters * (BF16_bytes if self.work.side.bf16 else FLOAT_bytes)
         seconds = self.work.links.gather(size, shards, inside=self._is_inside(shards))
         after = (f"{way}.{order[k - ahead].name}",) if k >= ahead else ()
-        return list(transfer(f"gather.{order[k].name}.{way}", seconds, *after))
+        return list(self.work.transfer(f"gather.{order[k].name}.{way}", seconds, *after))
 
     def _reduce(self, parameters: int) -> Seconds:
         """Sums of the gradients of so many parameters."""
@@ -207,7 +237,7 @@ class _DenseStages:
             )
             return add_seconds(scattered, same)
         ranks = topology.world // work.tensor_ranks
-        return work.links.dense_sum(parameters // work.tensor_ranks, work.wire, ranks, inside=topology.hosts == 1)
+        return work.links.dense_sum(parameters // work.tensor_ranks, work.wire.dense, ranks, inside=topology.hosts == 1)
 
     def _update(self, reduces: tuple[str, ...]) -> StageWork:
         """Gradients into buckets and out of them, and the optimizer."""

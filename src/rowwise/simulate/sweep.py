@@ -238,7 +238,8 @@ def _vary_wire(case: Case, text: str) -> Case:
     if text not in set(WireType):
         raise SpecError(f"wire={text}: want one of {', '.join(WireType)}")
     codecs = Codecs(forward=WireType(text), backward=WireType(text))
-    wire = Wire(host=codecs, network=codecs, dense=WireType(text))
+    # Sharded layers are summed in floats: `train/dense_parallel.py` has no other sums.
+    wire = Wire(host=codecs, network=codecs, dense=WireType(text if case.model.side.kind == "replicate" else "fp32"))
     return replace(case, model=replace(case.model, wire=wire))
 
 

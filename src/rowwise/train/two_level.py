@@ -52,12 +52,13 @@ class TwoLevelSum:
     def finish(self, handles: Sequence[Work], sizes: Sequence[int]) -> list[Tensor]:
         """The sums of all buckets, which had these sizes."""
         shares = [self._share(size) for size in sizes]
-        # Several passes: the transfers of all buckets have started before the first is waited for.
-        near = [handle.wait() for handle in handles]
-        far = [
-            self._coded.start(k, F.pad(part, (0, share - len(part))))
-            for k, (part, share) in enumerate(zip(near, shares, strict=True))
-        ]
+        # Several passes, so that transfers of one bucket travel beside those of others: a share leaves for other groups
+        # while the next bucket is still added up near.
+        near: list[Tensor] = []
+        far: list[Work] = []
+        for k, (handle, share) in enumerate(zip(handles, shares, strict=True)):
+            near.append(handle.wait())
+            far.append(self._coded.start(k, F.pad(near[k], (0, share - len(near[k])))))
         totals = self._coded.finish(far, shares)
         gathers = [
             self._near.all_gather(total[: len(part)].contiguous(), self._splits(share), "dense")

@@ -15,8 +15,8 @@ namespace rowwise::ISA {
 #define TEXT(x) #x
 #define NAME(x) TEXT(x)
 extern const Kernels kernels;
-const Kernels kernels{NAME(ISA),   pool,     gather,        weight_grad, touch,          rewrite, uniform, pack,
-                      unpack,      pack4,    unpack4,       apply,       optimizer,      span,    rank,    route,
-                      stream_copy, interact, interact_grad, pair_sums,   pair_sums_grad, dots,    map_ids};
+const Kernels kernels{NAME(ISA), pool,        gather,   weight_grad,   touch,     rewrite,        uniform, pack,
+                      unpack,    pack4,       unpack4,  keep_largest,  apply,     optimizer,      span,    rank,
+                      route,     stream_copy, interact, interact_grad, pair_sums, pair_sums_grad, dots,    map_ids};
 
 }  // namespace rowwise::ISA

@@ -104,6 +104,7 @@ struct Kernels {
   void (*unpack)(const Format&, const char* in, float* out, int64_t rows);  // any format
   void (*pack4)(const float* in, int64_t dim, char* out, int64_t rows);
   void (*unpack4)(const char* in, int64_t dim, float* out, int64_t rows);
+  void (*keep_largest)(const float* in, int64_t dim, int64_t kept, char* out, int64_t rows);  // dim <= 256
   void (*apply)(const Bucket&, const Workspace&, Fault&);  // Fault: row whose merged gradient is not finite
   OptimizerFacts (*optimizer)(int64_t rule);
   void (*span)(const void* ids, bool wide, int64_t n, int64_t& least, int64_t& largest);   // n > 0

@@ -1,4 +1,5 @@
-// Rows in half a byte a column, as torch sees them. Apart from bind.cpp, which binds what tables are trained with.
+// Rows in half a byte a column, and the largest numbers of rows, as torch sees them. Apart from bind.cpp, which binds
+// what tables are trained with.
 #include "bind.h"
 #include "isa.h"
 #include "kernels.h"
@@ -46,14 +47,30 @@ Tensor unpack4(const Tensor& packed, int64_t dim) {
   return out;
 }
 
+Tensor keep_largest(const Tensor& rows, int64_t kept) {
+  check_tensor(rows, ScalarType::Float, "rows");
+  STD_TORCH_CHECK(rows.dim() == 2 && rows.size(1) > 0 && rows.size(1) <= 256,
+                  "rowwise: rows must be [rows, columns], of at most 256 columns");
+  const int64_t n = rows.size(0), dim = rows.size(1);
+  STD_TORCH_CHECK(kept > 0 && kept <= dim, "rowwise: ", kept, " numbers of rows of ", dim);
+  Tensor out = torch::stable::empty({n, 5 * kept}, ScalarType::Byte);
+  const float* in = rows.const_data_ptr<float>();
+  char* o = static_cast<char*>(out.mutable_data_ptr());
+  each_rows(n,
+            [&](int64_t r, int64_t some) { kernels().keep_largest(in + r * dim, dim, kept, o + r * 5 * kept, some); });
+  return out;
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(rowwise, m) {
   m.def("pack4(Tensor rows) -> Tensor");
   m.def("unpack4(Tensor packed, int dim) -> Tensor");
+  m.def("keep_largest(Tensor rows, int kept) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(rowwise, CPU, m) {
   m.impl("pack4", TORCH_BOX(&pack4));
   m.impl("unpack4", TORCH_BOX(&unpack4));
+  m.impl("keep_largest", TORCH_BOX(&keep_largest));
 }

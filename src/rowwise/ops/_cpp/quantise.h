@@ -70,6 +70,34 @@ inline Range best_range(const float* row, int64_t dim) {
   return best;
 }
 
+constexpr int64_t most_kept_columns = 256;  // a column is a byte
+
+inline uint32_t magnitude(float w) {  // larger for a larger one, as a whole number; most of all for a NaN
+  uint32_t bits;
+  std::memcpy(&bits, &w, sizeof bits);
+  return bits & 0x7fffffffu;
+}
+
+inline int64_t count_from(const uint32_t* magnitudes, int64_t dim, uint32_t least) {
+  int32_t count = 0;
+  for (int64_t c = 0; c < dim; ++c) count += int32_t(magnitudes[c] >= least);
+  return count;
+}
+
+// The kept-th largest. Its bits are found from the highest on, so the time does not depend on the numbers' order, as
+// that of a selection by pivots does.
+inline uint32_t least_kept(const uint32_t* magnitudes, int64_t dim, int64_t kept) {
+  uint32_t least = 0;
+  for (int bit = 30; bit >= 0; --bit) {
+    const uint32_t tried = least | 1u << bit;
+    const int64_t count = count_from(magnitudes, dim, tried);
+    if (count < kept) continue;
+    least = tried;
+    if (count == kept) break;
+  }
+  return least;
+}
+
 inline void write_nibbles(const Codes& codes, const float* row, int64_t dim, uint8_t* out) {
   uint8_t wide[65];
   for (int64_t begin = 0; begin < dim; begin += 64) {
@@ -101,5 +129,24 @@ void pack4(const float* in, int64_t dim, char* out, int64_t rows) {
 }
 
 void unpack4(const char* in, int64_t dim, float* out, int64_t rows) { unpack({RowType::int4, dim, 0}, in, out, rows); }
+
+void keep_largest(const float* in, int64_t dim, int64_t kept, char* out, int64_t rows) {
+  uint32_t magnitudes[most_kept_columns];
+  uint8_t columns[most_kept_columns + 1];  // the last one is written for a column that is not kept
+  for (int64_t r = 0; r < rows; ++r, in += dim, out += 5 * kept) {
+    for (int64_t c = 0; c < dim; ++c) magnitudes[c] = magnitude(in[c]);
+    const uint32_t least = least_kept(magnitudes, dim, kept);
+    const int64_t above = least == 0x7fffffffu ? 0 : count_from(magnitudes, dim, least + 1);
+    int64_t alike = kept - above, n = 0;  // of those with the least magnitude, the first
+    for (int64_t c = 0; c < dim; ++c) {
+      const bool is_least = magnitudes[c] == least;
+      columns[n] = uint8_t(c);
+      n += magnitudes[c] > least || (is_least && alike > 0);
+      alike -= is_least;
+    }
+    for (int64_t k = 0; k < kept; ++k) std::memcpy(out + 4 * k, in + columns[k], 4);
+    std::memcpy(out + 4 * kept, columns, size_t(kept));
+  }
+}
 
 }  // namespace rowwise::ISA

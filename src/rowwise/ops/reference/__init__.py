@@ -34,6 +34,7 @@ from rowwise.ops.reference.lookup import mark as mark
 from rowwise.ops.reference.lookup import offsets as offsets
 from rowwise.ops.reference.lookup import pool as pool
 from rowwise.ops.reference.lookup import pool_weight_grad as pool_weight_grad
+from rowwise.ops.reference.quantise import keep_largest as keep_largest
 from rowwise.ops.reference.quantise import pack4 as pack4
 from rowwise.ops.reference.quantise import unpack4 as unpack4
 from rowwise.ops.reference.random import fill_uniform as fill_uniform

@@ -42,6 +42,7 @@ def operators() -> dict[str, Callable[..., Any]]:
         "mark": mark,
         "pack4": reference.pack4,
         "unpack4": reference.unpack4,
+        "keep_largest": reference.keep_largest,
         "fill_uniform": reference.fill_uniform,
         "fill_uniform_rows": reference.fill_uniform_rows,
         "pack": reference.pack,

@@ -1,4 +1,4 @@
-"""Reference of 4-bit rows. See [Note: Four bits] in `_cpp/quantise.h`."""
+"""Reference of 4-bit rows, see [Note: Four bits] in `_cpp/quantise.h`, and of the largest numbers of rows."""
 
 import torch
 from torch import Tensor
@@ -26,6 +26,16 @@ def pack4(rows: Tensor) -> Tensor:
 def unpack4(packed: Tensor, dim: int) -> Tensor:
     """Packed 4-bit rows as floats."""
     return read_rows(packed, RowFormat(RowType.INT4, dim, 0))
+
+
+def keep_largest(rows: Tensor, kept: int) -> Tensor:
+    """The numbers of each row that are largest in magnitude, then their columns in a byte each, in their order.
+
+    Of equal ones the first columns are kept; a NaN is larger than all.
+    """
+    magnitude_ND = rows.view(torch.int32) & 0x7FFFFFFF
+    columns_NK = magnitude_ND.sort(dim=1, descending=True, stable=True).indices[:, :kept].sort(dim=1).values
+    return torch.cat([rows.gather(1, columns_NK).view(torch.uint8), columns_NK.to(torch.uint8)], 1)
 
 
 def _best_range(w_ND: Tensor) -> tuple[Tensor, Tensor]:
