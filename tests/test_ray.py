@@ -4,8 +4,10 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +31,7 @@ from test_launch import RUN, result, same, tensors
 
 from rowwise.cli.job import parse_settings
 from rowwise.cli.ray import make_script
-from rowwise.cli.ray_job import STOPPED, choose_count, decide_code, parse_counts
+from rowwise.cli.ray_job import STOPPED, KEPT_bytes, RanksOfNode, choose_count, decide_code, parse_counts
 from rowwise.errors import SpecError
 from rowwise.train.saved import CheckpointFolder
 
@@ -124,6 +126,55 @@ def test_without_ray_a_line_names_the_extra(tmp_path):
     driver = [sys.executable, "-m", "rowwise.cli.ray_job", "--nodes", "1", "--run", "x", "--", "train"]
     done = subprocess.run(driver, env=ENVIRONMENT | environment, capture_output=True, text=True, check=False)
     assert (done.returncode, "want pip install 'rowwise[cluster]' there" in done.stderr) == (2, True)
+
+
+def poll_all(node):
+    """What the ranks of a node print, as their driver takes it, their exit codes, and how much is left out."""
+    text, begin, lost, codes = b"", 0, 0, [None]
+    while None in codes:
+        time.sleep(0.05)
+        at, new, codes = node.poll(begin)
+        text, lost, begin = text + new, lost + at - begin, at + len(new)
+    return text, codes, lost
+
+
+MEETS = """
+from rowwise.cli.environment import CommandEnvironment
+from rowwise.comm.launch import ListeningSocket, meet
+import os
+one = CommandEnvironment.read(os.environ).torchrun
+listener = None if one.listener is None else ListeningSocket(one.listener, one.world)
+print(one.rank, meet(60, listener=listener).agree("word", lambda: "hello"))
+"""
+
+
+@pytest.mark.dist
+@pytest.mark.skipif(missing() is not None, reason="no Ray")
+def test_the_port_of_ranks_is_theirs_from_its_choice_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+    node = RanksOfNode()
+    address, port = node.meet(str(tmp_path))
+    with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
+        other.bind((address, port))
+    world = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    node.start([sys.executable, "-c", MEETS], str(tmp_path), [{**world, "RANK": rank} for rank in "10"])
+    text, codes, lost = poll_all(node)
+    assert (sorted(text.decode().splitlines()), codes, lost) == (["0 hello", "1 hello"], [0, 0], 0)
+
+
+@pytest.mark.parametrize("count", [0, 1000, 600_000])
+def test_what_ranks_print_is_kept_up_to_a_bound(count, tmp_path):
+    """The newest lines stay, and what is there together with what is left out is all that was printed."""
+    node = RanksOfNode()
+    code = f"print('no newline' * {count}, end='')\nfor n in range({count}): print(n)\nprint('the end', end='')"
+    node.start([sys.executable, "-c", code], str(tmp_path), [{"RANK": "0"}])
+    wait_for(lambda: None not in node.poll(0)[2])  # a driver that takes nothing meanwhile
+    assert len(node._output._kept) <= KEPT_bytes
+    text, codes, lost = poll_all(node)
+    whole = ("no newline" * count + "".join(f"{n}\n" for n in range(count)) + "the end").encode()
+    assert (lost + len(text), codes) == (len(whole), [0])
+    assert whole.endswith(text)
+    assert lost == max(0, len(whole) - KEPT_bytes)
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,11 @@ ranges, HEAD, PUT (also `If-None-Match: *`), DELETE, lists (version 2) and uploa
 the SHA-256 of a signed payload is. Faults are drawn by a seeded generator for each request: `errors` (500 or 503),
 `busy` (429), `resets` (the connection ends in the middle of an answer or before one) and `lost` (the request has its
 effect, and its answer is lost), each as a share of all requests, and `slow_s`, the longest delay of one request in ten.
+Requests whose time differs by more than `skew_s` from the server's are refused, as by S3.
 """
 
 import argparse
+import calendar
 import hashlib
 import json
 import os
@@ -92,6 +94,8 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if not self.receive(body):
                 self.answer_error(400, "XAmzContentSHA256Mismatch")
+            elif self.is_skewed():
+                self.answer_error(403, "RequestTimeTooSkewed")
             elif self.fault == "errors":
                 self.answer_error(*((500, "InternalError"), (503, "SlowDown"))[body.name < "8"])
             elif self.fault == "busy":
@@ -102,6 +106,13 @@ class Handler(BaseHTTPRequestHandler):
                 self.act(body)
         finally:
             body.unlink(missing_ok=True)
+
+    def is_skewed(self) -> bool:
+        most_s = self.server.faults.get("skew_s")
+        if most_s is None:
+            return False
+        signed = time.strptime(self.headers["x-amz-date"], "%Y%m%dT%H%M%SZ")
+        return abs(time.time() - calendar.timegm(signed)) > most_s
 
     def act(self, body: Path) -> None:
         if not self.bucket.is_dir() and not (self.command == "PUT" and not self.key):

@@ -186,6 +186,8 @@ def test_torchrun_is_known_by_what_it_sets():
     assert CommandEnvironment.read({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "here"}).torchrun is None
     assert CommandEnvironment.read(found).torchrun == Torchrun(rank=2, world=4, attempt=0)
     assert CommandEnvironment.read(found | {"TORCHELASTIC_RESTART_COUNT": "1"}).torchrun.attempt == 1
+    assert CommandEnvironment.read(found | {"ROWWISE_LISTENER": "7"}).torchrun.listener is None
+    assert CommandEnvironment.read(found | {"ROWWISE_LISTENER": "7", "RANK": "0"}).torchrun.listener == 7
 
 
 @pytest.mark.parametrize(
@@ -196,6 +198,7 @@ def test_torchrun_is_known_by_what_it_sets():
         ({"WORLD_SIZE": "1.5"}, "WORLD_SIZE=1.5: want a whole number"),
         ({"RANK": "2"}, "RANK=2 with WORLD_SIZE=2"),
         ({"TORCHELASTIC_RESTART_COUNT": "one"}, "TORCHELASTIC_RESTART_COUNT=one: want a whole number"),
+        ({"RANK": "0", "ROWWISE_LISTENER": "x"}, "ROWWISE_LISTENER=x: want a whole number"),
         ({"MASTER_ADDR": ""}, "RANK=1 without MASTER_ADDR"),
         ({"RANK": "", "MASTER_ADDR": "", "MASTER_PORT": ""}, "WORLD_SIZE=2 without RANK, MASTER_ADDR, MASTER_PORT"),
     ],

@@ -1,6 +1,7 @@
 """Versions in an object store: they appear whole, are copied with every byte checked, and outlive outages."""
 
 import json
+import os
 import random
 import shutil
 import signal
@@ -20,7 +21,7 @@ from rowwise.recipes.export import export
 from rowwise.serve.follow_store import StoreFollower
 from rowwise.serve.package import list_versions, version_folder
 from rowwise.serve.traffic import Canary, Traffic
-from rowwise.serve.version_store import VersionStore
+from rowwise.serve.version_store import StoredFile, VersionStore
 from rowwise.storage.folder import StorageFolder
 
 
@@ -107,6 +108,58 @@ def test_every_prefix_of_an_export_is_no_version_and_goes_on(store, tmp_path):
         assert contents(version_folder(there.folder, 1)) == contents(version_folder(store.folder, 1))
 
 
+class CountingStorage(FailingStorage):
+    """Lets some reads of files through, and remembers them."""
+
+    def __init__(self):
+        super().__init__()
+        self.allowed, self.found = 10**9, []
+
+    def read(self, name, begin=0, end=None):
+        if "/files/" in name:
+            if len(self.found) >= self.allowed:
+                raise StorageError("the connection is gone")
+            self.found.append(name)
+        return super().read(name, begin, end)
+
+
+def test_a_copy_that_ended_goes_on_with_what_has_not_arrived(tmp_path, increments):
+    """After any number of files: none is read twice, and nothing is left over."""
+    storage = CountingStorage()
+    with VersionStore(StorageFolder(storage, "models"), tmp_path / "here") as store:
+        shutil.copytree(increments.models / "versions", tmp_path / "here/versions")
+        store.send(1)
+        files = {file.sha256 for file in store.read_list(1).files.values()}
+        with elsewhere(store, tmp_path / "there") as there:
+            for storage.allowed in range(len(files)):
+                with pytest.raises(StorageError, match="the connection is gone"):
+                    there.fetch(1)
+                assert list_versions(there.folder) == []
+                (there.folder / "arrived").mkdir(exist_ok=True)
+                (there.folder / "arrived/x.part").write_bytes(b"of a kill")
+            storage.allowed += 1
+            there.fetch(1)
+            assert sorted(storage.found) == sorted(f"models/files/{one}" for one in files)
+            assert contents(version_folder(there.folder, 1)) == contents(version_folder(store.folder, 1))
+            assert not any((there.folder / "arrived").iterdir())
+
+
+def test_files_of_the_base_are_not_hashed_again(tmp_path, increments):
+    """Their names are those of their bytes all the same."""
+    opened = []
+    sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+    with VersionStore(StorageFolder(MemoryStorage(), "models"), tmp_path / "here") as store:
+        shutil.copytree(increments.models / "versions", tmp_path / "here/versions", copy_function=os.link)
+        store.send(1)
+        opened.clear()
+        store.send(2)
+        own, (base, path) = store.read_list(2).files, (version_folder(store.folder, number).path for number in (1, 2))
+        shared = {name for name in own if (base / name).exists() and (path / name).samefile(base / name)}
+        assert any(name.endswith(".safetensors") for name in shared)
+        assert not {str(path / name) for name in shared} & {*opened}
+        assert own == {name: StoredFile.of(path / name) for name in own}
+
+
 def test_another_export_of_the_same_number_is_refused(store, tmp_path, increments):
     store.send(1)
     with elsewhere(store, tmp_path / "there") as there:
@@ -142,7 +195,7 @@ def test_damage_in_the_store_is_found_and_leaves_no_version(store, tmp_path):
     name = next(name for name in objects if "/files/" in name and len(objects[name]) > 1000)
     objects[name] = bytes([objects[name][0] ^ 1]) + objects[name][1:]
     with elsewhere(store, tmp_path / "there") as there:
-        with pytest.raises(StorageError, match=f"{name} is damaged: its SHA-256 is another; want the version exported"):
+        with pytest.raises(StorageError, match=f"{name} is damaged: its SHA-256 is another; want the object removed"):
             there.fetch(1)
         assert list_versions(there.folder) == []
         objects["models/versions/000001.json"] = b'{"digest": "x", "files": {"../x": {"sha256": "0", "size_bytes": 1}}}'

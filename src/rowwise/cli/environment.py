@@ -9,17 +9,19 @@ from rowwise.errors import SpecError
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 DEFAULT_RANK = {"RANK": "0", "WORLD_SIZE": "1"}
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
+LISTENER = "ROWWISE_LISTENER"  # to rank 0: the open file of a socket that listens at MASTER_PORT
 RAY_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # as Ray reads them: the first one wins
 WANT = "start the command with torchrun, or unset the variables that torchrun sets"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Torchrun:
-    """The rank, world size and attempt that torchrun gave to this process."""
+    """The rank, world size and attempt that torchrun, or what starts ranks in its place, gave to this process."""
 
     rank: int
     world: int
     attempt: int  # restarts before this one
+    listener: int | None = None  # see LISTENER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +34,8 @@ class CommandEnvironment:
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Self:
-        variables = tuple((name, environment[name]) for name in (*TORCHRUN_VARIABLES, ATTEMPT) if environment.get(name))
+        names = (*TORCHRUN_VARIABLES, ATTEMPT, LISTENER)
+        variables = tuple((name, environment[name]) for name in names if environment.get(name))
         address = next((environment[name] for name in RAY_VARIABLES if environment.get(name)), "")
         policy = environment.get("OMP_WAIT_POLICY", "not set")
         return cls(omp_wait_policy=policy, variables=variables, ray_address=address)
@@ -50,7 +53,9 @@ class CommandEnvironment:
         rank, world = _parse_number("RANK", variables), _parse_number("WORLD_SIZE", variables)
         if rank >= world:
             raise SpecError(f"RANK={rank} with WORLD_SIZE={world}: the rank has to be less than the world size: {WANT}")
-        return Torchrun(rank=rank, world=world, attempt=_parse_number(ATTEMPT, {ATTEMPT: "0"} | variables))
+        attempt = _parse_number(ATTEMPT, {ATTEMPT: "0"} | variables)
+        listener = _parse_number(LISTENER, variables) if rank == 0 and LISTENER in variables else None
+        return Torchrun(rank=rank, world=world, attempt=attempt, listener=listener)
 
 
 def _parse_number(name: str, variables: Mapping[str, str]) -> int:

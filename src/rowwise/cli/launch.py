@@ -86,12 +86,13 @@ def parse_ranks(nproc: int | None, timeout: float | None, environment: CommandEn
 def _run_torchrun_rank(request: RunRequest, torchrun: Torchrun, timeout_s: float) -> int:
     """Run as a rank of torchrun, and print its error; an AgreedError is printed by the rank that failed."""
     from rowwise.cli.rank import run_rank
-    from rowwise.comm.launch import TorchrunNotes, meet
+    from rowwise.comm.launch import ListeningSocket, TorchrunNotes, meet
     from rowwise.recipes.hosts import order_hosts
 
     comm = None
     try:
-        meeting = meet(timeout_s, torchrun.attempt)
+        listener = None if torchrun.listener is None else ListeningSocket(torchrun.listener, torchrun.world)
+        meeting = meet(timeout_s, torchrun.attempt, listener)
         notes = TorchrunNotes(meeting.world.store)
         earlier_run = notes.get(RUN)
         run = Path(earlier_run) if earlier_run else request.folder if request.recipe is None else None

@@ -9,17 +9,19 @@ import ctypes
 import importlib
 import logging
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, final
 
+from rowwise.cli.environment import LISTENER
 from rowwise.comm.spawn import describe_exit
 from rowwise.errors import SpecError, one_line
 
@@ -29,6 +31,8 @@ LINGER_S = 300.0  # the longest that ranks take to end after one that failed or 
 RESTARTS = 5  # most in a row that have not saved a checkpoint
 STOPPED = 128 + signal.SIGTERM
 PR_SET_PDEATHSIG = 1
+KEPT_bytes, PIECE_bytes = 4 << 20, 1 << 16  # of what ranks print, until the driver takes it
+WAITING = 4096  # connections to rank 0 before it answers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,41 +83,84 @@ def decide_code(codes: Sequence[int | None], lost: int, *, stopped: bool) -> int
 
 
 @final
+class RankOutput:
+    """What processes print into a pipe: all that nobody has taken yet, and no more than its last KEPT_bytes."""
+
+    def __init__(self) -> None:
+        self._source, self.target = os.pipe()
+        os.set_blocking(self._source, False)
+        self._begin, self._kept, self._lock = 0, bytearray(), threading.Lock()
+        threading.Thread(target=self._follow, daemon=True).start()
+
+    def since(self, begin: int) -> tuple[int, bytes]:
+        """What was printed from a byte on, and where that begins, which is later if more was printed than is kept."""
+        self._receive()
+        with self._lock:
+            self._drop(begin - self._begin)
+            return self._begin, bytes(self._kept)
+
+    def _follow(self) -> None:
+        there = select.poll()
+        there.register(self._source, select.POLLIN)
+        while there.poll() and self._receive():
+            pass
+
+    def _receive(self) -> bool:
+        """Read what is in the pipe; false after its end."""
+        with self._lock:
+            try:
+                while piece := os.read(self._source, PIECE_bytes):
+                    self._kept += piece
+                    self._drop(len(self._kept) - KEPT_bytes)
+            except BlockingIOError:
+                return True
+        return False
+
+    def _drop(self, count: int) -> None:
+        if count > 0:
+            del self._kept[:count]
+            self._begin += count
+
+
+@final
 class RanksOfNode:
     """The ranks of one node, in an actor. They are killed when it ends."""
 
     def __init__(self) -> None:
         self._ranks: list[subprocess.Popen[bytes]] = []
-        self._output = tempfile.TemporaryFile()  # of all ranks, which share its position  # noqa: SIM115
+        self._output = RankOutput()
+        self._listener = socket.create_server(("", 0), backlog=WAITING)
 
     def meet(self, cwd: str) -> tuple[str, int]:
-        """The address of this node, and a port that is free."""
+        """The address of this node, and a port at which this actor listens until it hands it to rank 0."""
         address = _ray().util.get_node_ip_address()
         if not os.path.isdir(cwd):
             want = "want the working folder, Python and the runs on storage that all nodes share"
             raise SpecError(f"node {address} has no folder {cwd}: {want}")
-        with socket.socket() as free:
-            free.bind(("", 0))
-            return address, free.getsockname()[1]
+        return address, self._listener.getsockname()[1]
 
     def start(self, command: Sequence[str], cwd: str, variables: Sequence[dict[str, str]]) -> None:
-        for given in variables:
-            process = subprocess.Popen(
-                command,
-                cwd=cwd,
-                env={**os.environ, **given},  # noqa: TID251 - Ray names the GPUs of this actor there
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                preexec_fn=_die_with_parent(),
-            )
-            self._ranks.append(process)
+        with self._listener:
+            for given in variables:
+                own = {LISTENER: str(self._listener.fileno())} if given["RANK"] == "0" else {}
+                process = subprocess.Popen(
+                    command,
+                    cwd=cwd,
+                    env={**os.environ, **given, **own},  # noqa: TID251 - Ray names the GPUs of this actor there
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._output.target,
+                    stderr=self._output.target,
+                    preexec_fn=_die_with_parent(),
+                    pass_fds=[*map(int, own.values())],
+                )
+                self._ranks.append(process)
+        os.close(self._output.target)
 
-    def poll(self, begin: int) -> tuple[bytes, list[int | None]]:
-        """Lines of the ranks from a byte on, and their exit codes."""
+    def poll(self, begin: int) -> tuple[int, bytes, list[int | None]]:
+        """Lines of the ranks from a byte on, or from a later one, and their exit codes."""
         codes = [rank.poll() for rank in self._ranks]
-        text = os.pread(self._output.fileno(), os.fstat(self._output.fileno()).st_size - begin, begin)
-        return text[: text.rfind(b"\n") + 1] if None in codes else text, codes
+        begin, text = self._output.since(begin)
+        return begin, text[: text.rfind(b"\n") + 1] if None in codes else text, codes
 
     def stop(self) -> None:
         """Ask all ranks to save and to end."""
@@ -181,8 +228,10 @@ class Start:
             time.sleep(POLL_S)
             for place, found in enumerate(self._ask("poll", [(begin,) for begin in self._read])):
                 if found is not None:
-                    text, self._codes[place] = found
-                    self._read[place] += len(text)
+                    begin, text, self._codes[place] = found
+                    if begin > self._read[place]:
+                        self._say(f"[{begin - self._read[place]:,} bytes are left out]\n")
+                    self._read[place] = begin + len(text)
                     self._say(text.decode(errors="replace"))
             if end_s is None and (self._lost or any(self.codes)):
                 end_s = time.monotonic() + LINGER_S

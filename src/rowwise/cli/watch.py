@@ -56,9 +56,9 @@ def watch(
         raise SpecError("--once with --port, which answers until Ctrl-C: leave one out")
     if host is not None and port is None:
         raise SpecError(f"--host {host} without --port: nothing listens")
-    from rowwise.report.watched import find_runs, read_status
+    from rowwise.report.watched import LineAges, find_runs, read_status
 
-    place = parse_folder(path)
+    place, ages = parse_folder(path), LineAges()
 
     runs: list[RunStatus] = []
 
@@ -66,7 +66,7 @@ def watch(
         """Runs as they are; with --port those of the last look where there is none, or the place cannot be read."""
         nonlocal runs
         try:
-            runs = [read_status(name, one) for name, one in find_runs(place).items()]
+            runs = [read_status(name, one, ages) for name, one in find_runs(place).items()]
         except (RowwiseError, OSError):
             if port is None:
                 raise

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 import torch.distributed as dist
@@ -53,10 +53,20 @@ def connect(timeout_s: float = 300.0, shared_memory: bool = True, attempt: int =
     return meet(timeout_s, attempt).join(shared_memory=shared_memory)
 
 
-def meet(timeout_s: float, attempt: int = 0) -> "Meeting":
+class ListeningSocket(NamedTuple):
+    """A socket that the program which starts the ranks has opened for rank 0, where the others look for it."""
+
+    file: int
+    world: int
+
+
+def meet(timeout_s: float, attempt: int = 0, listener: ListeningSocket | None = None) -> "Meeting":
     """Find the hosts of all ranks in torchrun's environment variables, before ranks are connected."""
     try:
-        store, rank, world = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+        if listener is None:
+            store, rank, world = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+        else:
+            store, rank, world = _serve(listener, timeout_s), 0, listener.world
     except ValueError as error:
         raise SpecError(
             f"{error}: want a program that was started with torchrun, which sets these variables"
@@ -64,6 +74,13 @@ def meet(timeout_s: float, attempt: int = 0) -> "Meeting":
     ranks, name = tuple(range(world)), f"rowwise/{attempt}"
     rendezvous = Rendezvous(store=store, name=name, ranks=ranks, rank=rank, pids={}, timeout_s=timeout_s)
     return _meet(rendezvous, _find_host(), None)
+
+
+def _serve(listener: ListeningSocket, timeout_s: float) -> dist.TCPStore:
+    with socket.socket(fileno=os.dup(listener.file)) as same:
+        port = same.getsockname()[1]
+    limit = timedelta(seconds=timeout_s)
+    return dist.TCPStore("127.0.0.1", port, listener.world, True, limit, master_listen_fd=listener.file)
 
 
 def _find_host() -> str:

@@ -7,14 +7,15 @@ import fcntl
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from time import time
-from typing import Literal
+from time import monotonic, time
+from typing import Literal, NamedTuple, final
 
 import msgspec
 
 from rowwise.errors import DataError, RowwiseError
 from rowwise.report.read import RECIPE, RecordedResult
 from rowwise.storage.folder import Folder, as_storage, read_file, read_range, size_of_file
+from rowwise.storage.interface import StoredObject
 from rowwise.textfile import MOST_BYTES, decode_json, open_regular
 
 TAIL_bytes = {"metrics.csv": 1 << 20}  # evaluations may be long ago
@@ -55,6 +56,37 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
         return self.seconds.get("data", 0.0) / whole if whole else None
 
 
+class _SeenFile(NamedTuple):
+    """A file as it was seen; times are of this process's monotonic clock."""
+
+    found: StoredObject
+    before_s: float  # the last look at its former state
+    since_s: float  # the first look at this one
+    looked_s: float  # the newest look
+
+
+@final
+class LineAges:
+    """Ages of the newest lines by one host's clock, where the clocks that date files may be hours apart.
+
+    A line is no older than the last look that did not see it, and no younger than the first one that did.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _SeenFile] = {}
+
+    def age_s(self, run: str, found: StoredObject) -> float:
+        now_s, former = monotonic(), self._seen.get(run)
+        if former is None:
+            seen = _SeenFile(found, -math.inf, now_s, now_s)
+        elif former.found != found:
+            seen = _SeenFile(found, former.looked_s, now_s, now_s)
+        else:
+            seen = former._replace(looked_s=now_s)
+        self._seen[run] = seen
+        return min(max(time() - found.modified_s, now_s - seen.since_s), now_s - seen.before_s)
+
+
 def find_runs(place: Folder) -> dict[str, Folder]:
     """The run at a place, or the runs below it, by what tells them apart."""
     if isinstance(place, Path):
@@ -75,21 +107,21 @@ def find_runs(place: Folder) -> dict[str, Folder]:
     return {head: place / head for head in heads}
 
 
-def read_status(name: str, place: Folder) -> RunStatus:
-    """How far the run at a place is; what cannot be read is left out."""
+def read_status(name: str, place: Folder, ages: LineAges | None = None) -> RunStatus:
+    """How far the run at a place is; what cannot be read is left out. `ages`: of former looks."""
     steps, metrics, caches = (list(_last_lines(place, one)) for one in ("steps.csv", "metrics.csv", "caches.csv"))
     result = _result_of(place)
     newest: Line = steps[-1] if steps else {}
     seconds = {column[:-2]: _number(text) for column, text in newest.items() if column.endswith("_s")}
     seconds = {phase: s for phase, s in seconds.items() if s is not None and f"{phase}_s" not in OUTSIDE}
-    state = _state_of(place, result)
+    state, written = _state_of(place, result), _stat_lines(place)
     return RunStatus(
         run=name,
         state=state,
         step=_whole(newest.get("step")) or 0,
         samples=_whole(newest.get("samples")) or 0,
         samples_s=_number(newest.get("samples_s")),
-        age_s=_age_of(place),
+        age_s=None if written is None else (ages or LineAges()).age_s(name, written),
         memory_bytes=_whole(newest.get("memory_bytes")),
         disk_bytes=_whole(newest.get("disk_bytes")),
         seconds=seconds,
@@ -142,12 +174,12 @@ def _warnings_of(place: Folder) -> tuple[str, ...]:
         return ()
 
 
-def _age_of(place: Folder) -> float | None:
-    if isinstance(place, Path):
-        path = place / "steps.csv"
-        return max(0.0, time() - path.stat().st_mtime) if path.is_file() else None
-    found = as_storage(place).relative_names().get("steps.csv")
-    return None if found is None else max(0.0, time() - found.modified_s)
+def _stat_lines(place: Folder) -> StoredObject | None:
+    there = as_storage(place)
+    try:
+        return there.storage.stat(there.inside("steps.csv"))
+    except (RowwiseError, OSError):
+        return None
 
 
 def _last_lines(place: Folder, name: str) -> Iterator[Line]:

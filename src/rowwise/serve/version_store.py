@@ -7,7 +7,8 @@
 A version appears with its list, which is created last, as one object, and only if there is none; then `current.json`
 names it. Objects are named by what they hold, so exports that were killed, or run at once, write over nothing, and an
 increment sends its own files alone. What is read is compared with its checksum, and a version appears in the folder in
-one step. Known limits: files of an export that was killed stay in the store; versions are not removed from it.
+one step; a copy that ended before goes on with the files that have not arrived. Known limits: files of an export that
+was killed stay in the store; versions are not removed from it.
 """
 
 import fcntl
@@ -40,8 +41,10 @@ from rowwise.textfile import MOST_BYTES, decode_json, open_regular, read_bytes, 
 
 FILES, OWNER = "files", "store.json"  # in the store; in the folder: whose copies these are
 LISTS = "lists"  # in the folder: the list of each version that is there
+ARRIVED = "arrived"  # in the folder: files of a version that is being copied, by their SHA-256; whole and verified
 LISTED = re.compile(r"(\d{6})\.json")
 WANT = "want a URL that `rowwise export` wrote to"
+WAY_OUT = "the object removed, and the version exported again with --full"  # objects that are there are not sent
 
 
 class StoredFile(Value, frozen=True):
@@ -151,17 +154,20 @@ class VersionStore:
             if other != number
             for name, file in found.files.items()
         }
-        self._check_room(number, sum(file.size_bytes for file in listed.files.values() if file.sha256 not in paths))
+        paths = self._arrived({file.sha256 for file in listed.files.values()}) | paths
+        missing = {file.sha256: file for file in listed.files.values() if file.sha256 not in paths}
+        self._check_room(number, sum(file.size_bytes for file in missing.values()))
+        for name, file in missing.items():
+            pieces = partial(self._checked, file, self.place / FILES, name)
+            LocalStorage(self.folder / ARRIVED).write(name, pieces, file.size_bytes)
+            paths[name] = self.folder / ARRIVED / name
         (self.folder / LISTS).mkdir(exist_ok=True)
         write_new(self._list_path(number), content)  # before the version: with both it is whole
         with atomic_output(version.path) as unfinished:
-            target = LocalStorage(unfinished)
             for name, file in listed.files.items():
-                if file.sha256 in paths:
-                    (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
-                    os.link(paths[file.sha256], unfinished / name)
-                else:
-                    target.write(name, partial(self._checked, file, self.place / FILES, file.sha256), file.size_bytes)
+                (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
+                os.link(paths[file.sha256], unfinished / name)
+        self._arrived(())
         return version
 
     def send(self, number: int) -> None:
@@ -172,7 +178,9 @@ class VersionStore:
             for path in sorted(version.path.rglob("*"))
             if path.is_file()
         }
-        listed = StoredVersion(digest=version.digest, files={name: StoredFile.of(path) for name, path in paths.items()})
+        known = self._known_files()
+        files = {name: known.get(_inode(path)) or StoredFile.of(path) for name, path in paths.items()}
+        listed = StoredVersion(digest=version.digest, files=files)
         present = {name: one.size_bytes for name, one in (self.place / FILES).relative_names().items()}
         for name, file in listed.files.items():
             if present.get(file.sha256) != file.size_bytes:
@@ -223,7 +231,23 @@ class VersionStore:
             total.update(piece)
             yield piece
         if total.hexdigest() != wanted.sha256:
-            raise StorageError(f"{folder / name} is damaged: its SHA-256 is another; want the version exported again")
+            raise StorageError(f"{folder / name} is damaged: its SHA-256 is another; want {WAY_OUT}")
+
+    def _arrived(self, wanted: Collection[str]) -> dict[str, Path]:
+        """The wanted files that have arrived; all others are removed, and what a kill left of them."""
+        paths = {path.name: path for path in (self.folder / ARRIVED).glob("*")}
+        for name in paths.keys() - set(wanted):
+            paths.pop(name).unlink()
+        return paths
+
+    def _known_files(self) -> dict[tuple[int, int], StoredFile]:
+        """Files of the folder whose SHA-256 is known; an increment shares those of its base."""
+        return {
+            _inode(path): file
+            for number, listed in self._lists().items()
+            for name, file in listed.files.items()
+            if (path := version_folder(self.folder, number).path / name).is_file()
+        }
 
     def _check_room(self, number: int, size_bytes: int) -> None:
         free = shutil.disk_usage(self.folder).free
@@ -247,6 +271,11 @@ class VersionStore:
     def _remove(self, number: int) -> None:
         self._list_path(number).unlink(missing_ok=True)  # first, so that no half is taken for a whole
         shutil.rmtree(version_folder(self.folder, number).path, ignore_errors=True)
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 def _claim(folder: Path, url: str) -> int:

@@ -188,6 +188,8 @@ class CloudStorage:
             return MissingObjectError(f"{place}: no such object; want another name")
         if isinstance(error, errors.AlreadyExistsError | errors.PreconditionError):
             return ObjectExistsError(f"{place} exists, with another content; want another place")
+        if "RequestTimeTooSkewed" in str(error):
+            return StorageError(f"{place}: the clock of this machine is not the store's: {why}; want it set (NTP)")
         if isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError):
             want = f"want credentials that may, from {CREDENTIALS[self._scheme]}"
             return StorageError(f"{place}: the store refuses access: {why}; {want}")

@@ -54,7 +54,7 @@ def popularity(warehouse: str | Path, now: float, days: float = 7) -> dict[str, 
             use = decode_json(read_bytes(note), ColumnUse)
         except (OSError, msgspec.DecodeError):
             continue
-        if now - days * DAY_S <= use.time <= now:
+        if abs(now - use.time) <= days * DAY_S:  # clocks of hosts differ, so a use may be later than `now`
             counts.update(dict.fromkeys(use.columns, 1))
     return {name: float(count) for name, count in counts.most_common()}
 
