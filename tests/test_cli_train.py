@@ -426,13 +426,13 @@ def test_starts_without_torch(args):
 
 @pytest.mark.slow
 def test_training_starts_without_what_takes_long(tmp_path):
-    """torch's compiler takes longer to load than everything else together, and nothing is compiled."""
+    """torch's compiler takes longer to load than everything else together, and nothing is compiled; so does Triton."""
     write_recipe(tmp_path)
     done = rowwise_cli("train", "small.yaml", cwd=tmp_path, python=["-X", "importtime"])
     assert done.returncode == 0
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "torch" in loaded
-    assert not {"torch._dynamo", "torch._inductor", "sympy", "tensorboard", "matplotlib", "sklearn"} & loaded
+    assert not {"torch._dynamo", "torch._inductor", "sympy", "triton", "tensorboard", "matplotlib", "sklearn"} & loaded
 
 
 def test_a_table_of_metrics_can_be_read(tmp_path, command):

@@ -10,6 +10,7 @@ from collections import defaultdict
 from itertools import combinations
 
 import pytest
+import warm
 from hypothesis import HealthCheck, settings
 
 EXAMPLES, FULL_SHARE = 4, 3  # in fast tests; one in so many of what a test asks for, in full ones
@@ -25,6 +26,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "few(n): so many combinations of parameters are fast, the others are slow")
+    warm.on = config.getoption("full")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
