@@ -13,12 +13,12 @@ PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
     "calibrate": 2_954,
     "checkpoint": 4_216,
-    "cli": 7_713,
+    "cli": 7_715,
     "comm": 2_619,
     "drills": 1_053,
     "hashing": 3_416,
     "ingest": 13_001,
-    "models": 3_240,
+    "models": 3_241,
     "ops": 7_112,
     "perf": 2_949,
     "planner": 5_588,
@@ -31,7 +31,7 @@ LINES = {  # of Python, by package
     "modules": 2_799,
     "C and C++": 11_215,
     "simulate": 1_544,
-    "serve": 5_993,
+    "serve": 5_997,
 }
 
 
