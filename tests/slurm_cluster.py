@@ -30,7 +30,6 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 MpiDefault=none
 SlurmdParameters=config_overrides
-SchedulerParameters=sched_interval=2,bf_interval=2
 ReturnToService=2
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
