@@ -8,6 +8,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import warm
 import yaml
 from small import sections, write_rows
 
@@ -42,11 +43,11 @@ def write_recipe(folder, rows=2000, **changes):
 
 def rowwise(folder, *args, timeout=120, environment=None):
     """A command that ends by itself."""
-    command = [*PYTHON, "-m", "rowwise", *args]
+    environment = ENVIRONMENT | (environment or {})
     return subprocess.run(
-        command,
+        [*warm.command(environment), *args],
         cwd=folder,
-        env=ENVIRONMENT | (environment or {}),
+        env=environment,
         capture_output=True,
         text=True,
         check=False,

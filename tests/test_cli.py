@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import typer
+import warm
 
 import rowwise
 from rowwise.cli import main
@@ -21,7 +22,8 @@ CHECKOUT = Path(__file__).parents[1]
 
 
 def rowwise_cli(*args, cwd=CHECKOUT, python=(), **settings):
-    command = [sys.executable, *python, "-m", "rowwise.cli.main", *args]
+    first = [sys.executable, *python, "-m", "rowwise"] if python or settings else warm.command()
+    command = [*first, *args]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, **settings)
 
 

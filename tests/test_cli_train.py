@@ -13,6 +13,7 @@ import sys
 import time
 
 import pytest
+import warm
 import yaml
 from pyarrow import parquet as pq
 from small import lines, same, saved, sections, write_rows
@@ -45,10 +46,10 @@ def refused(command):
     return run
 
 
-def start(folder, *args, **settings):
+def start(folder, *args, command=COMMAND, **settings):
     """A process that trains."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | settings
-    return subprocess.Popen([*COMMAND, *args], cwd=folder, **pipes)
+    return subprocess.Popen([*command, *args], cwd=folder, **pipes)
 
 
 def wait_for_lines(run, count, process):
@@ -207,10 +208,11 @@ def test_killed_and_resumed_is_uninterrupted(command, tmp_path):
     args = ("train", "small.yaml")
     while kills < 10:
         before = (run / "metrics.csv").stat().st_size if run.exists() else 0
-        with start(tmp_path, *args) as process:
+        with start(tmp_path, *args, command=warm.command()) as process:
             wait_for_change(run, before, process)
             time.sleep(draw.uniform(0, 0.1))
             process.kill()
+            process.communicate()  # until whoever wrote to it has ended
         assert process.returncode == -signal.SIGKILL  # it had not finished
         args = ("resume", "runs/small/1")
         kills += 1
@@ -426,13 +428,13 @@ def test_starts_without_torch(args):
 
 @pytest.mark.slow
 def test_training_starts_without_what_takes_long(tmp_path):
-    """torch's compiler takes longer to load than everything else together, and nothing is compiled."""
+    """torch's compiler takes longer to load than everything else together, and nothing is compiled; so does Triton."""
     write_recipe(tmp_path)
     done = rowwise_cli("train", "small.yaml", cwd=tmp_path, python=["-X", "importtime"])
     assert done.returncode == 0
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "torch" in loaded
-    assert not {"torch._dynamo", "torch._inductor", "sympy", "tensorboard", "matplotlib", "sklearn"} & loaded
+    assert not {"torch._dynamo", "torch._inductor", "sympy", "triton", "tensorboard", "matplotlib", "sklearn"} & loaded
 
 
 def test_a_table_of_metrics_can_be_read(tmp_path, command):

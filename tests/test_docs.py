@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import lab
 import pytest
+import warm
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -65,8 +67,9 @@ def test_code_runs(page, tmp_path):
         pytest.skip(f"no lab: {lab.missing()}")
     commands = tmp_path / "bin"  # the rowwise and the torch under test, whichever are installed
     commands.mkdir()
-    for name, module in (("rowwise", "rowwise.cli.main"), ("torchrun", "torch.distributed.run")):
-        (commands / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
+    torchrun = f"{sys.executable} -m torch.distributed.run"
+    for name, command in (("rowwise", shlex.join(warm.command())), ("torchrun", torchrun)):
+        (commands / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     (commands / "lab").write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/tests/lab.py "$@"\n')
     for command in commands.iterdir():
         command.chmod(0o755)

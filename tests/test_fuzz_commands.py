@@ -9,7 +9,6 @@ import os
 import resource
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import warm
 import yaml
 from small import sections, trained
 
@@ -170,7 +170,7 @@ def words_of(command: str) -> list[str]:
 def ended(case: Case, at: Path) -> str:
     """How a case ended, in a word; what is wrong with it, if anything is."""
     case.craft(at)
-    command = [sys.executable, "-m", "rowwise", *words_of(case.command)]
+    command = [*warm.command(), *words_of(case.command)]
     try:
         done = subprocess.run(
             command,

@@ -4,12 +4,12 @@ import io
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import warm
 from rich.table import Table as Grid
 
 from rowwise.calibrate.folder import lock_exclusively
@@ -94,7 +94,7 @@ def test_no_name_of_a_run_is_markup_of_its_report(tmp_path: Path) -> None:
 def test_a_hostile_column_of_a_file_reaches_no_terminal(tmp_path: Path, name: str, code: int) -> None:
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({name: [f"{HOSTILE}{k % 3}" for k in range(50)], "label": [0, 1] * 25}), path)
-    command = [sys.executable, "-m", "rowwise", "data", "inspect", str(path)]
+    command = [*warm.command(), "data", "inspect", str(path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == code, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
@@ -107,7 +107,7 @@ def test_a_command_says_which_code_from_elsewhere_it_runs(tmp_path: Path) -> Non
     (tmp_path / "net.py").write_text("raise ImportError('it was run')\n")
     recipe = tmp_path / "here" / "my.yaml"
     recipe.write_text(f"data: {{dataset: synthetic, rows: 100, test_rows: 10}}\nmodel: {tmp_path}/net.py:Net\n")
-    command = [sys.executable, "-m", "rowwise", "train", str(recipe), "--dry-run"]
+    command = [*warm.command(), "train", str(recipe), "--dry-run"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     told = f"rowwise: this recipe runs {tmp_path}/net.py, which is not beside {recipe}: make sure that you trust it"
     assert done.stderr.splitlines()[0] == told

@@ -3,13 +3,16 @@
 A plugin of pytest that `conftest.py` loads. Without `--full`, Hypothesis draws a few examples, the same ones in every
 run. Of a test marked `few(n)` only n combinations of parameters are fast: those that have the most pairs of values
 between them; the others are marked slow. With `--full`, as `make test-all` runs them, tests with Hypothesis have random
-examples, a third of what they ask for: as many would take longer than people wait. `--all-examples` has as many.
+examples, a third of what they ask for: as many would take longer than people wait. `--all-examples` has as many. And
+commands are forks of a process that has imported torch, see `warm.py`; in fast tests each is a new interpreter.
 """
 
+import sys
 from collections import defaultdict
 from itertools import combinations
 
 import pytest
+import warm
 from hypothesis import HealthCheck, settings
 
 EXAMPLES, FULL_SHARE = 4, 3  # in fast tests; one in so many of what a test asks for, in full ones
@@ -25,6 +28,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "few(n): so many combinations of parameters are fast, the others are slow")
+    warm.on = config.getoption("full") and sys.platform == "linux"
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses

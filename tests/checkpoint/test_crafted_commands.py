@@ -3,11 +3,11 @@
 import os
 import resource
 import subprocess
-import sys
 from random import Random
 
 import pytest
 import torch
+import warm
 from checkpoint.crafted import check_right, copy, head_of, mutate, plain, put, put_head, sound
 from checkpoint.test_pickles import attacks, torch_file
 from launching import ENVIRONMENT
@@ -33,12 +33,12 @@ def limit():
 
 def run(folder, *args):
     """A command that either does what it should or ends in one line; its exit code, and what it printed."""
-    call = [sys.executable, "-m", "rowwise", *map(str, args)]
+    call = [*warm.command(ENVIRONMENT), *map(str, args)]
     done = subprocess.run(
         call, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
         preexec_fn=limit,
     )  # fmt: skip
-    what = f"{' '.join(call[2:])}: {done.returncode}: {done.stdout[-500:]}{done.stderr[-2000:]}"
+    what = f"{' '.join(call)}: {done.returncode}: {done.stdout[-500:]}{done.stderr[-2000:]}"
     if done.returncode == 2:
         assert done.stderr.startswith("rowwise: "), what
         assert done.stderr.count("\n") == 1, what

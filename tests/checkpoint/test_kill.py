@@ -57,10 +57,10 @@ def kill_once(folder, chance, background):
 @pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.timeout(1500)
-def test_killed_at_fifty_moments(tmp_path):
+def test_killed_at_many_moments(tmp_path):
     chance = random.Random(0)
-    cut = [kill_once(tmp_path / str(k), chance, background=k % 2 == 1) for k in range(50)]
-    assert sum(cut) >= 10, "few kills found a checkpoint half written: make them larger"
+    cut = [kill_once(tmp_path / str(k), chance, background=k % 2 == 1) for k in range(24)]
+    assert sum(cut) >= 4, "few kills found a checkpoint half written: make them larger"
 
 
 @pytest.mark.dist

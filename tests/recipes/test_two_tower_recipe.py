@@ -2,12 +2,12 @@
 
 import json
 import subprocess
-import sys
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
+import warm
 from pyarrow import parquet as pq
 from small import lines
 
@@ -125,16 +125,7 @@ def test_processes_find_what_one_finds(tmp_path, loss):
     (tmp_path / "meet.yaml").write_text(json.dumps(msgspec.to_builtins(made)))
     found = []
     for how in ([], ["--nproc", "2"], ["--nproc", "2", "--set", "train.dense_parallel.kind=full"]):
-        command = [
-            sys.executable,
-            "-m",
-            "rowwise.cli.main",
-            "train",
-            "meet.yaml",
-            "--json",
-            "--runs",
-            f"runs{len(found)}",
-        ]
+        command = [*warm.command(), "train", "meet.yaml", "--json", "--runs", f"runs{len(found)}"]
         said = subprocess.run([*command, *how], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
         found.append(json.loads(said))
     one, *others = (result["test"]["met"] for result in found)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm
 from checkpoint.made import flip, saved
 from small import sections, trained
 from storage.stores import FAULTS, MemoryStorage, connect, s3_server, storage
@@ -248,7 +249,7 @@ def test_commands_read_and_write_urls(tmp_path):
         keys["AWS_REGION"] = "x"
 
         def run(*args, code=0):
-            command, environment = [sys.executable, "-m", "rowwise", "ckpt", *args], {**os.environ, **keys}
+            command, environment = [*warm.command(), "ckpt", *args], {**os.environ, **keys}
             done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
             assert done.returncode == code, done.stderr
             assert "hidden" not in done.stdout + done.stderr
@@ -273,7 +274,7 @@ def test_a_run_starts_from_a_url_as_from_the_folder(tmp_path):
         copy_checkpoint(Checkpoint.open(folder), StorageFolder(connect(server.endpoint), "x"))
         keys = {"AWS_ENDPOINT_URL": server.endpoint, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
         for source in ("s3://bucket/x", str(folder)):
-            command = [sys.executable, "-m", "rowwise", "train", "small.yaml", "--init-from", source]
+            command = [*warm.command(), "train", "small.yaml", "--init-from", source]
             environment = {**os.environ, **keys, "AWS_REGION": "x"}
             done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr

@@ -66,7 +66,8 @@ def fleet(  # noqa: PLR0913 - one for each option
     for name, value, want in (("--qps", qps, "requests a second"), ("--p99", p99, "milliseconds")):
         if not math.isfinite(value):
             raise SpecError(f"{name} {value}: want a number of {want}")
-    from rowwise.serve.fleet import forecast, most_rate
+    from rowwise.serve.fleet import check_p99, forecast, most_rate
+    from rowwise.serve.load import seconds_of
     from rowwise.serve.package import find_version
     from rowwise.serve.start import memory_of
 
@@ -80,7 +81,9 @@ def fleet(  # noqa: PLR0913 - one for each option
     console = make_terminal(stderr=True, quiet=as_json)
     with console.status("starting a worker") as status, _one_worker(folder, options) as server:
         load = _make_load(folder, server.url, rows)
-        times, cached_rows = _measure(load, ROWS_AT_ONCE / rows, status.update)
+        first = _send(load)  # also warms up
+        check_p99(p99 / 1000, min(one.seconds for one in first))
+        times, cached_rows = _measure(load, seconds_of(first), ROWS_AT_ONCE / rows, status.update)
         rate = most_rate(times, p99 / 1000)
         needed = math.ceil(qps / rate)
         replicas = -(-needed // workers)
@@ -150,17 +153,16 @@ def _as_json(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _measure(load: "Load", most: float, tell: Any) -> tuple["BatchTimes", float]:
-    """The times of batches, and how many rows of cached tables a request needs."""
+def _measure(load: "Load", first_s: float, most: float, tell: Any) -> tuple["BatchTimes", float]:
+    """The times of batches, and how many rows of cached tables a request needs; the first requests took `first_s`."""
     from rowwise.serve.fleet import BatchTimes, MeasuredBatches
     from rowwise.serve.load import seconds_of
 
-    first = seconds_of(_send(load))  # also warms up
     found: list[MeasuredBatches] = []
     cached_rows = 0.0
     for clients in CLIENTS:
         tell(f"measuring {clients} clients")
-        count = max(LEAST_REQUESTS, int(LEAST_REQUESTS * MEASURED_S / first))
+        count = max(LEAST_REQUESTS, int(LEAST_REQUESTS * MEASURED_S / first_s))
         before = _counts(load)
         answers = _send(load._replace(connections=clients, requests=count))
         batches, cached = (now - then for now, then in zip(_counts(load), before, strict=True))

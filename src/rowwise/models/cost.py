@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.flop_counter import FlopCounterMode
 
 from rowwise.batch import Batch
 from rowwise.spec import Value
@@ -21,6 +20,8 @@ class ModelCost(Value, frozen=True):
 
 def model_cost(model: nn.Module, batch: Batch) -> ModelCost:
     """Parameters that an optimizer trains, and a sample's share of a forward of this batch."""
+    from torch.utils.flop_counter import FlopCounterMode  # imports Triton, which no run on a CPU needs
+
     counter = FlopCounterMode(display=False, custom_mapping=flop_formulas())
     with counter:  # and gradients, without which the counter fails on parameters that are no layer's weights
         model(batch)

@@ -102,12 +102,16 @@ def latencies(arrived_s: Sequence[float], times: BatchTimes) -> list[float]:
     return latencies_s
 
 
-def most_rate(times: BatchTimes, p99_s: float) -> float:
-    """The highest rate of one worker whose 99 % quantile is at most so long."""
-    least_s = forecast(times.most_rate / 100, times).p99_s
+def check_p99(p99_s: float, least_s: float) -> None:
+    """Raise if requests take longer than that however few there are."""
     if least_s > p99_s:
         got = f"a p99 of {1000 * p99_s:g} ms is less than that of a worker with hardly any requests"
         raise SpecError(f"{got}: want at least {1000 * least_s:.2g} ms, fewer rows in a request, or a smaller model")
+
+
+def most_rate(times: BatchTimes, p99_s: float) -> float:
+    """The highest rate of one worker whose 99 % quantile is at most so long."""
+    check_p99(p99_s, forecast(times.most_rate / 100, times).p99_s)
     low, high = times.most_rate / 100, times.most_rate
     for _ in range(HALVINGS):
         middle = (low + high) / 2
