@@ -351,7 +351,7 @@ COMBINATIONS = {  # each is right by itself
     "export --explain": "--explain without --rows",
     "serve --record=there --record-share=0": "--record-share: a share of 0.0: want more than 0",
     "serve --record=there --record-share=x": "--record-share x: want a share of the requests",
-    "serve --device=cpu --device-memory=lots": "--device-memory lots",
+    "serve --device-memory=1MB": "--device-memory 1MB without --device",
     "export --follow --explain": "--explain with --follow",
     "export --follow --which=last": "--which last with --follow",
     "plan --recipe={recipe}": "--tables or --recipe: both are given",

@@ -104,8 +104,8 @@ class Arena:
                 arena.disk = DiskTables([arena._disk_table(index) for index in arena.cached], folder)
             else:
                 # Rows without optimizer state are only looked up, by who needs all of them at once.
-                tables, waits = [arena._host_table(index, host) for index in arena.cached], host.state.is_meta
-                arena.cache = DeviceCache(tables, arena.slot_rows, waits=waits)
+                cached = [arena._host_table(index, host) for index in arena.cached]
+                arena.cache = DeviceCache(cached, arena.slot_rows, waits=host.state.is_meta)
                 arena.host = host
         return arena
 
