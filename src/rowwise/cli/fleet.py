@@ -69,6 +69,7 @@ def fleet(  # noqa: PLR0913 - one for each option
         if not math.isfinite(value):
             raise SpecError(f"{name} {value}: want a number of {want}")
     from rowwise.serve.fleet import forecast, most_rate
+    from rowwise.serve.load import one_sender
     from rowwise.serve.package import find_version
     from rowwise.serve.start import memory_of, waited_s
 
@@ -80,11 +81,10 @@ def fleet(  # noqa: PLR0913 - one for each option
         for item in (name, value)
     ]
     console = make_terminal(stderr=True, quiet=as_json)
-    with console.status("starting a worker") as status, _one_worker(folder, options) as server:
+    with console.status("starting a worker") as status, _one_worker(folder, options) as server, one_sender() as send:
         load, most = _make_load(folder, server.url, rows), ROWS_AT_ONCE / rows
-        shares, waited = LOADS if check else (), partial(waited_s, server.process)
-        tell = status.update
-        rounds = [_round(load, most, lambda rate: [s * rate for s in shares], tell, waited) for _ in range(ROUNDS)]
+        shares, tools = LOADS if check else (), _Tools(send, status.update, partial(waited_s, server.process))
+        rounds = [_round(load, most, lambda rate: [s * rate for s in shares], tools) for _ in range(ROUNDS)]
         times = _times_of(rounds, most)
         rate = most_rate(times, p99 / 1000)
         needed = math.ceil(qps / rate)
@@ -92,10 +92,10 @@ def fleet(  # noqa: PLR0913 - one for each option
         planned = qps / (replicas * workers)
         checks = [_median_of(parts) for parts in zip(*(one.checks for one in rounds), strict=True)]
         if check and planned > LEAST_LOAD * times.most_rate:
-            again = _round(load, most, lambda _: [planned] * ROUNDS, tell, waited)
+            again = _round(load, most, lambda _: [planned] * ROUNDS, tools)
             checks.append(_median_of(again.checks))
         host, worker, *_ = memory_of(server.process)
-        redis_nodes = _redis_nodes(tiers, qps * rounds[0].cached_rows, tell) if tiers.redis else None
+        redis_nodes = _redis_nodes(tiers, qps * rounds[0].cached_rows, status.update) if tiers.redis else None
     found = forecast(planned, times)
     most_rates = [_times_of([one], most).most_rate for one in rounds]
     assert tiers.layout is not None
@@ -158,6 +158,22 @@ def _as_json(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+class _Tools(NamedTuple):
+    """What measurements need."""
+
+    send_all: "Callable[[Load], list[Answer]]"
+    tell: Callable[[str], object]  # shows what is done
+    waited: Callable[[], float]  # the seconds that the server has waited for its cores so far
+
+    def send(self, load: "Load") -> "list[Answer]":
+        """Answers, all of which are right."""
+        answers = self.send_all(load)
+        bad = next((one for one in answers if one.code != 200), None)
+        if bad is not None:
+            raise PeerError(f"the server answered {bad.code}: {bad.answer[:200].decode(errors='replace')}")
+        return answers
+
+
 class _Round(NamedTuple):
     """What was measured within some seconds."""
 
@@ -167,38 +183,35 @@ class _Round(NamedTuple):
     checks: list[dict[str, float]]
 
 
-def _round(
-    load: "Load", most: float, rates_of: Callable[[float], Sequence[float]], tell: Any, waited: Callable[[], float]
-) -> _Round:
+def _round(load: "Load", most: float, rates_of: Callable[[float], Sequence[float]], tools: _Tools) -> _Round:
     """Measure batches, and then requests at random times.
 
     Args:
         load: what is sent.
         most: requests of a batch.
         rates_of: the rates of the checks, given that which the worker can answer now.
-        tell: shows what is done.
-        waited: the seconds that the server has waited for its cores so far.
+        tools: see there.
     """
     from rowwise.serve.fleet import MeasuredBatches
     from rowwise.serve.load import seconds_of
 
-    first = seconds_of(_send(load))  # also warms up
+    first = seconds_of(tools.send(load))  # also warms up
     found: list[MeasuredBatches] = []
     cached_rows = 0.0
     for clients in (one for one in CLIENTS if one <= max(FILLED, most)):
-        tell(f"measuring {clients} clients")
+        tools.tell(f"measuring {clients} clients")
         count = max(LEAST_REQUESTS, clients, int(LEAST_REQUESTS * MEASURED_S / first))
         before = _counts(load)
-        answers = _send(load._replace(connections=clients, requests=count))
+        answers = tools.send(load._replace(connections=clients, requests=count))
         batches, cached = (now - then for now, then in zip(_counts(load), before, strict=True))
         # As many clients do not make a batch of as many: those that were answered first are in the next one.
         found.append(MeasuredBatches(count / batches, seconds_of(answers) / batches))
         cached_rows = cached_rows or cached / count
-    tell("measuring requests alone")
-    alone_s = _alone_s(_send(_at_random(load, ALONE_LOAD / found[0].seconds, ALONE)))
+    tools.tell("measuring requests alone")
+    alone_s = _alone_s(tools.send(_at_random(load, ALONE_LOAD / found[0].seconds, ALONE)))
     measured = _Round(found, alone_s, cached_rows, [])
     times = _times_of([measured], most)
-    return measured._replace(checks=[_check(load, rate, times, tell, waited) for rate in rates_of(times.most_rate)])
+    return measured._replace(checks=[_check(load, rate, times, tools) for rate in rates_of(times.most_rate)])
 
 
 def _times_of(rounds: Sequence[_Round], most: float) -> "BatchTimes":
@@ -236,16 +249,6 @@ def _counts(load: "Load") -> tuple[float, float]:
     return total("rowwise_batch_rows_count"), total(r"rowwise_cached_rows_total\S+")
 
 
-def _send(load: "Load") -> list["Answer"]:
-    from rowwise.serve.load import send
-
-    answers = send(load)
-    bad = next((one for one in answers if one.code != 200), None)
-    if bad is not None:
-        raise PeerError(f"the server answered {bad.code}: {bad.answer[:200].decode(errors='replace')}")
-    return answers
-
-
 def _redis_nodes(tiers: "RowTiers", rows_s: float, tell: Any) -> dict[str, float]:
     """Nodes for copies of all rows of cached tables, and for so many of them a second."""
     from rowwise.serve.redis_rows import RedisNodes, RedisRows
@@ -265,18 +268,18 @@ def _redis_nodes(tiers: "RowTiers", rows_s: float, tell: Any) -> dict[str, float
     }  # fmt: skip
 
 
-def _check(load: "Load", rate: float, times: "BatchTimes", tell: Any, waited: Callable[[], float]) -> dict[str, float]:
+def _check(load: "Load", rate: float, times: "BatchTimes", tools: _Tools) -> dict[str, float]:
     """Latencies of requests at random times, and the forecast for the times at which these came."""
     import numpy as np
 
     from rowwise.serve.fleet import latencies
     from rowwise.serve.load import seconds_of
 
-    tell(f"measuring {rate:,.0f} requests a second")
+    tools.tell(f"measuring {rate:,.0f} requests a second")
     sent = _at_random(load, rate, max(CHECKED, int(rate * CHECKED_S)))
-    before_s = waited()
-    answers = sorted(_send(sent), key=lambda one: one.arrived_s)
-    waited_share = (waited() - before_s) / seconds_of(answers)
+    before_s = tools.waited()
+    answers = sorted(tools.send(sent), key=lambda one: one.arrived_s)
+    waited_share = (tools.waited() - before_s) / seconds_of(answers)
     forecast_s = latencies([one.arrived_s for one in answers], times)
     found = {"rate": rate, "waited_share": waited_share}
     for name, seconds in (
