@@ -196,6 +196,8 @@ NONSENSE = {
     "serve --redis": ("redis://x", "x", ""),  # all without --memory
     "serve --hit-rate": ("2", "-1%", "x", ""),
     "serve --default-row": ("mean", "x", ""),  # all without --hit-rate
+    "serve --device": ("tpu", "cuda:99", ""),
+    "serve --device-memory": ("lots", "0", "1kB", ""),  # all without --device
     "watch path": ("nope", "{folder}", "nope://x"),
     "watch --every": ("0", *SECONDS),
     "watch --port": ("-1", "70000", "x", ""),
@@ -349,6 +351,7 @@ COMBINATIONS = {  # each is right by itself
     "export --explain": "--explain without --rows",
     "serve --record=there --record-share=0": "--record-share: a share of 0.0: want more than 0",
     "serve --record=there --record-share=x": "--record-share x: want a share of the requests",
+    "serve --device-memory=1MB": "--device-memory 1MB without --device",
     "export --follow --explain": "--explain with --follow",
     "export --follow --which=last": "--which last with --follow",
     "plan --recipe={recipe}": "--tables or --recipe: both are given",

@@ -9,15 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Self, final
 
 import torch
+from msgspec import structs
 from torch import Tensor, nn
 
 from rowwise.batch import Jagged, KeyedJagged
 from rowwise.errors import BatchError, RowwiseError, SpecError, StateError
 from rowwise.ops import rowtype
 from rowwise.ops.arena import Arena
-from rowwise.ops.layout import batch_rows
+from rowwise.ops.device_cache import TooManyRowsError
+from rowwise.ops.layout import TablePiece, batch_rows
 from rowwise.ops.lookup import StagedGradients
 from rowwise.ops.tiles import Tiles
+from rowwise.row_optimizers import Sgd
 from rowwise.spec import Table, check_tables
 
 LookedUp = tuple[Tensor, Mapping[str, Tensor]]  # pooled features side by side, and the rows of sequences by feature
@@ -119,6 +122,7 @@ class Embeddings(nn.Module):
             raise SpecError(f"table {managed[0]!r} is managed, and Embeddings does not give its ids rows: {want}")
         self.seed = seed
         self._tiles = Tiles(tables, torch.device(device), merge_shared=merge_shared)
+        self._in_host_memory: Tiles | None = None  # behind `_tiles`, see `serve_on`
         self.arena.fill(seed)
         self._columns = self._tiles.pooled.column_slices
         self.register_load_state_dict_pre_hook(_adapt_state_dict)
@@ -165,7 +169,32 @@ class Embeddings(nn.Module):
         `samples`: of a batch: as many ids of each feature have room beside the cached rows. A batch whose rows of a
         table find no room is an error.
         """
-        whole, device = self.arena, torch.device(device)
+        return self._cache_pieces(torch.device(device), self.arena.pieces, cache_rows, samples)
+
+    @torch.no_grad()
+    def serve_on(
+        self, device: torch.device | str, cache_rows: Mapping[str, int], samples: int, newer: Mapping[str, int]
+    ) -> Self:
+        """Like `cache_on`, for rows in memory that `Arena.attach` was given, which are only looked up.
+
+        `newer`: of the room behind each table, so many rows are newer ones. A batch whose rows find no slots is looked
+        up in host memory.
+        """
+        whole = self._tiles
+        pieces = [
+            piece._replace(table=structs.replace(piece.table, optimizer=Sgd()), room=newer.get(piece.table.name, 0))
+            for piece in self.arena.pieces
+        ]
+        for table in self.tables:
+            del self._parameters[table.name]  # it is on the meta device still
+        self._cache_pieces(torch.device(device), pieces, cache_rows, samples)
+        self._in_host_memory = whole if cache_rows else None
+        return self
+
+    def _cache_pieces(
+        self, device: torch.device, whole_pieces: Sequence[TablePiece], cache_rows: Mapping[str, int], samples: int
+    ) -> Self:
+        whole = self.arena
         managed = {table.name for table in self.tables if table.managed is not None}
         for name in cache_rows:
             self._index(name)
@@ -179,7 +208,7 @@ class Embeddings(nn.Module):
             piece._replace(cache_rows=cache_rows[name], batch_rows=batch_rows(piece.table, samples))
             if (name := piece.table.name) in cache_rows
             else piece
-            for piece in whole.pieces
+            for piece in whole_pieces
         ]
         tiles = Tiles(pieces, device, merge_shared=self._tiles.merge_shared, host=whole)
         tiles.arena.copy_uncached(whole)
@@ -208,7 +237,13 @@ class Embeddings(nn.Module):
         raise error
 
     def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
-        lookup = self._tiles.look_up(Jagged.from_keyed(sparse).contiguous())
+        jagged = Jagged.from_keyed(sparse).contiguous()
+        try:
+            lookup = self._tiles.look_up(jagged)
+        except TooManyRowsError:
+            if self._in_host_memory is None:
+                raise
+            lookup = self._in_host_memory.look_up(jagged.to("cpu")).to(self.device)
         return Vectors.of(lookup.matrix_BS, self._columns, self._tiles.split(lookup))
 
     def update(self) -> None:

@@ -90,6 +90,25 @@ def test_a_batch_that_has_more_rows_than_slots_is_an_error():
     assert torch.equal(module(few).matrix_BS, Embeddings(tables)(few).matrix_BS)  # and the next batch has its rows
 
 
+def test_rows_that_are_only_looked_up_are_read_in_host_memory_where_they_find_no_slots():
+    tables = make_tables(Pooling.MEAN, OPTIMIZERS[0], ROW_TYPES[0], 8)
+    plain, module = Embeddings(tables), Embeddings(tables, device="meta")
+    module.reserve(lambda table: 40)
+    module.arena.attach(torch.zeros(module.arena.rows.numel(), dtype=torch.uint8))
+    for index in range(len(tables)):
+        module.arena.table(index).copy_(plain.arena.table(index))
+    module.serve_on("cpu", {"a": 32}, samples=1, newer={"a": 3, "c": 7})
+    for count, fits in ((40, True), (2900, False), (30, True)):
+        lengths = torch.tensor([count, 0, 0, 1])
+        batch = Jagged(
+            features=("a0", "a1", "b", "c"), values_N=torch.cat([torch.arange(count), torch.tensor([3])]),
+            lengths_FB=lengths, weights_N=None,
+        )  # fmt: skip
+        with torch.no_grad():
+            assert torch.equal(module(batch).matrix_BS, plain(batch).matrix_BS)
+        assert any(module.arena.cache.take_counts()) == fits
+
+
 def test_ids_outside_are_named():
     tables = make_tables(Pooling.SUM, OPTIMIZERS[0], ROW_TYPES[0], 8)
     module = Embeddings(tables).cache_on("cpu", {"a": 32})

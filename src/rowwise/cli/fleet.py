@@ -4,12 +4,12 @@ import math
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import typer
@@ -19,23 +19,25 @@ from rowwise.cli.terminal import make_terminal, print_json
 from rowwise.errors import PeerError, SpecError
 
 if TYPE_CHECKING:
-    from rowwise.serve.fleet import BatchTimes
+    from rowwise.serve.fleet import BatchTimes, MeasuredBatches
     from rowwise.serve.load import Answer, Load
     from rowwise.serve.row_tiers import RowTiers
     from rowwise.serve.start import StartedServer
 
-CLIENTS = (1, 2, 4, 8, 16, 32, 64)  # of the closed loops
+CLIENTS = (1, 4, 16, 64, 256)  # of the closed loops
+FILLED = 64  # clients; more only where a batch has more requests
 LOADS = (0.25, 0.5, 0.75)  # of the rate that the server can answer
-MEASURED_S = 2.0  # of each closed loop
+ROUNDS = 3  # in each, batches are measured just before the checks: machines are faster now than then
+MEASURED_S = 1.0  # of each closed loop
 LEAST_LOAD = 0.05  # of a check: at less, requests come alone
-PARTS = 3  # of a check, of which the median counts: other work on the cores may have a part of its own
-CHECKED, CHECKED_S = 600, 3.0  # of a part, whichever is longer: a quantile of few is that of chance
+DRIFT = 1.15  # from which on the rates of rounds differ
+CHECKED, CHECKED_S = 600, 3.0  # of a check, whichever is longer: a quantile of few is that of chance
 MOST_S, LEAST_CHECKED = 10.0, 200  # but of slow requests not longer than this, unless they are so few
 CONNECTIONS = ROWS_AT_ONCE = 256  # rows as of rowwise serve; requests that come at random times do not wait for others
 LEAST_REQUESTS = 64
-ALONE, ALONE_LOAD = 600, 0.2  # requests at random times, of which most come alone
+ALONE, ALONE_LOAD = 200, 0.2  # requests at random times, of which most come alone
 END_S = 30.0
-LATE_MS = 2.0  # more than that is other work on the cores
+LATE_MS, WAITED = 2.0, 0.03  # more than that is other work on the cores
 
 
 def fleet(  # noqa: PLR0913 - one for each option
@@ -67,9 +69,9 @@ def fleet(  # noqa: PLR0913 - one for each option
         if not math.isfinite(value):
             raise SpecError(f"{name} {value}: want a number of {want}")
     from rowwise.serve.fleet import check_p99, forecast, most_rate
-    from rowwise.serve.load import seconds_of
+    from rowwise.serve.load import one_sender
     from rowwise.serve.package import find_version
-    from rowwise.serve.start import memory_of
+    from rowwise.serve.start import memory_of, waited_s
 
     tiers = make_row_tiers(find_version(folder).path, memory, redis)  # raises before a server is started
     options = [
@@ -79,27 +81,31 @@ def fleet(  # noqa: PLR0913 - one for each option
         for item in (name, value)
     ]
     console = make_terminal(stderr=True, quiet=as_json)
-    with console.status("starting a worker") as status, _one_worker(folder, options) as server:
-        load = _make_load(folder, server.url, rows)
-        first = _send(load)  # also warms up
-        check_p99(p99 / 1000, min(one.seconds for one in first))
-        times, cached_rows = _measure(load, seconds_of(first), ROWS_AT_ONCE / rows, status.update)
+    with console.status("starting a worker") as status, _one_worker(folder, options) as server, one_sender() as send:
+        load, most = _make_load(folder, server.url, rows), ROWS_AT_ONCE / rows
+        shares, tools = LOADS if check else (), _Tools(send, status.update, partial(waited_s, server.process))
+        check_p99(p99 / 1000, min(one.seconds for one in tools.send(load)))
+        rounds = [_round(load, most, lambda rate: [s * rate for s in shares], tools) for _ in range(ROUNDS)]
+        times = _times_of(rounds, most)
         rate = most_rate(times, p99 / 1000)
         needed = math.ceil(qps / rate)
         replicas = -(-needed // workers)
         planned = qps / (replicas * workers)
-        loads = [share * times.most_rate for share in LOADS]
-        loads += [planned] if planned > LEAST_LOAD * times.most_rate else []
-        checks = [_check(load, one, times, status.update) for one in loads] if check else []
+        checks = [_median_of(parts) for parts in zip(*(one.checks for one in rounds), strict=True)]
+        if check and planned > LEAST_LOAD * times.most_rate:
+            again = _round(load, most, lambda _: [planned] * ROUNDS, tools)
+            checks.append(_median_of(again.checks))
         host, worker, *_ = memory_of(server.process)
-        redis_nodes = _redis_nodes(tiers, qps * cached_rows, status.update) if tiers.redis else None
+        redis_nodes = _redis_nodes(tiers, qps * rounds[0].cached_rows, status.update) if tiers.redis else None
     found = forecast(planned, times)
+    most_rates = [_times_of([one], most).most_rate for one in rounds]
     assert tiers.layout is not None
     in_memory = tiers.layout.resident_bytes + tiers.layout.cache_bytes
     report = {
         "fixed_ms": 1000 * times.fixed_s, "request_ms": 1000 * times.request_s, "most_requests": times.most,
         "rate_of_a_worker": rate, "workers": needed, "replicas": replicas, "workers_of_a_replica": workers,
-        "rate_planned": planned, "p50_ms": 1000 * found.p50_s, "p99_ms": 1000 * found.p99_s, "checks": checks,
+        "most_rates": most_rates, "rate_planned": planned,
+        "p50_ms": 1000 * found.p50_s, "p99_ms": 1000 * found.p99_s, "checks": checks,
         "memory_bytes": in_memory + host + workers * worker, "worker_bytes": worker,
         "resident_bytes": tiers.layout.resident_bytes, "cache_bytes": tiers.layout.cache_bytes,
         "cached_tables": len(tiers.layout.cached), "tables": len(tiers.layout.tables), "redis": redis_nodes,
@@ -153,25 +159,71 @@ def _as_json(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _measure(load: "Load", first_s: float, most: float, tell: Any) -> tuple["BatchTimes", float]:
-    """The times of batches, and how many rows of cached tables a request needs; the first requests took `first_s`."""
-    from rowwise.serve.fleet import BatchTimes, MeasuredBatches
+class _Tools(NamedTuple):
+    """What measurements need."""
+
+    send_all: "Callable[[Load], list[Answer]]"
+    tell: Callable[[str], object]  # shows what is done
+    waited: Callable[[], float]  # the seconds that the server has waited for its cores so far
+
+    def send(self, load: "Load") -> "list[Answer]":
+        """Answers, all of which are right."""
+        answers = self.send_all(load)
+        bad = next((one for one in answers if one.code != 200), None)
+        if bad is not None:
+            raise PeerError(f"the server answered {bad.code}: {bad.answer[:200].decode(errors='replace')}")
+        return answers
+
+
+class _Round(NamedTuple):
+    """What was measured within some seconds."""
+
+    batches: "list[MeasuredBatches]"
+    alone_s: list[float]
+    cached_rows: float  # that a request needs
+    checks: list[dict[str, float]]
+
+
+def _round(load: "Load", most: float, rates_of: Callable[[float], Sequence[float]], tools: _Tools) -> _Round:
+    """Measure batches, and then requests at random times.
+
+    Args:
+        load: what is sent.
+        most: requests of a batch.
+        rates_of: the rates of the checks, given that which the worker can answer now.
+        tools: what measures.
+    """
+    from rowwise.serve.fleet import MeasuredBatches
     from rowwise.serve.load import seconds_of
 
+    first = seconds_of(tools.send(load))  # also warms up
     found: list[MeasuredBatches] = []
     cached_rows = 0.0
-    for clients in CLIENTS:
-        tell(f"measuring {clients} clients")
-        count = max(LEAST_REQUESTS, int(LEAST_REQUESTS * MEASURED_S / first_s))
+    for clients in (one for one in CLIENTS if one <= max(FILLED, most)):
+        tools.tell(f"measuring {clients} clients")
+        count = max(LEAST_REQUESTS, clients, int(LEAST_REQUESTS * MEASURED_S / first))
         before = _counts(load)
-        answers = _send(load._replace(connections=clients, requests=count))
+        answers = tools.send(load._replace(connections=clients, requests=count))
         batches, cached = (now - then for now, then in zip(_counts(load), before, strict=True))
         # As many clients do not make a batch of as many: those that were answered first are in the next one.
         found.append(MeasuredBatches(count / batches, seconds_of(answers) / batches))
         cached_rows = cached_rows or cached / count
-    tell("measuring requests alone")
-    alone_s = _alone_s(_send(_at_random(load, ALONE_LOAD / found[0].seconds, ALONE)))
-    return BatchTimes.fit(found, most, alone_s), cached_rows
+    tools.tell("measuring requests alone")
+    alone_s = _alone_s(tools.send(_at_random(load, ALONE_LOAD / found[0].seconds, ALONE)))
+    measured = _Round(found, alone_s, cached_rows, [])
+    times = _times_of([measured], most)
+    return measured._replace(checks=[_check(load, rate, times, tools) for rate in rates_of(times.most_rate)])
+
+
+def _times_of(rounds: Sequence[_Round], most: float) -> "BatchTimes":
+    from rowwise.serve.fleet import BatchTimes
+
+    return BatchTimes.fit([one for r in rounds for one in r.batches], most, [one for r in rounds for one in r.alone_s])
+
+
+def _median_of(parts: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The medians of checks at a load: other work on the cores may have a round of its own."""
+    return {name: median(one[name] for one in parts) for name in parts[0]}
 
 
 def _alone_s(answers: list["Answer"]) -> list[float]:
@@ -198,16 +250,6 @@ def _counts(load: "Load") -> tuple[float, float]:
     return total("rowwise_batch_rows_count"), total(r"rowwise_cached_rows_total\S+")
 
 
-def _send(load: "Load") -> list["Answer"]:
-    from rowwise.serve.load import send
-
-    answers = send(load)
-    bad = next((one for one in answers if one.code != 200), None)
-    if bad is not None:
-        raise PeerError(f"the server answered {bad.code}: {bad.answer[:200].decode(errors='replace')}")
-    return answers
-
-
 def _redis_nodes(tiers: "RowTiers", rows_s: float, tell: Any) -> dict[str, float]:
     """Nodes for copies of all rows of cached tables, and for so many of them a second."""
     from rowwise.serve.redis_rows import RedisNodes, RedisRows
@@ -227,28 +269,28 @@ def _redis_nodes(tiers: "RowTiers", rows_s: float, tell: Any) -> dict[str, float
     }  # fmt: skip
 
 
-def _check(load: "Load", rate: float, times: "BatchTimes", tell: Any) -> dict[str, float]:
+def _check(load: "Load", rate: float, times: "BatchTimes", tools: _Tools) -> dict[str, float]:
     """Latencies of requests at random times, and the forecast for the times at which these came."""
     import numpy as np
 
     from rowwise.serve.fleet import latencies
+    from rowwise.serve.load import seconds_of
 
-    tell(f"measuring {rate:,.0f} requests a second")
-    measured: list[dict[str, float]] = []
-    for _ in range(PARTS):
-        sent = _at_random(load, rate, max(CHECKED, int(rate * CHECKED_S)))
-        answers = sorted(_send(sent), key=lambda one: one.arrived_s)
-        forecast_s = latencies([one.arrived_s for one in answers], times)
-        found: dict[str, float] = {}
-        for name, seconds in (
-            ("", [one.seconds for one in answers]),
-            ("forecast_", forecast_s),
-            ("late_", [one.late_s for one in answers]),
-        ):
-            p50, p99 = 1000 * np.quantile(seconds[sent.requests // 10 :], (0.5, 0.99))
-            found |= {f"{name}p50_ms": float(p50), f"{name}p99_ms": float(p99)}
-        measured.append(found)
-    return {"rate": rate} | {name: median(one[name] for one in measured) for name in measured[0]}
+    tools.tell(f"measuring {rate:,.0f} requests a second")
+    sent = _at_random(load, rate, max(CHECKED, int(rate * CHECKED_S)))
+    before_s = tools.waited()
+    answers = sorted(tools.send(sent), key=lambda one: one.arrived_s)
+    waited_share = (tools.waited() - before_s) / seconds_of(answers)
+    forecast_s = latencies([one.arrived_s for one in answers], times)
+    found = {"rate": rate, "waited_share": waited_share}
+    for name, seconds in (
+        ("", [one.seconds for one in answers]),
+        ("forecast_", forecast_s),
+        ("late_", [one.late_s for one in answers]),
+    ):
+        p50, p99 = 1000 * np.quantile(seconds[sent.requests // 10 :], (0.5, 0.99))
+        found |= {f"{name}p50_ms": float(p50), f"{name}p99_ms": float(p99)}
+    return found | {"p99_over_forecast": found["p99_ms"] / found["forecast_p99_ms"]}
 
 
 def _at_random(load: "Load", rate: float, requests: int) -> "Load":
@@ -265,19 +307,26 @@ def _show(report: dict[str, Any], qps: float, p99: float) -> None:
     terminal = make_terminal()
     if report["checks"]:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-        for name in ("requests a second", "p50", "forecast", "p99", "forecast"):
+        for name in ("requests a second", "p50", "forecast", "p99", "forecast", "p99 / forecast"):
             table.add_column(name, justify="right")
         for one in report["checks"]:
             names = ("p50_ms", "forecast_p50_ms", "p99_ms", "forecast_p99_ms")
-            table.add_row(f"{one['rate']:,.0f}", *(f"{one[name]:.1f} ms" for name in names))
+            ratio = f"{one['p99_over_forecast']:.2f}"
+            table.add_row(f"{one['rate']:,.0f}", *(f"{one[name]:.1f} ms" for name in names), ratio)
         terminal.print("one worker on this machine:")
         terminal.print(table)
-        late_ms = max(one["late_p99_ms"] for one in report["checks"])
-        if late_ms > LATE_MS:
+        late_ms, share = (max(one[name] for one in report["checks"]) for name in ("late_p99_ms", "waited_share"))
+        if late_ms > LATE_MS or share > WAITED:
             terminal.print(
-                f"1 % of the requests were sent {late_ms:.0f} ms late: other work on these cores slows the worker as "
-                "well, and the forecast knows nothing of it; measure where they are idle"
+                f"other work has these cores: the worker waited {share:.0%} of the time for its own, and 1 % of the "
+                f"requests were sent {late_ms:.0f} ms late. The forecast knows nothing of it: measure where cores idle"
             )
+    slow, *_, fast = sorted(report["most_rates"])
+    if fast > DRIFT * slow:
+        terminal.print(
+            f"within this minute the worker could answer {slow:,.0f} to {fast:,.0f} requests a second: other work "
+            "slows its core, and the forecast knows nothing of it"
+        )
     terminal.print(
         f"a batch takes {report['fixed_ms']:.1f} ms and {report['request_ms']:.2f} ms a request: "
         f"a worker answers {report['rate_of_a_worker']:,.0f} requests a second with a p99 of {p99:g} ms"

@@ -16,9 +16,10 @@ from rowwise.errors import SpecError, StorageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
+    from rowwise.recipes.served import ServedModel
     from rowwise.serve.record import Recording
     from rowwise.serve.row_memory import RowMemory
-    from rowwise.serve.row_tiers import RowTiers
+    from rowwise.serve.row_tiers import DeviceRows, RowTiers
     from rowwise.serve.traffic import Traffic
 
 PATIENCE_s = 20.0  # with a store, before what there is goes on answering
@@ -78,6 +79,16 @@ def serve(  # noqa: PLR0913 - one for each option
         Path | None,
         typer.Option(metavar="FOLDER", help="Copy versions of a URL to this folder (default: a temporary one)."),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="cpu|cuda", help="Compute on a GPU, with hot rows in its memory (default: cpu)."),
+    ] = None,
+    device_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="GPU memory for a version's rows in a worker (default: two versions take most of it)."
+        ),
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show where rows would be, and end.")] = False,
 ) -> None:
     """Answer requests for predictions over HTTP, with the bits that rowwise predict gives.
@@ -98,6 +109,8 @@ def serve(  # noqa: PLR0913 - one for each option
     Example: rowwise serve served/ --memory 8GB --redis redis://10.0.0.5:6379
 
     Example: rowwise serve served/ --memory 8GB --hit-rate 90% --default-row mean
+
+    Example: rowwise serve served/ --device cuda --device-memory 8GB
     """
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
@@ -121,12 +134,18 @@ def serve(  # noqa: PLR0913 - one for each option
         check_digest(first, expect)
         served = read_model(first.path)
         tiers = make_row_tiers(first.path, memory, redis, hit_rate, default_row)
-        if explain:
-            _explain(tiers.layout)
-            return
-        if expect is None:
+        if device is not None or device_memory is not None:
+            workers = workers or (1 if device is not None and device.startswith("cuda") else None)
+            tiers = tiers._replace(device=_device_rows(device, device_memory, memory, rows_at_once, workers or 1))
+        if expect is None and not (explain and tiers.device is None):
             for code in served.code:
                 print_line(f"this version runs {code}: make sure that you trust it")
+        if explain:
+            on_device = None
+            if tiers.device is not None:
+                on_device = _on_device(served, tiers.device)
+            _explain(tiers.layout, on_device)
+            return
         task = HostTask(
             name=served.name,
             read_traffic=versions.read_traffic,
@@ -213,6 +232,52 @@ def make_row_tiers(
     return make_tiers(CheckpointManifest.read(version), size, addresses, least, default)
 
 
+def _device_rows(
+    device: str | None, memory: str | None, host_memory: str | None, rows_at_once: int, workers: int
+) -> "DeviceRows | None":
+    """The memory of a device for rows; None: of a CPU without a limit, which is that of the host."""
+    import torch
+
+    from rowwise.models.inference import FIXED_ROWS, LARGER_ROWS
+    from rowwise.planner.machines import parse_size
+    from rowwise.recipes.device_tables import memory_for_versions
+    from rowwise.serve.row_tiers import DeviceRows
+
+    if device is None:
+        raise SpecError(f"--device-memory {memory} without --device: rows are in the memory of the host")
+    try:
+        where = torch.device(device)
+    except RuntimeError:
+        where = None
+    if where is None or where.type not in ("cpu", "cuda"):
+        raise SpecError(f"--device {device}: want cpu or cuda")
+    if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
+        raise SpecError(f"--device {device}: torch finds no such GPU: want --device cpu; see rowwise doctor")
+    if where.type == "cpu" and memory is None:
+        return None
+    if host_memory is not None:
+        got = f"--memory {host_memory} with --device {device}"
+        raise SpecError(f"{got}: a device reads rows in the memory of the host, which has to have all of them")
+    size = memory_for_versions(where) // workers if memory is None else parse_size(memory, "--device-memory")
+    return DeviceRows(device, size, max(rows_at_once, FIXED_ROWS) + LARGER_ROWS)
+
+
+def _on_device(served: "ServedModel", given: "DeviceRows") -> dict[str, int | None]:
+    """How many rows of each table a device caches, by tensor; None: all of them."""
+    from rowwise.checkpoint.tables import full_name, table_modules
+    from rowwise.recipes.compose import build_model
+    from rowwise.recipes.device_tables import choose_served
+
+    model = build_model(served.parts, on_meta=True)
+    chosen = choose_served(model, given, {})
+    paths = [path for path, _ in table_modules(model)]
+    return {
+        f"model/{full_name(path, table)}": one.cache_rows.get(table.name)
+        for path, one in zip(paths, chosen, strict=True)
+        for table in one.module.tables
+    }
+
+
 def _recording(folder: Path, share: str) -> "Recording":
     from rowwise.serve.record import Recording
     from rowwise.serve.traffic import parse_share
@@ -231,8 +296,8 @@ def _recording(folder: Path, share: str) -> "Recording":
     return recording
 
 
-def _explain(memory: "RowMemory | None") -> None:
-    """Print the tables: which have all rows in memory, and which a cache."""
+def _explain(memory: "RowMemory | None", on_device: dict[str, int | None] | None) -> None:
+    """Print the tables: which have all rows in memory, or on a device, and which a cache."""
     from rich.table import Table
 
     from rowwise.cli.terminal import make_terminal
@@ -240,7 +305,7 @@ def _explain(memory: "RowMemory | None") -> None:
 
     assert memory is not None
     shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("table", "rows", "bytes", "in memory"):
+    for name in ("table", "rows", "bytes", "in memory", *(() if on_device is None else ("on the device",))):
         shown.add_column(name, justify="right" if name in ("rows", "bytes") else "left")
     cache_of = {table.name: one for one in memory.caches for table in one.tables}
     for table in sorted(memory.tables, key=lambda table: -table.size_bytes):
@@ -248,7 +313,11 @@ def _explain(memory: "RowMemory | None") -> None:
         where = "all rows" if found is None else f"a cache of {format_rows(found.shape.slots)} rows"
         if found is not None and len(found.tables) > 1:
             where += f", with {len(found.tables) - 1} others"
-        shown.add_row(table.name.removeprefix("model/"), format_rows(table.rows), format_bytes(table.size_bytes), where)
+        cells = [format_rows(table.rows), format_bytes(table.size_bytes), where]
+        if on_device is not None:
+            slots = on_device[table.name]
+            cells.append("all rows" if slots is None else f"a cache of {format_rows(slots)} rows")
+        shown.add_row(table.name.removeprefix("model/"), *cells)
     terminal = make_terminal()
     terminal.print(shown)
     caches = f", {format_bytes(memory.cache_bytes)} are caches" if memory.caches else ""

@@ -103,7 +103,9 @@ class Arena:
                 assert folder is not None, "tables on disk need a folder"
                 arena.disk = DiskTables([arena._disk_table(index) for index in arena.cached], folder)
             else:
-                arena.cache = DeviceCache([arena._host_table(index, host) for index in arena.cached], arena.slot_rows)
+                # Rows without optimizer state are only looked up, by who needs all of them at once.
+                cached = [arena._host_table(index, host) for index in arena.cached]
+                arena.cache = DeviceCache(cached, arena.slot_rows, waits=host.state.is_meta)
                 arena.host = host
         return arena
 
@@ -134,8 +136,7 @@ class Arena:
     def pinned(self, bags: "PinnedBags", *, changes: bool = False, counts: bool = False) -> Iterator[Tensor]:
         """The values of a batch; of cached tables slots for ids ([Note: Rows in slots]), of others places."""
         if self.places is not None:
-            yield self.places.find(*bags)
-            return
+            bags = bags._replace(values_N=self.places.find(*bags))
         if self.cache is not None and bags.batch_size:
             bounds_F1 = bags.offsets[:: bags.batch_size]
             features = self._cached_features(bags)
@@ -182,12 +183,15 @@ class Arena:
         slots, width = piece.slots, state_width(piece.table)
         rows = self.rows[offset.base : offset.base + slots * piece.table.row_bytes]
         there = host.offsets[index]
-        stored = host.rows[there.base : there.base + piece.table.rows * piece.table.row_bytes]
-        state = host.state[there.state_base : there.state_base + piece.table.rows * width]
+        count = piece.table.rows + piece.room
+        stored = host.rows[there.base : there.base + count * piece.table.row_bytes]
+        state = torch.empty(0)  # also of a host without memory for it
+        if width:
+            state = host.state[there.state_base : there.state_base + count * width]
         return HostTable(
             name=piece.full_table.name,
-            rows=stored.view(piece.table.rows, -1),
-            state=state.view(piece.table.rows, width),
+            rows=stored.view(count, -1),
+            state=state.view(count, width),
             row_memory=rows.view(slots, -1),
             state_memory=self.state[offset.state_base : offset.state_base + slots * width].view(slots, width),
             overflow=slots - cache_slots(piece.cache_rows or 0),
@@ -346,9 +350,14 @@ class Arena:
         self.steps_T, self.keys_T, self.row_ids = whole.steps_T, whole.keys_T, whole.row_ids
         for index, piece in enumerate(self.pieces):
             if piece.cache_rows is None:
-                self.table(index).copy_(whole.table(index))
-                for name, there in whole.table_state(index).items():
-                    self.table_state(index)[name].copy_(there)
+                (here, _), (there, _), size = (
+                    self.offsets[index],
+                    whole.offsets[index],
+                    piece.slots * piece.table.row_bytes,
+                )
+                self.rows[here : here + size].copy_(whole.rows[there : there + size])  # with newer ones behind them
+                for name, state in self.table_state(index).items():
+                    state.copy_(whole.table_state(index)[name])
 
     def mark_rows(self, index: int, rows_U: Tensor) -> None:
         """Mark rows of a table as changed."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rowwise.errors import SpecError, StateError, TableMemoryError
 from rowwise.ops.reference import cache as reference
-from rowwise.ops.reference.cache import NONE, CachedTable, CacheMemory, CacheMoves, HostTable
+from rowwise.ops.reference.cache import HITS, MISSES, NONE, CachedTable, CacheMemory, CacheMoves, HostTable
 from rowwise.quantity import format_bytes
 from rowwise.store.disk import CacheCounters
 from rowwise.store.policy import WAYS
@@ -31,6 +31,10 @@ class CacheOperators(NamedTuple):
 REFERENCE = CacheOperators(reference.place_rows, reference.move_rows, reference.leave_overflow)
 
 
+class TooManyRowsError(SpecError):
+    """A batch has rows for which a cache has no slots."""
+
+
 @final
 class DeviceCache:
     """The tables of one arena whose rows are in host memory.
@@ -38,10 +42,12 @@ class DeviceCache:
     Args:
         tables: all of them, with slots on one device.
         slot_rows: int64 for the slots of all tables, one after the other: the row in each, -1: none.
+        waits: count the rows of a batch before it is looked up; else a GPU is not waited for, and finds later that it
+            has no slots for them.
     """
 
-    def __init__(self, tables: Sequence[HostTable], slot_rows: Tensor) -> None:
-        self.tables, self.device = tuple(tables), slot_rows.device
+    def __init__(self, tables: Sequence[HostTable], slot_rows: Tensor, *, waits: bool = False) -> None:
+        self.tables, self.device, self._waits = tuple(tables), slot_rows.device, waits
         described: list[CachedTable] = []
         first_key = first_slot = 0
         for table in tables:
@@ -65,7 +71,7 @@ class DeviceCache:
             counts_CK=torch.zeros(len(tables), 4, dtype=torch.int64, device=self.device),
             overflow_C=torch.zeros(len(tables), dtype=torch.int64, device=self.device),
         )
-        self._now = 0
+        self._now, self._taken = 0, [0, 0]
         self._registered: list[int] = []
         for table in tables if self.device.type == "cuda" else ():
             for x in (table.rows, table.state):
@@ -103,6 +109,8 @@ class DeviceCache:
         `bounds_F1`: where the ids of each feature begin, on the device; `cached_F`: the number of each feature's table,
         -1: its ids stay as they are. An id outside its table gets slot -1, which kernels find.
         """
+        if self._waits:
+            self._check_size(values_N, bounds_F1.tolist(), cached_F)
         self._now += 1
         values_N, flags = values_N.contiguous(), changes + 2 * counts
         features = torch.tensor(cached_F, dtype=torch.int64)
@@ -114,8 +122,18 @@ class DeviceCache:
         operators.move_rows(moves, self.tables, self._tables_CK, out=False)
         if self.device.type == "cpu" and bool((moves.slots_M[: int(moves.count)] == NONE).any()):
             self.unpin()
-            self._raise_too_small(moves)
+            self._raise_too_small(self.tables[int(moves.tables_M[moves.slots_M == NONE][0])])
         return slots_N
+
+    def _check_size(self, values_N: Tensor, bounds: Sequence[int], cached_F: Sequence[int]) -> None:
+        """Raise if the distinct rows of a batch have no slots, whatever is in them."""
+        for number, table in enumerate(CachedTable.read(self._tables_CK)):
+            spans = [slice(*bounds[f : f + 2]) for f, cached in enumerate(cached_F) if cached == number]
+            if sum(span.stop - span.start for span in spans) <= table.overflow:
+                continue
+            sets_U = torch.cat([values_N[span] for span in spans]).unique() % table.sets
+            if int((sets_U.bincount() - WAYS).clamp(min=0).sum()) > table.overflow:
+                self._raise_too_small(self.tables[number])
 
     def unpin(self) -> None:
         """Let the slots go; changed rows that have no slot in their set are written."""
@@ -143,6 +161,12 @@ class DeviceCache:
         hits, misses, evictions, writes = self._memory.counts_CK[table].tolist()
         return CacheCounters(hits=hits, misses=misses, new_rows=0, evictions=evictions, writes=writes)
 
+    def take_counts(self) -> tuple[int, int]:
+        """Ids that were found in slots since the last call, and rows that were not; the host waits for the device."""
+        totals, before = self._memory.counts_CK[:, [HITS, MISSES]].sum(0).tolist(), self._taken
+        self._taken = totals
+        return totals[0] - before[0], totals[1] - before[1]
+
     @property
     def _operators(self) -> CacheOperators:
         if self.device.type == "cpu":
@@ -151,10 +175,8 @@ class DeviceCache:
 
         return CacheOperators(slots.place_rows, slots.move_rows, slots.leave_overflow)
 
-    def _raise_too_small(self, moves: CacheMoves) -> NoReturn:
-        number = int(moves.tables_M[moves.slots_M == NONE][0])
-        table = self.tables[number]
+    def _raise_too_small(self, table: HostTable) -> NoReturn:
         rows = (
             f"a batch has more rows of table {table.name!r} than its cache, which has {len(table.row_memory):,} slots"
         )
-        raise SpecError(f"{rows}: want a larger cache, or fewer samples a batch")
+        raise TooManyRowsError(f"{rows}: want a larger cache, or fewer samples a batch")

@@ -45,6 +45,9 @@ class LookupOutput:
     flat: Tensor  # rows of sequences, feature after feature
     floats: list[int]  # floats of each sequence feature in `flat`
 
+    def to(self, device: torch.device) -> "LookupOutput":
+        return replace(self, matrix_BS=self.matrix_BS.to(device), flat=self.flat.to(device))
+
 
 @final
 class Tiles:

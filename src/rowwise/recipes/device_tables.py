@@ -1,17 +1,23 @@
 """Tables larger than a GPU's memory: which of them stay in host memory, and how many of their rows the GPU caches."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
+from msgspec import structs
 from torch import nn
 
+from rowwise.checkpoint.tables import full_name, table_modules
 from rowwise.embedding import Embeddings
-from rowwise.errors import TableMemoryError
+from rowwise.errors import SpecError, TableMemoryError
 from rowwise.ops.layout import TablePiece, batch_rows
 from rowwise.quantity import format_bytes, format_percent
+from rowwise.row_optimizers import Sgd
+from rowwise.serve.row_tiers import DeviceRows
 from rowwise.spec import Table, state_bytes, state_width
 from rowwise.store.policy import WAYS
 from rowwise.store.sizes import FLOAT_bytes
+from rowwise.train.on_device import prepare_device
 
 USABLE = 0.8  # of a GPU's free memory: batches, vectors and the dense model need the rest
 SLOT_bytes = 13  # beside a row and its state: the row's number, a stamp, whether it has changed
@@ -85,6 +91,52 @@ def move_to_device(model: nn.Module, device: str, memory_bytes: int | None, samp
             if cached := choose_cached(module.tables, share, samples):
                 module.cache_on(where, cached, samples)
     return model.to(where)
+
+
+class ServedTables(NamedTuple):
+    """The tables of a module that serves, and how many rows a device caches of those that it has in part."""
+
+    module: Embeddings
+    newer: Mapping[str, int]  # rows behind those of a table
+    cache_rows: Mapping[str, int]
+
+
+def choose_served(model: nn.Module, given: DeviceRows, newer: Mapping[str, int]) -> list[ServedTables]:
+    """What of a model is on a device that serves; `newer`: rows behind those of a table, by tensor."""
+    found: list[ServedTables] = []
+    for path, module in table_modules(model):
+        assert isinstance(module, Embeddings)
+        behind = {table.name: newer.get(f"model/{full_name(path, table)}", 0) for table in module.tables}
+        found.append(ServedTables(module, behind, {}))
+    tables_of = [
+        [structs.replace(t, rows=t.rows + one.newer[t.name], optimizer=Sgd()) for t in one.module.tables]
+        for one in found
+    ]
+    bytes_of = [sum(map(table_bytes, tables)) for tables in tables_of]
+    if sum(bytes_of) <= given.memory_bytes:
+        return found
+    try:
+        return [
+            one._replace(cache_rows=choose_cached(tables, given.memory_bytes * size // sum(bytes_of), given.samples))
+            for one, tables, size in zip(found, tables_of, bytes_of, strict=True)
+        ]
+    except TableMemoryError as error:
+        got = f"--device-memory {format_bytes(given.memory_bytes)} is too small for the version's tables"
+        raise SpecError(f"{got}: {str(error).partition(': want')[0]}: want more, or --device cpu") from None
+
+
+def memory_for_versions(device: torch.device) -> int:
+    """What a version's rows may take of a GPU's memory, where two are there while requests move to the next one."""
+    return int(USABLE * torch.cuda.get_device_properties(device).total_memory) // 2
+
+
+def serve_from_device(model: nn.Module, given: DeviceRows, newer: Mapping[str, int]) -> None:
+    """Let a model whose rows are in shared memory compute on a device, with slots of its own for rows."""
+    where = torch.device(given.device)
+    prepare_device(where)
+    for module, behind, cache_rows in choose_served(model, given, newer):
+        module.serve_on(where, cache_rows, given.samples, behind)
+    model.to(where)
 
 
 def describe_cached(model: nn.Module) -> str:

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from rowwise.batch import Batch
 from rowwise.checkpoint.read import Checkpoint
+from rowwise.checkpoint.tables import table_modules
+from rowwise.embedding import Embeddings
 from rowwise.errors import CheckpointError, SpecError
 from rowwise.idmaps import StoredIds
 from rowwise.ingest.batcher import table_rows_for_ids
@@ -28,11 +30,12 @@ from rowwise.ingest.bound import BoundPreparation
 from rowwise.ingest.transform import AnyKind, LoadedTransforms, UserFunction, load
 from rowwise.models.inference import RowBlocks, autocast, pack
 from rowwise.recipes.compose import ModelParts, build_model
-from rowwise.recipes.model_configs import TwoTowerConfig, UserModel
+from rowwise.recipes.device_tables import serve_from_device
+from rowwise.recipes.model_configs import GraphConfig, TwoTowerConfig, UserModel
 from rowwise.recipes.predict import Predictor, logits_on
 from rowwise.recipes.towers import TowerInput, user_vectors
 from rowwise.serve.cached_rows import CachedRows, warm_up
-from rowwise.serve.forward import Forward, Logits, arrays_of
+from rowwise.serve.forward import Forward, Logits, arrays_of, choose_blocks_of
 from rowwise.serve.hot_rows import read_hot_rows
 from rowwise.serve.items import open_items, read_facts
 from rowwise.serve.package import (
@@ -137,7 +140,12 @@ def _map_model(
     restore_model(checkpoint, model, without=rows.tables.keys())
     pause()
     use_newer(model, checkpoint, newer, pause)
-    return model, tiers.attach(model, served.name, checkpoint, rows, newer, memory)
+    cached = tiers.attach(model, served.name, checkpoint, rows, newer, memory)
+    if tiers.device is not None:
+        pause()
+        serve_from_device(model, tiers.device, {name: sum(c.count for c in chunks) for name, chunks in newer.items()})
+        use_newer(model, checkpoint, newer, pause)  # at their places on the device
+    return model, cached
 
 
 def load_rows(  # noqa: PLR0913 - the host calls it with the last four
@@ -230,14 +238,24 @@ def open_version(
     folder = find_version(path, number)
     digest = check_digest(folder, expect)
     served = read_model(folder.path)
-    if rows is None and tiers.memory_bytes is None:
+    if rows is None and tiers.memory_bytes is None and tiers.device is None:
         return _serve(folder, digest, served, load_model(folder.path, served))
     pause()
     if rows is None:
         model, cached = _map_model_here(folder.path, served, tiers)
     else:
         model, cached = _map_model(folder.path, served, rows, tiers, pause)
+    if tiers.device is not None:
+        served = _on_device(folder, served, tiers.device.device)
     return _serve(folder, digest, served, model, cached, pause, check_items=False)
+
+
+def _on_device(folder: VersionFolder, served: ServedModel, device: str) -> ServedModel:
+    """The description of a model that computes on a device."""
+    if isinstance(served.parts.model, GraphConfig) or read_facts(folder.path) is not None:
+        got = f"{folder.path} answers with items" if read_facts(folder.path) else f"{folder.path} is a graph's"
+        raise SpecError(f"{got}, which are computed on the CPU: want --device cpu")
+    return structs.replace(served, parts=structs.replace(served.parts, device=device))
 
 
 def _serve(  # noqa: PLR0913 - a version's parts
@@ -257,7 +275,10 @@ def _serve(  # noqa: PLR0913 - a version's parts
     transforms = load(served.transforms)
     preparation = served.bind(golden.rows.schema, transforms)
     pause()
-    forward = Forward(preparation, _without_gradients(model, served), served.blocks)
+    blocks, logits_of = served.blocks, _without_gradients(model, served)
+    if torch.device(served.parts.device).type == "cuda":  # those of the export are of a CPU
+        blocks = choose_blocks_of(preparation, logits_of, golden.rows)
+    forward = Forward(preparation, logits_of, blocks)
     sides = read_sides(folder.path)
     given = TowerInput(served.parts, transforms, golden.rows.schema, served.precision, served.blocks)
     retriever = _open_retriever(folder.path, model, given, sides, cached, check=check_items)
@@ -273,6 +294,11 @@ def _serve(  # noqa: PLR0913 - a version's parts
         sides=sides,
         retriever=retriever,
         cached=cached,
+        device_caches=tuple(
+            module.arena.cache
+            for _, module in table_modules(model)
+            if isinstance(module, Embeddings) and module.arena.cache is not None
+        ),
         identity=_check_golden(folder, forward, golden, cached),
     )
 

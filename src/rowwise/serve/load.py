@@ -12,8 +12,8 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 END = b"\r\n\r\n"
@@ -45,9 +45,15 @@ class Answer(NamedTuple):
 
 def send(load: Load) -> list[Answer]:
     """All answers, in the order in which they came."""
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        return pool.apply(_run, (load,))
+    with one_sender() as send_one:
+        return send_one(load)
+
+
+@contextmanager
+def one_sender() -> Iterator[Callable[[Load], list[Answer]]]:
+    """`send` by one process until the `with` ends, as starting one takes longer than many a load."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        yield lambda load: pool.apply(_run, (load,))
 
 
 def _run(load: Load) -> list[Answer]:

@@ -5,6 +5,7 @@ be set before this module is loaded. Without it, a process has its own numbers.
 """
 
 import os
+from collections.abc import Iterable
 from dataclasses import fields
 from functools import cache
 from typing import final
@@ -12,6 +13,7 @@ from typing import final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from rowwise.ops.device_cache import DeviceCache
 from rowwise.serve.cached_rows import RowCounts
 from rowwise.serve.version import ServedVersion
 
@@ -52,6 +54,11 @@ class ServerMetrics:
         self.batch_rows = Histogram("rowwise_batch_rows", "Rows of a batch", buckets=ROWS, registry=registry)
         cached = Counter("rowwise_cached_rows", "Distinct rows of batches, by origin", ["origin"], registry=registry)
         self._cached = {origin: cached.labels(origin) for origin in ORIGINS}
+        of_device = Counter(
+            "rowwise_device_rows", "Ids in slots of a device, and rows that it read from the host", ["origin"],
+            registry=registry,
+        )  # fmt: skip
+        self._of_device = [of_device.labels(origin) for origin in ("slots", "host")]
         searches = Counter("rowwise_searches", "Answers with items, by how they were found", ["how"], registry=registry)
         self.searches = {how: searches.labels(how) for how in ("exact", "index")}
         self.unknown_items = Counter("rowwise_unknown_items", "Keys in filters that are of no item", registry=registry)
@@ -76,6 +83,12 @@ class ServerMetrics:
         """Count where rows of tables that are larger than memory came from."""
         for origin, counter in self._cached.items():
             if count := getattr(counts, origin):
+                counter.inc(count)
+
+    def count_device(self, caches: Iterable[DeviceCache]) -> None:
+        """Count where a device had the rows of a batch."""
+        for one in caches:
+            for counter, count in zip(self._of_device, one.take_counts(), strict=True):
                 counter.inc(count)
 
     def show_version(self, version: ServedVersion) -> None:

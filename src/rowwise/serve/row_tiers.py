@@ -52,6 +52,14 @@ def _detach(given: Any) -> MemoryFile:
     return MemoryFile(given.detach())
 
 
+class DeviceRows(NamedTuple):
+    """The memory of a device for rows, in front of all rows in the memory of the host."""
+
+    device: str
+    memory_bytes: int  # of each worker and version
+    samples: int  # of a batch
+
+
 class RowTiers(NamedTuple):
     """How a server has its rows."""
 
@@ -61,6 +69,7 @@ class RowTiers(NamedTuple):
     redis: tuple[RedisAddress, ...] = ()
     hit_rate: float | None = None  # see `CachedRows`
     default_row: DefaultRow = DefaultRow.ZERO  # for rows that are not waited for
+    device: DeviceRows | None = None  # None: lookups read the memory of the host
 
     def next_tag(self) -> int:
         """Another tag for cached rows at each call; one process calls at a time."""

@@ -178,6 +178,7 @@ class ScoringService:
             return [outcome for one in slices for outcome in self._predict([one])]
         finally:
             self.metrics.count_rows(cached.counts)
+            self.metrics.count_device(first.version.device_caches)
         parts, begins = predictions_of(logits_RK).split(sizes), accumulate(sizes, initial=0)
         return [
             Predictions(part, cached.defaults_of(begin, len(part))) for part, begin in zip(parts, begins, strict=False)

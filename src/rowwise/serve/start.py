@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -62,14 +62,30 @@ def end_server(process: subprocess.Popen[str], limit_s: float) -> None:
     process.wait()
 
 
-def memory_of(process: subprocess.Popen[str]) -> list[int]:
-    """Bytes of a server's processes without what is shared: the host, and then workers, the largest first."""
-    found: list[int] = []
+def _processes_of(process: subprocess.Popen[str]) -> Iterator[Path]:
+    """The folders of a server's processes in /proc: the host's first."""
     waiting = [process.pid]
     while waiting:
         folder = Path(f"/proc/{waiting.pop()}")
+        yield folder
+        with suppress(OSError):  # it has ended meanwhile
+            waiting += map(int, (folder / f"task/{folder.name}/children").read_text().split())
+
+
+def memory_of(process: subprocess.Popen[str]) -> list[int]:
+    """Bytes of a server's processes without what is shared: the host, and then workers, the largest first."""
+    found: list[int] = []
+    for folder in _processes_of(process):
         with suppress(OSError):  # it has ended meanwhile
             text = (folder / "smaps_rollup").read_text()
             found.append(1024 * sum(int(kb) for kb in re.findall(r"^Pss_(?:Anon|File): +(\d+)", text, re.M)))
-            waiting += map(int, (folder / f"task/{folder.name}/children").read_text().split())
     return [*found[:1], *sorted(found[1:], reverse=True)]
+
+
+def waited_s(process: subprocess.Popen[str]) -> float:
+    """Seconds that main threads of a server's processes were ready, but other work had their cores."""
+    found = 0.0
+    for folder in _processes_of(process):
+        with suppress(OSError):  # it has ended meanwhile
+            found += int((folder / "schedstat").read_text().split()[1]) / 1e9
+    return found
