@@ -19,7 +19,7 @@ LINES = {  # of Python, by package
     "hashing": 3_416,
     "ingest": 13_001,
     "models": 3_240,
-    "ops": 7_994,
+    "ops": 8_001,
     "perf": 2_949,
     "planner": 5_588,
     "recipes": 10_559,
