@@ -173,7 +173,7 @@ def deduplicate(values: Tensor, bounds: Tensor) -> Distinct:
     found, order_N = torch.sort(values, stable=True)
     segment_N = torch.zeros(n, dtype=torch.uint8 if len(at) <= 257 else torch.int32, device=device)
     if len(at) > 2:
-        sizes = on_device(bounds.diff(), device)
+        sizes = to_device(bounds.diff(), device)
         segment_N = torch.arange(len(at) - 1, device=device).repeat_interleave(sizes, output_size=n).to(segment_N.dtype)
         # The ids of a segment stay in their order.
         segment_N, by_segment_N = torch.sort(segment_N[order_N], stable=True)
@@ -182,7 +182,7 @@ def deduplicate(values: Tensor, bounds: Tensor) -> Distinct:
     if n:
         kernels.find_distinct[_over(n)](found, segment_N, is_first_N, n, **TILED)
     numbers_N1 = reference.offsets(is_first_N)
-    (starts,) = to_host([numbers_N1[on_device(bounds, device)]])
+    (starts,) = to_host([numbers_N1[to_device(bounds, device)]])
     distinct = torch.empty(starts[-1], dtype=values.dtype, device=device)
     first_U1, inverse = _zeros(starts[-1] + 1, device), torch.empty(n, dtype=torch.int64, device=device)
     if n:
