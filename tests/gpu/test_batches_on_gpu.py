@@ -1,10 +1,13 @@
 """Operators on batches on a GPU beside those of the CPU: the same results, errors at once or one step later."""
 
+import numpy as np
 import pytest
 import torch
+from conformance_idmap import arguments
 from rearranged import INT32, INT64, calls_on, deduplications, ids_of, newer, on_device_of
 
 from rowwise.errors import DeviceError, IdError
+from rowwise.hashing import arrays, rules
 from rowwise.ops.faults import check_faults
 
 pytestmark = pytest.mark.gpu
@@ -40,3 +43,26 @@ def test_ids_outside_their_table_are_refused():
     with pytest.raises(DeviceError, match="outside its table"):
         check_faults(found.device)
     assert int(found.min()) == -1
+
+
+def test_ids_are_mapped_as_on_the_cpu():
+    dense, rows_N = np.arange(50, 60_000), np.arange(100_000) % 700
+    maps = (
+        arrays.ranked_map(100_000, [dense], 0),
+        arrays.ranked_map(100_000, [dense[::7]], "own"),
+        arrays.entry_map(100_000, np.where(rows_N > 600, rows_N, -1), 700),
+        arrays.entry_map(100_000, rows_N, 700),
+        rules.double_hash_map(100_000, 1000),
+        rules.quotient_remainder_map(100_000, 1000),
+    )
+    for one in maps:
+        args = torch.arange(-5, 100_005), *arguments(one)
+        assert same(ops.map_ids(*on_device_of("map_ids", args, "cuda")), ops.map_ids(*args))
+
+
+@pytest.mark.parametrize("dim", [1, 7, 16, 100, 128, 1100])
+def test_rows_of_four_bits_are_packed_as_on_the_cpu(dim):
+    rows = torch.randn(500, dim) * torch.logspace(-30, 30, 500).unsqueeze(1)
+    packed = ops.pack4(rows)
+    assert same(ops.pack4(rows.cuda()), packed)
+    assert same(ops.unpack4(packed.cuda(), dim), ops.unpack4(packed, dim))

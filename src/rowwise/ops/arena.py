@@ -60,6 +60,8 @@ class Arena:
     places: RowPlaces | None = None  # None: row r of a table is at place r of its memory
     row_ids: dict[int, dict[str, Tensor]] = field(default_factory=dict, repr=False)  # of managed tables, by index
     row_ids_version: int = 0  # grows when code other than a table's policy may have written into `row_ids`
+    # `_cached_features` by the orders of features that batches have had.
+    _features_of_cache: dict[tuple[int, bytes], list[int]] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def allocate(
@@ -165,9 +167,14 @@ class Arena:
 
     def _cached_features(self, bags: "PinnedBags") -> list[int]:
         """The number of the cached table of each feature of a batch, -1: none."""
-        numbers, found = self._numbers_of_cached(), [-1] * ((len(bags.offsets) - 1) // bags.batch_size)
-        for feature in FeatureDescriptor.read(bags.features_FC):
-            found[feature.source] = numbers.get(feature.base, found[feature.source])
+        sources = (len(bags.offsets) - 1) // bags.batch_size
+        key = sources, bags.features_FC.numpy().tobytes()
+        found = self._features_of_cache.get(key)
+        if found is None:
+            numbers, found = self._numbers_of_cached(), [-1] * sources
+            for feature in FeatureDescriptor.read(bags.features_FC):
+                found[feature.source] = numbers.get(feature.base, found[feature.source])
+            self._features_of_cache[key] = found
         return found
 
     def _ids_on_disk(self, bags: "PinnedBags") -> list[FeatureIds]:

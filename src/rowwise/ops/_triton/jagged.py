@@ -17,7 +17,7 @@ from rowwise.ops._triton import idmap as idmap_kernel
 from rowwise.ops._triton import rearrange as kernels
 from rowwise.ops._triton import specialise
 from rowwise.ops._triton.launch import begin, end, on_device, programs_of, to_device
-from rowwise.ops.reference.idmap import SectionKind, SectionRow, SetLayout, half_bits
+from rowwise.ops.reference.idmap import SectionKind, SectionRow, SetPlaces, half_bits
 from rowwise.ops.reference.jagged import Distinct, Expanded, Routed, Taken
 
 IDS = 256  # of a program that goes through the ids of a feature
@@ -173,7 +173,7 @@ def deduplicate(values: Tensor, bounds: Tensor) -> Distinct:
     found, order_N = torch.sort(values, stable=True)
     segment_N = torch.zeros(n, dtype=torch.uint8 if len(at) <= 257 else torch.int32, device=device)
     if len(at) > 2:
-        sizes = on_device(bounds.diff(), device)
+        sizes = to_device(bounds.diff(), device)
         segment_N = torch.arange(len(at) - 1, device=device).repeat_interleave(sizes, output_size=n).to(segment_N.dtype)
         # The ids of a segment stay in their order.
         segment_N, by_segment_N = torch.sort(segment_N[order_N], stable=True)
@@ -182,7 +182,7 @@ def deduplicate(values: Tensor, bounds: Tensor) -> Distinct:
     if n:
         kernels.find_distinct[_over(n)](found, segment_N, is_first_N, n, **TILED)
     numbers_N1 = reference.offsets(is_first_N)
-    (starts,) = to_host([numbers_N1[on_device(bounds, device)]])
+    (starts,) = to_host([numbers_N1[to_device(bounds, device)]])
     distinct = torch.empty(starts[-1], dtype=values.dtype, device=device)
     first_U1, inverse = _zeros(starts[-1] + 1, device), torch.empty(n, dtype=torch.int64, device=device)
     if n:
@@ -274,7 +274,7 @@ def map_ids(ids: Tensor, sections: Tensor, words: Tensor, known: int, columns: i
     return rows
 
 
-def _checked_layout(number: int, section: SectionRow, known: int, columns: int, words: int) -> SetLayout:
+def _checked_layout(number: int, section: SectionRow, known: int, columns: int, words: int) -> SetPlaces:
     """Where a section's set is; raises for a section that reaches past the words or the columns."""
     what = f"rowwise: section {number} of an id map"
     if not (0 <= section.kind < len(SectionKind) and 0 <= section.column < columns):
@@ -285,7 +285,7 @@ def _checked_layout(number: int, section: SectionRow, known: int, columns: int, 
     bits = section.low_bits, section.entry_bits
     if not (0 <= section.count <= known and all(0 <= x <= 48 for x in bits)):
         raise RuntimeError(f"{what} has {section.count} of {known} ids, with {bits[0]} and {bits[1]} bits each")
-    layout, end = SetLayout.of(section, known), section.at
+    layout, end = SetPlaces.of(section, known), section.at
     if section.kind == SectionKind.EVERY:
         end -= -known * section.entry_bits // 64
     elif section.kind in (SectionKind.RANKED, SectionKind.LISTED) and section.count:

@@ -41,7 +41,7 @@ class SectionRow(NamedTuple):
     entry_bits: int
 
 
-class SetLayout(NamedTuple):
+class SetPlaces(NamedTuple):
     """Where the parts of a set are, in words of the map. See [Note: Sets of ids]."""
 
     zeros: int
@@ -52,7 +52,7 @@ class SetLayout(NamedTuple):
     end: int
 
     @classmethod
-    def of(cls, section: SectionRow, known: int) -> "SetLayout":
+    def of(cls, section: SectionRow, known: int) -> "SetPlaces":
         buckets = ((known - 1) >> section.low_bits) + 1
         mark_bits = section.count + buckets
         mark_words = -(-mark_bits // 64)
@@ -146,7 +146,7 @@ def _numbers(section: SectionRow, ids_N: Tensor, before_N: Tensor, words: Tensor
 
 def _read_set(section: SectionRow, words: Tensor, known: int) -> tuple[Tensor, Tensor]:
     """The ids of a set, and the words that its entries begin at. See [Note: Sets of ids]."""
-    layout = SetLayout.of(section, known)
+    layout = SetPlaces.of(section, known)
     marked = words[layout.marks : layout.lows].unsqueeze(1) >> torch.arange(64, device=words.device) & 1
     place_C = torch.arange(section.count, device=words.device)
     bucket_C = marked.flatten().nonzero().flatten()[: section.count] - place_C
