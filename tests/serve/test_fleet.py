@@ -2,14 +2,17 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
-from launching import rowwise
+from launching import rowwise, wait_for
 from redis_server import one_server
 
 from rowwise import SpecError
 from rowwise.serve.fleet import BatchTimes, MeasuredBatches, forecast, latencies, most_rate
+from rowwise.serve.start import processes_of
 
 LINES = [(1e-3, 4e-4), (5e-3, 1e-4), (0.0, 2e-3)]
 
@@ -124,3 +127,14 @@ def test_the_command_measures_a_server(increments, tmp_path):
     assert "Redis: 1 node of " in " ".join(done.stdout.split())
     done = rowwise(tmp_path, "fleet", str(increments.models), *options, "--p99", "0.01", "--no-check")
     assert (done.returncode, "a p99 of 0.01 ms is less" in done.stderr) == (2, True)
+
+
+@pytest.mark.slow
+def test_a_server_ends_with_the_command(increments, tmp_path):
+    command = [sys.executable, "-m", "rowwise", "fleet", str(increments.models), "--qps", "1000"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as fleet:
+        wait_for(lambda: len(list(processes_of(fleet))) > 2)  # a server that has begun to start its own
+        server = list(processes_of(fleet))[1]
+        fleet.terminate()
+        assert fleet.wait(60) == 143
+    assert not server.exists()

@@ -2,6 +2,7 @@
 
 import math
 import re
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -121,7 +123,7 @@ def _one_worker(folder: Path, options: list[str]) -> Iterator["StartedServer"]:
     """A server with one worker, which ends with the `with`."""
     from rowwise.serve.start import end_server, start_server
 
-    with tempfile.TemporaryFile("w+") as errors:
+    with _ended_by_sigterm(), tempfile.TemporaryFile("w+") as errors:
         tell = partial(print, file=sys.stderr)  # what the version runs
         server = start_server(
             [str(folder), "--workers", "1", "--rows-at-once", str(ROWS_AT_ONCE), *options], errors=errors, tell=tell
@@ -134,6 +136,20 @@ def _one_worker(folder: Path, options: list[str]) -> Iterator["StartedServer"]:
             yield server
         finally:
             end_server(server.process, END_S)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end this process like an exception, so that the server ends before it."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _make_load(folder: Path, url: str, rows: int) -> "Load":

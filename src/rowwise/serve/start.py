@@ -37,11 +37,15 @@ def start_server(
     command = [sys.executable, "-m", "rowwise", "serve", *arguments, "--port", "0"]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=errors, text=True)
     assert process.stdout is not None
-    for line in iter(process.stdout.readline, ""):
-        if ADDRESS in line:
-            threading.Thread(target=_read_all, args=(process.stdout,), daemon=True).start()
-            return StartedServer(process, line.partition(" at ")[2].strip())
-        tell(line.rstrip())
+    try:
+        for line in iter(process.stdout.readline, ""):
+            if ADDRESS in line:
+                threading.Thread(target=_read_all, args=(process.stdout,), daemon=True).start()
+                return StartedServer(process, line.partition(" at ")[2].strip())
+            tell(line.rstrip())
+    except BaseException:  # Ctrl-C
+        end_server(process, 0)
+        raise
     process.stdout.close()
     process.wait()
     return None
@@ -62,8 +66,8 @@ def end_server(process: subprocess.Popen[str], limit_s: float) -> None:
     process.wait()
 
 
-def _processes_of(process: subprocess.Popen[str]) -> Iterator[Path]:
-    """The folders of a server's processes in /proc: the host's first."""
+def processes_of(process: subprocess.Popen[str]) -> Iterator[Path]:
+    """The folders in /proc of a process and its descendants; its own is the first."""
     waiting = [process.pid]
     while waiting:
         folder = Path(f"/proc/{waiting.pop()}")
@@ -75,7 +79,7 @@ def _processes_of(process: subprocess.Popen[str]) -> Iterator[Path]:
 def memory_of(process: subprocess.Popen[str]) -> list[int]:
     """Bytes of a server's processes without what is shared: the host, and then workers, the largest first."""
     found: list[int] = []
-    for folder in _processes_of(process):
+    for folder in processes_of(process):
         with suppress(OSError):  # it has ended meanwhile
             text = (folder / "smaps_rollup").read_text()
             found.append(1024 * sum(int(kb) for kb in re.findall(r"^Pss_(?:Anon|File): +(\d+)", text, re.M)))
@@ -85,7 +89,7 @@ def memory_of(process: subprocess.Popen[str]) -> list[int]:
 def waited_s(process: subprocess.Popen[str]) -> float:
     """Seconds that main threads of a server's processes were ready, but other work had their cores."""
     found = 0.0
-    for folder in _processes_of(process):
+    for folder in processes_of(process):
         with suppress(OSError):  # it has ended meanwhile
             found += int((folder / "schedstat").read_text().split()[1]) / 1e9
     return found
