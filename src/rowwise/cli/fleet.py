@@ -176,7 +176,7 @@ def _as_json(value: Any) -> Any:
 
 
 class _Tools(NamedTuple):
-    """What measurements need."""
+    """What all measurements of a server need."""
 
     send_all: "Callable[[Load], list[Answer]]"
     tell: Callable[[str], object]  # shows what is done
