@@ -24,7 +24,9 @@ PARTS = {"simulate": "simulate_floors", "accuracy": "accuracy_floors", "lab": "l
 def main() -> None:
     parser = options("network", __doc__)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run")
-    parser.add_argument("--runs", type=Path, help="of accuracy: a folder that keeps profile and runs")
+    parser.add_argument(
+        "--runs", type=Path, help="a folder in which accuracy keeps its profile and runs, and lab finds them"
+    )
     args = parsed(parser)
     floors, rows = [], []
     for part in args.only:
