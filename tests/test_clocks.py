@@ -28,7 +28,7 @@ USES = {
     "cli/slurm.py": "shown; jobs are listed in this order",
     "ingest/warehouse/source.py": "equal or not",
     "ingest/warehouse/storage.py": "equal or not",
-    "recipes/hosts.py": "a note about a probe of another month",
+    "perf/links.py": "a note about a probe of another month",
     "recipes/mirror.py": "equal or not",
     "recipes/runs.py": "uses of columns within days of it, before or after",
     "report/read.py": "shown, and which run a hint names",
@@ -38,6 +38,7 @@ USES = {
     "storage/cloud.py": "handed on",
     "storage/interface.py": "handed on",
     "storage/local.py": "handed on",
+    "storage/read_cache.py": "which of its files are removed first",
     "train/run_folder.py": "shown",
     "train/trackers.py": "shown",
 }

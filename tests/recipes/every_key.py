@@ -115,8 +115,10 @@ NEAR = {  # by class and key: another value, which makes another run
         "where": ["user < 20"],
         "together": "user",
         "on_bad_rows": "quarantine",
+        "cache": {"folder": "kept"},
         "workers": 1,
     },
+    "DataCache": {"folder": "elsewhere", "size": "2GB"},
     "TimeShare": {"column": "late", "valid_from": 200, "test_from": 390},
     "DenseParallel": {
         "kind": "full",

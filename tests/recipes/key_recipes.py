@@ -156,6 +156,7 @@ def place_of(name: str, kind: type[msgspec.Struct]) -> tuple[tuple[str | int, ..
     if kind.__struct_config__.tag is None:
         return {
             "TimeShare": (("data", "share"), {"column": "row", "valid_from": 300, "test_from": 350}),
+            "DataCache": (("data", "cache"), {"folder": "kept"}),
             "Workers": (("data", "workers"), {}),
             "DenseParallel": (("train", "dense_parallel"), {}),
             "TableChanges": (("tables", "all"), {}),

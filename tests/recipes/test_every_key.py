@@ -19,7 +19,8 @@ from rowwise.recipes.unused_keys import find_notes
 LISTED = [table for table in RECIPE["tables"]["list"] if table["name"] != "item"]
 
 UNUSED = {  # in the recipe of its struct
-    ("Data", "folder"), ("Workers", "cpus"), ("Columns", "time"), ("Wire", "dense"), ("Wire", "error_feedback"),
+    ("Data", "folder"), ("Data", "cache"), ("DataCache", "folder"), ("DataCache", "size"),
+    ("Workers", "cpus"), ("Columns", "time"), ("Wire", "dense"), ("Wire", "error_feedback"),
     ("Wire", "far"), ("Codecs", "forward"), ("Codecs", "backward"), ("Training", "virtual_shards"),
     ("Training", "merge_shared"), ("Evaluation", "slice_ids"), ("Log", "group"), ("DinConfig", "attention"),
     ("GraphConfig", "sizes"),
@@ -115,6 +116,7 @@ ANY_TEXT = {
     "Recipe.disk",
     "Saving.mirror",
     "Data.folder",
+    "DataCache.folder",
     "SplitText.separator",
 }
 WORDS = ANY_TEXT | {f"{name}.to" for name in NEAR if "to" in NEAR[name]}

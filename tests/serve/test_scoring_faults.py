@@ -29,7 +29,7 @@ class Clock:
 class Version:
     """Computes rows in a time that a test sets; `fault` is raised instead."""
 
-    cached = ()
+    cached = device_caches = ()
 
     def __init__(self, number, clock):
         self.number, self.clock, self.stall_s, self.fault = number, clock, 0.0, None

@@ -27,6 +27,7 @@ from rowwise.ingest.warehouse.ranges import GAP_BYTES, ReadCounters
 from rowwise.ingest.warehouse.statistics import RowGroup, groups_of
 from rowwise.ingest.warehouse.storage import FINISH, UNFINISHED, FileStore, is_url
 from rowwise.ingest.where import ColumnBounds, RowFilter
+from rowwise.storage.read_cache import CacheFolder
 
 ENDINGS = (".parquet", ".pq")
 FOOTER_THREADS = 8  # they mostly wait for a disk or a network
@@ -45,6 +46,7 @@ class ParquetReader:
         gap_bytes: read two wanted chunks at once if at most so many bytes lie between them; 0: never.
         verify: verify the checksums of pages, if the writer made some.
         threads: decode columns in several threads; not useful in worker processes.
+        cache: keeps what is read of files at URLs; None: each read is one of the store.
     """
 
     def __init__(
@@ -55,13 +57,14 @@ class ParquetReader:
         gap_bytes: int = GAP_BYTES,
         verify: bool = False,
         threads: bool = True,
+        cache: CacheFolder | None = None,
     ) -> None:
         """List the files and read the footer of the first, which must be Parquet."""
         if gap_bytes < 0:
             raise DataError(f"gap_bytes={gap_bytes}: want 0 or more")
         if not is_url(path) and (Path(path) / UNFINISHED).exists():
             raise DataError(f"{path}: {FINISH}")
-        self._store = FileStore(path, ENDINGS)
+        self._store = FileStore(path, ENDINGS, cache)
         self._where, self._gap_bytes, self._verify, self._threads = where or RowFilter(), gap_bytes, verify, threads
         first = self._store.files[0]
         footer = self._footer(first)

@@ -33,6 +33,7 @@ from rowwise.train.settings import DenseParallel, Evaluation, Log, Saving, Train
 from rowwise.value import check_layers, check_most
 
 MOST_ROWS = 1 << 34  # of synthetic data
+LEAST_CACHE_bytes = 1_000_000
 PROBE = "probe"  # the `network` of runs that probe links first
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -79,6 +80,21 @@ class TimeShare(Value, frozen=True):
             raise SpecError(f"{both}: want valid_from before test_from")
 
 
+class DataCache(Value, frozen=True):
+    """A folder of this machine that keeps what was read of data at URLs."""
+
+    folder: str  # of any runs; each machine has its own
+    size: int | str = "50GB"  # what is kept, the most recently used; also in bytes
+
+    def __post_init__(self) -> None:
+        if not self.folder or self.size_bytes < LEAST_CACHE_bytes:
+            raise SpecError(f"data.cache: folder={self.folder!r}, size={self.size}: want a folder and at least 1MB")
+
+    @property
+    def size_bytes(self) -> int:
+        return parse_size(self.size, "data.cache.size") if isinstance(self.size, str) else self.size
+
+
 class Data(Value, frozen=True):
     """The rows to train on, and those to validate and to test on."""
 
@@ -96,6 +112,7 @@ class Data(Value, frozen=True):
     where: tuple[str, ...] = ()  # filters on rows of `dataset`, such as "day >= 3"; all have to hold
     together: str | None = None  # neighbouring rows with equal values here stay neighbours in shuffling
     on_bad_rows: Literal["raise", "quarantine"] = "raise"  # quarantine: go on, with bad rows in bad_rows/ of the run
+    cache: DataCache | None = None  # of data at s3://, gs:// and az://; None: each epoch reads the store
     # Worker processes that prepare the training rows, or their number; None: each trainer prepares its own
     workers: Workers | int | None = None
 

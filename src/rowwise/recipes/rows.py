@@ -22,8 +22,9 @@ from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.reader import Reader
 from rowwise.ingest.share import Share
 from rowwise.ingest.where import Comparison, RowFilter, parse
-from rowwise.recipes.recipe import Data, TimeShare
+from rowwise.recipes.recipe import Data, DataCache, TimeShare
 from rowwise.spec import Table
+from rowwise.storage.read_cache import CacheFolder
 
 WHOLE, NO_FILTER = Share(), RowFilter()
 SYNTHETIC = (1_000_000, 100_000)  # default numbers of training and test rows
@@ -66,8 +67,8 @@ def open_data(data: Data, columns: Columns | None = None, tables: tuple[Table, .
     where = parse(data.where)
     dataset = _open_dataset(data, where, columns, tables)
     # `where` filters the dataset's rows, not named files.
-    valid = _open_named("valid", data.valid) or _dataset_rows(dataset.valid, where)
-    test = _open_named("test", data.test) or _dataset_rows(dataset.test, where)
+    valid = _open_named("valid", data.valid, data.cache) or _dataset_rows(dataset.valid, where)
+    test = _open_named("test", data.test, data.cache) or _dataset_rows(dataset.test, where)
     if isinstance(data.share, TimeShare):
         train, taken = _take_by_time(RowSelection(dataset.train, where=where), data, {"valid": valid, "test": test})
         return RecipeRows(
@@ -80,11 +81,11 @@ def open_data(data: Data, columns: Columns | None = None, tables: tuple[Table, .
     return RecipeRows(dataset=dataset, train=train, valid=valid or taken.get("valid"), test=test or taken.get("test"))
 
 
-def _open_named(key: str, name: str | None) -> RowSelection | None:
+def _open_named(key: str, name: str | None, cache: DataCache | None) -> RowSelection | None:
     """The files that the recipe names in data.valid or data.test."""
     if name is None:
         return None
-    reader = _open_files(name)
+    reader = _open_files(name, cache=cache)
     if reader is None:
         kind = "csv" if name.endswith(DELIMITED) else "parquet"
         raise SpecError(f"data.{key}={name!r}: want parquet:PATH or csv:PATH, such as {kind}:{name}")
@@ -95,9 +96,9 @@ def _dataset_rows(reader: Reader | None, where: RowFilter) -> RowSelection | Non
     return None if reader is None else RowSelection(reader, where=where)
 
 
-def open_reader(name: str) -> Reader:
+def open_reader(name: str, cache: DataCache | None = None) -> Reader:
     """A reader of parquet:PATH, csv:PATH, or of a path by its files' endings."""
-    return _open_files(name) or open_files(name)
+    return _open_files(name, cache=cache) or open_files(name)
 
 
 def _open_dataset(data: Data, where: RowFilter, columns: Columns | None, tables: tuple[Table, ...]) -> Dataset:
@@ -107,7 +108,7 @@ def _open_dataset(data: Data, where: RowFilter, columns: Columns | None, tables:
         raise SpecError(
             f"data.rows and data.test_rows are for synthetic data, not {data.dataset!r}: want train.steps instead"
         )
-    files = _open_files(data.dataset, where)
+    files = _open_files(data.dataset, where, data.cache)
     if files is None:
         return load(data.dataset, Path(data.folder))
     uncounted = None if columns is None else columns.uncounted(tables)
@@ -117,11 +118,14 @@ def _open_dataset(data: Data, where: RowFilter, columns: Columns | None, tables:
     return from_files(files, data.label or label, sparse=uncounted or ())
 
 
-def _open_files(name: str | None, where: RowFilter = NO_FILTER) -> Reader | None:
+def _open_files(name: str | None, where: RowFilter = NO_FILTER, cache: DataCache | None = None) -> Reader | None:
     kind, colon, path = (name or "").partition(":")
     if not colon or kind not in FILES:
         return None
-    return ParquetReader(path, where=where, verify=True) if kind == "parquet" else CsvReader(path)
+    if kind == "csv":
+        return CsvReader(path)
+    kept = None if cache is None else CacheFolder(Path(cache.folder).absolute(), cache.size_bytes)
+    return ParquetReader(path, where=where, verify=True, cache=kept)
 
 
 def _take_by_time(
@@ -148,7 +152,7 @@ def _take_by_time(
         except DataError as error:
             raise DataError(f"data.share: {error}") from None
         # A reader of Parquet leaves out what has no row of the window.
-        selection = RowSelection(_open_files(data.dataset, where) or rows.reader, where=where)
+        selection = RowSelection(_open_files(data.dataset, where, data.cache) or rows.reader, where=where)
         if not _has_rows(selection, backwards=bool(selections)):  # training rows are mostly at the beginning
             tests = " and ".join(f"{one.column} {one.op} {one.value}" for one in where.all_of)
             span = _describe_range(rows, share.column)

@@ -28,6 +28,7 @@ from rowwise.recipes.model_configs import (
 from rowwise.recipes.recipe import TimeShare
 from rowwise.recipes.sharding import load_hardware
 from rowwise.spec import Topology, Value
+from rowwise.storage.cloud import SCHEMES
 
 
 class UnusedRule(NamedTuple):
@@ -80,11 +81,15 @@ def _data_rules(resolved: ResolvedRecipe) -> tuple[UnusedRule, ...]:
     shares = (0.0 if valid else data.valid_share, 0.0 if test else data.test_share)
     by_time = isinstance(data.share, TimeShare)
     workers = data.workers if isinstance(data.workers, Workers) else Workers()
+    at_store = any(
+        f":{scheme}://" in (name or "") for name in (data.dataset, data.valid, data.test) for scheme in SCHEMES
+    )
     has_rows = "the recipe names such rows, or the dataset has its own"
     return (
         UnusedRule(
             "data", ("folder",), data.dataset not in STORED, f"{data.dataset} is not a dataset of `rowwise data get`"
         ),
+        UnusedRule("data", ("cache",), not at_store, "no data is at s3://, gs:// or az://"),
         UnusedRule("data", ("valid_share",), valid is not None, has_rows),
         UnusedRule("data", ("test_share",), test is not None, f"{has_rows}: want data.test for other rows"),
         UnusedRule("data", ("valid_share", "test_share"), by_time and not (valid or test), "data.share gives times"),

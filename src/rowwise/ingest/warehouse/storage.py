@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 from typing import Any, Protocol, final
 
@@ -20,8 +20,9 @@ from pyarrow import fs
 from rowwise.errors import DataError
 from rowwise.ingest.reader import GLOB, find_files
 from rowwise.storage.cloud import SCHEMES
-from rowwise.storage.folder import StorageFolder, parse_folder, size_of_file
-from rowwise.storage.interface import MissingObjectError
+from rowwise.storage.folder import StorageFolder, parse_folder
+from rowwise.storage.interface import MissingObjectError, Storage
+from rowwise.storage.read_cache import CacheFolder, ReadCache, read_cache
 
 UNFINISHED = "_rowwise/journal.jsonl"  # is in a warehouse until `convert` has finished it
 FINISH = "its conversion is unfinished: want the same `rowwise data convert` command again, to finish it"
@@ -48,10 +49,16 @@ def is_url(path: object) -> bool:
 
 @final
 class FileStore:
-    """The files of a path, a folder, a pattern or a URL of these."""
+    """The files of a path, a folder, a pattern or a URL of these.
 
-    def __init__(self, path: str | os.PathLike[str], endings: Sequence[str]) -> None:
-        self._path = str(path)
+    Args:
+        path: the path or URL.
+        endings: of the names of a folder's files.
+        cache: keeps what is read of objects; None: each read is one of the store.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], endings: Sequence[str], cache: CacheFolder | None = None) -> None:
+        self._path, self._cache = str(path), cache
         self.files = self._find(tuple(endings)) if is_url(path) else find_files(self._path, endings)
 
     @property
@@ -86,7 +93,7 @@ class FileStore:
             return info.size or 0, info.mtime_ns or 0
 
     def __getstate__(self) -> dict[str, object]:
-        return {"_path": self._path, "files": self.files}
+        return {"_path": self._path, "_cache": self._cache, "files": self.files}
 
     @cached_property
     def _place(self) -> StorageFolder | None:
@@ -105,7 +112,8 @@ class FileStore:
 
     def _open_object(self, source: str) -> "_ObjectFile":
         assert self._place is not None
-        return _ObjectFile(StorageFolder(self._place.storage), self._name_of(source))
+        kept = None if self._cache is None else read_cache(*self._cache)
+        return _ObjectFile(self._place.storage, self._name_of(source), kept)
 
     @cached_property
     def _remote(self) -> tuple[fs.FileSystem, str]:
@@ -225,11 +233,14 @@ class _LocalFile:
 class _ObjectFile:
     """An object, read by ranges."""
 
-    def __init__(self, place: StorageFolder, name: str) -> None:
-        self._place, self._name, self.size = place, name, size_of_file(place, name)
+    def __init__(self, storage: Storage, name: str, kept: ReadCache | None) -> None:
+        self._storage, self._kept, self._object = storage, kept, storage.stat(name)
+        self.size = self._object.size_bytes
 
     def read_into(self, target: memoryview, at: int) -> int:
-        data = self._place.storage.read(self._name, at, min(at + len(target), self.size))
+        end = min(at + len(target), self.size)
+        fetch = partial(self._storage.read, self._object.name, at, end)
+        data = fetch() if self._kept is None else self._kept.read(self._storage.url, self._object, at, end, fetch)
         target[: len(data)] = data
         return len(data)
 

@@ -1,0 +1,118 @@
+"""Keeps ranges of objects that were read in a folder of this machine, for later reads of any process.
+
+A range is a file whose name follows from the object, its size, its time and the range, so another object is never taken
+for it. It ends with a checksum: a damaged file is a range that is read from the store again. Files appear whole. Beyond
+the folder's bound the least recently used are removed. A folder that cannot be written costs reads, and no run.
+"""
+
+import hashlib
+import os
+import threading
+import warnings
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple, final
+
+from rowwise.storage.interface import StoredObject
+from rowwise.textfile import open_regular
+
+
+class CacheFolder(NamedTuple):
+    """Where ranges are kept, and how many bytes of them."""
+
+    folder: Path
+    most_bytes: int
+
+
+CHECK_bytes = 4
+KEPT = 0.9  # of the bound, where it was met
+LARGEST, BETWEEN = 0.25, 0.05  # of the bound: a range that is not kept, and what a process writes before it looks again
+
+
+@final
+class ReadCache:
+    """Ranges of objects in a folder.
+
+    Args:
+        folder: made if it does not exist; only ranges are in it.
+        most_bytes: of its files; several processes that write at once may exceed it by a twentieth each.
+    """
+
+    def __init__(self, folder: Path, most_bytes: int) -> None:
+        self.folder, self.most_bytes = folder, most_bytes
+        self._written = most_bytes  # by this process since it looked; at first it looks
+        self._lock, self._is_broken = threading.Lock(), False
+
+    def read(self, url: str, one: StoredObject, begin: int, end: int, fetch: Callable[[], memoryview]) -> memoryview:
+        """The bytes of an object from `begin` to `end`, which `fetch` reads where they are not kept."""
+        text = f"{url}\n{one.name}\n{one.size_bytes}\n{one.modified_s}\n{begin}\n{end}"
+        name = hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
+        path = self.folder / name[:2] / name[2:]
+        found = _read_checked(path, end - begin)
+        if found is not None:
+            return found
+        content = fetch()
+        if len(content) == end - begin <= LARGEST * self.most_bytes and not self._is_broken:
+            self._keep(path, content)
+        return content
+
+    def _keep(self, path: Path, content: memoryview) -> None:
+        part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with part.open("xb") as file:
+                file.write(content)
+                file.write(zlib.crc32(content).to_bytes(CHECK_bytes, "little"))
+            part.replace(path)
+        except OSError as error:
+            self._is_broken = True
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            warnings.warn(
+                f"{self.folder} cannot keep what is read: {error.strerror}: reads go to the store", stacklevel=2
+            )
+            return
+        with self._lock:
+            self._written += len(content)
+            is_due = self._written > BETWEEN * self.most_bytes
+            self._written = 0 if is_due else self._written
+        if is_due:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Remove the least recently used files beyond the bound."""
+        found: list[tuple[int, int, Path]] = []
+        for path in self.folder.glob("??/*"):
+            with suppress(OSError):  # another process has removed it
+                status = path.stat()
+                found.append((status.st_mtime_ns, status.st_size, path))
+        total = sum(size for _, size, _ in found)
+        if total <= self.most_bytes:
+            return
+        for _, size, path in sorted(found):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+            total -= size
+            if total <= KEPT * self.most_bytes:
+                return
+
+
+@lru_cache(maxsize=4)
+def read_cache(folder: Path, most_bytes: int) -> ReadCache:
+    """The cache of a folder, one for all readers of this process."""
+    return ReadCache(folder, most_bytes)
+
+
+def _read_checked(path: Path, length: int) -> memoryview | None:
+    """The range in a file; None: there is none, or it is damaged. A file that is read is the most recently used."""
+    try:
+        with open_regular(path, links=False) as file:
+            content = memoryview(file.read(length + CHECK_bytes + 1))
+        os.utime(path)
+    except OSError:
+        return None
+    data, check = content[:length], content[length:]
+    return data if check == zlib.crc32(data).to_bytes(CHECK_bytes, "little") else None
