@@ -2,6 +2,7 @@
 
 import io
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,7 @@ from PIL import Image
 from pyarrow import parquet as pq
 from sklearn.datasets import load_sample_images
 
-from rowwise.errors import DataError, SpecError
+from rowwise.errors import DataError, SpecError, StorageError
 from rowwise.ingest.pictures import (
     PictureFolder,
     decode,
@@ -155,6 +156,11 @@ def test_a_picture_without_scans_is_refused(photos):
         scan_ends(head, "it")
     with pytest.raises(DataError, match="it cannot be decoded"):
         to_progressive(head, "it")
+
+
+def test_a_folder_at_a_store_is_refused(photos):
+    with pytest.raises(StorageError, match="s3://b/x: want a folder of this machine"):
+        write_pictures(Path("s3://b/x"), photos[:1], (16,))
 
 
 def test_what_a_kill_leaves_is_removed(photos, tmp_path):

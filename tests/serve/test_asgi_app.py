@@ -11,6 +11,7 @@ from launching import wait_for
 
 import rowwise
 from rowwise import CheckpointError, RowType
+from rowwise.errors import StorageError
 from rowwise.recipes.export import export
 from rowwise.serve.client import ScoringClient
 from rowwise.serve.package import version_folder, write_traffic
@@ -81,6 +82,10 @@ def test_nothing_to_serve(increments, tmp_path):
 
     with pytest.raises(CheckpointError, match="has no version of a model"):
         asyncio.run(begin(rowwise.asgi_app(tmp_path)))
+    with pytest.raises(
+        StorageError, match="s3://models/clicks: want a folder of this machine: rowwise serve URL --cache"
+    ):
+        asyncio.run(begin(rowwise.asgi_app("s3://models/clicks")))
     export(increments.run.folder.path, tmp_path / "one", rows=RowType.INT8)
     with pytest.raises(CheckpointError, match="not 00ff"):
         asyncio.run(begin(rowwise.asgi_app(tmp_path / "one", expect="00ff")))

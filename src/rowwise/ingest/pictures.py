@@ -26,6 +26,7 @@ from pyarrow import parquet as pq
 
 from rowwise.errors import DataError, SpecError
 from rowwise.ingest.block import Ints
+from rowwise.storage.folder import refuse_url
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -240,6 +241,7 @@ def _check_key(key: object, what: str, seen: Collection[object]) -> None:
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
     """Yield a folder to write into, which gets its name at the end; the next attempt removes what a kill leaves."""
+    refuse_url(folder, "copy it to a store when it is complete")
     if folder.exists():
         raise DataError(f"{folder} exists already: want another name")
     unfinished = folder.with_name(f"{folder.name}.part")

@@ -29,6 +29,7 @@ from rowwise.errors import CheckpointError, SpecError
 from rowwise.ingest.columns import is_list
 from rowwise.serve.traffic import Traffic
 from rowwise.spec import Value
+from rowwise.storage.folder import refuse_url
 from rowwise.textfile import decode_json, read_bytes, sync, write_new
 
 CURRENT, MODEL, GOLDEN, STATS = "current.json", "model.json", "golden.arrow", "stats.json"
@@ -100,6 +101,7 @@ def is_served(path: Path) -> bool:
 
 def find_version(path: Path, number: int | None = None) -> VersionFolder:
     """A version by its number, else the current one; or the version at this path."""
+    refuse_url(path, "rowwise serve URL --cache FOLDER copies the versions of a store to one")
     own = int(path.name) if path.name.isdecimal() else 0
     if (path / MODEL).is_file() and number in (None, own):
         return VersionFolder(path, own)

@@ -82,6 +82,12 @@ def parse_folder(text: str, patience: Patience | None = None) -> Folder:
     return StorageFolder(_open_bucket(f"{scheme}://{bucket}", patience), "/".join(parts))
 
 
+def refuse_url(path: Path, way_out: str) -> None:
+    """Raise for a path that was made from a URL, which lost a slash, where only a folder of this machine will do."""
+    if ONE_SLASH.fullmatch(str(path)):
+        raise StorageError(f"{str(path).replace(':/', '://', 1)}: want a folder of this machine: {way_out}")
+
+
 def as_storage(folder: Folder) -> StorageFolder:
     """The same folder, as one of a Storage."""
     return StorageFolder(LocalStorage(folder)) if isinstance(folder, Path) else folder
