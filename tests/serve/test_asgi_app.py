@@ -83,7 +83,7 @@ def test_nothing_to_serve(increments, tmp_path):
     with pytest.raises(CheckpointError, match="has no version of a model"):
         asyncio.run(begin(rowwise.asgi_app(tmp_path)))
     with pytest.raises(
-        StorageError, match="s3://models/clicks: want a folder of this machine: rowwise serve URL --cache"
+        StorageError, match="s3://models/clicks: want a folder of this machine: rowwise serve"
     ):
         asyncio.run(begin(rowwise.asgi_app("s3://models/clicks")))
     export(increments.run.folder.path, tmp_path / "one", rows=RowType.INT8)
