@@ -9,7 +9,6 @@ from problems import problems
 from rowwise import Embeddings, IdError, Jagged, Pooling, Table
 from rowwise.batch import SharedBags
 from rowwise.ops import reference
-from rowwise.ops.layout import FeatureDescriptor
 from rowwise.ops.newer import NewerRows, NewerRowsOfTable
 
 
@@ -63,27 +62,6 @@ def test_the_operator_is_its_reference(problem, seed):
     assert found.dtype == torch.int64
     assert torch.equal(found, reference.find_newer(*args))
     torch.library.opcheck(torch.ops.rowwise.find_newer.default, args, test_utils=("test_schema", "test_faketensor"))
-
-
-@settings(max_examples=40)
-@given(problems(poolings=tuple(Pooling)), st.integers(0, 1000), st.sampled_from((0.0, 0.5, 1.0)))
-def test_a_device_finds_what_the_operator_finds(problem, seed, share):
-    """Also where an id is outside its table, which has no place there."""
-    _, _, both = with_newer_rows(problem.tables, seed, share)
-    jagged, newer, group = problem.jagged, both.arena.places, both._tiles.pooled
-    features_FC = group.for_sources(jagged.features)
-    offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
-    found = newer.find_on_device(features_FC, jagged.values_N, offsets, jagged.batch_size)
-    assert found.dtype == torch.int64
-    assert torch.equal(found, newer.find(features_FC, jagged.values_N, offsets, jagged.batch_size))
-    for feature in FeatureDescriptor.read(features_FC):
-        begin, end = offsets[[feature.source * jagged.batch_size, (feature.source + 1) * jagged.batch_size]].tolist()
-        for bad in (-1, newer._tables[feature.base][0]) if begin < end else ():
-            values = jagged.values_N.long().clone()
-            values[begin] = bad
-            places = newer.find_on_device(features_FC, values, offsets, jagged.batch_size)
-            assert places[begin] == -1
-            assert torch.equal(places[begin + 1 :], found[begin + 1 :])
 
 
 def test_wrong_features_are_refused():
