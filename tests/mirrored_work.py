@@ -9,6 +9,7 @@ from storage.stores import connect
 
 from rowwise.checkpoint.copy import copy_checkpoint
 from rowwise.checkpoint.named import open_named
+from rowwise.errors import DataError
 from rowwise.recipes.mirror import fetch_run
 from rowwise.recipes.runs import TrainingRun
 from rowwise.storage.cloud import Patience
@@ -34,12 +35,18 @@ def train(tmp_path, machine, endpoint, begun):
     settle(tmp_path, endpoint)
     runs = Path(machine) / "runs"
     folder = next(runs.glob("small/*/recipe.yaml"), None)
-    if folder is not None:
-        run = TrainingRun.resume(folder.parent)
-    elif any(open_mirror(endpoint).relative_names()):
-        run = TrainingRun.resume(fetch_run(URL, runs))
-    else:
-        run = TrainingRun.start(recipe(tmp_path, **SETTINGS, save={**SAVE, "mirror": URL}), runs)
+    try:
+        if folder is not None:
+            run = TrainingRun.resume(folder.parent)
+        elif any(open_mirror(endpoint).relative_names()):
+            run = TrainingRun.resume(fetch_run(URL, runs))
+        else:
+            run = TrainingRun.start(recipe(tmp_path, **SETTINGS, save={**SAVE, "mirror": URL}), runs)
+    except DataError as error:  # it was killed when all was done
+        if "has finished at step" not in str(error):
+            raise
+        begun.set()
+        return
     first = run.trainer.progress.step + SAVE["every"]
     run.trainer._on_step = lambda shown: begun.set() if shown.progress.step >= first else None
     assert run.go().status == "finished"

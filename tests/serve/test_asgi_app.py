@@ -82,9 +82,7 @@ def test_nothing_to_serve(increments, tmp_path):
 
     with pytest.raises(CheckpointError, match="has no version of a model"):
         asyncio.run(begin(rowwise.asgi_app(tmp_path)))
-    with pytest.raises(
-        StorageError, match="s3://models/clicks: want a folder of this machine: rowwise serve"
-    ):
+    with pytest.raises(StorageError, match="s3://models/clicks: want a folder of this machine: rowwise serve"):
         asyncio.run(begin(rowwise.asgi_app("s3://models/clicks")))
     export(increments.run.folder.path, tmp_path / "one", rows=RowType.INT8)
     with pytest.raises(CheckpointError, match="not 00ff"):
