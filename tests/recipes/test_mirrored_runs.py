@@ -66,6 +66,22 @@ def test_a_run_goes_on_from_its_mirror_with_the_same_bits(tmp_path):
     assert fetch_run(str(mirror), tmp_path / "elsewhere") == path  # it has all that the mirror has
 
 
+def test_a_run_that_was_killed_before_its_mirror_was_complete_completes_it(tmp_path):
+    mirror = tmp_path / "mirror"
+    run, _ = trained(tmp_path, save={**OFTEN, "mirror": str(mirror)})
+    (mirror / "result.json").unlink()
+    shutil.rmtree(checkpoints_of(mirror)[-1])
+    with pytest.raises(DataError, match="has finished at step"):
+        TrainingRun.resume(run.folder.path)
+    assert (mirror / "result.json").exists()
+    assert {one.name for one in checkpoints_of(mirror)} == {one.name for one in checkpoints_of(run.folder.path)}
+    for one in checkpoints_of(mirror):
+        Checkpoint.open(one).verify()
+    (mirror / OWNER).write_text(json.dumps({"run": "x", "holder": "y"}))
+    with pytest.raises(SpecError, match="is the mirror of another run"):
+        TrainingRun.resume(run.folder.path)
+
+
 def test_a_fetch_brings_what_the_mirror_has_more(tmp_path):
     """A run went on elsewhere, and comes back to a machine that has an older state of it."""
     mirror = tmp_path / "mirror"

@@ -246,13 +246,15 @@ class TrainingRun:
         self._raise_if_finished()
 
     def _raise_if_finished(self) -> None:
-        """Raise for a finished run, unless it was killed before its test."""
+        """Raise for a finished run, unless it was killed before its test; first complete its mirror."""
         progress, settings = self.trainer.progress, self.trainer.settings
         if progress.finished and finished_step(self.folder.path) == progress.step:
             stopped_early = settings.evaluate.patience is not None and progress.worse >= settings.evaluate.patience
             change = "evaluate.patience=null" if stopped_early else f"train.epochs={settings.train.epochs + 1}"
             change = f"train.steps={2 * progress.step}" if progress.step == settings.train.steps else change
             want = f"want --set {change} to train longer, or rowwise eval {self.folder.path}"
+            lacks = on_first_rank(self.comm, lambda: self._mirror and self._mirror.close())
+            want += "" if lacks is None else f"; {lacks}"
             raise DataError(f"{self.folder.path} has finished at step {progress.step}: {want}")
 
     def go(self, *, test: bool = True) -> RunResult:
