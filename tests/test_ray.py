@@ -144,7 +144,10 @@ from rowwise.comm.launch import ListeningSocket, meet
 import os
 one = CommandEnvironment.read(os.environ).torchrun
 listener = None if one.listener is None else ListeningSocket(one.listener, one.world)
-print(one.rank, meet(60, listener=listener).agree("word", lambda: "hello"))
+meeting = meet(60, listener=listener)
+print(one.rank, meeting.agree("word", lambda: "hello"), flush=True)
+# Rank 0 has the store, so it ends last.
+meeting.world.store.set("read", b"") if one.rank else meeting.world.store.get("read")
 """
 
 
