@@ -131,16 +131,12 @@ class RequestReader:
                 raise DataError(f"{WHERE}: {got}: want as many of each")
         self._check_rows(rows)
         once = {name: [value] for name, value in context.items()}
-        repeated_bytes = rows * sum(array.nbytes for array in self._convert(once).values())
-        if repeated_bytes > self._most_bytes:
-            got = f"{WHERE}: the context of {rows} candidates takes {repeated_bytes:,} bytes"
-            raise DataError(f"{got}: want at most {self._most_bytes:,}: send fewer candidates, or shorter lists")
         arrays = self._convert(candidates) | self._convert(once, rows)
         return self._complete(arrays, rows, len(context) + len(candidates))
 
-    def _convert(self, columns: Mapping[str, Sequence[Any]], times: int = 1) -> dict[str, pa.Array]:
-        """Those columns that are read, of one length, with each value `times` times."""
-        arrays: dict[str, pa.Array] = {}
+    def _convert(self, columns: Mapping[str, Sequence[Any]], times: int | None = None) -> dict[str, pa.Array]:
+        """Those columns that are read, of one length; `times`: they are a context, with a row for each candidate."""
+        found: list[_ConvertedGroup] = []
         for group in self._groups:
             names = [name for name in group.fields if name in columns]
             if not names:
@@ -152,12 +148,20 @@ class RequestReader:
                 if joined is None
                 else [joined.slice(k * length, length) for k in range(len(names))]
             )
-            if times > 1:
-                whole = joined if joined is not None else pa.concat_arrays(parts)
-                repeated = whole.take(pa.array(np.repeat(np.arange(len(whole)), times)))
-                parts = [repeated.slice(k * length * times, length * times) for k in range(len(names))]
-            arrays |= zip(names, parts, strict=True)
+            found.append(_ConvertedGroup(names, parts, joined))
+        if times is not None:
+            self._check_context(times, sum(part.nbytes for one in found for part in one.parts))
+        arrays: dict[str, pa.Array] = {}
+        for one in found:
+            arrays |= zip(one.names, one.parts if times is None else one.repeat(times), strict=True)
         return arrays
+
+    def _check_context(self, candidates: int, size_bytes: int) -> None:
+        """Refuse a context that is too large when each candidate has it."""
+        repeated_bytes = candidates * size_bytes
+        if repeated_bytes > self._most_bytes:
+            got = f"{WHERE}: the context of {candidates} candidates takes {repeated_bytes:,} bytes"
+            raise DataError(f"{got}: want at most {self._most_bytes:,}: send fewer candidates, or shorter lists")
 
     def _complete(self, arrays: dict[str, pa.Array], rows: int, given: int) -> RequestRows:
         """With columns of side tables, in the order of the schema; `given`: columns of the request."""
@@ -191,6 +195,20 @@ class RequestReader:
         if not 1 <= rows <= self._most_rows:
             raise DataError(f"{WHERE}: {rows} rows: want 1 to {self._most_rows} in a request")
         return rows
+
+
+class _ConvertedGroup(NamedTuple):
+    """The columns of a request that are of one group."""
+
+    names: list[str]
+    parts: list[pa.Array]  # of one length
+    joined: pa.Array | None  # all parts, where they were converted together
+
+    def repeat(self, times: int) -> list[pa.Array]:
+        """The columns with each value `times` times."""
+        whole = self.joined if self.joined is not None else pa.concat_arrays(self.parts)
+        repeated, length = whole.take(pa.array(np.repeat(np.arange(len(whole)), times))), len(self.parts[0]) * times
+        return [repeated.slice(k * length, length) for k in range(len(self.parts))]
 
 
 class _FieldGroup(NamedTuple):
