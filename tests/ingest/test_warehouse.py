@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 from pyarrow import parquet as pq
-from storage.stores import FAULTS, MemoryStorage, connect, s3_server
+from storage.stores import FAULTS, MemoryStorage, connect, server_of_urls
 
 from rowwise.errors import DataError, SpecError, StorageError
 from rowwise.ingest.frames import FrameReader
@@ -30,7 +29,7 @@ from rowwise.ingest.warehouse.flatten import split_by_key
 from rowwise.ingest.warehouse.journal import ConversionRequest, Journal, SourceSurvey, WarehouseFile
 from rowwise.ingest.warehouse.layout import WarehouseLayout
 from rowwise.ingest.warehouse.popularity import log_use, popularity
-from rowwise.storage.folder import StorageFolder, _open_bucket
+from rowwise.storage.folder import StorageFolder
 
 
 def rows_of(place, columns=None):
@@ -357,26 +356,12 @@ def test_a_stored_warehouse_has_the_bytes_of_a_local_one_after_any_number_of_kil
         convert(reader, "s3://bucket/w", how)
 
 
-@contextmanager
-def faulty_server(folder, monkeypatch):
-    """A server with faults, which s3:// URLs of this process and its children mean while the block lasts."""
-    with s3_server(folder, **FAULTS) as server:
-        keys = {"AWS_ACCESS_KEY_ID": "key-1", "AWS_SECRET_ACCESS_KEY": "secret-2", "AWS_REGION": "us-east-1"}
-        for key, value in {**keys, "AWS_ENDPOINT_URL": server.endpoint}.items():
-            monkeypatch.setenv(key, value)
-        _open_bucket.cache_clear()  # another test may have had a server of its own
-        try:
-            yield server
-        finally:
-            _open_bucket.cache_clear()
-
-
 def test_rows_are_read_from_a_server_with_faults(tmp_path, monkeypatch):
     """Errors, 429s, and answers that are reset: rows of a folder, of a file, of a pattern, whole or in pieces."""
     source = tmp_path / "a.parquet"
     pq.write_table(log(6000), source, row_group_size=700)
     convert(ParquetReader(source), tmp_path / "w", WarehouseLayout(group_rows=500))
-    with faulty_server(tmp_path / "s3", monkeypatch) as server:
+    with server_of_urls(tmp_path / "s3", monkeypatch, **FAULTS) as server:
         store = connect(server.endpoint)
         for path in (source, *(tmp_path / "w").rglob("*")):
             if path.is_file() and path.name != "lock":
@@ -405,7 +390,7 @@ def test_a_conversion_to_a_store_that_is_killed_leaves_nothing_that_is_read(tmp_
     seed = random.randrange(2**32)
     print("seed", seed)
     draw, killed = random.Random(seed), 0
-    with faulty_server(tmp_path / "s3", monkeypatch) as server:
+    with server_of_urls(tmp_path / "s3", monkeypatch, **FAULTS) as server:
         command = [sys.executable, "-c", SCRIPT, str(source), "s3://bucket/w", how]
         place = StorageFolder(connect(server.endpoint), "w")
         for _ in range(6):

@@ -9,10 +9,12 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from from_benchmarks import part
 
 from rowwise.storage.cloud import CloudStorage, Patience
+from rowwise.storage.folder import _open_bucket
 from rowwise.storage.interface import MissingObjectError, ObjectExistsError, Pieces, StoredObject
 from rowwise.storage.local import LocalStorage, check_size
 
@@ -58,6 +60,20 @@ def connect(endpoint: str, patience: Patience = PATIENT) -> CloudStorage:
     return CloudStorage(
         "s3://bucket", patience, endpoint=endpoint, access_key_id="key-1", secret_access_key="secret-2", region="x"
     )
+
+
+@contextmanager
+def server_of_urls(folder: Path, monkeypatch, **faults: float) -> Iterator[Any]:
+    """A server that s3:// URLs of this process and its children mean while the block lasts."""
+    with s3_server(folder, **faults) as server:
+        keys = {"AWS_ACCESS_KEY_ID": "key-1", "AWS_SECRET_ACCESS_KEY": "secret-2", "AWS_REGION": "us-east-1"}
+        for key, value in {**keys, "AWS_ENDPOINT_URL": server.endpoint}.items():
+            monkeypatch.setenv(key, value)
+        _open_bucket.cache_clear()  # another test may have had a server of its own
+        try:
+            yield server
+        finally:
+            _open_bucket.cache_clear()
 
 
 @contextmanager

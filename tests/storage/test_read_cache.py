@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet as pq
-from storage.stores import connect, s3_server
+from storage.stores import connect, server_of_urls
 
 from rowwise.ingest.warehouse.storage import FileStore
 from rowwise.recipes.recipe import DataCache
 from rowwise.recipes.rows import open_reader
-from rowwise.storage.folder import _open_bucket
 from rowwise.storage.interface import StoredObject
 from rowwise.storage.read_cache import CacheFolder, ReadCache
 
@@ -118,11 +117,7 @@ def test_a_folder_that_cannot_be_written_costs_reads(tmp_path):
 
 def test_an_epoch_after_the_first_reads_what_is_kept(tmp_path, monkeypatch):
     """The object is changed behind the store's back, so what is read again tells from where."""
-    keys = {"AWS_ACCESS_KEY_ID": "key-1", "AWS_SECRET_ACCESS_KEY": "secret-2", "AWS_REGION": "us-east-1"}
-    with s3_server(tmp_path / "s3") as server:
-        for key, value in {**keys, "AWS_ENDPOINT_URL": server.endpoint}.items():
-            monkeypatch.setenv(key, value)
-        _open_bucket.cache_clear()
+    with server_of_urls(tmp_path / "s3", monkeypatch) as server:
         connect(server.endpoint).write("a.bin", lambda: [b"old" * 1000], 3000)
         files = FileStore("s3://bucket/a.bin", (".bin",), CacheFolder(tmp_path / "kept", MOST))
         assert files.stream("s3://bucket/a.bin").read() == b"old" * 1000
@@ -143,4 +138,3 @@ def test_an_epoch_after_the_first_reads_what_is_kept(tmp_path, monkeypatch):
         )
         assert reader.read(reader.splits()[0], ["x"])["x"].to_pylist() == [1, 2, 3]
         assert files_of(tmp_path / "rows")
-        _open_bucket.cache_clear()
