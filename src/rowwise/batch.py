@@ -365,16 +365,17 @@ class Batch:
             times_B=times_B,
         )
 
-    def to(self, device: torch.device | str) -> "Batch":
-        return self.map_tensors(lambda x: x.to(device))
+    def to(self, device: torch.device | str, *, ids: bool = True) -> "Batch":
+        """The batch on a device; without `ids` all but its sparse ids."""
+        return self.map_tensors(lambda x: x.to(device), ids=ids)
 
-    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        """The batch with each of its tensors changed."""
+    def map_tensors(self, change: Callable[[Tensor], Tensor], *, ids: bool = True) -> "Batch":
+        """The batch with each of its tensors changed; without `ids` all but those of its sparse ids."""
         columns = (None if x is None else change(x) for x in (self.weights_B, self.keys_B, self.times_B))
         weights_B, keys_B, times_B = columns
         return Batch(
             dense_BF=change(self.dense_BF),
-            sparse=self.sparse.map_tensors(change),
+            sparse=self.sparse.map_tensors(change) if ids else self.sparse,
             labels_BK=change(self.labels_BK),
             weights_B=weights_B,
             keys_B=keys_B,

@@ -12,7 +12,7 @@ from rowwise.cli.environment import WANT, CommandEnvironment, Torchrun
 from rowwise.cli.main import make_app
 from rowwise.comm.spawn import RankFailure, RanksFailed
 from rowwise.comm.thread import run_threads
-from rowwise.errors import AgreedError
+from rowwise.errors import AgreedError, TableMemoryError
 from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.runs import TrainingRun, evaluate
 from rowwise.recipes.sharding import choose_plan, rank_bytes, tables_of
@@ -123,6 +123,18 @@ def test_no_rank_ever_has_all_tables(tmp_path, kind):
     assert all(parameter.is_meta for name, parameter in model.named_parameters() if name.rpartition(".")[2] in names)
     whole = choose_plan(found.recipe, model, Topology())
     assert rank_bytes(whole, tables_of(model)) == [sum(t.rows * t.row_bytes for t in tables_of(model))]
+
+
+def test_a_plan_for_gpus_fits_the_memory_of_each(tmp_path):
+    found = resolve(recipe(tmp_path))
+    model = make_model(found, on_meta=True)
+    tables = tables_of(model)
+    on_gpus = structs.replace(found.recipe, train=structs.replace(found.recipe.train, device="cuda"))
+    world = Topology(devices=4)
+    plan = choose_plan(on_gpus, model, world, gpu_bytes=1_000_000)
+    assert sum(rank_bytes(plan, tables)) >= sum(table.rows * table.row_bytes for table in tables)
+    with pytest.raises(TableMemoryError, match=r"4 GPUs, each with 100 B for tables: no plan fits.*; half the batch"):
+        choose_plan(on_gpus, model, world, gpu_bytes=100)
 
 
 def test_a_run_is_planned_for_its_wire_and_compared_with_no_other(tmp_path):

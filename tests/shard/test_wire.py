@@ -72,7 +72,7 @@ def test_blocks_come_as_exact_as_the_codec_of_their_link_says(
         me, codecs = comm.rank, WireCodecs.of(comm, wire, backward=backward)
         expected_W = [[ExpectedBlock(x.shape, scales) for x in sent(other, me)] for other in range(4)]
         send_W = [[Block(x, scales) for x in sent(me, other)] for other in range(4)]
-        received_W = codecs.exchange_blocks(send_W, expected_W, "x", scale).wait()
+        received_W = codecs.exchange_blocks(send_W, expected_W, "x", torch.device("cpu"), scale).wait()
         for other in range(4):
             kind = codec_of(wire, other, me, backward)
             for mine, theirs in zip(received_W[other], sent(other, me), strict=True):

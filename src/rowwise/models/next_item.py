@@ -55,6 +55,8 @@ class NextItem(nn.Module):
         """
         items_M, lists_B, places_N, lengths_B = histories_of(*self._items(batch), self.encoder.length)
         x_MD, scored_CD = self._look_up(items_M, lists_B, scored_C)
+        # Ids may be on the host of a GPU; from here on all is where the vectors are.
+        items_M, places_N, lengths_B = (x.to(x_MD.device) for x in (items_M, places_N, lengths_B))
         vectors_ND, next_N = self.encoder(x_MD[places_N], lengths_B), self.rows_of(items_M[places_N + 1])
         return Places(lengths_B, vectors_ND, next_N, x_MD[places_N + 1]), scored_CD
 
@@ -65,6 +67,7 @@ class NextItem(nn.Module):
         """
         items_N, lengths_B = newest(*self._items(batch), self.encoder.length)
         x_ND, items_RD = self._look_up(items_N, lengths_B, None)
+        lengths_B = lengths_B.to(x_ND.device)
         return last_of_each(self.encoder(x_ND, lengths_B), lengths_B) @ items_RD.t()
 
     def _items(self, batch: Batch | Ids) -> tuple[Tensor, Tensor]:
@@ -78,7 +81,7 @@ class NextItem(nn.Module):
     def _look_up(self, items_N: Tensor, lengths_B: Tensor, scored_C: Tensor | None) -> tuple[Tensor, Tensor]:
         """The vectors [N, D] of the items of lists, and those [C, D] of the items to score; None: of all items."""
         scored_C = torch.arange(self.table.rows, device=items_N.device) if scored_C is None else scored_C
-        ids_N = torch.cat([items_N, scored_C.to(items_N.dtype)])
+        ids_N = torch.cat([items_N, scored_C.to(items_N)])
         bags_B = torch.cat([lengths_B, lengths_B.new_tensor([len(scored_C)])])
         vectors = self.embeddings(Jagged(features=(self.feature,), values_N=ids_N, lengths_FB=bags_B))
         x_ND = vectors[self.feature]

@@ -21,7 +21,9 @@ class FaultWord:
 
     @classmethod
     def of(cls, device: torch.device) -> "FaultWord":
-        """The words of the device."""
+        """The words of the device; `cuda` is this thread's current GPU, which tensors name by its number."""
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
         if device not in cls._of:
             cls._of[device] = cls(device)
         return cls._of[device]

@@ -47,7 +47,7 @@ def merge_staged(staged: StagedGradients) -> list[MergedGradients]:
         f._replace(source=k, base=sum_tables[f.table].base, rows=sum_tables[f.table].rows, type=0, scale_group=0)
         for k, f in enumerate(FeatureDescriptor.read(group.features_FC))
     ]
-    finite = True
+    finite = ids.device.type == "cpu"  # kernels of a GPU raise a step later
     bags = _int_matrix(features), numbers, torch.ops.rowwise.offsets(lengths), weights if batch_weights else None
     rate = torch.tensor([KernelHyperparameters(lr=-1.0)] * len(tables))
     keys = torch.zeros(len(tables), dtype=torch.int64)
@@ -99,7 +99,7 @@ def apply_merged(
     stored = [(t.base, t.rows, t.dim, 0, Mode.SUM, t.type, t.scale_group) for t in tables]
     features_FC = _int_matrix([FeatureDescriptor(k, k, *fields) for k, fields in enumerate(stored)])
     own = [t._replace(first_feature=k, num_features=1) for k, t in enumerate(tables)]
-    lengths = torch.tensor([len(m.rows_U) for m in merged], dtype=torch.int64)
+    lengths = torch.tensor([len(m.rows_U) for m in merged], dtype=torch.int64, device=arena.rows.device)
     # One sample, whose bag of each feature holds all the feature's rows.
     bags = PinnedBags(features_FC, torch.cat([m.rows_U.long() for m in merged]), torch.ops.rowwise.offsets(lengths), 1)
     if arena.touched is not None:  # see [Note: Touched rows]

@@ -8,6 +8,8 @@ from msgspec import structs
 from torch import nn
 
 from rowwise.checkpoint.tables import full_name, table_modules
+from rowwise.comm.interface import Comm
+from rowwise.comm.status import all_gather_text, all_gather_uneven, raising_on_all_ranks
 from rowwise.embedding import Embeddings
 from rowwise.errors import SpecError, TableMemoryError
 from rowwise.ops.layout import TablePiece, batch_rows
@@ -74,6 +76,48 @@ def _fill(table: Table, room_bytes: int, samples: int) -> int:
 
 def free_of_device(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0]
+
+
+def gpu_of_rank(device: str, comm: Comm, gpus: int) -> int:
+    """The GPU that a rank takes of the `gpus` that it sees; a launcher may show each rank one of its own."""
+    ranks = comm.topology.devices
+    if torch.device(device).index is not None:
+        got = f"train.device={device!r} with {len(comm.ranks)} ranks, of which each has a GPU"
+        raise SpecError(f"{got}: want train.device=cuda, and CUDA_VISIBLE_DEVICES to leave GPUs out")
+    if 1 < gpus < ranks:
+        want = f"want --nproc {gpus}, or hosts with {ranks} GPUs"
+        raise SpecError(f"train.device={device!r} with {ranks} ranks on a host with {gpus} GPUs: {want}")
+    return 0 if gpus == 1 else comm.rank % ranks
+
+
+def check_own_gpus(gpus_W: Sequence[str]) -> None:
+    """Raise if two ranks have one GPU, of which `gpus_W` has the identifiers."""
+    for rank, gpu in enumerate(gpus_W):
+        first = gpus_W.index(gpu)
+        if first < rank:
+            want = "want as many GPUs as ranks, a smaller --nproc, or train.device=cpu"
+            raise SpecError(f"ranks {first} and {rank} have the same GPU ({gpu}), and NCCL needs one for each: {want}")
+
+
+def take_gpu(device: str, comm: Comm) -> None:
+    """Make a GPU of its own the current one of this rank; a collective. Nothing happens for one rank, or on CPUs."""
+    if torch.device(device).type != "cuda" or len(comm.ranks) == 1:
+        return
+    with raising_on_all_ranks(comm, during="choice of GPUs"):
+        torch.cuda.set_device(gpu_of_rank(device, comm, torch.cuda.device_count()))
+    check_own_gpus(all_gather_text(comm, str(torch.cuda.get_device_properties().uuid), "GPUs"))
+
+
+def room_of_gpus(device: str, memory_bytes: int | None, comm: Comm) -> int | None:
+    """Bytes that each of several ranks has for tables on its GPU; a collective. None: for one rank, or on CPUs.
+
+    `memory_bytes`: the recipe's limit; None: none.
+    """
+    if torch.device(device).type != "cuda" or len(comm.ranks) == 1:
+        return None
+    free = int(USABLE * free_of_device(torch.device(device)))
+    mine = free if memory_bytes is None else min(free, memory_bytes)
+    return min(int(one) for one in all_gather_uneven(comm, torch.tensor([mine]), "memory"))
 
 
 def move_to_device(model: nn.Module, device: str, memory_bytes: int | None, samples: int) -> nn.Module:

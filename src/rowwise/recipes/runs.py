@@ -39,6 +39,7 @@ from rowwise.recipes.compose import (
     resolve,
     set_threads,
 )
+from rowwise.recipes.device_tables import room_of_gpus, take_gpu
 from rowwise.recipes.disk_tables import has_disk_tables
 from rowwise.recipes.feed import Feed
 from rowwise.recipes.first_rank import on_first_rank, resolve_on_first_rank
@@ -418,6 +419,7 @@ def _set_up_job(
     """
     set_threads(resolved.recipe)
     recipe, topology = resolved.recipe, comm.topology
+    take_gpu(recipe.train.device, comm)
     memory = measure_memory(resolved, comm, purpose, near if recipe.disk is None else Path(recipe.disk))
     is_sharded = topology.world > 1 or recipe.plan is not None or (memory.is_short and recipe.train.device == "cpu")
     # Memory is checked before tables are allocated: meta tables when they are sharded, others with the model.
@@ -427,7 +429,8 @@ def _set_up_job(
     construction = ShardedConstruction(comm, shards_of(parallel, topology))
     with construction:
         model = make_model(resolved, on_meta=is_sharded)
-    plan = on_first_rank(comm, lambda: choose_plan(recipe, model, topology, memory))
+    room = room_of_gpus(recipe.train.device, recipe.memory_bytes, comm)
+    plan = on_first_rank(comm, lambda: choose_plan(recipe, model, topology, memory, room))
     if is_sharded:
         check_memory(memory, tables_of(model), plan, comm)
     disk = None

@@ -12,7 +12,7 @@ from msgspec import structs
 from torch import nn
 
 from rowwise.comm.interface import Comm
-from rowwise.errors import SpecError
+from rowwise.errors import SpecError, TableMemoryError
 from rowwise.perf.access import Access, Workload
 from rowwise.perf.dense_parallel import DenseSide
 from rowwise.perf.hardware import PRESETS, Hardware, Machine, hardware_named
@@ -49,11 +49,18 @@ def tables_of(model: nn.Module) -> tuple[Table, ...]:
     return tuple(table for module in embeddings_of(model) for table in module.tables)
 
 
-def choose_plan(recipe: Recipe, model: nn.Module, topology: Topology, memory: TableMemory | None = None) -> Plan:
+def choose_plan(
+    recipe: Recipe,
+    model: nn.Module,
+    topology: Topology,
+    memory: TableMemory | None = None,
+    gpu_bytes: int | None = None,
+) -> Plan:
     """The recipe's plan unchanged; without one, whole tables on one rank or a searched plan for several.
 
     Where `memory` is too small for that, some tables are on disk; it raises where they cannot be. A plan made here has
-    a forecast of the step, except for one rank without `hardware` and tables on disk.
+    a forecast of the step, except for one rank without `hardware` and tables on disk. `gpu_bytes`: what each rank has
+    for tables on its GPU; None: no limit, as tables are elsewhere.
     """
     if recipe.plan is not None:
         return _read_plan(recipe, tables_of(model), topology)
@@ -61,7 +68,7 @@ def choose_plan(recipe: Recipe, model: nn.Module, topology: Topology, memory: Ta
     hardware = None if recipe.hardware is None else load_hardware(recipe.hardware)
     usual = hardware or usual_hardware(recipe)
     if topology.world > 1:
-        plan = _search_plan(recipe, tables, topology, usual, dense_side_of(recipe, model))
+        plan = _search_plan(recipe, tables, topology, usual, dense_side_of(recipe, model), gpu_bytes)
     else:
         plan = single_rank_plan(tables)
         if hardware is not None and tables:
@@ -146,13 +153,28 @@ def load_hardware(name: str) -> Hardware:
 
 
 def _search_plan(
-    recipe: Recipe, tables: Sequence[Table], topology: Topology, hardware: Hardware, dense: DenseSide | None = None
+    recipe: Recipe,
+    tables: Sequence[Table],
+    topology: Topology,
+    hardware: Hardware,
+    dense: DenseSide | None = None,
+    gpu_bytes: int | None = None,
 ) -> Plan:
     """A searched plan with its forecast; on one rank all tables are whole."""
-    # The search ignores memory: check_memory knows the free memory of this machine, which a preset does not.
-    unlimited = structs.replace(hardware, device_bytes=UNLIMITED_bytes)
-    request = replace(make_request(recipe, tables, topology, unlimited), dense=dense)
-    return make_plan(request, seconds=SEARCH_s, prove=False).plan
+    # On CPUs the search ignores memory: check_memory knows the free memory of this machine, which a preset does not.
+    request = make_request(
+        recipe,
+        tables,
+        topology,
+        structs.replace(hardware, device_bytes=UNLIMITED_bytes if gpu_bytes is None else gpu_bytes),
+    )
+    try:
+        return make_plan(replace(request, dense=dense), seconds=SEARCH_s, prove=False).plan
+    except InfeasibleError as error:
+        if gpu_bytes is None:
+            raise
+        room = f"{topology.world} GPUs, each with {format_bytes(gpu_bytes)} for tables"
+        raise TableMemoryError(f"{room}: {error}") from None
 
 
 def make_request(recipe: Recipe, tables: Sequence[Table], topology: Topology, hardware: Hardware) -> PlanRequest:

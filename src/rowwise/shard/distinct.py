@@ -6,7 +6,7 @@ sent as it is. The distinct ids of a block are sent as its first bag, so the own
 it. Repeats between blocks, or between the features of a table, are sent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -31,6 +31,9 @@ class DistinctIds:
     inverse_N: Tensor
     offsets_B1: Tensor
     distinct: int
+
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "DistinctIds":
+        return replace(self, inverse_N=change(self.inverse_N), offsets_B1=change(self.offsets_B1))
 
     def expand(self, rows_UD: Tensor) -> Tensor:
         """The vectors of all ids from those of the distinct ids."""

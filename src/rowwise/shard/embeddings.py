@@ -4,6 +4,10 @@ To a model it is the same module: a batch goes in, `Vectors` come out, a backwar
 them. `_forward` below is all of the exchange: ids go to the ranks that hold their rows, each rank looks up for the
 samples of all ranks, vectors come back. What communicates is collective ([Note: Everyone joins] in `exchange.py`).
 
+Ids are routed where they are, and rows may be on a GPU: batches whose ids stay on the host are routed there, and only
+what the kernels read is copied. Then no collective has a size that a GPU must be asked for, and vectors never leave
+the GPUs.
+
 The ids of later batches may be sent ahead (`prefetch`). Vectors are received at their first use, and gradients when the
 update needs them ([Note: Vectors in flight] in `exchange.py`).
 """
@@ -99,22 +103,21 @@ class ShardedEmbeddings(nn.Module):
         check_sharding(plan, comm, wire, elastic=elastic)
         check_tiers(plan, torch.device(device), disk)
         self.routes = routes = make_routes(tables, plan, comm.topology, elastic=elastic)
-        self._comm, device = comm, torch.device(device)
+        self._comm, self.device = comm, torch.device(device)  # of rows and vectors, also where a rank has no rows
         self.forwards_per_batch = 1  # a trainer that splits its batch into virtual shards sets their number
         self.phase: Phase = no_timing  # context manager around each phase of a step, for the step breakdown
         self._groups = [
-            (group, Tiles([_table_piece(routes, piece) for piece in group.pieces], device, folder=disk))
+            (group, Tiles([_table_piece(routes, piece) for piece in group.pieces], self.device, folder=disk))
             for group in routes.groups_W[comm.rank]
         ]
         self.on_disk = any(tiles.arena.disk is not None for _, tiles in self._groups)
-        self._replicated = replicated = Tiles(routes.replicated, device) if routes.replicated else None
+        self._replicated = replicated = Tiles(routes.replicated, self.device) if routes.replicated else None
         self._lookup = LocalLookup(self._groups, replicated)
         self._router, self._exchange = Router(routes, comm), EmbeddingExchange(routes, comm, wire)
         groups = [local for local in self._groups if local[0].needs_full_rows]
         anywhere = any(group.needs_full_rows for of_rank in routes.groups_W for group in of_rank)
         self._full_row_update = FullRowUpdate(routes, plan, comm, groups) if anywhere else None
         self._replicated_update = ReplicatedUpdate(replicated, comm, elastic=elastic) if replicated else None
-        self._anchor = torch.empty(0, requires_grad=True)
         self._samples = 0  # samples of all ranks since the last update
         self.unknown_ids: dict[str, int] = {}  # of this rank's batches, mapped to the last row of a table, by feature
         self._ahead = BatchesAhead()
@@ -275,6 +278,7 @@ class ShardedEmbeddings(nn.Module):
     def _look_up(self, routed: RoutedBatch) -> ReceiveVectors:
         """Look up what this rank holds, and start to send it."""
         with self.phase("lookup"):
+            routed = routed.to(self.device)
             outputs, rows = self._lookup.look_up(routed)
             self._read_rows_ahead()
         lookup = BatchLookup(
@@ -285,7 +289,7 @@ class ShardedEmbeddings(nn.Module):
             returns=self._returns,
             phase=self.phase,
         )
-        return start_exchange(self._exchange, lookup, self._anchor)
+        return start_exchange(self._exchange, lookup, torch.empty(0, device=self.device, requires_grad=True))
 
     def _receive(self, receive: ReceiveVectors) -> LookedUp:
         self._in_flight = None
@@ -305,7 +309,7 @@ class ShardedEmbeddings(nn.Module):
         samples, self._samples = self._samples, 0
         updates = [partial(self._update, tiles) for group, tiles in self._groups if not group.needs_full_rows]
         calls = self.forwards_per_batch
-        updates += [] if self._full_row_update is None else [partial(self._full_row_update.update, calls)]
+        updates += [] if self._full_row_update is None else [partial(self._full_row_update.update, calls, self.device)]
         updates += [] if self._replicated_update is None else [partial(self._replicated_update.update, samples, calls)]
         run_all(updates)
 
@@ -354,8 +358,9 @@ class ShardedEmbeddings(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """`.to(...)`: arenas move as a whole; rows keep their type, as it is a property of the table."""
+        self.device = fn(torch.empty(0, device=self.device)).device
         for arena in self.arenas:
-            arena.to(fn(torch.empty(0, device=arena.rows.device)).device)
+            arena.to(self.device)
         self._make_parameters()
         return self
 

@@ -225,7 +225,7 @@ class EmbeddingExchange:
         grads: dict[str, Tensor] | None,
     ) -> "VectorGradients":
         own = routed.bag_sets[0]
-        bag_sets, sequences = [one() for one in receive], torch.empty(0)
+        bag_sets, sequences = [one() for one in receive], own.sent.jagged.values_N.new_empty(0, dtype=torch.float32)
         if grads is not None:
             repeats = own.sent.repeats
             merged = {f: repeats[f].merge(grad) if f in repeats else grad for f, grad in grads.items()}

@@ -124,17 +124,22 @@ class FullRowUpdate:
             for piece in group.pieces
         }
 
-    def update(self, calls: int) -> None:
-        """Apply the staged gradients; collective, even for a rank without pieces. `calls`: forward calls per batch."""
+    def update(self, calls: int, device: torch.device) -> None:
+        """Apply the staged gradients; collective, even for a rank without pieces. `calls`: forward calls per batch.
+
+        `device`: of the rows of all ranks.
+        """
         # Sorted, so that two ranks list the rows they share in the same order: a message has no names in it.
         pieces = sorted(self._merge(calls), key=lambda piece: piece.rank_piece)
         if self._clips:  # first and apart: what the optimizer sums is a function of the clipped gradient
             clipped = [piece for piece in pieces if piece.full_table.optimizer.clip is not None]
-            for piece, totals in self._row_totals(clipped, [(p.merged.grad_UD**2).unsqueeze(2) for p in clipped]):
+            for piece, totals in self._row_totals(
+                clipped, [(p.merged.grad_UD**2).unsqueeze(2) for p in clipped], device
+            ):
                 _clip_rows(piece, totals[:, 0])
         if self._sums:
             by_row = [piece for piece in pieces if piece.full_table.optimizer.sums_columns]
-            for piece, totals in self._row_totals(by_row, [piece.terms() for piece in by_row]):
+            for piece, totals in self._row_totals(by_row, [piece.terms() for piece in by_row], device):
                 piece.finish(totals)
         self._apply(pieces)
 
@@ -159,7 +164,7 @@ class FullRowUpdate:
         return pieces
 
     def _row_totals(
-        self, pieces: Sequence[_PieceUpdate], values: Sequence[Tensor]
+        self, pieces: Sequence[_PieceUpdate], values: Sequence[Tensor], device: torch.device
     ) -> Iterator[tuple[_PieceUpdate, Tensor]]:
         """For each piece, the sums [U, n] over all columns of its rows; `values` [U, D, n] are of its own columns.
 
@@ -174,7 +179,7 @@ class FullRowUpdate:
             shapes[piece.rows] = len(x), x.shape[2]
             for rank in {tile.rank for tile in self._owners[piece.rows]} - {self._comm.rank}:
                 send_W[rank] += [total.reshape(-1) for _, total in nodes]
-        for rows, nodes in self._exchange_node_sums(send_W, shapes):
+        for rows, nodes in self._exchange_node_sums(send_W, shapes, device):
             sums[rows] += nodes
         full = {rows: sum_nodes([node for node, _ in nodes], [x for _, x in nodes]) for rows, nodes in sums.items()}
         for piece in pieces:
@@ -185,7 +190,7 @@ class FullRowUpdate:
             yield piece, totals if piece.bad_row is None else totals[~bad_U]
 
     def _exchange_node_sums(
-        self, send_W: list[list[Tensor]], shapes: dict[_RowRange, tuple[int, int]]
+        self, send_W: list[list[Tensor]], shapes: dict[_RowRange, tuple[int, int]], device: torch.device
     ) -> Iterator[tuple[_RowRange, list[tuple[Node, Tensor]]]]:
         """Exchange node sums with the ranks that have other columns of the same rows; yields theirs by row range."""
         expected_W: list[list[tuple[_RowRange, Node]]] = [[] for _ in self._comm.ranks]
@@ -196,7 +201,7 @@ class FullRowUpdate:
         send_sizes = [sum(x.numel() for x in blocks) for blocks in send_W]
         recv_sizes = [sum(math.prod(shapes[rows]) for rows, _ in nodes) for nodes in expected_W]
         # No headers: shapes are known here, as every owner of a row range merged the same rows of it.
-        flat = torch.cat([x for blocks in send_W for x in blocks] or [torch.empty(0)])
+        flat = torch.cat([x for blocks in send_W for x in blocks] or [torch.empty(0, device=device)])
         received = self._comm.all_to_all(flat, send_sizes, recv_sizes, "row sums").wait()
         at = 0
         for rows, node in (item for nodes in expected_W for item in nodes):

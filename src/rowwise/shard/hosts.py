@@ -68,7 +68,7 @@ class HostExchange:
         expected_H = [
             [ExpectedBlock((len(out_BS), w), own)] for w, own in zip(self._widths_H, self._scales_H, strict=True)
         ]
-        received_H = self._codecs["across", False].exchange_blocks(send_H, expected_H, "pooled").wait()
+        received_H = self._codecs["across", False].exchange_blocks(send_H, expected_H, "pooled", out_BS.device).wait()
         place_columns([block for (block,) in received_H], self._all_segments, out_BS)
 
     def backward(self, samples_W: tuple[int, ...], grad_BS: Tensor) -> Tensor:
@@ -80,8 +80,9 @@ class HostExchange:
             for segments, own in zip(self._picks_H, self._scales_H, strict=True)
         ]
         expected_H = [[ExpectedBlock((samples_W[rank], width), scales)] for rank in self._peers_D[self._device]]
-        received_H = self._codecs["across", True].exchange_blocks(send_H, expected_H, "gradients", loss_scale).wait()
-        of_device = concat_blocks([block for (block,) in received_H])
+        across, device = self._codecs["across", True], grad_BS.device
+        received_H = across.exchange_blocks(send_H, expected_H, "gradients", device, loss_scale).wait()
+        of_device = concat_blocks([block for (block,) in received_H], device)
         samples_D = [sum(samples_W[rank] for rank in peers) for peers in self._peers_D]
         codecs = self._codecs["inside", True]
         if codecs.exact:
@@ -91,21 +92,21 @@ class HostExchange:
         else:
             expected_D = [[ExpectedBlock((n, width), scales)] for n in samples_D]
             send_D = [[Block(of_device, scales)]] * self._devices
-            received_D = codecs.exchange_blocks(send_D, expected_D, "gradients", loss_scale).wait()
+            received_D = codecs.exchange_blocks(send_D, expected_D, "gradients", device, loss_scale).wait()
             gathered_D = [block for (block,) in received_D]
         # The gradients are by device number; the lookup's samples are in rank order.
         by_rank: dict[int, Tensor] = {}
         for peers, block in zip(self._peers_D, gathered_D, strict=True):
             by_rank |= dict(zip(peers, block.split([samples_W[rank] for rank in peers]), strict=True))
         grad_GS = torch.cat([by_rank[rank] for rank in range(len(samples_W))])
-        return grad_GS if self._has_all_columns else grad_GS[:, self._columns]
+        return grad_GS if self._has_all_columns else grad_GS[:, self._columns.to(device)]
 
     def _to_host_columns(self, local_GS: Tensor, width: int) -> Tensor:
         """This rank's columns widened to those of its host, zero where it holds none."""
         if self._has_all_columns:
             return local_GS
         # index_add_, not assignment: a rank may hold two row ranges of the same columns.
-        return local_GS.new_zeros((len(local_GS), width)).index_add_(1, self._columns, local_GS)
+        return local_GS.new_zeros((len(local_GS), width)).index_add_(1, self._columns.to(local_GS.device), local_GS)
 
     def _sum_inside(self, for_D: list[Tensor], scales: BlockScales) -> Tensor:
         """Reduce-scatter in the host; for lossy wires an all-to-all, then the sum of the decoded blocks."""
@@ -115,7 +116,8 @@ class HostExchange:
             summed = codecs.comm.reduce_scatter(flat, [x.numel() for x in for_D], "pooled").wait()
             return summed.view(samples, width)
         expected_D = [[ExpectedBlock((samples, width), scales)]] * self._devices
-        received_D = codecs.exchange_blocks([[Block(x, scales)] for x in for_D], expected_D, "pooled").wait()
+        send_D = [[Block(x, scales)] for x in for_D]
+        received_D = codecs.exchange_blocks(send_D, expected_D, "pooled", for_D[0].device).wait()
         summed = received_D[0][0].clone()
         for blocks in received_D[1:]:
             summed += blocks[0]

@@ -25,18 +25,18 @@ class LocalLookup:
 
     def look_up(self, routed: RoutedBatch) -> tuple[LookupOutputs, Mapping[str, Tensor]]:
         """The outputs to exchange, and the sequences of replicated tables by feature."""
-        own = routed.bag_sets[0]
+        own, device = routed.bag_sets[0], routed.jagged.values_N.device
         sequences = [
             tiles.look_up_sequences(own.received, own.samples_W).flat
             for group, tiles in self._groups
             if group.path is not ExchangePath.PER_ID and own.received is not None
         ]
-        pooled, rows = torch.empty(routed.jagged.batch_size, 0), dict[str, Tensor]()
+        pooled, rows = torch.empty(routed.jagged.batch_size, 0, device=device), dict[str, Tensor]()
         if self._replicated is not None:
             output = self._replicated.look_up(routed.jagged)
             pooled, rows = output.matrix_BS, self._replicated.split(output)
         bag_sets = [self._pooled(bag_set) for bag_set in routed.bag_sets]
-        return LookupOutputs(bag_sets=bag_sets, sequences=_concat_vectors(sequences), replicated=pooled), rows
+        return LookupOutputs(bag_sets=bag_sets, sequences=_concat_vectors(sequences, device), replicated=pooled), rows
 
     def _pooled(self, bag_set: BagSet) -> dict[ExchangePath, Tensor]:
         outputs: dict[ExchangePath, list[Tensor]] = {path: [] for path in ExchangePath}
@@ -44,9 +44,11 @@ class LocalLookup:
             if bag_set.received is not None:
                 look_up = tiles.gather if group.path is ExchangePath.PER_ID else tiles.pool
                 outputs[group.path].append(look_up(bag_set.received))
-        total = sum(bag_set.samples_W)
+        total, device = sum(bag_set.samples_W), bag_set.sent.jagged.values_N.device
         return {
-            path: _concat_vectors(parts) if path is ExchangePath.PER_ID else _concat_columns(parts, total)
+            path: _concat_vectors(parts, device)
+            if path is ExchangePath.PER_ID
+            else _concat_columns(parts, total, device)
             for path, parts in outputs.items()
         }
 
@@ -72,13 +74,13 @@ class LocalLookup:
         return weight_grad
 
 
-def _concat_columns(matrices: Sequence[Tensor], samples: int) -> Tensor:
+def _concat_columns(matrices: Sequence[Tensor], samples: int, device: torch.device) -> Tensor:
     if len(matrices) == 1:
         return matrices[0]
-    return torch.cat(list(matrices), 1) if matrices else torch.empty(samples, 0)
+    return torch.cat(list(matrices), 1) if matrices else torch.empty(samples, 0, device=device)
 
 
-def _concat_vectors(parts: Sequence[Tensor]) -> Tensor:
+def _concat_vectors(parts: Sequence[Tensor], device: torch.device) -> Tensor:
     if len(parts) == 1:
         return parts[0]
-    return torch.cat(list(parts)) if parts else torch.empty(0)
+    return torch.cat(list(parts)) if parts else torch.empty(0, device=device)

@@ -4,7 +4,7 @@ A message is 32-bit words: the bag lengths of each slice, then all ids, then all
 weighted table. Ids take two words each in messages to a rank that holds a piece of a table with 2**31 rows or more.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import NamedTuple, final
@@ -16,6 +16,7 @@ from rowwise.batch import Jagged
 from rowwise.errors import BatchError, IdError
 from rowwise.ops import check
 from rowwise.ops.jagged import bucketize, row_bounds
+from rowwise.ops.pinned import copy_to
 from rowwise.ops.tiles import check_weights
 from rowwise.ops.unknown import UnknownIds
 from rowwise.shard.distinct import DistinctIds, deduplicate_sequences, repeatable_features
@@ -38,6 +39,15 @@ class SentBatch:
     positions_N: Tensor | None  # position in the batch of each id sent; None: no exchange needs it
     repeats: Mapping[str, DistinctIds]  # by sequence feature, where repeated ids were sent once
 
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "SentBatch":
+        """The batch with each tensor that the exchange of vectors needs changed; not the messages, which were sent."""
+        return replace(
+            self,
+            jagged=self.jagged.map_tensors(change),
+            positions_N=None if self.positions_N is None else change(self.positions_N),
+            repeats={feature: ids.map_tensors(change) for feature, ids in self.repeats.items()},
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BagSet:
@@ -47,6 +57,10 @@ class BagSet:
     samples_W: tuple[int, ...]  # samples of each rank; this rank looks up for all of them, in this order
     ids_WS: tuple[tuple[int, ...], ...]  # ids that each rank sent for each slice of this rank; 0 where none needs it
     received: Jagged | None  # ids of this rank's slices, of all ranks' samples; None: it holds no piece of any table
+
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "BagSet":
+        received = self.received and self.received.map_tensors(change)
+        return replace(self, sent=self.sent.map_tensors(change), received=received)
 
 
 class PackedBatch(NamedTuple):
@@ -76,6 +90,22 @@ class RoutedBatch:
     def samples_W(self) -> tuple[int, ...]:
         """Samples of each rank."""
         return self.bag_sets[0].samples_W
+
+    def to(self, device: torch.device) -> "RoutedBatch":
+        """The batch on the device of the rows; it is routed where its ids are, on a GPU's host as a rule."""
+        if self.jagged.values_N.device.type == device.type:
+            return self
+
+        def change(x: Tensor) -> Tensor:
+            return copy_to(x, device)
+
+        return replace(
+            self,
+            jagged=self.jagged.map_tensors(change),
+            received=self.received and self.received.map_tensors(change),
+            bag_sets=tuple(bag_set.map_tensors(change) for bag_set in self.bag_sets),
+            weights=None if self.weights is None else self.weights.to(device),
+        )
 
 
 @final

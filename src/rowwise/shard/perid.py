@@ -40,13 +40,15 @@ class PerIdExchange:
         if not self.any:
             return {}
         send_W = [[Block(block) for block in blocks] for blocks in self._blocks_by_rank(bag_set, flat)]
-        received_W = self._forward_codecs.exchange_blocks(send_W, self._expected_blocks(bag_set), "rows").wait()
+        expected_W = self._expected_blocks(bag_set)
+        received_W = self._forward_codecs.exchange_blocks(send_W, expected_W, "rows", flat.device).wait()
         return self._assemble(bag_set, received_W)
 
     def backward(self, bag_set: BagSet, grads: dict[str, Tensor]) -> Tensor:
         """The gradients of the rows that this rank looked up, piece after piece."""
+        device = bag_set.sent.jagged.values_N.device
         if not self.any:
-            return torch.empty(0)
+            return torch.empty(0, device=device)
         send_W: list[list[Block]] = []
         for pieces in self._pieces_W:
             columns = [slice(piece.first, piece.first + piece.width) for piece in pieces]
@@ -55,10 +57,10 @@ class PerIdExchange:
         pieces = self._pieces_W[self._me]
         expected_W = [[ExpectedBlock((ids[p.slice], p.width)) for p in pieces] for ids in bag_set.ids_WS]
         loss_scale = gradient_scale(sum(bag_set.samples_W))
-        received_W = self._backward_codecs.exchange_blocks(send_W, expected_W, "gradients", loss_scale).wait()
+        received_W = self._backward_codecs.exchange_blocks(send_W, expected_W, "gradients", device, loss_scale).wait()
         # Each rank's blocks are in the order of the pieces. Transposed to piece after piece, and the ranks in order
         # within each piece: the order in which the forward looked them up.
-        return concat_blocks([blocks[k].reshape(-1) for k in range(len(pieces)) for blocks in received_W])
+        return concat_blocks([blocks[k].reshape(-1) for k in range(len(pieces)) for blocks in received_W], device)
 
     def pool(self, bag_set: BagSet, rows: dict[str, Tensor]) -> dict[str, Tensor]:
         """The bags [B, D] of rows that arrived one by one, pooled by the kernel that pools an uncut table."""

@@ -46,7 +46,9 @@ class PooledExchange:
             *(exchange._outgoing(bag_set, vectors_GS) for exchange, bag_set, vectors_GS in bag_sets), strict=True
         )
         expected_W = zip(*(exchange._expected(bag_set) for exchange, bag_set, _ in bag_sets), strict=True)
-        return bag_sets[0][0]._forward_codecs.exchange_blocks(list(send_W), list(expected_W), "pooled")
+        return bag_sets[0][0]._forward_codecs.exchange_blocks(
+            list(send_W), list(expected_W), "pooled", bag_sets[0][2].device
+        )
 
     def write_output(self, blocks: list[Tensor], out_BS: Tensor) -> None:
         """Write the blocks of all ranks into their output columns."""
@@ -70,7 +72,7 @@ class PooledExchange:
         ]
         expected_W = [[ExpectedBlock((samples, width), scales)] for samples in samples_W]
         loss_scale = gradient_scale(len(grad_GS))
-        pending = self._backward_codecs.exchange_blocks(send_W, expected_W, "gradients", loss_scale)
+        pending = self._backward_codecs.exchange_blocks(send_W, expected_W, "gradients", grad_BS.device, loss_scale)
         # This rank's own columns are copied while the others travel, straight into the result: no block, no codec.
         torch.ops.rowwise.place([grad_BS], self._picks_W[self._me], rows_W[self._me])
         return PendingGradients(pending, grad_GS, rows_W, self._me)

@@ -83,6 +83,7 @@ def rehearse(
     for arena in module.arenas:
         arena.rows = zero_pages(arena.rows.nbytes)
         arena.state = zero_pages(arena.state.nbytes).view(torch.float32)
+    module.device = batch.values_N.device
     vectors = module(batch)
     outs = [vectors.matrix_BS, *vectors.sequences.values()]
     torch.stack([out.sum() for out in outs]).sum().backward()

@@ -60,7 +60,7 @@ class ReplicatedUpdate:
         # By the tables, not by the batch: weights that no table uses may be present on some ranks only.
         weighted = any(table.pooling is Pooling.WEIGHTED for table in group.tables)
         weights = permute(_with_weights(local), names).weights_N if weighted else None
-        sizes = torch.tensor([len(x) for x in parts] + [local.grad.numel()], device=parts[0].device)
+        sizes = torch.tensor([len(x) for x in parts] + [local.grad.numel()])
         world = len(self._comm.ranks)
         sizes_W = self._comm.all_gather(sizes, [3] * world, "counts").wait().view(world, 3).tolist()
         ids = self._gather(torch.cat(parts), [bags + n for bags, n, _ in sizes_W], "ids")

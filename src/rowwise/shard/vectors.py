@@ -60,10 +60,12 @@ class WireCodecs:
         send_W: Sequence[Sequence[Block]],
         expected_W: Sequence[Sequence[ExpectedBlock]],
         purpose: str,
+        device: torch.device,
         loss_scale: float = 1.0,
     ) -> "PendingBlocks":
         """Start an all-to-all of the blocks for each rank and from each; this rank's blocks for itself stay here.
 
+        `device`: of the blocks, alike on all ranks, as a rank that sends none joins the same collective.
         `loss_scale`, a power of two, multiplies numbers on an fp16 wire and divides them on arrival.
         """
         me = self.comm.rank
@@ -72,12 +74,12 @@ class WireCodecs:
         expected_W = [() if w == me else blocks for w, blocks in enumerate(expected_W)]
         send_sizes, recv_sizes = self._bytes(send_W), self._bytes(expected_W)
         if self.exact:
-            flat = concat_blocks([block.vectors.reshape(-1) for blocks in send_W for block in blocks])
+            flat = concat_blocks([block.vectors.reshape(-1) for blocks in send_W for block in blocks], device)
             send_sizes, recv_sizes = ([size // 4 for size in sizes] for sizes in (send_sizes, recv_sizes))
         else:
             pairs = [(block, c) for blocks, c in zip(send_W, self.codecs_W, strict=True) for block in blocks]
             coded = [codec.encode(block.vectors, block.scales, loss_scale) for block, codec in pairs]
-            flat = torch.cat([torch.empty(0, dtype=torch.uint8), *coded])
+            flat = torch.cat([torch.empty(0, dtype=torch.uint8, device=device), *coded])
         work = self.comm.all_to_all(flat, send_sizes, recv_sizes, purpose)
         return PendingBlocks(self, work, expected_W, self_blocks, loss_scale)
 
@@ -118,10 +120,10 @@ class PendingBlocks:
         return received_W
 
 
-def concat_blocks(blocks: Sequence[Tensor]) -> Tensor:
+def concat_blocks(blocks: Sequence[Tensor], device: torch.device) -> Tensor:
     """torch.cat along rows, without a copy if the blocks already lie one after the other in one storage."""
     if not blocks:
-        return torch.empty(0)
+        return torch.empty(0, device=device)
     filled = [block for block in blocks if block.numel()] or list(blocks[:1])
     first, at = filled[0], filled[0].data_ptr()
     home = first.untyped_storage().data_ptr()

@@ -121,7 +121,7 @@ class ClickEvaluator:
                     samples = Samples.of(logits_BK.float(), batch.labels_BK, batch.weights_B)
                     counted.metrics.add(samples)
                     for feature, parts in counted.slices.items():
-                        parts.add(samples, ids_or_none(batch, feature))
+                        parts.add(samples, ids_or_none(batch, feature).to(samples.logits_NK.device))
         return self._gather_scores(counted)
 
     def _choose_slices(self, batch: Batch, steps: Lockstep) -> dict[str, Slices]:

@@ -14,7 +14,8 @@ from rowwise.batch import Batch
 from rowwise.errors import DataError
 from rowwise.hashing.embeddings import MappedEmbeddings
 from rowwise.ingest.batcher import Batcher, Position
-from rowwise.train.on_device import Move, check_on_host, pinned
+from rowwise.ops.pinned import pinned
+from rowwise.train.on_device import Move, check_on_host
 from rowwise.train.ranks import empty_batch_template
 from rowwise.train.step import StepContext, count_samples
 from rowwise.train.step_header import GlobalStatus, StepHeader
@@ -30,6 +31,8 @@ class UpdateGroup:
 
 def check_and_pin(context: StepContext, batch: Batch) -> Batch:
     """What the thread that makes batches does with each for a GPU: the ids are checked, the memory is pinned."""
+    if context.routes_on_host:
+        return batch.map_tensors(pinned, ids=False)
     if not context.runs_ahead:
         return batch
     direct = [tables for tables in context.tables if tables not in context.id_maps]
@@ -67,11 +70,14 @@ class UpdateGroups:
         if missing <= 0:
             return group
         assert self._empty is not None
-        return replace(group, batches=group.batches + [self._empty.to(self._context.settings.device)] * missing)
+        empty = self._empty.to(self._context.settings.device, ids=not self._context.routes_on_host)
+        return replace(group, batches=group.batches + [empty] * missing)
 
     def _to_device(self, batch: Batch) -> Batch:
-        if not self._context.runs_ahead:
-            return batch.to(self._context.settings.device)
+        if self._context.routes_on_host and self._context.shards is None:
+            return self._context.copies.start(batch, ids=False)
+        if not self._context.runs_ahead:  # virtual shards are cut before a step waits for copies
+            return batch.to(self._context.settings.device, ids=not self._context.routes_on_host)
         mapped = [one for one in self._context.id_maps.values() if isinstance(one, MappedEmbeddings)]
 
         def map_ids(copied: Batch, move: Move) -> None:

@@ -174,7 +174,7 @@ class InBatch:
         with raising_on_all_ranks(self._comm, during="lookup of items"):
             ids_B = single_ids(batch.sparse, self._item).long()
         ids_W = all_gather_uneven(self._comm, ids_B, "items")
-        counts_W, ids_N = [len(ids_B) for ids_B in ids_W], torch.cat(ids_W)
+        counts_W, ids_N = [len(ids_B) for ids_B in ids_W], torch.cat(ids_W).to(items_BD.device)
         items_ND = all_gather_rows(self._comm, items_BD, counts_W, "items")
         log_q_N = None if self._frequency is None else self._frequency(ids_N)
         candidates = Candidates(ids_N, log_q_N, sum(counts_W[: self._comm.rank]))
@@ -200,7 +200,7 @@ class NextItems:
     def __call__(self, batch: Batch, step: int = 1) -> Outcome:
         rows, drawn_C = self._model.table.rows, None
         if self._negatives is not None:
-            device = batch.sparse.values_N.device
+            device = batch.labels_BK.device
             drawn_C = torch.randint(rows, (self._negatives,)).to(device)  # a checkpoint has the CPU's generator
         places, scored_CD = self._model(batch, drawn_C)
         if drawn_C is None:

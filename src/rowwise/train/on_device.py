@@ -5,7 +5,8 @@ an earlier step computes. Loss and norm come back by a copy that is read when th
 or a gradient that is not finite changes no dense weight and none of the rows that it reaches; the kernels' fault words
 (`ops/faults.py`) raise it a step later.
 
-With several ranks, or virtual shards, the host reads these numbers in each step, as on the CPU.
+With several ranks, or virtual shards, the host reads these numbers in each step, as on the CPU. The ids of sharded
+tables stay on the host, which routes them.
 """
 
 from collections import deque
@@ -21,8 +22,9 @@ from rowwise.batch import Batch, Jagged
 from rowwise.hashing.make import IdTables
 from rowwise.ops.check import find_out_of_range, unknown_id_error
 from rowwise.ops.faults import FaultWord
+from rowwise.ops.pinned import pinned
 from rowwise.ops.unknown import UnknownPositions, with_last_rows
-from rowwise.shard.embeddings import AnyEmbeddings
+from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
 
 
 class StepNumbers(Protocol):
@@ -63,11 +65,6 @@ class LateNumbers:
         return loss, norm
 
 
-def pinned(x: Tensor) -> Tensor:
-    """The tensor in memory that a GPU reads by itself; where there is no GPU, the tensor."""
-    return x.pin_memory() if torch.cuda.is_available() else x
-
-
 Move = Callable[[Tensor], Tensor]  # to a device
 
 
@@ -84,8 +81,10 @@ class DeviceCopies:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._started: deque[tuple[Batch, torch.cuda.Event, list[Tensor]]] = deque()
 
-    def start(self, batch: Batch, prepare: Callable[[Batch, Move], None] = prepare_nothing) -> Batch:
-        """The batch on the device, where its numbers are after `wait_for`.
+    def start(
+        self, batch: Batch, prepare: Callable[[Batch, Move], None] = prepare_nothing, *, ids: bool = True
+    ) -> Batch:
+        """The batch on the device, where its numbers are after `wait_for`; without `ids`, those stay on the host.
 
         `prepare` gets it, and a function that copies further tensors for the same step.
         """
@@ -99,7 +98,7 @@ class DeviceCopies:
             return moved[-1]
 
         with torch.cuda.stream(self._stream):  # of None: nothing
-            copied = batch.map_tensors(move)
+            copied = batch.map_tensors(move, ids=ids)
             prepare(copied, move)
         if self._stream is not None:
             event = torch.cuda.Event()
@@ -122,9 +121,14 @@ class DeviceCopies:
 
 
 def to_device(batch: Batch, model: nn.Module, device: torch.device | str) -> Batch:
-    """The batch where the model is; on a GPU its ids are checked before it is copied, as kernels know no names."""
+    """The batch where the model is; on a GPU its ids are checked before it is copied, as kernels know no names.
+
+    The ids of sharded tables stay where they are.
+    """
     if torch.device(device).type == "cpu":
         return batch if batch.dense_BF.device.type == "cpu" else batch.to(device)
+    if any(isinstance(one, ShardedEmbeddings) for one in model.modules()):
+        return batch.to(device, ids=False)
     mapped = {one.stored for one in model.modules() if isinstance(one, IdTables)}
     direct = [one for one in model.modules() if isinstance(one, AnyEmbeddings) and one not in mapped]
     return check_on_host(direct, batch).to(device)

@@ -80,7 +80,7 @@ class RetrievalEvaluator:
                 users_BD, _ = self._model.vectors(batch)
                 with steps.deferring_errors():
                     chosen_B = batch.labels_BK[:, 0] == 1
-                    places_B = torch.searchsorted(ids_I, single_ids(batch.sparse, self._item).long())
+                    places_B = torch.searchsorted(ids_I, self._ids(batch))
                     users_UD, places_U = users_BD[chosen_B], places_B[chosen_B]
                     for begin in range(0, len(users_UD), QUERIES):
                         queries = slice(begin, begin + QUERIES)
@@ -96,7 +96,7 @@ class RetrievalEvaluator:
             for batch in self._to_device(make, steps):
                 ids_B = ids_I[:0]
                 with steps.deferring_errors():  # this rank must still take part in the gather below
-                    ids_B = single_ids(batch.sparse, self._item).long()
+                    ids_B = self._ids(batch)
                 first_B = _first_places(ids_B)
                 first_B = first_B[~torch.isin(ids_B[first_B], ids_I)]
                 new_W = all_gather_uneven(self._comm, ids_B[first_B], "items")
@@ -114,7 +114,10 @@ class RetrievalEvaluator:
 
     def _to_device(self, make: Callable[[], Iterable[Batch]], steps: Lockstep) -> Iterator[Batch]:
         device = self._device()
-        return (batch.to(device) for batch in steps.iterate(make))
+        return (to_device(batch, self._model, device) for batch in steps.iterate(make))
+
+    def _ids(self, batch: Batch) -> Tensor:
+        return single_ids(batch.sparse, self._item).long().to(self._device())
 
     def _device(self) -> torch.device:
         return next(self._model.parameters()).device
@@ -181,7 +184,7 @@ class NextItemEvaluator:
     def _rank(self, batch: Batch, ranking: Ranking) -> None:
         model, weights_B = self._model, batch.weights_B
         places, items_RD = model(batch)
-        lists_N, lists_B = items_of(batch.sparse, model.feature)
+        lists_N, lists_B = (x.to(items_RD.device) for x in items_of(batch.sparse, model.feature))
         if len(lists_B) and int(lists_B.min()) < 2:
             sample = int((lists_B < 2).nonzero()[0])
             got = f"feature {model.feature!r} has {int(lists_B[sample])} items in sample {sample}"

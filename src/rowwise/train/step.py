@@ -91,6 +91,11 @@ class StepContext:
         return self.device.type != "cpu" and len(self.comm.ranks) == 1 and self.shards is None
 
     @property
+    def routes_on_host(self) -> bool:
+        """Whether ids stay on the host of a GPU, where sharded tables route them."""
+        return self.device.type != "cpu" and any(isinstance(module, ShardedEmbeddings) for module in self.tables)
+
+    @property
     def device(self) -> torch.device:
         return torch.device(self.settings.device)
 
