@@ -4,15 +4,21 @@ Tensors say that they are on `meta`, and have their numbers in memory. An operat
 host raises, as it would on a GPU; so what runs here copies all that it needs. Numbers that the host reads are counted.
 """
 
+from collections import Counter
+from threading import get_ident
+
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from rowwise.ops.faults import FaultWord
+
 DEVICE = torch.device("meta")
 # Arguments of our operators that a GPU reads from the host.
 HOST_ARGUMENTS = {"features", "tables", "hyper", "keys", "segments", "bounds", "slices", "messages", "limits"}
 READS = {"aten::_local_scalar_dense"}
+reads = Counter()  # by thread: how often the host has waited for numbers of the device
 COPIES = {"aten::_to_copy", "aten::copy_", "aten::_foreach_copy_"}
 
 
@@ -34,6 +40,7 @@ class OnDevice(torch.Tensor):
         self.inside = inside
 
     def tolist(self):
+        reads[get_ident()] += 1
         return self.inside.tolist()
 
     def __repr__(self):
@@ -64,6 +71,7 @@ class PretendGpu(TorchDispatchMode):
     """While it is entered, `to("meta")` and tensors made on `meta` are on the pretended device."""
 
     def __enter__(self):
+        FaultWord._of.pop(DEVICE, None)  # that of other tests has no numbers
         self._made = MadeOnDevice()
         self._made.__enter__()
         return super().__enter__()
@@ -71,6 +79,7 @@ class PretendGpu(TorchDispatchMode):
     def __exit__(self, *error):
         super().__exit__(*error)
         self._made.__exit__(*error)
+        FaultWord._of.pop(DEVICE, None)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return run(func, args, kwargs or {})
@@ -99,6 +108,7 @@ def run(func, args, kwargs):
         return func(*args, **kwargs)
     args, kwargs = tree_map(on_host, (args, kwargs)) if here else (args, kwargs)
     out = func(*args, **kwargs)
+    reads[get_ident()] += bool(here) and schema.name in READS
     if schema.name in READS or not lands:
         return out
     known = {id(x.inside): x for x in here}  # of operations in place, which return what they were given

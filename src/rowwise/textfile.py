@@ -100,7 +100,7 @@ def read_text(path: str | Path, most: int = MOST_BYTES) -> str:
 
 
 def decode_json(data: str | bytes, kind: type[T]) -> T:
-    """Decode JSON as a type; raises for a duplicate key, of which msgspec would take the last value."""
+    """Decode JSON as a type; raises for a duplicate key, where msgspec would take the last value."""
     try:
         value = msgspec.json.decode(data, type=kind)
         json.loads(data, object_pairs_hook=reject_duplicate_keys, parse_int=str, parse_float=str)

@@ -93,6 +93,7 @@ def test_side_tables_that_are_none(tmp_path):
             load_side(text, SCHEMA)
 
     refused("want a Parquet file and the column of its keys", "items.parquet")
+    refused("no such file: want the path of a Parquet file", f"{tmp_path / 'none.parquet'}:item")
     refused("no column 'sku'; there are item, price, tags", f"{file}:sku")
     refused("the model reads none of its columns", f"{file}:item", pa.table({"item": [1], "z": [1]}))
     refused("key 10 is there twice", f"{file}:item", pa.table({"item": [10, 10], "price": [1.0, 2.0]}))

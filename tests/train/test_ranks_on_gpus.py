@@ -5,11 +5,12 @@ digits differ, as they do on a GPU.
 """
 
 import copy
+from threading import get_ident
 
 import pytest
 import torch
 from clicks import DENSE, make_clicks, make_tables
-from pretend_gpu import DEVICE, PretendGpu, on_host
+from pretend_gpu import DEVICE, PretendGpu, on_host, reads
 
 from rowwise import DLRM, Batch, Embeddings, Jagged, NextItem, Plan, Pooling, SASRec, SpecError, Table, Tower, TwoTower
 from rowwise.comm.thread import run_threads
@@ -130,13 +131,17 @@ def run_steps(kind, model, settings, comm):
     held_out = [make(12, seed=1 + comm.rank)]
     objective, evaluator = objectives(model, settings, comm, held_out)
     context = StepContext.create(model, objective, settings, Breakdown(), comm)
+    assert context.runs_ahead == (settings.device != "cpu" and settings.determinism == "run")
     assert context.routes_on_host == (settings.device != "cpu")
     size = 1024 // WORLD if settings.determinism == "elastic" else 16
     batches = [make(size, seed=100 * number + comm.rank) for number in range(3 * settings.accumulate)]
     groups, told = UpdateGroups(Batches(batches, context), context), []
     for number in range(1, 4):
         torch.manual_seed(number)
-        stepped = step(context, groups.read().batches, number)
+        batches, before = groups.read().batches, reads[get_ident()]
+        stepped = step(context, batches, number)
+        if kind == "dlrm" and context.runs_ahead:  # batches of one update are concatenated, which needs their sizes
+            assert reads[get_ident()] - before == (settings.accumulate > 1)
         assert groups.error is None
         told.append((stepped.loss, stepped.gradient_norm))
     for late in context.late.values():

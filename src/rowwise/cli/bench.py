@@ -26,6 +26,7 @@ from rowwise.errors import RowwiseError
 SIGNAL_BASE = 128  # shells report 128 + signal for a command that a signal ended
 LAST_LINES = 30  # printed of a benchmark that failed
 CACHE = "cache"  # the benchmark that is built in
+COLLECTIONS = frozenset({"towers"})  # benchmarks that run others, which --all runs anyway
 LIMIT_s = 3 * 3600.0  # of each benchmark with --all
 
 
@@ -91,7 +92,8 @@ def bench(  # noqa: C901, PLR0913 - one for each option
         if conflict:
             raise RowwiseError(f"{got}: want one of them")
     if every:
-        raise typer.Exit(run_all(scripts, options if smoke else [*options, "--save"]))
+        single = {name: script for name, script in scripts.items() if name not in COLLECTIONS}
+        raise typer.Exit(run_all(single, options if smoke else [*options, "--save"]))
     if (show or name is None) and options:
         raise RowwiseError(f"{options[0]} without a benchmark: want the name of one, or --all")
     if show or name is None:

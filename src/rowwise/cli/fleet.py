@@ -183,7 +183,7 @@ class _Tools(NamedTuple):
     waited: Callable[[], float]  # the seconds that the server has waited for its cores so far
 
     def send(self, load: "Load") -> "list[Answer]":
-        """Answers, all of which are right."""
+        """The answers to a load; raises unless each has status 200."""
         answers = self.send_all(load)
         bad = next((one for one in answers if one.code != 200), None)
         if bad is not None:
@@ -192,7 +192,7 @@ class _Tools(NamedTuple):
 
 
 class _Round(NamedTuple):
-    """What was measured within some seconds."""
+    """Measurements of one round, a few seconds long."""
 
     batches: "list[MeasuredBatches]"
     alone_s: list[float]

@@ -93,7 +93,7 @@ class RankOutput:
         threading.Thread(target=self._follow, daemon=True).start()
 
     def since(self, begin: int) -> tuple[int, bytes]:
-        """What was printed from a byte on, and where that begins, which is later if more was printed than is kept."""
+        """The number of the first byte kept from `begin` on, and the output from there; older output is dropped."""
         self._receive()
         with self._lock:
             self._drop(begin - self._begin)

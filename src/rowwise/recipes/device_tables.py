@@ -91,7 +91,7 @@ def gpu_of_rank(device: str, comm: Comm, gpus: int) -> int:
 
 
 def check_own_gpus(gpus_W: Sequence[str]) -> None:
-    """Raise if two ranks have one GPU, of which `gpus_W` has the identifiers."""
+    """Raise if two ranks have the same GPU; `gpus_W` has an identifier for each rank."""
     for rank, gpu in enumerate(gpus_W):
         first = gpus_W.index(gpu)
         if first < rank:

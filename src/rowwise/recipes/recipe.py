@@ -81,7 +81,7 @@ class TimeShare(Value, frozen=True):
 
 
 class DataCache(Value, frozen=True):
-    """A folder of this machine that keeps what was read of data at URLs."""
+    """A folder of this machine that keeps the ranges of files at URLs that were read."""
 
     folder: str  # of any runs; each machine has its own
     size: int | str = "50GB"  # what is kept, the most recently used; also in bytes

@@ -115,7 +115,7 @@ class RequestRecorder:
         self._keep(_Recorded(self._number, version, rows, predictions_RP))
 
     def add_search(self, version: ServedVersion, query: ItemQuery, found: RetrievedItems) -> None:
-        """Keep a request for items likewise."""
+        """Keep a request for items, with the items of its answer."""
         self._number += 1
         self._keep(_RecordedSearch(self._number, version, query, found))
 

@@ -121,6 +121,8 @@ def read_parquet(what: str, file: str) -> pa.Table:
     """A table of a user's file; `what` begins the message of an error."""
     try:
         return pq.read_table(file)
+    except FileNotFoundError:
+        raise DataError(f"{what}: no such file: want the path of a Parquet file") from None
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{what}: {str(error)[:200]}: want a Parquet file") from None
 

@@ -70,7 +70,7 @@ class HeldGradients(NamedTuple):
 
 @final
 class ShardedEmbeddings(nn.Module):
-    """Embedding tables of which this rank holds the tiles that a plan gives it.
+    """This rank's tiles of embedding tables, as a plan assigns them.
 
     Args:
         tables: all tables, on every rank, in the order of the output.

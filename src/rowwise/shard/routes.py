@@ -240,7 +240,7 @@ def pooled_columns(tables: Sequence[Table]) -> dict[str, slice]:
 
 
 def _merge_columns_of_rank(pieces: Sequence[RankPiece], table: Table, *, alike: bool) -> list[RankPiece]:
-    """Row ranges of which one rank holds all columns become one piece, whose update needs no other rank.
+    """Merge the column pieces of a row range where one rank holds all of them: its update needs no other rank.
 
     `alike`: only if that is so for every row range, as blocks that a host adds up must have equal columns.
     """

@@ -125,7 +125,7 @@ class SharedCache:
         self._library.shared_cache_put(self._cache, self.tag, count, wanted, rows_MB.ctypes.data)
 
     def put_defaults(self, missing: MissingRows, rows_TB: Bytes) -> None:
-        """Copy the row of its table to where each row goes; the cache still lacks them."""
+        """Copy a table's default row to each of these places; the cache itself stays without them."""
         assert rows_TB.flags.c_contiguous
         first, row_bytes = rows_TB.ctypes.data, self.shape.row_bytes
         for _, address, table, _ in missing.rows_M4.tolist():

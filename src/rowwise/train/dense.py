@@ -71,7 +71,7 @@ class DenseGradients:
         if not self._parameters:
             return
         self._launch(everything=True)
-        present = reduce_present(self._comm, [p.grad is not None for p in self._parameters], self._parameters[0].device)
+        present = reduce_present(self._comm, [p.grad is not None for p in self._parameters])
         if self.coded is None:
             sums = [handle.wait() for handle in self._handles]
         else:
@@ -137,9 +137,9 @@ def unflatten(parameters: Sequence[nn.Parameter], flat: Tensor, present: Sequenc
         parameter.grad.copy_(part.view(parameter.shape))
 
 
-def reduce_present(comm: Comm, present: Sequence[bool], device: torch.device) -> Work:
-    """Sum over ranks: how many have each gradient."""
-    return comm.all_reduce(torch.tensor(present, dtype=torch.int32, device=device), "dense")
+def reduce_present(comm: Comm, present: Sequence[bool]) -> Work:
+    """Sum over ranks: how many have each gradient; between hosts, as they have to know it."""
+    return comm.all_reduce(torch.tensor(present, dtype=torch.int32), "dense")
 
 
 def bucket_numbers(parameters: Sequence[nn.Parameter]) -> list[int]:

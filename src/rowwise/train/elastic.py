@@ -55,7 +55,7 @@ class ElasticGradients:
         assert self._done == self._each
         if not self._parameters:
             return
-        present = reduce_present(self._comm, self._present, self._parameters[0].device)
+        present = reduce_present(self._comm, self._present)
         total = self._add_up(torch.stack(self._sums))
         unflatten(self._parameters, total, [bool(ranks) for ranks in present.wait().tolist()])
         self.discard()

@@ -5,8 +5,9 @@ an earlier step computes. Loss and norm come back by a copy that is read when th
 or a gradient that is not finite changes no dense weight and none of the rows that it reaches; the kernels' fault words
 (`ops/faults.py`) raise it a step later.
 
-With several ranks, or virtual shards, the host reads these numbers in each step, as on the CPU. The ids of sharded
-tables stay on the host, which routes them.
+With several ranks the loss is added up on the devices, so all ranks judge alike; an error of a kernel ends its rank,
+and then the others. The ids of sharded tables stay on the host, which routes them. With virtual shards, or sums that
+are not exact, the host reads these numbers in each step, as on the CPU.
 """
 
 from collections import deque

@@ -53,7 +53,7 @@ class TrialRunner:
         return TrialResults(trials=self.trials, methods=self.methods, seed=self.spec.seed, task=task)
 
     def run_schedule(self, ratios: Sequence[float]) -> None:
-        """Run the missing trials at these ratios, of which the first is the wanted one."""
+        """Run the missing trials at these ratios; the first ratio is the wanted one."""
         seed, names = self.spec.seed, self.selection.names
         for trial in schedule.full_model_trials(seed):
             with self.progress.step(f"full model, seed {trial.seed}") as report:
