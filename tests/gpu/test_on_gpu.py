@@ -9,7 +9,7 @@ from rowwise import Batch, Embeddings, Jagged, Pooling, RowWiseAdagrad, Sgd, Tab
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
 from rowwise.errors import DeviceError
-from rowwise.ops.faults import check_faults
+from rowwise.ops.faults import FaultWord, check_faults
 from rowwise.ops.layout import FeatureDescriptor
 from rowwise.ops.linear import linear
 from rowwise.ops.reference import FeatureBags
@@ -248,3 +248,8 @@ def test_a_batch_with_more_rows_than_the_cache_has_slots():
     with pytest.raises(DeviceError, match="more rows of a table than its cache"):
         train()
     assert same(module.table("t"), before)
+
+
+def test_a_gpu_without_a_number_is_the_current_one():
+    """The end of a run checks `train.device`, and kernels know the GPU of their tensors."""
+    assert FaultWord.of(torch.device("cuda")) is FaultWord.of(torch.zeros(1, device="cuda").device)

@@ -307,13 +307,26 @@ def test_checkpoints_leave_after_the_newest_has_arrived(tmp_path):
     mirror = tmp_path / "mirror"
     run = TrainingRun.resume(stopped(tmp_path, 6, keep=1))
     run._start_mirror()
-    run._mirror.stop()
+    run._mirror.close()
     before = steps_of(mirror)
     run._mirror._ending.clear()
     run._mirror._copied.clear()
     run._mirror._steps = lambda: [7]
     run._mirror._copy()
     assert steps_of(mirror) == before == [6]
+
+
+def test_a_checkpoint_that_left_after_the_last_copy_leaves_the_mirror_at_the_end(tmp_path):
+    """The run had both when the newest was copied, and one when it ended."""
+    mirror = tmp_path / "mirror"
+    run = TrainingRun.resume(stopped(tmp_path, 6, keep=1))
+    run._start_mirror()
+    run._mirror.close()
+    newest = next(one for one in checkpoints_of(mirror) if one.name.endswith("6"))
+    shutil.copytree(newest, newest.with_name(newest.name[:-1] + "4"))
+    assert steps_of(mirror) == [4, 6]
+    assert run._mirror.close() is None
+    assert steps_of(mirror) == [6]
 
 
 def test_the_best_checkpoint_goes_first(tmp_path):

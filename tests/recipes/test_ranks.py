@@ -135,6 +135,11 @@ def test_a_plan_for_gpus_fits_the_memory_of_each(tmp_path):
     assert sum(rank_bytes(plan, tables)) >= sum(table.rows * table.row_bytes for table in tables)
     with pytest.raises(TableMemoryError, match=r"4 GPUs, each with 100 B for tables: no plan fits.*; half the batch"):
         choose_plan(on_gpus, model, world, gpu_bytes=100)
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    given = structs.replace(on_gpus, plan=str(tmp_path / "plan.json"))
+    assert choose_plan(given, model, world, gpu_bytes=1_000_000).tiles == plan.tiles
+    with pytest.raises(TableMemoryError, match=r"optimizer state of rank \d take .* and its GPU has 100 B for tables"):
+        choose_plan(given, model, world, gpu_bytes=100)
 
 
 def test_a_run_is_planned_for_its_wire_and_compared_with_no_other(tmp_path):

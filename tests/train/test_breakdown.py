@@ -1,6 +1,7 @@
 """Every moment is charged once: the parts add up to the whole."""
 
 import statistics
+import threading
 import time
 from functools import partial
 from time import perf_counter
@@ -120,6 +121,28 @@ def test_time_spent_waiting_is_charged_to_wait_and_to_nothing_else(script):
         expected["wait"] += told
     assert clock.seconds() == expected
     assert sum(expected.values()) == now[0] - 100.0
+
+
+def test_waiting_of_another_thread_is_no_time_of_this_one():
+    """A backward on a GPU has a thread of its own, and enters and leaves phases in it; waiting is counted by thread."""
+    now, waited = [0.0], WaitTime()
+    clock = Breakdown(lambda: now[0], waited)
+    waited.add(0.0, 5.0)  # in this thread, before the first phase ends
+
+    def in_backward():
+        with clock.phase("return"):
+            now[0] += 2.0
+
+    with clock.phase("backward"):
+        now[0] += 6.0
+        worker = threading.Thread(target=in_backward)
+        worker.start()
+        worker.join()
+        now[0] += 1.0
+    found = clock.seconds()
+    assert min(found.values()) >= 0
+    assert found["return"] == pytest.approx(2.0)
+    assert sum(found.values()) == pytest.approx(9.0)
 
 
 def test_stages_of_sharded_tables(threads):

@@ -106,14 +106,6 @@ def test_a_step_that_is_not_finite_changes_no_dense_weight(settings, bad):
     assert not FaultWord.of(torch.device("cpu")).begin().any()
 
 
-def test_a_gpu_without_a_number_is_the_current_one(monkeypatch):
-    """The end of a run checks `train.device`, and kernels know the GPU of their tensors."""
-    word = FaultWord(torch.device("cpu"))
-    monkeypatch.setitem(FaultWord._of, torch.device("cuda", 3), word)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    assert FaultWord.of(torch.device("cuda")) is word
-
-
 @pytest.mark.parametrize("clip", [None, 0.01, 1e6])
 def test_judged_gradients_are_clipped_as_on_the_cpu(clip):
     layer, other = nn.Linear(3, 2), nn.Linear(3, 2)

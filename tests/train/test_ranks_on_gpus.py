@@ -10,10 +10,27 @@ from threading import get_ident
 import pytest
 import torch
 from clicks import DENSE, make_clicks, make_tables
+from msgspec import structs
 from pretend_gpu import DEVICE, PretendGpu, on_host, reads
 
-from rowwise import DLRM, Batch, Embeddings, Jagged, NextItem, Plan, Pooling, SASRec, SpecError, Table, Tower, TwoTower
+from rowwise import (
+    DIN,
+    DLRM,
+    Batch,
+    Embeddings,
+    Jagged,
+    NextItem,
+    Plan,
+    Pooling,
+    SASRec,
+    SpecError,
+    Table,
+    Tower,
+    TwoTower,
+    make_embeddings,
+)
 from rowwise.comm.thread import run_threads
+from rowwise.idmaps import DoubleHashIds, HashIds, QuotientRemainderIds
 from rowwise.ingest.batcher import Position
 from rowwise.planner import row_wise
 from rowwise.recipes.device_tables import check_own_gpus, gpu_of_rank
@@ -61,7 +78,27 @@ def make_towers():
     return TwoTower(Tower(Embeddings([user], seed=1), DENSE, (6, 5)), Tower(Embeddings([item], seed=2), 0, (5,)))
 
 
+def make_din():
+    """Both are looked up as sequences, the target as one of one id."""
+    user, item, word = make_tables()
+    tables = [user, structs.replace(item, pooling=Pooling.SEQUENCE), structs.replace(word, pooling=Pooling.SEQUENCE)]
+    return DIN(Embeddings(tables, seed=1), DENSE, (8, 1), histories={"said": "item", "read": "item"}, attention=(8,))
+
+
+def make_mapped():
+    """Means, products and bags with fewer rows than ids."""
+    user, item, word = make_tables()
+    tables = [
+        structs.replace(user, id_map=QuotientRemainderIds(rows=12, combine="product")),
+        structs.replace(item, id_map=DoubleHashIds(rows=9)),
+        structs.replace(word, id_map=HashIds(rows=6)),
+    ]
+    return DLRM(make_embeddings(tables, seed=1), DENSE, (16, 8), (16, 1))
+
+
 KINDS = {
+    "din": (make_din, make_clicks, clicks_on),
+    "mapped": (make_mapped, make_clicks, clicks_on),
     "dlrm": (lambda: DLRM(Embeddings(make_tables(), seed=1), DENSE, (16, 8), (16, 1)), make_clicks, clicks_on),
     "two tower": (make_towers, make_clicks, items_on),
     "next item": (

@@ -98,7 +98,7 @@ def _run_torchrun_rank(request: RunRequest, torchrun: Torchrun, timeout_s: float
         run = Path(earlier_run) if earlier_run else request.folder if request.recipe is None else None
         network = order_hosts(meeting, request.network if earlier_run is None else None, run)
         comm = meeting.join(None if network is None else network.ordered.order)
-        return run_rank(request, comm, notes, network=network)
+        code = run_rank(request, comm, notes, network=network)
     except (RowwiseError, OSError) as error:
         line = one_line(error)
         if line is None:
@@ -107,10 +107,11 @@ def _run_torchrun_rank(request: RunRequest, torchrun: Torchrun, timeout_s: float
             named = line if line.startswith(f"rank {torchrun.rank}: ") else f"rank {torchrun.rank}: {line}"
             again = f"; {AGAIN}" if isinstance(error, PeerError) else ""
             print(f"rowwise: {named}{again}", file=sys.stderr, flush=True)
-        return 2
-    finally:
-        if comm is not None:
-            comm.close()
+            return 2  # not closed, which waits for the others: they may wait for what this rank never sends
+        code = 2
+    if comm is not None:
+        comm.close()
+    return code
 
 
 def _run_local_ranks(request: RunRequest, nproc: int, timeout_s: float, notes: NoteStore) -> int:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from rowwise.comm.interface import Comm
 from rowwise.errors import AgreedError
@@ -97,7 +98,7 @@ def all_gather_uneven(comm: Comm, tensor_N: Tensor, purpose: str) -> tuple[Tenso
 def gather_object(comm: Comm, obj: object, purpose: str) -> list[Any] | None:
     """Collective: on rank 0 the objects of all ranks, on others None."""
     first, world = comm.rank == 0, len(comm.ranks)
-    packed = _tensor(b"" if first else pickle.dumps(obj))  # rank 0 keeps its own object, unpickled
+    packed = _tensor(b"" if first else _pickle(obj))  # rank 0 keeps its own object, unpickled
     sizes_W = _sizes(comm, len(packed), purpose)
     output_splits = sizes_W if first else [0] * world
     received = comm.all_to_all(packed, [len(packed)] + [0] * (world - 1), output_splits, purpose).wait()
@@ -106,7 +107,7 @@ def gather_object(comm: Comm, obj: object, purpose: str) -> list[Any] | None:
 
 def broadcast_object(comm: Comm, obj: object, source: int, purpose: str) -> Any:
     """Collective: the object of rank `source`, on all ranks."""
-    packed = _tensor(pickle.dumps(obj) if comm.rank == source else b"")
+    packed = _tensor(_pickle(obj) if comm.rank == source else b"")
     return _unpickle(all_gather_uneven(comm, packed, purpose)[source])
 
 
@@ -116,6 +117,11 @@ def _sizes(comm: Comm, size: int, purpose: str) -> list[int]:
 
 def _tensor(content: bytes) -> Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+
+
+def _pickle(obj: object) -> bytes:
+    """The object with its tensors on the host: a tensor of a GPU would be made on the same GPU by every rank."""
+    return pickle.dumps(tree_map_only(Tensor, Tensor.cpu, obj))
 
 
 def _unpickle(packed: Tensor) -> Any:

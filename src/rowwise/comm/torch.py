@@ -68,6 +68,7 @@ class TorchTransport:
         self.waited = waited or WaitTime()  # stays 0: backends do not report when the other ranks have begun
         self._splits = count()
         self._backends: dict[str, Any] = {}
+        self._groups: list[TorchTransport] = []  # split from this one
 
     def start(self, call: CollectiveCall, send_N: Tensor) -> PendingCollective:
         try:
@@ -81,9 +82,15 @@ class TorchTransport:
 
     def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> "TorchTransport":
         name = f"{self.world.name}/{next(self._splits)}.{group[0]}"
-        return TorchTransport(replace(self.world, name=name, ranks=group), self.waited)
+        self._groups.append(TorchTransport(replace(self.world, name=name, ranks=group), self.waited))
+        return self._groups[-1]
 
     def close(self) -> None:
+        """End the connections of this group and of those split from it; all ranks do, as NCCL's end together."""
+        for group in self._groups:
+            group.close()
+        if "cuda" in self._backends:
+            self._backends["cuda"].shutdown()
         self._backends.clear()
 
     def _finish(

@@ -20,6 +20,7 @@ from rowwise.errors import BatchError, SpecError
 from rowwise.hashing.make import AnyTables
 from rowwise.models.inputs import Ids, unpack
 from rowwise.models.mlp import Mlp, Norm
+from rowwise.ops.pinned import copy_to
 from rowwise.spec import Pooling, Table
 
 
@@ -37,6 +38,7 @@ class TargetAttention(nn.Module):
 
     def forward(self, target_BD: Tensor, history_ND: Tensor, lengths_B: Tensor) -> Tensor:
         """[B, D] of a target for each sample and the vectors of all histories, one sample after the other."""
+        lengths_B = copy_to(lengths_B, history_ND.device)
         target_ND = target_BD.repeat_interleave(lengths_B, 0, output_size=len(history_ND))
         pairs = torch.cat([history_ND, target_ND, history_ND - target_ND, history_ND * target_ND], 1)
         return sum_by_sample(self.unit(pairs) * history_ND, lengths_B)
@@ -44,7 +46,7 @@ class TargetAttention(nn.Module):
 
 def sum_by_sample(x_ND: Tensor, lengths_B: Tensor) -> Tensor:
     """The sum [B, D] of each sample's vectors; 0 for a sample that has none."""
-    return torch.segment_reduce(x_ND, "sum", lengths=lengths_B, unsafe=True, initial=0)
+    return torch.segment_reduce(x_ND, "sum", lengths=copy_to(lengths_B, x_ND.device), unsafe=True, initial=0)
 
 
 class DIN(nn.Module):

@@ -31,6 +31,7 @@ from rowwise.models.histories import single_ids
 from rowwise.models.inputs import Ids, unpack
 from rowwise.models.mlp import stack
 from rowwise.models.two_tower import Tower
+from rowwise.ops.pinned import copy_to
 
 ReadPictures = Callable[[Tensor, int], Tensor]  # numbers [N] of pictures and a size, to bytes [N, C, S, S]
 SMALLEST = 8  # rows and columns of a picture
@@ -251,7 +252,8 @@ class PictureTower(Tower):
     def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
         """Vectors [B, sizes[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
         dense_BF, ids = unpack(batch, sparse, self.dense_features)
-        rows_U, places_B = single_ids(Jagged.from_keyed(ids), self.item).unique(return_inverse=True)
+        ids_B = copy_to(single_ids(Jagged.from_keyed(ids), self.item), dense_BF.device)
+        rows_U, places_B = ids_B.unique(return_inverse=True)
         return self.project(dense_BF, self.embeddings(ids).values(), self._vectors(rows_U)[places_B])
 
     @property
@@ -263,7 +265,8 @@ class PictureTower(Tower):
         """The loss of the scale model, for the pictures of a batch."""
         if not isinstance(self.pictures, DynamicImageTower):
             return None
-        return self.pictures.scale_loss(single_ids(batch.sparse, self.item), self.copies.read, self._draws())
+        ids_B = copy_to(single_ids(batch.sparse, self.item), batch.dense_BF.device)
+        return self.pictures.scale_loss(ids_B, self.copies.read, self._draws())
 
     def _draws(self) -> torch.Generator:
         self.drawn += 1

@@ -5,6 +5,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from rowwise.errors import NativeError
 from rowwise.ops.reference.operators import operators
 
@@ -60,7 +62,13 @@ def _launch(name: str, *args: Any) -> Any:
         from rowwise.ops._triton.operators import OPERATORS
     except ImportError as error:
         raise NativeError(f"tensors on a GPU need Triton ({error}): install it with `pip install triton`") from error
-    return OPERATORS[name](*args)
+    # Kernels are launched on the current GPU, which each thread has for itself.
+    tensors = (x for arg in args for x in (arg if isinstance(arg, list) else [arg]) if isinstance(x, torch.Tensor))
+    device = next((x.device for x in tensors if x.is_cuda), None)
+    if device is None or device.index == torch.cuda.current_device():
+        return OPERATORS[name](*args)
+    with torch.cuda.device(device):
+        return OPERATORS[name](*args)
 
 
 def describe_gpu_operators() -> str:

@@ -15,6 +15,7 @@ from rowwise.ops.arena import Arena, PinnedBags
 from rowwise.ops.jagged import deduplicate
 from rowwise.ops.layout import RULES, SOURCE, FeatureDescriptor, Mode, TableDescriptor
 from rowwise.ops.lookup import StagedGradients
+from rowwise.ops.pinned import copy_to
 from rowwise.row_optimizers import KernelHyperparameters, Sgd
 
 
@@ -40,7 +41,7 @@ def merge_staged(staged: StagedGradients) -> list[MergedGradients]:
     bounds = torch.stack([*(starts[t.first_feature] for t in tables), starts[-1]])
     unique = deduplicate(ids, bounds)
     # Each id becomes the index of its row among the touched rows of its piece: the ids of a small table of sums.
-    numbers = unique.inverse_N - unique.bounds_S1[:-1].repeat_interleave(bounds.diff()).to(ids.device)
+    numbers = unique.inverse_N - copy_to(unique.bounds_S1[:-1].repeat_interleave(bounds.diff()), ids.device)
     counts = unique.bounds_S1.diff().tolist()
     sums, sum_tables = _negative_zero_rows(tables, counts, ids.device)
     features = [

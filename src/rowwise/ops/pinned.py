@@ -11,4 +11,6 @@ def pinned(x: Tensor) -> Tensor:
 
 def copy_to(x: Tensor, device: torch.device) -> Tensor:
     """The tensor on a device, for what is launched on the current stream from now on."""
+    if x.device.type == device.type:
+        return x
     return pinned(x).to(device, non_blocking=True) if device.type == "cuda" else x.to(device)

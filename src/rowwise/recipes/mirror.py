@@ -146,17 +146,21 @@ class RunMirror:
     def _copy(self) -> None:
         """Copy what is new since the last call, if there is a checkpoint, the run is over, or some time has passed."""
         steps = self._steps()
-        new = {step for step in steps if self._is_new(f"ckpt/{self._checkpoints.path(step).name}/{NAME}")}
+        new = {step for step in steps if self._is_new(self._manifest_of(step))}
         if not new and not self._ending.is_set() and perf_counter() < self._files_at_s:
             return
         self._files_at_s = perf_counter() + FILES_s
         self._check_holder()
         self._copy_small_files()
-        arrived = {step for step in self._in_order(steps) if step in new and self._copy_checkpoint(step)}
-        if new and steps[-1] in arrived | set(steps) - new:
+        for step in self._in_order(steps):
+            if step in new:
+                self._copy_checkpoint(step)
+        ending = self._ending.is_set()
+        # At the end also without a new one: the run may have removed others after the last copy.
+        if (new or ending) and steps and self._manifest_of(steps[-1]) in self._copied:
             self._check_holder()
             self._remove_others(steps)
-        if self._ending.is_set():  # the log has more lines now
+        if ending:  # the log has more lines now
             self._copy_small_files()
 
     def _in_order(self, steps: list[int]) -> list[int]:
@@ -168,6 +172,9 @@ class RunMirror:
         except CheckpointError:  # the run has removed it meanwhile
             best = None
         return sorted(steps, key=lambda step: (step != best, -step))
+
+    def _manifest_of(self, step: int) -> str:
+        return f"ckpt/{self._checkpoints.path(step).name}/{NAME}"
 
     def _steps(self) -> list[int]:
         return self._checkpoints.steps()
@@ -201,14 +208,14 @@ class RunMirror:
         self.place.storage.write(self.place.inside(name), pieces, size_bytes)
         self._copied[name] = state
 
-    def _copy_checkpoint(self, step: int) -> bool:
-        """Copy a checkpoint; false: the run has removed it meanwhile."""
-        name, begin_s = f"ckpt/{self._checkpoints.path(step).name}/{NAME}", perf_counter()
+    def _copy_checkpoint(self, step: int) -> None:
+        """Copy a checkpoint, unless the run has removed it meanwhile."""
+        name, begin_s = self._manifest_of(step), perf_counter()
         self.copying = step
         state = self._state_of(name)
         try:
             if state is None:
-                return False
+                return
             self._check_holder()
             checkpoint = Checkpoint.open(self._checkpoints.path(step))
             try:
@@ -218,7 +225,7 @@ class RunMirror:
                 copy_checkpoint(checkpoint, self.place / "ckpt")
         except (RowwiseError, OSError):
             if self._state_of(name) is None:
-                return False
+                return
             raise
         finally:
             self.copying = None
@@ -226,7 +233,6 @@ class RunMirror:
         self._copied[name] = state
         took = f"{format_bytes(size_bytes)} in {perf_counter() - begin_s:.1f} s"
         self._run.log(f"copied {self._checkpoints.path(step).name} to {self.place}: {took}")
-        return True
 
     def _remove_others(self, steps: list[int]) -> None:
         """Remove checkpoints that the run does not have any more, or that are the rests of a copy."""

@@ -34,6 +34,7 @@ from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.table_memory import TableMemory, raise_if_short, single_rank_plan
 from rowwise.row_optimizers import needs_full_rows
 from rowwise.shard.apply import shard
+from rowwise.shard.rehearse import held_bytes
 from rowwise.shard.tiers import DEVICE_TIERS
 from rowwise.spec import Pooling, Table, Topology, Wire
 from rowwise.store.sizes import LOG_COPIES
@@ -62,9 +63,12 @@ def choose_plan(
     a forecast of the step, except for one rank without `hardware` and tables on disk. `gpu_bytes`: what each rank has
     for tables on its GPU; None: no limit, as tables are elsewhere.
     """
-    if recipe.plan is not None:
-        return _read_plan(recipe, tables_of(model), topology)
     tables = tables_of(model)
+    if recipe.plan is not None:
+        plan = _read_plan(recipe, tables, topology)
+        if gpu_bytes is not None:
+            _check_gpus(plan, tables, gpu_bytes)
+        return plan
     hardware = None if recipe.hardware is None else load_hardware(recipe.hardware)
     usual = hardware or usual_hardware(recipe)
     if topology.world > 1:
@@ -77,6 +81,14 @@ def choose_plan(
         return plan
     resident = replace(memory, tables=tables, plan=plan)
     return _plan_with_disk(recipe, resident, usual) if resident.is_short else plan
+
+
+def _check_gpus(plan: Plan, tables: Sequence[Table], gpu_bytes: int) -> None:
+    for rank in range(plan.world):
+        size = sum(held_bytes(tables, plan, rank).values())
+        if size > gpu_bytes:
+            got = f"the plan: rows and optimizer state of rank {rank} take {format_bytes(size)}, and its GPU has"
+            raise TableMemoryError(f"{got} {format_bytes(gpu_bytes)} for tables: want another --plan, or none")
 
 
 def _plan_with_disk(recipe: Recipe, resident: TableMemory, hardware: Hardware) -> Plan:

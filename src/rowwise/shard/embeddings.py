@@ -4,9 +4,8 @@ To a model it is the same module: a batch goes in, `Vectors` come out, a backwar
 them. `_forward` below is all of the exchange: ids go to the ranks that hold their rows, each rank looks up for the
 samples of all ranks, vectors come back. What communicates is collective ([Note: Everyone joins] in `exchange.py`).
 
-Ids are routed where they are, and rows may be on a GPU: batches whose ids stay on the host are routed there, and only
-what the kernels read is copied. Then no collective has a size that a GPU must be asked for, and vectors never leave
-the GPUs.
+Ids are routed where they are, and rows may be on a GPU: batches whose ids stay on the host are routed there, and then
+copied. So no collective has a size that a GPU must be asked for, and vectors never leave the GPUs.
 
 The ids of later batches may be sent ahead (`prefetch`). Vectors are received at their first use, and gradients when the
 update needs them ([Note: Vectors in flight] in `exchange.py`).

@@ -99,14 +99,18 @@ class HostExchange:
         for peers, block in zip(self._peers_D, gathered_D, strict=True):
             by_rank |= dict(zip(peers, block.split([samples_W[rank] for rank in peers]), strict=True))
         grad_GS = torch.cat([by_rank[rank] for rank in range(len(samples_W))])
-        return grad_GS if self._has_all_columns else grad_GS[:, self._columns.to(device)]
+        return grad_GS if self._has_all_columns else grad_GS[:, self._columns_on(device)]
+
+    def _columns_on(self, device: torch.device) -> Tensor:
+        self._columns = self._columns.to(device)
+        return self._columns
 
     def _to_host_columns(self, local_GS: Tensor, width: int) -> Tensor:
         """This rank's columns widened to those of its host, zero where it holds none."""
         if self._has_all_columns:
             return local_GS
         # index_add_, not assignment: a rank may hold two row ranges of the same columns.
-        return local_GS.new_zeros((len(local_GS), width)).index_add_(1, self._columns.to(local_GS.device), local_GS)
+        return local_GS.new_zeros((len(local_GS), width)).index_add_(1, self._columns_on(local_GS.device), local_GS)
 
     def _sum_inside(self, for_D: list[Tensor], scales: BlockScales) -> Tensor:
         """Reduce-scatter in the host; for lossy wires an all-to-all, then the sum of the decoded blocks."""

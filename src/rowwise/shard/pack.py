@@ -96,8 +96,12 @@ class RoutedBatch:
         if self.jagged.values_N.device.type == device.type:
             return self
 
+        copied: dict[int, Tensor] = {}  # a batch without shared bags is its only bag set
+
         def change(x: Tensor) -> Tensor:
-            return copy_to(x, device)
+            if id(x) not in copied:
+                copied[id(x)] = copy_to(x, device)
+            return copied[id(x)]
 
         return replace(
             self,

@@ -226,7 +226,9 @@ class Breakdown:
         self._step = self._observer.step = step
 
     def _charge(self) -> None:
-        now, waited_s, phase = self._now(), self._waited.seconds, self._stack[-1]
+        now, phase = self._now(), self._stack[-1]
+        # A GPU's backward has a thread of its own, and waiting is counted by thread.
+        waited_s = self._waited.seconds if get_ident() == self._thread else self._waited_s
         spent_s = now - self._since
         wait_s = 0.0 if phase == PAUSED else min(waited_s - self._waited_s, spent_s)
         disk_s = 0.0

@@ -33,7 +33,7 @@ class DenseGradients:
 
     Args:
         parameters: the trained parameters, in the same order on all ranks.
-        comm: a group that nothing else uses.
+        comm: of the training steps.
         wire: the type in which gradients travel.
         bucket_bytes: least bytes of gradients in an all-reduce.
     """

@@ -162,11 +162,11 @@ def totals(samples: Samples, sizes: Sequence[int]) -> list[Tensor]:
     logits_NK, labels_NK = samples.logits_NK, samples.labels_NK
     loss_NK, predicted_NK = _loss_and_prediction(logits_NK, labels_NK)
     parts_B35K = logits_NK.new_zeros(len(sizes), PARTS, 5, samples.tasks)
-    parts_B35K[:, 0, :2] = (logits_NK.new_tensor(sizes) / UNITS[0]).view(-1, 1, 1)
     parts_32NK = parts_of(torch.stack([predicted_NK, loss_NK]))
     for parts_35K, label_NK, batch_32NK in zip(
         parts_B35K, labels_NK.split(list(sizes)), parts_32NK.split(list(sizes), 2), strict=True
     ):
+        parts_35K[0, :2] = len(label_NK) / UNITS[0]
         parts_35K[0, 2] = label_NK.sum(0) / UNITS[0]
         parts_35K[:, 3:] = batch_32NK.sum(2)
     return list(parts_B35K)

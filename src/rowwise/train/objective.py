@@ -75,7 +75,10 @@ class Clicks:
         """The loss [B] of each sample without its weight, and the logits [B, K]."""
         logits_BK, labels_BK = self._logits_and_labels(batch)
         loss_BK = click_loss(self._loss, self._model, batch, logits_BK.float(), labels_BK, step)
-        loss_B = loss_BK.sum(1) if self._weights_K is None else loss_BK @ self._weights_K.to(loss_BK.device)
+        if self._weights_K is None:
+            return loss_BK.sum(1), logits_BK
+        self._weights_K = self._weights_K.to(loss_BK.device)
+        loss_B = loss_BK @ self._weights_K
         return loss_B, logits_BK
 
     def _logits_and_labels(self, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -352,9 +352,9 @@ def _judge_gradients(context: StepContext, parts: Sequence[LossPart], number: in
     if context.runs_ahead:
         loss = sum((part.loss * part.share for part in parts if part.share), torch.zeros((), device=context.device))
         with context.clock.phase("reduce"):
+            context.gradients.finish()
             if len(context.comm.ranks) > 1:  # a bad loss is bad on all ranks, as their dense gradients are
                 loss = context.comm.all_reduce(loss.view(1), "step").wait().view(())
-            context.gradients.finish()
         return judge(loss, context.dense, context.optimizer, context.settings.clip), False
     losses = [float(part.loss) * part.share if part.share else 0.0 for part in parts]
     bound, failures = _check_gradients(context, losses)
