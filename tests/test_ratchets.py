@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PATCH = re.compile(r"\b(monkeypatch|patch)\.(setattr|setitem|setenv|delattr|delitem|delenv)\(|\bmock\.|unittest\.mock")
 PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
-    "calibrate": 2_960,
+    "calibrate": 2_977,
     "checkpoint": 4_216,
     "cli": 7_950,
     "comm": 2_648,

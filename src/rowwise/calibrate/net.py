@@ -121,7 +121,24 @@ def _slowdown(loaded: Sequence[ProbeSample], alone_HH: Floats) -> Floats:
     """How much longer messages take while all hosts speak, of both ways together; 1 for pairs that did not meet."""
     slowdown_HH = _by_pair(loaded, len(alone_HH), lambda times: float(np.median(times))) / alone_HH
     both_HH = np.sqrt(slowdown_HH * slowdown_HH.T)
-    return np.where(np.isnan(both_HH), np.nanmedian(both_HH) if np.isfinite(both_HH).any() else 1.0, both_HH)
+    known_HH = np.where(np.isnan(both_HH), np.nanmedian(both_HH) if np.isfinite(both_HH).any() else 1.0, both_HH)
+    return np.maximum(known_HH, _unlikeness(known_HH))
+
+
+def _unlikeness(slowdown_HH: Floats) -> Floats:
+    """The ratio of two hosts' slowdowns to a third, the median over these; 1 or more.
+
+    Hosts of one group have the same uplink to all others. Two of different groups may by chance have met only while
+    hardly any other pair used it.
+    """
+    hosts, found_HH = len(slowdown_HH), np.ones_like(slowdown_HH)
+    for a in range(hosts if hosts > 2 else 0):
+        ratios_HH = np.abs(np.log(slowdown_HH[a] / slowdown_HH))
+        ratios_HH[:, a] = np.nan
+        np.fill_diagonal(ratios_HH, np.nan)
+        found_HH[a] = np.exp(np.nanmedian(ratios_HH, 1))
+    np.fill_diagonal(found_HH, 1.0)
+    return found_HH
 
 
 def _fill(matrix_HH: Floats, groups: Sequence[int]) -> Floats:
