@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from storage.stores import FAULTS, s3_server
 from rowwise.checkpoint.named import checkpoints_of, open_named
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.errors import DataError, SpecError, StorageError
-from rowwise.recipes.mirror import OWNER, fetch_run
+from rowwise.recipes.mirror import OWNER, RunMirror, fetch_run
 from rowwise.recipes.runs import TrainingRun
 from rowwise.train.run_folder import RunFolder
 
@@ -327,6 +328,38 @@ def test_a_checkpoint_that_left_after_the_last_copy_leaves_the_mirror_at_the_end
     assert steps_of(mirror) == [4, 6]
     assert run._mirror.close() is None
     assert steps_of(mirror) == [6]
+
+
+class Refusing:
+    """A storage that takes no object of a name."""
+
+    def __init__(self, inner, refused):
+        self.inner, self.refused = inner, refused
+
+    def write(self, name, *more):
+        if self.refused in name:
+            raise StorageError(f"{name}: refused")
+        return self.inner.write(name, *more)
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+@pytest.mark.parametrize("refused", ["metrics.csv", "ckpt/"])
+def test_the_result_is_the_last_file_that_arrives(tmp_path, refused):
+    """A run that is killed between two files is not taken for a finished one with fewer lines or checkpoints."""
+    path = stopped(tmp_path, 6)
+    shutil.rmtree(tmp_path / "mirror")
+    run = TrainingRun.resume(path)
+    run.go()
+    shutil.rmtree(tmp_path / "mirror")
+    mirror = RunMirror(str(tmp_path / "mirror"), run.folder)
+    mirror.place = replace(mirror.place, storage=Refusing(mirror.place.storage, refused))
+    assert "refused" in mirror.close()
+    assert not (tmp_path / "mirror" / "result.json").exists()
+    mirror.place = replace(mirror.place, storage=mirror.place.storage.inner)
+    assert mirror.close() is None
+    assert small_files(tmp_path / "mirror") == small_files(path)
 
 
 def test_the_best_checkpoint_goes_first(tmp_path):

@@ -162,6 +162,7 @@ class RunMirror:
             self._remove_others(steps)
         if ending:  # the log has more lines now
             self._copy_small_files()
+            self._copy_file(RESULT)
 
     def _in_order(self, steps: list[int]) -> list[int]:
         """The best checkpoint first: a resume from the newest one needs it. Then the newest, and older ones."""
@@ -190,11 +191,12 @@ class RunMirror:
         return status.st_size, status.st_mtime_ns
 
     def _copy_small_files(self) -> None:
+        """Copy what has changed but the result, which says that all else is there."""
         for top, folders, names in os.walk(self._run.path):
             inside = Path(top).relative_to(self._run.path)
             folders[:] = [one for one in folders if not fault_of_name(one) and str(inside / one) not in NOT_COPIED]
             for name in names:
-                if not fault_of_name(name) and str(inside / name) not in NOT_COPIED:
+                if not fault_of_name(name) and str(inside / name) not in (*NOT_COPIED, RESULT):
                     self._copy_file(str(inside / name))
 
     def _copy_file(self, name: str) -> None:
