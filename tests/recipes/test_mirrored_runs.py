@@ -49,6 +49,17 @@ def test_the_mirror_of_a_run_that_has_ended_is_the_run(save, tmp_path):
         TrainingRun.resume(path)
 
 
+def test_a_finished_run_that_is_resumed_keeps_its_files(tmp_path):
+    """The resume is refused, and neither the folder nor its mirror loses the lines of the test."""
+    mirror = tmp_path / "mirror"
+    run, _ = trained(tmp_path, save={**OFTEN, "mirror": str(mirror)})
+    before = small_files(run.folder.path)
+    with pytest.raises(DataError, match="has finished at step"):
+        TrainingRun.resume(run.folder.path)
+    for place in (run.folder.path, mirror):
+        assert small_files(place) | {"log.txt": b""} == before | {"log.txt": b""}  # the log names what was copied
+
+
 def test_a_run_goes_on_from_its_mirror_with_the_same_bits(tmp_path):
     whole, _ = trained(tmp_path, save=OFTEN)
     mirror = tmp_path / "mirror"

@@ -66,7 +66,7 @@ from rowwise.train.dense_parallel import ShardedConstruction, shard_dense, shard
 from rowwise.train.evaluate import Scores, Values, values_of
 from rowwise.train.feeding import DataWait
 from rowwise.train.metrics import Metrics
-from rowwise.train.progress import BestEvaluation
+from rowwise.train.progress import BestEvaluation, Progress
 from rowwise.train.recorder import peak_memory_bytes
 from rowwise.train.run_folder import RunFolder, now
 from rowwise.train.saved import CheckpointFolder
@@ -237,18 +237,19 @@ class TrainingRun:
             self.match = _warm_start(self.resolved, self.model)
             return
         try:
-            self.trainer.resume(checkpoints.open(which))
+            checkpoint = checkpoints.open(which)
+            self._raise_if_finished(self.trainer.read_progress(checkpoint))  # before lines of its test are cut off
+            self.trainer.resume(checkpoint)
         except CheckpointError as error:
             older = checkpoints.steps()[:-1] if which == "last" else []
             if not older or "damaged" not in str(error):
                 raise
             way_out = f"the one before it: rowwise resume {self.folder.path} --from step-{older[-1]:09}"
             raise CheckpointError(f"{error}: {way_out}") from None
-        self._raise_if_finished()
 
-    def _raise_if_finished(self) -> None:
+    def _raise_if_finished(self, progress: Progress) -> None:
         """Raise for a finished run, unless it was killed before its test; first complete its mirror."""
-        progress, settings = self.trainer.progress, self.trainer.settings
+        settings = self.trainer.settings
         if progress.finished and finished_step(self.folder.path) == progress.step:
             stopped_early = settings.evaluate.patience is not None and progress.worse >= settings.evaluate.patience
             change = "evaluate.patience=null" if stopped_early else f"train.epochs={settings.train.epochs + 1}"

@@ -125,13 +125,17 @@ class Trainer:
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint of this run, bit-exactly."""
-        progress = self._state.read_progress(checkpoint)
+        self.progress = self.read_progress(checkpoint)
         # Before anything is restored: the position may belong to other data, and that is an error.
-        self._batcher, self._resumed = self._open_batches(progress.position), True
+        self._batcher, self._resumed = self._open_batches(self.progress.position), True
+        self._state.restore(checkpoint, self.progress)
+
+    def read_progress(self, checkpoint: Checkpoint) -> Progress:
+        """The progress that a checkpoint of this run has; changes nothing."""
+        progress = self._state.read_progress(checkpoint)
         # Decided anew, not read from the checkpoint: a finished run may be resumed with more epochs.
         over = progress.is_over(self.settings.train, self.settings.evaluate)
-        self.progress = structs.replace(progress, finished=over)
-        self._state.restore(checkpoint, self.progress)
+        return structs.replace(progress, finished=over)
 
     def _open_batches(self, position: Position | None) -> Batcher:
         """The batches from a position on; raises on all ranks if one of them cannot open its files."""
