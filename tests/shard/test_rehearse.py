@@ -42,18 +42,18 @@ DEVICE_bytes = 36 << 30
 
 
 class Noting:
-    """A transport that writes down what it is asked."""
+    """A transport that tells a function what it is asked."""
 
-    def __init__(self, inner, calls):
-        self.inner, self.calls = inner, calls
+    def __init__(self, inner, note):
+        self.inner, self.note = inner, note
         self.waited = inner.waited
 
     def start(self, call, send_N):
-        self.calls.append(call)
+        self.note(call, send_N)
         return self.inner.start(call, send_N)
 
     def split(self, groups, group):
-        return Noting(self.inner.split(groups, group), self.calls)
+        return Noting(self.inner.split(groups, group), self.note)
 
     def close(self):
         self.inner.close()
@@ -64,7 +64,7 @@ def one_step(tables, plan, make, settings):
 
     def rank(comm):
         calls = []
-        comm.transport = Noting(comm.transport, calls)
+        comm.transport = Noting(comm.transport, lambda call, _: calls.append(call))
         sharded = make_sharded(tables, plan, comm, **settings)
         for arena in sharded.arenas:
             arena.track().clear()

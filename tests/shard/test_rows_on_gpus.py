@@ -13,28 +13,11 @@ from pretend_gpu import DEVICE, PretendGpu, on_host
 from shard.equal import make_sharded, place, rows_apart
 from shard.jobs import WORLDS, draw_job, make_job
 from shard.layout_cases import CASES
-from shard.test_rehearse import draw_wire
+from shard.test_rehearse import Noting, draw_wire
 from shard.test_shared_ranks import draw_tables
 from shared_batches import draw_copies, make_shared
 
 from rowwise.comm.thread import run_threads
-
-
-class SeenDevices:
-    """A transport that notes on which devices it is asked for what."""
-
-    def __init__(self, inner, seen):
-        self.inner, self.seen, self.waited = inner, seen, inner.waited
-
-    def start(self, call, send_N):
-        self.seen.append((call.purpose, send_N.device.type))
-        return self.inner.start(call, send_N)
-
-    def split(self, groups, group):
-        return SeenDevices(self.inner.split(groups, group), self.seen)
-
-    def close(self):
-        self.inner.close()
 
 
 def to_device(module):
@@ -53,8 +36,7 @@ def train_on_devices(job, whole, seen_W):
     def rank(comm):
         seen = seen_W[comm.rank]
         sharded = make_sharded(job.tables, job.plan, comm, elastic=job.elastic)
-        comm.transport = SeenDevices(comm.transport, seen)
-        sharded._comm.transport = comm.transport
+        comm.transport = Noting(comm.transport, lambda call, x: seen.append((call.purpose, x.device.type)))
         steps = [step.of(comm.rank) for step in job.steps]
         with PretendGpu():
             to_device(sharded)

@@ -106,12 +106,12 @@ class MappedEmbeddings(nn.Module):
         vectors = self.stored(mapped.batch)
         if self._needs_no_combining:
             return vectors
-        # One split, not a slice for each feature: the backward of a slice allocates zeros of the whole matrix.
-        widths = [columns.stop - columns.start for columns in vectors.columns.values()]
         device = vectors.matrix_BS.device
         if jagged.values_N.device.type != device.type:  # sharded tables on a GPU take ids of the host
             jagged = jagged.map_tensors(lambda x: copy_to(x, device))
             bags = {name: one.map_tensors(lambda x: copy_to(x, device)) for name, one in bags.items()}
+        # One split, not a slice for each feature: the backward of a slice allocates zeros of the whole matrix.
+        widths = [columns.stop - columns.start for columns in vectors.columns.values()]
         by_part = dict(zip(vectors.columns, vectors.matrix_BS.split(widths, 1), strict=True)) | dict(vectors.sequences)
         by_feature = {f: self._combine(jagged, f, by_part, bags) for f in self._table_of}
         sequences = {f: x for f, x in by_feature.items() if self._table_of[f].pooling is Pooling.SEQUENCE}

@@ -23,7 +23,7 @@ from rowwise.batch import Batch, Jagged
 from rowwise.hashing.make import IdTables
 from rowwise.ops.check import find_out_of_range, unknown_id_error
 from rowwise.ops.faults import FaultWord
-from rowwise.ops.pinned import pinned
+from rowwise.ops.pinned import copy_to
 from rowwise.ops.unknown import UnknownPositions, with_last_rows
 from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
 
@@ -92,10 +92,8 @@ class DeviceCopies:
         moved: list[Tensor] = []
 
         def move(x: Tensor) -> Tensor:
-            if self._stream is None:
-                return x.to(self._device)
             # Torch keeps the pinned memory until the copy is over, then uses it for another batch.
-            moved.append(pinned(x).to(self._device, non_blocking=True))
+            moved.append(copy_to(x, self._device))
             return moved[-1]
 
         with torch.cuda.stream(self._stream):  # of None: nothing
