@@ -13,16 +13,16 @@ PATCHES_OF_100_TESTS = 3.0
 LINES = {  # of Python, by package
     "calibrate": 2_977,
     "checkpoint": 4_216,
-    "cli": 7_950,
+    "cli": 7_987,
     "comm": 2_648,
     "drills": 1_053,
     "hashing": 3_421,
-    "ingest": 13_027,
+    "ingest": 13_050,
     "models": 3_249,
     "ops": 8_079,
-    "perf": 3_026,
+    "perf": 3_039,
     "planner": 5_588,
-    "recipes": 10_866,
+    "recipes": 10_911,
     "report": 4_611,
     "shard": 3_292,
     "storage": 775,
@@ -30,8 +30,8 @@ LINES = {  # of Python, by package
     "train": 7_558,
     "modules": 2_838,
     "C and C++": 11_280,
-    "simulate": 1_615,
-    "serve": 6_109,
+    "simulate": 1_645,
+    "serve": 6_163,
 }
 
 

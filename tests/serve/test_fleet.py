@@ -7,6 +7,8 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from launching import rowwise, wait_for
 from redis_server import one_server
 
@@ -91,6 +93,22 @@ def test_times_are_lines_through_what_was_measured():
     np.testing.assert_allclose(times.pauses_s, [3e-4, -3e-4])
     falling = [MeasuredBatches(1, 3e-3), MeasuredBatches(8, 2e-3)]
     assert BatchTimes.fit(falling, 256, [2e-3]).request_s == 0
+    woken = [MeasuredBatches(n, 1e-3 + 4e-4 * n + 2e-3 * p, p) for n, p in ((1.0, 0.9), (1.5, 0.2), (8, 0), (20, 0))]
+    np.testing.assert_allclose(BatchTimes.fit(woken, 256, [5e-3])[:4], [1e-3, 4e-4, 256, 3.6e-3])
+
+
+@given(st.lists(st.sampled_from((0.5, 1.0, 1.5, 2.0)), min_size=1, max_size=4))
+def test_rounds_of_a_machine_that_changes_its_speed_have_one_line(slower):
+    """Whatever sizes of batches a round has measured."""
+    line, sizes = BatchTimes(1e-3, 4e-4, 256, 7e-4, (-2e-4, 2e-4)), (1.0, 1.5, 8.0, 20.0, 3.0)
+    rounds = [
+        ([MeasuredBatches(n, factor * line.of(n)) for n in sizes[k:] + sizes[:1]], [factor * 1.9e-3, factor * 2.3e-3])
+        for k, factor in enumerate(slower)
+    ]
+    for found, factor in zip(BatchTimes.fit_rounds(rounds, 256), slower, strict=True):
+        want = line.slower(factor)
+        np.testing.assert_allclose(found[:4], want[:4], rtol=1e-2)
+        np.testing.assert_allclose([min(found.pauses_s), max(found.pauses_s)], want.pauses_s, rtol=1e-2)
 
 
 def test_rates_and_workers():
@@ -115,7 +133,7 @@ def test_the_command_measures_a_server(increments, tmp_path):
     assert found["p99_ms"] <= 2000
     assert [one["rate"] for one in found["checks"][3:]] in ([], [found["rate_planned"]])
     assert all(one["waited_share"] >= 0 for one in found["checks"])
-    assert len(found["most_rates"]) == 3
+    assert len(found["filled_rates"]) == 3 + (len(found["checks"]) > 3)
     assert found["resident_bytes"] + found["cache_bytes"] <= 200_000
     assert found["memory_bytes"] > 2 * found["worker_bytes"] > 50 << 20
     assert (found["cached_tables"] > 0, found["redis"]) == (True, None)

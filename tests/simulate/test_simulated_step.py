@@ -1,5 +1,6 @@
 """A simulated step is what its stages say: between its busiest resource and their sum, and in proportion to them."""
 
+from dataclasses import replace
 from time import process_time
 
 import numpy as np
@@ -12,7 +13,7 @@ from rowwise.errors import SpecError
 from rowwise.perf.access import Access, Workload
 from rowwise.perf.dense_layers import parse_layers, side_of_layers
 from rowwise.perf.dense_parallel import FLOAT_bytes
-from rowwise.perf.hardware import Machine, StageOverhead, hardware_named
+from rowwise.perf.hardware import MakingTimes, Machine, StageOverhead, hardware_named
 from rowwise.perf.links import Network, NetworkHost, PairLink, uniform_network
 from rowwise.perf.sums import SumCosts
 from rowwise.perf.timeline import stage_times, steady_step
@@ -27,6 +28,7 @@ from rowwise.simulate.simulation import (
     choose_dense,
     describe_rates,
     make_request,
+    making_s,
     simulate,
     step_work,
     table_loads,
@@ -331,3 +333,29 @@ def test_4096_ranks_that_differ_are_scheduled_in_little_time():
 def test_loads_are_even():
     found = even_loads(make_request(MODEL, machine_named("4xzionex")), Links(machine_named("4xzionex")))
     assert found.seconds.lookup_W.shape == (1,)
+
+
+@given(works, st.integers(1, 3), st.integers(1, 64), seconds)
+def test_batches_that_are_made_on_the_same_cores_lengthen_what_ranks_compute(work, depth, cores, made_s):
+    """All work of a host's processors, of steps and batches, is there before and after."""
+    times = MakingTimes(cores=cores, read_s=0.0, encode_s=0.0)
+    machine = Machine(work.links.topology, structs.replace(work.links.machine.hardware, batches=times))
+    making = replace(work, batch_s=made_s, links=replace(work.links, machine=machine))
+    alone_W, both_W = (
+        sum(s.seconds_W for s in one.stages(depth) if s.resource == "processor") for one in (work, making)
+    )
+    assert both_W == pytest.approx(alone_W + made_s * work.links.topology.devices / cores)
+    assert steady_step(making.stages(depth), 24).step_s >= made_s - 1e-9
+
+
+def test_batches_are_read_by_each_rank_or_by_the_workers_of_all_and_may_limit_a_step():
+    times = MakingTimes(cores=2, read_s=1e-6, encode_s=4e-6)
+    machine = Machine(Topology(devices=2), structs.replace(hardware_named("cpu"), batches=times))
+    model = replace(MODEL, columns=10)
+    assert making_s(model, machine) == pytest.approx(4096 * 10 * (1e-6 + 2e-6))
+    assert making_s(replace(model, workers=True), machine) == pytest.approx(4096 * 10 * (0.5e-6 + 2e-6))
+    assert making_s(MODEL, machine) == 0.0
+    found = simulate(model, SimulatedMachine(machine=machine))
+    assert found.help[0].what == "batches"
+    assert found.limits.startswith("Making batches limits the step: ")
+    assert found.step_s > simulate(MODEL, SimulatedMachine(machine=machine)).step_s

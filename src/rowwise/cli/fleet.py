@@ -5,6 +5,7 @@ import re
 import signal
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
     from rowwise.serve.fleet import BatchTimes, MeasuredBatches
     from rowwise.serve.load import Answer, Load
     from rowwise.serve.row_tiers import RowTiers
-    from rowwise.serve.start import StartedServer
+    from rowwise.serve.start import CoreTimes, StartedServer
 
-CLIENTS = (1, 4, 16, 64, 256)  # of the closed loops
-FILLED = 64  # clients; more only where a batch has more requests
+FILLED = 64  # clients of a closed loop that always has a request for the worker
+PACES = (0.2, 0.4, 0.6, 0.8)  # of the rate of that loop: requests at random times whose batches are measured
 LOADS = (0.25, 0.5, 0.75)  # of the rate that the server can answer
 ROUNDS = 3  # in each, batches are measured just before the checks: machines are faster now than then
-MEASURED_S = 1.0  # of each closed loop
+MEASURED_S = 2.0  # of each loop
 LEAST_LOAD = 0.05  # of a check: at less, requests come alone
 DRIFT = 1.15  # from which on the rates of rounds differ
 CHECKED, CHECKED_S = 600, 3.0  # of a check, whichever is longer: a quantile of few is that of chance
@@ -73,7 +74,7 @@ def fleet(  # noqa: PLR0913 - one for each option
     from rowwise.serve.fleet import check_p99, forecast, most_rate
     from rowwise.serve.load import one_sender
     from rowwise.serve.package import find_version
-    from rowwise.serve.start import memory_of, waited_s
+    from rowwise.serve.start import core_times, memory_of
 
     tiers = make_row_tiers(find_version(folder).path, memory, redis)  # raises before a server is started
     options = [
@@ -85,28 +86,30 @@ def fleet(  # noqa: PLR0913 - one for each option
     console = make_terminal(stderr=True, quiet=as_json)
     with console.status("starting a worker") as status, _one_worker(folder, options) as server, one_sender() as send:
         load, most = _make_load(folder, server.url, rows), ROWS_AT_ONCE / rows
-        shares, tools = LOADS if check else (), _Tools(send, status.update, partial(waited_s, server.process))
+        shares, tools = LOADS if check else (), _Tools(send, status.update, partial(core_times, server.process))
         check_p99(p99 / 1000, min(one.seconds for one in tools.send(load)))
-        rounds = [_round(load, most, lambda rate: [s * rate for s in shares], tools) for _ in range(ROUNDS)]
-        times = _times_of(rounds, most)
+        rounds = [_round(load, lambda rate: [s * rate for s in shares], tools) for _ in range(ROUNDS)]
+        times = _middle(_times_of(rounds, most))
         rate = most_rate(times, p99 / 1000)
         needed = math.ceil(qps / rate)
         replicas = -(-needed // workers)
         planned = qps / (replicas * workers)
-        checks = [_median_of(parts) for parts in zip(*(one.checks for one in rounds), strict=True)]
         if check and planned > LEAST_LOAD * times.most_rate:
-            again = _round(load, most, lambda _: [planned] * ROUNDS, tools)
-            checks.append(_median_of(again.checks))
+            rounds.append(_round(load, lambda _: [planned] * ROUNDS, tools))
+        by_rate: dict[tuple[bool, int], list[dict[str, float]]] = defaultdict(list)
+        for number, (one, of_round) in enumerate(zip(rounds, _times_of(rounds, most), strict=True)):
+            for k, sent in enumerate(one.checks):
+                by_rate[number < ROUNDS, k if number < ROUNDS else 0].append(sent.beside(of_round))
+        checks = [_median_of(parts) for parts in by_rate.values()]
         host, worker, *_ = memory_of(server.process)
         redis_nodes = _redis_nodes(tiers, qps * rounds[0].cached_rows, status.update) if tiers.redis else None
     found = forecast(planned, times)
-    most_rates = [_times_of([one], most).most_rate for one in rounds]
     assert tiers.layout is not None
     in_memory = tiers.layout.resident_bytes + tiers.layout.cache_bytes
     report = {
         "fixed_ms": 1000 * times.fixed_s, "request_ms": 1000 * times.request_s, "most_requests": times.most,
         "rate_of_a_worker": rate, "workers": needed, "replicas": replicas, "workers_of_a_replica": workers,
-        "most_rates": most_rates, "rate_planned": planned,
+        "filled_rates": [one.filled_rate for one in rounds], "rate_planned": planned,
         "p50_ms": 1000 * found.p50_s, "p99_ms": 1000 * found.p99_s, "checks": checks,
         "memory_bytes": in_memory + host + workers * worker, "worker_bytes": worker,
         "resident_bytes": tiers.layout.resident_bytes, "cache_bytes": tiers.layout.cache_bytes,
@@ -180,7 +183,7 @@ class _Tools(NamedTuple):
 
     send_all: "Callable[[Load], list[Answer]]"
     tell: Callable[[str], object]  # shows what is done
-    waited: Callable[[], float]  # the seconds that the server has waited for its cores so far
+    times: "Callable[[], CoreTimes]"  # of the server's main threads so far
 
     def send(self, load: "Load") -> "list[Answer]":
         """The answers to a load; raises unless each has status 200."""
@@ -194,47 +197,70 @@ class _Tools(NamedTuple):
 class _Round(NamedTuple):
     """Measurements of one round, a few seconds long."""
 
+    filled_rate: float  # of requests that the worker answers while it always has one
     batches: "list[MeasuredBatches]"
     alone_s: list[float]
     cached_rows: float  # that a request needs
-    checks: list[dict[str, float]]
+    checks: "list[_Check]"
 
 
-def _round(load: "Load", most: float, rates_of: Callable[[float], Sequence[float]], tools: _Tools) -> _Round:
-    """Measure batches, and then requests at random times.
-
-    Args:
-        load: what is sent.
-        most: requests of a batch.
-        rates_of: the rates of the checks, given that which the worker can answer now.
-        tools: what measures.
-    """
+def _round(load: "Load", rates_of: Callable[[float], Sequence[float]], tools: _Tools) -> _Round:
+    """Measure batches, and then requests at random times, at rates that follow from what the worker can answer now."""
     from rowwise.serve.fleet import MeasuredBatches
     from rowwise.serve.load import seconds_of
 
-    first = seconds_of(tools.send(load))  # also warms up
-    found: list[MeasuredBatches] = []
-    cached_rows = 0.0
-    for clients in (one for one in CLIENTS if one <= max(FILLED, most)):
-        tools.tell(f"measuring {clients} clients")
-        count = max(LEAST_REQUESTS, clients, int(LEAST_REQUESTS * MEASURED_S / first))
-        before = _counts(load)
-        answers = tools.send(load._replace(connections=clients, requests=count))
-        batches, cached = (now - then for now, then in zip(_counts(load), before, strict=True))
-        # As many clients do not make a batch of as many: those that were answered first are in the next one.
-        found.append(MeasuredBatches(count / batches, seconds_of(answers) / batches))
-        cached_rows = cached_rows or cached / count
-    tools.tell("measuring requests alone")
-    alone_s = _alone_s(tools.send(_at_random(load, ALONE_LOAD / found[0].seconds, ALONE)))
-    measured = _Round(found, alone_s, cached_rows, [])
-    times = _times_of([measured], most)
-    return measured._replace(checks=[_check(load, rate, times, tools) for rate in rates_of(times.most_rate)])
+    tools.send(load)  # warms up
+    first = seconds_of(tools.send(load))
+    tools.tell(f"measuring {FILLED} clients")
+    count = max(LEAST_REQUESTS, int(LEAST_REQUESTS * MEASURED_S / first))
+    filled = _batches(load._replace(connections=FILLED, requests=count), tools)
+    found, alone_s = [MeasuredBatches(filled.requests, filled.seconds)], list[float]()
+    alone = _at_random(load, ALONE_LOAD * LEAST_REQUESTS / first, ALONE)
+    paced = [_at_random(load, rate, int(rate * MEASURED_S)) for rate in (pace * filled.rate for pace in PACES)]
+    for sent in (alone, *paced):
+        tools.tell(f"measuring batches at {sent.rate:,.0f} requests a second")
+        one = _batches(sent, tools)
+        alone_s = alone_s or _alone_s(one.answers)
+        # What a batch waits for, such as rows of Redis, is in proportion.
+        seconds = one.run_s * max(1.0, filled.seconds / filled.run_s)
+        found.append(MeasuredBatches(one.requests, seconds, woken=math.exp(-one.rate * seconds)))
+    checks = [_check(load, rate, tools) for rate in rates_of(filled.rate)]
+    return _Round(filled.rate, found, alone_s, filled.cached_rows, checks)
 
 
-def _times_of(rounds: Sequence[_Round], most: float) -> "BatchTimes":
+class _AverageBatch(NamedTuple):
+    """Batches of a load, on average."""
+
+    rate: float  # of requests
+    requests: float
+    seconds: float  # from one to the next
+    run_s: float  # that main threads of the server ran for one
+    cached_rows: float  # that a request needs
+    answers: "list[Answer]"
+
+
+def _batches(load: "Load", tools: _Tools) -> _AverageBatch:
+    from rowwise.serve.load import seconds_of
+
+    before, ran_s = _counts(load), tools.times().run_s
+    answers = tools.send(load)
+    run_s, seconds = tools.times().run_s - ran_s, seconds_of(answers)
+    batches, cached = (now - then for now, then in zip(_counts(load), before, strict=True))
+    if not run_s:
+        raise PeerError("/proc/PID/schedstat does not say how long a server runs: want a Linux that counts it")
+    requests = load.requests / batches
+    each = (seconds / batches, run_s / batches, cached / load.requests)
+    return _AverageBatch(load.requests / seconds, requests, *each, answers)
+
+
+def _times_of(rounds: Sequence[_Round], most: float) -> "list[BatchTimes]":
     from rowwise.serve.fleet import BatchTimes
 
-    return BatchTimes.fit([one for r in rounds for one in r.batches], most, [one for r in rounds for one in r.alone_s])
+    return BatchTimes.fit_rounds([(one.batches, one.alone_s) for one in rounds], most)
+
+
+def _middle(times: "Sequence[BatchTimes]") -> "BatchTimes":
+    return sorted(times, key=lambda one: one.most_rate)[len(times) // 2]
 
 
 def _median_of(parts: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -285,28 +311,39 @@ def _redis_nodes(tiers: "RowTiers", rows_s: float, tell: Any) -> dict[str, float
     }  # fmt: skip
 
 
-def _check(load: "Load", rate: float, times: "BatchTimes", tools: _Tools) -> dict[str, float]:
-    """Latencies of requests at random times, and the forecast for the times at which these came."""
-    import numpy as np
+class _Check(NamedTuple):
+    """Requests at random times."""
 
-    from rowwise.serve.fleet import latencies
+    rate: float
+    answers: "list[Answer]"  # in the order of their requests
+    waited_share: float  # of the time, in which other work had the cores of the server
+
+    def beside(self, times: "BatchTimes") -> dict[str, float]:
+        """Their latencies, and the forecast for the times at which they came."""
+        import numpy as np
+
+        from rowwise.serve.fleet import latencies
+
+        forecast_s = latencies([one.arrived_s for one in self.answers], times)
+        found = {"rate": self.rate, "waited_share": self.waited_share}
+        for name, seconds in (
+            ("", [one.seconds for one in self.answers]),
+            ("forecast_", forecast_s),
+            ("late_", [one.late_s for one in self.answers]),
+        ):
+            p50, p99 = 1000 * np.quantile(seconds[len(seconds) // 10 :], (0.5, 0.99))
+            found |= {f"{name}p50_ms": float(p50), f"{name}p99_ms": float(p99)}
+        return found | {"p99_over_forecast": found["p99_ms"] / found["forecast_p99_ms"]}
+
+
+def _check(load: "Load", rate: float, tools: _Tools) -> _Check:
     from rowwise.serve.load import seconds_of
 
     tools.tell(f"measuring {rate:,.0f} requests a second")
     sent = _at_random(load, rate, max(CHECKED, int(rate * CHECKED_S)))
-    before_s = tools.waited()
+    before_s = tools.times().waited_s
     answers = sorted(tools.send(sent), key=lambda one: one.arrived_s)
-    waited_share = (tools.waited() - before_s) / seconds_of(answers)
-    forecast_s = latencies([one.arrived_s for one in answers], times)
-    found = {"rate": rate, "waited_share": waited_share}
-    for name, seconds in (
-        ("", [one.seconds for one in answers]),
-        ("forecast_", forecast_s),
-        ("late_", [one.late_s for one in answers]),
-    ):
-        p50, p99 = 1000 * np.quantile(seconds[sent.requests // 10 :], (0.5, 0.99))
-        found |= {f"{name}p50_ms": float(p50), f"{name}p99_ms": float(p99)}
-    return found | {"p99_over_forecast": found["p99_ms"] / found["forecast_p99_ms"]}
+    return _Check(rate, answers, (tools.times().waited_s - before_s) / seconds_of(answers))
 
 
 def _at_random(load: "Load", rate: float, requests: int) -> "Load":
@@ -337,7 +374,7 @@ def _show(report: dict[str, Any], qps: float, p99: float) -> None:
                 f"other work has these cores: the worker waited {share:.0%} of the time for its own, and 1 % of the "
                 f"requests were sent {late_ms:.0f} ms late. The forecast knows nothing of it: measure where cores idle"
             )
-    slow, *_, fast = sorted(report["most_rates"])
+    slow, *_, fast = sorted(report["filled_rates"])
     if fast > DRIFT * slow:
         terminal.print(
             f"within this minute the worker could answer {slow:,.0f} to {fast:,.0f} requests a second: other work "

@@ -78,6 +78,18 @@ class StageOverhead(Value, frozen=True):
     seconds: float
 
 
+class MakingTimes(Value, frozen=True, kw_only=True):
+    """Seconds of a processor that making a batch takes, of each column of its samples."""
+
+    cores: int  # of a host
+    read_s: float  # of all samples, on each rank
+    encode_s: float  # of a rank's own samples
+
+    def __post_init__(self) -> None:
+        if self.cores < 1 or not 0 <= self.read_s < LONGEST_s or not 0 <= self.encode_s < LONGEST_s:
+            raise SpecError(f"batches={self}: want cores, and seconds from 0 to {LONGEST_s:g}")
+
+
 class Kernels(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Networks for sets of tables, learned from measurements on a device."""
 
@@ -118,6 +130,7 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
     sums: SumTimes | None = None  # of dense gradients inside a host; None: they go at the rates of all-reduces
     cpu_s_per_byte: float = 0.0  # that a device computes less while it sends or receives a byte: on CPUs
     overheads: tuple[StageOverhead, ...] = ()  # of any step, beside its tables, layers and transfers; empty: unknown
+    batches: MakingTimes | None = None  # made by the processors of ranks, beside steps; None: that takes no time
     copies_inside: bool = False  # ranks of a host share memory: a transfer inside it is copies, by the ranks themselves
 
     def __post_init__(self) -> None:

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from rowwise.batch import Batch, Jagged
 from rowwise.embedding import Vectors
 from rowwise.errors import SpecError
+from rowwise.ingest.service.local import Workers
 from rowwise.models.cost import flop_formulas
 from rowwise.perf.dense_layers import DenseLayer, DenseLayers
 from rowwise.perf.dense_parallel import NO_ACTIVATIONS, DenseSide
@@ -49,6 +50,8 @@ def simulated_model(recipe: Recipe, machine: Machine) -> SimulatedModel:
     activations = measure_activations(resolved)
     side, tables = dense_side_of(recipe, model, activations), tables_of(model)
     layers = shaped_layers(side) if activations == NO_ACTIVATIONS else record_layers(resolved, side)
+    workers = resolved.recipe.data.workers
+    on_ray = isinstance(workers, Workers) and workers.on == "ray"
     return SimulatedModel(
         name=recipe.name,
         workloads=workloads_of(resolved.recipe, tables, topology.world),
@@ -58,7 +61,14 @@ def simulated_model(recipe: Recipe, machine: Machine) -> SimulatedModel:
         wire=wire,
         depth=recipe.train.pipeline_depth,
         elastic=recipe.train.determinism == "elastic",
+        columns=0 if on_ray else columns_of(resolved),
+        workers=workers is not None,
     )
+
+
+def columns_of(resolved: ResolvedRecipe) -> int:
+    """The number of columns that a batch is made of."""
+    return len(resolved.columns.dense) + len(resolved.columns.sparse)
 
 
 def shaped_layers(side: DenseSide) -> DenseLayers:

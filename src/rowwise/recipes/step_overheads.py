@@ -1,5 +1,8 @@
 """Measures what a training step takes beside its tables, layers and transfers, for a profile of `rowwise calibrate`.
 
+Batches of synthetic rows are made, by a rank that is alone and by one of two: apart from what it reads for both, each
+encodes its own samples. Other data may take a rank more time, or less.
+
 A run of a small model on little data is compared with its simulation by the profile: what is left of each stage is the
 program's own work, such as headers, metrics and the calls of layers. It is about the same for each model and batch.
 Tables are not part of it, as the profile's networks have measured sets of few samples.
@@ -7,15 +10,21 @@ Tables are not part of it, as the profile's networks have measured sets of few s
 Known limits: lines of the log are part of it, one for 20 steps as in the library's recipes.
 """
 
+import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from time import process_time
 
 from msgspec import structs
 
 from rowwise.errors import PeerError
-from rowwise.perf.hardware import Hardware, StageOverhead
+from rowwise.ingest.batch_shard import BatchShard
+from rowwise.perf.hardware import MakingTimes, Hardware, StageOverhead
+from rowwise.recipes.compose import make_batcher, resolve
+from rowwise.recipes.find import load
+from rowwise.recipes.simulated import columns_of
 from rowwise.recipes.simulated_run import check_run
 
 STEPS, LINE = 100, 20
@@ -23,6 +32,8 @@ MEASURED = ("data", "route", "exchange", "forward", "backward", "return", "reduc
 SMALL = {"model.bottom": "[16]", "model.top": "[16]", "data.test_rows": 1000, "train.epochs": 1, "log.every": LINE}
 SAMPLES = 64  # of each rank
 LIMIT_s = 300.0
+ROWS = 1 << 16  # of batches that are made to measure that
+BATCH = 4096
 
 
 def with_overheads(hardware: Hardware, world: int) -> Hardware:
@@ -46,8 +57,32 @@ def with_overheads(hardware: Hardware, world: int) -> Hardware:
             raise PeerError(f"a run that measures steps has failed: {last}")
         (stages,) = (folder / "runs").rglob("stages.csv")
         checked = check_run(stages.parent)
+    batches = measure_batches()
     left = {stage.stage: stage.measured_s - stage.predicted_s for stage in checked.stages if stage.stage in MEASURED}
     return structs.replace(
         hardware,
+        batches=batches,
         overheads=tuple(StageOverhead(stage, float(f"{s:.4g}")) for stage, s in left.items() if s > 0),
     )
+
+
+def measure_batches() -> MakingTimes:
+    """The time that this process takes to make batches, on ranks of a host whose cores all compute."""
+    alone_s, half_s = _making_s(1), _making_s(2)
+    encode_s = min(max(2 * (alone_s - half_s), 0.0), alone_s)
+    return MakingTimes(
+        cores=len(os.sched_getaffinity(0)),
+        read_s=float(f"{alone_s - encode_s:.4g}"),
+        encode_s=float(f"{encode_s:.4g}"),
+    )
+
+
+def _making_s(world: int) -> float:
+    """Seconds of the processor for a column of a sample of all ranks, on one of them."""
+    changes = {"train.batch": BATCH, "train.ahead": 0, "data.rows": ROWS, "data.test_rows": 1000}
+    resolved = resolve(load("dlrm-synthetic", [f"{key}={value}" for key, value in changes.items()]))
+    batcher = make_batcher(resolved, resolved.rows.train, shard=BatchShard(rank=0, world=world))
+    begin_s = process_time()
+    for _ in batcher:
+        pass
+    return (process_time() - begin_s) / (ROWS * columns_of(resolved))

@@ -12,6 +12,7 @@ of other processes on the same cores.
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -20,14 +21,16 @@ from rowwise.errors import SpecError
 
 REQUESTS = 40_000  # that are simulated
 HALVINGS = 12
+PASSES = 8  # of the fit of rounds: for the line, and for how fast the machine was in each
 ALIKE = 1.05  # numbers of requests whose ratio is less
 
 
 class MeasuredBatches(NamedTuple):
-    """Batches of a worker that always had requests waiting."""
+    """Batches of a worker, on average."""
 
-    requests: float  # of a batch, on average
-    seconds: float  # of a batch, on average
+    requests: float
+    seconds: float  # in which it does nothing else
+    woken: float = 0.0  # share of the batches that it had waited for
 
 
 class BatchTimes(NamedTuple):
@@ -41,16 +44,42 @@ class BatchTimes(NamedTuple):
 
     @classmethod
     def fit(cls, measured: Sequence[MeasuredBatches], most: float, alone_s: Sequence[float]) -> "BatchTimes":
-        """A line through measured times, near in proportion; `alone_s`: of requests that the worker waited for."""
+        """A line through measured times; `alone_s`: of requests that the worker waited for."""
         requests, seconds = ([one[k] for one in measured] for k in (0, 1))
         if max(requests) < ALIKE * min(requests):  # one point and no line: a request has a batch, or several
             fixed_s, request_s = 0.0, float(np.mean(seconds) / np.mean(requests))
         else:
-            line = np.polyfit(requests, seconds, 1, w=[1 / one for one in seconds])
-            request_s, fixed_s = (max(0.0, float(found)) for found in line)
+            fixed_s, request_s = _fit_line(measured)
         mean_s = float(np.mean(alone_s))
         idle_s = max(0.0, mean_s - fixed_s - request_s)
         return cls(fixed_s, request_s, most, idle_s, tuple(one - mean_s for one in alone_s))
+
+    @classmethod
+    def fit_rounds(
+        cls, rounds: Sequence[tuple[Sequence[MeasuredBatches], Sequence[float]]], most: float
+    ) -> "list[BatchTimes]":
+        """The times in each of some rounds, of a machine that may be faster in one than in another.
+
+        What a request adds to a batch is the same share of it in all of them: a line through few batches is that of
+        chance.
+        """
+        slower, whole = [1.0] * len(rounds), cls(0.0, 0.0, most)
+        for _ in range(PASSES):
+            evenly = [
+                MeasuredBatches(one.requests, one.seconds / factor, one.woken)
+                for (batches, _), factor in zip(rounds, slower, strict=True)
+                for one in batches
+            ]
+            alone_s = [one_s / factor for (_, alone), factor in zip(rounds, slower, strict=True) for one_s in alone]
+            whole = cls.fit(evenly, most, alone_s)
+            beside = [np.mean([one.seconds / whole.of(one.requests) for one in batches]) for batches, _ in rounds]
+            slower = [float(one / np.mean(beside)) for one in beside]  # than on average: waking up is in each round
+        return [whole.slower(factor) for factor in slower]
+
+    def slower(self, factor: float) -> "BatchTimes":
+        """All seconds so many times as long."""
+        pauses_s = tuple(factor * one for one in self.pauses_s)
+        return BatchTimes(factor * self.fixed_s, factor * self.request_s, self.most, factor * self.idle_s, pauses_s)
 
     def of(self, requests: float) -> float:
         """The seconds of a batch of so many requests, without its pauses."""
@@ -60,6 +89,23 @@ class BatchTimes(NamedTuple):
     def most_rate(self) -> float:
         """Requests a second that a worker can answer, however long they wait."""
         return self.most / self.of(self.most)
+
+
+def _fit_line(measured: Sequence[MeasuredBatches]) -> tuple[float, float]:
+    """Seconds of a batch and of each of its requests, near in proportion, neither of them negative.
+
+    A worker that has slept computes slower: a third term, without which a batch of few requests would seem to be slow.
+    """
+    terms_NT = np.array([(1.0, one.requests, one.woken) for one in measured]) / [[one.seconds] for one in measured]
+    found: list[tuple[float, list[float]]] = []
+    for size in (1, 2, 3):
+        for chosen in map(list, combinations(range(3), size)):
+            seconds_T = np.zeros(3)
+            seconds_T[chosen] = np.linalg.lstsq(terms_NT[:, chosen], np.ones(len(measured)))[0]
+            if (seconds_T >= 0).all():
+                found.append((float(((terms_NT @ seconds_T - 1) ** 2).sum()), seconds_T.tolist()))
+    fixed_s, request_s, _ = min(found)[1]
+    return fixed_s, request_s
 
 
 class LatencyForecast(NamedTuple):

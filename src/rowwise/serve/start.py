@@ -86,10 +86,18 @@ def memory_of(process: subprocess.Popen[str]) -> list[int]:
     return [*found[:1], *sorted(found[1:], reverse=True)]
 
 
-def waited_s(process: subprocess.Popen[str]) -> float:
-    """Seconds that main threads of a server's processes were ready, but other work had their cores."""
-    found = 0.0
+class CoreTimes(NamedTuple):
+    """Seconds of the main threads of a server's processes so far."""
+
+    run_s: float
+    waited_s: float  # they were ready, but other work had their cores
+
+
+def core_times(process: subprocess.Popen[str]) -> CoreTimes:
+    """The times of a server's processes; those that have ended count no more."""
+    found = [0.0, 0.0]
     for folder in processes_of(process):
         with suppress(OSError):  # it has ended meanwhile
-            found += int((folder / "schedstat").read_text().split()[1]) / 1e9
-    return found
+            for k, ns in enumerate((folder / "schedstat").read_text().split()[:2]):
+                found[k] += int(ns) / 1e9
+    return CoreTimes(*found)

@@ -6,7 +6,7 @@ sends each other one, empty or not, and sums go round a ring.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -18,8 +18,8 @@ from rowwise.perf.sums import far_coding_s
 from rowwise.simulate.traffic import Flow
 from rowwise.spec import LINKS, RUN, FarType, Link, Topology, WireType
 
-Cause = Literal["device", "memory", "host link", "links in hosts", "network", "uplink", "latency"]
-CAUSES: tuple[Cause, ...] = ("device", "memory", "host link", "links in hosts", "network", "uplink", "latency")
+Cause = Literal["device", "memory", "host link", "links in hosts", "network", "uplink", "latency", "batches"]
+CAUSES: tuple[Cause, ...] = get_args(Cause)
 CAUSE_OF: Mapping[Link, Cause] = {"host": "links in hosts", "network": "network", "uplink": "uplink"}
 RATES = {"all_to_all": "all_to_all_Bps", "all_reduce": "all_reduce_Bps"}
 Seconds = dict[Cause, float]

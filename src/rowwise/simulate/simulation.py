@@ -46,6 +46,8 @@ class SimulatedModel:
     elastic: bool = False
     tensor_ranks: int = 1
     ids_beside: bool = False
+    columns: int = 0  # of samples that ranks read; 0: batches are made elsewhere
+    workers: bool = False  # workers of a host read for all its ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +211,17 @@ def step_work(model: SimulatedModel, place: SimulatedMachine, loads: TableLoads)
         wire=model.wire,
         tensor_ranks=model.tensor_ranks,
         ids_beside=model.ids_beside,
+        batch_s=making_s(model, place.machine),
     )
+
+
+def making_s(model: SimulatedModel, machine: Machine) -> float:
+    """Seconds of a processor in which a rank makes its part of a batch."""
+    times, ranks = machine.hardware.batches, machine.topology.world
+    if times is None:
+        return 0.0
+    read_by = ranks if model.workers else 1
+    return model.batch * model.columns * (times.read_s / read_by + times.encode_s / ranks)
 
 
 def what_would_help(work: StepWork, depth: int, step_s: float) -> tuple[Help, ...]:
@@ -229,10 +241,14 @@ def describe_limit(helped: tuple[Help, ...], step_s: float) -> str:
     worth = [one for one in helped if one.saved > WORTH]
     if not worth or not step_s:
         return "No single resource limits the step."
-    names = {"latency": "Latency limits", "links in hosts": "Links in hosts limit"}
+    names = {
+        "latency": "Latency limits",
+        "links in hosts": "Links in hosts limit",
+        "batches": "Making batches limits",
+    }
     first = worth[0]
     lead = names.get(first.what, f"The {first.what} limits")
-    how = "without any" if first.what == "latency" else "twice as fast"
+    how = {"latency": "without any", "batches": "with batches made twice as fast"}.get(first.what, "twice as fast")
     return f"{lead} the step: {how}, a step takes {first.saved:.0%} less."
 
 

@@ -60,29 +60,43 @@ class StepWork:
     links: Links
     samples: float  # of a rank
     wire: Wire = FLOATS  # of dense gradients
+    batch_s: float = 0.0  # of a processor, in which a rank makes a batch
     ids_beside: bool = False  # ids travel on links of their own, beside vectors and gradients
     tensor_ranks: int = 1  # that share each dense layer, by its columns and rows in turn; not run by this library
 
     def stages(self, depth: int, faster: Mapping[Cause, float] | None = None) -> tuple[TimelineStage, ...]:
         """The program with so many steps in flight."""
+        works = [(work, work.seconds_W(faster or {})) for work in self.works()]
+        longer_W = self._longer_W(works)
         listed = [
             TimelineStage(
                 name=work.name,
                 resource="ids" if self.ids_beside and work.name in IDS else work.resource,
-                seconds_W=work.seconds_W(faster or {}),
+                seconds_W=seconds_W * longer_W if work.resource == "processor" else seconds_W,
                 after=tuple(map(StageRef, work.after)),
                 joins=work.resource == "link",
             )
-            for work in self.works()
+            for work, seconds_W in works
         ]
         return look_ahead(listed, depth)
+
+    def _longer_W(self, works: "Sequence[tuple[StageWork, Floats]]") -> Floats:
+        """How many times as long ranks compute while batches are made on the same cores."""
+        batches = self.links.machine.hardware.batches
+        if batches is None or not self.batch_s:
+            return np.ones(1)
+        (made_s,) = next(seconds_W for work, seconds_W in works if work.name == "data")
+        busy_W = sum((seconds_W for work, seconds_W in works if work.resource == "processor"), np.zeros(1))
+        return 1 + made_s * self.links.topology.devices / batches.cores / busy_W
 
     def works(self) -> list[StageWork]:
         """All stages, in the order of a step without look-ahead."""
         tables = self.tables
         sums = ("update.sums",) if "update.sums" in tables.transfers else ()  # of replicated tables, and over columns
+        made = ("data",) if self.batch_s else ()
         return [
-            StageWork("route.pack", "processor", {}),
+            *(StageWork(name, "reader", {"batches": self.batch_s}) for name in made),
+            StageWork("route.pack", "processor", {}, made),
             *self._send("route.counts", "route.pack"),
             StageWork("route.send", "processor", {}, ("route.counts",)),
             *self._send("route.ids", "route.send"),

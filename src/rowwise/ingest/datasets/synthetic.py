@@ -6,6 +6,7 @@ teacher's vectors are hashes of (seed, column, id), so tables may have any numbe
 """
 
 import math
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,7 @@ from rowwise.spec import Normal, Pooling, Table, Value
 Doubles = NDArray[np.float64]
 TEACHER_DIM = 4
 LONGEST_BAG = 6
+KEPT_IDS = 1 << 17  # the teacher's vectors of a column with at most so many ids are kept
 
 
 class SyntheticColumns(Value, frozen=True):
@@ -47,22 +49,23 @@ class SyntheticColumns(Value, frozen=True):
     def rows(self, first: int, count: int) -> pa.Table:
         """Rows `first` up to `first + count`: label, logit, row, dense numbers and ids."""
         row_R = np.arange(first, first + count, dtype=np.uint64)
+        mixed_R = mix(row_R)
         columns: dict[str, pa.Array] = {}
         logit_R, together_RD, squares_R = np.full(count, -1.0), np.zeros((count, TEACHER_DIM)), np.zeros(count)
         for index in range(self.dense):
-            x_R = self._normal(row_R, f"d{index}")
-            logit_R += x_R * self._normal(np.zeros(1, np.uint64), f"d{index} counts") / math.sqrt(self.dense)
+            x_R = self._normal(mixed_R, f"d{index}")
+            logit_R += x_R * self._normal(mix(np.zeros(1, np.uint64)), f"d{index} counts") / math.sqrt(self.dense)
             columns[f"d{index}"] = pa.array(x_R, pa.float32())
         for name, ids in self.ids + self.bags:
-            id_N, offsets_R1 = self._ids(row_R, name, ids)
+            id_N, offsets_R1 = self._ids(row_R, mixed_R, name, ids)
             columns[name] = pa.array(id_N) if offsets_R1 is None else _lists(id_N, offsets_R1)
             vector_RD = self._vectors(name, id_N, offsets_R1)
             logit_R += 0.4 * vector_RD[:, 0]
             together_RD += vector_RD
-            squares_R += (vector_RD**2).sum(1)
+            squares_R += _squared(vector_RD)
         # The dots of all pairs add up to half of what the square of the sum has beside the squares.
-        logit_R += 0.05 * ((together_RD**2).sum(1) - squares_R) / 2
-        label_R = self._uniform(row_R, "label") < 1 / (1 + np.exp(-logit_R))
+        logit_R += 0.05 * (_squared(together_RD) - squares_R) / 2
+        label_R = self._uniform(mixed_R, "label") < 1 / (1 + np.exp(-logit_R))
         about = {
             "label": pa.array(label_R.astype(np.int8)),
             "logit": pa.array(logit_R),
@@ -86,24 +89,28 @@ class SyntheticColumns(Value, frozen=True):
         how = {"pooling": Pooling.MEAN, "optimizer": RowWiseAdagrad(lr=0.1), "init": Normal(std=0.05)}
         return tuple(Table(name=name, rows=ids, dim=dim, **how) for name, ids in self.ids + self.bags)
 
-    def _ids(self, row_R: Words, name: str, ids: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    def _ids(
+        self, row_R: Words, mixed_R: Words, name: str, ids: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
         offsets_R1 = None
         if (name, ids) in self.bags:
-            lengths_R = (self._uniform(row_R, f"{name} length") * (LONGEST_BAG + 1)).astype(np.int64)
+            lengths_R = (self._uniform(mixed_R, f"{name} length") * (LONGEST_BAG + 1)).astype(np.int64)
             offsets_R1 = np.concatenate([[0], lengths_R.cumsum()])
             # Each position in a bag has a draw of its own.
             position_N = np.arange(offsets_R1[-1]) - np.repeat(offsets_R1[:-1], lengths_R)
-            row_R = np.repeat(row_R, lengths_R) * np.uint64(LONGEST_BAG) + position_N.astype(np.uint64)
+            mixed_R = mix(np.repeat(row_R, lengths_R) * np.uint64(LONGEST_BAG) + position_N.astype(np.uint64))
         # Id k comes about 1 / (k + 1) as often as the first.
-        id_N = ((ids + 1) ** self._uniform(row_R, name) - 1).astype(np.int64)
+        id_N = ((ids + 1) ** self._uniform(mixed_R, name) - 1).astype(np.int64)
         return np.minimum(id_N, ids - 1), offsets_R1
 
     def _vectors(self, name: str, id_N: NDArray[np.int64], offsets_R1: NDArray[np.int64] | None) -> Doubles:
         """The teacher's vector of each row: that of its id, or the mean of those in its bag."""
-        # Popular ids come often: each is drawn once.
-        distinct_U, at_N = np.unique(id_N, return_inverse=True)
-        drawn = [self._normal(distinct_U.astype(np.uint64), f"{name} vector {d}") for d in range(TEACHER_DIM)]
-        vector_ND = np.stack(drawn, 1)[at_N]
+        ids = dict(self.ids + self.bags)[name]
+        if ids <= KEPT_IDS:
+            vector_ND = _all_vectors(self, name, ids)[id_N]
+        else:  # popular ids come often: each is drawn once
+            distinct_U, at_N = np.unique(id_N, return_inverse=True)
+            vector_ND = self.drawn_vectors(name, distinct_U)[at_N]
         if offsets_R1 is None:
             return vector_ND
         lengths_R = np.diff(offsets_R1)
@@ -112,18 +119,24 @@ class SyntheticColumns(Value, frozen=True):
         sums = [np.bincount(row_N, vector_ND[:, d], rows) for d in range(TEACHER_DIM)]
         return np.stack(sums, 1) / np.maximum(lengths_R, 1)[:, None]
 
-    def _uniform(self, x_N: Words, what: str) -> Doubles:
-        """A number in [0, 1) for each x, drawn apart for each purpose."""
+    def drawn_vectors(self, name: str, id_N: NDArray[np.int64]) -> Doubles:
+        """The teacher's vectors of these ids."""
+        mixed_N = mix(id_N.astype(np.uint64))
+        drawn = [self._normal(mixed_N, f"{name} vector {d}") for d in range(TEACHER_DIM)]
+        return np.stack(drawn, 1)
+
+    def _uniform(self, mixed_N: Words, what: str) -> Doubles:
+        """A number in [0, 1) for each mixed word, drawn apart for each purpose."""
         purpose = np.frombuffer(what.encode().ljust(32, b"\0"), "<u8")
         state = mix(np.array([self.seed], np.uint64))
         for word in purpose:
             state = mix(state ^ word)
-        return (mix(mix(x_N) ^ state) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return (mix(mixed_N ^ state) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
-    def _normal(self, x_N: Words, what: str) -> Doubles:
-        """A standard normal number for each x. Source: Box and Muller 1958."""
-        radius_N = np.sqrt(-2 * np.log1p(-self._uniform(x_N, f"{what} radius")))
-        return radius_N * np.cos(2 * math.pi * self._uniform(x_N, f"{what} angle"))
+    def _normal(self, mixed_N: Words, what: str) -> Doubles:
+        """A standard normal number for each mixed word. Source: Box and Muller 1958."""
+        radius_N = np.sqrt(-2 * np.log1p(-self._uniform(mixed_N, f"{what} radius")))
+        return radius_N * np.cos(2 * math.pi * self._uniform(mixed_N, f"{what} angle"))
 
 
 def synthetic(rows: int = 1_000_000, test_rows: int = 100_000, world: SyntheticColumns | None = None) -> Dataset:
@@ -136,6 +149,16 @@ def synthetic(rows: int = 1_000_000, test_rows: int = 100_000, world: SyntheticC
         tables=world.tables(),
         ceiling="logit",
     )
+
+
+@lru_cache(maxsize=16)
+def _all_vectors(world: SyntheticColumns, name: str, ids: int) -> Doubles:
+    return world.drawn_vectors(name, np.arange(ids))
+
+
+def _squared(vector_RD: Doubles) -> Doubles:
+    """The squares of each row, added up."""
+    return sum((vector_RD[:, d] ** 2 for d in range(TEACHER_DIM)), np.zeros(len(vector_RD)))
 
 
 def _lists(id_N: NDArray[np.int64], offsets_R1: NDArray[np.int64]) -> pa.Array:
