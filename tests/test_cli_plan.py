@@ -434,16 +434,13 @@ def test_memory_that_the_runtime_does_not_run_is_planned_where_it_is_asked_for(o
     ):
         assert way in err
     assert not Path("plan.json").exists()
-    lines = [
-        x for x in ok("--tiers", "device,host", "--json", "plan.json", machine=TIGHT).splitlines() if "cannot run" in x
-    ]
-    lower = {tile.table for tile in read("plan.json").tiles if tile.tier == "host"}
-    others = f" and {len(lower) - 1} other{'s' * (len(lower) > 2)}" * (len(lower) > 1)
-    rows = f"rows of table {min(lower)!r}{others} are on the host"
-    assert lines == [f"note    rowwise cannot run this plan yet on any device but a CPU: {rows}"]
+    assert "cannot run" not in ok("--tiers", "device,host", "--json", "plan.json", machine=TIGHT)
+    assert {tile.tier for tile in read("plan.json").tiles} == {"device", "host"}
     disk = ok("--tiers", "device,disk", "--json", "plan.json", machine=f"{TIGHT},disk=1TB")
-    assert "note    rowwise cannot run this plan yet on any device but a CPU: rows of table " in disk
-    assert " are on the disk\n" in disk
+    lower = {tile.table for tile in read("plan.json").tiles if tile.tier == "disk"}
+    others = f" and {len(lower) - 1} other{'s' * (len(lower) > 2)}" * (len(lower) > 1)
+    rows = f"rows of table {min(lower)!r}{others} are on the disk"
+    assert f"note    rowwise cannot run this plan yet on any device but a CPU: {rows}\n" in disk
     assert {tile.tier for tile in read("plan.json").tiles} == {"device", "disk"}
 
 

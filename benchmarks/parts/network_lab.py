@@ -143,7 +143,7 @@ def order_floors(lab, args) -> tuple[list[dict], dict]:
         given = random.Random(seed).sample(range(8), 8)
         with lab.Lab() as racks, tempfile.TemporaryDirectory() as folder:
             network, probe_s = probed(lab, racks, given, Path(folder))
-            found = find_order(network.arrays(), Sum("all_reduce", MB))
+            found = find_order(network.arrays(), Sum("all_reduce", MB), noise=network.noise)
             hosts = [network.hosts[host].name for host in found.order]
             times = timed(racks, given, hosts, repeats)
             rack_of = [racks.hosts[host].rack for host in given]
@@ -187,7 +187,7 @@ def slow_floors(lab, args) -> tuple[list[dict], dict]:
     with lab.Lab(uplink=None) as racks, tempfile.TemporaryDirectory() as folder:
         equal, _ = probed(lab, racks, list(range(8)), Path(folder))
     named = [host for host, _ in slow_hosts(slow.arrays())]
-    found = find_order(equal.arrays(), Sum("all_reduce", MB))
+    found = find_order(equal.arrays(), Sum("all_reduce", MB), noise=equal.noise)
     print("slow host", named, "groups", slow.group_count, equal.group_count, "gain", found.gain, flush=True)
     floors = [
         exactly("lab: the host at 30 % of the rate, as named", named[0] if len(named) == 1 else -1, 3),
@@ -244,7 +244,7 @@ def to_tuples(grid: np.ndarray) -> tuple:
 def predicted_gain(sizes: dict, uplink_Bps: float, hardware: Hardware) -> float:
     """Simulated steps in the bad order over those in the order that --network takes."""
     given = decode_json(racks_of_lab(uplink_Bps), Network)
-    found = find_order(given.arrays(), Sum("all_reduce", BUCKET_BYTES))
+    found = find_order(given.arrays(), Sum("all_reduce", BUCKET_BYTES), noise=given.noise)
     ordered, recipe = (
         given.among([given.hosts[host].name for host in found.order]),
         load("dlrm-synthetic", changes_of(sizes)),

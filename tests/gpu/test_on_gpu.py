@@ -5,20 +5,25 @@ import torch
 from hypothesis import HealthCheck, given, seed, settings
 from problems import OPTIMIZERS, Problem, make_problem, problems, tables_of_row_types
 
-from rowwise import Batch, Embeddings, Jagged, Pooling, RowWiseAdagrad, Sgd, Table
+from rowwise import Batch, Embeddings, Jagged, Plan, Pooling, RowWiseAdagrad, Sgd, Table
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
+from rowwise.comm.solo import solo
 from rowwise.errors import DeviceError
 from rowwise.ops.faults import FaultWord, check_faults
 from rowwise.ops.layout import FeatureDescriptor
 from rowwise.ops.linear import linear
 from rowwise.ops.reference import FeatureBags
 from rowwise.ops.update import next_step
+from rowwise.plan import Tile
+from rowwise.shard.apply import copy_tables
+from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.train.on_device import DeviceCopies
 from rowwise.train.snapshot import collect, restore
 
 pytestmark = pytest.mark.gpu
 ops = torch.ops.rowwise
+HALVES = ((0, 1500), (1500, 3000))
 RANDOM = settings(max_examples=2, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
@@ -231,6 +236,28 @@ def test_tables_in_host_memory(optimizer, cached):
     counters = module.arena.cache.counters(0)
     assert counters.misses > 0
     assert counters.writes <= counters.evictions <= counters.misses
+
+
+def test_tiles_of_a_rank_in_host_memory():
+    """Ids are routed on the host; a table is in two tiles, one has few cached rows, and one is on the GPU."""
+    tables = [Table(name=f"t{k}", rows=3000, dim=16, optimizer=RowWiseAdagrad(lr=0.1)) for k in range(3)]
+    tiles = [Tile(table="t0", rank=0, rows=rows, cols=(0, 16), tier="host", cache_rows=200) for rows in HALVES]
+    tiles += [Tile(table="t1", rank=0, rows=(0, 3000), cols=(0, 16), tier="host", cache_rows=64)]
+    plan = Plan(world=1, tiles=(*tiles, Tile(table="t2", rank=0, rows=(0, 3000), cols=(0, 16))))
+    plain, whole = Embeddings(tables, seed=1), Embeddings(tables, seed=1)
+    sharded = ShardedEmbeddings(tables, plan, solo())
+    copy_tables(whole, sharded)
+    sharded.cache_on("cuda", samples=600)
+    for step in range(6):
+        batch = make_problem(tables, batch=150, most=2, seed=step).jagged
+        vectors = [one(batch).matrix_BS for one in (plain, sharded)]
+        for one, found in zip((plain, sharded), vectors, strict=True):
+            found.sum().backward()
+            one.update()
+        check_faults(sharded.device)
+    for local in sharded.local_tiles():
+        assert same(local.rows, plain.table(local.tile.table)[slice(*local.tile.rows)])
+    assert any(arena.cache.counters(0).misses for arena in sharded.arenas if arena.cache is not None)
 
 
 def test_a_batch_with_more_rows_than_the_cache_has_slots():

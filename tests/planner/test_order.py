@@ -93,6 +93,17 @@ def test_equal_links_have_nothing_to_gain():
     assert not found.is_worthwhile
 
 
+@pytest.mark.parametrize(("groups", "worthwhile"), [(1, False), (2, True)])
+def test_an_order_of_one_group_gains_more_than_the_noise_of_the_probe(groups, worthwhile):
+    """Links that were measured unequally by chance; racks are no chance."""
+    net = make_links(8, 0, groups=groups)
+    net.rate_HH[:] = np.random.default_rng(0).uniform(0.7e9, 1.3e9, (8, 8))
+    quiet, noisy = (find_order(net, Sum("all_reduce", 1e8), noise=noise) for noise in (0.0, 5.0))
+    assert quiet.is_worthwhile
+    assert noisy.is_worthwhile == worthwhile
+    assert noisy.order == quiet.order
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -1,6 +1,7 @@
 """Runs on several ranks, as threads: where tables are put, who writes, what is refused; and the same bits as alone."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from msgspec import structs
@@ -10,12 +11,15 @@ from typer.testing import CliRunner
 from rowwise import DataError, Plan, SpecError, Topology
 from rowwise.cli.environment import WANT, CommandEnvironment, Torchrun
 from rowwise.cli.main import make_app
+from rowwise.comm.solo import solo
 from rowwise.comm.spawn import RankFailure, RanksFailed
 from rowwise.comm.thread import run_threads
 from rowwise.errors import AgreedError, TableMemoryError
 from rowwise.recipes.compose import make_model, resolve
+from rowwise.recipes.device_tables import describe_cached, gpu_bytes_of_plan, move_sharded, table_bytes
 from rowwise.recipes.runs import TrainingRun, evaluate
-from rowwise.recipes.sharding import choose_plan, rank_bytes, tables_of
+from rowwise.recipes.sharding import choose_plan, rank_bytes, shard_tables, tables_of
+from rowwise.recipes.table_memory import measure_memory
 from rowwise.recipes.text import decode, parse, write
 from rowwise.spec import Codecs, Wire
 from rowwise.train.saved import CheckpointFolder
@@ -140,6 +144,42 @@ def test_a_plan_for_gpus_fits_the_memory_of_each(tmp_path):
     assert choose_plan(given, model, world, gpu_bytes=1_000_000).tiles == plan.tiles
     with pytest.raises(TableMemoryError, match=r"optimizer state of rank \d take .* and its GPU has 100 B for tables"):
         choose_plan(given, model, world, gpu_bytes=100)
+
+
+def test_tables_that_gpus_have_no_room_for_are_in_host_memory(tmp_path):
+    large = [{"name": name, "rows": 20_000, "dim": 8} for name in ("user", "item", "seen")]
+    found = resolve(recipe(tmp_path, tables={"list": large}, train={"batch": 64}, evaluate={"batch": 64}))
+    model = make_model(found, on_meta=True)
+    tables, world = tables_of(model), Topology(devices=4)
+    on_gpus = structs.replace(found.recipe, train=structs.replace(found.recipe.train, device="cuda"))
+    memory = replace(measure_memory(found, solo()), topology=world)
+    room = sum(map(table_bytes, tables)) // 8
+    plan = choose_plan(on_gpus, model, world, memory, gpu_bytes=room)
+    plan.validate(tables)
+    samples = max(found.recipe.train.batch, found.recipe.evaluate.batch)
+    assert any(tile.tier == "host" and tile.cache_rows for tile in plan.tiles)
+    assert plan.forecast is None
+    assert all(gpu_bytes_of_plan(plan, tables, rank, samples) <= room for rank in range(4))
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    given = structs.replace(on_gpus, plan=str(tmp_path / "plan.json"))
+    assert choose_plan(given, model, world, memory, gpu_bytes=room) == plan
+    with pytest.raises(
+        TableMemoryError, match=r"optimizer state of rank \d take .* and its GPU has .* for tables: want"
+    ):
+        choose_plan(given, model, world, memory, gpu_bytes=room // 2)
+
+    def on_a_rank(comm):
+        part = make_model(found, on_meta=True)
+        shard_tables(found.recipe, part, plan, comm, None)
+        move_sharded(part, plan, "cpu", samples)
+        return describe_cached(part)
+
+    for rank, shown in enumerate(run_threads(world, on_a_rank, timeout_s=60)):
+        lower = [tile for tile in plan.tiles_on(rank) if tile.tier == "host"]
+        assert shown.startswith(lower[0].table) if lower else not shown
+    little = replace(memory, free_H=(1000,))
+    with pytest.raises(TableMemoryError, match=r"4 GPUs, each with .* for tables, .* with its part of the host's: no"):
+        choose_plan(on_gpus, model, world, little, gpu_bytes=room // 2)
 
 
 def test_a_run_is_planned_for_its_wire_and_compared_with_no_other(tmp_path):

@@ -13,7 +13,7 @@ from rowwise.errors import SpecError
 from rowwise.perf.access import Access, Workload
 from rowwise.perf.dense_layers import parse_layers, side_of_layers
 from rowwise.perf.dense_parallel import FLOAT_bytes
-from rowwise.perf.hardware import MakingTimes, Machine, StageOverhead, hardware_named
+from rowwise.perf.hardware import Machine, MakingTimes, StageOverhead, hardware_named
 from rowwise.perf.links import Network, NetworkHost, PairLink, uniform_network
 from rowwise.perf.sums import SumCosts
 from rowwise.perf.timeline import stage_times, steady_step

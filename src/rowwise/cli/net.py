@@ -132,7 +132,7 @@ def order(
     read, wanted = read_network(network), parse_sum(collective)
     if len(read.hosts) == 1:
         raise SpecError(f"{network}: one host: nothing to order: want a network of several")
-    found = find_order(read.arrays(), wanted, limit_s=seconds)
+    found = find_order(read.arrays(), wanted, noise=read.noise, limit_s=seconds)
     names = [read.hosts[host].name for host in found.order]
     if hosts is not None:
         write_new(hosts, "".join(f"{name}\n" for name in names).encode())

@@ -7,7 +7,6 @@ from rich.console import Console
 
 from rowwise.plan import TIERS, Forecast, Plan
 from rowwise.quantity import format_bytes, format_seconds
-from rowwise.shard.tiers import DEVICE_TIERS, runnable_tiers
 from rowwise.spec import state_width
 
 if TYPE_CHECKING:
@@ -98,15 +97,12 @@ def show_differences(old: Plan, new: Plan, console: Console, name: str) -> None:
 
 
 def note_unsupported_tiers(plan: Plan) -> tuple[str, ...]:
-    """A note if rows are in tiers that rowwise cannot run, on some devices or on any."""
-    unsupported = [tile for tile in plan.tiles if tile.tier not in DEVICE_TIERS]
-    if not unsupported:
+    """A note if rows are on disk, behind which rowwise has no GPU yet."""
+    names = {tile.table for tile in plan.tiles if tile.tier == "disk"}
+    if not names:
         return ()
-    tiers = [tier for tier in TIERS if tier in {tile.tier for tile in unsupported}]
-    devices = " on any device but a CPU" if runnable_tiers("cpu").issuperset(tiers) else ""
-    names = {tile.table for tile in unsupported}
     rows = f"rows of table {min(names)!r}" + (f" and {_pluralise(len(names) - 1, 'other')}" if len(names) > 1 else "")
-    return (f"rowwise cannot run this plan yet{devices}: {rows} are on the {' and the '.join(tiers)}",)
+    return (f"rowwise cannot run this plan yet on any device but a CPU: {rows} are on the disk",)
 
 
 def note_one_device(result: "PlanResult") -> tuple[str, ...]:

@@ -102,6 +102,10 @@ class Network(Value, frozen=True, omit_defaults=True):
     uplink_Bps: tuple[float, ...] = ()  # of each group; empty: uplinks never limit
     probed: NetworkProbe | None = None  # None: not measured
 
+    @property
+    def noise(self) -> float:
+        return 0.0 if self.probed is None else self.probed.noise
+
     def __post_init__(self) -> None:
         names = [host.name for host in self.hosts]
         if not names:

@@ -192,7 +192,7 @@ def _more_tiers(request: PlanRequest, has_plan: HasPlan) -> Iterator[Fix]:
         tried = dataclasses.replace(request, tiers=tiers)
         if has_plan(tried):
             names = ",".join(name for name in TIERS if name in tiers)
-            runs_here = tier == "disk" and not request.machine.hardware.host_bytes  # a CPU's
+            runs_here = tier == "host" or not request.machine.hardware.host_bytes  # a CPU's
             yield Fix(
                 request=tried,
                 change=f"`rowwise plan --tiers {names}`" + " (not to be run here)" * (not runs_here),

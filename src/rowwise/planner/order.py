@@ -47,6 +47,7 @@ class HostOrdering(NamedTuple):
     given_s: float  # in the order of the network
     random_s: float  # mean of random orders
     bound_s: float  # less than in any order
+    least_gain: float = LEAST_GAIN  # that another order than the given one is worth
 
     @property
     def gain(self) -> float:
@@ -55,7 +56,7 @@ class HostOrdering(NamedTuple):
     @property
     def is_worthwhile(self) -> bool:
         """Whether the gain is more than what probes differ by."""
-        return self.gain >= LEAST_GAIN
+        return self.gain >= self.least_gain
 
 
 def parse_sum(text: str) -> Sum:
@@ -69,10 +70,11 @@ def parse_sum(text: str) -> Sum:
     return Sum(collective, size_bytes)
 
 
-def find_order(net: LinkArrays, what: Sum, *, limit_s: float = 3.0, seed: int = 0) -> HostOrdering:
+def find_order(net: LinkArrays, what: Sum, *, noise: float = 0.0, limit_s: float = 3.0, seed: int = 0) -> HostOrdering:
     """The best order that the search finds, or the given one if none is better.
 
     In an order for all-reduces the first host stays first, and the hosts of each group come one after the other.
+    `noise`: of the probe. Where all hosts are in one group, an order that gains less has only avoided it.
     """
     hosts = net.hosts
     if what.collective == "halving_doubling" and hosts & (hosts - 1):
@@ -82,7 +84,8 @@ def find_order(net: LinkArrays, what: Sum, *, limit_s: float = 3.0, seed: int = 
     found = search_order(net, what, keep_first=what.collective == "all_reduce", limit_s=limit_s, seed=seed)
     given_s = what.seconds(net, given)
     order, seconds = min(((given, given_s), (found, what.seconds(net, found))), key=lambda one: one[1])
-    return HostOrdering(tuple(map(int, order)), seconds, given_s, random_s, bound_s(net, what))
+    least_gain = max(LEAST_GAIN, 1 + noise) if len(net.uplink_G) == 1 else LEAST_GAIN
+    return HostOrdering(tuple(map(int, order)), seconds, given_s, random_s, bound_s(net, what), least_gain)
 
 
 def search_order(net: LinkArrays, what: Sum, *, keep_first: bool = False, limit_s: float = 3.0, seed: int = 0) -> Ints:

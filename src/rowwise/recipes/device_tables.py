@@ -1,6 +1,7 @@
 """Tables larger than a GPU's memory: which of them stay in host memory, and how many of their rows the GPU caches."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,9 +14,11 @@ from rowwise.comm.status import all_gather_text, all_gather_uneven, raising_on_a
 from rowwise.embedding import Embeddings
 from rowwise.errors import SpecError, TableMemoryError
 from rowwise.ops.layout import TablePiece, batch_rows
+from rowwise.plan import Plan, Tile
 from rowwise.quantity import format_bytes, format_percent
 from rowwise.row_optimizers import Sgd
 from rowwise.serve.row_tiers import DeviceRows
+from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.spec import Table, state_bytes, state_width
 from rowwise.store.policy import WAYS
 from rowwise.store.sizes import FLOAT_bytes
@@ -40,16 +43,20 @@ def slots_bytes(piece: TablePiece) -> int:
     return piece.slots * (piece.table.row_bytes + FLOAT_bytes * state_width(piece.table) + SLOT_bytes)
 
 
-def choose_cached(tables: Sequence[Table], room_bytes: int, samples: int) -> dict[str, int]:
+def choose_cached(
+    tables: Sequence[Table], room_bytes: int, samples: int, whole_names: Collection[str] = ()
+) -> dict[str, int]:
     """How many rows to cache of each table that stays in host memory; empty where all tables fit into the room.
 
     The smallest tables are on the GPU whole: a sample reads as many rows of them as of large ones, so a byte of them is
-    read more often. The others share what is left, in proportion to their sizes. Managed tables are always whole.
+    read more often. The others share what is left, in proportion to their sizes. Managed tables are always whole, and
+    those of `whole_names`.
     """
     if sum(map(table_bytes, tables)) <= room_bytes:
         return {}
     least = {table.name: cached_bytes(table, 0, samples) for table in tables}
-    lower = sorted((t for t in tables if t.managed is None and least[t.name] < table_bytes(t)), key=table_bytes)
+    free = (t for t in tables if t.managed is None and t.name not in whole_names)
+    lower = sorted((t for t in free if least[t.name] < table_bytes(t)), key=table_bytes)
     names = {table.name for table in lower}
     whole = [table for table in tables if table.name not in names]  # a cache of them would be no smaller
     left = room_bytes - sum(map(table_bytes, whole)) - sum(least[name] for name in names)
@@ -63,6 +70,48 @@ def choose_cached(tables: Sequence[Table], room_bytes: int, samples: int) -> dic
     return {
         table.name: _fill(table, least[table.name] + left * table_bytes(table) // total, samples) for table in lower
     }
+
+
+def cache_tiles(plan: Plan, tables: Sequence[Table], room_bytes: int, samples: int) -> Plan:
+    """The plan with tiles in host memory on ranks whose GPU has too little memory: see `choose_cached`.
+
+    `samples`: of a batch of all ranks. Replicated and managed tables stay on the GPUs.
+    """
+    by_name, tiles = {table.name: table for table in tables}, list[Tile]()
+    copies = Counter((tile.table, tile.rows, tile.cols) for tile in plan.tiles)
+    for rank in range(plan.world):
+        own = {str(number): tile for number, tile in enumerate(plan.tiles_on(rank))}
+        pieces = [structs.replace(table_of_tile(by_name[t.table], t), name=name) for name, t in own.items()]
+        whole = [
+            name
+            for name, t in own.items()
+            if copies[t.table, t.rows, t.cols] > 1 or by_name[t.table].managed is not None
+        ]
+        cached = choose_cached(pieces, room_bytes, samples, whole)
+        tiles += [
+            structs.replace(tile, tier="host", cache_rows=min(cached[name], tile.rows[1] - tile.rows[0]))
+            if name in cached
+            else tile
+            for name, tile in own.items()
+        ]
+    # A forecast is for rows that are all on the GPUs.
+    forecast = plan.forecast if all(tile.tier == "device" for tile in tiles) else None
+    return structs.replace(plan, tiles=tuple(sorted(tiles)), forecast=forecast)
+
+
+def table_of_tile(table: Table, tile: Tile) -> Table:
+    """The rows and columns of a tile as a table, with all features of the table."""
+    return TablePiece.cut(table, tile.rows, tile.cols, table.feature_names).table
+
+
+def gpu_bytes_of_plan(plan: Plan, tables: Sequence[Table], rank: int, samples: int) -> int:
+    """Memory that the tiles of a rank take on its GPU."""
+    by_name = {table.name: table for table in tables}
+    pieces = [(tile, table_of_tile(by_name[tile.table], tile)) for tile in plan.tiles_on(rank)]
+    return sum(
+        cached_bytes(piece, tile.cache_rows, samples) if tile.tier == "host" else table_bytes(piece)
+        for tile, piece in pieces
+    )
 
 
 def _fill(table: Table, room_bytes: int, samples: int) -> int:
@@ -137,6 +186,15 @@ def move_to_device(model: nn.Module, device: str, memory_bytes: int | None, samp
     return model.to(where)
 
 
+def move_sharded(model: nn.Module, plan: Plan, device: str, samples: int) -> nn.Module:
+    """Move a rank's part of a model, with the rows of tiles in host memory left there: see `cache_tiles`."""
+    if any(tile.tier == "host" for tile in plan.tiles):
+        for module in model.modules():
+            if isinstance(module, ShardedEmbeddings):
+                module.cache_on(device, samples)
+    return model.to(device)
+
+
 class ServedTables(NamedTuple):
     """The tables of a module that serves, and how many rows a device caches of those that it has in part."""
 
@@ -188,8 +246,9 @@ def describe_cached(model: nn.Module) -> str:
     pieces = [
         piece
         for module in model.modules()
-        if isinstance(module, Embeddings) and module.arena.cache is not None
-        for piece in module.arena.pieces
+        if isinstance(module, Embeddings | ShardedEmbeddings)
+        for arena in (module.arenas if isinstance(module, ShardedEmbeddings) else [module.arena])
+        for piece in (arena.pieces if arena.cache is not None else ())
         if piece.cache_rows is not None
     ]
     if not pieces:

@@ -112,7 +112,7 @@ def choose_order_by_file(path: str, meeting: Meeting) -> OrderedHosts:
 def choose_order(network: Network, meeting: Meeting, source: str) -> OrderedHosts:
     """The order of a job's hosts for all-reduces of a bucket; that of the launcher where little is gained."""
     net = links_of_job(network, meeting, source)
-    found = find_order(net, Sum("all_reduce", BUCKET_BYTES))
+    found = find_order(net, Sum("all_reduce", BUCKET_BYTES), noise=network.noise)
     order_H = found.order if found.is_worthwhile else tuple(range(net.hosts))
     runs = group_runs(net.group_H[list(order_H)].tolist())
     groups = runs if 1 < len(runs) == len(net.uplink_G) else ()

@@ -21,20 +21,20 @@ from rowwise.plan import Plan
 from rowwise.planner.bound import OptionTotals
 from rowwise.planner.constraints import ALL, Constraints
 from rowwise.planner.infeasible import InfeasibleError
-from rowwise.planner.layouts import LAYOUTS, TABLE_WISE
+from rowwise.planner.layouts import LAYOUTS, REPLICATED, TABLE_WISE
 from rowwise.planner.machines import machine_named
 from rowwise.planner.options import make_problem
 from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
 from rowwise.quantity import format_bytes
 from rowwise.recipes.dense_side import dense_side_of
+from rowwise.recipes.device_tables import cache_tiles, gpu_bytes_of_plan, move_sharded
 from rowwise.recipes.disk_tables import fill_caches, has_disk_tables, uniform_workloads
 from rowwise.recipes.model_configs import GraphConfig, SequenceModel
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.table_memory import TableMemory, raise_if_short, single_rank_plan
 from rowwise.row_optimizers import needs_full_rows
 from rowwise.shard.apply import shard
-from rowwise.shard.rehearse import held_bytes
 from rowwise.shard.tiers import DEVICE_TIERS
 from rowwise.spec import Pooling, Table, Topology, Wire
 from rowwise.store.sizes import LOG_COPIES
@@ -43,6 +43,7 @@ from rowwise.train.step import embeddings_of
 
 SEARCH_s = 0.05  # short, because the run waits for it
 UNLIMITED_bytes = 1 << 50
+WHOLE_ROWS = tuple(layout.name for layout in LAYOUTS if not layout.cuts_columns)
 WANT = "want a preset, a profile that `rowwise calibrate` has written, or --set hardware=null"
 
 
@@ -67,12 +68,18 @@ def choose_plan(
     if recipe.plan is not None:
         plan = _read_plan(recipe, tables, topology)
         if gpu_bytes is not None:
-            _check_gpus(plan, tables, gpu_bytes)
+            _check_gpus(plan, tables, gpu_bytes, batch_samples(recipe))
         return plan
     hardware = None if recipe.hardware is None else load_hardware(recipe.hardware)
     usual = hardware or usual_hardware(recipe)
     if topology.world > 1:
-        plan = _search_plan(recipe, tables, topology, usual, dense_side_of(recipe, model), gpu_bytes)
+        dense = dense_side_of(recipe, model)
+        try:
+            plan = _search_plan(recipe, tables, topology, usual, dense, gpu_bytes)
+        except TableMemoryError:
+            if gpu_bytes is None or memory is None:
+                raise
+            plan = _plan_with_host(recipe, replace(memory, tables=tables), usual, dense, gpu_bytes)
     else:
         plan = single_rank_plan(tables)
         if hardware is not None and tables:
@@ -83,12 +90,30 @@ def choose_plan(
     return _plan_with_disk(recipe, resident, usual) if resident.is_short else plan
 
 
-def _check_gpus(plan: Plan, tables: Sequence[Table], gpu_bytes: int) -> None:
+def _check_gpus(plan: Plan, tables: Sequence[Table], gpu_bytes: int, samples: int) -> None:
     for rank in range(plan.world):
-        size = sum(held_bytes(tables, plan, rank).values())
+        size = gpu_bytes_of_plan(plan, tables, rank, samples)
         if size > gpu_bytes:
             got = f"the plan: rows and optimizer state of rank {rank} take {format_bytes(size)}, and its GPU has"
             raise TableMemoryError(f"{got} {format_bytes(gpu_bytes)} for tables: want another --plan, or none")
+
+
+def _plan_with_host(recipe: Recipe, memory: TableMemory, hardware: Hardware, dense: DenseSide, gpu_bytes: int) -> Plan:
+    """A plan with rows in host memory, and as many of them cached on each GPU as there is memory for.
+
+    It is searched as if a GPU had the memory of both, with tiles of whole rows and without copies.
+    """
+    tables, topology = memory.tables, memory.topology
+    known = all(free is not None for free in memory.free_H)
+    room = gpu_bytes + memory.rank_room_bytes if known else UNLIMITED_bytes
+    request = make_request(recipe, tables, topology, structs.replace(hardware, device_bytes=room))
+    whole_rows = Constraints(layouts={ALL: tuple(name for name in WHOLE_ROWS if name != REPLICATED.name)})
+    try:
+        plan = make_plan(replace(request, dense=dense, constraints=whole_rows), seconds=SEARCH_s, prove=False).plan
+    except InfeasibleError as error:
+        rooms = f"each with {format_bytes(gpu_bytes)} for tables, {format_bytes(room)} with its part of the host's"
+        raise TableMemoryError(f"{topology.world} GPUs, {rooms}: {error}") from None
+    return cache_tiles(plan, tables, gpu_bytes, batch_samples(recipe))
 
 
 def _plan_with_disk(recipe: Recipe, resident: TableMemory, hardware: Hardware) -> Plan:
@@ -192,8 +217,7 @@ def _search_plan(
 def make_request(recipe: Recipe, tables: Sequence[Table], topology: Topology, hardware: Hardware) -> PlanRequest:
     """The request for a plan of these tables, without limits beside the machine's."""
     # Optimizers that couple columns exchange sums for column shards, which costs more than the cut saves.
-    whole_rows = tuple(layout.name for layout in LAYOUTS if not layout.cuts_columns)
-    coupled = {table.name: whole_rows for table in tables if needs_full_rows(table.optimizer)}
+    coupled = {table.name: WHOLE_ROWS for table in tables if needs_full_rows(table.optimizer)}
     layouts = {ALL: (TABLE_WISE.name,)} if topology.world == 1 else coupled
     return PlanRequest(
         workloads=workloads_of(recipe, tables, topology.world),
@@ -221,6 +245,11 @@ def workloads_of(recipe: Recipe, tables: Sequence[Table], world: int) -> tuple[W
     return uniform_workloads(tables, model.length + 1 + scored * world / batch)  # each rank looks all up that it scores
 
 
+def batch_samples(recipe: Recipe) -> int:
+    """The most samples of all ranks that are looked up at once."""
+    return max(step_samples(recipe), recipe.evaluate.batch)
+
+
 def step_samples(recipe: Recipe) -> int:
     """The global number of samples of an optimizer step."""
     return recipe.train.batch * recipe.train.accumulate
@@ -236,7 +265,7 @@ def shard_tables(recipe: Recipe, model: nn.Module, plan: Plan, comm: Comm, disk:
         elastic, merge_shared = train.determinism == "elastic", train.merge_shared
         shard(model, plan, comm, wire=recipe.wire_types, elastic=elastic, merge_shared=merge_shared, disk=disk)
         if train.device != "cpu":  # tables were made there, the rest was not; dense parameters may still be on meta
-            model.to(train.device)
+            move_sharded(model, plan, train.device, batch_samples(recipe))
 
 
 def rank_bytes(plan: Plan, tables: Sequence[Table]) -> list[int]:

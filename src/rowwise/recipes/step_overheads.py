@@ -21,7 +21,7 @@ from msgspec import structs
 
 from rowwise.errors import PeerError
 from rowwise.ingest.batch_shard import BatchShard
-from rowwise.perf.hardware import MakingTimes, Hardware, StageOverhead
+from rowwise.perf.hardware import Hardware, MakingTimes, StageOverhead
 from rowwise.recipes.compose import make_batcher, resolve
 from rowwise.recipes.find import load
 from rowwise.recipes.simulated import columns_of

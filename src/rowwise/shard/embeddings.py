@@ -27,7 +27,7 @@ from rowwise.comm.interface import Comm
 from rowwise.embedding import Embeddings, LookedUp, Vectors
 from rowwise.errors import PeerError, RowwiseError, SpecError, StateError
 from rowwise.ops.arena import Arena
-from rowwise.ops.layout import TablePiece
+from rowwise.ops.layout import TablePiece, batch_rows
 from rowwise.ops.lookup import StagedGradients
 from rowwise.ops.tiles import Tiles
 from rowwise.ops.unknown import count_unknown
@@ -113,9 +113,8 @@ class ShardedEmbeddings(nn.Module):
         self._replicated = replicated = Tiles(routes.replicated, self.device) if routes.replicated else None
         self._lookup = LocalLookup(self._groups, replicated)
         self._router, self._exchange = Router(routes, comm), EmbeddingExchange(routes, comm, wire)
-        groups = [local for local in self._groups if local[0].needs_full_rows]
-        anywhere = any(group.needs_full_rows for of_rank in routes.groups_W for group in of_rank)
-        self._full_row_update = FullRowUpdate(routes, plan, comm, groups) if anywhere else None
+        self._plan = plan
+        self._full_row_update = self._make_full_row_update()
         self._replicated_update = ReplicatedUpdate(replicated, comm, elastic=elastic) if replicated else None
         self._samples = 0  # samples of all ranks since the last update
         self.unknown_ids: dict[str, int] = {}  # of this rank's batches, mapped to the last row of a table, by feature
@@ -124,6 +123,40 @@ class ShardedEmbeddings(nn.Module):
         self._in_flight: Vectors | None = None  # the last lookup, until its vectors are received
         self.register_load_state_dict_pre_hook(_before_load)
         self._make_parameters()
+
+    @torch.no_grad()
+    def cache_on(self, device: torch.device | str, samples: int) -> Self:
+        """Move to a GPU, but leave tiles of the tier `host` in host memory, and cache `cache_rows` of each there.
+
+        The GPU reads missed rows from host memory and writes changed ones back, with their optimizer state. Results
+        have the same bits as without a cache. `samples`: of a batch of all ranks: as many ids of each feature have room
+        beside the cached rows. A batch whose rows of a tile find no room is an error.
+        """
+        check_cached(self.routes)
+        self.device = torch.empty(0, device=device).device  # with its number
+        for number, (group, whole) in enumerate(self._groups):
+            pieces = [
+                piece._replace(cache_rows=one.tile.cache_rows, batch_rows=batch_rows(piece.table, samples))
+                if one.tile.tier == "host"
+                else piece
+                for one, piece in zip(group.pieces, whole.arena.pieces, strict=True)
+            ]
+            if any(one.tile.tier == "host" for one in group.pieces):
+                tiles = Tiles(pieces, self.device, host=whole.arena)
+                tiles.arena.copy_uncached(whole.arena)
+                self._groups[number] = group, tiles
+            else:
+                whole.arena.to(self.device)
+        if self._replicated is not None:
+            self._replicated.arena.to(self.device)
+        self._full_row_update = self._make_full_row_update()
+        self._make_parameters()
+        return self
+
+    def _make_full_row_update(self) -> FullRowUpdate | None:
+        groups = [local for local in self._groups if local[0].needs_full_rows]
+        anywhere = any(group.needs_full_rows for of_rank in self.routes.groups_W for group in of_rank)
+        return FullRowUpdate(self.routes, self._plan, self._comm, groups) if anywhere else None
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -444,6 +477,15 @@ def check_tiers(plan: Plan, device: torch.device, disk: Path | None) -> None:
         if ranges[tile.table, tile.rows] > 1:
             got = f"table {tile.table!r}: tile {tile}: another tile has the same rows"
             raise SpecError(f"{got}: want tiles of whole rows, on one rank each, for tables on disk")
+
+
+def check_cached(routes: Routes) -> None:
+    """Raise for rows in host memory that a GPU cannot cache, on any rank."""
+    for piece in (piece for of_rank in routes.groups_W for group in of_rank for piece in group.pieces):
+        tile, table = piece.tile, routes.tables[piece.table]
+        if tile.tier == "host" and (tile.cols != (0, table.dim) or table.managed is not None):
+            why = "the table is managed" if table.managed is not None else f"it has columns {tile.cols} of {table.dim}"
+            raise SpecError(f"tile {tile}: {why}, so a GPU cannot cache it: want tier 'device', or tiles of whole rows")
 
 
 def _before_load(module: nn.Module, _state: dict[str, Any], _prefix: str, metadata: dict[str, Any], *_: Any) -> None:
