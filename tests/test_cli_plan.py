@@ -434,8 +434,13 @@ def test_memory_that_the_runtime_does_not_run_is_planned_where_it_is_asked_for(o
     ):
         assert way in err
     assert not Path("plan.json").exists()
-    assert "cannot run" not in ok("--tiers", "device,host", "--json", "plan.json", machine=TIGHT)
-    assert {tile.tier for tile in read("plan.json").tiles} == {"device", "host"}
+    host = ok("--tiers", "device,host", "--json", "plan.json", machine=TIGHT)
+    tiles = read("plan.json").tiles
+    assert {tile.tier for tile in tiles} == {"device", "host"}
+    cut = any(t.tier == "host" and t.cols != (0, max(o.cols[1] for o in tiles if o.table == t.table)) for t in tiles)
+    assert (": parts of rows of table " in host) == cut
+    whole = ok("--tiers", "device,host", "--layouts", "table_wise,row_wise", machine=TIGHT)
+    assert "cannot run" not in whole
     disk = ok("--tiers", "device,disk", "--json", "plan.json", machine=f"{TIGHT},disk=1TB")
     lower = {tile.table for tile in read("plan.json").tiles if tile.tier == "disk"}
     others = f" and {len(lower) - 1} other{'s' * (len(lower) > 2)}" * (len(lower) > 1)
@@ -471,7 +476,7 @@ def test_tiers_that_there_are_not_are_refused(refused):
         *given, "--tiers", "device,disk"
     )
     got = refused(*given, "--tiers", "device,host", "--measure", 2)
-    assert "--measure with --tiers that rowwise cannot run yet: want one of them" in got
+    assert "--measure with --tiers: rows below the device are not measured yet: want one of them" in got
 
 
 def test_runs_take_a_plan_on_disk(command, small_recipe):

@@ -335,7 +335,7 @@ def planner(read: Read) -> str:
         "Second table: cost of the plan over a lower bound that no plan can beat.",
         "`856x16 70 %`: 856 synthetic tables after published statistics, which fill 70 % of the memory of 16 devices. "
         "Other names are published lists of tables, with all layouts allowed.",
-        "12 T parameters: on 128 devices with host memory. The runtime does not run rows on the host of a device yet.",
+        "12 T parameters: on 128 devices with host memory. Rows on the host of several GPUs never ran.",
     ]
     return with_facts(lines, facts, result)
 

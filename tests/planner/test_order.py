@@ -102,6 +102,7 @@ def test_an_order_of_one_group_gains_more_than_the_noise_of_the_probe(groups, wo
     assert quiet.is_worthwhile
     assert noisy.is_worthwhile == worthwhile
     assert noisy.order == quiet.order
+    assert noisy.kept == (quiet.order if worthwhile else tuple(range(8)))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Runs on several ranks, as threads: where tables are put, who writes, what is refused; and the same bits as alone."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -16,13 +17,14 @@ from rowwise.comm.spawn import RankFailure, RanksFailed
 from rowwise.comm.thread import run_threads
 from rowwise.errors import AgreedError, TableMemoryError
 from rowwise.recipes.compose import make_model, resolve
-from rowwise.recipes.device_tables import describe_cached, gpu_bytes_of_plan, move_sharded, table_bytes
+from rowwise.recipes.device_tables import describe_cached_tiles, gpu_bytes_of_plan, move_sharded, table_bytes
 from rowwise.recipes.runs import TrainingRun, evaluate
 from rowwise.recipes.sharding import choose_plan, rank_bytes, shard_tables, tables_of
 from rowwise.recipes.table_memory import measure_memory
 from rowwise.recipes.text import decode, parse, write
 from rowwise.spec import Codecs, Wire
 from rowwise.train.saved import CheckpointFolder
+from rowwise.train.step import embeddings_of
 
 ELASTIC = {"batch": 1024, "determinism": "elastic", "virtual_shards": 4, "epochs": 2}
 
@@ -172,14 +174,29 @@ def test_tables_that_gpus_have_no_room_for_are_in_host_memory(tmp_path):
         part = make_model(found, on_meta=True)
         shard_tables(found.recipe, part, plan, comm, None)
         move_sharded(part, plan, "cpu", samples)
-        return describe_cached(part)
+        return sum(arena.cache is not None for module in embeddings_of(part) for arena in module.arenas)
 
-    for rank, shown in enumerate(run_threads(world, on_a_rank, timeout_s=60)):
-        lower = [tile for tile in plan.tiles_on(rank) if tile.tier == "host"]
-        assert shown.startswith(lower[0].table) if lower else not shown
+    for rank, cached in enumerate(run_threads(world, on_a_rank, timeout_s=60)):
+        assert bool(cached) == any(tile.tier == "host" for tile in plan.tiles_on(rank))
+    shown = describe_cached_tiles(plan, tables, samples)
+    assert re.match(r"\w+(, \w+)* in .* of host memory; [\d.]+\s% of their rows cached in ", shown)
     little = replace(memory, free_H=(1000,))
-    with pytest.raises(TableMemoryError, match=r"4 GPUs, each with .* for tables, .* with its part of the host's: no"):
+    with pytest.raises(TableMemoryError, match=r"4 GPUs, each with .* for tables, and .* of host memory: no"):
         choose_plan(on_gpus, model, world, little, gpu_bytes=room // 2)
+
+
+def test_rows_that_are_all_read_at_once_have_to_fit(tmp_path):
+    """Each evaluation scores all items, and no cache has slots for them."""
+    kinds = {"kind": "sasrec", "length": 4, "layers": 1, "heads": 1}
+    item = {"list": [{"name": "seen", "rows": 20_000, "dim": 8, "pooling": "sequence"}]}
+    columns = {"sparse": [{"column": "seen", "ids": "direct"}], "dense": [], "labels": []}
+    scored = {"metric": "ndcg@10"}
+    found = resolve(recipe(tmp_path, model=kinds, tables=item, columns=columns, train={"batch": 64}, evaluate=scored))
+    model = make_model(found, on_meta=True)
+    on_gpus = structs.replace(found.recipe, train=structs.replace(found.recipe.train, device="cuda"))
+    memory, world = replace(measure_memory(found, solo()), topology=Topology(devices=2)), Topology(devices=2)
+    with pytest.raises(TableMemoryError, match=r"2 GPUs, each with 50\.0 kB for tables: no plan fits"):
+        choose_plan(on_gpus, model, world, memory, gpu_bytes=50_000)
 
 
 def test_a_run_is_planned_for_its_wire_and_compared_with_no_other(tmp_path):

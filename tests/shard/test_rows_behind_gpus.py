@@ -12,11 +12,11 @@ from msgspec import structs
 from shard.equal import make_sharded, rows_apart
 from shard.jobs import WORLDS, draw_job, make_job
 
-from rowwise import Embeddings, Managed, Plan, SpecError, Table
+from rowwise import Embeddings, Managed, Plan, SpecError, StateError, Table
 from rowwise.comm.solo import solo
 from rowwise.comm.thread import run_threads
 from rowwise.plan import Tile
-from rowwise.shard.embeddings import ShardedEmbeddings
+from rowwise.shard.embeddings import ShardedEmbeddings, check_cached
 
 
 def with_caches(draws, tables, plan):
@@ -62,7 +62,7 @@ def test_what_cannot_be_cached_is_refused():
 
     def rank(comm):
         sharded = make_sharded([table], Plan(world=2, tiles=tiles), comm)
-        with pytest.raises(SpecError, match=r"it has columns \(0, 4\) of 8, so a GPU cannot cache it: want tier"):
+        with pytest.raises(SpecError, match="it has 4 of 8 columns, so a GPU cannot cache it: want tier 'device'"):
             sharded.cache_on("cpu", 10)
 
     run_threads(2, rank, timeout_s=60)
@@ -70,6 +70,11 @@ def test_what_cannot_be_cached_is_refused():
     plan = Plan(world=1, tiles=(Tile(table="m", rank=0, rows=(0, 256), cols=(0, 8), tier="host"),))
     with pytest.raises(SpecError, match="the table is managed, so a GPU cannot cache it: want tier 'device'"):
         ShardedEmbeddings([managed], plan, solo()).cache_on("cpu", 10)
+    copies = tuple(Tile(table="t", rank=rank, rows=(0, 200), cols=(0, 8), tier="host") for rank in range(2))
+    with pytest.raises(SpecError, match="it is replicated, so a GPU cannot cache it"):
+        check_cached(Plan(world=2, tiles=copies), [table])
+    with pytest.raises(SpecError, match="rows are on the disk, so a GPU cannot cache it"):
+        check_cached(Plan(world=1, tiles=(structs.replace(copies[0], tier="disk"),)), [table])
 
 
 def test_tables_of_a_rank_are_as_they_were_before():
@@ -81,3 +86,5 @@ def test_tables_of_a_rank_are_as_they_were_before():
     assert not list(rows_apart(sharded, Embeddings(tables, seed=3)))
     assert {name: value.shape for name, value in sharded.state_dict().items()} == {"a": (500, 8), "b": (90, 8)}
     assert sharded.to("cpu") is sharded
+    with pytest.raises(StateError, match="want tables in host memory, which a cache is for"):
+        sharded.cache_on("cpu", 10)

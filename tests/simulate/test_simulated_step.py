@@ -354,6 +354,9 @@ def test_batches_are_read_by_each_rank_or_by_the_workers_of_all_and_may_limit_a_
     model = replace(MODEL, columns=10)
     assert making_s(model, machine) == pytest.approx(4096 * 10 * (1e-6 + 2e-6))
     assert making_s(replace(model, workers=True), machine) == pytest.approx(4096 * 10 * (0.5e-6 + 2e-6))
+    four = structs.replace(machine, topology=Topology(hosts=2, devices=2))
+    assert making_s(model, four) == pytest.approx(4096 * 10 * (1e-6 + 1e-6))
+    assert making_s(replace(model, workers=True), four) == pytest.approx(4096 * 10 * (0.5e-6 + 2e-6))
     assert making_s(MODEL, machine) == 0.0
     found = simulate(model, SimulatedMachine(machine=machine))
     assert found.help[0].what == "batches"

@@ -37,7 +37,7 @@ DRIFT = 1.15  # from which on the rates of rounds differ
 CHECKED, CHECKED_S = 600, 3.0  # of a check, whichever is longer: a quantile of few is that of chance
 MOST_S, LEAST_CHECKED = 10.0, 200  # but of slow requests not longer than this, unless they are so few
 CONNECTIONS = ROWS_AT_ONCE = 256  # rows as of rowwise serve; requests that come at random times do not wait for others
-LEAST_REQUESTS = 64
+LEAST_REQUESTS, LEAST_PACED = 64, 16
 ALONE, ALONE_LOAD = 200, 0.2  # requests at random times, of which most come alone
 END_S = 30.0
 LATE_MS, WAITED = 2.0, 0.03  # more than that is other work on the cores
@@ -216,7 +216,8 @@ def _round(load: "Load", rates_of: Callable[[float], Sequence[float]], tools: _T
     filled = _batches(load._replace(connections=FILLED, requests=count), tools)
     found, alone_s = [MeasuredBatches(filled.requests, filled.seconds)], list[float]()
     alone = _at_random(load, ALONE_LOAD * LEAST_REQUESTS / first, ALONE)
-    paced = [_at_random(load, rate, int(rate * MEASURED_S)) for rate in (pace * filled.rate for pace in PACES)]
+    rates = [pace * filled.rate for pace in PACES]
+    paced = [_at_random(load, rate, max(LEAST_PACED, int(rate * MEASURED_S))) for rate in rates]
     for sent in (alone, *paced):
         tools.tell(f"measuring batches at {sent.rate:,.0f} requests a second")
         one = _batches(sent, tools)

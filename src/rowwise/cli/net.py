@@ -133,7 +133,7 @@ def order(
     if len(read.hosts) == 1:
         raise SpecError(f"{network}: one host: nothing to order: want a network of several")
     found = find_order(read.arrays(), wanted, noise=read.noise, limit_s=seconds)
-    names = [read.hosts[host].name for host in found.order]
+    names = [read.hosts[host].name for host in found.kept]
     if hosts is not None:
         write_new(hosts, "".join(f"{name}\n" for name in names).encode())
     if as_json:

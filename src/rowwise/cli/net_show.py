@@ -5,7 +5,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rowwise.perf.links import LinkArrays, Network, age_notes
-from rowwise.planner.order import HostOrdering
+from rowwise.planner.order import LEAST_GAIN, HostOrdering
 from rowwise.quantity import format_bytes, format_seconds
 from rowwise.report.markup import Html, join, note, section, tag, text, text_table
 from rowwise.report.page import draw_page
@@ -29,7 +29,9 @@ def show_network(network: Network, source: str, console: Console) -> None:
 
 def show_order(found: HostOrdering, names: list[str], notes: list[str], console: Console) -> None:
     lines = [f"order      {' '.join(names)}"] if found.is_worthwhile else []
-    gain = f"{found.gain:.1f}x as fast as in the given order" if found.is_worthwhile else "nothing to gain: 1.0x"
+    gain = f"{found.gain:.1f}x as fast as in the given order"
+    if not found.is_worthwhile:
+        gain = "nothing to gain: 1.0x" if found.gain < LEAST_GAIN else f"{gain}, but the probe is as noisy: keep that"
     lines += [
         f"predicted  {format_seconds(found.seconds)}, {gain}",
         f"given      {format_seconds(found.given_s)}",

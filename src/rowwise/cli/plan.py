@@ -372,7 +372,7 @@ def _make_plan(
     from rowwise.shard.tiers import DEVICE_TIERS
 
     if options.measured and not request.tiers <= DEVICE_TIERS:
-        raise SpecError("--measure with --tiers that rowwise cannot run yet: want one of them")
+        raise SpecError("--measure with --tiers: rows below the device are not measured yet: want one of them")
     if options.measured and (old is not None or options.certify_s):
         raise SpecError("--measure with --replan or --certify: want one of them")
     if options.method is not None:

@@ -97,12 +97,17 @@ def show_differences(old: Plan, new: Plan, console: Console, name: str) -> None:
 
 
 def note_unsupported_tiers(plan: Plan) -> tuple[str, ...]:
-    """A note if rows are on disk, behind which rowwise has no GPU yet."""
-    names = {tile.table for tile in plan.tiles if tile.tier == "disk"}
-    if not names:
-        return ()
-    rows = f"rows of table {min(names)!r}" + (f" and {_pluralise(len(names) - 1, 'other')}" if len(names) > 1 else "")
-    return (f"rowwise cannot run this plan yet on any device but a CPU: {rows} are on the disk",)
+    """Notes if rows are on disk, or parts of rows in host memory: rowwise has no GPU before them yet."""
+    widths = {name: max(t.cols[1] for t in plan.tiles if t.table == name) for name in {t.table for t in plan.tiles}}
+    on_disk = {tile.table for tile in plan.tiles if tile.tier == "disk"}
+    cut = {t.table for t in plan.tiles if t.tier == "host" and t.cols != (0, widths[t.table])}
+    return tuple(
+        f"rowwise cannot run this plan yet on any device but a CPU: {what} of table {min(names)!r}"
+        + (f" and {_pluralise(len(names) - 1, 'other')}" if len(names) > 1 else "")
+        + f" are {where}"
+        for names, what, where in ((on_disk, "rows", "on the disk"), (cut, "parts of rows", "on the host"))
+        if names
+    )
 
 
 def note_one_device(result: "PlanResult") -> tuple[str, ...]:

@@ -54,6 +54,11 @@ class HostOrdering(NamedTuple):
         return self.given_s / self.seconds if self.seconds else 1.0
 
     @property
+    def kept(self) -> tuple[int, ...]:
+        """The order to use: the given one, if little is gained."""
+        return self.order if self.is_worthwhile else tuple(range(len(self.order)))
+
+    @property
     def is_worthwhile(self) -> bool:
         """Whether the gain is more than what probes differ by."""
         return self.gain >= self.least_gain

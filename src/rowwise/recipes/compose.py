@@ -236,7 +236,8 @@ def build_model(
             module = make_sequence_model(model, embeddings)
         case _:
             module = make_click_model(model, embeddings, dense, tasks)
-    return module if on_meta else move_to_device(module, parts.device, memory_bytes, samples)
+    whole = isinstance(model, SequenceModel)
+    return module if on_meta else move_to_device(module, parts.device, memory_bytes, samples, whole=whole)
 
 
 def make_small_model(resolved: ResolvedRecipe) -> nn.Module:

@@ -169,16 +169,22 @@ def room_of_gpus(device: str, memory_bytes: int | None, comm: Comm) -> int | Non
     return min(int(one) for one in all_gather_uneven(comm, torch.tensor([mine]), "memory"))
 
 
-def move_to_device(model: nn.Module, device: str, memory_bytes: int | None, samples: int) -> nn.Module:
+def move_to_device(
+    model: nn.Module, device: str, memory_bytes: int | None, samples: int, *, whole: bool = False
+) -> nn.Module:
     """Move a model, with the rows of tables that do not fit into a GPU's memory left in host memory.
 
-    `memory_bytes`: of the GPU, for tables; None: most of what is free. `samples`: of a batch.
+    `memory_bytes`: of the GPU, for tables; None: most of what is free. `samples`: of a batch. `whole`: the model looks
+    all rows of a table up at once, so they have to fit.
     """
     where = torch.device(device)
     modules = [module for module in model.modules() if isinstance(module, Embeddings)]
     if where.type == "cuda":
         room = int(USABLE * free_of_device(where)) if memory_bytes is None else memory_bytes
         total = sum(table_bytes(table) for module in modules for table in module.tables)
+        if whole and total > room:
+            got = f"the model reads all rows at once: they take {format_bytes(total)}, and the GPU has"
+            raise TableMemoryError(f"{got} {format_bytes(room)} for tables: want a larger `memory`, or the CPU")
         for module in modules if total > room else ():  # each has its part of the room: names are of a module
             share = room * sum(map(table_bytes, module.tables)) // total
             if cached := choose_cached(module.tables, share, samples):
@@ -246,19 +252,28 @@ def describe_cached(model: nn.Module) -> str:
     pieces = [
         piece
         for module in model.modules()
-        if isinstance(module, Embeddings | ShardedEmbeddings)
-        for arena in (module.arenas if isinstance(module, ShardedEmbeddings) else [module.arena])
-        for piece in (arena.pieces if arena.cache is not None else ())
+        if isinstance(module, Embeddings) and module.arena.cache is not None
+        for piece in module.arena.pieces
         if piece.cache_rows is not None
     ]
-    if not pieces:
+    rows = sum(piece.cache_rows or 0 for piece in pieces)
+    return _describe([piece.table for piece in pieces], rows, sum(map(slots_bytes, pieces)))
+
+
+def describe_cached_tiles(plan: Plan, tables: Sequence[Table], samples: int) -> str:
+    """The same for the tiles of all ranks."""
+    by_name = {table.name: table for table in tables}
+    lower = [tile for tile in plan.tiles if tile.tier == "host"]
+    parts = [table_of_tile(by_name[tile.table], tile) for tile in lower]
+    here = sum(cached_bytes(part, tile.cache_rows, samples) for part, tile in zip(parts, lower, strict=True))
+    return _describe(parts, sum(tile.cache_rows for tile in lower), here)
+
+
+def _describe(tables: Sequence[Table], cached_rows: int, cached_bytes: int) -> str:
+    if not tables:
         return ""
-    names = ", ".join(piece.table.name for piece in pieces[:MOST_NAMES])
-    more = f" and {len(pieces) - MOST_NAMES} more" if len(pieces) > MOST_NAMES else ""
-    there = sum(table_bytes(piece.table) for piece in pieces)
-    here = sum(map(slots_bytes, pieces))
-    rows, cached = (sum(n) for n in zip(*((p.table.rows, p.cache_rows or 0) for p in pieces), strict=True))
-    share = format_percent(cached / rows)
-    return (
-        f"{names}{more} in {format_bytes(there)} of host memory; {share} of their rows cached in {format_bytes(here)}"
-    )
+    known = list(dict.fromkeys(table.name for table in tables))
+    more = f" and {len(known) - MOST_NAMES} more" if len(known) > MOST_NAMES else ""
+    there, share = sum(map(table_bytes, tables)), format_percent(cached_rows / sum(table.rows for table in tables))
+    names, here = ", ".join(known[:MOST_NAMES]), format_bytes(cached_bytes)
+    return f"{names}{more} in {format_bytes(there)} of host memory; {share} of their rows cached in {here}"

@@ -113,7 +113,7 @@ def choose_order(network: Network, meeting: Meeting, source: str) -> OrderedHost
     """The order of a job's hosts for all-reduces of a bucket; that of the launcher where little is gained."""
     net = links_of_job(network, meeting, source)
     found = find_order(net, Sum("all_reduce", BUCKET_BYTES), noise=network.noise)
-    order_H = found.order if found.is_worthwhile else tuple(range(net.hosts))
+    order_H = found.kept
     runs = group_runs(net.group_H[list(order_H)].tolist())
     groups = runs if 1 < len(runs) == len(net.uplink_G) else ()
     names = tuple(meeting.hosts[host] for host in order_H)

@@ -15,11 +15,11 @@ from rowwise.ingest.batch_shard import BatchShard
 from rowwise.plan import Plan
 from rowwise.recipes.compose import ResolvedRecipe, make_batcher, make_model, make_objective, make_small_model, resolve
 from rowwise.recipes.dense_side import dense_side_of
-from rowwise.recipes.device_tables import describe_cached
+from rowwise.recipes.device_tables import describe_cached, describe_cached_tiles
 from rowwise.recipes.disk_tables import describe_disk_tables, has_disk_tables, memory_of_plan
 from rowwise.recipes.recipe import Recipe, check_ranks
 from rowwise.recipes.retrieval import decoded_bytes
-from rowwise.recipes.sharding import choose_plan, rank_bytes, tables_of
+from rowwise.recipes.sharding import batch_samples, choose_plan, rank_bytes, tables_of
 from rowwise.recipes.table_memory import measure_memory
 from rowwise.recipes.text import RECIPE
 from rowwise.recipes.unused_keys import find_notes
@@ -73,6 +73,8 @@ def make_outlook(resolved: ResolvedRecipe, model: nn.Module, plan: Plan, topolog
     batch_shards = (BatchShard(rank=rank, world=world).part(recipe.train.batch) for rank in range(world))
     by_use = {"train": rows.train, "valid": rows.valid, "test": rows.test}
     resident_bytes, cache_bytes = memory_of_plan(plan, tables_of(model)) if has_disk_tables(plan) else (0, 0)
+    on_gpus = recipe.train.device != "cpu"
+    cached = describe_cached_tiles(plan, tables_of(model), batch_samples(recipe)) if on_gpus else ""
     parameters = sum(parameter.numel() for parameter in dense_parameters(model))
     assert recipe.train.threads is not None
     return Outlook(
@@ -103,7 +105,7 @@ def make_outlook(resolved: ResolvedRecipe, model: nn.Module, plan: Plan, topolog
         resident_bytes=resident_bytes,
         cache_bytes=cache_bytes,
         pictures_bytes=decoded_bytes(recipe.model, tables),
-        cached=describe_cached(model),
+        cached=cached or describe_cached(model),
         idle=sum(begin == end for begin, end in batch_shards),
         wire=resolved.wire_choice.text() if resolved.wire_choice else "",
     )

@@ -30,11 +30,12 @@ from rowwise.quantity import format_bytes
 from rowwise.recipes.dense_side import dense_side_of
 from rowwise.recipes.device_tables import cache_tiles, gpu_bytes_of_plan, move_sharded
 from rowwise.recipes.disk_tables import fill_caches, has_disk_tables, uniform_workloads
-from rowwise.recipes.model_configs import GraphConfig, SequenceModel
+from rowwise.recipes.model_configs import GraphConfig, Model, SequenceModel
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.table_memory import TableMemory, raise_if_short, single_rank_plan
 from rowwise.row_optimizers import needs_full_rows
 from rowwise.shard.apply import shard
+from rowwise.shard.embeddings import check_cached
 from rowwise.shard.tiers import DEVICE_TIERS
 from rowwise.spec import Pooling, Table, Topology, Wire
 from rowwise.store.sizes import LOG_COPIES
@@ -77,7 +78,7 @@ def choose_plan(
         try:
             plan = _search_plan(recipe, tables, topology, usual, dense, gpu_bytes)
         except TableMemoryError:
-            if gpu_bytes is None or memory is None:
+            if gpu_bytes is None or memory is None or reads_whole_tables(recipe.model):
                 raise
             plan = _plan_with_host(recipe, replace(memory, tables=tables), usual, dense, gpu_bytes)
     else:
@@ -91,6 +92,7 @@ def choose_plan(
 
 
 def _check_gpus(plan: Plan, tables: Sequence[Table], gpu_bytes: int, samples: int) -> None:
+    check_cached(plan, tables)
     for rank in range(plan.world):
         size = gpu_bytes_of_plan(plan, tables, rank, samples)
         if size > gpu_bytes:
@@ -101,17 +103,18 @@ def _check_gpus(plan: Plan, tables: Sequence[Table], gpu_bytes: int, samples: in
 def _plan_with_host(recipe: Recipe, memory: TableMemory, hardware: Hardware, dense: DenseSide, gpu_bytes: int) -> Plan:
     """A plan with rows in host memory, and as many of them cached on each GPU as there is memory for.
 
-    It is searched as if a GPU had the memory of both, with tiles of whole rows and without copies.
+    It is searched as if ranks had their part of the host's memory, where all tables are filled, with tiles of whole
+    rows and without copies.
     """
     tables, topology = memory.tables, memory.topology
-    known = all(free is not None for free in memory.free_H)
-    room = gpu_bytes + memory.rank_room_bytes if known else UNLIMITED_bytes
-    request = make_request(recipe, tables, topology, structs.replace(hardware, device_bytes=room))
+    room = memory.rank_room_bytes if all(free is not None for free in memory.free_H) else UNLIMITED_bytes
+    machine = structs.replace(hardware, device_bytes=room, host_bytes=0, disk_bytes=0)
+    request = make_request(recipe, tables, topology, machine)
     whole_rows = Constraints(layouts={ALL: tuple(name for name in WHOLE_ROWS if name != REPLICATED.name)})
     try:
         plan = make_plan(replace(request, dense=dense, constraints=whole_rows), seconds=SEARCH_s, prove=False).plan
     except InfeasibleError as error:
-        rooms = f"each with {format_bytes(gpu_bytes)} for tables, {format_bytes(room)} with its part of the host's"
+        rooms = f"each with {format_bytes(gpu_bytes)} for tables, and {format_bytes(room)} of host memory"
         raise TableMemoryError(f"{topology.world} GPUs, {rooms}: {error}") from None
     return cache_tiles(plan, tables, gpu_bytes, batch_samples(recipe))
 
@@ -243,6 +246,11 @@ def workloads_of(recipe: Recipe, tables: Sequence[Table], world: int) -> tuple[W
         return uniform_workloads(tables)
     scored = tables[0].rows if model.negatives is None else model.negatives
     return uniform_workloads(tables, model.length + 1 + scored * world / batch)  # each rank looks all up that it scores
+
+
+def reads_whole_tables(model: Model | str) -> bool:
+    """Whether a step or an evaluation looks all rows of a table up at once, which no cache has slots for."""
+    return isinstance(model, GraphConfig | SequenceModel)
 
 
 def batch_samples(recipe: Recipe) -> int:

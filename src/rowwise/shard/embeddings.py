@@ -132,7 +132,9 @@ class ShardedEmbeddings(nn.Module):
         have the same bits as without a cache. `samples`: of a batch of all ranks: as many ids of each feature have room
         beside the cached rows. A batch whose rows of a tile find no room is an error.
         """
-        check_cached(self.routes)
+        check_cached(self._plan, self.tables)
+        if self.device.type != "cpu" or any(arena.cache is not None for arena in self.arenas):
+            raise StateError(f"the tables are on {self.device}: want tables in host memory, which a cache is for")
         self.device = torch.empty(0, device=device).device  # with its number
         for number, (group, whole) in enumerate(self._groups):
             pieces = [
@@ -479,12 +481,21 @@ def check_tiers(plan: Plan, device: torch.device, disk: Path | None) -> None:
             raise SpecError(f"{got}: want tiles of whole rows, on one rank each, for tables on disk")
 
 
-def check_cached(routes: Routes) -> None:
-    """Raise for rows in host memory that a GPU cannot cache, on any rank."""
-    for piece in (piece for of_rank in routes.groups_W for group in of_rank for piece in group.pieces):
-        tile, table = piece.tile, routes.tables[piece.table]
-        if tile.tier == "host" and (tile.cols != (0, table.dim) or table.managed is not None):
-            why = "the table is managed" if table.managed is not None else f"it has columns {tile.cols} of {table.dim}"
+def check_cached(plan: Plan, tables: Sequence[Table]) -> None:
+    """Raise for tiles in host memory or on disk that GPUs cannot cache."""
+    by_name = {table.name: table for table in tables}
+    copies = Counter((tile.table, tile.rows, tile.cols) for tile in plan.tiles)
+    for tile in plan.tiles:
+        table, why = by_name[tile.table], ""
+        if tile.tier == "disk":
+            why = "rows are on the disk"
+        elif tile.tier == "host" and tile.cols != (0, table.dim):
+            why = f"it has {tile.cols[1] - tile.cols[0]} of {table.dim} columns"
+        elif tile.tier == "host" and table.managed is not None:
+            why = "the table is managed"
+        elif tile.tier == "host" and copies[tile.table, tile.rows, tile.cols] > 1:
+            why = "it is replicated"
+        if why:
             raise SpecError(f"tile {tile}: {why}, so a GPU cannot cache it: want tier 'device', or tiles of whole rows")
 
 

@@ -220,8 +220,10 @@ def making_s(model: SimulatedModel, machine: Machine) -> float:
     times, ranks = machine.hardware.batches, machine.topology.world
     if times is None:
         return 0.0
-    read_by = ranks if model.workers else 1
-    return model.batch * model.columns * (times.read_s / read_by + times.encode_s / ranks)
+    values, devices = model.batch * model.columns, machine.topology.devices
+    if model.workers:  # those of each host prepare all rows, for its ranks
+        return values * (times.read_s + times.encode_s) / devices
+    return values * (times.read_s + times.encode_s / ranks)
 
 
 def what_would_help(work: StepWork, depth: int, step_s: float) -> tuple[Help, ...]:

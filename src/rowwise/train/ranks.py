@@ -15,6 +15,7 @@ from rowwise.batch import Batch
 from rowwise.comm.interface import Comm
 from rowwise.comm.status import broadcast_object
 from rowwise.errors import AgreedError, PeerError
+from rowwise.train.draws import seed_draws
 from rowwise.train.step_header import GlobalStatus, StepHeader, exchange_step_header
 
 
@@ -22,7 +23,7 @@ def seed_rank(comm: Comm) -> None:
     """Seed torch differently on each rank, from its current seed; rank 0 draws what a single rank would."""
     if comm.rank:
         digest = hashlib.blake2b(f"{torch.initial_seed()} rank {comm.rank}".encode(), digest_size=8).digest()
-        torch.manual_seed(int.from_bytes(digest))
+        seed_draws(int.from_bytes(digest))
 
 
 def empty_batch_like(batch: Batch) -> Batch:

@@ -43,6 +43,7 @@ from rowwise.errors import CheckpointError
 from rowwise.shard.embeddings import AnyEmbeddings
 from rowwise.spec import Value
 from rowwise.train.dense_parallel import is_dtensor, local_rows, reshard
+from rowwise.train.draws import random_state, seed_draws, set_random_state
 from rowwise.train.id_maps import check_maps
 
 Optimizers = Mapping[str, Optimizer]
@@ -88,7 +89,7 @@ def collect(
                 else:
                     numbers.setdefault(names[parameter], {})[slot] = value
         data[which] = {"kind": type(optimizer).__name__, "groups": groups, "numbers": numbers}
-    each = {RANDOM: torch.get_rng_state()} | {f"held/{bucket}": x for bucket, x in (residuals or {}).items()}
+    each = {RANDOM: random_state()} | {f"held/{bucket}": x for bucket, x in (residuals or {}).items()}
     for name, tensor in each.items():
         shape, rows = (len(comm.ranks), *tensor.shape), (comm.rank, comm.rank + 1)
         shards.append(LocalShard(name=name, tensor=tensor.unsqueeze(0), shape=shape, rows=rows))
@@ -245,12 +246,12 @@ def _restore_per_rank(checkpoint: Checkpoint, comm: Comm, residuals: Residuals) 
         _set_random(checkpoint, (0, 1))
     else:
         first = checkpoint.load(RANDOM, (0, 1))[0]
-        torch.manual_seed(zlib.crc32(first.numpy().data, comm.rank))
+        seed_draws(zlib.crc32(first.numpy().data, comm.rank))
 
 
 def _set_random(checkpoint: Checkpoint, row: Span) -> None:
     try:
-        torch.set_rng_state(checkpoint.load(RANDOM, row)[0])
+        set_random_state(checkpoint.load(RANDOM, row)[0])
     except (RuntimeError, TypeError):
         got = f"{checkpoint.entry(RANDOM).shape} of {checkpoint.entry(RANDOM).dtype}"
         raise CheckpointError(f"{checkpoint.folder}: {RANDOM}: got {got}; want torch.get_rng_state()") from None

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import final
 
-import torch
 from msgspec import structs
 from torch import nn
 
@@ -28,6 +27,7 @@ from rowwise.plan import Forecast
 from rowwise.spec import Wire
 from rowwise.train.breakdown import PAUSED, Breakdown
 from rowwise.train.diagnose import find_cause
+from rowwise.train.draws import random_state, set_random_state
 from rowwise.train.evaluate import Evaluator, Scores
 from rowwise.train.feeding import AskHealth, DataWait, no_service
 from rowwise.train.groups import UpdateGroups, check_and_pin
@@ -220,14 +220,14 @@ class Trainer:
     def _run_step(self, pipeline: Pipeline) -> StepResult:
         self._recorder.start_step(self.progress.step + 1)
         prepared = pipeline.next_step()
-        random = torch.get_rng_state()
+        random = random_state()
         try:
             stepped = pipeline.run(prepared)
         except (GradientError, AgreedError) as error:
             if not self._single_rank and not _stopped_all_ranks(error):
                 raise
             pipeline.close()
-            torch.set_rng_state(random)  # so that a repetition of the step draws the same dropout masks
+            set_random_state(random)  # so that a repetition of the step draws the same dropout masks
             raise self._explain(error, prepared.batches, prepared.number) from None
         self.progress = structs.replace(
             self.progress,

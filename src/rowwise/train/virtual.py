@@ -10,8 +10,8 @@ are threads share torch's generator, so their dropout differs.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -21,6 +21,7 @@ from rowwise.batch import Batch
 from rowwise.errors import BatchError
 from rowwise.ops import jagged
 from rowwise.ops.reference.sums import BLOCK
+from rowwise.train.draws import seeded
 from rowwise.train.objective import Outcome
 
 
@@ -44,18 +45,11 @@ class VirtualShards:
             raise BatchError(f"elastic, {self.count} virtual shards: got {got}; {want}")
         return split(batches[0], sizes_V[self.rank * each : (self.rank + 1) * each])
 
-    @contextmanager
-    def seeded_draws(self, step: int, place: int) -> Iterator[None]:
+    def seeded_draws(self, step: int, place: int) -> AbstractContextManager[None]:
         """Seed torch from seed, step and shard (this rank's `place`-th) for the with block, then restore its state."""
         shard = self.rank * (self.count // self.world) + place
         digest = hashlib.blake2b(f"{self.seed} {step} {shard}".encode(), digest_size=8).digest()
-        seed, on_gpu = int.from_bytes(digest), torch.cuda.is_initialized()
-        with torch.random.fork_rng([torch.cuda.current_device()] if on_gpu else []):
-            # Not torch.manual_seed: it queues a call for each device type that is not initialised, a millisecond each.
-            torch.default_generator.manual_seed(seed)
-            if on_gpu:
-                torch.cuda.manual_seed(seed)
-            yield
+        return seeded(int.from_bytes(digest))
 
 
 def cut(samples: int, shards: int) -> list[int]:

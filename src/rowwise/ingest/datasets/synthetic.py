@@ -23,7 +23,7 @@ from rowwise.spec import Normal, Pooling, Table, Value
 Doubles = NDArray[np.float64]
 TEACHER_DIM = 4
 LONGEST_BAG = 6
-KEPT_IDS = 1 << 17  # the teacher's vectors of a column with at most so many ids are kept
+KEPT_IDS, KEPT_COLUMNS = 1 << 15, 64  # the teacher's vectors are kept of columns with so few ids, if those are so few
 
 
 class SyntheticColumns(Value, frozen=True):
@@ -106,7 +106,7 @@ class SyntheticColumns(Value, frozen=True):
     def _vectors(self, name: str, id_N: NDArray[np.int64], offsets_R1: NDArray[np.int64] | None) -> Doubles:
         """The teacher's vector of each row: that of its id, or the mean of those in its bag."""
         ids = dict(self.ids + self.bags)[name]
-        if ids <= KEPT_IDS:
+        if ids <= KEPT_IDS and len(self.ids + self.bags) <= KEPT_COLUMNS:
             vector_ND = _all_vectors(self, name, ids)[id_N]
         else:  # popular ids come often: each is drawn once
             distinct_U, at_N = np.unique(id_N, return_inverse=True)
@@ -151,7 +151,7 @@ def synthetic(rows: int = 1_000_000, test_rows: int = 100_000, world: SyntheticC
     )
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=KEPT_COLUMNS)
 def _all_vectors(world: SyntheticColumns, name: str, ids: int) -> Doubles:
     return world.drawn_vectors(name, np.arange(ids))
 
