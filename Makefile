@@ -97,7 +97,7 @@ test-all: $(PEERS) $(DOCS) $(MLFLOW) wheel  # tests that compare with other libr
 	tools/browser.sh
 	tools/redis.sh
 	tools/slurm.sh
-	$(BIN)/python -m pytest -n 3 --dist worksteal --full -m '(slow or dist or hypothesis) and not gpu and not bench'
+	$(BIN)/python -m pytest -n 2 --full -m '(slow or dist or hypothesis) and not gpu and not bench'
 	$(MAKE) -j 2 -O sanitize test-arm
 
 sanitize: build $(DEV)
