@@ -194,7 +194,6 @@ class Embeddings(nn.Module):
     def _cache_pieces(
         self, device: torch.device, whole_pieces: Sequence[TablePiece], cache_rows: Mapping[str, int], samples: int
     ) -> Self:
-        whole = self.arena
         managed = {table.name for table in self.tables if table.managed is not None}
         for name in cache_rows:
             self._index(name)
@@ -202,17 +201,14 @@ class Embeddings(nn.Module):
                 raise SpecError(
                     f"table {name!r} is managed, so its rows stay together: want it on the device, uncached"
                 )
-        if whole.rows.device.type != "cpu" or whole.cache is not None:
-            raise StateError(f"the tables are on {whole.rows.device}: want tables in host memory, which a cache is for")
+        self.arena.check_whole()
         pieces = [
             piece._replace(cache_rows=cache_rows[name], batch_rows=batch_rows(piece.table, samples))
             if (name := piece.table.name) in cache_rows
             else piece
             for piece in whole_pieces
         ]
-        tiles = Tiles(pieces, device, merge_shared=self._tiles.merge_shared, host=whole)
-        tiles.arena.copy_uncached(whole)
-        self._tiles = tiles
+        self._tiles = self._tiles.cached_on(device, pieces)
         self._make_parameters()
         return self
 

@@ -5,7 +5,6 @@ import re
 import signal
 import sys
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -96,11 +95,9 @@ def fleet(  # noqa: PLR0913 - one for each option
         planned = qps / (replicas * workers)
         if check and planned > LEAST_LOAD * times.most_rate:
             rounds.append(_round(load, lambda _: [planned] * ROUNDS, tools))
-        by_rate: dict[tuple[bool, int], list[dict[str, float]]] = defaultdict(list)
-        for number, (one, of_round) in enumerate(zip(rounds, _times_of(rounds, most), strict=True)):
-            for k, sent in enumerate(one.checks):
-                by_rate[number < ROUNDS, k if number < ROUNDS else 0].append(sent.beside(of_round))
-        checks = [_median_of(parts) for parts in by_rate.values()]
+        beside = [[sent.beside(t) for sent in r.checks] for r, t in zip(rounds, _times_of(rounds, most), strict=True)]
+        # The first rounds have a check of each rate, the last one has several of the planned rate.
+        checks = [_median_of(parts) for parts in (*zip(*beside[:ROUNDS], strict=True), *beside[ROUNDS:])]
         host, worker, *_ = memory_of(server.process)
         redis_nodes = _redis_nodes(tiers, qps * rounds[0].cached_rows, status.update) if tiers.redis else None
     found = forecast(planned, times)

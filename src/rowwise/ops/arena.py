@@ -111,6 +111,11 @@ class Arena:
                 arena.host = host
         return arena
 
+    def check_whole(self) -> None:
+        """Raise unless all rows are in host memory."""
+        if self.rows.device.type != "cpu" or self.cache is not None:
+            raise StateError(f"the tables are on {self.rows.device}: want tables in host memory, which a cache is for")
+
     def attach(self, rows: Tensor) -> None:
         """Use this memory for the rows of an arena on the meta device. Optimizer state gets none: lookups need none."""
         assert self.rows.is_meta

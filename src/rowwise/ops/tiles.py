@@ -81,6 +81,12 @@ class Tiles:
         self._feature_tensors: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
         self._subsets: dict[tuple[str, ...], FeatureSubset] = {}
 
+    def cached_on(self, device: torch.device, pieces: Sequence[TablePiece]) -> "Tiles":
+        """The same pieces on a device, but for the rows of those with `cache_rows`, which stay in this memory."""
+        tiles = Tiles(pieces, device, merge_shared=self.merge_shared, host=self.arena)
+        tiles.arena.copy_uncached(self.arena)
+        return tiles
+
     def look_up(self, jagged: Jagged) -> LookupOutput:
         """Look a batch up; with gradients enabled, each backward stages what `update` will apply."""
         if jagged.shared is not None:

@@ -43,6 +43,7 @@ from rowwise.recipes.model_configs import (
     TwoTowerConfig,
     UserModel,
     kind_of,
+    reads_whole_tables,
 )
 from rowwise.recipes.processor_limits import replace_unsupported
 from rowwise.recipes.recipe import PROBE, Recipe, Tables
@@ -202,11 +203,10 @@ def make_model(resolved: ResolvedRecipe, *, on_meta: bool = False, reads: bool =
     if isinstance(config, GraphConfig) and reads:
         pairs = Pairs.of_batches(evaluation_batches(resolved, resolved.rows.train), config.user, config.item)
     recipe = resolved.recipe
-    samples = max(recipe.train.batch * recipe.train.accumulate, recipe.evaluate.batch)
     memory = (
         recipe.memory_bytes if recipe.memory_bytes is None else recipe.memory_bytes // (1 + resolved.has_second_copy)
     )
-    build = partial(build_model, on_meta=on_meta, pairs=pairs, memory_bytes=memory, samples=samples)
+    build = partial(build_model, on_meta=on_meta, pairs=pairs, memory_bytes=memory, samples=recipe.most_samples)
     return _with_second_copy(resolved, build)
 
 
@@ -236,7 +236,7 @@ def build_model(
             module = make_sequence_model(model, embeddings)
         case _:
             module = make_click_model(model, embeddings, dense, tasks)
-    whole = isinstance(model, SequenceModel)
+    whole = reads_whole_tables(model)
     return module if on_meta else move_to_device(module, parts.device, memory_bytes, samples, whole=whole)
 
 

@@ -16,6 +16,7 @@ from rowwise.errors import SpecError, TableMemoryError
 from rowwise.ops.layout import TablePiece, batch_rows
 from rowwise.plan import Plan, Tile
 from rowwise.quantity import format_bytes, format_percent
+from rowwise.recipes.disk_tables import piece_of
 from rowwise.row_optimizers import Sgd
 from rowwise.serve.row_tiers import DeviceRows
 from rowwise.shard.embeddings import ShardedEmbeddings
@@ -81,7 +82,7 @@ def cache_tiles(plan: Plan, tables: Sequence[Table], room_bytes: int, samples: i
     copies = Counter((tile.table, tile.rows, tile.cols) for tile in plan.tiles)
     for rank in range(plan.world):
         own = {str(number): tile for number, tile in enumerate(plan.tiles_on(rank))}
-        pieces = [structs.replace(table_of_tile(by_name[t.table], t), name=name) for name, t in own.items()]
+        pieces = [structs.replace(piece_of(by_name[t.table], t), name=name) for name, t in own.items()]
         whole = [
             name
             for name, t in own.items()
@@ -99,15 +100,10 @@ def cache_tiles(plan: Plan, tables: Sequence[Table], room_bytes: int, samples: i
     return structs.replace(plan, tiles=tuple(sorted(tiles)), forecast=forecast)
 
 
-def table_of_tile(table: Table, tile: Tile) -> Table:
-    """The rows and columns of a tile as a table, with all features of the table."""
-    return TablePiece.cut(table, tile.rows, tile.cols, table.feature_names).table
-
-
 def gpu_bytes_of_plan(plan: Plan, tables: Sequence[Table], rank: int, samples: int) -> int:
     """Memory that the tiles of a rank take on its GPU."""
     by_name = {table.name: table for table in tables}
-    pieces = [(tile, table_of_tile(by_name[tile.table], tile)) for tile in plan.tiles_on(rank)]
+    pieces = [(tile, piece_of(by_name[tile.table], tile)) for tile in plan.tiles_on(rank)]
     return sum(
         cached_bytes(piece, tile.cache_rows, samples) if tile.tier == "host" else table_bytes(piece)
         for tile, piece in pieces
@@ -264,7 +260,7 @@ def describe_cached_tiles(plan: Plan, tables: Sequence[Table], samples: int) -> 
     """The same for the tiles of all ranks."""
     by_name = {table.name: table for table in tables}
     lower = [tile for tile in plan.tiles if tile.tier == "host"]
-    parts = [table_of_tile(by_name[tile.table], tile) for tile in lower]
+    parts = [piece_of(by_name[tile.table], tile) for tile in lower]
     here = sum(cached_bytes(part, tile.cache_rows, samples) for part, tile in zip(parts, lower, strict=True))
     return _describe(parts, sum(tile.cache_rows for tile in lower), here)
 

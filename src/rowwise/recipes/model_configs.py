@@ -314,6 +314,11 @@ def kind_of(model: RankingModel) -> str:
     return str(model.__struct_config__.tag)
 
 
+def reads_whole_tables(model: Model | str) -> bool:
+    """Whether a step or an evaluation looks all rows of a table up at once, which no cache has slots for."""
+    return isinstance(model, GraphConfig | SequenceModel)
+
+
 def layers_of(model: Model | str) -> dict[str, tuple[int, ...]]:
     """All widths and numbers of layers of a model, by key; those that are None or 0 are left out."""
     if isinstance(model, (UserModel, str)):

@@ -19,7 +19,7 @@ from rowwise.recipes.device_tables import describe_cached, describe_cached_tiles
 from rowwise.recipes.disk_tables import describe_disk_tables, has_disk_tables, memory_of_plan
 from rowwise.recipes.recipe import Recipe, check_ranks
 from rowwise.recipes.retrieval import decoded_bytes
-from rowwise.recipes.sharding import batch_samples, choose_plan, rank_bytes, tables_of
+from rowwise.recipes.sharding import choose_plan, rank_bytes, tables_of
 from rowwise.recipes.table_memory import measure_memory
 from rowwise.recipes.text import RECIPE
 from rowwise.recipes.unused_keys import find_notes
@@ -74,7 +74,7 @@ def make_outlook(resolved: ResolvedRecipe, model: nn.Module, plan: Plan, topolog
     by_use = {"train": rows.train, "valid": rows.valid, "test": rows.test}
     resident_bytes, cache_bytes = memory_of_plan(plan, tables_of(model)) if has_disk_tables(plan) else (0, 0)
     on_gpus = recipe.train.device != "cpu"
-    cached = describe_cached_tiles(plan, tables_of(model), batch_samples(recipe)) if on_gpus else ""
+    cached = describe_cached_tiles(plan, tables_of(model), recipe.most_samples) if on_gpus else ""
     parameters = sum(parameter.numel() for parameter in dense_parameters(model))
     assert recipe.train.threads is not None
     return Outlook(

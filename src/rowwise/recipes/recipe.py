@@ -250,6 +250,11 @@ class Recipe(Value, frozen=True, kw_only=True):
     def memory_bytes(self) -> int | None:
         return parse_size(self.memory, "memory") if isinstance(self.memory, str) else self.memory
 
+    @property
+    def most_samples(self) -> int:
+        """The most samples of all ranks that are looked up at once, at a step or an evaluation."""
+        return max(self.train.batch * self.train.accumulate, self.evaluate.batch)
+
 
 def _check_co_teaching(train: Training) -> None:
     """Raise for settings under which two copies cannot choose samples for each other."""

@@ -30,7 +30,7 @@ from rowwise.quantity import format_bytes
 from rowwise.recipes.dense_side import dense_side_of
 from rowwise.recipes.device_tables import cache_tiles, gpu_bytes_of_plan, move_sharded
 from rowwise.recipes.disk_tables import fill_caches, has_disk_tables, uniform_workloads
-from rowwise.recipes.model_configs import GraphConfig, Model, SequenceModel
+from rowwise.recipes.model_configs import GraphConfig, SequenceModel, reads_whole_tables
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.table_memory import TableMemory, raise_if_short, single_rank_plan
 from rowwise.row_optimizers import needs_full_rows
@@ -69,7 +69,7 @@ def choose_plan(
     if recipe.plan is not None:
         plan = _read_plan(recipe, tables, topology)
         if gpu_bytes is not None:
-            _check_gpus(plan, tables, gpu_bytes, batch_samples(recipe))
+            _check_gpus(plan, tables, gpu_bytes, recipe.most_samples)
         return plan
     hardware = None if recipe.hardware is None else load_hardware(recipe.hardware)
     usual = hardware or usual_hardware(recipe)
@@ -116,7 +116,7 @@ def _plan_with_host(recipe: Recipe, memory: TableMemory, hardware: Hardware, den
     except InfeasibleError as error:
         rooms = f"each with {format_bytes(gpu_bytes)} for tables, and {format_bytes(room)} of host memory"
         raise TableMemoryError(f"{topology.world} GPUs, {rooms}: {error}") from None
-    return cache_tiles(plan, tables, gpu_bytes, batch_samples(recipe))
+    return cache_tiles(plan, tables, gpu_bytes, recipe.most_samples)
 
 
 def _plan_with_disk(recipe: Recipe, resident: TableMemory, hardware: Hardware) -> Plan:
@@ -248,16 +248,6 @@ def workloads_of(recipe: Recipe, tables: Sequence[Table], world: int) -> tuple[W
     return uniform_workloads(tables, model.length + 1 + scored * world / batch)  # each rank looks all up that it scores
 
 
-def reads_whole_tables(model: Model | str) -> bool:
-    """Whether a step or an evaluation looks all rows of a table up at once, which no cache has slots for."""
-    return isinstance(model, GraphConfig | SequenceModel)
-
-
-def batch_samples(recipe: Recipe) -> int:
-    """The most samples of all ranks that are looked up at once."""
-    return max(step_samples(recipe), recipe.evaluate.batch)
-
-
 def step_samples(recipe: Recipe) -> int:
     """The global number of samples of an optimizer step."""
     return recipe.train.batch * recipe.train.accumulate
@@ -273,7 +263,7 @@ def shard_tables(recipe: Recipe, model: nn.Module, plan: Plan, comm: Comm, disk:
         elastic, merge_shared = train.determinism == "elastic", train.merge_shared
         shard(model, plan, comm, wire=recipe.wire_types, elastic=elastic, merge_shared=merge_shared, disk=disk)
         if train.device != "cpu":  # tables were made there, the rest was not; dense parameters may still be on meta
-            move_sharded(model, plan, train.device, batch_samples(recipe))
+            move_sharded(model, plan, train.device, recipe.most_samples)
 
 
 def rank_bytes(plan: Plan, tables: Sequence[Table]) -> list[int]:

@@ -10,7 +10,6 @@ Tables are not part of it, as the profile's networks have measured sets of few s
 Known limits: lines of the log are part of it, one for 20 steps as in the library's recipes.
 """
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -21,8 +20,9 @@ from msgspec import structs
 
 from rowwise.errors import PeerError
 from rowwise.ingest.batch_shard import BatchShard
+from rowwise.ingest.service.local import cores
 from rowwise.perf.hardware import Hardware, MakingTimes, StageOverhead
-from rowwise.recipes.compose import make_batcher, resolve
+from rowwise.recipes.compose import ResolvedRecipe, make_batcher, resolve
 from rowwise.recipes.find import load
 from rowwise.recipes.simulated import columns_of
 from rowwise.recipes.simulated_run import check_run
@@ -68,19 +68,20 @@ def with_overheads(hardware: Hardware, world: int) -> Hardware:
 
 def measure_batches() -> MakingTimes:
     """The time that this process takes to make batches, on ranks of a host whose cores all compute."""
-    alone_s, half_s = (min(times) for times in zip(*((_making_s(1), _making_s(2)) for _ in range(TIMES)), strict=True))
+    changes = {"train.batch": BATCH, "train.ahead": 0, "data.rows": ROWS, "data.test_rows": 1000}
+    resolved = resolve(load("dlrm-synthetic", [f"{key}={value}" for key, value in changes.items()]))
+    taken = [(_making_s(resolved, 1), _making_s(resolved, 2)) for _ in range(TIMES)]
+    alone_s, half_s = map(min, zip(*taken, strict=True))
     encode_s = min(max(2 * (alone_s - half_s), 0.0), alone_s)
     return MakingTimes(
-        cores=len(os.sched_getaffinity(0)),
+        cores=cores(),
         read_s=float(f"{alone_s - encode_s:.4g}"),
         encode_s=float(f"{encode_s:.4g}"),
     )
 
 
-def _making_s(world: int) -> float:
+def _making_s(resolved: ResolvedRecipe, world: int) -> float:
     """Seconds of the processor for a column of a sample of all ranks, on one of them."""
-    changes = {"train.batch": BATCH, "train.ahead": 0, "data.rows": ROWS, "data.test_rows": 1000}
-    resolved = resolve(load("dlrm-synthetic", [f"{key}={value}" for key, value in changes.items()]))
     batcher = make_batcher(resolved, resolved.rows.train, shard=BatchShard(rank=0, world=world))
     begin_s = process_time()
     for _ in batcher:

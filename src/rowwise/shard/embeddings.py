@@ -133,22 +133,20 @@ class ShardedEmbeddings(nn.Module):
         beside the cached rows. A batch whose rows of a tile find no room is an error.
         """
         check_cached(self._plan, self.tables)
-        if self.device.type != "cpu" or any(arena.cache is not None for arena in self.arenas):
-            raise StateError(f"the tables are on {self.device}: want tables in host memory, which a cache is for")
+        for arena in self.arenas:
+            arena.check_whole()
         self.device = torch.empty(0, device=device).device  # with its number
         for number, (group, whole) in enumerate(self._groups):
+            if all(one.tile.tier == "device" for one in group.pieces):
+                whole.arena.to(self.device)
+                continue
             pieces = [
                 piece._replace(cache_rows=one.tile.cache_rows, batch_rows=batch_rows(piece.table, samples))
                 if one.tile.tier == "host"
                 else piece
                 for one, piece in zip(group.pieces, whole.arena.pieces, strict=True)
             ]
-            if any(one.tile.tier == "host" for one in group.pieces):
-                tiles = Tiles(pieces, self.device, host=whole.arena)
-                tiles.arena.copy_uncached(whole.arena)
-                self._groups[number] = group, tiles
-            else:
-                whole.arena.to(self.device)
+            self._groups[number] = group, whole.cached_on(self.device, pieces)
         if self._replicated is not None:
             self._replicated.arena.to(self.device)
         self._full_row_update = self._make_full_row_update()
@@ -486,16 +484,15 @@ def check_cached(plan: Plan, tables: Sequence[Table]) -> None:
     by_name = {table.name: table for table in tables}
     copies = Counter((tile.table, tile.rows, tile.cols) for tile in plan.tiles)
     for tile in plan.tiles:
-        table, why = by_name[tile.table], ""
-        if tile.tier == "disk":
-            why = "rows are on the disk"
-        elif tile.tier == "host" and tile.cols != (0, table.dim):
-            why = f"it has {tile.cols[1] - tile.cols[0]} of {table.dim} columns"
-        elif tile.tier == "host" and table.managed is not None:
-            why = "the table is managed"
-        elif tile.tier == "host" and copies[tile.table, tile.rows, tile.cols] > 1:
-            why = "it is replicated"
-        if why:
+        table = by_name[tile.table]
+        reasons = {
+            "rows are on the disk": tile.tier == "disk",
+            f"it has {tile.cols[1] - tile.cols[0]} of {table.dim} columns": tile.cols != (0, table.dim),
+            "the table is managed": table.managed is not None,
+            "it is replicated": copies[tile.table, tile.rows, tile.cols] > 1,
+        }
+        why = next((reason for reason, holds in reasons.items() if holds), "")
+        if why and tile.tier != "device":
             raise SpecError(f"tile {tile}: {why}, so a GPU cannot cache it: want tier 'device', or tiles of whole rows")
 
 
