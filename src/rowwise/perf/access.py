@@ -134,11 +134,13 @@ class Curves:
 
 def _cumulative_weight(a: Floats, q: Floats, rank: Floats) -> Floats:
     """Weight of ranks 1 to `rank`, by the integral from 1/2 to rank + 1/2."""
-    power = np.where(
-        np.abs(1 - a) < 1e-6, 1e-6, 1 - a
-    )  # at a = 1 the integral is a logarithm; this power is as near to it as doubles allow
-    first = 0.5 + q
+    power, first = _power(a), 0.5 + q
     return (np.power((rank + first) / first, power) - 1) / power
+
+
+def _power(a: Floats) -> Floats:
+    """At a = 1 the integral is a logarithm, which a power of 1e-6 is as near to as doubles allow."""
+    return np.where(np.abs(1 - a) < 1e-6, 1e-6, 1 - a)
 
 
 def head_share(a: Floats, q: Floats, active: Floats, rows: Floats) -> Floats:
@@ -146,17 +148,33 @@ def head_share(a: Floats, q: Floats, active: Floats, rows: Floats) -> Floats:
     return _cumulative_weight(a, q, np.minimum(rows, active)) / _cumulative_weight(a, q, active)
 
 
+class RankCells:
+    """Ranks in groups, even on a logarithmic scale, for curves that differ in `a` alone."""
+
+    def __init__(self, q_T: Floats, active_T: Floats) -> None:
+        active_U, curve_T = np.unique(active_T, return_inverse=True)
+        edge_UC = np.power(active_U[:, None] + 1.0, np.linspace(0, 1, CELLS + 1)[None]) - 1.0
+        self.rows_TC: Floats = np.diff(edge_UC, axis=1)[curve_T]  # rows of each group
+        self._log_TC: Floats = np.log1p(edge_UC[curve_T] / (0.5 + q_T)[:, None])
+
+    def shares(self, a_T: Floats) -> Floats:
+        """The share of the lookups that each group takes, by the integral of `_cumulative_weight`."""
+        weight_TC = np.abs(np.diff(np.exp(_power(a_T)[:, None] * self._log_TC), axis=1))
+        return weight_TC / np.maximum(weight_TC.sum(1, keepdims=True), 1e-300)
+
+    def distinct(self, share_TC: Floats, ids_T: Floats) -> Floats:
+        """Expected number of distinct rows among `ids_T` independent lookups."""
+        missed_TC = np.expm1(-ids_T[:, None] * share_TC / self.rows_TC)  # minus the chance that a row is looked up
+        return np.minimum(-np.einsum("tc,tc->t", self.rows_TC, missed_TC), ids_T)
+
+
 def rank_cells(a_T: Floats, q_T: Floats, active_T: Floats) -> tuple[Floats, Floats]:
-    """Ranks in groups, even on a logarithmic scale: rows of each group, and its share of the lookups."""
-    steps_C = np.linspace(0, 1, CELLS + 1)
-    edge_TC = np.power(active_T[:, None] + 1.0, steps_C[None]) - 1.0
-    share_TC = np.diff(_cumulative_weight(a_T[:, None], q_T[:, None], edge_TC), axis=1)
-    share_TC /= np.maximum(share_TC.sum(1, keepdims=True), 1e-300)
-    return np.diff(edge_TC, axis=1), share_TC
+    """Rows and shares of lookups of `RankCells`."""
+    cells = RankCells(q_T, active_T)
+    return cells.rows_TC, cells.shares(a_T)
 
 
 def expected_distinct(a_T: Floats, q_T: Floats, active_T: Floats, ids_T: Floats) -> Floats:
     """Expected number of distinct rows among `ids_T` independent lookups."""
-    rows_TC, share_TC = rank_cells(a_T, q_T, active_T)
-    each_TC = ids_T[:, None] * share_TC / rows_TC
-    return np.minimum((rows_TC * -np.expm1(-each_TC)).sum(1), ids_T)
+    cells = RankCells(q_T, active_T)
+    return cells.distinct(cells.shares(a_T), ids_T)

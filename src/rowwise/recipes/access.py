@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from rowwise.perf.access import MOST_ZIPF_A, Access, Floats, Workload, expected_distinct
+from rowwise.perf.access import MOST_ZIPF_A, Access, Floats, RankCells, Workload
 from rowwise.spec import Table
 from rowwise.train.repeats import IdSample
 from rowwise.train.traffic import TableTraffic
@@ -22,14 +22,14 @@ SMALLEST = 256.0  # the smallest size is the batch divided by this
 ZIPF_Q = np.concatenate([[0.0], np.geomspace(1e-6, 0.1, 8)])  # candidates for `zipf_q`, as fractions of the active rows
 ACTIVES = 6  # candidates for the number of active rows; one more is estimated from ids seen once and twice
 ANCHORS = np.array([1.0, 8.0, 64.0])  # each candidate is exact for one batch size: the largest divided by one of these
-HALVINGS = 20
+HALVINGS, SECANTS = 8, 4  # steps of a bisection, and of the false position after it
 
 
 @final
 class AccessFile:
     """Access statistics of the tables so far; `text` is the content of access.json.
 
-    A fit takes about 50 ms a table. During a run a table is fitted again only after its number of counted ids has
+    During a run a table is fitted again only after its number of counted ids has
     doubled, so the file of a killed run covers at least half of them.
     """
 
@@ -77,8 +77,10 @@ def fit_access(repeats: IdSample, rows: int, pooling: float, batch: int) -> Acce
     candidates = np.meshgrid(_guess_active_rows(repeats, rows), ZIPF_Q, np.maximum(batch_ids / ANCHORS, 1.0))
     active_G, fraction_G, anchor_G = (x.ravel() for x in candidates)
     q_G = fraction_G * active_G
-    a_G = _solve_zipf_a(q_G, active_G, anchor_G, repeats.different(anchor_G))
-    expected_PG = np.stack([expected_distinct(a_G, q_G, active_G, np.full(len(a_G), size)) for size in sizes_P])
+    cells = RankCells(q_G, active_G)
+    a_G = _solve_zipf_a(cells, anchor_G, repeats.different(anchor_G))
+    share_GC = cells.shares(a_G)
+    expected_PG = np.stack([cells.distinct(share_GC, np.full(len(a_G), size)) for size in sizes_P])
     # Relative errors, weighted by the counts, as small counts have larger relative errors.
     error_G = (distinct_P[:, None] * np.log(expected_PG / np.maximum(distinct_P, 1e-9)[:, None]) ** 2).sum(0)
     best = int(np.argmin(error_G))
@@ -100,11 +102,21 @@ def _guess_active_rows(repeats: IdSample, rows: int) -> Floats:
     return np.append(np.geomspace(rows, least, ACTIVES), min(max(estimate, least), rows)).round()
 
 
-def _solve_zipf_a(q_G: Floats, active_G: Floats, ids_G: Floats, distinct_G: Floats) -> Floats:
+def _solve_zipf_a(cells: RankCells, ids_G: Floats, distinct_G: Floats) -> Floats:
     """For each candidate the `zipf_a` at which `ids_G` lookups have `distinct_G` distinct ids, or the nearest one."""
-    low_G, high_G = np.zeros(len(q_G)), np.full(len(q_G), MOST_ZIPF_A)
-    for _ in range(HALVINGS):
-        a_G = (low_G + high_G) / 2
-        too_many_G = expected_distinct(a_G, q_G, active_G, ids_G) > distinct_G
+
+    def excess(a_G: Floats) -> Floats:
+        return cells.distinct(cells.shares(a_G), ids_G) - distinct_G
+
+    low_G, high_G = np.zeros(len(ids_G)), np.full(len(ids_G), MOST_ZIPF_A)
+    a_G, over_G, under_G = low_G, excess(low_G), excess(high_G)  # distinct ids fall as `zipf_a` grows
+    for step in range(HALVINGS + SECANTS):
+        part_G = np.full(len(ids_G), 0.5)
+        if step >= HALVINGS:
+            part_G = np.clip(over_G / np.maximum(over_G - under_G, 1e-300), 0.0, 1.0)
+        a_G = low_G + part_G * (high_G - low_G)
+        excess_G = excess(a_G)
+        too_many_G = excess_G > 0
         low_G, high_G = np.where(too_many_G, a_G, low_G), np.where(too_many_G, high_G, a_G)
-    return (low_G + high_G) / 2
+        over_G, under_G = np.where(too_many_G, excess_G, over_G), np.where(too_many_G, under_G, excess_G)
+    return a_G
