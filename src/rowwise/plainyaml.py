@@ -7,8 +7,11 @@ import math
 from typing import Any
 
 import yaml
+from yaml.composer import Composer
+from yaml.constructor import BaseConstructor
+from yaml.resolver import BaseResolver
 
-MOST_BYTES = 1 << 20  # for which the parser takes 8 seconds
+MOST_BYTES = 1 << 20
 MOST_NODES = 200_000  # values of an alias count each time it is used
 MOST_DIGITS = 40  # of a whole number
 DEEPEST = 50  # levels of lists and mappings
@@ -18,11 +21,17 @@ class NotPlainError(yaml.YAMLError):
     """YAML with tags, or beyond a limit."""
 
 
-class PlainLoader(yaml.BaseLoader):
-    """PyYAML's loader of scalars as strings, without tags, NUL and surrogates, and with limits."""
+class PlainLoader(Composer, yaml.cyaml.CParser, BaseConstructor, BaseResolver):
+    """PyYAML's loader of scalars as strings, without tags, NUL and surrogates, and with limits.
+
+    libyaml parses; nodes are composed here, where they are counted.
+    """
 
     def __init__(self, stream: str) -> None:
-        super().__init__(stream)
+        yaml.cyaml.CParser.__init__(self, stream)
+        Composer.__init__(self)
+        BaseConstructor.__init__(self)
+        BaseResolver.__init__(self)
         self._nodes, self._depth = 0, 0
         self._sizes: dict[yaml.Node, tuple[int, int]] = {}  # values and levels of each composed node
 
@@ -56,7 +65,7 @@ class PlainLoader(yaml.BaseLoader):
             seen.add(key)
         return mapping
 
-    def _measure(self, node: yaml.Node, event: yaml.Event) -> tuple[int, int]:
+    def _measure(self, node: yaml.Node, event: yaml.Event | None) -> tuple[int, int]:
         if isinstance(node, yaml.ScalarNode):
             _check_scalar(node)
             return 1, 0
@@ -84,12 +93,12 @@ def _yaml_error(event: Any, what: str) -> NotPlainError:
     return NotPlainError(f"line {event.start_mark.line + 1}: {what}")
 
 
-def load_yaml(text: str, loader: type[yaml.BaseLoader] = PlainLoader) -> Any:
+def load_yaml(text: str, loader: type[PlainLoader] = PlainLoader) -> Any:
     """Load a text as plain data; raises a YAMLError for any fault."""
     if len(text) > MOST_BYTES:
         raise NotPlainError(f"more than {MOST_BYTES >> 20} MB: want a shorter text")
     try:
-        return yaml.load(text, loader)
+        return loader(text).get_single_data()
     except ValueError as error:  # a number of thousands of digits, an invalid character
         raise NotPlainError(str(error)) from None
     except RecursionError:

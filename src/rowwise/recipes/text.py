@@ -14,6 +14,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 import yaml
+from yaml.constructor import SafeConstructor
+from yaml.resolver import Resolver
 
 from rowwise.errors import SpecError
 from rowwise.plainyaml import MOST_BYTES, NotPlainError, PlainLoader, load_yaml
@@ -31,7 +33,7 @@ SCALARS = {  # plain scalars of YAML 1.2: pattern and first characters of each t
 }
 
 
-class _Loader(PlainLoader, yaml.SafeLoader):
+class _Loader(PlainLoader, SafeConstructor, Resolver):
     """A loader with the plain scalars of YAML 1.2."""
 
     # PyYAML reads this attribute of the class.
@@ -49,7 +51,7 @@ class _Line(dict[str, Any]):
     """A mapping in flow style, on one line."""
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml.CSafeDumper):
     """Sections in block style, their contents in flow style."""
 
     # A string is quoted if this reader or a YAML 1.1 reader would take it for another type.
