@@ -26,6 +26,7 @@ from rowwise.value import MOST_BATCH
 LARGER_ROWS, FIXED_ROWS = 64, 256  # of larger blocks, and of a block of fixed size
 TESTED_ROWS = (16, 32, 48, 64, 80, 128, 256, 512, 1024, 4096)  # of the batches in which a model is tested
 TESTED_SHIFTS = (0, 1, 5, 18)  # places by which rows are moved between these batches
+LARGE_ROWS, LARGE_SHIFTS = 1024, (0, 1)  # of larger batches: a row of the sample is at many places of one
 STRIDE = 7  # between neighbours in half of these batches
 
 
@@ -131,7 +132,7 @@ def _differ(logits_of: Callable[[Sequence[int]], Tensor], rows: int, sizes: Sequ
     known: Tensor | None = None
     seen_R = torch.zeros(rows, dtype=torch.bool)
     for size in sizes:
-        for shift in TESTED_SHIFTS:
+        for shift in TESTED_SHIFTS if size < LARGE_ROWS else LARGE_SHIFTS:
             rows_B = (torch.arange(size) + shift) % rows
             if shift % 2:  # other neighbours, too
                 rows_B = rows_B * STRIDE % rows

@@ -79,7 +79,7 @@ def schedule(
     """What `stage_times` has, rank by rank."""
     scheduled: list[ScheduledStage] = []
     for stage, step, begin_W, end_W, idle_W, ready_W, before in stage_times(stages, steps, costs_S):
-        last_W = np.argmax(ready_W, axis=0).tolist() if before else []
+        last_W = np.argmax(ready_W, axis=0).tolist() if before and idle_W.any() else []
         for rank, times in enumerate(zip(begin_W.tolist(), end_W.tolist(), idle_W.tolist(), strict=True)):
             waits_for = before[last_W[rank]].name if times[2] > 0 else ""
             scheduled.append(ScheduledStage(stage.name, stage.resource, rank, step, *times, waits_for))
