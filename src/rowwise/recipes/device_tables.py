@@ -50,8 +50,8 @@ def choose_cached(
     """How many rows to cache of each table that stays in host memory; empty where all tables fit into the room.
 
     The smallest tables are on the GPU whole: a sample reads as many rows of them as of large ones, so a byte of them is
-    read more often. The others share what is left, in proportion to their sizes. Managed tables are always whole, and
-    those of `whole_names`.
+    read more often. The others share what is left, in proportion to their sizes: where more room lets one more table be
+    whole, they may have fewer rows. Managed tables are always whole, and those of `whole_names`.
     """
     if sum(map(table_bytes, tables)) <= room_bytes:
         return {}
