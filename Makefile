@@ -13,6 +13,10 @@ PIP := -m pip install --quiet --disable-pip-version-check
 INSTALL := $(BIN)/python $(PIP)
 REQUIREMENTS := $(BIN)/python tools/requirements.py
 CODE := src tests benchmarks examples tools
+NATIVE := $(addprefix src/rowwise/,ops/_cpp/* ingest/_cpp/* hashing/_cpp/* planner/_c/* store/_c/* store/_cpp/*)
+FAST := -m 'not slow and not dist and not gpu and not bench'
+SLOW := -m '(slow or dist or hypothesis) and not gpu and not bench'
+TEST := $(BIN)/python -m pytest --forks 2
 
 # A pipe fails if any of its commands does.
 SHELL := bash
@@ -24,13 +28,15 @@ export PYTHONDONTWRITEBYTECODE =
 # Idle OpenMP threads that spin take the cores from those that work.
 export OMP_WAIT_POLICY = passive
 
-.PHONY: help demo test test-all build wheel lint sanitize test-arm docs bench bench-smoke clean
+.PHONY: help demo peers test test-change test-all test-native test-nightly build wheel lint sanitize test-arm docs bench bench-smoke clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo      train a small model for half a minute, and write a report"
 	@echo "make test      lint, types, import rules and the fast tests: at most 240 s of processor time"
-	@echo "make test-all  slow tests, real processes, random examples, and the sanitizers"
+	@echo "make test-change  the slow tests that the change since the last green night may break, as CI runs them"
+	@echo "make test-all  all slow tests: full matrices, real processes, random examples"
+	@echo "make test-nightly  everything, sanitizers, ARM and benchmarks included; a summary in tests/nightly.json"
 	@echo "make build     set up .venv and build the native operators"
 	@echo "make wheel     a wheel that runs without a compiler, in dist; MACHINE=aarch64 for ARM"
 	@echo "make lint      what 'make test' does before the tests"
@@ -48,7 +54,7 @@ $(SETUP): pyproject.toml tools/setup.sh tools/requirements.py
 	tools/setup.sh "$(PYTHON)" "$(VENV)"
 	@touch $@
 
-$(BUILT): $(SETUP) CMakeLists.txt $(wildcard src/rowwise/ops/_cpp/* src/rowwise/ingest/_cpp/* src/rowwise/hashing/_cpp/* src/rowwise/planner/_c/* src/rowwise/store/_c/* src/rowwise/store/_cpp/*)
+$(BUILT): $(SETUP) CMakeLists.txt $(wildcard $(NATIVE))
 	$(INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -86,22 +92,33 @@ demo: build
 lint: build $(DEV)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
-	$(BIN)/clang-format --dry-run --Werror src/rowwise/ops/_cpp/* src/rowwise/ingest/_cpp/* src/rowwise/hashing/_cpp/* src/rowwise/planner/_c/* src/rowwise/store/_c/* src/rowwise/store/_cpp/*
+	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
 	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest -n 2 -m 'not slow and not dist and not gpu and not bench'
+	$(TEST) --budget $(FAST)
 
-test-all: $(PEERS) $(DOCS) $(MLFLOW) wheel  # tests that compare with other libraries need them
+peers: $(PEERS) $(DOCS) $(MLFLOW) wheel  # what slow tests compare with, look at and start
 	tools/browser.sh
 	tools/redis.sh
 	tools/slurm.sh
-	$(BIN)/python -m pytest -n 2 --full -m '(slow or dist or hypothesis) and not gpu and not bench'
+
+test-change: peers
+	$(TEST) --full --change $(SLOW)
+	if $(BIN)/python tools/since.py --native; then $(MAKE) test-native ONLY='not slow'; fi
+
+test-all: peers
+	$(TEST) --full $(SLOW)
+
+test-native: build $(DEV)
 	$(MAKE) -j 2 -O sanitize test-arm
 
+test-nightly: $(DEV)
+	$(BIN)/python tools/nightly.py
+
 sanitize: build $(DEV)
-	tools/sanitize.sh $(BIN)/python
+	tools/sanitize.sh $(BIN)/python $(if $(ONLY),-m '$(ONLY)')
 
 test-arm: build $(DEV)
 	tools/arm.sh $(BIN)/python
@@ -114,7 +131,7 @@ bench: $(PEERS)
 	$(BIN)/rowwise bench ops
 
 bench-smoke: $(PEERS)
-	$(BIN)/python -m pytest -n 2 --full -m bench
+	$(TEST) --full -m bench
 
 clean:
 	rm -rf $(VENV) build dist .hypothesis .ruff_cache .import_linter_cache

@@ -1,14 +1,19 @@
 """Fixtures shared by all tests; what runs when is in `tiers.py`."""
 
+import functools
+import gc
 import signal
 import threading
 
 import pytest
 import torch
+import typer
 
 import rowwise.ops  # noqa: F401 - loads the operators
 
-pytest_plugins = ["tiers"]
+torch.set_num_threads(1)  # small tensors gain nothing from more, and forks must not find a pool; see `threads`
+gc.set_threshold(50_000, 20, 100)  # tests make many objects, of which few are rubbish
+pytest_plugins = ["tiers", "budgets", "forked", "impact"]
 
 
 def usable_sets() -> list[str]:
@@ -41,18 +46,20 @@ def ctrl_c():
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_thread():
-    """Small tensors gain nothing from more, and two processes run tests; those of threads use `threads`."""
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="session")
 def dcp():
     """torch.distributed.checkpoint, which takes two seconds to import: only where a test asks for it."""
     from torch.distributed import checkpoint
 
     return checkpoint
+
+
+@functools.cache
+def app():
+    """All commands; `test_cli.py` builds them anew."""
+    from rowwise.cli.main import make_app
+
+    return typer.main.get_command(make_app())
 
 
 @pytest.fixture
@@ -66,13 +73,11 @@ def threads():
 @pytest.fixture
 def command(capsys, monkeypatch, tmp_path):
     """A command in this process: its exit code, and what it printed."""
-    from rowwise.cli.main import make_app
-
     monkeypatch.chdir(tmp_path)
 
     def run(*args):
         with pytest.raises(SystemExit) as ended:
-            make_app()(args)
+            app()(args)
         out, err = capsys.readouterr()
         return ended.value.code or 0, out, err
 

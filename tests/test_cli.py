@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import typer
 import warm
+from launching import ENVIRONMENT
 
 import rowwise
 from rowwise.cli import main
@@ -22,9 +23,10 @@ CHECKOUT = Path(__file__).parents[1]
 
 
 def rowwise_cli(*args, cwd=CHECKOUT, python=(), **settings):
-    first = [sys.executable, *python, "-m", "rowwise"] if python or settings else warm.command()
-    command = [*first, *args]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, **settings)
+    warmed = not (python or settings)
+    first = warm.command(ENVIRONMENT) if warmed else [sys.executable, *python, "-m", "rowwise"]
+    settings = {"env": ENVIRONMENT} if warmed else settings
+    return subprocess.run([*first, *args], cwd=cwd, capture_output=True, text=True, check=False, **settings)
 
 
 @pytest.fixture

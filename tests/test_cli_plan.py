@@ -403,6 +403,7 @@ def test_options_are_refused_in_one_line(refused, tmp_path):
     assert "--certify with --replan" in refused(*given, "--replan", "old.json", "--certify", 1)
 
 
+@pytest.mark.slow
 def test_places_are_refused_before_the_search(refused, tmp_path):
     given = ("--tables", "tables.csv", "--topology", "2xcpu", "--seconds", "1000")
     Path("folder").mkdir()

@@ -15,6 +15,7 @@ def seed_of(run):
     return yaml.safe_load((run / "recipe.yaml").read_text())["seed"]
 
 
+@pytest.mark.slow
 def test_a_run_for_each_seed_and_their_mean(command, tmp_path):
     write_recipe(tmp_path)
     code, out, err = command(*SHORT, "--set", "seed=5", "--seeds", "2")

@@ -52,6 +52,7 @@ def test_a_step_is_shown_with_what_would_help(ok):
         assert words in out
 
 
+@pytest.mark.slow
 def test_the_same_question_has_the_same_answer(ok):
     vary = (
         "--vary",
@@ -108,6 +109,7 @@ def test_a_recipe_is_simulated_with_its_own_layers(command):
     )  # the dots, and the logit
 
 
+@pytest.mark.slow
 def test_torch_is_not_loaded_for_tables(tables):
     code = "import sys; from rowwise.cli.main import make_app; make_app()(sys.argv[1:], standalone_mode=False); "
     code += "sys.exit('torch' in sys.modules)"
@@ -193,6 +195,7 @@ def test_a_run_is_compared_with_its_simulation(command, tmp_path):
     assert (code, "no stages.csv with complete lines: want a run" in err) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_run_on_several_hosts_is_compared_on_its_network(command):
     """Ranks of this machine stand for hosts: env.json says what a run on two would."""
     steps = ("--set", "train.steps=8", "--set", "log.every=4", "--set", "data.rows=20000", "--nproc", "2")

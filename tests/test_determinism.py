@@ -135,7 +135,7 @@ def test_same_bits_on_any_number_of_threads(threads):
     check(model, batches(model, shared, STEPS // 2), RUNS - 1, threads)
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("rows", ROWS)
 def test_same_bits_of_a_table_that_threads_share(rows, optimizer, threads):

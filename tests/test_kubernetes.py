@@ -14,7 +14,6 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from kubernetes import client
 from launching import ELASTIC, ENVIRONMENT, SMALL_JOB, rowwise, wait_for_step, write_recipe
 from test_launch import RUN, result, same, tensors
 
@@ -29,6 +28,8 @@ PRINTABLE = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size
 
 def check(value, kind, where=""):
     """Raise for a field that a type of the API does not have, or that is of another kind."""
+    from kubernetes import client  # which takes seconds to import
+
     if match := re.fullmatch(r"list\[(.+)\]", kind):
         for place, one in enumerate(value):
             check(one, match[1], f"{where}[{place}]")
@@ -101,6 +102,7 @@ def test_a_name_begins_with_a_letter():
         assert service["metadata"]["name"] == name
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_manifest_and_submits_nothing(tmp_path):
     write_recipe(tmp_path)
     command = ("train", "small.yaml", "--on", "kubernetes", "--job", "image=a", "--job", "claim=b", "--nodes", "2")

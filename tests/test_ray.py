@@ -116,6 +116,7 @@ def test_without_a_cluster_a_line_names_the_way_out(tmp_path):
     assert not list(tmp_path.glob(".local/state/rowwise/jobs/*"))
 
 
+@pytest.mark.slow
 def test_without_ray_a_line_names_the_extra(tmp_path):
     write_recipe(tmp_path)
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['ray'] = None\n")
@@ -165,6 +166,7 @@ def test_the_port_of_ranks_is_theirs_from_its_choice_on(tmp_path, monkeypatch):
     assert (sorted(text.decode().splitlines()), codes, lost) == (["0 hello", "1 hello"], [0, 0], 0)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("count", [0, 1000, 600_000])
 def test_what_ranks_print_is_kept_up_to_a_bound(count, tmp_path):
     """The newest lines stay, and what is there together with what is left out is all that was printed."""

@@ -113,6 +113,7 @@ def record(home, cluster, submitted, name="slurm-7"):
         save_record(job)
 
 
+@pytest.mark.slow
 def test_jobs_of_two_clusters_may_have_one_number(tmp_path):
     record(tmp_path, "a", "2026-01-01")
     record(tmp_path, "b", "2026-01-02")
@@ -135,6 +136,7 @@ def fake_slurm(folder, scontrol):
     return {"PATH": f"{folder}:/usr/bin:/bin", "HOME": str(folder)}
 
 
+@pytest.mark.slow
 def test_a_log_of_a_pattern_is_found(tmp_path):
     write_recipe(tmp_path)
     (tmp_path / "bin").mkdir()

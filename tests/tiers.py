@@ -3,8 +3,7 @@
 A plugin of pytest that `conftest.py` loads. Without `--full`, Hypothesis draws a few examples, the same ones in every
 run. Of a test marked `few(n)` only n combinations of parameters are fast: those that have the most pairs of values
 between them; the others are marked slow. With `--full`, as `make test-all` runs them, tests with Hypothesis have random
-examples, a third of what they ask for: as many would take longer than people wait. `--all-examples` has as many. And
-commands are forks of a process that has imported torch, see `warm.py`; in fast tests each is a new interpreter.
+examples, a third of what they ask for: as many would take longer than people wait. `--all-examples` has as many.
 """
 
 import sys
@@ -28,7 +27,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "few(n): so many combinations of parameters are fast, the others are slow")
-    warm.on = config.getoption("full") and sys.platform == "linux"
+    warm.on = sys.platform == "linux"
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
@@ -45,7 +44,7 @@ def pytest_collection_modifyitems(config, items):
     for alike in by_test.values():
         kept = covering([item.callspec.indices for item in alike], alike[0].get_closest_marker("few").args[0])
         for index, item in enumerate(alike):
-            if index not in kept:
+            if index not in set(kept):
                 item.add_marker(pytest.mark.slow)
 
 
@@ -73,4 +72,18 @@ def covering(choices, count):
         best = max((k for k in range(len(choices)) if k not in kept), key=lambda k: len(pairs[k] - seen))
         kept.append(best)
         seen |= pairs[best]
-    return set(kept)
+    return kept
+
+
+def cases_in_order(items):
+    """For the id of each test its place among the cases of its function: first those that cover pairs of values."""
+    by_test = defaultdict(list)
+    for item in items:
+        by_test[item.nodeid.partition("[")[0]].append(item)
+    places = {}
+    for cases in by_test.values():
+        parameters = [getattr(item, "callspec", None) for item in cases]
+        first = covering([one.indices if one else {} for one in parameters], EXAMPLES)
+        rest = [k for k in range(len(cases)) if k not in set(first)]
+        places |= {cases[k].nodeid: place for place, k in enumerate([*first, *rest])}
+    return places

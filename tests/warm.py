@@ -28,9 +28,10 @@ EARLY = ("PYTHON", "OMP_", "MKL_", "LD_")  # variables that count before there i
 PRELOADED = ("rowwise.cli.main", "rowwise.cli.rank", "pandas")
 LIMITS = tuple(getattr(resource, f"RLIMIT_{name}") for name in ("AS", "DATA", "CPU", "CORE", "FSIZE", "NOFILE"))
 COLD = 1 << 16  # instead of an exit status
-COUNT = struct.Struct("=I")
+COUNT, SECONDS = struct.Struct("=I"), struct.Struct("=d")
+USED = "ROWWISE_TESTS_SECONDS"  # a folder, in which the parent of a client has a file of its forks' processor time
 ended = [1]  # exit codes of this process; the last one counts, which is of an exception, if there is no other
-on = False  # with `--full`, which starts hundreds of commands; otherwise each is a new interpreter
+on = False  # set by `tiers.py` where there are forks; otherwise each command is a new interpreter
 
 
 def command(environment=os.environ):
@@ -75,9 +76,13 @@ def ask(name, args):
         socket.send_fds(connection, [COUNT.pack(len(request))], [0, 1, 2])
         connection.sendall(request)
         answer = connection.recv(COUNT.size, socket.MSG_WAITALL)
+        used = connection.recv(SECONDS.size, socket.MSG_WAITALL)
     if not answer:
         raise SystemExit("tests/warm.py: the server has ended")
     (status,) = COUNT.unpack(answer)
+    if used and USED in os.environ:
+        with contextlib.suppress(FileNotFoundError), open(f"{os.environ[USED]}/{os.getppid()}", "ab") as file:
+            file.write(used)
     if status == COLD:
         os.execv(sys.executable, [sys.executable, "-m", "rowwise", *args])
     if os.WIFSIGNALED(status):
@@ -140,8 +145,9 @@ class Server:
         for file in (ended, connection):
             self.selector.unregister(file)
         os.close(ended)
+        _, status, used = os.wait4(pid, 0)
         with connection, contextlib.suppress(BrokenPipeError):
-            connection.send(COUNT.pack(os.waitpid(pid, 0)[1]))
+            connection.send(COUNT.pack(status) + SECONDS.pack(used.ru_utime + used.ru_stime))
 
 
 def _receive(connection):

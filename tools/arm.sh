@@ -111,6 +111,6 @@ assert "build/arm/site" in rowwise.ops.__file__
 tests = Path("tests/native_tests.txt").read_text().split()
 # In the emulator /proc is a folder like any other; Triton compiles where there is an x86-64 processor.
 left = ["--ignore=tests/ops/test_triton.py", "--deselect=tests/store/test_disk_rows.py::test_folders_that_cannot_be_used"]
-chosen = ["-m", "not slow and not dist and not gpu", "-p", "no:xdist", *left]
+chosen = ["-m", "not slow and not dist and not gpu", *left]
 sys.exit(pytest.main([*chosen, *tests, *sys.argv[2:]]))
 PY

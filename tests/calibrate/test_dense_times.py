@@ -1,11 +1,13 @@
 """Layers and sums are measured on all points, and a profile keeps them."""
 
+import pytest
 from msgspec import structs
 
 from rowwise.calibrate.dense_times import DenseGrid, measure_dense
 from rowwise.perf.hardware import hardware_named, read_hardware
 
 
+@pytest.mark.slow
 def test_layers_and_sums_are_measured_by_size():
     grid = DenseGrid(samples=(8, 64), widths=(4, 32), sums_bytes=(64, 4096))
     found = measure_dense(2, 1, shared_memory=True, grid=grid)

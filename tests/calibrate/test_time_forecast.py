@@ -22,6 +22,7 @@ def folder(tmp_path):
     return open_folder(tmp_path / "made", MeasurementSpec(limits=LIMITS))
 
 
+@pytest.mark.slow
 def test_minutes_that_are_left_and_the_fit(folder):
     total, left, done, _ = LINE.fullmatch(forecast.forecast_calibration(folder.read_spec(), folder, 10)).groups()
     assert int(total.split()[0]) >= 10
@@ -29,6 +30,7 @@ def test_minutes_that_are_left_and_the_fit(folder):
     assert done is None
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_not_measured_again(folder):
     for sample in made_up(50):
         seconds = {"lookup_s": float(sample.lookup_s), "update_s": float(sample.update_s)}
@@ -52,6 +54,7 @@ def test_made_up_sets_have_as_many_columns_as_measured_ones():
         )
 
 
+@pytest.mark.slow
 def test_more_sets_take_longer_up_to_the_most_steps():
     few, many = (forecast.forecast_fit_s(count) for count in (100, 3000))
     assert few < many

@@ -148,6 +148,7 @@ def test_increments_of_streams_are_the_changed_rows(tmp_path_factory, seed, worl
         assert all(run_threads(5 - world, read))
 
 
+@pytest.mark.slow
 def test_runs_are_of_bounded_size(tmp_path):
     """Also where a plan of columns reads what a plan of rows has written."""
     table, comm = Table(name="t", rows=5000, dim=16, optimizer=Adam()), solo()

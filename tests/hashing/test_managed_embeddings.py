@@ -226,6 +226,7 @@ def test_shared_bags_count_for_each_sample():
     assert equal(state_of(one), state_of(other))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_ranks_give_the_bits_of_one(trained, world):
     tables = make_tables()
@@ -238,6 +239,7 @@ def test_ranks_give_the_bits_of_one(trained, world):
     assert equal(merged(run_threads(world, rank)), state_of(trained))
 
 
+@pytest.mark.slow
 def test_saved_by_four_ranks_and_continued_by_three(tmp_path, trained):
     tables = make_tables()
 

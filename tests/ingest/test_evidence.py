@@ -46,6 +46,7 @@ def planted(draw):
     }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(3))
 def test_columns_with_planted_truth(seed):
     draw = np.random.default_rng(seed)

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from pyarrow import parquet as pq
-from sklearn.datasets import load_sample_images
 
 from rowwise.errors import DataError, SpecError, StorageError
 from rowwise.ingest.pictures import (
@@ -40,6 +39,8 @@ def as_file(picture: Image.Image, **how) -> bytes:
 @pytest.fixture(scope="module")
 def photos() -> list[tuple[int, bytes]]:
     """16 squares of 160 rows and columns."""
+    from sklearn.datasets import load_sample_images  # which takes seconds to import
+
     found = []
     for photo in load_sample_images().images:
         for k in range(8):
@@ -79,6 +80,7 @@ def test_pictures_are_found_by_their_keys(folder):
         folder.find(pa.array(["a"]))
 
 
+@pytest.mark.slow
 def test_scans_end_where_the_next_begin(photos):
     for _, jpeg in photos:
         ends = scan_ends(jpeg, "")

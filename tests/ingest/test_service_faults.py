@@ -26,7 +26,9 @@ TABLES = (Table(name="id", rows=1000, dim=4),)
 ROWS, FILES, EPOCHS = 6000, 3, 2
 VICTIMS = {"trainer": 10, "host": 25, "worker": 65}
 CALM = "calm"
-STEP_S, DEADLINE_S = 0.25, 280  # steps take long until all kills are done
+STEP_S, DEADLINE_S = 0.25, 900  # steps take long until all kills are done
+STEPS, BATCH = 480, 25
+LAST = STEPS - 40  # steps that wait until all kills are done
 
 
 class Line(msgspec.Struct):
@@ -44,7 +46,7 @@ class Patient(Workers, frozen=True):
 
 
 def batches(folder, position=None):
-    return Batcher(ParquetReader(folder), COLUMNS, TABLES, Batching(size=25, seed=5), position)
+    return Batcher(ParquetReader(folder), COLUMNS, TABLES, Batching(size=BATCH, seed=5), position)
 
 
 def train(folder, saved, workers):
@@ -54,7 +56,7 @@ def train(folder, saved, workers):
         file.seek(0)
         whole = file.read().rpartition(b"\n")[0].splitlines()
         file.truncate(sum(len(line) + 1 for line in whole))  # a line that was cut by a kill does not count
-        position = msgspec.json.decode(whole[-1], type=Line).position if whole else None
+        position, steps = msgspec.json.decode(whole[-1], type=Line).position if whole else None, len(whole)
         made = batches(folder, position)
         with Service(made.task, Patient(count=int(workers))) as service:
             client = service.client()
@@ -65,7 +67,10 @@ def train(folder, saved, workers):
                     file.write(msgspec.json.encode(line) + b"\n")
                     file.flush()
                     os.fsync(file.fileno())
+                    steps += 1
                     time.sleep(0 if calm.exists() else STEP_S)
+                    while steps > LAST and not calm.exists():
+                        time.sleep(STEP_S)
 
 
 def children_of(pid):
@@ -135,6 +140,7 @@ def test_every_row_counts_once_however_often_somebody_is_killed(tmp_path):
         trainer.wait()
     lines = [msgspec.json.decode(line, type=Line) for line in saved.read_bytes().splitlines()]
     assert [line.rows for line in lines] == expected
+    assert len(lines) == STEPS
     assert sorted(row for line in lines for row in line.rows) == sorted([*range(ROWS)] * EPOCHS)
     while any(map(is_there, seen)):
         assert time.monotonic() < end_s + 30

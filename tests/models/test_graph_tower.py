@@ -96,6 +96,7 @@ def test_an_update_is_that_of_plain_torch(encoder):
     torch.testing.assert_close(rows_of(tower).float(), want_ND, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("make_encoder", [lambda: LightGCN(2), lambda: GraphSage(DIM, (8, 8))])

@@ -121,13 +121,13 @@ def check(config, dim):
     return blocks
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("recipe", SHIPPED, ids=lambda recipe: recipe.name)
 def test_rows_of_shipped_recipes_keep_their_bits(recipe):
     assert check(recipe.model, recipe.tables.all.dim or 16).kind == "padded"
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("config", OTHERS, ids=lambda config: type(config).__name__)
 def test_rows_of_other_models_keep_their_bits(config):
     assert check(config, 16).kind == "padded"

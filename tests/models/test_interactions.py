@@ -116,6 +116,7 @@ def test_the_formula(kind, batch, vectors, out, dim):
     torch.testing.assert_close(module(x), PLAIN[kind](module, x))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "module",
     [

@@ -96,6 +96,7 @@ def small(problem: Problem) -> bool:
     return len(problem.jagged.values_N) <= MOST_IDS
 
 
+@pytest.mark.slow
 @FEW
 @given(problem=problems(most_batch=40).filter(small))
 def test_pooled(problem):
@@ -116,12 +117,14 @@ def test_rows_of_int4_are_looked_up(pooling):
     check_lookups(make_problem(tuple(tables), batch=8, most=4, seed=0), per_id=pooling is Pooling.SEQUENCE)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
 def test_every_optimizer_and_row_type(optimizer):
     tables = tables_of_row_types(optimizer, 9, (20, 5, 16, 12, 52, 100))
     check_update(make_problem(tables, batch=6, most=2, seed=1), per_id=False)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("batch", "features"), [(700, 1), (2600, 1), (300, 3)])
 def test_hot_rows(batch, features):
     """Rows that are cut into units, blocks of samples that miss one, several contributions of a sample."""
@@ -250,6 +253,7 @@ def make_cache(rows_T, dims_T, cache_rows, types):
     return Embeddings(tables, seed=1).cache_on("cpu", dict.fromkeys((t.name for t in tables), cache_rows)).arena.cache
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows_T", "cache_rows", "types", "ids"),
     [

@@ -41,6 +41,7 @@ BATCHES = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", BATCHES)
 def test_batches_are_rearranged(kind):
     for name, args in calls_on(BATCHES[kind]):
@@ -66,6 +67,7 @@ def test_ids_are_mapped(case):
         agree("map_ids", torch.cat([ids_N, strange]).to(kind), *arguments(case.id_map))
 
 
+@pytest.mark.slow
 def test_ids_are_mapped_by_every_kind_of_section():
     """Sets whose marks are in many words, entries that cross words, walks of several rounds."""
     dense = np.concatenate([np.arange(50, 9000), np.arange(12_000, 12_300)])
@@ -84,6 +86,7 @@ def test_ids_are_mapped_by_every_kind_of_section():
         agree("map_ids", torch.arange(0, 1 << 14, 61), *arguments(one))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("word", [0, -1, 1 << 40, -(1 << 62)])
 def test_no_word_outside_a_damaged_map_is_read(word):
     random = np.random.default_rng(1)

@@ -50,6 +50,7 @@ def check_equal(module, plain):
             assert torch.equal(module.optimizer_state()[table.name][name], state)
 
 
+@pytest.mark.slow
 @FEW
 @given(
     seed=st.integers(0, 999),
@@ -77,6 +78,7 @@ def test_rows_are_those_of_tables_without_a_cache(seed, cached, pooling, optimiz
     assert counters.writes <= counters.evictions <= counters.misses
 
 
+@pytest.mark.slow
 def test_a_batch_that_has_more_rows_than_slots_is_an_error():
     tables = make_tables(Pooling.SUM, OPTIMIZERS[0], ROW_TYPES[0], 8)
     module = Embeddings(tables).cache_on("cpu", {"a": 32})

@@ -36,6 +36,7 @@ def test_the_same_bits_for_any_number_of_threads(threads):
         assert torch.equal(ops.dots(query_D, rows_RD), wanted_R)
 
 
+@pytest.mark.slow
 def test_operators_behave():
     query_D, rows_RD = make(9, 8)
     torch.library.opcheck(ops.dots.default, (query_D, rows_RD))

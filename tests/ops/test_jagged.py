@@ -255,6 +255,7 @@ MANY = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", MANY)
 def test_many_ids_are_shared_by_threads(kind, threads):
     """One segment large enough for all threads, between two small ones."""
@@ -266,6 +267,7 @@ def test_many_ids_are_shared_by_threads(kind, threads):
         assert same(ops.deduplicate(values, bounds), wanted)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("buckets", [1, 7, 300])
 def test_threads_change_no_bit(buckets, threads):
     jagged = make_jagged(3, batch=3000, most=30, seed=1)

@@ -37,11 +37,13 @@ def test_every_operator_has_an_implementation_on_a_gpu():
     assert set(ON_GPU.values()) == {"triton", "torch"}
 
 
-def test_kernels_have_the_bits_of_the_reference():
+@pytest.mark.timeout(1200)  # on a machine that does much else
+@pytest.mark.few(1)
+@pytest.mark.parametrize("which", ["not slow", ""])
+def test_kernels_have_the_bits_of_the_reference(which):
     """In a process of its own: kernels are made for the interpreter when they are imported."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", *sorted(HERE.glob("interpreted_*.py"))]
+    command = [sys.executable, "-m", "pytest", "-m", which, *sorted(HERE.glob("interpreted_*.py"))]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
-    environment.pop("PYTEST_XDIST_WORKER", None)
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=HERE.parents[1])
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
@@ -52,6 +54,7 @@ def faults_of(variant, arch):
     return budget.faults(variant, budget.machine_code_of(variant, arch), arch)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_machine_code_keeps_its_budget(name):
     assert not faults_of(part("gpu_variants").variants()[name], "sm_90")
@@ -75,6 +78,7 @@ def test_machine_code_of_many_variants_keeps_its_budget(number):
     assert not {name: faults for name, faults in found.items() if faults}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("flaw", "fault"),
     [

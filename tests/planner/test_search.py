@@ -235,6 +235,7 @@ def test_hot_rows_on_the_device_leave_few_accesses_to_the_host(monkeypatch):
     assert fetched["mixed"] * 2 < fetched["whole"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fill", [0.5, 0.8])
 def test_memory_of_two_tiers_that_is_nearly_full_is_packed(fill):
     """Neither tier holds the tables alone, and the cheapest layouts leave gaps."""

@@ -1,7 +1,6 @@
 """Boosted trees beside a run: on the same rows, with the same metrics, named where they cannot be."""
 
 import json
-import subprocess
 import sys
 
 import lightgbm
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from small import trained, write_rows
-from test_cli import rowwise_cli
 
 from rowwise import SpecError
 from rowwise.recipes.baseline import _codes, fit_trees
@@ -41,11 +39,11 @@ def test_trees_see_the_rows_of_the_run_and_its_report_shows_them(run, monkeypatc
     assert f"LightGBM {found.test['auc']:.4f}" in (made.folder.path / "report.html").read_text("utf-8")
 
 
-def test_the_command_prints_both(run):
-    done = rowwise_cli("baseline", str(run[0].folder.path))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "LightGBM, " in done.stdout
-    assert " AUC; trees took " in done.stdout
+def test_the_command_prints_both(run, command):
+    code, out, err = command("baseline", str(run[0].folder.path))
+    assert (code, err) == (0, "")
+    assert "LightGBM, " in out
+    assert " AUC; trees took " in out
 
 
 @given(known=st.sets(IDS), column=st.lists(IDS | st.just(np.nan)))
@@ -61,9 +59,8 @@ def test_a_run_without_validation_rows_is_refused(tmp_path):
         fit_trees(made.folder.path)
 
 
-def test_without_lightgbm_the_way_out_is_said(run):
-    code = "import sys; sys.modules['lightgbm'] = None; from rowwise.cli.main import main; main()"
-    command = [sys.executable, "-c", code, "baseline", str(run[0].folder.path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr == "rowwise: trees need LightGBM: want pip install 'rowwise[trees]'\n"
+def test_without_lightgbm_the_way_out_is_said(run, command, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lightgbm", None)
+    code, _, err = command("baseline", str(run[0].folder.path))
+    assert code == 2
+    assert err == "rowwise: trees need LightGBM: want pip install 'rowwise[trees]'\n"

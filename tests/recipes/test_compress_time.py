@@ -51,6 +51,7 @@ def test_rows_of_splits_are_counted(tmp_path):
     assert count_rows(batcher).rows == pytest.approx(exact, rel=0.15)
 
 
+@pytest.mark.slow
 def test_sizes_without_time_are_left_out_and_the_rest_is_used(tmp_path):
     resolved = resolve(recipe(tmp_path))
     spec = TrialFolderSpec.of(resolved.recipe, (), 1500, 0)

@@ -173,6 +173,7 @@ def test_a_run_warns_of_memory_that_is_not_there(large, tmp_path):
     assert "are free, and tables have no more than that" in log
 
 
+@pytest.mark.slow
 def test_a_resumed_run_with_tables_on_disk_ends_as_one_that_was_not_stopped(large, tmp_path):
     made, _ = large
     made = structs.replace(made, memory=4 * MB)

@@ -60,6 +60,7 @@ def test_seconds_are_those_of_each_model(runs):
     assert ensemble.seconds == [0.0, 0.0]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 from small import trained
-from test_cli import rowwise_cli
 from torch import nn
 
 from rowwise import Batch, Jagged, SpecError
@@ -84,20 +83,21 @@ def test_planted_features_come_in_order_and_a_useless_one_is_noise(planted):
     assert "Strongest ids" in page
 
 
-def test_the_command_prints_it(planted):
+def test_the_command_prints_it(planted, command):
     run, _ = planted
-    done = rowwise_cli("explain", str(run), "--rows", "600", "--repeats", "2")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "log loss without it" in done.stdout
-    assert f"600 rows, 2 repeats; all of it is in {run}/report.html" in done.stdout
+    code, out, err = command("explain", str(run), "--rows", "600", "--repeats", "2")
+    assert (code, err) == (0, "")
+    assert "log loss without it" in out
+    assert f"600 rows, 2 repeats; all of it is in {run}/report.html" in out
 
 
-def test_the_command_prints_json_and_the_same_for_the_same_run(planted):
+def test_the_command_prints_json_and_the_same_for_the_same_run(planted, command):
     run, _ = planted
-    done = rowwise_cli("explain", str(run), "--rows", "600", "--repeats", "2", "--json")
-    assert json.loads(done.stdout) == json.loads(msgspec.json.encode(explain(run, rows=600, repeats=2)))
+    _, out, _ = command("explain", str(run), "--rows", "600", "--repeats", "2", "--json")
+    assert json.loads(out) == json.loads(msgspec.json.encode(explain(run, rows=600, repeats=2)))
 
 
+@pytest.mark.slow
 def test_little_time_is_kept_to(planted):
     found = explain(planted[0], repeats=1_000_000, seconds=1.0)
     assert 1 <= found.repeats < 1_000_000

@@ -189,6 +189,7 @@ def test_what_columns_refuse(tmp_path):
         train(tmp_path, managed={})
 
 
+@pytest.mark.slow
 def test_increments_have_the_ids_that_changed(tmp_path):
     """Many rows, of which a step changes a few: then checkpoints are increments, with the bits of full ones."""
     policy, folders = {"user": {"admit": 2, "evict": "lfu", "ttl_steps": 30}}, []

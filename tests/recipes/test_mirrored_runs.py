@@ -33,6 +33,7 @@ def small_files(place):
     return {name: (place / name).read_bytes() for name in names(place) if name[:5] not in ("ckpt/", OWNER[:5], ".lock")}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("save", [{"keep": 1}, {"background": True}, {"incremental": True}])
 def test_the_mirror_of_a_run_that_has_ended_is_the_run(save, tmp_path):
     mirror = tmp_path / "mirror"
@@ -49,6 +50,7 @@ def test_the_mirror_of_a_run_that_has_ended_is_the_run(save, tmp_path):
         TrainingRun.resume(path)
 
 
+@pytest.mark.slow
 def test_a_finished_run_that_is_resumed_keeps_its_files(tmp_path):
     """The resume is refused, and neither the folder nor its mirror loses the lines of the test."""
     mirror = tmp_path / "mirror"
@@ -94,6 +96,7 @@ def test_a_run_that_was_killed_before_its_mirror_was_complete_completes_it(tmp_p
         TrainingRun.resume(run.folder.path)
 
 
+@pytest.mark.slow
 def test_a_fetch_brings_what_the_mirror_has_more(tmp_path):
     """A run went on elsewhere, and comes back to a machine that has an older state of it."""
     mirror = tmp_path / "mirror"
@@ -107,6 +110,7 @@ def test_a_fetch_brings_what_the_mirror_has_more(tmp_path):
     assert lines(path) == lines(run.folder.path)
 
 
+@pytest.mark.slow
 def test_a_fetch_that_was_killed_goes_on(tmp_path, monkeypatch):
     run, _ = trained(tmp_path, save={**OFTEN, "mirror": str(tmp_path / "mirror")})
     for killed_at in range(3, 12, 4):  # at a write of a file
@@ -120,6 +124,7 @@ def test_a_fetch_that_was_killed_goes_on(tmp_path, monkeypatch):
     assert same(saved(path), saved(run.folder.path))
 
 
+@pytest.mark.slow
 def test_a_mirror_is_of_one_run_and_of_the_process_that_holds_it(tmp_path):
     mirror = tmp_path / "mirror"
     made = recipe(tmp_path, save={**OFTEN, "mirror": str(mirror)})
@@ -140,6 +145,7 @@ def test_a_mirror_is_of_one_run_and_of_the_process_that_holds_it(tmp_path):
         TrainingRun.start(recipe(tmp_path, save={"mirror": str(tmp_path / "runs" / "small" / "2")}), tmp_path / "runs")
 
 
+@pytest.mark.slow
 def test_a_folder_that_has_a_claim_only_begins_its_run(tmp_path):
     """The process was killed between the claim and the recipe, and the same command is started again."""
     mirror, place = tmp_path / "mirror", tmp_path / "runs" / "it"
@@ -153,6 +159,7 @@ def test_a_folder_that_has_a_claim_only_begins_its_run(tmp_path):
     assert small_files(mirror) == small_files(place)
 
 
+@pytest.mark.slow
 def test_a_claim_without_a_run_is_taken_over(tmp_path):
     """The process was killed before it had copied anything."""
     mirror = tmp_path / "mirror"
@@ -165,6 +172,7 @@ def test_a_claim_without_a_run_is_taken_over(tmp_path):
     assert open_named(mirror).manifest.data["progress"]["finished"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "content", "error"),
     [
@@ -277,6 +285,7 @@ def stopped(tmp_path, step, **save):
     return run.folder.path
 
 
+@pytest.mark.slow
 def test_an_older_folder_does_not_take_a_newer_mirror_back(tmp_path):
     path = stopped(tmp_path, 6)
     TrainingRun.resume(fetch_run(str(tmp_path / "mirror"), tmp_path / "elsewhere")).go()
@@ -295,6 +304,7 @@ def test_a_run_that_is_no_mirror_is_not_written_over(tmp_path):
     assert steps_of(run.folder.path) == [16, 20]
 
 
+@pytest.mark.slow
 def test_a_former_holder_removes_nothing_of_the_next_one(tmp_path):
     """The next process takes the mirror over while the former one copies its last checkpoint."""
     mirror = tmp_path / "mirror"
@@ -331,7 +341,10 @@ def test_checkpoints_leave_after_the_newest_has_arrived(tmp_path):
 def test_a_checkpoint_that_left_after_the_last_copy_leaves_the_mirror_at_the_end(tmp_path):
     """The run had both when the newest was copied, and one when it ended."""
     mirror = tmp_path / "mirror"
-    run = TrainingRun.resume(stopped(tmp_path, 6, keep=1))
+    path = stopped(tmp_path, 6, keep=1)
+    for older in {4} & {*steps_of(path)}:  # which the mirror was reading when the run would have removed it
+        shutil.rmtree(path / "ckpt" / f"step-{older:09d}")
+    run = TrainingRun.resume(path)
     run._start_mirror()
     run._mirror.close()
     newest = next(one for one in checkpoints_of(mirror) if one.name.endswith("6"))
@@ -356,6 +369,7 @@ class Refusing:
         return getattr(self.inner, name)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("refused", ["metrics.csv", "ckpt/"])
 def test_the_result_is_the_last_file_that_arrives(tmp_path, refused):
     """A run that is killed between two files is not taken for a finished one with fewer lines or checkpoints."""
@@ -373,11 +387,13 @@ def test_the_result_is_the_last_file_that_arrives(tmp_path, refused):
     assert small_files(tmp_path / "mirror") == small_files(path)
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_goes_first(tmp_path):
     run, result = trained(tmp_path, save={**OFTEN, "mirror": str(tmp_path / "mirror")}, evaluate={"every": 6})
     assert run._mirror._in_order([4, result.best.step, 20])[0] == result.best.step
 
 
+@pytest.mark.slow
 def test_steps_that_were_taken_back_leave_the_mirror(tmp_path):
     """A resume from an earlier checkpoint with another rate writes other checkpoints of the same steps."""
     mirror = tmp_path / "mirror"
@@ -398,6 +414,7 @@ def test_what_a_former_process_has_said_is_gone(tmp_path):
     assert not (tmp_path / "mirror" / "result.json").exists()
 
 
+@pytest.mark.slow
 def test_hidden_folders_are_left_out(tmp_path):
     run = TrainingRun.start(recipe(tmp_path, save={**OFTEN, "mirror": str(tmp_path / "mirror")}), tmp_path / "runs")
     (run.folder.path / ".ipynb_checkpoints").mkdir()

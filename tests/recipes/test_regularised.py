@@ -18,6 +18,7 @@ MODELS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("norm", ["batch", "layer"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(tmp_path, kind, norm):

@@ -70,7 +70,7 @@ def folder(tmp_path_factory):
     return place
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("negatives", [None, 20])
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_finds_the_item_that_follows(kind, negatives, folder, tmp_path):
@@ -97,6 +97,7 @@ def written(command, tmp_path):
     return command
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_stopped(written, tmp_path):
     assert written("train", "lists.yaml", "--set", "name=whole")[0] == 0
     assert written("train", "lists.yaml", "--set", "name=stopped", "--set", "train.epochs=1")[0] == 0
@@ -137,6 +138,7 @@ def trained_on(world, made, root):
     return {name: found.load(name) for name in names}, result.test["next_item"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("models_one_after_the_other")
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_learn_what_one_learns(kind, tmp_path):

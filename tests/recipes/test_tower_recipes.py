@@ -59,6 +59,7 @@ def same_weights(a, b):
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "more",
     [{}, {"encoder": "graphsage", "sizes": [16]}, {"layers": 2, "sampled": 8, "loss": "bpr"}],
@@ -76,6 +77,7 @@ def test_a_graph_of_users_and_items_finds_what_users_like(tmp_path, more):
     assert ("edges in evaluation" in page) == ("sampled" in more)
 
 
+@pytest.mark.slow
 def test_the_same_run_has_the_same_bits_and_goes_on(tmp_path):
     whole = trained(tmp_path, GRAPH, train={"epochs": 2})
     assert same_weights(whole, trained(tmp_path, GRAPH, train={"epochs": 2}))
@@ -93,6 +95,7 @@ def halves(table, rows, *, columns=False):
         yield {"table": table, "rank": rank, **whole, "cols" if columns else "rows": cut}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("models_one_after_the_other")
 @pytest.mark.parametrize("encoder", ["lightgcn", "graphsage"])
 def test_two_ranks_learn_what_one_learns_of_a_graph(tmp_path, encoder):
@@ -103,6 +106,7 @@ def test_two_ranks_learn_what_one_learns_of_a_graph(tmp_path, encoder):
     learn_the_same(tmp_path, made, {"plan": str(tmp_path / "plan.json")})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("models_one_after_the_other")
 @pytest.mark.parametrize("choose", [None, {"price": 0.2, "similar": 0.999}], ids=["largest", "chosen"])
 def test_two_ranks_learn_what_one_learns_of_pictures(tmp_path, choose):
@@ -141,6 +145,7 @@ def learn_the_same(folder, made, more=None, atol=1e-5):
     assert evaluate(path).tasks["met"] == pytest.approx(others, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"encoder": "graphsage", "sizes": [8]}, {"sampled": 4}], ids=str)
 def test_a_version_of_a_graph_needs_no_graph(tmp_path, more):
     """It answers with the logits of the run, and finds the items that the run ranks first."""
@@ -262,6 +267,7 @@ def with_choice(folder, **choose):
     return model
 
 
+@pytest.mark.slow
 def test_a_scale_model_chooses_sizes_and_goes_on_to_the_same_bits(tmp_path):
     model = with_choice(tmp_path / "pictures", price=1.0, similar=0.999)
     whole = trained(tmp_path, model, train={"epochs": 3})
@@ -286,6 +292,7 @@ def test_a_scale_model_chooses_sizes_and_goes_on_to_the_same_bits(tmp_path):
     assert 0 < chosen["shares"][0] < 1
 
 
+@pytest.mark.slow
 def test_a_version_chooses_sizes_as_its_run(tmp_path):
     run = trained(tmp_path, with_choice(tmp_path / "pictures", price=0.5), train={"epochs": 1})
     predict_rows(run.folder.path, tmp_path / "run.parquet")
@@ -299,6 +306,7 @@ def test_a_version_chooses_sizes_as_its_run(tmp_path):
     assert exported.items.items == ITEMS
 
 
+@pytest.mark.slow
 def test_a_version_has_the_pictures_of_its_items(tmp_path):
     write_small_pictures(tmp_path / "pictures", ITEMS)
     run = trained(tmp_path, with_pictures(tmp_path / "pictures"), train={"epochs": 1})

@@ -44,6 +44,7 @@ def study(tmp_path_factory):
     return path, folder / "tune", tune(str(path), folder / "tune", trials=7, tell=lambda t, n: told.append(n)), told
 
 
+@pytest.mark.slow
 def test_the_best_of_all_trials_is_no_worse_than_the_recipe(study):
     path, out, outcome, told = study
     assert told == list(range(1, 8))
@@ -154,11 +155,10 @@ def test_what_is_wrong_is_named(changes, message, tmp_path):
         tune(str(path), tmp_path / "out")
 
 
-def test_without_optuna_the_way_out_is_said(tmp_path):
-    code = "import sys; sys.modules['optuna'] = None; from rowwise.cli.main import main; main()"
-    command = [sys.executable, "-c", code, "tune", "dlrm-synthetic", "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, "rowwise: tuning needs Optuna: want pip install 'rowwise[tune]'\n")
+def test_without_optuna_the_way_out_is_said(command, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    code, _, err = command("tune", "dlrm-synthetic", "--out", "out")
+    assert (code, err) == (2, "rowwise: tuning needs Optuna: want pip install 'rowwise[tune]'\n")
 
 
 @pytest.mark.parametrize("name", names())

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 import yaml
 from pyarrow import parquet as pq
-from test_cli import rowwise_cli
 
 from rowwise import SpecError
 from rowwise.ingest.transform import apply
@@ -29,10 +28,9 @@ def write_films(path, rows=3000, users=40, seed=0):
 
 
 @pytest.fixture
-def films(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def films(tmp_path, command):
     write_films(tmp_path / "films.parquet")
-    assert rowwise_cli("data", "inspect", "films.parquet", cwd=tmp_path).returncode == 0
+    assert command("data", "inspect", "films.parquet")[0] == 0
     return tmp_path
 
 
@@ -49,7 +47,7 @@ def test_tables_and_lists_follow_from_what_inspect_wrote(films):
         assert {name for name, _ in csv.reader(file, delimiter="\t")} == set(GENRES)
 
 
-def test_a_run_keeps_its_vocabularies_and_unknown_ids_share_row_0(films):
+def test_a_run_keeps_its_vocabularies_and_unknown_ids_share_row_0(films, command):
     recipe = read(films / "films.yaml", ["train.steps=4", "train.batch=64"])
     run = TrainingRun.start(recipe, films / "runs")
     run.go()
@@ -61,8 +59,8 @@ def test_a_run_keeps_its_vocabularies_and_unknown_ids_share_row_0(films):
         {"label": [0, 1], "user_id": [10**6, 3], "film": ["unheard of", "f3"], "genres": ["Noir|Drama", ""]}
     )
     pq.write_table(table, films / "new.parquet")
-    found = rowwise_cli("predict", str(moved), "--data", "parquet:new.parquet", "--out", "p.parquet", cwd=films)
-    assert found.returncode == 0, found.stderr
+    code, _, err = command("predict", str(moved), "--data", "parquet:new.parquet", "--out", "p.parquet")
+    assert code == 0, err
     rows, _ = apply(table, resolved.transforms, ["user_id.row", "film.row", "genres.row"])
     assert rows["user_id.row"][0].as_py() == rows["film.row"][0].as_py() == 0
     assert rows["user_id.row"][1].as_py() > 0
@@ -71,16 +69,15 @@ def test_a_run_keeps_its_vocabularies_and_unknown_ids_share_row_0(films):
     assert genres[1] == []
 
 
-def test_a_warm_start_wants_the_rows_of_the_former_run(films):
+def test_a_warm_start_wants_the_rows_of_the_former_run(films, command):
     first = TrainingRun.start(read(films / "films.yaml", ["train.steps=2"]), films / "runs")
     first.go()
     write_films(films / "more.parquet", users=60, seed=1)
-    said = rowwise_cli("data", "inspect", "more.parquet", "--recipe", "apart.yaml", cwd=films)
-    assert said.returncode == 0
+    assert command("data", "inspect", "more.parquet", "--recipe", "apart.yaml")[0] == 0
     with pytest.raises(SpecError, match=r"init_from=.*: id '.*' of column '.*' had row .*: want .* --grow FOLDER"):
         TrainingRun.start(read(films / "apart.yaml", [f"init_from={first.folder.path}"]), films / "runs")
     args = ("--recipe", "grown.yaml", "--grow", "films.ids")
-    assert rowwise_cli("data", "inspect", "more.parquet", *args, cwd=films).returncode == 0
+    assert command("data", "inspect", "more.parquet", *args)[0] == 0
     grown = TrainingRun.start(read(films / "grown.yaml", [f"init_from={first.folder.path}"]), films / "runs")
     assert any("41 of 61 rows" in how for how in grown.match.grown.values())
 

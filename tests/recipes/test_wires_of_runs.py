@@ -59,6 +59,7 @@ def test_one_rank_has_no_links(tmp_path):
     assert decided.wire_choice is None
 
 
+@pytest.mark.slow
 def test_a_run_records_what_it_has_chosen(tmp_path):
     made = recipe(tmp_path, wire="auto")
     assert "dense sums" in dry_run(made, 2).wire

@@ -47,6 +47,7 @@ def section_of(folder):
     return draw_timeline(read_run(folder))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("ranks", "depth"), [(1, 1), (2, 2), (3, 3), (9, 2)])
 def test_the_model_has_the_period_of_a_recording_that_it_made(tmp_path, ranks, depth):
     folder = write_timeline(tmp_path / "r", ranks, depth)

@@ -44,6 +44,7 @@ class Running:
         self.thread.join()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("memory", [None, "200kB"])
 def test_it_follows_its_folder(increments, models, memory):
     rows = increments.table.select(["user", "item", "seen", "d0", "d1"]).to_pydict()

@@ -59,6 +59,7 @@ def file():
     os.close(made)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("memory", [SMALL, 700_000, TABLES - 1])
 def test_versions_have_their_bits(increments, file, memory):
     """All at once, in any order, hot and cold, in batches of any size."""

@@ -49,6 +49,7 @@ def file():
     os.close(made)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("memory", [CACHED, HALF, 2 * TABLES])
 def test_versions_on_a_device_have_their_bits(increments, file, memory):
     """In any order, with slots that are full of rows, and in batches of any size."""
@@ -74,6 +75,7 @@ def test_rows_stay_in_slots(increments, file):
     assert hits > misses == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rows", [RowType.FP16, RowType.INT8, RowType.INT4])
 def test_rows_of_all_types_on_a_device(increments, tmp_path, file, rows):
     export(increments.run.folder.path, tmp_path, which="step-4", rows=rows)

@@ -35,6 +35,7 @@ def contents(version):
     return {str(file.relative_to(version)): file.read_bytes() for file in version.rglob("*") if file.is_file()}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rows", [None, RowType.FP16, RowType.BF16, RowType.INT8, RowType.INT4])
 def test_versions_have_the_same_bytes_with_less_memory(increments, tmp_path, rows):
     """Also that of an increment, and which rows training asked for most often."""
@@ -48,6 +49,7 @@ def test_versions_have_the_same_bytes_with_less_memory(increments, tmp_path, row
         assert parts == whole
 
 
+@pytest.mark.slow
 def test_items_have_the_same_bytes_with_less_memory(tmp_path):
     """Their vectors come from rows that a cache has a part of; so does the index."""
     run, file = trained_towers(tmp_path, MANY), write_item_table(tmp_path / "items.parquet")

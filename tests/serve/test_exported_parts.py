@@ -76,6 +76,7 @@ def test_code_and_maps_are_inside(tmp_path):
     assert opened.digest == version.digest == version.folder.digest  # running its code has written nothing
 
 
+@pytest.mark.slow
 def test_versions_of_another_model_are_not_added(tmp_path):
     first, _ = trained(tmp_path, name="one", train={"epochs": 1})
     export(first.folder.path, tmp_path / "models")

@@ -46,6 +46,7 @@ def quantiles(rate, times):
     return [latencies[order][np.searchsorted(total, q * total[-1])] for q in (0.5, 0.99)]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("line", LINES)
 @pytest.mark.parametrize("load", [0.05, 0.25, 0.5, 0.75])
 def test_latencies_are_those_of_a_chain_of_batches(line, load):
@@ -111,6 +112,7 @@ def test_rounds_of_a_machine_that_changes_its_speed_have_one_line(slower):
         np.testing.assert_allclose([min(found.pauses_s), max(found.pauses_s)], want.pauses_s, rtol=1e-2)
 
 
+@pytest.mark.slow
 def test_rates_and_workers():
     times = BatchTimes(1e-3, 4e-4, 256)
     rates = [most_rate(times, p99_s) for p99_s in (0.004, 0.01, 0.05)]

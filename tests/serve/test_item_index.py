@@ -38,6 +38,7 @@ def test_all_lists_hold_all_items(index):
         assert len(index.propose(query_D, ITEMS, 4)) == costs[1]
 
 
+@pytest.mark.slow
 def test_the_fewest_lists_that_reach_a_recall(index):
     items_ID, queries_QD = vectors(ITEMS, 1), vectors(100, 2)
     facts = measure(index, items_ID, queries_QD, LISTS, 0.95)

@@ -131,6 +131,7 @@ def test_filters_and_sizes(few):
     assert retriever.retrieve(context, without=keys).items == []
 
 
+@pytest.mark.slow
 def test_an_index_proposes_and_dots_decide(many):
     """Scores are those of an exact search, and as many of the best are found as was measured."""
     _, _, first, second = many
@@ -159,6 +160,7 @@ def test_an_index_proposes_and_dots_decide(many):
         assert "".join(lines).count("(chosen)") == 3
 
 
+@pytest.mark.slow
 def test_searches_that_an_index_cannot_answer_are_exact(many):
     retriever = open_version(many[2].folder.path).retriever
     (context,) = contexts(1)
@@ -175,6 +177,7 @@ def test_searches_that_an_index_cannot_answer_are_exact(many):
     assert found.items[0] in keys[20:40]
 
 
+@pytest.mark.slow
 def test_a_server_answers_the_same(many, url):
     """From several clients at once, with filters and without."""
     retriever = open_version(many[3].folder.path).retriever
@@ -210,6 +213,7 @@ def ask(url, path, body, **headers):
     return found
 
 
+@pytest.mark.slow
 def test_what_bad_requests_are_told(url):
     path, (context,) = "/v1/models/small/retrieve", contexts(1)
 
@@ -244,6 +248,7 @@ def test_what_bad_requests_are_told(url):
     assert told({"context": context}, **{"x-timeout-ms": "soon"})[0] == 400
 
 
+@pytest.mark.slow
 def test_a_bad_request_leaves_its_neighbours_alone(url):
     (context,) = contexts(1)
 
@@ -283,6 +288,7 @@ def open_once(path):
     return open_version(path).retriever
 
 
+@pytest.mark.slow
 def test_text_keys_one_item_and_no_items(tmp_path):
     rows = WORLD.rows(0, 600).drop_columns(["logit"])
     names = [f"i{key}" for key in rows["item"].to_pylist()]

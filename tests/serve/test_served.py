@@ -287,6 +287,7 @@ def test_what_cannot_be_answered_in_time_is_refused(served, url):
     assert int(headers["retry-after"]) >= 1
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_start_and_a_client_without_a_server(served, url):
     models, port = served[1], str(urlsplit(url).port)
     with started(models.parent, "serve", str(models), "--port", port) as other:

@@ -235,6 +235,7 @@ def test_tables_at_other_places_share_nothing(increments, tmp_path, files):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 3])
 def test_ids_in_the_room_are_outside_their_table(increments, tmp_path, files, number):
     """Of versions with and without newer rows: as `rowwise predict`, which has no room."""

@@ -344,6 +344,7 @@ def test_an_export_that_is_killed_leaves_no_version(tmp_path):
         assert listed["versions"][0]["digest"] == version_folder(tmp_path / "models", 1).digest
 
 
+@pytest.mark.slow
 def test_commands_name_the_url_and_the_way_out(tmp_path):
     with s3_server(tmp_path / "s3") as s3:
         environment = of_store(s3.endpoint)

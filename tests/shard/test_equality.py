@@ -62,13 +62,13 @@ def test_the_covering_jobs_make_every_pair_of_choices():
     assert made >= set(all_pairs())
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("number", range(len(COVERING)))
 def test_sharded_is_unsharded(number):
     check(*COVERING[number], seed=number)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("layout", CASES)
 def test_all_tables_in_one_layout(layout):
     draws = random.Random(layout)

@@ -61,7 +61,7 @@ TABLES = (
 )  # fmt: skip
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("elastic", [False, True])
 @pytest.mark.parametrize("layout", CASES)
 def test_sharded_is_unsharded(layout, elastic):

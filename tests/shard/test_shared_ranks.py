@@ -76,6 +76,7 @@ def apart(tables, plan, batches_W, *, seed=0, **kinds):
     return rank
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(
     seed=st.integers(0, 10_000),

@@ -20,6 +20,7 @@ def case(machine="2x4xzionex", *, even=True):
 VARIED = {"hosts": ("1", "2"), "batch": ("4k", "8k"), "dense": ("replicated", "full", "tp:2"), "wire": ("fp32", "int8")}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("even", [True, False])
 def test_all_combinations_are_there_the_fastest_first_and_again_the_same(even):
     found = sweep(case(even=even), VARIED)

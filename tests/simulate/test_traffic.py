@@ -80,6 +80,7 @@ def test_bytes_are_those_of_a_rehearsal(world, seed):
     check(job, WORLDS[world], draws.choice((1, 24, 256)), draw_wire(draws, elastic=job.elastic))
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("layout", CASES)
 def test_bytes_of_each_layout_are_those_of_a_rehearsal(layout):
     draws = random.Random(layout)

@@ -48,6 +48,7 @@ def large(folder: Path, mb: int = 20, **data) -> Checkpoint:
     return Checkpoint.open(folder)
 
 
+@pytest.mark.few(1)
 def test_a_copy_is_equal_to_the_bit_and_so_is_its_copy(home, tmp_path):
     one = saved(tmp_path / "step-000000007")
     place = copy_checkpoint(one, home)
@@ -64,6 +65,7 @@ def test_a_copy_is_equal_to_the_bit_and_so_is_its_copy(home, tmp_path):
     assert copy_checkpoint(Checkpoint.open(back), home) == place  # the same files under the same names
 
 
+@pytest.mark.few(1)
 def test_another_checkpoint_of_that_name_is_kept(home, tmp_path):
     copy_checkpoint(one := saved(tmp_path / "a" / "step-000000007"), home)
     other = saved(tmp_path / "b" / "step-000000007", steps=4)
@@ -72,6 +74,7 @@ def test_another_checkpoint_of_that_name_is_kept(home, tmp_path):
     assert not diff(one, open_named(home)).any
 
 
+@pytest.mark.few(1)
 def test_new_data_of_the_run_replace_the_manifest(home, tmp_path):
     one = saved(tmp_path / "step-000000007")
     copy_checkpoint(one, home)

@@ -63,6 +63,7 @@ def test_many_operations_are_those_of_a_dict(store):
                 assert found == {key: len(value) for key, value in oracle.items() if key.startswith(prefix)}
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("size", [0, RANGE_bytes + 1, PART_bytes, 2 * PART_bytes + 5])
 def test_large_objects_are_read_by_ranges(store, size):
     content = random.Random(size).randbytes(size)

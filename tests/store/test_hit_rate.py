@@ -13,6 +13,7 @@ ROWS, ACCESSES = 30_000, 400_000
 SLOTS = (64, 300, 1_200, 4_800, 15_000)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("a", [0.0, 0.6, 0.8, 1.05, 1.3])
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
 def test_the_closed_form_is_near_the_simulator(a, policy):

@@ -109,6 +109,7 @@ def test_any_order_of_calls_has_the_rows_of_a_table_in_memory(tmp_path_factory, 
     model.check(disk)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 99), depth=st.integers(0, 3))
 def test_counts_do_not_depend_on_how_fast_the_disk_is(tmp_path_factory, seed, depth):
     def train(uring):
@@ -189,6 +190,7 @@ print("end", flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["exit", "delete", "exception", "fork"])
 def test_a_process_ends_while_rows_are_read(tmp_path, way):
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}

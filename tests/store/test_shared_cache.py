@@ -114,6 +114,7 @@ def test_shapes_fit_the_bytes(size, row_bytes, keys, policy):
     assert shape._replace(slots=shape.slots + 96).size_bytes > size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
 def test_hit_rates_are_those_of_the_simulator(policy):
     rows, slots, batch, half = 100_000, 9_984, 1024, 700
@@ -133,6 +134,7 @@ def test_hit_rates_are_those_of_the_simulator(policy):
     assert abs(1 - misses / (half * batch) - wanted) < 0.01
 
 
+@pytest.mark.slow
 def test_what_was_frequent_long_ago_leaves():
     shape = CacheShape(32, 8, 2 * ROWS)
     one = Lookup(zeroed(shape), shape, 1)
@@ -161,6 +163,7 @@ def test_rows_of_others_are_not_the_oldest():
     assert len(other.take(([[200, 201, 202, 203], [], []], [[], [], []])).rows_M4) == 0
 
 
+@pytest.mark.slow
 def test_processes_that_are_killed_leave_no_wrong_row():
     shape = CacheShape(64, 72, 2 * ROWS)  # so few slots that all write to the same sets
     memory = zeroed(shape)

@@ -201,6 +201,7 @@ def test_what_a_pause_sends_is_not_counted():
     run_threads(2, on_a_rank, 60)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("steps", "expected"), [(12, range(3, 13)), (LAST + 6, range(LAST - 9, LAST + 1)), (4, range(1, 5))]
 )

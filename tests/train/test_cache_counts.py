@@ -37,6 +37,7 @@ def totals(folder, table):
     return {name: sum(int(row[name]) for row in lines) for name in ("hits", "misses", "new_rows", "evictions")}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_lines_have_what_training_looked_up(tmp_path, ranks):
     train(world_of(tmp_path, on_disk=("user",)), ranks)
@@ -53,6 +54,7 @@ def test_lines_have_what_training_looked_up(tmp_path, ranks):
     assert all(float(row[name]) == 0 for row in steps for name in ("disk_wait_s", "disk_busy_s"))
 
 
+@pytest.mark.slow
 def test_validation_and_checkpoints_change_no_count(tmp_path):
     with_pauses, without = world_of(tmp_path / "a", on_disk=("user",)), world_of(tmp_path / "b", on_disk=("user",))
     without.valid = False
@@ -69,6 +71,7 @@ def test_a_run_in_memory_has_no_counts(tmp_path):
     assert all(row["reads"] == row["disk_bytes"] == "" for row in read(tmp_path / "steps.csv"))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("on_disk", [(), ("user",)])
 def test_the_live_line_has_the_hit_rate_of_tables_on_disk(tmp_path, on_disk):
     world, shown = world_of(tmp_path, on_disk=on_disk), []
@@ -77,6 +80,7 @@ def test_the_live_line_has_the_hit_rate_of_tables_on_disk(tmp_path, on_disk):
     assert bool(re.search(r", cache \d+%, data wait", text)) == bool(on_disk)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_cuts_lines_and_counts_anew(tmp_path):
     world = world_of(tmp_path, on_disk=("user", "words"))
     train(world, 1)

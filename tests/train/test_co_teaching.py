@@ -121,6 +121,7 @@ def test_equal_losses_are_chosen_from_the_first_samples_on():
 TRAIN = {"objective": {"kind": "co_teaching", "steps": 6, "forget": 0.25}}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("models_one_after_the_other")
 @pytest.mark.parametrize("world", [2, 3])
 def test_ranks_train_as_one(tmp_path, world):
@@ -140,6 +141,7 @@ def test_ranks_train_as_one(tmp_path, world):
         torch.testing.assert_close(found.load(name), want.load(name), rtol=1e-4, atol=1e-5, msg=name)
 
 
+@pytest.mark.slow
 def test_where_nothing_is_left_out_the_first_copy_is_the_model_alone(tmp_path):
     plain, _ = trained(tmp_path, train={"optimizer": {"kind": "sgd", "lr": 0.1}})
     train = {"objective": {"kind": "co_teaching", "steps": 6, "forget": 0.0}, "optimizer": {"kind": "sgd", "lr": 0.1}}
@@ -152,6 +154,7 @@ def test_where_nothing_is_left_out_the_first_copy_is_the_model_alone(tmp_path):
     assert not torch.equal(first, second)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_went_on(tmp_path):
     model = {"kind": "dlrm", "bottom": [8], "top": [8], "dropout": 0.3}
     whole, _ = trained(tmp_path, train=TRAIN, model=model)
@@ -161,6 +164,7 @@ def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_went_on(tmp_path)
     assert same(saved(whole.folder.path), saved(cut.folder.path))
 
 
+@pytest.mark.slow
 def test_the_first_copy_alone_is_measured_and_exported(tmp_path):
     run, _ = trained(tmp_path, train=TRAIN, model={"kind": "deepfm", "deep": [8]})
     assert evaluate(run.folder.path, which="last").tasks["label"]["ne"] > 0
@@ -178,6 +182,7 @@ CLICK_KINDS = sorted(kind.__struct_config__.tag for kind in CLICK_MODELS)
 IDS = {"managed": {}, "id_map": {"kind": "hash", "rows": 20}}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", CLICK_KINDS)
 def test_any_model_of_labels_has_a_second_copy(tmp_path, kind):
     config = {"kind": kind, "vectors": 4, "interactions": ["dot"]} if kind == "dhen" else {"kind": kind}
@@ -185,6 +190,7 @@ def test_any_model_of_labels_has_a_second_copy(tmp_path, kind):
     assert result.steps == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ids", ["managed", "id_map"])
 def test_tables_whose_ids_are_mapped_have_a_map_for_each_copy(tmp_path, ids):
     tables = sections(tmp_path)["tables"]["list"]

@@ -4,7 +4,6 @@ import pytest
 import torch
 from clicks import DENSE, make_clicks, make_tables
 from small import recipe, same, saved, write_rows
-from torch._dynamo.utils import counters
 from train import compiled_ranks
 from train.dense_ranks import DIM, MODELS
 
@@ -71,6 +70,8 @@ def test_two_runs_have_the_same_bits(precision, threads):
 def test_batches_of_other_sizes_compile_nothing(threads):
     threads(1)
     torch._dynamo.reset()
+    from torch._dynamo.utils import counters  # which takes seconds to import
+
     counters.clear()
     train(make_dcn(), compiled=True, sizes=(48, 48))
     once = counters["stats"]["unique_graphs"]
@@ -122,6 +123,7 @@ class Keyed(torch.nn.Module):
         return self.map(x_BF) * times + shift
 
 
+@pytest.mark.slow
 def test_layers_that_take_more_than_tensors_are_not_compiled():
     torch.manual_seed(0)
     model = torch.nn.Sequential(Keyed())

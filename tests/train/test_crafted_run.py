@@ -64,6 +64,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("kind", CHANGES)
 def test_data_that_are_not_those_of_a_run_are_one_line(made, tmp_path, kind):
     path = crafted(made, tmp_path / "1", CHANGES[kind])

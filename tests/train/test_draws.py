@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from rowwise.train.draws import random_state, seed_draws, seeded, set_random_state
@@ -10,6 +11,7 @@ from rowwise.train.draws import random_state, seed_draws, seeded, set_random_sta
 # Each object that Python collects calls back, and threads take turns as often as they can.
 THREADS = """
 import gc, sys, threading, weakref
+import pytest
 import torch
 from rowwise.train.draws import random_state, seed_draws, seeded, set_random_state
 
@@ -41,6 +43,7 @@ for thread in threads:
 """
 
 
+@pytest.mark.slow
 def test_threads_do_not_wait_for_each_other_for_ever():
     done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

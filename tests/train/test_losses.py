@@ -154,6 +154,7 @@ def test_the_second_pass_draws_other_dropout_and_counts_no_statistics(norm):
     assert len(ours.embeddings.staged) == 1
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("loss", OTHERS)
 @pytest.mark.parametrize("where", ["on disk", 0, 2])
 def test_three_ranks_train_as_one(tmp_path, loss, where):
@@ -167,6 +168,7 @@ def test_three_ranks_train_as_one(tmp_path, loss, where):
         torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_steps_in_flight_leave_the_bits_of_one_after_another(tmp_path, staleness):
     for depth in (1, 3):
@@ -176,6 +178,7 @@ def test_steps_in_flight_leave_the_bits_of_one_after_another(tmp_path, staleness
     assert same(tensors(tmp_path / "3"), tensors(tmp_path / "1"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [{"kind": "smc", "steps": 20}, {"kind": "bootstrap"}, {"kind": "gce"}])
 def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_went_on(tmp_path, loss):
     model = {"kind": "dlrm", "bottom": [8], "top": [8], "dropout": 0.3}

@@ -70,7 +70,7 @@ def make_run(folder, *, depth, accumulate=1, elastic=False, staleness=0, kind=Ra
     return kind(run, folder, **settings)
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("where", ["on disk", 0, 1, 2])
@@ -81,8 +81,8 @@ def test_any_depth_leaves_what_one_step_after_another_leaves(tmp_path, world, de
     assert what_is_left(tmp_path, world, depth, **how) == what_is_left(tmp_path, world, 1, **how)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world", "depth"), [(2, 2), (2, 3), (4, 2)])
-@pytest.mark.few(2)
 def test_virtual_shards_are_routed_ahead_to_the_bit(tmp_path, world, depth):
     tables = (
         Table(name="user", rows=12, dim=8, optimizer=Adam(lr=0.05)),
@@ -92,6 +92,7 @@ def test_virtual_shards_are_routed_ahead_to_the_bit(tmp_path, world, depth):
     assert what_is_left(tmp_path, world, depth, **how) == what_is_left(tmp_path, world, 1, **how)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::rowwise.UnknownIdWarning")
 @pytest.mark.parametrize("kind", [Mapped, Rewrites])
 @pytest.mark.parametrize("depth", [2, 3])
@@ -111,6 +112,7 @@ def test_ids_that_are_mapped_and_batches_that_a_model_makes(tmp_path, kind, dept
     assert what_is_left(tmp_path, 2, depth, **how) == what_is_left(tmp_path, 2, 1, **how)
 
 
+@pytest.mark.slow
 def test_ids_of_the_next_step_travel_beside_vectors_and_gradients():
     def rank(comm, depth):
         calls = []
@@ -162,6 +164,7 @@ class Breaks:
         raise AssertionError(self.how)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["read", "id", "dense", "labels"])
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_an_error_of_a_batch_ends_the_run_after_the_same_step_for_any_depth(tmp_path, how, on_disk):
@@ -199,6 +202,7 @@ def test_an_error_of_a_batch_ends_the_run_after_the_same_step_for_any_depth(tmp_
         assert found[depth] == found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [2, 4])
 def test_a_run_that_is_resumed_in_the_middle_of_a_look_ahead_leaves_the_same(tmp_path, depth):
     how = {"plan": 0, "dropout": 0.0, "on_disk": ("user", "words"), "cache_rows": 3, "depth": depth}

@@ -190,6 +190,7 @@ def run_steps(kind, model, settings, comm):
 MODELS = {kind: make_model(kind) for kind in KINDS}
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("changes", SETTINGS.values(), ids=SETTINGS)
 def test_ranks_on_gpus_do_what_ranks_on_cpus_do(kind, changes):

@@ -18,7 +18,7 @@ from rowwise.train.settings import DenseSgd, Training
 from rowwise.train.step import StepContext, step
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("staleness", [1, 2, 5])
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("depth", [2, 3])
@@ -31,6 +31,7 @@ def test_any_depth_leaves_the_same(tmp_path, staleness, world, depth, where, acc
     assert late == what_is_left(tmp_path, world, 1, **how)
 
 
+@pytest.mark.slow
 def test_none_is_a_run_without_the_key_and_more_is_another(tmp_path):
     how = {"dropout": 0.0, "plan": 1}
     exact = what_is_left(tmp_path / "exact", 2, 2, **how)
@@ -79,6 +80,7 @@ def test_a_lookup_sees_the_updates_before_the_last_k(staleness):
     torch.testing.assert_close(model.embeddings.weights("a"), versions_RD[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_checkpoint_has_all_updates_and_a_resumed_run_leaves_the_same(tmp_path, depth):
     how = {"dropout": 0.0, "staleness": 3, "depth": depth, "plan": 0}
@@ -99,6 +101,7 @@ class Stop:
             self.trainer.stop()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_bad_gradient_ends_the_run_with_all_earlier_updates_applied(tmp_path, depth):
     """The third batch has it: what is left is a run of two steps."""

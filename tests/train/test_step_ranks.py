@@ -304,6 +304,7 @@ def elastic_cuts(totals, shards, world):
     return [[[sum(cut(n, shards)[w * each : (w + 1) * each]) for w in range(world)]] for n in totals]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("shards", "worlds"), [(8, (1, 2, 4, 8)), (6, (1, 2, 3, 6))])
 def test_elastic_steps_have_the_same_bits_for_any_world(shards, worlds):
     """Also where the last batch is short, so that its shards are uneven and some have nothing."""

@@ -111,7 +111,7 @@ def test_elastic_ranks_train_as_one_to_the_bit(tmp_path):
         check_same_lines(tmp_path / str(world), tmp_path / "1", "metrics.csv")
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("worlds", [(4, 2), (1, 4), (2, 1)])
 def test_elastic_goes_on_at_another_world_size_and_plan_to_the_bit(tmp_path, fifty, worlds):
     """Fifty steps at once are twenty-five, and twenty-five more on other ranks with other tiles."""
@@ -134,6 +134,7 @@ def fifty(tmp_path_factory):
     return {n: bits(x) for n, x in tensors(whole.folder).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("far", ["int8", "topk:2%"])
 def test_a_killed_run_goes_on_with_what_its_sums_between_groups_hold_back(tmp_path, far):
     """The same bits as without the kill: weights, optimizers, and the residuals of ranks with a share and without."""
@@ -183,7 +184,7 @@ def test_a_run_goes_on_at_another_world_size(tmp_path):
         assert number(row["value"]) == pytest.approx(number(there["value"]), rel=1e-5, abs=1e-6, nan_ok=True)
 
 
-@pytest.mark.few(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("guilty", [0, 2])
 @pytest.mark.parametrize("step", [0, 3, 6])
 def test_a_stop_on_one_rank_stops_all_after_the_same_step(tmp_path, guilty, step):
@@ -222,6 +223,7 @@ class Own(Ranked):
         return Batcher(reader, COLUMNS, self.tables, batching, position)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_ranks_whose_data_ends_early_end_the_epoch_with_the_others(tmp_path, accumulate):
     how = fast(train={"epochs": 2, "accumulate": accumulate}, log=Log(every=1))
@@ -313,6 +315,7 @@ def test_a_row_that_one_rank_cannot_read_ends_all_at_once(tmp_path, bad, ahead):
         CheckpointFolder(tmp_path / "ckpt").open(f"step-{step}").verify()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("folder", [True, False])
 def test_a_bad_number_on_one_rank_is_explained_and_can_be_met_again(tmp_path, folder):
     """A forward that all have to take part in is not run again; what is known without is said."""

@@ -92,6 +92,7 @@ def trained(comm, towers, loss, *, hardest, correct):
     return losses, buffers, evaluator().tasks["met"], [x.detach() for x in vectors]
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(
     world=st.sampled_from((2, 3)),
