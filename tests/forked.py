@@ -52,8 +52,13 @@ def pytest_runtestloop(session):
     files = {}
     for item in session.items:
         files.setdefault(item.nodeid.partition("::")[0], []).append(item)
-    seconds = budgets.saved()
-    ordered = sorted(files.values(), key=lambda items: -seconds.get(items[0].nodeid.partition("::")[0], 1.0))
+    seconds = budgets.saved() | budgets.saved("slow")
+
+    def takes_s(items):
+        slow = sum(seconds.get(item.nodeid.partition("[")[0], 0.0) for item in items)
+        return slow if session.config.getoption("full") else seconds.get(items[0].nodeid.partition("::")[0], 1.0)
+
+    ordered = sorted(files.values(), key=takes_s, reverse=True)
     if len(ordered) < 2:
         return None
     gc.collect()
