@@ -56,7 +56,7 @@ def pytest_runtestloop(session):
 
     def takes_s(items):
         slow = sum(seconds.get(item.nodeid.partition("[")[0], 0.0) for item in items)
-        return slow if session.config.getoption("full") else seconds.get(items[0].nodeid.partition("::")[0], 1.0)
+        return slow if session.config.getoption("full", False) else seconds.get(items[0].nodeid.partition("::")[0], 1.0)
 
     ordered = sorted(files.values(), key=takes_s, reverse=True)
     if len(ordered) < 2:
