@@ -24,7 +24,7 @@ FILES = {
 def run(folder, *args):
     plugins = ("-p", "budgets", "-p", "forked", "-p", "no:cacheprovider", "-p", "no:hypothesispytest")
     command = [sys.executable, "-m", "pytest", "-q", "--forks", "2", *plugins, *args]
-    environment = os.environ | {"PYTHONPATH": str(TESTS)}
+    environment = os.environ | {"PYTHONPATH": str(TESTS), "PYTEST_ADDOPTS": ""}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 

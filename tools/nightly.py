@@ -1,8 +1,8 @@
 """Everything that can be tested on this machine, and a summary: nightly.py [PART ...]; by default all parts.
 
 Each part is a target of make, with a log in build/nightly. The summary is tests/nightly.json: of each part the lines
-with which pytest closed, its seconds, and whether it passed. If all are green on a clean tree, changes begin at its
-commit from then on: commit the summary.
+with which pytest closed, its seconds, and whether it passed. Parts of the same commit are kept, so that one can be run
+again alone. If all are green on a clean tree, changes begin at its commit from then on: commit the summary.
 """
 
 import json
@@ -58,14 +58,15 @@ def main() -> int:
     commit, date = git("rev-parse", "HEAD"), datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     before = json.loads(NIGHTLY.read_text()) if NIGHTLY.exists() else {}
     print(f"last green: {describe(before.get('green'))}")
-    parts = {name: run_part(name) for name in chosen}
+    same = clean and before.get("last", {}).get("commit") == commit
+    parts = (before["last"]["parts"] if same else {}) | {name: run_part(name) for name in chosen}
     last = {"commit": commit, "date": date, "processor": processor(), "parts": parts}
     green = clean and parts.keys() == PARTS.keys() and all(part["passed"] for part in parts.values())
     found = {"green": {"commit": commit, "date": date} if green else before.get("green", {}), "last": last}
     NIGHTLY.write_text(json.dumps(found, indent=1) + "\n")
     dirty = "" if clean else "; this tree has changes that are not committed"
     print(f"last green: {describe(found['green'])}{dirty}")
-    return 0 if all(part["passed"] for part in parts.values()) else 1
+    return 0 if all(part["passed"] for part in parts.values()) else 1  # also those of an earlier call
 
 
 def describe(green: dict | None) -> str:
