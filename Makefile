@@ -14,6 +14,7 @@ INSTALL := $(BIN)/python $(PIP)
 REQUIREMENTS := $(BIN)/python tools/requirements.py
 CODE := src tests benchmarks examples tools
 NATIVE := $(addprefix src/rowwise/,ops/_cpp/* ingest/_cpp/* hashing/_cpp/* planner/_c/* store/_c/* store/_cpp/*)
+FUZZERS := $(wildcard tests/fuzz/*.cpp tests/fuzz/*.h)
 FAST := -m 'not slow and not dist and not gpu and not bench'
 SLOW := -m '(slow or dist or hypothesis) and not gpu and not bench'
 TEST := $(BIN)/python -m pytest --forks 2
@@ -28,7 +29,7 @@ export PYTHONDONTWRITEBYTECODE =
 # Idle OpenMP threads that spin take the cores from those that work.
 export OMP_WAIT_POLICY = passive
 
-.PHONY: help demo peers test test-change test-all test-native test-nightly build wheel lint sanitize test-arm docs bench bench-smoke clean
+.PHONY: help demo peers test test-change test-all test-native test-nightly build wheel lint sanitize test-arm fuzz docs bench bench-smoke clean
 .DEFAULT_GOAL := help
 
 help:
@@ -42,6 +43,7 @@ help:
 	@echo "make lint      what 'make test' does before the tests"
 	@echo "make sanitize  the native tests under the address and undefined-behaviour sanitizers"
 	@echo "make test-arm  the native tests on an emulated ARM processor"
+	@echo "make fuzz      the native planner and caches, by inputs that reach new code; SECONDS=60 for each of three"
 	@echo "make docs      the documentation as a site, in build/site"
 	@echo "make bench     lookup and update beside other libraries"
 	@echo "make bench-smoke  every benchmark, tiny: does it run, and are its results right?"
@@ -59,7 +61,7 @@ $(BUILT): $(SETUP) CMakeLists.txt $(wildcard $(NATIVE))
 	@touch $@
 
 $(DEV): $(SETUP)
-	$(REQUIREMENTS) dev redis retrieval serve | $(INSTALL) -r /dev/stdin
+	$(REQUIREMENTS) dev retrieval serve | $(INSTALL) -r /dev/stdin
 	@touch $@
 
 $(PEERS): $(BUILT) $(DEV)
@@ -92,7 +94,7 @@ demo: build
 lint: build $(DEV)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
-	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
+	$(BIN)/clang-format --dry-run --Werror $(NATIVE) $(FUZZERS)
 	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
 	$(BIN)/lint-imports
 
@@ -113,6 +115,7 @@ test-all: peers
 
 test-native: build $(DEV)
 	$(MAKE) -j 2 -O sanitize test-arm
+	tools/fuzz.sh -seed=1 -runs=1000
 
 test-nightly: $(DEV)
 	$(BIN)/python tools/nightly.py
@@ -122,6 +125,9 @@ sanitize: build $(DEV)
 
 test-arm: build $(DEV)
 	tools/arm.sh $(BIN)/python
+
+fuzz:
+	tools/fuzz.sh -max_total_time=$(or $(SECONDS),60)
 
 docs: $(DOCS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -135,7 +135,8 @@ def measure_all(folder: Path, size: tuple, seconds: float) -> list[dict]:
                 rows.append(measure(server, kind, int(seconds * rate), OPEN, rate) | {"share": share})
             with changing(models) as made:
                 row = measure(server, kind, int(seconds * rate), OPEN, CHANGED * full["requests_s"])
-            rows.append(row | {"share": CHANGED, "versions": len(made)})
+            made = set(made) - {1}  # which answered before
+            rows.append(row | {"share": CHANGED, "versions": len(made), "answered": len(made.intersection(row["by"]))})
     for name in PEER_NAMES if PEERS.exists() else ():
         write_weights(models, folder / "weights.pt")
         with peer_serving(name, folder / "weights.pt", requests, os.cpu_count() or 1) as server:
@@ -197,7 +198,9 @@ def main() -> None:
         who = (
             f"{row['request']:8} {row.get('workers', 'all'):>7}  {row['clients']:7}  {rate}  {row['requests_s']:10.0f}"
         )
-        more = f", {row['versions']} versions" if "versions" in row else f", {row['peer']}" if "peer" in row else ""
+        more = f", {row['peer']}" if "peer" in row else ""
+        if "versions" in row:
+            more = f", {row['answered']} of {row['versions']} versions answered"
         print(f"{who}{times} ms {row.get('server_cpu_ms', 0):9.3f} ms a request{more}")
     finish({"benchmark": "serve", "environment": environment(), "rows": rows, "floors": floors_of(rows, args)}, args)
 
@@ -231,6 +234,7 @@ def floors_of(rows: list[dict], args: argparse.Namespace) -> list[dict]:
         still, changed = half  # measured in this order
         ratio = changed["p99_ms"] / still["p99_ms"]
         floors.append(at_most(f"{kind}: p99 while a version changes each second, over p99 without", ratio, 1.2))
+        floors.append(at_least(f"{kind}: versions that answered meanwhile", changed["answered"], 1))
     return floors
 
 

@@ -24,6 +24,7 @@ import traceback
 import budgets
 import pytest
 import warm
+from _pytest.config import create_terminal_writer
 
 NUMBER = struct.Struct("=H")
 NAME_BYTES = 4096
@@ -130,6 +131,8 @@ class Child:
             case {"report": data}:
                 report = hook.pytest_report_from_serializable(config=config, data=data)
                 hook.pytest_runtest_logreport(report=report)
+                if report.failed:  # also now, as a whole run takes an hour
+                    config.get_terminal_writer().line(f"\n{report.nodeid}: failed")
             case {"seconds": seconds, "calls": calls}:
                 budgets.measured(config, seconds, calls)
             case {"end": True}:
@@ -185,6 +188,8 @@ def _be_child(session, files, tickets, sender):
     capture.stop_global_capturing()  # whose files have one position in all forks
     capture.start_global_capturing()
     config.pluginmanager.unregister(name="terminalreporter")
+    # Of what `pytest-timeout` says of threads: the report of the test has it.
+    config.get_terminal_writer = lambda: create_terminal_writer(config, sys.stderr)
     config.pluginmanager.register(sender, "sender")
     status = 0
     try:

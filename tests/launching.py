@@ -96,7 +96,7 @@ def wait_for_step(run, step):
         lines = path.read_text().splitlines() if path.exists() else []
         return any(line.partition(",")[0].isdecimal() and int(line.partition(",")[0]) >= step for line in lines)
 
-    wait_for(there)
+    wait_for(there, 200)  # ranks of a busy machine start late
 
 
 def is_there(pid):

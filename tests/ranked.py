@@ -17,6 +17,7 @@ from rowwise.plan import Tile
 from rowwise.planner import column_wise, replicated, row_wise, table_wise
 from rowwise.shard import shard
 from rowwise.spec import Wire
+from rowwise.store.row_store import OpenStore
 from rowwise.train.evaluate import ClickEvaluator, Slicing
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.saved import CheckpointFolder
@@ -34,6 +35,7 @@ class Ranked(World):
     plan: int = 0  # which of several
     on_disk: tuple[str, ...] = ()  # tables, of those whose tiles have whole rows
     cache_rows: int = 0
+    open_store: OpenStore | None = None  # of those tables; None: a file
 
     def net(self) -> nn.Module:
         """Made once, before there are ranks: threads share the random numbers that it is filled with."""
@@ -83,7 +85,7 @@ class Ranked(World):
 
     def sharded(self, comm: Comm, net: nn.Module) -> nn.Module:
         model, elastic = copy.deepcopy(net), self.settings.train.determinism == "elastic"
-        disk = self.folder / "disk" if self.on_disk else None
+        disk = (self.open_store or self.folder / "disk") if self.on_disk else None
         return shard(model, self.tiles(len(comm.ranks)), comm, elastic=elastic, disk=disk)
 
     def on(self, comm: Comm, net: nn.Module, *, tell=None, wire: Wire | None = None) -> Trainer:

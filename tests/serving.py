@@ -92,6 +92,18 @@ def workers_of(pid):
     return sorted(found)
 
 
+def loaders_of(pid):
+    """The process that loads a version, if there is one: it is nicer than its host."""
+    return [one for one in workers_of(pid) if exists(str(one)) and nice_of(one) > nice_of(pid)]
+
+
+def nice_of(pid):
+    try:
+        return os.getpriority(os.PRIO_PROCESS, pid)
+    except ProcessLookupError:
+        return 0
+
+
 def forkservers(pid):
     return {
         int(name) for name in os.listdir("/proc") if name.isdecimal() and exists(name) and parent_of(int(name)) == pid

@@ -43,7 +43,7 @@ def test_csv_to_warehouse(tmp_path):
         "user",
         "--row-group-rows",
         10,
-        "--types",
+        "--column-type",
         "price=float",
     )
     done = run(*args)
@@ -55,7 +55,7 @@ def test_csv_to_warehouse(tmp_path):
     assert sorted(p.name for p in dest.iterdir()) == ["_rowwise", "day=0", "day=1", "day=2"]
     again = run(*args, "--json")
     assert json.loads(again.stdout)["was_done"]
-    other = run(source, dest, "--types", "price=float")
+    other = run(source, dest, "--column-type", "price=float")
     assert other.returncode == 2
     assert re.fullmatch(r"rowwise: .*made with other options \(.*\).*\n", other.stderr)
 

@@ -32,7 +32,7 @@ def clicks(rows=ROWS):
     rng = np.random.default_rng(0)
     ids = rng.integers(0, 9, rows)
     starts = np.concatenate([[0], np.cumsum(ids)]).astype(np.int32)
-    seen = pa.ListArray.from_arrays(pa.array(starts), pa.array(rng.integers(0, 1 << 40, starts[-1])))
+    seen = pa.ListArray.from_arrays(pa.array(starts), pa.array(rng.integers(0, 5000, starts[-1]) << 28))
     columns = {"label": rng.integers(0, 2, rows, np.int8), "price": rng.random(rows, np.float32)}
     words = pa.array([f"w{x}" for x in rng.integers(0, 500, rows)])
     return pa.table(columns | {"user_id": rng.integers(0, 900, rows) << 30, "word": words, "seen_ids": seen})
@@ -129,14 +129,12 @@ def test_what_people_see(folder):
         (["words.txt"], "words.txt: the file is empty: want lines of columns"),
         (["bad.parquet"], "bad.parquet: cannot be read as Parquet"),
         (["numbers.parquet"], "no column of ids: want one: rowwise data inspect --sparse COLUMN"),
-        (["labels.parquet"], "labels.parquet: row 1, column 'label': None: want a label of 0 or 1"),
     ],
 )
 def test_mistakes_are_one_line(folder, args, said):
     (folder / "words.txt").write_text("")
     (folder / "bad.parquet").write_bytes(b"no Parquet at all")
     pq.write_table(pa.table({"label": [0, 1], "price": [0.5, 1.5]}), folder / "numbers.parquet")
-    pq.write_table(pa.table({"label": [0, None], "user_id": [1, 2]}), folder / "labels.parquet")
     done = rowwise_cli("data", "bench", *args, cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("rowwise: ")

@@ -190,6 +190,10 @@ def test_a_run_is_compared_with_its_simulation(command, tmp_path):
     stages.parent.joinpath("env.json").write_text('{"cpu": "another processor"}')
     code, _, err = command("simulate", "--check", str(stages.parent))
     assert (code, "it ran on another processor, and xeon is measured on Intel" in err) == (2, True)
+    for text in ("[]", '{"hosts": "many"}', '{"hosts": 0}', "[" * 100_000, '{"network": 7}'):
+        stages.parent.joinpath("env.json").write_text(text)
+        code, _, err = command("simulate", "--check", str(stages.parent))
+        assert (code, "env.json: " in err, err.count("\n")) == (2, True, 1), err
     stages.unlink()
     code, _, err = command("simulate", "--check", str(stages.parent))
     assert (code, "no stages.csv with complete lines: want a run" in err) == (2, True)

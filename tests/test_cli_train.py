@@ -113,7 +113,7 @@ def test_train_then_everything_else(command, tmp_path):
         "step    ",
     ):
         assert part in done.stderr
-    assert done.stderr.endswith("report  runs/small/1/report.html\n")
+    assert "report  runs/small/1/report.html\ntrees   boosted trees reach AUC " in done.stderr
     _, out, _ = command("eval", "runs/small/1", "--json")
     told = json.loads(out)
     result = json.loads((tmp_path / "runs/small/1/result.json").read_text())
@@ -239,7 +239,8 @@ def test_a_terminal_shows_one_line_that_goes_away(tmp_path):
     write_recipe(tmp_path, train={"epochs": 40})
     master, slave = pty.openpty()
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "150"}
-    with start(tmp_path, "train", "small.yaml", stdout=slave, stderr=slave, stdin=slave, env=environment) as process:
+    args = ("train", "small.yaml", "--no-baseline")
+    with start(tmp_path, *args, stdout=slave, stderr=slave, stdin=slave, env=environment) as process:
         os.close(slave)
         shown = b""
         while True:
@@ -430,7 +431,7 @@ def test_starts_without_torch(args):
 def test_training_starts_without_what_takes_long(tmp_path):
     """torch's compiler takes longer to load than everything else together, and nothing is compiled; so does Triton."""
     write_recipe(tmp_path)
-    done = rowwise_cli("train", "small.yaml", cwd=tmp_path, python=["-X", "importtime"])
+    done = rowwise_cli("train", "small.yaml", "--no-baseline", cwd=tmp_path, python=["-X", "importtime"])
     assert done.returncode == 0
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "torch" in loaded

@@ -26,6 +26,7 @@ USES = {
     "cli/convert.py": "uses of columns within days of it, before or after",
     "cli/ray.py": "shown; jobs are listed in this order",
     "cli/slurm.py": "shown; jobs are listed in this order",
+    "ingest/plain_copy.py": "equal or not, and which copies are removed first",
     "ingest/warehouse/source.py": "equal or not",
     "ingest/warehouse/storage.py": "equal or not",
     "perf/links.py": "a note about a probe of another month",

@@ -99,6 +99,13 @@ def test_links_lead_somewhere(page):
         assert (page.parent / target).exists(), f"{page}: {target}"
 
 
+def test_promises_name_tests_that_there_are():
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs" / "trust.md").read_text())
+    assert len(named) > 20
+    for file, name in named:
+        assert f"def {name}(" in (ROOT / "tests" / file).read_text(), f"{file}::{name}"
+
+
 def test_decisions_are_listed():
     folder = ROOT / "docs" / "decisions"
     listed = re.findall(r"\]\((.*?\.md)\)", (folder / "index.md").read_text())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from launching import ELASTIC, ENVIRONMENT, SMALL_JOB, rowwise, wait_for_step, write_recipe
 from test_launch import RUN, result, same, tensors
@@ -24,6 +24,7 @@ STEPS = {"train": {**ELASTIC, "epochs": 1000, "steps": 150}, "log": {"every": 2}
 PLACES = {"image": "registry/rowwise:1", "claim": "shared"}
 REQUEST = replace(SMALL_JOB, nodes=2, settings=PLACES)
 PRINTABLE = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=20)
+DOLLARS = st.text("$()ORDERS_", min_size=1, max_size=9)
 
 
 def check(value, kind, where=""):
@@ -46,6 +47,12 @@ def check(value, kind, where=""):
         assert isinstance(value, {"str": str, "int": int, "bool": bool}[kind]), (where, kind, value)
 
 
+def expand(text, variables):
+    """What a container gets for an argument, by the rules of Kubernetes: $(NAME) expands if known, and $$ is $."""
+    rule = re.compile(r"\$\$|\$\(([^)]*)\)")
+    return rule.sub(lambda found: "$" if found[0] == "$$" else variables.get(found[1], found[0]), text)
+
+
 def parts_of(request):
     service, job = yaml.safe_load_all(make_manifest(request))
     return service, job, job["spec"]["template"]["spec"]
@@ -66,10 +73,17 @@ def test_fields_are_those_of_the_api(more):
     assert job["metadata"].get("namespace") == more.get("namespace")
 
 
-@given(st.lists(PRINTABLE, max_size=3), PRINTABLE.filter(lambda text: "/" not in text and text not in (".", "..")))
+@given(
+    st.lists(PRINTABLE | DOLLARS, max_size=3),
+    PRINTABLE.filter(lambda text: "/" not in text and text not in (".", "..")),
+)
+@example(["$(MASTER_PORT)", "$$(MASTER_PORT)", "$$"], "$(WORLD_SIZE)$$$")
 def test_any_text_reaches_each_rank_as_it_is(words, folder):
     _, _, pod = parts_of(replace(REQUEST, command=tuple(words), run=Path("/") / folder))
-    script = pod["containers"][0]["command"][2].replace("python -m rowwise", "show")
+    container = pod["containers"][0]
+    variables = {one["name"]: one["value"] for one in container["env"]}
+    assert all(expand(value, variables) == value for value in variables.values())
+    script = expand(container["command"][2], variables).replace("python -m rowwise", "show")
     show = 'show() { printf "%s\\0" "$RANK" "$LOCAL_RANK" "$@" > "$LOCAL_RANK"; }; cd "$(mktemp -d)"; '
     done = subprocess.run(
         ["bash", "-c", f"({show}{script}); cat 0 1 2>/dev/null".replace(f"({show}", f"{show}(")],
@@ -87,6 +101,7 @@ def test_any_text_reaches_each_rank_as_it_is(words, folder):
         ({**PLACES, "nope": "x"}, "--job nope=x: want one of claim, cpu, gpu"),
         ({**PLACES, "grace": "0"}, "--job grace=0: want a number from 1"),
         ({**PLACES, "gpu": "x"}, "--job gpu=x: want a number from 1"),
+        ({**PLACES, "gpu": "\u0662"}, "--job gpu=\u0662: want a number from 1"),
         ({**PLACES, "name": "A_b"}, "--job name=A_b: want a small letter, then at most 39"),
         ({**PLACES, "name": "2024-dlrm"}, "--job name=2024-dlrm: want a small letter"),
     ],
@@ -121,7 +136,7 @@ def test_pods_that_are_evicted_go_on_with_the_bits_of_a_local_run(tmp_path):
     assert rowwise(alone, "train", "small.yaml", "--nproc", "3").returncode == 0
     folder = write_recipe(tmp_path / "shared", **STEPS)
     _, _, pod = parts_of(replace(REQUEST, nodes=3, nproc=1, run=folder / "run"))
-    script = pod["containers"][0]["command"][2]
+    script = expand(pod["containers"][0]["command"][2], {})
     for attempt in range(2):
         with ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import time
 
 import pytest
@@ -50,6 +51,20 @@ def alone(tmp_path_factory):
     folder = write_recipe(tmp_path_factory.mktemp("alone"), **SHORT)
     assert rowwise(folder, "train", "small.yaml").returncode == 0
     return folder / RUN
+
+
+def test_a_rank_that_finds_no_other_ends_with_a_line(tmp_path):
+    write_recipe(tmp_path, **SHORT)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1])}
+        ranks = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", **place}
+        done = rowwise(tmp_path, "train", "small.yaml", "--timeout", "1", environment=ranks)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    line = done.stderr.splitlines()[-1]  # torch has logged more before it
+    assert line.startswith("rowwise: rank 1: ranks did not meet: ")
+    assert "want rank 0 running there, or a larger --timeout" in line
 
 
 def test_several_ranks_end_with_the_bits_of_one(alone, tmp_path):

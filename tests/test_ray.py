@@ -7,9 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
+from contextlib import suppress
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -29,10 +32,10 @@ from launching import (
 from ray_cluster import kill_node, missing, node, ray_cluster
 from test_launch import RUN, result, same, tensors
 
-from rowwise.cli.job import parse_settings
-from rowwise.cli.ray import make_script
+from rowwise.cli.job import Job, parse_settings
+from rowwise.cli.ray import find_state, make_script
 from rowwise.cli.ray_job import STOPPED, KEPT_bytes, RanksOfNode, choose_count, decide_code, parse_counts
-from rowwise.errors import SpecError
+from rowwise.errors import DataError, SpecError
 from rowwise.train.saved import CheckpointFolder
 
 pytestmark = pytest.mark.filterwarnings("default")  # of Ray
@@ -63,6 +66,12 @@ def test_any_text_reaches_the_driver_as_it_is(words, folder):
 def test_numbers_of_nodes_are_read_as_they_are_written(counts):
     request = replace(REQUEST, nodes=counts[-1], node_counts=counts)
     assert parse_counts(line_of(request, "--nodes")) == counts
+
+
+@pytest.mark.parametrize("text", ["", "0", "2-1", "1-", "1-2-3", "1,", "\u0661", "1_0", "1-99999999999", "9" * 5000])
+def test_numbers_of_no_nodes_are_refused(text):
+    with pytest.raises(ValueError, match=r"^$"):
+        parse_counts(text)
 
 
 @given(COUNTS, st.integers(0, 50))
@@ -97,6 +106,38 @@ def test_settings_are_those_of_a_rank():
 def test_settings_that_no_cluster_takes_are_refused(pair):
     with pytest.raises(SpecError, match=r"--job|dashboard"):
         make_script(replace(REQUEST, settings=parse_settings([pair])))
+
+
+@pytest.mark.parametrize(
+    ("code", "piece", "times"),
+    [
+        (200, b"[" * 200_000, 1),
+        (200, b"x" * 9999, 99_999),
+        (200, b"[]", 1),
+        (200, b"{", 1),
+        (500, b"y" * 65536, 10_000),
+    ],
+)
+def test_what_is_no_dashboard_is_named_in_a_short_line(code, piece, times):
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(code)
+            self.end_headers()
+            with suppress(ConnectionError):
+                for _ in range(times):
+                    self.wfile.write(piece)
+
+        def log_message(self, *said):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        job = Job(name="ray-1", id="ray-1", recipe="r", run="r", log="l", submitted="now", cluster=address)
+        with pytest.raises(DataError, match=rf"Ray (answers )?at {address}") as caught:
+            find_state(job)
+        server.shutdown()
+    assert len(str(caught.value)) < 1500
 
 
 @pytest.mark.slow  # Ray is there

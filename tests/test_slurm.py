@@ -13,9 +13,10 @@ from launching import ELASTIC, SMALL_JOB, rowwise, started, wait_for, wait_for_s
 from slurm_cluster import ask, missing, slurm
 from test_launch import RUN, result, same, tensors
 
-from rowwise.cli.job import Job, parse_settings, save_record
-from rowwise.cli.slurm import make_script
-from rowwise.errors import SpecError
+from rowwise.cli.job import Job, parse_settings, run_program, save_record
+from rowwise.cli.jobs import read_log
+from rowwise.cli.slurm import make_script, parse_job_id
+from rowwise.errors import DataError, SpecError
 from rowwise.train.saved import CheckpointFolder
 
 STEPS = {"train": {**ELASTIC, "epochs": 1000, "steps": 150}, "log": {"every": 2}, "save": {"every": 25, "keep": 9}}
@@ -47,7 +48,9 @@ def test_settings_are_options_of_sbatch():
     assert "#SBATCH" not in script[script.index("\nrun=") :]  # sbatch reads none after the first command
 
 
-@pytest.mark.parametrize("pair", ["x", "=1", "A=1", "grace=0", "grace=x", "chdir=/", "ntasks=3", "a=b\nc"])
+@pytest.mark.parametrize(
+    "pair", ["x", "=1", "A=1", "grace=0", "grace=x", "grace=\u0661", "chdir=/", "ntasks=3", "a=b\nc"]
+)
 def test_settings_that_cannot_be_are_refused(pair):
     with pytest.raises(SpecError, match="--job"):
         make_script(replace(REQUEST, settings=parse_settings([pair])))
@@ -109,7 +112,7 @@ def record(home, cluster, submitted, name="slurm-7"):
     """Note a job of a cluster, as a submission does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(home))
-        job = Job(name=name, id=name[6:], recipe="small", run="r", log="l", submitted=submitted, cluster=cluster)
+        job = Job(name=name, id=name[6:], recipe="small", run="[/r]", log="l", submitted=submitted, cluster=cluster)
         save_record(job)
 
 
@@ -159,6 +162,53 @@ def test_a_job_that_cannot_be_noted_is_named(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "slurm-17 is submitted" in done.stderr
     assert "rowwise ps will not know slurm-17" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "job_id"), [("17", "17"), ("17;north", "17"), ("../7", None), ("1 7", None), ("-7", None), ("", None),
+                         ("\u0661\u0667", None), ("1_7", None), ("17;a b", None), ("17\n18", None), ("9" * 20, None)],
+)  # fmt: skip
+def test_a_submitted_job_has_a_number(text, job_id):
+    if job_id is not None:
+        assert parse_job_id(f"{text}\n") == job_id
+    else:
+        with pytest.raises(SpecError, match="sbatch prints"):
+            parse_job_id(f"{text}\n")
+
+
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        ("yes", "prints more than 4 MB"),
+        ("yes >&2", "prints more than 4 MB"),
+        ("sleep 9 & exec sleep 9", "has not answered in 0.01 s"),
+        ("exec >&- 2>&-; sleep 9", "has not ended in 0.01 s"),
+        ("printf '\\377' >&2; exit 3", "\N{REPLACEMENT CHARACTER}"),
+        ("exit 3", "has failed with code 3"),
+        ("head -c 99999 /dev/zero | tr '\\0' x >&2; exit 3", "^x{1000}$"),
+    ],
+)
+def test_a_program_of_a_scheduler_answers_within_bounds(script, error):
+    with pytest.raises(DataError, match=error):
+        run_program(["sh", "-c", script], "missing", within_s=0.01 if "sleep" in script else 60)
+
+
+@pytest.mark.parametrize("text", ["", "a\n", "a\nb", "a" * 25, "a" * 7 + "\n" + "b" * 9 + "\n\nc"])
+def test_a_log_is_read_in_pieces(text, tmp_path):
+    log = tmp_path / "log"
+    log.write_text(text)
+    assert b"".join(read_log(log, 0, to_end=True, most=8)).decode() == text
+    assert text.startswith(b"".join(read_log(log, 0, to_end=False, most=8)).decode())
+    assert list(read_log(tmp_path / "none", 0, to_end=True)) == []
+
+
+def test_records_of_strangers_are_shown_as_text(tmp_path):
+    record(tmp_path, "[/red]", "now", name="x-1")
+    environment = {"HOME": str(tmp_path)}
+    shown = rowwise(tmp_path, "ps", environment=environment)
+    assert "unknown ('x-1': want the name of a job of slurm or ray)" in " ".join(shown.stdout.split()), shown.stderr
+    refused = rowwise(tmp_path, "stop", "x-1", environment=environment)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,17 @@ import yaml
 
 from rowwise.errors import SpecError, one_line
 from rowwise.plainyaml import MOST_NODES, load_yaml
-from rowwise.textfile import append, decode_json, printable, read_bytes, read_text, refuse_links, write_new
+from rowwise.textfile import (
+    append,
+    decode_json,
+    file_time,
+    parse_whole,
+    printable,
+    read_bytes,
+    read_text,
+    refuse_links,
+    write_new,
+)
 
 
 @pytest.mark.parametrize("kind", ["a folder", "a FIFO", "a socket", "a device"])
@@ -29,6 +39,21 @@ def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path, kind
     with pytest.raises(OSError, match=r"^.*want a regular file|No such device") as caught:
         read_bytes(path)
     assert one_line(caught.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("0", 0), ("007", 7), ("9" * 18, 10**18 - 1), ("-5", -5), ("--5", None), ("-", None), ("", None), ("+5", None),
+     (" 5", None), ("5\n", None), ("1_0", None), ("\uff15", None), ("\u0665", None), ("9" * 19, None)],
+)  # fmt: skip
+def test_a_number_has_digits_of_ascii(text: str, number: int | None) -> None:
+    assert parse_whole(text, signed=True) == number
+    assert parse_whole(text) == (None if text.startswith("-") else number)
+
+
+@pytest.mark.parametrize(("seconds", "year"), [(0, 1970), (-(2.0**40), 1970), (2.0**33, 2242), (2.0**62, 9999)])
+def test_files_have_dates_in_any_year(seconds: float, year: int) -> None:
+    assert file_time(seconds).astimezone().year == year
 
 
 def test_a_file_of_a_gigabyte_is_refused_unread(tmp_path: Path) -> None:

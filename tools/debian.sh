@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Makes sure that one of some programs is on the PATH: tools/debian.sh PACKAGE PROGRAM...
+# Makes sure that one of some programs is on the PATH: tools/debian.sh PACKAGES PROGRAM...
 #
-# Installs Debian's package with apt where that is possible, and says what to do where it is not.
+# Installs Debian's packages, words of one argument, with apt where that is possible, and says what to do where it is not.
 set -euo pipefail
 package=$1
 shift
@@ -21,5 +21,5 @@ if [ "$(id -u)" != 0 ]; then
 fi
 say "installing $package"
 apt-get -qq update
-DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "$package" >/dev/null ||
+DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $package >/dev/null ||
   { say "apt-get could not install $package; install one of $* so that it is on the PATH"; exit 1; }

@@ -54,7 +54,8 @@ def main() -> int:
     if unknown := set(chosen) - PARTS.keys():
         print(f"no part {', '.join(sorted(unknown))}: want some of {', '.join(PARTS)}", file=sys.stderr)
         return 2
-    clean = not git("status", "--porcelain", "--", "src", "tests", "tools", "CMakeLists.txt", "pyproject.toml")
+    summary = f":!{NIGHTLY.relative_to(ROOT)}"  # what an earlier call wrote is no change
+    clean = not git("status", "--porcelain", "--", "src", "tests", "tools", "CMakeLists.txt", "pyproject.toml", summary)
     commit, date = git("rev-parse", "HEAD"), datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     before = json.loads(NIGHTLY.read_text()) if NIGHTLY.exists() else {}
     print(f"last green: {describe(before.get('green'))}")

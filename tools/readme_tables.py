@@ -894,6 +894,7 @@ def serving(read: Read) -> str:
         if row["rate"]:
             arriving = f"at random times, {row['share']:.0%} of that"
             arriving += ", a version each second" if "versions" in row else ""
+            arriving += f", of which {row['answered']} of {row['versions']} answered" if "answered" in row else ""
         times = " | ".join(f"{row[name]:.1f} ms" for name in ("p50_ms", "p99_ms", "p99.9_ms"))
         cells = (
             f"{row.get('workers', 2)} | {arriving} | {row['requests_s']:,.0f} | {times} | {row['server_cpu_ms']:.2f} ms"

@@ -11,7 +11,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 NIGHTLY = ROOT / "tests" / "nightly.json"
-NATIVE = ("/_cpp/", "/_c/", "CMakeLists.txt", "cmake/", "tools/arm.sh", "tools/sanitize.sh", "tests/native_tests.txt")
+NATIVE = (
+    "/_cpp/",
+    "/_c/",
+    "CMakeLists.txt",
+    "cmake/",
+    "tools/arm.sh",
+    "tools/fuzz.sh",
+    "tools/sanitize.sh",
+    "tests/fuzz/",
+    "tests/native_tests.txt",
+)
 
 
 def base() -> str:

@@ -58,7 +58,8 @@ class Rows(NamedTuple):
         """What peers are told: the roles that the recipe gives."""
         recipe = yaml.safe_load(self.recipe.read_text())
         lists = [one["column"] for one in recipe.get("transforms", ()) if one["kind"] == LIST_MARK]
-        ids = [one["column"] for one in recipe["columns"]["sparse"]]
+        made = {one.get("to", one.get("column")) for one in recipe.get("transforms", ()) if one["kind"] == "bucketize"}
+        ids = [one["column"] for one in recipe["columns"]["sparse"] if one["column"] not in made]
         numbers = [one["column"] for one in recipe["columns"].get("dense", ())]
         return {"ids": [name for name in ids if name not in lists], "lists": lists, "numbers": numbers}
 
@@ -66,7 +67,8 @@ class Rows(NamedTuple):
         """The sizes of the starter recipe."""
         recipe = yaml.safe_load(self.recipe.read_text())
         model, train = recipe["model"], recipe["train"]
-        sizes = {"deep": tuple(model["top"]), "dropout": model.get("dropout", 0.0)}  # the starter is a DLRM
+        deep = model["deep" if "deep" in model else "top"]  # of a DCN, or of a DLRM
+        sizes = {"deep": tuple(deep), "dropout": model.get("dropout", 0.0)}
         found = {"dim": recipe["tables"]["all"]["dim"], "batch": train["batch"], "epochs": train["epochs"], **sizes}
         return Work(validates=True, alone=False)._replace(**found | changes)
 

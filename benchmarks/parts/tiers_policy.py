@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rowwise.store.disk import DiskTable, DiskTables, FeatureIds
+from rowwise.store.disk import DiskTables, FeatureIds
 from rowwise.store.policy import POLICIES, WAYS, Policy
+from rowwise.store.row_store import SlotTable
 from rowwise.store.simulate import Trace, simulate
 from rowwise.store.sizes import cache_slots, overflow_slots
 
@@ -42,7 +43,7 @@ def measure_policy(folder: Path, accesses: int) -> list[dict]:
 def live_hit_rate(folder: Path, policy: Policy, trace_N: np.ndarray, batch: int) -> float:
     slots = cache_slots(ROWS // CACHED_PART)
     overflow = max(overflow_slots(slots), batch)
-    table = DiskTable(
+    table = SlotTable(
         name="t",
         rows=ROWS,
         row_memory=torch.zeros(slots + overflow, WIDTH, dtype=torch.uint8),

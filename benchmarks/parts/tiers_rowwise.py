@@ -15,7 +15,7 @@ from rowwise.recipes.disk_tables import fill_caches
 from rowwise.shard.apply import shard
 from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.spec import Constant
-from rowwise.store.disk import DiskTables, FeatureIds
+from rowwise.store.disk import DiskRows, DiskTables, FeatureIds
 from rowwise.store.policy import WAYS
 
 BOTTOM, TOP = (512, 256), (512, 256, 1)
@@ -64,8 +64,8 @@ class Rowwise:
     def disk(self) -> DiskTables:
         assert isinstance(self.tables, ShardedEmbeddings)
         (arena,) = self.tables.arenas
-        assert arena.disk is not None
-        return arena.disk
+        assert isinstance(arena.store, DiskRows)
+        return arena.store.disk
 
     def batch(self, step: int) -> tuple[Tensor, Jagged, Tensor]:
         generator = torch.Generator().manual_seed(step)

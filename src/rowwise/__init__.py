@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from rowwise.models.wide_deep import WideDeep as WideDeep
     from rowwise.models.wukong import Wukong as Wukong
     from rowwise.models.xdeepfm import XDeepFM as XDeepFM
+    from rowwise.notebook import FittedRun as FittedRun
+    from rowwise.notebook import fit as fit
     from rowwise.ops.interact import interact as interact
     from rowwise.plan import Plan as Plan
     from rowwise.plan import Tile as Tile
@@ -129,6 +131,7 @@ _HOMES = {
     "models.xdeepfm": ("XDeepFM",),
     "ops.interact": ("interact",),
     "plan": ("Plan", "Tile"),
+    "notebook": ("FittedRun", "fit"),
     "recipes.asgi": ("asgi_app",),
     "row_optimizers": ("Adagrad", "Adam", "Ftrl", "Lamb", "RowWiseAdagrad", "RowWiseAdam", "Schedule", "Sgd"),
     "spec": (

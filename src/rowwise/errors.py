@@ -100,11 +100,12 @@ class UnknownIdWarning(UserWarning):
 def one_line(error: BaseException) -> str | None:
     """The message of a user's mistake or a missing file, as one line; None for any other error, which is a bug."""
     if isinstance(error, RowwiseError):
-        return _escape_newlines(str(error))
+        return escape_newlines(str(error))
     if isinstance(error, OSError) and error.filename is not None:
-        return _escape_newlines(f"{error.filename}: {error.strerror}")
+        return escape_newlines(f"{error.filename}: {error.strerror}")
     return None
 
 
-def _escape_newlines(text: str) -> str:
+def escape_newlines(text: str) -> str:
+    """A text that may be anything as one printable line."""
     return printable(text).replace("\n", "\\n")

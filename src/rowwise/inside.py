@@ -8,7 +8,7 @@ import unicodedata
 from pathlib import Path
 from typing import BinaryIO
 
-from rowwise.textfile import open_regular
+from rowwise.textfile import open_regular, parse_whole
 
 MOST_BYTES = 200  # of a name; file systems allow 255, and suffixes are added
 CONTROL_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")  # control characters, surrogates, line and paragraph separators
@@ -27,6 +27,15 @@ def fault_of_name(name: str, most_bytes: int = MOST_BYTES) -> str | None:
     if len(name.encode()) > most_bytes:
         return f"it is longer than {most_bytes} bytes"
     return None
+
+
+def number_in(name: str, digits: int = 1) -> int | None:
+    """The number that is a name, in at least so many ASCII digits; None: it is none, or is written in another way.
+
+    A number that is written in two ways would be two folders.
+    """
+    number = parse_whole(name)
+    return number if number is not None and f"{number:0{digits}}" == name else None
 
 
 def has_control(text: str) -> bool:

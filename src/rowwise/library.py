@@ -2,10 +2,13 @@
 
 import ctypes
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rowwise.errors import NativeError
 
+Signatures = Mapping[str, tuple[Any, list[Any]]]  # by function: the type of its result, and those of its arguments
 BUILD = "build it with `make build` or `pip install .`"
 
 
@@ -22,10 +25,14 @@ def find_library(name: str) -> Path:
     raise NativeError(f"{name} is not in {searched}: {BUILD}")
 
 
-def load_library(name: str) -> ctypes.CDLL:
-    """Load a library that does not need torch."""
+def bind_library(name: str, signatures: Signatures) -> Any:
+    """Load a library that does not need torch, with the result and the arguments of its functions."""
     path = find_library(name)
     try:
-        return ctypes.CDLL(str(path))
+        library = ctypes.CDLL(str(path))
     except OSError as error:
         raise NativeError(f"{path} does not load: {error}; {BUILD}") from error
+    for function, (result, arguments) in signatures.items():
+        bound = getattr(library, function)
+        bound.restype, bound.argtypes = result, arguments
+    return library

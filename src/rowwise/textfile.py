@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import stat
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar
 
@@ -17,6 +18,8 @@ T = TypeVar("T")
 NOT_REGULAR = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISCHR, "a device"))
 FLAGS = {"rb": os.O_RDONLY, "r+b": os.O_RDWR, "a+b": os.O_RDWR | os.O_CREAT | os.O_APPEND}
 MOST_BYTES = 64 << 20
+LATEST_s = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
+MOST_DIGITS = 18  # of a whole number in a text: it fits 64 bits
 
 
 def open_regular(path: str | Path, mode: Literal["rb", "r+b", "a+b"] = "rb", *, links: bool = True) -> BinaryIO:
@@ -65,16 +68,22 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def refuse_links(folder: Path) -> None:
-    """Raise if an untrusted folder has anything but regular files and folders, before writing into it."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_symlink():
-                raise OSError(errno.ELOOP, "this is a link: want its target in its place", entry.path)
-            if entry.is_dir():
-                refuse_links(Path(entry.path))
-            elif not entry.is_file():
-                raise OSError(errno.EINVAL, "this is no regular file: remove it", entry.path)
+def refuse_links(folder: Path) -> list[Path]:
+    """The files of an untrusted folder, sorted; raises if it has anything but regular files and folders."""
+    files: list[Path] = []
+    folders: list[str | Path] = [folder]
+    for one in folders:
+        with os.scandir(one) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    raise OSError(errno.ELOOP, "this is a link: want its target in its place", entry.path)
+                if entry.is_dir():
+                    folders.append(entry.path)
+                elif entry.is_file():
+                    files.append(Path(entry.path))
+                else:
+                    raise OSError(errno.EINVAL, "this is no regular file: remove it", entry.path)
+    return sorted(files)
 
 
 def read_bytes(path: str | Path, most: int = MOST_BYTES, *, links: bool = True) -> bytes:
@@ -119,6 +128,17 @@ def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise msgspec.DecodeError(f"key {key!r} is given twice: want each key once")
         mapping[key] = value
     return mapping
+
+
+def parse_whole(text: str, *, signed: bool = False) -> int | None:
+    """The whole number that a text from outside is, in digits of ASCII; int() takes those of all scripts, and `1_0`."""
+    digits = text.removeprefix("-") if signed else text
+    return int(text) if digits.isascii() and digits.isdecimal() and len(digits) <= MOST_DIGITS else None
+
+
+def file_time(seconds: float) -> datetime:
+    """The time of a file in UTC; file systems have years that dates do not have, for which the nearest one stands."""
+    return datetime.fromtimestamp(min(max(seconds, 0.0), LATEST_s), UTC)
 
 
 def printable(text: str) -> str:

@@ -36,7 +36,11 @@ NUMBERS = [
 COLUMNS = Columns(
     labels=("click",),
     sparse=(Sparse(column="a"), Sparse(column="b", first=2), Sparse(column="c", table="b", first=1)),
-    dense=(Dense(column="x", fill=2.0), Dense(column="y", log1p=True), Dense(column="z", log1p=True)),
+    dense=(
+        Dense(column="x", fill=2.0, mean=0.3, std=3.1),
+        Dense(column="y", log1p=True),
+        Dense(column="z", log1p=True, std=0.7),
+    ),
     weight="weight",
 )
 

@@ -152,7 +152,11 @@ def test_numbers_labels_keys_and_times(data, rows):
     table = pa.table({name: laid_out(data.draw, of, kind) for name, (of, kind) in frame.items()})
     columns = Columns(
         labels=("l",),
-        dense=(Dense(column="y", log1p=True), Dense(column="x", fill=2.5), Dense(column="z", fill=3.0, log1p=True)),
+        dense=(
+            Dense(column="y", log1p=True, mean=0.1, std=0.3),
+            Dense(column="x", fill=2.5, mean=-1.0),
+            Dense(column="z", fill=3.0, log1p=True),
+        ),
         sparse=(Sparse(column="a", ids="direct"),),
         weight="w",
         key="k",
@@ -162,13 +166,14 @@ def test_numbers_labels_keys_and_times(data, rows):
     encoded = encode(table, columns, ROWS, SPLIT, None if order is None else np.array(order, np.int64))
     picked = range(rows) if order is None else order
 
-    def expected(name, fill, log1p):
+    def expected(name, fill, log1p, mean, std):
         x = [frame[name][0][r] for r in picked]
         x_R = np.array([fill if v is None or math.isnan(v) else v for v in x], np.float32)
-        return np.log1p(np.maximum(x_R, 0)) if log1p else x_R
+        x_R = np.log1p(np.maximum(x_R, 0)) if log1p else x_R
+        return (x_R - np.float32(mean)) / np.float32(std)
 
-    for k, (name, fill, log1p) in enumerate((("y", 0.0, True), ("x", 2.5, False), ("z", 3.0, True))):
-        assert encoded.dense_RF[:, k].tolist() == expected(name, fill, log1p).tolist()
+    for k, one in enumerate((("y", 0.0, True, 0.1, 0.3), ("x", 2.5, False, -1.0, 1.0), ("z", 3.0, True, 0.0, 1.0))):
+        assert encoded.dense_RF[:, k].tolist() == expected(*one).tolist()
     assert encoded.labels_RK[:, 0].tolist() == [float(frame["l"][0][r]) for r in picked]
     assert encoded.weights_R.tolist() == [frame["w"][0][r] for r in picked]
     assert encoded.keys_R.view(np.uint64).tolist() == [hash_of(frame["k"][0][r]) for r in picked]

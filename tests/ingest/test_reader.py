@@ -8,7 +8,7 @@ import pytest
 from pyarrow import parquet as pq
 
 from rowwise import DataError
-from rowwise.ingest import CsvReader, Dialect, FrameReader, GeneratorReader, ParquetReader, Split
+from rowwise.ingest import CsvReader, Dialect, FrameReader, GeneratorReader, ParquetReader
 
 ROWS = 1000
 
@@ -146,8 +146,9 @@ def test_a_file_of_a_folder_has_other_columns(tmp_path):
     pq.write_table(make(0, 10), tmp_path / "0.parquet")
     pq.write_table(make(0, 10).rename_columns(["label", "x", "words"]), tmp_path / "1.parquet")
     reader = ParquetReader(tmp_path)
-    with pytest.raises(DataError, match=r"1.parquet: no column 'word'; did you mean 'words'"):
-        reader.read(reader.splits()[1], ("word",))
+    assert reader.schema.names == ["label", "x", "word", "words"]
+    assert reader.read(reader.splits()[1], ("word", "x"))["word"].null_count == 10
+    assert any("'words' is not in 1 of 2 files" in note for note in reader.notes)
 
 
 @pytest.mark.parametrize("delimiter", ";|\t")
@@ -160,7 +161,6 @@ def test_the_delimiter_is_in_the_header(tmp_path, delimiter):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a,b,a\n1,2,3\n", "its header names column 'a' twice"),
         ("a,b\n", "no row below the header"),
         ("a,b\n\n", "no row"),
     ],
@@ -174,20 +174,20 @@ def test_headers_that_are_refused(tmp_path, text, message):
 
 def test_csv_headers_differ(tmp_path):
     (tmp_path / "0.csv").write_text("a,b\n1,2\n")
-    (tmp_path / "1.csv").write_text("a,c\n1,2\n")
+    (tmp_path / "1.csv").write_text("c,a\n0.5,2\n")
     reader = CsvReader(tmp_path)
-    with pytest.raises(DataError, match=r"1.csv: its header is a, c; want the header of .*0.csv: a, b"):
-        reader.read(reader.splits()[1], ("a",))
+    rows = [row for split in reader.splits() for row in reader.read(split, ("a", "b", "c")).to_pylist()]
+    assert rows == [{"a": 1, "b": 2, "c": None}, {"a": 2, "b": None, "c": 0.5}]
+    assert [note.partition(" ")[2].partition(",")[0] for note in reader.notes] == ["lacks b", "alone has c"]
 
 
+@pytest.mark.usefixtures("short_head")
 def test_csv_types_are_those_of_the_head(tmp_path):
-    (tmp_path / "a.csv").write_text("a\n" + "1\n" * 600_000 + "x\n")
+    (tmp_path / "a.csv").write_text("a\n" + "1\n" * 600 + "x\n")
     reader = CsvReader(tmp_path)
-    with pytest.raises(DataError, match=r"a.csv: bytes 2 to .*invalid value 'x': want values of the guessed types"):
+    with pytest.raises(DataError, match=r"a.csv: line 602, column 'a': 'x' is no int64: want --column-type a="):
         reader.read(reader.splits()[0], ("a",))
-    assert CsvReader(tmp_path, types={"a": "string"}).schema.field("a").type == pa.string()
-    with pytest.raises(DataError, match="no column 'b'"):
-        CsvReader(tmp_path, types={"b": "string"})
+    assert CsvReader(tmp_path, Dialect(types={"a": "string"})).schema.field("a").type == pa.string()
 
 
 def test_csv_missing_values(tmp_path):
@@ -201,8 +201,11 @@ def test_csv_missing_values(tmp_path):
 def test_csv_quotes(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text('a,b\n"x, ""y""",1\n"two\nlines",2\n')
-    with pytest.raises(DataError, match=r"a.csv: row 1 after byte 0: a quoted value continues on the next line"):
-        CsvReader(path).read(Split(source=str(path), start=0, stop=path.stat().st_size), ("a",))
+    reader = CsvReader(path, Dialect(line_breaks=False))
+    with pytest.raises(DataError, match=r"a.csv: line 3: a value in quotes goes on in the next line: want data.text"):
+        reader.read(reader.splits()[0], ("a",))
+    reader = CsvReader(path)
+    assert reader.read(reader.splits()[0], ["a"])["a"].to_pylist() == ['x, "y"', "two\nlines"]
     path.write_text('a,b\n"x, ""y""",1\n')
     reader = CsvReader(path)
     assert reader.read(reader.splits()[0], ("a",))["a"].to_pylist() == ['x, "y"']
@@ -210,10 +213,10 @@ def test_csv_quotes(tmp_path):
 
 def test_csv_packed_or_uneven(tmp_path):
     (tmp_path / "a.csv.gz").write_bytes(b"\x1f\x8b")
-    with pytest.raises(DataError, match="want it decompressed"):
+    with pytest.raises(DataError, match=r"a.csv.gz: cannot be unpacked as gz"):
         CsvReader(tmp_path / "a.csv.gz")
     (tmp_path / "b.csv").write_text("a,b\n1,2\n1,2,3\n")
-    with pytest.raises(DataError, match=r"b.csv: cannot be read as text of 2 columns: .*Expected 2 columns, got 3"):
+    with pytest.raises(DataError, match=r"b.csv: line 3: 3 values in a line of 2 columns: .*--delimiter"):
         CsvReader(tmp_path / "b.csv")
 
 

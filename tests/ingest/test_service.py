@@ -19,6 +19,7 @@ from rowwise import DataError, SpecError, Table
 from rowwise.ingest import Batcher, Batching, BatchShard, Columns, Dense, GeneratorReader, ParquetReader, Sparse
 from rowwise.ingest.batcher import EncodedSplit
 from rowwise.ingest.service.local import Service, Workers, make_client
+from rowwise.ingest.share import Share
 
 COLUMNS = Columns(
     labels=("label",), dense=(Dense(column="x"),), sparse=(Sparse(column="id"), Sparse(column="bag")), key="row"
@@ -65,10 +66,11 @@ def children_of(pid):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_the_batches_are_those_made_here(reader, workers, shuffle):
-    here = batches(reader, shuffle=shuffle)
+@pytest.mark.parametrize("share", [Share(), Share(end=0.5, group="id")])
+def test_the_batches_are_those_made_here(reader, workers, shuffle, share):
+    here = batches(reader, shuffle=shuffle, share=share)
     expected = [*here, *here]
-    there = batches(reader, shuffle=shuffle)
+    there = batches(reader, shuffle=shuffle, share=share)
     with Service(there.task, Workers(count=workers)) as service:
         served(there, service.client())
         same([*there, *there], expected)

@@ -8,9 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
+from pyarrow import csv
+from pyarrow import parquet as pq
 
 from rowwise import DataError, SpecError, StateError, Table
-from rowwise.ingest import Batcher, Batching, Columns, Dense, FrameReader, Sparse
+from rowwise.ingest import Batcher, Batching, Columns, CsvReader, Dense, FrameReader, ParquetReader, Sparse
+from rowwise.ingest.delimited import Dialect
 from rowwise.ingest.encode import encode
 from rowwise.ingest.reader import Split
 from rowwise.ingest.share import Share
@@ -182,3 +186,37 @@ def test_a_position_in_another_share():
     batching = Batching(size=8, shuffle=False, share=Share(begin=0.5))
     with pytest.raises(StateError, match="the position is of other files, splits, filters or transforms"):
         Batcher(FrameReader(make(40), split_rows=10), COLUMNS, TABLES, batching, position)
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("file", ["parquet", "csv"])
+@pytest.mark.parametrize("kind", ["int64", "string", "dictionary", "double"])
+def test_no_group_is_in_two_shares(tmp_path, file, kind):
+    group = [None if row % 50 == 7 else row * 7919 % 40 for row in range(300)]
+    array = pa.array(group, pa.float64() if kind == "double" else pa.int64())
+    array = array.cast(pa.string()) if kind in ("string", "dictionary") else array
+    array = array.dictionary_encode() if kind == "dictionary" else array
+    frame = make(300).drop_columns(["bag"]).append_column("who", array)
+    if file == "parquet":
+        pq.write_table(frame, tmp_path / "a.parquet", row_group_size=37)
+        reader = ParquetReader(tmp_path)
+    else:
+        csv.write_csv(frame, tmp_path / "a.csv")
+        reader = CsvReader(tmp_path, Dialect(split_bytes=700))
+    columns = structs.replace(COLUMNS, sparse=COLUMNS.sparse[:1])
+    parts = []
+    for begin, end in ((0.0, 0.3), (0.3, 0.6), (0.6, 1.0)):
+        batching = Batching(size=8, share=Share(begin=begin, end=end, group="who"))
+        parts.append(keys(Batcher(reader, columns, TABLES[:1], batching)))
+    assert sorted(key for part in parts for key in part) == list(range(300))
+    known = [{group[row] for row in part} - {None} for part in parts]
+    assert all(known)
+    assert not known[0] & known[1] | known[0] & known[2] | known[1] & known[2]
+    assert sum(None in {group[row] for row in part} for part in parts) > 1  # rows without a value are no group
+
+
+def test_a_group_that_is_no_column_is_refused():
+    with pytest.raises(DataError, match="no column 'nobody'"):
+        keys(batches(make(10), Share(end=0.5, group="nobody")))
+    with pytest.raises(DataError, match="group: column 'bag' holds list"):
+        keys(batches(make(10), Share(end=0.5, group="bag")))

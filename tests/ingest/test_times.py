@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import csv
+from pyarrow import parquet as pq
 
-from rowwise.ingest import FrameReader
+from rowwise.ingest import FrameReader, ParquetReader
 from rowwise.ingest.inspect import inspect
 from rowwise.ingest.mix import mix
 from rowwise.ingest.share import Share
@@ -108,7 +109,7 @@ def test_rows_that_only_have_a_time_are_divided_at_random(seed):
     ("planted", "said"),
     [
         ({"sessions": True}, "near in time by 'at', rows share ids more often than at random ('user' "),
-        ({"drift": True}, "near in time by 'at', labels are alike (0.0"),
+        ({"drift": True}, "near in time by 'at', rows have the same label more often"),
     ],
 )
 def test_rows_that_are_alike_near_in_time_are_divided_by_it(planted, said, seed):
@@ -130,6 +131,30 @@ def test_a_time_that_is_told_divides_the_rows():
     on = [datetime.date(2024, 1, 1) + datetime.timedelta(days=int(day)) for day in draw.integers(0, 60, ROWS)]
     borders = look(frame(on=on), roles={"on": "time"}).borders
     assert (borders.valid_from, borders.test_from) == ("2024-02-18", "2024-02-24")
+
+
+def test_seconds_with_fractions_divide_the_rows():
+    table = frame(sessions=True)
+    seconds = table["at"].cast(pa.int64()).to_numpy() + 0.25
+    card = look(table.drop_columns("at").append_column("at", pa.array(seconds)))
+    assert card.borders.column == "at"
+    assert np.mean(seconds >= card.borders.test_from) == pytest.approx(0.1, abs=0.005)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_days_of_files_divide_the_rows(inside, tmp_path):
+    """The first file has one day."""
+    table = frame(drift=True)
+    day_R = table["at"].cast(pa.date32()).to_numpy().astype(str)
+    for day in np.unique(day_R):
+        rows = table.filter(pa.array(day_R == day)).drop_columns("at")
+        folder = tmp_path / ("" if inside else f"on={day}")
+        folder.mkdir(exist_ok=True)
+        more = rows.append_column("on", pa.array([day] * len(rows))) if inside else rows
+        pq.write_table(more, folder / f"{day}.parquet")
+    borders = inspect(ParquetReader(tmp_path)).borders
+    assert (borders.column, borders.formats) == ("on", ("iso",))
+    assert np.mean(day_R >= borders.test_from[:10]) == pytest.approx(0.1, abs=0.02)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +226,7 @@ def test_a_value_that_is_missing_tells_the_label(what):
     values = [(7.5 if what == "null" else [1, 2]) if one else (None if what == "null" else []) for one in clicked]
     (column,) = (c for c in look(pa.table({"clicked": clicked, "paid": values})).columns if c.name == "paid")
     assert column.role == "unused"
-    assert column.note.startswith("'paid' nearly tells the label: guessed from where it is missing, 0.0% as many")
+    assert column.note == "'paid' knows the label: 100% of labels can be told from where it is missing"
     random = [values[0] if i % 3 else None for i in range(ROWS)]
     assert not any("label" in line for line in look(pa.table({"clicked": clicked, "paid": random})).warnings)
 
@@ -215,9 +240,9 @@ def test_the_command_says_each_in_a_line(command, tmp_path):
     assert (code, err) == (0, "")
     lines = [line for line in out.splitlines() if line.startswith("! ")]
     assert [line.split(",")[0] for line in lines] == [
-        "! 'refund' nearly tells the label: guessed from where it is missing",
+        "! 'refund' knows the label: 100% of labels can be told from where it is missing",
         "! near in time by 'at'",
-        "! no training row has these ids of test rows (estimated): " + lines[2].split(": ")[1].split(",")[0],
+        "! of the ids of test rows these are in no training row",
     ]
     assert "by 'at', rows from 2024-05-2" in out
     text = (tmp_path / "clicks.yaml").read_text()

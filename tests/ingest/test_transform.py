@@ -20,6 +20,7 @@ from rowwise.ingest.transform import (
     Fill,
     FirstX,
     GetLocalHour,
+    GetLocalWeekday,
     IdListTransform,
     Log1p,
     Logit,
@@ -27,8 +28,12 @@ from rowwise.ingest.transform import (
     NGram,
     Onehot,
     PositiveModulus,
+    RowPosition,
     SigridHash,
     SplitText,
+    ToNumber,
+    ToTime,
+    ToWhole,
     apply,
     load,
     schema_after,
@@ -50,6 +55,7 @@ def listed(values):
     return maybe(st.lists(maybe(values), max_size=5))
 
 
+MOMENTS = ["2024-01-03", " 2024-01-03T10:15:00+02:00", "2024-02-30", "2024-01-03 10:15:00.5", "x"]
 COLUMNS = {  # their values, and the types that hold them
     "id": (maybe(IDS), [pa.int64()]),
     "small": (maybe(SMALL), [pa.int32(), pa.int64()]),
@@ -66,6 +72,8 @@ COLUMNS = {  # their values, and the types that hold them
     "y": (maybe(FLOATS), [pa.float32()]),
     "xs": (listed(DOUBLES), [pa.list_(pa.float64()), pa.large_list(pa.float64())]),
     "ys": (listed(FLOATS), [pa.list_(pa.float32())]),
+    "number": (maybe(st.sampled_from([" 1,234.50", "7", "-.5", "+3e2", "1e99", ".", "", "12a", "nan"])), [pa.string()]),
+    "moment": (maybe(st.sampled_from(MOMENTS)), [pa.string(), pa.large_string()]),
     "flag": (maybe(st.booleans()), [pa.bool_()]),
     # Up to 2037: Arrow knows no summer time after it.
     "time": (maybe(st.integers(-(2**31), 2**31 - 1)), [pa.int64(), pa.timestamp("s"), pa.timestamp("s", "Asia/Tokyo")]),
@@ -103,6 +111,11 @@ CASES = [
     *(Onehot(column=c, classes=("a", "")) for c in ("word", "words")),
     *(GetLocalHour(column="time", to="t", zone=z) for z in (None, "Europe/Vienna", "Asia/Kolkata")),
     GetLocalHour(column="time", to="t", offset="minutes"),
+    *(GetLocalWeekday(column="time", to="t", zone=z) for z in (None, "Europe/Vienna")),
+    GetLocalWeekday(column="time", to="t", offset="minutes"),
+    *(ToWhole(column=c) for c in ("x", "y", "id", "small", "flag")),
+    *(ToNumber(column=c) for c in ("x", "y", "id", "word", "number")),
+    *(ToTime(column=c) for c in ("word", "moment")),
 ]
 
 
@@ -291,3 +304,27 @@ def test_times_in_other_units():
     hours = load([GetLocalHour(column=c, to=f"{c}_hour", unit="ms") for c in ("day", "ns", "ms")])
     made = apply(table, hours, ["day_hour", "ns_hour", "ms_hour"])[0]
     assert made.to_pydict() == {"day_hour": [0, None], "ns_hour": [23, 1], "ms_hour": [23, 2]}
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("%d/%m/%Y %H:%M", "03/01/2024 10:15"),
+        ("%m/%d/%Y %I:%M %p", "1/3/2024 10:15 AM"),
+        ("%b %d %Y %H:%M", "Jan 3 2024 10:15"),
+        ("%d/%b/%Y:%H:%M:%S %z", "03/Jan/2024:12:15:00 +0200"),
+        ("iso", "2024-01-03T11:15+01:00"),
+    ],
+)
+def test_times_in_text(form, text):
+    import datetime as dt
+
+    times = ToTime(column="a", formats=("%Y", form)).run((pa.array([text, None, "no time"]),), RowPosition())[0]
+    assert times.to_pylist() == [dt.datetime(2024, 1, 3, 10, 15), None, None]
+
+
+def test_numbers_in_text():
+    texts = pa.array(["$1,250.5", " 7% ", "€3", "1.2.3", "12,50", "-", "", "+4", "--1", None])
+    assert ToNumber(column="a").run((texts,), RowPosition())[0].to_pylist() == [
+        1250.5, 7, 3, None, None, None, None, 4, None, None,
+    ]  # fmt: skip

@@ -168,10 +168,13 @@ def test_files_of_ids_that_cannot_be_read(tmp_path):
         ("a\t1\nb\tx\n", r"ids.txt: line 2: 'x': want a whole number after the tab"),
         ("a\nb\na\n", r"ids.txt: line 3: id 'a' appears twice: want each once"),
         ("", r"ids.txt: it has no ids: want one on each line"),
+        ("a\t" + "9" * 5000, r"ids.txt: line 1: '9+': want a whole number after the tab"),
     ):
         place.write_text(text)
         with pytest.raises(SpecError, match=message):
             load([MapId(column="a", file=str(place))])
+    place.write_text("9" * 5000 + "\n7\n")  # words, as no number of 64 bits has so many digits
+    assert load([MapId(column="a", file=str(place))]).transforms[0].mapping == {"9" * 5000: 0, "7": 1}
     with pytest.raises(SpecError, match=r"transform map_id: .*none.txt: cannot be read as a list of ids"):
         load([MapId(column="a", file=str(tmp_path / "none.txt"))])
 

@@ -240,6 +240,11 @@ def test_an_export_needs_nothing_else(own, tmp_path):
     assert to_json(again) == data
     assert digest(again) == digest(serving(loaded)) != marked
     assert load([MapId(column="c", file=str(tmp_path / "numbered.txt"))]).transforms[0].mapping == {"red": 5}
+    (tmp_path / "lines.txt").write_text("a\x85b\r\nc\u2028d\n", "utf-8")
+    assert load([MapId(column="c", file=str(tmp_path / "lines.txt"))]).transforms[0].mapping == {
+        "a\x85b": 0,
+        "c\u2028d": 1,
+    }
 
 
 def test_the_digest_goes_by_what_is_done(own, tmp_path):

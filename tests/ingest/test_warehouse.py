@@ -26,6 +26,7 @@ from rowwise.ingest.frames import FrameReader
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.warehouse.convert import convert
 from rowwise.ingest.warehouse.flatten import split_by_key
+from rowwise.ingest.warehouse.hive import infer_fields, parse_value
 from rowwise.ingest.warehouse.journal import ConversionRequest, Journal, SourceSurvey, WarehouseFile
 from rowwise.ingest.warehouse.layout import WarehouseLayout
 from rowwise.ingest.warehouse.popularity import log_use, popularity
@@ -441,3 +442,10 @@ def test_popularity(tmp_path):
     assert not list((tmp_path / "plain").iterdir())
     convert(ParquetReader(tmp_path / "w"), tmp_path / "v", WarehouseLayout(), used=popularity(tmp_path / "w", now))
     assert ParquetReader(tmp_path / "v").schema.names[:2] == ["x", "day"]
+
+
+def test_values_of_folders_are_numbers_in_digits_of_ascii():
+    for texts, kind in ((("1", "-7", None), pa.int64()), (("\u0661",), pa.string()), (("9" * 5000,), pa.string())):
+        (field,) = infer_fields([{"day": text} for text in texts], {})
+        assert field.type == kind
+        assert parse_value(texts[0], kind) == (int(texts[0]) if kind == pa.int64() else texts[0])

@@ -119,10 +119,17 @@ def test_times_prune(tmp_path):
         ("b < true", "column 'b' holds bool: want ==, != or in"),
         ("t > soon", "want a time such as"),
         ("y == 1", "no column 'y'"),
+        ("x < 1e999", "compared with inf: want a whole number"),
+        ("x == " + "9" * 5000, "compared with inf: want a whole number"),
+        ("x == 1_0", "compared with '1_0': want a whole number"),
+        ("x == \u0661", "compared with '\u0661': want a whole number"),
+        ("d < inf", "compared with inf: want a number"),
+        ("d in [1, 1e308]", r"compared with 1e\+308: want a number"),
     ],
 )
 def test_types_are_checked(text, said):
     kinds = {"x": pa.int64(), "s": pa.string(), "l": pa.list_(pa.int64()), "b": pa.bool_(), "t": pa.timestamp("us")}
+    kinds["d"] = pa.decimal128(5, 2)
     with pytest.raises(DataError, match=said) as caught:
         parse(text).check(pa.schema(kinds), "a.parquet")
     assert str(caught.value).startswith("a.parquet: ")

@@ -5,19 +5,23 @@ null is None.
 """
 
 import math
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
+
+import numpy as np
 
 from rowwise.ingest.transform.classes import Onehot
 from rowwise.ingest.transform.ids import Enumerate, FirstX, NGram, PositiveModulus, SigridHash
 from rowwise.ingest.transform.mapping import MapId
 from rowwise.ingest.transform.numbers import BoxCox, Bucketize, Clamp, Fill, Log1p, Logit
 from rowwise.ingest.transform.pairs import Cartesian, ComputeScore, IdListTransform
+from rowwise.ingest.transform.read import ToNumber, ToTime, ToWhole
 from rowwise.ingest.transform.select import Sampling
 from rowwise.ingest.transform.split import SplitText
-from rowwise.ingest.transform.times import FARTHEST_S, PER_SECOND, GetLocalHour
+from rowwise.ingest.transform.times import FARTHEST_S, PER_SECOND, GetLocalHour, GetLocalWeekday
 from rowwise.ingest.transform.transform import Transform
 
 BITS = (1 << 64) - 1
@@ -261,15 +265,53 @@ def onehot(t: Onehot, row: Row) -> Row:
 
 
 def get_local_hour(t: GetLocalHour, row: Row) -> Row:
-    """A clock; times come as whole numbers."""
-    if any(v is None or not math.isfinite(v) for v in row):
-        return (None,)
-    if abs(row[0] // PER_SECOND[t.unit]) > FARTHEST_S:
-        return (None,)
+    """A clock."""
+    local = _local_time(t, row)
+    return (None if local is None else local.hour,)
+
+
+def get_local_weekday(t: GetLocalWeekday, row: Row) -> Row:
+    """A calendar."""
+    local = _local_time(t, row)
+    return (None if local is None else local.weekday(),)
+
+
+def _local_time(t: GetLocalHour | GetLocalWeekday, row: Row) -> datetime | None:
+    """Times come as whole numbers."""
+    if any(v is None or not math.isfinite(v) for v in row) or abs(row[0] // PER_SECOND[t.unit]) > FARTHEST_S:
+        return None
     utc = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=row[0] // PER_SECOND[t.unit])
     if t.zone is not None:
-        return (utc.astimezone(ZoneInfo(t.zone)).hour,)
-    return ((utc + timedelta(seconds=math.floor(row[1] * 60) if t.offset else 0)).hour,)
+        return utc.astimezone(ZoneInfo(t.zone))
+    return utc + timedelta(seconds=math.floor(row[1] * 60) if t.offset else 0)
+
+
+def to_whole(t: ToWhole, row: Row) -> Row:
+    """Floats without a fraction, exact ones."""
+    x = row[0]
+    good = x is not None and math.isfinite(x) and x == int(x) and (isinstance(x, int) or abs(x) <= 2**53)
+    return (int(x) if good else None,)
+
+
+def to_number(t: ToNumber, row: Row) -> Row:
+    """A float that is finite in 32 bits; of text what it says, without signs of money and thousands."""
+    x = row[0]
+    if isinstance(x, str):
+        plain = x.strip().replace(",", "")
+        x = float(plain) if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", plain) else None
+    if x is None or not math.isfinite(x):
+        return (None,)
+    with np.errstate(over="ignore"):
+        return (float(x) if math.isfinite(np.float32(float(x))) else None,)
+
+
+def to_time(t: ToTime, row: Row) -> Row:
+    """Microseconds of text in ISO 8601."""
+    try:
+        when = datetime.fromisoformat(row[0].strip()) if row[0] is not None and "-" in row[0] else None
+    except ValueError:
+        return (None,)
+    return (when if when is None or when.tzinfo is None else when.astimezone(UTC).replace(tzinfo=None),)
 
 
 def keeps(t: Sampling, row: Row, index: int, number: int) -> bool:
@@ -299,4 +341,8 @@ MEANINGS: dict[type[Transform], Callable[[Any, Row], Row]] = {
     Fill: fill,
     Onehot: onehot,
     GetLocalHour: get_local_hour,
+    GetLocalWeekday: get_local_weekday,
+    ToWhole: to_whole,
+    ToNumber: to_number,
+    ToTime: to_time,
 }

@@ -250,7 +250,11 @@ def make_cache(rows_T, dims_T, cache_rows, types):
         Table(name=f"t{k}", rows=rows, dim=dim, optimizer=RowWiseAdagrad(), row_type=types[k % len(types)])
         for k, (rows, dim) in enumerate(zip(rows_T, dims_T, strict=True))
     ]
-    return Embeddings(tables, seed=1).cache_on("cpu", dict.fromkeys((t.name for t in tables), cache_rows)).arena.cache
+    return (
+        Embeddings(tables, seed=1)
+        .cache_on("cpu", dict.fromkeys((t.name for t in tables), cache_rows))
+        .arena.store.cache
+    )
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from perf.networks import WORK, network, profile
 
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access, Curves, Workload
+from rowwise.perf.exchange import ExchangeNetwork
 from rowwise.perf.features import nominal_work
 from rowwise.perf.hardware import Machine, hardware_named, read_hardware
 from rowwise.perf.learned import LearnedModel, model_of
@@ -110,8 +111,33 @@ def test_layers_that_do_not_fit_are_refused():
     made = network(np.random.default_rng(0))
     with pytest.raises(SpecError, match=r"outer is \(6, 5\): want \(7, 5\)"):
         structs.replace(made, outer=made.outer[1:])
+    with pytest.raises(SpecError, match="inner is rows of several lengths: want"):
+        structs.replace(made, inner=(made.inner[0][:3], *made.inner[1:]))
     with pytest.raises(SpecError, match=r"power=0\.5: want at least 1"):
         structs.replace(made, power=0.5)
+    with pytest.raises(SpecError, match="300 hinges: want at most"):
+        network(np.random.default_rng(0), hinges=300)
+
+
+def test_networks_that_do_not_fit_a_step_are_refused():
+    """They came from a profile of a stranger, and were an error of an array or of an assertion."""
+    exchange = ExchangeNetwork(
+        start_s=1e-5, byte_s=1e-9, id_s=1e-9, mean=(0.0,) * 10, scale=(1.0,) * 10, inner=((0.1, 0.2),) * 10,
+        inner_offset=(0.0, 0.0), outer=(0.1, 0.1), outer_offset=0.0,
+    )  # fmt: skip
+    for changes in ({"inner": ((0.1,), *exchange.inner[1:])}, {"mean": (0.0,) * 9}, {"outer": (0.1,)}):
+        with pytest.raises(SpecError, match=r"network: .* to fit the other layers"):
+            structs.replace(exchange, **changes)
+    kernels = profile(1).kernels
+    less = {name: getattr(kernels.lookup, name)[1:] for name in ("mean", "scale", "inner")}
+    published = profile(1, "published").kernels.update
+    for made in (
+        structs.replace(kernels, lookup=structs.replace(kernels.lookup, **less)),
+        structs.replace(kernels, lookup=network(np.random.default_rng(0), width=4)),
+        structs.replace(kernels, update=published),
+    ):
+        with pytest.raises(SpecError, match=r"hardware 'random': kernels\.(lookup|update): want 27 features"):
+            model_of(structs.replace(profile(1), kernels=made), Topology())
 
 
 def test_narrow_rows_are_less_work():

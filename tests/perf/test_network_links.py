@@ -1,6 +1,7 @@
 """A network survives its file, and a file that is no network is refused with the place."""
 
 import json
+import re
 from datetime import datetime, timedelta
 
 import msgspec
@@ -52,8 +53,11 @@ def test_what_to_know_of_a_network_before_relying_on_it():
     assert age_notes(young, "net.json") == []
     assert "net.json: the network was probed 9 days ago: want a new probe" in age_notes(old, "net.json")[0]
     assert age_notes(structs.replace(old, probed=None), "net.json") == ["net.json: nobody measured this network"]
-    with pytest.raises(SpecError, match=r"probed\.when is 'yesterday': want a date and time, such as 2026-"):
-        probed("yesterday")
+    for when in ("yesterday", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00"):
+        with pytest.raises(
+            SpecError, match=f"probed\\.when is '{re.escape(when)}': want a date and time, such as 2026-"
+        ):
+            probed(when)
 
 
 @given(networks(), st.data())

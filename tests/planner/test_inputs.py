@@ -156,6 +156,8 @@ def test_what_inspect_says_is_read(put):
         (HEAD + "a,1,4,1\nb,-3,4,1\n", "tables.csv, line 3, column 'rows': '-3': want a whole number of at least 1"),
         (HEAD + "a,0,4,1\n", "line 2, column 'rows': '0': want a whole number of at least 1"),
         (HEAD + "a,1.5,4,1\n", "line 2, column 'rows': '1.5': want a whole number"),
+        (HEAD + "a,1_0,4,1\n", "line 2, column 'rows': '1_0': want a whole number"),
+        (HEAD + "a,\u0661,4,1\n", "line 2, column 'rows': '\u0661': want a whole number"),
         (HEAD + "a,nan,4,1\n", "line 2, column 'rows': 'nan': want a whole number"),
         (HEAD + "a,1e400,4,1\n", "line 2, column 'rows': '1e400': want a whole number"),
         (HEAD + f"a,{10**30},4,1\n", "line 2, column 'rows': '1000"),

@@ -12,6 +12,8 @@ import numpy as np
 import pyarrow as pa
 from every_key import NEAR, OWN, TRANSFORMS
 from PIL import Image
+from pyarrow import csv
+from pyarrow import parquet as pq
 from small import sections, write_rows
 
 from rowwise.errors import RowwiseError, one_line
@@ -24,7 +26,7 @@ from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.text import decode
 from rowwise.recipes.unused_keys import find_notes as notes_of
 from rowwise.spec import Topology
-from rowwise.train.loss_settings import ClickObjective
+from rowwise.train.loss_settings import AnyLoss
 
 
 def structs(kind):
@@ -81,6 +83,11 @@ AROUND = {  # sections that a model needs
     },
     "SasRecConfig": SEQUENCES,
     "HstuConfig": SEQUENCES,
+    "Dialect": {
+        "data": {"dataset": "csv:rows.csv", "valid_share": 0.2, "test_share": 0.2, "text": {}},
+        "columns": {"labels": ["label"], "sparse": [{"column": "user"}], "dense": [{"column": "d0"}]},
+        "tables": {"list": [{"name": "user", "rows": 50, "dim": 8}]},
+    },
     "Smc": {"model": {"kind": "dlrm", "bottom": [8], "top": [8], "dropout": 0.5}},
 }
 ID_MAPS = {"HashIds", "DoubleHashIds", "QuotientRemainderIds", "StoredIds"}
@@ -106,6 +113,7 @@ def write_folder(place):
         "lists": lambda t: pa.array([[n % 7, n % 5, n % 20, n % 11, n % 3] for n in range(len(t))]),
         "texts": lambda t: pa.array([f"a{n % 7}|b/{n % 5}" for n in range(len(t))]),
         "others": lambda t: pa.array([f"a{n % 3}|b" for n in range(len(t))]),
+        "when": lambda t: pa.array([f"2024-01-{n % 28 + 1:02} {n % 24:02}:00" for n in range(len(t))]),
         "late": lambda t: pa.array([n * 5000 for n in range(len(t))]),
         "moment": lambda t: pa.array([n * 9000 for n in range(len(t))]),
         "number": lambda t: pa.array([n % 20 for n in range(len(t))]),
@@ -115,6 +123,9 @@ def write_folder(place):
     save(place / "user.map", "user", entry_map(50, np.arange(50) % 7, 7))
     write_small_pictures(place / "pictures", 30)
     (place / "own.py").write_text(OWN)
+    csv.write_csv(
+        pq.read_table(place / "rows.parquet", columns=["label", "user", "item", "d0", "d1"]), place / "rows.csv"
+    )
     (place / "map.csv").write_text("id,row\n1,4\n")
     return place
 
@@ -134,6 +145,8 @@ def context(name: str, place) -> tuple[dict[str, Any], tuple[str | int, ...]]:
         made["transforms"] = [{"kind": tag, **TRANSFORMS[tag]}]
         if tag == "split":
             made["columns"]["sparse"][2]["ids"] = "hash"
+        if tag == "to_time":
+            made["transforms"].append({"kind": "get_local_hour", "column": "seen_at", "to": "d0"})
         if tag == "onehot":
             made["columns"]["dense"] = [{"column": "hot_0"}, {"column": "hot_1"}]
         return made, ("transforms", 0)
@@ -157,6 +170,7 @@ def place_of(name: str, kind: type[msgspec.Struct]) -> tuple[tuple[str | int, ..
         return {
             "TimeShare": (("data", "share"), {"column": "row", "valid_from": 300, "test_from": 350}),
             "DataCache": (("data", "cache"), {"folder": "kept"}),
+            "Dialect": (("data", "text"), {}),
             "Workers": (("data", "workers"), {}),
             "DenseParallel": (("train", "dense_parallel"), {}),
             "TableChanges": (("tables", "all"), {}),
@@ -169,7 +183,7 @@ def place_of(name: str, kind: type[msgspec.Struct]) -> tuple[tuple[str | int, ..
         }[name]
     if kind.__module__.endswith("recipes.model_configs"):
         return ("model",), MODELS.get(name, {})
-    if kind in get_args(ClickObjective):
+    if kind in get_args(AnyLoss):
         return ("train", "objective"), {"steps": 20} if name in ("Smc", "CoTeaching") else {}
     if name.startswith("Dense"):
         return ("train", "optimizer"), {}
@@ -191,7 +205,7 @@ def changed(name, key, value, place):
     return placed(made, place)
 
 
-FILES = ("own.py", "map.csv", "other.parquet", "user.map", "pictures")
+FILES = ("own.py", "rows.csv", "map.csv", "other.parquet", "user.map", "pictures")
 
 
 def placed(value, place):

@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small import trained, write_rows
+from pyarrow import compute as pc
+from small import same, saved, sections, trained, write_rows
 
 from rowwise import SpecError
-from rowwise.recipes.baseline import _codes, fit_trees
+from rowwise.cli.measure import _show_baseline, suggest_trees
+from rowwise.cli.terminal import make_terminal
+from rowwise.recipes import baseline
+from rowwise.recipes.baseline import CATEGORIES, _codes, fit_quick_trees, fit_trees
 
 IDS = st.integers(-3, 8).map(float)
 
@@ -29,7 +33,7 @@ def test_trees_see_the_rows_of_the_run_and_its_report_shows_them(run, monkeypatc
     plain = lightgbm.Dataset
     monkeypatch.setattr(lightgbm, "Dataset", lambda x, y, **how: seen.append((x, y)) or plain(x, y, **how))
     found = fit_trees(made.folder.path)
-    (train, _), (_, valid_labels) = seen
+    (train, _), (_, valid_labels) = seen[:2]
     assert found.rows == len(train) == result.samples / 2
     assert len(train) + len(valid_labels) + result.test["label"]["count"] == 4000
     assert found.test["count"] == result.test["label"]["count"]
@@ -44,6 +48,100 @@ def test_the_command_prints_both(run, command):
     assert (code, err) == (0, "")
     assert "LightGBM, " in out
     assert " AUC; trees took " in out
+
+
+def test_trees_see_a_number_once_and_know_where_it_is_missing(tmp_path, monkeypatch):
+    write_rows(
+        tmp_path / "rows.parquet",
+        1000,
+        group=1000,
+        d0=lambda rows: pc.if_else(pc.less(rows["user"], 25), None, rows["d0"]),
+    )
+    sparse = [{"column": "user", "ids": "direct"}, {"column": "d0_bucket", "ids": "direct"}]
+    columns = {"sparse": sparse, "dense": [{"column": name} for name in ("d0", "user")]}
+    changes = {"transforms": [{"kind": "bucketize", "column": "d0", "to": "d0_bucket", "borders": [0.0]}]}
+    tables = {"list": [{"name": name, "rows": 50, "dim": 8} for name in ("user", "d0_bucket")]}
+    made, _ = trained(tmp_path, columns=columns, tables=tables, train={"epochs": 1}, **changes)
+    seen = []
+    plain = lightgbm.Dataset
+    monkeypatch.setattr(lightgbm, "Dataset", lambda x, y, **how: seen.append(x) or plain(x, y, **how))
+    fit_trees(made.folder.path)
+    assert len(seen) == 2
+    for x_BF in seen:
+        assert x_BF.shape[1] == 2
+        np.testing.assert_array_equal(np.isnan(x_BF[:, 0]), x_BF[:, 1] < 25)
+
+
+def test_of_two_ways_with_rare_ids_the_validation_rows_choose(run, monkeypatch):
+    made, _ = run
+    found = {}
+    for name, ways in {"plain": CATEGORIES[:1], "smoothed": CATEGORIES[1:], "both": CATEGORIES}.items():
+        monkeypatch.setattr(baseline, "CATEGORIES", ways)
+        found[name] = fit_trees(made.folder.path).test
+    assert found["plain"] != found["smoothed"]
+    assert found["both"] in (found["plain"], found["smoothed"])
+
+
+def test_a_new_run_on_few_rows_is_compared_unasked(command, tmp_path):
+    write_rows(tmp_path / "rows.parquet", 1000)
+    (tmp_path / "small.yaml").write_text(json.dumps(sections(tmp_path)))
+    code, _, err = command("train", "small.yaml", "--no-baseline")
+    assert code == 0
+    assert "boosted trees" not in err
+    code, _, err = command("train", "small.yaml")
+    assert code == 0
+    plain, compared = (tmp_path / "runs" / "small" / name for name in "12")
+    trees = json.loads((compared / "baseline.json").read_text())["test"]["auc"]
+    assert f"trees   boosted trees reach AUC {trees:.4f} where this model has " in err
+    assert not (plain / "baseline.json").exists()
+    assert same(saved(plain), saved(compared))
+    results = [json.loads((one / "result.json").read_text()) for one in (plain, compared)]
+    assert results[0]["test"] == results[1]["test"]
+
+
+def test_trees_are_advised_where_they_win(run, capsys):
+    made, _ = run
+    path = made.folder.path / "result.json"
+    before = path.read_text()
+    try:
+        for auc, advised in ((0.5, True), (1.0, False)):
+            changed = json.loads(before)
+            changed["test"]["label"]["auc"] = auc
+            path.write_text(json.dumps(changed))
+            suggest_trees(made.folder.path, make_terminal(stderr=True))
+            said = capsys.readouterr().err
+            assert f"where this model has {auc:.4f}" in said
+            assert (f"(rowwise baseline {made.folder.path})" in said) == advised
+    finally:
+        path.write_text(before)
+
+
+def test_of_many_rows_no_trees_are_fitted_unasked(run):
+    path = run[0].folder.path
+    assert fit_quick_trees(path) is not None
+    assert fit_quick_trees(path, most_rows=2000) is None
+    assert fit_quick_trees(path, most_rows=4000, most_values=10_000) is None
+
+
+def test_without_validation_rows_nothing_is_compared_unasked(tmp_path):
+    made, _ = trained(tmp_path, data={"valid_share": 0.0}, train={"epochs": 1})
+    assert fit_quick_trees(made.folder.path) is None
+
+
+def test_metrics_of_a_stranger_are_read_as_metrics(run, capsys):
+    made, _ = run
+    trees = fit_trees(made.folder.path)
+    path = made.folder.path / "result.json"
+    before = path.read_text()
+    try:
+        for changes in ({"auc": None}, {"auc": [1]}, {"loss": "0.5"}):
+            changed = json.loads(before)
+            changed["test"]["label"] |= changes
+            path.write_text(json.dumps(changed))
+            _show_baseline(trees, made.folder.path)
+            assert "LightGBM" in capsys.readouterr().out
+    finally:
+        path.write_text(before)
 
 
 @given(known=st.sets(IDS), column=st.lists(IDS | st.just(np.nan)))

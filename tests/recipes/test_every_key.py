@@ -117,6 +117,9 @@ ANY_TEXT = {
     "Saving.mirror",
     "Data.folder",
     "DataCache.folder",
+    "Dialect.missing",
+    "Dialect.signs",  # columns, of which other files may lack some
+    "Dialect.unpack_to",
     "SplitText.separator",
 }
 WORDS = ANY_TEXT | {f"{name}.to" for name in NEAR if "to" in NEAR[name]}

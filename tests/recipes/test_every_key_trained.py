@@ -37,6 +37,10 @@ LEFT_ALONE = {  # what makes no other run, and where it is seen
     **dict.fromkeys(("Training.dense_parallel", *(f"DenseParallel.{k}" for k in NEAR["DenseParallel"])), "one rank"),
     "MmoeConfig.chain": "one label", "PleConfig.chain": "one label",
     "Training.pipeline_depth": "the time that steps wait: the same bits",
+    "Dialect.escape": "no backslash in the text", "Dialect.line_breaks": "none in quotes",
+    "Dialect.trim": "no value begins with a space", "Dialect.encoding": "ASCII", "Dialect.types": "the same ids",
+    "Dialect.thousands": "no such signs", "Dialect.signs": "plain numbers", "Dialect.missing": "no value is missing",
+    "Dialect.unpack_to": "nothing is packed", "Dialect.unpacked_gb": "nothing is packed",
     "Recipe.tune": "rowwise tune", **dict.fromkeys((f"TuneRange.{key}" for key in NEAR["TuneRange"]), "rowwise tune"),
 } | {f"About.{key}": "rowwise ls" for key in NEAR["About"]}  # fmt: skip
 RESULTS = ("test", "best", "steps", "samples", "workers", "expected", "spread", "recipe")

@@ -174,7 +174,7 @@ def test_tables_that_gpus_have_no_room_for_are_in_host_memory(tmp_path):
         part = make_model(found, on_meta=True)
         shard_tables(found.recipe, part, plan, comm, None)
         move_sharded(part, plan, "cpu", samples)
-        return sum(arena.cache is not None for module in embeddings_of(part) for arena in module.arenas)
+        return sum(arena.store is not None for module in embeddings_of(part) for arena in module.arenas)
 
     for rank, cached in enumerate(run_threads(world, on_a_rank, timeout_s=60)):
         assert bool(cached) == any(tile.tier == "host" for tile in plan.tiles_on(rank))
@@ -269,6 +269,7 @@ def test_torchrun_is_known_by_what_it_sets():
     [
         ({"RANK": "abc"}, "RANK=abc: want a whole number"),
         ({"RANK": "-1"}, "RANK=-1: want a whole number"),
+        ({"RANK": "\u0661"}, "RANK=\u0661: want a whole number"),
         ({"WORLD_SIZE": "1.5"}, "WORLD_SIZE=1.5: want a whole number"),
         ({"RANK": "2"}, "RANK=2 with WORLD_SIZE=2"),
         ({"TORCHELASTIC_RESTART_COUNT": "one"}, "TORCHELASTIC_RESTART_COUNT=one: want a whole number"),

@@ -2,6 +2,9 @@
 
 import json
 import math
+from csv import DictReader
+from datetime import date, datetime
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -52,6 +55,22 @@ def test_evaluated_again_is_what_the_run_said(done):
     sliced = evaluate(run.folder.path, slices=("user",)).slices
     assert {row.feature for row in sliced} == {"user"}
     assert sum(row.values["count"] for row in sliced) == result.test["label"]["count"]
+
+
+def test_the_report_compares_predicted_with_observed_rates(done):
+    """Without `rowwise explain`: by the evaluation of the test rows."""
+    run, result = done
+    with (run.folder.path / "reliability.csv").open() as file:
+        groups = [{k: v if k == "task" else float(v) for k, v in row.items()} for row in DictReader(file)]
+    assert [row["task"] for row in groups] == ["label"] * 10
+    predicted = [row["predicted"] for row in groups]
+    assert predicted == sorted(predicted)
+    count = sum(row["count"] for row in groups)
+    assert count == result.test["label"]["count"]
+    sums = [sum(row["count"] * row[name] for row in groups) for name in ("predicted", "observed")]
+    assert sums[1] / count == pytest.approx(result.test["label"]["base_rate"])
+    assert sums[0] / sums[1] == pytest.approx(result.test["label"]["calibration"], rel=1e-3)
+    assert 'id="reliability"' in (run.folder.path / "report.html").read_text()
 
 
 def test_predictions_are_those_of_the_model(done, tmp_path):
@@ -113,10 +132,44 @@ def test_predictions_as_csv_beside_input_columns(done, tmp_path):
     assert lines.column_names == ["row", "user", "label_logit", "label_probability"]
     assert lines["user"].to_pylist() == whole["user"].to_pylist()
     assert np.allclose(lines["label_probability"], whole["label_probability"])
-    for keep, message in (("seen", "--keep seen: column 'seen' holds list.*, which CSV cannot"), ("nope", "no column")):
-        with pytest.raises(RowwiseError, match=message):
-            predict_rows(run.folder.path, tmp_path / "q.csv", data=data, keep=(keep,))
+    with pytest.raises(RowwiseError, match="no column"):
+        predict_rows(run.folder.path, tmp_path / "q.csv", data=data, keep=("nope",))
     assert not (tmp_path / "q.csv").exists()
+
+
+KEPT = {  # columns of any type, and how CSV has their first value
+    "day": (pa.array([date(2026, 1, 2)]), "2026-01-02"),
+    "at": (pa.array([datetime(2026, 1, 2, 3, 4, 5)], pa.timestamp("ms")), "2026-01-02 03:04:05.000"),
+    "price": (pa.array([Decimal("1.20")]), "1.20"),
+    "kind": (pa.array(["new"]).dictionary_encode(), '"new"'),
+    "bytes": (pa.array([b"a\xff"]), '"a\\xff"'),
+    "tags": (pa.array([["x", "\u00e4"]]), '"[""x"", ""\u00e4""]"'),
+    "places": (
+        pa.array([[{"city": "Ulm", "on": date(2026, 1, 2)}]]),
+        '"[{""city"": ""Ulm"", ""on"": ""2026-01-02""}]"',
+    ),
+    "none": (pa.nulls(1), ""),
+    "yes, no": (pa.array([True]), "true"),
+}
+
+
+def test_predictions_keep_columns_of_any_type_in_order(done, tmp_path):
+    run, _ = done
+    table = WORLD.rows(9000, 2).drop_columns(["row"])
+    for name, (values, _) in KEPT.items():
+        table = table.append_column(name, pa.concat_arrays([values, pa.nulls(1, values.type)]))
+    pq.write_table(table, tmp_path / "new.parquet", row_group_size=1)
+    data = str(tmp_path / "new.parquet")
+    predict_rows(run.folder.path, tmp_path / "p.parquet", data=data, keep=("all",))
+    whole = pq.read_table(tmp_path / "p.parquet")
+    assert whole.column_names == ["row", *table.column_names, "label_logit", "label_probability"]
+    assert all(whole[name].to_pylist() == table[name].to_pylist() for name in table.column_names)
+    names = [*reversed(KEPT)]
+    predict_rows(run.folder.path, tmp_path / "p.csv", data=data, keep=names)
+    head, first, second = (tmp_path / "p.csv").read_text("utf-8").splitlines()
+    assert head == ",".join(f'"{name}"' for name in ("row", *names, "label_logit", "label_probability"))
+    assert first.split(",", 1)[1].startswith(",".join(KEPT[name][1] for name in names) + ",")
+    assert second.startswith("1" + "," * len(names))
 
 
 @pytest.mark.slow

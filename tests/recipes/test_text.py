@@ -167,6 +167,8 @@ def test_changes(text, change, get, want):
             "--set tables.list.1.rows=3: tables.list is a list of 1: want an index",
         ),
         (BASE + TABLE % "", "tables.list.first.rows=3", "tables.list is a list of 1: want an index"),
+        (BASE + TABLE % "", "tables.list.\u0660.optimizer.kind=sgd", "tables.list is a list of 1: want an index"),
+        (BASE + TABLE % "", "tables.list.\u00b2.optimizer.kind=sgd", "tables.list is a list of 1: want an index"),
         (BASE, "train.batch=two", "Expected `int`, got `str`"),
         (BASE, "about.what=a: b: c", "is not a YAML value: want quotes"),
         (BASE, "about.what=a: b", "Expected `str`, got `object` - at `about.what`"),

@@ -119,6 +119,27 @@ def test_two_commands_do_not_share_a_folder(study, tmp_path):
     path, out, _, _ = study
     with pytest.raises(SpecError, match=r"is the study of .*small\.yaml: want another --out"):
         tune(str(path), out, changes=["train.epochs=1"])
+    for text in ("[]", '{"recipe": 1, "changes": []}', "[" * 100_000, ""):
+        (tmp_path / "theirs").mkdir(exist_ok=True)
+        (tmp_path / "theirs/study.json").write_text(text)
+        with pytest.raises(SpecError, match=r"study\.json: .*want another --out"):
+            tune(str(path), tmp_path / "theirs")
+    (tmp_path / "journal").mkdir()
+    journal = tmp_path / "journal/journal.log"
+    for craft in (
+        lambda: journal.write_text(
+            (out / "journal.log").read_text().replace('"user_attr":{', '"user_attr":{"x":1,', 1)
+        ),
+        lambda: journal.write_text("[]\n"),
+        lambda: journal.write_text("[" * 100_000 + "\n"),
+        lambda: os.truncate(journal, 1 << 40),
+        lambda: (journal.unlink(), os.mkfifo(journal)),
+        lambda: (journal.unlink(), journal.symlink_to("/dev/zero")),
+    ):
+        craft()
+        (tmp_path / "journal/study.json").write_bytes((out / "study.json").read_bytes())
+        with pytest.raises((SpecError, OSError), match=r"journal\.log|link|FIFO"):
+            tune(str(path), tmp_path / "journal")
     (tmp_path / "mine.txt").write_text("")
     with pytest.raises(SpecError, match="has other files: want a new folder for --out"):
         tune(str(path), tmp_path)

@@ -8,11 +8,11 @@ from report import runs
 from report.markup_check import check
 
 from rowwise.report import write
-from rowwise.report.feeding import advice
+from rowwise.report.feeding import advice, is_worth_advice
 
 
-def with_steps(folder, waits, workers=None, ready=4, restarts=0, synthetic=False):
-    """A run whose steps of one second waited so long for rows."""
+def with_steps(folder, waits, workers=None, ready=4, restarts=0, synthetic=False, line_s=100.0):
+    """A run whose lines of a hundred seconds waited such a part for rows."""
     runs.make(folder, steps=20)
     if not synthetic:
         facts = json.loads((folder / "result.json").read_text())
@@ -24,20 +24,20 @@ def with_steps(folder, waits, workers=None, ready=4, restarts=0, synthetic=False
         out.writerow((*head, *more))
         for n, wait in enumerate(waits, 1):
             told = () if workers is None else (workers, ready, restarts)
-            out.writerow((n, n * 100, n, 100.0, wait, 1.0 - wait, 10**9, *told))
+            out.writerow((n, n * 100, n, 100.0, line_s * wait, line_s * (1.0 - wait), 10**9, *told))
     return write(folder).read_text("utf-8")
 
 
 def test_waits_with_workers(tmp_path):
     page = with_steps(tmp_path / "r" / "1", [0.9, 0.38, 0.38, 0.38], workers=2, restarts=3)
-    assert "Trainers waited 38% of the time for rows: set data.workers to more than 2; rowwise data bench" in page
+    assert "Training waited 38% of the time for rows: set data.workers to more than 2; rowwise data bench" in page
     assert {"data_wait", "workers"} <= set(check(page))
     assert "last 2 workers, 3 restarts" in page
 
 
 def test_waits_without_workers(tmp_path):
     page = with_steps(tmp_path / "r" / "1", [0.9, 0.5, 0.5])
-    assert "Trainers waited 50% of the time for rows: set data.workers; rowwise data bench" in page
+    assert "Training waited 50% of the time for rows: set data.workers; rowwise data bench" in page
     assert "data_wait" in check(page)
     assert "workers" not in check(page)
 
@@ -46,20 +46,27 @@ def test_waits_without_workers(tmp_path):
 def test_no_waits_to_speak_of(tmp_path, workers, by):
     """However long it takes until the first step."""
     page = with_steps(tmp_path / "r" / "1", [0.99, 0.02, 0.02], workers)
-    assert f"Trainers waited 2.0\u202f% of the time for rows, which are prepared fast enough{by}." in page
+    assert f"Training waited 2.0\u202f% of the time for rows, which are prepared fast enough{by}." in page
     assert "data bench" not in page
 
 
 def test_a_short_run_gets_no_advice(tmp_path):
     page = with_steps(tmp_path / "r" / "1", [0.9])
-    assert "Trainers waited" not in page
-    page = with_steps(tmp_path / "r" / "2", [0.9, 0.4])  # of a second
+    assert "Training waited" not in page
+    page = with_steps(tmp_path / "r" / "2", [0.9, 0.4], line_s=59.0)  # workers would take as long to start
     assert "data bench" not in page
+    assert "waited 40.0\u202f% of the time for rows, which is nothing to act on" in page
+
+
+def test_advice_is_for_runs_that_last():
+    assert is_worth_advice(4.0, 61.0)
+    assert not is_worth_advice(40.0, 59.0)
+    assert not is_worth_advice(4.0, 100.0)
 
 
 def test_drawn_rows_get_no_advice(tmp_path):
     page = with_steps(tmp_path / "r" / "1", [0.9, 0.5, 0.5], synthetic=True)
-    assert "Trainers waited 50.0\u202f% of the time for rows, as they were drawn." in page
+    assert "Training waited 50.0\u202f% of the time for rows, as they were drawn." in page
     assert "data bench" not in page
 
 
@@ -69,7 +76,7 @@ def test_runs_of_older_versions(tmp_path):
     (folder / "steps.csv").write_text("step,samples,forward_s\n1,10,0.5\n2,20,0.5\n")
     page = write(folder).read_text("utf-8")
     check(page)
-    assert "Trainers waited" not in page
+    assert "Training waited" not in page
 
 
 def test_rows_that_were_put_aside(tmp_path):
@@ -86,6 +93,6 @@ def test_rows_that_were_put_aside(tmp_path):
 
 def test_advice():
     assert advice(0.384, None, "my.yaml") == (
-        "trainers waited 38% of the time for rows: set data.workers; rowwise data bench my.yaml computes how many"
+        "training waited 38% of the time for rows: set data.workers; rowwise data bench my.yaml computes how many"
     )
     assert "set data.workers to more than 4;" in advice(0.1, 4, "my.yaml")

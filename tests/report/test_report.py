@@ -230,15 +230,28 @@ def test_compare(tmp_path):
     assert "<td>0.1.0</td>" not in page  # the same in all environments
 
 
-def test_runs_tested_on_different_rows_have_no_best(tmp_path):
+def test_runs_of_different_rows_or_labels_are_not_compared(tmp_path):
     one, two = (runs.make(tmp_path / "r" / name, steps=40, seed=seed) for name, seed in (("1", 0), ("2", 1)))
     same = compare([one, two], tmp_path / "same.html").read_text("utf-8")
     assert '<td class="best">0.' in same
     recipe = (two / "recipe.yaml").read_text()
     (two / "recipe.yaml").write_text(recipe.replace("data:", "data:\n  test_share: 0.3", 1))
-    page = compare([one, two], tmp_path / "other.html").read_text("utf-8")
-    assert "of different rows, so no best is marked" in page
-    assert '<td class="best">0.' not in page
+    other = runs.make(tmp_path / "r" / "3", steps=40, tasks=("buy",))
+    for pair in ([one, two], [one, other]):
+        page = compare(pair, tmp_path / "other.html").read_text("utf-8")
+        check(page)
+        assert "cannot be compared" in page
+        assert "test_share 0.3" in page or other in pair
+        assert 'class="best"' not in page
+    # The first and the last have the same rows and label.
+    again = runs.make(tmp_path / "r" / "4", steps=40, seed=3)
+    page = compare([one, two, other, again], tmp_path / "four.html").read_text("utf-8")
+    tables = re.findall(r'<table class="runs">.*?</table>', page)
+    assert [set(re.findall(r"r / \d", table)) for table in tables[:4]] == [
+        {"r / 1", "r / 4"}, {"r / 2"}, {"r / 3"}, {"r / 1", "r / 2", "r / 3", "r / 4"}
+    ]  # fmt: skip
+    assert 'class="best"' in tables[0]
+    assert not any('class="best"' in table for table in tables[1:4])
 
 
 def test_what_is_null_is_as_if_it_were_not_there(tmp_path):

@@ -1,6 +1,7 @@
 """What is said of a run is what its files say, while it trains, after its end, and on another machine."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import msgspec
 import pytest
 from small import recipe, sections, trained, write_rows
 
@@ -89,6 +91,23 @@ def test_only_the_end_of_a_long_file_is_read(tmp_path):
     begin = time.process_time()
     assert read_status("x", tmp_path).step == 199_999
     assert time.process_time() - begin < 0.5
+
+
+def test_names_of_strangers_are_one_printable_line(tmp_path):
+    for name in (b"\xff\xfe", b"a\nb", b"\x1b[2J"):
+        os.makedirs(os.fsencode(tmp_path / "runs") + b"/" + name)
+        Path(os.fsdecode(os.fsencode(tmp_path / "runs") + b"/" + name), "recipe.yaml").touch()
+    found = find_runs(tmp_path / "runs")
+    assert sorted(found) == ["\\udcff\\udcfe", "\\x1b[2J", "a\\nb"]
+    for name, place in found.items():
+        assert json.loads(msgspec.json.encode(read_status(name, place)))["state"] == "killed"
+
+
+def test_only_the_newest_warnings_are_read(tmp_path):
+    (tmp_path / "recipe.yaml").touch()
+    (tmp_path / "warnings.txt").write_bytes(b"\n" * (8 << 20) + b"w" * 100 + b"\n")
+    assert len(status(tmp_path).warnings) < 1 << 16
+    assert status(tmp_path).warnings[-1] == "w" * 100
 
 
 def test_a_place_without_runs_is_refused(tmp_path):

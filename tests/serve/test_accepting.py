@@ -6,6 +6,8 @@ import socket
 
 import uvicorn
 
+from rowwise.serve.admission import ServiceLimits
+from rowwise.serve.service import ScoringService
 from rowwise.serve.worker import _DrainingServer
 
 
@@ -18,7 +20,7 @@ def test_a_call_takes_one_connection():
         with socket.create_server(("127.0.0.1", 0)) as bound:
             config = uvicorn.Config(nothing, log_level="warning")
             config.load()
-            server = _DrainingServer(config, None, bound)
+            server = _DrainingServer(config, ScoringService(ServiceLimits()), bound)
             server.lifespan = config.lifespan_class(config)
             clients = [socket.create_connection(bound.getsockname()) for _ in range(3)]
             bound.setblocking(False)
@@ -59,7 +61,7 @@ def test_a_worker_without_files_takes_connections_later(monkeypatch, capsys):
         with socket.create_server(("127.0.0.1", 0)) as bound:
             config = uvicorn.Config(nothing, log_level="warning")
             config.load()
-            server = _DrainingServer(config, None, Full(bound))
+            server = _DrainingServer(config, ScoringService(ServiceLimits()), Full(bound))
             server.lifespan = config.lifespan_class(config)
             server.accept()
             with socket.create_connection(bound.getsockname()):

@@ -63,6 +63,8 @@ def test_it_follows_its_folder(increments, models, memory):
         weights.unlink()
         write_traffic(models, Traffic(4))
         wait_for(lambda: "missing or damaged" in client.versions()["refused"].get("4", ""))
+        wait_for(lambda: client.versions()["behind_s"] > 0)
+        assert client.versions()["wanted"] == 4
         answers(2)
         (models / "current.json").write_text("{")
         write_traffic(models, Traffic(2, Canary(3, 0.5)))

@@ -37,7 +37,7 @@ def open_all(models, tiers, numbers, file):
     """The versions as a worker has them: the first one is in the file, and newer rows of the others."""
     shared, opened = None, {}
     for number in numbers:
-        shared = load_rows(models, None, tiers, number, file if shared is None else -1, numbers[0], shared)
+        shared = load_rows(models, tiers, number, file if shared is None else -1, numbers[0], shared)
         opened[number] = open_version(models, number=number, rows=shared, tiers=tiers)
     return opened
 

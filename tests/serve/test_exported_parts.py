@@ -108,7 +108,7 @@ def test_tables_of_all_kinds_travel(tmp_path, changes):
     assert open_version(tmp_path / "small").identity == "exact"
     for folder in ("models", "small"):
         file = os.memfd_create("rows")
-        shared = load_rows(tmp_path / folder, None, IN_MEMORY, 1, file, None, None)
+        shared = load_rows(tmp_path / folder, IN_MEMORY, 1, file, None, None)
         assert open_version(tmp_path / folder, number=1, rows=shared).identity == "exact"
         os.close(file)
     kinds = {table.row_type for table in version.served.parts.tables}

@@ -2,19 +2,22 @@
 
 import json
 import os
+import random
 import shutil
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from http.client import HTTPConnection
+from itertools import cycle
 
 import numpy as np
 import pytest
 import torch
 from launching import rowwise, started, wait_for, write_recipe
 from pyarrow import parquet as pq
-from serving import Clients, about, exists, score, server, workers_of
+from serving import Clients, about, exists, loaders_of, score, server, workers_of
 from small import WORLD, trained
 
 from rowwise import RowType, RowwiseError
@@ -84,6 +87,44 @@ def test_increments_are_served_from_one_memory(increments, tmp_path):
         clients.wait_for(3)
         assert sum("memfd:rowwise-serve" in os.readlink(one) for one in fds_of(process.pid)) == 1
     assert (clients.wrong, clients.failed) == (0, [])
+
+
+def test_versions_that_change_faster_than_they_load(increments, tmp_path):
+    """The server moves all the time, skips wishes, and arrives at the newest after at most one other version."""
+    models = shutil.copytree(increments.models, tmp_path / "models")
+    write_traffic(models, Traffic(1))
+    rows = increments.table.select(["user", "item", "seen", "d0", "d1"]).to_pydict()
+    expected, moves, made, ending = (None, rows, increments.logits), [], [], threading.Event()
+
+    def follow(lines):
+        moves.extend(line for line in lines if "is the current one" in line)
+
+    def change():
+        g = random.Random(0)
+        for number in cycle((2, 3, 1)):
+            write_traffic(models, Traffic(number))
+            made.append(number)
+            if ending.wait(g.uniform(0.2, 0.5)):
+                return
+
+    with ThreadPoolExecutor(2) as pool, server(models) as (netloc, process), Clients(netloc, expected, 1) as clients:
+        following, changing = pool.submit(follow, process.stdout), pool.submit(change)
+        try:
+            for least in (2, 4):
+                wait_for(lambda least=least: len(moves) >= least, 120)
+                os.kill(workers_of(process.pid)[0], signal.SIGKILL)
+        finally:
+            ending.set()
+            changing.result()
+        write_traffic(models, Traffic(4))
+        wait_for(lambda: about(netloc)["wanted"] == 4)
+        before = len(moves)
+        wait_for(lambda: (now := about(netloc))["version"] == 4 and now["behind_s"] == 0)
+        clients.wait_for(4)
+        assert (moves[-1], len(moves) <= before + 2) == ("version 4 is the current one\n", True)
+        assert len(made) > len(moves)
+    following.result()
+    assert clients.wrong == 0
 
 
 def fds_of(pid):
@@ -194,6 +235,38 @@ def test_a_worker_that_is_killed_is_replaced(models, exported):
         wait_for(lambda: clients.seen[3] > seen[3] + 20)
     assert clients.wrong == 0
     assert len(clients.failed) <= 8, clients.failed  # requests and connections of the workers that were killed
+
+
+def meet_loader(models, netloc, process, number, wanted):
+    """Send a signal to what loads version 2, if that is met; else version 1 is the current one again."""
+    write_traffic(models, Traffic(2))
+    while about(netloc)["version"] == 1:
+        for pid in loaders_of(process.pid):
+            os.kill(pid, number)
+            return wanted in next(line for line in process.stdout if line.startswith("version 2"))
+    write_traffic(models, Traffic(1))
+    wait_for(lambda: about(netloc)["version"] == 1)
+    return False
+
+
+def test_a_version_is_loaded_again_if_its_loader_is_killed(models, exported):
+    with server(models) as (netloc, process), Clients(netloc, exported, 1) as clients:
+        clients.wait_for(1)
+        wait_for(lambda: meet_loader(models, netloc, process, signal.SIGKILL, "loaded again"))
+        clients.wait_for(2)
+        assert about(netloc)["refused"] == {}
+    assert (clients.wrong, clients.failed) == (0, [])
+
+
+def test_a_version_is_refused_if_its_loader_stands_still(models, exported):
+    with server(models, "--limit", "load_s=30") as (netloc, process), Clients(netloc, exported, 1) as clients:
+        clients.wait_for(1)
+        wait_for(lambda: meet_loader(models, netloc, process, signal.SIGSTOP, "not loaded within 30 s"))
+        wait_for(lambda: about(netloc)["refused"].keys() == {"2"})
+        assert about(netloc)["version"] == 1
+        seen = clients.seen[1]
+        wait_for(lambda: clients.seen[1] > seen)
+    assert (clients.wrong, clients.failed) == (0, [])
 
 
 @pytest.mark.parametrize("pinned", ["--version", "path"])

@@ -90,6 +90,11 @@ def test_a_model_describes_its_tensors():
         ({"user": ("INT64", [7, True])}, "tensor 'user': .*want int64"),
         ({"user": ("FP32", [7.0, 2.5])}, "column 'user' holds float: want int64"),
         ({"x": ("FP32", [1.0, "2"])}, "tensor 'x': .*want float"),
+        ({"x": ("FP32", [1.0, True])}, "tensor 'x': values of bool, float: want float"),
+        ({"user": ("BOOL", [True, False])}, "column 'user' holds bool: want int64"),
+        ({"user": ("BYTES", ["1", "0x7"])}, "column 'user' holds string: want int64"),
+        ({"seen": ("INT32", [1, 2])}, "column 'seen' is given twice"),
+        ({str(k): ("NONE", []) for k in range(300)}, "306 tensors: want at most 266"),
         ({f"seen{OFFSETS}": ("INT64", [0, 1, 9])}, "tensor 'seen__offsets'"),
         ({f"seen{OFFSETS}": ("FP32", [0, 1, 3])}, "it has 3 of float: want rows \\+ 1 whole numbers"),
         ({f"seen{OFFSETS}": ("INT64", [3, 1, 0])}, "tensor 'seen__offsets'"),
@@ -103,20 +108,26 @@ def test_what_mistakes_are_told(change, message):
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ([], "no column 'user'"),
         ([tensor("user", "INT64", [1]), tensor("user", "INT64", [1])], "tensor 'user' is there twice"),
         ([tensor("user", "INT64", [1], shape=[2])], "has 1 values and shape 2: want as many"),
         ([tensor("user", "INT64", [1], shape=[1, 2])], "want \\[rows\\] or \\[rows, 1\\]"),
         ([tensor("user", "INT64", [1], parameters={"binary_data_size": 8})], "want either data or binary_data_size"),
         ([{"name": "user", "shape": [1], "datatype": "INT64"}], "want either data or binary_data_size"),
         ([{"name": "user", "shape": [1], "datatype": "INT64", "parameters": {"binary_data_size": 8}}], "0 are left"),
-        ([tensor(f"seen{VALUES}", "INT64", [1])], "tensor 'seen__offsets': there is none"),
-        ("x", "want JSON with inputs"),
     ],
 )
 def test_what_wrong_tensors_are_told(inputs, message):
+    others = [tensor(name, *of) for name, of in TENSORS.items() if name != "user"]
     with pytest.raises(DataError, match=message):
-        InferForm(json.dumps({"inputs": inputs}).encode(), None).read(READER)
+        InferForm(json.dumps({"inputs": inputs + others}).encode(), None).read(READER)
+
+
+def test_what_missing_tensors_are_told():
+    for inputs, message in (("x", "want JSON with inputs"), ([], "no column 'user'")):
+        with pytest.raises(DataError, match=message):
+            InferForm(json.dumps({"inputs": inputs}).encode(), None).read(READER)
+    with pytest.raises(DataError, match="tensor 'seen__offsets': there is none"):
+        InferForm(body({name: of for name, of in TENSORS.items() if not name.endswith(OFFSETS)}), None).read(READER)
 
 
 @pytest.mark.parametrize("header", ["x", "-1", "99999999", "1.5", "", "0" * 5000, "0" * 18 + "9999"])

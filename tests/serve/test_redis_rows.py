@@ -9,7 +9,7 @@ from launching import wait_for
 from redis_server import one_server, three_servers
 
 from rowwise import SpecError
-from rowwise.serve.redis_rows import PARTS, NodeState, RedisNodes, RedisRows, parse_addresses
+from rowwise.serve.redis_rows import PARTS, NodeState, Question, RedisNodes, RedisRows, parse_addresses
 
 pytestmark = pytest.mark.slow
 BYTES = 36
@@ -72,24 +72,23 @@ def test_rows_are_found_by_their_keys_and_tags(nodes):
 
 
 def test_damaged_values_are_missing(nodes):
-    from redis import Redis
-
     keys_M, tags_M = np.arange(200), np.full(200, 9, np.uint64)
     with filled(nodes, keys_M, tags_M) as rows:
         draw, damaged = np.random.default_rng(1), 0
         for node in nodes:
-            with Redis("127.0.0.1", node.port) as client:
-                for name in client.keys():  # noqa: SIM118 - it is no mapping
-                    value = bytearray(client.get(name))
-                    damaged += 1
-                    match damaged % 3:
-                        case 0:
-                            value[draw.integers(len(value))] ^= 1 << draw.integers(8)
-                        case 1:
-                            value = value[: draw.integers(len(value))]
-                        case 2:
-                            value += b"1"
-                    client.set(name, bytes(value))
+            client, address = RedisNodes(parse_addresses(node.address), "m", 10.0), parse_addresses(node.address)[0]
+            (names,) = client._ask(address, [Question([b"KEYS", b"*"], 1 << 20, bool)])
+            for name in names:
+                (value,) = map(bytearray, client._ask(address, [Question([b"GET", name], 1 << 20, bool)]))
+                damaged += 1
+                match damaged % 3:
+                    case 0:
+                        value[draw.integers(len(value))] ^= 1 << draw.integers(8)
+                    case 1:
+                        value = value[: draw.integers(len(value))]
+                    case 2:
+                        value += b"1"
+                assert client._ask(address, [Question([b"SET", name, bytes(value)], 1 << 20, bool)]) == [b"OK"]
         assert damaged == 200
         assert not read(rows, keys_M, tags_M).any()
         rows.write_later(keys_M, tags_M, rows_of(keys_M, tags_M))  # the nodes are asked, and answer

@@ -1,5 +1,6 @@
 """The queue and the admission of requests, as pure functions of times that a test makes up."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,9 +10,9 @@ from rowwise.serve.queue import RequestQueue
 
 EVENTS = st.lists(
     st.one_of(
-        st.tuples(st.just("add"), st.integers(1, 40), st.integers(1, 30)),
-        st.tuples(st.just("take"), st.just(0), st.just(0)),
-        st.tuples(st.just("remove"), st.integers(0, 20), st.just(0)),
+        st.tuples(st.just("add"), st.integers(1, 40), st.integers(1, 30), st.sampled_from([1, 1, 2, 5, 20])),
+        st.tuples(st.just("take"), st.just(0), st.just(0), st.just(1)),
+        st.tuples(st.just("remove"), st.integers(0, 20), st.just(0), st.just(1)),
     ),
     max_size=60,
 )
@@ -19,11 +20,12 @@ EVENTS = st.lists(
 
 @given(EVENTS, st.integers(1, 16))
 def test_each_row_is_computed_once_or_its_request_is_over(events, rows_at_once):
-    queue, now_s, added, left, done = RequestQueue(rows_at_once), 0.0, {}, {}, {}
+    queue, now_s, added, left, done, costs = RequestQueue(rows_at_once), 0.0, {}, {}, {}, {}
 
     def take():
         batch = queue.take(now_s)
-        assert sum(end - begin for _, begin, end in batch.slices) <= rows_at_once
+        cost = sum(costs[number][end] - costs[number][begin] for number, begin, end in batch.slices)
+        assert cost <= rows_at_once or sum(end - begin for _, begin, end in batch.slices) == 1
         assert len({number for number, _, _ in batch.slices}) == len(batch.slices)
         for number in batch.expired:
             assert left.pop(number) <= now_s
@@ -35,12 +37,14 @@ def test_each_row_is_computed_once_or_its_request_is_over(events, rows_at_once):
                 del left[number]
         return batch
 
-    for kind, number, time_s in events:
+    for kind, number, time_s, weight in events:
         now_s += 1
         if kind == "add":
             request = len(added)
             added[request], left[request], done[request] = number, now_s + time_s, 0
-            queue.add(request, number, now_s + time_s)
+            costs[request] = np.concatenate([[0], np.cumsum(np.resize([1, weight, 3], number))])
+            plain = weight == 1 and number == 1
+            queue.add(request, number, now_s + time_s, None if plain else costs[request])
         elif kind == "remove":
             queue.remove(number)
             left.pop(number, None)

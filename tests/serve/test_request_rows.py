@@ -2,13 +2,15 @@
 
 import json
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise import DataError
-from rowwise.serve.request import RequestReader
+from rowwise.serve.json_body import BodyLimits, SMALL_bytes
+from rowwise.serve.request import RequestReader, RequestRows
 
 SCHEMA = pa.schema(
     {"user": pa.int64(), "x": pa.float32(), "name": pa.string(), "seen": pa.list_(pa.int32()), "yes": pa.bool_()}
@@ -88,7 +90,18 @@ def test_whole_numbers_may_be_text():
         ({"rows": ROWS | {"name": [5, "2"]}}, "row 0, column 'name': 5: want text, or null"),
         ({"rows": ROWS | {"seen": [[1], 2]}}, "row 1, column 'seen': 2: want a list, each a whole number of int32"),
         ({"rows": ROWS | {"yes": [1, True]}}, "row 0, column 'yes': 1: want bool, or null"),
-        ({"context": {"user": 1}, "candidates": {"user": [1]}}, "column 'user' is in context and in candidates"),
+        ({"context": {"user": 1}, "candidates": {"user": [1]}}, "column 'user' is given twice"),
+        ('{"rows": {"user": [1], "user": [2]}}', "column 'user' is given twice"),
+        ({"rows": ROWS | {"user": [1, True]}}, "row 1, column 'user': True: want a whole number of int64"),
+        ({"rows": ROWS | {"x": [1.5, True]}}, "row 1, column 'x': True: want a number"),
+        ({"rows": ROWS | {"seen": [[1, True], [2]]}}, r"row 0, column 'seen': \[1, True\]: want a list, each a whole"),
+        *(
+            ({"rows": ROWS | change}, "row 1, column '.*': .* want a")
+            for text in ("0x7", "１", " 7", "7 ", "7\n", "1_0", "+7", "", "7.0", "1e2", "9" * 30)
+            for change in ({"user": ["1", text]}, {"seen": [["1"], ["2", text]]})
+        ),
+        ({"rows": ROWS | {str(k): [] for k in range(300)}}, "305 columns: want at most 266"),
+        ({"rows": ROWS | {"n" * 300: []}}, "has a name of 300 characters: want at most 256"),
         ({"context": dict.fromkeys(ROWS), "candidates": {"z": [1]}}, "no column in candidates is read"),
         ({"context": {"x": 1, "name": "a", "seen": []}, "candidates": {"user": [1], "yes": []}}, "0 candidates"),
     ],
@@ -105,13 +118,94 @@ def test_what_mistakes_in_arrow_are_told():
         (lambda t: t.drop_columns(["x"]), "no column 'x'"),
         (lambda t: t.set_column(0, "user", pa.array([0.5, 1])), "column 'user' holds double: want int64: .*truncated"),
         (lambda t: t.slice(0, 0), "0 rows: want 1 to 100"),
-        (lambda t: t.append_column("user", t["user"]), "2 columns are called 'user'"),
+        (lambda t: t.append_column("user", t["user"]), "column 'user' is given twice"),
+        (lambda t: t.append_column("more", t["user"]).append_column("more", t["x"]), "column 'more' is given twice"),
+        (lambda t: t.set_column(0, "user", pa.array(["1", "0x7"])), "column 'user' holds string: want int64"),
+        (
+            lambda t: t.set_column(0, "user", pa.array(["1", " 7"]).dictionary_encode()),
+            "column 'user' holds dictionary",
+        ),
+        (lambda t: t.set_column(0, "user", pa.array([True, False])), "column 'user' holds bool: want int64"),
+        (lambda t: t.set_column(1, "x", pa.array(["1", "2"])), "column 'x' holds string: want float"),
+        (lambda t: t.set_column(3, "seen", pa.array([[True], [False]])), "column 'seen' holds list<.*bool>"),
     ):
         with pytest.raises(DataError, match=message):
             reader().read_arrow(as_stream(change(table)))
     for body in (b"", b"nothing", as_stream(table)[:-100]):
         with pytest.raises(DataError, match=r"not an Arrow IPC stream|no column"):
             reader().read_arrow(body)
+
+
+def test_text_of_digits_is_a_whole_number_in_arrow():
+    table = pa.table(ROWS, schema=SCHEMA).set_column(0, "user", pa.array(["-12", None]))
+    assert reader().read_arrow(as_stream(table)).arrays["user"].to_pylist() == [-12, None]
+    encoded = table.set_column(0, "user", table["user"].dictionary_encode())
+    assert reader().read_arrow(as_stream(encoded)).arrays["user"].to_pylist() == [-12, None]
+
+
+LONG = "x" * 60_000
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("name", pa.DictionaryArray.from_arrays(pa.array([0] * 100), [LONG])),
+        ("seen", pa.ListArray.from_arrays([0, *[1 << 30] * 100], pa.nulls(1 << 30))),
+        ("seen", pa.ListArray.from_arrays([0, *[1 << 15] * 100], pa.array(np.zeros(1 << 15, bool)))),
+        ("seen", pa.ListViewArray.from_arrays([0] * 100, [10_000] * 100, pa.array(np.zeros(10_000, np.int8)))),
+        ("user", pa.RunEndEncodedArray.from_arrays(pa.array([100], pa.int32()), pa.array([1]))),
+        ("name", pa.array([LONG] * 100, pa.string_view())),
+    ],
+    ids=["dictionary", "nulls", "bits", "list views", "runs", "views"],
+)
+def test_columns_of_arrow_that_grow_with_their_type_are_refused(column, values):
+    table = pa.table({name: [found[1]] * 100 for name, found in ROWS.items()}, schema=SCHEMA)
+    body = as_stream(table.set_column(table.column_names.index(column), column, values))
+    with pytest.raises(DataError, match=r"bytes (when it is unpacked|in that type)|want plain values"):
+        RequestReader(SCHEMA, 100, most_bytes=100_000).read_arrow(body)
+
+
+def test_streams_of_many_messages_or_columns_are_refused():
+    sink, few = pa.BufferOutputStream(), pa.table(ROWS, schema=SCHEMA)
+    with pa.ipc.new_stream(sink, SCHEMA) as writer:
+        for _ in range(4100):
+            writer.write_table(few)
+    with pytest.raises(DataError, match="more than 4096 messages: want fewer batches"):
+        reader(100_000).read_arrow(sink.getvalue().to_pybytes())
+    many = pa.table({"n" * 5000 + str(k): [1] for k in range(220)})
+    with pytest.raises(DataError, match=r"bytes of metadata: want at most 1,048,576"):
+        reader().read_arrow(as_stream(many))
+    with pytest.raises(DataError, match="300 columns: want at most 266"):
+        reader().read_arrow(as_stream(pa.table({str(k): [1] for k in range(300)})))
+
+
+ONES = b", ".join([b"1"] * 30_000)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"rows": {"user": [' + ONES + b"]}}", "more than 20,000 values"),
+        (b'{"rows": {"user": [' + b"[]," * 30_000 + b"1]}}", "more than 20,000 values"),
+        (b'{"rows": {"user": ' + b"[" * 70_000 + b"]}}", "more than 20,000 values"),
+        (b'{"rows": {' + b",".join(b'"%d": []' % k for k in range(9000)) + b"}}", "9,001 keys: want at most 2,128"),
+        (b'{"rows": {' + b" " * 600_000 + b"}}", "600,012 bytes of JSON: want at most 500,000"),
+    ],
+    ids=["values", "lists", "nested", "keys", "bytes"],
+)
+def test_the_parts_of_a_large_body_are_counted(body, message):
+    limits = BodyLimits(500_000, 20_000)
+    with pytest.raises(DataError, match=message):
+        RequestReader(SCHEMA, 100, limits=limits).read_json(body)
+
+
+def test_what_is_in_texts_is_not_counted():
+    text = json.dumps(
+        {"rows": {"name": ['\\"[,{:' * 9000, ',"' * 9000 + "\\\\"]} | {k: v for k, v in ROWS.items() if k != "name"}}
+    )
+    assert len(text) > SMALL_bytes
+    found = RequestReader(SCHEMA, 100, limits=BodyLimits(500_000, 40)).read_json(text.encode())
+    assert found.arrays["name"].to_pylist() == json.loads(text)["rows"]["name"]
 
 
 @given(st.data())
@@ -143,3 +237,17 @@ def test_any_json_is_rows_or_one_clear_error(value):
     except DataError:
         return
     assert pa.table(found.arrays).schema == SCHEMA
+
+
+def test_rows_of_long_lists_count_as_several_and_have_a_bound():
+    def of(*lengths, rows_at_once=256):
+        count = len(lengths)
+        rows = {name: [values[0]] * count for name, values in ROWS.items()} | {"seen": [[1] * n for n in lengths]}
+        return RequestRows.costs(read({"rows": rows}), rows_at_once)
+
+    assert of(1) is None
+    assert of(0, 128, 128) is None
+    assert of(1, 256, 0).tolist() == [0, 1, 3, 4]
+    assert of(32_768, rows_at_once=16).tolist() == [0, 16]
+    with pytest.raises(DataError, match="column 'seen' has a list of 32,769 values: want at most 32,768"):
+        of(1, 32_769)

@@ -343,7 +343,7 @@ def test_a_version_whose_items_are_damaged_is_refused(many, tmp_path, command):
         with pytest.raises(CheckpointError, match=rf"{name}: No such file or directory; export the version again"):
             open_version(copy)
         code, out, _ = command("ckpt", "verify", str(copy))
-        assert (code, "No such file" in out) == (1, True)
+        assert (code, "is missing" in out) == (1, True)
         path.write_bytes(content)
     assert command("ckpt", "verify", str(copy))[0] == 0
     assert open_version(copy, first.digest).retriever is not None

@@ -7,9 +7,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from rowwise.errors import StateError
 from rowwise.serve.admission import ServiceLimits
-from rowwise.serve.batches import Rejection
+from rowwise.serve.batches import FAILED, Rejection
 from rowwise.serve.request import RequestRows
 from rowwise.serve.service import ScoringService
 
@@ -30,6 +29,7 @@ class Version:
     """Computes rows in a time that a test sets; `fault` is raised instead."""
 
     cached = device_caches = ()
+    link = None
 
     def __init__(self, number, clock):
         self.number, self.clock, self.stall_s, self.fault = number, clock, 0.0, None
@@ -93,7 +93,8 @@ def test_a_batch_that_raises_leaves_other_versions_and_later_batches_alone(servi
         return await asyncio.wait_for(asyncio.gather(*scores, return_exceptions=True), 5)
 
     failed, *others = asyncio.run(go())
-    assert isinstance(failed, StateError)
+    assert isinstance(failed, Rejection)
+    assert failed.code == FAILED
     assert [len(outcome.values_RP) for outcome in others] == [200, 200]
     assert "no memory" in capsys.readouterr().err
 
@@ -101,8 +102,7 @@ def test_a_batch_that_raises_leaves_other_versions_and_later_batches_alone(servi
 def test_idle_time_is_no_time_of_a_batch(service):
     async def go():
         service.first.fault = MemoryError("no memory")
-        with pytest.raises(StateError):
-            await service.service.score(service.first, rows_of(600), 5.0)
+        assert (await service.service.score(service.first, rows_of(600), 5.0)).code == FAILED
         service.first.fault = None
         service.clock.now_s += 3600
         return await service.service.score(service.first, rows_of(256), 5.0)

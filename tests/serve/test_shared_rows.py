@@ -34,7 +34,7 @@ def scored(version, table):
 
 
 def loaded(models, *arguments):
-    return load_rows(models, None, IN_MEMORY, *arguments)
+    return load_rows(models, IN_MEMORY, *arguments)
 
 
 def tensors(path):

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from rowwise import nearest_items
-from rowwise.errors import DataError, StateError, StoreError
+from rowwise.errors import DataError, StoreError
 from rowwise.serve.admission import ServiceLimits
-from rowwise.serve.batches import BAD_REQUEST, TOO_LATE, UNAVAILABLE, Rejection
+from rowwise.serve.batches import BAD_REQUEST, FAILED, TOO_LATE, UNAVAILABLE, Rejection
 from rowwise.serve.cached_rows import RowCounts
 from rowwise.serve.item_scan import ItemFilter, ItemScan, NearItems
 from rowwise.serve.request import RequestRows
@@ -116,7 +116,7 @@ def test_what_is_too_late_is_not_computed(waiting):
 
 def test_a_fault_ends_the_requests_of_its_batch_alone(waiting, capsys):
     waiting.searcher.fault = MemoryError("none left")
-    assert all(isinstance(one, StateError) for one in go(waiting, range(2)))
+    assert [one.code for one in go(waiting, range(2))] == [FAILED, FAILED]
     assert "none left" in capsys.readouterr().err
     waiting.searcher.fault = None
     assert [one.items for one in go(waiting, range(2))] == [[0], [1]]

@@ -49,7 +49,7 @@ def test_rows_behind_caches_get_the_bits_of_one_device(world, seed):
             pass
         lower = [tile for tile in plan.tiles_on(comm.rank) if tile.tier == "host"]
         assert sum(len(arena.cached) for arena in sharded.arenas) == len(lower)
-        assert any(arena.cache is not None for arena in sharded.arenas) == bool(lower)
+        assert any(arena.store is not None for arena in sharded.arenas) == bool(lower)
         return [f"rank {comm.rank}, {text}" for text in rows_apart(sharded, whole.module)]
 
     assert run_threads(WORLDS[world], rank, timeout_s=60) == [[]] * WORLDS[world].world

@@ -103,6 +103,9 @@ def test_wrong_sweeps_are_refused(texts, why):
     [
         ("hosts", "0", "hosts=0: want a whole number of at least 1, such as 2"),
         ("batch", "many", "batch=many: want a whole number"),
+        ("batch", "9" * 5000, "9: want a whole number"),
+        ("batch", "\u0661k", "want a whole number"),
+        ("dense", "tp:" + "9" * 5000, "want replicated, full"),
         ("network", "-1x", "network=-1x: want how many times"),
         ("network", "nan", "network=nan: want how many times"),
         ("wire", "int3", "wire=int3: want one of fp32"),

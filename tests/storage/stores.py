@@ -15,7 +15,7 @@ from from_benchmarks import part
 
 from rowwise.storage.cloud import CloudStorage, Patience
 from rowwise.storage.folder import _open_bucket
-from rowwise.storage.interface import MissingObjectError, ObjectExistsError, Pieces, StoredObject
+from rowwise.storage.interface import MissingObjectError, ObjectExistsError, Pieces, SameObject, StoredObject
 from rowwise.storage.local import LocalStorage, check_size
 
 s3_server = part("s3_server").s3_server
@@ -29,7 +29,7 @@ class MemoryStorage:
     def __init__(self) -> None:
         self.url, self.objects = "memory", {}
 
-    def read(self, name: str, begin: int = 0, end: int | None = None) -> memoryview:
+    def read(self, name: str, begin: int = 0, end: int | None = None, same: SameObject | None = None) -> memoryview:
         return memoryview(self._find(name))[begin:end]
 
     def stat(self, name: str) -> StoredObject:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from rowwise.drills.small_disk import small_disk
 from rowwise.errors import SpecError, StoreError
-from rowwise.store.disk import DiskTable, DiskTables, FeatureIds
+from rowwise.store.disk import DiskTables, FeatureIds
+from rowwise.store.row_store import SlotTable
 from rowwise.store.sizes import cache_slots
 
 LEAST = 64 << 10  # bytes of a segment, so that few rows fill several
@@ -27,7 +28,7 @@ def initial(rows_U, row_bytes, width):
 
 def make_table(name="t", rows=5000, row_bytes=24, width=2, cached=64, overflow=64):
     slots = cache_slots(cached) + overflow
-    return DiskTable(
+    return SlotTable(
         name=name,
         rows=rows,
         row_memory=torch.zeros(slots, row_bytes, dtype=torch.uint8),

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from store.zipf import zipf_rows
 
-from rowwise.store.disk import DiskTable, DiskTables, FeatureIds
+from rowwise.store.disk import DiskTables, FeatureIds
+from rowwise.store.row_store import SlotTable
 from rowwise.store.simulate import Trace, simulate
 from rowwise.store.sizes import cache_slots, overflow_slots
 
@@ -75,7 +76,7 @@ def test_the_cache_of_training_hits_what_the_simulator_says(policy, cache_rows, 
     def initial(rows):
         return torch.zeros(len(rows), 8, dtype=torch.uint8), torch.zeros(len(rows), 1)
 
-    table = DiskTable(
+    table = SlotTable(
         name="t",
         rows=20_000,
         row_memory=memory[0],

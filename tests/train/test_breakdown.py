@@ -55,6 +55,33 @@ def test_parts_add_up_to_the_whole(script):
     assert clock.training_s() == now[0] - 100 - expected[PAUSED]
 
 
+def test_a_timeline_has_no_gap_where_the_run_evaluates():
+    now = [5.0]
+    clock = Breakdown(lambda: now[0])
+    for number in range(1, 5):
+        clock.begin_step(number)
+        with clock.phase("forward"):
+            now[0] += 3
+        begin_s = now[0]
+        if number in (2, 3):
+            with clock.phase(PAUSED):
+                now[0] += 100
+                with clock.phase("lookup"):
+                    now[0] += 200
+        with clock.phase("update"):
+            now[0] += 1
+        clock.add_busy("data", "reader", begin_s, now[0], number + 1)  # also while the run evaluates
+    clock.seconds()
+    taken = clock.timeline.take_changes()
+    found = [one for one in taken if one.resource != "reader"]
+    assert [(one.step, one.stage, one.begin_s, one.end_s) for one in found] == [
+        (step, stage, 4 * (step - 1) + begin, 4 * (step - 1) + end)
+        for step in range(1, 5)
+        for stage, begin, end in (("forward", 0, 3), ("update", 3, 4))
+    ]
+    assert [one.end_s - one.begin_s for one in taken if one.resource == "reader"] == [1, 1, 1]
+
+
 def test_of_a_real_clock():
     before = perf_counter()
     clock = Breakdown()

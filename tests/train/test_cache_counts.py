@@ -96,7 +96,7 @@ def test_counts_of_a_pause_are_left_out_and_a_take_inside_ends_before_it(tmp_pat
     model = torch.nn.ModuleDict({"a": Embeddings([table], device="meta")})
     tile = Tile(table="a", rank=0, rows=(0, 100), cols=(0, 4), tier="disk", cache_rows=32)
     module = shard(model, Plan(world=1, tiles=(tile,)), solo(), disk=tmp_path)["a"]
-    counts, disk = CacheCounts([module]), module.arenas[0].disk
+    counts, disk = CacheCounts([module]), module.arenas[0].store.disk
 
     def look_up(number):
         disk.pin(torch.arange(number), [FeatureIds(0, 0, number)], changes=False, counts=True)

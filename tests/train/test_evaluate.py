@@ -78,7 +78,8 @@ def test_slices_are_metrics_of_filtered_rows(count, size, seed, ids):
     evaluator = ClickEvaluator(
         model, lambda: batches(rows, size), COLUMNS.labels, Training(), Slicing(("user", "words"), ids)
     )
-    found = {(row.feature, row.value, row.task): row.values for row in evaluator().slices}
+    numbers = lambda name: None if name is None else int(name)  # noqa: E731
+    found = {(row.feature, numbers(row.value), row.task): row.values for row in evaluator().slices}
     logits, labels, weights, batch = all_at_once(model, rows)
     users, words = np.array(rows["user"]), rows["words"].to_pylist()
     # Words are hashed to rows of their table; a sample with none or several is of no slice of its own.

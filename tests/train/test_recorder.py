@@ -136,9 +136,6 @@ def test_the_wait_of_a_run(tmp_path):
     assert 0.05 * (steps - 3) <= wait.seconds < 0.05 * steps + 0.25
     assert wait.seconds < wait.of_s
     assert shown[-1].data_wait == wait  # the live line and the last line say the same
-    assert DataWait(seconds=0.6, of_s=1.0).is_high
-    assert not DataWait(seconds=0.4, of_s=1.0).is_high
-    assert not DataWait(seconds=4.0, of_s=100.0).is_high
 
 
 def test_a_loss_without_logits(tmp_path):

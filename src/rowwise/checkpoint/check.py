@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rowwise.checkpoint.manifest import NAME, TensorChunk, TensorEntry
-from rowwise.checkpoint.named import NONE_YET, STEP, checkpoints_of
+from rowwise.checkpoint.named import NONE_YET, checkpoints_of, step_in
 from rowwise.checkpoint.read import Checkpoint, DamagedChunk
 from rowwise.checkpoint.windows import Tell
 from rowwise.errors import CheckpointError
@@ -74,7 +74,7 @@ def check(folder: Folder, tell: Tell | None = None, more: FindDamage = lambda fo
 
 
 def _first_whole(checked: Sequence[CheckedCheckpoint]) -> str | None:
-    return next((one.name for one in checked if not one.damage and STEP.fullmatch(one.name)), None)
+    return next((one.name for one in checked if not one.damage and step_in(Path(one.name)) is not None), None)
 
 
 def _older(path: Folder) -> Sequence[Folder]:
@@ -84,4 +84,4 @@ def _older(path: Folder) -> Sequence[Folder]:
         checkpoints = checkpoints_of(path.parent)
     except CheckpointError:  # its folder is no run
         return []
-    return checkpoints[checkpoints.index(path) + 1 :] if path in checkpoints and STEP.fullmatch(path.name) else []
+    return checkpoints[checkpoints.index(path) + 1 :] if path in checkpoints and step_in(path) is not None else []

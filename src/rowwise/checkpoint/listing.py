@@ -1,7 +1,6 @@
 """Lists the checkpoints of a run and the tensors of a checkpoint, from manifests alone."""
 
 import re
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,9 @@ from rowwise.checkpoint.write import PART
 from rowwise.errors import CheckpointError
 from rowwise.spec import Value
 from rowwise.storage.folder import Folder
+from rowwise.textfile import file_time
 
-RANK = re.compile(r"(?:.+\.)?(\d{5})-\d+\.safetensors")  # what a rank's files are called
+RANK = re.compile(r"(?:.+\.)?([0-9]{5})-[0-9]+\.safetensors")  # what a rank's files are called
 
 
 class ListedCheckpoint(Value, frozen=True):
@@ -106,7 +106,7 @@ def _list(folder: Folder, manifest: CheckpointManifest | str, marks: tuple[str, 
     ranks = {match[1] for match in map(RANK.fullmatch, manifest.files) if match}
     size_bytes = sum(file.size_bytes for file in manifest.files.values())
     saved_s = (folder / NAME).stat().st_mtime if isinstance(folder, Path) else folder.relative_names()[NAME].modified_s
-    when = datetime.fromtimestamp(saved_s, UTC).astimezone()
+    when = file_time(saved_s).astimezone()
     return ListedCheckpoint(
         name=folder.name,
         marks=marks,

@@ -8,6 +8,7 @@ from rowwise.checkpoint.manifest import NAME, CheckpointManifest, TensorEntry
 from rowwise.checkpoint.read import Checkpoint, nearest_name
 from rowwise.checkpoint.write import PART
 from rowwise.errors import CheckpointError
+from rowwise.inside import number_in
 from rowwise.managed import ID
 from rowwise.spec import RowType, Table, Value
 from rowwise.storage.folder import Folder, StorageFolder
@@ -15,7 +16,8 @@ from rowwise.storage.interface import MissingObjectError
 
 FAILED = "failed"
 NONE_YET = "want a run that has saved one, at its end or every save.every steps"
-STEP = re.compile(r"step-(\d+)|(\d{6})")  # of a checkpoint, or of a version that `rowwise export` wrote
+STEP = re.compile(r"step-([0-9]{1,18})")  # as users write it; in the name of a folder it has all its digits
+STEP_DIGITS, VERSION_DIGITS = 9, 6
 VERSIONS = "versions"  # the folder of versions in one that is served
 
 
@@ -43,7 +45,7 @@ class SavedTable(Value, frozen=True):
 
 def open_named(path: Folder) -> Checkpoint:
     """Open a checkpoint, or the last complete one of a run."""
-    chosen = [one for one in checkpoints_of(path) if one == path or STEP.fullmatch(one.name)]
+    chosen = [one for one in checkpoints_of(path) if one == path or step_in(one) is not None]
     if not chosen:
         raise CheckpointError(f"{path} has no checkpoint yet; {NONE_YET}")
     checkpoint = Checkpoint.open(chosen[0])
@@ -101,8 +103,9 @@ def home_of(path: Path) -> Path:
 
 def step_in(path: Folder) -> int | None:
     """The step in the name of a checkpoint's folder, or the number of a version."""
-    match = STEP.fullmatch(path.name)
-    return int(match[1] or match[2]) if match else None
+    if path.name.startswith("step-"):
+        return number_in(path.name.removeprefix("step-"), STEP_DIGITS)
+    return number_in(path.name, VERSION_DIGITS)
 
 
 def tables_of(manifest: CheckpointManifest) -> dict[str, SavedTable]:

@@ -72,7 +72,7 @@ def ls(path: RunOrCheckpoint, as_json: AsJson = False) -> None:
 def verify(path: RunOrCheckpoint, as_json: AsJson = False) -> None:
     """Read all data of checkpoints, compare it with its checksums, and list every damaged tensor and file.
 
-    Of versions by rowwise export in local folders, the vectors and the index of items as well.
+    Of versions by rowwise export in local folders, all files are compared with their SHA-256 as well.
 
     Exits with 1 if there is damage, and then names the newest older checkpoint of the run that is intact.
 
@@ -83,11 +83,11 @@ def verify(path: RunOrCheckpoint, as_json: AsJson = False) -> None:
     from rowwise.checkpoint.check import verify as read_all
 
     def more(folder: "Folder") -> "Sequence[DamagedChunk]":
-        if not isinstance(folder, Path) or not (folder / "retrieval").is_dir():
+        if not isinstance(folder, Path) or not (folder / "model.json").is_file():
             return ()
-        from rowwise.serve.items import damaged_items
+        from rowwise.serve.items import damaged_files
 
-        return damaged_items(folder)
+        return damaged_files(folder)
 
     with splits_bar(make_terminal(stderr=True), "reading") as tell:
         result = read_all(parse_folder(path), tell, more)

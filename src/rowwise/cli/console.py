@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rowwise.train.trainer import RunDisplay, Trainer
 
 LIVE_S, LOG_S = 0.2, 10.0  # seconds between two updates, on a terminal and elsewhere
-LIVE_METRICS = ("ne", "auc", "calibration")
+LIVE_METRICS = ("ne", "auc", "rmse", "calibration")
 SHOWN_SHARE = 0.01  # of a step: least part that is printed
 HIDDEN_METRICS = ("base_rate", "auc_bound", "count")  # facts of the data, and error bounds
 
@@ -120,6 +120,8 @@ def show_start(run: "TrainingRun", console: Console) -> None:
     from rowwise.recipes.outlook import make_outlook
 
     show_outlook(make_outlook(run.resolved, run.model, run.plan, run.comm.topology), console, str(run.folder.path))
+    for line in run.label_notes:
+        show_warning(console, line)
     for line in run.match.lines() if run.match else ():
         console.print(f"warm    {line}", markup=False)
     if run.trainer.progress.step:
@@ -172,7 +174,8 @@ def show_warning(console: Console, line: str) -> None:
 
 
 def show_result(result: "RunResult", console: Console) -> None:
-    from rowwise.report.feeding import advice
+    from rowwise.report.feeding import advice, is_worth_advice
+    from rowwise.train.evaluate import undefined
 
     if result.best is not None:
         best = result.best
@@ -180,12 +183,15 @@ def show_result(result: "RunResult", console: Console) -> None:
         console.print(f"best    {best.metric} {best.value:.4f} {where}", markup=False)
     if result.test:
         console.print(_metrics_table(result))
+    for line in undefined(result.test, "test"):
+        show_warning(console, line)
     speed = f"{result.samples:,} samples, {result.samples_s:,.0f} samples/s, {result.wall_s:.0f} s"
     console.print(f"{result.status}: {speed}, at most {result.peak_memory_bytes / 1e9:.1f} GB of memory")
     if result.step:
         console.print(f"step    {_describe_step(result.step)}", markup=False, soft_wrap=True)
-    if result.data_wait.is_high and not result.ceiling:  # synthetic rows take their time to draw
-        said = advice(result.data_wait.share, result.workers, f"{result.run}/recipe.yaml")
+    wait = result.data_wait
+    if is_worth_advice(wait.seconds, wait.of_s) and not result.ceiling:  # synthetic rows take their time to draw
+        said = advice(wait.share, result.workers, f"{result.run}/recipe.yaml")
         console.print(f"data    {said}", markup=False, soft_wrap=True)
     if result.bad_rows:
         rows = f"{result.bad_rows:,} bad row{'s are' if result.bad_rows != 1 else ' is'} quarantined"

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from rowwise.cli import text_options
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import make_terminal, print_json
 from rowwise.errors import DataError, SpecError
-from rowwise.textfile import decode_json, read_bytes
+from rowwise.textfile import decode_json, parse_whole, read_bytes
 
 if TYPE_CHECKING:
-    from rowwise.ingest.reader import Reader
     from rowwise.ingest.warehouse.convert import ConversionSummary
     from rowwise.ingest.warehouse.layout import WarehouseLayout
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
 
 class Compression(StrEnum):
@@ -42,7 +42,16 @@ def convert(  # noqa: PLR0913 - one for each option
     keys: Annotated[
         list[str] | None, typer.Option(help="Keys of a map column: m=1,2,3 (default: all in the data).")
     ] = None,
-    types: Annotated[list[str] | None, typer.Option(help="Type of a CSV column: a=string.")] = None,
+    delimiter: text_options.Delimiter = None,
+    decimal: text_options.Decimal = None,
+    encoding: text_options.Encoding = None,
+    names: text_options.Names = None,
+    header: text_options.Header = None,
+    quotes: text_options.Quotes = True,
+    missing: text_options.Missing = None,
+    column_type: text_options.ColumnType = None,
+    unpack_to: text_options.UnpackTo = None,
+    unpacked_gb: text_options.Unpacked = None,
     partition_by: Annotated[
         str | None, typer.Option(help="Columns whose values name folders, such as day or day,hour.")
     ] = None,
@@ -80,7 +89,10 @@ def convert(  # noqa: PLR0913 - one for each option
 
     layout = WarehouseLayout(
         columns=None if columns is None else _split_names("--columns", columns),
-        keys={name: _parse_keys(values) for name, values in _parse_pairs("--keys", keys).items()},
+        keys={
+            name: _parse_keys(values)
+            for name, values in text_options.parse_pairs("--keys", keys or (), "column=value").items()
+        },
         partition_by=() if partition_by is None else _split_names("--partition-by", partition_by),
         cluster_by=cluster_by,
         sort_by=sort_by,
@@ -91,7 +103,19 @@ def convert(  # noqa: PLR0913 - one for each option
         popularity=_read_popularity(popularity),
     )
     _check_folders(source, dest)
-    reader = _open_source(source, _parse_pairs("--types", types))
+    reader = text_options.open_source(
+        source,
+        column_type,
+        delimiter=delimiter,
+        decimal=decimal,
+        encoding=encoding,
+        names=names,
+        header=header,
+        quotes=quotes,
+        missing=missing,
+        unpack_to=unpack_to,
+        unpacked_gb=unpacked_gb,
+    )
     with splits_bar(make_terminal(stderr=True), "converting") as tell:
         summary = write(reader, dest, layout, tell, recent_uses(source, time.time()))
     if as_json:
@@ -108,18 +132,6 @@ def parse_size(option: str, text: str) -> int:
     unit = match[2].upper()
     scale = 1024 ** list(UNITS).index(unit) if match[3] else UNITS[unit]
     return int(float(match[1]) * scale)
-
-
-def _open_source(source: str, types: dict[str, str]) -> "Reader":
-    from rowwise.ingest.datasets.files import open_files
-    from rowwise.ingest.delimited import CsvReader
-
-    reader = open_files(source)
-    if not types:
-        return reader
-    if not isinstance(reader, CsvReader):
-        raise SpecError(f"--types {', '.join(types)}: {source} is Parquet, which has types: leave it out")
-    return CsvReader(source, types=types)
 
 
 def _check_folders(source: str, dest: str) -> None:
@@ -140,22 +152,10 @@ def _split_names(option: str, text: str) -> tuple[str, ...]:
     return parts
 
 
-def _parse_pairs(option: str, texts: list[str] | None) -> dict[str, str]:
-    pairs: dict[str, str] = {}
-    for text in texts or ():
-        name, _, value = text.partition("=")
-        if not name or not value:
-            raise SpecError(f"{option} {text}: want column=value")
-        if name in pairs:
-            raise SpecError(f"{option} {text}: {option} {name}={pairs[name]} is also given: want one of them")
-        pairs[name] = value
-    return pairs
-
-
 def _parse_keys(text: str) -> tuple[int | str, ...]:
     values = _split_names("--keys", text)
-    whole = all(value.removeprefix("-").isdecimal() for value in values)
-    return tuple(int(value) for value in values) if whole else values
+    numbers = [number for value in values if (number := parse_whole(value, signed=True)) is not None]
+    return tuple(numbers) if len(numbers) == len(values) else values
 
 
 def _read_popularity(file: str | None) -> dict[str, float] | None:

@@ -8,18 +8,20 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from rowwise.cli import text_options
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import make_terminal, print_json, print_line
 from rowwise.errors import DataError, SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from rowwise.ingest.inspect import ColumnCard, DatasetCard, Role
+    from rowwise.ingest.inspect import ColumnCard, DatasetCard, Inspection, Role
     from rowwise.ingest.reader import Reader
 
 
 MOST_COLUMNS = 200  # that are printed
+LARGE_MEAN = 10  # printed without a fraction
 
 
 def get(
@@ -76,8 +78,16 @@ def ls(
 def inspect(  # noqa: PLR0913 - one for each option
     path: Annotated[str, typer.Argument(help="A Parquet, CSV or TSV file, a folder of them, or a quoted pattern.")],
     label: Annotated[
-        str | None, typer.Option(help="The column to predict (default: the one named label or click).")
+        list[str] | None,
+        typer.Option(
+            metavar="LABEL",
+            help="The column to predict, or a condition such as churn=Yes or 'rating>=4' (default: the column named "
+            "label or click); repeatable.",
+        ),
     ] = None,
+    amount: Annotated[
+        bool, typer.Option("--amount", help="Predict the label as an amount, whatever it looks like.")
+    ] = False,
     recipe: Annotated[
         Path | None, typer.Option(help="The recipe to write (default: NAME_OF_PATH.yaml in this folder).")
     ] = None,
@@ -88,6 +98,10 @@ def inspect(  # noqa: PLR0913 - one for each option
         str | None, typer.Option(metavar="COLUMN", help="The time of each row; the last rows test.")
     ] = None,
     key: Annotated[str | None, typer.Option(metavar="COLUMN", help="The key of each row.")] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Rows with equal values here, such as a patient's, are not divided."),
+    ] = None,
     lists: Annotated[
         list[str] | None,
         typer.Option("--list", metavar="COLUMN=SEP", help="Split its text at SEP into a list; repeatable."),
@@ -96,6 +110,16 @@ def inspect(  # noqa: PLR0913 - one for each option
         Path | None,
         typer.Option(metavar="FOLDER", help="Vocabularies of an earlier recipe: their ids keep their rows."),
     ] = None,
+    delimiter: text_options.Delimiter = None,
+    decimal: text_options.Decimal = None,
+    encoding: text_options.Encoding = None,
+    names: text_options.Names = None,
+    header: text_options.Header = None,
+    quotes: text_options.Quotes = True,
+    missing: text_options.Missing = None,
+    column_type: text_options.ColumnType = None,
+    unpack_to: text_options.UnpackTo = None,
+    unpacked_gb: text_options.Unpacked = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead, and write no recipe.")
     ] = False,
@@ -114,12 +138,30 @@ def inspect(  # noqa: PLR0913 - one for each option
 
     Example: rowwise data inspect clicks.parquet --recipe first.yaml --sparse user,place --dense age --ignore row
 
+    Times and numbers in text are read as such, and whole numbers that were stored as floats. "rows each" is how many
+    rows a value has: ids come again, amounts need not.
+
+    A label may be words, numbers or true and false. Of two values the one that means yes is predicted, of a rating
+    whether it is good, of another number its mean; rows without a label are left out.
+
+    Example: rowwise data inspect customers.csv --label churn=Yes
+
+    Example: rowwise data inspect views.parquet --label click --label buy
+
+    Example: rowwise data inspect export.csv.gz --delimiter ";" --decimal , --encoding cp1252 --no-header
+
+    How text files are written is found, said, and written into the recipe; options say it where it is found wrong.
+
     Lines with ! warn of columns that give the label away, of rows that are alike near in time, and of ids in test rows
     that no training row has. Where rows near in time are alike, or with --time, the recipe tests on the last rows by
-    time.
+    time; where rows of a patient or a session are alike, or with --group, none of them is in training and test rows.
+
+    Ends with 2 where no recipe can be written.
     """
-    from rowwise.ingest.datasets.files import open_files
+    from rowwise.ingest.datasets.files import read_settled
     from rowwise.ingest.inspect import find_separators, inspect_ids
+    from rowwise.ingest.reader import split_names
+    from rowwise.ingest.roles import parse_roles
 
     if grow is not None and not grow.is_dir():
         raise SpecError(
@@ -127,34 +169,36 @@ def inspect(  # noqa: PLR0913 - one for each option
         )
     if recipe is not None:
         _check_recipe_path(recipe, as_json=as_json)
-    reader = open_files(path)
+    reader = text_options.open_source(
+        path,
+        column_type,
+        delimiter=delimiter,
+        decimal=decimal,
+        encoding=encoding,
+        names=names,
+        header=header,
+        quotes=quotes,
+        missing=missing,
+        unpack_to=unpack_to,
+        unpacked_gb=unpacked_gb,
+    )
     repeated: dict[Role, Sequence[str]] = {"sparse": sparse or (), "dense": dense or (), "unused": ignore or ()}
-    roles = _parse_roles({role: _split_names(names, reader) for role, names in repeated.items()}, time, key)
-    separators = find_separators(reader) | _parse_separators(lists or ())
+    split = {role: split_names(names, reader.schema) for role, names in repeated.items()}
+    roles = parse_roles({**split, "time": time, "key": key, "group": group})
+    given = _parse_separators(lists or ())
     with splits_bar(make_terminal(stderr=True), "reading") as tell:
-        card, ids = inspect_ids(reader, label, name=path, roles=roles, separators=separators, tell=tell)
+
+        def look(reader: "Reader") -> "Inspection":
+            separators = find_separators(reader, split["unused"]) | given
+            return inspect_ids(reader, label, amount=amount, name=path, roles=roles, separators=separators, tell=tell)
+
+        reader, found = read_settled(reader, look)
+    text_options.show_how(reader, make_terminal(stderr=as_json))
     if as_json:
-        print_json(card)
+        print_json(found.card)
     else:
-        _show(card, make_terminal())
-        _write_recipe(card, ids, reader, recipe, grow)
-
-
-def _split_names(options: "Sequence[str]", reader: "Reader") -> list[str]:
-    """The columns that options name, each one or several between commas; a name of a column may have commas."""
-    known = set(reader.schema.names)
-    return [name for option in options for name in ([option] if option in known else option.split(","))]
-
-
-def _parse_roles(repeated: "Mapping[Role, Sequence[str]]", time: str | None, key: str | None) -> "dict[str, Role]":
-    """The role of each column that an option names."""
-    single: dict[Role, str | None] = {"time": time, "key": key}
-    lists = {**repeated, **{role: (name,) for role, name in single.items() if name is not None}}
-    roles: dict[str, Role] = {}
-    for role, name in ((role, name) for role, names in lists.items() for name in names):
-        if roles.setdefault(name, role) != role:
-            raise SpecError(f"column {name!r} has two roles, {roles[name]} and {role}: want one of them")
-    return roles
+        _show(found.card, make_terminal())
+        _write_recipe(found, reader, recipe, grow)
 
 
 def _parse_separators(lists: "Sequence[str]") -> dict[str, str]:
@@ -177,39 +221,31 @@ def _check_recipe_path(recipe: Path, *, as_json: bool) -> None:
         raise SpecError(f"--recipe {recipe}: want a name that ends in .yaml")
 
 
-def _write_recipe(
-    card: "DatasetCard", ids: "Mapping[str, list[str]]", reader: "Reader", chosen_path: Path | None, grow: Path | None
-) -> None:
+def _write_recipe(found: "Inspection", reader: "Reader", chosen_path: Path | None, grow: Path | None) -> None:
     from rowwise.ingest.delimited import CsvReader
-    from rowwise.ingest.inspect import table_names
-    from rowwise.ingest.vocabulary import write_vocabularies
-    from rowwise.recipes.starter import make_starter, recipe_name
+    from rowwise.recipes.starter import recipe_name, write_starter
 
-    path = chosen_path or Path(f"{recipe_name(card.source)}.yaml")
-    kind = "csv" if isinstance(reader, CsvReader) else "parquet"
-    files = {column: path.with_suffix(".ids") / f"{table}.vocab" for column, table in table_names(ids).items()}
+    source = found.card.source
+    path = chosen_path or Path(f"{recipe_name(source)}.yaml")
+    dataset = f"{'csv' if isinstance(reader, CsvReader) else 'parquet'}:{source}"
     try:
-        text = make_starter(card, f"{kind}:{card.source}", str(path), {name: str(file) for name, file in files.items()})
+        written = write_starter(found, reader, dataset, path, grow=grow)
     except DataError as error:
-        if chosen_path is not None:
-            raise
-        print_line(f"\nno recipe: {error}")
-        return
-    if path.exists():
+        raise error if chosen_path is not None else DataError(f"no recipe: {error}") from None
+    if written:
+        print_line(f"\nwrote the recipe {path}; train it with: rowwise train {path}")
+    else:
         print_line(f"\n{path} exists and was not changed; --recipe FILE writes another one")
-        return
-    write_vocabularies(ids, files, grow)
-    path.write_text(text)
-    print_line(f"\nwrote the recipe {path}; train it with: rowwise train {path}")
 
 
 def _show(card: "DatasetCard", console: Console) -> None:
-    rate = "" if card.label_rate is None else f", {card.label_rate:.2%} of {card.label!r} are positive"
+    label = card.labels[0] if card.labels else ""
+    rate = "" if card.label_rate is None else f", {card.label_rate:.2%} of {label!r} are positive"
     console.print(f"{card.source}: {card.rows:,} rows{rate}", markup=False, soft_wrap=True)
     table = Table(box=None, padding=(0, 1), header_style="bold")
     for name in ("column", "use as", "type"):
         table.add_column(name, overflow="fold", min_width=6)
-    for name in ("missing", "different", "top 1%", "range or length", "rows"):
+    for name in ("missing", "different", "rows each", "range or length", "table rows"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("because", overflow="fold", min_width=12)
     for column in card.columns[:MOST_COLUMNS]:
@@ -217,9 +253,15 @@ def _show(card: "DatasetCard", console: Console) -> None:
     console.print(table, markup=False)
     if len(card.columns) > MOST_COLUMNS:
         console.print(f"and {len(card.columns) - MOST_COLUMNS:,} more columns: --json prints all", markup=False)
+    if any(column.close for column in card.columns[:MOST_COLUMNS]):
+        console.print("? is a close call: --dense, --sparse or --ignore COLUMN decides otherwise", soft_wrap=True)
+    if card.label is not None:
+        console.print(card.division, markup=False, soft_wrap=True)
     if card.borders is not None:
         borders = f"rows from {card.borders.valid_from} on validate, those from {card.borders.test_from} on test"
         console.print(f"by {card.borders.column!r}, {borders}", markup=False, soft_wrap=True)
+    for line in card.label_choices:
+        console.print(line, markup=False, soft_wrap=True)
     for warning in card.warnings:
         console.print(f"! {warning}", style="yellow", markup=False, soft_wrap=True)
 
@@ -230,22 +272,43 @@ def _column_cells(column: "ColumnCard") -> tuple[str, ...]:
     if column.mean_length is not None:
         extent = f"{column.mean_length:.1f} ids, at most {column.longest}"
     elif column.least is not None:
-        extent = f"{_format_number(column.least)} to {_format_number(column.most or 0)}"
+        extent = f"{_format_number(column.least)} to {_format_number(column.most or 0.0)}"
     size = "" if column.table_rows is None else f"{column.table_rows:,}{' hashed' * (not column.listed)}"
     missing = f"{column.nulls / max(column.rows, 1):.1%}" if column.nulls else ""
-    distinct = f"{column.distinct:,}{error}"
+    distinct = f"{column.distinct:,}{error}" if column.rows else ""
+    values = column.rows - column.nulls if column.mean_length is None else column.rows * column.mean_length
     return (
         column.name,
-        column.role,
+        column.role + " and id" * column.both,
         column.type.replace("element: ", ""),
         missing,
         distinct,
-        f"{column.top_share:.0%}",
+        _format_mean(values / column.distinct) if column.distinct else "",
         extent,
         size,
-        f"{column.why}{f', split at {column.separator}' * bool(column.separator)}{' ?' * column.close}",
+        f"{_because(column)}{' ?' * column.close}",
     )
 
 
+def _because(column: "ColumnCard") -> str:
+    """Why a column is used so, and how it is read."""
+    reasons = [column.why]
+    if column.separator:
+        reasons.append(f"split at {column.separator}")
+    if column.reading is not None:
+        read = {
+            "time": f"times as {' or '.join(column.reading.formats)}",
+            "number": "numbers",
+            "whole": "whole numbers",
+        }
+        reasons.append(f"read as {read[column.reading.how]}")
+    reasons += [f"its {part} is an id" for part in column.parts]
+    return ", ".join(reason for reason in reasons if reason)
+
+
+def _format_mean(number: float) -> str:
+    return f"{number:,.0f}" if number >= LARGE_MEAN else f"{number:.2g}"
+
+
 def _format_number(number: float) -> str:
-    return f"{number:.0f}" if number.is_integer() else f"{number:.4g}"
+    return f"{number:.0f}" if float(number).is_integer() else f"{number:.4g}"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 BAR_WIDTH = 32
 RECIPE_ENDINGS = (".yaml", ".yml")
-SPEED = re.compile(r"(\d+(?:\.\d+)?)([kM]?)")
+SPEED = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kM]?)")
 SCALES = {"": 1, "k": 1_000, "M": 1_000_000}
 BATCH = 2048  # without a recipe
 DIM = 16
@@ -129,11 +129,11 @@ def _subject_of_recipe(path: str | None, name: str) -> _BenchSubject:
         dataset = open_data(data, columns, tables).dataset
         reader = dataset.train
     else:
-        reader = open_files(source) if path else _open_files(kind, inside, data)
+        reader = open_files(source, data.text) if path else _open_files(kind, inside, data)
         if columns is not None and tables:
             dataset = make_dataset(reader, columns, tables)
         else:
-            dataset = from_files(reader, columns.labels[0] if columns and columns.labels else data.label)
+            dataset = from_files(reader, columns.labels if columns and columns.labels else data.label)
     columns, resolved = columns or dataset.columns, loaded.tables.resolve(dataset.tables)
     return _make_subject(
         source,
@@ -147,7 +147,7 @@ def _open_files(kind: str, path: str, data: "Data") -> "Reader":
     from rowwise.ingest.parquet import ParquetReader
     from rowwise.ingest.where import parse
 
-    return CsvReader(path) if kind == "csv" else ParquetReader(path, where=parse(data.where), verify=True)
+    return CsvReader(path, data.text) if kind == "csv" else ParquetReader(path, where=parse(data.where), verify=True)
 
 
 def _make_subject(source: str, reader: "Reader", recipe: "Recipe") -> _BenchSubject:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from rowwise.errors import SpecError
+from rowwise.textfile import parse_whole
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 DEFAULT_RANK = {"RANK": "0", "WORLD_SIZE": "1"}
@@ -59,10 +60,7 @@ class CommandEnvironment:
 
 
 def _parse_number(name: str, variables: Mapping[str, str]) -> int:
-    try:
-        number = int(variables[name])
-    except ValueError:
-        number = -1
-    if number < 0:
+    number = parse_whole(variables[name])
+    if number is None:
         raise SpecError(f"{name}={variables[name]}: want a whole number of at least 0: {WANT}")
     return number

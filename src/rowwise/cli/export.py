@@ -1,5 +1,6 @@
 """`rowwise export` and `versions`: versions of a model to serve."""
 
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,13 +16,17 @@ from rowwise.cli.terminal import make_terminal, print_json, print_line
 from rowwise.errors import CheckpointError, SpecError
 from rowwise.quantity import format_bytes
 from rowwise.spec import RowType
+from rowwise.textfile import parse_whole
 
 if TYPE_CHECKING:
-    from rowwise.recipes.export import ExportedVersion, RowTypeCost
-    from rowwise.serve.traffic import Canary, Traffic
-    from rowwise.serve.version_store import VersionStore
+    from collections.abc import Callable
 
-SHOWN = ("ne", "auc", "loss")  # of test metrics
+    from rowwise.recipes.export import ExportedVersion, RowTypeCost
+    from rowwise.serve.package import VersionFolder
+    from rowwise.serve.traffic import Canary, Traffic
+    from rowwise.serve.version_store import StoredVersion
+
+SHOWN = ("ne", "auc", "rmse", "loss")  # of test metrics
 ServedFolder = Annotated[str, typer.Argument(metavar="DIR|URL", help="The folder or URL that is served.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
@@ -166,13 +171,14 @@ def versions(
             write_traffic(here, traffic) if store is None else store.write_traffic(traffic)
         if store is None:
             find_version(here)
-            digests = {number: version_folder(here, number).digest for number in list_versions(here)}
+            numbers, listed = list_versions(here), partial(version_folder, here)
         else:
-            digests = {number: _stored_digest(store, number) for number in store.numbers()}
+            numbers, listed = store.numbers(), store.read_list
+        digests = {number: _digest_of(listed, number) for number in numbers}
         now = read()
     if as_json:
-        listed = [{"version": number, "digest": digest} for number, digest in digests.items()]
-        print_json({"current": now.current, "canary": now.canary, "versions": listed})
+        rows = [{"version": number, "digest": digest} for number, digest in digests.items()]
+        print_json({"current": now.current, "canary": now.canary, "versions": rows})
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("version", "", "digest"):
@@ -182,10 +188,10 @@ def versions(
     make_terminal().print(table, markup=False)
 
 
-def _stored_digest(store: "VersionStore", number: int) -> str:
+def _digest_of(listed: "Callable[[int], VersionFolder | StoredVersion]", number: int) -> str:
     try:
-        return store.read_list(number).digest
-    except CheckpointError as error:
+        return listed(number).digest
+    except (CheckpointError, OSError) as error:
         return f"damaged: {error}"
 
 
@@ -198,11 +204,12 @@ def _role(number: int, traffic: "Traffic") -> str:
 def _parse_canary(text: str) -> "Canary":
     from rowwise.serve.traffic import Canary, parse_share
 
-    number, _, share = text.partition("=")
-    try:
-        return Canary(int(number), parse_share(share))
-    except ValueError:
-        raise SpecError(f"--canary {text}: want a version and its share of requests, such as 3=5%") from None
+    version, _, share = text.partition("=")
+    number = parse_whole(version)
+    with suppress(ValueError):
+        if number is not None:
+            return Canary(number, parse_share(share))
+    raise SpecError(f"--canary {text}: want a version and its share of requests, such as 3=5%")
 
 
 def _show_version(written: "ExportedVersion", folder: str, costs: "list[RowTypeCost]", *, as_json: bool) -> None:

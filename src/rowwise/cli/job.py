@@ -2,8 +2,10 @@
 
 import os
 import re
+import selectors
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,8 @@ State = Literal["pending", "running", "completed", "failed", "cancelled", "gone"
 RECORDS = ".local/state/rowwise/jobs"  # in the home folder
 KEY = re.compile("[a-z][a-z0-9-]*")
 PROGRAM_S = 60.0  # a scheduler that answers later is taken for one that is down
+MOST_OUTPUT_bytes, PIECE_bytes = 4 << 20, 1 << 16  # of what its programs print
+MOST_SHOWN = 1000  # characters of a line of theirs in a message
 
 
 class Job(Value, frozen=True):
@@ -88,18 +92,48 @@ def _read_settings(path: Path) -> dict[str, str]:
     return {str(key): str(value) for key, value in read.items()}
 
 
-def run_program(command: Sequence[str], missing: str) -> str:
+def run_program(command: Sequence[str], missing: str, *, within_s: float = PROGRAM_S) -> str:
     """What a program of the scheduler prints; raises with its last lines if it fails, or that it is `missing`."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, timeout=PROGRAM_S)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except FileNotFoundError:
         raise SpecError(f"no {command[0]} on the PATH: {missing}") from None
+    with process:
+        try:
+            printed, said = _read_output(command[0], process, within_s)
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        lines = [line[:MOST_SHOWN] for line in said.splitlines() if line.strip()]
+        raise DataError("; ".join(lines[-2:]) or f"{command[0]} has failed with code {process.returncode}")
+    return printed
+
+
+def _read_output(name: str, process: subprocess.Popen[bytes], within_s: float) -> list[str]:
+    """What a program prints and says, when it has ended; raises if it is late, or prints more than a scheduler does."""
+    end_s = time.monotonic() + within_s
+    pipes = process.stdout, process.stderr
+    taken = {pipe: bytearray() for pipe in pipes if pipe is not None}
+    with selectors.DefaultSelector() as ready:
+        for pipe in taken:
+            ready.register(pipe, selectors.EVENT_READ, taken[pipe])
+        while ready.get_map():
+            found = ready.select(max(end_s - time.monotonic(), 0))
+            for key, _ in found:
+                piece = os.read(key.fd, PIECE_bytes)
+                key.data.extend(piece)
+                if not piece:
+                    ready.unregister(key.fileobj)
+                if len(key.data) > MOST_OUTPUT_bytes:
+                    raise DataError(f"{name} prints more than {MOST_OUTPUT_bytes >> 20} MB: is it the scheduler's?")
+            if not found or time.monotonic() > end_s:
+                raise DataError(f"{name} has not answered in {within_s:g} s: is the scheduler up?")
+    try:
+        process.wait(max(end_s - time.monotonic(), 0))
     except subprocess.TimeoutExpired:
-        raise DataError(f"{command[0]} has not answered in {PROGRAM_S:g} s: is the scheduler up?") from None
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        raise DataError("; ".join(said[-2:]) or f"{command[0]} has failed with code {done.returncode}")
-    return done.stdout
+        raise DataError(f"{name} has not ended in {within_s:g} s: is the scheduler up?") from None
+    return [text.decode(errors="replace") for text in taken.values()]
 
 
 def save_record(job: Job) -> None:

@@ -2,23 +2,26 @@
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
+from rich.status import Status
 from rich.table import Table
 
 from rowwise.cli import ray, slurm
 from rowwise.cli.job import Job, JobRequest, State, find_record, read_records, save_record
 from rowwise.cli.terminal import Terminal, make_terminal
 from rowwise.errors import DataError, RowwiseError, SpecError
+from rowwise.textfile import open_regular
 
 POLL_S = 2.0  # between two questions to the scheduler
 MOST_SILENT_S = 120.0  # of pauses between questions that a scheduler did not answer, one after the other
 SLOW_S = 5.0  # after which a scheduler that fails is not asked about the next job
+PIECE_bytes = 1 << 20  # of a log, at once
 SHOWN = 20  # jobs, the newest
 PROGRESS = re.compile(r" *\d+% step ")
 ENDED: tuple[State, ...] = ("completed", "failed", "cancelled", "gone")
@@ -41,7 +44,10 @@ SCHEDULERS = {  # by the first part of a job's name
 
 
 def scheduler_of(job: Job) -> Scheduler:
-    return SCHEDULERS[job.name.partition("-")[0]]
+    found = SCHEDULERS.get(job.name.partition("-")[0])
+    if found is None:
+        raise SpecError(f"{job.name!r}: want the name of a job of {' or '.join(SCHEDULERS)}")
+    return found
 
 
 def ps(
@@ -63,7 +69,7 @@ def ps(
     names, silent = [one.name for one in records], dict[str, str]()
     for one in reversed(records):
         name = one.name if names.count(one.name) == 1 else one.full_name
-        table.add_row(escape(name), one.recipe, escape(_state_in_words(one, silent)), one.run)
+        table.add_row(*map(escape, (name, one.recipe, _state_in_words(one, silent), one.run)))
     console = make_terminal()
     console.print(table if records else "no jobs: rowwise train RECIPE --on slurm submits one")
 
@@ -146,12 +152,9 @@ def _follow(job: Job, console: Terminal) -> tuple[State, str]:
             if said != told and state not in ENDED:
                 console.print(said, markup=False)
             told = said
-            seen, text = _read_log(Path(job.log), seen, to_end=state in ENDED)
-            for line in text.splitlines():
-                if console.is_terminal and PROGRESS.match(line):
-                    live.update(escape(f"{job.name} {line.strip()}"))
-                else:
-                    console.print(line, markup=False, soft_wrap=True)
+            for piece in read_log(Path(job.log), seen, to_end=state in ENDED):
+                seen += len(piece)
+                _show(piece, job, console, live)
             if state in ENDED:
                 if not Path(job.log).exists():
                     console.print(f"{job.name}: no log {job.log} on this host", markup=False, soft_wrap=True)
@@ -159,12 +162,24 @@ def _follow(job: Job, console: Terminal) -> tuple[State, str]:
             time.sleep(POLL_S)
 
 
-def _read_log(path: Path, seen: int, *, to_end: bool) -> tuple[int, str]:
-    """Complete lines from byte `seen` on, or all that is there; and the byte after them."""
+def _show(log: bytes, job: Job, console: Terminal, live: Status) -> None:
+    for line in log.decode(errors="replace").splitlines():
+        if console.is_terminal and PROGRESS.match(line):
+            live.update(escape(f"{job.name} {line.strip()}"))
+        else:
+            console.print(line, markup=False, soft_wrap=True)
+
+
+def read_log(path: Path, seen: int, *, to_end: bool, most: int = PIECE_bytes) -> Iterator[bytes]:
+    """Complete lines from byte `seen` on, or all that is there; a line longer than a piece comes in several."""
     if not path.exists():  # it does not start at once, and other nodes' files arrive late
-        return seen, ""
-    with path.open("rb") as file:
-        file.seek(seen)
-        read = file.read()
-    whole = read if to_end else read[: read.rfind(b"\n") + 1]
-    return seen + len(whole), whole.decode(errors="replace")
+        return
+    with open_regular(path) as file:
+        while True:
+            file.seek(seen)
+            read = file.read(most)
+            end = read.rfind(b"\n") + 1 or (len(read) if to_end or len(read) == most else 0)
+            if not end:
+                return
+            seen += end
+            yield read[:end]

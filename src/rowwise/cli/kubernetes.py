@@ -11,6 +11,7 @@ import yaml
 
 from rowwise.cli.job import JobRequest
 from rowwise.errors import SpecError
+from rowwise.textfile import parse_whole
 
 GRACE_S = 120  # from SIGTERM to SIGKILL
 PORT = 29500
@@ -95,7 +96,7 @@ def _checked(request: JobRequest) -> dict[str, str]:
             raise SpecError(f"--on kubernetes without --job {key}=NAME: want {why}")
     for key in ("grace", "gpu"):
         value = settings.get(key, "1")
-        if not value.isdecimal() or not 1 <= int(value) <= 65535:
+        if not 1 <= (parse_whole(value) or 0) <= 65535:
             raise SpecError(f"--job {key}={value}: want a number from 1 to 65535")
     return settings
 
@@ -114,7 +115,7 @@ def _pod(request: JobRequest, settings: dict[str, str], name: str) -> dict[str, 
     container = {
         "name": "ranks",
         "image": settings["image"],
-        "command": ["bash", "-c", SCRIPT.format(nproc=request.nproc, command=command)],
+        "command": ["bash", "-c", _escape(SCRIPT.format(nproc=request.nproc, command=command))],
         "workingDir": str(request.cwd),
         "env": [{"name": key, "value": str(value)} for key, value in environment.items()],
         "resources": {"requests": dict(resources), "limits": dict(resources)},
@@ -135,6 +136,11 @@ def _pod(request: JobRequest, settings: dict[str, str], name: str) -> dict[str, 
             {"name": "memory", "emptyDir": {"medium": "Memory"}},
         ],
     }
+
+
+def _escape(text: str) -> str:
+    """A text of `command` that a container gets as it is: the kubelet writes `$` for `$$`, and expands `$(NAME)`."""
+    return re.sub(r"\${2,}|\$(?=\()", lambda dollars: 2 * dollars[0], text)
 
 
 class _ManifestDumper(yaml.SafeDumper):

@@ -1,6 +1,5 @@
 """`rowwise eval`, `predict`, `baseline` and `report`: metrics, predictions and reports of trained models."""
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +19,9 @@ if TYPE_CHECKING:
     from rowwise.recipes.baseline import TreeBaseline
     from rowwise.train.evaluate import Scores
 
+COMPARED = ("loss", "ne", "auc", "rmse", "mae", "r2", "poisson_deviance")  # with trees
+JUDGES = {"auc": "AUC", "poisson_deviance": "Poisson deviance", "rmse": "RMSE"}  # the first that is measured decides
+LEAST_GAIN = 0.005  # of AUC, from which on trees are advised
 RunsArgument = Annotated[
     list[Path],
     typer.Argument(metavar="RUN", help="The folder of a run, or of several, whose probabilities are averaged."),
@@ -50,6 +52,7 @@ def evaluate(
     """
     from rowwise.recipes.ensemble import evaluate_ensemble
     from rowwise.recipes.runs import evaluate as measure
+    from rowwise.train.evaluate import undefined
 
     for run in runs:
         warn_of_run_code(run)
@@ -67,6 +70,8 @@ def evaluate(
         print_json({"tasks": scores.tasks, "slices": values})
     else:
         _show_scores(scores)
+        for line in undefined(scores.tasks, "measured"):
+            warn(line)
 
 
 def predict(
@@ -75,7 +80,8 @@ def predict(
     data: DataOption = None,
     which: Which = "best",
     keep: Annotated[
-        str | None, typer.Option(metavar="COLUMNS", help="Input columns to write as well, such as user,item.")
+        list[str] | None,
+        typer.Option(metavar="COLUMNS", help="Input columns to write as well, such as user,item, or all; repeatable."),
     ] = None,
     memory: Annotated[
         str | None,
@@ -93,6 +99,8 @@ def predict(
 
     Example: rowwise predict runs/clicks/1 --data csv:tomorrow.csv --out predictions.csv --keep user,item
 
+    Example: rowwise predict runs/clicks/1 --data tomorrow.parquet --out predictions.parquet --keep all
+
     Example: rowwise predict runs/clicks/1 runs/clicks/2 runs/clicks/3 --out predictions.csv
     """
     from rowwise.planner.machines import parse_size
@@ -105,9 +113,10 @@ def predict(
         warn_of_run_code(run)
     console = make_terminal(stderr=True)
     with splits_bar(console, "predicting") as tell:
-        names = () if keep is None else tuple(keep.split(","))
         warn = partial(show_warning, console)
-        rows = predict_ensemble(runs, out, which=which, data=data, keep=names, tell=tell, warn=warn, memory_bytes=size)
+        rows = predict_ensemble(
+            runs, out, which=which, data=data, keep=keep or (), tell=tell, warn=warn, memory_bytes=size
+        )
     print_line(f"wrote {out}: {rows:,} rows")
 
 
@@ -131,21 +140,47 @@ def compare_with_trees(run: Path, console: Console) -> None:
     _show_baseline(trees, run)
 
 
+def suggest_trees(run: Path, console: Console) -> None:
+    """Where trees take seconds, print one line that says which is better, they or the model of a run."""
+    from rowwise.recipes.baseline import fit_quick_trees
+
+    with console.status("comparing with trees"):
+        trees = fit_quick_trees(run)
+    if trees is None or "auc" not in trees.test:
+        return
+    reached, auc = trees.test["auc"], _test_metrics(run, trees.task).get("auc", 0.0)
+    said = f"trees   boosted trees reach AUC {reached:.4f} where this model has {auc:.4f}"
+    use = f": for this data use them (rowwise baseline {run})" if reached - auc > LEAST_GAIN else ""
+    console.print(f"{said}{use}", markup=False, soft_wrap=True)
+
+
+def _test_metrics(run: Path, task: str) -> dict[str, float]:
+    from rowwise.report.read import read_run
+
+    result = read_run(run).result
+    given: dict[str, float | None] = {} if result is None else result.test.get(task, {})
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def _show_baseline(trees: "TreeBaseline", run: Path) -> None:
     """Print the test metrics of a run and of trees on the same rows, and the AUC between them."""
-    model = json.loads((run / "result.json").read_text())["test"].get(trees.task, {})
+    model = _test_metrics(run, trees.task)
     console = make_terminal()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    names = ("loss", "ne", "auc")
+    names = tuple(name for name in COMPARED if name in trees.test)
     for name in (f"test {trees.task}", *names):
         table.add_column(name, justify="left" if name.startswith("test") else "right")
     for title, values in ((str(run), model), (f"LightGBM, {trees.trees} trees", trees.test)):
         table.add_row(title, *(_format_metric(name, values[name]) if name in values else "" for name in names))
     console.print(table, markup=False)
-    if "auc" in model:
-        gain = model["auc"] - trees.test["auc"]
-        verdict = "the model is better" if gain > 0 else "trees are better here"
-        print_line(f"{verdict} by {abs(gain):.4f} AUC; trees took {trees.seconds:.0f} s on {trees.rows:,} rows")
+    judge = next((name for name in JUDGES if name in model and name in trees.test), None)
+    if judge is not None:
+        gain = model[judge] - trees.test[judge]
+        better = gain > 0 if judge == "auc" else gain < 0
+        verdict = "the model is better" if better else "trees are better here"
+        print_line(
+            f"{verdict} by {abs(gain):.4f} {JUDGES[judge]}; trees took {trees.seconds:.0f} s on {trees.rows:,} rows"
+        )
 
 
 def report(

@@ -10,6 +10,7 @@ from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import make_terminal, print_json, print_line
 from rowwise.errors import SpecError
 from rowwise.quantity import format_bytes, format_percent
+from rowwise.textfile import parse_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,10 +40,9 @@ def pictures(
     """
     from rowwise.ingest.pictures import write_pictures
 
-    try:
-        wanted = [int(size) for size in sizes.split(",")]
-    except ValueError:
-        raise SpecError(f"--sizes {sizes}: want whole numbers such as 16,32,64") from None
+    wanted = [size for size in map(parse_whole, sizes.split(",")) if size is not None]
+    if len(wanted) <= sizes.count(","):
+        raise SpecError(f"--sizes {sizes}: want whole numbers such as 16,32,64")
     console = make_terminal(stderr=True)
     found, total = _find(source)
     with splits_bar(console, "pictures") as tell:

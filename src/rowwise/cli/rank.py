@@ -25,6 +25,8 @@ from rowwise.train.run_folder import RunFolder
 from rowwise.train.trainer import OnStep
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from rowwise.recipes.recipe import Recipe
 
 
@@ -62,16 +64,24 @@ def run_rank(
         show_result(result, console)
         if request.as_json:
             print_json(result)
-    if request.baseline and is_first and result.status == "finished":
-        from rowwise.cli.measure import compare_with_trees
-
-        compare_with_trees(run.folder.path, console)
+    if is_first and result.status == "finished":
+        _compare_with_trees(request, run.folder.path, comm, console)
     if not received and result.status != "stopped":
         return 0
     command = request.resume_command(run.folder.path, comm.topology)
     lacking = f"{run.mirror_problem}; " if run.mirror_problem is not None else ""
     console.print(f"{lacking}resume it with: {command}", markup=False, soft_wrap=True)
     return 128 + (received[0] if received else signal.SIGTERM)
+
+
+def _compare_with_trees(request: RunRequest, run: Path, comm: Comm, console: "Console") -> None:
+    """Compare with trees if it is asked for; unasked for a new run on few rows of files, by one rank."""
+    from rowwise.cli.measure import compare_with_trees, suggest_trees
+
+    if request.baseline:
+        compare_with_trees(run, console)
+    elif request.baseline is None and request.recipe is not None and comm.topology.world == 1 and not request.as_json:
+        suggest_trees(run, console)
 
 
 def _open_run(

@@ -16,12 +16,14 @@ import urllib.request
 from datetime import datetime
 from typing import Any
 
-from rowwise.cli.job import Job, JobRequest, State
+from rowwise.cli.job import MOST_SHOWN, Job, JobRequest, State
 from rowwise.errors import DataError, SpecError
+from rowwise.textfile import decode_json, parse_whole
 
 GRACE_S = 120  # from SIGTERM to SIGKILL
 WAIT_S = 60  # for another node in the place of a lost one, before the job goes on with fewer
 ANSWER_S = 20.0
+MOST_ANSWER_bytes = 4 << 20  # of an answer
 AGENT_S, NO_AGENT = 60.0, "No available agent"  # of a cluster that has just started
 DEFAULTS = {"address": "http://127.0.0.1:8265", "cpus": "1", "gpus": "0", "grace": str(GRACE_S), "wait": str(WAIT_S)}
 LEAST = {"cpus": 1, "gpus": 0, "grace": 1, "wait": 0}
@@ -75,7 +77,8 @@ def _checked(request: JobRequest) -> dict[str, str]:
         raise SpecError(f"{settings['address']!r}: want {want}")
     for key, least in LEAST.items():
         value = settings[key]
-        if not value.isdecimal() or not least <= int(value) <= 65535:
+        number = parse_whole(value)
+        if number is None or not least <= number <= 65535:
             raise SpecError(f"--job {key}={value}: want a number from {least} to 65535")
     return settings
 
@@ -136,6 +139,14 @@ def cancel(job: Job) -> None:
     _ask(job.cluster, f"api/jobs/{job.id}/stop", {})
 
 
+def _read(answer: http.client.HTTPResponse) -> bytes:
+    """The body of an answer up to a size and a time; what is cut is no JSON."""
+    read, end_s = bytearray(), time.monotonic() + ANSWER_S
+    while len(read) < MOST_ANSWER_bytes and time.monotonic() < end_s and (piece := answer.read1(1 << 16)):
+        read += piece
+    return bytes(read)
+
+
 class _Unknown(DataError):
     """No job of this name."""
 
@@ -147,16 +158,14 @@ def _ask(address: str, path: str, body: dict[str, Any] | None = None) -> dict[st
     try:
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
-            found = json.loads(answer.read())
+            found = decode_json(_read(answer), dict[str, Any])
     except urllib.error.HTTPError as error:
         with error:
-            said = error.read().decode(errors="replace").strip().splitlines() or [""]
+            said = error.read(MOST_SHOWN).decode(errors="replace").strip().splitlines() or [""]
         if error.code == http.HTTPStatus.NOT_FOUND and path.startswith("api/jobs/") and body is None:
             raise _Unknown(f"{url}: {said[-1]}") from None
         raise DataError(f"Ray at {address} refuses ({error.code} {error.reason}): {said[-1]}") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         want = "want the URL of a running cluster's dashboard (--job address=URL), or start one here: ray start --head"
         raise DataError(f"no Ray answers at {address} ({getattr(error, 'reason', error)}): {want}") from None
-    if not isinstance(found, dict):
-        raise DataError(f"{url} answers {found!r}: want an object")
     return found

@@ -24,6 +24,8 @@ from typing import Any, TextIO, final
 from rowwise.cli.environment import LISTENER
 from rowwise.comm.spawn import describe_exit
 from rowwise.errors import SpecError, one_line
+from rowwise.textfile import parse_whole
+from rowwise.value import MOST_RANKS
 
 POLL_S = 1.0  # between two looks at the ranks
 ANSWER_S = 60.0  # of an actor, with its start; later ones are lost
@@ -58,10 +60,10 @@ class Options:
 def parse_counts(text: str) -> tuple[int, ...]:
     """Numbers of nodes, the smallest first, of 1-4 or 1,2,4."""
     first, dash, last = text.partition("-")
-    counts = tuple(range(int(first), int(last) + 1)) if dash else tuple(sorted({int(one) for one in text.split(",")}))
-    if not counts or counts[0] < 1:
+    numbers = [parse_whole(one) or 0 for one in ((first, last) if dash else text.split(","))]
+    if min(numbers) < 1 or max(numbers) > MOST_RANKS or (dash and numbers[0] > numbers[1]):
         raise ValueError
-    return counts
+    return tuple(range(numbers[0], numbers[1] + 1)) if dash else tuple(sorted(set(numbers)))
 
 
 def choose_count(counts: Sequence[int], there: int) -> int:

@@ -44,7 +44,7 @@ class RunRequest:
     changes: tuple[str, ...] = ()
     which: str = "last"
     as_json: bool = False
-    baseline: bool = False  # train trees on the same rows afterwards
+    baseline: bool | None = None  # train trees on the same rows afterwards; None: where it takes seconds
 
     @property
     def network(self) -> str | None:

@@ -14,9 +14,10 @@ from rowwise.cli.terminal import print_line
 from rowwise.errors import SpecError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from rowwise.recipes.served import ServedModel
+    from rowwise.serve.admission import ServiceLimits
     from rowwise.serve.record import Recording
     from rowwise.serve.row_memory import RowMemory
     from rowwise.serve.row_tiers import DeviceRows, RowTiers
@@ -41,7 +42,8 @@ def serve(  # noqa: PLR0913 - one for each option
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all of this machine.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8080,
     expect: Annotated[
-        str | None, typer.Option(metavar="DIGEST", help="Serve a version with this digest only; see rowwise versions.")
+        str | None,
+        typer.Option(metavar="DIGEST", help="Serve this digest only, whatever becomes current; see rowwise versions."),
     ] = None,
     rows_at_once: Annotated[int, typer.Option(min=1, max=65536, help="Most rows that are computed together.")] = 256,
     timeout: Annotated[
@@ -89,6 +91,10 @@ def serve(  # noqa: PLR0913 - one for each option
             metavar="SIZE", help="GPU memory for a version's rows in a worker (default: two versions take most of it)."
         ),
     ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A limit of requests or connections, such as idle_s=60."),
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show where rows would be, and end.")] = False,
 ) -> None:
     """Answer requests for predictions over HTTP, with the bits that rowwise predict gives.
@@ -111,27 +117,33 @@ def serve(  # noqa: PLR0913 - one for each option
     Example: rowwise serve served/ --memory 8GB --hit-rate 90% --default-row mean
 
     Example: rowwise serve served/ --device cuda --device-memory 8GB
+
+    Example: rowwise serve served/ --limit most_json_bytes=8MB --limit body_s=10
     """
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise SpecError(f"{', '.join(missing)} is not installed: want pip install 'rowwise[serve]'")
     from rowwise.scratch import Scratch
-    from rowwise.serve.admission import ServiceLimits
     from rowwise.serve.host import HostTask, ServerHost, bind
 
-    limits = ServiceLimits(rows_at_once=rows_at_once, timeout_s=timeout / 1000)
+    limits = make_limits(limit or (), rows_at_once=rows_at_once, timeout_s=timeout / 1000)
     if record is None and record_share is not None:
         raise SpecError(f"--record-share {record_share} without --record: want a folder to keep requests in")
     recording = None if record is None else _recording(record, record_share or "1%")
+    if expect is not None and redis is not None:
+        raise SpecError(f"--expect with --redis {redis}: rows that come from there are in no digest: want one of them")
     tell = partial(print, flush=True)
-    with bind(host, port) as bound, Scratch() as metrics, open_versions(folder, version, cache, tell) as versions:
+    with (
+        bind(host, port) as bound,
+        Scratch() as metrics,
+        open_versions(folder, version, cache, expect, tell) as versions,
+    ):
         os.environ[METRICS] = str(metrics.path)  # noqa: TID251 - prometheus_client reads it when it is loaded
-        from rowwise.recipes.served import check_digest, load_rows, open_version, read_model
+        from rowwise.recipes.served import load_rows, open_version, read_model
         from rowwise.serve.package import find_version
         from rowwise.serve.worker import WorkerTask, run_worker
 
         first = find_version(versions.folder, version)
-        check_digest(first, expect)
         served = read_model(first.path)
         tiers = make_row_tiers(first.path, memory, redis, hit_rate, default_row)
         if device is not None or device_memory is not None:
@@ -149,15 +161,36 @@ def serve(  # noqa: PLR0913 - one for each option
         task = HostTask(
             name=served.name,
             read_traffic=versions.read_traffic,
-            load_rows=partial(load_rows, versions.folder, expect, tiers),
+            load_rows=partial(load_rows, versions.folder, tiers),
             run_worker=partial(
-                run_worker, WorkerTask(partial(open_version, versions.folder, expect, tiers=tiers), limits, recording)
+                run_worker, WorkerTask(partial(open_version, versions.folder, None, tiers=tiers), limits, recording)
             ),
             workers=workers or len(os.sched_getaffinity(0)),
             preload=("rowwise.recipes.served", "rowwise.serve.worker"),
             metrics=metrics.path,
+            load_s=limits.load_s,
         )
         ServerHost(task, bound, tell).run()
+
+
+def make_limits(texts: "Sequence[str]", **given: float) -> "ServiceLimits":
+    """Limits of a server, of NAME=VALUE; `given`: those that have an option of their own."""
+    import msgspec
+
+    from rowwise.planner.machines import parse_size
+    from rowwise.serve.admission import ServiceLimits
+
+    names = [name for name in ServiceLimits.__struct_fields__ if name not in given]
+    found: dict[str, float | str] = dict(given)
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name not in names or not value:
+            raise SpecError(f"--limit {text}: want NAME=VALUE, and a name of {', '.join(names)}")
+        found[name] = parse_size(value, f"--limit {name}") if name.endswith("_bytes") else value
+    try:
+        return msgspec.convert(found, ServiceLimits, strict=False)
+    except msgspec.ValidationError as error:
+        raise SpecError(f"--limit: {error}: want a number") from None
 
 
 class VersionSource(NamedTuple):
@@ -169,9 +202,12 @@ class VersionSource(NamedTuple):
 
 @contextmanager
 def open_versions(
-    path: str, version: int | None, cache: Path | None, tell: "Callable[[str], None]"
+    path: str, version: int | None, cache: Path | None, expect: str | None, tell: "Callable[[str], None]"
 ) -> "Iterator[VersionSource]":
-    """The versions of a folder, or those of a URL in the folder that they are copied to, until the block ends."""
+    """The versions of a folder, or those of a URL in the folder that they are copied to, until the block ends.
+
+    With `expect` a private copy of one version, whose digest that is.
+    """
     from rowwise.serve.follow_store import StoreFollower
     from rowwise.serve.package import find_version, read_traffic
     from rowwise.serve.traffic import Traffic
@@ -179,9 +215,12 @@ def open_versions(
     with open_store(path, cache, PATIENCE_s) as store:
         folder = Path(path) if store is None else store.folder
         if store is not None and version is None:
-            with StoreFollower(store, tell) as follower:
-                yield VersionSource(folder, follower.read_traffic)
-            return
+            follower = StoreFollower(store, tell)
+            if expect is None:
+                with follower:
+                    yield VersionSource(folder, follower.read_traffic)
+                return
+            version = follower.read_traffic(()).current
         if store is not None and version is not None:
             try:
                 store.fetch(version)
@@ -190,12 +229,13 @@ def open_versions(
                     raise
             store.keep({version})
         first = find_version(folder, version)
-        follows = version is None and first.path != folder
+        follows = version is None and first.path != folder and expect is None
 
         def read(_in_use: "Collection[int]") -> Traffic:
             return read_traffic(folder) if follows else Traffic(first.number)
 
-        yield VersionSource(folder, read)
+        with first.checked(expect) as checked:
+            yield VersionSource(folder if expect is None else checked.path, read)
 
 
 def make_row_tiers(
@@ -216,8 +256,6 @@ def make_row_tiers(
         raise SpecError(f"--default-row {default_row}: want zero or mean")
     if default_row is not None and hit_rate is None:
         raise SpecError(f"--default-row {default_row} without --hit-rate: answers wait for all rows")
-    if redis is not None and find_spec("redis") is None:
-        raise SpecError("redis is not installed: want pip install 'rowwise[redis]'")
     try:
         least = None if hit_rate is None else parse_share(hit_rate)
     except ValueError:

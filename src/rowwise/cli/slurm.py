@@ -12,9 +12,11 @@ from datetime import datetime
 from rowwise.cli.job import Job, JobRequest, State, run_program
 from rowwise.errors import DataError, SpecError
 from rowwise.scratch import Scratch
+from rowwise.textfile import parse_whole
 
 RESTARTS = 5  # most, while none of them has saved a checkpoint
 GRACE_S = 120  # from SIGTERM to the time limit
+SUBMITTED = re.compile(r"([0-9]{1,18})(;[\w.-]+)?", re.ASCII)  # a job's number, and its cluster
 HERE = "want a login node of the cluster; --dry-run prints the script"
 WORDS: dict[State, tuple[str, ...]] = {
     "pending": ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "PREEMPTED", "SPECIAL_EXIT"),
@@ -58,7 +60,7 @@ def make_script(request: JobRequest) -> str:
     """The batch script of a job; settings are options of sbatch, and `grace` the seconds before the time limit."""
     settings = dict(request.settings)
     grace = settings.pop("grace", str(GRACE_S))
-    if not grace.isdecimal() or not 1 <= int(grace) <= 65535:
+    if not 1 <= (parse_whole(grace) or 0) <= 65535:
         raise SpecError(f"--job grace={grace}: want seconds from 1 to 65535, the time to save before the time limit")
     taken = settings.keys() & {"ntasks", "ntasks-per-node", "chdir"}
     if taken:
@@ -87,12 +89,20 @@ def make_script(request: JobRequest) -> str:
     )
 
 
+def parse_job_id(said: str) -> str:
+    """The number of a job, from what sbatch prints."""
+    submitted = SUBMITTED.fullmatch(said.strip())
+    if submitted is None:
+        raise SpecError(f"sbatch prints {said[:80]!r}: want the number of a job alone, as --parsable prints it")
+    return submitted[1]
+
+
 def submit(request: JobRequest) -> Job:
     with Scratch() as scratch:
         script = scratch.path / "job.sh"
         script.write_text(make_script(request))
         try:
-            job_id = run_program(["sbatch", "--parsable", str(script)], HERE).strip().partition(";")[0]
+            job_id = parse_job_id(run_program(["sbatch", "--parsable", str(script)], HERE))
         except DataError as error:
             want = "sinfo -s lists partitions, and --job KEY=VALUE sets any option of sbatch"
             raise SpecError(f"{error}; {want}") from None
@@ -133,7 +143,7 @@ def find_state(job: Job) -> tuple[State, str]:
         if "Invalid job id" not in str(error):
             raise
         return "gone", "Slurm has forgotten it"
-    found = re.search(r"\bJobState=(\S+) Reason=(\S+)", shown)
+    found = re.search(r"\bJobState=(\S{1,99}) Reason=(\S{1,99})", shown)
     if found is None:
         raise DataError(f"scontrol show job {job.id}: no JobState in what it prints")
     state: State = next((state for state, words in WORDS.items() if found[1] in words), "running")

@@ -82,8 +82,11 @@ def train(  # noqa: PLR0913 - one for each option
     timeout: Timeout = None,
     profile: Profile = None,
     baseline: Annotated[
-        bool, typer.Option("--baseline", help="Train boosted trees (LightGBM) on the same rows, and compare.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            help="Train boosted trees (LightGBM) on the same rows, and compare (default: on few rows of files).",
+        ),
+    ] = None,
     seeds: Annotated[
         int | None,
         typer.Option(
@@ -254,9 +257,9 @@ def _local_folder(run: str, which: str, *, fetch: bool, quiet: bool) -> Path:
         return fetch_run(run, RUNS, which)
 
 
-def _check_unused(by: str | None, others: dict[str, object], baseline: bool, seeds: int | None) -> None:
+def _check_unused(by: str | None, others: dict[str, object], baseline: bool | None, seeds: int | None) -> None:
     """Raise for options that have no effect beside --dry-run or --on."""
-    for option, value in {**others, "--baseline": baseline or None, "--seeds": seeds}.items():
+    for option, value in {**others, "--baseline": baseline, "--seeds": seeds}.items():
         if by is not None and value is not None:
             raise SpecError(f"{option} with {by} has no effect: leave it out")
 
@@ -326,7 +329,7 @@ def _train_seeds(request: RunRequest, seeds: int, launch_run: Callable[[RunReque
     done: list[Path] = []
     for number in range(seeds):
         one = structs.replace(recipe, seed=recipe.seed + number)
-        run = launch_run(replace(request, recipe=one, baseline=request.baseline and number == 0))
+        run = launch_run(replace(request, recipe=one, baseline=request.baseline if number == 0 else False))
         assert run is not None
         done.append(run)
     compare_runs(done)

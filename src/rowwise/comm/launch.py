@@ -71,6 +71,9 @@ def meet(timeout_s: float, attempt: int = 0, listener: ListeningSocket | None = 
         raise SpecError(
             f"{error}: want a program that was started with torchrun, which sets these variables"
         ) from error
+    except dist.DistError as error:
+        said = str(error).splitlines()[0]
+        raise PeerError(f"ranks did not meet: {said}: want rank 0 running there, or a larger --timeout") from error
     ranks, name = tuple(range(world)), f"rowwise/{attempt}"
     rendezvous = Rendezvous(store=store, name=name, ranks=ranks, rank=rank, pids={}, timeout_s=timeout_s)
     return _meet(rendezvous, _find_host(), None)
@@ -147,8 +150,8 @@ class Meeting:
 def _meet(world: Rendezvous, host: str, topology: Topology | None) -> Meeting:
     """Exchange process id and host of all ranks through the store."""
     world.store.set_timeout(timedelta(seconds=world.timeout_s))
-    world.store.set(f"{world.name}/{world.rank}", f"{os.getpid()} {host}")
     try:
+        world.store.set(f"{world.name}/{world.rank}", f"{os.getpid()} {host}")
         pid_and_host_W = [world.store.get(f"{world.name}/{r}").decode().split(" ", 1) for r in world.ranks]
     except RuntimeError as error:
         late = f"not all of {len(world.ranks)} ranks have joined in {world.timeout_s:g} s: {error}"

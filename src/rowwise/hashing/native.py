@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowwise.errors import NativeError
-from rowwise.library import load_library
+from rowwise.library import Signatures, bind_library
 
 LIBRARY = "librowwise_hashing.so"
 WORD = (1 << 64) - 1
@@ -184,19 +184,16 @@ def _address(array: NDArray[Any]) -> int:
 
 @functools.cache
 def _library() -> Any:
-    library = load_library(LIBRARY)
-    library.rw_hashing_isa.restype = c_char_p
-    library.rw_hashing_limit.argtypes = [c_char_p]
-    library.rw_sample.argtypes = [c_void_p, c_int64, c_int64, c_uint64, c_void_p]
-    library.rw_nearest.argtypes = [POINTER(_Points), c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p]
-    library.rw_sort.argtypes = [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p]
-    library.rw_survey.argtypes = [POINTER(_Points), c_void_p, c_int64, c_double, c_int64, c_void_p]
-    library.rw_distinct.argtypes = [POINTER(_Points), c_int64, c_int64, c_void_p]
-    library.rw_drops.argtypes = [POINTER(_Points), c_void_p, c_int64, POINTER(_NativeSettings), c_int64, c_void_p]
-    library.rw_cells.argtypes = [
-        POINTER(_Points), c_void_p, c_void_p, c_int64, POINTER(_NativeSettings), c_int64, POINTER(_NativeOutput)
-    ]  # fmt: skip
-    for name in ("rw_hashing_limit", "rw_nearest", "rw_survey", "rw_distinct", "rw_drops", "rw_cells"):
-        getattr(library, name).restype = c_int64
-    library.rw_sample.restype = library.rw_sort.restype = None
-    return library
+    points, settings, numbers = POINTER(_Points), POINTER(_NativeSettings), c_void_p
+    signatures: Signatures = {
+        "rw_hashing_isa": (c_char_p, []),
+        "rw_hashing_limit": (c_int64, [c_char_p]),
+        "rw_sample": (None, [numbers, c_int64, c_int64, c_uint64, numbers]),
+        "rw_nearest": (c_int64, [points, c_int64, c_int64, numbers, c_int64, c_int64, numbers]),
+        "rw_sort": (None, [numbers, c_int64, numbers, c_int64, numbers, numbers]),
+        "rw_survey": (c_int64, [points, numbers, c_int64, c_double, c_int64, numbers]),
+        "rw_distinct": (c_int64, [points, c_int64, c_int64, numbers]),
+        "rw_drops": (c_int64, [points, numbers, c_int64, settings, c_int64, numbers]),
+        "rw_cells": (c_int64, [points, numbers, numbers, c_int64, settings, c_int64, POINTER(_NativeOutput)]),
+    }
+    return bind_library(LIBRARY, signatures)

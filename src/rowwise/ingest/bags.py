@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from pyarrow import compute as pc
 from pyarrow import types
 
-from rowwise.ingest.block import Ints
-from rowwise.ingest.columns import is_list, is_text
+from rowwise.ingest.block import Floats, Ints
+from rowwise.ingest.kinds import is_list, is_text
 from rowwise.ingest.mix import Words, mix
 from rowwise.ingest.native import Bitmap, Lists, mix_bytes
 
@@ -40,6 +40,18 @@ def _flatten_views(array: pa.Array) -> pa.Array:
     moved_R1 = _running_sum(lengths_R)
     at_N = np.arange(moved_R1[-1]) + np.repeat(begins_R - moved_R1[:-1], lengths_R)
     return pa.LargeListArray.from_arrays(pa.array(moved_R1), array.values.take(pa.array(at_N)), mask=missing_R)
+
+
+def floats(array: pa.Array) -> Floats:
+    """32-bit floats; NaN for missing values."""
+    return as_float32(array).to_numpy(zero_copy_only=False)
+
+
+def as_float32(array: pa.Array) -> pa.Array:
+    """A column of numbers as 32-bit floats; missing values stay missing."""
+    if types.is_decimal(array.type):
+        array = array.cast(pa.float64())
+    return array if types.is_float32(array.type) else array.cast(pa.float32(), safe=False)
 
 
 def lists(array: pa.Array) -> Lists:

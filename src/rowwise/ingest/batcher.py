@@ -284,8 +284,9 @@ def _digest(splits: Sequence[Split], preparation: Preparation) -> str:
     """A digest of the sequence of rows. It holds file names but no folders, so moved data is recognised."""
     fields = ("start", "stop", "first_row")
     named = [{"source": Path(split.source).name} | {name: getattr(split, name) for name in fields} for split in splits]
-    digested: list[object] = [preparation.share, named]
-    # The keys of `selection` are part of the digests in saved runs.
+    # The keys of shares and of `selection` are part of the digests in saved runs.
+    share = {name: value for name, value in structs.asdict(preparation.share).items() if value is not None}
+    digested: list[object] = [share, named]
     selection = {
         "where": preparation.where,
         "together": preparation.together,

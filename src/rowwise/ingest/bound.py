@@ -6,7 +6,6 @@ Sizes: B rows in the order of use, F features, N ids.
 """
 
 from collections.abc import Mapping
-from itertools import groupby
 from typing import NamedTuple, final
 
 import numpy as np
@@ -15,10 +14,11 @@ from msgspec import structs
 from pyarrow import types
 
 from rowwise.ingest import native
-from rowwise.ingest.bags import combine_chunks, lists, numpy_type
+from rowwise.ingest.bags import as_float32, combine_chunks, lists, numpy_type
 from rowwise.ingest.block import Floats, Ints
-from rowwise.ingest.columns import Columns, Sparse, is_list, is_text
-from rowwise.ingest.encode import as_float32, encode, row_mapping
+from rowwise.ingest.columns import Columns, Sparse
+from rowwise.ingest.encode import encode, row_mapping, scale
+from rowwise.ingest.kinds import is_list, is_text
 from rowwise.ingest.reader import Split
 from rowwise.ingest.transform import BoundTransforms, LoadedTransforms, RowPosition, serving
 
@@ -105,11 +105,7 @@ class BoundPreparation:
             addresses.append(values.address + 4 * array.offset)
             bitmaps.append((valid.address, array.offset) if array.null_count else (0, 0))
         infinite = self._numbers.write(addresses, bitmaps, order_B, columns_FB)
-        at = 0
-        for log1p, run in groupby(dense, lambda one: one.log1p):
-            part_FB = columns_FB[at : (at := at + len(list(run)))]
-            if log1p:
-                np.log1p(np.maximum(part_FB, np.float32(0), out=part_FB), out=part_FB)
+        scale(columns_FB, dense)
         native.transpose(columns_FB, out_BF)
         return out_BF, infinite
 

@@ -4,21 +4,25 @@ Frozen values, read from recipes and saved in run folders; training and serving 
 a schema needs neither data nor tensors.
 
 Missing values mean the same everywhere: a missing number is `fill`; a missing id is no id (the bag is empty and pools
-to zeros, as an empty list does); a missing id inside a list is left out; a missing label or weight is an error.
+to zeros, as an empty list does); a missing id inside a list is left out; a row without a label is left out
+(`labels.py`); a missing weight is an error.
 """
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import pyarrow as pa
 from pyarrow import types
 
 from rowwise.errors import DataError, SpecError
+from rowwise.ingest.kinds import FITS, IDS, KEYS, NUMBERS, ROWS, TIMES, element_of, is_text
+from rowwise.ingest.labels import Label, LabelValues, parse_label
 from rowwise.ingest.reader import check_columns
 from rowwise.managed import Managed
 from rowwise.row_optimizers import RowOptimizer
 from rowwise.spec import Table, Value
+
+LEAST_STD, LARGEST = 1e-30, 3.4e38  # numbers stay finite in 32 bits
 
 
 class Dense(Value, frozen=True):
@@ -27,10 +31,15 @@ class Dense(Value, frozen=True):
     column: str
     fill: float = 0.0  # replaces null and NaN, before the logarithm
     log1p: bool = False  # log(1 + max(x, 0))
+    mean: float = 0.0  # (x - mean) / std, after the logarithm
+    std: float = 1.0
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.fill):
-            raise SpecError(f"columns: {self.column!r}: fill={self.fill}: want a finite number")
+        for name, number in (("fill", self.fill), ("mean", self.mean)):
+            if not abs(number) <= LARGEST:
+                raise SpecError(f"columns: {self.column!r}: {name}={number}: want a finite number of 32 bits")
+        if not LEAST_STD <= self.std <= LARGEST:
+            raise SpecError(f"columns: {self.column!r}: std={self.std}: want {LEAST_STD} to {LARGEST}")
 
 
 class Sparse(Value, frozen=True):
@@ -61,12 +70,15 @@ class Sparse(Value, frozen=True):
 class Columns(Value, frozen=True):
     """The role of each column: labels, ids, numbers, weight, key and time."""
 
-    labels: tuple[str, ...]  # columns of 0 and 1; empty: for prediction
+    # Columns of 0 and 1, or conditions on columns, such as "rating >= 4"; empty: for prediction
+    labels: tuple[str, ...]
     sparse: tuple[Sparse, ...]
     dense: tuple[Dense, ...] = ()
     weight: str | None = None  # weight of the sample in the loss
     key: str | None = None  # identifies the row: a whole number, or text, which is hashed
     time: str | None = None  # whole numbers as they are; times as microseconds since 1970
+    # Values of labels, as train.objective needs them: 0 and 1, finite numbers, or finite numbers of at least 0
+    label_values: LabelValues = "clicks"
     shared: tuple[str, ...] = ()  # features equal in neighbouring rows, as in a session: stored and looked up once
 
     def __post_init__(self) -> None:
@@ -81,15 +93,30 @@ class Columns(Value, frozen=True):
             raise SpecError(f"columns.shared: no feature {', '.join(unknown)}: want some of {', '.join(names)}")
         for sparse in self.sparse:
             _check_sparse(sparse)
+        if len(set(self.tasks)) < len(self.labels):
+            raise SpecError(f"columns.labels: {', '.join(self.labels)}: want each label once")
+
+    @property
+    def parsed_labels(self) -> tuple[Label, ...]:
+        return tuple(map(parse_label, self.labels))
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """A name for each label: its column, or the whole condition where several labels are of one column."""
+        names = [label.name for label in self.parsed_labels]
+        return tuple(t if names.count(n) > 1 else n for n, t in zip(names, self.labels, strict=True))
 
     @property
     def names(self) -> tuple[str, ...]:
         """The columns to read, each once."""
-        return tuple(dict.fromkeys(name for name, _ in self._requirements()))
+        labels = (name for label in self.parsed_labels for name in label.columns)
+        return tuple(dict.fromkeys((*labels, *(name for name, _ in self._requirements()))))
 
     def check(self, schema: pa.Schema, source: str) -> None:
         """Refuse columns that are missing, or have a type that their role does not allow."""
         check_columns(self.names, schema, source)
+        for label in self.parsed_labels:
+            label.check(schema, source)
         for name, want in self._requirements():
             kind = schema.field(name).type
             if not FITS[want](kind):
@@ -113,8 +140,7 @@ class Columns(Value, frozen=True):
         return tuple(s.column for s in self.sparse if s.table_name not in names)
 
     def _requirements(self) -> Iterator[tuple[str, str]]:
-        """Each column with its required type, a key of FITS."""
-        yield from ((name, NUMBERS) for name in self.labels)
+        """Each column but those of labels with its required type, a key of FITS."""
         yield from ((dense.column, NUMBERS) for dense in self.dense)
         yield from ((s.column, ROWS if s.ids == "direct" else IDS) for s in self.sparse)
         yield from ((name, want) for name, want in self._about_rows() if name is not None)
@@ -141,54 +167,9 @@ def _check_sparse(sparse: Sparse) -> None:
         raise SpecError(f"columns: {sparse.column!r}: {given} with a vocabulary: {want}")
 
 
-NUMBERS = "numbers"
-ROWS = "whole numbers, or lists of them"
-IDS = "whole numbers or text, or lists of them"
-KEYS = "whole numbers or text"
-TIMES = "times or whole numbers"
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Strings and bytes in any of Arrow's layouts."""
-    tests = (types.is_string, types.is_large_string, types.is_string_view, types.is_binary, types.is_large_binary)
-    return any(test(kind) for test in tests)
-
-
-def is_list(kind: pa.DataType) -> bool:
-    """Lists in any of Arrow's layouts."""
-    tests = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view)
-    return any(test(kind) for test in tests)
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return _is_whole(kind) or any(test(kind) for test in (types.is_boolean, types.is_floating, types.is_decimal))
-
-
-def _is_whole(kind: pa.DataType) -> bool:
-    return bool(types.is_integer(kind))
-
-
-def _is_key(kind: pa.DataType) -> bool:
-    inner = kind.value_type if types.is_dictionary(kind) else kind
-    return _is_whole(inner) or is_text(inner)
-
-
-def _element(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if is_list(kind) else kind
-
-
-FITS: dict[str, Callable[[pa.DataType], bool]] = {  # by the requirement, as errors state it: whether a type meets it
-    NUMBERS: _is_number,
-    ROWS: lambda kind: _is_whole(_element(kind)),
-    IDS: lambda kind: _is_key(_element(kind)),
-    KEYS: _is_key,
-    TIMES: lambda kind: _is_whole(kind) or types.is_timestamp(kind) or types.is_date(kind),
-}
-
-
 def _hint_for(kind: pa.DataType) -> str:
-    if is_text(_element(kind)):
+    if is_text(element_of(kind)):
         return " (text needs ids='hash'; one value such as 'NA' makes a whole CSV column text)"
-    if types.is_floating(_element(kind)):
+    if types.is_floating(element_of(kind)):
         return " (pandas turns whole numbers with missing values into floats: store them as Int64)"
     return ""

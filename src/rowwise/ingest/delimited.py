@@ -1,39 +1,67 @@
 """A `Reader` of CSV and TSV files: a split is a range of bytes, and holds the lines that begin in it.
 
-So the splits follow from the sizes of the files alone; where a line begins is found when a split is read. Not
-supported: line breaks inside quotes, because a line could then begin anywhere (a split with one is refused); compressed
-files, because they cannot be read from the middle.
+So the splits follow from the sizes of the files alone; where a line begins is found when a split is read. Where values
+in quotes have line breaks, a line could begin anywhere: then files are scanned once, and splits begin at rows. Files
+that cannot be read from the middle, compressed or in other encodings than UTF-8, are read from plain copies
+(`plain_copy`). How the files are written is found in the first megabyte (`dialect`); `settle` reads them all.
+
+Columns are those of all files; one that a file lacks has no value there. Folders called `day=3` make a column `day`.
 """
 
 import io
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import final
+from typing import BinaryIO, NamedTuple, final
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import csv
+from msgspec import structs
+from pyarrow import types
 
 from rowwise.errors import DataError
+from rowwise.ingest.dialect import (
+    Dialect,
+    Heading,
+    csv_reader,
+    find_encoding,
+    find_heading,
+    find_layout,
+    first_open_line,
+    parse_type,
+    record_starts,
+    records,
+    widen,
+)
+from rowwise.ingest.lines import UnevenLinesError, find_bad_value, find_types, parse_lines
+from rowwise.ingest.plain_copy import CopyFolder, open_unpacked, packing_of, plain_copy
 from rowwise.ingest.reader import Split, check_columns, find_files
-from rowwise.spec import Value
+from rowwise.ingest.warehouse import hive
+from rowwise.textfile import open_regular
 
-ENDINGS = (".csv", ".tsv", ".txt")
-DELIMITERS = ",\t;|"
-HEAD_BYTES = 1 << 20  # of the first file, from which the types of the columns are guessed
-BLOCK_BYTES = 8 << 20  # the longest line that Arrow accepts
-COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".zip")
+KINDS = (".csv", ".tsv", ".txt")
+PACKED = ("", ".gz", ".zst", ".bz2", ".xz", ".zip")
+ENDINGS = tuple(f"{kind}{packed}" for kind in KINDS for packed in PACKED)
+HEAD_BYTES = 1 << 20  # of a file, from which the types of its columns are guessed
+MOST_NAMED, MOST_NOTES = 5, 8
+BOM = b"\xef\xbb\xbf"
+WAY_OUT = "for rowwise data inspect, or data.text.{} in a recipe"
 
 
-class Dialect(Value, frozen=True):
-    """Delimiter, quotes and header of a text file."""
+NO_HEADING = Heading(False, (), (), ())
 
-    delimiter: str = ","
-    names: tuple[str, ...] = ()  # of the columns; empty: the first line of each file is a header
-    quotes: bool = True  # values may be in double quotes
-    nulls: tuple[str, ...] = ("",)  # texts of missing values; without "NA", which may be an id (Namibia)
-    split_bytes: int = 32 << 20
+
+class MisfitError(DataError):
+    """Rows that are not as the beginning of the files is; `CsvReader.settle` finds how to read them."""
+
+
+class _TextFile(NamedTuple):
+    """A file as it is read."""
+
+    plain: str | None  # the file, or its copy; None: the copy is made when rows are wanted
+    encoding: str
+    heading: Heading
+    begin: int  # of the first row
 
 
 @final
@@ -41,145 +69,318 @@ class CsvReader:
     """Reads the rows of text files.
 
     Args:
-        path: a file, a folder or a pattern.
-        dialect: None: the delimiter in the header of the first file, a comma if it has several.
-        types: types of columns by name, where the first megabyte does not show them: for instance a column of
-            floats that begins with whole numbers.
+        path: a file, a folder or a pattern; or the files.
+        dialect: how they are written, as far as it is known; the rest is found in the first file.
     """
 
-    def __init__(self, path: str | Path, dialect: Dialect | None = None, types: dict[str, str] | None = None) -> None:
-        """Guess the types of the columns from the first megabyte of the first file."""
-        self._files = find_files(path, ENDINGS)
-        for name in self._files:
-            _check_file(name)
-        self._dialect = dialect or Dialect(delimiter=_find_delimiter(self._files[0]))
-        if self._dialect.split_bytes < 1:
-            raise DataError(f"split_bytes={self._dialect.split_bytes}: want at least 1")
-        self._names = self._dialect.names or _header(self._files[0], self._dialect)
-        self._schema = self._guess(types or {})
+    def __init__(self, path: str | Path | tuple[str, ...], dialect: Dialect | None = None) -> None:
+        """Find how the files are written, and the types of the columns, from the first megabyte of the first file."""
+        self._files = path if isinstance(path, tuple) else find_text_files(path)
+        self._given = dialect or Dialect()
+        self._opened, self._splits = dict[str, _TextFile](), None
+        head = self._head(self._files[0])
+        self.dialect = find_layout(head, self._given)
+        first = self._open(self._files[0], head)
+        self.dialect = structs.replace(self.dialect, encoding=first.encoding, header=first.heading.header)
+        headings = {name: self._open(name).heading for name in self._files}
+        folders = [hive.parse_folders(name) for name in self._files]
+        names = list(dict.fromkeys(n for h in headings.values() for n in h.names if n not in h.left_out))
+        self._folders = [field for field in hive.infer_fields(folders, {}) if field.name not in names]
+        self._notes = _notes_of(headings)
+        self.undecided = tuple[str, ...]()
+        chosen = self._guess(names, headings)
+        self._schema = pa.schema([*chosen.items(), *self._folders])
+        self.dialect = structs.replace(self.dialect, types={name: str(kind) for name, kind in chosen.items()})
+
+    _splits: tuple[Split, ...] | None
 
     @property
     def schema(self) -> pa.Schema:
         return self._schema
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Surprising facts about the files, a line for each."""
+        copies = [name for name, file in self._opened.items() if file.plain != name]
+        kept = f"plain copies of {len(copies):,} files are kept in {self.dialect.unpack_to}: --unpack-to, --unpacked-gb"
+        return (*self._notes, *[kept] * bool(copies))
+
     def splits(self) -> tuple[Split, ...]:
         """Ranges of bytes. A split may have no rows, if a line is longer than a range."""
-        return tuple(split for name in self._files for split in self._ranges(name))
+        if self._splits is None:
+            self._splits = tuple(split for name in self._files for split in self._ranges(name))
+        return self._splits
 
     def read(self, split: Split, columns: Sequence[str]) -> pa.Table:
         """The lines that begin in a range of bytes."""
         check_columns(columns, self._schema, split.source)
-        with open(split.source, "rb") as file:
-            begin = self._after_header(file, split.source) if split.start == 0 else _line_start(file, split.start)
-            end = max(begin, _line_start(file, split.stop))
-            file.seek(begin)
-            data = file.read(end - begin)
-        if self._dialect.quotes:
-            _refuse_broken_quotes(data, split)
+        file = self._unpack(split.source)
+        data, begin = self._lines(file, split)
+        names = file.heading.names
+        self._refuse_open_lines(data, split, file, begin)
+        # A line has to be read for its number of rows, even where no column is wanted.
+        inside = [name for name in columns if name in names] or list(names[:1])
+        kinds = {name: self._schema.field(name).type if name in columns else pa.string() for name in inside}
         try:
-            return self._parse(data, self._schema, columns)
+            table = parse_lines(data, names, self.dialect, kinds, inside)
         except pa.ArrowException as error:
-            want = "want values of the guessed types, or the type of the column in types={'name': 'float'}"
-            raise DataError(f"{split.source}: bytes {begin} to {end}: {error}: {want}") from error
+            raise self._misfit(data, file, split, begin, kinds, error) from error
+        return self._complete(table, split, columns)
+
+    def settle(self) -> "CsvReader":
+        """A reader whose types, words for missing values and line breaks fit the rows of all files; reads them all."""
+        kinds = {
+            name: pa.null() if name in self.undecided else parse_type(k, name) for name, k in self.dialect.types.items()
+        }
+        dialect = self.dialect
+        for split in self.splits():
+            file = self._unpack(split.source)
+            data, begin = self._lines(file, split)
+            if self._has_open_line(data):
+                return CsvReader(self._files, structs.replace(self._given, line_breaks=True)).settle()
+            if self._given.encoding is None and not _is_utf8(data):
+                return CsvReader(self._files, structs.replace(self._given, encoding="cp1252")).settle()
+            names = file.heading.names
+            inside = [name for name in names if name in kinds]
+            try:
+                parse_lines(data, names, dialect, kinds, inside)
+            except UnevenLinesError as error:
+                raise self._misfit(data, file, split, begin, {}, error) from error
+            except pa.ArrowException:
+                # Without a fraction yet, its sign is open.
+                is_open = self._given.decimal is None and not any(map(types.is_floating, kinds.values()))
+                open_dialect = structs.replace(dialect, decimal=None) if is_open else dialect
+                found, dialect = find_types(data, names, inside, open_dialect)
+                kinds |= {name: widen(kinds[name], found[name]) for name in inside if name not in self._given.types}
+        return self._settled(kinds, dialect)
+
+    def _settled(self, kinds: dict[str, pa.DataType], dialect: Dialect) -> "CsvReader":
+        signs = tuple(name for name in dialect.signs or () if not types.is_string(kinds[name]))
+        texts = {name: str(pa.string() if types.is_null(kind) else kind) for name, kind in kinds.items()}
+        settled = CsvReader(self._files, structs.replace(dialect, signs=signs, types=texts))
+        for name, kind in texts.items():
+            before = "no value" if name in self.undecided else self.dialect.types[name]
+            if kind != self.dialect.types[name]:
+                settled._notes.append(f"column {name!r} has {before} at first, and {kind} later: read as {kind}")
+        return settled
+
+    def __getstate__(self) -> dict[str, object]:
+        """Another process makes plain copies itself."""
+        return self.__dict__ | {"_opened": {}}
+
+    def _head(self, name: str) -> bytes:
+        """Whole lines that begin a file, in UTF-8."""
+        with open_unpacked(name) as file:
+            raw = file.read(HEAD_BYTES)
+            whole = not file.read(1)
+        if not raw:
+            raise DataError(f"{name}: the file is empty: want lines of columns")
+        encoding = find_encoding(raw, whole=whole)
+        marked = any(raw.startswith(mark) for mark in (BOM, b"\xff\xfe", b"\xfe\xff"))
+        encoding = encoding if marked or self._given.encoding is None else self._given.encoding
+        try:
+            text = io.TextIOWrapper(io.BytesIO(raw), encoding, "strict" if whole else "ignore", newline="").read()
+        except UnicodeError as error:
+            raise DataError(
+                f"{name}: is not {encoding}: {error}: want --encoding ... {WAY_OUT.format('encoding')}"
+            ) from error
+        only_returns = "\n" not in text and "\r" in text
+        text = text.replace("\r", "\n") if only_returns else text
+        is_plain = encoding in ("utf-8", "ascii") and not only_returns and not packing_of(name)
+        self._opened[name] = _TextFile(name if is_plain else None, encoding, NO_HEADING, 0)
+        data = text.encode()
+        return data if whole else data[: data.rfind(b"\n") + 1]
+
+    def _open(self, name: str, head: bytes | None = None) -> _TextFile:
+        """A file's encoding and columns, from the lines that begin it."""
+        if name in self._opened and self._opened[name].heading is not NO_HEADING:
+            return self._opened[name]
+        head = self._head(name) if head is None else head
+        skip = len(BOM) * head.startswith(BOM)
+        text = head[skip:].decode(errors="replace")
+        try:
+            rows = records(text, self.dialect)
+        except DataError as error:
+            raise DataError(f"{name}: {error}") from None
+        if not rows:
+            raise DataError(f"{name}: no row: want at least one")
+        heading = find_heading(rows, structs.replace(self._given, header=self.dialect.header))
+        begin = skip
+        if heading.header:
+            reader = csv_reader(text, self.dialect)
+            while not next(reader):
+                pass
+            begin += len("".join(text.splitlines(keepends=True)[: reader.line_num]).encode())
+        if not heading.names or len(set(heading.names)) < len(heading.names):
+            raise DataError(f"{name}: its first line is no header: want --names a,b,c {WAY_OUT.format('names')}")
+        self._opened[name] = self._opened[name]._replace(heading=heading, begin=begin)
+        return self._opened[name]
+
+    def _unpack(self, name: str) -> _TextFile:
+        """A file that can be read from the middle."""
+        file = self._open(name)
+        if file.plain is not None and (file.plain == name or Path(file.plain).exists()):
+            return file
+        place = CopyFolder(Path(self.dialect.unpack_to).expanduser(), self.dialect.unpacked_gb * 10**9)
+        try:
+            copy = plain_copy(name, file.encoding, place)
+        except OSError as error:
+            want = f"want another folder by --unpack-to, {WAY_OUT.format('unpack_to')}"
+            raise DataError(f"{name}: cannot be unpacked into {place.folder}: {error}: {want}") from error
+        self._opened[name] = file._replace(plain=str(copy))
+        return self._opened[name]
 
     def _ranges(self, name: str) -> list[Split]:
-        size, step = Path(name).stat().st_size, self._dialect.split_bytes
-        return [Split(source=name, start=at, stop=min(at + step, size)) for at in range(0, size, step)]
+        file, step = self._unpack(name), self.dialect.split_bytes
+        assert file.plain is not None
+        size = Path(file.plain).stat().st_size
+        starts: Iterable[int] = range(step, size, step)
+        if self.dialect.line_breaks:
+            with open_regular(file.plain) as opened:
+                try:
+                    starts = [at for at in record_starts(opened, self.dialect, step) if at < size]
+                except DataError as error:
+                    raise DataError(f"{name}: {error}") from None
+        bounds = [0, *starts, size]
+        return [Split(source=name, start=a, stop=b) for a, b in pairwise(bounds)]
 
-    def _after_header(self, file: io.BufferedReader, name: str) -> int:
-        if self._dialect.names:
-            return 0
-        names = _header(name, self._dialect)
-        if names != self._names:
-            want = f"want the header of {self._files[0]}: {', '.join(self._names)}"
-            raise DataError(f"{name}: its header is {', '.join(names)}; {want}")
-        file.seek(0)
-        file.readline()
-        return file.tell()
+    def _lines(self, file: _TextFile, split: Split) -> tuple[bytes, int]:
+        """The lines that begin in a range of bytes, and where the first of them begins."""
+        assert file.plain is not None
+        with open_regular(file.plain) as opened:
+            begin = max(file.begin, _line_start(opened, split.start))
+            end = max(begin, _line_start(opened, split.stop))
+            opened.seek(begin)
+            return opened.read(end - begin), begin
 
-    def _guess(self, types: dict[str, str]) -> pa.Schema:
-        name = self._files[0]
-        with open(name, "rb") as file:
-            begin = self._after_header(file, name)
-            file.seek(begin)
-            head = file.read(HEAD_BYTES)
-        if not head.strip():
-            raise DataError(f"{name}: no row below the header: want at least one")
-        if len(head) == HEAD_BYTES:
-            head = head[: head.rfind(b"\n") + 1]
-        try:
-            guessed = self._parse(head, None, self._names).schema
-            check_columns(list(types), guessed, name)
-            # A column without a value in the head is read as text, which holds any later value.
-            chosen = {f.name: pa.string() if pa.types.is_null(f.type) else f.type for f in guessed}
-            chosen |= {column: pa.type_for_alias(alias) for column, alias in types.items()}
-        except (pa.ArrowException, ValueError) as error:
-            want = f"want lines of {', '.join(self._names)}, or Dialect(delimiter=...)"
-            raise DataError(f"{name}: cannot be read as text of {len(self._names)} columns: {error}: {want}") from error
-        return pa.schema(chosen)
+    def _guess(self, names: Sequence[str], headings: dict[str, Heading]) -> dict[str, pa.DataType]:
+        """Types and ways to write numbers, of each column by the first file that has it."""
+        kinds = {name: parse_type(kind, name) for name, kind in self._given.types.items() if name in names}
+        for source, heading in headings.items():
+            new = [name for name in heading.names if name in names and name not in kinds]
+            is_first = source == self._files[0]
+            if not new and not (is_first and None in (self.dialect.decimal, self.dialect.missing, self.dialect.signs)):
+                continue
+            head = self._head_rows(source)
+            if not head.strip():
+                raise DataError(f"{source}: no row below the header: want at least one, or --no-header")
+            try:
+                found, self.dialect = find_types(head, heading.names, heading.names, self.dialect)
+            except pa.ArrowException as error:
+                file = self._opened[source]
+                split = Split(source=source, start=0, stop=len(head))
+                raise self._misfit(head, file, split, file.begin, {}, error) from error
+            kinds |= {name: found[name] for name in new}
+        # A column without a value in the head is read as text, which holds any later value.
+        self.undecided = tuple(name for name, kind in kinds.items() if types.is_null(kind))
+        return {name: pa.string() if types.is_null(kinds[name]) else kinds[name] for name in names}
 
-    def _parse(self, data: bytes, schema: pa.Schema | None, columns: Sequence[str]) -> pa.Table:
-        if schema is not None and not data:
-            return schema.empty_table().select(list(columns))
-        return csv.read_csv(
-            pa.BufferReader(data),
-            csv.ReadOptions(column_names=list(self._names), block_size=BLOCK_BYTES),
-            csv.ParseOptions(delimiter=self._dialect.delimiter, quote_char='"' if self._dialect.quotes else False),
-            csv.ConvertOptions(
-                column_types=schema,
-                include_columns=list(columns),
-                strings_can_be_null=True,
-                null_values=list(self._dialect.nulls),
-            ),
-        )
+    def _head_rows(self, name: str) -> bytes:
+        file = self._opened[name]
+        if file.plain is None:
+            before, head = file, self._head(name)
+            self._opened[name] = before
+            return head[file.begin :]
+        with open_regular(name) as opened:
+            opened.seek(file.begin)
+            head = opened.read(HEAD_BYTES)
+            return head[: head.rfind(b"\n") + 1] if opened.read(1) else head
+
+    def _has_open_line(self, data: bytes) -> bool:
+        """Whether a value in quotes goes on in the next line, although none should."""
+        is_quoted = self.dialect.quotes and not self.dialect.line_breaks and b'"' in data
+        # As long as each line has an even number of quotes, none is open.
+        return is_quoted and _has_odd_line(data) and first_open_line(io.BytesIO(data), self.dialect) > 0
+
+    def _refuse_open_lines(self, data: bytes, split: Split, file: _TextFile, begin: int) -> None:
+        if self._has_open_line(data):
+            line = _line_number(file, begin) + first_open_line(io.BytesIO(data), self.dialect)
+            want = "want data.text.line_breaks: true in a recipe, which rowwise data inspect writes, or quotes: false"
+            raise MisfitError(f"{split.source}: line {line}: a value in quotes goes on in the next line: {want}")
+
+    def _misfit(
+        self, data: bytes, file: _TextFile, split: Split, begin: int, kinds: Mapping[str, pa.DataType], error: Exception
+    ) -> MisfitError:
+        """What is wrong with some lines, where it is, and the way out."""
+        above = _line_number(file, begin)
+        if isinstance(error, UnevenLinesError):
+            other = f"another --delimiter {WAY_OUT.format('delimiter')}"
+            want = f"want values with {self.dialect.delimiter!r} in quotes, or {other}"
+            return MisfitError(f"{split.source}: line {above + error.line}: {error}: {want}")
+        if not _is_utf8(data):
+            lines = data.splitlines(keepends=True)
+            line = next(k for k, text in enumerate(lines) if not _is_utf8(text))
+            want = f"want --encoding cp1252 or another {WAY_OUT.format('encoding')}"
+            return MisfitError(f"{split.source}: line {above + line + 1} is not UTF-8: {want}")
+        bad = find_bad_value(data, file.heading.names, self.dialect, dict(kinds), list(kinds))
+        if bad is None:
+            return MisfitError(f"{split.source}: after line {above}: {error}: want lines like the first ones")
+        place = f"{split.source}: line {above + bad.line}, column {bad.column!r}"
+        want = f"want --column-type {bad.column}=string {WAY_OUT.format('types')}"
+        return MisfitError(f"{place}: {bad.text[:80]!r} is no {bad.kind}: {want}")
+
+    def _complete(self, table: pa.Table, split: Split, columns: Sequence[str]) -> pa.Table:
+        """Add what the file lacks, and the columns of the folders; order the columns as requested."""
+        folders = {field.name for field in self._folders}
+        texts = hive.parse_folders(split.source) if folders else {}
+        for name in columns:
+            if name not in table.column_names:
+                kind = self._schema.field(name).type
+                value = hive.parse_value(texts[name], kind) if name in folders else None
+                table = table.append_column(name, pa.repeat(pa.scalar(value, kind), table.num_rows))
+        return table.select(list(columns))
 
 
-def _check_file(name: str) -> None:
-    if name.endswith(COMPRESSED):
-        raise DataError(f"{name}: a compressed text file cannot be read in parts: want it decompressed")
-    if Path(name).stat().st_size == 0:
-        raise DataError(f"{name}: the file is empty: want lines of columns")
+def find_text_files(path: str | Path) -> tuple[str, ...]:
+    """A path's files; of a folder those that end in .txt only if there are no others."""
+    files = find_files(path, ENDINGS)
+    others = tuple(name for name in files if ".txt" not in Path(name).suffixes)
+    return (others or files) if Path(path).is_dir() else files
 
 
-def _find_delimiter(name: str) -> str:
-    if name.endswith(".tsv"):
-        return "\t"
-    with open(name, "rb") as file:
-        line = file.readline()
-    return next((mark for mark in DELIMITERS if mark.encode() in line), ",")
+def _notes_of(headings: Mapping[str, Heading]) -> list[str]:
+    """What the columns of the files have that may surprise."""
+    first, *others = headings.items()
+    notes = list(first[1].notes)
+    for name, heading in others:
+        missing = [one for one in first[1].names if one not in heading.names]
+        more = [one for one in heading.names if one not in first[1].names]
+        for what, columns in (("lacks", missing), ("alone has", more)):
+            if columns and len(notes) < MOST_NOTES:
+                named = ", ".join(columns[:MOST_NAMED])
+                notes.append(f"{name} {what} {named}, by the header of {first[0]}: no value where a file lacks it")
+    return notes
 
 
-def _header(name: str, dialect: Dialect) -> tuple[str, ...]:
-    with open(name, "rb") as file:
-        line = file.readline().removeprefix(b"\xef\xbb\xbf")  # UTF-8 byte order mark
-    options = csv.ParseOptions(delimiter=dialect.delimiter, quote_char='"' if dialect.quotes else False)
+def _is_utf8(data: bytes) -> bool:
     try:
-        names = csv.read_csv(pa.BufferReader(line), parse_options=options).column_names
-        twice = [column for column, count in Counter(names).items() if count > 1]
-        if twice:
-            raise DataError(f"{name}: its header names column {twice[0]!r} twice: want each name once")
-        return tuple(names)
-    except (pa.ArrowException, UnicodeDecodeError) as error:
-        want = "want names of columns there, or Dialect(names=(...)) for a file without a header"
-        raise DataError(f"{name}: its first line is not a header: {error}: {want}") from error
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
-def _line_start(file: io.BufferedReader, at: int) -> int:
+def _has_odd_line(data: bytes) -> bool:
+    """Whether a line has an odd number of quotes before its end, counting from the first byte."""
+    bytes_N = np.frombuffer(data, np.uint8)
+    open_N = np.cumsum(bytes_N == ord('"')) & 1
+    return bool(open_N[bytes_N == ord("\n")].any())
+
+
+def _line_number(file: _TextFile, at: int) -> int:
+    """How many lines end before a byte of a file."""
+    if file.plain is None:
+        return int(file.heading.header)
+    with open_regular(file.plain) as opened:
+        sizes = range(0, at, HEAD_BYTES)
+        return sum(opened.read(min(HEAD_BYTES, at - done)).count(b"\n") for done in sizes)
+
+
+def _line_start(file: BinaryIO, at: int) -> int:
     """The first byte at or after `at` at which a line begins."""
     if at == 0:
         return 0
     file.seek(at - 1)
-    file.readline()
+    while (piece := file.readline(HEAD_BYTES)) and not piece.endswith(b"\n"):
+        pass  # of a long line
     return file.tell()
-
-
-def _refuse_broken_quotes(data: bytes, split: Split) -> None:
-    """Refuse a line break inside quotes: the number of quotes before it is odd."""
-    if b'"' not in data:
-        return
-    bytes_N = np.frombuffer(data, np.uint8)
-    open_N = np.cumsum(bytes_N == ord('"')) & 1
-    broken = np.flatnonzero(open_N[bytes_N == ord("\n")])
-    if broken.size:
-        want = "want line breaks outside quotes only, or quotes=False if a quote is a plain character"
-        raise DataError(f"{split.locate_row(int(broken[0]))}: a quoted value continues on the next line: {want}")

@@ -20,9 +20,11 @@ from pyarrow import types
 
 from rowwise.errors import DataError
 from rowwise.ingest import native
-from rowwise.ingest.bags import bits, combine_chunks, holds_whole, lists, view, words_of
+from rowwise.ingest.bags import as_float32, bits, combine_chunks, floats, holds_whole, lists, view, words_of
 from rowwise.ingest.block import ALIGNMENT, Allocator, BlockSizes, EncodedRows, Floats, Ints, allocate, lay_out
-from rowwise.ingest.columns import Columns, Dense, Sparse, is_list
+from rowwise.ingest.columns import Columns, Dense, Sparse
+from rowwise.ingest.kinds import is_list
+from rowwise.ingest.labels import WANTED, bad_values
 from rowwise.ingest.native import Bitmap, Lists, PickedIds, RowMapping
 from rowwise.ingest.reader import Split
 from rowwise.spec import Value
@@ -133,18 +135,6 @@ def bad_rows(table: pa.Table, columns: Columns, table_rows: Mapping[str, int], s
     return RefusedRows(mask_R, tuple(reasons)) if reasons else None
 
 
-def floats(array: pa.Array) -> Floats:
-    """32-bit floats; NaN for missing values."""
-    return as_float32(array).to_numpy(zero_copy_only=False)
-
-
-def as_float32(array: pa.Array) -> pa.Array:
-    """A column of numbers as 32-bit floats; missing values stay missing."""
-    if types.is_decimal(array.type):
-        array = array.cast(pa.float64())
-    return array if types.is_float32(array.type) else array.cast(pa.float32(), safe=False)
-
-
 def _check_order(order_R: Ints | None, rows: int) -> Ints | None:
     if order_R is None:
         return None
@@ -171,13 +161,21 @@ def _write_dense(arrays: Mapping[str, pa.Array], dense: Sequence[Dense], order_R
         rows_RF = out_RF[begin : begin + ROWS_AT_ONCE]
         columns_FR = room[: rows_RF.size].reshape(rows_RF.shape[::-1])
         infinite |= filled.write(begin, columns_FR)
-        at = 0
-        for log1p, run in groupby(dense, lambda d: d.log1p):
-            part_FR = columns_FR[at : (at := at + len(list(run)))]
-            if log1p:  # numpy's vector code: several times as fast as a scalar loop, with the bits of earlier versions
-                np.log1p(np.maximum(part_FR, np.float32(0), out=part_FR), out=part_FR)
+        scale(columns_FR, dense)
         native.transpose(columns_FR, rows_RF)
     return infinite
+
+
+def scale(columns_FR: Floats, dense: Sequence[Dense]) -> None:
+    """Take logarithms and standardise, in place."""
+    at = 0
+    for log1p, run in groupby(dense, lambda d: d.log1p):
+        part_FR = columns_FR[at : (at := at + len(list(run)))]
+        if log1p:  # numpy's vector code: several times as fast as a scalar loop, with the bits of earlier versions
+            np.log1p(np.maximum(part_FR, np.float32(0), out=part_FR), out=part_FR)
+    for one, x_R in zip(dense, columns_FR, strict=True):
+        if one.mean or one.std != 1:
+            np.divide(np.subtract(x_R, np.float32(one.mean), out=x_R), np.float32(one.std), out=x_R)
 
 
 def _numbers(array: pa.Array, fill: float) -> native.NumberColumn:
@@ -191,9 +189,9 @@ def _write_row_columns(
     """Write labels, weights, keys and times; true if a value is bad."""
     order = slice(None) if order_R is None else order_R
     bad = False
-    for k, name in enumerate(columns.labels):
-        encoded.labels_RK[:, k] = floats(arrays[name])[order]
-        bad |= bool(_is_bad_label(encoded.labels_RK[:, k]).any())
+    for k, label in enumerate(columns.parsed_labels):
+        encoded.labels_RK[:, k] = label.values(arrays)[order]
+        bad |= bool(bad_values(encoded.labels_RK[:, k], columns.label_values).any())
     if columns.weight is not None and encoded.weights_R is not None:
         encoded.weights_R[:] = floats(arrays[columns.weight])[order]
         bad |= bool(_is_bad_weight(encoded.weights_R).any())
@@ -220,10 +218,6 @@ def row_mapping(sparse: Sparse, kind: pa.DataType, rows: int | None) -> RowMappi
     assert rows is not None  # `table_rows_for_ids` has the tables of all hashed features
     whole = holds_whole(kind.value_type if is_list(kind) else kind)
     return RowMapping(native.HASH if whole else native.REMAINDER, rows)
-
-
-def _is_bad_label(x_R: Floats) -> Mask:
-    return (x_R != 0) & (x_R != 1)
 
 
 def _is_bad_weight(x_R: Floats) -> Mask:
@@ -259,7 +253,7 @@ def _refusals(
     arrays: Mapping[str, pa.Array], columns: Columns, table_rows: Mapping[str, int], order_R: Ints | None
 ) -> Iterator[_ColumnRefusal]:
     """Find the bad rows, column by column. See [Note: refused rows]."""
-    for name, bad_of, want in _checks(columns):
+    for name, bad_of, want in _checks(columns, arrays):
         rows_N = _bad_in_order(bad_of(arrays[name]), order_R)
         if len(rows_N):
             cells = arrays[name].take(pa.array(rows_N[:MAX_REASONS])).to_pylist()
@@ -270,12 +264,14 @@ def _refusals(
             yield from _ids_out_of_range(arrays[sparse.column], sparse, rows, order_R)
 
 
-def _checks(columns: Columns) -> Iterator[tuple[str, Callable[[pa.Array], Mask], str]]:
+def _checks(columns: Columns, arrays: Mapping[str, pa.Array]) -> Iterator[tuple[str, Callable[[pa.Array], Mask], str]]:
     """The columns whose single values are checked: name, function to the mask of bad rows, and what errors want."""
     for dense in columns.dense:
         yield dense.column, lambda a: np.isinf(floats(a)), "want a finite number in 32 bits"
-    for name in columns.labels:
-        yield name, lambda a: _is_bad_label(floats(a)), "want a label of 0 or 1"
+    want = WANTED[columns.label_values]
+    for label in columns.parsed_labels:
+        bad_R = bad_values(label.values(arrays), columns.label_values)
+        yield label.name, lambda _, bad_R=bad_R: bad_R, want
     if columns.weight is not None:
         yield columns.weight, lambda a: _is_bad_weight(floats(a)), "want a weight that is finite and not negative"
     for name, want in ((columns.key, "want a key in every row"), (columns.time, "want a time in every row")):

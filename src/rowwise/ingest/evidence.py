@@ -26,6 +26,7 @@ SMALLEST_GAIN = 2e-3  # nats a row; a smaller difference decides nothing, howeve
 FILLED, EVEN = 0.5, 0.5  # share of the range that is taken; taken values of its upper half over those of its lower half
 AGAIN = 4.0  # rows of a value, on average
 ROUGH = 4.0  # counts of neighbours differ by so many times as much as chance does
+MOST_ALIKE = 5  # so few values are rarer or not by chance
 SEPARATORS = "|;,"
 LISTED, RECURRING = 0.25, 0.5  # of distinct texts: least share with a separator, most words between separators
 
@@ -55,6 +56,7 @@ class Shape(NamedTuple):
     even: float  # values in the upper half of the range over those in the lower half
     repeats: float  # rows of a value
     rough: float  # 1 if neighbouring whole numbers come about equally often, as amounts do; ids do not
+    peaked: float  # 1 if numbers are the rarer, the farther from the most frequent one, as counts are; ids: 0
 
     @property
     def is_of_ids(self) -> bool:
@@ -92,7 +94,17 @@ def shape_of(x_N: Ints) -> Shape:
     squares = np.where(next_door, (rows[1:] - rows[:-1]) ** 2, rows[1:] ** 2 + rows[:-1] ** 2)
     rough = float(squares.sum() / (2 * rows.sum())) if len(values) > 1 else 1.0
     filled, even = len(values) / (high - low + 1), upper / max(len(values) - upper, 1)
-    return Shape(filled, even, len(x_N) / len(values), rough)
+    return Shape(filled, even, len(x_N) / len(values), rough, _peaked(values, counts))
+
+
+def _peaked(values: Ints, counts: Ints) -> float:
+    """The rank correlation of how rare a value is and how far it is from the most frequent one."""
+    if len(values) < MOST_ALIKE:
+        return 0.0
+    far = np.abs(values.astype(np.float64) - values[counts.argmax()])
+    ranks = [np.unique(x, return_inverse=True)[1].astype(np.float64) for x in (far, -counts)]
+    spread = float(ranks[0].std() * ranks[1].std())
+    return float(((ranks[0] - ranks[0].mean()) * (ranks[1] - ranks[1].mean())).mean()) / spread if spread else 0.0
 
 
 def find_separator(texts: pa.Array) -> str:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rowwise.errors import DataError, NativeError, SpecError
 from rowwise.ingest.block import Floats, Ints
-from rowwise.library import load_library
+from rowwise.library import Signatures, bind_library
 
 LIBRARY = "librowwise_ingest.so"
 ALL = (1 << 63) - 1
@@ -82,24 +82,23 @@ class Lists(NamedTuple):
 
 @functools.cache
 def _library() -> Any:
-    library = load_library(LIBRARY)
-    library.rw_ingest_isa.restype = c_char_p
-    library.rw_ingest_limit.argtypes = [c_char_p]
-    library.rw_count.argtypes = [POINTER(_Ids)]
-    library.rw_bags.argtypes = [POINTER(_Ids), POINTER(_RowMappingFields), c_void_p, c_void_p, c_int64, c_int64]
-    library.rw_singles.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p]
-    library.rw_changes.argtypes = [POINTER(_Ids), c_void_p]
-    library.rw_map.argtypes = [c_void_p, c_void_p, c_int64, POINTER(_RowMappingFields)]
-    library.rw_text.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_void_p]
-    library.rw_fill.argtypes = [c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p]
-    library.rw_turn.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
-    for name in ("rw_buckets32", "rw_buckets64"):
-        getattr(library, name).argtypes = [c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p]
-        getattr(library, name).restype = None
-    for name in ("rw_ingest_limit", "rw_count", "rw_bags", "rw_singles", "rw_map", "rw_fill"):
-        getattr(library, name).restype = c_int64
-    library.rw_text.restype = library.rw_turn.restype = library.rw_changes.restype = None
-    return library
+    ids, mappings, numbers = POINTER(_Ids), POINTER(_RowMappingFields), c_void_p
+    buckets = None, [numbers, c_int64, numbers, c_int64, c_int64, numbers]
+    signatures: Signatures = {
+        "rw_ingest_isa": (c_char_p, []),
+        "rw_ingest_limit": (c_int64, [c_char_p]),
+        "rw_count": (c_int64, [ids]),
+        "rw_bags": (c_int64, [ids, mappings, numbers, numbers, c_int64, c_int64]),
+        "rw_singles": (c_int64, [numbers, numbers, c_int64, numbers, c_int64, numbers]),
+        "rw_changes": (None, [ids, numbers]),
+        "rw_map": (c_int64, [numbers, numbers, c_int64, mappings]),
+        "rw_text": (None, [numbers, numbers, c_int64, c_int64, numbers]),
+        "rw_fill": (c_int64, [numbers, c_int64, numbers, c_int64, c_int64, numbers]),
+        "rw_turn": (None, [numbers, c_int64, c_int64, numbers]),
+        "rw_buckets32": buckets,
+        "rw_buckets64": buckets,
+    }
+    return bind_library(LIBRARY, signatures)
 
 
 def isa() -> str:

@@ -7,19 +7,20 @@ time of decoding.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import final
 
 import msgspec
 import pyarrow as pa
 from pyarrow import parquet as pq
-from pyarrow import types
 
 from rowwise.errors import DataError
 from rowwise.ingest.reader import Split, check_columns
+from rowwise.ingest.union import FlatColumn, can_cast, flat_columns, unite
 from rowwise.ingest.warehouse import hive
 from rowwise.ingest.warehouse.footer import check_chunks, check_footer
 from rowwise.ingest.warehouse.image import SparseFile
@@ -38,7 +39,8 @@ STREAM_BYTES = 64 << 10  # buffer of each column in `pieces`
 class ParquetReader:
     """Reads the rows of Parquet files.
 
-    Folders called `day=3` make a column `day`, unless the files have a column of that name.
+    Columns are those of all files, with types that hold the values of all; fields of structs are columns `a.b`. Folders
+    called `day=3` make a column `day`, unless the files have a column of that name.
 
     Args:
         path: a file, a folder, a pattern such as `logs/day=*/*.parquet`, or a URL of one of these.
@@ -59,30 +61,35 @@ class ParquetReader:
         threads: bool = True,
         cache: CacheFolder | None = None,
     ) -> None:
-        """List the files and read the footer of the first, which must be Parquet."""
+        """List the files and read the footers of those that may have rows of the filter."""
         if gap_bytes < 0:
             raise DataError(f"gap_bytes={gap_bytes}: want 0 or more")
         if not is_url(path) and (Path(path) / UNFINISHED).exists():
             raise DataError(f"{path}: {FINISH}")
         self._store = FileStore(path, ENDINGS, cache)
         self._where, self._gap_bytes, self._verify, self._threads = where or RowFilter(), gap_bytes, verify, threads
-        first = self._store.files[0]
-        footer = self._footer(first)
-        in_file = footer.schema.to_arrow_schema()
-        texts = [hive.parse_folders(source) for source in self._store.files]
-        known = _folder_types(footer)
-        self._folders = [f for f in hive.infer_fields(texts, known) if f.name not in in_file.names]
-        self._schema = pa.schema([*in_file, *self._folders])
+        files, first = self._store.files, self._store.files[0]
+        footer = self._footer(first, chunks=bool(self._where.all_of))
+        texts = [hive.parse_folders(source) for source in files]
+        self._folders = hive.infer_fields(texts, _folder_types(footer))
+        inside = flat_columns(footer.schema.to_arrow_schema())
+        kept = [s for s in files if self._where.may_hold(self._folder_bounds(s, inside), pa.schema(self._folders))]
+        footers = {first: footer, **self._footers([source for source in kept if source != first])}
+        union = unite({source: footers[source].schema.to_arrow_schema() for source in (kept or [first])})
+        self._sources, self.notes, self._lacking = union.sources, union.notes, union.lacking
+        self._folders = [field for field in self._folders if field.name not in union.types]
+        self._schema = pa.schema([*union.types.items(), *self._folders])
         self._types = {field.name: field.type for field in self._schema}
         self._where.check(self._schema, first)
         self._counters, self._splits = ReadCounters(), None
+        self._splits = self._list(kept, {source: self._groups(footers[source]) for source in kept})
         self._idle, self._lock = list[SparseFile](), threading.Lock()
 
     _splits: tuple[Split, ...] | None
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the first file and of the folders; other files may lack columns that are not read."""
+        """The columns of all files and of the folders; a column has no value in a file that lacks it."""
         return self._schema
 
     @property
@@ -92,33 +99,43 @@ class ParquetReader:
 
     def splits(self) -> tuple[Split, ...]:
         """A split for each row group that has rows, and may have rows that pass the filter."""
-        if self._splits is None:
-            where, schema = self._where, self._schema
-            files = [source for source in self._store.files if where.may_hold(self._folder_bounds(source), schema)]
-            with ThreadPoolExecutor(min(FOOTER_THREADS, max(len(files), 1))) as pool:
-                groups = list(pool.map(self._groups, files))
-            pairs = [(s, g) for s, of_file in zip(files, groups, strict=True) for g in of_file]
-            self._splits = tuple(_split(source, group) for source, group in pairs if group.may_hold)
-            self._counters += ReadCounters(pruned_groups=len(pairs) - len(self._splits))
+        if self._splits is None:  # in another process
+            files = [
+                source
+                for source in self._store.files
+                if self._where.may_hold(self._folder_bounds(source), self._schema)
+            ]
+            self._splits = self._list(files, {name: self._groups(f) for name, f in self._footers(files).items()})
         return self._splits
+
+    def _list(self, files: Sequence[str], groups: Mapping[str, list[RowGroup]]) -> tuple[Split, ...]:
+        pairs = [(source, group) for source in files for group in groups[source]]
+        made = tuple(_split(source, group) for source, group in pairs if group.may_hold)
+        self._counters += ReadCounters(pruned_groups=len(pairs) - len(made))
+        return made
+
+    def _footers(self, files: Sequence[str]) -> dict[str, pq.FileMetaData]:
+        with ThreadPoolExecutor(min(FOOTER_THREADS, max(len(files), 1))) as pool:
+            read = pool.map(partial(self._footer, chunks=bool(self._where.all_of)), files)
+            return dict(zip(files, read, strict=True))
 
     def read(self, split: Split, columns: Sequence[str]) -> pa.Table:
         with self._open_image(split.source) as image:
-            inside = self._check_split(image, split, columns)
+            inside, flat = self._check_split(image, split, columns)
             table, counters = image.read(split.start, inside, gap=self._gap_bytes, threads=self._threads)
         with self._lock:
             self._counters += counters
-        return self._complete(table, split, columns)
+        return self._complete(table, flat, split, columns)
 
     def pieces(self, split: Split, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
         """The rows of a split, at most `rows` at a time, in memory for as many."""
         with self._open_image(split.source) as image:
-            inside, footer = self._check_split(image, split, columns), image.footer
+            (inside, flat), footer = self._check_split(image, split, columns), image.footer
             paths = [image.paths[leaf] for name in inside for leaf in image.leaves[name]]
         with _name_file_in_errors(split.source), self._store.stream(split.source) as file:
             opened = pq.ParquetFile(file, metadata=footer, pre_buffer=False, buffer_size=STREAM_BYTES)
             for batch in opened.iter_batches(rows, [split.start], paths, use_threads=False):
-                yield self._complete(pa.Table.from_batches([batch]).select(list(inside)), split, columns)
+                yield self._complete(pa.Table.from_batches([batch]).select(list(inside)), flat, split, columns)
 
     def __getstate__(self) -> dict[str, object]:
         """Names and settings; another process opens the files itself."""
@@ -133,14 +150,14 @@ class ParquetReader:
         """Size in bytes and modification time of a file."""
         return self._store.stamp(source)
 
-    def _groups(self, source: str) -> list[RowGroup]:
-        return groups_of(self._footer(source, chunks=bool(self._where.all_of)), self._where, self._schema)
+    def _groups(self, footer: pq.FileMetaData) -> list[RowGroup]:
+        return groups_of(footer, self._where, self._schema)
 
-    def _folder_bounds(self, source: str) -> dict[str, ColumnBounds]:
-        """Bounds of the columns that a file's folders give."""
+    def _folder_bounds(self, source: str, inside: Container[str] = ()) -> dict[str, ColumnBounds]:
+        """Bounds of the columns that a file's folders give, but not those of files."""
         if not self._where.all_of:
             return {}
-        cells = self._cells(source)
+        cells = {name: cell for name, cell in self._cells(source).items() if name not in inside}
         return {n: ColumnBounds(least=v, most=v, nulls=int(v is None), rows=1) for n, v in cells.items()}
 
     def _cells(self, source: str) -> dict[str, hive.Cell]:
@@ -177,10 +194,14 @@ class ParquetReader:
             with self._lock:
                 self._idle.append(image)
 
-    def _check_split(self, image: SparseFile, split: Split, columns: Sequence[str]) -> list[str]:
-        """The columns that the file itself has; refuses a file that has changed since the splits were made."""
-        folders = {field.name for field in self._folders}
-        inside = [name for name in columns if name not in folders]
+    def _check_split(
+        self, image: SparseFile, split: Split, columns: Sequence[str]
+    ) -> tuple[list[str], dict[str, FlatColumn]]:
+        """The columns to read of a file, and what is made of them; refuses a file that has changed since the splits."""
+        check_columns(columns, self._schema, split.source)
+        folders = self._folder_names
+        flat = {name: image.flat[name] for name in columns if name in image.flat and name not in folders}
+        inside = list(dict.fromkeys(column.root for column in flat.values()))
         has = image.footer.num_row_groups
         changed = "the file has changed since the splits were made: want the old file back, or a new run"
         if split.start >= has:
@@ -189,19 +210,33 @@ class ParquetReader:
         if split.rows not in (None, rows):
             raise DataError(f"{split.source}: row group {split.start} has {rows} rows, had {split.rows}: {changed}")
         check_columns(inside, image.schema, split.source)
-        for name in inside:
-            self._check_type(image.types[name], name, split)
-        return inside
+        for name in columns:
+            if name not in flat and name not in folders and split.source not in self._lacking.get(name, ()):
+                raise DataError(f"{split.source}: no column {name!r}: {changed}")
+        for name, column in flat.items():
+            self._check_type(column.kind, name, split)
+        return inside, flat
+
+    @property
+    def _folder_names(self) -> set[str]:
+        return {field.name for field in self._folders}
 
     def _check_type(self, got: pa.DataType, name: str, split: Split) -> None:
         want = self._types.get(name, got)
-        if got != want and not _can_cast(got, want):
-            out = "want files with one type for it, or a run on the files of one type"
+        if got != want and not can_cast(got, want):
+            out = "want files of one type for it, by a pattern that names them or written anew, or inspect --ignore"
             where = f"row group {split.start}, column {name!r}"
-            raise DataError(f"{split.source}: {where} holds {got}, but {want} in {self._store.files[0]}: {out}")
+            raise DataError(f"{split.source}: {where} holds {got}, but {want} in {self._sources[name]}: {out}")
 
-    def _complete(self, table: pa.Table, split: Split, columns: Sequence[str]) -> pa.Table:
-        """Add the columns of the folders, cast to the types of the schema, and order the columns as requested."""
+    def _complete(
+        self, table: pa.Table, flat: Mapping[str, FlatColumn], split: Split, columns: Sequence[str]
+    ) -> pa.Table:
+        """Add the columns of folders and of other files, cast to the types of the schema, and order the columns."""
+        if any(column.path for column in flat.values()):
+            table = pa.table({name: column.take_from(table) for name, column in flat.items()})
+        for name in columns:
+            if name not in table.column_names and name not in self._folder_names:
+                table = table.append_column(name, pa.nulls(table.num_rows, self._types[name]))
         if self._folders:
             cells = self._cells(split.source)
             for field in self._folders:
@@ -227,20 +262,6 @@ class _FooterNote(msgspec.Struct, frozen=True):
 
 def _split(source: str, group: RowGroup) -> Split:
     return Split(source=source, start=group.index, stop=group.index + 1, first_row=group.first_row, rows=group.rows)
-
-
-def _can_cast(got: pa.DataType, want: pa.DataType) -> bool:
-    """Whether a column can be cast to the schema's type: the same kind of values in another width or layout."""
-    texts = (types.is_string, types.is_large_string, types.is_string_view)
-    kinds = ((types.is_integer,), (types.is_floating,), texts, (types.is_null,))
-    plain = got.value_type if types.is_dictionary(got) else got
-    if types.is_dictionary(want):
-        return _can_cast(plain, want.value_type)
-    if types.is_null(plain) or plain == want:
-        return True
-    if (types.is_list(plain) or types.is_large_list(plain)) and (types.is_list(want) or types.is_large_list(want)):
-        return plain.value_type == want.value_type or _can_cast(plain.value_type, want.value_type)
-    return any(any(is_kind(plain) for is_kind in kind) and any(is_kind(want) for is_kind in kind) for kind in kinds)
 
 
 def _cast(column: pa.ChunkedArray, want: pa.DataType, name: str, split: Split) -> pa.ChunkedArray:

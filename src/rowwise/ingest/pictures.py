@@ -26,6 +26,7 @@ from pyarrow import parquet as pq
 
 from rowwise.errors import DataError, SpecError
 from rowwise.ingest.block import Ints
+from rowwise.ingest.unpacked import read_parquet
 from rowwise.storage.folder import refuse_url
 
 if TYPE_CHECKING:
@@ -118,14 +119,14 @@ def _flat(picture: "Image") -> "Image":
     return picture.convert("RGB")
 
 
-def open_picture(content: bytes, what: str) -> "Image":
+def open_picture(content: bytes, what: str, formats: tuple[str, ...] = FORMATS) -> "Image":
     """The picture in a file, before its pixels are decoded."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
         raise SpecError("pictures need Pillow: want pip install 'rowwise[pictures]'") from None
     try:
-        picture = Image.open(io.BytesIO(content), formats=FORMATS)
+        picture = Image.open(io.BytesIO(content), formats=formats)
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
         got = "its format is not known" if isinstance(error, UnidentifiedImageError) else str(error)[:200]
         raise DataError(f"{what} is no picture: {got}: want a file that Pillow reads") from None
@@ -138,7 +139,10 @@ def decode(prefix: bytes, size: int, what: str) -> Pixels:
     """A copy of a picture, stretched to a square, from the first scans of its file."""
     from PIL.Image import Resampling
 
-    with open_picture(prefix if prefix.endswith(END) else prefix + END, what) as picture:
+    scans = prefix.count(bytes((START[0], SCAN)))
+    if scans > 2 * MOST_SCANS:  # those of a small copy in the header are counted, too
+        raise DataError(f"{what} has {scans} scans: want at most {MOST_SCANS}, as each is decoded")
+    with open_picture(prefix if prefix.endswith(END) else prefix + END, what, ("JPEG",)) as picture:
         try:
             picture.draft("RGB", (size, size))  # the decoder scales down to what is at least as large
             copy = picture.convert("RGB").resize((size, size), Resampling.BILINEAR)
@@ -316,10 +320,9 @@ class PictureFolder:
     def open(cls, folder: Path | str) -> Self:
         folder = Path(folder)
         try:
-            with (folder / INDEX).open("rb") as file:
-                return cls(folder, pq.read_table(file))
+            return cls(folder, read_parquet(folder / INDEX, links=True))
         except (pa.ArrowException, OSError, LookupError, ValueError) as error:
-            why = error.strerror if isinstance(error, FileNotFoundError) else str(error)[:200]
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)[:200]
             got = f"{folder} is no folder of pictures: {why}"
             raise DataError(f"{got}: want one that rowwise data pictures wrote") from None
 

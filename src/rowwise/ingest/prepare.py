@@ -4,8 +4,8 @@ A `Split` becomes a `LoadedSplit` (the same in every epoch), then a `ReadSplit` 
 epoch), then `EncodedRows`.
 
 [Note: which rows] A split's table is never filtered, because errors name rows by their numbers. What selects rows (a
-share, a filter, sampling, quarantine) only leaves them out of the order in which rows are used. So a position counts
-used rows, and preparing the split again gives the same ones.
+share, a filter, a missing label, sampling, quarantine) only leaves them out of the order in which rows are used. So a
+position counts used rows, and preparing the split again gives the same ones.
 """
 
 import functools
@@ -26,6 +26,8 @@ from rowwise.ingest.bags import combine_chunks
 from rowwise.ingest.block import Allocator, EncodedRows, Ints, allocate
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.encode import RefusedRows, bad_rows, encode
+from rowwise.ingest.kinds import is_list
+from rowwise.ingest.labels import unlabelled
 from rowwise.ingest.mix import permutation
 from rowwise.ingest.quarantine import quarantine_rows, quarantine_split
 from rowwise.ingest.reader import Reader, Split, check_columns
@@ -56,7 +58,7 @@ class Preparation(Value, frozen=True):
     @property
     def names(self) -> tuple[str, ...]:
         """The columns to read."""
-        more = (*self.where.columns, *(() if self.together is None else (self.together,)))
+        more = (*self.where.columns, *(name for name in (self.together, self.share.group) if name is not None))
         return tuple(dict.fromkeys((*transform.sources(self.loaded, self.columns.names), *more)))
 
     def check(self, schema: pa.Schema, source: str) -> None:
@@ -67,6 +69,10 @@ class Preparation(Value, frozen=True):
             if not _can_compare(kind := schema.field(self.together).type):
                 want = "want a column of single values, such as whole numbers or text"
                 raise DataError(f"{source}: together: column {self.together!r} holds {kind}: {want}")
+        if self.share.group is not None:
+            check_columns((self.share.group,), schema, source)
+            if is_list(kind := schema.field(self.share.group).type):
+                raise DataError(f"{source}: group: column {self.share.group!r} holds {kind}: want single values")
         self.columns.check(transform.schema_after(schema, self.loaded, source), source)
 
 
@@ -109,6 +115,8 @@ class LoadedSplit(NamedTuple):
     groups: pa.ChunkedArray | None  # the column of `together`
     keep_R: NDArray[np.bool_] | None  # None: all rows
     spent: PreparationSeconds
+    rows: int  # that pass the filter
+    unlabelled: int  # of these, left out
 
 
 @final
@@ -153,8 +161,13 @@ class PreparationTask:
             position = transform.RowPosition(split=split, index=index)
             transformed, keep_R = transform.apply(table, preparation.loaded, preparation.columns.names, position)
         wanted_R = preparation.where.mask(table) if preparation.where.all_of else None
+        counted = table.num_rows if wanted_R is None else int(wanted_R.sum())
+        unlabelled_R = unlabelled(transformed, preparation.columns.parsed_labels)
+        if unlabelled_R is not None:
+            wanted_R = _intersect(wanted_R, ~unlabelled_R)
         if wanted_R is not None:
             keep_R = _intersect(keep_R, wanted_R)
+        missing = 0 if unlabelled_R is None or wanted_R is None else counted - int(wanted_R.sum())
         # All rows of the split are checked, also those of other shares: training should not start on data whose test
         # share would stop the run in the end.
         if preparation.quarantine is not None or preparation.share != ALL_ROWS:
@@ -162,15 +175,17 @@ class PreparationTask:
             if bad is not None:
                 self._quarantine_or_raise(bad, table, split)
                 keep_R = _intersect(keep_R, ~bad.mask_R)
+        if preparation.share.group is not None:
+            keep_R = _intersect(keep_R, preparation.share.holds(table[preparation.share.group], _number(split, index)))
         groups = None if preparation.together is None else table[preparation.together]
         spent = PreparationSeconds(read_s=read_s, transform_s=perf_counter() - begin_s - read_s)
-        return LoadedSplit(transformed, groups, keep_R, spent)
+        return LoadedSplit(transformed, groups, keep_R, spent, counted, missing)
 
     def order_rows(self, loaded: LoadedSplit, index: int, epoch: int) -> ReadSplit:
         """The split with the order of its rows in an epoch."""
         split, preparation, keep_R, rows = self.splits[index], self.preparation, loaded.keep_R, loaded.table.num_rows
         order_R = self._order_of_rows(loaded, index, epoch)
-        order_R = preparation.share.select(order_R, rows, index if split.number is None else split.number)
+        order_R = preparation.share.select(order_R, rows, _number(split, index))
         if keep_R is not None:
             order_R = np.flatnonzero(keep_R) if order_R is None else order_R[keep_R[order_R]]
         return ReadSplit(table=loaded.table, split=split, order_R=order_R, preparation=preparation, spent=loaded.spent)
@@ -194,6 +209,10 @@ class PreparationTask:
         lengths_G = np.diff(starts_G1)[order_G]
         moved_G = np.cumsum(lengths_G) - lengths_G
         return np.arange(rows) + np.repeat(starts_G1[order_G] - moved_G, lengths_G)
+
+
+def _number(split: Split, index: int) -> int:
+    return index if split.number is None else split.number
 
 
 @functools.cache

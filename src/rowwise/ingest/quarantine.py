@@ -17,11 +17,15 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet as pq
 
+from rowwise.errors import DataError
 from rowwise.ingest.encode import MAX_REASONS, RefusalReason, RefusedRows
 from rowwise.ingest.reader import Split
+from rowwise.ingest.unpacked import read_parquet
 from rowwise.spec import Value
+from rowwise.textfile import decode_json, read_bytes
 
 ROWS, SPLIT = ".parquet", ".json"
+PLACE, REASON = "_place", "_reason"  # columns
 MAX_STEM = 80  # characters of the source's name in a file name; most file systems allow 255 bytes
 
 
@@ -47,8 +51,8 @@ def quarantine_rows(table: pa.Table, split: Split, bad: RefusedRows, folder: str
     rows_N = np.flatnonzero(bad.mask_R)
     rows = rows_N.tolist()
     copy = table.take(pa.array(rows_N))
-    copy = copy.append_column("_place", pa.array([split.locate_row(row) for row in rows]))
-    copy = copy.append_column("_reason", pa.array(_reasons(rows, bad.reasons)))
+    copy = copy.append_column(PLACE, pa.array([split.locate_row(row) for row in rows]))
+    copy = copy.append_column(REASON, pa.array(_reasons(rows, bad.reasons)))
     _write(folder, split, ROWS, lambda path: pq.write_table(copy, path))
 
 
@@ -60,9 +64,23 @@ def quarantine_split(split: Split, error: str, folder: str) -> None:
 
 
 def count_quarantined(folder: Path) -> QuarantinedRows:
-    rows = sum(pq.read_metadata(path).num_rows for path in folder.glob(f"*{ROWS}"))
-    notes = [msgspec.json.decode(path.read_bytes(), type=UnreadSplit) for path in sorted(folder.glob(f"*{SPLIT}"))]
-    return QuarantinedRows(rows, tuple(notes))
+    rows = sum(len(read_quarantined(path)) for path in folder.glob(f"*{ROWS}"))
+    return QuarantinedRows(rows, tuple(_read_note(path) for path in sorted(folder.glob(f"*{SPLIT}"))))
+
+
+def read_quarantined(path: Path) -> pa.Table:
+    """The places and reasons of the rows in a file."""
+    try:
+        return read_parquet(path, (PLACE, REASON))
+    except pa.ArrowException as error:
+        raise DataError(f"{path} is damaged: {str(error)[:200]}: remove it") from None
+
+
+def _read_note(path: Path) -> UnreadSplit:
+    try:
+        return decode_json(read_bytes(path, links=False), UnreadSplit)
+    except msgspec.MsgspecError as error:
+        raise DataError(f"{path} is damaged: {error}: remove it") from None
 
 
 def _reasons(rows: Sequence[int], described: Sequence[RefusalReason]) -> list[str]:

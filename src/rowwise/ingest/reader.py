@@ -17,6 +17,7 @@ from rowwise.errors import DataError
 from rowwise.spec import Value
 
 GLOB = set("*?[")
+GUESSED = 200  # names that are compared with a missing one, and their characters
 
 
 class Split(Value, frozen=True):
@@ -56,11 +57,18 @@ def check_columns(names: Sequence[str], schema: pa.Schema, source: str) -> None:
     times = Counter(schema.names)
     for name in names:
         if name not in times:
-            near = difflib.get_close_matches(name, schema.names, n=1, cutoff=0.5)
+            short = [one for one in schema.names[:GUESSED] if len(one) <= GUESSED]  # a guess takes a while for each
+            near = difflib.get_close_matches(name, short, n=1, cutoff=0.5)
             guess = f"; did you mean {near[0]!r}?" if near else "."
             raise DataError(f"{source}: no column {name!r}{guess} There are {_join(schema.names) or 'none'}")
         if times[name] > 1:
             raise DataError(f"{source}: {times[name]} columns are called {name!r}: want each name once")
+
+
+def split_names(texts: Sequence[str], schema: pa.Schema) -> list[str]:
+    """The columns that texts name, each one or several between commas; a name of a column may have commas."""
+    known = set(schema.names)
+    return [name for text in texts for name in ([text] if text in known else text.split(","))]
 
 
 def find_files(path: str | Path, endings: Sequence[str]) -> tuple[str, ...]:

@@ -1,13 +1,17 @@
-"""A share of the rows, chosen by a hash of each row's number: the same rows in every epoch and every run.
+"""A share of the rows, chosen by a hash of each row's number, or of its value in a column: the same rows in every run.
 
 Train and test rows can so lie in one file, without copying it or reading it beforehand.
 """
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from rowwise.errors import SpecError
+from rowwise.ingest.bags import combine_chunks
 from rowwise.ingest.block import Ints
-from rowwise.ingest.mix import mix
+from rowwise.ingest.mix import Words, mix
+from rowwise.ingest.survey import hash_any
 from rowwise.spec import Value
 
 
@@ -16,6 +20,7 @@ class Share(Value, frozen=True):
 
     begin: float = 0.0
     end: float = 1.0
+    group: str | None = None  # a column: rows with equal values are in one share; those without a value count alone
 
     def __post_init__(self) -> None:
         if not 0 <= self.begin < self.end <= 1:
@@ -23,9 +28,27 @@ class Share(Value, frozen=True):
 
     def select(self, order_R: Ints | None, rows: int, split: int) -> Ints | None:
         """The rows of an order (None: all as they are) of split number `split` that belong to the share."""
-        if (self.begin, self.end) == (0, 1):
+        if self.is_whole or self.group is not None:
             return order_R
         order_R = np.arange(rows) if order_R is None else order_R
-        key_R = order_R.astype(np.uint64) + mix(np.array([split], np.uint64))
+        return order_R[self._holds(_place_keys(order_R, split))]
+
+    def holds(self, groups: pa.ChunkedArray, split: int) -> NDArray[np.bool_]:
+        """Which rows of split number `split` belong to the share, by their values in the column of groups."""
+        array = combine_chunks(groups)
+        key_R = _place_keys(np.arange(len(array)), split)
+        key_R[array.is_valid().to_numpy(zero_copy_only=False)] = hash_any(array.drop_null())
+        return self._holds(key_R)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all rows belong to it."""
+        return (self.begin, self.end) == (0, 1)
+
+    def _holds(self, key_R: Words) -> NDArray[np.bool_]:
         hash_R = (mix(key_R) >> np.uint64(11)).astype(np.float64) * 2.0**-53  # the 53 bits that a double holds
-        return order_R[(hash_R >= self.begin) & (hash_R < self.end)]
+        return (hash_R >= self.begin) & (hash_R < self.end)
+
+
+def _place_keys(row_R: Ints, split: int) -> Words:
+    return row_R.astype(np.uint64) + mix(np.array([split], np.uint64))

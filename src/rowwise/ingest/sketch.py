@@ -7,7 +7,7 @@ Known limits: the share of the most frequent values is a sample's too, once ther
 """
 
 import math
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,33 @@ from rowwise.ingest.mix import Words
 MOST_VALUES = 1 << 16
 EVER = np.array([np.iinfo(np.int64).max, np.iinfo(np.int64).min])  # before any time: the first one and the last one
 OFTEN = 5  # a value that comes less often says nothing about the label
+SURE = 10  # labels of the rarer kind; fewer that are all guessed right may be chance
+
+
+class Guess(NamedTuple):
+    """How many labels are guessed wrong from a column, each row from the other rows, and without the column."""
+
+    wrong: float
+    blind: int
+
+    @property
+    def error(self) -> float:
+        """Labels that are wrong, relative to guessing without the column, at most, as far as so few rows can tell."""
+        most = self.wrong + 2 * math.sqrt(self.wrong) + (0 if self.wrong or self.blind >= SURE else self.blind)
+        return most / self.blind if self.blind else 1.0
+
+    @property
+    def told(self) -> float:
+        """The share of the labels that are told from the column, of those that are not guessed right without it."""
+        return max(1 - self.wrong / self.blind, 0.0) if self.blind else 0.0
+
+
+class Repeats(NamedTuple):
+    """Values that come again."""
+
+    values: int
+    rows: int  # that have them
+    guess: Guess  # of the label from other rows of the value
 
 
 @final
@@ -64,12 +91,14 @@ class Sketch:
         top = max(1, round(part * len(rows_U)))
         return float(rows_U[:top].sum() / rows_U.sum()) if len(rows_U) else 0.0
 
-    def label_error(self) -> float | None:
-        """Labels guessed wrong from frequent values, relative to guessing without them; None: no frequent value."""
-        rows_U, positive_U = self._counts_UC[self._counts_UC[:, 0] >= OFTEN].T
+    def repeats(self, least: int = OFTEN) -> Repeats:
+        """Values of at least so many rows; each label is guessed from the other rows of its value."""
+        rows_U, positive_U = self._counts_UC[self._counts_UC[:, 0] >= least].T
         rows, positive = int(rows_U.sum()), int(positive_U.sum())
-        blind = min(positive, rows - positive)
-        return float(np.minimum(positive_U, rows_U - positive_U).sum() / blind) if blind else None
+        others_U = rows_U - positive_U
+        # Without the row itself its label has one vote less; even votes are half right.
+        wrong_U = _wrong(positive_U, others_U) + _wrong(others_U, positive_U)
+        return Repeats(len(rows_U), rows, Guess(float(wrong_U.sum()), min(positive, rows - positive)))
 
     def unseen(self, rest: float) -> float:
         """Expected occurrences whose value occurs nowhere else, but in a random share `rest` of the rows."""
@@ -108,3 +137,9 @@ class Sketch:
             low_U = self._low(self._hash_U)
             self._hash_U = self._hash_U[low_U]
             self._counts_UC, self._times_UC = self._counts_UC[low_U], self._times_UC[low_U]
+
+
+def _wrong(same_U: NDArray[np.int64], others_U: NDArray[np.int64]) -> NDArray[np.float64]:
+    left_U = same_U - 1
+    each_U = np.where(left_U < others_U, 1.0, np.where(left_U == others_U, 0.5, 0.0))
+    return same_U.astype(np.float64) * each_U

@@ -8,18 +8,21 @@ from typing import final
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pyarrow import compute as pc
 from pyarrow import types
 
-from rowwise.ingest.bags import flatten_lists, hash_ids, int64
+from rowwise.ingest.bags import as_float32, flatten_lists, floats, hash_ids, int64
 from rowwise.ingest.block import Floats
-from rowwise.ingest.columns import is_list, is_text
-from rowwise.ingest.encode import floats
 from rowwise.ingest.evidence import Evidence, Labels, Shape, shape_of, weigh
+from rowwise.ingest.kinds import is_list, is_text
 from rowwise.ingest.mix import mix
-from rowwise.ingest.sketch import OFTEN, Sketch
+from rowwise.ingest.sketch import OFTEN, Guess, Sketch
 from rowwise.ingest.vocabulary import IdCounter
 
 SAMPLE_ROWS = 1 << 16
+FEW_TEXTS = 1000
+BUCKETS = 16
+DIGITS = 6  # of a border
 
 
 @final
@@ -32,7 +35,10 @@ class ColumnSurvey:
         self.rows = self.nulls = self.values = self.positive = 0
         self.empty = self.empty_positive = 0  # rows without an id, and with a positive label among them
         self.longest = 0
-        self.least, self.most = np.inf, -np.inf
+        self.least, self.most = np.inf, -np.inf  # of finite numbers
+        self.infinite = 0  # numbers that are, in 32 bits
+        self.words = 0.0  # of a text, on average, in the first rows
+        self.texts: list[str] = []  # a few of them
         self.sketch = Sketch()
         self._sample: list[tuple[Floats, NDArray[np.bool_]]] = []
         self._whole: list[tuple[NDArray[np.int64], Labels]] = []
@@ -45,6 +51,7 @@ class ColumnSurvey:
 
     def add(self, array: pa.Array, positive_R: NDArray[np.bool_], time_R: NDArray[np.int64] | None = None) -> None:
         """Add rows with their labels and times."""
+        array = _nan_is_null(array)
         self.rows += len(array)
         self.positive += int(positive_R.sum())
         self.nulls += array.null_count
@@ -63,6 +70,9 @@ class ColumnSurvey:
         self._counter.add(ids)
         if self.is_number and len(ids):
             self._range(ids, positive_N)
+        if is_text(self.kind) and not self.texts and len(ids):
+            self.texts = [text for text in ids.slice(0, FEW_TEXTS).to_pylist() if isinstance(text, str)]
+            self.words = sum(len(text.split()) for text in self.texts) / max(len(self.texts), 1)
 
     def auc(self) -> float | None:
         """The AUC of the number alone on the first rows; None: not a number, or one label only."""
@@ -78,14 +88,13 @@ class ColumnSurvey:
             return None
         return float((middle_U[rank_N][positive_N].sum() - positives * (positives + 1) / 2) / (positives * others))
 
-    def missing_error(self) -> float | None:
-        """Labels guessed wrong from whether the value is missing, relative to guessing without it; None: hardly is."""
+    def missing_guess(self) -> Guess:
+        """The label guessed from whether the value is missing."""
         full, full_positive = self.rows - self.empty, self.positive - self.empty_positive
-        blind = min(self.positive, self.rows - self.positive)
-        if not blind or min(self.empty, full) < OFTEN:
-            return None
+        if min(self.empty, full) < OFTEN:
+            return Guess(0, 0)
         wrong = min(self.empty_positive, self.empty - self.empty_positive) + min(full_positive, full - full_positive)
-        return wrong / blind
+        return Guess(wrong, min(self.positive, self.rows - self.positive))
 
     def evidence(self) -> tuple[Evidence | None, Shape] | None:
         """Evidence for ids and amounts from the first rows; None: no whole numbers."""
@@ -94,12 +103,23 @@ class ColumnSurvey:
         x_N, positive_N = (np.concatenate(part) for part in zip(*self._whole, strict=True))
         return weigh(x_N, positive_N), shape_of(x_N)
 
+    def numbers(self) -> Floats:
+        """The numbers of the first rows, sorted, without those that are not finite."""
+        x_N = np.concatenate([x_N for x_N, _ in self._sample]) if self._sample else np.empty(0, np.float32)
+        return np.sort(x_N[np.isfinite(x_N)])
+
     def ids(self) -> list[str] | None:
         """Ids for a vocabulary, the most frequent first; None: the column has to be hashed."""
         return self._counter.ids()
 
     def _range(self, ids: pa.Array, positive_N: NDArray[np.bool_]) -> None:
+        if types.is_floating(ids.type):
+            finite = pc.call_function("is_finite", [as_float32(ids)])
+            self.infinite += len(ids) - finite.true_count
+            ids, positive_N = ids.filter(finite), positive_N[finite.to_numpy(zero_copy_only=False)]
         x_N = ids.to_numpy(zero_copy_only=False)
+        if not len(x_N):
+            return
         self.least, self.most = min(self.least, float(x_N.min())), max(self.most, float(x_N.max()))
         room = SAMPLE_ROWS - self._sampled
         if room > 0:
@@ -107,6 +127,33 @@ class ColumnSurvey:
             if types.is_integer(ids.type):
                 self._whole.append((int64(ids)[:room], positive_N[:room]))
             self._sampled += min(room, len(x_N))
+
+
+def count_infinite(array: pa.Array) -> int:
+    """How many numbers are infinite in 32 bits."""
+    if not types.is_floating(array.type):
+        return 0
+    return pc.call_function("is_inf", [as_float32(array)]).true_count
+
+
+def _nan_is_null(array: pa.Array) -> pa.Array:
+    if not types.is_floating(array.type):
+        return array
+    nan = pc.call_function("is_nan", [array])
+    return pc.call_function("if_else", [nan, pa.scalar(None, array.type), array])
+
+
+def borders_of(x_N: Floats, buckets: int = BUCKETS) -> tuple[float, ...]:
+    """Borders between buckets of about as many of the numbers each; a common number has a bucket of its own."""
+    value_U, count_U = np.unique(x_N, return_counts=True)
+    borders: list[float] = []
+    left, held = len(x_N), 0
+    for value, count in zip(value_U[:-1].tolist(), count_U[:-1].tolist(), strict=True):
+        held += count
+        if held * (buckets - len(borders)) >= left and len(borders) < buckets - 1:
+            borders.append(float(f"{value:.{DIGITS}g}"))
+            left, held = left - held, 0
+    return tuple(sorted(set(borders)))
 
 
 def hash_any(ids: pa.Array) -> NDArray[np.uint64]:

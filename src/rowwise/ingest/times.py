@@ -16,8 +16,8 @@ from pyarrow import types
 
 from rowwise.ingest.bags import int64
 from rowwise.ingest.block import Ints
-from rowwise.ingest.columns import is_list, is_text
 from rowwise.ingest.evidence import Labels, weigh
+from rowwise.ingest.kinds import is_list, is_text
 from rowwise.ingest.mix import Words, mix
 from rowwise.ingest.survey import hash_any
 from rowwise.spec import Value
@@ -37,6 +37,7 @@ class TimeBorders(Value, frozen=True):
     column: str
     valid_from: int | str
     test_from: int | str
+    formats: tuple[str, ...] = ()  # of times in text
 
 
 class Nearness(NamedTuple):
@@ -141,8 +142,13 @@ def first_time(time_S: Ints, share: float) -> int | None:
 
 
 def is_time(kind: pa.DataType) -> bool:
-    """Types of time that rows can be divided by."""
+    """Dates, and points in time."""
     return bool(types.is_timestamp(kind) or types.is_date32(kind))
+
+
+def is_ordered(kind: pa.DataType) -> bool:
+    """Types that rows can be divided by: times, and numbers that count from 1970."""
+    return bool(is_time(kind) or types.is_integer(kind) or types.is_floating(kind))
 
 
 def may_be_ids(kind: pa.DataType) -> bool:
@@ -151,14 +157,17 @@ def may_be_ids(kind: pa.DataType) -> bool:
 
 
 def times_of(array: pa.Array) -> Ints:
-    """Whole numbers as they are, times in microseconds; 0 where it is missing."""
+    """Numbers without their fractions, times in microseconds; 0 where it is missing."""
+    if types.is_floating(array.type):
+        x_R = np.asarray(array.fill_null(0.0).to_numpy(zero_copy_only=False), np.float64)
+        return np.where(np.abs(x_R) < 2.0**63, np.floor(x_R), 0).astype(np.int64)
     plain = array if types.is_integer(array.type) else array.cast(pa.timestamp("us"), safe=False)
     return int64(plain.fill_null(0) if types.is_integer(plain.type) else plain.cast(pa.int64()).fill_null(0))
 
 
 def time_text(time: int, kind: pa.DataType) -> int | str:
     """A time of `times_of` as filters on rows take it."""
-    if types.is_integer(kind):
+    if not is_time(kind):
         return time
     when = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(microseconds=time)
     return when.date().isoformat() if types.is_date32(kind) else when.replace(tzinfo=None).isoformat()

@@ -18,8 +18,11 @@ from pyarrow import compute as pc
 from pyarrow import types
 
 from rowwise.errors import DataError, SpecError
-from rowwise.ingest.bags import numpy_type
+from rowwise.ingest.bags import combine_chunks, numpy_type
+from rowwise.ingest.kinds import FITS, KEYS
 from rowwise.ingest.reader import check_columns
+from rowwise.ingest.transform.read import ToTime
+from rowwise.ingest.transform.transform import RowPosition
 from rowwise.spec import Value
 
 Operator = Literal["==", "!=", "<", "<=", ">", ">=", "in", "is null", "not null"]
@@ -91,6 +94,10 @@ class Comparison(Value, frozen=True):
             case "is null" | "not null":
                 raise AssertionError("nulls are counted, not compared")
 
+    def comparable(self, kind: pa.DataType) -> pa.DataType:
+        """The type that values are compared in."""
+        return kind
+
     def mask(self, array: pa.ChunkedArray) -> NDArray[np.bool_]:
         if self.op in NULLS:
             answers = array.is_null() if self.op == "is null" else array.is_valid()
@@ -103,6 +110,27 @@ class Comparison(Value, frozen=True):
         return mask
 
 
+class TextTimeComparison(Comparison, frozen=True):
+    """A comparison of times in text."""
+
+    formats: tuple[str, ...] = ()  # see `to_time`
+
+    def may_hold(self, seen: ColumnBounds, kind: pa.DataType) -> bool:
+        """Bounds of text say nothing of times."""
+        return True
+
+    def mask(self, array: pa.ChunkedArray) -> NDArray[np.bool_]:
+        return super().mask(pa.chunked_array([self._times(combine_chunks(array))]))
+
+    def comparable(self, kind: pa.DataType) -> pa.DataType:
+        if not FITS[KEYS](kind) or types.is_integer(kind):
+            raise DataError(f"column {self.column!r} holds {kind}: want text for formats of times")
+        return pa.timestamp("us")
+
+    def _times(self, array: pa.Array) -> pa.Array:
+        return ToTime(column=self.column, formats=self.formats).run((array,), RowPosition())[0]
+
+
 class RowFilter(Value, frozen=True):
     """Comparisons that all have to hold; none: every row is wanted."""
 
@@ -112,19 +140,19 @@ class RowFilter(Value, frozen=True):
     def columns(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(one.column for one in self.all_of))
 
-    def check(self, schema: pa.Schema, source: str) -> None:
-        """Refuse unknown columns, and values that a column cannot hold."""
+    def check(self, schema: pa.Schema, source: str, key: str = "where") -> None:
+        """Refuse unknown columns, and values that a column cannot hold; `key`: of the recipe, for errors."""
         check_columns(self.columns, schema, source)
         for one in self.all_of:
-            kind = schema.field(one.column).type
+            kind = one.comparable(schema.field(one.column).type)
             for value in one.values:
                 try:
-                    _native(value, kind)
-                except (TypeError, ValueError, pa.ArrowException):
-                    got = f"where: column {one.column!r} holds {kind}, and is compared with {value!r}"
+                    _compare(_comparable(pa.chunked_array([], kind)), "==", _native(value, kind))
+                except (ArithmeticError, TypeError, ValueError, pa.ArrowException):
+                    got = f"{key}: column {one.column!r} holds {kind}, and is compared with {value!r}"
                     raise DataError(f"{source}: {got}: want {_wanted_values(kind)}") from None
             if types.is_boolean(_plain_type(kind)) and one.op in ("<", "<=", ">", ">="):
-                raise DataError(f"{source}: where: column {one.column!r} holds {kind}: want ==, != or in")
+                raise DataError(f"{source}: {key}: column {one.column!r} holds {kind}: want ==, != or in")
 
     def may_hold(self, seen: Mapping[str, ColumnBounds], schema: pa.Schema) -> bool:
         """False only if no row with these bounds can match."""
@@ -139,38 +167,39 @@ class RowFilter(Value, frozen=True):
         return mask
 
 
-def parse(texts: str | Iterable[str]) -> RowFilter:
+def parse(texts: str | Iterable[str], key: str = "where") -> RowFilter:
     """From texts such as `day >= 3`, `country in [AT, 'B R']`, `price is not null`, also joined by `and`.
 
     A column whose name has spaces stands in backquotes; a value that looks like a number but is text, in quotes.
+    `key`: of the recipe, for errors.
     """
     given = [texts] if isinstance(texts, str) else list(texts)
-    return RowFilter(all_of=tuple(one for text in given for one in _terms(text)))
+    return RowFilter(all_of=tuple(one for text in given for one in _terms(text, key)))
 
 
-def _terms(text: str) -> Iterator[Comparison]:
+def _terms(text: str, key: str) -> Iterator[Comparison]:
     at = 0
     while True:
         match = _TERM.match(text, at)
         if match is None:
-            raise SpecError(f"where: {text!r}: {HOW}")
-        yield _term(match, text)
+            raise SpecError(f"{key}: {text!r}: {HOW}")
+        yield _term(match, text, key)
         at = match.end()
         if at == len(text):
             return
         conjunction = _AND.match(text, at)
         if conjunction is None:
-            raise SpecError(f"where: {text!r}: cannot read {text[at:]!r}: {HOW}, joined by 'and'")
+            raise SpecError(f"{key}: {text!r}: cannot read {text[at:]!r}: {HOW}, joined by 'and'")
         at = conjunction.end()
 
 
-def _term(match: re.Match[str], text: str) -> Comparison:
+def _term(match: re.Match[str], text: str, key: str) -> Comparison:
     name = match["quoted"] or match["name"]
     if match["nulls"] is not None:
         return Comparison(column=name, op="not null" if "not" in match["nulls"].lower() else "is null")
     op, value = match["op"].lower(), match["value"]
     if value.startswith("[") != (op == "in"):
-        raise SpecError(f"where: {text!r}: {HOW}; 'in' takes a list in brackets")
+        raise SpecError(f"{key}: {text!r}: {HOW}; 'in' takes a list in brackets")
     if op == "in":
         return Comparison(column=name, op="in", value=tuple(_literal(item) for item in re.findall(_ONE, value[1:-1])))
     return Comparison(column=name, op=_SIGNS[op], value=_literal(value))
@@ -181,7 +210,7 @@ def _literal(text: str) -> Plain:
         return text[1:-1]
     if text in ("true", "false"):
         return text == "true"
-    for kind in (int, float):
+    for kind in (int, float) if text.isascii() and "_" not in text else ():
         try:
             return kind(text)
         except ValueError:

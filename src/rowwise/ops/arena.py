@@ -2,7 +2,7 @@
 
 Kernels address rows by their place in the block, so any number of tables, of whatever row types, is one call. The
 blocks ask for huge pages. Filling is a function of (seed, table name, row, column) alone: the same bits for any
-number of threads and any way of cutting the tables. Of a table on disk the blocks have the slots of its cache.
+number of threads and any way of cutting the tables. Of a table in a `RowStore` the blocks have slots.
 """
 
 import math
@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -20,14 +19,12 @@ from torch import Tensor
 from rowwise.errors import StateError, TableMemoryError
 from rowwise.managed import ID
 from rowwise.ops import rowtype
-from rowwise.ops.device_cache import DeviceCache
 from rowwise.ops.layout import ArenaOffset, FeatureDescriptor, TablePiece, lay_out_tables
 from rowwise.ops.newer import RowPlaces
-from rowwise.ops.reference.cache import HostTable
 from rowwise.ops.touched import TouchedRows
 from rowwise.spec import Constant, Normal, RowType, Table, Uniform, state_slots, state_width
-from rowwise.store.disk import DiskStream, DiskTable, DiskTables, FeatureIds
-from rowwise.store.row_stream import InitialValues
+from rowwise.store.row_store import ArenaSlots, OpenStore, RowPart, RowStore, SlotIds, SlotTable
+from rowwise.store.row_stream import InitialValues, RowStream
 from rowwise.store.sizes import cache_slots
 
 CHUNK = 1 << 22  # numbers made at a time where torch does the arithmetic
@@ -53,10 +50,8 @@ class Arena:
     steps_T: Tensor = field(repr=False)  # updates so far, on the CPU
     keys_T: Tensor = field(repr=False)  # key of each table's random numbers
     touched: TouchedRows | None = None  # None: changes are not tracked
-    disk: DiskTables | None = None  # None: no table is on disk
-    cache: DeviceCache | None = None  # None: no table of an arena on a device has its rows in host memory
-    host: "Arena | None" = None  # the memory of the whole tables behind `cache`
-    slot_rows: Tensor | None = None  # the row in each slot of the tables on disk or in host memory
+    store: RowStore | None = None  # of the tables with slots; None: all rows are here
+    slot_rows: Tensor | None = None  # the row in each slot
     places: RowPlaces | None = None  # None: row r of a table is at place r of its memory
     row_ids: dict[int, dict[str, Tensor]] = field(default_factory=dict, repr=False)  # of managed tables, by index
     row_ids_version: int = 0  # grows when code other than a table's policy may have written into `row_ids`
@@ -68,14 +63,9 @@ class Arena:
         cls,
         tables: Sequence[Table | TablePiece],
         device: torch.device,
-        folder: Path | None = None,
-        host: "Arena | None" = None,
+        open_store: OpenStore | None = None,
     ) -> "Arena":
-        """Zeroed memory for the tables, or pieces of tables.
-
-        Of pieces with `cache_rows` it has the slots, and the rows are on disk in `folder`, or in `host`, an arena of
-        the same whole tables in host memory.
-        """
+        """Zeroed memory for the tables, or pieces of tables; of those with `cache_rows` it has slots for a store."""
         pieces = tuple(x if isinstance(x, TablePiece) else TablePiece(x, x) for x in tables)
         offsets, size = lay_out_tables(pieces)
         try:
@@ -101,19 +91,14 @@ class Arena:
         if arena.cached and not rows.is_meta:
             slots = sum(pieces[index].slots for index in arena.cached)
             arena.slot_rows = torch.empty(slots, dtype=torch.int64, device=device)
-            if host is None:
-                assert folder is not None, "tables on disk need a folder"
-                arena.disk = DiskTables([arena._disk_table(index) for index in arena.cached], folder)
-            else:
-                # Rows without optimizer state are only looked up, by who needs all of them at once.
-                cached = [arena._host_table(index, host) for index in arena.cached]
-                arena.cache = DeviceCache(cached, arena.slot_rows, waits=host.state.is_meta)
-                arena.host = host
+            assert open_store is not None, "tables with slots need a store"
+            memory = ArenaSlots(tuple(map(arena._slot_table, arena.cached)), arena.slot_rows)
+            arena.store = open_store(memory)
         return arena
 
     def check_whole(self) -> None:
         """Raise unless all rows are in host memory."""
-        if self.rows.device.type != "cpu" or self.cache is not None:
+        if self.rows.device.type != "cpu" or self.store is not None:
             raise StateError(f"the tables are on {self.rows.device}: want tables in host memory, which a cache is for")
 
     def attach(self, rows: Tensor) -> None:
@@ -144,27 +129,19 @@ class Arena:
         """The values of a batch; of cached tables slots for ids ([Note: Rows in slots]), of others places."""
         if self.places is not None:
             bags = bags._replace(values_N=self.places.find(*bags))
-        if self.cache is not None and bags.batch_size:
-            bounds_F1 = bags.offsets[:: bags.batch_size]
-            features = self._cached_features(bags)
-            try:
-                yield self.cache.pin(bags.values_N, bounds_F1, features, changes=changes, counts=counts)
-            finally:
-                self.cache.unpin()
-            return
-        if self.disk is None:
+        if self.store is None or not bags.batch_size:
             yield bags.values_N
             return
-        slots_N = self.disk.pin(bags.values_N, self._ids_on_disk(bags), changes=changes, counts=counts)
-        try:
+        with self.store.pin(self._slot_ids(bags), changes=changes, counts=counts) as slots_N:
             yield slots_N
-        finally:
-            self.disk.unpin()
 
     def read_ahead(self, bags: "PinnedBags") -> None:
-        """Start to read the rows on disk of the next lookup."""
-        if self.disk is not None:
-            self.disk.read_ahead(bags.values_N, self._ids_on_disk(bags))
+        """Start to read the rows of the next lookup."""
+        if self.store is not None and bags.batch_size:
+            self.store.read_ahead(self._slot_ids(bags))
+
+    def _slot_ids(self, bags: "PinnedBags") -> SlotIds:
+        return SlotIds(bags.values_N, bags.offsets[:: bags.batch_size], self._cached_features(bags))
 
     def _numbers_of_cached(self) -> dict[int, int]:
         """The number of each cached table by its first byte, by which features name it."""
@@ -182,38 +159,10 @@ class Arena:
             self._features_of_cache[key] = found
         return found
 
-    def _ids_on_disk(self, bags: "PinnedBags") -> list[FeatureIds]:
-        if not bags.batch_size:
-            return []
-        numbers = self._numbers_of_cached()
-        bounds = bags.offsets[:: bags.batch_size].tolist()
-        features = (f for f in FeatureDescriptor.read(bags.features_FC) if f.base in numbers)
-        return [FeatureIds(numbers[f.base], bounds[f.source], bounds[f.source + 1]) for f in features]
-
-    def _host_table(self, index: int, host: "Arena") -> HostTable:
-        piece, offset = self.pieces[index], self.offsets[index]
-        slots, width = piece.slots, state_width(piece.table)
-        rows = self.rows[offset.base : offset.base + slots * piece.table.row_bytes]
-        there = host.offsets[index]
-        count = piece.table.rows + piece.room
-        stored = host.rows[there.base : there.base + count * piece.table.row_bytes]
-        state = torch.empty(0)  # also of a host without memory for it
-        if width:
-            state = host.state[there.state_base : there.state_base + count * width]
-        return HostTable(
-            name=piece.full_table.name,
-            rows=stored.view(count, -1),
-            state=state.view(count, width),
-            row_memory=rows.view(slots, -1),
-            state_memory=self.state[offset.state_base : offset.state_base + slots * width].view(slots, width),
-            overflow=slots - cache_slots(piece.cache_rows or 0),
-        )
-
-    def _disk_table(self, index: int) -> DiskTable:
+    def _slot_table(self, index: int) -> SlotTable:
         assert self.slot_rows is not None
         piece, offset = self.pieces[index], self.offsets[index]
         table, slots, width = piece.table, piece.slots, state_width(piece.table)
-        slots_of_sets = cache_slots(piece.cache_rows or 0)
         initial = torch.tensor([slot.initial for slot in state_slots(table).values() for _ in range(slot.width)])
         rows = self.rows[offset.base : offset.base + slots * table.row_bytes]
 
@@ -221,13 +170,15 @@ class Arena:
             stored = initial_rows(piece, int(self.keys_T[index]), rows_U)
             return stored.view(torch.uint8).view(len(rows_U), -1), initial.expand(len(rows_U), width)
 
-        return DiskTable(
+        return SlotTable(
             name=piece.full_table.name,
+            index=index,
             rows=table.rows,
+            room=piece.room,
             row_memory=rows.view(slots, -1),
             state_memory=self.state[offset.state_base : offset.state_base + slots * width].view(slots, width),
             slot_rows=self.slot_rows[self.first_slots[index] :][:slots],
-            overflow=slots - slots_of_sets,
+            overflow=slots - cache_slots(piece.cache_rows or 0),
             initial=make,
         )
 
@@ -237,26 +188,10 @@ class Arena:
         return tuple(piece.table for piece in self.pieces)
 
     def table(self, index: int) -> Tensor:
-        """The rows of a table as they are stored: [R, D], or bytes [R, row_bytes] of int8 rows.
-
-        Those of a cached table are in host memory; `write_back` is called, so they are as of now.
-        """
-        table, offset = self.pieces[index].table, self.offsets[index]
-        if (host := self._host_of(index)) is not None:
-            return host.table(index)
-        # A view of the one block. Through DLPack it has a storage of its own: torch.save rejects views of one storage
-        # with several dtypes, and would write the whole block with any table.
-        block = self.rows[offset.base : offset.base + table.rows * table.row_bytes]
-        rows = block.view(rowtype.dtype_of(table.row_type)).view(table.rows, -1)
-        return rows if rows.is_meta else torch.from_dlpack(rows)
-
-    def _host_of(self, index: int) -> "Arena | None":
-        """Where the rows of a cached table are, up to date and with an empty cache; None: they are here."""
-        if self.pieces[index].cache_rows is None:
-            return None
-        assert self.cache is not None, f"table {self.pieces[index].table.name!r} is on disk"
-        self.cache.write_back()
-        return self.host
+        """The rows of a table as they are stored: [R, D], or bytes [R, row_bytes] of int8 rows; up to date."""
+        rows = self.rows_stream(index)
+        assert isinstance(rows, Tensor), f"table {self.pieces[index].table.name!r} is {self.store and self.store.place}"
+        return rows
 
     def weights(self, index: int) -> Tensor:
         """The rows of a table as float32 [R, D]: the stored rows if they are float32, else a copy."""
@@ -265,38 +200,36 @@ class Arena:
 
     def table_state(self, index: int) -> dict[str, Tensor]:
         """Views of a table's optimizer state by name: [R] for one float a row, [R, W] for more; `step` is a scalar."""
-        table, offset = self.pieces[index].table, self.offsets[index]
-        if (host := self._host_of(index)) is not None:
-            return host.table_state(index) | {"step": self.steps_T[index]}
-        width = state_width(table)
-        block = self.state[offset.state_base : offset.state_base + table.rows * width].view(table.rows, width)
-        views = {"step": self.steps_T[index]}
-        at = 0
-        for name, slot in state_slots(table).items():
-            views[name] = block[:, at] if slot.width == 1 else block[:, at : at + slot.width]
-            at += slot.width
-        return views | self.row_ids.get(index, {})
+        return {name: state for name, state in self.state_streams(index).items() if isinstance(state, Tensor)}
 
-    def rows_stream(self, index: int) -> Tensor | DiskStream:
-        """The rows of a table as they are stored: a view, or a stream of those on disk."""
-        if self.disk is None or index not in self.cached:
-            return self.table(index)
-        piece = self.pieces[index]
-        initial = InitialValues(init=piece.full_table.init, key=int(self.keys_T[index]))
-        return DiskStream(self.disk, self.cached.index(index), rowtype.dtype_of(piece.table.row_type), initial)
+    def rows_stream(self, index: int) -> Tensor | RowStream:
+        """The rows of a table as they are stored: a view, or a stream of those in a store."""
+        piece, offset = self.pieces[index], self.offsets[index]
+        table, dtype = piece.table, rowtype.dtype_of(piece.table.row_type)
+        if self.store is not None and piece.cache_rows is not None:
+            initial = InitialValues(init=piece.full_table.init, key=int(self.keys_T[index]))
+            return self.store.part(self.cached.index(index), RowPart(dtype, initial))
+        # A view of the one block. Through DLPack it has a storage of its own: torch.save rejects views of one storage
+        # with several dtypes, and would write the whole block with any table.
+        rows = self.rows[offset.base : offset.base + table.rows * table.row_bytes].view(dtype).view(table.rows, -1)
+        return rows if rows.is_meta else torch.from_dlpack(rows)
 
-    def state_streams(self, index: int) -> dict[str, Tensor | DiskStream]:
-        """A table's optimizer state by name: views, or streams of that on disk; `step` is a scalar."""
-        if self.disk is None or index not in self.cached:
-            return {**self.table_state(index)}
-        streams: dict[str, Tensor | DiskStream] = {"step": self.steps_T[index]}
+    def state_streams(self, index: int) -> dict[str, Tensor | RowStream]:
+        """A table's optimizer state by name: views, or streams of that in a store; `step` is a scalar."""
+        piece, base = self.pieces[index], self.offsets[index].state_base
+        rows, width = piece.table.rows, state_width(piece.table)
+        streams: dict[str, Tensor | RowStream] = {"step": self.steps_T[index]}
         at = 0
-        for name, slot in state_slots(self.pieces[index].table).items():
-            initial = InitialValues(init=Constant(value=slot.initial))
+        for name, slot in state_slots(piece.table).items():
             columns = slice(at, at + slot.width)
-            streams[name] = DiskStream(self.disk, self.cached.index(index), torch.float32, initial, columns)
+            if self.store is not None and piece.cache_rows is not None:
+                part = RowPart(torch.float32, InitialValues(init=Constant(value=slot.initial)), columns)
+                streams[name] = self.store.part(self.cached.index(index), part)
+            else:
+                block = self.state[base : base + rows * width].view(rows, width)
+                streams[name] = block[:, at] if slot.width == 1 else block[:, columns]
             at += slot.width
-        return streams
+        return streams | self.row_ids.get(index, {})
 
     def track(self) -> TouchedRows:
         """Track which rows change from now on."""
@@ -308,8 +241,8 @@ class Arena:
     def mark_all(self) -> None:
         """Mark all rows as changed; called by code that writes into views of them."""
         self.row_ids_version += 1
-        if self.cache is not None:
-            self.cache.write_back()  # and empty it, as the views are the rows in host memory
+        if self.store is not None:
+            self.store.write_back()
         if self.touched is not None:
             self.touched.mark_all()
 
@@ -320,17 +253,16 @@ class Arena:
         self.steps_T.zero_()
         if self.rows.is_meta:  # no memory: the tables will be sharded
             return
-        if self.disk is not None:
-            self.disk.forget()
         for index in self.row_ids:
             self._forget_ids(index)
         for index, piece in enumerate(self.pieces):
-            if self.disk is not None and piece.cache_rows is not None:
+            rows = self.rows_stream(index)
+            if not isinstance(rows, Tensor):
+                rows.forget()
                 continue
-            fill_piece(self.table(index), piece, seed)
-            table = piece.table
+            fill_piece(rows, piece, seed)
             views = self.table_state(index)
-            for name, slot in state_slots(table).items():
+            for name, slot in state_slots(piece.table).items():
                 views[name].fill_(slot.initial)
 
     def fill_ids(self, name: str, id_R: Tensor) -> None:
@@ -378,12 +310,8 @@ class Arena:
 
     def to(self, device: torch.device) -> None:
         """Move to another device; existing views keep the old memory."""
-        if self.disk is not None and device != self.rows.device:
-            raise StateError(
-                f"tables on disk ({self.disk.folder}) stay on {self.rows.device}: want a plan without them"
-            )
-        if self.cache is not None and device != self.rows.device:
-            raise StateError(f"tables cached on {self.rows.device} stay there: want a checkpoint")
+        if self.store is not None and device != self.rows.device:
+            raise StateError(f"tables {self.store.place} stay there: want a plan without them, or a checkpoint")
         try:
             self.rows, self.state = self.rows.to(device), self.state.to(device)
         except torch.OutOfMemoryError:

@@ -16,8 +16,8 @@ from rowwise.errors import SpecError, StateError, TableMemoryError
 from rowwise.ops.reference import cache as reference
 from rowwise.ops.reference.cache import HITS, MISSES, NONE, CachedTable, CacheMemory, CacheMoves, HostTable
 from rowwise.quantity import format_bytes
-from rowwise.store.disk import CacheCounters
 from rowwise.store.policy import WAYS
+from rowwise.store.row_store import CacheCounters
 
 
 class CacheOperators(NamedTuple):

@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -19,6 +18,7 @@ from rowwise.errors import BatchError, GradientError, IdError, SpecError
 from rowwise.ops import check
 from rowwise.ops.arena import Arena, PinnedBags
 from rowwise.ops.bad_gradient import find_bad_gradient
+from rowwise.ops.host_rows import HostRows
 from rowwise.ops.layout import DIM, SOURCE, TableGroup, TablePiece, make_group
 from rowwise.ops.lookup import LookupCall, StagedGradients, lookup
 from rowwise.ops.shared import (
@@ -35,6 +35,7 @@ from rowwise.ops.shared import (
 from rowwise.ops.unknown import map_unknown
 from rowwise.ops.update import run_all, update
 from rowwise.spec import Pooling, Table
+from rowwise.store.row_store import OpenStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,15 +60,14 @@ class Tiles:
         device: torch.device,
         *,
         merge_shared: bool = False,
-        folder: Path | None = None,
-        host: Arena | None = None,
+        open_store: OpenStore | None = None,
     ) -> None:
         """Allocate zeroed memory; `arena.fill` initialises it. `merge_shared`: see [Note: Merged bags].
 
-        `folder`: for tables on disk; `host`: the whole tables of those that are cached on a device.
+        `open_store`: for tables with slots.
         """
         self.merge_shared = merge_shared
-        self.arena = Arena.allocate(tables, device, folder, host)
+        self.arena = Arena.allocate(tables, device, open_store)
         self.unknown_ids: dict[str, int] = {}  # counts by feature, of tables whose last row stands for unknown ids
         # Two groups, as a kernel call either pools or does not; a group without tables is never called.
         self.pooled, self.sequence = self._group_of(False), self._group_of(True)
@@ -83,7 +83,7 @@ class Tiles:
 
     def cached_on(self, device: torch.device, pieces: Sequence[TablePiece]) -> "Tiles":
         """The same pieces on a device, but for the rows of those with `cache_rows`, which stay in this memory."""
-        tiles = Tiles(pieces, device, merge_shared=self.merge_shared, host=self.arena)
+        tiles = Tiles(pieces, device, merge_shared=self.merge_shared, open_store=HostRows.opener(self.arena))
         tiles.arena.copy_uncached(self.arena)
         return tiles
 
@@ -103,9 +103,9 @@ class Tiles:
         return LookupOutput(matrix_BS=matrix, flat=flat, floats=self._floats(sequence_features, jagged, offsets))
 
     def read_ahead(self, jagged: Jagged) -> None:
-        """Start to read the rows on disk that a lookup of this batch will need, if it has all features."""
+        """Start to read the rows in a store that a lookup of this batch will need, if it has all features."""
         names = set(self.pooled.feature_names + self.sequence.feature_names)
-        if self.arena.disk is None or not names <= set(jagged.features):
+        if self.arena.store is None or not names <= set(jagged.features):
             return
         features_FC = torch.cat([group.for_sources(jagged.features) for group in (self.pooled, self.sequence)])
         offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)

@@ -11,11 +11,12 @@ from typing import NamedTuple
 import numpy as np
 
 from rowwise.perf.access import Floats
-from rowwise.perf.network import MOST_DEVIATIONS
+from rowwise.perf.network import MOST_DEVIATIONS, check_shapes
 from rowwise.spec import Value
 
 REACH = 2.0  # largest logarithm of the factor
 FLOAT_bytes, MILLI = 4, 1e-3
+FEATURES = 10  # of `exchange_features`
 
 
 class Amounts(NamedTuple):
@@ -39,6 +40,10 @@ class ExchangeNetwork(Value, frozen=True, kw_only=True):
     inner_offset: tuple[float, ...]
     outer: tuple[float, ...]
     outer_offset: float
+
+    def __post_init__(self) -> None:
+        hidden = len(self.inner_offset)
+        check_shapes(self, mean=(FEATURES,), scale=(FEATURES,), inner=(FEATURES, hidden), outer=(hidden,))
 
     def __call__(self, amounts: Amounts) -> Floats:
         """Seconds of each rank, from when it begins."""

@@ -8,10 +8,13 @@ import numpy as np
 
 from rowwise.perf.access import Curves, Floats
 from rowwise.perf.cost import AccessCounts, Shards
-from rowwise.perf.reuse import reuse_bins
+from rowwise.perf.reuse import BINS, reuse_bins
 
 NOMINAL_Bps, NOMINAL_s = 8e9, 5e-9  # rate of memory; seconds of one lookup
 FLOAT_bytes, LINE_bytes = 4, 64
+
+
+FEATURES, WORK = 10 + BINS, 5  # columns of the next two
 
 
 def piece_features(shards: Shards, curves: Curves) -> Floats:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rowwise.errors import SpecError
 from rowwise.perf.access import Curves, Floats
 from rowwise.perf.cost import CostModel, CostStage, Hinges, Phi, Shards
-from rowwise.perf.features import nominal_work, piece_features
+from rowwise.perf.features import FEATURES, WORK, nominal_work, piece_features
 from rowwise.perf.hardware import Hardware
 from rowwise.perf.network import SetNetwork, block_diagonal
 from rowwise.perf.roofline import Roofline
@@ -37,7 +38,11 @@ class LearnedModel:
         assert hardware.kernels is not None
         networks = (hardware.kernels.lookup, hardware.kernels.update)
         roofline = Roofline(hardware, topology, wire)
-        assert len({network.form for network in networks}) == 1
+        for stage, network in zip(STAGES, networks, strict=True):
+            fits = not network.is_scaled or network.width == WORK
+            if len(network.mean) != FEATURES or not fits or network.form != networks[0].form:
+                want = f"want {FEATURES} features, {WORK} kinds of work, and the form of the other network"
+                raise SpecError(f"hardware {hardware.name!r}: kernels.{stage}: {want}")
         parts = [hinges for network in networks if (hinges := network.phi.hinges)]
         hinges = Hinges(
             block_diagonal([np.zeros((0, LOWER_TIER_LOADS)), *(part.weights_HK for part in parts)]),

@@ -60,8 +60,8 @@ class NetworkProbe(Value, frozen=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         try:
-            datetime.fromisoformat(self.when)
-        except ValueError:
+            _ = self.time
+        except (OverflowError, ValueError):
             want = "want a date and time, such as 2026-01-31T12:00:00+00:00"
             raise SpecError(f"network: probed.when is {self.when!r}: {want}") from None
 

@@ -29,6 +29,19 @@ REACH = math.log(20.0)  # largest logarithm of a factor
 MOST_DEVIATIONS = 3.0  # features are clipped to so many deviations from the mean, as nothing was learned beyond
 Matrix = tuple[tuple[float, ...], ...]
 Vector = tuple[float, ...]
+MOST_LOADS, MOST_HINGES = 63, 128  # of two of them, and two sums, the planner has room for 128 loads and 256 hinges
+
+
+def check_shapes(network: Value, **shapes: tuple[int, ...]) -> None:
+    """Raise if a layer does not fit the others."""
+    for name, want in shapes.items():
+        layer = getattr(network, name)
+        try:
+            got = str(np.shape(layer))
+        except ValueError:
+            got = "rows of several lengths"
+        if got != str(want):
+            raise SpecError(f"network: {name} is {got}: want {want}, to fit the other layers")
 
 
 class SetNetwork(Value, frozen=True, kw_only=True):
@@ -55,18 +68,10 @@ class SetNetwork(Value, frozen=True, kw_only=True):
             len(self.outer_offset),
             len(self.hinge),
         )
-        shapes = {
-            "scale": (np.shape(self.scale), (features,)),
-            "inner": (np.shape(self.inner), (features, hidden)),
-            "outer": (np.shape(self.outer), (hidden, loads)),
-            "gain": (np.shape(self.gain), (loads,)),
-            "hinge": (np.shape(self.hinge), (hinges, loads)),
-            "hinge_offset": (np.shape(self.hinge_offset), (hinges,)),
-            "hinge_out": (np.shape(self.hinge_out), (hinges,)),
-        }
-        for name, (got, want) in shapes.items():
-            if got != want:
-                raise SpecError(f"network: {name} is {got}: want {want}, to fit the other layers")
+        check_shapes(self, scale=(features,), inner=(features, hidden), outer=(hidden, loads), gain=(loads,),
+                     hinge=(hinges, loads), hinge_offset=(hinges,), hinge_out=(hinges,))  # fmt: skip
+        if loads > MOST_LOADS or hinges > MOST_HINGES:
+            raise SpecError(f"network: {loads} loads and {hinges} hinges: want at most {MOST_LOADS} and {MOST_HINGES}")
         if not 1 <= self.power < 100:
             raise SpecError(f"network: power={self.power}: want at least 1, or phi would not be convex")
 

@@ -20,7 +20,7 @@ from rowwise.perf.access import Access, Workload
 from rowwise.perf.dense_parallel import DenseSide
 from rowwise.row_optimizers import OPTIMIZERS, RowOptimizer
 from rowwise.spec import TRAINED_TYPES, Pooling, RowType, Table, Wire
-from rowwise.textfile import decode_json, read_bytes
+from rowwise.textfile import decode_json, parse_whole, read_bytes
 
 COLUMN_NAMES: dict[str, tuple[str, ...]] = {  # by field: names that its column may have, best first
     "name": ("name", "table_id", "table"),
@@ -105,8 +105,10 @@ class TableEntry(NamedTuple):
 def _parse_number(value: object) -> float:
     """A number, or a string that is one; otherwise NaN."""
     if isinstance(value, str):
+        whole = parse_whole(value)  # large whole numbers are not exact as floats
+        plain = value.isascii() and "_" not in value  # float() takes digits of every script, and 1_0
         try:
-            return int(value) if value.isdecimal() else float(value)  # large whole numbers are not exact as floats
+            return float(value if plain else "nan") if whole is None else whole
         except ValueError:
             return math.nan
     if isinstance(value, int | float) and not isinstance(value, bool):

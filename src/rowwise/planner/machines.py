@@ -22,7 +22,7 @@ from rowwise.storage.folder import parse_folder, read_file
 from rowwise.textfile import MOST_BYTES, decode_json, read_bytes
 
 COUNTED = re.compile(r"(?:(?P<hosts>[0-9]{1,9}(?:\+[0-9]{1,9}){0,4095})x)?(?:(?P<devices>[0-9]{1,9})x)(?P<name>.+)")
-SIZE = re.compile(r"(?P<number>\d+\.?\d*|\.\d+)\s*(?P<unit>[kMGTP]?i?B?)", re.IGNORECASE)
+SIZE = re.compile(r"(?P<number>[0-9]+\.?[0-9]*|\.[0-9]+)\s*(?P<unit>[kMGTP]?i?B?)", re.IGNORECASE)
 POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 TIERS = {"device": "device_bytes", "host": "host_bytes", "disk": "disk_bytes"}
 WANT = (

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rowwise.library import load_library
+from rowwise.library import Signatures, bind_library
 from rowwise.perf.access import Floats
 from rowwise.perf.cost import Hinges, Ints
 from rowwise.perf.links import LinkArrays
@@ -88,22 +88,17 @@ class Candidate(NamedTuple):
 
 @functools.cache
 def _library() -> Any:
-    library = load_library(LIBRARY)
-    problem = POINTER(_Problem)
-    library.rw_cost.restype = c_double
-    library.rw_cost.argtypes = [problem, c_void_p, POINTER(c_double)]
-    library.rw_anneal.restype = _AnnealResult
-    library.rw_anneal.argtypes = [problem, POINTER(_Effort), c_void_p, c_void_p]
-    library.rw_greedy.restype = c_int32
-    library.rw_greedy.argtypes = [problem, c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_double, c_void_p]
-    library.rw_neuroshard.restype = c_double
-    links = POINTER(_Links)
-    for name in ("seconds", "exact", "anneal"):
-        search = getattr(library, f"rw_order_{name}")
-        search.restype = c_double
-        search.argtypes = [links, *([POINTER(_Effort)] if name == "anneal" else ()), c_void_p]
-    library.rw_neuroshard.argtypes = [problem, POINTER(_Neuroshard), c_void_p, c_int32, *[c_void_p] * 3]
-    return library
+    problem, links, effort, numbers = POINTER(_Problem), POINTER(_Links), POINTER(_Effort), c_void_p
+    signatures: Signatures = {
+        "rw_cost": (c_double, [problem, numbers, POINTER(c_double)]),
+        "rw_anneal": (_AnnealResult, [problem, effort, numbers, numbers]),
+        "rw_greedy": (c_int32, [problem, numbers, c_int32, c_int32, numbers, numbers, c_double, numbers]),
+        "rw_neuroshard": (c_double, [problem, POINTER(_Neuroshard), numbers, c_int32, numbers, numbers, numbers]),
+        "rw_order_seconds": (c_double, [links, numbers]),
+        "rw_order_exact": (c_double, [links, numbers]),
+        "rw_order_anneal": (c_double, [links, effort, numbers]),
+    }
+    return bind_library(LIBRARY, signatures)
 
 
 def _parameters(effort: AnnealingEffort) -> _Effort:

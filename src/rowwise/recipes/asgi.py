@@ -5,6 +5,7 @@ has its own memory; numbers of `/metrics` are those of this process.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -24,7 +25,7 @@ from rowwise.serve.row_tiers import IN_MEMORY, make_tiers
 from rowwise.serve.service import ScoringService
 from rowwise.serve.traffic import Traffic
 from rowwise.serve.version import ServedVersion
-from rowwise.serve.versions import VersionRefused
+from rowwise.serve.versions import Lag, VersionRefused
 
 OpenVersion = Callable[..., ServedVersion]
 
@@ -60,6 +61,7 @@ def asgi_app(
             tiers = make_tiers(CheckpointManifest.read(first.path), parse_size(memory, "memory"), (), None)
         opening = partial(open_version, path, expect, tiers=tiers)
         await _move(service, opening, traffic)
+        service.metrics.wanted.show(traffic, 0.0)
         following = None if fixed else asyncio.create_task(_follow(service, path, opening, traffic))
         yield
         if following is not None:
@@ -70,13 +72,17 @@ def asgi_app(
 
 async def _follow(service: ScoringService, path: Path, opening: OpenVersion, seen: Traffic) -> None:
     """Answer by what the folder asks for; a version that cannot be opened is refused, and the old ones go on."""
-    while True:
-        await asyncio.sleep(POLL_s)
-        with suppress(CheckpointError):  # current.json is damaged: it will be written again
-            traffic = read_traffic(path)
-            if traffic != seen:
-                seen = traffic
-                await _move(service, opening, traffic)
+    wanted, lag = seen, Lag()
+    async with asyncio.TaskGroup() as group:
+        moving = None
+        while True:
+            await asyncio.sleep(POLL_s)
+            with suppress(CheckpointError):  # current.json is damaged: it will be written again
+                wanted = read_traffic(path)
+            if wanted != seen and (moving is None or moving.done()):
+                seen = wanted
+                moving = group.create_task(_move(service, opening, wanted))
+            service.metrics.wanted.show(wanted, lag.seconds(wanted, service.traffic, seen, time.monotonic()))
 
 
 async def _move(service: ScoringService, opening: OpenVersion, traffic: Traffic) -> None:

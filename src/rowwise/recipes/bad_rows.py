@@ -5,9 +5,7 @@ Rows of unreadable splits count if their number is known.
 
 from pathlib import Path
 
-from pyarrow import parquet as pq
-
-from rowwise.ingest.quarantine import ROWS, count_quarantined
+from rowwise.ingest.quarantine import ROWS, count_quarantined, read_quarantined
 from rowwise.spec import Value
 
 MOST_REASONS = 5
@@ -27,6 +25,6 @@ def find_bad_rows(folder: Path) -> BadRows:
     for path in sorted(folder.glob(f"*{ROWS}")):
         if len(reasons) >= MOST_REASONS:
             break
-        table = pq.read_table(path, columns=["_place", "_reason"]).slice(0, MOST_REASONS - len(reasons))
+        table = read_quarantined(path).slice(0, MOST_REASONS - len(reasons))
         reasons += [f"{row['_place']}: {row['_reason']}" for row in table.to_pylist()]
     return BadRows(rows=counts.rows + sum(split.rows or 0 for split in counts.unread), reasons=tuple(reasons))

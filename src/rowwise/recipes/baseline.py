@@ -1,10 +1,13 @@
 """A baseline of boosted trees: LightGBM on the rows and columns of a run, measured on the same test rows.
 
-Numbers are used as they are. An id is a category, or missing if no training row has it. A list counts by its first id
-and its length. Training stops when the validation loss has not improved for `PATIENCE` trees. Known limits: the first
-label only, and the first `MOST_ROWS` rows, as trees hold all rows in memory.
+Numbers are used as they are, and neither their buckets nor the ids of a column that is a number, too. An id is a
+category, or missing if no training row has it. A list counts by its first id and its length. Training stops when the
+validation loss has not improved for `PATIENCE` trees. Of the settings for categories, those with the least validation
+loss count: some logs want rare ids smoothed, others do not. Known limits: the first label only, and the first
+`MOST_ROWS` rows, as trees hold all rows in memory.
 """
 
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -16,21 +19,30 @@ from numpy.typing import NDArray
 
 from rowwise import report
 from rowwise.errors import SpecError
+from rowwise.ingest.transform import Bucketize
 from rowwise.recipes.compose import ResolvedRecipe, evaluation_batches
 from rowwise.recipes.model_configs import RankingModel, kind_of
-from rowwise.recipes.rows import RowSelection
+from rowwise.recipes.rows import FILES, RowSelection
 from rowwise.recipes.runs import resolve_saved
 from rowwise.spec import Value
-from rowwise.train.evaluate import values_of
-from rowwise.train.metrics import Metrics
+from rowwise.train.evaluate import make_metrics, values_of
+from rowwise.train.loss_settings import AmountLoss, AnyLoss, Poisson, first_label
 from rowwise.train.run_folder import RunFolder
+from rowwise.train.samples import Samples
 
 MOST_ROWS = 2_000_000
 MOST_TREES, PATIENCE = 2000, 50
+QUICK_ROWS, QUICK_VALUES = 200_000, 2_000_000  # of training rows, to which trees are fitted unasked
 PARAMETERS = {
-    "objective": "binary", "metric": "binary_logloss", "learning_rate": 0.05, "num_leaves": 63, "verbosity": -1,
-    "deterministic": True, "force_row_wise": True,
+    "objective": "binary", "metric": "binary_logloss", "learning_rate": 0.05, "num_leaves": 31, "feature_fraction": 0.7,
+    "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 1.0, "verbosity": -1, "deterministic": True,
+    "force_row_wise": True,
 }  # fmt: skip
+# Of categories: the package's own, which believe an id after few rows, and those that smooth rare ids
+CATEGORIES: tuple[dict[str, float], ...] = (
+    {},
+    {"min_data_per_group": 50, "cat_smooth": 50, "cat_l2": 20, "max_cat_threshold": 64},
+)
 BASELINE = "baseline.json"  # in the folder of a run
 Doubles = NDArray[np.float64]
 
@@ -55,34 +67,53 @@ class _Samples(NamedTuple):
 
 def fit_trees(run: Path) -> TreeBaseline:
     """Train LightGBM on the training rows of a run, and write its test metrics to the run's folder."""
-    lightgbm = _import_lightgbm()
+    _import_lightgbm()
     resolved = resolve_saved(run)
-    rows, task = resolved.rows, resolved.tasks[0]
+    rows = resolved.rows
     if isinstance(resolved.recipe.model, RankingModel):
         got = f"model.kind={kind_of(resolved.recipe.model)} ranks items, and trees do not"
         raise SpecError(f"{run}: {got}: want a run of another model")
     if rows.valid is None or rows.test is None:
         raise SpecError(f"{run}: trees stop by validation rows and are measured on test rows: want a run with both")
     begin_s = perf_counter()
-    train, valid, test = (_read_samples(resolved, selection) for selection in (rows.train, rows.valid, rows.test))
+    read = [_read_samples(resolved, selection) for selection in (rows.train, rows.valid, rows.test)]
+    return _compare(run, resolved, read, begin_s)
+
+
+def fit_quick_trees(run: Path, most_rows: int = QUICK_ROWS, most_values: int = QUICK_VALUES) -> TreeBaseline | None:
+    """`fit_trees` where it takes seconds: of files with few rows, if LightGBM is installed; None: elsewhere."""
+    if find_spec("lightgbm") is None:
+        return None
+    resolved = resolve_saved(run)
+    recipe, rows = resolved.recipe, resolved.rows
+    of_files = recipe.data.dataset.partition(":")[0] in FILES and not recipe.save.mirror
+    if not of_files or rows.valid is None or rows.test is None or isinstance(recipe.model, RankingModel):
+        return None
+    begin_s = perf_counter()
+    most = min(most_rows, most_values // (len(resolved.columns.dense) + len(resolved.columns.sparse)))
+    train = _read_samples(resolved, rows.train, most + 1)
+    if len(train.labels_B) > most:
+        return None
+    read = [train, _read_samples(resolved, rows.valid), _read_samples(resolved, rows.test)]
+    return _compare(run, resolved, read, begin_s)
+
+
+def _compare(run: Path, resolved: ResolvedRecipe, read: list[_Samples], begin_s: float) -> TreeBaseline:
+    """Fit trees to the first samples, stop by the second, measure on the third, and report."""
+    train, valid, test = read
     known_ids = [np.unique(column_B[~np.isnan(column_B)]) for column_B in _category_columns(train)]
-    for samples in (train, valid, test):
+    for samples in read:
         for column_B, known_U in zip(_category_columns(samples), known_ids, strict=True):
             column_B[:] = _codes(column_B, known_U)
-    first = train.features_BF.shape[1] - train.categories
-    options: Any = {"categorical_feature": list(range(first, train.features_BF.shape[1])), "free_raw_data": False}
-    dataset = lightgbm.Dataset(train.features_BF, train.labels_B, **options)
-    threads = resolved.recipe.train.threads or 0
-    trees = lightgbm.train(
-        PARAMETERS | {"num_threads": threads, "seed": resolved.recipe.seed},
-        dataset,
-        MOST_TREES,
-        valid_sets=[lightgbm.Dataset(valid.features_BF, valid.labels_B, reference=dataset, **options)],
-        callbacks=[lightgbm.early_stopping(PATIENCE, verbose=False)],
-    )
-    metrics = Metrics((task,), window=1)
-    logits_B = trees.predict(test.features_BF, raw_score=True)
-    metrics.update(torch.from_numpy(logits_B)[:, None], torch.from_numpy(test.labels_B)[:, None])
+    loss, task = first_label(resolved.recipe.train.objective), resolved.tasks[0]
+    shared = {"num_threads": resolved.recipe.train.threads or 0, "seed": resolved.recipe.seed}
+    parameters = PARAMETERS | _objective(loss) | shared
+    settings = CATEGORIES if train.categories else CATEGORIES[:1]
+    fitted = [_fit(parameters | categories, train, valid) for categories in settings]
+    trees = min(fitted, key=lambda one: one.best_score["valid_0"][parameters["metric"]])
+    metrics, amounts = make_metrics((task,), 1, loss), isinstance(loss, AmountLoss)
+    outputs_B = _outputs(loss, trees.predict(test.features_BF, raw_score=True))
+    metrics.add(Samples.of(torch.from_numpy(outputs_B), torch.from_numpy(test.labels_B), amounts=amounts))
     baseline = TreeBaseline(
         task=task,
         trees=trees.best_iteration or trees.num_trees(),
@@ -95,6 +126,37 @@ def fit_trees(run: Path) -> TreeBaseline:
     return baseline
 
 
+def _objective(loss: AnyLoss) -> dict[str, str]:
+    """The parameters of trees that learn from the same labels."""
+    if not isinstance(loss, AmountLoss):
+        return {}
+    return {"objective": "poisson", "metric": "poisson"} if isinstance(loss, Poisson) else {
+        "objective": "regression", "metric": "l2",
+    }  # fmt: skip
+
+
+def _outputs(loss: AnyLoss, scores_B: Doubles) -> Doubles:
+    """Raw scores of trees as outputs of a model with this loss, of the first label."""
+    if not isinstance(loss, AmountLoss):
+        return scores_B
+    offset, unit = loss.link.offset[0], loss.link.unit[0]
+    return scores_B - np.log(unit) if isinstance(loss, Poisson) else (scores_B - offset) / unit
+
+
+def _fit(parameters: dict[str, Any], train: _Samples, valid: _Samples) -> Any:
+    lightgbm = _import_lightgbm()
+    columns = train.features_BF.shape[1]
+    options: Any = {"categorical_feature": list(range(columns - train.categories, columns)), "free_raw_data": False}
+    dataset = lightgbm.Dataset(train.features_BF, train.labels_B, **options)
+    return lightgbm.train(
+        parameters,
+        dataset,
+        MOST_TREES,
+        valid_sets=[lightgbm.Dataset(valid.features_BF, valid.labels_B, reference=dataset, **options)],
+        callbacks=[lightgbm.early_stopping(PATIENCE, verbose=False)],
+    )
+
+
 def _import_lightgbm() -> Any:
     try:
         import lightgbm
@@ -103,24 +165,31 @@ def _import_lightgbm() -> Any:
     return lightgbm
 
 
-def _read_samples(resolved: ResolvedRecipe, rows: RowSelection) -> _Samples:
+def _read_samples(resolved: ResolvedRecipe, rows: RowSelection, most: int = MOST_ROWS) -> _Samples:
     features: list[Doubles] = []
     labels: list[Doubles] = []
-    names = [sparse.feature_name for sparse in resolved.columns.sparse]
+    numbers = [dense.column for dense in resolved.columns.dense]
+    bucketed = {one.to: one.column for one in resolved.recipe.transforms if isinstance(one, Bucketize)}
+    source = {s.feature_name: bucketed.get(s.column, s.column) for s in resolved.columns.sparse}
+    names = [name for name, column in source.items() if column not in numbers]
+    missing = {name: numbers.index(column) for name, column in source.items() if column in numbers}
     count = 0
     for batch in evaluation_batches(resolved, rows):
         sparse = batch.sparse.expanded()
-        order = [sparse.features.index(name) for name in names]
         lengths_FB = sparse.lengths_FB.view(len(sparse.features), -1).numpy().astype(np.int64)
         begin_FB = (np.cumsum(lengths_FB.ravel()) - lengths_FB.ravel()).reshape(lengths_FB.shape)
         # One NaN more: an empty bag at the end begins behind the last id.
         values_N = np.append(sparse.values_N.numpy().astype(np.float64), np.nan)
         ids_FB = np.where(lengths_FB > 0, values_N[np.minimum(begin_FB, len(values_N) - 1)], np.nan)
-        columns = [batch.dense_BF.numpy().astype(np.float64), lengths_FB[order].T.astype(np.float64), ids_FB[order].T]
+        dense_BF = batch.dense_BF.numpy().astype(np.float64)
+        for name, number in missing.items():  # of a missing number, the batch has what the recipe fills in
+            dense_BF[lengths_FB[sparse.features.index(name)] == 0, number] = np.nan
+        order = [sparse.features.index(name) for name in names]
+        columns = [dense_BF, lengths_FB[order].T.astype(np.float64), ids_FB[order].T]
         features.append(np.concatenate(columns, 1))
         labels.append(batch.labels_BK[:, 0].numpy().astype(np.float64))
         count += len(labels[-1])
-        if count >= MOST_ROWS:
+        if count >= most:
             break
     if not count:
         raise SpecError("no rows for trees: want training, validation and test rows")

@@ -20,9 +20,11 @@ from rowwise.hashing.make import AnyTables, make_embeddings
 from rowwise.ingest.batch_shard import BatchShard
 from rowwise.ingest.batcher import Batcher, Batching, Position
 from rowwise.ingest.columns import Columns
+from rowwise.ingest.labels import LabelValues
 from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import AnyKind, LoadedTransforms, MapId, UserFunction, serving
 from rowwise.ingest.transform import load as load_transforms
+from rowwise.models.link import AmountLink
 from rowwise.models.next_item import NextItem
 from rowwise.models.retrieval import in_batch_bpr, in_batch_softmax
 from rowwise.models.second_copy import add_second_copy, second_tables
@@ -32,6 +34,8 @@ from rowwise.processor import read_processor
 from rowwise.recipes.column_tables import add_column_tables, replace_vocabularies
 from rowwise.recipes.device_tables import move_to_device
 from rowwise.recipes.id_maps import pin_map, stored_tables_of
+from rowwise.recipes.id_names import name_ids
+from rowwise.recipes.label_facts import LabelFacts, is_complete, look_at_labels, with_facts
 from rowwise.recipes.model_configs import (
     GraphConfig,
     HstuConfig,
@@ -46,7 +50,7 @@ from rowwise.recipes.model_configs import (
     reads_whole_tables,
 )
 from rowwise.recipes.processor_limits import replace_unsupported
-from rowwise.recipes.recipe import PROBE, Recipe, Tables
+from rowwise.recipes.recipe import PROBE, Recipe, Tables, check_amounts
 from rowwise.recipes.retrieval import (
     Pairs,
     RetrievalModel,
@@ -62,11 +66,12 @@ from rowwise.recipes.user_model_name import split_name
 from rowwise.recipes.zoo import make_click_model, make_sequence_model
 from rowwise.spec import Table, Value
 from rowwise.storage.folder import StorageFolder, parse_folder
+from rowwise.train.amounts import metric_names
 from rowwise.train.evaluate import ClickEvaluator, Evaluator, Slicing
-from rowwise.train.loss_settings import CoTeaching
+from rowwise.train.loss_settings import AMOUNT_METRICS, AmountLoss, AnyLoss, CoTeaching, Poisson, wanted_values
 from rowwise.train.objective import Clicks, InBatch, NextItems, Objective, TwoCopies
 from rowwise.train.retrieve import NextItemEvaluator, RetrievalEvaluator, ranking_metrics
-from rowwise.train.settings import Evaluation
+from rowwise.train.settings import Evaluation, Training
 from rowwise.train.trainer import Settings, TrainingJob
 
 OpenBatches = Callable[[Position | None], Batcher]
@@ -90,6 +95,7 @@ class ModelParts(Value, frozen=True, kw_only=True):
     seed: int = 0
     merge_shared: bool = False
     device: str = "cpu"
+    link: AmountLink | None = None  # of outputs to amounts; None: they are logits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,11 +145,18 @@ class ResolvedRecipe:
             seed=recipe.seed,
             merge_shared=recipe.train.merge_shared,
             device=recipe.train.device,
+            link=self.link,
         )
 
     @property
+    def link(self) -> AmountLink | None:
+        """How outputs are read as amounts; None: they are logits."""
+        loss = self.recipe.train.objective
+        return loss.link if isinstance(loss, AmountLoss) else None
+
+    @property
     def tasks(self) -> tuple[str, ...]:
-        return (NEXT_ITEM,) if isinstance(self.recipe.model, SequenceModel) else self.columns.labels
+        return (NEXT_ITEM,) if isinstance(self.recipe.model, SequenceModel) else self.columns.tasks
 
 
 def resolve(recipe: Recipe) -> ResolvedRecipe:
@@ -160,10 +173,11 @@ def resolve(recipe: Recipe) -> ResolvedRecipe:
         columns, table_settings = add_column_tables(columns, table_settings, rows.dataset.tables, loaded)
     tables = tuple(map(pin_map, table_settings.resolve(rows.dataset.tables)))
     columns, notes = _fit_columns(columns, recipe.model, named=recipe.columns is not None)
-    if data.label is not None and data.label not in columns.labels:
+    if data.label is not None and recipe.columns is not None and data.label not in columns.labels:
         want = "want one of them, or no data.label"
         raise SpecError(f"data.label={data.label!r}: the labels are {', '.join(columns.labels) or 'none'}: {want}")
     columns.check_tables(tables)
+    columns = structs.replace(columns, label_values=_label_values(recipe, columns))
     # Paths become absolute, so that a run can be resumed from another working directory.
     model = _use_absolute_model(recipe.model)
     if isinstance(model, TwoTowerConfig):
@@ -180,7 +194,11 @@ def resolve(recipe: Recipe) -> ResolvedRecipe:
     if recipe.network != PROBE:
         paths["network"] = recipe.network
     absolute_paths = {name: path and _absolute(path) for name, path in paths.items()}
-    _check_evaluation(recipe.evaluate, columns, model, validates=rows.valid is not None)
+    evaluate = recipe.evaluate
+    if isinstance(train.objective, AmountLoss):
+        look = partial(look_at_labels, rows.train, columns, tables, loaded)
+        train, evaluate = _complete_amounts(train.objective, train, evaluate, look, columns)
+    _check_evaluation(evaluate, columns, model, train.objective, validates=rows.valid is not None)
     changes = {
         "data": data,
         "transforms": transforms,
@@ -188,9 +206,36 @@ def resolve(recipe: Recipe) -> ResolvedRecipe:
         "tables": Tables(list=tables),
         "model": model,
         "train": train,
+        "evaluate": evaluate,
     }
     resolved = structs.replace(recipe, **changes, **absolute_paths)
     return ResolvedRecipe(recipe=resolved, rows=rows, transforms=loaded, notes=(*processor_notes, *notes))
+
+
+def _complete_amounts(
+    loss: AmountLoss, train: Training, evaluate: Evaluation, look: Callable[[], LabelFacts], columns: Columns
+) -> tuple[Training, Evaluation]:
+    """The settings with the facts of the labels, and a metric of amounts."""
+    if not is_complete(loss):
+        train = structs.replace(train, objective=with_facts(loss, look(), columns))
+    if evaluate.metric == Evaluation().metric:
+        evaluate = structs.replace(evaluate, metric="poisson_deviance" if isinstance(loss, Poisson) else "rmse")
+    return train, evaluate
+
+
+def _label_values(recipe: Recipe, columns: Columns) -> LabelValues:
+    """What the loss needs labels to be."""
+    loss = recipe.train.objective
+    wanted = wanted_values(loss)
+    if recipe.columns is not None and columns.label_values not in ("clicks", wanted):
+        kind = loss.__struct_config__.tag
+        want = f"want {wanted}, or leave it out"
+        raise SpecError(f"columns.label_values={columns.label_values} with train.objective.kind={kind}: {want}")
+    if wanted == "clicks" and columns.label_values != "clicks" and recipe.columns is None:
+        kind = "poisson" if columns.label_values == "amounts" else "squared"
+        got = f"label {', '.join(columns.labels)} is an amount, and train.objective is a loss of 0 and 1"
+        raise SpecError(f"{got}: want train.objective.kind: {kind}, or a condition such as {columns.labels[0]} >= 4")
+    return wanted
 
 
 def _absolute(path: str) -> str:
@@ -377,8 +422,11 @@ def make_evaluator(
         assert isinstance(model, NextItem)
         options = {"ks": recipe.model.ks, "leave_out_history": recipe.model.leave_out_history}
         return NextItemEvaluator(model, batches, NEXT_ITEM, recipe.train, **options, comm=comm)
+    if slices:
+        check_amounts(recipe, slices=slices)
     slicing = Slicing(recipe.evaluate.slices if slices is None else slices, recipe.evaluate.slice_ids)
-    return ClickEvaluator(model, batches, resolved.tasks, recipe.train, slicing, comm=comm)
+    name = partial(name_ids, rows, resolved.columns, resolved.tables, resolved.transforms)
+    return ClickEvaluator(model, batches, resolved.tasks, recipe.train, slicing, comm=comm, name_ids=name)
 
 
 def set_threads(recipe: Recipe) -> None:
@@ -427,9 +475,9 @@ def _check_device(name: str, model: Model) -> None:
         raise SpecError(f"train.device={name!r} with model.kind=graph, whose sums over edges run on a CPU: want cpu")
 
 
-def _check_evaluation(settings: Evaluation, columns: Columns, model: object, *, validates: bool) -> None:
+def _check_evaluation(settings: Evaluation, columns: Columns, model: object, loss: AnyLoss, *, validates: bool) -> None:
     """Raise now for names that would fail at the first evaluation."""
-    tasks = (NEXT_ITEM,) if isinstance(model, SequenceModel) else columns.labels
+    tasks = (NEXT_ITEM,) if isinstance(model, SequenceModel) else columns.tasks
     if settings.task and settings.task not in tasks:
         raise SpecError(f"evaluate.task={settings.task!r} is not a label: want one of {', '.join(tasks)}")
     features = [sparse.feature_name for sparse in columns.sparse]
@@ -437,6 +485,8 @@ def _check_evaluation(settings: Evaluation, columns: Columns, model: object, *, 
     if missing:
         raise SpecError(f"evaluate.slices: no feature {', '.join(missing)}: want some of {', '.join(features)}")
     metrics = ranking_metrics(model.ks) if isinstance(model, RankingModel) else CLICK_METRICS
+    if isinstance(loss, AmountLoss):
+        metrics = [name for name in AMOUNT_METRICS if name in metric_names(loss)]
     if (validates or settings.metric != Evaluation().metric) and settings.metric not in metrics:
         raise SpecError(f"evaluate.metric={settings.metric!r} is not measured: want one of {', '.join(metrics)}")
 

@@ -248,7 +248,7 @@ def describe_cached(model: nn.Module) -> str:
     pieces = [
         piece
         for module in model.modules()
-        if isinstance(module, Embeddings) and module.arena.cache is not None
+        if isinstance(module, Embeddings) and module.arena.store is not None
         for piece in module.arena.pieces
         if piece.cache_rows is not None
     ]

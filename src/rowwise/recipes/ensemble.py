@@ -7,6 +7,7 @@ memory together.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple, final
@@ -19,13 +20,16 @@ from rowwise import report
 from rowwise.batch import Batch
 from rowwise.checkpoint.manifest import CheckpointManifest
 from rowwise.errors import DataError, SpecError
+from rowwise.ingest.dialect import style_of
 from rowwise.ingest.transform import to_json
 from rowwise.recipes.compose import ResolvedRecipe, evaluation_batches
+from rowwise.recipes.id_names import name_ids
 from rowwise.recipes.model_configs import RankingModel, kind_of
 from rowwise.recipes.predict import Predictor, predict
+from rowwise.recipes.recipe import check_amounts
 from rowwise.recipes.rows import RowSelection, open_reader
 from rowwise.recipes.runs import Warn, choose_rows, ignore_warning, load_trained, predict_rows
-from rowwise.recipes.served import open_predictor
+from rowwise.recipes.served import open_predictor, read_model
 from rowwise.recipes.sharding import tables_of
 from rowwise.serve.package import find_version, is_served
 from rowwise.serve.row_tiers import make_tiers
@@ -106,6 +110,7 @@ def load_ensemble(
         if isinstance(resolved.recipe.model, RankingModel):
             got = f"model.kind={kind_of(resolved.recipe.model)} ranks items, and has no probabilities"
             raise SpecError(f"{path}: {got}: want one run")
+        check_amounts(resolved.recipe, "an ensemble")
         first = first or resolved
         _check_alike(paths[0], first, path, resolved, same_rows=same_rows)
         models.append(model)
@@ -119,8 +124,9 @@ def _check_alike(
 ) -> None:
     """Raise for the first of labels, inputs and rows in which two runs differ."""
     between = f"{path} and {first_path}"
-    if other.tasks != first.tasks:
-        got = f"labels {', '.join(other.tasks)} and {', '.join(first.tasks)}"
+    theirs, ours = other.columns.labels, first.columns.labels
+    if theirs != ours:
+        got = f"labels {', '.join(theirs)} and {', '.join(ours)}"
         raise SpecError(f"{between} differ in {got}: want runs with the same labels")
     inputs, wanted = _inputs_of(other), _inputs_of(first)
     for name in (*wanted, *inputs):
@@ -161,7 +167,8 @@ def evaluate_ensemble(
 
     names = [f"{number}.{task}" for number in range(copies) for task in resolved.tasks]
     slicing = Slicing(recipe.evaluate.slices if slices is None else slices, recipe.evaluate.slice_ids)
-    scores = ClickEvaluator(_SideBySide(ensemble), batches, names, recipe.train, slicing)()
+    name = partial(name_ids, rows, resolved.columns, resolved.tables, resolved.transforms)
+    scores = ClickEvaluator(_SideBySide(ensemble), batches, names, recipe.train, slicing, name_ids=name)()
     by_model = [{task: scores.tasks[f"{k}.{task}"] for task in resolved.tasks} for k in range(copies)]
     own = tuple(replace(row, task=row.task[2:]) for row in scores.slices if row.task.startswith("0."))
     sizes = tuple(map(weight_bytes, ensemble.models))
@@ -193,9 +200,10 @@ def predict_ensemble(  # noqa: PLR0913 - options of the command
     if len(paths) == 1 and is_served(paths[0]):
         if data is None:
             raise DataError(f"{paths[0]}: a version has no test rows: want --data parquet:PATH")
-        version = CheckpointManifest.read(find_version(paths[0]).path)
-        tiers = make_tiers(version, memory_bytes, (), None)
-        return predict(open_predictor(paths[0], tiers=tiers), RowSelection(open_reader(data)), out, keep, tell)
+        folder = find_version(paths[0]).path
+        tiers, text = make_tiers(CheckpointManifest.read(folder), memory_bytes, (), None), read_model(folder).text
+        rows = RowSelection(open_reader(data, text=None if text is None else style_of(text)))
+        return predict(open_predictor(paths[0], tiers=tiers), rows, out, keep, tell)
     if memory_bytes is not None:
         raise SpecError(f"--memory is for a version: want rowwise export {paths[0]} DIR, and then DIR")
     if len(paths) == 1:  # of any model, such as two towers

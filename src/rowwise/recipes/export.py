@@ -31,6 +31,7 @@ from rowwise.checkpoint.write import write
 from rowwise.comm.solo import solo
 from rowwise.errors import CheckpointError, RowwiseError, SpecError
 from rowwise.idmaps import StoredIds
+from rowwise.ingest.dialect import style_of
 from rowwise.ingest.pictures import FILES, INDEX
 from rowwise.ingest.transform import decode, load, serving, to_json
 from rowwise.models.inference import RowBlocks, inference_mode
@@ -54,7 +55,8 @@ from rowwise.recipes.runs import load_trained, resolve_saved
 from rowwise.recipes.served import ServedModel, golden_logits, load_model, read_model
 from rowwise.recipes.table_memory import measure_memory
 from rowwise.recipes.towers import TowerInput
-from rowwise.recipes.user_model_name import split_name
+from rowwise.recipes.user_model_name import modules_of_model, split_name
+from rowwise.serve.contents import hash_files, write_files
 from rowwise.serve.default_rows import mean_rows, write_mean_rows
 from rowwise.serve.forward import Forward, arrays_of, choose_blocks_of
 from rowwise.serve.hot_rows import HOT, RowCounter, read_hot_rows, write_hot_rows
@@ -178,13 +180,18 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
             for name in (STATS, HOT):
                 shutil.copyfile(like.path / name, unfinished / name)
         write_mean_rows(unfinished, mean_rows(Checkpoint.open(unfinished), read_hot_rows(unfinished)))
+        write_files(unfinished, hash_files(unfinished, base=None if base is None else base.path))
     write_traffic(folder, Traffic(current=version.number))
-    kept = set() if base is None else {file.stat().st_ino for file in base.path.iterdir()}  # hard links
-    sizes = {file.stat().st_ino: file.stat().st_size for file in version.path.rglob("*") if file.is_file()}
-    size_bytes = sum(size for file, size in sizes.items() if file not in kept)
     step = checkpoint.manifest.data.get("progress", {}).get("step", 0)
     base_number = base.number if base is not None and extends else None
-    return ExportedVersion(version, version.digest, served, step, size_bytes, base_number, facts)
+    return ExportedVersion(version, version.digest, served, step, _own_bytes(version, base), base_number, facts)
+
+
+def _own_bytes(version: VersionFolder, base: VersionFolder | None) -> int:
+    """The bytes of a version without hard links to files of its base."""
+    kept = set() if base is None else {file.stat().st_ino for file in base.path.iterdir()}
+    sizes = {file.stat().st_ino: file.stat().st_size for file in version.path.rglob("*") if file.is_file()}
+    return sum(size for file, size in sizes.items() if file not in kept)
 
 
 def follow(  # noqa: PLR0913 - those of `export`
@@ -296,6 +303,7 @@ def _write_weights(  # noqa: PLR0913 - used once
         transforms=decode(to_json(serving(resolved.transforms))),
         precision=train.precision,
         batch=resolved.recipe.evaluate.batch,
+        text=None if resolved.recipe.data.text is None else style_of(resolved.recipe.data.text),
     )
     return served, extends
 
@@ -373,7 +381,7 @@ def _copy_files(parts: ModelParts, folder: Path) -> ModelParts:
     """Copy files that the model is built from; their paths become those inside of the folder."""
 
     def copied(source: Path, inside: str) -> str:
-        (folder / inside).parent.mkdir(exist_ok=True)
+        (folder / inside).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, folder / inside)
         return inside
 
@@ -387,7 +395,9 @@ def _copy_files(parts: ModelParts, folder: Path) -> ModelParts:
     model = parts.model
     if isinstance(model, UserModel):
         path, class_name = split_name(model.module)
-        model = structs.replace(model, module=f"{copied(path, f'code/{path.name}')}:{class_name}")
+        for file in modules_of_model(path).values():
+            copied(file, f"code/{file.relative_to(path.parent)}")
+        model = structs.replace(model, module=f"code/{path.name}:{class_name}")
     if isinstance(model, TwoTowerConfig) and model.item_pictures is not None:
         for name in (INDEX, FILES):
             copied(Path(model.item_pictures.folder) / name, f"{PICTURES}/{name}")

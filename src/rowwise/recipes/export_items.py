@@ -29,7 +29,7 @@ from rowwise.serve.items import (
     write_items,
     write_vectors,
 )
-from rowwise.serve.sides import cast_keyed, read_parquet
+from rowwise.serve.sides import cast_keyed, read_users_parquet
 from rowwise.spec import Value
 
 INDEXED_items = 20_000  # fewer are searched exactly in less time than an index needs
@@ -205,7 +205,7 @@ def _items_of_rows(resolved: ResolvedRecipe, names: Sequence[str], key: str) -> 
 
 
 def _items_of_file(file: str, names: Sequence[str], key: str, schema: pa.Schema) -> pa.Table:
-    table = read_parquet(f"--items {file}", file)
+    table = read_users_parquet(f"--items {file}", file)
     missing = [name for name in names if name not in table.column_names]
     if missing:
         there = ", ".join(table.column_names)

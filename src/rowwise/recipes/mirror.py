@@ -21,7 +21,7 @@ import msgspec
 from rowwise.checkpoint.copy import OtherCheckpointError, copy_checkpoint, remove_copy
 from rowwise.checkpoint.listing import best_step
 from rowwise.checkpoint.manifest import NAME, CheckpointManifest
-from rowwise.checkpoint.named import checkpoints_of, step_in
+from rowwise.checkpoint.named import STEP, checkpoints_of, step_in
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.errors import CheckpointError, DataError, RowwiseError, SpecError, StorageError, one_line
 from rowwise.inside import fault_of_name
@@ -277,7 +277,7 @@ def fetch_run(url: str, runs: Path, which: str = "last") -> Path:
         if there:
             newest = Checkpoint.open(there[max(there)])
             best = best_step(newest.manifest.data)
-            named = step_in(Path(which))
+            named = int(match[1]) if (match := STEP.fullmatch(which)) else None
             for step in there.keys() & {max(there), *(one for one in (best, named) if one is not None)}:
                 copy_checkpoint(Checkpoint.open(there[step]), path / "ckpt")
         local.write(RECIPE, lambda: [recipe], len(recipe))  # last: with it the folder is a run

@@ -13,6 +13,7 @@ import msgspec
 from rowwise.errors import SpecError
 from rowwise.idmaps import AnyIdMap
 from rowwise.ingest.columns import Columns
+from rowwise.ingest.dialect import Dialect
 from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import Transforms
 from rowwise.managed import Managed
@@ -28,7 +29,7 @@ from rowwise.recipes.model_configs import (
 )
 from rowwise.row_optimizers import RowOptimizer
 from rowwise.spec import Init, Pooling, RowType, Table, Value, Wire
-from rowwise.train.loss_settings import CoTeaching, Smc
+from rowwise.train.loss_settings import AmountLoss, CoTeaching, Smc
 from rowwise.train.settings import DenseParallel, Evaluation, Log, Saving, Training
 from rowwise.value import check_layers, check_most
 
@@ -68,6 +69,7 @@ class TimeShare(Value, frozen=True):
     # Rows from here on validate, such as 1717200000 or "2024-06-01T12:00:00"; None: no share validates
     valid_from: int | str | None = None
     test_from: int | str | None = None  # rows from here on test; None: no share tests
+    formats: tuple[str, ...] = ()  # of times in text, as the transform `to_time` takes them
 
     def __post_init__(self) -> None:
         given = [border for border in (self.valid_from, self.test_from) if border is not None]
@@ -100,18 +102,21 @@ class Data(Value, frozen=True):
 
     dataset: str  # a name of `rowwise data ls`, parquet:PATH or csv:PATH
     folder: str = "data"  # where `rowwise data get` puts datasets
-    label: str | None = None  # for files without `columns`; None: the column named label or click
+    # For files without `columns`: a column, or a condition such as "rating >= 4"; None: the column named label or click
+    label: str | None = None
     valid: str | None = None  # parquet:PATH or csv:PATH; None: the dataset's own rows, or a share of the training rows
     test: str | None = None
     valid_share: float = 0.0  # of the training rows, where there are no validation rows
     test_share: float = 0.1  # of the training rows, where there are no test rows
     # How shares are taken: by a hash of a row's place, the last splits, or by the time of a row
     share: Literal["random", "last"] | TimeShare = "random"
+    group: str | None = None  # of random shares: rows with equal values here, such as a patient's, are in one share
     rows: int | None = None  # training rows, synthetic only
     test_rows: int | None = None  # synthetic only
     where: tuple[str, ...] = ()  # filters on rows of `dataset`, such as "day >= 3"; all have to hold
     together: str | None = None  # neighbouring rows with equal values here stay neighbours in shuffling
     on_bad_rows: Literal["raise", "quarantine"] = "raise"  # quarantine: go on, with bad rows in bad_rows/ of the run
+    text: Dialect | None = None  # how files of csv:PATH are written, as `data inspect` found it; None: it is found anew
     cache: DataCache | None = None  # of data at s3://, gs:// and az://; None: each epoch reads the store
     # Worker processes that prepare the training rows, or their number; None: each trainer prepares its own
     workers: Workers | int | None = None
@@ -120,6 +125,8 @@ class Data(Value, frozen=True):
         for name, share in (("valid_share", self.valid_share), ("test_share", self.test_share)):
             if not 0 <= share < 1:
                 raise SpecError(f"data.{name}={share}: want at least 0 and less than 1")
+        if self.group is not None and self.share != "random":
+            raise SpecError(f"data.group={self.group!r}: groups are for random shares: want share: random, or no group")
         for name, rows in (("rows", self.rows), ("test_rows", self.test_rows)):
             if rows is not None and rows < 1:
                 raise SpecError(f"data.{name}={rows}: want at least 1")
@@ -231,6 +238,7 @@ class Recipe(Value, frozen=True, kw_only=True):
         if isinstance(self.train.objective, CoTeaching):
             _check_co_teaching(self.train)
         _check_choice(self.model, self.train)
+        check_amounts(self)
         if self.train.dense_parallel.recompute and getattr(self.model, "norm", None) == "batch":
             raise SpecError("train.dense_parallel.recompute with model.norm=batch: statistics would count twice")
         if self.train.determinism == "elastic" and isinstance(self.model, SequenceModel):
@@ -264,6 +272,26 @@ def _check_co_teaching(train: Training) -> None:
     if train.dense_parallel != DenseParallel():
         why = "only layers of the first copy would be sharded"
         raise SpecError(f"train.objective.kind=co_teaching with train.dense_parallel: {why}; want its defaults")
+
+
+def check_amounts(recipe: Recipe, use: str = "", slices: tuple[str, ...] = ()) -> None:
+    """Raise where labels that are amounts meet a setting, or a command's `use` or `slices`, of labels 0 and 1."""
+    loss, model = recipe.train.objective, recipe.model
+    if not isinstance(loss, AmountLoss):
+        return
+    refused = {
+        "train.label_smoothing": (recipe.train.label_smoothing > 0, "it mixes the labels 0 and 1: want 0"),
+        "evaluate.slices": (bool(slices or recipe.evaluate.slices), "slices are measured by NE and AUC: want none"),
+        "model.chain": (getattr(model, "chain", False), "it multiplies probabilities: want false"),
+        "a model of users and items": (
+            isinstance(model, RetrievalConfig),
+            "it learns from rows of label 1: want another",
+        ),
+        use: (bool(use), "it is about probabilities of labels 0 and 1: want a run of another objective"),
+    }
+    for name, (given, why) in refused.items():
+        if given:
+            raise SpecError(f"train.objective.kind={loss.__struct_config__.tag} with {name}: {why}")
 
 
 def _check_choice(model: Model | str, train: Training) -> None:

@@ -3,25 +3,33 @@
 Validation and test rows are files that the recipe names, else the dataset's own, else a share of the training rows.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 from msgspec import structs
 from pyarrow import compute as pc
 
 from rowwise.errors import DataError, SpecError
+from rowwise.ingest.batcher import table_rows_for_ids
+from rowwise.ingest.block import Ints
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.datasets.catalog import STORED, load
 from rowwise.ingest.datasets.dataset import Dataset, PartReader
 from rowwise.ingest.datasets.files import DELIMITED, from_files, make_dataset, open_files
 from rowwise.ingest.datasets.synthetic import synthetic
 from rowwise.ingest.delimited import CsvReader
+from rowwise.ingest.dialect import Dialect
 from rowwise.ingest.parquet import ParquetReader
-from rowwise.ingest.reader import Reader
+from rowwise.ingest.prepare import Preparation, PreparationTask
+from rowwise.ingest.reader import Reader, Split, check_columns
 from rowwise.ingest.share import Share
-from rowwise.ingest.where import Comparison, RowFilter, parse
+from rowwise.ingest.transform import LoadedTransforms, serving, to_json
+from rowwise.ingest.where import Comparison, RowFilter, TextTimeComparison, parse
 from rowwise.recipes.recipe import Data, DataCache, TimeShare
 from rowwise.spec import Table
 from rowwise.storage.read_cache import CacheFolder
@@ -38,6 +46,52 @@ class RowSelection:
     reader: Reader
     share: Share = WHOLE
     where: RowFilter = NO_FILTER
+
+
+class SelectedRows(NamedTuple):
+    """Rows of a split that are in a selection."""
+
+    reader: Reader
+    split: Split
+    names: tuple[str, ...]  # columns that a prediction reads
+    order_R: Ints  # ascending
+
+    def read(self, places_R: Ints | None = None) -> pa.Table:
+        """These of the rows; None: all."""
+        order_R = self.order_R if places_R is None else self.order_R[places_R]
+        return self.reader.read(self.split, self.names).take(pa.array(order_R)).combine_chunks()
+
+
+def make_task(
+    rows: RowSelection,
+    columns: Columns,
+    tables: Sequence[Table],
+    transforms: LoadedTransforms,
+    quarantine: str | None = None,
+) -> PreparationTask:
+    """Prepares the rows of a selection as for serving, in their own order."""
+    preparation = Preparation(
+        columns=columns,
+        table_rows=table_rows_for_ids(columns, tables),
+        share=rows.share,
+        shuffle=False,
+        transforms=to_json(serving(transforms)),
+        where=rows.where,
+        quarantine=quarantine,
+    )
+    return PreparationTask(reader=rows.reader, splits=rows.reader.splits(), preparation=preparation)
+
+
+def good_rows(
+    rows: RowSelection, columns: Columns, tables: Sequence[Table], transforms: LoadedTransforms
+) -> Iterator[SelectedRows]:
+    """The good rows of a selection, split by split; splits without any are left out."""
+    task = make_task(rows, columns, tables, transforms, quarantine="")  # bad rows are left out
+    for index, split in enumerate(task.splits):
+        opened = task.open(index, 0)
+        if opened.rows:
+            order_R = np.arange(opened.rows) if opened.order_R is None else opened.order_R
+            yield SelectedRows(rows.reader, split, tuple(task.preparation.names), order_R)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +121,8 @@ def open_data(data: Data, columns: Columns | None = None, tables: tuple[Table, .
     where = parse(data.where)
     dataset = _open_dataset(data, where, columns, tables)
     # `where` filters the dataset's rows, not named files.
-    valid = _open_named("valid", data.valid, data.cache) or _dataset_rows(dataset.valid, where)
-    test = _open_named("test", data.test, data.cache) or _dataset_rows(dataset.test, where)
+    valid = _open_named("valid", data.valid, data) or _dataset_rows(dataset.valid, where)
+    test = _open_named("test", data.test, data) or _dataset_rows(dataset.test, where)
     if isinstance(data.share, TimeShare):
         train, taken = _take_by_time(RowSelection(dataset.train, where=where), data, {"valid": valid, "test": test})
         return RecipeRows(
@@ -76,16 +130,16 @@ def open_data(data: Data, columns: Columns | None = None, tables: tuple[Table, .
         )
     # Rows are taken from the training rows only for uses that have none.
     shares = {"valid": 0.0 if valid else data.valid_share, "test": 0.0 if test else data.test_share}
-    take = _take_last if data.share == "last" else _take_random
+    take = _take_last if data.share == "last" else partial(_take_random, group=data.group)
     train, taken = take(RowSelection(dataset.train, where=where), shares)
     return RecipeRows(dataset=dataset, train=train, valid=valid or taken.get("valid"), test=test or taken.get("test"))
 
 
-def _open_named(key: str, name: str | None, cache: DataCache | None) -> RowSelection | None:
+def _open_named(key: str, name: str | None, data: Data) -> RowSelection | None:
     """The files that the recipe names in data.valid or data.test."""
     if name is None:
         return None
-    reader = _open_files(name, cache=cache)
+    reader = _open_files(name, cache=data.cache, text=data.text)
     if reader is None:
         kind = "csv" if name.endswith(DELIMITED) else "parquet"
         raise SpecError(f"data.{key}={name!r}: want parquet:PATH or csv:PATH, such as {kind}:{name}")
@@ -96,9 +150,9 @@ def _dataset_rows(reader: Reader | None, where: RowFilter) -> RowSelection | Non
     return None if reader is None else RowSelection(reader, where=where)
 
 
-def open_reader(name: str, cache: DataCache | None = None) -> Reader:
-    """A reader of parquet:PATH, csv:PATH, or of a path by its files' endings."""
-    return _open_files(name, cache=cache) or open_files(name)
+def open_reader(name: str, cache: DataCache | None = None, text: Dialect | None = None) -> Reader:
+    """A reader of parquet:PATH, csv:PATH, or of a path by its files' endings; `text`: how text files are written."""
+    return _open_files(name, cache=cache, text=text) or open_files(name, text)
 
 
 def _open_dataset(data: Data, where: RowFilter, columns: Columns | None, tables: tuple[Table, ...]) -> Dataset:
@@ -108,22 +162,27 @@ def _open_dataset(data: Data, where: RowFilter, columns: Columns | None, tables:
         raise SpecError(
             f"data.rows and data.test_rows are for synthetic data, not {data.dataset!r}: want train.steps instead"
         )
-    files = _open_files(data.dataset, where, data.cache)
+    names = (data.dataset, data.valid or "", data.test or "")
+    if data.text is not None and not any(name.startswith("csv:") for name in names):
+        raise SpecError(f"data.text with {data.dataset}: no text file is read: leave it out")
+    files = _open_files(data.dataset, where, data.cache, data.text)
     if files is None:
         return load(data.dataset, Path(data.folder))
     uncounted = None if columns is None else columns.uncounted(tables)
     if columns is not None and not uncounted:
         return make_dataset(files, columns, tables)
-    label = columns.labels[0] if columns is not None and columns.labels else None
-    return from_files(files, data.label or label, sparse=uncounted or ())
+    labels = columns.labels if columns is not None else ()
+    return from_files(files, data.label or labels, sparse=uncounted or ())
 
 
-def _open_files(name: str | None, where: RowFilter = NO_FILTER, cache: DataCache | None = None) -> Reader | None:
+def _open_files(
+    name: str | None, where: RowFilter = NO_FILTER, cache: DataCache | None = None, text: Dialect | None = None
+) -> Reader | None:
     kind, colon, path = (name or "").partition(":")
     if not colon or kind not in FILES:
         return None
     if kind == "csv":
-        return CsvReader(path)
+        return CsvReader(path, text)
     kept = None if cache is None else CacheFolder(Path(cache.folder).absolute(), cache.size_bytes)
     return ParquetReader(path, where=where, verify=True, cache=kept)
 
@@ -139,7 +198,8 @@ def _take_by_time(
         if border is not None and named[name] is not None:
             there = f"data.{name} names such rows, or the dataset has its own"
             raise SpecError(f"data.share.{name}_from={border!r}: {there}: want one of them")
-    later = [Comparison(column=share.column, op=">=", value=at) for at in borders.values() if at is not None]
+    kind = partial(TextTimeComparison, formats=share.formats) if share.formats else Comparison
+    later = [kind(column=share.column, op=">=", value=at) for at in borders.values() if at is not None]
     ends = [structs.replace(one, op="<") for one in later]
     windows = [ends[:1], *zip(later, (*ends[1:], None), strict=True)]
     splits = rows.reader.splits()
@@ -152,7 +212,7 @@ def _take_by_time(
         except DataError as error:
             raise DataError(f"data.share: {error}") from None
         # A reader of Parquet leaves out what has no row of the window.
-        selection = RowSelection(_open_files(data.dataset, where, data.cache) or rows.reader, where=where)
+        selection = RowSelection(_open_files(data.dataset, where, data.cache, data.text) or rows.reader, where=where)
         if not _has_rows(selection, backwards=bool(selections)):  # training rows are mostly at the beginning
             tests = " and ".join(f"{one.column} {one.op} {one.value}" for one in where.all_of)
             span = _describe_range(rows, share.column)
@@ -182,15 +242,19 @@ def _describe_range(rows: RowSelection, column: str) -> str:
     return f"column {column!r} " + ("has no value" if least is None else f"goes from {least} to {most}")
 
 
-def _take_random(rows: RowSelection, shares: dict[str, float]) -> tuple[RowSelection, dict[str, RowSelection]]:
-    """The rest of the rows, and a random share of them for each use."""
+def _take_random(
+    rows: RowSelection, shares: dict[str, float], group: str | None
+) -> tuple[RowSelection, dict[str, RowSelection]]:
+    """The rest of the rows, and a random share of them, or of their groups, for each use."""
+    if group is not None:
+        check_columns((group,), rows.reader.schema, "data.group")
     begin = 0.0
     taken: dict[str, RowSelection] = {}
     for use, share in shares.items():
         if share:
-            taken[use] = replace(rows, share=Share(begin=begin, end=begin + share))
+            taken[use] = replace(rows, share=Share(begin=begin, end=begin + share, group=group))
             begin += share
-    return replace(rows, share=Share(begin=begin)), taken
+    return replace(rows, share=Share(begin=begin, group=group)), taken
 
 
 def _take_last(rows: RowSelection, shares: dict[str, float]) -> tuple[RowSelection, dict[str, RowSelection]]:

@@ -45,6 +45,7 @@ from rowwise.recipes.feed import Feed
 from rowwise.recipes.first_rank import on_first_rank, resolve_on_first_rank
 from rowwise.recipes.hosts import ENVIRONMENT, NETWORK, NetworkOfRun, ordered_links
 from rowwise.recipes.id_maps import copy_maps, relocate_maps
+from rowwise.recipes.label_facts import look_at_labels
 from rowwise.recipes.machine import Environment, NativeLibrary
 from rowwise.recipes.mirror import RunMirror
 from rowwise.recipes.model_configs import SequenceModel, UserModel, kind_of
@@ -54,6 +55,7 @@ from rowwise.recipes.recipe import Recipe, check_ranks
 from rowwise.recipes.retrieval import share_graph, tower_facts
 from rowwise.recipes.rows import RowSelection, open_reader
 from rowwise.recipes.sharding import choose_plan, shard_tables, step_samples, tables_of
+from rowwise.recipes.start_folder import StartFolder, open_on_all_ranks
 from rowwise.recipes.table_memory import Purpose, check_memory, find_memory_notes, measure_memory
 from rowwise.recipes.text import RECIPE, apply_changes, decode, parse, write
 from rowwise.recipes.unused_keys import find_notes
@@ -121,6 +123,7 @@ class TrainingRun:
         self.resolved, self.folder, self.model, self.plan = resolved, folder, setup.job.model, setup.plan
         self.comm, self._is_first, self._feed, self._notes = comm, comm.rank == 0, setup.feed, setup.notes
         self.match: WarmStartMatch | None = None  # weights that a warm start loaded
+        self.label_notes: tuple[str, ...] = ()  # on the first rank: that rows have no label
         on_first_rank(comm, folder.hold)
         setup.feed.start(folder.path / BAD_ROWS)
         recipe = resolved.recipe
@@ -145,45 +148,19 @@ class TrainingRun:
         `network` has ordered the hosts of `comm`.
         """
         comm = comm or solo()
-        if not recipe.name:
-            raise SpecError("the recipe has no name: want one, as it names the run's folder")
-        check_ranks(recipe, comm.topology.world)
-        topology = comm.topology
-
-        def resolve_for_links() -> ResolvedRecipe:
-            net = None if network is None else ordered_links(network, topology.hosts)
-            return decide_wire(resolve(recipe), topology, net)
-
-        resolved = resolve_on_first_rank(resolve_for_links, comm)
-        made: list[RunFolder] = []
-
-        def make_folder() -> RunFolder:
-            def make_held() -> RunFolder:  # held at once, as another start may be about to use it
-                new = root.make() if isinstance(root, RunFolder) else RunFolder.create(root, recipe.name)
-                new.hold()
-                return new
-
-            made.extend([] if made else [_folder_of_first_rank(comm, make_held)])
-            return made[0]
-
-        try:
-            near = root.path if isinstance(root, RunFolder) else root
-            setup = _set_up_job(resolved, comm, near, lambda: make_folder().path)
+        resolved = _agree_on_recipe(recipe, comm, network)
+        with StartFolder(root, recipe.name, comm) as folder:
+            setup = _set_up_job(resolved, comm, folder.near, folder.make)
             with setup.feed.closed_by_errors():
                 # Without tables on disk, errors of data and warm start are raised before the folder is made.
                 setup.job.batches(None)
                 match = _warm_start(resolved, setup.job.model)
-                run = cls(resolved, make_folder(), setup, tell, comm)
+                run = cls(resolved, folder.make(), setup, tell, comm)
                 run.match, run._network = match, network
                 if run._is_first:
                     run._write_start()
                 on_first_rank(comm, run._open_mirror)
                 return run
-        except (RowwiseError, OSError):
-            if comm.rank == 0 and made:
-                made[0].release()
-                shutil.rmtree(made[0].path, ignore_errors=True)  # a run that did not start leaves no folder
-            raise
 
     @classmethod
     def resume(
@@ -198,12 +175,12 @@ class TrainingRun:
     ) -> "TrainingRun":
         """A stopped or killed run, from its last checkpoint or, without one, from the start; on any number of ranks."""
         comm = comm or solo()
-        folder = _folder_of_first_rank(comm, lambda: RunFolder.open(path))
+        folder = open_on_all_ranks(comm, lambda: RunFolder.open(path))
         topology = comm.topology
         resolved = resolve_on_first_rank(
             lambda: decide_wire(resolve_saved(path, changes, topology.world), topology), comm
         )
-        setup = _set_up_job(resolved, comm, folder.path, lambda: folder.path, "resume")
+        setup = _set_up_job(resolved, comm, folder.path, lambda: folder, "resume")
         with setup.feed.closed_by_errors():
             run = cls(resolved, folder, setup, tell, comm)
             run._network = network
@@ -278,6 +255,7 @@ class TrainingRun:
         except BaseException:
             if self._mirror is not None:
                 self._mirror.stop()
+            self.folder.release()  # a notebook goes on, and may keep this run in a traceback
             raise
         status = "finished" if progress.finished else "stopped"
         result = self._make_result(status, test=tested, ceiling=ceiling, peak_memory_bytes=peak_bytes)
@@ -390,8 +368,17 @@ class TrainingRun:
             if network.probed is not None:
                 self.folder.write(NETWORK, network.probed.to_json() + "\n")
         self.folder.write(PLAN, self.plan.to_json() + "\n")
-        for line in (*find_notes(self.resolved, topology), *self._notes):
+        self.label_notes = _label_notes(self.resolved, self.resolved.rows.train)
+        for line in (*find_notes(self.resolved, topology), *self.label_notes, *self._notes):
             self.folder.warn(line)
+
+
+def _label_notes(resolved: ResolvedRecipe, rows: RowSelection) -> tuple[str, ...]:
+    """That rows of files have no label, by the first of them."""
+    if not resolved.columns.labels or resolved.rows.dataset.ceiling is not None:
+        return ()
+    note = look_at_labels(rows, resolved.columns, resolved.tables, resolved.transforms).note
+    return () if note is None else (note,)
 
 
 def _log_columns(resolved: ResolvedRecipe) -> None:
@@ -399,6 +386,16 @@ def _log_columns(resolved: ResolvedRecipe) -> None:
     kind, _, path = resolved.recipe.data.dataset.partition(":")
     if kind == "parquet":
         log_use(path, sources(resolved.transforms, resolved.columns.names), time())
+
+
+def _agree_on_recipe(recipe: Recipe, comm: Comm, network: NetworkOfRun | None) -> ResolvedRecipe:
+    """The recipe as all ranks run it; a collective."""
+    if not recipe.name:
+        raise SpecError("the recipe has no name: want one, as it names the run's folder")
+    check_ranks(recipe, comm.topology.world)
+    topology = comm.topology
+    links = lambda: None if network is None else ordered_links(network, topology.hosts)  # noqa: E731 - of the first rank
+    return resolve_on_first_rank(lambda: decide_wire(resolve(recipe), topology, links()), comm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -412,7 +409,7 @@ class _JobSetup:
 
 
 def _set_up_job(
-    resolved: ResolvedRecipe, comm: Comm, near: Path, folder: Callable[[], Path], purpose: Purpose = "train"
+    resolved: ResolvedRecipe, comm: Comm, near: Path, folder: Callable[[], RunFolder], purpose: Purpose = "train"
 ) -> _JobSetup:
     """Build the job of this rank; a collective. On several ranks no rank ever allocates all tables.
 
@@ -436,7 +433,7 @@ def _set_up_job(
         check_memory(memory, tables_of(model), plan, comm)
     disk = None
     if has_disk_tables(plan):
-        disk = folder() / DISK if recipe.disk is None else Path(recipe.disk)
+        disk = folder().path / DISK if recipe.disk is None else Path(recipe.disk)
     shard_tables(recipe, model, plan, comm, disk)
     share_graph(model, comm)
     shard_dense(model, parallel, comm, construction)
@@ -454,23 +451,6 @@ def _measured_fields(trainer: Trainer, run: Path) -> dict[str, Any]:
     return {"peak_memory_bytes": peak_memory_bytes(), "data_wait": trainer.data_wait, "step": trainer.mean_step, **rows}
 
 
-def _folder_of_first_rank(comm: Comm, open_folder: Callable[[], RunFolder]) -> RunFolder:
-    """The folder that the first rank opens; ranks with another working directory use its absolute path."""
-    on_this_rank: list[RunFolder] = []
-
-    def open_here() -> tuple[Path, Path]:
-        on_this_rank.append(open_folder())
-        return on_this_rank[0].path, on_this_rank[0].path.absolute()
-
-    relative, absolute = on_first_rank(comm, open_here)
-    seen_W = all_gather_uneven(comm, torch.tensor([int(absolute.is_dir())]), "folder")
-    if not all(map(bool, seen_W)):
-        ranks = ", ".join(str(rank) for rank, seen in enumerate(seen_W) if not seen)
-        want = "want a folder that all hosts share, by --runs or --run"
-        raise SpecError(f"{absolute}: rank 0 has this folder, and the hosts of ranks {ranks} do not: {want}")
-    return on_this_rank[0] if on_this_rank else RunFolder(relative if relative.absolute() == absolute else absolute)
-
-
 def evaluate(
     path: Path,
     *,
@@ -481,7 +461,10 @@ def evaluate(
 ) -> Scores:
     """Measure a checkpoint of a run on its test rows, or on the rows of other files."""
     resolved, model = load_trained(path, which, warn)
-    return make_evaluator(resolved, model, choose_rows(path, resolved, data), slices)()
+    rows = choose_rows(path, resolved, data)
+    for line in _label_notes(resolved, rows):
+        warn(line)
+    return make_evaluator(resolved, model, rows, slices)()
 
 
 def predict_rows(  # noqa: PLR0913 - options of the command
@@ -496,13 +479,23 @@ def predict_rows(  # noqa: PLR0913 - options of the command
 ) -> int:
     """Predict for the test rows of a run, or for rows of other files, beside `keep` columns; returns their number."""
     resolved, model = load_trained(path, which, warn)
+    rows = choose_rows(path, resolved, data)
+    return predict(_make_predictor(path, resolved, model, warn), rows, out, keep, tell)
+
+
+def load_predictor(path: Path, which: str = "best", warn: Warn = ignore_warning) -> Predictor:
+    """What predicts with a checkpoint of a run."""
+    return _make_predictor(path, *load_trained(path, which, warn), warn)
+
+
+def _make_predictor(path: Path, resolved: ResolvedRecipe, model: nn.Module, warn: Warn) -> Predictor:
     if isinstance(resolved.recipe.model, SequenceModel):
         got = f"model.kind={kind_of(resolved.recipe.model)} ranks all items for a list, and has no logit of a row"
         raise SpecError(f"{path}: {got}: want rowwise eval, or rowwise.NextItem in Python")
-    rows, predictor = choose_rows(path, resolved, data), Predictor.of_run(resolved, model)
+    predictor = Predictor.of_run(resolved, model)
     if predictor.blocks.kind != "padded":
         warn(predictor.blocks.describe())
-    return predict(predictor, rows, out, keep, tell)
+    return predictor
 
 
 def load_trained(path: Path, which: str = "best", warn: Warn = ignore_warning) -> tuple[ResolvedRecipe, nn.Module]:
@@ -596,7 +589,7 @@ def _warn_if_model_changed(recipe: Recipe, folder: RunFolder) -> None:
 
 def choose_rows(path: Path, resolved: ResolvedRecipe, data: str | None) -> RowSelection:
     """The rows of `data`, or without it the run's test rows."""
-    rows = resolved.rows.test if data is None else RowSelection(open_reader(data))
+    rows = resolved.rows.test if data is None else RowSelection(open_reader(data, text=resolved.recipe.data.text))
     if rows is None:
         raise DataError(f"{path}: its recipe has no test rows: want --data parquet:PATH")
     return rows

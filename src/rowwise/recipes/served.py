@@ -4,13 +4,13 @@ The workers of a server share the rows of versions: `load_rows` writes them into
 it (`open_version`); see `serve/shared_rows.py`.
 
 Opening one reads no training data. It runs the user's transforms and models that came with it: open only what you
-trust, or compare its digest.
+trust, or say which digest you expect.
 """
 
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,30 +23,38 @@ from rowwise.batch import Batch
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.tables import table_modules
 from rowwise.embedding import Embeddings
-from rowwise.errors import CheckpointError, SpecError
+from rowwise.errors import CheckpointError, DataError, SpecError
 from rowwise.idmaps import StoredIds
 from rowwise.ingest.batcher import table_rows_for_ids
 from rowwise.ingest.bound import BoundPreparation
+from rowwise.ingest.dialect import Dialect
 from rowwise.ingest.transform import AnyKind, LoadedTransforms, UserFunction, load
+from rowwise.ingest.unpacked import check_types
+from rowwise.inside import fault_of_name
 from rowwise.models.inference import RowBlocks, autocast, pack
+from rowwise.ops.host_rows import cache_of
+from rowwise.recipes.bounded_build import build_checked
 from rowwise.recipes.compose import ModelParts, build_model
 from rowwise.recipes.device_tables import serve_from_device
 from rowwise.recipes.model_configs import GraphConfig, TwoTowerConfig, UserModel
 from rowwise.recipes.predict import Predictor, logits_on
 from rowwise.recipes.towers import TowerInput, user_vectors
+from rowwise.serve.answer import prediction_names
 from rowwise.serve.cached_rows import CachedRows, warm_up
+from rowwise.serve.contents import digest_of, read_files
 from rowwise.serve.forward import Forward, Logits, arrays_of, choose_blocks_of
 from rowwise.serve.hot_rows import read_hot_rows
 from rowwise.serve.items import open_items, read_facts
 from rowwise.serve.package import (
+    GOLDEN,
+    LOGIT,
     MODEL,
     MOST_BYTES,
-    STATS,
-    ColumnStats,
     GoldenRows,
     VersionFolder,
     find_version,
     read_golden,
+    read_stats,
 )
 from rowwise.serve.retrieval import Retriever
 from rowwise.serve.row_tiers import IN_MEMORY, RowTiers
@@ -61,9 +69,11 @@ from rowwise.serve.shared_rows import (
 )
 from rowwise.serve.sides import SideTable, read_sides
 from rowwise.serve.version import Identity, ServedVersion
-from rowwise.spec import Table, Value
+from rowwise.spec import Table, Value, check_tables
 from rowwise.textfile import decode_json, read_bytes
+from rowwise.train.settings import Precision
 from rowwise.train.snapshot import restore_model
+from rowwise.value import MOST_BATCH
 
 CLOSE = 1e-5  # most that a golden logit may differ on another processor
 FORMAT = 1
@@ -76,9 +86,10 @@ class ServedModel(Value, frozen=True, kw_only=True):
     name: str
     parts: ModelParts  # tables have the row types of the version; paths are inside of its folder
     transforms: tuple[AnyKind, ...]  # with the contents of their files
-    precision: str
-    batch: int  # rows that `rowwise predict` computes together, at most
+    precision: Precision
+    batch: Annotated[int, msgspec.Meta(ge=1, le=MOST_BATCH)]  # rows that `rowwise predict` computes together, at most
     blocks: RowBlocks = RowBlocks()
+    text: Dialect | None = None  # how text files of the training rows were written; files to predict for are read so
 
     @property
     def code(self) -> tuple[str, ...]:
@@ -96,19 +107,38 @@ def read_model(version: Path) -> ServedModel:
     path = version / MODEL
     try:
         served = decode_json(read_bytes(path, MOST_BYTES, links=False), ServedModel)
+        if served.format != FORMAT:
+            raise CheckpointError(f"{path} has format {served.format}; this rowwise reads format {FORMAT}")
+        _check_parts(served.parts)
+        return structs.replace(served, parts=_locate(served.parts, version))
     except (msgspec.MsgspecError, SpecError) as error:
         raise CheckpointError(f"{path} is damaged: {error}; export the version again") from None
-    if served.format != FORMAT:
-        raise CheckpointError(f"{path} has format {served.format}; this rowwise reads format {FORMAT}")
-    return structs.replace(served, parts=_locate(served.parts, version))
+
+
+def _check_parts(parts: ModelParts) -> None:
+    """Raise unless parts agree with each other, as those of an export do."""
+    check_tables(parts.tables)
+    known = {table.name for table in parts.tables}  # an exported graph has columns of tables that it needs no more
+    sparse = tuple(one for one in parts.columns.sparse if one.table_name in known)
+    structs.replace(parts.columns, sparse=sparse).check_tables(parts.tables)
+    if not parts.tasks or len(set(parts.tasks)) < len(parts.tasks):
+        raise SpecError(f"parts.tasks={list(parts.tasks)}: want at least one, each once")
+    if parts.link is not None:
+        parts.link.check(len(parts.tasks))
+    if not 0 <= parts.seed < 1 << 63:
+        raise SpecError(f"parts.seed={parts.seed}: want at least 0, and less than 2**63")
+    if parts.device != "cpu":
+        raise SpecError(f"parts.device={parts.device!r}: want 'cpu'")
 
 
 def load_model(version: Path, served: ServedModel, tiers: RowTiers = IN_MEMORY) -> nn.Module:
     """The model with the weights of a version, each compared with its checksum; `tiers`: where its rows will be."""
     if tiers.memory_bytes is not None:
         return _map_model_here(version, served, tiers)[0]
+    checkpoint = Checkpoint.open(version)
+    build_checked(checkpoint, served.parts)  # before memory is taken for its tables
     model = build_model(served.parts)
-    restore_model(Checkpoint.open(version), model)
+    restore_model(checkpoint, model)
     return model
 
 
@@ -148,14 +178,13 @@ def _map_model(
     return model, cached
 
 
-def load_rows(  # noqa: PLR0913 - the host calls it with the last four
-    path: Path, expect: str | None, tiers: RowTiers, number: int, file: int, like: int | None, shared: SharedRows | None
+def load_rows(
+    path: Path, tiers: RowTiers, number: int, file: int, like: int | None, shared: SharedRows | None
 ) -> SharedRows:
     """Write the rows of a version into a file in memory; its golden rows have come out right.
 
     Args:
         path: a folder that `rowwise export` wrote, or a version in it.
-        expect: the only digest that is accepted.
         tiers: rows of tables that are larger than memory are checked, and some put into the cache.
         number: the version.
         file: a descriptor of an empty file.
@@ -165,16 +194,15 @@ def load_rows(  # noqa: PLR0913 - the host calls it with the last four
     Returns:
         `file` with all rows, or `shared` with the newer ones.
     """
-    folder = find_version(path, number)
-    digest = check_digest(folder, expect)
-    served = read_model(folder.path)
-    if like is not None:
-        _check_alike(folder, find_version(path, like))
-    loaded = _load_rows(folder.path, served, tiers, number, file, shared)
-    _serve(folder, digest, served, loaded.model, loaded.cached)
-    if loaded.fresh:
-        warm_up(loaded.cached, read_hot_rows(folder.path))
-    return loaded.rows
+    with find_version(path, number).checked(None) as folder:
+        served = read_model(folder.path)
+        if like is not None:
+            _check_alike(folder, find_version(path, like))
+        loaded = _load_rows(folder.path, served, tiers, number, file, shared)
+        _serve(folder, served, loaded.model, loaded.cached)
+        if loaded.fresh:
+            warm_up(loaded.cached, read_hot_rows(folder.path))
+        return loaded.rows
 
 
 class _OpenedRows(NamedTuple):
@@ -190,8 +218,9 @@ def _load_rows(
     path: Path, served: ServedModel, tiers: RowTiers, number: int, file: int, shared: SharedRows | None
 ) -> _OpenedRows:
     """Write the rows of a version into a file in memory, each compared with its checksum; see `load_rows`."""
-    model = build_model(served.parts, on_meta=True)
-    version, places = Checkpoint.open(path), reserve_rows(model)
+    version = Checkpoint.open(path)
+    model = build_checked(version, served.parts)
+    places = reserve_rows(model)
     memory = tiers.divide(version.manifest, path)
     added = None if shared is None else added_chunks(shared, version.manifest, places)
     if shared is None or added is None:
@@ -235,19 +264,18 @@ def open_version(
         pause: called between parts of the work, some milliseconds each.
         tiers: where its rows are, and those that are not in the file.
     """
-    folder = find_version(path, number)
-    digest = check_digest(folder, expect)
-    served = read_model(folder.path)
-    if rows is None and tiers.memory_bytes is None and tiers.device is None:
-        return _serve(folder, digest, served, load_model(folder.path, served))
-    pause()
-    if rows is None:
-        model, cached = _map_model_here(folder.path, served, tiers)
-    else:
-        model, cached = _map_model(folder.path, served, rows, tiers, pause)
-    if tiers.device is not None:
-        served = _on_device(folder, served, tiers.device.device)
-    return _serve(folder, digest, served, model, cached, pause, check_items=False)
+    with find_version(path, number).checked(expect) as folder:
+        served = read_model(folder.path)
+        pause()
+        if rows is None and tiers.memory_bytes is None and tiers.device is None:
+            return _serve(folder, served, load_model(folder.path, served))
+        if rows is None:
+            model, cached = _map_model_here(folder.path, served, tiers)
+        else:
+            model, cached = _map_model(folder.path, served, rows, tiers, pause)
+        if tiers.device is not None:
+            served = _on_device(folder, served, tiers.device.device)
+        return _serve(folder, served, model, cached, pause, check_items=False)
 
 
 def _on_device(folder: VersionFolder, served: ServedModel, device: str) -> ServedModel:
@@ -258,9 +286,8 @@ def _on_device(folder: VersionFolder, served: ServedModel, device: str) -> Serve
     return structs.replace(served, parts=structs.replace(served.parts, device=device))
 
 
-def _serve(  # noqa: PLR0913 - a version's parts
+def _serve(
     folder: VersionFolder,
-    digest: str,
     served: ServedModel,
     model: nn.Module,
     cached: tuple[CachedRows, ...] = (),
@@ -268,12 +295,13 @@ def _serve(  # noqa: PLR0913 - a version's parts
     *,
     check_items: bool = True,
 ) -> ServedVersion:
-    golden = read_golden(folder.path)
+    golden, files = read_golden(folder.path), read_files(folder.path)
     model.eval()
     pack(model)
     pause()
     transforms = load(served.transforms)
-    preparation = served.bind(golden.rows.schema, transforms)
+    preparation = _bind_golden(folder, served, golden, transforms)
+    golden = golden._replace(logits=golden.logits.select(served.parts.tasks))
     pause()
     blocks, logits_of = served.blocks, _without_gradients(model, served)
     if torch.device(served.parts.device).type == "cuda":  # those of the export are of a CPU
@@ -286,21 +314,38 @@ def _serve(  # noqa: PLR0913 - a version's parts
     return ServedVersion(
         name=served.name,
         number=folder.number,
-        digest=digest,
+        digest=None if files is None else digest_of(files),
         forward=forward,
         schema=pa.schema([golden.rows.schema.field(name) for name in preparation.names]),
         tasks=served.parts.tasks,
-        stats=decode_json(read_bytes(folder.path / STATS), dict[str, ColumnStats]),
+        link=served.parts.link,
+        stats=read_stats(folder.path),
         sides=sides,
         retriever=retriever,
         cached=cached,
         device_caches=tuple(
-            module.arena.cache
+            cache
             for _, module in table_modules(model)
-            if isinstance(module, Embeddings) and module.arena.cache is not None
+            if isinstance(module, Embeddings) and (cache := cache_of(module.arena)) is not None
         ),
         identity=_check_golden(folder, forward, golden, cached),
     )
+
+
+def _bind_golden(
+    folder: VersionFolder, served: ServedModel, golden: GoldenRows, transforms: LoadedTransforms
+) -> BoundPreparation:
+    """Bind the columns of the golden rows; raises unless these are the model's, with a logit of each task."""
+    path, logits, tasks = folder.path / GOLDEN, golden.logits.column_names, served.parts.tasks
+    for task in (*tasks, *logits):
+        if task not in logits or task not in tasks:
+            got = "has no column" if task in tasks else "has a column too many,"
+            raise CheckpointError(f"{path} {got} {LOGIT + task[:80]!r}; export the version again")
+    try:
+        check_types(golden.logits, pa.schema(dict.fromkeys(tasks, pa.float32())))
+        return served.bind(golden.rows.schema, transforms)
+    except (pa.ArrowException, DataError, SpecError) as error:
+        raise CheckpointError(f"{path} is not of this model: {error}; export the version again") from None
 
 
 def _open_retriever(
@@ -339,7 +384,14 @@ def _check_alike(folder: VersionFolder, other: VersionFolder) -> None:
         columns = {field.name: str(field.type) for field in rows.schema}
         sides, items = [side.key for side in read_sides(version.path)], read_facts(version.path)
         key = None if items is None else items.key
-        parts = {"tasks": served.parts.tasks, "columns": columns, "side tables": sides, "keys of items": key}
+        scores = prediction_names(served.parts.tasks, served.parts.link)
+        parts = {
+            "tasks": served.parts.tasks,
+            "predictions": scores,
+            "columns": columns,
+            "side tables": sides,
+            "keys of items": key,
+        }
         return {"name": served.name, **parts}
 
     mine, theirs = interface(folder), interface(other)
@@ -354,28 +406,20 @@ def open_predictor(
     path: Path, number: int | None = None, expect: str | None = None, tiers: RowTiers = IN_MEMORY
 ) -> Predictor:
     """The model of a version, for `rowwise predict`; `tiers`: where its rows will be."""
-    folder = find_version(path, number)
-    check_digest(folder, expect)
-    served = read_model(folder.path)
-    return Predictor(
-        model=load_model(folder.path, served, tiers),
-        columns=served.parts.columns,
-        tables=served.parts.tables,
-        transforms=load(served.transforms),
-        tasks=served.parts.tasks,
-        device=served.parts.device,
-        precision=served.precision,
-        batch=served.batch,
-        blocks=served.blocks,
-    )
-
-
-def check_digest(folder: VersionFolder, expect: str | None) -> str:
-    """The digest of a version; raises for another than expected, before anything of the version runs."""
-    digest = folder.digest
-    if expect is not None and digest != expect:
-        raise CheckpointError(f"{folder.path} has digest {digest}, not {expect}: want the version that you expect")
-    return digest
+    with find_version(path, number).checked(expect) as folder:
+        served = read_model(folder.path)
+        return Predictor(
+            model=load_model(folder.path, served, tiers),
+            columns=served.parts.columns,
+            tables=served.parts.tables,
+            transforms=load(served.transforms),
+            tasks=served.parts.tasks,
+            link=served.parts.link,
+            device=served.parts.device,
+            precision=served.precision,
+            batch=served.batch,
+            blocks=served.blocks,
+        )
 
 
 def golden_logits(forward: Forward, rows: pa.Table, batch: int) -> Tensor:
@@ -400,18 +444,25 @@ def _check_golden(
 
 
 def _locate(parts: ModelParts, version: Path) -> ModelParts:
-    """Parts with the paths of files in a version's folder."""
+    """Parts with the paths of files in a version's folder; raises for one that is not in it."""
+
+    def located(inside: str) -> str:
+        if any(map(fault_of_name, inside.split("/"))):
+            raise CheckpointError(
+                f"{version / MODEL} names {inside[:80]!r}, which is outside: export the version again"
+            )
+        return str(version.absolute() / inside)
 
     def table_at(table: Table) -> Table:
         stored = table.id_map
         if not isinstance(stored, StoredIds):
             return table
-        return structs.replace(table, id_map=structs.replace(stored, file=str(version.absolute() / stored.file)))
+        return structs.replace(table, id_map=structs.replace(stored, file=located(stored.file)))
 
     model = parts.model
     if isinstance(model, UserModel):
-        model = structs.replace(model, module=str(version.absolute() / model.module))
+        model = structs.replace(model, module=located(model.module))
     if isinstance(model, TwoTowerConfig) and model.item_pictures is not None:
-        folder = str(version.absolute() / model.item_pictures.folder)
+        folder = located(model.item_pictures.folder)
         model = structs.replace(model, item_pictures=structs.replace(model.item_pictures, folder=folder))
     return structs.replace(parts, model=model, tables=tuple(map(table_at, parts.tables)))

@@ -1,10 +1,9 @@
 """A run beside its simulation: what each stage of its steps took, and what would have been predicted."""
 
-import json
 import statistics
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -21,7 +20,8 @@ from rowwise.recipes.text import RECIPE, decode, parse
 from rowwise.report.read import StageLine, read_run
 from rowwise.simulate.simulation import SimulatedMachine, Simulation, simulate
 from rowwise.spec import Topology, Value
-from rowwise.textfile import read_bytes, read_text
+from rowwise.textfile import decode_json, read_bytes, read_text
+from rowwise.value import MOST_RANKS
 
 WANT = "want a run of `rowwise train` with a hardware profile: --hardware, or `hardware` in its recipe"
 SHARED = {"gather": "forward"}  # stages of a simulation whose time a run charges to another phase
@@ -51,11 +51,11 @@ def check_run(folder: Path) -> CheckedRun:
     if not recorded.stages:
         raise SpecError(f"{folder}: no stages.csv with complete lines: {WANT}")
     recipe = decode(parse(read_text(folder / RECIPE), str(folder / RECIPE)), str(folder / RECIPE))
-    facts: dict[str, Any] = json.loads(read_text(folder / ENVIRONMENT))
-    hardware = _hardware(recipe, folder, str(facts.get("cpu", "")))
+    facts = _read_facts(folder / ENVIRONMENT)
+    hardware = _hardware(recipe, folder, facts.cpu)
     plan = Plan.from_json(read_bytes(folder / "plan.json"))
-    hosts = int(facts.get("hosts", 1))
-    network = _network(folder, facts.get("network"), hosts) if hosts > 1 else None
+    hosts = facts.hosts
+    network = _network(folder, facts.network, hosts) if hosts > 1 else None
     topology = Topology(hosts=hosts, devices=plan.world // hosts) if network is None else network.topology()
     machine = Machine(topology, hardware)
     place = SimulatedMachine(machine=machine, network=network, plan=plan)
@@ -74,11 +74,25 @@ def check_run(folder: Path) -> CheckedRun:
     )
 
 
-def _network(folder: Path, saved: Any, hosts: int) -> Network | None:
+class _RunFacts(msgspec.Struct):
+    """What a simulation needs of env.json."""
+
+    cpu: str = ""
+    hosts: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)] = 1
+    network: OrderedHosts | None = None
+
+
+def _read_facts(path: Path) -> _RunFacts:
+    try:
+        return decode_json(read_bytes(path), _RunFacts)
+    except (msgspec.DecodeError, SpecError) as error:
+        raise SpecError(f"{path}: {error}: {WANT}") from None
+
+
+def _network(folder: Path, ordered: OrderedHosts | None, hosts: int) -> Network | None:
     """The network of the run in the order of its hosts; None: it had none, or that is not there any more."""
-    if saved is None:
+    if ordered is None:
         return None
-    ordered = msgspec.convert(saved, OrderedHosts)
     probed = folder / NETWORK
     try:
         given = read_network(probed if probed.exists() else ordered.source)

@@ -6,28 +6,43 @@ have one dim.
 
 import math
 import re
+import shutil
 import textwrap
 from collections.abc import Mapping
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from types import MappingProxyType
 
 from msgspec import structs
 
 from rowwise.errors import DataError
-from rowwise.ingest.inspect import AS_TOLD, LABELS, SHARE, ColumnCard, DatasetCard
-from rowwise.ingest.transform import SplitText
-from rowwise.recipes.model_configs import DlrmConfig
+from rowwise.ingest.columns import Dense
+from rowwise.ingest.delimited import CsvReader
+from rowwise.ingest.dialect import Dialect
+from rowwise.ingest.division import SHARE
+from rowwise.ingest.inspect import ColumnCard, DatasetCard, Inspection, table_names
+from rowwise.ingest.labels import LABELS, LabelValues
+from rowwise.ingest.names import sense_of
+from rowwise.ingest.reader import Reader
+from rowwise.ingest.roles import AS_TOLD
+from rowwise.ingest.vocabulary import write_vocabularies
+from rowwise.recipes.derived import LARGE_ROWS, Derived, derive, left_out
+from rowwise.recipes.first_rows import check_first_rows
+from rowwise.recipes.model_configs import DcnConfig, DlrmConfig
 from rowwise.recipes.recipe import NAME, About, Data, Recipe, TableChanges, Tables, TimeShare
-from rowwise.recipes.text import write
-from rowwise.row_optimizers import RowWiseAdagrad
+from rowwise.recipes.text import decode, parse, write
+from rowwise.row_optimizers import RowWiseAdagrad, Schedule
 from rowwise.spec import Pooling
+from rowwise.train.loss_settings import AnyLoss, LogLoss, Poisson, Squared
 from rowwise.train.settings import DenseAdam, Evaluation, Training
 
-SMALL_ROWS, LARGE_ROWS = 20_000, 5_000_000
+SMALL_ROWS = 20_000
+DECAY_EPOCHS = 8  # over which the dense learning rate falls to 0, where rows are few
 STEPS = 100  # of an epoch, approximately
 BATCHES = (64, 2048)
 WIDTH = 110  # of comments
 EMPTY: Mapping[str, str] = MappingProxyType({})
+OBJECTIVES: dict[LabelValues, AnyLoss] = {"clicks": LogLoss(), "numbers": Squared(), "amounts": Poisson()}
+METRICS: dict[LabelValues, str] = {"clicks": "ne", "numbers": "rmse", "amounts": "poisson_deviance"}
 EVALUATIONS = 10  # in an epoch of a large dataset; others have 4
 SHOWN = ("data.share", "train.batch", "train.epochs", "evaluate.metric")
 
@@ -39,7 +54,9 @@ def recipe_name(path: str) -> str:
     return name if NAME.fullmatch(name) else "recipe"
 
 
-def make_starter(card: DatasetCard, dataset: str, file: str, vocabularies: Mapping[str, str] = EMPTY) -> str:
+def make_starter(
+    card: DatasetCard, dataset: str, file: str, vocabularies: Mapping[str, str] = EMPTY, text: Dialect | None = None
+) -> str:
     """The recipe as text.
 
     Args:
@@ -47,9 +64,16 @@ def make_starter(card: DatasetCard, dataset: str, file: str, vocabularies: Mappi
         dataset: parquet:PATH or csv:PATH.
         file: the path of the recipe, for the command in its comment.
         vocabularies: file of each column whose ids are listed; others are hashed.
+        text: how text files are written.
     """
-    _check_card(card)
-    columns, tables = card.suggest(_dim(card.rows))
+    derived = derive(card)
+    _check_card(card, derived)
+    large = card.rows > LARGE_ROWS
+    numbers = [column for column in card.columns if column.role == "dense" or (not large and _is_number(column))]
+    model = _choose_model(card.rows, numbers=bool(numbers))
+    decays = isinstance(model, DcnConfig) and card.rows < SMALL_ROWS
+    epochs = 2 if large else DECAY_EPOCHS if decays else 20
+    columns, tables = card.suggest(_dim(card.rows), derived.sparse)
     rows_of = {table.feature_names[0]: table.rows for table in tables}
     sparse = tuple(
         structs.replace(column, vocabulary=vocabularies[column.column])
@@ -60,38 +84,100 @@ def make_starter(card: DatasetCard, dataset: str, file: str, vocabularies: Mappi
     lists = {column.name for column in card.columns if column.mean_length is not None}
     pooling = {s.table_name: TableChanges(pooling=Pooling.MEAN) for s in sparse if s.column in lists}
     steps = max(1, round(card.rows * (1 - 2 * SHARE) / _batch(card.rows)))
-    large = card.rows > LARGE_ROWS
-    files = Data(dataset=dataset, label=card.label)
+    files = Data(dataset=dataset, label=card.labels[0], text=text)
     if card.borders is None:
-        data = structs.replace(files, valid_share=SHARE, test_share=SHARE)
+        data = structs.replace(files, valid_share=SHARE, test_share=SHARE, group=card.group)
     else:
         data = structs.replace(files, share=TimeShare(**structs.asdict(card.borders)))
     recipe = Recipe(
-        about=About(what=f"DLRM on {card.rows:,} rows of {card.source}", run=f"rowwise train {file}"),
+        about=About(
+            what=f"{'DCN' if isinstance(model, DcnConfig) else 'DLRM'} on {card.rows:,} rows of {card.source}",
+            run=f"rowwise train {file}",
+        ),
         data=data,
-        transforms=tuple(SplitText(column=c.name, separator=c.separator) for c in card.columns if c.separator),
-        columns=structs.replace(columns, sparse=sparse, time=None),
+        transforms=derived.transforms,
+        columns=structs.replace(
+            columns, dense=tuple(map(_dense, numbers)), sparse=sparse, time=None, label_values="clicks"
+        ),
         tables=Tables(all=TableChanges(dim=_dim(card.rows), optimizer=_row_optimizer(large)), each=pooling),
-        model=_choose_model(card.rows, dense=bool(columns.dense)),
-        train=Training(batch=_batch(card.rows), epochs=2 if large else 20, optimizer=DenseAdam(lr=0.002)),
-        evaluate=Evaluation(every=max(1, steps // (EVALUATIONS if large else 4)), patience=2 if large else 6),
+        model=model,
+        train=Training(
+            batch=_batch(card.rows),
+            epochs=epochs,
+            optimizer=DenseAdam(lr=0.002),
+            schedule=Schedule(decay_steps=steps * epochs) if decays else None,
+            objective=OBJECTIVES[card.label_values],
+        ),
+        evaluate=Evaluation(
+            metric=METRICS[card.label_values],
+            every=max(1, steps // (EVALUATIONS if large else 4)),
+            patience=2 if large else None if decays else 6,
+        ),
     )
     shown = (*SHOWN, "data.test_share") if card.borders is None else SHOWN
     return "\n".join([*_comments(card, recipe), ""]) + write(recipe, shown=shown)
 
 
-def _check_card(card: DatasetCard) -> None:
+def write_starter(found: Inspection, reader: Reader, dataset: str, path: Path, *, grow: Path | None = None) -> bool:
+    """Write the recipe, and vocabularies beside it, if it encodes the first rows; False if its file exists.
+
+    Args:
+        found: in all rows.
+        reader: of the rows.
+        dataset: parquet:PATH or csv:PATH.
+        path: of the recipe.
+        grow: vocabularies of an earlier recipe, whose ids keep their rows.
+    """
+    folder = path.with_suffix(".ids")
+    files = {column: folder / f"{table}.vocab" for column, table in table_names(found.ids).items()}
+    style = reader.dialect if isinstance(reader, CsvReader) else None
+    text = make_starter(found.card, dataset, str(path), {column: str(file) for column, file in files.items()}, style)
+    if path.exists():
+        return False
+    kept = folder.exists()
+    write_vocabularies(found.ids, files, grow)
+    try:
+        check_first_rows(decode(parse(text, str(path)), str(path)), reader)
+    except DataError:
+        if not kept:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    path.write_text(text)
+    return True
+
+
+def _check_card(card: DatasetCard, derived: Derived) -> None:
     label = next((column for column in card.columns if column.role == "label"), None)
     if label is not None and label.note:
-        raise DataError(f"{card.source}: {label.note}: want --label COLUMN with 0 and 1{_suggest_labels(card)}")
+        raise DataError(f"{card.source}: {label.note}: want --label COLUMN{_suggest_labels(card)}")
     named = next((column for column in card.columns if column.name.lower() in LABELS), None)
     if label is None and named is not None and not card.likely_labels:
-        want = "want 0 and 1 for a label, or --label COLUMN"
-        raise DataError(f"{card.source}: column {named.name!r} holds {named.type}: {want}")
+        why = next((line for line in card.warnings if repr(named.name) in line), f"column {named.name!r} is no label")
+        raise DataError(f"{card.source}: {why.removeprefix(f'{card.source}: ')}; or --label COLUMN")
     if label is None:
         raise DataError(f"{card.source}: no label column: want --label COLUMN{_suggest_labels(card)}")
-    if not any(column.role == "sparse" for column in card.columns):
-        raise DataError(f"{card.source}: no column has ids or strings: want at least one, for an embedding table")
+    if not derived.sparse and not any(column.is_ids for column in card.columns):
+        raise DataError(f"{card.source}: no column is left to learn from: want one by --sparse or --dense COLUMN")
+
+
+def _is_number(column: ColumnCard) -> bool:
+    """Whether its order may count, too: whole numbers that are ids by their values, not by their name."""
+    by_value = column.role == "sparse" and column.why != AS_TOLD and sense_of(column.name) != "id"
+    return by_value and bool(column.std)
+
+
+def _dense(column: ColumnCard) -> Dense:
+    if not column.std or column.mean is None:
+        return Dense(column=column.name, log1p=column.is_skewed)
+    mean = math.expm1(column.mean) if column.is_skewed else column.mean
+    fill = _short(mean) if column.nulls else 0.0
+    return Dense(
+        column=column.name, fill=fill, log1p=column.is_skewed, mean=_short(column.mean), std=_short(column.std)
+    )
+
+
+def _short(number: float) -> float:
+    return float(f"{number:.4g}")
 
 
 def _suggest_labels(card: DatasetCard) -> str:
@@ -111,20 +197,21 @@ def _row_optimizer(large: bool) -> RowWiseAdagrad:
     return RowWiseAdagrad(lr=0.05) if large else RowWiseAdagrad(lr=0.1, initial=1e-6, weight_decay=1e-4)
 
 
-def _choose_model(rows: int, *, dense: bool) -> DlrmConfig:
-    """DLRM, with dropout and layer normalisation where rows are few; see docs/decisions/0018-starter.md."""
+def _choose_model(rows: int, *, numbers: bool) -> DlrmConfig | DcnConfig:
+    """DCN where there are numbers, dropout and normalisation where rows are few; see docs/decisions/0018-starter.md."""
     large = rows > LARGE_ROWS
-    bottom = () if not dense else (512, 256) if large else (64,)
     top = (512, 256) if large else (64,) if rows < SMALL_ROWS else (256, 128)
+    if numbers and not large:
+        return DcnConfig(deep=top, crosses=3, rank=16, structure="parallel", dropout=0.3, norm="layer")
+    bottom = () if not numbers else (512, 256) if large else (64,)
     return DlrmConfig(bottom=bottom, top=top, dropout=0.0 if large else 0.3, norm=None if large else "layer")
 
 
 def _comments(card: DatasetCard, recipe: Recipe) -> list[str]:
-    left_out = [column for column in card.columns if column.role == "unused"]
-    used = {recipe.columns.key, recipe.columns.time} if recipe.columns else set()
-    left_out += [column for column in card.columns if column.role in ("key", "time") and column.name not in used]
+    used = (recipe.columns.key, recipe.columns.time) if recipe.columns else ()
+    rest = left_out(card, used)
     share = (
-        "random takes test rows from everywhere, last takes the last rows, as in production"
+        "random takes test rows from everywhere, last takes the last rows; group: its rows stay together"
         if card.borders is None
         else "rows from valid_from on validate, those from test_from on test; or random, with valid_share"
     )
@@ -133,11 +220,12 @@ def _comments(card: DatasetCard, recipe: Recipe) -> list[str]:
         "#",
         "# Written by rowwise data inspect; it trains as it is. Check next:",
         "#   columns   is each number under dense and each id under sparse? log1p is for counts and amounts",
+        "#   columns   numbers: (x - mean) / std, after log1p; those of transforms have a table of buckets, too",
         "#   columns   vocabulary: its ids have a row each, and rare and new ones share one; rows: ids are hashed",
         "#             to so many, 16 an id in small tables and 8 in large ones, so that few share a row",
         f"#   data      share: {share}",
         "#   train     batch and the learning rates (train.optimizer, and of tables) matter most, in this order",
-        "#   evaluate  training stops when ne on the validation rows has not improved `patience` times",
+        f"#   evaluate  stops when {recipe.evaluate.metric} of validation rows has not improved `patience` times",
         "# Change a value for one run: rowwise train FILE --set train.batch=1024. All settings: recipe.yaml of a",
         "# run.",
     ]
@@ -145,15 +233,21 @@ def _comments(card: DatasetCard, recipe: Recipe) -> list[str]:
         lines += ["#", "# Before you trust its test metrics:"]
         for check in card.checks:
             lines += textwrap.wrap(" ".join(check.split()), WIDTH, initial_indent="#   ", subsequent_indent="#     ")
-    if left_out:
+    if rest:
         lines += ["#", "# Left out:"]
-        lines += [f"#   {_reason(column, card)}" for column in left_out]
+        lines += [f"#   {_reason(column, card)}" for column in rest]
     return lines
 
 
 def _reason(column: ColumnCard, card: DatasetCard) -> str:
     if card.borders is not None and column.name == card.borders.column:
         return f"{column.name!r} divides the rows, so it is no feature"
+    if column.parts:
+        return f"{column.name!r}, but for its {' and '.join(column.parts)}"
+    if column.role == "time":
+        return f"{column.name!r} holds times, which are never seen again"
+    if column.role == "group":
+        return f"{column.name!r} names groups of rows, of which none is in training and test rows, so it is no feature"
     if column.why == AS_TOLD:
         return f"{column.name!r} by --{'ignore' if column.role == 'unused' else column.role}"
     return " ".join((column.note or f"{column.name!r} has type {column.type}, which models cannot use").split())

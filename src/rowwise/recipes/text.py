@@ -20,7 +20,7 @@ from yaml.resolver import Resolver
 from rowwise.errors import SpecError
 from rowwise.plainyaml import MOST_BYTES, NotPlainError, PlainLoader, load_yaml
 from rowwise.recipes.recipe import Recipe
-from rowwise.textfile import read_text
+from rowwise.textfile import parse_whole, read_text
 
 RECIPE = "recipe.yaml"  # in the folder of a run
 RESOLVED = "# Every key of a recipe with the value of this run; the recipe reference says what each means."
@@ -183,9 +183,9 @@ def apply_change(sections: dict[str, Any], change: str) -> None:
     for depth, key in enumerate(keys):
         last = depth == len(keys) - 1
         if isinstance(at, list):
-            if not re.fullmatch("[0-9]{1,9}", key) or int(key) >= len(at):
+            index: Any = parse_whole(key)
+            if index is None or index >= len(at):
                 raise SpecError(f"--set {change}: {'.'.join(keys[:depth])} is a list of {len(at)}: want an index")
-            index: Any = int(key)
         elif isinstance(at, dict):
             index = key
         else:
@@ -268,7 +268,7 @@ def _explain_error(error: msgspec.ValidationError, sections: Mapping[str, Any]) 
 
 def _keys(at: str | None) -> list[str]:
     """The keys of a path in msgspec's errors."""
-    return re.findall(r"\[(?:\.\.\.|\d+)\]|[^.\[\]$]+", at or "")
+    return re.findall(r"\[(?:\.\.\.|[0-9]+)\]|[^.\[\]$]+", at or "")
 
 
 def _kinds_hint(message: str, sections: Mapping[str, Any]) -> str:
@@ -327,8 +327,8 @@ def _structs_at(kind: Any, keys: Sequence[str], data: Any) -> Iterator[type[msgs
 def _child(data: Any, key: str) -> Any:
     if isinstance(data, Mapping):
         return data.get(key)
-    index = key.strip("[]")
-    return data[int(index)] if isinstance(data, list) and index.isdigit() and int(index) < len(data) else None
+    index = parse_whole(key.strip("[]"))
+    return data[index] if isinstance(data, list) and index is not None and index < len(data) else None
 
 
 def _structs(kind: Any, data: Any) -> Iterator[type[msgspec.Struct]]:

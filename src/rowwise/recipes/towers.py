@@ -12,7 +12,7 @@ from rowwise.batch import Batch
 from rowwise.errors import SpecError
 from rowwise.ingest.batcher import table_rows_for_ids
 from rowwise.ingest.bound import REQUEST, BoundPreparation
-from rowwise.ingest.columns import is_text
+from rowwise.ingest.kinds import is_text
 from rowwise.ingest.reader import Split
 from rowwise.ingest.transform import LoadedTransforms
 from rowwise.models.inference import RowBlocks, autocast

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rowwise.ingest.columns import is_list
 from rowwise.ingest.datasets.catalog import STORED
+from rowwise.ingest.kinds import is_list
 from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import unread
 from rowwise.perf.learned import profile_warnings
@@ -93,7 +93,7 @@ def _data_rules(resolved: ResolvedRecipe) -> tuple[UnusedRule, ...]:
         UnusedRule("data", ("valid_share",), valid is not None, has_rows),
         UnusedRule("data", ("test_share",), test is not None, f"{has_rows}: want data.test for other rows"),
         UnusedRule("data", ("valid_share", "test_share"), by_time and not (valid or test), "data.share gives times"),
-        UnusedRule("data", ("share",), not by_time and not any(shares), "no share of the training rows is used"),
+        UnusedRule("data", ("share", "group"), not by_time and not any(shares), "no share of training rows is used"),
         UnusedRule("data", ("test_rows",), data.test is not None, "data.test names the test rows"),
         UnusedRule("data", ("together",), not resolved.recipe.train.shuffle, "rows are not shuffled"),
         UnusedRule("data.workers", ("cpus",), workers.on != "ray", "workers on this machine are processes"),

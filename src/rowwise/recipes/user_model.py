@@ -1,35 +1,114 @@
-"""Imports the user's model class, which a recipe names as path.py:Class."""
+"""Imports the user's model class, which a recipe names as path.py:Class.
 
-import importlib.util
+The file may import its neighbours: modules and packages of its folder. All are read before the first one runs. They are
+modules of a package that is named by their texts, so only they find each other there, and those of two models may have
+the same names. A compilation that is cached beside a file is not used, as a digest of the text would not cover it.
+"""
+
+import builtins
+import hashlib
+import importlib
 import sys
-from typing import Any
+from collections.abc import Mapping, Sequence
+from importlib.abc import MetaPathFinder, SourceLoader
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple, final
 
 from torch import nn
 
 from rowwise.errors import SpecError
-from rowwise.recipes.user_model_name import split_name
+from rowwise.recipes.user_model_name import modules_of_model, split_name
+
+
+class _Source(NamedTuple):
+    file: Path
+    text: bytes
+
+
+PREFIX = "rowwise_own_"  # begins the names of packages
+_SOURCES: dict[str, _Source] = {}  # by the names of modules
 
 
 def load_class(name: str) -> type[nn.Module]:
     path, class_name = split_name(name)
     if not path.is_file():
         raise SpecError(f"model: {path}: no such file: want path.py:Class")
-    module_name = f"rowwise_own_{path.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses and pickle look modules up here
-    sys.path.insert(0, str(path.parent))  # so that it can import modules of its folder
     try:
-        # From its text, not a cached compilation beside it, which a digest of the text would not cover.
-        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+        module = importlib.import_module(f"{_add_package(path)}.{path.stem}")
     except (ImportError, SyntaxError) as error:
         raise SpecError(f"model: {path} cannot be imported: {error}") from error
-    finally:
-        sys.path.remove(str(path.parent))
     model_class: Any = getattr(module, class_name, None)
     if not isinstance(model_class, type) or not issubclass(model_class, nn.Module):
         classes = {name: x for name, x in vars(module).items() if isinstance(x, type) and issubclass(x, nn.Module)}
         names = [name for name, x in classes.items() if x is not nn.Module]
         raise SpecError(f"model: {path} has no torch module {class_name!r}; it has {', '.join(names) or 'none'}")
     return model_class
+
+
+def _add_package(path: Path) -> str:
+    """Read the files of a model as the modules of a package."""
+    sources = {name: _Source(file, file.read_bytes()) for name, file in modules_of_model(path).items()}
+    total = hashlib.sha256()
+    for name, (file, text) in sorted(sources.items()):
+        total.update(f"{name} {file.absolute()} {len(text)} ".encode() + text)
+    package = PREFIX + total.hexdigest()[:32]
+    _SOURCES.update({f"{package}.{name}": source for name, source in sources.items()})
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
+    return package
+
+
+@final
+class _Finder(MetaPathFinder):
+    """Finds the modules of models, and packages of them that have no file."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        source = _SOURCES.get(fullname)
+        if source is not None:
+            folders = [] if source.file.name == "__init__.py" else None
+            return spec_from_file_location(
+                fullname, source.file, loader=_Text(fullname, source), submodule_search_locations=folders
+            )
+        if fullname.startswith(PREFIX) and any(name.startswith(f"{fullname}.") for name in _SOURCES):
+            return ModuleSpec(fullname, None, is_package=True)
+        return None
+
+
+_FINDER = _Finder()
+
+
+@final
+class _Text(SourceLoader):
+    """Runs the text of a module, whose imports find the modules of its model first."""
+
+    def __init__(self, name: str, source: _Source) -> None:
+        self._package, self._source = name.partition(".")[0], source
+
+    def get_filename(self, fullname: str) -> str:
+        return str(self._source.file)
+
+    def get_data(self, path: str) -> bytes:  # without `path_stats` a loader looks for no compilation
+        return self._source.text
+
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module)["__builtins__"] = vars(builtins) | {"__import__": self._import}
+        super().exec_module(module)
+
+    def _import(
+        self,
+        name: str,
+        globals: Mapping[str, object] | None = None,
+        locals: Mapping[str, object] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        first = f"{self._package}.{name.partition('.')[0]}"
+        if level or _FINDER.find_spec(first, None) is None:
+            return builtins.__import__(name, globals, locals, fromlist, level)
+        found = builtins.__import__(f"{self._package}.{name}", globals, locals, fromlist or (), 0)
+        return found if fromlist else sys.modules[first]

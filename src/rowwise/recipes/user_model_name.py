@@ -1,14 +1,49 @@
-"""Splits path.py:Class, a recipe's name for a user model, without torch, which `user_model` imports."""
+"""The name and the files of a user model, without torch, which `user_model` imports."""
 
+import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 from rowwise.errors import SpecError
 
 
 def split_name(name: str) -> tuple[Path, str]:
+    """Split path.py:Class, a recipe's name for a user model."""
     path, colon, class_name = name.rpartition(":")
     if not colon or not path.endswith(".py") or not class_name.isidentifier():
         raise SpecError(
             f"model: {name!r}: want path.py:Class, or a mapping with kind: dlrm, deepfm, dcn, wide_deep, ..."
         )
     return Path(path), class_name
+
+
+def modules_of_model(path: Path) -> dict[str, Path]:
+    """The files of a model by the names of their modules: its own, and neighbours that they import; none is run."""
+    found = {path.stem: path}
+    waiting = [path.stem]
+    for name in waiting:
+        for wanted in _imports(name, found[name]):
+            parts = wanted.split(".")
+            for count in range(1, 1 + len(parts)):
+                part, place = ".".join(parts[:count]), path.parent.joinpath(*parts[:count])
+                files = (place / "__init__.py", place.with_name(f"{place.name}.py"))
+                file = next((file for file in files if file.is_file()), None)
+                if file is not None and part not in found:
+                    found[part] = file
+                    waiting.append(part)
+    return found
+
+
+def _imports(name: str, file: Path) -> Iterator[str]:
+    """What a module imports, by names from the folder of its model on; of `from x import y` x.y."""
+    package = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
+    for node in ast.walk(ast.parse(file.read_bytes(), str(file))):
+        match node:
+            case ast.Import(names=names):
+                yield from (one.name for one in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                before = package[: len(package) + 1 - level] if level else []
+                start = ".".join([*before, *([module] if module else [])])
+                yield from (f"{start}.{one.name}".lstrip(".") for one in names)
+            case _:
+                pass

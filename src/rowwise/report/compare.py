@@ -21,6 +21,11 @@ from rowwise.report.read import Curve, Reading, RecordedRun, read_run
 FEWEST_RUNS, MOST_RUNS = 2, len(COLOURS)
 ROW_KEYS = {"dataset", "folder", "valid", "test", "valid_share", "test_share", "share", "rows", "test_rows", "where"}
 LONGEST = 160  # longest shown value, in characters
+BEST = "\u2605 marks the best of a line."
+APART = (
+    "These runs predict different labels, or were tested on different rows: their metrics cannot be compared. The runs "
+    "of each group below can be."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +54,43 @@ def draw_comparison(compared: Sequence[ComparedRun]) -> str:
     environments = [e.run.environment for e in compared]
     machines = _draw_differences("environment", "Environments", "env.json", compared, environments)
     notes = join(_draw_notes(e) for e in compared)
-    charts = _draw_curves(compared), _draw_resources(compared)
-    return draw_page(names, head, _draw_metrics(compared), *charts, recipes, machines, notes)
+    groups = group_comparable(compared)
+    charts = _draw_curves(groups, compared), _draw_resources(compared)
+    return draw_page(names, head, _draw_metrics(groups, compared), *charts, recipes, machines, notes)
+
+
+def group_comparable(compared: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
+    """The runs whose metrics say something of each other: tested on the same rows, with a label in common."""
+    groups: list[list[ComparedRun]] = []
+    for one in compared:
+        for group in groups:
+            if any(_selected_rows(one.run) == _selected_rows(e.run) and _share_task(one.run, e.run) for e in group):
+                group.append(one)
+                break
+        else:
+            groups.append([one])
+    return groups
+
+
+def _share_task(one: RecordedRun, other: RecordedRun) -> bool:
+    tasks, others = set(task_names(one)), set(task_names(other))
+    return bool(tasks & others) or not (tasks and others)
+
+
+def _selected_rows(run: RecordedRun) -> dict[str, str]:
+    """What a recipe says of the rows for training, validation and test."""
+    return {key: value for key, value in run.settings.items() if _selects_rows(key)}
+
+
+def _draw_group_title(group: Sequence[ComparedRun]) -> Html:
+    """The heading of runs that are comparable, where others are not."""
+    labels = ", ".join(_all_tasks(group)) or "no label"
+    return join([tag("h3", None, text(f"{labels}: {', '.join(e.name for e in group)}")), note(_say_rows(group[0].run))])
+
+
+def _say_rows(run: RecordedRun) -> str:
+    rows = (f"{key.removeprefix('data.')} {value}" for key, value in _selected_rows(run).items())
+    return f"Rows: {', '.join(rows) or 'not known'}."
 
 
 def _name_runs(runs: Sequence[RecordedRun], folders: Sequence[Path]) -> list[str]:
@@ -84,37 +124,43 @@ def _draw_group(compared: Sequence[ComparedRun], title: str) -> Html:
     return tag("tr", {"class": "group"}, tag("th", {"colspan": str(len(compared) + 1)}, text(title)))
 
 
-def _draw_metrics(compared: Sequence[ComparedRun]) -> Html:
-    rows = []
-    for task in _all_tasks(compared):
-        finals = [final_metrics(e.run, task) for e in compared]
-        splits = tuple(dict.fromkeys(split for split, _ in finals if split))
-        reason = "from different splits" if len(splits) > 1 else "of different rows" if _rows_differ(compared) else ""
-        no_best = f"; {reason}, so no best is marked" if reason else ""
-        rows.append(_draw_group(compared, f"{task}, {' or '.join(splits)}{no_best}"))
-        for name in sorted(
-            dict.fromkeys(n for _, values in finals for n in values if n not in HIDDEN_METRICS), key=metric_position
-        ):
-            values = [found.get(name) for _, found in finals]
-            cost = _no_cost if reason or not splits else find_metric(name).cost
-            rows.append(_draw_row(find_metric(name).title, values, format_metric, cost))
+def _draw_metrics(groups: Sequence[Sequence[ComparedRun]], compared: Sequence[ComparedRun]) -> Html:
+    parts = [note(APART)] if len(groups) > 1 else []
+    for group in groups:
+        parts += [_draw_group_title(group)] if len(groups) > 1 else []
+        parts += [_draw_run_table(group, [row for task in _all_tasks(group) for row in _draw_task(group, task)])]
+    parts += [tag("h3", None, text("Time and memory"))] if len(groups) > 1 else []
+    return section("numbers", "Final metrics", *parts, _draw_totals(compared, len(groups) == 1), note(BEST))
+
+
+def _draw_task(group: Sequence[ComparedRun], task: str) -> list[Html]:
+    """The lines of a label."""
+    finals = [final_metrics(e.run, task) for e in group]
+    splits = tuple(dict.fromkeys(split for split, _ in finals if split))
+    no_best = "; from different splits, so no best is marked" if len(splits) > 1 else ""
+    rows = [_draw_group(group, f"{task}, {' or '.join(splits)}{no_best}")]
+    names = dict.fromkeys(n for _, values in finals for n in values if n not in HIDDEN_METRICS)
+    for name in sorted(names, key=metric_position):
+        values = [found.get(name) for _, found in finals]
+        cost = find_metric(name).cost if len(splits) == 1 else _no_cost
+        rows.append(_draw_row(find_metric(name).title, values, format_metric, cost))
+    return rows
+
+
+def _draw_totals(compared: Sequence[ComparedRun], alike: bool) -> Html:
+    """Speed, time and memory of all runs; the best is marked where all have the same rows and labels."""
     speed, wall, peak, samples, steps = (
         list(column) for column in zip(*(run_totals(e.run) for e in compared), strict=True)
     )
-    rows.append(_draw_group(compared, "Run"))
-    rows.append(_draw_row("Samples/s", speed, format_count, lambda value: -value))
-    rows.append(_draw_row("Wall time", wall, format_duration, _no_cost))
-    rows.append(_draw_row("Peak memory", peak, format_size, lambda value: value))
-    rows.append(_draw_row("Samples", samples, format_count, _no_cost))
-    rows.append(_draw_row("Steps", steps, format_count, _no_cost))
-    explanation = note("\u2605 marks the best of a line.")
-    return section("numbers", "Final metrics", _draw_run_table(compared, rows), explanation)
-
-
-def _rows_differ(compared: Sequence[ComparedRun]) -> bool:
-    """Whether the runs' recipes choose other rows for training, validation or test."""
-    row_settings = [{k: v for k, v in e.run.settings.items() if _selects_rows(k)} for e in compared]
-    return any(selection != row_settings[0] for selection in row_settings)
+    rows = [
+        _draw_group(compared, "Run"),
+        _draw_row("Samples/s", speed, format_count, (lambda value: -value) if alike else _no_cost),
+        _draw_row("Wall time", wall, format_duration, _no_cost),
+        _draw_row("Peak memory", peak, format_size, (lambda value: value) if alike else _no_cost),
+        _draw_row("Samples", samples, format_count, _no_cost),
+        _draw_row("Steps", steps, format_count, _no_cost),
+    ]
+    return _draw_run_table(compared, rows)
 
 
 def _selects_rows(key: str) -> bool:
@@ -147,15 +193,17 @@ def _all_tasks(compared: Sequence[ComparedRun]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(task for e in compared for task in task_names(e.run)))
 
 
-def _draw_curves(compared: Sequence[ComparedRun]) -> Html:
+def _draw_curves(groups: Sequence[Sequence[ComparedRun]], compared: Sequence[ComparedRun]) -> Html:
     sets = []
-    for task in _all_tasks(compared):
-        names = list(dict.fromkeys(name for e in compared for name in metric_names(e.run, task)))
-        if not names:
-            continue
-        figures = [_draw_figure(compared, task, name) for name in names]
-        figures.append(_draw_figure(compared, task, names[0], over_time=True))
-        sets.append(join([tag("h3", None, text(task)), div("charts", *figures)]))
+    for group in groups:
+        for task in _all_tasks(group):
+            names = list(dict.fromkeys(name for e in group for name in metric_names(e.run, task)))
+            if not names:
+                continue
+            figures = [_draw_figure(group, task, name) for name in names]
+            figures.append(_draw_figure(group, task, names[0], over_time=True))
+            title = f"{task}: {', '.join(e.name for e in group)}" if len(groups) > 1 else task
+            sets.append(join([tag("h3", None, text(title)), div("charts", *figures)]))
     if not sets:
         sets.append(note("No run has values in its metrics.csv, so there is nothing to draw."))
     legend = div("legend cubes", *(_draw_legend_entry(e) for e in compared))

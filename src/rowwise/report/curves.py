@@ -8,9 +8,10 @@ from rowwise.report.overview import best_possible, best_samples, final_metrics, 
 from rowwise.report.read import Curve, Reading, RecordedRun
 
 SPLITS = {
-    "train": ("newest batches, mean and range", "grey"),
-    "lifetime": ("all samples so far", "sky"),
-    "valid": ("", "blue"),
+    "train": ("rows of the newest batches, before they are learned from; mean and range", "grey"),
+    "lifetime": ("all training rows so far, before they are learned from", "sky"),
+    "valid": ("rows that are not trained on, which choose the best step", "blue"),
+    "test": ("rows that neither train nor choose", "vermillion"),
 }
 SPLIT_ORDER = ("train", "lifetime", "valid", "test")
 
@@ -61,7 +62,8 @@ def _note_sample_counts(run: RecordedRun, task: str) -> Html:
         for curve, readings in run.curves.items()
         if curve.task == task and curve.metric == "count" and curve.split in ("valid", "test")
     ]
-    return note(f"Samples: {', '.join(counts)}.") if counts else Html("")
+    best = "" if best_samples(run, task) is None else " A dashed line marks the best step."
+    return note(f"Rows: {', '.join(counts)}.{best}") if counts else Html("")
 
 
 def _draw_figure(run: RecordedRun, task: str, name: str) -> Html:

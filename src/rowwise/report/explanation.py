@@ -16,12 +16,13 @@ from rowwise.report.read import (
 
 MOST_FEATURES, MOST_IDS, MOST_SLICES = 40, 40, 20
 NOTE = (
-    "Importance: the rise of the log loss when a feature's values are dealt to other rows; the light end of a bar "
-    "is one standard deviation over the repeats to either side. Features that say the same share their "
-    "importance. Drift: the population stability index between a sample of the training rows and these rows, "
-    "beside its mean for samples of the same rows; above 0.1 it is usually worth a look. Ids: the mean change of "
-    "the logit that an id makes in its rows, beside other ids of its feature, with its standard error. "
-    "Calibration: labels less probabilities, in standard deviations of chance."
+    "Importance: how much the log loss rises when the values of a column are shuffled among the rows (permutation "
+    "importance); the light end of a bar is one standard deviation over the repeats to either side. Columns that say "
+    "the same share their importance. Drift: how much the values differ between training rows and these rows "
+    "(population stability index), beside what chance alone makes of it; above 0.1 it is usually worth a look. Ids: "
+    "how an id moves the prediction of its rows, as a mean change of the logit beside other ids of its column, with "
+    "its standard error. Calibration: observed less predicted positives, in standard deviations of chance; beyond 3 "
+    "it is hardly chance."
 )
 
 

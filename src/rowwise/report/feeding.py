@@ -5,9 +5,15 @@ from rowwise.report.charts import Chart, ChartLine, draw_chart
 from rowwise.report.markup import Html, span, tag, text
 from rowwise.report.read import RecordedRun
 
-MUCH, LONG_S = 0.05, 0.5  # least share of the time and least seconds for advice
+MUCH = 0.05  # least share of the time that is worth advice
+LONG_S = 60.0  # of training: workers take seconds to start, and a shorter run gains nothing
 DATA = "data_s"
 FEW = 3  # fewer values are drawn as dots
+
+
+def is_worth_advice(waited_s: float, training_s: float) -> bool:
+    """Whether workers would make the run faster."""
+    return training_s >= LONG_S and waited_s > MUCH * training_s
 
 
 def advice(share: float, workers: float | None, recipe: str) -> str:
@@ -20,7 +26,7 @@ def advice(share: float, workers: float | None, recipe: str) -> str:
     """
     more = "set data.workers" if workers is None else f"set data.workers to more than {workers:.0f}"
     how = f"rowwise data bench {recipe} computes how many"
-    return f"trainers waited {share:.0%} of the time for rows: {more}; {how}"
+    return f"training waited {share:.0%} of the time for rows: {more}; {how}"
 
 
 def wait_note(run: RecordedRun, names: list[str]) -> Html:
@@ -31,13 +37,19 @@ def wait_note(run: RecordedRun, names: list[str]) -> Html:
         return Html("")
     share, workers = spent[DATA] / whole, newest_workers(run)
     synthetic = run.result is not None and bool(run.result.ceiling)  # rows are drawn, nothing reads them
-    if share > MUCH and spent[DATA] > LONG_S and not synthetic:
+    if is_worth_advice(spent[DATA], whole) and not synthetic:
         said = advice(share, workers, "recipe.yaml, in the folder of the run,")
         words = f"{said[0].upper()}{said[1:]}."
     else:
         by = "" if workers is None else f" by {_several(workers)}"
-        end = "as they were drawn" if synthetic else f"which are prepared fast enough{by}"
-        words = f"Trainers waited {format_percent(share)} of the time for rows, {end}."
+        end = (
+            "as they were drawn"
+            if synthetic
+            else f"which are prepared fast enough{by}"
+            if share <= MUCH
+            else "which is nothing to act on in so short a run"
+        )
+        words = f"Training waited {format_percent(share)} of the time for rows, {end}."
     return tag("p", {"class": "lead"}, text(words))
 
 

@@ -12,8 +12,9 @@ from rowwise.report.charts import draw_strip
 from rowwise.report.markup import Html, data_table, div, figure, join, legend_entry, note, section, span, tag, text
 from rowwise.report.plot import HEIGHT, WIDTH, draw_axes, make_rank_plot
 from rowwise.report.read import RecordedRun, StageLine
+from rowwise.textfile import parse_whole
 
-TITLE = "Predicted and measured"
+TITLE = "Predicted and measured time of a step"
 STAGES = {  # stages of a forecast and their measured phases; the last phase has the prediction
     "lookup": ("lookup",),
     "exchange": ("route", "return", "exchange"),
@@ -117,7 +118,7 @@ def _explain_missing(run: RecordedRun) -> str:
     """Why there is nothing to compare, and what to do."""
     forecast, batch = run.forecast, _global_batch(run)
     if forecast is None:
-        return f"The run has no forecast: {HARDWARE_HINT}."
+        return f"The run has no forecast: {HARDWARE_HINT}. It is of use where tables are spread over processes."
     if not forecast.stages_s:
         return f"The plan's forecast has no stages, which plans of this version have; {HARDWARE_HINT}."
     if batch is not None and forecast.batch != batch:
@@ -128,9 +129,9 @@ def _explain_missing(run: RecordedRun) -> str:
 
 def _global_batch(run: RecordedRun) -> int | None:
     """The global number of samples of a step, from the recipe."""
-    texts = [run.settings.get(f"train.{name}", default) for name, default in (("batch", ""), ("accumulate", "1"))]
-    whole = all(text.isdecimal() and len(text) < 16 for text in texts)
-    return int(texts[0]) * int(texts[1]) if whole else None
+    batch = parse_whole(run.settings.get("train.batch", ""))
+    accumulate = parse_whole(run.settings.get("train.accumulate", "1"))
+    return None if batch is None or accumulate is None else batch * accumulate
 
 
 def _describe_forecast(run: RecordedRun) -> str:

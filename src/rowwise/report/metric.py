@@ -16,16 +16,18 @@ class Metric:
     better: Literal["lower", "higher", "one", "unknown"] = "unknown"
     level: float | None = None  # a horizontal line on charts
     level_name: str = ""
+    meaning: str = ""
 
     @property
     def hint(self) -> str:
         match self.better:
             case "unknown":
-                return ""
+                return self.meaning
             case "one":
-                return "1 is right"
+                direction = "1 is right"
             case "lower" | "higher":
-                return f"{self.better} is better"
+                direction = f"{self.better} is better"
+        return f"{self.meaning}; {direction}" if self.meaning else direction
 
     def cost(self, value: float) -> float | None:
         """A value whose minimum is best; None for unknown metrics."""
@@ -40,22 +42,36 @@ class Metric:
                 return None
 
 
-FIRST_METRICS = ("auc", "ne", "loss", "calibration")  # the order of the first metrics
+FIRST_METRICS = ("auc", "ne", "rmse", "poisson_deviance", "loss", "calibration")  # the order of the first metrics
 HIGHER_IS_BETTER = re.compile(r"(recall|ndcg|hit|hit_rate|precision|map|mrr|accuracy|r2)(@\d+)?")
 
 
 def find_metric(name: str) -> Metric:
     match name:
         case "loss":
-            return Metric(title="Log loss", better="lower")
+            return Metric(title="Loss", better="lower")
         case "ne":
-            return Metric(title="Normalised entropy", better="lower", level=1.0, level_name="base rate alone")
+            return Metric(
+                title="Normalised entropy (NE)",
+                better="lower",
+                level=1.0,
+                level_name="base rate alone",
+                meaning="log loss over that of always predicting the average",
+            )
         case "auc":
-            return Metric(title="AUC", better="higher", level=0.5, level_name="chance")
+            return Metric(
+                title="AUC",
+                better="higher",
+                level=0.5,
+                level_name="chance",
+                meaning="how often a positive ranks above a negative",
+            )
         case "calibration":
-            return Metric(title="Calibration", better="one", level=1.0)
+            return Metric(title="Calibration", better="one", level=1.0, meaning="predicted over observed positives")
         case "base_rate":
-            return Metric(title="Base rate")
+            return Metric(title="Base rate", meaning="share of positives in the rows")
+        case "poisson_deviance":
+            return Metric(title="Poisson deviance", better="lower")
         case "mse" | "rmse" | "mae":
             return Metric(title=name.upper(), better="lower")
         case _ if HIGHER_IS_BETTER.fullmatch(name):

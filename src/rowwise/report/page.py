@@ -13,6 +13,7 @@ from rowwise.report.markup import Html, join, tag, text
 from rowwise.report.overview import draw_header, draw_tiles, draw_warnings
 from rowwise.report.placement import draw_placement
 from rowwise.report.read import RecordedRun, read_run
+from rowwise.report.reliability import draw_reliability
 from rowwise.report.settings import draw_environment, draw_recipe
 from rowwise.report.slices import draw_slices
 from rowwise.report.speed import draw_speed
@@ -33,7 +34,7 @@ def write(run: Path, out: Path | None = None) -> Path:
 
 def draw_report(run: RecordedRun) -> str:
     top = draw_header(run), draw_tiles(run), draw_warnings(run)
-    charts = draw_curves(run), draw_speed(run), draw_timeline(run), draw_forecast(run)
+    charts = draw_curves(run), draw_reliability(run), draw_speed(run), draw_timeline(run), draw_forecast(run)
     tables = draw_towers(run), draw_tables(run), draw_caches(run), draw_placement(run.plan)
     learned = draw_slices(run), draw_explanation(run)
     return draw_page(run.name, *top, *charts, *tables, *learned, draw_environment(run), draw_recipe(run))

@@ -7,7 +7,7 @@ listed in `RecordedRun.notes`.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,7 +19,7 @@ from rowwise.perf.step_program import RESOURCES, ScheduledStage
 from rowwise.plainyaml import load_yaml
 from rowwise.quantity import is_finite
 from rowwise.report.csvfile import CsvRow, CsvTable, read_bytes, read_csv
-from rowwise.textfile import decode_json, reject_duplicate_keys
+from rowwise.textfile import decode_json, file_time, reject_duplicate_keys
 from rowwise.value import MOST_RANKS, MOST_STEPS
 
 RECIPE = "recipe.yaml"
@@ -113,6 +113,16 @@ class RecordedSlice:
     auc: float
     auc_bound: float
     calibration: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRates:
+    """A line of reliability.csv: test rows of similar probability."""
+
+    task: str
+    count: float
+    predicted: float
+    observed: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,6 +302,7 @@ class RecordedRun:
     caches: tuple[CacheLine, ...]  # empty without tables on disk
     forecast: RecordedForecast | None
     slices: tuple[RecordedSlice, ...]
+    rates: tuple[RecordedRates, ...]  # of the test rows
     warnings: tuple[str, ...]
     result: RecordedResult | None
     baseline: RecordedBaseline | None  # boosted trees on the same rows
@@ -317,11 +328,13 @@ def read_run(folder: Path) -> RecordedRun:
     steps = read_csv(folder / "steps.csv", ("samples",))
     tables = read_csv(folder / "tables.csv", ("table",))
     slices = read_csv(folder / "slices.csv", ("feature", "value", "task"))
+    rates = read_csv(folder / "reliability.csv", ("task", "predicted", "observed"))
     stages = read_csv(folder / "stages.csv", ("step", "rank", "phase", "measured_s"))
     timeline = read_csv(folder / "timeline.csv", ("step", "rank", "resource", "stage", "begin_s", "end_s"))
     caches = read_csv(folder / "caches.csv", ("step", "table", "hits", "misses"))
     forecast, forecast_problem = _read_forecast(folder / "plan.json")
     optional = [*slices.problems] if (folder / "slices.csv").exists() else []
+    optional += rates.problems if (folder / "reliability.csv").exists() else ()
     optional += stages.problems if (folder / "stages.csv").exists() else ()
     optional += timeline.problems if (folder / "timeline.csv").exists() else ()
     optional += caches.problems if (folder / "caches.csv").exists() else ()
@@ -340,6 +353,10 @@ def read_run(folder: Path) -> RecordedRun:
         caches=tuple(filter(None, map(_parse_cache, caches.rows))),
         forecast=forecast,
         slices=tuple(_parse_slice(row) for row in slices.rows),
+        rates=tuple(
+            RecordedRates(task=row.text("task"), **{n: row.number(n) for n in ("count", "predicted", "observed")})
+            for row in rates.rows
+        ),
         warnings=_read_warnings(folder / "warnings.txt"),
         result=result,
         baseline=_read_record(folder / "baseline.json", RecordedBaseline),
@@ -372,7 +389,7 @@ def _name_run(folder: Path, result: RecordedResult | None) -> str:
 
 def _find_last_change(folder: Path) -> datetime:
     times = [path.stat().st_mtime for path in map(folder.joinpath, FILES) if path.exists()]
-    return datetime.fromtimestamp(max(times), UTC)
+    return file_time(max(times))
 
 
 def _parse_settings(recipe: str) -> tuple[dict[str, str], str | None]:

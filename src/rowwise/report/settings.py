@@ -5,6 +5,7 @@ import re
 from rowwise.quantity import format_size
 from rowwise.report.markup import Html, join, note, section, span, tag, text
 from rowwise.report.read import RecordedRun
+from rowwise.textfile import parse_whole
 
 KEY = re.compile(r"^(\s*(?:- )*)([^\s:#'\"-][^:#]*:)(?=\s|$)(.*)$")
 
@@ -21,7 +22,7 @@ def draw_environment(run: RecordedRun) -> Html:
 
 def _format_value(key: str, value: str) -> str:
     """The saved text; numbers of bytes with a unit."""
-    return format_size(float(value)) if key.endswith("bytes") and value.isdecimal() else value
+    return format_size(float(value)) if key.endswith("bytes") and parse_whole(value) is not None else value
 
 
 def draw_recipe(run: RecordedRun) -> Html:

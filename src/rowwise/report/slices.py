@@ -12,8 +12,9 @@ MOST_FEATURES = 24
 LEAST_DISTANCE, MOST_DISTANCE = 0.02, 1.0  # bounds on the NE distance of a full bar
 HEADERS = ("Value", "Samples", "Base rate", "NE", "", "AUC", "Calibration")
 NOTE = (
-    "Bars show NE - 1. NE is 1 for a model that predicts the base rate: blue bars to the left are better, red bars to "
-    "the right are worse."
+    "NE is the log loss over that of always predicting the average of these rows. Bars show NE - 1: blue bars to the "
+    "left are better than the average, red bars to the right are worse. Calibration is predicted over observed "
+    "positives."
 )
 
 
@@ -35,14 +36,18 @@ def draw_slices(run: RecordedRun) -> Html:
     )
     omitted = len(groups) - len(shown)
     more = note(f"And {omitted} more features.") if omitted else Html("")
-    lead = tag("p", {"class": "lead"}, text(f"Metrics of the {split or 'unnamed'} split by the values of a feature."))
+    lead = tag(
+        "p",
+        {"class": "lead"},
+        text(f"How good the model is on the {split or 'unnamed'} rows that have one value of a column."),
+    )
     return section("slices", "Slices", lead, div("charts", *rendered), more, note(NOTE + _note_bin_error(run.slices)))
 
 
 def _note_bin_error(found: Sequence[RecordedSlice]) -> str:
     """A note of the error bound of binned AUCs."""
     bounds = [s.auc_bound for s in found if is_finite(s.auc_bound) and s.auc_bound > 0]
-    return f" AUC is binned, with an error of at most {max(bounds):.1g}." if bounds else ""
+    return f" AUC is approximate here, with an error of at most {max(bounds):.1g}." if bounds else ""
 
 
 def _choose_split(found: Sequence[RecordedSlice]) -> str:

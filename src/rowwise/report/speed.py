@@ -9,21 +9,22 @@ from rowwise.report.read import RecordedRun
 
 PHASES = {  # in their order in a step; a run may have others
     "data_s": ("waiting for data", "orange"),
-    "route_s": ("routing ids", "black"),
-    "prefetch_s": ("reading rows ahead", "orange"),
-    "lookup_s": ("lookup", "sky"),
-    "exchange_s": ("exchange", "vermillion"),
-    "wait_s": ("waiting for other ranks", "grey"),
-    "forward_s": ("forward", "blue"),
-    "backward_s": ("backward", "green"),
-    "return_s": ("gradients of vectors", "vermillion"),
-    "reduce_s": ("dense gradients", "black"),
-    "status_s": ("status of ranks", "grey"),
-    "update_s": ("update", "purple"),
+    "route_s": ("sending ids to their tables", "black"),
+    "prefetch_s": ("reading table rows from the disk", "orange"),
+    "lookup_s": ("looking up the vectors of ids", "sky"),
+    "exchange_s": ("sending vectors", "vermillion"),
+    "wait_s": ("waiting for other processes", "grey"),
+    "forward_s": ("layers, forward", "blue"),
+    "backward_s": ("layers, backward", "green"),
+    "return_s": ("sending gradients of vectors", "vermillion"),
+    "reduce_s": ("summing gradients of layers", "black"),
+    "status_s": ("agreeing with other processes", "grey"),
+    "update_s": ("updating table rows", "purple"),
     "other_s": ("other", "grey"),
 }
 NOT_PHASES = frozenset({"time_s", "samples_s", "disk_wait_s", "disk_busy_s"})
 BINS = 160
+LEAST_SHARE = 0.0005  # of the time: what takes less is not listed
 
 
 def draw_speed(run: RecordedRun) -> Html:
@@ -35,7 +36,13 @@ def draw_speed(run: RecordedRun) -> Html:
         *feeding_figures(run, names),
         _draw_over_samples(run, "samples_s", "throughput", "Throughput", "samples/s"),
         _draw_over_samples(run, "memory_bytes", "memory", "Memory", "B"),
-        _draw_over_samples(run, "gradient_norm", "gradient_norm", "Gradient norm", ""),
+        _draw_over_samples(
+            run,
+            "gradient_norm",
+            "gradient_norm",
+            "Gradient norm",
+            "size of the change of the layers; jumps mean that training is unstable",
+        ),
         _draw_over_samples(run, "rate", "rate", "Learning rate of the dense layers", ""),
     ]
     totals = (_draw_totals(run, names), wait_note(run, names))
@@ -64,6 +71,7 @@ def interval_seconds(run: RecordedRun, name: str) -> list[float]:
 def _draw_totals(run: RecordedRun, names: list[str]) -> Html:
     total = {name: sum(interval_seconds(run, name)) for name in names}
     total_s = sum(total.values())
+    names = [name for name in names if total[name] > LEAST_SHARE * total_s]
     if not total_s:
         return note("steps.csv has no seconds by phase, so there is no breakdown.")
     styles = {name: phase_style(names, name) for name in names}

@@ -10,8 +10,10 @@ from rowwise.report.read import RecordedRun, RecordedTable
 MOST_TABLES = 40
 HEADERS = ("Table", "Rows", "Stored", "Size", "Traffic a sample", "Different ids", "Top 1 %")
 NOTE = (
-    "Size: weights, then optimizer state. Traffic: bytes of rows read for a sample. Different ids: distinct ids over "
-    "all ids of a batch. Top 1 %: share of the most frequent 1 % of ids in all ids."
+    "A table has a row for each id of a column, or for several ids: the vector that the model has learned for it. "
+    "Rows: how many, and how many numbers each has. Size: these numbers (weights), and what the optimizer remembers "
+    "of each row. Traffic: bytes of rows read for a sample. Different ids: of the ids in a batch, how many are "
+    "distinct. Top 1 %: share of the most frequent 1 % of ids in all ids."
 )
 
 

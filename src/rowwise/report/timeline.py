@@ -17,6 +17,7 @@ from rowwise.quantity import format_duration, format_percent, is_finite
 from rowwise.report.markup import Html, data_table, div, figure, join, note, section, span, tag, text
 from rowwise.report.read import RecordedRun, StageLine
 from rowwise.report.scale import Scale, tick_labels, ticks_inside
+from rowwise.textfile import parse_whole
 
 TITLE = "Timeline"
 STEPS, RANKS = 10, 8  # that are drawn
@@ -27,29 +28,34 @@ EDGE = 3.0  # height of what says that a transfer is not hidden
 NARROWEST = 0.15  # shorter intervals are not drawn
 STYLES = {  # label and colour; of two stages with one colour the second is pale
     "data": ("reading a batch", "orange"),
-    "route": ("routing ids", "black"),
-    "prefetch": ("reading rows ahead", "orange pale"),
-    "lookup": ("lookup", "sky"),
-    "exchange": ("exchange of vectors", "vermillion"),
-    "forward": ("forward", "blue"),
-    "backward": ("backward", "green"),
-    "return": ("gradients of vectors", "vermillion pale"),
-    "reduce": ("dense gradients", "green pale"),
-    "status": ("status of ranks", "grey"),
-    "update": ("update of rows", "purple"),
+    "route": ("sending ids to their tables", "black"),
+    "prefetch": ("reading table rows from the disk", "orange pale"),
+    "lookup": ("looking up the vectors of ids", "sky"),
+    "exchange": ("sending vectors", "vermillion"),
+    "forward": ("layers, forward", "blue"),
+    "backward": ("layers, backward", "green"),
+    "return": ("sending gradients of vectors", "vermillion pale"),
+    "reduce": ("summing gradients of layers", "green pale"),
+    "status": ("agreeing with other processes", "grey"),
+    "update": ("updating table rows", "purple"),
     "other": ("other", "grey pale"),
 }
 HEADERS = ("Stage", "Busy", "Exposed", "Exposed of busy")
+INTRO = (
+    "What the machine did in ten steps of the training: for those who want a step to take less time. It says nothing "
+    "of how good the model is."
+)
 NOTE = (
-    "A lane is a resource of a rank: its processor (the main thread), its link, its disk, and the thread that reads "
-    "batches. Blank is idle; a collective lasts until the last rank has called it. Work that is done ahead has the "
-    "step that it is for, which the pointer shows with its times. Model: the schedule of stages of the same mean "
-    "lengths, in the order of the program. A dark edge below a link: vectors or dense parameters travel while the main "
-    "thread computes nothing."
+    "A row of bars is a part of the machine, of one process (rank): its main thread, its network link, its disk, or "
+    "the thread that reads batches. Blank is idle. A bar of the link lasts until the last process has sent. Work that"
+    " is done ahead belongs to the step that it is for, which the pointer shows with its times. Simulated: the same "
+    "stages with their mean times, in the order of the program; what differs is what steps do not have in common. A "
+    "dark edge below a link: data travel while the main thread computes nothing."
 )
 TABLE_NOTE = (
-    "Busy: how long the stage's resource works in a step. Exposed: how long the main thread spends on the stage or "
-    "waits for it. Medians over lines of stages.csv, on the rank where they are largest."
+    "Busy: how long a stage keeps its part of the machine at work, in a step. Exposed: how long the main thread "
+    "spends on the stage, or waits for it; the rest is hidden behind other work. Medians over the run, of the process"
+    " where they are largest."
 )
 
 
@@ -92,7 +98,7 @@ def draw_timeline(run: RecordedRun) -> Html:
         )
         for picture in pictures
     ]
-    lead = join([_sum_up(run, pictures), _say_hidden(pictures[0])])
+    lead = join([note(INTRO), _sum_up(run, pictures), _say_hidden(pictures[0])])
     return section("timeline", TITLE, lead, legend, cut, *figures, note(NOTE), table)
 
 
@@ -112,8 +118,8 @@ def _draw_entry(label: str, colour: str) -> Html:
 
 
 def _pipeline_depth(run: RecordedRun) -> int:
-    depth = run.settings.get(DEPTH, "2")
-    return min(max(int(depth), 1), MOST_DEPTH) if depth.isdecimal() and len(depth) < 4 else 2
+    depth = parse_whole(run.settings.get(DEPTH, "2"))
+    return 2 if depth is None else min(max(depth, 1), MOST_DEPTH)
 
 
 def _make_pictures(run: RecordedRun) -> list[_Picture]:
@@ -138,7 +144,7 @@ def _make_pictures(run: RecordedRun) -> list[_Picture]:
     unlike_s = step_seconds(schedule(stages, 3 * len(unlike), unlike), len(unlike))
     return [
         _Picture("Measured", "timeline-measured", _select_drawn(run.timeline, steps), measured_s, measured_s),
-        _Picture("Model", "timeline-model", _select_drawn(model, steps), model_s, unlike_s),
+        _Picture("Simulated", "timeline-model", _select_drawn(model, steps), model_s, unlike_s),
     ]
 
 
@@ -163,11 +169,11 @@ def _select_drawn(stages: Sequence[ScheduledStage], steps: Sequence[int]) -> lis
 def _sum_up(run: RecordedRun, pictures: Sequence[_Picture]) -> Html:
     measured_s, model_s, unlike_s = pictures[0].step_s, pictures[1].step_s, pictures[1].unlike_s
     depth = _pipeline_depth(run)
-    flight = f"with {depth} step{'s' * (depth > 1)} in flight"
+    flight = f"with {depth} step{'s' * (depth > 1)} under way at once"
     if not (is_finite(measured_s) and min(model_s, unlike_s) > 0):
         return note(f"One recorded step has no time from step to step; {flight}.")
     ratios = [f"{format_duration(own_s)} ({measured_s / own_s:.2f}\u00d7)" for own_s in (model_s, unlike_s)]
-    model = f"by the model {ratios[0]} from mean costs, {ratios[1]} from the costs of each step"
+    model = f"simulated {ratios[0]} from mean times, {ratios[1]} from the times of each step"
     return tag("p", {"class": "lead"}, text(f"{format_duration(measured_s)} a step {flight}; {model}."))
 
 

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, final
 
 import msgspec
 
-from rowwise.errors import DataError, RowwiseError
+from rowwise.errors import DataError, RowwiseError, escape_newlines
 from rowwise.report.read import RECIPE, RecordedResult
 from rowwise.storage.folder import Folder, as_storage, read_file, read_range, size_of_file
 from rowwise.storage.interface import StoredObject
@@ -101,10 +101,10 @@ def find_runs(place: Folder) -> dict[str, Folder]:
             name.removesuffix(RECIPE).rstrip("/") or "." for name in names if f"/{name}".endswith(f"/{RECIPE}")
         )
     if heads[:1] == ["."]:
-        return {f"{place.parent.name}/{place.name}" if place.parent.name else place.name: place}
+        return {escape_newlines(f"{place.parent.name}/{place.name}" if place.parent.name else place.name): place}
     if not heads:
         raise DataError(f"{place} has no run: want the folder of one, or of several, such as runs")
-    return {head: place / head for head in heads}
+    return {escape_newlines(head): place / head for head in heads}  # names of strangers, which any bytes may be
 
 
 def read_status(name: str, place: Folder, ages: LineAges | None = None) -> RunStatus:
@@ -168,10 +168,14 @@ def _result_of(place: Folder) -> RecordedResult | None:
 
 
 def _warnings_of(place: Folder) -> tuple[str, ...]:
+    """The newest warnings of a run: the end of a file that may be long."""
     try:
-        return tuple(read_file(place, "warnings.txt", MOST_BYTES).decode(errors="replace").splitlines())
+        size_bytes = size_of_file(place, "warnings.txt")
+        begin = max(0, size_bytes - SHORT_bytes)
+        lines = read_range(place, "warnings.txt", begin, size_bytes).decode(errors="replace").splitlines()
     except (RowwiseError, OSError):
         return ()
+    return tuple(lines[1:] if begin else lines)  # without a line whose begin was cut
 
 
 def _stat_lines(place: Folder) -> StoredObject | None:

@@ -1,6 +1,6 @@
 """What a request may ask for, and whether it can be answered in time; pure: times are arguments."""
 
-from math import ceil
+from math import ceil, inf
 from typing import final
 
 from rowwise.errors import SpecError
@@ -11,16 +11,26 @@ MEMORY = 0.98  # weight that a batch keeps when another one is measured
 
 
 class ServiceLimits(Value, frozen=True):
-    """What a request may ask for."""
+    """What a request may ask for, and a connection may take."""
 
     rows_at_once: int = 256  # most rows of a batch
     most_rows: int = 16_384  # of a request
     most_bytes: int = 64 << 20  # of a request's body
     timeout_s: float = 5.0  # of a request that names none
+    most_json_bytes: int = 16 << 20  # of a body of JSON
+    most_json_values: int = 1 << 20  # in a body of JSON; a list counts as two
+    most_list_values: int = 1 << 15  # in a list of one row
+    bodies_bytes: int = 256 << 20  # of all requests that a worker has
+    head_bytes: int = 64 << 10  # of a request
+    head_s: float = 10.0  # from the first byte of a head to its end
+    body_s: float = 30.0  # from the end of a head to that of the body; also for a client to read its answer
+    idle_s: float = 75.0  # between two requests of a connection; load balancers keep theirs for 60
+    connections: int = 1000  # that a worker has open
+    load_s: float = 3600.0  # for the rows of a version
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < inf:
                 raise SpecError(f"{name}={getattr(self, name)}: want more than 0")
 
     def seconds(self, asked_s: float | None) -> float:

@@ -3,25 +3,31 @@
 It runs under any ASGI server. Metrics count each answer by its status; errors are JSON with one line.
 """
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from importlib import metadata
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
 import pyarrow as pa
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from rowwise.errors import DataError, RowwiseError, one_line
 from rowwise.serve.answer import prediction_columns, prediction_names
 from rowwise.serve.batches import BAD_REQUEST, UNAVAILABLE, Rejection
+from rowwise.serve.json_body import SMALL_bytes
 from rowwise.serve.oip import HEADER, InferForm
 from rowwise.serve.oip import describe as describe_tensors
+from rowwise.serve.openapi import describe_api
 from rowwise.serve.request import RequestReader, RequestRows
 from rowwise.serve.retrieval import Retriever
 from rowwise.serve.retrieval_service import RetrievalService
@@ -30,7 +36,11 @@ from rowwise.serve.version import ServedVersion
 
 JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
 OK, NOT_FOUND, TOO_LARGE = 200, 404, 413
+AGAIN_s = 1.0  # after which a request may come again that found no room
+PAUSE_s = 0.03  # between two large bodies
+SHOWN = 80  # characters of a path in a message
 Answer = Callable[[ServedVersion, Predictions], Response]
+T = TypeVar("T")
 
 
 def make_app(service: ScoringService, lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]]) -> Starlette:
@@ -43,6 +53,7 @@ def make_app(service: ScoringService, lifespan: Callable[[Starlette], AbstractAs
         Route("/v1/models/{model}/retrieve", handlers.retrieve, methods=["POST"]),
         Route("/v1/models/{model}/versions/{version}/retrieve", handlers.retrieve, methods=["POST"]),
         Route("/v1/versions", handlers.versions),
+        Route("/openapi.json", handlers.api),
         Route("/v1/health/live", handlers.live),
         Route("/v1/health/ready", handlers.ready),
         Route("/metrics", handlers.metrics),
@@ -59,7 +70,9 @@ def make_app(service: ScoringService, lifespan: Callable[[Starlette], AbstractAs
             )
         ),
     ]
-    return Starlette(routes=routes, lifespan=lifespan)
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: handlers.refuse_path})
+    app.router.redirect_slashes = False  # it would send clients to the host that they name
+    return app
 
 
 class _Handlers:
@@ -67,6 +80,23 @@ class _Handlers:
 
     def __init__(self, service: ScoringService) -> None:
         self.service, self.retrieval = service, RetrievalService(service)
+        self._large = ThreadPoolExecutor(1, "bodies")  # reads large bodies one after the other, beside the loop
+        self._next_s = 0.0  # when the next one may be read
+        self._bodies_bytes = 0  # of all requests that are not answered
+
+    async def refuse_path(self, request: Request, error: Exception) -> Response:
+        """Of a path that is none, or of a method that it does not know."""
+        assert isinstance(error, HTTPException)
+        path = f"{request.method} {request.url.path[:SHOWN]!r}"
+        if error.status_code == NOT_FOUND:
+            why = f"no {path}: want POST /v1/models/{self.service.current.name}/score, or a path of /openapi.json"
+        else:
+            why = f"no {path}: want {(error.headers or {}).get('Allow', 'another method')}"
+        return self._refuse(Rejection(error.status_code, why))
+
+    async def api(self, request: Request) -> Response:
+        """The paths, for programs: OpenAPI."""
+        return _respond(OK, describe_api(self.service.current))
 
     async def live(self, request: Request) -> Response:
         return Response(status_code=OK)
@@ -79,12 +109,14 @@ class _Handlers:
         return Response(self.service.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def versions(self, request: Request) -> Response:
-        """The current version, the canary, and versions that were refused."""
+        """The current version, the canary, what is wanted, and versions that were refused."""
         service, traffic = self.service, self.service.traffic
         canary = None if traffic is None or traffic.canary is None else traffic.canary
         more = {
             "canary": None if canary is None else _describe(service.versions[canary.version]) | {"share": canary.share}
         }
+        wanted, behind_s = service.metrics.read_wanted()
+        more |= {"wanted": wanted, "behind_s": behind_s}
         return _respond(OK, _describe(service.current) | more | {"refused": service.refused})
 
     async def score(self, request: Request) -> Response:
@@ -101,8 +133,8 @@ class _Handlers:
     async def infer(self, request: Request) -> Response:
         """Tensors in, tensors out."""
 
-        def read(reader: RequestReader, body: bytes) -> tuple[RequestRows, Answer]:
-            form = InferForm(body, request.headers.get(HEADER))
+        def read(reader: RequestReader, body: bytearray) -> tuple[RequestRows, Answer]:
+            form = InferForm(body, request.headers.get(HEADER), reader.limits)
             return form.read(reader), partial(_infer_answer, form)
 
         return await self._answer(request, read)
@@ -116,7 +148,7 @@ class _Handlers:
         version = self._choose(request.path_params)
         if isinstance(version, Rejection):
             return self._refuse(version)
-        outputs = prediction_names(version.tasks)
+        outputs = prediction_names(version.tasks, version.link)
         return _respond(OK, describe_tensors(version.name, sorted(self.service.versions), version.schema, outputs))
 
     async def model_ready(self, request: Request) -> Response:
@@ -125,7 +157,7 @@ class _Handlers:
         return self._refuse(version) if isinstance(version, Rejection) else await self.ready(request)
 
     async def _answer(
-        self, request: Request, read: Callable[[RequestReader, bytes], tuple[RequestRows, Answer]]
+        self, request: Request, read: Callable[[RequestReader, bytearray], tuple[RequestRows, Answer]]
     ) -> Response:
         """The predictions of rows in some form: how the rows are read, and how the predictions are written."""
         service, begin_s = self.service, self.service.clock()
@@ -134,9 +166,10 @@ class _Handlers:
             return self._refuse(version)
         reader = service.reader_of(version)  # now: the version may be closed while the body comes
         kind = _kind_of(request)
+        most_bytes = service.limits.most_bytes if _may_be_binary(request) else service.limits.most_json_bytes
 
-        async def answer(body: bytes, timeout_s: float | None) -> Response | Rejection:
-            rows, write = read(reader, body)
+        async def answer(body: bytearray, timeout_s: float | None) -> Response | Rejection:
+            rows, write = await self._read(body, partial(read, reader))
             service.admission.observe_body(kind, max(1, len(body)), rows.rows)
             service.metrics.stage["decode"].observe(service.clock() - begin_s)
             self._count(rows)
@@ -152,7 +185,9 @@ class _Handlers:
             service.metrics.stage["answer"].observe(service.clock() - answer_s)
             return response
 
-        return await self._complete(request, version, partial(service.refusal_unread, kind), answer, begin_s)
+        return await self._complete(
+            request, version, most_bytes, partial(service.refusal_unread, kind), answer, begin_s
+        )
 
     async def retrieve(self, request: Request) -> Response:
         """A user's columns in, items out."""
@@ -165,8 +200,8 @@ class _Handlers:
             got = f"version {version.number} of {version.name!r} has no items to retrieve"
             return self._refuse(Rejection(NOT_FOUND, f"{got}: want an export of two towers"))
 
-        async def answer(body: bytes, timeout_s: float | None) -> Response | Rejection:
-            query = retriever.read_json(body)
+        async def answer(body: bytearray, timeout_s: float | None) -> Response | Rejection:
+            query = await self._read(body, lambda body: retriever.read_json(body, service.body_limits))
             service.metrics.stage["decode"].observe(service.clock() - begin_s)
             self._count(query.rows)
             service.metrics.unknown_items.inc(query.unknown)
@@ -185,34 +220,52 @@ class _Handlers:
         def refusal(length: int, timeout_s: float | None) -> Rejection | None:
             return self.retrieval.refusal_unread(timeout_s)
 
-        return await self._complete(request, version, refusal, answer, begin_s)
+        return await self._complete(request, version, service.limits.most_json_bytes, refusal, answer, begin_s)
+
+    async def _read(self, body: bytearray, read: Callable[[bytearray], T]) -> T:
+        """What a body has; other requests are answered while a large one is read."""
+        if len(body) <= SMALL_bytes:
+            return read(body)
+        return await asyncio.get_running_loop().run_in_executor(self._large, self._read_large, body, read)
+
+    def _read_large(self, body: bytearray, read: Callable[[bytearray], T]) -> T:
+        """Read a body in a thread. Before the next one, requests have the interpreter for a while."""
+        time.sleep(max(0.0, self._next_s - time.perf_counter()))
+        try:
+            return read(body)
+        finally:
+            self._next_s = time.perf_counter() + PAUSE_s
 
     async def _complete(
         self,
         request: Request,
         version: ServedVersion,
+        most_bytes: int,
         refusal_unread: Callable[[int, float | None], Rejection | None],
-        answer: Callable[[bytes, float | None], Awaitable[Response | Rejection]],
+        answer: Callable[[bytearray, float | None], Awaitable[Response | Rejection]],
         begin_s: float,
     ) -> Response:
         """Read the body of a request, unless it is refused before, and answer it."""
         service = self.service
+        body = bytearray()  # which grows in place
         try:
             timeout_s, length = _timeout_of(request), _length_of(request)
-            if length > service.limits.most_bytes:
-                return self._refuse_large()
             # Before the body is read, as reading takes longer than refusing.
-            refusal = refusal_unread(length, timeout_s)
+            refusal = self._refusal_of_size(length, most_bytes) or refusal_unread(length, timeout_s)
             if refusal is not None:
                 return self._refuse(refusal)
-            body = await _read_body(request, service.limits.most_bytes)
-            if body is None:
-                return self._refuse_large()
+            refusal = await self._gather(request, body, most_bytes)
+            if refusal is not None:
+                return self._refuse(refusal)
             response = await answer(body, timeout_s)
+        except ClientDisconnect:
+            return Response()  # to nobody
         except RowwiseError as error:
             return self._refuse(Rejection(BAD_REQUEST, one_line(error) or ""))
         except MemoryError:
             return self._refuse(Rejection(UNAVAILABLE, "no memory is left for this request: send fewer rows"))
+        finally:
+            self._bodies_bytes -= len(body)
         if isinstance(response, Rejection):
             return self._refuse(response)
         self._end_if_draining(response)
@@ -248,9 +301,24 @@ class _Handlers:
         if self.service.draining:
             response.headers["connection"] = "close"
 
-    def _refuse_large(self) -> Response:
-        most = f"the body is larger than {self.service.limits.most_bytes} bytes: send fewer rows"
-        return self._refuse(Rejection(TOO_LARGE, most))
+    async def _gather(self, request: Request, body: bytearray, most_bytes: int) -> Rejection | None:
+        """Read the body of a request, or say why not; the rest is not read then."""
+        async for part in request.stream():
+            body += part
+            self._bodies_bytes += len(part)
+            refusal = self._refusal_of_size(len(body), most_bytes)
+            if refusal is not None:
+                return refusal
+        return None
+
+    def _refusal_of_size(self, size_bytes: int, most_bytes: int) -> Rejection | None:
+        """Why a body of so many bytes is not read."""
+        if size_bytes > most_bytes:
+            return Rejection(TOO_LARGE, f"the body is larger than {most_bytes} bytes: send fewer rows")
+        most = self.service.limits.bodies_bytes
+        if self._bodies_bytes > most:
+            return Rejection(UNAVAILABLE, f"the bodies of other requests take {most} bytes: send it later", AGAIN_s)
+        return None
 
     def _refuse(self, rejection: Rejection) -> Response:
         self.service.metrics.count(rejection.code)
@@ -261,7 +329,7 @@ class _Handlers:
         return response
 
 
-def _read(reader: RequestReader, kind: str, body: bytes) -> RequestRows:
+def _read(reader: RequestReader, kind: str, body: bytearray) -> RequestRows:
     if kind.startswith(JSON):
         return reader.read_json(body)
     if kind.startswith(ARROW):
@@ -270,7 +338,7 @@ def _read(reader: RequestReader, kind: str, body: bytes) -> RequestRows:
 
 
 def _infer_answer(form: InferForm, version: ServedVersion, predictions: Predictions) -> Response:
-    columns = prediction_columns(version.tasks, predictions.values_RP)
+    columns = prediction_columns(version.tasks, version.link, predictions.values_RP)
     degraded = {"degraded_rows": _describe_defaults(predictions)} if predictions.defaults_R else {}
     body, json_bytes = form.answer(version.name, version.number, columns, degraded)
     if json_bytes is None:
@@ -282,11 +350,11 @@ def _answer(version: ServedVersion, predictions: Predictions, accept: str) -> Re
     predictions_RP = predictions.values_RP
     headers = {"rowwise-model": version.name, "rowwise-version": str(version.number)}
     if accept.startswith(ARROW):
-        table, sink = pa.table(prediction_columns(version.tasks, predictions_RP)), pa.BufferOutputStream()
+        table, sink = pa.table(prediction_columns(version.tasks, version.link, predictions_RP)), pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
         return Response(sink.getvalue().to_pybytes(), headers=headers, media_type=ARROW)
-    outputs = dict(zip(prediction_names(version.tasks), predictions_RP.T.tolist(), strict=True))
+    outputs = dict(zip(prediction_names(version.tasks, version.link), predictions_RP.T.tolist(), strict=True))
     answer: dict[str, Any] = {"model": version.name, "version": version.number, "outputs": outputs}
     if predictions.defaults_R:
         answer["degraded"] = {name: defaults_R.tolist() for name, defaults_R in predictions.defaults_R.items()}
@@ -327,18 +395,6 @@ def _respond(code: int, value: Any) -> Response:
     return Response(msgspec.json.encode(value), code, media_type=JSON)
 
 
-async def _read_body(request: Request, most_bytes: int) -> bytes | None:
-    """The body, or None if it is too large; the rest of that is not read."""
-    parts: list[bytes] = []
-    size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most_bytes:
-            return None
-        parts.append(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
 def _length_of(request: Request) -> int:
     """Bytes of the body, by its header; 0: it has none."""
     text = request.headers.get("content-length", "")
@@ -350,6 +406,11 @@ def _kind_of(request: Request) -> str:
     if request.headers.get("content-type", JSON).startswith(ARROW):
         return ARROW
     return request.url.path.rpartition("/")[2]
+
+
+def _may_be_binary(request: Request) -> bool:
+    """Whether more than JSON is in the body: Arrow, or tensors in binary."""
+    return HEADER in request.headers or request.headers.get("content-type", JSON).startswith(ARROW)
 
 
 def _is_exact(request: Request) -> bool:

@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, final
 
-from rowwise.errors import RowwiseError, StateError
 from rowwise.serve.admission import Admission
-from rowwise.serve.queue import RequestQueue, RequestSlice
+from rowwise.serve.queue import Costs, RequestQueue, RequestSlice
 
-BAD_REQUEST, UNAVAILABLE, TOO_LATE = 400, 503, 504
+BAD_REQUEST, FAILED, UNAVAILABLE, TOO_LATE = 400, 500, 503, 504
 
 
 class Rejection(NamedTuple):
@@ -84,13 +83,19 @@ class BatchLoop(Generic[R]):
             return None
         if not self.rows:
             self.admission.doubt()  # nothing else would measure again what one slow batch has taught
-        return Rejection(UNAVAILABLE, f"{self.rows} {self._what} wait: want more time, or fewer requests", delay_s)
+        needed_s = self.admission.seconds(self.rows + rows)
+        took = f"about {max(1, round(1000 * needed_s)):,} ms are needed of the {1000 * left_s:,.0f} ms of the request"
+        if self.rows:
+            why = f"{self.rows:,} {self._what} wait before its {rows:,}: {took}: want more time, or fewer requests"
+        else:
+            why = f"it has {rows:,} {self._what}: {took}: want more time, or fewer of them"
+        return Rejection(UNAVAILABLE, why, delay_s)
 
-    async def answer(self, request: R, rows: int, deadline_s: float) -> Any:
+    async def answer(self, request: R, rows: int, deadline_s: float, costs: Costs | None = None) -> Any:
         """What the request's future gets, by its batches or because its time is over."""
         number, self._next = self._next, self._next + 1
         self.requests[number] = request
-        self._queue.add(number, rows, deadline_s)
+        self._queue.add(number, rows, deadline_s, costs)
         self._show(self.rows)
         self._schedule()
         try:
@@ -139,10 +144,4 @@ class BatchLoop(Generic[R]):
         except Exception:  # a bug, or the memory is full: no client may wait for ever, nor other requests fail
             traceback.print_exc()
             for number, _, _ in slices:
-                self._fail(number, StateError("the batch could not be computed: see the log of the server"))
-
-    def _fail(self, number: int, error: RowwiseError) -> None:
-        self._queue.remove(number)
-        future = self.requests[number].future
-        if not future.done():
-            future.set_exception(error)
+                self.resolve(number, Rejection(FAILED, "the batch could not be computed: see the log of the server"))

@@ -16,14 +16,14 @@ from torch import Tensor
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.windows import windows
 from rowwise.errors import CheckpointError
+from rowwise.ingest.unpacked import check_types, read_arrow_file
 from rowwise.ops.rowtype import pack, unpack
-from rowwise.serve.package import MOST_BYTES
 from rowwise.spec import Table
 from rowwise.store.policy import Ints
 from rowwise.store.shared_cache import Bytes
-from rowwise.textfile import read_bytes
 
 MEANS = "mean_rows.arrow"
+MEANS_schema = pa.schema({"table": pa.string(), "row": pa.list_(pa.float32())})
 AT_ONCE = 1 << 16  # rows that are added up together
 
 
@@ -73,10 +73,8 @@ def _rows_of(version: Checkpoint, name: str, asked: tuple[Ints, Ints] | None) ->
 
 def write_mean_rows(version: Path, means: Mapping[str, Tensor]) -> None:
     """Write the mean rows of a version that is not there yet."""
-    table = pa.table(
-        {"table": pa.array(list(means), pa.string()),
-         "row": pa.array([row_D.numpy() for row_D in means.values()], pa.list_(pa.float32()))}
-    )  # fmt: skip
+    rows = [row_D.numpy() for row_D in means.values()]
+    table = pa.table({"table": list(means), "row": rows}, schema=MEANS_schema)
     with pa.OSFile(str(version / MEANS), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
 
@@ -87,11 +85,13 @@ def read_mean_rows(version: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise CheckpointError(f"{path} is missing: want the version exported again, or --default-row zero")
     try:
-        table = pa.ipc.open_file(pa.BufferReader(read_bytes(path, MOST_BYTES, links=False))).read_all()
-        table.validate(full=True)
-        names, rows = table["table"].to_pylist(), table["row"].to_pylist()
-        return {name: torch.tensor(row, dtype=torch.float32) for name, row in zip(names, rows, strict=True)}
-    except (pa.ArrowException, KeyError, TypeError) as error:
+        table = read_arrow_file(path)
+        check_types(table, MEANS_schema)
+        rows = [row.values.to_numpy(zero_copy_only=False).copy() for row in table["row"]]
+        if not all(np.isfinite(row_D).all() for row_D in rows):
+            raise pa.ArrowInvalid("its rows have numbers that are not finite")
+        return dict(zip(table["table"].to_pylist(), map(torch.from_numpy, rows), strict=True))
+    except pa.ArrowException as error:
         raise CheckpointError(f"{path} is damaged: {error}; export the version again") from None
 
 

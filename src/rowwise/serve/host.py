@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from rowwise.serve.versions import (
     EndWorker,
     Event,
     FreeRows,
+    Lag,
     LoadRows,
     OpenVersion,
     RowsLoaded,
@@ -42,6 +44,7 @@ LOADER_NICE = 10  # workers come first where cores are few
 END_s = 60.0  # that workers have to end at SIGTERM
 RESTART_s = 1.0  # between two starts of a worker
 BACKLOG = 1024  # connections that wait to be taken
+LOADS = 3  # of a version whose loading process is killed: the machine may have lacked memory for a moment
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -77,6 +80,7 @@ class HostTask(NamedTuple):
     workers: int
     preload: tuple[str, ...]  # modules that workers need
     metrics: Path  # the folder of their numbers
+    load_s: float  # in which the rows of a version are loaded, or it is refused
 
 
 class _Process(NamedTuple):
@@ -112,6 +116,7 @@ class _RowsLoader(NamedTuple):
     process: _Process
     fresh: _RowsFile
     shared: _RowsFile | None
+    end_s: float  # when it is killed
 
 
 @final
@@ -126,11 +131,12 @@ class ServerHost:
 
     def __init__(self, task: HostTask, bound: socket.socket, tell: Callable[[str], None]) -> None:
         self._task, self._bound, self._tell = task, bound, tell
-        self._versions = ServedVersions()
+        self._versions, self._lag = ServedVersions(), Lag()
         self._workers: dict[int, _Process] = {}
         self._ended: dict[int, float] = {}  # workers to replace, and when
         self._rows: dict[int, _RowsFile] = {}  # by version
         self._loader: _RowsLoader | None = None
+        self._kills: Counter[int] = Counter()  # of processes that loaded a version
         self._next = 0
         self._told: tuple[Traffic | None, frozenset[int]] = (None, frozenset())
         self._trouble = ""  # the last error of reading the folder
@@ -138,7 +144,11 @@ class ServerHost:
 
     def run(self) -> None:
         """Raises an error if no version can be served, or no worker starts."""
-        self._context = fork_server(self._task.preload)
+        from prometheus_client import CollectorRegistry
+
+        from rowwise.serve.metrics import WantedMetrics
+
+        self._context, self._metrics = fork_server(self._task.preload), WantedMetrics(CollectorRegistry())
         with ExitStack() as stack:
             for number in (signal.SIGTERM, signal.SIGINT):
                 stack.callback(signal.signal, number, signal.signal(number, self._stop))
@@ -147,6 +157,7 @@ class ServerHost:
                 self._start_worker()
             while not self._stopping:
                 self._look()
+                self._measure()
                 self._wait()
 
     def _stop(self, *_: object) -> None:
@@ -172,14 +183,25 @@ class ServerHost:
 
     def _in_use(self) -> set[int]:
         loading = set() if self._loader is None else {self._loader.version}
-        return {*self._rows, *loading, *(self._versions.wanted.versions if self._versions.wanted else ())}
+        asked = (self._versions.wanted, self._versions.target)
+        return {*self._rows, *loading, *(version for traffic in asked if traffic for version in traffic.versions)}
+
+    def _measure(self) -> None:
+        """Show what is wanted, and how long something else has answered."""
+        versions = self._versions
+        assert versions.wanted is not None
+        behind_s = self._lag.seconds(versions.wanted, versions.active, versions.target, time.monotonic())
+        self._metrics.show(versions.wanted, behind_s)
 
     def _wait(self) -> None:
         """Take what processes have sent, or wait a little."""
         everyone = [*self._workers.values(), *([self._loader.process] if self._loader else [])]
         ready = wait([one.pipe for one in everyone], POLL_s)
-        if self._loader is not None and self._loader.process.pipe in ready:
-            self._finish_loading(self._loader)
+        if self._loader is not None:
+            if self._loader.process.pipe in ready:
+                self._finish_loading(self._loader)
+            elif time.monotonic() > self._loader.end_s:
+                self._finish_loading(self._loader, late=True)
         for number, worker in list(self._workers.items()):
             if worker.pipe in ready:
                 try:
@@ -274,7 +296,7 @@ class ServerHost:
         shared = None if like is None else self._rows[like]
         given = None if shared is None else shared.rows
         process = self._start(_load_rows, version, self._task.load_rows, like, given)
-        self._loader = _RowsLoader(version, process, fresh, shared)
+        self._loader = _RowsLoader(version, process, fresh, shared, time.monotonic() + self._task.load_s)
         if shared is not None:
             shared.versions.add(version)  # until it is known which file has the rows
         with suppress(OSError):  # it has ended, which `_wait` will see
@@ -282,15 +304,22 @@ class ServerHost:
                 if one is not None:
                     send_handle(process.pipe, one.file, process.process.pid)
 
-    def _finish_loading(self, loader: _RowsLoader) -> None:
+    def _finish_loading(self, loader: _RowsLoader, *, late: bool = False) -> None:
         self._loader = None
-        version, (process, pipe), fresh, shared = loader
+        version, (process, pipe), fresh, shared, _ = loader
         found: _LoadedRows | VersionRefused
+        killed = False
         try:
-            found = pipe.recv()
+            if late:
+                limit = f"its rows were not loaded within {self._task.load_s:g} s"
+                found = VersionRefused(version, f"{limit}: want more by --limit load_s=SECONDS")
+            else:
+                found = pipe.recv()
         except (EOFError, OSError):
             process.join()
+            killed = True
             found = VersionRefused(version, f"the process that loaded it {describe_exit(process.exitcode)}")
+        process.kill()  # it may go on for ever after its answer
         process.join()
         pipe.close()
         mine, other = fresh, shared
@@ -302,8 +331,13 @@ class ServerHost:
             mine.rows = found.rows
             self._rows[version] = mine
             self._handle(RowsLoaded(version))
+            return
+        mine.leave(version)
+        self._kills[version] += killed
+        if killed and self._kills[version] < LOADS:
+            self._tell(f"version {version}: {found.why}; it is loaded again")
+            self._load(version)
         else:
-            mine.leave(version)
             self._handle(found)
 
     def _start(self, function: Callable[..., None], *args: object, bound: socket.socket | None = None) -> _Process:

@@ -9,14 +9,14 @@ import pyarrow as pa
 from torch import Tensor
 
 from rowwise.errors import CheckpointError
+from rowwise.ingest.unpacked import check_types, read_arrow_file
 from rowwise.ops.layout import FeatureDescriptor
 from rowwise.ops.newer import RowPlaces
-from rowwise.serve.package import MOST_BYTES
 from rowwise.serve.shared_rows import TableInArena
 from rowwise.store.policy import Ints
-from rowwise.textfile import read_bytes
 
 HOT = "hot.arrow"
+HOT_schema = pa.schema({"table": pa.dictionary(pa.int32(), pa.string()), "row": pa.int64(), "count": pa.int64()})
 MOST_ROWS = 1 << 20  # of all tables
 
 
@@ -76,12 +76,12 @@ def read_hot_rows(version: Path) -> dict[str, tuple[Ints, Ints]]:
     if not path.is_file():
         return {}
     try:
-        table = pa.ipc.open_file(pa.BufferReader(read_bytes(path, MOST_BYTES, links=False))).read_all()
-        table.validate(full=True)
-        names, rows, counts = (table[name].combine_chunks() for name in ("table", "row", "count"))
-        known = names.dictionary.to_pylist()
-        number_N = names.indices.to_numpy()
-        rows_N, counts_N = (x.cast(pa.int64()).to_numpy() for x in (rows, counts))
-    except (pa.ArrowException, KeyError, AttributeError) as error:
+        table = read_arrow_file(path)
+        check_types(table, HOT_schema)
+        table = table.unify_dictionaries().combine_chunks()
+        names, rows, counts = (table[name].combine_chunks() for name in HOT_schema.names)
+        known, number_N = names.dictionary.to_pylist(), names.indices.to_numpy()
+        rows_N, counts_N = rows.to_numpy(), counts.to_numpy()
+    except pa.ArrowException as error:
         raise CheckpointError(f"{path} is damaged: {error}; export the version again") from None
     return {name: (rows_N[number_N == k], counts_N[number_N == k]) for k, name in enumerate(known)}

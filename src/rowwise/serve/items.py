@@ -5,13 +5,13 @@
               items.vectors    their vectors: [items, dim] in 32 bits
               items.faiss      the index, where items are many
 
-The first two are in the digest of the version, the others by their checksums.
+All are in the digest of the version. Without --expect they are compared with the checksums of retrieval.json.
 """
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import final
+from typing import Annotated, final
 
 import msgspec
 import numpy as np
@@ -22,18 +22,21 @@ from torch import Tensor
 
 from rowwise.checkpoint.read import DamagedChunk
 from rowwise.errors import CheckpointError, SpecError
+from rowwise.ingest.unpacked import read_parquet
 from rowwise.models.retrieval import nearest_items
+from rowwise.serve.contents import LIST, find_changes, read_files
 from rowwise.serve.item_index import ItemIndex
 from rowwise.serve.item_scan import ItemFilter, ItemScan, NearItems
 from rowwise.serve.sides import SideTable
 from rowwise.spec import Value
 from rowwise.textfile import decode_json, open_regular, read_bytes
+from rowwise.value import MOST_DIM, MOST_STEPS
 
 RETRIEVAL, FACTS, ITEMS, VECTORS, INDEX = (
     "retrieval", "retrieval.json", "items.parquet", "items.vectors", "items.faiss",
 )  # fmt: skip
 PLACE = "place"
-READ_bytes = 1 << 20
+READ_bytes, ROWS = 1 << 20, 1 << 16
 PROPOSED = 2  # items that an index proposes for each that is wanted
 
 
@@ -71,10 +74,14 @@ class RetrievalFacts(Value, frozen=True, kw_only=True):
     """The content of retrieval.json."""
 
     key: str  # the column of items.parquet that names an item
-    items: int
-    dim: int
+    items: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEPS)]
+    dim: Annotated[int, msgspec.Meta(ge=1, le=MOST_DIM)]
     index: IndexFacts | None  # None: all items are searched
     sha256: dict[str, str]  # of each file
+
+    @property
+    def vector_bytes(self) -> int:
+        return 4 * self.items * self.dim
 
 
 @final
@@ -180,7 +187,7 @@ def read_item_table(version: Path, names: Sequence[str] | None = None) -> pa.Tab
     """Raw columns of the items; None: all."""
     path = version / RETRIEVAL / ITEMS
     try:
-        return pq.read_table(path, columns=None if names is None else list(names))
+        return read_parquet(path, names)
     except (pa.ArrowException, OSError) as error:
         raise CheckpointError(f"{path} is damaged: {str(error)[:200]}; export the version again") from None
 
@@ -191,24 +198,31 @@ def open_items(version: Path, facts: RetrievalFacts, *, check: bool = True) -> S
     if check:
         _check_files(folder, facts)
     keys = read_item_table(version, [facts.key])[facts.key].combine_chunks()
-    numbers = facts.items * facts.dim
-    if len(keys) != facts.items or (folder / VECTORS).stat().st_size != 4 * numbers:
+    if len(keys) != facts.items or (folder / VECTORS).stat().st_size != facts.vector_bytes:
         raise CheckpointError(f"{folder} has not {facts.items} items of {facts.dim} numbers: export the version again")
     vectors_ID = _map_vectors(folder, facts.items, facts.dim)
+    if check and not all(bool(part.isfinite().all()) for part in vectors_ID.split(ROWS)):
+        raise CheckpointError(f"{folder / VECTORS} has numbers that are not finite: export the version again")
     index = None if facts.index is None else ItemIndex.open(folder / INDEX)
     if index is not None and index.items != facts.items:
         raise CheckpointError(f"{folder / INDEX} has {index.items} items, not {facts.items}: export the version again")
     return ServedItems(facts, keys, vectors_ID, index)
 
 
-def damaged_items(version: Path) -> list[DamagedChunk]:
-    """Files of a version's items that are not as they were written."""
+def damaged_files(version: Path) -> list[DamagedChunk]:
+    """Files of a version that are not as they were written; of an earlier rowwise those of its items."""
+    name = LIST
     try:
-        facts = read_facts(version)
-    except CheckpointError as error:
-        return [DamagedChunk(tensor="", place="", file=f"{RETRIEVAL}/{FACTS}", why=str(error))]
-    found = () if facts is None else _find_damage(version / RETRIEVAL, facts)
-    return [DamagedChunk(tensor="", place="", file=f"{RETRIEVAL}/{name}", why=why) for name, why in found]
+        listed = read_files(version)
+        if listed is not None:
+            found = list(find_changes(version, listed))
+        else:
+            name = f"{RETRIEVAL}/{FACTS}"
+            facts, folder = read_facts(version), version / RETRIEVAL
+            found = [(f"{RETRIEVAL}/{file}", why) for file, why in (_find_damage(folder, facts) if facts else ())]
+    except (CheckpointError, OSError) as error:
+        found = [(name, str(error))]
+    return [DamagedChunk(tensor="", place="", file=file, why=why) for file, why in found]
 
 
 def _check_files(folder: Path, facts: RetrievalFacts) -> None:
@@ -220,6 +234,10 @@ def _find_damage(folder: Path, facts: RetrievalFacts) -> Iterator[tuple[str, str
     """Files, and what is wrong with each."""
     for name in (ITEMS, VECTORS) if facts.index is None else (ITEMS, VECTORS, INDEX):
         try:
+            size = (folder / name).stat().st_size
+            if name == VECTORS and size != facts.vector_bytes:  # before all of it is read
+                yield name, f"{folder / name} has {size:,} bytes, not {facts.vector_bytes:,}"
+                continue
             found = _sha256(folder / name)
         except OSError as error:
             yield name, f"{folder / name}: {error.strerror}"

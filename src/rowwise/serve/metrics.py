@@ -8,18 +8,22 @@ import os
 from collections.abc import Iterable
 from dataclasses import fields
 from functools import cache
+from pathlib import Path
 from typing import final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
+from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from rowwise.ops.device_cache import DeviceCache
 from rowwise.serve.cached_rows import RowCounts
+from rowwise.serve.traffic import Traffic
 from rowwise.serve.version import ServedVersion
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 ORIGINS = tuple(field.name for field in fields(RowCounts))
+FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 STAGES = ("decode", "queue", "compute", "answer", "request")
 
 
@@ -29,6 +33,51 @@ def _ask_once_for_the_process() -> None:
     if values.ValueClass is not values.MutexValue:
         process = os.getpid()
         values.ValueClass = values.MultiProcessValue(lambda: process)
+
+
+@final
+class WantedMetrics:
+    """What is wanted of a server. The process that reads it shows it; the workers of a server show nothing."""
+
+    VERSION, BEHIND = "rowwise_wanted_version", "rowwise_seconds_behind"
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._version = Gauge(
+            self.VERSION, "The version that is wanted", registry=registry, multiprocess_mode="livemax"
+        )
+        self._behind = Gauge(
+            self.BEHIND, "Seconds for which others than the versions that answer have been wanted", registry=registry,
+            multiprocess_mode="livemax",
+        )  # fmt: skip
+
+    def show(self, wanted: Traffic, behind_s: float) -> None:
+        self._version.set(wanted.current)
+        self._behind.set(behind_s)
+
+
+@final
+class _Collected:
+    """Metrics that were read."""
+
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> list[Metric]:
+        return self._metrics
+
+
+def _read_all() -> list[Metric]:
+    """The metrics of all workers. A file is empty while a worker begins it, and stays so if the worker is killed."""
+    folder = Path(os.environ[FOLDER])  # noqa: TID251 - prometheus_client finds it there
+    files = [str(path) for path in folder.glob("*.db") if _has_content(path)]
+    return list(MultiProcessCollector.merge(files, accumulate=True))
+
+
+def _has_content(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except FileNotFoundError:  # of a worker that has ended
+        return False
 
 
 @final
@@ -70,6 +119,7 @@ class ServerMetrics:
             "rowwise_current_version", "The oldest version that a worker answers by", registry=registry,
             multiprocess_mode="livemin",
         )  # fmt: skip
+        self.wanted = WantedMetrics(registry)
         self._trained = Gauge(
             "rowwise_trained_null_share", "Null values in training", ["column"], registry=registry,
             multiprocess_mode="livemax",
@@ -98,8 +148,17 @@ class ServerMetrics:
 
     def text(self) -> bytes:
         """The numbers of all workers, or of this process alone, in the format that Prometheus scrapes."""
+        return generate_latest(self._of_all())
+
+    def read_wanted(self) -> tuple[int, float]:
+        """The version that is wanted, and the seconds behind it, as the process that reads it has shown them."""
+        found = {sample.name: sample.value for metric in self._of_all().collect() for sample in metric.samples}
+        return int(found[WantedMetrics.VERSION]), found[WantedMetrics.BEHIND]
+
+    def _of_all(self) -> CollectorRegistry:
+        """The numbers of all workers, as they are now."""
         if values.ValueClass is values.MutexValue:  # no folder was named: this is no worker of `rowwise serve`
-            return generate_latest(self._registry)
+            return self._registry
         registry = CollectorRegistry()
-        MultiProcessCollector(registry)
-        return generate_latest(registry)
+        registry.register(_Collected(_read_all()))
+        return registry

@@ -15,8 +15,9 @@ import pyarrow as pa
 from pyarrow import types
 
 from rowwise.errors import DataError
-from rowwise.ingest.columns import is_list, is_text
-from rowwise.serve.request import WHERE, RequestReader, RequestRows
+from rowwise.ingest.kinds import is_list, is_text
+from rowwise.serve.json_body import WHERE, BodyLimits, check_count, decode_body, kinds_of
+from rowwise.serve.request import RequestReader, RequestRows
 
 VALUES, OFFSETS = "__values", "__offsets"
 LENGTH = struct.Struct("<I")  # before each text of a binary tensor
@@ -86,31 +87,42 @@ class InferForm:
     Args:
         body: of the request.
         header: of the request, its `HEADER`: how long the JSON is; None: all of the body.
+        limits: what the JSON may have.
     """
 
-    def __init__(self, body: bytes, header: str | None) -> None:
+    def __init__(self, body: bytes | bytearray, header: str | None, limits: BodyLimits | None = None) -> None:
         is_number = header is not None and header.isascii() and header.isdecimal() and len(header) <= MOST_DIGITS
         if header is not None and not (is_number and int(header) <= len(body)):
             raise DataError(f"{HEADER}: {header[:20]!r}: want how many of the {len(body)} bytes are JSON")
         end = len(body) if header is None else int(header)
-        try:
-            self.request = msgspec.json.decode(body[:end], type=InferRequest)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise DataError(f"{WHERE}: {error}: want JSON with inputs") from None
+        self._limits = limits or BodyLimits()
+        text = body if header is None else bytes(memoryview(body)[:end])
+        self.request = decode_body(text, InferRequest, self._limits, "JSON with inputs")
         self._rest = memoryview(body)[end:]
 
     def read(self, reader: RequestReader) -> RequestRows:
-        """The columns that its tensors are."""
-        tensors: dict[str, pa.Array] = {}
-        for one in self.request.inputs:
-            if one.name in tensors:
+        """The columns that its tensors are; the values of those that are not read are skipped."""
+        inputs = self.request.inputs
+        check_count("tensors", len(inputs), reader.most_columns)
+        seen: set[str] = set()
+        for one in inputs:
+            if one.name in seen:
                 raise DataError(f"{WHERE}: tensor {one.name[:80]!r} is there twice: want each once")
-            tensors[one.name] = self._read_tensor(one)
-        columns = {name: array for name, array in tensors.items() if not name.endswith((VALUES, OFFSETS))}
+            seen.add(one.name)
+        reader.check_names([one.name.removesuffix(VALUES) for one in inputs if not one.name.endswith(OFFSETS)])
+        tensors: dict[str, pa.Array] = {}
+        for one in inputs:
+            data = self._take(one)
+            if reader.reads(one.name.removesuffix(VALUES).removesuffix(OFFSETS)):
+                tensors[one.name] = self._read_tensor(one, data)
+        columns: dict[str, pa.Array] = {}
         for name, values in tensors.items():
             if name.endswith(VALUES):
                 columns[name.removesuffix(VALUES)] = _lists(name.removesuffix(VALUES), values, tensors)
-        return reader.read_columns(columns)
+            elif not name.endswith(OFFSETS):
+                columns[name] = values
+        found = reader.read_columns(columns)
+        return found._replace(ignored=found.ignored + len(inputs) - len(tensors))
 
     def answer(
         self, model: str, version: int, columns: Mapping[str, pa.Array], parameters: Mapping[str, str] | None = None
@@ -142,21 +154,30 @@ class InferForm:
         text = msgspec.json.encode(answer)
         return InferAnswer(b"".join([text, *parts]), len(text) if parts else None)
 
-    def _read_tensor(self, one: InputTensor) -> pa.Array:
+    def _take(self, one: InputTensor) -> memoryview | None:
+        """The next bytes after the JSON, if they are those of a tensor."""
+        where, size = f"{WHERE}: tensor {one.name[:80]!r}", one.parameters.binary_data_size
+        if (size is None) == (one.data is None):
+            raise DataError(f"{where}: want either data or binary_data_size")
+        if size is None:
+            return None
+        if not 0 <= size <= len(self._rest):
+            raise DataError(f"{where} has {size} bytes: {len(self._rest)} are left")
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
+
+    def _read_tensor(self, one: InputTensor, data: memoryview | None) -> pa.Array:
         where = f"{WHERE}: tensor {one.name[:80]!r}"
         kind = KINDS.get(one.datatype)
         if kind is None:
             raise DataError(f"{where} has datatype {one.datatype[:20]!r}: want one of {', '.join(KINDS)}")
         if not (len(one.shape) == 1 or one.shape[1:] == [1]) or not 0 <= one.shape[0] < 1 << 31:
             raise DataError(f"{where} has shape {str(one.shape)[:80]}: want [rows] or [rows, 1]")
-        count, size = one.shape[0], one.parameters.binary_data_size
-        if (size is None) == (one.data is None):
-            raise DataError(f"{where}: want either data or binary_data_size")
-        if size is None:
+        count = one.shape[0]
+        if data is None:
             return _from_json(where, one.data or [], kind, count)
-        if not 0 <= size <= len(self._rest):
-            raise DataError(f"{where} has {size} bytes: {len(self._rest)} are left")
-        data, self._rest = self._rest[:size], self._rest[size:]
+        if one.datatype == BYTES and count > self._limits.values:
+            raise DataError(f"{where} has {count:,} texts: want at most {self._limits.values:,}: send fewer rows")
         return _from_bytes(where, data, one.datatype, count)
 
 
@@ -207,11 +228,13 @@ def _from_json(where: str, data: Sequence[Any], kind: pa.DataType, count: int) -
     try:
         found = pa.array(flat, kind)
         # Arrow would cut 2.5 down to 2, and take true for 1.
-        plain = not types.is_integer(kind) or all(type(one) is int or one is None for one in flat)
+        kinds = kinds_of(flat)
+        plain = kinds <= {int, type(None)} if types.is_integer(kind) else types.is_boolean(kind) or bool not in kinds
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise DataError(f"{where}: {str(error)[:200]}: want {kind}") from None
     if not plain:
-        raise DataError(f"{where}: want whole numbers, or null")
+        names = sorted(kind.__name__ for kind in kinds)
+        raise DataError(f"{where}: values of {', '.join(names)}: want {kind}, or null")
     return found
 
 

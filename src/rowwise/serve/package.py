@@ -2,6 +2,7 @@
 
     current.json                    {"current": 2}, see `Traffic`; replaced in one step
     versions/000002/manifest.json   a checkpoint: rows in the served type, dense weights, id maps; no optimizer state
+                    files.json      the SHA-256 of each file, see `contents.py`
                     model.json      what the model is built from, and how its rows are prepared
                     golden.arrow    raw rows that were not trained on, with their logits
                     stats.json      what training saw of each raw column
@@ -13,10 +14,11 @@
 A version appears in one step and never changes.
 """
 
-import hashlib
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, Self
 
 import msgspec
 import pyarrow as pa
@@ -24,9 +26,12 @@ from pyarrow import compute as pc
 from pyarrow import types
 
 from rowwise.checkpoint.manifest import NAME
-from rowwise.checkpoint.named import VERSIONS
+from rowwise.checkpoint.named import VERSION_DIGITS, VERSIONS
 from rowwise.errors import CheckpointError, SpecError
-from rowwise.ingest.columns import is_list
+from rowwise.ingest.kinds import is_list
+from rowwise.ingest.unpacked import read_arrow_file
+from rowwise.inside import number_in
+from rowwise.serve.contents import digest_of, hash_files, open_checked, read_files
 from rowwise.serve.traffic import Traffic
 from rowwise.spec import Value
 from rowwise.storage.folder import refuse_url
@@ -34,17 +39,17 @@ from rowwise.textfile import decode_json, read_bytes, sync, write_new
 
 CURRENT, MODEL, GOLDEN, STATS = "current.json", "model.json", "golden.arrow", "stats.json"
 MOST_BYTES = 1 << 30  # of model.json, which has the vocabularies, and of golden.arrow
-CHECKED = (".safetensors", ".vectors", ".faiss")  # files whose checksums are in a file that a digest covers
 LOGIT = "logit:"  # begins the names of logits in golden.arrow
 MOST_VERSION = 999_999
+MOST_GOLDEN = 1 << 14  # rows
 
 
 class ColumnStats(Value, frozen=True):
     """What training saw of a raw column."""
 
-    null_share: float
+    null_share: Annotated[float, msgspec.Meta(ge=0, le=1)]
     mean: float | None = None  # of single numbers
-    mean_length: float | None = None  # of lists
+    mean_length: Annotated[float, msgspec.Meta(ge=0)] | None = None  # of lists
 
     @classmethod
     def of(cls, column: pa.ChunkedArray) -> "ColumnStats":
@@ -53,7 +58,7 @@ class ColumnStats(Value, frozen=True):
         if is_list(kind):
             mean_length = pc.call_function("mean", [pc.call_function("list_value_length", [column])]).as_py()
         elif types.is_floating(kind) or types.is_integer(kind) or types.is_boolean(kind):
-            found = pc.call_function("mean", [column.cast(pa.float64())]).as_py()
+            found = pc.call_function("mean", [column.cast(pa.float64(), safe=False)]).as_py()
             mean = found if found is not None and math.isfinite(found) else None
         return cls(null_share=column.null_count / max(1, len(column)), mean=mean, mean_length=mean_length)
 
@@ -66,24 +71,25 @@ class VersionFolder(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """A digest of all that can run code or change an answer; of tensors, of their checksums."""
-        total = hashlib.sha256()
-        files = sorted(path for path in self.path.rglob("*") if path.is_file() and path.suffix not in CHECKED)
-        maps = sorted((self.path / "maps").glob("*"))
-        for file in dict.fromkeys((*files, *maps)):
-            content = hashlib.sha256(read_bytes(file, MOST_BYTES, links=False)).hexdigest()
-            total.update(f"{file.relative_to(self.path)} {content}\n".encode())
-        return total.hexdigest()
+        """The digest, as the version says; of one that does not, as it is found by reading all of it."""
+        return digest_of(read_files(self.path) or hash_files(self.path))
+
+    @contextmanager
+    def checked(self, expect: str | None) -> Iterator[Self]:
+        """This version without links; with `expect` a private copy of it with this digest, until the block ends."""
+        with open_checked(self.path, f"{self.number:06}", expect) as path:
+            yield self._replace(path=path)
 
 
 def version_folder(folder: Path, number: int) -> VersionFolder:
-    return VersionFolder(folder / VERSIONS / f"{number:06}", number)
+    return VersionFolder(folder / VERSIONS / f"{number:0{VERSION_DIGITS}}", number)
 
 
 def list_versions(folder: Path) -> list[int]:
     """The numbers of the complete versions, ascending."""
     names = [path.parent.name for path in (folder / VERSIONS).glob(f"*/{NAME}")]
-    return sorted(int(name) for name in names if len(name) == 6 and name.isdecimal())
+    numbers = (number_in(name, VERSION_DIGITS) for name in names)
+    return sorted(number for number in numbers if number is not None and 1 <= number <= MOST_VERSION)
 
 
 def next_version(folder: Path, after: int = 0) -> int:
@@ -102,7 +108,7 @@ def is_served(path: Path) -> bool:
 def find_version(path: Path, number: int | None = None) -> VersionFolder:
     """A version by its number, else the current one; or the version at this path."""
     refuse_url(path, "rowwise serve URL --cache FOLDER copies the versions of a store to one")
-    own = int(path.name) if path.name.isdecimal() else 0
+    own = number_in(path.name, VERSION_DIGITS) or 0
     if (path / MODEL).is_file() and number in (None, own):
         return VersionFolder(path, own)
     known = list_versions(path)
@@ -155,11 +161,21 @@ def write_golden(version: Path, golden: GoldenRows) -> None:
 def read_golden(version: Path) -> GoldenRows:
     path = version / GOLDEN
     try:
-        table = pa.ipc.open_file(pa.BufferReader(read_bytes(path, MOST_BYTES, links=False))).read_all()
-        table.validate(full=True)
+        table = read_arrow_file(path)
+        if not 1 <= len(table) <= MOST_GOLDEN:
+            raise pa.ArrowInvalid(f"it has {len(table):,} rows: want 1 to {MOST_GOLDEN:,}")
     except pa.ArrowException as error:
         raise CheckpointError(f"{path} is damaged: {error}; export the version again") from None
     logits = [name for name in table.column_names if name.startswith(LOGIT)]
     return GoldenRows(
         table.drop_columns(logits), table.select(logits).rename_columns([name.removeprefix(LOGIT) for name in logits])
     )
+
+
+def read_stats(version: Path) -> dict[str, ColumnStats]:
+    """What training saw of each raw column."""
+    path = version / STATS
+    try:
+        return decode_json(read_bytes(path, links=False), dict[str, ColumnStats])
+    except (msgspec.MsgspecError, SpecError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}; export the version again") from None

@@ -1,11 +1,16 @@
 """The requests that wait for their rows to be computed, as a pure state machine: times are arguments.
 
 A batch takes rows of the oldest requests. A request of which more than a batch is left goes to the back after each
-slice, so short requests pass between; one of which less is left is first in the next batch.
+slice, so short requests pass between; one of which less is left is first in the next batch. A row with long lists
+counts as several.
 """
 
 from collections import OrderedDict
-from typing import NamedTuple, final
+from typing import NamedTuple, TypeAlias, final
+
+import numpy as np
+
+Costs: TypeAlias = np.ndarray  # rows + 1 numbers, the first is 0
 
 
 class RequestSlice(NamedTuple):
@@ -27,6 +32,17 @@ class _Waiting(NamedTuple):
     rows: int
     done: int  # rows that were computed
     deadline_s: float
+    costs: Costs | None  # of the rows before each; None: each row counts once
+
+    def cost(self, end: int) -> float:
+        """Of the rows that are not computed, up to one."""
+        return end - self.done if self.costs is None else float(self.costs[end] - self.costs[self.done])
+
+    def fit(self, room: float) -> int:
+        """How far rows are computed in so much room; one of them has room in an empty batch."""
+        if self.costs is None:
+            return min(self.rows, self.done + int(room))
+        return int(np.searchsorted(self.costs, self.costs[self.done] + room, "right")) - 1
 
 
 @final
@@ -45,10 +61,10 @@ class RequestQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, request: int, rows: int, deadline_s: float) -> None:
+    def add(self, request: int, rows: int, deadline_s: float, costs: Costs | None = None) -> None:
         assert rows > 0
         assert request not in self._waiting
-        self._waiting[request] = _Waiting(rows, 0, deadline_s)
+        self._waiting[request] = _Waiting(rows, 0, deadline_s, costs)
         self.rows += rows
 
     def remove(self, request: int) -> None:
@@ -62,18 +78,20 @@ class RequestQueue:
         expired = tuple(number for number, one in self._waiting.items() if one.deadline_s <= now_s)
         for number in expired:
             self.remove(number)
-        room = self._rows_at_once
+        room = float(self._rows_at_once)
         slices: list[RequestSlice] = []
-        for number in list(self._waiting):
-            if not room:
-                break
-            one = self._waiting.pop(number)
-            end = min(one.rows, one.done + room)
+        for number, one in list(self._waiting.items()):
+            end = one.fit(room)
+            if end <= one.done:
+                if slices:
+                    break
+                end = one.done + 1
+            del self._waiting[number]
             slices.append(RequestSlice(number, one.done, end))
-            room -= end - one.done
+            room = max(0.0, room - one.cost(end))
             self.rows -= end - one.done
             if end < one.rows:
-                self._waiting[number] = one._replace(done=end)  # at the back
-                if one.rows - end <= self._rows_at_once:
+                self._waiting[number] = left = one._replace(done=end)  # at the back
+                if left.cost(one.rows) <= self._rows_at_once:
                     self._waiting.move_to_end(number, last=False)
         return NextBatch(tuple(slices), expired)

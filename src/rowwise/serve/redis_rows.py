@@ -6,11 +6,19 @@ versions: no answer is wrong.
 
 Keys are distributed over parts, and a part is on one node. A batch sends each node one pipeline with one MGET a part.
 A node that fails is left alone for a while, which doubles with each failure.
+
+A node is not trusted to answer: a question has one deadline, from the connection to the last byte, and its answer has
+at most the bytes and the shape that were asked for. Anything else closes the connection and is a failure of the node.
 """
 
+import io
+import re
+import socket
 import sys
 import threading
 import time
+import weakref
+from binascii import crc_hqx
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,17 +28,29 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
+from rowwise.arriving import Arriving, is_idle
 from rowwise.errors import SpecError
 from rowwise.serve.later import LaterCalls
 from rowwise.store.policy import Ints, mix64
 from rowwise.store.shared_cache import Bytes
+from rowwise.textfile import printable
 
-TIMEOUT_s = 0.05  # of a node's answer
+TIMEOUT_s = 0.05  # of a node: to connect, send and answer
+MOST_TIMEOUTS = 4  # of slow nodes in one batch, which then asks no other
 LEAST_AWAY_s, MOST_AWAY_s = 0.5, 30.0  # that a node is left alone
 PARTS = 64  # of the keys: more than nodes, so that each has about as many
 HEAD_bytes = 16  # tag and checksum before a row
+LINE_bytes = 1024  # of a line of an answer: an error, or a size
+ITEM_bytes = 32  # of an answer, beside the bytes of each value
+INFO_bytes, SLOTS_bytes = 1 << 16, 1 << 20  # of these answers
+SLOTS = 1 << 14  # of a cluster
+LEVELS = 4  # of lists in an answer
 MOST_LATER = 64  # batches whose rows wait to be written
 WANT = "want redis://HOST:PORT, or several with commas between them"
+HOST = re.compile(rb"[\w.:-]{0,253}")
+NOT_NOW = ("LOADING", "NOAUTH", "MASTERDOWN", "ERR max number of clients")  # errors of a node that answers nothing
+INFO = ("used_cpu_user", "used_cpu_sys", "maxmemory", "total_system_memory")
+INFO_NUMBER = re.compile(rf"^({'|'.join(INFO)}):(\d{{1,18}}(?:\.\d{{1,18}})?)\r?$".encode(), re.M)
 MEASURED, MEASURED_s = 4096, 1.0  # rows to measure nodes by
 Words = NDArray[np.uint64]
 
@@ -76,6 +96,94 @@ def parse_addresses(text: str) -> tuple[RedisAddress, ...]:
     return tuple(RedisAddress.parse(part.strip()) for part in text.split(","))
 
 
+class WrongAnswerError(Exception):
+    """The answer of a node does not fit its request."""
+
+
+class RefusalText(str):
+    """The text of a node's error."""
+
+
+class Question(NamedTuple):
+    """A command, and what its answer may be."""
+
+    words: Sequence[bytes]
+    most_bytes: int
+    fits: Callable[[Any], bool]  # whether an answer that is no error has the right shape
+
+    def pack(self) -> bytes:
+        return b"*%d\r\n%b" % (len(self.words), b"".join(b"$%d\r\n%b\r\n" % (len(one), one) for one in self.words))
+
+
+@final
+class _Answers:
+    """Reads answers of the Redis protocol (RESP2) that are bounded."""
+
+    def __init__(self, connection: socket.socket, left_s: Callable[[], float]) -> None:
+        self._file, self._left_bytes = io.BufferedReader(Arriving(connection, left_s), 1 << 16), 0
+
+    def read(self, question: Question) -> Any:
+        self._left_bytes = question.most_bytes
+        answer = self._next(0)
+        if isinstance(answer, RefusalText) and answer.startswith(NOT_NOW):
+            raise WrongAnswerError(answer)
+        if not (isinstance(answer, RefusalText) or question.fits(answer)):
+            raise WrongAnswerError(f"its answer to {question.words[0].decode()} is of a wrong kind")
+        return answer
+
+    def _next(self, level: int) -> Any:
+        return self._parse(self._file.readline(LINE_bytes), level)
+
+    def _parse(self, line: bytes, level: int) -> Any:
+        if not line.endswith(b"\r\n"):
+            raise WrongAnswerError("a line is too long" if len(line) == LINE_bytes else "it ends too early")
+        self._left_bytes -= len(line)
+        kind, text = line[:1], line[1:-2]
+        if kind == b"+":
+            return text
+        if kind == b"-":
+            return RefusalText(text.decode(errors="replace"))
+        try:
+            number = int(text)
+        except ValueError:
+            raise WrongAnswerError("its answer is not of the Redis protocol") from None
+        if kind == b":":
+            return number
+        if number == -1 and kind in b"$*":
+            return None
+        if kind == b"$" and self._may_have(number):
+            content = self._file.read(number + 2)
+            if len(content) < number + 2:
+                raise WrongAnswerError("it ends too early")
+            self._left_bytes -= number + 2
+            return content[:-2]
+        if kind == b"*" and self._may_have(3 * number) and level < LEVELS:
+            return self._read_list(number, level + 1)
+        raise WrongAnswerError("its answer is not of the Redis protocol")
+
+    def _read_list(self, number: int, level: int) -> list[Any]:
+        items: list[Any] = []
+        readline, read, usual, size = self._file.readline, self._file.read, b"", 0
+        for _ in range(number):
+            line = readline(LINE_bytes)
+            if line == usual and size <= self._left_bytes:  # as the one before, which saves time
+                content = read(size)
+                self._left_bytes -= size + len(line)
+                if len(content) < size:
+                    raise WrongAnswerError("it ends too early")
+                items.append(content[:-2])
+                continue
+            items.append(self._parse(line, level))
+            if line[:1] == b"$" and items[-1] is not None:
+                usual, size = line, len(items[-1]) + 2
+        return items
+
+    def _may_have(self, count: int) -> bool:
+        if count > self._left_bytes:
+            raise WrongAnswerError(f"its answer is larger than was asked for by {count - self._left_bytes:,} bytes")
+        return count >= 0
+
+
 @final
 class RedisNodes:
     """Connections to the nodes of a Redis, and which node has each part of the keys.
@@ -83,7 +191,7 @@ class RedisNodes:
     Args:
         addresses: of the server, or of some nodes of a cluster.
         prefix: begins all keys.
-        timeout_s: of a node's answer.
+        timeout_s: of a node, to connect, send and answer.
         clock: seconds that never go back.
     """
 
@@ -97,116 +205,192 @@ class RedisNodes:
         self._seeds, self._timeout_s, self._clock = tuple(addresses), timeout_s, clock
         self._one_at_a_time = threading.Lock()
         self.prefixes = tuple(f"{{{prefix}/{part}}}".encode() for part in range(PARTS))
-        self._clients: dict[RedisAddress, Any] = {}
+        self._connections: dict[RedisAddress, socket.socket] = {}
+        weakref.finalize(self, _close_all, self._connections)
         self._states: dict[RedisAddress, NodeState] = {}
         self._nodes: tuple[RedisAddress, ...] = ()  # by part; empty: not known
+        self._may_differ = True  # whether a part may have moved to another node
         self._looked_s = -1e9
 
-    def send(self, commands: Sequence[tuple[int, Sequence[Any]]]) -> list[Any]:
-        """Send a command for each part; an answer is None where its node has none. Threads take turns."""
+    def send(self, questions: Sequence[tuple[int, Question]]) -> list[Any]:
+        """Send a question for each part; an answer is None where its node has none. Threads take turns."""
         with self._one_at_a_time:
-            return self._send(commands)
+            return self._send(questions)
 
-    def _send(self, commands: Sequence[tuple[int, Sequence[Any]]]) -> list[Any]:
-        answers: list[Any] = [None] * len(commands)
-        nodes = self._find_nodes()
+    def _send(self, questions: Sequence[tuple[int, Question]]) -> list[Any]:
+        answers: list[Any] = [None] * len(questions)
+        end_s = self._clock() + MOST_TIMEOUTS * self._timeout_s
+        nodes = self._find_nodes(end_s)
         if not nodes:
             return answers
-        for node in dict.fromkeys(nodes[part] for part, _ in commands):
-            chosen = [number for number, (part, _) in enumerate(commands) if nodes[part] == node]
-            for number, answer in zip(chosen, self._ask(node, [commands[k][1] for k in chosen]), strict=True):
-                answers[number] = answer
+        for node in dict.fromkeys(nodes[part] for part, _ in questions):
+            if self._clock() > end_s:
+                break
+            chosen = [number for number, (part, _) in enumerate(questions) if nodes[part] == node]
+            for number, answer in zip(chosen, self._ask(node, [questions[k][1] for k in chosen]), strict=True):
+                answers[number] = None if isinstance(answer, RefusalText) else answer
+                if isinstance(answer, RefusalText):
+                    self._may_differ = True
         return answers
 
-    def info(self) -> list[dict[str, Any]]:
-        """What each node says of its processor time and memory."""
+    def info(self) -> list[dict[str, float]]:
+        """The numbers that each node says of its processor time and memory; none of a node that does not answer."""
+        question = Question([b"INFO"], INFO_bytes, _is_text)
         with self._one_at_a_time:
-            return [self._client(node).info() for node in dict.fromkeys(self._find_nodes())]
+            nodes = dict.fromkeys(self._find_nodes(self._clock() + MOST_TIMEOUTS * self._timeout_s))
+            texts = [text for node in nodes for text in self._ask(node, [question]) if isinstance(text, bytes)]
+        found = [{key.decode(): float(value) for key, value in INFO_NUMBER.findall(text)} for text in texts]
+        return [one for one in found if len(one) == len(INFO)]
 
-    def _ask(self, node: RedisAddress, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        from redis.exceptions import RedisError, ResponseError
+    def _ask(self, node: RedisAddress, questions: Sequence[Question]) -> list[Any]:
+        """The answers of a node, which are None if it is left alone or fails."""
+        state, end_s = self._states.setdefault(node, NodeState()), self._clock() + self._timeout_s
+        if not state.is_asked(end_s - self._timeout_s):
+            return [None] * len(questions)
 
-        state, now_s = self._states.setdefault(node, NodeState()), self._clock()
-        if not state.is_asked(now_s):
-            return [None] * len(commands)
+        def left_s() -> float:
+            left = end_s - self._clock()
+            if left <= 0:
+                raise TimeoutError(f"not within {self._timeout_s:g} s")
+            return left
+
         try:
-            pipeline = self._client(node).pipeline(transaction=False)
-            for command in commands:
-                pipeline.execute_command(*command)
-            answers = pipeline.execute(raise_on_error=False)
-        except (RedisError, OSError) as error:
+            connection = self._connect(node, left_s)
+            connection.settimeout(left_s())
+            connection.sendall(b"".join(question.pack() for question in questions))
+            reader = _Answers(connection, left_s)
+            answers = [reader.read(question) for question in questions]
+        except (OSError, WrongAnswerError) as error:
             self._fail(node, error)
-            self._nodes = ()  # a part may have moved to another node
-            return [None] * len(commands)
+            return [None] * len(questions)
         if state.failures:
             print(f"redis at {node.host}:{node.port} answers again", file=sys.stderr, flush=True)
         state.answer()
-        if any(isinstance(answer, ResponseError) for answer in answers):
-            self._nodes = ()
-        return [None if isinstance(answer, Exception) else answer for answer in answers]
+        return answers
+
+    def _connect(self, node: RedisAddress, left_s: Callable[[], float]) -> socket.socket:
+        """The connection to a node, or a new one where it was closed, or where anything is left in it."""
+        connection = self._connections.get(node)
+        if connection is not None:
+            if is_idle(connection):
+                return connection
+            self._connections.pop(node).close()
+        try:
+            places = socket.getaddrinfo(*node, type=socket.SOCK_STREAM)
+        except UnicodeError:
+            raise ConnectionError("its host is no name") from None
+        error: OSError = ConnectionError("its host has no address")
+        for family, kind, protocol, _, place in places:
+            connection = socket.socket(family, kind, protocol)
+            try:
+                connection.settimeout(left_s())
+                connection.connect(place)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            except OSError as raised:
+                connection.close()
+                error = raised
+                continue
+            self._connections[node] = connection
+            return connection
+        raise error
 
     def _fail(self, node: RedisAddress, error: Exception) -> None:
+        connection = self._connections.pop(node, None)
+        if connection is not None:
+            connection.close()
+        self._may_differ = True
         state = self._states[node]
         if not state.failures:
-            got = f"redis at {node.host}:{node.port} does not answer: {str(error)[:200]}"
+            got = printable(f"redis at {node.host}:{node.port} does not answer: {str(error)[:200]}")
             print(f"{got}; its rows are read from files", file=sys.stderr, flush=True)
         state.fail(self._clock())
 
-    def _find_nodes(self) -> tuple[RedisAddress, ...]:
+    def _find_nodes(self, end_s: float) -> tuple[RedisAddress, ...]:
         """The node of each part. Asked for again, not more often than nodes are, after an error."""
         now_s = self._clock()
-        if self._nodes or now_s < self._looked_s + LEAST_AWAY_s:
+        if not self._may_differ or now_s < self._looked_s + LEAST_AWAY_s:
             return self._nodes
         self._looked_s = now_s
-        from redis.crc import key_slot
-        from redis.exceptions import RedisError, ResponseError
+        for seed in dict.fromkeys((*self._seeds, *self._connections)):
+            if self._clock() > end_s:
+                break
+            (found,) = self._ask(seed, [Question([b"CLUSTER", b"SLOTS"], SLOTS_bytes, _are_slots)])
+            nodes: tuple[RedisAddress, ...] = ()
+            if isinstance(found, RefusalText):  # no cluster
+                nodes = (seed,) * PARTS
+            elif found is not None:
+                nodes = self._nodes_of(found, seed)
+            if nodes:
+                self._nodes, self._may_differ = nodes, False
+                self._forget_others()
+                break
+        return self._nodes
 
-        for seed in dict.fromkeys((*self._seeds, *self._clients)):
-            state = self._states.setdefault(seed, NodeState())
-            if not state.is_asked(now_s):
-                continue
-            try:
-                found = self._client(seed).execute_command("CLUSTER SLOTS")
-            except ResponseError:  # no cluster
-                self._nodes = (seed,) * PARTS
-                return self._nodes
-            except (RedisError, OSError) as error:
-                self._fail(seed, error)
-                continue
-            slots = [(int(one[0]), int(one[1]), _address(one[2], seed)) for one in _as_rows(found)]
-            of_part = [
-                next((node for first, last, node in slots if first <= key_slot(prefix) <= last), None)
-                for prefix in self.prefixes
-            ]
-            known = [node for node in of_part if node is not None]
-            if len(known) == PARTS:
-                self._nodes = tuple(known)
-                return self._nodes
-        return ()
+    def _nodes_of(self, slots: list[Any], seed: RedisAddress) -> tuple[RedisAddress, ...]:
+        """The node of each part by the slots of a cluster; empty if any part has none."""
+        bounds_N2 = np.array([one[:2] for one in slots], np.int64).reshape(-1, 2)
+        nodes: list[RedisAddress] = []
+        for slot in map(key_slot, self.prefixes):
+            at = np.flatnonzero((bounds_N2[:, 0] <= slot) & (slot <= bounds_N2[:, 1]))
+            if not len(at):
+                return ()
+            nodes.append(_address(slots[at[0]][2], seed))
+        return tuple(nodes)
 
-    def _client(self, node: RedisAddress) -> Any:
-        if node not in self._clients:
-            from redis import Redis
-            from redis.backoff import NoBackoff
-            from redis.retry import Retry
-
-            self._clients[node] = Redis(
-                node.host, node.port, socket_timeout=self._timeout_s, socket_connect_timeout=self._timeout_s,
-                retry=Retry(NoBackoff(), 0),
-            )  # fmt: skip
-        return self._clients[node]
+    def _forget_others(self) -> None:
+        """Close connections to nodes that have no part: a cluster may name others each time."""
+        kept = {*self._seeds, *self._nodes}
+        for node in self._connections.keys() - kept:
+            self._connections.pop(node).close()
+        self._states = {node: state for node, state in self._states.items() if node in kept}
 
 
-def _as_rows(found: Any) -> list[Any]:
-    """The answer to CLUSTER SLOTS as rows, which the client may have parsed."""
-    if isinstance(found, dict):
-        return [(first, last, one["primary"]) for (first, last), one in found.items()]
-    return found
+def _close_all(connections: dict[RedisAddress, socket.socket]) -> None:
+    for connection in connections.values():
+        connection.close()
+
+
+def key_slot(prefix: bytes) -> int:
+    """The slot of a cluster that has the keys with a prefix, which is in braces."""
+    return crc_hqx(prefix[1:-1], 0) % SLOTS
+
+
+def _are_slots(answer: Any) -> bool:
+    return isinstance(answer, list) and all(
+        isinstance(one, list)
+        and len(one) > 2
+        and all(isinstance(slot, int) and 0 <= slot < SLOTS for slot in one[:2])
+        and isinstance(one[2], list)
+        and len(one[2]) > 1
+        and (one[2][0] is None or (isinstance(one[2][0], bytes) and HOST.fullmatch(one[2][0]) is not None))
+        and isinstance(one[2][1], int)
+        and 0 < one[2][1] < 1 << 16
+        for one in answer
+    )
 
 
 def _address(node: Sequence[Any], seed: RedisAddress) -> RedisAddress:
-    host = node[0].decode() if isinstance(node[0], bytes) else node[0]
-    return RedisAddress(host or seed.host, int(node[1]))
+    return RedisAddress(node[0].decode() if node[0] else seed.host, node[1])
+
+
+def _are_values(count: int, answer: Any) -> bool:
+    return (
+        isinstance(answer, list)
+        and len(answer) == count
+        and all(one is None or isinstance(one, bytes) for one in answer)
+    )
+
+
+def _is_number(answer: Any) -> bool:
+    return answer is None or isinstance(answer, int)
+
+
+def _is_text(answer: Any) -> bool:
+    return isinstance(answer, bytes)
+
+
+def _is_ok(answer: Any) -> bool:
+    return answer == b"OK"
 
 
 class NodeCosts(NamedTuple):
@@ -238,12 +422,24 @@ class RedisRows:
         found_M = np.zeros(len(keys_M), bool)
         by_part = self._split(keys_M)
         names = self._names(self._reads, keys_M)
-        answers = self._reads.send([(part, ["MGET", *(names[m] for m in at)]) for part, at in by_part])
         size = HEAD_bytes + self._row_bytes
+        answers = self._reads.send(
+            [
+                (
+                    part,
+                    Question(
+                        [b"MGET", *(names[m] for m in at)],
+                        LINE_bytes + len(at) * (size + ITEM_bytes),
+                        partial(_are_values, len(at)),
+                    ),
+                )
+                for part, at in by_part
+            ]
+        )
         places: list[int] = []
         values: list[bytes] = []
         for (_, at), answer in zip(by_part, answers, strict=True):
-            for place, value in zip(at, answer or (), strict=False):
+            for place, value in zip(at, answer or [None] * len(at), strict=True):
                 if value is not None and len(value) == size:
                     places.append(place)
                     values.append(value)
@@ -273,14 +469,21 @@ class RedisRows:
                 read += int(self.read(at, tags_M[at], rows_MB[at]).sum())
         after, key = self._reads.info(), names[0]
         first = int(_parts(keys_M[:1])[0])
-        (size,) = self._reads.send([(first, ["MEMORY", "USAGE", key])])
-        self._writes.send([(part, ["DEL", *(names[m] for m in at)]) for part, at in self._split(keys_M)])
+        (size,) = self._reads.send([(first, Question([b"MEMORY", b"USAGE", key], LINE_bytes, _is_number))])
+        self._writes.send(
+            [
+                (part, Question([b"DEL", *(names[m] for m in at)], LINE_bytes, _is_number))
+                for part, at in self._split(keys_M)
+            ]
+        )
         if not read or size is None or not after:
             raise SpecError("--redis: rows that were written to it are not there: want nodes that answer, with memory")
         used_s = sum(one["used_cpu_user"] + one["used_cpu_sys"] for one in after)
         used_s -= sum(one["used_cpu_user"] + one["used_cpu_sys"] for one in before)
+        if used_s <= 0:
+            raise SpecError("--redis: its nodes do not say what processor time they take: want another Redis")
         memory = min(one["maxmemory"] or one["total_system_memory"] for one in after)
-        return NodeCosts(int(size), read / used_s, memory)
+        return NodeCosts(size, read / used_s, int(memory))
 
     def _write(self, keys_M: Ints, tags_M: Words, rows_MB: Bytes) -> None:
         head_M2 = np.stack([tags_M, self._sums(tags_M, rows_MB)], 1)
@@ -288,7 +491,12 @@ class RedisRows:
         names = self._names(self._writes, keys_M)
         self._writes.send(
             [
-                (part, ["MSET", *(item for m in at for item in (names[m], values[m].tobytes()))])
+                (
+                    part,
+                    Question(
+                        [b"MSET", *(item for m in at for item in (names[m], values[m].tobytes()))], LINE_bytes, _is_ok
+                    ),
+                )
                 for part, at in self._split(keys_M)
             ]
         )

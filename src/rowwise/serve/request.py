@@ -1,27 +1,36 @@
 """Reads the rows of requests, from JSON or Arrow, as columns of the version's raw schema.
 
 A column that is absent is an error, as null is how a missing value is sent; other columns are ignored. Values are
-converted only where nothing is lost. Whole numbers may be text, because many JSON libraries round large ones.
+converted only where nothing is lost. Whole numbers may be text, because many JSON libraries round large ones: digits,
+and a minus sign before them. Names are checked before any value is looked at.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, final
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+from pyarrow import compute as pc
 from pyarrow import types
 
 from rowwise.errors import DataError
-from rowwise.ingest.columns import is_list, is_text
+from rowwise.ingest.kinds import is_list, is_text
 from rowwise.ingest.reader import check_columns
-from rowwise.serve.arrow_sizes import decompressed_bytes
+from rowwise.ingest.unpacked import read_arrow_stream
+from rowwise.serve.json_body import WHERE, BodyLimits, ColumnName, check_count, decode_body, kinds_of
 from rowwise.serve.sides import SideTable
 
-WHERE = "request"  # begins the messages of errors
 MOST_BYTES = 64 << 20
 MOST_SHOWN = 80  # characters of a value in a message
+SPARE_COLUMNS = 256  # that a request may have though they are not read
+LISTS_AT_ONCE = 1 << 15  # values in lists of a batch, unless it has more than 256 rows
+LIST_VALUES = 128  # in a row that counts as one
+NAME_characters = 256  # of a column that is not read
+WHOLE = re.compile(r"-?[0-9]{1,20}")  # int() takes digits of all scripts, spaces and underscores, too
 REFUSED = (pa.ArrowException, OverflowError, TypeError, ValueError)  # what Arrow raises for values of another type
 
 
@@ -32,6 +41,14 @@ class RequestRows(NamedTuple):
     rows: int
     ignored: int
     unknown: int = 0  # keys of side tables
+    list_values: np.ndarray | None = None  # of each row, where one has more than LIST_VALUES
+
+    def costs(self, rows_at_once: int) -> np.ndarray | None:
+        """How many rows those before each row count as, where so many are computed together; None: once each."""
+        if self.list_values is None:
+            return None
+        costs = np.maximum(1.0, self.list_values / max(LIST_VALUES, LISTS_AT_ONCE // rows_at_once))
+        return np.concatenate([[0.0], np.cumsum(costs)])
 
     def slice(self, begin: int, end: int) -> dict[str, pa.Array]:
         return {name: array.slice(begin, end - begin) for name, array in self.arrays.items()}
@@ -40,9 +57,9 @@ class RequestRows(NamedTuple):
 class JsonBody(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a request in JSON: rows; or a context, whose values all candidates share."""
 
-    rows: dict[str, list[Any]] | None = None
-    context: dict[str, Any] | None = None
-    candidates: dict[str, list[Any]] | None = None
+    rows: dict[ColumnName, list[Any]] | None = None
+    context: dict[ColumnName, Any] | None = None
+    candidates: dict[ColumnName, list[Any]] | None = None
 
 
 @final
@@ -54,72 +71,74 @@ class RequestReader:
         most_rows: of a request.
         sides: tables that have columns which a request leaves out.
         most_bytes: of a compressed body, once it is not.
+        limits: what a body may have.
     """
 
     def __init__(
-        self, schema: pa.Schema, most_rows: int, sides: Sequence[SideTable] = (), most_bytes: int = MOST_BYTES
+        self,
+        schema: pa.Schema,
+        most_rows: int,
+        sides: Sequence[SideTable] = (),
+        most_bytes: int = MOST_BYTES,
+        limits: BodyLimits | None = None,
     ) -> None:
         self.schema, self._most_rows, self._sides, self._most_bytes = schema, most_rows, sides, most_bytes
-        self._decoder = msgspec.json.Decoder(JsonBody)
         keys = [pa.field(side.key, side.kind) for side in sides if side.key not in schema.names]
         self._fields = pa.schema([*schema, *keys])
         self._groups = _group_fields(self._fields)
         self._read, self._order = tuple(self._fields.names), tuple(schema.names)
         in_sides = {name for side in sides for name in side.columns}
         self._names = [name for name in schema.names if name not in in_sides]  # which a request must have
+        self._lists = [field.name for field in schema if is_list(field.type)]
+        self._most_characters = max([NAME_characters, *map(len, self._read)])
+        self.most_columns = 2 * len(self._read) + SPARE_COLUMNS  # a list may be two tensors
+        self.limits = (limits or BodyLimits())._replace(columns=self.most_columns)
 
-    def read_json(self, body: bytes) -> RequestRows:
-        try:
-            found = self._decoder.decode(body)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise DataError(f"{WHERE}: {error}: want JSON with rows, or with context and candidates") from None
+    def reads(self, name: str) -> bool:
+        return name in self._read
+
+    def read_json(self, body: bytes | bytearray) -> RequestRows:
+        found = decode_body(body, JsonBody, self.limits, "JSON with rows, or with context and candidates")
         if found.rows is not None and found.context is None and found.candidates is None:
             return self.read_lists(found.rows)
         if found.rows is None and found.candidates is not None:
             return self.read_candidates(found.context or {}, found.candidates)
         raise DataError(f'{WHERE}: want {{"rows": {{...}}}}, or {{"context": {{...}}, "candidates": {{...}}}}')
 
-    def read_arrow(self, body: bytes) -> RequestRows:
+    def read_arrow(self, body: bytes | bytearray) -> RequestRows:
         """Read an Arrow IPC stream."""
         try:
-            size = decompressed_bytes(body)
-            if size > self._most_bytes:
-                got = f"{WHERE}: its Arrow stream is {size:,} bytes when it is decompressed"
-                raise DataError(f"{got}: want at most {self._most_bytes:,}: send fewer rows")
-            table = pa.ipc.open_stream(pa.py_buffer(body)).read_all()
-            table.validate(full=True)  # offsets and text of strangers
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: a name of a column
-            raise DataError(f"{WHERE}: not an Arrow IPC stream: {error}") from None
+            table = read_arrow_stream(body, self._most_bytes, self.check_names)
+        except pa.ArrowException as error:
+            raise DataError(f"{WHERE}: not an Arrow IPC stream that is read: {error}") from None
         return self._read_table(table)
 
     def read_columns(self, columns: Mapping[str, pa.Array]) -> RequestRows:
         """Read columns of any types."""
-        self._check_names(columns)
+        self.check_names(columns)
         used = {name: columns[name] for name in self._read if name in columns}
         self._check_lengths({name: len(array) for name, array in used.items()})
         return self._read_table(pa.table(used), len(columns) - len(used))
 
     def _read_table(self, table: pa.Table, ignored: int = 0) -> RequestRows:
-        check_columns(self._names, table.schema, WHERE)
-        self._check_names(dict.fromkeys(table.column_names))
         rows = self._check_rows(table.num_rows)
+        there = set(table.column_names)
         arrays = {
-            field.name: _cast(table[field.name], field) for field in self._fields if field.name in table.column_names
+            field.name: _cast(table[field.name], field, self._most_bytes)
+            for field in self._fields
+            if field.name in there
         }
         return self._complete(arrays, rows, ignored + table.num_columns)
 
     def read_lists(self, columns: Mapping[str, Sequence[Any]]) -> RequestRows:
         """Read columns of Python values."""
-        self._check_names(columns)
+        self.check_names(columns)
         rows = self._check_lengths({name: len(columns[name]) for name in self._read if name in columns})
         return self._complete(self._convert(columns), rows, len(columns))
 
     def read_candidates(self, context: Mapping[str, Any], candidates: Mapping[str, Sequence[Any]]) -> RequestRows:
         """Read columns of Python values: one of each column that all candidates share, and those of the candidates."""
-        both = context.keys() & candidates.keys()
-        if both:
-            raise DataError(f"{WHERE}: column {min(both)!r} is in context and in candidates: want it in one of them")
-        self._check_names({**context, **candidates})
+        self.check_names([*context, *candidates])
         of_candidates = [field for field in self._fields if field.name in candidates]
         if not of_candidates:
             raise DataError(f"{WHERE}: no column in candidates is read: want some of {', '.join(self._read)}")
@@ -172,9 +191,34 @@ class RequestReader:
                 joined = side.join(arrays[side.key], missing)
                 arrays |= joined.arrays
                 unknown += joined.unknown
-        return RequestRows({name: arrays[name] for name in self._order}, rows, ignored, unknown)
+        return RequestRows(
+            {name: arrays[name] for name in self._order}, rows, ignored, unknown, self._list_values(arrays, rows)
+        )
 
-    def _check_names(self, columns: Mapping[str, object]) -> None:
+    def _list_values(self, arrays: Mapping[str, pa.Array], rows: int) -> np.ndarray | None:
+        """The values in the lists of each row; raises for a list that would hold up other requests."""
+        lists = {name: arrays[name] for name in self._lists}
+        if sum(len(array.values) for array in lists.values()) <= LIST_VALUES:
+            return None
+        total = np.zeros(rows, np.int64)
+        for name, array in lists.items():
+            lengths = pc.call_function("list_value_length", [array]).fill_null(0).to_numpy(zero_copy_only=False)
+            if lengths.max() > self.limits.list_values:
+                got = f"{WHERE}: column {name!r} has a list of {lengths.max():,} values"
+                raise DataError(f"{got}: want at most {self.limits.list_values:,}")
+            total += lengths
+        return total if total.max() > LIST_VALUES else None
+
+    def check_names(self, columns: Collection[str]) -> None:
+        """Refuse too many names, long names, doubled names and missing names."""
+        check_count("columns", len(columns), self.most_columns)
+        for name in columns:
+            if len(name) > self._most_characters:
+                got = f"{WHERE}: column {name[:MOST_SHOWN]!r}... has a name of {len(name):,} characters"
+                raise DataError(f"{got}: want at most {self._most_characters}")
+        if not isinstance(columns, Mapping) and len(set(columns)) < len(columns):
+            ((twice, _),) = Counter(columns).most_common(1)
+            raise DataError(f"{WHERE}: column {twice!r} is given twice: want each column once")
         if not all(name in columns for name in self._names):
             check_columns(self._names, pa.schema(dict.fromkeys(columns, pa.null())), WHERE)
         for side in self._sides:
@@ -223,6 +267,8 @@ class _FieldGroup(NamedTuple):
         if len(columns) == 1:
             return None
         values = list(chain.from_iterable(columns))
+        if bool in kinds_of(values):
+            return None  # Arrow takes true for 1
         try:
             if not self.whole:
                 return pa.array(values, self.kind)
@@ -248,19 +294,24 @@ def _group_fields(schema: pa.Schema) -> tuple[_FieldGroup, ...]:
 
 def to_array(values: Sequence[Any], field: pa.Field, *, whole: bool) -> pa.Array:
     """Python values as a column; raises for the first that does not fit its type. `whole`: of whole numbers."""
+    is_number = whole or _is_number(_element(field.type))
     try:
+        if is_number and _has_truth(values):
+            raise ValueError(values)
         if not whole:
             return pa.array(values, field.type)
         found = pa.array(values)  # in its own type first, as Arrow would cut 2.5 down to 2
         if found.type == field.type:
             return found
-        if not types.is_boolean(_element(found.type)):
-            return found.cast(field.type)
+        _check_numbers(found, field)
+        return found.cast(field.type)
     except REFUSED:
         pass
     converted = []
     for row, value in enumerate(values):
         try:
+            if is_number and _has_truth([value]):
+                raise ValueError(value)
             one = _parse_whole(value) if whole else value
             pa.array([one], field.type)
         except REFUSED:
@@ -279,19 +330,56 @@ def _parse_whole(value: Any) -> Any:
     if isinstance(value, list):
         return [_parse_whole(one) for one in value]
     if isinstance(value, str):
+        if not WHOLE.fullmatch(value):
+            raise ValueError(value)
         return int(value)
     if isinstance(value, float) and not value.is_integer():
         raise ValueError(value)
     return value
 
 
-def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
+def _is_number(kind: pa.DataType) -> bool:
+    return types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
+
+
+def _has_truth(values: Sequence[Any]) -> bool:
+    """Whether true or false is among values, or in lists that are: Arrow takes them for numbers."""
+    kinds = kinds_of(values)
+    return bool in kinds or (
+        list in kinds and bool in kinds_of(chain.from_iterable(one for one in values if type(one) is list))
+    )
+
+
+def _cast(column: pa.ChunkedArray, field: pa.Field, most_bytes: int) -> pa.Array:
+    """A column in the type of its field. Text is a whole number where it is one in JSON; no text is another number."""
     try:
-        cast = column if column.type == field.type else column.cast(field.type)
-    except pa.ArrowException as error:
+        if column.type == field.type:
+            cast = column
+        else:
+            _check_expanded(column, field.type, most_bytes)
+            _check_numbers(column.combine_chunks(), field)
+            cast = column.cast(field.type)
+    except (pa.ArrowException, ValueError) as error:
         why = str(error).partition("\n")[0][:200]
         raise DataError(f"{WHERE}: column {field.name!r} holds {column.type}: want {field.type}: {why}") from None
     return cast.chunk(0) if cast.num_chunks == 1 else cast.combine_chunks()
+
+
+def _check_numbers(values: pa.Array, field: pa.Field) -> None:
+    """Refuse what Arrow would make a number of: true, and text such as 0x7."""
+    wanted = _element(field.type)
+    if not _is_number(wanted):
+        return
+    if is_list(values.type):
+        values = values.flatten()
+    if types.is_dictionary(values.type):
+        values = values.dictionary
+    if types.is_boolean(values.type):
+        raise ValueError("true is no number")
+    if is_text(values.type):
+        whole = pc.call_function("match_substring_regex", [values], pc.MatchSubstringOptions(rf"\A{WHOLE.pattern}\z"))
+        if not types.is_integer(wanted) or pc.call_function("all", [whole]).as_py() is False:
+            raise ValueError(f"text is no number: want {_describe(wanted)}")
 
 
 def _describe(kind: pa.DataType) -> str:
@@ -305,3 +393,18 @@ def _describe(kind: pa.DataType) -> str:
     else:
         what = str(element)
     return f"a list, each {what}" if is_list(kind) else what
+
+
+def _check_expanded(column: pa.ChunkedArray, kind: pa.DataType, most_bytes: int) -> None:
+    """Raise where numbers take more memory in another type: bits and nulls may become 64 bits each."""
+    plain = _element(kind)
+    if is_text(plain):
+        return  # the reader of the stream has counted texts
+    count = 0
+    for values in column.chunks:
+        while is_list(values.type):
+            values = values.values
+        count += len(values)
+    size = count * (plain.bit_width + 7) // 8
+    if size > most_bytes:
+        raise ValueError(f"{size:,} bytes in that type: want at most {most_bytes:,}")

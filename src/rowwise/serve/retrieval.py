@@ -15,7 +15,8 @@ from rowwise.serve.cached_rows import CachedBatches, CachedRows, RowCounts
 from rowwise.serve.forward import Forward
 from rowwise.serve.item_scan import ItemFilter, ItemScan, NearItems
 from rowwise.serve.items import ServedItems
-from rowwise.serve.request import WHERE, RequestReader, RequestRows, to_array
+from rowwise.serve.json_body import WHERE, BodyLimits, ColumnName, decode_body
+from rowwise.serve.request import RequestReader, RequestRows, to_array
 from rowwise.serve.sides import SideTable
 
 MOST_ITEMS = 16_384  # of an answer
@@ -25,7 +26,7 @@ QUERIES_AT_ONCE = 16  # the rows of the smallest block: fewer cost the same
 class RetrieveBody(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a request in JSON."""
 
-    context: dict[str, Any]
+    context: dict[ColumnName, Any]
     k: int = 100
     among: list[Any] | None = None  # keys of the items that may be in the answer; None: all
     without: list[Any] = []  # keys of items that may not
@@ -77,16 +78,12 @@ class Retriever:
         self._users, self.items, self._cached = users, items, cached
         self._one_at_a_time = threading.Lock()  # a preparation keeps the addresses of a call
         self._reader = RequestReader(self.schema, 1, used)
-        self._decoder = msgspec.json.Decoder(RetrieveBody)
         self._key = pa.field(items.facts.key, items.keys.type)
 
-    def read_json(self, body: bytes) -> ItemQuery:
+    def read_json(self, body: bytes | bytearray, limits: BodyLimits | None = None) -> ItemQuery:
         """Check a request of JSON, which names columns and keys."""
-        try:
-            found = self._decoder.decode(body)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise DataError(f'{WHERE}: {error}: want JSON such as {{"context": {{...}}, "k": 100}}') from None
-        return self.read(found)
+        want = 'JSON such as {"context": {...}, "k": 100}'
+        return self.read(decode_body(body, RetrieveBody, limits or self._reader.limits, want))
 
     def read(self, body: RetrieveBody, columns: Mapping[str, pa.Array] | None = None) -> ItemQuery:
         """Check a request; `columns`: of its user, with those of side tables, instead of its context."""

@@ -73,7 +73,7 @@ class RetrievalService:
             return refusal
         now_s, future = self._service.clock(), asyncio.get_running_loop().create_future()
         waiting = _WaitingSearch(version, retriever, query, future, now_s, now_s + left_s)
-        found = await self._loop.answer(waiting, 1, waiting.deadline_s)
+        found = await self._loop.answer(waiting, 1, waiting.deadline_s, query.rows.costs(QUERIES_AT_ONCE))
         if not isinstance(found, ItemScan):
             return found
         refusal = self._scans.refusal(found.slices, waiting.deadline_s - self._service.clock())

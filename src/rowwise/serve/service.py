@@ -21,6 +21,7 @@ from rowwise.serve.admission import ServiceLimits
 from rowwise.serve.answer import predictions_of
 from rowwise.serve.batches import BAD_REQUEST, UNAVAILABLE, BatchLoop, Rejection
 from rowwise.serve.cached_rows import CachedBatches
+from rowwise.serve.json_body import BodyLimits
 from rowwise.serve.metrics import ServerMetrics
 from rowwise.serve.queue import RequestSlice
 from rowwise.serve.record import RequestRecorder
@@ -75,6 +76,9 @@ class ScoringService:
     def __init__(self, limits: ServiceLimits, clock: Callable[[], float] = time.perf_counter) -> None:
         """Without a version; `open` one and `move` the traffic to it before requests come."""
         self.limits, self.clock = limits, clock
+        self.body_limits = BodyLimits(
+            limits.most_json_bytes, limits.most_json_values, list_values=limits.most_list_values
+        )
         self.versions: dict[int, ServedVersion] = {}
         self.traffic: Traffic | None = None
         self.refused: dict[int, str] = {}  # versions, and why
@@ -91,7 +95,7 @@ class ScoringService:
     def open(self, version: ServedVersion) -> None:
         self.versions[version.number] = version
         self._readers[version.number] = RequestReader(
-            version.schema, self.limits.most_rows, version.sides, self.limits.most_bytes
+            version.schema, self.limits.most_rows, version.sides, self.limits.most_bytes, self.body_limits
         )
 
     def close(self, number: int) -> None:
@@ -137,7 +141,9 @@ class ScoringService:
             return refusal
         now_s, future = self.clock(), asyncio.get_running_loop().create_future()
         pending = _Pending(version, rows, future, now_s, exact)
-        return await self._loop.answer(pending, rows.rows, now_s + self.limits.seconds(timeout_s))
+        return await self._loop.answer(
+            pending, rows.rows, now_s + self.limits.seconds(timeout_s), rows.costs(self.limits.rows_at_once)
+        )
 
     def _compute(self, slices: Sequence[RequestSlice]) -> None:
         begin_s, rows = self.clock(), sum(end - begin for _, begin, end in slices)
@@ -179,7 +185,7 @@ class ScoringService:
         finally:
             self.metrics.count_rows(cached.counts)
             self.metrics.count_device(first.version.device_caches)
-        parts, begins = predictions_of(logits_RK).split(sizes), accumulate(sizes, initial=0)
+        parts, begins = predictions_of(logits_RK, first.version.link).split(sizes), accumulate(sizes, initial=0)
         return [
             Predictions(part, cached.defaults_of(begin, len(part))) for part, begin in zip(parts, begins, strict=False)
         ]

@@ -11,6 +11,7 @@ from pyarrow import parquet as pq
 from pyarrow import types
 
 from rowwise.errors import CheckpointError, DataError
+from rowwise.ingest.unpacked import read_parquet
 
 SIDES = "sides"  # the folder in a version: <key>.parquet
 
@@ -32,7 +33,9 @@ class SideTable:
     """
 
     def __init__(self, key: str, table: pa.Table) -> None:
-        """Refuse keys that are null, or there twice."""
+        """Refuse keys that are missing, null, or there twice."""
+        if key not in table.column_names:
+            raise DataError(f"no column {key!r}: want the keys in a column of the file's name")
         keys = table[key].combine_chunks()
         if keys.null_count:
             raise DataError(f"column {key!r} has {keys.null_count} null keys: want a key in each row")
@@ -84,8 +87,8 @@ def read_sides(version: Path) -> tuple[SideTable, ...]:
     sides = []
     for file in sorted((version / SIDES).glob("*.parquet")):
         try:
-            sides.append(SideTable(file.stem, pq.read_table(file)))
-        except (pa.ArrowException, OSError, KeyError) as error:
+            sides.append(SideTable(file.stem, read_parquet(file)))
+        except (pa.ArrowException, DataError) as error:
             raise CheckpointError(f"{file} is damaged: {str(error)[:200]}; export the version again") from None
     return tuple(sides)
 
@@ -106,7 +109,7 @@ def load_side(text: str, schema: pa.Schema) -> NamedSide:
     file, _, key = text.rpartition(":")
     if not file or not key or "/" in key:
         raise DataError(f"--side {text}: want a Parquet file and the column of its keys, such as items.parquet:item")
-    table = read_parquet(f"--side {text}", file)
+    table = read_users_parquet(f"--side {text}", file)
     if key not in table.column_names:
         raise DataError(f"--side {text}: no column {key!r}; there are {', '.join(table.column_names)}")
     read = [name for name in table.column_names if name in schema.names and name != key]
@@ -117,7 +120,7 @@ def load_side(text: str, schema: pa.Schema) -> NamedSide:
     return NamedSide(key, cast_keyed(f"--side {text}", table, key, pa.schema([pa.field(key, kind), *fields])))
 
 
-def read_parquet(what: str, file: str) -> pa.Table:
+def read_users_parquet(what: str, file: str) -> pa.Table:
     """A table of a user's file; `what` begins the message of an error."""
     try:
         return pq.read_table(file)

@@ -6,6 +6,7 @@ from typing import Literal
 
 import pyarrow as pa
 
+from rowwise.models.link import AmountLink
 from rowwise.ops.device_cache import DeviceCache
 from rowwise.serve.cached_rows import CachedRows
 from rowwise.serve.forward import Forward
@@ -22,10 +23,11 @@ class ServedVersion:
 
     name: str
     number: int
-    digest: str
+    digest: str | None  # as it was checked, or as `files.json` says; None: of an earlier rowwise, which wrote none
     forward: Forward
     schema: pa.Schema  # of the raw columns
     tasks: tuple[str, ...]
+    link: AmountLink | None = None  # None: logits of labels 0 and 1
     stats: Mapping[str, ColumnStats]
     sides: tuple[SideTable, ...]
     cached: tuple[CachedRows, ...]  # of tables that are larger than memory

@@ -22,15 +22,17 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Self, final
+from typing import Self, final
 
 import msgspec
+from msgspec import structs
 
 from rowwise.checkpoint.atomic import atomic_output
 from rowwise.checkpoint.named import VERSIONS
 from rowwise.errors import CheckpointError, SpecError, StorageError
 from rowwise.inside import fault_of_name
 from rowwise.quantity import format_bytes
+from rowwise.serve.contents import LIST, StoredFile, digest_of, hash_files, read_files
 from rowwise.serve.package import CURRENT, VersionFolder, list_versions, version_folder, write_traffic
 from rowwise.serve.traffic import Traffic
 from rowwise.spec import Value
@@ -42,27 +44,15 @@ from rowwise.textfile import MOST_BYTES, decode_json, open_regular, read_bytes, 
 FILES, OWNER = "files", "store.json"  # in the store; in the folder: whose copies these are
 LISTS = "lists"  # in the folder: the list of each version that is there
 ARRIVED = "arrived"  # in the folder: files of a version that is being copied, by their SHA-256; whole and verified
-LISTED = re.compile(r"(\d{6})\.json")
+LISTED = re.compile(r"([0-9]{6})\.json")
 WANT = "want a URL that `rowwise export` wrote to"
 WAY_OUT = "the object removed, and the version exported again with --full"  # objects that are there are not sent
-
-
-class StoredFile(Value, frozen=True):
-    """A file of a version; its content is an object of this name."""
-
-    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
-    size_bytes: Annotated[int, msgspec.Meta(ge=0)]
-
-    @classmethod
-    def of(cls, path: Path) -> "StoredFile":
-        with path.open("rb") as file:
-            return cls(sha256=hashlib.file_digest(file, "sha256").hexdigest(), size_bytes=path.stat().st_size)
 
 
 class StoredVersion(Value, frozen=True):
     """The list of a version."""
 
-    digest: str
+    digest: str  # by `digest_of` once it is decoded; an earlier rowwise wrote another one
     files: dict[str, StoredFile]  # by their paths
 
     def __post_init__(self) -> None:
@@ -70,6 +60,11 @@ class StoredVersion(Value, frozen=True):
             fault = next(filter(None, map(fault_of_name, name.split("/"))), None)
             if fault:
                 raise SpecError(f"the name {name[:80]!r} is not allowed: {fault}")
+
+    @classmethod
+    def decode(cls, content: bytes) -> Self:
+        listed = decode_json(content, cls)
+        return structs.replace(listed, digest=digest_of(listed.files))
 
 
 @final
@@ -133,7 +128,7 @@ class VersionStore:
     def read_list(self, number: int) -> StoredVersion:
         place, name = self.place / VERSIONS, f"{number:06}.json"
         try:
-            return decode_json(read_file(place, name, MOST_BYTES), StoredVersion)
+            return StoredVersion.decode(read_file(place, name, MOST_BYTES))
         except FileNotFoundError:
             raise CheckpointError(f"{self.place} has no version {number}: {WANT}") from None
         except (msgspec.MsgspecError, SpecError) as error:
@@ -173,18 +168,15 @@ class VersionStore:
     def send(self, number: int) -> None:
         """Copy a version of the folder into the store, and make it the current one."""
         version = version_folder(self.folder, number)
-        paths = {
-            path.relative_to(version.path).as_posix(): path
-            for path in sorted(version.path.rglob("*"))
-            if path.is_file()
-        }
-        known = self._known_files()
-        files = {name: known.get(_inode(path)) or StoredFile.of(path) for name, path in paths.items()}
-        listed = StoredVersion(digest=version.digest, files=files)
+        files = read_files(version.path) or hash_files(version.path)
+        if (version.path / LIST).exists():
+            files[LIST] = StoredFile.of(version.path / LIST)
+        listed = StoredVersion(digest=digest_of(files), files=files)
         present = {name: one.size_bytes for name, one in (self.place / FILES).relative_names().items()}
         for name, file in listed.files.items():
             if present.get(file.sha256) != file.size_bytes:
-                pieces = partial(self._checked, file, paths[name].parent, paths[name].name)
+                path = version.path / name
+                pieces = partial(self._checked, file, path.parent, path.name)
                 self.place.storage.write((self.place / FILES).inside(file.sha256), pieces, file.size_bytes)
                 present[file.sha256] = file.size_bytes
         content = msgspec.json.encode(listed)
@@ -240,15 +232,6 @@ class VersionStore:
             paths.pop(name).unlink()
         return paths
 
-    def _known_files(self) -> dict[tuple[int, int], StoredFile]:
-        """Files of the folder whose SHA-256 is known; an increment shares those of its base."""
-        return {
-            _inode(path): file
-            for number, listed in self._lists().items()
-            for name, file in listed.files.items()
-            if (path := version_folder(self.folder, number).path / name).is_file()
-        }
-
     def _check_room(self, number: int, size_bytes: int) -> None:
         free = shutil.disk_usage(self.folder).free
         if size_bytes > free:
@@ -262,7 +245,7 @@ class VersionStore:
         found: dict[int, StoredVersion] = {}
         for number in list_versions(self.folder):
             with suppress(OSError, msgspec.MsgspecError, SpecError):  # without its list it is copied again
-                found[number] = decode_json(read_bytes(self._list_path(number)), StoredVersion)
+                found[number] = StoredVersion.decode(read_bytes(self._list_path(number)))
         return found
 
     def _list_path(self, number: int) -> Path:
@@ -271,11 +254,6 @@ class VersionStore:
     def _remove(self, number: int) -> None:
         self._list_path(number).unlink(missing_ok=True)  # first, so that no half is taken for a whole
         shutil.rmtree(version_folder(self.folder, number).path, ignore_errors=True)
-
-
-def _inode(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_dev, status.st_ino
 
 
 def _claim(folder: Path, url: str) -> int:

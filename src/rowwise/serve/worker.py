@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
-from typing import NamedTuple, cast, final
+from typing import NamedTuple, final
 
 import torch
 import uvicorn
@@ -28,6 +28,7 @@ from starlette.applications import Starlette
 
 from rowwise.serve.admission import ServiceLimits
 from rowwise.serve.app import make_app
+from rowwise.serve.connection import BoundedConnection
 from rowwise.serve.record import Recording, RequestRecorder
 from rowwise.serve.service import ScoringService
 from rowwise.serve.shared_rows import SharedRows
@@ -42,12 +43,12 @@ from rowwise.serve.versions import (
     VersionRefused,
 )
 
-IDLE_s = 75  # after which a connection without requests is closed; load balancers keep theirs for 60
 LAST_s = 0.1  # in which the first bytes of the last connections are read
 LINGER_s = 0.5  # from SIGTERM to the end of connections without a request
 DRAIN_s = 30  # that requests have to end
 FULL_s = 1.0  # until connections are taken again where no more files can be opened
 PAUSE_s = 0.03  # between parts of the work of opening a version
+MOST_DIGITS = 640  # of a whole number in JSON; Python would take milliseconds for one of 4,300
 SWITCH_s = 5e-4  # after which the thread that opens a version lets requests pass, and not after 5 ms
 
 
@@ -65,6 +66,7 @@ def run_worker(task: WorkerTask, number: int, host: Connection, bound: socket.so
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the host sends SIGTERM
     torch.set_num_threads(1)  # several would wait for each other between the small operators of a request
     sys.setswitchinterval(SWITCH_s)
+    sys.set_int_max_str_digits(MOST_DIGITS)
     service = ScoringService(task.limits)
 
     @asynccontextmanager
@@ -83,9 +85,9 @@ def run_worker(task: WorkerTask, number: int, host: Connection, bound: socket.so
             service.recorder.close()
 
     app = make_app(service, lifespan)
-    config = uvicorn.Config(
-        app, access_log=False, log_level="warning", timeout_keep_alive=IDLE_s, timeout_graceful_shutdown=DRAIN_s
-    )
+    # What strangers do wrong is counted, and not logged.
+    config = uvicorn.Config(app, access_log=False, log_level="error", ws="none", timeout_graceful_shutdown=DRAIN_s)
+    config.timeout_keep_alive = task.limits.idle_s  # pyrefly: ignore  # uvicorn would have whole seconds
     server = _DrainingServer(config, service, bound)
     server.run(sockets=[])
 
@@ -137,8 +139,10 @@ class _DrainingServer(uvicorn.Server):
             self.accept()
 
     def _make_protocol(self) -> asyncio.Protocol:
-        make = cast("Callable[..., asyncio.Protocol]", self.config.http_protocol_class)
-        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        service = self._service
+        return BoundedConnection(
+            service.limits, service.metrics.count, self.config, self.server_state, self.lifespan.state
+        )
 
     def handle_exit(self, sig: int, frame: object) -> None:
         """Of SIGTERM; the handler runs in the thread of the loop."""

@@ -16,6 +16,7 @@ from rowwise.errors import SpecError
 from rowwise.plan import Plan
 from rowwise.shard.embeddings import ShardedEmbeddings, check_merge_shared, check_sharding, check_tiers
 from rowwise.spec import Table, Wire
+from rowwise.store.row_store import OpenStore
 from rowwise.store.row_stream import RowStream
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -30,14 +31,14 @@ def shard(  # noqa: PLR0913 - all but the first three have defaults
     wire: Wire | None = None,
     elastic: bool = False,
     merge_shared: bool = False,
-    disk: Path | None = None,
+    disk: Path | OpenStore | None = None,
 ) -> Module:
     """Replace every `Embeddings` in a model by this rank's tiles of it, in place; collective.
 
     Rows and optimizer state are copied from the model. Tables on `device="meta"` are initialised on the CPU, with the
     values they would have had on one device. The plan covers the tables of all modules. `merge_shared`: gradients of
     shared bags are summed before they are sent, which sends less and is equal up to rounding. `disk`: the folder of
-    rows on disk.
+    rows on disk, or what opens another store of them.
     """
     wire = wire or Wire()
     paths = [(path, m) for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, Embeddings)]

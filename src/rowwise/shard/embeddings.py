@@ -44,6 +44,8 @@ from rowwise.shard.returns import ReturnedGradients
 from rowwise.shard.routes import RankPiece, Routes, make_routes
 from rowwise.shard.tiers import runnable_tiers
 from rowwise.spec import Pooling, Table, Wire
+from rowwise.store.disk import DiskRows
+from rowwise.store.row_store import OpenStore
 from rowwise.store.row_stream import RowStream
 
 
@@ -78,7 +80,7 @@ class ShardedEmbeddings(nn.Module):
         wire: the types in which vectors and gradients travel.
         elastic: results have the same bits for any plan and any number of ranks.
         device: the device of this rank's rows.
-        disk: the folder of rows on disk.
+        disk: the folder of rows on disk, or what opens another store of them.
 
     `state_dict` has this rank's pieces: a full table as `name`, a part of one as `name[rows, columns]`. A piece is a
     tile; a tile whose rows another tile of its table cuts is two pieces or more. With rows on disk there is no state
@@ -94,22 +96,25 @@ class ShardedEmbeddings(nn.Module):
         wire: Wire | None = None,
         elastic: bool = False,
         device: torch.device | str = "cpu",
-        disk: Path | None = None,
+        disk: Path | OpenStore | None = None,
     ) -> None:
         """Allocate zeroed memory for this rank's pieces; collective. `fill` or `copy_tables` gives them values."""
         super().__init__()
         wire = wire or Wire()
         check_sharding(plan, comm, wire, elastic=elastic)
         check_tiers(plan, torch.device(device), disk)
+        open_store = DiskRows.opener(disk) if isinstance(disk, Path) else disk
         self.routes = routes = make_routes(tables, plan, comm.topology, elastic=elastic)
         self._comm, self.device = comm, torch.device(device)  # of rows and vectors, also where a rank has no rows
         self.forwards_per_batch = 1  # a trainer that splits its batch into virtual shards sets their number
         self.phase: Phase = no_timing  # context manager around each phase of a step, for the step breakdown
         self._groups = [
-            (group, Tiles([_table_piece(routes, piece) for piece in group.pieces], self.device, folder=disk))
+            (group, Tiles([_table_piece(routes, piece) for piece in group.pieces], self.device, open_store=open_store))
             for group in routes.groups_W[comm.rank]
         ]
-        self.on_disk = any(tiles.arena.disk is not None for _, tiles in self._groups)
+        self.reads_ahead = any(
+            store.reads_ahead for _, tiles in self._groups if (store := tiles.arena.store) is not None
+        )
         self._replicated = replicated = Tiles(routes.replicated, self.device) if routes.replicated else None
         self._lookup = LocalLookup(self._groups, replicated)
         self._router, self._exchange = Router(routes, comm), EmbeddingExchange(routes, comm, wire)
@@ -286,7 +291,7 @@ class ShardedEmbeddings(nn.Module):
 
     def _read_rows_ahead(self) -> None:
         """Start to read the rows on disk of the next batches, if they are routed."""
-        if not self.on_disk:
+        if not self.reads_ahead:
             return
         with self.phase("prefetch"):
             for routed in self._ahead.rows_to_read():
@@ -457,7 +462,7 @@ def check_sharding(plan: Plan, comm: Comm, wire: Wire, *, elastic: bool) -> None
         raise SpecError("elastic results need an exact wire: want fp32 on every link, or determinism 'run'")
 
 
-def check_tiers(plan: Plan, device: torch.device, disk: Path | None) -> None:
+def check_tiers(plan: Plan, device: torch.device, disk: Path | OpenStore | None) -> None:
     """Raise for rows in a memory tier that the runtime does not support on this type of device."""
     if device.type == "meta":  # no memory, so any tier
         return

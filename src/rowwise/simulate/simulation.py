@@ -24,6 +24,7 @@ from rowwise.simulate.links import CAUSES, Links
 from rowwise.simulate.loads import EvenPieces, MissingMemory, TableLoads, even_loads, planned_loads
 from rowwise.simulate.step import StepWork
 from rowwise.spec import FLOATS, Topology, Value, Wire
+from rowwise.textfile import parse_whole
 
 SEARCH_s = 0.02
 FASTER = 2.0  # how much faster each resource is made in turn
@@ -258,9 +259,9 @@ def choose_dense(model: SimulatedModel, text: str, topology: Topology) -> Simula
     """The model with its dense layers replicated, sharded (full, hybrid, hybrid:8), or cut by tensors (tp:8)."""
     kind, _, number = text.partition(":")
     kinds = {"replicated": "replicate", "replicate": "replicate", "full": "full", "hybrid": "hybrid", "tp": "tp"}
-    if kind not in kinds or (number and not number.isdecimal()) or (number and kinds[kind] in ("replicate", "full")):
+    ranks = parse_whole(number or str(topology.devices))
+    if kind not in kinds or ranks is None or (number and kinds[kind] in ("replicate", "full")):
         raise SpecError(f"dense={text!r}: want replicated, full, hybrid, hybrid:RANKS or tp:RANKS")
-    ranks = int(number or topology.devices)
     if kinds[kind] in ("hybrid", "tp") and (ranks < 1 or topology.world % ranks):
         raise SpecError(f"dense={text}: {ranks} ranks do not divide {topology.world}: want a number that does")
     if model.wire.far is not None and kinds[kind] != "replicate":

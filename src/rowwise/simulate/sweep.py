@@ -31,6 +31,7 @@ from rowwise.simulate.simulation import (
     simulate,
 )
 from rowwise.spec import Codecs, Topology, Value, Wire, WireType
+from rowwise.textfile import parse_whole
 
 MOST_COMBINATIONS = 10_000
 BASELINE = "full"  # how dense layers are stored where everything is sharded
@@ -176,12 +177,7 @@ def _apply(case: Case, settings: Mapping[str, str]) -> Case:
 def _count(text: str, name: str) -> int:
     """A whole number, also as 64k (of 1,024)."""
     number = text.lower()
-    if number.endswith("k") and number[:-1].isdecimal():
-        found = int(number[:-1]) * 1024
-    elif number.isdecimal():
-        found = int(number)
-    else:
-        found = 0
+    found = (parse_whole(number.removesuffix("k")) or 0) * (1024 if number.endswith("k") else 1)
     if not 1 <= found < 1 << 31:
         raise SpecError(f"{name}={text}: want a whole number of at least 1, such as {EXAMPLES[name].split(',')[0]}")
     return found

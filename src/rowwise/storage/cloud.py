@@ -3,10 +3,12 @@
 Credentials, region and endpoint come from the environment, as obstore finds them (`AWS_ACCESS_KEY_ID`,
 `AWS_ENDPOINT_URL`, ...), or from the machine's role; they are in no message. The client repeats single requests. What
 it leaves is repeated here: an answer that ends too early, and a `create` whose answer was lost. Payloads are signed,
-so a store refuses bytes that changed on the way. Known limits: profiles in ~/.aws are not read; parts of an upload
+so a store refuses bytes that changed on the way. An endpoint of one's own is reached through a `Gate`, which bounds
+its answers. Known limits: profiles in ~/.aws are not read; parts of an upload
 that was killed stay until the store's lifecycle rule removes them.
 """
 
+import asyncio
 import random
 import re
 import time
@@ -18,7 +20,9 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar, final
 
 from rowwise.errors import StorageError
-from rowwise.storage.interface import MissingObjectError, ObjectExistsError, Piece, Pieces, StoredObject
+from rowwise.storage.gate import Gate, may_have_gate
+from rowwise.storage.interface import MissingObjectError, ObjectExistsError, Piece, Pieces, SameObject, StoredObject
+from rowwise.storage.limits import VARIABLE, Limits, endpoint_of_environment
 from rowwise.storage.local import check_size
 
 T = TypeVar("T")
@@ -26,6 +30,7 @@ PART_bytes = 16 << 20  # of an upload in parts; S3 takes at most 10,000 of them
 RANGE_bytes = 4 << 20  # of a large read
 CONCURRENCY = 4  # requests of one read or write
 LONGEST_WAIT_s = 5.0  # between two attempts
+NAME_bytes = 128  # of a name of a list, on average
 SCHEMES = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
 CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role",
@@ -48,12 +53,16 @@ class CloudStorage:
     Args:
         url: such as s3://bucket.
         patience: of each request.
+        limits: of answers; None: those of the environment.
         options: of obstore's store, before those of the environment.
     """
 
-    def __init__(self, url: str, patience: Patience | None = None, **options: Any) -> None:
+    def __init__(
+        self, url: str, patience: Patience | None = None, limits: Limits | None = None, **options: Any
+    ) -> None:
         scheme, _, bucket = url.partition("://")
         self.url, self._scheme, self._patience = url, scheme, patience or Patience()
+        self._limits, self._gate = limits or Limits.of_environment(), None
         try:
             import obstore
         except ImportError:
@@ -74,6 +83,11 @@ class CloudStorage:
             "base": 2,
         }
         retry = {"max_retries": 20, "retry_timeout": deadline, "backoff": backoff}
+        endpoint = options.get("endpoint") or endpoint_of_environment() if scheme == "s3" else ""
+        if endpoint and may_have_gate(endpoint):
+            self._gate = Gate(endpoint, self._limits)
+            options["endpoint"] = self._gate.endpoint
+            client |= {"proxy_url": self._gate.proxy, "proxy_excludes": "", "read_timeout": "300s"}
         options["client_options"] = client | options.get("client_options", {})
         make = getattr(obstore.store, SCHEMES[scheme])
         try:
@@ -81,16 +95,17 @@ class CloudStorage:
         except obstore.exceptions.BaseError as error:
             raise self._refusal("", error) from None
 
-    def read(self, name: str, begin: int = 0, end: int | None = None) -> memoryview:
+    def read(self, name: str, begin: int = 0, end: int | None = None, same: SameObject | None = None) -> memoryview:
+        same = same or SameObject()
         if end is None:
             end = self.stat(name).size_bytes
         spans = [(at, min(at + RANGE_bytes, end)) for at in range(begin, end, RANGE_bytes)]
         if len(spans) <= 1:
-            return self._read(name, begin, end)
+            return self._read(same, name, begin, end)
         whole = bytearray(end - begin)
         with ThreadPoolExecutor(CONCURRENCY) as pool:
             at = 0
-            for part in pool.map(partial(self._read, name), *zip(*spans, strict=True)):
+            for part in pool.map(partial(self._read, same, name), *zip(*spans, strict=True)):
                 whole[at : at + len(part)] = part
                 at += len(part)
         return memoryview(whole)[:at]
@@ -132,17 +147,37 @@ class CloudStorage:
                 raise
 
     def list(self, prefix: str) -> list[StoredObject]:
-        def attempt() -> list[StoredObject]:
-            pages = self._client.list(self._store, prefix=prefix or None)
-            return sorted(_described(one) for page in pages for one in page if one["path"].startswith(prefix))
+        async def collect() -> list[StoredObject]:
+            found: dict[str, StoredObject] = {}
+            room_bytes = self._limits.names * NAME_bytes
+            async for page in self._client.list(self._store, prefix=prefix or None, chunk_size=1000):
+                for one in map(_described, page):
+                    room_bytes -= len(one.name)
+                    if one.name in found:
+                        raise StorageError(f"{place}: the store lists {one.name[:200]!r} twice: want each name once")
+                    if len(found) >= self._limits.names or room_bytes < 0:
+                        got = f"{place}: its list has more than {self._limits.names:,.0f} names of {NAME_bytes} bytes"
+                        raise StorageError(f"{got}: want fewer, or more names in {VARIABLE}")
+                    found[one.name] = one
+            return sorted(one for one in found.values() if one.name.startswith(prefix))
 
+        def attempt() -> list[StoredObject]:
+            try:
+                # A coroutine can be left while the client asks for pages without names; this thread may run others.
+                with ThreadPoolExecutor(1) as pool:
+                    return pool.submit(asyncio.run, asyncio.wait_for(collect(), self._limits.list_s)).result()
+            except TimeoutError:
+                got = f"{place}: its list takes more than {self._limits.list_s:g} s"
+                raise StorageError(f"{got}: want fewer names, or more list_s in {VARIABLE}") from None
+
+        place = f"{self.url}/{prefix}"
         return self._repeat(prefix, attempt)
 
     def delete(self, name: str) -> None:
         with suppress(MissingObjectError):
             self._repeat(name, lambda: self._client.delete(self._store, name))
 
-    def _read(self, name: str, begin: int, end: int) -> memoryview:
+    def _read(self, same: SameObject, name: str, begin: int, end: int) -> memoryview:
         if begin >= end:
             self.stat(name)
             return memoryview(b"")
@@ -156,6 +191,7 @@ class CloudStorage:
                     return memoryview(b"")
                 raise
             content = memoryview(answer.bytes())
+            same.check(f"{self.url}/{name}", answer.meta["e_tag"])
             first, stop = answer.range
             if len(content) != stop - first:
                 raise _ShortAnswerError(f"it has {len(content):,} bytes of {stop - first:,}")
@@ -171,6 +207,9 @@ class CloudStorage:
             try:
                 return action()
             except (errors.GenericError, errors.JoinError, _ShortAnswerError) as error:
+                refused = None if self._gate is None else self._gate.take_refusal()
+                if refused is not None:
+                    raise StorageError(f"{self.url}/{name}: {refused}") from None
                 elapsed_s = time.monotonic() - begin
                 if is_lasting(str(error)) or elapsed_s + wait_s > self._patience.deadline_s:
                     raise self._refusal(name, error, f" for {elapsed_s:.0f} s") from None

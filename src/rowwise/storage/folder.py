@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Protocol, Self, final
@@ -15,7 +15,7 @@ from typing import BinaryIO, Protocol, Self, final
 from rowwise.errors import StorageError
 from rowwise.inside import fault_of_name, has_control, open_inside
 from rowwise.storage.cloud import CONCURRENCY, SCHEMES, CloudStorage, Patience, RANGE_bytes
-from rowwise.storage.interface import MissingObjectError, Piece, Storage, StoredObject
+from rowwise.storage.interface import MissingObjectError, Piece, SameObject, Storage, StoredObject
 from rowwise.storage.local import LocalStorage
 from rowwise.textfile import read_bytes
 
@@ -103,7 +103,7 @@ class RangeReader:
     """Reads a range of an object in order: large targets by several requests at once, small ones with parts ahead."""
 
     def __init__(self, folder: StorageFolder, name: str, begin: int, end: int) -> None:
-        self._read, self._name = folder.storage.read, folder.inside(name)
+        self._read, self._name = partial(folder.storage.read, same=SameObject()), folder.inside(name)
         self._at, self._end = begin, end  # of what was not requested yet
         self._pool = ThreadPoolExecutor(CONCURRENCY)
         self._ahead: list[Future[memoryview]] = []

@@ -8,6 +8,7 @@ created last. Every method repeats a request that failed for a passing reason, u
 had its effect more than once, which changes nothing.
 """
 
+import threading
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
@@ -33,14 +34,30 @@ class StoredObject(NamedTuple):
     modified_s: float  # seconds since 1970
 
 
+class SameObject:
+    """An object that several requests read: raises where a later answer has another tag than the first."""
+
+    def __init__(self) -> None:
+        self._lock, self._tag = threading.Lock(), ""
+
+    def check(self, place: str, tag: str | None) -> None:
+        with self._lock:
+            self._tag = self._tag or tag or ""
+            if tag and tag != self._tag:
+                raise StorageError(f"{place} has changed while it was read: try again")
+
+
 class Storage(Protocol):
     """The objects below one URL or folder; see [Note: Objects]. Safe to use from several threads."""
 
     @property
     def url(self) -> str: ...
 
-    def read(self, name: str, begin: int = 0, end: int | None = None) -> memoryview:
-        """The bytes of an object from `begin` to `end`, or to its last; fewer if the object ends before."""
+    def read(self, name: str, begin: int = 0, end: int | None = None, same: SameObject | None = None) -> memoryview:
+        """The bytes of an object from `begin` to `end`, or to its last; fewer if the object ends before.
+
+        `same`: of all reads that are to be of one object; where a store replaces it between them, they raise.
+        """
         ...
 
     def stat(self, name: str) -> StoredObject:

@@ -9,7 +9,7 @@ from typing import BinaryIO, final
 
 from rowwise.errors import StorageError
 from rowwise.inside import fault_of_name
-from rowwise.storage.interface import MissingObjectError, ObjectExistsError, Pieces, StoredObject
+from rowwise.storage.interface import MissingObjectError, ObjectExistsError, Pieces, SameObject, StoredObject
 from rowwise.textfile import open_regular, sync
 
 PART = ".part"  # files that are not complete end so
@@ -26,7 +26,7 @@ class LocalStorage:
     def url(self) -> str:
         return str(self.folder)
 
-    def read(self, name: str, begin: int = 0, end: int | None = None) -> memoryview:
+    def read(self, name: str, begin: int = 0, end: int | None = None, same: SameObject | None = None) -> memoryview:
         with self._open(name) as file:
             file.seek(begin)
             return memoryview(file.read(-1 if end is None else max(0, end - begin)))

@@ -1,7 +1,7 @@
 """`DiskTables`: tables whose rows and optimizer state are on disk, with a cache of rows in memory.
 
 Kernels see the cache: before a call `pin` replaces row numbers by slots, after it `unpin` lets the slots go. A row
-travels with its optimizer state. A row that was never changed takes no memory: `DiskTable.initial` makes it when it is
+travels with its optimizer state. A row that was never changed takes no memory: `SlotTable.initial` makes it when it is
 looked up. The file has no name and ends with the process: a run that was killed starts from its checkpoint.
 
 [Note: Rows in slots]
@@ -13,10 +13,11 @@ import ctypes
 import errno
 import os
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from ctypes import byref
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, final
 
@@ -28,33 +29,24 @@ from rowwise.quantity import format_bytes
 from rowwise.store import native
 from rowwise.store.native import NativeTable, Segment, Status
 from rowwise.store.policy import DEFAULT_POLICY, WAYS, Policy
+from rowwise.store.row_store import (
+    ArenaSlots,
+    CacheCounters,
+    DiskCounters,
+    OpenStore,
+    RowPart,
+    RowStore,
+    SlotIds,
+    SlotTable,
+    StoreUse,
+    TableUse,
+)
 from rowwise.store.row_stream import InitialValues
+from rowwise.store.sizes import FLOAT_bytes, HEADER_bytes, INDEX_bytes
 
 SEGMENT_bytes = 8 << 20  # of one write: rows go to disk at its sequential speed
 UNUSABLE, WANT = "rows could not be read or written", "want a folder on a disk that can be written, by `disk`"
 WINDOW_bytes = 16 << 20  # of records that a stream reads at a time
-InitialRows = Callable[[Tensor], tuple[Tensor, Tensor]]  # row numbers -> stored bytes [U, bytes] and state [U, floats]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskTable:
-    """A table, or piece of one, that is on disk."""
-
-    name: str
-    rows: int
-    row_memory: Tensor  # of the slots: uint8 [slots, row_bytes]
-    state_memory: Tensor  # float32 [slots, state_width]
-    slot_rows: Tensor  # int64 [slots]: the row in each slot, -1: none
-    overflow: int  # of the slots, those for rows whose set is full of rows of the same batch
-    initial: InitialRows
-
-    @property
-    def row_bytes(self) -> int:
-        return self.row_memory.shape[1]
-
-    @property
-    def state_width(self) -> int:
-        return self.state_memory.shape[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,40 +58,13 @@ class FeatureIds:
     end: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheCounters:
-    """Counts of a table's cache since the run began."""
-
-    hits: int  # ids of lookups whose row was in memory
-    misses: int
-    new_rows: int  # rows made, as they were never written
-    evictions: int
-    writes: int  # rows written back
-
-    @property
-    def hit_rate(self) -> float:
-        return self.hits / max(1, self.hits + self.misses)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskCounters:
-    """What the disk did for all tables since the run began, and how long calls waited for it."""
-
-    reads: int  # of blocks
-    read_bytes: int
-    written_bytes: int
-    read_wait_s: float  # calls that waited for reads: those that no computation hid
-    write_wait_s: float  # calls that waited for the writes of segments, and for segments to compact
-    busy_s: float  # reads were in flight
-
-
 @final
 class DiskTables:
     """The tables of one arena that are on disk."""
 
     def __init__(
         self,
-        tables: Sequence[DiskTable],
+        tables: Sequence[SlotTable],
         folder: Path,
         *,
         policy: Policy = DEFAULT_POLICY,
@@ -343,3 +308,55 @@ class DiskStream:
 
     def _part(self, stored: Tensor, state: Tensor) -> Tensor:
         return stored.view(self.dtype) if self._columns is None else state[:, self._columns]
+
+
+@final
+class DiskRows(RowStore):
+    """Rows on disk, of all tables of one arena."""
+
+    reads_ahead = True
+
+    def __init__(self, slots: ArenaSlots, folder: Path) -> None:
+        self.disk = DiskTables(slots.tables, folder)
+
+    @classmethod
+    def opener(cls, folder: Path) -> OpenStore:
+        return partial(cls, folder=folder)
+
+    @contextmanager
+    def pin(self, ids: SlotIds, *, changes: bool, counts: bool) -> Iterator[Tensor]:
+        slots_N = self.disk.pin(ids.values_N, _features_of(ids), changes=changes, counts=counts)
+        try:
+            yield slots_N
+        finally:
+            self.disk.unpin()
+
+    def part(self, table: int, part: RowPart) -> DiskStream:
+        return DiskStream(self.disk, table, part.dtype, part.initial, part.columns)
+
+    def use(self) -> StoreUse:
+        tables = [
+            TableUse(table.name, self.disk.counters(number), _memory_bytes(table))
+            for number, table in enumerate(self.disk.tables)
+        ]
+        return StoreUse(tuple(tables), self.disk.io_counters(), self.disk.disk_bytes)
+
+    @property
+    def place(self) -> str:
+        return f"on disk ({self.disk.folder})"
+
+    def read_ahead(self, ids: SlotIds) -> None:
+        self.disk.read_ahead(ids.values_N, _features_of(ids))
+
+    def read_intervals(self, since_s: float) -> list[tuple[float, float]]:
+        return self.disk.read_intervals(since_s)
+
+
+def _features_of(ids: SlotIds) -> list[FeatureIds]:
+    bounds = ids.bounds_F1.tolist()
+    return [FeatureIds(t, bounds[f], bounds[f + 1]) for f, t in enumerate(ids.tables_F) if t >= 0]
+
+
+def _memory_bytes(table: SlotTable) -> int:
+    slot_bytes = table.row_bytes + table.state_width * FLOAT_bytes + HEADER_bytes
+    return len(table.row_memory) * slot_bytes + table.rows * INDEX_bytes

@@ -8,7 +8,7 @@ import functools
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_void_p
 from typing import Any
 
-from rowwise.library import load_library
+from rowwise.library import Signatures, bind_library
 
 LIBRARY = "librowwise_tier.so"
 OK, BAD_ID, TOO_SMALL, DAMAGED, IO, LOG_FULL, MEMORY, FORKED = range(8)
@@ -43,9 +43,8 @@ class Segment(ctypes.Structure):
 @functools.cache
 def library() -> Any:
     """The library, with the types of its functions."""
-    tier = load_library(LIBRARY)
     status, numbers = POINTER(Status), c_void_p
-    signatures: dict[str, tuple[Any, list[Any]]] = {
+    signatures: Signatures = {
         "tier_open": (c_void_p, [c_char_p, c_int64, c_int32, c_int64, POINTER(NativeTable), status]),
         "tier_close": (None, [c_void_p]),
         "tier_pin": (None, [c_void_p, c_int64, POINTER(Segment), c_int32, c_int32, status]),
@@ -65,7 +64,4 @@ def library() -> Any:
         "tier_uses_uring": (c_int32, [c_void_p]),
         "tier_file": (c_int32, [c_void_p]),
     }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(tier, name)
-        function.restype, function.argtypes = result, arguments
-    return tier
+    return bind_library(LIBRARY, signatures)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowwise.errors import StoreError
-from rowwise.library import load_library
+from rowwise.library import Signatures, bind_library
 from rowwise.store.native import LIBRARY
 from rowwise.store.policy import DEFAULT_POLICY, WAYS, Ints, Policy
 
@@ -157,9 +157,8 @@ def read_rows(file: int, begins_M: Ints, rows_MB: Bytes) -> None:
 
 @functools.cache
 def _library() -> Any:
-    library = load_library(LIBRARY)
     numbers = c_void_p
-    signatures: dict[str, tuple[Any, list[Any]]] = {
+    signatures: Signatures = {
         "shared_cache_bytes": (c_int64, [POINTER(_Shape)]),
         "shared_cache_open": (c_void_p, [numbers, POINTER(_Shape)]),
         "shared_cache_close": (None, [c_void_p]),
@@ -169,7 +168,4 @@ def _library() -> Any:
         "shared_cache_warm": (None, [c_void_p, c_int64, c_int64, numbers, numbers, numbers]),
         "read_rows": (c_int32, [c_int32, c_int64, numbers, c_int64, numbers]),
     }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return library
+    return bind_library(LIBRARY, signatures)

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, final
 import numpy as np
 
 from rowwise.errors import SpecError
-from rowwise.library import load_library
+from rowwise.library import Signatures, bind_library
 from rowwise.store.policy import Ints, Policy, set_of, sets_of
 
 LIBRARY = "librowwise_simulate.so"
@@ -93,11 +93,10 @@ def simulate(trace: Trace, cache_rows: int, kind: CacheKind) -> SimulatedCounts:
 
 @functools.cache
 def _library() -> Any:
-    library = load_library(LIBRARY)
-    library.rw_simulate_sets.argtypes = [POINTER(_Trace), c_void_p, c_int64, c_int64, POINTER(_Counts)]
-    library.rw_simulate_lru.argtypes = library.rw_simulate_belady.argtypes = [
-        POINTER(_Trace), c_int64, POINTER(_Counts)
-    ]  # fmt: skip
-    for name in ("rw_simulate_sets", "rw_simulate_lru", "rw_simulate_belady"):
-        getattr(library, name).restype = c_int64
-    return library
+    trace, counts = POINTER(_Trace), POINTER(_Counts)
+    signatures: Signatures = {
+        "rw_simulate_sets": (c_int64, [trace, c_void_p, c_int64, c_int64, counts]),
+        "rw_simulate_lru": (c_int64, [trace, c_int64, counts]),
+        "rw_simulate_belady": (c_int64, [trace, c_int64, counts]),
+    }
+    return bind_library(LIBRARY, signatures)

@@ -193,6 +193,10 @@ class Auc:
         else:
             self._exact = None
 
+    def counts(self) -> Tensor:
+        """The histogram of all samples; see `BinnedAuc.counts`."""
+        return self._bins.counts()
+
     def value(self) -> tuple[AucValue, ...]:
         """One area for each task; the bound is 0 while it is exact."""
         return self._bins.value() if self._exact is None else self._exact.value()

@@ -237,7 +237,9 @@ class Breakdown:
         self._seconds[phase] += spent_s - wait_s - disk_s
         self._seconds["wait"] += wait_s
         self._seconds["prefetch"] += disk_s
-        if self.timeline.is_on and phase != PAUSED:
+        if self.timeline.is_on and phase == PAUSED:
+            self.timeline.pause(self._since, now)
+        elif self.timeline.is_on:
             self._record(phase, now, wait_s, disk_s)
         self._since, self._waited_s = now, waited_s
 

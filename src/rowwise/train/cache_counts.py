@@ -13,12 +13,9 @@ from typing import final
 import msgspec
 from msgspec import structs
 
-from rowwise.ops.device_cache import DeviceCache
-from rowwise.ops.reference.cache import HostTable
 from rowwise.shard.embeddings import AnyEmbeddings
 from rowwise.spec import Value
-from rowwise.store.disk import DiskTable, DiskTables
-from rowwise.store.sizes import FLOAT_bytes, HEADER_bytes, INDEX_bytes
+from rowwise.store.row_store import RowStore
 from rowwise.train.run_folder import Cell
 
 COUNTERS = ("hits", "misses", "new_rows", "evictions", "writes")  # of each table
@@ -83,16 +80,15 @@ class CacheCounts:
     """The counts of this rank since the last `take`."""
 
     def __init__(self, tables: Sequence[AnyEmbeddings]) -> None:
-        arenas = [arena for module in tables for arena in module.arenas]
-        found = [arena.disk or arena.cache for arena in arenas]
-        self._caches = [one for one in found if one is not None]
+        stores = [arena.store for module in tables for arena in module.arenas]
+        self._stores = [store for store in stores if store is not None]
         self._before = self._read()
         self._paused_at: DiskSums | None = None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Leave out what is counted inside."""
-        if not self._caches:
+        if not self._stores:
             yield
             return
         paused_at = self._paused_at = self._read()
@@ -104,14 +100,14 @@ class CacheCounts:
 
     def take(self) -> DiskSums:
         """The counts, which then begin again."""
-        if not self._caches:
+        if not self._stores:
             return NOTHING
         now = self._paused_at or self._read()
         before, self._before = self._before, now
         return now.since(before)
 
     def _read(self) -> DiskSums:
-        return structs.replace(sum_up(list(map(_sums_of, self._caches))), ranks=min(1, len(self._caches)))
+        return structs.replace(sum_up(list(map(_sums_of, self._stores))), ranks=min(1, len(self._stores)))
 
 
 def sum_up(sums: Sequence[DiskSums]) -> DiskSums:
@@ -138,22 +134,11 @@ def disk_cells(sums: DiskSums) -> dict[str, Cell]:
     return {**counts, **{name: value / sums.ranks for name, value in seconds.items()}}
 
 
-def _sums_of(cache: DiskTables | DeviceCache) -> DiskSums:
-    total = NOTHING
-    for number, table in enumerate(cache.tables):
-        counters = cache.counters(number)
-        counts = {name: getattr(counters, name) for name in COUNTERS}
-        one = CacheSums(**counts, memory_bytes=_memory_bytes(table))
-        total = total.plus(DiskSums(tables={table.name: one}))
-    if isinstance(cache, DeviceCache):
-        return total
-    disk_counts = cache.io_counters()
-    sums = {name: getattr(disk_counts, name) for name in DISK_COUNTERS}
-    return total.plus(DiskSums(disk_bytes=cache.disk_bytes, **sums))
-
-
-def _memory_bytes(table: DiskTable | HostTable) -> int:
-    if isinstance(table, HostTable):
-        return table.row_memory.nbytes + table.state_memory.nbytes
-    slot_bytes = table.row_bytes + table.state_width * FLOAT_bytes + HEADER_bytes
-    return len(table.row_memory) * slot_bytes + table.rows * INDEX_bytes
+def _sums_of(store: RowStore) -> DiskSums:
+    use = store.use()
+    sums = {name: getattr(use.disk, name) for name in DISK_COUNTERS}
+    total = DiskSums(disk_bytes=use.disk_bytes, **sums)
+    for name, counters, memory_bytes in use.tables:
+        counts = {key: getattr(counters, key) for key in COUNTERS}
+        total = total.plus(DiskSums(tables={name: CacheSums(**counts, memory_bytes=memory_bytes)}))
+    return total

@@ -12,7 +12,8 @@ class DiskReads:
     """What the disk did since the last call."""
 
     def __init__(self, tables: Sequence[AnyEmbeddings]) -> None:
-        self._disks = [arena.disk for module in tables for arena in module.arenas if arena.disk is not None]
+        stores = [arena.store for module in tables for arena in module.arenas]
+        self._disks = [store for store in stores if store is not None and store.reads_ahead]
         self._wait_s = self._total_wait_s()
         self._since_s = perf_counter()
 
@@ -33,4 +34,4 @@ class DiskReads:
         return found
 
     def _total_wait_s(self) -> float:
-        return sum(disk.io_counters().read_wait_s for disk in self._disks)
+        return sum(disk.use().disk.read_wait_s for disk in self._disks)

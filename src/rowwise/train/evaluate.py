@@ -6,6 +6,7 @@ An `Evaluator` is a function without arguments that returns scores: `ClickEvalua
 Each rank scores its part of every batch, rank 0 merges the counts, and all ranks get its scores.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, final
@@ -20,24 +21,30 @@ from rowwise.comm.status import all_gather_uneven, broadcast_object, gather_obje
 from rowwise.errors import SpecError
 from rowwise.models.histories import items_of
 from rowwise.models.inference import autocast, evaluation_mode
+from rowwise.train.amounts import AmountMetrics, AmountValues, metric_names
 from rowwise.train.entropy import EntropyValue
+from rowwise.train.loss_settings import AmountLoss, AnyLoss
 from rowwise.train.metrics import Metrics, TaskMetrics
 from rowwise.train.on_device import to_device
 from rowwise.train.ranks import Lockstep
+from rowwise.train.reliability import RateGroup
 from rowwise.train.samples import Samples
 from rowwise.train.settings import Training
 from rowwise.train.slices import Slices, most_common
 from rowwise.train.state import State
 
 Values = dict[str, float]  # of one task: each metric by its name
+NameIds = Callable[
+    [Mapping[str, Sequence[int]]], Mapping[str, Mapping[int, str]]
+]  # ids of batches, as people know them
 
 
 @dataclass(frozen=True, slots=True)
 class SliceRow:
-    """A line of slices.csv: the samples whose feature has one id, None for all others."""
+    """A line of slices.csv: the samples whose feature has one id, by its name; None for all others."""
 
     feature: str
-    value: int | None
+    value: str | None
     task: str
     values: Mapping[str, float]
 
@@ -48,6 +55,7 @@ class Scores:
 
     tasks: Mapping[str, Values]
     slices: tuple[SliceRow, ...] = ()
+    rates: tuple[RateGroup, ...] = ()
 
 
 class Evaluator(Protocol):
@@ -79,7 +87,7 @@ class Slicing:
 
 @final
 class ClickEvaluator:
-    """Log loss, NE, AUC and calibration of a model with a logit for each label.
+    """Log loss, NE, AUC and calibration of a model with a logit for each label, or the metrics of amounts.
 
     Args:
         model: in evaluation mode during the pass.
@@ -88,9 +96,10 @@ class ClickEvaluator:
         training: device and precision, as in training.
         slicing: ids whose samples are measured one by one.
         comm: the ranks of the model; None: a single rank.
+        name_ids: names of the ids that have slices, by feature.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - options
         self,
         model: nn.Module,
         batches: Callable[[], Iterable[Batch]],
@@ -98,17 +107,22 @@ class ClickEvaluator:
         training: Training,
         slicing: Slicing | None = None,
         comm: Comm | None = None,
+        *,
+        name_ids: NameIds = lambda shown: {feature: {i: str(i) for i in ids} for feature, ids in shown.items()},
     ) -> None:
-        self._comm = comm or solo()
+        self._comm, self._name_ids = comm or solo(), name_ids
+        self._loss = training.objective
+        self._names: Mapping[str, Mapping[int, str]] = {}  # on rank 0
         self._model, self._batches, self._tasks, self._training = model, batches, tuple(tasks), training
         self._slicing = slicing or Slicing()
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        return METRICS
+        return metric_names(self._loss) if isinstance(self._loss, AmountLoss) else METRICS
 
     def __call__(self) -> Scores:
-        counted = _CountedSamples(Metrics(self._tasks, window=1), {})
+        counted = _CountedSamples(make_metrics(self._tasks, 1, self._loss), {})
+        amounts = isinstance(self._loss, AmountLoss)
         steps = Lockstep(self._comm, "evaluation")
         with evaluation_mode(self._model):
             for host_batch in steps.iterate(self._batches):
@@ -118,7 +132,7 @@ class ClickEvaluator:
                 with steps.deferring_errors():
                     with autocast(self._training.device, self._training.precision):
                         logits_BK = self._model(batch)
-                    samples = Samples.of(logits_BK.float(), batch.labels_BK, batch.weights_B)
+                    samples = Samples.of(logits_BK.float(), batch.labels_BK, batch.weights_B, amounts=amounts)
                     counted.metrics.add(samples)
                     for feature, parts in counted.slices.items():
                         parts.add(samples, ids_or_none(batch, feature).to(samples.logits_NK.device))
@@ -135,6 +149,10 @@ class ClickEvaluator:
             if len(self._comm.ranks) > 1:
                 known = torch.cat(all_gather_uneven(self._comm, known.cpu(), "slices"))
             slices[feature] = Slices(most_common(known, self._slicing.ids), len(self._tasks))
+        shown = {feature: parts.ids for feature, parts in slices.items()}
+        if self._comm.rank == 0 and shown != {feature: sorted(names) for feature, names in self._names.items()}:
+            with steps.deferring_errors():
+                self._names = self._name_ids(shown)
         return slices
 
     def _gather_scores(self, mine: "_CountedSamples") -> Scores:
@@ -148,15 +166,19 @@ class ClickEvaluator:
 
     def _scores(self, counted: "_CountedSamples") -> Scores:
         metrics = counted.metrics.value()
-        rows = (row for feature, parts in counted.slices.items() for row in _slice_rows(feature, parts, self._tasks))
-        return Scores({task: values_of(metrics[task]) for task in self._tasks}, tuple(rows))
+        rows = (
+            row
+            for feature, parts in counted.slices.items()
+            for row in _slice_rows(feature, parts, self._tasks, self._names[feature])
+        )
+        return Scores({task: values_of(metrics[task]) for task in self._tasks}, tuple(rows), counted.metrics.rates())
 
 
 @dataclass(frozen=True, slots=True)
 class _CountedSamples:
     """Metrics of the samples that one pass has scored."""
 
-    metrics: Metrics
+    metrics: Metrics | AmountMetrics
     slices: dict[str, Slices]
 
     def state(self) -> tuple[State, dict[str, State]]:
@@ -164,7 +186,7 @@ class _CountedSamples:
 
     def merge(self, state: tuple[State, dict[str, State]]) -> None:
         metrics, slices = state
-        self.metrics.merge(Metrics.from_state(metrics))
+        merge_state(self.metrics, metrics)
         for feature, parts in slices.items():
             self.slices[feature].merge(Slices.from_state(parts))
 
@@ -178,13 +200,50 @@ def ids_or_none(batch: Batch, feature: str) -> Tensor:
     return ids_B
 
 
-def values_of(task: TaskMetrics) -> Values:
+def make_metrics(tasks: Sequence[str], window: int, loss: AnyLoss) -> Metrics | AmountMetrics:
+    """The metrics that are measured of labels with this loss."""
+    return AmountMetrics(tasks, window, loss) if isinstance(loss, AmountLoss) else Metrics(tasks, window=window)
+
+
+def restore_metrics(like: Metrics | AmountMetrics, state: Mapping[str, object]) -> Metrics | AmountMetrics:
+    """Metrics of the same labels, with the counts that `state` saved."""
+    return like.restored(state) if isinstance(like, AmountMetrics) else Metrics.from_state(state)
+
+
+def merge_state(into: Metrics | AmountMetrics, state: Mapping[str, object]) -> None:
+    """Add the counts of another rank."""
+    other = restore_metrics(into, state)
+    if isinstance(into, AmountMetrics):
+        assert isinstance(other, AmountMetrics)
+        into.merge(other)
+    else:
+        assert isinstance(other, Metrics)
+        into.merge(other)
+
+
+def values_of(task: TaskMetrics | AmountValues) -> Values:
     """The metrics of all samples, by name."""
+    if isinstance(task, AmountValues):
+        return task.all
     return _fit_values(task.fit) | {"auc": task.area.auc, "auc_bound": task.area.bound}
 
 
-def recent_values_of(task: TaskMetrics) -> Values:
+def undefined(tasks: Mapping[str, Mapping[str, float | None]], rows: str) -> tuple[str, ...]:
+    """A line for each label that is alike in all measured rows, so that AUC, NE and R2 do not exist."""
+    lines: list[str] = []
+    for task, values in tasks.items():
+        area, label = values.get("auc", values.get("r2", 0.0)), values.get("base_rate")
+        if (area is None or math.isnan(area)) and label is not None and math.isfinite(label):
+            names = "AUC and NE" if "auc" in values else "R2"
+            got = f"the label {task!r} is {label:g} in all {int(values.get('count') or 0):,} {rows} rows"
+            lines.append(f"{got}, so they have no {names}: want rows with other labels, too")
+    return tuple(lines)
+
+
+def recent_values_of(task: TaskMetrics | AmountValues) -> Values:
     """The metrics of the newest batches, by name."""
+    if isinstance(task, AmountValues):
+        return task.recent
     return _fit_values(task.recent_fit) | {"auc": task.recent_area.auc, "auc_bound": task.recent_area.bound}
 
 
@@ -198,9 +257,10 @@ def _fit_values(fit: EntropyValue) -> Values:
     }
 
 
-def _slice_rows(feature: str, parts: Slices, tasks: Sequence[str]) -> Iterable[SliceRow]:
+def _slice_rows(feature: str, parts: Slices, tasks: Sequence[str], names: Mapping[int, str]) -> Iterable[SliceRow]:
     for part in parts.value():
         if not part.count:  # of the line "other", if every id has a line of its own
             continue
         for task, fit, area in zip(tasks, part.fits, part.areas, strict=True):
-            yield SliceRow(feature, part.id, task, _fit_values(fit) | {"auc": area.auc, "auc_bound": area.bound})
+            name = None if part.id is None else names[part.id]
+            yield SliceRow(feature, name, task, _fit_values(fit) | {"auc": area.auc, "auc_bound": area.bound})

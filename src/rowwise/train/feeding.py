@@ -9,9 +9,6 @@ from rowwise.ingest.service.client import ServiceHealth
 from rowwise.spec import Value
 from rowwise.train.run_folder import Cell
 
-HIGH_SHARE = 0.05  # of training time
-LEAST_S = 0.5  # less waiting is not reported, however short the run
-
 AskHealth = Callable[[], ServiceHealth | None]  # None: no workers, the trainer prepares its batches itself
 
 
@@ -24,11 +21,6 @@ class DataWait(Value, frozen=True):
     @property
     def share(self) -> float:
         return self.seconds / max(self.of_s, 1e-9)
-
-    @property
-    def is_high(self) -> bool:
-        """Whether more workers, or other advice, is worth a line to the user."""
-        return self.share > HIGH_SHARE and self.seconds > LEAST_S
 
 
 def no_service() -> ServiceHealth | None:

@@ -1,8 +1,10 @@
-"""Losses of clicks as frozen values: `train.objective` of a recipe. This module does not import torch."""
+"""Losses of clicks and amounts as frozen values: `train.objective` of a recipe. This module does not import torch."""
 
 import math
 
 from rowwise.errors import SpecError
+from rowwise.ingest.labels import LabelValues
+from rowwise.models.link import AmountLink
 from rowwise.spec import Value
 from rowwise.value import MOST_STEPS, check_most
 
@@ -68,3 +70,64 @@ class CoTeaching(Value, frozen=True, tag="co_teaching", tag_field="kind"):
 
 ClickLoss = LogLoss | Bootstrap | GeneralisedCrossEntropy | Smc  # of one model
 ClickObjective = ClickLoss | CoTeaching
+
+
+class Squared(Value, frozen=True, tag="squared", tag_field="kind"):
+    """The squared error of amounts: their mean is predicted, as mean + scale * output of the model."""
+
+    mean: tuple[float, ...] = ()  # of each label; empty: those of the first training rows
+    scale: tuple[float, ...] = ()  # of each label, by which the loss divides; empty: their standard deviations
+
+    def __post_init__(self) -> None:
+        _check_facts(mean=self.mean)
+        _check_facts(positive=True, scale=self.scale)
+
+    @property
+    def link(self) -> AmountLink:
+        return AmountLink(kind="linear", offset=self.mean, unit=self.scale)
+
+
+class Poisson(Value, frozen=True, tag="poisson", tag_field="kind"):
+    """The Poisson loss of counts and other amounts of at least 0: mean * exp(output of the model) is predicted."""
+
+    mean: tuple[float, ...] = ()  # of each label, by which the loss divides; empty: those of the first training rows
+
+    def __post_init__(self) -> None:
+        _check_facts(positive=True, mean=self.mean)
+
+    @property
+    def link(self) -> AmountLink:
+        return AmountLink(kind="exp", offset=(0.0,) * len(self.mean), unit=self.mean)
+
+
+def _check_facts(*, positive: bool = False, **facts: tuple[float, ...]) -> None:
+    for name, values in facts.items():
+        if any(not math.isfinite(value) or (positive and value <= 0) for value in values):
+            want = "finite numbers above 0" if positive else "finite numbers"
+            raise SpecError(f"train.objective.{name}={list(values)}: want {want}, one for each label")
+
+
+def first_label(loss: "AnyLoss") -> "AnyLoss":
+    """The loss of the first label alone."""
+    match loss:
+        case Squared(mean=mean, scale=scale):
+            return Squared(mean=mean[:1], scale=scale[:1])
+        case Poisson(mean=mean):
+            return Poisson(mean=mean[:1])
+        case _:
+            return loss
+
+
+AmountLoss = Squared | Poisson
+LabelLoss = ClickLoss | AmountLoss  # of one model
+AnyLoss = ClickObjective | AmountLoss
+
+
+def wanted_values(loss: AnyLoss) -> LabelValues:
+    """The values of labels that a loss is of."""
+    if not isinstance(loss, AmountLoss):
+        return "clicks"
+    return "amounts" if isinstance(loss, Poisson) else "numbers"
+
+
+AMOUNT_METRICS = ("rmse", "mae", "r2", "poisson_deviance", "loss")  # that can choose the best checkpoint

@@ -9,6 +9,8 @@ With z a logit, p = sigmoid(z), y the label and H(y, z) = -y log p - (1 - y) log
 In smc, z' are the logits of a second pass of the model over the batch, with other dropout and without gradient; a is
 `smc_weight`. Labels between 0 and 1, as label smoothing makes them, are fine.
 
+Losses of amounts are those of `amounts.py`.
+
 - bootstrap: Reed et al. 2014, arXiv 1412.6596
 - gce: Zhang & Sabuncu 2018, arXiv 1805.07836
 - smc: Zhao, Luo & Wang 2023, arXiv 2304.14224. There the second pass has the parameters of one update before, and reads
@@ -26,11 +28,20 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rowwise.batch import Batch
-from rowwise.train.loss_settings import Bootstrap, ClickLoss, GeneralisedCrossEntropy, LogLoss, Smc
+from rowwise.train.amounts import amount_loss
+from rowwise.train.loss_settings import (
+    Bootstrap,
+    GeneralisedCrossEntropy,
+    LabelLoss,
+    LogLoss,
+    Poisson,
+    Smc,
+    Squared,
+)
 
 
 def click_loss(
-    settings: ClickLoss, model: nn.Module, batch: Batch, logits_BK: Tensor, labels_BK: Tensor, step: int
+    settings: LabelLoss, model: nn.Module, batch: Batch, logits_BK: Tensor, labels_BK: Tensor, step: int
 ) -> Tensor:
     """The loss [B, K] of a batch; for smc the model runs once more."""
     match settings:
@@ -43,6 +54,8 @@ def click_loss(
         case Smc():
             weight, soft_BK = smc_weight(settings.alpha, step, settings.steps), second_pass(model, batch)
             return smc_loss(logits_BK, soft_BK, labels_BK, weight, settings.temperature)
+        case Squared() | Poisson():
+            return amount_loss(settings, logits_BK, labels_BK)
 
 
 def log_loss(logits_BK: Tensor, labels_BK: Tensor) -> Tensor:

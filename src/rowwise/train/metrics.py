@@ -15,6 +15,7 @@ from torch import Tensor
 from rowwise.errors import SpecError, StateError
 from rowwise.train.auc import Auc, AucValue, RecentAuc
 from rowwise.train.entropy import Entropy, EntropyValue, RecentEntropy, totals
+from rowwise.train.reliability import RateGroup, rate_groups
 from rowwise.train.samples import Samples, concatenate
 from rowwise.train.state import State, check_alike, join, part, read_int
 
@@ -84,6 +85,11 @@ class Metrics:
         recent_fits, recent_areas = self._recent_entropy.value(), self._recent_auc.value()
         shown = map(TaskMetrics, fits, areas, recent_fits, recent_areas)
         return dict(zip(self._tasks, shown, strict=True))
+
+    def rates(self) -> tuple[RateGroup, ...]:
+        """Predicted and observed rates of all batches."""
+        self._count()
+        return rate_groups(self._tasks, self._auc.counts())
 
     def row(self) -> dict[str, float]:
         """Each number by its name, such as "click.recent.auc"."""

@@ -1,7 +1,8 @@
 """Objectives: functions from a batch and the number of a step to a loss, and to the logits that metrics need.
 
-`Clicks` is a loss of labels 0 and 1 (see `losses.py`), `TwoCopies` the log loss of two copies of a model, `InBatch` the
-loss of two towers over the items of a batch, `NextItems` the loss of a sequence model over the items of its table.
+`Clicks` is a loss of labels 0 and 1, or of amounts (see `losses.py`), `TwoCopies` the log loss of two copies of a
+model, `InBatch` the loss of two towers over the items of a batch, `NextItems` the loss of a sequence model over the
+items of its table.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from rowwise.models.next_item import NextItem, mean_over_lists, sampled_softmax_
 from rowwise.models.retrieval import Candidates, in_batch_softmax
 from rowwise.models.second_copy import second_copy_of
 from rowwise.models.two_tower import VectorModel
-from rowwise.train.loss_settings import ClickLoss, CoTeaching, LogLoss
+from rowwise.train.loss_settings import CoTeaching, LabelLoss, LogLoss
 from rowwise.train.losses import click_loss
 
 
@@ -57,7 +58,7 @@ class Clicks:
         model: nn.Module,
         task_weights: Sequence[float] = (),
         label_smoothing: float = 0.0,
-        loss: ClickLoss = LOG_LOSS,
+        loss: LabelLoss = LOG_LOSS,
     ) -> None:
         self._model, self._smoothing, self._loss = model, label_smoothing, loss
         self._weights_K = torch.tensor(task_weights) if any(w != 1 for w in task_weights) else None

@@ -247,7 +247,7 @@ def find_prefetched(context: StepContext) -> list[PrefetchedTables]:
         if not isinstance(tables, ShardedEmbeddings):
             continue
         id_map = context.id_maps.get(tables)
-        waits = len(tables.comm.ranks) > 1 or tables.on_disk
+        waits = len(tables.comm.ranks) > 1 or tables.reads_ahead
         if waits and not isinstance(id_map, ManagedEmbeddings):
             found.append(PrefetchedTables(tables, id_map, context.late.get(tables)))
     return found

@@ -13,6 +13,7 @@ import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -26,12 +27,22 @@ from rowwise.comm.status import gather_object
 from rowwise.spec import Value
 from rowwise.train.breakdown import PhaseSeconds
 from rowwise.train.cache_counts import NOTHING, CacheCounts, cache_rows_of_csv, disk_cells, sum_up
-from rowwise.train.evaluate import Scores, Values, recent_values_of, values_of
+from rowwise.train.evaluate import (
+    Scores,
+    Values,
+    make_metrics,
+    merge_state,
+    recent_values_of,
+    restore_metrics,
+    undefined,
+    values_of,
+)
+from rowwise.train.loss_settings import AmountLoss, AnyLoss
 from rowwise.train.managed_ids import ManagedRecord, RankRecord, counter_rows, write_evictions
-from rowwise.train.metrics import Metrics
+from rowwise.train.objective import LOG_LOSS
 from rowwise.train.on_device import StepNumbers
 from rowwise.train.progress import Progress
-from rowwise.train.run_folder import Cell, RunFolder
+from rowwise.train.run_folder import AFTER, Cell, RunFolder
 from rowwise.train.samples import Samples
 from rowwise.train.settings import Log
 from rowwise.train.slow_hosts import SlowHosts
@@ -45,6 +56,7 @@ if TYPE_CHECKING:
     from torch.profiler import profile
 
 PAGE, STATUS = Path("/proc/self/statm"), Path("/proc/self/status")
+SPLITS = {"valid": "validation"}  # names of splits in words
 PREFIX = "recorder/"  # of the recorder's tensors in a checkpoint
 
 
@@ -79,6 +91,7 @@ class Recorder:
         log: how often to write.
         folder: the run's folder, on rank 0 only.
         stages: seconds by phase.
+        loss: of the labels; decides what is measured.
     """
 
     def __init__(
@@ -88,10 +101,12 @@ class Recorder:
         log: Log,
         folder: RunFolder | None,
         stages: Stages,
+        loss: AnyLoss = LOG_LOSS,
     ) -> None:
+        self._loss = loss
         self.log, self._tasks, self._folder, self._stages = log, tuple(tasks), folder, stages
         self._context, self._profiled, self._comm = context, log.profiled(), context.comm
-        self._metrics = Metrics(tasks, window=log.window)
+        self._metrics = make_metrics(tasks, log.window, loss)
         self._losses: deque[tuple[float, int]] = deque(maxlen=log.window)
         self._loss_sum, self._loss_samples = 0.0, 0
         self._unread: deque[tuple[StepNumbers, int]] = deque()
@@ -131,7 +146,9 @@ class Recorder:
         for outcome, batch in zip(stepped.outcomes, batches, strict=True):
             if outcome.logits_BK is not None:
                 logits_BK, ahead = outcome.logits_BK.detach().float(), self._context.runs_ahead
-                self._metrics.add(Samples.of(logits_BK, batch.labels_BK, batch.weights_B, check=not ahead))
+                amounts = isinstance(self._loss, AmountLoss)
+                samples = Samples.of(logits_BK, batch.labels_BK, batch.weights_B, check=not ahead, amounts=amounts)
+                self._metrics.add(samples)
                 self._scored = True
         self._managed.record_step(progress.step)
         self._unread.append((stepped.numbers, stepped.samples))
@@ -169,11 +186,12 @@ class Recorder:
         mine = (self._metrics.state(), traffic, self._memory_bytes, self._stages.spent, self._disk, managed, intervals)
         gathered = gather_object(self._comm, mine, "metrics")
         if gathered is None:
-            self._metrics, self._traffic = Metrics(self._tasks, window=self.log.window), TableTraffic()
+            self._metrics = make_metrics(self._tasks, self.log.window, self._loss)
+            self._traffic = TableTraffic()
             return
         self._disk = sum_up([disk for *_, disk, _, _ in gathered])
         for metrics, traffic, rank_bytes, spent, _, managed, intervals in gathered[1:]:
-            self._metrics.merge(Metrics.from_state(metrics))
+            merge_state(self._metrics, metrics)
             self._traffic.merge(*traffic)
             self._memory_bytes = max(self._memory_bytes, rank_bytes)
             self._spent_W.append(spent)
@@ -209,6 +227,8 @@ class Recorder:
         if self._folder is None:
             return
         self._write_metrics(progress, split, scores.tasks)
+        for line in undefined(scores.tasks, SPLITS.get(split, split)):
+            self._folder.warn(line)
         rows: list[dict[str, Cell]] = []
         for row in scores.slices:
             key: dict[str, Cell] = {"split": split, "feature": row.feature, "task": row.task}
@@ -216,6 +236,8 @@ class Recorder:
         if rows:
             self._slices = [row for row in self._slices if row["split"] != split] + rows
             self._folder.replace("slices.csv", self._slices)
+        if split == AFTER and scores.rates:
+            self._folder.replace("reliability.csv", [asdict(one) for one in scores.rates])
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and numbers for a checkpoint, on rank 0; a collective."""
@@ -240,7 +262,7 @@ class Recorder:
         tensors = {name.removeprefix(PREFIX): checkpoint.load(name) for name in names}
         counted = {name: tensors.pop(name) for name in self._traffic.tensors() if name in tensors}
         self._traffic.restore({name: msgspec.structs.asdict(one) for name, one in data.traffic.items()}, counted)
-        self._metrics = Metrics.from_state({**data.metrics, **tensors})
+        self._metrics = restore_metrics(self._metrics, {**data.metrics, **tensors})
         if self._folder is not None:
             self._folder.drop_after(progress.step)
             self._slices = self._folder.rows("slices.csv")

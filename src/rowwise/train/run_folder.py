@@ -1,7 +1,7 @@
 """The folder of a run: its files, written so that a kill at any moment leaves them readable.
 
     runs/<recipe>/<n>/  recipe.yaml env.json plan.json result.json warnings.txt log.txt
-                        metrics.csv steps.csv stages.csv timeline.csv caches.csv tables.csv slices.csv
+                        metrics.csv steps.csv stages.csv timeline.csv caches.csv tables.csv slices.csv reliability.csv
                         ckpt/ trace/ tb/ disk/   report.html   managed.csv evicted_ids.<table>.csv
 
 Whole files are replaced atomically. Lines are appended, each in one write. Resuming from a checkpoint cuts off the
@@ -24,7 +24,8 @@ from time import sleep
 from typing import Any, final
 
 from rowwise.errors import DataError
-from rowwise.textfile import append, open_regular, read_bytes, read_text, refuse_links, write_new
+from rowwise.inside import number_in
+from rowwise.textfile import append, open_regular, parse_whole, read_bytes, read_text, refuse_links, write_new
 
 HEADERS = {
     "metrics.csv": ("step", "samples", "time_s", "split", "task", "metric", "value"),
@@ -52,16 +53,17 @@ HEADERS = {
     "slices.csv": (
         *("split", "feature", "value", "task", "count", "base_rate", "loss", "ne", "auc", "auc_bound", "calibration"),
     ),
+    "reliability.csv": ("task", "count", "predicted", "observed"),  # of the test rows
     "managed.csv": (
         *("step", "table", "rows", "in_use", "ids", "admitted", "evicted", "rejected", "overflowed", "expired"),
     ),
 }
 EVICTED = ("evicted_ids.", ".csv"), ("step", "id")  # how the names of these files begin and end, and their columns
 # What a run may have written before its recipe.
-UNBEGUN = (".lock", ".recipe.yaml.part", "bad_rows", "disk", "mirror.json", ".mirror.json.part")
+FRAME = "frame"  # the recipe and the vocabularies that `rowwise.fit` has made of a frame
+UNBEGUN = (".lock", ".recipe.yaml.part", "bad_rows", "disk", "mirror.json", ".mirror.json.part", FRAME)
 Cell = str | int | float | None
 ATTEMPTS, ATTEMPT_s = 5, 0.05  # to lock a folder
-DIGITS = 19  # most digits of a step
 AFTER = "test"  # the split that is measured after the end of a run
 
 
@@ -79,7 +81,7 @@ class RunFolder:
         """Make a folder with the next free number under root/name."""
         parent = root / name
         parent.mkdir(parents=True, exist_ok=True)
-        number = 1 + max((int(p.name) for p in parent.iterdir() if p.name.isdecimal()), default=0)
+        number = 1 + max((number_in(p.name) or 0 for p in parent.iterdir()), default=0)
         while True:
             try:
                 (parent / str(number)).mkdir()
@@ -246,7 +248,8 @@ def _is_before(line: bytes, step: int) -> bool:
         return False
     first, *others = line.decode().rstrip("\n").split(",")
     # Every line begins with its step; of metrics.csv the fourth column is the split.
-    return first.isdecimal() and len(first) < DIGITS and int(first) <= step and others[2:3] != [AFTER]
+    written = parse_whole(first)
+    return written is not None and written <= step and others[2:3] != [AFTER]
 
 
 def _cell(value: Cell) -> Cell:

@@ -24,17 +24,19 @@ class Samples:
     weights_NK: Tensor | None
 
     @classmethod
-    def of(cls, logits: Tensor, labels: Tensor, weights: Tensor | None = None, *, check: bool = True) -> "Samples":
+    def of(
+        cls, logits: Tensor, labels: Tensor, weights: Tensor | None = None, *, check: bool = True, amounts: bool = False
+    ) -> "Samples":
         """From logits [N] or [N, K], labels of the same shape, and weights of that shape or [N].
 
         `check` reads numbers back from the device. Without it nothing waits for a GPU, a NaN logit gives a NaN log
-        loss, and labels other than 0 and 1 give meaningless metrics.
+        loss, and labels other than 0 and 1 give meaningless metrics. `amounts`: labels may be any numbers.
         """
         _check_shapes(logits, labels, weights)
         if weights is not None and weights.dim() < logits.dim():
             weights = weights.unsqueeze(1).expand(logits.shape)
         if check:
-            _check_values(logits, labels, weights)
+            _check_values(logits, labels, weights, amounts=amounts)
         return cls(_widen(logits), _widen(labels), None if weights is None else _widen(weights))
 
     @property
@@ -89,14 +91,16 @@ def _check_shapes(logits: Tensor, labels: Tensor, weights: Tensor | None) -> Non
             raise BatchError(f"{name}: got {got}; want one device: move one of them with .to()")
 
 
-def _check_values(logits: Tensor, labels: Tensor, weights: Tensor | None) -> None:
+def _check_values(logits: Tensor, labels: Tensor, weights: Tensor | None, *, amounts: bool) -> None:
     """A fast check of all values, and a slow one for the message."""
-    if _seem_right(logits, labels, weights):
+    if _seem_right(logits, labels, weights, amounts=amounts):
         return
     wrong = {
         "logit": (logits, logits.isnan(), "want a number: look for an overflow in the model or a NaN in its inputs"),
         "label": (labels, (labels != 0) & (labels != 1), "want 0 or 1; where there is no label, give 0 with weight 0"),
     }
+    if amounts:
+        wrong["label"] = (labels, ~labels.isfinite(), "want a finite number")
     if weights is not None:
         finite = (weights >= 0) & (weights < math.inf)
         wrong["weight"] = (weights, ~finite, "want a finite number that is not negative")
@@ -108,8 +112,10 @@ def _check_values(logits: Tensor, labels: Tensor, weights: Tensor | None) -> Non
             raise BatchError(f"{name} of {where} is {tensor[first].item()}{more}: {want}")
 
 
-def _seem_right(logits: Tensor, labels: Tensor, weights: Tensor | None) -> bool:
+def _seem_right(logits: Tensor, labels: Tensor, weights: Tensor | None, *, amounts: bool) -> bool:
     """Whether all values are surely right, in few passes. False for some right ones: infinite logits may sum to NaN."""
-    if math.isnan(float(logits.detach().sum())) or not torch.equal(labels.bool().to(labels.dtype), labels):
+    if math.isnan(float(logits.detach().sum())):
+        return False
+    if not (labels.isfinite().all() if amounts else torch.equal(labels.bool().to(labels.dtype), labels)):
         return False
     return weights is None or (bool((weights >= 0).all()) and math.isfinite(float(weights.detach().sum())))

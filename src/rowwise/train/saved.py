@@ -4,7 +4,6 @@ All ranks call the methods that write or remove. Rank 0 looks at the folder, tel
 """
 
 import os
-import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,6 +17,7 @@ from rowwise.checkpoint.delta import changed_rows, clear_changes, matches_base, 
 from rowwise.checkpoint.listing import best_step
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import NAME
+from rowwise.checkpoint.named import STEP, STEP_DIGITS, step_in
 from rowwise.checkpoint.policy import is_full_due
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import PART, assign_shards, run_on_all_ranks, write, write_data
@@ -38,7 +38,6 @@ class CheckpointReduction(NamedTuple):
 
 EVERYTHING = CheckpointReduction()
 FAILED = "failed"  # the state before a step that met NaN or infinity
-STEP = re.compile(r"step-([0-9]{1,18})")
 
 
 @final
@@ -68,11 +67,11 @@ class CheckpointFolder:
         self._base: Path | None = None  # the checkpoint since which changed rows are marked; None: the next is full
 
     def steps(self) -> list[int]:
-        matches = (STEP.fullmatch(path.parent.name) for path in self.folder.glob(f"*/{NAME}"))
-        return sorted(int(match[1]) for match in matches if match)
+        found = (step_in(path.parent) for path in self.folder.glob(f"step-*/{NAME}"))
+        return sorted(step for step in found if step is not None)
 
     def path(self, step: int) -> Path:
-        return self.folder / f"step-{step:09}"
+        return self.folder / f"step-{step:0{STEP_DIGITS}}"
 
     def open(self, which: str = "last") -> Checkpoint:
         """Open a checkpoint by its name: last, best, step-<number>, or failed."""

@@ -11,7 +11,7 @@ from typing import Literal
 from rowwise.errors import SpecError
 from rowwise.row_optimizers import Schedule
 from rowwise.spec import Value
-from rowwise.train.loss_settings import ClickObjective, LogLoss
+from rowwise.train.loss_settings import AnyLoss, LogLoss
 from rowwise.value import MOST_BATCH, MOST_STEPS, MOST_THREADS, check_most
 
 MOST_AHEAD = 4096  # batches or splits prepared ahead
@@ -19,7 +19,14 @@ MOST_DEPTH = 16  # steps in flight
 MOST_STALENESS = 1024  # steps
 COUNTS = ("batch", "epochs", "accumulate", "virtual_shards", "pipeline_depth")  # at least 1
 STEPS = re.compile(r"(?:steps=)?([0-9]{1,12}):([0-9]{1,12})")
-BETTER_LOWER = ("loss", "ne")  # metrics that get better by falling; all others by rising
+Precision = Literal["fp32", "bf16", "bf16_always", "fp8"]
+BETTER_LOWER = (
+    "loss",
+    "ne",
+    "rmse",
+    "mae",
+    "poisson_deviance",
+)  # metrics that get better by falling; all others by rising
 
 
 def _check_numbers(optimizer: "DenseOptimizer") -> None:
@@ -102,10 +109,10 @@ class Training(Value, frozen=True):
     # Of dense products (autocast); weights stay in 32 bits. A processor without bf16 products uses fp32 instead, which
     # is faster there, and warns; bf16_always emulates bf16 products. fp8: bf16, and 8 bits in linear layers whose
     # widths are multiples of 16; CPUs emulate these
-    precision: Literal["fp32", "bf16", "bf16_always", "fp8"] = "fp32"
+    precision: Precision = "fp32"
     task_weights: tuple[float, ...] = ()  # one for each label's loss; empty: all 1
-    # Loss of the labels; kinds other than log_loss are for labels that may be wrong
-    objective: ClickObjective = LogLoss()
+    # Loss of the labels: log_loss of 0 and 1, squared or poisson of amounts; other kinds are for labels with errors
+    objective: AnyLoss = LogLoss()
     label_smoothing: float = 0.0  # s: the loss is that of labels s / 2 and 1 - s / 2; metrics take labels as they are
     # Whether torch.compile compiles the model's layers, for batches of this size; on CPUs only, needs a C++ compiler.
     # The last digits of results change
@@ -182,7 +189,7 @@ class Evaluation(Value, frozen=True):
 
     every: int = 0  # steps; 0: at the end of each epoch
     batch: int = 8192
-    metric: str = "ne"  # decides which checkpoint is the best: ne, loss, auc, recall@10, ...
+    metric: str = "ne"  # decides which checkpoint is the best: ne, loss, auc, rmse, poisson_deviance, recall@10, ...
     patience: int | None = None  # stop after so many evaluations without a better one; None: never
     min_gain: float = 0.0  # least improvement that counts as better
     slices: tuple[str, ...] = ()  # features whose most common ids are measured one by one

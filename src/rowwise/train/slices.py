@@ -52,6 +52,11 @@ class Slices:
         rows = (len(ids) + 1) * tasks
         self._entropy, self._auc = Entropy(rows), BinnedAuc(rows, bins)
 
+    @property
+    def ids(self) -> list[int]:
+        """The chosen ids, ascending."""
+        return self._ids_S.tolist()
+
     def update(self, logits: Tensor, labels: Tensor, ids: Tensor, weights: Tensor | None = None) -> None:
         """Count a batch, with one id for each sample."""
         self.add(Samples.of(logits, labels, weights), ids)

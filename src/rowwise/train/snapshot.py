@@ -40,6 +40,7 @@ from rowwise.checkpoint.tables import (
 from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.errors import CheckpointError
+from rowwise.inside import number_in
 from rowwise.shard.embeddings import AnyEmbeddings
 from rowwise.spec import Value
 from rowwise.train.dense_parallel import is_dtensor, local_rows, reshard
@@ -198,28 +199,34 @@ def _fits(there: TensorEntry, here: TensorEntry) -> bool:
 def _fill_model(checkpoint: Checkpoint, model: nn.Module, *, state: bool, without: Collection[str] = ()) -> set[str]:
     """Fill this rank's shard of the model; raises if the checkpoint lacks a tensor. Returns all names of the model."""
     check_maps(checkpoint, model)
-    lacking = _optional_names(model) - set(checkpoint.names())
-    names = {f"model/{name}" for name in _dense_tensors(model)} - lacking
-    for path, module in table_modules(model):
-        for name, want in tensor_entries(path, module).items():
-            if not state and not is_needed_for_lookups(name):
-                continue
-            # Checked on every rank, also for tensors of other ranks: all must raise, or none.
-            there = checkpoint.entry(name)
-            if not _fits(there, want):
-                got = f"got {there.shape} of {there.dtype}, want {want.shape} of {want.dtype}"
-                raise CheckpointError(f"{checkpoint.folder}: {name}: {got}; warm-start with init_from instead")
-            names.add(name)
-    parts = _model_parts(checkpoint, model, state=state)
-    checkpoint.fill_all(shard for shard in parts if shard.name not in without and shard.name not in lacking)
+    names = check_weights(checkpoint, model, state=state)
+    parts, left_out = _model_parts(checkpoint, model, state=state), _lacking(checkpoint, model) | set(without)
+    checkpoint.fill_all(shard for shard in parts if shard.name not in left_out)
     return names
 
 
-def _optional_names(model: nn.Module) -> set[str]:
+def check_weights(checkpoint: Checkpoint, model: nn.Module, *, state: bool = False) -> set[str]:
+    """Raise unless a checkpoint has the weights of a model, which may be on the meta device; returns their names."""
+    entries: dict[str, TensorEntry] = {}
+    for path, module in table_modules(model):
+        tables = tensor_entries(path, module)
+        entries |= {name: entry for name, entry in tables.items() if state or is_needed_for_lookups(name)}
+    dense = {f"model/{name}": LocalShard.whole(f"model/{name}", x).entry for name, x in _dense_tensors(model).items()}
+    entries |= {name: entry for name, entry in dense.items() if name not in _lacking(checkpoint, model)}
+    for name, want in entries.items():
+        # Checked on every rank, also for tensors of other ranks: all must raise, or none.
+        there = checkpoint.entry(name)
+        if not _fits(there, want):
+            got = f"got {there.shape} of {there.dtype}, want {want.shape} of {want.dtype}"
+            raise CheckpointError(f"{checkpoint.folder}: {name}: {got}; warm-start with init_from instead")
+    return {*entries}
+
+
+def _lacking(checkpoint: Checkpoint, model: nn.Module) -> set[str]:
     """Tensors that checkpoints of earlier versions lack, and that then stay as they are."""
     modules = model.named_modules(remove_duplicate=False)
     named = ((path, name) for path, module in modules for name in getattr(module, "optional_state", ()))
-    return {f"model/{path}.{name}" if path else f"model/{name}" for path, name in named}
+    return {f"model/{path}.{name}" if path else f"model/{name}" for path, name in named} - set(checkpoint.names())
 
 
 def _model_parts(checkpoint: Checkpoint, model: nn.Module, *, state: bool) -> list[LocalShard]:
@@ -237,10 +244,11 @@ def _restore_per_rank(checkpoint: Checkpoint, comm: Comm, residuals: Residuals) 
     if checkpoint.entry(RANDOM).rows == len(comm.ranks):
         _set_random(checkpoint, row)
         names = [name for name in checkpoint.names() if name.startswith("held/")]
-        bad = [name for name in names if not name.removeprefix("held/").isdecimal()]
-        if bad:
-            raise CheckpointError(f"{checkpoint.folder}: tensor {bad[0]!r}: want the number of a bucket after held/")
-        residuals.update({int(name.removeprefix("held/")): checkpoint.load(name, row)[0] for name in names})
+        for name in names:
+            bucket = number_in(name.removeprefix("held/"))
+            if bucket is None:
+                raise CheckpointError(f"{checkpoint.folder}: tensor {name!r}: want the number of a bucket after held/")
+            residuals[bucket] = checkpoint.load(name, row)[0]
         return
     if comm.rank == 0:
         _set_random(checkpoint, (0, 1))

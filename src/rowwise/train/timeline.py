@@ -1,11 +1,12 @@
 """`Timeline`: when a rank's resources worked for which stage, in ten steps of a run.
 
 It keeps the newest ten steps, up to the 30th that this process trains: by then the run is warm. Ranks record the same
-steps. A step has all work that was done for it, before it began as well: its ids, or its batch.
+steps. A step has all work that was done for it, before it began as well: its ids, or its batch. Pauses are cut out, and
+with them what other threads did meanwhile: an evaluation would be longer than all ten steps.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import NamedTuple, final
 
@@ -33,6 +34,7 @@ class Timeline:
         self._begins: dict[int, float] = {}  # of the steps that are kept
         # Tuples, as they are made faster than a `StageInterval`.
         self._intervals: defaultdict[int, list[tuple[str, str, float, float]]] = defaultdict(list)
+        self._pauses: list[tuple[float, float]] = []  # in their order
         self._last: int | None = None
         self.is_on = False  # `add` is for callers who have looked
         self._changed = False
@@ -46,9 +48,16 @@ class Timeline:
         for kept in (self._begins, self._intervals):
             for old in [number for number in kept if number <= step - STEPS]:
                 del kept[old]
+        self._pauses = [pause for pause in self._pauses if pause[1] > min(self._begins.values())]
 
     def add(self, step: int, resource: str, stage: str, begin_s: float, end_s: float) -> None:
         self._intervals[step].append((resource, stage, begin_s, end_s))
+
+    def pause(self, begin_s: float, end_s: float) -> None:
+        """The main thread did something else than train: it evaluated, or saved."""
+        if self._pauses and self._pauses[-1][1] == begin_s:
+            begin_s = self._pauses.pop()[0]
+        self._pauses.append((begin_s, end_s))
 
     def take_changes(self) -> list[StageInterval]:
         """All intervals, in seconds since the first step began, if a step has begun since the last call."""
@@ -59,12 +68,20 @@ class Timeline:
         found = [
             StageInterval(step, resource, stage, begin_s - origin_s, end_s - origin_s)
             for step in sorted(self._begins)
-            for resource, stage, begin_s, end_s in _join(self._intervals[step])
+            for resource, stage, begin_s, end_s in _join(map(self._without_pauses, self._intervals[step]))
         ]
         return sorted(found)
 
+    def _without_pauses(self, interval: tuple[str, str, float, float]) -> tuple[str, str, float, float]:
+        resource, stage, *times = interval
+        begin_s, end_s = (
+            time_s - sum(min(time_s, until_s) - from_s for from_s, until_s in self._pauses if from_s < time_s)
+            for time_s in times
+        )
+        return resource, stage, begin_s, end_s
 
-def _join(intervals: list[tuple[str, str, float, float]]) -> Iterator[tuple[str, str, float, float]]:
+
+def _join(intervals: Iterable[tuple[str, str, float, float]]) -> Iterator[tuple[str, str, float, float]]:
     """Neighbouring intervals of one stage as one; none without a length."""
     ends: dict[tuple[str, str], tuple[float, float]] = {}
     for resource, stage, begin_s, end_s in sorted(intervals, key=itemgetter(2)):

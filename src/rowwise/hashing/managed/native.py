@@ -5,7 +5,7 @@ import functools
 from ctypes import POINTER, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any
 
-from rowwise.library import load_library
+from rowwise.library import Signatures, bind_library
 
 LIBRARY = "librowwise_managed.so"
 OK = 0
@@ -31,9 +31,8 @@ class NativeRowState(ctypes.Structure):
 @functools.cache
 def library() -> Any:
     """The library, with the types of its functions."""
-    managed = load_library(LIBRARY)
     numbers = c_void_p
-    signatures: dict[str, tuple[Any, list[Any]]] = {
+    signatures: Signatures = {
         "managed_open": (c_void_p, [POINTER(NativeManaged), POINTER(NativeRowState)]),
         "managed_close": (None, [c_void_p]),
         "managed_find": (None, [c_void_p, numbers, c_int64, numbers]),
@@ -42,7 +41,4 @@ def library() -> Any:
         "managed_counters": (None, [c_void_p, numbers]),
         "managed_buckets": (None, [numbers, c_int64, c_int64, numbers]),
     }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(managed, name)
-        function.restype, function.argtypes = result, arguments
-    return managed
+    return bind_library(LIBRARY, signatures)

@@ -9,7 +9,8 @@ import pyarrow as pa
 from pyarrow import types
 
 from rowwise.ingest.bench.measure import PreparationTimes
-from rowwise.ingest.columns import Columns, is_list, is_text
+from rowwise.ingest.columns import Columns
+from rowwise.ingest.kinds import is_list, is_text
 from rowwise.ingest.service.scaling import SPARE
 from rowwise.spec import Value
 

@@ -71,7 +71,7 @@ def criteo_terabyte(folder: Path, dim: int = 16) -> Dataset:
 def _read(path: Path) -> CsvReader:
     names = ("label", *NUMBERS, *CATEGORIES)
     types = {"label": "int8"} | dict.fromkeys(NUMBERS, "int64") | dict.fromkeys(CATEGORIES, "string")
-    return CsvReader(path, Dialect(delimiter="\t", names=names, quotes=False), types)
+    return CsvReader(path, Dialect(delimiter="\t", names=names, quotes=False, types=types))
 
 
 def _dataset(train: Reader, valid: Reader | None, test: Reader | None, rows: Sequence[int], dim: int) -> Dataset:

@@ -1,34 +1,74 @@
 """Any Parquet or CSV files as a dataset: what the columns are is guessed from their first splits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec import structs
 
-from rowwise.ingest.columns import FITS, IDS, Columns
+from rowwise.errors import DataError
+from rowwise.ingest.columns import Columns
 from rowwise.ingest.datasets.dataset import Dataset
-from rowwise.ingest.delimited import CsvReader
+from rowwise.ingest.delimited import ENDINGS, CsvReader, MisfitError, find_text_files
+from rowwise.ingest.dialect import Dialect, find_encoding
 from rowwise.ingest.inspect import Role, inspect
+from rowwise.ingest.kinds import FITS, IDS
+from rowwise.ingest.parquet import ENDINGS as PARQUET
 from rowwise.ingest.parquet import ParquetReader
-from rowwise.ingest.reader import Reader
+from rowwise.ingest.reader import Reader, find_files
+from rowwise.ingest.warehouse.storage import is_url
 from rowwise.spec import Table
+from rowwise.textfile import open_regular
 
-DELIMITED = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz")  # how names of files end that are not Parquet
+DELIMITED = ENDINGS  # how names of files end that are not Parquet
+ONE_BYTE = ("utf-8", "cp1252", "latin-1")  # of these encodings, no text has a byte that is zero
 LOOK_AT = 8  # splits
+T = TypeVar("T")
 
 
-def open_files(path: str | Path) -> Reader:
-    """A reader by the endings of the names."""
-    place = Path(path)
-    inside = place.rglob("*") if place.is_dir() else [place]
-    is_lines = any(p.name.endswith(DELIMITED) for p in inside)
-    return CsvReader(path) if is_lines else ParquetReader(path)
+def open_files(path: str | Path, dialect: Dialect | None = None) -> Reader:
+    """A reader by the endings of the names; by the first bytes of a file whose ending says nothing."""
+    if is_url(path):
+        return ParquetReader(path)
+    files = find_files(path, (*ENDINGS, *PARQUET))
+    tables = [name for name in files if _is_parquet(name)]
+    lines = [name for name in files if name not in tables]
+    if tables and Path(path).is_dir():
+        lines = [name for name in lines if ".txt" not in Path(name).suffixes]
+    if tables and lines:
+        got = f"{len(tables)} files are Parquet, such as {tables[0]}, and {len(lines)} text, such as {lines[0]}"
+        want = "want one kind, by a pattern such as" if Path(path).is_dir() else "want another pattern, such as"
+        raise DataError(f"{path}: {got}: {want} '{Path(path) if Path(path).is_dir() else Path(path).parent}/*.parquet'")
+    return ParquetReader(path) if tables else CsvReader(find_text_files(path), dialect)
 
 
-def from_files(reader: Reader, label: str | None = None, dim: int = 16, sparse: Sequence[str] = ()) -> Dataset:
+def _is_parquet(name: str) -> bool:
+    if name.endswith((*ENDINGS, *PARQUET)):
+        return name.endswith(PARQUET)
+    with open_regular(name) as file:
+        head = file.read(4096)
+    return head.startswith(b"PAR1") or (b"\0" in head and find_encoding(head, whole=False) in ONE_BYTE)
+
+
+def read_settled(reader: Reader, look: Callable[[Reader], T]) -> tuple[Reader, T]:
+    """What `look` finds in all rows; of text that is not as its beginning is, with types that fit all rows."""
+    if not isinstance(reader, CsvReader):
+        return reader, look(reader)
+    if not reader.undecided:
+        try:
+            return reader, look(reader)
+        except MisfitError:
+            pass
+    settled = reader.settle()
+    return settled, look(settled)
+
+
+def from_files(
+    reader: Reader, label: str | Sequence[str] | None = None, dim: int = 16, sparse: Sequence[str] = ()
+) -> Dataset:
     """Columns and tables as the first splits suggest them; `sparse` are columns of ids, whatever they look like."""
     roles: dict[str, Role] = {f.name: "sparse" for f in reader.schema if f.name in sparse and FITS[IDS](f.type)}
-    columns, tables = inspect(reader, label, splits=LOOK_AT, roles=roles).suggest(dim)
+    columns, tables = inspect(reader, label, splits=LOOK_AT, roles=roles, plain=True).suggest(dim)
     # What is missing in no row of the first splits may be missing later, and no model needs these.
     return make_dataset(reader, structs.replace(columns, key=None, time=None), tables)
 

@@ -48,6 +48,7 @@ from rowwise.ingest.service.coordinator import (
 )
 from rowwise.ingest.service.local import Workers
 from rowwise.ingest.service.worker import prepare_split
+from rowwise.textfile import parse_whole
 
 TICK_S = 0.1
 CONNECT_TIMEOUT_S = 5.0
@@ -79,10 +80,11 @@ def _ray() -> Any:
 def _check_reachable(address: str | None) -> None:
     """Fail after a few seconds where nothing listens; Ray itself would try for minutes."""
     host, colon, port = (address or "").rpartition(":")
-    if not colon or not port.isdigit() or "/" in host:
+    number = parse_whole(port)
+    if not colon or number is None or number > 65535 or "/" in host:
         return
     try:
-        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+        socket.create_connection((host, number), timeout=CONNECT_TIMEOUT_S).close()
     except OSError as error:
         raise SpecError(f"data.workers.address={address!r}: {NO_CLUSTER}: {error}") from error
 

@@ -16,7 +16,7 @@ from pyarrow import types
 
 from rowwise.ingest.bags import flatten_lists, hash_ids, int64
 from rowwise.ingest.block import Ints
-from rowwise.ingest.columns import is_list, is_text
+from rowwise.ingest.kinds import is_list, is_text
 from rowwise.ingest.mix import Words, mix, remainder
 
 Mask = NDArray[np.bool_]

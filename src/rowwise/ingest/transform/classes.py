@@ -8,7 +8,7 @@ from pyarrow import compute as pc
 from pyarrow import types
 
 from rowwise.ingest.block import Ints
-from rowwise.ingest.columns import IDS
+from rowwise.ingest.kinds import IDS
 from rowwise.ingest.transform.arrays import element_kind, flatten_values, lists, number_kind, row_of_each, to_numbers
 from rowwise.ingest.transform.numbers import buckets
 from rowwise.ingest.transform.transform import (

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from rowwise.ingest.bags import flatten_lists, hash_ids, int64
 from rowwise.ingest.bags import lists as as_lists
-from rowwise.ingest.columns import FITS, IDS, ROWS
+from rowwise.ingest.kinds import FITS, IDS, ROWS
 from rowwise.ingest.mix import remainder
 from rowwise.ingest.native import SIGRID, PickedIds, RowMapping
 from rowwise.ingest.transform.arrays import (

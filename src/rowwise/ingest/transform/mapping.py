@@ -3,6 +3,7 @@
 Known limits: a vocabulary is in memory, twice while it is loaded; for hundreds of millions of ids use hashing instead.
 """
 
+import io
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from rowwise.errors import DataError
 from rowwise.ingest import native
 from rowwise.ingest.bags import hash_ids, int64
 from rowwise.ingest.block import Ints
-from rowwise.ingest.columns import IDS
+from rowwise.ingest.kinds import IDS
 from rowwise.ingest.transform.arrays import (
     IdLists,
     Mask,
@@ -31,6 +32,7 @@ from rowwise.ingest.transform.transform import Arrays, Kinds, OneColumn, RowPosi
 from rowwise.textfile import read_text
 
 MOST_BYTES = 1 << 30  # of a list of ids
+MOST_DIGITS = 19  # of a whole number of 64 bits
 INTS = range(-(1 << 63), 1 << 63)
 
 
@@ -95,12 +97,12 @@ class MapId(OneColumn, frozen=True, kw_only=True, tag="map_id", tag_field="kind"
 def read_mapping(transform: MapId) -> dict[str | int, int]:
     path = Path(transform.file)
     try:
-        lines = read_text(path, MOST_BYTES).splitlines()
+        lines = io.StringIO(read_text(path, MOST_BYTES), newline=None)  # unlike str.splitlines, at line feeds alone
     except OSError as error:
         raise transform.spec_error(f"{path}: cannot be read as a list of ids: {error.strerror}") from None
     values: dict[str | int, int] = {}
     for number, line in enumerate(lines):
-        key, tab, given = line.partition("\t")
+        key, tab, given = line.removesuffix("\n").partition("\t")
         value = _parse_whole(given) if tab else number
         if value is None:
             raise transform.spec_error(f"{path}: line {number + 1}: {given!r}: want a whole number after the tab")
@@ -117,7 +119,7 @@ def _parse_whole(key: str | int) -> int | None:
     text = str(key)
     digits = text.removeprefix("-")
     plain = digits.isascii() and digits.isdigit() and (digits == "0" or digits[0] != "0") and text != "-0"
-    return int(text) if plain and int(text) in INTS else None
+    return int(text) if plain and len(digits) <= MOST_DIGITS and int(text) in INTS else None
 
 
 class KnownIds(NamedTuple):

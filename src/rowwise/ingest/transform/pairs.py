@@ -15,7 +15,7 @@ from pyarrow import types
 from rowwise.errors import DataError
 from rowwise.ingest.bags import hash_ids, int64
 from rowwise.ingest.block import Ints
-from rowwise.ingest.columns import IDS, is_list
+from rowwise.ingest.kinds import IDS, is_list
 from rowwise.ingest.transform.arrays import (
     IdLists,
     Mask,

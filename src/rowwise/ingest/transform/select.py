@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute as pc
 
-from rowwise.ingest.columns import KEYS
+from rowwise.ingest.kinds import KEYS
 from rowwise.ingest.mix import Words, mix
 from rowwise.ingest.transform.arrays import Mask, id_words, to_id_lists, to_numbers
 from rowwise.ingest.transform.transform import NUMBER_OR_KEY, Arrays, Kinds, RowPosition, Transform, is_words

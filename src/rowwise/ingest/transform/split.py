@@ -5,7 +5,7 @@ import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import types
 
-from rowwise.ingest.columns import KEYS
+from rowwise.ingest.kinds import KEYS
 from rowwise.ingest.transform.arrays import lists, to_id_lists, to_offsets
 from rowwise.ingest.transform.transform import Arrays, Kinds, OneColumn, RowPosition, is_words
 

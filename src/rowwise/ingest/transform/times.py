@@ -1,4 +1,4 @@
-"""The user's local hour of the day, from a time and a time zone or an offset.
+"""The user's local hour of the day or day of the week, from a time and a time zone or an offset.
 
 Known limits: Arrow has no daylight saving time after 2037.
 """
@@ -12,12 +12,13 @@ from pyarrow import compute as pc
 from pyarrow import types
 
 from rowwise.ingest.block import Ints
-from rowwise.ingest.columns import NUMBERS, TIMES
+from rowwise.ingest.kinds import NUMBERS, TIMES
 from rowwise.ingest.transform.arrays import either_null, nulls, to_numbers
 from rowwise.ingest.transform.transform import Arrays, Kinds, RowPosition, Transform
 
 FARTHEST_S = 28_000 * 31_556_952
-PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+Unit = Literal["s", "ms", "us", "ns"]
+PER_SECOND: dict[Unit, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 class GetLocalHour(Transform, frozen=True, kw_only=True, tag="get_local_hour", tag_field="kind"):
@@ -31,7 +32,7 @@ class GetLocalHour(Transform, frozen=True, kw_only=True, tag="get_local_hour", t
     to: str
     zone: str | None = None  # such as Europe/Vienna, with its summer time; neither this nor `offset`: UTC
     offset: str | None = None  # a column of minutes: 120 is two hours before UTC is there
-    unit: Literal["s", "ms", "us", "ns"] = "s"  # of whole numbers
+    unit: Unit = "s"  # of whole numbers
 
     def __post_init__(self) -> None:
         if self.zone is not None and self.offset is not None:
@@ -69,17 +70,36 @@ class GetLocalHour(Transform, frozen=True, kw_only=True, tag="get_local_hour", t
             null_R, seconds_R = either_null(null_R, far_R), np.where(far_R, 0, seconds_R)
         if self.zone is not None:
             local = pa.array(seconds_R, pa.timestamp("s", self.zone))
-            return (pa.array(pc.call_function("hour", [local]).to_numpy(zero_copy_only=False), mask=null_R),)
+            return (pa.array(self._of_local(local).to_numpy(zero_copy_only=False), mask=null_R),)
         if self.offset is not None:
             numbers = to_numbers(arrays[1])
             minutes_R = numbers.x_N.astype(np.float64)
             finite_R = np.isfinite(minutes_R)
             null_R = either_null(either_null(null_R, numbers.null_N), None if finite_R.all() else ~finite_R)
             seconds_R = seconds_R + np.floor(np.where(finite_R, minutes_R, 0) * 60).astype(np.int64)
-        return (pa.array(seconds_R // 3600 % 24, mask=null_R),)
+        return (pa.array(self._of_seconds(seconds_R), mask=null_R),)
+
+    def _of_local(self, times: pa.Array) -> pa.Array:
+        return pc.call_function("hour", [times])
+
+    def _of_seconds(self, seconds_R: Ints) -> Ints:
+        return seconds_R // 3600 % 24
 
 
-def _seconds(array: pa.Array, unit: str) -> Ints:
+class GetLocalWeekday(GetLocalHour, frozen=True, kw_only=True, tag="get_local_weekday", tag_field="kind"):
+    """The local day of the week, 0 (Monday) to 6, in a time zone, or at an offset in minutes east of UTC.
+
+    Zones, units and missing values are those of `get_local_hour`.
+    """
+
+    def _of_local(self, times: pa.Array) -> pa.Array:
+        return pc.call_function("day_of_week", [times])
+
+    def _of_seconds(self, seconds_R: Ints) -> Ints:
+        return (seconds_R // 86_400 + 3) % 7  # 1970 began on a Thursday
+
+
+def _seconds(array: pa.Array, unit: Unit) -> Ints:
     """Whole seconds since 1970; 0 for missing values."""
     kind = array.type
     if types.is_date(kind):

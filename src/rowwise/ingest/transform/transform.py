@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from rowwise.errors import SpecError
-from rowwise.ingest.columns import FITS, IDS, KEYS, NUMBERS, ROWS, TIMES, is_list, is_text
+from rowwise.ingest.kinds import FITS, IDS, KEYS, NUMBERS, ROWS, TIMES, is_list, is_text
 from rowwise.ingest.reader import Split
 from rowwise.ingest.transform.arrays import element_kind
 from rowwise.spec import Value

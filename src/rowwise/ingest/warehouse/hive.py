@@ -8,6 +8,8 @@ from urllib.parse import quote, unquote
 
 import pyarrow as pa
 
+from rowwise.textfile import parse_whole
+
 NULL = "__HIVE_DEFAULT_PARTITION__"
 UNQUOTED = " !$&'()*+,;@[]"  # characters that `quote` would escape, but file names may have
 
@@ -44,5 +46,5 @@ def parse_value(text: str | None, kind: pa.DataType) -> Cell:
 
 
 def _kind(values: Sequence[str | None]) -> pa.DataType:
-    whole = all(v is None or (len(v) < 19 and v.removeprefix("-").isdecimal()) for v in values)
+    whole = all(v is None or parse_whole(v, signed=True) is not None for v in values)
     return pa.int64() if whole and any(v is not None for v in values) else pa.string()

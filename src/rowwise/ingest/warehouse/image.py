@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyarrow import parquet as pq
 
 from rowwise.errors import DataError
+from rowwise.ingest.union import flat_columns
 from rowwise.ingest.warehouse.ranges import ReadCounters, ReadRange, leaves_of, ranges_of
 from rowwise.ingest.warehouse.storage import OpenFile
 
@@ -43,7 +44,7 @@ class SparseFile:
         # Computed once: in a file of many columns, footer.schema.column is slow.
         described = footer.schema
         self.paths = [described.column(leaf).path for leaf in range(len(described))]
-        self.types = {field.name: field.type for field in self.schema}
+        self.flat = flat_columns(self.schema)
 
     def read(self, group: int, columns: Sequence[str], *, gap: int, threads: bool) -> tuple[pa.Table, ReadCounters]:
         """These columns of a row group, and the counters of this read."""

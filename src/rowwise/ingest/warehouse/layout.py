@@ -15,6 +15,7 @@ from rowwise.errors import DataError, SpecError
 from rowwise.ingest.reader import check_columns
 from rowwise.inside import fault_of_name
 from rowwise.spec import Value
+from rowwise.textfile import parse_whole
 
 VERSION = 1
 LEAST_MEMORY = 450_000_000
@@ -132,8 +133,9 @@ def _key_of_map(name: str, schema: pa.Schema, source: str) -> tuple[str, Key]:
             text = name[len(column) + 1 :]
             if not types.is_integer(schema.field(column).type.key_type):
                 return column, text
-            if text.removeprefix("-").isdecimal():
-                return column, int(text)
+            number = parse_whole(text, signed=True)
+            if number is not None:
+                return column, number
     check_columns([name], schema, source)
     raise AssertionError(name)
 

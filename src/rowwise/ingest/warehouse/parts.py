@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import parquet as pq
 
-from rowwise.ingest.columns import is_list
+from rowwise.ingest.kinds import is_list
 from rowwise.ingest.warehouse.hive import Cell, folder_name
 from rowwise.ingest.warehouse.journal import FOLDER, WarehouseFile
 from rowwise.ingest.warehouse.layout import VERSION, WarehouseLayout, rows_in

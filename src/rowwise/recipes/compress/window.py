@@ -6,10 +6,11 @@ Ids of the rows to measure on are not counted, and no model is trained on them. 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from rowwise.errors import DataError
 from rowwise.ingest.datasets.dataset import PartReader
 from rowwise.ingest.reader import Split
-from rowwise.ingest.share import Share
 from rowwise.ingest.where import RowFilter, parse
 from rowwise.recipes.compose import ResolvedRecipe
 from rowwise.recipes.recipe import TimeShare
@@ -96,7 +97,7 @@ def _hold_out(rows: RowSelection, splits: Sequence[Split]) -> tuple[RowSelection
         )
         last = f"last {count} of {len(splits)} splits" if count > 1 else f"last of {len(splits)} splits"
         return earlier, later, f"the {last} of the history"
-    begin, end = rows.share.begin, rows.share.end
-    at = begin + LATER * (end - begin)
+    at = rows.share.begin + LATER * (rows.share.end - rows.share.begin)
     description = f"a random {LATER:.0%} of the history, as it has too few splits ({len(splits)}) to take the last"
-    return replace(rows, share=Share(begin=at, end=end)), replace(rows, share=Share(begin=begin, end=at)), description
+    earlier, later = structs.replace(rows.share, begin=at), structs.replace(rows.share, end=at)
+    return replace(rows, share=earlier), replace(rows, share=later), description

@@ -1,6 +1,6 @@
 """`explain`: explains a run by a sample of its test rows in bounded time; writes explanation.json and the report."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
 
@@ -8,8 +8,6 @@ import msgspec
 
 from rowwise import report
 from rowwise.errors import SpecError
-from rowwise.ingest.transform import MapId
-from rowwise.ingest.transform.mapping import read_mapping
 from rowwise.recipes.compose import ResolvedRecipe, evaluation_batches
 from rowwise.recipes.explain.drift import Drift, measure_drift
 from rowwise.recipes.explain.importance import (
@@ -25,7 +23,10 @@ from rowwise.recipes.explain.importance import (
 )
 from rowwise.recipes.explain.rows import HeldRows
 from rowwise.recipes.explain.slices import CalibrationSlice, calibration_slices
+from rowwise.recipes.id_names import name_ids
 from rowwise.recipes.model_configs import RankingModel, kind_of
+from rowwise.recipes.recipe import check_amounts
+from rowwise.recipes.rows import RowSelection
 from rowwise.recipes.runs import Warn, choose_rows, ignore_warning, load_trained
 from rowwise.spec import Value
 from rowwise.train.run_folder import RunFolder
@@ -35,7 +36,6 @@ LEAST_ROWS, TRIED_ROWS = 500, 256
 MOST_IDS, MOST_SLICES, MOST_DEPENDENCES = 8, 20, 12
 LEAST_REPEATS = 2
 READING, SCORING = 0.2, 0.6  # shares of the time: of reading rows, of permutations
-OTHER_IDS = "other ids"  # row 0 of a column with a vocabulary
 
 
 class ModelExplanation(Value, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class ModelExplanation(Value, frozen=True, kw_only=True):
     loss: float  # log loss of the rows as they are
     importance: tuple[Importance, ...]
     ids: tuple[IdEffect, ...]
-    names: dict[str, dict[str, str]]  # of ids that a vocabulary lists: by feature, by id
+    names: dict[str, dict[str, str]]  # of the ids that are shown: by feature, by id of the batch
     dependence: tuple[Dependence, ...]
     calibration: tuple[CalibrationSlice, ...]
     drift: tuple[Drift, ...]
@@ -83,6 +83,7 @@ def explain(  # noqa: PLR0913 - options of the command
     if isinstance(resolved.recipe.model, RankingModel):
         got = f"model.kind={kind_of(resolved.recipe.model)} ranks items, and has no loss of a row"
         raise SpecError(f"{path}: {got}: want a run of another model")
+    check_amounts(resolved.recipe, "rowwise explain")
     tasks, settings = resolved.tasks, resolved.recipe.evaluate
     name = (settings.task or tasks[0]) if task is None else task
     if name not in tasks:
@@ -112,7 +113,7 @@ def explain(  # noqa: PLR0913 - options of the command
         loss=scorer.loss(held, logits_N),
         importance=found,
         ids=ids,
-        names=_names(resolved, {(one.feature, str(one.id)) for one in ids} | {(s.feature, s.value) for s in slices}),
+        names=_names(resolved, chosen, ids, slices),
         dependence=tuple(dependence(scorer, few, feature, dense[feature]) for feature in shown),
         calibration=slices,
         drift=measure_drift(train, held, sparse, dense),
@@ -132,15 +133,15 @@ def _rows_in_time(scorer: Scorer, rows: HeldRows, features: int, seconds: float)
     return max(LEAST_ROWS, int(seconds / max(row_s * LEAST_REPEATS * features, 1e-12)))
 
 
-def _names(resolved: ResolvedRecipe, shown: set[tuple[str, str]]) -> dict[str, dict[str, str]]:
-    """What the vocabulary of a column calls the rows that are shown."""
-    features = {one.column: one.feature_name for one in resolved.columns.sparse}
-    found: dict[str, dict[str, str]] = {}
-    for step in resolved.transforms.steps:
-        transform = step.transform
-        if isinstance(transform, MapId) and (feature := features.get(transform.to or transform.column)):
-            listed = {str(row): str(key) for key, row in (transform.mapping or read_mapping(transform)).items()} | {
-                "0": OTHER_IDS
-            }
-            found[feature] = {value: listed[value] for name, value in shown if name == feature and value in listed}
-    return found
+def _names(
+    resolved: ResolvedRecipe, rows: RowSelection, ids: Sequence[IdEffect], slices: Sequence[CalibrationSlice]
+) -> dict[str, dict[str, str]]:
+    """What people call the ids that are shown."""
+    features = {one.feature_name for one in resolved.columns.sparse}
+    shown: dict[str, set[int]] = {}
+    for feature, row in [(one.feature, one.id) for one in ids] + [
+        (one.feature, int(one.value)) for one in slices if one.feature in features
+    ]:
+        shown.setdefault(feature, set()).add(row)
+    named = name_ids(rows, resolved.columns, resolved.tables, resolved.transforms, shown)
+    return {feature: {str(row): name for row, name in names.items()} for feature, names in named.items()}

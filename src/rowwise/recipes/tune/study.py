@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -33,13 +33,14 @@ from rowwise.recipes.runs import TrainingRun, evaluate
 from rowwise.recipes.text import parse, read, write
 from rowwise.recipes.tune.space import Space, changes_of, own_values, search_space, stored, suggest
 from rowwise.spec import Value
-from rowwise.textfile import read_text
+from rowwise.textfile import decode_json, open_regular, read_bytes, read_text
+from rowwise.train.loss_settings import AmountLoss
 from rowwise.train.trainer import RunDisplay
 
 JOURNAL, BEST, TEST, STUDY = "journal.log", "best.yaml", "test.json", "study.json"
 LOCK, COMMAND, WORKERS = "next.lock", "command.lock", "workers.lock"
 STARTUP, WARM = 5, 1  # trials, and evaluations of a trial, that are never ended early
-MOST_BYTES = 1 << 20
+MOST_BYTES, MOST_JOURNAL_bytes = 1 << 20, 1 << 30
 NAME = "trials"
 
 
@@ -143,16 +144,45 @@ def _check(recipe: Recipe) -> None:
         raise SpecError("tune judges by validation rows: want data.valid or data.valid_share in the recipe")
     if isinstance(recipe.model, RankingModel) and recipe.evaluate.metric == "ne":
         raise SpecError(f"model.kind={kind_of(recipe.model)} has no ne: want evaluate.metric, such as recall@10")
+    loss = recipe.train.objective
+    if isinstance(loss, AmountLoss) and recipe.evaluate.metric == "ne":
+        raise SpecError(
+            f"train.objective.kind={loss.__struct_config__.tag} has no ne: want evaluate.metric, such as rmse"
+        )
+
+
+T = TypeVar("T")
+
+
+class _Claim(Value, frozen=True):
+    """What a folder is the study of."""
+
+    recipe: str
+    changes: tuple[str, ...]
+
+
+class _Measured(Value, frozen=True):
+    """Test metrics of a trial."""
+
+    trial: int
+    test: dict[str, dict[str, float | None]]
+
+
+def _read(path: Path, kind: type[T]) -> T:
+    try:
+        return decode_json(read_bytes(path), kind)
+    except msgspec.DecodeError as error:
+        raise SpecError(f"{path}: {error}: remove it, or want another --out") from None
 
 
 def _claim(plan: StudyPlan) -> None:
     """Make the folder of the study, or raise if it is that of another recipe."""
     plan.folder.mkdir(parents=True, exist_ok=True)
-    path, mine = plan.folder / STUDY, {"recipe": plan.recipe, "changes": list(plan.changes)}
+    path, mine = plan.folder / STUDY, _Claim(recipe=plan.recipe, changes=tuple(plan.changes))
     if path.exists():
-        before = msgspec.json.decode(path.read_bytes())
+        before = _read(path, _Claim)
         if before != mine:
-            got = f"{plan.folder} is the study of {before['recipe']} {' '.join(before['changes'])}".rstrip()
+            got = f"{plan.folder} is the study of {before.recipe} {' '.join(before.changes)}".rstrip()
             raise SpecError(f"{got}: want another --out")
     elif any(plan.folder.iterdir()):
         raise SpecError(f"{plan.folder} has other files: want a new folder for --out")
@@ -161,11 +191,10 @@ def _claim(plan: StudyPlan) -> None:
 
 def open_study(plan: StudyPlan, worker: int = 0) -> Any:
     optuna = import_optuna()
-    backend = optuna.storages.journal.JournalFileBackend(str(plan.folder / JOURNAL))
     recipe = plan.load()
     study = optuna.create_study(
         study_name=NAME,
-        storage=optuna.storages.JournalStorage(backend),
+        storage=_open_journal(plan.folder / JOURNAL),
         pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP, n_warmup_steps=WARM),
         direction="minimize" if _smaller(recipe) else "maximize",
         load_if_exists=True,
@@ -174,6 +203,28 @@ def open_study(plan: StudyPlan, worker: int = 0) -> Any:
     seed = (recipe.seed + 7919 * worker + 104_729 * len(study.get_trials(deepcopy=False))) % (1 << 32)
     study.sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True)
     return study
+
+
+def _open_journal(path: Path) -> Any:
+    """The trials so far; raises if what may be the file of a stranger is none of Optuna's."""
+    storages = import_optuna().storages
+    if os.path.lexists(path):
+        with open_regular(path, links=False) as file:
+            if os.fstat(file.fileno()).st_size > MOST_JOURNAL_bytes:
+                raise SpecError(f"{path}: more than {MOST_JOURNAL_bytes >> 20} MB: want another --out")
+    try:
+        return storages.JournalStorage(storages.journal.JournalFileBackend(str(path)))
+    except (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        got = f"{type(error).__name__} {error}".strip()
+        raise SpecError(f"{path}: is no journal of Optuna, or damaged ({got}): want another --out") from None
 
 
 def _smaller(recipe: Recipe) -> bool:
@@ -377,16 +428,16 @@ def _test(plan: StudyPlan, best: TrialRecord) -> dict[str, dict[str, float | Non
     """Test metrics of the best trial, measured once."""
     path = plan.folder / TEST
     if path.exists():
-        measured = msgspec.json.decode(path.read_bytes())
-        if measured["trial"] == best.number:
-            return measured["test"]
+        measured = _read(path, _Measured)
+        if measured.trial == best.number:
+            return measured.test
     try:
         test = dict(evaluate(plan.folder / best.run).tasks)
     except RowwiseError as error:
         if "no test rows" not in str(error):
             raise
         return {}
-    path.write_bytes(msgspec.json.encode({"trial": best.number, "test": test}))
+    path.write_bytes(msgspec.json.encode(_Measured(trial=best.number, test=test)))  # type: ignore[arg-type]
     return test  # type: ignore[return-value]
 
 

@@ -79,7 +79,7 @@ class Tier {
       });
     read_wanted();
     for (const auto& [copy, missed] : copies_)
-      if (!ahead_.take(copy, [&](const char* row, const char* state) { fill(missed, row, state); }))
+      if (!ahead_.take(copy, [&, &missed = missed](const char* row, const char* state) { fill(missed, row, state); }))
         wanted_.push_back(missed);
     read_wanted();  // copies that failed: a record is damaged, or its block was replaced while it was read
   }

@@ -9,28 +9,33 @@ import struct
 import numpy as np
 import pyarrow as pa
 
-from rowwise.errors import DataError
-
 HEADER, BATCH, BUFFERS, COMPRESSION = 2, 1, 2, 3  # numbers of fields in their tables
 LEGACY = b"ARROW:experimental_compression"  # compressed as before Arrow 1.0
 PREFIX_bytes = 8  # of a compressed buffer
+MOST_MESSAGES = 4096  # of a stream, each of which is read alone
+MOST_METADATA_bytes = 1 << 20  # of a message: of a schema of a few thousand columns
 
 
-def decompressed_bytes(body: bytes) -> int:
+def decompressed_bytes(stream: pa.Buffer) -> int:
     """The bytes of all compressed buffers of a stream as they declare them; 0 where none is compressed."""
     total = 0
-    for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(body)):
+    for number, message in enumerate(pa.ipc.MessageReader.open_stream(stream)):
+        if number == MOST_MESSAGES:
+            raise pa.ArrowInvalid(f"it has more than {MOST_MESSAGES} messages: want fewer batches")
+        if message.metadata.size > MOST_METADATA_bytes:
+            got = f"a message has {message.metadata.size:,} bytes of metadata"
+            raise pa.ArrowInvalid(f"{got}: want at most {MOST_METADATA_bytes:,}, and fewer columns")
         if message.type in ("record batch", "dictionary"):
             try:
                 total += _declared(message.metadata.to_pybytes(), message.body, dictionary=message.type == "dictionary")
             except (struct.error, ValueError) as error:
-                raise DataError(f"request: buffers of an Arrow message are not where it says: {error}") from None
+                raise pa.ArrowInvalid(f"buffers of an Arrow message are not where it says: {error}") from None
     return total
 
 
 def _declared(metadata: bytes, body: pa.Buffer, *, dictionary: bool) -> int:
     if LEGACY in metadata:
-        raise DataError("request: its Arrow stream is compressed as before Arrow 1.0: want a newer writer")
+        raise pa.ArrowInvalid("it is compressed as before Arrow 1.0: want a newer writer")
     (root,) = struct.unpack_from("<I", metadata, 0)
     batch = _follow(metadata, root, HEADER)
     batch = _follow(metadata, batch, BATCH) if dictionary and batch is not None else batch

@@ -1,0 +1,199 @@
+"""Does a server keep up with versions that change faster than it loads them, under load and while workers are killed?
+
+    python benchmarks/serve_versions.py [--quick | --smoke] [--save]
+
+The DLRM of `serve.py` behind `rowwise serve`, with a worker for each core. Versions become current every 0.2, 0.5, 1
+and 2 s: with a client that asks ten times a second, with clients that always ask, and with these while every few
+seconds a worker is killed. Each answer is compared with the logits of `rowwise predict` for the version that it names.
+Beside them a client reads `/v1/versions`: how often the version changed, how long others than it were wanted, and how
+long the last one took after the changes had ended. A change alone, under the same load, is measured first.
+
+Takes: 9 minutes; --quick 3 minutes
+Needs: the extra `serve`
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from http.client import HTTPConnection, HTTPException
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import numpy as np
+from parts.report import at_least, at_most, environment, exactly, finish, options, parsed
+from parts.serve_work import OK, Served, beside, changing, make_requests, processes_of, serving, write_versions
+
+from rowwise.serve.package import list_versions, write_traffic
+from rowwise.serve.traffic import Traffic
+
+EVERY_s, LOOK_s, PAUSE_s = (0.2, 0.5, 1.0, 2.0), 0.05, 0.1  # between changes, looks, and requests of a slow client
+CLIENTS, KILL_s, LIMIT_s = 4, 5.0, 120.0  # that always ask; between two kills; that a change may take at most
+KIND = "one row"
+SIZES = {  # rows of a table, dim, MLP, unused, versions; seconds of changes
+    "smoke": ((1000, 8, (16,), 0, 3), 1.0),
+    "quick": ((20_000, 64, (512, 256), 0, 4), 10.0),
+    "full": ((20_000, 64, (512, 256), 0, 6), 30.0),
+}
+
+
+class Seen(NamedTuple):
+    """An answer of `/v1/versions`."""
+
+    at_s: float
+    version: int
+    behind_s: float
+
+
+class Found:
+    """What clients have seen of a server."""
+
+    def __init__(self) -> None:
+        self.answers, self.wrong, self.lost, self.seen = 0, 0, 0, list[Seen]()
+        self.guard = threading.Lock()
+
+    def ask(self, server: Served, number: int, connection: HTTPConnection) -> None:
+        bodies, wanted = server.requests[KIND]
+        body, rows = bodies[number % len(bodies)]
+        connection.request("POST", server.path, body, {"content-type": "application/json"})
+        response = connection.getresponse()
+        answer = json.loads(response.read())
+        right = response.status == OK and np.array_equal(
+            np.array(answer["outputs"]["label_logit"], np.float32).view(np.int32),
+            wanted(answer["version"], rows).view(np.int32),
+        )
+        with self.guard:
+            self.answers, self.wrong = self.answers + 1, self.wrong + (not right)
+
+    def look(self, server: Served, number: int, connection: HTTPConnection) -> None:
+        connection.request("GET", "/v1/versions")
+        about = json.loads(connection.getresponse().read())
+        self.seen.append(Seen(time.monotonic(), about["version"], about["behind_s"]))
+
+
+@contextmanager
+def repeating(
+    server: Served, found: Found, do: Callable[[Served, int, HTTPConnection], None], pause_s: float
+) -> Iterator[None]:
+    """A client that connects again where its worker was killed."""
+    place = urlsplit(server.url)
+
+    def go(ending: threading.Event) -> None:
+        number = 0
+        while not ending.is_set():
+            with closing(HTTPConnection(str(place.hostname), place.port or 80, timeout=LIMIT_s)) as connection:
+                try:
+                    while not ending.wait(pause_s):
+                        do(server, number, connection)
+                        number += 1
+                except (OSError, HTTPException):
+                    with found.guard:
+                        found.lost += 1
+
+    with beside(go):
+        yield
+
+
+@contextmanager
+def killing(pid: int, every_s: float) -> Iterator[list[int]]:
+    """Kill the oldest worker now and then; the process that loads versions is nicer than workers."""
+    killed: list[int] = []
+
+    def go(ending: threading.Event) -> None:
+        while not ending.wait(every_s):
+            workers = [one for one in processes_of(pid) if one.generation == 2]
+            if not workers:  # all of them start
+                continue
+            nice = min(one.nice for one in workers)
+            killed.append(min(one.pid for one in workers if one.nice == nice))
+            os.kill(killed[-1], signal.SIGKILL)
+
+    with beside(go):
+        yield killed
+
+
+def arrive(models: Path, number: int, found: Found) -> float:
+    """Let a version become current; seconds until the server answers by it."""
+    write_traffic(models, Traffic(number))
+    begin_s, first = time.monotonic(), len(found.seen)
+    while time.monotonic() < begin_s + LIMIT_s:
+        for one in found.seen[first:]:
+            if one.version == number and one.behind_s == 0:
+                return one.at_s - begin_s
+        time.sleep(LOOK_s)
+    sys.exit(f"version {number} does not answer after {LIMIT_s:g} s")
+
+
+def measure(models: Path, server: Served, every_s: float, seconds: float, clients: int, kill_s: float | None) -> dict:
+    """Changes of the version, asked for and made."""
+    found, newest = Found(), list_versions(models)[-1]
+    with ExitStack() as stack:
+        for _ in range(max(1, clients)):
+            stack.enter_context(repeating(server, found, found.ask, 0.0 if clients else PAUSE_s))
+        stack.enter_context(repeating(server, found, found.look, LOOK_s))
+        arrive(models, 1, found)
+        alone_s = arrive(models, 2, found)
+        first = len(found.seen) - 1
+        with ExitStack() as changes:
+            killed = [] if kill_s is None else changes.enter_context(killing(server.pid, kill_s))
+            made = changes.enter_context(changing(models, every_s, list_versions(models)[:-1]))
+            time.sleep(seconds)
+        last = len(found.seen)
+        last_s = arrive(models, newest, found)
+    versions = [one.version for one in found.seen[first:last]]
+    return {
+        "every_s": every_s,
+        "clients": clients,
+        "kills": len(killed),
+        "asked": len(made),
+        "answered": sum(before != after for before, after in pairwise(versions)),
+        "alone_s": alone_s,
+        "behind_s": max(one.behind_s for one in found.seen[first:]),
+        "last_s": last_s,
+        "answers": found.answers,
+        "wrong_answers": found.wrong,
+        "lost": found.lost,
+    }
+
+
+def main() -> None:
+    args: argparse.Namespace = parsed(options("serve_versions", __doc__))
+    size, seconds = SIZES["smoke" if args.smoke else "quick" if args.quick else "full"]
+    rows: list[dict] = []
+    with tempfile.TemporaryDirectory() as name:
+        models, data = write_versions(Path(name), size)
+        requests = make_requests(models, data, Path(name))
+        for clients, kill_s in ((0, None), (CLIENTS, None), (CLIENTS, seconds / 4 if args.quick else KILL_s)):
+            with serving(models, requests) as server:
+                for every_s in EVERY_s[:: 2 if args.smoke else 1]:
+                    rows.append(row := measure(models, server, every_s, seconds, clients, kill_s))
+                    print(
+                        f"every {every_s:g} s, {clients} clients, {row['kills']} kills: {row['answered']} of "
+                        f"{row['asked']} versions answered, at most {row['behind_s']:.1f} s behind, the last one after "
+                        f"{row['last_s']:.1f} s; a change alone {row['alone_s']:.1f} s; {row['wrong_answers']} of "
+                        f"{row['answers']} answers wrong, {row['lost']} lost",
+                        flush=True,
+                    )
+    floors = [exactly("answers with other bits than predict's", sum(row["wrong_answers"] for row in rows), 0)]
+    if not args.smoke:
+        floors += [
+            at_least("versions that answered while they changed, at least", min(row["answered"] for row in rows), 1),
+            at_most(
+                "seconds from the last change to its answers, over those of a change alone, without load",
+                max(row["last_s"] / row["alone_s"] for row in rows if not row["clients"]),
+                3.0,
+            ),
+        ]
+    finish({"benchmark": "serve_versions", "environment": environment(), "rows": rows, "floors": floors}, args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Which rows train, and which validate and test: the last ones by time, whole groups, or any at random, and why."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import types
+
+from rowwise.ingest.names import is_birth, time_rank
+from rowwise.ingest.roles import AS_TOLD, FEW, Facts, Use, may_group, unit_of
+from rowwise.ingest.survey import ColumnSurvey
+from rowwise.ingest.times import LABEL_nats, Nearness, TimeBorders, TimeSample, is_ordered, is_time, time_text, times_of
+from rowwise.ingest.transform.times import PER_SECOND, Unit
+
+SHARE = 0.1  # of the rows to validate on, and again to test on
+MOST_NAMED = 5  # columns in one line
+FEWEST_DAYS = {"hour": 2, "weekday": 14}  # of all rows, for a part of the time to come again
+FEWEST_HOURS = 3  # that differ
+DAY_us = 86_400_000_000
+Part = Literal["hour", "weekday"]
+
+
+class Division(NamedTuple):
+    """How rows are divided."""
+
+    said: str
+    borders: TimeBorders | None = None
+    group: str | None = None
+    checks: tuple[str, ...] = ()  # what would make test metrics too good otherwise
+
+
+def find_times(columns: Mapping[str, pa.Array]) -> list[str]:
+    """Columns that may tell when a row happened, the likeliest first: times, of first rows, that are never missing."""
+    found: list[str] = []
+    for name, array in columns.items():
+        if not is_ordered(array.type) or array.null_count or not len(array):
+            continue
+        time_R = times_of(array)
+        least, most = float(time_R.min()), float(time_R.max())
+        if least < most and (is_time(array.type) or unit_of(least, most)) and not is_birth(name):
+            found.append(name)
+    return sorted(found, key=time_rank)
+
+
+def divide(
+    uses: Mapping[str, Use], facts: Mapping[str, Facts], surveys: Mapping[str, ColumnSurvey], sample: TimeSample,
+    times: Sequence[str], *, told: bool,
+) -> Division:  # fmt: skip
+    """By the first of the times, if the user or the evidence wants it; else by groups, if there are some."""
+    asked = next((name for name, use in uses.items() if use.role == "group"), None)
+    if asked is not None and not told:
+        return Division(f"all rows of one {asked!r} are in the same share, as --group says", group=asked)
+    others = f"; {_listed(times[1:])} may be times, too: --time chooses" if times[1:] else ""
+    tried = ""
+    checks: tuple[str, ...] = ()
+    if times and uses[times[0]].role == "time":
+        made = _by_time(uses, surveys, sample, times[0], told=told)
+        if made.borders is not None:
+            return made._replace(said=made.said + others)
+        tried, checks = made.said + others, made.checks
+    groups = [name for name in facts if _is_free(uses[name]) and may_group(facts[name])]
+    if groups:
+        group = min(groups, key=lambda name: facts[name].repeats.guess.error)
+        rows = facts[group].repeats.rows / max(facts[group].repeats.values, 1)
+        said = f"all rows of one {group!r}, about {rows:.1f}, are in the same share, as they are alike"
+        return Division(f"{said}; the shares are drawn at random", group=group, checks=checks)
+    reason = tried or "no column tells the time of every row, and no groups of rows were found"
+    return Division(f"test rows are drawn at random: {reason}", checks=checks)
+
+
+def parts_of(survey: ColumnSurvey, sample: TimeSample) -> tuple[tuple[Part, ...], Unit]:
+    """What comes again of the times of rows, and their unit."""
+    unit = unit_of(survey.least, survey.most) if types.is_integer(survey.kind) else "us"
+    if unit is None or not len(sample.time_S):
+        return (), "s"
+    time_S = sample.time_S // max(PER_SECOND[unit] // 10**6, 1) * max(10**6 // PER_SECOND[unit], 1)
+    days = (time_S.max() - time_S.min()) / DAY_us
+    hours = len(np.unique(time_S // (DAY_us // 24) % 24))
+    enough: dict[Part, bool] = {"hour": hours >= FEWEST_HOURS, "weekday": True}
+    return tuple(part for part, there in enough.items() if there and days >= FEWEST_DAYS[part]), unit
+
+
+def unseen_ids(
+    uses: Mapping[str, Use], surveys: Mapping[str, ColumnSurvey], sample: TimeSample, division: Division
+) -> dict[str, float]:
+    """The share of ids, in test rows, that no training row has, estimated for each column of ids."""
+    borders = None if division.borders is None else sample.borders(SHARE)
+    unseen: dict[str, float] = {}
+    for name, use in uses.items():
+        survey = surveys[name]
+        if not use.is_ids or not survey.values:
+            continue
+        if borders is None:
+            share = survey.sketch.unseen(2 * SHARE) / survey.values
+        else:
+            tested = float((sample.time_S >= borders[1]).mean())
+            share = survey.sketch.unseen_before(*borders) / (survey.values * tested)
+        unseen[name] = min(share, 1.0)
+    return unseen
+
+
+def _by_time(
+    uses: Mapping[str, Use], surveys: Mapping[str, ColumnSurvey], sample: TimeSample, name: str, *, told: bool
+) -> Division:
+    near = {
+        column: found
+        for column, use in uses.items()
+        if use.role == "sparse" and column in sample.ids and surveys[column].sketch.distinct > FEW
+        if (found := sample.nearness(column)).is_near
+    }
+    evidence = _time_evidence(near, sample.label_nats())
+    if not told and evidence is None:
+        return Division(f"{name!r} is a time, but rows near in time are no more alike than others")
+    survey = surveys[name]
+    comparable = is_ordered(survey.kind)
+    borders = sample.borders(SHARE) if comparable and not survey.nulls else None
+    few = f"the last tenths by {name!r} have too few times, or only one label"
+    problem = few if comparable else f"{name!r} holds {survey.kind}"
+    problem = f"{name!r} is missing in {survey.nulls:,} rows" if survey.nulls else problem
+    easy = "" if evidence is None else f"near in time by {name!r}, {evidence}: a random test share is too easy"
+    if borders is None:
+        why = f"rows cannot be divided by time, as {problem}: want later rows as data.valid and data.test"
+        return Division(why, checks=(f"{easy}; {why}" if easy else why,))
+    valid_from, test_from = (time_text(border, survey.kind) for border in borders)
+    made = TimeBorders(column=name, valid_from=valid_from, test_from=test_from)
+    checks = (f"{easy}, so the recipe divides rows by time",) if easy else ()
+    return Division(f"the last rows by {name!r} test: {'--time says so' if told else evidence}", made, checks=checks)
+
+
+def _time_evidence(near: Mapping[str, Nearness], label_nats: float) -> str | None:
+    """What rows that are near in time have in common; None: nothing."""
+    if near:
+        ratios = sorted(((found.ratio, name) for name, found in near.items()), reverse=True)[:MOST_NAMED]
+        named = ", ".join(f"{name!r} {ratio:.1f} times" for ratio, name in ratios)
+        return f"rows share ids more often than at random ({named})"
+    if label_nats >= LABEL_nats:
+        return "rows have the same label more often than others"
+    return None
+
+
+def _is_free(use: Use) -> bool:
+    return use.role in ("sparse", "key") and use.why != AS_TOLD
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:MOST_NAMED]))

@@ -1,0 +1,142 @@
+"""Plain copies of text files that cannot be read from the middle: compressed ones, and other encodings than UTF-8.
+
+A copy is made once, in a folder of the user, for all processes and later runs: its name follows from path, size and
+time of the file and from its encoding. It appears whole. Beyond the folder's bound the least recently used copies are
+removed; a reader makes a copy again that is gone.
+"""
+
+import bz2
+import fcntl
+import gzip
+import hashlib
+import io
+import lzma
+import os
+import time
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, cast
+
+import pyarrow as pa
+
+from rowwise.errors import DataError
+from rowwise.textfile import open_regular
+
+CHUNK = 1 << 20
+ENDING = ".text"
+MAGIC = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"PK\3\4": "zip"}
+DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, pa.ArrowException, RuntimeError)
+
+
+class CopyFolder(NamedTuple):
+    """Where copies are kept, and how many bytes of them."""
+
+    folder: Path
+    most_bytes: int
+
+
+def packing_of(path: str) -> str:
+    """How a file is compressed, by its first bytes; empty: not at all."""
+    with open_regular(path) as file:
+        head = file.read(8)
+    return next((name for magic, name in MAGIC.items() if head.startswith(magic)), "")
+
+
+@contextmanager
+def open_unpacked(path: str) -> Iterator[BinaryIO]:
+    """The bytes of a file as they are without compression."""
+    packing = packing_of(path)
+    try:
+        with _open(path, packing) as file:
+            yield file
+    except DAMAGED as error:
+        if not packing or isinstance(error, DataError):
+            raise
+        raise DataError(f"{path}: cannot be unpacked as {packing}: {error}: want an undamaged file") from error
+
+
+@contextmanager
+def _open(path: str, packing: str) -> Iterator[BinaryIO]:
+    if packing == "zip":
+        with zipfile.ZipFile(path) as archive:
+            inside = [one for one in archive.infolist() if not one.is_dir()]
+            if len(inside) != 1:
+                raise DataError(f"{path}: {len(inside)} files are in it: want one, or a folder with them unpacked")
+            with archive.open(inside[0]) as file:
+                yield cast("BinaryIO", file)
+    elif packing == "zst":
+        with pa.CompressedInputStream(pa.OSFile(path), "zstd") as stream:
+            yield cast("BinaryIO", io.BufferedReader(cast("io.RawIOBase", stream), CHUNK))
+    else:
+        opened = {"gz": gzip.open, "bz2": bz2.open, "xz": lzma.open}.get(packing, open_regular)(path)
+        with cast("BinaryIO", opened) as file:
+            yield file
+
+
+def plain_copy(path: str, encoding: str, place: CopyFolder) -> Path:
+    """The copy of a file in UTF-8, with lines that end in a line feed; makes it where there is none."""
+    status = os.stat(path)
+    key = f"{Path(path).absolute()}\n{status.st_size}\n{status.st_mtime_ns}\n{encoding}"
+    copy = place.folder / f"{hashlib.blake2b(key.encode(), digest_size=20).hexdigest()}{ENDING}"
+    with suppress(FileNotFoundError):
+        _mark_used(copy)
+        return copy
+    part = copy.with_suffix(".part")
+    place.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with part.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # one process makes it, others wait for it
+        if copy.exists():
+            return copy
+        file.truncate(0)
+        try:
+            with open_unpacked(path) as source:
+                _write(file, source, encoding, path, place.most_bytes)
+        except BaseException:
+            file.truncate(0)
+            raise
+        part.replace(copy)
+    _mark_used(copy)
+    _make_room(place, copy)
+    return copy
+
+
+def _mark_used(copy: Path) -> None:
+    """Let a copy be the most recently used; the file system's own clock has steps of milliseconds."""
+    now_ns = time.time_ns()
+    os.utime(copy, ns=(now_ns, now_ns))
+
+
+def _write(file: BinaryIO, source: BinaryIO, encoding: str, path: str, most_bytes: int) -> None:
+    text, written, lines = io.TextIOWrapper(source, encoding=encoding, newline=None), 0, 0
+    try:
+        while chunk := text.read(CHUNK).encode():
+            written += len(chunk)
+            if written > most_bytes:
+                want = "want a larger data.text.unpacked_gb in a recipe, or --unpacked-gb"
+                raise DataError(f"{path}: takes more than {most_bytes:,} bytes when it is unpacked: {want}")
+            file.write(chunk)
+            lines += chunk.count(b"\n")
+    except UnicodeError as error:
+        want = "want its encoding by --encoding, or data.text.encoding in a recipe"
+        raise DataError(f"{path}: is not {encoding}, somewhere after line {lines}: {error}: {want}") from error
+    finally:
+        text.detach()
+
+
+def _make_room(place: CopyFolder, newest: Path) -> None:
+    """Remove the least recently used copies beyond the bound."""
+    found: list[tuple[int, int, Path]] = []
+    for path in place.folder.glob(f"*{ENDING}"):
+        with suppress(OSError):  # another process has removed it
+            status = path.stat()
+            found.append((status.st_mtime_ns, status.st_size, path))
+    total = sum(size for _, size, _ in found)
+    for _, size, path in sorted(found):
+        if total <= place.most_bytes:
+            return
+        if path != newest:
+            path.unlink(missing_ok=True)
+            total -= size

@@ -1,0 +1,138 @@
+"""What the values of a column are, whatever type a file gives them: times and numbers in text, whole numbers in floats.
+
+Found on the first rows; a recipe reads the column by a transform of the same name.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import compute as pc
+from pyarrow import types
+
+from rowwise.ingest.kinds import is_text
+from rowwise.ingest.names import sense_of
+from rowwise.ingest.transform import RowPosition, ToNumber, ToTime, ToWhole
+from rowwise.ingest.transform.read import ISO, is_whole, parse_numbers, parse_times
+from rowwise.spec import Value
+
+DATES = (
+    "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d", "%b %d %Y", "%b %d, %Y",
+    "%d %b %Y", "%d-%b-%Y", "%d/%m/%y", "%m/%d/%y", "%d-%b-%y", "%a, %d %b %Y",
+)  # fmt: skip
+CLOCKS = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p", ", %H:%M", ", %I:%M %p", " %H:%M:%S GMT")
+WHOLE_FORMATS = ("%d/%b/%Y:%H:%M:%S %z", "%a %b %d %H:%M:%S %Y", "%b-%Y", "%b %Y")
+FORMATS = (ISO, *(day + clock for day in DATES for clock in CLOCKS), *WHOLE_FORMATS)
+MOST_FORMATS = 4  # in one column
+SPAN = (1900, 2100)  # years of times
+FITS = 0.98  # of the different texts
+NUMBERS_FIT = 0.9
+DIFFERENT = 3  # texts that tell what a column is, at least
+MOST_TEXTS = 1000  # different ones that are looked at
+FEW_TEXTS = 60  # that say which formats there may be
+LOOKS_LIKE_TIME = r"^.{6,40}$"
+DIGIT_PAIRS = r"\d[-/.: ,]|[A-Za-z]{3}[ -]\d"
+LEADING_ZERO = r"^0\d"
+FRACTION = r"[.$€£%,]"
+MISSING = ("na", "n/a", "nan", "null", "none", "-", "?", "unknown", "missing", "")
+
+
+class ColumnReading(Value, frozen=True):
+    """How the values of a column are read before they are used."""
+
+    how: Literal["time", "number", "whole"]
+    formats: tuple[str, ...] = ()
+    doubt: str = ""  # what the values do not tell
+
+    def read(self, array: pa.Array) -> pa.Array:
+        """The values; null: not one of this kind."""
+        return self.transform("column").run((array,), RowPosition())[0]
+
+    def misread(self, before: pa.Array, after: pa.Array) -> int:
+        """How many values are not of this kind; blanks and words such as NA are missing values."""
+        lost = before.filter(pc.call_function("and_not", [before.is_valid(), after.is_valid()]))
+        if types.is_floating(lost.type):
+            return pc.call_function("is_finite", [lost]).true_count if self.how == "whole" else 0
+        return len(_without_missing(pc.call_function("utf8_trim_whitespace", [lost])))
+
+    def transform(self, column: str) -> ToTime | ToNumber | ToWhole:
+        if self.how == "time":
+            return ToTime(column=column, formats=self.formats)
+        return ToNumber(column=column) if self.how == "number" else ToWhole(column=column)
+
+
+def find_readings(columns: Mapping[str, pa.Array]) -> dict[str, ColumnReading]:
+    """The readings of columns that are not what their type says, by first values."""
+    found = {name: _find(name, array) for name, array in columns.items()}
+    return {name: reading for name, reading in found.items() if reading is not None}
+
+
+def _find(name: str, array: pa.Array) -> ColumnReading | None:
+    if types.is_floating(array.type):
+        x_N = array.drop_null().cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        x_N = x_N[~np.isnan(x_N)]
+        finite_N = x_N[np.isfinite(x_N)]
+        if len(finite_N) and is_whole(finite_N).all() and sense_of(name) != "amount":
+            return ColumnReading(how="whole")
+        with np.errstate(over="ignore"):
+            return ColumnReading(how="number") if not np.isfinite(x_N.astype(np.float32)).all() else None
+    if not is_text(array.type) or types.is_large_binary(array.type):
+        return None
+    texts = pc.call_function("utf8_trim_whitespace", [array.drop_null().unique()])
+    texts = _without_missing(texts)[:MOST_TEXTS]
+    if len(texts) < DIFFERENT:
+        return None
+    return _time_reading(texts) or _number_reading(name, texts)
+
+
+def _without_missing(texts: pa.Array) -> pa.Array:
+    lower = pc.call_function("utf8_lower", [texts])
+    known = pc.call_function("is_in", [lower], pc.SetLookupOptions(value_set=pa.array(MISSING, texts.type)))
+    return texts.filter(pc.call_function("invert", [known]))
+
+
+def _time_reading(texts: pa.Array) -> ColumnReading | None:
+    if _share(texts, LOOKS_LIKE_TIME) < FITS or _share(texts, DIGIT_PAIRS) < FITS:
+        return None
+    # Formats of hardly any text need not be tried on all.
+    few = texts.take(pa.array(np.linspace(0, len(texts) - 1, min(len(texts), FEW_TEXTS)).astype(np.int64)))
+    possible = [one for one in FORMATS if _fitting(few, one).true_count]
+    formats: list[str] = []
+    rest, doubt = texts, ""
+    while len(rest) > (1 - FITS) * len(texts) and len(formats) < MOST_FORMATS:
+        fits = {one: _fitting(rest, one) for one in possible}
+        best = max(fits.values(), key=lambda fit: fit.true_count, default=None)
+        if best is None or not best.true_count:
+            return None
+        equal = [one for one, fit in fits.items() if fit.true_count == best.true_count]
+        form = equal[0]
+        swapped = [one for one in equal if one != form and sorted(one) == sorted(form)]
+        if swapped and form.startswith("%d/%m"):
+            form = swapped[0]  # as in the United States, where slashes are usual
+        if swapped:
+            doubt = f"no value tells whether day or month comes first: read as {form}"
+        formats.append(form)
+        rest = rest.filter(pc.call_function("invert", [fits[form]]))
+    if len(rest) > (1 - FITS) * len(texts):
+        return None
+    return ColumnReading(how="time", formats=tuple(formats), doubt=doubt)
+
+
+def _fitting(texts: pa.Array, form: str) -> pa.Array:
+    years = pc.call_function("year", [parse_times(texts, form)])
+    late = pc.call_function("greater_equal", [years, SPAN[0]])
+    return pc.fill_null(pc.call_function("and", [late, pc.call_function("less", [years, SPAN[1]])]), False)
+
+
+def _number_reading(name: str, texts: pa.Array) -> ColumnReading | None:
+    numbers = texts.filter(parse_numbers(texts).is_valid())
+    if len(numbers) < NUMBERS_FIT * len(texts) or _share(numbers, LEADING_ZERO) or sense_of(name) == "id":
+        return None
+    measured = _share(numbers, FRACTION) > 0 or sense_of(name) == "amount"
+    return ColumnReading(how="number") if measured else None
+
+
+def _share(texts: pa.Array, pattern: str) -> float:
+    match = pc.call_function("match_substring_regex", [texts], pc.MatchSubstringOptions(pattern))
+    return match.true_count / max(len(texts), 1)

@@ -1,0 +1,354 @@
+"""The role of a column: a pure function of facts about it, by rules of which the first that holds decides."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import pyarrow as pa
+from pyarrow import types
+
+from rowwise.errors import SpecError
+from rowwise.ingest.evidence import Evidence, Shape
+from rowwise.ingest.kinds import is_list, is_text
+from rowwise.ingest.names import Sense, is_group, sense_of
+from rowwise.ingest.sketch import Repeats
+from rowwise.ingest.survey import ColumnSurvey
+from rowwise.ingest.transform.times import PER_SECOND, Unit
+
+Role = Literal["label", "dense", "sparse", "time", "key", "group", "unused"]
+
+FEW = 100  # whole numbers with so few values may be categories
+CODES = 12  # so few may be codes even if their name tells nothing
+FLAG = 2
+LARGEST_COUNT = 1 << 31
+TIMES = (631_152_000, 4_102_444_800)  # 1990 to 2100 in seconds
+DAYS = (19000101, 21001231)  # written as whole numbers
+CLOSE_nats = 0.01  # of the label; a column that tells less, or as much in both readings, is close
+MANY_TIMES = 1000
+ENOUGH_ROWS = 3000  # for what the label says of ids and amounts to be no chance
+NEARLY_ALL = 0.9
+LEAK_AUC = 0.99
+LEAK_ERROR = 0.02
+LEAK_ROWS = 200  # of the rarer label; with fewer, a column that orders them well may be a good one
+LARGEST_GROUPS = 50  # rows of a group, on average
+FEWEST_GROUPS = 20
+IN_GROUPS = 0.5  # of the rows
+GROUP_ERROR = 0.2  # labels that are guessed wrong from other rows of the group, over those without
+EVEN = 0.7  # values in the upper half of the range over those in the lower half, or the other way round
+# An amount of so many different whole numbers, each with so many rows, has a table, too: for what rises and falls
+MOST_BOTH, OFTEN_AGAIN = 1024, 20
+EQUAL = 2  # pairs of equal numbers, to be expected
+PEAKED, PEAKED_CODES = 0.75, 0.95  # rank correlation of counts, and of few of them
+AS_COUNTS = "the rarer, the farther from the most frequent, as counts are"
+SENTENCE = 5  # words, and
+LONG_TEXTS = 0.3  # of the rows are different: free text
+AS_TOLD = "as told"  # the reason for a role that an option gives
+NEVER_SEEN = 0.95  # of the ids in test rows
+MOSTLY = 0.5
+
+
+class Use(NamedTuple):
+    """The role of a column, and the reason for it."""
+
+    role: Role
+    why: str = ""
+    note: str | None = None  # what looks wrong
+    close: bool = False
+    both: bool = False  # its numbers are ids, too
+
+    @property
+    def is_ids(self) -> bool:
+        """Whether it has a table."""
+        return self.role == "sparse" or self.both
+
+
+class Facts(NamedTuple):
+    """What is known of a column."""
+
+    name: str
+    sense: Sense
+    kind: pa.DataType
+    rows: int
+    nulls: int
+    distinct: int
+    least: float
+    most: float
+    infinite: int
+    words: float
+    texts: tuple[str, ...]
+    evidence: Evidence | None
+    shape: Shape | None
+    leak: str | None
+    repeats: Repeats  # values of two rows and more
+
+    @property
+    def whole(self) -> bool:
+        return bool(types.is_integer(self.kind))
+
+    @property
+    def number(self) -> bool:
+        return self.whole or bool(types.is_floating(self.kind) or types.is_decimal(self.kind))
+
+    @property
+    def text(self) -> bool:
+        return is_text(self.kind)
+
+    @property
+    def filled_rows(self) -> int:
+        return self.rows - self.nulls
+
+    @property
+    def nearly_all_different(self) -> bool:
+        return self.distinct > NEARLY_ALL * self.filled_rows
+
+    @property
+    def numbers_rows(self) -> bool:
+        """Whole numbers that count rows: all different, without gaps."""
+        span = self.most - self.least + 1
+        return (
+            self.whole
+            and self.rows >= CODES
+            and self.distinct == self.filled_rows
+            and self.distinct > NEARLY_ALL * span
+        )
+
+    @property
+    def counts(self) -> bool:
+        """Numbers are the rarer, the farther they are from the most frequent one."""
+        enough = PEAKED if self.distinct > CODES else PEAKED_CODES
+        return self.shape is not None and self.least >= 0 and self.shape.peaked >= enough
+
+    @property
+    def never_by_chance(self) -> bool:
+        """All different, where so many numbers that are drawn from the range would have several that are equal."""
+        return self.distinct == self.filled_rows and self.filled_rows**2 > 2 * EQUAL * (self.most - self.least + 1)
+
+    @property
+    def spread_evenly(self) -> bool:
+        return self.shape is not None and EVEN <= self.shape.even <= 1 / EVEN
+
+    @property
+    def seconds(self) -> bool:
+        """Whether numbers are times since 1970, in seconds, or in thousandths, millionths or billionths."""
+        return unit_of(self.least, self.most) is not None
+
+    @property
+    def days(self) -> bool:
+        """Whether whole numbers are days such as 20240531."""
+        ends = [int(end) % 10_000 for end in (self.least, self.most)] if self.least <= self.most else [0]
+        valid = all(1 <= end // 100 <= 12 and 1 <= end % 100 <= 31 for end in ends)
+        return self.whole and DAYS[0] <= self.least and self.most <= DAYS[1] and valid
+
+
+def unit_of(least: float, most: float) -> Unit | None:
+    """The unit of whole numbers that are times since 1970; None: they are none."""
+    return next((u for u, per in PER_SECOND.items() if TIMES[0] * per <= least and most <= TIMES[1] * per), None)
+
+
+def parse_roles(told: Mapping[Role, str | Sequence[str] | None]) -> dict[str, Role]:
+    """The role of each column that a user names, by its roles' columns."""
+    roles: dict[str, Role] = {}
+    for role, names in told.items():
+        for column in [names] if isinstance(names, str) else names or ():
+            if roles.setdefault(column, role) != role:
+                raise SpecError(f"column {column!r} has two roles, {roles[column]} and {role}: want one of them")
+    return roles
+
+
+def facts_of(name: str, survey: ColumnSurvey, *, labelled: bool) -> Facts:
+    """The facts of all rows."""
+    evidence, shape = survey.evidence() or (None, None)
+    sketch = survey.sketch
+    repeats = sketch.repeats(2)
+    return Facts(
+        name=name,
+        sense=sense_of(name),
+        kind=survey.kind,
+        rows=survey.rows,
+        nulls=survey.nulls,
+        distinct=sketch.distinct,
+        least=survey.least,
+        most=survey.most,
+        infinite=survey.infinite,
+        words=survey.words,
+        texts=tuple(survey.texts),
+        evidence=evidence,
+        shape=shape,
+        leak=_leak(survey, repeats) if labelled else None,
+        repeats=repeats,
+    )
+
+
+def may_group(facts: Facts) -> bool:
+    """Whether rows of one value belong together: there are many small groups, named so, or with one label each."""
+    repeats = facts.repeats
+    if not (facts.whole or facts.text) or facts.sense in ("amount", "part of time", "time"):
+        return False
+    if repeats.values < FEWEST_GROUPS or repeats.rows < IN_GROUPS * facts.rows:
+        return False
+    if (facts.distinct <= FEW and facts.sense != "id") or facts.distinct * LARGEST_GROUPS < facts.rows:
+        return False
+    alike = repeats.guess.blind >= FEWEST_GROUPS and repeats.guess.error <= GROUP_ERROR
+    named = is_group(facts.name)
+    return named or (alike and (facts.sense == "id" or facts.text))
+
+
+def choose_role(facts: Facts) -> Use:
+    """What the first rule that holds says."""
+    return next(use for rule in RULES if (use := rule(facts)) is not None)
+
+
+Rule = Callable[[Facts], Use | None]
+
+
+def _useless(f: Facts) -> Use | None:
+    if f.leak:
+        return Use("unused", note=f"{f.name!r} knows the label: {f.leak}")
+    if f.distinct <= 1 and not is_list(f.kind):
+        return Use("unused", note=f"{f.name!r} is constant{' or missing' if f.nulls else ''}")
+    if f.infinite > MOSTLY * f.rows:
+        return Use("unused", note=f"{f.name!r} holds mostly numbers that are infinite in 32 bits")
+    return None
+
+
+def _other_types(f: Facts) -> Use | None:
+    """Types with one use."""
+    listed = is_list(f.kind)
+    kind = f.kind.value_type if listed else f.kind
+    if types.is_dictionary(kind):
+        known = is_text(kind.value_type) or types.is_integer(kind.value_type)
+        return Use("sparse", "categories") if known else Use("unused", f"categories of {kind.value_type}")
+    if listed and is_text(kind):
+        return Use("sparse", "lists of words")
+    if listed:
+        return Use("sparse", "lists of whole numbers") if types.is_integer(kind) else Use("unused", "lists of numbers")
+    if types.is_timestamp(kind) or types.is_date(kind):
+        return Use("time", "times")
+    if types.is_boolean(kind):
+        return Use("dense", "yes or no")
+    return None if f.number or f.text else Use("unused", "no numbers, words or lists of them")
+
+
+def _time(f: Facts) -> Use | None:
+    if not f.number or not f.least <= f.most:
+        return None
+    if f.seconds and f.sense != "amount" and (f.distinct >= MANY_TIMES or f.sense == "time"):
+        return Use("time", "times since 1970")
+    if f.days and f.sense in ("time", "part of time") and f.distinct > FLAG:
+        return Use("time", "days such as 20240531")
+    return None
+
+
+def _names_the_row(f: Facts) -> Use | None:
+    """Different in nearly every row, and no amount."""
+    key = Use("key", note=f"{f.name!r} is different in nearly every row: it names the row")
+    if f.numbers_rows and f.sense != "amount":
+        return key
+    if not f.nearly_all_different or f.rows < CODES:
+        return None
+    if f.text:
+        return None if f.words >= SENTENCE else key
+    if not f.whole or f.sense in ("amount", "time"):
+        return None
+    named = f.sense == "id" or (
+        f.rows >= MANY_TIMES and (f.spread_evenly or f.never_by_chance or f.most > LARGEST_COUNT)
+    )
+    return key if named else None
+
+
+def _texts(f: Facts) -> Use | None:
+    if not f.text:
+        return None
+    if f.words >= SENTENCE and f.distinct > LONG_TEXTS * f.filled_rows:
+        note = f"{f.name!r} is free text, {f.words:.0f} words in a value: no ids, as nearly all are different"
+        return Use("unused", note=note)
+    if {text.strip().lower() for text in f.texts} <= YES_NO:
+        return Use("sparse", "yes or no")
+    return Use("sparse", "words")
+
+
+def _numbers(f: Facts) -> Use | None:
+    if f.whole:
+        return None
+    if f.infinite:
+        note = f"{f.name!r} has {f.infinite:,} numbers that are infinite in 32 bits: read as missing"
+        return Use("dense", "numbers with fractions", note=note)
+    return Use("dense", "numbers with fractions")
+
+
+def _named(f: Facts) -> Use | None:
+    """What the name of whole numbers says."""
+    if f.sense == "id" or f.sense == "row":
+        return Use("sparse", "by its name an id")
+    if f.sense == "part of time" and f.distinct <= FEW:
+        return Use("sparse", "a part of a time, that comes again")
+    if f.sense == "amount" and not (f.distinct <= FLAG):
+        also = f.distinct <= MOST_BOTH and f.rows >= max(ENOUGH_ROWS, OFTEN_AGAIN * f.distinct)
+        return Use("dense", "by its name an amount", both=also)
+    return None
+
+
+def _large(f: Facts) -> Use | None:
+    return Use("sparse", "numbers that large count nothing") if f.most > LARGEST_COUNT else None
+
+
+def _told_by_label(f: Facts) -> Use | None:
+    evidence = f.evidence
+    if evidence is None or evidence.reading is None:
+        return None
+    ids, amounts = (max(evidence.base - one, 0) / evidence.base for one in (evidence.ids, evidence.amounts))
+    close = min(max(ids, amounts), abs(ids - amounts)) * evidence.base < CLOSE_nats
+    said = f"of the label ids tell {ids:.1%}, amounts {amounts:.1%}"
+    if evidence.reading == "amounts":
+        return Use("dense", said, close=close)
+    if f.distinct <= FEW and f.counts:
+        return Use("dense", AS_COUNTS, close=True, both=True)
+    if f.rows < ENOUGH_ROWS and f.distinct > CODES:
+        return Use("dense", "a count, in too few rows for ids", close=True, both=f.distinct <= FEW)
+    return Use("sparse", said, close=close)
+
+
+def _few(f: Facts) -> Use | None:
+    if f.least < 0 or f.distinct > FEW:
+        return None
+    if f.counts:
+        return Use("dense", AS_COUNTS, close=True, both=True)
+    if f.distinct <= CODES:
+        return Use("sparse", f"{f.distinct} values", close=f.distinct > FLAG)
+    if f.rows < ENOUGH_ROWS:
+        return Use("dense", "in so few rows rather a count", close=True, both=True)
+    return Use("sparse", f"{f.distinct} values", close=True)
+
+
+def _shaped(f: Facts) -> Use:
+    shape = f.shape
+    if shape is not None and shape.is_of_ids and f.least >= 0 and f.rows >= ENOUGH_ROWS and not f.counts:
+        why = f"{shape.filled:.0%} of the range taken, {shape.repeats:.0f} rows a value"
+        return Use("sparse", why, close=True)
+    return Use("dense", "the values lie as amounts do", close=True)
+
+
+RULES: tuple[Rule, ...] = (
+    _useless, _other_types, _time, _names_the_row, _texts, _numbers, _named, _large, _told_by_label, _few, _shaped,
+)  # fmt: skip
+YES_NO = frozenset(("yes", "no", "y", "n", "true", "false", "t", "f", "on", "off", "ja", "nein", "si", "oui", "non"))
+
+
+def when_never_seen(facts: Facts, use: Use, share: float) -> Use:
+    """The use of a column with new ids in nearly all test rows."""
+    if facts.whole and (facts.sense in ("amount", "part of time") or facts.distinct <= FEW):
+        return Use("dense", f"as ids, {share:.0%} in test rows would be new", close=True)
+    note = f"{facts.name!r} has nothing to learn from: {share:.0%} of its ids in test rows are in no training row"
+    return Use("unused", note=note)
+
+
+def _leak(survey: ColumnSurvey, repeats: Repeats) -> str | None:
+    often, missing, auc = survey.sketch.repeats(), survey.missing_guess(), survey.auc()
+    few = repeats.values * LARGEST_GROUPS <= survey.rows or survey.sketch.distinct <= FEW  # else they may be groups
+    if few and often.guess.error <= LEAK_ERROR and not is_list(survey.kind):
+        return f"{often.guess.told:.0%} of labels can be told from it alone"
+    if missing.error <= LEAK_ERROR:
+        return f"{missing.told:.0%} of labels can be told from where it is missing"
+    rare = min(survey.positive, survey.rows - survey.positive)
+    if auc is not None and max(auc, 1 - auc) >= LEAK_AUC and rare >= LEAK_ROWS:
+        return f"ordered by it alone, rows of one label come before all others (AUC {max(auc, 1 - auc):.3f})"
+    return None

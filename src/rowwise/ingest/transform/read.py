@@ -1,0 +1,135 @@
+"""Reads what other programs wrote: times and numbers in text, whole numbers stored as floats.
+
+What cannot be read so becomes null, as a missing value does. Known limits: names of months and days are English; a
+comma separates thousands, not decimals.
+"""
+
+import datetime
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import compute as pc
+from pyarrow import types
+
+from rowwise.ingest.bags import as_float32
+from rowwise.ingest.kinds import KEYS, NUMBERS
+from rowwise.ingest.transform.transform import NUMBER_OR_KEY, Arrays, Kinds, OneColumn, RowPosition, is_words
+
+ISO = "iso"
+MOST_WHOLE = 1 << 53  # whole numbers up to here are exact in 64-bit floats
+NUMBER = r"^[-+]?[$€£]?(\d{1,3}(,\d{3})+(\.\d*)?|\d+\.?\d*|\.\d+)([eE][-+]?\d{1,3})?%?$"
+
+
+class ToTime(OneColumn, frozen=True, kw_only=True, tag="to_time", tag_field="kind"):
+    """Text as a time: the first of the formats that fits it. Times with a zone are in UTC, others as they are."""
+
+    formats: tuple[str, ...] = (ISO,)  # iso, such as 2024-05-31T12:00:00+02:00; or of strptime: "%d/%m/%Y %H:%M"
+
+    def __post_init__(self) -> None:
+        bad = [one for one in self.formats if one != ISO and "%" not in one]
+        if bad or not self.formats:
+            raise self.spec_error(f"formats={list(self.formats)}: want {ISO}, or some such as '%d/%m/%Y %H:%M'")
+
+    @property
+    def wants(self) -> tuple[str, ...]:
+        return (KEYS,)
+
+    def type_problem(self, kinds: Kinds) -> str:
+        return "" if is_words(kinds[0]) else f"it holds {kinds[0]}: want text"
+
+    def types(self, kinds: Kinds) -> Kinds:
+        return (pa.timestamp("us"),)
+
+    def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
+        """Try one format after the other on all texts."""
+        texts = _trimmed(arrays[0])
+        times = pa.nulls(len(texts), pa.timestamp("us"))
+        for one in self.formats:
+            if times.null_count:
+                times = pc.call_function("coalesce", [times, parse_times(texts, one)])
+        return (times,)
+
+
+def parse_times(texts: pa.Array, form: str) -> pa.Array:
+    """The times of texts without surrounding spaces; null where the format does not fit."""
+    if form == ISO:
+        return _parse_iso(texts)
+    options = pc.StrptimeOptions(form, "us", error_is_null=True)
+    return pc.call_function("strptime", [texts], options).cast(pa.timestamp("us"))
+
+
+def _parse_iso(texts: pa.Array) -> pa.Array:
+    for zone in (None, "UTC"):
+        try:
+            return texts.cast(pa.timestamp("us", zone)).cast(pa.timestamp("us"))
+        except pa.ArrowInvalid:
+            continue
+    return pa.array([_iso_time(text) for text in texts.to_pylist()], pa.timestamp("us"))
+
+
+def _iso_time(text: str | None) -> datetime.datetime | None:
+    if text is None or "-" not in text:
+        return None
+    try:
+        when = datetime.datetime.fromisoformat(text)
+        return when.astimezone(datetime.UTC).replace(tzinfo=None) if when.tzinfo else when
+    except (ValueError, OverflowError):
+        return None
+
+
+class ToNumber(OneColumn, frozen=True, kw_only=True, tag="to_number", tag_field="kind"):
+    """A number of 64 bits from a number or from text such as `1,250.5`, `$12` or `7%` (7); null if it is not finite."""
+
+    @property
+    def wants(self) -> tuple[str, ...]:
+        return (NUMBER_OR_KEY,)
+
+    def type_problem(self, kinds: Kinds) -> str:
+        return f"it holds {kinds[0]}: want numbers or text" if types.is_binary(kinds[0]) else ""
+
+    def types(self, kinds: Kinds) -> Kinds:
+        return (pa.float64(),)
+
+    def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
+        """Infinite in 32 bits is not finite, as models read numbers so."""
+        numbers = parse_numbers(arrays[0]) if is_words(arrays[0].type) else arrays[0].cast(pa.float64(), safe=False)
+        finite = pc.call_function("is_finite", [as_float32(numbers)])
+        return (pc.call_function("if_else", [finite, numbers, pa.scalar(None, pa.float64())]),)
+
+
+def parse_numbers(array: pa.Array) -> pa.Array:
+    """The numbers of texts; null where a text is none."""
+    texts = _trimmed(array)
+    is_number = pc.call_function("match_substring_regex", [texts], pc.MatchSubstringOptions(NUMBER))
+    plain = pc.call_function("replace_substring_regex", [texts], pc.ReplaceSubstringOptions("[$€£,%]", ""))
+    plain = pc.call_function("replace_substring_regex", [plain], pc.ReplaceSubstringOptions(r"^\+", ""))
+    return pc.call_function("if_else", [is_number, plain, pa.scalar(None, pa.large_string())]).cast(pa.float64())
+
+
+class ToWhole(OneColumn, frozen=True, kw_only=True, tag="to_whole", tag_field="kind"):
+    """Whole numbers up to 2**53 that are stored as floats, as pandas does where some are missing; others are null."""
+
+    @property
+    def wants(self) -> tuple[str, ...]:
+        return (NUMBERS,)
+
+    def types(self, kinds: Kinds) -> Kinds:
+        return (pa.int64(),)
+
+    def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
+        if types.is_integer(arrays[0].type):
+            return (arrays[0].cast(pa.int64(), safe=False),)
+        x_R = arrays[0].cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        good_R = is_whole(x_R)
+        return (pa.array(np.where(good_R, x_R, 0).astype(np.int64), mask=~good_R),)
+
+
+def is_whole(x_R: np.ndarray) -> np.ndarray:
+    """Which numbers are whole, and exact."""
+    with np.errstate(invalid="ignore"):
+        return np.isfinite(x_R) & (np.abs(x_R) <= MOST_WHOLE) & (np.floor(x_R) == x_R)
+
+
+def _trimmed(array: pa.Array) -> pa.Array:
+    plain = array.dictionary_decode() if types.is_dictionary(array.type) else array
+    return pc.call_function("utf8_trim_whitespace", [plain.cast(pa.large_string())])

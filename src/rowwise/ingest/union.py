@@ -1,0 +1,155 @@
+"""The columns of several Parquet files together: all names, with types that hold the values of each file. Pure."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import pyarrow as pa
+from pyarrow import compute as pc
+from pyarrow import types
+
+UNITS = ("s", "ms", "us", "ns")
+TEXTS = (types.is_string, types.is_large_string, types.is_string_view)
+MOST_NOTES = 20
+
+
+class FlatColumn(NamedTuple):
+    """A column, or a field inside of structs."""
+
+    root: str  # the column of the file
+    path: tuple[str, ...]  # in its structs; empty: it is the column itself
+    kind: pa.DataType
+
+    def take_from(self, table: pa.Table) -> pa.ChunkedArray:
+        column = table[self.root]
+        for name in self.path:
+            at = column.type.get_field_index(name)
+            column = pc.call_function("struct_field", [column], pc.StructFieldOptions([at]))
+        return column
+
+
+class Union(NamedTuple):
+    """The columns of several files."""
+
+    types: dict[str, pa.DataType]
+    sources: dict[str, str]  # the file from which each type is, for messages
+    notes: tuple[str, ...]
+    lacking: dict[str, frozenset[str]]  # by column the files without it
+
+
+def flat_columns(schema: pa.Schema) -> dict[str, FlatColumn]:
+    """The columns of a file by name, in order; fields of structs are called a.b, unless a column is called so."""
+    found: dict[str, FlatColumn] = {}
+    for field in schema:
+        for path, kind in _fields(field.type):
+            name = ".".join((field.name, *path))
+            if not path or name not in schema.names:
+                found[name] = FlatColumn(field.name, path, kind)
+    return found
+
+
+def _fields(kind: pa.DataType) -> list[tuple[tuple[str, ...], pa.DataType]]:
+    if not types.is_struct(kind) or not kind.num_fields or len({f.name for f in kind}) < kind.num_fields:
+        return [((), kind)]
+    return [((field.name, *path), inner) for field in kind for path, inner in _fields(field.type)]
+
+
+def unite(schemas: Mapping[str, pa.Schema]) -> Union:
+    """The union of the columns of files; where types have nothing in common, that of the first file stays."""
+    made = Union({}, {}, (), {})
+    notes, lacking = list[str](), dict[str, list[str]]()
+    seen, last, flat = list[str](), pa.schema([]), dict[str, FlatColumn]()
+    for source, schema in schemas.items():
+        if not schema.equals(last):
+            last, flat = schema, flat_columns(schema)
+            new = [name for name in flat if name not in made.types]
+            lacking |= {name: list(seen) for name in new if seen}
+            notes += [f"{flat[name].root!r} is a struct: {name!r} is a field of it" for name in new if flat[name].path]
+            notes += _add(made, flat, source)
+        for name in made.types.keys() - flat.keys():
+            lacking.setdefault(name, []).append(source)
+        seen.append(source)
+    for name in (name for name in made.types if name in lacking):
+        files = f"{len(lacking[name])} of {len(schemas)} files, such as {lacking[name][0]}"
+        notes.append(f"column {name!r} is not in {files}: it has no value there")
+    more = len(notes) - MOST_NOTES
+    kept = notes if more <= 0 else [*notes[:MOST_NOTES], f"and {more} more such differences between the files"]
+    return made._replace(notes=tuple(kept), lacking={name: frozenset(files) for name, files in lacking.items()})
+
+
+def _add(made: Union, flat: Mapping[str, FlatColumn], source: str) -> list[str]:
+    """Add the columns of a file; returns what is to say of types."""
+    notes: list[str] = []
+    for name, column in flat.items():
+        known = made.types.setdefault(name, column.kind)
+        first = made.sources.setdefault(name, source)
+        wider = widest(known, column.kind)
+        if wider is not None and wider != known:
+            if not types.is_null(known):
+                notes.append(f"column {name!r} holds {known} in {first} and {column.kind} in {source}: read as {wider}")
+            made.types[name], made.sources[name] = wider, source
+    return notes
+
+
+def widest(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """A type that holds the values of two; None: there is none."""
+    if can_cast(other, one) and not _loses(other, one):
+        return one
+    if can_cast(one, other) and not _loses(one, other):
+        return other
+    if types.is_integer(one) and types.is_integer(other):
+        return pa.int64()
+    if _is_number(one) and _is_number(other):
+        return pa.float64()
+    if types.is_dictionary(one) or types.is_dictionary(other):
+        return widest(_plain(one), _plain(other))
+    return None
+
+
+def _loses(got: pa.DataType, want: pa.DataType) -> bool:
+    """Whether the wanted type has room for fewer values, among those that can be cast."""
+    if types.is_dictionary(want):
+        return got != want
+    if _is_list(got) and _is_list(want):
+        return _loses(got.value_type, want.value_type)
+    if types.is_timestamp(got) and types.is_timestamp(want):
+        return UNITS.index(got.unit) > UNITS.index(want.unit)
+    if types.is_date(want):
+        return not types.is_null(got)
+    if types.is_integer(got) and types.is_integer(want):
+        signed = types.is_signed_integer(want)
+        return got.bit_width + (signed and not types.is_signed_integer(got)) > want.bit_width or (
+            types.is_signed_integer(got) and not signed
+        )
+    if types.is_floating(want):
+        return (types.is_integer(got) and got.bit_width * 2 > want.bit_width and want.bit_width < 64) or (
+            types.is_floating(got) and got.bit_width > want.bit_width
+        )
+    return types.is_large_string(got) and types.is_string(want)
+
+
+def can_cast(got: pa.DataType, want: pa.DataType) -> bool:
+    """Whether a column can be cast to a type: the same kind of values in another width, unit or layout."""
+    plain = _plain(got)
+    if types.is_dictionary(want):
+        return can_cast(plain, want.value_type)
+    if types.is_null(plain) or plain == want:
+        return True
+    if _is_list(plain) and _is_list(want):
+        return can_cast(plain.value_type, want.value_type)
+    if types.is_timestamp(want):
+        return (types.is_date(plain) and want.tz is None) or (types.is_timestamp(plain) and plain.tz == want.tz)
+    kinds = ((types.is_integer,), TEXTS)
+    same = any(any(is_kind(plain) for is_kind in kind) and any(is_kind(want) for is_kind in kind) for kind in kinds)
+    return same or (types.is_floating(want) and _is_number(plain))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if types.is_dictionary(kind) else kind
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(types.is_list(kind) or types.is_large_list(kind))

@@ -1,0 +1,227 @@
+"""Reads Arrow and Parquet files of strangers: what they unpack to is bounded before it is in memory.
+
+A few kilobytes can unpack to gigabytes in three ways: buffers and pages are compressed, runs of equal values are
+counted, and a dictionary has a long text once. All are counted before anything is unpacked, the last by reading texts
+as numbers in their dictionary. Arrow raises its own errors for files that are damaged, and so do these functions.
+"""
+
+import io
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import IntEnum
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import compute as pc
+from pyarrow import parquet as pq
+from pyarrow import types
+
+from rowwise.ingest.arrow_sizes import decompressed_bytes
+from rowwise.ingest.block import Ints
+from rowwise.ingest.page_sizes import unpacked_size
+from rowwise.ingest.warehouse.footer import check_chunks, check_footer
+from rowwise.textfile import open_regular, read_bytes
+
+MOST_UNPACKED_bytes = 256 << 20  # of a file
+MOST_TIMES = 64  # that a larger Parquet file may take, for each of its bytes
+MOST_COLUMNS = 1 << 14
+MOST_KEPT_bytes = 1 << 16  # of a schema, for the next stream that has it
+MOST_DEPTH = 8  # of lists and structs in each other
+MAGIC = b"ARROW1\0\0"  # begins a file; then there is a stream, which a file's footer only finds again
+NUMBERS = (
+    *(types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_temporal, types.is_null),
+    *(types.is_fixed_size_binary,),
+)
+TEXTS = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+VIEWS = (types.is_string_view, types.is_binary_view)
+LISTS = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_map)
+
+
+def read_arrow_file(source: Path | bytes, most_bytes: int = MOST_UNPACKED_bytes) -> pa.Table:
+    """A file in Arrow's IPC format, by its path or its content; raises pa.ArrowException for one that is damaged."""
+    content = source if isinstance(source, bytes) else read_bytes(source, most_bytes, links=False)
+    if not content.startswith(MAGIC):
+        raise pa.ArrowInvalid("it is no Arrow file")
+    return read_arrow_stream(pa.py_buffer(content).slice(len(MAGIC)), most_bytes)
+
+
+def read_arrow_stream(
+    content: bytes | bytearray | pa.Buffer,
+    most_bytes: int,
+    check_names: Callable[[Sequence[str]], None] | None = None,
+) -> pa.Table:
+    """The table of an Arrow IPC stream that takes at most so many bytes in memory.
+
+    Args:
+        content: the stream.
+        most_bytes: of the table.
+        check_names: raises for names of columns that are not wanted, before any value is read.
+    """
+    with _as_arrow_errors():
+        stream = pa.py_buffer(content)
+        _check_size(decompressed_bytes(stream), most_bytes)
+        with pa.ipc.open_stream(stream) as reader:
+            if check_names is not None:
+                check_names(reader.schema.names)
+            schema = pa.ipc.read_message(stream).serialize().to_pybytes()
+            shared = (_shared_of if len(schema) <= MOST_KEPT_bytes else _shared_of.__wrapped__)(schema)
+            table = reader.read_all()
+        table.validate(full=True)  # offsets and text
+        _check_size(_plain_bytes(table, shared), most_bytes)
+    return table
+
+
+@lru_cache(64)  # servers get the same schema again and again
+def _shared_of(schema: bytes) -> tuple[str, ...]:
+    """The columns whose values share bytes, of the message that begins a stream."""
+    return _check_schema(pa.ipc.read_schema(pa.py_buffer(schema)))
+
+
+def read_parquet(source: Path | bytes, columns: Sequence[str] | None = None, *, links: bool = False) -> pa.Table:
+    """A Parquet file, by its path or its content; raises pa.ArrowException for one that is damaged.
+
+    Args:
+        source: the path or the content.
+        columns: to read; None: all.
+        links: whether the path may be a symbolic link.
+    """
+    opened = io.BytesIO(source) if isinstance(source, bytes) else open_regular(source, links=links)
+    with opened as file, _as_arrow_errors():
+        footer, size = pq.read_metadata(file), file.seek(0, io.SEEK_END)
+        check_footer(footer)
+        check_chunks(footer, size)
+        schema, most_bytes = footer.schema.to_arrow_schema(), max(MOST_UNPACKED_bytes, MOST_TIMES * size)
+        names = schema.names if columns is None else list(columns)
+        missing = [name for name in names if name not in schema.names]
+        if missing:
+            raise pa.ArrowInvalid(f"it has no column {missing[0]!r}")
+        _check_schema(pa.schema([field for field in schema if field.name in names]))
+        unpacked = unpacked_size(file, footer, names)
+        _check_size(unpacked.size_bytes, most_bytes)
+        # Where texts of dictionaries could take more, they stay numbers until they are counted.
+        texts = list(unpacked.texts) if unpacked.size_bytes + sum(unpacked.texts.values()) > most_bytes else []
+        # No threads of Arrow's, which would call Python, perhaps when it ends.
+        reader = pq.ParquetFile(file, metadata=footer, read_dictionary=texts, pre_buffer=False)
+        groups = [reader.read_row_group(group, names, use_threads=False) for group in range(footer.num_row_groups)]
+        table = pa.concat_tables(groups) if groups else reader.read(names, use_threads=False)
+        _check_size(_plain_bytes(table, _check_schema(table.schema)), most_bytes)
+        fields = [schema.field(name) for name in table.column_names]
+        if texts:
+            table = table.cast(pa.schema([field.with_type(_without_views(field.type)) for field in fields]))
+        return table.cast(pa.schema(fields))
+
+
+def check_types(table: pa.Table, schema: pa.Schema) -> None:
+    """Raise pa.ArrowInvalid unless a table has the columns of a schema and no others, without nulls."""
+    for name in (*schema.names, *table.column_names):
+        if name not in table.column_names:
+            raise pa.ArrowInvalid(f"it has no column {name!r}")
+        if name not in schema.names:
+            raise pa.ArrowInvalid(f"it has a column {name[:80]!r} too many")
+        got, want = table[name], schema.field(name).type
+        if got.type != want or got.null_count:
+            nulls = f" with {got.null_count} nulls" if got.null_count else ""
+            raise pa.ArrowInvalid(f"its column {name!r} holds {str(got.type)[:80]}{nulls}: want {want} without nulls")
+
+
+@contextmanager
+def _as_arrow_errors() -> Iterator[None]:
+    """Arrow has errors of its own for some damaged files only."""
+    try:
+        yield
+    except (OSError, EOFError, UnicodeDecodeError, struct.error) as error:
+        raise pa.ArrowInvalid(str(error)) from None
+
+
+def _check_size(size_bytes: int, most_bytes: int) -> None:
+    if size_bytes > most_bytes:
+        raise pa.ArrowInvalid(f"it is {size_bytes:,} bytes when it is unpacked: want at most {most_bytes:,}")
+
+
+def _check_schema(schema: pa.Schema) -> tuple[str, ...]:
+    """Refuse types whose bytes are not counted; the columns whose values share bytes."""
+    if len(schema) > MOST_COLUMNS:
+        raise pa.ArrowInvalid(f"it has {len(schema):,} columns: want at most {MOST_COLUMNS:,}")
+    names, shared = set[str](), list[str]()
+    for field in schema:
+        if field.name in names:
+            count = schema.names.count(field.name)
+            raise pa.ArrowInvalid(f"{count} columns are called {field.name[:80]!r}: want each name once")
+        names.add(field.name)
+        extent = _extent(field.type, MOST_DEPTH)
+        if extent is _Extent.UNKNOWN:
+            raise pa.ArrowInvalid(
+                f"column {field.name[:80]!r} holds {str(field.type)[:80]}: want plain values or lists"
+            )
+        if extent is _Extent.SHARED:
+            shared.append(field.name)
+    return tuple(shared)
+
+
+class _Extent(IntEnum):
+    """Whether buffers bound the values of a type."""
+
+    BOUNDED = 0  # each value has bytes of its own
+    SHARED = 1  # values share bytes, or have none: `_array_bytes` counts them
+    UNKNOWN = 2
+
+
+def _extent(kind: pa.DataType, depth: int) -> _Extent:
+    if types.is_dictionary(kind):
+        return _Extent.SHARED if _is(kind.value_type, (*NUMBERS, *TEXTS, *VIEWS)) else _Extent.UNKNOWN
+    if _is(kind, LISTS) or types.is_struct(kind):
+        inside = [_extent(kind.field(k).type, depth - 1) for k in range(kind.num_fields)] if depth else []
+        return max(inside, default=_Extent.UNKNOWN)
+    if _is(kind, VIEWS) or types.is_null(kind) or kind == pa.binary(0):
+        return _Extent.SHARED
+    return _Extent.BOUNDED if _is(kind, (*NUMBERS, *TEXTS)) else _Extent.UNKNOWN
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    """A type to which texts of a dictionary can be cast, and from which to this one."""
+    if _is(kind, VIEWS):
+        return pa.large_string() if types.is_string_view(kind) else pa.large_binary()
+    if types.is_list(kind) or types.is_large_list(kind):
+        inside = kind.value_field.with_type(_without_views(kind.value_type))
+        return pa.list_(inside) if types.is_list(kind) else pa.large_list(inside)
+    return kind
+
+
+def _is(kind: pa.DataType, tests: Sequence[Callable[[pa.DataType], bool]]) -> bool:
+    return any(test(kind) for test in tests)
+
+
+def _plain_bytes(table: pa.Table, shared: Iterable[str]) -> int:
+    """The bytes of the values of columns, as if each value had bytes of its own."""
+    return sum(_array_bytes(chunk) for name in shared for chunk in table[name].chunks)
+
+
+def _array_bytes(array: pa.Array) -> int:
+    kind, count = array.type, len(array)
+    if types.is_dictionary(kind):
+        if _is(kind.value_type, NUMBERS):
+            return count * _width(kind.value_type)
+        lengths_D, chosen = _lengths(array.dictionary), array.indices.drop_null().to_numpy()
+        return 8 * count + int(lengths_D[chosen].sum())
+    if _is(kind, (*TEXTS, *VIEWS)):
+        return 8 * count + int(_lengths(array).sum())
+    if _is(kind, LISTS):
+        return 8 * count + _array_bytes(array.values)
+    if types.is_struct(kind):
+        return count + sum(_array_bytes(array.field(k)) for k in range(kind.num_fields))
+    return count * _width(kind)
+
+
+def _width(kind: pa.DataType) -> int:
+    return 1 if types.is_null(kind) else max(1, kind.bit_width // 8)
+
+
+def _lengths(array: pa.Array) -> Ints:
+    """The lengths of texts; of nulls, any."""
+    if _is(array.type, VIEWS):
+        views_N4 = np.frombuffer(array.buffers()[1] or b"", "<i4").reshape(-1, 4)
+        return views_N4[array.offset : array.offset + len(array), 0].astype(np.int64)
+    return pc.call_function("binary_length", [array]).fill_null(0).to_numpy().astype(np.int64)

@@ -1,0 +1,275 @@
+"""`rowwise.fit` for notebooks: the commands `data inspect`, `train`, `report` and `predict` for a frame in memory.
+
+The frame is written as Parquet beside the runs, as workers and a resumed run read files; equal frames are one file, so
+that their runs are comparable. All else is what the commands do, by the same functions, and the commands go on with
+the run: `rowwise resume`, `eval`, `export`.
+"""
+
+import hashlib
+import html
+import json
+import os
+import re
+import shutil
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import pyarrow as pa
+import typer
+from numpy.typing import NDArray
+from pyarrow import parquet as pq
+
+from rowwise.cli.console import show_warning
+from rowwise.cli.environment import CommandEnvironment
+from rowwise.cli.launch import launch
+from rowwise.cli.progress import splits_bar
+from rowwise.cli.run_request import RunRequest
+from rowwise.cli.terminal import make_terminal
+from rowwise.errors import DataError, SpecError, escape_newlines
+from rowwise.ingest.frames import FrameReader
+from rowwise.ingest.inspect import DatasetCard, find_separators, inspect_ids
+from rowwise.ingest.kinds import is_list
+from rowwise.ingest.roles import Role, parse_roles
+from rowwise.recipes.find import load
+from rowwise.recipes.predict import Predictor, predict
+from rowwise.recipes.recipe import Recipe
+from rowwise.recipes.rows import RowSelection
+from rowwise.recipes.runs import RunResult, load_predictor
+from rowwise.recipes.starter import recipe_name, write_starter
+from rowwise.recipes.text import read
+from rowwise.textfile import decode_json, read_bytes, read_text
+from rowwise.train.run_folder import FRAME, RunFolder
+
+FRAMES = "frames"  # in the folder of all runs: the rows of frames, by their digests
+SHOWN = ("auc", "loss", "ne", "calibration", "rmse", "mae", "r2")  # of a run in a line
+DIGITS = 16  # of a digest
+REPORT_HEIGHT_em = 45  # of a report in a notebook
+OPTION = re.compile(r"--(label|sparse|dense|ignore|time|key)[ =]")  # of the command line, which is an argument here
+
+
+@final
+class Report:
+    """The report of a run, which notebooks show."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __repr__(self) -> str:
+        return str(self.path)
+
+    def _repr_html_(self) -> str:
+        page = html.escape(read_text(self.path))
+        style = f"width:100%;height:{REPORT_HEIGHT_em}em;border:0"
+        return f'<iframe srcdoc="{page}" style="{style}"></iframe>'
+
+
+@final
+class FittedRun:
+    """A run that has ended, by its folder: of `rowwise.fit`, or of any command.
+
+    Args:
+        folder: of the run, such as runs/clicked/1.
+        card: what `rowwise.fit` saw in the columns of its frame.
+    """
+
+    def __init__(self, folder: str | Path, card: DatasetCard | None = None) -> None:
+        self.folder, self.card = RunFolder.open(Path(folder)).path, card
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in self.test.items() if name in SHOWN and value)
+        return f"FittedRun({str(self.folder)!r}): {shown or 'not tested'}"
+
+    @property
+    def report(self) -> Report:
+        """The report: a notebook shows it, and its `path` is a file for any browser."""
+        return Report(self.folder / "report.html")
+
+    @property
+    def outcome(self) -> RunResult:
+        """How the run ended, and the metrics of all its labels."""
+        return decode_json(read_bytes(self.folder / "result.json"), RunResult)
+
+    @property
+    def test(self) -> dict[str, float | None]:
+        """Metrics of the label, or of the first of several, on rows that the model was not trained on."""
+        return next(iter(self.outcome.test.values()), {})
+
+    def predict(self, frame: object) -> NDArray[np.float32]:
+        """The probability that the label is 1, for each row of a frame in its order; for several labels a column each.
+
+        The frame needs the columns that the model reads, and no label.
+        """
+        rows = to_table(frame)
+        if not rows.num_rows:
+            raise DataError("frame: no rows to predict for: want at least one")
+        tasks = self._predictor.tasks
+        with TemporaryDirectory(prefix="rowwise-") as folder:
+            out = Path(folder) / "predictions.parquet"
+            predict(self._predictor, RowSelection(FrameReader(rows)), out)
+            made = pq.read_table(out)
+        numbers = made.drop_columns(made.column_names[:1])  # the first names the row
+        each = numbers.num_columns // len(tasks)  # the last number of a label is what it predicts
+        found = np.stack([numbers.column(each * k + each - 1).to_numpy() for k in range(len(tasks))], 1)
+        return found[:, 0] if len(tasks) == 1 else found
+
+    @cached_property
+    def _predictor(self) -> Predictor:
+        return load_predictor(self.folder, warn=partial(show_warning, make_terminal(stderr=True)))
+
+
+def fit(  # noqa: PLR0913 - what a user may say
+    frame: object,
+    label: str | None = None,
+    *,
+    folder: str | Path = "runs",
+    name: str | None = None,
+    recipe: str | Path | None = None,
+    set: Mapping[str, object] | Iterable[str] = (),
+    sparse: Sequence[str] = (),
+    dense: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    time: str | None = None,
+    key: str | None = None,
+) -> FittedRun:
+    """Train a model that predicts a column of a frame: `rowwise data inspect` and `rowwise train` in one call.
+
+    The run's folder has all that the commands leave, and the recipe to go on with. Ctrl-C, or the stop button of a
+    notebook, ends the run after its step with a checkpoint, from which `rowwise resume` goes on.
+
+    Args:
+        frame: of pandas, polars, pyarrow, or anything with `__arrow_c_stream__`. Of a pandas index, names are columns.
+        label: the column to predict; None: the one that is called label or click.
+        folder: of all runs.
+        name: of the recipe, and of the folder of its runs; None: that of the label.
+        recipe: a file, or the name of a built-in recipe, to train in place of the one that is written for the frame.
+        set: changes of the recipe, such as {"train.epochs": 2}.
+        sparse: columns of ids, whatever they look like.
+        dense: columns of numbers, whatever they look like.
+        ignore: columns to leave out.
+        time: the time of each row; the last rows test.
+        key: the column that names a row.
+    """
+    table, changes = to_table(frame), _parse_changes(set)
+    if not table.num_rows:
+        raise DataError("frame: it has no rows: want some to train on")
+    roles = parse_roles({"sparse": sparse, "dense": dense, "unused": ignore, "time": time, "key": key})
+    if recipe is not None and (label is not None or name is not None or roles):
+        raise SpecError("recipe= with label=, name= or roles of columns, which the recipe has: leave them out")
+    called = load(str(recipe)).name if recipe is not None else name or recipe_name(label or "frame")
+    rows = _write_frame(table, Path(folder) / FRAMES)
+    run = RunFolder.create(Path(folder), called)
+    try:
+        card: DatasetCard | None = None
+        if recipe is not None:
+            loaded = load(str(recipe), (f"data.dataset=parquet:{rows.path}", *changes))
+        else:
+            try:
+                made = run.path.absolute() / FRAME / f"{called}.yaml"
+                loaded, card = _start_recipe(table, rows.path, label, made, roles, changes)
+            except (DataError, SpecError) as error:
+                raise type(error)(_as_arguments(str(error))) from None
+        launch(RunRequest(recipe=loaded, folder=Path(folder), run=run.path), None, None, CommandEnvironment.read({}))
+    except typer.Exit as ended:
+        if ended.exit_code == 128 + signal.SIGINT:
+            raise KeyboardInterrupt from None
+        raise SystemExit(ended.exit_code) from None
+    finally:
+        if not run.has_begun:
+            shutil.rmtree(run.path, ignore_errors=True)
+            if rows.is_new:
+                rows.path.unlink()
+            for emptied in (run.path.parent, rows.path.parent):
+                with suppress(OSError):
+                    emptied.rmdir()
+    return FittedRun(run.path, card)
+
+
+def to_table(frame: Any) -> pa.Table:
+    """The columns of a frame; of a pandas index those with a name."""
+    try:
+        if hasattr(frame, "iloc") and hasattr(
+            frame, "columns"
+        ):  # pandas, whose stream has an index without a name, too
+            named = any(name is not None for name in frame.index.names)
+            table = pa.Table.from_pandas(frame, preserve_index=named)
+            table = table.drop_columns([name for name in table.column_names if name.startswith("__index_level_")])
+        elif hasattr(frame, "__arrow_c_stream__"):
+            table = pa.table(frame)
+        else:
+            want = "want a frame of pandas or polars, a table of pyarrow, or another with __arrow_c_stream__"
+            raise DataError(f"frame: got {type(frame).__name__}: {want}")
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise DataError(f"frame: {escape_newlines(str(error))}") from None
+    twice = [name for name in dict.fromkeys(table.column_names) if table.column_names.count(name) > 1]
+    if twice:
+        raise DataError(f"frame: column {twice[0]!r} is there {table.column_names.count(twice[0])} times: want it once")
+    return table.cast(pa.schema([field.with_type(_stored(field.type)) for field in table.schema]))
+
+
+def _stored(kind: pa.DataType) -> pa.DataType:
+    """A type as Parquet readers know it: pyarrow selects no rows of views, which polars has."""
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    if pa.types.is_binary_view(kind):
+        return pa.large_binary()
+    return pa.large_list(_stored(kind.value_type)) if is_list(kind) else kind
+
+
+def _parse_changes(changes: Mapping[str, object] | Iterable[str]) -> tuple[str, ...]:
+    """Changes of a recipe as the command line has them; JSON is YAML."""
+    if isinstance(changes, Mapping):
+        return tuple(f"{name}={json.dumps(value)}" for name, value in changes.items())
+    return (changes,) if isinstance(changes, str) else tuple(changes)
+
+
+class _FrameFile(NamedTuple):
+    path: Path
+    is_new: bool
+
+
+def _write_frame(table: pa.Table, folder: Path) -> _FrameFile:
+    """Write the rows of a frame, unless they are there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f".{os.getpid()}.part"
+    try:
+        pq.write_table(table, part)
+        with part.open("rb") as file:
+            path = folder.absolute() / f"{hashlib.file_digest(file, 'sha256').hexdigest()[:DIGITS]}.parquet"
+        is_new = not path.exists()
+        part.replace(path)
+    except pa.ArrowException as error:
+        raise DataError(f"frame: {escape_newlines(str(error))}: want other types of columns") from None
+    finally:
+        part.unlink(missing_ok=True)
+    return _FrameFile(path, is_new)
+
+
+def _start_recipe(
+    table: pa.Table,
+    rows: Path,
+    label: str | None,
+    path: Path,
+    roles: Mapping[str, Role],
+    changes: Sequence[str],
+) -> tuple[Recipe, DatasetCard]:
+    """What `rowwise data inspect` does: the recipe that it writes, with vocabularies, and the card of the columns."""
+    reader, console = FrameReader(table), make_terminal(stderr=True)
+    with splits_bar(console, "reading") as tell:
+        separators = find_separators(reader, [n for n, role in roles.items() if role == "unused"])
+        found = inspect_ids(reader, label, name="frame", roles=roles, separators=separators, tell=tell)
+    path.parent.mkdir()
+    write_starter(found, reader, f"parquet:{rows}", path)
+    for warning in found.card.warnings:
+        console.print(f"! {_as_arguments(warning)}", style="yellow", markup=False, soft_wrap=True)
+    return read(path, changes), found.card
+
+
+def _as_arguments(text: str) -> str:
+    """Options of the command line as arguments of `fit`."""
+    return OPTION.sub(r"\1=", text)

@@ -1,0 +1,59 @@
+"""Builds the model of a version that may be a stranger's: its layers take no more memory than its weights ask for."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from rowwise.checkpoint.read import Checkpoint
+from rowwise.errors import CheckpointError, SpecError
+from rowwise.recipes.compose import ModelParts, build_model
+from rowwise.recipes.model_configs import UserModel
+from rowwise.serve.package import MODEL
+from rowwise.train.snapshot import check_weights
+
+FACTORIES = frozenset((torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.eye))
+TIMES, LEAST_bytes = 8, 64 << 20  # of the weights; a model has indices, and what a constructor forgets
+
+
+def build_checked(version: Checkpoint, parts: ModelParts) -> nn.Module:
+    """The model with its tables on the meta device; raises unless the version has the weights of both."""
+    entries = version.manifest.tensors.values()
+    size_bytes = sum(entry.rows * entry.row_bytes for entry in entries)
+    # Code of a user may do anything.
+    bounded = nullcontext() if isinstance(parts.model, UserModel) else _BoundedTensors(TIMES * size_bytes + LEAST_bytes)
+    try:
+        with bounded:
+            model = build_model(parts, on_meta=True)
+    except SpecError as error:
+        raise CheckpointError(f"{version.folder / MODEL} is damaged: {error}; export the version again") from None
+    check_weights(version, model)
+    return model
+
+
+@final
+class _BoundedTensors(TorchFunctionMode):
+    """New tensors have at most so many bytes together; those on the meta device have none."""
+
+    def __init__(self, most_bytes: int) -> None:
+        super().__init__()
+        self._most_bytes, self._left_bytes = most_bytes, most_bytes
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # fmt: skip
+        kwargs = kwargs or {}
+        if func in FACTORIES and str(kwargs.get("device")) != "meta":
+            try:
+                planned = func(*args, **{k: v for k, v in kwargs.items() if k != "generator"} | {"device": "meta"})
+            except RuntimeError as error:  # more bytes than 64 bits count
+                raise SpecError(f"a layer cannot be made: {str(error)[:100]}") from None
+            self._left_bytes -= planned.nbytes
+            if self._left_bytes < 0:
+                want = f"want at most {self._most_bytes:,} bytes, as the version has few weights"
+                raise SpecError(f"layers of {tuple(planned.shape)} numbers: {want}")
+        return func(*args, **kwargs)

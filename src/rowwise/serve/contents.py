@@ -1,0 +1,151 @@
+"""The files of a version by their SHA-256, and the digest of all of them.
+
+`files.json` has what an export wrote. It is a claim: whoever changes a file can change it, too. `open_checked` believes
+none of it. It copies a version to a folder of this process alone and hashes what it copies, so what was hashed is what
+is read from then on, however often, and whatever happens to the version meanwhile.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from rowwise.errors import CheckpointError, SpecError
+from rowwise.inside import has_control
+from rowwise.quantity import format_bytes
+from rowwise.scratch import Scratch
+from rowwise.spec import Value
+from rowwise.textfile import decode_json, open_regular, read_bytes, refuse_links, write_new
+
+LIST = "files.json"
+PIECE_bytes = 1 << 20  # read at once
+THREADS = 4  # that hash files; one file has one
+
+
+class StoredFile(Value, frozen=True):
+    """What a file of a version holds."""
+
+    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
+    size_bytes: Annotated[int, msgspec.Meta(ge=0)]
+
+    @classmethod
+    def of(cls, path: Path, copy: Path | None = None) -> "StoredFile":
+        """Of a file, as long as it was when it was opened; `copy`: a new file that gets the bytes that are hashed."""
+        total, size = hashlib.sha256(), 0
+        with ExitStack() as stack:
+            file = stack.enter_context(open_regular(path, links=False))
+            out = None if copy is None else stack.enter_context(copy.open("xb"))
+            most = os.fstat(file.fileno()).st_size
+            while piece := file.read(min(PIECE_bytes, most - size)):
+                total.update(piece)
+                size += len(piece)
+                if out is not None:
+                    out.write(piece)
+        return cls(sha256=total.hexdigest(), size_bytes=size)
+
+
+Files = Mapping[str, StoredFile]  # by their paths
+
+
+def digest_of(files: Files) -> str:
+    """The digest of a version: of the names and contents of all its files but `files.json`."""
+    total = hashlib.sha256()
+    for name in sorted(files.keys() - {LIST}):
+        total.update(f"{name} {files[name].sha256}\n".encode())
+    return total.hexdigest()
+
+
+def file_names(version: Path) -> list[str]:
+    """The files of a version, but `files.json`; raises for a link, and for anything that is no regular file."""
+    names = [path.relative_to(version).as_posix() for path in refuse_links(version)]
+    for name in names:
+        if has_control(name):
+            raise CheckpointError(f"{version} has a file {name[:80]!r}: want it removed, as its name is odd")
+    return [name for name in names if name != LIST]
+
+
+def hash_files(version: Path, copy: Path | None = None, base: Path | None = None) -> dict[str, StoredFile]:
+    """Hash all files of a version.
+
+    Args:
+        version: its folder.
+        copy: a new folder that gets the bytes that are hashed.
+        base: a version whose files are believed where they are the same ones, by hard links.
+    """
+    names = file_names(version)
+    known: Files = {} if base is None else _same_files(version, base, names)
+    copies: dict[str, Path | None] = {name: None if copy is None else copy / name for name in names}
+    for path in filter(None, copies.values()):
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def hashed(name: str) -> StoredFile:
+        return known.get(name) or StoredFile.of(version / name, copies[name])
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return dict(zip(names, pool.map(hashed, names), strict=True))
+
+
+def _same_files(version: Path, base: Path, names: Collection[str]) -> dict[str, StoredFile]:
+    with suppress(CheckpointError, OSError):  # the base is damaged: all are hashed
+        known = read_files(base) or {}
+        return {name: known[name] for name in known.keys() & names if (version / name).samefile(base / name)}
+    return {}
+
+
+def write_files(version: Path, files: Files) -> None:
+    write_new(version / LIST, msgspec.json.format(msgspec.json.encode(files)))
+
+
+def read_files(version: Path) -> dict[str, StoredFile] | None:
+    """What `files.json` says; None: the version is of an earlier rowwise, which wrote none."""
+    path = version / LIST
+    try:
+        return decode_json(read_bytes(path, links=False), dict[str, StoredFile])
+    except FileNotFoundError:
+        return None
+    except (msgspec.MsgspecError, SpecError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}; export the version again") from None
+
+
+@contextmanager
+def open_checked(version: Path, name: str, expect: str | None) -> Iterator[Path]:
+    """A version that has nothing but regular files; with `expect` a private copy of it, if it has this digest.
+
+    Args:
+        version: its folder.
+        name: of the folder of the copy, which is there until the block ends.
+        expect: the only digest that is accepted.
+    """
+    names = file_names(version)
+    if expect is None:
+        yield version
+        return
+    with Scratch() as scratch:
+        size, free = sum((version / name).stat().st_size for name in names), shutil.disk_usage(scratch.path).free
+        if size > free:
+            got = f"{version} has {format_bytes(size)}, which are copied to be checked, and {scratch.path.parent} has"
+            raise CheckpointError(f"{got} {format_bytes(free)}: want TMPDIR to name a folder on a larger disk")
+        files = hash_files(version, scratch.path / name)
+        digest = digest_of(files)
+        if digest != expect:
+            raise CheckpointError(f"{version} has digest {digest}, not {expect}: want the version that you expect")
+        write_files(scratch.path / name, files)
+        yield scratch.path / name
+
+
+def find_changes(version: Path, listed: Files) -> Iterator[tuple[str, str]]:
+    """Files that are not as they were listed, and what is wrong with each."""
+    found = hash_files(version)
+    for name in sorted(found.keys() | listed.keys()):
+        if name not in found:
+            yield name, f"{version / name} is missing"
+        elif name not in listed:
+            yield name, f"{version / name} is not in {LIST}"
+        elif found[name] != listed[name]:
+            yield name, f"{version / name} does not match its SHA-256"

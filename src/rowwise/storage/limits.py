@@ -1,0 +1,42 @@
+"""What a store may take: names of a list, and time. ROWWISE_STORE_LIMITS in the environment sets it."""
+
+import os
+import re
+from typing import NamedTuple
+
+from rowwise.errors import StorageError
+
+ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+NUMBER = re.compile(r"0*[1-9]\d{0,11}", re.ASCII)
+VARIABLE = "ROWWISE_STORE_LIMITS"
+
+
+class Limits(NamedTuple):
+    """What a store may take."""
+
+    names: float = 400_000  # of a list, of 128 bytes on average
+    list_s: float = 600.0  # of a whole list
+    stall_s: float = 30.0  # without a byte
+    bytes_s: float = 64 << 10  # the least of a request, beside `stall_s`
+
+    @classmethod
+    def of_environment(cls) -> "Limits":
+        return cls.parse(os.environ.get(VARIABLE, ""))  # noqa: TID251 - as all settings of stores
+
+    @classmethod
+    def parse(cls, text: str) -> "Limits":
+        """The defaults, but for those of a text such as names=5000000,list_s=60."""
+        found = cls()._asdict()
+        for one in filter(None, text.split(",")):
+            key, _, value = one.partition("=")
+            if key not in found or not NUMBER.fullmatch(value):
+                want = ",".join(f"{name}={usual:.0f}" for name, usual in cls()._asdict().items())
+                raise StorageError(f"{VARIABLE}={text[:200]!r}: want some of {want}")
+            found[key] = float(value)
+        return cls(**found)
+
+
+def endpoint_of_environment() -> str:
+    """The endpoint that obstore finds there for S3; empty: that of AWS."""
+    found = (os.environ.get(name, "") for name in ENDPOINTS)  # noqa: TID251 - obstore reads it there
+    return next(filter(None, found), "")

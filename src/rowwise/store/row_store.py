@@ -1,0 +1,149 @@
+"""`RowStore`: where rows and optimizer state of tables are, if an arena has slots for some of them only.
+
+Kernels see slots: `pin` puts the rows of a batch into slots, and lets them go when the kernel has run. A store of one's
+own is a class with the methods below; `shard(..., disk=OpenStore)` uses it for the tiles of tier `disk`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rowwise.store.row_stream import InitialValues, RowStream
+
+InitialRows = Callable[[Tensor], tuple[Tensor, Tensor]]  # row numbers -> stored bytes [U, bytes] and state [U, floats]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotTable:
+    """A table, or piece of one, with slots for some of its rows."""
+
+    name: str
+    index: int = 0  # in the arena
+    rows: int
+    room: int = 0  # rows behind those, of newer versions
+    row_memory: Tensor  # of the slots: uint8 [slots, row_bytes]
+    state_memory: Tensor  # float32 [slots, state_width]
+    slot_rows: Tensor  # int64 [slots]: the row in each slot, -1: none
+    overflow: int  # of the slots, those for rows whose set is full of rows of the same batch
+    initial: InitialRows
+
+    @property
+    def row_bytes(self) -> int:
+        return self.row_memory.shape[1]
+
+    @property
+    def state_width(self) -> int:
+        return self.state_memory.shape[1]
+
+
+class ArenaSlots(NamedTuple):
+    """The slots of all tables of an arena, one table after the other."""
+
+    tables: tuple[SlotTable, ...]
+    slot_rows: Tensor
+
+
+class SlotIds(NamedTuple):
+    """The ids of a batch."""
+
+    values_N: Tensor
+    bounds_F1: Tensor  # where the ids of each feature begin
+    tables_F: Sequence[int]  # the number of each feature's table in `ArenaSlots`; -1: its ids stay as they are
+
+
+class RowPart(NamedTuple):
+    """The stored rows of a table, or columns of its optimizer state."""
+
+    dtype: torch.dtype
+    initial: InitialValues
+    columns: slice | None = None  # of the optimizer state; None: the stored rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheCounters:
+    """Counts of a table's slots since the run began."""
+
+    hits: int  # ids of lookups whose row was in a slot
+    misses: int
+    new_rows: int  # rows made, as they were never written
+    evictions: int
+    writes: int  # rows written back
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / max(1, self.hits + self.misses)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskCounters:
+    """What the disk did for all tables since the run began, and how long calls waited for it."""
+
+    reads: int = 0  # of blocks
+    read_bytes: int = 0
+    written_bytes: int = 0
+    read_wait_s: float = 0.0  # calls that waited for reads: those that no computation hid
+    write_wait_s: float = 0.0  # calls that waited for the writes of segments, and for segments to compact
+    busy_s: float = 0.0  # reads were in flight
+
+
+class TableUse(NamedTuple):
+    """What a store did for a table, and the memory that the table takes."""
+
+    name: str
+    counters: CacheCounters
+    memory_bytes: int
+
+
+class StoreUse(NamedTuple):
+    """What a store did since the run began."""
+
+    tables: tuple[TableUse, ...]
+    disk: DiskCounters = DiskCounters()
+    disk_bytes: int = 0
+
+
+class RowStore(ABC):
+    """Rows and optimizer state of the tables of one arena. Stores of one's own derive from it."""
+
+    reads_ahead: bool = False  # whether `read_ahead` does anything
+
+    @abstractmethod
+    def pin(self, ids: SlotIds, *, changes: bool, counts: bool) -> AbstractContextManager[Tensor]:
+        """The values with ids replaced by slots, which hold their rows in the context.
+
+        `changes`: the rows will change. `counts`: ids count for the choice of rows that stay. Raises RuntimeError for
+        an id outside its table, or gives it slot -1.
+        """
+
+    @abstractmethod
+    def part(self, table: int, part: RowPart) -> Tensor | RowStream:
+        """Rows or optimizer state of a table: a view that is up to date, or a stream, which threads use at once."""
+
+    @abstractmethod
+    def use(self) -> StoreUse:
+        """Counts since the run began; may wait for a device."""
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """The place of the rows in words, such as: on disk (/data)."""
+
+    def write_back(self) -> None:
+        """Empty the slots, as somebody is about to write into views."""
+        return
+
+    def read_ahead(self, ids: SlotIds) -> None:
+        """Start to read the rows of a batch that will be looked up; ids outside their tables read nothing."""
+        return
+
+    def read_intervals(self, since_s: float) -> list[tuple[float, float]]:
+        """The times of reads that end after `since_s`, by time.perf_counter."""
+        return []
+
+
+OpenStore = Callable[[ArenaSlots], RowStore]

@@ -1,0 +1,103 @@
+"""A store of rows outside the library: runs and checkpoints have the bits of rows in memory."""
+
+import threading
+from contextlib import contextmanager
+
+import pytest
+import torch
+from ranked import Ranked, tensors, train
+from trainings import fast
+
+from rowwise.store.row_store import RowStore, StoreUse
+from rowwise.train.settings import Saving
+
+
+class DictRows(RowStore):
+    """Rows in dictionaries, as a server of parameters might have them."""
+
+    place = "in dictionaries"
+
+    def __init__(self, slots):
+        self.tables, self.known = slots.tables, [{} for _ in slots.tables]
+        self.lock = threading.Lock()  # threads of a checkpoint write rows and state of one table at once
+
+    @contextmanager
+    def pin(self, ids, *, changes, counts):
+        slots_N, bounds, pinned = ids.values_N.clone(), ids.bounds_F1.tolist(), []
+        for number, table in enumerate(self.tables):
+            spans = [slice(*bounds[f : f + 2]) for f, of in enumerate(ids.tables_F) if of == number]
+            rows_U = torch.cat([ids.values_N[:0], *(ids.values_N[span] for span in spans)]).unique()
+            count = len(rows_U)
+            if count and not 0 <= rows_U[0] <= rows_U[-1] < table.rows:
+                raise RuntimeError(f"an id is outside table {table.name!r}")
+            table.slot_rows[:count] = rows_U
+            table.row_memory[:count], table.state_memory[:count] = self.read(number, rows_U)
+            for span in spans:
+                slots_N[span] = torch.searchsorted(rows_U, ids.values_N[span])
+            pinned.append(rows_U)
+        try:
+            yield slots_N
+        finally:
+            for number, (table, rows_U) in enumerate(zip(self.tables, pinned, strict=True)):
+                if changes:
+                    self.write(number, rows_U, table.row_memory[: len(rows_U)], table.state_memory[: len(rows_U)])
+
+    def part(self, table, part):
+        return DictStream(self, table, part)
+
+    def use(self):
+        return StoreUse(())
+
+    def read(self, number, rows_U):
+        stored, state = (x.clone() for x in self.tables[number].initial(rows_U.long()))
+        for k, row in enumerate(rows_U.tolist()):
+            stored[k], state[k] = self.known[number].get(row, (stored[k], state[k]))
+        return stored, state
+
+    def write(self, number, rows_U, stored, state):
+        for k, row in enumerate(rows_U.tolist()):
+            self.known[number][row] = stored[k].clone(), state[k].clone()
+
+
+class DictStream:
+    def __init__(self, store, table, part):
+        self.store, self.number, self.columns = store, table, part.columns
+        self.dtype, self.initial, one = part.dtype, part.initial, store.tables[table]
+        width = one.row_bytes // part.dtype.itemsize if part.columns is None else part.columns.stop - part.columns.start
+        self.shape = (one.rows,) if part.columns is not None and width == 1 else (one.rows, width)
+
+    def written(self, begin, end):
+        return torch.tensor(sorted(row for row in self.store.known[self.number] if begin <= row < end)).long()
+
+    def forget(self):
+        self.store.known[self.number].clear()
+
+    def read(self, begin, end):
+        return self.read_rows(torch.arange(begin, end))
+
+    def read_rows(self, rows):
+        stored, state = self.store.read(self.number, rows)
+        part = stored.view(self.dtype) if self.columns is None else state[:, self.columns]
+        return part.reshape(len(rows), *self.shape[1:])
+
+    def write(self, begin, values):
+        self.write_rows(torch.arange(begin, begin + len(values)), values)
+
+    def write_rows(self, rows, values):
+        with self.store.lock:
+            stored, state = self.store.read(self.number, rows)
+            part = stored.view(self.dtype) if self.columns is None else state[:, self.columns]
+            part.copy_(values.view(len(rows), -1))
+            self.store.write(self.number, rows, stored, state)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_and_its_resumption_have_the_bits_of_rows_in_memory(tmp_path, ranks):
+    own = {"on_disk": ("user", "words"), "cache_rows": 4, "open_store": DictRows}
+    for name, more in {"memory": {}, "own": own}.items():
+        for epochs, which in ((1, None), (2, "last")):
+            how = fast(train={"epochs": epochs}, save=Saving(every=3))
+            train(Ranked(how, tmp_path / name, dropout=0.0, count=30, **more), ranks, which=which)
+    found, expected = (tensors(tmp_path / name) for name in ("own", "memory"))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
