@@ -28,7 +28,9 @@ def find_fault(id_map: IdMap) -> str | None:
 
 def _map_faults(id_map: IdMap) -> Iterator[str]:
     shape = id_map.shape
-    if not 0 < shape.ids < MOST_ids or any(part.rows < 1 or (part.dim or 1) < 1 for part in shape.parts):
+    if not 0 < shape.ids < MOST_ids or any(
+        not 0 < part.rows <= MOST_ids or (part.dim or 1) < 1 for part in shape.parts
+    ):
         yield f"{shape.ids} ids, parts of {', '.join(str(part.rows) for part in shape.parts)} rows"
     columns = {section.column for section in shape.sections}
     if not columns or columns != set(range(len(columns))) or len(columns) > MOST_columns:
@@ -62,11 +64,13 @@ def _section_faults(section: MapSection, id_map: IdMap) -> Iterator[str]:
 
 
 def _rows_fit(section: MapSection, shape: MapShape) -> bool:
+    if not 0 < section.divisor < 1 << 63:  # the kernel reads those of all kinds
+        return False
     match section.kind:
         case "quotient":
-            return section.divisor > 0 and (shape.ids - 1) // section.divisor < section.rows
+            return (shape.ids - 1) // section.divisor < section.rows
         case "remainder":
-            return 0 < section.divisor <= section.rows
+            return section.divisor <= section.rows
         case "ranked":
             return 0 < section.count <= section.rows
         case "listed":
