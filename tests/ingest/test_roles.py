@@ -79,7 +79,8 @@ SENSES = {
     "id": "uid anon_uid asin sku msno cid pid order_no InvoiceNo customerID jobId employer_key zip 'Zip Code' phone ip "
           "device_ip custid acct_num product_ids sku_codes user last_item advertiser",
     "amount": "age user_age n_children num_items no_of_orders NumberOfCalls days_since_last_order tenure_months paid "
-              "views item_count total_users lat longitude price_eur website_load 'discount %' capital_run_length items",
+              "views item_count total_users lat longitude price_eur website_load 'discount %' capital_run_length items "
+              "cigsPerDay",
     "time": "created_at timestamp InvoiceDate dob event_time",
     "part of time": "hour month day_of_week_quarter",
     "row": "'Unnamed: 0' rownames index",
@@ -129,6 +130,7 @@ def test_whole_numbers_in_floats_are_ids(tmp_path):
     [
         ("%Y-%m-%dT%H:%M:%S+02:00", ("iso",)), ("%d/%m/%Y %H:%M", ("%d/%m/%Y %H:%M",)), ("%b %d %Y", ("%b %d %Y",)),
         ("%m/%d/%y %I:%M %p", ("%m/%d/%y %I:%M %p",)), ("%d.%m.%Y", ("%d.%m.%Y",)), ("%d-%b-%y", ("%d-%b-%y",)),
+        ("%d.%m.%y", ("%d.%m.%y",)), ("%m-%d-%y", ("%m-%d-%y",)),
     ],
 )  # fmt: skip
 def test_times_in_text(form, formats):
@@ -143,6 +145,9 @@ def test_mixed_times_and_what_is_ambiguous():
     (reading,) = find_readings({"when": pa.array(mixed)}).values()
     assert reading.formats == ("iso", "%d/%m/%Y %H:%M", "%b %d %Y")
     assert reading.read(pa.array(mixed)).null_count == 0
+    swapped = ["2/14/2005", "3/25/2006", "01-02-05", "11-07-06", "03-04-07"] * 9  # by Excel, where it can be both
+    (reading,) = find_readings({"when": pa.array(swapped)}).values()
+    assert (reading.formats, reading.doubt) == (("%m/%d/%Y", "%m-%d-%y"), "")
     (reading,) = find_readings({"when": pa.array(["03/01/2024", "04/05/2024", "01/02/2024"])}).values()
     assert reading.formats == ("%m/%d/%Y",)
     assert "no value tells whether day or month comes first" in reading.doubt
@@ -183,6 +188,20 @@ def test_a_good_column_of_few_rows_is_no_leak():
     )
     copy = look(frame(344, label=label, told=["won" if x else "lost" for x in label]))
     assert column(copy, "told").role == "unused"
+
+
+def test_what_missing_values_tell_of_the_label():
+    label, rows = np.arange(ROWS) % 3 == 0, np.arange(ROWS)
+
+    def where(mask):
+        return pa.array([f"w{n % 7}" for n in rows], mask=~mask)
+
+    often = label ^ (rows % 10 == 0)
+    card = look(pa.table({"label": label, "user_id": rows % 91, "closed": where(label ^ (rows % 100 == 1)),
+                          "delay": where(often), "code": where(rows < 2)}))  # fmt: skip
+    assert {c.name: c.role for c in card.columns if c.note} == {"closed": "unused", "code": "unused"}
+    assert "in all but 2 of 2,000 rows" in column(card, "code").note
+    assert "by 'delay'" in card.warnings[-1]
 
 
 def test_of_two_times_the_one_of_the_row_divides():

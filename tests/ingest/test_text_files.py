@@ -117,6 +117,15 @@ def test_words_for_missing_numbers(tmp_path):
     assert set(reader.dialect.missing) == {"", "NA", "null", "-"}
 
 
+def test_spaces_around_values_are_left_out(tmp_path):
+    text = "y,dm,x\nckd,no,1\nckd\t,\tno,\t?\n notckd, yes ,3 \nckd, ,4\n"
+    reader, rows = opened(tmp_path, text)
+    assert [tuple(row.values()) for row in rows] == [
+        ("ckd", "no", 1), ("ckd", "no", None), ("notckd", "yes", 3), ("ckd", None, 4),
+    ]  # fmt: skip
+    assert reader.dialect.trim
+
+
 @pytest.mark.parametrize(
     ("text", "names", "first"),
     [

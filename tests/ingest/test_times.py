@@ -242,7 +242,7 @@ def test_the_command_says_each_in_a_line(command, tmp_path):
     assert [line.split(",")[0] for line in lines] == [
         "! 'refund' knows the label: 100% of labels can be told from where it is missing",
         "! near in time by 'at'",
-        "! of the ids of test rows these are in no training row",
+        "! ids of test rows that are in no training row",
     ]
     assert "by 'at', rows from 2024-05-2" in out
     text = (tmp_path / "clicks.yaml").read_text()

@@ -249,12 +249,11 @@ def _show(card: "DatasetCard", console: Console) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("because", overflow="fold", min_width=12)
     for column in card.columns[:MOST_COLUMNS]:
-        table.add_row(*_column_cells(column))
+        table.add_row(*_column_cells(column, card))
     console.print(table, markup=False)
     if len(card.columns) > MOST_COLUMNS:
         console.print(f"and {len(card.columns) - MOST_COLUMNS:,} more columns: --json prints all", markup=False)
-    if any(column.close for column in card.columns[:MOST_COLUMNS]):
-        console.print("? is a close call: --dense, --sparse or --ignore COLUMN decides otherwise", soft_wrap=True)
+    _explain(card.columns[:MOST_COLUMNS], console)
     if card.label is not None:
         console.print(card.division, markup=False, soft_wrap=True)
     if card.borders is not None:
@@ -266,7 +265,17 @@ def _show(card: "DatasetCard", console: Console) -> None:
         console.print(f"! {warning}", style="yellow", markup=False, soft_wrap=True)
 
 
-def _column_cells(column: "ColumnCard") -> tuple[str, ...]:
+def _explain(columns: "Sequence[ColumnCard]", console: Console) -> None:
+    """The signs in the table."""
+    if any(column.close for column in columns):
+        console.print("? is a close call: --dense, --sparse or --ignore COLUMN decides otherwise", soft_wrap=True)
+    if any(column.is_ids and not column.listed for column in columns):
+        console.print("hashed: ids that are too many, or too odd, for a list share these rows", soft_wrap=True)
+
+
+def _column_cells(column: "ColumnCard", card: "DatasetCard") -> tuple[str, ...]:
+    from rowwise.recipes.derived import LARGE_ROWS
+
     error = "" if not column.distinct_error else f" \u00b1{column.distinct_error:.1%}"
     extent = ""
     if column.mean_length is not None:
@@ -279,18 +288,18 @@ def _column_cells(column: "ColumnCard") -> tuple[str, ...]:
     values = column.rows - column.nulls if column.mean_length is None else column.rows * column.mean_length
     return (
         column.name,
-        column.role + " and id" * column.both,
+        column.role + " and sparse" * column.both + " and dense" * (column.is_number_too and card.rows <= LARGE_ROWS),
         column.type.replace("element: ", ""),
         missing,
         distinct,
         _format_mean(values / column.distinct) if column.distinct else "",
         extent,
         size,
-        f"{_because(column)}{' ?' * column.close}",
+        f"{_because(column, card)}{' ?' * column.close}",
     )
 
 
-def _because(column: "ColumnCard") -> str:
+def _because(column: "ColumnCard", card: "DatasetCard") -> str:
     """Why a column is used so, and how it is read."""
     reasons = [column.why]
     if column.separator:
@@ -303,6 +312,8 @@ def _because(column: "ColumnCard") -> str:
         }
         reasons.append(f"read as {read[column.reading.how]}")
     reasons += [f"its {part} is an id" for part in column.parts]
+    if column.role == "time" and not column.parts and (card.borders is None or card.borders.column != column.name):
+        reasons.append("left out")
     return ", ".join(reason for reason in reasons if reason)
 
 

@@ -92,5 +92,8 @@ def show_how(reader: "Reader", console: Console) -> None:
 
     if isinstance(reader, CsvReader):
         console.print(describe(reader.dialect), markup=False, soft_wrap=True)
+        if reader.copied:
+            place = f"{reader.dialect.unpack_to} (other: --unpack-to, --unpacked-gb)"
+            console.print(f"files read from plain copies in {place}: {reader.copied:,}", markup=False, soft_wrap=True)
     for note in getattr(reader, "notes", ()):
         console.print(f"! {note}", style="yellow", markup=False, soft_wrap=True)

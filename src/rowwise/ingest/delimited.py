@@ -101,9 +101,12 @@ class CsvReader:
     @property
     def notes(self) -> tuple[str, ...]:
         """Surprising facts about the files, a line for each."""
-        copies = [name for name, file in self._opened.items() if file.plain != name]
-        kept = f"plain copies of {len(copies):,} files are kept in {self.dialect.unpack_to}: --unpack-to, --unpacked-gb"
-        return (*self._notes, *[kept] * bool(copies))
+        return tuple(self._notes)
+
+    @property
+    def copied(self) -> int:
+        """Files of which there is a plain copy."""
+        return sum(file.plain != name for name, file in self._opened.items())
 
     def splits(self) -> tuple[Split, ...]:
         """Ranges of bytes. A split may have no rows, if a line is longer than a range."""

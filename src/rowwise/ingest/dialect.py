@@ -23,7 +23,7 @@ from rowwise.spec import Value
 DELIMITERS = "\t;|\x01, "  # where two divide the lines equally well, the earlier one does
 MOST_LINE_bytes = 8 << 20  # the longest line that Arrow accepts
 LOOK_AT = 200  # lines that delimiter and header are found in
-LOOK_AT_chars = 1 << 18
+LOOK_AT_chars, MOST_ROWS = 1 << 18, 1 << 16  # that spaces around values are found in
 # Lower-case words for a missing value, in columns where all else is a number or a time.
 MISSING = (
     *("na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "null", "none", "nil", "-", "--", "?", ".", "\\n", "missing"),
@@ -36,6 +36,7 @@ ESCAPED = re.compile(rb'[^,;\t|\n\\"]\\"[^,;\t|\r\n"]')  # a quote after a backs
 # What a name of a column hardly is: numbers, dates, times, amounts.
 DATA = re.compile(r"[-+$€£¥]?\s*\.?\d[\d\s.,:/'T+-]*(?:[eE][-+]?\d+)?\s*[%€$£¥Z]?")
 UNNAMED = re.compile(r"(?:Unnamed: \d+)?")  # as pandas writes its index, and what it reads then
+BLANKS = " \t"  # that are no part of a value, at its ends
 SPACES = " \u00a0\u202f"
 CURRENCY = r"(?:[$€£¥₹₽₩₺]|R\$|(?:USD|EUR|GBP|JPY|CHF|CNY|INR|BRL)(?=\s)|(?<=\s)(?:USD|EUR|GBP|JPY|CHF|CNY|INR|BRL))"
 UNITS = ("s", "ms", "us", "ns")
@@ -51,7 +52,7 @@ class Dialect(Value, frozen=True):
     quotes: bool = True  # values may be in double quotes
     escape: bool | None = None  # a backslash before a quote makes it part of a value, as Spark writes it
     line_breaks: bool | None = None  # values in quotes have some: files are then read once more, to find their rows
-    trim: bool | None = None  # leave out spaces that begin a value
+    trim: bool | None = None  # leave out spaces around values
     encoding: str | None = None  # as Python calls it, such as cp1252; a byte order mark overrules it
     decimal: Literal[".", ","] | None = None  # sign before the fraction of a number
     thousands: str | None = None  # the signs between thousands in `signs`
@@ -148,8 +149,9 @@ def find_layout(head: bytes, given: Dialect) -> Dialect:
         given, escape=escape, delimiter=given.delimiter or _find_delimiter(text, given.quotes, escape)
     )
     breaks = given.quotes and first_open_line(io.BytesIO(head), found) > 0
-    cells = [cell for row in records(text, found) for cell in row[1:] if cell]
-    trim = bool(cells) and found.delimiter != " " and all(cell.startswith(" ") for cell in cells)
+    rows = records(text, found, MOST_ROWS)
+    whole = rows[: len(rows) - (len(text) == LOOK_AT_chars)]  # the last one may be cut
+    trim = found.delimiter != " " and any(cell != cell.strip(BLANKS) for row in whole for cell in row)
     return structs.replace(
         found,
         line_breaks=breaks if given.line_breaks is None else given.line_breaks,
@@ -361,8 +363,11 @@ def describe(found: Dialect) -> str:
     parts += ["decimal comma"] * (found.decimal == ",")
     parts += [f"numbers with signs in {', '.join(found.signs or ())}"] * bool(found.signs)
     words = [word for word in found.missing or () if word]
-    parts += [f"missing where numbers are: {', '.join(words)}"] * bool(words)
+    parts += [
+        f"missing where numbers are: {', '.join(word if word.isprintable() else repr(word) for word in words)}"
+    ] * bool(words)
     parts += ["line breaks in quotes"] * bool(found.line_breaks)
+    parts += ["spaces around values left out"] * bool(found.trim)
     parts += ["quotes after backslashes"] * bool(found.escape)
     options = "--delimiter, --header, --names, --encoding, --decimal, --missing, --column-type"
     return f"text: {'; '.join(parts)} (other: {options})"

@@ -30,9 +30,10 @@ from rowwise.ingest.labels import (
     parse_label,
     say_unlabelled,
 )
+from rowwise.ingest.names import sense_of
 from rowwise.ingest.reader import Reader, Split, check_columns
 from rowwise.ingest.readings import DIFFERENT, ColumnReading, find_readings
-from rowwise.ingest.roles import AS_TOLD, FEW, NEVER_SEEN, Role, Use, choose_role, facts_of, when_never_seen
+from rowwise.ingest.roles import AS_TOLD, FEW, NEVER_SEEN, Facts, Role, Use, choose_role, facts_of, when_never_seen
 from rowwise.ingest.survey import SAMPLE_ROWS, ColumnSurvey, borders_of, count_infinite
 from rowwise.ingest.times import TimeBorders, TimeSample, is_ordered, may_be_ids, times_of
 from rowwise.ingest.transform.split import split_text
@@ -42,6 +43,7 @@ LOOKS = 8  # splits, from the first to the last, that tell what a column is wher
 LARGEST_TABLE = 100_000_000
 ROOM = ((16.0, 1 << 20), (8.0, 1 << 24), (1.25, LARGEST_TABLE))  # rows for each id, as long as the table is no larger
 UNSEEN = 0.01  # of the ids in test rows; fewer are not worth a warning
+MISSING_TELLS = 0.5  # of the labels that are not guessed right without the column
 # What an option may read a column as, by the role that it gives
 READ_AS: dict[str | None, tuple[str, ...]] = {
     None: ("time", "number", "whole"), "dense": ("number",), "sparse": ("whole",), "time": ("time", "whole"),
@@ -85,6 +87,11 @@ class ColumnCard(Value, frozen=True):
     def is_ids(self) -> bool:
         """Whether it has a table."""
         return self.role == "sparse" or self.both
+
+    @property
+    def is_number_too(self) -> bool:
+        """Whether the order of its ids may count: whole numbers that are ids by their values, not by their name."""
+        return self.role == "sparse" and self.why != AS_TOLD and sense_of(self.name) != "id" and bool(self.std)
 
     @property
     def is_skewed(self) -> bool:
@@ -331,7 +338,7 @@ def _judge(name: str, look: _Look, seen: _Seen, told: Mapping[str, Role], proble
         borders = structs.replace(borders, formats=reading.formats)
     columns = tuple(_column(n, survey, uses[n], look, seen, unseen.get(n)) for n, survey in surveys.items())
     rows = surveys[look.names[0]].rows
-    checks = (*division.checks, *_unseen_line(columns))
+    checks = (*division.checks, *_unseen_line(columns), *_missing_line(facts, uses))
     lacking = (say_unlabelled(counted.missing, rows + counted.missing),) if counted.missing else ()
     card = DatasetCard(
         source=name,
@@ -383,8 +390,18 @@ def _unseen_line(columns: Sequence[ColumnCard]) -> tuple[str, ...]:
     """A line about ids of test rows that no training row has."""
     many = sorted(((c.unseen, c.name) for c in columns if c.unseen is not None and c.unseen >= UNSEEN), reverse=True)
     named = ", ".join(f"{share:.0%} of {name!r}" for share, name in many[:MOST_NAMED])
-    more = f" and some of {len(many) - MOST_NAMED} more columns" if len(many) > MOST_NAMED else ""
-    what = f"of the ids of test rows these are in no training row, by an estimate: {named}{more}"
+    more = f", and some of {len(many) - MOST_NAMED} more columns" if len(many) > MOST_NAMED else ""
+    what = f"ids of test rows that are in no training row, by an estimate: {named}{more}"
+    return (what,) if many else ()
+
+
+def _missing_line(facts: Mapping[str, Facts], uses: Mapping[str, Use]) -> tuple[str, ...]:
+    """A line about columns that may be filled after the label is known."""
+    used = [f for n, f in facts.items() if uses[n].role in ("dense", "sparse") and uses[n].why != AS_TOLD]
+    many = sorted(((f.missing_tells, f.name) for f in used if f.missing_tells >= MISSING_TELLS), reverse=True)
+    named = ", ".join(f"{share:.0%} by {name!r}" for share, name in many[:MOST_NAMED])
+    more = f", and some by {len(many) - MOST_NAMED} more columns" if len(many) > MOST_NAMED else ""
+    what = f"where a column is missing tells labels: {named}{more}: --ignore it if it is known after the label"
     return (what,) if many else ()
 
 

@@ -17,7 +17,7 @@ from pyarrow import compute as pc
 from pyarrow import csv, types
 
 from rowwise.ingest.bags import combine_chunks
-from rowwise.ingest.dialect import CURRENCY, Dialect, MOST_LINE_bytes, csv_reader, find_style
+from rowwise.ingest.dialect import BLANKS, CURRENCY, Dialect, MOST_LINE_bytes, csv_reader, find_style
 
 MOST_DIFFERENT = 4096  # values of a column, by which its way to write numbers is found
 WHOLE = r"^[-+]?\d{1,18}$"
@@ -69,7 +69,9 @@ def _parse(
     signs = [n for n in columns if kinds is not None and n in (dialect.signs or ()) and not types.is_string(kinds[n])]
     words = list(dialect.missing or ("",))
     only_empty = words == [""] or kinds is None
-    words += [f" {word}" for word in words] * bool(dialect.trim)
+    words += [f"{before}{word}{after}" for word in words for before in ("", *BLANKS) for after in ("", *BLANKS)] * bool(
+        dialect.trim
+    )
     table = csv.read_csv(
         pa.BufferReader(_arrow_copy(data)),
         csv.ReadOptions(column_names=list(names), block_size=MOST_LINE_bytes),
@@ -93,7 +95,7 @@ def _parse(
         column = table[name]
         if types.is_string(column.type):
             if dialect.trim:
-                column = pc.call_function("utf8_ltrim_whitespace", [column])
+                column = pc.call_function("ascii_trim", [column], pc.TrimOptions(BLANKS))
             if not only_empty or dialect.trim:
                 column = _null_where(pc.call_function("equal", [column, ""]), column)
         if name in signs and kinds is not None:

@@ -66,12 +66,12 @@ GROUPS = _words("""
 # Of two times, when the row happened comes before what is known later, and before what was long ago.
 HAPPENED = _words("""
     event click clicked created order ordered purchase purchased visit view request impression time timestamp ts
-    datetime transaction
+    datetime transaction incident accident
 """)
 LATER = _words("updated modified end ended closed delivered last deleted start changed resolved")
 LONG_AGO = _words("""
     birth dob birthday birthdate born expiry expires due hire hired release released registered registration signup
-    joined
+    joined founded established opened
 """)
 
 
@@ -93,7 +93,7 @@ def sense_of(name: str) -> Sense:
     numbered = last in NUMBERS and (thing or bool(before and last != "num" and before not in AMOUNTS))
     if first in COUNTS and len(words) > 1 and last != "id":
         return "amount"
-    if (first in NUMBERS and words[1:2] == ("of",)) or first in UNITS or "since" in words:
+    if (first in NUMBERS and words[1:2] == ("of",)) or first in UNITS or {"since", "per"} & set(words):
         return "amount"
     coded = _singular(last).endswith(("code", "zip"))
     if coded or numbered or _singular(last) in IDS or any(JOINED.fullmatch(_singular(word)) for word in words):

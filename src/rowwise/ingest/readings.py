@@ -19,7 +19,8 @@ from rowwise.spec import Value
 
 DATES = (
     "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d", "%b %d %Y", "%b %d, %Y",
-    "%d %b %Y", "%d-%b-%Y", "%d/%m/%y", "%m/%d/%y", "%d-%b-%y", "%a, %d %b %Y",
+    "%d %b %Y", "%d-%b-%Y", "%d/%m/%y", "%m/%d/%y", "%d-%b-%y", "%d-%m-%y", "%m-%d-%y",
+    "%d.%m.%y", "%a, %d %b %Y",
 )  # fmt: skip
 CLOCKS = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p", ", %H:%M", ", %I:%M %p", " %H:%M:%S GMT")
 WHOLE_FORMATS = ("%d/%b/%Y:%H:%M:%S %z", "%a %b %d %H:%M:%S %Y", "%b-%Y", "%b %Y")
@@ -102,21 +103,29 @@ def _time_reading(texts: pa.Array) -> ColumnReading | None:
     rest, doubt = texts, ""
     while len(rest) > (1 - FITS) * len(texts) and len(formats) < MOST_FORMATS:
         fits = {one: _fitting(rest, one) for one in possible}
-        best = max(fits.values(), key=lambda fit: fit.true_count, default=None)
-        if best is None or not best.true_count:
+        counts = {one: fit.true_count for one, fit in fits.items() if fit.true_count}
+        if not counts:
             return None
-        equal = [one for one, fit in fits.items() if fit.true_count == best.true_count]
-        form = equal[0]
-        swapped = [one for one in equal if one != form and sorted(one) == sorted(form)]
-        if swapped and form.startswith("%d/%m"):
+        twins = {
+            one: [two for two in counts if _are_swapped(one, two) and counts[one] == counts[two]] for one in counts
+        }
+        form = max(counts, key=lambda one: (not twins[one], counts[one]))
+        swapped = twins[form]
+        before = {one[:2] for one in formats}  # the same comes first in other texts of the column
+        if swapped and (swapped[0][:2] in before or (form.startswith("%d/%m") and form[:2] not in before)):
             form = swapped[0]  # as in the United States, where slashes are usual
-        if swapped:
+        if swapped and form[:2] not in before:
             doubt = f"no value tells whether day or month comes first: read as {form}"
         formats.append(form)
         rest = rest.filter(pc.call_function("invert", [fits[form]]))
     if len(rest) > (1 - FITS) * len(texts):
         return None
     return ColumnReading(how="time", formats=tuple(formats), doubt=doubt)
+
+
+def _are_swapped(one: str, other: str) -> bool:
+    """Whether two formats differ in whether day or month comes first."""
+    return one != other and sorted(one) == sorted(other)
 
 
 def _fitting(texts: pa.Array, form: str) -> pa.Array:

@@ -27,7 +27,8 @@ MANY_TIMES = 1000
 ENOUGH_ROWS = 3000  # for what the label says of ids and amounts to be no chance
 NEARLY_ALL = 0.9
 LEAK_AUC = 0.99
-LEAK_ERROR = 0.02
+LEAK_ERROR, LEAK_MISSING = 0.02, 0.05
+NO_VALUES = 0.001  # of the rows, and no more than `CODES`
 LEAK_ROWS = 200  # of the rarer label; with fewer, a column that orders them well may be a good one
 LARGEST_GROUPS = 50  # rows of a group, on average
 FEWEST_GROUPS = 20
@@ -38,7 +39,7 @@ EVEN = 0.7  # values in the upper half of the range over those in the lower half
 MOST_BOTH, OFTEN_AGAIN = 1024, 20
 EQUAL = 2  # pairs of equal numbers, to be expected
 PEAKED, PEAKED_CODES = 0.75, 0.95  # rank correlation of counts, and of few of them
-AS_COUNTS = "the rarer, the farther from the most frequent, as counts are"
+AS_COUNTS = "spread as counts are"
 SENTENCE = 5  # words, and
 LONG_TEXTS = 0.3  # of the rows are different: free text
 AS_TOLD = "as told"  # the reason for a role that an option gives
@@ -78,6 +79,7 @@ class Facts(NamedTuple):
     evidence: Evidence | None
     shape: Shape | None
     leak: str | None
+    missing_tells: float  # share of the labels, by where it is missing
     repeats: Repeats  # values of two rows and more
 
     @property
@@ -174,6 +176,7 @@ def facts_of(name: str, survey: ColumnSurvey, *, labelled: bool) -> Facts:
         evidence=evidence,
         shape=shape,
         leak=_leak(survey, repeats) if labelled else None,
+        missing_tells=survey.missing_guess().told if labelled else 0.0,
         repeats=repeats,
     )
 
@@ -205,6 +208,8 @@ def _useless(f: Facts) -> Use | None:
         return Use("unused", note=f"{f.name!r} knows the label: {f.leak}")
     if f.distinct <= 1 and not is_list(f.kind):
         return Use("unused", note=f"{f.name!r} is constant{' or missing' if f.nulls else ''}")
+    if 0 < f.filled_rows <= min(CODES, NO_VALUES * f.rows):
+        return Use("unused", note=f"{f.name!r} is missing in all but {f.filled_rows:,} of {f.rows:,} rows")
     if f.infinite > MOSTLY * f.rows:
         return Use("unused", note=f"{f.name!r} holds mostly numbers that are infinite in 32 bits")
     return None
@@ -271,24 +276,24 @@ def _numbers(f: Facts) -> Use | None:
         return None
     if f.infinite:
         note = f"{f.name!r} has {f.infinite:,} numbers that are infinite in 32 bits: read as missing"
-        return Use("dense", "numbers with fractions", note=note)
-    return Use("dense", "numbers with fractions")
+        return Use("dense", "has fractions", note=note)
+    return Use("dense", "has fractions")
 
 
 def _named(f: Facts) -> Use | None:
     """What the name of whole numbers says."""
     if f.sense == "id" or f.sense == "row":
-        return Use("sparse", "by its name an id")
+        return Use("sparse", "name of an id")
     if f.sense == "part of time" and f.distinct <= FEW:
-        return Use("sparse", "a part of a time, that comes again")
+        return Use("sparse", "name of a part of a time")
     if f.sense == "amount" and not (f.distinct <= FLAG):
         also = f.distinct <= MOST_BOTH and f.rows >= max(ENOUGH_ROWS, OFTEN_AGAIN * f.distinct)
-        return Use("dense", "by its name an amount", both=also)
+        return Use("dense", "name of an amount", both=also)
     return None
 
 
 def _large(f: Facts) -> Use | None:
-    return Use("sparse", "numbers that large count nothing") if f.most > LARGEST_COUNT else None
+    return Use("sparse", "too large for a count") if f.most > LARGEST_COUNT else None
 
 
 def _told_by_label(f: Facts) -> Use | None:
@@ -297,13 +302,13 @@ def _told_by_label(f: Facts) -> Use | None:
         return None
     ids, amounts = (max(evidence.base - one, 0) / evidence.base for one in (evidence.ids, evidence.amounts))
     close = min(max(ids, amounts), abs(ids - amounts)) * evidence.base < CLOSE_nats
-    said = f"of the label ids tell {ids:.1%}, amounts {amounts:.1%}"
+    said = f"predicts {ids:.1%} of the label as ids, {amounts:.1%} as amounts"
     if evidence.reading == "amounts":
         return Use("dense", said, close=close)
     if f.distinct <= FEW and f.counts:
         return Use("dense", AS_COUNTS, close=True, both=True)
     if f.rows < ENOUGH_ROWS and f.distinct > CODES:
-        return Use("dense", "a count, in too few rows for ids", close=True, both=f.distinct <= FEW)
+        return Use("dense", "a count: too few rows for ids", close=True, both=f.distinct <= FEW)
     return Use("sparse", said, close=close)
 
 
@@ -315,16 +320,16 @@ def _few(f: Facts) -> Use | None:
     if f.distinct <= CODES:
         return Use("sparse", f"{f.distinct} values", close=f.distinct > FLAG)
     if f.rows < ENOUGH_ROWS:
-        return Use("dense", "in so few rows rather a count", close=True, both=True)
+        return Use("dense", "a count: too few rows for ids", close=True, both=True)
     return Use("sparse", f"{f.distinct} values", close=True)
 
 
 def _shaped(f: Facts) -> Use:
     shape = f.shape
     if shape is not None and shape.is_of_ids and f.least >= 0 and f.rows >= ENOUGH_ROWS and not f.counts:
-        why = f"{shape.filled:.0%} of the range taken, {shape.repeats:.0f} rows a value"
+        why = f"comes again as ids do, {shape.repeats:.0f} times"
         return Use("sparse", why, close=True)
-    return Use("dense", "the values lie as amounts do", close=True)
+    return Use("dense", "spread as amounts are", close=True)
 
 
 RULES: tuple[Rule, ...] = (
@@ -346,7 +351,7 @@ def _leak(survey: ColumnSurvey, repeats: Repeats) -> str | None:
     few = repeats.values * LARGEST_GROUPS <= survey.rows or survey.sketch.distinct <= FEW  # else they may be groups
     if few and often.guess.error <= LEAK_ERROR and not is_list(survey.kind):
         return f"{often.guess.told:.0%} of labels can be told from it alone"
-    if missing.error <= LEAK_ERROR:
+    if missing.error <= LEAK_MISSING:
         return f"{missing.told:.0%} of labels can be told from where it is missing"
     rare = min(survey.positive, survey.rows - survey.positive)
     if auc is not None and max(auc, 1 - auc) >= LEAK_AUC and rare >= LEAK_ROWS:

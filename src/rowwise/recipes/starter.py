@@ -21,7 +21,6 @@ from rowwise.ingest.dialect import Dialect
 from rowwise.ingest.division import SHARE
 from rowwise.ingest.inspect import ColumnCard, DatasetCard, Inspection, table_names
 from rowwise.ingest.labels import LABELS, LabelValues
-from rowwise.ingest.names import sense_of
 from rowwise.ingest.reader import Reader
 from rowwise.ingest.roles import AS_TOLD
 from rowwise.ingest.vocabulary import write_vocabularies
@@ -69,7 +68,7 @@ def make_starter(
     derived = derive(card)
     _check_card(card, derived)
     large = card.rows > LARGE_ROWS
-    numbers = [column for column in card.columns if column.role == "dense" or (not large and _is_number(column))]
+    numbers = [column for column in card.columns if column.role == "dense" or (not large and column.is_number_too)]
     model = _choose_model(card.rows, numbers=bool(numbers))
     decays = isinstance(model, DcnConfig) and card.rows < SMALL_ROWS
     epochs = 2 if large else DECAY_EPOCHS if decays else 20
@@ -158,12 +157,6 @@ def _check_card(card: DatasetCard, derived: Derived) -> None:
         raise DataError(f"{card.source}: no label column: want --label COLUMN{_suggest_labels(card)}")
     if not derived.sparse and not any(column.is_ids for column in card.columns):
         raise DataError(f"{card.source}: no column is left to learn from: want one by --sparse or --dense COLUMN")
-
-
-def _is_number(column: ColumnCard) -> bool:
-    """Whether its order may count, too: whole numbers that are ids by their values, not by their name."""
-    by_value = column.role == "sparse" and column.why != AS_TOLD and sense_of(column.name) != "id"
-    return by_value and bool(column.std)
 
 
 def _dense(column: ColumnCard) -> Dense:
