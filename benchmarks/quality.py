@@ -21,7 +21,7 @@ from rich.progress import Progress
 
 from rowwise.recipes.compose import make_evaluator, make_model, make_settings, resolve
 from rowwise.recipes.find import load
-from rowwise.recipes.runs import best_possible_metrics
+from rowwise.recipes.trained import best_possible_metrics
 from rowwise.spec import TRAINED_TYPES
 from rowwise.train.trainer import Trainer
 

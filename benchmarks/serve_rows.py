@@ -38,9 +38,10 @@ from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.tables import table_modules
 from rowwise.recipes.compose import build_model, make_evaluator
 from rowwise.recipes.export import export
-from rowwise.recipes.runs import TrainingRun, load_trained
+from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.served import read_model
 from rowwise.recipes.text import decode
+from rowwise.recipes.trained import load_trained
 from rowwise.serve.cached_rows import CachedRows, RowCounts
 from rowwise.serve.default_rows import read_mean_rows
 from rowwise.serve.hot_rows import read_hot_rows

@@ -87,12 +87,12 @@ def command(capsys, monkeypatch, tmp_path):
 @pytest.fixture
 def models_one_after_the_other(monkeypatch):
     """Models of ranks are made from torch's one generator, which threads share and processes do not."""
-    from rowwise.recipes import runs
+    from rowwise.recipes import run_setup
 
-    lock, make = threading.Lock(), runs.make_model
+    lock, make = threading.Lock(), run_setup.make_model
 
     def made(*args, **how):
         with lock:
             return make(*args, **how)
 
-    monkeypatch.setattr(runs, "make_model", made)
+    monkeypatch.setattr(run_setup, "make_model", made)

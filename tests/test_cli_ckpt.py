@@ -19,7 +19,8 @@ from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import NAME
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
-from rowwise.recipes.runs import TrainingRun, load_trained
+from rowwise.recipes.runs import TrainingRun
+from rowwise.recipes.trained import load_trained
 from rowwise.spec import RowType
 
 COMMANDS = ("ls", "verify", "diff", "copy", "reshard", "remap", "export", "import")

@@ -31,7 +31,7 @@ USES = {
     "ingest/warehouse/storage.py": "equal or not",
     "perf/links.py": "a note about a probe of another month",
     "recipes/mirror.py": "equal or not",
-    "recipes/runs.py": "uses of columns within days of it, before or after",
+    "recipes/run_files.py": "uses of columns within days of it, before or after",
     "report/read.py": "shown, and which run a hint names",
     "report/watched.py": "bounded by a monotonic clock",
     "scratch.py": "a folder that is taken away before its process has locked it is made again",

@@ -4,7 +4,8 @@ import pytest
 from small import trained
 
 from rowwise import SpecError
-from rowwise.recipes.runs import TrainingRun, evaluate
+from rowwise.recipes.runs import TrainingRun
+from rowwise.recipes.trained import evaluate
 
 
 @pytest.mark.parametrize(

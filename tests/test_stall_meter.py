@@ -14,7 +14,7 @@ from small import sections, write_rows
 from test_cli import rowwise_cli
 
 from rowwise.cli.console import show_result
-from rowwise.recipes.runs import RunResult
+from rowwise.recipes.run_result import RunResult
 from rowwise.textfile import decode_json
 from rowwise.train.feeding import DataWait
 

@@ -40,9 +40,10 @@ from rowwise.recipes.find import load
 from rowwise.recipes.predict import Predictor, predict
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.rows import RowSelection
-from rowwise.recipes.runs import RunResult, load_predictor
+from rowwise.recipes.run_result import RunResult
 from rowwise.recipes.starter import recipe_name, write_starter
 from rowwise.recipes.text import read
+from rowwise.recipes.trained import load_predictor
 from rowwise.textfile import decode_json, read_bytes, read_text
 from rowwise.train.run_folder import FRAME, RunFolder
 

@@ -18,7 +18,7 @@ from rowwise.ingest import ParquetReader
 from rowwise.perf.exchange import Amounts
 from rowwise.perf.hardware import read_hardware
 from rowwise.perf.learned import model_of
-from rowwise.recipes.runs import evaluate, predict_rows
+from rowwise.recipes.trained import evaluate, predict_rows
 from rowwise.spec import Topology
 from rowwise.train.saved import CheckpointFolder
 

@@ -17,9 +17,10 @@ from rowwise.plan import Tile
 from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.disk_tables import describe_disk_tables, fill_caches, has_disk_tables
 from rowwise.recipes.recipe import Data, Recipe
-from rowwise.recipes.runs import TrainingRun, evaluate
+from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.sharding import choose_plan, tables_of
 from rowwise.recipes.table_memory import TableMemory, raise_if_short, single_rank_plan
+from rowwise.recipes.trained import evaluate
 from rowwise.store.sizes import cache_bytes, disk_bytes
 
 MB = 10**6

@@ -8,7 +8,7 @@ from small import trained, write_rows
 
 from rowwise import SpecError
 from rowwise.recipes.ensemble import Ensemble, evaluate_ensemble, load_ensemble, mean_probability, predict_ensemble
-from rowwise.recipes.runs import evaluate, predict_rows
+from rowwise.recipes.trained import evaluate, predict_rows
 
 
 @pytest.fixture(scope="module")

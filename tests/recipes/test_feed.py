@@ -14,8 +14,9 @@ from small import WORLD, lines, recipe, same, saved, sections, trained, write_ro
 from rowwise import DataError, SpecError, StateError
 from rowwise.ingest.quarantine import count_quarantined
 from rowwise.recipes.compose import evaluation_batches, make_evaluator
-from rowwise.recipes.runs import TrainingRun, evaluate, load_trained, predict_rows
+from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import decode
+from rowwise.recipes.trained import evaluate, load_trained, predict_rows
 from rowwise.train.saved import CheckpointFolder
 
 

@@ -21,9 +21,10 @@ from rowwise.planner.machines import machine_named
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.outlook import dry_run
 from rowwise.recipes.plan import plan_inputs
-from rowwise.recipes.runs import TrainingRun, load_trained, predict_rows
+from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.sharding import tables_of
 from rowwise.recipes.text import decode
+from rowwise.recipes.trained import load_trained, predict_rows
 from rowwise.train.saved import CheckpointFolder
 
 IDS = {"user": 50, "item": 30, "seen": 20}

@@ -12,7 +12,7 @@ from rowwise.ingest.transform import MapId, SigridHash, SplitText, load
 from rowwise.recipes.explain import explain
 from rowwise.recipes.id_names import RARE_IDS, name_ids
 from rowwise.recipes.rows import RowSelection, open_reader
-from rowwise.recipes.runs import evaluate
+from rowwise.recipes.trained import evaluate
 from rowwise.spec import Table
 
 WORDS = ["red", "green", "blue", "grey"]

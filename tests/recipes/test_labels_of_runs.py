@@ -13,7 +13,8 @@ from rowwise.errors import RowwiseError
 from rowwise.models.link import AmountLink
 from rowwise.recipes.baseline import fit_trees
 from rowwise.recipes.compose import resolve
-from rowwise.recipes.runs import TrainingRun, evaluate, predict_rows
+from rowwise.recipes.runs import TrainingRun
+from rowwise.recipes.trained import evaluate, predict_rows
 from rowwise.train.amounts import AmountMetrics, amount_loss
 from rowwise.train.loss_settings import Poisson, Squared
 from rowwise.train.samples import Samples

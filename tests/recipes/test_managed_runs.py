@@ -18,9 +18,10 @@ from rowwise.errors import TableMemoryError
 from rowwise.planner import row_wise
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.outlook import dry_run
-from rowwise.recipes.runs import TrainingRun, load_trained, predict_rows
+from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.sharding import tables_of
 from rowwise.recipes.text import decode
+from rowwise.recipes.trained import load_trained, predict_rows
 from rowwise.train.saved import CheckpointFolder
 
 pytestmark = pytest.mark.usefixtures("models_one_after_the_other")

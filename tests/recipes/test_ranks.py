@@ -18,10 +18,11 @@ from rowwise.comm.thread import run_threads
 from rowwise.errors import AgreedError, TableMemoryError
 from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.device_tables import describe_cached_tiles, gpu_bytes_of_plan, move_sharded, table_bytes
-from rowwise.recipes.runs import TrainingRun, evaluate
+from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.sharding import choose_plan, rank_bytes, shard_tables, tables_of
 from rowwise.recipes.table_memory import measure_memory
 from rowwise.recipes.text import decode, parse, write
+from rowwise.recipes.trained import evaluate
 from rowwise.spec import Codecs, Wire
 from rowwise.train.saved import CheckpointFolder
 from rowwise.train.step import embeddings_of

@@ -22,8 +22,9 @@ from rowwise.recipes.outlook import dry_run, make_outlook
 from rowwise.recipes.processor_limits import replace_unsupported
 from rowwise.recipes.recipe import Data
 from rowwise.recipes.rows import use_absolute_paths
-from rowwise.recipes.runs import TrainingRun, evaluate
+from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import decode, parse, read, write
+from rowwise.recipes.trained import evaluate
 
 OWN = """
 import torch

@@ -16,7 +16,8 @@ from small import WORLD, lines, recipe, same, saved, trained, write_rows
 
 from rowwise import CheckpointError, DataError, RowwiseError, SpecError
 from rowwise.recipes.compose import evaluation_batches
-from rowwise.recipes.runs import TrainingRun, evaluate, load_trained, predict_rows
+from rowwise.recipes.runs import TrainingRun
+from rowwise.recipes.trained import evaluate, load_trained, predict_rows
 
 
 def result_of(run):

@@ -13,8 +13,9 @@ from rowwise.checkpoint.read import Checkpoint
 from rowwise.comm.thread import run_threads
 from rowwise.errors import RowwiseError
 from rowwise.recipes.outlook import dry_run
-from rowwise.recipes.runs import TrainingRun, evaluate, load_trained
+from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import decode, write
+from rowwise.recipes.trained import evaluate, load_trained
 from rowwise.train.saved import CheckpointFolder
 
 ITEMS = 40

@@ -16,9 +16,10 @@ from rowwise.ingest.survey import borders_of
 from rowwise.recipes.model_configs import DcnConfig, DlrmConfig
 from rowwise.recipes.recipe import TimeShare
 from rowwise.recipes.rows import open_reader
-from rowwise.recipes.runs import TrainingRun, predict_rows
+from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.starter import make_starter, recipe_name
 from rowwise.recipes.text import decode, parse, read
+from rowwise.recipes.trained import predict_rows
 
 ROWS = 3000
 

@@ -9,8 +9,9 @@ from pyarrow import parquet as pq
 
 from rowwise.recipes.ensemble import predict_ensemble
 from rowwise.recipes.export import export
-from rowwise.recipes.runs import TrainingRun, predict_rows
+from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import read
+from rowwise.recipes.trained import predict_rows
 
 ROWS = 600
 

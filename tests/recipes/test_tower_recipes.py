@@ -25,10 +25,11 @@ from rowwise.recipes.export import export
 from rowwise.recipes.outlook import dry_run
 from rowwise.recipes.predict import predict
 from rowwise.recipes.rows import RowSelection, open_reader
-from rowwise.recipes.runs import TrainingRun, evaluate, load_trained, predict_rows
+from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.served import open_predictor, open_version
 from rowwise.recipes.table_memory import measure_memory, raise_if_short
 from rowwise.recipes.text import decode
+from rowwise.recipes.trained import evaluate, load_trained, predict_rows
 from rowwise.serve.retrieval import RetrieveBody
 from rowwise.spec import RowType
 from rowwise.train.saved import CheckpointFolder

@@ -13,8 +13,9 @@ from small import lines
 
 from rowwise import SpecError
 from rowwise.recipes.outlook import dry_run
-from rowwise.recipes.runs import TrainingRun, evaluate, predict_rows
+from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import decode
+from rowwise.recipes.trained import evaluate, predict_rows
 
 USERS, ITEMS, KINDS = 200, 120, 6
 BASE = {

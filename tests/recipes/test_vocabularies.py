@@ -12,8 +12,9 @@ from pyarrow import parquet as pq
 from rowwise import SpecError
 from rowwise.ingest.transform import apply
 from rowwise.recipes.compose import make_batcher, resolve
-from rowwise.recipes.runs import TrainingRun, load_trained
+from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import read
+from rowwise.recipes.trained import load_trained
 
 GENRES = ("Drama", "Comedy", "Action")
 

@@ -13,9 +13,9 @@ from rowwise.hashing.arrays import entry_map
 from rowwise.hashing.file import save
 from rowwise.recipes.ensemble import predict_ensemble
 from rowwise.recipes.export import export
-from rowwise.recipes.runs import predict_rows
 from rowwise.recipes.served import load_rows, open_version, read_model
 from rowwise.recipes.text import write
+from rowwise.recipes.trained import predict_rows
 from rowwise.serve.row_tiers import IN_MEMORY
 
 OWN_MODEL = """

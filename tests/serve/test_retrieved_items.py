@@ -25,8 +25,8 @@ from rowwise import CheckpointError, DataError, RowType, SpecError
 from rowwise.ops import reference
 from rowwise.recipes.export import export
 from rowwise.recipes.export_items import ItemOptions, describe_items
-from rowwise.recipes.runs import load_trained
 from rowwise.recipes.served import open_version
+from rowwise.recipes.trained import load_trained
 from rowwise.serve.client import ScoringClient
 from rowwise.serve.items import FACTS, INDEX, ITEMS, RETRIEVAL, VECTORS
 from rowwise.serve.package import version_folder, write_traffic

@@ -26,8 +26,8 @@ from rowwise.checkpoint.listing import list_checkpoints
 from rowwise.errors import PeerError
 from rowwise.recipes.ensemble import predict_ensemble
 from rowwise.recipes.export import export, row_type_cost
-from rowwise.recipes.runs import predict_rows
 from rowwise.recipes.served import open_version
+from rowwise.recipes.trained import predict_rows
 from rowwise.serve.admission import ServiceLimits
 from rowwise.serve.client import ScoringClient
 from rowwise.serve.package import (

@@ -23,7 +23,7 @@ from rowwise.comm.solo import solo
 from rowwise.comm.thread import run_threads
 from rowwise.plan import Tile
 from rowwise.quantity import SPACE
-from rowwise.recipes.runs import RunResult
+from rowwise.recipes.run_result import RunResult
 from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.train.breakdown import BESIDE, PAUSED, PHASES, Breakdown
 from rowwise.train.settings import Log, Saving

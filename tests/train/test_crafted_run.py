@@ -16,7 +16,8 @@ from rowwise.checkpoint.named import checkpoints_of
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
 from rowwise.errors import CheckpointError, RowwiseError, one_line
-from rowwise.recipes.runs import TrainingRun, load_trained
+from rowwise.recipes.runs import TrainingRun
+from rowwise.recipes.trained import load_trained
 
 
 @pytest.fixture(scope="module")

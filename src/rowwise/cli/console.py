@@ -20,7 +20,8 @@ from rowwise.quantity import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from rowwise.recipes.outlook import Outlook
-    from rowwise.recipes.runs import RunResult, TrainingRun
+    from rowwise.recipes.run_result import RunResult
+    from rowwise.recipes.runs import TrainingRun
     from rowwise.train.stages import PhaseTime
     from rowwise.train.trainer import RunDisplay, Trainer
 

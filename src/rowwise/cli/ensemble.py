@@ -37,7 +37,7 @@ def check_recipe(recipe: "Recipe", seeds: int) -> None:
 def compare_runs(runs: Sequence[Path]) -> None:
     """After training: measure the ensemble on the test rows, and print the command that predicts with it."""
     from rowwise.recipes.ensemble import evaluate_ensemble, record_ensemble
-    from rowwise.recipes.runs import resolve_saved
+    from rowwise.recipes.trained import resolve_saved
 
     if resolve_saved(runs[0]).rows.test is None:
         print_line("no test rows: the ensemble was not measured")

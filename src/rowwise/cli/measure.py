@@ -51,7 +51,7 @@ def evaluate(
     Example: rowwise eval runs/clicks/1 runs/clicks/2 runs/clicks/3
     """
     from rowwise.recipes.ensemble import evaluate_ensemble
-    from rowwise.recipes.runs import evaluate as measure
+    from rowwise.recipes.trained import evaluate as measure
     from rowwise.train.evaluate import undefined
 
     for run in runs:

@@ -18,7 +18,8 @@ from rowwise.comm.solo import solo
 from rowwise.errors import SpecError
 from rowwise.recipes.first_rank import on_first_rank
 from rowwise.recipes.hosts import NetworkOfRun
-from rowwise.recipes.runs import TrainingRun, finished_step
+from rowwise.recipes.run_result import finished_step
+from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import RECIPE, read
 from rowwise.textfile import printable, read_bytes
 from rowwise.train.run_folder import RunFolder

@@ -1,7 +1,7 @@
 """Recipes: the YAML configuration of a run, and the code that builds data, model and trainer from it.
 
 `recipe` has its types, `text` reads and writes it, `find` has the built-in ones; these need no torch. `compose` builds
-the parts of a run, `runs` has start, resume, evaluate and predict. Names are loaded when first used.
+the parts of a run, `runs` starts and resumes it, `trained` evaluates it and predicts. Names are loaded when first used.
 """
 
 from typing import TYPE_CHECKING
@@ -11,15 +11,17 @@ from rowwise.lazy import export_lazily
 if TYPE_CHECKING:
     from rowwise.recipes.find import load as load
     from rowwise.recipes.recipe import Recipe as Recipe
-    from rowwise.recipes.runs import RunResult as RunResult
+    from rowwise.recipes.run_result import RunResult as RunResult
     from rowwise.recipes.runs import TrainingRun as TrainingRun
-    from rowwise.recipes.runs import evaluate as evaluate
-    from rowwise.recipes.runs import load_trained as load_trained
-    from rowwise.recipes.runs import predict_rows as predict_rows
+    from rowwise.recipes.trained import evaluate as evaluate
+    from rowwise.recipes.trained import load_trained as load_trained
+    from rowwise.recipes.trained import predict_rows as predict_rows
 
 _HOMES = {
     "find": ("load",),
     "recipe": ("Recipe",),
-    "runs": ("RunResult", "TrainingRun", "evaluate", "load_trained", "predict_rows"),
+    "run_result": ("RunResult",),
+    "runs": ("TrainingRun",),
+    "trained": ("evaluate", "load_trained", "predict_rows"),
 }
 __all__, __getattr__ = export_lazily(__name__, _HOMES)

@@ -23,7 +23,7 @@ from rowwise.ingest.transform import Bucketize
 from rowwise.recipes.compose import ResolvedRecipe, evaluation_batches
 from rowwise.recipes.model_configs import RankingModel, kind_of
 from rowwise.recipes.rows import FILES, RowSelection
-from rowwise.recipes.runs import resolve_saved
+from rowwise.recipes.trained import resolve_saved
 from rowwise.spec import Value
 from rowwise.train.evaluate import make_metrics, values_of
 from rowwise.train.loss_settings import AmountLoss, AnyLoss, Poisson, first_label

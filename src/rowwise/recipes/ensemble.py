@@ -28,9 +28,9 @@ from rowwise.recipes.model_configs import RankingModel, kind_of
 from rowwise.recipes.predict import Predictor, predict
 from rowwise.recipes.recipe import check_amounts
 from rowwise.recipes.rows import RowSelection, open_reader
-from rowwise.recipes.runs import Warn, choose_rows, ignore_warning, load_trained, predict_rows
 from rowwise.recipes.served import open_predictor, read_model
 from rowwise.recipes.sharding import tables_of
+from rowwise.recipes.trained import Warn, choose_rows, ignore_warning, load_trained, predict_rows
 from rowwise.serve.package import find_version, is_served
 from rowwise.serve.row_tiers import make_tiers
 from rowwise.train.evaluate import ClickEvaluator, Scores, Slicing, Values

@@ -51,10 +51,10 @@ from rowwise.recipes.model_configs import (
 )
 from rowwise.recipes.predict import logits_on
 from rowwise.recipes.rows import RowSelection
-from rowwise.recipes.runs import load_trained, resolve_saved
 from rowwise.recipes.served import ServedModel, golden_logits, load_model, read_model
 from rowwise.recipes.table_memory import measure_memory
 from rowwise.recipes.towers import TowerInput
+from rowwise.recipes.trained import load_trained, resolve_saved
 from rowwise.recipes.user_model_name import modules_of_model, split_name
 from rowwise.serve.contents import hash_files, write_files
 from rowwise.serve.default_rows import mean_rows, write_mean_rows

@@ -21,7 +21,7 @@ from rowwise.recipes.compose import ResolvedRecipe, build_model
 from rowwise.recipes.model_configs import GraphConfig, TwoTowerConfig
 from rowwise.recipes.recipe import Tables
 from rowwise.recipes.retrieval import RetrievalModel
-from rowwise.recipes.runs import load_trained
+from rowwise.recipes.trained import load_trained
 from rowwise.scratch import Scratch
 from rowwise.spec import Pooling, RowType
 

@@ -27,7 +27,7 @@ from rowwise.recipes.id_names import name_ids
 from rowwise.recipes.model_configs import RankingModel, kind_of
 from rowwise.recipes.recipe import check_amounts
 from rowwise.recipes.rows import RowSelection
-from rowwise.recipes.runs import Warn, choose_rows, ignore_warning, load_trained
+from rowwise.recipes.trained import Warn, choose_rows, ignore_warning, load_trained
 from rowwise.spec import Value
 from rowwise.train.run_folder import RunFolder
 

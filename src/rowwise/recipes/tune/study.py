@@ -29,8 +29,9 @@ from rowwise.errors import DataError, GradientError, RowwiseError, SpecError
 from rowwise.recipes.find import find
 from rowwise.recipes.model_configs import RankingModel, kind_of
 from rowwise.recipes.recipe import Recipe
-from rowwise.recipes.runs import TrainingRun, evaluate
+from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import parse, read, write
+from rowwise.recipes.trained import evaluate
 from rowwise.recipes.tune.space import Space, changes_of, own_values, search_space, stored, suggest
 from rowwise.spec import Value
 from rowwise.textfile import decode_json, open_regular, read_bytes, read_text

@@ -1,0 +1,72 @@
+"""The result of a run, the content of its result.json."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import torch
+
+from rowwise.comm.interface import Comm
+from rowwise.comm.status import all_gather_uneven
+from rowwise.recipes.bad_rows import find_bad_rows
+from rowwise.spec import Value
+from rowwise.textfile import decode_json, read_bytes
+from rowwise.train.feeding import DataWait
+from rowwise.train.progress import BestEvaluation
+from rowwise.train.recorder import peak_memory_bytes
+from rowwise.train.stages import PhaseTime
+from rowwise.train.trainer import Trainer
+
+RESULT, BAD_ROWS = "result.json", "bad_rows"  # in the folder of a run
+
+
+class RunResult(Value, frozen=True):
+    """How a run ended, and what it measured."""
+
+    status: Literal["finished", "stopped", "failed"]
+    recipe: str
+    run: str
+    message: str | None = None
+    steps: int = 0
+    samples: int = 0
+    epochs: int = 0
+    wall_s: float = 0.0  # of the last process of the run
+    samples_s: float = 0.0  # while training, over the whole run
+    peak_memory_bytes: int = 0
+    data_wait: DataWait = DataWait()  # waiting for rows, in the last process of the run
+    step: dict[str, PhaseTime] = msgspec.field(default_factory=dict)  # of rank 0, by phase; likewise
+    workers: int | None = None  # number of workers at the end; None: rows were prepared by trainers
+    bad_rows: int = 0  # quarantined
+    bad_reasons: tuple[str, ...] = ()  # of the first quarantined rows
+    best: BestEvaluation | None = None
+    test: dict[str, dict[str, float | None]] = msgspec.field(default_factory=dict)
+    ceiling: dict[str, dict[str, float | None]] = msgspec.field(default_factory=dict)  # best possible, where known
+    expected: dict[str, float] = msgspec.field(default_factory=dict)
+    spread: dict[str, float] = msgspec.field(default_factory=dict)
+    published: dict[str, float] = msgspec.field(default_factory=dict)  # by others, on the same split
+
+    def to_builtins(self) -> dict[str, Any]:
+        """As it is written."""
+        return msgspec.to_builtins(self)
+
+
+def peak_of_ranks(comm: Comm) -> int:
+    """Bytes of memory, of the rank that took most; a collective."""
+    return max(map(int, all_gather_uneven(comm, torch.tensor([peak_memory_bytes()]), "memory")))
+
+
+def measured_fields(trainer: Trainer, run: Path) -> dict[str, Any]:
+    """Fields of the result: peak memory, waiting for data, workers and quarantined rows."""
+    health, bad = trainer.job.health(), find_bad_rows(run / BAD_ROWS)
+    workers = None if health is None else health.workers
+    rows = {"workers": workers, "bad_rows": bad.rows, "bad_reasons": bad.reasons}
+    return {"peak_memory_bytes": peak_memory_bytes(), "data_wait": trainer.data_wait, "step": trainer.mean_step, **rows}
+
+
+def finished_step(path: Path) -> int | None:
+    """The last step of a run that result.json calls finished; None for other runs."""
+    try:
+        result = decode_json(read_bytes(path / RESULT), RunResult)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return result.steps if result.status == "finished" else None

@@ -1,0 +1,109 @@
+"""From a recipe to the training job of a rank: one recipe on all ranks, a plan, a model with its tables, a feed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import nn
+
+from rowwise.comm.interface import Comm
+from rowwise.errors import SpecError
+from rowwise.ingest.transform import MapId
+from rowwise.ingest.transform import decode as decode_transforms
+from rowwise.ingest.vocabulary import check_grown
+from rowwise.plan import Plan
+from rowwise.recipes.compose import ResolvedRecipe, make_job, make_model, resolve, set_threads
+from rowwise.recipes.device_tables import room_of_gpus, take_gpu
+from rowwise.recipes.disk_tables import has_disk_tables
+from rowwise.recipes.feed import Feed
+from rowwise.recipes.first_rank import on_first_rank, resolve_on_first_rank
+from rowwise.recipes.hosts import NetworkOfRun, ordered_links
+from rowwise.recipes.outlook import open_warm_start
+from rowwise.recipes.recipe import Recipe, check_ranks
+from rowwise.recipes.retrieval import share_graph
+from rowwise.recipes.run_files import DISK, TRANSFORMS
+from rowwise.recipes.sharding import choose_plan, shard_tables, tables_of
+from rowwise.recipes.table_memory import Purpose, check_memory, find_memory_notes, measure_memory
+from rowwise.recipes.trained import resolve_saved
+from rowwise.recipes.wires import decide_wire
+from rowwise.storage.folder import parse_folder
+from rowwise.textfile import read_bytes
+from rowwise.train.dense_parallel import ShardedConstruction, shard_dense, shards_of
+from rowwise.train.run_folder import RunFolder
+from rowwise.train.snapshot import WarmStartMatch, warm_start
+from rowwise.train.trainer import TrainingJob
+
+
+def agree_on_recipe(recipe: Recipe, comm: Comm, network: NetworkOfRun | None) -> ResolvedRecipe:
+    """The recipe as all ranks run it; a collective."""
+    if not recipe.name:
+        raise SpecError("the recipe has no name: want one, as it names the run's folder")
+    check_ranks(recipe, comm.topology.world)
+    topology = comm.topology
+    links = lambda: None if network is None else ordered_links(network, topology.hosts)  # noqa: E731 - of the first rank
+    return resolve_on_first_rank(lambda: decide_wire(resolve(recipe), topology, links()), comm)
+
+
+def agree_on_saved(path: Path, changes: Sequence[str], comm: Comm) -> ResolvedRecipe:
+    """The recipe of a run as all ranks go on with it; a collective."""
+    topology = comm.topology
+    return resolve_on_first_rank(lambda: decide_wire(resolve_saved(path, changes, topology.world), topology), comm)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSetup:
+    """The training job of a rank, the plan of its tables and its feed."""
+
+    job: TrainingJob
+    plan: Plan
+    feed: Feed
+    notes: tuple[str, ...]  # on the memory of tables
+
+
+def set_up_job(
+    resolved: ResolvedRecipe, comm: Comm, near: Path, folder: Callable[[], RunFolder], purpose: Purpose = "train"
+) -> JobSetup:
+    """Build the job of this rank; a collective. On several ranks no rank ever allocates all tables.
+
+    `folder` is called for that of the run, which is on the file system of `near`, if tables are on disk.
+    """
+    set_threads(resolved.recipe)
+    recipe, topology = resolved.recipe, comm.topology
+    take_gpu(recipe.train.device, comm)
+    memory = measure_memory(resolved, comm, purpose, near if recipe.disk is None else Path(recipe.disk))
+    is_sharded = topology.world > 1 or recipe.plan is not None or (memory.is_short and recipe.train.device == "cpu")
+    # Memory is checked before tables are allocated: meta tables when they are sharded, others with the model.
+    if not is_sharded:
+        check_memory(memory, memory.tables, memory.plan, comm)
+    parallel = recipe.train.dense_parallel
+    construction = ShardedConstruction(comm, shards_of(parallel, topology))
+    with construction:
+        model = make_model(resolved, on_meta=is_sharded)
+    room = room_of_gpus(recipe.train.device, recipe.memory_bytes, comm)
+    plan = on_first_rank(comm, lambda: choose_plan(recipe, model, topology, memory, room))
+    if is_sharded:
+        check_memory(memory, tables_of(model), plan, comm)
+    disk = None
+    if has_disk_tables(plan):
+        disk = folder().path / DISK if recipe.disk is None else Path(recipe.disk)
+    shard_tables(recipe, model, plan, comm, disk)
+    share_graph(model, comm)
+    shard_dense(model, parallel, comm, construction)
+    feed = Feed(resolved, comm)
+    job = make_job(resolved, model, feed, comm, plan.forecast, feed.quarantine)
+    notes = find_memory_notes(memory, recipe.memory_bytes if recipe.train.device == "cpu" else None, disk)
+    return JobSetup(job=replace(job, health=lambda: feed.health), plan=plan, feed=feed, notes=notes)
+
+
+def start_warm(resolved: ResolvedRecipe, model: nn.Module) -> WarmStartMatch | None:
+    if resolved.recipe.init_from is None:
+        return None
+    source = parse_folder(resolved.recipe.init_from)
+    if isinstance(source, Path) and (source / TRANSFORMS).is_file():
+        # Rows of a vocabulary keep their weights only if the new one appends ids to it.
+        transforms = {step.transform.makes: step.transform for step in resolved.transforms.steps}
+        for old in decode_transforms(read_bytes(source / TRANSFORMS)):
+            new = transforms.get(old.makes)
+            if isinstance(old, MapId) and isinstance(new, MapId):
+                check_grown(old.column, old.mapping, new.mapping, str(source))
+    return warm_start(open_warm_start(source), model)
