@@ -33,5 +33,5 @@ def test_a_run_that_goes_on_takes_no_other_weights(tmp_path):
 def test_slices_of_two_towers(tmp_path):
     towers = {"kind": "two_tower", "item": "item", "user_features": ["user"]}
     run, _ = trained(tmp_path, model=towers, train={"epochs": 1}, evaluate={"metric": "recall@10"})
-    with pytest.raises(SpecError, match=r"slices user with model.kind=two_tower: all items are ranked: want no slices"):
+    with pytest.raises(SpecError, match=r"slices user: model.kind=two_tower ranks all items: want no slices"):
         evaluate(run.folder.path, slices=("user",))

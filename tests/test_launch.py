@@ -323,7 +323,7 @@ def test_a_plan_with_a_hole(refused, tmp_path, dry):
 def test_two_towers_are_not_elastic(refused):
     towers = "{kind: two_tower, item: item, user_features: [user, seen], sizes: [8]}"
     changes = ("--set", f"model={towers}", "--set", "train.determinism=elastic")
-    assert "two_tower with train.determinism=elastic: its loss " in refused("train", "small.yaml", *changes)
+    assert "train.determinism=elastic: model.kind=two_tower compares" in refused("train", "small.yaml", *changes)
 
 
 def test_a_run_can_not_go_on_with_any_number_of_ranks(tmp_path):

@@ -113,7 +113,7 @@ def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_stopped(written, t
         (("predict", "runs/whole/1", "--out", "p.csv"), "model.kind=hstu ranks all items for a list, and has no logit"),
         (
             ("eval", "runs/whole/1", "--slices", "seen"),
-            "slices seen with model.kind=hstu: all items are ranked: want no",
+            "slices seen: model.kind=hstu ranks all items: want no",
         ),
         (("explain", "runs/whole/1"), "model.kind=hstu ranks items, and has no loss of a row"),
         (("baseline", "runs/whole/1"), "model.kind=hstu ranks items, and trees do not"),
@@ -179,7 +179,7 @@ def test_two_ranks_learn_what_one_learns(kind, tmp_path):
         ({"evaluate": {"metric": "mrr", "task": "x"}}, "evaluate.task='x' is not a label: want one of next_item"),
         (
             {"train": {"determinism": "elastic"}},
-            "train.determinism=elastic with model.kind=sasrec: a lookup has the items",
+            "train.determinism=elastic: model.kind=sasrec looks items",
         ),
     ],
     ids=str,

@@ -195,7 +195,7 @@ def test_what_a_graph_cannot_be_is_refused(tmp_path):
     ):
         with pytest.raises(SpecError, match=text):
             trained(tmp_path, GRAPH | changes)
-    with pytest.raises(SpecError, match=r"model\.kind=graph with train.determinism=elastic"):
+    with pytest.raises(SpecError, match=r"train.determinism=elastic: model\.kind=graph"):
         trained(tmp_path, GRAPH, train={"determinism": "elastic"})
 
 

@@ -21,7 +21,7 @@ METRICS = ("loss", "ne", "auc", "calibration")
 
 def check_recipe(recipe: "Recipe", seeds: int) -> None:
     """Raise for a recipe whose runs have no mean, before any of them trains."""
-    from rowwise.recipes.model_configs import RankingModel, kind_of
+    from rowwise.recipes.model_kinds import check_use
     from rowwise.recipes.recipe import check_amounts
 
     if recipe.save.mirror is not None:
@@ -29,9 +29,7 @@ def check_recipe(recipe: "Recipe", seeds: int) -> None:
             f"--seeds {seeds}: save.mirror={recipe.save.mirror} is for one run: want --set save.mirror=null"
         )
     check_amounts(recipe, f"--seeds {seeds}")
-    if isinstance(recipe.model, RankingModel):
-        got = f"model.kind={kind_of(recipe.model)} ranks items, and has no probabilities"
-        raise SpecError(f"--seeds {seeds}: {got}: leave it out")
+    check_use(recipe.model, "ensemble", f"--seeds {seeds}")
 
 
 def compare_runs(runs: Sequence[Path]) -> None:

@@ -21,7 +21,7 @@ from rowwise import report
 from rowwise.errors import SpecError
 from rowwise.ingest.transform import Bucketize
 from rowwise.recipes.compose import ResolvedRecipe, evaluation_batches
-from rowwise.recipes.model_configs import RankingModel, kind_of
+from rowwise.recipes.model_kinds import check_use, family_of
 from rowwise.recipes.rows import FILES, RowSelection
 from rowwise.recipes.trained import resolve_saved
 from rowwise.spec import Value
@@ -70,9 +70,7 @@ def fit_trees(run: Path) -> TreeBaseline:
     _import_lightgbm()
     resolved = resolve_saved(run)
     rows = resolved.rows
-    if isinstance(resolved.recipe.model, RankingModel):
-        got = f"model.kind={kind_of(resolved.recipe.model)} ranks items, and trees do not"
-        raise SpecError(f"{run}: {got}: want a run of another model")
+    check_use(resolved.recipe.model, "baseline", run)
     if rows.valid is None or rows.test is None:
         raise SpecError(f"{run}: trees stop by validation rows and are measured on test rows: want a run with both")
     begin_s = perf_counter()
@@ -87,7 +85,7 @@ def fit_quick_trees(run: Path, most_rows: int = QUICK_ROWS, most_values: int = Q
     resolved = resolve_saved(run)
     recipe, rows = resolved.recipe, resolved.rows
     of_files = recipe.data.dataset.partition(":")[0] in FILES and not recipe.save.mirror
-    if not of_files or rows.valid is None or rows.test is None or isinstance(recipe.model, RankingModel):
+    if not of_files or rows.valid is None or rows.test is None or family_of(recipe.model).ranks_items:
         return None
     begin_s = perf_counter()
     most = min(most_rows, most_values // (len(resolved.columns.dense) + len(resolved.columns.sparse)))

@@ -47,8 +47,8 @@ from rowwise.recipes.model_configs import (
     TwoTowerConfig,
     UserModel,
     kind_of,
-    reads_whole_tables,
 )
+from rowwise.recipes.model_kinds import check_use, family_of
 from rowwise.recipes.processor_limits import replace_unsupported
 from rowwise.recipes.recipe import PROBE, Recipe, Tables, check_amounts
 from rowwise.recipes.retrieval import (
@@ -78,7 +78,6 @@ OpenBatches = Callable[[Position | None], Batcher]
 QuarantineFolder = Callable[[], Path | None]  # None until the run has a folder
 CLICK_METRICS = ("ne", "loss", "auc")  # metrics that can choose the best checkpoint
 SECOND_SEED = 1 << 62  # a bit of the seed that a second copy's initial weights have changed
-NEXT_ITEM = "next_item"  # the task of sequence models, which have no labels
 
 
 def no_quarantine() -> None:
@@ -131,7 +130,7 @@ class ResolvedRecipe:
     def has_second_copy(self) -> bool:
         """Whether two copies of the model train each other."""
         train, model = self.recipe.train, self.recipe.model
-        return isinstance(train.objective, CoTeaching) and not isinstance(model, RankingModel)
+        return isinstance(train.objective, CoTeaching) and not family_of(model).ranks_items
 
     @property
     def parts(self) -> ModelParts:
@@ -156,7 +155,12 @@ class ResolvedRecipe:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        return (NEXT_ITEM,) if isinstance(self.recipe.model, SequenceModel) else self.columns.tasks
+        return tasks_of(self.recipe.model, self.columns)
+
+
+def tasks_of(model: Model | str, columns: Columns) -> tuple[str, ...]:
+    task = family_of(model).task
+    return columns.tasks if task is None else (task,)
 
 
 def resolve(recipe: Recipe) -> ResolvedRecipe:
@@ -281,7 +285,7 @@ def build_model(
             module = make_sequence_model(model, embeddings)
         case _:
             module = make_click_model(model, embeddings, dense, tasks)
-    whole = reads_whole_tables(model)
+    whole = family_of(model).reads_whole_tables
     return module if on_meta else move_to_device(module, parts.device, memory_bytes, samples, whole=whole)
 
 
@@ -399,9 +403,8 @@ def make_evaluator(
 ) -> Evaluator:
     """An evaluator over some rows; `slices` replace the recipe's."""
     recipe, shard = resolved.recipe, batch_shard_of(comm)
-    if isinstance(recipe.model, RankingModel) and slices:
-        want = "all items are ranked: want no slices"
-        raise SpecError(f"slices {', '.join(slices)} with model.kind={kind_of(recipe.model)}: {want}")
+    if slices:
+        check_use(recipe.model, "slices", f"slices {', '.join(slices)}")
     if isinstance(recipe.model, RetrievalConfig):
         assert isinstance(model, RetrievalModel)
         train = resolved.rows.train
@@ -421,7 +424,7 @@ def make_evaluator(
     if isinstance(recipe.model, SequenceModel):
         assert isinstance(model, NextItem)
         options = {"ks": recipe.model.ks, "leave_out_history": recipe.model.leave_out_history}
-        return NextItemEvaluator(model, batches, NEXT_ITEM, recipe.train, **options, comm=comm)
+        return NextItemEvaluator(model, batches, resolved.tasks[0], recipe.train, **options, comm=comm)
     if slices:
         check_amounts(recipe, slices=slices)
     slicing = Slicing(recipe.evaluate.slices if slices is None else slices, recipe.evaluate.slice_ids)
@@ -471,13 +474,13 @@ def _check_device(name: str, model: Model) -> None:
         raise SpecError(f"train.device={name!r}: want cpu or cuda")
     if kind == "cuda" and not torch.cuda.is_available():
         raise SpecError(f"train.device={name!r}: torch finds no GPU: want cpu; see rowwise doctor")
-    if kind == "cuda" and isinstance(model, GraphConfig):
-        raise SpecError(f"train.device={name!r} with model.kind=graph, whose sums over edges run on a CPU: want cpu")
+    if kind == "cuda":
+        check_use(model, "cuda", f"train.device={name}")
 
 
-def _check_evaluation(settings: Evaluation, columns: Columns, model: object, loss: AnyLoss, *, validates: bool) -> None:
+def _check_evaluation(settings: Evaluation, columns: Columns, model: Model, loss: AnyLoss, *, validates: bool) -> None:
     """Raise now for names that would fail at the first evaluation."""
-    tasks = (NEXT_ITEM,) if isinstance(model, SequenceModel) else columns.tasks
+    tasks = tasks_of(model, columns)
     if settings.task and settings.task not in tasks:
         raise SpecError(f"evaluate.task={settings.task!r} is not a label: want one of {', '.join(tasks)}")
     features = [sparse.feature_name for sparse in columns.sparse]

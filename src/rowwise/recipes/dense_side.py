@@ -8,7 +8,8 @@ from rowwise.models.cost import activation_bytes
 from rowwise.models.inference import autocast
 from rowwise.perf.dense_parallel import NO_ACTIVATIONS, ActivationBytes, DenseSide, DenseUnits
 from rowwise.recipes.compose import ResolvedRecipe, make_small_model
-from rowwise.recipes.model_configs import RankingModel, UserModel
+from rowwise.recipes.model_configs import UserModel
+from rowwise.recipes.model_kinds import family_of
 from rowwise.recipes.recipe import Recipe
 from rowwise.spec import Pooling
 from rowwise.train.dense_parallel import check_parameters, find_units, has_id_maps, unit_shapes
@@ -51,7 +52,7 @@ def measure_activations(resolved: ResolvedRecipe) -> ActivationBytes:
     """
     recipe, tables = resolved.recipe, resolved.tables
     unlike = any(table.id_map or table.managed or table.pooling is Pooling.SEQUENCE for table in tables)
-    if unlike or isinstance(recipe.model, RankingModel) or recipe.train.determinism == "elastic":
+    if unlike or family_of(recipe.model).ranks_items or recipe.train.determinism == "elastic":
         return NO_ACTIVATIONS
     features = [name for table in tables for name in table.feature_names]
     batch = Batch(

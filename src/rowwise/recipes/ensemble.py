@@ -24,7 +24,7 @@ from rowwise.ingest.dialect import style_of
 from rowwise.ingest.transform import to_json
 from rowwise.recipes.compose import ResolvedRecipe, evaluation_batches
 from rowwise.recipes.id_names import name_ids
-from rowwise.recipes.model_configs import RankingModel, kind_of
+from rowwise.recipes.model_kinds import check_use
 from rowwise.recipes.predict import Predictor, predict
 from rowwise.recipes.recipe import check_amounts
 from rowwise.recipes.rows import RowSelection, open_reader
@@ -107,9 +107,7 @@ def load_ensemble(
         if path.resolve() in [other.resolve() for other in paths[:number]]:
             raise SpecError(f"{path}: the run is named twice: want each run once")
         resolved, model = load_trained(path, which, warn)
-        if isinstance(resolved.recipe.model, RankingModel):
-            got = f"model.kind={kind_of(resolved.recipe.model)} ranks items, and has no probabilities"
-            raise SpecError(f"{path}: {got}: want one run")
+        check_use(resolved.recipe.model, "ensemble", path)
         check_amounts(resolved.recipe, "an ensemble")
         first = first or resolved
         _check_alike(paths[0], first, path, resolved, same_rows=same_rows)

@@ -44,11 +44,10 @@ from rowwise.recipes.held_out import held_out_rows
 from rowwise.recipes.model_configs import (
     GraphConfig,
     RetrievalConfig,
-    SequenceModel,
     TwoTowerConfig,
     UserModel,
-    kind_of,
 )
+from rowwise.recipes.model_kinds import check_use
 from rowwise.recipes.predict import logits_on
 from rowwise.recipes.rows import RowSelection
 from rowwise.recipes.served import ServedModel, golden_logits, load_model, read_model
@@ -144,9 +143,7 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
         warn: called with a line on blocks of rows that cost time.
     """
     resolved = resolve_saved(RunFolder.open(run).path)
-    if isinstance(resolved.recipe.model, SequenceModel):
-        got = f"model.kind={kind_of(resolved.recipe.model)} ranks all items for a list, and has no logit of a row"
-        raise SpecError(f"{run}: {got}: want a model with a label")
+    check_use(resolved.recipe.model, "export", run)
     check_options(resolved, items)
     checkpoint = CheckpointFolder(run / "ckpt").open(which)
     sample = held_out_rows(resolved) if like is None else read_golden(like.path).rows

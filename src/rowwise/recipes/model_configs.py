@@ -309,14 +309,9 @@ COUNTS = (
 )
 
 
-def kind_of(model: RankingModel) -> str:
+def kind_of(model: Model) -> str:
     """The value of `model.kind`."""
     return str(model.__struct_config__.tag)
-
-
-def reads_whole_tables(model: Model | str) -> bool:
-    """Whether a step or an evaluation looks all rows of a table up at once, which no cache has slots for."""
-    return isinstance(model, GraphConfig | SequenceModel)
 
 
 def layers_of(model: Model | str) -> dict[str, tuple[int, ...]]:

@@ -21,12 +21,10 @@ from rowwise.planner.machines import parse_size
 from rowwise.recipes.model_configs import (
     DlrmConfig,
     Model,
-    RetrievalConfig,
-    SequenceModel,
     TwoTowerConfig,
-    kind_of,
     layers_of,
 )
+from rowwise.recipes.model_kinds import check_use, family_of
 from rowwise.row_optimizers import RowOptimizer
 from rowwise.spec import Init, Pooling, RowType, Table, Value, Wire
 from rowwise.train.loss_settings import AmountLoss, CoTeaching, Smc
@@ -241,9 +239,6 @@ class Recipe(Value, frozen=True, kw_only=True):
         check_amounts(self)
         if self.train.dense_parallel.recompute and getattr(self.model, "norm", None) == "batch":
             raise SpecError("train.dense_parallel.recompute with model.norm=batch: statistics would count twice")
-        if self.train.determinism == "elastic" and isinstance(self.model, SequenceModel):
-            why = "a lookup has the items to score beside the lists, and is no whole blocks of 256 samples"
-            raise SpecError(f"train.determinism=elastic with model.kind={kind_of(self.model)}: {why}: want run")
         if not 0 <= self.seed < 1 << 63:
             raise SpecError(f"seed={self.seed}: want at least 0, and less than 2**63")
         if self.memory_bytes is not None and self.memory_bytes < 1:
@@ -283,9 +278,9 @@ def check_amounts(recipe: Recipe, use: str = "", slices: tuple[str, ...] = ()) -
         "train.label_smoothing": (recipe.train.label_smoothing > 0, "it mixes the labels 0 and 1: want 0"),
         "evaluate.slices": (bool(slices or recipe.evaluate.slices), "slices are measured by NE and AUC: want none"),
         "model.chain": (getattr(model, "chain", False), "it multiplies probabilities: want false"),
-        "a model of users and items": (
-            isinstance(model, RetrievalConfig),
-            "it learns from rows of label 1: want another",
+        "a model that ranks items": (
+            family_of(model).ranks_items,
+            "it learns from rows of label 1, or from lists: want another",
         ),
         use: (bool(use), "it is about probabilities of labels 0 and 1: want a run of another objective"),
     }
@@ -305,10 +300,8 @@ def _check_choice(model: Model | str, train: Training) -> None:
 def check_ranks(recipe: Recipe, world: int) -> None:
     """Raise for recipes that cannot run on this many ranks; nothing is read or built."""
     elastic = recipe.train.determinism == "elastic"
-    if elastic and isinstance(recipe.model, RetrievalConfig):
-        why = "its loss compares each user with the items of the whole batch, and a virtual shard has some only"
-        kind = kind_of(recipe.model)
-        raise SpecError(f"model.kind={kind} with train.determinism=elastic: {why}; want determinism=run")
+    if elastic:
+        check_use(recipe.model, "elastic", "train.determinism=elastic")
     if getattr(recipe.model, "norm", None) == "batch" and (world > 1 or elastic):
         where = f"on {world} ranks" if world > 1 else "with train.determinism=elastic"
         raise SpecError(f"model.norm=batch {where}: statistics are of one rank's samples: want model.norm=layer")

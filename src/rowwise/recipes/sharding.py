@@ -30,7 +30,8 @@ from rowwise.quantity import format_bytes
 from rowwise.recipes.dense_side import dense_side_of
 from rowwise.recipes.device_tables import cache_tiles, gpu_bytes_of_plan, move_sharded
 from rowwise.recipes.disk_tables import fill_caches, has_disk_tables, uniform_workloads
-from rowwise.recipes.model_configs import GraphConfig, SequenceModel, reads_whole_tables
+from rowwise.recipes.model_configs import GraphConfig, SequenceModel
+from rowwise.recipes.model_kinds import family_of
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.table_memory import TableMemory, raise_if_short, single_rank_plan
 from rowwise.row_optimizers import needs_full_rows
@@ -78,7 +79,7 @@ def choose_plan(
         try:
             plan = _search_plan(recipe, tables, topology, usual, dense, gpu_bytes)
         except TableMemoryError:
-            if gpu_bytes is None or memory is None or reads_whole_tables(recipe.model):
+            if gpu_bytes is None or memory is None or family_of(recipe.model).reads_whole_tables:
                 raise
             plan = _plan_with_host(recipe, replace(memory, tables=tables), usual, dense, gpu_bytes)
     else:

@@ -12,7 +12,7 @@ from rowwise.errors import DataError, SpecError
 from rowwise.plan import Plan
 from rowwise.recipes.compose import ResolvedRecipe, make_evaluator, make_model, resolve, set_threads
 from rowwise.recipes.id_maps import relocate_maps
-from rowwise.recipes.model_configs import SequenceModel, kind_of
+from rowwise.recipes.model_kinds import check_use
 from rowwise.recipes.predict import Predictor, predict
 from rowwise.recipes.recipe import check_ranks
 from rowwise.recipes.rows import RowSelection, open_reader
@@ -72,9 +72,7 @@ def load_predictor(path: Path, which: str = "best", warn: Warn = ignore_warning)
 
 
 def _make_predictor(path: Path, resolved: ResolvedRecipe, model: nn.Module, warn: Warn) -> Predictor:
-    if isinstance(resolved.recipe.model, SequenceModel):
-        got = f"model.kind={kind_of(resolved.recipe.model)} ranks all items for a list, and has no logit of a row"
-        raise SpecError(f"{path}: {got}: want rowwise eval, or rowwise.NextItem in Python")
+    check_use(resolved.recipe.model, "predict", path)
     predictor = Predictor.of_run(resolved, model)
     if predictor.blocks.kind != "padded":
         warn(predictor.blocks.describe())

@@ -20,11 +20,9 @@ from rowwise.recipes.model_configs import (
     DinConfig,
     DlrmConfig,
     GraphConfig,
-    RankingModel,
     RetrievalConfig,
-    SequenceModel,
-    UserModel,
 )
+from rowwise.recipes.model_kinds import family_of
 from rowwise.recipes.recipe import TimeShare
 from rowwise.recipes.sharding import load_hardware
 from rowwise.spec import Topology, Value
@@ -107,7 +105,7 @@ def _training_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[Unuse
     encoder = recipe.model.encoder if isinstance(recipe.model, GraphConfig) else None
     no_bottom = not columns.dense and getattr(recipe.model, "bottom", ()) != ()
     no_histories = isinstance(recipe.model, DinConfig) and not recipe.model.histories
-    ranks_items, ranking = isinstance(recipe.model, RankingModel), "the model is measured by ranking all items"
+    ranks_items, ranking = family_of(recipe.model).ranks_items, "the model is measured by ranking all items"
     validates, no_rows = resolved.rows.valid is not None, "there are no validation rows"
     return (
         UnusedRule("model", ("attention",), no_histories, "model.histories is empty"),
@@ -116,7 +114,7 @@ def _training_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[Unuse
         UnusedRule("model", ("layers",), encoder == "graphsage", "model.sizes are the layers of graphsage"),
         UnusedRule("model", ("sizes",), encoder == "lightgcn", "layers of lightgcn have no weights"),
         UnusedRule("columns", ("weight",), retrieves, "the loss over the items of a batch weights all pairs equally"),
-        UnusedRule("columns", ("time",), not isinstance(recipe.model, UserModel), "only user models read it"),
+        UnusedRule("columns", ("time",), not family_of(recipe.model).reads_times, "only user models read it"),
         UnusedRule("train", ("virtual_shards",), train.determinism != "elastic", "train.determinism is not elastic"),
         UnusedRule("train", ("merge_shared",), not columns.shared, "columns.shared is empty"),
         UnusedRule("train", ("task_weights",), ranks_items, "models that rank items have one loss"),
@@ -127,7 +125,7 @@ def _training_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[Unuse
         UnusedRule("evaluate", ("task", "slices", "slice_ids"), ranks_items and validates, ranking),
         UnusedRule("evaluate", ("slice_ids",), not (recipe.evaluate.slices or ranks_items), "evaluate.slices is empty"),
         UnusedRule(
-            "train", ("compile",), isinstance(recipe.model, SequenceModel), "layers over lists are not compiled"
+            "train", ("compile",), not family_of(recipe.model).is_compiled, "layers over lists are not compiled"
         ),
         UnusedRule("train", ("dense_parallel",), alone and not train.dense_parallel.recompute, "there is one rank"),
         UnusedRule("log", ("group",), recipe.log.mlflow is recipe.log.wandb is None, "mlflow and wandb are null"),

@@ -25,7 +25,7 @@ from rowwise.recipes.compress.progress import Tell, WorkProgress
 from rowwise.recipes.compress.selection import CompressionGoal, TableSelection
 from rowwise.recipes.compress.trial_runner import TrialRunner, make_chosen_maps, save_map
 from rowwise.recipes.compress.window import DataWindow
-from rowwise.recipes.model_configs import RankingModel, kind_of
+from rowwise.recipes.model_kinds import check_use
 from rowwise.recipes.recipe import About, Recipe, Tables, check_amounts
 from rowwise.recipes.text import RECIPE, write
 from rowwise.spec import Table
@@ -37,9 +37,7 @@ Maps = Mapping[str, tuple[IdMap, StoredIds]]  # by table: the map, and its entry
 
 def check_recipe(recipe: Recipe) -> None:
     """Raise for recipes whose trials cannot be compared."""
-    if isinstance(recipe.model, RankingModel):
-        why = "maps are chosen by log loss, which models that rank items do not have"
-        raise SpecError(f"model.kind={kind_of(recipe.model)}: {why}: want a recipe of another kind")
+    check_use(recipe.model, "compress")
     check_amounts(recipe, "rowwise compress")
     if recipe.init_from is not None:
         want = "want --set init_from=null: trials start from initial weights, as compressed tables have other rows"

@@ -27,7 +27,8 @@ from rowwise.models.wide import ENDING
 from rowwise.recipes.compose import ResolvedRecipe, make_batcher, make_job, make_model
 from rowwise.recipes.compress import refit
 from rowwise.recipes.compress.trials import done_fraction
-from rowwise.recipes.model_configs import MLP_WIDTHS, Model, RankingModel, UserModel, layers_of
+from rowwise.recipes.model_configs import MLP_WIDTHS, Model, layers_of
+from rowwise.recipes.model_kinds import family_of
 from rowwise.recipes.recipe import Tables
 from rowwise.spec import Constant, RowType, Table, Value
 from rowwise.textfile import open_regular
@@ -132,7 +133,7 @@ def _write(path: Path, histories: Mapping[str, IdHistory]) -> None:
 
 def _halve_layers(model: Model) -> Model:
     """The model with layers of half the width; those of towers stay, as vectors of both are compared."""
-    if isinstance(model, (RankingModel, UserModel)):
+    if family_of(model).ranks_items:
         return model
     halves = {key: tuple(-(-n // 2) for n in sizes) for key, sizes in layers_of(model).items() if key in MLP_WIDTHS}
     return structs.replace(model, **halves)

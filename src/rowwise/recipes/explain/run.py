@@ -24,7 +24,7 @@ from rowwise.recipes.explain.importance import (
 from rowwise.recipes.explain.rows import HeldRows
 from rowwise.recipes.explain.slices import CalibrationSlice, calibration_slices
 from rowwise.recipes.id_names import name_ids
-from rowwise.recipes.model_configs import RankingModel, kind_of
+from rowwise.recipes.model_kinds import check_use
 from rowwise.recipes.recipe import check_amounts
 from rowwise.recipes.rows import RowSelection
 from rowwise.recipes.trained import Warn, choose_rows, ignore_warning, load_trained
@@ -80,9 +80,7 @@ def explain(  # noqa: PLR0913 - options of the command
         warn: called with a line for each setting that was replaced or has no effect.
     """
     resolved, model = load_trained(path, which, warn)
-    if isinstance(resolved.recipe.model, RankingModel):
-        got = f"model.kind={kind_of(resolved.recipe.model)} ranks items, and has no loss of a row"
-        raise SpecError(f"{path}: {got}: want a run of another model")
+    check_use(resolved.recipe.model, "explain", path)
     check_amounts(resolved.recipe, "rowwise explain")
     tasks, settings = resolved.tasks, resolved.recipe.evaluate
     name = (settings.task or tasks[0]) if task is None else task

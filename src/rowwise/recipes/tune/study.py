@@ -27,7 +27,7 @@ import msgspec
 from rowwise import report
 from rowwise.errors import DataError, GradientError, RowwiseError, SpecError
 from rowwise.recipes.find import find
-from rowwise.recipes.model_configs import RankingModel, kind_of
+from rowwise.recipes.model_kinds import check_use
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import parse, read, write
@@ -143,8 +143,8 @@ def import_optuna() -> Any:
 def _check(recipe: Recipe) -> None:
     if recipe.data.valid is None and not recipe.data.valid_share and recipe.data.dataset.partition(":")[1]:
         raise SpecError("tune judges by validation rows: want data.valid or data.valid_share in the recipe")
-    if isinstance(recipe.model, RankingModel) and recipe.evaluate.metric == "ne":
-        raise SpecError(f"model.kind={kind_of(recipe.model)} has no ne: want evaluate.metric, such as recall@10")
+    if recipe.evaluate.metric == "ne":
+        check_use(recipe.model, "ne")
     loss = recipe.train.objective
     if isinstance(loss, AmountLoss) and recipe.evaluate.metric == "ne":
         raise SpecError(

@@ -1,0 +1,79 @@
+"""What models of each family can do: a record that commands and settings ask, and one refusal of the rest."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+from rowwise.errors import SpecError
+from rowwise.recipes.model_configs import (
+    GraphConfig,
+    HstuConfig,
+    Model,
+    RetrievalConfig,
+    SasRecConfig,
+    UserModel,
+    kind_of,
+)
+
+Use = Literal["baseline", "compress", "cuda", "elastic", "ensemble", "explain", "export", "ne", "predict", "slices"]
+
+
+class ModelKind(NamedTuple):
+    """A family of models."""
+
+    refused: Mapping[Use, str] = MappingProxyType({})  # uses that it has not: why, and the way out
+    task: str | None = None  # of models without labels
+    ranks_items: bool = False  # and is measured by the places of items
+    reads_whole_tables: bool = False  # at once, in a step or an evaluation: no cache has slots for it
+    is_compiled: bool = True
+    reads_times: bool = False  # of samples
+
+
+RANKING: dict[Use, str] = {
+    "baseline": "ranks items, and trees do not: want a run of another model",
+    "compress": "ranks items, and has no log loss to choose maps by: want a recipe of another kind",
+    "ensemble": "ranks items, and has no probabilities: want one run",
+    "explain": "ranks items, and has no loss of a row: want a run of another model",
+    "ne": "has no ne: want evaluate.metric, such as recall@10",
+    "slices": "ranks all items: want no slices",
+}
+IN_BATCH: dict[Use, str] = {
+    "elastic": "compares users with all items of a batch, and a virtual shard has some only: want run",
+}
+LISTS: dict[Use, str] = {
+    "elastic": "looks items to score up beside the lists, which are no whole blocks of 256 samples: want run",
+    "export": "ranks all items for a list, and has no logit of a row: want a model with a label",
+    "predict": "ranks all items for a list, and has no logit of a row: want rowwise eval, or rowwise.NextItem",
+}
+CLICKS = ModelKind()
+OWN = ModelKind(reads_times=True)
+TOWERS = ModelKind(RANKING | IN_BATCH, ranks_items=True)
+GRAPH = ModelKind(
+    RANKING | IN_BATCH | {"cuda": "sums over edges on a CPU: want train.device=cpu"},
+    ranks_items=True,
+    reads_whole_tables=True,
+)
+SEQUENCES = ModelKind(RANKING | LISTS, task="next_item", ranks_items=True, reads_whole_tables=True, is_compiled=False)
+
+
+def family_of(model: Model | str) -> ModelKind:
+    """The record of a model; a text names a class of the user's."""
+    match model:
+        case SasRecConfig() | HstuConfig():
+            return SEQUENCES
+        case GraphConfig():
+            return GRAPH
+        case RetrievalConfig():
+            return TOWERS
+        case UserModel() | str():
+            return OWN
+        case _:
+            return CLICKS
+
+
+def check_use(model: Model | str, use: Use, where: object = "") -> None:
+    """Raise where models of this kind have not this use; `where`: what the message begins with."""
+    why = family_of(model).refused.get(use)
+    if why is not None:
+        kind = "" if isinstance(model, str) else kind_of(model)
+        raise SpecError(f"{f'{where}: ' if where else ''}model.kind={kind} {why}")
