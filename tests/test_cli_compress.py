@@ -28,7 +28,7 @@ REFUSED = {
     "clicks.yaml --ratio 4 --out clicks.yaml": "clicks.yaml is a file: want a folder for measurements",
     "clicks.yaml --ratio 4 --set train.epoch=3": "no key 'epoch' in train; did you mean 'epochs'?",
     "click.yaml --ratio 4": "click.yaml: no such file: want a recipe file",
-    "movielens-two-tower --ratio 4": "model.kind=two_tower: maps are chosen by log loss",
+    "movielens-two-tower --ratio 4": "model.kind=two_tower ranks items, and has no log loss",
 }
 
 

@@ -156,7 +156,7 @@ def test_a_resumed_run_has_the_bits_of_the_whole_one(folder):
         ({"train": {"label_smoothing": 0.1}}, "train.label_smoothing: it mixes"),
         ({"evaluate": {"slices": ["user"]}}, "evaluate.slices: slices are measured by NE"),
         ({"model": {"kind": "mmoe", "chain": True}}, "model.chain: it multiplies"),
-        ({"model": {"kind": "two_tower", "item": "item", "user_features": ["user"]}}, "users and items: it learns"),
+        ({"model": {"kind": "two_tower", "item": "item", "user_features": ["user"]}}, "ranks items: it learns"),
         ({"evaluate": {"metric": "auc"}}, "evaluate.metric='auc' is not measured"),
         ({"train": {"objective": {"kind": "squared", "scale": [0]}}}, "want finite numbers above 0"),
         ({"train": {"objective": {"kind": "poisson"}}, "columns": {"labels": ["none"]}}, "all are 0"),
