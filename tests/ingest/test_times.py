@@ -109,7 +109,7 @@ def test_rows_that_only_have_a_time_are_divided_at_random(seed):
     ("planted", "said"),
     [
         ({"sessions": True}, "near in time by 'at', rows share ids more often than at random ('user' "),
-        ({"drift": True}, "near in time by 'at', rows have the same label more often"),
+        ({"drift": True}, "near in time by 'at', labels of neighbouring rows correlate"),
     ],
 )
 def test_rows_that_are_alike_near_in_time_are_divided_by_it(planted, said, seed):
@@ -117,7 +117,7 @@ def test_rows_that_are_alike_near_in_time_are_divided_by_it(planted, said, seed)
     card = look(table)
     (line,) = (one for one in card.warnings if "near in time" in one)
     assert line.startswith(said)
-    assert line.endswith("a random test share is too easy, so the recipe divides rows by time")
+    assert line.endswith("a random split is too easy, so the recipe splits by time")
     at = table["at"].to_numpy().astype("datetime64[s]")
     valid, test = (np.datetime64(border) for border in (card.borders.valid_from, card.borders.test_from))
     assert np.mean(at >= test) == pytest.approx(0.1, abs=0.005)
@@ -171,8 +171,8 @@ def test_days_of_files_divide_the_rows(inside, tmp_path):
 def test_times_that_cannot_divide_the_rows(columns, why):
     card = look(frame(**columns), roles={"on": "time"})
     assert card.borders is None
-    (line,) = (one for one in card.warnings if "cannot be divided" in one)
-    assert line.endswith(f"rows cannot be divided by time, as {why}: want later rows as data.valid and data.test")
+    (line,) = (one for one in card.warnings if "cannot be split" in one)
+    assert line.endswith(f"rows cannot be split by time, as {why}: want later rows as data.valid and data.test")
 
 
 def new_ids(column, train_R, test_R):
@@ -197,7 +197,7 @@ def test_ids_of_test_rows_that_no_training_row_has(sessions):
     for name in ("user", "item", "query", "few"):
         (found,) = (column.unseen for column in card.columns if column.name == name)
         assert found == pytest.approx(new_ids(table[name], train_R, test_R), abs=0.03), name
-    (line,) = (one for one in card.warnings if "no training row" in one)
+    (line,) = (one for one in card.warnings if "unseen in training" in one)
     assert "'query'" in line
     assert "'few'" not in line
 
@@ -205,8 +205,8 @@ def test_ids_of_test_rows_that_no_training_row_has(sessions):
 def test_of_many_columns_with_new_ids_the_first_are_named():
     draw = np.random.default_rng(0)
     columns = {f"id_{n}": draw.integers(0, 1500 + n, ROWS) for n in range(9)}
-    (line,) = (one for one in look(frame(**columns)).warnings if "no training row" in one)
-    assert line.endswith(" and some of 5 more columns")
+    (line,) = (one for one in look(frame(**columns)).warnings if "unseen in training" in one)
+    assert line.endswith(" and some in 5 more columns")
 
 
 def test_new_ids_are_estimated_where_values_are_too_many_to_count():
@@ -226,7 +226,7 @@ def test_a_value_that_is_missing_tells_the_label(what):
     values = [(7.5 if what == "null" else [1, 2]) if one else (None if what == "null" else []) for one in clicked]
     (column,) = (c for c in look(pa.table({"clicked": clicked, "paid": values})).columns if c.name == "paid")
     assert column.role == "unused"
-    assert column.note == "'paid' knows the label: 100% of labels can be told from where it is missing"
+    assert column.note == "'paid' leaks the label: missing or not cuts errors by 100%: left out"
     random = [values[0] if i % 3 else None for i in range(ROWS)]
     assert not any("label" in line for line in look(pa.table({"clicked": clicked, "paid": random})).warnings)
 
@@ -240,14 +240,14 @@ def test_the_command_says_each_in_a_line(command, tmp_path):
     assert (code, err) == (0, "")
     lines = [line for line in out.splitlines() if line.startswith("! ")]
     assert [line.split(",")[0] for line in lines] == [
-        "! 'refund' knows the label: 100% of labels can be told from where it is missing",
+        "! 'refund' leaks the label: missing or not cuts errors by 100%: left out",
         "! near in time by 'at'",
-        "! ids of test rows that are in no training row",
+        "! test rows with ids that are unseen in training",
     ]
-    assert "by 'at', rows from 2024-05-2" in out
+    assert "by 'at': validation rows from 2024-05-2" in out
     text = (tmp_path / "clicks.yaml").read_text()
     assert "# Before you trust its test metrics:\n#   near in time by 'at', rows share ids" in text
-    assert "#   'at' divides the rows, so it is no feature\n" in text
+    assert "#   'at' splits the rows" in text
     assert "  share: {column: at, valid_from: '2024-05-2" in text
     command("data", "inspect", "clicks.csv", "--recipe", "b.yaml", "--ignore", "item", "--ignore", "at")
     text = (tmp_path / "b.yaml").read_text()

@@ -65,7 +65,7 @@ def test_what_is_in_it():
     assert recipe.about.run == "rowwise train clicks.yaml"
     head = text[: text.index("about:")]
     assert all(line.startswith("#") for line in head.splitlines())
-    assert "# Left out:\n#   'leak' knows the label: " in head
+    assert "# Left out:\n#   'leak' leaks the label: " in head
     assert "#   'country' is constant\n" in head
     for shown in ("batch: ", "epochs: ", "lr: ", "valid_share: 0.1", "test_share: 0.1", "share: random", "metric: ne"):
         assert shown in text

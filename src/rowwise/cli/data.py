@@ -138,7 +138,7 @@ def inspect(  # noqa: PLR0913 - one for each option
 
     Example: rowwise data inspect clicks.parquet --recipe first.yaml --sparse user,place --dense age --ignore row
 
-    Times and numbers in text are read as such, and whole numbers that were stored as floats. "rows each" is how many
+    Times and numbers in text are read as such, and whole numbers that were stored as floats. "avg. rows" is how many
     rows a value has: ids come again, amounts need not.
 
     A label may be words, numbers or true and false. Of two values the one that means yes is predicted, of a rating
@@ -245,7 +245,7 @@ def _show(card: "DatasetCard", console: Console) -> None:
     table = Table(box=None, padding=(0, 1), header_style="bold")
     for name in ("column", "use as", "type"):
         table.add_column(name, overflow="fold", min_width=6)
-    for name in ("missing", "different", "rows each", "range or length", "table rows"):
+    for name in ("missing", "distinct", "avg. rows", "range or length", "embeddings"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("because", overflow="fold", min_width=12)
     for column in card.columns[:MOST_COLUMNS]:
@@ -257,8 +257,8 @@ def _show(card: "DatasetCard", console: Console) -> None:
     if card.label is not None:
         console.print(card.division, markup=False, soft_wrap=True)
     if card.borders is not None:
-        borders = f"rows from {card.borders.valid_from} on validate, those from {card.borders.test_from} on test"
-        console.print(f"by {card.borders.column!r}, {borders}", markup=False, soft_wrap=True)
+        borders = f"validation rows from {card.borders.valid_from}, test rows from {card.borders.test_from}"
+        console.print(f"by {card.borders.column!r}: {borders}", markup=False, soft_wrap=True)
     for line in card.label_choices:
         console.print(line, markup=False, soft_wrap=True)
     for warning in card.warnings:
@@ -268,14 +268,12 @@ def _show(card: "DatasetCard", console: Console) -> None:
 def _explain(columns: "Sequence[ColumnCard]", console: Console) -> None:
     """The signs in the table."""
     if any(column.close for column in columns):
-        console.print("? is a close call: --dense, --sparse or --ignore COLUMN decides otherwise", soft_wrap=True)
+        console.print("?: the role is uncertain: --dense, --sparse or --ignore COLUMN overrides it", soft_wrap=True)
     if any(column.is_ids and not column.listed for column in columns):
-        console.print("hashed: ids that are too many, or too odd, for a list share these rows", soft_wrap=True)
+        console.print("hashed: ids that are too many, or too odd, for a list share embeddings", soft_wrap=True)
 
 
 def _column_cells(column: "ColumnCard", card: "DatasetCard") -> tuple[str, ...]:
-    from rowwise.recipes.derived import LARGE_ROWS
-
     error = "" if not column.distinct_error else f" \u00b1{column.distinct_error:.1%}"
     extent = ""
     if column.mean_length is not None:
@@ -288,32 +286,34 @@ def _column_cells(column: "ColumnCard", card: "DatasetCard") -> tuple[str, ...]:
     values = column.rows - column.nulls if column.mean_length is None else column.rows * column.mean_length
     return (
         column.name,
-        column.role + " and sparse" * column.both + " and dense" * (column.is_number_too and card.rows <= LARGE_ROWS),
+        _use_of(column, card),
         column.type.replace("element: ", ""),
         missing,
         distinct,
         _format_mean(values / column.distinct) if column.distinct else "",
         extent,
         size,
-        f"{_because(column, card)}{' ?' * column.close}",
+        _because(column),
     )
 
 
-def _because(column: "ColumnCard", card: "DatasetCard") -> str:
+def _use_of(column: "ColumnCard", card: "DatasetCard") -> str:
+    from rowwise.recipes.derived import LARGE_ROWS
+
+    splits = card.borders is not None and card.borders.column == column.name
+    role = "unused" if column.role == "time" and not column.parts and not splits else column.role
+    return role + " and sparse" * column.both + " and dense" * (column.is_number_too and card.rows <= LARGE_ROWS)
+
+
+def _because(column: "ColumnCard") -> str:
     """Why a column is used so, and how it is read."""
-    reasons = [column.why]
+    reasons = [column.why + " ?" * column.close]
     if column.separator:
         reasons.append(f"split at {column.separator}")
     if column.reading is not None:
-        read = {
-            "time": f"times as {' or '.join(column.reading.formats)}",
-            "number": "numbers",
-            "whole": "whole numbers",
-        }
-        reasons.append(f"read as {read[column.reading.how]}")
-    reasons += [f"its {part} is an id" for part in column.parts]
-    if column.role == "time" and not column.parts and (card.borders is None or card.borders.column != column.name):
-        reasons.append("left out")
+        formats = " or ".join(column.reading.formats)
+        reasons.append({"time": f"as {formats}", "number": "as numbers", "whole": "as integers"}[column.reading.how])
+    reasons += [f"{' and '.join(column.parts)} as ids"] * bool(column.parts)
     return ", ".join(reason for reason in reasons if reason)
 
 

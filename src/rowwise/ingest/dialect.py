@@ -363,9 +363,7 @@ def describe(found: Dialect) -> str:
     parts += ["decimal comma"] * (found.decimal == ",")
     parts += [f"numbers with signs in {', '.join(found.signs or ())}"] * bool(found.signs)
     words = [word for word in found.missing or () if word]
-    parts += [
-        f"missing where numbers are: {', '.join(word if word.isprintable() else repr(word) for word in words)}"
-    ] * bool(words)
+    parts += [f"missing (numbers only): {', '.join(map(repr, words))}"] * bool(words)
     parts += ["line breaks in quotes"] * bool(found.line_breaks)
     parts += ["spaces around values left out"] * bool(found.trim)
     parts += ["quotes after backslashes"] * bool(found.escape)

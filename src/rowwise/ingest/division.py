@@ -50,7 +50,7 @@ def divide(
     """By the first of the times, if the user or the evidence wants it; else by groups, if there are some."""
     asked = next((name for name, use in uses.items() if use.role == "group"), None)
     if asked is not None and not told:
-        return Division(f"all rows of one {asked!r} are in the same share, as --group says", group=asked)
+        return Division(f"rows of one {asked!r} stay in one split, as --group says", group=asked)
     others = f"; {_listed(times[1:])} may be times, too: --time chooses" if times[1:] else ""
     tried = ""
     checks: tuple[str, ...] = ()
@@ -63,10 +63,10 @@ def divide(
     if groups:
         group = min(groups, key=lambda name: facts[name].repeats.guess.error)
         rows = facts[group].repeats.rows / max(facts[group].repeats.values, 1)
-        said = f"all rows of one {group!r}, about {rows:.1f}, are in the same share, as they are alike"
-        return Division(f"{said}; the shares are drawn at random", group=group, checks=checks)
+        said = f"rows of one {group!r}, {rows:.1f} on average, stay in one split, as they are alike"
+        return Division(f"{said}; splits are drawn at random", group=group, checks=checks)
     reason = tried or "no column tells the time of every row, and no groups of rows were found"
-    return Division(f"test rows are drawn at random: {reason}", checks=checks)
+    return Division(f"splits are drawn at random: {reason}", checks=checks)
 
 
 def parts_of(survey: ColumnSurvey, sample: TimeSample) -> tuple[tuple[Part, ...], Unit]:
@@ -118,14 +118,14 @@ def _by_time(
     few = f"the last tenths by {name!r} have too few times, or only one label"
     problem = few if comparable else f"{name!r} holds {survey.kind}"
     problem = f"{name!r} is missing in {survey.nulls:,} rows" if survey.nulls else problem
-    easy = "" if evidence is None else f"near in time by {name!r}, {evidence}: a random test share is too easy"
+    easy = "" if evidence is None else f"near in time by {name!r}, {evidence}: a random split is too easy"
     if borders is None:
-        why = f"rows cannot be divided by time, as {problem}: want later rows as data.valid and data.test"
+        why = f"rows cannot be split by time, as {problem}: want later rows as data.valid and data.test"
         return Division(why, checks=(f"{easy}; {why}" if easy else why,))
     valid_from, test_from = (time_text(border, survey.kind) for border in borders)
     made = TimeBorders(column=name, valid_from=valid_from, test_from=test_from)
-    checks = (f"{easy}, so the recipe divides rows by time",) if easy else ()
-    return Division(f"the last rows by {name!r} test: {'--time says so' if told else evidence}", made, checks=checks)
+    checks = (f"{easy}, so the recipe splits by time",) if easy else ()
+    return Division(f"split by {name!r}, test rows last: {'--time says so' if told else evidence}", made, checks=checks)
 
 
 def _time_evidence(near: Mapping[str, Nearness], label_nats: float) -> str | None:
@@ -135,7 +135,7 @@ def _time_evidence(near: Mapping[str, Nearness], label_nats: float) -> str | Non
         named = ", ".join(f"{name!r} {ratio:.1f} times" for ratio, name in ratios)
         return f"rows share ids more often than at random ({named})"
     if label_nats >= LABEL_nats:
-        return "rows have the same label more often than others"
+        return "labels of neighbouring rows correlate"
     return None
 
 

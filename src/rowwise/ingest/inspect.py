@@ -389,9 +389,9 @@ def _reading_note(name: str, reading: ColumnReading, wrong: int) -> str | None:
 def _unseen_line(columns: Sequence[ColumnCard]) -> tuple[str, ...]:
     """A line about ids of test rows that no training row has."""
     many = sorted(((c.unseen, c.name) for c in columns if c.unseen is not None and c.unseen >= UNSEEN), reverse=True)
-    named = ", ".join(f"{share:.0%} of {name!r}" for share, name in many[:MOST_NAMED])
-    more = f", and some of {len(many) - MOST_NAMED} more columns" if len(many) > MOST_NAMED else ""
-    what = f"ids of test rows that are in no training row, by an estimate: {named}{more}"
+    named = ", ".join(f"{name!r} {share:.0%}" for share, name in many[:MOST_NAMED])
+    more = f", and some in {len(many) - MOST_NAMED} more columns" if len(many) > MOST_NAMED else ""
+    what = f"test rows with ids that are unseen in training, by an estimate: {named}{more}"
     return (what,) if many else ()
 
 
@@ -399,9 +399,9 @@ def _missing_line(facts: Mapping[str, Facts], uses: Mapping[str, Use]) -> tuple[
     """A line about columns that may be filled after the label is known."""
     used = [f for n, f in facts.items() if uses[n].role in ("dense", "sparse") and uses[n].why != AS_TOLD]
     many = sorted(((f.missing_tells, f.name) for f in used if f.missing_tells >= MISSING_TELLS), reverse=True)
-    named = ", ".join(f"{share:.0%} by {name!r}" for share, name in many[:MOST_NAMED])
-    more = f", and some by {len(many) - MOST_NAMED} more columns" if len(many) > MOST_NAMED else ""
-    what = f"where a column is missing tells labels: {named}{more}: --ignore it if it is known after the label"
+    named = ", ".join(f"{name!r} by {share:.0%}" for share, name in many[:MOST_NAMED])
+    more = f", and {len(many) - MOST_NAMED} more columns" if len(many) > MOST_NAMED else ""
+    what = f"missing or not cuts errors on the label: {named}{more}: --ignore what is filled after the outcome"
     return (what,) if many else ()
 
 

@@ -115,7 +115,7 @@ def _time_reading(texts: pa.Array) -> ColumnReading | None:
         if swapped and (swapped[0][:2] in before or (form.startswith("%d/%m") and form[:2] not in before)):
             form = swapped[0]  # as in the United States, where slashes are usual
         if swapped and form[:2] not in before:
-            doubt = f"no value tells whether day or month comes first: read as {form}"
+            doubt = f"the order of day and month in {form} is a guess: no day is above 12"
         formats.append(form)
         rest = rest.filter(pc.call_function("invert", [fits[form]]))
     if len(rest) > (1 - FITS) * len(texts):

@@ -39,7 +39,7 @@ EVEN = 0.7  # values in the upper half of the range over those in the lower half
 MOST_BOTH, OFTEN_AGAIN = 1024, 20
 EQUAL = 2  # pairs of equal numbers, to be expected
 PEAKED, PEAKED_CODES = 0.75, 0.95  # rank correlation of counts, and of few of them
-AS_COUNTS = "spread as counts are"
+AS_COUNTS = "looks like a count"
 SENTENCE = 5  # words, and
 LONG_TEXTS = 0.3  # of the rows are different: free text
 AS_TOLD = "as told"  # the reason for a role that an option gives
@@ -205,7 +205,7 @@ Rule = Callable[[Facts], Use | None]
 
 def _useless(f: Facts) -> Use | None:
     if f.leak:
-        return Use("unused", note=f"{f.name!r} knows the label: {f.leak}")
+        return Use("unused", note=f"{f.name!r} leaks the label: {f.leak}: left out")
     if f.distinct <= 1 and not is_list(f.kind):
         return Use("unused", note=f"{f.name!r} is constant{' or missing' if f.nulls else ''}")
     if 0 < f.filled_rows <= min(CODES, NO_VALUES * f.rows):
@@ -227,7 +227,7 @@ def _other_types(f: Facts) -> Use | None:
     if listed:
         return Use("sparse", "lists of whole numbers") if types.is_integer(kind) else Use("unused", "lists of numbers")
     if types.is_timestamp(kind) or types.is_date(kind):
-        return Use("time", "times")
+        return Use("time", "time")
     if types.is_boolean(kind):
         return Use("dense", "yes or no")
     return None if f.number or f.text else Use("unused", "no numbers, words or lists of them")
@@ -237,15 +237,15 @@ def _time(f: Facts) -> Use | None:
     if not f.number or not f.least <= f.most:
         return None
     if f.seconds and f.sense != "amount" and (f.distinct >= MANY_TIMES or f.sense == "time"):
-        return Use("time", "times since 1970")
+        return Use("time", "time since 1970")
     if f.days and f.sense in ("time", "part of time") and f.distinct > FLAG:
-        return Use("time", "days such as 20240531")
+        return Use("time", "day such as 20240531")
     return None
 
 
 def _names_the_row(f: Facts) -> Use | None:
     """Different in nearly every row, and no amount."""
-    key = Use("key", note=f"{f.name!r} is different in nearly every row: it names the row")
+    key = Use("key", note=f"{f.name!r} is unique in nearly every row: a key, no feature")
     if f.numbers_rows and f.sense != "amount":
         return key
     if not f.nearly_all_different or f.rows < CODES:
@@ -276,19 +276,19 @@ def _numbers(f: Facts) -> Use | None:
         return None
     if f.infinite:
         note = f"{f.name!r} has {f.infinite:,} numbers that are infinite in 32 bits: read as missing"
-        return Use("dense", "has fractions", note=note)
-    return Use("dense", "has fractions")
+        return Use("dense", "fractions", note=note)
+    return Use("dense", "fractions")
 
 
 def _named(f: Facts) -> Use | None:
     """What the name of whole numbers says."""
     if f.sense == "id" or f.sense == "row":
-        return Use("sparse", "name of an id")
+        return Use("sparse", "id by name")
     if f.sense == "part of time" and f.distinct <= FEW:
-        return Use("sparse", "name of a part of a time")
+        return Use("sparse", "part of a time by name")
     if f.sense == "amount" and not (f.distinct <= FLAG):
         also = f.distinct <= MOST_BOTH and f.rows >= max(ENOUGH_ROWS, OFTEN_AGAIN * f.distinct)
-        return Use("dense", "name of an amount", both=also)
+        return Use("dense", "number by name", both=also)
     return None
 
 
@@ -302,7 +302,7 @@ def _told_by_label(f: Facts) -> Use | None:
         return None
     ids, amounts = (max(evidence.base - one, 0) / evidence.base for one in (evidence.ids, evidence.amounts))
     close = min(max(ids, amounts), abs(ids - amounts)) * evidence.base < CLOSE_nats
-    said = f"predicts {ids:.1%} of the label as ids, {amounts:.1%} as amounts"
+    said = f"log loss -{ids:.1%} as ids, -{amounts:.1%} as number"
     if evidence.reading == "amounts":
         return Use("dense", said, close=close)
     if f.distinct <= FEW and f.counts:
@@ -327,9 +327,9 @@ def _few(f: Facts) -> Use | None:
 def _shaped(f: Facts) -> Use:
     shape = f.shape
     if shape is not None and shape.is_of_ids and f.least >= 0 and f.rows >= ENOUGH_ROWS and not f.counts:
-        why = f"comes again as ids do, {shape.repeats:.0f} times"
+        why = f"repeats like ids: {shape.repeats:.0f} rows a value"
         return Use("sparse", why, close=True)
-    return Use("dense", "spread as amounts are", close=True)
+    return Use("dense", "looks numeric", close=True)
 
 
 RULES: tuple[Rule, ...] = (
@@ -341,8 +341,8 @@ YES_NO = frozenset(("yes", "no", "y", "n", "true", "false", "t", "f", "on", "off
 def when_never_seen(facts: Facts, use: Use, share: float) -> Use:
     """The use of a column with new ids in nearly all test rows."""
     if facts.whole and (facts.sense in ("amount", "part of time") or facts.distinct <= FEW):
-        return Use("dense", f"as ids, {share:.0%} in test rows would be new", close=True)
-    note = f"{facts.name!r} has nothing to learn from: {share:.0%} of its ids in test rows are in no training row"
+        return Use("dense", f"as ids, {share:.0%} would be unseen in training", close=True)
+    note = f"{facts.name!r} is left out: {share:.0%} of test rows have an id that is unseen in training"
     return Use("unused", note=note)
 
 
@@ -350,10 +350,10 @@ def _leak(survey: ColumnSurvey, repeats: Repeats) -> str | None:
     often, missing, auc = survey.sketch.repeats(), survey.missing_guess(), survey.auc()
     few = repeats.values * LARGEST_GROUPS <= survey.rows or survey.sketch.distinct <= FEW  # else they may be groups
     if few and often.guess.error <= LEAK_ERROR and not is_list(survey.kind):
-        return f"{often.guess.told:.0%} of labels can be told from it alone"
+        return f"it alone cuts errors by {often.guess.told:.0%}"
     if missing.error <= LEAK_MISSING:
-        return f"{missing.told:.0%} of labels can be told from where it is missing"
+        return f"missing or not cuts errors by {missing.told:.0%}"
     rare = min(survey.positive, survey.rows - survey.positive)
     if auc is not None and max(auc, 1 - auc) >= LEAK_AUC and rare >= LEAK_ROWS:
-        return f"ordered by it alone, rows of one label come before all others (AUC {max(auc, 1 - auc):.3f})"
+        return f"it alone orders rows by label (AUC {max(auc, 1 - auc):.3f})"
     return None

@@ -204,9 +204,9 @@ def _comments(card: DatasetCard, recipe: Recipe) -> list[str]:
     used = (recipe.columns.key, recipe.columns.time) if recipe.columns else ()
     rest = left_out(card, used)
     share = (
-        "random takes test rows from everywhere, last takes the last rows; group: its rows stay together"
+        "random takes test rows from everywhere, last takes the last rows; group: its rows stay in one split"
         if card.borders is None
-        else "rows from valid_from on validate, those from test_from on test; or random, with valid_share"
+        else "validation rows from valid_from, test rows from test_from; or random, with valid_share"
     )
     lines = [
         f"# {recipe.about.run}",
@@ -215,7 +215,7 @@ def _comments(card: DatasetCard, recipe: Recipe) -> list[str]:
         "#   columns   is each number under dense and each id under sparse? log1p is for counts and amounts",
         "#   columns   numbers: (x - mean) / std, after log1p; those of transforms have a table of buckets, too",
         "#   columns   vocabulary: its ids have a row each, and rare and new ones share one; rows: ids are hashed",
-        "#             to so many, 16 an id in small tables and 8 in large ones, so that few share a row",
+        "#             to so many slots, 16 an id in small tables and 8 in large ones: few collisions",
         f"#   data      share: {share}",
         "#   train     batch and the learning rates (train.optimizer, and of tables) matter most, in this order",
         f"#   evaluate  stops when {recipe.evaluate.metric} of validation rows has not improved `patience` times",
@@ -234,7 +234,8 @@ def _comments(card: DatasetCard, recipe: Recipe) -> list[str]:
 
 def _reason(column: ColumnCard, card: DatasetCard) -> str:
     if card.borders is not None and column.name == card.borders.column:
-        return f"{column.name!r} divides the rows, so it is no feature"
+        parts = f": only its {' and '.join(column.parts)} {'is' if len(column.parts) == 1 else 'are'} used"
+        return f"{column.name!r} splits the rows{parts if column.parts else ', so it is no feature'}"
     if column.parts:
         return f"{column.name!r}, but for its {' and '.join(column.parts)}"
     if column.role == "time":
