@@ -10,7 +10,7 @@ from rowwise.errors import SpecError
 from rowwise.ingest.evidence import Evidence, Shape
 from rowwise.ingest.kinds import is_list, is_text
 from rowwise.ingest.names import Sense, is_group, sense_of
-from rowwise.ingest.sketch import Repeats
+from rowwise.ingest.sketch import Guess, Repeats
 from rowwise.ingest.survey import ColumnSurvey
 from rowwise.ingest.transform.times import PER_SECOND, Unit
 
@@ -160,7 +160,7 @@ def facts_of(name: str, survey: ColumnSurvey, *, labelled: bool) -> Facts:
     """The facts of all rows."""
     evidence, shape = survey.evidence() or (None, None)
     sketch = survey.sketch
-    repeats = sketch.repeats(2)
+    repeats, missing = sketch.repeats(2), survey.missing_guess()
     return Facts(
         name=name,
         sense=sense_of(name),
@@ -175,8 +175,8 @@ def facts_of(name: str, survey: ColumnSurvey, *, labelled: bool) -> Facts:
         texts=tuple(survey.texts),
         evidence=evidence,
         shape=shape,
-        leak=_leak(survey, repeats) if labelled else None,
-        missing_tells=survey.missing_guess().told if labelled else 0.0,
+        leak=_leak(survey, repeats, missing) if labelled else None,
+        missing_tells=missing.told if labelled else 0.0,
         repeats=repeats,
     )
 
@@ -346,8 +346,8 @@ def when_never_seen(facts: Facts, use: Use, share: float) -> Use:
     return Use("unused", note=note)
 
 
-def _leak(survey: ColumnSurvey, repeats: Repeats) -> str | None:
-    often, missing, auc = survey.sketch.repeats(), survey.missing_guess(), survey.auc()
+def _leak(survey: ColumnSurvey, repeats: Repeats, missing: Guess) -> str | None:
+    often, auc = survey.sketch.repeats(), survey.auc()
     few = repeats.values * LARGEST_GROUPS <= survey.rows or survey.sketch.distinct <= FEW  # else they may be groups
     if few and often.guess.error <= LEAK_ERROR and not is_list(survey.kind):
         return f"it alone cuts errors by {often.guess.told:.0%}"

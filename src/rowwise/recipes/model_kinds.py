@@ -74,6 +74,5 @@ def family_of(model: Model | str) -> ModelKind:
 def check_use(model: Model | str, use: Use, where: object = "") -> None:
     """Raise where models of this kind have not this use; `where`: what the message begins with."""
     why = family_of(model).refused.get(use)
-    if why is not None:
-        kind = "" if isinstance(model, str) else kind_of(model)
-        raise SpecError(f"{f'{where}: ' if where else ''}model.kind={kind} {why}")
+    if why is not None and not isinstance(model, str):
+        raise SpecError(f"{f'{where}: ' if where else ''}model.kind={kind_of(model)} {why}")

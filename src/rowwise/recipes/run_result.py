@@ -45,10 +45,6 @@ class RunResult(Value, frozen=True):
     spread: dict[str, float] = msgspec.field(default_factory=dict)
     published: dict[str, float] = msgspec.field(default_factory=dict)  # by others, on the same split
 
-    def to_builtins(self) -> dict[str, Any]:
-        """As it is written."""
-        return msgspec.to_builtins(self)
-
 
 def peak_of_ranks(comm: Comm) -> int:
     """Bytes of memory, of the rank that took most; a collective."""

@@ -10,6 +10,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, final
 
+import msgspec
+
 from rowwise import report
 from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
@@ -235,7 +237,7 @@ class TrainingRun:
             f"{now()} {result.status} at step {result.steps}" + (f": {result.message}" if result.message else "")
         )
         try:
-            self.folder.write_json(RESULT, result.to_builtins())
+            self.folder.write_json(RESULT, msgspec.to_builtins(result))
             write_towers(self.folder, self.model, finished=result.status == "finished")
             self._write_access(ended=True)
             report.write(self.folder.path)
