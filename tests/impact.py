@@ -9,6 +9,7 @@ Where git does not know that commit, every file counts as changed.
 """
 
 import ast
+import fnmatch
 import functools
 from collections import defaultdict, deque
 from pathlib import Path
@@ -108,14 +109,22 @@ def modules(folder):
 
 @functools.cache
 def imports(path, name):
-    """Modules that a file imports anywhere, and names in them, which may be modules."""
+    """Modules that a file imports anywhere or names as files, and names in them, which may be modules."""
     found = set()
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Constant) and str(node.value).endswith(".py"):
+            found |= modules_named(path, name, node.value)
     return found
+
+
+def modules_named(path, name, pattern):
+    """Modules beside a module that runs them in a process of their own: `interpreted_*.py`."""
+    beside = (other.stem for other in path.parent.glob("*.py") if fnmatch.fnmatch(other.name, pattern))
+    return {f"{name.rpartition('.')[0]}.{stem}".lstrip(".") for stem in beside}
 
 
 def modules_of_file(path, files):

@@ -13,6 +13,7 @@ from launching import ELASTIC, SMALL_JOB, rowwise, started, wait_for, wait_for_s
 from slurm_cluster import ask, missing, slurm
 from test_launch import RUN, result, same, tensors
 
+from rowwise.cli import jobs
 from rowwise.cli.job import Job, parse_settings, run_program, save_record
 from rowwise.cli.jobs import read_log
 from rowwise.cli.slurm import make_script, parse_job_id
@@ -137,6 +138,35 @@ def fake_slurm(folder, scontrol):
         (folder / name).write_text(f"#!/bin/sh\n{script}\n")
         (folder / name).chmod(0o755)
     return {"PATH": f"{folder}:/usr/bin:/bin", "HOME": str(folder)}
+
+
+@pytest.fixture
+def scheduler():
+    """A scheduler of this process: its next states, None for no answer; and a job of it."""
+    states = []
+
+    def find_state(job):
+        state = states.pop(0)
+        if state is None:
+            raise DataError("no answer")
+        return state, ""
+
+    jobs.SCHEDULERS["fake"] = jobs.Scheduler(None, None, find_state, None)
+    yield states, Job(name="fake-7", id="7", recipe="small", run="r", log="l", submitted="2026-01-01")
+    del jobs.SCHEDULERS["fake"]
+
+
+def test_a_scheduler_that_does_not_answer_is_asked_again_for_a_while(scheduler):
+    states, job = scheduler
+    waited = []
+    states += ["running", None, None, "completed"]
+    jobs.follow(job, wait=waited.append)
+    assert waited == [jobs.POLL_S] * 3
+    waited.clear()
+    states += ["running", *[None] * 500]
+    with pytest.raises(DataError, match="no answer"):
+        jobs.follow(job, wait=waited.append)
+    assert jobs.MOST_SILENT_S < sum(waited) <= jobs.MOST_SILENT_S + 3 * jobs.POLL_S
 
 
 @pytest.mark.slow

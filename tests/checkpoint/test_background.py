@@ -21,16 +21,21 @@ def rows_of(comm, tensor):
 
 
 def test_what_is_saved_is_what_was_there(tmp_path):
-    """Tensors and data that change right after `add` change in no checkpoint."""
-    whole = torch.zeros(7)
+    """Tensors and data that change right after `add` change in no checkpoint; a rank may have several tiles."""
+    whole, first_rows = torch.zeros(7), torch.arange(3000.0).expand(4, 3000).T
 
     def run(comm):
         saved = CheckpointFolder(tmp_path / "ckpt", comm, background=True)
-        mine = torch.zeros(1000, 4)
+        begin = 1000 * comm.rank
+        mine = first_rows[begin : begin + 1000].clone()
         for step in range(1, 5):
             data = {"list": [step]}
             mine += 1
-            saved.save(step, [rows_of(comm, mine), LocalShard.whole("w", torch.full((7,), float(step)))], data)
+            tiles = [
+                LocalShard(name="t", tensor=rows, shape=(3000, 4), rows=(at, at + 500))
+                for at, rows in zip((begin, begin + 500), mine.split(500), strict=True)
+            ]
+            saved.save(step, [*tiles, LocalShard.whole("w", torch.full((7,), float(step)))], data)
             saved.prune(2, None)
             mine += 100
             data["list"][0] = -1
@@ -43,7 +48,7 @@ def test_what_is_saved_is_what_was_there(tmp_path):
     for step in saved.steps():
         found = saved.open(f"step-{step}")
         found.verify()
-        assert torch.equal(found.load("t"), torch.full((3000, 4), float(step)))
+        assert torch.equal(found.load("t"), first_rows + step)
         assert torch.equal(found.load("w"), whole + step)
         assert found.manifest.data == {"list": [step]}
     assert sorted(path.name for path in (tmp_path / "ckpt").iterdir()) == ["step-000000003", "step-000000004"]

@@ -18,6 +18,8 @@ from trainings import Killed, World, fast, left
 
 from rowwise import CheckpointError, Embeddings, Jagged, Plan, RowType, RowWiseAdagrad, Table
 from rowwise.checkpoint import write as writing
+from rowwise.checkpoint.delta import changed_rows
+from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import CheckpointManifest
 from rowwise.checkpoint.policy import LONGEST, average_bytes, is_full_due
 from rowwise.checkpoint.read import Checkpoint
@@ -104,6 +106,15 @@ def small(monkeypatch):
     """Small pieces and files, so that tensors are cut; nothing but increments after the first one."""
     monkeypatch.setattr(writing, "SIZES", writing.FileSizes(700, 5000))
     monkeypatch.setattr(saving, "is_full_due", always_increment)
+
+
+def test_changed_rows_have_their_numbers_in_the_table():
+    touched = torch.tensor([1, 0, 1, 0, 1, 1, 0, 1], dtype=torch.uint8)
+    rows = torch.arange(16.0).view(8, 2)
+    shard = LocalShard(name="t", tensor=rows, shape=(20, 2), rows=(5, 13), touched=touched)
+    (changed,) = changed_rows([shard], run_rows=3)
+    assert changed.ids.tolist() == [5, 7, 9, 10, 12]
+    assert torch.equal(changed.tensor, rows[touched.bool()])
 
 
 @pytest.mark.slow

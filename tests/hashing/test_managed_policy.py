@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hashing.managed_policy import PolicyReference, bucket_of
+from hashing.managed_policy import PolicyReference, bucket_of, hash_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -84,6 +84,17 @@ def test_repeated_ids_of_one_call_count_together():
     _, piece = open_piece(table)
     piece.observe(torch.tensor([5, 9, 5]), torch.tensor([1, 2, 2]))
     assert piece.find(torch.tensor([5, 9])).ne(0).tolist() == [True, False]
+
+
+def test_rows_that_were_used_since_a_scan_are_not_evicted():
+    table = Table(name="t", rows=64, dim=4, managed=Managed())
+    arena, piece = open_piece(table)
+    ids = sorted(range(63), key=hash_of)  # in the order of their rows
+    lost = []
+    for step in (ids, [100], ids[1:8], [101]):  # a scan lists eight rows
+        lost.append(piece.observe(*tensors_of(Counter(step))).tolist())
+        arena.steps_T += 1
+    assert lost == [[], [ids[0]], [], [ids[8]]]
 
 
 @given(st.integers(2, 1 << 31))

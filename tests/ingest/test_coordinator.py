@@ -204,6 +204,15 @@ def test_a_split_is_leased_again_when_its_worker_hangs():
     assert coordinator.handle(WorkerLost(1, "killed"), 6.3) == []
 
 
+def test_a_slot_that_is_written_is_free_when_its_lease_ends():
+    coordinator, _ = begun(workers=2, max_workers=2)
+    assert coordinator.handle(WorkerJoined(1), 0.0) == [SplitLease(1, SplitId(0, 0), 0)]
+    coordinator.handle(ClientDetached(0), 0.1)
+    coordinator.handle(ClientAttached(0, SplitId(0, 5)), 0.2)  # the lease is of a split that nobody wants any more
+    assert coordinator.handle(WorkerJoined(2), 0.3) == [SplitLease(2, SplitId(0, 5), 1)]
+    assert SplitLease(1, SplitId(0, 6), 0) in coordinator.handle(made(1, SplitId(0, 0), 1.0), 0.4)
+
+
 def test_what_kills_every_worker_is_refused_with_how_they_ended():
     coordinator, _ = begun(attempts=2)
     assert SplitLease(1, SplitId(0, 0), 0) in coordinator.handle(WorkerJoined(1), 0.0)

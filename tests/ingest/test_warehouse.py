@@ -212,6 +212,21 @@ def test_a_folder_that_is_a_link_is_not_written_into(tmp_path):
     assert not list(other.iterdir())
 
 
+def test_a_line_that_was_cut_is_dropped_and_the_next_one_is_whole(tmp_path):
+    request = ConversionRequest(version=1, source="s", layout=WarehouseLayout())
+    journal = Journal(tmp_path)
+    journal.folder.mkdir()
+    journal.begin_or_resume(request)
+    with (journal.folder / "journal.jsonl").open("ab") as file:
+        file.write(b'{"keys": {"us')
+    assert Journal(tmp_path).begin_or_resume(request)
+    survey = SourceSurvey(keys={}, popularity={"user": 1.0})
+    Journal(tmp_path).append(survey)
+    again = Journal(tmp_path)
+    assert again.begin_or_resume(request)
+    assert again.survey == survey
+
+
 @pytest.mark.parametrize("path", ["../mine", "/mine", "link/part", "part\n", "x\\y", ".", ""])
 def test_a_journal_names_files_of_its_own_folder(tmp_path, path):
     dest = tmp_path / "w"

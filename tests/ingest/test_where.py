@@ -1,6 +1,7 @@
 """Conditions on rows: what texts mean, what they hold for, and that pruning never loses a row."""
 
 import datetime as dt
+import itertools
 from decimal import Decimal
 
 import numpy as np
@@ -12,7 +13,7 @@ from pyarrow import parquet as pq
 
 from rowwise.errors import DataError, SpecError
 from rowwise.ingest.parquet import ParquetReader
-from rowwise.ingest.where import Comparison, RowFilter, parse
+from rowwise.ingest.where import ColumnBounds, Comparison, RowFilter, parse
 
 OPS = {
     "==": lambda a, b: a == b,
@@ -90,6 +91,15 @@ def test_pruned_is_filtered(data, tmp_path_factory):
     rows = [row for t in read for row in t.filter(pa.array(where.mask(t)))["row"].to_pylist()]
     assert rows == np.flatnonzero(where.mask(table)).tolist()
     assert reader.counters.pruned_groups == -(-len(values) // 3) - len(reader.splits())
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_bounds_decide_to_the_number(op):
+    for least, most, value in itertools.product(range(3), range(3), range(-1, 4)):
+        if least <= most:
+            one = Comparison(column="x", op=op, value=value)
+            holds = one.may_hold(ColumnBounds(least=least, most=most), pa.int64())
+            assert holds == any(OPS[op](x, value) for x in range(least, most + 1)), (least, most, value)
 
 
 def test_numbers_beyond_the_type_and_times():

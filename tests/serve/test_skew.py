@@ -11,7 +11,7 @@ import torch
 from pyarrow import parquet as pq
 from report.markup_check import Reader
 
-from rowwise.recipes.audit import audit, skew_of
+from rowwise.recipes.audit import audit, differing_rows, skew_of
 from rowwise.recipes.served import open_version
 from rowwise.serve.forward import arrays_of
 from rowwise.serve.package import LOGIT
@@ -51,6 +51,16 @@ def test_requests_like_training_differ_in_nothing(increments, record):
     assert not any(one.is_large for one in skew.values())
     assert skew["user"].recorded.mean is None
     assert skew["seen"].recorded.mean_length == pytest.approx(skew["seen"].trained.mean_length, rel=0.25)
+
+
+@pytest.mark.parametrize(("exact", "wrong"), [(True, [0, 1, 1, 1]), (False, [0, 0, 1, 1])])
+def test_one_wrong_label_of_several_is_a_wrong_row(exact, wrong):
+    recorded = np.array([[0.5, 1.0], [0.25, 2.0], [0.125, 3.0], [np.nan, 4.0]], np.float32)
+    logits = recorded.copy()
+    logits[1, 0] += 1e-7
+    logits[2, 1] = 3.5
+    logits[3, 0] = 0.0
+    assert differing_rows(logits, recorded, exact=exact).tolist() == wrong
 
 
 def test_what_requests_make_otherwise_is_named(increments, record, command):

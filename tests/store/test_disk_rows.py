@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from rowwise.drills.small_disk import small_disk
 from rowwise.errors import SpecError, StoreError
-from rowwise.store.disk import DiskTables, FeatureIds
+from rowwise.store.disk import DiskStream, DiskTables, FeatureIds
 from rowwise.store.row_store import SlotTable
 from rowwise.store.sizes import cache_slots
 
@@ -123,6 +125,27 @@ def test_rows_are_those_of_a_table_in_memory(
     again = Model(tables)
     again.stored[1], again.state[1] = model.stored[1], model.state[1]
     again.check(disk)
+
+
+def test_rows_and_state_of_a_table_are_restored_by_two_threads(tmp_path):
+    """They are one record: a thread that reads it between another's read and write would lose its change."""
+    disk = make(tmp_path, [make_table()])
+    rows, both, read = torch.arange(100), threading.Barrier(2), disk.read
+
+    def read_slowly(*given):
+        found = read(*given)
+        try:
+            both.wait(0.05)
+        except threading.BrokenBarrierError:  # the other one waits for this one's write
+            both.reset()
+        return found
+
+    disk.read = read_slowly
+    values = torch.full((100, 24), 7, dtype=torch.uint8), torch.full((100, 2), 9.0)
+    streams = DiskStream(disk, 0, torch.uint8, None), DiskStream(disk, 0, torch.float32, None, slice(0, 2))
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(DiskStream.write_rows, streams, (rows, rows), values))
+    assert all(map(torch.equal, read(0, rows), values))
 
 
 def flip(disk, at):

@@ -138,6 +138,15 @@ def test_decisions_are_functions_of_numbers():
     assert progress.wants_saving(Saving(every=3), epoch_end=False, over=True)
 
 
+@pytest.mark.parametrize(
+    ("metric", "falls"),
+    [("loss", 1), ("ne", 1), ("rmse", 1), ("mae", 1), ("poisson_deviance", 1), ("auc", 0), ("r2", 0)],
+)
+def test_metrics_of_errors_get_better_by_falling(metric, falls):
+    better = Evaluation(metric=metric).is_better
+    assert (better(1.0, 2.0), better(2.0, 1.0)) == (falls, not falls)
+
+
 @pytest.mark.parametrize(("rows", "split_rows"), [(5, 5), (8, 3)])
 def test_epochs_without_a_batch(tmp_path, rows, split_rows):
     world = World(fast(train={"batch": 9}), tmp_path, count=rows, keep_last=False, split_rows=split_rows)

@@ -16,10 +16,10 @@ MOST_DISTURBED = 0.5  # fraction of the sets
 LEAST_TAU, MOST_ERROR, MOST_NOISE, MOST_DRIFT = 0.8, 0.25, 0.25, 0.25
 
 
-def waited_s() -> float:
+def waited_s(counters: Path = SCHEDULED) -> float:
     """Seconds that this thread has waited for a processor since it began; 0 if the system does not say."""
     try:
-        return int(SCHEDULED.read_text().split()[1]) * 1e-9
+        return int(counters.read_text().split()[1]) * 1e-9
     except (OSError, IndexError, ValueError):
         return 0.0
 

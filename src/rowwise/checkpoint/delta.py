@@ -32,9 +32,9 @@ def round_shards(shards: Sequence[LocalShard], bits: Bits | None) -> list[LocalS
     return [replace(shard, bits=bits) if is_wider(shard) else shard for shard in shards]
 
 
-def changed_rows(shards: Sequence[LocalShard]) -> list[LocalShard]:
+def changed_rows(shards: Sequence[LocalShard], run_rows: int = RUN_rows) -> list[LocalShard]:
     """The rows that changed: copies, or row numbers of a stream; shards without marks stay whole."""
-    return [_changed(shard) for shard in shards]
+    return [_changed(shard, run_rows) for shard in shards]
 
 
 def matches_base(shards: Sequence[LocalShard], base: CheckpointManifest) -> bool:
@@ -83,12 +83,12 @@ def clear_changes(shards: Sequence[LocalShard]) -> None:
             shard.touched.zero_()
 
 
-def _changed(shard: LocalShard) -> LocalShard:
+def _changed(shard: LocalShard, run_rows: int) -> LocalShard:
     if shard.touched is None:
         return shard
     first, dtype = shard.rows[0], ids_dtype(shard.shape[0])
-    runs = shard.touched.split(RUN_rows)  # as `nonzero` takes eight bytes for each row
-    ids = torch.cat([(run.nonzero().flatten() + (first + k * RUN_rows)).to(dtype) for k, run in enumerate(runs)])
+    runs = shard.touched.split(run_rows)  # as `nonzero` takes eight bytes for each row
+    ids = torch.cat([(run.nonzero().flatten() + (first + k * run_rows)).to(dtype) for k, run in enumerate(runs)])
     if shard.initial is not None:  # marks of all rows mean those that differ from the initial values
         written = shard.written_rows().ids
         assert written is not None

@@ -120,11 +120,11 @@ def submit(request: JobRequest, on: str, *, dry_run: bool, detach: bool) -> None
         follow(job)
 
 
-def follow(job: Job) -> None:
+def follow(job: Job, *, wait: Callable[[float], None] = time.sleep) -> None:
     """Show the log of a job to its end; raises typer.Exit unless it completes. Ctrl-C leaves the job as it is."""
     console = make_terminal(stderr=True)
     try:
-        state, why = _follow(job, console)
+        state, why = _follow(job, console, wait)
     except KeyboardInterrupt:
         console.print(f"{job.name} goes on: rowwise ps {job.name} follows it, rowwise stop {job.name} ends it")
         raise typer.Exit(130) from None
@@ -132,7 +132,7 @@ def follow(job: Job) -> None:
         raise DataError(f"{job.name} is {state} ({why}): its log is {job.log}, and its run {job.run}")
 
 
-def _follow(job: Job, console: Terminal) -> tuple[State, str]:
+def _follow(job: Job, console: Terminal, wait: Callable[[float], None]) -> tuple[State, str]:
     """Print the log until the job has ended; returns its state, and the scheduler's word for it."""
     seen, told, silent_s = 0, "", 0.0
     with console.status(job.name) as live:
@@ -145,7 +145,7 @@ def _follow(job: Job, console: Terminal) -> tuple[State, str]:
                 if not silent_s:
                     console.print(f"{job.name}: {error}; asks again", markup=False, soft_wrap=True)
                 silent_s += POLL_S
-                time.sleep(POLL_S)
+                wait(POLL_S)
                 continue
             silent_s = 0.0
             said = f"{job.name} waits: {why}" if state == "pending" else f"{job.name} is {state}"
@@ -159,7 +159,7 @@ def _follow(job: Job, console: Terminal) -> tuple[State, str]:
                 if not Path(job.log).exists():
                     console.print(f"{job.name}: no log {job.log} on this host", markup=False, soft_wrap=True)
                 return state, why
-            time.sleep(POLL_S)
+            wait(POLL_S)
 
 
 def _show(log: bytes, job: Job, console: Terminal, live: Status) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyarrow import compute as pc
 from pyarrow import types
 
@@ -132,15 +133,23 @@ def _compare(file: Path, version: ServedVersion, table: pa.Table) -> AuditedFile
     table = _typed(table, columns, {REQUEST: pa.int64(), **logits})
     logits_RK = version.forward(arrays_of(table.select(version.schema.names)), len(table), ROWS).numpy()
     recorded_RK = np.stack([table[LOGIT + task].to_numpy() for task in version.tasks], 1)
-    if version.identity == "exact":
-        differ_R = (logits_RK.view(np.int32) != recorded_RK.view(np.int32)).any(1)
-    else:  # another kind of processor
-        differ_R = ~(np.abs(logits_RK - recorded_RK) <= CLOSE).all(1)
+    differ_R = differing_rows(logits_RK, recorded_RK, exact=version.identity == "exact")
     first = ""
     if differ_R.any():
         row = int(differ_R.argmax())
         first = f"request {table[REQUEST][row]}: answered {recorded_RK[row].tolist()}, not {logits_RK[row].tolist()}"
     return _audited(file, version, table, int(differ_R.sum()), first)
+
+
+def differing_rows(
+    logits_RK: NDArray[np.float32], recorded_RK: NDArray[np.float32], *, exact: bool
+) -> NDArray[np.bool_]:
+    """Rows of which a logit differs: in its bits, or where another kind of processor gave it, by more than rounding."""
+    if exact:
+        same_RK = logits_RK.view(np.int32) == recorded_RK.view(np.int32)
+    else:
+        same_RK = np.abs(logits_RK - recorded_RK) <= CLOSE  # false for NaN
+    return np.logical_not(same_RK.all(1))
 
 
 def _compare_items(file: Path, version: ServedVersion, table: pa.Table) -> AuditedFile:
