@@ -234,7 +234,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS[:2], help="of the peers, for quality")
     args = parsed(parser)
     if FRAPPE in (args.sets or ()) and args.frappe is None and not is_written(FRAPPE, args.data):
-        parser.error("--sets frappe: want --frappe FILE, the path of frappe.validation.libfm")
+        parser.error("--sets frappe: expected --frappe FILE, the path of frappe.validation.libfm")
     for name, python in (("FuxiCTR", args.fuxictr_python), ("RecBole", args.recbole_python)):
         if not python:
             print(f"left out: {name}, as no --{name.lower()}-python is given", flush=True)

@@ -38,7 +38,7 @@ def missing() -> str:
     if not (lacking := [tool for tool in TOOLS if shutil.which(tool) is None]):
         done = subprocess.run([*_unshare(), "true"], capture_output=True, text=True, check=False)
         return "" if done.returncode == 0 else f"no network namespaces: {done.stderr.strip()}"
-    return f"no {', '.join(lacking)}: want iproute2 and util-linux"
+    return f"no {', '.join(lacking)}: expected iproute2 and util-linux"
 
 
 def _unshare() -> list[str]:

@@ -33,10 +33,10 @@ class Rows(Protocol):
 def adjacent(bags: Sequence[Rows]) -> Ints:
     """The distinct row [R] that each row is, counted from 0: a row is that before it if all of its bags are equal."""
     if not bags:
-        raise DataError("no features to find repeated rows by; want at least one")
+        raise DataError("no features to find repeated rows by; expected at least one")
     counts = {len(one.values_N) if one.offsets_R1 is None else len(one.offsets_R1) - 1 for one in bags}
     if len(counts) > 1:
-        raise DataError(f"features of {', '.join(map(str, sorted(counts)))} rows; want as many rows in each")
+        raise DataError(f"features of {', '.join(map(str, sorted(counts)))} rows; expected as many rows in each")
     begins_R = np.zeros(counts.pop(), np.bool_)
     for one in bags:
         begins_R[1:] |= _differs(one)

@@ -223,7 +223,7 @@ def test_frappe_is_read_from_the_file_that_is_given(tmp_path):
 @pytest.mark.parametrize("text", ["", "1 3:1 4:1\n", "not rows\n"])
 def test_a_file_that_is_not_frappe_is_refused(tmp_path, text):
     (tmp_path / "rows.libfm").write_text(text)
-    with pytest.raises(AssertionError, match=r"rows\.libfm: want a label and 10 ids in each line"):
+    with pytest.raises(AssertionError, match="label and 10 ids"):
         part("first_hour_data").write_rows("frappe", tmp_path / "made", tmp_path / "rows.libfm")
 
 

@@ -170,7 +170,7 @@ def test_bench_unknown_name(checkout):
     assert done.returncode == 2
     assert done.stdout == ""
     listed = "See rowwise bench --list"
-    assert done.stderr == f"rowwise: no benchmark 'yours': want one of mine. {listed}\n"
+    assert done.stderr == f"rowwise: no benchmark 'yours': expected one of mine. {listed}\n"
     near = rowwise_cli("bench", "mime", cwd=folder)
     assert near.stderr == f"rowwise: no benchmark 'mime'; did you mean 'mine'? {listed}\n"
 

@@ -50,16 +50,16 @@ def test_a_law_is_drawn_and_shown_as_a_table(command):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ((), "bench cache: want --trace, such as --trace zipf:1.05:100000"),
-        (("--trace", "zipf:1.05:100000", "--quick"), "bench cache: want --trace"),
-        (("--trace", "zipf:x:10"), "--trace zipf:x:10: want zipf:A:ROWS"),
-        (("--trace", "zipf:1:0"), "--trace zipf:1:0: want zipf:A:ROWS"),
-        (("--trace", "rows.csv"), "--trace rows.csv: want FILE.npy"),
-        (("--trace", "rows.parquet:nope"), "rows.parquet: no column 'nope': want one of ids, x"),
+        ((), "bench cache: expected --trace, such as --trace zipf:1.05:100000"),
+        (("--trace", "zipf:1.05:100000", "--quick"), "bench cache: expected --trace"),
+        (("--trace", "zipf:x:10"), "--trace zipf:x:10: expected zipf:POWER:ROWS"),
+        (("--trace", "zipf:1:0"), "--trace zipf:1:0: expected zipf:POWER:ROWS"),
+        (("--trace", "rows.csv"), "--trace rows.csv: expected FILE.npy"),
+        (("--trace", "rows.parquet:nope"), "rows.parquet: no column 'nope': expected one of ids, x"),
         (("--trace", "rows.parquet:x"), "rows.parquet:x: double"),
-        (("--trace", "rows.npy", "--rows-cached", "0"), "--rows-cached '0': want rows"),
-        (("--trace", "rows.npy", "--rows-cached", "1,x%"), "--rows-cached 'x%': want rows"),
-        (("--trace", "rows.npy", "--policy", "fifo"), "--policy 'fifo': want lru or lfu"),
+        (("--trace", "rows.npy", "--rows-cached", "0"), "--rows-cached '0': expected rows"),
+        (("--trace", "rows.npy", "--rows-cached", "1,x%"), "--rows-cached 'x%': expected rows"),
+        (("--trace", "rows.npy", "--policy", "fifo"), "--policy 'fifo': expected lru or lfu"),
     ],
 )
 def test_what_cannot_be_run_is_refused(command, place, args, said):
@@ -72,4 +72,4 @@ def test_what_cannot_be_run_is_refused(command, place, args, said):
 def test_options_of_the_cache_are_for_no_other_benchmark(command):
     code, _, err = command("bench", "ops", "--trace", "rows.npy")
     assert code == 2
-    assert "--trace is for the benchmark cache: want rowwise bench cache --trace TRACE" in err
+    assert "--trace is for the benchmark cache: expected rowwise bench cache --trace TRACE" in err

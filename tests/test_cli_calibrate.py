@@ -15,18 +15,18 @@ from rowwise.calibrate.folder import MeasurementSpec, open_folder
 
 LIMITS = SetLimits(pool_bytes=20_000_000, vector_floats=1 << 20, most_s=5e-3)
 REFUSED = {
-    "--minutes 0": "--minutes 0: want a number of minutes above 0, such as 10",
-    "--minutes nan": "--minutes nan: want a number of minutes above 0, such as 10",
-    "--nproc 0": "--nproc 0: want 1 to 1024",
-    "--threads -1": "--threads -1: want 1 to 1024",
-    "--seed -1": "--seed -1: want 0 to 2**31 - 1",
-    "--device gpu": "--device 'gpu': want cpu or cuda",
-    "--transport rdma": "--transport 'rdma': want shared or gloo",
-    "--device cuda --nproc 2": "--nproc 2 with --device cuda: want 1",
-    "a-file": "a-file: is a file: want a folder for measurements",
-    "other": "other: not empty, and without order.json: want a new folder",
+    "--minutes 0": "--minutes 0: expected a number of minutes above 0, such as 10",
+    "--minutes nan": "--minutes nan: expected a number of minutes above 0, such as 10",
+    "--nproc 0": "--nproc 0: expected 1 to 1024",
+    "--threads -1": "--threads -1: expected 1 to 1024",
+    "--seed -1": "--seed -1: expected 0 to 2**31 - 1",
+    "--device gpu": "--device 'gpu': expected cpu or cuda",
+    "--transport rdma": "--transport 'rdma': expected shared or gloo",
+    "--device cuda --nproc 2": "--nproc 2 with --device cuda: expected 1",
+    "a-file": "a-file: is a file: expected a folder for measurements",
+    "other": "other: not empty, and without order.json: expected a new folder",
     "--tables missing.csv": "missing.csv: No such file or directory",
-    "--tables no-dim.csv": "no-dim.csv, line 2, column 'dim': is empty: want a whole number of at least 1, or --dim",
+    "--tables no-dim.csv": "no-dim.csv, line 2, column 'dim': is empty: expected a whole number",
     "--tables huge.csv": "huge.csv: no table fits ",
 }
 
@@ -62,12 +62,12 @@ def test_a_gpu_that_is_not_there_is_one_line(refused):
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    assert "--device cuda: torch finds no GPU: want --device cpu" in refused("--device", "cuda")
+    assert "--device cuda: torch finds no GPU: expected --device cpu" in refused("--device", "cuda")
 
 
 def test_a_folder_that_was_measured_otherwise_is_refused(refused, tmp_path):
     open_folder(tmp_path / "made", MeasurementSpec(world=2, limits=LIMITS))
-    wanted = r"made/order\.json: measured with --nproc 2, not 1: want the same options, or another folder"
+    wanted = r"made/order\.json: measured with --nproc 2, not 1: expected the same options, or another folder"
     assert re.search(wanted, refused("made", "--nproc", "1"))
     with_seed = refused("made", "--nproc", "2", "--seed", "3")
     assert "measured with --seed 0, not 3" in with_seed

@@ -198,7 +198,7 @@ def test_what_is_wrong_is_one_line(refused, run, tmp_path):
     (tmp_path / "plan.json").write_text(SPREAD.to_json())
     (tmp_path / "bad.json").write_text('{"wrld": 3}')
     wrong = {
-        ("ls", tmp_path / "nowhere"): "nowhere: no such folder; want a checkpoint or a run",
+        ("ls", tmp_path / "nowhere"): "nowhere: no such folder: expected a checkpoint or a run",
         ("ls", tmp_path / "empty"): "empty is no checkpoint: it has no manifest.json; nor a run",
         ("verify", tmp_path / "nowhere"): "no such folder",
         ("diff", run, tmp_path / "empty"): "is no checkpoint",
@@ -207,7 +207,7 @@ def test_what_is_wrong_is_one_line(refused, run, tmp_path):
         ("reshard", run, "out", "--plan", "plan.json"): "no such table; the tables are user, item, seen",
         ("reshard", run, "out", "--plan", "bad.json"): "not a plan: .*`wrld`",
         ("reshard", run, "out", "--plan", "none.json"): "none.json: No such file",
-        ("reshard", run, "empty", "--nproc", "2"): "empty exists already: want another name",
+        ("reshard", run, "empty", "--nproc", "2"): "empty exists already; choose another name",
         ("reshard", run, "out", "--nproc", "2", "--table", "usr=int8"): "no table 'usr'; did you mean 'user'?",
         (
             "reshard",
@@ -217,9 +217,9 @@ def test_what_is_wrong_is_one_line(refused, run, tmp_path):
             "2",
             "--table",
             "user=int9",
-        ): "want NAME=ROWTYPE, where ROWTYPE is one of fp32, ",
-        ("export", run): "want one of --parquet, --dcp, --torchrec, --torch",
-        ("export", run, "--dcp", "a", "--torch", "b"): "want one of ",
+        ): "expected NAME=ROWTYPE, where ROWTYPE is one of fp32, ",
+        ("export", run): "expected one of --parquet, --dcp, --torchrec, --torch",
+        ("export", run, "--dcp", "a", "--torch", "b"): "expected one of ",
         (
             "export",
             run,
@@ -227,14 +227,14 @@ def test_what_is_wrong_is_one_line(refused, run, tmp_path):
             "a",
             "--prefix",
             "b",
-        ): "--sequence and --prefix with --parquet: want them with --torchrec",
+        ): "--sequence and --prefix with --parquet: expected --torchrec",
         ("export", run, "--torchrec", "a", "--state"): "--state with --torchrec: ",
         ("export", run, "--parquet", "empty"): "empty exists already",
         ("export", run, "--torch", "a", "--table", "sen"): "has no table 'sen'; did you mean 'seen'?",
-        ("import", "nowhere.pt", "out"): "nowhere.pt: no such file; want ",
+        ("import", "nowhere.pt", "out"): "nowhere.pt: no such file: expected ",
         ("import", run / "recipe.yaml", "out"): "recipe.yaml cannot be read",
         ("import", "empty", "out"): "empty has no .metadata",
-        ("import", "nowhere.pt", "empty"): "empty exists: want another name",
+        ("import", "nowhere.pt", "empty"): "empty exists: expected another name",
     }
     before = sorted(tmp_path.rglob("*"))
     for args, want in wrong.items():

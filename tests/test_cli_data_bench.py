@@ -120,15 +120,18 @@ def test_what_people_see(folder):
     ("args", "said"),
     [
         (["none.parquet"], "none.parquet: no such file or folder"),
-        (["a.parquet", "--splits", "0"], "--splits 0: want at least 1"),
-        (["a.parquet", "--samples-s", "fast"], "--samples-s fast: want samples a second, such as 50000, 300k or 1M"),
-        (["a.parquet", "--samples-s", "0"], "--samples-s 0: want"),
-        (["a.parquet", "--recipe", "none.yaml"], "none.yaml: no such file: want a recipe file"),
+        (["a.parquet", "--splits", "0"], "--splits 0: expected at least 1"),
+        (
+            ["a.parquet", "--samples-s", "fast"],
+            "--samples-s fast: expected samples a second, such as 50000, 300k or 1M",
+        ),
+        (["a.parquet", "--samples-s", "0"], "--samples-s 0: expected"),
+        (["a.parquet", "--recipe", "none.yaml"], "none.yaml: no such file: expected a recipe file"),
         (["a.parquet", "--recipe", "small.yaml"], "a.parquet: no column"),
         (["small.yaml", "--recipe", "small.yaml"], "small.yaml and --recipe small.yaml are both recipes"),
-        (["words.txt"], "words.txt: the file is empty: want lines of columns"),
+        (["words.txt"], "words.txt: the file is empty: expected lines of columns"),
         (["bad.parquet"], "bad.parquet: cannot be read as Parquet"),
-        (["numbers.parquet"], "no column of ids: want one: rowwise data inspect --sparse COLUMN"),
+        (["numbers.parquet"], "no column of ids: expected at least one; name it: rowwise data inspect --sparse COLUMN"),
     ],
 )
 def test_mistakes_are_one_line(folder, args, said):

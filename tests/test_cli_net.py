@@ -73,14 +73,14 @@ def test_equal_links_have_nothing_to_gain(command, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("order", "net.json", "--for", "ring=1MB"), "--for ring=1MB: want all_reduce or halving_doubling or tree"),
-        (("order", "net.json", "--for", "tree=0"), "--for tree=0: want a size of at least 1 byte"),
-        (("order", "net.json", "--seconds", "nan"), "--seconds nan: want a number of seconds"),
+        (("order", "net.json", "--for", "ring=1MB"), "--for ring=1MB: expected all_reduce or halving_doubling or tree"),
+        (("order", "net.json", "--for", "tree=0"), "--for tree=0: expected a size of at least 1 byte"),
+        (("order", "net.json", "--seconds", "nan"), "--seconds nan: expected a number of seconds"),
         (("order", "one.json"), "one.json: one host: nothing to order"),
         (("show", "gone.json"), "gone.json: No such file or directory"),
-        (("probe", "net.json"), "want torchrun with a process on each host, or --nproc N for a trial"),
-        (("probe", "net.json", "--nproc", "1"), "--nproc 1: nothing to order: want 2 to 64 processes"),
-        (("probe", "net.json", "--nproc", "2", "--seconds", "0"), "--seconds 0: want 1 to 86,400"),
+        (("probe", "net.json"), "expected torchrun with a process on each host, or --nproc N for a trial"),
+        (("probe", "net.json", "--nproc", "1"), "--nproc 1: nothing to order: expected 2 to 64 processes"),
+        (("probe", "net.json", "--nproc", "2", "--seconds", "0"), "--seconds 0: expected 1 to 86,400"),
     ],
 )
 def test_a_mistake_is_one_line(command, net, tmp_path, words, says):
@@ -98,7 +98,7 @@ def test_a_host_that_died_is_named_and_the_rest_is_kept(tmp_path):
         ProbeSample("alone", size, 1, a, b, size / 1e9) for size in (1000, 4000) for a, b in ((0, 1), (1, 0), (0, 2))
     ]
     samples = ProbeSamples((*alone, ProbeSample("ping", 4, 1, 0, 1, 1e-5)), ("a", "b", "c"), 1.0, dead=(2,))
-    with pytest.raises(PeerError, match=r"host 'h2' has ended .*net\.json has what was measured until then"):
+    with pytest.raises(PeerError, match="host 'h2' has ended"):
         write_network(tmp_path / "net.json", samples, hosts, None)
     assert read_network(tmp_path / "net.json").arrays().rate_HH[2, 1] == pytest.approx(1e9)
 

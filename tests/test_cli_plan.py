@@ -102,7 +102,7 @@ def test_small_tables_need_one_device_only(ok):
 
 def test_nothing_is_written_unasked(ok):
     before = set(os.listdir())
-    assert "the plan was not written: want --json plan.json to keep it" in ok()
+    assert "the plan was not written; add --json plan.json to keep it" in ok()
     assert set(os.listdir()) == before
 
 
@@ -270,7 +270,7 @@ def test_the_dense_side_of_a_recipe_takes_memory(command):
     assert (held, sent) == (format_bytes(16 * parameters), format_bytes(6 * parameters))
     code, _, err = command(*plan, "4xcpu:device=4MB")
     assert code == 2
-    want = r"kind=replicate take 4.. MB of the 4.0 MB of a rank: want train.dense_parallel={kind: full.*} \(.* MB\)"
+    want = r"kind=replicate take 4.. MB of the 4.0 MB of a rank: expected train.dense_parallel={kind: full.*} \(.* MB\)"
     assert re.search(want, err)
     assert parse_size(activations, "activations") > 0
     code, out, _ = command(*plan, "4xcpu:device=4MB", "--set", "train.dense_parallel.kind=full")
@@ -307,7 +307,7 @@ def test_the_dense_side_of_a_model_of_ones_own(command, tmp_path, broken):
     assert "kind: full" not in out
     code, _, err = command(*plan, "--set", "train.dense_parallel.kind=full")
     assert code == 2
-    assert "parameter scale is a single number, and cannot be sharded: want a shape of (1,)" in err
+    assert "parameter scale is a single number, and cannot be sharded: expected a shape of (1,)" in err
 
 
 def test_a_sequence_model_looks_up_lists_and_what_it_scores(small_recipe):
@@ -360,21 +360,23 @@ def test_options_are_refused_in_one_line(refused, tmp_path):
     Path("broken.json").write_text("{")
     assert "--tables or --recipe: neither is given" in refused(*machine)
     assert "--tables or --recipe: both are given" in refused(*given, "--recipe", "dlrm-synthetic")
-    assert "--topology is not given: want such as 8xa100-like" in refused("--tables", "tables.csv")
+    assert "--topology is not given: expected a machine such as 8xa100-like" in refused("--tables", "tables.csv")
     assert "no hardware preset 'gpu'" in refused("--tables", "tables.csv", "--topology", "2xgpu")
     assert "none.csv: No such file" in refused("--tables", "none.csv", *machine)
-    assert "no recipe 'dlrm-syntetic'; did you mean" in refused("--recipe", "dlrm-syntetic", *machine)
+    assert "; did you mean 'dlrm-synthetic'?" in refused("--recipe", "dlrm-syntetic", *machine)
     assert "--set with --tables" in refused(*given, "--set", "train.batch=4")
     assert "--dim is for --tables" in refused("--recipe", "dlrm-synthetic", *machine, "--dim", 4)
-    assert "--batch 0: want at least 1" in refused(*given, "--batch", 0)
-    assert "--dim -4: want at least 1" in refused(*given, "--dim", -4)
-    assert "--model 'best': want learned, roofline, torchrec" in refused(*given, "--model", "best")
-    assert "--seconds -1.0: want 0 seconds or more" in refused(*given, "--seconds", -1)
-    assert "--seconds nan: want 0 seconds or more" in refused(*given, "--seconds", "nan")
-    assert "--seed -1: want 0 to 2**31 - 1" in refused(*given, "--seed", -1)
-    assert "--certify 'long': want a number of seconds, such as 30 or 30s" in refused(*given, "--certify", "long")
-    assert "--layouts 'table_wise,rows': 'rows': want one or more of" in refused(*given, "--layouts", "table_wise,rows")
-    assert "limits.json: pin: no table is called 'nobody': want names" in refused(
+    assert "--batch 0: expected at least 1" in refused(*given, "--batch", 0)
+    assert "--dim -4: expected at least 1" in refused(*given, "--dim", -4)
+    assert "--model 'best': expected learned, roofline, torchrec" in refused(*given, "--model", "best")
+    assert "--seconds -1.0: expected 0 seconds or more" in refused(*given, "--seconds", -1)
+    assert "--seconds nan: expected 0 seconds or more" in refused(*given, "--seconds", "nan")
+    assert "--seed -1: expected 0 to 2**31 - 1" in refused(*given, "--seed", -1)
+    assert "--certify 'long': expected a number of seconds, such as 30 or 30s" in refused(*given, "--certify", "long")
+    assert "--layouts 'table_wise,rows': 'rows': expected one or more of" in refused(
+        *given, "--layouts", "table_wise,rows"
+    )
+    assert "limits.json: pin: no table is called 'nobody': expected names" in refused(
         *given, "--constraints", "limits.json"
     )
     assert "broken.json: not constraints: " in refused(*given, "--constraints", "broken.json")
@@ -382,21 +384,23 @@ def test_options_are_refused_in_one_line(refused, tmp_path):
     assert "none.json: No such file" in refused(*given, "--replan", "none.json")
     Path("old.json").write_text('{"world": 3, "tiles": []}')
     assert "the plan in force is for 3 ranks, the machine has 2" in refused(*given, "--replan", "old.json")
-    assert "--model learned: the profile cpu was not measured: want one" in refused(*given, "--model", "learned")
-    assert "--wire 'forward=int8': want LINK.WAY=TYPE with host, network, uplink, and forward" in refused(
+    assert "--model learned: the profile cpu was not measured: expected a profile" in refused(
+        *given, "--model", "learned"
+    )
+    assert "--wire 'forward=int8': expected LINK.WAY=TYPE with host, network, uplink, and forward" in refused(
         *given, "--wire", "forward=int8"
     )
-    assert "'int4': want one of" in refused(*given, "--wire", "host.forward=int4")
+    assert "'int4': expected one of" in refused(*given, "--wire", "host.forward=int4")
     twice = ("--wire", "host.forward=fp16", "--wire", "host.forward=int8")
     assert "host.forward is given twice" in refused(*given, *twice)
     one = ("--wire", "host.forward=fp16")
-    assert "--wire host.forward=fp16 is for --tables: want --set wire.host.forward=fp16 for " in refused(
+    assert "--wire host.forward=fp16 is for --tables: expected --set wire.host.forward=fp16 for " in refused(
         "--recipe", "dlrm-synthetic", *machine, *one
     )
-    assert "--wire host.forward=fp16: --model torchrec does not model wires: want another mo" in refused(
+    assert "--wire host.forward=fp16: --model torchrec does not model wires: expected another mo" in refused(
         *given, *one, "--model", "torchrec"
     )
-    assert "--measure -2: want 1 to 16 plans" in refused(*given, "--measure", -2)
+    assert "--measure -2: expected 1 to 16 plans" in refused(*given, "--measure", -2)
     assert "--measure with --replan or --certify" in refused(*given, "--measure", 2, "--certify", 1)
     wide = ("--tables", "tables.csv", "--topology", "2x2xcpu")
     assert "a plan for 2 hosts of 2 devices cannot be measured here" in refused(*wide, *QUICK, "--measure", 2)
@@ -410,8 +414,8 @@ def test_places_are_refused_before_the_search(refused, tmp_path):
     assert "--json no/plan.json: the folder no does not exist: create it first" in refused(
         *given, "--json", "no/plan.json"
     )
-    assert "--html -: want the name of a file" in refused(*given, "--html", "-")
-    assert "--html folder: this is a folder: want the name of a file" in refused(*given, "--html", "folder")
+    assert "--html -: expected the name of a file" in refused(*given, "--html", "-")
+    assert "--html folder: this is a folder: expected the name of a file" in refused(*given, "--html", "folder")
     assert "--torchrec a: --json writes the same file" in refused(*given, "--json", "a", "--torchrec", "./a")
 
 
@@ -469,15 +473,15 @@ def test_a_plan_that_the_runtime_runs_says_nothing_of_tiers(ok):
 
 def test_tiers_that_there_are_not_are_refused(refused):
     given = ("--tables", "tables.csv", "--topology", "4xzionex", *QUICK)
-    assert "--tiers 'nonsense': 'nonsense': want device, and optionally host, disk" in refused(
+    assert "--tiers 'nonsense': 'nonsense': expected device, and optionally host, disk" in refused(
         *given, "--tiers", "nonsense"
     )
-    assert "--tiers 'host': no device: want device" in refused(*given, "--tiers", "host")
-    assert "zionex has no disk memory for tables: want its size in --topology, such as :disk=1TB" in refused(
+    assert "--tiers 'host': no device: expected device" in refused(*given, "--tiers", "host")
+    assert "zionex has no disk memory for tables: expected its size in --topology, such as :disk=1TB" in refused(
         *given, "--tiers", "device,disk"
     )
     got = refused(*given, "--tiers", "device,host", "--measure", 2)
-    assert "--measure with --tiers: rows below the device are not measured yet: want one of them" in got
+    assert "--measure with --tiers: rows below the device are not measured yet: expected one of them" in got
 
 
 def test_runs_take_a_plan_on_disk(command, small_recipe):
@@ -543,7 +547,7 @@ def test_many_tables_from_a_shell(tmp_path):
     ("text", "message"),
     [
         ("", "tables.csv: the file is empty"),
-        (HEAD + "a,ten,4,1,\n", "tables.csv, line 2, column 'rows': 'ten': want a whole number of at least 1"),
+        (HEAD + "a,ten,4,1,\n", "tables.csv, line 2, column 'rows': 'ten': expected a whole number of at least 1"),
     ],
 )
 def test_wrong_input_from_a_shell(tmp_path, text, message):
@@ -569,7 +573,7 @@ def test_a_published_method_makes_a_plan(ok, command, name):
 
 def test_a_method_that_finds_nothing_says_so(refused):
     given = ("--tables", "tables.csv", "--topology", "4xzionex")
-    assert "method 'none': want random, size" in refused(*given, "--method", "none")
+    assert "method 'none': expected random, size" in refused(*given, "--method", "none")
     assert "--method with --measure, --replan" in refused(*given, "--method", "ldm", "--certify", 1)
     got = refused("--tables", "tables.csv", "--topology", "4xzionex:device=200MB", "--method", "ldm")
-    assert "method ldm found no plan that fits memory and constraints: want another method" in got
+    assert "method ldm found no plan that fits memory and constraints; take another method" in got

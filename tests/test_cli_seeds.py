@@ -71,10 +71,10 @@ def test_seeds_on_several_ranks(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--seeds", "1"), "--seeds 1: want 2 to 100, as it is a number of runs"),
+        (("--seeds", "1"), "--seeds 1: expected 2 to 100, as it is a number of runs"),
         (
             ("--seeds", "3", "--json"),
-            "--seeds 3 with --json, which prints one object: leave it out, and run rowwise eval",
+            "--seeds 3 with --json, which prints one object; leave it out, and run rowwise eval",
         ),
         (("--seeds", "3", "--dry-run"), "--seeds with --dry-run has no effect: leave it out"),
     ],
@@ -97,4 +97,4 @@ def test_runs_of_other_rows_are_refused_in_one_line(command, refused, tmp_path):
     assert command(*SHORT, "--set", "data.test_share=0.1")[0] == 0
     for end in (("eval",), ("predict", "--out", "p.csv")):
         told = refused(*end, "runs/small/1", "runs/small/2")
-        assert "differ in their test rows, data.test_share=0.1 and 0.2: want the same, or --data" in told
+        assert "differ in their test rows, data.test_share=0.1 and 0.2: expected the same test rows, or --data" in told

@@ -130,28 +130,28 @@ TABLES = ("--tables", "tables.csv")
 @pytest.mark.parametrize(
     ("args", "why"),
     [
-        (("--topology", "2xzionex"), "a recipe or --tables: neither is given: want one of them"),
+        (("--topology", "2xzionex"), "a recipe or --tables: neither is given: expected one of them"),
         (("dlrm-synthetic", *TABLES, "--topology", "2xzionex"), "both are given"),
-        (TABLES, "--topology is not given: want such as 8xa100-like"),
+        (TABLES, "--topology is not given: expected a machine such as 8xa100-like"),
         ((*TABLES, "--topology", "2xzionx"), "no hardware preset 'zionx'; there are zionex"),
-        ((*TABLES, "--topology", "2xzionex", "--batch", "0"), "--batch 0: want at least 1"),
+        ((*TABLES, "--topology", "2xzionex", "--batch", "0"), "--batch 0: expected at least 1"),
         ((*TABLES, "--topology", "2xzionex", "--batch", "1"), "batch=1: 2 ranks cannot share so few samples"),
-        ((*TABLES, "--topology", "2xzionex", "--dense", "5"), "--dense '5': want widths"),
-        ((*TABLES, "--topology", "2xzionex", "--set", "a=1"), "--set with --tables: want a recipe"),
+        ((*TABLES, "--topology", "2xzionex", "--dense", "5"), "--dense '5': expected widths"),
+        ((*TABLES, "--topology", "2xzionex", "--set", "a=1"), "--set with --tables: expected a recipe"),
         (
             ("dlrm-synthetic", "--topology", "2xzionex", "--dense", "1:1"),
-            "--dense 1:1 with a recipe: want it with --tables",
+            "--dense 1:1 with a recipe: expected --tables",
         ),
-        ((*TABLES, "--topology", "2xzionex", "--vary", "hots=2"), "--vary hots=2: did you mean hosts?"),
+        ((*TABLES, "--topology", "2xzionex", "--vary", "hots=2"), "=64k,128k; did you mean hosts?"),
         ((*TABLES, "--topology", "2xzionex", "--vary", "hosts="), "--vary hosts=: no values"),
         ((*TABLES, "--topology", "2xzionex", "--vary", "dense=tp:3"), "3 ranks do not divide 2"),
         (
             (*TABLES, "--topology", "2xzionex", "--even", "--plan", "plan.json"),
-            "--even with --plan plan.json: want one",
+            "--even with --plan plan.json: expected one",
         ),
         (
             (*TABLES, "--topology", "2xzionex", "--trace", "t", "--vary", "hosts=1"),
-            "--trace with --vary: want one of them",
+            "--trace with --vary: expected one of them",
         ),
         ((*TABLES, "--topology", "2xzionex", "--html", "no/x.html"), "the folder no does not exist"),
         ((*TABLES, "--topology", "2xzionex", "--network", "no.json"), "no.json"),
@@ -166,7 +166,7 @@ def test_a_plan_of_another_world_is_refused(refused, command):
     command("plan", *TABLES, "--topology", "4xzionex", "--seconds", "0.02", "--json", "plan.json")
     assert Plan.from_json(Path("plan.json").read_bytes()).world == 4
     err = refused(*TABLES, "--topology", "2xzionex", "--plan", "plan.json")
-    assert "--plan: a plan for 4 ranks, and the machine has 2: want a plan for this machine" in err
+    assert "--plan: a plan for 4 ranks, and the machine has 2: expected a plan for this machine" in err
 
 
 def test_networks_of_other_hosts_are_refused(refused):
@@ -196,7 +196,7 @@ def test_a_run_is_compared_with_its_simulation(command, tmp_path):
         assert (code, "env.json: " in err, err.count("\n")) == (2, True, 1), err
     stages.unlink()
     code, _, err = command("simulate", "--check", str(stages.parent))
-    assert (code, "no stages.csv with complete lines: want a run" in err) == (2, True)
+    assert (code, "no stages.csv with complete lines: expected a run" in err) == (2, True)
 
 
 @pytest.mark.slow
@@ -229,9 +229,9 @@ def test_sums_in_two_levels_are_simulated(command, refused):
     assert (found["wire"], found["exact"]) == ("fp32/fp32/int8", False)
     assert {"reduce.0", "reduce.far.0"} <= {stage["stage"] for stage in found["stages"]}
     err = refused(*what, "--vary", "dense=replicated,full")
-    assert "dense=full with wire.far=int8: want dense=replicated, or a recipe without it" in err
+    assert "dense=full with wire.far=int8: expected dense=replicated, or wire.far=null" in err
     err = refused(*what, "--set", "train.dense_parallel.kind=full")
-    assert "wire.far=int8 with train.dense_parallel.kind=full: want" in err
+    assert "wire.far=int8 with train.dense_parallel.kind=full: expected" in err
 
 
 def test_uplinks_have_wires_of_their_own():

@@ -68,10 +68,8 @@ HUGE = ("--set", "tables.each.user.rows=100000000000")  # 3.6 TB
 
 def test_tables_larger_than_memory_are_refused_in_one_line(refused, command, tmp_path):
     write_recipe(tmp_path)
-    need = (
-        r"the tables need 3\.6 TB of memory here .* the largest is 'user' with 100,000,000,000 x 8.* are free.*: want "
-    )
-    assert re.search(need + r".*tables\.each\.user\.rows=\d+ \(\d+", refused("train", "small.yaml", *HUGE))
+    need = r"the tables need 3\.6 TB of memory here .* the largest is 'user' with 100,000,000,000 x 8.* are free.*"
+    assert re.search(need + r": expected .*tables\.each\.user\.rows=\d+ \(\d+", refused("train", "small.yaml", *HUGE))
     assert not (tmp_path / "runs").exists()
     assert command("train", "small.yaml", "--set", "train.epochs=1")[0] == 0
     run = tmp_path / "runs/small/1"
@@ -266,8 +264,8 @@ def test_a_terminal_shows_one_line_that_goes_away(tmp_path):
 
 def test_wrong_recipes(refused, tmp_path):
     write_recipe(tmp_path)
-    assert "no recipe 'smal'. Want one of avazu-x1-dlrm, " in refused("train", "smal")
-    assert "none.yaml: no such file: want a recipe file" in refused("train", "none.yaml")
+    assert "no recipe 'smal': expected one of avazu-x1-dlrm, " in refused("train", "smal")
+    assert "none.yaml: no such file: expected a recipe file" in refused("train", "none.yaml")
     assert "no key 'epoch' in train; did you mean 'epochs'?" in refused("train", "small.yaml", "--set", "train.epoch=3")
     wrong = refused("train", "small.yaml", "--set", "columns.labels=[lable]")
     assert "rows.parquet: no column 'lable'; did you mean 'label'?" in wrong
@@ -277,17 +275,17 @@ def test_wrong_recipes(refused, tmp_path):
     assert "movielens-100k is not here: rowwise data get movielens-100k" in wrong
     wrong = refused("train", "small.yaml", "--set", "data.dataset=csv:none.csv")
     assert "none.csv: no such file or folder" in wrong
-    assert "log.profile='x': want the first and last step" in refused("train", "small.yaml", "--profile", "x")
+    assert "log.profile='x': expected the first and last step" in refused("train", "small.yaml", "--profile", "x")
     assert "nowhere is not a checkpoint" in refused("train", "small.yaml", "--init-from", "nowhere")
     (tmp_path / "empty.yaml").write_text("")
-    assert "empty.yaml: want a recipe with a section `data:`" in refused("train", "empty.yaml")
+    assert "empty.yaml: expected a recipe with a section `data:`" in refused("train", "empty.yaml")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.yaml", "rows.parquet", "small.yaml"]
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "rows.parquet: the file is empty: want Parquet"),
+        (b"", "rows.parquet: the file is empty: expected a Parquet file"),
         (b"not parquet", "rows.parquet: cannot be read as Parquet: "),
         (None, "rows.parquet: cannot be read as Parquet: "),
     ],
@@ -304,13 +302,13 @@ def test_files_that_are_broken(refused, tmp_path, content, message):
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
-        ("label", 2, "rows.parquet: row 1234, column 'label': 2: want a label of 0 or 1"),
+        ("label", 2, "rows.parquet: row 1234, column 'label': 2: expected a label of 0 or 1"),
         (
             "user",
             50,
-            "rows.parquet: row 1234, column 'user': id 50: want 0 to 49, the rows of table 'user'; ids='hash'",
+            "rows.parquet: row 1234, column 'user': id 50: expected 0 to 49, the rows of table 'user'; ids='hash'",
         ),
-        ("d0", float("inf"), "rows.parquet: row 1234, column 'd0': inf: want a finite number in 32 bits"),
+        ("d0", float("inf"), "rows.parquet: row 1234, column 'd0': inf: expected a finite number in 32 bits"),
     ],
 )
 def test_a_wrong_value_in_the_middle(refused, tmp_path, column, value, message):
@@ -330,7 +328,7 @@ def test_a_word_where_an_id_belongs(refused, tmp_path):
     write_rows(tmp_path / "rows.parquet", user=lambda rows: [str(x) for x in rows["user"].to_pylist()])
     write_recipe(tmp_path)
     wrong = refused("train", "small.yaml")
-    assert "column 'user' holds string: want whole numbers, or lists of them (text needs ids='hash'" in wrong
+    assert "column 'user' holds string: expected whole numbers, or lists of them; set ids='hash' for text" in wrong
     assert not (tmp_path / "runs").exists()
 
 
@@ -368,7 +366,7 @@ def test_a_disk_that_is_full_from_the_start(tmp_path):
 def test_runs_that_are_none(refused, tmp_path):
     write_recipe(tmp_path)
     for args in (("resume", "."), ("eval", "."), ("predict", ".", "--out", "p.parquet"), ("eval", "nowhere")):
-        assert " is not a run: it has no recipe.yaml; want a folder such as runs/" in refused(*args)
+        assert " is not a run: it has no recipe.yaml: expected a folder such as runs/" in refused(*args)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.parquet", "small.yaml"]
 
 
@@ -377,7 +375,7 @@ def test_a_finished_run(command, refused, tmp_path):
     write_recipe(tmp_path)
     command("train", "small.yaml")
     before = (tmp_path / "runs/small/1/result.json").read_text()
-    out = "want --set train.epochs=3 to train longer, or rowwise eval runs/small/1"
+    out = "expected --set train.epochs=3 to train longer, or rowwise eval runs/small/1"
     assert refused("resume", "runs/small/1").endswith(f"runs/small/1 has finished at step 20: {out}")
     assert (tmp_path / "runs/small/1/result.json").read_text() == before
     assert "has no checkpoint 'step-3'; there are last, best, step-" in refused(
@@ -392,7 +390,7 @@ def test_a_run_in_use_and_stopped_twice(refused, tmp_path):
     write_recipe(tmp_path, train={"epochs": 100_000})
     with start(tmp_path, "train", "small.yaml") as process:
         wait_for_lines(tmp_path / "runs/small/1", 20, process)
-        assert "runs/small/1: another process is working on this run: wait for it" in refused("resume", "runs/small/1")
+        assert "runs/small/1: another process is working on this run; wait for it" in refused("resume", "runs/small/1")
         process.send_signal(signal.SIGINT)
         time.sleep(0.001)
         process.send_signal(signal.SIGINT)

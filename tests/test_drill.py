@@ -129,9 +129,9 @@ def test_drills_that_cannot_be(command, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     for args, want in (
-        (("kill-rank", "--nproc", "1"), "--nproc 1: want at least 2"),
-        (("fill-disk", "--nproc", "0"), "--nproc 0: want at least 1"),
-        (("fill-disk", "--folder", "full"), "--folder full: want an empty or a new folder"),
+        (("kill-rank", "--nproc", "1"), "--nproc 1: expected at least 2"),
+        (("fill-disk", "--nproc", "0"), "--nproc 0: expected at least 1"),
+        (("fill-disk", "--folder", "full"), "--folder full: expected an empty or a new folder"),
     ):
         (tmp_path / "full").mkdir(exist_ok=True)
         (tmp_path / "full" / "x").touch()

@@ -96,14 +96,14 @@ def test_any_text_reaches_each_rank_as_it_is(words, folder):
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"claim": "x"}, "without --job image=NAME: want the container image"),
-        ({"image": "x"}, "without --job claim=NAME: want the volume claim"),
-        ({**PLACES, "nope": "x"}, "--job nope=x: want one of claim, cpu, gpu"),
-        ({**PLACES, "grace": "0"}, "--job grace=0: want a number from 1"),
-        ({**PLACES, "gpu": "x"}, "--job gpu=x: want a number from 1"),
-        ({**PLACES, "gpu": "\u0662"}, "--job gpu=\u0662: want a number from 1"),
-        ({**PLACES, "name": "A_b"}, "--job name=A_b: want a small letter, then at most 39"),
-        ({**PLACES, "name": "2024-dlrm"}, "--job name=2024-dlrm: want a small letter"),
+        ({"claim": "x"}, "without --job image=NAME: expected the container image"),
+        ({"image": "x"}, "without --job claim=NAME: expected the volume claim"),
+        ({**PLACES, "nope": "x"}, "--job nope=x: expected one of claim, cpu, gpu"),
+        ({**PLACES, "grace": "0"}, "--job grace=0: expected a number from 1"),
+        ({**PLACES, "gpu": "x"}, "--job gpu=x: expected a number from 1"),
+        ({**PLACES, "gpu": "\u0662"}, "--job gpu=\u0662: expected a number from 1"),
+        ({**PLACES, "name": "A_b"}, "--job name=A_b: expected a small letter, then at most 39"),
+        ({**PLACES, "name": "2024-dlrm"}, "--job name=2024-dlrm: expected a small letter"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, error):
@@ -125,7 +125,7 @@ def test_the_command_prints_a_manifest_and_submits_nothing(tmp_path):
     assert [one["kind"] for one in yaml.safe_load_all(shown.stdout)] == ["Service", "Job"], shown.stderr
     refused = rowwise(tmp_path, *command)
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "want --dry-run ... | kubectl apply -f -" in refused.stderr
+    assert "; run it with --dry-run ... | kubectl apply -f -" in refused.stderr
 
 
 @pytest.mark.slow

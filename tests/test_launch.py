@@ -64,7 +64,7 @@ def test_a_rank_that_finds_no_other_ends_with_a_line(tmp_path):
     assert "Traceback" not in done.stderr
     line = done.stderr.splitlines()[-1]  # torch has logged more before it
     assert line.startswith("rowwise: rank 1: ranks did not meet: ")
-    assert "want rank 0 running there, or a larger --timeout" in line
+    assert "start rank 0 there, or give a larger --timeout" in line
 
 
 def test_several_ranks_end_with_the_bits_of_one(alone, tmp_path):
@@ -110,7 +110,7 @@ def test_a_row_that_cannot_be_read_ends_the_run_with_one_line(tmp_path):
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     (line,) = told(done.stderr)
-    assert line.endswith("want 0 to 49, the rows of table 'user'; ids='hash' takes any")
+    assert line.endswith("expected 0 to 49, the rows of table 'user'; ids='hash' takes any")
     assert f"{tmp_path}/rows.parquet: row 1200, column 'user': id 99: " in line
     assert result(tmp_path / RUN)["status"] == "failed"
     assert "row 1200" in result(tmp_path / RUN)["message"]
@@ -296,12 +296,14 @@ PLAN = '{"world": 2, "tiles": [{"table": "user", "rank": 0, "rows": [0, 50], "co
 
 def test_what_several_ranks_cannot_do(refused, tmp_path):
     train = ("train", "small.yaml", "--dry-run")
-    assert refused(*train, "--nproc", "0") == "--nproc 0: want at least 1"
+    assert refused(*train, "--nproc", "0") == "--nproc 0: expected at least 1"
     wrong = refused(*train, "--nproc", "4")
-    assert wrong.startswith("6 virtual shards of elastic training on 4 ranks: want 1, 2, 3, 6 ranks")
+    assert wrong.startswith("6 virtual shards of elastic training on 4 ranks: expected 1, 2, 3, 6 ranks")
     (tmp_path / "plan.json").write_text(PLAN)
     wrong = refused(*train, "--nproc", "3", "--plan", "plan.json")
-    assert wrong.startswith(f"{tmp_path}/plan.json is a plan for 2 ranks, but this run has 3: want --nproc 2, another")
+    assert wrong.startswith(
+        f"{tmp_path}/plan.json is a plan for 2 ranks, but this run has 3: expected --nproc 2, another"
+    )
     assert "plan.json is a plan for 2 ranks, but this run has 1" in refused(*train, "--plan", "plan.json")
     assert "none.json: No such file" in refused(*train, "--nproc", "2", "--plan", "none.json")
     (tmp_path / "plan.json").write_text("{}")
@@ -316,7 +318,7 @@ def test_a_plan_with_a_hole(refused, tmp_path, dry):
     (tmp_path / "plan.json").write_text(PLAN)
     assert refused("train", "small.yaml", *dry, "--nproc", "2", "--plan", "plan.json") == (
         f"{tmp_path}/plan.json: table 'item' (30 x 8): rows 0:30 x columns 0:8 are on no rank; "
-        "want each cell on exactly one rank, or the table replicated, once on every rank"
+        "expected each cell on exactly one rank, or the table replicated, once on every rank"
     )
 
 
@@ -331,7 +333,9 @@ def test_a_run_can_not_go_on_with_any_number_of_ranks(tmp_path):
     assert rowwise(tmp_path, "train", "small.yaml", "--nproc", "2").returncode == 0
     done = rowwise(tmp_path, "resume", RUN, "--nproc", "5", "--set", "train.epochs=11")
     assert done.returncode == 2
-    assert told(done.stderr)[0].startswith("rowwise: 6 virtual shards of elastic training on 5 ranks: want 1, 2, 3, 6")
+    assert told(done.stderr)[0].startswith(
+        "rowwise: 6 virtual shards of elastic training on 5 ranks: expected 1, 2, 3, 6"
+    )
     done = rowwise(tmp_path, "resume", RUN, "--nproc", "3")
     assert told(done.stderr)[0].startswith(f"rowwise: {RUN} has finished at step ")
     assert result(tmp_path / RUN)["status"] == "finished"

@@ -173,4 +173,4 @@ def test_a_flag_has_an_effect(which, run, files, tmp_path, monkeypatch):
 def test_a_recipe_that_is_no_file_is_said_to_be_what_it_is(command, name, kind, run, files):
     _, _, err = run(command, BASE[command] | {"recipe": f"{{{name}}}"}, files)
     assert f"{files[name]}: " in err
-    assert f"this is {kind}: want a regular file" in err
+    assert f"this is {kind}: expected a regular file" in err

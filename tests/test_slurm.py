@@ -94,12 +94,13 @@ def test_without_slurm_a_line_names_the_way_out(tmp_path):
     done = rowwise(tmp_path, "train", "small.yaml", "--on", "slurm", environment=nowhere)
     assert done.returncode == 2
     assert (
-        done.stderr == "rowwise: no sbatch on the PATH: want a login node of the cluster; --dry-run prints the script\n"
+        done.stderr
+        == "rowwise: no sbatch on the PATH: expected a login node of the cluster; --dry-run prints the script\n"
     )
     shown = rowwise(tmp_path, "train", "small.yaml", "--on", "slurm", "--nodes", "2", "--dry-run", environment=nowhere)
     assert directives(shown.stdout)["chdir"] == str(tmp_path), shown.stderr
     for args, error in (
-        (("--on", "nope"), "--on nope: want slurm"),
+        (("--on", "nope"), "--on nope: expected slurm"),
         (("--nodes", "2"), "--nodes without --on"),
         (("--on", "slurm", "--json"), "--json with --on"),
         (("--on", "slurm", "--seeds", "3"), "--seeds with --on"),
@@ -125,7 +126,7 @@ def test_jobs_of_two_clusters_may_have_one_number(tmp_path):
     listed = rowwise(tmp_path, "ps", environment=environment).stdout.splitlines()
     assert [line.split()[0] for line in listed if line.startswith("slurm")] == ["slurm-7@b", "slurm-7@a"]
     for name, error in (
-        ("7", "'7' is a job of 2 clusters: want one of slurm-7@a, slurm-7@b"),
+        ("7", "'7' is a job of 2 clusters: expected one of slurm-7@a, slurm-7@b"),
         ("slurm-7", "'slurm-7' is a job of 2 clusters"),
         ("slurm-7@a", "no scontrol on the PATH"),
     ):
@@ -236,7 +237,7 @@ def test_records_of_strangers_are_shown_as_text(tmp_path):
     record(tmp_path, "[/red]", "now", name="x-1")
     environment = {"HOME": str(tmp_path)}
     shown = rowwise(tmp_path, "ps", environment=environment)
-    assert "unknown ('x-1': want the name of a job of slurm or ray)" in " ".join(shown.stdout.split()), shown.stderr
+    assert "unknown ('x-1': expected the name of a job of slurm or ray)" in " ".join(shown.stdout.split()), shown.stderr
     refused = rowwise(tmp_path, "stop", "x-1", environment=environment)
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
 
@@ -306,7 +307,7 @@ def test_a_job_that_is_stopped_saves_and_stays_stopped(cluster, tmp_path):
     named = f"{name}@rowwise"
     assert f"'{name}' is a job of 2 clusters" in rowwise(tmp_path, "stop", name, environment=cluster).stderr
     other = rowwise(tmp_path, "stop", f"{name}@other", environment=cluster).stderr
-    assert other == ("rowwise: it is a job of the cluster other, and this is rowwise: want a login node of that one\n")
+    assert other == ("rowwise: it is a job of the cluster other, and this is rowwise: expected a login node of other\n")
     assert rowwise(tmp_path, "stop", named, environment=cluster).returncode == 0
     followed = rowwise(tmp_path, "ps", named, environment=cluster)
     assert followed.returncode == 2

@@ -52,7 +52,7 @@ def processor() -> str:
 def main() -> int:
     chosen = sys.argv[1:] or list(PARTS)
     if unknown := set(chosen) - PARTS.keys():
-        print(f"no part {', '.join(sorted(unknown))}: want some of {', '.join(PARTS)}", file=sys.stderr)
+        print(f"no part {', '.join(sorted(unknown))}: expected some of {', '.join(PARTS)}", file=sys.stderr)
         return 2
     summary = f":!{NIGHTLY.relative_to(ROOT)}"  # what an earlier call wrote is no change
     clean = not git("status", "--porcelain", "--", "src", "tests", "tools", "CMakeLists.txt", "pyproject.toml", summary)

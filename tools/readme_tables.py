@@ -1214,7 +1214,7 @@ def fill(file: Path, what: str, table: str) -> str:
     """A page with a table between its marks."""
     page, begin, end = file.read_text(), f"<!-- {what} -->\n", "<!-- end -->"
     if page.count(begin) != 1:
-        sys.exit(f"{file.name} has {page.count(begin)} places for the {what}, want one: {begin.strip()} ... {end}")
+        sys.exit(f"{file.name} has {page.count(begin)} places for the {what}, expected one: {begin.strip()} ... {end}")
     head, rest = page.split(begin)
     return f"{head}{begin}{table}\n{end}{rest.split(end, 1)[1]}"
 

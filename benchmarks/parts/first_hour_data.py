@@ -100,7 +100,7 @@ def _frappe(path: Path) -> list[pa.Table]:
     lines = [line.split() for line in path.read_text().splitlines()]
     if not lines or any(len(line) != 1 + FRAPPE_FIELDS for line in lines):
         raise AssertionError(
-            f"{path}: want a label and {FRAPPE_FIELDS} ids in each line, as frappe.validation.libfm has"
+            f"{path}: expected a label and {FRAPPE_FIELDS} ids in each line, as frappe.validation.libfm has"
         )
     made = {f"f{k}": pa.array([int(line[1 + k].split(":")[0]) for line in lines]) for k in range(FRAPPE_FIELDS)}
     labels = pa.chunked_array([pa.array([float(line[0]) > 0 for line in lines])])

@@ -34,10 +34,10 @@ def faults(variant: Variant, code: MachineCode, arch: str) -> list[str]:
     """Empty if the code keeps the budget."""
     amd = arch.startswith("gfx")
     if variant.multiplies:
-        return [f"{code.spills} spills, want none"] if code.spills else []
+        return [f"{code.spills} spills, expected none"] if code.spills else []
     if variant.of_ids:
         limits = [("spills", code.spills), ("atomics", code.atomics), ("instructions not rounded", len(code.inexact))]
-        return [f"{got} {what}, want none" for what, got in limits if got]
+        return [f"{got} {what}, expected none" for what, got in limits if got]
     one_warp = variant.constants["num_warps"] == 1 and "apply rowwise_adam " not in variant.name
     most = INT4_REGISTERS if variant.type is RowType.INT4 else REGISTERS
     limits = [
@@ -49,9 +49,9 @@ def faults(variant: Variant, code: MachineCode, arch: str) -> list[str]:
         ("fused multiply-adds", 0 if amd else code.fused, 0),
         ("floats in one sum", max(code.float_sums, default=0), 2),
     ]
-    found = [f"{got} {what}, want at most {most}" for what, got, most in limits if got > most]
+    found = [f"{got} {what}, expected at most {most}" for what, got, most in limits if got > most]
     if code.inexact:
         found.append(f"instructions that are not correctly rounded: {', '.join(code.inexact)}")
     if not amd and code.widest_load < least_width(variant):
-        found.append(f"{code.widest_load} bytes in the widest load of a lane, want {least_width(variant)}")
+        found.append(f"{code.widest_load} bytes in the widest load of a lane, expected {least_width(variant)}")
     return found

@@ -146,7 +146,7 @@ def quality_floors(args: argparse.Namespace) -> tuple[list[dict], list[dict]]:
     with tempfile.TemporaryDirectory() as folder:
         data = make_tiny(Path(folder)) if args.smoke else Path(getattr(args, "data", "data"))
         if not (data / "movielens-100k").is_dir():
-            print(f"quality left out: no {data}/movielens-100k: want `rowwise data get movielens-100k`", flush=True)
+            print(f"quality left out: no {data}/movielens-100k: expected `rowwise data get movielens-100k`", flush=True)
             return [], []
         rows = [row for seed in range(1 if args.quick else SEEDS) for row in quality_rows(data, seed, smoke=args.smoke)]
     exact = {row["seed"]: row["ne"] for row in rows if row["far"] == FP32}

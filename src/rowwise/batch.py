@@ -61,22 +61,28 @@ class Jagged:
     def __post_init__(self) -> None:
         """Check shapes and dtypes; the lookup checks the values of lengths, as it reads them anyway."""
         if not self.all_features:
-            raise BatchError("a batch has no features: want at least one, with an empty list for samples without ids")
+            raise BatchError("a batch has no features", "at least one, with an empty list for samples without ids")
         if len(set(self.all_features)) != len(self.all_features):
-            raise BatchError(f"a feature is named twice: {', '.join(self.all_features)}: want each once, own or shared")
+            raise BatchError(
+                f"a feature is named twice: {', '.join(self.all_features)}", "each feature once, own or shared"
+            )
         for name, tensor in (("values", self.values_N), ("lengths", self.lengths_FB)):
             if not isinstance(tensor, Tensor) or tensor.dtype not in ID_TYPES or tensor.dim() != 1:
                 got = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
-                raise BatchError(f"{name}: got {got}; want one dimension of int32 or int64")
+                raise BatchError(f"{name}: got {got}", "one dimension of int32 or int64")
         # The number of samples is derived from it.
         if self.lengths_FB.numel() % max(1, len(self.features)):
-            got, want = self.lengths_FB.numel(), len(self.features)
-            raise BatchError(f"{got} lengths do not divide among {want} features: want one for each feature and sample")
+            raise BatchError(
+                f"{self.lengths_FB.numel()} lengths do not divide among {len(self.features)} features",
+                "one for each feature and sample",
+            )
         # Any float type, as weights computed under autocast have 16 bits; the lookup converts them to float32.
         weights = self.weights_N
         if weights is not None and (weights.shape != self.values_N.shape or not weights.is_floating_point()):
-            got = f"{weights.dtype} {tuple(weights.shape)}"
-            raise BatchError(f"weights: got {got}; want one float for each of the {self.values_N.numel()} ids")
+            raise BatchError(
+                f"weights: got {weights.dtype} {tuple(weights.shape)}",
+                f"one float for each of the {self.values_N.numel()} ids",
+            )
         if self.shared is not None:
             _check_shared(self, self.shared)
 
@@ -121,7 +127,9 @@ class Jagged:
         total, ids = int(ends[-1]) if len(ends) else 0, self.values_N.numel()
         if total != ids or (total and int(self.lengths_FB.min()) < 0):
             names = ", ".join(self.features)
-            raise BatchError(f"lengths of {names} add up to {total}, for {ids} ids: want each 0 or more")
+            raise BatchError(
+                f"lengths of {names} add up to {total}, for {ids} ids", f"lengths of at least 0 that add up to {ids}"
+            )
         bags = (index_F.unsqueeze(1) * self.batch_size + samples_B).flatten()
         lengths_FB = self.lengths_FB.index_select(0, bags)
         # Output id n is id n + shift of this batch, where `shift` is how far its bag moves to the front.
@@ -161,7 +169,9 @@ class Jagged:
         """A batch from {feature: one list of ids per sample}."""
         sizes = {name: len(samples) for name, samples in bags.items()}
         if len(set(sizes.values())) > 1:
-            raise BatchError(f"features have different numbers of samples: {sizes}: want a list for each, maybe empty")
+            raise BatchError(
+                f"features have different numbers of samples: {sizes}", "a list for each sample, maybe empty"
+            )
         values = [i for samples in bags.values() for bag in samples for i in bag]
         lengths = [len(bag) for samples in bags.values() for bag in samples]
         try:
@@ -179,8 +189,10 @@ class Jagged:
         try:
             parts = keyed.keys(), keyed.values(), keyed.lengths(), keyed.weights_or_none()
         except AttributeError:
-            want = "want a Jagged, or a class with keys, values, lengths and weights_or_none as KeyedJaggedTensor has"
-            raise BatchError(f"ids of a batch: got {type(keyed).__name__}; {want}") from None
+            raise BatchError(
+                f"ids of a batch: got {type(keyed).__name__}",
+                "a Jagged, or a class with keys, values, lengths and weights_or_none as KeyedJaggedTensor has",
+            ) from None
         names, values_N, lengths_FB, weights_N = parts
         return cls(features=tuple(names), values_N=values_N, lengths_FB=lengths_FB, weights_N=weights_N)
 
@@ -251,8 +263,10 @@ class SharedBags:
         """Check shapes and dtypes; `check` checks the values when they are used."""
         inverse = self.inverse_B
         if inverse.dtype not in ID_TYPES or inverse.dim() != 1:
-            got = f"{inverse.dtype} {tuple(inverse.shape)}"
-            raise BatchError(f"distinct samples of a batch: got {got}; want one dimension of int32 or int64")
+            raise BatchError(
+                f"distinct samples of a batch: got {inverse.dtype} {tuple(inverse.shape)}",
+                "one dimension of int32 or int64",
+            )
         if self.jagged.shared is not None:
             raise BatchError("shared features are shared again: call expanded() on the distinct samples")
 
@@ -284,8 +298,8 @@ class SharedBags:
         at = int((steps != 1).nonzero()[0])
         nearby = inverse_B[max(0, at - 2) : at + 2].tolist()
         raise BatchError(
-            f"shared features {', '.join(self.jagged.features)}: inverse_B is {nearby} around sample {at}: "
-            f"want indices that ascend from 0 to {distinct - 1} in steps of 0 or 1"
+            f"shared features {', '.join(self.jagged.features)}: inverse_B is {nearby} around sample {at}",
+            f"indices that ascend from 0 to {distinct - 1} in steps of 0 or 1",
         )
 
     def contiguous(self) -> "SharedBags":
@@ -310,9 +324,12 @@ def _check_shared(jagged: Jagged, shared: SharedBags) -> None:
     """Raise unless own and shared features are of the same samples, and both or neither have weights."""
     bags, samples = jagged.lengths_FB.numel(), shared.inverse_B.numel()
     if bags != len(jagged.features) * samples:
-        raise BatchError(f"{bags} lengths for {len(jagged.features)} features of {samples} samples: want one for each")
+        raise BatchError(
+            f"{bags} lengths for {len(jagged.features)} features of {samples} samples",
+            "one for each feature and sample",
+        )
     if (jagged.weights_N is None) != (shared.jagged.weights_N is None):
-        raise BatchError("only some features of a batch have weights: want them of own and shared features, or of none")
+        raise BatchError("only some features of a batch have weights", "weights of own and shared features, or of none")
 
 
 def _name_bad_value(bags: Mapping[str, Sequence[Sequence[int]]]) -> str:
@@ -322,8 +339,8 @@ def _name_bad_value(bags: Mapping[str, Sequence[Sequence[int]]]) -> str:
             for position, value in enumerate(bag):
                 if not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
                     where = f"feature {name!r}, sample {sample}, position {position}"
-                    return f"{where}: {value!r} is not an id: want a whole number of 64 bits; hash strings first"
-    return "the ids of the batch are not integers: want whole numbers of 64 bits"
+                    return f"{where}: {value!r} is not an id: expected a whole number of 64 bits; hash strings first"
+    return "the ids of the batch are not integers: expected whole numbers of 64 bits"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,7 +366,7 @@ class Batch:
                 sizes[name] = tensor.shape[0]
         if len(set(sizes.values())) > 1:
             raise BatchError(
-                f"parts of the batch have different numbers of samples: {sizes}: want one row each per sample"
+                f"parts of the batch have different numbers of samples: {sizes}", "one row of each part for each sample"
             )
 
     def of_samples(self, samples_B: Tensor) -> "Batch":

@@ -85,7 +85,7 @@ class Vectors:
 
 
 def _receive_nothing() -> LookedUp:
-    raise StateError("vectors of a lookup that failed: want a new lookup")
+    raise StateError("vectors of a lookup that failed", hint="look up again")
 
 
 class Embeddings(nn.Module):
@@ -114,12 +114,16 @@ class Embeddings(nn.Module):
         check_tables(tables)
         mapped = [table.name for table in tables if table.id_map is not None]
         if mapped:
-            want = "want MappedEmbeddings, or rowwise.make_embeddings, which chooses the class"
-            raise SpecError(f"table {mapped[0]!r} has an id_map, which Embeddings does not apply: {want}")
+            raise SpecError(
+                f"table {mapped[0]!r} has an id_map, which Embeddings does not apply",
+                "MappedEmbeddings, or rowwise.make_embeddings, which chooses the class",
+            )
         managed = [table.name for table in tables if table.managed is not None]
         if managed and not rows_of_ids:
-            want = "want ManagedEmbeddings, or rowwise.make_embeddings, which chooses the class"
-            raise SpecError(f"table {managed[0]!r} is managed, and Embeddings does not give its ids rows: {want}")
+            raise SpecError(
+                f"table {managed[0]!r} is managed, and Embeddings does not give its ids rows",
+                "ManagedEmbeddings, or rowwise.make_embeddings, which chooses the class",
+            )
         self.seed = seed
         self._tiles = Tiles(tables, torch.device(device), merge_shared=merge_shared)
         self._in_host_memory: Tiles | None = None  # behind `_tiles`, see `serve_on`
@@ -199,7 +203,7 @@ class Embeddings(nn.Module):
             self._index(name)
             if name in managed:
                 raise SpecError(
-                    f"table {name!r} is managed, so its rows stay together: want it on the device, uncached"
+                    f"table {name!r} is managed, so its rows stay together", "the table on the device, uncached"
                 )
         self.arena.check_whole()
         pieces = [
@@ -285,9 +289,7 @@ class Embeddings(nn.Module):
                 tensor = state.get(table, {}).get(name)
                 if tensor is None or tensor.shape != view.shape:
                     got = "nothing" if tensor is None else tuple(tensor.shape)
-                    raise StateError(
-                        f"optimizer state {name!r} of table {table!r}: got {got}, want {tuple(view.shape)}"
-                    )
+                    raise StateError(f"optimizer state {name!r} of table {table!r}: got {got}", tuple(view.shape))
                 # Copied, as kernels address state by its offset in the arena.
                 view.copy_(tensor)
 
@@ -356,7 +358,9 @@ def _adapt_state_dict(
         elif weights.shape != stored.shape or not (
             weights.dtype == stored.dtype or (is_float and stored.is_floating_point())
         ):
-            want = f"{tuple(stored.shape)} of {stored.dtype}"
-            raise StateError(f"table {name!r}: got {tuple(weights.shape)} of {weights.dtype}, want {want}")
+            raise StateError(
+                f"table {name!r}: got {tuple(weights.shape)} of {weights.dtype}",
+                f"{tuple(stored.shape)} of {stored.dtype}",
+            )
     # With assign=True torch would replace the parameters, and the arena would keep the old rows.
     local_metadata["assign_to_params_buffers"] = False

@@ -18,15 +18,30 @@
     |-- CheckpointError  a checkpoint that is missing, damaged or could not be written (also an OSError)
     `-- NativeError      the native operators are missing or do not load (also an ImportError)
 
-Messages say what rowwise got, what it wants and what to do. `UnknownIdWarning` counts ids that were mapped to the last
-row of a table with `unknown='last_row'`.
+`UnknownIdWarning` counts ids that were mapped to the last row of a table with `unknown='last_row'`.
 """
 
 from rowwise.textfile import printable
 
 
 class RowwiseError(Exception):
-    """Base of every error that rowwise raises on purpose."""
+    """Base of every error that rowwise raises on purpose.
+
+    Args:
+        problem: what is wrong, with the table, feature, id, rank, key or file, and its value.
+        expected: what would have been right.
+        hint: the way out, where that is something else.
+    """
+
+    def __init__(self, problem: object = "", expected: object = "", *, hint: object = "") -> None:
+        self.problem, self.expected, self.hint = str(problem), str(expected), str(hint)
+        super().__init__(self.line)
+
+    @property
+    def line(self) -> str:
+        """All of it, as users see it."""
+        expected = f"expected {self.expected}" if self.expected else ""
+        return "; ".join(filter(None, (": ".join(filter(None, (self.problem, expected))), self.hint)))
 
 
 class SpecError(RowwiseError, ValueError):

@@ -30,7 +30,7 @@ class DoubleHashIds(Value, frozen=True, tag="double_hash", tag_field="kind"):
     def __post_init__(self) -> None:
         _check_rows_and_seed(self.rows, self.seed, 1)
         if not 1 < self.hashes <= 8:
-            raise SpecError(f"id_map: hashes={self.hashes}: want 2 to 8; kind: hash has one")
+            raise SpecError(f"id_map: hashes={self.hashes}", "2 to 8", hint="kind: hash has one")
 
 
 class QuotientRemainderIds(Value, frozen=True, tag="quotient_remainder", tag_field="kind"):
@@ -61,8 +61,8 @@ AnyIdMap = HashIds | DoubleHashIds | QuotientRemainderIds | StoredIds
 
 def _check_rows_and_seed(rows: int, seed: int, least: int) -> None:
     if type(rows) is not int or rows < least:
-        raise SpecError(f"id_map: rows={rows!r}: want a whole number of at least {least}")
+        raise SpecError(f"id_map: rows={rows!r}", f"a whole number of at least {least}")
     if rows >= 1 << 40:
-        raise SpecError(f"id_map: rows={rows}: want fewer than 2**40")
+        raise SpecError(f"id_map: rows={rows}", "fewer than 2**40")
     if type(seed) is not int or not 0 <= seed < 1 << 32:
-        raise SpecError(f"id_map: seed={seed!r}: want at least 0, and less than 2**32")
+        raise SpecError(f"id_map: seed={seed!r}", "at least 0, and less than 2**32")

@@ -53,6 +53,6 @@ def open_inside(folder: Path, name: str) -> BinaryIO:
     fault = fault_of_name(name)
     if fault:
         raise OSError(
-            errno.EINVAL, f"the name {name[:80]!r} is not allowed: {fault}: want one plain file name", str(folder)
+            errno.EINVAL, f"the name {name[:80]!r} is not allowed: {fault}: expected one plain file name", str(folder)
         )
     return open_regular(folder / name, links=False)

@@ -11,7 +11,7 @@ def export_lazily(package: str, homes: Mapping[str, Sequence[str]]) -> tuple[lis
 
     def load(name: str) -> object:
         if name not in module_of:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}: want one of {', '.join(exported)}")
+            raise AttributeError(f"module {package!r} has no attribute {name!r}: expected one of {', '.join(exported)}")
         return getattr(importlib.import_module(f"{package}.{module_of[name]}"), name)
 
     return exported, load

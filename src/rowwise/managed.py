@@ -31,15 +31,15 @@ class Managed(Value, frozen=True):
 
     def __post_init__(self) -> None:
         if type(self.admit) is not int or not 1 <= self.admit < 1 << 31:
-            raise SpecError(f"managed: admit={self.admit!r}: want a whole number of at least 1, and less than 2**31")
+            raise SpecError(f"managed: admit={self.admit!r}", "a whole number of at least 1, and less than 2**31")
         if not isinstance(self.probability, int | float) or not 0 < self.probability <= 1:
-            raise SpecError(f"managed: probability={self.probability!r}: want a number above 0, and at most 1")
+            raise SpecError(f"managed: probability={self.probability!r}", "a number above 0, and at most 1")
         if self.evict not in ("lru", "lfu"):
-            raise SpecError(f"managed: evict={self.evict!r}: want 'lru' or 'lfu'")
+            raise SpecError(f"managed: evict={self.evict!r}", "'lru' or 'lfu'")
         if self.ttl_steps is not None and (type(self.ttl_steps) is not int or not 1 <= self.ttl_steps <= MOST_STEPS):
-            raise SpecError(f"managed: ttl_steps={self.ttl_steps!r}: want a whole number of at least 1, or None")
+            raise SpecError(f"managed: ttl_steps={self.ttl_steps!r}", "a whole number of at least 1, or None")
         if type(self.seed) is not int or not 0 <= self.seed < 1 << 32:
-            raise SpecError(f"managed: seed={self.seed!r}: want at least 0, and less than 2**32")
+            raise SpecError(f"managed: seed={self.seed!r}", "at least 0, and less than 2**32")
 
     @property
     def initial_state(self) -> dict[str, int]:

@@ -108,7 +108,7 @@ class FittedRun:
         """
         rows = to_table(frame)
         if not rows.num_rows:
-            raise DataError("frame: no rows to predict for: want at least one")
+            raise DataError("frame: no rows to predict for", "at least one row")
         tasks = self._predictor.tasks
         with TemporaryDirectory(prefix="rowwise-") as folder:
             out = Path(folder) / "predictions.parquet"
@@ -158,7 +158,7 @@ def fit(  # noqa: PLR0913 - what a user may say
     """
     table, changes = to_table(frame), _parse_changes(set)
     if not table.num_rows:
-        raise DataError("frame: it has no rows: want some to train on")
+        raise DataError("frame: it has no rows", "rows to train on")
     roles = parse_roles({"sparse": sparse, "dense": dense, "unused": ignore, "time": time, "key": key})
     if recipe is not None and (label is not None or name is not None or roles):
         raise SpecError("recipe= with label=, name= or roles of columns, which the recipe has: leave them out")
@@ -203,13 +203,17 @@ def to_table(frame: Any) -> pa.Table:
         elif hasattr(frame, "__arrow_c_stream__"):
             table = pa.table(frame)
         else:
-            want = "want a frame of pandas or polars, a table of pyarrow, or another with __arrow_c_stream__"
-            raise DataError(f"frame: got {type(frame).__name__}: {want}")
+            raise DataError(
+                f"frame: got {type(frame).__name__}",
+                "a frame of pandas or polars, a table of pyarrow, or another with __arrow_c_stream__",
+            )
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise DataError(f"frame: {escape_newlines(str(error))}") from None
     twice = [name for name in dict.fromkeys(table.column_names) if table.column_names.count(name) > 1]
     if twice:
-        raise DataError(f"frame: column {twice[0]!r} is there {table.column_names.count(twice[0])} times: want it once")
+        raise DataError(
+            f"frame: column {twice[0]!r} is there {table.column_names.count(twice[0])} times", "each column once"
+        )
     return table.cast(pa.schema([field.with_type(_stored(field.type)) for field in table.schema]))
 
 
@@ -245,7 +249,7 @@ def _write_frame(table: pa.Table, folder: Path) -> _FrameFile:
         is_new = not path.exists()
         part.replace(path)
     except pa.ArrowException as error:
-        raise DataError(f"frame: {escape_newlines(str(error))}: want other types of columns") from None
+        raise DataError(f"frame: {escape_newlines(str(error))}", "other types of columns") from None
     finally:
         part.unlink(missing_ok=True)
     return _FrameFile(path, is_new)

@@ -40,19 +40,19 @@ class PlainLoader(Composer, yaml.cyaml.CParser, BaseConstructor, BaseResolver):
         event = self.peek_event()
         tag = getattr(event, "tag", None)
         if tag is not None:
-            raise _yaml_error(event, f"the tag {tag!r}: want plain values without tags")
+            raise _yaml_error(event, f"the tag {tag!r}: expected plain values without tags")
         if self._depth >= DEEPEST:
-            raise _yaml_error(event, f"more than {DEEPEST} nested levels: want fewer")
+            raise _yaml_error(event, f"more than {DEEPEST} nested levels: expected fewer")
         self._nodes += 1
         if self._nodes > MOST_NODES:
-            raise _yaml_error(event, f"more than {MOST_NODES:,} values: want fewer")
+            raise _yaml_error(event, f"more than {MOST_NODES:,} values: expected fewer")
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1
         if node is not None and not isinstance(event, yaml.AliasEvent):
             self._sizes[node] = self._measure(node, event)
         elif node is not None and node not in self._sizes:
-            raise _yaml_error(event, "an alias of a value that contains it: want values without cycles")
+            raise _yaml_error(event, "an alias of a value that contains it: expected values without cycles")
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -61,7 +61,7 @@ class PlainLoader(Composer, yaml.cyaml.CParser, BaseConstructor, BaseResolver):
         for key_node, _ in node.value:
             key = self.construct_object(key_node)
             if key in seen:
-                raise _yaml_error(key_node, f"{key!r} is given twice: want each key once")
+                raise _yaml_error(key_node, f"{key!r} is given twice: expected each key once")
             seen.add(key)
         return mapping
 
@@ -80,13 +80,13 @@ class PlainLoader(Composer, yaml.cyaml.CParser, BaseConstructor, BaseResolver):
 def _check_scalar(node: yaml.ScalarNode) -> None:
     text, kind = node.value, node.tag.rpartition(":")[2]
     if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in text):
-        raise _yaml_error(node, "a text with NUL or a surrogate: want characters")
+        raise _yaml_error(node, "a text with NUL or a surrogate: expected characters")
     if kind == "int" and len(text) > MOST_DIGITS:
-        raise _yaml_error(node, f"a number of {len(text)} digits: want at most {MOST_DIGITS}")
+        raise _yaml_error(node, f"a number of {len(text)} digits: expected at most {MOST_DIGITS}")
     if kind == "float" and text.lower().strip("-+.") not in ("inf", "nan"):
         number, digits = float(text), text.lower().partition("e")[0]
         if math.isinf(number) or (number == 0 and digits.strip("-+.0")):
-            raise _yaml_error(node, f"{text[:MOST_DIGITS]}: want a number that 64 bits can hold")
+            raise _yaml_error(node, f"{text[:MOST_DIGITS]}: expected a number that 64 bits can hold")
 
 
 def _yaml_error(event: Any, what: str) -> NotPlainError:
@@ -96,7 +96,7 @@ def _yaml_error(event: Any, what: str) -> NotPlainError:
 def load_yaml(text: str, loader: type[PlainLoader] = PlainLoader) -> Any:
     """Load a text as plain data; raises a YAMLError for any fault."""
     if len(text) > MOST_BYTES:
-        raise NotPlainError(f"more than {MOST_BYTES >> 20} MB: want a shorter text")
+        raise NotPlainError(f"more than {MOST_BYTES >> 20} MB: expected a shorter text")
     try:
         return loader(text).get_single_data()
     except ValueError as error:  # a number of thousands of digits, an invalid character

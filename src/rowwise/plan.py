@@ -17,7 +17,7 @@ from rowwise.textfile import decode_json
 from rowwise.value import MOST_RANKS, check_most
 
 COLUMN_BLOCK = 4  # row statistics are summed over blocks of four columns, so tiles are cut between blocks
-COVER = "want each cell on exactly one rank, or the table replicated, once on every rank"
+COVER = "each cell on exactly one rank, or the table replicated, once on every rank"
 NAMES = 8  # names listed in a message
 SHOWN_TILES = 40  # lines of `str(plan)`
 
@@ -113,10 +113,10 @@ class Plan(Value, frozen=True, omit_defaults=True):
         """Raise unless each table is covered exactly once, or is replicated on every rank, and all ranks exist."""
         known = {t.name: t for t in tables}
         if self.world < 1:
-            raise SpecError(f"a plan for {self.world} ranks: want at least 1")
+            raise SpecError(f"a plan for {self.world} ranks", "at least 1")
         check_most("a plan for ", self, world=MOST_RANKS)
         if known and not self.tiles:
-            raise SpecError(f"a plan without tiles: want some for each of the tables, which are {_shorten(known)}")
+            raise SpecError("a plan without tiles", f"tiles for each of the tables, which are {_shorten(known)}")
         tiles: dict[str, list[Tile]] = {name: [] for name in known}
         for tile in self.tiles:
             if tile.table not in known:
@@ -156,31 +156,33 @@ def _check_cover(table: Table, tiles: list[Tile], world: int) -> None:
     if len(tiles) > 1 and all((tile.rows, tile.cols) == ((0, table.rows), (0, table.dim)) for tile in tiles):
         if len(ranks) < world:
             where = f"{_shorten(sorted(ranks))}, not on {_shorten(sorted(set(range(world)) - ranks))}"
-            raise SpecError(f"{_name_and_shape(table)} is replicated on ranks {where}: {COVER}")
+            raise SpecError(f"{_name_and_shape(table)} is replicated on ranks {where}", COVER)
         if table.managed is not None:
-            raise SpecError(f"{_name_and_shape(table)} is managed, and replicated: want each row on one rank")
+            raise SpecError(f"{_name_and_shape(table)} is managed, and replicated", "each row on one rank")
         return
     _check_overlaps(table, tiles)
     # Inside the table and without overlap, equal areas mean an exact cover.
     if sum((t.rows[1] - t.rows[0]) * (t.cols[1] - t.cols[0]) for t in tiles) != table.rows * table.dim:
-        raise SpecError(f"{_name_and_shape(table)}: {_describe_first_hole(table, tiles)} are on no rank; {COVER}")
+        raise SpecError(f"{_name_and_shape(table)}: {_describe_first_hole(table, tiles)} are on no rank", COVER)
 
 
 def _check_tile(table: Table, tile: Tile) -> None:
     if not (0 <= tile.rows[0] < tile.rows[1] <= table.rows and 0 <= tile.cols[0] < tile.cols[1] <= table.dim):
         raise SpecError(f"tile {tile}: outside {_name_and_shape(table)}")
     if not 0 <= tile.cache_rows <= (0 if tile.tier == "device" else tile.rows[1] - tile.rows[0]):
-        want = "want at most its rows, and none on the device, which is the top"
-        raise SpecError(f"tile {tile}: cache_rows={tile.cache_rows}: {want}")
+        raise SpecError(
+            f"tile {tile}: cache_rows={tile.cache_rows}",
+            "at most the rows of the tile, and 0 on the device, which is the top",
+        )
     _check_buckets(table, tile)
     # The table's right edge may be inside a block; every other cut is between two blocks.
     block = column_block(table)
     for cut in tile.cols:
         if cut % block and cut != table.dim:
-            want = f"cut at a multiple of {block}"
+            expected = f"a cut at a multiple of {block}"
             if table.row_type.facts.scaled:
-                want += f", as {table.row_type} columns share a scale (Table.column_group sets how many)"
-            raise SpecError(f"tile {tile}: cuts columns at {cut}; {want}")
+                expected += f", as {table.row_type} columns share a scale (Table.column_group sets how many)"
+            raise SpecError(f"tile {tile}: cuts columns at {cut}", expected)
 
 
 def _check_buckets(table: Table, tile: Tile) -> None:
@@ -189,11 +191,11 @@ def _check_buckets(table: Table, tile: Tile) -> None:
         return
     lead = f"tile {tile}: table {table.name!r} is managed"
     if tile.cols != (0, table.dim):
-        raise SpecError(f"{lead}: want tiles of all {table.dim} columns, as an id's row is made and dropped at once")
+        raise SpecError(lead, f"tiles of all {table.dim} columns, as an id's row is made and dropped at once")
     if any(row % table.row_multiple for row in tile.rows):
-        raise SpecError(f"{lead}: want rows cut at multiples of {table.row_multiple}, between two buckets of ids")
+        raise SpecError(lead, f"rows cut at multiples of {table.row_multiple}, between two buckets of ids")
     if tile.tier == "disk":
-        raise SpecError(f"{lead}: want tier 'device', as its rows stay in memory")
+        raise SpecError(lead, "tier 'device', as its rows stay in memory")
 
 
 def _check_overlaps(table: Table, tiles: list[Tile]) -> None:
@@ -206,7 +208,7 @@ def _check_overlaps(table: Table, tiles: list[Tile]) -> None:
             left, right = max(tile.cols[0], other.cols[0]), min(tile.cols[1], other.cols[1])
             if left < right:
                 overlap = _describe_rectangle((other.rows[0], min(tile.rows[1], other.rows[1])), (left, right))
-                raise SpecError(f"{_name_and_shape(table)}: {overlap} are in both {tile} and {other}; {COVER}")
+                raise SpecError(f"{_name_and_shape(table)}: {overlap} are in both {tile} and {other}", COVER)
 
 
 def _describe_first_hole(table: Table, tiles: list[Tile]) -> str:
@@ -228,7 +230,7 @@ def _check_approximate(plan: Plan, known: Mapping[str, Table]) -> None:
         if name not in known:
             raise SpecError(f"{lead}: no such table; the tables are {_shorten(known)}")
         if times > 1:
-            raise SpecError(f"{lead} is listed {times} times: want it once")
+            raise SpecError(f"{lead} is listed {times} times", "each table once")
         table = known[name]
         if all(tile.cols == (0, table.dim) for tile in plan.tiles_of(name)):
             raise SpecError(f"{lead}: no tile cuts its columns, so it is exact as it is; take it off the list")

@@ -14,10 +14,10 @@ SMALLEST = 2.0**-126  # smallest normal float32, in which kernels compute
 LARGEST = 3e38
 LIMITS: dict[str, tuple[float, float, str]] = {  # by name: least, most, message
     "value": (-LARGEST, LARGEST, ""),
-    "eps": (SMALLEST, LARGEST, "want more than 0 in 32 bits, or a gradient of 0 is divided by 0"),
-    "clip": (SMALLEST, LARGEST, "want more than 0 in 32 bits; None does not clip"),
-    "beta1": (0.0, 1 - 2.0**-24, "want less than 1 in 32 bits"),
-    "beta2": (0.0, 1 - 2.0**-24, "want less than 1 in 32 bits"),
+    "eps": (SMALLEST, LARGEST, "more than 0 in 32 bits, or a gradient of 0 is divided by 0"),
+    "clip": (SMALLEST, LARGEST, "more than 0 in 32 bits; None does not clip"),
+    "beta1": (0.0, 1 - 2.0**-24, "less than 1 in 32 bits"),
+    "beta2": (0.0, 1 - 2.0**-24, "less than 1 in 32 bits"),
 }
 
 
@@ -25,10 +25,10 @@ def hyperparameter_fault(field: str, value: float | None) -> str | None:
     """The message for a hyperparameter or a number of `init` that is out of range, else None."""
     if value is None:  # a bound derived from the table's rows, or no clipping
         return None
-    least, most, want = LIMITS.get(field, (0.0, LARGEST, ""))
+    least, most, expected = LIMITS.get(field, (0.0, LARGEST, ""))
     if not abs(value) < LARGEST or value < min(0.0, least):
-        return "want a finite number that is not negative"
-    return None if least <= value <= most else want
+        return "a finite number that is not negative"
+    return None if least <= value <= most else expected
 
 
 class Schedule(Value, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class Schedule(Value, frozen=True, kw_only=True):
         """The message if a number is invalid, else empty."""
         for field, value in msgspec.structs.asdict(self).items():
             if field != "shape" and not 0 <= value < LARGEST:
-                return f"{field}={value}: want a number that is not negative"
+                return f"{field}={value}: expected a number that is not negative"
         return ""
 
     def factor(self, step: int) -> float:
@@ -249,9 +249,9 @@ class Ftrl(RowUpdate, frozen=True, kw_only=True, tag="ftrl", tag_field="kind"):
     @property
     def problem(self) -> str:
         if max(self.beta, self.initial) < SMALLEST:
-            want = "want one of them more than 0, or the first weight is divided by 0"
-            return f"beta={self.beta} and initial={self.initial}: {want}"
-        return f"lr={self.lr}: FTRL divides by it; want more than 0" if self.lr < SMALLEST else ""
+            expected = "expected at least one above 0, or the first weight is divided by 0"
+            return f"beta={self.beta} and initial={self.initial}: {expected}"
+        return f"lr={self.lr}: FTRL divides by it; expected more than 0" if self.lr < SMALLEST else ""
 
 
 RowOptimizer = Sgd | Adagrad | RowWiseAdagrad | Adam | RowWiseAdam | Lamb | Ftrl

@@ -109,19 +109,23 @@ class Table(Value, frozen=True):
         _check_types(self)
         fault = "it has a dot" if "." in self.name else fault_of_name(self.name)
         if fault:
-            want = "want one without dots and slashes, as parameters and files have its name"
-            raise SpecError(f"table name {self.name[:80]!r}: {fault}: {want}")
+            raise SpecError(
+                f"table name {self.name[:80]!r}: {fault}",
+                "a name without dots and slashes, as parameters and files have it",
+            )
         check_most(f"table {self.name!r}: ", self, dim=MOST_DIM, column_group=MOST_DIM)
         if self.rows < 1 or self.dim < 1:
-            raise SpecError(f"table {self.name!r} is {self.rows} x {self.dim}: want at least one row and one column")
+            raise SpecError(f"table {self.name!r} is {self.rows} x {self.dim}", "at least one row and one column")
         # The update packs (row, contribution) into 64 bits and needs 24 of them for the contribution.
         if self.rows >= 1 << 40:
-            raise SpecError(f"table {self.name!r} has {self.rows} rows: want fewer than 2**40; hash the ids")
+            raise SpecError(f"table {self.name!r} has {self.rows} rows", "fewer than 2**40", hint="hash the ids")
         bad = [feature for feature in self.features if has_control(feature)]
         if bad:
-            raise SpecError(f"table {self.name!r}: feature {bad[0][:80]!r}: want a name without control characters")
+            raise SpecError(f"table {self.name!r}: feature {bad[0][:80]!r}", "a name without control characters")
         if len(set(self.features)) != len(self.features):
-            raise SpecError(f"table {self.name!r} names a feature twice: {', '.join(self.features)}: want each once")
+            raise SpecError(
+                f"table {self.name!r} names a feature twice: {', '.join(self.features)}", "each feature once"
+            )
         _check_numbers(self)
         if self.managed is not None:
             _check_managed(self)
@@ -184,11 +188,11 @@ def _check_types(table: Table) -> None:
     name = table.name
     for field, value in (("rows", table.rows), ("dim", table.dim)):
         if type(value) is not int:
-            raise SpecError(f"table {name!r}: {field}={value!r}: want a whole number")
+            raise SpecError(f"table {name!r}: {field}={value!r}", "a whole number")
     if not isinstance(table.features, tuple) or not all(type(f) is str for f in table.features):
-        raise SpecError(f"table {name!r}: features={table.features!r}: want a tuple of names, such as ('clicked',)")
+        raise SpecError(f"table {name!r}: features={table.features!r}", "a tuple of names, such as ('clicked',)")
     if table.unknown not in ("raise", "last_row"):
-        raise SpecError(f"table {name!r}: unknown={table.unknown!r}: want 'raise' or 'last_row'")
+        raise SpecError(f"table {name!r}: unknown={table.unknown!r}", "'raise' or 'last_row'")
     for field, kind in (("optimizer", RowOptimizer), ("init", Init)):
         try:
             msgspec.convert(msgspec.to_builtins(getattr(table, field)), kind)
@@ -198,18 +202,20 @@ def _check_types(table: Table) -> None:
     _check_choice(table, "row_type", RowType)
     group = table.column_group
     if group is not None and (table.row_type is not RowType.INT8 or type(group) is not int or group < 16 or group % 16):
-        want = "want a multiple of 16, for rows of type 'int8' only"
-        raise SpecError(f"table {name!r}: column_group={group!r} with rows of type {str(table.row_type)!r}: {want}")
+        raise SpecError(
+            f"table {name!r}: column_group={group!r} with rows of type {str(table.row_type)!r}",
+            "a multiple of 16, for rows of type 'int8' only",
+        )
 
 
 def _check_managed(table: Table) -> None:
     lead = f"table {table.name!r} is managed"
     if type(table.managed) is not Managed:
-        raise SpecError(f"table {table.name!r}: managed={table.managed!r}: want Managed(...)")
+        raise SpecError(f"table {table.name!r}: managed={table.managed!r}", "Managed(...)")
     if table.id_map is not None:
-        raise SpecError(f"{lead} and has an id_map: want one of them")
+        raise SpecError(f"{lead} and has an id_map", "one of them")
     if not 2 <= table.rows < MOST_ROWS:
-        raise SpecError(f"{lead} and has {table.rows} rows: want at least 2, and fewer than 2**32")
+        raise SpecError(f"{lead} and has {table.rows} rows", "at least 2, and fewer than 2**32")
 
 
 def _check_choice(table: Table, field: str, kind: type[enum.StrEnum]) -> None:
@@ -218,7 +224,7 @@ def _check_choice(table: Table, field: str, kind: type[enum.StrEnum]) -> None:
         msgspec.structs.force_setattr(table, field, kind(value))
     except ValueError:
         choices = ", ".join(repr(str(choice)) for choice in kind)
-        raise SpecError(f"table {table.name!r}: {field}={value!r}: want one of {choices}") from None
+        raise SpecError(f"table {table.name!r}: {field}={value!r}", f"one of {choices}") from None
 
 
 def _check_numbers(table: Table) -> None:
@@ -226,9 +232,9 @@ def _check_numbers(table: Table) -> None:
     numbers = msgspec.structs.asdict(optimizer) | msgspec.structs.asdict(table.init)
     numbers.pop("schedule", None)
     for field, value in numbers.items():
-        want = hyperparameter_fault(field, value)
-        if want:
-            raise SpecError(f"table {name!r}: {field}={value}: {want}")
+        expected = hyperparameter_fault(field, value)
+        if expected:
+            raise SpecError(f"table {name!r}: {field}={value}", expected)
     if optimizer.problem:
         raise SpecError(f"table {name!r}: {optimizer.problem}")
 
@@ -249,11 +255,11 @@ class Topology(Value, frozen=True):
 
     def __post_init__(self) -> None:
         if self.groups and (min(self.groups) < 1 or sum(self.groups) != self.hosts):
-            raise SpecError(f"groups of {self.groups} hosts: want at least 1 in each, and {self.hosts} in all")
+            raise SpecError(f"groups of {self.groups} hosts", f"at least 1 in each, and {self.hosts} in all")
         if self.hosts < 1 or self.devices < 1:
-            raise SpecError(f"{self.hosts} hosts of {self.devices} devices: want at least one of each")
+            raise SpecError(f"{self.hosts} hosts of {self.devices} devices", "at least one of each")
         if self.world > MOST_RANKS:
-            raise SpecError(f"{self.hosts} hosts of {self.devices} devices: want at most {MOST_RANKS:,} devices in all")
+            raise SpecError(f"{self.hosts} hosts of {self.devices} devices", f"at most {MOST_RANKS:,} devices in all")
 
     @property
     def world(self) -> int:
@@ -343,8 +349,8 @@ def _name_types(wire: "Codecs | Wire", fields: Sequence[str]) -> None:
         try:
             msgspec.structs.force_setattr(wire, field, WireType(value))
         except ValueError:
-            want = ", ".join(repr(str(choice)) for choice in WireType)
-            raise SpecError(f"{type(wire).__name__}: {field}={value!r}: want one of {want}") from None
+            known = ", ".join(repr(str(choice)) for choice in WireType)
+            raise SpecError(f"{type(wire).__name__}: {field}={value!r}", f"one of {known}") from None
 
 
 RUN = 256  # numbers of an encoded sum that share a scale: its 8 bytes are 3 % of a message in int8
@@ -365,12 +371,12 @@ class FarType(NamedTuple):
         if found:
             kept = math.ceil(RUN * float(found[1]) / 100)
             if not 1 <= kept <= MOST_KEPT:
-                raise SpecError(f"Wire: far={text!r}: want more than 0 % and less than 20 %, as int8 has fewer bytes")
+                raise SpecError(f"Wire: far={text!r}", "more than 0 % and less than 20 %, as int8 has fewer bytes")
             return cls(text, kept)
         if text == INT4 or text in list(WireType):
             return cls(str(text))
-        want = ", ".join(repr(name) for name in (*map(str, WireType), INT4))
-        raise SpecError(f"Wire: far={text!r}: want one of {want}, or 'topk:1%'")
+        known = ", ".join(repr(name) for name in (*map(str, WireType), INT4))
+        raise SpecError(f"Wire: far={text!r}", f"one of {known}, or 'topk:1%'")
 
     @property
     def is_exact(self) -> bool:
@@ -401,10 +407,12 @@ class Wire(Value, frozen=True):
         if self.far is None:
             return
         if FarType.parse(self.far).kept < RUN and not self.error_feedback:
-            why = "what it leaves out would be lost"
-            raise SpecError(f"Wire: far={self.far!r} without error_feedback: {why}: want error_feedback=true")
+            raise SpecError(
+                f"Wire: far={self.far!r} without error_feedback: what it leaves out would be lost",
+                "error_feedback=true",
+            )
         if self.dense is not WireType.FP32:
-            raise SpecError(f"Wire: dense={self.dense} and far={self.far}: want one of them")
+            raise SpecError(f"Wire: dense={self.dense} and far={self.far}", "one of them")
 
     def codecs(self, link: Link) -> Codecs:
         """The wire types of vectors on a link."""
@@ -452,7 +460,7 @@ RESERVED_NAMES = ("training", "_tiles")  # attributes of `Embeddings`, which a p
 def check_names(tables: Sequence[Table]) -> None:
     """Raise unless there are tables and their names are unique."""
     if not tables:
-        raise SpecError("no tables: want at least one Table(name=..., rows=..., dim=...)")
+        raise SpecError("no tables", "at least one Table(name=..., rows=..., dim=...)")
     _check_unique("table", (t.name for t in tables))
 
 
@@ -461,7 +469,7 @@ def check_tables(tables: Sequence[Table]) -> None:
     check_names(tables)
     reserved = [table.name for table in tables if table.name in RESERVED_NAMES]
     if reserved:
-        raise SpecError(f"table name {reserved[0]!r}: modules have an attribute of that name: want another")
+        raise SpecError(f"table name {reserved[0]!r}: modules have an attribute of that name", "another name")
     _check_unique("feature", (f for t in tables for f in t.feature_names))
 
 
@@ -469,5 +477,5 @@ def _check_unique(what: str, names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise SpecError(f"{what} {name!r} is named twice: want every {what} once in a model")
+            raise SpecError(f"{what} {name!r} is named twice", f"every {what} once in a model")
         seen.add(name)

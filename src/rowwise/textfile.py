@@ -32,13 +32,13 @@ def open_regular(path: str | Path, mode: Literal["rb", "r+b", "a+b"] = "rb", *, 
         fd = os.open(path, flags, 0o666)  # fails for a socket, and O_NONBLOCK does not wait for the writer of a FIFO
     except OSError as error:
         if error.errno == errno.ELOOP and not links:
-            raise OSError(errno.ELOOP, "this is a link: want the file itself in its place", str(path)) from None
+            raise OSError(errno.ELOOP, "this is a link: expected the file itself in its place", str(path)) from None
         raise
     mode_bits = os.fstat(fd).st_mode
     if not stat.S_ISREG(mode_bits):
         os.close(fd)
         kind = next((name for test, name in NOT_REGULAR if test(mode_bits)), "no regular file")
-        raise OSError(errno.EINVAL, f"this is {kind}: want a regular file", str(path))
+        raise OSError(errno.EINVAL, f"this is {kind}: expected a regular file", str(path))
     return os.fdopen(fd, mode, buffering=0 if mode == "a+b" else -1)
 
 
@@ -76,7 +76,7 @@ def refuse_links(folder: Path) -> list[Path]:
         with os.scandir(one) as entries:
             for entry in entries:
                 if entry.is_symlink():
-                    raise OSError(errno.ELOOP, "this is a link: want its target in its place", entry.path)
+                    raise OSError(errno.ELOOP, "this is a link: expected its target in its place", entry.path)
                 if entry.is_dir():
                     folders.append(entry.path)
                 elif entry.is_file():
@@ -93,7 +93,7 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES, *, links: bool = True) 
         # Files of /proc report size 0, so the bytes read are counted too.
         data = b"" if size > most else file.read(most + 1)
     if max(size, len(data)) > most:
-        raise OSError(errno.EFBIG, f"more than {most >> 20} MB: want a smaller file", str(path))
+        raise OSError(errno.EFBIG, f"more than {most >> 20} MB: expected a smaller file", str(path))
     return data
 
 
@@ -105,7 +105,7 @@ def read_text(path: str | Path, most: int = MOST_BYTES) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         got = f"line {line}: byte {data[error.start]:#04x} is not UTF-8"
-        raise OSError(errno.EILSEQ, f"{got}: want a text in UTF-8", str(path)) from None
+        raise OSError(errno.EILSEQ, f"{got}: expected a text in UTF-8", str(path)) from None
 
 
 def decode_json(data: str | bytes, kind: type[T]) -> T:
@@ -125,7 +125,7 @@ def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping: dict[str, Any] = {}
     for key, value in pairs:
         if key in mapping:
-            raise msgspec.DecodeError(f"key {key!r} is given twice: want each key once")
+            raise msgspec.DecodeError(f"key {key!r} is given twice: expected each key once")
         mapping[key] = value
     return mapping
 

@@ -21,7 +21,7 @@ def check_most(where: str, value: msgspec.Struct, **most: int) -> None:
     for name, limit in most.items():
         number = getattr(value, name)
         if isinstance(number, int | float) and number > limit:
-            raise SpecError(f"{where}{name}={number}: want at most {limit:,}")
+            raise SpecError(f"{where}{name}={number}", f"at most {limit:,}")
 
 
 def check_layers(where: str, **layers: tuple[int, ...]) -> None:
@@ -30,4 +30,4 @@ def check_layers(where: str, **layers: tuple[int, ...]) -> None:
         invalid = [width for width in widths if not 1 <= width <= MOST_DIM]
         if invalid or len(widths) > MOST_LAYERS:
             got = f"{invalid[0]} is the width of a layer" if invalid else f"{len(widths)} layers"
-            raise SpecError(f"{where}{name}: {got}: want at most {MOST_LAYERS:,} layers of 1 to {MOST_DIM:,} columns")
+            raise SpecError(f"{where}{name}: {got}", f"at most {MOST_LAYERS:,} layers of 1 to {MOST_DIM:,} columns")

@@ -79,9 +79,7 @@ def test_given_tables_are_varied_but_stay_their_like():
 
 
 def test_tables_that_fit_nowhere_are_refused():
-    with pytest.raises(
-        SpecError, match=r"no table fits 1\.0 MB of memory for rows: table 't', the smallest, takes 2\.0"
-    ):
+    with pytest.raises(SpecError, match=r"table fits 1\.0 MB"):
         Population([workload(rows=100_000)], 1_000_000)
     small, large = workload(rows=100), workload(rows=10**9)
     drawn = draw_set(Population([small, large], 1_000_000), SetLimits(pool_bytes=1_000_000), 0, 0, 0)

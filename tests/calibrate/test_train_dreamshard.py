@@ -151,9 +151,9 @@ def test_a_minute_of_training_is_better_than_placing_at_random(torchrec):
 
 
 def test_no_pool_is_refused():
-    with pytest.raises(SpecError, match="want at least one pool"):
+    with pytest.raises(SpecError, match="least one pool"):
         train_policy([], TINY, 0)
     tables = [Table(name="a", rows=100, dim=8), Table(name="b", rows=100, dim=8)]
     together = question(tables, Topology(devices=2), 1e9, constraints=Constraints(together=(("a", "b"),)))
-    with pytest.raises(SpecError, match="together: a pool to train on"):
+    with pytest.raises(SpecError, match="together: a pool"):
         train_policy([together], TINY, 0)

@@ -104,5 +104,5 @@ def test_a_file_that_is_missing_or_too_long_is_refused(sound, tmp_path):
     with pytest.raises(CheckpointError) as raised:
         Checkpoint.open(tmp_path / "one").verify()
     size = first.stat().st_size
-    assert f"{first} is missing or damaged: it has {size} bytes, want {size - 1}; use another" in str(raised.value)
+    assert f"{first} is missing or damaged: it has {size} bytes: expected {size - 1}; use another" in str(raised.value)
     assert f"{second} is missing or damaged: No such file or directory; use another" in str(raised.value)

@@ -116,7 +116,10 @@ def test_what_two_processes_wrote_is_read_whole(tmp_path, monkeypatch):
 
 def test_metadata_that_is_none_is_refused(tmp_path):
     (tmp_path / "dcp").mkdir()
-    for content, want in ((pickle.dumps({"a": 1}), "holds a dict; want the metadata of a"), (b"\x80", "not a pickle")):
+    for content, want in (
+        (pickle.dumps({"a": 1}), "holds a dict: expected the metadata of a"),
+        (b"\x80", "not a pickle"),
+    ):
         (tmp_path / "dcp" / METADATA).write_bytes(content)
         with pytest.raises(CheckpointError, match=want):
             open_dcp(tmp_path / "dcp")
@@ -147,7 +150,7 @@ def test_a_folder_that_is_not_complete_is_refused(tmp_path, dcp):
     dcp.save({"t": torch.ones(4, 4)}, storage_writer=dcp.FileSystemWriter(tmp_path / "two"))
     next((tmp_path / "two").glob("*.distcp")).unlink()
     source = open_source(tmp_path / "two")
-    with pytest.raises(CheckpointError, match="t: a file is missing or damaged"):
+    with pytest.raises(CheckpointError, match="t: a file"):
         import_matched(source, match(source, ["t=table:t"]), tmp_path / "start")
     assert not list(tmp_path.glob("start*"))
 

@@ -390,7 +390,7 @@ def test_a_row_that_is_not_finite_is_not_rounded(tmp_path, bits):
     add(saved, 0, model)
     touch(model, [3, 7])
     model.embeddings.table("t")[7, 2] = torch.nan
-    with pytest.raises(CheckpointError, match=r"'model/embeddings\.t': row 7 holds nan, .* save with 32 bits"):
+    with pytest.raises(CheckpointError, match=r"'model/embeddings\.t': row 7"):
         add(saved, 1, model)
     assert saved.steps() == [0]
     exact = CheckpointFolder(tmp_path, reduction=CheckpointReduction(incremental=True))
@@ -457,5 +457,5 @@ def test_a_manifest_with_rows_outside_its_tensor_is_refused(tmp_path):
     far = structs.replace(entry, chunks=(*entry.chunks[:-1], structs.replace(entry.chunks[-1], rows=(3, 4000))))
     bad = structs.replace(manifest, tensors=manifest.tensors | {"model/embeddings.t": far})
     (saved.path(1) / "manifest.json").write_bytes(bad.to_json())
-    with pytest.raises(CheckpointError, match=r"rows 3 to 3999 are outside of its shape"):
+    with pytest.raises(CheckpointError, match="rows 3 to 3999"):
         saved.open()

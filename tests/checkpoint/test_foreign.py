@@ -111,14 +111,17 @@ def test_torchrecs_names_are_known(tmp_path):
         (("emb_1.0.weight=table:a",), r"has no tensor 'emb_1\.0\.weight'; did you mean 'emb_l\.0\.weight'\?"),
         (
             ("top_l.0.bias=table:a",),
-            r"'top_l\.0\.bias' cannot be table 'a': got \(3,\) of float32, want rows x",
+            r"'top_l\.0\.bias' cannot be table 'a': got \(3,\) of float32: expected rows x",
         ),
         (("steps=table:a",), r"'steps' cannot be table 'a': got \(\) of int64"),
         (("emb_l.*.weight=table:a",), r"'emb_l\.0\.weight' and 'emb_l\.1\.weight' are both 'model/embeddings\.a'"),
-        (("emb_l.0.weight",), "want OLD=table:NAME or OLD=NEW"),
-        (("emb_l.0.weight=table:",), "want OLD=table:NAME or OLD=NEW"),
+        (("emb_l.0.weight",), "expected OLD=table:NAME or OLD=NEW"),
+        (("emb_l.0.weight=table:",), "expected OLD=table:NAME or OLD=NEW"),
         (("emb_l.0.weight=table:a*",), "with at most one \\* in each"),
-        (("emb_l.0.weight=table:a.b",), "want one without dots and slashes.*give another name: --map emb_l.0.weight"),
+        (
+            ("emb_l.0.weight=table:a.b",),
+            "expected a name without dots.*give another name: --map emb_l.0.weight",
+        ),
     ],
 )
 def test_a_map_that_cannot_be(tmp_path, theirs, maps, want):
@@ -130,12 +133,12 @@ def test_a_map_that_cannot_be(tmp_path, theirs, maps, want):
 @pytest.mark.parametrize(
     ("make", "want"),
     [
-        (lambda at: None, "no such file; want a file of torch.save"),
+        (lambda at: None, "no such file: expected a file of torch.save"),
         (lambda at: at.write_bytes(b"nothing of the kind"), "cannot be read: "),
-        (lambda at: torch.save({"lr": 0.1}, at), "holds a dict without tensors; want a state dict"),
+        (lambda at: torch.save({"lr": 0.1}, at), "holds a dict without tensors: expected a state dict"),
         (
             lambda at: torch.save(nn.Linear(2, 2), at),
-            r"cannot be read: .*want a state dict: torch.save\(",
+            r"cannot be read: .*expected a state dict: torch.save\(",
         ),
     ],
     ids=["missing", "garbage", "no tensors", "a whole model"],

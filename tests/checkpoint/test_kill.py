@@ -72,7 +72,7 @@ def test_killed_once(tmp_path):
 def test_a_disk_that_is_full_on_one_rank_is_one_error_on_all(tmp_path):
     want = (
         f"{tmp_path / 'ckpt' / 'step-000000002'} was not saved: rank 1: 00001-00000.safetensors: File too large: "
-        f"want 32,000 bytes of free space; earlier checkpoints are unchanged"
+        f"expected 32,000 bytes of free space; earlier checkpoints are unchanged"
     )
     found = run_processes(3, checkpoint_ranks.fill_the_disk, tmp_path, timeout_s=60)
     assert found == [(want, ["step-000000001"], [1, 3])] * 3

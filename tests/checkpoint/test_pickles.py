@@ -202,7 +202,7 @@ def doubled():
         (doubled, "more than 100,000 entries"),
         (lambda: {"t": torch.ones(1).expand(1 << 40)}, "more than the file holds"),
         (lambda: {"t": torch.ones(4).to_sparse()}, "is not a plain tensor"),
-        (lambda: {"a\x1b[2Jb\n": torch.ones(1)}, "want a name without control characters"),
+        (lambda: {"a\x1b[2Jb\n": torch.ones(1)}, "expected a name without control characters"),
     ],
 )
 def test_a_state_dict_that_has_no_end_is_refused(tmp_path, make, want, old):
@@ -220,7 +220,7 @@ def test_a_compressed_archive_is_refused(tmp_path):
 def test_a_pipe_is_not_waited_for(tmp_path):
     for pipe, opened in ((tmp_path / "model.pt", open_torch), (tmp_path / METADATA, open_dcp)):
         os.mkfifo(pipe)
-        with pytest.raises(CheckpointError, match="want a regular file"):
+        with pytest.raises(CheckpointError, match="expected a regular file"):
             opened(pipe if opened is open_torch else tmp_path)
 
 
@@ -238,10 +238,10 @@ def pieces(folder):
         ({"relative_path": "../secret"}, "it has a slash"),
         ({"relative_path": "/etc/passwd"}, "it has a slash"),
         ({"relative_path": "link"}, "this is a link"),
-        ({"relative_path": "pipe"}, "want a regular file"),
-        ({"offset": 1 << 50}, "has .* bytes, want "),
-        ({"offset": -1}, "has .* bytes, want "),
-        ({"length": 1 << 50}, "has .* bytes, want "),
+        ({"relative_path": "pipe"}, "expected a regular file"),
+        ({"offset": 1 << 50}, "has .* bytes: expected "),
+        ({"offset": -1}, "has .* bytes: expected "),
+        ({"length": 1 << 50}, "has .* bytes: expected "),
         ({"length": 70}, "no tensor of torch.save"),
     ],
 )

@@ -77,7 +77,7 @@ def test_a_model_takes_rows_of_another_type(tmp_path, there, here):
 
 def test_a_tensor_that_is_no_table_has_one_type(tmp_path):
     write(tmp_path / "one", [LocalShard.whole("w", torch.ones(3))], {})
-    with pytest.raises(CheckpointError, match=r"w: got \(3,\) of float32, want \(3,\) of float16; warm-start"):
+    with pytest.raises(CheckpointError, match=r"\(3,\) of float16; warm-start"):
         Checkpoint.open(tmp_path / "one").fill(LocalShard.whole("w", torch.ones(3).half()))
 
 

@@ -224,7 +224,7 @@ def test_there_is_no_state_dict_of_a_stream():
     model = shard(Net((table,)), Plan(world=1, tiles=tuple(row_wise(table, [0]))), solo())
     state = model.state_dict()
     with streamed(model.embeddings):
-        with pytest.raises(StateError, match=r"^state_dict\(\): table 't' has rows on the .*: want a checkpoint"):
+        with pytest.raises(StateError, match=r"^state_dict\(\): table 't'"):
             model.state_dict()
-        with pytest.raises(StateError, match=r"^load_state_dict\(\): table 't' has rows on the .*: want a checkpoint"):
+        with pytest.raises(StateError, match="table 't' has rows"):
             model.load_state_dict(state)

@@ -71,14 +71,14 @@ def verify(comm, case, came, exact):
     want = case.expected(comm.rank)
     if case.collective == "all_reduce" and not exact:
         far, most = (came.double() - want.double()).abs(), case.rounding()
-        assert (far <= most).all(), f"{case}: got {came}, want {want}, at most {most} off"
+        assert (far <= most).all(), f"{case}: got {came}, expected {want}, at most {most} off"
         if came.numel():
             bytes_n = came.view(torch.uint8)
             all_wn = comm.all_gather(bytes_n, [bytes_n.numel()] * len(comm.ranks), "same").wait()
             assert (all_wn.reshape(len(comm.ranks), -1) == bytes_n).all(), "ranks have other bits"
         return
     assert came.dtype == want.dtype, f"{case}: {came.dtype}"
-    assert torch.equal(came, want), f"{case}: got {came}, want {want}"
+    assert torch.equal(came, want), f"{case}: got {came}, expected {want}"
 
 
 def uneven_sizes_of_every_dtype(comm, exact):

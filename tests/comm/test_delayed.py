@@ -93,5 +93,5 @@ def test_a_transport_that_is_unused_has_no_thread():
 
 @pytest.mark.parametrize(("latency_s", "bytes_s"), [(-1.0, 1.0), (math.inf, 1.0), (math.nan, 1.0), (0.0, 0.0)])
 def test_a_link_that_cannot_be_is_refused(latency_s, bytes_s):
-    with pytest.raises(SpecError, match=r"simulated link: got .*: want a finite latency_s >= 0, and bytes_s > 0"):
+    with pytest.raises(SpecError, match="finite latency_s >= 0"):
         SimulatedLink(latency_s, bytes_s)

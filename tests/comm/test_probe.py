@@ -55,7 +55,7 @@ def test_hosts_out_of_reach_are_named():
     store.set("job/address/1", "127.0.0.1 1")  # nothing listens there
     store.set("job/reached/1", "[]")
     world = Rendezvous(store, "job", (0, 1), 0, {}, 5.0, "127.0.0.1")
-    with pytest.raises(SpecError, match=r"rank 0 \(127\.0\.0\.1\) cannot reach rank 1 .*: want hosts that reach"):
+    with pytest.raises(SpecError, match=r"rank 0 \(127\.0\.0\.1\) cannot"):
         probe(world, 1.0)
 
 

@@ -131,15 +131,15 @@ def test_hosts_and_devices_are_found_from_names(hosts, devices):
 
 
 def test_ranks_of_a_host_must_be_consecutive_and_equally_many():
-    with pytest.raises(SpecError, match="ranks run on a, b, a: want the ranks of a host numbered one after the other"):
+    with pytest.raises(SpecError, match="ranks run on a"):
         find_topology(["a", "b", "a"])
-    with pytest.raises(SpecError, match="2 on a, 1 on b: want equally many; start torchrun with one --nproc-per-node"):
+    with pytest.raises(SpecError, match="2 on a, 1"):
         find_topology(["a", "a", "b"])
 
 
 def test_a_program_that_torchrun_did_not_start_is_told_so(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(SpecError, match="started with torchrun"):
+    with pytest.raises(SpecError, match="with torchrun, which"):
         connect()
 
 

@@ -29,7 +29,7 @@ def test_no_other_choice_that_fits_loses_less(tables, budget_bytes, left_bytes):
     losses = list(fitting(tables, budget_bytes, left_bytes))
     if not losses:
         least = left_bytes + sum(min(o.size_bytes for o in options) for options in tables.values())
-        with pytest.raises(SpecError, match=f"want at least {least:,}$"):
+        with pytest.raises(SpecError, match=f"expected at least {least:,}$"):
             allocate(tables, budget_bytes, left_bytes)
         return
     found = allocate(tables, budget_bytes, left_bytes)

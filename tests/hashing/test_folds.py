@@ -54,7 +54,7 @@ def test_folds_are_about_as_large_and_follow_from_all_ids():
     again = Jagged(features=NAMES, values_N=torch.cat([ids[0], ids[0]]), lengths_FB=lengths)
     assert not torch.equal(folds_B, assign_folds(again, NAMES, 4, 0))
     assert not torch.equal(folds_B, assign_folds(batch, NAMES, 4, 1))
-    with pytest.raises(BatchError, match=r"the batch has features a, b: want c too, to assign samples to folds"):
+    with pytest.raises(BatchError, match="batch has features a"):
         assign_folds(batch, ("a", "c"), 4, 0)
 
 
@@ -94,7 +94,7 @@ def test_maps_of_folds_are_added_with_the_map():
         rows_NC = look_up_rows(one, np.arange(50))
         assert (rows_NC[:, 0] == look_up_rows(mine, np.arange(50))[:, 0]).all(), fold
         assert one.shape.parts == both.shape.parts
-    with pytest.raises(SpecError, match=r"fold 0: 50 ids in parts .*rows=8"):
+    with pytest.raises(SpecError, match="fold 0: 50 ids"):
         make_folds(learned(50), [learned(50, rows=6)], NAMES, SEED)
-    with pytest.raises(SpecError, match="their folds of the samples differ"):
+    with pytest.raises(SpecError, match="folds of the samples"):
         add_maps(learned(50), make_folds(learned(50), fold_maps(learned(50)), NAMES, SEED + 1))

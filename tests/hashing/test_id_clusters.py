@@ -155,7 +155,7 @@ def test_a_cap_holds_but_for_heavier_points(
 def test_a_cap_that_cannot_hold_is_refused() -> None:
     vectors_ND, weights_N = np.zeros((10, 2), np.float32), np.ones(10)
     assert len(cluster(vectors_ND, weights_N, 5, cap=2).weight_K) == 5
-    with pytest.raises(SpecError, match="4 clusters do not hold points that weigh 10 together"):
+    with pytest.raises(SpecError, match="points that weigh 10"):
         cluster(vectors_ND, weights_N, 4, cap=2)
 
 
@@ -267,23 +267,23 @@ def test_no_points_have_no_clusters() -> None:
 
 def test_bad_input_is_refused() -> None:
     vectors_ND, weights_N = np.ones((6, 2), np.float32), np.ones(6)
-    with pytest.raises(SpecError, match=r"vectors are float64\[6, 2\]: want float32\[N, D\], of 1 to 64 dims"):
+    with pytest.raises(SpecError, match=r"float32\[N, D\], of 1"):
         cluster(vectors_ND.astype(np.float64), weights_N, 2)  # pyrefly: ignore[bad-argument-type]
     with pytest.raises(SpecError, match=r"vectors are float32\[6, 65\]"):
         cluster(np.ones((6, 65), np.float32), weights_N, 2)
-    with pytest.raises(SpecError, match=r"weights are float64\[5\]: want float32 or float64, one for each of 6"):
+    with pytest.raises(SpecError, match="float32 or float64, one"):
         cluster(vectors_ND, weights_N[:5], 2)
-    with pytest.raises(SpecError, match="clusters=0: want a whole number of at least 1"):
+    with pytest.raises(SpecError, match="number of at least"):
         cluster(vectors_ND, weights_N, 0)
-    with pytest.raises(SpecError, match="cap=nan: want more than 0, or None"):
+    with pytest.raises(SpecError, match="0, or None"):
         cluster(vectors_ND, weights_N, 2, cap=math.nan)
     for bad in (math.nan, math.inf, -math.inf):
         worse_ND = vectors_ND.copy()
         worse_ND[4, 1] = bad
-        with pytest.raises(SpecError, match=r"vector 4 is .*: want finite numbers"):
+        with pytest.raises(SpecError, match=r"vector 4 is .*"):
             cluster(worse_ND, weights_N, 2)
     for bad in (math.nan, math.inf, -1.0):
         worse_N = weights_N.copy()
         worse_N[3] = bad
-        with pytest.raises(SpecError, match=r"weight 3 is .*: want finite numbers of at least 0"):
+        with pytest.raises(SpecError, match=r"weight 3 is .*"):
             cluster(vectors_ND, worse_N, 2)

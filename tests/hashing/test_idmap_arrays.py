@@ -81,7 +81,7 @@ def test_sets_of_dims_are_parts():
     assert id_map.shape.parts == (MapPart(rows=2, dim=16), MapPart(rows=1), MapPart(rows=7, dim=2))
     assert arrays.ranked_map(10, sets, 0, dims=(16, 8, 4)).shape.parts[1] == MapPart(rows=1, dim=4)
     for dims in ((16, 8), (16, 8, 4)):
-        with pytest.raises(SpecError, match="want one for each"):
+        with pytest.raises(SpecError, match="expected one for each"):
             arrays.ranked_map(10, sets, "own", dims=dims)
 
 
@@ -133,11 +133,11 @@ def test_added_maps_are_columns_side_by_side():
 @pytest.mark.parametrize(
     ("sets", "said"),
     [
-        ([np.array([3, 2])], "set 0 of 1: want int64"),
-        ([np.array([1]), np.array([2, 2])], "set 1 of 2: want int64"),
+        ([np.array([3, 2])], "set 0 of 1: expected int64"),
+        ([np.array([1]), np.array([2, 2])], "set 1 of 2: expected int64"),
         ([np.array([-1])], "of 0 to 9"),
         ([np.array([10])], "of 0 to 9"),
-        ([np.array([1.0])], "want int64"),
+        ([np.array([1.0])], "expected int64"),
         ([np.array([1, 2]), np.array([0, 2])], "id 2 is in two sets"),
     ],
 )
@@ -150,10 +150,10 @@ def test_sets_that_are_none_are_refused(sets, said):
     ("rows_N", "rows", "unseen", "said"),
     [
         ([0, 1], 2, 1, "rows_N has 2 entries for 3 ids"),
-        ([0, 1, 2], 2, 1, "id 2 has row 2: want 0 to 1"),
+        ([0, 1, 2], 2, 1, "id 2 has row 2: expected 0 to 1"),
         ([0, -2, 1], 2, 1, "id 1 has row -2"),
-        ([0, 1, 1], 2, -1, "want at least"),
-        ([0, 0, 0], 0, 1, "want at least"),
+        ([0, 1, 1], 2, -1, "expected at least"),
+        ([0, 0, 0], 0, 1, "expected at least"),
     ],
 )
 def test_rows_that_are_none_are_refused(rows_N, rows, unseen, said):

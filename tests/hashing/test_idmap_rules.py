@@ -30,12 +30,12 @@ def test_no_two_ids_share_quotient_and_remainder(ids, more, seed):
 
 @given(ids=st.integers(3, 1 << 39))
 def test_too_few_rows_say_how_many_are_needed(ids):
-    with pytest.raises(SpecError, match="want at least") as told:
+    with pytest.raises(SpecError, match="expected at least") as told:
         rules.quotient_remainder_map(ids, 2)
-    least = int(str(told.value).split("want at least ")[1].split(",")[0])
+    least = int(str(told.value).split("expected at least ")[1].split(",")[0])
     assert rules.quotient_remainder_map(ids, least).shape.rows <= least
     assert least == int(np.ceil(2 * np.sqrt(ids))) or ids > 1 << 50
-    with pytest.raises(SpecError, match="want at least"):
+    with pytest.raises(SpecError, match="expected at least"):
         rules.quotient_remainder_map(ids, least - 1)
 
 
@@ -92,5 +92,5 @@ def test_quotients_of_neighbours_are_apart():
     ],
 )
 def test_what_holds_nothing_is_refused(make):
-    with pytest.raises(SpecError, match="want"):
+    with pytest.raises(SpecError, match="expected"):
         make()

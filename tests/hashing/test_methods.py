@@ -126,13 +126,13 @@ def test_clusters_are_few_unless_many_are_asked_for():
 def test_what_cannot_be_is_said():
     history, _ = make_history(100)
     table = Table(name="film", rows=100, dim=4)
-    with pytest.raises(SpecError, match=r"no compression method 'hashing': want one of hash, double_hash"):
+    with pytest.raises(SpecError, match="compression method 'hashing'"):
         make_map("hashing", table, 100, history)
-    with pytest.raises(SpecError, match=r"a budget of 1,600 bytes: want less than its 1,600 bytes without a map"):
+    with pytest.raises(SpecError, match="budget of 1,600 bytes"):
         make_map("hash", table, 1600, history)
-    with pytest.raises(SpecError, match=r"table 'film': counts of 99 ids: want 100"):
+    with pytest.raises(SpecError, match="'film': counts of 99"):
         make_map("hash", table, 100, IdHistory(counts_N=history.counts_N[:99]))
-    with pytest.raises(SpecError, match=r"table 'film': vectors of ids: got none: want 100, one for each id, from"):
+    with pytest.raises(SpecError, match="'film': vectors of ids"):
         make_map("learned", table, 500, IdHistory(counts_N=history.counts_N))
     assert make_map("quotient_remainder", table, 64, history) is None
     assert make_map("hash", table, 3, history) is None

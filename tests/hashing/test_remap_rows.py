@@ -128,7 +128,7 @@ def test_ids_that_get_rows_of_their_own_begin_as_the_row_they_shared():
 @pytest.mark.parametrize("kind", SEVERAL)
 def test_maps_with_several_rows_for_an_id_are_not_moved_to(kind):
     made = make_maps(60)
-    with pytest.raises(SpecError, match=r"gives id \d+ several rows of part 0.*want a map where each id has one"):
+    with pytest.raises(SpecError, match=r"gives id \d+ several"):
         find_moves(made["hash"], made[kind])
 
 
@@ -138,7 +138,7 @@ def test_what_does_not_fit_is_refused():
         (hash_map(60, 5), hash_map(61, 5), "the old map has 60 ids and the new one 61"),
         (made["product"], made["hash"], "the old map multiplies rows"),
         (made["hash"], made["product"], "the new map multiplies rows"),
-        (made["hash"], made["mixed"], "the old map has parts 1 of 8 columns, the new one 3 of 8, 2, 1 columns: want"),
+        (made["hash"], made["mixed"], "parts 1 of 8 columns, the new one 3 of 8, 2, 1"),
     ):
         with pytest.raises(SpecError, match=said):
             check_movable(old.shape, new.shape, DIM)

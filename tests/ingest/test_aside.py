@@ -74,9 +74,9 @@ def test_bad_rows_are_put_aside_and_the_rest_is_used(tmp_path):
     rows = found(folder)
     assert rows.keys() == (bad - {400}) | {None}
     assert rows[3]["_place"] == f"{tmp_path / 'a.parquet'}: row 3"
-    assert rows[3]["_reason"] == "column 'label': 7: want a label of 0 or 1"
-    assert rows[9]["_reason"].startswith("column 'id': id 100: want 0 to 99, the rows of table 'id'")
-    assert rows[None]["_reason"] == "column 'row': None: want a key in every row"
+    assert rows[3]["_reason"] == "column 'label': 7: expected a label of 0 or 1"
+    assert rows[9]["_reason"].startswith("column 'id': id 100: expected 0 to 99, the rows of table 'id'")
+    assert rows[None]["_reason"] == "column 'row': None: expected a key in every row"
     assert count_quarantined(folder) == QuarantinedRows(len(bad), ())
     assert len(list(folder.iterdir())) == 3  # and nothing half written
 
@@ -84,10 +84,10 @@ def test_bad_rows_are_put_aside_and_the_rest_is_used(tmp_path):
 @pytest.mark.parametrize(
     ("column", "row", "message"),
     [
-        ("label", 3, "row 3, column 'label': 7: want a label of 0 or 1"),
-        ("x", 7, "row 7, column 'x': inf: want a finite number"),
-        ("id", 9, "row 9, column 'id': id 100: want 0 to 99, the rows of table 'id'; ids='hash' takes any"),
-        ("row", 400, "row 400, column 'row': None: want a key in every row"),
+        ("label", 3, "row 3, column 'label': 7: expected a label of 0 or 1"),
+        ("x", 7, "row 7, column 'x': inf: expected a finite number"),
+        ("id", 9, "row 9, column 'id': id 100: expected 0 to 99, the rows of table 'id'; ids='hash' takes any"),
+        ("row", 400, "row 400, column 'row': None: expected a key in every row"),
     ],
 )
 def test_the_first_one_ends_a_run_that_wants_all(tmp_path, column, row, message):
@@ -128,9 +128,9 @@ def no_parquet(path):
 
 CHANGES = [
     (flip, 1, "cannot be read as Parquet: row group 2, column 'x': .*on_bad_rows=quarantine"),
-    (gone, 6, "the file is gone: want it back, as it was when the splits were made"),
-    (other_rows, 4, "the file has changed since the splits were made: want the old file back, or a new run"),
-    (other_types, 6, "row group [0-9], column 'id' holds list<.*>, but int64 in .*: want files of one type"),
+    (gone, 6, "the file is gone"),
+    (other_rows, 4, "the file has changed"),
+    (other_types, 6, "row group [0-9], column 'id' holds list<.*>, but int64 in .*: expected files with one type"),
     (without_column, 6, "no column 'x'"),
     (no_parquet, 6, "b.parquet: cannot be read as Parquet"),
 ]
@@ -164,7 +164,7 @@ def test_rows_that_nobody_wants_are_not_bad(tmp_path):
     rows = found(tmp_path / "bad")
     assert rows.keys() == {501}
     assert rows[501]["_place"].endswith("row 501")
-    assert "9: want a label" in rows[501]["_reason"]
+    assert "9: expected a label" in rows[501]["_reason"]
 
 
 SPLIT = Split(source="a/rows.v2.parquet", start=0, stop=1, first_row=10, rows=4)

@@ -225,7 +225,7 @@ def test_what_kills_every_worker_is_refused_with_how_they_ended():
         SplitId(0, 0),
         None,
         "2 workers ended while preparing this split: killed by SIGKILL; ended with 1: "
-        "want smaller splits, or more memory for a worker",
+        "make smaller splits, or give a worker more memory",
     )
 
 
@@ -264,7 +264,7 @@ def test_nothing_begins_before_all_clients_are_here():
 
 @pytest.mark.parametrize("wrong", [{"splits": 0}, {"min_workers": 2}, {"workers": 3}, {"lease_s": 0.0}, {"ahead": 0}])
 def test_wrong_plans(wrong):
-    with pytest.raises(SpecError, match="want"):
+    with pytest.raises(SpecError, match="expected"):
         ServiceConfig(**wrong)
 
 

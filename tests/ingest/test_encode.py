@@ -306,7 +306,7 @@ def test_encoding_loads_no_torch():
 def test_an_order_of_rows_that_are_not_there():
     table, columns = example()
     for order in ([0, 50], [-1]):
-        with pytest.raises(IndexError, match="want 0 to 49"):
+        with pytest.raises(IndexError, match="expected 0 to 49"):
             encode(table, columns, ROWS, SPLIT, np.array(order))
 
 
@@ -385,16 +385,16 @@ def test_what_is_said_of_bad_rows():
     bad = bad_rows(table.append_column("t", pa.array(range(4))), CHECKED, ROWS, SPLIT)
     assert bad.mask_R.tolist() == [False, True, True, True]
     assert [(w.row, w.column, w.reason) for w in bad.reasons] == [
-        (2, "l", "2: want a label of 0 or 1"),
-        (3, "l", "None: want a label of 0 or 1"),
-        (1, "a", "id 200: want 0 to 96, the rows of table 'a'; ids='hash' takes any"),
-        (3, "b", "id -3: want 0 to 63, the rows of table 'b'; ids='hash' takes any"),
+        (2, "l", "2: expected a label of 0 or 1"),
+        (3, "l", "None: expected a label of 0 or 1"),
+        (1, "a", "id 200: expected 0 to 96, the rows of table 'a'; ids='hash' takes any"),
+        (3, "b", "id -3: expected 0 to 63, the rows of table 'b'; ids='hash' takes any"),
     ]
 
 
 def test_a_column_of_the_wrong_type_is_still_raised():
     table, columns = example()
-    with pytest.raises(DataError, match="column 'x' holds string: want numbers"):
+    with pytest.raises(DataError, match="column 'x' holds string"):
         bad_rows(table.set_column(1, "x", pa.array(["a"] * 50)), columns, ROWS, SPLIT)
 
 

@@ -141,7 +141,7 @@ def test_a_column_is_used_as_told():
     for role in ("sparse", "dense", "unused"):
         card = inspect(FrameReader(table), roles={"n": role})
         assert next((c.role, c.why) for c in card.columns if c.name == "n") == (role, "as told")
-    with pytest.raises(DataError, match="column 'w' holds string: it cannot be used as dense; leave out --dense w"):
+    with pytest.raises(DataError, match="column 'w' holds string"):
         inspect(FrameReader(table), roles={"w": "dense"})
     with pytest.raises(DataError, match="no column 'm'"):
         inspect(FrameReader(table), roles={"m": "dense"})

@@ -88,9 +88,9 @@ def test_labels():
         "no label: say which column it is with --label; 'seen' hold 0 and 1",
     )
     assert inspect(FrameReader(frame().rename_columns(["Click", "x", "user_id"]))).label == "Click"
-    with pytest.raises(DataError, match="frame: no column 'lable'; did you mean 'label'"):
+    with pytest.raises(DataError, match="frame: no column 'lable'"):
         inspect(FrameReader(frame()), "lable")
-    with pytest.raises(DataError, match="frame: the label 'label' is 'a' in all rows"):
+    with pytest.raises(DataError, match="label 'label' is 'a'"):
         inspect(FrameReader(frame(label=["a"] * ROWS)), "label")
     assert card(label=["a"] * ROWS).label is None
     with pytest.raises(DataError, match="logs: no rows"):

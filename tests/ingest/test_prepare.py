@@ -104,7 +104,7 @@ def test_a_run_that_met_a_bad_row_may_go_on_without_bad_rows(tmp_path):
     labels[77] = 3
     frame = make([1] * 200).set_column(1, "label", pa.array(labels))
     made, got = batches(frame), []
-    with pytest.raises(DataError, match="row 77, column 'label': 3"):
+    with pytest.raises(DataError, match="77, column 'label': 3"):
         got.extend(key for batch in made for key in batch.keys_B.tolist())
     rest = batches(frame, position=made.state(), quarantine=str(tmp_path))
     whole = keys(batches(frame, quarantine=str(tmp_path)))
@@ -118,9 +118,9 @@ def test_a_run_that_met_a_bad_row_may_go_on_without_bad_rows(tmp_path):
     ("how", "message"),
     [
         ({"where": parse("dai >= 2")}, r"no column 'dai'; did you mean 'day'\? There are"),
-        ({"where": parse("day >= x")}, "column 'day' holds int64, and is compared with 'x': want a whole number"),
+        ({"where": parse("day >= x")}, "column 'day' holds int64, and is compared with 'x': expected a whole number"),
         ({"together": "sesion"}, r"no column 'sesion'; did you mean 'session'\?"),
-        ({"together": "bag"}, "together: column 'bag' holds list<.*>: want a column of single values"),
+        ({"together": "bag"}, "together: column 'bag' holds list<.*>: expected a column of single values"),
     ],
 )
 def test_what_cannot_be_selected_by_is_said_before_a_row_is_read(how, message, tmp_path):
@@ -131,15 +131,15 @@ def test_what_cannot_be_selected_by_is_said_before_a_row_is_read(how, message, t
 
 
 WRONG = [
-    ({"count": 0}, "data.workers.count=0: want at least 1, or data.workers=null"),
-    ({"most": 0}, "data.workers.most=0: want at least 1"),
-    ({"ahead": -1}, "data.workers.ahead=-1: want at least 1"),
-    ({"lease_s": 0}, "data.workers.lease_s=0: want more than 0"),
-    ({"lease_s": float("nan")}, "data.workers.lease_s=nan: want more than 0"),
-    ({"cpus": -1}, "data.workers.cpus=-1: want more than 0"),
-    ({"on": "moon"}, "data.workers.on='moon': want processes or ray"),
-    ({"address": "here:1"}, "data.workers.address='here:1' with on=processes: want on=ray"),
-    ({"count": 4, "most": 2}, "count=4 and most=2: want count"),
+    ({"count": 0}, "data.workers.count=0: expected at least 1, or data.workers=null"),
+    ({"most": 0}, "data.workers.most=0: expected at least 1"),
+    ({"ahead": -1}, "data.workers.ahead=-1: expected at least 1"),
+    ({"lease_s": 0}, "data.workers.lease_s=0: expected more than 0"),
+    ({"lease_s": float("nan")}, "data.workers.lease_s=nan: expected more than 0"),
+    ({"cpus": -1}, "data.workers.cpus=-1: expected more than 0"),
+    ({"on": "moon"}, "data.workers.on='moon': expected processes or ray"),
+    ({"address": "here:1"}, "data.workers.address='here:1' with on=processes: expected on=ray"),
+    ({"count": 4, "most": 2}, "count=4 and most=2: expected count"),
 ]
 
 

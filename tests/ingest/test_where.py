@@ -57,7 +57,7 @@ def test_texts():
     "text", ["", "day", "day >=", "day in 3", "day >= [3]", "a is null 3", "a == 1 or b == 2", "a ~ 1"]
 )
 def test_texts_that_mean_nothing(text):
-    with pytest.raises(SpecError, match=r"where: .*want 'column op value' with one of =="):
+    with pytest.raises(SpecError, match="'column op value'"):
         parse(text)
 
 
@@ -122,19 +122,19 @@ def test_times_prune(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("x == a", "column 'x' holds int64, and is compared with 'a': want a whole number"),
-        ("x < 2.5", "compared with 2.5: want a whole number"),
-        ("s == 3", "holds string, and is compared with 3: want text, in quotes"),
-        ("l == 3", "want 'is null' or 'not null' only"),
-        ("b < true", "column 'b' holds bool: want ==, != or in"),
-        ("t > soon", "want a time such as"),
+        ("x == a", "column 'x' holds int64, and is compared with 'a': expected a whole number"),
+        ("x < 2.5", "compared with 2.5: expected a whole number"),
+        ("s == 3", "holds string, and is compared with 3: expected text, in quotes"),
+        ("l == 3", "expected 'is null' or 'not null' only"),
+        ("b < true", "column 'b' holds bool: expected ==, != or in"),
+        ("t > soon", "expected a time such as"),
         ("y == 1", "no column 'y'"),
-        ("x < 1e999", "compared with inf: want a whole number"),
-        ("x == " + "9" * 5000, "compared with inf: want a whole number"),
-        ("x == 1_0", "compared with '1_0': want a whole number"),
-        ("x == \u0661", "compared with '\u0661': want a whole number"),
-        ("d < inf", "compared with inf: want a number"),
-        ("d in [1, 1e308]", r"compared with 1e\+308: want a number"),
+        ("x < 1e999", "compared with inf: expected a whole number"),
+        ("x == " + "9" * 5000, "compared with inf: expected a whole number"),
+        ("x == 1_0", "compared with '1_0': expected a whole number"),
+        ("x == \u0661", "compared with '\u0661': expected a whole number"),
+        ("d < inf", "compared with inf: expected a number"),
+        ("d in [1, 1e308]", r"compared with 1e\+308: expected a number"),
     ],
 )
 def test_types_are_checked(text, said):

@@ -70,9 +70,9 @@ def test_it_learns(rank, structure):
 
 def test_what_cannot_be():
     embeddings = Embeddings(make_tables())
-    with pytest.raises(SpecError, match="rank=0: want at least 1, or None for a full matrix of 35 x 35"):
+    with pytest.raises(SpecError, match="least 1, or None"):
         DCN(embeddings, DENSE, rank=0)
-    with pytest.raises(SpecError, match="crosses=0: want at least one cross layer"):
+    with pytest.raises(SpecError, match="least one cross layer"):
         DCN(embeddings, DENSE, crosses=0)
-    with pytest.raises(SpecError, match="structure='side': want one of 'stacked', 'parallel'"):
+    with pytest.raises(SpecError, match="one of 'stacked', 'parallel'"):
         DCN(embeddings, DENSE, structure="side")

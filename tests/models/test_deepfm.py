@@ -83,5 +83,5 @@ def test_it_learns():
 
 def test_tables_that_do_not_fit():
     tables = [Table(name="a", rows=20, dim=4), Table(name="b", rows=20, dim=8)]
-    with pytest.raises(SpecError, match="table 'b' has dim 8; want 4, that of table 'a', as vectors of all pairs"):
+    with pytest.raises(SpecError, match="'b' has dim 8"):
         DeepFM(Embeddings(tables), DENSE)

@@ -54,9 +54,9 @@ def test_a_batch_or_its_parts():
     logits_BK = model(batch)
     assert logits_BK.shape == (3, 3)
     assert torch.equal(model(batch.dense_BF, batch.sparse), logits_BK)
-    with pytest.raises(BatchError, match="got dense numbers without ids; want a Batch"):
+    with pytest.raises(BatchError, match="dense numbers without ids"):
         model(batch.dense_BF)
-    with pytest.raises(BatchError, match=r"got dense numbers \(3, 4\), want \[B, 5\]"):
+    with pytest.raises(BatchError, match=r"dense numbers \(3, 4\)"):
         model(batch.dense_BF[:, 1:], batch.sparse)
 
 
@@ -79,10 +79,10 @@ def test_it_learns_under_autocast():
 
 def test_tables_that_do_not_fit():
     narrow = Embeddings([Table(name="a", rows=20, dim=4, optimizer=Sgd())])
-    with pytest.raises(SpecError, match="table 'a' has dim 4; want 8, in which the bottom layers end"):
+    with pytest.raises(SpecError, match="'a' has dim 4"):
         DLRM(narrow, 5, bottom=(12, 8))
     sequence = Embeddings([Table(name="s", rows=20, dim=8, pooling=Pooling.SEQUENCE, optimizer=Sgd())])
-    with pytest.raises(SpecError, match="table 's' keeps sequences; want tables that pool"):
+    with pytest.raises(SpecError, match="table 's' keeps sequences"):
         DLRM(sequence, 5, bottom=(12, 8))
 
 

@@ -81,7 +81,7 @@ def test_counting_is_for_training():
 
 
 def test_what_cannot_be():
-    with pytest.raises(SpecError, match="bits=0 and arrays=2: want 1 to 40 bits and at least one array"):
+    with pytest.raises(SpecError, match="1 to 40 bits"):
         ItemFrequency(bits=0)
-    with pytest.raises(SpecError, match=r"alpha=0: want more than 0 and at most 1"):
+    with pytest.raises(SpecError, match="0 and at most"):
         ItemFrequency(alpha=0)

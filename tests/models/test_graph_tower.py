@@ -172,27 +172,27 @@ def test_pairs_of_the_graph_come_to_score_above_others(make_encoder):
 def test_what_cannot_be_is_refused():
     graph = user_item_graph(USERS_E, ITEMS_E, USERS, ITEMS)
     user, item = make_tables()
-    with pytest.raises(SpecError, match=r"tables user of user: want one of users and one of items"):
+    with pytest.raises(SpecError, match="tables user of user"):
         GraphTower(Embeddings([user]), graph, LightGCN())
-    with pytest.raises(SpecError, match=r"want one of users and one of items that pool"):
+    with pytest.raises(SpecError, match="graph tower: tables user"):
         GraphTower(Embeddings(make_tables(pooling=Pooling.SEQUENCE)), graph, LightGCN())
-    with pytest.raises(SpecError, match=r"table 'item' has dim 4; want 8, as that of the users"):
+    with pytest.raises(SpecError, match="'item' has dim 4"):
         GraphTower(Embeddings([user, Table(name="item", rows=ITEMS, dim=4)]), graph, LightGCN())
     small = user_item_graph(USERS_E, ITEMS_E, USERS, ITEMS - 1)
-    with pytest.raises(SpecError, match=r"sampled of 11 x 11 nodes: want 12"):
+    with pytest.raises(SpecError, match="11 x 11 nodes"):
         GraphTower(Embeddings([user, item]), graph, LightGCN(), sampled=small)
-    with pytest.raises(SpecError, match=r"temperature=0: want more than 0"):
+    with pytest.raises(SpecError, match="more than 0"):
         make_tower(temperature=0)
-    with pytest.raises(SpecError, match=r"layers=0: want at least 1"):
+    with pytest.raises(SpecError, match="least 1"):
         LightGCN(0)
-    with pytest.raises(SpecError, match=r"sizes=\(\): want at least one layer"):
+    with pytest.raises(SpecError, match=r"sizes=\(\): expected at least"):
         GraphSage(8, ())
-    with pytest.raises(SpecError, match=r"weights='max': want 'symmetric' or 'mean'"):
+    with pytest.raises(SpecError, match="'symmetric' or 'mean'"):
         user_item_graph(USERS_E, ITEMS_E, USERS, ITEMS, "max")
-    with pytest.raises(BatchError, match=r"edge 4: source 3: want 0 to 2"):
+    with pytest.raises(BatchError, match="edge 4: source 3"):
         user_item_graph(USERS_E, ITEMS_E, USERS, 3)
     tower = make_tower()
-    with pytest.raises(BatchError, match=r"feature 'user' has 2 ids in sample 1: want one"):
+    with pytest.raises(BatchError, match="feature 'user' has 2"):
         tower.vectors(torch.empty(2, 0), Jagged.from_lists({"user": [[1], [2, 3]], "item": [[1], [2]]}))
-    with pytest.raises(BatchError, match=r"feature 'item' has id 9 in sample 1: want 0 to 4"):
+    with pytest.raises(BatchError, match="'item' has id 9"):
         tower.vectors(torch.empty(2, 0), batch_of([0, 1], [2, 9]))

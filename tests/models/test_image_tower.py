@@ -44,26 +44,26 @@ def test_pictures_of_any_size_have_a_vector(size):
 
 
 def test_what_cannot_be():
-    with pytest.raises(SpecError, match="pictures of 7 x 9: want at least 8"):
+    with pytest.raises(SpecError, match="7 x 9"):
         ImageTower(5)(torch.zeros(1, 3, 7, 9))
-    with pytest.raises(SpecError, match="want 1 or more of each"):
+    with pytest.raises(SpecError, match="1 or more"):
         ImageTower(0)
     for sizes in ((), (16, 8), (8, 8), (4, 8)):
-        with pytest.raises(SpecError, match="want ascending ones of at least 8"):
+        with pytest.raises(SpecError, match="sizes of at least"):
             DynamicImageTower(ImageTower(5), ImageTower(2), sizes)
-    with pytest.raises(SpecError, match="price=-1: want 0 to 1"):
+    with pytest.raises(SpecError, match="0 to 1"):
         DynamicImageTower(ImageTower(5), ImageTower(2), SIZES, price=-1)
-    with pytest.raises(SpecError, match="the scale model has 4 logits: want one for each of"):
+    with pytest.raises(SpecError, match="scale model has 4"):
         DynamicImageTower(ImageTower(5), ImageTower(4), SIZES)(torch.arange(3), Reads())
-    with pytest.raises(SpecError, match=r"2 costs: want one for each of the sizes \(8, 16, 24\)"):
+    with pytest.raises(SpecError, match=r"sizes \(8, 16, 24\)"):
         DynamicImageTower(ImageTower(5), ImageTower(3), SIZES, costs=(0.5, 1))
     embeddings, towers = (
         Embeddings([Table(name="item", rows=4, dim=2)]),
         DynamicImageTower(ImageTower(5), ImageTower(1), (40,)),
     )
-    with pytest.raises(SpecError, match="want some of those of the copies"):
+    with pytest.raises(SpecError, match="those of the copies"):
         PictureTower(embeddings, "item", towers, PictureCopies(Reads(), SIZES))
-    with pytest.raises(SpecError, match="1 parts of 9 pictures"):
+    with pytest.raises(SpecError, match="1 parts of 9"):
         labels_of_parts(9, 2, lambda _: nn.Identity(), lambda *_: torch.zeros(9), parts=1)
 
 

@@ -188,14 +188,14 @@ def test_parameters_of_closed_forms(vectors, out, dim):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: DotInteraction(1, 2, 3), "1 vectors: want at least 2"),
-        (lambda: CrossInteraction(2, 2, 3, rank=0), "rank=0: want at least 1"),
-        (lambda: FactorizationInteraction(2, 2, 3, rank=0), "rank=0: want at least 1"),
-        (lambda: ConvolutionInteraction(2, 2, 3, kernel=4), "kernel=4: want an odd number"),
-        (lambda: Attention(6, 4), "heads=4: want a divisor of 6"),
+        (lambda: DotInteraction(1, 2, 3), "1 vectors: expected at least 2"),
+        (lambda: CrossInteraction(2, 2, 3, rank=0), "rank=0: expected at least 1"),
+        (lambda: FactorizationInteraction(2, 2, 3, rank=0), "rank=0: expected at least 1"),
+        (lambda: ConvolutionInteraction(2, 2, 3, kernel=4), "kernel=4: expected an odd number"),
+        (lambda: Attention(6, 4), "heads=4: expected a divisor of 6"),
         (lambda: DhenLayer(2, 1, 3, [LinearInteraction] * 2), "2 interactions for 1 vectors"),
         (lambda: DhenLayer(2, 2, 3, [], "sum"), "0 interactions for 2 vectors"),
-        (lambda: DhenLayer(2, 2, 3, [LinearInteraction], "mean"), "ensemble='mean': want one of concat, sum"),
+        (lambda: DhenLayer(2, 2, 3, [LinearInteraction], "mean"), "ensemble='mean': expected one of concat, sum"),
     ],
 )
 def test_what_cannot_be(make, message):

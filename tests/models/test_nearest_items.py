@@ -40,5 +40,5 @@ def test_no_items_and_bad_arguments():
     dots_K, places_K = nearest_items(torch.zeros(3), torch.zeros(0, 3), 5)
     assert (len(dots_K), len(places_K)) == (0, 0)
     for query_D, items_ID, k in ((torch.zeros(3), torch.zeros(2, 4), 1), (torch.zeros(3), torch.zeros(2, 3), 0)):
-        with pytest.raises(BatchError, match="a k of at least 1"):
+        with pytest.raises(BatchError, match="k of at least"):
             nearest_items(query_D, items_ID, k)

@@ -130,17 +130,17 @@ def test_candidates_beside_those_of_the_batch(items, batch, data, hardest, loss)
 
 def test_losses_that_do_not_fit():
     logits_BB, items_B = torch.zeros(3, 3), torch.arange(3)
-    with pytest.raises(BatchError, match=r"got logits \(3, 2\), items \(3,\) and first=0; want \[B, C\], every user"):
+    with pytest.raises(BatchError, match=r"\(3, 2\), items \(3,\)"):
         in_batch_softmax(logits_BB[:, :2], items_B)
-    with pytest.raises(BatchError, match=r"items \(3,\) and first=1; want .*, and 0 to C - B"):
+    with pytest.raises(BatchError, match=r"items \(3,\) and first=1"):
         in_batch_softmax(logits_BB, Candidates(items_B, None, 1))
-    with pytest.raises(BatchError, match=r"log_q: got \(2,\), want \(3,\)"):
+    with pytest.raises(BatchError, match=r"log_q: got \(2,\)"):
         in_batch_softmax(logits_BB, items_B, items_B[:2].float())
-    with pytest.raises(BatchError, match="log_q is given beside Candidates: want it in them"):
+    with pytest.raises(BatchError, match="log_q is given"):
         in_batch_bpr(logits_BB, Candidates(items_B), items_B.float())
-    with pytest.raises(BatchError, match=r"weights: got \(3, 1\), want \(3,\)"):
+    with pytest.raises(BatchError, match=r"weights: got \(3, 1\)"):
         in_batch_softmax(logits_BB, items_B, weights_B=torch.ones(3, 1))
-    with pytest.raises(BatchError, match="hardest=0: want at least one negative"):
+    with pytest.raises(BatchError, match="hardest=0: expected at least"):
         in_batch_softmax(logits_BB, items_B, hardest=0)
 
 
@@ -157,7 +157,7 @@ def test_the_search_is_exact(users, items, k, chunk):
 
 def test_searches_that_cannot_be():
     vectors = torch.randn(3, 4)
-    with pytest.raises(BatchError, match="k=4 of 3 items: want between 1 and all of them"):
+    with pytest.raises(BatchError, match="k=4 of 3 items"):
         top_items(vectors, vectors, 4)
-    with pytest.raises(BatchError, match="chunk=0: want at least one item at a time"):
+    with pytest.raises(BatchError, match="item at a time"):
         top_items(vectors, vectors, 1, chunk=0)

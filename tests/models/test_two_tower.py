@@ -78,9 +78,9 @@ def test_vectors_have_length_one():
 
 def test_what_cannot_be():
     towers = [Tower(Embeddings([table]), 0, (dim,)) for table, dim in zip(make_tables(), (4, 5), strict=False)]
-    with pytest.raises(SpecError, match="vectors of users have dim 4, of items 5: want one dim for both towers"):
+    with pytest.raises(SpecError, match="4, of items 5"):
         TwoTower(*towers)
-    with pytest.raises(SpecError, match="temperature=0: want more than 0"):
+    with pytest.raises(SpecError, match="more than 0"):
         TwoTower(towers[0], towers[0], temperature=0)
     with pytest.raises(SpecError, match="an Mlp got sizes"):
         Tower(Embeddings(make_tables()), 0, (0,))

@@ -174,21 +174,21 @@ def test_tables_of_different_dims(make):
 @pytest.mark.parametrize("make", MODELS)
 def test_bad_batches(make):
     model, batch = make(make_tables()), make_clicks(8)
-    with pytest.raises(BatchError, match="got dense numbers without ids; want a Batch, or dense numbers and sparse"):
+    with pytest.raises(BatchError, match="Batch, or dense numbers"):
         model(batch.dense_BF)
-    with pytest.raises(BatchError, match=r"got dense numbers \(8, 2\), want \[B, 3\]"):
+    with pytest.raises(BatchError, match=r"dense numbers \(8, 2\)"):
         model(batch.dense_BF[:, 1:], batch.sparse)
 
 
 @pytest.mark.parametrize("make", MODELS)
 def test_bad_tables(make):
-    with pytest.raises(SpecError, match="table 's' keeps sequences; want tables that pool, one vector a feature"):
+    with pytest.raises(SpecError, match="table 's' keeps sequences"):
         make([Table(name="s", rows=20, dim=8, pooling=Pooling.SEQUENCE)])
 
 
 @pytest.mark.parametrize("make", [m for m in MODELS if m is not two_tower])
 def test_bad_sizes(make):
-    with pytest.raises(SpecError, match=r"dense_features=-1: want the numbers|an Mlp got sizes"):
+    with pytest.raises(SpecError, match=r"dense_features=-1|an Mlp got sizes"):
         make(make_tables(), dense_features=-1)
 
 

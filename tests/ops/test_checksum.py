@@ -27,5 +27,5 @@ def test_it_goes_on_where_it_stopped(counts):
 
 
 def test_bytes_that_are_not_in_a_row_are_refused():
-    with pytest.raises(RuntimeError, match="bytes must be a contiguous CPU tensor"):
+    with pytest.raises(RuntimeError, match="must be a contiguous"):
         crc32(torch.zeros(10, dtype=torch.uint8)[::2])

@@ -86,7 +86,7 @@ def test_a_batch_that_has_more_rows_than_slots_is_an_error():
     batch = Jagged(
         features=("a0", "a1", "b", "c"), values_N=values, lengths_FB=torch.tensor([2900, 0, 0, 0]), weights_N=None
     )
-    with pytest.raises(SpecError, match="a batch has more rows of table 'a' than its cache, which has 1,056 slots"):
+    with pytest.raises(SpecError, match="rows of table 'a'"):
         module(batch)
     few = Jagged(features=batch.features, values_N=torch.arange(40), lengths_FB=torch.tensor([40, 0, 0, 0]))
     assert torch.equal(module(few).matrix_BS, Embeddings(tables)(few).matrix_BS)  # and the next batch has its rows
@@ -127,7 +127,7 @@ def test_what_cannot_be_cached_is_refused():
     with pytest.raises(SpecError, match="no table 'x'"):
         Embeddings(tables).cache_on("cpu", {"x": 1})
     module = Embeddings(tables).cache_on("cpu", {"a": 32})
-    with pytest.raises(StateError, match="want tables in host memory"):
+    with pytest.raises(StateError, match="tables in host memory"):
         module.cache_on("cpu", {"b": 32})
     with pytest.raises(StateError, match="cannot be copied"):
         copy.deepcopy(module)

@@ -60,9 +60,9 @@ def test_ids_are_packed_as_the_reference_does(batch, features, messages, types, 
 def test_an_id_outside_its_rows_is_not_packed(bad):
     values, lengths = torch.tensor([3, bad, 9]), torch.tensor([1, 2])
     given_ = values, lengths, None, torch.tensor([[0, 10]]), torch.tensor([[1, 0, 0]]), 2
-    with pytest.raises(RuntimeError, match="an id is outside its table"):
+    with pytest.raises(RuntimeError, match="id is outside"):
         ops.pack_ids(*given_)
-    with pytest.raises(IdError, match="an id is outside its table"):
+    with pytest.raises(IdError, match="id is outside"):
         reference.pack_ids(*given_)
 
 
@@ -115,7 +115,7 @@ def test_what_does_not_fit_is_not_packed(change, message):
 )
 def test_columns_outside_a_block_are_not_placed(segment):
     out = torch.zeros(3, 8)
-    with pytest.raises(RuntimeError, match="segment 0 reaches past its block or the output"):
+    with pytest.raises(RuntimeError, match="segment 0 reaches past"):
         ops.place([torch.ones(3, 8)], torch.tensor([segment]), out)
     assert not out.any()
 
@@ -133,5 +133,5 @@ def test_bytes_are_memory_of_their_own(count):
     one.fill_(1)
     two.fill_(2)
     assert torch.equal(one, torch.ones(count, dtype=torch.uint8))
-    with pytest.raises(RuntimeError, match="cannot make a tensor of -1 bytes"):
+    with pytest.raises(RuntimeError, match="tensor of -1 bytes"):
         ops.empty_bytes(-1)

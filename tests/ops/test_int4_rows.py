@@ -54,7 +54,7 @@ def test_rows_are_not_updated():
     before = embeddings.table("t").clone()
     batch = Jagged(features=("t",), values_N=torch.tensor([1, 2]), lengths_FB=torch.tensor([1, 1]))
     embeddings(batch)["t"].sum().backward()
-    with pytest.raises(SpecError, match="'t' has rows of int4, which are only looked up"):
+    with pytest.raises(SpecError, match="int4, which are only"):
         embeddings.update()
     assert torch.equal(embeddings.table("t"), before)
     embeddings.update()  # the gradients are gone
@@ -67,5 +67,5 @@ def test_the_operator_refuses_to_update():
     offsets = ops.offsets(jagged.lengths_FB)
     hyper, keys = torch.zeros(1, 8), torch.zeros(1, dtype=torch.int64)
     bags = problem.sources(group), jagged.values_N, offsets, None
-    with pytest.raises(RuntimeError, match="rows of type int4 are not updated"):
+    with pytest.raises(RuntimeError, match="rows of type int4"):
         ops.update(arena.rows, arena.state, group.tables_TC, hyper, keys, *bags, torch.zeros(4, 8), 4, False)

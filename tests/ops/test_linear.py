@@ -182,7 +182,7 @@ def test_compiled():
 
 def test_the_choice(library):
     assert current_library() == library
-    with pytest.raises(SpecError, match="no library 'mkl' for matrix products: want one of torch, onednn"):
+    with pytest.raises(SpecError, match="library 'mkl' for matrix"):
         module.choose_library("mkl")
     module.choose_library(None)
     assert current_library() == library_for(read_processor())
@@ -192,7 +192,7 @@ def test_the_choice(library):
 
 def test_without_onednn(monkeypatch):
     monkeypatch.setattr(module, "has_onednn", lambda: False)
-    with pytest.raises(NativeError, match="was built without oneDNN: want 'torch', or None"):
+    with pytest.raises(NativeError, match="'torch', or None"):
         module.choose_library("onednn")
     module.choose_library(None)
     assert current_library() == "torch"

@@ -45,11 +45,11 @@ def test_a_library_that_lacks_operators_is_refused(without, named):
 @pytest.mark.parametrize(
     ("lists", "names"),
     [
-        ({"row_types": "fp32,bf16,fp16,int8"}, "row_types are fp32,bf16,fp16,int8, want fp32,fp16,bf16,int8,int4"),
-        ({"row_types": "fp32,fp16,bf16"}, "row_types are fp32,fp16,bf16, want fp32,fp16,bf16,int8,int4"),
+        ({"row_types": "fp32,bf16,fp16,int8"}, "row_types are fp32,bf16,fp16,int8: expected fp32,fp16,bf16,int8,int4"),
+        ({"row_types": "fp32,fp16,bf16"}, "row_types are fp32,fp16,bf16: expected fp32,fp16,bf16,int8,int4"),
         (
             {"optimizers": "adam,sgd"},
-            "optimizers are adam,sgd, want sgd,adagrad,rowwise_adagrad,adam,rowwise_adam,lamb,ftrl",
+            "optimizers are adam,sgd: expected sgd,adagrad,rowwise_adagrad,adam,rowwise_adam,lamb,ftrl",
         ),
     ],
 )

@@ -36,7 +36,7 @@ def test_words_that_are_not_there_are_refused():
         for index in (-1, 4):
             with pytest.raises(RuntimeError, match=f"word {index} of 4"):
                 call(words, index)
-        with pytest.raises(RuntimeError, match="words must be a contiguous CPU tensor"):
+        with pytest.raises(RuntimeError, match="must be a contiguous"):
             call(torch.zeros(4, dtype=torch.int32), 0)
-        with pytest.raises(RuntimeError, match="words must be a contiguous CPU tensor"):
+        with pytest.raises(RuntimeError, match="must be a contiguous"):
             call(torch.zeros(8, dtype=torch.int64)[::2], 0)

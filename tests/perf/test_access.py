@@ -56,10 +56,10 @@ def test_hot_rows_take_what_a_drawn_batch_says():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"pooling": -1}, "pooling=-1: want a finite number that is not negative"),
+        ({"pooling": -1}, "pooling=-1: expected a finite number that is not negative"),
         ({"zipf_a": float("nan")}, "zipf_a=nan"),
-        ({"active": 0}, "active=0: want at least one active row"),
-        ({"unique_ratio": 1.5}, "unique_ratio=1.5: want more than 0"),
+        ({"active": 0}, "active=0: expected at least one active row"),
+        ({"unique_ratio": 1.5}, "unique_ratio=1.5: expected more than 0"),
     ],
 )
 def test_what_is_no_statistic_is_refused(wrong, message):

@@ -93,11 +93,11 @@ def test_presets_round_trip_and_say_where_they_are_from(name):
 
 
 def test_hardware_that_cannot_be_is_refused():
-    with pytest.raises(SpecError, match="no such preset: want one of a100-like"):
+    with pytest.raises(SpecError, match="one of a100-like"):
         hardware_named("b200")
     with pytest.raises(SpecError, match="not a hardware profile"):
         read_hardware("{}")
-    with pytest.raises(SpecError, match="device_Bps=0: want more than 0"):
+    with pytest.raises(SpecError, match="more than 0"):
         msgspec.structs.replace(hardware_named("cpu"), device_Bps=0)
     link = LinkRates(all_to_all_Bps=-1, reduce_scatter_Bps=1, all_reduce_Bps=1)
     with pytest.raises(SpecError, match=r"network\.all_to_all_Bps=-1"):

@@ -39,7 +39,7 @@ def test_widths_are_read():
     "text", ["512,256", "1:2:3", "a:b", "0,1:2", "8*0:1", "-1,2:3", "1.5:2", "8*1001:2", "99999,1:2"]
 )
 def test_wrong_widths_are_refused(text):
-    with pytest.raises(SpecError, match=r"--dense .*: want widths"):
+    with pytest.raises(SpecError, match=r"--dense .*: expected widths"):
         parse_layers(text)
 
 

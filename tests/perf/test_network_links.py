@@ -51,11 +51,11 @@ def test_what_to_know_of_a_network_before_relying_on_it():
     now = datetime.now().astimezone()
     old, young = (probed((now - timedelta(days=days)).isoformat()) for days in (9, 6))
     assert age_notes(young, "net.json") == []
-    assert "net.json: the network was probed 9 days ago: want a new probe" in age_notes(old, "net.json")[0]
+    assert "net.json: the network was probed 9 days ago; probe again" in age_notes(old, "net.json")[0]
     assert age_notes(structs.replace(old, probed=None), "net.json") == ["net.json: nobody measured this network"]
     for when in ("yesterday", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00"):
         with pytest.raises(
-            SpecError, match=f"probed\\.when is '{re.escape(when)}': want a date and time, such as 2026-"
+            SpecError, match=f"probed\\.when is '{re.escape(when)}': expected a date and time, such as 2026-"
         ):
             probed(when)
 
@@ -93,13 +93,13 @@ FAULTS = {
         "latency_s": [[None, 0.1], [-1, None]],
         "rate_Bps": [[None, 1], [1, None]],
     },
-    "is 3.0: want null": {"link": None, "latency_s": [[3.0, 0.1], [1, None]], "rate_Bps": [[None, 1], [1, None]]},
-    "'b' is null: want a number": {
+    "is 3.0: expected null": {"link": None, "latency_s": [[3.0, 0.1], [1, None]], "rate_Bps": [[None, 1], [1, None]]},
+    "'b' is null: expected a number": {
         "link": None,
         "latency_s": [[None, None], [1, None]],
         "rate_Bps": [[None, 1], [1, None]],
     },
-    "want either `link`": {"link": None},
+    "expected either `link`": {"link": None},
     "one of them": {"latency_s": [[None, 1], [1, None]]},
     "1 groups for 2 hosts": {"groups": [0]},
     "without a gap": {"groups": [0, 2]},
@@ -115,6 +115,6 @@ def test_faults(message, tmp_path):
     good = {"hosts": [{"name": "a"}, {"name": "b"}], "link": {"latency_s": 1e-5, "rate_Bps": 1e9}}
     path = tmp_path / "net.json"
     path.write_text(json.dumps(good | FAULTS[message]))
-    with pytest.raises(SpecError, match=r"net\.json: not a network") as caught:
+    with pytest.raises(SpecError, match=r"net\.json") as caught:
         read_network(path)
     assert message in str(caught.value)

@@ -197,11 +197,11 @@ def test_stages_that_cannot_be_scheduled(stages, message):
 
 
 def test_costs_of_unknown_stages_and_other_ranks_are_refused():
-    with pytest.raises(SpecError, match="'lokup': no such stage of a step, there are data, "):
+    with pytest.raises(SpecError, match="'lokup': no such stage"):
         StageCosts(1, {"lokup": (1.0,)})
-    with pytest.raises(SpecError, match="'lookup' has 1 ranks: want 2"):
+    with pytest.raises(SpecError, match="'lookup' has 1 ranks"):
         StageCosts(2, {"lookup": (1.0,)})
-    with pytest.raises(SpecError, match="pipeline_depth=0: want at least 1"):
+    with pytest.raises(SpecError, match="least 1"):
         training_stages(StageCosts(1, {}), 0)
 
 
@@ -238,7 +238,5 @@ def test_a_steady_step_is_the_last_of_a_run_and_its_exposed_times_add_up_to_it(g
 
 def test_groups_are_checked():
     one = TimelineStage(name="a", resource="link", seconds_W=(1.0, 1.0), joins=True, group_W=(0,))
-    with pytest.raises(
-        SpecError, match=r"stage 'a' has groups \(0,\): want a number of at least 0 for each of 2 ranks"
-    ):
+    with pytest.raises(SpecError, match=r"'a' has groups \(0,\)"):
         schedule([one], 1)

@@ -120,7 +120,7 @@ def test_an_uplink_has_its_own_rates_and_is_as_the_network_without():
     floats, narrow = (links(slowed, wire)[0] for wire in wires)
     assert floats > links(question, Wire())[0]
     assert floats - narrow == pytest.approx(64_000 * 4 / 2 * (1 - 72 / 256) / 1e9)
-    with pytest.raises(SpecError, match=r"uplink\.all_reduce_Bps=0\.0: want more than 0"):
+    with pytest.raises(SpecError, match="more than 0"):
         structs.replace(hardware, uplink=structs.replace(hardware.network, all_reduce_Bps=0.0))
 
 

@@ -45,8 +45,6 @@ def test_a_search_cuts_no_columns_and_replicates_nothing():
         plan = make_plan(request([make_table()], layouts), seconds=0.05, prove=False).plan
         plan.validate([make_table()])
     for layout in ("column_wise", "replicated"):
-        with pytest.raises(
-            SpecError, match=r"table 't' \(10112 x 64\): no placement on .*a managed table has whole rows"
-        ):
+        with pytest.raises(SpecError, match=r"'t' \(10112 x 64\)"):
             make_plan(request([make_table()], (layout,)), seconds=0.05, prove=False)
         make_plan(request([make_table(None)], (layout,)), seconds=0.05, prove=False)

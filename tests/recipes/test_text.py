@@ -44,26 +44,29 @@ def load(text, *changes):
             "in tables.list[0].optimizer; did you mean 'lr'? There are beta1",
         ),
         ("tables: {each: {user: {rws: 4}}}", "no key 'rws' in tables.each[...]; did you mean 'rows'?"),
-        ("data: {dataset: synthetic}", "my.yaml: line 2: 'data' is given twice: want each key once"),
+        ("data: {dataset: synthetic}", "my.yaml: line 2: 'data' is given twice: expected each key once"),
         ("train: {batch: 2,\n  batch: 3}", "line 3: 'batch' is given twice"),
         ("train: {epochs: two}", "my.yaml: Expected `int`, got `str` - at `train.epochs`"),
         ("train: {epochs: 2.0}", "got `float` - at `train.epochs`"),
         ("train: 3", "Expected `object`, got `int` - at `train`"),
-        ("train: {epochs: 0}", "train.epochs=0: want at least 1"),
+        ("train: {epochs: 0}", "train.epochs=0: expected at least 1"),
         ("train: {shuffle: no}", "Expected `bool`, got `str` - at `train.shuffle`"),
         ("train: {shuffle: on}", "Expected `bool`, got `str`"),
         ("train: {shuffle: yes}", "Expected `bool`, got `str`"),
         ("train: {batch: 010}", "Expected `int`, got `float`"),  # neither 8 nor 10 without a word
         ("train: {batch: 1e3}", "Expected `int`, got `float`"),
         ("train: {batch: 10:20}", "Expected `int`, got `str`"),
-        ("train: {optimizer: {lr: 3}}", "field `kind` - at `train.optimizer`; want kind: adagrad or adam or sgd"),
-        ("train: {optimizer: {kind: adamw}}", "'adamw' - at `train.optimizer.kind`; want kind: adagrad or adam or sgd"),
-        ("model: {kind: graph, encoder: gat}", "gat' - at `model.encoder`; want lightgcn or graphsage"),
-        ("model: {kind: dlmr}", "want kind: autoint or dcn or deepfm or dhen or din or dlrm"),
-        ("name: ../up", "name='../up': want letters, digits"),
+        ("train: {optimizer: {lr: 3}}", "field `kind` - at `train.optimizer`; expected kind: adagrad or adam or sgd"),
+        (
+            "train: {optimizer: {kind: adamw}}",
+            "'adamw' - at `train.optimizer.kind`; expected kind: adagrad or adam or sgd",
+        ),
+        ("model: {kind: graph, encoder: gat}", "gat' - at `model.encoder`; expected lightgcn or graphsage"),
+        ("model: {kind: dlmr}", "expected kind: autoint or dcn or deepfm or dhen or din or dlrm"),
+        ("name: ../up", "name='../up': expected letters, digits"),
         ("1: 2", "Expected `str` - at `key` of the recipe"),
         ("? [a]\n: 2", "my.yaml: not YAML: "),
-        ("x: !!python/name:os.system ''", "the tag 'tag:yaml.org,2002:python/name:os.system': want plain values"),
+        ("x: !!python/name:os.system ''", "the tag 'tag:yaml.org,2002:python/name:os.system': expected plain values"),
         ("---\nseed: 3", "expected a single document"),
         ("train: {batch: 3", "not YAML: while parsing a flow mapping"),
     ],
@@ -93,21 +96,21 @@ def test_an_empty_section_is_as_if_it_were_not_there():
 def test_what_is_no_recipe(text, tmp_path):
     path = tmp_path / "my.yaml"
     path.write_text(text)
-    with pytest.raises(SpecError, match=r"my\.yaml: want a recipe with a section `data:`"):
+    with pytest.raises(SpecError, match="recipe with a section"):
         read(path)
 
 
 def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "binary.yaml").write_bytes(bytes(range(128, 256)))
-    with pytest.raises(SpecError, match=r"binary\.yaml: cannot be read as a recipe: "):
+    with pytest.raises(SpecError, match="read as a recipe"):
         read(tmp_path / "binary.yaml")
     (tmp_path / "zero.yaml").write_bytes(bytes(10))
     with pytest.raises(SpecError, match=r"zero\.yaml: not YAML: "):
         read(tmp_path / "zero.yaml")
-    with pytest.raises(SpecError, match=r"none\.yaml: cannot be read as a recipe: .*No such file"):
+    with pytest.raises(SpecError, match=r"recipe: .*No such file"):
         read(tmp_path / "none.yaml")
     (tmp_path / "folder.yaml").mkdir()
-    with pytest.raises(SpecError, match="cannot be read as a recipe"):
+    with pytest.raises(SpecError, match="read as a recipe"):
         read(tmp_path / "folder.yaml")
 
 
@@ -150,9 +153,9 @@ def test_changes(text, change, get, want):
 @pytest.mark.parametrize(
     ("text", "change", "message"),
     [
-        (BASE, "train.epochs", "--set train.epochs: want section.key=value"),
-        (BASE, "=3", "want section.key=value"),
-        (BASE, "train..epochs=3", "want section.key=value"),
+        (BASE, "train.epochs", "--set train.epochs: expected section.key=value"),
+        (BASE, "=3", "expected section.key=value"),
+        (BASE, "train..epochs=3", "expected section.key=value"),
         (BASE, "train.epoch=3", "no key 'epoch' in train; did you mean 'epochs'?"),
         (BASE, "trian.epochs=3", "no key 'trian'; did you mean 'train'?"),
         (BASE, "train.epochs.x=3", "Expected `int`, got `object` - at `train.epochs`"),
@@ -164,15 +167,15 @@ def test_changes(text, change, get, want):
         (
             BASE + TABLE % "",
             "tables.list.1.rows=3",
-            "--set tables.list.1.rows=3: tables.list is a list of 1: want an index",
+            "--set tables.list.1.rows=3: tables.list is a list of 1: expected an index",
         ),
-        (BASE + TABLE % "", "tables.list.first.rows=3", "tables.list is a list of 1: want an index"),
-        (BASE + TABLE % "", "tables.list.\u0660.optimizer.kind=sgd", "tables.list is a list of 1: want an index"),
-        (BASE + TABLE % "", "tables.list.\u00b2.optimizer.kind=sgd", "tables.list is a list of 1: want an index"),
+        (BASE + TABLE % "", "tables.list.first.rows=3", "tables.list is a list of 1: expected an index"),
+        (BASE + TABLE % "", "tables.list.\u0660.optimizer.kind=sgd", "tables.list is a list of 1: expected an index"),
+        (BASE + TABLE % "", "tables.list.\u00b2.optimizer.kind=sgd", "tables.list is a list of 1: expected an index"),
         (BASE, "train.batch=two", "Expected `int`, got `str`"),
-        (BASE, "about.what=a: b: c", "is not a YAML value: want quotes"),
+        (BASE, "about.what=a: b: c", "is not a YAML value: expected quotes"),
         (BASE, "about.what=a: b", "Expected `str`, got `object` - at `about.what`"),
-        (BASE, "tables.all.optimizer.lr=3", "`tables.all.optimizer`; want kind: adagrad or adam or ftrl"),
+        (BASE, "tables.all.optimizer.lr=3", "`tables.all.optimizer`; expected kind: adagrad or adam or ftrl"),
         (BASE, "model.args.x=3", "no key 'args' in model"),
     ],
 )

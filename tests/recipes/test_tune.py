@@ -117,12 +117,12 @@ def test_a_killed_study_goes_on_without_a_trial_lost_or_repeated(processes, tmp_
 
 def test_two_commands_do_not_share_a_folder(study, tmp_path):
     path, out, _, _ = study
-    with pytest.raises(SpecError, match=r"is the study of .*small\.yaml: want another --out"):
+    with pytest.raises(SpecError, match=r"study of .*small\.yaml"):
         tune(str(path), out, changes=["train.epochs=1"])
     for text in ("[]", '{"recipe": 1, "changes": []}', "[" * 100_000, ""):
         (tmp_path / "theirs").mkdir(exist_ok=True)
         (tmp_path / "theirs/study.json").write_text(text)
-        with pytest.raises(SpecError, match=r"study\.json: .*want another --out"):
+        with pytest.raises(SpecError, match="another --out"):
             tune(str(path), tmp_path / "theirs")
     (tmp_path / "journal").mkdir()
     journal = tmp_path / "journal/journal.log"
@@ -141,7 +141,7 @@ def test_two_commands_do_not_share_a_folder(study, tmp_path):
         with pytest.raises((SpecError, OSError), match=r"journal\.log|link|FIFO"):
             tune(str(path), tmp_path / "journal")
     (tmp_path / "mine.txt").write_text("")
-    with pytest.raises(SpecError, match="has other files: want a new folder for --out"):
+    with pytest.raises(SpecError, match="new folder for --out"):
         tune(str(path), tmp_path)
 
 
@@ -163,9 +163,9 @@ def test_a_setting_that_cannot_be_trained_is_a_failed_trial_with_its_reason(tmp_
         ({"data": {"valid_share": 0.0}}, "tune judges by validation rows"),
         ({"tune": {"train.batch": {"choices": [64]}}}, "train.batch is 128 in the recipe"),
         ({"tune": {"train.bach": {"low": 1, "high": 2}}}, "train.bach is None in the recipe"),
-        ({"tune": {"train.batch": {"low": 5, "high": 2}}}, "want finite numbers, low below high"),
-        ({"tune": {"train.batch": {"low": 5}}}, "want choices, or low and high"),
-        ({"tune": {"train.batch": {"low": 0, "high": 2, "log": True}}}, "with log: want low above 0"),
+        ({"tune": {"train.batch": {"low": 5, "high": 2}}}, "expected finite numbers, low below high"),
+        ({"tune": {"train.batch": {"low": 5}}}, "expected choices, or low and high"),
+        ({"tune": {"train.batch": {"low": 0, "high": 2, "log": True}}}, "with log: expected low above 0"),
     ],
 )
 def test_what_is_wrong_is_named(changes, message, tmp_path):
@@ -179,7 +179,7 @@ def test_what_is_wrong_is_named(changes, message, tmp_path):
 def test_without_optuna_the_way_out_is_said(command, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     code, _, err = command("tune", "dlrm-synthetic", "--out", "out")
-    assert (code, err) == (2, "rowwise: tuning needs Optuna: want pip install 'rowwise[tune]'\n")
+    assert (code, err) == (2, "rowwise: tuning needs Optuna; pip install 'rowwise[tune]'\n")
 
 
 @pytest.mark.parametrize("name", names())

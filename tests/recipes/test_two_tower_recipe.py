@@ -103,9 +103,9 @@ def test_it_finds_items(tmp_path):
         ({"model": {"user_dense": ["wage"]}}, "two_tower: no dense column wage; there are price, age"),
         (
             {"evaluate": {"metric": "ne"}},
-            "evaluate.metric='ne' is not measured: want one of recall@5, recall@20, ndcg",
+            "evaluate.metric='ne' is not measured: expected one of recall@5, recall@20, ndcg",
         ),
-        ({"columns": {"labels": ["met", "kind"]}}, "two_tower: labels met, kind: want one"),
+        ({"columns": {"labels": ["met", "kind"]}}, "two_tower: labels met, kind: expected one"),
     ],
     ids=str,
 )

@@ -79,11 +79,11 @@ def test_a_run_records_what_it_has_chosen(tmp_path):
 
 def test_wires_that_a_recipe_may_not_ask_for(tmp_path):
     elastic = recipe(tmp_path, wire="auto", train={"determinism": "elastic"})
-    with pytest.raises(SpecError, match=r"train\.determinism=elastic with a wire that rounds: want fp32 for all"):
+    with pytest.raises(SpecError, match="fp32 for all"):
         check_ranks(elastic, 2)
-    with pytest.raises(SpecError, match="elastic with a wire that rounds"):
+    with pytest.raises(SpecError, match="elastic with a wire"):
         check_ranks(recipe(tmp_path, wire={"far": "int4"}, train={"determinism": "elastic"}), 2)
-    with pytest.raises(SpecError, match="far='int3': want one of"):
+    with pytest.raises(SpecError, match="far='int3'"):
         decode(sections(tmp_path, wire={"far": "int3"}), "")
     with pytest.raises(SpecError, match="wire"):
         decode(sections(tmp_path, wire="automatic"), "")

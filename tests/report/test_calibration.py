@@ -39,5 +39,5 @@ def test_points_on_the_diagonal_are_on_the_line():
 
 @pytest.mark.parametrize("content", ["{}", "[1]", "nothing"])
 def test_what_is_no_calibration_is_refused(content):
-    with pytest.raises(DataError, match="want the one that `rowwise calibrate` writes"):
+    with pytest.raises(DataError, match="one that `rowwise calibrate`"):
         draw_calibration("x", "y", content)

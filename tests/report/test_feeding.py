@@ -83,7 +83,7 @@ def test_rows_that_were_put_aside(tmp_path):
     folder = runs.make(tmp_path / "r" / "1", steps=20)
     assert "quarantined" not in write(folder).read_text("utf-8")
     facts = json.loads((folder / "result.json").read_text())
-    reasons = ["a.parquet: row 7: column 'label': None: want 0 or 1", runs.HOSTILE]
+    reasons = ["a.parquet: row 7: column 'label': None: expected 0 or 1", runs.HOSTILE]
     (folder / "result.json").write_text(json.dumps(facts | {"bad_rows": 1234, "bad_reasons": reasons}))
     page = write(folder).read_text("utf-8")
     check(page)

@@ -95,11 +95,9 @@ def test_a_recipe_alone(tmp_path):
 
 
 def test_no_run_folder(run, tmp_path):
-    with pytest.raises(
-        DataError, match=r"not a run folder: recipe.yaml is missing: want the folder that training wrote"
-    ):
+    with pytest.raises(DataError, match=r"run folder: recipe.yaml"):
         write(tmp_path)
-    with pytest.raises(DataError, match=r"not a run folder.*did you mean .*small/1\?"):
+    with pytest.raises(DataError, match=r"you mean .*small/1\?"):
         write(run.parent)
     with pytest.raises(DataError, match=r"recipe\.yaml is missing"):
         write(tmp_path / "nowhere")
@@ -107,7 +105,7 @@ def test_no_run_folder(run, tmp_path):
 
 def test_a_place_that_cannot_be_written(copy, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"the report was not written to .*want another place"):
+    with pytest.raises(DataError, match="report was not written"):
         write(copy, tmp_path / "file" / "r.html")
 
 
@@ -266,7 +264,7 @@ def test_what_is_null_is_as_if_it_were_not_there(tmp_path):
 
 def test_compare_wants_two_to_eight(run, tmp_path):
     for many in (0, 1, 9):
-        with pytest.raises(DataError, match=f"{many} runs to compare: want 2 to 8"):
+        with pytest.raises(DataError, match=f"{many} runs to compare: expected 2 to 8"):
             compare([run] * many, tmp_path / "c.html")
     compare([run] * 8, tmp_path / "c.html")
 

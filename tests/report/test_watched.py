@@ -112,7 +112,7 @@ def test_only_the_newest_warnings_are_read(tmp_path):
 
 def test_a_place_without_runs_is_refused(tmp_path):
     for place in (tmp_path, as_storage(tmp_path)):
-        with pytest.raises(DataError, match="has no run: want the folder of one, or of several"):
+        with pytest.raises(DataError, match="has no run"):
             find_runs(place)
 
 

@@ -54,12 +54,12 @@ def test_a_small_body_that_would_be_large_is_refused_before_it_is(compression):
     body = stream(pa.table({"x": np.zeros(LARGE, np.int64)}), compression)
     assert len(body) < 4 << 20
     before = pa.default_memory_pool().bytes_allocated()
-    with pytest.raises(DataError, match=r"it is 536,870,9\d\d bytes when it is unpacked"):
+    with pytest.raises(DataError, match=r"536,870,9\d\d bytes when"):
         RequestReader(SCHEMA, LARGE).read_arrow(body)
     assert pa.default_memory_pool().bytes_allocated() == before
     few = stream(pa.table({"x": np.arange(100)}), compression)
     assert RequestReader(SCHEMA, 100).read_arrow(few).rows == 100
-    with pytest.raises(DataError, match=r"want at most 500"):
+    with pytest.raises(DataError, match=r"expected at most 500"):
         RequestReader(SCHEMA, 100, most_bytes=500).read_arrow(few)
 
 

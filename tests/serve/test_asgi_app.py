@@ -83,10 +83,10 @@ def test_nothing_to_serve(increments, tmp_path):
         async with app.router.lifespan_context(app):
             pass
 
-    with pytest.raises(CheckpointError, match="has no version of a model"):
+    with pytest.raises(CheckpointError, match="version of a model"):
         asyncio.run(begin(rowwise.asgi_app(tmp_path)))
-    with pytest.raises(StorageError, match="s3://models/clicks: want a folder of this machine: rowwise serve"):
+    with pytest.raises(StorageError, match="folder of this machine"):
         asyncio.run(begin(rowwise.asgi_app("s3://models/clicks")))
     export(increments.run.folder.path, tmp_path / "one", rows=RowType.INT8)
-    with pytest.raises(CheckpointError, match="not 00ff"):
+    with pytest.raises(CheckpointError, match="expected digest 00ff"):
         asyncio.run(begin(rowwise.asgi_app(tmp_path / "one", expect="00ff")))

@@ -148,7 +148,7 @@ def test_the_digest_is_the_same_wherever_it_is_named(exported, version, command)
     assert open_version(version).digest is None
     assert open_predictor(version, expect=digest).tasks == ("label",)
     assert not damaged_files(version)
-    with pytest.raises(CheckpointError, match=f"has digest {digest}, not 00ff"):
+    with pytest.raises(CheckpointError, match=f"has digest {digest}: expected digest 00ff"):
         open_predictor(version, expect="00ff")
 
 
@@ -179,7 +179,7 @@ def test_changed_weights_of_the_same_checksum_are_refused(exported, version, com
     opened = open_version(version)
     assert (opened.identity, verify(version).good) == ("exact", True)  # so nothing else would tell
     assert answers(opened) != before
-    with pytest.raises(CheckpointError, match=f"not {exported.digest}: want the version that you expect"):
+    with pytest.raises(CheckpointError, match=f"expected digest {exported.digest}"):
         open_version(version, exported.digest)
     code, out, _ = command("ckpt", "verify", str(version), "--json")
     (weights,) = version.glob("*.safetensors")
@@ -237,7 +237,7 @@ def test_a_model_outside_of_its_version_is_refused(version, tmp_path):
     content = (version / "model.json").read_bytes()
     for outside in ("../net.py", str(plant(tmp_path / "net.py", tmp_path / "ran"))):
         (version / "model.json").write_bytes(content.replace(b"code/net.py", outside.encode()))
-        with pytest.raises(CheckpointError, match=r"net\.py:Net', which is outside"):
+        with pytest.raises(CheckpointError, match=r"net\.py:Net'"):
             open_version(version)
 
 
@@ -256,7 +256,7 @@ def test_a_server_goes_on_with_the_version_that_it_expects(exported, version):
     (models / "current.json").write_text('{"current": 1}')
     with started(models, "serve", str(models), "--port", "0", "--expect", "00ff") as process:
         assert process.wait(60) == 2
-        assert f"has digest {exported.digest}, not 00ff" in process.stderr.read()
+        assert f"has digest {exported.digest}: expected digest 00ff" in process.stderr.read()
     with server(models, "--workers", "1", "--expect", exported.digest) as (url, process):
         (models / "current.json").write_text('{"current": 2}')
         change_rows(version)

@@ -81,10 +81,10 @@ def test_versions_of_another_model_are_not_added(tmp_path):
     first, _ = trained(tmp_path, name="one", train={"epochs": 1})
     export(first.folder.path, tmp_path / "models")
     run, _ = trained(tmp_path, name="other", train={"epochs": 1})
-    with pytest.raises(SpecError, match=r"has versions of 'one', and .* trained 'other': want a folder of its own"):
+    with pytest.raises(SpecError, match=r"'one', and .* trained"):
         export(run.folder.path, tmp_path / "models")
     assert len(list((tmp_path / "models/versions").iterdir())) == 1
-    with pytest.raises(SpecError, match=r"rows\.parquet is a file: want a folder for versions"):
+    with pytest.raises(SpecError, match="folder for versions"):
         export(run.folder.path, tmp_path / "rows.parquet")
 
 
@@ -121,5 +121,5 @@ def test_models_of_lists_have_no_logit(tmp_path):
     model, metric = {"kind": "sasrec", "length": 5}, {"metric": "mrr"}
     made = recipe(tmp_path, columns=columns, tables=tables, model=model, evaluate=metric)
     (tmp_path / "recipe.yaml").write_text(write(made))
-    with pytest.raises(SpecError, match="ranks all items for a list, and has no logit of a row"):
+    with pytest.raises(SpecError, match="items for a list"):
         export(tmp_path, tmp_path / "models")

@@ -120,7 +120,7 @@ def test_rates_and_workers():
     for rate, p99_s in zip(rates, (0.004, 0.01, 0.05), strict=True):
         assert forecast(rate, times).p99_s <= p99_s
     assert forecast(times.most_rate * 2, times).p99_s == np.inf
-    with pytest.raises(SpecError, match="a p99 of 1 ms is less than that of a worker with hardly any requests"):
+    with pytest.raises(SpecError, match="p99 of 1 ms"):
         most_rate(times, 0.001)
 
 

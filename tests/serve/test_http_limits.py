@@ -269,11 +269,11 @@ def test_clients_that_leave_or_speak_another_language_fill_no_log(version, capsy
 @pytest.mark.parametrize(
     ("method", "path", "code", "hint"),
     [
-        ("GET", "/nothing", 404, "want POST /v1/models/small/score, or a path of /openapi.json"),
+        ("GET", "/nothing", 404, "expected POST /v1/models/small/score, or a path of /openapi.json"),
         ("GET", "/v2/", 404, "no GET '/v2/'"),
         ("GET", "//evil.example/..", 404, "no GET"),
         ("POST", SCORE + "/", 404, "no POST"),
-        ("GET", SCORE, 405, "want POST"),
+        ("GET", SCORE, 405, "expected POST"),
     ],
 )
 def test_what_is_no_path_is_one_json_error(version, method, path, code, hint):
@@ -294,7 +294,7 @@ def test_the_description_is_valid_and_its_paths_answer(version, rows):
             for method, one in methods.items():
                 body = b"" if method == "get" else json.dumps({"rows": rows} if "score" in path else {}).encode()
                 code, _, told = await ask(connect, path, method.upper(), body)
-                assert code == 200 or (code == 400 and "want JSON with inputs" in told.decode()), (path, told)
+                assert code == 200 or (code == 400 and "expected JSON with inputs" in told.decode()), (path, told)
                 assert str(code) in one["responses"] or "default" in one["responses"]
         columns = found["paths"][SCORE]["post"]["requestBody"]["content"]["application/json"]["schema"]["anyOf"][0]
         assert columns["properties"]["rows"]["properties"].keys() == rows.keys()

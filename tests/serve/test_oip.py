@@ -71,7 +71,7 @@ def test_outputs_are_those_that_were_asked_for():
     assert answer.body[answer.json_bytes :] == np.array([1, 3], np.float32).tobytes()
     both = InferForm(body(parameters={"binary_data_output": True}), None).answer("m", 3, columns)
     assert len(both.body) == both.json_bytes + 16
-    with pytest.raises(DataError, match="no output 'c': want some of a, b"):
+    with pytest.raises(DataError, match="output 'c'"):
         InferForm(body(outputs=[{"name": "c"}]), None).answer("m", 3, columns)
 
 
@@ -85,18 +85,18 @@ def test_a_model_describes_its_tensors():
     ("change", "message"),
     [
         ({"user": ("INT64", [7])}, "column 'user' has 1 rows, others have 2"),
-        ({"user": ("INT63", [7, 8])}, "tensor 'user' has datatype 'INT63': want one of BOOL"),
+        ({"user": ("INT63", [7, 8])}, "tensor 'user' has datatype 'INT63': expected one of BOOL"),
         ({"user": ("INT64", [7, 2.5])}, "tensor 'user': "),
-        ({"user": ("INT64", [7, True])}, "tensor 'user': .*want int64"),
-        ({"user": ("FP32", [7.0, 2.5])}, "column 'user' holds float: want int64"),
-        ({"x": ("FP32", [1.0, "2"])}, "tensor 'x': .*want float"),
-        ({"x": ("FP32", [1.0, True])}, "tensor 'x': values of bool, float: want float"),
-        ({"user": ("BOOL", [True, False])}, "column 'user' holds bool: want int64"),
-        ({"user": ("BYTES", ["1", "0x7"])}, "column 'user' holds string: want int64"),
+        ({"user": ("INT64", [7, True])}, "tensor 'user': .*expected int64"),
+        ({"user": ("FP32", [7.0, 2.5])}, "column 'user' holds float: expected int64"),
+        ({"x": ("FP32", [1.0, "2"])}, "tensor 'x': .*expected float"),
+        ({"x": ("FP32", [1.0, True])}, "tensor 'x': values of bool, float: expected float"),
+        ({"user": ("BOOL", [True, False])}, "column 'user' holds bool: expected int64"),
+        ({"user": ("BYTES", ["1", "0x7"])}, "column 'user' holds string: expected int64"),
         ({"seen": ("INT32", [1, 2])}, "column 'seen' is given twice"),
-        ({str(k): ("NONE", []) for k in range(300)}, "306 tensors: want at most 266"),
+        ({str(k): ("NONE", []) for k in range(300)}, "306 tensors: expected at most 266"),
         ({f"seen{OFFSETS}": ("INT64", [0, 1, 9])}, "tensor 'seen__offsets'"),
-        ({f"seen{OFFSETS}": ("FP32", [0, 1, 3])}, "it has 3 of float: want rows \\+ 1 whole numbers"),
+        ({f"seen{OFFSETS}": ("FP32", [0, 1, 3])}, "it has 3 of float: expected rows \\+ 1 whole numbers"),
         ({f"seen{OFFSETS}": ("INT64", [3, 1, 0])}, "tensor 'seen__offsets'"),
     ],
 )
@@ -109,10 +109,13 @@ def test_what_mistakes_are_told(change, message):
     ("inputs", "message"),
     [
         ([tensor("user", "INT64", [1]), tensor("user", "INT64", [1])], "tensor 'user' is there twice"),
-        ([tensor("user", "INT64", [1], shape=[2])], "has 1 values and shape 2: want as many"),
-        ([tensor("user", "INT64", [1], shape=[1, 2])], "want \\[rows\\] or \\[rows, 1\\]"),
-        ([tensor("user", "INT64", [1], parameters={"binary_data_size": 8})], "want either data or binary_data_size"),
-        ([{"name": "user", "shape": [1], "datatype": "INT64"}], "want either data or binary_data_size"),
+        ([tensor("user", "INT64", [1], shape=[2])], "has 1 values and shape 2: expected 2 values"),
+        ([tensor("user", "INT64", [1], shape=[1, 2])], "expected \\[rows\\] or \\[rows, 1\\]"),
+        (
+            [tensor("user", "INT64", [1], parameters={"binary_data_size": 8})],
+            "expected either data or binary_data_size",
+        ),
+        ([{"name": "user", "shape": [1], "datatype": "INT64"}], "expected either data or binary_data_size"),
         ([{"name": "user", "shape": [1], "datatype": "INT64", "parameters": {"binary_data_size": 8}}], "0 are left"),
     ],
 )
@@ -123,10 +126,10 @@ def test_what_wrong_tensors_are_told(inputs, message):
 
 
 def test_what_missing_tensors_are_told():
-    for inputs, message in (("x", "want JSON with inputs"), ([], "no column 'user'")):
+    for inputs, message in (("x", "expected JSON with inputs"), ([], "no column 'user'")):
         with pytest.raises(DataError, match=message):
             InferForm(json.dumps({"inputs": inputs}).encode(), None).read(READER)
-    with pytest.raises(DataError, match="tensor 'seen__offsets': there is none"):
+    with pytest.raises(DataError, match="tensor 'seen__offsets': there"):
         InferForm(body({name: of for name, of in TENSORS.items() if not name.endswith(OFFSETS)}), None).read(READER)
 
 

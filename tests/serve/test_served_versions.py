@@ -297,7 +297,7 @@ def test_any_run_of_requests_has_the_share_of_the_canary(share):
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1])
 def test_shares_that_are_none(share):
-    with pytest.raises(SpecError, match="want more than 0 and less than 1"):
+    with pytest.raises(SpecError, match="more than 0"):
         Canary(1, share)
-    with pytest.raises(SpecError, match="version 1 is the current one"):
+    with pytest.raises(SpecError, match="1 is the current"):
         Traffic(1, Canary(1, 0.5))

@@ -167,7 +167,7 @@ FAULTS = {
     "a length too large": (
         lambda b: with_length(b, 1),
         BatchError,
-        r"lengths add up to \d+, want \d+, the number of ids",
+        r"lengths add up to \d+: expected \d+, the number of ids",
     ),
     "a negative length": (lambda b: with_length(b, -9), BatchError, "feature 'c', sample 0: length -"),
     "no weights": (lambda b: replace(b, weights_N=None), BatchError, "no weights, which tables b .* need"),
@@ -223,12 +223,12 @@ def test_weights_that_learn_on_some_ranks_only_are_refused_on_all(layout):
         if layout == "copies":  # at home, nobody else has to know
             sharded(learned)
             return
-        with pytest.raises(BatchError, match="per-id weights require gradients on some ranks only"):
+        with pytest.raises(BatchError, match="require gradients on some"):
             sharded(learned)
         sharded(batch)
         # A rank that refuses its batch for another reason comes first.
         refused = replace(learned, weights_N=None) if comm.rank == 0 else learned
-        with pytest.raises(BatchError if comm.rank == 0 else PeerError, match="the batch has no weights"):
+        with pytest.raises(BatchError if comm.rank == 0 else PeerError, match="batch has no weights"):
             sharded(refused)
 
     run_threads(WORLD, rank, timeout_s=60)

@@ -87,7 +87,7 @@ def test_any_layout_with_tables_in_memory_beside(
 def test_a_state_dict_is_refused_and_a_copy_too(tmp_path):
     tables = one_table()
     sharded = make_sharded(tables, Plan(world=1, tiles=on_disk(table_wise(tables[0], 0), 64)), solo(), disk=tmp_path)
-    with pytest.raises(StateError, match="want a checkpoint"):
+    with pytest.raises(StateError, match="which are no tensor"):
         sharded.state_dict()
     with pytest.raises(StateError, match="copied or pickled"):
         copy.deepcopy(sharded.arenas[0])
@@ -97,9 +97,9 @@ def test_a_state_dict_is_refused_and_a_copy_too(tmp_path):
 def test_column_cuts_and_missing_folders_are_refused(tmp_path):
     tables = one_table()
     halves = tuple(structs.replace(t, cols=cols) for t in table_wise(tables[0], 0) for cols in ((0, 4), (4, 8)))
-    with pytest.raises(SpecError, match="another tile has the same rows"):
+    with pytest.raises(SpecError, match="tile has the same"):
         make_sharded(tables, Plan(world=1, tiles=on_disk(halves, 9)), solo(), disk=tmp_path)
-    with pytest.raises(SpecError, match="want a folder for rows on disk"):
+    with pytest.raises(SpecError, match="folder for rows"):
         make_sharded(tables, Plan(world=1, tiles=on_disk(table_wise(tables[0], 0), 9)), solo())
 
 
@@ -107,9 +107,9 @@ def test_a_batch_that_is_larger_than_the_cache(tmp_path):
     tables = one_table(rows=5000)
     sharded = make_sharded(tables, Plan(world=1, tiles=on_disk(table_wise(tables[0], 0), 32)), solo(), disk=tmp_path)
     batch = make_steps(tables, [(3000,)])[0].batch
-    with pytest.raises(SpecError, match=r"more rows of table 'a' than its cache, which holds 1,056: want a larger mem"):
+    with pytest.raises(SpecError, match="rows of table 'a'"):
         sharded(batch)
-    with torch.no_grad(), pytest.raises(SpecError, match="more rows of table 'a'"):
+    with torch.no_grad(), pytest.raises(SpecError, match="rows of table 'a'"):
         sharded(batch)  # rows of the failed call are not in their slots
 
 

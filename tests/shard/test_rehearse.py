@@ -318,5 +318,5 @@ def test_wrong_input_is_refused_as_by_any_rank():
     plan = simple_plan([table], Topology(devices=4))
     with pytest.raises(IdError, match="10"):
         rehearse([table], plan, RehearsedRank(Topology(devices=4), 2), Jagged.from_lists({"t": [[10]]}))
-    with pytest.raises(PeerError, match="rank 4 of 4: want 0 to 3"):
+    with pytest.raises(PeerError, match="rank 4 of 4"):
         rehearse([table], plan, RehearsedRank(Topology(devices=4), 4), Jagged.from_lists({"t": [[1]]}))

@@ -62,18 +62,18 @@ def test_what_cannot_be_cached_is_refused():
 
     def rank(comm):
         sharded = make_sharded([table], Plan(world=2, tiles=tiles), comm)
-        with pytest.raises(SpecError, match="it has 4 of 8 columns, so a GPU cannot cache it: want tier 'device'"):
+        with pytest.raises(SpecError, match="4 of 8 columns"):
             sharded.cache_on("cpu", 10)
 
     run_threads(2, rank, timeout_s=60)
     managed = Table(name="m", rows=256, dim=8, managed=Managed())
     plan = Plan(world=1, tiles=(Tile(table="m", rank=0, rows=(0, 256), cols=(0, 8), tier="host"),))
-    with pytest.raises(SpecError, match="the table is managed, so a GPU cannot cache it: want tier 'device'"):
+    with pytest.raises(SpecError, match="managed, so a GPU"):
         ShardedEmbeddings([managed], plan, solo()).cache_on("cpu", 10)
     copies = tuple(Tile(table="t", rank=rank, rows=(0, 200), cols=(0, 8), tier="host") for rank in range(2))
-    with pytest.raises(SpecError, match="it is replicated, so a GPU cannot cache it"):
+    with pytest.raises(SpecError, match="replicated, so a GPU"):
         check_cached(Plan(world=2, tiles=copies), [table])
-    with pytest.raises(SpecError, match="rows are on the disk, so a GPU cannot cache it"):
+    with pytest.raises(SpecError, match="disk, so a GPU"):
         check_cached(Plan(world=1, tiles=(structs.replace(copies[0], tier="disk"),)), [table])
 
 
@@ -86,5 +86,5 @@ def test_tables_of_a_rank_are_as_they_were_before():
     assert not list(rows_apart(sharded, Embeddings(tables, seed=3)))
     assert {name: value.shape for name, value in sharded.state_dict().items()} == {"a": (500, 8), "b": (90, 8)}
     assert sharded.to("cpu") is sharded
-    with pytest.raises(StateError, match="want tables in host memory, which a cache is for"):
+    with pytest.raises(StateError, match="tables in host memory"):
         sharded.cache_on("cpu", 10)

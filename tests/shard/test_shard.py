@@ -253,13 +253,13 @@ def test_what_cannot_be_sharded_is_refused_and_left_as_it_was():
     tables = make_tables()
     model, plan = Holder(tables), place(tables, ["row-wise"] * 3, Topology())
     before = model.embeddings
-    with pytest.raises(SpecError, match="want a module that holds them"):
+    with pytest.raises(SpecError, match="module that holds them"):
         shard(before, plan, solo())
-    with pytest.raises(SpecError, match=r"table 'word' .* are on no rank"):
+    with pytest.raises(SpecError, match=r"table 'word' .*"):
         shard(model, Plan(world=1, tiles=plan.tiles[:2]), solo())
-    with pytest.raises(SpecError, match="the plan is for 2 ranks, the communicator has 1"):
+    with pytest.raises(SpecError, match="plan is for 2"):
         shard(model, place(tables, ["row-wise"] * 3, Topology(devices=2)), solo())
-    with pytest.raises(SpecError, match="elastic results need an exact wire"):
+    with pytest.raises(SpecError, match="results need an exact"):
         shard(model, plan, solo(), wire=Wire(host=Codecs(forward=RowType.INT8)), elastic=True)
     assert model.embeddings is before
 

@@ -52,7 +52,7 @@ def test_rows_that_would_live_elsewhere_are_refused(tmp_path, tier, device):
     want = (
         rf"table 'b': tile b\[0:9, 0:4\] on rank 0 \({tier}, 2 rows cached\): rows on the {tier}: on '{device}' .* only"
     )
-    with pytest.raises(SpecError, match=f"{want}; want tier 'device'"):
+    with pytest.raises(SpecError, match=f"{want}: expected tier 'device'"):
         check_tiers(lowered(tier, 2, table="b"), torch.device(device), tmp_path)
 
 

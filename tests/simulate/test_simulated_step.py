@@ -230,7 +230,7 @@ def test_a_network_takes_the_place_of_the_profiles_rates():
     assert slow_s.help[0].what == "uplink"
     assert "uplink" not in {one.what for one in fast_s.help if one.saved > 1e-9}
     assert "--network: nobody measured this network" in slow_s.notes
-    with pytest.raises(SpecError, match="4 hosts, and the machine has 8"):
+    with pytest.raises(SpecError, match="machine has 8"):
         simulate(model, SimulatedMachine(machine=machine_named("8x4xcpu"), network=free, even=True))
 
 
@@ -288,7 +288,7 @@ def test_what_a_program_takes_beside_all_else_is_added():
             for hardware in (structs.replace(bare, overheads=overheads), bare)
         )
         assert with_them.step_s == pytest.approx(without.step_s + more)
-    with pytest.raises(SpecError, match=r"overheads of 'other' are -1\.0 s: want 0 or more"):
+    with pytest.raises(SpecError, match=r"'other' are -1\.0 s"):
         structs.replace(bare, overheads=(StageOverhead("other", -1.0),))
 
 
@@ -296,13 +296,17 @@ def test_ranks_that_share_layers_by_tensors_are_said_not_to_run_here():
     topology = Topology(hosts=2, devices=8)
     found = simulate(choose_dense(MODEL, "tp:8", topology), place("2x8xh100-like", even=True))
     assert (found.dense, found.runs_here) == ("tp:8", False)
-    for text, why in (("tp:3", "3 ranks do not divide 16"), ("hybrid:5", "5 ranks do not divide 16"), ("fast", "want")):
+    for text, why in (
+        ("tp:3", "3 ranks do not divide 16"),
+        ("hybrid:5", "5 ranks do not divide 16"),
+        ("fast", "expected"),
+    ):
         with pytest.raises(SpecError, match=why):
             choose_dense(MODEL, text, topology)
 
 
 def test_a_batch_has_a_sample_for_each_rank():
-    with pytest.raises(SpecError, match="batch=4096: 8,192 ranks cannot share so few samples"):
+    with pytest.raises(SpecError, match="batch=4096: 8,192 ranks cannot"):
         simulate(MODEL, place("1024x8xzionex", even=True))
 
 

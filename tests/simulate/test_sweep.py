@@ -86,9 +86,9 @@ def test_each_quantity_can_be_varied(name):
     ("texts", "why"),
     [
         (["hots=2"], "did you mean hosts\\?"),
-        (["speed=2"], "want one of hardware, hosts"),
+        (["speed=2"], "expected one of hardware, hosts"),
         (["hosts"], "and values: batch=64k,128k"),
-        (["hosts="], "no values: want such as hosts=2,4,8"),
+        (["hosts="], "no values: expected values such as hosts=2,4,8"),
         (["hosts=2", "hosts=4"], "varied twice"),
         (["batch=" + ",".join(map(str, range(1, 202))), "hosts=" + ",".join(map(str, range(1, 52)))], "10,251 combin"),
     ],
@@ -101,17 +101,17 @@ def test_wrong_sweeps_are_refused(texts, why):
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        ("hosts", "0", "hosts=0: want a whole number of at least 1, such as 2"),
-        ("batch", "many", "batch=many: want a whole number"),
-        ("batch", "9" * 5000, "9: want a whole number"),
-        ("batch", "\u0661k", "want a whole number"),
-        ("dense", "tp:" + "9" * 5000, "want replicated, full"),
-        ("network", "-1x", "network=-1x: want how many times"),
-        ("network", "nan", "network=nan: want how many times"),
-        ("wire", "int3", "wire=int3: want one of fp32"),
+        ("hosts", "0", "hosts=0: expected a whole number of at least 1, such as 2"),
+        ("batch", "many", "batch=many: expected a whole number"),
+        ("batch", "9" * 5000, "9: expected a whole number"),
+        ("batch", "\u0661k", "expected a whole number"),
+        ("dense", "tp:" + "9" * 5000, "expected replicated, full"),
+        ("network", "-1x", "network=-1x: expected a factor"),
+        ("network", "nan", "network=nan: expected a factor"),
+        ("wire", "int3", "wire=int3: expected one of fp32"),
         ("dense", "tp:3", "3 ranks do not divide 8"),
         ("hardware", "zionx", "no hardware preset 'zionx'; there are zionex"),
-        ("memory", "lots", "memory='lots': want a size"),
+        ("memory", "lots", "memory='lots': expected a size"),
     ],
 )
 def test_wrong_values_are_refused(name, value, why):

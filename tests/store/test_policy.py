@@ -73,7 +73,7 @@ def test_counts_of_rows_stay_when_the_rows_leave():
 
 
 def test_a_trace_has_rows_and_a_cache_has_slots():
-    with pytest.raises(SpecError, match="a trace with row -1: want rows from 0 on"):
+    with pytest.raises(SpecError, match="trace with row -1"):
         Trace.of(np.array([3, -1]))
-    with pytest.raises(SpecError, match="a cache of 0 rows: want at least 1"):
+    with pytest.raises(SpecError, match="cache of 0 rows"):
         simulate(Trace.of(np.array([3])), 0, "lru")

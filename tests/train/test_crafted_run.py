@@ -84,8 +84,8 @@ TENSORS = {
     "a step of many": (STEP, lambda x: x.expand(3).clone(), r"step: got \(3,\)"),
     "an average of one": (AVERAGE, lambda x: x[:1], r"exp_avg: got \(1, "),
     "an average of whole numbers": (AVERAGE, lambda x: x.long(), "exp_avg: got .* of torch.int64"),
-    "random numbers that are cut": ("rng/torch", lambda x: x[:, :9], r"want torch\.get_rng_state"),
-    "random numbers that are text": ("rng/torch", lambda x: x.float(), r"want torch\.get_rng_state"),
+    "random numbers that are cut": ("rng/torch", lambda x: x[:, :9], r"torch.get_rng_state"),
+    "random numbers that are text": ("rng/torch", lambda x: x.float(), r"torch.get_rng_state"),
     "an average that is not there": (AVERAGE, lambda x: None, "exp_avg is missing"),
 }
 

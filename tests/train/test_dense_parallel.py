@@ -171,13 +171,13 @@ def test_construction_holds_its_part_and_the_largest_layer():
 
 
 def test_what_is_refused(tmp_path):
-    with pytest.raises(SpecError, match=r"train.dense_parallel.kind=full with train.determinism='elastic'"):
+    with pytest.raises(SpecError, match=r"train.determinism='elastic'"):
         Training(determinism="elastic", dense_parallel=FULL)
-    with pytest.raises(SpecError, match="shards=2 with kind=full: want kind: hybrid"):
+    with pytest.raises(SpecError, match="shards=2 with kind=full"):
         DenseParallel(kind="full", shards=2)
     with pytest.raises(SpecError, match="shards=0"):
         DenseParallel(kind="hybrid", shards=0)
-    with pytest.raises(RanksFailed, match=r"train.dense_parallel.shards=2 on 3 ranks: want 1, 3"):
+    with pytest.raises(RanksFailed, match="3 ranks: expected 1"):
         run(3, HYBRID, "dhen", 1)
 
 
@@ -189,7 +189,7 @@ def test_parameters_that_are_changed_after_their_module_are_refused():
             torch.nn.init.zeros_(model[0].weight)
         construction.rows_by_name(model)
 
-    with pytest.raises(SpecError, match=r"parameter 0\.weight was changed after its module was registered"):
+    with pytest.raises(SpecError, match=r"parameter 0\.weight was changed"):
         run_threads(1, on_a_rank, timeout_s=20)
 
 
@@ -210,14 +210,16 @@ def test_parameters_that_cannot_be_sharded():
         table.register_parameter("projection_0", torch.nn.Parameter(torch.zeros(8, 4)))  # as maps of narrow parts have
         return model
 
-    assert "parameter temperature is a single number, and cannot be sharded: want a shape of (1,)" in refused(scalar)
+    assert "parameter temperature is a single number, and cannot be sharded: expected a shape of (1,)" in refused(
+        scalar
+    )
     assert "projects vectors of an id map, and cannot be sharded" in refused(mapped)
 
 
 def test_settings_that_do_not_go_together(tmp_path):
-    with pytest.raises(SpecError, match="kind=full on cuda: it runs on CPUs only"):
+    with pytest.raises(SpecError, match="kind=full on cuda"):
         Training(device="cuda", dense_parallel=FULL)
-    with pytest.raises(SpecError, match=r"recompute with model\.norm=batch"):
+    with pytest.raises(SpecError, match=r"model\.norm=batch"):
         recipe(tmp_path, model={"kind": "dlrm", "norm": "batch"}, train={"dense_parallel": {"recompute": True}})
 
 

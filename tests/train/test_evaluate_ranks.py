@@ -102,8 +102,8 @@ def test_what_one_rank_meets_ends_all_at_once(how):
     errors = run_threads(3, rank, TIMEOUT_S)
     assert "waited" not in str(errors)
     kind, want = {
-        "a bad row": (DataError, "mine: row 30, column 'click': 7: want a label of 0 or 1"),
-        "a bad row at once": (DataError, "mine: row 3, column 'click': 7: want a label of 0 or 1"),
+        "a bad row": (DataError, "mine: row 30, column 'click': 7: expected a label of 0 or 1"),
+        "a bad row at once": (DataError, "mine: row 3, column 'click': 7: expected a label of 0 or 1"),
         "a bad logit": (BatchError, "logit of sample 0, task 1 is nan"),
         "a bad id": (ValueError, "table 'user'"),
     }[how]

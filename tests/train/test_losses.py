@@ -194,14 +194,17 @@ def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_went_on(tmp_path,
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        ({"kind": "bootstrap", "beta": 0.0}, r"train\.objective\.beta=0.0: want more than 0 and at most 1"),
-        ({"kind": "gce", "q": 0.0}, r"train\.objective\.q=0.0: want more than 0 and at most 1"),
-        ({"kind": "gce", "q": 1.5}, r"train\.objective\.q=1.5: want more than 0"),
-        ({"kind": "smc", "steps": 0}, r"train\.objective\.steps=0: want at least 1"),
-        ({"kind": "smc", "steps": 9, "alpha": 1.5}, r"train\.objective\.alpha=1.5: want 0 to 1"),
-        ({"kind": "smc", "steps": 9, "temperature": 0}, r"train\.objective\.temperature=0.0: want a finite number"),
+        ({"kind": "bootstrap", "beta": 0.0}, r"train\.objective\.beta=0.0: expected more than 0 and at most 1"),
+        ({"kind": "gce", "q": 0.0}, r"train\.objective\.q=0.0: expected more than 0 and at most 1"),
+        ({"kind": "gce", "q": 1.5}, r"train\.objective\.q=1.5: expected more than 0"),
+        ({"kind": "smc", "steps": 0}, r"train\.objective\.steps=0: expected at least 1"),
+        ({"kind": "smc", "steps": 9, "alpha": 1.5}, r"train\.objective\.alpha=1.5: expected 0 to 1"),
+        ({"kind": "smc", "steps": 9, "temperature": 0}, r"train\.objective\.temperature=0.0: expected a finite number"),
         ({"kind": "smc"}, "steps"),
-        ({"kind": "smc", "steps": 9}, r"kind=smc with model\.dropout=0: .* both passes .* want dropout, such as 0.2"),
+        (
+            {"kind": "smc", "steps": 9},
+            r"kind=smc with model\.dropout=0: .* both passes .* expected dropout, such as 0.2",
+        ),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(loss, message):

@@ -149,9 +149,7 @@ def test_settings_of_the_optimizer_can_change(tmp_path):
     group = world.resume()._context.optimizer.param_groups[0]
     assert (group["weight_decay"], group["betas"]) == (0.5, (0.8, 0.999))
     world.settings = fast(train={"steps": 3, "optimizer": DenseSgd()})
-    with pytest.raises(
-        CheckpointError, match="optimizer 'dense' is AdamW, not SGD: resume with that one, or warm-start"
-    ):
+    with pytest.raises(CheckpointError, match="optimizer 'dense' is AdamW"):
         world.resume()
 
 
@@ -173,7 +171,7 @@ def test_a_checkpoint_without_a_run(tmp_path):
     world = World(fast(), tmp_path)
     trainer = world.start()
     CheckpointFolder(tmp_path / "ckpt").save(3, [], {})
-    with pytest.raises(CheckpointError, match="step-000000003 is not a checkpoint of a training run"):
+    with pytest.raises(CheckpointError, match="checkpoint of a training"):
         trainer.resume(CheckpointFolder(tmp_path / "ckpt").open())
 
 

@@ -150,7 +150,7 @@ def test_metrics_of_errors_get_better_by_falling(metric, falls):
 @pytest.mark.parametrize(("rows", "split_rows"), [(5, 5), (8, 3)])
 def test_epochs_without_a_batch(tmp_path, rows, split_rows):
     world = World(fast(train={"batch": 9}), tmp_path, count=rows, keep_last=False, split_rows=split_rows)
-    with pytest.raises(DataError, match="no rows to train on: an epoch ended without a batch"):
+    with pytest.raises(DataError, match="rows to train on"):
         world.start().run()
 
 
@@ -175,22 +175,22 @@ def test_nothing_is_written_without_a_folder():
 
 def test_what_would_come_to_light_after_an_epoch_is_refused_before():
     world = World(fast(evaluate={"metric": "acc"}), None)
-    with pytest.raises(SpecError, match=r"evaluate\.metric='acc' is not measured: want one of loss, ne, calibration,"):
+    with pytest.raises(SpecError, match="one of loss, ne"):
         world.start()
     world.settings = fast(evaluate={"task": "like"})
-    with pytest.raises(SpecError, match=r"evaluate\.task='like': want one of click, buy"):
+    with pytest.raises(SpecError, match="one of click, buy"):
         world.start()
 
 
 def test_what_settings_refuse():
     for make, want in [
-        (lambda: Evaluation(every=-1), "evaluate: every=-1, batch=8192, slice_ids=10: want nothing negative"),
-        (lambda: Evaluation(patience=0), r"evaluate\.patience=0: want at least 1, or null to never stop early"),
-        (lambda: Saving(keep=0), "save: every=0, keep=0: want nothing negative and at least one kept"),
-        (lambda: Log(every=0), "log: every=0, window=100: want at least 1"),
-        (lambda: Log(profile="5"), r"log\.profile='5': want the first and last step, such as '10:20'"),
-        (lambda: Log(profile="9:5"), r"log\.profile='9:5': want the first and last"),
-        (lambda: Log(profile="0:5"), r"log\.profile='0:5': want the first and last"),
+        (lambda: Evaluation(every=-1), "evaluate: every=-1, batch=8192, slice_ids=10: expected every of"),
+        (lambda: Evaluation(patience=0), r"evaluate\.patience=0: expected at least 1, or null to never stop early"),
+        (lambda: Saving(keep=0), "save: every=0, keep=0: expected every of"),
+        (lambda: Log(every=0), "log: every=0, window=100: expected at least 1"),
+        (lambda: Log(profile="5"), r"log\.profile='5': expected the first and last step, such as '10:20'"),
+        (lambda: Log(profile="9:5"), r"log\.profile='9:5': expected the first and last"),
+        (lambda: Log(profile="0:5"), r"log\.profile='0:5': expected the first and last"),
     ]:
         with pytest.raises(SpecError, match=want):
             make()

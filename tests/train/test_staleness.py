@@ -133,5 +133,5 @@ def test_managed_tables_are_refused():
             self.embeddings = ManagedEmbeddings([table])
 
     model = WithManaged()
-    with pytest.raises(SpecError, match=r"train.staleness=1 with managed tables \(a\): .*want 0"):
+    with pytest.raises(SpecError, match=r"train.staleness=1 with managed"):
         StepContext.create(model, Clicks(model), Training(staleness=1), Breakdown())

@@ -71,7 +71,7 @@ def test_a_hundred_steps_in_flight_have_the_bits_of_one_after_another(tmp_path, 
 def test_a_row_that_one_process_cannot_read_ends_all(tmp_path, shared):
     world = process_ranks.Bad(fast(train={"shuffle": False}), tmp_path)
     said = run_processes(3, process_ranks.refused, world, timeout_s=TIMEOUT_S, shared_memory=shared)
-    want = "row 27, column 'click': 7: want a label of 0 or 1"
+    want = "row 27, column 'click': 7: expected a label of 0 or 1"
     assert [kind for kind, _ in said] == ["AgreedError", "DataError", "AgreedError"]
     assert all(text.endswith(want) for _, text in said)
     assert said[0][1].startswith("rank 1 (before step 2): DataError: ")

@@ -170,13 +170,13 @@ def test_processes_end_with_the_bits_of_threads(topology):
 @pytest.mark.parametrize(
     ("given", "want"),
     [
-        ({"far": "int3"}, r"Wire: far='int3': want one of 'fp32', 'fp16', 'bf16', 'int8', 'int4', or 'topk:1%'"),
-        ({"far": "topk"}, r"Wire: far='topk': want one of .* or 'topk:1%'"),
-        ({"far": "topk:0%", "error_feedback": True}, r"far='topk:0%': want more than 0 % and less than 20 %"),
-        ({"far": "topk:25%", "error_feedback": True}, r"far='topk:25%': want more than 0 % and less than 20 %"),
-        ({"far": "topk:1%"}, r"without error_feedback: what it leaves out would be lost: want error_feedback=true"),
-        ({"far": "int8", "dense": "bf16"}, r"Wire: dense=bf16 and far=int8: want one of them"),
-        ({"far": 8}, r"Wire: far=8: want one of"),
+        ({"far": "int3"}, r"Wire: far='int3': expected one of 'fp32', 'fp16', 'bf16', 'int8', 'int4', or 'topk:1%'"),
+        ({"far": "topk"}, r"Wire: far='topk': expected one of .* or 'topk:1%'"),
+        ({"far": "topk:0%", "error_feedback": True}, r"far='topk:0%': expected more than 0 % and less than 20 %"),
+        ({"far": "topk:25%", "error_feedback": True}, r"far='topk:25%': expected more than 0 % and less than 20 %"),
+        ({"far": "topk:1%"}, r"without error_feedback: what it leaves out would be lost: expected error_feedback=true"),
+        ({"far": "int8", "dense": "bf16"}, r"Wire: dense=bf16 and far=int8: expected one of them"),
+        ({"far": 8}, r"Wire: far=8: expected one of"),
     ],
 )
 def test_wires_that_are_refused(given, want):

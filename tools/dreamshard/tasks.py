@@ -38,7 +38,7 @@ class Pool:
     def of(cls, request: PlanRequest) -> "Pool":
         problem = make_problem(request)
         if any(len(group) > 1 for group in problem.members):
-            raise SpecError("together: a pool to train on has tables that stay together: want none")
+            raise SpecError("together: a pool to train on has tables that stay together: expected none")
         pieces = problem.pieces.take(whole_pieces(problem))
         world = problem.topology.world
         return cls(problem, world, table_features(request), pieces.load_NK, pieces.link_N, pieces.bytes_NM[:, 0])

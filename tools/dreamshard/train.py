@@ -66,7 +66,7 @@ def train_policy(
 ) -> PolicyFile:
     """A policy for tables like those of the requests, each a pool on a number of ranks. One thread is used."""
     if not requests:
-        raise SpecError("no requests: want at least one pool of tables to train on")
+        raise SpecError("no requests: expected at least one pool of tables to train on")
     with one_thread():
         training = _Training.of([Pool.of(request) for request in requests], settings, seed)
         for iteration in range(settings.iterations):

@@ -110,9 +110,10 @@ class Population:
         if workloads and not fit:
             index = least.index(min(least))
             name, size = workloads[index].table.name, least[index]
-            got = f"table {name!r}, the smallest, takes {size / 1e6:.1f} MB with {DIMS[0]} columns"
             raise SpecError(
-                f"no table fits {(pool_bytes or 0) / 1e6:.1f} MB of memory for rows: {got}: want smaller ones"
+                f"no table fits {(pool_bytes or 0) / 1e6:.1f} MB of memory for rows: table {name!r}, the "
+                f"smallest, takes {size / 1e6:.1f} MB with {DIMS[0]} columns",
+                "smaller tables",
             )
         self._workloads = tuple(_fit_zipf_curve(w) for w in fit)
 
@@ -149,7 +150,7 @@ def draw_set(population: Population, limits: SetLimits, seed: int, number: int, 
             break
     if nearest is None:
         raise SpecError(
-            f"no set of tables fits {limits.pool_bytes / 1e6:.1f} MB of memory: want more, or smaller tables"
+            f"no set of tables fits {limits.pool_bytes / 1e6:.1f} MB of memory", "more memory, or smaller tables"
         )
     _, batch, drawn = nearest
     return DrawnSet(number, batch, _make_workloads(drawn))

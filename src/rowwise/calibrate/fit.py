@@ -134,7 +134,7 @@ def fit_profile(
     all_sets = [s for s in samples if isinstance(s, SetSample)]
     if len(all_sets) < FEWEST_SETS:
         raise SpecError(
-            f"{len(all_sets)} sets of tables were measured: want at least {FEWEST_SETS}; measure for more minutes"
+            f"{len(all_sets)} sets of tables were measured", f"at least {FEWEST_SETS}", hint="measure for more minutes"
         )
     sets = select_undisturbed(all_sets, FEWEST_SETS)
     raw = stack_sets(sets)

@@ -86,7 +86,7 @@ class MeasurementFolder:
         try:
             return decode_json(read_bytes(path), MeasurementSpec)
         except msgspec.DecodeError as error:
-            raise SpecError(f"{path}: not the specification of a calibration: {error}: want another folder") from None
+            raise SpecError(f"{path}: not the specification of a calibration: {error}", "another folder") from None
 
     def read(self) -> list[Sample]:
         """All measurements: first those of ranks, then exchanges."""
@@ -97,13 +97,13 @@ class MeasurementFolder:
 def open_folder(path: Path, spec: MeasurementSpec) -> MeasurementFolder:
     """A new folder, or one with an equal specification. The limits stay those of its first calibration."""
     if path.exists() and not path.is_dir():
-        raise SpecError(f"{path}: is a file: want a folder for measurements")
+        raise SpecError(f"{path}: is a file", "a folder for measurements")
     folder, spec_file = MeasurementFolder(path), path / SPEC_FILE
     if spec_file.exists():
         _check_same_spec(spec_file, folder.read_spec(), spec)
     else:
         if path.exists() and any(path.iterdir()):
-            raise SpecError(f"{path}: not empty, and without {SPEC_FILE}: want a new folder")
+            raise SpecError(f"{path}: not empty, and without {SPEC_FILE}", "a new folder")
         folder.samples.mkdir(parents=True, exist_ok=True)
         part = path / f".{SPEC_FILE}.part"
         write_new(part, msgspec.json.format(msgspec.json.encode(spec), indent=1))
@@ -126,7 +126,7 @@ def lock_exclusively(spec_file: Path, lines: Path, pattern: str) -> Iterator[Non
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise SpecError(
-                f"{spec_file.parent}: another process measures into it: wait for it, or use another folder"
+                f"{spec_file.parent}: another process measures into it", hint="wait for it, or use another folder"
             ) from None
         for path in lines.glob(pattern):
             truncate_partial_line(path)
@@ -139,7 +139,7 @@ def _check_same_spec(path: Path, existing: MeasurementSpec, wanted: MeasurementS
         old, new = getattr(existing, field), getattr(wanted, field)
         if old != new:
             got = "other tables" if field == "tables" else f"{option} {old}, not {new}"
-            raise SpecError(f"{path}: measured with {got}: want the same options, or another folder")
+            raise SpecError(f"{path}: measured with {got}", "the same options, or another folder")
 
 
 @final

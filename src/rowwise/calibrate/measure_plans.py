@@ -49,10 +49,12 @@ def measure_plan_results(planned: Sequence[PlanResult]) -> MeasuredPlans:
     request = planned[0].problem.request
     topology = request.machine.topology
     if topology.hosts > 1 or topology.world > MOST_RANKS:
-        got = f"a plan for {topology.hosts} hosts of {topology.devices} devices"
-        raise SpecError(f"{got} cannot be measured here: want one host of at most {MOST_RANKS}")
+        raise SpecError(
+            f"a plan for {topology.hosts} hosts of {topology.devices} devices cannot be measured here",
+            f"one host of at most {MOST_RANKS}",
+        )
     if topology.world > request.batch:
-        raise SpecError(f"a batch of {request.batch} for {topology.world} ranks: want a sample for each")
+        raise SpecError(f"a batch of {request.batch} for {topology.world} ranks", "a sample for each rank")
     plans = tuple(p.plan for p in planned)
     steps = measure_plans(StepMeasurement(request.workloads, plans, request.batch, wire=request.model.wire))
     return MeasuredPlans(tuple(planned), tuple(steps))

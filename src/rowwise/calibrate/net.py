@@ -31,7 +31,7 @@ def make_network(probed: ProbeSamples, hosts: Sequence[NetworkHost], groups: tup
     for sample in probed.samples:
         kinds[sample.kind].append(sample)
     if not kinds["ping"] or not kinds["alone"]:
-        raise SpecError(f"the probe has measured nothing in {probed.seconds:.1f} s: want more --seconds")
+        raise SpecError(f"the probe has measured nothing in {probed.seconds:.1f} s", "more --seconds")
     latency_HH = _symmetric(_by_pair(kinds["ping"], count, lambda times: float(np.quantile(times, LOW_QUANTILE))))
     small, large = (min(s.size_bytes for s in kinds["alone"]), max(s.size_bytes for s in kinds["alone"]))
     # A message is no faster under load, so those that were fast then count as well.
@@ -84,7 +84,7 @@ def read_racks(path: Path) -> dict[str, str]:
     rows = [row for row in csv.reader(read_text(path).splitlines()) if row]
     bad = [number for number, row in enumerate(rows, 1) if len(row) != 2]
     if bad:
-        raise SpecError(f"{path}: line {bad[0]} has {len(rows[bad[0] - 1])} columns: want a host and its group")
+        raise SpecError(f"{path}: line {bad[0]} has {len(rows[bad[0] - 1])} columns", "a host and its group")
     return {host.strip(): rack.strip() for host, rack in rows}
 
 
@@ -92,7 +92,7 @@ def number_racks(racks: Mapping[str, str], names: Sequence[str]) -> tuple[int, .
     """The groups of hosts, by their racks."""
     missing = [name for name in names if name not in racks]
     if missing:
-        raise SpecError(f"--groups: host {missing[0]!r} is not there: want a line for each host of the job")
+        raise SpecError(f"--groups: host {missing[0]!r} is not there", "a line for each host of the job")
     numbers = {rack: number for number, rack in enumerate(dict.fromkeys(racks[name] for name in names))}
     return tuple(numbers[racks[name]] for name in names)
 

@@ -81,12 +81,14 @@ def _check_plans(spec: StepMeasurement, spare: int) -> None:
     for plan in spec.plans:
         plan.validate(list(tables.values()))
         if plan.world != spec.plans[0].world:
-            raise SpecError(f"plans for {plan.world} and {spec.plans[0].world} ranks: want plans for the same ranks")
+            raise SpecError(f"plans for {plan.world} and {spec.plans[0].world} ranks", "plans for the same ranks")
         need += sum(held_bytes(list(tables.values()), plan, rank).total() for rank in range(plan.world))
     if need > spare * SPARE_FRACTION:
-        got = f"{len(spec.plans)} plans of {len(tables)} tables take {need / 1e9:.1f} GB of rows and optimizer state"
-        want = f"want at most {SPARE_FRACTION:.0%} of the {spare / 1e9:.1f} GB that are free here: fewer plans or rows"
-        raise SpecError(f"{got}: {want}")
+        raise SpecError(
+            (f"{len(spec.plans)} plans of {len(tables)} tables take {need / 1e9:.1f} GB of rows and optimizer state"),
+            (f"at most {SPARE_FRACTION:.0%} of the {spare / 1e9:.1f} GB that are free here"),
+            hint="take fewer plans or rows",
+        )
 
 
 def spare_bytes() -> int:

@@ -17,7 +17,7 @@ from rowwise.textfile import sync
 def atomic_output(out: Path) -> Iterator[Path]:
     """Yield a free path to write to; at the end it is synced to the disk and renamed to `out`."""
     if out.exists():
-        raise CheckpointError(f"{out} exists already: want another name")
+        raise CheckpointError(f"{out} exists already", hint="choose another name")
     unfinished = out.with_name(out.name + PART)
     _remove(unfinished)
     done = False
@@ -32,7 +32,9 @@ def atomic_output(out: Path) -> Iterator[Path]:
     except OSError as error:
         if isinstance(error, RowwiseError):
             raise
-        raise CheckpointError(f"{out} was not written: {error.strerror or error}; want another place") from error
+        raise CheckpointError(
+            f"{out} was not written: {error.strerror or error}", hint="choose another place"
+        ) from error
     finally:
         if not done:
             _remove(unfinished)

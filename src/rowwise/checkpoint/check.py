@@ -42,7 +42,7 @@ def verify(path: Folder, tell: Tell | None = None, more: FindDamage = lambda fol
     """
     checkpoints = checkpoints_of(path)
     if not checkpoints:
-        raise CheckpointError(f"{path} has no checkpoint yet; {NONE_YET}")
+        raise CheckpointError(f"{path} has no checkpoint yet", NONE_YET)
     checked = [check(one, tell, more) for one in checkpoints]
     whole = _first_whole(checked)
     if whole is None and checkpoints == [path]:

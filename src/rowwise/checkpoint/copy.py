@@ -66,7 +66,7 @@ def copy_checkpoint(source: Checkpoint, into: Folder, tell: Tell | None = None) 
     former = CheckpointManifest.read(place) if is_checkpoint(place) else None
     if former is not None:
         if (former.files, former.tensors) != (copy.manifest.files, copy.manifest.tensors):
-            raise OtherCheckpointError(f"{place} exists, and is another checkpoint: want another folder")
+            raise OtherCheckpointError(f"{place} exists, and is another checkpoint", hint="copy to another folder")
         if former.data == copy.manifest.data:
             return place
     _copy_files(source, target, copy, tell)
@@ -77,7 +77,9 @@ def copy_checkpoint(source: Checkpoint, into: Folder, tell: Tell | None = None) 
     try:
         target.storage.create(target.inside(NAME), content)
     except ObjectExistsError:
-        raise OtherCheckpointError(f"{place} exists by now, and is another checkpoint: want another folder") from None
+        raise OtherCheckpointError(
+            f"{place} exists by now, and is another checkpoint", hint="copy to another folder"
+        ) from None
     return place
 
 

@@ -67,7 +67,7 @@ def open_dcp(folder: Path) -> TensorSource:
         content = read_bytes(folder / METADATA, METADATA_bytes, links=False)
         stored = _tensors(read_pickle(content, KNOWN))
     except FileNotFoundError:
-        raise CheckpointError(f"{folder} has no {METADATA}, which is written last: want a complete save") from None
+        raise CheckpointError(f"{folder} has no {METADATA}, which is written last", "a complete save") from None
     except OSError as error:
         raise CheckpointError(f"{folder / METADATA} cannot be read: {error.strerror or error}") from None
     newest: dict[_Chunk, Tensor] = {}  # the last chunk read: the next rows are often in the same chunk
@@ -89,8 +89,10 @@ def open_dcp(folder: Path) -> TensorSource:
             for chunk in wanted:
                 _copy(out, rows, chunk, load(chunk))
         except OSError as error:
-            why = f"a file is missing or damaged: {error.strerror or error}; want the whole folder, undamaged"
-            raise CheckpointError(f"{folder}: {name}: {why}") from None
+            raise CheckpointError(
+                f"{folder}: {name}: a file is missing or damaged: {error.strerror or error}",
+                "the whole folder, undamaged",
+            ) from None
         return out
 
     return TensorSource(place=folder, tensors={name: one.outline for name, one in stored.items()}, read=read)
@@ -100,7 +102,7 @@ def _tensors(metadata: Any) -> dict[str, _StoredTensor]:
     """All tensors; raises unless the chunks of each cover it exactly once."""
     if not _is_kind(metadata, "Metadata"):
         got = metadata.kind.name if isinstance(metadata, PickledObject) else type(metadata).__name__
-        raise CheckpointError(f"it holds a {got}; want the metadata of a checkpoint")
+        raise CheckpointError(f"it holds a {got}", "the metadata of a checkpoint")
     places: dict[tuple[str, Sizes], tuple[str, int, int]] = {}
     for index, info in _field(metadata, "storage_data", dict).items():
         if (
@@ -108,7 +110,7 @@ def _tensors(metadata: Any) -> dict[str, _StoredTensor]:
             or not isinstance(info, PickledObject)
             or info.kind != (FILES, "_StorageInfo")
         ):
-            raise CheckpointError("its storage_data is not that of files: want a save by FileSystemWriter")
+            raise CheckpointError("its storage_data is not that of files", "a save by FileSystemWriter")
         if _fields(index).get("offset") is not None:
             places[_field(index, "fqn", str), _sizes(_fields(index)["offset"])] = _place(info)
     if len({(file, begin) for file, begin, _ in places.values()}) < len(places):
@@ -121,17 +123,17 @@ def _stored(name: Any, one: Any, places: Mapping[tuple[str, Sizes], tuple[str, i
     shape, about = _sizes(_field(one, "size", object)), _field(one, "properties", PickledObject).state
     dtype = about[0] if type(about) is tuple and about else None
     if not isinstance(dtype, GlobalName) or dtype.module != "torch" or dtype.name not in NUMBERS:
-        raise CheckpointError(f"{name!r} has an unknown dtype: want one of {', '.join(NUMBERS)}")
+        raise CheckpointError(f"{name!r} has an unknown dtype", f"one of {', '.join(NUMBERS)}")
     chunks: list[_Chunk] = []
     for chunk in _field(one, "chunks", list):
         offsets, sizes = _sizes(_field(chunk, "offsets", object)), _sizes(_field(chunk, "sizes", object))
         place = places.get((name, offsets))
         if place is None or len(offsets) != len(shape) or len(sizes) != len(shape):
-            raise CheckpointError(f"{name!r} has a chunk at {offsets} that is in no file: want a complete save")
+            raise CheckpointError(f"{name!r} has a chunk at {offsets} that is in no file", "a complete save")
         if math.prod(sizes) * NUMBERS[dtype.name] > place[2]:
-            raise CheckpointError(f"{name!r} has {place[2]} bytes for a chunk of {sizes}: want a complete save")
+            raise CheckpointError(f"{name!r} has {place[2]} bytes for a chunk of {sizes}", "a complete save")
         if offsets[2:] != (0,) * len(offsets[2:]) or sizes[2:] != shape[2:]:
-            raise CheckpointError(f"{name!r} is cut along its third dimension: want cuts along the first two")
+            raise CheckpointError(f"{name!r} is cut along its third dimension", "cuts along the first two")
         chunks.append(_Chunk(offsets, sizes, *place))
     inside = math.prod(shape[2:])
     cover = [
@@ -148,7 +150,7 @@ def _stored(name: Any, one: Any, places: Mapping[tuple[str, Sizes], tuple[str, i
 def _place(info: PickledObject) -> tuple[str, int, int]:
     """The file of a chunk, its first byte, and its number of bytes."""
     if _fields(info).get("transform_descriptors"):
-        raise CheckpointError("its files went through an extension: save it without one")
+        raise CheckpointError("its files went through an extension", hint="save it without one")
     file, begin, size = _field(info, "relative_path", str), _field(info, "offset", int), _field(info, "length", int)
     if fault := fault_of_name(file):
         raise CheckpointError(f"it names the file {file[:80]!r}, which is not used: {fault}")
@@ -159,14 +161,15 @@ def _check_file(folder: Path, chunk: _Chunk) -> None:
     with open_inside(folder, chunk.file) as file:
         size = os.fstat(file.fileno()).st_size
     if not 0 <= chunk.begin <= chunk.begin + chunk.size_bytes <= size:
-        raise CheckpointError(f"{chunk.file} has {size} bytes, want {chunk.begin + chunk.size_bytes}")
+        raise CheckpointError(f"{chunk.file} has {size} bytes", chunk.begin + chunk.size_bytes)
 
 
 def _copy(out: Tensor, rows: Span, chunk: _Chunk, content: Tensor) -> None:
     """Copy the rows that a chunk has into `out`, which holds the tensor's rows `rows`."""
     if tuple(content.shape) != chunk.sizes or content.dtype != out.dtype:
-        got = f"{tuple(content.shape)} of {content.dtype}, want {chunk.sizes} of {out.dtype}"
-        raise CheckpointError(f"{chunk.file} holds {got}")
+        raise CheckpointError(
+            f"{chunk.file} holds {tuple(content.shape)} of {content.dtype}", f"{chunk.sizes} of {out.dtype}"
+        )
     begin, end = max(rows[0], chunk.rows[0]), min(rows[1], chunk.rows[1])
     content = (content if content.dim() else content.view(1))[begin - chunk.rows[0] : end - chunk.rows[0]]
     into = out[begin - rows[0] : end - rows[0]]

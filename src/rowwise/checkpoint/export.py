@@ -57,7 +57,7 @@ def export_torch(
         try:
             torch.save(tensors, unfinished)
         except RuntimeError as error:  # torch raises it for a full disk
-            raise CheckpointError(f"{file} was not written: {error}; want twice its size of free space") from error
+            raise CheckpointError(f"{file} was not written: {error}", "twice its size of free space") from error
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
@@ -90,13 +90,15 @@ def torchrec_names(
     names: dict[str, str] = {}
     for name, table in chosen.items():
         if table.ids is not None:
-            got = f"table {name!r} is managed, and TorchRec's tables have no ids"
-            raise CheckpointError(f"{checkpoint.folder}: {got}: want Parquet, which has the ids, or other tables")
+            raise CheckpointError(
+                f"{checkpoint.folder}: table {name!r} is managed, and TorchRec's tables have no ids",
+                hint="export to Parquet, which has the ids, or choose other tables",
+            )
         kind = "embeddings" if name in sequences else "embedding_bags"
         names[table.name] = f"{prefix}{kind}.{table.table}.weight"
     twice = next((name for name in names.values() if list(names.values()).count(name) > 1), None)
     if twice is not None:
-        raise CheckpointError(f"{checkpoint.folder}: several tables would be {twice!r}: choose one with --table")
+        raise CheckpointError(f"{checkpoint.folder}: several tables would be {twice!r}", hint="choose one with --table")
     return names
 
 

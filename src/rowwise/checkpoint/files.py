@@ -67,7 +67,7 @@ class FileHeader:
         at = 0
         for key, tensor in tensors:
             if tensor.dtype not in DTYPES:
-                raise CheckpointError(f"{key}: got {tensor.dtype}: want one of {', '.join(CODES)}")
+                raise CheckpointError(f"{key}: got {tensor.dtype}", f"one of {', '.join(CODES)}")
             end = at + tensor.numel() * tensor.element_size()
             entries[key] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
             at = end
@@ -86,11 +86,13 @@ class FileHeader:
             sound = entry.dtype in BYTES and len(entry.shape) <= MOST_DIMS and all(n >= 0 for n in entry.shape)
             if not sound or begin != at or end != begin + math.prod(entry.shape) * BYTES[entry.dtype]:
                 got = f"{entry.dtype[:20]!r} of shape {str(entry.shape)[:80]} from byte {begin} to {end}"
-                raise ValueError(f"its header has {key[:200]!r} as {got}; want a dtype and its size from byte {at} on")
+                raise ValueError(
+                    f"its header has {key[:200]!r} as {got}; expected a dtype and its size from byte {at} on"
+                )
             ranges[key] = ByteRange(len(content) + begin, len(content) + end, entry.dtype, entry.shape)
             at = end
         if at != size_bytes:
-            raise ValueError(f"its header has keys of {at} bytes, want the {size_bytes} that follow")
+            raise ValueError(f"its header has keys of {at} bytes, expected the {size_bytes} that follow")
         return cls(content=content, ranges=ranges)
 
     @classmethod
@@ -107,8 +109,9 @@ class FileHeader:
         except OSError as error:
             raise CheckpointError(f"{path} is missing or damaged: {error.strerror}; use another checkpoint") from None
         if size != expected.size_bytes:
-            why = f"it has {size} bytes, want {expected.size_bytes}"
-            raise CheckpointError(f"{path} is missing or damaged: {why}; use another checkpoint")
+            raise CheckpointError(
+                f"{path} is missing or damaged: it has {size} bytes", expected.size_bytes, hint="use another checkpoint"
+            )
         if zlib.crc32(content) != expected.head_crc32:
             raise CheckpointError(f"{path} is damaged: its header does not match its checksum; use another checkpoint")
         try:

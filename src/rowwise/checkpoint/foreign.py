@@ -46,7 +46,7 @@ class ImportMatch(Value, frozen=True):
 def open_source(path: Path) -> TensorSource:
     """Open a file or folder of another program, by its kind."""
     if not path.exists():
-        raise CheckpointError(f"{path}: no such file; {KINDS}")
+        raise CheckpointError(f"{path}: no such file", KINDS)
     if path.is_dir():
         return open_dcp(path)
     return open_safetensors(path) if path.suffix == ".safetensors" else open_torch(path)
@@ -70,8 +70,10 @@ def match(source: TensorSource, maps: Sequence[str] = (), path: str = "embedding
     for one in taken:
         other = by_target.setdefault(one.target, one.source)
         if other != one.source:
-            want = "map one of them to another name"
-            raise CheckpointError(f"{source.place}: {other!r} and {one.source!r} are both {one.target!r}: {want}")
+            raise CheckpointError(
+                f"{source.place}: {other!r} and {one.source!r} are both {one.target!r}",
+                hint="map one of them to another name",
+            )
     if not taken:
         names = ", ".join(list(source.tensors)[:8])
         how = f"say which tensors are tables: --map OLD={TABLE}NAME; there are {names}"
@@ -103,7 +105,7 @@ def _match_by_maps(source: TensorSource, maps: Sequence[str]) -> dict[str, str]:
     for text in maps:
         old, equals, new = text.partition("=")
         if not (old and equals and new.removeprefix(TABLE)) or old.count("*") > 1 or new.count("*") > old.count("*"):
-            raise CheckpointError(f"--map {text}: want OLD={TABLE}NAME or OLD=NEW, with at most one * in each")
+            raise CheckpointError(f"--map {text}", f"OLD={TABLE}NAME or OLD=NEW, with at most one * in each")
         pattern = re.compile(re.escape(old).replace(r"\*", "(.+)"))
         hits = [(name, hit) for name in source.tensors if (hit := pattern.fullmatch(name))]
         if not hits:
@@ -119,8 +121,10 @@ def _match_tensor(name: str, outline: TensorOutline, wanted: str, path: str) -> 
         return MatchedTensor(source=name, target=f"model/{wanted}", shape=outline.shape, kind=kind)
     table = wanted.removeprefix(TABLE)
     if outline.dtype not in TYPES or len(outline.shape) != 2:
-        got = f"{outline.shape} of {str(outline.dtype).removeprefix('torch.')}"
-        raise CheckpointError(f"{name!r} cannot be table {table!r}: got {got}, want rows x columns of floats")
+        raise CheckpointError(
+            f"{name!r} cannot be table {table!r}: got {outline.shape} of {str(outline.dtype).removeprefix('torch.')}",
+            "rows x columns of floats",
+        )
     try:
         Table(name=table, rows=outline.shape[0], dim=outline.shape[1])
     except SpecError as error:

@@ -169,7 +169,9 @@ class CheckpointManifest(Value, frozen=True):
             crc32 = plain.pop("crc32", None) if isinstance(plain, dict) else None
             manifest = msgspec.convert(plain, cls)
         except FileNotFoundError:
-            raise CheckpointError(f"{folder} is not a checkpoint: it has no {NAME}; want another folder") from None
+            raise CheckpointError(
+                f"{folder} is not a checkpoint: it has no {NAME}", hint="choose another folder"
+            ) from None
         except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             why = printable(str(error)).replace("\n", " ")[:300]
             raise CheckpointError(f"{path} is damaged: {why}; use another checkpoint") from None
@@ -208,7 +210,9 @@ class CheckpointManifest(Value, frozen=True):
                 got = f"{self.files[name].size_bytes} bytes, but its chunks have {size_bytes}"
                 raise CheckpointError(f"{where}: file {name!r} has {got}{way_out}")
         if len(keys) < count:
-            raise CheckpointError(f"{where}: two chunks have the same key in a file: want a key for each{way_out}")
+            raise CheckpointError(
+                f"{where}: two chunks have the same key in a file", f"one key for each chunk{way_out}"
+            )
 
 
 def _check_format(path: Folder, plain: Any) -> None:
@@ -223,14 +227,14 @@ def find_entry_fault(name: str, entry: TensorEntry) -> str | None:
     if fault:
         return f"its name is not used: {fault}"
     if entry.dtype not in NUMBERS:
-        return f"it has numbers of {entry.dtype[:40]!r}: want one of {', '.join(NUMBERS)}"
+        return f"it has numbers of {entry.dtype[:40]!r}: expected one of {', '.join(NUMBERS)}"
     if len(entry.shape) > MOST_DIMS or not all(0 <= n < MOST_ROWS for n in entry.shape):
-        return f"its shape is {str(entry.shape)[:80]}: want at most {MOST_DIMS} numbers from 0 to 2**48"
+        return f"its shape is {str(entry.shape)[:80]}: expected at most {MOST_DIMS} numbers from 0 to 2**48"
     if entry.row_type is None:
         return None if entry.column_group is None else "it has a column_group, but is no table"
     numbers = entry.row_type.facts.numbers
     if len(entry.shape) != 2 or entry.dtype != numbers:
-        return f"it has {entry.row_type} rows, shape {entry.shape} and {entry.dtype}: want (rows, dim) of {numbers}"
+        return f"it has {entry.row_type} rows, shape {entry.shape} and {entry.dtype}: expected (rows, dim) of {numbers}"
     table = name.removeprefix("model/").rpartition(".")[2]
     rows, dim = entry.shape
     try:

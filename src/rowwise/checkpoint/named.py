@@ -15,7 +15,7 @@ from rowwise.storage.folder import Folder, StorageFolder
 from rowwise.storage.interface import MissingObjectError
 
 FAILED = "failed"
-NONE_YET = "want a run that has saved one, at its end or every save.every steps"
+NONE_YET = "a run that has saved one, at its end or every save.every steps"
 STEP = re.compile(r"step-([0-9]{1,18})")  # as users write it; in the name of a folder it has all its digits
 STEP_DIGITS, VERSION_DIGITS = 9, 6
 VERSIONS = "versions"  # the folder of versions in one that is served
@@ -47,7 +47,7 @@ def open_named(path: Folder) -> Checkpoint:
     """Open a checkpoint, or the last complete one of a run."""
     chosen = [one for one in checkpoints_of(path) if one == path or step_in(one) is not None]
     if not chosen:
-        raise CheckpointError(f"{path} has no checkpoint yet; {NONE_YET}")
+        raise CheckpointError(f"{path} has no checkpoint yet", NONE_YET)
     checkpoint = Checkpoint.open(chosen[0])
     checkpoint.check_headers()
     return checkpoint
@@ -83,22 +83,24 @@ def _complete_ones(path: StorageFolder) -> list[StorageFolder]:
     inside = path / "ckpt" if any(name.startswith("ckpt/") for name in names) else path
     folders = [inside / head for head in heads if "/" not in head]
     if not names:
-        want = "want the URL of a checkpoint, or of a folder that rowwise ckpt copy wrote checkpoints to"
-        raise CheckpointError(f"{path} has no objects; {want}")
+        raise CheckpointError(
+            f"{path} has no objects",
+            "the URL of a checkpoint, or of a folder that rowwise ckpt copy wrote checkpoints to",
+        )
     return sorted((one for one in folders if step_in(one) is not None or one.name == FAILED), key=_age)
 
 
 def home_of(path: Path) -> Path:
     """The folder of a run's checkpoints; `path` is that folder, or the run's."""
     if not path.exists():
-        raise CheckpointError(f"{path}: no such folder; want a checkpoint or a run, such as runs/dlrm-synthetic/1")
+        raise CheckpointError(f"{path}: no such folder", "a checkpoint or a run, such as runs/dlrm-synthetic/1")
     for inside in ("ckpt", VERSIONS):
         if (path / inside).is_dir():
             return path / inside
     if path.is_dir() and not path.name.endswith(PART) and any(map(step_in, path.iterdir())):
         return path
     why = "was not completed" if path.name.endswith(PART) else f"is no checkpoint: it has no {NAME}; nor a run"
-    raise CheckpointError(f"{path} {why}; want a folder such as runs/dlrm-synthetic/1 or .../ckpt/step-000000100")
+    raise CheckpointError(f"{path} {why}", "a folder such as runs/dlrm-synthetic/1 or .../ckpt/step-000000100")
 
 
 def step_in(path: Folder) -> int | None:
@@ -125,7 +127,7 @@ def tables_of(manifest: CheckpointManifest) -> dict[str, SavedTable]:
 
 def choose_tables(tables: Mapping[str, SavedTable], wanted: Sequence[str], where: Folder) -> dict[str, SavedTable]:
     if not tables:
-        raise CheckpointError(f"{where} has no tables; want a checkpoint of a model with embedding tables")
+        raise CheckpointError(f"{where} has no tables", "a checkpoint of a model with embedding tables")
     for name in wanted:
         if name not in tables:
             raise CheckpointError(f"{where} has no table {name!r}; {nearest_name(name, tables)}")

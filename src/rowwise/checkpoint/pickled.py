@@ -117,7 +117,7 @@ class _Machine:
             raise CheckpointError(f"it sets items of a {type(target).__name__}")
         for key, value in zip(values[::2], values[1::2], strict=True):
             if not isinstance(key, str | int | PickledObject) or (isinstance(key, int) and abs(key) > LARGEST_KEY):
-                raise CheckpointError(f"a key of a dict is a {type(key).__name__}; want text or a number below 2**60")
+                raise CheckpointError(f"a key of a dict is a {type(key).__name__}", "text or a number below 2**60")
             target[key] = value
 
     def remember(self, index: int | None) -> None:

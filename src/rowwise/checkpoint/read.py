@@ -122,9 +122,10 @@ class Checkpoint:
         entry, wanted = self.entry(shard.name), shard.entry
         same = structs.replace(entry, chunks=()) == wanted
         if entry.shape != wanted.shape or not (same or (entry.row_type and wanted.row_type)):
-            got, want = f"{entry.shape} of {entry.dtype}", f"{wanted.shape} of {wanted.dtype}"
             raise CheckpointError(
-                f"{self.folder}: {shard.name}: got {got}, want {want}; warm-start with init_from instead"
+                f"{self.folder}: {shard.name}: got {entry.shape} of {entry.dtype}",
+                f"{wanted.shape} of {wanted.dtype}",
+                hint="warm-start with init_from instead",
             )
         out = shard.tensor
         if shard.stream is None and out.is_cpu and (out.dim() <= 2 or out.is_contiguous()):
@@ -372,8 +373,10 @@ class Checkpoint:
             self._raise_damaged(name, chunk, f"are not in its header, which has no key {run.key[:200]!r}")
         got = (stored.code, stored.shape[:1], math.prod(stored.shape[1:]))
         if got != (CODES[kind], (rows,), width):
-            want = f"{rows} rows of {width} {CODES[kind]}"
-            self._raise_damaged(name, chunk, f"are {stored.code} of shape {stored.shape} in its header, want {want}")
+            expected = f"{rows} rows of {width} {CODES[kind]}"
+            self._raise_damaged(
+                name, chunk, f"are {stored.code} of shape {stored.shape} in its header, expected {expected}"
+            )
         return stored
 
     def header(self, file: str) -> FileHeader:

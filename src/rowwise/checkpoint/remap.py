@@ -91,7 +91,7 @@ def remap(
         tell: called with the bytes done, and the total.
     """
     if folder.exists():
-        raise CheckpointError(f"{folder} exists already: want another name")
+        raise CheckpointError(f"{folder} exists already", hint="choose another name")
     homes = _find_mapped(checkpoint, table)
     ids = homes[0].known.shape.ids
     new = load(file, Table(name=table, rows=ids, dim=1))
@@ -146,8 +146,11 @@ def _old_map(checkpoint: Checkpoint, home: _MappedTensors) -> IdMap:
     words, *fold_words = (checkpoint.load(home.maps + name).numpy() for name in _words(count))
     old = IdMap(shape=known.shape, words=words, about=known.about, folding=known.folding, fold_words=tuple(fold_words))
     if old.digest != known.digest:
-        got = f"digest {old.digest}, want {known.digest}; use another checkpoint"
-        raise CheckpointError(f"{checkpoint.folder}: table {home.table!r}: its id map is damaged: {got}")
+        raise CheckpointError(
+            f"{checkpoint.folder}: table {home.table!r}: its id map is damaged: digest {old.digest}",
+            known.digest,
+            hint="use another checkpoint",
+        )
     return old
 
 
@@ -177,9 +180,9 @@ def _tensors(checkpoint: Checkpoint, home: _MappedTensors, index: int) -> Iterat
     name, rows = home.stored(index), home.known.shape.parts[index].rows
     entry = checkpoint.entry(f"model/{name}")
     if entry.row_type is None or entry.rows != rows:
-        got = f"{entry.rows} rows of {entry.row_type or entry.dtype}"
         raise CheckpointError(
-            f"{checkpoint.folder}: model/{name}: got {got}, want {rows} rows of a table, as of its map"
+            f"{checkpoint.folder}: model/{name}: got {entry.rows} rows of {entry.row_type or entry.dtype}",
+            f"{rows} rows of a table, as in its map",
         )
     yield f"model/{name}"
     for other, state in checkpoint.manifest.tensors.items():
@@ -187,8 +190,10 @@ def _tensors(checkpoint: Checkpoint, home: _MappedTensors, index: int) -> Iterat
             continue
         fits = state.dtype == "float32" and state.shape[0] == rows and 1 <= state.columns <= entry.columns
         if not fits or len(state.shape) > 2:
-            want = f"want float32 of {rows} rows, a number or up to {entry.columns} each"
-            raise CheckpointError(f"{checkpoint.folder}: {other}: got {state.shape} of {state.dtype}: {want}")
+            raise CheckpointError(
+                f"{checkpoint.folder}: {other}: got {state.shape} of {state.dtype}",
+                f"float32 of {rows} rows, a number or up to {entry.columns} each",
+            )
         yield other
 
 
@@ -203,10 +208,14 @@ def _weights(path: Path, table: str, ids: int) -> NDArray[np.int64]:
                 raise DataError(f"{path} has no counts of table {table!r}; {nearest_name(table, sorted(tables))}")
             counts_N: NDArray[np.int64] = file.get_tensor(name)
     except (SafetensorError, OSError) as error:
-        raise DataError(f"{path} cannot be read: {error}; want what `rowwise compress` keeps of its probe") from None
+        raise DataError(
+            f"{path} cannot be read: {error}", "a file that `rowwise compress` keeps of its probe"
+        ) from None
     if counts_N.dtype != np.int64 or counts_N.shape != (ids,) or counts_N.min() < 0:
-        got = f"{counts_N.dtype} of shape {counts_N.shape}"
-        raise DataError(f"{path}: counts of table {table!r}: got {got}: want a whole number for each of {ids} ids")
+        raise DataError(
+            f"{path}: counts of table {table!r}: got {counts_N.dtype} of shape {counts_N.shape}",
+            f"a whole number for each of {ids} ids",
+        )
     return counts_N + 1
 
 

@@ -46,7 +46,7 @@ def rewrite(
     twice = [name for name, times in Counter(table.table for table in saved.values()).items() if times > 1]
     if twice:
         what = f"{checkpoint.folder} has several tables {twice[0]!r}"
-        raise CheckpointError(f"{what}, which a plan could not tell apart: export them by their paths instead")
+        raise CheckpointError(f"{what}, which a plan could not tell apart", hint="export them by their paths instead")
     plan.validate(list(tables.values()))
     own_W: list[list[LocalShard]] = [[] for _ in range(plan.world)]
     shared: list[LocalShard] = []

@@ -25,7 +25,7 @@ from rowwise.errors import CheckpointError
 from rowwise.inside import has_control
 from rowwise.textfile import open_regular, printable
 
-KINDS = "want a file of torch.save (.pt, .pth), a .safetensors file or a folder of torch.distributed.checkpoint"
+KINDS = "a file of torch.save (.pt, .pth), a .safetensors file or a folder of torch.distributed.checkpoint"
 # Errors that torch.load raises for arbitrary bytes.
 UNREADABLE = (
     pickle.UnpicklingError, EOFError, RuntimeError, ValueError, LookupError, AttributeError, TypeError, ImportError,
@@ -55,9 +55,7 @@ class TensorSource:
     def __post_init__(self) -> None:
         for name in self.tensors:
             if has_control(name):
-                raise CheckpointError(
-                    f"{self.place} has a tensor {name[:80]!r}: want a name without control characters"
-                )
+                raise CheckpointError(f"{self.place} has a tensor {name[:80]!r}", "a name without control characters")
 
 
 def open_torch(path: Path) -> TensorSource:
@@ -73,11 +71,11 @@ def open_torch(path: Path) -> TensorSource:
         text = (isinstance(error, OSError) and error.strerror) or str(error)
         why = text.partition("\n")[0] or type(error).__name__
         raise CheckpointError(
-            f"{path} cannot be read: {why}; want a state dict: torch.save(model.state_dict(), ...), or {KINDS}"
+            f"{path} cannot be read: {why}", f"a state dict: torch.save(model.state_dict(), ...), or {KINDS}"
         ) from None
     tensors = {name: x if x.dim() else x.view(1) for name, x in flat.items()}
     if not tensors:
-        raise CheckpointError(f"{path} holds a {type(content).__name__} without tensors; want a state dict")
+        raise CheckpointError(f"{path} holds a {type(content).__name__} without tensors", "a state dict")
     outlines = {name: TensorOutline(tuple(x.shape), x.dtype) for name, x in flat.items()}
     return TensorSource(place=path, tensors=outlines, read=lambda name, rows: tensors[name][slice(*rows)])
 
@@ -94,7 +92,7 @@ def open_safetensors(path: Path) -> TensorSource:
             outlines[name] = TensorOutline(shape, rows.dtype)
     except (SafetensorError, OSError) as error:
         why = printable(str(error)).partition("\n")[0]
-        raise CheckpointError(f"{path} cannot be read: {why}; {KINDS}") from None
+        raise CheckpointError(f"{path} cannot be read: {why}", KINDS) from None
 
     def read(name: str, rows: Span) -> Tensor:
         return file.get_slice(name)[slice(*rows)] if outlines[name].shape else file.get_tensor(name).view(1)
@@ -126,7 +124,7 @@ def _check_bounded(file: BinaryIO) -> None:
                 raise CheckpointError("its archive is compressed, which torch does not do")
             if info.filename.endswith(".pkl"):
                 if info.file_size > PICKLE_bytes:
-                    raise CheckpointError(f"its pickle has {info.file_size:,} bytes, want at most {PICKLE_bytes:,}")
+                    raise CheckpointError(f"its pickle has {info.file_size:,} bytes", f"at most {PICKLE_bytes:,}")
                 read_pickle(archive.read(info), None)
 
 

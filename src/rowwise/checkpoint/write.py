@@ -106,7 +106,9 @@ def write_data(folder: Path, data: Mapping[str, Any]) -> None:
         unfinished.replace(folder / NAME)
         sync(folder)
     except OSError as error:
-        raise CheckpointError(f"{folder / NAME} is unchanged: {error.strerror or error}; want it writable") from error
+        raise CheckpointError(
+            f"{folder / NAME} is unchanged: {error.strerror or error}", hint="make it writable"
+        ) from error
 
 
 def assign_shards(shards: Sequence[LocalShard], comm: Comm) -> list[LocalShard]:
@@ -119,8 +121,10 @@ def assign_shards(shards: Sequence[LocalShard], comm: Comm) -> list[LocalShard]:
     gathered_W2 = comm.all_gather(load_and_crc32, [2] * len(comm.ranks), "checkpoint").wait().view(-1, 2).tolist()
     for rank, (_, crc32) in zip(comm.ranks, gathered_W2, strict=True):
         if crc32 != gathered_W2[0][1]:
-            want = "want the same tensors in the same order, or LocalShard.whole(..., shared=False) on one rank"
-            raise CheckpointError(f"ranks {comm.ranks[0]} and {rank} do not share the same tensors: {want}")
+            raise CheckpointError(
+                f"ranks {comm.ranks[0]} and {rank} do not share the same tensors",
+                "the same tensors in the same order, or LocalShard.whole(..., shared=False) on one rank",
+            )
     cuts = assign_rows([(len(shard.tensor), shard.row_bytes) for shard in shared], [load for load, _ in gathered_W2])
     for shard, assigned in zip(shared, cuts, strict=True):
         own += [shard.cut(begin, end) for rank, begin, end in assigned if rank == comm.rank]
@@ -170,8 +174,10 @@ def merge_rank_files(written_W: Iterable[RankFiles]) -> tuple[dict[str, Checkpoi
         for name, entry in written.tensors.items():
             bare = structs.replace(entry, chunks=())
             if tensors.setdefault(name, bare) != bare:
-                got = f"{tensors[name]} on one rank and {bare} on another"
-                raise CheckpointError(f"tensor {name!r} is {got}: want the same tables and layers on all ranks")
+                raise CheckpointError(
+                    f"tensor {name!r} is {tensors[name]} on one rank and {bare} on another",
+                    "the same tables and layers on all ranks",
+                )
             chunks_of.setdefault(name, []).extend(entry.chunks)
     for chunks in chunks_of.values():
         chunks.sort(key=lambda chunk: (chunk.ids is not None, chunk.rows, chunk.cols or ()))
@@ -205,7 +211,7 @@ def run_on_all_ranks(comm: Comm, failed: str, action: Callable[[], T]) -> T:
 
 def _begin(folder: Path, unfinished: Path) -> None:
     if folder.exists():
-        raise CheckpointError("it exists already: want another name")
+        raise CheckpointError("it exists already", hint="choose another name")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
 
@@ -241,8 +247,8 @@ def _write_file(
     except CheckpointError:
         raise
     except OSError as error:
-        want = f": want {sum(x.nbytes for x in outlines.values()):,} bytes of free space" if error.strerror else ""
-        raise CheckpointError(f"{path.name}: {error.strerror or error}{want}") from error
+        expected = f"{sum(x.nbytes for x in outlines.values()):,} bytes of free space" if error.strerror else ""
+        raise CheckpointError(f"{path.name}: {error.strerror or error}", expected) from error
     crc32s = {key: crc32 for (key, _), crc32 in zip(ordered, sums, strict=True)}
     return file, [(shard, _chunk(shard, path.name, crc32s)) for shard in shards]
 

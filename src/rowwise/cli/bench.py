@@ -46,7 +46,9 @@ def bench(  # noqa: C901, PLR0913 - one for each option
     every: Annotated[bool, typer.Option("--all", help="Run all benchmarks; save results unless --smoke.")] = False,
     trace: Annotated[
         str | None,
-        typer.Option(metavar="TRACE", help="cache: ids in FILE.npy or FILE.parquet:COLUMN, or drawn by zipf:A:ROWS."),
+        typer.Option(
+            metavar="TRACE", help="cache: ids in FILE.npy or FILE.parquet:COLUMN, or drawn by zipf:POWER:ROWS."
+        ),
     ] = None,
     rows_cached: Annotated[
         str | None, typer.Option(metavar="N,...", help="cache: rows that it holds, or shares of the rows as 1%,16%.")
@@ -73,14 +75,14 @@ def bench(  # noqa: C901, PLR0913 - one for each option
     """
     if name == CACHE and not every and not show:
         if trace is None or quick or smoke or extra:
-            raise RowwiseError("bench cache: want --trace, such as --trace zipf:1.05:100000, and no --quick or --smoke")
+            raise RowwiseError("bench cache", "--trace, such as --trace zipf:1.05:100000, and no --quick or --smoke")
         from rowwise.cli.bench_cache import bench_cache
 
         bench_cache(trace, rows_cached, policy, as_json=as_json)
         return
     for option, value in (("trace", trace), ("rows-cached", rows_cached), ("policy", policy), ("json", as_json)):
         if value:
-            raise RowwiseError(f"--{option} is for the benchmark cache: want rowwise bench cache --trace TRACE")
+            raise RowwiseError(f"--{option} is for the benchmark cache", "rowwise bench cache --trace TRACE")
     scripts = find_benchmarks()
     options = [flag for flag, chosen in (("--quick", quick), ("--smoke", smoke)) if chosen]
     for conflict, got in (
@@ -90,18 +92,18 @@ def bench(  # noqa: C901, PLR0913 - one for each option
         (quick and smoke, "--quick and --smoke are both given"),
     ):
         if conflict:
-            raise RowwiseError(f"{got}: want one of them")
+            raise RowwiseError(got, "one of them")
     if every:
         single = {name: script for name, script in scripts.items() if name not in COLLECTIONS}
         raise typer.Exit(run_all(single, options if smoke else [*options, "--save"]))
     if (show or name is None) and options:
-        raise RowwiseError(f"{options[0]} without a benchmark: want the name of one, or --all")
+        raise RowwiseError(f"{options[0]} without a benchmark", "the name of one, or --all")
     if show or name is None:
         print("\n".join(describe_benchmarks(scripts)))
         return
     if name not in scripts:
         close = difflib.get_close_matches(name, scripts, n=1)
-        guess = f"; did you mean {close[0]!r}?" if close else f": want one of {', '.join(scripts)}."
+        guess = f"; did you mean {close[0]!r}?" if close else f": expected one of {', '.join(scripts)}."
         raise RowwiseError(f"no benchmark {name!r}{guess} See rowwise bench --list")
     code = subprocess.run([sys.executable, str(scripts[name]), *options, *(extra or [])], check=False).returncode
     raise typer.Exit(code if code >= 0 else SIGNAL_BASE - code)

@@ -50,7 +50,7 @@ class CacheBenchmark(Value, frozen=True):
 
 def bench_cache(trace: str, rows_cached: str | None, policy: str | None, *, as_json: bool) -> None:
     if policy is not None and policy not in POLICIES:
-        raise SpecError(f"--policy {policy!r}: want {' or '.join(POLICIES)}")
+        raise SpecError(f"--policy {policy!r}", " or ".join(POLICIES))
     rows_N = read_trace(trace)
     found = Trace.of(rows_N, skip=len(rows_N) // 2)
     table_rows = int(trace.split(":")[2]) if trace.startswith(ZIPF) else len(found.ids_R)
@@ -86,15 +86,15 @@ def read_trace(text: str) -> Ints:
     path, _, column = text.rpartition(":") if ".parquet:" in text else (text, "", "")
     rows_N = _read_parquet(path, column) if column else _read_npy(path)
     if rows_N.ndim != 1 or rows_N.dtype.kind not in "iu" or not len(rows_N):
-        raise DataError(f"{text}: {rows_N.dtype} of shape {rows_N.shape}: want ids as whole numbers, in one dimension")
+        raise DataError(f"{text}: {rows_N.dtype} of shape {rows_N.shape}", "ids as whole numbers, in one dimension")
     if rows_N.min() < 0:
-        raise DataError(f"{text}: id {rows_N.min()}: want rows from 0 on")
+        raise DataError(f"{text}: id {rows_N.min()}", "rows from 0 on")
     return rows_N.astype(np.int64)
 
 
 def _read_npy(path: str) -> np.ndarray:
     if not path.endswith(".npy"):
-        raise SpecError(f"--trace {path}: want FILE.npy, FILE.parquet:COLUMN or zipf:A:ROWS such as zipf:1.05:100000")
+        raise SpecError(f"--trace {path}", "FILE.npy, FILE.parquet:COLUMN or zipf:POWER:ROWS such as zipf:1.05:100000")
     try:
         return np.load(path)
     except ValueError as error:
@@ -108,7 +108,7 @@ def _read_parquet(path: str, column: str) -> np.ndarray:
     try:
         names = pq.read_schema(path).names
         if column not in names:
-            raise DataError(f"{path}: no column {column!r}: want one of {', '.join(names)}")
+            raise DataError(f"{path}: no column {column!r}", f"one of {', '.join(names)}")
         values = pq.read_table(path, columns=[column]).column(0).combine_chunks()
     except pa.ArrowException as error:
         raise DataError(f"{path}: not a Parquet file that can be read: {error}") from None
@@ -117,12 +117,12 @@ def _read_parquet(path: str, column: str) -> np.ndarray:
 
 
 def _draw_zipf(text: str) -> Ints:
-    """Rows drawn in proportion to rank ** -a, as zipf:A:ROWS or zipf:A:ROWS:ACCESSES says."""
+    """Rows drawn in proportion to rank ** -POWER, as zipf:POWER:ROWS or zipf:POWER:ROWS:ACCESSES says."""
     match = LAW.fullmatch(text)
     a, rows = (float(match[1]), int(match[2])) if match else (0.0, 0)
     accesses = int(match[3]) if match and match[3] else min(ACCESSES_A_ROW * rows, MOST_ACCESSES)
     if not (a <= MOST_A and 1 <= rows <= MOST_ROWS and 2 <= accesses <= 100 * MOST_ACCESSES):
-        raise SpecError(f"--trace {text}: want zipf:A:ROWS or zipf:A:ROWS:ACCESSES, such as zipf:1.05:100000")
+        raise SpecError(f"--trace {text}", "zipf:POWER:ROWS or zipf:POWER:ROWS:ACCESSES, such as zipf:1.05:100000")
     share = np.arange(1, rows + 1.0) ** -a
     draw = np.random.default_rng(0)
     places = np.searchsorted(np.cumsum(share / share.sum()), draw.random(accesses))
@@ -137,7 +137,7 @@ def _parse_capacity(text: str, rows: int) -> int:
     except ValueError:
         value = math.nan
     if not 0 < value < MOST_ROWS or not (percent or value == int(value)):
-        raise SpecError(f"--rows-cached {text!r}: want rows, such as 1000,16000, or shares of the rows, such as 1%,16%")
+        raise SpecError(f"--rows-cached {text!r}", "rows, such as 1000,16000, or shares of the rows, such as 1%,16%")
     return WAYS * sets_of(max(int(value), 1))
 
 

@@ -78,14 +78,14 @@ def calibrate(  # noqa: PLR0913 - one for each option
     Example: rowwise calibrate big-host --nproc 8 --threads 4 --minutes 30 --name big-host
     """
     if not 0 < minutes < MOST_MINUTES:
-        raise SpecError(f"--minutes {minutes:g}: want a number of minutes above 0, such as 10")
+        raise SpecError(f"--minutes {minutes:g}", "a number of minutes above 0, such as 10")
     if dim is not None and tables is None:
-        raise SpecError(f"--dim {dim} without --tables: want --tables FILE, to whose tables it applies")
+        raise SpecError(f"--dim {dim} without --tables", "--tables FILE, to whose tables it applies")
     if name == "":
-        raise SpecError("--name '': want a name for the machine")
+        raise SpecError("--name ''", "a name for the machine")
     environment: CommandEnvironment = ctx.obj
     if environment.torchrun is not None:
-        raise SpecError("rowwise calibrate starts its own ranks: want it without torchrun")
+        raise SpecError("rowwise calibrate starts its own ranks", hint="run it without torchrun")
     if save is not None:
         check_place(save)
     spec = _make_spec(nproc, threads, device, transport, seed)
@@ -116,19 +116,19 @@ def _make_spec(
 
     for option, value in (("nproc", nproc), ("threads", threads)):
         if value is not None and not 1 <= value <= MOST_THREADS:
-            raise SpecError(f"--{option} {value}: want 1 to {MOST_THREADS}")
+            raise SpecError(f"--{option} {value}", f"1 to {MOST_THREADS}")
     if not 0 <= seed < 1 << 31:
-        raise SpecError(f"--seed {seed}: want 0 to 2**31 - 1")
+        raise SpecError(f"--seed {seed}", "0 to 2**31 - 1")
     transport_name = TRANSPORTS[0] if transport is None else transport
     for option, got, known in (("device", device, DEVICES), ("transport", transport_name, TRANSPORTS)):
         if got not in known:
-            raise SpecError(f"--{option} {got!r}: want {' or '.join(known)}")
+            raise SpecError(f"--{option} {got!r}", " or ".join(known))
     if device == "cuda":
         _check_cuda(nproc)
     cores = len(os.sched_getaffinity(0))
     world = nproc or (1 if device == "cuda" else min(cores, DEFAULT_RANKS))
     if transport is not None and world == 1:
-        raise SpecError(f"--transport {transport} with one rank: want --nproc 2 or more, or no --transport")
+        raise SpecError(f"--transport {transport} with one rank", "--nproc 2 or more, or no --transport")
     return MeasurementSpec(
         seed=seed,
         world=world,
@@ -141,12 +141,15 @@ def _make_spec(
 
 def _check_cuda(nproc: int | None) -> None:
     if nproc is not None and nproc > 1:
-        want = "want 1: links between GPUs are not measured; edit them in the profile"
-        raise SpecError(f"--nproc {nproc} with --device cuda: {want}")
+        raise SpecError(
+            f"--nproc {nproc} with --device cuda",
+            "1, as links between GPUs are not measured",
+            hint="edit links in the profile",
+        )
     import torch
 
     if not torch.cuda.is_available():
-        raise SpecError("--device cuda: torch finds no GPU: want --device cpu; see rowwise doctor")
+        raise SpecError("--device cuda: torch finds no GPU", "--device cpu", hint="see rowwise doctor")
 
 
 def _add_tables(spec: "MeasurementSpec", path: Path, dim: int | None) -> "MeasurementSpec":
@@ -180,7 +183,7 @@ def check_place(save: str) -> None:
     """Raise for a place that cannot be written to now, and not after minutes of measuring."""
     folder, _, name = save.rpartition("/")
     if not name.endswith(".json") or fault_of_name(name):
-        raise SpecError(f"--save {save}: want a URL or path that ends in .json, such as s3://models/machines/a.json")
+        raise SpecError(f"--save {save}", "a URL or path that ends in .json, such as s3://models/machines/a.json")
     place = as_storage(parse_folder(folder or "."))
     place.storage.list(f"{place.inside(name)}/")  # one request, which fails where the others will
 

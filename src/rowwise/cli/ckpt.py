@@ -172,7 +172,7 @@ def reshard(  # noqa: PLR0913 - one for each option
 
     if (plan is None) == (nproc is None):
         got = "neither is given" if plan is None else "both are given"
-        raise SpecError(f"--plan and --nproc: {got}: want one of them, for the ranks to write files for")
+        raise SpecError(f"--plan and --nproc: {got}", "one of them, for the ranks to write files for")
     checkpoint = open_named(parse_folder(ckpt))
     new_tables = retype_tables(checkpoint, row_type, _parse_types(tables or ()))
     new_plan = _read_plan(plan, nproc or 1, list(new_tables.values()))
@@ -216,7 +216,7 @@ def export(  # noqa: PLR0913 - one for each option
 
     targets = [(kind, path) for kind, path in zip(FORMATS, (parquet, dcp, torchrec, torch), strict=True) if path]
     if len(targets) != 1:
-        raise SpecError(f"want one of {', '.join(FORMATS)}, with a path to write to")
+        raise SpecError(expected=f"one of {', '.join(FORMATS)}, with a path to write to")
     ((kind, path),) = targets
     _check_export(kind, state=state, other=bool(sequence or prefix))
     checkpoint, names = open_named(parse_folder(ckpt)), tables or ()
@@ -263,9 +263,9 @@ def import_(
     from rowwise.checkpoint.foreign import import_matched, match, open_source
 
     if out.exists() and not dry_run:
-        raise SpecError(f"{out} exists: want another name")
+        raise SpecError(f"{out} exists", "another name")
     if path and not all(path.split(".")):
-        raise SpecError(f"--path {path}: want the path of a module, such as embeddings or sparse.tables")
+        raise SpecError(f"--path {path}", "the path of a module, such as embeddings or sparse.tables")
     weights = open_source(source)
     matched = match(weights, maps or (), path)
     if as_json:
@@ -322,7 +322,7 @@ def _check_export(kind: str, *, state: bool, other: bool) -> None:
     if state and kind == "--torchrec":
         raise SpecError("--state with --torchrec: TorchRec's optimizers store their state differently: leave it out")
     if other and kind != "--torchrec":
-        raise SpecError(f"--sequence and --prefix with {kind}: want them with --torchrec only")
+        raise SpecError(f"--sequence and --prefix with {kind}", "--torchrec")
 
 
 def _parse_types(texts: "Sequence[str]") -> dict[str, RowType]:
@@ -330,7 +330,7 @@ def _parse_types(texts: "Sequence[str]") -> dict[str, RowType]:
     for text in texts:
         name, kind = _parse_type(text)
         if name in types:
-            raise SpecError(f"--table {text}: --table {name}={types[name]} is also given: want one of them")
+            raise SpecError(f"--table {text}: --table {name}={types[name]} is also given", "one of them")
         types[name] = kind
     return types
 
@@ -340,8 +340,7 @@ def _parse_type(text: str) -> tuple[str, RowType]:
     try:
         return name, RowType(kind)
     except ValueError:
-        want = ", ".join(RowType)
-        raise SpecError(f"--table {text}: want NAME=ROWTYPE, where ROWTYPE is one of {want}") from None
+        raise SpecError(f"--table {text}", f"NAME=ROWTYPE, where ROWTYPE is one of {', '.join(RowType)}") from None
 
 
 def _read_plan(file: Path | None, ranks: int, tables: "list[Table]") -> "Plan":

@@ -81,7 +81,7 @@ def compress(  # noqa: PLR0913 - one for each option
     _check_numbers(rows, minutes, seed)
     environment: CommandEnvironment = ctx.obj
     if environment.torchrun is not None:
-        raise SpecError("rowwise compress trains in one process: want it without torchrun")
+        raise SpecError("rowwise compress trains in one process", hint="run it without torchrun")
     from rowwise.recipes.compose import resolve
     from rowwise.recipes.compress.advise import advise, check_recipe, write_recipe
     from rowwise.recipes.compress.estimate import TimeLimit, forecast_work
@@ -118,9 +118,9 @@ def compress(  # noqa: PLR0913 - one for each option
 def _parse_goal(ratio: float | None, budget: str | None, methods: str | None) -> "CompressionGoal":
     if (ratio is None) == (budget is None):
         got = "neither" if ratio is None else "both"
-        raise SpecError(f"--ratio and --budget: {got} given: want one of them, such as --ratio 10 or --budget 100MB")
+        raise SpecError(f"--ratio and --budget: {got} given", "one of them, such as --ratio 10 or --budget 100MB")
     if ratio is not None and not 1 < ratio <= MOST_RATIO:
-        raise SpecError(f"--ratio {ratio:g}: want a compression above 1, such as 10")
+        raise SpecError(f"--ratio {ratio:g}", "a compression above 1, such as 10")
     budget_bytes = None if budget is None else parse_size("--budget", budget)
     from rowwise.hashing.methods import METHODS
     from rowwise.recipes.compress.selection import CompressionGoal
@@ -136,13 +136,13 @@ def _parse_goal(ratio: float | None, budget: str | None, methods: str | None) ->
 
 def _check_numbers(rows: int | None, minutes: float | None, seed: int | None) -> None:
     if rows is not None and rows < 1:
-        raise SpecError(f"--rows {rows}: want at least 1")
+        raise SpecError(f"--rows {rows}", "at least 1")
     if minutes is not None and not 0 < minutes < MOST_MINUTES:
-        raise SpecError(f"--minutes {minutes:g}: want a number of minutes above 0, such as 30")
+        raise SpecError(f"--minutes {minutes:g}", "a number of minutes above 0, such as 30")
     if minutes is not None and rows is not None:
-        raise SpecError(f"--minutes {minutes:g} and --rows {rows}: want one of them, as both say how far trials train")
+        raise SpecError(f"--minutes {minutes:g} and --rows {rows}", "one of them, as both say how far trials train")
     if seed is not None and not 0 <= seed < 1 << 31:
-        raise SpecError(f"--seed {seed}: want 0 to 2**31 - 1")
+        raise SpecError(f"--seed {seed}", "0 to 2**31 - 1")
 
 
 def _write_page(folder: Path) -> Path:

@@ -128,7 +128,7 @@ def parse_size(option: str, text: str) -> int:
     """The number of bytes of a text such as 2GB, 48MiB or 1000."""
     match = SIZE.fullmatch(text.strip())
     if match is None:
-        raise SpecError(f"{option} {text}: want a size such as 500MB, 2GB or 48MiB")
+        raise SpecError(f"{option} {text}", "a size such as 500MB, 2GB or 48MiB")
     unit = match[2].upper()
     scale = 1024 ** list(UNITS).index(unit) if match[3] else UNITS[unit]
     return int(float(match[1]) * scale)
@@ -138,17 +138,17 @@ def _check_folders(source: str, dest: str) -> None:
     if "://" in source or "://" in dest:
         one, other = f"{source.rstrip('/')}/", f"{dest.rstrip('/')}/"
         if one.startswith(other) or other.startswith(one):
-            raise SpecError(f"{dest} is inside {source} or contains it: want another URL")
+            raise SpecError(f"{dest} is inside {source} or contains it", "separate URLs")
         return
     source_folder, dest_folder = Path(source).absolute(), Path(dest).absolute()
     if dest_folder == source_folder or source_folder in dest_folder.parents or dest_folder in source_folder.parents:
-        raise SpecError(f"{dest} is inside {source} or contains it: want another folder")
+        raise SpecError(f"{dest} is inside {source} or contains it", "separate folders")
 
 
 def _split_names(option: str, text: str) -> tuple[str, ...]:
     parts = tuple(text.split(","))
     if "" in parts or len(set(parts)) < len(parts):
-        raise SpecError(f"{option} {text!r}: want distinct names separated by commas")
+        raise SpecError(f"{option} {text!r}", "distinct names separated by commas")
     return parts
 
 
@@ -166,7 +166,7 @@ def _read_popularity(file: str | None) -> dict[str, float] | None:
     try:
         return decode_json(read_bytes(file), dict[str, float])
     except msgspec.DecodeError as error:
-        raise DataError(f'--popularity {file}: {error}: want JSON such as {{"price": 12, "user": 7}}') from error
+        raise DataError(f"--popularity {file}: {error}", 'JSON such as {"price": 12, "user": 7}') from error
 
 
 def _show(summary: "ConversionSummary", dest: str, layout: "WarehouseLayout") -> None:

@@ -164,9 +164,7 @@ def inspect(  # noqa: PLR0913 - one for each option
     from rowwise.ingest.roles import parse_roles
 
     if grow is not None and not grow.is_dir():
-        raise SpecError(
-            f"--grow {grow}: no such folder: want the folder of vocabularies that was written with a recipe"
-        )
+        raise SpecError(f"--grow {grow}: no such folder", "the folder of vocabularies that was written with a recipe")
     if recipe is not None:
         _check_recipe_path(recipe, as_json=as_json)
     reader = text_options.open_source(
@@ -205,7 +203,7 @@ def _parse_separators(lists: "Sequence[str]") -> dict[str, str]:
     separators = {column: separator for column, _, separator in (text.partition("=") for text in lists)}
     for column, separator in separators.items():
         if not column or not separator:
-            raise SpecError(f"--list {column}: want COLUMN=SEPARATOR, such as --list 'genres=|'")
+            raise SpecError(f"--list {column}", "COLUMN=SEPARATOR, such as --list 'genres=|'")
     return separators
 
 
@@ -216,9 +214,9 @@ def _check_recipe_path(recipe: Path, *, as_json: bool) -> None:
     if not recipe.parent.is_dir():
         raise SpecError(f"--recipe {recipe}: the folder {recipe.parent} does not exist: create it first")
     if recipe.exists():
-        raise SpecError(f"--recipe {recipe} exists: want another name")
+        raise SpecError(f"--recipe {recipe} exists", "another name")
     if recipe.suffix not in (".yaml", ".yml"):
-        raise SpecError(f"--recipe {recipe}: want a name that ends in .yaml")
+        raise SpecError(f"--recipe {recipe}", "a name that ends in .yaml")
 
 
 def _write_recipe(found: "Inspection", reader: "Reader", chosen_path: Path | None, grow: Path | None) -> None:

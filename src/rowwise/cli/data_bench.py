@@ -66,7 +66,7 @@ def bench(
 
     speeds = SPEEDS if samples_s is None else (_parse_speed(samples_s),)
     if splits < 1:
-        raise SpecError(f"--splits {splits}: want at least 1")
+        raise SpecError(f"--splits {splits}", "at least 1")
     with splits_bar(make_terminal(stderr=True), "preparing rows") as tell:
         subject = _open_subject(path, recipe)
         from rowwise.ingest.bench.measure import measure
@@ -74,7 +74,8 @@ def bench(
         measured = measure(subject.task, subject.batch, splits, tell=tell)
     if not measured.rows:
         raise DataError(
-            f"{subject.facts.source}: {measured.splits} splits have no row that the recipe uses: want more --splits"
+            f"{subject.facts.source}: {measured.splits} splits have no row that the recipe uses",
+            hint="give more --splits",
         )
     verdict = judge(measured, subject.facts, speeds)
     if as_json:
@@ -87,7 +88,7 @@ def _parse_speed(text: str) -> int:
     match = SPEED.fullmatch(text.strip())
     speed = float(match[1]) * SCALES[match[2]] if match else 0.0
     if speed < 1:
-        raise SpecError(f"--samples-s {text}: want samples a second, such as 50000, 300k or 1M")
+        raise SpecError(f"--samples-s {text}", "samples a second, such as 50000, 300k or 1M")
     return int(speed)
 
 
@@ -95,7 +96,7 @@ def _open_subject(path: str, recipe: str | None) -> _BenchSubject:
     if not path.endswith(RECIPE_ENDINGS):
         return _subject_of_files(path) if recipe is None else _subject_of_recipe(path, recipe)
     if recipe is not None:
-        raise SpecError(f"{path} and --recipe {recipe} are both recipes: want one of them, or data files as PATH")
+        raise SpecError(f"{path} and --recipe {recipe} are both recipes", "one of them, or data files as PATH")
     return _subject_of_recipe(None, path)
 
 

@@ -53,7 +53,7 @@ def drill(
     from rowwise.drills.serving import ServingReport, run_serving_drill
 
     if folder is not None and folder.exists() and any(folder.iterdir()):
-        raise SpecError(f"--folder {folder}: want an empty or a new folder")
+        raise SpecError(f"--folder {folder}", "an empty or a new folder")
     console = make_terminal(stderr=True, quiet=as_json)
     scratch = Scratch() if folder is None else None
     job_folder = scratch.path if scratch is not None else folder

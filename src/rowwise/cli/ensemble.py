@@ -26,7 +26,7 @@ def check_recipe(recipe: "Recipe", seeds: int) -> None:
 
     if recipe.save.mirror is not None:
         raise SpecError(
-            f"--seeds {seeds}: save.mirror={recipe.save.mirror} is for one run: want --set save.mirror=null"
+            f"--seeds {seeds}: save.mirror={recipe.save.mirror} is for one run", hint="add --set save.mirror=null"
         )
     check_amounts(recipe, f"--seeds {seeds}")
     check_use(recipe.model, "ensemble", f"--seeds {seeds}")

@@ -12,7 +12,7 @@ DEFAULT_RANK = {"RANK": "0", "WORLD_SIZE": "1"}
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 LISTENER = "ROWWISE_LISTENER"  # to rank 0: the open file of a socket that listens at MASTER_PORT
 RAY_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # as Ray reads them: the first one wins
-WANT = "start the command with torchrun, or unset the variables that torchrun sets"
+HINT = "start the command with torchrun, or unset the variables that torchrun sets"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +49,11 @@ class CommandEnvironment:
         if missing:
             for name, default in DEFAULT_RANK.items():
                 if variables.get(name, default) != default:
-                    raise SpecError(f"{name}={variables[name]} without {', '.join(missing)}: {WANT}")
+                    raise SpecError(f"{name}={variables[name]} without {', '.join(missing)}", hint=HINT)
             return None
         rank, world = _parse_number("RANK", variables), _parse_number("WORLD_SIZE", variables)
         if rank >= world:
-            raise SpecError(f"RANK={rank} with WORLD_SIZE={world}: the rank has to be less than the world size: {WANT}")
+            raise SpecError(f"RANK={rank} with WORLD_SIZE={world}", "a rank below the world size", hint=HINT)
         attempt = _parse_number(ATTEMPT, {ATTEMPT: "0"} | variables)
         listener = _parse_number(LISTENER, variables) if rank == 0 and LISTENER in variables else None
         return Torchrun(rank=rank, world=world, attempt=attempt, listener=listener)
@@ -62,5 +62,5 @@ class CommandEnvironment:
 def _parse_number(name: str, variables: Mapping[str, str]) -> int:
     number = parse_whole(variables[name])
     if number is None:
-        raise SpecError(f"{name}={variables[name]}: want a whole number of at least 0: {WANT}")
+        raise SpecError(f"{name}={variables[name]}", "a whole number of at least 0", hint=HINT)
     return number

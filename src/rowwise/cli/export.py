@@ -99,9 +99,9 @@ def export(  # noqa: PLR0913 - one for each option
 
     if follow and (explain or which != "best"):
         got = "--explain" if explain else f"--which {which}"
-        raise SpecError(f"{got} with --follow, which writes each checkpoint: want one of them")
+        raise SpecError(f"{got} with --follow, which writes each checkpoint", "one of them")
     if explain and rows is None:
-        raise SpecError("--explain without --rows: nothing is rounded: want --rows int8, int4, fp16 or bf16")
+        raise SpecError("--explain without --rows: nothing is rounded", "--rows int8, int4, fp16 or bf16")
     options = ItemOptions(None if items is None else str(items), recall)
     size = None if memory is None else parse_size(memory, "--memory")
     warn_of_run_code(run)
@@ -209,7 +209,7 @@ def _parse_canary(text: str) -> "Canary":
     with suppress(ValueError):
         if number is not None:
             return Canary(number, parse_share(share))
-    raise SpecError(f"--canary {text}: want a version and its share of requests, such as 3=5%")
+    raise SpecError(f"--canary {text}", "a version and its share of requests, such as 3=5%")
 
 
 def _show_version(written: "ExportedVersion", folder: str, costs: "list[RowTypeCost]", *, as_json: bool) -> None:

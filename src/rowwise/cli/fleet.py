@@ -67,9 +67,9 @@ def fleet(  # noqa: PLR0913 - one for each option
 
     Example: rowwise fleet served/ --qps 500 --p99 50 --rows 100 --workers 32 --memory 8GB
     """
-    for name, value, want in (("--qps", qps, "requests a second"), ("--p99", p99, "milliseconds")):
+    for name, value, expected in (("--qps", qps, "requests a second"), ("--p99", p99, "milliseconds")):
         if not math.isfinite(value):
-            raise SpecError(f"{name} {value}: want a number of {want}")
+            raise SpecError(f"{name} {value}", f"a number of {expected}")
     from rowwise.serve.fleet import check_p99, forecast, most_rate
     from rowwise.serve.load import one_sender
     from rowwise.serve.package import find_version
@@ -245,7 +245,7 @@ def _batches(load: "Load", tools: _Tools) -> _AverageBatch:
     run_s, seconds = tools.times().run_s - ran_s, seconds_of(answers)
     batches, cached = (now - then for now, then in zip(_counts(load), before, strict=True))
     if not run_s:
-        raise PeerError("/proc/PID/schedstat does not say how long a server runs: want a Linux that counts it")
+        raise PeerError("/proc/PID/schedstat does not say how long a server runs", "a Linux that counts it")
     requests = load.requests / batches
     each = (seconds / batches, run_s / batches, cached / load.requests)
     return _AverageBatch(load.requests / seconds, requests, *each, answers)

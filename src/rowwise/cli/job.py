@@ -61,7 +61,7 @@ class JobRequest:
         texts = (*self.command, str(self.cwd), str(self.runs), str(self.run or ""))
         bad = next((text for text in texts if not text.isprintable()), None)
         if bad is not None:
-            raise SpecError(f"{bad!r} in the script of a job: want printable characters")
+            raise SpecError(f"{bad!r} in the script of a job", "printable characters")
 
 
 def parse_settings(pairs: Sequence[str]) -> dict[str, str]:
@@ -72,7 +72,7 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, str]:
         settings |= {key: value} if equals else _read_settings(Path(pair))
     for key, value in settings.items():
         if not KEY.fullmatch(key) or not value.isprintable():
-            raise SpecError(f"--job {key}={value}: want KEY=VALUE, such as partition=gpu, in printable characters")
+            raise SpecError(f"--job {key}={value}", "KEY=VALUE, such as partition=gpu, in printable characters")
     return settings
 
 
@@ -84,11 +84,11 @@ def _read_settings(path: Path) -> dict[str, str]:
     try:
         read = load_yaml(read_text(path))
     except FileNotFoundError:
-        raise SpecError(f"--job {path}: want KEY=VALUE, such as partition=gpu, or a YAML file of them") from None
+        raise SpecError(f"--job {path}", "KEY=VALUE, such as partition=gpu, or a YAML file of them") from None
     except yaml.YAMLError as error:
         raise SpecError(f"--job {path}: {' '.join(str(error).split())}") from None
     if not isinstance(read, dict) or not all(isinstance(value, str | int) for value in read.values()):
-        raise SpecError(f"--job {path}: want a YAML file of settings, a line each, such as partition: gpu")
+        raise SpecError(f"--job {path}", "a YAML file of settings, a line each, such as partition: gpu")
     return {str(key): str(value) for key, value in read.items()}
 
 
@@ -162,5 +162,5 @@ def find_record(name: str) -> Job:
         raise SpecError(f"{name!r} is no job that was submitted from here: rowwise ps lists them")
     names = {job.full_name for job in found}
     if len(names) > 1:
-        raise SpecError(f"{name!r} is a job of {len(names)} clusters: want one of {', '.join(sorted(names))}")
+        raise SpecError(f"{name!r} is a job of {len(names)} clusters", f"one of {', '.join(sorted(names))}")
     return found[-1]

@@ -46,7 +46,7 @@ SCHEDULERS = {  # by the first part of a job's name
 def scheduler_of(job: Job) -> Scheduler:
     found = SCHEDULERS.get(job.name.partition("-")[0])
     if found is None:
-        raise SpecError(f"{job.name!r}: want the name of a job of {' or '.join(SCHEDULERS)}")
+        raise SpecError(f"{job.name!r}", f"the name of a job of {' or '.join(SCHEDULERS)}")
     return found
 
 

@@ -52,7 +52,7 @@ def make_manifest(request: JobRequest) -> str:
     name, namespace = settings.get("name", _name_of(request.recipe)), settings.get("namespace")
     if not NAME.fullmatch(name):
         raise SpecError(
-            f"--job name={name}: want a small letter, then at most 39 small letters, digits and dashes: a name in DNS"
+            f"--job name={name}", "a small letter, then at most 39 small letters, digits and dashes: a name in DNS"
         )
     about = {"name": name} | ({"namespace": namespace} if namespace else {})
     service = {
@@ -89,15 +89,18 @@ def _checked(request: JobRequest) -> dict[str, str]:
     settings = dict(request.settings)
     unknown = settings.keys() - set(KEYS)
     if unknown:
-        want = f"want one of {', '.join(KEYS)}; other fields are added to the manifest"
-        raise SpecError(f"--job {min(unknown)}={settings[min(unknown)]}: {want}")
+        raise SpecError(
+            f"--job {min(unknown)}={settings[min(unknown)]}",
+            f"one of {', '.join(KEYS)}",
+            hint="add other fields to the manifest",
+        )
     for key, why in (("image", "the container image with rowwise"), ("claim", "the volume claim with recipe and runs")):
         if not settings.get(key):
-            raise SpecError(f"--on kubernetes without --job {key}=NAME: want {why}")
+            raise SpecError(f"--on kubernetes without --job {key}=NAME", why)
     for key in ("grace", "gpu"):
         value = settings.get(key, "1")
         if not 1 <= (parse_whole(value) or 0) <= 65535:
-            raise SpecError(f"--job {key}={value}: want a number from 1 to 65535")
+            raise SpecError(f"--job {key}={value}", "a number from 1 to 65535")
     return settings
 
 

@@ -69,15 +69,17 @@ def launch(
 def parse_ranks(nproc: int | None, timeout: float | None, environment: CommandEnvironment) -> int:
     """The number of ranks; raises if --nproc, --timeout and torchrun contradict each other."""
     if nproc is not None and nproc < 1:
-        raise SpecError(f"--nproc {nproc}: want at least 1")
+        raise SpecError(f"--nproc {nproc}", "at least 1")
     if nproc is not None and nproc > MOST_RANKS:
-        raise SpecError(f"--nproc {nproc}: want at most {MOST_RANKS} processes on one machine")
+        raise SpecError(f"--nproc {nproc}", f"at most {MOST_RANKS} processes on one machine")
     if nproc is not None and environment.torchrun is not None:
-        want = "leave out --nproc, or start rowwise without torchrun"
-        raise SpecError(f"--nproc {nproc} under torchrun, which has started {environment.torchrun.world} ranks: {want}")
+        raise SpecError(
+            f"--nproc {nproc} under torchrun, which has started {environment.torchrun.world} ranks",
+            hint="leave out --nproc, or start rowwise without torchrun",
+        )
     ranks = environment.torchrun.world if environment.torchrun is not None else nproc or 1
     if timeout is not None and not 0 < timeout <= MOST_TIMEOUT_S:
-        raise SpecError(f"--timeout {timeout:g}: want more than 0 seconds, and at most {MOST_TIMEOUT_S:g}")
+        raise SpecError(f"--timeout {timeout:g}", f"more than 0 seconds, and at most {MOST_TIMEOUT_S:g}")
     if timeout is not None and ranks == 1:
         raise SpecError(f"--timeout {timeout:g} with one rank, which waits for no other: leave it out")
     return ranks

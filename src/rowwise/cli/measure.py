@@ -107,7 +107,7 @@ def predict(
     from rowwise.recipes.ensemble import predict_ensemble
 
     if not out.parent.is_dir() or (out.exists() and not out.is_file()):
-        raise SpecError(f"--out {out}: want the name of a file in an existing folder")
+        raise SpecError(f"--out {out}", "the name of a file in an existing folder")
     size = None if memory is None else parse_size(memory, "--memory")
     for run in runs:
         warn_of_run_code(run)

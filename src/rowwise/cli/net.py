@@ -59,15 +59,13 @@ def probe(
     environment: CommandEnvironment = ctx.obj
     torchrun = environment.torchrun
     if torchrun is None and nproc is None:
-        raise SpecError(
-            "no ranks to probe between: want torchrun with a process on each host, or --nproc N for a trial"
-        )
+        raise SpecError("no ranks to probe between", "torchrun with a process on each host, or --nproc N for a trial")
     if torchrun is not None and nproc is not None:
         raise SpecError(f"--nproc {nproc} under torchrun, which has started {torchrun.world} ranks: leave out --nproc")
     if nproc is not None and not 2 <= nproc <= MOST_HERE:
-        raise SpecError(f"--nproc {nproc}: nothing to order: want 2 to {MOST_HERE} processes")
+        raise SpecError(f"--nproc {nproc}: nothing to order", f"2 to {MOST_HERE} processes")
     if out.is_dir() or not out.parent.is_dir():
-        raise SpecError(f"{out}: want a file in a folder that exists")
+        raise SpecError(out, "a file in a folder that exists")
     racks = None
     if groups is not None:
         from rowwise.calibrate.net import read_racks
@@ -131,7 +129,7 @@ def order(
     _check_seconds(seconds, MOST_s)
     read, wanted = read_network(network), parse_sum(collective)
     if len(read.hosts) == 1:
-        raise SpecError(f"{network}: one host: nothing to order: want a network of several")
+        raise SpecError(f"{network}: one host: nothing to order", "a network of several hosts")
     found = find_order(read.arrays(), wanted, noise=read.noise, limit_s=seconds)
     names = [read.hosts[host].name for host in found.kept]
     if hosts is not None:
@@ -145,7 +143,7 @@ def order(
 def _check_seconds(seconds: float, most: float) -> None:
     refuse_nan("--seconds", seconds, "a number of seconds")
     if not FEWEST_s <= seconds <= most:
-        raise SpecError(f"--seconds {seconds:g}: want {FEWEST_s:g} to {most:,.0f}")
+        raise SpecError(f"--seconds {seconds:g}", f"{FEWEST_s:g} to {most:,.0f}")
 
 
 def _probe_job(seconds: float, attempt: int) -> "tuple[ProbeSamples, tuple[NetworkHost, ...]] | None":
@@ -156,7 +154,7 @@ def _probe_job(seconds: float, attempt: int) -> "tuple[ProbeSamples, tuple[Netwo
 
     meeting = meet(MEETING_s, attempt)
     if meeting.topology.hosts == 1:
-        raise SpecError("one host: nothing to order: want torchrun on several hosts, or --nproc N for a trial")
+        raise SpecError("one host: nothing to order", "torchrun on several hosts, or --nproc N for a trial")
     hosts, ranks = list_hosts(meeting), meeting.first_ranks
     if ranks is None:
         return None

@@ -42,7 +42,7 @@ def pictures(
 
     wanted = [size for size in map(parse_whole, sizes.split(",")) if size is not None]
     if len(wanted) <= sizes.count(","):
-        raise SpecError(f"--sizes {sizes}: want whole numbers such as 16,32,64")
+        raise SpecError(f"--sizes {sizes}", "whole numbers such as 16,32,64")
     console = make_terminal(stderr=True)
     found, total = _find(source)
     with splits_bar(console, "pictures") as tell:
@@ -72,5 +72,5 @@ def _find(source: str) -> "tuple[Iterable[Picture], int]":
     file, _, names = source.partition(":")
     key, _, column = names.partition(":")
     if not key or not column or not Path(file).is_file():
-        raise SpecError(f"{source}: want a folder of pictures, or FILE.parquet:NAME:COLUMN")
+        raise SpecError(source, "a folder of pictures, or FILE.parquet:NAME:COLUMN")
     return pictures_of_rows(Path(file), key, column), 0

@@ -72,11 +72,11 @@ class SearchOptions:
     def __post_init__(self) -> None:
         for name, value in (("seconds", self.seconds), ("certify", self.certify_s)):
             if value is not None and not 0 <= value < 1e6:
-                raise SpecError(f"--{name} {value}: want 0 seconds or more")
+                raise SpecError(f"--{name} {value}", "0 seconds or more")
         if not 0 <= self.measured <= MOST_MEASURED:
-            raise SpecError(f"--measure {self.measured}: want 1 to {MOST_MEASURED} plans")
+            raise SpecError(f"--measure {self.measured}", f"1 to {MOST_MEASURED} plans")
         if not 0 <= self.seed < 1 << 31:
-            raise SpecError(f"--seed {self.seed}: want 0 to 2**31 - 1")
+            raise SpecError(f"--seed {self.seed}", "0 to 2**31 - 1")
 
     @property
     def expected_s(self) -> float:
@@ -194,17 +194,17 @@ def plan(  # noqa: PLR0913 - one for each option
 def make_request(arguments: PlanArguments) -> "tuple[PlanRequest, tuple[str, ...]]":
     """The request to the planner, and notes on values that it fills in or leaves out."""
     from rowwise.perf.learned import profile_warnings
-    from rowwise.planner.machines import WANT, machine_named
+    from rowwise.planner.machines import TOPOLOGIES, machine_named
     from rowwise.planner.problem import PlanRequest
 
     if (arguments.tables is None) == (arguments.recipe is None):
         got = "neither is given" if arguments.tables is None else "both are given"
-        raise SpecError(f"--tables or --recipe: {got}: want one of them")
+        raise SpecError(f"--tables or --recipe: {got}", "one of them")
     if arguments.topology is None:
-        raise SpecError(f"--topology is not given: {WANT}")
+        raise SpecError("--topology is not given", TOPOLOGIES)
     for name, value in (("batch", arguments.batch), ("dim", arguments.dim)):
         if value is not None and value < 1:
-            raise SpecError(f"--{name} {value}: want at least 1")
+            raise SpecError(f"--{name} {value}", "at least 1")
     machine = machine_named(arguments.topology)
     if arguments.memory is not None:
         machine, arguments = _limit_memory(machine, arguments.memory), replace(arguments, tiers=_disk_tiers(arguments))
@@ -232,7 +232,7 @@ def _limit_memory(machine: "Machine", memory: str) -> "Machine":
     hardware, size = machine.hardware, parse_size(memory, "--memory")
     if hardware.host_bytes or not size:
         got = "0 bytes" if not size else f"{hardware.name} has memory of its own and of its host"
-        raise SpecError(f"--memory {memory}: {got}: want a size such as 4GB for a machine without GPUs, else --tiers")
+        raise SpecError(f"--memory {memory}: {got}", "a size such as 4GB for a machine without GPUs, else --tiers")
     disk_bytes = hardware.disk_bytes or LARGEST
     limited = structs.replace(hardware, device_bytes=size // machine.topology.devices, disk_bytes=disk_bytes)
     return structs.replace(machine, hardware=limited)
@@ -240,7 +240,7 @@ def _limit_memory(machine: "Machine", memory: str) -> "Machine":
 
 def _disk_tiers(arguments: PlanArguments) -> str:
     if arguments.tiers is not None:
-        raise SpecError(f"--tiers {arguments.tiers} with --memory: want one of them")
+        raise SpecError(f"--tiers {arguments.tiers} with --memory", "one of them")
     return "device,disk"
 
 
@@ -254,19 +254,19 @@ def _choose_model(arguments: PlanArguments, machine: "Machine", wire: Wire) -> "
             return model_of(machine.hardware, machine.topology, wire)
         case "learned":
             if machine.hardware.kernels is None:
-                got = f"the profile {machine.hardware.name} was not measured"
-                raise SpecError(f"--model learned: {got}: want one that `rowwise calibrate` wrote")
+                raise SpecError(
+                    f"--model learned: the profile {machine.hardware.name} was not measured",
+                    "a profile that `rowwise calibrate` wrote",
+                )
             return LearnedModel.of(machine.hardware, machine.topology, wire)
         case "roofline":
             return Roofline(machine.hardware, machine.topology, wire)
         case "torchrec":
             if arguments.wire:
-                raise SpecError(
-                    f"--wire {arguments.wire[0]}: --model torchrec does not model wires: want another model"
-                )
+                raise SpecError(f"--wire {arguments.wire[0]}: --model torchrec does not model wires", "another model")
             return TorchRecModel(machine.topology)
         case _:
-            raise SpecError(f"--model {arguments.model!r}: want {', '.join(MODELS)}")
+            raise SpecError(f"--model {arguments.model!r}", ", ".join(MODELS))
 
 
 def _check_dense(request: "PlanRequest") -> None:
@@ -280,7 +280,7 @@ def _check_dense(request: "PlanRequest") -> None:
     got = f"dense parameters with kind={dense.kind} take {size} of the {format_bytes(room)} of a rank"
     fits = least.memory_bytes(topology, batch) < room
     way_out = f"{least.setting()} ({least_size}), " if fits else ""
-    raise SpecError(f"{got}: want {way_out}more memory or a smaller model")
+    raise SpecError(got, f"{way_out}more memory or a smaller model")
 
 
 def _read_tables(arguments: PlanArguments, machine: "Machine") -> "tuple[PlanInputs, tuple[str, ...]]":
@@ -288,14 +288,14 @@ def _read_tables(arguments: PlanArguments, machine: "Machine") -> "tuple[PlanInp
 
     if arguments.tables is not None:
         if arguments.changes:
-            raise SpecError("--set with --tables: want --recipe, whose values it changes")
+            raise SpecError("--set with --tables", "--recipe, whose values it changes")
         read = read_tables(arguments.tables, dim=arguments.dim)
         wire = _parse_wire(arguments.wire)
         return PlanInputs(read.workloads, arguments.batch or BATCH, wire), read.notes
     if arguments.dim is not None:
-        raise SpecError("--dim is for --tables: want --set tables.all.dim=... for a recipe")
+        raise SpecError("--dim is for --tables", "--set tables.all.dim=... for a recipe")
     if arguments.wire:
-        raise SpecError(f"--wire {arguments.wire[0]} is for --tables: want --set wire.{arguments.wire[0]} for a recipe")
+        raise SpecError(f"--wire {arguments.wire[0]} is for --tables", f"--set wire.{arguments.wire[0]} for a recipe")
     from rowwise.recipes.plan import plan_inputs
 
     assert arguments.recipe is not None
@@ -309,10 +309,12 @@ def _parse_wire(texts: tuple[str, ...]) -> Wire:
         link_and_way, _, wire_type = text.partition("=")
         link, _, way = link_and_way.partition(".")
         if link not in codecs or way not in Codecs.__struct_fields__:
-            want = f"want LINK.WAY=TYPE with {', '.join(LINKS)}, and forward or backward: network.forward=int8"
-            raise SpecError(f"--wire {text!r}: {want}")
+            raise SpecError(
+                f"--wire {text!r}",
+                f"LINK.WAY=TYPE with {', '.join(LINKS)}, and forward or backward, such as network.forward=int8",
+            )
         if way in codecs[link]:
-            raise SpecError(f"--wire {text!r}: {link_and_way} is given twice: want one type")
+            raise SpecError(f"--wire {text!r}: {link_and_way} is given twice", "one type")
         codecs[link][way] = wire_type
     return msgspec.structs.replace(Wire(), **{link: Codecs(**ways) for link, ways in codecs.items() if ways})
 
@@ -342,7 +344,7 @@ def _parse_layouts(text: str) -> tuple[str, ...]:
     unknown = [name for name in names if name not in NAMES]
     if unknown or not names:
         got = repr(unknown[0]) if unknown else "none"
-        raise SpecError(f"--layouts {text!r}: {got}: want one or more of {', '.join(NAMES)}")
+        raise SpecError(f"--layouts {text!r}: {got}", f"one or more of {', '.join(NAMES)}")
     return names
 
 
@@ -357,11 +359,13 @@ def _parse_tiers(text: str | None, machine: "Machine") -> "frozenset[Tier]":
     unknown = sorted(names - tiers)
     if unknown or "device" not in tiers:
         got = repr(unknown[0]) if unknown else "no device"
-        raise SpecError(f"--tiers {text!r}: {got}: want device, and optionally {', '.join(TIERS[1:])}")
+        raise SpecError(f"--tiers {text!r}: {got}", f"device, and optionally {', '.join(TIERS[1:])}")
     for tier, size in zip(TIERS, machine.memory_bytes, strict=True):
         if tier in tiers and not size:
-            got = f"{machine.hardware.name} has no {tier} memory for tables"
-            raise SpecError(f"--tiers {text!r}: {got}: want its size in --topology, such as :{tier}=1TB")
+            raise SpecError(
+                f"--tiers {text!r}: {machine.hardware.name} has no {tier} memory for tables",
+                f"its size in --topology, such as :{tier}=1TB",
+            )
     return tiers
 
 
@@ -372,14 +376,14 @@ def _make_plan(
     from rowwise.shard.tiers import DEVICE_TIERS
 
     if options.measured and not request.tiers <= DEVICE_TIERS:
-        raise SpecError("--measure with --tiers: rows below the device are not measured yet: want one of them")
+        raise SpecError("--measure with --tiers: rows below the device are not measured yet", "one of them")
     if options.measured and (old is not None or options.certify_s):
-        raise SpecError("--measure with --replan or --certify: want one of them")
+        raise SpecError("--measure with --replan or --certify", "one of them")
     if options.method is not None:
         from rowwise.planner.pipeline import plan_by_method
 
         if options.measured or old is not None or options.certify_s or options.seconds is not None:
-            raise SpecError("--method with --measure, --replan, --certify or --seconds: want one of them")
+            raise SpecError("--method with --measure, --replan, --certify or --seconds", "one of them")
         return plan_by_method(request, options.method, options.seed), ()
     if options.measured:
         return _measure_plans(request, options)
@@ -394,7 +398,7 @@ def _make_plan(
 
     if options.certify_s:
         raise SpecError(
-            "--certify with --replan: want one of them: --replan stays near the old plan, which is rarely optimal"
+            "--certify with --replan", "one of them, as --replan stays near the old plan, which is rarely optimal"
         )
     replanned = replan(
         request, old, seconds=REPLAN_SECONDS if options.seconds is None else options.seconds, seed=options.seed
@@ -447,7 +451,7 @@ def _parse_seconds(text: str) -> float:
     try:
         return float(text.strip().removesuffix("s"))
     except ValueError:
-        raise SpecError(f"--certify {text!r}: want a number of seconds, such as 30 or 30s") from None
+        raise SpecError(f"--certify {text!r}", "a number of seconds, such as 30 or 30s") from None
 
 
 def read_plan(path: Path) -> "Plan":
@@ -465,13 +469,13 @@ def check_outputs(files: "Mapping[str, Path | None]") -> None:
         if path is None or (path == STDOUT and option == "--json"):
             continue
         if path == STDOUT:
-            raise SpecError(f"{option} -: want the name of a file")
+            raise SpecError(f"{option} -", "the name of a file")
         if not path.parent.is_dir():
             raise SpecError(f"{option} {path}: the folder {path.parent} does not exist: create it first")
         if path.is_dir():
-            raise SpecError(f"{option} {path}: this is a folder: want the name of a file")
+            raise SpecError(f"{option} {path}: this is a folder", "the name of a file")
         if path.absolute() in option_of:
-            raise SpecError(f"{option} {path}: {option_of[path.absolute()]} writes the same file: want another name")
+            raise SpecError(f"{option} {path}: {option_of[path.absolute()]} writes the same file", "another name")
         option_of[path.absolute()] = option
 
 
@@ -501,7 +505,7 @@ def _write_files(
             write_atomically(path, text)
             console.print(f"wrote   {path}", markup=False, soft_wrap=True)
     if not texts:
-        console.print("the plan was not written: want --json plan.json to keep it", markup=False)
+        console.print("the plan was not written; add --json plan.json to keep it", markup=False)
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -114,5 +114,5 @@ def _has_begun(run: Path, recipe: "Recipe | None") -> bool:
         return False
     there = read(run / RECIPE).name
     if recipe is not None and there != recipe.name:
-        raise SpecError(f"--run {run} has a run of the recipe {there!r}, not {recipe.name!r}: want another folder")
+        raise SpecError(f"--run {run} has a run of the recipe {there!r}, not {recipe.name!r}", "another folder")
     return True

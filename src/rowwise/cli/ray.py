@@ -71,15 +71,17 @@ def _checked(request: JobRequest) -> dict[str, str]:
     settings = {**DEFAULTS, **request.settings}
     unknown = settings.keys() - DEFAULTS.keys()
     if unknown:
-        raise SpecError(f"--job {min(unknown)}={settings[min(unknown)]}: want one of {', '.join(DEFAULTS)}")
+        raise SpecError(f"--job {min(unknown)}={settings[min(unknown)]}", f"one of {', '.join(DEFAULTS)}")
     if not DASHBOARD.fullmatch(settings["address"]):
-        want = f"the URL of Ray's dashboard, such as {DEFAULTS['address']}, by --job address=URL or RAY_ADDRESS"
-        raise SpecError(f"{settings['address']!r}: want {want}")
+        raise SpecError(
+            f"{settings['address']!r}",
+            f"the URL of Ray's dashboard, such as {DEFAULTS['address']}, by --job address=URL or RAY_ADDRESS",
+        )
     for key, least in LEAST.items():
         value = settings[key]
         number = parse_whole(value)
         if number is None or not least <= number <= 65535:
-            raise SpecError(f"--job {key}={value}: want a number from {least} to 65535")
+            raise SpecError(f"--job {key}={value}", f"a number from {least} to 65535")
     return settings
 
 
@@ -97,7 +99,7 @@ def _environment(settings: dict[str, str]) -> dict[str, dict[str, str]]:
 def submit(request: JobRequest) -> Job:
     settings = _checked(request)
     if importlib.util.find_spec("ray") is None:  # the job runs with this Python
-        raise SpecError("--on ray needs Ray: want pip install 'rowwise[cluster]'; --dry-run prints the script")
+        raise SpecError("--on ray needs Ray", hint="pip install 'rowwise[cluster]', or print the script with --dry-run")
     name = f"ray-{secrets.token_hex(4)}"
     job = Job(
         name=name,
@@ -166,6 +168,9 @@ def _ask(address: str, path: str, body: dict[str, Any] | None = None) -> dict[st
             raise _Unknown(f"{url}: {said[-1]}") from None
         raise DataError(f"Ray at {address} refuses ({error.code} {error.reason}): {said[-1]}") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
-        want = "want the URL of a running cluster's dashboard (--job address=URL), or start one here: ray start --head"
-        raise DataError(f"no Ray answers at {address} ({getattr(error, 'reason', error)}): {want}") from None
+        raise DataError(
+            f"no Ray answers at {address} ({getattr(error, 'reason', error)})",
+            "the URL of a running cluster's dashboard (--job address=URL)",
+            hint="or start a cluster here: ray start --head",
+        ) from None
     return found

@@ -137,8 +137,10 @@ class RanksOfNode:
         """The address of this node, and a port at which this actor listens until it hands it to rank 0."""
         address = _ray().util.get_node_ip_address()
         if not os.path.isdir(cwd):
-            want = "want the working folder, Python and the runs on storage that all nodes share"
-            raise SpecError(f"node {address} has no folder {cwd}: {want}")
+            raise SpecError(
+                f"node {address} has no folder {cwd}",
+                "the working folder, Python and the runs on storage that all nodes share",
+            )
         return address, self._listener.getsockname()[1]
 
     def start(self, command: Sequence[str], cwd: str, variables: Sequence[dict[str, str]]) -> None:
@@ -382,7 +384,7 @@ def main() -> int:
     try:
         ray = _ray()
     except ImportError:
-        print(f"rowwise: no Ray in {sys.executable}: want pip install 'rowwise[cluster]' there", file=sys.stderr)
+        print(f"rowwise: no Ray in {sys.executable}; pip install 'rowwise[cluster]' there", file=sys.stderr)
         return 2
     ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
     with open(options.log, "a", buffering=1) as log:

@@ -122,16 +122,16 @@ def serve(  # noqa: PLR0913 - one for each option
     """
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
-        raise SpecError(f"{', '.join(missing)} is not installed: want pip install 'rowwise[serve]'")
+        raise SpecError(f"{', '.join(missing)} is not installed", hint="pip install 'rowwise[serve]'")
     from rowwise.scratch import Scratch
     from rowwise.serve.host import HostTask, ServerHost, bind
 
     limits = make_limits(limit or (), rows_at_once=rows_at_once, timeout_s=timeout / 1000)
     if record is None and record_share is not None:
-        raise SpecError(f"--record-share {record_share} without --record: want a folder to keep requests in")
+        raise SpecError(f"--record-share {record_share} without --record", "a folder to keep requests in")
     recording = None if record is None else _recording(record, record_share or "1%")
     if expect is not None and redis is not None:
-        raise SpecError(f"--expect with --redis {redis}: rows that come from there are in no digest: want one of them")
+        raise SpecError(f"--expect with --redis {redis}", "one of them, as rows from Redis are in no digest")
     tell = partial(print, flush=True)
     with (
         bind(host, port) as bound,
@@ -185,12 +185,12 @@ def make_limits(texts: "Sequence[str]", **given: float) -> "ServiceLimits":
     for text in texts:
         name, _, value = text.partition("=")
         if name not in names or not value:
-            raise SpecError(f"--limit {text}: want NAME=VALUE, and a name of {', '.join(names)}")
+            raise SpecError(f"--limit {text}", f"NAME=VALUE, where NAME is one of {', '.join(names)}")
         found[name] = parse_size(value, f"--limit {name}") if name.endswith("_bytes") else value
     try:
         return msgspec.convert(found, ServiceLimits, strict=False)
     except msgspec.ValidationError as error:
-        raise SpecError(f"--limit: {error}: want a number") from None
+        raise SpecError(f"--limit: {error}", "a number") from None
 
 
 class VersionSource(NamedTuple):
@@ -253,7 +253,7 @@ def make_row_tiers(
         if value is not None and memory is None:
             raise SpecError(f"{name} {value} without --memory: all rows are in memory")
     if default_row is not None and default_row not in tuple(DefaultRow):
-        raise SpecError(f"--default-row {default_row}: want zero or mean")
+        raise SpecError(f"--default-row {default_row}", "zero or mean")
     if default_row is not None and hit_rate is None:
         raise SpecError(f"--default-row {default_row} without --hit-rate: answers wait for all rows")
     try:
@@ -261,7 +261,7 @@ def make_row_tiers(
     except ValueError:
         least = -1.0
     if least is not None and not 0 <= least <= 1:
-        raise SpecError(f"--hit-rate {hit_rate}: want a share of the rows, such as 90%")
+        raise SpecError(f"--hit-rate {hit_rate}", "a share of the rows, such as 90%")
     size = None if memory is None else parse_size(memory, "--memory")
     addresses = () if redis is None else parse_addresses(redis)
     default = DefaultRow(default_row or DefaultRow.ZERO)
@@ -288,9 +288,9 @@ def _device_rows(
     except RuntimeError:
         where = None
     if where is None or where.type not in ("cpu", "cuda"):
-        raise SpecError(f"--device {device}: want cpu or cuda")
+        raise SpecError(f"--device {device}", "cpu or cuda")
     if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
-        raise SpecError(f"--device {device}: torch finds no such GPU: want --device cpu; see rowwise doctor")
+        raise SpecError(f"--device {device}: torch finds no such GPU", "--device cpu", hint="see rowwise doctor")
     if where.type == "cpu" and memory is None:
         return None
     if host_memory is not None:
@@ -323,14 +323,12 @@ def _recording(folder: Path, share: str) -> "Recording":
     try:
         value = parse_share(share)
     except ValueError:
-        raise SpecError(f"--record-share {share}: want a share of the requests, such as 1%") from None
+        raise SpecError(f"--record-share {share}", "a share of the requests, such as 1%") from None
     recording = Recording(str(folder), value)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SpecError(
-            f"--record {folder}: {error.strerror}: want a folder for requests, or a place for one"
-        ) from None
+        raise SpecError(f"--record {folder}: {error.strerror}", "a writable folder for requests") from None
     return recording
 
 

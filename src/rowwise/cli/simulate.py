@@ -95,18 +95,18 @@ def simulate(  # noqa: PLR0913 - one for each option
         _check(check, as_json=as_json)
         return
     if dim is not None and dim < 1:
-        raise SpecError(f"--dim {dim}: want at least 1")
+        raise SpecError(f"--dim {dim}", "at least 1")
     machine = _read_machine(topology, network)
     model = _read_model(recipe, tuple(changes or ()), tables, dense, dim, machine)
     if batch is not None:
         if batch < 1:
-            raise SpecError(f"--batch {batch}: want at least 1")
+            raise SpecError(f"--batch {batch}", "at least 1")
         model = replace(model, batch=batch)
     place = _place(machine, network, plan, even=even)
     console = make_terminal(quiet=as_json)
     if vary:
         if trace is not None:
-            raise SpecError("--trace with --vary: want one of them, as a trace shows one combination")
+            raise SpecError("--trace with --vary", "one of them, as a trace shows one combination")
         swept = _sweep(model, place, vary)
         show_sweep(swept, console)
         _write(swept, html, console, as_json=as_json)
@@ -162,10 +162,10 @@ def _check(run: Path, *, as_json: bool) -> None:
 
 
 def _read_machine(topology: str | None, network: Path | None) -> "Machine":
-    from rowwise.planner.machines import WANT, machine_named
+    from rowwise.planner.machines import TOPOLOGIES, machine_named
 
     if topology is None:
-        raise SpecError(f"--topology is not given: {WANT}")
+        raise SpecError("--topology is not given", TOPOLOGIES)
     machine = machine_named(topology)
     return machine if network is None else _on_network(machine, _read_network(network), network)
 
@@ -182,12 +182,16 @@ def _on_network(machine: "Machine", network: "Network", path: Path) -> "Machine"
 
     hosts, devices = machine.topology.hosts, machine.topology.devices
     if len(network.hosts) < hosts:
-        want = "want fewer hosts in --topology, or another network"
-        raise SpecError(f"{path}: {len(network.hosts)} hosts, and the machine has {hosts}: {want}")
+        raise SpecError(
+            f"{path}: {len(network.hosts)} hosts, and the machine has {hosts}",
+            "fewer hosts in --topology, or another network",
+        )
     other = next((host for host in network.hosts[:hosts] if host.devices != devices), None)
     if other is not None:
-        want = "want as many in --topology"
-        raise SpecError(f"{path}: host {other.name} has {other.devices} devices, and the machine {devices}: {want}")
+        raise SpecError(
+            f"{path}: host {other.name} has {other.devices} devices, and the machine {devices}",
+            "as many devices in --topology",
+        )
     return structs.replace(machine, topology=network.topology(range(hosts)))
 
 
@@ -195,7 +199,7 @@ def _place(machine: "Machine", network: Path | None, plan: Path | None, *, even:
     from rowwise.simulate.simulation import SimulatedMachine
 
     if even and plan is not None:
-        raise SpecError(f"--even with --plan {plan}: want one of them")
+        raise SpecError(f"--even with --plan {plan}", "one of them")
     return SimulatedMachine(
         machine=machine,
         network=None if network is None else _read_network(network),
@@ -210,17 +214,17 @@ def _read_model(
 ) -> "SimulatedModel":  # fmt: skip
     if (recipe is None) == (tables is None):
         got = "neither is given" if recipe is None else "both are given"
-        raise SpecError(f"a recipe or --tables: {got}: want one of them")
+        raise SpecError(f"a recipe or --tables: {got}", "one of them")
     if recipe is not None:
         given = {"--dense": dense, "--dim": dim}
         for name, value in given.items():
             if value is not None:
-                raise SpecError(f"{name} {value} with a recipe: want it with --tables")
+                raise SpecError(f"{name} {value} with a recipe", "--tables instead of the recipe")
         from rowwise.recipes.simulated import simulated_model
 
         return simulated_model(load_recipe(recipe, changes), machine)
     if changes:
-        raise SpecError("--set with --tables: want a recipe, whose values it changes")
+        raise SpecError("--set with --tables", "a recipe, whose values it changes")
     from rowwise.perf.dense_layers import parse_layers, side_of_layers
     from rowwise.planner.inputs import read_tables
     from rowwise.simulate.simulation import SimulatedModel
@@ -241,4 +245,4 @@ def _describe_misfit(found: "Simulation") -> str:
     from rowwise.simulate.simulation import describe_memory
 
     lacks = f"a rank lacks {format_bytes(found.lacking_bytes)}"
-    return f"it does not fit: {lacks} ({describe_memory(found.memory)}): want more ranks, more memory or smaller tables"
+    return f"it does not fit: {lacks} ({describe_memory(found.memory)}): expected more ranks, memory or smaller tables"

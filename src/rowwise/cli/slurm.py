@@ -17,7 +17,7 @@ from rowwise.textfile import parse_whole
 RESTARTS = 5  # most, while none of them has saved a checkpoint
 GRACE_S = 120  # from SIGTERM to the time limit
 SUBMITTED = re.compile(r"([0-9]{1,18})(;[\w.-]+)?", re.ASCII)  # a job's number, and its cluster
-HERE = "want a login node of the cluster; --dry-run prints the script"
+HERE = "expected a login node of the cluster; --dry-run prints the script"
 WORDS: dict[State, tuple[str, ...]] = {
     "pending": ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "PREEMPTED", "SPECIAL_EXIT"),
     "completed": ("COMPLETED",),
@@ -61,10 +61,10 @@ def make_script(request: JobRequest) -> str:
     settings = dict(request.settings)
     grace = settings.pop("grace", str(GRACE_S))
     if not 1 <= (parse_whole(grace) or 0) <= 65535:
-        raise SpecError(f"--job grace={grace}: want seconds from 1 to 65535, the time to save before the time limit")
+        raise SpecError(f"--job grace={grace}", "seconds from 1 to 65535, the time to save before the time limit")
     taken = settings.keys() & {"ntasks", "ntasks-per-node", "chdir"}
     if taken:
-        raise SpecError(f"--job {min(taken)}=...: want --nodes and --nproc, and the command started in its folder")
+        raise SpecError(f"--job {min(taken)}=...", hint="use --nodes and --nproc, and start the command in its folder")
     options = {
         "job-name": request.recipe,
         "nodes": str(request.nodes),
@@ -93,7 +93,7 @@ def parse_job_id(said: str) -> str:
     """The number of a job, from what sbatch prints."""
     submitted = SUBMITTED.fullmatch(said.strip())
     if submitted is None:
-        raise SpecError(f"sbatch prints {said[:80]!r}: want the number of a job alone, as --parsable prints it")
+        raise SpecError(f"sbatch prints {said[:80]!r}", "the number of a job alone, as --parsable prints it")
     return submitted[1]
 
 
@@ -104,8 +104,8 @@ def submit(request: JobRequest) -> Job:
         try:
             job_id = parse_job_id(run_program(["sbatch", "--parsable", str(script)], HERE))
         except DataError as error:
-            want = "sinfo -s lists partitions, and --job KEY=VALUE sets any option of sbatch"
-            raise SpecError(f"{error}; {want}") from None
+            hint = "sinfo -s lists partitions, and --job KEY=VALUE sets any option of sbatch"
+            raise SpecError(error, hint=hint) from None
     name = f"slurm-{job_id}"
     log = f"{name}.log"
     if "output" in request.settings:
@@ -136,7 +136,9 @@ def find_state(job: Job) -> tuple[State, str]:
     """The state of a job, and Slurm's word for it or the reason of a job that waits."""
     here = find_cluster()
     if "" not in (here, job.cluster) and here != job.cluster:
-        raise DataError(f"it is a job of the cluster {job.cluster}, and this is {here}: want a login node of that one")
+        raise DataError(
+            f"it is a job of the cluster {job.cluster}, and this is {here}", f"a login node of {job.cluster}"
+        )
     try:
         shown = run_program(["scontrol", "--oneliner", "show", "job", job.id], HERE)
     except DataError as error:

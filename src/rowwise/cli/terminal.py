@@ -36,10 +36,10 @@ def make_terminal(*, stderr: bool = False, quiet: bool = False, width: int = WID
     return terminal if (terminal := make()).is_terminal else make(width=width)
 
 
-def refuse_nan(option: str, value: float | None, want: str) -> None:
+def refuse_nan(option: str, value: float | None, expected: str) -> None:
     """Raise for NaN, which passes typer's range check."""
     if value is not None and math.isnan(value):
-        raise SpecError(f"{option} {value}: want {want}")
+        raise SpecError(f"{option} {value}", expected)
 
 
 def print_line(text: str) -> None:

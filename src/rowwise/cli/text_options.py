@@ -64,7 +64,7 @@ def _make_dialect(types: "Sequence[str]", options: dict[str, Any]) -> "Dialect":
     if "delimiter" in given:
         given["delimiter"] = MARKS.get(given["delimiter"], given["delimiter"])
     if "decimal" in given and given["decimal"] not in (".", ","):
-        raise SpecError(f"--decimal {given['decimal']}: want . or ,")
+        raise SpecError(f"--decimal {given['decimal']}", ". or ,")
     if "names" in given:
         given["names"] = tuple(given["names"].split(","))
     if "missing" in given:
@@ -72,15 +72,15 @@ def _make_dialect(types: "Sequence[str]", options: dict[str, Any]) -> "Dialect":
     return Dialect(**given, types=parse_pairs("--column-type", types, "COLUMN=TYPE, such as price=float"))
 
 
-def parse_pairs(option: str, texts: "Sequence[str]", want: str) -> dict[str, str]:
+def parse_pairs(option: str, texts: "Sequence[str]", expected: str) -> dict[str, str]:
     """The values of NAME=VALUE by name, each of which is given once."""
     pairs: dict[str, str] = {}
     for text in texts:
         name, _, value = text.partition("=")
         if not name or not value:
-            raise SpecError(f"{option} {text}: want {want}")
+            raise SpecError(f"{option} {text}", expected)
         if name in pairs:
-            raise SpecError(f"{option} {text}: {option} {name}={pairs[name]} is also given: want one of them")
+            raise SpecError(f"{option} {text}: {option} {name}={pairs[name]} is also given", "one of them")
         pairs[name] = value
     return pairs
 

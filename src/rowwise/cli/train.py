@@ -159,7 +159,7 @@ def train(  # noqa: PLR0913 - one for each option
     if seeds is not None:
         _check_seeds(seeds, environment, as_json=as_json)
     if run is not None and (runs is not None or seeds is not None):
-        raise SpecError(f"--run {run} with {'--runs' if seeds is None else '--seeds'}: want one of them")
+        raise SpecError(f"--run {run} with {('--runs' if seeds is None else '--seeds')}", "one of them")
     places: dict[str, object] = {"--runs": runs, "--run": run, "--timeout": timeout} if on is None else {}
     places |= {"--json": as_json or None} if on is not None else {}
     _check_unused("--dry-run" if dry_run else on and "--on", places if dry_run or on else {}, baseline, seeds)
@@ -286,7 +286,7 @@ def _submit(request: JobRequest, on: str, *, dry_run: bool, detach: bool) -> Non
     from rowwise.cli.kubernetes import make_manifest
 
     if not dry_run:
-        raise SpecError("--on kubernetes submits nothing itself: want --dry-run ... | kubectl apply -f -")
+        raise SpecError("--on kubernetes submits nothing itself", hint="run it with --dry-run ... | kubectl apply -f -")
     print(make_manifest(request), end="")
 
 
@@ -295,26 +295,30 @@ def _check_scheduler(environment: CommandEnvironment, *, on: str | None, nodes: 
     if on is None:
         given = next((name for name, value in {"nodes": nodes, **others}.items() if value is not None), None)
         if given is not None:
-            raise SpecError(f"--{given} without --on: want --on slurm, too")
+            raise SpecError(f"--{given} without --on", hint="add --on, such as --on slurm")
         return
     if on not in SCHEDULERS:
         raise SpecError(
-            f"--on {on}: want {', '.join(SCHEDULERS[:-1])} or {SCHEDULERS[-1]}; for others start torchrun on each node"
+            f"--on {on}",
+            f"{', '.join(SCHEDULERS[:-1])} or {SCHEDULERS[-1]}",
+            hint="for others start torchrun on each node",
         )
     if environment.torchrun is not None:
-        raise SpecError(f"--on {on} under torchrun: want it without torchrun, as the job starts the ranks")
+        raise SpecError(f"--on {on} under torchrun", hint="run it without torchrun, as the job starts the ranks")
     if nodes is not None and not 1 <= nodes <= MOST_NODES:
-        raise SpecError(f"--nodes {nodes}: want 1 to {MOST_NODES}")
+        raise SpecError(f"--nodes {nodes}", f"1 to {MOST_NODES}")
 
 
 def _check_seeds(seeds: int, environment: CommandEnvironment, *, as_json: bool) -> None:
     if not FEWEST_SEEDS <= seeds <= MOST_SEEDS:
-        raise SpecError(f"--seeds {seeds}: want {FEWEST_SEEDS} to {MOST_SEEDS}, as it is a number of runs")
+        raise SpecError(f"--seeds {seeds}", f"{FEWEST_SEEDS} to {MOST_SEEDS}, as it is a number of runs")
     if environment.torchrun is not None:
-        raise SpecError(f"--seeds {seeds} under torchrun, which starts the ranks of one run: want --nproc N")
+        raise SpecError(f"--seeds {seeds} under torchrun, which starts the ranks of one run", "--nproc N")
     if as_json:
-        want = "leave it out, and run rowwise eval RUN RUN --json"
-        raise SpecError(f"--seeds {seeds} with --json, which prints one object: {want}")
+        raise SpecError(
+            f"--seeds {seeds} with --json, which prints one object",
+            hint="leave it out, and run rowwise eval RUN RUN --json",
+        )
 
 
 def _train_seeds(request: RunRequest, seeds: int, launch_run: Callable[[RunRequest], Path | None]) -> None:

@@ -67,7 +67,7 @@ def _show(outcome: "StudyOutcome", folder: Path) -> None:
     pruned, failed = states.count("pruned"), states.count("failed")
     print_line(f"{len(states)} trials, {pruned} pruned, {failed} failed")
     if best is None:
-        print_line("no trial is complete: want more trials or minutes")
+        print_line("no trial is complete; give more trials or minutes")
         return
     own = next((one for one in ended if one.number == 0), None)
     before = f", of the recipe as it is {format_metric(own.value or 0.0)}" if own is not None else ""

@@ -139,7 +139,7 @@ def _answering(
         yield
         return
     if any(find_spec(name) is None for name in PACKAGES):
-        raise SpecError("--port wants packages that are not there: pip install 'rowwise[serve]'")
+        raise SpecError("--port needs packages that are not there: pip install 'rowwise[serve]'")
     import uvicorn
 
     from rowwise.report.watch_pages import make_pages
@@ -148,7 +148,9 @@ def _answering(
     try:
         listener = socket.create_server((host, port))
     except OSError as error:
-        raise SpecError(f"--host {host} --port {port}: {error.strerror or error}: want another, or --port 0") from None
+        raise SpecError(
+            f"--host {host} --port {port}: {error.strerror or error}", "another --host or --port, or --port 0"
+        ) from None
     config = uvicorn.Config(make_pages(lambda: find_runs(place), look), log_level="warning", lifespan="off")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)

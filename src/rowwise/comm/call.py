@@ -39,11 +39,11 @@ def check_call(call: CollectiveCall, send_N: Tensor, ranks: Sequence[int], rank:
     where = f"rank {ranks[rank]}: {call}"
     if len(call.input_splits) != w or len(call.output_splits) != w:
         given = f"{len(call.input_splits)} input splits and {len(call.output_splits)} output splits"
-        raise PeerError(f"{where} has {given}: want one for each of the {w} ranks")
+        raise PeerError(f"{where} has {given}", f"one for each of the {w} ranks")
     if send_N.dim() != 1 or min(call.input_splits + call.output_splits) < 0:
-        raise PeerError(f"{where} has splits {call.input_splits} for a tensor {shape}: want a flat tensor")
+        raise PeerError(f"{where} has splits {call.input_splits} for a tensor {shape}", "a flat tensor")
     if call.collective not in SENDS_FULL_TENSOR and sum(call.input_splits) != n:
-        raise PeerError(f"{where} has {n} elements and input splits {call.input_splits}: want splits of {n} in total")
+        raise PeerError(f"{where} has {n} elements and input splits {call.input_splits}", f"splits of {n} in total")
 
 
 def find_mismatch(calls_W: Sequence[CollectiveCall], ranks: Sequence[int]) -> str | None:
@@ -59,7 +59,7 @@ def describe_mismatch(
     """The mismatch between the calls of the i-th and the j-th rank, or None."""
     if (first.collective, first.purpose) != (second.collective, second.purpose):
         calls = f"rank {ranks[i]} calls {first} where rank {ranks[j]} calls {second}"
-        return f"{calls}: want the same calls in the same order"
+        return f"{calls}: expected the same calls in the same order"
     for a, b, sender, receiver in ((i, j, first, second), (j, i, second, first)):
         sent, wanted = sender.input_splits[b], receiver.output_splits[a]
         if sent != wanted or sender.dtype != receiver.dtype:
@@ -110,6 +110,8 @@ def find_group(groups: Sequence[Sequence[int]], ranks: Sequence[int], rank: int)
     """The group that has this rank of the world; raises unless the groups partition `ranks`."""
     members = [r for group in groups for r in group]
     if sorted(members) != sorted(ranks) or any(list(group) != sorted(group) for group in groups):
-        want = f"want each of the ranks {tuple(ranks)} in one of them, in ascending order"
-        raise SpecError(f"rank {rank}: groups {[tuple(g) for g in groups]}: {want}")
+        raise SpecError(
+            f"rank {rank}: groups {[tuple(g) for g in groups]}",
+            f"each of the ranks {tuple(ranks)} in one group, in ascending order",
+        )
     return next(tuple(group) for group in groups if rank in group)

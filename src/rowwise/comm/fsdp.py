@@ -45,7 +45,7 @@ def shard_parameters(
 
     world, shards = len(comm.ranks), options.shards
     if shards < 1 or world % shards:
-        raise SpecError(f"{shards} ranks that share the dense parameters, of {world}: want a divisor")
+        raise SpecError(f"{shards} ranks that share the dense parameters, of {world}", f"a divisor of {world}")
     shard = comm.split([range(first, first + shards) for first in range(0, world, shards)])
     same = comm.split([range(first, world, shards) for first in range(shards)])
     types: dict[str, Any] = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32} if options.bf16 else {}
@@ -107,7 +107,7 @@ def _mesh(comm: Comm, shards: int) -> Any:
 
         dist.init_process_group("fake", rank=comm.rank, world_size=world, store=FakeStore())
     if dist.get_world_size() != world:
-        raise SpecError(f"torch.distributed's default group has {dist.get_world_size()} ranks: want {world}")
+        raise SpecError(f"torch.distributed's default group has {dist.get_world_size()} ranks", world)
     return init_device_mesh("cpu", (world // shards, shards), mesh_dim_names=("replicate", "shard"))["shard"]
 
 

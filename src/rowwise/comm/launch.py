@@ -68,12 +68,10 @@ def meet(timeout_s: float, attempt: int = 0, listener: ListeningSocket | None = 
         else:
             store, rank, world = _serve(listener, timeout_s), 0, listener.world
     except ValueError as error:
-        raise SpecError(
-            f"{error}: want a program that was started with torchrun, which sets these variables"
-        ) from error
+        raise SpecError(error, hint="start the program with torchrun, which sets these variables") from error
     except dist.DistError as error:
         said = str(error).splitlines()[0]
-        raise PeerError(f"ranks did not meet: {said}: want rank 0 running there, or a larger --timeout") from error
+        raise PeerError(f"ranks did not meet: {said}", hint="start rank 0 there, or give a larger --timeout") from error
     ranks, name = tuple(range(world)), f"rowwise/{attempt}"
     rendezvous = Rendezvous(store=store, name=name, ranks=ranks, rank=rank, pids={}, timeout_s=timeout_s)
     return _meet(rendezvous, _find_host(), None)
@@ -155,7 +153,7 @@ def _meet(world: Rendezvous, host: str, topology: Topology | None) -> Meeting:
         pid_and_host_W = [world.store.get(f"{world.name}/{r}").decode().split(" ", 1) for r in world.ranks]
     except RuntimeError as error:
         late = f"not all of {len(world.ranks)} ranks have joined in {world.timeout_s:g} s: {error}"
-        raise PeerError(f"rank {world.rank}: {late}: want all ranks started, or a larger --timeout") from error
+        raise PeerError(f"rank {world.rank}: {late}", hint="start all ranks, or give a larger --timeout") from error
     names_W = [name for _, name in pid_and_host_W]
     topology = topology or find_topology(names_W)
     pids = {r: int(pid) for r, (pid, name) in enumerate(pid_and_host_W) if name == host}
@@ -168,10 +166,14 @@ def find_topology(hosts_W: Sequence[str]) -> Topology:
     counts = [(host, len(list(ranks))) for host, ranks in groupby(hosts_W)]
     if len({host for host, _ in counts}) < len(counts):
         names = ", ".join(host.split()[0] for host in hosts_W)
-        raise SpecError(f"ranks run on {names}: want the ranks of a host numbered one after the other")
+        raise SpecError(f"ranks run on {names}", "consecutive ranks on each host")
     if len({devices for _, devices in counts}) > 1:
         devices_H = ", ".join(f"{devices} on {host.split()[0]}" for host, devices in counts)
-        raise SpecError(f"ranks: {devices_H}: want equally many; start torchrun with one --nproc-per-node everywhere")
+        raise SpecError(
+            f"ranks: {devices_H}",
+            "equally many on each host",
+            hint="start torchrun with one --nproc-per-node everywhere",
+        )
     return Topology(hosts=len(counts), devices=counts[0][1])
 
 

@@ -243,8 +243,10 @@ def _reach_all(world: Rendezvous) -> tuple[str, ...]:
         store.set(f"{world.name}/reached/{world.rank}", json.dumps(faults))
         everywhere = [json.loads(store.get(f"{world.name}/reached/{rank}")) for rank in world.ranks]
     if faults := [fault for of_rank in everywhere for fault in of_rank]:
-        want = "want hosts that reach each other, or GLOO_SOCKET_IFNAME as the name of the right interface"
-        raise SpecError(f"{faults[0]}: {want}" + (f" ({len(faults)} such pairs)" if len(faults) > 1 else ""))
+        more = f" ({len(faults)} such pairs)" if len(faults) > 1 else ""
+        raise SpecError(
+            faults[0] + more, "hosts that reach each other", hint="set GLOO_SOCKET_IFNAME to the right interface"
+        )
     return tuple(address for address, _ in found)
 
 
@@ -260,5 +262,8 @@ def _own_address(world: Rendezvous) -> str:
     try:
         return socket.gethostbyname(socket.gethostname())
     except OSError as error:
-        want = "want a host name with an address, or GLOO_SOCKET_IFNAME as the name of an interface"
-        raise SpecError(f"host {socket.gethostname()!r} has no address: {error.strerror}: {want}") from None
+        raise SpecError(
+            f"host {socket.gethostname()!r} has no address: {error.strerror}",
+            "a host name with an address",
+            hint="set GLOO_SOCKET_IFNAME to the name of an interface",
+        ) from None

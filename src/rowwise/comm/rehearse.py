@@ -44,7 +44,7 @@ class _RehearsalTransport:
         own_N, expected = segment_for(call, send_N, self._me), call.output_splits[self._me]
         if len(own_N) != expected:
             sizes = f"sends {len(own_N)} elements to itself, and expects {expected}"
-            raise PeerError(f"rank {self._rank}: {call} {sizes}: want equal sizes")
+            raise PeerError(f"rank {self._rank}: {call} {sizes}", "equal sizes")
         received_N = send_N.new_zeros(sum(call.output_splits))
         for segment_N in received_N.split(list(call.output_splits)):
             if len(segment_N) == len(own_N):
@@ -60,6 +60,6 @@ class _RehearsalTransport:
 def rehearsal_comm(topology: Topology, rank: int) -> tuple[TransportComm, list[CollectiveCall]]:
     """A `Comm` for this rank, and the list to which it appends each collective."""
     if not 0 <= rank < topology.world:
-        raise PeerError(f"rank {rank} of {topology.world}: want 0 to {topology.world - 1}, or a larger topology")
+        raise PeerError(f"rank {rank} of {topology.world}", f"0 to {topology.world - 1}, or a larger topology")
     calls: list[CollectiveCall] = []
     return TransportComm(_RehearsalTransport(rank, tuple(range(topology.world)), calls), topology, rank), calls

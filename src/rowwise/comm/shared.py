@@ -216,9 +216,9 @@ class SharedMemoryTransport:
                 why = self._ends(peer)
                 raise PeerError(f"rank {me} waits for {call}, which rank {rank} never called: {why}")
             if time.perf_counter() >= end_s:
-                want = "want the same calls on all ranks, or a larger --timeout"
                 raise PeerError(
-                    f"rank {me} waited {self.world.timeout_s} s for {call}: not called by rank {rank}: {want}"
+                    f"rank {me} waited {self.world.timeout_s} s for {call}: not called by rank {rank}",
+                    "the same calls on all ranks, or a larger --timeout",
                 )
         self.waited.add(begin_s, time.perf_counter())
 
@@ -266,8 +266,10 @@ class SharedMemoryTransport:
         except OSError as error:
             used_mb = sum(b.size_bytes for b, _ in self._blocks) >> 20
             need = f"{call} needs {size_bytes >> 20} MB of shared memory more than the {used_mb} MB in use"
-            want = "want more memory, smaller batches, or shared_memory=False"
-            raise PeerError(f"rank {self.world.rank}: {need}: {error}: {want}") from error
+            raise PeerError(
+                f"rank {self.world.rank}: {need}: {error}",
+                hint="give more memory, or use smaller batches or shared_memory=False",
+            ) from error
         for old, _ in self._blocks[index : index + 1]:
             os.close(old.fd)
         self._blocks[index : index + 1] = [(_Block(index, next(self._serials), fd, size_bytes), memory)]
@@ -282,7 +284,7 @@ class SharedMemoryTransport:
         if text != _text(call) or n != call.output_splits[peer] or sizes[w + self._me] != call.input_splits[peer]:
             calls = {self._me: call, peer: _call(text, sizes)}
             a, b = sorted(calls)
-            unknown = f"ranks {self.world.ranks} do not agree about {call}: want the same call on all of them"
+            unknown = f"ranks {self.world.ranks} do not agree about {call}: expected the same call on all of them"
             raise PeerError(describe_mismatch(calls[a], calls[b], a, b, self.world.ranks) or unknown)
         if not n:
             return ReceivedTensor(torch.empty(0, dtype=call.dtype), written_s)

@@ -15,5 +15,7 @@ class SimulatedLink:
 
     def __post_init__(self) -> None:
         if not (0 <= self.latency_s < math.inf and self.bytes_s > 0):
-            got = f"latency_s={self.latency_s}, bytes_s={self.bytes_s}"
-            raise SpecError(f"simulated link: got {got}: want a finite latency_s >= 0, and bytes_s > 0")
+            raise SpecError(
+                f"simulated link: got latency_s={self.latency_s}, bytes_s={self.bytes_s}",
+                "a finite latency_s >= 0, and bytes_s > 0",
+            )

@@ -21,7 +21,7 @@ class _SoloTransport:
     def start(self, call: CollectiveCall, send_N: Tensor) -> PendingCollective:
         if call.input_splits != call.output_splits:
             sizes = f"sends {call.input_splits[0]} elements to itself, and expects {call.output_splits[0]}"
-            raise PeerError(f"{call}: rank 0 {sizes}: want equal sizes")
+            raise PeerError(f"{call}: rank 0 {sizes}", "equal sizes")
         received = ReceivedTensor(send_N, perf_counter())
         return PendingCollective(lambda: received)
 

@@ -72,13 +72,13 @@ class _ThreadRendezvous:
             return [posts[r] for r in ranks]
 
     def _check(self, call: CollectiveCall, rank: int, missing: Sequence[int], deadline_s: float) -> None:
-        gone, want = next((r for r in missing if r in self.ended), None), "want the same calls on all ranks"
+        gone, expected = next((r for r in missing if r in self.ended), None), "expected the same calls on all ranks"
         if gone is not None:
             error = self.ended[gone]
-            how = f"has ended: {want}" if error is None else f"failed with {type(error).__name__}: {error}"
+            how = f"has ended: {expected}" if error is None else f"failed with {type(error).__name__}: {error}"
             raise PeerError(f"rank {rank} waits for {call}, which rank {gone} never called: it {how}") from error
         if time.monotonic() >= deadline_s:
-            late = f"not called by rank {', '.join(map(str, missing))}: {want}, or a larger timeout_s"
+            late = f"not called by rank {', '.join(map(str, missing))}: {expected}, or a larger timeout_s"
             raise PeerError(f"rank {rank} waited {self._timeout_s} s for {call}: {late}")
 
 

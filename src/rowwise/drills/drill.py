@@ -66,7 +66,7 @@ class DrillReport(Value, frozen=True):
 def run_drill(name: str, ranks: int, folder: Path, tell: Tell) -> DrillReport:
     """Run a drill in a new folder; `tell` takes the current activity."""
     if ranks < 1 or (name == "kill-rank" and ranks < 2):
-        raise SpecError(f"--nproc {ranks}: want at least {2 if name == 'kill-rank' else 1}")
+        raise SpecError(f"--nproc {ranks}", f"at least {(2 if name == 'kill-rank' else 1)}")
     job = DrillJob.make(folder, ranks)
     tell("an undisturbed run")
     undisturbed = job.train(folder / "whole")
@@ -90,7 +90,7 @@ def kill_rank(job: DrillJob, tell: Tell) -> list[DrillCase]:
                 cases.append(_resume(job, tell, case, run))
                 break
         else:
-            raise SpecError(f"{TRIES} saves were too fast to kill rank {rank} in one: want another try")
+            raise SpecError(f"{TRIES} saves were too fast to kill rank {rank} in one", hint="try again")
     return cases
 
 

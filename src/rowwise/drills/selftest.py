@@ -212,7 +212,7 @@ def find_difference(got: Tensor, want: Tensor) -> str:
     if not len(differences):
         return ""
     first = int(differences[0])
-    values = f"got {float(got.flatten()[first])!r}, want {float(want.flatten()[first])!r}"
+    values = f"got {float(got.flatten()[first])!r}, expected {float(want.flatten()[first])!r}"
     return f"{len(differences)} of {want.numel()} numbers differ, the first at {first}: {values}"
 
 

@@ -142,7 +142,7 @@ def is_right(models: Path, answer: dict[str, Any], chosen: Sequence[int]) -> boo
 def run_serving_drill(workers: int, folder: Path, tell: Tell) -> ServingReport:
     """Run the drill in a new folder; `tell` takes the current activity."""
     if workers < 1:
-        raise SpecError(f"--nproc {workers}: want at least 1")
+        raise SpecError(f"--nproc {workers}", "at least 1")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "drill.yaml").write_text(RECIPE)
     tell("training and exporting a small run")

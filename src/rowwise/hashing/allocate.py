@@ -91,8 +91,11 @@ def allocate(
     """
     least = kept_bytes + sum(min(option.size_bytes for option in options) for options in tables.values())
     if least > budget_bytes:
-        got = f"a budget of {budget_bytes:,} bytes for tables that take at least {least:,}"
-        raise SpecError(f"{got}, {kept_bytes:,} of them in tables that are not compressed: want at least {least:,}")
+        raise SpecError(
+            f"a budget of {budget_bytes:,} bytes for tables that take at least {least:,}, {kept_bytes:,} of them in "
+            "tables that are not compressed",
+            f"at least {least:,}",
+        )
     zero = np.zeros(1, np.int64)
     frontiers = [_Frontier(zero + kept_bytes, np.zeros(1), zero, zero)]
     error = 0.0

@@ -39,8 +39,9 @@ def ranked_map(
     last = ids - set_rows if rest_rows == "own" else rest_rows
     counts = [*(len(set_C) for set_C in sets), last]
     if dims is not None and len(dims) != len(counts) - (rest_rows == 0):
-        want = "want one for each set, and one for the other ids if they have rows"
-        raise SpecError(f"{len(dims)} dims for {len(sets)} sets: {want}")
+        raise SpecError(
+            f"{len(dims)} dims for {len(sets)} sets", "one for each set, and one for the other ids if they have rows"
+        )
     sections: list[MapSection] = []
     words: list[Words] = []
     for index, set_C in enumerate(sets):
@@ -53,7 +54,7 @@ def ranked_map(
         kind = "rest" if rest_rows == "own" else "hash"
         sections.append(MapSection(kind=kind, rows=last, base=set_rows, seed=seed if kind == "hash" else 0))
     if not sections:
-        raise SpecError(f"no rows for any of {ids} ids: want a set that is not empty, or rest_rows of at least 1")
+        raise SpecError(f"no rows for any of {ids} ids", "a set that is not empty, or rest_rows of at least 1")
     parts = (MapPart(rows=set_rows + last),)
     if dims is not None:
         parts = tuple(MapPart(rows=n, dim=dim) for n, dim in zip(counts, dims, strict=False) if n)
@@ -88,7 +89,7 @@ def entry_map(ids: int, rows_N: NDArray[np.integer], rows: int, *, unseen_rows: 
     rest = MapSection(kind="hash", rows=unseen, base=rows, seed=seed)
     sections = ((listed,) if count else ()) + ((rest,) if unseen else ())
     if not sections:
-        raise SpecError(f"no rows for any of {ids} ids: want an id with a row, or unseen_rows of at least 1")
+        raise SpecError(f"no rows for any of {ids} ids", "an id with a row, or unseen_rows of at least 1")
     words = [write_set(set_C, ids, rows_N[set_C], bits)] if count else []
     return _build_map(MapShape(ids=ids, parts=parts, sections=sections), words, about)
 
@@ -98,7 +99,7 @@ def add_maps(*maps: IdMap) -> IdMap:
     shapes = [id_map.shape for id_map in maps]
     if len({shape.ids for shape in shapes}) != 1 or any(shape.combine != "sum" for shape in shapes):
         got = ", ".join(f"{shape.combine} of {shape.ids} ids" for shape in shapes)
-        raise SpecError(f"id maps to add up: {got or 'none'}: want sums over the same number of ids")
+        raise SpecError(f"id maps to add up: {got or 'none'}", "sums over the same number of ids")
     offset = _Offsets(0, 0, 0)
     sections: list[MapSection] = []
     for id_map in maps:
@@ -117,7 +118,7 @@ def add_maps(*maps: IdMap) -> IdMap:
         return total
     folding = foldings[0]
     if len({(other.features, other.seed, other.count) for other in foldings}) != 1:
-        raise SpecError("id maps to add up: their folds of the samples differ: want the same features, seed and count")
+        raise SpecError("id maps to add up: their folds of the samples differ", "the same features, seed and count")
     # A map without folds is the same in every fold.
     maps_of_folds = [fold_maps(id_map) or (id_map,) * folding.count for id_map in maps]
     fold_totals = [add_maps(*fold) for fold in zip(*maps_of_folds, strict=True)]
@@ -130,8 +131,10 @@ def make_folds(id_map: IdMap, maps: Sequence[IdMap], features: Sequence[str], se
     for index, fold in enumerate(maps):
         fold_rows = (fold.shape.ids, fold.shape.parts, fold.shape.columns, fold.shape.combine)
         if fold_rows != (shape.ids, shape.parts, shape.columns, shape.combine):
-            want = f"want {shape.ids} in parts {shape.parts}, as in the map"
-            raise SpecError(f"fold {index}: {fold.shape.ids} ids in parts {fold.shape.parts}: {want}")
+            raise SpecError(
+                f"fold {index}: {fold.shape.ids} ids in parts {fold.shape.parts}",
+                f"{shape.ids} in parts {shape.parts}, as in the map",
+            )
     folding = FoldAssignment(features=tuple(features), seed=seed, shapes=tuple(fold.shape for fold in maps))
     return replace(id_map, folding=folding, fold_words=tuple(fold.words for fold in maps))
 
@@ -160,18 +163,18 @@ def _check_sets(ids: int, sets: Sequence[Ids]) -> None:
     for index, set_C in enumerate(sets):
         ascends = set_C.dtype == np.int64 and bool((np.diff(set_C) > 0).all())
         if not ascends or (len(set_C) and not 0 <= set_C[0] <= set_C[-1] < ids):
-            raise SpecError(f"set {index} of {len(sets)}: want int64 ids of 0 to {ids - 1}, ascending, each once")
+            raise SpecError(f"set {index} of {len(sets)}", f"int64 ids of 0 to {ids - 1}, ascending, each once")
     all_C = np.sort(np.concatenate([np.empty(0, np.int64), *sets]))
     repeated_K = all_C[1:][all_C[1:] == all_C[:-1]]
     if len(repeated_K):
-        raise SpecError(f"id {repeated_K[0]} is in two sets ({len(repeated_K)} such ids): want disjoint sets")
+        raise SpecError(f"id {repeated_K[0]} is in two sets ({len(repeated_K)} such ids)", "disjoint sets")
 
 
 def _check_entries(ids: int, rows_N: NDArray[np.integer], rows: int, unseen_rows: int) -> None:
     if len(rows_N) != ids or ids < 1:
-        raise SpecError(f"rows_N has {len(rows_N)} entries for {ids} ids: want one for each, and at least one id")
+        raise SpecError(f"rows_N has {len(rows_N)} entries for {ids} ids", "one for each, and at least one id")
     if rows < 1 or unseen_rows < 0:
-        raise SpecError(f"rows={rows}, unseen_rows={unseen_rows}: want at least 1 row and 0 unseen rows")
+        raise SpecError(f"rows={rows}, unseen_rows={unseen_rows}", "at least 1 row and 0 unseen rows")
     if rows_N.min() < -1 or rows_N.max() >= rows:
         bad = int(np.flatnonzero((rows_N < -1) | (rows_N >= rows))[0])
-        raise SpecError(f"id {bad} has row {rows_N[bad]}: want 0 to {rows - 1}, or -1 for no row")
+        raise SpecError(f"id {bad} has row {rows_N[bad]}", f"0 to {rows - 1}, or -1 for no row")

@@ -104,9 +104,9 @@ def cluster_with(
     seed, cap = seed_cap[0], math.inf if seed_cap[1] is None else seed_cap[1]
     vectors_ND, weights_N = _check_points(vectors_ND, weights_N)
     if type(clusters) is not int or clusters < 1:
-        raise SpecError(f"clusters={clusters!r}: want a whole number of at least 1")
+        raise SpecError(f"clusters={clusters!r}", "a whole number of at least 1")
     if not cap > 0:
-        raise SpecError(f"cap={cap!r}: want more than 0, or None")
+        raise SpecError(f"cap={cap!r}", "more than 0, or None")
     if not len(vectors_ND):
         return Clusters(np.empty(0, np.int32), np.empty((0, vectors_ND.shape[1]), np.float32), np.empty(0))
     work = _Clustering(vectors_ND, weights_N, effort, seed, cap)
@@ -295,8 +295,9 @@ def _assign_points(result: Clusters, vectors_ND: Floats, weights_N: Doubles, clu
             load, k = heapq.heappop(loads)
         if load and load + w > cap:
             raise SpecError(
-                f"cap={cap:g}: {clusters} clusters do not hold points that weigh {weights_N.sum():g} together: "
-                "want more clusters or a higher cap; twice the mean weight of a cluster is mostly enough"
+                f"cap={cap:g}: {clusters} clusters do not hold points that weigh {weights_N.sum():g} together",
+                "more clusters or a higher cap",
+                hint="twice the mean weight of a cluster is mostly enough",
             )
         centroids[k] = np.float32((centroids[k] * load + vectors_ND[i].astype(np.float64) * w) / (load + w))
         heapq.heappush(loads, (load + w, k))
@@ -307,22 +308,24 @@ def _assign_points(result: Clusters, vectors_ND: Floats, weights_N: Doubles, clu
 
 def _check_points(vectors_ND: Floats, weights_N: NDArray[Any]) -> tuple[Floats, Doubles]:
     if vectors_ND.ndim != 2 or vectors_ND.dtype != np.float32 or not 1 <= vectors_ND.shape[1] <= MOST_DIMS:
-        raise SpecError(f"vectors are {_describe(vectors_ND)}: want float32[N, D], of 1 to {MOST_DIMS} dims")
+        raise SpecError(f"vectors are {_describe(vectors_ND)}", f"float32[N, D], of 1 to {MOST_DIMS} dims")
     if len(vectors_ND) > MOST_POINTS:
-        raise SpecError(f"{len(vectors_ND)} vectors: want at most {MOST_POINTS}")
+        raise SpecError(f"{len(vectors_ND)} vectors", f"at most {MOST_POINTS}")
     if weights_N.shape != vectors_ND.shape[:1] or weights_N.dtype not in (np.float32, np.float64):
         got = _describe(weights_N)
-        raise SpecError(f"weights are {got}: want float32 or float64, one for each of {len(vectors_ND)}")
+        raise SpecError(f"weights are {got}", f"float32 or float64, one for each of {len(vectors_ND)}")
     vectors_ND = np.ascontiguousarray(vectors_ND)
     weights_N = np.ascontiguousarray(weights_N, np.float64)
     if len(vectors_ND):
         if not (np.isfinite(vectors_ND.min()) and np.isfinite(vectors_ND.max())):
             row = int(np.argmin(np.isfinite(vectors_ND).all(1)))
-            raise SpecError(f"vector {row} is {vectors_ND[row]}: want finite numbers")
+            raise SpecError(f"vector {row} is {vectors_ND[row]}", "finite numbers")
         if not (weights_N.min() >= 0 and weights_N.sum() < MOST_WEIGHT):
             row = int(np.argmin((weights_N >= 0) & np.isfinite(weights_N)))
-            want = f"want finite numbers of at least 0 that sum to less than {MOST_WEIGHT:g}"
-            raise SpecError(f"weight {row} is {weights_N[row]}: {want}")
+            raise SpecError(
+                f"weight {row} is {weights_N[row]}",
+                f"finite numbers of at least 0 that sum to less than {MOST_WEIGHT:g}",
+            )
     return vectors_ND, weights_N
 
 

@@ -174,7 +174,7 @@ class MappedEmbeddings(nn.Module):
     def weights(self, name: str) -> Tensor:
         """The vector of each id of a table as float32 [ids, dim]; raises if the tables are sharded."""
         if not isinstance(self.stored, Embeddings):
-            raise SpecError(f"table {name!r} is sharded: want weights() of a model that is not sharded")
+            raise SpecError(f"table {name!r} is sharded", "weights() of a model that is not sharded")
         mapped = self.mapped.get(name)
         if mapped is None:
             return self.stored.weights(name)

@@ -56,14 +56,14 @@ def load(path: Path | str, table: Table, digest: str = "") -> IdMap:
     path = Path(path)
     header, id_map = _read(path)
     if header.digest != id_map.digest:
-        raise SpecError(f"{path} is damaged: digest {id_map.digest}, want {header.digest}: {WAY_OUT}")
+        raise SpecError(f"{path} is damaged: digest {id_map.digest}", header.digest, hint=WAY_OUT)
     wanted = f"table {table.name!r} of {table.rows} ids" + (f" and digest {digest}" if digest else "")
     in_file = f"table {header.table!r} of {id_map.shape.ids} ids and digest {header.digest}"
     if (header.table, id_map.shape.ids) != (table.name, table.rows) or digest not in ("", header.digest):
-        raise SpecError(f"{path} is the id map of {in_file}; want that of {wanted}: {WAY_OUT}")
+        raise SpecError(f"{path} is the id map of {in_file}", f"that of {wanted}", hint=WAY_OUT)
     fault = find_fault(id_map)
     if fault is not None:
-        raise SpecError(f"{path}, the id map of {in_file}, cannot be used: {fault}: {WAY_OUT}")
+        raise SpecError(f"{path}, the id map of {in_file}, cannot be used: {fault}", hint=WAY_OUT)
     return id_map
 
 
@@ -81,16 +81,16 @@ def _read(path: Path) -> tuple[Header, IdMap]:
             words, *fold_words = (file.get_tensor(name) for name in _tensor_names(len(names) - 1))
         version = msgspec.json.decode(text, type=dict[str, Any]).get("format")
         if version != FORMAT:
-            _refuse(path, f"its format is {version!r}, want {FORMAT}")
+            _refuse(path, f"its format is {version!r}: expected {FORMAT}")
         header = msgspec.json.decode(text, type=Header)
     except (SafetensorError, msgspec.DecodeError, OSError) as error:
         _refuse(path, (isinstance(error, OSError) and error.strerror) or str(error))
     for tensor in (words, *fold_words):
         if tensor.dtype != np.int64 or tensor.ndim != 1:
-            _refuse(path, f"its words are {tensor.dtype} of shape {tensor.shape}, want int64 [n]")
+            _refuse(path, f"its words are {tensor.dtype} of shape {tensor.shape}: expected int64 [n]")
     folds = 0 if header.folding is None else header.folding.count
     if len(fold_words) != folds:
-        _refuse(path, f"it has words of {len(fold_words)} folds, want {folds}")
+        _refuse(path, f"it has words of {len(fold_words)} folds: expected {folds}")
     id_map = IdMap(
         shape=header.shape, words=words, about=header.about, folding=header.folding, fold_words=tuple(fold_words)
     )
@@ -103,4 +103,4 @@ def _tensor_names(folds: int) -> list[str]:
 
 
 def _refuse(path: Path, why: str) -> NoReturn:
-    raise SpecError(f"{path} cannot be read as an id map: {why}: {WAY_OUT}")
+    raise SpecError(f"{path} cannot be read as an id map: {why}", hint=WAY_OUT)

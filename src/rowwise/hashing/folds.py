@@ -22,7 +22,7 @@ def assign_folds(jagged: Jagged, features: Sequence[str], count: int, seed: int)
     missing = [name for name in features if name not in jagged.all_features]
     if missing:
         got = ", ".join(jagged.all_features)
-        raise BatchError(f"the batch has features {got}: want {', '.join(missing)} too, to assign samples to folds")
+        raise BatchError(f"the batch has features {got}", f"{', '.join(missing)} too, to assign samples to folds")
     sums_B = _sum_hashes(jagged, features, seed)
     if jagged.shared is not None:
         sums_B = sums_B + _sum_hashes(jagged.shared.jagged, features, seed)[jagged.shared.inverse_B.long()]

@@ -21,7 +21,9 @@ def make_embeddings(
     mapped = [table.name for table in tables if table.id_map is not None]
     managed = [table.name for table in tables if table.managed is not None]
     if mapped and managed:
-        got = f"table {mapped[0]!r} has an id_map, and table {managed[0]!r} of the same module is managed"
-        raise SpecError(f"{got}: want only one of them in a model")
+        raise SpecError(
+            f"table {mapped[0]!r} has an id_map, and table {managed[0]!r} of the same module is managed",
+            "id_map or managed tables in a model, not both",
+        )
     kind = MappedEmbeddings if mapped else ManagedEmbeddings if managed else Embeddings
     return kind(tables, seed=seed, device=device, merge_shared=merge_shared)

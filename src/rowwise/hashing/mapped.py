@@ -181,5 +181,8 @@ def _check_state(
 def raise_if_another_map(saved: MapIdentity, model: MapIdentity) -> None:
     differences = saved.differences(model)
     if differences:
-        want = "want the map that its rows were trained with; `rowwise ckpt remap` moves rows to another"
-        raise StateError(f"table {model.table!r}: another id map: {differences}: {want}")
+        raise StateError(
+            f"table {model.table!r}: another id map: {differences}",
+            "the map that its rows were trained with",
+            hint="`rowwise ckpt remap` moves rows to another",
+        )

@@ -99,13 +99,15 @@ class _Request:
 def make_map(method: str, table: Table, budget_bytes: int, history: IdHistory, *, seed: int = 0) -> IdMap | None:
     """A map by a method that takes at most `budget_bytes` with its rows; None if the method needs more."""
     if method not in METHODS:
-        raise SpecError(f"no compression method {method!r}: want one of {', '.join(METHODS)}")
+        raise SpecError(f"no compression method {method!r}", f"one of {', '.join(METHODS)}")
     if len(history.counts_N) != table.rows:
-        raise SpecError(f"table {table.name!r}: counts of {len(history.counts_N)} ids: want {table.rows}, one for each")
+        raise SpecError(f"table {table.name!r}: counts of {len(history.counts_N)} ids", f"{table.rows}, one for each")
     full_bytes = table_bytes(table, None)
     if budget_bytes >= full_bytes:
-        got = f"a budget of {budget_bytes:,} bytes"
-        raise SpecError(f"table {table.name!r}: {got}: want less than its {full_bytes:,} bytes without a map")
+        raise SpecError(
+            f"table {table.name!r}: a budget of {budget_bytes:,} bytes",
+            f"less than its {full_bytes:,} bytes without a map",
+        )
     id_map = METHODS[method](_Request(table=table, budget_bytes=budget_bytes, history=history, seed=seed))
     if id_map is None or table_bytes(table, id_map) > budget_bytes:
         return None
@@ -239,8 +241,9 @@ def _learned(
     most_clusters = request.ids if most_clusters is None else most_clusters
     if vectors_ND is None or len(vectors_ND) != request.ids:
         got = "none" if vectors_ND is None else str(len(vectors_ND))
-        want = f"want {request.ids}, one for each id, from a probe"
-        raise SpecError(f"table {request.table.name!r}: vectors of ids: got {got}: {want}")
+        raise SpecError(
+            f"table {request.table.name!r}: vectors of ids: got {got}", f"{request.ids}, one for each id, from a probe"
+        )
     often_C = request.by_count_N[: int((counts_N >= LEAST_COUNT).sum())]
     budget_bytes = request.budget_bytes if budget_bytes is None else budget_bytes
     count, rows = _fit_entries(request, budget_bytes, len(often_C), len(often_C) if head_tail else most_clusters)

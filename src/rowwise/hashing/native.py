@@ -91,7 +91,7 @@ def isa() -> str:
 def limit_isa(name: str) -> None:
     """Use the kernels of an instruction set: 'base', 'avx2' or 'avx512'. All give the same bits."""
     if not _library().rw_hashing_limit(name.encode()):
-        raise NativeError(f"this processor has no {name}: want one of base, avx2, avx512")
+        raise NativeError(f"this processor has no {name}", "one of base, avx2, avx512")
 
 
 def sample_points(order_M: Labels, count: int, seed: int) -> Labels:
@@ -174,7 +174,7 @@ def _native_settings(settings: ClusterSettings) -> _NativeSettings:
 
 def _check_memory(result: int) -> None:
     if not result:
-        raise MemoryError("clustering: out of memory: want fewer threads, or fewer clusters")
+        raise MemoryError("clustering: out of memory: expected fewer threads, or fewer clusters")
 
 
 def _address(array: NDArray[Any]) -> int:

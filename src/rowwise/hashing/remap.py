@@ -58,15 +58,18 @@ def same_rows(old: IdMap, new: IdMap) -> bool:
 def check_movable(old: MapShape, new: MapShape, dim: int) -> None:
     """Raise for maps between which the rows of a table of this dim cannot be moved."""
     if old.ids != new.ids:
-        raise SpecError(f"the old map has {old.ids} ids and the new one {new.ids}: want the same number")
+        raise SpecError(f"the old map has {old.ids} ids and the new one {new.ids}", "the same number")
     for which, shape in (("old", old), ("new", new)):
         if shape.combine != "sum":
-            raise SpecError(f"the {which} map multiplies rows, which cannot be averaged: want maps that add them up")
+            raise SpecError(f"the {which} map multiplies rows, which cannot be averaged", "maps that add rows up")
     widths = [[dim if part.dim is None else min(part.dim, dim) for part in shape.parts] for shape in (old, new)]
     if widths[0] != widths[1]:
         old_parts, new_parts = (f"{len(dims)} of {', '.join(map(str, dims))} columns" for dims in widths)
-        want = "want parts of the same widths, or a new training"
-        raise SpecError(f"the old map has parts {old_parts}, the new one {new_parts}: {want}")
+        raise SpecError(
+            f"the old map has parts {old_parts}, the new one {new_parts}",
+            "parts of the same widths",
+            hint="or train anew",
+        )
 
 
 def find_moves(old: IdMap, new: IdMap, look_up: LookUp = look_up_rows) -> tuple[Move, ...]:
@@ -125,8 +128,10 @@ def _find_move(old: IdMap, new: IdMap, index: int, look_up: LookUp) -> Move:
         has_several_N = (new_NC >= 0).sum(1) > 1
         if has_several_N.any():
             bad = int(chunk_N[has_several_N.argmax()])
-            want = "want a map where each id has one row of a part, such as hash"
-            raise SpecError(f"the new map gives id {bad} several rows of part {index}, which are not known: {want}")
+            raise SpecError(
+                f"the new map gives id {bad} several rows of part {index}, which are not known",
+                "a map where each id has one row of a part, such as hash",
+            )
         old_NC = _rows_in_part(old.shape, index, look_up(old, chunk_N))
         single_N = np.where((old_NC >= 0).sum(1) == 1, old_NC.max(1), -1)
         row_N = new_NC.max(1)

@@ -19,7 +19,7 @@ def double_hash_map(ids: int, rows: int, seed: int = 0, hashes: int = 2) -> IdMa
     """Each id is the sum of several rows, each chosen by another hash among the same rows."""
     _check_sizes(ids, rows, seed)
     if not 1 < hashes <= 8:
-        raise SpecError(f"{hashes} hashes of each id: want 2 to 8; `hash_map` has one")
+        raise SpecError(f"{hashes} hashes of each id", "2 to 8", hint="`hash_map` has one")
     sections = (MapSection(kind="hash", rows=rows, column=c, seed=seed + c * SEED_STEP) for c in range(hashes))
     return _make_map(ids, rows, tuple(sections), {"method": "double_hash", "seed": seed, "hashes": hashes})
 
@@ -48,8 +48,10 @@ def _largest_divisor(ids: int, rows: int) -> int:
     low = isqrt(ids - 1) + 1  # the sum is least at ceil(sqrt(ids)) and does not fall above it, so bisection works
     least = low - (-ids // low)
     if rows < least:
-        want = f"want at least {least}, about twice the square root of the ids, or another kind of map"
-        raise SpecError(f"{rows} rows for the quotients and remainders of {ids} ids: {want}")
+        raise SpecError(
+            f"{rows} rows for the quotients and remainders of {ids} ids",
+            f"at least {least}, about twice the square root of the ids, or another kind of map",
+        )
     high = min(rows, ids)
     while low < high:
         middle = (low + high + 1) // 2
@@ -63,4 +65,4 @@ def _make_map(ids: int, rows: int, sections: tuple[MapSection, ...], about: dict
 
 def _check_sizes(ids: int, rows: int, seed: int) -> None:
     if ids < 1 or rows < 1 or seed < 0:
-        raise SpecError(f"{ids} ids in {rows} rows with seed {seed}: want at least 1 id, 1 row and seed 0")
+        raise SpecError(f"{ids} ids in {rows} rows with seed {seed}", "at least 1 id, 1 row and seed 0")

@@ -21,10 +21,10 @@ def decompressed_bytes(stream: pa.Buffer) -> int:
     total = 0
     for number, message in enumerate(pa.ipc.MessageReader.open_stream(stream)):
         if number == MOST_MESSAGES:
-            raise pa.ArrowInvalid(f"it has more than {MOST_MESSAGES} messages: want fewer batches")
+            raise pa.ArrowInvalid(f"it has more than {MOST_MESSAGES} messages: expected fewer batches")
         if message.metadata.size > MOST_METADATA_bytes:
             got = f"a message has {message.metadata.size:,} bytes of metadata"
-            raise pa.ArrowInvalid(f"{got}: want at most {MOST_METADATA_bytes:,}, and fewer columns")
+            raise pa.ArrowInvalid(f"{got}: expected at most {MOST_METADATA_bytes:,}; write fewer columns")
         if message.type in ("record batch", "dictionary"):
             try:
                 total += _declared(message.metadata.to_pybytes(), message.body, dictionary=message.type == "dictionary")
@@ -35,7 +35,7 @@ def decompressed_bytes(stream: pa.Buffer) -> int:
 
 def _declared(metadata: bytes, body: pa.Buffer, *, dictionary: bool) -> int:
     if LEGACY in metadata:
-        raise pa.ArrowInvalid("it is compressed as before Arrow 1.0: want a newer writer")
+        raise pa.ArrowInvalid("it is compressed as before Arrow 1.0: expected a newer writer")
     (root,) = struct.unpack_from("<I", metadata, 0)
     batch = _follow(metadata, root, HEADER)
     batch = _follow(metadata, batch, BATCH) if dictionary and batch is not None else batch

@@ -35,8 +35,10 @@ class BatchShard(Value, frozen=True):
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world or self.unit < 1:
-            got = f"rank={self.rank}, world={self.world}, unit={self.unit}"
-            raise SpecError(f"BatchShard: {got}: want a rank of 0 to world - 1, and at least one row a unit")
+            raise SpecError(
+                f"BatchShard: rank={self.rank}, world={self.world}, unit={self.unit}",
+                "a rank of 0 to world - 1, and at least one row a unit",
+            )
 
     def part(self, rows: int) -> tuple[int, int]:
         """Begin and end of this rank's part of a batch of `rows` rows."""

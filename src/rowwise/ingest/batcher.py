@@ -56,8 +56,10 @@ class Batching(Value, frozen=True):
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.ahead < 0 or self.seed < 0:
-            got = f"size={self.size}, ahead={self.ahead}, seed={self.seed}"
-            raise SpecError(f"batching: {got}: want at least one row a batch, and nothing negative")
+            raise SpecError(
+                f"batching: size={self.size}, ahead={self.ahead}, seed={self.seed}",
+                "at least one row a batch, and nothing negative",
+            )
 
 
 class Position(Value, frozen=True):
@@ -124,7 +126,7 @@ class Batcher:
         self._columns, self._batching = columns, batching
         splits = reader.splits()
         if not splits:
-            raise DataError(f"{type(reader).__name__}: no rows to read: want files with rows")
+            raise DataError(f"{type(reader).__name__}: no rows to read", "files with rows")
         columns.check_tables(tables)
         preparation = Preparation(
             columns=columns,
@@ -307,6 +309,8 @@ def _check_position(position: Position, start: Position, splits: int) -> None:
             what = f"{name}={got!r}, and this run has {name}={want!r}"
             if name == "data":
                 what = "other files, splits, filters or transforms (or another together or on_bad_rows) than this run's"
-            raise StateError(f"the position is of {what}: want the settings that the run began with, or a new run")
+            raise StateError(
+                f"the position is of {what}", "the settings that the run began with", hint="or start a new run"
+            )
     if not 0 <= position.split <= splits or position.row < 0 or position.epoch < 0:
-        raise StateError(f"{position}: want a split of 0 to {splits}, and nothing negative")
+        raise StateError(position, f"a split of 0 to {splits}, and nothing negative")

@@ -140,7 +140,9 @@ class EncodedRows:
     def from_block(cls, block: Bytes, layout: BlockLayout) -> Self:
         """Views of a block, to read from or to write to."""
         if len(block) < layout.size:
-            raise DataError(f"a block has {len(block)} bytes, want the {layout.size} of its layout: prepare it again")
+            raise DataError(
+                f"a block has {len(block)} bytes", f"the {layout.size} of its layout", hint="prepare it again"
+            )
 
         def array_of(array: BlockArray | None) -> Any:
             return None if array is None else array.view_in(block)

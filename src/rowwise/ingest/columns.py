@@ -37,9 +37,9 @@ class Dense(Value, frozen=True):
     def __post_init__(self) -> None:
         for name, number in (("fill", self.fill), ("mean", self.mean)):
             if not abs(number) <= LARGEST:
-                raise SpecError(f"columns: {self.column!r}: {name}={number}: want a finite number of 32 bits")
+                raise SpecError(f"columns: {self.column!r}: {name}={number}", "a finite number of 32 bits")
         if not LEAST_STD <= self.std <= LARGEST:
-            raise SpecError(f"columns: {self.column!r}: std={self.std}: want {LEAST_STD} to {LARGEST}")
+            raise SpecError(f"columns: {self.column!r}: std={self.std}", f"{LEAST_STD} to {LARGEST}")
 
 
 class Sparse(Value, frozen=True):
@@ -83,18 +83,18 @@ class Columns(Value, frozen=True):
 
     def __post_init__(self) -> None:
         if not self.sparse:
-            raise SpecError("columns: no sparse feature: want at least one Sparse(column=...)")
+            raise SpecError("columns: no sparse feature", "at least one Sparse(column=...)")
         names = [s.feature_name for s in self.sparse]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise SpecError(f"columns: two sparse columns make feature {twice[0]!r}: want another feature= for one")
+            raise SpecError(f"columns: two sparse columns make feature {twice[0]!r}", "a different feature= for each")
         unknown = [name for name in self.shared if name not in names]
         if unknown:
-            raise SpecError(f"columns.shared: no feature {', '.join(unknown)}: want some of {', '.join(names)}")
+            raise SpecError(f"columns.shared: no feature {', '.join(unknown)}", f"some of {', '.join(names)}")
         for sparse in self.sparse:
             _check_sparse(sparse)
         if len(set(self.tasks)) < len(self.labels):
-            raise SpecError(f"columns.labels: {', '.join(self.labels)}: want each label once")
+            raise SpecError(f"columns.labels: {', '.join(self.labels)}", "each label once")
 
     @property
     def parsed_labels(self) -> tuple[Label, ...]:
@@ -120,7 +120,7 @@ class Columns(Value, frozen=True):
         for name, want in self._requirements():
             kind = schema.field(name).type
             if not FITS[want](kind):
-                raise DataError(f"{source}: column {name!r} holds {kind}: want {want}{_hint_for(kind)}")
+                raise DataError(f"{source}: column {name!r} holds {kind}", want, hint=_hint_for(kind))
 
     def check_tables(self, tables: Sequence[Table]) -> None:
         """Refuse a feature without a table, or whose table does not list it."""
@@ -132,7 +132,9 @@ class Columns(Value, frozen=True):
                 raise SpecError(f"column {sparse.column!r}: no table {name!r}: there are {there}")
             if feature not in by_name[name].feature_names:
                 known = ", ".join(by_name[name].feature_names)
-                raise SpecError(f"table {name!r} has features {known}, not {feature!r}: want it in Table(features=)")
+                raise SpecError(
+                    f"table {name!r} has features {known}, not {feature!r}", f"{feature!r} in Table(features=)"
+                )
 
     def uncounted(self, tables: Sequence[Table]) -> tuple[str, ...]:
         """Columns for which only the data tell how many rows their table needs."""
@@ -151,25 +153,29 @@ class Columns(Value, frozen=True):
 
 def _check_sparse(sparse: Sparse) -> None:
     if sparse.first is not None and not 1 <= sparse.first < 1 << 31:
-        want = "want at least 1 and less than 2**31, or None for all"
-        raise SpecError(f"columns: {sparse.column!r}: first={sparse.first}: {want}")
+        raise SpecError(
+            f"columns: {sparse.column!r}: first={sparse.first}", "at least 1 and less than 2**31, or None for all"
+        )
     if sparse.ids not in ("direct", "hash"):
-        raise SpecError(f"columns: {sparse.column!r}: ids={sparse.ids!r}: want 'direct' or 'hash'")
+        raise SpecError(f"columns: {sparse.column!r}: ids={sparse.ids!r}", "'direct' or 'hash'")
     for name, count in (("rows", sparse.rows), ("dim", sparse.dim)):
         if count is not None and count < 1:
-            raise SpecError(f"columns: {sparse.column!r}: {name}={count}: want at least 1")
+            raise SpecError(f"columns: {sparse.column!r}: {name}={count}", "at least 1")
     if sparse.vocabulary and sparse.managed is not None:
-        want = "want one of them, as the vocabulary lists the ids"
-        raise SpecError(f"columns: {sparse.column!r}: managed, with a vocabulary: {want}")
+        raise SpecError(
+            f"columns: {sparse.column!r}: managed, with a vocabulary",
+            "only one of the two, as the vocabulary lists the ids",
+        )
     if sparse.vocabulary and (sparse.ids == "direct" or sparse.rows is not None):
         given = "ids='direct'" if sparse.ids == "direct" else f"rows={sparse.rows}"
-        want = f"the vocabulary gives the rows: want no {given}"
-        raise SpecError(f"columns: {sparse.column!r}: {given} with a vocabulary: {want}")
+        raise SpecError(
+            f"columns: {sparse.column!r}: {given} with a vocabulary: the vocabulary gives the rows", f"no {given}"
+        )
 
 
 def _hint_for(kind: pa.DataType) -> str:
     if is_text(element_of(kind)):
-        return " (text needs ids='hash'; one value such as 'NA' makes a whole CSV column text)"
+        return "set ids='hash' for text; one value such as 'NA' makes a whole CSV column text"
     if types.is_floating(element_of(kind)):
-        return " (pandas turns whole numbers with missing values into floats: store them as Int64)"
+        return "store whole numbers with missing values as Int64, as pandas turns them into floats"
     return ""

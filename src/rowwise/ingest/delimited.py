@@ -177,7 +177,7 @@ class CsvReader:
             raw = file.read(HEAD_BYTES)
             whole = not file.read(1)
         if not raw:
-            raise DataError(f"{name}: the file is empty: want lines of columns")
+            raise DataError(f"{name}: the file is empty", "lines of columns")
         encoding = find_encoding(raw, whole=whole)
         marked = any(raw.startswith(mark) for mark in (BOM, b"\xff\xfe", b"\xfe\xff"))
         encoding = encoding if marked or self._given.encoding is None else self._given.encoding
@@ -185,7 +185,7 @@ class CsvReader:
             text = io.TextIOWrapper(io.BytesIO(raw), encoding, "strict" if whole else "ignore", newline="").read()
         except UnicodeError as error:
             raise DataError(
-                f"{name}: is not {encoding}: {error}: want --encoding ... {WAY_OUT.format('encoding')}"
+                f"{name}: is not {encoding}: {error}", hint=f"set --encoding {WAY_OUT.format('encoding')}"
             ) from error
         only_returns = "\n" not in text and "\r" in text
         text = text.replace("\r", "\n") if only_returns else text
@@ -206,7 +206,7 @@ class CsvReader:
         except DataError as error:
             raise DataError(f"{name}: {error}") from None
         if not rows:
-            raise DataError(f"{name}: no row: want at least one")
+            raise DataError(f"{name}: no row", "at least one")
         heading = find_heading(rows, structs.replace(self._given, header=self.dialect.header))
         begin = skip
         if heading.header:
@@ -215,7 +215,7 @@ class CsvReader:
                 pass
             begin += len("".join(text.splitlines(keepends=True)[: reader.line_num]).encode())
         if not heading.names or len(set(heading.names)) < len(heading.names):
-            raise DataError(f"{name}: its first line is no header: want --names a,b,c {WAY_OUT.format('names')}")
+            raise DataError(f"{name}: its first line is no header", hint=f"set --names a,b,c {WAY_OUT.format('names')}")
         self._opened[name] = self._opened[name]._replace(heading=heading, begin=begin)
         return self._opened[name]
 
@@ -228,8 +228,10 @@ class CsvReader:
         try:
             copy = plain_copy(name, file.encoding, place)
         except OSError as error:
-            want = f"want another folder by --unpack-to, {WAY_OUT.format('unpack_to')}"
-            raise DataError(f"{name}: cannot be unpacked into {place.folder}: {error}: {want}") from error
+            raise DataError(
+                f"{name}: cannot be unpacked into {place.folder}: {error}",
+                hint=f"choose another folder: --unpack-to {WAY_OUT.format('unpack_to')}",
+            ) from error
         self._opened[name] = file._replace(plain=str(copy))
         return self._opened[name]
 
@@ -266,7 +268,11 @@ class CsvReader:
                 continue
             head = self._head_rows(source)
             if not head.strip():
-                raise DataError(f"{source}: no row below the header: want at least one, or --no-header")
+                raise DataError(
+                    f"{source}: no row below the header",
+                    "at least one",
+                    hint="--no-header takes the first line as a row",
+                )
             try:
                 found, self.dialect = find_types(head, heading.names, heading.names, self.dialect)
             except pa.ArrowException as error:
@@ -298,8 +304,8 @@ class CsvReader:
     def _refuse_open_lines(self, data: bytes, split: Split, file: _TextFile, begin: int) -> None:
         if self._has_open_line(data):
             line = _line_number(file, begin) + first_open_line(io.BytesIO(data), self.dialect)
-            want = "want data.text.line_breaks: true in a recipe, which rowwise data inspect writes, or quotes: false"
-            raise MisfitError(f"{split.source}: line {line}: a value in quotes goes on in the next line: {want}")
+            hint = "set data.text.line_breaks: true in a recipe, as rowwise data inspect does, or quotes: false"
+            raise MisfitError(f"{split.source}: line {line}: a value in quotes goes on in the next line", hint=hint)
 
     def _misfit(
         self, data: bytes, file: _TextFile, split: Split, begin: int, kinds: Mapping[str, pa.DataType], error: Exception
@@ -308,19 +314,19 @@ class CsvReader:
         above = _line_number(file, begin)
         if isinstance(error, UnevenLinesError):
             other = f"another --delimiter {WAY_OUT.format('delimiter')}"
-            want = f"want values with {self.dialect.delimiter!r} in quotes, or {other}"
-            return MisfitError(f"{split.source}: line {above + error.line}: {error}: {want}")
+            expected = f"values with {self.dialect.delimiter!r} in quotes, or {other}"
+            return MisfitError(f"{split.source}: line {above + error.line}: {error}", expected)
         if not _is_utf8(data):
             lines = data.splitlines(keepends=True)
             line = next(k for k, text in enumerate(lines) if not _is_utf8(text))
-            want = f"want --encoding cp1252 or another {WAY_OUT.format('encoding')}"
-            return MisfitError(f"{split.source}: line {above + line + 1} is not UTF-8: {want}")
+            hint = f"set --encoding cp1252 or another {WAY_OUT.format('encoding')}"
+            return MisfitError(f"{split.source}: line {above + line + 1} is not UTF-8", hint=hint)
         bad = find_bad_value(data, file.heading.names, self.dialect, dict(kinds), list(kinds))
         if bad is None:
-            return MisfitError(f"{split.source}: after line {above}: {error}: want lines like the first ones")
+            return MisfitError(f"{split.source}: after line {above}: {error}", "lines like the first ones")
         place = f"{split.source}: line {above + bad.line}, column {bad.column!r}"
-        want = f"want --column-type {bad.column}=string {WAY_OUT.format('types')}"
-        return MisfitError(f"{place}: {bad.text[:80]!r} is no {bad.kind}: {want}")
+        hint = f"set --column-type {bad.column}=string {WAY_OUT.format('types')}"
+        return MisfitError(f"{place}: {bad.text[:80]!r} is no {bad.kind}", hint=hint)
 
     def _complete(self, table: pa.Table, split: Split, columns: Sequence[str]) -> pa.Table:
         """Add what the file lacks, and the columns of the folders; order the columns as requested."""

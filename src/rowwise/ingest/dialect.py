@@ -67,16 +67,16 @@ class Dialect(Value, frozen=True):
 
     def __post_init__(self) -> None:
         if self.split_bytes < 1 or self.unpacked_gb < 1:
-            raise SpecError(f"split_bytes={self.split_bytes}, unpacked_gb={self.unpacked_gb}: want at least 1")
+            raise SpecError(f"split_bytes={self.split_bytes}, unpacked_gb={self.unpacked_gb}", "at least 1")
         if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '\r\n"'):
-            raise SpecError(f"delimiter {self.delimiter!r}: want one character, such as ';' or a tab")
+            raise SpecError(f"delimiter {self.delimiter!r}", "one character, such as ';' or a tab")
         if self.encoding is not None and not _is_encoding(self.encoding):
-            raise SpecError(f"encoding {self.encoding!r}: want one that Python knows, such as utf-8, cp1252 or utf-16")
+            raise SpecError(f"encoding {self.encoding!r}", "one that Python knows, such as utf-8, cp1252 or utf-16")
         if self.thousands is not None and (others := set(self.thousands) - set("".join(GROUPS.values()))):
             raise SpecError(f"thousands {self.thousands!r}: {min(others)!r} is none of . , ' \u2019 and spaces")
         twice = [name for name, count in Counter(self.names).items() if count > 1]
         if twice:
-            raise SpecError(f"names: {twice[0]!r} stands there twice: want each name once")
+            raise SpecError(f"names: {twice[0]!r} stands there twice", "each name once")
         for name, kind in self.types.items():
             parse_type(kind, name)
 
@@ -122,7 +122,7 @@ def parse_type(text: str, column: str) -> pa.DataType:
             return pa.timestamp(zoned[1], zoned[2])
         return pa.type_for_alias({"int": "int64", "text": "string"}.get(text, text))
     except ValueError:
-        raise SpecError(f"type {text!r} of column {column!r}: want int, float, string, bool or timestamp[s]") from None
+        raise SpecError(f"type {text!r} of column {column!r}", "int, float, string, bool or timestamp[s]") from None
 
 
 def find_encoding(head: bytes, *, whole: bool) -> str:
@@ -169,7 +169,9 @@ def read_records(text: str, dialect: Dialect) -> Iterator[list[str]]:
     try:
         yield from (row for row in lines if row)
     except csv.Error as error:
-        raise DataError(f"line {lines.line_num}: {error}: want --no-quotes if quotes are plain characters") from None
+        raise DataError(
+            f"line {lines.line_num}: {error}", hint="set --no-quotes if quotes are plain characters"
+        ) from None
 
 
 def csv_reader(text: str, dialect: Dialect):  # noqa: ANN201 - its type has no name
@@ -333,8 +335,11 @@ def record_starts(file: BinaryIO, dialect: Dialect, step: int) -> Iterator[int]:
             yield at
             last = at
     if is_open:
-        want = "want --no-quotes for rowwise data inspect, or data.text.quotes: false in a recipe, if it is a character"
-        raise DataError(f"line {row + 1}: a quote is opened and never closed: {want}")
+        raise DataError(
+            f"line {row + 1}: a quote is opened and never closed",
+            hint="if it is a plain character, set --no-quotes for rowwise data inspect, "
+            "or data.text.quotes: false in a recipe",
+        )
 
 
 def _lines(file: BinaryIO, dialect: Dialect) -> Iterator[tuple[bytes, bool]]:

@@ -120,7 +120,7 @@ def _by_time(
     problem = f"{name!r} is missing in {survey.nulls:,} rows" if survey.nulls else problem
     easy = "" if evidence is None else f"near in time by {name!r}, {evidence}: a random split is too easy"
     if borders is None:
-        why = f"rows cannot be split by time, as {problem}: want later rows as data.valid and data.test"
+        why = f"rows cannot be split by time, as {problem}: expected later rows as data.valid and data.test"
         return Division(why, checks=(f"{easy}; {why}" if easy else why,))
     valid_from, test_from = (time_text(border, survey.kind) for border in borders)
     made = TimeBorders(column=name, valid_from=valid_from, test_from=test_from)

@@ -140,7 +140,7 @@ def _check_order(order_R: Ints | None, rows: int) -> Ints | None:
         return None
     order_R = np.ascontiguousarray(order_R, np.int64)
     if len(order_R) and (order_R.min() < 0 or order_R.max() >= rows):
-        raise IndexError(f"order_R: got rows {order_R.min()} to {order_R.max()}, want 0 to {rows - 1}")
+        raise IndexError(f"order_R: got rows {order_R.min()} to {order_R.max()}, expected 0 to {rows - 1}")
     return order_R
 
 
@@ -253,11 +253,11 @@ def _refusals(
     arrays: Mapping[str, pa.Array], columns: Columns, table_rows: Mapping[str, int], order_R: Ints | None
 ) -> Iterator[_ColumnRefusal]:
     """Find the bad rows, column by column. See [Note: refused rows]."""
-    for name, bad_of, want in _checks(columns, arrays):
+    for name, bad_of, expected in _checks(columns, arrays):
         rows_N = _bad_in_order(bad_of(arrays[name]), order_R)
         if len(rows_N):
             cells = arrays[name].take(pa.array(rows_N[:MAX_REASONS])).to_pylist()
-            yield _ColumnRefusal(name, rows_N, [f"{cell!r}: {want}" for cell in cells])
+            yield _ColumnRefusal(name, rows_N, [f"{cell!r}: {expected}" for cell in cells])
     for sparse in columns.sparse:
         rows = table_rows.get(sparse.table_name)
         if sparse.ids == "direct" and rows is not None:
@@ -265,18 +265,21 @@ def _refusals(
 
 
 def _checks(columns: Columns, arrays: Mapping[str, pa.Array]) -> Iterator[tuple[str, Callable[[pa.Array], Mask], str]]:
-    """The columns whose single values are checked: name, function to the mask of bad rows, and what errors want."""
+    """The columns whose single values are checked: name, function to the mask of bad rows, and what errors expected."""
     for dense in columns.dense:
-        yield dense.column, lambda a: np.isinf(floats(a)), "want a finite number in 32 bits"
-    want = WANTED[columns.label_values]
+        yield dense.column, lambda a: np.isinf(floats(a)), "expected a finite number in 32 bits"
+    expected = WANTED[columns.label_values]
     for label in columns.parsed_labels:
         bad_R = bad_values(label.values(arrays), columns.label_values)
-        yield label.name, lambda _, bad_R=bad_R: bad_R, want
+        yield label.name, lambda _, bad_R=bad_R: bad_R, expected
     if columns.weight is not None:
-        yield columns.weight, lambda a: _is_bad_weight(floats(a)), "want a weight that is finite and not negative"
-    for name, want in ((columns.key, "want a key in every row"), (columns.time, "want a time in every row")):
+        yield columns.weight, lambda a: _is_bad_weight(floats(a)), "expected a weight that is finite and not negative"
+    for name, expected in (
+        (columns.key, "expected a key in every row"),
+        (columns.time, "expected a time in every row"),
+    ):
         if name is not None:
-            yield name, lambda a: _missing(len(a), _keys_or_times(a)[1]), want
+            yield name, lambda a: _missing(len(a), _keys_or_times(a)[1]), expected
 
 
 def _bad_in_order(bad_R: Mask, order_R: Ints | None) -> Ints:
@@ -296,7 +299,7 @@ def _ids_out_of_range(array: pa.Array, sparse: Sparse, rows: int, order_R: Ints 
     at_N = np.flatnonzero(values_N.view(np.uint64) >= rows)
     rows_N, first_N = np.unique(np.searchsorted(offsets_R1, at_N, "right") - 1, return_index=True)
     ids_N = values_N[at_N[first_N]]
-    want = f"want 0 to {rows - 1}, the rows of table {sparse.table_name!r}; ids='hash' takes any"
+    expected = f"expected 0 to {rows - 1}, the rows of table {sparse.table_name!r}; ids='hash' takes any"
     if len(rows_N):
         rows_N = rows_N if used_R is None else used_R[rows_N]
-        yield _ColumnRefusal(sparse.column, rows_N, [f"id {i}: {want}" for i in ids_N[:MAX_REASONS].tolist()])
+        yield _ColumnRefusal(sparse.column, rows_N, [f"id {i}: {expected}" for i in ids_N[:MAX_REASONS].tolist()])

@@ -21,10 +21,12 @@ class FrameReader:
     def __init__(self, frame: object, split_rows: int = SPLIT_ROWS, name: str = "frame") -> None:
         """Import the columns, without a copy where the frame has them in Arrow's layout."""
         if split_rows < 1:
-            raise DataError(f"{name}: split_rows={split_rows}: want at least 1")
+            raise DataError(f"{name}: split_rows={split_rows}", "at least 1")
         if not hasattr(frame, "__arrow_c_stream__"):
-            want = "want a table of pyarrow, pandas or polars, or another with __arrow_c_stream__"
-            raise DataError(f"{name}: got {type(frame).__name__}; {want}")
+            raise DataError(
+                f"{name}: got {type(frame).__name__}",
+                "a table of pyarrow, pandas or polars, or another with __arrow_c_stream__",
+            )
         self._table = pa.table(frame)
         self._split_rows, self._name = split_rows, name
 

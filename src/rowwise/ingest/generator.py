@@ -29,8 +29,10 @@ class GeneratorReader:
     ) -> None:
         """Call the function once, for no rows, to get the schema."""
         if rows < 0 or first_row < 0 or split_rows < 1:
-            want = "want rows and first_row that are not negative, and at least one row a split"
-            raise DataError(f"{name}: rows={rows}, first_row={first_row}, split_rows={split_rows}: {want}")
+            raise DataError(
+                f"{name}: rows={rows}, first_row={first_row}, split_rows={split_rows}",
+                "rows and first_row that are not negative, and at least one row a split",
+            )
         self._make, self._name = make, name
         self._range = range(first_row, first_row + rows, split_rows)
         self._schema = make(first_row, 0).schema
@@ -48,6 +50,7 @@ class GeneratorReader:
         count = split.stop - split.start
         table = self._make(split.start, count)
         if table.num_rows != count:
-            got = f"the function returned {table.num_rows} rows for ({split.start}, {count})"
-            raise DataError(f"{self._name}: {got}: want {count}")
+            raise DataError(
+                f"{self._name}: the function returned {table.num_rows} rows for ({split.start}, {count})", count
+            )
         return table.select(list(columns))

@@ -126,11 +126,15 @@ class DatasetCard(Value, frozen=True):
         """
         if self.label is None:
             likely = f" ({', '.join(self.likely_labels)} hold 0 and 1)" if self.likely_labels else ""
-            want = f"say which one is the label{likely}"
-            raise DataError(f"{self.source}: no column of numbers is called {', '.join(LABELS)}: {want}")
+            raise DataError(
+                f"{self.source}: no column of numbers is called {', '.join(LABELS)}",
+                hint=f"say which one is the label{likely}",
+            )
         sparse = [c for c in self.columns if c.is_ids]
         if not sparse and not derived:
-            raise DataError(f"{self.source}: no column of ids: want one: rowwise data inspect --sparse COLUMN")
+            raise DataError(
+                f"{self.source}: no column of ids", "at least one", hint="name it: rowwise data inspect --sparse COLUMN"
+            )
         names = table_names([*(c.name for c in sparse), *(made.column for made, _ in derived)])
         more = [(structs.replace(made, table=_unless(names[made.column], made.column)), rows) for made, rows in derived]
         columns = Columns(
@@ -213,7 +217,7 @@ def inspect_ids(  # noqa: PLR0913 - what a user may say of the columns
     """
     first_splits = reader.splits()[:splits]
     if not first_splits:
-        raise DataError(f"{name or type(reader).__name__}: no rows to look at: want files with rows")
+        raise DataError(f"{name or type(reader).__name__}: no rows to look at", "files with rows")
     source = first_splits[0].source
     told = dict(roles or {})
     check_columns([*reader.schema.names, *told], reader.schema, source)
@@ -224,10 +228,10 @@ def inspect_ids(  # noqa: PLR0913 - what a user may say of the columns
     check_columns(tuple(separators), reader.schema, source)
     for column, separator in separators.items():
         if not is_text(kind := reader.schema.field(column).type) or not separator:
-            raise DataError(f"{source}: column {column!r} holds {kind}: want text and a separator for --list")
+            raise DataError(f"{source}: column {column!r} holds {kind}", "text and a separator for --list")
     names = [n for n in reader.schema.names if told.get(n) != "unused" or n in labels]
     if not names:
-        raise DataError(f"{source}: every column is ignored: want some to learn from")
+        raise DataError(f"{source}: every column is ignored", "at least one to learn from")
     head = _first_values(reader, first_splits, [n for n in names if n not in separators and n not in labels])
     found: dict[str, ColumnReading] = {} if plain else find_readings(head)
     readings = {n: r for n, r in found.items() if r.how in READ_AS[told.get(n)]}
@@ -475,7 +479,7 @@ def _check_role(name: str, kind: pa.DataType, role: Role, source: str) -> None:
     }
     if not possible.get(role, True):
         raise DataError(
-            f"{source}: column {name!r} holds {kind}: it cannot be used as {role}; leave out --{role} {name}"
+            f"{source}: column {name!r} holds {kind}: it cannot be used as {role}", hint=f"leave out --{role} {name}"
         )
 
 

@@ -28,9 +28,9 @@ from rowwise.ingest.where import NULLS, Plain, RowFilter, parse
 LABELS = ("label", "click", "clicked", "is_click", "target", "y", "conversion", "converted")
 LabelValues = Literal["clicks", "numbers", "amounts"]
 WANTED: dict[LabelValues, str] = {
-    "clicks": "want a label of 0 or 1",
-    "numbers": "want a label that is a finite number",
-    "amounts": "want a label that is finite and not negative",
+    "clicks": "expected a label of 0 or 1",
+    "numbers": "expected a label that is a finite number",
+    "amounts": "expected a label that is finite and not negative",
 }
 YES = {
     *("yes", "y", "true", "t", "1", "good", "ok", "positive", "pos", "on", "click", "clicked", "open", "opened", "hit"),
@@ -66,8 +66,10 @@ class Label(NamedTuple):
         if self.test is not None:
             self.test.check(schema, source, "label")
         elif not is_number(kind := schema.field(self.name).type):
-            want = f"want numbers for a label, or a condition such as {condition(self.name, 'Yes')}"
-            raise DataError(f"{source}: column {self.name!r} holds {kind}: {want}")
+            raise DataError(
+                f"{source}: column {self.name!r} holds {kind}",
+                f"numbers for a label, or a condition such as {condition(self.name, 'Yes')}",
+            )
 
     def values(self, arrays: Mapping[str, pa.Array]) -> Floats:
         """A number for each row; NaN where there is no label."""
@@ -156,13 +158,15 @@ def choose_label(name: str, kind: pa.DataType, counts: Mapping[Plain, int], *, m
         return LabelChoice(column_text(name))
     if len(counts) <= 2 and not more:
         if len(counts) == 1:
-            raise DataError(f"the label {name!r} is {next(iter(counts))!r} in all rows: want rows with another, too")
+            raise DataError(f"the label {name!r} is {next(iter(counts))!r} in all rows", "rows with another value, too")
         return _choose_yes(name, counts)
     if is_text(kind) or types.is_dictionary(kind):
         often = [str(value) for value in sorted(counts, key=lambda v: -counts[v])[:2]]
         ways = " or ".join(f"--label {_shell(condition(name, value))}" for value in often)
         least = f"{'at least ' * more}{len(counts):,}"
-        raise DataError(f"the label {name!r} has {least} different words, and rowwise predicts yes or no: want {ways}")
+        raise DataError(
+            f"the label {name!r} has {least} different words, and rowwise predicts yes or no", hint=f"choose {ways}"
+        )
     return _choose_rating(name, sorted(map(float, counts)), more=more) or choose_loss(name, counts)
 
 
@@ -243,7 +247,7 @@ def choose_labels(
     if "clicks" in kinds and len(kinds) > 1:
         found = ", ".join(f"{c.text} ({'yes or no' if c.values == 'clicks' else 'an amount'})" for c in choices)
         raise DataError(
-            f"{splits[0].source}: labels {found}: want labels of one form in a recipe, and another for others"
+            f"{splits[0].source}: labels {found}", "labels of one form", hint="write a recipe for each form"
         )
     if len(kinds) > 1:
         choices = tuple(
@@ -262,7 +266,7 @@ def _choose_given(reader: Reader, splits: Sequence[Split], text: str, *, amount:
     kind = reader.schema.field(label.name).type
     if not can_be_label(kind) or (amount and not is_number(kind)):
         want = "numbers" if amount else "numbers, words, or true and false"
-        raise DataError(f"{source}: column {label.name!r} holds {kind}: want {want} for a label")
+        raise DataError(f"{source}: column {label.name!r} holds {kind}", f"{want} for a label")
     counts = Counter[Plain]()
     for split in splits:
         counts.update(value_counts(combine_chunks(reader.read(split, (label.name,))[label.name])))

@@ -109,7 +109,7 @@ def isa() -> str:
 def limit_isa(name: str) -> None:
     """Use the kernels of this instruction set: 'base', 'avx2' or 'avx512'. The results are the same bits."""
     if not _library().rw_ingest_limit(name.encode()):
-        raise NativeError(f"this processor has no {name}: want one of base, avx2, avx512")
+        raise NativeError(f"this processor has no {name}", "one of base, avx2, avx512")
 
 
 @final
@@ -145,7 +145,7 @@ class PickedIds:
         self.total: int = _library().rw_count(byref(self._ids))
         if self.total < 0:
             count = len(lists.values)
-            raise DataError(f"offsets of lists descend, or lie outside the {count} values: want an undamaged column")
+            raise DataError(f"offsets of lists descend, or lie outside the {count} values", "an undamaged column")
 
     def write(self, mapping: RowMapping, out_N: Ints, offsets_R1: Ints | None) -> bool:
         """Write the mapped ids to the front of `out_N`, and the offsets; true if CHECK found one out of range."""
@@ -191,7 +191,7 @@ class BoundIds:
         total: int = _library().rw_count(byref(self._ids))
         if total < 0:
             count = self._ids.count
-            raise DataError(f"offsets of lists descend, or lie outside the {count} values: want an undamaged column")
+            raise DataError(f"offsets of lists descend, or lie outside the {count} values", "an undamaged column")
         return total
 
     def write(self, address: int, total: int, offsets_R1: Ints) -> bool:
@@ -304,7 +304,7 @@ def bucketize(x_N: NDArray[np.float32 | np.float64], borders_K: NDArray[np.float
     """How many of the ascending borders are at most x; all of them for NaN, as in numpy's searchsorted."""
     borders_K = np.asarray(borders_K)
     if np.isnan(borders_K).any() or (borders_K[1:] < borders_K[:-1]).any():
-        raise SpecError("bucket borders are not ascending, or NaN: want ascending numbers")
+        raise SpecError("bucket borders are not ascending, or NaN", "ascending numbers")
     single = x_N.dtype == np.float32
     x_N = np.ascontiguousarray(x_N, np.float32 if single else np.float64)
     # The kernel searches a table of 2 * half - 1 borders, padded with infinity, in a fixed number of steps.
@@ -325,7 +325,7 @@ def mix_bytes(data: NDArray[np.uint8], offsets_N1: Ints) -> Words:
     data, offsets_N1 = np.ascontiguousarray(data, np.uint8), np.ascontiguousarray(offsets_N1, np.int64)
     count = len(offsets_N1) - 1
     if count and (offsets_N1[0] < 0 or offsets_N1[-1] > len(data) or (offsets_N1[1:] < offsets_N1[:-1]).any()):
-        raise DataError(f"offsets of text descend, or lie outside the {len(data)} bytes: want an undamaged column")
+        raise DataError(f"offsets of text descend, or lie outside the {len(data)} bytes", "an undamaged column")
     hash_N = np.empty(max(count, 0), np.uint64)
     _library().rw_text(_pointer(data), _pointer(offsets_N1), len(hash_N), len(data), _pointer(hash_N))
     return hash_N
@@ -343,14 +343,14 @@ def _map_ids(values_N: Ints, mapping: RowMapping, out: Ints | None) -> Ints:
     values_N = _ints(values_N)
     out = np.empty(len(values_N), np.int64) if out is None else out
     if out.dtype != np.int64 or out.shape != values_N.shape or not out.flags.c_contiguous:
-        raise SpecError(f"out is {out.dtype}{list(out.shape)}: want contiguous int64[{len(values_N)}]")
+        raise SpecError(f"out is {out.dtype}{list(out.shape)}", f"contiguous int64[{len(values_N)}]")
     _library().rw_map(_pointer(values_N), _pointer(out), len(values_N), byref(_c_mapping(mapping)))
     return out
 
 
 def _c_mapping(mapping: RowMapping) -> _RowMappingFields:
     if not 1 <= mapping.rows <= ALL:
-        raise SpecError(f"rows={mapping.rows}: want 1 to 2**63 - 1")
+        raise SpecError(f"rows={mapping.rows}", "1 to 2**63 - 1")
     return _RowMappingFields(what=mapping.what, rows=mapping.rows, salt=mapping.salt & WORD)
 
 

@@ -41,7 +41,7 @@ def unpacked_size(file: BinaryIO, footer: pq.FileMetaData, columns: Sequence[str
                 for kind, encoding in KINDS.items():
                     about = header.get(kind, {})
                     if about.get(encoding) == PREFIXED:
-                        raise pa.ArrowInvalid(f"column {path!r} is DELTA_BYTE_ARRAY: want another encoding")
+                        raise pa.ArrowInvalid(f"column {path!r} is DELTA_BYTE_ARRAY: expected another encoding")
                     total += max(VALUE_bytes, described.length or 0) * about.get(COUNT, 0)
                     if longest:
                         texts[path] = texts.get(path, 0) + longest * about.get(COUNT, 0)

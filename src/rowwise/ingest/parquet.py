@@ -63,9 +63,9 @@ class ParquetReader:
     ) -> None:
         """List the files and read the footers of those that may have rows of the filter."""
         if gap_bytes < 0:
-            raise DataError(f"gap_bytes={gap_bytes}: want 0 or more")
+            raise DataError(f"gap_bytes={gap_bytes}", "0 or more")
         if not is_url(path) and (Path(path) / UNFINISHED).exists():
-            raise DataError(f"{path}: {FINISH}")
+            raise DataError(f"{path}: its conversion is unfinished", hint=FINISH)
         self._store = FileStore(path, ENDINGS, cache)
         self._where, self._gap_bytes, self._verify, self._threads = where or RowFilter(), gap_bytes, verify, threads
         files, first = self._store.files, self._store.files[0]
@@ -170,7 +170,7 @@ class ParquetReader:
         size = opened.size
         opened.close()
         if size == 0:
-            raise DataError(f"{source}: the file is empty: want Parquet")
+            raise DataError(f"{source}: the file is empty", "a Parquet file")
         with _name_file_in_errors(source), self._store.stream(source) as file:
             footer = pq.read_metadata(file)
             check_footer(footer)
@@ -203,16 +203,19 @@ class ParquetReader:
         flat = {name: image.flat[name] for name in columns if name in image.flat and name not in folders}
         inside = list(dict.fromkeys(column.root for column in flat.values()))
         has = image.footer.num_row_groups
-        changed = "the file has changed since the splits were made: want the old file back, or a new run"
+        changed = "the file has changed since the splits were made"
+        way_out = "put the old file back, or start a new run"
         if split.start >= has:
-            raise DataError(f"{split.source}: no row group {split.start}, only {has}: {changed}")
+            raise DataError(f"{split.source}: no row group {split.start}, only {has}: {changed}", hint=way_out)
         rows = image.footer.row_group(split.start).num_rows
         if split.rows not in (None, rows):
-            raise DataError(f"{split.source}: row group {split.start} has {rows} rows, had {split.rows}: {changed}")
+            raise DataError(
+                f"{split.source}: row group {split.start} has {rows} rows, had {split.rows}: {changed}", hint=way_out
+            )
         check_columns(inside, image.schema, split.source)
         for name in columns:
             if name not in flat and name not in folders and split.source not in self._lacking.get(name, ()):
-                raise DataError(f"{split.source}: no column {name!r}: {changed}")
+                raise DataError(f"{split.source}: no column {name!r}: {changed}", hint=way_out)
         for name, column in flat.items():
             self._check_type(column.kind, name, split)
         return inside, flat
@@ -224,9 +227,11 @@ class ParquetReader:
     def _check_type(self, got: pa.DataType, name: str, split: Split) -> None:
         want = self._types.get(name, got)
         if got != want and not can_cast(got, want):
-            out = "want files of one type for it, by a pattern that names them or written anew, or inspect --ignore"
+            expected = f"files with one type for {name!r}"
+            hint = "name such files by a pattern, write the others anew, or leave the column out by inspect --ignore"
             where = f"row group {split.start}, column {name!r}"
-            raise DataError(f"{split.source}: {where} holds {got}, but {want} in {self._sources[name]}: {out}")
+            problem = f"{split.source}: {where} holds {got}, but {want} in {self._sources[name]}"
+            raise DataError(problem, expected, hint=hint)
 
     def _complete(
         self, table: pa.Table, flat: Mapping[str, FlatColumn], split: Split, columns: Sequence[str]
@@ -269,8 +274,8 @@ def _cast(column: pa.ChunkedArray, want: pa.DataType, name: str, split: Split) -
         return column.cast(want)
     except pa.ArrowException as error:
         where = f"{split.source}: row group {split.start}, column {name!r}"
-        out = "want files with one type for it"
-        raise DataError(f"{where} holds {column.type}, which does not fit into {want}: {error}: {out}") from error
+        out = f"files with one type for {name!r}"
+        raise DataError(f"{where} holds {column.type}, which does not fit into {want}: {error}", out) from error
 
 
 @contextmanager
@@ -279,4 +284,6 @@ def _name_file_in_errors(name: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{name}: cannot be read as Parquet: {error}: want an undamaged Parquet file") from error
+        raise DataError(
+            f"{name}: cannot be read as Parquet: {str(error).rstrip('.')}", "an undamaged Parquet file"
+        ) from error

@@ -63,7 +63,7 @@ def scan_ends(jpeg: bytes, what: str) -> list[int]:
     kind, at = 0, len(START)
     ends: list[int] = []
     if not jpeg.startswith(START):
-        raise DataError(f"{what} is no JPEG: want a picture")
+        raise DataError(f"{what} is no JPEG", "a progressive JPEG")
     while at + 3 < len(jpeg) and jpeg[at] == START[0] and jpeg[at + 1] != END[1]:
         marker = jpeg[at + 1]
         if marker == START[0]:  # bytes that fill up
@@ -75,11 +75,11 @@ def scan_ends(jpeg: bytes, what: str) -> list[int]:
             at = _end_of_scan(jpeg, at)
             ends.append(at)
     if jpeg[at : at + 2] != END or not ends:
-        raise DataError(f"{what} is cut or damaged after {len(ends)} scans: want the whole file")
+        raise DataError(f"{what} is cut or damaged after {len(ends)} scans", "the whole file")
     if len(ends) > MOST_SCANS:
-        raise DataError(f"{what} has {len(ends)} scans: want at most {MOST_SCANS}, as each is decoded")
+        raise DataError(f"{what} has {len(ends)} scans", f"at most {MOST_SCANS}, as each is decoded")
     if kind != PROGRESSIVE:
-        raise DataError(f"{what} is no progressive JPEG: want one, as `write_pictures` makes them")
+        raise DataError(f"{what} is no progressive JPEG", "a JPEG as `write_pictures` makes it")
     return ends
 
 
@@ -102,7 +102,7 @@ def to_progressive(content: bytes, what: str, quality: int = QUALITY) -> tuple[b
             out = io.BytesIO()
             _flat(picture).save(out, "JPEG", quality=quality, progressive=True)
         except (OSError, SyntaxError, ValueError) as error:
-            raise DataError(f"{what} cannot be decoded: {error}: want a picture that is whole") from None
+            raise DataError(f"{what} cannot be decoded: {error}", "a picture that is whole") from None
     return out.getvalue(), scan_ends(out.getvalue(), what)
 
 
@@ -124,14 +124,14 @@ def open_picture(content: bytes, what: str, formats: tuple[str, ...] = FORMATS) 
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
-        raise SpecError("pictures need Pillow: want pip install 'rowwise[pictures]'") from None
+        raise SpecError("pictures need Pillow", hint="pip install 'rowwise[pictures]'") from None
     try:
         picture = Image.open(io.BytesIO(content), formats=formats)
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
         got = "its format is not known" if isinstance(error, UnidentifiedImageError) else str(error)[:200]
-        raise DataError(f"{what} is no picture: {got}: want a file that Pillow reads") from None
+        raise DataError(f"{what} is no picture: {got}", "a file that Pillow reads") from None
     if picture.width * picture.height > MOST_PIXELS:
-        raise DataError(f"{what} has {picture.width} x {picture.height} pixels: want at most {MOST_PIXELS:,}")
+        raise DataError(f"{what} has {picture.width} x {picture.height} pixels", f"at most {MOST_PIXELS:,}")
     return picture
 
 
@@ -141,13 +141,13 @@ def decode(prefix: bytes, size: int, what: str) -> Pixels:
 
     scans = prefix.count(bytes((START[0], SCAN)))
     if scans > 2 * MOST_SCANS:  # those of a small copy in the header are counted, too
-        raise DataError(f"{what} has {scans} scans: want at most {MOST_SCANS}, as each is decoded")
+        raise DataError(f"{what} has {scans} scans", f"at most {MOST_SCANS}, as each is decoded")
     with open_picture(prefix if prefix.endswith(END) else prefix + END, what, ("JPEG",)) as picture:
         try:
             picture.draft("RGB", (size, size))  # the decoder scales down to what is at least as large
             copy = picture.convert("RGB").resize((size, size), Resampling.BILINEAR)
         except (OSError, SyntaxError, ValueError) as error:
-            raise DataError(f"{what} cannot be decoded: {error}: want a picture that is whole") from None
+            raise DataError(f"{what} cannot be decoded: {error}", "a picture that is whole") from None
     return np.ascontiguousarray(np.asarray(copy).transpose(2, 0, 1))
 
 
@@ -198,11 +198,11 @@ def write_pictures(
     """
     sizes = tuple(sorted(set(sizes)))
     if not sizes or not SMALLEST <= sizes[0] <= sizes[-1] <= LARGEST:
-        raise SpecError(f"sizes {', '.join(map(str, sizes)) or 'are missing'}: want some from {SMALLEST} to {LARGEST}")
+        raise SpecError(f"sizes {', '.join(map(str, sizes)) or 'are missing'}", f"some from {SMALLEST} to {LARGEST}")
     if not 0 < similar <= 1:
-        raise SpecError(f"an SSIM of {similar}: want more than 0, and at most 1")
+        raise SpecError(f"an SSIM of {similar}", "more than 0, and at most 1")
     if not 1 <= quality <= 95:
-        raise SpecError(f"a quality of {quality}: want 1 to 95")
+        raise SpecError(f"a quality of {quality}", "1 to 95")
     columns: dict[str, list[Any]] = {"key": [], "begin": [], "scan_ends": [], "width": [], "height": []}
     columns |= {f"{SCANS}{size}": [] for size in sizes}
     begin, seen = 0, set[str | int]()
@@ -225,11 +225,11 @@ def write_pictures(
                 if tell is not None:
                     tell(len(seen))
         if not seen:
-            raise DataError(f"no pictures for {folder}: want at least one")
+            raise DataError(f"no pictures for {folder}", "at least one")
         try:
             keys = pa.array(columns.pop("key"))
         except pa.ArrowException:
-            raise DataError("keys of pictures are of several types: want whole numbers, or text") from None
+            raise DataError("keys of pictures are of several types", "only whole numbers, or only text") from None
         with (unfinished / INDEX).open("wb") as file:  # a path that looks like a URL would be taken for one
             pq.write_table(pa.table({"key": keys} | columns), file)
     return PictureFolder.open(folder)
@@ -237,9 +237,9 @@ def write_pictures(
 
 def _check_key(key: object, what: str, seen: Collection[object]) -> None:
     if not (isinstance(key, str) or (type(key) is int and -(2**63) <= key < 2**63)):
-        raise DataError(f"{what}: want a key that is text or a whole number of 64 bits")
+        raise DataError(what, "a key that is text or a whole number of 64 bits")
     if key in seen:
-        raise DataError(f"{what} is there twice: want each key once")
+        raise DataError(f"{what} is there twice", "each key once")
 
 
 @contextmanager
@@ -247,7 +247,7 @@ def _new_folder(folder: Path) -> Iterator[Path]:
     """Yield a folder to write into, which gets its name at the end; the next attempt removes what a kill leaves."""
     refuse_url(folder, "copy it to a store when it is complete")
     if folder.exists():
-        raise DataError(f"{folder} exists already: want another name")
+        raise DataError(f"{folder} exists already", "a new folder")
     unfinished = folder.with_name(f"{folder.name}.part")
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -258,7 +258,9 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
     except OSError as error:
-        raise DataError(f"{folder} was not written: {error.strerror or error}; want another place") from None
+        raise DataError(
+            f"{folder} was not written: {error.strerror or error}", "a folder that can be written"
+        ) from None
 
 
 def pictures_in(folder: Path) -> Iterator[Picture]:
@@ -269,7 +271,7 @@ def pictures_in(folder: Path) -> Iterator[Picture]:
         for path in paths:
             yield int(path.stem) if are_numbers else path.stem, path.read_bytes()
     except OSError as error:
-        raise DataError(f"{folder} cannot be read: {error}: want a folder of pictures") from None
+        raise DataError(f"{folder} cannot be read: {error}", "a folder of pictures") from None
 
 
 def pictures_of_rows(path: Path, key: str, column: str) -> Iterator[Picture]:
@@ -278,11 +280,11 @@ def pictures_of_rows(path: Path, key: str, column: str) -> Iterator[Picture]:
         file = pq.ParquetFile(path)
         missing = {key, column} - set(file.schema_arrow.names)
         if missing:
-            raise DataError(f"{path} has no column {min(missing)!r}: want some of {', '.join(file.schema_arrow.names)}")
+            raise DataError(f"{path} has no column {min(missing)!r}", f"one of {', '.join(file.schema_arrow.names)}")
         for batch in file.iter_batches(64, columns=[key, column]):
             for one, content in zip(batch[key].to_pylist(), batch[column].to_pylist(), strict=True):
                 if not isinstance(content, bytes):
-                    raise DataError(f"{path}: column {column!r}, picture {one!r}: want the bytes of a file")
+                    raise DataError(f"{path}: column {column!r}, picture {one!r}", "the bytes of a file")
                 yield one, content
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read: {str(error)[:200]}") from None
@@ -323,8 +325,9 @@ class PictureFolder:
             return cls(folder, read_parquet(folder / INDEX, links=True))
         except (pa.ArrowException, OSError, LookupError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)[:200]
-            got = f"{folder} is no folder of pictures: {why}"
-            raise DataError(f"{got}: want one that rowwise data pictures wrote") from None
+            raise DataError(
+                f"{folder} is no folder of pictures: {why}", "a folder that rowwise data pictures wrote"
+            ) from None
 
     def __len__(self) -> int:
         return len(self._begins)
@@ -334,8 +337,10 @@ class PictureFolder:
         try:
             found = pc.call_function("index_in", [keys.cast(self.keys.type)], pc.SetLookupOptions(self.keys))
         except pa.ArrowException:
-            got = f"{self.folder} has keys of {self.keys.type}, not {keys.type}"
-            raise DataError(f"{got}: want pictures whose keys are those of the items") from None
+            raise DataError(
+                f"{self.folder} has keys of {self.keys.type}, not {keys.type}",
+                "pictures whose keys are those of the items",
+            ) from None
         return found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
 
     def bytes_of(self, rows_N: Ints, size: int) -> Ints:
@@ -343,7 +348,7 @@ class PictureFolder:
         self._check(size)
         if len(rows_N) and not 0 <= rows_N.min() <= rows_N.max() < len(self):
             bad = next(row for row in rows_N.tolist() if not 0 <= row < len(self))
-            raise DataError(f"{self.folder}: no picture has the number {bad}: want 0 to {len(self) - 1}")
+            raise DataError(f"{self.folder}: no picture has the number {bad}", f"0 to {len(self) - 1}")
         return self._ends[self._first[rows_N] + self._scans[size][rows_N] - 1]
 
     def read(self, rows_N: Ints, size: int) -> Pixels:
@@ -380,4 +385,4 @@ class PictureFolder:
 
     def _check(self, size: int) -> None:
         if size not in self._scans:
-            raise SpecError(f"{self.folder}: no copies of size {size}: want some of {', '.join(map(str, self.sizes))}")
+            raise SpecError(f"{self.folder}: no copies of size {size}", f"one of {', '.join(map(str, self.sizes))}")

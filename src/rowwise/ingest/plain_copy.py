@@ -55,7 +55,7 @@ def open_unpacked(path: str) -> Iterator[BinaryIO]:
     except DAMAGED as error:
         if not packing or isinstance(error, DataError):
             raise
-        raise DataError(f"{path}: cannot be unpacked as {packing}: {error}: want an undamaged file") from error
+        raise DataError(f"{path}: cannot be unpacked as {packing}: {error}", "an undamaged file") from error
 
 
 @contextmanager
@@ -64,7 +64,9 @@ def _open(path: str, packing: str) -> Iterator[BinaryIO]:
         with zipfile.ZipFile(path) as archive:
             inside = [one for one in archive.infolist() if not one.is_dir()]
             if len(inside) != 1:
-                raise DataError(f"{path}: {len(inside)} files are in it: want one, or a folder with them unpacked")
+                raise DataError(
+                    f"{path}: {len(inside)} files are in it", "one file, or a folder with the unpacked files"
+                )
             with archive.open(inside[0]) as file:
                 yield cast("BinaryIO", file)
     elif packing == "zst":
@@ -115,13 +117,17 @@ def _write(file: BinaryIO, source: BinaryIO, encoding: str, path: str, most_byte
         while chunk := text.read(CHUNK).encode():
             written += len(chunk)
             if written > most_bytes:
-                want = "want a larger data.text.unpacked_gb in a recipe, or --unpacked-gb"
-                raise DataError(f"{path}: takes more than {most_bytes:,} bytes when it is unpacked: {want}")
+                raise DataError(
+                    f"{path}: takes more than {most_bytes:,} bytes when it is unpacked",
+                    "a larger data.text.unpacked_gb in a recipe, or --unpacked-gb",
+                )
             file.write(chunk)
             lines += chunk.count(b"\n")
     except UnicodeError as error:
-        want = "want its encoding by --encoding, or data.text.encoding in a recipe"
-        raise DataError(f"{path}: is not {encoding}, somewhere after line {lines}: {error}: {want}") from error
+        raise DataError(
+            f"{path}: is not {encoding}, somewhere after line {lines}: {error}",
+            hint="set --encoding, or data.text.encoding in a recipe",
+        ) from error
     finally:
         text.detach()
 

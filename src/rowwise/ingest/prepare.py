@@ -67,12 +67,14 @@ class Preparation(Value, frozen=True):
         if self.together is not None:
             check_columns((self.together,), schema, source)
             if not _can_compare(kind := schema.field(self.together).type):
-                want = "want a column of single values, such as whole numbers or text"
-                raise DataError(f"{source}: together: column {self.together!r} holds {kind}: {want}")
+                raise DataError(
+                    f"{source}: together: column {self.together!r} holds {kind}",
+                    "a column of single values, such as whole numbers or text",
+                )
         if self.share.group is not None:
             check_columns((self.share.group,), schema, source)
             if is_list(kind := schema.field(self.share.group).type):
-                raise DataError(f"{source}: group: column {self.share.group!r} holds {kind}: want single values")
+                raise DataError(f"{source}: group: column {self.share.group!r} holds {kind}", "single values")
         self.columns.check(transform.schema_after(schema, self.loaded, source), source)
 
 

@@ -73,14 +73,14 @@ def read_quarantined(path: Path) -> pa.Table:
     try:
         return read_parquet(path, (PLACE, REASON))
     except pa.ArrowException as error:
-        raise DataError(f"{path} is damaged: {str(error)[:200]}: remove it") from None
+        raise DataError(f"{path} is damaged: {str(error)[:200]}", hint="remove the file") from None
 
 
 def _read_note(path: Path) -> UnreadSplit:
     try:
         return decode_json(read_bytes(path, links=False), UnreadSplit)
     except msgspec.MsgspecError as error:
-        raise DataError(f"{path} is damaged: {error}: remove it") from None
+        raise DataError(f"{path} is damaged: {error}", hint="remove the file") from None
 
 
 def _reasons(rows: Sequence[int], described: Sequence[RefusalReason]) -> list[str]:

@@ -62,7 +62,7 @@ def check_columns(names: Sequence[str], schema: pa.Schema, source: str) -> None:
             guess = f"; did you mean {near[0]!r}?" if near else "."
             raise DataError(f"{source}: no column {name!r}{guess} There are {_join(schema.names) or 'none'}")
         if times[name] > 1:
-            raise DataError(f"{source}: {times[name]} columns are called {name!r}: want each name once")
+            raise DataError(f"{source}: {times[name]} columns are called {name!r}", "each name once")
 
 
 def split_names(texts: Sequence[str], schema: pa.Schema) -> list[str]:
@@ -80,13 +80,13 @@ def find_files(path: str | Path, endings: Sequence[str]) -> tuple[str, ...]:
         # Names that begin with a dot or an underscore are other systems' files (_SUCCESS, .crc), not data.
         inside = (p for p in root.rglob("*") if not any(part[0] in "._" for part in p.relative_to(root).parts))
         files = sorted(str(p) for p in inside if p.is_file() and p.name.endswith(tuple(endings)))
-        none = f"no file in it ends with {' or '.join(endings)}: want at least one"
+        none = f"no file in it ends with {' or '.join(endings)}: expected at least one"
     elif GLOB & set(str(path)):
         anchor = Path(root.anchor)
         files = sorted(str(p) for p in anchor.glob(str(root.relative_to(anchor))) if p.is_file())
-        none = "no file matches the pattern: want one that matches a file"
+        none = "no file matches the pattern: expected at least one"
     else:
-        raise DataError(f"{path}: no such file or folder: want a file, a folder or a pattern such as logs/*.parquet")
+        raise DataError(f"{path}: no such file or folder", "a file, a folder or a pattern such as logs/*.parquet")
     if not files:
         raise DataError(f"{path}: {none}")
     return tuple(files)

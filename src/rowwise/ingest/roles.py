@@ -152,7 +152,7 @@ def parse_roles(told: Mapping[Role, str | Sequence[str] | None]) -> dict[str, Ro
     for role, names in told.items():
         for column in [names] if isinstance(names, str) else names or ():
             if roles.setdefault(column, role) != role:
-                raise SpecError(f"column {column!r} has two roles, {roles[column]} and {role}: want one of them")
+                raise SpecError(f"column {column!r} has two roles, {roles[column]} and {role}", "one role")
     return roles
 
 

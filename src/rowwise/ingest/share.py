@@ -24,7 +24,7 @@ class Share(Value, frozen=True):
 
     def __post_init__(self) -> None:
         if not 0 <= self.begin < self.end <= 1:
-            raise SpecError(f"share of rows: begin={self.begin}, end={self.end}: want 0 <= begin < end <= 1")
+            raise SpecError(f"share of rows: begin={self.begin}, end={self.end}", "0 <= begin < end <= 1")
 
     def select(self, order_R: Ints | None, rows: int, split: int) -> Ints | None:
         """The rows of an order (None: all as they are) of split number `split` that belong to the share."""

@@ -124,7 +124,9 @@ def check_types(table: pa.Table, schema: pa.Schema) -> None:
         got, want = table[name], schema.field(name).type
         if got.type != want or got.null_count:
             nulls = f" with {got.null_count} nulls" if got.null_count else ""
-            raise pa.ArrowInvalid(f"its column {name!r} holds {str(got.type)[:80]}{nulls}: want {want} without nulls")
+            raise pa.ArrowInvalid(
+                f"its column {name!r} holds {str(got.type)[:80]}{nulls}: expected {want} without nulls"
+            )
 
 
 @contextmanager
@@ -138,23 +140,23 @@ def _as_arrow_errors() -> Iterator[None]:
 
 def _check_size(size_bytes: int, most_bytes: int) -> None:
     if size_bytes > most_bytes:
-        raise pa.ArrowInvalid(f"it is {size_bytes:,} bytes when it is unpacked: want at most {most_bytes:,}")
+        raise pa.ArrowInvalid(f"it is {size_bytes:,} bytes when it is unpacked: expected at most {most_bytes:,}")
 
 
 def _check_schema(schema: pa.Schema) -> tuple[str, ...]:
     """Refuse types whose bytes are not counted; the columns whose values share bytes."""
     if len(schema) > MOST_COLUMNS:
-        raise pa.ArrowInvalid(f"it has {len(schema):,} columns: want at most {MOST_COLUMNS:,}")
+        raise pa.ArrowInvalid(f"it has {len(schema):,} columns: expected at most {MOST_COLUMNS:,}")
     names, shared = set[str](), list[str]()
     for field in schema:
         if field.name in names:
             count = schema.names.count(field.name)
-            raise pa.ArrowInvalid(f"{count} columns are called {field.name[:80]!r}: want each name once")
+            raise pa.ArrowInvalid(f"{count} columns are called {field.name[:80]!r}: expected each name once")
         names.add(field.name)
         extent = _extent(field.type, MOST_DEPTH)
         if extent is _Extent.UNKNOWN:
             raise pa.ArrowInvalid(
-                f"column {field.name[:80]!r} holds {str(field.type)[:80]}: want plain values or lists"
+                f"column {field.name[:80]!r} holds {str(field.type)[:80]}: expected plain values or lists"
             )
         if extent is _Extent.SHARED:
             shared.append(field.name)

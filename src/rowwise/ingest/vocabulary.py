@@ -102,8 +102,10 @@ def check_grown(column: str, before: Mapping[str | int, int], now: Mapping[str |
     for key, row in before.items():
         if now.get(key) != row:
             there = "has none now" if key not in now else f"has row {now[key]} now"
-            want = "want the vocabularies of that run, or larger ones by rowwise data inspect --grow FOLDER"
-            raise SpecError(f"init_from={run}: id {key!r} of column {column!r} had row {row}, and {there}: {want}")
+            raise SpecError(
+                f"init_from={run}: id {key!r} of column {column!r} had row {row}, and {there}",
+                "the vocabularies of that run, or larger ones by rowwise data inspect --grow FOLDER",
+            )
 
 
 def _most(ids: pa.Array) -> int:

@@ -28,7 +28,7 @@ from rowwise.spec import Value
 Operator = Literal["==", "!=", "<", "<=", ">", ">=", "in", "is null", "not null"]
 Plain = bool | int | float | str
 NULLS = ("is null", "not null")
-HOW = "want 'column op value' with one of " + ", ".join(get_args(Operator))
+HOW = "'column op value' with one of " + ", ".join(get_args(Operator))
 
 _NAME = r"(?:`(?P<quoted>[^`]+)`|(?P<name>[^\s=!<>`]+))"
 _NULLS = r"(?P<nulls>is\s+not\s+null\b|not\s+null\b|is\s+null\b)"
@@ -58,7 +58,7 @@ class Comparison(Value, frozen=True):
     def __post_init__(self) -> None:
         listed = isinstance(self.value, tuple)
         if (self.value is None) != (self.op in NULLS) or listed != (self.op == "in"):
-            raise SpecError(f"where: {self.column} {self.op} {self.value!r}: want a list for 'in', a value for others")
+            raise SpecError(f"where: {self.column} {self.op} {self.value!r}", "a list for 'in', a value for others")
 
     @property
     def values(self) -> tuple[Plain, ...]:
@@ -124,7 +124,7 @@ class TextTimeComparison(Comparison, frozen=True):
 
     def comparable(self, kind: pa.DataType) -> pa.DataType:
         if not FITS[KEYS](kind) or types.is_integer(kind):
-            raise DataError(f"column {self.column!r} holds {kind}: want text for formats of times")
+            raise DataError(f"column {self.column!r} holds {kind}", "text for formats of times")
         return pa.timestamp("us")
 
     def _times(self, array: pa.Array) -> pa.Array:
@@ -149,10 +149,12 @@ class RowFilter(Value, frozen=True):
                 try:
                     _compare(_comparable(pa.chunked_array([], kind)), "==", _native(value, kind))
                 except (ArithmeticError, TypeError, ValueError, pa.ArrowException):
-                    got = f"{key}: column {one.column!r} holds {kind}, and is compared with {value!r}"
-                    raise DataError(f"{source}: {got}: want {_wanted_values(kind)}") from None
+                    raise DataError(
+                        f"{source}: {key}: column {one.column!r} holds {kind}, and is compared with {value!r}",
+                        _wanted_values(kind),
+                    ) from None
             if types.is_boolean(_plain_type(kind)) and one.op in ("<", "<=", ">", ">="):
-                raise DataError(f"{source}: {key}: column {one.column!r} holds {kind}: want ==, != or in")
+                raise DataError(f"{source}: {key}: column {one.column!r} holds {kind}", "==, != or in")
 
     def may_hold(self, seen: Mapping[str, ColumnBounds], schema: pa.Schema) -> bool:
         """False only if no row with these bounds can match."""
@@ -182,14 +184,14 @@ def _terms(text: str, key: str) -> Iterator[Comparison]:
     while True:
         match = _TERM.match(text, at)
         if match is None:
-            raise SpecError(f"{key}: {text!r}: {HOW}")
+            raise SpecError(f"{key}: {text!r}", HOW)
         yield _term(match, text, key)
         at = match.end()
         if at == len(text):
             return
         conjunction = _AND.match(text, at)
         if conjunction is None:
-            raise SpecError(f"{key}: {text!r}: cannot read {text[at:]!r}: {HOW}, joined by 'and'")
+            raise SpecError(f"{key}: {text!r}: cannot read {text[at:]!r}", f"{HOW}, joined by 'and'")
         at = conjunction.end()
 
 
@@ -199,7 +201,7 @@ def _term(match: re.Match[str], text: str, key: str) -> Comparison:
         return Comparison(column=name, op="not null" if "not" in match["nulls"].lower() else "is null")
     op, value = match["op"].lower(), match["value"]
     if value.startswith("[") != (op == "in"):
-        raise SpecError(f"{key}: {text!r}: {HOW}; 'in' takes a list in brackets")
+        raise SpecError(f"{key}: {text!r}", HOW, hint="'in' takes a list in brackets")
     if op == "in":
         return Comparison(column=name, op="in", value=tuple(_literal(item) for item in re.findall(_ONE, value[1:-1])))
     return Comparison(column=name, op=_SIGNS[op], value=_literal(value))

@@ -68,7 +68,7 @@ class AutoInt(FieldModel):
     ) -> None:
         super().__init__(embeddings, dense_features)
         if layers < 1:
-            raise SpecError(f"layers={layers}: want at least one")
+            raise SpecError(f"layers={layers}", "at least one")
         sizes = [self.dim, *[width] * layers]
         self.layers = stack(AutoIntLayer(sizes[k], width, heads) for k in range(layers))
         self.top = Linear(self.fields * width, deep[-1])

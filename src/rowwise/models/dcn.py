@@ -36,7 +36,7 @@ def cross_map(width: int, rank: int | None, *, bias: bool = True) -> nn.Module:
     if rank is None:
         return Linear(width, width, bias)
     if rank < 1:
-        raise SpecError(f"rank={rank}: want at least 1, or None for a full matrix of {width} x {width}")
+        raise SpecError(f"rank={rank}", f"at least 1, or None for a full matrix of {width} x {width}")
     return nn.Sequential(Linear(width, rank, bias=False), Linear(rank, width, bias))
 
 
@@ -91,9 +91,9 @@ class DCN(nn.Module):
         """The tables stay the caller's; the layers are made here."""
         super().__init__()
         if structure not in get_args(Structure):
-            raise SpecError(f"structure={structure!r}: want one of {', '.join(map(repr, get_args(Structure)))}")
+            raise SpecError(f"structure={structure!r}", f"one of {', '.join(map(repr, get_args(Structure)))}")
         if crosses < 1:
-            raise SpecError(f"crosses={crosses}: want at least one cross layer")
+            raise SpecError(f"crosses={crosses}", "at least one cross layer")
         width = input_columns(embeddings.tables, dense_features)
         self.embeddings = embeddings
         self.dense_features = dense_features

@@ -64,10 +64,12 @@ class DhenLayer(nn.Module):
     ) -> None:
         super().__init__()
         if ensemble not in get_args(Ensemble):
-            raise SpecError(f"ensemble={ensemble!r}: want one of {', '.join(get_args(Ensemble))}")
+            raise SpecError(f"ensemble={ensemble!r}", f"one of {', '.join(get_args(Ensemble))}")
         count = len(interactions)
         if not count or (ensemble == "concat" and out < count):
-            raise SpecError(f"{count} interactions for {out} vectors: want at least one, and a vector for each")
+            raise SpecError(
+                f"{count} interactions for {out} vectors", "at least one interaction, and a vector for each"
+            )
         parts = [out // count + (k < out % count) if ensemble == "concat" else out for k in range(count)]
         self.interactions = nn.ModuleList(make(vectors, n, dim) for make, n in zip(interactions, parts, strict=True))
         self.shortcut = nn.Identity() if out == vectors else LinearInteraction(vectors, out, dim)
@@ -118,7 +120,7 @@ class DHEN(FieldModel):
     ) -> None:
         super().__init__(embeddings, dense_features)
         if layers < 1:
-            raise SpecError(f"layers={layers}: want at least one")
+            raise SpecError(f"layers={layers}", "at least one")
         out = self.fields if vectors is None else vectors
         made = [_maker(kind, options or {}) for kind in interactions]
         sizes = [self.fields, *[out] * layers]
@@ -136,5 +138,5 @@ def _maker(
     if not isinstance(kind, str):
         return kind
     if kind not in INTERACTIONS:
-        raise SpecError(f"interaction {kind!r}: want one of {', '.join(INTERACTIONS)}")
+        raise SpecError(f"interaction {kind!r}", f"one of {', '.join(INTERACTIONS)}")
     return partial(INTERACTIONS[kind], **options.get(kind, {}))

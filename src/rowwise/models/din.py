@@ -103,7 +103,7 @@ class DIN(nn.Module):
         x_ND = vectors[name]
         if len(x_ND) > len(lengths_B) or (lengths_B.device.type == "cpu" and bool((lengths_B > 1).any())):
             sample = int((lengths_B > 1).nonzero()[0])
-            raise BatchError(f"feature {name!r} has {int(lengths_B[sample])} ids in sample {sample}; want one target")
+            raise BatchError(f"feature {name!r} has {int(lengths_B[sample])} ids in sample {sample}", "one target")
         return sum_by_sample(x_ND, lengths_B)
 
 
@@ -114,13 +114,18 @@ def _sequence_dims(tables: Sequence[Table], histories: Mapping[str, str]) -> dic
         for name in (history, target):
             if name not in dims:
                 found = ", ".join(map(repr, dims)) or "none"
-                want = "want a feature of a table with pooling: sequence"
-                raise SpecError(f"histories: {name!r}: {want}; there are {found}")
+                raise SpecError(
+                    f"histories: {name!r}", "a feature of a table with pooling: sequence", hint=f"there are {found}"
+                )
         if dims[history] != dims[target]:
-            raise SpecError(f"histories: {history!r} has dim {dims[history]} and {target!r} {dims[target]}: want one")
+            raise SpecError(
+                f"histories: {history!r} has dim {dims[history]} and {target!r} {dims[target]}", "one dim for both"
+            )
     unused = dims.keys() - histories.keys() - set(histories.values())
     if unused:
-        raise SpecError(f"sequence feature {min(unused)!r} is neither a history nor a target: want it in histories")
+        raise SpecError(
+            f"sequence feature {min(unused)!r} is neither a history nor a target", hint="name it in histories"
+        )
     return dims
 
 

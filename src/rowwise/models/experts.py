@@ -50,9 +50,12 @@ class ExpertLevel(nn.Module):
     def __init__(self, inputs: int, sizes: Sequence[int], tasks: int, *, own: int, shared: int, last: bool) -> None:
         super().__init__()
         if own < 0 or shared < 0 or not own + shared or not sizes:
-            raise SpecError(f"{own} experts of each task, {shared} shared ones of sizes {tuple(sizes)}: want some")
+            raise SpecError(
+                f"{own} experts of each task, {shared} shared ones of sizes {tuple(sizes)}",
+                "at least one expert and one size",
+            )
         if not own and not last:
-            raise SpecError("several levels of shared experts only: want experts of tasks, or one level")
+            raise SpecError("several levels of shared experts only", "experts of tasks, or one level")
         self.own = nn.ModuleList(_expert(inputs, sizes) for _ in range(tasks * own))  # those of a task side by side
         self.count = own
         self.shared = nn.ModuleList(_expert(inputs, sizes) for _ in range(shared))
@@ -119,7 +122,7 @@ class PLE(nn.Module):
         super().__init__()
         if levels < 1 or tasks < 1 or not expert_sizes:
             raise SpecError(
-                f"levels={levels}, tasks={tasks}, expert_sizes={tuple(expert_sizes)}: want at least one of each"
+                f"levels={levels}, tasks={tasks}, expert_sizes={tuple(expert_sizes)}", "at least one of each"
             )
         self.embeddings, self.dense_features, self.chain = embeddings, dense_features, chain
         inputs = [input_columns(embeddings.tables, dense_features), *[expert_sizes[-1]] * (levels - 1)]

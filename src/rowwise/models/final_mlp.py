@@ -50,9 +50,9 @@ class FinalMLP(FieldModel):
     ) -> None:
         super().__init__(embeddings, dense_features)
         if not first or not second:
-            raise SpecError(f"first={tuple(first)}, second={tuple(second)}: want at least one size of each")
+            raise SpecError(f"first={tuple(first)}, second={tuple(second)}", "at least one size of each")
         if heads < 1 or first[-1] % heads or second[-1] % heads:
-            raise SpecError(f"heads={heads}: want a divisor of the last sizes, {first[-1]} and {second[-1]}")
+            raise SpecError(f"heads={heads}", f"a divisor of the last sizes, {first[-1]} and {second[-1]}")
         inputs, self.heads = self.fields * self.dim, heads
         self.gates = nn.ModuleList(nn.Sequential(Vector(self.dim), Mlp((self.dim, gate, inputs))) for _ in range(2))
         self.streams = nn.ModuleList(

@@ -36,9 +36,9 @@ class ItemFrequency(nn.Module):
     def __init__(self, *, bits: int = 20, arrays: int = 2, alpha: float = 0.01, seed: int = 0) -> None:
         super().__init__()
         if not 1 <= bits <= 40 or arrays < 1:
-            raise SpecError(f"bits={bits} and arrays={arrays}: want 1 to 40 bits and at least one array")
+            raise SpecError(f"bits={bits} and arrays={arrays}", "1 to 40 bits and at least one array")
         if not 0 < alpha <= 1:
-            raise SpecError(f"alpha={alpha}: want more than 0 and at most 1")
+            raise SpecError(f"alpha={alpha}", "more than 0 and at most 1")
         self.bits, self.alpha = bits, alpha
         generator = torch.Generator().manual_seed(seed)
         factors_H1 = torch.randint(-(1 << 63), (1 << 63) - 1, (arrays, 1), generator=generator) | 1

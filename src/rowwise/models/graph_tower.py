@@ -46,7 +46,7 @@ def user_item_graph(
         weights: 1 / sqrt(d_u d_v), as LightGCN has them, or 1 / d_v, which makes means, as GraphSAGE has them.
     """
     if weights not in ("symmetric", "mean"):
-        raise SpecError(f"weights={weights!r}: want 'symmetric' or 'mean'")
+        raise SpecError(f"weights={weights!r}", "'symmetric' or 'mean'")
     pairs = Graph.of_edges(users_E, items_E, (users, items))  # checks the ids
     distinct_E = (pairs.targets_E * items + pairs.sources_E).unique()
     users_E, items_E = distinct_E // items, distinct_E % items + users
@@ -67,7 +67,7 @@ class LightGCN(nn.Module):
     def __init__(self, layers: int = 3) -> None:
         super().__init__()
         if layers < 1:
-            raise SpecError(f"layers={layers}: want at least 1")
+            raise SpecError(f"layers={layers}", "at least 1")
         self.layers = layers
 
     def forward(self, vectors_ND: Tensor, graph: Graph) -> Tensor:
@@ -90,7 +90,7 @@ class GraphSage(nn.Module):
     def __init__(self, dim: int, sizes: Sequence[int] = (64, 64)) -> None:
         super().__init__()
         if not sizes or min(sizes) < 1:
-            raise SpecError(f"sizes={tuple(sizes)}: want at least one layer, each of 1 column or more")
+            raise SpecError(f"sizes={tuple(sizes)}", "at least one layer, each of 1 column or more")
         self.layers = stack(Linear(2 * before, after) for before, after in zip((dim, *sizes), sizes, strict=False))
 
     def forward(self, vectors_ND: Tensor, graph: Graph) -> Tensor:
@@ -130,15 +130,19 @@ class GraphTower(VectorModel):
         tables = embeddings.tables
         if len(tables) != 2 or any(len(t.feature_names) != 1 or t.pooling is Pooling.SEQUENCE for t in tables):
             got = ", ".join(f"{t.name} of {', '.join(t.feature_names)}" for t in tables)
-            raise SpecError(f"graph tower: tables {got}: want one of users and one of items that pool, a feature each")
+            raise SpecError(
+                f"graph tower: tables {got}", "a pooled table of users and one of items, each with one feature"
+            )
         check_dims(tables, tables[0].dim, "as that of the users")
         nodes = sum(table.rows for table in tables)
         for name, one in (("graph", graph), ("sampled", sampled or graph)):
             if (one.targets, one.sources) != (nodes, nodes):
-                got = f"{name} of {one.targets} x {one.sources} nodes"
-                raise SpecError(f"graph tower: {got}: want {nodes}, one for each row of both tables")
+                raise SpecError(
+                    f"graph tower: {name} of {one.targets} x {one.sources} nodes",
+                    f"{nodes}, one for each row of both tables",
+                )
         if not temperature > 0:
-            raise SpecError(f"temperature={temperature}: want more than 0")
+            raise SpecError(f"temperature={temperature}", "more than 0")
         self.embeddings, self.encoder, self.temperature = embeddings, encoder, temperature
         self.graph, self.sampled = graph, sampled or graph
         self._parts: tuple[Graph, Graph] | None = None  # of `graph` and `sampled`, on one of several ranks
@@ -206,5 +210,5 @@ def _nodes_of(jagged: Jagged, feature: str, nodes: int) -> Tensor:
     wrong_B = (ids_B < 0) | (ids_B >= nodes)
     if bool(wrong_B.any()):
         at = int(wrong_B.nonzero()[0])
-        raise BatchError(f"feature {feature!r} has id {int(ids_B[at])} in sample {at}: want 0 to {nodes - 1}")
+        raise BatchError(f"feature {feature!r} has id {int(ids_B[at])} in sample {at}", f"0 to {nodes - 1}")
     return ids_B.long()

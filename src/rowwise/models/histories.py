@@ -53,7 +53,7 @@ def single_ids(sparse: Jagged, feature: str) -> Tensor:
     ids_B, lengths_B = items_of(sparse, feature)
     if not bool((lengths_B == 1).all()):
         at = int((lengths_B != 1).nonzero()[0])
-        raise BatchError(f"feature {feature!r} has {int(lengths_B[at])} ids in sample {at}: want one in each sample")
+        raise BatchError(f"feature {feature!r} has {int(lengths_B[at])} ids in sample {at}", "one id in each sample")
     return ids_B
 
 
@@ -95,7 +95,7 @@ class Groups:
         order, begin_B = lengths_B.argsort(stable=True), torch.zeros_like(lengths_B)
         sizes = lengths_B[order].tolist()
         if sizes and sizes[-1] > most:
-            raise BatchError(f"history {int(order[-1])} has {sizes[-1]} items: want at most length={most}")
+            raise BatchError(f"history {int(order[-1])} has {sizes[-1]} items", f"at most length={most}")
         self._shapes: list[tuple[int, int]] = []  # lists and items of each group
         self._rows, first, starts = 0, 0, list[int]()
         while first < len(sizes):
@@ -138,11 +138,11 @@ class HistoryEncoder(nn.Module):
         super().__init__()
         for name, count in (("dim", dim), ("length", length), ("layers", layers)):
             if count < 1:
-                raise SpecError(f"{name}={count}: want at least 1")
+                raise SpecError(f"{name}={count}", "at least 1")
         if heads < 1 or dim % heads:
-            raise SpecError(f"heads={heads}: want a divisor of {dim}, the numbers of a vector that heads divide")
+            raise SpecError(f"heads={heads}", f"a divisor of {dim}, the size of a vector")
         if not 0 <= dropout < 1:
-            raise SpecError(f"dropout={dropout}: want at least 0 and less than 1")
+            raise SpecError(f"dropout={dropout}", "at least 0 and less than 1")
         self.dim, self.length, self.dropout = dim, length, dropout
         self.norm = nn.LayerNorm(dim)
 

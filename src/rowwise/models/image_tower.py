@@ -68,7 +68,7 @@ class ImageTower(nn.Module):
     def __init__(self, dim: int, widths: Sequence[int] = (16, 32, 64, 64), channels: int = 3) -> None:
         super().__init__()
         if not widths or min(widths) < 1 or dim < 1 or channels < 1:
-            raise SpecError(f"dim={dim}, widths={tuple(widths)}, channels={channels}: want 1 or more of each")
+            raise SpecError(f"dim={dim}, widths={tuple(widths)}, channels={channels}", "1 or more of each")
         layers: list[nn.Module] = []
         for before, after in zip((channels, *widths), widths, strict=False):
             convolution = nn.Conv2d(before, after, 3, stride=2 if layers else 1, padding=1, bias=False)
@@ -81,7 +81,7 @@ class ImageTower(nn.Module):
         """Vectors [N, dim] of pictures in bytes, or in floats from 0 to 1."""
         x = pictures_NCSS
         if x.shape[-1] < SMALLEST or x.shape[-2] < SMALLEST:
-            raise SpecError(f"pictures of {x.shape[-2]} x {x.shape[-1]}: want at least {SMALLEST} rows and columns")
+            raise SpecError(f"pictures of {x.shape[-2]} x {x.shape[-1]}", f"at least {SMALLEST} rows and columns")
         x = (x.float() / 255 if x.dtype is torch.uint8 else x) - 0.5
         return self.last(self.layers(x).mean((2, 3)))
 
@@ -137,20 +137,20 @@ class DynamicImageTower(nn.Module):
     ) -> None:
         super().__init__()
         if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < SMALLEST:
-            raise SpecError(f"sizes {tuple(sizes)}: want ascending ones of at least {SMALLEST}")
+            raise SpecError(f"sizes {tuple(sizes)}", f"ascending sizes of at least {SMALLEST}")
         if not 0 <= price <= 1:
-            raise SpecError(f"price={price}: want 0 to 1")
+            raise SpecError(f"price={price}", "0 to 1")
         self.backbone, self.scale, self.sizes = backbone, scale, tuple(sizes)
         self.price, self.similar = price, similar
         self.costs = tuple(size_costs(sizes) if costs is None else costs)
         if len(self.costs) != len(self.sizes):
-            raise SpecError(f"{len(self.costs)} costs: want one for each of the sizes {self.sizes}")
+            raise SpecError(f"{len(self.costs)} costs", f"one for each of the sizes {self.sizes}")
 
     def choose(self, small_NCSS: Tensor) -> Tensor:
         """The places [N] in `sizes` at which pictures are computed, by copies of the smallest size."""
         logits_NK = self.scale(small_NCSS)
         if logits_NK.shape[1] != len(self.sizes):
-            raise SpecError(f"the scale model has {logits_NK.shape[1]} logits: want one for each of {self.sizes}")
+            raise SpecError(f"the scale model has {logits_NK.shape[1]} logits", f"one for each of {self.sizes}")
         return choose_sizes(logits_NK, self.costs, self.price)
 
     def forward(self, rows_N: Tensor, read: ReadPictures) -> Tensor:
@@ -202,7 +202,7 @@ def labels_of_parts(
         seed: of the parts.
     """
     if not 2 <= parts <= pictures:
-        raise SpecError(f"{parts} parts of {pictures} pictures: want 2 or more, each with a picture")
+        raise SpecError(f"{parts} parts of {pictures} pictures", "2 or more, each with a picture")
     order = torch.randperm(pictures, generator=torch.Generator().manual_seed(seed))
     right_NK = torch.zeros(pictures, sizes)
     for part in range(parts):
@@ -244,7 +244,7 @@ class PictureTower(Tower):
     ) -> None:
         super().__init__(embeddings, dense_features, sizes, more=_backbone_of(pictures).dim)
         if isinstance(pictures, DynamicImageTower) and not set(pictures.sizes) <= set(copies.sizes):
-            raise SpecError(f"sizes {pictures.sizes} of the tower: want some of those of the copies, {copies.sizes}")
+            raise SpecError(f"sizes {pictures.sizes} of the tower", f"sizes among those of the copies, {copies.sizes}")
         self.item, self.pictures, self.copies = item, pictures, copies
         # Each draw has a generator of the next seed: ranks draw alike, and a checkpoint holds where they are.
         self.register_buffer("drawn", torch.randint(1 << 62, ()))

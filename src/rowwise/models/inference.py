@@ -46,7 +46,7 @@ class RowBlocks(Value, frozen=True):
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows <= MOST_BATCH:
-            raise SpecError(f"blocks of {self.rows} rows: want 1 to {MOST_BATCH}")
+            raise SpecError(f"blocks of {self.rows} rows", f"1 to {MOST_BATCH}")
 
     def cut(self, rows: int, most: int) -> Iterator[RowSpan]:
         """The batches of so many rows, each of at most `most` rows, or of one block."""

@@ -16,26 +16,26 @@ def unpack(batch: Batch | Tensor, sparse: Ids | None, dense_features: int) -> tu
     if isinstance(batch, Batch):
         dense_BF, ids = batch.dense_BF, batch.sparse
     elif sparse is None:
-        raise BatchError("got dense numbers without ids; want a Batch, or dense numbers and sparse ids")
+        raise BatchError("got dense numbers without ids", "a Batch, or dense numbers and sparse ids")
     else:
         dense_BF, ids = batch, sparse
     if dense_BF.dim() != 2 or dense_BF.shape[1] != dense_features:
-        raise BatchError(f"got dense numbers {tuple(dense_BF.shape)}, want [B, {dense_features}]")
+        raise BatchError(f"got dense numbers {tuple(dense_BF.shape)}", f"[B, {dense_features}]")
     return dense_BF, ids
 
 
 def input_columns(tables: Sequence[Table], dense_features: int) -> int:
     """Width of the dense numbers and all pooled features side by side; tables that do not pool are refused."""
     if dense_features < 0:
-        raise SpecError(f"dense_features={dense_features}: want the numbers in each sample, 0 if there are none")
+        raise SpecError(f"dense_features={dense_features}", "the number of dense features, at least 0")
     for table in tables:
         if table.pooling is Pooling.SEQUENCE:
-            raise SpecError(f"table {table.name!r} keeps sequences; want tables that pool, one vector a feature")
+            raise SpecError(f"table {table.name!r} keeps sequences", "tables that pool, one vector a feature")
     return dense_features + sum(table.dim * len(table.feature_names) for table in tables)
 
 
 def check_dims(tables: Sequence[Table], dim: int, why: str) -> None:
-    """All tables have this dim; `why` ends the sentence "want `dim`, ..."."""
+    """All tables have this dim; `why` ends the sentence "expected `dim`, ..."."""
     for table in tables:
         if table.dim != dim:
-            raise SpecError(f"table {table.name!r} has dim {table.dim}; want {dim}, {why}")
+            raise SpecError(f"table {table.name!r} has dim {table.dim}", f"{dim}, {why}")

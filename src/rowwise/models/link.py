@@ -20,12 +20,14 @@ class AmountLink(Value, frozen=True):
     def __post_init__(self) -> None:
         numbers = (*self.offset, *self.unit)
         if len(self.offset) != len(self.unit) or not all(map(math.isfinite, numbers)) or min(self.unit, default=1) <= 0:
-            got = f"offset={list(self.offset)}, unit={list(self.unit)}"
-            raise SpecError(f"amounts: {got}: want finite numbers, one for each label, and units above 0")
+            raise SpecError(
+                f"amounts: offset={list(self.offset)}, unit={list(self.unit)}",
+                "finite numbers, one for each label, and units above 0",
+            )
 
     def check(self, labels: int) -> None:
         if len(self.unit) != labels:
-            raise SpecError(f"amounts of {len(self.unit)} labels, and {labels} outputs: want one for each label")
+            raise SpecError(f"amounts of {len(self.unit)} labels, and {labels} outputs", "one for each label")
 
     def targets(self, labels_BK: "Tensor") -> "Tensor":
         """Labels [B, K] in units from the offset."""

@@ -72,9 +72,9 @@ class MaskNet(FieldModel):
     ) -> None:
         super().__init__(embeddings, dense_features)
         if structure not in get_args(MaskStructure):
-            raise SpecError(f"structure={structure!r}: want one of {', '.join(get_args(MaskStructure))}")
+            raise SpecError(f"structure={structure!r}", f"one of {', '.join(get_args(MaskStructure))}")
         if not blocks:
-            raise SpecError("blocks=(): want the size of at least one")
+            raise SpecError("blocks=()", "the size of at least one block")
         self.serial, inputs = structure == "serial", self.fields * self.dim
         widths = [inputs, *blocks[:-1]] if self.serial else [inputs] * len(blocks)
         self.norms = nn.ModuleList(nn.LayerNorm(self.dim) for _ in range(self.fields))

@@ -72,11 +72,11 @@ class Mlp(nn.Module):
     ) -> None:
         super().__init__()
         if len(sizes) < 2 or min(sizes) < 1:
-            raise SpecError(f"an Mlp got sizes {tuple(sizes)}; want at least those of an input and an output, all >= 1")
+            raise SpecError(f"an Mlp got sizes {tuple(sizes)}", "at least those of an input and an output, all >= 1")
         if not 0 <= dropout < 1:
-            raise SpecError(f"dropout={dropout}: want at least 0 and less than 1")
+            raise SpecError(f"dropout={dropout}", "at least 0 and less than 1")
         if norm is not None and norm not in NORMS:
-            raise SpecError(f"norm={norm!r}: want {' or '.join(map(repr, NORMS))}, or None")
+            raise SpecError(f"norm={norm!r}", f"{' or '.join(map(repr, NORMS))}, or None")
         hidden = len(sizes) - 1 if relu_last else len(sizes) - 2
         self.layers = stack(
             Linear(sizes[k], sizes[k + 1], relu=k < hidden and norm is None) for k in range(len(sizes) - 1)

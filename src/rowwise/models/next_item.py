@@ -44,7 +44,9 @@ class NextItem(nn.Module):
         super().__init__()
         self.table = _only_table(embeddings.tables)
         if self.table.dim != encoder.dim:
-            raise SpecError(f"table {self.table.name!r} has dim {self.table.dim}, the encoder {encoder.dim}: want one")
+            raise SpecError(
+                f"table {self.table.name!r} has dim {self.table.dim}, the encoder {encoder.dim}", "one dim for both"
+            )
         self.embeddings, self.encoder = embeddings, encoder
         (self.feature,) = self.table.feature_names
 
@@ -130,10 +132,12 @@ def mean_over_lists(loss_N: Tensor, lengths_B: Tensor, weights_B: Tensor | None 
 def _only_table(tables: Sequence[Table]) -> Table:
     if len(tables) != 1 or len(tables[0].feature_names) != 1:
         got = ", ".join(name for table in tables for name in table.feature_names) or "none"
-        raise SpecError(f"features {got}: want one table with one feature, the lists of items")
+        raise SpecError(f"features {got}", "one table with one feature, the lists of items")
     (table,) = tables
     if table.pooling is not Pooling.SEQUENCE:
-        raise SpecError(f"table {table.name!r} has pooling {table.pooling}: want pooling: sequence, a vector an item")
+        raise SpecError(
+            f"table {table.name!r} has pooling {table.pooling}", "pooling: sequence, one vector for each item"
+        )
     if table.managed is not None:
-        raise SpecError(f"table {table.name!r} is managed: want a row for each item, as all are scored")
+        raise SpecError(f"table {table.name!r} is managed", "a row for each item, as all are scored")
     return table

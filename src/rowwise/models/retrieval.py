@@ -76,7 +76,7 @@ def _candidates(items: Tensor | Candidates, log_q_B: Tensor | None) -> Candidate
     if isinstance(items, Tensor):
         return Candidates(items, log_q_B)
     if log_q_B is not None:
-        raise BatchError("log_q is given beside Candidates: want it in them, as log_q_C")
+        raise BatchError("log_q is given beside Candidates", hint="pass it in them, as log_q_C")
     return items
 
 
@@ -85,13 +85,15 @@ def _corrected(logits_BC: Tensor, candidates: Candidates, weights_B: Tensor | No
     items_C, log_q_C, first = candidates
     batch, count = len(logits_BC), len(items_C)
     if logits_BC.dim() != 2 or items_C.dim() != 1 or logits_BC.shape[1] != count or not 0 <= first <= count - batch:
-        got = f"logits {tuple(logits_BC.shape)}, items {tuple(items_C.shape)} and first={first}"
-        raise BatchError(f"got {got}; want [B, C], every user with every candidate, [C], and 0 to C - B")
-    for name, given, want in (("log_q", log_q_C, count), ("weights", weights_B, batch)):
-        if given is not None and given.shape != (want,):
-            raise BatchError(f"{name}: got {tuple(given.shape)}, want ({want},)")
+        raise BatchError(
+            f"got logits {tuple(logits_BC.shape)}, items {tuple(items_C.shape)} and first={first}",
+            "[B, C], every user with every candidate, [C], and 0 to C - B",
+        )
+    for name, given, expected in (("log_q", log_q_C, count), ("weights", weights_B, batch)):
+        if given is not None and given.shape != (expected,):
+            raise BatchError(f"{name}: got {tuple(given.shape)}", f"({expected},)")
     if hardest is not None and hardest < 1:
-        raise BatchError(f"hardest={hardest}: want at least one negative")
+        raise BatchError(f"hardest={hardest}", "at least one negative")
     logits_BC = logits_BC.to(torch.promote_types(logits_BC.dtype, torch.float32))
     same_BC = items_C[first : first + batch].unsqueeze(1) == items_C
     same_BC.diagonal(first).fill_(False)
@@ -117,9 +119,9 @@ def top_items(users_UD: Tensor, items_ID: Tensor, k: int, *, chunk: int = 65536)
     Exact: every item is looked at, `chunk` of them at a time, so memory does not grow with their number.
     """
     if not 1 <= k <= len(items_ID):
-        raise BatchError(f"k={k} of {len(items_ID)} items: want between 1 and all of them")
+        raise BatchError(f"k={k} of {len(items_ID)} items", f"1 to {len(items_ID)}")
     if chunk < 1:
-        raise BatchError(f"chunk={chunk}: want at least one item at a time")
+        raise BatchError(f"chunk={chunk}", "at least one item at a time")
     best_UK = users_UD.new_empty(len(users_UD), 0)
     places_UK = torch.empty(len(users_UD), 0, dtype=torch.int64, device=users_UD.device)
     for begin in range(0, len(items_ID), chunk):
@@ -145,8 +147,10 @@ def nearest_items(query_D: Tensor, items_ID: Tensor, k: int, among_A: Tensor | N
         among_A: places of the items that are looked at, ascending, each once; None: all.
     """
     if query_D.dim() != 1 or items_ID.dim() != 2 or len(query_D) != items_ID.shape[1] or k < 1:
-        got = f"query {tuple(query_D.shape)}, items {tuple(items_ID.shape)}, k={k}"
-        raise BatchError(f"got {got}; want [D], [I, D], and a k of at least 1")
+        raise BatchError(
+            f"got query {tuple(query_D.shape)}, items {tuple(items_ID.shape)}, k={k}",
+            "[D], [I, D], and a k of at least 1",
+        )
     dots_N = dots(query_D, items_ID, among_A).numpy()
     chosen_K = largest(dots_N, k)
     order_K = torch.from_numpy(chosen_K[np.argsort(-dots_N[chosen_K], kind="stable")])

@@ -28,7 +28,7 @@ def second_tables(tables: Sequence[Table]) -> tuple[Table, ...]:
 def add_second_copy(model: nn.Module, second: nn.Module) -> nn.Module:
     """The model, with another as its second copy."""
     if hasattr(model, NAME):
-        raise SpecError(f"{type(model).__name__} has a {NAME!r} of its own: want another name for it")
+        raise SpecError(f"{type(model).__name__} has a {NAME!r} of its own", hint="give it another name")
     model.add_module(NAME, second)
     return model
 
@@ -37,5 +37,5 @@ def second_copy_of(model: nn.Module) -> nn.Module:
     """The second copy of a model; raises for a model without one."""
     second = dict(model.named_children()).get(NAME)
     if second is None:
-        raise SpecError(f"{type(model).__name__} has no second copy: want add_second_copy first")
+        raise SpecError(f"{type(model).__name__} has no second copy", hint="call add_second_copy first")
     return second

@@ -88,9 +88,9 @@ class TwoTower(VectorModel):
     def __init__(self, user: Tower, item: Tower, temperature: float = 0.1) -> None:
         super().__init__()
         if user.dim != item.dim:
-            raise SpecError(f"vectors of users have dim {user.dim}, of items {item.dim}: want one dim for both towers")
+            raise SpecError(f"vectors of users have dim {user.dim}, of items {item.dim}", "one dim for both towers")
         if not temperature > 0:
-            raise SpecError(f"temperature={temperature}: want more than 0")
+            raise SpecError(f"temperature={temperature}", "more than 0")
         self.user, self.item, self.temperature = user, item, temperature
 
     def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:

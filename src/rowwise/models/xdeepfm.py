@@ -69,7 +69,7 @@ class XDeepFM(FieldModel):
         """The tables stay the caller's; the first order and the layers are made here."""
         super().__init__(embeddings, dense_features)
         if not products:
-            raise SpecError("products=(): want the size of at least one layer")
+            raise SpecError("products=()", "the size of at least one layer")
         sizes = [self.fields, *products]
         self.layers = nn.ModuleList(
             CompressedInteraction(sizes[k], self.fields, sizes[k + 1]) for k in range(len(products))

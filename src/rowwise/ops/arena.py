@@ -99,7 +99,7 @@ class Arena:
     def check_whole(self) -> None:
         """Raise unless all rows are in host memory."""
         if self.rows.device.type != "cpu" or self.store is not None:
-            raise StateError(f"the tables are on {self.rows.device}: want tables in host memory, which a cache is for")
+            raise StateError(f"the tables are on {self.rows.device}", "tables in host memory, which a cache is for")
 
     def attach(self, rows: Tensor) -> None:
         """Use this memory for the rows of an arena on the meta device. Optimizer state gets none: lookups need none."""
@@ -311,7 +311,9 @@ class Arena:
     def to(self, device: torch.device) -> None:
         """Move to another device; existing views keep the old memory."""
         if self.store is not None and device != self.rows.device:
-            raise StateError(f"tables {self.store.place} stay there: want a plan without them, or a checkpoint")
+            raise StateError(
+                f"tables {self.store.place} stay there", hint="plan without such tables, or save a checkpoint"
+            )
         try:
             self.rows, self.state = self.rows.to(device), self.state.to(device)
         except torch.OutOfMemoryError:
@@ -327,8 +329,10 @@ def _too_large(
     largest = max((piece.table for piece in pieces), key=lambda t: t.rows * t.row_bytes)
     what = f"the largest is {largest.name!r} with {largest.rows} x {largest.dim}"
     where = "" if device.type == "cpu" else f" on {device}"
-    got = f"{len(pieces)} tables need {need}, which could not be allocated{where}; {what}"
-    return TableMemoryError(f"{got}: want fewer or narrower rows, or more ranks")
+    return TableMemoryError(
+        f"{len(pieces)} tables need {need}, which could not be allocated{where}; {what}",
+        hint="use fewer or narrower rows, or more ranks",
+    )
 
 
 def fill_piece(stored: Tensor, piece: TablePiece, seed: int) -> None:

@@ -30,7 +30,8 @@ def name_bad_gradient(call: LookupCall, grad: Tensor, said: str) -> GradientErro
     row += TableDescriptor.read(call.group.tables_TC)[index].first_row
     name = call.group.tables[index].name
     return GradientError(
-        f"table {name!r}, row {row}: the sum of its gradients overflows float32; want a lower learning rate. {KEPT}"
+        f"table {name!r}, row {row}: the sum of its gradients overflows float32",
+        hint=f"lower the learning rate. {KEPT}",
     )
 
 

@@ -22,12 +22,12 @@ def check_lengths(jagged: Jagged) -> None:
     if len(negative):
         at = int(negative[0])
         name = jagged.features[at // batch]
-        raise BatchError(f"feature {name!r}, sample {at % batch}: length {int(lengths[at])}; want 0 or more")
+        raise BatchError(f"feature {name!r}, sample {at % batch}: length {int(lengths[at])}", "0 or more")
     total = int(lengths.sum())
     if total != jagged.values_N.numel():
         by_feature = [int(part.sum()) for part in lengths.split(batch)]  # none, if it has no features
         sums = ", ".join(f"{name}: {n}" for name, n in zip(jagged.features, by_feature, strict=False))
-        raise BatchError(f"lengths add up to {total}, want {jagged.values_N.numel()}, the number of ids ({sums})")
+        raise BatchError(f"lengths add up to {total}", f"{jagged.values_N.numel()}, the number of ids ({sums})")
 
 
 def find_unknown_ids(group: TableGroup, features_FC: Tensor, jagged: Jagged) -> list[tuple[int, Tensor]]:

@@ -84,8 +84,10 @@ class DeviceCache:
         error = torch.cuda.cudart().cudaHostRegister(x.data_ptr(), x.nbytes, 0)
         if int(error):
             size = format_bytes(x.nbytes)
-            got = f"table {name!r}: the driver could not lock {size} of host memory for {self.device} ({error})"
-            raise TableMemoryError(f"{got}: want a host with more memory, or smaller tables")
+            raise TableMemoryError(
+                f"table {name!r}: the driver could not lock {size} of host memory for {self.device} ({error})",
+                "a host with more memory, or smaller tables",
+            )
         self._registered.append(x.data_ptr())
 
     def __del__(self) -> None:
@@ -99,7 +101,9 @@ class DeviceCache:
 
     def __reduce__(self) -> NoReturn:
         names = ", ".join(table.name for table in self.tables)
-        raise StateError(f"tables cached on {self.device} cannot be copied or pickled ({names}): want a checkpoint")
+        raise StateError(
+            f"tables cached on {self.device} cannot be copied or pickled ({names})", hint="save a checkpoint instead"
+        )
 
     def pin(
         self, values_N: Tensor, bounds_F1: Tensor, cached_F: Sequence[int], *, changes: bool, counts: bool
@@ -179,4 +183,4 @@ class DeviceCache:
         rows = (
             f"a batch has more rows of table {table.name!r} than its cache, which has {len(table.row_memory):,} slots"
         )
-        raise TooManyRowsError(f"{rows}: want a larger cache, or fewer samples a batch")
+        raise TooManyRowsError(rows, hint="use a larger cache, or fewer samples a batch")

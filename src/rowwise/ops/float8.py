@@ -31,7 +31,7 @@ def float8_products(device: torch.device) -> Iterator[None]:
     """`ops.linear` multiplies in 8 bits where `fits_float8` holds."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < CAPABILITY:
         found = ".".join(map(str, torch.cuda.get_device_capability(device)))
-        raise NativeError(f"precision fp8: {device} has compute capability {found}: want 8.9 or later, or bf16")
+        raise NativeError(f"precision fp8: {device} has compute capability {found}", "8.9 or later, or precision bf16")
     token = _enabled.set(True)
     try:
         yield

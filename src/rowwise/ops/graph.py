@@ -60,16 +60,18 @@ class Graph:
         for name, nodes_E, count in (("target", targets_E, shape[0]), ("source", sources_E, shape[1])):
             if nodes_E.dim() != 1 or nodes_E.dtype not in (torch.int32, torch.int64):
                 raise BatchError(
-                    f"{name}s of edges: got {tuple(nodes_E.shape)} of {nodes_E.dtype}: want whole numbers [E]"
+                    f"{name}s of edges: got {tuple(nodes_E.shape)} of {nodes_E.dtype}", "whole numbers [E]"
                 )
             wrong = ((nodes_E < 0) | (nodes_E >= count)).nonzero()
             if len(wrong):
                 at = int(wrong[0])
-                raise BatchError(f"edge {at}: {name} {int(nodes_E[at])}: want 0 to {count - 1}")
+                raise BatchError(f"edge {at}: {name} {int(nodes_E[at])}", f"0 to {count - 1}")
         weights_E = torch.ones(len(targets_E), device=targets_E.device) if weights_E is None else weights_E.float()
         if not len(targets_E) == len(sources_E) == len(weights_E):
-            got = f"{len(targets_E)} targets, {len(sources_E)} sources and {len(weights_E)} weights"
-            raise BatchError(f"edges: got {got}: want one of each for every edge")
+            raise BatchError(
+                f"edges: got {len(targets_E)} targets, {len(sources_E)} sources and {len(weights_E)} weights",
+                "one of each for every edge",
+            )
         ordered_E, order_E = targets_E.long().sort(stable=True)
         starts_T1 = torch.searchsorted(ordered_E, torch.arange(shape[0] + 1, device=ordered_E.device))
         ids = torch.int32 if shape[1] <= torch.iinfo(torch.int32).max else torch.int64
@@ -113,9 +115,9 @@ class Graph:
         `first` keeps the first edges of a target, `spread` every degree / most-th. Both keep the order of edges.
         """
         if most < 1:
-            raise SpecError(f"most={most}: want at least one edge into a node")
+            raise SpecError(f"most={most}", "at least one edge into a node")
         if how not in ("first", "spread"):
-            raise SpecError(f"how={how!r}: want 'first' or 'spread'")
+            raise SpecError(f"how={how!r}", "'first' or 'spread'")
         degrees_T = self.degrees_T
         large_R = (degrees_T > most).nonzero().squeeze(1)
         degrees_R = degrees_T[large_R]
@@ -139,10 +141,10 @@ def aggregate(graph: Graph, vectors_SD: Tensor) -> Tensor:
         vectors_SD = graph.gather(vectors_SD)
     if vectors_SD.dim() != 2 or len(vectors_SD) != graph.sources or not vectors_SD.shape[1]:
         raise BatchError(
-            f"aggregate got vectors {tuple(vectors_SD.shape)}: want [{graph.sources}, D], one for each source"
+            f"aggregate got vectors {tuple(vectors_SD.shape)}", f"[{graph.sources}, D], one for each source"
         )
     if not vectors_SD.is_floating_point():
-        raise BatchError(f"aggregate got vectors of {vectors_SD.dtype}: want floating point")
+        raise BatchError(f"aggregate got vectors of {vectors_SD.dtype}", "floating point")
     return _Aggregate.apply(vectors_SD.float(), graph)
 
 

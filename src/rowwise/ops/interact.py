@@ -42,13 +42,13 @@ def pair_sums(offset_BD: Tensor, pooled_BS: Tensor) -> Tensor:
 def _check(name: str, dense_BD: Tensor, pooled_BS: Tensor) -> None:
     got = f"{name} got dense vectors {tuple(dense_BD.shape)} and pooled vectors {tuple(pooled_BS.shape)}"
     if dense_BD.dim() != 2 or pooled_BS.dim() != 2:
-        raise BatchError(f"{got}; want [B, D] and [B, F * D]")
+        raise BatchError(got, "[B, D] and [B, F * D]")
     if dense_BD.shape[0] != pooled_BS.shape[0]:
-        raise BatchError(f"{got}: {dense_BD.shape[0]} and {pooled_BS.shape[0]} samples; want as many of both")
+        raise BatchError(f"{got}: {dense_BD.shape[0]} and {pooled_BS.shape[0]} samples", "the same number of both")
     dim, columns = dense_BD.shape[1], pooled_BS.shape[1]
     if dim == 0 or columns == 0 or columns % dim:
         raise BatchError(
-            f"{got}: {columns} columns are not a multiple of dim {dim}; want tables and dense vector of the same dim"
+            f"{got}: {columns} columns are not a multiple of dim {dim}", "tables and dense vector of the same dim"
         )
     if not (dense_BD.is_floating_point() and pooled_BS.is_floating_point()):
-        raise BatchError(f"{name} got vectors of {dense_BD.dtype} and {pooled_BS.dtype}; want floating point")
+        raise BatchError(f"{name} got vectors of {dense_BD.dtype} and {pooled_BS.dtype}", "floating point")

@@ -41,7 +41,7 @@ class Buckets:
     def bucket(self, index: int) -> Jagged:
         """One bucket as a batch of the same features and samples; its tensors are views."""
         if not 0 <= index < self.num_buckets:
-            raise IndexError(f"bucket {index}; want one of 0..{self.num_buckets - 1}")
+            raise IndexError(f"bucket {index}; expected one of 0..{self.num_buckets - 1}")
         bags = self.lengths_WFB.numel() // self.num_buckets
         begin, end = self.starts_W1[index : index + 2].tolist()
         return Jagged(
@@ -73,7 +73,9 @@ def split(jagged: Jagged, sizes: Sequence[int]) -> list[Jagged]:
     """The batch split along its samples into batches of these sizes, views of one copy."""
     batch = jagged.batch_size
     if sum(sizes) != batch or min(sizes, default=0) < 0:
-        raise BatchError(f"sizes {list(sizes)} do not cut {batch} samples: want sizes of 0 or more that add up to them")
+        raise BatchError(
+            f"sizes {list(sizes)} do not cut {batch} samples", f"sizes of at least 0 that add up to {batch}"
+        )
     if jagged.shared is not None:
         return _split_shared(jagged, jagged.shared, sizes)
     segments: list[Segment] = []
@@ -90,13 +92,13 @@ def share(jagged: Jagged, features: Sequence[str]) -> Jagged:
     Bags are equal if ids and weights are. Weights that require gradients raise: each has a gradient of its own.
     """
     if not features:
-        raise BatchError("no features to share bags of: want at least one")
+        raise BatchError("no features to share bags of", "at least one")
     jagged, batch = jagged.expanded().contiguous(), jagged.batch_size
     group = permute(jagged, features)
     weights = group.weights_N
     if weights is not None and weights.requires_grad:
         raise BatchError(
-            "per-id weights of shared bags require gradients: want weights without, or bags that are not shared"
+            "per-id weights of shared bags require gradients", "weights without gradients, or bags that are not shared"
         )
     # Compares the n-th id of each bag with the n-th id of the bag before: as many ids back as the bag is long, if both
     # bags are equally long. If they are not, `begins_FB` separates them by their lengths.
@@ -130,7 +132,7 @@ def concatenate(jaggeds: Sequence[Jagged], features: Sequence[str] | None = None
     Ids are int64 if those of any batch are. Weights are kept if every batch has them.
     """
     if not jaggeds:
-        raise BatchError("no batches to concatenate: their features would be unknown; want at least one")
+        raise BatchError("no batches to concatenate: their features would be unknown", "at least one")
     features = jaggeds[0].all_features if features is None else features
     jaggeds = [_expand_shared(jagged, features) for jagged in jaggeds]
     # Feature-major: all samples of the first feature, batch after batch, then of the second.
@@ -153,8 +155,8 @@ def row_bounds(features: Sequence[str], bounds_by_feature: Mapping[str, Sequence
         if len(bounds) < 2 or bounds[0] != 0 or bounds != sorted(bounds):
             raise SpecError(f"feature {name!r}: row bounds {bounds} do not ascend from 0 to the rows of its table")
         if rows and len(bounds) != len(rows[0]):
-            got, want = len(bounds) - 1, len(rows[0]) - 1
-            raise SpecError(f"feature {name!r}: {got} row ranges; want {want}, as feature {features[0]!r} has")
+            expected = f"{len(rows[0]) - 1}, as feature {features[0]!r} has"
+            raise SpecError(f"feature {name!r}: {len(bounds) - 1} row ranges", expected)
         rows.append(bounds)
     return torch.tensor(rows, dtype=torch.int64)
 
@@ -169,7 +171,7 @@ def bucketize(jagged: Jagged, bounds_FW1: Tensor) -> Buckets:
     features = len(jagged.all_features)
     if bounds_FW1.dim() != 2 or bounds_FW1.shape[0] != features:
         got = tuple(bounds_FW1.shape)
-        raise SpecError(f"row bounds: got {got}; want a row for each of the {features} features (see row_bounds)")
+        raise SpecError(f"row bounds: got {got}", f"a row for each of the {features} features (see row_bounds)")
     jagged = jagged.expanded().contiguous()
     native = _moves_natively([jagged])
     try:
@@ -203,7 +205,7 @@ def deduplicate(values_N: Tensor, bounds_S1: Tensor) -> Unique:
         if "do not ascend" not in str(error):
             raise
         shown = bounds_S1.flatten()[:8].tolist()
-        raise BatchError(f"bounds of segments begin {shown}: want them to ascend from 0 to {len(values_N)}") from None
+        raise BatchError(f"bounds of segments begin {shown}", f"bounds that ascend from 0 to {len(values_N)}") from None
     return Unique(values_U=values, bounds_S1=bounds, inverse_N=inverse, counts_U=counts)
 
 
@@ -214,13 +216,15 @@ def lengths(offsets: Tensor) -> Tensor:
     except RuntimeError:
         if not offsets.numel() or int(offsets.flatten()[0]):
             got = offsets.flatten()[:3].tolist()
-            raise BatchError(f"offsets begin {got}: want them to begin with 0 and end with the ids") from None
+            raise BatchError(f"offsets begin {got}", "offsets from 0 to the number of ids") from None
         descends = torch.nonzero(offsets[1:] < offsets[:-1])
         if not len(descends):
             raise
         at = int(descends[0])
-        got = f"from {int(offsets[at])} to {int(offsets[at + 1])} at position {at + 1}"
-        raise BatchError(f"offsets descend {got}: want each to be where a bag begins, the first 0") from None
+        raise BatchError(
+            f"offsets descend from {int(offsets[at])} to {int(offsets[at + 1])} at position {at + 1}",
+            "offsets that ascend from 0, each where a bag begins",
+        ) from None
 
 
 def _expand_shared(jagged: Jagged, features: Sequence[str]) -> Jagged:

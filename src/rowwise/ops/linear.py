@@ -36,9 +36,9 @@ _choice = _Choice()
 def choose_library(library: GemmLibrary | None) -> None:
     """Use this library from now on; None: the one for this processor."""
     if library is not None and library not in get_args(GemmLibrary):
-        raise SpecError(f"no library {library!r} for matrix products: want one of {', '.join(get_args(GemmLibrary))}")
+        raise SpecError(f"no library {library!r} for matrix products", f"one of {', '.join(get_args(GemmLibrary))}")
     if library == "onednn" and not has_onednn():
-        raise NativeError(f"torch {torch.__version__} was built without oneDNN: want 'torch', or None")
+        raise NativeError(f"torch {torch.__version__} was built without oneDNN", "library 'torch', or None")
     _choice.library = library
 
 

@@ -53,9 +53,9 @@ def check_library(operators: Any, path: Path) -> None:
         names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise NativeError(f"{other}: it has no operator {names}; {BUILD}")
     for what, records in (("row_types", ROW_TYPES), ("optimizers", OPTIMIZERS)):
-        got, want = getattr(operators, what)(), ",".join(records)
-        if got != want:
-            raise NativeError(f"{other}: its {what} are {got}, want {want}; {BUILD}")
+        got, expected = getattr(operators, what)(), ",".join(records)
+        if got != expected:
+            raise NativeError(f"{other}: its {what} are {got}", expected, hint=BUILD)
 
 
 def isa() -> str:

@@ -38,6 +38,6 @@ def _check(rows_ND: Tensor, what: str, numbers_N: Tensor | range) -> None:
     bad = int((~(rows_ND.abs() <= LARGEST)).any(1).nonzero()[0])
     got = next(x for x in rows_ND[bad].tolist() if not abs(x) <= LARGEST)
     raise StateError(
-        f"{what}: row {int(numbers_N[bad])} holds {got}, which cannot be quantised: "
-        f"save with 32 bits, and find out where it came from"
+        f"{what}: row {int(numbers_N[bad])} holds {got}, which cannot be quantised",
+        hint="save with 32 bits, and find out where it came from",
     )

@@ -183,7 +183,7 @@ class Tiles:
         self.discard()  # first: should the update raise, the same gradients must not come again
         if staged and self._fixed is not None:
             got = f"table {self._fixed.name!r} has rows of {self._fixed.row_type}, which are only looked up"
-            raise SpecError(f"{got}: train another row type, and store the trained rows as {self._fixed.row_type}")
+            raise SpecError(got, hint=f"train another row type, and store the trained rows as {self._fixed.row_type}")
         kinds = ([s for s in staged if s.call.per_id == per_id] for per_id in (False, True))
         run_all(partial(update, self.arena, of_kind) for of_kind in kinds)
 
@@ -301,5 +301,5 @@ def check_weights(tables: Sequence[Table], jagged: Jagged) -> None:
     if jagged.weights_N is None and any(t.pooling is Pooling.WEIGHTED for t in tables):
         names = ", ".join(t.name for t in tables if t.pooling is Pooling.WEIGHTED)
         raise BatchError(
-            f"the batch has no weights, which tables {names} (pooling 'weighted') need: want Jagged.weights_N"
+            f"the batch has no weights, which tables {names} (pooling 'weighted') need", "Jagged.weights_N"
         )

@@ -35,17 +35,17 @@ class Access(Value, frozen=True):
         for name in ("pooling", "zipf_a", "zipf_q"):
             value = getattr(self, name)
             if not 0 <= value < 1e12:
-                raise SpecError(f"{name}={value}: want a finite number that is not negative")
+                raise SpecError(f"{name}={value}", "a finite number that is not negative")
         if self.active is not None and self.active < 1:
-            raise SpecError(f"active={self.active}: want at least one active row")
+            raise SpecError(f"active={self.active}", "at least one active row")
         if self.unique_ratio is not None and not 0 < self.unique_ratio <= 1:
-            raise SpecError(f"unique_ratio={self.unique_ratio}: want more than 0 and at most 1")
+            raise SpecError(f"unique_ratio={self.unique_ratio}", "more than 0 and at most 1")
 
     @classmethod
     def from_cdf(cls, rows: int, points: Sequence[tuple[float, float]], pooling: float = 1.0) -> "Access":
         """Fits a and q to a measured curve: points (share of rows, hottest first; share of lookups that they take)."""
         if not points or any(not (0 <= x <= 1 and 0 <= y <= 1) for x, y in points):
-            raise SpecError(f"cdf={list(points)[:3]}...: want pairs of shares between 0 and 1, such as (0.01, 0.4)")
+            raise SpecError(f"cdf={list(points)[:3]}...", "pairs of shares between 0 and 1, such as (0.01, 0.4)")
         x_P, y_P = np.array(points, dtype=float).T
         a_C = np.repeat(np.linspace(0, 2.5, 126), 24)
         q_C = np.tile(np.concatenate([[0.0], np.geomspace(1e-6, 0.1, 23) * rows]), 126)

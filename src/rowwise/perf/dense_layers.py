@@ -13,7 +13,7 @@ from rowwise.value import MOST_DIM, MOST_LAYERS
 
 WIDTHS = re.compile(r"(?P<width>[0-9]{1,9})(?:\*(?P<times>[0-9]{1,9}))?")
 BACKWARD = 2.0  # operations of a backward, of those of the forward
-WANT = 'want widths of the layers before the vectors, a colon, and of those after: "512,256:512,256", "826*23:826*23"'
+SYNTAX = 'widths of the layers before the vectors, a colon, and of those after: "512,256:512,256", "826*23:826*23"'
 
 
 class DenseLayer(Value, frozen=True):
@@ -59,7 +59,7 @@ def parse_layers(text: str) -> DenseLayers:
     """Two MLPs by the widths of their layers, each with its input width first; `826*3` is 826,826,826."""
     parts = text.split(":")
     if len(parts) != 2:
-        raise SpecError(f"--dense {text!r}: {WANT}")
+        raise SpecError(f"--dense {text!r}", SYNTAX)
     before, after = (_parse_widths(part, text) for part in parts)
     return DenseLayers(_linears("bottom", before), _linears("top", after))
 
@@ -79,10 +79,10 @@ def _parse_widths(part: str, text: str) -> list[int]:
         found = WIDTHS.fullmatch(word.strip())
         width, times = (int(found["width"]), int(found["times"] or 1)) if found else (0, 0)
         if not 1 <= width <= MOST_DIM or not 1 <= times <= MOST_LAYERS:
-            raise SpecError(f"--dense {text!r}: {word.strip()!r}: {WANT}")
+            raise SpecError(f"--dense {text!r}: {word.strip()!r}", SYNTAX)
         widths += [width] * times
     if len(widths) > MOST_LAYERS:
-        raise SpecError(f"--dense {text!r}: {len(widths)} widths: want at most {MOST_LAYERS:,}")
+        raise SpecError(f"--dense {text!r}: {len(widths)} widths", f"at most {MOST_LAYERS:,}")
     return widths
 
 

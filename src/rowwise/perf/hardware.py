@@ -87,7 +87,7 @@ class MakingTimes(Value, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.cores < 1 or not 0 <= self.read_s < LONGEST_s or not 0 <= self.encode_s < LONGEST_s:
-            raise SpecError(f"batches={self}: want cores, and seconds from 0 to {LONGEST_s:g}")
+            raise SpecError(f"batches={self}", f"at least 1 core, and seconds from 0 to {LONGEST_s:g}")
 
 
 class Kernels(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -142,14 +142,16 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
             rates += [(f"coding.{kind}.{k}", v) for k, v in structs.asdict(getattr(self.coding, kind)).items()]
         for name, value in rates:
             if value < 0 or (value == 0 and not name.endswith("latency_s")):
-                raise SpecError(f"hardware {self.name!r}: {name}={value}: want more than 0")
+                raise SpecError(f"hardware {self.name!r}: {name}={value}", "more than 0")
         for name in ("device_bytes", "host_bytes", "disk_bytes", "cache_bytes", "id_bytes", "cpu_s_per_byte", *SECONDS):
             if getattr(self, name) < 0:
-                raise SpecError(f"hardware {self.name!r}: {name}={getattr(self, name)}: want 0 or more")
+                raise SpecError(f"hardware {self.name!r}: {name}={getattr(self, name)}", "0 or more")
         for one in self.overheads:
             if not 0 <= one.seconds < LONGEST_s:
-                got = f"overheads of {one.stage!r} are {one.seconds} s"
-                raise SpecError(f"hardware {self.name!r}: {got}: want 0 or more, and less than {LONGEST_s:g}")
+                raise SpecError(
+                    f"hardware {self.name!r}: overheads of {one.stage!r} are {one.seconds} s",
+                    f"0 or more, and less than {LONGEST_s:g}",
+                )
         most = dict.fromkeys(("device_bytes", "host_bytes", "disk_bytes", "cache_bytes"), MOST_BYTES)
         check_most(f"hardware {self.name!r}: ", self, **most, id_bytes=1 << 20)
 
@@ -305,7 +307,7 @@ PRESETS = (*_PRESETS, *sorted(path.stem for path in PROFILE_FOLDER.glob("*.json"
 def hardware_named(name: str) -> Hardware:
     """A preset, or a measured profile that comes with the package."""
     if name not in PRESETS:
-        raise SpecError(f"hardware {name!r}: no such preset: want one of {', '.join(PRESETS)}, or a JSON file")
+        raise SpecError(f"hardware {name!r}: no such preset", f"one of {', '.join(PRESETS)}, or a JSON file")
     return _PRESETS[name] if name in _PRESETS else read_hardware((PROFILE_FOLDER / f"{name}.json").read_bytes())
 
 

@@ -41,8 +41,10 @@ class LearnedModel:
         for stage, network in zip(STAGES, networks, strict=True):
             fits = not network.is_scaled or network.width == WORK
             if len(network.mean) != FEATURES or not fits or network.form != networks[0].form:
-                want = f"want {FEATURES} features, {WORK} kinds of work, and the form of the other network"
-                raise SpecError(f"hardware {hardware.name!r}: kernels.{stage}: {want}")
+                raise SpecError(
+                    f"hardware {hardware.name!r}: kernels.{stage}",
+                    f"{FEATURES} features, {WORK} kinds of work, and the form of the other network",
+                )
         parts = [hinges for network in networks if (hinges := network.phi.hinges)]
         hinges = Hinges(
             block_diagonal([np.zeros((0, LOWER_TIER_LOADS)), *(part.weights_HK for part in parts)]),

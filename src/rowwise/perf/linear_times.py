@@ -32,12 +32,12 @@ class LinearTimes(Value, frozen=True):
         axes = (self.samples, self.inputs, self.outputs)
         for name, axis in zip(("samples", "inputs", "outputs"), axes, strict=True):
             if not axis or list(axis) != sorted(set(axis)) or axis[0] < 1:
-                raise SpecError(f"linears.{name}={axis}: want ascending sizes of at least 1")
+                raise SpecError(f"linears.{name}={axis}", "ascending sizes of at least 1")
         for name in ("forward_s", "backward_s"):
             rows = getattr(self, name)
             shape = {(len(rows), len(plane), len(line)) for plane in rows for line in plane}
             if shape != {tuple(map(len, axes))} or min(x for plane in rows for line in plane for x in line) <= 0:
-                raise SpecError(f"linears.{name}: want seconds above 0 for each point of the grid")
+                raise SpecError(f"linears.{name}", "seconds above 0 for each point of the grid")
 
     @property
     def flops(self) -> float:
@@ -69,9 +69,9 @@ class SumTimes(Value, frozen=True):
 
     def __post_init__(self) -> None:
         if not self.sizes or list(self.sizes) != sorted(set(self.sizes)) or self.sizes[0] < 1:
-            raise SpecError(f"sums.sizes={self.sizes}: want ascending sizes of at least 1")
+            raise SpecError(f"sums.sizes={self.sizes}", "ascending sizes of at least 1")
         if len(self.seconds) != len(self.sizes) or min(self.seconds) <= 0:
-            raise SpecError(f"sums.seconds={self.seconds}: want seconds above 0 for each size")
+            raise SpecError(f"sums.seconds={self.seconds}", "seconds above 0 for each size")
 
     def of(self, size_bytes: float) -> float:
         """Between sizes linear in logarithms, beyond the largest in proportion to it."""

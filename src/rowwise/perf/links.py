@@ -62,8 +62,9 @@ class NetworkProbe(Value, frozen=True, omit_defaults=True):
         try:
             _ = self.time
         except (OverflowError, ValueError):
-            want = "want a date and time, such as 2026-01-31T12:00:00+00:00"
-            raise SpecError(f"network: probed.when is {self.when!r}: {want}") from None
+            raise SpecError(
+                f"network: probed.when is {self.when!r}", "a date and time, such as 2026-01-31T12:00:00+00:00"
+            ) from None
 
     @property
     def time(self) -> datetime:
@@ -109,22 +110,22 @@ class Network(Value, frozen=True, omit_defaults=True):
     def __post_init__(self) -> None:
         names = [host.name for host in self.hosts]
         if not names:
-            raise SpecError("network: no hosts: want at least one")
+            raise SpecError("network: no hosts", "at least one host")
         if len(names) > MOST_RANKS:
-            raise SpecError(f"network: {len(names):,} hosts: want at most {MOST_RANKS:,}")
+            raise SpecError(f"network: {len(names):,} hosts", f"at most {MOST_RANKS:,}")
         name, count = Counter(names).most_common(1)[0]
         if count > 1:
-            raise SpecError(f"network: host {name!r} is there twice: want each host once")
+            raise SpecError(f"network: host {name!r} is there twice", "each host once")
         for host in self.hosts:
             if host.devices < 1:
-                raise SpecError(f"network: host {host.name!r} has {host.devices} devices: want at least 1")
+                raise SpecError(f"network: host {host.name!r} has {host.devices} devices", "at least 1")
         if (self.link is None) == (not self.latency_s or not self.rate_Bps):
-            raise SpecError("network: want either `link`, or both `latency_s` and `rate_Bps`")
+            raise SpecError("network", "either `link`, or both `latency_s` and `rate_Bps`")
         if self.link is None:
             self._check_matrix("latency_s", self.latency_s, least=0.0)
             self._check_matrix("rate_Bps", self.rate_Bps)
         elif self.latency_s or self.rate_Bps:
-            raise SpecError("network: `link` and a matrix: want one of them")
+            raise SpecError("network: `link` and a matrix", "one of them")
         else:
             _check_number("link.latency_s", self.link.latency_s, least=0.0)
             _check_number("link.rate_Bps", self.link.rate_Bps)
@@ -134,26 +135,26 @@ class Network(Value, frozen=True, omit_defaults=True):
         size = len(self.hosts)
         if len(matrix) != size or any(len(row) != size for row in matrix):
             shape = f"{len(matrix)} rows of {sorted({len(row) for row in matrix})} numbers"
-            raise SpecError(f"network: {field} has {shape}: want {size} rows of {size}, a number for each two hosts")
+            raise SpecError(f"network: {field} has {shape}", f"{size} rows of {size}, a number for each two hosts")
         for a, row in enumerate(matrix):
             for b, number in enumerate(row):
                 where = f"{field} from {self.hosts[a].name!r} to {self.hosts[b].name!r}"
                 if a == b:
                     if number is not None:
-                        raise SpecError(f"network: {where} is {number}: want null, as nothing is sent to oneself")
+                        raise SpecError(f"network: {where} is {number}", "null, as nothing is sent to oneself")
                 elif number is None:
-                    raise SpecError(f"network: {where} is null: want a number")
+                    raise SpecError(f"network: {where} is null", "a number")
                 else:
                     _check_number(where, number, least)
 
     def _check_groups(self) -> None:
         if self.groups and len(self.groups) != len(self.hosts):
-            raise SpecError(f"network: {len(self.groups)} groups for {len(self.hosts)} hosts: want one for each host")
+            raise SpecError(f"network: {len(self.groups)} groups for {len(self.hosts)} hosts", "one for each host")
         count = self.group_count
         if set(self.groups) not in (set(), set(range(count))):
-            raise SpecError(f"network: groups {sorted(set(self.groups))}: want numbers from 0 on without a gap")
+            raise SpecError(f"network: groups {sorted(set(self.groups))}", "numbers from 0 on without a gap")
         if self.uplink_Bps and len(self.uplink_Bps) != count:
-            raise SpecError(f"network: {count} groups and {len(self.uplink_Bps)} uplinks: want one for each group")
+            raise SpecError(f"network: {count} groups and {len(self.uplink_Bps)} uplinks", "one for each group")
         for group, rate in enumerate(self.uplink_Bps):
             _check_number(f"uplink_Bps of group {group}", rate)
 
@@ -198,7 +199,7 @@ class Network(Value, frozen=True, omit_defaults=True):
         runs = group_runs(self.groups[host] for host in order) if self.groups else ()
         devices = {self.hosts[host].devices for host in order}
         if len(devices) > 1:
-            raise SpecError(f"network: hosts of {sorted(devices)} devices: want equally many on each")
+            raise SpecError(f"network: hosts of {sorted(devices)} devices", "equally many devices on each host")
         return Topology(hosts=len(order), devices=devices.pop(), groups=runs if len(runs) > 1 else ())
 
     def to_json(self) -> str:
@@ -222,7 +223,7 @@ def age_notes(network: Network, source: str) -> list[str]:
     if network.probed is None:
         return [f"{source}: nobody measured this network"]
     age = (datetime.now().astimezone() - network.probed.time).total_seconds() / 86_400
-    old = f"{source}: the network was probed {age:.0f} days ago: want a new probe, as links and hosts change"
+    old = f"{source}: the network was probed {age:.0f} days ago; probe again, as links and hosts change"
     return [old] if age > OLD_days else []
 
 
@@ -241,4 +242,4 @@ def uniform_network(topology: Topology, hardware: Hardware) -> Network:
 def _check_number(where: str, number: float, least: float | None = None) -> None:
     """Raise unless a number is finite and at least `least`; None: above 0."""
     if not math.isfinite(number) or (number <= 0 if least is None else number < least):
-        raise SpecError(f"network: {where} is {number}: want a number {'above 0' if least is None else 'of 0 or more'}")
+        raise SpecError(f"network: {where} is {number}", f"a number {('above 0' if least is None else 'of 0 or more')}")

@@ -34,14 +34,14 @@ MOST_LOADS, MOST_HINGES = 63, 128  # of two of them, and two sums, the planner h
 
 def check_shapes(network: Value, **shapes: tuple[int, ...]) -> None:
     """Raise if a layer does not fit the others."""
-    for name, want in shapes.items():
+    for name, expected in shapes.items():
         layer = getattr(network, name)
         try:
             got = str(np.shape(layer))
         except ValueError:
             got = "rows of several lengths"
-        if got != str(want):
-            raise SpecError(f"network: {name} is {got}: want {want}, to fit the other layers")
+        if got != str(expected):
+            raise SpecError(f"network: {name} is {got}", f"{expected}, to fit the other layers")
 
 
 class SetNetwork(Value, frozen=True, kw_only=True):
@@ -71,9 +71,9 @@ class SetNetwork(Value, frozen=True, kw_only=True):
         check_shapes(self, scale=(features,), inner=(features, hidden), outer=(hidden, loads), gain=(loads,),
                      hinge=(hinges, loads), hinge_offset=(hinges,), hinge_out=(hinges,))  # fmt: skip
         if loads > MOST_LOADS or hinges > MOST_HINGES:
-            raise SpecError(f"network: {loads} loads and {hinges} hinges: want at most {MOST_LOADS} and {MOST_HINGES}")
+            raise SpecError(f"network: {loads} loads and {hinges} hinges", f"at most {MOST_LOADS} and {MOST_HINGES}")
         if not 1 <= self.power < 100:
-            raise SpecError(f"network: power={self.power}: want at least 1, or phi would not be convex")
+            raise SpecError(f"network: power={self.power}", "at least 1, or phi would not be convex")
 
     @property
     def width(self) -> int:

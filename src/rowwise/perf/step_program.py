@@ -102,7 +102,7 @@ class StageCosts:
             if name not in PROGRAM:
                 raise SpecError(f"stage {name!r}: no such stage of a step, there are {', '.join(PROGRAM)}")
             if len(seconds_W) != self.world:
-                raise SpecError(f"stage {name!r} has {len(seconds_W)} ranks: want {self.world}")
+                raise SpecError(f"stage {name!r} has {len(seconds_W)} ranks", self.world)
 
     def of(self, name: str) -> tuple[float, ...]:
         return self.seconds.get(name, (0.0,) * self.world)
@@ -121,7 +121,7 @@ def training_stages(costs: StageCosts, pipeline_depth: int, processor_factor: fl
     `processor_factor` is above 1 where ranks share processors: as much longer each computes.
     """
     if pipeline_depth < 1:
-        raise SpecError(f"pipeline_depth={pipeline_depth}: want at least 1")
+        raise SpecError(f"pipeline_depth={pipeline_depth}", "at least 1")
     stages: list[TimelineStage] = []
     for name, (resource, before) in PROGRAM.items():
         factor = processor_factor if resource == "processor" else 1.0

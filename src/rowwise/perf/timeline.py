@@ -94,20 +94,18 @@ def check_stages(stages: Sequence[TimelineStage]) -> None:
     for place, stage in enumerate(stages):
         lead = f"stage {stage.name!r}"
         if places[stage.name] != place:
-            raise SpecError(f"{lead} is there {names.count(stage.name)} times: want each name once")
+            raise SpecError(f"{lead} is there {names.count(stage.name)} times", "each name once")
         if len(stage.seconds_W) not in (1, world) or not np.min(stage.seconds_W) >= 0:
-            raise SpecError(f"{lead} takes {stage.seconds_W} s: want 0 or more, of each rank or one for all {world}")
+            raise SpecError(f"{lead} takes {stage.seconds_W} s", f"0 or more, of each rank or one for all {world}")
         if len(stage.group_W) not in (0, world) or (len(stage.group_W) and np.min(stage.group_W) < 0):
-            raise SpecError(f"{lead} has groups {stage.group_W}: want a number of at least 0 for each of {world} ranks")
+            raise SpecError(f"{lead} has groups {stage.group_W}", f"a number of at least 0 for each of {world} ranks")
         for ref in stage.after:
             if ref.name not in places:
                 raise SpecError(f"{lead} is after {ref.name!r}: no such stage, there are {', '.join(names)}")
             before = stages[places[ref.name]]
             # The program has done a stage for steps up to its turn plus `ahead`; this turn's only if it comes earlier.
             if stage.ahead - ref.steps_back > before.ahead - (places[ref.name] >= place):
-                raise SpecError(
-                    f"{lead} is after {ref.name!r}, which the program does later: want an earlier step of it"
-                )
+                raise SpecError(f"{lead} is after {ref.name!r}, which the program does later", "an earlier step of it")
 
 
 def step_seconds(scheduled: Iterable[ScheduledStage], warm_up: int = 0, last: str = "update") -> float:

@@ -42,11 +42,11 @@ class Constraints(Value, frozen=True):
         """Raises on unknown tables and ranks, and on contradictions."""
         known = frozenset(tables)
         if not 0 <= self.reserve < 1:
-            raise SpecError(f"reserve={self.reserve}: want a share of memory, at least 0 and less than 1")
+            raise SpecError(f"reserve={self.reserve}", "a share of memory, at least 0 and less than 1")
         for field in ("pin", "forbid", "layouts"):
             unknown = getattr(self, field).keys() - known - ({ALL} if field == "layouts" else set())
             if unknown:
-                raise SpecError(f"{field}: no table is called {min(unknown)!r}: want names of the tables")
+                raise SpecError(f"{field}: no table is called {min(unknown)!r}", "names of the tables")
         self._check_ranks(topology)
         self._check_layouts()
         self._check_together(known, topology)
@@ -57,34 +57,34 @@ class Constraints(Value, frozen=True):
                 wrong = [rank for rank in ranks if not 0 <= rank < topology.world]
                 if wrong or (field == "pin" and not ranks):
                     got = f"rank {wrong[0]}" if wrong else "no ranks"
-                    raise SpecError(f"{field}: table {name!r} and {got}: want ranks 0 to {topology.world - 1}")
+                    raise SpecError(f"{field}: table {name!r} and {got}", f"ranks 0 to {topology.world - 1}")
         for name in sorted(self.pin.keys() | self.forbid.keys()):
             if not self.ranks_of(name, topology):
-                raise SpecError(
-                    f"table {name!r}: forbid excludes every rank that pin allows: want at least one rank left"
-                )
+                raise SpecError(f"table {name!r}: forbid excludes every rank that pin allows", "at least one rank left")
 
     def _check_layouts(self) -> None:
         for name, layouts in self.layouts.items():
             wrong = [layout for layout in layouts if layout not in NAMES]
             if wrong or not layouts:
-                raise SpecError(f"layouts: table {name!r}: {wrong or 'none'}: want some of {', '.join(NAMES)}")
+                raise SpecError(f"layouts: table {name!r}: {wrong or 'none'}", f"some of {', '.join(NAMES)}")
 
     def _check_together(self, known: frozenset[str], topology: Topology) -> None:
         seen: set[str] = set()
         for group in self.together:
             for name in group:
                 if name not in known:
-                    raise SpecError(f"together: no table is called {name!r}: want names of the tables")
+                    raise SpecError(f"together: no table is called {name!r}", "names of the tables")
                 if name in seen:
-                    raise SpecError(f"together: table {name!r} is in two groups: want one group of all of them")
+                    raise SpecError(f"together: table {name!r} is in two groups", "each table in one group")
                 seen.add(name)
             common = frozenset.intersection(*(self.ranks_of(name, topology) for name in group))
             if not common:
-                raise SpecError(f"together: {', '.join(group)} have no common rank: want one allowed for all of them")
+                raise SpecError(f"together: {', '.join(group)} have no common rank", "a rank allowed for all of them")
             allowed = [layout for layout in NAMES if all(layout in self.layouts_of(name) for name in group)]
             if not allowed:
-                raise SpecError(f"together: {', '.join(group)} have no common layout: want one allowed for all of them")
+                raise SpecError(
+                    f"together: {', '.join(group)} have no common layout", "a layout allowed for all of them"
+                )
 
 
 UNCONSTRAINED = Constraints()

@@ -61,7 +61,7 @@ class TorchRecPlan(Value, frozen=True, kw_only=True):
         except msgspec.DecodeError as error:
             raise SpecError(f"not a sharding plan for TorchRec: {error}") from None
         if plan.format != FORMAT:
-            raise SpecError(f"a sharding plan of format {plan.format!r}: want {FORMAT!r}, as this version writes it")
+            raise SpecError(f"a sharding plan of format {plan.format!r}", f"{FORMAT!r}, as this version writes it")
         return plan
 
 
@@ -70,7 +70,7 @@ def torchrec_json(plan: Plan, tables: Sequence[Table], topology: Topology | None
     topology = topology or Topology(devices=plan.world)
     if topology.world != plan.world:
         raise SpecError(
-            f"a plan for {plan.world} ranks on a topology of {topology.world}: want a topology of {plan.world}"
+            f"a plan for {plan.world} ranks on a topology of {topology.world}", f"a topology of {plan.world}"
         )
     plan.validate(tables)
     tiles: dict[str, list[Tile]] = defaultdict(list)
@@ -118,13 +118,11 @@ class _Export:
     def _check_table(self) -> None:
         table = self.table
         if table.row_type not in TRAINED:
-            raise self._error(
-                f"has rows of {table.row_type}", "trains rows of fp32 or fp16", "want another Table.row_type"
-            )
+            raise self._error(f"has rows of {table.row_type}", "trains rows of fp32 or fp16", "change Table.row_type")
         for tile in self.tiles:
             if (tile.cols[1] - tile.cols[0]) % ALIGNED:
                 has = f"has {tile.cols[1] - tile.cols[0]} columns on rank {tile.rank}"
-                raise self._error(has, "wants multiples of 4", "want another Table.dim")
+                raise self._error(has, "needs multiples of 4", "change Table.dim")
 
     def _kernel(self) -> tuple[str, float | None]:
         tiers = {tile.tier for tile in self.tiles}
@@ -151,7 +149,7 @@ class _Export:
             return self._check_pooled("table_row_wise")
         if len({end - begin for begin, end in self.by_cols}) > 1 or len(set(ranks)) < len(ranks):
             widths = ", ".join(str(end - begin) for begin, end in self.by_cols)
-            raise self._error(f"has a grid of {widths} columns", "wants equally many columns, each on its own host")
+            raise self._error(f"has a grid of {widths} columns", "needs equally many columns, each on its own host")
         return self._check_pooled("grid_shard")
 
     def _check_pooled(self, name: str) -> str:
@@ -176,8 +174,8 @@ class _Export:
         ]
 
     def _error(self, has: str, theirs: str, way_out: str = "") -> SpecError:
-        want = way_out or f"plan again with --layouts {','.join(PORTABLE)} (constraints: layouts of this table)"
-        return SpecError(f"table {self.table.name!r} {has}; TorchRec {theirs}: {want}")
+        hint = way_out or f"plan again with --layouts {','.join(PORTABLE)} (constraints: layouts of this table)"
+        return SpecError(f"table {self.table.name!r} {has}; TorchRec {theirs}", hint=hint)
 
 
 def _check_means(tables: Sequence[Table], exported: Mapping[str, TorchRecTable]) -> None:
@@ -187,14 +185,15 @@ def _check_means(tables: Sequence[Table], exported: Mapping[str, TorchRecTable])
         kind = exported[table.name].sharding_type
         if table.pooling is not Pooling.MEAN or kind not in (*CUT_ROWS, "grid_shard"):
             continue
-        want = (
-            "want layouts table_wise, column_wise or replicated for it (constraints: layouts), or Table.pooling='sum'"
-        )
+        expected = "layouts table_wise, column_wise or replicated for it (constraints: layouts), or Table.pooling='sum'"
         if kind == "grid_shard":
-            raise SpecError(f"table {table.name!r} is averaged on a grid; TorchRec averages its parts: {want}")
+            raise SpecError(f"table {table.name!r} is averaged on a grid; TorchRec averages its parts", expected)
         if whole:
-            also = f"divides the sums of {whole[0].name!r}, whose rows are not"
-            raise SpecError(f"table {table.name!r} is averaged and its rows are cut; TorchRec then also {also}: {want}")
+            raise SpecError(
+                f"table {table.name!r} is averaged and its rows are cut; TorchRec then also divides the sums of "
+                f"{whole[0].name!r}, whose rows are not",
+                expected,
+            )
 
 
 def _offsets(tile: Tile) -> tuple[int, int]:

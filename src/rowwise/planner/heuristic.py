@@ -52,8 +52,10 @@ def simple_plan(
     """
     check_tables(tables)
     if batch < 1 or replicate_bytes < 0:
-        got = f"batch={batch}, replicate_bytes={replicate_bytes}"
-        raise SpecError(f"simple_plan with {got}: want at least one sample, and a size of at least 0")
+        raise SpecError(
+            f"simple_plan with batch={batch}, replicate_bytes={replicate_bytes}",
+            "at least one sample, and a size of at least 0",
+        )
     wanted = _ids_by_table(tables, ids or {})
     tiles: list[Tile] = []
     distributed: list[Table] = []
@@ -70,9 +72,9 @@ def _ids_by_table(tables: Sequence[Table], ids: Mapping[str, float]) -> dict[str
     wanted: dict[str, float] = {table.name: len(table.feature_names) for table in tables}
     for name, count in ids.items():
         if name not in wanted:
-            raise SpecError(f"ids of table {name!r}: no such table: want names of tables to be placed")
+            raise SpecError(f"ids of table {name!r}: no such table", "names of tables to be placed")
         if not 0 <= count < math.inf:
-            raise SpecError(f"ids of table {name!r}: {count}: want a finite number that is not negative")
+            raise SpecError(f"ids of table {name!r}: {count}", "a finite number that is not negative")
     return wanted | dict(ids)
 
 

@@ -32,11 +32,11 @@ def explain_infeasible(problem: PlacementProblem, searched: SearchResult) -> Inf
     """The error: what is short and by how much, then changes that help, the most effective first."""
     fixes = useful_fixes(problem)
     named = fixes[:MOST_FIXES] + [fix for fix in fixes[MOST_FIXES:] if fix.rank >= MORE_DEVICES]
-    ways = [fix.words() for fix in named] or ["want fewer or smaller tables, or more memory"]
+    ways = [fix.words() for fix in named] or ["take fewer or smaller tables, or more memory"]
     unused = problem.request.unused
     without = f" without rows on the {' or the '.join(unused)}" if unused else ""
-    words = "; ".join([*ways, "`rowwise compress` has ids share rows"])
-    return InfeasibleError(f"no plan fits{without}: {_cause(problem, searched)}; {words}")
+    hint = "; ".join([*ways, "`rowwise compress` has ids share rows"])
+    return InfeasibleError(f"no plan fits{without}: {_cause(problem, searched)}", hint=hint)
 
 
 def useful_fixes(problem: PlacementProblem) -> list[Fix]:

@@ -70,11 +70,11 @@ class TableEntry(NamedTuple):
     values: Mapping[str, object]  # by field; empty cells are left out
     titles: Mapping[str, str]  # name of the column by field
 
-    def error(self, field: str, want: str) -> SpecError:
+    def error(self, field: str, expected: str) -> SpecError:
         value, title = self.values.get(field), self.titles.get(field, field)
         got = "is empty" if value is None else repr(value)
         shown = got if len(got) <= MAX_SHOWN else f"{got[: MAX_SHOWN - 3]}..."
-        return SpecError(f"{self.place}, column {title!r}: {shown}: want {want}")
+        return SpecError(f"{self.place}, column {title!r}: {shown}", expected)
 
     def number(self, field: str, default: float | None = None) -> float:
         """A finite number that is not negative."""
@@ -125,7 +125,7 @@ def read_tables(path: str | Path, *, dim: int | None = None) -> TablesFile:
     """
     text = _text(Path(path))
     if not text.strip():
-        raise SpecError(f"{path}: the file is empty: want a line of column names, and one for each table")
+        raise SpecError(f"{path}: the file is empty", "a line of column names, and one for each table")
     if Path(path).suffix == ".json" or text.lstrip()[0] in "[{":
         entries, notes = _json_entries(str(path), text)
     else:
@@ -136,10 +136,10 @@ def read_tables(path: str | Path, *, dim: int | None = None) -> TablesFile:
         name = workload.table.name
         if name in read:
             where = read[name][1].removeprefix(f"{path}, ")
-            raise SpecError(f"{entry.place}: table {name!r} is also in {where}: want each table once")
+            raise SpecError(f"{entry.place}: table {name!r} is also in {where}", "each table once")
         read[name] = workload, entry.place
     if dim is not None and not _count_without_dim(entries):
-        raise SpecError(f"{path}: all tables give their dim: want no --dim (got {dim})")
+        raise SpecError(f"{path}: all tables give their dim", f"no --dim (got {dim})")
     workloads = tuple(workload for workload, _ in read.values())
     return TablesFile(workloads, (*notes, *_notes(entries, dim)))
 
@@ -150,8 +150,9 @@ def _text(path: Path) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        got = f"byte {data[error.start]:#04x} is not UTF-8"
-        raise SpecError(f"{path}, line {line}: {got}: want a CSV or JSON file in UTF-8") from None
+        raise SpecError(
+            f"{path}, line {line}: byte {data[error.start]:#04x} is not UTF-8", "a CSV or JSON file in UTF-8"
+        ) from None
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -171,8 +172,8 @@ def _missing_column_error(place: str, field: str, there: Sequence[str]) -> SpecE
     names = COLUMN_NAMES[field]
     near = next(filter(None, (_similar_column(name, there) for name in names)), "")
     listed = ", ".join(there[:12]) + (" ..." if len(there) > 12 else "")
-    want = " or ".join(repr(name) for name in names[:2])
-    return SpecError(f"{place}: no column {want}{near}; there are {listed}")
+    expected = " or ".join(repr(name) for name in names[:2])
+    return SpecError(f"{place}: no column {expected}{near}; there are {listed}")
 
 
 def _similar_column(name: str, there: Sequence[str]) -> str:
@@ -200,17 +201,17 @@ def _csv_entries(path: str, text: str) -> tuple[list[TableEntry], tuple[str, ...
             raise _missing_column_error(place, field, there)
     twice = [title for title in columns.values() if there.count(title) > 1]
     if twice:
-        raise SpecError(f"{place}: column {twice[0]!r} appears twice: want it once")
+        raise SpecError(f"{place}: column {twice[0]!r} appears twice", "each column once")
     index = {field: there.index(title) for field, title in columns.items()}
     entries = []
     for number, cells in lines:
         place = f"{path}, line {number}"
         if len(cells) != len(there):
-            raise SpecError(f"{place}: {len(cells)} cells: want {len(there)}, as the header has")
+            raise SpecError(f"{place}: {len(cells)} cells", f"{len(there)}, as the header has")
         values = {field: cells[at].strip() for field, at in index.items()}
         entries.append(TableEntry(place, {field: value for field, value in values.items() if value}, columns))
     if not entries:
-        raise SpecError(f"{path}: a header without tables: want a line for each table")
+        raise SpecError(f"{path}: a header without tables", "a line for each table")
     return entries, _unused_columns_note(there, columns.values())
 
 
@@ -238,14 +239,14 @@ def _json_entries(path: str, text: str) -> tuple[list[TableEntry], tuple[str, ..
         return _card_entries(path, found["columns"])
     if not isinstance(found, list) or not found:
         got = "an empty list" if found == [] else f"{type(found).__name__}"
-        raise SpecError(f"{path}: {got}: want a list of objects, one for each table")
+        raise SpecError(f"{path}: {got}", "a list of objects, one for each table")
     entries: list[TableEntry] = []
     titles: list[str] = []
     used: set[str] = set()
     for number, one in enumerate(found, start=1):
         place = f"{path}, entry {number}"
         if not isinstance(one, dict):
-            raise SpecError(f"{place}: {one!r}: want an object, such as {{'name': 'user', 'rows': 1000, ...}}")
+            raise SpecError(f"{place}: {one!r}", "an object, such as {'name': 'user', 'rows': 1000, ...}")
         if isinstance(one.get("table"), dict):
             entries.append(TableEntry(place, {"workload": one}, {}))
             continue
@@ -275,7 +276,7 @@ def _card_entries(path: str, columns: Sequence[Any]) -> tuple[list[TableEntry], 
         known = {field: value for field, value in values.items() if value is not None}
         entries.append(TableEntry(f"{path}, column {column.get('name')!r}", known, {}))
     if not entries:
-        raise SpecError(f"{path}: no column of ids: want a list of tables, or what rowwise data inspect --json prints")
+        raise SpecError(f"{path}: no column of ids", "a list of tables, or what rowwise data inspect --json prints")
     note = "tables as rowwise data inspect suggests them; how ids repeat is fitted to the most frequent hundredth"
     return entries, (note,)
 

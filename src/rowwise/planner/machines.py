@@ -25,8 +25,8 @@ COUNTED = re.compile(r"(?:(?P<hosts>[0-9]{1,9}(?:\+[0-9]{1,9}){0,4095})x)?(?:(?P
 SIZE = re.compile(r"(?P<number>[0-9]+\.?[0-9]*|\.[0-9]+)\s*(?P<unit>[kMGTP]?i?B?)", re.IGNORECASE)
 POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 TIERS = {"device": "device_bytes", "host": "host_bytes", "disk": "disk_bytes"}
-WANT = (
-    "want such as 8xa100-like, 16x8xzionex (16 hosts of 8), 8+8x8xzionex (in two groups),"
+TOPOLOGIES = (
+    "a machine such as 8xa100-like, 16x8xzionex (16 hosts of 8), 8+8x8xzionex (in two groups),"
     " 8xa100-like:device=40GB,host=1.5TB, or a JSON file or its URL"
 )
 LARGEST = 1 << 60
@@ -49,12 +49,12 @@ def parse_size(text: str, what: str) -> int:
     """A size such as 40GB (of 1000 MB), 36GiB (of 1024 MiB) or 40000000000."""
     found = SIZE.fullmatch(text.strip())
     if found is None:
-        raise SpecError(f"{what}={text!r}: want a size such as 40GB, 36GiB or 1.5TB")
+        raise SpecError(f"{what}={text!r}", "a size such as 40GB, 36GiB or 1.5TB")
     unit = found["unit"].lower().removesuffix("b")
     base = 1024 if unit.endswith("i") else 1000
     size = float(found["number"]) * base ** POWERS[unit.removesuffix("i")]
     if size > LARGEST:
-        raise SpecError(f"{what}={text!r}: want less than {LARGEST:,} bytes")
+        raise SpecError(f"{what}={text!r}", f"less than {LARGEST:,} bytes")
     return int(size)
 
 
@@ -69,7 +69,7 @@ def _parse_counted(name: str) -> Machine:
     hardware = _read_profile(kind) if kind.endswith(".json") else _find_preset(kind, name)
     sizes = tuple(map(int, hosts.split("+")))
     if min(sizes) < 1 or int(devices) < 1:
-        raise SpecError(f"topology {name!r}: {hosts} hosts of {devices} devices: want at least one of each")
+        raise SpecError(f"topology {name!r}: {hosts} hosts of {devices} devices", "at least one of each")
     topology = Topology(hosts=sum(sizes), devices=int(devices), groups=sizes if len(sizes) > 1 else ())
     return Machine(topology=topology, hardware=hardware)
 
@@ -80,7 +80,7 @@ def _find_preset(kind: str, name: str) -> Hardware:
     import difflib  # slow to import, and only errors need it
 
     near = difflib.get_close_matches(kind.lower(), PRESETS, n=len(PRESETS), cutoff=0.0)
-    raise SpecError(f"topology {name!r}: no hardware preset {kind!r}; there are {', '.join(near)}: {WANT}")
+    raise SpecError(f"topology {name!r}: no hardware preset {kind!r}; there are {', '.join(near)}", TOPOLOGIES)
 
 
 def _with_memory(hardware: Hardware, changes: str, text: str) -> Hardware:
@@ -88,7 +88,7 @@ def _with_memory(hardware: Hardware, changes: str, text: str) -> Hardware:
     for change in changes.split(","):
         tier, equals, size = change.partition("=")
         if tier.strip() not in TIERS or not equals:
-            raise SpecError(f"topology {text!r}: {change!r}: want device=, host= or disk= and a size such as 40GB")
+            raise SpecError(f"topology {text!r}: {change!r}", "device=, host= or disk= and a size such as 40GB")
         given[TIERS[tier.strip()]] = parse_size(size, f"topology {text!r}: {tier.strip()}")
     return structs.replace(hardware, **given)
 
@@ -99,11 +99,13 @@ def _read_machine(path: str) -> Machine:
         found: Any = decode_json(_read(path), object)
     except msgspec.DecodeError as error:
         raise SpecError(f"{path}: not JSON: {error}") from None
-    want = 'want {"topology": {"hosts": 2, "devices": 8}, "hardware": {...} or the name of a preset}'
     if not isinstance(found, dict) or found.keys() != {"topology", "hardware"}:
-        got = ", ".join(found) if isinstance(found, dict) else type(found).__name__
-        name = path.rpartition("/")[2]
-        raise SpecError(f"{path}: {got or 'nothing'}: {want}; or 8x{name} if it is a hardware profile")
+        keys = ", ".join(found) if isinstance(found, dict) else type(found).__name__
+        raise SpecError(
+            f"{path}: {keys or 'nothing'}",
+            '{"topology": {"hosts": 2, "devices": 8}, "hardware": {...} or the name of a preset}',
+            hint=f"write 8x{path.rpartition('/')[2]} if it is a hardware profile",
+        )
     if isinstance(found["hardware"], str):
         found["hardware"] = _find_preset(found["hardware"], str(path))
     try:

@@ -39,8 +39,10 @@ class MilpSolution:
 def certify(problem: PlacementProblem, searched: SearchResult, seconds: float) -> SearchResult:
     """A better bound, and perhaps a better placement, after about so many seconds."""
     if not problem.phi.is_convex:
-        want = "want a cost model without negative weights, or no --certify"
-        raise SpecError(f"{problem.request.model.name} is not convex, so no bound can be proven: {want}")
+        raise SpecError(
+            f"{problem.request.model.name} is not convex, so no bound can be proven",
+            "a cost model without negative weights, or no --certify",
+        )
     if searched.gap <= GOOD_GAP / 10:
         return searched
     begin_s = time.monotonic()

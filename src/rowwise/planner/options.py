@@ -299,8 +299,9 @@ def _no_option_error(request: PlanRequest, group: tuple[int, ...]) -> SpecError:
     topology = request.machine.topology
     managed = "; a managed table has whole rows in memory, once" if any(t.managed for t in tables) else ""
     return SpecError(
-        f"table {sized}: no placement on {topology.hosts} hosts of {topology.devices} devices with layouts"
-        f" {', '.join(layouts)} and the ranks allowed{managed}: want another layout allowed, or fewer constraints"
+        f"table {sized}: no placement on {topology.hosts} hosts of {topology.devices} devices with layouts "
+        f"{', '.join(layouts)} and the ranks allowed{managed}",
+        hint="allow another layout, or use fewer constraints",
     )
 
 

@@ -68,10 +68,10 @@ def parse_sum(text: str) -> Sum:
     """A collective and its size, such as all_reduce=4MB."""
     collective, equals, size = text.partition("=")
     if collective not in COLLECTIVES or not equals:
-        raise SpecError(f"--for {text}: want {' or '.join(COLLECTIVES)}, and a size: all_reduce=4MB")
+        raise SpecError(f"--for {text}", f"{' or '.join(COLLECTIVES)}, and a size: all_reduce=4MB")
     size_bytes = parse_size(size, f"--for {collective}")
     if size_bytes < 1:
-        raise SpecError(f"--for {text}: want a size of at least 1 byte")
+        raise SpecError(f"--for {text}", "a size of at least 1 byte")
     return Sum(collective, size_bytes)
 
 
@@ -83,7 +83,7 @@ def find_order(net: LinkArrays, what: Sum, *, noise: float = 0.0, limit_s: float
     """
     hosts = net.hosts
     if what.collective == "halving_doubling" and hosts & (hosts - 1):
-        raise SpecError(f"halving_doubling on {hosts} hosts: want a power of two, or --for all_reduce or tree")
+        raise SpecError(f"halving_doubling on {hosts} hosts", "a power of two, or --for all_reduce or tree")
     rng, given = np.random.default_rng(seed), np.arange(hosts)
     random_s = float(np.mean([what.seconds(net, rng.permutation(hosts)) for _ in range(RANDOM_ORDERS)]))
     found = search_order(net, what, keep_first=what.collective == "all_reduce", limit_s=limit_s, seed=seed)
@@ -173,7 +173,7 @@ def bound_s(net: LinkArrays, what: Sum) -> float:
             latency_s = float(np.where(np.eye(hosts, dtype=bool), np.inf, net.latency_HH).min())
             return 2 * ((hosts.bit_length() - 1) * latency_s + float(max(slowest)))
         case other:
-            raise SpecError(f"{other!r}: want one of {', '.join(COLLECTIVES)}")
+            raise SpecError(f"{other!r}", f"one of {', '.join(COLLECTIVES)}")
 
 
 def _times(net: LinkArrays, size_bytes: float, *, latency: bool = True) -> Floats:

@@ -69,8 +69,11 @@ def plan_by_method(request: PlanRequest, method: str, seed: int = 0) -> PlanResu
     problem, begin_s = make_problem(request), time.monotonic()
     placement = placement_of(problem, run_method(method, problem, seed))
     if placement is None:
-        want = "want another method, or plan without --method: the search finds more plans, and explains why none fits"
-        raise SpecError(f"method {method} found no plan that fits memory and constraints: {want}")
+        raise SpecError(
+            f"method {method} found no plan that fits memory and constraints",
+            hint="take another method, or plan without --method: the search finds more plans, and explains why none "
+            "fits",
+        )
     cost, bound, took_s = problem.cost(placement), threshold_bound(problem), time.monotonic() - begin_s
     return _plan_result(problem, SearchResult(placement, cost, 0.0, bound, 0, took_s, out_of_time=False))
 

@@ -45,7 +45,7 @@ class PlanRequest:
 
     def __post_init__(self) -> None:
         if "device" not in self.tiers:
-            raise SpecError(f"tiers {', '.join(sorted(self.tiers))}: want device among them, where steps run")
+            raise SpecError(f"tiers {', '.join(sorted(self.tiers))}", "tiers with device, where steps run")
 
     @property
     def limits_bytes(self) -> tuple[int, ...]:

@@ -150,11 +150,12 @@ class _ReplanSearch:
 def _check_arguments(request: PlanRequest, old: Plan, steps: float, most_moved: float) -> None:
     world = request.machine.topology.world
     if old.world != world:
-        want = f"want {old.world} ranks, or a new plan and a resume from a checkpoint"
-        raise SpecError(f"the plan in force is for {old.world} ranks, the machine has {world}: {want}")
+        raise SpecError(
+            f"the plan in force is for {old.world} ranks, the machine has {world}",
+            f"{old.world} ranks, or a new plan and a resume from a checkpoint",
+        )
     if not steps > 0 or not 0 <= most_moved <= 1:
-        want = "want more than 0 steps, and a share between 0 and 1"
-        raise SpecError(f"steps={steps}, most_moved={most_moved}: {want}")
+        raise SpecError(f"steps={steps}, most_moved={most_moved}", "more than 0 steps, and a share between 0 and 1")
     names = {tile.table for tile in old.tiles}
     known = [w.table for w in request.workloads if w.table.name in names]
     mine = {table.name for table in known}

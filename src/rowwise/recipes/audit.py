@@ -82,7 +82,7 @@ def audit(folder: Path, records: Path) -> Iterator[AuditedFile]:
     """
     files = sorted(records.glob("*.parquet"))
     if not files:
-        raise DataError(f"{records} has no recorded requests: want a folder that `rowwise serve --record` wrote")
+        raise DataError(f"{records} has no recorded requests", "a folder that `rowwise serve --record` wrote")
     opened: ServedVersion | None = None
     for file in files:
         table = _read(file)
@@ -99,7 +99,7 @@ def _read(file: Path) -> pa.Table:
     try:
         table = read_parquet(file)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{file} cannot be read: {str(error)[:200]}: want a file of recorded requests") from None
+        raise DataError(f"{file} cannot be read: {str(error)[:200]}", "a file of recorded requests") from None
     with _naming(file):
         _typed(table, {}, {REQUEST: pa.int64(), VERSION: pa.int64()})
     return table
@@ -111,7 +111,7 @@ def _naming(file: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, DataError) as error:
-        raise DataError(f"{file}: {str(error)[:300]}; want records of this folder") from None
+        raise DataError(f"{file}: {str(error)[:300]}", "records of this folder") from None
 
 
 def _typed(table: pa.Table, columns: Mapping[str, pa.DataType], whole: Mapping[str, pa.DataType]) -> pa.Table:
@@ -156,7 +156,7 @@ def _compare_items(file: Path, version: ServedVersion, table: pa.Table) -> Audit
     """Of requests for items."""
     retriever = version.retriever
     if retriever is None:
-        raise DataError(f"{file} has items, and version {version.number} has none: want records of this folder")
+        raise DataError(f"{file} has items, and version {version.number} has none", "records of this folder")
     keys = pa.list_(retriever.items.keys.type)
     columns = {field.name: field.type for field in retriever.schema} | {AMONG: keys, WITHOUT: keys}
     whole = {REQUEST: pa.int64(), K: pa.int64(), EXACT: pa.bool_(), ITEMS: keys, SCORES: pa.list_(pa.float32())}

@@ -72,7 +72,7 @@ def fit_trees(run: Path) -> TreeBaseline:
     rows = resolved.rows
     check_use(resolved.recipe.model, "baseline", run)
     if rows.valid is None or rows.test is None:
-        raise SpecError(f"{run}: trees stop by validation rows and are measured on test rows: want a run with both")
+        raise SpecError(f"{run}: trees stop by validation rows and are measured on test rows", "a run with both")
     begin_s = perf_counter()
     read = [_read_samples(resolved, selection) for selection in (rows.train, rows.valid, rows.test)]
     return _compare(run, resolved, read, begin_s)
@@ -159,7 +159,7 @@ def _import_lightgbm() -> Any:
     try:
         import lightgbm
     except ImportError:
-        raise SpecError("trees need LightGBM: want pip install 'rowwise[trees]'") from None
+        raise SpecError("trees need LightGBM", hint="pip install 'rowwise[trees]'") from None
     return lightgbm
 
 
@@ -190,7 +190,7 @@ def _read_samples(resolved: ResolvedRecipe, rows: RowSelection, most: int = MOST
         if count >= most:
             break
     if not count:
-        raise SpecError("no rows for trees: want training, validation and test rows")
+        raise SpecError("no rows for trees", "training, validation and test rows")
     return _Samples(np.concatenate(features), np.concatenate(labels), len(names))
 
 

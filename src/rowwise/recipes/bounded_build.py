@@ -29,7 +29,9 @@ def build_checked(version: Checkpoint, parts: ModelParts) -> nn.Module:
         with bounded:
             model = build_model(parts, on_meta=True)
     except SpecError as error:
-        raise CheckpointError(f"{version.folder / MODEL} is damaged: {error}; export the version again") from None
+        raise CheckpointError(
+            f"{version.folder / MODEL} is damaged: {error}", hint="export the version again"
+        ) from None
     check_weights(version, model)
     return model
 
@@ -54,6 +56,8 @@ class _BoundedTensors(TorchFunctionMode):
                 raise SpecError(f"a layer cannot be made: {str(error)[:100]}") from None
             self._left_bytes -= planned.nbytes
             if self._left_bytes < 0:
-                want = f"want at most {self._most_bytes:,} bytes, as the version has few weights"
-                raise SpecError(f"layers of {tuple(planned.shape)} numbers: {want}")
+                raise SpecError(
+                    f"layers of {tuple(planned.shape)} numbers",
+                    f"at most {self._most_bytes:,} bytes, as the version has few weights",
+                )
         return func(*args, **kwargs)

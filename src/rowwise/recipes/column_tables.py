@@ -66,7 +66,9 @@ def add_column_tables(
         if table.name in with_keys:
             column = with_keys[table.name].column
             keys = ", ".join(key for key in TABLE_KEYS if getattr(with_keys[table.name], key))
-            raise SpecError(f"columns: {column!r}: {keys}: tables.list describes table {table.name!r}: want it there")
+            raise SpecError(
+                f"columns: {column!r}: {keys}: tables.list describes table {table.name!r}", hint=f"set {keys} there"
+            )
     plain = tuple(structs.replace(sparse, **dict.fromkeys(TABLE_KEYS)) for sparse in columns.sparse)
     return structs.replace(columns, sparse=plain), structs.replace(tables, list=(*tables.list, *new_tables))
 
@@ -80,8 +82,11 @@ def _make_table(
         for key in TABLE_KEYS:
             value = getattr(sparse, key)
             if value is not None and settings.setdefault(key, value) != value:
-                got = f"{key}={value}, and another column of table {name!r} has {settings[key]}"
-                raise SpecError(f"columns: {sparse.column!r}: {got}: want it once")
+                raise SpecError(
+                    f"columns: {sparse.column!r}: {key}={value}, and another column of table {name!r} has "
+                    f"{settings[key]}",
+                    "one value for the table",
+                )
     rows = [vocabulary_rows[sparse.column] for sparse in users if sparse.column in vocabulary_rows]
     if rows:
         settings["rows"] = max(rows)
@@ -89,8 +94,10 @@ def _make_table(
     if name in suggested:
         return changes.apply(suggested[name])
     if changes.rows is None:
-        want = f"want columns.sparse: {{column: {users[0].column}, rows: N}}, or the table in tables.list"
-        raise SpecError(f"column {users[0].column!r} has no table {name!r}, and no rows for one: {want}")
+        raise SpecError(
+            f"column {users[0].column!r} has no table {name!r}, and no rows for one",
+            f"columns.sparse: {{column: {users[0].column}, rows: N}}, or the table in tables.list",
+        )
     features = tuple(sparse.feature_name for sparse in users)
     plain = Table(name=name, rows=changes.rows, dim=changes.dim or tables.all.dim or DEFAULT_DIM)
     return changes.apply(structs.replace(plain, features=() if features == (name,) else features))

@@ -178,8 +178,10 @@ def resolve(recipe: Recipe) -> ResolvedRecipe:
     tables = tuple(map(pin_map, table_settings.resolve(rows.dataset.tables)))
     columns, notes = _fit_columns(columns, recipe.model, named=recipe.columns is not None)
     if data.label is not None and recipe.columns is not None and data.label not in columns.labels:
-        want = "want one of them, or no data.label"
-        raise SpecError(f"data.label={data.label!r}: the labels are {', '.join(columns.labels) or 'none'}: {want}")
+        raise SpecError(
+            f"data.label={data.label!r}: the labels are {', '.join(columns.labels) or 'none'}",
+            "one of the labels, or no data.label",
+        )
     columns.check_tables(tables)
     columns = structs.replace(columns, label_values=_label_values(recipe, columns))
     # Paths become absolute, so that a run can be resumed from another working directory.
@@ -233,12 +235,16 @@ def _label_values(recipe: Recipe, columns: Columns) -> LabelValues:
     wanted = wanted_values(loss)
     if recipe.columns is not None and columns.label_values not in ("clicks", wanted):
         kind = loss.__struct_config__.tag
-        want = f"want {wanted}, or leave it out"
-        raise SpecError(f"columns.label_values={columns.label_values} with train.objective.kind={kind}: {want}")
+        raise SpecError(
+            f"columns.label_values={columns.label_values} with train.objective.kind={kind}",
+            f"{wanted}, or no columns.label_values",
+        )
     if wanted == "clicks" and columns.label_values != "clicks" and recipe.columns is None:
         kind = "poisson" if columns.label_values == "amounts" else "squared"
-        got = f"label {', '.join(columns.labels)} is an amount, and train.objective is a loss of 0 and 1"
-        raise SpecError(f"{got}: want train.objective.kind: {kind}, or a condition such as {columns.labels[0]} >= 4")
+        raise SpecError(
+            f"label {', '.join(columns.labels)} is an amount, and train.objective is a loss of 0 and 1",
+            f"train.objective.kind: {kind}, or a condition such as {columns.labels[0]} >= 4",
+        )
     return wanted
 
 
@@ -341,9 +347,7 @@ def make_objective(resolved: ResolvedRecipe, model: nn.Module, comm: Comm | None
         return NextItems(model, recipe.model.negatives)
     weights = recipe.train.task_weights
     if weights and len(weights) != len(resolved.tasks):
-        raise SpecError(
-            f"train.task_weights has {len(weights)} values: want one for each of {', '.join(resolved.tasks)}"
-        )
+        raise SpecError(f"train.task_weights has {len(weights)} values", f"one for each of {', '.join(resolved.tasks)}")
     if isinstance(recipe.train.objective, CoTeaching):
         return TwoCopies(model, recipe.train.objective, weights, recipe.train.label_smoothing, comm=comm)
     return Clicks(model, weights, recipe.train.label_smoothing, recipe.train.objective)
@@ -471,9 +475,9 @@ def _check_device(name: str, model: Model) -> None:
     except RuntimeError:
         kind = ""
     if kind not in ("cpu", "cuda"):
-        raise SpecError(f"train.device={name!r}: want cpu or cuda")
+        raise SpecError(f"train.device={name!r}", "cpu or cuda")
     if kind == "cuda" and not torch.cuda.is_available():
-        raise SpecError(f"train.device={name!r}: torch finds no GPU: want cpu; see rowwise doctor")
+        raise SpecError(f"train.device={name!r}: torch finds no GPU", "cpu", hint="see rowwise doctor")
     if kind == "cuda":
         check_use(model, "cuda", f"train.device={name}")
 
@@ -482,16 +486,16 @@ def _check_evaluation(settings: Evaluation, columns: Columns, model: Model, loss
     """Raise now for names that would fail at the first evaluation."""
     tasks = tasks_of(model, columns)
     if settings.task and settings.task not in tasks:
-        raise SpecError(f"evaluate.task={settings.task!r} is not a label: want one of {', '.join(tasks)}")
+        raise SpecError(f"evaluate.task={settings.task!r} is not a label", f"one of {', '.join(tasks)}")
     features = [sparse.feature_name for sparse in columns.sparse]
     missing = [name for name in settings.slices if name not in features]
     if missing:
-        raise SpecError(f"evaluate.slices: no feature {', '.join(missing)}: want some of {', '.join(features)}")
+        raise SpecError(f"evaluate.slices: no feature {', '.join(missing)}", f"some of {', '.join(features)}")
     metrics = ranking_metrics(model.ks) if isinstance(model, RankingModel) else CLICK_METRICS
     if isinstance(loss, AmountLoss):
         metrics = [name for name in AMOUNT_METRICS if name in metric_names(loss)]
     if (validates or settings.metric != Evaluation().metric) and settings.metric not in metrics:
-        raise SpecError(f"evaluate.metric={settings.metric!r} is not measured: want one of {', '.join(metrics)}")
+        raise SpecError(f"evaluate.metric={settings.metric!r} is not measured", f"one of {', '.join(metrics)}")
 
 
 def _fit_columns(columns: Columns, model: Model | str, *, named: bool) -> tuple[Columns, tuple[str, ...]]:
@@ -500,7 +504,7 @@ def _fit_columns(columns: Columns, model: Model | str, *, named: bool) -> tuple[
         _check_lists(columns, model)
         return columns, ()
     if not columns.labels:
-        raise SpecError("columns.labels is empty: want at least one label column")
+        raise SpecError("columns.labels is empty", "at least one label column")
     if not isinstance(model, RetrievalConfig):
         return columns, ()
     users, items, dense = _sides(model)
@@ -521,21 +525,23 @@ def _check_lists(columns: Columns, config: SequenceModel) -> None:
     features = [sparse.feature_name for sparse in columns.sparse]
     others = [*columns.labels, *(dense.column for dense in columns.dense)]
     if len(features) != 1 or others:
-        got = f"model.kind={kind_of(config)}: columns {', '.join((*features, *others))}"
-        raise SpecError(f"{got}: want one sparse column, the lists of items, and labels: []")
+        raise SpecError(
+            f"model.kind={kind_of(config)}: columns {', '.join((*features, *others))}",
+            "one sparse column, the lists of items, and labels: []",
+        )
 
 
 def _check_towers(columns: Columns, kind: str, users: Sequence[str], items: Sequence[str]) -> None:
     """Raise unless each named feature exists and is in one tower, and there is one label."""
     if len(columns.labels) != 1:
-        raise SpecError(f"{kind}: labels {', '.join(columns.labels)}: want one: whether user and item match")
+        raise SpecError(f"{kind}: labels {', '.join(columns.labels)}", "one label: whether user and item match")
     features = [sparse.feature_name for sparse in columns.sparse]
     missing = [name for name in (*users, *items) if name not in features]
     if missing:
         raise SpecError(f"{kind}: no feature {', '.join(missing)}; there are {', '.join(features)}")
     both = [name for name in users if name in items]
     if both:
-        raise SpecError(f"{kind}: feature {', '.join(both)} is in both towers: want it in one")
+        raise SpecError(f"{kind}: feature {', '.join(both)} is in both towers", "each feature in one tower")
 
 
 def _sort_dense(columns: Columns, kind: str, wanted: Sequence[str]) -> Columns:
@@ -557,5 +563,6 @@ def _make_user_model(name: str, embeddings: AnyTables, dense: int, tasks: int, a
     try:
         return load_class(name)(embeddings, dense, tasks, **args)
     except TypeError as error:
-        want = "want a class that takes (embeddings, dense_features, tasks, **args)"
-        raise SpecError(f"model: {name}: {error}; {want}") from error
+        raise SpecError(
+            f"model: {name}: {error}", "a class that takes (embeddings, dense_features, tasks, **args)"
+        ) from error

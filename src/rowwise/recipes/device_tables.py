@@ -63,8 +63,11 @@ def choose_cached(
     left = room_bytes - sum(map(table_bytes, whole)) - sum(least[name] for name in names)
     if left < 0:
         need = format_bytes(room_bytes - left)
-        got = f"the tables need at least {need} of the GPU's memory with rows in host memory, and have"
-        raise TableMemoryError(f"{got} {format_bytes(room_bytes)}: want a larger `memory`, fewer tables, or the CPU")
+        raise TableMemoryError(
+            f"the tables need at least {need} of the GPU's memory with rows in host memory, and have "
+            f"{format_bytes(room_bytes)}",
+            "a larger `memory`, fewer tables, or the CPU",
+        )
     while lower and table_bytes(lower[0]) <= left + least[lower[0].name]:
         left -= table_bytes(lower[0]) - least[lower.pop(0).name]
     total = sum(map(table_bytes, lower))
@@ -127,11 +130,16 @@ def gpu_of_rank(device: str, comm: Comm, gpus: int) -> int:
     """The GPU that a rank takes of the `gpus` that it sees; a launcher may show each rank one of its own."""
     ranks = comm.topology.devices
     if torch.device(device).index is not None:
-        got = f"train.device={device!r} with {len(comm.ranks)} ranks, of which each has a GPU"
-        raise SpecError(f"{got}: want train.device=cuda, and CUDA_VISIBLE_DEVICES to leave GPUs out")
+        raise SpecError(
+            f"train.device={device!r} with {len(comm.ranks)} ranks, of which each has a GPU",
+            "train.device=cuda",
+            hint="set CUDA_VISIBLE_DEVICES to leave GPUs out",
+        )
     if 1 < gpus < ranks:
-        want = f"want --nproc {gpus}, or hosts with {ranks} GPUs"
-        raise SpecError(f"train.device={device!r} with {ranks} ranks on a host with {gpus} GPUs: {want}")
+        raise SpecError(
+            f"train.device={device!r} with {ranks} ranks on a host with {gpus} GPUs",
+            f"--nproc {gpus}, or hosts with {ranks} GPUs",
+        )
     return 0 if gpus == 1 else comm.rank % ranks
 
 
@@ -140,8 +148,10 @@ def check_own_gpus(gpus_W: Sequence[str]) -> None:
     for rank, gpu in enumerate(gpus_W):
         first = gpus_W.index(gpu)
         if first < rank:
-            want = "want as many GPUs as ranks, a smaller --nproc, or train.device=cpu"
-            raise SpecError(f"ranks {first} and {rank} have the same GPU ({gpu}), and NCCL needs one for each: {want}")
+            raise SpecError(
+                f"ranks {first} and {rank} have the same GPU ({gpu}), and NCCL needs one for each",
+                "as many GPUs as ranks, a smaller --nproc, or train.device=cpu",
+            )
 
 
 def take_gpu(device: str, comm: Comm) -> None:
@@ -179,8 +189,11 @@ def move_to_device(
         room = int(USABLE * free_of_device(where)) if memory_bytes is None else memory_bytes
         total = sum(table_bytes(table) for module in modules for table in module.tables)
         if whole and total > room:
-            got = f"the model reads all rows at once: they take {format_bytes(total)}, and the GPU has"
-            raise TableMemoryError(f"{got} {format_bytes(room)} for tables: want a larger `memory`, or the CPU")
+            raise TableMemoryError(
+                f"the model reads all rows at once: they take {format_bytes(total)}, and the GPU has "
+                f"{format_bytes(room)} for tables",
+                "a larger `memory`, or the CPU",
+            )
         for module in modules if total > room else ():  # each has its part of the room: names are of a module
             share = room * sum(map(table_bytes, module.tables)) // total
             if cached := choose_cached(module.tables, share, samples):
@@ -225,8 +238,11 @@ def choose_served(model: nn.Module, given: DeviceRows, newer: Mapping[str, int])
             for one, tables, size in zip(found, tables_of, bytes_of, strict=True)
         ]
     except TableMemoryError as error:
-        got = f"--device-memory {format_bytes(given.memory_bytes)} is too small for the version's tables"
-        raise SpecError(f"{got}: {str(error).partition(': want')[0]}: want more, or --device cpu") from None
+        raise SpecError(
+            f"--device-memory {format_bytes(given.memory_bytes)} is too small for the version's tables: "
+            f"{error.problem}",
+            "a larger size, or --device cpu",
+        ) from None
 
 
 def memory_for_versions(device: torch.device) -> int:

@@ -105,7 +105,7 @@ def load_ensemble(
     models = []
     for number, path in enumerate(paths):
         if path.resolve() in [other.resolve() for other in paths[:number]]:
-            raise SpecError(f"{path}: the run is named twice: want each run once")
+            raise SpecError(f"{path}: the run is named twice", "each run once")
         resolved, model = load_trained(path, which, warn)
         check_use(resolved.recipe.model, "ensemble", path)
         check_amounts(resolved.recipe, "an ensemble")
@@ -113,7 +113,7 @@ def load_ensemble(
         _check_alike(paths[0], first, path, resolved, same_rows=same_rows)
         models.append(model)
     if first is None:
-        raise SpecError("no runs: want at least one")
+        raise SpecError("no runs", "at least one run")
     return first, Ensemble(models)
 
 
@@ -124,17 +124,20 @@ def _check_alike(
     between = f"{path} and {first_path}"
     theirs, ours = other.columns.labels, first.columns.labels
     if theirs != ours:
-        got = f"labels {', '.join(theirs)} and {', '.join(ours)}"
-        raise SpecError(f"{between} differ in {got}: want runs with the same labels")
+        raise SpecError(
+            f"{between} differ in labels {', '.join(theirs)} and {', '.join(ours)}", "runs with the same labels"
+        )
     inputs, wanted = _inputs_of(other), _inputs_of(first)
     for name in (*wanted, *inputs):
         if inputs.get(name) != wanted.get(name):
-            raise SpecError(f"{between} differ in {name}: want runs that read the same columns in the same way")
+            raise SpecError(f"{between} differ in {name}", "runs that read the same columns in the same way")
     for key in ROW_KEYS if same_rows else ():
         values = getattr(other.recipe.data, key), getattr(first.recipe.data, key)
         if values[0] != values[1]:
-            got = f"data.{key}={values[0]!r} and {values[1]!r}"
-            raise SpecError(f"{between} differ in their test rows, {got}: want the same, or --data")
+            raise SpecError(
+                f"{between} differ in their test rows, data.{key}={values[0]!r} and {values[1]!r}",
+                "the same test rows, or --data",
+            )
 
 
 def _inputs_of(resolved: ResolvedRecipe) -> dict[str, object]:
@@ -197,13 +200,13 @@ def predict_ensemble(  # noqa: PLR0913 - options of the command
     """
     if len(paths) == 1 and is_served(paths[0]):
         if data is None:
-            raise DataError(f"{paths[0]}: a version has no test rows: want --data parquet:PATH")
+            raise DataError(f"{paths[0]}: a version has no test rows", "--data parquet:PATH")
         folder = find_version(paths[0]).path
         tiers, text = make_tiers(CheckpointManifest.read(folder), memory_bytes, (), None), read_model(folder).text
         rows = RowSelection(open_reader(data, text=None if text is None else style_of(text)))
         return predict(open_predictor(paths[0], tiers=tiers), rows, out, keep, tell)
     if memory_bytes is not None:
-        raise SpecError(f"--memory is for a version: want rowwise export {paths[0]} DIR, and then DIR")
+        raise SpecError("--memory is for a version", hint=f"run rowwise export {paths[0]} DIR, and give DIR")
     if len(paths) == 1:  # of any model, such as two towers
         return predict_rows(paths[0], out, which=which, data=data, keep=keep, tell=tell, warn=warn)
     resolved, ensemble = load_ensemble(paths, which, warn, same_rows=data is None)

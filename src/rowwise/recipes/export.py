@@ -344,7 +344,7 @@ def most_changed(tables: int, memory_bytes: int | None, table: Table) -> int:
 def _newest_version(folder: Path, name: str, run: Path) -> VersionFolder | None:
     """The newest version in a folder; raises if it is of a model of another name, as clients ask by name."""
     if folder.exists() and not folder.is_dir():
-        raise SpecError(f"{folder} is a file: want a folder for versions")
+        raise SpecError(f"{folder} is a file", "a folder for versions")
     known = list_versions(folder)
     if not known:
         return None
@@ -354,8 +354,10 @@ def _newest_version(folder: Path, name: str, run: Path) -> VersionFolder | None:
     except RowwiseError:  # it is damaged
         return newest
     if served != name:
-        got = f"{folder} has versions of {served!r}, and {run} trained {name!r}"
-        raise SpecError(f"{got}: want a folder of its own, or name: {served} in the recipe")
+        raise SpecError(
+            f"{folder} has versions of {served!r}, and {run} trained {name!r}",
+            f"another folder, or name: {served} in the recipe",
+        )
     return newest
 
 

@@ -48,7 +48,7 @@ class ItemOptions(Value, frozen=True):
 
     def __post_init__(self) -> None:
         if not 0 < self.recall <= 1:
-            raise SpecError(f"--recall {self.recall}: want more than 0, and at most 1")
+            raise SpecError(f"--recall {self.recall}", "more than 0, and at most 1")
 
 
 ALL_ITEMS = ItemOptions()
@@ -59,7 +59,7 @@ def check_options(resolved: ResolvedRecipe, options: ItemOptions) -> None:
     if not isinstance(resolved.recipe.model, TwoTowerConfig | GraphConfig) and options != ALL_ITEMS:
         got = f"--items {options.file}" if options.file is not None else f"--recall {options.recall}"
         raise SpecError(
-            f"{got}: the model of the run makes no vectors of items: want one with model.kind=two_tower or graph"
+            f"{got}: the model of the run makes no vectors of items", "a run with model.kind=two_tower or graph"
         )
 
 
@@ -105,7 +105,7 @@ def export_items(  # noqa: PLR0913 - used once
             index = built, facts
         else:
             got = f"the index has a recall of {options.recall} only where it looks at most items"
-            warn(f"{got}, so all are searched: want a smaller --recall")
+            warn(f"{got}, so all are searched; give a smaller --recall")
     return write_items(version, key, items, vectors_ID, index)
 
 
@@ -115,7 +115,7 @@ def _finite_vectors(towers: Forward, items: pa.Table, key: str) -> Iterator[Tens
         bad_B = ~torch.isfinite(vectors_BD).all(1)
         if bool(bad_B.any()):
             item = items[key][span.begin + int(bad_B.nonzero()[0])]
-            raise DataError(f"the vector of item {item} is not finite: want a run that did not diverge")
+            raise DataError(f"the vector of item {item} is not finite", "a run that did not diverge")
         yield vectors_BD
 
 
@@ -181,7 +181,7 @@ def _items(
         return read_item_table(like)
     items = _items_of_rows(resolved, names, key)
     if not len(items):
-        raise DataError(f"column {key!r} has no value in the training rows: want --items with a table of the items")
+        raise DataError(f"column {key!r} has no value in the training rows", "--items with a table of the items")
     return items
 
 
@@ -211,7 +211,7 @@ def _items_of_file(file: str, names: Sequence[str], key: str, schema: pa.Schema)
         there = ", ".join(table.column_names)
         raise DataError(f"--items {file}: no column {missing[0]!r}, which the items' tower reads; there are {there}")
     if not len(table):
-        raise DataError(f"--items {file} has no rows: want at least one item")
+        raise DataError(f"--items {file} has no rows", "at least one item")
     fields = pa.schema([schema.field(name) for name in names])
     return cast_keyed(f"--items {file}", table, key, fields).combine_chunks()
 

@@ -23,12 +23,13 @@ def find(name: str) -> Path:
     # A folder with the name of a built-in recipe does not hide it; reading refuses all other folders.
     if path.suffix in ENDINGS or path.is_file() or (path.exists() and name not in names()):
         if not path.exists():
-            raise SpecError(f"{name}: no such file: want a recipe file, or a name from rowwise ls")
+            raise SpecError(f"{name}: no such file", "a recipe file, or a name from rowwise ls")
         return path
     if name not in names():
         near = difflib.get_close_matches(name, names(), n=1)
-        guess = f"; did you mean {near[0]!r}?" if near else "."
-        raise SpecError(f"no recipe {name!r}{guess} Want one of {', '.join(names())}, or a path that ends in .yaml")
+        guess = f"did you mean {near[0]!r}?" if near else ""
+        known = f"one of {', '.join(names())}, or a path that ends in .yaml"
+        raise SpecError(f"no recipe {name!r}", known, hint=guess)
     return LIBRARY / f"{name}.yaml"
 
 
@@ -42,9 +43,9 @@ def copy(name: str, to: Path) -> Path:
     source = find(name)
     target = to / source.name if to.is_dir() else to
     if target.exists():
-        raise SpecError(f"{target} exists: want another name")
+        raise SpecError(f"{target} exists", "another name")
     if target.suffix not in ENDINGS:
-        raise SpecError(f"{target}: want a name that ends in .yaml")
+        raise SpecError(target, "a name that ends in .yaml")
     text = read_bytes(source)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(text)

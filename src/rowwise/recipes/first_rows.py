@@ -37,4 +37,4 @@ def _first_rows(reader: Reader, names: tuple[str, ...]) -> tuple[Split, pa.Table
         table = reader.read(split, names).slice(0, ROWS)
         if table.num_rows:
             return split, table
-    raise DataError("no split has rows: want files with rows")
+    raise DataError("no split has rows", "files with rows")

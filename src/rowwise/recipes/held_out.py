@@ -27,7 +27,7 @@ def held_out_rows(resolved: ResolvedRecipe, count: int = HELD_OUT_ROWS) -> pa.Ta
     for selected in selected_rows(resolved, held_out_of(resolved)):
         rows = len(selected.order_R)
         return selected.read(np.linspace(0, rows - 1, min(count, rows)).astype(np.int64))
-    raise DataError(f"{resolved.recipe.data.dataset}: no row to test the model with: want data with at least one row")
+    raise DataError(f"{resolved.recipe.data.dataset}: no row to test the model with", "data with at least one row")
 
 
 def selected_rows(resolved: ResolvedRecipe, rows: RowSelection) -> Iterator[SelectedRows]:

@@ -81,7 +81,7 @@ def list_hosts(meeting: Meeting) -> tuple[NetworkHost, ...]:
     """The hosts of a job as those of a network; their names have to differ."""
     for name in meeting.hosts:
         if meeting.hosts.count(name) > 1:
-            raise SpecError(f"{meeting.hosts.count(name)} hosts are named {name!r}: want names that differ (hostname)")
+            raise SpecError(f"{meeting.hosts.count(name)} hosts are named {name!r}", "names that differ (hostname)")
     return tuple(NetworkHost(name=name, devices=meeting.topology.devices) for name in meeting.hosts)
 
 
@@ -132,11 +132,11 @@ def links_of_job(network: Network, meeting: Meeting, source: str) -> LinkArrays:
     devices = meeting.topology.devices
     for name in meeting.hosts:
         if name not in index_of:
-            raise SpecError(f"{source}: host {name!r} was not probed: probe again, or leave --network away")
+            raise SpecError(f"{source}: host {name!r} was not probed", hint="probe again, or leave --network out")
         probed = network.hosts[index_of[name]].devices
         if probed != devices:
             got = f"host {name!r} has {devices} devices, and had {probed}"
-            raise SpecError(f"{source}: {got}: probe again, or leave --network away")
+            raise SpecError(f"{source}: {got}", hint="probe again, or leave --network out")
     return network.arrays().among([index_of[name] for name in meeting.hosts])
 
 

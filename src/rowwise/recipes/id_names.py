@@ -57,7 +57,7 @@ def name_ids(
     sparse = {one.feature_name: one for one in columns.sparse}
     unknown = [feature for feature in shown if feature not in sparse]
     if unknown:
-        raise SpecError(f"slices {', '.join(unknown)}: no such feature: want some of {', '.join(sparse)}")
+        raise SpecError(f"slices {', '.join(unknown)}: no such feature", f"some of {', '.join(sparse)}")
     names: Names = {feature: _listed(transforms, sparse[feature].column) for feature in shown}
     wanted = {feature: set(ids) - names[feature].keys() for feature, ids in shown.items()}
     wanted = {feature: ids for feature, ids in wanted.items() if ids}

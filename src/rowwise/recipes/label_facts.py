@@ -59,13 +59,13 @@ def with_facts(loss: AmountLoss, facts: LabelFacts, columns: Columns) -> AmountL
     good_R = ~np.logical_or.reduce([bad_values(label_R, columns.label_values) for label_R in facts.labels_RK.T])
     labels_RK = facts.labels_RK[good_R]
     if not len(labels_RK):
-        raise DataError(f"labels {', '.join(columns.labels)}: no row has one: want rows with labels to train on")
+        raise DataError(f"labels {', '.join(columns.labels)}: no row has one", "rows with labels to train on")
     mean = tuple(map(float, labels_RK.mean(0)))
     scale = tuple(float(one) or 1.0 for one in labels_RK.std(0))
     if not isinstance(loss, Poisson):
         return structs.replace(loss, mean=loss.mean or mean, scale=loss.scale or scale)
     if not loss.mean and min(mean) <= 0:
-        raise DataError(f"label {columns.labels[int(np.argmin(mean))]!r}: all are 0: want rows with other labels, too")
+        raise DataError(f"label {columns.labels[int(np.argmin(mean))]!r}: all are 0", "rows with other labels, too")
     return structs.replace(loss, mean=loss.mean or mean)
 
 

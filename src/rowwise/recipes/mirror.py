@@ -59,7 +59,7 @@ class RunMirror:
         self.place, self._run = as_storage(parse_folder(url)), run
         self._checkpoints = CheckpointFolder(run.checkpoints)
         if isinstance(self.place.storage, LocalStorage) and _is_inside(self.place.storage.folder, run.path):
-            raise SpecError(f"save.mirror={url} is in the folder of the run itself: want another place, or null")
+            raise SpecError(f"save.mirror={url} is in the folder of the run itself", "another place, or null")
         self.copying: int | None = None  # the step of the checkpoint that is being read
         self._holder = secrets.token_hex(8)
         self._claim(url)
@@ -101,28 +101,33 @@ class RunMirror:
         storage, name = self.place.storage, self.place.inside(OWNER)
         there = {one.removeprefix("ckpt/").partition("/")[0] for one in self.place.relative_names()}
         has_run = RECIPE in there or any(one.startswith("step-") for one in there)
-        want = f"want another place, or go on with that run: rowwise resume {url}"
+        hint = f"go on with that run: rowwise resume {url}"
         if OWNER in there:
             if _read_owner(self.place).run == run:
                 self._check_newest(url)
             elif has_run:
-                raise SpecError(f"save.mirror={url} is the mirror of another run: {want}")
+                raise SpecError(f"save.mirror={url} is the mirror of another run", "another place", hint=hint)
             storage.write(name, lambda: [mine], len(mine))
         elif has_run:
-            raise SpecError(f"save.mirror={url} has a run, which is no mirror: want another place")
+            raise SpecError(f"save.mirror={url} has a run, which is no mirror", "another place")
         else:
             try:
                 storage.create(name, mine)
             except ObjectExistsError:
-                raise SpecError(f"save.mirror={url} is the mirror of another run by now: {want}") from None
+                raise SpecError(
+                    f"save.mirror={url} is the mirror of another run by now", "another place", hint=hint
+                ) from None
         self._run.write(OWNER, MirrorOwner(run=run).to_json().decode())
 
     def _check_newest(self, url: str) -> None:
         """Raise if the mirror has a later state of the run than its folder."""
         there, here = max(_checkpoints_by_step(self.place), default=0), max(self._steps(), default=0)
         if there > here:
-            got = f"save.mirror={url} has step {there} of this run, and {self._run.path} step {here}"
-            raise SpecError(f"{got}: rowwise resume {url}, or want another place")
+            raise SpecError(
+                f"save.mirror={url} has step {there} of this run, and {self._run.path} step {here}",
+                "another place",
+                hint=f"go on from there: rowwise resume {url}",
+            )
 
     def _check_holder(self) -> None:
         if _read_owner(self.place).holder != self._holder:
@@ -257,13 +262,14 @@ def fetch_run(url: str, runs: Path, which: str = "last") -> Path:
     try:
         owner, recipe = _read_owner(place), read_file(place, RECIPE, MOST_BYTES)
     except FileNotFoundError:
-        want = f"it has no {OWNER} and {RECIPE}: want the URL that a run had as save.mirror"
-        raise DataError(f"{url} is no mirror of a run: {want}") from None
+        raise DataError(
+            f"{url} is no mirror of a run: it has no {OWNER} and {RECIPE}", "the URL that a run had as save.mirror"
+        ) from None
     path = runs / _name_of(recipe, url) / place.name
     own = path / OWNER
     known = path.exists() and any(one.name not in UNBEGUN for one in path.iterdir())
     if known and not (own.is_file() and _read_owner(as_storage(path)).run == owner.run):
-        raise DataError(f"{path} exists, and is not the run of {url}: want another working folder, or remove it")
+        raise DataError(f"{path} exists, and is not the run of {url}", hint="remove it, or use another working folder")
     path.mkdir(parents=True, exist_ok=True)
     local, there = LocalStorage(path), _checkpoints_by_step(place)
     folder = RunFolder(path)
@@ -311,7 +317,7 @@ def _read_owner(place: Folder) -> MirrorOwner:
     try:
         return decode_json(read_file(place, OWNER, MOST_BYTES), MirrorOwner)
     except ValueError as error:
-        raise DataError(f"{place / OWNER} is damaged: {error}: want the mirror of another run") from None
+        raise DataError(f"{place / OWNER} is damaged: {error}", hint="use the mirror of another run") from None
 
 
 def _is_inside(place: Path, folder: Path) -> bool:

@@ -173,9 +173,9 @@ class RetrievalConfig(Value, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < math.inf:
-            raise SpecError(f"model.temperature={self.temperature}: want a finite number above 0")
+            raise SpecError(f"model.temperature={self.temperature}", "a finite number above 0")
         if self.hardest is not None and self.hardest < 1:
-            raise SpecError(f"model.hardest={self.hardest}: want at least one negative, or null for all")
+            raise SpecError(f"model.hardest={self.hardest}", "at least one negative, or null for all")
         check_most("model.", self, hardest=MOST_BATCH)
 
 
@@ -188,10 +188,12 @@ class ScaleConfig(Value, frozen=True):
 
     def __post_init__(self) -> None:
         if not (0 <= self.price <= 1 and 0 < self.similar <= 1):
-            got = f"model.item_pictures.choose: price={self.price}, similar={self.similar}"
-            raise SpecError(f"{got}: want a price from 0 to 1, and a cosine above 0, at most 1")
+            raise SpecError(
+                f"model.item_pictures.choose: price={self.price}, similar={self.similar}",
+                "a price from 0 to 1, and a cosine above 0, at most 1",
+            )
         if not self.widths or min(self.widths) < 1:
-            raise SpecError(f"model.item_pictures.choose: widths={list(self.widths)}: want 1 or more of each")
+            raise SpecError(f"model.item_pictures.choose: widths={list(self.widths)}", "widths of at least 1")
 
 
 class PictureConfig(Value, frozen=True):
@@ -205,9 +207,11 @@ class PictureConfig(Value, frozen=True):
 
     def __post_init__(self) -> None:
         if self.dim < 1 or not self.widths or min(self.widths) < 1:
-            raise SpecError(f"model.item_pictures: dim={self.dim}, widths={list(self.widths)}: want 1 or more of each")
+            raise SpecError(
+                f"model.item_pictures: dim={self.dim}, widths={list(self.widths)}", "a dim and widths of at least 1"
+            )
         if list(self.sizes) != sorted(set(self.sizes)):
-            raise SpecError(f"model.item_pictures: sizes={list(self.sizes)}: want each once, ascending")
+            raise SpecError(f"model.item_pictures: sizes={list(self.sizes)}", "each size once, ascending")
         check_most("model.item_pictures.", self, dim=MOST_DIM)
 
 
@@ -236,7 +240,7 @@ class GraphConfig(RetrievalConfig, frozen=True, kw_only=True, tag="graph", tag_f
         for name in ("layers", "sampled"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise SpecError(f"model.{name}={value}: want at least 1")
+                raise SpecError(f"model.{name}={value}", "at least 1")
 
 
 class _Sequences(Value, frozen=True):
@@ -253,7 +257,7 @@ class _Sequences(Value, frozen=True):
     def __post_init__(self) -> None:
         check_most("model.", self, length=MOST_DIM, negatives=MOST_BATCH)
         if self.negatives is not None and self.negatives < 1:
-            raise SpecError(f"model.negatives={self.negatives}: want at least 1, or null for a softmax over all items")
+            raise SpecError(f"model.negatives={self.negatives}", "at least 1, or null for a softmax over all items")
 
 
 class SasRecConfig(_Sequences, frozen=True, tag="sasrec", tag_field="kind"):

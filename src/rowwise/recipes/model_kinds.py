@@ -30,26 +30,28 @@ class ModelKind(NamedTuple):
 
 
 RANKING: dict[Use, str] = {
-    "baseline": "ranks items, and trees do not: want a run of another model",
-    "compress": "ranks items, and has no log loss to choose maps by: want a recipe of another kind",
-    "ensemble": "ranks items, and has no probabilities: want one run",
-    "explain": "ranks items, and has no loss of a row: want a run of another model",
-    "ne": "has no ne: want evaluate.metric, such as recall@10",
-    "slices": "ranks all items: want no slices",
+    "baseline": "ranks items, and trees do not: expected a run of another model",
+    "compress": "ranks items, and has no log loss to choose maps by: expected a recipe of another kind",
+    "ensemble": "ranks items, and has no probabilities: expected one run",
+    "explain": "ranks items, and has no loss of a row: expected a run of another model",
+    "ne": "has no ne: expected another evaluate.metric, such as recall@10",
+    "slices": "ranks all items: expected no slices",
 }
 IN_BATCH: dict[Use, str] = {
-    "elastic": "compares users with all items of a batch, and a virtual shard has some only: want run",
+    "elastic": "compares users with all items of a batch, and a virtual shard has some only: expected determinism=run",
 }
 LISTS: dict[Use, str] = {
-    "elastic": "looks items to score up beside the lists, which are no whole blocks of 256 samples: want run",
-    "export": "ranks all items for a list, and has no logit of a row: want a model with a label",
-    "predict": "ranks all items for a list, and has no logit of a row: want rowwise eval, or rowwise.NextItem",
+    "elastic": (
+        "looks items to score up beside the lists, which are no whole blocks of 256 samples: expected determinism=run"
+    ),
+    "export": "ranks all items for a list, and has no logit of a row: expected a model with a label",
+    "predict": "ranks all items for a list, and has no logit of a row: expected rowwise eval, or rowwise.NextItem",
 }
 CLICKS = ModelKind()
 OWN = ModelKind(reads_times=True)
 TOWERS = ModelKind(RANKING | IN_BATCH, ranks_items=True)
 GRAPH = ModelKind(
-    RANKING | IN_BATCH | {"cuda": "sums over edges on a CPU: want train.device=cpu"},
+    RANKING | IN_BATCH | {"cuda": "sums over edges on a CPU: expected train.device=cpu"},
     ranks_items=True,
     reads_whole_tables=True,
 )

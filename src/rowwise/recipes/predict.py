@@ -103,7 +103,7 @@ def predict(
         The number of lines.
     """
     if out.suffix not in WRITERS:
-        raise SpecError(f"--out {out}: want a name that ends in {' or '.join(WRITERS)}")
+        raise SpecError(f"--out {out}", f"a name that ends in {' or '.join(WRITERS)}")
     key, rows_read, lines_written = predictor.columns.key, 0, 0
     columns = structs.replace(predictor.columns, labels=(), weight=None, time=None, key=None)
     task = make_task(rows, columns, predictor.tables, predictor.transforms)
@@ -133,7 +133,7 @@ def predict(
                 if tell is not None:
                     tell(index + 1, len(splits))
         if writer is None:
-            raise DataError("no rows to predict for: want data with at least one row")
+            raise DataError("no rows to predict for", "data with at least one row")
         writer.close()
         temporary.replace(out)
     finally:
@@ -169,7 +169,7 @@ def _check_copied(copied: Sequence[str], predicted: Collection[str], rows: RowSe
     check_columns(copied, rows.reader.schema, splits[0].source if splits else "the rows")
     for name in copied:
         if name in predicted:
-            raise SpecError(f"--keep {name}: the file has a column of this name already: leave it out")
+            raise SpecError(f"--keep {name}: the file has a column of this name already", hint="leave it out")
 
 
 def _read_copied(rows: RowSelection, split: Split, copied: Sequence[str], suffix: str) -> dict[str, pa.ChunkedArray]:

@@ -54,10 +54,10 @@ class About(Value, frozen=True):
         numbers = {"time_s": self.time_s, "memory_gb": self.memory_gb, **self.expect, **self.spread, **self.published}
         for name, value in numbers.items():
             if value is not None and not math.isfinite(value):
-                raise SpecError(f"about: {name}={value}: want a finite number")
+                raise SpecError(f"about: {name}={value}", "a finite number")
         for name, value in (("time_s", self.time_s), ("memory_gb", self.memory_gb)):
             if value is not None and value < 0:
-                raise SpecError(f"about.{name}={value}: want at least 0")
+                raise SpecError(f"about.{name}={value}", "at least 0")
 
 
 class TimeShare(Value, frozen=True):
@@ -72,12 +72,12 @@ class TimeShare(Value, frozen=True):
     def __post_init__(self) -> None:
         given = [border for border in (self.valid_from, self.test_from) if border is not None]
         if not given:
-            raise SpecError(f"data.share: {self.column!r} without valid_from and test_from: want one of them, or both")
+            raise SpecError(f"data.share: {self.column!r} without valid_from and test_from", "one of them, or both")
         both = f"data.share: valid_from={self.valid_from!r} and test_from={self.test_from!r}"
         if len({type(border) for border in given}) > 1:
-            raise SpecError(f"{both}: want two whole numbers or two times")
+            raise SpecError(both, "two whole numbers or two times")
         if len(given) == 2 and given != sorted(set(given)):
-            raise SpecError(f"{both}: want valid_from before test_from")
+            raise SpecError(both, "valid_from before test_from")
 
 
 class DataCache(Value, frozen=True):
@@ -88,7 +88,7 @@ class DataCache(Value, frozen=True):
 
     def __post_init__(self) -> None:
         if not self.folder or self.size_bytes < LEAST_CACHE_bytes:
-            raise SpecError(f"data.cache: folder={self.folder!r}, size={self.size}: want a folder and at least 1MB")
+            raise SpecError(f"data.cache: folder={self.folder!r}, size={self.size}", "a folder and at least 1MB")
 
     @property
     def size_bytes(self) -> int:
@@ -122,12 +122,12 @@ class Data(Value, frozen=True):
     def __post_init__(self) -> None:
         for name, share in (("valid_share", self.valid_share), ("test_share", self.test_share)):
             if not 0 <= share < 1:
-                raise SpecError(f"data.{name}={share}: want at least 0 and less than 1")
+                raise SpecError(f"data.{name}={share}", "at least 0 and less than 1")
         if self.group is not None and self.share != "random":
-            raise SpecError(f"data.group={self.group!r}: groups are for random shares: want share: random, or no group")
+            raise SpecError(f"data.group={self.group!r}: groups are for random shares", "share: random, or no group")
         for name, rows in (("rows", self.rows), ("test_rows", self.test_rows)):
             if rows is not None and rows < 1:
-                raise SpecError(f"data.{name}={rows}: want at least 1")
+                raise SpecError(f"data.{name}={rows}", "at least 1")
         check_most("data.", self, rows=MOST_ROWS, test_rows=MOST_ROWS)
         if self.valid_share + self.test_share >= 1:
             raise SpecError(f"data: valid_share={self.valid_share} and test_share={self.test_share} leave no rows")
@@ -164,13 +164,13 @@ class Tables(Value, frozen=True):
         unknown = set(self.each) - {t.name for t in tables}
         if unknown:
             names = ", ".join(t.name for t in tables)
-            raise SpecError(f"tables.each: no table {', '.join(sorted(unknown))}: want some of {names}")
+            raise SpecError(f"tables.each: no table {', '.join(sorted(unknown))}", f"some of {names}")
         changed = (self.all.apply(table) for table in tables)
         resolved = tuple(self.each[t.name].apply(t) if t.name in self.each else t for t in changed)
         for table in resolved:
             if not table.row_type.facts.trained:
                 got = f"table {table.name!r}: row_type={table.row_type}: such rows are only looked up"
-                raise SpecError(f"{got}: train another type, and store the rows by rowwise export --rows int4")
+                raise SpecError(got, hint="train another type, and store the rows by rowwise export --rows int4")
         return resolved
 
 
@@ -185,13 +185,13 @@ class TuneRange(Value, frozen=True):
     def __post_init__(self) -> None:
         got = f"low={self.low}, high={self.high}, choices={list(self.choices)}"
         if bool(self.choices) == (self.low is not None and self.high is not None):
-            raise SpecError(f"tune: {got}: want choices, or low and high")
+            raise SpecError(f"tune: {got}", "choices, or low and high")
         if self.low is None or self.high is None:
             return
         if not math.isfinite(self.low) or not math.isfinite(self.high) or self.low >= self.high:
-            raise SpecError(f"tune: {got}: want finite numbers, low below high")
+            raise SpecError(f"tune: {got}", "finite numbers, low below high")
         if self.log and self.low <= 0:
-            raise SpecError(f"tune: {got} with log: want low above 0")
+            raise SpecError(f"tune: {got} with log", "low above 0")
 
 
 class Recipe(Value, frozen=True, kw_only=True):
@@ -225,14 +225,17 @@ class Recipe(Value, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.name and not NAME.fullmatch(self.name):
-            raise SpecError(f"name={self.name!r}: want letters, digits, '-', '_' and '.', as it names a folder")
+            raise SpecError(f"name={self.name!r}", "letters, digits, '-', '_' and '.', as it names a folder")
         check_layers("model.", **layers_of(self.model))
         dropout = getattr(self.model, "dropout", 0.0)
         if not 0 <= dropout < 1:
-            raise SpecError(f"model.dropout={dropout}: want at least 0 and less than 1")
+            raise SpecError(f"model.dropout={dropout}", "at least 0 and less than 1")
         if isinstance(self.train.objective, Smc) and dropout == 0.0 and hasattr(self.model, "dropout"):
-            why = "without dropout both passes of the model over a batch are equal"
-            raise SpecError(f"train.objective.kind=smc with model.dropout=0: {why}; want dropout, such as 0.2")
+            raise SpecError(
+                "train.objective.kind=smc with model.dropout=0: without dropout both passes of the model over a batch "
+                "are equal",
+                "dropout, such as 0.2",
+            )
         if isinstance(self.train.objective, CoTeaching):
             _check_co_teaching(self.train)
         _check_choice(self.model, self.train)
@@ -240,9 +243,9 @@ class Recipe(Value, frozen=True, kw_only=True):
         if self.train.dense_parallel.recompute and getattr(self.model, "norm", None) == "batch":
             raise SpecError("train.dense_parallel.recompute with model.norm=batch: statistics would count twice")
         if not 0 <= self.seed < 1 << 63:
-            raise SpecError(f"seed={self.seed}: want at least 0, and less than 2**63")
+            raise SpecError(f"seed={self.seed}", "at least 0, and less than 2**63")
         if self.memory_bytes is not None and self.memory_bytes < 1:
-            raise SpecError(f"memory={self.memory}: want more than 0, such as 4GB")
+            raise SpecError(f"memory={self.memory}", "more than 0, such as 4GB")
 
     @property
     def wire_types(self) -> Wire:
@@ -262,11 +265,17 @@ class Recipe(Value, frozen=True, kw_only=True):
 def _check_co_teaching(train: Training) -> None:
     """Raise for settings under which two copies cannot choose samples for each other."""
     if train.determinism == "elastic":
-        why = "samples are chosen from a batch, and a virtual shard has some of it only"
-        raise SpecError(f"train.objective.kind=co_teaching with train.determinism=elastic: {why}; want run")
+        raise SpecError(
+            "train.objective.kind=co_teaching with train.determinism=elastic: samples are chosen from a batch, and a "
+            "virtual shard has some of it only",
+            "determinism=run",
+        )
     if train.dense_parallel != DenseParallel():
-        why = "only layers of the first copy would be sharded"
-        raise SpecError(f"train.objective.kind=co_teaching with train.dense_parallel: {why}; want its defaults")
+        raise SpecError(
+            "train.objective.kind=co_teaching with train.dense_parallel: only layers of the first copy would be "
+            "sharded",
+            "the defaults of train.dense_parallel",
+        )
 
 
 def check_amounts(recipe: Recipe, use: str = "", slices: tuple[str, ...] = ()) -> None:
@@ -275,14 +284,17 @@ def check_amounts(recipe: Recipe, use: str = "", slices: tuple[str, ...] = ()) -
     if not isinstance(loss, AmountLoss):
         return
     refused = {
-        "train.label_smoothing": (recipe.train.label_smoothing > 0, "it mixes the labels 0 and 1: want 0"),
-        "evaluate.slices": (bool(slices or recipe.evaluate.slices), "slices are measured by NE and AUC: want none"),
-        "model.chain": (getattr(model, "chain", False), "it multiplies probabilities: want false"),
+        "train.label_smoothing": (recipe.train.label_smoothing > 0, "it mixes the labels 0 and 1: expected 0"),
+        "evaluate.slices": (
+            bool(slices or recipe.evaluate.slices),
+            "slices are measured by NE and AUC: expected no slices",
+        ),
+        "model.chain": (getattr(model, "chain", False), "it multiplies probabilities: expected false"),
         "a model that ranks items": (
             family_of(model).ranks_items,
-            "it learns from rows of label 1, or from lists: want another",
+            "it learns from rows of label 1, or from lists: expected another model",
         ),
-        use: (bool(use), "it is about probabilities of labels 0 and 1: want a run of another objective"),
+        use: (bool(use), "it is about probabilities of labels 0 and 1: expected a run of another objective"),
     }
     for name, (given, why) in refused.items():
         if given:
@@ -293,8 +305,11 @@ def _check_choice(model: Model | str, train: Training) -> None:
     """Raise for settings under which a scale model cannot learn beside its tower."""
     pictures = model.item_pictures if isinstance(model, TwoTowerConfig) else None
     if pictures is not None and pictures.choose is not None and train.dense_parallel != DenseParallel():
-        why = "layers of a tower and its scale model are called apart from the model, and are whole on each rank"
-        raise SpecError(f"model.item_pictures.choose with train.dense_parallel: {why}; want its defaults")
+        raise SpecError(
+            "model.item_pictures.choose with train.dense_parallel: layers of a tower and its scale model are called "
+            "apart from the model, and are whole on each rank",
+            "the defaults of train.dense_parallel",
+        )
 
 
 def check_ranks(recipe: Recipe, world: int) -> None:
@@ -304,13 +319,15 @@ def check_ranks(recipe: Recipe, world: int) -> None:
         check_use(recipe.model, "elastic", "train.determinism=elastic")
     if getattr(recipe.model, "norm", None) == "batch" and (world > 1 or elastic):
         where = f"on {world} ranks" if world > 1 else "with train.determinism=elastic"
-        raise SpecError(f"model.norm=batch {where}: statistics are of one rank's samples: want model.norm=layer")
+        raise SpecError(f"model.norm=batch {where}: statistics are of one rank's samples", "model.norm=layer")
     shards = recipe.train.virtual_shards
     if elastic and shards % world:
         divisors = ", ".join(str(w) for w in range(1, shards + 1) if shards % w == 0)
-        want = f"want {divisors} ranks, or another train.virtual_shards in a new run, as that changes the result"
-        raise SpecError(f"{shards} virtual shards of elastic training on {world} ranks: {want}")
+        raise SpecError(
+            f"{shards} virtual shards of elastic training on {world} ranks",
+            f"{divisors} ranks, or another train.virtual_shards in a new run, as that changes the result",
+        )
     if elastic and (recipe.wire == "auto" or not recipe.wire.exact):
         raise SpecError(
-            "train.determinism=elastic with a wire that rounds: want fp32 for all of `wire`, or determinism=run"
+            "train.determinism=elastic with a wire that rounds", "fp32 for all of `wire`, or determinism=run"
         )

@@ -87,7 +87,7 @@ class TowerParts(NamedTuple):
         mixed = [t.name for t in tables if not set(t.feature_names) <= set(features)]
         if mixed or not tables:
             got = f"table {', '.join(mixed)} has features of both" if mixed else "no table"
-            raise SpecError(f"{what}: {got}: want tables with features {', '.join(features)} only, for one tower")
+            raise SpecError(f"{what}: {got}", f"tables with features {', '.join(features)} only, for one tower")
         return self.make(tables)
 
     def make(self, tables: tuple[Table, ...]) -> AnyTables:
@@ -124,11 +124,12 @@ def check_pictures(config: TwoTowerConfig, columns: Columns, tables: Sequence[Ta
     sparse = next(one for one in columns.sparse if one.feature_name == config.item)
     table = next((one for one in tables if config.item in one.feature_names), None)
     if sparse.ids != "direct" or table is None or table.id_map is not None or table.managed is not None:
-        raise SpecError(f"{lead}: pictures are found by ids, but its table has hashed or mapped ids: want ids: direct")
+        raise SpecError(f"{lead}: pictures are found by ids, but its table has hashed or mapped ids", "ids: direct")
     missing = DecodedPictures(config.item_pictures, table.rows).missing
     if missing == table.rows:
-        got = f"{config.item_pictures.folder} has no picture of an item"
-        raise SpecError(f"{lead}: {got}: want keys from 0 to {table.rows - 1}")
+        raise SpecError(
+            f"{lead}: {config.item_pictures.folder} has no picture of an item", f"keys from 0 to {table.rows - 1}"
+        )
     return (f"{lead}: {missing:,} of {table.rows:,} items have no picture, and get a grey one",) if missing else ()
 
 
@@ -158,7 +159,7 @@ class DecodedPictures:
         if unknown or (settings.choose is not None and len(self.sizes) < 2):
             got = f"model.item_pictures: {settings.folder} has no copies of size {unknown[0]}" if unknown else ""
             got = got or f"model.item_pictures.choose: {settings.folder} with one size, {self.sizes[0]}"
-            raise SpecError(f"{got}: want {'' if unknown else 'several '}of {', '.join(map(str, self.folder.sizes))}")
+            raise SpecError(got, f"{('some' if unknown else 'several')} of {', '.join(map(str, self.folder.sizes))}")
         self._decoded: dict[int, Tensor] = {}
         self._is_there = {size: self.numbers_I < 0 for size in self.sizes}
 
@@ -185,7 +186,7 @@ def make_graph_tower(parts: TowerParts, config: GraphConfig, pairs: Pairs) -> Re
     tables = [next((t for t in parts.tables if f in t.feature_names), None) for f in (config.user, config.item)]
     for table, feature in zip(tables, (config.user, config.item), strict=True):
         if table is None or table.managed is not None or table.pooling is Pooling.SEQUENCE:
-            raise SpecError(f"graph: feature {feature!r}: want a table of its own that pools, with ids as row numbers")
+            raise SpecError(f"graph: feature {feature!r}", "a table of its own that pools, with ids as row numbers")
     user, item = (table for table in tables if table is not None)
     embeddings = parts.make((user, item))
     is_light = config.encoder == "lightgcn"

@@ -142,7 +142,7 @@ def _open_named(key: str, name: str | None, data: Data) -> RowSelection | None:
     reader = _open_files(name, cache=data.cache, text=data.text)
     if reader is None:
         kind = "csv" if name.endswith(DELIMITED) else "parquet"
-        raise SpecError(f"data.{key}={name!r}: want parquet:PATH or csv:PATH, such as {kind}:{name}")
+        raise SpecError(f"data.{key}={name!r}", f"parquet:PATH or csv:PATH, such as {kind}:{name}")
     return RowSelection(reader)
 
 
@@ -160,11 +160,11 @@ def _open_dataset(data: Data, where: RowFilter, columns: Columns | None, tables:
         return synthetic(data.rows or SYNTHETIC[0], data.test_rows or SYNTHETIC[1])
     if data.rows is not None or data.test_rows is not None:
         raise SpecError(
-            f"data.rows and data.test_rows are for synthetic data, not {data.dataset!r}: want train.steps instead"
+            f"data.rows and data.test_rows are for synthetic data, not {data.dataset!r}", hint="set train.steps instead"
         )
     names = (data.dataset, data.valid or "", data.test or "")
     if data.text is not None and not any(name.startswith("csv:") for name in names):
-        raise SpecError(f"data.text with {data.dataset}: no text file is read: leave it out")
+        raise SpecError(f"data.text with {data.dataset}: no text file is read", hint="leave it out")
     files = _open_files(data.dataset, where, data.cache, data.text)
     if files is None:
         return load(data.dataset, Path(data.folder))
@@ -197,7 +197,7 @@ def _take_by_time(
     for name, border in borders.items():
         if border is not None and named[name] is not None:
             there = f"data.{name} names such rows, or the dataset has its own"
-            raise SpecError(f"data.share.{name}_from={border!r}: {there}: want one of them")
+            raise SpecError(f"data.share.{name}_from={border!r}: {there}", f"one source of {name} rows")
     kind = partial(TextTimeComparison, formats=share.formats) if share.formats else Comparison
     later = [kind(column=share.column, op=">=", value=at) for at in borders.values() if at is not None]
     ends = [structs.replace(one, op="<") for one in later]
@@ -216,7 +216,7 @@ def _take_by_time(
         if not _has_rows(selection, backwards=bool(selections)):  # training rows are mostly at the beginning
             tests = " and ".join(f"{one.column} {one.op} {one.value}" for one in where.all_of)
             span = _describe_range(rows, share.column)
-            raise DataError(f"data.share: {data.dataset}: no row has {tests}; {span}: want another time")
+            raise DataError(f"data.share: {data.dataset}: no row has {tests}; {span}", "another time")
         selections.append(selection)
     names = [name for name, border in borders.items() if border is not None]
     return selections[0], dict(zip(names, selections[1:], strict=True))
@@ -265,9 +265,9 @@ def _take_last(rows: RowSelection, shares: dict[str, float]) -> tuple[RowSelecti
     for name in ("test", "valid"):
         count = round(shares[name] * total)
         if shares[name] and (not count or count >= len(splits)):
-            want = "want data.share=random, or data.valid and data.test"
             raise DataError(
-                f"data.share=last: {total} splits are too few to take {shares[name]:.0%} as {name} rows: {want}"
+                f"data.share=last: {total} splits are too few to take {shares[name]:.0%} as {name} rows",
+                "data.share=random, or data.valid and data.test",
             )
         if count:
             taken[name] = replace(rows, reader=PartReader(rows.reader, splits[-count:]))

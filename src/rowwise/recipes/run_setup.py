@@ -37,7 +37,7 @@ from rowwise.train.trainer import TrainingJob
 def agree_on_recipe(recipe: Recipe, comm: Comm, network: NetworkOfRun | None) -> ResolvedRecipe:
     """The recipe as all ranks run it; a collective."""
     if not recipe.name:
-        raise SpecError("the recipe has no name: want one, as it names the run's folder")
+        raise SpecError("the recipe has no name", "a name, as it names the run's folder")
     check_ranks(recipe, comm.topology.world)
     topology = comm.topology
     links = lambda: None if network is None else ordered_links(network, topology.hosts)  # noqa: E731 - of the first rank

@@ -147,8 +147,8 @@ class TrainingRun:
             older = checkpoints.steps()[:-1] if which == "last" else []
             if not older or "damaged" not in str(error):
                 raise
-            way_out = f"the one before it: rowwise resume {self.folder.path} --from step-{older[-1]:09}"
-            raise CheckpointError(f"{error}: {way_out}") from None
+            way_out = f"go on from the one before it: rowwise resume {self.folder.path} --from step-{older[-1]:09}"
+            raise CheckpointError(error, hint=way_out) from None
 
     def _raise_if_finished(self, progress: Progress) -> None:
         """Raise for a finished run, unless it was killed before its test; first complete its mirror."""
@@ -157,10 +157,12 @@ class TrainingRun:
             stopped_early = settings.evaluate.patience is not None and progress.worse >= settings.evaluate.patience
             change = "evaluate.patience=null" if stopped_early else f"train.epochs={settings.train.epochs + 1}"
             change = f"train.steps={2 * progress.step}" if progress.step == settings.train.steps else change
-            want = f"want --set {change} to train longer, or rowwise eval {self.folder.path}"
             lacks = on_first_rank(self.comm, lambda: self._mirror and self._mirror.close())
-            want += "" if lacks is None else f"; {lacks}"
-            raise DataError(f"{self.folder.path} has finished at step {progress.step}: {want}")
+            raise DataError(
+                f"{self.folder.path} has finished at step {progress.step}",
+                f"--set {change} to train longer, or rowwise eval {self.folder.path}",
+                hint=lacks or "",
+            )
 
     def go(self, *, test: bool = True) -> RunResult:
         """Train to the end, then test if it shall; writes result.json and the report, also after an error."""
@@ -203,7 +205,7 @@ class TrainingRun:
         rows, progress = self.resolved.rows.test, self.trainer.progress
         if rows is None:
             if self._is_first:
-                self.folder.warn("no test rows: want data.test or data.test_share")
+                self.folder.warn("no test rows: expected data.test or data.test_share")
             return {}, {}
         if progress.best is not None and progress.best.step != progress.step:
             restore_model(CheckpointFolder(self.folder.checkpoints).open("best"), self.model)

@@ -112,7 +112,7 @@ def read_model(version: Path) -> ServedModel:
         _check_parts(served.parts)
         return structs.replace(served, parts=_locate(served.parts, version))
     except (msgspec.MsgspecError, SpecError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}; export the version again") from None
+        raise CheckpointError(f"{path} is damaged: {error}", hint="export the version again") from None
 
 
 def _check_parts(parts: ModelParts) -> None:
@@ -122,13 +122,13 @@ def _check_parts(parts: ModelParts) -> None:
     sparse = tuple(one for one in parts.columns.sparse if one.table_name in known)
     structs.replace(parts.columns, sparse=sparse).check_tables(parts.tables)
     if not parts.tasks or len(set(parts.tasks)) < len(parts.tasks):
-        raise SpecError(f"parts.tasks={list(parts.tasks)}: want at least one, each once")
+        raise SpecError(f"parts.tasks={list(parts.tasks)}", "at least one task, each task once")
     if parts.link is not None:
         parts.link.check(len(parts.tasks))
     if not 0 <= parts.seed < 1 << 63:
-        raise SpecError(f"parts.seed={parts.seed}: want at least 0, and less than 2**63")
+        raise SpecError(f"parts.seed={parts.seed}", "at least 0, and less than 2**63")
     if parts.device != "cpu":
-        raise SpecError(f"parts.device={parts.device!r}: want 'cpu'")
+        raise SpecError(f"parts.device={parts.device!r}", "'cpu'")
 
 
 def load_model(version: Path, served: ServedModel, tiers: RowTiers = IN_MEMORY) -> nn.Module:
@@ -162,7 +162,7 @@ def _map_model(
     checkpoint, places = Checkpoint.open(version), reserve_rows(model)
     newer = newer_chunks(rows, checkpoint.manifest)
     if newer is None or places != rows.places:
-        raise CheckpointError(f"{version} has changed since its rows were loaded: want versions that stay")
+        raise CheckpointError(f"{version} has changed since its rows were loaded", "versions that do not change")
     pause()
     memory = tiers.divide(checkpoint.manifest, version)
     private = bool(memory.caches)
@@ -282,7 +282,7 @@ def _on_device(folder: VersionFolder, served: ServedModel, device: str) -> Serve
     """The description of a model that computes on a device."""
     if isinstance(served.parts.model, GraphConfig) or read_facts(folder.path) is not None:
         got = f"{folder.path} answers with items" if read_facts(folder.path) else f"{folder.path} is a graph's"
-        raise SpecError(f"{got}, which are computed on the CPU: want --device cpu")
+        raise SpecError(f"{got}, which are computed on the CPU", "--device cpu")
     return structs.replace(served, parts=structs.replace(served.parts, device=device))
 
 
@@ -340,12 +340,12 @@ def _bind_golden(
     for task in (*tasks, *logits):
         if task not in logits or task not in tasks:
             got = "has no column" if task in tasks else "has a column too many,"
-            raise CheckpointError(f"{path} {got} {LOGIT + task[:80]!r}; export the version again")
+            raise CheckpointError(f"{path} {got} {LOGIT + task[:80]!r}", hint="export the version again")
     try:
         check_types(golden.logits, pa.schema(dict.fromkeys(tasks, pa.float32())))
         return served.bind(golden.rows.schema, transforms)
     except (pa.ArrowException, DataError, SpecError) as error:
-        raise CheckpointError(f"{path} is not of this model: {error}; export the version again") from None
+        raise CheckpointError(f"{path} is not of this model: {error}", hint="export the version again") from None
 
 
 def _open_retriever(
@@ -399,7 +399,7 @@ def _check_alike(folder: VersionFolder, other: VersionFolder) -> None:
         if mine[name] != wanted:
             got = f"{folder.path} has other {name} than version {other.number}, which is served"
             got += f": {mine[name]}, not {wanted}"
-            raise CheckpointError(f"{got}: want it in a folder, and behind a server, of its own")
+            raise CheckpointError(got, hint="put it in a folder, and behind a server, of its own")
 
 
 def open_predictor(
@@ -438,8 +438,11 @@ def _check_golden(
         return "exact"
     worst = float(np.abs(found_RK - wanted_RK).max())
     if worst > CLOSE or np.isnan(worst):
-        got = f"logits of its golden rows differ by {worst:.1e} from those of the export"
-        raise CheckpointError(f"{folder.path}: {got}; want at most {CLOSE}: export the version again")
+        raise CheckpointError(
+            f"{folder.path}: logits of its golden rows differ by {worst:.1e} from those of the export",
+            f"at most {CLOSE}",
+            hint="export the version again",
+        )
     return "close"
 
 
@@ -449,7 +452,7 @@ def _locate(parts: ModelParts, version: Path) -> ModelParts:
     def located(inside: str) -> str:
         if any(map(fault_of_name, inside.split("/"))):
             raise CheckpointError(
-                f"{version / MODEL} names {inside[:80]!r}, which is outside: export the version again"
+                f"{version / MODEL} names {inside[:80]!r}, which is outside", hint="export the version again"
             )
         return str(version.absolute() / inside)
 

@@ -46,7 +46,7 @@ from rowwise.train.step import embeddings_of
 SEARCH_s = 0.05  # short, because the run waits for it
 UNLIMITED_bytes = 1 << 50
 WHOLE_ROWS = tuple(layout.name for layout in LAYOUTS if not layout.cuts_columns)
-WANT = "want a preset, a profile that `rowwise calibrate` has written, or --set hardware=null"
+A_PROFILE = "a preset, a profile that `rowwise calibrate` has written, or --set hardware=null"
 
 
 def tables_of(model: nn.Module) -> tuple[Table, ...]:
@@ -97,8 +97,11 @@ def _check_gpus(plan: Plan, tables: Sequence[Table], gpu_bytes: int, samples: in
     for rank in range(plan.world):
         size = gpu_bytes_of_plan(plan, tables, rank, samples)
         if size > gpu_bytes:
-            got = f"the plan: rows and optimizer state of rank {rank} take {format_bytes(size)}, and its GPU has"
-            raise TableMemoryError(f"{got} {format_bytes(gpu_bytes)} for tables: want another --plan, or none")
+            raise TableMemoryError(
+                f"the plan: rows and optimizer state of rank {rank} take {format_bytes(size)}, and its GPU has "
+                f"{format_bytes(gpu_bytes)} for tables",
+                "another --plan, or none",
+            )
 
 
 def _plan_with_host(recipe: Recipe, memory: TableMemory, hardware: Hardware, dense: DenseSide, gpu_bytes: int) -> Plan:
@@ -163,8 +166,10 @@ def _read_plan(recipe: Recipe, tables: Sequence[Table], topology: Topology) -> P
             return _drop_other_forecast(recipe.wire_types, plan, topology)
     except SpecError as error:
         raise SpecError(f"{recipe.plan}: {error}") from None
-    want = f"want --nproc {plan.world}, another --plan, or --set plan=null to search one"
-    raise SpecError(f"{recipe.plan} is a plan for {plan.world} ranks, but this run has {world}: {want}")
+    raise SpecError(
+        f"{recipe.plan} is a plan for {plan.world} ranks, but this run has {world}",
+        f"--nproc {plan.world}, another --plan, or --set plan=null to search one",
+    )
 
 
 def _drop_other_forecast(wire: Wire, plan: Plan, topology: Topology) -> Plan:
@@ -186,11 +191,11 @@ def load_hardware(name: str) -> Hardware:
     try:
         return machine_named(f"1x1x{name}").hardware
     except FileNotFoundError:
-        raise SpecError(f"hardware: {name}: no such file: {WANT}") from None
+        raise SpecError(f"hardware: {name}: no such file", A_PROFILE) from None
     except SpecError as error:
         if name.endswith(".json"):
-            raise SpecError(f"hardware: {error}: {WANT}") from None
-        raise SpecError(f"hardware {name!r}: no such preset, there are {', '.join(PRESETS)}: {WANT}") from None
+            raise SpecError(f"hardware: {error}", hint=f"use {A_PROFILE}") from None
+        raise SpecError(f"hardware {name!r}: no such preset, there are {', '.join(PRESETS)}", A_PROFILE) from None
 
 
 def _search_plan(

@@ -43,8 +43,9 @@ def simulated_model(recipe: Recipe, machine: Machine) -> SimulatedModel:
     wire = resolved.recipe.wire_types
     kind = recipe.train.dense_parallel.kind
     if wire.far is not None and kind != "replicate":
-        got = f"wire.far={wire.far} with train.dense_parallel.kind={kind}"
-        raise SpecError(f"{got}: want wire.far=null, or kind: replicate")
+        raise SpecError(
+            f"wire.far={wire.far} with train.dense_parallel.kind={kind}", "wire.far=null, or kind: replicate"
+        )
     model = make_model(resolved, on_meta=True, reads=False)
     shards_of(recipe.train.dense_parallel, topology)  # raises for a number that does not divide ranks
     activations = measure_activations(resolved)

@@ -23,7 +23,7 @@ from rowwise.spec import Topology, Value
 from rowwise.textfile import decode_json, read_bytes, read_text
 from rowwise.value import MOST_RANKS
 
-WANT = "want a run of `rowwise train` with a hardware profile: --hardware, or `hardware` in its recipe"
+A_RUN = "a run of `rowwise train` with a hardware profile: --hardware, or `hardware` in its recipe"
 SHARED = {"gather": "forward"}  # stages of a simulation whose time a run charges to another phase
 
 
@@ -49,7 +49,7 @@ def check_run(folder: Path) -> CheckedRun:
     """Compare a run with the simulation of its recipe, plan and ranks on its hardware profile."""
     recorded = read_run(folder)
     if not recorded.stages:
-        raise SpecError(f"{folder}: no stages.csv with complete lines: {WANT}")
+        raise SpecError(f"{folder}: no stages.csv with complete lines", A_RUN)
     recipe = decode(parse(read_text(folder / RECIPE), str(folder / RECIPE)), str(folder / RECIPE))
     facts = _read_facts(folder / ENVIRONMENT)
     hardware = _hardware(recipe, folder, facts.cpu)
@@ -61,7 +61,7 @@ def check_run(folder: Path) -> CheckedRun:
     place = SimulatedMachine(machine=machine, network=network, plan=plan)
     found = simulate(simulated_model(recipe, machine), place)
     if found.step_s is None:
-        raise SpecError(f"{folder}: the profile {hardware.name} has too little memory for it: {WANT}")
+        raise SpecError(f"{folder}: the profile {hardware.name} has too little memory for it", A_RUN)
     measured = _median_seconds(recorded.stages, exposed=hardware.copies_inside)
     predicted = _predicted(found)
     names = [name for name, seconds in measured.items() if seconds or predicted.get(name)]
@@ -86,7 +86,7 @@ def _read_facts(path: Path) -> _RunFacts:
     try:
         return decode_json(read_bytes(path), _RunFacts)
     except (msgspec.DecodeError, SpecError) as error:
-        raise SpecError(f"{path}: {error}: {WANT}") from None
+        raise SpecError(f"{path}: {error}", A_RUN) from None
 
 
 def _network(folder: Path, ordered: OrderedHosts | None, hosts: int) -> Network | None:
@@ -106,10 +106,10 @@ def _network(folder: Path, ordered: OrderedHosts | None, hosts: int) -> Network 
 def _hardware(recipe: Recipe, folder: Path, cpu: str) -> Hardware:
     """The profile of the run, if the run was on that machine."""
     if recipe.hardware is None:
-        raise SpecError(f"{folder}: the run names no hardware: {WANT}")
+        raise SpecError(f"{folder}: the run names no hardware", A_RUN)
     hardware = load_hardware(recipe.hardware)
     if hardware.kernels is not None and cpu not in hardware.source:
-        raise SpecError(f"{folder}: it ran on {cpu}, and {hardware.name} is {hardware.source}: want its own profile")
+        raise SpecError(f"{folder}: it ran on {cpu}, and {hardware.name} is {hardware.source}", "a profile of that CPU")
     return hardware
 
 

@@ -69,6 +69,8 @@ def open_on_all_ranks(comm: Comm, open_folder: Callable[[], RunFolder]) -> RunFo
     seen_W = all_gather_uneven(comm, torch.tensor([int(absolute.is_dir())]), "folder")
     if not all(map(bool, seen_W)):
         ranks = ", ".join(str(rank) for rank, seen in enumerate(seen_W) if not seen)
-        want = "want a folder that all hosts share, by --runs or --run"
-        raise SpecError(f"{absolute}: rank 0 has this folder, and the hosts of ranks {ranks} do not: {want}")
+        raise SpecError(
+            f"{absolute}: rank 0 has this folder, and the hosts of ranks {ranks} do not",
+            "a folder that all hosts share, by --runs or --run",
+        )
     return on_this_rank[0] if on_this_rank else RunFolder(relative if relative.absolute() == absolute else absolute)

@@ -148,15 +148,15 @@ def write_starter(found: Inspection, reader: Reader, dataset: str, path: Path, *
 def _check_card(card: DatasetCard, derived: Derived) -> None:
     label = next((column for column in card.columns if column.role == "label"), None)
     if label is not None and label.note:
-        raise DataError(f"{card.source}: {label.note}: want --label COLUMN{_suggest_labels(card)}")
+        raise DataError(f"{card.source}: {label.note}", f"--label COLUMN{_suggest_labels(card)}")
     named = next((column for column in card.columns if column.name.lower() in LABELS), None)
     if label is None and named is not None and not card.likely_labels:
         why = next((line for line in card.warnings if repr(named.name) in line), f"column {named.name!r} is no label")
         raise DataError(f"{card.source}: {why.removeprefix(f'{card.source}: ')}; or --label COLUMN")
     if label is None:
-        raise DataError(f"{card.source}: no label column: want --label COLUMN{_suggest_labels(card)}")
+        raise DataError(f"{card.source}: no label column", f"--label COLUMN{_suggest_labels(card)}")
     if not derived.sparse and not any(column.is_ids for column in card.columns):
-        raise DataError(f"{card.source}: no column is left to learn from: want one by --sparse or --dense COLUMN")
+        raise DataError(f"{card.source}: no column is left to learn from", "a column by --sparse or --dense COLUMN")
 
 
 def _dense(column: ColumnCard) -> Dense:

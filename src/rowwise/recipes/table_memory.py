@@ -136,7 +136,9 @@ def find_memory_notes(memory: TableMemory, wanted_bytes: int | None, disk: Path 
         free = format_bytes(least)
         notes.append(f"memory={format_bytes(wanted_bytes)}: {free} are free, and tables have no more than that")
     if disk is not None and is_in_memory(disk):
-        notes.append(f"{disk} is in memory (tmpfs), and so are its tables on disk: want --set disk=FOLDER on a disk")
+        notes.append(
+            f"{disk} is in memory (tmpfs), and so are its tables on disk: expected --set disk=FOLDER on a disk"
+        )
     return tuple(notes)
 
 
@@ -182,9 +184,9 @@ def raise_if_short(memory: TableMemory, disk: str = "", disk_remedy: str = "") -
         remedies = [f"a machine with {needed} free", *(f"a run with {remedy}" for remedy in remedies)]
     smaller_caches = "smaller `cache_rows` in the plan" if caches else ""  # it is a given one: others fit
     remedies = [*filter(None, (disk_remedy, smaller_caches)), *remedies]
-    want = "; or ".join(remedies[:MOST_REMEDIES]) or "a machine with more memory, or fewer tables"
+    expected = "; or ".join(remedies[:MOST_REMEDIES]) or "a machine with more memory, or fewer tables"
     there = f"memory is {format_bytes(free)}" if memory.limited else f"{format_bytes(free)} are free"
-    raise TableMemoryError(f"{got}, and {there}{disk}: want {want}")
+    raise TableMemoryError(f"{got}, and {there}{disk}", expected)
 
 
 def find_remedies(memory: TableMemory, host: int) -> list[MemoryRemedy]:

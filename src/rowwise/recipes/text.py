@@ -24,6 +24,7 @@ from rowwise.textfile import parse_whole, read_text
 
 RECIPE = "recipe.yaml"  # in the folder of a run
 RESOLVED = "# Every key of a recipe with the value of this run; the recipe reference says what each means."
+SECTION = re.compile(r" - at `\$\.(?P<name>\w+)`$")
 UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?: - at `(?P<at>[^`]*)`)?")
 SCALARS = {  # plain scalars of YAML 1.2: pattern and first characters of each type
     "bool": (r"true|false", "tf"),
@@ -89,7 +90,7 @@ def parse(text: str, source: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise SpecError(f"{source}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(sections, dict):
-        raise SpecError(f"{source}: want a recipe with a section `data:` that names a dataset")
+        raise SpecError(source, "a recipe with a section `data:` that names a dataset")
     return sections
 
 
@@ -100,7 +101,16 @@ def decode(sections: Mapping[str, Any], source: str) -> Recipe:
     try:
         return msgspec.convert(not_empty, Recipe)
     except msgspec.ValidationError as error:
+        fault = error.__cause__
+        if isinstance(fault, SpecError) and fault.problem.startswith(_section_of(str(error))):
+            raise SpecError(f"{source}: {fault.problem}", fault.expected, hint=fault.hint) from None
         raise SpecError(f"{source}: {_explain_error(error, sections)}") from None
+
+
+def _section_of(message: str) -> str:
+    """The first key of the place that an error of msgspec names."""
+    found = SECTION.search(message)
+    return f"{found['name']}." if found else ""
 
 
 def read(path: Path, changes: Sequence[str] = ()) -> Recipe:
@@ -142,7 +152,7 @@ def apply_changes(sections: dict[str, Any], changes: Sequence[str]) -> None:
     for change in changes:
         path = change.partition("=")[0]
         if path in by_path:
-            raise SpecError(f"--set {change}: --set {by_path[path]} is also given: want one of them")
+            raise SpecError(f"--set {change}: --set {by_path[path]} is also given", "one of them")
         by_path[path] = change
         apply_change(sections, change)
 
@@ -178,14 +188,14 @@ def apply_change(sections: dict[str, Any], change: str) -> None:
     path, equals, value = change.partition("=")
     keys = path.split(".")
     if not equals or not all(keys):
-        raise SpecError(f"--set {change}: want section.key=value, such as --set train.epochs=2")
+        raise SpecError(f"--set {change}", "section.key=value, such as --set train.epochs=2")
     at: Any = sections
     for depth, key in enumerate(keys):
         last = depth == len(keys) - 1
         if isinstance(at, list):
             index: Any = parse_whole(key)
             if index is None or index >= len(at):
-                raise SpecError(f"--set {change}: {'.'.join(keys[:depth])} is a list of {len(at)}: want an index")
+                raise SpecError(f"--set {change}: {'.'.join(keys[:depth])} is a list of {len(at)}", "an index")
         elif isinstance(at, dict):
             index = key
         else:
@@ -228,7 +238,7 @@ def _parse_value(change: str, text: str) -> Any:
     except NotPlainError as error:
         raise SpecError(f"--set {change}: {error}") from None
     except yaml.YAMLError:
-        raise SpecError(f"--set {change}: {text!r} is not a YAML value: want quotes, as in \"name: 'a: b'\"") from None
+        raise SpecError(f"--set {change}: {text!r} is not a YAML value", "quotes, as in \"name: 'a: b'\"") from None
 
 
 def _to_plain(value: Any, defaults: bool, depth: int = 0) -> Any:
@@ -277,7 +287,7 @@ def _kinds_hint(message: str, sections: Mapping[str, Any]) -> str:
     keys = _keys(match["at"]) if match else []
     keys = keys[:-1] if keys[-1:] == ["kind"] else keys
     kinds = sorted(str(s.__struct_config__.tag) for s in _structs_at(Recipe, keys, sections) if s.__struct_config__.tag)
-    return f"; want kind: {' or '.join(kinds)}" if keys and kinds else ""
+    return f"; expected kind: {' or '.join(kinds)}" if keys and kinds else ""
 
 
 def _values_hint(message: str, sections: Mapping[str, Any]) -> str:
@@ -291,7 +301,7 @@ def _values_hint(message: str, sections: Mapping[str, Any]) -> str:
         if field.encode_name == key
     ]
     values = [str(value) for kind in kinds for value in _values_of(kind)]
-    return f"; want {' or '.join(values)}" if values else ""
+    return f"; expected {' or '.join(values)}" if values else ""
 
 
 def _values_of(kind: Any) -> Iterator[Any]:

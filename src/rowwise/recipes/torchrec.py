@@ -27,19 +27,20 @@ def sharding_plan(text: str | bytes, module: nn.Module, path: str = "", *, devic
         for config in configs:
             if config.name not in plan.tables:
                 raise SpecError(
-                    f"table {config.name!r} of {_module_name(name)} is not in the plan: want a plan of all tables"
+                    f"table {config.name!r} of {_module_name(name)} is not in the plan", "a plan of all tables"
                 )
             if config.name in seen:
                 both = f"{_module_name(seen[config.name])} and {_module_name(name)}"
-                raise SpecError(f"table {config.name!r} is in {both}: want one of them as `path`")
+                raise SpecError(f"table {config.name!r} is in {both}", "one of them as `path`")
             seen[config.name] = name
             table = plan.tables[config.name]
             _check_size(config, table)
             module_plans[name][config.name] = _parameter_sharding(table, plan.local_world, device)
     missing = [name for name in plan.tables if name not in seen]
     if missing:
-        got = f"no collection in {_module_name(path)} has table {missing[0]!r}"
-        raise SpecError(f"{got}: want the module that the plan was made for")
+        raise SpecError(
+            f"no collection in {_module_name(path)} has table {missing[0]!r}", "the module that the plan was made for"
+        )
     return types.ShardingPlan(plan=module_plans)
 
 
@@ -47,7 +48,7 @@ def _import_torchrec(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise SpecError(f"TorchRec cannot be imported ({error}): want torchrec installed, as its page says") from error
+        raise SpecError(f"TorchRec cannot be imported ({error})", hint="install torchrec as its page says") from error
 
 
 def _collections(module: nn.Module, path: str) -> Iterator[tuple[str, list[Any]]]:
@@ -73,7 +74,7 @@ def _check_size(config: Any, table: TorchRecTable) -> None:
     dim = max(shard.offsets[1] + shard.sizes[1] for shard in table.shards)
     if (rows, dim) != (config.num_embeddings, config.embedding_dim):
         has = f"{config.num_embeddings} x {config.embedding_dim}"
-        raise SpecError(f"table {config.name!r} is {has}, and {rows} x {dim} in the plan: want the same table")
+        raise SpecError(f"table {config.name!r} is {has}, and {rows} x {dim} in the plan", "the same size")
 
 
 def _parameter_sharding(table: TorchRecTable, local_world: int, device: str) -> Any:

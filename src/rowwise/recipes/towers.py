@@ -51,12 +51,12 @@ def item_key(parts: ModelParts, schema: pa.Schema) -> str:
     """The raw column that names an item; raises where there is none."""
     config = _config_of(parts)
     column = next(one.column for one in parts.columns.sparse if one.feature_name == config.item)
-    want = "want a column of the data, with one whole number or text in each row"
+    expected = "a column of the data, with one whole number or text in each row"
     if column not in schema.names:
-        raise SpecError(f"model.item={config.item!r}: a transform makes column {column!r}: {want}")
+        raise SpecError(f"model.item={config.item!r}: a transform makes column {column!r}", expected)
     kind = schema.field(column).type
     if not types.is_integer(kind) and not is_text(kind):
-        raise SpecError(f"model.item={config.item!r}: column {column!r} holds {kind}: {want}")
+        raise SpecError(f"model.item={config.item!r}: column {column!r} holds {kind}", expected)
     return column
 
 

@@ -119,8 +119,10 @@ def resolve_saved(path: Path, changes: Sequence[str] = (), world: int = 1) -> Re
     apply_changes(sections, changes)
     for change in changes:
         if change.startswith("init_from=") and CheckpointFolder(path / "ckpt").steps():
-            want = "its checkpoint has the weights: want a new run with rowwise train --init-from"
-            raise SpecError(f"--set {change} for a run that is resumed: {want}")
+            raise SpecError(
+                f"--set {change} for a run that is resumed: its checkpoint has the weights",
+                "a new run with rowwise train --init-from",
+            )
     recipe = relocate_maps(decode(sections, str(source)), path)
     check_ranks(recipe, world)
     if world != _ranks_before(path) and not any(change.startswith("train.threads=") for change in changes):
@@ -140,5 +142,5 @@ def choose_rows(path: Path, resolved: ResolvedRecipe, data: str | None) -> RowSe
     """The rows of `data`, or without it the run's test rows."""
     rows = resolved.rows.test if data is None else RowSelection(open_reader(data, text=resolved.recipe.data.text))
     if rows is None:
-        raise DataError(f"{path}: its recipe has no test rows: want --data parquet:PATH")
+        raise DataError(f"{path}: its recipe has no test rows", "--data parquet:PATH")
     return rows

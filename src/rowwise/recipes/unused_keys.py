@@ -89,7 +89,7 @@ def _data_rules(resolved: ResolvedRecipe) -> tuple[UnusedRule, ...]:
         ),
         UnusedRule("data", ("cache",), not at_store, "no data is at s3://, gs:// or az://"),
         UnusedRule("data", ("valid_share",), valid is not None, has_rows),
-        UnusedRule("data", ("test_share",), test is not None, f"{has_rows}: want data.test for other rows"),
+        UnusedRule("data", ("test_share",), test is not None, f"{has_rows}; set data.test for other rows"),
         UnusedRule("data", ("valid_share", "test_share"), by_time and not (valid or test), "data.share gives times"),
         UnusedRule("data", ("share", "group"), not by_time and not any(shares), "no share of training rows is used"),
         UnusedRule("data", ("test_rows",), data.test is not None, "data.test names the test rows"),

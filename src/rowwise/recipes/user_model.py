@@ -35,7 +35,7 @@ _SOURCES: dict[str, _Source] = {}  # by the names of modules
 def load_class(name: str) -> type[nn.Module]:
     path, class_name = split_name(name)
     if not path.is_file():
-        raise SpecError(f"model: {path}: no such file: want path.py:Class")
+        raise SpecError(f"model: {path}: no such file", "path.py:Class")
     try:
         module = importlib.import_module(f"{_add_package(path)}.{path.stem}")
     except (ImportError, SyntaxError) as error:

@@ -11,9 +11,7 @@ def split_name(name: str) -> tuple[Path, str]:
     """Split path.py:Class, a recipe's name for a user model."""
     path, colon, class_name = name.rpartition(":")
     if not colon or not path.endswith(".py") or not class_name.isidentifier():
-        raise SpecError(
-            f"model: {name!r}: want path.py:Class, or a mapping with kind: dlrm, deepfm, dcn, wide_deep, ..."
-        )
+        raise SpecError(f"model: {name!r}", "path.py:Class, or a mapping with kind: dlrm, deepfm, dcn, wide_deep, ...")
     return Path(path), class_name
 
 

@@ -59,7 +59,7 @@ def draw_calibration(name: str, source: str, content: str | bytes) -> str:
     try:
         quality = decode_json(content, RecordedQuality)
     except msgspec.DecodeError as error:
-        raise DataError(f"not a quality.json: {error}: want the one that `rowwise calibrate` writes") from None
+        raise DataError(f"not a quality.json: {error}", "the one that `rowwise calibrate` writes") from None
     title = tag("h1", None, text("Calibration"), span("number", name))
     head = tag("header", None, title, tag("p", {"class": "when"}, text(source)))
     chart = figure("Seconds of a set", draw_scatter(quality), span("hint", "predicted over measured"))
@@ -91,7 +91,7 @@ def draw_scatter(quality: RecordedQuality) -> Html:
     pairs = list(zip(quality.measured_s, quality.predicted_s, strict=True))
     values = [value for pair in pairs for value in pair if value > 0]
     if not values:
-        raise DataError("the calibration has no held-out sets: want more --minutes")
+        raise DataError("the calibration has no held-out sets", hint="calibrate again with more --minutes")
     low, high = math.floor(math.log10(min(values)) * 2) / 2, math.ceil(math.log10(max(values)) * 2) / 2
     x = Scale(low=low, high=high, begin=LEFT, end=WIDTH - RIGHT)
     y = Scale(low=low, high=high, begin=HEIGHT - BOTTOM, end=TOP)

@@ -39,7 +39,7 @@ class ComparedRun:
 
 def compare(runs: Sequence[Path], out: Path) -> Path:
     if not FEWEST_RUNS <= len(runs) <= MOST_RUNS:
-        raise DataError(f"{len(runs)} runs to compare: want {FEWEST_RUNS} to {MOST_RUNS}")
+        raise DataError(f"{len(runs)} runs to compare", f"{FEWEST_RUNS} to {MOST_RUNS}")
     recorded = [read_run(folder) for folder in runs]
     compared = tuple(map(ComparedRun, recorded, _name_runs(recorded, runs), COLOURS))
     write_page(out, draw_comparison(compared))

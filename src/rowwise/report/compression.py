@@ -118,7 +118,7 @@ def draw_compression(content: str | bytes) -> str:
     try:
         advice = decode_json(content, RecordedAdvice)
     except msgspec.DecodeError as error:
-        raise DataError(f"not an advice.json: {error}: want the one that `rowwise compress` writes") from None
+        raise DataError(f"not an advice.json: {error}", "the one that `rowwise compress` writes") from None
     title = tag("h1", None, text("Compression"), span("number", advice.recipe))
     condition = f"History: rows with {' and '.join(advice.history)}" if advice.history else "History: all training rows"
     trained = f"; trials trained on at most {advice.rows:,} of them" if advice.rows is not None else ""

@@ -63,4 +63,4 @@ def write_page(out: Path, content: str) -> None:
         with contextlib.suppress(OSError):
             part.unlink()
         reason = error.strerror or error
-        raise DataError(f"the report was not written to {out}: {reason}: want another place") from error
+        raise DataError(f"the report was not written to {out}: {reason}", "another place") from error

@@ -105,9 +105,9 @@ def read_explanation(content: str | bytes) -> ExplainedPlan:
     try:
         facts = decode_json(content, ExplainedPlan)
     except msgspec.DecodeError as error:
-        raise DataError(f"not an explanation of a plan: {error}: want what `rowwise plan --explain` writes") from None
+        raise DataError(f"not an explanation of a plan: {error}", "what `rowwise plan --explain` writes") from None
     if not facts.ranks:
-        raise DataError("not an explanation of a plan: it has no ranks: want what `rowwise plan --explain` writes")
+        raise DataError("not an explanation of a plan: it has no ranks", "what `rowwise plan --explain` writes")
     return facts
 
 

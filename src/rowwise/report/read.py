@@ -380,7 +380,7 @@ def _suggest_folder(folder: Path) -> str:
     recipes = sorted(folder.glob(f"**/{RECIPE}"), key=lambda path: path.stat().st_mtime)[-1:] if folder.is_dir() else []
     if recipes:
         return f"did you mean {recipes[0].parent}?"
-    return "want the folder that training wrote, runs/<recipe>/<n>"
+    return "expected the folder that training wrote, runs/<recipe>/<n>"
 
 
 def _name_run(folder: Path, result: RecordedResult | None) -> str:

@@ -129,7 +129,7 @@ def make_pages(find: Callable[[], dict[str, Folder]], look: Callable[[], Sequenc
     def report(request: Request) -> Response:
         place = find().get(request.path_params["run"])
         if not isinstance(place, Path):
-            return PlainTextResponse("no such run on this machine: want one of the page /", 404)
+            return PlainTextResponse("no such run on this machine: expected a run of the page /", 404)
         return HTMLResponse(draw_report(read_run(place)))
 
     return Starlette(routes=[Route("/", runs), Route("/metrics", metrics), Route("/report/{run:path}", report)])

@@ -91,7 +91,7 @@ def find_runs(place: Folder) -> dict[str, Folder]:
     """The run at a place, or the runs below it, by what tells them apart."""
     if isinstance(place, Path):
         if not place.is_dir():
-            raise DataError(f"{place}: no such folder; want a run, or a folder of runs such as runs")
+            raise DataError(f"{place}: no such folder", "a run, or a folder of runs such as runs")
         place = place.resolve()
         found = {path.parent for depth in ("", "*/", "*/*/") for path in place.glob(f"{depth}{RECIPE}")}
         heads = sorted(str(path.relative_to(place)) for path in found)
@@ -103,7 +103,7 @@ def find_runs(place: Folder) -> dict[str, Folder]:
     if heads[:1] == ["."]:
         return {escape_newlines(f"{place.parent.name}/{place.name}" if place.parent.name else place.name): place}
     if not heads:
-        raise DataError(f"{place} has no run: want the folder of one, or of several, such as runs")
+        raise DataError(f"{place} has no run", "the folder of a run, or of several, such as runs")
     return {escape_newlines(head): place / head for head in heads}  # names of strangers, which any bytes may be
 
 

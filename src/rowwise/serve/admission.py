@@ -31,7 +31,7 @@ class ServiceLimits(Value, frozen=True):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             if not 0 < getattr(self, name) < inf:
-                raise SpecError(f"{name}={getattr(self, name)}: want more than 0")
+                raise SpecError(f"{name}={getattr(self, name)}", "more than 0")
 
     def seconds(self, asked_s: float | None) -> float:
         """The time of a request, which may have asked for one."""

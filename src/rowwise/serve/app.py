@@ -89,9 +89,9 @@ class _Handlers:
         assert isinstance(error, HTTPException)
         path = f"{request.method} {request.url.path[:SHOWN]!r}"
         if error.status_code == NOT_FOUND:
-            why = f"no {path}: want POST /v1/models/{self.service.current.name}/score, or a path of /openapi.json"
+            why = f"no {path}: expected POST /v1/models/{self.service.current.name}/score, or a path of /openapi.json"
         else:
-            why = f"no {path}: want {(error.headers or {}).get('Allow', 'another method')}"
+            why = f"no {path}: expected {(error.headers or {}).get('Allow', 'another method')}"
         return self._refuse(Rejection(error.status_code, why))
 
     async def api(self, request: Request) -> Response:
@@ -198,7 +198,7 @@ class _Handlers:
         retriever = version.retriever
         if retriever is None:
             got = f"version {version.number} of {version.name!r} has no items to retrieve"
-            return self._refuse(Rejection(NOT_FOUND, f"{got}: want an export of two towers"))
+            return self._refuse(Rejection(NOT_FOUND, f"{got}: expected an export of two towers"))
 
         async def answer(body: bytearray, timeout_s: float | None) -> Response | Rejection:
             query = await self._read(body, lambda body: retriever.read_json(body, service.body_limits))
@@ -277,7 +277,7 @@ class _Handlers:
         """The version that answers a request: the one of its path, or by the traffic."""
         service = self.service
         if params["model"] != service.current.name:
-            return Rejection(NOT_FOUND, f"no model {params['model'][:80]!r}: want {service.current.name!r}")
+            return Rejection(NOT_FOUND, f"no model {params['model'][:80]!r}: expected {service.current.name!r}")
         wanted = params.get("version")
         if wanted is None:
             return service.choose()
@@ -285,7 +285,7 @@ class _Handlers:
             if wanted == str(number):
                 return version
         there = ", ".join(map(str, sorted(service.versions)))
-        return Rejection(NOT_FOUND, f"version {wanted[:20]!r} is not served: want {there}")
+        return Rejection(NOT_FOUND, f"version {wanted[:20]!r} is not served: expected {there}")
 
     def _count(self, rows: RequestRows) -> None:
         if rows.ignored:
@@ -334,7 +334,7 @@ def _read(reader: RequestReader, kind: str, body: bytearray) -> RequestRows:
         return reader.read_json(body)
     if kind.startswith(ARROW):
         return reader.read_arrow(body)
-    raise DataError(f"content-type {kind[:80]!r}: want {JSON} or {ARROW}")
+    raise DataError(f"content-type {kind[:80]!r}", f"{JSON} or {ARROW}")
 
 
 def _infer_answer(form: InferForm, version: ServedVersion, predictions: Predictions) -> Response:
@@ -417,7 +417,7 @@ def _is_exact(request: Request) -> bool:
     """Whether the request waits for all rows, by the header rowwise-exact."""
     text = request.headers.get("rowwise-exact", "false")
     if text not in ("true", "false"):
-        raise DataError(f"rowwise-exact: {text[:80]!r}: want true or false")
+        raise DataError(f"rowwise-exact: {text[:80]!r}", "true or false")
     return text == "true"
 
 
@@ -427,5 +427,5 @@ def _timeout_of(request: Request) -> float | None:
     if text is None:
         return None
     if not text.isascii() or not text.isdecimal() or not int(text[:9]) >= 1 or len(text) > 9:
-        raise DataError(f"x-timeout-ms: {text[:80]!r}: want a whole number of milliseconds, such as 50")
+        raise DataError(f"x-timeout-ms: {text[:80]!r}", "a whole number of milliseconds, such as 50")
     return int(text) / 1000

@@ -86,9 +86,9 @@ class BatchLoop(Generic[R]):
         needed_s = self.admission.seconds(self.rows + rows)
         took = f"about {max(1, round(1000 * needed_s)):,} ms are needed of the {1000 * left_s:,.0f} ms of the request"
         if self.rows:
-            why = f"{self.rows:,} {self._what} wait before its {rows:,}: {took}: want more time, or fewer requests"
+            why = f"{self.rows:,} {self._what} wait before its {rows:,}: {took}: expected more time, or fewer requests"
         else:
-            why = f"it has {rows:,} {self._what}: {took}: want more time, or fewer of them"
+            why = f"it has {rows:,} {self._what}: {took}: expected more time, or fewer {self._what}"
         return Rejection(UNAVAILABLE, why, delay_s)
 
     async def answer(self, request: R, rows: int, deadline_s: float, costs: Costs | None = None) -> Any:

@@ -34,7 +34,7 @@ class ScoringClient:
     def __init__(self, url: str, timeout_s: float = 5.0) -> None:
         parts = urlsplit(url)
         if parts.scheme != "http" or parts.hostname is None:
-            raise DataError(f"{url}: want http://HOST:PORT")
+            raise DataError(url, "http://HOST:PORT")
         self.url, self._timeout_s = url, timeout_s
         self._connection = HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout_s)
         self.model = str(self.versions()["model"])
@@ -98,7 +98,7 @@ class ScoringClient:
             answer = response.read()
         except (OSError, HTTPException) as error:
             self._connection.close()  # a late answer belongs to this request; the next one connects again
-            raise PeerError(f"{self.url}: {error or type(error).__name__}: want a server that answers") from None
+            raise PeerError(f"{self.url}: {error or type(error).__name__}", "a server that answers") from None
         if response.status != 200:
             raise DataError(f"{self.url}: {response.status} {_reason(answer)}")
         return answer

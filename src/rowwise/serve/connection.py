@@ -60,7 +60,9 @@ class BoundedConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # pyrefly: ignore
         if len(self.connections) > self._limits.connections:
-            self._refuse(FULL, f"{self._limits.connections} connections are open: want fewer, or more workers")
+            self._refuse(
+                FULL, f"{self._limits.connections} connections are open: expected fewer connections, or more workers"
+            )
         else:
             self._await_request()
 
@@ -114,7 +116,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._go_on(_Part.NOTHING)
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(BAD_REQUEST, "this is no HTTP/1.1, or it comes in too many parts: want a request at a time")
+        self._refuse(BAD_REQUEST, "this is no HTTP/1.1, or it comes in too many parts: expected a request at a time")
 
     def _unsupported_upgrade_warning(self) -> None:
         """Strangers may ask for WebSockets; nobody has to read that."""

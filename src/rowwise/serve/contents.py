@@ -66,7 +66,9 @@ def file_names(version: Path) -> list[str]:
     names = [path.relative_to(version).as_posix() for path in refuse_links(version)]
     for name in names:
         if has_control(name):
-            raise CheckpointError(f"{version} has a file {name[:80]!r}: want it removed, as its name is odd")
+            raise CheckpointError(
+                f"{version} has a file {name[:80]!r}", "a name without control characters", hint="remove the file"
+            )
     return [name for name in names if name != LIST]
 
 
@@ -129,12 +131,15 @@ def open_checked(version: Path, name: str, expect: str | None) -> Iterator[Path]
     with Scratch() as scratch:
         size, free = sum((version / name).stat().st_size for name in names), shutil.disk_usage(scratch.path).free
         if size > free:
-            got = f"{version} has {format_bytes(size)}, which are copied to be checked, and {scratch.path.parent} has"
-            raise CheckpointError(f"{got} {format_bytes(free)}: want TMPDIR to name a folder on a larger disk")
+            raise CheckpointError(
+                f"{version} has {format_bytes(size)}, which are copied to be checked, and {scratch.path.parent} has "
+                f"{format_bytes(free)}",
+                hint="set TMPDIR to a folder on a larger disk",
+            )
         files = hash_files(version, scratch.path / name)
         digest = digest_of(files)
         if digest != expect:
-            raise CheckpointError(f"{version} has digest {digest}, not {expect}: want the version that you expect")
+            raise CheckpointError(f"{version} has digest {digest}", f"digest {expect}")
         write_files(scratch.path / name, files)
         yield scratch.path / name
 

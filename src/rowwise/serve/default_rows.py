@@ -83,7 +83,7 @@ def read_mean_rows(version: Path) -> dict[str, Tensor]:
     """The mean rows of a version, by tensor."""
     path = version / MEANS
     if not path.is_file():
-        raise CheckpointError(f"{path} is missing: want the version exported again, or --default-row zero")
+        raise CheckpointError(f"{path} is missing", hint="export the version again, or use --default-row zero")
     try:
         table = read_arrow_file(path)
         check_types(table, MEANS_schema)

@@ -151,8 +151,10 @@ def latencies(arrived_s: Sequence[float], times: BatchTimes) -> list[float]:
 def check_p99(p99_s: float, least_s: float) -> None:
     """Raise if requests take longer than that however few there are."""
     if least_s > p99_s:
-        got = f"a p99 of {1000 * p99_s:g} ms is less than that of a worker with hardly any requests"
-        raise SpecError(f"{got}: want at least {1000 * least_s:.2g} ms, fewer rows in a request, or a smaller model")
+        raise SpecError(
+            f"a p99 of {1000 * p99_s:g} ms is less than that of a worker with hardly any requests",
+            f"at least {1000 * least_s:.2g} ms, fewer rows in a request, or a smaller model",
+        )
 
 
 def most_rate(times: BatchTimes, p99_s: float) -> float:

@@ -51,18 +51,18 @@ def bind(host: str, port: int) -> socket.socket:
     """A socket that takes no connections yet; port 0: any free one."""
     try:
         if not host:
-            raise DataError("--host '': want an address of this machine, such as 127.0.0.1")
+            raise DataError("--host ''", "an address of this machine, such as 127.0.0.1")
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise DataError(f"--host {host}: {error.strerror}: want an address of this machine") from None
+        raise DataError(f"--host {host}: {error.strerror}", "an address of this machine") from None
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except (OSError, OverflowError) as error:
         bound.close()
         why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-        raise DataError(f"{host}:{port}: {why}: want another --host or --port") from None
+        raise DataError(f"{host}:{port}: {why}", "another --host or --port") from None
     return bound
 
 
@@ -312,7 +312,7 @@ class ServerHost:
         try:
             if late:
                 limit = f"its rows were not loaded within {self._task.load_s:g} s"
-                found = VersionRefused(version, f"{limit}: want more by --limit load_s=SECONDS")
+                found = VersionRefused(version, f"{limit}; raise the limit with --limit load_s=SECONDS")
             else:
                 found = pipe.recv()
         except (EOFError, OSError):

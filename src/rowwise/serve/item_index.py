@@ -23,7 +23,7 @@ MOST_LISTS = 1 << 15
 def require_faiss(what: str) -> None:
     """Raise where faiss is not installed."""
     if find_spec("faiss") is None:
-        raise SpecError(f"{what}: faiss is not installed: want pip install 'rowwise[retrieval]'")
+        raise SpecError(f"{what}: faiss is not installed", hint="pip install 'rowwise[retrieval]'")
 
 
 def choose_lists(items: int) -> int:

@@ -51,7 +51,7 @@ class _JsonParts(NamedTuple):
     keys: int
 
 
-def decode_body(body: bytes | bytearray, kind: type[T], limits: BodyLimits, want: str) -> T:
+def decode_body(body: bytes | bytearray, kind: type[T], limits: BodyLimits, expected: str) -> T:
     """A body as a type; its objects with keys of `ColumnName` have each key once, and few of them."""
     is_small = len(body) <= SMALL_bytes
     if not is_small:
@@ -72,28 +72,31 @@ def decode_body(body: bytes | bytearray, kind: type[T], limits: BodyLimits, want
             with _no_collection():
                 found = msgspec.json.decode(body, type=kind, dec_hook=add)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise DataError(f"{WHERE}: {str(error)[:500]}: want {want}") from None
+        raise DataError(f"{WHERE}: {str(error)[:500]}", expected) from None
     if twice:
-        raise DataError(f"{WHERE}: column {twice[0][:80]!r} is given twice: want each column once")
+        raise DataError(f"{WHERE}: column {twice[0][:80]!r} is given twice", "each column once")
     return found
 
 
 def check_count(what: str, count: int, most: int) -> None:
     if count > most:
-        raise DataError(f"{WHERE}: {count:,} {what}: want at most {most:,}: send those that the model reads")
+        raise DataError(f"{WHERE}: {count:,} {what}", f"at most {most:,}", hint="send those that the model reads")
 
 
 def _check_parts(body: bytes | bytearray, limits: BodyLimits) -> None:
     """Refuse what would take long to decode."""
     if len(body) > limits.size_bytes:
-        got = f"{WHERE}: {len(body):,} bytes of JSON: want at most {limits.size_bytes:,}"
-        raise DataError(f"{got}: send fewer rows, or binary tensors, or Arrow")
+        raise DataError(
+            f"{WHERE}: {len(body):,} bytes of JSON",
+            f"at most {limits.size_bytes:,}",
+            hint="send fewer rows, or binary tensors, or Arrow",
+        )
     parts = _count_parts(body)
     check_count("keys", parts.keys, KEYS_OF_A_COLUMN * limits.columns)
     values = parts.commas + LIST_AS_VALUES * (parts.lists + parts.objects)
     if values > limits.values:
         got = f"{WHERE}: its JSON has more than {limits.values:,} values, where a list counts as {LIST_AS_VALUES}"
-        raise DataError(f"{got}: send fewer rows, or binary tensors, or Arrow")
+        raise DataError(got, hint="send fewer rows, or binary tensors, or Arrow")
 
 
 def _count_parts(body: bytes | bytearray) -> _JsonParts:

@@ -93,7 +93,7 @@ class InferForm:
     def __init__(self, body: bytes | bytearray, header: str | None, limits: BodyLimits | None = None) -> None:
         is_number = header is not None and header.isascii() and header.isdecimal() and len(header) <= MOST_DIGITS
         if header is not None and not (is_number and int(header) <= len(body)):
-            raise DataError(f"{HEADER}: {header[:20]!r}: want how many of the {len(body)} bytes are JSON")
+            raise DataError(f"{HEADER}: {header[:20]!r}", f"the number of bytes of JSON, at most {len(body)}")
         end = len(body) if header is None else int(header)
         self._limits = limits or BodyLimits()
         text = body if header is None else bytes(memoryview(body)[:end])
@@ -107,7 +107,7 @@ class InferForm:
         seen: set[str] = set()
         for one in inputs:
             if one.name in seen:
-                raise DataError(f"{WHERE}: tensor {one.name[:80]!r} is there twice: want each once")
+                raise DataError(f"{WHERE}: tensor {one.name[:80]!r} is there twice", "each tensor once")
             seen.add(one.name)
         reader.check_names([one.name.removesuffix(VALUES) for one in inputs if not one.name.endswith(OFFSETS)])
         tensors: dict[str, pa.Array] = {}
@@ -136,7 +136,7 @@ class InferForm:
         parts: list[bytes] = []
         for name, asked_for in wanted.items():
             if name not in columns:
-                raise DataError(f"{WHERE}: no output {name[:80]!r}: want some of {', '.join(columns)}")
+                raise DataError(f"{WHERE}: no output {name[:80]!r}", f"some of {', '.join(columns)}")
             values = columns[name]
             output: dict[str, Any] = {"name": name, "datatype": NAMES[values.type], "shape": [len(values)]}
             binary = asked_for.binary_data
@@ -158,7 +158,7 @@ class InferForm:
         """The next bytes after the JSON, if they are those of a tensor."""
         where, size = f"{WHERE}: tensor {one.name[:80]!r}", one.parameters.binary_data_size
         if (size is None) == (one.data is None):
-            raise DataError(f"{where}: want either data or binary_data_size")
+            raise DataError(where, "either data or binary_data_size")
         if size is None:
             return None
         if not 0 <= size <= len(self._rest):
@@ -170,14 +170,14 @@ class InferForm:
         where = f"{WHERE}: tensor {one.name[:80]!r}"
         kind = KINDS.get(one.datatype)
         if kind is None:
-            raise DataError(f"{where} has datatype {one.datatype[:20]!r}: want one of {', '.join(KINDS)}")
+            raise DataError(f"{where} has datatype {one.datatype[:20]!r}", f"one of {', '.join(KINDS)}")
         if not (len(one.shape) == 1 or one.shape[1:] == [1]) or not 0 <= one.shape[0] < 1 << 31:
-            raise DataError(f"{where} has shape {str(one.shape)[:80]}: want [rows] or [rows, 1]")
+            raise DataError(f"{where} has shape {str(one.shape)[:80]}", "[rows] or [rows, 1]")
         count = one.shape[0]
         if data is None:
             return _from_json(where, one.data or [], kind, count)
         if one.datatype == BYTES and count > self._limits.values:
-            raise DataError(f"{where} has {count:,} texts: want at most {self._limits.values:,}: send fewer rows")
+            raise DataError(f"{where} has {count:,} texts", f"at most {self._limits.values:,}", hint="send fewer rows")
         return _from_bytes(where, data, one.datatype, count)
 
 
@@ -212,7 +212,7 @@ def _lists(column: str, values: pa.Array, tensors: Mapping[str, pa.Array]) -> pa
     offsets = tensors.get(column + OFFSETS)
     if offsets is None or not types.is_integer(offsets.type) or not len(offsets):
         got = "there is none" if offsets is None else f"it has {len(offsets)} of {offsets.type}"
-        raise DataError(f"{WHERE}: tensor {column + OFFSETS!r}: {got}: want rows + 1 whole numbers")
+        raise DataError(f"{WHERE}: tensor {column + OFFSETS!r}: {got}", "rows + 1 whole numbers")
     try:
         lists = pa.LargeListArray.from_arrays(offsets.cast(pa.int64()), values)
         lists.validate(full=True)
@@ -224,17 +224,17 @@ def _lists(column: str, values: pa.Array, tensors: Mapping[str, pa.Array]) -> pa
 def _from_json(where: str, data: Sequence[Any], kind: pa.DataType, count: int) -> pa.Array:
     flat = [one[0] if isinstance(one, list) and len(one) == 1 else one for one in data]
     if len(flat) != count:
-        raise DataError(f"{where} has {len(flat)} values and shape {count}: want as many")
+        raise DataError(f"{where} has {len(flat)} values and shape {count}", f"{count} values")
     try:
         found = pa.array(flat, kind)
         # Arrow would cut 2.5 down to 2, and take true for 1.
         kinds = kinds_of(flat)
         plain = kinds <= {int, type(None)} if types.is_integer(kind) else types.is_boolean(kind) or bool not in kinds
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-        raise DataError(f"{where}: {str(error)[:200]}: want {kind}") from None
+        raise DataError(f"{where}: {str(error)[:200]}", kind) from None
     if not plain:
         names = sorted(kind.__name__ for kind in kinds)
-        raise DataError(f"{where}: values of {', '.join(names)}: want {kind}, or null")
+        raise DataError(f"{where}: values of {', '.join(names)}", f"{kind}, or null")
     return found
 
 
@@ -243,7 +243,7 @@ def _from_bytes(where: str, data: memoryview, datatype: str, count: int) -> pa.A
         return _texts(where, data, count)
     dtype = np.dtype(bool if datatype == "BOOL" else KINDS[datatype].to_pandas_dtype())
     if len(data) != count * dtype.itemsize:
-        raise DataError(f"{where} has {len(data)} bytes: want {count * dtype.itemsize} for {count} of {datatype}")
+        raise DataError(f"{where} has {len(data)} bytes", f"{count * dtype.itemsize} for {count} of {datatype}")
     if datatype == "BOOL":
         return pa.array(np.frombuffer(data, np.uint8) != 0)
     return pa.array(np.frombuffer(data, dtype))
@@ -260,8 +260,8 @@ def _texts(where: str, data: memoryview, count: int) -> pa.Array:
         texts.append(bytes(data[at : at + length]))
         at += length
     if len(texts) != count or at != len(data):
-        raise DataError(f"{where} has {len(data)} bytes: want {count} texts, each after its length in 4 bytes")
+        raise DataError(f"{where} has {len(data)} bytes", f"{count} texts, each after its length in 4 bytes")
     try:
         return pa.array([text.decode() for text in texts], pa.string())
     except UnicodeDecodeError as error:
-        raise DataError(f"{where}: {error}: want UTF-8") from None
+        raise DataError(f"{where}: {error}", "UTF-8") from None

@@ -96,7 +96,7 @@ def next_version(folder: Path, after: int = 0) -> int:
     """The number of a new version, which is beyond `after` too."""
     number = 1 + max([after, *list_versions(folder)])
     if number > MOST_VERSION:
-        raise CheckpointError(f"{folder} has version {MOST_VERSION}, the last number there is: want another folder")
+        raise CheckpointError(f"{folder} has version {MOST_VERSION}, the last number there is", "another folder")
     return number
 
 
@@ -113,7 +113,7 @@ def find_version(path: Path, number: int | None = None) -> VersionFolder:
         return VersionFolder(path, own)
     known = list_versions(path)
     if not known:
-        raise CheckpointError(f"{path} has no version of a model: want a folder that `rowwise export` wrote")
+        raise CheckpointError(f"{path} has no version of a model", "a folder that `rowwise export` wrote")
     number = read_traffic(path).current if number is None else number
     if number not in known:
         there = ", ".join(map(str, known))
@@ -127,9 +127,13 @@ def read_traffic(folder: Path) -> Traffic:
     try:
         return decode_json(read_bytes(path), Traffic)
     except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing: want rowwise versions {folder} --current N") from None
+        raise CheckpointError(
+            f"{path} is missing", hint=f"set the version: rowwise versions {folder} --current N"
+        ) from None
     except (msgspec.MsgspecError, SpecError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}: want rowwise versions {folder} --current N") from None
+        raise CheckpointError(
+            f"{path} is damaged: {error}", hint=f"set the version: rowwise versions {folder} --current N"
+        ) from None
 
 
 def write_traffic(folder: Path, traffic: Traffic) -> None:
@@ -163,7 +167,7 @@ def read_golden(version: Path) -> GoldenRows:
     try:
         table = read_arrow_file(path)
         if not 1 <= len(table) <= MOST_GOLDEN:
-            raise pa.ArrowInvalid(f"it has {len(table):,} rows: want 1 to {MOST_GOLDEN:,}")
+            raise pa.ArrowInvalid(f"it has {len(table):,} rows: expected 1 to {MOST_GOLDEN:,}")
     except pa.ArrowException as error:
         raise CheckpointError(f"{path} is damaged: {error}; export the version again") from None
     logits = [name for name in table.column_names if name.startswith(LOGIT)]

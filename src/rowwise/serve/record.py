@@ -41,7 +41,7 @@ class Recording(Value, frozen=True):
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
-            raise SpecError(f"--record-share: a share of {self.share}: want more than 0, and at most 1 or 100%")
+            raise SpecError(f"--record-share: a share of {self.share}", "more than 0, and at most 1 or 100%")
 
 
 class _Recorded(NamedTuple):

@@ -46,7 +46,7 @@ INFO_bytes, SLOTS_bytes = 1 << 16, 1 << 20  # of these answers
 SLOTS = 1 << 14  # of a cluster
 LEVELS = 4  # of lists in an answer
 MOST_LATER = 64  # batches whose rows wait to be written
-WANT = "want redis://HOST:PORT, or several with commas between them"
+URLS = "redis://HOST:PORT, or several with commas between them"
 HOST = re.compile(rb"[\w.:-]{0,253}")
 NOT_NOW = ("LOADING", "NOAUTH", "MASTERDOWN", "ERR max number of clients")  # errors of a node that answers nothing
 INFO = ("used_cpu_user", "used_cpu_sys", "maxmemory", "total_system_memory")
@@ -85,10 +85,10 @@ class RedisAddress(NamedTuple):
             parts = urlsplit(text)
             port = 6379 if parts.port is None else parts.port
         except ValueError:
-            raise SpecError(f"--redis {text}: {WANT}") from None
+            raise SpecError(f"--redis {text}", URLS) from None
         plain = not (parts.path.strip("/") or parts.query or parts.fragment or parts.username or parts.password)
         if parts.scheme != "redis" or not parts.hostname or not port or not plain:
-            raise SpecError(f"--redis {text}: {WANT}")
+            raise SpecError(f"--redis {text}", URLS)
         return cls(parts.hostname, port)
 
 
@@ -477,11 +477,11 @@ class RedisRows:
             ]
         )
         if not read or size is None or not after:
-            raise SpecError("--redis: rows that were written to it are not there: want nodes that answer, with memory")
+            raise SpecError("--redis: rows that were written to it are not there", "nodes that answer, with memory")
         used_s = sum(one["used_cpu_user"] + one["used_cpu_sys"] for one in after)
         used_s -= sum(one["used_cpu_user"] + one["used_cpu_sys"] for one in before)
         if used_s <= 0:
-            raise SpecError("--redis: its nodes do not say what processor time they take: want another Redis")
+            raise SpecError("--redis: its nodes do not say what processor time they take", "another Redis")
         memory = min(one["maxmemory"] or one["total_system_memory"] for one in after)
         return NodeCosts(size, read / used_s, int(memory))
 

@@ -103,7 +103,7 @@ class RequestReader:
             return self.read_lists(found.rows)
         if found.rows is None and found.candidates is not None:
             return self.read_candidates(found.context or {}, found.candidates)
-        raise DataError(f'{WHERE}: want {{"rows": {{...}}}}, or {{"context": {{...}}, "candidates": {{...}}}}')
+        raise DataError(WHERE, '{"rows": {...}}, or {"context": {...}, "candidates": {...}}')
 
     def read_arrow(self, body: bytes | bytearray) -> RequestRows:
         """Read an Arrow IPC stream."""
@@ -141,13 +141,15 @@ class RequestReader:
         self.check_names([*context, *candidates])
         of_candidates = [field for field in self._fields if field.name in candidates]
         if not of_candidates:
-            raise DataError(f"{WHERE}: no column in candidates is read: want some of {', '.join(self._read)}")
+            raise DataError(f"{WHERE}: no column in candidates is read", f"some of {', '.join(self._read)}")
         rows = len(candidates[of_candidates[0].name])
         for field in of_candidates:
             count = len(candidates[field.name])
             if count != rows:
-                got = f"column {field.name!r} has {count} candidates, others have {rows}"
-                raise DataError(f"{WHERE}: {got}: want as many of each")
+                raise DataError(
+                    f"{WHERE}: column {field.name!r} has {count} candidates, others have {rows}",
+                    "the same number in each",
+                )
         self._check_rows(rows)
         once = {name: [value] for name, value in context.items()}
         arrays = self._convert(candidates) | self._convert(once, rows)
@@ -179,8 +181,11 @@ class RequestReader:
         """Refuse a context that is too large when each candidate has it."""
         repeated_bytes = candidates * size_bytes
         if repeated_bytes > self._most_bytes:
-            got = f"{WHERE}: the context of {candidates} candidates takes {repeated_bytes:,} bytes"
-            raise DataError(f"{got}: want at most {self._most_bytes:,}: send fewer candidates, or shorter lists")
+            raise DataError(
+                f"{WHERE}: the context of {candidates} candidates takes {repeated_bytes:,} bytes",
+                f"at most {self._most_bytes:,}",
+                hint="send fewer candidates, or shorter lists",
+            )
 
     def _complete(self, arrays: dict[str, pa.Array], rows: int, given: int) -> RequestRows:
         """With columns of side tables, in the order of the schema; `given`: columns of the request."""
@@ -204,8 +209,10 @@ class RequestReader:
         for name, array in lists.items():
             lengths = pc.call_function("list_value_length", [array]).fill_null(0).to_numpy(zero_copy_only=False)
             if lengths.max() > self.limits.list_values:
-                got = f"{WHERE}: column {name!r} has a list of {lengths.max():,} values"
-                raise DataError(f"{got}: want at most {self.limits.list_values:,}")
+                raise DataError(
+                    f"{WHERE}: column {name!r} has a list of {lengths.max():,} values",
+                    f"at most {self.limits.list_values:,}",
+                )
             total += lengths
         return total if total.max() > LIST_VALUES else None
 
@@ -214,30 +221,32 @@ class RequestReader:
         check_count("columns", len(columns), self.most_columns)
         for name in columns:
             if len(name) > self._most_characters:
-                got = f"{WHERE}: column {name[:MOST_SHOWN]!r}... has a name of {len(name):,} characters"
-                raise DataError(f"{got}: want at most {self._most_characters}")
+                raise DataError(
+                    f"{WHERE}: column {name[:MOST_SHOWN]!r}... has a name of {len(name):,} characters",
+                    f"at most {self._most_characters}",
+                )
         if not isinstance(columns, Mapping) and len(set(columns)) < len(columns):
             ((twice, _),) = Counter(columns).most_common(1)
-            raise DataError(f"{WHERE}: column {twice!r} is given twice: want each column once")
+            raise DataError(f"{WHERE}: column {twice!r} is given twice", "each column once")
         if not all(name in columns for name in self._names):
             check_columns(self._names, pa.schema(dict.fromkeys(columns, pa.null())), WHERE)
         for side in self._sides:
             missing = [name for name in side.columns if name not in columns]
             if missing and side.key not in columns:
-                raise DataError(
-                    f"{WHERE}: no column {side.key!r}, by which {missing[0]!r} is looked up: want one of them"
-                )
+                raise DataError(f"{WHERE}: no column {side.key!r}, by which {missing[0]!r} is looked up", "one of them")
 
     def _check_lengths(self, lengths: Mapping[str, int]) -> int:
         rows = max(lengths.values())
         for name, length in lengths.items():
             if length != rows:
-                raise DataError(f"{WHERE}: column {name!r} has {length} rows, others have {rows}: want as many of each")
+                raise DataError(
+                    f"{WHERE}: column {name!r} has {length} rows, others have {rows}", "the same number in each"
+                )
         return self._check_rows(rows)
 
     def _check_rows(self, rows: int) -> int:
         if not 1 <= rows <= self._most_rows:
-            raise DataError(f"{WHERE}: {rows} rows: want 1 to {self._most_rows} in a request")
+            raise DataError(f"{WHERE}: {rows} rows", f"1 to {self._most_rows} in a request")
         return rows
 
 
@@ -315,8 +324,10 @@ def to_array(values: Sequence[Any], field: pa.Field, *, whole: bool) -> pa.Array
             one = _parse_whole(value) if whole else value
             pa.array([one], field.type)
         except REFUSED:
-            want = f"want {_describe(field.type)}, or null"
-            raise DataError(f"{WHERE}: row {row}, column {field.name!r}: {repr(value)[:MOST_SHOWN]}: {want}") from None
+            raise DataError(
+                f"{WHERE}: row {row}, column {field.name!r}: {repr(value)[:MOST_SHOWN]}",
+                f"{_describe(field.type)}, or null",
+            ) from None
         converted.append(one)
     return pa.array(converted, field.type)
 
@@ -361,7 +372,7 @@ def _cast(column: pa.ChunkedArray, field: pa.Field, most_bytes: int) -> pa.Array
             cast = column.cast(field.type)
     except (pa.ArrowException, ValueError) as error:
         why = str(error).partition("\n")[0][:200]
-        raise DataError(f"{WHERE}: column {field.name!r} holds {column.type}: want {field.type}: {why}") from None
+        raise DataError(f"{WHERE}: column {field.name!r} holds {column.type}", f"{field.type}: {why}") from None
     return cast.chunk(0) if cast.num_chunks == 1 else cast.combine_chunks()
 
 
@@ -379,7 +390,7 @@ def _check_numbers(values: pa.Array, field: pa.Field) -> None:
     if is_text(values.type):
         whole = pc.call_function("match_substring_regex", [values], pc.MatchSubstringOptions(rf"\A{WHOLE.pattern}\z"))
         if not types.is_integer(wanted) or pc.call_function("all", [whole]).as_py() is False:
-            raise ValueError(f"text is no number: want {_describe(wanted)}")
+            raise ValueError(f"text is no number: expected {_describe(wanted)}")
 
 
 def _describe(kind: pa.DataType) -> str:
@@ -407,4 +418,4 @@ def _check_expanded(column: pa.ChunkedArray, kind: pa.DataType, most_bytes: int)
         count += len(values)
     size = count * (plain.bit_width + 7) // 8
     if size > most_bytes:
-        raise ValueError(f"{size:,} bytes in that type: want at most {most_bytes:,}")
+        raise ValueError(f"{size:,} bytes in that type: expected at most {most_bytes:,}")

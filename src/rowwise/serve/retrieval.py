@@ -82,13 +82,13 @@ class Retriever:
 
     def read_json(self, body: bytes | bytearray, limits: BodyLimits | None = None) -> ItemQuery:
         """Check a request of JSON, which names columns and keys."""
-        want = 'JSON such as {"context": {...}, "k": 100}'
-        return self.read(decode_body(body, RetrieveBody, limits or self._reader.limits, want))
+        expected = 'JSON such as {"context": {...}, "k": 100}'
+        return self.read(decode_body(body, RetrieveBody, limits or self._reader.limits, expected))
 
     def read(self, body: RetrieveBody, columns: Mapping[str, pa.Array] | None = None) -> ItemQuery:
         """Check a request; `columns`: of its user, with those of side tables, instead of its context."""
         if not 1 <= body.k <= MOST_ITEMS:
-            raise DataError(f"{WHERE}: k={body.k}: want 1 to {MOST_ITEMS} items")
+            raise DataError(f"{WHERE}: k={body.k}", f"1 to {MOST_ITEMS} items")
         if columns is None:
             rows = self._reader.read_lists({name: [value] for name, value in body.context.items()})
         else:
@@ -109,7 +109,7 @@ class Retriever:
         batches = CachedBatches(self._cached, exact=True)  # no vector is made of rows that are missing
         users_QD = self._users(arrays, len(queries), QUERIES_AT_ONCE, batches.collect)
         if not bool(torch.isfinite(users_QD).all()):
-            raise DataError(f"{WHERE}: the vector of a user is not finite: want columns as in training")
+            raise DataError(f"{WHERE}: the vector of a user is not finite", "columns as in training")
         return users_QD, batches.counts
 
     def begin(self, query_D: Tensor, query: ItemQuery) -> NearItems | ItemScan:

@@ -61,9 +61,7 @@ class RowFiles:
                 read_rows(file, begin_M[of_file], part)
             except OSError as error:
                 path = self._chunks[int(chunk_M[of_file[0]])].path
-                raise StoreError(
-                    f"{path}: its rows cannot be read: {error.strerror}: want the version as it was"
-                ) from None
+                raise StoreError(f"{path}: its rows cannot be read: {error.strerror}", "an unchanged version") from None
             if part is not rows_MB:
                 rows_MB[of_file] = part
 
@@ -83,8 +81,10 @@ class RowFiles:
                     or chunk.bits is not None
                     or chunk.initial is not None
                 ):
-                    got = f"{version.folder}: {table.name} has chunks that are not whole rows"
-                    raise CheckpointError(f"{got}: want a full export, or --memory for all rows")
+                    raise CheckpointError(
+                        f"{version.folder}: {table.name} has chunks that are not whole rows",
+                        "a full export, or --memory for all rows",
+                    )
                 yield self._open(version, table.name, chunk, key + chunk.rows[0], opened)
             key += table.rows
             for chunk in added:

@@ -85,8 +85,10 @@ def divide_memory(tables: Sequence[StoredTable], memory_bytes: int | None) -> Ro
     while high - low > max(PAGE_bytes, low // 100):
         middle = (low + high) // 2
         low, high = (middle, high) if _divide(tables, middle) is None else (low, middle)
-    got = f"--memory {format_bytes(memory_bytes)} is too small for a cache of the version's rows"
-    raise SpecError(f"{got}: want at least {format_bytes(high)}")
+    raise SpecError(
+        f"--memory {format_bytes(memory_bytes)} is too small for a cache of the version's rows",
+        f"at least {format_bytes(high)}",
+    )
 
 
 def _divide(tables: Sequence[StoredTable], memory_bytes: int) -> RowMemory | None:

@@ -83,8 +83,10 @@ class RowTiers(NamedTuple):
         for one in found.caches:
             row_bytes = one.shape.row_bytes
             if row_bytes not in made:
-                got = f"{folder}: rows of {row_bytes} bytes need a cache, which this server was started without"
-                raise CheckpointError(f"{got}: want the server started again")
+                raise CheckpointError(
+                    f"{folder}: rows of {row_bytes} bytes need a cache, which this server was started without",
+                    hint="start the server again",
+                )
             caches.append(one._replace(shape=made[row_bytes].shape, begin=made[row_bytes].begin))
         return found._replace(caches=tuple(caches))
 

@@ -258,5 +258,7 @@ def _last_places(rows: int, ids_of_chunks: list[Tensor]) -> tuple[Tensor, Tensor
 
 
 def _too_small(version: Folder, need: int, error: OSError) -> CheckpointError:
-    got = f"{version} needs {format_bytes(need)} of memory for its rows: {error.strerror}"
-    return CheckpointError(f"{got}: want a machine with more, or export with --rows int8")
+    return CheckpointError(
+        f"{version} needs {format_bytes(need)} of memory for its rows: {error.strerror}",
+        "a machine with more memory, or an export with --rows int8",
+    )

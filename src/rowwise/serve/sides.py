@@ -35,12 +35,12 @@ class SideTable:
     def __init__(self, key: str, table: pa.Table) -> None:
         """Refuse keys that are missing, null, or there twice."""
         if key not in table.column_names:
-            raise DataError(f"no column {key!r}: want the keys in a column of the file's name")
+            raise DataError(f"no column {key!r}", "a column of keys with the file's name")
         keys = table[key].combine_chunks()
         if keys.null_count:
-            raise DataError(f"column {key!r} has {keys.null_count} null keys: want a key in each row")
+            raise DataError(f"column {key!r} has {keys.null_count} null keys", "a key in each row")
         if not (types.is_integer(keys.type) or types.is_string(keys.type) or types.is_large_string(keys.type)):
-            raise DataError(f"column {key!r} holds {keys.type}: want keys of whole numbers or text")
+            raise DataError(f"column {key!r} holds {keys.type}", "keys of whole numbers or text")
         self.key, self.kind = key, keys.type
         self._columns = {name: table[name].combine_chunks() for name in table.column_names if name != key}
         self._order_K: np.ndarray | None = None
@@ -51,11 +51,11 @@ class SideTable:
             self._sorted_K = values_K[self._order_K]
             twice = np.flatnonzero(self._sorted_K[1:] == self._sorted_K[:-1])
             if len(twice):
-                raise DataError(f"column {key!r}: key {self._sorted_K[twice[0]]} is there twice: want each key once")
+                raise DataError(f"column {key!r}: key {self._sorted_K[twice[0]]} is there twice", "each key once")
             return
         for row, value in enumerate(keys.to_pylist()):
             if self._rows.setdefault(value, row) != row:
-                raise DataError(f"column {key!r}: key {value[:80]!r} is there twice: want each key once")
+                raise DataError(f"column {key!r}: key {value[:80]!r} is there twice", "each key once")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ def load_side(text: str, schema: pa.Schema) -> NamedSide:
     """FILE:KEY with the columns that a prediction reads, of the types in which it reads them."""
     file, _, key = text.rpartition(":")
     if not file or not key or "/" in key:
-        raise DataError(f"--side {text}: want a Parquet file and the column of its keys, such as items.parquet:item")
+        raise DataError(f"--side {text}", "a Parquet file and the column of its keys, such as items.parquet:item")
     table = read_users_parquet(f"--side {text}", file)
     if key not in table.column_names:
         raise DataError(f"--side {text}: no column {key!r}; there are {', '.join(table.column_names)}")
@@ -125,9 +125,9 @@ def read_users_parquet(what: str, file: str) -> pa.Table:
     try:
         return pq.read_table(file)
     except FileNotFoundError:
-        raise DataError(f"{what}: no such file: want the path of a Parquet file") from None
+        raise DataError(f"{what}: no such file", "the path of a Parquet file") from None
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{what}: {str(error)[:200]}: want a Parquet file") from None
+        raise DataError(f"{what}: {str(error)[:200]}", "a Parquet file") from None
 
 
 def cast_keyed(what: str, table: pa.Table, key: str, schema: pa.Schema) -> pa.Table:
@@ -135,7 +135,7 @@ def cast_keyed(what: str, table: pa.Table, key: str, schema: pa.Schema) -> pa.Ta
     try:
         table = table.select(schema.names).cast(schema)
     except (pa.ArrowException, ValueError) as error:
-        raise DataError(f"{what}: {str(error)[:200]}: want the types of the training data") from None
+        raise DataError(f"{what}: {str(error)[:200]}", "the types of the training data") from None
     try:
         SideTable(key, table)
     except DataError as error:

@@ -28,7 +28,7 @@ class Canary(Value, frozen=True):
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
-            raise SpecError(f"canary: a share of {self.share}: want more than 0 and less than 1, such as 5%")
+            raise SpecError(f"canary: a share of {self.share}", "more than 0 and less than 1, such as 5%")
 
 
 class Traffic(Value, frozen=True, omit_defaults=True):
@@ -39,7 +39,7 @@ class Traffic(Value, frozen=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         if self.canary is not None and self.canary.version == self.current:
-            raise SpecError(f"canary: version {self.current} is the current one: want another")
+            raise SpecError(f"canary: version {self.current} is the current one", "another version")
 
     @property
     def versions(self) -> tuple[int, ...]:

@@ -45,8 +45,8 @@ FILES, OWNER = "files", "store.json"  # in the store; in the folder: whose copie
 LISTS = "lists"  # in the folder: the list of each version that is there
 ARRIVED = "arrived"  # in the folder: files of a version that is being copied, by their SHA-256; whole and verified
 LISTED = re.compile(r"([0-9]{6})\.json")
-WANT = "want a URL that `rowwise export` wrote to"
-WAY_OUT = "the object removed, and the version exported again with --full"  # objects that are there are not sent
+A_STORE = "a URL that `rowwise export` wrote to"
+WAY_OUT = "remove the object, and export the version again with --full"  # objects that are there are not sent
 
 
 class StoredVersion(Value, frozen=True):
@@ -110,18 +110,18 @@ class VersionStore:
         try:
             return decode_json(read_file(self.place, CURRENT, MOST_BYTES), Traffic)
         except FileNotFoundError:
-            raise CheckpointError(f"{self.place} has no {CURRENT}: {WANT}") from None
+            raise CheckpointError(f"{self.place} has no {CURRENT}", A_STORE) from None
         except (msgspec.MsgspecError, SpecError) as error:
-            way = f"want rowwise versions {self.place} --current N"
-            raise CheckpointError(f"{self.place / CURRENT} is damaged: {error}: {way}") from None
+            hint = f"set the version: rowwise versions {self.place} --current N"
+            raise CheckpointError(f"{self.place / CURRENT} is damaged: {error}", hint=hint) from None
 
     def write_traffic(self, traffic: Traffic) -> None:
         """Let servers answer by these versions, in one step."""
         known = self.numbers()
         for number in traffic.versions:
             if number not in known:
-                there = f"there are {', '.join(map(str, known))}" if known else WANT
-                raise CheckpointError(f"{self.place} has no version {number}; {there}")
+                expected = f"one of {', '.join(map(str, known))}" if known else A_STORE
+                raise CheckpointError(f"{self.place} has no version {number}", expected)
         content = msgspec.json.encode(traffic)
         self.place.storage.write(self.place.inside(CURRENT), lambda: [content], len(content))
 
@@ -130,10 +130,10 @@ class VersionStore:
         try:
             return StoredVersion.decode(read_file(place, name, MOST_BYTES))
         except FileNotFoundError:
-            raise CheckpointError(f"{self.place} has no version {number}: {WANT}") from None
+            raise CheckpointError(f"{self.place} has no version {number}", A_STORE) from None
         except (msgspec.MsgspecError, SpecError) as error:
             way = "use another version, or export it again"
-            raise CheckpointError(f"{place / name} is damaged: {error}: {way}") from None
+            raise CheckpointError(f"{place / name} is damaged: {error}", hint=way) from None
 
     def fetch(self, number: int) -> VersionFolder:
         """Copy a version into the folder, but for files that other versions there have, to which it gets links."""
@@ -183,8 +183,10 @@ class VersionStore:
         try:
             self.place.storage.create((self.place / VERSIONS).inside(f"{number:06}.json"), content)
         except ObjectExistsError:
-            got = f"{self.place} has a version {number} of another export by now"
-            raise CheckpointError(f"{got}: want rowwise export again, which writes the next one") from None
+            raise CheckpointError(
+                f"{self.place} has a version {number} of another export by now",
+                hint="run rowwise export again, which writes the next version",
+            ) from None
         (self.folder / LISTS).mkdir(exist_ok=True)
         write_new(self._list_path(number), content)
         with suppress(CheckpointError):  # there is none yet, or a damaged one
@@ -223,7 +225,7 @@ class VersionStore:
             total.update(piece)
             yield piece
         if total.hexdigest() != wanted.sha256:
-            raise StorageError(f"{folder / name} is damaged: its SHA-256 is another; want {WAY_OUT}")
+            raise StorageError(f"{folder / name} is damaged: its SHA-256 is another", hint=WAY_OUT)
 
     def _arrived(self, wanted: Collection[str]) -> dict[str, Path]:
         """The wanted files that have arrived; all others are removed, and what a kill left of them."""
@@ -235,9 +237,10 @@ class VersionStore:
     def _check_room(self, number: int, size_bytes: int) -> None:
         free = shutil.disk_usage(self.folder).free
         if size_bytes > free:
-            got = f"version {number} of {self.place} needs {format_bytes(size_bytes)}"
             raise CheckpointError(
-                f"{got}, and {self.folder} has {format_bytes(free)}: want --cache FOLDER on a larger disk"
+                f"version {number} of {self.place} needs {format_bytes(size_bytes)}, and {self.folder} has "
+                f"{format_bytes(free)}",
+                "--cache FOLDER on a larger disk",
             )
 
     def _lists(self) -> dict[int, StoredVersion]:
@@ -262,15 +265,15 @@ def _claim(folder: Path, url: str) -> int:
     own, mine = folder / OWNER, msgspec.json.encode({"url": url})
     if not own.exists():
         if any(folder.iterdir()):
-            raise SpecError(f"--cache {folder} has other files: want an empty folder, or that of an earlier call")
+            raise SpecError(f"--cache {folder} has other files", "an empty folder, or that of an earlier call")
         write_new(own, mine)
     elif read_bytes(own) != mine:
-        raise SpecError(f"--cache {folder} has versions of another URL than {url}: want another folder")
+        raise SpecError(f"--cache {folder} has versions of another URL than {url}", "another folder")
     handle = os.dup((file := open_regular(own, "a+b", links=False)).fileno())
     file.close()
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
-        raise SpecError(f"--cache {folder}: another process uses it: want a folder for each") from None
+        raise SpecError(f"--cache {folder}: another process uses it", "a folder for each process") from None
     return handle

@@ -45,7 +45,7 @@ def shard(  # noqa: PLR0913 - all but the first three have defaults
     modules = list(dict.fromkeys(module for _, module in paths))  # a model may have one under several names
     tables: list[Table] = [table for module in modules for table in module.tables]
     if isinstance(model, Embeddings):
-        raise SpecError("shard() replaces the Embeddings inside a model: want a module that holds them")
+        raise SpecError("shard() replaces the Embeddings inside a model", "a module that holds them")
     # All checks come before the first allocation: an error leaves the model as it was.
     check_sharding(plan, comm, wire, elastic=elastic)
     check_merge_shared(merge_shared, elastic=elastic)

@@ -422,8 +422,10 @@ class ShardedEmbeddings(nn.Module):
         """Raise if rows of this rank are in no tensor, so that a state dict would lack them."""
         for local in self.local_tiles():
             if not isinstance(local.rows, Tensor):
-                got = f"table {local.tile.table!r} has rows on the {local.tile.tier}, which are no tensor"
-                raise StateError(f"{what}: {got}: want a checkpoint, by CheckpointFolder or rowwise train")
+                raise StateError(
+                    f"{what}: table {local.tile.table!r} has rows on the {local.tile.tier}, which are no tensor",
+                    hint="save a checkpoint with CheckpointFolder or rowwise train",
+                )
 
     def _update(self, tiles: Tiles) -> None:
         """Update the pieces of one arena without communication."""
@@ -450,16 +452,20 @@ class ShardedEmbeddings(nn.Module):
 
 def check_merge_shared(merge_shared: bool, *, elastic: bool) -> None:
     if elastic and merge_shared:
-        why = "elastic results need a fixed order of summation, which merge_shared changes"
-        raise SpecError(f"{why}: want merge_shared=False, or determinism 'run'")
+        raise SpecError(
+            "elastic results need a fixed order of summation, which merge_shared changes",
+            "merge_shared=False, or determinism 'run'",
+        )
 
 
 def check_sharding(plan: Plan, comm: Comm, wire: Wire, *, elastic: bool) -> None:
     """Raise for a plan or a wire that cannot run, before any memory is allocated."""
     if plan.world != len(comm.ranks):
-        raise SpecError(f"the plan is for {plan.world} ranks, the communicator has {len(comm.ranks)}: want a new plan")
+        raise SpecError(
+            f"the plan is for {plan.world} ranks, the communicator has {len(comm.ranks)}", hint="plan again"
+        )
     if elastic and not wire.exact:
-        raise SpecError("elastic results need an exact wire: want fp32 on every link, or determinism 'run'")
+        raise SpecError("elastic results need an exact wire", "fp32 on every link, or determinism 'run'")
 
 
 def check_tiers(plan: Plan, device: torch.device, disk: Path | OpenStore | None) -> None:
@@ -470,18 +476,22 @@ def check_tiers(plan: Plan, device: torch.device, disk: Path | OpenStore | None)
     for tile in plan.tiles:
         if tile.tier not in runs:
             names = [tier for tier in TIERS if tier in runs]
-            where = f"on {device.type!r} this runtime has rows on the {' and the '.join(names)} only"
-            want = f"want tier {' or '.join(map(repr, names))}, from a plan with more ranks or devices with more memory"
-            raise SpecError(f"table {tile.table!r}: tile {tile}: rows on the {tile.tier}: {where}; {want}")
+            raise SpecError(
+                f"table {tile.table!r}: tile {tile}: rows on the {tile.tier}: on {device.type!r} this runtime has "
+                f"rows on the {' and the '.join(names)} only",
+                f"tier {' or '.join(map(repr, names))}, from a plan with more ranks or devices with more memory",
+            )
     on_disk = [tile for tile in plan.tiles if tile.tier == "disk"]
     if on_disk and disk is None:
-        raise SpecError(f"table {on_disk[0].table!r}: tile {on_disk[0]}: want a folder for rows on disk, `disk`")
+        raise SpecError(f"table {on_disk[0].table!r}: tile {on_disk[0]}", "a folder for rows on disk, `disk`")
     # Kernels find the ids of a feature in one place, and two pieces with other columns would have other slots.
     ranges = Counter((tile.table, tile.rows) for tile in plan.tiles)
     for tile in on_disk:
         if ranges[tile.table, tile.rows] > 1:
-            got = f"table {tile.table!r}: tile {tile}: another tile has the same rows"
-            raise SpecError(f"{got}: want tiles of whole rows, on one rank each, for tables on disk")
+            raise SpecError(
+                f"table {tile.table!r}: tile {tile}: another tile has the same rows",
+                "tiles of whole rows, on one rank each, for tables on disk",
+            )
 
 
 def check_cached(plan: Plan, tables: Sequence[Table]) -> None:
@@ -498,7 +508,7 @@ def check_cached(plan: Plan, tables: Sequence[Table]) -> None:
         }
         why = next((reason for reason, holds in reasons.items() if holds), "")
         if why and tile.tier != "device":
-            raise SpecError(f"tile {tile}: {why}, so a GPU cannot cache it: want tier 'device', or tiles of whole rows")
+            raise SpecError(f"tile {tile}: {why}, so a GPU cannot cache it", "tier 'device', or tiles of whole rows")
 
 
 def _before_load(module: nn.Module, _state: dict[str, Any], _prefix: str, metadata: dict[str, Any], *_: Any) -> None:

@@ -76,7 +76,7 @@ class Router:
         assert packed is not None
         # All ranks see the same headers, so all of them take the same branch below without another exchange.
         if len({header.trains_weights for header in headers_W}) > 1:
-            raise BatchError("per-id weights require gradients on some ranks only: want the same on all ranks")
+            raise BatchError("per-id weights require gradients on some ranks only", "the same on all ranks")
         if len({header.digest for header in headers_W}) > 1:
             return (yield from self._steps(packed.given.expanded()))
         recv_sizes = [header.words for header in headers_W]

@@ -157,8 +157,8 @@ class Packer:
         if self._cut_weighted_tables and trains_weights:
             raise BatchError(
                 f"per-id weights of {', '.join(self._cut_weighted_tables)} require gradients, which are sums over "
-                f"columns; the columns are on several ranks, so the bits of these sums depend on the plan. For elastic "
-                f"results want a plan that keeps all columns of such tables on one rank"
+                f"columns; the columns are on several ranks, so the bits of these sums depend on the plan",
+                "a plan that keeps all columns of such tables on one rank, for elastic results",
             )
         jagged, repeats = deduplicate_sequences(jagged, self._sequences)
         values, lengths, positions = jagged.values_N, jagged.lengths_FB, None

@@ -112,8 +112,8 @@ def zero_pages(size_bytes: int) -> Tensor:
     try:
         pages = mmap.mmap(-1, size_bytes, flags=kind)
     except OSError as error:
-        why = "want /proc/sys/vm/overcommit_memory 0 or 1, and no limit on addresses (ulimit -v)"
-        raise MemoryError(f"{size_bytes / 1e9:.1f} GB of addresses without memory: {error}; {why}") from None
+        hint = "it takes /proc/sys/vm/overcommit_memory 0 or 1, and no limit on addresses (ulimit -v)"
+        raise MemoryError(f"{size_bytes / 1e9:.1f} GB of addresses without memory: {error}; {hint}") from None
     pages.madvise(mmap.MADV_NOHUGEPAGE)  # with huge pages, each row written would take 2 MiB
     return torch.frombuffer(pages, dtype=torch.uint8)
 

@@ -153,8 +153,10 @@ def simulate(model: SimulatedModel, place: SimulatedMachine, *, explain: bool = 
 def check_model(model: SimulatedModel, topology: Topology) -> None:
     """Raise for a batch that ranks cannot share."""
     if model.batch < topology.world:
-        want = f"want at least {topology.world:,}, or fewer ranks"
-        raise SpecError(f"batch={model.batch}: {topology.world:,} ranks cannot share so few samples: {want}")
+        raise SpecError(
+            f"batch={model.batch}: {topology.world:,} ranks cannot share so few samples",
+            f"at least {topology.world:,}, or fewer ranks",
+        )
 
 
 def make_request(model: SimulatedModel, machine: Machine) -> PlanRequest:
@@ -192,7 +194,7 @@ def _given_loads(request: PlanRequest, plan: Plan, links: Links, *, elastic: boo
     """By a plan from elsewhere; tables that no layout describes cost what the nearest one does."""
     if plan.world != links.topology.world:
         ranks = f"{plan.world} ranks, and the machine has {links.topology.world}"
-        raise SpecError(f"--plan: a plan for {ranks}: want a plan for this machine, or no --plan")
+        raise SpecError(f"--plan: a plan for {ranks}", "a plan for this machine, or no --plan")
     plan.validate([w.table for w in request.workloads])
     current = placement_of_plan(make_problem(request), plan)
     sums = current.problem.sums(current.start)
@@ -261,11 +263,11 @@ def choose_dense(model: SimulatedModel, text: str, topology: Topology) -> Simula
     kinds = {"replicated": "replicate", "replicate": "replicate", "full": "full", "hybrid": "hybrid", "tp": "tp"}
     ranks = parse_whole(number or str(topology.devices))
     if kind not in kinds or ranks is None or (number and kinds[kind] in ("replicate", "full")):
-        raise SpecError(f"dense={text!r}: want replicated, full, hybrid, hybrid:RANKS or tp:RANKS")
+        raise SpecError(f"dense={text!r}", "replicated, full, hybrid, hybrid:RANKS or tp:RANKS")
     if kinds[kind] in ("hybrid", "tp") and (ranks < 1 or topology.world % ranks):
-        raise SpecError(f"dense={text}: {ranks} ranks do not divide {topology.world}: want a number that does")
+        raise SpecError(f"dense={text}: {ranks} ranks do not divide {topology.world}", f"a divisor of {topology.world}")
     if model.wire.far is not None and kinds[kind] != "replicate":
-        raise SpecError(f"dense={text} with wire.far={model.wire.far}: want dense=replicated, or a recipe without it")
+        raise SpecError(f"dense={text} with wire.far={model.wire.far}", "dense=replicated, or wire.far=null")
     if kinds[kind] == "tp":
         return replace(model, side=_narrow(model.side, ranks), tensor_ranks=ranks)
     shards = ranks if kinds[kind] == "hybrid" else None
@@ -292,8 +294,10 @@ def _first_hosts(network: Network, topology: Topology) -> LinkArrays:
     """The links between the first hosts of a network."""
     have = len(network.hosts)
     if topology.hosts > have:
-        want = "want a network of as many hosts, or no --network"
-        raise SpecError(f"network: {have} hosts, and the machine has {topology.hosts}: {want}")
+        raise SpecError(
+            f"network: {have} hosts, and the machine has {topology.hosts}",
+            "a network of as many hosts, or no --network",
+        )
     return network.arrays().among(range(topology.hosts))
 
 

@@ -78,18 +78,19 @@ def parse_vary(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
             import difflib  # slow to import, and only errors need it
 
             near = difflib.get_close_matches(name, QUANTITIES, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise SpecError(f"--vary {text}: {hint}want one of {', '.join(QUANTITIES)}, = and values: batch=64k,128k")
+            hint = f"did you mean {near[0]}?" if near else ""
+            known = f"one of {', '.join(QUANTITIES)}, = and values: batch=64k,128k"
+            raise SpecError(f"--vary {text}", known, hint=hint)
         if not values:
-            raise SpecError(f"--vary {text}: no values: want such as {name}={EXAMPLES[name]}")
+            raise SpecError(f"--vary {text}: no values", f"values such as {name}={EXAMPLES[name]}")
         if name in varied:
-            raise SpecError(f"--vary {text}: {name} is varied twice: want all its values in one --vary")
+            raise SpecError(f"--vary {text}: {name} is varied twice", "all its values in one --vary")
         varied[name] = values
     count = 1
     for values in varied.values():
         count *= len(values)
     if count > MOST_COMBINATIONS:
-        raise SpecError(f"--vary: {count:,} combinations: want at most {MOST_COMBINATIONS:,}")
+        raise SpecError(f"--vary: {count:,} combinations", f"at most {MOST_COMBINATIONS:,}")
     return varied
 
 
@@ -179,7 +180,7 @@ def _count(text: str, name: str) -> int:
     number = text.lower()
     found = (parse_whole(number.removesuffix("k")) or 0) * (1024 if number.endswith("k") else 1)
     if not 1 <= found < 1 << 31:
-        raise SpecError(f"{name}={text}: want a whole number of at least 1, such as {EXAMPLES[name].split(',')[0]}")
+        raise SpecError(f"{name}={text}", f"a whole number of at least 1, such as {EXAMPLES[name].split(',')[0]}")
     return found
 
 
@@ -202,7 +203,7 @@ def _vary_network(case: Case, text: str) -> Case:
     except ValueError:
         times = 0.0
     if not 0 < times < 1e6:
-        raise SpecError(f"network={text}: want how many times as fast, such as {EXAMPLES['network']}")
+        raise SpecError(f"network={text}", f"a factor of speed, such as {EXAMPLES['network']}")
     machine = case.place.machine
     network = None if case.place.network is None else _faster(case.place.network, times)
     faster = Machine(machine.topology, faster_links(machine.hardware, times))
@@ -232,7 +233,7 @@ def _vary_dense(case: Case, text: str) -> Case:
 
 def _vary_wire(case: Case, text: str) -> Case:
     if text not in set(WireType):
-        raise SpecError(f"wire={text}: want one of {', '.join(WireType)}")
+        raise SpecError(f"wire={text}", f"one of {', '.join(WireType)}")
     codecs = Codecs(forward=WireType(text), backward=WireType(text))
     # Sharded layers are summed in floats: `train/dense_parallel.py` has no other sums.
     wire = Wire(host=codecs, network=codecs, dense=WireType(text if case.model.side.kind == "replicate" else "fp32"))

@@ -66,7 +66,7 @@ class CloudStorage:
         try:
             import obstore
         except ImportError:
-            raise StorageError(f"{url}: no client of object stores: want pip install 'rowwise[cloud]'") from None
+            raise StorageError(f"{url}: no client of object stores", hint="pip install 'rowwise[cloud]'") from None
         self._client = obstore
         # Stores are reached by https, but for an endpoint that the environment gives as http://.
         client: dict[str, Any] = {
@@ -154,10 +154,12 @@ class CloudStorage:
                 for one in map(_described, page):
                     room_bytes -= len(one.name)
                     if one.name in found:
-                        raise StorageError(f"{place}: the store lists {one.name[:200]!r} twice: want each name once")
+                        raise StorageError(f"{place}: the store lists {one.name[:200]!r} twice", "each name once")
                     if len(found) >= self._limits.names or room_bytes < 0:
-                        got = f"{place}: its list has more than {self._limits.names:,.0f} names of {NAME_bytes} bytes"
-                        raise StorageError(f"{got}: want fewer, or more names in {VARIABLE}")
+                        raise StorageError(
+                            f"{place}: its list has more than {self._limits.names:,.0f} names of {NAME_bytes} bytes",
+                            f"fewer names, or a larger names= in {VARIABLE}",
+                        )
                     found[one.name] = one
             return sorted(one for one in found.values() if one.name.startswith(prefix))
 
@@ -167,8 +169,10 @@ class CloudStorage:
                 with ThreadPoolExecutor(1) as pool:
                     return pool.submit(asyncio.run, asyncio.wait_for(collect(), self._limits.list_s)).result()
             except TimeoutError:
-                got = f"{place}: its list takes more than {self._limits.list_s:g} s"
-                raise StorageError(f"{got}: want fewer names, or more list_s in {VARIABLE}") from None
+                raise StorageError(
+                    f"{place}: its list takes more than {self._limits.list_s:g} s",
+                    f"fewer names, or a larger list_s= in {VARIABLE}",
+                ) from None
 
         place = f"{self.url}/{prefix}"
         return self._repeat(prefix, attempt)
@@ -222,18 +226,24 @@ class CloudStorage:
         errors, place = self._client.exceptions, f"{self.url}/{name}"
         why = short_reason(error)
         if "NoSuchBucket" in str(error):
-            return StorageError(f"{place}: there is no bucket {self.url}; want one that exists")
+            return StorageError(f"{place}: there is no bucket {self.url}", "a bucket that exists")
         if isinstance(error, errors.NotFoundError | FileNotFoundError):
-            return MissingObjectError(f"{place}: no such object; want another name")
+            return MissingObjectError(f"{place}: no such object", "another name")
         if isinstance(error, errors.AlreadyExistsError | errors.PreconditionError):
-            return ObjectExistsError(f"{place} exists, with another content; want another place")
+            return ObjectExistsError(f"{place} exists, with another content", "another place")
         if "RequestTimeTooSkewed" in str(error):
-            return StorageError(f"{place}: the clock of this machine is not the store's: {why}; want it set (NTP)")
+            return StorageError(
+                f"{place}: the clock of this machine is not the store's: {why}", hint="set the clock (NTP)"
+            )
         if isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError):
-            want = f"want credentials that may, from {CREDENTIALS[self._scheme]}"
-            return StorageError(f"{place}: the store refuses access: {why}; {want}")
-        want = f"want its endpoint, and credentials from {CREDENTIALS[self._scheme]}"
-        return StorageError(f"{place} cannot be reached{tried}: {why}; {want}")
+            return StorageError(
+                f"{place}: the store refuses access: {why}",
+                f"credentials with access, from {CREDENTIALS[self._scheme]}",
+            )
+        return StorageError(
+            f"{place} cannot be reached{tried}: {why}",
+            f"the endpoint of the store, and credentials from {CREDENTIALS[self._scheme]}",
+        )
 
 
 def _described(one: Any) -> StoredObject:

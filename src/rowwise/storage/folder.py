@@ -64,28 +64,29 @@ def parse_folder(text: str, patience: Patience | None = None) -> Folder:
     if match is None:
         almost = ONE_SLASH.fullmatch(text)
         if almost is not None:
-            want = f"{almost[1].lower()}://{almost[2][:200]}, or ./{text[:200]} for a folder of that name"
-            raise StorageError(f"{text[:200]}: want {want}")
+            raise StorageError(
+                text[:200], f"{almost[1].lower()}://{almost[2][:200]}, or ./{text[:200]} for a folder of that name"
+            )
         return Path(text)
     scheme, rest = match[1].lower(), match[2]
     bucket, _, path = rest.partition("/")
     if scheme not in SCHEMES:
         known = ", ".join(f"{one}://" for one in SCHEMES)
-        raise StorageError(f"{scheme}:// is no known kind of object store: want a path, or a URL of {known}")
+        raise StorageError(f"{scheme}:// is no known kind of object store", f"a path, or a URL of {known}")
     if "@" in bucket or "?" in rest or "#" in rest:  # the message does not repeat what may be a secret
         raise StorageError(
-            f"{scheme}://...: want a URL without user, password and query: credentials come from the environment"
+            f"{scheme}://...", "a URL without user, password and query", hint="set credentials in the environment"
         )
     parts = path.strip("/").split("/") if path.strip("/") else []
     if not bucket or has_control(bucket) or any(fault_of_name(part) for part in parts):
-        raise StorageError(f"{text[:200]}: want a URL such as {scheme}://bucket/folder")
+        raise StorageError(text[:200], f"a URL such as {scheme}://bucket/folder")
     return StorageFolder(_open_bucket(f"{scheme}://{bucket}", patience), "/".join(parts))
 
 
 def refuse_url(path: Path, way_out: str) -> None:
     """Raise for a path that was made from a URL, which lost a slash, where only a folder of this machine will do."""
     if ONE_SLASH.fullmatch(str(path)):
-        raise StorageError(f"{str(path).replace(':/', '://', 1)}: want a folder of this machine: {way_out}")
+        raise StorageError(str(path).replace(":/", "://", 1), "a folder of this machine", hint=way_out)
 
 
 def as_storage(folder: Folder) -> StorageFolder:
@@ -189,7 +190,7 @@ def read_file(folder: Folder, name: str, most_bytes: int) -> bytes:
     with _missing_as_file(folder, name):
         size_bytes = folder.storage.stat(folder.inside(name)).size_bytes
         if size_bytes > most_bytes:
-            raise StorageError(f"{folder / name} has {size_bytes:,} bytes: want at most {most_bytes:,}")
+            raise StorageError(f"{folder / name} has {size_bytes:,} bytes", f"at most {most_bytes:,}")
         return bytes(folder.storage.read(folder.inside(name), 0, size_bytes))
 
 

@@ -46,7 +46,7 @@ class _Endpoint(NamedTuple):
             parts = urlsplit(url)
             port = parts.port or (443 if parts.scheme == "https" else 80)
         except ValueError:
-            raise StorageError("the endpoint of the store is no URL: want AWS_ENDPOINT_URL=https://HOST:PORT") from None
+            raise StorageError("the endpoint of the store is no URL", "AWS_ENDPOINT_URL=https://HOST:PORT") from None
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
         usual = port in (80, 443 if parts.scheme == "https" else 80)
         return cls(parts.scheme, parts.hostname or "", port, host if usual else f"{host}:{port}")
@@ -221,7 +221,9 @@ class _Handler(BaseHTTPRequestHandler):
         headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in {*HOP, "content-length"}]
         if 300 <= answer.status < 400 and answer.status != 304:
             place = answer.getheader("Location", "")[:200]
-            raise _RefusedAnswerError(f"the store redirects to {place.partition('?')[0]!r}: want the endpoint itself")
+            raise _RefusedAnswerError(
+                f"the store redirects to {place.partition('?')[0]!r}: expected the endpoint itself"
+            )
         content = _content_of(answer, most)
         if self.command == "HEAD":
             headers.append(("Content-Length", answer.getheader("Content-Length", "0")))
@@ -280,10 +282,10 @@ def _content_of(answer: HTTPResponse, most: int) -> bytes:
     if answer.status >= 400:
         return answer.read(ERROR_bytes)
     if (answer.length or 0) > most:
-        raise _RefusedAnswerError(f"the store answers with {answer.length:,} bytes: want at most {most:,}")
+        raise _RefusedAnswerError(f"the store answers with {answer.length:,} bytes: expected at most {most:,}")
     content = answer.read(most + 1)
     if len(content) > most:
-        raise _RefusedAnswerError(f"the store answers with more than {most:,} bytes: want no more")
+        raise _RefusedAnswerError(f"the store answers with too many bytes: expected at most {most:,}")
     if answer.length:
         raise ConnectionResetError(f"the answer ended {answer.length:,} bytes too early")
     return content

@@ -44,7 +44,7 @@ class SameObject:
         with self._lock:
             self._tag = self._tag or tag or ""
             if tag and tag != self._tag:
-                raise StorageError(f"{place} has changed while it was read: try again")
+                raise StorageError(f"{place} has changed while it was read", hint="try again")
 
 
 class Storage(Protocol):

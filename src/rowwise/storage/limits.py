@@ -30,8 +30,8 @@ class Limits(NamedTuple):
         for one in filter(None, text.split(",")):
             key, _, value = one.partition("=")
             if key not in found or not NUMBER.fullmatch(value):
-                want = ",".join(f"{name}={usual:.0f}" for name, usual in cls()._asdict().items())
-                raise StorageError(f"{VARIABLE}={text[:200]!r}: want some of {want}")
+                expected = ",".join(f"{name}={usual:.0f}" for name, usual in cls()._asdict().items())
+                raise StorageError(f"{VARIABLE}={text[:200]!r}", f"some of {expected}")
             found[key] = float(value)
         return cls(**found)
 

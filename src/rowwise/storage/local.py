@@ -60,7 +60,7 @@ class LocalStorage:
                 os.link(unfinished, path)  # raises if it exists, which a rename does not
             except FileExistsError:
                 if self.read(name) != content:
-                    raise ObjectExistsError(f"{path} exists, with another content; want another place") from None
+                    raise ObjectExistsError(f"{path} exists, with another content", "another place") from None
             sync(path.parent)
 
     def list(self, prefix: str) -> list[StoredObject]:
@@ -92,13 +92,15 @@ class LocalStorage:
         for component in name.split("/"):
             fault = fault_of_name(component)
             if fault:
-                raise StorageError(f"{self.folder}: the name {name[:200]!r} is not used: {fault}: want another")
+                raise StorageError(f"{self.folder}: the name {name[:200]!r} is not used: {fault}", "another name")
         return self.folder / name
 
 
 def check_size(place: object, count: int, size_bytes: int) -> None:
     if count != size_bytes:
-        raise StorageError(f"{place} was not written: its source has {count:,} bytes, want {size_bytes:,}; try again")
+        raise StorageError(
+            f"{place} was not written: its source has {count:,} bytes", f"{size_bytes:,}", hint="try again"
+        )
 
 
 @contextmanager
@@ -117,8 +119,8 @@ def _errors_of(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise MissingObjectError(f"{path}: no such file; want another name") from None
+        raise MissingObjectError(f"{path}: no such file", "another name") from None
     except OSError as error:
         if error.strerror is None:  # one of rowwise's own, with a message
             raise
-        raise StorageError(f"{path}: {error.strerror}; want a folder that can be read and written") from error
+        raise StorageError(f"{path}: {error.strerror}", "a folder that can be read and written") from error

@@ -45,7 +45,7 @@ from rowwise.store.row_stream import InitialValues
 from rowwise.store.sizes import FLOAT_bytes, HEADER_bytes, INDEX_bytes
 
 SEGMENT_bytes = 8 << 20  # of one write: rows go to disk at its sequential speed
-UNUSABLE, WANT = "rows could not be read or written", "want a folder on a disk that can be written, by `disk`"
+UNUSABLE, A_FOLDER = "rows could not be read or written", "a folder on a disk that can be written, by `disk`"
 WINDOW_bytes = 16 << 20  # of records that a stream reads at a time
 
 
@@ -88,7 +88,7 @@ class DiskTables:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StoreError(f"{folder}: {UNUSABLE}: {error.strerror}; {WANT}") from None
+            raise StoreError(f"{folder}: {UNUSABLE}: {error.strerror}", A_FOLDER) from None
         path = os.fsencode(folder)
         self._tier = self._library.tier_open(path, segment_bytes, uring, len(tables), described, byref(status))
         self._check(status)
@@ -99,7 +99,7 @@ class DiskTables:
 
     def __reduce__(self) -> NoReturn:
         names = ", ".join(table.name for table in self.tables)
-        raise StateError(f"tables on disk cannot be copied or pickled ({names}): want a checkpoint")
+        raise StateError(f"tables on disk cannot be copied or pickled ({names})", "a checkpoint")
 
     @property
     def file(self) -> int:
@@ -230,30 +230,34 @@ class DiskTables:
         match status.code:
             case native.TOO_SMALL:
                 rows = f"a batch has more rows of table {name!r} than its cache, which holds {status.distinct:,}"
-                raise SpecError(f"{rows}: want a larger memory, or fewer samples a batch")
+                raise SpecError(rows, "a larger memory, or fewer samples a batch")
             case native.DAMAGED:
                 row = f"table {name!r}, row {status.row}: its" if status.row >= 0 else "a"
-                what = f"{row} record in {self.folder} does not match its checksum"
-                raise StoreError(f"{what}: want another disk; resume from a checkpoint")
+                raise StoreError(
+                    f"{row} record in {self.folder} does not match its checksum",
+                    hint="use another disk, and resume from a checkpoint",
+                )
             case native.IO:
                 raise StoreError(f"{self.folder}: {self._system_error(status.error)}")
             case native.LOG_FULL:
-                raise StoreError(f"table {name!r} has more records on disk than 2**32: want it cut into more tiles")
+                raise StoreError(
+                    f"table {name!r} has more records on disk than 2**32", hint="cut the table into more tiles"
+                )
             case native.FORKED:
-                raise StoreError(f"{self.folder}: {UNUSABLE} by a fork of their process: want tables made in the fork")
+                raise StoreError(f"{self.folder}: {UNUSABLE} by a fork of their process", "tables made in the fork")
             case _:
                 raise StoreError(f"the memory of the caches of {len(self.tables)} tables on disk was not allocated")
 
     def _system_error(self, number: int) -> str:
         text = f"{UNUSABLE}: {os.strerror(number)}"
         if number != errno.ENOSPC:
-            return f"{text}; {WANT}"
+            return f"{text}: expected {A_FOLDER}"
         free = ""
         with suppress(OSError):
             space = os.statvfs(self.folder)
             free = f", {format_bytes(space.f_bavail * space.f_frsize)} are free"
         used = format_bytes(self.disk_bytes) if self._tier else "0 B"
-        return f"{text}; the rows take {used}{free}: want more space, or another folder by `disk`"
+        return f"{text}; the rows take {used}{free}: expected more space, or another folder by `disk`"
 
 
 def _segments(values_N: Tensor, slots_N: Tensor, features: Sequence[FeatureIds]) -> Any:

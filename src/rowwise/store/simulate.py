@@ -56,7 +56,7 @@ class Trace:
     def __init__(self, batches: Sequence[Ints], skip: int = 0) -> None:
         rows_N = np.concatenate([*batches, np.zeros(0, np.int64)]).astype(np.int64)
         if len(rows_N) and rows_N.min() < 0:
-            raise SpecError(f"a trace with row {rows_N.min()}: want rows from 0 on")
+            raise SpecError(f"a trace with row {rows_N.min()}", "rows from 0 on")
         self.ids_R, number_N = np.unique(rows_N, return_inverse=True)
         self.number_N = number_N.astype(np.int32)
         self.end_B = np.cumsum([len(batch) for batch in batches], dtype=np.int64)
@@ -71,7 +71,7 @@ class Trace:
 def simulate(trace: Trace, cache_rows: int, kind: CacheKind) -> SimulatedCounts:
     """Hits, misses and evictions of an empty cache with at least so many slots, over the trace."""
     if cache_rows < 1:
-        raise SpecError(f"a cache of {cache_rows} rows: want at least 1")
+        raise SpecError(f"a cache of {cache_rows} rows", "at least 1")
     numbers = _Trace(
         row=trace.number_N.ctypes.data, accesses=len(trace.number_N), rows=len(trace.ids_R),
         batch_end=trace.end_B.ctypes.data, batches=len(trace.end_B), skip=trace.skip,

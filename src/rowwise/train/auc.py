@@ -86,8 +86,10 @@ class ExactAuc:
     def _keep(self, chunks: list[Tensor]) -> None:
         more = sum(chunk.shape[1] for chunk in chunks)
         if self._samples + more > self._most:
-            want = "give ExactAuc a larger `most`, or use Auc, which changes to a histogram"
-            raise BatchError(f"{self._samples} + {more} samples do not fit into an exact AUC of {self._most}: {want}")
+            raise BatchError(
+                f"{self._samples} + {more} samples do not fit into an exact AUC of {self._most}",
+                hint="give ExactAuc a larger `most`, or use Auc, which changes to a histogram",
+            )
         self._kept.extend(chunks)
         self._samples += more
 

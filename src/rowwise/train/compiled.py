@@ -55,7 +55,11 @@ def check_compiler() -> None:
     try:
         get_cpp_compiler()
     except InvalidCxxCompiler:
-        raise NativeError("train.compile=true: no C++ compiler: want g++, or its path in CXX, or false") from None
+        raise NativeError(
+            "train.compile=true: no C++ compiler", hint="install g++, set CXX to a compiler, or set train.compile=false"
+        ) from None
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.is_file():
-        raise NativeError(f"train.compile=true: no {header}: want Python's headers, or false")
+        raise NativeError(
+            f"train.compile=true: no {header}", hint="install Python's headers, or set train.compile=false"
+        )

@@ -91,9 +91,11 @@ class DenseGradients:
     def _ready(self, parameter: Tensor) -> None:
         waiting = self._waiting[self._bucket_of[parameter]]
         if parameter not in waiting:
-            got = f"a parameter of shape {tuple(parameter.shape)} got a second gradient in one backward"
-            want = "torch.utils.checkpoint with use_reentrant=False, which gives each parameter one gradient"
-            raise SpecError(f"{got}, after its first was sent: want {want}")
+            raise SpecError(
+                f"a parameter of shape {tuple(parameter.shape)} got a second gradient in one backward, after its "
+                "first was sent",
+                hint="call torch.utils.checkpoint with use_reentrant=False, which gives each parameter one gradient",
+            )
         waiting.remove(parameter)
         self._launch()
 

@@ -37,8 +37,10 @@ def shards_of(settings: DenseParallel, topology: Topology) -> int:
         return 1
     shards = world if settings.kind == "full" else settings.shards or topology.devices
     if world % shards:
-        got = f"train.dense_parallel.shards={shards} on {world} ranks"
-        raise SpecError(f"{got}: want {', '.join(str(n) for n in range(1, world + 1) if world % n == 0)}")
+        raise SpecError(
+            f"train.dense_parallel.shards={shards} on {world} ranks",
+            f"one of {', '.join(str(n) for n in range(1, world + 1) if world % n == 0)}",
+        )
     return shards
 
 
@@ -69,10 +71,12 @@ def check_parameters(model: nn.Module) -> set[nn.Parameter]:
     tables = _own_parameters(model)
     for name, parameter in model.named_parameters():
         if parameter in tables and parameter.requires_grad:
-            want = "want train.dense_parallel.kind=replicate, or another id map"
-            raise SpecError(f"parameter {name} projects vectors of an id map, and cannot be sharded: {want}")
+            raise SpecError(
+                f"parameter {name} projects vectors of an id map, and cannot be sharded",
+                hint="set train.dense_parallel.kind=replicate, or choose another id map",
+            )
         if parameter.requires_grad and not parameter.dim():
-            raise SpecError(f"parameter {name} is a single number, and cannot be sharded: want a shape of (1,)")
+            raise SpecError(f"parameter {name} is a single number, and cannot be sharded", "a shape of (1,)")
     return tables
 
 
@@ -197,8 +201,10 @@ class ShardedConstruction:
         for name, parameter in model.named_parameters():
             if parameter in self._rows:
                 if parameter._version:
-                    got = f"parameter {name} was changed after its module was registered"
-                    raise SpecError(f"{got}: want train.dense_parallel.kind=replicate, or changes in its module")
+                    raise SpecError(
+                        f"parameter {name} was changed after its module was registered",
+                        hint="change it inside its module, or set train.dense_parallel.kind=replicate",
+                    )
                 found[name] = self._rows.pop(parameter)
         return found
 

@@ -33,7 +33,7 @@ class ElasticGradients:
         world = len(comm.ranks)
         if virtual_shards % world:
             divisors = ", ".join(str(w) for w in range(1, virtual_shards + 1) if virtual_shards % w == 0)
-            raise SpecError(f"{virtual_shards} virtual shards on {world} ranks: want a world size of {divisors}")
+            raise SpecError(f"{virtual_shards} virtual shards on {world} ranks", f"a world size of {divisors}")
         self._comm, self._parameters, self._each = comm, tuple(parameters), virtual_shards // world
         self._first = comm.rank * self._each
         self.discard()

@@ -82,7 +82,7 @@ class Slicing:
 
     def __post_init__(self) -> None:
         if len(set(self.features)) < len(self.features):
-            raise SpecError(f"slices {', '.join(self.features)}: want each feature once")
+            raise SpecError(f"slices {', '.join(self.features)}", "each feature once")
 
 
 @final
@@ -236,7 +236,7 @@ def undefined(tasks: Mapping[str, Mapping[str, float | None]], rows: str) -> tup
         if (area is None or math.isnan(area)) and label is not None and math.isfinite(label):
             names = "AUC and NE" if "auc" in values else "R2"
             got = f"the label {task!r} is {label:g} in all {int(values.get('count') or 0):,} {rows} rows"
-            lines.append(f"{got}, so they have no {names}: want rows with other labels, too")
+            lines.append(f"{got}, so they have no {names}: expected rows with other labels, too")
     return tuple(lines)
 
 

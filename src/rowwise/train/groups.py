@@ -59,8 +59,10 @@ class UpdateGroups:
             raise DataError("no rows to train on: an epoch ended without a batch")
         idle = [str(self._context.comm.ranks[rank]) for rank, batches in enumerate(status.following_W) if not batches]
         if idle and not resumed:
-            want = "want rows for each rank, or fewer ranks"
-            raise DataError(f"no rows to train on for rank {', '.join(idle)}, and others have some: {want}")
+            raise DataError(
+                f"no rows to train on for rank {', '.join(idle)}, and others have some",
+                "rows for each rank, or fewer ranks",
+            )
         if len(status.following_W) > 1:
             self._empty = empty_batch_template(self._context.comm, status, first.batches)
 

@@ -60,5 +60,7 @@ def _check_managed(checkpoint: Checkpoint, path: str, module: AnyEmbeddings) -> 
             _refuse(checkpoint, table.name, why, f"rows={rows.rows}")
 
 
-def _refuse(checkpoint: Checkpoint, table: str, why: str, want: str = "the `id_map` that it was trained with") -> None:
-    raise CheckpointError(f"{checkpoint.folder}: table {table!r} {why}: want {want}")
+def _refuse(
+    checkpoint: Checkpoint, table: str, why: str, expected: str = "the `id_map` that it was trained with"
+) -> None:
+    raise CheckpointError(f"{checkpoint.folder}: table {table!r} {why}", expected)

@@ -21,7 +21,7 @@ class Bootstrap(Value, frozen=True, tag="bootstrap", tag_field="kind"):
 
     def __post_init__(self) -> None:
         if not 0 < self.beta <= 1:
-            raise SpecError(f"train.objective.beta={self.beta}: want more than 0 and at most 1")
+            raise SpecError(f"train.objective.beta={self.beta}", "more than 0 and at most 1")
 
 
 class GeneralisedCrossEntropy(Value, frozen=True, tag="gce", tag_field="kind"):
@@ -34,7 +34,7 @@ class GeneralisedCrossEntropy(Value, frozen=True, tag="gce", tag_field="kind"):
 
     def __post_init__(self) -> None:
         if not 0 < self.q <= 1:
-            raise SpecError(f"train.objective.q={self.q}: want more than 0 and at most 1")
+            raise SpecError(f"train.objective.q={self.q}", "more than 0 and at most 1")
 
 
 class Smc(Value, frozen=True, tag="smc", tag_field="kind"):
@@ -46,11 +46,11 @@ class Smc(Value, frozen=True, tag="smc", tag_field="kind"):
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
-            raise SpecError(f"train.objective.alpha={self.alpha}: want 0 to 1")
+            raise SpecError(f"train.objective.alpha={self.alpha}", "0 to 1")
         if not 0 < self.temperature < math.inf:
-            raise SpecError(f"train.objective.temperature={self.temperature}: want a finite number above 0")
+            raise SpecError(f"train.objective.temperature={self.temperature}", "a finite number above 0")
         if self.steps < 1:
-            raise SpecError(f"train.objective.steps={self.steps}: want at least 1")
+            raise SpecError(f"train.objective.steps={self.steps}", "at least 1")
         check_most("train.objective.", self, steps=MOST_STEPS)
 
 
@@ -62,9 +62,9 @@ class CoTeaching(Value, frozen=True, tag="co_teaching", tag_field="kind"):
 
     def __post_init__(self) -> None:
         if not 0 <= self.forget < 1:
-            raise SpecError(f"train.objective.forget={self.forget}: want at least 0 and less than 1")
+            raise SpecError(f"train.objective.forget={self.forget}", "at least 0 and less than 1")
         if self.steps < 1:
-            raise SpecError(f"train.objective.steps={self.steps}: want at least 1")
+            raise SpecError(f"train.objective.steps={self.steps}", "at least 1")
         check_most("train.objective.", self, steps=MOST_STEPS)
 
 
@@ -103,8 +103,8 @@ class Poisson(Value, frozen=True, tag="poisson", tag_field="kind"):
 def _check_facts(*, positive: bool = False, **facts: tuple[float, ...]) -> None:
     for name, values in facts.items():
         if any(not math.isfinite(value) or (positive and value <= 0) for value in values):
-            want = "finite numbers above 0" if positive else "finite numbers"
-            raise SpecError(f"train.objective.{name}={list(values)}: want {want}, one for each label")
+            expected = "finite numbers above 0" if positive else "finite numbers"
+            raise SpecError(f"train.objective.{name}={list(values)}", f"{expected}, one for each label")
 
 
 def first_label(loss: "AnyLoss") -> "AnyLoss":

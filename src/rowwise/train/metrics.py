@@ -40,7 +40,7 @@ class Metrics:
 
     def __init__(self, tasks: Sequence[str] = ("label",), window: int = 100) -> None:
         if not tasks or len(set(tasks)) != len(tasks):
-            raise SpecError(f"tasks={tuple(tasks)}: want at least one name, and each once")
+            raise SpecError(f"tasks={tuple(tasks)}", "at least one name, and each name once")
         self._tasks = tuple(tasks)
         self._entropy, self._recent_entropy = Entropy(len(tasks)), RecentEntropy(window, len(tasks))
         self._auc, self._recent_auc = Auc(len(tasks)), RecentAuc(window, len(tasks))
@@ -113,7 +113,7 @@ class Metrics:
         names = [state.get(f"task.{k}") for k in range(read_int(state, "tasks"))]
         if not all(isinstance(name, str) for name in names):
             raise StateError(
-                f"the state of metrics names the tasks {names}; want a name under each of task.0, task.1, ..."
+                f"the state of metrics names the tasks {names}", "a name under each of task.0, task.1, ..."
             )
         metrics = cls([str(name) for name in names])
         metrics._entropy = Entropy.from_state(part(state, "entropy"))

@@ -85,8 +85,10 @@ class Clicks:
     def _logits_and_labels(self, batch: Batch) -> tuple[Tensor, Tensor]:
         logits_BK, labels_BK = self._model(batch), batch.labels_BK
         if logits_BK.shape != labels_BK.shape:
-            got, want = tuple(logits_BK.shape), tuple(labels_BK.shape)
-            raise BatchError(f"the model gave logits {got} for labels {want}: want one logit for each label")
+            raise BatchError(
+                f"the model gave logits {tuple(logits_BK.shape)} for labels {tuple(labels_BK.shape)}",
+                "one logit for each label",
+            )
         if self._smoothing:
             labels_BK = labels_BK * (1 - self._smoothing) + self._smoothing / 2
         return logits_BK, labels_BK

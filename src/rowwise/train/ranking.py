@@ -41,7 +41,7 @@ class Ranking:
     def __init__(self, ks: Sequence[int] = (10, 50)) -> None:
         self._ks = tuple(check_positive("k", k) for k in ks)
         if len(set(self._ks)) != len(self._ks):
-            raise SpecError(f"ks={self._ks}: want each k once")
+            raise SpecError(f"ks={self._ks}", "each k once")
         # T: number of lists, sum of weights, reciprocal ranks, recall for each k, NDCG for each k.
         self._totals_T = torch.zeros(3 + 2 * len(self._ks), dtype=torch.float64)
 
@@ -122,26 +122,28 @@ def _reciprocal(above_BP: Tensor, tied_BP: Tensor, valid_BP: Tensor) -> Tensor:
 
 def _check(scores_BC: Tensor, positives_BP: Tensor, weights_B: Tensor | None) -> None:
     if scores_BC.dim() != 2 or not scores_BC.is_floating_point():
-        raise BatchError(f"scores: got {scores_BC.dtype} {tuple(scores_BC.shape)}; want floats [lists, candidates]")
+        raise BatchError(f"scores: got {scores_BC.dtype} {tuple(scores_BC.shape)}", "floats [lists, candidates]")
     lists, candidates = scores_BC.shape
     whole = positives_BP.dtype in (torch.int32, torch.int64)
     if not whole or positives_BP.dim() != 2 or len(positives_BP) != lists:
-        got = f"{positives_BP.dtype} {tuple(positives_BP.shape)}"
-        raise BatchError(f"positives: got {got}; want int32 or int64 of shape [{lists}] or [{lists}, any], -1 for none")
+        raise BatchError(
+            f"positives: got {positives_BP.dtype} {tuple(positives_BP.shape)}",
+            f"int32 or int64 of shape [{lists}] or [{lists}, any], -1 for none",
+        )
     if weights_B is not None and weights_B.shape != (lists,):
-        raise BatchError(f"weights: got shape {tuple(weights_B.shape)}; want ({lists},), one for each list")
-    _refuse(scores_BC, scores_BC.isnan(), "score", "want a number")
+        raise BatchError(f"weights: got shape {tuple(weights_B.shape)}", f"({lists},), one for each list")
+    _refuse(scores_BC, scores_BC.isnan(), "score", "a number")
     outside_BP = (positives_BP < -1) | (positives_BP >= candidates)
-    _refuse(positives_BP, outside_BP, "positive", f"want -1 for none, or a place among the {candidates} candidates")
+    _refuse(positives_BP, outside_BP, "positive", f"-1 for none, or a place among the {candidates} candidates")
     if weights_B is not None:
         wrong_B = ~((weights_B >= 0) & (weights_B < math.inf))
-        _refuse(weights_B, wrong_B, "weight", "want a finite number that is not negative")
+        _refuse(weights_B, wrong_B, "weight", "a finite number that is not negative")
     sorted_BP = positives_BP.sort(1)[0]
     twice_BP = (sorted_BP[:, 1:] == sorted_BP[:, :-1]) & (sorted_BP[:, 1:] >= 0)
-    _refuse(sorted_BP[:, 1:], twice_BP, "positive", "it is given twice; want each positive once")
+    _refuse(sorted_BP[:, 1:], twice_BP, "positive", "each positive once")
 
 
-def _refuse(values: Tensor, wrong: Tensor, name: str, want: str) -> None:
+def _refuse(values: Tensor, wrong: Tensor, name: str, expected: str) -> None:
     if wrong.any():
         first = tuple(wrong.nonzero()[0].tolist())
-        raise BatchError(f"{name} of list {first[0]} is {values[first].item()}: {want}")
+        raise BatchError(f"{name} of list {first[0]} is {values[first].item()}", expected)

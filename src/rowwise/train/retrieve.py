@@ -187,8 +187,10 @@ class NextItemEvaluator:
         lists_N, lists_B = (x.to(items_RD.device) for x in items_of(batch.sparse, model.feature))
         if len(lists_B) and int(lists_B.min()) < 2:
             sample = int((lists_B < 2).nonzero()[0])
-            got = f"feature {model.feature!r} has {int(lists_B[sample])} items in sample {sample}"
-            raise BatchError(f"{got}: want at least 2, a history and the item that follows it")
+            raise BatchError(
+                f"feature {model.feature!r} has {int(lists_B[sample])} items in sample {sample}",
+                "at least 2, a history and the item that follows it",
+            )
         queries_BD, end = last_of_each(places.vectors_ND, places.lengths_B), 0
         chosen_B1 = model.rows_of(lists_N[lists_B.cumsum(0) - 1]).unsqueeze(1)
         for begin in range(0, len(lists_B), QUERIES):

@@ -94,7 +94,7 @@ class RunFolder:
     def open(cls, path: Path) -> "RunFolder":
         """Open the folder of an existing run."""
         if not cls(path).has_begun:
-            raise DataError(f"{path} is not a run: it has no recipe.yaml; want a folder such as runs/dlrm-synthetic/1")
+            raise DataError(f"{path} is not a run: it has no recipe.yaml", "a folder such as runs/dlrm-synthetic/1")
         return cls(path)
 
     @property
@@ -107,7 +107,7 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         others = sorted(p.name for p in self.path.iterdir() if p.name not in UNBEGUN)
         if others:
-            raise DataError(f"{self.path} has {others[0]} and no recipe.yaml: want the folder of a run, or a new one")
+            raise DataError(f"{self.path} has {others[0]} and no recipe.yaml", "the folder of a run, or a new folder")
         return self
 
     @property
@@ -131,7 +131,7 @@ class RunFolder:
                 if attempt == ATTEMPTS - 1:
                     file.close()
                     got = "another process is working on this run"
-                    raise DataError(f"{self.path}: {got}: wait for it, or stop it") from None
+                    raise DataError(f"{self.path}: {got}", hint="wait for it, or stop it") from None
                 sleep(ATTEMPT_s)
         self._lock = weakref.finalize(self, file.close)  # closing the file releases the lock
 

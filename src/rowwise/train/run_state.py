@@ -83,16 +83,22 @@ class RunState:
         """The progress in a checkpoint, with this rank's position in the data."""
         data, comm = checkpoint.manifest.data, self._context.comm
         if "progress" not in data:
-            got = "is not a checkpoint of a training run: its manifest has no 'progress'"
-            raise CheckpointError(f"{checkpoint.folder} {got}; want one that rowwise train wrote")
+            raise CheckpointError(
+                f"{checkpoint.folder} is not a checkpoint of a training run: its manifest has no 'progress'",
+                "a checkpoint that rowwise train wrote",
+            )
         with reading_data(checkpoint.folder):
             progress = msgspec.convert(data["progress"], Progress)
             positions = msgspec.convert(data.get("positions"), list[Position] | None)
         if positions is None:
             return progress
         if len(positions) != len(comm.ranks):
-            got = f"each of {len(positions)} ranks read data of its own, and there are {len(comm.ranks)} ranks now"
-            raise CheckpointError(f"{checkpoint.folder}: {got}: want {len(positions)}, or warm-start with init_from")
+            raise CheckpointError(
+                f"{checkpoint.folder}: each of {len(positions)} ranks read data of its own, and there are "
+                f"{len(comm.ranks)} ranks now",
+                f"{len(positions)} ranks",
+                hint="warm-start with init_from instead",
+            )
         return structs.replace(progress, position=positions[comm.rank])
 
     def restore(self, checkpoint: Checkpoint, progress: Progress) -> None:

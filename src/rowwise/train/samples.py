@@ -53,9 +53,9 @@ class Samples:
     def __len__(self) -> int:
         return len(self.logits_NK)
 
-    def check_tasks(self, want: int) -> None:
-        if self.tasks != want:
-            raise BatchError(f"got logits of {self.tasks} tasks; want {want}, as the metric was made with tasks={want}")
+    def check_tasks(self, tasks: int) -> None:
+        if self.tasks != tasks:
+            raise BatchError(f"got logits of {self.tasks} tasks", f"{tasks}, as the metric was made with tasks={tasks}")
 
 
 def concatenate(batches: Sequence[Samples]) -> Samples:
@@ -76,19 +76,28 @@ def _widen(tensor: Tensor) -> Tensor:
 
 def _check_shapes(logits: Tensor, labels: Tensor, weights: Tensor | None) -> None:
     if not logits.is_floating_point() or logits.dim() not in (1, 2):
-        got = f"{logits.dtype} {tuple(logits.shape)}"
-        raise BatchError(f"logits: got {got}; want floats of shape [samples] or [samples, tasks]")
+        raise BatchError(
+            f"logits: got {logits.dtype} {tuple(logits.shape)}", "floats of shape [samples] or [samples, tasks]"
+        )
     # [N, 1] beside [N] would broadcast to [N, N] silently.
     if labels.shape != logits.shape:
-        got = f"{tuple(labels.shape)} beside logits {tuple(logits.shape)}"
-        raise BatchError(f"labels: got shape {got}; want the same, so squeeze or stack one of them")
+        raise BatchError(
+            f"labels: got shape {tuple(labels.shape)} beside logits {tuple(logits.shape)}",
+            "the same shape",
+            hint="squeeze or stack one of them",
+        )
     if weights is not None and weights.shape not in (logits.shape, logits.shape[:1]):
-        got = f"{tuple(weights.shape)} beside logits {tuple(logits.shape)}"
-        raise BatchError(f"weights: got shape {got}; want one for each sample, or one for each sample and task")
+        raise BatchError(
+            f"weights: got shape {tuple(weights.shape)} beside logits {tuple(logits.shape)}",
+            "one weight for each sample, or for each sample and task",
+        )
     for name, tensor in (("labels", labels), ("weights", weights)):
         if tensor is not None and tensor.device != logits.device:
-            got = f"{tensor.device} beside logits on {logits.device}"
-            raise BatchError(f"{name}: got {got}; want one device: move one of them with .to()")
+            raise BatchError(
+                f"{name}: got {tensor.device} beside logits on {logits.device}",
+                "one device for both",
+                hint="move one of them with .to()",
+            )
 
 
 def _check_values(logits: Tensor, labels: Tensor, weights: Tensor | None, *, amounts: bool) -> None:
@@ -96,20 +105,20 @@ def _check_values(logits: Tensor, labels: Tensor, weights: Tensor | None, *, amo
     if _seem_right(logits, labels, weights, amounts=amounts):
         return
     wrong = {
-        "logit": (logits, logits.isnan(), "want a number: look for an overflow in the model or a NaN in its inputs"),
-        "label": (labels, (labels != 0) & (labels != 1), "want 0 or 1; where there is no label, give 0 with weight 0"),
+        "logit": (logits, logits.isnan(), "a number; look for an overflow in the model or a NaN in its inputs"),
+        "label": (labels, (labels != 0) & (labels != 1), "0 or 1; where there is no label, give 0 with weight 0"),
     }
     if amounts:
-        wrong["label"] = (labels, ~labels.isfinite(), "want a finite number")
+        wrong["label"] = (labels, ~labels.isfinite(), "a finite number")
     if weights is not None:
         finite = (weights >= 0) & (weights < math.inf)
-        wrong["weight"] = (weights, ~finite, "want a finite number that is not negative")
-    for name, (tensor, mask, want) in wrong.items():
+        wrong["weight"] = (weights, ~finite, "a finite number that is not negative")
+    for name, (tensor, mask, expected) in wrong.items():
         if mask.any():
             first = tuple(mask.nonzero()[0].tolist())
             where = f"sample {first[0]}" + (f", task {first[1]}" if len(first) > 1 else "")
             more = f" (and {int(mask.sum()) - 1} more)" if int(mask.sum()) > 1 else ""
-            raise BatchError(f"{name} of {where} is {tensor[first].item()}{more}: {want}")
+            raise BatchError(f"{name} of {where} is {tensor[first].item()}{more}", expected)
 
 
 def _seem_right(logits: Tensor, labels: Tensor, weights: Tensor | None, *, amounts: bool) -> bool:

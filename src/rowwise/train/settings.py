@@ -33,7 +33,7 @@ def _check_numbers(optimizer: "DenseOptimizer") -> None:
     for name in optimizer.__struct_fields__:
         number = getattr(optimizer, name)
         if not 0 <= number < math.inf:
-            raise SpecError(f"train.optimizer.{name}={number}: want a finite number that is not negative")
+            raise SpecError(f"train.optimizer.{name}={number}", "a finite number that is not negative")
 
 
 class DenseSgd(Value, frozen=True, tag="sgd", tag_field="kind"):
@@ -71,7 +71,7 @@ class DenseAdam(Value, frozen=True, tag="adam", tag_field="kind"):
         _check_numbers(self)
         for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
             if beta >= 1:
-                raise SpecError(f"train.optimizer.{name}={beta}: want less than 1")
+                raise SpecError(f"train.optimizer.{name}={beta}", "less than 1")
 
 
 DenseOptimizer = DenseSgd | DenseAdagrad | DenseAdam
@@ -90,10 +90,12 @@ class DenseParallel(Value, frozen=True):
 
     def __post_init__(self) -> None:
         if (self.shards is not None and self.shards < 1) or not 0 <= self.prefetch <= MOST_DEPTH:
-            got = f"shards={self.shards}, prefetch={self.prefetch}"
-            raise SpecError(f"train.dense_parallel: {got}: want at least 1, and 0 to {MOST_DEPTH}")
+            raise SpecError(
+                f"train.dense_parallel: shards={self.shards}, prefetch={self.prefetch}",
+                f"shards of at least 1, and a prefetch of 0 to {MOST_DEPTH}",
+            )
         if self.shards is not None and self.kind != "hybrid":
-            raise SpecError(f"train.dense_parallel: shards={self.shards} with kind={self.kind}: want kind: hybrid")
+            raise SpecError(f"train.dense_parallel: shards={self.shards} with kind={self.kind}", "kind=hybrid")
 
 
 class Training(Value, frozen=True):
@@ -137,31 +139,31 @@ class Training(Value, frozen=True):
         counts |= {name: n for name, n in (("steps", self.steps), ("threads", self.threads)) if n is not None}
         for name, count in counts.items():
             if count < 1:
-                raise SpecError(f"train.{name}={count}: want at least 1")
+                raise SpecError(f"train.{name}={count}", "at least 1")
         check_most("train.", self, batch=MOST_BATCH, epochs=MOST_STEPS, steps=MOST_STEPS, accumulate=MOST_BATCH)
         check_most("train.", self, threads=MOST_THREADS, virtual_shards=MOST_BATCH, ahead=MOST_AHEAD)
         check_most("train.", self, pipeline_depth=MOST_DEPTH, staleness=MOST_STALENESS)
         if self.staleness < 0:
-            raise SpecError(f"train.staleness={self.staleness}: want at least 0")
+            raise SpecError(f"train.staleness={self.staleness}", "at least 0")
         self._check_compile()
         if self.determinism == "elastic":
             self._check_elastic()
         if self.device != "cpu":
             self._check_device()
         if self.clip is not None and not 0 < self.clip < math.inf:
-            raise SpecError(f"train.clip={self.clip}: want a norm above 0, or null for no clipping")
+            raise SpecError(f"train.clip={self.clip}", "a norm above 0, or null for no clipping")
         if not 0 <= self.label_smoothing < 1:
-            raise SpecError(f"train.label_smoothing={self.label_smoothing}: want at least 0 and less than 1")
+            raise SpecError(f"train.label_smoothing={self.label_smoothing}", "at least 0 and less than 1")
         if any(not 0 <= w < math.inf for w in self.task_weights):
-            raise SpecError(f"train.task_weights={self.task_weights}: want finite numbers that are not negative")
+            raise SpecError(f"train.task_weights={self.task_weights}", "finite numbers that are not negative")
         if self.schedule is not None and self.schedule.problem:
             raise SpecError(f"train.schedule.{self.schedule.problem}")
 
     def _check_compile(self) -> None:
         if self.compile and self.precision == "fp8":
-            raise SpecError("train.compile=true with train.precision=fp8: want compile=false, or precision=bf16")
+            raise SpecError("train.compile=true with train.precision=fp8", "compile=false, or precision=bf16")
         if self.compile and self.device != "cpu":
-            raise SpecError(f"train.compile=true on {self.device}: it runs on CPUs only; want false")
+            raise SpecError(f"train.compile=true on {self.device}: it runs on CPUs only", "false")
 
     def _check_device(self) -> None:
         on = f"on {self.device}: it runs on CPUs only"
@@ -171,17 +173,22 @@ class Training(Value, frozen=True):
     def _check_elastic(self) -> None:
         elastic = "with train.determinism='elastic'"
         if self.accumulate > 1:
-            want = "want 1, and a batch that many times as large: its virtual shards are computed one by one anyway"
-            raise SpecError(f"train.accumulate={self.accumulate} {elastic}: {want}")
+            raise SpecError(
+                f"train.accumulate={self.accumulate} {elastic}",
+                "1",
+                hint=f"make the batch {self.accumulate} times as large: virtual shards are computed one by one anyway",
+            )
         if self.merge_shared:
-            want = "want false, as sums depend on which samples a rank has"
-            raise SpecError(f"train.merge_shared=true {elastic}: {want}")
+            raise SpecError(f"train.merge_shared=true {elastic}", "false, as sums depend on which samples a rank has")
         if self.compile:
-            want = "want false, as the order of compiled sums depends on the shapes of a rank"
-            raise SpecError(f"train.compile=true {elastic}: {want}")
+            raise SpecError(
+                f"train.compile=true {elastic}", "false, as the order of compiled sums depends on the shapes of a rank"
+            )
         if self.dense_parallel.kind != "replicate":
-            want = "want replicate, as sums of sharded gradients depend on the number of ranks"
-            raise SpecError(f"train.dense_parallel.kind={self.dense_parallel.kind} {elastic}: {want}")
+            raise SpecError(
+                f"train.dense_parallel.kind={self.dense_parallel.kind} {elastic}",
+                "replicate, as sums of sharded gradients depend on the number of ranks",
+            )
 
 
 class Evaluation(Value, frozen=True):
@@ -198,13 +205,15 @@ class Evaluation(Value, frozen=True):
 
     def __post_init__(self) -> None:
         if self.every < 0 or self.batch < 1 or self.slice_ids < 1:
-            got = f"every={self.every}, batch={self.batch}, slice_ids={self.slice_ids}"
-            raise SpecError(f"evaluate: {got}: want nothing negative, and at least one row a batch")
+            raise SpecError(
+                f"evaluate: every={self.every}, batch={self.batch}, slice_ids={self.slice_ids}",
+                "every of at least 0, and batch and slice_ids of at least 1",
+            )
         check_most("evaluate.", self, every=MOST_STEPS, batch=MOST_BATCH, slice_ids=MOST_BATCH, patience=MOST_STEPS)
         if self.patience is not None and self.patience < 1:
-            raise SpecError(f"evaluate.patience={self.patience}: want at least 1, or null to never stop early")
+            raise SpecError(f"evaluate.patience={self.patience}", "at least 1, or null to never stop early")
         if not 0 <= self.min_gain < math.inf:
-            raise SpecError(f"evaluate.min_gain={self.min_gain}: want a finite number that is not negative")
+            raise SpecError(f"evaluate.min_gain={self.min_gain}", "a finite number that is not negative")
 
     def is_better(self, value: float, best: float | None) -> bool:
         """Whether a value of the metric is better than the best so far; NaN and infinity never are."""
@@ -231,9 +240,11 @@ class Saving(Value, frozen=True):
 
     def __post_init__(self) -> None:
         if self.mirror == "":
-            raise SpecError("save.mirror: want the URL of a folder of an object store, or null")
+            raise SpecError("save.mirror", "the URL of a folder of an object store, or null")
         if self.every < 0 or self.keep < 1:
-            raise SpecError(f"save: every={self.every}, keep={self.keep}: want nothing negative and at least one kept")
+            raise SpecError(
+                f"save: every={self.every}, keep={self.keep}", "every of at least 0, and keep of at least 1"
+            )
         check_most("save.", self, every=MOST_STEPS, keep=MOST_STEPS)
 
 
@@ -250,9 +261,11 @@ class Log(Value, frozen=True):
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.window < 1:
-            raise SpecError(f"log: every={self.every}, window={self.window}: want at least 1")
+            raise SpecError(f"log: every={self.every}, window={self.window}", "at least 1")
         if "" in (self.mlflow, self.wandb, self.group):
-            raise SpecError("log: mlflow, wandb and group: want the name of an experiment, project or group, or null")
+            raise SpecError(
+                "log: mlflow, wandb or group is empty", "the name of an experiment, project or group, or null"
+            )
         check_most("log.", self, every=MOST_STEPS, window=MOST_BATCH)
         self.profiled()
 
@@ -263,7 +276,7 @@ class Log(Value, frozen=True):
         found = STEPS.fullmatch(self.profile)
         first, last = (int(found[1]), int(found[2])) if found else (0, 0)
         if not 1 <= first <= last:
-            raise SpecError(f"log.profile={self.profile!r}: want the first and last step, such as '10:20'")
+            raise SpecError(f"log.profile={self.profile!r}", "the first and last step, such as '10:20'")
         return range(first, last + 1)
 
 

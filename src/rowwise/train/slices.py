@@ -44,9 +44,9 @@ class Slices:
     def __init__(self, ids: Sequence[int], tasks: int = 1, bins: int = 1 << 11) -> None:
         wrong = [i for i in ids if type(i) is not int or not -(1 << 63) <= i < 1 << 63]
         if wrong:
-            raise SpecError(f"slice id {wrong[0]!r}: want a whole number of 64 bits; hash strings first")
+            raise SpecError(f"slice id {wrong[0]!r}", "a whole number of 64 bits", hint="hash strings first")
         if len(set(ids)) != len(ids):
-            raise SpecError(f"{len(ids)} slice ids, of which {len(set(ids))} are distinct: want each once")
+            raise SpecError(f"{len(ids)} slice ids, of which {len(set(ids))} are distinct", "each id once")
         self._tasks = check_positive("tasks", tasks)
         self._ids_S = torch.tensor(sorted(ids), dtype=torch.int64)
         rows = (len(ids) + 1) * tasks
@@ -65,8 +65,10 @@ class Slices:
         """Count samples that were checked when they were made."""
         samples.check_tasks(self._tasks)
         if ids_N.dtype not in (torch.int32, torch.int64) or ids_N.shape != samples.logits_NK.shape[:1]:
-            got = f"{ids_N.dtype} {tuple(ids_N.shape)}"
-            raise BatchError(f"slice ids: got {got}; want int32 or int64 of shape ({len(samples.logits_NK)},)")
+            raise BatchError(
+                f"slice ids: got {ids_N.dtype} {tuple(ids_N.shape)}",
+                f"int32 or int64 of shape ({len(samples.logits_NK)},)",
+            )
         row_NK = self._slice_of(ids_N).unsqueeze(1) * self._tasks + torch.arange(self._tasks, device=ids_N.device)
         self._entropy.add_rows(samples, row_NK)
         self._auc.add_rows(samples, row_NK)

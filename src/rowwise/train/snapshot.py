@@ -112,8 +112,11 @@ def restore(
         unused -= _restore_optimizer(checkpoint, model, which, optimizer)
     _restore_per_rank(checkpoint, comm or solo(), {} if residuals is None else residuals)
     if unused:
-        got = f"has tensors that this model does not have: {', '.join(sorted(unused)[:5])}"
-        raise CheckpointError(f"{checkpoint.folder} {got}; want the model that was saved, or warm-start with init_from")
+        raise CheckpointError(
+            f"{checkpoint.folder} has tensors that this model does not have: {', '.join(sorted(unused)[:5])}",
+            "the model that was saved",
+            hint="warm-start with init_from instead",
+        )
 
 
 def restore_model(checkpoint: Checkpoint, model: nn.Module, *, without: Collection[str] = ()) -> None:
@@ -213,12 +216,15 @@ def check_weights(checkpoint: Checkpoint, model: nn.Module, *, state: bool = Fal
         entries |= {name: entry for name, entry in tables.items() if state or is_needed_for_lookups(name)}
     dense = {f"model/{name}": LocalShard.whole(f"model/{name}", x).entry for name, x in _dense_tensors(model).items()}
     entries |= {name: entry for name, entry in dense.items() if name not in _lacking(checkpoint, model)}
-    for name, want in entries.items():
+    for name, wanted in entries.items():
         # Checked on every rank, also for tensors of other ranks: all must raise, or none.
         there = checkpoint.entry(name)
-        if not _fits(there, want):
-            got = f"got {there.shape} of {there.dtype}, want {want.shape} of {want.dtype}"
-            raise CheckpointError(f"{checkpoint.folder}: {name}: {got}; warm-start with init_from instead")
+        if not _fits(there, wanted):
+            raise CheckpointError(
+                f"{checkpoint.folder}: {name}: got {there.shape} of {there.dtype}",
+                f"{wanted.shape} of {wanted.dtype}",
+                hint="warm-start with init_from instead",
+            )
     return {*entries}
 
 
@@ -247,7 +253,7 @@ def _restore_per_rank(checkpoint: Checkpoint, comm: Comm, residuals: Residuals) 
         for name in names:
             bucket = number_in(name.removeprefix("held/"))
             if bucket is None:
-                raise CheckpointError(f"{checkpoint.folder}: tensor {name!r}: want the number of a bucket after held/")
+                raise CheckpointError(f"{checkpoint.folder}: tensor {name!r}", "the number of a bucket after held/")
             residuals[bucket] = checkpoint.load(name, row)[0]
         return
     if comm.rank == 0:
@@ -261,8 +267,10 @@ def _set_random(checkpoint: Checkpoint, row: Span) -> None:
     try:
         set_random_state(checkpoint.load(RANDOM, row)[0])
     except (RuntimeError, TypeError):
-        got = f"{checkpoint.entry(RANDOM).shape} of {checkpoint.entry(RANDOM).dtype}"
-        raise CheckpointError(f"{checkpoint.folder}: {RANDOM}: got {got}; want torch.get_rng_state()") from None
+        raise CheckpointError(
+            f"{checkpoint.folder}: {RANDOM}: got {checkpoint.entry(RANDOM).shape} of {checkpoint.entry(RANDOM).dtype}",
+            "a tensor of torch.get_rng_state()",
+        ) from None
 
 
 def _check_slots(where: str, kind: str, parameter: Tensor, state: Mapping[str, object]) -> None:
@@ -273,8 +281,7 @@ def _check_slots(where: str, kind: str, parameter: Tensor, state: Mapping[str, o
     for slot, x in state.items():
         wanted = ((), torch.float32) if slot == "step" else (tuple(parameter.shape), parameter.dtype)
         if isinstance(x, Tensor) and slot in SLOTS.get(kind, ()) and (tuple(x.shape), x.dtype) != wanted:
-            got, want = f"{tuple(x.shape)} of {x.dtype}", f"{wanted[0]} of {wanted[1]}"
-            raise CheckpointError(f"{where}{slot}: got {got}, want {want}")
+            raise CheckpointError(f"{where}{slot}: got {tuple(x.shape)} of {x.dtype}", f"{wanted[0]} of {wanted[1]}")
 
 
 def _restore_optimizer(checkpoint: Checkpoint, model: nn.Module, which: str, optimizer: Optimizer) -> set[str]:
@@ -282,11 +289,13 @@ def _restore_optimizer(checkpoint: Checkpoint, model: nn.Module, which: str, opt
         known = msgspec.convert(checkpoint.manifest.data.get("optimizers", {}), dict[str, SavedOptimizer])
     data, kind = known.get(which), type(optimizer).__name__
     if data is None or len(data.groups) != len(optimizer.param_groups):
-        want = f"with {len(optimizer.param_groups)} parameter groups"
-        raise CheckpointError(f"{checkpoint.folder} has no state of optimizer {which!r} {want}")
+        groups = len(optimizer.param_groups)
+        raise CheckpointError(f"{checkpoint.folder} has no state of optimizer {which!r} with {groups} parameter groups")
     if data.kind is not None and data.kind != kind:
-        want = "resume with that one, or warm-start with init_from"
-        raise CheckpointError(f"{checkpoint.folder}: optimizer {which!r} is {data.kind[:80]}, not {kind}: {want}")
+        raise CheckpointError(
+            f"{checkpoint.folder}: optimizer {which!r} is {data.kind[:80]}, not {kind}",
+            hint="resume with the saved optimizer, or warm-start with init_from",
+        )
     for group, saved in zip(optimizer.param_groups, data.groups, strict=True):
         for name in saved.keys() & group.keys() - {"params"}:
             value = saved[name]  # JSON has no tuples: a pair of betas comes back as a list

@@ -35,7 +35,7 @@ def part(state: Mapping[str, object], name: str) -> dict[str, object]:
 def read_int(state: Mapping[str, object], key: str) -> int:
     value = _read(state, key)
     if type(value) is not int:
-        raise StateError(f"{key!r} in the state of a metric: got {value!r}; want a whole number")
+        raise StateError(f"{key!r} in the state of a metric: got {value!r}", "a whole number")
     return value
 
 
@@ -51,15 +51,15 @@ def read_tensor(
     if tensor.numel() == 0 and not all(shape):  # JSON returns an empty tensor as an empty list, without its shape
         return tensor.new_zeros([size or 0 for size in shape])
     if tensor.dim() != len(shape) or any(w not in (None, g) for g, w in zip(tensor.shape, shape, strict=True)):
-        want = ", ".join("any" if size is None else str(size) for size in shape)
-        raise StateError(f"{key!r} in the state of a metric: got shape {tuple(tensor.shape)}; want ({want})")
+        expected = ", ".join("any" if size is None else str(size) for size in shape)
+        raise StateError(f"{key!r} in the state of a metric: got shape {tuple(tensor.shape)}", f"({expected})")
     return tensor
 
 
 def check_alike(setting: str, mine: object, other: object) -> None:
     """Raise unless two metrics to merge have the same setting."""
     if mine != other:
-        raise StateError(f"metrics with {setting} {mine} and {other} do not merge: make both with the same {setting}")
+        raise StateError(f"metrics with {setting} {mine} and {other} do not merge", f"the same {setting} for both")
 
 
 def merge_newest(mine: Sequence[T], others: Sequence[T], add: Callable[[T, T], T]) -> list[T]:
@@ -72,12 +72,12 @@ def merge_newest(mine: Sequence[T], others: Sequence[T], add: Callable[[T, T], T
 def check_positive(name: str, value: int) -> int:
     """The value; raises unless it is a whole number of at least 1."""
     if type(value) is not int or value < 1:
-        raise SpecError(f"{name}={value!r}: want a whole number of at least 1")
+        raise SpecError(f"{name}={value!r}", "a whole number of at least 1")
     return value
 
 
 def _read(state: Mapping[str, object], key: str) -> object:
     if key not in state:
         has = ", ".join(map(repr, state)) or "nothing"
-        raise StateError(f"the state of a metric has no {key!r}; it has {has}: want what its state() returned")
+        raise StateError(f"the state of a metric has no {key!r}; it has {has}", "the result of its state()")
     return state[key]

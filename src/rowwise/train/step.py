@@ -128,7 +128,7 @@ class StepContext:
             gradients.phase = clock.phase
         if settings.determinism == "elastic":
             if not wire.exact:
-                raise SpecError(f"train.determinism='elastic' with {wire}: want 'fp32' for every type of the wire")
+                raise SpecError(f"train.determinism='elastic' with {wire}", "'fp32' for every type of the wire")
             gradients, world = ElasticGradients(dense, own, settings.virtual_shards), len(own.ranks)
             shards = VirtualShards(count=settings.virtual_shards, rank=own.rank, world=world, seed=seed)
             for module in tables:
@@ -137,8 +137,11 @@ class StepContext:
         managed = tuple(one for one in model.modules() if isinstance(one, ManagedEmbeddings))
         if managed and settings.staleness:
             names = ", ".join(table.name for one in managed for table in one.managed)
-            why = "an id may have lost its row before its late update"
-            raise SpecError(f"train.staleness={settings.staleness} with managed tables ({names}): {why}; want 0")
+            raise SpecError(
+                f"train.staleness={settings.staleness} with managed tables ({names}): an id may have lost its row "
+                "before its late update",
+                "0",
+            )
         apply = partial(_apply_rows, own, clock)
         late = {module: LateUpdates(module, settings.staleness, apply) for module in tables if settings.staleness}
         device = torch.device(settings.device)
@@ -236,7 +239,7 @@ def run_step(
     `overlap` is called where collectives are on their way, to prepare the next steps.
     """
     if not status.samples:
-        raise BatchError(f"step {number} has no samples on any rank: want at least one sample")
+        raise BatchError(f"step {number} has no samples on any rank", "at least one sample")
     if context.optimizer is not None:
         context.optimizer.zero_grad()
     try:
@@ -282,7 +285,7 @@ def embeddings_of(model: nn.Module) -> tuple[AnyEmbeddings, ...]:
             if table.name in homes:
                 both = f"{homes[table.name]!r} and {path!r}"
                 # Checkpoints would distinguish them by module; plans, tables.csv and initial rows know the name only.
-                raise SpecError(f"table {table.name!r} is in both {both}: want each name once in a model")
+                raise SpecError(f"table {table.name!r} is in both {both}", "each name once in a model")
             homes[table.name] = path
     return tuple(module for _, module in found)
 
@@ -294,20 +297,24 @@ def check_sharding(tables: Sequence[AnyEmbeddings], world: int, settings: Traini
         if not isinstance(module, ShardedEmbeddings):
             if world > 1:
                 names = ", ".join(table.name for table in module.tables[:8])
-                raise SpecError(f"tables {names} are not sharded on {world} ranks: want shard(model, plan, comm) first")
+                raise SpecError(
+                    f"tables {names} are not sharded on {world} ranks", hint="call shard(model, plan, comm) first"
+                )
         elif module.routes.elastic != elastic:
-            got = f"train.determinism={settings.determinism!r}, and the model is sharded with elastic={not elastic}"
-            raise SpecError(f"{got}: want shard(..., elastic={elastic})")
+            raise SpecError(
+                f"train.determinism={settings.determinism!r}, and the model is sharded with elastic={not elastic}",
+                f"shard(..., elastic={elastic})",
+            )
 
 
 def _check_sharded(model: nn.Module, settings: Training, wire: Wire) -> None:
     kind = settings.dense_parallel.kind
     if not wire.dense.facts.exact or wire.far is not None:
         got = f"wire.dense={wire.dense}" if wire.far is None else f"wire.far={wire.far}"
-        want = "fp32" if wire.far is None else "null"
-        raise SpecError(f"{got} with train.dense_parallel.kind={kind}: want {want}, or kind: replicate")
+        expected = "fp32" if wire.far is None else "null"
+        raise SpecError(f"{got} with train.dense_parallel.kind={kind}", f"{expected}, or kind=replicate")
     if not has_dtensors(model):
-        raise SpecError(f"train.dense_parallel.kind={kind}, but parameters are whole: want shard_dense first")
+        raise SpecError(f"train.dense_parallel.kind={kind}, but parameters are whole", hint="call shard_dense first")
 
 
 def dense_parameters(model: nn.Module) -> tuple[nn.Parameter, ...]:

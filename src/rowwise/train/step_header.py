@@ -37,7 +37,7 @@ class StepHeader:
         widths = {(_columns(batch.dense_BF), _columns(batch.labels_BK)) for batch in batches}
         if len(widths) > 1:
             got = " and ".join(f"{dense} dense numbers and {labels} labels" for dense, labels in sorted(widths))
-            error = BatchError(f"batches of one step have {got} for each sample: want the same in all of them")
+            error = BatchError(f"batches of one step have {got} for each sample", "the same numbers in all batches")
             return replace(self, error=self.error or error)
         return replace(self, width=next(iter(widths), self.width))
 
@@ -88,7 +88,7 @@ def _exchange_header(
         for name, here, there in zip(alike, told_WN[0][5:], told_N[5:], strict=True):
             if here != there:
                 both = f"rank {comm.ranks[0]} has {here:.0f} and rank {rank} has {there:.0f}"
-                raise PeerError(f"the {name} differs: {both}; want the same on all ranks")
+                raise PeerError(f"the {name} differs: {both}", "the same on all ranks")
     return GlobalStatus(
         following_W=tuple(status.count for status in statuses_W),
         following_samples_W=tuple(int(told_N[4]) for told_N in told_WN),
@@ -162,7 +162,7 @@ def _check_widths(comm: Comm, told_WN: Sequence[Sequence[float]], during: str) -
         for name, here, there in zip(("dense numbers", "labels"), expected, width, strict=True):
             if here != there:
                 both = f"rank {first} has {here:.0f} {name} for each sample and rank {rank} has {there:.0f}"
-                raise PeerError(f"{during}: batches differ: {both}; want the same on all ranks")
+                raise PeerError(f"{during}: batches differ: {both}", "the same on all ranks")
 
 
 def _all_gather_numbers(comm: Comm, numbers: Sequence[float]) -> CollectiveSteps[list[list[float]]]:

@@ -158,8 +158,10 @@ class _Mlflow:
             self._resumed, self._run = known is not None, known or self._create()
             self._client.update_run(self._run, status="RUNNING")
         except (MlflowException, OSError) as error:
-            want = "want MLFLOW_TRACKING_URI of a server that runs, or log.mlflow=null"
-            raise SpecError(f"log.mlflow={self._experiment}: {_first_line(error)}: {want}") from None
+            raise SpecError(
+                f"log.mlflow={self._experiment}: {_first_line(error)}",
+                hint="set MLFLOW_TRACKING_URI to a server that runs, or log.mlflow=null",
+            ) from None
 
     def _create(self) -> str:
         from mlflow.entities import Param
@@ -222,8 +224,10 @@ class _Wandb:
                 settings=self._wandb.Settings(silent=True, console="off", init_timeout=DEADLINE_s),
             )
         except (self._wandb.errors.Error, OSError) as error:
-            want = "want wandb login, WANDB_MODE=offline, or log.wandb=null"
-            raise SpecError(f"log.wandb={self._project}: {_first_line(error)}: {want}") from None
+            raise SpecError(
+                f"log.wandb={self._project}: {_first_line(error)}",
+                hint="run wandb login, or set WANDB_MODE=offline or log.wandb=null",
+            ) from None
         _save_id(self._folder, "wandb", self._run.id)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
@@ -266,7 +270,9 @@ def _saved_ids(folder: RunFolder) -> dict[str, str]:
     try:
         return decode_json(read_bytes(folder.path / SAVED), dict[str, str])
     except msgspec.DecodeError as error:
-        raise DataError(f"{folder.path / SAVED}: {error}: remove it, and the run begins anew at its trackers") from None
+        raise DataError(
+            f"{folder.path / SAVED}: {error}", hint="remove it, and the run begins anew at its trackers"
+        ) from None
 
 
 def _first_line(error: Exception) -> str:

@@ -117,9 +117,7 @@ class TableTraffic:
             return
         sizes = [sums["kept"] for sums in state.values()]
         if any(x.dtype != torch.int64 or x.shape != (sum(sizes),) for x in (tensors[IDS], tensors[COUNTS])):
-            raise StateError(
-                f"traffic/ids and traffic/counts: want {sum(sizes)} int64 numbers each, as their state says"
-            )
+            raise StateError("traffic/ids and traffic/counts", f"{sum(sizes)} int64 numbers each, as their state says")
         parts = zip(state.items(), tensors[IDS].split(sizes), tensors[COUNTS].split(sizes), strict=True)
         for (name, sums), ids_D, counts_D in parts:
             self._repeats[name] = IdSample(sums["counted"], sums["level"], ids_D, counts_D)

@@ -302,13 +302,16 @@ def check_job(job: TrainingJob, settings: Settings) -> None:
     """Raise at the start what would otherwise fail at the end of the first epoch."""
     task, metric = settings.evaluate.task, settings.evaluate.metric
     if task and task not in job.tasks:
-        raise SpecError(f"evaluate.task={task!r}: want one of {', '.join(job.tasks)}")
+        raise SpecError(f"evaluate.task={task!r}", f"one of {', '.join(job.tasks)}")
     if job.evaluate is not None and metric not in job.evaluate.metrics:
-        raise SpecError(f"evaluate.metric={metric!r} is not measured: want one of {', '.join(job.evaluate.metrics)}")
+        raise SpecError(f"evaluate.metric={metric!r} is not measured", f"one of {', '.join(job.evaluate.metrics)}")
     if settings.train.determinism == "elastic" and isinstance(job.objective, (InBatch, TwoCopies)):
         model = "two towers" if isinstance(job.objective, InBatch) else "two copies"
-        why = "its loss is over the items of a batch, and a virtual shard has some of them only"
-        raise SpecError(f"{model} with train.determinism='elastic': {why}; want determinism='run'")
+        raise SpecError(
+            f"{model} with train.determinism='elastic': its loss is over the items of a batch, and a virtual shard "
+            "has some of them only",
+            "determinism='run'",
+        )
 
 
 def _stopped_all_ranks(error: GradientError | AgreedError) -> bool:

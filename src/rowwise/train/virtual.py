@@ -41,8 +41,11 @@ class VirtualShards:
         if len(batches) != 1 or list(samples_W) != want_W:
             got = f"{len(batches)} batches" if len(batches) != 1 else f"{list(samples_W)} samples on {self.world} ranks"
             even = f"a global batch of a multiple of {self.count * BLOCK} samples is cut evenly"
-            want = f"want one batch a rank, of {want_W} samples: whole blocks of {BLOCK}; {even}"
-            raise BatchError(f"elastic, {self.count} virtual shards: got {got}; {want}")
+            raise BatchError(
+                f"elastic, {self.count} virtual shards: got {got}",
+                f"one batch a rank, of {want_W} samples: whole blocks of {BLOCK}",
+                hint=even,
+            )
         return split(batches[0], sizes_V[self.rank * each : (self.rank + 1) * each])
 
     def seeded_draws(self, step: int, place: int) -> AbstractContextManager[None]:

@@ -182,7 +182,9 @@ class ManagedEmbeddings(nn.Module):
                 continue
             at_N = torch.searchsorted(ids_U, ids_N).clamp_(max=len(ids_U) - 1)
             if not len(ids_U) or not torch.equal(ids_U[at_N], ids_N):
-                raise StateError(f"table {table.name!r}: a batch has ids that begin_step did not get: want it for all")
+                raise StateError(
+                    f"table {table.name!r}: a batch has ids that begin_step did not get", hint="give it all batches"
+                )
             values_N[begin:end] = rows_U[at_N].to(values_N)
         return replace(jagged, values_N=values_N)
 
@@ -245,8 +247,10 @@ def _take_ids(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: An
         saved = state_dict.pop(f"{prefix}{PREFIX}{name}", None)
         if not isinstance(saved, Tensor) or saved.shape != id_R.shape or saved.dtype != torch.int64:
             got = f"{tuple(saved.shape)} of {saved.dtype}" if isinstance(saved, Tensor) else "nothing"
-            want = f"{tuple(id_R.shape)} of torch.int64, the ids of its rows"
-            raise StateError(f"table {name!r} is managed: {PREFIX}{name}: got {got}, want {want}")
+            raise StateError(
+                f"table {name!r} is managed: {PREFIX}{name}: got {got}",
+                f"{tuple(id_R.shape)} of torch.int64, the ids of its rows",
+            )
         module.stored.arena.fill_ids(name, saved)
 
 
@@ -254,5 +258,5 @@ def _ids_by_table(module: ManagedEmbeddings) -> dict[str, Tensor]:
     stored: nn.Module = module.stored
     if not isinstance(stored, Embeddings):
         names = ", ".join(table.name for table in module.managed)
-        raise StateError(f"managed tables on several ranks have no state dict ({names}): want a checkpoint")
+        raise StateError(f"managed tables on several ranks have no state dict ({names})", "a checkpoint")
     return {stored.tables[index].name: state[ID] for index, state in stored.arena.row_ids.items()}

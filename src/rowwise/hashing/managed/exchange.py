@@ -91,7 +91,7 @@ class IdExchange:
         statuses_W = [RankStatus.unpack(header[0]) for header in headers_W]
         raise_if_any_failed(comm, statuses_W, error, during="ids of managed tables")
         if len({status.count for status in statuses_W}) > 1:
-            raise BatchError("some ranks train and others evaluate: want the same on all ranks")
+            raise BatchError("some ranks train and others evaluate", "the same on all ranks")
         words = 2 if observe else 1  # of an id
         sizes_W = [words * sum(header[1:]) for header in header_WC.tolist()]
         blocks = [x for w in range(world) for send in sends for x in send.blocks(w, counts=observe)]

@@ -71,7 +71,7 @@ class ManagedPiece:
         self._close()
 
     def __reduce__(self) -> NoReturn:
-        raise StateError(f"the map of table {self.table.name!r} cannot be copied or pickled: want its module")
+        raise StateError(f"the map of table {self.table.name!r} cannot be copied or pickled", hint="copy its module")
 
     def find(self, ids_N: Tensor) -> Tensor:
         """The rows of ids of these buckets, numbered as in the full table; of an unknown id the first of its bucket."""
@@ -84,9 +84,7 @@ class ManagedPiece:
         library, handle = native.library(), self._open()
         step = int(self._arena.steps_T[self._index])
         if library.managed_observe(handle, ids_N.data_ptr(), counts_N.data_ptr(), len(ids_N), step) != native.OK:
-            raise TableMemoryError(
-                f"table {self.table.name!r}: no memory for the new ids of a step: want smaller batches"
-            )
+            raise TableMemoryError(f"table {self.table.name!r}: no memory for the new ids of a step", "smaller batches")
         self._ids += int(counts_N.sum())
         self._arena.reset_rows(self._index, self._list(native.RESET))
         self._arena.mark_rows(self._index, self._list(native.CHANGED))
@@ -128,7 +126,7 @@ class ManagedPiece:
         addresses = NativeRowState(**{name: tensor.data_ptr() for name, tensor in state.items()})
         self._map = native.library().managed_open(byref(settings), byref(addresses))
         if self._map is None:
-            raise TableMemoryError(f"table {self.table.name!r}: no memory for the index of its ids: want fewer rows")
+            raise TableMemoryError(f"table {self.table.name!r}: no memory for the index of its ids", "fewer rows")
         return self._map
 
     def _check(self, id_R: Tensor) -> None:
@@ -138,10 +136,10 @@ class ManagedPiece:
         multiple = self.table.row_multiple
         if bool((bucket_U != (rows_U + self.first_row) // multiple).any()) or bool((rows_U % multiple == 0).any()):
             raise StateError(
-                f"table {self.table.name!r}: ids are in rows of other buckets: want a checkpoint of this table"
+                f"table {self.table.name!r}: ids are in rows of other buckets", "a checkpoint of this table"
             )
         if len(id_R[rows_U].unique()) != len(rows_U):
-            raise StateError(f"table {self.table.name!r}: two rows have the same id: want a checkpoint of this table")
+            raise StateError(f"table {self.table.name!r}: two rows have the same id", "a checkpoint of this table")
 
     def _close(self) -> None:
         if getattr(self, "_map", None) is None:

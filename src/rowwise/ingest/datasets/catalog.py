@@ -131,7 +131,8 @@ def get(name: str, folder: Path = FOLDER, source: Path | None = None) -> Path:
         FROM_FILES[place.name].make(name, source or place, place)
     elif source is not None:
         raise DataError(
-            f"--source {source}: {name} is not made of other files: put its own files into {place}, or none"
+            f"--source {source}: {name} is not made of other files",
+            hint=f"put its own files into {place}, or leave out --source",
         )
     elif place.name in GETTERS:
         GETTERS[place.name](place)

@@ -112,7 +112,7 @@ def _cut(reader: Reader, week: int, folder: Path) -> tuple[Reader, Reader]:
     late = [split for split, week_R in zip(splits, weeks, strict=True) if week_R.min() >= week]
     if len(early) + len(late) < len(splits):
         why = f"a row group of train.parquet has weeks before and after {week}, as an older version wrote it"
-        raise DataError(f"{folder}: {why}: get all files anew: rowwise data get {NAME} --to {folder.parent}")
+        raise DataError(f"{folder}: {why}", hint=f"get all files anew: rowwise data get {NAME} --to {folder.parent}")
     return PartReader(reader, early), PartReader(reader, late)
 
 

@@ -42,7 +42,7 @@ CRITEO_DOWNLOADS = {
 def criteo(folder: Path, dim: int = 16) -> Dataset:
     """The lines of the files in a folder; the last seventh is to test on, if there are that many splits."""
     if not folder.is_dir() or not any(folder.iterdir()):
-        raise DataError(f"{folder}: no Criteo data here: rowwise data get criteo (says where it comes from)")
+        raise DataError(f"{folder}: no Criteo data here", hint="rowwise data get criteo says where it comes from")
     train, test = hold_out(_read(folder), TEST_PART)
     # Values are hashed: room for four times as many keeps most of the small ones apart.
     return _dataset(train, None, test, [min(4 * count, MOST_ROWS) for count in DISTINCT], dim)
@@ -53,16 +53,15 @@ def criteo_terabyte(folder: Path, dim: int = 16) -> Dataset:
     days = {path.name for path in folder.glob("day_*")}
     missing = [name for name in (f"day_{n}" for n in range(DAYS)) if name not in days]
     if missing:
-        raise DataError(
-            f"{folder}: no {missing[0]}: {explain_download(folder)}: want day_0 to day_{DAYS - 1}, unpacked"
-        )
+        expected = f"day_0 to day_{DAYS - 1}, unpacked"
+        raise DataError(f"{folder}: no {missing[0]}", expected, hint=explain_download(folder))
     reader = _read(folder / "day_[0-9]*")
     last = f"day_{DAYS - 1}"
     train = [split for split in reader.splits() if Path(split.source).name != last]
     last_day = [split for split in reader.splits() if Path(split.source).name == last]
     half = len(last_day) // 2
     if not half:
-        raise DataError(f"{folder}/{last}: {len(last_day)} split: want at least two, to validate and to test")
+        raise DataError(f"{folder}/{last}: {len(last_day)} split", "at least two, to validate and to test")
     parts = [PartReader(reader, splits) for splits in (train, last_day[:half], last_day[half:])]
     rows = [min(count, MOST_TERABYTE_ROWS) for count in TERABYTE_DISTINCT]
     return _dataset(parts[0], parts[1], parts[2], rows, dim)

@@ -76,5 +76,5 @@ def open_stored(folder: Path, parts: Sequence[str], name: str) -> tuple[Reader, 
         raise DataError(f"{folder}: {name} is not here: rowwise data get {name}")
     if missing:
         why = f"{missing[0]} is missing, as an older version did not write it"
-        raise DataError(f"{folder}: {why}: get all files anew: rowwise data get {name} --to {folder.parent}")
+        raise DataError(f"{folder}: {why}", hint=f"get all files anew: rowwise data get {name} --to {folder.parent}")
     return tuple(ParquetReader(file) for file in files)

@@ -36,9 +36,11 @@ def open_files(path: str | Path, dialect: Dialect | None = None) -> Reader:
     if tables and Path(path).is_dir():
         lines = [name for name in lines if ".txt" not in Path(name).suffixes]
     if tables and lines:
-        got = f"{len(tables)} files are Parquet, such as {tables[0]}, and {len(lines)} text, such as {lines[0]}"
-        want = "want one kind, by a pattern such as" if Path(path).is_dir() else "want another pattern, such as"
-        raise DataError(f"{path}: {got}: {want} '{Path(path) if Path(path).is_dir() else Path(path).parent}/*.parquet'")
+        folder = Path(path) if Path(path).is_dir() else Path(path).parent
+        raise DataError(
+            f"{path}: {len(tables)} files are Parquet, such as {tables[0]}, and {len(lines)} text, such as {lines[0]}",
+            f"a pattern of one kind, such as '{folder}/*.parquet'",
+        )
     return ParquetReader(path) if tables else CsvReader(find_text_files(path), dialect)
 
 

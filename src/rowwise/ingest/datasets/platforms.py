@@ -120,7 +120,7 @@ def _ali_samples(source: SourceFolder, part: str) -> Iterator[pa.Table]:
 def _ali_fields(path: str, line: str, fields: int) -> list[str]:
     cells = line.split(",")
     if len(cells) != fields:
-        raise DataError(f"{path}: a line has {len(cells)} cells: {line[:80]!r}: want {fields}")
+        raise DataError(f"{path}: a line has {len(cells)} cells: {line[:80]!r}", f"{fields} cells")
     return cells
 
 

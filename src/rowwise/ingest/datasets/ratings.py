@@ -70,7 +70,7 @@ def _dat(source: SourceFolder, name: str, fields: int) -> list[pa.Array]:
     cells = [line.split("::") for line in chain.from_iterable(source.lines(name, "latin-1"))]
     for number, row in enumerate(cells, 1):
         if len(row) != fields:
-            raise DataError(f"{source.find(name)}: line {number} has {len(row)} fields between '::': want {fields}")
+            raise DataError(f"{source.find(name)}: line {number} has {len(row)} fields between '::'", fields)
     return [pa.array(column, pa.string()) for column in zip(*cells, strict=True)]
 
 
@@ -120,7 +120,7 @@ def _pairs(source: SourceFolder, name: str) -> pa.Table:
     try:
         rows = [np.array(line.split(), np.int64) for line in chain.from_iterable(source.lines(name))]
     except ValueError as error:
-        raise DataError(f"{source.find(name)}: {error}: want lines of whole numbers: a user and items") from None
+        raise DataError(f"{source.find(name)}: {error}", "lines of whole numbers: a user and items") from None
     rows = [row for row in rows if len(row)]
     user_R = np.repeat([row[0] for row in rows], [len(row) - 1 for row in rows])
     item_R = np.concatenate([row[1:] for row in rows])

@@ -45,12 +45,13 @@ class SourceFolder:
         if not found:
             wanted = ", ".join(self._download.files)
             raise DataError(
-                f"{self._folder}: no {pattern}: download {wanted} ({self._download.size}; {self._download.terms}) from "
+                f"{self._folder}: no {pattern}",
+                hint=f"download {wanted} ({self._download.size}; {self._download.terms}) from "
                 f"{self._download.page} into {self._folder}, unpack .tar archives, and start again: "
-                f"rowwise data get {self._name}, or with --source FOLDER where the files are elsewhere"
+                f"rowwise data get {self._name}, or with --source FOLDER where the files are elsewhere",
             )
         if len(found) > 1:
-            raise DataError(f"{self._folder}: {len(found)} files fit {pattern}: {', '.join(found[:5])}: want one")
+            raise DataError(f"{self._folder}: {len(found)} files fit {pattern}: {', '.join(found[:5])}", "one file")
         return found[0]
 
     def has(self, pattern: str) -> bool:
@@ -91,7 +92,7 @@ class SourceFolder:
                 for batch in reader:
                     yield pa.Table.from_batches([batch])
         except (pa.ArrowException, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
-            raise DataError(f"{path}: {error}: want the columns {', '.join(types)}") from error
+            raise DataError(f"{path}: {error}", f"the columns {', '.join(types)}") from error
 
     def json_lines(self, pattern: str, types: Mapping[str, pa.DataType]) -> Iterator[pa.Table]:
         """Blocks of rows of a file with one JSON object a line, with the keys of `types` only."""
@@ -103,7 +104,7 @@ class SourceFolder:
                     block = arrow_json.ReadOptions(block_size=len(lines) + 1)
                     yield arrow_json.read_json(pa.BufferReader(lines), block, options)
         except (pa.ArrowException, OSError, EOFError, zipfile.BadZipFile) as error:
-            raise DataError(f"{path}: {error}: want one JSON object a line, with {', '.join(types)}") from error
+            raise DataError(f"{path}: {error}", f"one JSON object a line, with {', '.join(types)}") from error
 
     def lines(self, pattern: str, encoding: str = "utf8") -> Iterator[list[str]]:
         """Blocks of lines of a text file."""
@@ -113,7 +114,7 @@ class SourceFolder:
                 for lines in _whole_lines(file):
                     yield lines.decode(encoding).split("\n")[:-1]
         except (UnicodeDecodeError, OSError, EOFError, zipfile.BadZipFile) as error:
-            raise DataError(f"{path}: {error}: want lines of text") from error
+            raise DataError(f"{path}: {error}", "lines of text") from error
 
     def _search(self, pattern: str) -> list[str]:
         if not self._folder.is_dir():

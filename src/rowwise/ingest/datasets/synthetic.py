@@ -44,7 +44,7 @@ class SyntheticColumns(Value, frozen=True):
 
     def __post_init__(self) -> None:
         if self.seed < 0 or self.dense < 0 or not self.ids + self.bags or any(n < 1 for _, n in self.ids + self.bags):
-            raise SpecError(f"{self}: want at least one column of ids, at least one id in each, and nothing negative")
+            raise SpecError(self, "at least one column of ids, at least one id in each, and nothing negative")
 
     def rows(self, first: int, count: int) -> pa.Table:
         """Rows `first` up to `first + count`: label, logit, row, dense numbers and ids."""

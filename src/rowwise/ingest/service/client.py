@@ -156,7 +156,9 @@ class HostTransport:
         """Send releases and store the deliveries that arrive within POLL_S; reconnect where the host is gone."""
         connection = self._connection
         if self._closed or connection is None:
-            raise PeerError(f"the service that prepares rows was closed before split {wanted.index}: resume the run")
+            raise PeerError(
+                f"the service that prepares rows was closed before split {wanted.index}", hint="resume the run"
+            )
         try:
             self._send_released(wanted)
             messages = connection.receive()

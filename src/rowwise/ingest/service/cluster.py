@@ -53,7 +53,8 @@ from rowwise.textfile import parse_whole
 TICK_S = 0.1
 CONNECT_TIMEOUT_S = 5.0
 FETCH_AHEAD = 2  # splits that a client requests at once, the next one included
-NO_CLUSTER = "no Ray cluster answers; want the address of a running one, or start one here: ray start --head"
+NO_CLUSTER, RUNNING = "no Ray cluster answers", "the address of a running cluster"
+START_ONE = "or start one here: ray start --head"
 ANSWER_TIMEOUT_S = 60.0  # includes the restart of a coordinator
 
 
@@ -62,13 +63,15 @@ def connect(address: str | None) -> Any:
     try:
         ray = _ray()
     except ImportError:
-        raise SpecError("data.workers.on=ray needs Ray: want pip install 'rowwise[cluster]'") from None
+        raise SpecError("data.workers.on=ray needs Ray", hint="pip install 'rowwise[cluster]'") from None
     if not ray.is_initialized():
         _check_reachable(address)
         try:
             ray.init(address=address, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise SpecError(f"data.workers.address={address!r}: {NO_CLUSTER}: {error}") from error
+            raise SpecError(
+                f"data.workers.address={address!r}: {NO_CLUSTER}: {error}", RUNNING, hint=START_ONE
+            ) from error
     return ray
 
 
@@ -86,7 +89,7 @@ def _check_reachable(address: str | None) -> None:
     try:
         socket.create_connection((host, number), timeout=CONNECT_TIMEOUT_S).close()
     except OSError as error:
-        raise SpecError(f"data.workers.address={address!r}: {NO_CLUSTER}: {error}") from error
+        raise SpecError(f"data.workers.address={address!r}: {NO_CLUSTER}: {error}", RUNNING, hint=START_ONE) from error
 
 
 @final
@@ -315,7 +318,7 @@ class ClusterTransport:
             except errors.RayActorError:
                 self._reattach(split_id)
         silent = f"the service that prepares rows has not answered for {ANSWER_TIMEOUT_S:.0f} s"
-        raise PeerError(f"{silent}: want a look at the Ray cluster (ray status)")
+        raise PeerError(silent, hint="look at the Ray cluster (ray status)")
 
     def close(self) -> None:
         """Nothing to close: Ray owns the connections."""

@@ -39,10 +39,12 @@ class ServiceConfig(Value, frozen=True):
     def __post_init__(self) -> None:
         counts = (self.clients, self.splits, self.epochs, self.min_workers, self.ahead, self.attempts)
         if min(counts) < 1 or not self.min_workers <= self.workers <= self.max_workers:
-            got = f"workers={self.workers}, min_workers={self.min_workers}, max_workers={self.max_workers}"
-            raise SpecError(f"{got}: want min_workers <= workers <= max_workers, and every count at least 1")
+            raise SpecError(
+                f"workers={self.workers}, min_workers={self.min_workers}, max_workers={self.max_workers}",
+                "min_workers <= workers <= max_workers, and every count at least 1",
+            )
         if not (self.lease_s > 0 and self.interval_s > 0):
-            raise SpecError(f"lease_s={self.lease_s}, interval_s={self.interval_s}: want more than 0")
+            raise SpecError(f"lease_s={self.lease_s}, interval_s={self.interval_s}", "more than 0")
 
 
 class SplitId(Value, frozen=True, order=True):
@@ -307,8 +309,8 @@ class Coordinator:
         if len(task.failures) >= self.config.attempts:
             # The split itself may end its workers, for instance by the memory that it needs.
             task.state = "refused"
-            failures, want = "; ".join(task.failures), "want smaller splits, or more memory for a worker"
-            task.error = f"{len(task.failures)} workers ended while preparing this split: {failures}: {want}"
+            failures, hint = "; ".join(task.failures), "make smaller splits, or give a worker more memory"
+            task.error = f"{len(task.failures)} workers ended while preparing this split: {failures}: {hint}"
 
     def _on_split_vanished(self, split_id: SplitId) -> None:
         task = self._tasks.get(split_id)

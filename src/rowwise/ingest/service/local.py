@@ -49,19 +49,21 @@ class Workers(Value, frozen=True):
         for name, value in (("count", self.count), ("most", self.most), ("ahead", self.ahead)):
             if value is not None and value < 1:
                 raise SpecError(
-                    f"data.workers.{name}={value}: want at least 1{WITHOUT_WORKERS if name == 'count' else ''}"
+                    f"data.workers.{name}={value}", f"at least 1{(WITHOUT_WORKERS if name == 'count' else '')}"
                 )
         check_most("data.workers.", self, count=MAX_WORKERS, most=MAX_WORKERS, ahead=MAX_WORKERS, cpus=MAX_WORKERS)
         for name, value in (("lease_s", self.lease_s), ("cpus", self.cpus)):
             if not 0 < value < math.inf:
-                raise SpecError(f"data.workers.{name}={value}: want more than 0")
+                raise SpecError(f"data.workers.{name}={value}", "more than 0")
         if self.on not in get_args(On):
-            raise SpecError(f"data.workers.on={self.on!r}: want {' or '.join(get_args(On))}")
+            raise SpecError(f"data.workers.on={self.on!r}", " or ".join(get_args(On)))
         if self.address is not None and self.on != "ray":
-            raise SpecError(f"data.workers.address={self.address!r} with on={self.on}: want on=ray, or no address")
+            raise SpecError(f"data.workers.address={self.address!r} with on={self.on}", "on=ray, or no address")
         if self.count is not None and self.most is not None and self.count > self.most:
-            want = "want count (a fixed number) or most (an upper limit), not both"
-            raise SpecError(f"data.workers: count={self.count} and most={self.most}: {want}")
+            raise SpecError(
+                f"data.workers: count={self.count} and most={self.most}",
+                "count (a fixed number) or most (an upper limit), not both",
+            )
 
     def service_config(self, clients: int, task: PreparationTask) -> ServiceConfig:
         most = self.count or self.most or (cores() if self.on == "processes" else MAX_ON_RAY)
@@ -118,7 +120,10 @@ class Service:
         if workers is not None:
             self._restarts += 1
             if self._restarts > MAX_RESTARTS:
-                raise PeerError(f"the service that prepares rows died {self._restarts} times: see above, and resume")
+                raise PeerError(
+                    f"the service that prepares rows died {self._restarts} times",
+                    hint="see the errors above, and resume the run",
+                )
             self._stop_host()
             self._process, self._owner = self._start_host(workers)
         return connect_to_host(self.address)
@@ -175,7 +180,7 @@ def connect_to_host(address: Path) -> Connection:
             end.connect(name)
     except OSError as error:
         end.close()
-        raise PeerError(f"{address}: the service that prepares rows is gone: {error}: resume the run") from error
+        raise PeerError(f"{address}: the service that prepares rows is gone: {error}", hint="resume the run") from error
     return Connection(end)
 
 
@@ -197,8 +202,9 @@ def _write_pickle(file: int, task: PreparationTask) -> int:
         data = pickle.dumps(task)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         kind = type(task.reader).__name__
-        want = "want functions at the top level of a module, or data.workers=null"
-        raise SpecError(f"{kind} cannot be sent to workers: {error}: {want}") from error
+        raise SpecError(
+            f"{kind} cannot be sent to workers: {error}", "functions at the top level of a module, or data.workers=null"
+        ) from error
     with os.fdopen(os.dup(file), "wb") as memory:
         memory.write(data)
     return len(data)

@@ -53,9 +53,11 @@ def work(connection: Connection) -> None:
                 try:
                     task = pickle.loads(slots.pop(TASK).map(message.size_bytes)[: message.size_bytes])
                 except (pickle.UnpicklingError, AttributeError, ImportError) as error:
-                    want = "want functions of modules that workers can import, not of __main__"
+                    expected = "expected functions of modules that workers can import, not of __main__"
                     connection.send(
-                        WorkerLost(message.worker, f"a worker cannot load the reader or transforms: {error}: {want}")
+                        WorkerLost(
+                            message.worker, f"a worker cannot load the reader or transforms: {error}: {expected}"
+                        )
                     )
                     return
                 connection.send(WorkerJoined(message.worker))

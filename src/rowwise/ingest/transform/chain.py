@@ -92,7 +92,7 @@ def load(transforms: Iterable[AnyKind | Transform | str]) -> LoadedTransforms:
     full = [(UserFunction(function=t) if isinstance(t, str) else t).read_files() for t in transforms]
     for transform in full:
         if "" in transform.makes:
-            raise transform.spec_error("to='': want a name for what it makes")
+            raise transform.spec_error("to='': expected a name for what it makes")
     return LoadedTransforms(steps=tuple(ChainStep(number=n, transform=t, run=t.prepare()) for n, t in enumerate(full)))
 
 
@@ -233,10 +233,13 @@ def _check(step: ChainStep, kinds: Mapping[str, pa.DataType], loaded: LoadedTran
         if name not in kinds:
             later = [s for s in loaded.steps if s.number > step.number and name in s.transform.makes]
             if later:
-                raise DataError(f"{source}: {step}: no column {name!r} yet: {later[0]} makes it; want that one before")
+                raise DataError(
+                    f"{source}: {step}: no column {name!r} yet: {later[0]} makes it",
+                    hint="move that transform before this one",
+                )
             check_columns([name], pa.schema(dict(kinds)), f"{source}: {step}")
         if not MEETS[want](kinds[name]):
-            raise DataError(f"{source}: {step}: column {name!r} holds {kinds[name]}: want {want}")
+            raise DataError(f"{source}: {step}: column {name!r} holds {kinds[name]}", want)
     type_problem = transform.type_problem(tuple(plain_kind(kinds[name]) for name in transform.reads))
     if type_problem:
         names = ", ".join(f"{name!r} ({kinds[name]})" for name in transform.reads)

@@ -39,15 +39,15 @@ class Onehot(OneColumn, frozen=True, kw_only=True, tag="onehot", tag_field="kind
         """Refuse classes that could not be told apart."""
         if bool(self.classes) == bool(self.borders):
             got = "both" if self.borders else "neither"
-            raise self.spec_error(f"got {got} of classes and borders: want one of them")
+            raise self.spec_error(f"got {got} of classes and borders: expected exactly one")
         check_borders(self, self.borders)
         if len({type(c) for c in self.classes}) > 1:
-            raise self.spec_error(f"classes: {self.classes}: want whole numbers only, or texts only")
+            raise self.spec_error(f"classes: {self.classes}: expected whole numbers only, or texts only")
         twice = [c for c in self.classes if self.classes.count(c) > 1]
         if twice:
-            raise self.spec_error(f"classes: {twice[0]!r} appears twice: want each once")
+            raise self.spec_error(f"classes: {twice[0]!r} appears twice: expected each class once")
         if self.into not in ("columns", "lists"):
-            raise self.spec_error(f"into={self.into!r}: want 'columns' or 'lists'")
+            raise self.spec_error(f"into={self.into!r}: expected 'columns' or 'lists'")
 
     @property
     def width(self) -> int:
@@ -68,10 +68,11 @@ class Onehot(OneColumn, frozen=True, kw_only=True, tag="onehot", tag_field="kind
     def type_problem(self, kinds: Kinds) -> str:
         """Refuse to compare numbers with words."""
         if self.classes and is_words(kinds[0]) != isinstance(self.classes[0], str):
-            return f"compared with class {self.classes[0]!r}: want {'texts' if is_words(kinds[0]) else 'whole numbers'}"
+            wanted = "texts" if is_words(kinds[0]) else "whole numbers"
+            return f"compared with class {self.classes[0]!r}: expected {wanted}"
         low, high = (0, 1 << 64) if element_kind(kinds[0]) == pa.uint64() else (-(1 << 63), 1 << 63)
         outside = [c for c in self.classes if isinstance(c, int) and not low <= c < high]
-        return f"compared with class {outside[0]}, which no such number is: want others" if outside else ""
+        return f"compared with class {outside[0]}: expected {low} to {high - 1}" if outside else ""
 
     def types(self, kinds: Kinds) -> Kinds:
         """Numbers in 32 bits."""

@@ -39,7 +39,7 @@ class SigridHash(OneColumn, frozen=True, kw_only=True, tag="sigrid_hash", tag_fi
         """Refuse an impossible number of rows, and a salt of more than 64 bits."""
         check_rows(self, self.rows)
         if not -(1 << 63) <= self.salt < 1 << 63:
-            raise self.spec_error(f"salt={self.salt}: want a number of 64 bits, -2**63 to 2**63 - 1")
+            raise self.spec_error(f"salt={self.salt}: expected a number of 64 bits, -2**63 to 2**63 - 1")
 
     @property
     def wants(self) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ class FirstX(OneColumn, frozen=True, kw_only=True, tag="first_x", tag_field="kin
 
     def __post_init__(self) -> None:
         if not 1 <= self.count < 1 << 31:
-            raise self.spec_error(f"count={self.count}: want at least 1, and less than 2**31")
+            raise self.spec_error(f"count={self.count}: expected at least 1, and less than 2**31")
 
     @property
     def wants(self) -> tuple[str, ...]:
@@ -168,7 +168,7 @@ class NGram(OneColumn, frozen=True, kw_only=True, tag="ngram", tag_field="kind")
 
     def __post_init__(self) -> None:
         if not 2 <= self.n <= MOST_JOINED:
-            raise self.spec_error(f"n={self.n}: want at least 2, and at most {MOST_JOINED}")
+            raise self.spec_error(f"n={self.n}: expected at least 2, and at most {MOST_JOINED}")
         check_rows(self, self.rows)
 
     @property

@@ -51,17 +51,17 @@ class MapId(OneColumn, frozen=True, kw_only=True, tag="map_id", tag_field="kind"
         """Keys are texts, as in JSON; of whole numbers these are their digits."""
         if bool(self.mapping) == bool(self.file):
             got = "both" if self.file else "neither"
-            raise self.spec_error(f"got {got} of mapping and file: want one of them")
+            raise self.spec_error(f"got {got} of mapping and file: expected exactly one")
         if isinstance(self.unknown, str) and self.unknown not in ("drop", "raise"):
-            raise self.spec_error(f"unknown={self.unknown!r}: want a number, 'drop' or 'raise'")
+            raise self.spec_error(f"unknown={self.unknown!r}: expected a number, 'drop' or 'raise'")
         keyed: dict[str | int, int] = {str(key): number for key, number in self.mapping.items()}
         if len(keyed) < len(self.mapping):
-            raise self.spec_error("mapping: an id appears as a number and as text: want each once")
+            raise self.spec_error("mapping: an id appears as a number and as text: expected each id once")
         outside = [
             n for n in (*keyed.values(), *([] if isinstance(self.unknown, str) else [self.unknown])) if n not in INTS
         ]
         if outside:
-            raise self.spec_error(f"{outside[0]}: want numbers of 64 bits")
+            raise self.spec_error(f"{outside[0]}: expected numbers of 64 bits")
         msgspec.structs.force_setattr(self, "mapping", keyed)
 
     @property
@@ -73,9 +73,7 @@ class MapId(OneColumn, frozen=True, kw_only=True, tag="map_id", tag_field="kind"
         if not is_words(kinds[0]):
             words = [key for key in self.mapping if _parse_whole(key) is None]
             if words:
-                return (
-                    f"whole numbers are looked up among ids such as {words[0]!r}: want whole numbers of 64 bits there"
-                )
+                return f"whole numbers are looked up among ids such as {words[0]!r}: expected whole numbers of 64 bits"
         return ""
 
     def types(self, kinds: Kinds) -> Kinds:
@@ -105,12 +103,12 @@ def read_mapping(transform: MapId) -> dict[str | int, int]:
         key, tab, given = line.removesuffix("\n").partition("\t")
         value = _parse_whole(given) if tab else number
         if value is None:
-            raise transform.spec_error(f"{path}: line {number + 1}: {given!r}: want a whole number after the tab")
+            raise transform.spec_error(f"{path}: line {number + 1}: {given!r}: expected a whole number after the tab")
         if key in values:
-            raise transform.spec_error(f"{path}: line {number + 1}: id {key!r} appears twice: want each once")
+            raise transform.spec_error(f"{path}: line {number + 1}: id {key!r} appears twice: expected each id once")
         values[key] = value
     if not values:
-        raise transform.spec_error(f"{path}: it has no ids: want one on each line")
+        raise transform.spec_error(f"{path}: it has no ids: expected an id on each line")
     return values
 
 
@@ -211,7 +209,8 @@ def _drop_unknown(ids: IdLists, made_N: Ints, found_N: Mask) -> pa.Array:
 def _refuse_unknown(transform: MapId, ids: IdLists, found_N: Mask, where: RowPosition) -> None:
     at = int(np.argmin(found_N))
     row = int(np.searchsorted(ids.starts(), at, "right")) - 1
-    want = f"want one of the {len(transform.mapping)} of the mapping; unknown='drop' leaves it out"
     raise DataError(
-        f"{where.split.locate_row(row)}, column {transform.column!r}: id {ids.values[at].as_py()!r} is unknown: {want}"
+        f"{where.split.locate_row(row)}, column {transform.column!r}: id {ids.values[at].as_py()!r} is unknown",
+        f"one of the {len(transform.mapping)} ids of the mapping",
+        hint="unknown='drop' leaves it out",
     )

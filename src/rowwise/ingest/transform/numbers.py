@@ -65,7 +65,7 @@ class Bucketize(NumberTransform, frozen=True, kw_only=True, tag="bucketize", tag
 
     def __post_init__(self) -> None:
         if not self.borders:
-            raise self.spec_error("no borders: want at least one, such as borders: [0.5]")
+            raise self.spec_error("no borders: expected at least one, such as borders: [0.5]")
         check_borders(self, self.borders)
 
     def types(self, kinds: Kinds) -> Kinds:
@@ -100,15 +100,15 @@ class Clamp(NumberTransform, frozen=True, kw_only=True, tag="clamp", tag_field="
     def __post_init__(self) -> None:
         check_finite(self, low=self.low, high=self.high)
         if self.low is None and self.high is None:
-            raise self.spec_error("neither low nor high: want at least one of them")
+            raise self.spec_error("neither low nor high: expected at least one")
         if self.low is not None and self.high is not None and self.low > self.high:
-            raise self.spec_error(f"low={self.low} and high={self.high}: want low at most as large as high")
+            raise self.spec_error(f"low={self.low} and high={self.high}: expected low at most as large as high")
 
     def type_problem(self, kinds: Kinds) -> str:
         """Refuse fractions as bounds of whole numbers."""
         uneven = [b for b in (self.low, self.high) if b is not None and b != int(b)]
         if uneven and types.is_integer(element_kind(kinds[0])):
-            return f"whole numbers are cut at {uneven[0]}: want whole bounds"
+            return f"whole numbers are cut at {uneven[0]}: expected whole bounds"
         return ""
 
     def types(self, kinds: Kinds) -> Kinds:
@@ -165,7 +165,7 @@ class Logit(FloatTransform, frozen=True, kw_only=True, tag="logit", tag_field="k
     def __post_init__(self) -> None:
         """Refuse an `eps` that leaves no number between the ends."""
         if not 1e-12 <= self.eps < 0.5:
-            raise self.spec_error(f"eps={self.eps}: want at least 1e-12, and less than 0.5")
+            raise self.spec_error(f"eps={self.eps}: expected at least 1e-12, and less than 0.5")
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """In 64 bits, as 1 - eps is 1 in 32."""
@@ -216,12 +216,12 @@ class Fill(OneColumn, frozen=True, kw_only=True, tag="fill", tag_field="kind"):
         """Refuse a value of another kind than the column's."""
         kind = _filled_kind(kinds[0])
         if is_words(kind) != isinstance(self.value, str):
-            return f"filled with {self.value!r}: want {'a text' if is_words(kind) else 'a number'}"
+            return f"filled with {self.value!r}: expected {'a text' if is_words(kind) else 'a number'}"
         if types.is_integer(kind):
             limits = np.iinfo(numpy_type(kind))
             number = float("nan") if isinstance(self.value, str) else self.value
             if not (number == number // 1 and limits.min <= number <= limits.max):
-                return f"whole numbers are filled with {self.value}: want a whole number that 64 bits hold"
+                return f"whole numbers are filled with {self.value}: expected a whole number that 64 bits hold"
         return ""
 
     def types(self, kinds: Kinds) -> Kinds:

@@ -127,7 +127,7 @@ class IdListTransform(TwoColumns, frozen=True, kw_only=True, tag="id_list", tag_
 def _unlike(a: pa.DataType, b: pa.DataType) -> str:
     if is_words(a) == is_words(b):
         return ""
-    return "ids are compared with ids of another kind: want whole numbers in both, or text in both"
+    return "ids are compared with ids of another kind: expected whole numbers in both, or text in both"
 
 
 def _comparable(kind: pa.DataType) -> pa.DataType:
@@ -186,7 +186,7 @@ class ComputeScore(Transform, frozen=True, kw_only=True, tag="compute_score", ta
     def __post_init__(self) -> None:
         """Refuse an unknown reduction of scores."""
         if self.by not in ("sum", "mean", "max", "min"):
-            raise self.spec_error(f"by={self.by!r}: want 'sum', 'mean', 'max' or 'min'")
+            raise self.spec_error(f"by={self.by!r}: expected 'sum', 'mean', 'max' or 'min'")
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -251,8 +251,11 @@ class ComputeScore(Transform, frozen=True, kw_only=True, tag="compute_score", ta
             unlike_R &= ~null_R
         if unlike_R.any():
             row = int(np.argmax(unlike_R))
-            got = f"{ids_R[row]} ids in {self.ids!r} and {scores_R[row]} scores in {self.scores!r}"
-            raise DataError(f"{where.split.locate_row(row)}: {got}: want a score for each id")
+            raise DataError(
+                f"{where.split.locate_row(row)}: {ids_R[row]} ids in {self.ids!r} and {scores_R[row]} scores in "
+                f"{self.scores!r}",
+                "a score for each id",
+            )
 
 
 def _ids_in_row(values: pa.Array, id_at: Ints, row_N: Ints, among: IdLists, counts_N: Mask) -> Mask:

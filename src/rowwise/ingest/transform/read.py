@@ -28,14 +28,14 @@ class ToTime(OneColumn, frozen=True, kw_only=True, tag="to_time", tag_field="kin
     def __post_init__(self) -> None:
         bad = [one for one in self.formats if one != ISO and "%" not in one]
         if bad or not self.formats:
-            raise self.spec_error(f"formats={list(self.formats)}: want {ISO}, or some such as '%d/%m/%Y %H:%M'")
+            raise self.spec_error(f"formats={list(self.formats)}: expected {ISO}, or some such as '%d/%m/%Y %H:%M'")
 
     @property
     def wants(self) -> tuple[str, ...]:
         return (KEYS,)
 
     def type_problem(self, kinds: Kinds) -> str:
-        return "" if is_words(kinds[0]) else f"it holds {kinds[0]}: want text"
+        return "" if is_words(kinds[0]) else f"it holds {kinds[0]}: expected text"
 
     def types(self, kinds: Kinds) -> Kinds:
         return (pa.timestamp("us"),)
@@ -85,7 +85,7 @@ class ToNumber(OneColumn, frozen=True, kw_only=True, tag="to_number", tag_field=
         return (NUMBER_OR_KEY,)
 
     def type_problem(self, kinds: Kinds) -> str:
-        return f"it holds {kinds[0]}: want numbers or text" if types.is_binary(kinds[0]) else ""
+        return f"it holds {kinds[0]}: expected numbers or text" if types.is_binary(kinds[0]) else ""
 
     def types(self, kinds: Kinds) -> Kinds:
         return (pa.float64(),)

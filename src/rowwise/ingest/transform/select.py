@@ -30,11 +30,11 @@ class Sampling(Transform, frozen=True, kw_only=True, tag="sampling", tag_field="
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate <= 1:
-            raise self.spec_error(f"rate={self.rate}: want 0 to 1, such as 0.1 to keep a tenth")
+            raise self.spec_error(f"rate={self.rate}: expected 0 to 1, such as 0.1 to keep a tenth")
         if self.column is None and self.value != 0:
-            raise self.spec_error(f"value={self.value!r} without a column: want column as well, or no value")
+            raise self.spec_error(f"value={self.value!r} without a column: expected a column, or no value")
         if not 0 <= self.seed < 1 << 63:
-            raise self.spec_error(f"seed={self.seed}: want at least 0, and less than 2**63")
+            raise self.spec_error(f"seed={self.seed}: expected at least 0, and less than 2**63")
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -53,7 +53,7 @@ class Sampling(Transform, frozen=True, kw_only=True, tag="sampling", tag_field="
     def type_problem(self, kinds: Kinds) -> str:
         """Refuse to compare numbers with words."""
         if self.column is not None and is_words(kinds[0]) != isinstance(self.value, str):
-            return f"compared with {self.value!r}: want {'a text' if is_words(kinds[0]) else 'a number'}"
+            return f"compared with {self.value!r}: expected {'a text' if is_words(kinds[0]) else 'a number'}"
         return ""
 
     def types(self, kinds: Kinds) -> Kinds:

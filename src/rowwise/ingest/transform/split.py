@@ -17,7 +17,7 @@ class SplitText(OneColumn, frozen=True, kw_only=True, tag="split", tag_field="ki
 
     def __post_init__(self) -> None:
         if not self.separator:
-            raise self.spec_error("separator='': want at least one character")
+            raise self.spec_error("separator='': expected at least one character")
 
     @property
     def wants(self) -> tuple[str, ...]:
@@ -25,7 +25,7 @@ class SplitText(OneColumn, frozen=True, kw_only=True, tag="split", tag_field="ki
 
     def type_problem(self, kinds: Kinds) -> str:
         is_bytes = types.is_binary(kinds[0]) or types.is_large_binary(kinds[0])
-        return "" if is_words(kinds[0]) and not is_bytes else f"it holds {kinds[0]}: want text"
+        return "" if is_words(kinds[0]) and not is_bytes else f"it holds {kinds[0]}: expected text"
 
     def types(self, kinds: Kinds) -> Kinds:
         return (pa.large_list(pa.large_string()),)

@@ -36,15 +36,15 @@ class GetLocalHour(Transform, frozen=True, kw_only=True, tag="get_local_hour", t
 
     def __post_init__(self) -> None:
         if self.zone is not None and self.offset is not None:
-            raise self.spec_error("got both zone and offset: want one of them")
+            raise self.spec_error("got both zone and offset: expected only one")
         if self.unit not in PER_SECOND:
-            raise self.spec_error(f"unit={self.unit!r}: want 's', 'ms', 'us' or 'ns'")
+            raise self.spec_error(f"unit={self.unit!r}: expected 's', 'ms', 'us' or 'ns'")
         if self.zone is not None:
             try:
                 ZoneInfo(self.zone)
             except (ZoneInfoNotFoundError, ValueError, OSError):
                 raise self.spec_error(
-                    f"zone={self.zone!r}: unknown time zone: want one such as Europe/Vienna"
+                    f"zone={self.zone!r}: unknown time zone: expected a zone such as Europe/Vienna"
                 ) from None
 
     @property

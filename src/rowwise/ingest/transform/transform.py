@@ -113,14 +113,14 @@ class OneColumn(Transform, frozen=True, kw_only=True):
 def check_rows(transform: Transform, rows: int | None) -> None:
     """Refuse a number of rows that a table cannot have."""
     if rows is not None and not 1 <= rows < 1 << 63:
-        raise transform.spec_error(f"rows={rows}: want at least 1, and less than 2**63")
+        raise transform.spec_error(f"rows={rows}: expected at least 1, and less than 2**63")
 
 
 def check_finite(transform: Transform, **numbers: float | None) -> None:
     """Refuse NaN and infinity."""
     for name, number in numbers.items():
         if number is not None and not math.isfinite(number):
-            raise transform.spec_error(f"{name}={number}: want a finite number")
+            raise transform.spec_error(f"{name}={number}: expected a finite number")
 
 
 def check_borders(transform: Transform, borders: tuple[float, ...]) -> None:
@@ -129,7 +129,7 @@ def check_borders(transform: Transform, borders: tuple[float, ...]) -> None:
         check_finite(transform, borders=number)
     for low, high in pairwise(borders):
         if not low < high:
-            raise transform.spec_error(f"borders: {high} comes after {low}: want each larger than the one before")
+            raise transform.spec_error(f"borders: {high} comes after {low}: expected each larger than the one before")
 
 
 def is_words(kind: pa.DataType) -> bool:

@@ -39,10 +39,10 @@ class UserFunction(Transform, frozen=True, kw_only=True, tag="own", tag_field="k
     def __post_init__(self) -> None:
         path, colon, name = self.function.rpartition(":")
         if not colon or not path.endswith(".py") or not name.isidentifier():
-            raise self.spec_error(f"function={self.function!r}: want path.py:function")
+            raise self.spec_error(f"function={self.function!r}: expected path.py:function")
         for field, names in (("columns", self.columns), ("to", self.to)):
             if len(set(names)) < len(names):
-                raise self.spec_error(f"{self.function}: {field}: {', '.join(names)}: want each name once")
+                raise self.spec_error(f"{self.function}: {field}: {', '.join(names)}: expected each name once")
 
     @property
     def name(self) -> str:
@@ -77,7 +77,7 @@ class UserFunction(Transform, frozen=True, kw_only=True, tag="own", tag_field="k
         parameters = self._parameters(text)
         columns = self.columns or parameters
         if not columns:
-            raise self.spec_error(f"{self.function} has no parameters: want at least one column for it to read")
+            raise self.spec_error(f"{self.function} has no parameters: expected at least one, for a column to read")
         return msgspec.structs.replace(self, source=text, columns=columns, to=self.to or (self.name,))
 
     def prepare(self) -> Run:
@@ -106,11 +106,11 @@ class UserFunction(Transform, frozen=True, kw_only=True, tag="own", tag_field="k
         if isinstance(output, dict):
             if set(output) != set(self.to):
                 got = ", ".join(map(str, output)) or "nothing"
-                raise DataError(f"{place}: it returned columns called {got}: want {names}, as `to` says")
+                raise DataError(f"{place}: it returned columns called {got}", f"{names}, as `to` says")
             return [(name, output[name]) for name in self.to]
         outputs = list(output) if isinstance(output, (tuple, list)) else [output]
         if len(outputs) != len(self.to):
-            raise DataError(f"{place}: it returned {len(outputs)} columns: want {len(self.to)}, {names}, as `to` says")
+            raise DataError(f"{place}: it returned {len(outputs)} columns", f"{len(self.to)}, {names}, as `to` says")
         return list(zip(self.to, outputs, strict=True))
 
     def _read(self) -> str:
@@ -135,18 +135,21 @@ class UserFunction(Transform, frozen=True, kw_only=True, tag="own", tag_field="k
         fits = least <= len(self.columns) and (takes.vararg is not None or len(self.columns) <= len(names))
         if self.columns and not fits:
             got = f"{self.function} has {len(names)} parameters"
-            raise self.spec_error(f"{got}, and columns names {len(self.columns)}: want as many")
+            raise self.spec_error(f"{got}, and columns names {len(self.columns)}: expected the same number")
         return names[:least]
 
 
 def _check_result(array: Any, rows: int, place: str) -> pa.Array:
     if not isinstance(array, (pa.Array, pa.ChunkedArray)):
-        want = "want an Arrow array: pa.array(x) makes one of numpy and of lists"
-        raise DataError(f"{place}: it returned {type(array).__name__}: {want}")
+        raise DataError(
+            f"{place}: it returned {type(array).__name__}",
+            "an Arrow array",
+            hint="pa.array(x) makes one of numpy and of lists",
+        )
     if len(array) != rows:
-        raise DataError(f"{place}: it returned {len(array)} rows: want {rows}, one for each row that it got")
+        raise DataError(f"{place}: it returned {len(array)} rows", f"{rows}, one for each row that it got")
     if pa.types.is_null(array.type):
-        raise DataError(f"{place}: it returned an array without a type: give it one, as in pa.array(x, pa.float64())")
+        raise DataError(f"{place}: it returned an array without a type", "a type, as in pa.array(x, pa.float64())")
     column = combine_chunks(array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array]))
     return column.cast(plain_kind(column.type))
 

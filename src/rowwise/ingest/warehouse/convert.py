@@ -121,7 +121,7 @@ class _Conversion:
         else:
             self._write_plain(flat, writer)
         if not self._journal.parts:
-            raise DataError(f"{self._source.name}: no rows to convert: want files with rows")
+            raise DataError(f"{self._source.name}: no rows to convert", "files with rows")
         manifest = WarehouseManifest(asked=request, found=survey, columns=columns, parts=tuple(self._journal.parts))
         self._journal.finish(manifest)
         return manifest
@@ -131,19 +131,24 @@ class _Conversion:
         layout = self._layout
         for name in (*layout.partition_by, layout.cluster_by, layout.sort_by):
             if name is not None and name not in schema.names:
-                want = f"want it in --columns; there are: {', '.join(schema.names[:40])}"
-                raise DataError(f"{self._source.name}: rows are ordered by {name!r}, which is not written: {want}")
+                raise DataError(
+                    f"{self._source.name}: rows are ordered by {name!r}, which is not written",
+                    f"{name!r} in --columns",
+                    hint=f"there are: {', '.join(schema.names[:40])}",
+                )
         folders = set(layout.partition_by)
         if folders & {layout.cluster_by, layout.sort_by} or folders == set(schema.names):
-            want = "want other columns in --cluster-by and --sort-by, and at least one more column"
-            raise DataError(f"{self._source.name}: files do not hold the columns of --partition-by: {want}")
+            raise DataError(
+                f"{self._source.name}: files do not hold the columns of --partition-by",
+                "other columns in --cluster-by and --sort-by, and at least one more column",
+            )
         for name in layout.partition_by:
             check_session(schema.field(name).type, name, self._source.name)
         if layout.cluster_by is not None:
             check_session(schema.field(layout.cluster_by).type, layout.cluster_by, self._source.name)
         if layout.sort_by is not None and types.is_nested(schema.field(layout.sort_by).type):
             kind = schema.field(layout.sort_by).type
-            raise DataError(f"{self._source.name}: column {layout.sort_by!r} holds {kind}: want numbers, times or text")
+            raise DataError(f"{self._source.name}: column {layout.sort_by!r} holds {kind}", "numbers, times or text")
 
     def _write_plain(self, flat: FlattenedColumns, writer: WarehouseWriter) -> None:
         unit, row = (self._journal.parts[-1].unit, self._journal.parts[-1].row) if self._journal.parts else (0, 0)

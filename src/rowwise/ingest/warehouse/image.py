@@ -88,8 +88,10 @@ class SparseFile:
     def _fill(self, target: memoryview, at: int) -> None:
         got = self._opened.read_into(target, at)
         if got < len(target):
-            want = f"want a file of at least {at + len(target)} bytes, as its footer says"
-            raise DataError(f"{self.source}: ends at byte {at + got}: {want}")
+            raise DataError(
+                f"{self.source}: ends at byte {at + got}",
+                f"a file of at least {at + len(target)} bytes, as its footer says",
+            )
 
     def _decode(self, group: int, columns: Sequence[str], leaves: Sequence[int], *, threads: bool) -> pa.Table:
         paths = [self.paths[leaf] for leaf in leaves]
@@ -98,8 +100,10 @@ class SparseFile:
         except (pa.ArrowException, OSError) as error:
             name, cause = self._find_bad_column(group, columns) or (None, error)
             where = f"row group {group}" + ("" if name is None else f", column {name!r}")
-            want = "want the data converted again, or data.on_bad_rows=quarantine to leave these rows out"
-            raise DataError(f"{self.source}: cannot be read as Parquet: {where}: {cause}: {want}") from error
+            raise DataError(
+                f"{self.source}: cannot be read as Parquet: {where}: {cause}",
+                hint="convert the data again, or leave these rows out by data.on_bad_rows=quarantine",
+            ) from error
         return table.select(list(columns))
 
     def _find_bad_column(self, group: int, columns: Sequence[str]) -> tuple[str, Exception] | None:

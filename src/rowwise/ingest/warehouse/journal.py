@@ -24,7 +24,7 @@ from rowwise.textfile import append, decode_json, open_regular, read_bytes, refu
 
 FOLDER = "_rowwise"
 LONGEST_NAME = 255
-ANEW = "want the folder deleted, and the data converted again"
+ANEW = "delete the folder and convert the data again"
 T = TypeVar("T")
 
 
@@ -84,14 +84,14 @@ class Journal:
     def lock(self) -> Iterator[None]:
         """Keep other processes from converting into the same folder."""
         if self._dest.exists() and not self.folder.exists() and (not self._dest.is_dir() or any(self._dest.iterdir())):
-            raise DataError(f"{self._dest}: exists and is not a warehouse: want a new folder, or an empty one")
+            raise DataError(f"{self._dest}: exists and is not a warehouse", "a new folder, or an empty one")
         self.folder.mkdir(parents=True, exist_ok=True)
         refuse_links(self._dest)
         with open_regular(self.folder / "lock", "a+b", links=False) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise DataError(f"{self._dest}: another process converts into it: want its end first") from None
+                raise DataError(f"{self._dest}: another process converts into it", hint="wait until it ends") from None
             if self._store is not None:
                 self._store.fetch(self.folder)
             yield
@@ -167,8 +167,10 @@ class Journal:
         differs = "of other data, or the data has changed since"
         if there.source == request.source:
             differs = f"made with other options ({', '.join(changed)})"
-        want = "want the same command as before, or another folder, or this one deleted first"
-        raise DataError(f"{self._shown}: {what} {differs}: {want}")
+        raise DataError(
+            f"{self._shown}: {what} {differs}",
+            hint="run the same command as before, choose another folder, or delete this one first",
+        )
 
     def _check_part(self, part: WarehouseFile) -> None:
         """Refuse a file that is missing, changed or outside the warehouse: a journal may come from elsewhere."""
@@ -180,7 +182,7 @@ class Journal:
             inside = plain and path.is_file() and has_no_link(self._dest, part.path)
             same = inside and path.stat().st_size == part.bytes
         if not same or min(part.unit, part.row, part.rows, part.groups) < 0:
-            raise DataError(f"{self._name(self._path)}: {part.path[:200]!r} is missing or was changed: {ANEW}")
+            raise DataError(f"{self._name(self._path)}: {part.path[:200]!r} is missing or was changed", hint=ANEW)
 
     def _replace(self, path: Path, data: bytes) -> None:
         temporary = path.with_suffix(".tmp")
@@ -195,7 +197,7 @@ def _decode_records(line: bytes, kind: type[T], place: str) -> T:
     try:
         return decode_json(line, kind)
     except msgspec.DecodeError as error:
-        raise DataError(f"{place}: not an entry of a conversion's journal: {error}: {ANEW}") from None
+        raise DataError(f"{place}: not an entry of a conversion's journal: {error}", hint=ANEW) from None
 
 
 def _line(entry: Any) -> bytes:

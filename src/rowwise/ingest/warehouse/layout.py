@@ -43,17 +43,23 @@ class WarehouseLayout(Value, frozen=True):
     def __post_init__(self) -> None:
         counts = (self.group_rows, self.group_bytes, self.part_groups)
         if min(counts) < 1:
-            raise SpecError(f"layout: group_rows, group_bytes, part_groups = {counts}: want at least 1 each")
+            raise SpecError(f"layout: group_rows, group_bytes, part_groups = {counts}", "at least 1 each")
         if self.memory_bytes < LEAST_MEMORY:
-            want = f"want at least {LEAST_MEMORY / 1e6:.0f}MB, which includes Python's and Arrow's own"
-            raise SpecError(f"layout: memory of {self.memory_bytes / 1e6:.0f}MB: {want}")
+            raise SpecError(
+                f"layout: memory of {self.memory_bytes / 1e6:.0f}MB",
+                f"at least {LEAST_MEMORY / 1e6:.0f}MB, which includes Python's and Arrow's own",
+            )
         if self.sort_by is not None and self.cluster_by is None:
-            want = "want cluster_by, too, as rows are sorted inside sessions only"
-            raise SpecError(f"layout: sort_by={self.sort_by!r} without cluster_by: {want}")
+            raise SpecError(
+                f"layout: sort_by={self.sort_by!r} without cluster_by",
+                "cluster_by, too, as rows are sorted inside sessions only",
+            )
         bad = [name for name in self.partition_by if fault_of_name(name) or name[0] == "_" or "=" in name]
         if bad:
-            got = f"partition_by {bad[0][:80]!r} cannot be the name of a folder with values"
-            raise SpecError(f"layout: {got}: want the column renamed")
+            raise SpecError(
+                f"layout: partition_by {bad[0][:80]!r} cannot be the name of a folder with values",
+                hint="rename the column",
+            )
 
     @property
     def working_bytes(self) -> int:
@@ -64,8 +70,10 @@ class WarehouseLayout(Value, frozen=True):
         """Refuse more columns than the memory has room for: each needs a page."""
         wanted = LEAST_MEMORY + max(count - ROOM_FOR_COLUMNS, 0) * COLUMN_MEMORY
         if self.memory_bytes < wanted:
-            got = f"memory of {self.memory_bytes / 1e6:.0f}MB for {count:,} columns"
-            raise SpecError(f"layout: {got}: want at least {wanted / 1e6:.0f}MB, or fewer --columns")
+            raise SpecError(
+                f"layout: memory of {self.memory_bytes / 1e6:.0f}MB for {count:,} columns",
+                f"at least {wanted / 1e6:.0f}MB, or fewer --columns",
+            )
 
     @property
     def decoded_bytes(self) -> int:
@@ -110,7 +118,9 @@ def choose_columns(
     maps = map_columns(schema)
     unknown = [name for name in layout.keys if name not in maps]
     if unknown:
-        raise DataError(f"{source}: keys of {unknown[0]!r}: want a map column; there are: {', '.join(maps) or 'none'}")
+        raise DataError(
+            f"{source}: keys of {unknown[0]!r}", "a map column", hint=f"there are: {', '.join(maps) or 'none'}"
+        )
     chosen: dict[str, list[Key] | None] = {}
     plain: list[str] = []
     for name in schema.names if layout.columns is None else layout.columns:

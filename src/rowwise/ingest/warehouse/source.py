@@ -56,7 +56,7 @@ class ConversionSource:
         self.reader, self.layout = reader, layout
         self.splits = reader.splits()
         if not self.splits:
-            raise DataError(f"{type(reader).__name__}: no rows to convert: want files with rows")
+            raise DataError(f"{type(reader).__name__}: no rows to convert", "files with rows")
         self.name = self.splits[0].source
         self._chosen = choose_columns(layout, reader.schema, self.name)
 
@@ -78,12 +78,14 @@ class ConversionSource:
                 for name in open_:
                     counts[name].update(count_keys(table[name]))
                     if len(counts[name]) > MAX_KEYS:
-                        want = f"want a choice of them: --keys {name}=1,2,3"
-                        raise DataError(f"{split.source}: column {name!r} has more than {MAX_KEYS} keys: {want}")
+                        raise DataError(
+                            f"{split.source}: column {name!r} has more than {MAX_KEYS} keys",
+                            hint=f"choose some: --keys {name}=1,2,3",
+                        )
         chosen = {name: tuple(sorted(counts[name])) if keys is None else tuple(keys) for name, keys in maps.items()}
         clash = [n for c, keys in chosen.items() for n in (flat_name(c, k) for k in keys) if n in plain]
         if clash:
-            raise DataError(f"{self.name}: {clash[0]!r} is a column and also a key of a map: want only one of them")
+            raise DataError(f"{self.name}: {clash[0]!r} is a column and also a key of a map", "each name once")
         return chosen
 
     def flat(self, keys: dict[str, tuple[Key, ...]]) -> FlattenedColumns:

@@ -75,7 +75,7 @@ class Spill:
                 self.runs.append(decode_json(data, SpillRun))
             except msgspec.DecodeError as error:
                 place = self._folder / f"{len(self.runs)}.json"
-                raise DataError(f"{place}: not an index of a sorted run: {error}: want the folder deleted") from None
+                raise DataError(f"{place}: not an index of a sorted run: {error}", hint="delete the folder") from None
 
     @property
     def position(self) -> tuple[int, int]:
@@ -132,9 +132,11 @@ class Spill:
         before = 0
         for bucket in sorted(bytes_of):
             if bytes_of[bucket] > 2 * self._layout.working_bytes:
-                got = f"the rows of one {self._layout.cluster_by!r} (or of a few with like hashes) take"
-                want = f"want --memory {(4 * bytes_of[bucket] + BASE_MEMORY) / 1e9 + 0.1:.1f}GB"
-                raise DataError(f"{got} {bytes_of[bucket] / 1e6:,.0f} MB, and are sorted in memory: {want}")
+                raise DataError(
+                    f"the rows of one {self._layout.cluster_by!r} (or of a few with like hashes) take "
+                    f"{bytes_of[bucket] / 1e6:,.0f} MB, and are sorted in memory",
+                    hint=f"set --memory {(4 * bytes_of[bucket] + BASE_MEMORY) / 1e9 + 0.1:.1f}GB",
+                )
             if first is not None and size + bytes_of[bucket] > self._layout.working_bytes:
                 yield SpillRange(folder=folder, first=first, last=before)
                 first, size = None, 0.0
@@ -233,7 +235,7 @@ def check_session(kind: pa.DataType, name: str, source: str) -> None:
     plain = kind.value_type if types.is_dictionary(kind) else kind
     texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
     if not (types.is_integer(plain) or any(test(plain) for test in texts)):
-        raise DataError(f"{source}: column {name!r} holds {kind}: want whole numbers or text")
+        raise DataError(f"{source}: column {name!r} holds {kind}", "whole numbers or text")
 
 
 def _text_hash(array: pa.Array) -> Words:

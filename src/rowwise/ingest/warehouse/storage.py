@@ -25,7 +25,7 @@ from rowwise.storage.interface import MissingObjectError, Storage
 from rowwise.storage.read_cache import CacheFolder, ReadCache, read_cache
 
 UNFINISHED = "_rowwise/journal.jsonl"  # is in a warehouse until `convert` has finished it
-FINISH = "its conversion is unfinished: want the same `rowwise data convert` command again, to finish it"
+FINISH = "run the same `rowwise data convert` command again to finish it"
 URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 
 
@@ -140,18 +140,19 @@ class FileStore:
         with name_file_in_errors(self._path):
             names = self._remote_names() if self._place is None else _names_at(self._place)
             if names is None:
-                raise DataError(f"{self._path}: no such file or folder: want the URL of a file, a folder or a pattern")
+                raise DataError(f"{self._path}: no such file or folder", "the URL of a file, a folder or a pattern")
         if isinstance(names, str):
             return (self._path,)
         root = self.root.rstrip("/")
         if UNFINISHED in names:
-            raise DataError(f"{self._path}: {FINISH}")
+            raise DataError(f"{self._path}: its conversion is unfinished", hint=FINISH)
         if self._path.rstrip("/") == root:
             named = [n for n in names if n.endswith(endings) and not any(part[0] in "._" for part in n.split("/"))]
-            none = f"no file in it ends with {' or '.join(endings)}: want at least one"
+            none = f"no file in it ends with {' or '.join(endings)}: expected at least one"
         else:
             matches = re.compile(_as_regex(self._path[len(self.root) :].lstrip("/")))
-            named, none = [n for n in names if matches.fullmatch(n)], "no file matches the pattern: want another"
+            named = [n for n in names if matches.fullmatch(n)]
+            none = "no file matches the pattern: expected at least one"
         if not named:
             raise DataError(f"{self._path}: {none}")
         return tuple(f"{root}/{n}" for n in named)
@@ -172,12 +173,14 @@ def name_file_in_errors(name: str) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, MissingObjectError) as error:
-        want = "want it back, as it was when the splits were made, or a new run without it"
-        raise DataError(f"{name}: the file is gone: {want}") from error
+        raise DataError(
+            f"{name}: the file is gone",
+            hint="put it back as it was when the splits were made, or start a new run without it",
+        ) from error
     except (pa.ArrowException, OSError, ImportError, ValueError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{name}: cannot be reached: {error}: want a path or URL that this user can read") from error
+        raise DataError(f"{name}: cannot be reached: {error}", "a path or URL that this user can read") from error
 
 
 def _connect(url: str) -> tuple[fs.FileSystem, str]:
@@ -189,8 +192,9 @@ def _connect(url: str) -> tuple[fs.FileSystem, str]:
         try:
             import fsspec
         except ImportError:
-            want = f"want pip install fsspec, and its package for {scheme}"
-            raise DataError(f"{url}: pyarrow cannot read {scheme}://: {want}") from None
+            raise DataError(
+                f"{url}: pyarrow cannot read {scheme}://", hint=f"pip install fsspec, and its package for {scheme}"
+            ) from None
         system, path = fsspec.core.url_to_fs(url)
         return fs.PyFileSystem(fs.FSSpecHandler(system)), path
 

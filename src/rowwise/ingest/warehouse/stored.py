@@ -27,7 +27,7 @@ class StoredWarehouse:
         self.sizes = {name: one.size_bytes for name, one in self.place.relative_names().items()}
         notes = [name for name in self.sizes if name.startswith(f"{folder.name}/")]
         if self.sizes and not notes:
-            raise DataError(f"{self.place}: has objects and is not a warehouse: want a new URL")
+            raise DataError(f"{self.place}: has objects and is not a warehouse", "a new URL")
         for name in notes:
             short = name.removeprefix(f"{folder.name}/")
             if "/" not in short:
@@ -38,7 +38,7 @@ class StoredWarehouse:
         try:
             self.place.storage.create(self.place.inside(name), content)
         except ObjectExistsError:
-            raise DataError(f"{self.place}: another process converts into it: want its end first") from None
+            raise DataError(f"{self.place}: another process converts into it", hint="wait until it ends") from None
 
     def send(self, file: Path, name: str) -> None:
         size_bytes = file.stat().st_size

@@ -27,7 +27,7 @@ class Attention(nn.Module):
         super().__init__()
         out = dim if out is None else out
         if heads < 1 or out % heads:
-            raise SpecError(f"heads={heads}: want a divisor of {out}, the numbers of a vector that heads divide")
+            raise SpecError(f"heads={heads}", f"a divisor of {out}, the size of a vector")
         self.heads = heads
         self.maps = Linear(dim, 3 * out, bias=bias)
 

@@ -22,7 +22,7 @@ class ConvolutionInteraction(nn.Module):
     def __init__(self, vectors: int, out: int, dim: int, kernel: int = 5) -> None:
         super().__init__()
         if kernel < 1 or kernel % 2 == 0:
-            raise SpecError(f"kernel={kernel}: want an odd number, so that the window has a middle")
+            raise SpecError(f"kernel={kernel}", "an odd number, so that the window has a middle")
         self.convolution = nn.Conv2d(1, 1, kernel, padding=kernel // 2, bias=False)  # a LayerNorm would take it away
         self.mix = LinearInteraction(vectors, out, dim)
 

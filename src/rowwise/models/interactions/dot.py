@@ -26,7 +26,7 @@ class DotInteraction(nn.Module):
     def __init__(self, vectors: int, out: int, dim: int, hidden: Sequence[int] = (128,)) -> None:
         super().__init__()
         if vectors < 2:
-            raise SpecError(f"a dot interaction of {vectors} vectors: want at least 2, so that there are pairs")
+            raise SpecError(f"a dot interaction of {vectors} vectors", "at least 2, so that there are pairs")
         self.out, self.dim = out, dim
         self.mlp = Mlp((vectors * (vectors - 1) // 2, *hidden, out * dim))
 

@@ -27,7 +27,7 @@ class FactorizationInteraction(nn.Module):
     def __init__(self, vectors: int, out: int, dim: int, *, rank: int = 8, hidden: Sequence[int] = (128,)) -> None:
         super().__init__()
         if rank < 1:
-            raise SpecError(f"rank={rank}: want at least 1")
+            raise SpecError(f"rank={rank}", "at least 1")
         self.out, self.dim = out, dim
         self.directions = nn.Parameter(torch.randn(vectors, rank) / vectors**0.5)
         self.norm = nn.LayerNorm(vectors * rank)

@@ -218,7 +218,7 @@ def update(
     grad_align = specialise.align_of(places)
     if grad.numel() // grad_align >= 1 << 31:
         most = (1 << 31) * grad_align
-        raise BatchError(f"a gradient of {grad.numel():,} numbers: want fewer than {most:,}, so a smaller batch")
+        raise BatchError(f"a gradient of {grad.numel():,} numbers", f"fewer than {most:,}", hint="use a smaller batch")
     for number, bucket in enumerate(buckets):
         _update_bucket(memory, found, (number, bucket), grad_align, fault)
     end(device)

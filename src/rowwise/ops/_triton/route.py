@@ -78,7 +78,7 @@ def route(batch: DeviceBatch, tables: Tensor, order: TableOrder, fault: Tensor) 
     n = batch.values.shape[0] * max(sources.values())
     if n >= MOST_CONTRIBUTIONS:
         raise BatchError(
-            f"an update of {n:,} contributions: want fewer than {MOST_CONTRIBUTIONS:,}, so a smaller batch"
+            f"an update of {n:,} contributions", f"fewer than {MOST_CONTRIBUTIONS:,}", hint="use a smaller batch"
         )
     num_bags, device = batch.batch * num_features, batch.values.device
     key_type = torch.int32 if order.rows < 2**31 - 1 else torch.int64  # half of the passes of a radix sort

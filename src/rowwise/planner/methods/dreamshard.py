@@ -124,16 +124,18 @@ def policy_of(saved: PolicyFile, source: str) -> Policy:
     arrays: dict[str, tuple[Reals, Reals]] = {}
     for name, shape in LAYERS.items():
         if name not in saved.layers:
-            raise SpecError(f"{source}: layer {name!r} is missing: want {', '.join(LAYERS)}")
+            raise SpecError(f"{source}: layer {name!r} is missing", ", ".join(LAYERS))
         layer = saved.layers[name]
         wide = {len(row) for row in layer.weight}
         biases = 1 if name == "straight" else shape[0] if name == "costs" else shape[1]
         if len(layer.weight) != shape[0] or wide != {shape[1]} or len(layer.bias) != biases:
-            got = f"{len(layer.weight)} x {max(wide, default=0)} and {len(layer.bias)}"
-            raise SpecError(f"{source}: layer {name!r} is {got}: want {shape[0]} x {shape[1]} and {biases}")
+            raise SpecError(
+                f"{source}: layer {name!r} is {len(layer.weight)} x {max(wide, default=0)} and {len(layer.bias)}",
+                f"{shape[0]} x {shape[1]} and {biases}",
+            )
         arrays[name] = np.array(layer.weight), np.array(layer.bias)
     if len(saved.mean) != FEATURES or len(saved.deviation) != FEATURES or min(saved.deviation) <= 0:
-        raise SpecError(f"{source}: want means and positive deviations of {FEATURES} features")
+        raise SpecError(source, f"means and positive deviations of {FEATURES} features")
     return Policy(saved.unit_s, np.array(saved.mean), np.array(saved.deviation), arrays)
 
 
@@ -142,9 +144,11 @@ def load_policy(path: Path = SHIPPED) -> Policy:
     try:
         saved = decode_json(read_bytes(path), PolicyFile)
     except OSError as error:
-        raise SpecError(f"{path}: {error.strerror}: want a policy, as tools/train_dreamshard.py writes it") from None
+        raise SpecError(f"{path}: {error.strerror}", "a policy, as tools/train_dreamshard.py writes it") from None
     except msgspec.DecodeError as error:
-        raise SpecError(f"{path}: not a placement policy: {error}; tools/train_dreamshard.py writes one") from None
+        raise SpecError(
+            f"{path}: not a placement policy: {error}", hint="tools/train_dreamshard.py writes one"
+        ) from None
     return policy_of(saved, str(path))
 
 
@@ -293,7 +297,7 @@ def whole_pieces(problem: PlacementProblem) -> NDArray[np.int64]:
     kinds = [problem.kind_of(int(option)) for option in first_O]
     cut = [problem.name_of(item) for item, kind in enumerate(kinds) if not kind.layout.is_whole]
     if cut:
-        raise SpecError(f"published methods place whole tables, and {cut[0]!r} may not be one: allow table_wise")
+        raise SpecError(f"published methods place whole tables, and {cut[0]!r} may not be one", hint="allow table_wise")
     return problem.option_begin[first_O].astype(np.int64)
 
 

@@ -23,7 +23,7 @@ from rowwise.planner.problem import NO_UNIT, Placement, PlacementProblem
 
 def run_method(name: str, problem: PlacementProblem, seed: int = 0) -> MethodResult:
     if name not in METHODS:
-        raise SpecError(f"method {name!r}: want {', '.join(METHODS)}")
+        raise SpecError(f"method {name!r}", ", ".join(METHODS))
     return METHODS[name](problem, seed)
 
 

@@ -40,8 +40,10 @@ def check_recipe(recipe: Recipe) -> None:
     check_use(recipe.model, "compress")
     check_amounts(recipe, "rowwise compress")
     if recipe.init_from is not None:
-        want = "want --set init_from=null: trials start from initial weights, as compressed tables have other rows"
-        raise SpecError(f"init_from={recipe.init_from!r}: {want}")
+        raise SpecError(
+            f"init_from={recipe.init_from!r}: trials start from initial weights, as compressed tables have other rows",
+            "--set init_from=null",
+        )
 
 
 def advise(  # noqa: PLR0913 - all that the work follows from
@@ -164,7 +166,7 @@ def _table_advice(runner: TrialRunner, table: Table, option: SizeOption, maps: M
 def _warnings(tables: tuple[TableAdvice, ...], window: DataWindow, noise: float, left_out: int) -> tuple[str, ...]:
     lines = []
     if left_out:
-        lines.append(f"no time for {left_out} trials of other sizes: want more --minutes for a better division")
+        lines.append(f"no time for {left_out} trials of other sizes; give more --minutes for a better division")
     correlations = {table.name: table.ordered for table in tables if table.ordered is not None}
     if correlations:
         names = f"table{'s' * (len(correlations) > 1)} {', '.join(correlations)}"
@@ -176,5 +178,5 @@ def _warnings(tables: tuple[TableAdvice, ...], window: DataWindow, noise: float,
         lines.append(f"measured on {window.description}: the quality on ids that appear later is unknown")
     if all(abs(point.ne) <= 2 * noise for table in tables for point in table.points):
         got = f"no size differs from the full model by more than its noise (two standard deviations of {noise:.5f})"
-        lines.append(f"{got}: want more rows to train and to measure on")
+        lines.append(f"{got}; take more rows to train and to measure on")
     return tuple(lines)

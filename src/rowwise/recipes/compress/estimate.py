@@ -105,7 +105,7 @@ def forecast_work(
         most = work.most_rows(row_s, 60 * minutes)
         if not most:
             least = f"one step in each of {trainings} trainings takes {format_duration(work.rows(1) * row_s)}"
-            raise SpecError(f"--minutes {minutes:g}: {least}: want more, or fewer tries by --methods")
+            raise SpecError(f"--minutes {minutes:g}: {least}", "more minutes, or fewer tries by --methods")
         spec = structs.replace(spec, rows=None if most == work.trained_rows() else most)
     what = f"{trainings} trainings on {work.trained_rows(spec.rows):,} rows, {work.passes} passes of a small model"
     return spec, f"takes about {format_duration(work.rows(spec.rows) * row_s)}: {what}; {1 / row_s:,.0f} rows/s"

@@ -80,7 +80,7 @@ class TrialFolder:
             try:
                 trial = decode_json(line, Trial)
             except msgspec.DecodeError as error:
-                raise SpecError(f"{self.trials}, line {number}: not a trial: {error}: want the line deleted") from None
+                raise SpecError(f"{self.trials}, line {number}: not a trial: {error}", hint="delete the line") from None
             trials[trial.spec] = trial
         return trials
 
@@ -98,13 +98,13 @@ class TrialFolder:
 def open_folder(path: Path, spec: TrialFolderSpec) -> TrialFolder:
     """A new folder, or an existing one with the same spec; raises for other folders."""
     if path.exists() and not path.is_dir():
-        raise SpecError(f"{path} is a file: want a folder for measurements")
+        raise SpecError(f"{path} is a file", "a folder for measurements")
     folder, file = TrialFolder(path), path / SPEC
     if file.exists():
         _check_same(file, _read_spec(file), spec)
         return folder
     if path.exists() and any(path.iterdir()):
-        raise SpecError(f"{path} has other files and no {SPEC}: want --out with a new folder")
+        raise SpecError(f"{path} has other files and no {SPEC}", "--out with a new folder")
     path.mkdir(parents=True, exist_ok=True)
     folder.write(SPEC, msgspec.json.format(msgspec.json.encode(spec), indent=1))
     return folder
@@ -125,19 +125,19 @@ def _read_spec(path: Path) -> TrialFolderSpec:
     try:
         return decode_json(read_bytes(path), TrialFolderSpec)
     except msgspec.DecodeError as error:
-        raise SpecError(f"{path}: not written by `rowwise compress`: {error}: want another folder") from None
+        raise SpecError(f"{path}: not written by `rowwise compress`: {error}", "another folder") from None
 
 
 def _check_same(file: Path, saved: TrialFolderSpec, requested: TrialFolderSpec) -> None:
     """Raise for the first difference of two specs."""
-    want = "want the same again, or --out with another folder"
+    expected = "the same settings, or --out with another folder"
     differing = [name for name in SECTIONS if saved.recipe.get(name) != requested.recipe.get(name)]
     if differing:
-        raise SpecError(f"{file}: measured with another recipe, which differs in {', '.join(differing)}: {want}")
+        raise SpecError(f"{file}: measured with another recipe, which differs in {', '.join(differing)}", expected)
     if saved.history != requested.history:
         old, new = (" and ".join(history) or "none" for history in (saved.history, requested.history))
-        raise SpecError(f"{file}: measured with --history {old}, not {new}: {want}")
+        raise SpecError(f"{file}: measured with --history {old}, not {new}", expected)
     for name in ("rows", "seed"):
         old, new = getattr(saved, name), getattr(requested, name)
         if old != new:
-            raise SpecError(f"{file}: measured with --{name} {old}, not {new}: {want}")
+            raise SpecError(f"{file}: measured with --{name} {old}, not {new}", expected)

@@ -61,8 +61,10 @@ def learn(resolved: ResolvedRecipe, names: Sequence[str], tell: Callable[[float]
     Trainer(job, settings, on_step=lambda display: tell(training * done_fraction(display))).run()
     unseen = [name for name in names if not int(counts[name].sum())]
     if unseen:
-        want = "want a history with some of them, or a recipe without the table"
-        raise DataError(f"table {unseen[0]!r}: the history has none of its ids: {want}")
+        raise DataError(
+            f"table {unseen[0]!r}: the history has none of its ids",
+            "a history with some of them, or a recipe without the table",
+        )
     vectors = refit.refit(small, model, names, learned_vectors, lambda done: tell(training + (1 - training) * done))
     return {
         name: IdHistory(counts_N=counts[name].numpy(), vectors_ND=from_all, folded=folded)
@@ -91,11 +93,13 @@ def read_histories(path: Path, tables: Sequence[Table], names: Sequence[str]) ->
             folds = msgspec.json.decode((file.metadata() or {}).get(FOLDS, "{}"), type=_Folds)
             histories = {name: _read_history(file, name, folds) for name in names}
     except (SafetensorError, OSError, msgspec.DecodeError) as error:
-        raise DataError(f"{path}: cannot be read: {error}: want it deleted, so that it is made again") from None
+        raise DataError(f"{path}: cannot be read: {error}", hint="delete the file, and it is made again") from None
     for name, history in histories.items():
         if len(history.counts_N) != rows[name]:
-            got = f"{len(history.counts_N):,} ids of table {name!r}, which has {rows[name]:,}"
-            raise DataError(f"{path}: {got}: want it deleted, so that it is made again")
+            raise DataError(
+                f"{path}: {len(history.counts_N):,} ids of table {name!r}, which has {rows[name]:,}",
+                hint="delete the file, and it is made again",
+            )
     return histories
 
 
@@ -151,7 +155,7 @@ def _count_ids(model: nn.Module, tables: Sequence[Table]) -> dict[str, Tensor]:
     for table in tables:
         embeddings = find_embeddings(model, table.name)
         if embeddings is None:
-            raise SpecError(f"table {table.name!r} is in no Embeddings of the model: want all tables in Embeddings")
+            raise SpecError(f"table {table.name!r} is in no Embeddings of the model", "all tables in Embeddings")
         embeddings.register_forward_pre_hook(_make_counter(table, counts[table.name]), with_kwargs=True)
     return counts
 

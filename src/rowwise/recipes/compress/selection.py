@@ -62,16 +62,22 @@ def select_tables(tables: Sequence[Table], goal: CompressionGoal) -> TableSelect
         else:
             kept.append(KeptTable(name=table.name, ids=table.rows, size_bytes=size_bytes, why=why))
     if not chosen:
-        want = f"want one with at least {LEAST_IDS:,} ids and {LEAST_FRACTION:.0%} of the bytes of all tables"
-        raise SpecError(f"no table to compress: {want}, without an id_map")
+        raise SpecError(
+            "no table to compress",
+            f"a table with at least {LEAST_IDS:,} ids and {LEAST_FRACTION:.0%} of the bytes of all tables, without an "
+            "id_map",
+        )
     budget = int(total / goal.ratio) if goal.ratio is not None else goal.budget_bytes
     assert budget is not None
     selection = TableSelection(chosen=tuple(chosen), kept=tuple(kept), full_bytes=total, budget_bytes=budget)
     if budget >= total:
-        raise SpecError(f"a budget of {budget:,} bytes: all tables take {total:,} uncompressed: want less")
+        raise SpecError(f"a budget of {budget:,} bytes: all tables take {total:,} uncompressed", "a smaller budget")
     if budget <= selection.kept_bytes:
-        got = f"a budget of {budget:,} bytes: tables that are not compressed take {selection.kept_bytes:,} of {total:,}"
-        raise SpecError(f"{got} ({', '.join(table.name for table in kept)}): want more, or a smaller --ratio")
+        raise SpecError(
+            f"a budget of {budget:,} bytes: tables that are not compressed take {selection.kept_bytes:,} of {total:,} "
+            f"({', '.join(table.name for table in kept)})",
+            "a larger budget, or a smaller --ratio",
+        )
     return selection
 
 

@@ -148,8 +148,11 @@ def make_chosen_maps(
         candidate_maps = (make_map(option.method, table, budget, histories[name], seed=seed) for budget in budgets)
         id_map = next((id_map for id_map in candidate_maps if id_map is not None), None)
         if id_map is None:
-            got = f"table {name!r} by {option.method} in {option.size_bytes:,} bytes"
-            raise SpecError(f"{got}: its map of the whole history does not fit: want a larger budget")
+            raise SpecError(
+                f"table {name!r} by {option.method} in {option.size_bytes:,} bytes: its map of the whole history does "
+                "not fit",
+                "a larger budget",
+            )
         spare -= max(0, table_bytes(table, id_map) - option.size_bytes)
         maps[name] = id_map
     return maps

@@ -42,7 +42,7 @@ def open_window(resolved: ResolvedRecipe, history: Sequence[str]) -> DataWindow:
     rows = replace(train, where=RowFilter(all_of=train.where.all_of + conditions.all_of))
     splits = _splits_with_rows(rows) if conditions.all_of else rows.reader.splits()
     if not splits:
-        raise DataError(f"--history {' and '.join(history)}: no training row passes: want other conditions")
+        raise DataError(f"--history {' and '.join(history)}: no training row passes", "other conditions")
     valid = resolved.rows.valid
     if valid is not None:
         description, is_later = _describe_validation(resolved)

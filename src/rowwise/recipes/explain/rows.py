@@ -35,7 +35,7 @@ class HeldRows:
             if monotonic() > until_s:
                 break
         if not held or not sum(len(keys) for _, keys in held):
-            raise DataError("no rows to explain the model by: want data with at least one row")
+            raise DataError("no rows to explain the model by", "data with at least one row")
         return cls(_least(held, most)[0])
 
     def __len__(self) -> int:

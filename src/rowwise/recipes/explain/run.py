@@ -85,7 +85,7 @@ def explain(  # noqa: PLR0913 - options of the command
     tasks, settings = resolved.tasks, resolved.recipe.evaluate
     name = (settings.task or tasks[0]) if task is None else task
     if name not in tasks:
-        raise SpecError(f"label {name!r}: want one of {', '.join(tasks)}")
+        raise SpecError(f"label {name!r}", f"one of {', '.join(tasks)}")
     seed, until_s = resolved.recipe.seed, monotonic() + seconds
     chosen = choose_rows(path, resolved, data)
     held = HeldRows.sample(evaluation_batches(resolved, chosen), rows, seed, seconds * READING)

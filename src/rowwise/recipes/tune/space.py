@@ -74,7 +74,7 @@ def own_values(space: Space, recipe: Recipe) -> dict[str, Any]:
         for part in key.split("."):
             at = at.get(part) if isinstance(at, Mapping) else getattr(at, part, None)
         if at is None or not _contains(one, at):
-            raise SpecError(f"tune: {key} is {at!r} in the recipe: want that value in its range, as it is tried first")
+            raise SpecError(f"tune: {key} is {at!r} in the recipe", "a range with this value, as it is tried first")
         values[key] = list(at) if isinstance(at, tuple) else at
     return values
 

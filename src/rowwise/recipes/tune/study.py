@@ -116,7 +116,7 @@ def tune(  # noqa: PLR0913 - options of the command
     base = plan.load()
     _check(base)
     _claim(plan)
-    with _locked(folder / COMMAND, "another command works on it: want to wait for it, or another --out"):
+    with _locked(folder / COMMAND, "another command works on it; wait for it, or give another --out"):
         with _locked(folder / WORKERS):
             pass  # processes of a killed command have ended
         study = open_study(plan)
@@ -135,20 +135,20 @@ def import_optuna() -> Any:
     try:
         import optuna
     except ImportError:
-        raise SpecError("tuning needs Optuna: want pip install 'rowwise[tune]'") from None
+        raise SpecError("tuning needs Optuna", hint="pip install 'rowwise[tune]'") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 
 
 def _check(recipe: Recipe) -> None:
     if recipe.data.valid is None and not recipe.data.valid_share and recipe.data.dataset.partition(":")[1]:
-        raise SpecError("tune judges by validation rows: want data.valid or data.valid_share in the recipe")
+        raise SpecError("tune judges by validation rows", "data.valid or data.valid_share in the recipe")
     if recipe.evaluate.metric == "ne":
         check_use(recipe.model, "ne")
     loss = recipe.train.objective
     if isinstance(loss, AmountLoss) and recipe.evaluate.metric == "ne":
         raise SpecError(
-            f"train.objective.kind={loss.__struct_config__.tag} has no ne: want evaluate.metric, such as rmse"
+            f"train.objective.kind={loss.__struct_config__.tag} has no ne", "another evaluate.metric, such as rmse"
         )
 
 
@@ -173,7 +173,7 @@ def _read(path: Path, kind: type[T]) -> T:
     try:
         return decode_json(read_bytes(path), kind)
     except msgspec.DecodeError as error:
-        raise SpecError(f"{path}: {error}: remove it, or want another --out") from None
+        raise SpecError(f"{path}: {error}", hint="remove it, or give another --out") from None
 
 
 def _claim(plan: StudyPlan) -> None:
@@ -184,9 +184,9 @@ def _claim(plan: StudyPlan) -> None:
         before = _read(path, _Claim)
         if before != mine:
             got = f"{plan.folder} is the study of {before.recipe} {' '.join(before.changes)}".rstrip()
-            raise SpecError(f"{got}: want another --out")
+            raise SpecError(got, "another --out")
     elif any(plan.folder.iterdir()):
-        raise SpecError(f"{plan.folder} has other files: want a new folder for --out")
+        raise SpecError(f"{plan.folder} has other files", "a new folder for --out")
     path.write_bytes(msgspec.json.encode(mine))
 
 
@@ -212,7 +212,7 @@ def _open_journal(path: Path) -> Any:
     if os.path.lexists(path):
         with open_regular(path, links=False) as file:
             if os.fstat(file.fileno()).st_size > MOST_JOURNAL_bytes:
-                raise SpecError(f"{path}: more than {MOST_JOURNAL_bytes >> 20} MB: want another --out")
+                raise SpecError(f"{path}: more than {MOST_JOURNAL_bytes >> 20} MB", "another --out")
     try:
         return storages.JournalStorage(storages.journal.JournalFileBackend(str(path)))
     except (
@@ -225,7 +225,7 @@ def _open_journal(path: Path) -> Any:
         ValueError,
     ) as error:
         got = f"{type(error).__name__} {error}".strip()
-        raise SpecError(f"{path}: is no journal of Optuna, or damaged ({got}): want another --out") from None
+        raise SpecError(f"{path}: is no journal of Optuna, or damaged ({got})", "another --out") from None
 
 
 def _smaller(recipe: Recipe) -> bool:
@@ -308,7 +308,7 @@ def _run_trial(plan: StudyPlan, study: Any, trial: Any, values: dict[str, Any]) 
     best = run.trainer.progress.best
     if best is None:
         study.tell(trial, state=states.FAIL)
-        raise DataError(f"{run.folder.path} was not evaluated: want validation rows, and evaluate.every in its steps")
+        raise DataError(f"{run.folder.path} was not evaluated", "validation rows, and evaluate.every in its steps")
     trial.set_user_attr("best", best.value)
     trial.set_user_attr("ended", True)
     if pruned:
