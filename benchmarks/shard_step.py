@@ -24,6 +24,7 @@ Needs: the extra `peers`
 """
 
 import argparse
+import json
 import os
 from collections.abc import Callable
 
@@ -44,6 +45,7 @@ from rowwise.comm.spawn import run_processes
 
 WORLD = 2
 SECTIONS = ("speed", "scaling", "bytes", "plans", "elastic")
+KINDS = {"speed": ("step", "tables")}  # of the rows of a section, where they are not its name
 OURS_ONLY = ("bytes", "elastic")
 AT_LEAST = {"step": 2.0, "tables": 2.0}  # times TorchRec
 GLOO, SHARED = "gloo", "shared memory"
@@ -212,19 +214,26 @@ def smoke_floors(rows: list[dict]) -> list[dict]:
 
 def main() -> None:
     parser = options("shard_step", __doc__)
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, help="of the sections; --quick: all but elastic")
+    parser.add_argument(
+        "--only", nargs="+", choices=SECTIONS, help="the rest stays as saved before; --quick: all but elastic"
+    )
     parser.add_argument("--peer-only", action="store_true", help="TorchRec alone")
     args = parsed(parser)
     ours_alone = bool(args.only) and set(args.only) <= set(OURS_ONLY)
     with_peer = not ours_alone and has_peer("torchrec", args)
     args.sides = (THEIRS,) if args.peer_only else (OURS, THEIRS) if with_peer else (OURS,)
     args.transports = (GLOO,) if args.peer_only else (SHARED,) if args.quick else (GLOO, SHARED)
+    made = environment()
     rows: list[dict] = smoke(args) if args.smoke and not args.only else []
     for section in args.only or (() if args.smoke else SECTIONS[:-1] if args.quick else SECTIONS):
         if not (args.peer_only and section in OURS_ONLY):
             rows += MEASURES[section](args)
+    rows = [{"commit": made["commit"], **row} for row in rows]
+    if args.only and args.save and args.save.exists():
+        again = [kind for section in args.only for kind in KINDS.get(section, (section,))]
+        rows += [row for row in json.loads(args.save.read_text())["rows"] if row["kind"] not in again]
     floors = smoke_floors(rows) if args.smoke and not args.only else floors_of(rows)
-    finish({"benchmark": "shard_step", "environment": environment(), "rows": rows, "floors": floors}, args)
+    finish({"benchmark": "shard_step", "environment": made, "rows": rows, "floors": floors}, args)
 
 
 if __name__ == "__main__":

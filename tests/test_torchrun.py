@@ -70,7 +70,7 @@ def test_ranks_are_not_made_twice(tmp_path):
     done = rowwise(tmp_path, "train", "small.yaml", "--nproc", "2", environment=torchruns)
     assert (done.returncode, done.stdout) == (2, "")
     out = "leave out --nproc, or start rowwise without torchrun"
-    assert done.stderr == f"rowwise: --nproc 2 under torchrun, which has started 3 ranks: {out}\n"
+    assert done.stderr == f"rowwise: --nproc 2 under torchrun, which has started 3 ranks; {out}\n"
 
 
 def test_torchrun_passes_a_wish_to_stop_on(tmp_path):

@@ -3,7 +3,7 @@
 python tools/readme_tables.py [--check]
 
 Each subject has a page, with a section for each processor whose results are saved. README has three numbers, of the
-first processor.
+first processor that has them.
 """
 
 import math
@@ -1235,7 +1235,8 @@ def datasets() -> str:
 def pages() -> dict[Path, str]:
     """Every file that this tool writes, with what is to be in it."""
     docs = ROOT / "docs"
-    numbers = three_numbers(partial(saved_results.read, processor=saved_results.processors()[0]))
+    first = saved_results.first_with("train_step", "ops", "shard_step")
+    numbers = three_numbers(partial(saved_results.read, processor=first))
     found = {
         ROOT / "README.md": fill(ROOT / "README.md", "numbers", numbers),
         docs / "datasets.md": fill(docs / "datasets.md", "datasets", datasets()),

@@ -8,7 +8,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from saved_results import processors, read
+from saved_results import first_with, read
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = ROOT / "src" / "rowwise" / "recipes" / "library"
@@ -38,7 +38,7 @@ def fill(text: str, rows: list[dict]) -> str:
 
 
 def main() -> None:
-    processor = processors()[0]
+    processor = first_with("zoo")
     results = read("zoo", processor)["rows"]
     for name in dict.fromkeys(row["recipe"] for row in results):
         path = LIBRARY / f"{name}.yaml"
