@@ -32,7 +32,7 @@ PY
 check_tools() {
   command -v "$python" >/dev/null || fail "no $python: install Python >= 3.11, or say where it is: make PYTHON=/path/to/python3"
   "$python" -c 'import sys; raise SystemExit(sys.version_info < (3, 11))' ||
-    fail "$("$python" --version 2>&1) is too old; want Python >= 3.11: make PYTHON=/path/to/python3"
+    fail "$("$python" --version 2>&1) is too old; expected Python >= 3.11: make PYTHON=/path/to/python3"
   "$python" -c 'import ensurepip, venv' 2>/dev/null ||
     fail "this Python has no venv module; on Debian and Ubuntu: apt install python3-venv"
   command -v "${CXX:-c++}" >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null ||
