@@ -23,10 +23,11 @@ from rowwise.hashing.methods import IdHistory, make_map, table_bytes
 from rowwise.idmaps import StoredIds
 from rowwise.ingest.columns import Columns, Sparse
 from rowwise.ingest.datasets.catalog import get
-from rowwise.recipes.compose import ResolvedRecipe, resolve
+from rowwise.recipes.compose import resolve
 from rowwise.recipes.compress.probe import learn
 from rowwise.recipes.find import load
 from rowwise.recipes.recipe import Data, Recipe, Tables
+from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.runs import TrainingRun
 from rowwise.spec import Table
 

@@ -18,10 +18,11 @@ from msgspec import structs
 from rowwise.errors import GradientError
 from rowwise.ingest.datasets.synthetic import SyntheticColumns
 from rowwise.models.cost import model_cost
-from rowwise.recipes.compose import make_batcher, make_model, make_objective, resolve, set_threads
+from rowwise.recipes.compose import make_model, make_objective, resolve, set_threads
 from rowwise.recipes.find import load
 from rowwise.recipes.model_configs import ClickModel
 from rowwise.recipes.recipe import Recipe
+from rowwise.recipes.resolved import make_batcher
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import decode
 from rowwise.train.breakdown import Breakdown

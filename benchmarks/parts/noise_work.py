@@ -13,15 +13,9 @@ from pyarrow import parquet as pq
 from torch import nn
 
 from parts.recipe_job import job_of
-from rowwise.recipes.compose import (
-    ResolvedRecipe,
-    evaluation_batches,
-    make_evaluator,
-    make_model,
-    make_settings,
-    resolve,
-)
+from rowwise.recipes.compose import make_evaluator, make_model, make_settings, resolve
 from rowwise.recipes.find import load
+from rowwise.recipes.resolved import ResolvedRecipe, evaluation_batches
 from rowwise.train.evaluate import Evaluator, Scores
 from rowwise.train.trainer import Trainer
 

@@ -2,7 +2,8 @@
 
 from torch import nn
 
-from rowwise.recipes.compose import ResolvedRecipe, make_batcher, make_job
+from rowwise.recipes.compose import make_job
+from rowwise.recipes.resolved import ResolvedRecipe, make_batcher
 from rowwise.train.trainer import TrainingJob
 
 

@@ -36,7 +36,8 @@ from rowwise.idmaps import StoredIds
 from rowwise.ops import rowtype
 from rowwise.plan import Plan
 from rowwise.planner import column_wise, row_wise
-from rowwise.recipes.compose import evaluation_batches, make_model
+from rowwise.recipes.compose import make_model
+from rowwise.recipes.resolved import evaluation_batches
 from rowwise.recipes.runs import TrainingRun
 from rowwise.spec import TRAINED_TYPES
 from rowwise.train.snapshot import collect, restore_model, warm_start

@@ -20,9 +20,10 @@ from rowwise.errors import RowwiseError, one_line
 from rowwise.hashing.arrays import entry_map
 from rowwise.hashing.file import save
 from rowwise.ingest.pictures import write_pictures
-from rowwise.recipes.compose import make_batcher, make_model, resolve
+from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.outlook import dry_run, open_warm_start
 from rowwise.recipes.recipe import Recipe
+from rowwise.recipes.resolved import make_batcher
 from rowwise.recipes.text import decode
 from rowwise.recipes.unused_keys import find_notes as notes_of
 from rowwise.spec import Topology

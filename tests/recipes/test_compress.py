@@ -10,12 +10,13 @@ from msgspec import structs
 from rowwise.errors import DataError, SpecError
 from rowwise.hashing.methods import table_bytes
 from rowwise.hashing.open import open_map
-from rowwise.recipes.compose import make_batcher, resolve
+from rowwise.recipes.compose import resolve
 from rowwise.recipes.compress.advise import advise, check_recipe, write_recipe
 from rowwise.recipes.compress.folder import TrialFolderSpec, open_folder
 from rowwise.recipes.compress.probe import learn, probe, shrink_recipe
 from rowwise.recipes.compress.selection import CompressionGoal, select_tables
 from rowwise.recipes.compress.window import open_window
+from rowwise.recipes.resolved import make_batcher
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import read
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise.errors import SpecError
-from rowwise.recipes.compose import make_batcher, resolve
+from rowwise.recipes.compose import resolve
 from rowwise.recipes.compress.advise import advise
 from rowwise.recipes.compress.estimate import (
     FOLLOWING,
@@ -19,6 +19,7 @@ from rowwise.recipes.compress.estimate import (
 from rowwise.recipes.compress.folder import TrialFolderSpec, open_folder
 from rowwise.recipes.compress.selection import CompressionGoal, select_tables
 from rowwise.recipes.compress.window import open_window
+from rowwise.recipes.resolved import make_batcher
 
 GOAL = CompressionGoal(ratio=4.0, methods=("hash", "learned"))
 COUNTS = st.integers(1, 10_000)

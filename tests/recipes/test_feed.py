@@ -13,7 +13,8 @@ from small import WORLD, lines, recipe, same, saved, sections, trained, write_ro
 
 from rowwise import DataError, SpecError, StateError
 from rowwise.ingest.quarantine import count_quarantined
-from rowwise.recipes.compose import evaluation_batches, make_evaluator
+from rowwise.recipes.compose import make_evaluator
+from rowwise.recipes.resolved import evaluation_batches
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import decode
 from rowwise.recipes.trained import evaluate, load_trained, predict_rows

@@ -288,7 +288,7 @@ def test_an_older_folder_does_not_take_a_newer_mirror_back(tmp_path):
     path = stopped(tmp_path, 6)
     TrainingRun.resume(fetch_run(str(tmp_path / "mirror"), tmp_path / "elsewhere")).go()
     there = steps_of(tmp_path / "mirror")
-    with pytest.raises(SpecError, match=r".* step 6: rowwise"):
+    with pytest.raises(SpecError, match="step 6"):
         TrainingRun.resume(path)
     assert steps_of(tmp_path / "mirror") == there
 

@@ -6,8 +6,9 @@ from small import recipe, same, saved
 from torch.nn import functional as F
 
 from rowwise import SpecError
-from rowwise.recipes.compose import make_batcher, make_model, make_objective, resolve
+from rowwise.recipes.compose import make_model, make_objective, resolve
 from rowwise.recipes.recipe import check_ranks
+from rowwise.recipes.resolved import make_batcher
 from rowwise.recipes.runs import TrainingRun
 
 MODELS = {

@@ -16,11 +16,12 @@ from rowwise import DataError, SpecError
 from rowwise.errors import RowwiseError
 from rowwise.models.mlp import Mlp
 from rowwise.processor import read_processor
-from rowwise.recipes.compose import evaluation_batches, make_model, make_objective, resolve
+from rowwise.recipes.compose import make_model, make_objective, resolve
 from rowwise.recipes.machine import Environment
 from rowwise.recipes.outlook import dry_run, make_outlook
 from rowwise.recipes.processor_limits import replace_unsupported
 from rowwise.recipes.recipe import Data
+from rowwise.recipes.resolved import evaluation_batches
 from rowwise.recipes.rows import use_absolute_paths
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import decode, parse, read, write

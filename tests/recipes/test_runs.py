@@ -15,7 +15,7 @@ from pyarrow import parquet as pq
 from small import WORLD, lines, recipe, same, saved, trained, write_rows
 
 from rowwise import CheckpointError, DataError, RowwiseError, SpecError
-from rowwise.recipes.compose import evaluation_batches
+from rowwise.recipes.resolved import evaluation_batches
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.trained import evaluate, load_trained, predict_rows
 

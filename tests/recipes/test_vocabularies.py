@@ -11,7 +11,8 @@ from pyarrow import parquet as pq
 
 from rowwise import SpecError
 from rowwise.ingest.transform import apply
-from rowwise.recipes.compose import make_batcher, resolve
+from rowwise.recipes.compose import resolve
+from rowwise.recipes.resolved import make_batcher
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import read
 from rowwise.recipes.trained import load_trained

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from rowwise import report
 from rowwise.errors import SpecError
 from rowwise.ingest.transform import Bucketize
-from rowwise.recipes.compose import ResolvedRecipe, evaluation_batches
 from rowwise.recipes.model_kinds import check_use, family_of
+from rowwise.recipes.resolved import ResolvedRecipe, evaluation_batches
 from rowwise.recipes.rows import FILES, RowSelection
 from rowwise.recipes.trained import resolve_saved
 from rowwise.spec import Value

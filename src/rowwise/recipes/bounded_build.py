@@ -10,8 +10,9 @@ from torch.overrides import TorchFunctionMode
 
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.errors import CheckpointError, SpecError
-from rowwise.recipes.compose import ModelParts, build_model
-from rowwise.recipes.model_configs import UserModel
+from rowwise.recipes.compose import build_model
+from rowwise.recipes.resolved import ModelParts
+from rowwise.recipes.user_model_name import file_of
 from rowwise.serve.package import MODEL
 from rowwise.train.snapshot import check_weights
 
@@ -24,7 +25,7 @@ def build_checked(version: Checkpoint, parts: ModelParts) -> nn.Module:
     entries = version.manifest.tensors.values()
     size_bytes = sum(entry.rows * entry.row_bytes for entry in entries)
     # Code of a user may do anything.
-    bounded = nullcontext() if isinstance(parts.model, UserModel) else _BoundedTensors(TIMES * size_bytes + LEAST_bytes)
+    bounded = nullcontext() if file_of(parts.model) is not None else _BoundedTensors(TIMES * size_bytes + LEAST_bytes)
     try:
         with bounded:
             model = build_model(parts, on_meta=True)

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from rowwise.ingest.transform.user_function import UserFunction
-from rowwise.recipes.model_configs import UserModel
 from rowwise.recipes.recipe import Recipe
-from rowwise.recipes.user_model_name import split_name
+from rowwise.recipes.user_model_name import file_of
 
 
 def find_foreign_code(recipe: Recipe, source: Path) -> tuple[str, ...]:
@@ -20,7 +19,9 @@ def find_foreign_code(recipe: Recipe, source: Path) -> tuple[str, ...]:
 
 
 def _code_files(recipe: Recipe) -> list[Path]:
-    model = UserModel(module=recipe.model) if isinstance(recipe.model, str) else recipe.model
-    models = [split_name(model.module)[0]] if isinstance(model, UserModel) else []
+    file = file_of(recipe.model)
     transforms = [UserFunction(function=t) if isinstance(t, str) else t for t in recipe.transforms]
-    return models + [Path(t.file) for t in transforms if isinstance(t, UserFunction) and not t.source]
+    return [
+        *([] if file is None else [file]),
+        *(Path(t.file) for t in transforms if isinstance(t, UserFunction) and not t.source),
+    ]

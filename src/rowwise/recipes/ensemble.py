@@ -22,11 +22,11 @@ from rowwise.checkpoint.manifest import CheckpointManifest
 from rowwise.errors import DataError, SpecError
 from rowwise.ingest.dialect import style_of
 from rowwise.ingest.transform import to_json
-from rowwise.recipes.compose import ResolvedRecipe, evaluation_batches
 from rowwise.recipes.id_names import name_ids
 from rowwise.recipes.model_kinds import check_use
 from rowwise.recipes.predict import Predictor, predict
 from rowwise.recipes.recipe import check_amounts
+from rowwise.recipes.resolved import ResolvedRecipe, evaluation_batches
 from rowwise.recipes.rows import RowSelection, open_reader
 from rowwise.recipes.served import open_predictor, read_model
 from rowwise.recipes.sharding import tables_of

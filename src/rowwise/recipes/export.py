@@ -37,7 +37,7 @@ from rowwise.ingest.transform import decode, load, serving, to_json
 from rowwise.models.inference import RowBlocks, inference_mode
 from rowwise.models.second_copy import NAME as SECOND_COPY
 from rowwise.planner import simple_plan
-from rowwise.recipes.compose import ModelParts, ResolvedRecipe, build_model, make_evaluator
+from rowwise.recipes.compose import build_model, make_evaluator
 from rowwise.recipes.export_graph import mixed_towers
 from rowwise.recipes.export_items import ALL_ITEMS, ItemOptions, check_options, export_items
 from rowwise.recipes.held_out import held_out_rows
@@ -49,6 +49,7 @@ from rowwise.recipes.model_configs import (
 )
 from rowwise.recipes.model_kinds import check_use
 from rowwise.recipes.predict import logits_on
+from rowwise.recipes.resolved import ModelParts, ResolvedRecipe
 from rowwise.recipes.rows import RowSelection
 from rowwise.recipes.served import ServedModel, golden_logits, load_model, read_model
 from rowwise.recipes.table_memory import measure_memory

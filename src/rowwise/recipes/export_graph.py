@@ -17,9 +17,10 @@ from rowwise.checkpoint.tables import full_name, table_modules
 from rowwise.checkpoint.write import write
 from rowwise.models.graph_tower import GraphTower
 from rowwise.models.inference import inference_mode
-from rowwise.recipes.compose import ResolvedRecipe, build_model
+from rowwise.recipes.compose import build_model
 from rowwise.recipes.model_configs import GraphConfig, TwoTowerConfig
 from rowwise.recipes.recipe import Tables
+from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.retrieval import RetrievalModel
 from rowwise.recipes.trained import load_trained
 from rowwise.scratch import Scratch

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from rowwise.errors import DataError, SpecError
 from rowwise.models.retrieval import nearest_items
-from rowwise.recipes.compose import ResolvedRecipe
 from rowwise.recipes.held_out import held_out_of, selected_rows
 from rowwise.recipes.model_configs import GraphConfig, TwoTowerConfig
+from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.towers import TowerInput, item_key, item_vectors, user_vectors
 from rowwise.serve.forward import Forward, arrays_of
 from rowwise.serve.item_index import ItemIndex, choose_lists, require_faiss

@@ -19,7 +19,7 @@ from rowwise.ingest.batcher import Batcher, EncodedSplit, OpenedSplit, Position
 from rowwise.ingest.prepare import PreparationTask
 from rowwise.ingest.service.client import ServiceClient, ServiceHealth
 from rowwise.ingest.service.local import Service, Workers, make_client
-from rowwise.recipes.compose import ResolvedRecipe, batch_shard_of, make_batcher
+from rowwise.recipes.resolved import ResolvedRecipe, batch_shard_of, make_batcher
 
 
 @final

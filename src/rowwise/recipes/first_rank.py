@@ -7,8 +7,9 @@ from typing import TypeVar
 from rowwise.comm.interface import Comm
 from rowwise.comm.status import broadcast_object
 from rowwise.errors import AgreedError, RowwiseError, one_line
-from rowwise.recipes.compose import ResolvedRecipe, resolve
+from rowwise.recipes.compose import resolve
 from rowwise.recipes.recipe import Recipe
+from rowwise.recipes.resolved import ResolvedRecipe
 
 T = TypeVar("T")
 

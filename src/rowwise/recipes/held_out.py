@@ -8,7 +8,7 @@ import pyarrow as pa
 from rowwise.errors import DataError
 from rowwise.ingest.batcher import table_rows_for_ids
 from rowwise.ingest.bound import BoundPreparation
-from rowwise.recipes.compose import ResolvedRecipe
+from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.rows import RowSelection, SelectedRows, good_rows
 
 HELD_OUT_ROWS = 64

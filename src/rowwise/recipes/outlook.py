@@ -13,11 +13,12 @@ from rowwise.checkpoint.read import Checkpoint
 from rowwise.comm.solo import solo
 from rowwise.ingest.batch_shard import BatchShard
 from rowwise.plan import Plan
-from rowwise.recipes.compose import ResolvedRecipe, make_batcher, make_model, make_objective, make_small_model, resolve
+from rowwise.recipes.compose import make_model, make_objective, make_small_model, resolve
 from rowwise.recipes.dense_side import dense_side_of
 from rowwise.recipes.device_tables import describe_cached, describe_cached_tiles
 from rowwise.recipes.disk_tables import describe_disk_tables, has_disk_tables, memory_of_plan
 from rowwise.recipes.recipe import Recipe, check_ranks
+from rowwise.recipes.resolved import ResolvedRecipe, make_batcher
 from rowwise.recipes.retrieval import decoded_bytes
 from rowwise.recipes.sharding import choose_plan, rank_bytes, tables_of
 from rowwise.recipes.table_memory import measure_memory

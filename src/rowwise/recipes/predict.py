@@ -27,8 +27,8 @@ from rowwise.ingest.reader import Split, check_columns, split_names
 from rowwise.ingest.transform import LoadedTransforms, serving
 from rowwise.models.inference import RowBlocks, inference_mode
 from rowwise.models.link import AmountLink
-from rowwise.recipes.compose import ResolvedRecipe
 from rowwise.recipes.held_out import bind_preparation, held_out_rows
+from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.rows import RowSelection, make_task
 from rowwise.serve.answer import prediction_columns, prediction_names, predictions_of
 from rowwise.serve.forward import Logits, choose_blocks_of

@@ -15,18 +15,17 @@ from rowwise.comm.status import all_gather_uneven
 from rowwise.ingest.transform import sources, to_json
 from rowwise.ingest.warehouse.popularity import log_use
 from rowwise.plan import Plan
-from rowwise.recipes.compose import ResolvedRecipe
 from rowwise.recipes.hosts import ENVIRONMENT, NETWORK, NetworkOfRun
 from rowwise.recipes.id_maps import copy_maps
 from rowwise.recipes.label_facts import look_at_labels
 from rowwise.recipes.machine import Environment, NativeLibrary
-from rowwise.recipes.model_configs import UserModel
 from rowwise.recipes.recipe import Recipe
+from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.retrieval import tower_facts
 from rowwise.recipes.rows import RowSelection
 from rowwise.recipes.text import RECIPE, write
 from rowwise.recipes.unused_keys import find_notes
-from rowwise.recipes.user_model_name import split_name
+from rowwise.recipes.user_model_name import file_of
 from rowwise.textfile import read_bytes
 from rowwise.train.run_folder import RunFolder, now
 from rowwise.train.snapshot import WarmStartMatch
@@ -44,8 +43,7 @@ def write_start(folder: RunFolder, resolved: ResolvedRecipe, model: nn.Module, m
         folder.log(f"wire {resolved.wire_choice.text()}")
     _log_columns(resolved)
     write_towers(folder, model, finished=False)
-    if isinstance(recipe.model, UserModel):
-        path, _ = split_name(recipe.model.module)
+    if (path := file_of(recipe.model)) is not None:
         (folder.path / "code").mkdir()
         shutil.copyfile(path, folder.path / "code" / path.name)
     for line in match.lines() if match else ():
@@ -113,8 +111,7 @@ def write_resumed(folder: RunFolder, recipe: Recipe, *, changed: bool) -> None:
     """Write the recipe if it has changed; warn if the file of a user's model has, since the run began."""
     if changed:
         folder.write(RECIPE, write(recipe, defaults=True))
-    if isinstance(recipe.model, UserModel):
-        path, _ = split_name(recipe.model.module)
+    if (path := file_of(recipe.model)) is not None:
         copy = folder.path / "code" / path.name
         if path.is_file() and copy.is_file() and read_bytes(path) != read_bytes(copy):
             folder.warn(f"{path} has changed since the run began; the old version is {copy}")

@@ -12,7 +12,7 @@ from rowwise.ingest.transform import MapId
 from rowwise.ingest.transform import decode as decode_transforms
 from rowwise.ingest.vocabulary import check_grown
 from rowwise.plan import Plan
-from rowwise.recipes.compose import ResolvedRecipe, make_job, make_model, resolve, set_threads
+from rowwise.recipes.compose import make_job, make_model, resolve, set_threads
 from rowwise.recipes.device_tables import room_of_gpus, take_gpu
 from rowwise.recipes.disk_tables import has_disk_tables
 from rowwise.recipes.feed import Feed
@@ -20,6 +20,7 @@ from rowwise.recipes.first_rank import on_first_rank, resolve_on_first_rank
 from rowwise.recipes.hosts import NetworkOfRun, ordered_links
 from rowwise.recipes.outlook import open_warm_start
 from rowwise.recipes.recipe import Recipe, check_ranks
+from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.retrieval import share_graph
 from rowwise.recipes.run_files import DISK, TRANSFORMS
 from rowwise.recipes.sharding import choose_plan, shard_tables, tables_of

@@ -17,11 +17,12 @@ from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.errors import AgreedError, CheckpointError, DataError, RowwiseError, StorageError
 from rowwise.recipes.access import ACCESS, AccessFile
-from rowwise.recipes.compose import ResolvedRecipe, make_evaluator, make_settings
+from rowwise.recipes.compose import make_evaluator, make_settings
 from rowwise.recipes.first_rank import on_first_rank
 from rowwise.recipes.hosts import NetworkOfRun
 from rowwise.recipes.mirror import RunMirror
 from rowwise.recipes.recipe import Recipe
+from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.run_files import (
     label_notes,
     log_start,

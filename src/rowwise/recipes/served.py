@@ -34,10 +34,11 @@ from rowwise.inside import fault_of_name
 from rowwise.models.inference import RowBlocks, autocast, pack
 from rowwise.ops.host_rows import cache_of
 from rowwise.recipes.bounded_build import build_checked
-from rowwise.recipes.compose import ModelParts, build_model
+from rowwise.recipes.compose import build_model
 from rowwise.recipes.device_tables import serve_from_device
 from rowwise.recipes.model_configs import GraphConfig, TwoTowerConfig, UserModel
 from rowwise.recipes.predict import Predictor, logits_on
+from rowwise.recipes.resolved import ModelParts
 from rowwise.recipes.towers import TowerInput, user_vectors
 from rowwise.serve.answer import prediction_names
 from rowwise.serve.cached_rows import CachedRows, warm_up

@@ -22,9 +22,10 @@ from rowwise.models.cost import flop_formulas
 from rowwise.perf.dense_layers import DenseLayer, DenseLayers
 from rowwise.perf.dense_parallel import NO_ACTIVATIONS, DenseSide
 from rowwise.perf.hardware import Machine
-from rowwise.recipes.compose import ResolvedRecipe, make_model, make_small_model, resolve
+from rowwise.recipes.compose import make_model, make_small_model, resolve
 from rowwise.recipes.dense_side import SAMPLES, dense_side_of, measure_activations
 from rowwise.recipes.recipe import Recipe, check_ranks
+from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.sharding import step_samples, tables_of, workloads_of
 from rowwise.recipes.wires import decide_wire
 from rowwise.simulate.simulation import SimulatedModel

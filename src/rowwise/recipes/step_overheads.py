@@ -22,8 +22,9 @@ from rowwise.errors import PeerError
 from rowwise.ingest.batch_shard import BatchShard
 from rowwise.ingest.service.local import cores
 from rowwise.perf.hardware import Hardware, MakingTimes, StageOverhead
-from rowwise.recipes.compose import ResolvedRecipe, make_batcher, resolve
+from rowwise.recipes.compose import resolve
 from rowwise.recipes.find import load
+from rowwise.recipes.resolved import ResolvedRecipe, make_batcher
 from rowwise.recipes.simulated import columns_of
 from rowwise.recipes.simulated_run import check_run
 

@@ -23,10 +23,10 @@ from rowwise.perf.host_memory import free_bytes, is_in_memory
 from rowwise.plan import Plan, Tile
 from rowwise.planner.fixes import with_row_state
 from rowwise.quantity import format_bytes
-from rowwise.recipes.compose import ResolvedRecipe
 from rowwise.recipes.disk_tables import cache_bytes_of_tile, disk_bytes_of_tile
 from rowwise.recipes.first_rank import on_first_rank
 from rowwise.recipes.id_maps import stored_tables_of
+from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.retrieval import decoded_bytes
 from rowwise.spec import RowType, Table, Topology, state_bytes
 

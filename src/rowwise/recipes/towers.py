@@ -17,8 +17,8 @@ from rowwise.ingest.reader import Split
 from rowwise.ingest.transform import LoadedTransforms
 from rowwise.models.inference import RowBlocks, autocast
 from rowwise.models.two_tower import Tower, TwoTower
-from rowwise.recipes.compose import ModelParts
 from rowwise.recipes.model_configs import TwoTowerConfig
+from rowwise.recipes.resolved import ModelParts
 from rowwise.recipes.retrieval import RetrievalModel
 from rowwise.serve.forward import Forward
 

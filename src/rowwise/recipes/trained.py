@@ -10,11 +10,12 @@ from torch import nn
 from rowwise.comm.solo import solo
 from rowwise.errors import DataError, SpecError
 from rowwise.plan import Plan
-from rowwise.recipes.compose import ResolvedRecipe, make_evaluator, make_model, resolve, set_threads
+from rowwise.recipes.compose import make_evaluator, make_model, resolve, set_threads
 from rowwise.recipes.id_maps import relocate_maps
 from rowwise.recipes.model_kinds import check_use
 from rowwise.recipes.predict import Predictor, predict
 from rowwise.recipes.recipe import check_ranks
+from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.rows import RowSelection, open_reader
 from rowwise.recipes.run_files import DISK, PLAN, label_notes
 from rowwise.recipes.sharding import choose_plan, shard_tables

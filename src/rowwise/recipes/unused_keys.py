@@ -13,7 +13,6 @@ from rowwise.ingest.kinds import is_list
 from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import unread
 from rowwise.perf.learned import profile_warnings
-from rowwise.recipes.compose import ResolvedRecipe
 from rowwise.recipes.model_configs import (
     INTERACTION_KEYS,
     DhenConfig,
@@ -24,6 +23,7 @@ from rowwise.recipes.model_configs import (
 )
 from rowwise.recipes.model_kinds import family_of
 from rowwise.recipes.recipe import TimeShare
+from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.sharding import load_hardware
 from rowwise.spec import Topology, Value
 from rowwise.storage.cloud import SCHEMES

@@ -5,6 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rowwise.errors import SpecError
+from rowwise.recipes.model_configs import Model, UserModel
+
+
+def file_of(model: Model | str) -> Path | None:
+    """The file of a user's class; None: the model is one of ours."""
+    name = model.module if isinstance(model, UserModel) else model
+    return split_name(name)[0] if isinstance(name, str) else None
 
 
 def split_name(name: str) -> tuple[Path, str]:

@@ -19,9 +19,10 @@ from rowwise.perf.wire_choice import Predict, WireChoice, choose_wire, fastest_s
 from rowwise.planner.options import make_problem
 from rowwise.planner.problem import PlanRequest
 from rowwise.planner.search import search
-from rowwise.recipes.compose import ResolvedRecipe, make_model
+from rowwise.recipes.compose import make_model
 from rowwise.recipes.model_configs import UserModel
 from rowwise.recipes.operations import multiplications
+from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.sharding import SEARCH_s, make_request, tables_of, usual_hardware
 from rowwise.spec import Topology, Wire
 from rowwise.train.dense import bucket_numbers

@@ -14,7 +14,7 @@ from rowwise.hashing.allocate import Allocation, SizeOption, allocate, list_opti
 from rowwise.hashing.idmap import IdMap
 from rowwise.hashing.methods import IdHistory, table_bytes
 from rowwise.idmaps import StoredIds
-from rowwise.recipes.compose import ResolvedRecipe, set_threads
+from rowwise.recipes.compose import set_threads
 from rowwise.recipes.compress import schedule
 from rowwise.recipes.compress.advice import CompressionAdvice, TableAdvice
 from rowwise.recipes.compress.estimate import TimeLimit
@@ -27,6 +27,7 @@ from rowwise.recipes.compress.trial_runner import TrialRunner, make_chosen_maps,
 from rowwise.recipes.compress.window import DataWindow
 from rowwise.recipes.model_kinds import check_use
 from rowwise.recipes.recipe import About, Recipe, Tables, check_amounts
+from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.text import RECIPE, write
 from rowwise.spec import Table
 

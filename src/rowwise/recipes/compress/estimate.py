@@ -20,13 +20,14 @@ from rowwise.errors import SpecError
 from rowwise.ingest.batcher import Batcher
 from rowwise.ingest.reader import Split
 from rowwise.quantity import format_duration
-from rowwise.recipes.compose import make_batcher, make_job, make_model, make_settings, set_threads
+from rowwise.recipes.compose import make_job, make_model, make_settings, set_threads
 from rowwise.recipes.compress import probe, schedule
 from rowwise.recipes.compress.folder import PROBE, SPEC, Trial, TrialFolder, TrialFolderSpec, recorded_rows
 from rowwise.recipes.compress.schedule import TrialSpec
 from rowwise.recipes.compress.selection import CompressionGoal, TableSelection
 from rowwise.recipes.compress.trials import change_recipe
 from rowwise.recipes.compress.window import DataWindow
+from rowwise.recipes.resolved import make_batcher
 from rowwise.spec import Value
 from rowwise.train.trainer import RunDisplay, Trainer
 

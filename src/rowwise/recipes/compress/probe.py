@@ -24,12 +24,13 @@ from rowwise.errors import DataError, SpecError
 from rowwise.hashing.embeddings import MappedEmbeddings
 from rowwise.hashing.methods import FoldedVectors, IdHistory
 from rowwise.models.wide import ENDING
-from rowwise.recipes.compose import ResolvedRecipe, make_batcher, make_job, make_model
+from rowwise.recipes.compose import make_job, make_model
 from rowwise.recipes.compress import refit
 from rowwise.recipes.compress.trials import done_fraction
 from rowwise.recipes.model_configs import MLP_WIDTHS, Model, layers_of
 from rowwise.recipes.model_kinds import family_of
 from rowwise.recipes.recipe import Tables
+from rowwise.recipes.resolved import ResolvedRecipe, make_batcher
 from rowwise.spec import Constant, RowType, Table, Value
 from rowwise.textfile import open_regular
 from rowwise.train.settings import Saving

@@ -17,8 +17,9 @@ from rowwise.embedding import Embeddings
 from rowwise.hashing.folds import assign_folds
 from rowwise.hashing.methods import FoldedVectors
 from rowwise.models.wide import ENDING
-from rowwise.recipes.compose import ResolvedRecipe, make_batcher, make_model
+from rowwise.recipes.compose import make_model
 from rowwise.recipes.recipe import Tables
+from rowwise.recipes.resolved import ResolvedRecipe, make_batcher
 from rowwise.row_optimizers import Sgd
 from rowwise.train.objective import Clicks
 

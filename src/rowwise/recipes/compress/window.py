@@ -12,8 +12,8 @@ from rowwise.errors import DataError
 from rowwise.ingest.datasets.dataset import PartReader
 from rowwise.ingest.reader import Split
 from rowwise.ingest.where import RowFilter, parse
-from rowwise.recipes.compose import ResolvedRecipe
 from rowwise.recipes.recipe import TimeShare
+from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.rows import RowSelection
 
 LATER = 0.1  # of the history's splits to measure on, if the recipe has no validation rows

@@ -8,7 +8,6 @@ import msgspec
 
 from rowwise import report
 from rowwise.errors import SpecError
-from rowwise.recipes.compose import ResolvedRecipe, evaluation_batches
 from rowwise.recipes.explain.drift import Drift, measure_drift
 from rowwise.recipes.explain.importance import (
     Dependence,
@@ -26,6 +25,7 @@ from rowwise.recipes.explain.slices import CalibrationSlice, calibration_slices
 from rowwise.recipes.id_names import name_ids
 from rowwise.recipes.model_kinds import check_use
 from rowwise.recipes.recipe import check_amounts
+from rowwise.recipes.resolved import ResolvedRecipe, evaluation_batches
 from rowwise.recipes.rows import RowSelection
 from rowwise.recipes.trained import Warn, choose_rows, ignore_warning, load_trained
 from rowwise.spec import Value
