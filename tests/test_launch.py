@@ -317,7 +317,7 @@ def test_what_several_ranks_cannot_do(refused, tmp_path):
 def test_a_plan_with_a_hole(refused, tmp_path, dry):
     (tmp_path / "plan.json").write_text(PLAN)
     assert refused("train", "small.yaml", *dry, "--nproc", "2", "--plan", "plan.json") == (
-        f"{tmp_path}/plan.json: table 'item' (30 x 8): rows 0:30 x columns 0:8 are on no rank; "
+        f"{tmp_path}/plan.json: table 'item' (30 x 8): rows 0:30 x columns 0:8 are on no rank: "
         "expected each cell on exactly one rank, or the table replicated, once on every rank"
     )
 

@@ -35,13 +35,9 @@ class RowwiseError(Exception):
 
     def __init__(self, problem: object = "", expected: object = "", *, hint: object = "") -> None:
         self.problem, self.expected, self.hint = str(problem), str(expected), str(hint)
-        super().__init__(self.line)
-
-    @property
-    def line(self) -> str:
-        """All of it, as users see it."""
-        expected = f"expected {self.expected}" if self.expected else ""
-        return "; ".join(filter(None, (": ".join(filter(None, (self.problem, expected))), self.hint)))
+        wanted = f"expected {expected}" if self.expected else ""
+        line = ": ".join(filter(None, (self.problem, wanted)))
+        super().__init__("; ".join(filter(None, (line, self.hint))))
 
 
 class SpecError(RowwiseError, ValueError):
