@@ -93,7 +93,7 @@ def test_several_threads_share_a_folder(tmp_path):
     faults = []
 
     def read_all():
-        cache, store = ReadCache(tmp_path, MOST), Store()
+        cache, store = ReadCache(tmp_path, 20_000), Store()  # of four files: room is made all the time
         for number in range(200):
             one = StoredObject(str(number % 23), 5_000, 0.0)
             if cache.read("u", one, 0, 5_000, lambda o=one: store.fetch(o, 0, 5_000)) != store.fetch(one, 0, 5_000):

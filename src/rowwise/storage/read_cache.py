@@ -66,7 +66,8 @@ class ReadCache:
             with part.open("xb") as file:
                 file.write(content)
                 file.write(zlib.crc32(content).to_bytes(CHECK_bytes, "little"))
-            part.replace(path)
+            with suppress(FileNotFoundError):  # another reader has made room by removing it
+                part.replace(path)
         except OSError as error:
             self._is_broken = True
             with suppress(OSError):
