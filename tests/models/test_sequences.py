@@ -23,7 +23,7 @@ from rowwise import (
     Table,
 )
 from rowwise.models.histories import Groups
-from rowwise.models.inference import evaluation_mode
+from rowwise.models.inference import evaluation_mode, inference_mode
 from rowwise.models.next_item import Places, mean_over_lists, sampled_softmax_loss, softmax_loss
 from rowwise.train.objective import NextItems
 from rowwise.train.ranking import Ranking
@@ -99,10 +99,10 @@ def lively(encoder):
 
 @pytest.mark.parametrize("kind", ENCODERS)
 @settings(max_examples=25)
-@given(lengths=LENGTHS, heads=st.sampled_from((1, 2)), layers=st.integers(1, 2))
-def test_vectors_and_gradients_are_those_of_the_formula(kind, lengths, heads, layers):
+@given(lengths=LENGTHS, heads=st.sampled_from((1, 2)), layers=st.integers(1, 2), trained=st.booleans())
+def test_vectors_and_gradients_are_those_of_the_formula(kind, lengths, heads, layers, trained):
     torch.manual_seed(0)
-    model = lively(kind(4, length=12, layers=layers, heads=heads, dropout=0.0)).double()
+    model = lively(kind(4, length=12, layers=layers, heads=heads, dropout=0.0)).double().train(trained)
     lengths_B = torch.tensor(lengths, dtype=torch.int64)
     x_ND = torch.randn(sum(lengths), 4, dtype=torch.float64, requires_grad=True)
     grad_ND = torch.randn_like(x_ND)
@@ -124,9 +124,9 @@ def test_gradients_are_those_of_differences(kind):
     assert torch.autograd.gradcheck(lambda x: model(x, lengths_B), (x_ND,))
 
 
-@given(lengths=st.lists(st.integers(0, 60), max_size=20))
-def test_groups_pad_little_and_keep_the_order(lengths):
-    groups, seen = Groups(torch.tensor(lengths, dtype=torch.int64), 60), []
+@given(lengths=st.lists(st.integers(0, 60), max_size=20), fixed=st.booleans())
+def test_groups_pad_little_and_keep_the_order(lengths, fixed):
+    groups, seen = Groups(torch.tensor(lengths, dtype=torch.int64), 60, fixed=fixed), []
 
     def double(x_BLC):
         seen.append(x_BLC.shape[:2])
@@ -136,7 +136,10 @@ def test_groups_pad_little_and_keep_the_order(lengths):
     assert groups.map(double, x_NC).equal(x_NC * 2)
     assert groups.positions_N.tolist() == [place for length in lengths for place in range(length)]
     padded = sum(lists * items for lists, items in seen)
-    assert padded <= 1.5 * sum(lengths) + 5 * len(lengths) + 1
+    assert padded <= (1.7 if fixed else 1.5) * sum(lengths) + (16 if fixed else 5) * len(lengths) + 1
+    if fixed:
+        alone = [Groups(torch.tensor([length]), 60, fixed=True)._shapes[0][1] for length in sorted(lengths)]
+        assert alone == [items for lists, items in seen for _ in range(lists) if lengths]
 
 
 @pytest.mark.parametrize("kind", ENCODERS)
@@ -180,6 +183,35 @@ def test_scores_are_those_of_the_newest_items(kind, lists):
     expected_BR = torch.stack([plain_scores(model, items, rows_RD) for items in lists])
     torch.testing.assert_close(model.scores(make_batch(lists)), expected_BR, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(model.scores(make_batch(lists).sparse), expected_BR, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+@settings(max_examples=25)
+@given(lists=LISTS)
+def test_vectors_of_lists_and_of_items_make_the_scores(kind, lists):
+    model, batch = make_model(kind), make_batch(lists)
+    rows_RD = model.embeddings.table("item")
+    assert model.item_vectors(batch).equal(rows_RD[[item for items in lists for item in items]])
+    torch.testing.assert_close(model.vectors(batch) @ rows_RD.T, model.scores(batch))
+    before = [plain_scores(model, items[:-1], rows_RD) for items in lists]
+    wanted = [scores[items[-1]] if items else torch.zeros(()) for scores, items in zip(before, lists, strict=True)]
+    torch.testing.assert_close(model.logits(batch), torch.stack(wanted).unsqueeze(1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_a_list_has_the_same_bits_beside_others(kind):
+    """In use: lists of other lengths, in other places, 16 of them or more. Lists of one length are tested as others."""
+    model, draw = make_model(kind, length=40), torch.Generator().manual_seed(0)
+    lists = [torch.randint(ROWS, (length,), generator=draw).tolist() for length in (1, 3, 17, 39, 25, 60, 25, 25)]
+    with inference_mode(model):
+        alone = torch.cat([model.vectors(make_batch([items] * 16))[:1] for items in lists])
+        for order in (range(8), [7, 2, 5, 1, 0], [3, 1], [6, 5, 4] * 9):
+            chosen = [lists[place] for place in order]
+            together = model.vectors(make_batch(chosen + chosen[-1:] * (-len(chosen) % 16)))
+            assert together[: len(chosen)].equal(alone[list(order)])
+        alike = [torch.randint(ROWS, (9,), generator=draw).tolist() for _ in range(16)]
+        cut, whole = model.cut_vectors(make_batch(alike)), model.vectors(make_batch(alike))
+        assert 0 < int((cut == whole).all(1).sum()) < 16
 
 
 def plain_loss(model, lists, weights, rows_RD):

@@ -45,8 +45,10 @@ class HstuLayer(nn.Module):
         """[B, L, 3 D] to [B, L, D]."""
         v_BHLD, q_BHLD, k_BHLD = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in maps_BLC.chunk(3, 2))
         place_L = torch.arange(maps_BLC.shape[1], device=maps_BLC.device)
-        back_LL = place_L.unsqueeze(1) - place_L
-        weights_BHLL = F.silu(q_BHLD @ k_BHLD.transpose(2, 3) + self.bias[:, back_LL.clamp(min=0)]) / self.length
+        back_LL = place_L.unsqueeze(1) - place_L  # beyond `length` only where one of both is padding
+        weights_BHLL = (
+            F.silu(q_BHLD @ k_BHLD.transpose(2, 3) + self.bias[:, back_LL.clamp(0, self.length - 1)]) / self.length
+        )
         return (weights_BHLL.masked_fill(back_LL < 0, 0.0) @ v_BHLD).transpose(1, 2).flatten(2)
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from rowwise.batch import Batch, Jagged
 from rowwise.errors import SpecError
 from rowwise.hashing.make import AnyTables
-from rowwise.models.histories import HistoryEncoder, histories_of, items_of, newest, sample_of_each
+from rowwise.models.histories import HistoryEncoder, histories_of, items_of, newest, positions_of, sample_of_each
 from rowwise.models.inputs import Ids
 from rowwise.spec import Pooling, Table
 
@@ -67,10 +67,40 @@ class NextItem(nn.Module):
 
         An empty list scores all items 0.
         """
+        lists_BD, items_RD = self._encode(batch, None)
+        return lists_BD @ items_RD.t()
+
+    def vectors(self, batch: Batch | Ids) -> Tensor:
+        """The vectors [B, D] of whole lists, whose dots with those of items are `scores`."""
+        return self._encode(batch, torch.empty(0))[0]
+
+    def cut_vectors(self, batch: Batch | Ids) -> Tensor:
+        """The vectors [B, D] of lists of which about half are cut to lengths that depend on their own items only.
+
+        So the bits of lists of one length can be tested beside lists of other lengths.
+        """
+        items_N, lengths_B = self._items(batch)
+        of_N, sums_B = sample_of_each(lengths_B), torch.zeros_like(lengths_B)
+        sums_B.index_add_(0, of_N, items_N.to(lengths_B))
+        cut_B = lengths_B.where(sums_B % 2 == 0, (sums_B // 2 % lengths_B.clamp(min=1) + 1).minimum(lengths_B))
+        kept_N = items_N[positions_of(lengths_B) < cut_B[of_N]]
+        return self.vectors(Jagged(features=(self.feature,), values_N=kept_N, lengths_FB=cut_B))
+
+    def item_vectors(self, batch: Batch | Ids) -> Tensor:
+        """The vectors [N, D] of the items of all lists, one list after the other."""
+        return self._look_up(*self._items(batch), torch.empty(0))[0]
+
+    def logits(self, batch: Batch | Ids) -> Tensor:
+        """The score [B, 1] of each list's last item by those before it; 0 for a list of fewer than two items."""
+        places, _ = self(batch, torch.empty(0))
+        return last_of_each((places.vectors_ND * places.next_ND).sum(1, keepdim=True), places.lengths_B)
+
+    def _encode(self, batch: Batch | Ids, scored_C: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The vectors [B, D] of whole lists, and those of items to score, as `_look_up` has them."""
         items_N, lengths_B = newest(*self._items(batch), self.encoder.length)
-        x_ND, items_RD = self._look_up(items_N, lengths_B, None)
+        x_ND, scored_CD = self._look_up(items_N, lengths_B, scored_C)
         lengths_B = lengths_B.to(x_ND.device)
-        return last_of_each(self.encoder(x_ND, lengths_B), lengths_B) @ items_RD.t()
+        return last_of_each(self.encoder(x_ND, lengths_B), lengths_B), scored_CD
 
     def _items(self, batch: Batch | Ids) -> tuple[Tensor, Tensor]:
         return items_of(Jagged.from_keyed(batch.sparse if isinstance(batch, Batch) else batch), self.feature)
