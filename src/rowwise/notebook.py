@@ -109,6 +109,8 @@ class FittedRun:
         rows = to_table(frame)
         if not rows.num_rows:
             raise DataError("frame: no rows to predict for", "at least one row")
+        if self._predictor.items is not None:
+            raise SpecError(f"{self.folder} ranks items for lists", "a run with a label", hint="use rowwise predict")
         tasks = self._predictor.tasks
         with TemporaryDirectory(prefix="rowwise-") as folder:
             out = Path(folder) / "predictions.parquet"

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from pyarrow import parquet as pq
-from small import RECIPE, WORLD, recipe, trained
+from small import RECIPE, WORLD, trained
 
 from rowwise import RowType, SpecError
 from rowwise.hashing.arrays import entry_map
@@ -14,7 +14,6 @@ from rowwise.hashing.file import save
 from rowwise.recipes.ensemble import predict_ensemble
 from rowwise.recipes.export import export
 from rowwise.recipes.served import load_rows, open_version, read_model
-from rowwise.recipes.text import write
 from rowwise.recipes.trained import predict_rows
 from rowwise.serve.row_tiers import IN_MEMORY
 
@@ -113,13 +112,3 @@ def test_tables_of_all_kinds_travel(tmp_path, changes):
         os.close(file)
     kinds = {table.row_type for table in version.served.parts.tables}
     assert kinds == {RowType.INT4}
-
-
-def test_models_of_lists_have_no_logit(tmp_path):
-    columns = {"labels": [], "sparse": [{"column": "seen"}], "dense": [], "key": None}
-    tables = {"list": [{"name": "seen", "rows": 20, "dim": 8, "pooling": "sequence"}]}
-    model, metric = {"kind": "sasrec", "length": 5}, {"metric": "mrr"}
-    made = recipe(tmp_path, columns=columns, tables=tables, model=model, evaluate=metric)
-    (tmp_path / "recipe.yaml").write_text(write(made))
-    with pytest.raises(SpecError, match="items for a list"):
-        export(tmp_path, tmp_path / "models")

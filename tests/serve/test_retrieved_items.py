@@ -398,7 +398,9 @@ def test_other_models_have_no_items(tmp_path, few):
         (context,) = contexts(1)
         code, answer = ask(address, "/v1/models/small/retrieve", {"context": context})
         assert code == 404
-        assert answer["error"] == "version 1 of 'small' has no items to retrieve: expected an export of two towers"
+        assert (
+            answer["error"] == "version 1 of 'small' has no items to retrieve: expected two towers, or a model of lists"
+        )
 
 
 def test_an_increment_has_vectors_of_its_own(few, tmp_path):

@@ -46,7 +46,7 @@ def export(  # noqa: PLR0913 - one for each option
     items: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Parquet file with the items of two towers (default: those of the training rows)."
+            metavar="FILE", help="Parquet file with the items to retrieve (default: those of the training rows)."
         ),
     ] = None,
     recall: Annotated[

@@ -74,7 +74,7 @@ def evaluate(
             warn(line)
 
 
-def predict(
+def predict(  # noqa: PLR0913 - one for each option
     runs: RunsArgument,
     out: Annotated[Path, typer.Option(help="The file to write: .parquet or .csv.")],
     data: DataOption = None,
@@ -82,6 +82,10 @@ def predict(
     keep: Annotated[
         list[str] | None,
         typer.Option(metavar="COLUMNS", help="Input columns to write as well, such as user,item, or all; repeatable."),
+    ] = None,
+    k: Annotated[
+        int | None,
+        typer.Option("--k", help="Items for each list, by a model of lists (default: 10)."),
     ] = None,
     memory: Annotated[
         str | None,
@@ -94,6 +98,7 @@ def predict(
 
     Rows need no labels. Without a key column in the recipe, rows are numbered. The probability of
     several runs is the mean of theirs. RUN may be a folder that rowwise export wrote: a server's answers, offline.
+    A model of lists (sasrec, hstu) has no labels: columns `items` and `scores` have the best items for each list.
 
     Example: rowwise predict runs/dlrm-synthetic/1 --data parquet:tomorrow.parquet --out predictions.parquet
 
@@ -102,6 +107,8 @@ def predict(
     Example: rowwise predict runs/clicks/1 --data tomorrow.parquet --out predictions.parquet --keep all
 
     Example: rowwise predict runs/clicks/1 runs/clicks/2 runs/clicks/3 --out predictions.csv
+
+    Example: rowwise predict runs/sasrec/1 --data parquet:lists.parquet --out next.parquet --k 20
     """
     from rowwise.planner.machines import parse_size
     from rowwise.recipes.ensemble import predict_ensemble
@@ -115,7 +122,7 @@ def predict(
     with splits_bar(console, "predicting") as tell:
         warn = partial(show_warning, console)
         rows = predict_ensemble(
-            runs, out, which=which, data=data, keep=keep or (), tell=tell, warn=warn, memory_bytes=size
+            runs, out, which=which, data=data, keep=keep or (), tell=tell, warn=warn, memory_bytes=size, k=k
         )
     print_line(f"wrote {out}: {rows:,} rows")
 

@@ -193,10 +193,12 @@ def predict_ensemble(  # noqa: PLR0913 - options of the command
     tell: Callable[[int, int], None] | None = None,
     warn: Warn = ignore_warning,
     memory_bytes: int | None = None,
+    k: int | None = None,
 ) -> int:
     """Write the mean probability of the runs, and its logit, for the test rows or rows of other files.
 
     A single path may be a version that `rowwise export` wrote; `memory_bytes`: for its rows, larger tables are cached.
+    `k`: items for each list, of models of lists.
     """
     if len(paths) == 1 and is_served(paths[0]):
         if data is None:
@@ -204,14 +206,14 @@ def predict_ensemble(  # noqa: PLR0913 - options of the command
         folder = find_version(paths[0]).path
         tiers, text = make_tiers(CheckpointManifest.read(folder), memory_bytes, (), None), read_model(folder).text
         rows = RowSelection(open_reader(data, text=None if text is None else style_of(text)))
-        return predict(open_predictor(paths[0], tiers=tiers), rows, out, keep, tell)
+        return predict(open_predictor(paths[0], tiers=tiers), rows, out, keep, tell, k)
     if memory_bytes is not None:
         raise SpecError("--memory is for a version", hint=f"run rowwise export {paths[0]} DIR, and give DIR")
     if len(paths) == 1:  # of any model, such as two towers
-        return predict_rows(paths[0], out, which=which, data=data, keep=keep, tell=tell, warn=warn)
+        return predict_rows(paths[0], out, which=which, data=data, keep=keep, tell=tell, warn=warn, k=k)
     resolved, ensemble = load_ensemble(paths, which, warn, same_rows=data is None)
     rows = choose_rows(paths[0], resolved, data)
-    return predict(Predictor.of_run(resolved, ensemble), rows, out, keep, tell)
+    return predict(Predictor.of_run(resolved, ensemble), rows, out, keep, tell, k)
 
 
 def weight_bytes(model: nn.Module) -> int:

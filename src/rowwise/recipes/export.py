@@ -47,8 +47,7 @@ from rowwise.recipes.model_configs import (
     TwoTowerConfig,
     UserModel,
 )
-from rowwise.recipes.model_kinds import check_use
-from rowwise.recipes.predict import logits_on
+from rowwise.recipes.predict import choose_blocks_for, logits_on
 from rowwise.recipes.resolved import ModelParts, ResolvedRecipe
 from rowwise.recipes.rows import RowSelection
 from rowwise.recipes.served import ServedModel, golden_logits, load_model, read_model
@@ -58,7 +57,7 @@ from rowwise.recipes.trained import load_trained, resolve_saved
 from rowwise.recipes.user_model_name import modules_of_model, split_name
 from rowwise.serve.contents import hash_files, write_files
 from rowwise.serve.default_rows import mean_rows, write_mean_rows
-from rowwise.serve.forward import Forward, arrays_of, choose_blocks_of
+from rowwise.serve.forward import Forward, arrays_of
 from rowwise.serve.hot_rows import HOT, RowCounter, read_hot_rows, write_hot_rows
 from rowwise.serve.items import RetrievalFacts
 from rowwise.serve.package import (
@@ -101,7 +100,7 @@ class ExportedVersion(NamedTuple):
     step: int
     size_bytes: int  # without files that it shares with its base
     base: int | None  # the version whose rows it has, but for changed ones; None: it has all rows itself
-    items: RetrievalFacts | None = None  # of two towers
+    items: RetrievalFacts | None = None  # of a model that retrieves
 
 
 class RowTypeCost(NamedTuple):
@@ -135,7 +134,7 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
         which: the checkpoint: best, last or step-<number>.
         rows: row type of the tables, where it makes their rows smaller; None: as trained.
         sides: tables of columns that requests leave out, each as FILE:KEY.
-        items: of two towers, which items the version has; their vectors are computed anew for each version.
+        items: which the version has, if its model retrieves; their vectors are computed anew for each version.
         like: an earlier version of the run, whose golden rows, items, blocks of rows and statistics are taken over.
         full: write all rows; else those that the newest version in the folder lacks, if these are few.
         after: a number that the version's is beyond, as another place has one of it.
@@ -144,7 +143,6 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
         warn: called with a line on blocks of rows that cost time.
     """
     resolved = resolve_saved(RunFolder.open(run).path)
-    check_use(resolved.recipe.model, "export", run)
     check_options(resolved, items)
     checkpoint = CheckpointFolder(run / "ckpt").open(which)
     sample = held_out_rows(resolved) if like is None else read_golden(like.path).rows
@@ -444,7 +442,7 @@ def _write_golden(
     preparation = served.bind(sample.schema, load(served.transforms))
     with inference_mode(model, served.parts.device, served.precision):
         logits_of = logits_on(model, served.parts.device)
-        blocks = blocks or choose_blocks_of(preparation, logits_of, sample)
+        blocks = blocks or choose_blocks_for(model, served.parts.device, preparation, sample)
         forward = Forward(preparation, logits_of, blocks)
         logits_RK = golden_logits(forward, sample, sample.num_rows)
         if train is not None:

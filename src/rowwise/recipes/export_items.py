@@ -1,6 +1,9 @@
-"""The items of a version of two towers: their vectors, an index, and its recall on users that were held out."""
+"""The items of a version that retrieves: their vectors, an index, and its recall on users that were held out.
 
-from collections.abc import Callable, Iterator, Sequence
+Users may be lists of items; the items of the training rows are those of all lists then.
+"""
+
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
 
@@ -11,11 +14,15 @@ from pyarrow import compute as pc
 from torch import Tensor, nn
 
 from rowwise.errors import DataError, SpecError
+from rowwise.ingest.bags import combine_chunks, flatten_lists
+from rowwise.ingest.transform import serving
+from rowwise.models.inference import RowBlocks, inference_mode
 from rowwise.models.retrieval import nearest_items
 from rowwise.recipes.held_out import held_out_of, selected_rows
-from rowwise.recipes.model_configs import GraphConfig, TwoTowerConfig
+from rowwise.recipes.model_kinds import family_of
+from rowwise.recipes.predict import RankedItems
 from rowwise.recipes.resolved import ResolvedRecipe
-from rowwise.recipes.towers import TowerInput, item_key, item_vectors, user_vectors
+from rowwise.recipes.towers import ItemTower, TowerInput, item_tower, user_vectors
 from rowwise.serve.forward import Forward, arrays_of
 from rowwise.serve.item_index import ItemIndex, choose_lists, require_faiss
 from rowwise.serve.items import (
@@ -41,7 +48,7 @@ BATCH = 4096  # items whose vectors are computed together
 
 
 class ItemOptions(Value, frozen=True):
-    """Which items a version of two towers has, and how well its index finds them."""
+    """Which items a version has, and how well its index finds them."""
 
     file: str | None = None  # a Parquet file with the items' columns; None: the items of the training rows
     recall: float = 0.99  # share of the best items that the index proposes
@@ -56,10 +63,11 @@ ALL_ITEMS = ItemOptions()
 
 def check_options(resolved: ResolvedRecipe, options: ItemOptions) -> None:
     """Raise for options of items with a model that makes no vectors of them, before anything is written."""
-    if not isinstance(resolved.recipe.model, TwoTowerConfig | GraphConfig) and options != ALL_ITEMS:
+    if family_of(resolved.recipe.model).retrieves is None and options != ALL_ITEMS:
         got = f"--items {options.file}" if options.file is not None else f"--recall {options.recall}"
         raise SpecError(
-            f"{got}: the model of the run makes no vectors of items", "a run with model.kind=two_tower or graph"
+            f"{got}: the model of the run makes no vectors of items",
+            "a run with model.kind=two_tower, graph, sasrec, hstu",
         )
 
 
@@ -72,7 +80,7 @@ def export_items(  # noqa: PLR0913 - used once
     like: Path | None,
     warn: Callable[[str], None],
 ) -> RetrievalFacts | None:
-    """Write the items of a version of two towers; None: the model is another one, or its items have no keys.
+    """Write the items of a version; None: its model makes no vectors of items, or no column has their keys.
 
     Args:
         version: the folder, which is not complete yet.
@@ -83,19 +91,17 @@ def export_items(  # noqa: PLR0913 - used once
         like: an earlier version of the run, whose items are taken over unless there is a file.
         warn: called with a line where something is left out.
     """
-    if not isinstance(given.parts.model, TwoTowerConfig):
+    if family_of(given.parts.model).retrieves is None:
         return None
     try:
-        key = item_key(given.parts, given.schema)
+        tower = item_tower(model, given)
     except SpecError as error:
         warn(f"the version cannot retrieve items: {error}")
         return None
-    towers = item_vectors(model, given)
-    names = tuple(dict.fromkeys((key, *towers.preparation.names)))
-    items = _items(resolved, names, key, given.schema, options, like)
+    items = choose_items(resolved, tower, options, like)
     if len(items) >= INDEXED_items:
         require_faiss(f"{len(items):,} items need an index")
-    vectors_ID = write_vectors(version, _finite_vectors(towers, items, key))
+    vectors_ID = write_vectors(version, finite_vectors(tower, items))
     index = None
     if len(items) >= INDEXED_items:
         queries_QD = _queries(resolved, user_vectors(model, given))
@@ -106,15 +112,15 @@ def export_items(  # noqa: PLR0913 - used once
         else:
             got = f"the index has a recall of {options.recall} only where it looks at most items"
             warn(f"{got}, so all are searched; give a smaller --recall")
-    return write_items(version, key, items, vectors_ID, index)
+    return write_items(version, tower.key, items, vectors_ID, index)
 
 
-def _finite_vectors(towers: Forward, items: pa.Table, key: str) -> Iterator[Tensor]:
+def finite_vectors(tower: ItemTower, items: pa.Table) -> Iterator[Tensor]:
     """The vectors of items, batch by batch."""
-    for span, vectors_BD in towers.batches(arrays_of(items), len(items), BATCH):
+    for span, vectors_BD in tower.forward.batches(tower.arrays(items), len(items), BATCH):
         bad_B = ~torch.isfinite(vectors_BD).all(1)
         if bool(bad_B.any()):
-            item = items[key][span.begin + int(bad_B.nonzero()[0])]
+            item = items[tower.key][span.begin + int(bad_B.nonzero()[0])]
             raise DataError(f"the vector of item {item} is not finite", "a run that did not diverge")
         yield vectors_BD
 
@@ -151,6 +157,16 @@ def measure(index: ItemIndex, items_ID: Tensor, queries_QD: Tensor, lists: int, 
     )
 
 
+def ranked_items(resolved: ResolvedRecipe, model: nn.Module) -> RankedItems:
+    """The items of the training rows of a run, which `rowwise predict` ranks for lists."""
+    train, rows = resolved.recipe.train, resolved.rows.train
+    given = TowerInput(resolved.parts, serving(resolved.transforms), rows.reader.schema, train.precision, RowBlocks())
+    with inference_mode(model, train.device, train.precision):
+        tower = item_tower(model, given)
+        items = choose_items(resolved, tower)
+        return RankedItems(items[tower.key].combine_chunks(), torch.cat(list(finite_vectors(tower, items))))
+
+
 def describe_items(facts: RetrievalFacts) -> list[str]:
     """Lines on the items of a version."""
     lead = f"{facts.items:,} items, vectors of {facts.dim} numbers"
@@ -166,31 +182,29 @@ def describe_items(facts: RetrievalFacts) -> list[str]:
     return lines
 
 
-def _items(
-    resolved: ResolvedRecipe,
-    names: Sequence[str],
-    key: str,
-    schema: pa.Schema,
-    options: ItemOptions,
-    like: Path | None,
+def choose_items(
+    resolved: ResolvedRecipe, tower: ItemTower, options: ItemOptions = ALL_ITEMS, like: Path | None = None
 ) -> pa.Table:
-    """The raw columns of all items, each once."""
+    """The raw columns of all items, each once: of a file, of an earlier version, or of the training rows."""
     if options.file is not None:
-        return _items_of_file(options.file, names, key, schema)
+        return _items_of_file(options.file, tower)
     if like is not None and read_facts(like) is not None:
         return read_item_table(like)
-    items = _items_of_rows(resolved, names, key)
+    items = _items_of_rows(resolved, tower)
     if not len(items):
-        raise DataError(f"column {key!r} has no value in the training rows", "--items with a table of the items")
+        raise DataError(f"column {tower.key!r} has no value in the training rows", "--items with a table of the items")
     return items
 
 
-def _items_of_rows(resolved: ResolvedRecipe, names: Sequence[str], key: str) -> pa.Table:
+def _items_of_rows(resolved: ResolvedRecipe, tower: ItemTower) -> pa.Table:
     """Each item of the training rows with the columns of its first row, in the order of these."""
     parts: list[pa.Table] = []
     known: pa.Array | None = None
+    key = tower.key
     for selected in selected_rows(resolved, resolved.rows.train):
-        rows = selected._replace(names=tuple(names)).read()
+        rows = selected._replace(names=tuple(tower.schema.names)).read()
+        if tower.of_lists:
+            rows = pa.table({key: flatten_lists(combine_chunks(rows[key]), None)[0]}, tower.schema)
         keys = rows[key].combine_chunks()
         codes_R = pc.call_function("dictionary_encode", [keys]).indices.drop_null().to_numpy()
         valid_R = np.flatnonzero(np.asarray(pc.call_function("is_valid", [keys])))
@@ -201,19 +215,23 @@ def _items_of_rows(resolved: ResolvedRecipe, names: Sequence[str], key: str) -> 
             fresh = fresh.filter(pc.call_function("invert", [seen]))
         parts.append(fresh)
         known = pa.concat_tables([part.select([key]) for part in parts])[key].combine_chunks()
-    return pa.concat_tables(parts).combine_chunks()
+    items = pa.concat_tables(parts).combine_chunks()
+    return items.filter(pa.array(tower.has_row(items)))
 
 
-def _items_of_file(file: str, names: Sequence[str], key: str, schema: pa.Schema) -> pa.Table:
+def _items_of_file(file: str, tower: ItemTower) -> pa.Table:
     table = read_users_parquet(f"--items {file}", file)
-    missing = [name for name in names if name not in table.column_names]
+    missing = [name for name in tower.schema.names if name not in table.column_names]
     if missing:
         there = ", ".join(table.column_names)
         raise DataError(f"--items {file}: no column {missing[0]!r}, which the items' tower reads; there are {there}")
     if not len(table):
         raise DataError(f"--items {file} has no rows", "at least one item")
-    fields = pa.schema([schema.field(name) for name in names])
-    return cast_keyed(f"--items {file}", table, key, fields).combine_chunks()
+    items = cast_keyed(f"--items {file}", table, tower.key, tower.schema).combine_chunks()
+    absent = np.flatnonzero(~tower.has_row(items))
+    if len(absent):
+        raise DataError(f"--items {file}: a transform leaves item {items[tower.key][absent[0]]} out", "known items")
+    return items
 
 
 def _queries(resolved: ResolvedRecipe, users: Forward) -> Tensor:

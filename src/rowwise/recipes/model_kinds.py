@@ -15,7 +15,7 @@ from rowwise.recipes.model_configs import (
     kind_of,
 )
 
-Use = Literal["baseline", "compress", "cuda", "elastic", "ensemble", "explain", "export", "ne", "predict", "slices"]
+Use = Literal["baseline", "compress", "cuda", "elastic", "ensemble", "explain", "ne", "slices"]
 
 
 class ModelKind(NamedTuple):
@@ -24,6 +24,7 @@ class ModelKind(NamedTuple):
     refused: Mapping[Use, str] = MappingProxyType({})  # uses that it has not: why, and the way out
     task: str | None = None  # of models without labels
     ranks_items: bool = False  # and is measured by the places of items
+    retrieves: Literal["towers", "lists"] | None = None  # what asks for items: columns of a user, or a list of items
     reads_whole_tables: bool = False  # at once, in a step or an evaluation: no cache has slots for it
     is_compiled: bool = True
     reads_times: bool = False  # of samples
@@ -44,18 +45,24 @@ LISTS: dict[Use, str] = {
     "elastic": (
         "looks items to score up beside the lists, which are no whole blocks of 256 samples: expected determinism=run"
     ),
-    "export": "ranks all items for a list, and has no logit of a row: expected a model with a label",
-    "predict": "ranks all items for a list, and has no logit of a row: expected rowwise eval, or rowwise.NextItem",
 }
 CLICKS = ModelKind()
 OWN = ModelKind(reads_times=True)
-TOWERS = ModelKind(RANKING | IN_BATCH, ranks_items=True)
+TOWERS = ModelKind(RANKING | IN_BATCH, ranks_items=True, retrieves="towers")
 GRAPH = ModelKind(
     RANKING | IN_BATCH | {"cuda": "sums over edges on a CPU: expected train.device=cpu"},
     ranks_items=True,
+    retrieves="towers",  # by the vectors that are exported
     reads_whole_tables=True,
 )
-SEQUENCES = ModelKind(RANKING | LISTS, task="next_item", ranks_items=True, reads_whole_tables=True, is_compiled=False)
+SEQUENCES = ModelKind(
+    RANKING | LISTS,
+    task="next_item",
+    ranks_items=True,
+    retrieves="lists",
+    reads_whole_tables=True,
+    is_compiled=False,
+)
 
 
 def family_of(model: Model | str) -> ModelKind:

@@ -1,5 +1,8 @@
 """Writes predictions for rows as Parquet or CSV, in the order of the rows, each with its key. Labels are not read.
 
+A model of lists has no labels: it gives the best items for each row's list. All items are looked at, also where a
+version has an index.
+
 A row's prediction does not depend on the rows it is computed with ([Note: Blocks of rows] in `models/inference.py`).
 Splits are predicted one by one, into a temporary file that is renamed at the end.
 """
@@ -9,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +22,9 @@ from pyarrow import csv, types
 from pyarrow import parquet as pq
 from torch import Tensor, nn
 
+from rowwise.batch import Batch
 from rowwise.errors import DataError, SpecError
+from rowwise.ingest.bound import BoundPreparation
 from rowwise.ingest.collate import SplitRows, collate
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.prepare import ReadSplit
@@ -27,17 +32,45 @@ from rowwise.ingest.reader import Split, check_columns, split_names
 from rowwise.ingest.transform import LoadedTransforms, serving
 from rowwise.models.inference import RowBlocks, inference_mode
 from rowwise.models.link import AmountLink
+from rowwise.models.next_item import NextItem
+from rowwise.models.retrieval import nearest_items
 from rowwise.recipes.held_out import bind_preparation, held_out_rows
 from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.rows import RowSelection, make_task
+from rowwise.recipes.towers import next_item_of
 from rowwise.serve.answer import prediction_columns, prediction_names, predictions_of
 from rowwise.serve.forward import Logits, choose_blocks_of
+from rowwise.serve.retrieval import MOST_ITEMS
 from rowwise.spec import Table
 from rowwise.train.on_device import to_device
 
+ArrowColumns = dict[str, pa.Array | pa.ChunkedArray]
 PART = ".part"
 ALL = "all"  # in place of the columns to keep
+ITEMS, SCORES = "items", "scores"  # columns of the best items for a list
+BEST = 10  # of them, unless another number is asked for
+ROWS = 1024  # whose best items are one Arrow array, which numbers its values in 32 bits
 WRITERS = {".parquet": pq.ParquetWriter, ".csv": csv.CSVWriter}
+
+
+class RankedItems(NamedTuple):
+    """The items that a model of lists chooses from."""
+
+    keys: pa.Array
+    vectors_ID: Tensor
+
+    @property
+    def kinds(self) -> dict[str, pa.DataType]:
+        """The columns of the best items, and their types."""
+        return {ITEMS: pa.list_(self.keys.type), SCORES: pa.list_(pa.float32())}
+
+    def best(self, lists_RD: Tensor, k: int) -> dict[str, pa.Array]:
+        """The k items of largest dot with each of at least one vector, best first, with the bits of a server."""
+        dots, places = zip(*(nearest_items(list_D, self.vectors_ID, k) for list_D in lists_RD), strict=True)
+        offsets = pa.array(np.arange(len(places) + 1) * len(places[0]), pa.int32())
+        keys = self.keys.take(pa.array(torch.cat(places).numpy()))
+        values = {ITEMS: keys, SCORES: pa.array(torch.cat(dots).numpy())}
+        return {name: pa.ListArray.from_arrays(offsets, of_rows) for name, of_rows in values.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +87,20 @@ class Predictor:
     precision: str
     batch: int  # rows computed together, at most
     blocks: RowBlocks
+    items: RankedItems | None = None  # that are ranked for a list; None: rows have logits
+
+    @property
+    def names(self) -> list[str]:
+        """The columns of a prediction."""
+        return [ITEMS, SCORES] if self.items is not None else prediction_names(self.tasks, self.link)
 
     @classmethod
     def of_run(cls, resolved: ResolvedRecipe, model: nn.Module) -> Self:
         """The model of a run; a few rows of its data test in which blocks a row keeps its bits."""
         training, sample = resolved.recipe.train, held_out_rows(resolved)
         with inference_mode(model, training.device, training.precision):
-            blocks = choose_blocks_of(
-                bind_preparation(resolved, sample.schema), logits_on(model, training.device), sample
-            )
+            preparation = bind_preparation(resolved, sample.schema)
+            blocks = choose_blocks_for(model, training.device, preparation, sample)
         return cls(
             model=model,
             columns=resolved.columns,
@@ -79,7 +117,17 @@ class Predictor:
 
 def logits_on(model: nn.Module, device: str) -> Logits:
     """The logits of a model on a device, brought back to the host."""
-    return lambda batch: model(to_device(batch, model, device)).float().cpu()
+    return _on_host(model.logits if isinstance(model, NextItem) else model, model, device)
+
+
+def choose_blocks_for(model: nn.Module, device: str, preparation: BoundPreparation, sample: pa.Table) -> RowBlocks:
+    """The blocks in which a row keeps its bits; in `inference_mode`. Lists are tested in several lengths."""
+    tested = _on_host(model.cut_vectors, model, device) if isinstance(model, NextItem) else logits_on(model, device)
+    return choose_blocks_of(preparation, tested, sample)
+
+
+def _on_host(function: Callable[[Batch], Tensor], model: nn.Module, device: str) -> Logits:
+    return lambda batch: function(to_device(batch, model, device)).float().cpu()
 
 
 def predict(
@@ -88,9 +136,10 @@ def predict(
     out: Path,
     keep: Sequence[str] = (),
     tell: Callable[[int, int], None] | None = None,
+    k: int | None = None,
 ) -> int:
     """Write a line for each row: its key (its number, if there is none), and each label's logit and probability,
-    or output and amount.
+    or output and amount, or the best items for its list and their scores.
 
     Args:
         predictor: the trained model.
@@ -98,10 +147,12 @@ def predict(
         out: the file, .parquet or .csv.
         keep: input columns that are copied to each line, in this order, or several between commas; `ALL` alone: all.
         tell: called with the numbers of completed splits and of all splits.
+        k: items for each list, if there are as many; None: 10.
 
     Returns:
         The number of lines.
     """
+    best = _check_best(k, predictor.items)
     if out.suffix not in WRITERS:
         raise SpecError(f"--out {out}", f"a name that ends in {' or '.join(WRITERS)}")
     key, rows_read, lines_written = predictor.columns.key, 0, 0
@@ -112,7 +163,7 @@ def predict(
         key = None
     copied = _copied(keep, key, rows.reader.schema)
     numbered = key is None and "row" not in copied
-    _check_copied(copied, prediction_names(predictor.tasks, predictor.link), rows)
+    _check_copied(copied, predictor.names, rows)
     temporary = out.with_name(out.name + PART)
     writer: pq.ParquetWriter | csv.CSVWriter | None = None
     try:
@@ -120,12 +171,11 @@ def predict(
             for index, split in enumerate(splits):
                 opened = task.open(index, 0)
                 order_R, count = opened.order_R, opened.table.num_rows
-                logits_RK = _predict_split(predictor, opened)
                 by_name = {"row": pa.array(np.arange(rows_read, rows_read + count))} if numbered else {}
                 by_name |= _read_copied(rows, split, copied, out.suffix)
                 if order_R is not None:  # only these rows of the split have logits
                     by_name = {name: values.take(order_R) for name, values in by_name.items()}
-                lines = pa.table(by_name | _columns_of(predictor, logits_RK))
+                lines = pa.table(by_name | _predict_split(predictor, opened, best, out.suffix))
                 writer = writer or WRITERS[out.suffix](temporary, lines.schema)
                 writer.write_table(lines)
                 rows_read += count
@@ -143,19 +193,32 @@ def predict(
     return lines_written
 
 
-def _columns_of(predictor: Predictor, logits_RK: Tensor) -> dict[str, pa.Array]:
-    return prediction_columns(predictor.tasks, predictor.link, predictions_of(logits_RK, predictor.link))
+def _check_best(k: int | None, items: RankedItems | None) -> int:
+    """How many items a list gets."""
+    if k is not None and items is None:
+        raise SpecError(f"--k {k}: the model ranks no items for a list", "a run with model.kind=sasrec or hstu")
+    if k is not None and not 1 <= k <= MOST_ITEMS:
+        raise SpecError(f"--k {k}", f"1 to {MOST_ITEMS} items")
+    return BEST if k is None else k
 
 
-def _predict_split(predictor: Predictor, opened: ReadSplit) -> Tensor:
-    """Logits [R, K] of all rows of a split, computed batch by batch."""
-    encoded, logits_of = opened.encode(), logits_on(predictor.model, predictor.device)
-    logits = [torch.empty(0, len(predictor.tasks))]
+def _predict_split(predictor: Predictor, opened: ReadSplit, best: int, suffix: str) -> ArrowColumns:
+    """The columns of predictions of all rows of a split, computed batch by batch."""
+    encoded, model, items = opened.encode(), predictor.model, predictor.items
+    outputs_of = logits_on(model, predictor.device)
+    if items is not None:
+        outputs_of = _on_host(next_item_of(model).vectors, model, predictor.device)
+    parts = []
     for begin, end, padding in predictor.blocks.cut(encoded.rows, predictor.batch):
         last = [SplitRows(encoded, end - 1, end)] * padding
         batch = collate([SplitRows(encoded, begin, end), *last], opened.preparation.columns)
-        logits.append(logits_of(batch)[: end - begin])
-    return torch.cat(logits)
+        parts.append(outputs_of(batch)[: end - begin])
+    if items is not None:
+        found = [items.best(lists_ND, best) for lists_BD in parts for lists_ND in lists_BD.split(ROWS)]
+        ranked = {name: pa.chunked_array([one[name] for one in found], kind) for name, kind in items.kinds.items()}
+        return {name: _as_csv(values) for name, values in ranked.items()} if suffix == ".csv" else ranked
+    tasks, link = predictor.tasks, predictor.link
+    return prediction_columns(tasks, link, predictions_of(torch.cat([torch.empty(0, len(tasks)), *parts]), link))
 
 
 def _copied(keep: Sequence[str], key: str | None, schema: pa.Schema) -> tuple[str, ...]:
@@ -172,7 +235,7 @@ def _check_copied(copied: Sequence[str], predicted: Collection[str], rows: RowSe
             raise SpecError(f"--keep {name}: the file has a column of this name already", hint="leave it out")
 
 
-def _read_copied(rows: RowSelection, split: Split, copied: Sequence[str], suffix: str) -> dict[str, pa.ChunkedArray]:
+def _read_copied(rows: RowSelection, split: Split, copied: Sequence[str], suffix: str) -> ArrowColumns:
     """The columns that are copied, as the file can hold them."""
     if not copied:
         return {}
@@ -180,7 +243,7 @@ def _read_copied(rows: RowSelection, split: Split, copied: Sequence[str], suffix
     return {name: _as_csv(table[name]) if suffix == ".csv" else table[name] for name in copied}
 
 
-def _as_csv(values: pa.ChunkedArray) -> pa.ChunkedArray:
+def _as_csv(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """A column as CSV can hold it: lists and structs as JSON, bytes as text."""
     if types.is_dictionary(values.type):
         values = values.cast(values.type.value_type)
@@ -192,7 +255,7 @@ def _as_csv(values: pa.ChunkedArray) -> pa.ChunkedArray:
     else:
         return values.cast(pa.large_string()) if types.is_string_view(kind) else values
     texts = [None if value is None else write(value) for value in values.to_pylist()]
-    return pa.chunked_array([pa.array(texts, pa.large_string())])
+    return pa.array(texts, pa.large_string())
 
 
 def _in_json(value: object) -> str:

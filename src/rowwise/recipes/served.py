@@ -37,7 +37,8 @@ from rowwise.recipes.bounded_build import build_checked
 from rowwise.recipes.compose import build_model
 from rowwise.recipes.device_tables import serve_from_device
 from rowwise.recipes.model_configs import GraphConfig, TwoTowerConfig, UserModel
-from rowwise.recipes.predict import Predictor, logits_on
+from rowwise.recipes.model_kinds import family_of
+from rowwise.recipes.predict import Predictor, RankedItems, logits_on
 from rowwise.recipes.resolved import ModelParts
 from rowwise.recipes.towers import TowerInput, user_vectors
 from rowwise.serve.answer import prediction_names
@@ -358,7 +359,7 @@ def _open_retriever(
     *,
     check: bool,
 ) -> Retriever | None:
-    """The users' tower with the items of the version; None: it has no items."""
+    """What makes vectors of users or lists, with the items of the version; None: it has no items."""
     facts = read_facts(version)
     if facts is None:
         return None
@@ -420,7 +421,17 @@ def open_predictor(
             precision=served.precision,
             batch=served.batch,
             blocks=served.blocks,
+            items=_ranked_items(folder.path) if family_of(served.parts.model).retrieves == "lists" else None,
         )
+
+
+def _ranked_items(version: Path) -> RankedItems:
+    """The items of a version, which are ranked for lists."""
+    facts = read_facts(version)
+    if facts is None:
+        raise SpecError(f"{version} has no items to rank", "a version of lists of whole numbers or text")
+    items = open_items(version, facts)
+    return RankedItems(items.keys, items.vectors_ID)
 
 
 def golden_logits(forward: Forward, rows: pa.Table, batch: int) -> Tensor:

@@ -1,6 +1,7 @@
 """Trained runs: their recipe, the model of a checkpoint, its metrics and its predictions. Prints nothing."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,8 +12,9 @@ from rowwise.comm.solo import solo
 from rowwise.errors import DataError, SpecError
 from rowwise.plan import Plan
 from rowwise.recipes.compose import make_evaluator, make_model, resolve, set_threads
+from rowwise.recipes.export_items import ranked_items
 from rowwise.recipes.id_maps import relocate_maps
-from rowwise.recipes.model_kinds import check_use
+from rowwise.recipes.model_kinds import family_of
 from rowwise.recipes.predict import Predictor, predict
 from rowwise.recipes.recipe import check_ranks
 from rowwise.recipes.resolved import ResolvedRecipe
@@ -60,11 +62,15 @@ def predict_rows(  # noqa: PLR0913 - options of the command
     keep: Sequence[str] = (),
     tell: Callable[[int, int], None] | None = None,
     warn: Warn = ignore_warning,
+    k: int | None = None,
 ) -> int:
-    """Predict for the test rows of a run, or for rows of other files, beside `keep` columns; returns their number."""
+    """Predict for the test rows of a run, or for rows of other files, beside `keep` columns; returns their number.
+
+    `k`: items for each list, of models of lists.
+    """
     resolved, model = load_trained(path, which, warn)
     rows = choose_rows(path, resolved, data)
-    return predict(_make_predictor(path, resolved, model, warn), rows, out, keep, tell)
+    return predict(_make_predictor(path, resolved, model, warn), rows, out, keep, tell, k)
 
 
 def load_predictor(path: Path, which: str = "best", warn: Warn = ignore_warning) -> Predictor:
@@ -73,8 +79,12 @@ def load_predictor(path: Path, which: str = "best", warn: Warn = ignore_warning)
 
 
 def _make_predictor(path: Path, resolved: ResolvedRecipe, model: nn.Module, warn: Warn) -> Predictor:
-    check_use(resolved.recipe.model, "predict", path)
     predictor = Predictor.of_run(resolved, model)
+    if family_of(resolved.recipe.model).retrieves == "lists":
+        try:
+            predictor = replace(predictor, items=ranked_items(resolved, model))
+        except SpecError as error:
+            raise SpecError(f"{path}: no items can be ranked: {error}") from None
     if predictor.blocks.kind != "padded":
         warn(predictor.blocks.describe())
     return predictor

@@ -198,7 +198,7 @@ class _Handlers:
         retriever = version.retriever
         if retriever is None:
             got = f"version {version.number} of {version.name!r} has no items to retrieve"
-            return self._refuse(Rejection(NOT_FOUND, f"{got}: expected an export of two towers"))
+            return self._refuse(Rejection(NOT_FOUND, f"{got}: expected two towers, or a model of lists"))
 
         async def answer(body: bytearray, timeout_s: float | None) -> Response | Rejection:
             query = await self._read(body, lambda body: retriever.read_json(body, service.body_limits))

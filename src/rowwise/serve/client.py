@@ -75,10 +75,10 @@ class ScoringClient:
         without: Sequence[Any] = (),
         exact: bool = False,
     ) -> FoundItems:
-        """The k items of largest score for a user, of a model with two towers.
+        """The k items of largest score for a user, of two towers or a model of lists.
 
         Args:
-            context: the columns of the user.
+            context: the columns of the user, or the list.
             k: items in the answer, if there are as many.
             among: keys of items; no others are in the answer.
             without: keys of items that are not in the answer.

@@ -9,7 +9,7 @@
                     hot.arrow       the rows that it asked for most often, see `hot_rows.py`
                     mean_rows.arrow see `default_rows.py`
                     sides/          columns that requests leave out, by their key
-                    retrieval/      items of two towers, see `items.py`
+                    retrieval/      items, see `items.py`
 
 A version appears in one step and never changes.
 """

@@ -1,4 +1,4 @@
-"""Retrieval by a version of two towers: a user's columns in, the items of largest dot with the user's vector out."""
+"""Retrieval by a version: a user's columns or a list in, the items of largest dot with its vector out."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ class RetrievedItems(NamedTuple):
 
 @final
 class Retriever:
-    """The users' tower of a version and its items. For one thread, but for `retrieve`.
+    """What makes vectors of users, or of lists, by a version, and its items. For one thread, but for `retrieve`.
 
     Args:
         users: makes vectors of raw columns.

@@ -32,5 +32,5 @@ class ServedVersion:
     sides: tuple[SideTable, ...]
     cached: tuple[CachedRows, ...]  # of tables that are larger than memory
     identity: Identity  # whether the golden rows have the bits that they were exported with
-    retriever: Retriever | None = None  # of two towers
+    retriever: Retriever | None = None  # of two towers, or of a model of lists
     device_caches: tuple[DeviceCache, ...] = ()  # of tables that a device has in part
