@@ -238,6 +238,7 @@ NONSENSE = {
     "predict --out": ("nope/out.parquet", "{folder}", "{fifo}", "out.txt", "out"),
     "predict --data": NO_DATA[:3],
     "predict --keep": ("nope", "", "user,", "label_logit"),
+    "predict --k": ("0", "x", "2.5", "5", ""),  # a model of a label
     "predict --memory": ("lots", "0", "-1GB", "8GB", ""),  # a run, not a version
     "predict --which": ("x", "step-x", "step-999", ""),
     "report runs": NO_RUN,
