@@ -67,6 +67,14 @@ def test_the_first_ids_of_a_column_without_lists_are_said_to_be_unused(tmp_path)
     assert line == "columns.sparse: 'user': first=2 is not used, because the column has type int64, not a list"
 
 
+def test_settings_of_interactions_that_a_dhen_does_not_have_are_said_to_be_unused(tmp_path):
+    model = {"kind": "dhen", "interactions": ["dot", "linear"], "ffn_ratio": 3}
+    lines = find_notes(resolve(recipe(tmp_path, model=model)), Topology())
+    assert [line for line in lines if "ffn_ratio" in line] == [
+        "model.ffn_ratio=3 is not used, because model.interactions has no attention"
+    ]
+
+
 def wrong(kind):
     """Values that no key of a type takes; of numbers those that are none."""
     kinds = {inner for inner in flat(kind)}

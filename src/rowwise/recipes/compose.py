@@ -28,8 +28,8 @@ from rowwise.recipes.id_maps import pin_map
 from rowwise.recipes.label_facts import LabelFacts, is_complete, look_at_labels, with_facts
 from rowwise.recipes.model_configs import (
     Model,
-    TwoTowerConfig,
     UserModel,
+    map_files,
 )
 from rowwise.recipes.model_kinds import check_use
 from rowwise.recipes.processor_limits import replace_unsupported
@@ -241,15 +241,12 @@ def _use_absolute_files(transform: AnyKind | str) -> AnyKind | str:
 
 
 def _use_absolute_model(model: Model | str) -> Model:
-    if isinstance(model, str):
-        model = UserModel(module=model)
-    if isinstance(model, UserModel):
-        path, name = split_name(model.module)
-        return UserModel(module=f"{path.absolute()}:{name}", args=model.args)
-    if isinstance(model, TwoTowerConfig) and model.item_pictures is not None:
-        folder = str(Path(model.item_pictures.folder).absolute())
-        return structs.replace(model, item_pictures=structs.replace(model.item_pictures, folder=folder))
-    return model
+    def absolute_class(name: str) -> str:
+        path, class_name = split_name(name)
+        return f"{path.absolute()}:{class_name}"
+
+    model = UserModel(module=model) if isinstance(model, str) else model
+    return map_files(model, absolute_class, lambda folder: str(Path(folder).absolute()))
 
 
 def _check_device(name: str, model: Model) -> None:

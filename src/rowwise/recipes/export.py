@@ -41,12 +41,8 @@ from rowwise.recipes.compose import build_model, make_evaluator
 from rowwise.recipes.export_graph import mixed_towers
 from rowwise.recipes.export_items import ALL_ITEMS, ItemOptions, check_options, export_items
 from rowwise.recipes.held_out import held_out_rows
-from rowwise.recipes.model_configs import (
-    GraphConfig,
-    RetrievalConfig,
-    TwoTowerConfig,
-    UserModel,
-)
+from rowwise.recipes.model_configs import map_files
+from rowwise.recipes.model_kinds import family_of
 from rowwise.recipes.predict import choose_blocks_for, logits_on
 from rowwise.recipes.resolved import ModelParts, ResolvedRecipe
 from rowwise.recipes.rows import RowSelection
@@ -155,7 +151,7 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
     version = version_folder(folder, next_version(folder, after))
     with ExitStack() as stack:
         unfinished = stack.enter_context(atomic_output(version.path))
-        if isinstance(resolved.recipe.model, GraphConfig):
+        if family_of(resolved.recipe.model).mixes_a_graph:
             resolved, checkpoint = stack.enter_context(mixed_towers(run, resolved, checkpoint))
         served, extends = _write_weights(
             resolved, checkpoint, unfinished, rows, base=base, memory_bytes=memory_bytes, tell=tell, warn=warn
@@ -276,7 +272,8 @@ def _write_weights(  # noqa: PLR0913 - used once
     parts = structs.replace(
         resolved.parts, tables=tuple(_retype(table, rows) for table in resolved.tables), device="cpu"
     )
-    if isinstance(parts.model, RetrievalConfig):
+    has_frequency = family_of(parts.model).retrieves == "towers"  # of items, for the loss
+    if has_frequency:
         parts = structs.replace(parts, model=structs.replace(parts.model, correct=False))
     kinds = _stored_types(build_model(parts, on_meta=True))
     by_tensor = {saved.name: name for name, saved in tables_of(checkpoint.manifest).items()}
@@ -285,7 +282,7 @@ def _write_weights(  # noqa: PLR0913 - used once
     small = {key: checkpoint.manifest.data["progress"][key] for key in ("step", "samples")}
     manifest = structs.replace(checkpoint.manifest, data={"progress": small})
     unused = [f"model/{SECOND_COPY}.", f"rows/{SECOND_COPY}."] if resolved.has_second_copy else []
-    unused += ["model/frequency."] if isinstance(parts.model, RetrievalConfig) else []  # of the loss
+    unused += ["model/frequency."] if has_frequency else []
     kept = {name: entry for name, entry in manifest.tensors.items() if not name.startswith(tuple(unused))}
     manifest = structs.replace(manifest, tensors=kept)
     slim = Checkpoint(folder=checkpoint.folder, manifest=manifest)
@@ -390,17 +387,19 @@ def _copy_files(parts: ModelParts, folder: Path) -> ModelParts:
             file = copied(Path(stored.file), f"maps/{table.name}{Path(stored.file).suffix}")
             table = structs.replace(table, id_map=structs.replace(stored, file=file))
         tables.append(table)
-    model = parts.model
-    if isinstance(model, UserModel):
-        path, class_name = split_name(model.module)
+
+    def copied_code(module: str) -> str:
+        path, class_name = split_name(module)
         for file in modules_of_model(path).values():
             copied(file, f"code/{file.relative_to(path.parent)}")
-        model = structs.replace(model, module=f"code/{path.name}:{class_name}")
-    if isinstance(model, TwoTowerConfig) and model.item_pictures is not None:
+        return f"code/{path.name}:{class_name}"
+
+    def copied_pictures(pictures: str) -> str:
         for name in (INDEX, FILES):
-            copied(Path(model.item_pictures.folder) / name, f"{PICTURES}/{name}")
-        model = structs.replace(model, item_pictures=structs.replace(model.item_pictures, folder=PICTURES))
-    return structs.replace(parts, model=model, tables=tuple(tables))
+            copied(Path(pictures) / name, f"{PICTURES}/{name}")
+        return PICTURES
+
+    return structs.replace(parts, model=map_files(parts.model, copied_code, copied_pictures), tables=tuple(tables))
 
 
 def _write_model(folder: Path, served: ServedModel) -> None:

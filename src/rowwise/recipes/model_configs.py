@@ -1,9 +1,11 @@
 """The models of recipes: the section `model`, by its `kind`."""
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
+from msgspec import structs
 
 from rowwise.errors import SpecError
 from rowwise.row_optimizers import RowOptimizer
@@ -316,6 +318,21 @@ COUNTS = (
 def kind_of(model: Model) -> str:
     """The value of `model.kind`."""
     return str(model.__struct_config__.tag)
+
+
+def pictures_of(model: object) -> PictureConfig | None:
+    """The settings of a model's pictures; None: it has none."""
+    return model.item_pictures if isinstance(model, TwoTowerConfig) else None
+
+
+def map_files(model: Model, code: Callable[[str], str], pictures: Callable[[str], str]) -> Model:
+    """The model with other names of the files that it reads: of a user's class, and of a folder of pictures."""
+    if isinstance(model, UserModel):
+        return structs.replace(model, module=code(model.module))
+    if isinstance(model, TwoTowerConfig) and model.item_pictures is not None:
+        folder = pictures(model.item_pictures.folder)
+        return structs.replace(model, item_pictures=structs.replace(model.item_pictures, folder=folder))
+    return model
 
 
 def layers_of(model: Model | str) -> dict[str, tuple[int, ...]]:

@@ -25,6 +25,7 @@ class ModelKind(NamedTuple):
     task: str | None = None  # of models without labels
     ranks_items: bool = False  # and is measured by the places of items
     retrieves: Literal["towers", "lists"] | None = None  # what asks for items: columns of a user, or a list of items
+    mixes_a_graph: bool = False  # of the training rows
     reads_whole_tables: bool = False  # at once, in a step or an evaluation: no cache has slots for it
     is_compiled: bool = True
     reads_times: bool = False  # of samples
@@ -53,6 +54,7 @@ GRAPH = ModelKind(
     RANKING | IN_BATCH | {"cuda": "sums over edges on a CPU: expected train.device=cpu"},
     ranks_items=True,
     retrieves="towers",  # by the vectors that are exported
+    mixes_a_graph=True,
     reads_whole_tables=True,
 )
 SEQUENCES = ModelKind(

@@ -18,12 +18,7 @@ from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import Transforms
 from rowwise.managed import Managed
 from rowwise.planner.machines import parse_size
-from rowwise.recipes.model_configs import (
-    DlrmConfig,
-    Model,
-    TwoTowerConfig,
-    layers_of,
-)
+from rowwise.recipes.model_configs import DlrmConfig, Model, layers_of, pictures_of
 from rowwise.recipes.model_kinds import check_use, family_of
 from rowwise.row_optimizers import RowOptimizer
 from rowwise.spec import Init, Pooling, RowType, Table, Value, Wire
@@ -303,7 +298,7 @@ def check_amounts(recipe: Recipe, use: str = "", slices: tuple[str, ...] = ()) -
 
 def _check_choice(model: Model | str, train: Training) -> None:
     """Raise for settings under which a scale model cannot learn beside its tower."""
-    pictures = model.item_pictures if isinstance(model, TwoTowerConfig) else None
+    pictures = pictures_of(model)
     if pictures is not None and pictures.choose is not None and train.dense_parallel != DenseParallel():
         raise SpecError(
             "model.item_pictures.choose with train.dense_parallel: layers of a tower and its scale model are called "

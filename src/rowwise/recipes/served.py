@@ -36,11 +36,12 @@ from rowwise.ops.host_rows import cache_of
 from rowwise.recipes.bounded_build import build_checked
 from rowwise.recipes.compose import build_model
 from rowwise.recipes.device_tables import serve_from_device
-from rowwise.recipes.model_configs import GraphConfig, TwoTowerConfig, UserModel
+from rowwise.recipes.model_configs import map_files
 from rowwise.recipes.model_kinds import family_of
 from rowwise.recipes.predict import Predictor, RankedItems, logits_on
 from rowwise.recipes.resolved import ModelParts
 from rowwise.recipes.towers import TowerInput, user_vectors
+from rowwise.recipes.user_model_name import module_of
 from rowwise.serve.answer import prediction_names
 from rowwise.serve.cached_rows import CachedRows, warm_up
 from rowwise.serve.contents import digest_of, read_files
@@ -96,8 +97,11 @@ class ServedModel(Value, frozen=True, kw_only=True):
     @property
     def code(self) -> tuple[str, ...]:
         """The user's code that opening the version runs."""
-        model = [self.parts.model.module] if isinstance(self.parts.model, UserModel) else []
-        return (*model, *(one.function for one in self.transforms if isinstance(one, UserFunction)))
+        module = module_of(self.parts.model)
+        return (
+            *([] if module is None else [module]),
+            *(one.function for one in self.transforms if isinstance(one, UserFunction)),
+        )
 
     def bind(self, schema: pa.Schema, transforms: LoadedTransforms) -> BoundPreparation:
         parts = self.parts
@@ -282,7 +286,7 @@ def open_version(
 
 def _on_device(folder: VersionFolder, served: ServedModel, device: str) -> ServedModel:
     """The description of a model that computes on a device."""
-    if isinstance(served.parts.model, GraphConfig) or read_facts(folder.path) is not None:
+    if family_of(served.parts.model).mixes_a_graph or read_facts(folder.path) is not None:
         got = f"{folder.path} answers with items" if read_facts(folder.path) else f"{folder.path} is a graph's"
         raise SpecError(f"{got}, which are computed on the CPU", "--device cpu")
     return structs.replace(served, parts=structs.replace(served.parts, device=device))
@@ -474,10 +478,6 @@ def _locate(parts: ModelParts, version: Path) -> ModelParts:
             return table
         return structs.replace(table, id_map=structs.replace(stored, file=located(stored.file)))
 
-    model = parts.model
-    if isinstance(model, UserModel):
-        model = structs.replace(model, module=located(model.module))
-    if isinstance(model, TwoTowerConfig) and model.item_pictures is not None:
-        folder = located(model.item_pictures.folder)
-        model = structs.replace(model, item_pictures=structs.replace(model.item_pictures, folder=folder))
-    return structs.replace(parts, model=model, tables=tuple(map(table_at, parts.tables)))
+    return structs.replace(
+        parts, model=map_files(parts.model, located, located), tables=tuple(map(table_at, parts.tables))
+    )

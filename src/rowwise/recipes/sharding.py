@@ -30,7 +30,7 @@ from rowwise.quantity import format_bytes
 from rowwise.recipes.dense_side import dense_side_of
 from rowwise.recipes.device_tables import cache_tiles, gpu_bytes_of_plan, move_sharded
 from rowwise.recipes.disk_tables import fill_caches, has_disk_tables, uniform_workloads
-from rowwise.recipes.model_configs import GraphConfig, SequenceModel
+from rowwise.recipes.model_configs import SequenceModel
 from rowwise.recipes.model_kinds import family_of
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.table_memory import TableMemory, raise_if_short, single_rank_plan
@@ -245,7 +245,7 @@ def workloads_of(recipe: Recipe, tables: Sequence[Table], world: int) -> tuple[W
     over a graph reads each row once, whatever its samples, and exchanges a vector for each.
     """
     model, batch = recipe.model, recipe.train.batch
-    if isinstance(model, GraphConfig):
+    if family_of(model).mixes_a_graph:
         read = (structs.replace(t, pooling=Pooling.SEQUENCE) for t in tables)
         return tuple(Workload(table=t, access=Access(pooling=t.rows / batch)) for t in read)
     if not isinstance(model, SequenceModel):

@@ -26,7 +26,7 @@ from rowwise.ingest.roles import AS_TOLD
 from rowwise.ingest.vocabulary import write_vocabularies
 from rowwise.recipes.derived import LARGE_ROWS, Derived, derive, left_out
 from rowwise.recipes.first_rows import check_first_rows
-from rowwise.recipes.model_configs import DcnConfig, DlrmConfig
+from rowwise.recipes.model_configs import DcnConfig, DlrmConfig, kind_of
 from rowwise.recipes.recipe import NAME, About, Data, Recipe, TableChanges, Tables, TimeShare
 from rowwise.recipes.text import decode, parse, write
 from rowwise.row_optimizers import RowWiseAdagrad, Schedule
@@ -70,7 +70,7 @@ def make_starter(
     large = card.rows > LARGE_ROWS
     numbers = [column for column in card.columns if column.role == "dense" or (not large and column.is_number_too)]
     model = _choose_model(card.rows, numbers=bool(numbers))
-    decays = isinstance(model, DcnConfig) and card.rows < SMALL_ROWS
+    decays = kind_of(model) == "dcn" and card.rows < SMALL_ROWS
     epochs = 2 if large else DECAY_EPOCHS if decays else 20
     columns, tables = card.suggest(_dim(card.rows), derived.sparse)
     rows_of = {table.feature_names[0]: table.rows for table in tables}
@@ -90,7 +90,7 @@ def make_starter(
         data = structs.replace(files, share=TimeShare(**structs.asdict(card.borders)))
     recipe = Recipe(
         about=About(
-            what=f"{'DCN' if isinstance(model, DcnConfig) else 'DLRM'} on {card.rows:,} rows of {card.source}",
+            what=f"{kind_of(model).upper()} on {card.rows:,} rows of {card.source}",
             run=f"rowwise train {file}",
         ),
         data=data,

@@ -15,11 +15,6 @@ from rowwise.ingest.transform import unread
 from rowwise.perf.learned import profile_warnings
 from rowwise.recipes.model_configs import (
     INTERACTION_KEYS,
-    DhenConfig,
-    DinConfig,
-    DlrmConfig,
-    GraphConfig,
-    RetrievalConfig,
 )
 from rowwise.recipes.model_kinds import family_of
 from rowwise.recipes.recipe import TimeShare
@@ -63,7 +58,7 @@ def _rule_notes(resolved: ResolvedRecipe, topology: Topology) -> Iterator[str]:
         sections["wire.uplink"] = wire.uplink
     if isinstance(recipe.data.workers, Workers):
         sections["data.workers"] = recipe.data.workers
-    if isinstance(recipe.model, (DinConfig, DlrmConfig, GraphConfig)):
+    if not isinstance(recipe.model, str):
         sections["model"] = recipe.model
     rules = (*_data_rules(resolved), *_training_rules(resolved, topology), *_wire_rules(resolved, topology))
     for section, keys, applies, why in rules:
@@ -101,10 +96,10 @@ def _data_rules(resolved: ResolvedRecipe) -> tuple[UnusedRule, ...]:
 
 def _training_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[UnusedRule, ...]:
     recipe, columns, alone = resolved.recipe, resolved.columns, topology.world == 1
-    retrieves, train = isinstance(recipe.model, RetrievalConfig), recipe.train
-    encoder = recipe.model.encoder if isinstance(recipe.model, GraphConfig) else None
+    retrieves, train = family_of(recipe.model).retrieves == "towers", recipe.train
+    encoder = getattr(recipe.model, "encoder", None)
     no_bottom = not columns.dense and getattr(recipe.model, "bottom", ()) != ()
-    no_histories = isinstance(recipe.model, DinConfig) and not recipe.model.histories
+    no_histories = not getattr(recipe.model, "histories", True)
     ranks_items, ranking = family_of(recipe.model).ranks_items, "the model is measured by ranking all items"
     validates, no_rows = resolved.rows.valid is not None, "there are no validation rows"
     return (
@@ -137,7 +132,8 @@ def _training_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[Unuse
 def _interaction_rules(model: object) -> Iterator[UnusedRule]:
     for key in sorted({key for keys in INTERACTION_KEYS.values() for key in keys}):
         kinds = [kind for kind, keys in INTERACTION_KEYS.items() if key in keys]
-        unused = isinstance(model, DhenConfig) and not set(kinds) & set(model.interactions)
+        interactions = getattr(model, "interactions", None)
+        unused = interactions is not None and not set(kinds) & set(interactions)
         yield UnusedRule("model", (key,), unused, f"model.interactions has no {' and no '.join(kinds)}")
 
 

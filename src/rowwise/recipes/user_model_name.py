@@ -10,8 +10,15 @@ from rowwise.recipes.model_configs import Model, UserModel
 
 def file_of(model: Model | str) -> Path | None:
     """The file of a user's class; None: the model is one of ours."""
-    name = model.module if isinstance(model, UserModel) else model
-    return split_name(name)[0] if isinstance(name, str) else None
+    name = module_of(model)
+    return None if name is None else split_name(name)[0]
+
+
+def module_of(model: Model | str) -> str | None:
+    """path.py:Class of a user's class; None: the model is one of ours."""
+    if isinstance(model, str):
+        return model
+    return model.module if isinstance(model, UserModel) else None
 
 
 def split_name(name: str) -> tuple[Path, str]:

@@ -33,6 +33,7 @@ from rowwise.recipes.model_configs import (
     DinConfig,
     DlrmConfig,
     FinalMlpConfig,
+    HstuConfig,
     MaskNetConfig,
     MmoeConfig,
     PleConfig,
@@ -60,6 +61,9 @@ MODELS: dict[type, type[nn.Module]] = {
 }
 
 
+ENCODERS: dict[type, type[SASRec] | type[HSTU]] = {SasRecConfig: SASRec, HstuConfig: HSTU}
+
+
 def make_click_model(config: ClickModel, embeddings: AnyTables, dense_features: int, tasks: int) -> nn.Module:
     """The model of these settings; their keys are its arguments."""
     options: dict[str, Any] = structs.asdict(config)
@@ -84,9 +88,8 @@ def make_click_model(config: ClickModel, embeddings: AnyTables, dense_features: 
 
 def make_sequence_model(config: SequenceModel, embeddings: AnyTables) -> NextItem:
     """The model of these settings, of the dim of its table."""
-    encoder = SASRec if isinstance(config, SasRecConfig) else HSTU
     options = {key: getattr(config, key) for key in ("length", "layers", "heads", "dropout")}
     try:
-        return NextItem(embeddings, encoder(embeddings.tables[0].dim, **options))
+        return NextItem(embeddings, ENCODERS[type(config)](embeddings.tables[0].dim, **options))
     except SpecError as error:
         raise SpecError(f"model.kind={config.__struct_config__.tag}: {error}") from None
