@@ -115,11 +115,11 @@ def say_unlabelled(missing: int, rows: int, *, all_rows: bool = True) -> str:
     return f"{missing:,} of {'' if all_rows else 'the first '}{rows:,} rows have no label and are left out"
 
 
-def bad_values(label_R: Floats, want: LabelValues) -> NDArray[np.bool_]:
+def bad_values(label_R: Floats, wanted: LabelValues) -> NDArray[np.bool_]:
     """Where a label is none of those that the loss is of."""
-    if want == "clicks":
+    if wanted == "clicks":
         return (label_R != 0) & (label_R != 1)
-    return ~np.isfinite(label_R) if want == "numbers" else ~(np.isfinite(label_R) & (label_R >= 0))
+    return ~np.isfinite(label_R) if wanted == "numbers" else ~(np.isfinite(label_R) & (label_R >= 0))
 
 
 class LabelCounter:
@@ -265,8 +265,8 @@ def _choose_given(reader: Reader, splits: Sequence[Split], text: str, *, amount:
         return LabelChoice(text)
     kind = reader.schema.field(label.name).type
     if not can_be_label(kind) or (amount and not is_number(kind)):
-        want = "numbers" if amount else "numbers, words, or true and false"
-        raise DataError(f"{source}: column {label.name!r} holds {kind}", f"{want} for a label")
+        wanted = "numbers" if amount else "numbers, words, or true and false"
+        raise DataError(f"{source}: column {label.name!r} holds {kind}", f"{wanted} for a label")
     counts = Counter[Plain]()
     for split in splits:
         counts.update(value_counts(combine_chunks(reader.read(split, (label.name,))[label.name])))

@@ -225,12 +225,12 @@ class ParquetReader:
         return {field.name for field in self._folders}
 
     def _check_type(self, got: pa.DataType, name: str, split: Split) -> None:
-        want = self._types.get(name, got)
-        if got != want and not can_cast(got, want):
+        wanted = self._types.get(name, got)
+        if got != wanted and not can_cast(got, wanted):
             expected = f"files with one type for {name!r}"
             hint = "name such files by a pattern, write the others anew, or leave the column out by inspect --ignore"
             where = f"row group {split.start}, column {name!r}"
-            problem = f"{split.source}: {where} holds {got}, but {want} in {self._sources[name]}"
+            problem = f"{split.source}: {where} holds {got}, but {wanted} in {self._sources[name]}"
             raise DataError(problem, expected, hint=hint)
 
     def _complete(
@@ -249,9 +249,9 @@ class ParquetReader:
                     scalar = pa.scalar(cells[field.name], field.type)
                     table = table.append_column(field, pa.repeat(scalar, table.num_rows))
         for at, name in enumerate(table.column_names):
-            want = self._types.get(name, table.field(at).type)
-            if table.field(at).type != want:
-                table = table.set_column(at, name, _cast(table[name], want, name, split))
+            wanted = self._types.get(name, table.field(at).type)
+            if table.field(at).type != wanted:
+                table = table.set_column(at, name, _cast(table[name], wanted, name, split))
         return table.select(list(columns))
 
 
@@ -269,13 +269,13 @@ def _split(source: str, group: RowGroup) -> Split:
     return Split(source=source, start=group.index, stop=group.index + 1, first_row=group.first_row, rows=group.rows)
 
 
-def _cast(column: pa.ChunkedArray, want: pa.DataType, name: str, split: Split) -> pa.ChunkedArray:
+def _cast(column: pa.ChunkedArray, wanted: pa.DataType, name: str, split: Split) -> pa.ChunkedArray:
     try:
-        return column.cast(want)
+        return column.cast(wanted)
     except pa.ArrowException as error:
         where = f"{split.source}: row group {split.start}, column {name!r}"
         out = f"files with one type for {name!r}"
-        raise DataError(f"{where} holds {column.type}, which does not fit into {want}: {error}", out) from error
+        raise DataError(f"{where} holds {column.type}, which does not fit into {wanted}: {error}", out) from error
 
 
 @contextmanager
