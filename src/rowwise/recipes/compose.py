@@ -26,18 +26,12 @@ from rowwise.recipes.column_tables import add_column_tables, replace_vocabularie
 from rowwise.recipes.families import Asked, Building, parts_of
 from rowwise.recipes.id_maps import pin_map
 from rowwise.recipes.label_facts import LabelFacts, is_complete, look_at_labels, with_facts
-from rowwise.recipes.model_configs import (
-    Model,
-    UserModel,
-    map_files,
-)
+from rowwise.recipes.model_configs import Model, UserModel, map_files
 from rowwise.recipes.model_kinds import check_use
 from rowwise.recipes.processor_limits import replace_unsupported
 from rowwise.recipes.recipe import PROBE, Recipe, Tables
 from rowwise.recipes.resolved import ModelParts, OpenBatches, QuarantineFolder, ResolvedRecipe, no_quarantine, tasks_of
-from rowwise.recipes.retrieval import (
-    Pairs,
-)
+from rowwise.recipes.retrieval import Pairs
 from rowwise.recipes.rows import RowSelection, open_data, use_absolute_paths
 from rowwise.recipes.threads import choose_threads
 from rowwise.recipes.user_model_name import split_name
@@ -48,7 +42,6 @@ from rowwise.train.objective import Objective
 from rowwise.train.settings import Evaluation, Training
 from rowwise.train.trainer import Settings, TrainingJob
 
-CLICK_METRICS = ("ne", "loss", "auc")  # metrics that can choose the best checkpoint
 SECOND_SEED = 1 << 62  # a bit of the seed that a second copy's initial weights have changed
 
 
