@@ -6,7 +6,8 @@ torch.compile the lookup is a graph break; the operators themselves compile.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, Self, final
+from functools import wraps
+from typing import Any, NoReturn, Self, TypeVar, final
 
 import torch
 from msgspec import structs
@@ -23,6 +24,7 @@ from rowwise.ops.tiles import Tiles
 from rowwise.row_optimizers import Sgd
 from rowwise.spec import Table, check_tables
 
+Module = TypeVar("Module", bound=nn.Module)
 LookedUp = tuple[Tensor, Mapping[str, Tensor]]  # pooled features side by side, and the rows of sequences by feature
 
 
@@ -86,6 +88,38 @@ class Vectors:
 
 def _receive_nothing() -> LookedUp:
     raise StateError("vectors of a lookup that failed", hint="look up again")
+
+
+Forward = Callable[[Module, Jagged | KeyedJagged], Vectors]
+
+
+def break_graph(look_up: Forward[Module]) -> Forward[Module]:
+    """Make of a lookup a `forward` that breaks a compiled graph, which could neither stage gradients nor wait."""
+
+    def receive(module: Module, sparse: Jagged | KeyedJagged) -> Vectors:
+        vectors = look_up(module, sparse)
+        vectors.wait()
+        return vectors
+
+    @wraps(look_up)
+    def forward(self: Module, sparse: Jagged | KeyedJagged) -> Vectors:
+        if torch.compiler.is_compiling():
+            # Not as a decorator, which would import the compiler (seconds) even where nothing is compiled.
+            return torch.compiler.disable(receive)(self, sparse)
+        return look_up(self, sparse)
+
+    return forward
+
+
+def point_parameters(module: nn.Module, rows: Mapping[str, Tensor]) -> None:
+    """Create parameters, or point them to memory that has moved: views of an arena, which owns the memory."""
+    for name, view in rows.items():
+        parameter = module._parameters.get(name)
+        if parameter is None:
+            # Not register_parameter, which rejects names of methods, as tables may have.
+            module._parameters[name] = nn.Parameter(view, requires_grad=False)
+        else:
+            parameter.data = view  # keep the Parameter object, as Module.to does
 
 
 class Embeddings(nn.Module):
@@ -224,19 +258,9 @@ class Embeddings(nn.Module):
         """The rows of a table as float32 [R, D]: a view if they are stored as float32, else a copy."""
         return self.arena.weights(self._index(name))
 
+    @break_graph
     def forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
         """Look a batch up. With gradients enabled, each backward stages what `update` will apply."""
-        if torch.compiler.is_compiling():
-            # Staging appends to a list, which a compiled graph cannot do, so the graph breaks here. Not as a decorator,
-            # which would import the compiler (seconds) even where nothing is compiled.
-            return torch.compiler.disable(self._forward)(sparse)
-        return self._forward(sparse)
-
-    def abort_forward(self, error: RowwiseError) -> NoReturn:
-        """Called instead of `forward` if the batch could not be built; `ShardedEmbeddings` raises on all ranks."""
-        raise error
-
-    def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
         jagged = Jagged.from_keyed(sparse).contiguous()
         try:
             lookup = self._tiles.look_up(jagged)
@@ -245,6 +269,10 @@ class Embeddings(nn.Module):
                 raise
             lookup = self._in_host_memory.look_up(jagged.to("cpu")).to(self.device)
         return Vectors.of(lookup.matrix_BS, self._columns, self._tiles.split(lookup))
+
+    def abort_forward(self, error: RowwiseError) -> NoReturn:
+        """Called instead of `forward` if the batch could not be built; `ShardedEmbeddings` raises on all ranks."""
+        raise error
 
     def update(self) -> None:
         """Apply the gradients staged since the last update: each touched row changes once."""
@@ -268,9 +296,7 @@ class Embeddings(nn.Module):
 
     def take_staged(self) -> list[StagedGradients]:
         """Remove the staged gradients, for an update that comes later."""
-        staged = self._tiles.staged
-        self._tiles.discard()
-        return staged
+        return self._tiles.take_staged()
 
     def put_staged(self, staged: list[StagedGradients]) -> None:
         """Stage what `take_staged` has removed."""
@@ -300,15 +326,7 @@ class Embeddings(nn.Module):
         raise SpecError(f"no table {name!r}; the tables are {', '.join(t.name for t in self.tables)}")
 
     def _make_parameters(self) -> None:
-        """Create the parameters, or point them to memory that has moved: views of the arena, which owns the memory."""
-        for index, table in enumerate(self.tables):
-            view = self.arena.table(index)
-            parameter = self._parameters.get(table.name)
-            if parameter is None:
-                # Not register_parameter, which rejects names of methods, as tables may have.
-                self._parameters[table.name] = nn.Parameter(view, requires_grad=False)
-            else:
-                parameter.data = view  # keep the Parameter object, as Module.to does
+        point_parameters(self, {table.name: self.arena.table(index) for index, table in enumerate(self.tables)})
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Called by `to`: the arena moves as a whole; rows keep their type, as it is a property of the table."""

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from rowwise.batch import Jagged, KeyedJagged, SharedBags
-from rowwise.embedding import Embeddings, Vectors
-from rowwise.errors import BatchError, RowwiseError, SpecError
+from rowwise.embedding import Embeddings, Vectors, break_graph
+from rowwise.errors import RowwiseError, SpecError
 from rowwise.hashing.combine import PartBags, combine_parts, complete_bags, partial_bags
 from rowwise.hashing.folds import assign_folds, feature_offsets
 from rowwise.hashing.idmap import IdMap
@@ -90,13 +90,9 @@ class MappedEmbeddings(nn.Module):
         """The device of the rows before they are sharded."""
         return self.stored.device
 
+    @break_graph
     def forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
         """Look a batch up, as `Embeddings` does."""
-        if torch.compiler.is_compiling():
-            return torch.compiler.disable(self._forward)(sparse)  # see Embeddings.forward
-        return self._forward(sparse)
-
-    def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
         mapped = self._take_ahead(sparse) or self._map_or_error(sparse)
         if isinstance(mapped, RowwiseError):
             self.stored.abort_forward(mapped)
@@ -196,10 +192,7 @@ class MappedEmbeddings(nn.Module):
         if jagged.shared is not None:
             check.check_lengths(jagged.shared.jagged)
             jagged.shared.check()
-        missing = [f for f in self._table_of if f not in jagged.all_features]
-        if missing:
-            got = ", ".join(jagged.all_features)
-            raise BatchError(f"the batch has no feature {', '.join(missing)}; it has {got}")
+        check.check_features(jagged.all_features, self._table_of)
         unshared = [t for t in self.mapped.values() if t.per_id or (self.training and t.folding)]
         return jagged.expand_features([f for t in unshared for f in t.table.feature_names])
 

@@ -3,7 +3,7 @@
 Kernels check every id as they go, at almost no cost, and skip bad ones; this slower search only writes the error.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -12,6 +12,13 @@ from rowwise.batch import Jagged
 from rowwise.errors import BatchError, IdError
 from rowwise.ops.layout import FeatureDescriptor, TableGroup
 from rowwise.spec import Table
+
+
+def check_features(features: Sequence[str], needed: Iterable[str]) -> None:
+    """Raise for needed features that a batch lacks."""
+    missing = sorted(set(needed) - set(features))
+    if missing:
+        raise BatchError(f"the batch lacks {', '.join(missing)}; it holds {', '.join(features)}")
 
 
 def check_lengths(jagged: Jagged) -> None:

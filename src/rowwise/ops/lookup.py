@@ -7,8 +7,8 @@ autograd's gradient without copying them: changing those in place before the upd
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -29,6 +29,12 @@ class LookupCall:
     offsets: Tensor
     per_id: bool  # one vector for each id (sequences), not for each bag
     samples_W: tuple[int, ...] = ()  # samples of each rank, if this batch was concatenated from the batches of several
+
+    @classmethod
+    def of(cls, group: TableGroup, jagged: Jagged, per_id: bool, samples_W: tuple[int, ...] = ()) -> Self:
+        """The features of the group in the batch's order."""
+        offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
+        return cls(group, group.for_sources(jagged.features), jagged, offsets, per_id, samples_W)
 
     @property
     def bags(self) -> PinnedBags:
@@ -78,6 +84,16 @@ class StagedGradients:
     call: LookupCall
     weights: Tensor | None  # per-id weights, detached
     grad: Tensor  # [B, S], or flat for a lookup per id
+
+    @property
+    def batch(self) -> Jagged:
+        """The batch with the staged weights."""
+        return replace(self.call.jagged, weights_N=self.weights)
+
+    def of_batch(self, batch: Jagged, grad: Tensor) -> Self:
+        """Gradients of another batch, looked up in the same tables."""
+        call = LookupCall.of(self.call.group, batch, self.call.per_id)
+        return replace(self, call=call, weights=batch.weights_N, grad=grad)
 
 
 def _distinct_sources(features_FC: Tensor) -> list[Tensor]:

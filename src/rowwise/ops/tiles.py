@@ -33,7 +33,7 @@ from rowwise.ops.shared import (
     write_shared_columns,
 )
 from rowwise.ops.unknown import map_unknown
-from rowwise.ops.update import run_all, update
+from rowwise.ops.update import reorder_by_rank, run_all, update
 from rowwise.spec import Pooling, Table
 from rowwise.store.row_store import OpenStore
 
@@ -125,10 +125,9 @@ class Tiles:
         if not self.sequence.tables:
             return LookupOutput(matrix_BS=no_columns, flat=no_columns.flatten(), floats=[])
         plain = replace(jagged, shared=None)
-        offsets = torch.ops.rowwise.offsets(plain.lengths_FB)
-        features = self.sequence.for_sources(plain.features)
-        flat = self._lookup(LookupCall(self.sequence, features, plain, offsets, True, samples_W))
-        return LookupOutput(matrix_BS=no_columns, flat=flat, floats=self._floats(features, plain, offsets))
+        call = LookupCall.of(self.sequence, plain, True, samples_W)
+        floats = self._floats(call.features_FC, plain, call.offsets)
+        return LookupOutput(matrix_BS=no_columns, flat=self._lookup(call), floats=floats)
 
     def stage_pooled(self, jagged: Jagged, grads: Sequence[Tensor], samples_W: tuple[int, ...] = ()) -> StagedGradients:
         """Stage gradients of pooled features: one matrix of all samples, for which shared bags are expanded now.
@@ -177,15 +176,16 @@ class Tiles:
         return {name: part.view(-1, self.sequence.table_of(k).dim) for k, (name, part) in enumerate(named)}
 
     @torch.no_grad()
-    def update(self) -> None:
-        """Apply the gradients staged since the last update: each touched row changes once."""
-        staged = self.staged
-        self.discard()  # first: should the update raise, the same gradients must not come again
-        if staged and self._fixed is not None:
+    def update(self, calls: int = 1) -> None:
+        """Apply the gradients staged since the last update: each touched row changes once.
+
+        `calls`: forward calls per batch of several ranks.
+        """
+        kinds = self.take_kinds()
+        if any(kinds) and self._fixed is not None:
             got = f"table {self._fixed.name!r} has rows of {self._fixed.row_type}, which are only looked up"
             raise SpecError(got, hint=f"train another row type, and store the trained rows as {self._fixed.row_type}")
-        kinds = ([s for s in staged if s.call.per_id == per_id] for per_id in (False, True))
-        run_all(partial(update, self.arena, of_kind) for of_kind in kinds)
+        run_all(partial(update, self.arena, reorder_by_rank(of_kind, calls)) for of_kind in kinds)
 
     def check_staged(self) -> float:
         """Raise if a staged gradient is not finite, before any row changes (`update` changes all but the bad rows).
@@ -208,6 +208,20 @@ class Tiles:
     def discard(self) -> None:
         """Drop the staged gradients."""
         self.staged = []
+
+    def take_staged(self) -> list[StagedGradients]:
+        """Remove the staged gradients."""
+        staged = self.staged
+        self.discard()
+        return staged
+
+    def take_kinds(self) -> tuple[list[StagedGradients], list[StagedGradients]]:
+        """Remove the staged gradients, of pooled features and of sequences.
+
+        Before an update: should it raise, the same gradients must not come again.
+        """
+        staged = self.take_staged()
+        return [s for s in staged if not s.call.per_id], [s for s in staged if s.call.per_id]
 
     def features_for(self, jagged: Jagged) -> tuple[Tensor, Tensor]:
         """`features_FC` of the pooled and of the sequence group for a batch's order of features."""
@@ -249,9 +263,7 @@ class Tiles:
         return self._subsets[features]
 
     def _check_features(self, features: tuple[str, ...]) -> None:
-        missing = set(self.pooled.feature_names + self.sequence.feature_names) - set(features)
-        if missing:
-            raise BatchError(f"the batch lacks {', '.join(sorted(missing))}; it holds {', '.join(features)}")
+        check.check_features(features, self.pooled.feature_names + self.sequence.feature_names)
 
     def _group_of(self, sequences: bool) -> TableGroup:
         pieces = self.arena.pieces

@@ -4,7 +4,6 @@ Several staged batches (gradient accumulation) are concatenated in the order of 
 batches gives the bits of one batch k times as large.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -18,7 +17,7 @@ from rowwise.ops.bad_gradient import name_bad_gradient
 from rowwise.ops.hyper import hyper_tensor
 from rowwise.ops.jagged import concatenate, permute, split
 from rowwise.ops.layout import TableGroup
-from rowwise.ops.lookup import LookupCall, StagedGradients
+from rowwise.ops.lookup import StagedGradients
 
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # odd, so step * GOLDEN does not repeat for 2**64 steps
 
@@ -85,23 +84,16 @@ def concat_staged(staged: Sequence[StagedGradients]) -> StagedGradients:
     if len(staged) == 1:  # the common case, one backward per update, copies nothing
         return staged[0]
     group, per_id = staged[0].call.group, staged[0].call.per_id
-    jaggeds = [dataclasses.replace(s.call.jagged, weights_N=s.weights) for s in staged]
     # Each feature once: column pieces of one table are looked up by the same feature.
-    jagged = concatenate(jaggeds, tuple(dict.fromkeys(group.feature_names)))
-    return StagedGradients(
-        call=LookupCall(
-            group, group.for_sources(jagged.features), jagged, torch.ops.rowwise.offsets(jagged.lengths_FB), per_id
-        ),
-        weights=jagged.weights_N,
-        grad=_sequence_gradients(group, staged) if per_id else torch.cat([s.grad for s in staged]),
-    )
+    batch = concatenate([s.batch for s in staged], tuple(dict.fromkeys(group.feature_names)))
+    grad = _sequence_gradients(group, staged) if per_id else torch.cat([s.grad for s in staged])
+    return staged[0].of_batch(batch, grad)
 
 
 def split_staged(staged: StagedGradients) -> list[StagedGradients]:
     """A staged batch that was concatenated from one batch per rank, split into these (`call.samples_W`)."""
     call, group = staged.call, staged.call.group
-    jagged = dataclasses.replace(call.jagged, weights_N=staged.weights)
-    batches_W = split(permute(jagged, tuple(dict.fromkeys(group.feature_names))), call.samples_W)
+    batches_W = split(permute(staged.batch, tuple(dict.fromkeys(group.feature_names))), call.samples_W)
     if call.per_id:
         floats = [floats_by_feature(group, batch) for batch in batches_W]
         blocks = iter(staged.grad.split([n for by_rank in zip(*floats, strict=True) for n in by_rank]))
@@ -109,16 +101,7 @@ def split_staged(staged: StagedGradients) -> list[StagedGradients]:
         grads = [torch.cat(of_rank) for of_rank in zip(*by_feature, strict=True)]
     else:
         grads = list(staged.grad.split(call.samples_W))
-    return [
-        StagedGradients(
-            call=LookupCall(
-                group, group.for_sources(p.features), p, torch.ops.rowwise.offsets(p.lengths_FB), call.per_id
-            ),
-            weights=p.weights_N,
-            grad=grad,
-        )
-        for p, grad in zip(batches_W, grads, strict=True)
-    ]
+    return [staged.of_batch(batch, grad) for batch, grad in zip(batches_W, grads, strict=True)]
 
 
 def reorder_by_rank(staged: Sequence[StagedGradients], calls: int) -> list[StagedGradients]:
@@ -126,6 +109,8 @@ def reorder_by_rank(staged: Sequence[StagedGradients], calls: int) -> list[Stage
 
     Each call has a part of every rank's batch; the result has all parts of rank 0 in order, then those of rank 1.
     """
+    if calls == 1:
+        return list(staged)
     ordered: list[StagedGradients] = []
     for first in range(0, len(staged), calls):
         parts = [split_staged(s) for s in staged[first : first + calls]]

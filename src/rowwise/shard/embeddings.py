@@ -1,7 +1,7 @@
 """`ShardedEmbeddings`: the drop-in replacement of `Embeddings` whose tables are cut into tiles on several ranks.
 
 To a model it is the same module: a batch goes in, `Vectors` come out, a backward stages gradients, `update` applies
-them. `_forward` below is all of the exchange: ids go to the ranks that hold their rows, each rank looks up for the
+them. `forward` below is all of the exchange: ids go to the ranks that hold their rows, each rank looks up for the
 samples of all ranks, vectors come back. What communicates is collective ([Note: Everyone joins] in `exchange.py`).
 
 Ids are routed where they are, and rows may be on a GPU: batches whose ids stay on the host are routed there, and then
@@ -24,14 +24,14 @@ from torch import Tensor, nn
 
 from rowwise.batch import Jagged, KeyedJagged
 from rowwise.comm.interface import Comm
-from rowwise.embedding import Embeddings, LookedUp, Vectors
+from rowwise.embedding import Embeddings, LookedUp, Vectors, break_graph, point_parameters
 from rowwise.errors import PeerError, RowwiseError, SpecError, StateError
 from rowwise.ops.arena import Arena
 from rowwise.ops.layout import TablePiece, batch_rows
 from rowwise.ops.lookup import StagedGradients
 from rowwise.ops.tiles import Tiles
 from rowwise.ops.unknown import count_unknown
-from rowwise.ops.update import reorder_by_rank, run_all
+from rowwise.ops.update import run_all
 from rowwise.plan import TIERS, Plan, Tile
 from rowwise.shard.ahead import BatchesAhead
 from rowwise.shard.exchange import BatchLookup, EmbeddingExchange, Phase, ReceiveVectors, no_timing, start_exchange
@@ -216,15 +216,18 @@ class ShardedEmbeddings(nn.Module):
         for arena in self.arenas:
             arena.fill(seed)
 
+    @break_graph
     def forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
         """Look a batch up; collective. A rank's batch may be empty."""
-        if torch.compiler.is_compiling():
-            return torch.compiler.disable(self._forward_and_wait)(sparse)  # see Embeddings.forward
-        return self._forward(sparse)
-
-    def _forward_and_wait(self, sparse: Jagged | KeyedJagged) -> Vectors:
-        vectors = self._forward(sparse)
-        vectors.wait()  # a compiled graph cannot
+        self._receive_vectors()
+        ahead = self._ahead.take(sparse)
+        with self.phase("route"):
+            routed = (self._router.start(sparse) if ahead is None else ahead.routes).finish()
+        for table, feature, count in routed.unknown:
+            count_unknown(self.unknown_ids, table, feature, count)
+        self._samples += sum(routed.samples_W) if torch.is_grad_enabled() else 0
+        receive = self._look_up(routed) if ahead is None or ahead.vectors is None else ahead.vectors
+        self._in_flight = vectors = Vectors(self.routes.columns, partial(self._receive, receive))
         return vectors
 
     def abort_forward(self, error: RowwiseError) -> NoReturn:
@@ -300,18 +303,6 @@ class ShardedEmbeddings(nn.Module):
                     for _, tiles in self._groups:
                         tiles.read_ahead(received)
 
-    def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
-        self._receive_vectors()
-        ahead = self._ahead.take(sparse)
-        with self.phase("route"):
-            routed = (self._router.start(sparse) if ahead is None else ahead.routes).finish()
-        for table, feature, count in routed.unknown:
-            count_unknown(self.unknown_ids, table, feature, count)
-        self._samples += sum(routed.samples_W) if torch.is_grad_enabled() else 0
-        receive = self._look_up(routed) if ahead is None or ahead.vectors is None else ahead.vectors
-        self._in_flight = vectors = Vectors(self.routes.columns, partial(self._receive, receive))
-        return vectors
-
     def _look_up(self, routed: RoutedBatch) -> ReceiveVectors:
         """Look up what this rank holds, and start to send it."""
         with self.phase("lookup"):
@@ -344,8 +335,8 @@ class ShardedEmbeddings(nn.Module):
         self._returns.receive()
         self._returns.forget()
         samples, self._samples = self._samples, 0
-        updates = [partial(self._update, tiles) for group, tiles in self._groups if not group.needs_full_rows]
         calls = self.forwards_per_batch
+        updates = [partial(tiles.update, calls) for group, tiles in self._groups if not group.needs_full_rows]
         updates += [] if self._full_row_update is None else [partial(self._full_row_update.update, calls, self.device)]
         updates += [] if self._replicated_update is None else [partial(self._replicated_update.update, samples, calls)]
         run_all(updates)
@@ -371,11 +362,8 @@ class ShardedEmbeddings(nn.Module):
         """Remove the staged gradients, for an update that comes later; collective."""
         self._returns.receive()
         self._returns.forget()
-        held = HeldGradients(self._samples, [tiles.staged for tiles in self._all_tiles()])
-        self._samples = 0
-        for tiles in self._all_tiles():
-            tiles.discard()
-        return held
+        samples, self._samples = self._samples, 0
+        return HeldGradients(samples, [tiles.take_staged() for tiles in self._all_tiles()])
 
     def put_staged(self, held: "HeldGradients") -> None:
         """Stage what `take_staged` has removed."""
@@ -402,17 +390,8 @@ class ShardedEmbeddings(nn.Module):
         return self
 
     def _make_parameters(self) -> None:
-        """Create the parameters, or point them to memory that has moved: views of the arenas."""
-        for local in self.local_tiles():
-            if not isinstance(local.rows, Tensor):
-                continue
-            name = _parameter_name(self.routes, local.tile)
-            parameter = self._parameters.get(name)
-            if parameter is None:
-                # Not register_parameter: it refuses the names of methods, which tables may have.
-                self._parameters[name] = nn.Parameter(local.rows, requires_grad=False)
-            else:
-                parameter.data = local.rows
+        in_memory = ((local.tile, local.rows) for local in self.local_tiles() if isinstance(local.rows, Tensor))
+        point_parameters(self, {_parameter_name(self.routes, tile): rows for tile, rows in in_memory})
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._check_no_streams("state_dict()")
@@ -426,13 +405,6 @@ class ShardedEmbeddings(nn.Module):
                     f"{what}: table {local.tile.table!r} has rows on the {local.tile.tier}, which are no tensor",
                     hint="save a checkpoint with CheckpointFolder or rowwise train",
                 )
-
-    def _update(self, tiles: Tiles) -> None:
-        """Update the pieces of one arena without communication."""
-        if self.forwards_per_batch > 1:
-            kinds = ([s for s in tiles.staged if s.call.per_id == per_id] for per_id in (False, True))
-            tiles.staged = [s for staged in kinds for s in reorder_by_rank(staged, self.forwards_per_batch)]
-        tiles.update()
 
     def _all_tiles(self) -> list[Tiles]:
         return [tiles for tiles, _ in self._tiles_by_arena()]

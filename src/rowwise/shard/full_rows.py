@@ -146,14 +146,12 @@ class FullRowUpdate:
     def _merge(self, calls: int) -> list[_PieceUpdate]:
         pieces: list[_PieceUpdate] = []
         for group, tiles in self._groups:
-            staged, arena = tiles.staged, tiles.arena
-            tiles.discard()  # first: should the update raise, the same gradients must not come again
-            for tables, per_id in ((tiles.pooled, False), (tiles.sequence, True)):
-                of_kind = [s for s in staged if s.call.per_id == per_id]
+            arena = tiles.arena
+            for tables, of_kind in zip((tiles.pooled, tiles.sequence), tiles.take_kinds(), strict=True):
                 if not of_kind:
                     continue
                 hyper_TH, keys_T = next_step(arena, tables)
-                merged = merge_staged(concat_staged(reorder_by_rank(of_kind, calls) if calls > 1 else of_kind))
+                merged = merge_staged(concat_staged(reorder_by_rank(of_kind, calls)))
                 descriptors = TableDescriptor.read(tables.tables_TC)
                 for k, index in enumerate(tables.members_T.tolist()):
                     pieces.append(

@@ -23,6 +23,7 @@ from rowwise.comm.chain import CollectiveChain, CollectiveSteps
 from rowwise.comm.interface import Comm
 from rowwise.comm.status import RankStatus, raise_if_any_failed
 from rowwise.errors import BatchError, RowwiseError
+from rowwise.ops.check import check_features
 from rowwise.ops.tiles import per_id_weights_require_grad
 from rowwise.ops.unknown import UnknownIds
 from rowwise.shard.bag_sets import SharedBatchPacker
@@ -118,9 +119,7 @@ class Router:
 
     def _pack(self, given: Jagged) -> PackedBatch:
         jagged = given.expand_features(self._sequences)  # sequences are not shared: `distinct.py` removes their repeats
-        missing = set(self._features) - set(jagged.all_features)
-        if missing:
-            raise BatchError(f"the batch lacks {', '.join(sorted(missing))}; it holds {', '.join(jagged.all_features)}")
+        check_features(jagged.all_features, self._features)
         shared = jagged.shared
         shared_features = () if shared is None else tuple(f for f in self._features if f in shared.jagged.features)
         if shared is not None and shared_features:

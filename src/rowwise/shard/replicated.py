@@ -17,7 +17,7 @@ from rowwise.comm.interface import Comm
 from rowwise.errors import GradientError
 from rowwise.ops.jagged import permute
 from rowwise.ops.layout import FeatureDescriptor, TableDescriptor, TableGroup
-from rowwise.ops.lookup import LookupCall, StagedGradients
+from rowwise.ops.lookup import StagedGradients
 from rowwise.ops.merged import MergedGradients, apply_merged, merge_staged
 from rowwise.ops.tiles import Tiles
 from rowwise.ops.update import concat_staged, next_step, run_all, update
@@ -34,10 +34,7 @@ class ReplicatedUpdate:
 
     def update(self, samples: int, calls: int) -> None:
         """Apply what all ranks staged for `samples` samples; collective. `calls`: forward calls per batch."""
-        staged = self._tiles.staged
-        self._tiles.discard()
-        kinds = ([s for s in staged if s.call.per_id == per_id] for per_id in (False, True))
-        run_all(partial(self._update, local, samples, calls) for local in kinds if local)
+        run_all(partial(self._update, local, samples, calls) for local in self._tiles.take_kinds() if local)
 
     def _update(self, local: Sequence[StagedGradients], samples: int, calls: int) -> None:
         group = local[0].call.group
@@ -55,11 +52,11 @@ class ReplicatedUpdate:
     def _gathered(self, group: TableGroup, local: StagedGradients) -> list[StagedGradients]:
         """The staged gradients of each rank, in rank order."""
         names = tuple(dict.fromkeys(group.feature_names))
-        jagged = permute(Jagged.from_keyed(local.call.jagged), names)
+        jagged = permute(local.batch, names)
         parts = [jagged.lengths_FB.long(), jagged.values_N.long()]
         # By the tables, not by the batch: weights that no table uses may be present on some ranks only.
         weighted = any(table.pooling is Pooling.WEIGHTED for table in group.tables)
-        weights = permute(_with_weights(local), names).weights_N if weighted else None
+        weights = jagged.weights_N if weighted else None
         sizes = torch.tensor([len(x) for x in parts] + [local.grad.numel()])
         world = len(self._comm.ranks)
         sizes_W = self._comm.all_gather(sizes, [3] * world, "counts").wait().view(world, 3).tolist()
@@ -71,10 +68,8 @@ class ReplicatedUpdate:
             lengths_FB, values_N = ids[rank].split([bags, n])
             weights_N = None if weights_W is None else weights_W[rank]
             of_rank = Jagged(features=names, values_N=values_N, lengths_FB=lengths_FB, weights_N=weights_N)
-            offsets = torch.ops.rowwise.offsets(lengths_FB)
-            call = LookupCall(group, group.for_sources(names), of_rank, offsets, local.call.per_id)
             grad = grads[rank] if local.call.per_id else grads[rank].view(-1, group.columns)
-            gathered.append(StagedGradients(call=call, weights=weights_N, grad=grad))
+            gathered.append(local.of_batch(of_rank, grad))
         return gathered
 
     def _gather(self, tensor: Tensor, sizes_W: Sequence[int], purpose: str) -> Sequence[Tensor]:
@@ -104,10 +99,3 @@ class ReplicatedUpdate:
                 f"{bad[0]}: its gradients do not add up to finite numbers, on this rank or another. Such rows were "
                 f"left as they were; all others are updated"
             )
-
-
-def _with_weights(staged: StagedGradients) -> Jagged:
-    jagged = staged.call.jagged
-    return Jagged(
-        features=jagged.features, values_N=jagged.values_N, lengths_FB=jagged.lengths_FB, weights_N=staged.weights
-    )

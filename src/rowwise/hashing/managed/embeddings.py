@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from rowwise.batch import Jagged, KeyedJagged
 from rowwise.comm.interface import Comm
-from rowwise.embedding import Embeddings, Vectors
-from rowwise.errors import BatchError, RowwiseError, StateError
+from rowwise.embedding import Embeddings, Vectors, break_graph
+from rowwise.errors import RowwiseError, StateError
 from rowwise.hashing.managed.exchange import IdCounts, IdExchange, TableOwners
 from rowwise.hashing.managed.piece import ManagedCounters, ManagedPiece
 from rowwise.managed import ID
@@ -109,13 +109,9 @@ class ManagedEmbeddings(nn.Module):
         self._evicted.clear()
         return evicted
 
+    @break_graph
     def forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
         """Look a batch up, as `Embeddings` does."""
-        if torch.compiler.is_compiling():
-            return torch.compiler.disable(self._forward)(sparse)  # see Embeddings.forward
-        return self._forward(sparse)
-
-    def _forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
         learns = self.training and torch.is_grad_enabled()
         if learns and self._step is not None:
             return self.stored(self._replace_ids(self._check_batch(sparse), self._step))
@@ -147,10 +143,7 @@ class ManagedEmbeddings(nn.Module):
     def _check_batch(self, sparse: Jagged | KeyedJagged) -> Jagged:
         """The batch after checks; managed features share no bags in it, so that each occurrence of an id counts."""
         jagged = Jagged.from_keyed(sparse)
-        missing = [f for f in self._features if f not in jagged.all_features]
-        if missing:
-            got = ", ".join(jagged.all_features)
-            raise BatchError(f"the batch has no feature {', '.join(missing)}; it has {got}")
+        check.check_features(jagged.all_features, self._features)
         jagged = jagged.expand_features(self._features).contiguous()
         check.check_lengths(jagged)
         return jagged
