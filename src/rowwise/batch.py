@@ -14,6 +14,7 @@ so that no caller overlooks them.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Protocol, TypeVar
 
 import torch
@@ -153,6 +154,17 @@ class Jagged:
             raise BatchError(f"no feature {feature!r}; there are {', '.join(self.all_features)}")
         at, batch = self.features.index(feature), self.batch_size
         return self.lengths_FB[at * batch : (at + 1) * batch]
+
+    def id_ranges(self) -> dict[str, tuple[int, int]]:
+        """Where the ids of each own feature begin and end in `values_N`."""
+        lengths_FB = self.lengths_FB.view(len(self.features), self.batch_size)
+        ends_F = lengths_FB.sum(1, dtype=torch.int64).cumsum(0).tolist()
+        return dict(zip(self.features, pairwise([0, *ends_F]), strict=True))
+
+    def ids_of(self, feature: str) -> Tensor:
+        """The ids of an own feature."""
+        begin, end = self.id_ranges()[feature]
+        return self.values_N[begin:end]
 
     def without_samples(self) -> "Jagged":
         """An empty batch with the same features."""

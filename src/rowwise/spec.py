@@ -198,8 +198,8 @@ def _check_types(table: Table) -> None:
             msgspec.convert(msgspec.to_builtins(getattr(table, field)), kind)
         except (msgspec.ValidationError, TypeError) as error:
             raise SpecError(f"table {name!r}: {field}: {error}") from None
-    _check_choice(table, "pooling", Pooling)
-    _check_choice(table, "row_type", RowType)
+    _name_choice(f"table {name!r}", table, "pooling", Pooling)
+    _name_choice(f"table {name!r}", table, "row_type", RowType)
     group = table.column_group
     if group is not None and (table.row_type is not RowType.INT8 or type(group) is not int or group < 16 or group % 16):
         raise SpecError(
@@ -218,13 +218,14 @@ def _check_managed(table: Table) -> None:
         raise SpecError(f"{lead} and has {table.rows} rows", "at least 2, and fewer than 2**32")
 
 
-def _check_choice(table: Table, field: str, kind: type[enum.StrEnum]) -> None:
-    value = getattr(table, field)
+def _name_choice(lead: str, owner: Value, field: str, kind: type[enum.StrEnum]) -> None:
+    """Make a member of a field that may be its name."""
+    value = getattr(owner, field)
     try:
-        msgspec.structs.force_setattr(table, field, kind(value))
+        msgspec.structs.force_setattr(owner, field, kind(value))
     except ValueError:
         choices = ", ".join(repr(str(choice)) for choice in kind)
-        raise SpecError(f"table {table.name!r}: {field}={value!r}", f"one of {choices}") from None
+        raise SpecError(f"{lead}: {field}={value!r}", f"one of {choices}") from None
 
 
 def _check_numbers(table: Table) -> None:
@@ -340,17 +341,8 @@ class Codecs(Value, frozen=True):
     backward: WireType = WireType.FP32
 
     def __post_init__(self) -> None:
-        _name_types(self, ("forward", "backward"))
-
-
-def _name_types(wire: "Codecs | Wire", fields: Sequence[str]) -> None:
-    for field in fields:
-        value = getattr(wire, field)
-        try:
-            msgspec.structs.force_setattr(wire, field, WireType(value))
-        except ValueError:
-            known = ", ".join(repr(str(choice)) for choice in WireType)
-            raise SpecError(f"{type(wire).__name__}: {field}={value!r}", f"one of {known}") from None
+        _name_choice("Codecs", self, "forward", WireType)
+        _name_choice("Codecs", self, "backward", WireType)
 
 
 RUN = 256  # numbers of an encoded sum that share a scale: its 8 bytes are 3 % of a message in int8
@@ -403,7 +395,7 @@ class Wire(Value, frozen=True):
     error_feedback: bool = False  # add the rounding error of a dense gradient to the next one
 
     def __post_init__(self) -> None:
-        _name_types(self, ("dense",))
+        _name_choice("Wire", self, "dense", WireType)
         if self.far is None:
             return
         if FarType.parse(self.far).kept < RUN and not self.error_feedback:

@@ -293,7 +293,7 @@ def test_a_bad_batch_of_one_rank_raises_on_all():
         batch = part(BATCHES[0], comm.rank, 2)
         if comm.rank:
             batch = Jagged(features=("day",), values_N=torch.tensor([1]), lengths_FB=torch.tensor([1]))
-        kind, match = (BatchError, "no feature clicked") if comm.rank else (AgreedError, "rank 1 .*no feature clicked")
+        kind, match = (BatchError, "lacks clicked") if comm.rank else (AgreedError, "rank 1 .*lacks clicked")
         with pytest.raises(kind, match=match):
             net.embeddings(batch)
         train_on(net, BATCHES[:1], comm.rank, 2)

@@ -160,7 +160,7 @@ def test_an_id_that_the_map_does_not_know_is_named():
         out = taking(Jagged.from_lists({"film": [[3], [70]]}))
     assert torch.equal(out["film"][1], taking.weights("film")[49])
     assert taking.unknown_ids == {"film": 1}
-    with pytest.raises(BatchError, match="no feature film"):
+    with pytest.raises(BatchError, match="the batch lacks film"):
         taking(Jagged.from_lists({"other": [[3], [70]]}))
 
 

@@ -44,10 +44,9 @@ def combine_parts(
     if not mapped.per_id:
         pooled_BD = mapped.project_all([vectors[name] for name in names])
         return _divide_by_lengths(pooled_BD, jagged, feature) if table.pooling is Pooling.MEAN else pooled_BD
-    index = jagged.features.index(feature)
-    size = jagged.lengths_FB.numel() // len(jagged.features)
-    lengths_B = jagged.lengths_FB[index * size : (index + 1) * size].long()
-    count = int(lengths_B.sum())
+    size, lengths_B = jagged.batch_size, jagged.lengths_of(feature).long()
+    begin, end = jagged.id_ranges()[feature]
+    count = end - begin
     factors = [
         _sum_by_id(mapped.project(part, vectors[name]), bags[name], count, len(part_rows.columns))
         for part, (name, part_rows) in enumerate(zip(names, mapped.parts, strict=True))
@@ -57,8 +56,7 @@ def combine_parts(
         return vectors_ND
     if table.pooling is Pooling.WEIGHTED:
         assert jagged.weights_N is not None
-        begin = int(jagged.lengths_FB[: index * size].sum())
-        vectors_ND = vectors_ND * jagged.weights_N[begin : begin + count].unsqueeze(1)
+        vectors_ND = vectors_ND * jagged.weights_N[begin:end].unsqueeze(1)
     bags_N = torch.arange(size, device=lengths_B.device).repeat_interleave(lengths_B, output_size=count)
     pooled_BD = vectors_ND.new_zeros(size, table.dim).index_add(0, bags_N, vectors_ND)
     return _divide_by_lengths(pooled_BD, jagged, feature) if table.pooling is Pooling.MEAN else pooled_BD

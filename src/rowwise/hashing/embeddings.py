@@ -16,7 +16,7 @@ from rowwise.batch import Jagged, KeyedJagged, SharedBags
 from rowwise.embedding import Embeddings, Vectors, break_graph
 from rowwise.errors import RowwiseError, SpecError
 from rowwise.hashing.combine import PartBags, combine_parts, complete_bags, partial_bags
-from rowwise.hashing.folds import assign_folds, feature_offsets
+from rowwise.hashing.folds import assign_folds
 from rowwise.hashing.idmap import IdMap
 from rowwise.hashing.mapped import MappedTable
 from rowwise.hashing.open import open_map
@@ -198,12 +198,12 @@ class MappedEmbeddings(nn.Module):
 
     def _map_features(self, jagged: Jagged, unknown: list[UnknownIds]) -> tuple[Jagged, dict[str, PartBags]]:
         """The batch of rows, and the bags of each part, without shared ones; adds to `unknown`."""
-        folds, offsets = self._assign_folds(jagged), feature_offsets(jagged)
+        folds = self._assign_folds(jagged)
         bags = [
             part_bags
-            for index, feature in enumerate(jagged.features)
+            for feature, ids in jagged.id_ranges().items()
             if feature in self._table_of
-            for part_bags in self._map_feature(jagged, index, offsets, folds, unknown)
+            for part_bags in self._map_feature(jagged, feature, ids, folds, unknown)
         ]
         shared = jagged.shared
         if shared is not None and not self._table_of.keys() & set(shared.jagged.features):
@@ -226,15 +226,13 @@ class MappedEmbeddings(nn.Module):
     def _map_feature(
         self,
         jagged: Jagged,
-        index: int,
-        offsets: Sequence[int],
+        feature: str,
+        ids: tuple[int, int],
         folds: Mapping[str, Tensor],
         unknown: list[UnknownIds],
     ) -> Iterator[PartBags]:
         """The bags of one feature in each part; `folds` are the folds of the samples [B], by table."""
-        feature, begin, end = jagged.features[index], offsets[index], offsets[index + 1]
-        table, size = self._table_of[feature], jagged.lengths_FB.numel() // len(jagged.features)
-        lengths_B = jagged.lengths_FB[index * size : (index + 1) * size]
+        table, lengths_B, (begin, end) = self._table_of[feature], jagged.lengths_of(feature), ids
         weights = None if jagged.weights_N is None else jagged.weights_N[begin:end]
         ids_N = jagged.values_N[begin:end]
         if table.name not in self.mapped:

@@ -29,28 +29,18 @@ def assign_folds(jagged: Jagged, features: Sequence[str], count: int, seed: int)
     return _hash_ids(sums_B & (HASH_RANGE - 1), count, seed)
 
 
-def feature_offsets(jagged: Jagged) -> list[int]:
-    """The offsets at which the ids of each feature begin, and the end of the last."""
-    features = len(jagged.features)
-    counts_F = jagged.lengths_FB.view(features, jagged.lengths_FB.numel() // max(1, features)).sum(1)
-    return [0, *counts_F.cumsum(0).tolist()]
-
-
 def _sum_hashes(jagged: Jagged, features: Sequence[str], seed: int) -> Tensor:
     """The sum of the hashes of each sample's ids, modulo 2**64, without shared bags."""
-    size = jagged.lengths_FB.numel() // len(jagged.features) if jagged.features else jagged.batch_size
-    sums_B = torch.zeros(size, dtype=torch.int64, device=jagged.values_N.device)
-    ends_FB = jagged.lengths_FB.cumsum(0, dtype=torch.int64)
-    for index, name in enumerate(jagged.features):
-        if name not in features or not size:
+    sums_B = torch.zeros(jagged.batch_size, dtype=torch.int64, device=jagged.values_N.device)
+    for name, (begin, end) in jagged.id_ranges().items():
+        if name not in features:
             continue
-        ends_B = ends_FB[index * size : (index + 1) * size]
-        begin = int(ends_B[0]) - int(jagged.lengths_FB[index * size])
-        hashes_N = _hash_ids(jagged.values_N[begin : int(ends_B[-1])], HASH_RANGE, seed + 1 + features.index(name))
+        hashes_N = _hash_ids(jagged.values_N[begin:end], HASH_RANGE, seed + 1 + features.index(name))
         # A bag's sum is a difference of running sums, which is exact modulo 2**64 even where these wrap around.
         running = torch.cat([hashes_N.new_zeros(1), hashes_N.cumsum(0)])
-        lengths_B = jagged.lengths_FB[index * size : (index + 1) * size]
-        sums_B += running[ends_B - begin] - running[ends_B - begin - lengths_B]
+        lengths_B = jagged.lengths_of(name)
+        ends_B = lengths_B.cumsum(0)
+        sums_B += running[ends_B] - running[ends_B - lengths_B]
     return sums_B
 
 

@@ -79,16 +79,10 @@ class _Request:
     def ids(self) -> int:
         return self.table.rows
 
-    def row_bytes(self, dim: int | None = None) -> int:
-        """Bytes of a row of this dim; a narrow row has one group of columns."""
-        table = self.table
-        is_narrow = dim is not None and dim < table.dim
-        return row_bytes(table.row_type, dim or 0) if is_narrow else table.row_bytes
-
     @property
     def rows(self) -> int:
         """The number of rows that fit the budget if the map takes none."""
-        return self.budget_bytes // self.row_bytes()
+        return self.budget_bytes // self.table.row_bytes
 
     @property
     def by_count_N(self) -> Ids:
@@ -120,23 +114,19 @@ def table_bytes(table: Table, id_map: IdMap | None) -> int:
         return table.rows * table.row_bytes
     total = id_map.map_bytes
     for part in id_map.shape.parts:
-        dim = table.dim if part.dim is None else min(part.dim, table.dim)
-        is_narrow = dim < table.dim
-        total += part.rows * (row_bytes(table.row_type, dim) if is_narrow else table.row_bytes)
-        total += _projection_bytes(table, dim) if is_narrow else 0
+        total += _part_bytes(table, part.rows, table.dim if part.dim is None else part.dim)
     return total
 
 
-def _projection_bytes(table: Table, dim: int) -> int:
-    return 4 * table.dim * dim
+def _part_bytes(table: Table, rows: int, dim: int) -> int:
+    """Bytes of the rows of a part; narrow rows have one group of columns, and a projection."""
+    if dim >= table.dim:
+        return rows * table.row_bytes
+    return rows * row_bytes(table.row_type, dim) + 4 * table.dim * dim
 
 
-def _hash(request: _Request) -> IdMap | None:
-    return hash_map(request.ids, request.rows, request.seed) if request.rows else None
-
-
-def _double_hash(request: _Request) -> IdMap | None:
-    return double_hash_map(request.ids, request.rows, request.seed) if request.rows else None
+def _hash(request: _Request, make: Callable[[int, int, int], IdMap] = hash_map) -> IdMap | None:
+    return make(request.ids, request.rows, request.seed) if request.rows else None
 
 
 def _quotient_remainder(request: _Request, combine: Literal["sum", "product"] = "sum") -> IdMap | None:
@@ -150,9 +140,9 @@ def _frequency(request: _Request) -> IdMap | None:
     """Half of the rows belong to the most frequent ids, one each; all other ids are hashed to the other half."""
 
     def size(head: int) -> int:
-        return 2 * head * request.row_bytes() + WORD_bytes * set_words(head, request.ids)
+        return 2 * head * request.table.row_bytes + WORD_bytes * set_words(head, request.ids)
 
-    head = _bisect(size, min(request.budget_bytes // request.row_bytes(), request.ids) // 2, request.budget_bytes)
+    head = _bisect(size, min(request.rows, request.ids) // 2, request.budget_bytes)
     return ranked_map(request.ids, [np.sort(request.by_count_N[:head])], head, seed=request.seed) if head else None
 
 
@@ -176,8 +166,8 @@ def _mixed_dims(request: _Request, budget_bytes: int | None = None) -> IdMap | N
         total, begin = 0, 0
         for dim, end in zip(dims, ends, strict=True):
             count, begin = end - begin, end
-            projection = _projection_bytes(request.table, dim) if dim < request.table.dim and count else 0
-            total += count * request.row_bytes(dim) + projection + WORD_bytes * set_words(count, request.ids)
+            if count:
+                total += _part_bytes(request.table, count, dim) + WORD_bytes * set_words(count, request.ids)
         return total
 
     low, high = 0.0, 2.0 * request.table.dim
@@ -284,7 +274,7 @@ def _fit_entries(request: _Request, budget_bytes: int, most_ids: int, most_rows:
     Entries and rows compete for the budget. Rows get at least half of it, unless `most_rows` need less; entries get the
     rest, and rows what entries leave.
     """
-    row_size = request.row_bytes()
+    row_size = request.table.row_bytes
     least_rows = min(most_rows, budget_bytes // (2 * row_size))
 
     def size(count: int, rows: int) -> int:
@@ -306,7 +296,7 @@ def _bisect(size: Callable[[int], int], limit: int, budget: int, least: int = 0)
 
 METHODS: dict[str, Callable[[_Request], IdMap | None]] = {
     "hash": _hash,
-    "double_hash": _double_hash,
+    "double_hash": partial(_hash, make=double_hash_map),
     "quotient_remainder": _quotient_remainder,
     "quotient_product": partial(_quotient_remainder, combine="product"),
     "frequency": _frequency,

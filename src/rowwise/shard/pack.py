@@ -187,7 +187,7 @@ class Packer:
             words=words[: int(starts_W1[-1])],
             sizes_W=tuple(starts_W1.diff().tolist()),
             counts_W=tuple(tuple(counts[first:last]) for first, last in pairwise(self._firsts_W1)),
-            id_ranges=_id_ranges(jagged) if needs_positions else {},
+            id_ranges=jagged.id_ranges() if needs_positions else {},
             positions_N=positions if needs_positions else None,
             repeats=repeats,
         )
@@ -264,8 +264,3 @@ class Packer:
                 slices.append((s.range * total + at[s.feature], last - first))
             known = self._slices[jagged.features] = torch.tensor(slices, dtype=torch.int64).view(-1, 2)
         return known
-
-
-def _id_ranges(jagged: Jagged) -> dict[str, tuple[int, int]]:
-    ends = jagged.lengths_FB.view(len(jagged.features), -1).sum(1).cumsum(0).tolist()
-    return dict(zip(jagged.features, pairwise([0, *ends]), strict=True))

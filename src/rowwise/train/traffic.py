@@ -13,7 +13,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from rowwise.batch import Batch, Jagged
+from rowwise.batch import Batch
 from rowwise.errors import StateError
 from rowwise.hashing.make import IdTables
 from rowwise.shard.embeddings import AnyEmbeddings
@@ -70,7 +70,7 @@ class TableTraffic:
                 sums = self._sums.setdefault(table.name, _TableSums())
                 repeats = self._repeats.setdefault(table.name, IdSample())
                 sums.samples += sparse.batch_size
-                for ids_N in _ids(sparse, table.feature_names):
+                for ids_N in map(sparse.ids_of, table.feature_names):
                     sums.ids += len(ids_N)
                     counts = ids_N[:MOST_IDS].unique(return_counts=True)[1].sort(descending=True).values
                     sums.looked_at += min(len(ids_N), MOST_IDS)
@@ -154,12 +154,3 @@ def _rows_of(ids_N: Tensor, table: Table) -> Tensor:
     """The rows of ids; ids outside of the table, which only some tables accept, share its last row."""
     last = table.rows - 1
     return ids_N.masked_fill((ids_N < 0) | (ids_N > last), last)
-
-
-def _ids(sparse: Jagged, features: Sequence[str]) -> list[Tensor]:
-    """The ids of each feature."""
-    size = sparse.batch_size
-    ends_F = sparse.lengths_FB.view(len(sparse.features), size).sum(1, dtype=torch.int64).cumsum(0).tolist()
-    begins_F = [0, *ends_F[:-1]]
-    indices = (sparse.features.index(feature) for feature in features)
-    return [sparse.values_N[begins_F[f] : ends_F[f]] for f in indices]

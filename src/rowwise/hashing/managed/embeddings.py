@@ -7,7 +7,6 @@ bucket. A trainer that splits its batch calls `begin_step` with all of it first.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, Protocol, final, runtime_checkable
 
 import torch
@@ -183,8 +182,7 @@ class ManagedEmbeddings(nn.Module):
 
     def _ranges(self, jagged: Jagged) -> Iterator[tuple[Table, int, int]]:
         """Where the ids of each managed feature are."""
-        ends_F = jagged.lengths_FB.view(len(jagged.features), -1).sum(1, dtype=torch.int64).cumsum(0).tolist()
-        place = dict(zip(jagged.features, pairwise([0, *ends_F]), strict=True))
+        place = jagged.id_ranges()
         for table in self.managed:
             for feature in table.feature_names:
                 yield table, *place[feature]
