@@ -8,27 +8,27 @@ import re
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
+from itertools import cycle
 
 import msgspec
 import pytest
+import table_state
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from problems import OPTIMIZERS
+from table_state import outputs, same, with_optimizer, without_steps
 
 from rowwise import (
-    Adagrad,
-    Adam,
     BatchError,
     Embeddings,
-    Ftrl,
     GradientError,
     IdError,
     Jagged,
-    Lamb,
     Pooling,
     RowType,
     RowWiseAdagrad,
-    RowWiseAdam,
     Sgd,
     Table,
     UnknownIdWarning,
@@ -67,10 +67,7 @@ def bag(jagged: Jagged, feature: str, sample: int) -> slice:
 
 def everything(embeddings: Embeddings) -> dict[str, torch.Tensor]:
     """Rows and what belongs to them; the number of updates is not among it."""
-    kept = {name: rows.clone() for name, rows in embeddings.state_dict().items()}
-    for table, state in embeddings.optimizer_state().items():
-        kept |= {f"{table}.{name}": view.clone() for name, view in state.items() if name != "step"}
-    return kept
+    return without_steps(table_state.everything(embeddings))
 
 
 def all_finite(embeddings: Embeddings) -> bool:
@@ -79,20 +76,13 @@ def all_finite(embeddings: Embeddings) -> bool:
     return all(bool(x.isfinite().all()) for x in rows + state)
 
 
-def same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == wanted.keys()
-    for name in found:
-        assert torch.equal(found[name], wanted[name]), name
-
-
-def outputs(embeddings: Embeddings, jagged: Jagged) -> list[torch.Tensor]:
-    found = embeddings(jagged)
-    return [found.values(), *found.sequences.values()]
+def backward(embeddings: Embeddings, jagged: Jagged) -> None:
+    outs = outputs(embeddings, jagged)
+    torch.autograd.backward(outs, [torch.ones_like(x) for x in outs])
 
 
 def train(embeddings: Embeddings, jagged: Jagged) -> None:
-    outs = outputs(embeddings, jagged)
-    torch.autograd.backward(outs, [torch.ones_like(x) for x in outs])
+    backward(embeddings, jagged)
     embeddings.update()
 
 
@@ -156,9 +146,8 @@ def test_ids_that_turn_bad_after_the_forward(feature, count, threads):
     embeddings = Embeddings(TABLES)
     before = everything(embeddings)
     jagged = make_batch()
-    outs = outputs(embeddings, jagged)
+    backward(embeddings, jagged)
     where = bag(jagged, feature, 4)
-    torch.autograd.backward(outs, [torch.ones_like(x) for x in outs])
     for wrong in wrong_ids(feature, torch.int64)[-1:]:
         jagged.values_N[where.start] = wrong
         with pytest.raises(IdError, match=id_message(jagged, feature, 4, 0, wrong)):
@@ -201,8 +190,7 @@ def test_accumulated_ids_that_turned_bad_are_named():
     before = everything(embeddings)
     jaggeds = [make_batch(seed) for seed in range(3)]
     for jagged in jaggeds:
-        outs = outputs(embeddings, jagged)
-        torch.autograd.backward(outs, [torch.ones_like(x) for x in outs])
+        backward(embeddings, jagged)
     jaggeds[1].values_N[bag(jaggeds[1], "i", 2)] = -1
     with pytest.raises(IdError, match="table 'items': feature 'i'"):
         embeddings.update()
@@ -216,12 +204,11 @@ KNOWING = tuple(msgspec.structs.replace(t, unknown="last_row") for t in TABLES)
 
 def clamped(jagged: Jagged) -> Jagged:
     """The same batch with every id outside its table replaced by the last row."""
-    values = jagged.values_N.clone()
-    for name in set(FEATURES) & set(TABLE_OF):
-        mine = slice(bag(jagged, name, 0).start, bag(jagged, name, jagged.batch_size - 1).stop)
-        rows = TABLE_OF[name].rows
-        values[mine] = torch.where((values[mine] < 0) | (values[mine] >= rows), rows - 1, values[mine])
-    return Jagged(features=FEATURES, values_N=values, lengths_FB=jagged.lengths_FB, weights_N=jagged.weights_N)
+    clamped_ids = jagged.map_tensors(torch.clone)
+    for name, table in TABLE_OF.items():
+        ids = clamped_ids.ids_of(name)
+        ids[(ids < 0) | (ids >= table.rows)] = table.rows - 1
+    return clamped_ids
 
 
 @given(st.lists(st.tuples(places, st.integers(0, 4)), max_size=6), st.sampled_from([torch.int32, torch.int64]))
@@ -235,8 +222,7 @@ def test_unknown_ids_read_and_train_the_last_row(wrong, dtype):
     known = clamped(jagged)
     counts = {}
     for name in TABLE_OF:
-        mine = slice(bag(jagged, name, 0).start, bag(jagged, name, SIZE - 1).stop)
-        bad = int((jagged.values_N[mine] != known.values_N[mine]).sum())
+        bad = int((jagged.ids_of(name) != known.ids_of(name)).sum())
         counts |= {name: bad} if bad else {}
 
     one, two = Embeddings(KNOWING), Embeddings(TABLES)
@@ -314,7 +300,7 @@ def test_negative_lengths(dtype, wrong):
     jagged = make_batch()
     lengths = jagged.lengths_FB.to(dtype)
     lengths[3 * SIZE + 2] = wrong
-    bad = Jagged(features=FEATURES, values_N=jagged.values_N, lengths_FB=lengths, weights_N=jagged.weights_N)
+    bad = replace(jagged, lengths_FB=lengths)
     with pytest.raises(BatchError, match=f"feature 'u2', sample 2: length {wrong}: expected 0 or more"):
         Embeddings(TABLES)(bad)
 
@@ -348,16 +334,8 @@ def test_missing_weights_name_the_tables():
 # Gradients that are not finite
 
 BAD = [float("nan"), float("inf"), -float("inf")]
-CASES = [
-    (float("nan"), Sgd(lr=0.1)),
-    (float("inf"), Sgd(lr=0.1, weight_decay=0.1)),
-    (-float("inf"), Adagrad(lr=0.1)),
-    (float("nan"), RowWiseAdagrad(lr=0.1)),
-    (float("inf"), Adam(lr=0.1, clip=0.5)),
-    (float("nan"), RowWiseAdam(lr=0.1)),
-    (-float("inf"), Lamb(lr=0.1)),
-    (float("nan"), Ftrl(lr=0.1)),
-]
+CASES = list(zip(cycle(BAD), OPTIMIZERS, strict=False))
+LEFT = "Rows it would have reached were left as they were; all others are updated"
 
 
 def trained_with(tables, jagged: Jagged, grads: list[torch.Tensor], error: str | None) -> Embeddings:
@@ -397,7 +375,7 @@ def check_split(tables, jagged: Jagged, grads: list, bad_grads: list, table: str
 @pytest.mark.parametrize(("value", "optimizer"), CASES, ids=str)
 @pytest.mark.parametrize("feature", ["u1", "u2", "i", "w"])
 def test_bad_gradient_of_pooled_rows(feature, optimizer, value):
-    tables = tuple(msgspec.structs.replace(t, optimizer=optimizer) for t in TABLES)
+    tables = with_optimizer(optimizer, TABLES)
     jagged = make_batch()
     probe = Embeddings(tables)
     grads = random_gradients(probe, jagged)
@@ -407,14 +385,13 @@ def test_bad_gradient_of_pooled_rows(feature, optimizer, value):
     ids = jagged.values_N[bag(jagged, feature, 5)].tolist()
     table = TABLE_OF[feature].name
     place = f"{value} in the gradient of table '{table}', feature '{feature}', sample 5, column 2, ids {ids}. "
-    error = re.escape(place + "Rows it would have reached were left as they were; all others are updated")
-    check_split(tables, jagged, grads, bad, table, set(ids), error)
+    check_split(tables, jagged, grads, bad, table, set(ids), re.escape(place + LEFT))
 
 
 @pytest.mark.parametrize(("value", "optimizer"), CASES, ids=str)
 @pytest.mark.parametrize(("feature", "output"), [("c1", 1), ("c2", 2)])
 def test_bad_gradient_of_sequences(feature, output, optimizer, value):
-    tables = tuple(msgspec.structs.replace(t, optimizer=optimizer) for t in TABLES)
+    tables = with_optimizer(optimizer, TABLES)
     jagged = make_batch()
     grads = random_gradients(Embeddings(tables), jagged)
     bad = [g.clone() for g in grads]
@@ -422,8 +399,7 @@ def test_bad_gradient_of_sequences(feature, output, optimizer, value):
     bad[output][at - bag(jagged, feature, 0).start, 1] = value
     row = int(jagged.values_N[at])
     place = f"{value} in the gradient of table 'clicks', feature '{feature}', sample 6, position 0, id {row}. "
-    error = re.escape(place + "Rows it would have reached were left as they were; all others are updated")
-    check_split(tables, jagged, grads, bad, "clicks", {row}, error)
+    check_split(tables, jagged, grads, bad, "clicks", {row}, re.escape(place + LEFT))
 
 
 @pytest.mark.parametrize("count", [1, 4])
@@ -735,57 +711,26 @@ def test_ids_outside_their_table(op, wrong, position):
         assert torch.equal(a["arena"][:128], arena[:128])
 
 
+OTHER_SHAPES = {
+    "features": [(3, 7), (3, 8), (3, 10), (27,)],
+    "tables": [(2, 8), (2, 9), (2, 12), (20,)],
+    "hyper": [(2, 4), (2, 7), (2, 9), (1, 8), (3, 8), (16,)],
+    "keys": [(1,), (3,), (0,), (2, 1), (1, 2)],
+    "rows": [(60,), (3, 0), (3, 4, 5)],
+    "packed": [(108,), (3, 35), (3, 37), (3, 28), (3, 6, 6)],
+    "weights": [(7,), (9,), (0,)],
+    "grad": [(1, 12), (3, 12), (2, 11), (24,)],
+    "flat": [(31,), (33,), (8, 4), (0,)],
+    "state": [(15,), (0,)],
+    "arena": [(252,), (255,), (64,), (0,)],
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "shape", "ops_"),
-    [
-        ("features", (3, 7), LOOKUPS),
-        ("features", (3, 8), LOOKUPS),
-        ("features", (3, 10), LOOKUPS),
-        ("features", (27,), LOOKUPS),
-        ("tables", (2, 8), UPDATES),
-        ("tables", (2, 9), UPDATES),
-        ("tables", (2, 12), UPDATES),
-        ("tables", (20,), UPDATES),
-        ("hyper", (2, 4), UPDATES),
-        ("hyper", (2, 7), UPDATES),
-        ("hyper", (2, 9), UPDATES),
-        ("hyper", (1, 8), UPDATES),
-        ("hyper", (3, 8), UPDATES),
-        ("hyper", (16,), UPDATES),
-        ("keys", (1,), UPDATES),
-        ("keys", (3,), UPDATES),
-        ("keys", (0,), UPDATES),
-        ("keys", (2, 1), UPDATES),
-        ("keys", (1, 2), UPDATES),
-        ("rows", (60,), ("pack",)),
-        ("rows", (3, 0), ("pack",)),
-        ("rows", (3, 4, 5), ("pack",)),
-        ("packed", (108,), ("unpack",)),
-        ("packed", (3, 35), ("unpack",)),
-        ("packed", (3, 37), ("unpack",)),
-        ("packed", (3, 28), ("unpack",)),
-        ("packed", (3, 6, 6), ("unpack",)),
-        ("weights", (7,), POOLED),
-        ("weights", (9,), POOLED),
-        ("weights", (0,), POOLED),
-        ("grad", (1, 12), ("pool_weight_grad", "update")),
-        ("grad", (3, 12), ("pool_weight_grad", "update")),
-        ("grad", (2, 11), ("pool_weight_grad", "update")),
-        ("grad", (24,), ("pool_weight_grad", "update")),
-        ("flat", (31,), ("update per id",)),
-        ("flat", (33,), ("update per id",)),
-        ("flat", (8, 4), ("update per id",)),
-        ("flat", (0,), ("update per id",)),
-        ("state", (15,), UPDATES),
-        ("state", (0,), UPDATES),
-        ("arena", (252,), LOOKUPS),
-        ("arena", (255,), LOOKUPS),
-        ("arena", (64,), LOOKUPS),
-        ("arena", (0,), LOOKUPS),
-    ],
+    ("name", "shape"), [(name, shape) for name, shapes in OTHER_SHAPES.items() for shape in shapes]
 )
-def test_tensors_of_another_shape(name, shape, ops_):
-    for op in ops_:
+def test_tensors_of_another_shape(name, shape):
+    for op in TENSORS[name]:
         a = arguments_for(op)
         a[name] = torch.ones(shape, dtype=a[name].dtype)
         with pytest.raises(RuntimeError, match="rowwise: "):

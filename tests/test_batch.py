@@ -55,6 +55,8 @@ def test_lists_are_feature_major(lists):
     assert offsets[-1] == made.values_N.numel()
     back = [made.values_N[b:e].tolist() for b, e in pairwise(offsets)]
     assert back == [bag for name in lists for bag in lists[name]]
+    for name in lists:
+        assert made.ids_of(name).tolist() == [i for bag in lists[name] for i in bag]
 
 
 def test_lists_of_different_lengths():

@@ -8,6 +8,7 @@ import math
 
 import pytest
 import torch
+from table_state import everything, outputs
 
 from rowwise import (
     Adagrad,
@@ -103,13 +104,11 @@ def train(model: list[Table], data: list[Jagged]) -> dict[str, torch.Tensor]:
     """Gradients depend on the rows, so a bit that differs once goes on to differ."""
     embeddings = Embeddings(model, seed=1)
     for jagged in data:
-        found = embeddings(jagged)
-        outs = [found.values(), *found.sequences.values()]
+        outs = outputs(embeddings, jagged)
         torch.autograd.backward(outs, [x.detach() - 0.01 for x in outs])
         embeddings.update()
     assert all(embeddings.weights(t.name).isfinite().all() for t in model)
-    state = {f"{t} {n}": x for t, s in embeddings.optimizer_state().items() for n, x in s.items()}
-    return dict(embeddings.state_dict()) | state
+    return everything(embeddings)
 
 
 def check(model: list[Table], data: list[Jagged], runs: int, threads) -> None:

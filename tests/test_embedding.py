@@ -5,6 +5,8 @@ The oracle is one `nn.EmbeddingBag` or `nn.Embedding` for each table, trained by
 
 import copy
 import io
+from dataclasses import replace
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import OPTIMIZERS as EVERY_OPTIMIZER
 from problems import ROW_TYPES, Problem, make_problem, problems
+from table_state import everything, same, with_optimizer, without_steps
 from torch import nn
 
 from rowwise import (
@@ -74,11 +77,9 @@ class Oracle(nn.Module):
 
 def bags(jagged: Jagged, feature: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Ids, first positions and weights of one feature, as nn.EmbeddingBag takes them."""
-    first = jagged.features.index(feature) * jagged.batch_size
-    bounds = jagged.offsets().long()[first : first + jagged.batch_size + 1]
-    mine = slice(int(bounds[0]), int(bounds[-1]))
+    lengths_B, mine = jagged.lengths_of(feature).long(), slice(*jagged.id_ranges()[feature])
     weights = None if jagged.weights_N is None else jagged.weights_N[mine]
-    return jagged.values_N[mine].long(), bounds[:-1] - bounds[0], weights
+    return jagged.values_N[mine].long(), lengths_B.cumsum(0) - lengths_B, weights
 
 
 def names(embeddings: Embeddings) -> list[str]:
@@ -98,24 +99,6 @@ def close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], toler
         )
 
 
-def same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == wanted.keys()
-    for name in found:
-        assert torch.equal(found[name], wanted[name]), name
-
-
-def everything(embeddings: Embeddings) -> dict[str, torch.Tensor]:
-    """Copies of all rows and all optimizer state, with the number of updates."""
-    kept = {name: rows.clone() for name, rows in embeddings.state_dict().items()}
-    for table, state in embeddings.optimizer_state().items():
-        kept |= {f"{table}.{name}": view.clone() for name, view in state.items()}
-    return kept
-
-
-def without_steps(kept: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: x for name, x in kept.items() if not name.endswith(".step")}
-
-
 def loss_of(found: dict[str, torch.Tensor]) -> torch.Tensor:
     """Something smooth that depends on every number differently."""
     return sum((((x - 0.1) ** 2) * torch.linspace(0.5, 1, x.numel()).view(x.shape)).sum() for x in found.values())
@@ -124,10 +107,6 @@ def loss_of(found: dict[str, torch.Tensor]) -> torch.Tensor:
 def train(embeddings: Embeddings, jagged: Jagged) -> None:
     loss_of(vectors(embeddings, jagged)).backward()
     embeddings.update()
-
-
-def with_optimizer(optimizer, tables=TABLES) -> tuple[Table, ...]:
-    return tuple(msgspec.structs.replace(t, optimizer=optimizer) for t in tables)
 
 
 def batch(seed=0, size=30, most=4, tables=TABLES) -> Jagged:
@@ -168,14 +147,7 @@ def test_forward_is_torchs_for_large_outputs(threads):
 def test_the_order_of_features_in_the_batch_does_not_matter(problem, data):
     embeddings, jagged = small_rows(problem), problem.jagged
     order = data.draw(st.permutations(jagged.features))
-    lengths = dict(zip(jagged.features, jagged.lengths_FB.view(len(order), -1), strict=True))
-    parts = {name: bags(jagged, name) for name in order}
-    shuffled = Jagged(
-        features=tuple(order),
-        values_N=torch.cat([parts[name][0] for name in order]),
-        lengths_FB=torch.cat([lengths[name] for name in order]),
-        weights_N=torch.cat([parts[name][2] for name in order]),
-    )
+    shuffled = samples(jagged, 0, jagged.batch_size, tuple(order))
     same(vectors(embeddings, shuffled), vectors(embeddings, jagged))
 
 
@@ -194,9 +166,7 @@ def test_features_without_a_table_are_ignored():
 
 def test_ids_of_32_bits():
     embeddings, wide = Embeddings(TABLES), batch()
-    narrow = Jagged(
-        features=wide.features, values_N=wide.values_N.int(), lengths_FB=wide.lengths_FB.int(), weights_N=wide.weights_N
-    )
+    narrow = replace(wide, values_N=wide.values_N.int(), lengths_FB=wide.lengths_FB.int())
     same(vectors(embeddings, narrow), vectors(embeddings, wide))
     other = Embeddings(TABLES)
     train(embeddings, narrow)
@@ -245,12 +215,7 @@ def test_strided_ids_and_weights_are_as_good_as_contiguous_ones():
     def strided(x):
         return torch.stack([x, x], dim=1)[:, 0]
 
-    spread = Jagged(
-        features=jagged.features,
-        values_N=strided(jagged.values_N),
-        lengths_FB=strided(jagged.lengths_FB),
-        weights_N=strided(jagged.weights_N),
-    )
+    spread = jagged.map_tensors(strided)
     assert not spread.values_N.is_contiguous()
     same(vectors(embeddings, spread), vectors(embeddings, jagged))
 
@@ -351,7 +316,7 @@ OPTIMIZERS = [
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 def test_training_is_torchs(optimizer):
-    embeddings = Embeddings(with_optimizer(optimizer))
+    embeddings = Embeddings(with_optimizer(optimizer, TABLES))
     oracle = Oracle(embeddings)
     theirs = torch_optimizer(optimizer, oracle.parameters())
     for step in range(4):
@@ -405,14 +370,12 @@ def test_gradient_of_per_id_weights_is_torchs(dtype):
     for module in (lambda j: vectors(embeddings, j), oracle):
         leaf = jagged.weights_N.to(dtype).requires_grad_()
         seen = leaf.float()  # nn.EmbeddingBag wants the type of its rows
-        part = Jagged(features=jagged.features, values_N=jagged.values_N, lengths_FB=jagged.lengths_FB, weights_N=seen)
-        loss_of(module(part)).backward()
+        loss_of(module(replace(jagged, weights_N=seen))).backward()
         grads.append(leaf.grad)
     torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-5 if dtype != torch.bfloat16 else 1e-2)
     assert grads[0].count_nonzero() > 0
     direct = jagged.weights_N.to(dtype).requires_grad_()  # and without the caller's conversion
-    part = Jagged(features=jagged.features, values_N=jagged.values_N, lengths_FB=jagged.lengths_FB, weights_N=direct)
-    loss_of(vectors(embeddings, part)).backward()
+    loss_of(vectors(embeddings, replace(jagged, weights_N=direct))).backward()
     assert torch.equal(direct.grad, grads[0])
 
 
@@ -423,7 +386,7 @@ def test_weights_are_ignored_where_pooling_is_not_weighted():
     train(embeddings, jagged)
     assert leaf.grad is None or not leaf.grad.any()
     other = Embeddings(embeddings.tables)
-    train(other, Jagged(features=jagged.features, values_N=jagged.values_N, lengths_FB=jagged.lengths_FB))
+    train(other, replace(jagged, weights_N=None))
     same(everything(other), everything(embeddings))
 
 
@@ -472,7 +435,7 @@ def test_evaluation_stages_nothing_and_sees_the_same_vectors(mode):
 
 
 def test_features_outside_the_loss_change_no_row_without_weight_decay():
-    embeddings = Embeddings(with_optimizer(Sgd(lr=1.0)))
+    embeddings = Embeddings(with_optimizer(Sgd(lr=1.0), TABLES))
     before = everything(embeddings)
     embeddings(batch())["mean"].sum().backward()
     embeddings.update()
@@ -515,19 +478,14 @@ def test_two_backwards_count_twice():
 
 def samples(jagged: Jagged, begin: int, end: int, order=None) -> Jagged:
     """Some samples of a batch, with its features in another order if one is given."""
-    values, lengths, weights = [], [], []
-    for name in order or jagged.features:
+    lists = {name: [] for name in order or jagged.features}
+    weights = []
+    for name, of_samples in lists.items():
         ids, first, w = bags(jagged, name)
         ends = [*first.tolist(), len(ids)]
-        values.append(ids[ends[begin] : ends[end]])
+        of_samples += [ids[a:b].tolist() for a, b in pairwise(ends[begin : end + 1])]
         weights.append(w[ends[begin] : ends[end]])
-        lengths.append(torch.tensor(ends).diff()[begin:end])
-    return Jagged(
-        features=tuple(order or jagged.features),
-        values_N=torch.cat(values),
-        lengths_FB=torch.cat(lengths),
-        weights_N=torch.cat(weights),
-    )
+    return replace(Jagged.from_lists(lists), weights_N=torch.cat(weights))
 
 
 @given(
@@ -542,7 +500,7 @@ def test_accumulating_batches_is_one_large_batch(sizes, optimizer, row_types, na
     whole = batch(size=sum(sizes), most=3)
     tables = [
         msgspec.structs.replace(t, row_type=row_type, column_group=group)
-        for t, (row_type, group) in zip(with_optimizer(optimizer), row_types, strict=True)
+        for t, (row_type, group) in zip(with_optimizer(optimizer, TABLES), row_types, strict=True)
     ]
     one, many = (Embeddings(tables) for _ in range(2))
     g = torch.Generator().manual_seed(1)
@@ -556,12 +514,7 @@ def test_accumulating_batches_is_one_large_batch(sizes, optimizer, row_types, na
         order = whole.features[::-1] if index % 2 else whole.features
         part = samples(whole, begin, begin + size, order)
         if narrow and index % 3 == 0:
-            part = Jagged(
-                features=part.features,
-                values_N=part.values_N.int(),
-                lengths_FB=part.lengths_FB,
-                weights_N=part.weights_N,
-            )
+            part = replace(part, values_N=part.values_N.int())
         out = vectors(many, part)
         mine = {name: grads[name][used[name] : used[name] + len(x)] for name, x in out.items()}
         sum((out[name] * mine[name]).sum() for name in out).backward()
@@ -720,7 +673,7 @@ def test_steps_are_counted_by_table_and_update():
 
 
 def test_resuming_from_saved_state_gives_the_same_bits():
-    tables = with_optimizer(Adagrad(lr=0.1))[:2] + with_optimizer(RowWiseAdagrad(lr=0.1))[2:]
+    tables = with_optimizer(Adagrad(lr=0.1), TABLES[:2]) + with_optimizer(RowWiseAdagrad(lr=0.1), TABLES[2:])
     straight = trained(tables=tables)
     saved = copy.deepcopy((straight.state_dict(), straight.optimizer_state()))
     resumed = Embeddings(tables, seed=99)
@@ -804,7 +757,7 @@ class Model(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.embeddings = Embeddings(with_optimizer(RowWiseAdagrad(lr=0.1)))
+        self.embeddings = Embeddings(with_optimizer(RowWiseAdagrad(lr=0.1), TABLES))
         width = sum(t.dim * len(t.feature_names) for t in TABLES[:3])
         self.linear = nn.Linear(width, 1)
 
@@ -896,54 +849,27 @@ def test_operator_compiles_as_one_graph():
     assert results[0][1].count_nonzero() > 0
 
 
-def opcheck(op, *args) -> None:
-    torch.library.opcheck(op, args)
-
-
-@pytest.mark.slow
-def test_opcheck_pool():
-    a = operator_arguments(sequence=False)
-    for weights in (a["weights"], a["weights"].clone().requires_grad_()):
-        opcheck(
-            ops.pool.default, a["arena"].rows, a["features"], a["values"], a["offsets"], weights, 6, a["group"].columns
-        )
-
-
-@pytest.mark.slow
-def test_opcheck_gather():
-    a = operator_arguments(sequence=True)
-    opcheck(ops.gather.default, a["arena"].rows, a["features"], a["values"], a["offsets"], 6)
-
-
-@pytest.mark.slow
-def test_opcheck_pool_weight_grad():
-    a = operator_arguments(sequence=False)
-    args = (a["arena"].rows, a["features"], a["values"], a["offsets"], a["weights"], a["grad"], 6)
-    opcheck(ops.pool_weight_grad.default, *args)
-
-
-@pytest.mark.slow
-def test_opcheck_update():
-    a = operator_arguments(sequence=False)
-    arena, group = a["arena"], a["group"]
+def operator_calls():
+    """Operators with arguments: pooled tables, sequences, and none."""
+    pooled, flat = (operator_arguments(sequence) for sequence in (False, True))
+    bags, flat_bags = ((a["features"], a["values"], a["offsets"]) for a in (pooled, flat))
+    arena, group, weights, grad = (pooled[name] for name in ("arena", "group", "weights", "grad"))
+    for learned in (weights, weights.clone().requires_grad_()):
+        yield ops.pool, (arena.rows, *bags, learned, 6, group.columns)
+    yield ops.gather, (flat["arena"].rows, *flat_bags, 6)
+    yield ops.pool_weight_grad, (arena.rows, *bags, weights, grad, 6)
     tables = (arena.rows, arena.state, group.tables_TC, *next_step(arena, group))
-    opcheck(ops.update.default, *tables, a["features"], a["values"], a["offsets"], a["weights"], a["grad"], 6, False)
+    yield ops.update, (*tables, *bags, weights, grad, 6, False)
+    yield ops.pack, (torch.randn(5, 20), 16)
+    yield ops.unpack, (ops.pack(torch.randn(5, 20), 16), 20, 16)
+    yield ops.offsets, (torch.tensor([1, 0, 4]),)
+    yield ops.fill_uniform, (torch.empty(100), 12345, 3, -0.5, 0.5)
 
 
 @pytest.mark.slow
-def test_opcheck_pack_and_unpack():
-    opcheck(ops.pack.default, torch.randn(5, 20), 16)
-    opcheck(ops.unpack.default, ops.pack(torch.randn(5, 20), 16), 20, 16)
-
-
-@pytest.mark.slow
-def test_opcheck_offsets():
-    opcheck(ops.offsets.default, torch.tensor([1, 0, 4]))
-
-
-@pytest.mark.slow
-def test_opcheck_fill_uniform():
-    opcheck(ops.fill_uniform.default, torch.empty(100), 12345, 3, -0.5, 0.5)
+def test_opcheck():
+    for op, args in operator_calls():
+        torch.library.opcheck(op.default, args)
 
 
 # Initial rows

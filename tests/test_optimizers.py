@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import make_problem
+from table_state import with_optimizer
 from torch import nn
 
 from rowwise import (
@@ -32,6 +33,7 @@ from rowwise import (
     Table,
     Uniform,
 )
+from rowwise.row_optimizers import OPTIMIZERS as ROW_OPTIMIZERS
 from rowwise.row_optimizers import needs_full_rows
 
 STEPS = 50
@@ -141,10 +143,9 @@ class Batch(NamedTuple):
 @functools.cache
 def batch(step: int, size=24, tables=TABLES) -> Batch:
     jagged = make_problem(tables, batch=size, most=3, seed=step).jagged
-    found, first = {}, 0
-    for name, lengths in zip(jagged.features, jagged.lengths_FB.view(-1, size), strict=True):
-        mine = slice(first, first := first + int(lengths.sum()))
-        samples = torch.arange(size).repeat_interleave(lengths)
+    found = {}
+    for name, (begin, end) in jagged.id_ranges().items():
+        mine, samples = slice(begin, end), torch.arange(size).repeat_interleave(jagged.lengths_of(name))
         found[name] = jagged.values_N[mine], samples, jagged.weights_N[mine].double().unsqueeze(1)
     return Batch(jagged, found)
 
@@ -188,10 +189,6 @@ def train(embeddings: Embeddings, jagged: Jagged) -> None:
     found = embeddings(jagged)
     loss_of({f: found[f] for t in embeddings.tables for f in t.feature_names}).backward()
     embeddings.update()
-
-
-def with_optimizer(optimizer, tables=TABLES) -> tuple[Table, ...]:
-    return tuple(msgspec.structs.replace(t, optimizer=optimizer) for t in tables)
 
 
 def assert_close(found: torch.Tensor, wanted: torch.Tensor, tolerance: float, what: str) -> None:
@@ -288,10 +285,8 @@ def beside_torch(optimizer, theirs, sparse=False, every_row=True, dim=12) -> flo
         jagged = all_rows(16) if every_row else batch(step, tables=(table,)).jagged
         train(embeddings, jagged)
         their_optimizer.zero_grad()
-        first = jagged.features.index("t") * jagged.batch_size
-        offsets = jagged.offsets()[first : first + jagged.batch_size + 1]
-        ids = jagged.values_N[offsets[0] : offsets[-1]]
-        loss_of({"t": bag(ids, offsets[:-1] - offsets[0])}).backward()
+        lengths_B = jagged.lengths_of("t")
+        loss_of({"t": bag(jagged.ids_of("t"), lengths_B.cumsum(0) - lengths_B)}).backward()
         their_optimizer.step()
         if scheduler:
             scheduler.step()
@@ -571,7 +566,7 @@ def test_tables_have_their_own_rates():
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
-@pytest.mark.parametrize("kind", [Sgd, Adagrad, RowWiseAdagrad, Adam, RowWiseAdam, Lamb, Ftrl])
+@pytest.mark.parametrize("kind", ROW_OPTIMIZERS.values())
 def test_columns_are_coupled_where_the_gradient_of_one_changes_another(kind, clip):
     optimizer = kind(lr=0.1, clip=clip)
     seen = []

@@ -27,6 +27,7 @@ from rowwise import (
     Uniform,
 )
 from rowwise.inside import fault_of_name
+from rowwise.row_optimizers import OPTIMIZERS
 from rowwise.spec import Codecs, Wire, check_tables, row_bytes
 
 positive = st.floats(0, 100, allow_nan=False)
@@ -128,32 +129,9 @@ def test_feature_named_twice():
 @pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf"), -float("inf"), 1e39])
 @pytest.mark.parametrize(
     ("kind", "field"),
-    [
-        (Sgd, "lr"),
-        (Sgd, "weight_decay"),
-        (Adagrad, "lr"),
-        (Adagrad, "eps"),
-        (Adagrad, "initial"),
-        (RowWiseAdagrad, "eps"),
-        (RowWiseAdagrad, "weight_decay"),
-        (RowWiseAdagrad, "clip"),
-        (Adam, "lr"),
-        (Adam, "beta1"),
-        (Adam, "beta2"),
-        (Adam, "eps"),
-        (RowWiseAdam, "weight_decay"),
-        (RowWiseAdam, "beta2"),
-        (Lamb, "clip"),
-        (Lamb, "beta1"),
-        (Ftrl, "lr"),
-        (Ftrl, "l1"),
-        (Ftrl, "l2"),
-        (Ftrl, "beta"),
-        (Ftrl, "initial"),
-        (Uniform, "bound"),
-        (Normal, "std"),
-    ],
-)
+    [(kind, field) for kind in (*OPTIMIZERS.values(), Uniform, Normal) for field in kind.__struct_fields__
+     if field != "schedule"],
+)  # fmt: skip
 def test_numbers_are_finite_and_not_negative(kind, field, value):
     place = "init" if kind in (Uniform, Normal) else "optimizer"
     with pytest.raises(SpecError, match=f"table 't': {field}=.*: expected a finite number that is not negative"):
