@@ -54,6 +54,25 @@ def tables_of_row_types(optimizer, rows: int, dims) -> tuple[Table, ...]:
     )
 
 
+class Keyed:
+    """The interface of torchrec.KeyedJaggedTensor, as far as it is used; nothing of it is checked."""
+
+    def __init__(self, keys, values, weights=None, lengths=None):
+        self._keys, self._values, self._weights, self._lengths = keys, values, weights, lengths
+
+    def keys(self):
+        return self._keys
+
+    def values(self):
+        return self._values
+
+    def lengths(self):
+        return self._lengths
+
+    def weights_or_none(self):
+        return self._weights
+
+
 @dataclass(frozen=True)
 class Problem:
     tables: tuple[Table, ...]

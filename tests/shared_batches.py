@@ -1,9 +1,10 @@
 """Batches whose samples share bags, made up: as they are held, and what they are as plain ones."""
 
+from dataclasses import replace
+
 import torch
 from problems import make_problem
 
-from rowwise import Jagged
 from rowwise.batch import SharedBags
 from rowwise.ops.jagged import permute
 
@@ -15,19 +16,8 @@ def make_shared(tables, common, copies_U, seed, most=4, **kinds):
     once = permute(make_problem(tables, len(copies_U), most, seed + 1, **kinds).jagged, common)
     shared = SharedBags(jagged=once, inverse_B=inverse_B)
     others = tuple(feature for feature in own.features if feature not in common)
-    if not others:
-        none = own.without_samples()
-        return Jagged(
-            features=(), values_N=none.values_N, lengths_FB=none.lengths_FB, weights_N=none.weights_N, shared=shared
-        )
-    plain = permute(own, others)
-    return Jagged(
-        features=others,
-        values_N=plain.values_N,
-        lengths_FB=plain.lengths_FB,
-        weights_N=plain.weights_N,
-        shared=shared,
-    )
+    plain = permute(own, others) if others else own.without_samples()
+    return replace(plain, features=others, shared=shared)
 
 
 def draw_copies(draws, samples, most=12):

@@ -6,28 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from problems import Keyed
 
 from rowwise import Batch, BatchError, Jagged
-
-
-class Keyed:
-    """The interface of torchrec.KeyedJaggedTensor, as far as it is used."""
-
-    def __init__(self, keys, values, weights=None, lengths=None):
-        self._keys, self._values, self._weights, self._lengths = keys, values, weights, lengths
-
-    def keys(self):
-        return self._keys
-
-    def values(self):
-        return self._values
-
-    def lengths(self):
-        return self._lengths
-
-    def weights_or_none(self):
-        return self._weights
-
 
 bags = st.integers(0, 6).flatmap(
     lambda batch: st.dictionaries(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import OPTIMIZERS, ROW_TYPES, make_problem, problems
+from problems import OPTIMIZERS, ROW_TYPES, Keyed, make_problem, problems
 from repeated_rows import adjacent
 from shared_batches import draw_copies, make_shared
 
@@ -171,20 +171,13 @@ def test_rearranged_batches_are_those_of_the_expanded(seed):
     assert set(batch.without_samples().all_features) == set(plain.features)
 
 
-class Keyed:
-    """What TorchRec's class is made from."""
-
-    def __init__(self, **kinds):
-        self.kinds = kinds
-
-
 def test_who_knows_nothing_of_sharing_is_told():
     batch = make_shared([Table(name="t", rows=50, dim=4)], ["t"], [3, 1], 0)
     for read in ("keys", "values", "lengths", "weights_or_none", "offsets"):
         with pytest.raises(BatchError, match=r"t are shared .*"):
             getattr(batch, read)()
     assert batch.stride() == 4
-    assert batch.to_keyed(Keyed).kinds["keys"] == ["not used", "t"]
+    assert batch.to_keyed(Keyed).keys() == ["not used", "t"]
     with pytest.raises(BatchError, match="no feature 'x'"):
         batch.lengths_of("x")
 

@@ -15,6 +15,7 @@ from problems import make_problem
 from shard.layout_cases import CASES
 
 from rowwise import Embeddings, Jagged, Plan, Pooling, Table
+from rowwise.comm.thread import run_threads
 from rowwise.ops import rowtype
 from rowwise.ops.jagged import split
 from rowwise.shard.apply import copy_tables
@@ -42,7 +43,7 @@ class Step:
         first, last = list(pairwise(accumulate(self.sizes_W, initial=0)))[rank]
         found = {"": tensors[""][first:last]}
         for name in tensors.keys() - {""}:
-            lengths_B = self.batch.lengths_FB.view(len(self.batch.features), -1)[self.batch.features.index(name)]
+            lengths_B = self.batch.lengths_of(name)
             found[name] = tensors[name][int(lengths_B[:first].sum()) : int(lengths_B[:last].sum())]
         return found
 
@@ -53,12 +54,11 @@ def make_steps(tables, sizes_SW, seed=0, **kinds):
     steps = []
     for number, sizes_W in enumerate(sizes_SW):
         batch = make_problem(tables, sum(sizes_W), 4, seed + 100 * number, **kinds).jagged
-        lengths_F = dict(
-            zip(batch.features, batch.lengths_FB.view(len(batch.features), -1).sum(1).tolist(), strict=True)
-        )
         pooled = [t.dim * len(t.feature_names) for t in tables if t.pooling is not Pooling.SEQUENCE]
         shapes = {"": (sum(sizes_W), sum(pooled))}
-        shapes |= {f: (lengths_F[f], t.dim) for t in tables if t.pooling is Pooling.SEQUENCE for f in t.feature_names}
+        shapes |= {
+            f: (len(batch.ids_of(f)), t.dim) for t in tables if t.pooling is Pooling.SEQUENCE for f in t.feature_names
+        }
         ups = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
         steps.append(Step(batch=batch, ups=ups, sizes_W=tuple(sizes_W)))
     return steps
@@ -102,8 +102,8 @@ def train_in_pieces(module, steps, pieces, size=None):
 
 
 def place(tables, layouts, topology):
-    """A plan."""
-    placed = zip(tables, layouts, strict=True)
+    """A plan: a layout for each table, or one for all."""
+    placed = zip(tables, [layouts] * len(tables) if isinstance(layouts, str) else layouts, strict=True)
     return Plan(world=topology.world, tiles=tuple(x for t, layout in placed for x in CASES[layout](t, topology)))
 
 
@@ -112,6 +112,19 @@ def make_sharded(tables, plan, comm, **settings):
     sharded = ShardedEmbeddings(tables, plan, comm, **settings)
     copy_tables(Embeddings(tables, seed=SEED), sharded)
     return sharded
+
+
+def assert_alike(whole, layouts, topology, script, limit=0.0, **settings):
+    """Holds the rows of one device against those of ranks, each of which runs `script(module, rank)`."""
+    tables = whole.tables
+    plan = place(tables, layouts, topology)
+
+    def rank(comm):
+        sharded = make_sharded(tables, plan, comm, **settings)
+        script(sharded, comm.rank)
+        return list(rows_apart(sharded, whole, limit))
+
+    assert not [text for texts in run_threads(topology, rank, timeout_s=60) for text in texts]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import random
 from functools import partial
+from itertools import cycle
 
 import torch
 from shard.equal import Job, given, make_steps, place, squares, train
@@ -21,7 +22,9 @@ from rowwise import (
     Table,
     Topology,
     Uniform,
+    Wire,
 )
+from rowwise.spec import Codecs, WireType
 
 OPTIMIZERS = {
     "sgd": Sgd(lr=0.1),
@@ -39,6 +42,7 @@ OPTIMIZERS = {
     "ftrl": Ftrl(lr=0.1, l1=0.05, l2=0.1),
     "ftrl, clip": Ftrl(lr=0.1, clip=2.0),
 }
+EVERY_OPTIMIZER = tuple(OPTIMIZERS.values())
 ROWS = {  # row type, column group, dims
     "fp32": (RowType.FP32, None, (1, 4, 12, 20, 64)),
     "fp16": (RowType.FP16, None, (4, 10, 32)),
@@ -73,25 +77,55 @@ def draw(draws, choices, wanted=()) -> Setting:
     return setting | {name: value for name, value in wanted if name in choices}
 
 
+def draw_table(draws, index, setting):
+    """A table as it was chosen; what was not is drawn."""
+    row_type, group, dims = ROWS[setting["rows"]]
+    return Table(
+        name=f"t{index}",
+        rows=ROWS_OF_COPIES if setting["layout"] == "replicated" else draws.choice((9, 40, 331)),
+        dim=draws.choice(dims),
+        features=tuple(f"f{index}.{k}" for k in range(draws.randint(1, 2))),
+        pooling=setting["pooling"],
+        optimizer=OPTIMIZERS[setting["optimizer"]],
+        row_type=row_type,
+        column_group=group,
+        init=Uniform(bound=1.0),
+    )
+
+
+def draw_tables(draws, layouts):
+    """Any tables, in these layouts."""
+    return tuple(draw_table(draws, k, draw(draws, TABLE) | {"layout": layout}) for k, layout in enumerate(layouts))
+
+
+def draw_wire(draws, *, elastic):
+    kinds = [WireType.FP32] if elastic else list(WireType)
+    codecs = [Codecs(forward=draws.choice(kinds), backward=draws.choice(kinds)) for _ in range(2)]
+    return Wire(host=codecs[0], network=codecs[1])
+
+
+def table_for_each(rows, optimizers=EVERY_OPTIMIZER, kinds=((RowType.FP32, None, 16),), suffixes=()):
+    """A table for each optimizer, with poolings and kinds of rows (type, column group, dim) in turn."""
+    return tuple(
+        Table(
+            name=f"t{k}",
+            rows=rows,
+            dim=dim,
+            features=tuple(f"t{k}.{suffix}" for suffix in suffixes),
+            pooling=pooling,
+            optimizer=optimizer,
+            row_type=row_type,
+            column_group=group,
+            init=Uniform(bound=1.0),
+        )
+        for k, (optimizer, pooling, (row_type, group, dim)) in enumerate(zip(optimizers, cycle(Pooling), cycle(kinds)))
+    )
+
+
 def make_job(world, settings, seed, steps=5):
     """A job as it was chosen; what was not is drawn."""
     draws, topology = random.Random(seed), WORLDS[world["world"]]
-    tables = []
-    for index, setting in enumerate(settings):
-        row_type, group, dims = ROWS[setting["rows"]]
-        tables.append(
-            Table(
-                name=f"t{index}",
-                rows=ROWS_OF_COPIES if setting["layout"] == "replicated" else draws.choice((9, 40, 331)),
-                dim=draws.choice(dims),
-                features=tuple(f"f{index}.{k}" for k in range(draws.randint(1, 2))),
-                pooling=setting["pooling"],
-                optimizer=OPTIMIZERS[setting["optimizer"]],
-                row_type=row_type,
-                column_group=group,
-                init=Uniform(bound=1.0),
-            )
-        )
+    tables = [draw_table(draws, index, setting) for index, setting in enumerate(settings)]
     sizes_SW = [draw_sizes(draws, topology.world, world["sizes"]) for _ in range(steps)]
     return Job(
         tables=tuple(tables),

@@ -33,7 +33,7 @@ def learn_weights(comm):
     """The gradients of per-id weights: how far from those of one device."""
     steps = make_steps(TABLES, [tuple(range(3, 3 + len(comm.ranks)))] * 2)
     whole = Embeddings(TABLES, seed=SEED)
-    sharded = make_sharded(TABLES, place(TABLES, ["row-wise"] * 2, comm.topology), comm)
+    sharded = make_sharded(TABLES, place(TABLES, "row-wise", comm.topology), comm)
     apart = 0.0
     for step in steps:
         learned = dataclasses.replace(step.batch, weights_N=step.batch.weights_N.clone().requires_grad_())
@@ -52,7 +52,7 @@ def learn_weights(comm):
 def round_on_the_way(comm):
     """How far a lossy wire is from an exact one, in the largest number; and the bytes of vectors."""
     steps = make_steps(TABLES, [(9,) * len(comm.ranks)])
-    plan = place(TABLES, ["row-wise"] * 2, comm.topology)
+    plan = place(TABLES, "row-wise", comm.topology)
     outs, sent = [], []
     for kind in (RowType.FP32, RowType.FP16):
         before = comm.sent.total("pooled")

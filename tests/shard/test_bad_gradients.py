@@ -4,49 +4,27 @@ from dataclasses import replace
 
 import pytest
 import torch
-from shard.equal import SEED, Step, given, look_up, make_sharded, make_steps, place, rows_apart
+from shard.equal import SEED, Step, assert_alike, given, look_up, make_sharded, make_steps, place, rows_apart
+from shard.jobs import EVERY_OPTIMIZER, table_for_each
 
 from rowwise import (
-    Adagrad,
     Adam,
     Embeddings,
-    Ftrl,
     GradientError,
     Jagged,
     Lamb,
     Pooling,
-    RowWiseAdagrad,
     RowWiseAdam,
     Sgd,
-    Table,
     Topology,
-    Uniform,
 )
 from rowwise.comm.thread import run_threads
 from rowwise.row_optimizers import needs_full_rows
 
 WORLD = Topology(devices=3)
 DIM = 16
-OPTIMIZERS = (
-    Sgd(lr=0.1, weight_decay=0.02),
-    Adagrad(lr=0.1, clip=2.0),
-    RowWiseAdagrad(lr=0.1, weight_decay=0.02, clip=2.0),
-    RowWiseAdagrad(lr=0.1),
-    Adam(lr=0.1, weight_decay=0.02),
-    RowWiseAdam(lr=0.1, weight_decay=0.02),
-    Lamb(lr=0.1, weight_decay=0.02),
-    Lamb(lr=0.1, weight_decay=0.02, clip=2.0),
-    Ftrl(lr=0.1, l1=0.05),
-)
 LAYOUTS = ("row-wise", "column-wise", "replicated", "pinwheel", "columns below rows")
 BAD = {"NaN": float("nan"), "infinite": float("inf"), "finite one by one": 3e38}
-
-
-def make_tables(rows, optimizers=OPTIMIZERS):
-    return tuple(
-        Table(name=f"t{k}", rows=rows, dim=DIM, pooling=list(Pooling)[k % 4], optimizer=optimizer, init=Uniform(1.0))
-        for k, optimizer in enumerate(optimizers)
-    )
 
 
 def bad_step(tables, bad, column, more=0):
@@ -82,14 +60,14 @@ def train(module, steps):
 def test_a_row_without_a_finite_gradient_stays_and_all_others_take_their_step(layout, bad, column):
     # Where columns do not depend on each other, a row that is cut stays in the pieces that have the bad columns only.
     cut = layout in ("column-wise", "pinwheel", "columns below rows")
-    tables = make_tables(40, [o for o in OPTIMIZERS if needs_full_rows(o) or not cut])
+    tables = table_for_each(40, [o for o in EVERY_OPTIMIZER if needs_full_rows(o) or not cut])
     good = make_steps(tables, [(3, 9, 0), (5, 1, 7)])
     steps = [good[0], bad_step(tables, BAD[bad], column), good[1]]
     whole = Embeddings(tables, seed=SEED)
     assert len(train(whole, steps)) == 1
 
     def rank(comm):
-        sharded = make_sharded(tables, place(tables, [layout] * len(tables), WORLD), comm)
+        sharded = make_sharded(tables, place(tables, layout, WORLD), comm)
         errors = train(sharded, [step.of(comm.rank) for step in steps])
         return errors, list(rows_apart(sharded, whole))
 
@@ -102,13 +80,13 @@ def test_a_row_without_a_finite_gradient_stays_and_all_others_take_their_step(la
 
 @pytest.mark.parametrize("bad", BAD)
 def test_so_it_is_where_copies_are_added_up(bad):
-    tables = make_tables(8)
+    tables = table_for_each(8)
     steps = [bad_step(tables, BAD[bad], 3, more=20)] * 2
     whole = Embeddings(tables, seed=SEED)
     assert len(train(whole, steps)) == 2
 
     def rank(comm):
-        sharded = make_sharded(tables, place(tables, ["replicated"] * len(tables), WORLD), comm)
+        sharded = make_sharded(tables, place(tables, "replicated", WORLD), comm)
         assert len(train(sharded, [step.of(comm.rank) for step in steps])) == 2
         assert comm.sent.total("copies", "all_reduce")
         return list(rows_apart(sharded, whole, 1e-5))
@@ -118,17 +96,15 @@ def test_so_it_is_where_copies_are_added_up(bad):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_whose_squares_are_infinite_are_finite(layout):
-    tables = make_tables(40)
+    tables = table_for_each(40)
     steps = [bad_step(tables, 1e25, 5), *make_steps(tables, [(3, 9, 0)])]
     whole = Embeddings(tables, seed=SEED)
     assert not train(whole, steps)
 
-    def rank(comm):
-        sharded = make_sharded(tables, place(tables, [layout] * len(tables), WORLD), comm)
-        assert not train(sharded, [step.of(comm.rank) for step in steps])
-        return list(rows_apart(sharded, whole))
+    def without_errors(module, rank):
+        assert not train(module, [step.of(rank) for step in steps])
 
-    assert not [text for differences in run_threads(WORLD, rank, timeout_s=60) for text in differences]
+    assert_alike(whole, layout, WORLD, without_errors)
 
 
 @pytest.mark.few(5)
@@ -137,7 +113,7 @@ def test_gradients_whose_squares_are_infinite_are_finite(layout):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_check_before_the_update_names_what_is_not_finite(layout, bad, elastic):
     """Ranks that hold the row tell; then all forget the step."""
-    tables = make_tables(40, [Sgd(lr=0.1), Lamb(lr=0.1), RowWiseAdam(lr=0.1), Adam(lr=0.1)])
+    tables = table_for_each(40, [Sgd(lr=0.1), Lamb(lr=0.1), RowWiseAdam(lr=0.1), Adam(lr=0.1)])
     good = make_steps(tables, [(3, 9, 0)])
     whole = Embeddings(tables, seed=SEED)
     train(whole, good)
@@ -145,7 +121,7 @@ def test_a_check_before_the_update_names_what_is_not_finite(layout, bad, elastic
     step.ups[""][2, DIM + 5] = bad  # of rank 1, table t1, sample 0 of its two
 
     def rank(comm):
-        sharded = make_sharded(tables, place(tables, [layout] * len(tables), WORLD), comm, elastic=elastic)
+        sharded = make_sharded(tables, place(tables, layout, WORLD), comm, elastic=elastic)
         mine = step.of(comm.rank)
         given(look_up(sharded, mine), mine).backward()
         try:

@@ -1,10 +1,11 @@
 """Batches and tables at the edge of what there can be: nothing at all, ids of any size, features in any order."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
-from shard.equal import SEED, Job, Step, given, look_up, make_sharded, make_steps, place, rows_apart
+from problems import Keyed
+from shard.equal import SEED, Job, Step, assert_alike, given, look_up, make_sharded, make_steps, place
 from shard.layout_cases import CASES
 
 from rowwise import (
@@ -37,24 +38,18 @@ TABLES = (
 )
 
 
-def equal(layout, steps, elastic=False, change=lambda comm, batch: batch, tables=TABLES):
+def equal(layout, steps, elastic=False, change=lambda rank, batch: batch, tables=TABLES):
     """Trains with batches that each rank may change in ways that are not to matter."""
 
-    def train(module, steps, comm=None):
-        for step in steps:
-            batch = change(comm, step.batch) if comm else step.batch
+    def train(module, rank=None):
+        for step in steps if rank is None else [step.of(rank) for step in steps]:
+            batch = step.batch if rank is None else change(rank, step.batch)
             given(look_up(module, replace(step, batch=batch)), step).backward()
             module.update()
 
     whole = Embeddings(tables, seed=SEED)
-    train(whole, steps)
-
-    def rank(comm):
-        sharded = make_sharded(tables, place(tables, [layout] * len(tables), WORLD), comm, elastic=elastic)
-        train(sharded, [step.of(comm.rank) for step in steps], comm)
-        return list(rows_apart(sharded, whole))
-
-    assert not [text for texts in run_threads(WORLD, rank, timeout_s=60) for text in texts]
+    train(whole)
+    assert_alike(whole, layout, WORLD, train, elastic=elastic)
 
 
 @pytest.mark.few(5)
@@ -73,12 +68,12 @@ def test_nothing_is_a_batch(layout, elastic):
 def test_ranks_may_have_features_in_other_orders_and_of_other_types(layout):
     """And others that no table knows, with ids of any kind."""
 
-    def change(comm, batch):
-        batch = permute(batch, batch.features[comm.rank :] + batch.features[: comm.rank])
-        ids, lengths = (torch.int32 if comm.rank % divisor else torch.int64 for divisor in (2, 3))
+    def change(rank, batch):
+        batch = permute(batch, batch.features[rank:] + batch.features[:rank])
+        ids, lengths = (torch.int32 if rank % divisor else torch.int64 for divisor in (2, 3))
         strange = torch.tensor([-1, -(1 << 63), (1 << 63) - 1, 7][: batch.batch_size])
         strange_B = (torch.arange(batch.batch_size) < 4).long()
-        if comm.rank == 2:
+        if rank == 2:
             return batch
         return Jagged(
             features=("strange", *batch.features),
@@ -90,43 +85,23 @@ def test_ranks_may_have_features_in_other_orders_and_of_other_types(layout):
     equal(layout, make_steps(TABLES, [(9, 3, 5, 8), (2, 9, 1, 1)]), change=change)
 
 
-@dataclass
-class Keyed:
-    """As TorchRec's class is."""
-
-    jagged: Jagged
-
-    def keys(self):
-        return list(self.jagged.features)
-
-    def values(self):
-        return self.jagged.values_N
-
-    def lengths(self):
-        return self.jagged.lengths_FB
-
-    def weights_or_none(self):
-        return self.jagged.weights_N
-
-
 def test_a_batch_of_another_class_and_weights_of_another_type():
-    def change(comm, batch):
-        weights_N = batch.weights_N.double() if comm.rank else batch.weights_N
-        return Keyed(replace(batch, weights_N=weights_N))
+    def change(rank, batch):
+        weights_N = batch.weights_N.double() if rank else batch.weights_N
+        return Keyed(batch.keys(), batch.values(), weights_N, batch.lengths())
 
     equal("row-wise", make_steps(TABLES, [(9, 3, 5, 8)] * 2), change=change)
 
 
 def test_tensors_with_gaps():
-    def change(comm, batch):
-        gaps = (torch.stack([x, x], 1)[:, 0] for x in (batch.values_N, batch.lengths_FB, batch.weights_N))
-        return Jagged(**dict(zip(("values_N", "lengths_FB", "weights_N"), gaps, strict=True)), features=batch.features)
+    def change(rank, batch):
+        return batch.map_tensors(lambda x: torch.stack([x, x], 1)[:, 0])
 
     equal("pinwheel", make_steps(TABLES, [(9, 3, 5, 8)]), change=change)
 
 
 def test_a_rank_without_tiles_takes_part():
-    plan = place(TABLES, ["all on the last rank"] * len(TABLES), WORLD)
+    plan = place(TABLES, "all on the last rank", WORLD)
     job = Job(tables=TABLES, plan=plan, steps=make_steps(TABLES, [(9, 3, 5, 8)]))
     whole = job.whole()
 

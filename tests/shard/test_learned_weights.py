@@ -75,7 +75,7 @@ def cuts_columns(plan, tables):
 def test_the_gradient_is_that_of_one_device(layout, topology, elastic):
     """To the bit, where a rank has all columns; else it is a sum over columns in another order."""
     world = TOPOLOGIES[topology]
-    plan = place(TABLES, [layout] * len(TABLES), world)
+    plan = place(TABLES, layout, world)
     cut = cuts_columns(plan, TABLES)
     if not (cut and elastic):
         assert not run(TABLES, plan, world, elastic, limit=2e-5 if cut else 0.0)
@@ -103,13 +103,13 @@ def test_results_that_are_to_be_elastic_are_refused_where_columns_are_cut():
 @pytest.mark.parametrize("layout", ["row-wise", "replicated", "all on the last rank"])
 def test_weights_may_be_of_another_type(layout, dtype):
     topology = TOPOLOGIES["2x2"]
-    assert not run(TABLES, place(TABLES, [layout] * len(TABLES), topology), topology, dtype=dtype)
+    assert not run(TABLES, place(TABLES, layout, topology), topology, dtype=dtype)
 
 
 def test_a_model_may_make_the_weights():
     """They are one node of a graph: what comes before it learns, too."""
     topology = TOPOLOGIES["3"]
-    plan = place(TABLES, ["rows, ranks reversed"] * len(TABLES), topology)
+    plan = place(TABLES, "rows, ranks reversed", topology)
     (step, _) = make_steps(TABLES, sizes_of(topology))
 
     def made(step, factor):
@@ -170,7 +170,7 @@ def test_weights_of_copies_learn_where_samples_share_bags():
     wanted = gradients(Embeddings(tables, seed=SEED))
 
     def rank(comm):
-        mine = gradients(make_sharded(tables, place(tables, ["replicated"] * 2, comm.topology), comm))
+        mine = gradients(make_sharded(tables, place(tables, "replicated", comm.topology), comm))
         assert all(torch.equal(got, want) for got, want in zip(mine, wanted, strict=True))
 
     run_threads(TOPOLOGIES["3"], rank, timeout_s=60)

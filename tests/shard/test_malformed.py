@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 import torch
 from hashing.maps import make_maps
+from problems import Keyed
 from shard.equal import SEED, make_sharded, place
 from torch import nn
 
@@ -14,6 +15,7 @@ from rowwise.batch import SharedBags
 from rowwise.comm.thread import run_threads
 from rowwise.errors import PeerError, RowwiseError
 from rowwise.hashing.embeddings import MappedEmbeddings
+from rowwise.ops.jagged import permute
 from rowwise.shard.apply import shard
 
 WORLD = Topology(devices=2)
@@ -25,25 +27,6 @@ SEQUENCES = (
 )
 KINDS = {"pooled": POOLED, "sequences": SEQUENCES, "both": POOLED + SEQUENCES}
 LAYOUTS = ("table-wise", "row-wise", "column-wise", "replicated", "all on the last rank", "pinwheel")
-
-
-class Keyed:
-    """Of another library, and nothing of it is checked."""
-
-    def __init__(self, features, values, lengths):
-        self._given = features, values, lengths
-
-    def keys(self):
-        return self._given[0]
-
-    def values(self):
-        return self._given[1]
-
-    def lengths(self):
-        return self._given[2]
-
-    def weights_or_none(self):
-        return None
 
 
 def lengths_with(batch, at, change):
@@ -67,13 +50,7 @@ def negative_and_even(batch):
 
 
 def without_the_first(batch):
-    ids = int(batch.lengths_FB[: batch.batch_size].sum())
-    return replace(
-        batch,
-        features=batch.features[1:],
-        values_N=batch.values_N[ids:],
-        lengths_FB=batch.lengths_FB[batch.batch_size :],
-    )
+    return permute(batch, batch.features[1:])
 
 
 FAULTS = {
@@ -87,11 +64,11 @@ FAULTS = {
     "an id has no row": lambda b: ids_with(b, 1 << 35),
     "an id is negative": lambda b: ids_with(b, -1),
     "no batch at all": lambda _: None,
-    "lengths of another class are short": lambda b: Keyed(b.features, b.values_N, b.lengths_FB[1:]),
-    "ids of another class are floats": lambda b: Keyed(b.features, b.values_N.float(), b.lengths_FB),
-    "ids of another class are lists": lambda b: Keyed(b.features, b.values_N.tolist(), b.lengths_FB),
+    "lengths of another class are short": lambda b: Keyed(b.features, b.values_N, lengths=b.lengths_FB[1:]),
+    "ids of another class are floats": lambda b: Keyed(b.features, b.values_N.float(), lengths=b.lengths_FB),
+    "ids of another class are lists": lambda b: Keyed(b.features, b.values_N.tolist(), lengths=b.lengths_FB),
     "features of another class are the same": lambda b: Keyed(
-        (b.features[0],) * len(b.features), b.values_N, b.lengths_FB
+        (b.features[0],) * len(b.features), b.values_N, lengths=b.lengths_FB
     ),
 }
 
@@ -129,7 +106,7 @@ def refused_everywhere(make, tables, faults, change=lambda batch: batch):
 
 
 def sharded(tables, layout):
-    return lambda comm: make_sharded(tables, place(tables, (layout,) * len(tables), WORLD), comm)
+    return lambda comm: make_sharded(tables, place(tables, layout, WORLD), comm)
 
 
 def slow_but(*fast, of):
@@ -174,7 +151,7 @@ def mapped(kind, tables, layout):
         maps = {table.name: make_maps(table.rows)[kind] for table in tables}
         module = nn.ModuleDict({"tables": MappedEmbeddings(tables, maps, seed=SEED)})
         stored = module["tables"].stored.tables
-        return shard(module, place(stored, (layout,) * len(stored), WORLD), comm)["tables"]
+        return shard(module, place(stored, layout, WORLD), comm)["tables"]
 
     return make
 

@@ -7,12 +7,11 @@ import torch
 from shard.equal import (
     SEED,
     Job,
+    assert_alike,
     given,
     look_up,
-    make_sharded,
     make_steps,
     place,
-    rows_apart,
     squares,
     train,
     train_in_pieces,
@@ -52,9 +51,7 @@ TABLES = tuple(
         ("e", 700, 48, (), Pooling.SUM, Sgd(lr=0.1), {"row_type": RowType.INT8, "column_group": 16}),
     )
 )
-LAYOUTS = {
-    layout: (layout,) * 5 for layout in ("row-wise", "column-wise", "grid", "replicated", "all on the last rank")
-}
+LAYOUTS = {layout: layout for layout in ("row-wise", "column-wise", "grid", "replicated", "all on the last rank")}
 LAYOUTS["mixed"] = ("replicated", "columns, ranks reversed", "table-row-wise", "pinwheel", "two column tiles on a rank")
 SIZES_SW = ((9, 0, 30, 12), (1, 20, 3, 17), (0, 0, 40, 0))
 TOPOLOGY = Topology(hosts=2, devices=2)
@@ -151,15 +148,12 @@ def test_sharded_is_unsharded(layout, script):
 def test_a_batch_in_pieces_is_one_batch(layout, elastic):
     steps = make_steps(TABLES, [(300, 200, 3, 40), (17, 5, 0, 600)])
     whole = Embeddings(TABLES, seed=SEED)
-    for _ in train(whole, steps):
-        pass
+    list(train(whole, steps))
 
-    def rank(comm):
-        sharded = make_sharded(TABLES, place(TABLES, LAYOUTS[layout], TOPOLOGY), comm, elastic=elastic)
-        train_in_pieces(sharded, [step.of(comm.rank) for step in steps], 3)
-        return list(rows_apart(sharded, whole))
+    def in_pieces(module, rank):
+        train_in_pieces(module, [step.of(rank) for step in steps], 3)
 
-    assert not any(run_threads(TOPOLOGY, rank, timeout_s=60))
+    assert_alike(whole, LAYOUTS[layout], TOPOLOGY, in_pieces, elastic=elastic)
 
 
 SMOOTH = (Sgd(lr=0.1), RowWiseAdagrad(lr=0.1, initial=0.1), Adam(lr=0.01, eps=0.1), RowWiseAdam(lr=0.01, eps=0.1))
@@ -175,13 +169,9 @@ def test_results_that_are_not_elastic_stay_close_over_many_steps(layout):
     )
     steps = make_steps(tables, [(20, 5, 30, 9)] * 20)
     whole = Embeddings(tables, seed=SEED)
-    for _ in train(whole, steps, squares):
-        pass
+    list(train(whole, steps, squares))
 
-    def rank(comm):
-        sharded = make_sharded(tables, place(tables, [layout] * len(tables), TOPOLOGY), comm)
-        for _ in train(sharded, [step.of(comm.rank) for step in steps], squares):
-            pass
-        return list(rows_apart(sharded, whole, limit=2e-5))
+    def as_whole(module, rank):
+        list(train(module, [step.of(rank) for step in steps], squares))
 
-    assert not any(run_threads(TOPOLOGY, rank, timeout_s=60))
+    assert_alike(whole, layout, TOPOLOGY, as_whole, limit=2e-5)

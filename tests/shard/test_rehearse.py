@@ -19,11 +19,11 @@ import torch.distributed as dist
 from from_benchmarks import planner_tasks
 from msgspec import structs
 from shard.equal import make_sharded, make_steps
-from shard.jobs import TABLE, WORLDS, draw, draw_job, make_job
+from shard.jobs import TABLE, WORLDS, draw, draw_job, draw_wire, make_job
 from shard.layout_cases import CASES
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from rowwise import IdError, Jagged, Plan, Pooling, Table, Topology, Wire
+from rowwise import IdError, Jagged, Plan, Pooling, Table, Topology
 from rowwise.comm.call import describe_mismatch
 from rowwise.comm.thread import run_threads
 from rowwise.comm.torch import Rendezvous, TorchTransport
@@ -34,7 +34,7 @@ from rowwise.planner.heuristic import simple_plan
 from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
 from rowwise.shard.rehearse import RehearsedRank, rehearse, zero_pages
-from rowwise.spec import Codecs, WireType, row_bytes, state_slots
+from rowwise.spec import row_bytes, state_slots
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 CLUSTER = Topology(hosts=16, devices=8)
@@ -89,12 +89,6 @@ def check_world(tables, plan, topology, make, **settings):
         assert found.sent_bytes == sent
         assert (found.pooled_shape, found.sequence_shapes) == shapes
         assert {name: visited.rows for name, visited in found.visited.items()} == rows
-
-
-def draw_wire(draws, *, elastic):
-    kinds = [WireType.FP32] if elastic else list(WireType)
-    codecs = [Codecs(forward=draws.choice(kinds), backward=draws.choice(kinds)) for _ in range(2)]
-    return Wire(host=codecs[0], network=codecs[1])
 
 
 @pytest.mark.few(2)
@@ -163,15 +157,14 @@ def stored_bytes(table, tile):
 
 def id_bytes(tables, plan, rank, batch):
     """What a rank sends to others: the size of each bag, and ids, which have 64 bits for ranks with a large table."""
-    at, size = {name: k for k, name in enumerate(batch.features)}, batch.batch_size
-    ids_F = batch.values_N.split(batch.lengths_FB.view(-1, size).sum(1).tolist())
+    size = batch.batch_size
     copied = {name for name, count in Counter(tile.table for tile in plan.tiles).items() if count == plan.world}
     large = {table.name for table in tables if table.rows >= 1 << 31}
     wide = {tile.rank for tile in plan.tiles if tile.table in large - copied}
     sent = Counter()
     for tile in plan.tiles:
         if tile.rank != rank and tile.table not in copied:
-            ids = ids_F[at[tile.table]]
+            ids = batch.ids_of(tile.table)
             count = int(((ids >= tile.rows[0]) & (ids < tile.rows[1])).sum())
             sent["ids", "all_to_all", CLUSTER.link(rank, tile.rank)] += 4 * (size + count * (1 + (tile.rank in wide)))
     return sent

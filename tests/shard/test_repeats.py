@@ -7,6 +7,7 @@ import torch
 from shard.equal import (
     SEED,
     Job,
+    assert_alike,
     given,
     look_up,
     make_sharded,
@@ -67,7 +68,7 @@ TABLES = (
 def test_sharded_is_unsharded(layout, elastic):
     job = Job(
         tables=TABLES,
-        plan=place(TABLES, [layout] * len(TABLES), WORLD),
+        plan=place(TABLES, layout, WORLD),
         steps=make_steps(TABLES, SIZES_SW),
         elastic=elastic,
         script=partial(train, loss=squares if elastic else given),
@@ -81,19 +82,17 @@ def test_where_blocks_do_not_begin_at_multiples_of_256_results_stay_close():
     whole = Embeddings(tables, seed=SEED)
     list(train(whole, steps))
 
-    def rank(comm):
-        sharded = make_sharded(tables, place(tables, ["row-wise", "all on the last rank"], WORLD), comm)
-        list(train(sharded, [step.of(comm.rank) for step in steps]))
-        return list(rows_apart(sharded, whole, 1e-5))
+    def as_whole(module, rank):
+        list(train(module, [step.of(rank) for step in steps]))
 
-    assert not any(run_threads(WORLD, rank, timeout_s=60))
+    assert_alike(whole, ["row-wise", "all on the last rank"], WORLD, as_whole, limit=1e-5)
 
 
 def sent(tables, step, wire=None, layout="all on the last rank"):
     """The bytes of ids, vectors and gradients on all links."""
 
     def rank(comm):
-        sharded = make_sharded(tables, place(tables, [layout] * len(tables), WORLD), comm, wire=wire)
+        sharded = make_sharded(tables, place(tables, layout, WORLD), comm, wire=wire)
         list(train(sharded, [step.of(comm.rank)]))
         return [comm.sent.total(what) for what in ("ids", "rows", "gradients")]
 
@@ -108,9 +107,7 @@ def test_each_id_of_a_block_is_sent_once_and_its_vector_comes_once():
     assert sent(tables, step, Wire(network=Codecs(forward=RowType.BF16))) == [4 * (512 + 2 * 7), vectors // 2, vectors]
     # A batch that is not whole blocks, and one of another table that needs weights: as it is.
     (step,) = make_steps(tables, [(300, 0, 0, 256)])
-    ids = len(step.of(0).batch.values_N) - int(
-        step.of(0).batch.lengths_FB.view(2, -1)[step.batch.features.index("not used")].sum()
-    )
+    ids = len(step.of(0).batch.ids_of("t"))
     assert sent(tables, step) == [4 * (300 + ids), ids * table.dim * 4, ids * table.dim * 4]
 
 
@@ -119,7 +116,7 @@ def test_a_batch_without_its_repeats_has_the_same_ids_in_each_block():
     (step,) = make_steps(tables, [(512,)])
     shorter, repeats = deduplicate_sequences(step.batch, ["t"])
     assert repeats.keys() == {"t"}
-    before, after = (dict(bags_of(batch)) for batch in (step.batch, shorter))
+    before, after = ({f: bags_of(batch, f) for f in batch.features} for batch in (step.batch, shorter))
     assert all(torch.equal(a, b) for f in before.keys() - {"t"} for a, b in zip(before[f], after[f], strict=True))
     for first in (0, 256):
         bags = after["t"][first : first + 256]
@@ -129,12 +126,8 @@ def test_a_batch_without_its_repeats_has_the_same_ids_in_each_block():
     assert torch.equal(torch.cat(after["t"])[repeats["t"].inverse_N], ids)
 
 
-def bags_of(batch):
-    """Each feature with its bags."""
-    lengths_FB = batch.lengths_FB.view(len(batch.features), -1)
-    features = batch.values_N.split(lengths_FB.sum(1).tolist())
-    for name, ids, lengths_B in zip(batch.features, features, lengths_FB, strict=True):
-        yield name, ids.split(lengths_B.tolist())
+def bags_of(batch, feature):
+    return batch.ids_of(feature).split(batch.lengths_of(feature).tolist())
 
 
 @pytest.mark.parametrize("layout", ["row-wise", "column-wise", "all on the last rank"])
@@ -145,7 +138,7 @@ def test_a_row_without_a_finite_gradient_stays_and_all_others_take_their_step(la
         Table(name="t", rows=9, dim=8, pooling=Pooling.SEQUENCE, optimizer=RowWiseAdam(lr=0.1, weight_decay=0.5)),
     )
     (step,) = make_steps(tables, [(256, 0, 256, 0)])
-    where = torch.cat(dict(bags_of(step.batch))["t"])
+    where = step.batch.ids_of("t")
     step.ups["t"][where == 1, 3] = bad
     step.ups["t"][where == 2] = 0.0
     whole = Embeddings(tables, seed=SEED)
@@ -192,9 +185,7 @@ def test_a_batch_in_pieces_is_one_batch(layout):
     whole = Embeddings(TABLES, seed=SEED)
     list(train(whole, steps))
 
-    def rank(comm):
-        sharded = make_sharded(TABLES, place(TABLES, [layout] * len(TABLES), WORLD), comm, elastic=True)
-        train_in_pieces(sharded, [step.of(comm.rank) for step in steps], 2, 512 if comm.rank == 2 else 256)
-        return list(rows_apart(sharded, whole))
+    def in_pieces(module, rank):
+        train_in_pieces(module, [step.of(rank) for step in steps], 2, 512 if rank == 2 else 256)
 
-    assert not any(run_threads(WORLD, rank, timeout_s=60))
+    assert_alike(whole, layout, WORLD, in_pieces, elastic=True)

@@ -1,61 +1,35 @@
 """Copies stay alike on all ranks, whichever way their gradients travel; each step takes the way that moves less."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from shard.equal import SEED, make_sharded, make_steps, place, rows_apart, squares, train
+from shard.jobs import table_for_each
 
 from rowwise import (
-    Adagrad,
     Adam,
     Embeddings,
-    Ftrl,
     Jagged,
-    Lamb,
-    Pooling,
     RowType,
-    RowWiseAdagrad,
-    RowWiseAdam,
-    Sgd,
     Table,
     Topology,
-    Uniform,
 )
 from rowwise.comm.thread import run_threads
 
 WORLD = Topology(devices=3)
-OPTIMIZERS = (
-    Sgd(lr=0.1, weight_decay=0.02),
-    Adagrad(lr=0.1),
-    RowWiseAdagrad(lr=0.1, clip=2.0),
-    Adam(lr=0.1, weight_decay=0.02),
-    RowWiseAdam(lr=0.1),
-    Lamb(lr=0.1, weight_decay=0.02),
-    Ftrl(lr=0.1, l1=0.05),
-)
 # Rows of a type, and how far apart they may be: a rounding that falls otherwise is a step of the type, once an update.
 KINDS = {"fp32": (RowType.FP32, 1e-5), "fp16": (RowType.FP16, 0.01), "bf16": (RowType.BF16, 0.05)}
 KINDS["int8"] = (RowType.INT8, 0.1)
 
 
 def make_tables(rows, row_type=RowType.FP32):
-    return tuple(
-        Table(
-            name=f"t{k}",
-            rows=rows,
-            dim=16,
-            features=(f"f{k}", f"g{k}"),
-            pooling=list(Pooling)[k % 4],
-            optimizer=optimizer,
-            row_type=row_type,
-            init=Uniform(1.0),
-        )
-        for k, optimizer in enumerate(OPTIMIZERS)
-    )
+    return table_for_each(rows, kinds=[(row_type, None, 16)], suffixes=("f", "g"))
 
 
 def on_all(tables, rank):
     """What `rank(comm, sharded)` gives on each."""
-    plan = place(tables, ["replicated"] * len(tables), WORLD)
+    plan = place(tables, "replicated", WORLD)
     return run_threads(WORLD, lambda comm: rank(comm, make_sharded(tables, plan, comm)), timeout_s=60)
 
 
@@ -79,12 +53,10 @@ def test_of_small_tables_the_merged_gradients_are_added_up(kind):
     tables = make_tables(12, row_type)
     steps = make_steps(tables, [(20, 0, 17), (1, 30, 2), (0, 0, 40)])
     whole = Embeddings(tables, seed=SEED)
-    for _ in train(whole, steps):
-        pass
+    list(train(whole, steps))
 
     def rank(comm, sharded):
-        for _ in train(sharded, [step.of(comm.rank) for step in steps]):
-            pass
+        list(train(sharded, [step.of(comm.rank) for step in steps]))
         assert ways(comm) == {"all_reduce"}
         assert not list(rows_apart(sharded, whole, limit))
         return copies(sharded)
@@ -97,12 +69,10 @@ def test_of_large_tables_ids_and_gradients_are_gathered_to_the_bits_of_one_devic
     tables = make_tables(200, KINDS[kind][0])
     steps = make_steps(tables, [(20, 0, 17), (1, 30, 2), (0, 0, 40)])
     whole = Embeddings(tables, seed=SEED)
-    for _ in train(whole, steps, squares):
-        pass
+    list(train(whole, steps, squares))
 
     def rank(comm, sharded):
-        for _ in train(sharded, [step.of(comm.rank) for step in steps], squares):
-            pass
+        list(train(sharded, [step.of(comm.rank) for step in steps], squares))
         assert ways(comm) == {"all_gather"}
         assert not list(rows_apart(sharded, whole))
 
@@ -116,8 +86,7 @@ def test_the_way_that_moves_less_is_taken(samples, way):
     steps = make_steps(tables, [(samples - 20, 9, 11)])
 
     def rank(comm, sharded):
-        for _ in train(sharded, [step.of(comm.rank) for step in steps]):
-            pass
+        list(train(sharded, [step.of(comm.rank) for step in steps]))
         assert ways(comm) == {way}
 
     on_all(tables, rank)
@@ -144,10 +113,7 @@ def test_weights_that_no_table_needs_may_be_there_on_some_ranks_only():
         for _ in range(2):
             weights = torch.ones(6) if comm.rank == 1 else None
             lists = Jagged.from_lists({"t": [[1, 2], [3]], "u": [[1, 2], [3]]})
-            batch = Jagged(
-                features=lists.features, values_N=lists.values_N, lengths_FB=lists.lengths_FB, weights_N=weights
-            )
-            sharded(batch).matrix_BS.sum().backward()
+            sharded(replace(lists, weights_N=weights)).matrix_BS.sum().backward()
             sharded.update()
         return copies(sharded)
 

@@ -11,10 +11,9 @@ import pytest
 import torch
 from pretend_gpu import DEVICE, PretendGpu, on_host
 from shard.equal import make_sharded, place, rows_apart
-from shard.jobs import WORLDS, draw_job, make_job
+from shard.jobs import WORLDS, draw_job, draw_tables, draw_wire, make_job
 from shard.layout_cases import CASES
-from shard.test_rehearse import Noting, draw_wire
-from shard.test_shared_ranks import draw_tables
+from shard.test_rehearse import Noting
 from shared_batches import draw_copies, make_shared
 
 from rowwise.comm.thread import run_threads

@@ -88,7 +88,7 @@ def make(model):
 
 def plan_of(model, layout, topology=WORLD):
     tables = [table for module in with_tables(model).values() for table in module.tables]
-    return place(tables, [layout] * len(tables), topology)
+    return place(tables, layout, topology)
 
 
 def cut(batch, sizes_W, rank):
@@ -220,7 +220,7 @@ def test_every_rank_can_fill_its_rows_by_itself(layout):
     whole = Embeddings(tables, seed=5)
 
     def rank(comm):
-        sharded = ShardedEmbeddings(tables, place(tables, [layout] * len(tables), WORLD), comm)
+        sharded = ShardedEmbeddings(tables, place(tables, layout, WORLD), comm)
         sharded.fill(5)
         return list(rows_apart(sharded, whole))
 
@@ -230,7 +230,7 @@ def test_every_rank_can_fill_its_rows_by_itself(layout):
 def test_tables_whose_statistics_are_kept_by_piece_are_tables_of_their_own():
     """Approximate ones: each piece is what a table of its columns would be."""
     table = Table(name="t", rows=50, dim=24, optimizer=RowWiseAdagrad(lr=0.1, clip=2.0), init=Constant(0.5))
-    plan = place([table], ["column-wise"], WORLD)
+    plan = place([table], "column-wise", WORLD)
     plan = Plan(world=4, tiles=plan.tiles, approximate=("t",))
     steps = make_steps([table], [(5, 9, 0, 6)] * 3)
 
@@ -251,14 +251,14 @@ def test_tables_whose_statistics_are_kept_by_piece_are_tables_of_their_own():
 
 def test_what_cannot_be_sharded_is_refused_and_left_as_it_was():
     tables = make_tables()
-    model, plan = Holder(tables), place(tables, ["row-wise"] * 3, Topology())
+    model, plan = Holder(tables), place(tables, "row-wise", Topology())
     before = model.embeddings
     with pytest.raises(SpecError, match="module that holds them"):
         shard(before, plan, solo())
     with pytest.raises(SpecError, match=r"table 'word' .*"):
         shard(model, Plan(world=1, tiles=plan.tiles[:2]), solo())
     with pytest.raises(SpecError, match="plan is for 2"):
-        shard(model, place(tables, ["row-wise"] * 3, Topology(devices=2)), solo())
+        shard(model, place(tables, "row-wise", Topology(devices=2)), solo())
     with pytest.raises(SpecError, match="results need an exact"):
         shard(model, plan, solo(), wire=Wire(host=Codecs(forward=RowType.INT8)), elastic=True)
     assert model.embeddings is before
@@ -268,7 +268,7 @@ def test_modules_are_found_wherever_they_are_and_one_of_two_names_stays_one():
     tables = make_tables()
     model = nn.ModuleDict({"list": nn.ModuleList([nn.Sequential(Embeddings(tables[:1])), Embeddings(tables[1:])])})
     model["again"] = model["list"][1]
-    shard(model, place(tables, ["row-wise"] * 3, Topology()), solo())
+    shard(model, place(tables, "row-wise", Topology()), solo())
     assert isinstance(model["list"][0][0], ShardedEmbeddings)
     assert isinstance(model["list"][1], ShardedEmbeddings)
     assert model["again"] is model["list"][1]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shard.equal import make_sharded, place
-from shard.jobs import OPTIMIZERS, ROWS, ROWS_OF_COPIES, WORLDS, draw_sizes
+from shard.jobs import WORLDS, draw_sizes, draw_tables
 from shard.layout_cases import CASES
 from shared_batches import draw_copies, make_shared
 
@@ -20,26 +20,6 @@ from rowwise.errors import PeerError
 from rowwise.ops.jagged import split
 from rowwise.shard.rehearse import RehearsedRank, rehearse
 from rowwise.spec import Codecs
-
-
-def draw_tables(draws, layouts, poolings=tuple(Pooling)):
-    tables = []
-    for index, layout in enumerate(layouts):
-        row_type, group, dims = ROWS[draws.choice(list(ROWS))]
-        tables.append(
-            Table(
-                name=f"t{index}",
-                rows=ROWS_OF_COPIES if layout == "replicated" else draws.choice((9, 40, 331)),
-                dim=draws.choice(dims),
-                features=tuple(f"f{index}.{k}" for k in range(draws.randint(1, 2))),
-                pooling=draws.choice(poolings),
-                optimizer=OPTIMIZERS[draws.choice(list(OPTIMIZERS))],
-                row_type=row_type,
-                column_group=group,
-                init=Uniform(bound=1.0),
-            )
-        )
-    return tuple(tables)
 
 
 def trained(module, batches, seed):
@@ -136,7 +116,7 @@ def test_ranks_that_do_not_share_alike_expand():
 def test_wires_of_16_bits_round_shared_vectors_alike(layout, kind):
     tables = two_tables()
     wire = Wire(host=Codecs(forward=kind, backward=kind), network=Codecs(forward=kind, backward=kind))
-    plan = place(tables, [layout] * 2, FOUR)
+    plan = place(tables, layout, FOUR)
     assert not any(run_threads(FOUR, apart(tables, plan, batches_of(tables), wire=wire), timeout_s=60))
 
 
@@ -148,7 +128,7 @@ def test_a_wire_of_8_bits_carries_both_bag_sets():
         batch = batches_of(tables, common=("user", "wide"))[comm.rank][0]
         outs = []
         for settings_ in ({}, {"wire": wire}):
-            module = make_sharded(tables, place(tables, ["table-wise"] * 3, FOUR), comm, **settings_)
+            module = make_sharded(tables, place(tables, "table-wise", FOUR), comm, **settings_)
             outs.append(module(batch).matrix_BS.detach())
         return float((outs[0] - outs[1]).abs().max()) if len(outs[0]) else 0.0
 
@@ -157,7 +137,7 @@ def test_a_wire_of_8_bits_carries_both_bag_sets():
 
 def bytes_of(tables, layout, batches_W, *, expand):
     def rank(comm):
-        module = make_sharded(tables, place(tables, [layout] * len(tables), FOUR), comm)
+        module = make_sharded(tables, place(tables, layout, FOUR), comm)
         batch = batches_W[comm.rank][0]
         module(batch.expanded() if expand else batch).matrix_BS.sum().backward()
         return {what: sum(n for (w, *_), n in comm.sent.counts.items() if w == what) for what in WHAT}
@@ -189,7 +169,7 @@ def test_both_bag_sets_travel_together():
     tables, seat = two_tables(), RehearsedRank(FOUR, 1)
     batch = batches_of(tables)[3][0]
     for layout in ("table-wise", "column-wise", "row-wise"):
-        plan = place(tables, [layout] * 2, FOUR)
+        plan = place(tables, layout, FOUR)
         shared, plain = rehearse(tables, plan, seat, batch), rehearse(tables, plan, seat, batch.expanded())
         assert [(c.purpose, c.collective) for c in shared.calls] == [(c.purpose, c.collective) for c in plain.calls]
         assert shared.visited == plain.visited
@@ -226,7 +206,7 @@ def test_unknown_ids_are_counted_once_for_each_sample(layout):
     tables = two_tables(unknown="last_row")
     larger = [Table(name=t.name, rows=90, dim=8) for t in tables]
     batches_W = batches_of(larger)
-    plan = place(tables, [layout] * 2, FOUR)
+    plan = place(tables, layout, FOUR)
     assert not any(run_threads(FOUR, apart(tables, plan, batches_W), timeout_s=60))
 
     def rank(comm):
@@ -280,7 +260,7 @@ def test_gradients_of_shared_weights_come_back(layout):
     tables = two_tables(pooling=Pooling.WEIGHTED)
 
     def rank(comm):
-        module = make_sharded(tables, place(tables, [layout] * 2, FOUR), comm)
+        module = make_sharded(tables, place(tables, layout, FOUR), comm)
         grads = []
         for expand in (False, True):
             batch = batches_of(tables)[comm.rank][0]
@@ -317,7 +297,7 @@ def test_merged_gradients_send_less_and_agree_to_rounding(layout):
     common = ("user", "user.1")
 
     def rank(comm):
-        plan = place(tables, [layout] * 3, FOUR)
+        plan = place(tables, layout, FOUR)
         modules = [make_sharded(tables, plan, comm) for _ in range(2)]
         modules[1].merge_shared = True
         sent = []
@@ -341,7 +321,7 @@ def test_merged_gradients_are_no_elastic_results():
     tables = two_tables()
 
     def rank(comm):
-        module = make_sharded(tables, place(tables, ["row-wise"] * 2, FOUR), comm, elastic=True)
+        module = make_sharded(tables, place(tables, "row-wise", FOUR), comm, elastic=True)
         with pytest.raises(SpecError, match="expected merge_shared=False"):
             module.merge_shared = True
         module.merge_shared = False

@@ -1,14 +1,12 @@
 """Rows that changed are marked, rows that nobody looked up are not: every layout, optimizer and row type."""
 
-from itertools import cycle
-
 import pytest
 import torch
 from shard.equal import SEED, make_sharded, make_steps, place, train
-from shard.jobs import OPTIMIZERS, ROWS
+from shard.jobs import ROWS, table_for_each
 from shard.layout_cases import CASES
 
-from rowwise import Embeddings, Jagged, Pooling, RowWiseAdagrad, Table, Topology, Uniform
+from rowwise import Embeddings, Jagged, RowWiseAdagrad, Table, Topology
 from rowwise.comm.thread import run_threads
 from rowwise.errors import GradientError
 
@@ -17,32 +15,16 @@ SIZES = [(6, 0, 3, 4), (1, 5, 0, 2)]  # samples of each rank
 
 
 def make_tables(rows):
-    """One for each optimizer, the other choices in turn."""
-    kinds, poolings = cycle(ROWS.values()), cycle(Pooling)
-    for k, optimizer in enumerate(OPTIMIZERS.values()):
-        row_type, group, dims = next(kinds)
-        yield Table(
-            name=f"t{k}",
-            rows=rows,
-            dim=dims[-1],
-            features=(f"f{k}", f"g{k}"),
-            pooling=next(poolings),
-            optimizer=optimizer,
-            row_type=row_type,
-            column_group=group,
-            init=Uniform(1.0),
-        )
+    kinds = [(row_type, group, dims[-1]) for row_type, group, dims in ROWS.values()]
+    return table_for_each(rows, kinds=kinds, suffixes=("f", "g"))
 
 
 def looked_up(tables, steps):
     """The ids of each table."""
-    found = {table.name: set() for table in tables}
-    for step in steps:
-        values = step.batch.values_N.split(step.batch.lengths_FB.view(len(step.batch.features), -1).sum(1).tolist())
-        ids = dict(zip(step.batch.features, values, strict=True))
-        for table in tables:
-            found[table.name].update(i for name in table.feature_names for i in ids[name].tolist())
-    return found
+    return {
+        table.name: {i for step in steps for name in table.feature_names for i in step.batch.ids_of(name).tolist()}
+        for table in tables
+    }
 
 
 def bits(held):
@@ -62,8 +44,7 @@ def check(sharded, steps, tables, rank):
         arena.touched.clear()
     known = looked_up(tables, steps)
     before = [bits(held) for held in sharded.local_tiles()]
-    for _ in train(sharded, [step.of(rank) for step in steps]):
-        pass
+    list(train(sharded, [step.of(rank) for step in steps]))
     marked = {}
     for old, held in zip(before, sharded.local_tiles(), strict=True):
         changed, marks = numbers((bits(held) != old).any(1), held.tile), numbers(held.touched, held.tile)
@@ -76,9 +57,9 @@ def check(sharded, steps, tables, rank):
 @pytest.mark.few(3)
 @pytest.mark.parametrize("layout", CASES)
 def test_changed_rows_are_marked_and_rows_not_looked_up_are_not(layout):
-    tables, topology = tuple(make_tables(120)), Topology(hosts=2, devices=2)
+    tables, topology = make_tables(120), Topology(hosts=2, devices=2)
     steps = make_steps(tables, [tuple(20 * n for n in sizes) for sizes in SIZES])
-    plan = place(tables, [layout] * len(tables), topology)
+    plan = place(tables, layout, topology)
 
     def rank(comm):
         check(make_sharded(tables, plan, comm), steps, tables, comm.rank)
@@ -88,9 +69,9 @@ def test_changed_rows_are_marked_and_rows_not_looked_up_are_not(layout):
 
 @pytest.mark.parametrize(("rows", "way"), [(4, "all_reduce"), (300, "all_gather")])
 def test_all_ranks_mark_the_same_rows_of_copies(rows, way):
-    tables, topology = tuple(make_tables(rows)), Topology(devices=4)
+    tables, topology = make_tables(rows), Topology(devices=4)
     steps = make_steps(tables, SIZES)
-    plan = place(tables, ["replicated"] * len(tables), topology)
+    plan = place(tables, "replicated", topology)
 
     def rank(comm):
         marked = check(make_sharded(tables, plan, comm), steps, tables, comm.rank)

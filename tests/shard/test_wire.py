@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shard.equal import SEED, look_up, make_sharded, make_steps, place, train
-from shard.wires import FLAT, IN_HOSTS, KINDS, LAYOUTS, SIZES_W, WORLD, bags_of, by_host, codec_of, make_table
+from shard.wires import FLAT, IN_HOSTS, KINDS, LAYOUTS, SIZES_W, WORLD, by_host, codec_of, make_table
 
 from rowwise import Embeddings, Jagged, Plan, Pooling, Sgd, Table, Tile
 from rowwise.comm.codec import gradient_scale, scale_groups_of
@@ -123,12 +123,10 @@ def test_each_feature_is_rounded_by_its_own_scale_both_ways(layout, widths):
     before = copy.deepcopy(whole)
     ((_, wanted),) = train(whole, [step])
     rounding = 2 * 3 * 4 / 255 / 2 * 1.001  # half a step between the sums of four numbers of 3
-    most = {t.name: int(of_feature(step.batch, t.name).bincount().max()) for t in tables}
+    most = {t.name: int(step.batch.ids_of(t.name).bincount().max()) for t in tables}
 
     def rank(comm):
-        sharded = ShardedEmbeddings(
-            tables, place(tables, (layout,) * 3, WORLD), comm, wire=Wire(host=INT8, network=INT8)
-        )
+        sharded = ShardedEmbeddings(tables, place(tables, layout, WORLD), comm, wire=Wire(host=INT8, network=INT8))
         copy_tables(before, sharded)
         ((_, mine),) = train(sharded, [step.of(comm.rank)])
         off = (mine[""] - step.cut(wanted, comm.rank)[""]).abs()
@@ -142,11 +140,6 @@ def test_each_feature_is_rounded_by_its_own_scale_both_ways(layout, widths):
             assert (off_RD <= most[name] * 2 * (rounding / 4) * sizes[name]).all(), held.tile
 
     run_threads(WORLD, rank, timeout_s=30)
-
-
-def of_feature(batch, name):
-    """The ids of a feature."""
-    return dict(zip(batch.features, bags_of(batch), strict=True))[name]
 
 
 def test_the_scale_of_gradients_is_a_power_of_two_that_keeps_those_of_a_mean_in_range():
@@ -247,18 +240,17 @@ def test_vectors_of_each_id_are_as_exact_as_their_link(layout, wire, seed):
     table = make_table(Pooling.SEQUENCE)
     (step,) = make_steps([table], [SIZES_W], seed)
     before = Embeddings([table], seed=SEED).weights("t").clone()
-    ids = dict(zip(step.batch.features, bags_of(step.batch), strict=True))
 
     def rank(comm):
         sharded = make_sharded([table], Plan(world=4, tiles=LAYOUTS[layout](table)), comm, wire=wire)
         mine = step.of(comm.rank)
         ((_, outs),) = train(sharded, [mine])
-        my_ids = dict(zip(mine.batch.features, bags_of(mine.batch), strict=True))
         for tile in LAYOUTS[layout](table):
             columns, kind = slice(*tile.cols), codec_of(wire, tile.rank, comm.rank, False)
             for feature in table.feature_names:
-                here = (my_ids[feature] >= tile.rows[0]) & (my_ids[feature] < tile.rows[1])
-                want = before[my_ids[feature][here], columns]
+                my_ids = mine.batch.ids_of(feature)
+                here = (my_ids >= tile.rows[0]) & (my_ids < tile.rows[1])
+                want = before[my_ids[here], columns]
                 assert ((outs[feature][here, columns] - want).abs() <= allowed(want, kind)).all(), wire
         for held in sharded.local_tiles():
             rows, columns = slice(*held.tile.rows), slice(*held.tile.cols)
@@ -268,7 +260,7 @@ def test_vectors_of_each_id_are_as_exact_as_their_link(layout, wire, seed):
                 kind = codec_of(wire, sender, comm.rank, True)
                 for feature in table.feature_names:
                     first = sum(len(step.cut(step.ups, r)[feature]) for r in range(sender))
-                    asked = ids[feature][first : first + len(cut[feature])]
+                    asked = step.batch.ids_of(feature)[first : first + len(cut[feature])]
                     summed.index_add_(0, asked, cut[feature])
                     off = allowed(cut[feature][:, columns], kind, 0, gradient_scale(sum(SIZES_W)))
                     limit[:, columns] = limit[:, columns].index_add(0, asked, off)

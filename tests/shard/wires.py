@@ -44,11 +44,6 @@ def by_host(tiles):
             yield host, mine, slice(*mine[0].cols)
 
 
-def bags_of(batch):
-    """The ids of each feature."""
-    return batch.values_N.split(batch.lengths_FB.view(len(batch.features), -1).sum(1).tolist())
-
-
 def ids_of(batch):
     """Those of the table's features."""
-    return torch.cat([ids for name, ids in zip(batch.features, bags_of(batch), strict=True) if name in "xy"])
+    return torch.cat([batch.ids_of("x"), batch.ids_of("y")])

@@ -6,39 +6,32 @@ from collections import Counter
 import pytest
 import torch
 from shard.equal import make_steps
-from shard.jobs import WORLDS, draw_job, make_job
+from shard.jobs import WORLDS, draw_job, draw_wire, make_job
 from shard.layout_cases import CASES
 
-from rowwise import Pooling, Wire
+from rowwise import Pooling
 from rowwise.shard.distinct import deduplicate_sequences, repeatable_features
 from rowwise.shard.rehearse import RehearsedRank, rehearse
 from rowwise.shard.routes import make_routes
 from rowwise.simulate.traffic import LINKS, BatchCounts, PlanTraffic
-from rowwise.spec import Codecs, WireType
 
 
 def counts_of(batch, routes):
     """Those of a batch that all ranks have."""
-    size = batch.batch_size
-
-    def split(jagged):
-        ids_F = jagged.values_N.split(jagged.lengths_FB.view(-1, size).sum(1).tolist())
-        return dict(zip(jagged.features, ids_F, strict=True))
-
     weighted = any(table.pooling is Pooling.WEIGHTED for table in routes.tables)
     repeats = [] if weighted or routes.world == 1 else repeatable_features(routes.exchanged_tables)
-    own, sent = split(batch), split(deduplicate_sequences(batch, repeats)[0])
+    shorter = deduplicate_sequences(batch, repeats)[0]
 
     def inside(ids, rows):
         return ids[(ids >= rows[0]) & (ids < rows[1])]
 
     def distinct(table, rows):
-        return len(inside(torch.cat([own[feature] for feature in table.feature_names]), rows).unique())
+        return len(inside(torch.cat([batch.ids_of(feature) for feature in table.feature_names]), rows).unique())
 
     return BatchCounts(
-        samples=size,
-        sent_ids=lambda feature, rows: len(inside(sent[feature], rows)),
-        own_ids=lambda feature: len(own[feature]),
+        samples=batch.batch_size,
+        sent_ids=lambda feature, rows: len(inside(shorter.ids_of(feature), rows)),
+        own_ids=lambda feature: len(batch.ids_of(feature)),
         distinct=distinct,
     )
 
@@ -49,12 +42,6 @@ def sent_bytes(flows, rank):
         for link in LINKS:
             total[flow.purpose, flow.collective, link] += flow.sent[link][rank]
     return {key: n for key, n in total.items() if n}
-
-
-def draw_wire(draws, *, elastic):
-    kinds = [WireType.FP32] if elastic else list(WireType)
-    codecs = [Codecs(forward=draws.choice(kinds), backward=draws.choice(kinds)) for _ in range(2)]
-    return Wire(host=codecs[0], network=codecs[1])
 
 
 def check(job, topology, samples, wire):
