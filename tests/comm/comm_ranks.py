@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 
 import torch
-from comm_suite import every_check
+from comm_suite import MISMATCHES, every_check
 
 from rowwise.comm.torch import is_alive
 from rowwise.errors import IdError, PeerError
@@ -65,15 +65,7 @@ def wait_for_end(pid):
 
 def differ(comm, how):
     gather(comm)
-    one = comm.rank == 1
-    if how == "collective" and one:
-        comm.all_reduce(torch.ones(2), "x").wait()
-    elif how == "sizes":
-        comm.all_to_all(torch.ones(9 if one else 6), [2, 2, 5] if one else [2] * 3, [2] * 3, "ids").wait()
-    elif how == "dtype" and one:
-        comm.all_gather(torch.ones(2, dtype=torch.int32), [2] * 3, "x").wait()
-    else:
-        gather(comm, "ids" if how == "purpose" and one else "x")
+    MISMATCHES[how][comm.rank == 1](comm)
 
 
 def come_late(comm):

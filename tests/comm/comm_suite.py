@@ -272,6 +272,46 @@ CHECKS = (
 )
 
 
+TWOS = torch.ones(2)
+MISMATCHES = {  # of three ranks: what all call but rank 1, what it calls, and what is said
+    "other collectives": (
+        lambda comm: comm.all_gather(TWOS, [2] * 3, "x").wait(),
+        lambda comm: comm.all_reduce(TWOS, "x").wait(),
+        "rank 0 calls all_gather of 'x' where rank 1 calls all_reduce of 'x'",
+    ),
+    "other purposes": (
+        lambda comm: comm.all_reduce(TWOS, "ids").wait(),
+        lambda comm: comm.all_reduce(TWOS, "pooled").wait(),
+        "rank 0 calls all_reduce of 'ids' where rank 1 calls all_reduce of 'pooled'",
+    ),
+    "other dtypes": (
+        lambda comm: comm.all_reduce(TWOS, "x").wait(),
+        lambda comm: comm.all_reduce(TWOS.int(), "x").wait(),
+        "all_reduce of 'x': rank 0 sends 2 elements of torch.float32 to rank 1, which expects 2 of torch.int32",
+    ),
+    "other lengths": (
+        lambda comm: comm.all_reduce(TWOS, "x").wait(),
+        lambda comm: comm.all_reduce(torch.ones(3), "x").wait(),
+        "all_reduce of 'x': rank 0 sends 2 elements of torch.float32 to rank 1, which expects 3",
+    ),
+    "more sent than expected": (
+        lambda comm: comm.all_to_all(torch.ones(6), [2] * 3, [2] * 3, "ids").wait(),
+        lambda comm: comm.all_to_all(torch.ones(7), [2, 2, 3], [2] * 3, "ids").wait(),
+        "all_to_all of 'ids': rank 1 sends 3 elements of torch.float32 to rank 2, which expects 2",
+    ),
+    "more expected than sent": (
+        lambda comm: comm.all_gather(TWOS, [2] * 3, "x").wait(),
+        lambda comm: comm.all_gather(TWOS, [2, 2, 5], "x").wait(),
+        "all_gather of 'x': rank 2 sends 2 elements of torch.float32 to rank 1, which expects 5",
+    ),
+    "other groups": (
+        lambda comm: comm.split([[0, 1, 2]]),
+        lambda comm: comm.split([[0], [1], [2]]),
+        "rank 0 calls split of '(0, 1, 2)' where rank 1 calls split of '(0,), (1,), (2,)'",
+    ),
+}
+
+
 def every_check(comm, exact, calls):
     """All of them in one world, for those that take long to start."""
     for check in CHECKS[:-1]:

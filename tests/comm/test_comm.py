@@ -4,7 +4,8 @@ import threading
 
 import pytest
 import torch
-from comm_suite import CHECKS
+from comm_ranks import differ, gather
+from comm_suite import CHECKS, MISMATCHES
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,10 +45,6 @@ def test_every_comm_passes_the_suite(world, check):
 
 def test_results_come_in_rank_order():
     assert run_threads(4, lambda comm: (comm.rank, comm.ranks)) == [(r, (0, 1, 2, 3)) for r in range(4)]
-
-
-def gather(comm, what="x"):
-    return comm.all_gather(torch.ones(2), [2] * len(comm.ranks), what).wait()
 
 
 def seen_by_all(function, world=3, timeout_s=60.0):
@@ -104,58 +101,13 @@ def test_a_rank_that_never_comes_is_named_after_the_time_limit():
         run_threads(2, lambda comm: never.wait(1) if comm.rank else gather(comm), timeout_s=0.2)
 
 
-def differing(comm, first, second):
-    (first if comm.rank != 1 else second)(comm)
-
-
-TWOS = torch.ones(2)
-MISMATCHES = {
-    "other collectives": (
-        lambda comm: comm.all_gather(TWOS, [2] * 3, "x").wait(),
-        lambda comm: comm.all_reduce(TWOS, "x").wait(),
-        "rank 0 calls all_gather of 'x' where rank 1 calls all_reduce of 'x'",
-    ),
-    "other purposes": (
-        lambda comm: comm.all_reduce(TWOS, "ids").wait(),
-        lambda comm: comm.all_reduce(TWOS, "pooled").wait(),
-        "rank 0 calls all_reduce of 'ids' where rank 1 calls all_reduce of 'pooled'",
-    ),
-    "other dtypes": (
-        lambda comm: comm.all_reduce(TWOS, "x").wait(),
-        lambda comm: comm.all_reduce(TWOS.int(), "x").wait(),
-        "all_reduce of 'x': rank 0 sends 2 elements of torch.float32 to rank 1, which expects 2 of torch.int32",
-    ),
-    "other lengths": (
-        lambda comm: comm.all_reduce(TWOS, "x").wait(),
-        lambda comm: comm.all_reduce(torch.ones(3), "x").wait(),
-        "all_reduce of 'x': rank 0 sends 2 elements of torch.float32 to rank 1, which expects 3",
-    ),
-    "more sent than expected": (
-        lambda comm: comm.all_to_all(torch.ones(6), [2] * 3, [2] * 3, "ids").wait(),
-        lambda comm: comm.all_to_all(torch.ones(7), [2, 2, 3], [2] * 3, "ids").wait(),
-        "all_to_all of 'ids': rank 1 sends 3 elements of torch.float32 to rank 2, which expects 2",
-    ),
-    "more expected than sent": (
-        lambda comm: comm.all_gather(TWOS, [2] * 3, "x").wait(),
-        lambda comm: comm.all_gather(TWOS, [2, 2, 5], "x").wait(),
-        "all_gather of 'x': rank 2 sends 2 elements of torch.float32 to rank 1, which expects 5",
-    ),
-    "other groups": (
-        lambda comm: comm.split([[0, 1, 2]]),
-        lambda comm: comm.split([[0], [1], [2]]),
-        "rank 0 calls split of '(0, 1, 2)' where rank 1 calls split of '(0,), (1,), (2,)'",
-    ),
-}
-
-
 @pytest.mark.parametrize("mismatch", MISMATCHES)
 def test_calls_that_do_not_match_are_named_on_every_rank(mismatch):
-    first, second, want = MISMATCHES[mismatch]
-    _, errors = seen_by_all(lambda comm: differing(comm, first, second))
+    _, errors = seen_by_all(lambda comm: differ(comm, mismatch))
     assert sorted(errors) == [0, 1, 2]
     for error in errors.values():
         assert isinstance(error, PeerError)
-        assert want in str(error)
+        assert MISMATCHES[mismatch][2] in str(error)
 
 
 WRONG = {

@@ -118,12 +118,8 @@ def share(jagged: Jagged, features: Sequence[str]) -> Jagged:
     inverse_B = begins_B.cumsum(0) - 1
     others = tuple(f for f in jagged.features if f not in features)
     shared = SharedBags(jagged=group.of_samples(begins_B.nonzero().flatten()), inverse_B=inverse_B)
-    if not others:
-        none = group.without_samples()
-        return Jagged(
-            features=(), values_N=none.values_N, lengths_FB=none.lengths_FB, weights_N=none.weights_N, shared=shared
-        )
-    return replace(permute(jagged, others), shared=shared)
+    own = permute(jagged, others) if others else group.without_samples()
+    return replace(own, features=others, shared=shared)
 
 
 def concatenate(jaggeds: Sequence[Jagged], features: Sequence[str] | None = None) -> Jagged:
