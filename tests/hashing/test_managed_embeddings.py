@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from torch import nn
 
 from rowwise import (
@@ -127,6 +128,17 @@ def plan_of(tables, world, how=row_wise):
     return Plan(world=world, tiles=tuple(tile for t in tables for tile in how(t, range(world))))
 
 
+def trained_on_ranks(tables, plan, batches, device="cpu", **settings):
+    """The state of all ranks that trained on their samples of these batches."""
+
+    def rank(comm):
+        net = shard(Net(tables, seed=5, device=device), plan, comm, **settings)
+        train_on(net, batches, comm.rank, plan.world)
+        return net
+
+    return merged(run_threads(plan.world, rank))
+
+
 BATCHES = [make_batch(seed) for seed in range(30)]
 
 
@@ -144,9 +156,7 @@ def test_ids_that_fit_train_as_rows_of_a_plain_table(seed, pooling):
     draws = random.Random(seed)
     ids = [draws.randrange(-FAR, FAR) for _ in range(50)]
     table = Table(name="t", rows=4000, dim=4, pooling=pooling, init=Constant(value=0.5), optimizer=Adam(lr=0.1))
-    managed = make_embeddings(
-        [Table(**{f: getattr(table, f) for f in table.__struct_fields__} | {"managed": Managed()})]
-    )
+    managed = make_embeddings([structs.replace(table, managed=Managed())])
     plain = Embeddings([table])
     for step in range(4):
         picked = [draws.randrange(50) for _ in range(30)]
@@ -230,13 +240,8 @@ def test_shared_bags_count_for_each_sample():
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_ranks_give_the_bits_of_one(trained, world):
     tables = make_tables()
-
-    def rank(comm):
-        net = shard(Net(tables, seed=5, device="meta"), plan_of(tables, world), comm, elastic=True)
-        train_on(net, BATCHES, comm.rank, world)
-        return net
-
-    assert equal(merged(run_threads(world, rank)), state_of(trained))
+    found = trained_on_ranks(tables, plan_of(tables, world), BATCHES, "meta", elastic=True)
+    assert equal(found, state_of(trained))
 
 
 @pytest.mark.slow
@@ -277,12 +282,7 @@ def test_pieces_of_one_rank():
     one = Net(tables, seed=5)
     train_on(one, BATCHES[:9])
 
-    def rank(comm):
-        net = shard(Net(tables, seed=5), plan, comm, elastic=True)
-        train_on(net, BATCHES[:9], comm.rank, 3)
-        return net
-
-    assert equal(merged(run_threads(3, rank)), state_of(one))
+    assert equal(trained_on_ranks(tables, plan, BATCHES[:9], elastic=True), state_of(one))
 
 
 def test_a_bad_batch_of_one_rank_raises_on_all():
@@ -367,12 +367,6 @@ def test_table_wise_ranks_own_whole_tables():
     plan = Plan(world=2, tiles=tuple(tile for k, t in enumerate(tables) for tile in table_wise(t, k % 2)))
     one = Net(tables, seed=5)
     train_on(one, BATCHES[:9])
-
-    def rank(comm):
-        net = shard(Net(tables, seed=5), plan, comm)
-        train_on(net, BATCHES[:9], comm.rank, 2)
-        return net
-
-    found, want = merged(run_threads(2, rank)), state_of(one)
+    found, want = trained_on_ranks(tables, plan, BATCHES[:9]), state_of(one)
     names = [name for name in want if name.endswith(("/id", "/used", "/count", "/seen"))]
     assert all(torch.equal(found[name], want[name]) for name in names)

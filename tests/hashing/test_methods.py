@@ -22,6 +22,13 @@ def make_history(ids, seed=0, folds=2, groups=5):
     return IdHistory(counts_N=counts_N, vectors_ND=vectors[0], folded=folded), group_N
 
 
+def make(method, table, budget_bytes, history):
+    """A map that the budget allows."""
+    made = make_map(method, table, budget_bytes, history)
+    assert made is not None
+    return made
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     method=st.sampled_from(list(METHODS)),
@@ -54,7 +61,7 @@ def test_a_map_fits_its_budget_or_is_not_there(method, ids, ratio, dim, row_type
 def test_a_usual_table_has_a_map_by_every_method(method):
     table = Table(name="t", rows=3000, dim=16)
     history, _ = make_history(3000)
-    assert make_map(method, table, table_bytes(table, None) // 5, history) is not None
+    make(method, table, table_bytes(table, None) // 5, history)
 
 
 @pytest.mark.few(2)
@@ -64,16 +71,14 @@ def test_most_of_a_budget_is_used(method):
     history, _ = make_history(5000)
     for ratio in (2, 10, 30):
         budget_bytes = table_bytes(table, None) // ratio
-        made = make_map(method, table, budget_bytes, history)
-        assert made is not None
+        made = make(method, table, budget_bytes, history)
         assert table_bytes(table, made) > 0.8 * min(budget_bytes, 200_000)
 
 
 def test_ids_that_are_alike_share_a_row():
     history, group_N = make_history(2000, groups=7)
     table = Table(name="t", rows=2000, dim=16)
-    made = make_map("learned", table, 12_000, history)
-    assert made is not None
+    made = make("learned", table, 12_000, history)
     rows_N = look_up_rows(made, np.arange(2000))[:, 0]
     often = history.counts_N >= LEAST_COUNT
     for row in np.unique(rows_N[often]):
@@ -93,8 +98,7 @@ def test_frequent_ids_have_rows_of_their_own():
     table = Table(name="t", rows=1000, dim=16)
     order_N = np.argsort(-history.counts_N, kind="stable")
     for method in ("frequency", "learned_head_tail"):
-        made = make_map(method, table, 12_000, history)
-        assert made is not None
+        made = make(method, table, 12_000, history)
         rows_N = look_up_rows(made, np.arange(1000))[:, 0]
         alone = np.bincount(rows_N, minlength=made.shape.rows)[rows_N] == 1
         assert alone[order_N[:50]].all(), method
@@ -103,11 +107,8 @@ def test_frequent_ids_have_rows_of_their_own():
 def test_no_row_of_balanced_clusters_is_asked_for_by_everybody():
     history, _ = make_history(3000, groups=2)
     table = Table(name="t", rows=3000, dim=16)
-    made = make_map("learned_balanced", table, 30_000, history)
-    plain = make_map("learned", table, 30_000, history)
-    assert made is not None
-    assert plain is not None
-    rows = [look_up_rows(id_map, np.arange(3000))[:, 0] for id_map in (made, plain)]
+    maps = (make(method, table, 30_000, history) for method in ("learned_balanced", "learned"))
+    rows = [look_up_rows(id_map, np.arange(3000))[:, 0] for id_map in maps]
     load, other = (np.bincount(rows_N, history.counts_N).max() for rows_N in rows)
     assert max(load, history.counts_N.max()) < other
 
@@ -116,9 +117,7 @@ def test_no_row_of_balanced_clusters_is_asked_for_by_everybody():
 def test_clusters_are_few_unless_many_are_asked_for():
     history, _ = make_history(4000, groups=500)
     table = Table(name="t", rows=4000, dim=16)
-    few, many = (make_map(method, table, 100_000, history) for method in ("learned", "learned_many"))
-    assert few is not None
-    assert many is not None
+    few, many = (make(method, table, 100_000, history) for method in ("learned", "learned_many"))
     assert few.shape.rows <= FEW_CLUSTERS + 1
     assert many.shape.rows > 5 * FEW_CLUSTERS
 
