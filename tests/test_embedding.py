@@ -1,6 +1,6 @@
 """`Embeddings` is torch's own embedding modules, many at a time: same vectors, same training, ordinary state dicts.
 
-The oracle is one `nn.EmbeddingBag` or `nn.Embedding` for each table, trained by torch's optimizers.
+The oracle is one `nn.EmbeddingBag` or `nn.Embedding` for each table. `test_optimizers` has the optimizers' own.
 """
 
 import copy
@@ -279,67 +279,6 @@ def test_repr_names_the_tables():
 
 
 # Training
-
-
-class RowWise(torch.optim.Optimizer):
-    """Row-wise Adagrad on dense gradients."""
-
-    def __init__(self, params, lr, eps, initial):
-        super().__init__(params, {"lr": lr, "eps": eps, "initial": initial})
-
-    def step(self):
-        for group in self.param_groups:
-            for w in group["params"]:
-                total = self.state[w].setdefault("sum", torch.full((len(w), 1), group["initial"]))
-                total += (w.grad**2).mean(1, keepdim=True)
-                w.data -= group["lr"] * w.grad / (total.sqrt() + group["eps"])
-
-
-def torch_optimizer(optimizer, params) -> torch.optim.Optimizer:
-    match optimizer:
-        case Sgd(lr=lr, weight_decay=decay):
-            return torch.optim.SGD(params, lr=lr, weight_decay=decay)
-        case Adagrad(lr=lr, eps=eps, weight_decay=decay, initial=initial):
-            return torch.optim.Adagrad(params, lr=lr, eps=eps, weight_decay=decay, initial_accumulator_value=initial)
-        case RowWiseAdagrad(lr=lr, eps=eps, initial=initial):
-            return RowWise(params, lr=lr, eps=eps, initial=initial)
-
-
-OPTIMIZERS = [
-    Sgd(lr=0.05),
-    Adagrad(lr=0.02),
-    Adagrad(lr=0.02, eps=1e-3, initial=0.5),
-    RowWiseAdagrad(lr=0.02),
-    RowWiseAdagrad(lr=0.02, eps=1e-3, initial=0.5),
-]
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
-def test_training_is_torchs(optimizer):
-    embeddings = Embeddings(with_optimizer(optimizer, TABLES))
-    oracle = Oracle(embeddings)
-    theirs = torch_optimizer(optimizer, oracle.parameters())
-    for step in range(4):
-        jagged = batch(seed=step)
-        train(embeddings, jagged)
-        theirs.zero_grad()
-        loss_of(oracle(jagged)).backward()
-        theirs.step()
-        close(dict(embeddings.state_dict()), {n: m.weight.detach() for n, m in oracle.by_table.items()}, 1e-5)
-
-
-@pytest.mark.parametrize("optimizer", [Sgd(lr=0.05, weight_decay=0.1), Adagrad(lr=0.02, weight_decay=0.1)], ids=str)
-def test_weight_decay_is_torchs_where_every_row_is_touched(optimizer):
-    embeddings = single(rows=6, optimizer=optimizer)
-    oracle = Oracle(embeddings)
-    theirs = torch_optimizer(optimizer, oracle.parameters())
-    jagged = Jagged.from_lists({"t": [[0, 1, 2, 3], [4, 5, 5], [2, 0]]})
-    for _ in range(5):
-        train(embeddings, jagged)
-        theirs.zero_grad()
-        loss_of(oracle(jagged)).backward()
-        theirs.step()
-    close(dict(embeddings.state_dict()), {"t": oracle.by_table["t"].weight.detach()}, 1e-5)
 
 
 @given(problem=problems(poolings=tuple(Pooling), most_batch=100))
@@ -723,30 +662,6 @@ def test_copies_are_whole_and_independent(duplicate, inside):
         assert torch.equal(second.state_dict()[table.name], second.table(table.name))
     train(first, batch(3))
     same(everything(first), everything(second))
-
-
-@pytest.mark.parametrize(
-    "move",
-    [
-        lambda m: m.to("cpu"),
-        lambda m: m.half(),
-        lambda m: m.double(),
-        lambda m: m.to(torch.bfloat16),
-        lambda m: m.cpu().float(),
-        lambda m: nn.Sequential(m).double()[0],
-    ],
-)
-def test_moves_keep_rows_as_the_table_says(move):
-    embeddings = trained()
-    before = everything(embeddings)
-    moved = move(embeddings)
-    assert moved is embeddings
-    same(everything(moved), before)
-    assert {x.dtype for x in moved.state_dict().values()} == {torch.float32}
-    train(moved, batch(3))
-    for table in TABLES:
-        assert torch.equal(moved.state_dict()[table.name], moved.table(table.name))
-        assert not torch.equal(moved.table(table.name), before[table.name])
 
 
 # Inside a model

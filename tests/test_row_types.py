@@ -539,13 +539,6 @@ def test_state_dicts_of_all_row_types_at_once(inside, keep):
     same(everything(target), everything(source))
 
 
-@pytest.mark.parametrize(("row_type", "group"), ROW_TYPES)
-def test_state_dicts_of_one_row_type_through_a_file(row_type, group):
-    source, target = (Embeddings([table(row_type, group)], seed=seed) for seed in (1, 2))
-    target.load_state_dict(through_a_file(source.state_dict()))
-    same(target.state_dict(), source.state_dict())
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("naming", ["{}", "{}.weight", "embedding_bags.{}.weight"])
 def test_float_rows_are_taken_by_tables_of_any_row_type(naming, dtype):
@@ -589,12 +582,24 @@ def test_rows_of_another_kind_are_refused_by_name(row_type, group, shape, dtype,
     same(everything(embeddings), before)
 
 
-@pytest.mark.parametrize("move", [lambda m: m.half(), lambda m: m.double(), lambda m: m.to("cpu"), copy.deepcopy])
+MOVES = {
+    "to cpu": lambda m: m.to("cpu"),
+    "half": lambda m: m.half(),
+    "double": lambda m: m.double(),
+    "to bfloat16": lambda m: m.to(torch.bfloat16),
+    "cpu and float": lambda m: m.cpu().float(),
+    "double inside": lambda m: nn.Sequential(m).double()[0],
+    "copy": copy.deepcopy,
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
 def test_moves_and_copies_keep_the_row_types(move):
     one, two = (Embeddings(MIXED, seed=1) for _ in range(2))
     train(one, range(2))
     train(two, range(2))
-    moved = move(one)
+    moved = MOVES[move](one)
+    assert (moved is one) == (move != "copy")
     same(everything(moved), everything(two))
     train(moved, range(2, 4))
     train(two, range(2, 4))

@@ -16,40 +16,17 @@ from shard.equal import (
     train,
     train_in_pieces,
 )
+from shard.jobs import OPTIMIZERS, table_for_each
 
-from rowwise import (
-    Adam,
-    Embeddings,
-    Lamb,
-    Pooling,
-    RowType,
-    RowWiseAdagrad,
-    RowWiseAdam,
-    Sgd,
-    Table,
-    Topology,
-    Uniform,
-)
+from rowwise import Adam, Embeddings, Pooling, RowType, RowWiseAdagrad, RowWiseAdam, Sgd, Table, Topology, Uniform
 from rowwise.comm.thread import run_threads
 
-TABLES = tuple(
-    Table(
-        name=name,
-        rows=rows,
-        dim=dim,
-        features=features,
-        pooling=pooling,
-        optimizer=optimizer,
-        init=Uniform(1.0),
-        **more,
-    )
-    for name, rows, dim, features, pooling, optimizer, more in (
-        ("a", 700, 8, ("a.0", "a.1"), Pooling.SUM, RowWiseAdagrad(lr=0.1, clip=2.0), {}),
-        ("b", 700, 16, (), Pooling.MEAN, Adam(lr=0.1, weight_decay=0.02), {}),
-        ("c", 700, 32, (), Pooling.WEIGHTED, Lamb(lr=0.1, weight_decay=0.02), {"row_type": RowType.FP16}),
-        ("d", 700, 12, ("d.0", "d.1"), Pooling.SEQUENCE, RowWiseAdam(lr=0.1, weight_decay=0.02), {}),
-        ("e", 700, 48, (), Pooling.SUM, Sgd(lr=0.1), {"row_type": RowType.INT8, "column_group": 16}),
-    )
+FP32, FP16, INT8 = RowType.FP32, RowType.FP16, RowType.INT8
+TABLES = table_for_each(
+    700,
+    [OPTIMIZERS[name] for name in ("row-wise adagrad, decay, clip", "adam", "lamb", "row-wise adam", "sgd")],
+    kinds=[(FP32, None, 8), (FP32, None, 16), (FP16, None, 32), (FP32, None, 12), (INT8, 16, 48)],
+    suffixes=("f", "g"),
 )
 LAYOUTS = {layout: layout for layout in ("row-wise", "column-wise", "grid", "replicated", "all on the last rank")}
 LAYOUTS["mixed"] = ("replicated", "columns, ranks reversed", "table-row-wise", "pinwheel", "two column tiles on a rank")

@@ -18,14 +18,13 @@ from shard.equal import (
     train,
     train_in_pieces,
 )
+from shard.jobs import OPTIMIZERS
 from shard.layout_cases import CASES
 
 from rowwise import (
-    Adagrad,
     Adam,
     Embeddings,
     GradientError,
-    Lamb,
     Pooling,
     RowType,
     RowWiseAdagrad,
@@ -43,17 +42,17 @@ from rowwise.spec import Codecs
 WORLD = Topology(hosts=2, devices=2)
 SIZES_SW = ((256, 0, 512, 256), (256, 256, 256, 256), (256, 512, 0, 100))  # only the last may be short
 KINDS = (
-    (20, 8, RowWiseAdagrad(lr=0.1, clip=2.0), RowType.FP32, None),
-    (331, 16, Adam(lr=0.1, weight_decay=0.02), RowType.FP32, None),
-    (100, 12, Lamb(lr=0.1, weight_decay=0.02), RowType.FP16, None),
-    (100, 48, RowWiseAdam(lr=0.1), RowType.INT8, 16),
-    (5000, 20, Adagrad(lr=0.1), RowType.BF16, None),  # whose ids hardly repeat
+    (20, 8, "row-wise adagrad, decay, clip", RowType.FP32, None),
+    (331, 16, "adam", RowType.FP32, None),
+    (100, 12, "lamb", RowType.FP16, None),
+    (100, 48, "row-wise adam", RowType.INT8, 16),
+    (5000, 20, "adagrad", RowType.BF16, None),  # whose ids hardly repeat
 )
 TABLES = (
     *(
         Table(
-            name=f"t{k}", rows=rows, dim=dim, pooling=Pooling.SEQUENCE, optimizer=optimizer, init=Uniform(1.0),
-            row_type=row_type, column_group=group,
+            name=f"t{k}", rows=rows, dim=dim, pooling=Pooling.SEQUENCE, init=Uniform(1.0),
+            optimizer=OPTIMIZERS[optimizer], row_type=row_type, column_group=group,
         )
         for k, (rows, dim, optimizer, row_type, group) in enumerate(KINDS)
     ),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from clicks import DENSE, make_clicks
 from msgspec import structs
+from shard import jobs
 from shard.equal import SEED, Step, given, look_up, make_steps, place, rows_apart
 from shard.layout_cases import CASES
 from torch import nn
@@ -13,21 +14,16 @@ from torch.nn import functional as F
 
 from rowwise import (
     DLRM,
-    Adagrad,
     Adam,
     Batch,
     Constant,
     DeepFM,
     Embeddings,
-    Ftrl,
-    Lamb,
     Normal,
     Plan,
     Pooling,
     RowType,
     RowWiseAdagrad,
-    RowWiseAdam,
-    Schedule,
     Sgd,
     SpecError,
     Table,
@@ -160,14 +156,14 @@ class Holder(nn.Module):
 
 
 KINDS = (
-    (RowType.FP32, None, 12, RowWiseAdagrad(lr=0.1, schedule=Schedule(warmup_steps=4))),
-    (RowType.FP32, None, 8, Ftrl(lr=0.1, l1=0.05)),
-    (RowType.FP16, None, 20, Adam(lr=0.1, weight_decay=0.02)),
-    (RowType.FP16, None, 16, RowWiseAdam(lr=0.1)),
-    (RowType.BF16, None, 16, Lamb(lr=0.1, weight_decay=0.02)),
-    (RowType.INT8, 16, 64, Adagrad(lr=0.1, clip=2.0)),
-    (RowType.INT8, 16, 40, RowWiseAdagrad(lr=0.1)),
-    (RowType.INT8, None, 24, Adam(lr=0.1)),
+    (RowType.FP32, None, 12, "row-wise adagrad"),
+    (RowType.FP32, None, 8, "ftrl"),
+    (RowType.FP16, None, 20, "adam"),
+    (RowType.FP16, None, 16, "row-wise adam"),
+    (RowType.BF16, None, 16, "lamb"),
+    (RowType.INT8, 16, 64, "adagrad, clip"),
+    (RowType.INT8, 16, 40, "row-wise adagrad, decay, clip"),
+    (RowType.INT8, None, 24, "adam, clip"),
 )
 
 
@@ -179,7 +175,7 @@ def kinds_of_tables():
             dim=dim,
             row_type=row_type,
             column_group=group,
-            optimizer=optimizer,
+            optimizer=jobs.OPTIMIZERS[optimizer],
             pooling=list(Pooling)[k % 4],
             init=(Uniform(1.0), Normal(0.5), Constant(0.25))[k % 3],
         )
