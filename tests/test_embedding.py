@@ -728,7 +728,7 @@ def test_compiled_model_is_the_model():
 # The operators, as torch sees them
 
 
-def operator_arguments(sequence: bool, weights=True) -> dict:
+def operator_arguments(sequence: bool) -> dict:
     tables = [t for t in TABLES if (t.pooling is Pooling.SEQUENCE) == sequence]
     problem = make_problem(tuple(tables), batch=6, most=3, seed=1)
     arena = problem.arena()
@@ -740,7 +740,7 @@ def operator_arguments(sequence: bool, weights=True) -> dict:
         "features": problem.sources(group),
         "values": jagged.values_N,
         "offsets": ops.offsets(jagged.lengths_FB),
-        "weights": jagged.weights_N if weights else None,
+        "weights": jagged.weights_N,
         "grad": torch.randn(6, group.columns),
     }
 

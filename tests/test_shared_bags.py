@@ -34,9 +34,9 @@ def bags_of(jagged):
     return {name: both[k * batch : (k + 1) * batch] for k, name in enumerate(plain.features)}
 
 
-def draw_tables(draws, poolings=tuple(Pooling), count=4):
+def draw_tables(draws, poolings=tuple(Pooling)):
     tables = []
-    for index in range(count):
+    for index in range(4):
         row_type, group = draws.choice(ROW_TYPES)
         names = tuple(f"f{index}.{k}" for k in range(draws.randint(1, 3)))
         tables.append(
@@ -54,10 +54,10 @@ def draw_tables(draws, poolings=tuple(Pooling), count=4):
     return tuple(tables)
 
 
-def draw_batch(draws, tables, seed, samples=None):
+def draw_batch(draws, tables, seed):
     features = [f for t in tables for f in t.feature_names] + ["not used"]
     common = draws.sample(features, draws.randint(1, len(features)))
-    samples = draws.choice((0, 1, 2, 40, 300)) if samples is None else samples
+    samples = draws.choice((0, 1, 2, 40, 300))
     copies = draw_copies(draws, samples, draws.choice((1, 12, 400)))  # U = B and U = 1 among them
     ids, lengths = (draws.choice((torch.int32, torch.int64)) for _ in range(2))
     return make_shared(tables, common, copies, seed, ids=ids, lengths=lengths)

@@ -47,7 +47,7 @@ def test_results_come_in_rank_order():
     assert run_threads(4, lambda comm: (comm.rank, comm.ranks)) == [(r, (0, 1, 2, 3)) for r in range(4)]
 
 
-def seen_by_all(function, world=3, timeout_s=60.0):
+def seen_by_all(function):
     """The error that each rank met."""
     errors = {}
 
@@ -59,7 +59,7 @@ def seen_by_all(function, world=3, timeout_s=60.0):
             raise
 
     with pytest.raises(BaseException) as raised:  # noqa: PT011 - what it is, is the caller's question
-        run_threads(world, run, timeout_s)
+        run_threads(3, run, 60.0)
     return raised.value, errors
 
 

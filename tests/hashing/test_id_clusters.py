@@ -232,17 +232,6 @@ def test_many_equal_vectors_still_let_the_others_apart() -> None:
     assert found.weight_K.max() >= 199_400
 
 
-@pytest.mark.slow
-def test_progress_is_told_and_rises() -> None:
-    vectors_ND, weights_N = planted(5000, 12, 0)
-    for effort in (ClusterEffort(), CUT):
-        told: list[float] = []
-        cluster_with(effort, vectors_ND, weights_N, 700, tell=told.append)
-        assert told == sorted(told)
-        assert told[-1] == 1.0
-        assert 0 < told[0] <= 1
-
-
 @given(st.lists(st.tuples(st.floats(0, 1e9), st.integers(1, 50)), min_size=1, max_size=40), st.integers(0, 1500))
 @example([(0.0, 2), (1.0, 1), (6.6e-292, 1)], 0)  # bounds whose product no float holds
 @example([(5e-324, 3), (1e9, 3), (1e-300, 50)], 9)

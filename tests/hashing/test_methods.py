@@ -11,14 +11,14 @@ from rowwise.hashing.methods import FEW_CLUSTERS, LEAST_COUNT, METHODS, FoldedVe
 from rowwise.hashing.rows import look_up_rows
 
 
-def make_history(ids, seed=0, folds=2, groups=5):
+def make_history(ids, seed=0, groups=5):
     """Counts that fall like a power, and vectors around a few places; of folds the same with other noise."""
     generator = np.random.default_rng(seed)
     counts_N = np.floor(ids / (1 + generator.permutation(ids))).astype(np.int64)
     places = generator.normal(size=(groups, 4))
     group_N = generator.integers(0, groups, ids)
-    vectors = [(places[group_N] + 0.01 * generator.normal(size=(ids, 4))).astype(np.float32) for _ in range(1 + folds)]
-    folded = FoldedVectors(features=("t",), seed=1, vectors=tuple(vectors[1:])) if folds else None
+    vectors = [(places[group_N] + 0.01 * generator.normal(size=(ids, 4))).astype(np.float32) for _ in range(3)]
+    folded = FoldedVectors(features=("t",), seed=1, vectors=tuple(vectors[1:]))
     return IdHistory(counts_N=counts_N, vectors_ND=vectors[0], folded=folded), group_N
 
 

@@ -120,16 +120,16 @@ NARROW = Table(name="narrow", rows=100, dim=8)
 IDS = [0, 5, (1 << 31) - 1, 1 << 31, (1 << 32) + 3, FAR - 1]
 
 
-def routed(tables, tiles, batch, world=2):
+def routed(tables, tiles, batch):
     """What arrives on each rank, and the bytes that the first one sent for it."""
-    plan = Plan(world=world, tiles=tiles)
+    plan = Plan(world=2, tiles=tiles)
 
     def rank(comm):
         router = Router(make_routes(tables, plan, comm.topology), comm)
         found = router.start(batch).finish()
         return found.received, comm.sent.total("ids"), {feature: count for _, feature, count in found.unknown}
 
-    return run_threads(world, rank, timeout_s=30)
+    return run_threads(2, rank, timeout_s=30)
 
 
 def wide_batch(ids=IDS, dtype=torch.int64):

@@ -87,11 +87,11 @@ def test_where_blocks_do_not_begin_at_multiples_of_256_results_stay_close():
     assert_alike(whole, ["row-wise", "all on the last rank"], WORLD, as_whole, limit=1e-5)
 
 
-def sent(tables, step, wire=None, layout="all on the last rank"):
+def sent(tables, step, wire=None):
     """The bytes of ids, vectors and gradients on all links."""
 
     def rank(comm):
-        sharded = make_sharded(tables, place(tables, layout, WORLD), comm, wire=wire)
+        sharded = make_sharded(tables, place(tables, "all on the last rank", WORLD), comm, wire=wire)
         list(train(sharded, [step.of(comm.rank)]))
         return [comm.sent.total(what) for what in ("ids", "rows", "gradients")]
 

@@ -150,9 +150,9 @@ def test_dense_parameters_keep_their_names_and_are_the_same_objects(model):
 class Holder(nn.Module):
     """A model that is nothing but its tables."""
 
-    def __init__(self, tables, seed=SEED):
+    def __init__(self, tables):
         super().__init__()
-        self.embeddings = Embeddings(tables, seed=seed)
+        self.embeddings = Embeddings(tables, seed=SEED)
 
 
 KINDS = (

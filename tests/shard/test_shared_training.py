@@ -35,9 +35,9 @@ TWO_TOWERS = {
 pytestmark = pytest.mark.usefixtures("models_one_after_the_other")
 
 
-def write_sessions(path, rows=3000, session=10):
+def write_sessions(path):
     """Ten rows a session, one after another; the user and what it has seen are the session's."""
-    g = np.random.default_rng(0)
+    g, rows, session = np.random.default_rng(0), 3000, 10
     number = np.arange(rows) // session
     seen = [g.integers(0, 20, g.integers(0, 12)) for _ in range(rows // session)]
     user, item = (number * 7) % 50, g.integers(0, 30, rows)
@@ -59,26 +59,14 @@ def changes_for(shared, **more):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", [*MODELS, "two towers"])
 def test_one_rank_ends_with_the_same_bits(tmp_path, kind):
+    """In two towers a batch's own items are the wrong answers, and both look shared bags up."""
     write_sessions(tmp_path / "rows.parquet")
     found = []
-    for shared in ([], SHARED, ["item", *SHARED]):
-        run, result = trained(tmp_path, **changes_for(shared, model=MODELS[kind]))
-        found.append((saved(run.folder.path), result.test))
-    for tensors, test in found[1:]:
-        assert same(tensors, found[0][0])
-        assert test == found[0][1]
-
-
-@pytest.mark.slow
-def test_two_towers_end_with_the_same_bits(tmp_path):
-    """Where a batch's own items are the wrong answers, and both towers look shared bags up."""
-    write_sessions(tmp_path / "rows.parquet")
-    found = []
+    how = {"model": MODELS[kind]} if kind in MODELS else {"model": TWO_TOWERS, "evaluate": {"metric": "recall@5"}}
     for shared in ([], SHARED, ["item"], ["item", *SHARED]):
-        how = changes_for(shared, model=TWO_TOWERS, evaluate={"metric": "recall@5"})
-        run, result = trained(tmp_path, **how)
+        run, result = trained(tmp_path, **changes_for(shared, **how))
         found.append((saved(run.folder.path), result.test))
     for tensors, test in found[1:]:
         assert same(tensors, found[0][0])

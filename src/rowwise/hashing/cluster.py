@@ -18,7 +18,7 @@ Axes: N points, D dims, C cells, K clusters.
 import heapq
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -37,10 +37,8 @@ SAMPLE = 32  # sampled points for each centroid of a cell
 MOST_TRY_PAIRS = 1 << 24  # points times clusters, summed over tries
 CELL_CLUSTERS = 1000  # larger cells take longer and hardly lower the error
 WHOLE_CLUSTERS = 128  # so few clusters are never cut apart
-CUTTING_TIME = 0.3  # approximate fraction of all time
 SEEDS_PER_CLUSTER = 2  # seeds drawn to find where clusters lower the error most
-STEPS = 32  # of progress, while cells are clustered
-Tell = Callable[[float], None]
+STEPS = 32  # calls of the kernel while cells are clustered, between which Ctrl-C is seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,6 @@ def cluster(
     *,
     seed: int = 0,
     cap: float | None = None,
-    tell: Tell | None = None,
 ) -> Clusters:
     """At most `clusters` clusters with a small weighted sum of squared distances to their centroids.
 
@@ -87,9 +84,8 @@ def cluster(
             lightest points last; if its cell has none, it joins another cell's. Raises if there is none at all. That
             cannot happen in one cell with a cluster for each point above the cap, and two for each cap of the others'
             total weight.
-        tell: called from time to time with the completed fraction of the work.
     """
-    return cluster_with(ClusterEffort(), vectors_ND, weights_N, clusters, (seed, cap), tell)
+    return cluster_with(ClusterEffort(), vectors_ND, weights_N, clusters, (seed, cap))
 
 
 def cluster_with(
@@ -98,7 +94,6 @@ def cluster_with(
     weights_N: NDArray[np.float32 | np.float64],
     clusters: int,
     seed_cap: tuple[int, float | None] = (0, None),
-    tell: Tell | None = None,
 ) -> Clusters:
     """`cluster` with explicit limits of the work."""
     seed, cap = seed_cap[0], math.inf if seed_cap[1] is None else seed_cap[1]
@@ -110,12 +105,9 @@ def cluster_with(
     if not len(vectors_ND):
         return Clusters(np.empty(0, np.int32), np.empty((0, vectors_ND.shape[1]), np.float32), np.empty(0))
     work = _Clustering(vectors_ND, weights_N, effort, seed, cap)
-    tell = tell or _ignore_progress
-    cells, distinct_C = work.cut_cells(min(clusters, len(vectors_ND)), tell)
-    result = work.cluster_cells(cells, distinct_C, tell)
-    result = _assign_points(result, vectors_ND, weights_N, clusters, cap)
-    tell(1.0)
-    return result
+    cells, distinct_C = work.cut_cells(min(clusters, len(vectors_ND)))
+    result = work.cluster_cells(cells, distinct_C)
+    return _assign_points(result, vectors_ND, weights_N, clusters, cap)
 
 
 @final
@@ -129,7 +121,7 @@ class _Clustering:
         self.points = Points(vectors_ND, weights_N, np.arange(len(vectors_ND), dtype=np.int32), self.scale)
         self.settings = ClusterSettings(seed, effort.rounds, cap, effort.threads or os.cpu_count() or 1)
 
-    def cut_cells(self, clusters: int, tell: Tell) -> tuple[Cells, Ints]:
+    def cut_cells(self, clusters: int) -> tuple[Cells, Ints]:
         """Cells that are small enough to cluster, and the number of distinct vectors in each."""
         cells = np.array([(0, len(self.vectors_ND), clusters, 0)], CELL)
         distinct_C = np.full(1, len(self.vectors_ND))  # an upper bound: cutting counts them
@@ -144,14 +136,12 @@ class _Clustering:
                 cells["base"] = np.cumsum(cells["clusters"]) - cells["clusters"]
                 return cells, distinct_C
             all_cells, counts = [np.delete(cells, large)], [np.delete(distinct_C, large)]
-            for done, c in enumerate(large):
+            for c in large:
                 smaller_cells, smaller_counts = self._cut_cell(cells[c : c + 1])
                 if len(smaller_cells) == 1:
                     uncuttable.add(int(cells["begin"][c]))
                 all_cells.append(smaller_cells)
                 counts.append(smaller_counts)
-                if len(cells) == 1:  # the first pass takes most of the time
-                    tell(CUTTING_TIME * (done + 1) / len(large))
             cells, distinct_C = np.concatenate(all_cells), np.concatenate(counts)
             by_begin = np.argsort(cells["begin"])
             cells, distinct_C = cells[by_begin], distinct_C[by_begin]
@@ -214,18 +204,16 @@ class _Clustering:
         least = np.partition(drop_K, -clusters)[-clusters] if clusters < len(drop_K) else 0.0
         return np.add.reduceat((drop_K >= least) & (drop_K > 0), cells["base"]).astype(np.float64)
 
-    def cluster_cells(self, cells: Cells, distinct_C: Ints, tell: Tell) -> Clusters:
+    def cluster_cells(self, cells: Cells, distinct_C: Ints) -> Clusters:
         points, total = self.points, int(cells["clusters"].sum())
         buffers = ClusterBuffers(np.zeros((total, points.dims), np.float32), np.zeros(total), len(cells))
         label_N = np.empty(len(self.vectors_ND), np.int32)
         tries = max(1, min(self.effort.tries, MOST_TRY_PAIRS // (len(label_N) * total)))
         settings = self.settings._replace(tries=tries)
-        start = CUTTING_TIME if len(cells) > 1 else 0.0
-        for batch, done in _batches(cells):
+        for batch in _batches(cells):
             output = ClusterBuffers(buffers.centroids_KD, buffers.weight_K, len(batch))
             native.cluster_cells(points, cells[batch], distinct_C[batch], settings, output, label_N)
             buffers.used_C[batch] = output.used_C
-            tell(start + (1 - start) * done)
         return _drop_unused(cells, buffers, label_N)
 
 
@@ -254,8 +242,8 @@ def apportion(weight_C: Doubles, least_C: Ints, most_C: Ints, total: int) -> Int
     return count_C
 
 
-def _batches(cells: Cells) -> Iterator[tuple[Ints, float]]:
-    """Batches of cells, the largest cells first, and the fraction of the work that is completed after each batch."""
+def _batches(cells: Cells) -> Iterator[Ints]:
+    """Batches of cells that take about equally long, the largest cells first."""
     cost_C = (cells["end"] - cells["begin"]) * (cells["clusters"] + 8.0)
     largest_first = np.argsort(-cost_C, kind="stable")
     done_C = np.cumsum(cost_C[largest_first])
@@ -263,7 +251,7 @@ def _batches(cells: Cells) -> Iterator[tuple[Ints, float]]:
     begin = 0
     for end in [*ends.tolist(), len(cells)]:
         if begin < end:
-            yield largest_first[begin:end], float(done_C[end - 1] / done_C[-1])
+            yield largest_first[begin:end]
         begin = end
 
 
@@ -331,7 +319,3 @@ def _check_points(vectors_ND: Floats, weights_N: NDArray[Any]) -> tuple[Floats, 
 
 def _describe(array: NDArray[Any]) -> str:
     return f"{array.dtype}{list(array.shape)}"
-
-
-def _ignore_progress(_fraction: float) -> None:
-    pass

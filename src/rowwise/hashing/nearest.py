@@ -18,9 +18,9 @@ MOST_PAIRS = 1 << 34  # pairs of a vector and a centroid, up to which all are co
 SEARCHES = 3
 
 
-def nearest(vectors_ND: Floats, centroids_KD: Floats, most_pairs: int = MOST_PAIRS) -> Labels:
-    """The index of the nearest centroid of each vector; approximate above `most_pairs`."""
-    if len(vectors_ND) * len(centroids_KD) <= most_pairs:
+def nearest(vectors_ND: Floats, centroids_KD: Floats) -> Labels:
+    """The index of the nearest centroid of each vector; approximate above `MOST_PAIRS`."""
+    if len(vectors_ND) * len(centroids_KD) <= MOST_PAIRS:
         return _compare_all(vectors_ND, centroids_KD)
     best_N = _search_cells(vectors_ND, centroids_KD, 0)
     for seed in range(1, SEARCHES):
