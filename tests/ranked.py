@@ -1,27 +1,27 @@
 """The small run of `trainings` on several ranks: each has its part of the batches and some tiles of the tables."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from msgspec import structs
 from torch import nn
-from trainings import COLUMNS, Net, World, clicks, make_rows
+from trainings import Net, World
 
 from rowwise import Plan
 from rowwise.comm.interface import Comm
 from rowwise.comm.thread import run_threads
-from rowwise.ingest import Batcher, Batching, BatchShard, FrameReader
+from rowwise.ingest import Batcher, BatchShard
 from rowwise.plan import Tile
 from rowwise.planner import column_wise, replicated, row_wise, table_wise
 from rowwise.shard import shard
 from rowwise.spec import Wire
 from rowwise.store.row_store import OpenStore
-from rowwise.train.evaluate import ClickEvaluator, Slicing
+from rowwise.train.evaluate import ClickEvaluator
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.saved import CheckpointFolder
-from rowwise.train.trainer import Trainer, TrainingJob
+from rowwise.train.trainer import Trainer
 
 TIMEOUT_S = 60
 
@@ -31,7 +31,6 @@ class Ranked(World):
     """What a run on several ranks is made of."""
 
     unit: int = 2  # samples that stay together
-    valid_rows: int = 40
     plan: int = 0  # which of several
     on_disk: tuple[str, ...] = ()  # tables, of those whose tiles have whole rows
     cache_rows: int = 0
@@ -60,28 +59,11 @@ class Ranked(World):
     def deal(self, comm: Comm) -> BatchShard:
         return BatchShard(rank=comm.rank, world=len(comm.ranks), unit=self.unit)
 
-    def reader(self) -> FrameReader:
-        return FrameReader(self.rows(), split_rows=self.split_rows, name="rows")
-
     def batches_of(self, comm: Comm, position=None) -> Batcher:
-        how = self.settings.train
-        batching = Batching(
-            size=how.batch,
-            seed=self.seed,
-            shuffle=how.shuffle,
-            keep_last=self.keep_last,
-            ahead=how.ahead,
-            shard=self.deal(comm),
-        )
-        return Batcher(self.reader(), COLUMNS, self.tables, batching, position)
+        return self.batcher(position, self.deal(comm))
 
-    def held_out_of(self, comm: Comm) -> Batcher:
-        reader, batching = FrameReader(make_rows(self.valid_rows, 99)), Batching(size=16, shuffle=False)
-        return Batcher(reader, COLUMNS, self.tables, structs.replace(batching, shard=self.deal(comm)))
-
-    def evaluator(self, comm: Comm, model: nn.Module) -> ClickEvaluator:
-        slicing, batches = Slicing(self.slices, 3), partial(self.held_out_of, comm)
-        return ClickEvaluator(model, batches, COLUMNS.labels, self.settings.train, slicing, comm)
+    def evaluator_of(self, comm: Comm, model: nn.Module) -> ClickEvaluator:
+        return self.evaluator(model, self.deal(comm), comm)
 
     def sharded(self, comm: Comm, net: nn.Module) -> nn.Module:
         model, elastic = copy.deepcopy(net), self.settings.train.determinism == "elastic"
@@ -90,13 +72,8 @@ class Ranked(World):
 
     def on(self, comm: Comm, net: nn.Module, *, tell=None, wire: Wire | None = None) -> Trainer:
         model = self.sharded(comm, net)
-        job = TrainingJob(
-            model=model,
-            objective=clicks(model, self.settings.train),
-            batches=partial(self.batches_of, comm),
-            tasks=COLUMNS.labels,
-            evaluate=self.evaluator(comm, model) if self.valid else None,
-        )
+        evaluate = self.evaluator_of(comm, model) if self.valid else None
+        job = replace(self.job(model), batches=partial(self.batches_of, comm), evaluate=evaluate)
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
         folder = None if self.folder is None else RunFolder(self.folder)

@@ -3,6 +3,7 @@
 import csv
 import itertools
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,10 @@ import pyarrow as pa
 import torch
 from torch import nn
 
-from rowwise import Adam, Batch, Embeddings, Jagged, Pooling, RowWiseAdagrad, Table
+from rowwise import Adam, Batch, Embeddings, Pooling, RowWiseAdagrad, Table
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.ingest import Batcher, Batching, Columns, Dense, FrameReader, Sparse
+from rowwise.ingest import Batcher, Batching, BatchShard, Columns, Dense, FrameReader, Sparse
+from rowwise.ops.jagged import concatenate
 from rowwise.row_optimizers import RowOptimizer
 from rowwise.train.evaluate import ClickEvaluator, Slicing
 from rowwise.train.objective import Clicks
@@ -29,6 +31,7 @@ COLUMNS = Columns(
     key="row",
 )
 USERS, WORDS = 12, 17
+ALL = BatchShard()
 
 
 class Killed(BaseException):
@@ -100,32 +103,40 @@ class World:
     slices: tuple[str, ...] = ("user", "words")
     dropout: float = 0.2
     valid: bool = True
+    valid_rows: int = 40
 
     def rows(self) -> pa.Table:
         """What is trained on."""
         return make_rows(self.count, self.seed)
 
-    def batcher(self, position=None) -> Batcher:
+    def batcher(self, position=None, shard=ALL) -> Batcher:
         how = self.settings.train
         batching = Batching(
-            size=how.batch, seed=self.seed, shuffle=how.shuffle, keep_last=self.keep_last, ahead=how.ahead
+            size=how.batch,
+            seed=self.seed,
+            shuffle=how.shuffle,
+            keep_last=self.keep_last,
+            ahead=how.ahead,
+            shard=shard,
         )
         reader = FrameReader(self.rows(), split_rows=self.split_rows, name="rows")
         return Batcher(reader, COLUMNS, self.tables, batching, position)
 
-    def held_out(self):
-        return Batcher(FrameReader(make_rows(40, 99)), COLUMNS, self.tables, Batching(size=16, shuffle=False))
+    def held_out(self, shard=ALL):
+        reader, batching = FrameReader(make_rows(self.valid_rows, 99)), Batching(size=16, shuffle=False, shard=shard)
+        return Batcher(reader, COLUMNS, self.tables, batching)
+
+    def evaluator(self, model: nn.Module, shard=ALL, comm=None) -> ClickEvaluator:
+        held_out, slicing = partial(self.held_out, shard), Slicing(self.slices, 3)
+        return ClickEvaluator(model, held_out, COLUMNS.labels, self.settings.train, slicing, comm)
 
     def job(self, model: nn.Module) -> TrainingJob:
-        how = self.settings
-        slicing = Slicing(self.slices, 3)
-        evaluate = ClickEvaluator(model, self.held_out, COLUMNS.labels, how.train, slicing) if self.valid else None
         return TrainingJob(
             model=model,
-            objective=clicks(model, how.train),
+            objective=clicks(model, self.settings.train),
             batches=self.batcher,
             tasks=COLUMNS.labels,
-            evaluate=evaluate,
+            evaluate=self.evaluator(model) if self.valid else None,
         )
 
     def start(self, *, tell=None, model: nn.Module | None = None) -> Trainer:
@@ -185,17 +196,10 @@ def state_bits(trainer: Trainer) -> dict[str, object]:
 
 def join(batches: list[Batch]) -> Batch:
     """The samples of all as one batch."""
-    names = batches[0].sparse.features
-    values, lengths = [], []
-    for f in range(len(names)):
-        for batch in batches:
-            ends = [0, *batch.sparse.lengths_FB.view(len(names), -1).sum(1).cumsum(0).tolist()]
-            values.append(batch.sparse.values_N[ends[f] : ends[f + 1]])
-            lengths.append(batch.sparse.lengths_FB.view(len(names), -1)[f])
     weights = [b.weights_B for b in batches]
     return Batch(
         dense_BF=torch.cat([b.dense_BF for b in batches]),
-        sparse=Jagged(features=names, values_N=torch.cat(values), lengths_FB=torch.cat(lengths)),
+        sparse=concatenate([b.sparse for b in batches]),
         labels_BK=torch.cat([b.labels_BK for b in batches]),
         weights_B=None if weights[0] is None else torch.cat(weights),
     )

@@ -50,12 +50,7 @@ PLANS = {
         SIZED + r"500000000:500000007 x columns 0:256 are in both huge\[0:500000007, 0:256\] on rank 0 and huge\[5000",
     ),
     "hole": ((tile(0, (0, HALF - 7)), *GOOD[1:]), SIZED + "499999993:500000000 x columns 0:256 are on no rank"),
-    "columns": ((tile(0, (0, HALF), (0, 252)), *GOOD[1:]), SIZED + "0:500000000 x columns 252:256 are on no rank"),
-    "rank": ((tile(2, (0, HALF)), *GOOD[1:]), r"tile huge\[0:500000000, 0:256\] on rank 2: the plan has ranks 0 to 1"),
     "unknown table": ((*GOOD, tile(0, table="small")), r"tile small\[0:1000000000, 0:256\] on rank 0: no such table"),
-    "outside": ((tile(0, (0, HALF)), tile(1, (HALF, ROWS + 1)), GOOD[2]), r"tile huge\[500000000:1000000001, 0:256\]"),
-    "no tile": (GOOD[:2], "table 'other'.*: rows 0:1000000000 x columns 0:256 are on no rank"),
-    "copies on some": ((tile(0), tile(1), tile(1, (0, 5)), GOOD[2]), "table 'huge'"),
 }
 
 

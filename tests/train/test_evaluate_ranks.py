@@ -22,7 +22,7 @@ CLOSE = {"rel": 1e-6, "abs": 1e-9, "nan_ok": True}
 
 def scores_on(world, ranks, net):
     """Of all ranks, which have to be the same."""
-    first, *others = run_threads(ranks, lambda comm: world.evaluator(comm, world.sharded(comm, net))(), TIMEOUT_S)
+    first, *others = run_threads(ranks, lambda comm: world.evaluator_of(comm, world.sharded(comm, net))(), TIMEOUT_S)
     assert all(str(other) == str(first) for other in others)
     return first
 

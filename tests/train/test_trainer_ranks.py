@@ -319,13 +319,11 @@ def test_a_bad_number_on_one_rank_is_explained_and_can_be_met_again(tmp_path, fo
     """A forward that all have to take part in is not run again; what is known without is said."""
 
     class Broken(Ranked):
-        def reader(self):
-            rows = make_rows(self.count, self.seed)
+        def rows(self):
+            rows = super().rows()
             x = rows["x"].to_numpy().copy()
             x[28] = 3e38  # the fourth batch's samples 4 and 5 are those of rank 2
-            return FrameReader(
-                rows.set_column(rows.schema.get_field_index("x"), "x", [x]), split_rows=self.split_rows, name="rows"
-            )
+            return rows.set_column(rows.schema.get_field_index("x"), "x", [x])
 
     def prepare(_, trainer):
         with torch.no_grad():
