@@ -18,7 +18,7 @@ from rowwise.errors import BatchError, RowwiseError, SpecError, StateError
 from rowwise.ops import rowtype
 from rowwise.ops.arena import Arena
 from rowwise.ops.device_cache import TooManyRowsError
-from rowwise.ops.layout import TablePiece, batch_rows
+from rowwise.ops.layout import TablePiece
 from rowwise.ops.lookup import StagedGradients
 from rowwise.ops.tiles import Tiles
 from rowwise.row_optimizers import Sgd
@@ -241,9 +241,7 @@ class Embeddings(nn.Module):
                 )
         self.arena.check_whole()
         pieces = [
-            piece._replace(cache_rows=cache_rows[name], batch_rows=batch_rows(piece.table, samples))
-            if (name := piece.table.name) in cache_rows
-            else piece
+            piece.cached(cache_rows[name], samples) if (name := piece.table.name) in cache_rows else piece
             for piece in whole_pieces
         ]
         self._tiles = self._tiles.cached_on(device, pieces)

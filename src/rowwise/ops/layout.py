@@ -135,14 +135,14 @@ class TablePiece(NamedTuple):
         )
         return cls(table, full, rows[0], cols[0])
 
+    def cached(self, cache_rows: int, samples: int) -> "TablePiece":
+        """The piece with cached rows, and room for those of a batch with one id for each feature and sample."""
+        batch_rows = min(self.table.rows, samples * len(self.table.feature_names))
+        return self._replace(cache_rows=cache_rows, batch_rows=batch_rows)
+
     def pooled_by(self, pooling: Pooling) -> "TablePiece":
         """The piece with another pooling than its table's."""
         return self._replace(table=msgspec.structs.replace(self.table, pooling=pooling))
-
-
-def batch_rows(table: Table, samples: int) -> int:
-    """Rows of a batch with one id for each feature."""
-    return min(table.rows, samples * len(table.feature_names))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from rowwise.comm.interface import Comm
 from rowwise.comm.status import all_gather_text, all_gather_uneven, raising_on_all_ranks
 from rowwise.embedding import Embeddings
 from rowwise.errors import SpecError, TableMemoryError
-from rowwise.ops.layout import TablePiece, batch_rows
+from rowwise.ops.layout import TablePiece
 from rowwise.plan import Plan, Tile
 from rowwise.quantity import format_bytes, format_percent
 from rowwise.recipes.disk_tables import piece_of
@@ -36,7 +36,7 @@ def table_bytes(table: Table) -> int:
 
 def cached_bytes(table: Table, cache_rows: int, samples: int) -> int:
     """Memory of a GPU for so many cached rows of a table, and those that a batch has besides."""
-    return slots_bytes(TablePiece(table, table, cache_rows=cache_rows, batch_rows=batch_rows(table, samples)))
+    return slots_bytes(TablePiece(table, table).cached(cache_rows, samples))
 
 
 def slots_bytes(piece: TablePiece) -> int:

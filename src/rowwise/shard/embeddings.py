@@ -27,7 +27,7 @@ from rowwise.comm.interface import Comm
 from rowwise.embedding import Embeddings, LookedUp, Vectors, break_graph, point_parameters
 from rowwise.errors import PeerError, RowwiseError, SpecError, StateError
 from rowwise.ops.arena import Arena
-from rowwise.ops.layout import TablePiece, batch_rows
+from rowwise.ops.layout import TablePiece
 from rowwise.ops.lookup import StagedGradients
 from rowwise.ops.tiles import Tiles
 from rowwise.ops.unknown import count_unknown
@@ -146,9 +146,7 @@ class ShardedEmbeddings(nn.Module):
                 whole.arena.to(self.device)
                 continue
             pieces = [
-                piece._replace(cache_rows=one.tile.cache_rows, batch_rows=batch_rows(piece.table, samples))
-                if one.tile.tier == "host"
-                else piece
+                piece.cached(one.tile.cache_rows, samples) if one.tile.tier == "host" else piece
                 for one, piece in zip(group.pieces, whole.arena.pieces, strict=True)
             ]
             self._groups[number] = group, whole.cached_on(self.device, pieces)
