@@ -7,17 +7,7 @@ import torch
 from shard.equal import SEED, Step, assert_alike, given, look_up, make_sharded, make_steps, place, rows_apart
 from shard.jobs import EVERY_OPTIMIZER, table_for_each
 
-from rowwise import (
-    Adam,
-    Embeddings,
-    GradientError,
-    Jagged,
-    Lamb,
-    Pooling,
-    RowWiseAdam,
-    Sgd,
-    Topology,
-)
+from rowwise import Adam, Embeddings, GradientError, Jagged, Lamb, Pooling, RowWiseAdam, Sgd, Topology
 from rowwise.comm.thread import run_threads
 from rowwise.row_optimizers import needs_full_rows
 

@@ -4,17 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from shard.equal import SEED, make_sharded, make_steps, place, rows_apart, squares, train
+from shard.equal import SEED, make_sharded, make_steps, place, rows_apart, train
 from shard.jobs import table_for_each
 
-from rowwise import (
-    Adam,
-    Embeddings,
-    Jagged,
-    RowType,
-    Table,
-    Topology,
-)
+from rowwise import Adam, Embeddings, Jagged, RowType, Table, Topology
 from rowwise.comm.thread import run_threads
 
 WORLD = Topology(devices=3)
@@ -62,21 +55,6 @@ def test_of_small_tables_the_merged_gradients_are_added_up(kind):
         return copies(sharded)
 
     assert alike(on_all(tables, rank))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_of_large_tables_ids_and_gradients_are_gathered_to_the_bits_of_one_device(kind):
-    tables = make_tables(200, KINDS[kind][0])
-    steps = make_steps(tables, [(20, 0, 17), (1, 30, 2), (0, 0, 40)])
-    whole = Embeddings(tables, seed=SEED)
-    list(train(whole, steps, squares))
-
-    def rank(comm, sharded):
-        list(train(sharded, [step.of(comm.rank) for step in steps], squares))
-        assert ways(comm) == {"all_gather"}
-        assert not list(rows_apart(sharded, whole))
-
-    on_all(tables, rank)
 
 
 @pytest.mark.parametrize(("samples", "way"), [(24, "all_gather"), (25, "all_reduce")])
