@@ -11,7 +11,7 @@ from parts.tiers_work import EPS, LR, START, STATE, Size, chunks, frequent_rows,
 from rowwise import DLRM, Embeddings, Jagged, Plan, RowWiseAdagrad, Table
 from rowwise.comm.solo import solo
 from rowwise.plan import Tile
-from rowwise.recipes.disk_tables import fill_caches
+from rowwise.recipes.placement import fill_caches
 from rowwise.shard.apply import shard
 from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.spec import Constant

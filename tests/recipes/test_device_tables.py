@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from rowwise import Embeddings, Managed, RowWiseAdagrad, Table
 from rowwise.errors import TableMemoryError
 from rowwise.quantity import format_percent
-from rowwise.recipes.device_tables import cached_bytes, choose_cached, describe_cached, move_to_device, table_bytes
+from rowwise.recipes.device_tables import describe_cached, move_to_device
+from rowwise.recipes.placement import cached_bytes, choose_cached, table_bytes
 from rowwise.store.policy import WAYS
 
 SIZES = st.lists(st.integers(1, 200_000), min_size=1, max_size=6)

@@ -15,7 +15,7 @@ from rowwise.checkpoint.read import Checkpoint
 from rowwise.errors import RowwiseError, TableMemoryError
 from rowwise.plan import Tile
 from rowwise.recipes.compose import make_model, resolve
-from rowwise.recipes.disk_tables import describe_disk_tables, fill_caches, has_disk_tables
+from rowwise.recipes.placement import describe_disk_tables, fill_caches, has_disk_tables
 from rowwise.recipes.recipe import Data, Recipe
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.sharding import choose_plan, tables_of

@@ -17,9 +17,10 @@ from rowwise.comm.spawn import RankFailure, RanksFailed
 from rowwise.comm.thread import run_threads
 from rowwise.errors import AgreedError, TableMemoryError
 from rowwise.recipes.compose import make_model, resolve
-from rowwise.recipes.device_tables import describe_cached_tiles, gpu_bytes_of_plan, move_sharded, table_bytes
+from rowwise.recipes.device_tables import move_sharded
+from rowwise.recipes.placement import describe_cached_tiles, rank_bytes, table_bytes, tiles_bytes
 from rowwise.recipes.runs import TrainingRun
-from rowwise.recipes.sharding import choose_plan, rank_bytes, shard_tables, tables_of
+from rowwise.recipes.sharding import choose_plan, shard_tables, tables_of
 from rowwise.recipes.table_memory import measure_memory
 from rowwise.recipes.text import decode, parse, write
 from rowwise.recipes.trained import evaluate
@@ -162,7 +163,7 @@ def test_tables_that_gpus_have_no_room_for_are_in_host_memory(tmp_path):
     samples = max(found.recipe.train.batch, found.recipe.evaluate.batch)
     assert any(tile.tier == "host" and tile.cache_rows for tile in plan.tiles)
     assert plan.forecast is None
-    assert all(gpu_bytes_of_plan(plan, tables, rank, samples) <= room for rank in range(4))
+    assert all(tiles_bytes(plan.tiles_on(rank), tables, samples) <= room for rank in range(4))
     (tmp_path / "plan.json").write_text(plan.to_json())
     given = structs.replace(on_gpus, plan=str(tmp_path / "plan.json"))
     assert choose_plan(given, model, world, memory, gpu_bytes=room) == plan

@@ -10,8 +10,7 @@ from rowwise.errors import TableMemoryError, one_line
 from rowwise.perf.host_memory import free_bytes, is_in_memory
 from rowwise.plan import Tile
 from rowwise.recipes import table_memory
-from rowwise.recipes.sharding import single_rank_plan
-from rowwise.recipes.table_memory import TableMemory, find_memory_notes, find_remedies, raise_if_short
+from rowwise.recipes.table_memory import TableMemory, find_memory_notes, find_remedies, raise_if_short, single_rank_plan
 
 GB = 10**9
 TABLES = (

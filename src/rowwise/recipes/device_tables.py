@@ -1,7 +1,6 @@
-"""Tables larger than a GPU's memory: which of them stay in host memory, and how many of their rows the GPU caches."""
+"""GPUs of ranks, and models whose tables are moved there, or cached where `placement` leaves them in host memory."""
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,113 +12,15 @@ from rowwise.comm.interface import Comm
 from rowwise.comm.status import all_gather_text, all_gather_uneven, raising_on_all_ranks
 from rowwise.embedding import Embeddings
 from rowwise.errors import SpecError, TableMemoryError
-from rowwise.ops.layout import TablePiece
-from rowwise.plan import Plan, Tile
-from rowwise.quantity import format_bytes, format_percent
-from rowwise.recipes.disk_tables import piece_of
+from rowwise.plan import Plan
+from rowwise.quantity import format_bytes
+from rowwise.recipes.placement import choose_of_modules, describe_pieces, table_bytes
 from rowwise.row_optimizers import Sgd
 from rowwise.serve.row_tiers import DeviceRows
 from rowwise.shard.embeddings import ShardedEmbeddings
-from rowwise.spec import Table, state_bytes, state_width
-from rowwise.store.policy import WAYS
-from rowwise.store.sizes import FLOAT_bytes
 from rowwise.train.on_device import prepare_device
 
 USABLE = 0.8  # of a GPU's free memory: batches, vectors and the dense model need the rest
-SLOT_bytes = 13  # beside a row and its state: the row's number, a stamp, whether it has changed
-MOST_NAMES = 3
-
-
-def table_bytes(table: Table) -> int:
-    return table.rows * (table.row_bytes + state_bytes(table))
-
-
-def cached_bytes(table: Table, cache_rows: int, samples: int) -> int:
-    """Memory of a GPU for so many cached rows of a table, and those that a batch has besides."""
-    return slots_bytes(TablePiece(table, table).cached(cache_rows, samples))
-
-
-def slots_bytes(piece: TablePiece) -> int:
-    """Memory of a GPU for the slots of a cached piece."""
-    return piece.slots * (piece.table.row_bytes + FLOAT_bytes * state_width(piece.table) + SLOT_bytes)
-
-
-def choose_cached(
-    tables: Sequence[Table], room_bytes: int, samples: int, whole_names: Collection[str] = ()
-) -> dict[str, int]:
-    """How many rows to cache of each table that stays in host memory; empty where all tables fit into the room.
-
-    The smallest tables are on the GPU whole: a sample reads as many rows of them as of large ones, so a byte of them is
-    read more often. The others share what is left, in proportion to their sizes: where more room lets one more table be
-    whole, they may have fewer rows. Managed tables are always whole, and those of `whole_names`.
-    """
-    if sum(map(table_bytes, tables)) <= room_bytes:
-        return {}
-    least = {table.name: cached_bytes(table, 0, samples) for table in tables}
-    free = (t for t in tables if t.managed is None and t.name not in whole_names)
-    lower = sorted((t for t in free if least[t.name] < table_bytes(t)), key=table_bytes)
-    names = {table.name for table in lower}
-    whole = [table for table in tables if table.name not in names]  # a cache of them would be no smaller
-    left = room_bytes - sum(map(table_bytes, whole)) - sum(least[name] for name in names)
-    if left < 0:
-        need = format_bytes(room_bytes - left)
-        raise TableMemoryError(
-            f"the tables need at least {need} of the GPU's memory with rows in host memory, and have "
-            f"{format_bytes(room_bytes)}",
-            "a larger `memory`, fewer tables, or the CPU",
-        )
-    while lower and table_bytes(lower[0]) <= left + least[lower[0].name]:
-        left -= table_bytes(lower[0]) - least[lower.pop(0).name]
-    total = sum(map(table_bytes, lower))
-    return {
-        table.name: _fill(table, least[table.name] + left * table_bytes(table) // total, samples) for table in lower
-    }
-
-
-def cache_tiles(plan: Plan, tables: Sequence[Table], room_bytes: int, samples: int) -> Plan:
-    """The plan with tiles in host memory on ranks whose GPU has too little memory: see `choose_cached`.
-
-    `samples`: of a batch of all ranks. Replicated and managed tables stay on the GPUs.
-    """
-    by_name, tiles = {table.name: table for table in tables}, list[Tile]()
-    copies = Counter((tile.table, tile.rows, tile.cols) for tile in plan.tiles)
-    for rank in range(plan.world):
-        own = {str(number): tile for number, tile in enumerate(plan.tiles_on(rank))}
-        pieces = [structs.replace(piece_of(by_name[t.table], t), name=name) for name, t in own.items()]
-        whole = [
-            name
-            for name, t in own.items()
-            if copies[t.table, t.rows, t.cols] > 1 or by_name[t.table].managed is not None
-        ]
-        cached = choose_cached(pieces, room_bytes, samples, whole)
-        tiles += [
-            structs.replace(tile, tier="host", cache_rows=min(cached[name], tile.rows[1] - tile.rows[0]))
-            if name in cached
-            else tile
-            for name, tile in own.items()
-        ]
-    # A forecast is for rows that are all on the GPUs.
-    forecast = plan.forecast if all(tile.tier == "device" for tile in tiles) else None
-    return structs.replace(plan, tiles=tuple(sorted(tiles)), forecast=forecast)
-
-
-def gpu_bytes_of_plan(plan: Plan, tables: Sequence[Table], rank: int, samples: int) -> int:
-    """Memory that the tiles of a rank take on its GPU."""
-    by_name = {table.name: table for table in tables}
-    pieces = [(tile, piece_of(by_name[tile.table], tile)) for tile in plan.tiles_on(rank)]
-    return sum(
-        cached_bytes(piece, tile.cache_rows, samples) if tile.tier == "host" else table_bytes(piece)
-        for tile, piece in pieces
-    )
-
-
-def _fill(table: Table, room_bytes: int, samples: int) -> int:
-    """The most rows of a table whose cache takes so many bytes, as whole sets."""
-    low, high = 0, -(-table.rows // WAYS)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if cached_bytes(table, middle * WAYS, samples) <= room_bytes else (low, middle - 1)
-    return low * WAYS
 
 
 def free_of_device(device: torch.device) -> int:
@@ -194,9 +95,9 @@ def move_to_device(
                 f"{format_bytes(room)} for tables",
                 "a larger `memory`, or the CPU",
             )
-        for module in modules if total > room else ():  # each has its part of the room: names are of a module
-            share = room * sum(map(table_bytes, module.tables)) // total
-            if cached := choose_cached(module.tables, share, samples):
+        chosen = choose_of_modules([module.tables for module in modules], room, samples)
+        for module, cached in zip(modules, chosen, strict=True):
+            if cached:
                 module.cache_on(where, cached, samples)
     return model.to(where)
 
@@ -225,24 +126,19 @@ def choose_served(model: nn.Module, given: DeviceRows, newer: Mapping[str, int])
         assert isinstance(module, Embeddings)
         behind = {table.name: newer.get(f"model/{full_name(path, table)}", 0) for table in module.tables}
         found.append(ServedTables(module, behind, {}))
-    tables_of = [
+    tables = [
         [structs.replace(t, rows=t.rows + one.newer[t.name], optimizer=Sgd()) for t in one.module.tables]
         for one in found
     ]
-    bytes_of = [sum(map(table_bytes, tables)) for tables in tables_of]
-    if sum(bytes_of) <= given.memory_bytes:
-        return found
     try:
-        return [
-            one._replace(cache_rows=choose_cached(tables, given.memory_bytes * size // sum(bytes_of), given.samples))
-            for one, tables, size in zip(found, tables_of, bytes_of, strict=True)
-        ]
+        chosen = choose_of_modules(tables, given.memory_bytes, given.samples)
     except TableMemoryError as error:
         raise SpecError(
             f"--device-memory {format_bytes(given.memory_bytes)} is too small for the version's tables: "
             f"{error.problem}",
             "a larger size, or --device cpu",
         ) from None
+    return [one._replace(cache_rows=cached) for one, cached in zip(found, chosen, strict=True)]
 
 
 def memory_for_versions(device: torch.device) -> int:
@@ -261,31 +157,6 @@ def serve_from_device(model: nn.Module, given: DeviceRows, newer: Mapping[str, i
 
 def describe_cached(model: nn.Module) -> str:
     """Which tables are in host memory, and what is cached of them; empty where none is."""
-    pieces = [
-        piece
-        for module in model.modules()
-        if isinstance(module, Embeddings) and module.arena.store is not None
-        for piece in module.arena.pieces
-        if piece.cache_rows is not None
-    ]
-    rows = sum(piece.cache_rows or 0 for piece in pieces)
-    return _describe([piece.table for piece in pieces], rows, sum(map(slots_bytes, pieces)))
-
-
-def describe_cached_tiles(plan: Plan, tables: Sequence[Table], samples: int) -> str:
-    """The same for the tiles of all ranks."""
-    by_name = {table.name: table for table in tables}
-    lower = [tile for tile in plan.tiles if tile.tier == "host"]
-    parts = [piece_of(by_name[tile.table], tile) for tile in lower]
-    here = sum(cached_bytes(part, tile.cache_rows, samples) for part, tile in zip(parts, lower, strict=True))
-    return _describe(parts, sum(tile.cache_rows for tile in lower), here)
-
-
-def _describe(tables: Sequence[Table], cached_rows: int, cached_bytes: int) -> str:
-    if not tables:
-        return ""
-    known = list(dict.fromkeys(table.name for table in tables))
-    more = f" and {len(known) - MOST_NAMES} more" if len(known) > MOST_NAMES else ""
-    there, share = sum(map(table_bytes, tables)), format_percent(cached_rows / sum(table.rows for table in tables))
-    names, here = ", ".join(known[:MOST_NAMES]), format_bytes(cached_bytes)
-    return f"{names}{more} in {format_bytes(there)} of host memory; {share} of their rows cached in {here}"
+    modules = (module for module in model.modules() if isinstance(module, Embeddings))
+    arenas = (module.arena for module in modules if module.arena.store is not None)
+    return describe_pieces([piece for arena in arenas for piece in arena.pieces if piece.cache_rows is not None])

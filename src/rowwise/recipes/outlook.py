@@ -15,12 +15,18 @@ from rowwise.ingest.batch_shard import BatchShard
 from rowwise.plan import Plan
 from rowwise.recipes.compose import make_model, make_objective, make_small_model, resolve
 from rowwise.recipes.dense_side import dense_side_of
-from rowwise.recipes.device_tables import describe_cached, describe_cached_tiles
-from rowwise.recipes.disk_tables import describe_disk_tables, has_disk_tables, memory_of_plan
+from rowwise.recipes.device_tables import describe_cached
+from rowwise.recipes.placement import (
+    describe_cached_tiles,
+    describe_disk_tables,
+    has_disk_tables,
+    memory_of_plan,
+    rank_bytes,
+)
 from rowwise.recipes.recipe import Recipe, check_ranks
 from rowwise.recipes.resolved import ResolvedRecipe, make_batcher
 from rowwise.recipes.retrieval import decoded_bytes
-from rowwise.recipes.sharding import choose_plan, rank_bytes, tables_of
+from rowwise.recipes.sharding import choose_plan, tables_of
 from rowwise.recipes.table_memory import measure_memory
 from rowwise.recipes.text import RECIPE
 from rowwise.recipes.unused_keys import find_notes

@@ -14,17 +14,17 @@ from rowwise.ingest.vocabulary import check_grown
 from rowwise.plan import Plan
 from rowwise.recipes.compose import make_job, make_model, resolve, set_threads
 from rowwise.recipes.device_tables import room_of_gpus, take_gpu
-from rowwise.recipes.disk_tables import has_disk_tables
 from rowwise.recipes.feed import Feed
 from rowwise.recipes.first_rank import on_first_rank, resolve_on_first_rank
 from rowwise.recipes.hosts import NetworkOfRun, ordered_links
 from rowwise.recipes.outlook import open_warm_start
+from rowwise.recipes.placement import has_disk_tables
 from rowwise.recipes.recipe import Recipe, check_ranks
 from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.retrieval import share_graph
 from rowwise.recipes.run_files import DISK, TRANSFORMS
 from rowwise.recipes.sharding import choose_plan, shard_tables, tables_of
-from rowwise.recipes.table_memory import Purpose, check_memory, find_memory_notes, measure_memory
+from rowwise.recipes.table_memory import Purpose, find_memory_notes, measure_memory, raise_if_short
 from rowwise.recipes.trained import resolve_saved
 from rowwise.recipes.wires import decide_wire
 from rowwise.storage.folder import parse_folder
@@ -75,7 +75,7 @@ def set_up_job(
     is_sharded = topology.world > 1 or recipe.plan is not None or (memory.is_short and recipe.train.device == "cpu")
     # Memory is checked before tables are allocated: meta tables when they are sharded, others with the model.
     if not is_sharded:
-        check_memory(memory, memory.tables, memory.plan, comm)
+        on_first_rank(comm, lambda: raise_if_short(memory))
     parallel = recipe.train.dense_parallel
     construction = ShardedConstruction(comm, shards_of(parallel, topology))
     with construction:
@@ -83,7 +83,7 @@ def set_up_job(
     room = room_of_gpus(recipe.train.device, recipe.memory_bytes, comm)
     plan = on_first_rank(comm, lambda: choose_plan(recipe, model, topology, memory, room))
     if is_sharded:
-        check_memory(memory, tables_of(model), plan, comm)
+        on_first_rank(comm, lambda: raise_if_short(replace(memory, tables=tables_of(model), plan=plan)))
     disk = None
     if has_disk_tables(plan):
         disk = folder().path / DISK if recipe.disk is None else Path(recipe.disk)

@@ -14,7 +14,6 @@ from torch import nn
 from rowwise.comm.interface import Comm
 from rowwise.errors import SpecError, TableMemoryError
 from rowwise.perf.access import Access, Workload
-from rowwise.perf.dense_parallel import DenseSide
 from rowwise.perf.hardware import PRESETS, Hardware, Machine, hardware_named
 from rowwise.perf.learned import model_of
 from rowwise.plan import Plan
@@ -28,10 +27,10 @@ from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
 from rowwise.quantity import format_bytes
 from rowwise.recipes.dense_side import dense_side_of
-from rowwise.recipes.device_tables import cache_tiles, gpu_bytes_of_plan, move_sharded
-from rowwise.recipes.disk_tables import fill_caches, has_disk_tables, uniform_workloads
+from rowwise.recipes.device_tables import move_sharded
 from rowwise.recipes.model_configs import SequenceModel
 from rowwise.recipes.model_kinds import family_of
+from rowwise.recipes.placement import cache_tiles, fill_caches, has_disk_tables, tiles_bytes, uniform_workloads
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.table_memory import TableMemory, raise_if_short, single_rank_plan
 from rowwise.row_optimizers import needs_full_rows
@@ -72,30 +71,25 @@ def choose_plan(
         if gpu_bytes is not None:
             _check_gpus(plan, tables, gpu_bytes, recipe.most_samples)
         return plan
-    hardware = None if recipe.hardware is None else load_hardware(recipe.hardware)
-    usual = hardware or usual_hardware(recipe)
+    request = make_request(recipe, tables, topology, usual_hardware(recipe))
     if topology.world > 1:
-        dense = dense_side_of(recipe, model)
-        try:
-            plan = _search_plan(recipe, tables, topology, usual, dense, gpu_bytes)
-        except TableMemoryError:
-            if gpu_bytes is None or memory is None or family_of(recipe.model).reads_whole_tables:
-                raise
-            plan = _plan_with_host(recipe, replace(memory, tables=tables), usual, dense, gpu_bytes)
+        spared = None if family_of(recipe.model).reads_whole_tables else memory
+        request_of_ranks = replace(request, dense=dense_side_of(recipe, model))
+        plan = _place_on_ranks(request_of_ranks, tables, spared, gpu_bytes, recipe.most_samples)
     else:
         plan = single_rank_plan(tables)
-        if hardware is not None and tables:
-            plan = structs.replace(plan, forecast=_search_plan(recipe, tables, topology, hardware).forecast)
+        if recipe.hardware is not None and tables:
+            plan = structs.replace(plan, forecast=_search(_with_memory(request, UNLIMITED_bytes)).forecast)
     if memory is None or recipe.train.device != "cpu":
         return plan
     resident = replace(memory, tables=tables, plan=plan)
-    return _plan_with_disk(recipe, resident, usual) if resident.is_short else plan
+    return _place_on_disk(request, resident) if resident.is_short else plan
 
 
 def _check_gpus(plan: Plan, tables: Sequence[Table], gpu_bytes: int, samples: int) -> None:
     check_cached(plan, tables)
     for rank in range(plan.world):
-        size = gpu_bytes_of_plan(plan, tables, rank, samples)
+        size = tiles_bytes(plan.tiles_on(rank), tables, samples)
         if size > gpu_bytes:
             raise TableMemoryError(
                 f"the plan: rows and optimizer state of rank {rank} take {format_bytes(size)}, and its GPU has "
@@ -104,49 +98,63 @@ def _check_gpus(plan: Plan, tables: Sequence[Table], gpu_bytes: int, samples: in
             )
 
 
-def _plan_with_host(recipe: Recipe, memory: TableMemory, hardware: Hardware, dense: DenseSide, gpu_bytes: int) -> Plan:
-    """A plan with rows in host memory, and as many of them cached on each GPU as there is memory for.
+def _place_on_ranks(
+    request: PlanRequest, tables: Sequence[Table], memory: TableMemory | None, gpu_bytes: int | None, samples: int
+) -> Plan:
+    """A plan with all rows where steps use them; or else with rows in host memory, as many of them cached as GPUs can.
 
-    It is searched as if ranks had their part of the host's memory, where all tables are filled, with tiles of whole
-    rows and without copies.
+    The second is searched as if ranks had their part of the host's memory, where all tables are filled, with tiles of
+    whole rows and without copies.
     """
-    tables, topology = memory.tables, memory.topology
-    room = memory.rank_room_bytes if all(free is not None for free in memory.free_H) else UNLIMITED_bytes
-    machine = structs.replace(hardware, device_bytes=room, host_bytes=0, disk_bytes=0)
-    request = make_request(recipe, tables, topology, machine)
+    try:
+        # On CPUs the search ignores memory: `measure_memory` knows what this machine has free, which a preset does not.
+        return _search(_with_memory(request, UNLIMITED_bytes if gpu_bytes is None else gpu_bytes))
+    except InfeasibleError as error:
+        if gpu_bytes is None:
+            raise
+        rooms = f"{request.machine.topology.world} GPUs, each with {format_bytes(gpu_bytes)} for tables"
+        if memory is None:
+            raise TableMemoryError(f"{rooms}: {error}") from None
+    room = UNLIMITED_bytes if None in memory.free_H else memory.rank_room_bytes
     whole_rows = Constraints(layouts={ALL: tuple(name for name in WHOLE_ROWS if name != REPLICATED.name)})
     try:
-        plan = make_plan(replace(request, dense=dense, constraints=whole_rows), seconds=SEARCH_s, prove=False).plan
+        plan = _search(_with_memory(replace(request, constraints=whole_rows), room, host_bytes=0, disk_bytes=0))
     except InfeasibleError as error:
-        rooms = f"each with {format_bytes(gpu_bytes)} for tables, and {format_bytes(room)} of host memory"
-        raise TableMemoryError(f"{topology.world} GPUs, {rooms}: {error}") from None
-    return cache_tiles(plan, tables, gpu_bytes, recipe.most_samples)
+        raise TableMemoryError(f"{rooms}, and {format_bytes(room)} of host memory: {error}") from None
+    return cache_tiles(plan, tables, gpu_bytes, samples)
 
 
-def _plan_with_disk(recipe: Recipe, resident: TableMemory, hardware: Hardware) -> Plan:
+def _place_on_disk(request: PlanRequest, resident: TableMemory) -> Plan:
     """A plan with tables on disk, and as many of their rows cached as there is memory for."""
-    tables, topology, room = resident.tables, resident.topology, resident.rank_room_bytes
-    machine = structs.replace(hardware, device_bytes=room, host_bytes=0, disk_bytes=UNLIMITED_bytes)
-    request = make_request(recipe, tables, topology, machine)
+    room = resident.rank_room_bytes
+    request = _with_memory(request, room, host_bytes=0, disk_bytes=UNLIMITED_bytes)
     request = replace(request, tiers=frozenset({"device", "disk"}), buffers=False)
     least = _least_memory_bytes(request)
-    if least > room * topology.devices:
+    if least > room * resident.topology.devices:
         samples = f"the index of all rows and the rows of {request.batch:,} samples take {format_bytes(least)}"
         larger = f"a larger --memory ({format_bytes(least)})" if resident.limited and resident.purpose != "use" else ""
         raise_if_short(resident, f"; with rows on disk, {samples}", larger)
     try:
-        plan = make_plan(request, seconds=SEARCH_s, prove=False).plan
+        plan = _search(request)
     except InfeasibleError as error:
         raise_if_short(resident, f"; with rows on disk, {error}")
         raise
-    plan = fill_caches(plan, tables, room)
-    lower = replace(resident, plan=plan)
+    plan = fill_caches(plan, resident.tables, room)
     for host, free in enumerate(resident.disk_free_H):
-        least_disk = lower.disk_bytes(host) // LOG_COPIES
+        least_disk = replace(resident, plan=plan).disk_bytes(host) // LOG_COPIES
         if least_disk > free:  # a log has replaced records besides, and none of rows that never changed
             sizes = f"{format_bytes(least_disk)}, and {format_bytes(free)} are free on the disk"
             raise_if_short(resident, f"; rows on disk need up to {sizes}", "another disk by --set disk=FOLDER")
     return plan
+
+
+def _search(request: PlanRequest) -> Plan:
+    return make_plan(request, seconds=SEARCH_s, prove=False).plan
+
+
+def _with_memory(request: PlanRequest, device_bytes: int, **other_bytes: int) -> PlanRequest:
+    hardware = structs.replace(request.machine.hardware, device_bytes=device_bytes, **other_bytes)
+    return replace(request, machine=structs.replace(request.machine, hardware=hardware))
 
 
 def _least_memory_bytes(request: PlanRequest) -> float:
@@ -198,31 +206,6 @@ def load_hardware(name: str) -> Hardware:
         raise SpecError(f"hardware {name!r}: no such preset, there are {', '.join(PRESETS)}", A_PROFILE) from None
 
 
-def _search_plan(
-    recipe: Recipe,
-    tables: Sequence[Table],
-    topology: Topology,
-    hardware: Hardware,
-    dense: DenseSide | None = None,
-    gpu_bytes: int | None = None,
-) -> Plan:
-    """A searched plan with its forecast; on one rank all tables are whole."""
-    # On CPUs the search ignores memory: check_memory knows the free memory of this machine, which a preset does not.
-    request = make_request(
-        recipe,
-        tables,
-        topology,
-        structs.replace(hardware, device_bytes=UNLIMITED_bytes if gpu_bytes is None else gpu_bytes),
-    )
-    try:
-        return make_plan(replace(request, dense=dense), seconds=SEARCH_s, prove=False).plan
-    except InfeasibleError as error:
-        if gpu_bytes is None:
-            raise
-        room = f"{topology.world} GPUs, each with {format_bytes(gpu_bytes)} for tables"
-        raise TableMemoryError(f"{room}: {error}") from None
-
-
 def make_request(recipe: Recipe, tables: Sequence[Table], topology: Topology, hardware: Hardware) -> PlanRequest:
     """The request for a plan of these tables, without limits beside the machine's."""
     # Optimizers that couple columns exchange sums for column shards, which costs more than the cut saves.
@@ -270,14 +253,3 @@ def shard_tables(recipe: Recipe, model: nn.Module, plan: Plan, comm: Comm, disk:
         shard(model, plan, comm, wire=recipe.wire_types, elastic=elastic, merge_shared=merge_shared, disk=disk)
         if train.device != "cpu":  # tables were made there, the rest was not; dense parameters may still be on meta
             move_sharded(model, plan, train.device, recipe.most_samples)
-
-
-def rank_bytes(plan: Plan, tables: Sequence[Table]) -> list[int]:
-    """Bytes of table rows on each rank."""
-    by_name = {table.name: table for table in tables}
-    bytes_W = [0] * plan.world
-    for tile in plan.tiles:
-        table = by_name[tile.table]
-        rows, columns = tile.rows[1] - tile.rows[0], tile.cols[1] - tile.cols[0]
-        bytes_W[tile.rank] += rows * table.row_bytes * columns // table.dim
-    return bytes_W

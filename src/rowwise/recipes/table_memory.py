@@ -5,6 +5,7 @@ tables on disk, but not batches or the dense model. Hosts whose free memory is u
 """
 
 import shutil
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,12 +24,12 @@ from rowwise.perf.host_memory import free_bytes, is_in_memory
 from rowwise.plan import Plan, Tile
 from rowwise.planner.fixes import with_row_state
 from rowwise.quantity import format_bytes
-from rowwise.recipes.disk_tables import cache_bytes_of_tile, disk_bytes_of_tile
-from rowwise.recipes.first_rank import on_first_rank
 from rowwise.recipes.id_maps import stored_tables_of
+from rowwise.recipes.placement import piece_of
 from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.retrieval import decoded_bytes
 from rowwise.spec import RowType, Table, Topology, state_bytes
+from rowwise.store.sizes import cache_bytes, disk_bytes
 
 Purpose = Literal["train", "resume", "use"]  # decides which changes are still possible
 MOST_REMEDIES = 3  # in the message
@@ -58,14 +59,15 @@ class TableMemory:
         return _bytes_on_host(self, host, lambda table: table.rows * state_bytes(table))
 
     def cache_bytes(self, host: int) -> int:
-        return self._sum_disk_tiles(host, cache_bytes_of_tile)
+        return sum(cache_bytes(piece, tile.cache_rows) for piece, tile in self._on_disk(host))
 
     def disk_bytes(self, host: int) -> int:
-        return self._sum_disk_tiles(host, disk_bytes_of_tile)
+        return sum(disk_bytes(piece) for piece, _ in self._on_disk(host))
 
-    def _sum_disk_tiles(self, host: int, size_of: Callable[[Table, Tile], int]) -> int:
+    def _on_disk(self, host: int) -> Iterator[tuple[Table, Tile]]:
         tables, ranks = {table.name: table for table in self.tables}, self.topology.ranks_of(host)
-        return sum(size_of(tables[t.table], t) for t in self.plan.tiles if t.tier == "disk" and t.rank in ranks)
+        tiles = (tile for tile in self.plan.tiles if tile.tier == "disk" and tile.rank in ranks)
+        return ((piece_of(tables[tile.table], tile), tile) for tile in tiles)
 
     def needed_bytes(self, host: int) -> int:
         tables = (self.rows_bytes(host) + self.state_bytes(host)) * self.copies + self.cache_bytes(host)
@@ -152,11 +154,6 @@ def single_rank_plan(tables: Sequence[Table], world: int = 1) -> Plan:
     return Plan(world=world, tiles=tuple(Tile(table=t.name, rank=0, rows=(0, t.rows), cols=(0, t.dim)) for t in tables))
 
 
-def check_memory(memory: TableMemory, tables: Sequence[Table], plan: Plan, comm: Comm) -> None:
-    """Raise TableMemoryError if a host lacks memory for its tables; a collective."""
-    on_first_rank(comm, lambda: raise_if_short(replace(memory, tables=tuple(tables), plan=plan)))
-
-
 def raise_if_short(memory: TableMemory, disk: str = "", disk_remedy: str = "") -> None:
     """Raise if a host lacks memory, with what it needs and has, and the smallest changes that make the tables fit.
 
@@ -194,20 +191,22 @@ def find_remedies(memory: TableMemory, host: int) -> list[MemoryRemedy]:
     free = memory.free_H[host]
     assert free is not None
     room = int(free * USABLE)
-    kinds = (_fewer_rows, _narrower_rows, _compressed_bytes, _more_hosts)
-    smallest = (max(kind(memory, host, room), key=lambda remedy: remedy.needed_bytes, default=None) for kind in kinds)
-    remedies = (remedy for remedy in smallest if remedy is not None)
-    by_memory = sorted(remedies, key=lambda remedy: -remedy.needed_bytes)
-    return [*_without_background(memory, host, room), *by_memory]
+
+    def smallest(kind: Callable[[TableMemory, int, int], Iterator[MemoryRemedy]]) -> list[MemoryRemedy]:
+        fitting = [remedy for remedy in kind(memory, host, room) if remedy.needed_bytes <= room]
+        return sorted(fitting, key=_least_change)[:1]
+
+    others = [r for kind in (_fewer_rows, _narrower_rows, _compressed_bytes, _more_hosts) for r in smallest(kind)]
+    return [*smallest(_without_background), *sorted(others, key=_least_change)]
 
 
-def _without_background(memory: TableMemory, host: int, room: int) -> Iterator[MemoryRemedy]:
+def _least_change(remedy: MemoryRemedy) -> float:
+    return -remedy.needed_bytes
+
+
+def _without_background(memory: TableMemory, host: int, _room: int) -> Iterator[MemoryRemedy]:
     if memory.background:
-        yield from _if_fits(replace(memory, background=False), host, room, "save.background=false")
-
-
-def _with_rows(table: Table, rows: int) -> Table:
-    return structs.replace(table, rows=rows if table.managed is None else max(2, rows))
+        yield MemoryRemedy("save.background=false", replace(memory, background=False).needed_bytes(host))
 
 
 def _fewer_rows(memory: TableMemory, host: int, room: int) -> Iterator[MemoryRemedy]:
@@ -215,38 +214,36 @@ def _fewer_rows(memory: TableMemory, host: int, room: int) -> Iterator[MemoryRem
     if memory.purpose == "resume":  # a checkpoint fixes the rows
         return
 
-    def limit_rows(rows: int) -> TableMemory:
+    def size(rows: int) -> int:
         mapped = memory.mapped
-        return memory.with_tables(lambda t: t if t.name in mapped else _with_rows(t, min(t.rows, rows)))
+        return memory.with_tables(lambda t: t if t.name in mapped else _limit_rows(t, rows)).needed_bytes(host)
 
-    low, high = 0, max(table.rows for table in memory.tables)  # invariant: low rows fit (or low is 0), high rows do not
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if limit_rows(middle).needed_bytes(host) <= room else (low, middle)
-    most = _round_down(low)
+    most = _round_down(bisect_right(range(1, max(table.rows for table in memory.tables)), room, key=size))
     larger = [t.name for t in memory.tables if t.rows > most and t.name not in memory.mapped]
     if most and larger:
         change = f"at most {most:,} rows in each table" if len(larger) > 1 else f"tables.each.{larger[0]}.rows={most}"
-        yield from _if_fits(limit_rows(most), host, room, change)
+        yield MemoryRemedy(change, size(most))
 
 
-def _narrower_rows(memory: TableMemory, host: int, room: int) -> Iterator[MemoryRemedy]:
+def _limit_rows(table: Table, rows: int) -> Table:
+    return structs.replace(table, rows=min(table.rows, rows if table.managed is None else max(2, rows)))
+
+
+def _narrower_rows(memory: TableMemory, host: int, _room: int) -> Iterator[MemoryRemedy]:
+    fixed = memory.purpose == "resume"  # a checkpoint fixes dims and optimizers
     for row_type in (RowType.FP16, RowType.INT8):
         fewer_bits = memory.with_tables(lambda table, to=row_type: _narrow_row_type(table, to))
-        yield from _if_fits(fewer_bits, host, room, f"tables.all.row_type={row_type}")
-        if memory.purpose != "resume":
+        yield MemoryRemedy(f"tables.all.row_type={row_type}", fewer_bits.needed_bytes(host))
+        if not fixed:
             both = fewer_bits.with_tables(with_row_state)
-            yield from _if_fits(both, host, room, f"{row_type} rows with row-wise optimizer state")
-    if memory.purpose == "resume":  # a checkpoint fixes dims and optimizers
+            yield MemoryRemedy(f"{row_type} rows with row-wise optimizer state", both.needed_bytes(host))
+    if fixed:
         return
-    yield from _if_fits(memory.with_tables(with_row_state), host, room, "row-wise optimizer state")
+    yield MemoryRemedy("row-wise optimizer state", memory.with_tables(with_row_state).needed_bytes(host))
     widest = max(table.dim for table in memory.tables)
     for dim in range((widest - 1) // DIM_STEP * DIM_STEP, 0, -DIM_STEP):
         narrow = memory.with_tables(lambda table, to=dim: structs.replace(table, dim=min(table.dim, to)))
-        remedies = list(_if_fits(narrow, host, room, f"tables.all.dim={dim}"))
-        if remedies:
-            yield from remedies
-            return
+        yield MemoryRemedy(f"tables.all.dim={dim}", narrow.needed_bytes(host))
 
 
 def _compressed_bytes(memory: TableMemory, host: int, room: int) -> Iterator[MemoryRemedy]:
@@ -259,7 +256,7 @@ def _compressed_bytes(memory: TableMemory, host: int, room: int) -> Iterator[Mem
         yield MemoryRemedy(change, memory.needed_bytes(host) * budget / memory.rows_bytes(host))
 
 
-def _more_hosts(memory: TableMemory, host: int, room: int) -> Iterator[MemoryRemedy]:
+def _more_hosts(memory: TableMemory, _host: int, room: int) -> Iterator[MemoryRemedy]:
     """More hosts, not more ranks: ranks of one host share its memory."""
     hosts = memory.topology.hosts
     if memory.purpose == "use" or not room:
@@ -267,12 +264,6 @@ def _more_hosts(memory: TableMemory, host: int, room: int) -> Iterator[MemoryRem
     total = sum(map(memory.needed_bytes, range(hosts)))
     count = max(ceil(total / room), hosts + 1)
     yield MemoryRemedy(f"ranks on {count:,} hosts like this one, by torchrun", total / count)
-
-
-def _if_fits(memory: TableMemory, host: int, room: int, change: str) -> Iterator[MemoryRemedy]:
-    size = memory.needed_bytes(host)
-    if size <= room:
-        yield MemoryRemedy(change, size)
 
 
 def _narrow_row_type(table: Table, row_type: RowType) -> Table:

@@ -21,7 +21,7 @@ from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.rows import RowSelection, open_reader
 from rowwise.recipes.run_files import DISK, PLAN, label_notes
 from rowwise.recipes.sharding import choose_plan, shard_tables
-from rowwise.recipes.table_memory import check_memory, measure_memory
+from rowwise.recipes.table_memory import measure_memory, raise_if_short
 from rowwise.recipes.text import RECIPE, apply_changes, decode, parse
 from rowwise.textfile import read_bytes, read_text
 from rowwise.train.evaluate import Scores, Values, values_of
@@ -102,7 +102,7 @@ def load_trained(path: Path, which: str = "best", warn: Warn = ignore_warning) -
     memory = measure_memory(resolved, comm, "use", folder)
     on_disk = memory.is_short and recipe.train.device == "cpu"
     if not on_disk:
-        check_memory(memory, memory.tables, memory.plan, comm)
+        raise_if_short(memory)
     model = make_model(resolved, on_meta=on_disk)
     if on_disk:
         shard_tables(recipe, model, choose_plan(recipe, model, comm.topology, memory), comm, folder)

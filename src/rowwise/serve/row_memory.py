@@ -5,6 +5,7 @@ shared by the others. Tables that need more have a cache together, one for each 
 are asked for most often are, whatever their table.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -81,13 +82,11 @@ def divide_memory(tables: Sequence[StoredTable], memory_bytes: int | None) -> Ro
     found = _divide(tables, memory_bytes)
     if found is not None:
         return found
-    low, high = memory_bytes, sum(table.size_bytes for table in tables)
-    while high - low > max(PAGE_bytes, low // 100):
-        middle = (low + high) // 2
-        low, high = (middle, high) if _divide(tables, middle) is None else (low, middle)
+    sizes = range(memory_bytes, sum(table.size_bytes for table in tables), PAGE_bytes)
+    enough = bisect_left(sizes, True, key=lambda size: _divide(tables, size) is not None)
     raise SpecError(
         f"--memory {format_bytes(memory_bytes)} is too small for a cache of the version's rows",
-        f"at least {format_bytes(high)}",
+        f"at least {format_bytes(memory_bytes + enough * PAGE_bytes)}",
     )
 
 
