@@ -13,8 +13,7 @@ import msgspec
 from rowwise.errors import SpecError
 from rowwise.row_optimizers import needs_full_rows
 from rowwise.spec import Table, Value, Wire
-from rowwise.textfile import decode_json
-from rowwise.value import MOST_RANKS, check_most
+from rowwise.value import MOST_RANKS, check_most, parse_json
 
 COLUMN_BLOCK = 4  # row statistics are summed over blocks of four columns, so tiles are cut between blocks
 COVER = "each cell on exactly one rank, or the table replicated, once on every rank"
@@ -98,10 +97,7 @@ class Plan(Value, frozen=True, omit_defaults=True):
     @classmethod
     def from_json(cls, text: str | bytes) -> "Plan":
         """Read a plan; an unknown key or a wrong type raises an error with its place."""
-        try:
-            return decode_json(text, cls)
-        except msgspec.DecodeError as error:
-            raise SpecError(f"not a plan: {error}") from None
+        return parse_json(text, cls, "a plan")
 
     def tiles_of(self, table: str) -> tuple[Tile, ...]:
         return tuple(tile for tile in self.tiles if tile.table == table)

@@ -1,9 +1,13 @@
 """`Value`: base class of the frozen values that are read from files; limits of their numbers."""
 
+from typing import TypeVar
+
 import msgspec
 
 from rowwise.errors import SpecError
+from rowwise.textfile import decode_json
 
+T = TypeVar("T")
 MOST_STEPS = 1 << 40  # steps of a run; also samples, and other counts
 MOST_BATCH = 1 << 24  # samples of a batch; the update kernel has 24 bits for the index of a contribution
 MOST_RANKS = 1 << 14
@@ -14,6 +18,14 @@ MOST_LAYERS = 1000
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of the frozen values; files with unknown keys are rejected."""
+
+
+def parse_json(text: str | bytes, kind: type[T], what: str) -> T:
+    """Decode a value; `what` says in an error what the text is not."""
+    try:
+        return decode_json(text, kind)
+    except msgspec.DecodeError as error:
+        raise SpecError(f"not {what}: {error}") from None
 
 
 def check_most(where: str, value: msgspec.Struct, **most: int) -> None:

@@ -17,8 +17,7 @@ from rowwise.perf.exchange import Exchanges
 from rowwise.perf.linear_times import LinearTimes, SumTimes
 from rowwise.perf.network import SetNetwork
 from rowwise.spec import LINKS, Link, Topology, Value, WireType
-from rowwise.textfile import decode_json
-from rowwise.value import check_most
+from rowwise.value import check_most, parse_json
 
 MOST_BYTES = 1 << 60
 LONGEST_s = 1e6
@@ -312,7 +311,4 @@ def hardware_named(name: str) -> Hardware:
 
 
 def read_hardware(text: str | bytes) -> Hardware:
-    try:
-        return decode_json(text, Hardware)
-    except msgspec.DecodeError as error:
-        raise SpecError(f"not a hardware profile: {error}") from None
+    return parse_json(text, Hardware, "a hardware profile")

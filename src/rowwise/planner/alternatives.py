@@ -59,7 +59,7 @@ def compute_alternatives(problem: PlacementProblem, placement: Placement) -> Alt
         index = index[np.argsort(-parts_O[index], kind="stable")]  # options that still have pieces stay in front
         for begin in range(0, len(index), size):
             option_A = index[begin : begin + size]
-            ranks = _ranks_without_item(problem, placement, sums, option_A, UNIT_KINDS[unit_kind])
+            ranks = _ranks_without_item(problem, placement, sums, option_A)
             piece_AP = _pieces_largest_first(problem, option_A, order_N)
             result.unit_N[piece_AP[piece_AP >= 0]] = _place_pieces(problem, ranks, option_A, piece_AP)[piece_AP >= 0]
             _record_costs(problem, result, ranks, option_A)
@@ -77,7 +77,7 @@ def _pieces_largest_first(
 
 
 def _ranks_without_item(
-    problem: PlacementProblem, placement: Placement, sums: Pieces, option_A: NDArray[np.int64], unit_kind: str
+    problem: PlacementProblem, placement: Placement, sums: Pieces, option_A: NDArray[np.int64]
 ) -> _Ranks:
     """Loads of ranks when each option's item is taken out."""
     topology = problem.topology
@@ -88,13 +88,12 @@ def _ranks_without_item(
     for row, item in enumerate(item_I):
         for piece in problem.pieces_of(int(placement.choice_I[item])):
             ranks = problem.ranks_of(int(placement.unit_N[piece]))
-            unit_ranks = slice(ranks.start, ranks.stop)
-            load[row, unit_ranks] -= problem.pieces.load_NK[piece]
-            link[row, unit_ranks] -= problem.pieces.link_N[piece]
-            size[row, unit_ranks] -= problem.pieces.bytes_NM[piece]
+            load[row, ranks.start : ranks.stop] -= problem.pieces.load_NK[piece]
+            link[row, ranks.start : ranks.stop] -= problem.pieces.link_N[piece]
+            size[row, ranks.start : ranks.stop] -= problem.pieces.bytes_NM[piece]
     load = np.maximum(load, 0)  # differences of equal sums may be slightly negative
     phi = problem.phi(load)
-    deep = {"rank": 1, "host": topology.devices, "all": topology.world}[unit_kind]
+    deep = problem.kind_of(int(option_A[0])).layout.unit_ranks(topology)
     shape = (len(option_A), topology.world // deep, deep)
     return _Ranks(
         load[at_A].reshape(*shape, load.shape[-1]),
@@ -109,7 +108,10 @@ def _place_pieces(
 ) -> Index:
     """Places all pieces, updating `ranks`; gives the unit of each."""
     unit_AP = np.full(piece_AP.shape, NO_UNIT, dtype=np.int32)
-    first, allowed_AU = _allowed_units(problem, option_A)
+    units = problem.kind_of(int(option_A[0])).layout.units(problem.topology)
+    first, last = units.start, units.stop
+    items = problem.item_of_O[option_A].tolist()
+    allowed_AU = np.array([problem.allowed_units(item)[first:last] for item in items])
     with_piece_AUD = np.empty_like(ranks.phi_AUD)  # phi of each rank with the piece on its unit
     all_A = np.arange(len(option_A))
     for step in range(piece_AP.shape[1]):
@@ -132,20 +134,6 @@ def _place_pieces(
         unit_AP[active, step] = unit + first
     ranks.phi_AUD[~allowed_AU.any(1)] = np.inf
     return unit_AP
-
-
-def _allowed_units(problem: PlacementProblem, option_A: NDArray[np.int64]) -> tuple[int, NDArray[np.bool_]]:
-    """The number of the first unit of the options' unit kind, and which of its units each option may use."""
-    topology = problem.topology
-    first, count = (
-        (0, topology.world), (topology.world, topology.hosts), (topology.world + topology.hosts, 1),
-    )[int(problem.unit_kind_O[option_A[0]])]  # fmt: skip
-    rule_A = problem.rule_I[problem.item_of_O[option_A]]
-    allowed_AU = np.ones((len(option_A), count), dtype=bool)
-    if len(problem.allowed_RU):
-        rows_AU = problem.allowed_RU[rule_A, first : first + count] > 0
-        allowed_AU = np.where(rule_A[:, None] >= 0, rows_AU, allowed_AU)
-    return first, allowed_AU
 
 
 def _loads_equal(problem: PlacementProblem, one_A: NDArray[np.int64], other_A: NDArray[np.int64]) -> NDArray[np.bool_]:

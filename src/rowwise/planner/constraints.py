@@ -5,12 +5,10 @@ Users write them by hand, so names and contradictions are checked here, before a
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from rowwise.errors import SpecError
 from rowwise.planner.layouts import NAMES
 from rowwise.spec import Topology, Value
-from rowwise.textfile import decode_json
+from rowwise.value import parse_json
 
 ALL = "*"
 
@@ -26,10 +24,7 @@ class Constraints(Value, frozen=True):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Constraints":
-        try:
-            return decode_json(text, cls)
-        except msgspec.DecodeError as error:
-            raise SpecError(f"not constraints: {error}") from None
+        return parse_json(text, cls, "constraints")
 
     def layouts_of(self, table: str) -> tuple[str, ...]:
         return self.layouts.get(table, self.layouts.get(ALL, NAMES))

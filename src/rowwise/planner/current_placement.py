@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rowwise.perf.access import Curves, Floats
 from rowwise.perf.memory import FLOAT_bytes
@@ -99,12 +98,12 @@ def placement_of_plan(problem: PlacementProblem, old: Plan) -> CurrentPlacement:
         option = None if kind_and_units is None else _find_option(problem, item, kind_and_units[0])
         if option is None or kind_and_units is None:
             option = homes.nearest(item)
-            units: Sequence[int] = homes.unit_N[list(problem.pieces_of(option))].tolist()
+            units: Sequence[int] = homes.unit_N[problem.pieces_of(option)].tolist()
             recut += [problem.request.workloads[t].table.name for t in problem.members[item]] if tiles[item] else []
         else:
             units = kind_and_units[1]
         choice_I[item] = option
-        unit_N[list(problem.pieces_of(option))] = units
+        unit_N[problem.pieces_of(option)] = units
     return CurrentPlacement(
         problem=problem,
         start=Placement(choice_I, unit_N),
@@ -139,18 +138,9 @@ def _infer_item_kind(
         return None
     kind, units = one
     layouts = [problem.request.constraints.layouts_of(workloads[t].table.name) for t in tiles]
-    allowed_U = _allowed_units(problem, item)
     enough = all(workloads[t].table.rows >= kind.row_parts(topology) for t in tiles)
     ok = enough and all(kind.layout.name in some for some in layouts)
-    if allowed_U is not None:
-        ok = ok and bool(allowed_U[list(units)].all())
-    return one if ok else None
-
-
-def _allowed_units(problem: PlacementProblem, item: int) -> NDArray[np.bool_] | None:
-    """The units that an item may be on; None: all."""
-    rule = int(problem.rule_I[item])
-    return problem.allowed_RU[rule].astype(bool) if rule >= 0 else None
+    return one if ok and problem.allowed_units(item)[list(units)].all() else None
 
 
 def _find_option(problem: PlacementProblem, item: int, kind: PlacementKind) -> int | None:
@@ -206,20 +196,20 @@ class _HomeFinder:
             self._fill(item, weighed)
 
     def _fill(self, item: int, members: Sequence[tuple[TableBytes, list[Tile]]]) -> None:
-        problem, allowed_U = self._problem, _allowed_units(self._problem, item)
+        problem, allowed_U = self._problem, self._problem.allowed_units(item)
         known: dict[tuple[Layout, int], list[_PieceBytes]] = {}  # a layout has the same rectangles in each tier
         for option in range(*self._options[item]):
             kind = problem.kinds[problem.option_kind[option]]
-            key = (kind.layout, kind.parts)
+            key, first = (kind.layout, kind.parts), kind.layout.units(problem.topology).start
             if key not in known:
                 known[key] = [_PieceBytes() for _ in range(kind.parts)]
                 for weight, tiles in members:
                     _add_bytes(known[key], kind, weight, tiles, problem.topology)
             replicas = problem.topology.world if kind.layout.is_replicated else 1
             for piece, piece_bytes in enumerate(known[key], start=self._begin[option]):
-                units = [unit for unit in piece_bytes.by_unit if allowed_U is None or allowed_U[unit]]
+                units = [unit for unit in piece_bytes.by_unit if allowed_U[unit]]
                 best = max(units, key=piece_bytes.by_unit.__getitem__, default=-1)
-                self.unit_N[piece] = _first_allowed_unit(kind, problem.topology, allowed_U) if best < 0 else best
+                self.unit_N[piece] = first + int(allowed_U[first:].argmax()) if best < 0 else best
                 self.size_N[piece] = piece_bytes.size
                 self.other_bytes_N[piece] = replicas * piece_bytes.size
                 self.home_bytes_N[piece] = max(
@@ -242,11 +232,6 @@ class _PieceBytes:
 
     size: int = 0
     by_unit: dict[int, int] = field(default_factory=dict)
-
-
-def _first_allowed_unit(kind: PlacementKind, topology: Topology, allowed_U: NDArray[np.bool_] | None) -> int:
-    begin = kind.layout.units(topology).start
-    return begin if allowed_U is None else begin + int(allowed_U[begin:].argmax())
 
 
 def _add_bytes(

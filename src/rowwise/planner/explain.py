@@ -7,7 +7,7 @@ import numpy as np
 from rowwise import quantity
 from rowwise.perf.access import Curves, Floats
 from rowwise.plan import TIERS
-from rowwise.planner.alternatives import Alternatives, compute_alternatives
+from rowwise.planner.alternatives import compute_alternatives
 from rowwise.planner.explanation import Explanation, RankPlacement, StepPlacement, TablePlacement
 from rowwise.planner.options import TableArrays, price_pieces
 from rowwise.planner.pipeline import PlanResult, plan_timeline
@@ -110,9 +110,8 @@ class _LoadShares:
         taken = self.problem.pieces_of(int(self.placement.choice_I[item]))
         for number, piece in enumerate(taken):
             ranks = self.problem.ranks_of(int(self.placement.unit_N[piece]))
-            unit_ranks = slice(ranks.start, ranks.stop)
-            share_W[unit_ranks] += self.slope_WK[unit_ranks] @ pieces.load_NK[number]
-            link_W[unit_ranks] += pieces.link_N[number]
+            share_W[ranks] += self.slope_WK[ranks] @ pieces.load_NK[number]
+            link_W[ranks] += pieces.link_N[number]
         return share_W, link_W
 
 
@@ -136,7 +135,7 @@ def _table(case: ReasonInputs, parts: _LoadShares, item: int, index: int) -> Tab
         links_s=float(link_W.max()),
         share=float(share_W[parts.busiest]),
         reason=layout_reason(case, item),
-        next=_best_alternative(problem, case.others, item, option),
+        next=_best_alternative(case, item),
         together=tuple(problem.request.workloads[t].table.name for t in group if t != index),
     )
 
@@ -148,22 +147,15 @@ def _pieces_of_table(problem: PlacementProblem, option: int, index: int) -> Piec
     return price_pieces(request, TableArrays.of(request), curves, problem.kind_of(option), np.array([index]))
 
 
-def _best_alternative(problem: PlacementProblem, others: Alternatives, item: int, taken: int) -> str:
-    """The best option that was not taken, in words: one that fits, else the one least over memory; empty if none."""
-    options = [o for o in problem.options_of(item) if o != taken]
-    if not options:
+def _best_alternative(case: ReasonInputs, item: int) -> str:
+    """The best option that was not taken, in words; empty if there is none."""
+    best, others = case.next_best(item), case.others
+    if best is None:
         return ""
-
-    def order(option: int) -> tuple[bool, float, float]:
-        change, over = float(others.change_O[option]), float(others.over_O[option])
-        fits = over <= 0 and bool(np.isfinite(change))
-        return not fits, change if fits else 0.0, over if np.isfinite(change) else 0.0
-
-    best = min(options, key=order)
-    layout, change = problem.kind_of(best), float(others.change_O[best])
+    layout, change = case.words(best), float(others.change_O[best])
     if not np.isfinite(change):
         return f"{layout}: not on the ranks allowed"
-    if others.over_O[best] <= 0:
+    if case.fits(best):
         return f"{layout}: {quantity.format_change(change)}"
     tier = TIERS[int(others.tier_O[best])]
     where = f"rank {int(others.rank_O[best])}" + (f" ({tier})" if tier != TIERS[0] else "")

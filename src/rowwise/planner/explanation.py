@@ -6,10 +6,9 @@ from collections.abc import Sequence
 import msgspec
 
 from rowwise import quantity
-from rowwise.errors import SpecError
 from rowwise.plan import TIERS
 from rowwise.spec import Value
-from rowwise.textfile import decode_json
+from rowwise.value import parse_json
 
 MANY_RANKS = 32  # more ranks are not listed one by one
 BUSIEST, LEAST = 8, 2
@@ -107,10 +106,7 @@ class Explanation(Value, frozen=True):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Explanation":
-        try:
-            return decode_json(text, cls)
-        except msgspec.DecodeError as error:
-            raise SpecError(f"not an explanation of a plan: {error}") from None
+        return parse_json(text, cls, "an explanation of a plan")
 
     def text(self, width: int = 100, *, all_tables: bool = False) -> str:
         """The text for a terminal of `width` columns; only the busiest tables unless `all_tables`."""

@@ -16,7 +16,7 @@ from rowwise.plan import Plan, Tile
 from rowwise.planner.layouts import COLUMN_WISE, REPLICATED, ROW_WISE, TABLE_WISE
 from rowwise.row_optimizers import needs_full_rows
 from rowwise.spec import Pooling, RowType, Table, Topology, Value
-from rowwise.textfile import decode_json
+from rowwise.value import parse_json
 
 FORMAT = "torchrec-sharding-1"
 PORTABLE = tuple(
@@ -56,10 +56,7 @@ class TorchRecPlan(Value, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "TorchRecPlan":
-        try:
-            plan = decode_json(text, cls)
-        except msgspec.DecodeError as error:
-            raise SpecError(f"not a sharding plan for TorchRec: {error}") from None
+        plan = parse_json(text, cls, "a sharding plan for TorchRec")
         if plan.format != FORMAT:
             raise SpecError(f"a sharding plan of format {plan.format!r}", f"{FORMAT!r}, as this version writes it")
         return plan

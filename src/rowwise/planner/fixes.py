@@ -13,7 +13,7 @@ from msgspec import structs
 
 from rowwise import quantity
 from rowwise.plan import TIERS
-from rowwise.planner.constraints import ALL, Constraints
+from rowwise.planner.constraints import ALL
 from rowwise.planner.layouts import LAYOUTS, NAMES
 from rowwise.planner.options import TableArrays
 from rowwise.planner.problem import PlanRequest
@@ -66,12 +66,12 @@ def _relaxed_constraints(request: PlanRequest, has_plan: HasPlan) -> Iterator[Fi
     for field, what in (("pin", "pin"), ("forbid", "ranks forbidden")):
         many = field == "forbid"
         names: dict[str, tuple[int, ...]] = dict(getattr(constraints, field))
-        without = _with_constraints(request, structs.replace(constraints, **{field: {}}))
+        without = _with_constraints(request, **{field: {}})
         if not names or not has_plan(without):
             continue
         for name in _largest_first(request, names)[:MOST_NAMED]:
             left = {key: value for key, value in names.items() if key != name}
-            single = _with_constraints(request, structs.replace(constraints, **{field: left}))
+            single = _with_constraints(request, **{field: left})
             if has_plan(single):
                 yield Fix(request=single, change=f"no {what} for {name!r}", rank=0, many=many, enough=True)
                 break
@@ -80,37 +80,33 @@ def _relaxed_constraints(request: PlanRequest, has_plan: HasPlan) -> Iterator[Fi
     for group in constraints.together:
         rest = tuple(other for other in constraints.together if other != group)
         words = f"not keeping {' and '.join(map(repr, group[:3]))}{' and others' * (len(group) > 3)} together"
-        yield Fix(request=_with_constraints(request, structs.replace(constraints, together=rest)), change=words, rank=0)
+        yield Fix(request=_with_constraints(request, together=rest), change=words, rank=0)
     if constraints.reserve:
-        free = structs.replace(constraints, reserve=0.0)
-        yield Fix(
-            request=_with_constraints(request, free), change=f"no reserve (now {constraints.reserve:.0%})", rank=1
-        )
+        free = _with_constraints(request, reserve=0.0)
+        yield Fix(request=free, change=f"no reserve (now {constraints.reserve:.0%})", rank=1)
     yield from _more_layouts(request, has_plan)
 
 
 def _more_layouts(request: PlanRequest, has_plan: HasPlan) -> Iterator[Fix]:
     """A layout that constraints exclude: for one table if that suffices, else for all."""
     given = request.constraints.layouts
-    if not given or not has_plan(_with_constraints(request, structs.replace(request.constraints, layouts={}))):
+    if not given or not has_plan(_with_constraints(request, layouts={})):
         return
     names = _largest_first(request, [w.table.name for w in request.workloads])[:MOST_NAMED]
     for layout, words in [(cut.name, cut.words) for cut in LAYOUTS if cut.cuts_columns or cut.cuts_rows]:
         for name in [n for n in names if layout not in request.constraints.layouts_of(n)][:2]:
             allowed = dict(given) | {name: (*request.constraints.layouts_of(name), layout)}
-            one = _with_constraints(request, structs.replace(request.constraints, layouts=allowed))
+            one = _with_constraints(request, layouts=allowed)
             if has_plan(one):
                 yield Fix(request=one, change=f"{words} for {name!r}", rank=0, table=name, enough=True)
                 return
         allowed = {name: tuple(dict.fromkeys((*some, layout))) for name, some in given.items()}
-        every = _with_constraints(request, structs.replace(request.constraints, layouts=allowed))
+        every = _with_constraints(request, layouts=allowed)
         if has_plan(every):
             yield Fix(request=every, change=f"{words} for all tables", rank=0, enough=True)
             return
-    free = structs.replace(request.constraints, layouts={ALL: NAMES})
-    yield Fix(
-        request=_with_constraints(request, free), change="all layouts for all tables", rank=0, many=True, enough=True
-    )
+    free = _with_constraints(request, layouts={ALL: NAMES})
+    yield Fix(request=free, change="all layouts for all tables", rank=0, many=True, enough=True)
 
 
 def _row_wise_state(request: PlanRequest) -> Fix | None:
@@ -202,8 +198,8 @@ def _more_tiers(request: PlanRequest, has_plan: HasPlan) -> Iterator[Fix]:
             return
 
 
-def _with_constraints(request: PlanRequest, constraints: Constraints) -> PlanRequest:
-    return dataclasses.replace(request, constraints=constraints)
+def _with_constraints(request: PlanRequest, **changes: Any) -> PlanRequest:
+    return dataclasses.replace(request, constraints=structs.replace(request.constraints, **changes))
 
 
 def _largest_first(request: PlanRequest, names: Any) -> list[str]:

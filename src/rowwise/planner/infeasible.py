@@ -28,15 +28,17 @@ class InfeasibleError(SpecError):
     """No plan fits memory under the constraints."""
 
 
-def explain_infeasible(problem: PlacementProblem, searched: SearchResult) -> InfeasibleError:
-    """The error: what is short and by how much, then changes that help, the most effective first."""
+def check_feasible(problem: PlacementProblem, searched: SearchResult) -> None:
+    """Raise if the best placement found does not fit: what is short and by how much, then the best changes first."""
+    if not searched.over:
+        return
     fixes = useful_fixes(problem)
     named = fixes[:MOST_FIXES] + [fix for fix in fixes[MOST_FIXES:] if fix.rank >= MORE_DEVICES]
     ways = [fix.words() for fix in named] or ["take fewer or smaller tables, or more memory"]
     unused = problem.request.unused
     without = f" without rows on the {' or the '.join(unused)}" if unused else ""
     hint = "; ".join([*ways, "`rowwise compress` has ids share rows"])
-    return InfeasibleError(f"no plan fits{without}: {_cause(problem, searched)}", hint=hint)
+    raise InfeasibleError(f"no plan fits{without}: {_cause(problem, searched)}", hint=hint)
 
 
 def useful_fixes(problem: PlacementProblem) -> list[Fix]:
@@ -120,8 +122,7 @@ def _least_piece_bytes(problem: PlacementProblem, item: int) -> tuple[float, int
     """The least bytes that an item's largest piece can have, and the tier."""
     sizes: list[tuple[float, float, int]] = []
     for option in problem.options_of(item):
-        pieces = problem.pieces_of(option)
-        size_M = problem.pieces.bytes_NM[pieces.start : pieces.stop].max(0)
+        size_M = problem.pieces.bytes_NM[problem.pieces_of(option)].max(0)
         over_M = size_M / np.maximum(problem.limit_M, 1)
         tier = int(over_M.argmax())
         sizes.append((float(over_M[tier]), float(size_M[tier]), tier))

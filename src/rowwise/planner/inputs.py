@@ -36,7 +36,7 @@ COLUMN_NAMES: dict[str, tuple[str, ...]] = {  # by field: names that its column 
     "features": ("features",),
     "pooling_mode": ("pooling_mode",),
 }
-NEEDED = ("name", "rows", "dim", "pooling")
+NEEDED = ("name", "rows", "pooling")
 ROW_TYPES = {str(kind): kind for kind in TRAINED_TYPES}
 POOLINGS = {str(kind): kind for kind in Pooling}
 LARGEST = 1 << 62
@@ -162,14 +162,16 @@ def _did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def _columns_by_field(there: Sequence[str]) -> dict[str, str]:
-    """For each field found, the name of its column."""
+def _columns_by_field(place: str, there: Sequence[str]) -> dict[str, str]:
+    """For each field found, the name of its column; raises if one is missing that tables need."""
     found = {field: next((t for t in titles if t in there), None) for field, titles in COLUMN_NAMES.items()}
+    for field in NEEDED:
+        if found[field] is None:
+            raise _missing_column_error(place, COLUMN_NAMES[field], there)
     return {field: title for field, title in found.items() if title is not None}
 
 
-def _missing_column_error(place: str, field: str, there: Sequence[str]) -> SpecError:
-    names = COLUMN_NAMES[field]
+def _missing_column_error(place: str, names: Sequence[str], there: Sequence[str]) -> SpecError:
     near = next(filter(None, (_similar_column(name, there) for name in names)), "")
     listed = ", ".join(there[:12]) + (" ..." if len(there) > 12 else "")
     expected = " or ".join(repr(name) for name in names[:2])
@@ -195,10 +197,7 @@ def _csv_entries(path: str, text: str) -> tuple[list[TableEntry], tuple[str, ...
     first, header = next(lines)
     place = f"{path}, line {first}"
     there = [title.strip() for title in header]
-    columns = _columns_by_field(there)
-    for field in NEEDED:
-        if field not in columns and field != "dim":
-            raise _missing_column_error(place, field, there)
+    columns = _columns_by_field(place, there)
     twice = [title for title in columns.values() if there.count(title) > 1]
     if twice:
         raise SpecError(f"{place}: column {twice[0]!r} appears twice", "each column once")
@@ -250,10 +249,7 @@ def _json_entries(path: str, text: str) -> tuple[list[TableEntry], tuple[str, ..
         if isinstance(one.get("table"), dict):
             entries.append(TableEntry(place, {"workload": one}, {}))
             continue
-        columns = _columns_by_field(list(one))
-        for field in NEEDED:
-            if field not in columns and field != "dim":
-                raise _missing_column_error(place, field, list(one))
+        columns = _columns_by_field(place, list(one))
         titles += one
         used |= set(columns.values())
         entries.append(TableEntry(place, {f: one[t] for f, t in columns.items() if one[t] is not None}, columns))

@@ -117,7 +117,8 @@ class _Program:
         begin_C = np.concatenate([[0], np.cumsum([len(c.units) for c in self.classes])])
         counts, options = int(begin_C[-1]), len(self.options)
         width = counts + options + 2
-        most = np.concatenate([_upper_bounds(self.classes), np.ones(options), [np.inf, np.inf]])
+        counted = [np.full(len(c.units), float(len(c.pieces))) for c in self.classes]
+        most = np.concatenate([*counted, np.ones(options), [np.inf, np.inf]])
         result = milp(
             c=np.concatenate([np.zeros(width - 2), [1.0, 1.0]]),
             constraints=[
@@ -137,8 +138,6 @@ class _Program:
 
     def _choice_rows(self, begin_C: NDArray[np.int64], width: int) -> tuple[Any, Floats, Floats]:
         """Each item has one option; all pieces of a class are on units if its option is taken, else none."""
-        from scipy.sparse import coo_array
-
         items, options = self.items, self.options
         column_of = {option: int(begin_C[-1]) + i for i, option in enumerate(options)}
         item_of_O = self.problem.item_of_O
@@ -151,14 +150,12 @@ class _Program:
             columns += [*range(int(begin_C[number]), int(begin_C[number + 1])), column_of[c.option]]
             values += [1.0] * len(c.units) + [-float(len(c.pieces))]
         height = items + len(self.classes)
-        matrix = coo_array((values, (rows, columns)), shape=(height, width)).tocsr()
+        matrix = _sparse(values, rows, columns, (height, width))
         right = np.concatenate([np.ones(items), np.zeros(len(self.classes))])
         return matrix, right, right
 
     def _load_rows(self, begin_C: NDArray[np.int64], width: int) -> tuple[Any, Floats, Floats]:
         """For each rank: tangents of phi under z, link seconds under m, bytes under the limits."""
-        from scipy.sparse import coo_array
-
         problem = self.problem
         slope_PK = problem.phi.gradient(self.points_PK)
         # The tangent at P is slope . load + height; z >= each of them on each rank.
@@ -184,17 +181,13 @@ class _Program:
             rows.append(rank * lines + np.arange(cuts + 1))
             columns.append(np.array([width - 2] * cuts + [width - 1]))
             values.append(np.full(cuts + 1, -1.0))
-        matrix = coo_array(
-            (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))),
-            shape=(lines * self.world, width),
-        ).tocsr()
+        parts = (np.concatenate(part) for part in (values, rows, columns))
+        matrix = _sparse(*parts, (lines * self.world, width))
         right = np.tile(np.concatenate([-height_P / self.unit, [0.0], problem.limit_M / scale_M]), self.world)
         return matrix, np.full(right.size, -np.inf), right
 
     def _order_rows(self, begin_C: NDArray[np.int64], width: int) -> tuple[Any, float, float]:
         """Ranks in falling order of link seconds. Without it, the solver spends its time on permutations of ranks."""
-        from scipy.sparse import coo_array
-
         link_N, ranks = self.problem.pieces.link_N / self.unit, self.world
         triples = [
             (row, begin_C[number] + i, sign * link_N[c.pieces[0]])
@@ -204,8 +197,8 @@ class _Program:
             if unit < ranks and 0 <= row < ranks - 1
         ]
         entries = np.array(triples).reshape(-1, 3)
-        places = (entries[:, 0].astype(int), entries[:, 1].astype(int))
-        return coo_array((entries[:, 2], places), shape=(max(ranks - 1, 1), width)).tocsr(), -np.inf, 0.0
+        places = entries[:, :2].astype(int).T
+        return _sparse(entries[:, 2], *places, (max(ranks - 1, 1), width)), -np.inf, 0.0
 
     def _placement(self, x: Floats, begin_C: NDArray[np.int64]) -> Placement:
         problem = self.problem
@@ -222,29 +215,22 @@ class _Program:
         return Placement(choice_I, unit_N)
 
 
-def _upper_bounds(classes: list[_PieceClass]) -> Floats:
-    return np.concatenate([np.full(len(c.units), float(len(c.pieces))) for c in classes])
+def _sparse(values: Any, rows: Any, columns: Any, shape: tuple[int, int]) -> Any:
+    from scipy.sparse import coo_array
+
+    return coo_array((values, (rows, columns)), shape=shape).tocsr()
 
 
 def _piece_classes(problem: PlacementProblem, item: int) -> list[_PieceClass]:
     """The classes of each option of an item; none for options with a piece that fits on no rank."""
     classes: list[_PieceClass] = []
-    rule = int(problem.rule_I[item])
-    allowed = [unit for unit in range(problem.units) if rule < 0 or problem.allowed_RU[rule, unit]]
     for option in problem.options_of(item):
-        unit_kind = problem.kind_of(option).unit_kind
-        fitting = tuple(unit for unit in allowed if _unit_kind_of(problem, unit) == unit_kind)
-        pieces = problem.pieces_of(option)
-        if not fitting or (problem.pieces.bytes_NM[list(pieces)] > problem.limit_M).any():
+        units, pieces = tuple(problem.units_of(option)), problem.pieces_of(option)
+        if not units or (problem.pieces.bytes_NM[pieces] > problem.limit_M).any():
             continue
         alike: dict[tuple[float, ...], list[int]] = {}
         for piece in pieces:
             key = (*problem.pieces.load_NK[piece], problem.pieces.link_N[piece], *problem.pieces.bytes_NM[piece])
             alike.setdefault(key, []).append(piece)
-        classes += [_PieceClass(item, option, tuple(group), fitting) for group in alike.values()]
+        classes += [_PieceClass(item, option, tuple(group), units) for group in alike.values()]
     return classes
-
-
-def _unit_kind_of(problem: PlacementProblem, unit: int) -> str:
-    topology = problem.topology
-    return "rank" if unit < topology.world else "host" if unit < topology.world + topology.hosts else "all"

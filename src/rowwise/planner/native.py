@@ -160,6 +160,9 @@ class NativeProblem:
         over, unit_N = c_double(), np.ascontiguousarray(unit_of_N, dtype=np.int32)
         return float(_library().rw_cost(self._struct, unit_N.ctypes.data, over)), over.value
 
+    def candidate(self, placement: Placement) -> Candidate:
+        return Candidate(placement, *self.cost(placement.unit_N), 0, False)
+
     def anneal(self, start: Placement, effort: AnnealingEffort) -> Candidate:
         """The best placement met while annealing. See [Note: Annealing] in `_c/anneal.c`."""
         choice_I, unit_N = start.choice_I.astype(np.int32), start.unit_N.astype(np.int32)
@@ -197,7 +200,7 @@ class NativeProblem:
         )
         return unit_N if done == len(order) else None
 
-    def neuroshard(self, halving_IL: Index, beam: int, candidates: int, depth: int, grid: int) -> "Shardings":
+    def neuroshard(self, halving_IL: Index, beam: int, candidates: int, depth: int, grid: int) -> "MethodResult":
         """NeuroShard's search; `halving_IL` is the piece of each item after L halvings, or -1."""
         parameters = _Neuroshard(beam, candidates, depth, grid, 1.5)
         table = np.ascontiguousarray(halving_IL, dtype=np.int32)
@@ -205,11 +208,14 @@ class NativeProblem:
         piece, rank, count = np.zeros(room, np.int32), np.zeros(room, np.int32), c_int32()
         out = (piece.ctypes.data, rank.ctypes.data, ctypes.byref(count))
         cost = _library().rw_neuroshard(self._struct, parameters, table.ctypes.data, table.shape[1], *out)
-        return Shardings(piece[: count.value], rank[: count.value], cost if cost < UNBOUNDED else None)
+        return MethodResult(piece[: count.value], rank[: count.value], cost if cost < UNBOUNDED else None)
 
 
-class Shardings(NamedTuple):
-    """Pieces on ranks, of an item perhaps of several sizes; `cost` is None if they do not fit."""
+class MethodResult(NamedTuple):
+    """What a published method found: pieces, of an item perhaps of several sizes, their ranks, and their cost.
+
+    `cost` is in seconds; None if the method found no placement that fits.
+    """
 
     piece_S: Index
     rank_S: Index

@@ -15,6 +15,7 @@ from rowwise.plan import Forecast, Plan
 from rowwise.planner.bound import threshold_bound
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.explanation import StepTimeline
+from rowwise.planner.infeasible import check_feasible
 from rowwise.planner.methods.named import placement_of, run_method
 from rowwise.planner.options import make_problem
 from rowwise.planner.problem import Pieces, PlacementProblem, PlanRequest
@@ -45,10 +46,7 @@ def make_plan(
     """
     problem = make_problem(request)
     searched = search(problem, seconds=seconds, seed=seed, prove=prove)
-    if searched.over:
-        from rowwise.planner.infeasible import explain_infeasible
-
-        raise explain_infeasible(problem, searched)
+    check_feasible(problem, searched)
     if certify_s:
         from rowwise.planner.milp import certify
 
@@ -82,10 +80,7 @@ def make_plans(request: PlanRequest, count: int, *, seconds: float = SECONDS, se
     """Up to `count` plans that fit, the cheapest first; to be measured, and the fastest kept."""
     problem = make_problem(request)
     candidates = search_best(problem, count, seconds=seconds, seed=seed)
-    if candidates[0].over:
-        from rowwise.planner.infeasible import explain_infeasible
-
-        raise explain_infeasible(problem, candidates[0])
+    check_feasible(problem, candidates[0])
     return [_plan_result(problem, searched) for searched in candidates if not searched.over]
 
 

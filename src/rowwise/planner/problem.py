@@ -156,8 +156,7 @@ class PlacementProblem:
     @property
     def ranks_of_O(self) -> Floats:
         """The number of ranks that have each piece of an option."""
-        sizes = np.array([1, self.topology.devices, self.topology.world], dtype=float)
-        return sizes[self.unit_kind_O]
+        return np.array([kind.layout.unit_ranks(self.topology) for kind in self.kinds], float)[self.option_kind]
 
     def kind_of(self, option: int) -> PlacementKind:
         return self.kinds[self.option_kind[option]]
@@ -167,6 +166,16 @@ class PlacementProblem:
 
     def pieces_of(self, option: int) -> range:
         return range(int(self.option_begin[option]), int(self.option_begin[option + 1]))
+
+    def allowed_units(self, item: int) -> NDArray[np.bool_]:
+        """Whether an item may be on each unit."""
+        rule = int(self.rule_I[item])
+        return np.ones(self.units, dtype=bool) if rule < 0 else self.allowed_RU[rule].astype(bool)
+
+    def units_of(self, option: int) -> list[int]:
+        """The units that pieces of an option may be on."""
+        allowed_U = self.allowed_units(int(self.item_of_O[option]))
+        return [unit for unit in self.kind_of(option).layout.units(self.topology) if allowed_U[unit]]
 
     def name_of(self, item: int) -> str:
         return " + ".join(self.request.workloads[t].table.name for t in self.members[item])

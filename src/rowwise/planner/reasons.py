@@ -68,10 +68,19 @@ class ReasonInputs:
     def operators_share(self, option: int) -> float:
         return (float(self.totals.phi_O[option]) - self.problem.phi.constant) / self.due_s
 
+    def next_best(self, item: int) -> int | None:
+        """The best option not taken: the cheapest that fits, else the one least over memory; None: there is none."""
+
+        def order(option: int) -> tuple[bool, float, float]:
+            change, over, fits = self.others.change_O[option], self.others.over_O[option], self.fits(option)
+            return not fits, change if fits else 0.0, over if np.isfinite(change) else 0.0
+
+        return min((o for o in self.problem.options_of(item) if o != self.taken(item)), key=order, default=None)
+
     def best_other(self, item: int) -> int | None:
         """The cheapest option not taken that fits."""
-        fits = [o for o in self.problem.options_of(item) if o != self.taken(item) and self.fits(o)]
-        return min(fits, key=lambda o: self.others.change_O[o], default=None)
+        option = self.next_best(item)
+        return option if option is not None and self.fits(option) else None
 
     def fits(self, option: int) -> bool:
         """Whether an option fits with all other tables where they are."""
@@ -132,15 +141,10 @@ def _limited_by_constraints(case: ReasonInputs, item: int) -> str:
     if rule < 0:
         return ""
     allowed = np.flatnonzero(problem.allowed_RU[rule, : problem.topology.world]).tolist()
-    units = {int(unit) for unit in case.searched.placement.unit_N[_piece_slice(problem, taken)]}
+    units = {int(unit) for unit in case.searched.placement.unit_N[problem.pieces_of(taken)]}
     if {rank for unit in units for rank in problem.ranks_of(unit)} != set(allowed):
         return ""
     return f"constraints allow only rank{'s' * (len(allowed) > 1)} {quantity.format_ranks(allowed)}"
-
-
-def _piece_slice(problem: PlacementProblem, option: int) -> slice:
-    pieces = problem.pieces_of(option)
-    return slice(pieces.start, pieces.stop)
 
 
 def _search_incomplete(case: ReasonInputs, item: int) -> str:

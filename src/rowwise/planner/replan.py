@@ -18,11 +18,12 @@ from rowwise.errors import SpecError
 from rowwise.plan import Plan
 from rowwise.planner.bound import threshold_bound
 from rowwise.planner.current_placement import CurrentPlacement, moved_bytes, placement_of_plan
+from rowwise.planner.infeasible import check_feasible
 from rowwise.planner.native import AnnealingEffort, Candidate, NativeProblem
 from rowwise.planner.options import make_problem
 from rowwise.planner.pipeline import SECONDS as MAKE_SECONDS
 from rowwise.planner.pipeline import PlanResult, forecast
-from rowwise.planner.problem import PlacementProblem, PlanRequest
+from rowwise.planner.problem import PlanRequest
 from rowwise.planner.search import TIME_LIMIT_FACTOR, TINY, LEAST_TIME_LIMIT_s, SearchResult, search
 
 SECONDS = 0.05
@@ -73,8 +74,9 @@ def replan(
     searched = SearchResult(
         best.placement, best.cost, best.over, bound, near.moves, time.monotonic() - ready_s, near.out_of_time
     )
-    if searched.over:
-        searched = _search_from_scratch(problem, seconds, seed)
+    if searched.over:  # no plan near the old one fits
+        searched = search(problem, seconds=max(seconds, MAKE_SECONDS), seed=seed)
+        check_feasible(problem, searched)
     tables = [w.table for w in request.workloads]
     plan = structs.replace(
         _keep_approximate(problem.plan(searched.placement), old), forecast=forecast(problem, searched)
@@ -104,8 +106,7 @@ class _ReplanSearch:
         self._most_bytes = most_moved * current.stored_bytes
         self._current = current
         self._native = NativeProblem(current.problem, current.homes)
-        cost, over = self._native.cost(current.start.unit_N)
-        self.start = Candidate(current.start, cost, over, 0, False)
+        self.start = self._native.candidate(current.start)
         self._candidates = [self.start]
         self.moves, self.out_of_time = 0, False
 
@@ -161,16 +162,6 @@ def _check_arguments(request: PlanRequest, old: Plan, steps: float, most_moved: 
     mine = {table.name for table in known}
     # Tables may come and run, but those in both have to be the same ones.
     Plan(world=world, tiles=tuple(tile for tile in old.tiles if tile.table in mine)).validate(known)
-
-
-def _search_from_scratch(problem: PlacementProblem, seconds: float, seed: int) -> SearchResult:
-    """The best plan anywhere, for when none near the old one fits."""
-    searched = search(problem, seconds=max(seconds, MAKE_SECONDS), seed=seed)
-    if searched.over:
-        from rowwise.planner.infeasible import explain_infeasible
-
-        raise explain_infeasible(problem, searched)
-    return searched
 
 
 def _keep_approximate(plan: Plan, old: Plan) -> Plan:

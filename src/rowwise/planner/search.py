@@ -125,15 +125,10 @@ def _trades_resources(problem: PlacementProblem) -> bool:
 
 def best_starts(native: NativeProblem, bound: Bound) -> list[Candidate]:
     """All start placements, the cheapest first."""
-    candidates = [_candidate(native, placement) for placement in _start_placements(native, bound)]
+    candidates = [native.candidate(placement) for placement in _start_placements(native, bound)]
     if all(candidate.over > TINY for candidate in candidates):
-        candidates += [_candidate(native, placement) for placement in _packed_placements(native)]
+        candidates += [native.candidate(placement) for placement in _packed_placements(native)]
     return sorted(candidates, key=_search_key)
-
-
-def _candidate(native: NativeProblem, placement: Placement) -> Candidate:
-    cost, over = native.cost(placement.unit_N)
-    return Candidate(placement, cost, over, 0, False)
 
 
 def _start_placements(native: NativeProblem, bound: Bound) -> Iterator[Placement]:

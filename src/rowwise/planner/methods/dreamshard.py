@@ -315,9 +315,7 @@ def make_deck(problem: PlacementProblem, policy: Policy) -> tuple[ItemDeck, NDAr
     judged_IC = split_costs(problem, pieces.load_NK, pieces.link_N)
     factor_C = judged_IC.sum(0) / np.maximum(predicted_IC.sum(0), NONE)
     order = placement_order((predicted_IC * factor_C)[None])[0]
-    allowed_IU = np.ones((len(problem.members), world), dtype=bool)
-    ruled = problem.rule_I >= 0
-    allowed_IU[ruled] = problem.allowed_RU[problem.rule_I[ruled], :world] > 0
+    allowed_IU = np.array([problem.allowed_units(item)[:world] for item in range(len(problem.members))])
     limit_M = problem.limit_M
     share_IM = pieces.bytes_NM / np.maximum(limit_M, NONE)
     deck = ItemDeck(

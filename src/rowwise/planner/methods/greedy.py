@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from rowwise.perf.access import Floats
 from rowwise.planner.methods.dreamshard import whole_pieces
-from rowwise.planner.methods.result import MethodResult, make_result
-from rowwise.planner.native import NativeProblem
+from rowwise.planner.methods.result import make_result
+from rowwise.planner.native import MethodResult, NativeProblem
 from rowwise.planner.problem import PlacementProblem
 
 TRIES = 10  # random placements

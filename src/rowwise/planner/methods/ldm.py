@@ -10,7 +10,8 @@ import heapq
 import numpy as np
 
 from rowwise.planner.methods.dreamshard import whole_pieces
-from rowwise.planner.methods.result import MethodResult, make_result
+from rowwise.planner.methods.result import make_result
+from rowwise.planner.native import MethodResult
 from rowwise.planner.problem import NO_UNIT, PlacementProblem
 
 

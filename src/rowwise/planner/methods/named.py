@@ -17,7 +17,8 @@ from rowwise.planner.methods.dreamshard import load_policy, place_by_policy
 from rowwise.planner.methods.greedy import best_of_random, greedy_by, item_bytes, item_dims, item_ids
 from rowwise.planner.methods.ldm import largest_differencing
 from rowwise.planner.methods.neuroshard import DEPTH, beam_search, pieces_by_halvings
-from rowwise.planner.methods.result import MethodResult, make_result
+from rowwise.planner.methods.result import make_result
+from rowwise.planner.native import MethodResult
 from rowwise.planner.problem import NO_UNIT, Placement, PlacementProblem
 
 
@@ -43,9 +44,8 @@ def placement_of(problem: PlacementProblem, result: MethodResult) -> Placement |
         levels = [int(np.flatnonzero(halving_IL[item] == piece)[0]) for piece in pieces]
         choice_I[item] = problem.option_of_N[halving_IL[item, max(levels)]]
         times = [1 << (max(levels) - level) for level in levels]
-        unit_N[list(problem.pieces_of(int(choice_I[item])))] = np.repeat(ranks, times)
-        rule = int(problem.rule_I[item])
-        if rule >= 0 and not problem.allowed_RU[rule, ranks].all():
+        unit_N[problem.pieces_of(int(choice_I[item]))] = np.repeat(ranks, times)
+        if not problem.allowed_units(item)[ranks].all():
             return None
     placement = Placement(choice_I, unit_N)
     return placement if problem.fits(placement) else None

@@ -10,8 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rowwise.planner.methods.dreamshard import whole_pieces
-from rowwise.planner.methods.result import MethodResult
-from rowwise.planner.native import NativeProblem
+from rowwise.planner.native import MethodResult, NativeProblem
 from rowwise.planner.problem import Index, PlacementProblem
 
 BEAM, CANDIDATES, DEPTH, GRID = 3, 10, 10, 11  # as published
@@ -36,8 +35,6 @@ def beam_search(depth: int) -> Callable[[PlacementProblem, int], MethodResult]:
 
     def place(problem: PlacementProblem, seed: int) -> MethodResult:
         whole_pieces(problem)
-        return MethodResult(
-            *NativeProblem(problem).neuroshard(pieces_by_halvings(problem), BEAM, CANDIDATES, depth, GRID)
-        )
+        return NativeProblem(problem).neuroshard(pieces_by_halvings(problem), BEAM, CANDIDATES, depth, GRID)
 
     return place

@@ -1,19 +1,9 @@
 """The result of a published method: pieces of tables on ranks."""
 
-from typing import NamedTuple
-
 import numpy as np
 
-from rowwise.planner.native import NativeProblem
+from rowwise.planner.native import MethodResult, NativeProblem
 from rowwise.planner.problem import NO_UNIT, Index, PlacementProblem
-
-
-class MethodResult(NamedTuple):
-    """Pieces, their ranks and their cost in seconds; `cost` is None if the method found no placement that fits."""
-
-    piece_S: Index
-    rank_S: Index
-    cost: float | None
 
 
 def make_result(problem: PlacementProblem, unit_N: Index | None) -> MethodResult:
