@@ -156,14 +156,14 @@ def test_the_order_of_tables_does_not_matter():
 
 def test_a_machine_of_another_speed_has_the_same_placement():
     problem, policy = make_problem(held_out()(30, 4, 2)), load_policy()
-    slower = replace(problem.pieces, load_NK=problem.pieces.load_NK * 8, link_N=problem.pieces.link_N * 8)
+    slower = problem.pieces._replace(load_NK=problem.pieces.load_NK * 8, link_N=problem.pieces.link_N * 8)
     assert np.array_equal(place_by_policy(problem, policy), place_by_policy(replace(problem, pieces=slower), policy))
 
 
 def test_predictions_are_scaled_to_the_machine():
     """Loads and links that another machine would have: predicted costs of single tables add up to what these are."""
     problem, policy = make_problem(held_out()(30, 4, 2)), load_policy()
-    other = replace(problem.pieces, load_NK=problem.pieces.load_NK * 8, link_N=problem.pieces.link_N * 0.2)
+    other = problem.pieces._replace(load_NK=problem.pieces.load_NK * 8, link_N=problem.pieces.link_N * 0.2)
     predicted_C = make_deck(replace(problem, pieces=other), policy)[0].single_EIC.sum((0, 1))
     assert predicted_C == pytest.approx(split_costs(problem, other.load_NK, other.link_N).sum(0), rel=1e-9)
 

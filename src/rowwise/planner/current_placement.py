@@ -160,8 +160,8 @@ def _add_current_kinds(
     kinds = [*problem.kinds, *sorted({kind for _, kind in missing} - set(problem.kinds), key=str)]
     parts = [problem.pieces]
     for item, kind in missing:
-        table_pieces = [price_pieces(request, columns, curves, kind, np.array([t])) for t in problem.members[item]]
-        parts.append(sum(table_pieces[1:], table_pieces[0]))
+        tables = np.array(problem.members[item])
+        parts.append(price_pieces(request, columns, curves, kind, tables).sum_of(len(tables)))
     # Options stay sorted by item; a new one is its item's last.
     item_O = np.concatenate([problem.item_of_O, [item for item, _ in missing]])
     kind_O = np.concatenate([problem.option_kind, [kinds.index(kind) for _, kind in missing]])

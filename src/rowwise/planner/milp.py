@@ -150,7 +150,7 @@ class _Program:
             columns += [*range(int(begin_C[number]), int(begin_C[number + 1])), column_of[c.option]]
             values += [1.0] * len(c.units) + [-float(len(c.pieces))]
         height = items + len(self.classes)
-        matrix = _sparse(values, rows, columns, (height, width))
+        matrix = _sparse(values, (rows, columns), (height, width))
         right = np.concatenate([np.ones(items), np.zeros(len(self.classes))])
         return matrix, right, right
 
@@ -181,8 +181,8 @@ class _Program:
             rows.append(rank * lines + np.arange(cuts + 1))
             columns.append(np.array([width - 2] * cuts + [width - 1]))
             values.append(np.full(cuts + 1, -1.0))
-        parts = (np.concatenate(part) for part in (values, rows, columns))
-        matrix = _sparse(*parts, (lines * self.world, width))
+        places = np.concatenate(rows), np.concatenate(columns)
+        matrix = _sparse(np.concatenate(values), places, (lines * self.world, width))
         right = np.tile(np.concatenate([-height_P / self.unit, [0.0], problem.limit_M / scale_M]), self.world)
         return matrix, np.full(right.size, -np.inf), right
 
@@ -197,8 +197,8 @@ class _Program:
             if unit < ranks and 0 <= row < ranks - 1
         ]
         entries = np.array(triples).reshape(-1, 3)
-        places = entries[:, :2].astype(int).T
-        return _sparse(entries[:, 2], *places, (max(ranks - 1, 1), width)), -np.inf, 0.0
+        places = entries[:, 0].astype(int), entries[:, 1].astype(int)
+        return _sparse(entries[:, 2], places, (max(ranks - 1, 1), width)), -np.inf, 0.0
 
     def _placement(self, x: Floats, begin_C: NDArray[np.int64]) -> Placement:
         problem = self.problem
@@ -215,10 +215,10 @@ class _Program:
         return Placement(choice_I, unit_N)
 
 
-def _sparse(values: Any, rows: Any, columns: Any, shape: tuple[int, int]) -> Any:
+def _sparse(values: Any, places: tuple[Any, Any], shape: tuple[int, int]) -> Any:
     from scipy.sparse import coo_array
 
-    return coo_array((values, (rows, columns)), shape=shape).tocsr()
+    return coo_array((values, places), shape=shape).tocsr()
 
 
 def _piece_classes(problem: PlacementProblem, item: int) -> list[_PieceClass]:

@@ -111,7 +111,8 @@ def make_problem(request: PlanRequest) -> PlacementProblem:
         for kind in candidate_kinds(request.machine, int(columns.blocks_T.max()), tiers)
         if kind.tiers <= request.tiers
     ]
-    return _assemble_problem(request, kinds, _options_by_kind(request, columns, kinds))
+    units_TU = _units_of_tables(request)
+    return _assemble_problem(request, kinds, _options_by_kind(request, columns, kinds, units_TU), units_TU)
 
 
 def price_pieces(
@@ -140,15 +141,35 @@ def _needed_tiers(request: PlanRequest, columns: TableArrays) -> Sequence[Tier]:
     return wanted
 
 
-def _options_by_kind(request: PlanRequest, columns: TableArrays, kinds: Sequence[PlacementKind]) -> list[KindOptions]:
+def _units_of_tables(request: PlanRequest) -> NDArray[np.bool_]:
+    """Whether constraints allow each table all ranks of each unit."""
+    constraints, topology = request.constraints, request.machine.topology
+    ranks_TW = np.ones((len(request.workloads), topology.world), dtype=bool)
+    for workload, ranks_W in zip(request.workloads, ranks_TW, strict=True):
+        name = workload.table.name
+        if name in constraints.pin or name in constraints.forbid:
+            ranks_W[:] = np.isin(np.arange(topology.world), list(constraints.ranks_of(name, topology)))
+    hosts_TH = ranks_TW.reshape(-1, topology.hosts, topology.devices).all(2)
+    return np.concatenate([ranks_TW, hosts_TH, ranks_TW.all(1, keepdims=True)], axis=1)
+
+
+def _options_by_kind(
+    request: PlanRequest, columns: TableArrays, kinds: Sequence[PlacementKind], units_TU: NDArray[np.bool_]
+) -> list[KindOptions]:
     curves = Curves.of(request.workloads, request.batch)
     phi, limit_M = request.model.phi, np.maximum(np.array(request.limits_bytes, dtype=float), 1)
-    rules = _LayoutRules.of(request)
+    layouts_T = [frozenset(request.constraints.layouts_of(w.table.name)) for w in request.workloads]
+    managed_T = np.array([w.table.managed is not None for w in request.workloads])
     worth_cutting_T = np.ones(len(request.workloads), dtype=bool)
     share: tuple[float, float] | None = None
     by_kind: list[KindOptions] = []
     for number, kind in enumerate(kinds):
-        allowed_T = rules.allow(kind) & _can_cut(columns, kind, request) & _can_cache(columns, kind, curves)
+        units = kind.layout.units(request.machine.topology)
+        allowed_T = units_TU[:, units.start : units.stop].any(1)
+        allowed_T &= np.array([kind.layout.name in layouts for layouts in layouts_T])
+        allowed_T &= _can_cut(columns, kind, request) & _can_cache(columns, kind, curves)
+        if not kind.layout.keeps_rows or kind.tier == "disk":
+            allowed_T &= ~managed_T
         cut = kind.parts > 1
         index_T = np.flatnonzero(allowed_T & worth_cutting_T if cut and kind.tier == "device" else allowed_T)
         if not len(index_T):
@@ -167,37 +188,6 @@ def _options_by_kind(request: PlanRequest, columns: TableArrays, kinds: Sequence
             # Finer cuts of tables whose pieces are all small cannot matter: see the head.
             worth_cutting_T[index_T] &= big_N.reshape(len(index_T), kind.parts).any(1)
     return by_kind
-
-
-@dataclass(frozen=True, slots=True)
-class _LayoutRules:
-    """The layouts and unit kinds that constraints allow each table."""
-
-    layouts_T: list[frozenset[str]]
-    managed_T: NDArray[np.bool_]  # tables whose rows are whole, in memory and on one rank
-    all_ranks_T: NDArray[np.bool_]  # whether a table may be on all ranks
-    host_T: NDArray[np.bool_]  # whether it may be on all ranks of some host
-
-    @classmethod
-    def of(cls, request: PlanRequest) -> "_LayoutRules":
-        constraints, topology = request.constraints, request.machine.topology
-        names = [w.table.name for w in request.workloads]
-        ranks_T = [constraints.ranks_of(name, topology) for name in names]
-        hosts = [any(ranks.issuperset(topology.ranks_of(h)) for h in range(topology.hosts)) for ranks in ranks_T]
-        return cls(
-            [frozenset(constraints.layouts_of(name)) for name in names],
-            np.array([w.table.managed is not None for w in request.workloads]),
-            np.array([len(ranks) == topology.world for ranks in ranks_T]),
-            np.array(hosts),
-        )
-
-    def allow(self, kind: PlacementKind) -> NDArray[np.bool_]:
-        named_T = np.array([kind.layout.name in layouts for layouts in self.layouts_T])
-        if not kind.layout.keeps_rows or kind.tier == "disk":
-            named_T &= ~self.managed_T
-        if kind.unit_kind == "all":
-            return named_T & self.all_ranks_T
-        return named_T & self.host_T if kind.unit_kind == "host" else named_T
 
 
 def _can_cut(columns: TableArrays, kind: PlacementKind, request: PlanRequest) -> NDArray[np.bool_]:
@@ -222,7 +212,10 @@ class _Options:
 
 
 def _assemble_problem(
-    request: PlanRequest, kinds: Sequence[PlacementKind], by_kind: Sequence[KindOptions]
+    request: PlanRequest,
+    kinds: Sequence[PlacementKind],
+    by_kind: Sequence[KindOptions],
+    units_TU: NDArray[np.bool_],
 ) -> PlacementProblem:
     """Sorts options by item."""
     placed = set(np.concatenate([m.table_O for m in by_kind]).tolist()) if by_kind else set()
@@ -236,7 +229,7 @@ def _assemble_problem(
     count_I = np.bincount(item_O, minlength=len(members))
     for item in np.flatnonzero(count_I == 0):
         raise _no_option_error(request, members[item])
-    rule_I, allowed_RU = _unit_rules(request, members)
+    rule_I, allowed_RU = _unit_rules(request, members, units_TU)
     return PlacementProblem(
         request=request,
         kinds=tuple(kinds),
@@ -286,8 +279,8 @@ def _options_of_group(
         index_of = {int(table): number for number, table in enumerate(options.table_O)}
         if all(table in index_of for table in group):
             n = kinds[options.kind].parts
-            whole = [options.pieces.take(np.arange(index_of[table] * n, (index_of[table] + 1) * n)) for table in group]
-            parts.append(sum(whole[1:], whole[0]))
+            pieces = np.concatenate([np.arange(index_of[table] * n, (index_of[table] + 1) * n) for table in group])
+            parts.append(options.pieces.take(pieces).sum_of(len(group)))
             kind_numbers.append(options.kind)
     return _Options(np.full(len(kind_numbers), item), np.array(kind_numbers, dtype=np.int64), Pieces.concatenate(parts))
 
@@ -305,22 +298,17 @@ def _no_option_error(request: PlanRequest, group: tuple[int, ...]) -> SpecError:
     )
 
 
-def _unit_rules(request: PlanRequest, members: Sequence[tuple[int, ...]]) -> tuple[Index, NDArray[np.uint8]]:
+def _unit_rules(
+    request: PlanRequest, members: Sequence[tuple[int, ...]], units_TU: NDArray[np.bool_]
+) -> tuple[Index, NDArray[np.uint8]]:
     """A row of allowed units for each item that may not be on all of them."""
-    topology, constraints = request.machine.topology, request.constraints
+    limited = request.constraints.pin.keys() | request.constraints.forbid.keys()
+    names = [w.table.name for w in request.workloads]
+    ruled = [item for item, group in enumerate(members) if not limited.isdisjoint(names[t] for t in group)]
     rule_I = np.full(len(members), -1, dtype=np.int32)
-    rows: list[list[int]] = []
-    limited = constraints.pin.keys() | constraints.forbid.keys()
-    for item, group in enumerate(members):
-        names = [request.workloads[t].table.name for t in group]
-        if limited.isdisjoint(names):
-            continue
-        ranks = frozenset.intersection(*(constraints.ranks_of(name, topology) for name in names))
-        hosts = [int(ranks.issuperset(topology.ranks_of(h))) for h in range(topology.hosts)]
-        rule_I[item] = len(rows)
-        rows.append([*(int(r in ranks) for r in range(topology.world)), *hosts, int(len(ranks) == topology.world)])
-    width = topology.world + topology.hosts + 1
-    return rule_I, np.array(rows, dtype=np.uint8).reshape(len(rows), width)
+    rule_I[ruled] = np.arange(len(ruled))
+    rows = [units_TU[list(members[item])].all(0) for item in ruled]
+    return rule_I, np.array(rows, dtype=np.uint8).reshape(len(rows), units_TU.shape[1])
 
 
 def _offsets(count: Ints) -> Index:

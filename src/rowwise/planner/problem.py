@@ -10,6 +10,8 @@ Not supported: hosts whose devices differ.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import structs
@@ -72,8 +74,7 @@ class PlanRequest:
         return tuple(tier for tier, size in sizes if size and tier not in self.tiers)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pieces:
+class Pieces(NamedTuple):
     """Costs that pieces add to each rank of their units, as arrays over pieces."""
 
     load_NK: Floats  # see [Note: Cost]
@@ -81,23 +82,15 @@ class Pieces:
     bytes_NM: Floats  # by tier
 
     def take(self, index_N: NDArray[np.int64]) -> "Pieces":
-        return Pieces(load_NK=self.load_NK[index_N], link_N=self.link_N[index_N], bytes_NM=self.bytes_NM[index_N])
+        return Pieces(*(array[index_N] for array in self))
 
-    def __add__(self, other: "Pieces") -> "Pieces":
-        """Sums for pieces that go to the same units."""
-        return Pieces(
-            load_NK=self.load_NK + other.load_NK,
-            link_N=self.link_N + other.link_N,
-            bytes_NM=self.bytes_NM + other.bytes_NM,
-        )
+    def sum_of(self, tables: int) -> "Pieces":
+        """Sums over so many tables, whose pieces come one after another and go to the same units."""
+        return Pieces(*(reduce(np.add, np.split(array, tables)) for array in self))
 
     @staticmethod
     def concatenate(parts: Sequence["Pieces"]) -> "Pieces":
-        return Pieces(
-            load_NK=np.concatenate([part.load_NK for part in parts]),
-            link_N=np.concatenate([part.link_N for part in parts]),
-            bytes_NM=np.concatenate([part.bytes_NM for part in parts]),
-        )
+        return Pieces(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
