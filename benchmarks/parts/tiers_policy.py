@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rowwise.store.disk import DiskTables, FeatureIds
+from rowwise.store.disk import DiskRows
 from rowwise.store.policy import POLICIES, WAYS, Policy
-from rowwise.store.row_store import SlotTable
+from rowwise.store.row_store import SlotIds, SlotTable
 from rowwise.store.simulate import Trace, simulate
 from rowwise.store.sizes import cache_slots, overflow_slots
 
@@ -52,11 +52,11 @@ def live_hit_rate(folder: Path, policy: Policy, trace_N: np.ndarray, batch: int)
         overflow=overflow,
         initial=new_rows,
     )
-    disk = DiskTables([table], folder, policy=policy)
+    disk = DiskRows([table], folder, policy=policy)
     values_N = torch.from_numpy(trace_N)
     for ids in values_N.split(batch):
-        disk.pin(ids, [FeatureIds(0, 0, len(ids))], changes=False, counts=True)
-        disk.unpin()
+        with disk.pin(SlotIds(ids, torch.tensor([0, len(ids)]), [0]), changes=False, counts=True):
+            pass
     return disk.counters(0).hit_rate
 
 

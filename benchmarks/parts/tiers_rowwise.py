@@ -15,8 +15,9 @@ from rowwise.recipes.placement import fill_caches
 from rowwise.shard.apply import shard
 from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.spec import Constant
-from rowwise.store.disk import DiskRows, DiskTables, FeatureIds
+from rowwise.store.disk import DiskRows
 from rowwise.store.policy import WAYS
+from rowwise.store.row_store import SlotIds
 
 BOTTOM, TOP = (512, 256), (512, 256, 1)
 CHUNK = 1 << 16  # rows that are written at a time
@@ -61,11 +62,11 @@ class Rowwise:
         self._following: tuple[int, tuple[Tensor, Jagged, Tensor]] = -1, self.batch(0)
 
     @property
-    def disk(self) -> DiskTables:
+    def disk(self) -> DiskRows:
         assert isinstance(self.tables, ShardedEmbeddings)
         (arena,) = self.tables.arenas
         assert isinstance(arena.store, DiskRows)
-        return arena.store.disk
+        return arena.store
 
     def batch(self, step: int) -> tuple[Tensor, Jagged, Tensor]:
         generator = torch.Generator().manual_seed(step)
@@ -115,8 +116,9 @@ class Rowwise:
             for last in [warm, warm, *(warm >> n for n in range(1, PASSES))]:
                 for begin, end in chunks(last, max(WAYS, slots // WARM_PART)):
                     rows_N = torch.from_numpy(frequent_rows(self.size, last - end, last - begin))
-                    self.disk.pin(rows_N, [FeatureIds(number, 0, len(rows_N))], changes=False, counts=True)
-                    self.disk.unpin()
+                    ids = SlotIds(rows_N, torch.tensor([0, len(rows_N)]), [number])
+                    with self.disk.pin(ids, changes=False, counts=True):
+                        pass
             for begin, end in chunks(table.rows, CHUNK):
                 rows_U = torch.arange(begin, end)
                 stored, state = table.initial(rows_U)

@@ -7,7 +7,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -15,8 +14,8 @@ from hypothesis import strategies as st
 
 from rowwise.drills.small_disk import small_disk
 from rowwise.errors import SpecError, StoreError
-from rowwise.store.disk import DiskStream, DiskTables, FeatureIds
-from rowwise.store.row_store import SlotTable
+from rowwise.store.disk import DiskRows
+from rowwise.store.row_store import RecordStream, RowPart, SlotIds, SlotTable
 from rowwise.store.sizes import cache_slots
 
 LEAST = 64 << 10  # bytes of a segment, so that few rows fill several
@@ -42,12 +41,13 @@ def make_table(name="t", rows=5000, row_bytes=24, width=2, cached=64, overflow=6
 
 
 def make(folder, tables, **settings):
-    return DiskTables(tables, folder, segment_bytes=LEAST, **settings)
+    return DiskRows(tables, folder, segment_bytes=LEAST, **settings)
 
 
 def bags(ids_T, dtype=torch.int64):
-    bounds = np.cumsum([0, *map(len, ids_T)]).tolist()
-    return torch.cat(ids_T).to(dtype), [FeatureIds(k, bounds[k], bounds[k + 1]) for k in range(len(ids_T))], bounds
+    """Ids of one feature for each table."""
+    bounds_F1 = torch.tensor([0, *map(len, ids_T)]).cumsum(0)
+    return SlotIds(torch.cat(ids_T).to(dtype), bounds_F1, range(len(ids_T)))
 
 
 class Model:
@@ -59,17 +59,14 @@ class Model:
 
     def change(self, disk, ids_T, salt, dtype=torch.int64):
         """Look ids up, compare, and change their rows, on disk and here."""
-        values, features, bounds = bags(ids_T, dtype)
-        slots_N = disk.pin(values, features, changes=True, counts=True)
-        assert slots_N.dtype == dtype
-        for k, ids in enumerate(ids_T):
-            slots = slots_N[bounds[k] : bounds[k + 1]].long()
-            table = disk.tables[k]
-            assert torch.equal(table.row_memory[slots], self.stored[k][ids])
-            assert torch.equal(table.state_memory[slots], self.state[k][ids])
-            for memory, rows in ((table.row_memory, self.stored[k]), (table.state_memory, self.state[k])):
-                memory[slots] = rows[ids] = (rows[ids] + (ids.unsqueeze(1) % 7 + salt)).to(rows.dtype)
-        disk.unpin()
+        with disk.pin(bags(ids_T, dtype), changes=True, counts=True) as slots_N:
+            assert slots_N.dtype == dtype
+            slots_T = slots_N.long().split([len(ids) for ids in ids_T])
+            for k, (ids, slots, table) in enumerate(zip(ids_T, slots_T, disk.tables, strict=True)):
+                assert torch.equal(table.row_memory[slots], self.stored[k][ids])
+                assert torch.equal(table.state_memory[slots], self.state[k][ids])
+                for memory, rows in ((table.row_memory, self.stored[k]), (table.state_memory, self.state[k])):
+                    memory[slots] = rows[ids] = (rows[ids] + (ids.unsqueeze(1) % 7 + salt)).to(rows.dtype)
 
     def check(self, disk):
         for k, table in enumerate(disk.tables):
@@ -106,7 +103,7 @@ def test_rows_are_those_of_a_table_in_memory(
     for step in range(40):
         following.append(draw())
         if depth:  # batches before it are not looked up yet
-            disk.read_ahead(*bags(following[-1], dtype)[:2])
+            disk.read_ahead(bags(following[-1], dtype))
         ids_T = following.pop(0)
         model.change(disk, ids_T, step, dtype)
         for k, ids in enumerate(ids_T):
@@ -142,9 +139,9 @@ def test_rows_and_state_of_a_table_are_restored_by_two_threads(tmp_path):
 
     disk.read = read_slowly
     values = torch.full((100, 24), 7, dtype=torch.uint8), torch.full((100, 2), 9.0)
-    streams = DiskStream(disk, 0, torch.uint8, None), DiskStream(disk, 0, torch.float32, None, slice(0, 2))
+    streams = [disk.part(0, RowPart(*part)) for part in ((torch.uint8, None), (torch.float32, None, slice(0, 2)))]
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(DiskStream.write_rows, streams, (rows, rows), values))
+        list(pool.map(RecordStream.write_rows, streams, (rows, rows), values))
     assert all(map(torch.equal, read(0, rows), values))
 
 
@@ -170,7 +167,7 @@ def test_a_flipped_bit_is_an_error_with_table_and_row(tmp_path, at, uring):
     with pytest.raises(StoreError, match=r"table 't', row \d+"):
         disk.read(0, torch.arange(table.rows))
     with pytest.raises(StoreError, match="does not match"):  # nothing is read after that
-        disk.pin(torch.tensor([1]), [FeatureIds(0, 0, 1)], changes=False, counts=False)
+        model.change(disk, [torch.tensor([1])], 0)
 
 
 def test_the_file_has_no_name_and_ends_with_the_process(tmp_path):
@@ -191,8 +188,11 @@ def test_folders_that_cannot_be_used(tmp_path):
 
 def test_a_batch_larger_than_the_cache_is_refused_with_numbers(tmp_path):
     disk = make(tmp_path, [make_table(cached=32, overflow=8)])
-    with pytest.raises(SpecError, match="rows of table 't'"):
-        disk.pin(torch.arange(1000), [FeatureIds(0, 0, 1000)], changes=False, counts=False)
+    with (
+        pytest.raises(SpecError, match="rows of table 't'"),
+        disk.pin(bags([torch.arange(1000)]), changes=False, counts=False),
+    ):
+        pass
 
 
 FILL = """
@@ -203,10 +203,10 @@ import torch
 
 from rowwise.errors import StoreError
 from store.test_disk_rows import make_table
-from rowwise.store.disk import DiskTables
+from rowwise.store.disk import DiskRows
 
 table = make_table(rows=200_000, row_bytes=200)
-disk = DiskTables([table], Path(sys.argv[1]), segment_bytes=1 << 18)
+disk = DiskRows([table], Path(sys.argv[1]), segment_bytes=1 << 18)
 try:
     for rows in torch.arange(200_000).split(1000):
         disk.write(0, rows, *table.initial(rows))

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from store.test_disk_rows import Model, bags, flip, make, make_table
 
 from rowwise.errors import StoreError
-from rowwise.store.disk import FeatureIds
 
 ROWS = 3000
 CALLS = ("ahead", "change", "look up", "write", "forget", "flush")
@@ -34,7 +33,7 @@ def written(folder, **settings):
 
 
 def read_ahead(disk, *ids):
-    disk.read_ahead(*bags([torch.cat(ids)])[:2])
+    disk.read_ahead(bags([torch.cat(ids)]))
 
 
 @pytest.mark.parametrize("uring", [True, False])
@@ -73,9 +72,8 @@ def test_a_copy_of_a_place_that_has_another_record_now_is_not_used(tmp_path):
     rows_U = every[[5, 6, 7, 4, 3, 2, 1, 0]].flatten()
     disk.write(0, rows_U, model.stored[0][rows_U], model.state[0][rows_U])
     for ids in every:
-        slots = disk.pin(ids, [FeatureIds(0, 0, len(ids))], changes=False, counts=True)
-        assert torch.equal(table.row_memory[slots], model.stored[0][ids])
-        disk.unpin()
+        with disk.pin(bags([ids]), changes=False, counts=True) as slots:
+            assert torch.equal(table.row_memory[slots], model.stored[0][ids])
 
 
 @given(
@@ -94,9 +92,8 @@ def test_any_order_of_calls_has_the_rows_of_a_table_in_memory(tmp_path_factory, 
             case "change":
                 model.change(disk, [ids], number)
             case "look up":
-                slots = disk.pin(ids, [FeatureIds(0, 0, len(ids))], changes=False, counts=False)
-                assert torch.equal(disk.tables[0].row_memory[slots], model.stored[0][ids])
-                disk.unpin()
+                with disk.pin(bags([ids]), changes=False, counts=False) as slots:
+                    assert torch.equal(disk.tables[0].row_memory[slots], model.stored[0][ids])
             case "write":
                 rows_U = ids.unique()
                 model.stored[0][rows_U] = number

@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from store.test_disk_rows import bags, make_table
 from store.zipf import zipf_rows
 
-from rowwise.store.disk import DiskTables, FeatureIds
-from rowwise.store.row_store import SlotTable
+from rowwise.store.disk import DiskRows
 from rowwise.store.simulate import Trace, simulate
 from rowwise.store.sizes import cache_slots, overflow_slots
 
@@ -69,26 +69,11 @@ def test_a_batch_that_no_set_can_hold_overflows():
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
 @pytest.mark.parametrize(("cache_rows", "batch"), [(1_000, 64), (1_000, 2_048), (4_000, 512)])
 def test_the_cache_of_training_hits_what_the_simulator_says(policy, cache_rows, batch, tmp_path):
-    slots = cache_slots(cache_rows)
-    overflow = overflow_slots(slots)
-    memory = torch.zeros(slots + overflow, 8, dtype=torch.uint8), torch.zeros(slots + overflow, 1)
-
-    def initial(rows):
-        return torch.zeros(len(rows), 8, dtype=torch.uint8), torch.zeros(len(rows), 1)
-
-    table = SlotTable(
-        name="t",
-        rows=20_000,
-        row_memory=memory[0],
-        state_memory=memory[1],
-        slot_rows=torch.empty(len(memory[0]), dtype=torch.int64),
-        overflow=overflow,
-        initial=initial,
-    )
-    disk, rows = DiskTables([table], tmp_path, policy=policy), zipf_rows(0.8, 20_000, 60_000)
-    for begin in range(0, len(rows), batch):
-        ids = torch.from_numpy(rows[begin : begin + batch])
-        disk.pin(ids, [FeatureIds(0, 0, len(ids))], changes=False, counts=True)
-        disk.unpin()
+    overflow = overflow_slots(cache_slots(cache_rows))
+    table = make_table(rows=20_000, row_bytes=8, width=1, cached=cache_rows, overflow=overflow)
+    disk, rows = DiskRows([table], tmp_path, policy=policy), zipf_rows(0.8, 20_000, 60_000)
+    for ids in torch.from_numpy(rows).split(batch):
+        with disk.pin(bags([ids]), changes=False, counts=True):
+            pass
     counts, counters = simulate(Trace.of(rows, batch), cache_rows, policy), disk.counters(0)
     assert (counters.hits, counters.misses) == (counts.hits, counts.misses)

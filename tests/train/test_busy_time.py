@@ -282,7 +282,7 @@ def test_reads_of_rows_are_busy_time_of_the_disk(tmp_path):
         sharded.update()
         seconds = clock.phase_seconds()
         exposed_s.append(seconds.exposed["prefetch"])
-    (disk,) = (arena.store.disk for arena in sharded.arenas)
+    (disk,) = (arena.store for arena in sharded.arenas)
     counters = disk.io_counters()
     assert counters.reads > 0
     assert seconds.busy["prefetch"] == pytest.approx(counters.busy_s)

@@ -16,7 +16,7 @@ from rowwise.cli.console import LiveLine
 from rowwise.comm.solo import solo
 from rowwise.plan import Plan, Tile
 from rowwise.shard import shard
-from rowwise.store.disk import FeatureIds
+from rowwise.store.row_store import SlotIds
 from rowwise.train.cache_counts import NOTHING, CacheCounts, CacheSums, DiskSums, disk_cells, sum_up
 from rowwise.train.run_folder import HEADERS
 from rowwise.train.settings import Log, Saving
@@ -96,11 +96,12 @@ def test_counts_of_a_pause_are_left_out_and_a_take_inside_ends_before_it(tmp_pat
     model = torch.nn.ModuleDict({"a": Embeddings([table], device="meta")})
     tile = Tile(table="a", rank=0, rows=(0, 100), cols=(0, 4), tier="disk", cache_rows=32)
     module = shard(model, Plan(world=1, tiles=(tile,)), solo(), disk=tmp_path)["a"]
-    counts, disk = CacheCounts([module]), module.arenas[0].store.disk
+    counts, disk = CacheCounts([module]), module.arenas[0].store
 
     def look_up(number):
-        disk.pin(torch.arange(number), [FeatureIds(0, 0, number)], changes=False, counts=True)
-        disk.unpin()
+        ids = SlotIds(torch.arange(number), torch.tensor([0, number]), [0])
+        with disk.pin(ids, changes=False, counts=True):
+            pass
 
     look_up(5)
     with counts.paused():

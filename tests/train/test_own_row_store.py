@@ -1,6 +1,5 @@
 """A store of rows outside the library: runs and checkpoints have the bits of rows in memory."""
 
-import threading
 from contextlib import contextmanager
 
 import pytest
@@ -8,18 +7,18 @@ import torch
 from ranked import Ranked, tensors, train
 from trainings import fast
 
-from rowwise.store.row_store import RowStore, StoreUse
+from rowwise.store.row_store import RecordStore, StoreUse
 from rowwise.train.settings import Saving
 
 
-class DictRows(RowStore):
+class DictRows(RecordStore):
     """Rows in dictionaries, as a server of parameters might have them."""
 
     place = "in dictionaries"
 
     def __init__(self, slots):
-        self.tables, self.known = slots.tables, [{} for _ in slots.tables]
-        self.lock = threading.Lock()  # threads of a checkpoint write rows and state of one table at once
+        super().__init__(slots.tables)
+        self.known = [{} for _ in slots.tables]
 
     @contextmanager
     def pin(self, ids, *, changes, counts):
@@ -42,9 +41,6 @@ class DictRows(RowStore):
                 if changes:
                     self.write(number, rows_U, table.row_memory[: len(rows_U)], table.state_memory[: len(rows_U)])
 
-    def part(self, table, part):
-        return DictStream(self, table, part)
-
     def use(self):
         return StoreUse(())
 
@@ -58,37 +54,11 @@ class DictRows(RowStore):
         for k, row in enumerate(rows_U.tolist()):
             self.known[number][row] = stored[k].clone(), state[k].clone()
 
+    def written(self, number, first, last):
+        return torch.tensor(sorted(row for row in self.known[number] if first <= row < last)).long()
 
-class DictStream:
-    def __init__(self, store, table, part):
-        self.store, self.number, self.columns = store, table, part.columns
-        self.dtype, self.initial, one = part.dtype, part.initial, store.tables[table]
-        width = one.row_bytes // part.dtype.itemsize if part.columns is None else part.columns.stop - part.columns.start
-        self.shape = (one.rows,) if part.columns is not None and width == 1 else (one.rows, width)
-
-    def written(self, begin, end):
-        return torch.tensor(sorted(row for row in self.store.known[self.number] if begin <= row < end)).long()
-
-    def forget(self):
-        self.store.known[self.number].clear()
-
-    def read(self, begin, end):
-        return self.read_rows(torch.arange(begin, end))
-
-    def read_rows(self, rows):
-        stored, state = self.store.read(self.number, rows)
-        part = stored.view(self.dtype) if self.columns is None else state[:, self.columns]
-        return part.reshape(len(rows), *self.shape[1:])
-
-    def write(self, begin, values):
-        self.write_rows(torch.arange(begin, begin + len(values)), values)
-
-    def write_rows(self, rows, values):
-        with self.store.lock:
-            stored, state = self.store.read(self.number, rows)
-            part = stored.view(self.dtype) if self.columns is None else state[:, self.columns]
-            part.copy_(values.view(len(rows), -1))
-            self.store.write(self.number, rows, stored, state)
+    def forget(self, number):
+        self.known[number].clear()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -1,8 +1,8 @@
-"""`DiskTables`: tables whose rows and optimizer state are on disk, with a cache of rows in memory.
+"""`DiskRows`: tables whose rows and optimizer state are on disk, with a cache of rows in memory.
 
-Kernels see the cache: before a call `pin` replaces row numbers by slots, after it `unpin` lets the slots go. A row
-travels with its optimizer state. A row that was never changed takes no memory: `SlotTable.initial` makes it when it is
-looked up. The file has no name and ends with the process: a run that was killed starts from its checkpoint.
+Kernels see the cache: `pin` replaces row numbers by slots for a call. A row travels with its optimizer state. A row
+that was never changed takes no memory: `SlotTable.initial` makes it when it is looked up. The file has no name and ends
+with the process: a run that was killed starts from its checkpoint.
 
 [Note: Rows in slots]
 Staged gradients keep row numbers. A lookup and its update each pin their rows, so rows may leave the cache in between,
@@ -12,12 +12,10 @@ and no budget is too small for gradient accumulation: a single call of a kernel 
 import ctypes
 import errno
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from ctypes import byref
-from dataclasses import dataclass
-from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn, final
 
@@ -30,37 +28,26 @@ from rowwise.store import native
 from rowwise.store.native import NativeTable, Segment, Status
 from rowwise.store.policy import DEFAULT_POLICY, WAYS, Policy
 from rowwise.store.row_store import (
-    ArenaSlots,
     CacheCounters,
     DiskCounters,
     OpenStore,
-    RowPart,
-    RowStore,
+    RecordStore,
     SlotIds,
     SlotTable,
     StoreUse,
     TableUse,
 )
-from rowwise.store.row_stream import InitialValues
 from rowwise.store.sizes import FLOAT_bytes, HEADER_bytes, INDEX_bytes
 
 SEGMENT_bytes = 8 << 20  # of one write: rows go to disk at its sequential speed
 UNUSABLE, A_FOLDER = "rows could not be read or written", "a folder on a disk that can be written, by `disk`"
-WINDOW_bytes = 16 << 20  # of records that a stream reads at a time
-
-
-@dataclass(frozen=True, slots=True)
-class FeatureIds:
-    """The ids of a feature of a batch: positions [begin, end) of its values."""
-
-    table: int
-    begin: int
-    end: int
 
 
 @final
-class DiskTables:
-    """The tables of one arena that are on disk."""
+class DiskRows(RecordStore):
+    """Rows on disk, of all tables of one arena."""
+
+    reads_ahead = True
 
     def __init__(
         self,
@@ -72,8 +59,8 @@ class DiskTables:
         uring: bool = True,
     ) -> None:
         """`folder`: where the file without a name is made."""
-        self.tables, self.folder = tuple(tables), folder
-        self.lock = threading.RLock()  # threads of a checkpoint read and write rows and state of one table at once
+        super().__init__(tables)
+        self.folder = folder
         self._library, self._tier = native.library(), None
         described = (NativeTable * len(tables))()
         for table, entry in zip(tables, described, strict=True):
@@ -93,6 +80,10 @@ class DiskTables:
         self._tier = self._library.tier_open(path, segment_bytes, uring, len(tables), described, byref(status))
         self._check(status)
 
+    @classmethod
+    def opener(cls, folder: Path) -> OpenStore:
+        return lambda slots: cls(slots.tables, folder)
+
     def __del__(self) -> None:
         if getattr(self, "_tier", None):
             self._library.tier_close(self._tier)
@@ -107,54 +98,36 @@ class DiskTables:
         return int(self._library.tier_file(self._tier))
 
     @property
-    def is_direct(self) -> bool:
-        """Whether reads and writes bypass the system's page cache."""
-        return bool(self._library.tier_is_direct(self._tier))
-
-    @property
-    def uses_uring(self) -> bool:
-        return bool(self._library.tier_uses_uring(self._tier))
-
-    @property
     def disk_bytes(self) -> int:
         return int(self._library.tier_disk_bytes(self._tier))
 
-    def pin(self, values_N: Tensor, features: Sequence[FeatureIds], *, changes: bool, counts: bool) -> Tensor:
-        """The values with the ids of these features replaced by slots, which hold their rows until `unpin`.
-
-        `changes`: the rows will change. `counts`: ids count for the policy. Raises RuntimeError for an id outside its
-        table, as the kernels do.
-        """
-        values_N = values_N.contiguous()
-        slots_N = values_N.clone()
-        segments, status = _segments(values_N, slots_N, features), Status()
+    @contextmanager
+    def pin(self, ids: SlotIds, *, changes: bool, counts: bool) -> Iterator[Tensor]:
+        ids = ids._replace(values_N=ids.values_N.contiguous())
+        slots_N, status = ids.values_N.clone(), Status()
+        segments = _segments(ids, slots_N)
         with self.lock:
-            self._library.tier_pin(self._tier, len(features), segments, changes, counts, byref(status))
+            self._library.tier_pin(self._tier, len(segments), segments, changes, counts, byref(status))
         if status.code == native.BAD_ID:
             raise RuntimeError(f"rowwise: an id is outside table {self.tables[status.table].name!r}")
         self._check(status)
-        for number in {feature.table for feature in features}:
+        for number in {segment.table for segment in segments}:
             self._make_new_rows(number)
-        return slots_N
+        try:
+            yield slots_N
+        finally:
+            self._call("tier_unpin")  # changed rows that have no slot in their set are written
 
-    def read_ahead(self, values_N: Tensor, features: Sequence[FeatureIds]) -> None:
-        """Start to read the rows of a batch that will be looked up; ids outside their tables read nothing.
-
-        May be called for further batches before that: the rows of the last four are kept.
-        """
-        values_N = values_N.contiguous()
-        segments, status = _segments(values_N, values_N, features), Status()
+    def read_ahead(self, ids: SlotIds) -> None:
+        """See `RowStore`. May be called for further batches before a lookup: the rows of the last four are kept."""
+        ids = ids._replace(values_N=ids.values_N.contiguous())
+        segments, status = _segments(ids, ids.values_N), Status()
         with self.lock:
-            self._library.tier_read_ahead(self._tier, len(features), segments, byref(status))
+            self._library.tier_read_ahead(self._tier, len(segments), segments, byref(status))
         if status.code != native.BAD_ID:
             self._check(status)
 
-    def unpin(self) -> None:
-        """Let the slots go; changed rows that have no slot in their set are written."""
-        self._call("tier_unpin")
-
     def read(self, table: int, rows_U: Tensor) -> tuple[Tensor, Tensor]:
-        """Stored rows [U, bytes] and state [U, floats]; rows may be cached, on disk or never written."""
         one = self.tables[table]
         rows_U = rows_U.long().contiguous()
         stored = torch.empty(len(rows_U), one.row_bytes, dtype=torch.uint8)
@@ -168,23 +141,30 @@ class DiskTables:
         return stored, state
 
     def write(self, table: int, rows_U: Tensor, stored: Tensor, state: Tensor) -> None:
-        """Overwrite distinct rows and their state."""
         rows_U, stored, state = rows_U.long().contiguous(), stored.contiguous(), state.contiguous()
         self._call("tier_write", table, rows_U.data_ptr(), len(rows_U), stored.data_ptr(), state.data_ptr())
 
     def written(self, table: int, first: int, last: int) -> Tensor:
-        """The rows in [first, last) that were ever changed, ascending."""
         with self.lock:
             self._call("tier_flush")
             rows_U = torch.empty(self._library.tier_written(self._tier, table, first, last, None), dtype=torch.int64)
             self._library.tier_written(self._tier, table, first, last, rows_U.data_ptr())
         return rows_U
 
-    def forget(self, table: int | None = None) -> None:
-        """Make all rows of a table, or of all, as if they were never changed."""
+    def forget(self, table: int) -> None:
         with self.lock:
-            for number in range(len(self.tables)) if table is None else [table]:
-                self._library.tier_forget(self._tier, number)
+            self._library.tier_forget(self._tier, table)
+
+    def use(self) -> StoreUse:
+        tables = [
+            TableUse(table.name, self.counters(number), _memory_bytes(table))
+            for number, table in enumerate(self.tables)
+        ]
+        return StoreUse(tuple(tables), self.io_counters(), self.disk_bytes)
+
+    @property
+    def place(self) -> str:
+        return f"on disk ({self.folder})"
 
     def counters(self, table: int) -> CacheCounters:
         values = (ctypes.c_int64 * len(native.COUNTERS))()
@@ -260,105 +240,16 @@ class DiskTables:
         return f"{text}; the rows take {used}{free}: expected more space, or another folder by `disk`"
 
 
-def _segments(values_N: Tensor, slots_N: Tensor, features: Sequence[FeatureIds]) -> Any:
-    size = values_N.element_size()
-    segments = (Segment * len(features))()
-    for feature, segment in zip(features, segments, strict=True):
-        at = feature.begin * size
-        segment.table, segment.wide, segment.count = feature.table, size == 8, feature.end - feature.begin
-        segment.ids, segment.slots = values_N.data_ptr() + at, slots_N.data_ptr() + at
-    return segments
-
-
-@final
-class DiskStream:
-    """The stored rows of a table on disk, or columns of their optimizer state, as a `RowStream`."""
-
-    def __init__(
-        self, disk: DiskTables, table: int, dtype: torch.dtype, initial: InitialValues, columns: slice | None = None
-    ) -> None:
-        """`columns`: of the optimizer state; None: the stored rows."""
-        self._disk, self._table, self._columns = disk, table, columns
-        self.dtype, self.initial = dtype, initial
-        one = disk.tables[table]
-        width = one.row_bytes // dtype.itemsize if columns is None else columns.stop - columns.start
-        self.shape = (one.rows,) if columns is not None and width == 1 else (one.rows, width)
-        # Rows and state are one record: few records at a time, however narrow the columns are.
-        self._most_rows = max(1, WINDOW_bytes // (one.row_bytes + 4 * one.state_width))
-
-    def written(self, begin: int, end: int) -> Tensor:
-        return self._disk.written(self._table, begin, end)
-
-    def forget(self) -> None:
-        self._disk.forget(self._table)
-
-    def read(self, begin: int, end: int) -> Tensor:
-        return self.read_rows(torch.arange(begin, end))
-
-    def read_rows(self, rows: Tensor) -> Tensor:
-        runs = rows.split(self._most_rows)
-        parts = [self._part(*self._disk.read(self._table, run)) for run in runs]
-        return torch.cat(parts).view(len(rows), *self.shape[1:])
-
-    def write(self, begin: int, values: Tensor) -> None:
-        self.write_rows(torch.arange(begin, begin + len(values)), values)
-
-    def write_rows(self, rows: Tensor, values: Tensor) -> None:
-        for run, part in zip(rows.split(self._most_rows), values.split(self._most_rows), strict=True):
-            with self._disk.lock:
-                stored, state = self._disk.read(self._table, run)
-                self._part(stored, state).copy_(part.view(len(run), -1))
-                self._disk.write(self._table, run, stored, state)
-
-    def _part(self, stored: Tensor, state: Tensor) -> Tensor:
-        return stored.view(self.dtype) if self._columns is None else state[:, self._columns]
-
-
-@final
-class DiskRows(RowStore):
-    """Rows on disk, of all tables of one arena."""
-
-    reads_ahead = True
-
-    def __init__(self, slots: ArenaSlots, folder: Path) -> None:
-        self.disk = DiskTables(slots.tables, folder)
-
-    @classmethod
-    def opener(cls, folder: Path) -> OpenStore:
-        return partial(cls, folder=folder)
-
-    @contextmanager
-    def pin(self, ids: SlotIds, *, changes: bool, counts: bool) -> Iterator[Tensor]:
-        slots_N = self.disk.pin(ids.values_N, _features_of(ids), changes=changes, counts=counts)
-        try:
-            yield slots_N
-        finally:
-            self.disk.unpin()
-
-    def part(self, table: int, part: RowPart) -> DiskStream:
-        return DiskStream(self.disk, table, part.dtype, part.initial, part.columns)
-
-    def use(self) -> StoreUse:
-        tables = [
-            TableUse(table.name, self.disk.counters(number), _memory_bytes(table))
-            for number, table in enumerate(self.disk.tables)
-        ]
-        return StoreUse(tuple(tables), self.disk.io_counters(), self.disk.disk_bytes)
-
-    @property
-    def place(self) -> str:
-        return f"on disk ({self.disk.folder})"
-
-    def read_ahead(self, ids: SlotIds) -> None:
-        self.disk.read_ahead(ids.values_N, _features_of(ids))
-
-    def read_intervals(self, since_s: float) -> list[tuple[float, float]]:
-        return self.disk.read_intervals(since_s)
-
-
-def _features_of(ids: SlotIds) -> list[FeatureIds]:
-    bounds = ids.bounds_F1.tolist()
-    return [FeatureIds(t, bounds[f], bounds[f + 1]) for f, t in enumerate(ids.tables_F) if t >= 0]
+def _segments(ids: SlotIds, slots_N: Tensor) -> Any:
+    """The ids of features with tables on disk, and where their slots go."""
+    values_N, bounds = ids.values_N, ids.bounds_F1.tolist()
+    size, address, slots = values_N.element_size(), values_N.data_ptr(), slots_N.data_ptr()
+    found = [
+        Segment(table, size == 8, address + begin * size, end - begin, slots + begin * size)
+        for table, (begin, end) in zip(ids.tables_F, pairwise(bounds), strict=True)
+        if table >= 0
+    ]
+    return (Segment * len(found))(*found)
 
 
 def _memory_bytes(table: SlotTable) -> int:

@@ -60,8 +60,6 @@ def library() -> Any:
         "tier_io": (None, [c_void_p, numbers]),
         "tier_busy": (c_int64, [c_void_p, c_double, c_int64, numbers, numbers]),
         "tier_disk_bytes": (c_int64, [c_void_p]),
-        "tier_is_direct": (c_int32, [c_void_p]),
-        "tier_uses_uring": (c_int32, [c_void_p]),
         "tier_file": (c_int32, [c_void_p]),
     }
     return bind_library(LIBRARY, signatures)

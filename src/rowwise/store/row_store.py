@@ -4,11 +4,12 @@ Kernels see slots: `pin` puts the rows of a batch into slots, and lets them go w
 own is a class with the methods below; `shard(..., disk=OpenStore)` uses it for the tiles of tier `disk`.
 """
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from rowwise.store.row_stream import InitialValues, RowStream
 
 InitialRows = Callable[[Tensor], tuple[Tensor, Tensor]]  # row numbers -> stored bytes [U, bytes] and state [U, floats]
+WINDOW_bytes = 16 << 20  # of records that a stream reads at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +146,74 @@ class RowStore(ABC):
     def read_intervals(self, since_s: float) -> list[tuple[float, float]]:
         """The times of reads that end after `since_s`, by time.perf_counter."""
         return []
+
+
+class RecordStore(RowStore):
+    """A store that has a row and its optimizer state as one record; stores of one's own may derive from it."""
+
+    def __init__(self, tables: Sequence[SlotTable]) -> None:
+        self.tables = tuple(tables)
+        self.lock = threading.RLock()  # threads of a checkpoint read and write rows and state of one table at once
+
+    @abstractmethod
+    def read(self, table: int, rows_U: Tensor) -> tuple[Tensor, Tensor]:
+        """Copies of stored rows [U, bytes] and state [U, floats], initial ones of rows that were never written."""
+
+    @abstractmethod
+    def write(self, table: int, rows_U: Tensor, stored: Tensor, state: Tensor) -> None:
+        """Overwrite distinct rows and their state."""
+
+    @abstractmethod
+    def written(self, table: int, first: int, last: int) -> Tensor:
+        """The rows in [first, last) that were ever changed: ascending int64."""
+
+    @abstractmethod
+    def forget(self, table: int) -> None:
+        """Make all rows of a table as if they were never changed."""
+
+    def part(self, table: int, part: RowPart) -> RowStream:
+        return RecordStream(self, table, part)
+
+
+@final
+class RecordStream:
+    """The stored rows of a table in a `RecordStore`, or columns of their optimizer state, as a `RowStream`."""
+
+    def __init__(self, store: RecordStore, table: int, part: RowPart) -> None:
+        self._store, self._table, self._columns = store, table, part.columns
+        self.dtype, self.initial = part.dtype, part.initial
+        one, columns = store.tables[table], part.columns
+        width = one.row_bytes // part.dtype.itemsize if columns is None else columns.stop - columns.start
+        self.shape = (one.rows,) if columns is not None and width == 1 else (one.rows, width)
+        # Rows and state are one record: few records at a time, however narrow the columns are.
+        self._most_rows = max(1, WINDOW_bytes // (one.row_bytes + 4 * one.state_width))
+
+    def written(self, begin: int, end: int) -> Tensor:
+        return self._store.written(self._table, begin, end)
+
+    def forget(self) -> None:
+        self._store.forget(self._table)
+
+    def read(self, begin: int, end: int) -> Tensor:
+        return self.read_rows(torch.arange(begin, end))
+
+    def read_rows(self, rows: Tensor) -> Tensor:
+        runs = rows.split(self._most_rows)
+        parts = [self._part(*self._store.read(self._table, run)) for run in runs]
+        return torch.cat(parts).view(len(rows), *self.shape[1:])
+
+    def write(self, begin: int, values: Tensor) -> None:
+        self.write_rows(torch.arange(begin, begin + len(values)), values)
+
+    def write_rows(self, rows: Tensor, values: Tensor) -> None:
+        for run, part in zip(rows.split(self._most_rows), values.split(self._most_rows), strict=True):
+            with self._store.lock:
+                stored, state = self._store.read(self._table, run)
+                self._part(stored, state).copy_(part.view(len(run), -1))
+                self._store.write(self._table, run, stored, state)
+
+    def _part(self, stored: Tensor, state: Tensor) -> Tensor:
+        return stored.view(self.dtype) if self._columns is None else state[:, self._columns]
 
 
 OpenStore = Callable[[ArenaSlots], RowStore]
