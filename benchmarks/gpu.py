@@ -38,7 +38,7 @@ from rowwise.ingest.ahead import read_ahead
 from rowwise.models.dlrm import DLRM
 from rowwise.ops._triton import specialise
 from rowwise.ops.faults import check_faults
-from rowwise.ops.host_rows import cache_of
+from rowwise.ops.host_rows import host_rows
 from rowwise.train.breakdown import Breakdown
 from rowwise.train.groups import check_and_pin
 from rowwise.train.objective import Clicks
@@ -381,7 +381,7 @@ def _train_tables(module: Embeddings, batches: list[Jagged]) -> None:
 
 def _cache_counts(module: Embeddings) -> tuple[int, int, int]:
     """Ids that hit, ids that missed, rows written back; of all tables."""
-    cache = cache_of(module.arena)
+    cache = host_rows(module.arena)
     counters = [] if cache is None else [cache.counters(number) for number in range(len(cache.tables))]
     hits, misses, writes = (sum(getattr(one, name) for one in counters) for name in ("hits", "misses", "writes"))
     return hits, misses, writes

@@ -17,7 +17,7 @@ from rowwise.batch import Jagged, KeyedJagged
 from rowwise.errors import BatchError, RowwiseError, SpecError, StateError
 from rowwise.ops import rowtype
 from rowwise.ops.arena import Arena
-from rowwise.ops.device_cache import TooManyRowsError
+from rowwise.ops.host_rows import TooManyRowsError
 from rowwise.ops.layout import TablePiece
 from rowwise.ops.lookup import StagedGradients
 from rowwise.ops.tiles import Tiles

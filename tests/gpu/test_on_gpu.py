@@ -233,7 +233,7 @@ def test_tables_in_host_memory(optimizer, cached):
         assert same(module.table(table.name), plain.table(table.name))
         for name, state in plain.optimizer_state()[table.name].items():
             assert name == "step" or same(module.optimizer_state()[table.name][name], state)
-    counters = module.arena.store.cache.counters(0)
+    counters = module.arena.store.counters(0)
     assert counters.misses > 0
     assert counters.writes <= counters.evictions <= counters.misses
 
@@ -257,7 +257,7 @@ def test_tiles_of_a_rank_in_host_memory():
         check_faults(sharded.device)
     for local in sharded.local_tiles():
         assert same(local.rows, plain.table(local.tile.table)[slice(*local.tile.rows)])
-    assert any(arena.store.cache.counters(0).misses for arena in sharded.arenas if arena.store is not None)
+    assert any(arena.store.counters(0).misses for arena in sharded.arenas if arena.store is not None)
 
 
 def test_a_batch_with_more_rows_than_the_cache_has_slots():

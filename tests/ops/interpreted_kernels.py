@@ -8,6 +8,7 @@ import os
 os.environ["TRITON_INTERPRET"] = "1"
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -25,11 +26,12 @@ from rowwise import Embeddings, Pooling, RowWiseAdagrad, Sgd, Table
 from rowwise.errors import DeviceError
 from rowwise.ops import reference
 from rowwise.ops._triton import launch, operators, slots
-from rowwise.ops.device_cache import DeviceCache
 from rowwise.ops.faults import FaultWord
+from rowwise.ops.host_rows import HostRows
 from rowwise.ops.layout import FeatureDescriptor
 from rowwise.ops.reference import FeatureBags, UpdateMemory
 from rowwise.ops.update import next_step
+from rowwise.store.row_store import SlotIds
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered")  # by numpy, which interprets
 watch = part("gpu_trace").watch
@@ -250,11 +252,7 @@ def make_cache(rows_T, dims_T, cache_rows, types):
         Table(name=f"t{k}", rows=rows, dim=dim, optimizer=RowWiseAdagrad(), row_type=types[k % len(types)])
         for k, (rows, dim) in enumerate(zip(rows_T, dims_T, strict=True))
     ]
-    return (
-        Embeddings(tables, seed=1)
-        .cache_on("cpu", dict.fromkeys((t.name for t in tables), cache_rows))
-        .arena.store.cache
-    )
+    return Embeddings(tables, seed=1).cache_on("cpu", dict.fromkeys((t.name for t in tables), cache_rows)).arena.store
 
 
 @pytest.mark.slow
@@ -277,10 +275,12 @@ def test_the_cache_of_a_device(rows_T, cache_rows, types, ids):
         values = torch.cat(drawn).to(ids) - 1
         bounds = torch.tensor([0, *counts]).cumsum(0).repeat_interleave(3)[::3]  # a view, as every batch-th offset is
         changes = bool(step % 2)
+        pins = [one.pin(SlotIds(values, bounds, cached), changes=changes, counts=not changes) for one in (ours, wanted)]
+        our_slots, wanted_slots = ExitStack(), ExitStack()
         with pytest.MonkeyPatch.context() as patch, watch(shuffle=step) as seen:
-            patch.setattr(DeviceCache, "_operators", slots)
-            got = ours.pin(values, bounds, cached, changes=changes, counts=not changes)
-        want = wanted.pin(values, bounds, cached, changes=changes, counts=not changes)
+            patch.setattr(HostRows, "_operators", slots)
+            got = our_slots.enter_context(pins[0])
+        want = wanted_slots.enter_context(pins[1])
         assert same(got, want)
         for one, cache in ((got, ours), (want, wanted)):
             for feature, number in enumerate(cached[:-1]) if changes else ():
@@ -289,9 +289,9 @@ def test_the_cache_of_a_device(rows_T, cache_rows, types, ids):
         for a, b in zip(ours._memory, wanted._memory, strict=True):
             assert same(a, b)
         with pytest.MonkeyPatch.context() as patch, watch(shuffle=step) as left:
-            patch.setattr(DeviceCache, "_operators", slots)
-            ours.unpin()
-        wanted.unpin()
+            patch.setattr(HostRows, "_operators", slots)
+            our_slots.close()
+        wanted_slots.close()
         for a, b in zip(ours.tables, wanted.tables, strict=True):
             assert same(a.rows, b.rows)
             assert same(a.state, b.state)

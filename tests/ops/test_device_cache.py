@@ -73,7 +73,7 @@ def test_rows_are_those_of_tables_without_a_cache(seed, cached, pooling, optimiz
                     one.table("a")[7] = 1
                     one.arena.mark_all()
     check_equal(module, plain)
-    counters = module.arena.store.cache.counters(0)
+    counters = module.arena.store.counters(0)
     assert counters.misses > 0
     assert counters.writes <= counters.evictions <= counters.misses
 
@@ -108,7 +108,7 @@ def test_rows_that_are_only_looked_up_are_read_in_host_memory_where_they_find_no
         )  # fmt: skip
         with torch.no_grad():
             assert torch.equal(module(batch).matrix_BS, plain(batch).matrix_BS)
-        assert any(module.arena.store.cache.take_counts()) == fits
+        assert any(module.arena.store.take_counts()) == fits
 
 
 def test_ids_outside_are_named():

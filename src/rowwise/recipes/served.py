@@ -32,7 +32,7 @@ from rowwise.ingest.transform import AnyKind, LoadedTransforms, UserFunction, lo
 from rowwise.ingest.unpacked import check_types
 from rowwise.inside import fault_of_name
 from rowwise.models.inference import RowBlocks, autocast, pack
-from rowwise.ops.host_rows import cache_of
+from rowwise.ops.host_rows import host_rows
 from rowwise.recipes.bounded_build import build_checked
 from rowwise.recipes.compose import build_model
 from rowwise.recipes.device_tables import serve_from_device
@@ -332,7 +332,7 @@ def _serve(
         device_caches=tuple(
             cache
             for _, module in table_modules(model)
-            if isinstance(module, Embeddings) and (cache := cache_of(module.arena)) is not None
+            if isinstance(module, Embeddings) and (cache := host_rows(module.arena)) is not None
         ),
         identity=_check_golden(folder, forward, golden, cached),
     )

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from rowwise.ops.device_cache import DeviceCache
+from rowwise.ops.host_rows import HostRows
 from rowwise.serve.cached_rows import RowCounts
 from rowwise.serve.traffic import Traffic
 from rowwise.serve.version import ServedVersion
@@ -135,7 +135,7 @@ class ServerMetrics:
             if count := getattr(counts, origin):
                 counter.inc(count)
 
-    def count_device(self, caches: Iterable[DeviceCache]) -> None:
+    def count_device(self, caches: Iterable[HostRows]) -> None:
         """Count where a device had the rows of a batch."""
         for one in caches:
             for counter, count in zip(self._of_device, one.take_counts(), strict=True):

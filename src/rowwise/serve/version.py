@@ -7,7 +7,7 @@ from typing import Literal
 import pyarrow as pa
 
 from rowwise.models.link import AmountLink
-from rowwise.ops.device_cache import DeviceCache
+from rowwise.ops.host_rows import HostRows
 from rowwise.serve.cached_rows import CachedRows
 from rowwise.serve.forward import Forward
 from rowwise.serve.package import ColumnStats
@@ -33,4 +33,4 @@ class ServedVersion:
     cached: tuple[CachedRows, ...]  # of tables that are larger than memory
     identity: Identity  # whether the golden rows have the bits that they were exported with
     retriever: Retriever | None = None  # of two towers, or of a model of lists
-    device_caches: tuple[DeviceCache, ...] = ()  # of tables that a device has in part
+    device_caches: tuple[HostRows, ...] = ()  # of tables that a device has in part

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rowwise.store.policy import WAYS
+from rowwise.store.policy import WAYS, choose_way
 
 NONE = -1
 
@@ -141,11 +141,10 @@ def _find_row(memory: CacheMemory, table: CachedTable, row: int) -> int:
 def _choose_way(memory: CacheMemory, table: CachedTable, row: int, now: int) -> int:
     """The slot that a missed row takes; -1: its set is full of rows of this batch."""
     first = row % table.sets * WAYS
-    ages = {
-        slot: -1 if memory.slot_rows[table.first_slot + slot] == NONE else int(memory.stamps[table.first_slot + slot])
-        for slot in range(first, first + WAYS)
-    }
-    return min((slot for slot, age in ages.items() if age != now), key=lambda slot: (ages[slot], slot), default=NONE)
+    ways = slice(table.first_slot + first, table.first_slot + first + WAYS)
+    rows_W, stamp_W = memory.slot_rows[ways].numpy(), memory.stamps[ways].numpy()
+    way = choose_way("lru", rows_W, stamp_W, stamp_W, pinned_W=stamp_W == now)
+    return NONE if way is None else first + way
 
 
 def _enter(memory: CacheMemory, number: int, table: CachedTable, move: tuple[int, int], now: int) -> int:
