@@ -48,6 +48,12 @@ def read_arrow_file(source: Path | bytes, most_bytes: int = MOST_UNPACKED_bytes)
     return read_arrow_stream(pa.py_buffer(content).slice(len(MAGIC)), most_bytes)
 
 
+def write_arrow_file(path: Path, table: pa.Table) -> None:
+    """Write a file in Arrow's IPC format."""
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
 def read_arrow_stream(
     content: bytes | bytearray | pa.Buffer,
     most_bytes: int,

@@ -13,17 +13,18 @@ import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol, final
+from typing import NamedTuple, final
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from rowwise.models.inference import RowSpan
 from rowwise.ops.layout import FeatureDescriptor
 from rowwise.ops.newer import RowPlaces
 from rowwise.serve.later import LaterCalls
+from rowwise.serve.redis_rows import RedisRows
 from rowwise.serve.row_files import RowFiles
+from rowwise.serve.shared_rows import TableInArena
 from rowwise.store.policy import Ints
 from rowwise.store.shared_cache import Bytes, CachedFeatures, MissingRows, SharedCache
 
@@ -33,37 +34,23 @@ WARMED = 1 << 16  # rows that are read together
 NO_FEATURES = np.empty((0, 4), np.int64)
 
 
-class SharedRowStore(Protocol):
-    """Rows that servers share: any of them may be there, or none."""
-
-    def read(self, keys_M: Ints, tags_M: NDArray[np.uint64], rows_MB: Bytes) -> NDArray[np.bool_]:
-        """Read rows into `rows_MB`; whether each was found. An error finds none."""
-        ...
-
-    def write_later(self, keys_M: Ints, tags_M: NDArray[np.uint64], rows_MB: Bytes) -> None:
-        """Write rows while others are computed; where too many wait, none of these."""
-        ...
-
-
 class CachedTableMemory(NamedTuple):
     """The memory of a cached table in this process."""
 
-    name: str
-    tensor: str
-    base: int  # first byte of the table in its arena, by which features name their table
+    place: TableInArena
     key: int  # of row 0
     address: int
-    size_bytes: int
 
-    def hot_keys(self, rows_M: Ints, counts_M: Ints, row_bytes: int) -> tuple[Ints, Ints]:
+    def hot_keys(self, rows_M: Ints, counts_M: Ints) -> tuple[Ints, Ints]:
         """The keys of rows, and their counts; numbers outside the table are left out."""
-        inside_M = (rows_M >= 0) & (rows_M < self.size_bytes // row_bytes)
+        inside_M = (rows_M >= 0) & (rows_M < self.place.table.rows)
         return self.key + rows_M[inside_M], counts_M[inside_M]
 
     def give_back(self) -> None:
         """Free the pages, which are then as they are in the file."""
         begin = -(-self.address // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = (self.address + self.size_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        size_bytes = self.place.table.rows * self.place.table.row_bytes
+        end = (self.address + size_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if begin < end:
             ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
 
@@ -91,30 +78,30 @@ class CachedGroup(NamedTuple):
     cache: SharedCache
     behind: SharedCache  # the same cache, for a thread
     files: RowFiles  # has all rows
-    shared: SharedRowStore | None  # is asked before the files
+    redis: RedisRows | None  # is asked before the files
     defaults_TB: Bytes  # a row of each table, for those that are not waited for
 
     def read(self, keys_M: Ints, counts: RowCounts) -> Bytes:
         """Rows that the cache lacks."""
         rows_MB = np.empty((len(keys_M), self.cache.shape.row_bytes), np.uint8)
-        if self.shared is None:
+        if self.redis is None:
             self.files.read(keys_M, rows_MB)
             counts.files += len(keys_M)
             return rows_MB
         tags_M = self.files.tags(keys_M)
-        left_M = np.flatnonzero(~self.shared.read(keys_M, tags_M, rows_MB))
+        left_M = np.flatnonzero(~self.redis.read(keys_M, tags_M, rows_MB))
         counts.redis += len(keys_M) - len(left_M)
         counts.files += len(left_M)
         if len(left_M):
             keys_L, tags_L, rows_LB = keys_M[left_M], tags_M[left_M], np.empty_like(rows_MB[left_M])
             self.files.read(keys_L, rows_LB)
             rows_MB[left_M] = rows_LB
-            self.shared.write_later(keys_L, tags_L, rows_LB)
+            self.redis.write_later(keys_L, tags_L, rows_LB)
         return rows_MB
 
     def features_in(self, descriptors: Sequence[FeatureDescriptor]) -> CachedFeatures:
         """The features of a batch whose tables are in this group."""
-        numbers = {table.base: number for number, table in enumerate(self.tables)}
+        numbers = {table.place.base: number for number, table in enumerate(self.tables)}
         found = [
             (one.source, self.tables[number].key, number, self.tables[number].address)
             for one in descriptors
@@ -191,7 +178,8 @@ class CachedRows:
             begin, end = bounds[source * batch], bounds[(source + 1) * batch]
             at_Z = begin + np.flatnonzero(np.isin(places[begin:end], missing.places_of(number)))
             if len(at_Z):
-                defaults_B = self._defaults_B.setdefault(group.tables[number].name, np.zeros(batch, np.int64))
+                name = group.tables[number].place.table.name
+                defaults_B = self._defaults_B.setdefault(name, np.zeros(batch, np.int64))
                 defaults_B += np.bincount(np.searchsorted(begin_B, at_Z, "right") - 1, minlength=batch)
 
     def _features_of(self, features_FC: Tensor) -> list[CachedFeatures]:
@@ -209,14 +197,13 @@ def _fill_cache(group: CachedGroup, keys_M: Ints) -> None:
 def warm_up(tables: Sequence[CachedRows], hot: Mapping[str, tuple[Ints, Ints]]) -> None:
     """Put rows into caches, those with the highest counts of each cache last; `hot`: rows and counts, by table."""
     for group in (group for one in tables for group in one.groups):
-        row_bytes = group.cache.shape.row_bytes
-        found = [table.hot_keys(*hot[table.tensor], row_bytes) for table in group.tables if table.tensor in hot]
+        found = [table.hot_keys(*hot[name]) for table in group.tables if (name := table.place.name) in hot]
         if not found:
             continue
         keys_M, counts_M = (np.concatenate([one[k] for one in found]) for k in (0, 1))
         order = np.argsort(counts_M, kind="stable")[-group.cache.shape.slots :]
         for part in (order[begin : begin + WARMED] for begin in range(0, len(order), WARMED)):
-            rows_MB = np.empty((len(part), row_bytes), np.uint8)
+            rows_MB = np.empty((len(part), group.cache.shape.row_bytes), np.uint8)
             group.files.read(keys_M[part], rows_MB)
             group.cache.warm(keys_M[part], rows_MB, counts_M[part])
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.windows import windows
 from rowwise.errors import CheckpointError
-from rowwise.ingest.unpacked import check_types, read_arrow_file
+from rowwise.ingest.unpacked import check_types, read_arrow_file, write_arrow_file
 from rowwise.ops.rowtype import pack, unpack
 from rowwise.spec import Table
 from rowwise.store.policy import Ints
@@ -75,8 +75,7 @@ def write_mean_rows(version: Path, means: Mapping[str, Tensor]) -> None:
     """Write the mean rows of a version that is not there yet."""
     rows = [row_D.numpy() for row_D in means.values()]
     table = pa.table({"table": list(means), "row": rows}, schema=MEANS_schema)
-    with pa.OSFile(str(version / MEANS), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)
+    write_arrow_file(version / MEANS, table)
 
 
 def read_mean_rows(version: Path) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from torch import Tensor
 
 from rowwise.errors import CheckpointError
-from rowwise.ingest.unpacked import check_types, read_arrow_file
+from rowwise.ingest.unpacked import check_types, read_arrow_file, write_arrow_file
 from rowwise.ops.layout import FeatureDescriptor
 from rowwise.ops.newer import RowPlaces
 from rowwise.serve.shared_rows import TableInArena
@@ -66,8 +66,7 @@ def write_hot_rows(version: Path, counts: Mapping[str, tuple[Ints, Ints]]) -> No
             "count": counts_N[order],
         }
     )
-    with pa.OSFile(str(version / HOT), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)
+    write_arrow_file(version / HOT, table)
 
 
 def read_hot_rows(version: Path) -> dict[str, tuple[Ints, Ints]]:

@@ -29,7 +29,7 @@ from rowwise.checkpoint.manifest import NAME
 from rowwise.checkpoint.named import VERSION_DIGITS, VERSIONS
 from rowwise.errors import CheckpointError, SpecError
 from rowwise.ingest.kinds import is_list
-from rowwise.ingest.unpacked import read_arrow_file
+from rowwise.ingest.unpacked import read_arrow_file, write_arrow_file
 from rowwise.inside import number_in
 from rowwise.serve.contents import digest_of, hash_files, open_checked, read_files
 from rowwise.serve.traffic import Traffic
@@ -158,8 +158,7 @@ def write_golden(version: Path, golden: GoldenRows) -> None:
     table = golden.rows
     for name in golden.logits.column_names:
         table = table.append_column(LOGIT + name, golden.logits[name])
-    with pa.OSFile(str(version / GOLDEN), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)
+    write_arrow_file(version / GOLDEN, table)
 
 
 def read_golden(version: Path) -> GoldenRows:

@@ -22,6 +22,7 @@ from binascii import crc_hqx
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, final
 from urllib.parse import urlsplit
 
@@ -403,7 +404,7 @@ class NodeCosts(NamedTuple):
 
 @final
 class RedisRows:
-    """Rows of one width in Redis, as `SharedRowStore`.
+    """Rows of one width in Redis, which servers share: any of them may be there, or none.
 
     Args:
         reads: nodes, for the thread that computes.
@@ -419,26 +420,17 @@ class RedisRows:
         self._odd_W = draw.integers(0, 1 << 63, words, np.uint64) * np.uint64(2) + np.uint64(1)
 
     def read(self, keys_M: Ints, tags_M: Words, rows_MB: Bytes) -> NDArray[np.bool_]:
+        """Read rows into `rows_MB`; whether each was found. An error finds none."""
         found_M = np.zeros(len(keys_M), bool)
-        by_part = self._split(keys_M)
-        names = self._names(self._reads, keys_M)
         size = HEAD_bytes + self._row_bytes
-        answers = self._reads.send(
-            [
-                (
-                    part,
-                    Question(
-                        [b"MGET", *(names[m] for m in at)],
-                        LINE_bytes + len(at) * (size + ITEM_bytes),
-                        partial(_are_values, len(at)),
-                    ),
-                )
-                for part, at in by_part
-            ]
-        )
+
+        def get(at: list[int], names: list[bytes]) -> Question:
+            most_bytes = LINE_bytes + len(at) * (size + ITEM_bytes)
+            return Question([b"MGET", *names], most_bytes, partial(_are_values, len(at)))
+
         places: list[int] = []
         values: list[bytes] = []
-        for (_, at), answer in zip(by_part, answers, strict=True):
+        for at, answer in self._send(self._reads, keys_M, get):
             for place, value in zip(at, answer or [None] * len(at), strict=True):
                 if value is not None and len(value) == size:
                     places.append(place)
@@ -455,6 +447,7 @@ class RedisRows:
         return found_M
 
     def write_later(self, keys_M: Ints, tags_M: Words, rows_MB: Bytes) -> None:
+        """Write rows while others are computed; where too many wait, none of these."""
         self._later.add(partial(self._write, keys_M, tags_M, rows_MB))
 
     def measure(self) -> "NodeCosts":
@@ -462,20 +455,17 @@ class RedisRows:
         keys_M, tags_M = np.arange(MEASURED), np.zeros(MEASURED, np.uint64)
         rows_MB, read = np.ones((MEASURED, self._row_bytes), np.uint8), 0
         self._write(keys_M, tags_M, rows_MB)
-        names = self._names(self._writes, keys_M)
         begin_s, before = time.monotonic(), self._reads.info()
         while time.monotonic() < begin_s + MEASURED_s:
             for at in np.split(keys_M, MEASURED // 512):
                 read += int(self.read(at, tags_M[at], rows_MB[at]).sum())
-        after, key = self._reads.info(), names[0]
-        first = int(_parts(keys_M[:1])[0])
-        (size,) = self._reads.send([(first, Question([b"MEMORY", b"USAGE", key], LINE_bytes, _is_number))])
-        self._writes.send(
-            [
-                (part, Question([b"DEL", *(names[m] for m in at)], LINE_bytes, _is_number))
-                for part, at in self._split(keys_M)
-            ]
-        )
+        after = self._reads.info()
+
+        def ask(*command: bytes) -> Callable[[list[int], list[bytes]], Question]:
+            return lambda _, names: Question([*command, *names], LINE_bytes, _is_number)
+
+        ((_, size),) = self._send(self._reads, keys_M[:1], ask(b"MEMORY", b"USAGE"))
+        self._send(self._writes, keys_M, ask(b"DEL"))
         if not read or size is None or not after:
             raise SpecError("--redis: rows that were written to it are not there", "nodes that answer, with memory")
         used_s = sum(one["used_cpu_user"] + one["used_cpu_sys"] for one in after)
@@ -488,30 +478,26 @@ class RedisRows:
     def _write(self, keys_M: Ints, tags_M: Words, rows_MB: Bytes) -> None:
         head_M2 = np.stack([tags_M, self._sums(tags_M, rows_MB)], 1)
         values = np.concatenate([head_M2.view(np.uint8), rows_MB], 1)
-        names = self._names(self._writes, keys_M)
-        self._writes.send(
-            [
-                (
-                    part,
-                    Question(
-                        [b"MSET", *(item for m in at for item in (names[m], values[m].tobytes()))], LINE_bytes, _is_ok
-                    ),
-                )
-                for part, at in self._split(keys_M)
-            ]
-        )
 
-    def _names(self, nodes: RedisNodes, keys_M: Ints) -> list[bytes]:
-        prefixes = [b"%s:%d:" % (prefix, self._row_bytes) for prefix in nodes.prefixes]
-        keys = keys_M.astype("<i8").tobytes()
-        return [prefixes[part] + keys[8 * m : 8 * m + 8] for m, part in enumerate(_parts(keys_M).tolist())]
+        def put(at: list[int], names: list[bytes]) -> Question:
+            pairs = zip(names, (values[m].tobytes() for m in at), strict=True)
+            return Question([b"MSET", *chain.from_iterable(pairs)], LINE_bytes, _is_ok)
 
-    def _split(self, keys_M: Ints) -> list[tuple[int, list[int]]]:
-        """The places of the keys of each part."""
-        part_M = _parts(keys_M)
+        self._send(self._writes, keys_M, put)
+
+    def _send(
+        self, nodes: RedisNodes, keys_M: Ints, ask: Callable[[list[int], list[bytes]], Question]
+    ) -> list[tuple[list[int], Any]]:
+        """Ask for the keys of each part, by their places and names; returns the places and the answer of each part."""
+        part_M = (mix64(keys_M.astype(np.uint64)) % np.uint64(PARTS)).astype(np.int64)
         order_M = np.argsort(part_M, kind="stable")
         parts, firsts = np.unique(part_M[order_M], return_index=True)
-        return [(int(part), at.tolist()) for part, at in zip(parts, np.split(order_M, firsts[1:]), strict=True)]
+        places = [at.tolist() for at in np.split(order_M, firsts[1:])]
+        keys, questions = keys_M.astype("<i8").tobytes(), list[tuple[int, Question]]()
+        for part, at in zip(parts.tolist(), places, strict=True):
+            prefix = b"%s:%d:" % (nodes.prefixes[part], self._row_bytes)
+            questions.append((part, ask(at, [prefix + keys[8 * m : 8 * m + 8] for m in at])))
+        return list(zip(places, nodes.send(questions), strict=True))
 
     def _sums(self, tags_M: Words, rows_MB: Bytes) -> Words:
         """Checksums of tags and rows: sums of words times odd numbers."""
@@ -519,7 +505,3 @@ class RedisRows:
         padded[:, :8] = tags_M[:, None].view(np.uint8)
         padded[:, 8 : 8 + self._row_bytes] = rows_MB
         return (padded.view(np.uint64) * self._odd_W).sum(1, dtype=np.uint64)
-
-
-def _parts(keys_M: Ints) -> Ints:
-    return (mix64(keys_M.astype(np.uint64)) % np.uint64(PARTS)).astype(np.int64)

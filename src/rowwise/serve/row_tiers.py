@@ -97,39 +97,25 @@ class RowTiers(NamedTuple):
         if not memory.caches:
             return ()
         assert self.caches is not None
-        reads, writes = (RedisNodes(self.redis, name) if self.redis else None for _ in range(2))
-        groups: list[tuple[CachedTables, CachedGroup]] = []
-        for one in memory.caches:
-            part = self.caches.bytes[one.begin :][: one.shape.size_bytes]
-            cache, behind = (SharedCache(part, one.shape, rows.tag) for _ in range(2))
-            shared = None if reads is None or writes is None else RedisRows(reads, writes, one.shape.row_bytes)
-            files, none = RowFiles(version, one, newer), np.empty((0, one.shape.row_bytes), np.uint8)
-            groups.append((one, CachedGroup((), cache, behind, files, shared, none)))
+        nodes = (RedisNodes(self.redis, name), RedisNodes(self.redis, name)) if self.redis else None  # reads, writes
         means = None
         if self.default_row is DefaultRow.MEAN:
             assert isinstance(version.folder, Path), "versions are served from folders"
             means = read_mean_rows(version.folder)
-        found: list[CachedRows] = []
-        for arena, tables in memory_of_tables(model):
-            of_arena: list[CachedGroup] = []
-            for one, group in groups:
-                keys = one.first_keys
-                size = one.shape.row_bytes
+        arenas = memory_of_tables(model)
+        groups: list[list[CachedGroup]] = [[] for _ in arenas]
+        for one in memory.caches:
+            part, keys, row_bytes = self.caches.bytes[one.begin :], one.first_keys, one.shape.row_bytes
+            cache, behind = (SharedCache(part[: one.shape.size_bytes], one.shape, rows.tag) for _ in range(2))
+            redis, files = RedisRows(*nodes, row_bytes) if nodes else None, RowFiles(version, one, newer)
+            for (arena, tables), of_arena in zip(arenas, groups, strict=True):
                 own = [table for table in tables if table.name in keys]
-                memories = tuple(
-                    CachedTableMemory(
-                        name=table.table.name,
-                        tensor=table.name,
-                        base=table.base,
-                        key=keys[table.name],
-                        address=arena.rows.data_ptr() + table.base,
-                        size_bytes=table.table.rows * size,
-                    )
-                    for table in own
-                )
-                if memories:
+                if own:
+                    memories = tuple(CachedTableMemory(t, keys[t.name], arena.rows.data_ptr() + t.base) for t in own)
                     defaults_TB = np.stack([stored_default(means, table.name, table.table) for table in own])
-                    of_arena.append(group._replace(tables=memories, defaults_TB=defaults_TB))
+                    of_arena.append(CachedGroup(memories, cache, behind, files, redis, defaults_TB))
+        found: list[CachedRows] = []
+        for (arena, _), of_arena in zip(arenas, groups, strict=True):
             if of_arena:
                 assert arena.places is not None
                 arena.places = CachedRows(arena.places, of_arena, self.hit_rate)
