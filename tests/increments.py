@@ -11,7 +11,9 @@ from small import RECIPE, WORLD, trained
 from rowwise.recipes.ensemble import predict_ensemble
 from rowwise.recipes.export import export
 from rowwise.recipes.runs import TrainingRun
+from rowwise.recipes.served import load_rows, open_version
 from rowwise.serve.package import version_folder
+from rowwise.serve.version import ServedVersion
 
 STEPS = (4, 8, 12, 16)
 NUMBERS = range(1, 1 + len(STEPS))
@@ -39,6 +41,15 @@ def make_increments(folder) -> Increments:
     pq.write_table(table, folder / "new.parquet")
     logits = {number: predicted(folder / "full", number, folder / "new.parquet") for number in NUMBERS}
     return Increments(run, folder / "models", folder / "full", folder / "new.parquet", table, logits)
+
+
+def open_all(models, tiers, file, numbers=(1,)) -> dict[int, ServedVersion]:
+    """The versions as a worker has them: the first one is in the file, and newer rows of the others."""
+    shared, opened = None, {}
+    for number in numbers:
+        shared = load_rows(models, tiers, number, file if shared is None else -1, numbers[0], shared)
+        opened[number] = open_version(models, number=number, rows=shared, tiers=tiers)
+    return opened
 
 
 def predicted(models, number, data) -> np.ndarray:

@@ -1,5 +1,7 @@
 """Fixtures of tests of serving."""
 
+import os
+
 import pytest
 from increments import make_increments
 
@@ -8,3 +10,11 @@ from increments import make_increments
 def increments(tmp_path_factory):
     """Versions of one run, each an increment of the one before; tests leave them as they are."""
     return make_increments(tmp_path_factory.mktemp("increments"))
+
+
+@pytest.fixture
+def file():
+    """A file in memory, for rows of versions."""
+    made = os.memfd_create("rows")
+    yield made
+    os.close(made)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pytest
 import torch
-from increments import NUMBERS, TABLE_ROWS
+from increments import NUMBERS, TABLE_ROWS, open_all
 from launching import rowwise, wait_for
 from pyarrow import parquet as pq
 from redis_server import one_server
@@ -53,13 +53,6 @@ def scored(version, table, most=256, *, exact=False):
     return logits, seen.counts, seen.defaults_of(0, table.num_rows)
 
 
-@pytest.fixture
-def file():
-    made = os.memfd_create("rows")
-    yield made
-    os.close(made)
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize("memory", [SMALL, 700_000, TABLES - 1])
 def test_versions_have_their_bits(increments, file, memory):
@@ -67,11 +60,8 @@ def test_versions_have_their_bits(increments, file, memory):
     models, table, logits = increments.models, increments.table, increments.logits
     tiers = tiers_of(models, memory)
     assert tiers.layout.caches
-    shared, opened = None, {}
-    for number in NUMBERS:
-        shared = load_rows(models, tiers, number, file if shared is None else -1, 1, shared)
-        opened[number] = open_version(models, number=number, rows=shared, tiers=tiers)
-        assert opened[number].identity == "exact"
+    opened = open_all(models, tiers, file, NUMBERS)
+    assert all(version.identity == "exact" for version in opened.values())
     for number in (3, 1, 4, 2, 3):
         for most in (256, 7):
             found, counts, zeros = scored(opened[number], table, most)
@@ -98,8 +88,7 @@ def test_rows_that_training_asked_for_are_cached_first(increments, file):
     """Those of the first batches of training; as many as there are slots."""
     models = increments.models
     tiers = tiers_of(models, 700_000)
-    shared = load_rows(models, tiers, 1, file, None, None)
-    version = open_version(models, number=1, rows=shared, tiers=tiers)
+    version = open_all(models, tiers, file)[1]
     hot = read_hot_rows(version_folder(models, 1).path)
     assert set(hot) == {f"model/embeddings.{name}" for name in ("user", "item", "seen")}
     for rows_M, counts_M in hot.values():
@@ -121,8 +110,7 @@ def test_a_number_that_is_used_again_is_another_version(increments, tmp_path, fi
         if not models.exists():
             export(increments.run.folder.path, models, which=f"step-{step}")
         own = os.memfd_create("rows")
-        shared = load_rows(models, tiers, 1, own, None, None)
-        version = open_version(models, number=1, rows=shared, tiers=tiers)
+        version = open_all(models, tiers, own)[1]
         np.testing.assert_array_equal(scored(version, table)[0], logits[number])
         os.close(own)
 
@@ -139,8 +127,7 @@ def test_hot_rows_may_be_none_or_numbers_of_no_row(increments, tmp_path, file):
         write_hot_rows(path, counts)
         assert read_hot_rows(path).keys() <= counts.keys()
         tiers = tiers_of(models, SMALL)
-        shared = load_rows(models, tiers, 1, file, None, None)
-        version = open_version(models, number=1, rows=shared, tiers=tiers)
+        version = open_all(models, tiers, file)[1]
         np.testing.assert_array_equal(scored(version, increments.table)[0], increments.logits[1])
 
 
@@ -149,8 +136,7 @@ def test_rows_of_all_types(increments, tmp_path, file, rows):
     export(increments.run.folder.path, tmp_path, which="step-4", rows=rows)
     whole = open_version(tmp_path)
     tiers = tiers_of(tmp_path, SMALL)
-    shared = load_rows(tmp_path, tiers, 1, file, None, None)
-    version = open_version(tmp_path, number=1, rows=shared, tiers=tiers)
+    version = open_all(tmp_path, tiers, file)[1]
     assert version.cached
     for most in (256, 5):
         np.testing.assert_array_equal(scored(version, increments.table, most)[0], scored(whole, increments.table)[0])
@@ -159,8 +145,7 @@ def test_rows_of_all_types(increments, tmp_path, file, rows):
 def test_memory_for_all_rows_needs_no_cache(increments, file):
     tiers = tiers_of(increments.models, TABLES)
     assert not tiers.layout.caches
-    shared = load_rows(increments.models, tiers, 1, file, None, None)
-    version = open_version(increments.models, number=1, rows=shared, tiers=tiers)
+    version = open_all(increments.models, tiers, file)[1]
     assert not version.cached
     np.testing.assert_array_equal(scored(version, increments.table)[0], increments.logits[1])
 
@@ -178,8 +163,7 @@ def opened(increments, file):
 
     def make(**options):
         tiers = tiers_of(increments.models, SMALL, **options)
-        shared = load_rows(increments.models, tiers, 1, file, None, None)
-        version = open_version(increments.models, number=1, rows=shared, tiers=tiers)
+        version = open_all(increments.models, tiers, file)[1]
         tiers.caches.bytes[:] = 0
         return version
 
@@ -300,8 +284,7 @@ def test_defaults_of_a_batch_that_failed_are_not_those_of_the_next(increments, o
 def test_a_file_that_is_cut_short_is_an_error_that_names_it(increments, opened, tmp_path, file):
     models = shutil.copytree(increments.models, tmp_path / "models")
     tiers = tiers_of(models, SMALL)
-    shared = load_rows(models, tiers, 1, file, None, None)
-    version = open_version(models, number=1, rows=shared, tiers=tiers)
+    version = open_all(models, tiers, file)[1]
     for path in version_folder(models, 1).path.glob("*.safetensors"):
         os.truncate(path, 5000)
     tiers.caches.bytes[:] = 0
@@ -349,8 +332,7 @@ def test_rows_in_redis_are_used_and_not_trusted(increments, tmp_path, file):
     models, table, logits = increments.models, increments.table, increments.logits
     with one_server(tmp_path) as redis:
         tiers = tiers_of(models, SMALL, redis=parse_addresses(redis.address))
-        shared = load_rows(models, tiers, 1, file, None, None)
-        version = open_version(models, number=1, rows=shared, tiers=tiers)
+        version = open_all(models, tiers, file)[1]
 
         def cold():
             tiers.caches.bytes[:] = 0
@@ -377,8 +359,7 @@ def test_servers_of_other_memory_share_a_redis(increments, tmp_path, file):
         for memory in (700_000, 250_000, 1_200_000):
             tiers = tiers_of(models, memory, redis=parse_addresses(redis.address))
             own = os.memfd_create("rows")
-            shared = load_rows(models, tiers, 1, own, None, None)
-            version = open_version(models, number=1, rows=shared, tiers=tiers)
+            version = open_all(models, tiers, own)[1]
             os.close(own)
 
             def all_from_redis(tiers=tiers, version=version):

@@ -3,19 +3,18 @@
 A CPU stands in for the device, with the reference of its kernels; one test is for a GPU.
 """
 
-import os
 import re
 import shutil
 
 import numpy as np
 import pytest
-from increments import NUMBERS, TABLE_ROWS
+from increments import NUMBERS, TABLE_ROWS, open_all
 from serving import Clients, get, server
 from towers import trained_towers
 
 from rowwise import RowType, SpecError
 from rowwise.recipes.export import export
-from rowwise.recipes.served import CLOSE, load_rows, open_version
+from rowwise.recipes.served import CLOSE, open_version
 from rowwise.serve.forward import arrays_of
 from rowwise.serve.package import write_traffic
 from rowwise.serve.row_tiers import DeviceRows, RowTiers
@@ -33,27 +32,11 @@ def scored(version, table, most=64):
     return version.forward(arrays_of(table.select(version.schema.names)), table.num_rows, most).flatten().numpy()
 
 
-def open_all(models, tiers, numbers, file):
-    """The versions as a worker has them: the first one is in the file, and newer rows of the others."""
-    shared, opened = None, {}
-    for number in numbers:
-        shared = load_rows(models, tiers, number, file if shared is None else -1, numbers[0], shared)
-        opened[number] = open_version(models, number=number, rows=shared, tiers=tiers)
-    return opened
-
-
-@pytest.fixture
-def file():
-    made = os.memfd_create("rows")
-    yield made
-    os.close(made)
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize("memory", [CACHED, HALF, 2 * TABLES])
 def test_versions_on_a_device_have_their_bits(increments, file, memory):
     """In any order, with slots that are full of rows, and in batches of any size."""
-    opened = open_all(increments.models, tiers_of(memory), NUMBERS, file)
+    opened = open_all(increments.models, tiers_of(memory), file, NUMBERS)
     for number in (3, 1, 4, 2, 3, 1):
         assert opened[number].identity == "exact"
         for most in (64, 7):
@@ -62,7 +45,7 @@ def test_versions_on_a_device_have_their_bits(increments, file, memory):
 
 
 def test_rows_stay_in_slots(increments, file):
-    (version,) = open_all(increments.models, tiers_of(SMALL, samples=1), (1,), file).values()
+    (version,) = open_all(increments.models, tiers_of(SMALL, samples=1), file).values()
     (cache,) = version.device_caches
     table, logits = increments.table, increments.logits[1]
     cache.take_counts()  # of the golden rows
@@ -79,13 +62,13 @@ def test_rows_stay_in_slots(increments, file):
 @pytest.mark.parametrize("rows", [RowType.FP16, RowType.INT8, RowType.INT4])
 def test_rows_of_all_types_on_a_device(increments, tmp_path, file, rows):
     export(increments.run.folder.path, tmp_path, which="step-4", rows=rows)
-    (version,) = open_all(tmp_path, tiers_of(CACHED // 2), (1,), file).values()
+    (version,) = open_all(tmp_path, tiers_of(CACHED // 2), file).values()
     assert version.device_caches
     np.testing.assert_array_equal(scored(version, increments.table), scored(open_version(tmp_path), increments.table))
 
 
 def test_a_server_may_start_with_an_increment_on_a_device(increments, file):
-    opened = open_all(increments.models, tiers_of(CACHED), (3, 4), file)
+    opened = open_all(increments.models, tiers_of(CACHED), file, (3, 4))
     for number in (3, 4, 3):
         np.testing.assert_array_equal(scored(opened[number], increments.table), increments.logits[number])
 
@@ -147,7 +130,7 @@ def test_options_that_fit_no_device_are_one_line(increments, command, options, m
 @pytest.mark.parametrize("memory", [CACHED, 2 * TABLES])
 def test_a_gpu_answers_within_rounding(increments, file, memory):
     """Versions beside each other, hot and cold; a row has the same bits in batches of any size."""
-    opened = open_all(increments.models, tiers_of(memory, "cuda"), NUMBERS, file)
+    opened = open_all(increments.models, tiers_of(memory, "cuda"), file, NUMBERS)
     first = {number: scored(opened[number], increments.table) for number in NUMBERS}
     for number in (3, 1, 4, 2):
         np.testing.assert_allclose(first[number], increments.logits[number], rtol=0, atol=CLOSE)
