@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered")  # by num
 def agree(name: str, *args) -> None:
     """The launches have the reference's results, and share nothing."""
     with watch(shuffle=1) as seen:
-        got = jagged.OPERATORS[name](*args)
+        got = jagged.LAUNCHES[name](*args)
     check_clean(seen)
     want = getattr(reference, name)(*args)
     if not isinstance(got, tuple):
@@ -149,7 +149,7 @@ def test_wrong_lengths_are_refused_before_anything_is_read(lengths):
     for name, args in calls.items():
         waits = contextlib.nullcontext() if name == "bucketize" else pytest.raises(RuntimeError, match="add up to 4")
         with watch() as seen, waits:
-            jagged.OPERATORS[name](*args)
+            jagged.LAUNCHES[name](*args)
         assert not [one for one in seen.launches if one.outside]
 
 
@@ -197,4 +197,4 @@ def test_sections_that_make_no_sense_are_refused(field, number, message):
 )
 def test_wrong_arguments_are_refused(name, args, message):
     with pytest.raises(RuntimeError, match=message):
-        jagged.OPERATORS[name](*args)
+        jagged.LAUNCHES[name](*args)

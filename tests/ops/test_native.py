@@ -18,13 +18,13 @@ CPP = Path(native.__file__).parent / "_cpp"
 
 def built(without=(), **lists):
     names = {"row_types": ",".join(RowType), "optimizers": ",".join(OPTIMIZERS)} | lists
-    operators = {name: object() for name in native.OPERATORS} | {name: lambda x=x: x for name, x in names.items()}
+    operators = {name: object() for name in native.NAMES} | {name: lambda x=x: x for name, x in names.items()}
     return SimpleNamespace(**{name: x for name, x in operators.items() if name not in without})
 
 
 def test_all_operators_of_the_sources_are_expected():
     found = [name for path in CPP.glob("*.cpp") for name in re.findall(r'm\.def\(\s*"(\w+)\(', path.read_text())]
-    assert sorted(found) == sorted(native.OPERATORS)
+    assert sorted(found) == sorted(native.NAMES)
 
 
 def test_a_library_of_these_sources_is_taken():
@@ -33,7 +33,7 @@ def test_a_library_of_these_sources_is_taken():
 
 @pytest.mark.parametrize(
     ("without", "named"),
-    [(["take"], "take"), (native.OPERATORS[:5], "offsets, lengths, in_range and 2 more")],
+    [(["take"], "take"), (native.NAMES[:5], "pool, pool_weight_grad, gather and 2 more")],
 )
 def test_a_library_that_lacks_operators_is_refused(without, named):
     with pytest.raises(NativeError) as caught:

@@ -13,8 +13,7 @@ from problems import make_problem
 from rearranged import on_device_of
 
 from rowwise import Pooling, RowWiseAdagrad, Table
-from rowwise.ops.devices import ON_GPU, gpu_operators
-from rowwise.ops.reference.operators import operators
+from rowwise.ops.operators import OPERATORS
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton has no build for this machine")
 HERE = Path(__file__).parent
@@ -33,8 +32,9 @@ SAMPLE = (
 
 
 def test_every_operator_has_an_implementation_on_a_gpu():
-    assert ON_GPU.keys() == operators().keys() == gpu_operators().keys()
-    assert set(ON_GPU.values()) == {"triton", "torch"}
+    from rowwise.ops._triton.operators import LAUNCHES
+
+    assert LAUNCHES.keys() == {name for name, one in OPERATORS.items() if one.on_gpu == "triton"}
 
 
 @pytest.mark.timeout(1200)  # on a machine that does much else
@@ -171,7 +171,7 @@ def test_operators_on_batches_wait_once_or_not_at_all(name, monkeypatch):
     monkeypatch.setattr(jagged, "begin", lambda _: torch.zeros(3))
     monkeypatch.setattr(jagged, "end", lambda _: None)
     monkeypatch.setattr(jagged, "to_host", lambda parts: asked.append([len(part) for part in parts]) or answer)
-    found = jagged.OPERATORS[name](*on_device_of(name, args, "meta"))
+    found = jagged.LAUNCHES[name](*on_device_of(name, args, "meta"))
     assert asked == ([] if answer is None else [[len(numbers) for numbers in answer]])
     if sizes is not None:
         assert [len(x) for x in found] == sizes

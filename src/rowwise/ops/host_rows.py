@@ -196,7 +196,7 @@ class HostRows(RowStore):
         """Functions of three names: the reference, or launches of kernels."""
         if self.device.type == "cpu":
             return reference
-        from rowwise.ops._triton import slots  # not above, as in `devices`: Triton takes seconds to import
+        from rowwise.ops._triton import slots  # not above, as in `operators`: Triton takes seconds to import
 
         return slots
 

@@ -363,7 +363,7 @@ def _widest(tensors: Sequence[Tensor]) -> torch.dtype:
     return torch.int64 if any(x.dtype == torch.int64 for x in tensors) else torch.int32
 
 
-OPERATORS: dict[str, Callable[..., Any]] = {
+LAUNCHES: dict[str, Callable[..., Any]] = {
     "in_range": in_range,
     "find_newer": find_newer,
     "take": take,

@@ -256,7 +256,7 @@ def _update_bucket(
         )  # fmt: skip
 
 
-OPERATORS: dict[str, Callable[..., Any]] = {
+LAUNCHES: dict[str, Callable[..., Any]] = {
     "pool": pool,
     "pool_weight_grad": pool_weight_grad,
     "gather": gather,
@@ -268,5 +268,5 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "unpack": unpack,
     "pack4": pack4,
     "unpack4": unpack4,
-    **jagged.OPERATORS,
+    **jagged.LAUNCHES,
 }
