@@ -135,6 +135,31 @@ class Arena:
         with self.store.pin(self._slot_ids(bags), changes=changes, counts=counts) as slots_N:
             yield slots_N
 
+    def pool(self, bags: "PinnedBags", weights: Tensor | None, columns: int) -> Tensor:
+        """The pooled vectors [B, columns] of a batch; raises RuntimeError for an id outside its table."""
+        with self.pinned(bags, counts=True) as values_N:
+            features_FC, _, offsets, batch = bags
+            return torch.ops.rowwise.pool(self.rows, features_FC, values_N, offsets, weights, batch, columns)
+
+    def gather(self, bags: "PinnedBags") -> Tensor:
+        """The rows of all ids of a batch, flat, feature after feature; raises as `pool` does."""
+        with self.pinned(bags, counts=True) as values_N:
+            return torch.ops.rowwise.gather(self.rows, bags.features_FC, values_N, bags.offsets, bags.batch_size)
+
+    def update(
+        self, bags: "PinnedBags", tables_TC: Tensor, hyper_and_keys: tuple[Tensor, Tensor], weights: Tensor | None,
+        grad: Tensor, *, per_id: bool,
+    ) -> None:  # fmt: skip
+        """Mark the rows of a batch, see [Note: Touched rows], and update each of them once."""
+        if self.touched is not None:
+            self.touched.mark(self.rows, *bags)
+        with self.pinned(bags, changes=True) as values_N:
+            features_FC, _, offsets, batch = bags
+            torch.ops.rowwise.update(
+                self.rows, self.state, tables_TC, *hyper_and_keys, features_FC, values_N, offsets, weights, grad,
+                batch, per_id, self.slot_rows,
+            )  # fmt: skip
+
     def read_ahead(self, bags: "PinnedBags") -> None:
         """Start to read the rows of the next lookup."""
         if self.store is not None and bags.batch_size:

@@ -43,20 +43,7 @@ class LookupCall:
     def rows(self, arena: Arena, weights: Tensor | None) -> Tensor:
         """Pooled vectors [B, S], or the flat rows of all ids; raises an `IdError` for an id outside its table."""
         try:
-            with arena.pinned(self.bags, counts=True) as values_N:
-                if self.per_id:
-                    return torch.ops.rowwise.gather(
-                        arena.rows, self.features_FC, values_N, self.offsets, self.jagged.batch_size
-                    )
-                return torch.ops.rowwise.pool(
-                    arena.rows,
-                    self.features_FC,
-                    values_N,
-                    self.offsets,
-                    weights,
-                    self.jagged.batch_size,
-                    self.group.columns,
-                )
+            return arena.gather(self.bags) if self.per_id else arena.pool(self.bags, weights, self.group.columns)
         except RuntimeError:
             # Lengths first: wrong ones shift every id after them.
             check.check_lengths(self.jagged)

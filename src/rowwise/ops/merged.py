@@ -48,19 +48,9 @@ def merge_staged(staged: StagedGradients) -> list[MergedGradients]:
         f._replace(source=k, base=sum_tables[f.table].base, rows=sum_tables[f.table].rows, type=0, scale_group=0)
         for k, f in enumerate(FeatureDescriptor.read(group.features_FC))
     ]
-    finite = ids.device.type == "cpu"  # kernels of a GPU raise a step later
-    bags = _int_matrix(features), numbers, torch.ops.rowwise.offsets(lengths), weights if batch_weights else None
-    rate = torch.tensor([KernelHyperparameters(lr=-1.0)] * len(tables))
-    keys = torch.zeros(len(tables), dtype=torch.int64)
-    no_state = torch.empty(0, device=ids.device)
-    try:
-        torch.ops.rowwise.update(
-            sums, no_state, _int_matrix(sum_tables), rate, keys, *bags, staged.grad, batch, call.per_id
-        )
-    except (RuntimeError, ArithmeticError) as error:
-        if "not finite" not in str(error):
-            raise
-        finite = False
+    bags = PinnedBags(_int_matrix(features), numbers, torch.ops.rowwise.offsets(lengths), batch)
+    finite = _add_up(sums, sum_tables, bags, weights if batch_weights else None, staged.grad, per_id=call.per_id)
+    finite &= ids.device.type == "cpu"  # kernels of a GPU raise a step later
     merged: list[MergedGradients] = []
     for rows_U, table in zip(unique.values_U.split(counts), sum_tables, strict=True):
         grad_UD = sums.view(torch.float32)[table.base // 4 :][: len(rows_U) * table.dim].view(-1, table.dim)
@@ -74,17 +64,8 @@ def merge_ids(ids_N: Tensor, offsets_B1: Tensor, grad_ND: Tensor, rows: int) -> 
     table = TableDescriptor(0, max(1, rows), dim, 0, 0, RULES[Sgd], 0, 1, 0, 0, 0, 0)
     feature = FeatureDescriptor(0, 0, 0, max(1, rows), dim, 0, Mode.SUM, 0, 0)
     sums = torch.full((max(1, rows), dim), -0.0, device=grad_ND.device)
-    flat = sums.view(torch.uint8).flatten()
-    rate, keys = torch.tensor([KernelHyperparameters(lr=-1.0)]), torch.zeros(1, dtype=torch.int64)
-    no_state, batch = torch.empty(0, device=grad_ND.device), len(offsets_B1) - 1
-    bags = _int_matrix([feature]), ids_N, offsets_B1.contiguous(), None
-    try:
-        torch.ops.rowwise.update(
-            flat, no_state, _int_matrix([table]), rate, keys, *bags, grad_ND.reshape(-1), batch, True
-        )
-    except (RuntimeError, ArithmeticError) as error:
-        if "not finite" not in str(error):
-            raise
+    bags = PinnedBags(_int_matrix([feature]), ids_N, offsets_B1.contiguous(), len(offsets_B1) - 1)
+    if not _add_up(sums.view(torch.uint8).flatten(), [table], bags, None, grad_ND.reshape(-1), per_id=True):
         _mark_nan(sums)
     return sums[:rows]
 
@@ -96,31 +77,34 @@ def apply_merged(
     hyper_and_keys: tuple[Tensor, Tensor],
 ) -> None:
     """Update each of these rows once; `tables` and `hyper_and_keys` (see `next_step`) have an entry per piece."""
-    hyper_TH, keys_T = hyper_and_keys
     stored = [(t.base, t.rows, t.dim, 0, Mode.SUM, t.type, t.scale_group) for t in tables]
     features_FC = _int_matrix([FeatureDescriptor(k, k, *fields) for k, fields in enumerate(stored)])
     own = [t._replace(first_feature=k, num_features=1) for k, t in enumerate(tables)]
     lengths = torch.tensor([len(m.rows_U) for m in merged], dtype=torch.int64, device=arena.rows.device)
     # One sample, whose bag of each feature holds all the feature's rows.
     bags = PinnedBags(features_FC, torch.cat([m.rows_U.long() for m in merged]), torch.ops.rowwise.offsets(lengths), 1)
-    if arena.touched is not None:  # see [Note: Touched rows]
-        arena.touched.mark(arena.rows, *bags)
-    with arena.pinned(bags, changes=True) as values_N:
+    grad = torch.cat([m.grad_UD.reshape(-1) for m in merged])
+    arena.update(bags, _int_matrix(own), hyper_and_keys, None, grad, per_id=True)
+
+
+def _add_up(
+    sums: Tensor, tables: Sequence[TableDescriptor], bags: PinnedBags, weights: Tensor | None, grad: Tensor, *,
+    per_id: bool,
+) -> bool:  # fmt: skip
+    """Add contributions to rows of `sums`, but for rows whose sum is not finite; returns whether all were finite."""
+    rate = torch.tensor([KernelHyperparameters(lr=-1.0)] * len(tables))
+    keys, no_state = torch.zeros(len(tables), dtype=torch.int64), torch.empty(0, device=sums.device)
+    features_FC, values_N, offsets, batch = bags
+    try:
         torch.ops.rowwise.update(
-            arena.rows,
-            arena.state,
-            _int_matrix(own),
-            hyper_TH,
-            keys_T,
-            features_FC,
-            values_N,
-            bags.offsets,
-            None,
-            torch.cat([m.grad_UD.reshape(-1) for m in merged]),
-            bags.batch_size,
-            True,
-            arena.slot_rows,
-        )
+            sums, no_state, _int_matrix(tables), rate, keys, features_FC, values_N, offsets, weights, grad, batch,
+            per_id,
+        )  # fmt: skip
+    except (RuntimeError, ArithmeticError) as error:
+        if "not finite" not in str(error):
+            raise
+        return False
+    return True
 
 
 def _negative_zero_rows(

@@ -71,17 +71,14 @@ class FeatureSubset:
             return empty_cached((batch, columns), torch.empty(0, device=arena.rows.device))
         offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
         weights = None if weights is None else weights.detach().float()
-        with arena.pinned(PinnedBags(features_FC, jagged.values_N, offsets, batch), counts=True) as values_N:
-            return torch.ops.rowwise.pool(arena.rows, features_FC, values_N, offsets, weights, batch, columns)
+        return arena.pool(PinnedBags(features_FC, jagged.values_N, offsets, batch), weights, columns)
 
     def gather(self, jagged: Jagged, arena: Arena) -> Tensor:
         """The rows of all ids, flat, feature after feature."""
         if not self.columns:
             return torch.empty(0, device=arena.rows.device)
         offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
-        bags = PinnedBags(self.features_FC, jagged.values_N, offsets, jagged.batch_size)
-        with arena.pinned(bags, counts=True) as values_N:
-            return torch.ops.rowwise.gather(arena.rows, self.features_FC, values_N, offsets, jagged.batch_size)
+        return arena.gather(PinnedBags(self.features_FC, jagged.values_N, offsets, jagged.batch_size))
 
 
 def merge_vectors(parts: Sequence["FeatureVectors"], shared: SharedBags | None) -> Tensor:

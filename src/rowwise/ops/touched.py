@@ -15,9 +15,9 @@ from rowwise.ops.layout import BASE, ROWS, SOURCE
 
 
 # [Note: Touched rows]
-# A row's byte is set by all code that changes rows: the two callers of the update kernel (`update.update` and
-# `merged.apply_merged`), `fill`, and `mark_all`, which code calls that writes into views of rows, such as loading a
-# state dict. It is set before the row changes, as an update that raises has changed other rows. A checkpoint clears it.
+# A row's byte is set by all code that changes rows: `Arena.update`, `fill`, and `mark_all`, which code calls that
+# writes into views of rows, such as loading a state dict. It is set before the row changes, as an update that raises
+# has changed other rows. A checkpoint clears it.
 @final
 class TouchedRows:
     """Marks of touched rows; at first all rows are marked, as nothing was saved yet."""

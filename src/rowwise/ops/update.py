@@ -28,30 +28,12 @@ def update(arena: Arena, staged: Sequence[StagedGradients]) -> None:
         return
     one = concat_staged(staged)
     call, group = one.call, one.call.group
-    hyper_TH, keys_T = next_step(arena, group)
-    jagged = call.jagged
-    if arena.touched is not None:  # see [Note: Touched rows]
-        arena.touched.mark(arena.rows, call.features_FC, jagged.values_N, call.offsets, jagged.batch_size)
+    hyper_and_keys = next_step(arena, group)
     try:
-        with arena.pinned(call.bags, changes=True) as values_N:
-            torch.ops.rowwise.update(
-                arena.rows,
-                arena.state,
-                group.tables_TC,
-                hyper_TH,
-                keys_T,
-                call.features_FC,
-                values_N,
-                call.offsets,
-                one.weights,
-                one.grad,
-                jagged.batch_size,
-                call.per_id,
-                arena.slot_rows,
-            )
+        arena.update(call.bags, group.tables_TC, hyper_and_keys, one.weights, one.grad, per_id=call.per_id)
     except (RuntimeError, ArithmeticError) as error:
         # The lookup has checked the ids; only an id that was changed in place since then can be bad.
-        check.check_ids(group, call.features_FC, jagged)
+        check.check_ids(group, call.features_FC, call.jagged)
         if "not finite" not in str(error):
             raise
         raise name_bad_gradient(call, one.grad, str(error)) from None
