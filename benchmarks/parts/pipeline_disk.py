@@ -45,7 +45,7 @@ class DiskSide:
         return Batch(dense_BF=dense_BF, sparse=sparse, labels_BK=labels_BK)
 
     def _waited_s(self) -> float:
-        counters = self.side.disk.io_counters()
+        counters = self.side.disk.use()
         return counters.read_wait_s + counters.write_wait_s
 
 

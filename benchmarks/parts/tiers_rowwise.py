@@ -129,7 +129,7 @@ class Rowwise:
         found = [self.disk.counters(number) for number in range(len(self.disk.tables))]
         names = ("hits", "misses", "evictions", "writes")
         sums = {name: sum(getattr(one, name) for one in found) for name in names}
-        return sums | {"reads": self.disk.io_counters().reads}
+        return sums | {"reads": self.disk.use().reads}
 
     def _jagged(self, ids_N: Tensor) -> Jagged:
         return Jagged(features=self.names, values_N=ids_N, lengths_FB=self._lengths_FB)

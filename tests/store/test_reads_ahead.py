@@ -42,11 +42,11 @@ def test_rows_that_were_read_ahead_are_not_read_again(tmp_path, uring):
     ids = torch.arange(0, 1000, 7)
     read_ahead(disk, ids)
     read_ahead(disk, ids, ids + 1)  # of a later batch: only what the first has not
-    started = disk.io_counters().reads
+    started = disk.use().reads
     assert started > 0
     model.change(disk, [ids], 1)
     model.change(disk, [ids + 1], 2)
-    assert disk.io_counters().reads == started
+    assert disk.use().reads == started
 
 
 def test_a_copy_that_is_out_of_date_is_not_used(tmp_path):
@@ -64,9 +64,9 @@ def test_a_copy_of_a_place_that_has_another_record_now_is_not_used(tmp_path):
     disk, model = make(tmp_path, [table]), Model([table])
     every = torch.arange(table.rows).view(segments, of_segment)
     disk.write(0, every.flatten(), model.stored[0], model.state[0])
-    before = disk.io_counters().reads
+    before = disk.use().reads
     read_ahead(disk, every.flatten())
-    assert disk.io_counters().reads - before == 16 * 5  # the rows of three segments are in memory
+    assert disk.use().reads - before == 16 * 5  # the rows of three segments are in memory
     disk.forget(0)
     model.stored[0] += 1
     rows_U = every[[5, 6, 7, 4, 3, 2, 1, 0]].flatten()
@@ -120,7 +120,7 @@ def test_counts_do_not_depend_on_how_fast_the_disk_is(tmp_path_factory, seed, de
             if not uring:
                 time.sleep(step % 3 / 1000)  # reads and writes end before they are needed
             model.change(disk, [ids], step)
-        io = disk.io_counters()
+        io = disk.use()
         return io.reads, io.read_bytes, io.written_bytes, disk.disk_bytes, disk.counters(0)
 
     assert train(True) == train(False)
@@ -143,7 +143,7 @@ def test_intervals_of_reads_are_apart_and_add_up(tmp_path):
         read_ahead(disk, torch.arange(first + 100, first + 200))
         model.change(disk, [torch.arange(first, first + 100)], step)
     model.change(disk, [torch.arange(1500, 1600)], 15)  # waits for the last reads
-    io, intervals, end_s = disk.io_counters(), disk.read_intervals(begin_s), time.perf_counter()
+    io, intervals, end_s = disk.use(), disk.read_intervals(begin_s), time.perf_counter()
     times = [begin_s, *(time_s for interval in intervals for time_s in interval), end_s]
     assert times == sorted(times)
     assert io.busy_s == pytest.approx(sum(end - begin for begin, end in intervals))

@@ -283,7 +283,7 @@ def test_reads_of_rows_are_busy_time_of_the_disk(tmp_path):
         seconds = clock.phase_seconds()
         exposed_s.append(seconds.exposed["prefetch"])
     (disk,) = (arena.store for arena in sharded.arenas)
-    counters = disk.io_counters()
+    counters = disk.use()
     assert counters.reads > 0
     assert seconds.busy["prefetch"] == pytest.approx(counters.busy_s)
     assert seconds.exposed["prefetch"] > 0

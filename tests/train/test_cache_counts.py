@@ -16,8 +16,8 @@ from rowwise.cli.console import LiveLine
 from rowwise.comm.solo import solo
 from rowwise.plan import Plan, Tile
 from rowwise.shard import shard
-from rowwise.store.row_store import SlotIds
-from rowwise.train.cache_counts import NOTHING, CacheCounts, CacheSums, DiskSums, disk_cells, sum_up
+from rowwise.store.row_store import CacheCounters, SlotIds, StoreUse, sum_up
+from rowwise.train.cache_counts import CacheCounts, disk_cells
 from rowwise.train.run_folder import HEADERS
 from rowwise.train.settings import Log, Saving
 
@@ -114,15 +114,15 @@ def test_counts_of_a_pause_are_left_out_and_a_take_inside_ends_before_it(tmp_pat
 
 
 def test_sums_of_ranks():
-    a, b = CacheSums(hits=1, misses=3, memory_bytes=7), CacheSums(misses=8)
-    one = DiskSums(
-        tables={"a": CacheSums(hits=3, misses=1, memory_bytes=10)},
+    a, b = CacheCounters(hits=1, misses=3, memory_bytes=7), CacheCounters(misses=8)
+    one = StoreUse(
+        tables={"a": CacheCounters(hits=3, misses=1, memory_bytes=10)},
         reads=1, read_bytes=4096, written_bytes=9, disk_bytes=5, read_wait_s=0.5, busy_s=3.0, ranks=1,
     )  # fmt: skip
-    two = DiskSums(tables={"a": a, "b": b}, reads=2, read_wait_s=0.25, write_wait_s=0.25, busy_s=1.0, ranks=1)
-    both = sum_up([one, two, NOTHING])
-    assert both.tables["a"] == CacheSums(hits=4, misses=4, memory_bytes=17)
+    two = StoreUse(tables={"a": a, "b": b}, reads=2, read_wait_s=0.25, write_wait_s=0.25, busy_s=1.0, ranks=1)
+    both = sum_up([one, two, StoreUse()])
+    assert both.tables["a"] == CacheCounters(hits=4, misses=4, memory_bytes=17)
     assert (both.reads, both.disk_bytes, both.hit_rate) == (3, 5, 0.25)
     counts = {"reads": 3, "read_bytes": 4096, "written_bytes": 9, "disk_bytes": 5}
     assert disk_cells(both) == {**counts, "disk_wait_s": 0.5, "disk_busy_s": 2.0}  # seconds: of a rank
-    assert disk_cells(NOTHING) == {}
+    assert disk_cells(StoreUse()) == {}

@@ -42,7 +42,7 @@ class DictRows(RecordStore):
                     self.write(number, rows_U, table.row_memory[: len(rows_U)], table.state_memory[: len(rows_U)])
 
     def use(self):
-        return StoreUse(())
+        return StoreUse()
 
     def read(self, number, rows_U):
         stored, state = (x.clone() for x in self.tables[number].initial(rows_U.long()))

@@ -26,7 +26,7 @@ from rowwise.store.row_store import (
     SlotIds,
     SlotTable,
     StoreUse,
-    TableUse,
+    sum_up,
 )
 
 if TYPE_CHECKING:
@@ -153,11 +153,7 @@ class HostRows(RowStore):
         return state[:, 0] if state.shape[1] == 1 else state
 
     def use(self) -> StoreUse:
-        tables = [
-            TableUse(one.name, self.counters(number), one.row_memory.nbytes + one.state_memory.nbytes)
-            for number, one in enumerate(self.tables)
-        ]
-        return StoreUse(tuple(tables))
+        return sum_up(StoreUse(tables={one.name: self.counters(number)}) for number, one in enumerate(self.tables))
 
     @property
     def place(self) -> str:
@@ -183,7 +179,8 @@ class HostRows(RowStore):
     def counters(self, table: int) -> CacheCounters:
         """Counts of a table's cache since the run began; the host waits for the device."""
         hits, misses, evictions, writes = self._memory.counts_CK[table].tolist()
-        return CacheCounters(hits=hits, misses=misses, new_rows=0, evictions=evictions, writes=writes)
+        memory_bytes = self.tables[table].row_memory.nbytes + self.tables[table].state_memory.nbytes
+        return CacheCounters(hits=hits, misses=misses, evictions=evictions, writes=writes, memory_bytes=memory_bytes)
 
     def take_counts(self) -> tuple[int, int]:
         """Ids that were found in slots since the last call, and rows that were not; the host waits for the device."""

@@ -29,13 +29,12 @@ from rowwise.store.native import NativeTable, Segment, Status
 from rowwise.store.policy import DEFAULT_POLICY, WAYS, Policy
 from rowwise.store.row_store import (
     CacheCounters,
-    DiskCounters,
     OpenStore,
     RecordStore,
     SlotIds,
     SlotTable,
     StoreUse,
-    TableUse,
+    sum_up,
 )
 from rowwise.store.sizes import FLOAT_bytes, HEADER_bytes, INDEX_bytes
 
@@ -156,11 +155,14 @@ class DiskRows(RecordStore):
             self._library.tier_forget(self._tier, table)
 
     def use(self) -> StoreUse:
-        tables = [
-            TableUse(table.name, self.counters(number), _memory_bytes(table))
-            for number, table in enumerate(self.tables)
-        ]
-        return StoreUse(tuple(tables), self.io_counters(), self.disk_bytes)
+        values = (ctypes.c_double * len(native.IO_COUNTERS))()
+        with self.lock:
+            self._library.tier_io(self._tier, values)
+        counted: dict[str, Any] = dict(zip(native.IO_COUNTERS, values, strict=True))
+        counted |= {name: int(counted[name]) for name in ("reads", "read_bytes", "written_bytes")}
+        of_disk = StoreUse(**counted, disk_bytes=self.disk_bytes)
+        of_tables = (StoreUse(tables={one.name: self.counters(number)}) for number, one in enumerate(self.tables))
+        return sum_up([of_disk, *of_tables])
 
     @property
     def place(self) -> str:
@@ -169,17 +171,8 @@ class DiskRows(RecordStore):
     def counters(self, table: int) -> CacheCounters:
         values = (ctypes.c_int64 * len(native.COUNTERS))()
         self._library.tier_counters(self._tier, table, values)
-        return CacheCounters(**dict(zip(native.COUNTERS, values, strict=True)))
-
-    def io_counters(self) -> DiskCounters:
-        values = (ctypes.c_double * len(native.IO_COUNTERS))()
-        with self.lock:
-            self._library.tier_io(self._tier, values)
-        reads, read_bytes, written_bytes, read_wait_s, write_wait_s, busy_s = values
-        return DiskCounters(
-            reads=int(reads), read_bytes=int(read_bytes), written_bytes=int(written_bytes),
-            read_wait_s=read_wait_s, write_wait_s=write_wait_s, busy_s=busy_s,
-        )  # fmt: skip
+        counted = dict(zip(native.COUNTERS, values, strict=True))
+        return CacheCounters(**counted, memory_bytes=_memory_bytes(self.tables[table]))
 
     def read_intervals(self, since_s: float) -> list[tuple[float, float]]:
         """When rows were read, by time.perf_counter: the latest 4,096 intervals that end after `since_s`."""

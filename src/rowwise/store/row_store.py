@@ -4,16 +4,20 @@ Kernels see slots: `pin` puts the rows of a batch into slots, and lets them go w
 own is a class with the methods below; `shard(..., disk=OpenStore)` uses it for the tiles of tier `disk`.
 """
 
+import functools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
+import msgspec
 import torch
+from msgspec import structs
 from torch import Tensor
 
+from rowwise.spec import Value
 from rowwise.store.row_stream import InitialValues, RowStream
 
 InitialRows = Callable[[Tensor], tuple[Tensor, Tensor]]  # row numbers -> stored bytes [U, bytes] and state [U, floats]
@@ -66,47 +70,70 @@ class RowPart(NamedTuple):
     columns: slice | None = None  # of the optimizer state; None: the stored rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheCounters:
-    """Counts of a table's slots since the run began."""
+class CacheCounters(Value, frozen=True, kw_only=True):
+    """Counts of a table's slots since the run began, and the memory that the table takes."""
 
-    hits: int  # ids of lookups whose row was in a slot
-    misses: int
-    new_rows: int  # rows made, as they were never written
-    evictions: int
-    writes: int  # rows written back
+    hits: int = 0  # ids of lookups whose row was in a slot
+    misses: int = 0
+    new_rows: int = 0  # rows made, as they were never written
+    evictions: int = 0
+    writes: int = 0  # rows written back
+    memory_bytes: int = 0
 
     @property
     def hit_rate(self) -> float:
         return self.hits / max(1, self.hits + self.misses)
 
+    def plus(self, other: "CacheCounters") -> "CacheCounters":
+        return CacheCounters(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskCounters:
-    """What the disk did for all tables since the run began, and how long calls waited for it."""
+    def since(self, before: "CacheCounters") -> "CacheCounters":
+        """The counts that are not in `before`; memory is not a count."""
+        counts = {name: getattr(self, name) - getattr(before, name) for name in self.__struct_fields__}
+        return structs.replace(CacheCounters(**counts), memory_bytes=self.memory_bytes)
 
+
+class StoreUse(Value, frozen=True, kw_only=True):
+    """What stores did since the run began: of their tables, and of the disk and how long calls waited for it.
+
+    Seconds add up over ranks.
+    """
+
+    tables: dict[str, CacheCounters] = msgspec.field(default_factory=dict)
     reads: int = 0  # of blocks
     read_bytes: int = 0
     written_bytes: int = 0
     read_wait_s: float = 0.0  # calls that waited for reads: those that no computation hid
     write_wait_s: float = 0.0  # calls that waited for the writes of segments, and for segments to compact
     busy_s: float = 0.0  # reads were in flight
-
-
-class TableUse(NamedTuple):
-    """What a store did for a table, and the memory that the table takes."""
-
-    name: str
-    counters: CacheCounters
-    memory_bytes: int
-
-
-class StoreUse(NamedTuple):
-    """What a store did since the run began."""
-
-    tables: tuple[TableUse, ...]
-    disk: DiskCounters = DiskCounters()
+    ranks: int = 0  # with stores
     disk_bytes: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        return functools.reduce(CacheCounters.plus, self.tables.values(), CacheCounters()).hit_rate
+
+    def plus(self, other: "StoreUse") -> "StoreUse":
+        tables = {**self.tables}
+        for name, counters in other.tables.items():
+            tables[name] = tables.get(name, CacheCounters()).plus(counters)
+        sums = {name: getattr(self, name) + getattr(other, name) for name in NUMBERS}
+        return StoreUse(tables=tables, **sums)
+
+    def since(self, before: "StoreUse") -> "StoreUse":
+        """The counts that are not in `before`; ranks and bytes of the disk are no counts."""
+        tables = {name: one.since(before.tables.get(name, CacheCounters())) for name, one in self.tables.items()}
+        sums = {
+            name: getattr(self, name) - getattr(before, name) for name in self.__struct_fields__ if name != "tables"
+        }
+        return structs.replace(StoreUse(tables=tables, **sums), ranks=self.ranks, disk_bytes=self.disk_bytes)
+
+
+NUMBERS = tuple(name for name in StoreUse.__struct_fields__ if name != "tables")
+
+
+def sum_up(uses: Iterable[StoreUse]) -> StoreUse:
+    return functools.reduce(StoreUse.plus, uses, StoreUse())
 
 
 class RowStore(ABC):

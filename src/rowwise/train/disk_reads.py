@@ -34,4 +34,4 @@ class DiskReads:
         return found
 
     def _total_wait_s(self) -> float:
-        return sum(disk.use().disk.read_wait_s for disk in self._disks)
+        return sum(disk.use().read_wait_s for disk in self._disks)

@@ -25,8 +25,9 @@ from rowwise.batch import Batch
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.comm.status import gather_object
 from rowwise.spec import Value
+from rowwise.store.row_store import StoreUse, sum_up
 from rowwise.train.breakdown import PhaseSeconds
-from rowwise.train.cache_counts import NOTHING, CacheCounts, cache_rows_of_csv, disk_cells, sum_up
+from rowwise.train.cache_counts import CacheCounts, cache_rows_of_csv, disk_cells
 from rowwise.train.evaluate import (
     Scores,
     Values,
@@ -112,7 +113,7 @@ class Recorder:
         self._unread: deque[tuple[StepNumbers, int]] = deque()
         self._scored = False
         self._traffic = TableTraffic()
-        self._caches, self._disk = CacheCounts(context.tables), NOTHING  # the latter: of the current line
+        self._caches, self._disk = CacheCounts(context.tables), StoreUse()  # the latter: of the current line
         self._hit_rate: float | None = None
         self._managed = ManagedRecord(context.managed)
         self._managed_W: list[RankRecord] = []  # of each rank, at the last gather
