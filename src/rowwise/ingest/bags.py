@@ -13,7 +13,7 @@ from pyarrow import compute as pc
 from pyarrow import types
 
 from rowwise.ingest.block import Floats, Ints
-from rowwise.ingest.kinds import is_list, is_text
+from rowwise.ingest.kinds import holds_whole, is_list, is_text
 from rowwise.ingest.mix import Words, mix
 from rowwise.ingest.native import Bitmap, Lists, mix_bytes
 
@@ -37,7 +37,7 @@ def _flatten_views(array: pa.Array) -> pa.Array:
     missing_R = array.is_null()
     begins_R, lengths_R = array.offsets.to_numpy().astype(np.int64), array.sizes.to_numpy().astype(np.int64)
     lengths_R[missing_R.to_numpy(zero_copy_only=False)] = 0
-    moved_R1 = _running_sum(lengths_R)
+    moved_R1 = to_offsets(lengths_R)
     at_N = np.arange(moved_R1[-1]) + np.repeat(begins_R - moved_R1[:-1], lengths_R)
     return pa.LargeListArray.from_arrays(pa.array(moved_R1), array.values.take(pa.array(at_N)), mask=missing_R)
 
@@ -98,11 +98,6 @@ def bits(array: pa.Array) -> Bitmap | None:
     return Bitmap(np.frombuffer(array.buffers()[0], np.uint8), array.offset) if array.null_count else None
 
 
-def holds_whole(kind: pa.DataType) -> bool:
-    """Whether ids of this type, or of its dictionary, are whole numbers."""
-    return bool(types.is_integer(kind.value_type if types.is_dictionary(kind) else kind))
-
-
 def hash_ids(ids: pa.Array) -> Words:
     """A 64-bit hash of each id, the same for every integer width and every layout of text."""
     return mix(int64(ids).view(np.uint64)) if holds_whole(ids.type) else _text_hash(ids)
@@ -110,34 +105,37 @@ def hash_ids(ids: pa.Array) -> Words:
 
 def int64(array: pa.Array) -> Ints:
     """Whole numbers or times as 64-bit integers; unsigned ones of 2**63 or more turn negative."""
-    if types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    array = decoded(array)
     if types.is_timestamp(array.type):
         array = array.cast(pa.int64())
     values_N = words_of(array)[0] if types.is_integer(array.type) else array.to_numpy(zero_copy_only=False)
     return values_N.astype(np.int64, copy=False)
 
 
-def flatten_lists(array: pa.Array, first: int | None) -> tuple[pa.Array, Ints | None]:
-    """The ids without missing ones, and the offsets of each row (None: one each); at most `first` ids of a row."""
-    if not is_list(array.type):
-        if array.null_count == 0:
-            return array, None
-        return array.drop_null(), _running_sum(array.is_valid().to_numpy(zero_copy_only=False))
-    lengths_R = pc.fill_null(pc.call_function("list_value_length", [array]), 0).to_numpy(zero_copy_only=False)
-    offsets_R1 = _running_sum(lengths_R)
-    ids = array.flatten()  # unlike .values, without entries outside the slice or under a null list
+def decoded(array: pa.Array) -> pa.Array:
+    """The values of a dictionary array; other arrays as they are."""
+    return array.dictionary_decode() if types.is_dictionary(array.type) else array
+
+
+def flatten_lists(array: pa.Array) -> tuple[pa.Array, Ints | None]:
+    """The ids without missing ones, and the offsets of each row (None: one each)."""
+    ids, offsets_R1 = flatten_values(array)
     if ids.null_count:
-        offsets_R1 = _running_sum(ids.is_valid().to_numpy(zero_copy_only=False))[offsets_R1]
-        ids = ids.drop_null()
-    if first is not None:
-        lengths_R = np.diff(offsets_R1)
-        used_N = np.arange(len(ids)) - np.repeat(offsets_R1[:-1], lengths_R) < first
-        ids, offsets_R1 = ids.filter(pa.array(used_N)), _running_sum(np.minimum(lengths_R, first))
+        offsets_N1 = to_offsets(ids.is_valid().to_numpy(zero_copy_only=False))
+        ids, offsets_R1 = ids.drop_null(), offsets_N1 if offsets_R1 is None else offsets_N1[offsets_R1]
     return ids, offsets_R1
 
 
-def _running_sum(counts_R: NDArray[np.generic]) -> Ints:
+def flatten_values(array: pa.Array) -> tuple[pa.Array, Ints | None]:
+    """The values of a column with nulls in their places, and the offsets of each row (None: single values)."""
+    if not is_list(array.type):
+        return array, None
+    lengths_R = pc.fill_null(pc.call_function("list_value_length", [array]), 0).to_numpy(zero_copy_only=False)
+    # Unlike .values, without entries outside the slice or under a null list.
+    return array.flatten(), to_offsets(lengths_R)
+
+
+def to_offsets(counts_R: NDArray[np.generic]) -> Ints:
     sums_R1 = np.zeros(len(counts_R) + 1, np.int64)
     np.cumsum(counts_R, out=sums_R1[1:])
     return sums_R1

@@ -20,10 +20,10 @@ from pyarrow import types
 
 from rowwise.errors import DataError
 from rowwise.ingest import native
-from rowwise.ingest.bags import as_float32, bits, combine_chunks, floats, holds_whole, lists, view, words_of
+from rowwise.ingest.bags import as_float32, bits, combine_chunks, floats, lists, view, words_of
 from rowwise.ingest.block import ALIGNMENT, Allocator, BlockSizes, EncodedRows, Floats, Ints, allocate, lay_out
 from rowwise.ingest.columns import Columns, Dense, Sparse
-from rowwise.ingest.kinds import is_list
+from rowwise.ingest.kinds import element_of, holds_whole, is_list
 from rowwise.ingest.labels import WANTED, bad_values
 from rowwise.ingest.native import Bitmap, Lists, PickedIds, RowMapping
 from rowwise.ingest.reader import Split
@@ -216,7 +216,7 @@ def row_mapping(sparse: Sparse, kind: pa.DataType, rows: int | None) -> RowMappi
     if sparse.ids == "direct":
         return RowMapping() if rows is None else RowMapping(native.CHECK, rows)
     assert rows is not None  # `table_rows_for_ids` has the tables of all hashed features
-    whole = holds_whole(kind.value_type if is_list(kind) else kind)
+    whole = holds_whole(element_of(kind))
     return RowMapping(native.HASH if whole else native.REMAINDER, rows)
 
 

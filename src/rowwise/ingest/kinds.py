@@ -23,31 +23,50 @@ def is_number(kind: pa.DataType) -> bool:
     return any(test(kind) for test in (types.is_integer, types.is_boolean, types.is_floating, types.is_decimal))
 
 
-NUMBERS = "numbers"
-ROWS = "whole numbers, or lists of them"
-IDS = "whole numbers or text, or lists of them"
-KEYS = "whole numbers or text"
-TIMES = "times or whole numbers"
-
-
-def _is_whole(kind: pa.DataType) -> bool:
-    return bool(types.is_integer(kind))
-
-
-def _is_key(kind: pa.DataType) -> bool:
-    inner = kind.value_type if types.is_dictionary(kind) else kind
-    return _is_whole(inner) or is_text(inner)
-
-
 def element_of(kind: pa.DataType) -> pa.DataType:
     """The type of what lists hold, or the type itself."""
     return kind.value_type if is_list(kind) else kind
 
 
+def decoded_kind(kind: pa.DataType) -> pa.DataType:
+    """The type of a dictionary's values, or the type itself."""
+    return kind.value_type if types.is_dictionary(kind) else kind
+
+
+def holds_whole(kind: pa.DataType) -> bool:
+    """Whether ids of this type, or of its dictionary, are whole numbers."""
+    return bool(types.is_integer(decoded_kind(kind)))
+
+
+NUMBERS = "numbers"
+ROWS = "whole numbers, or lists of them"
+IDS = "whole numbers or text, or lists of them"
+KEYS = "whole numbers or text"
+TIMES = "times or whole numbers"
+LISTS = "lists"
+ID_LISTS = "lists of whole numbers or text"
+NUMBER_LISTS = "lists of numbers"
+NUMBERS_OR_LISTS = "numbers, or lists of them"
+VALUES = "numbers or text, or lists of them"
+NUMBER_OR_KEY = "numbers or text"
+ANYTHING = "anything"
+
+
+def _is_key(kind: pa.DataType) -> bool:
+    return holds_whole(kind) or is_text(decoded_kind(kind))
+
+
 FITS: dict[str, Callable[[pa.DataType], bool]] = {  # by the requirement, as errors state it: whether a type meets it
     NUMBERS: is_number,
-    ROWS: lambda kind: _is_whole(element_of(kind)),
+    ROWS: lambda kind: bool(types.is_integer(element_of(kind))),
     IDS: lambda kind: _is_key(element_of(kind)),
     KEYS: _is_key,
-    TIMES: lambda kind: _is_whole(kind) or types.is_timestamp(kind) or types.is_date(kind),
+    TIMES: lambda kind: bool(types.is_integer(kind)) or types.is_timestamp(kind) or types.is_date(kind),
+    LISTS: is_list,
+    ID_LISTS: lambda kind: is_list(kind) and _is_key(element_of(kind)),
+    NUMBER_LISTS: lambda kind: is_list(kind) and is_number(element_of(kind)),
+    NUMBERS_OR_LISTS: lambda kind: is_number(element_of(kind)),
+    VALUES: lambda kind: is_number(element_of(kind)) or _is_key(element_of(kind)),
+    NUMBER_OR_KEY: lambda kind: is_number(kind) or _is_key(kind),
+    ANYTHING: lambda kind: True,
 }

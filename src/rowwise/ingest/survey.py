@@ -55,7 +55,7 @@ class ColumnSurvey:
         self.rows += len(array)
         self.positive += int(positive_R.sum())
         self.nulls += array.null_count
-        ids, offsets_R1 = flatten_lists(array, None)
+        ids, offsets_R1 = flatten_lists(array)
         self.values += len(ids)
         positive_N, time_N = positive_R, time_R
         if offsets_R1 is not None:

@@ -7,6 +7,8 @@ import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import types
 
+from rowwise.ingest.kinds import decoded_kind
+
 UNITS = ("s", "ms", "us", "ns")
 TEXTS = (types.is_string, types.is_large_string, types.is_string_view)
 MOST_NOTES = 20
@@ -101,7 +103,7 @@ def widest(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     if _is_number(one) and _is_number(other):
         return pa.float64()
     if types.is_dictionary(one) or types.is_dictionary(other):
-        return widest(_plain(one), _plain(other))
+        return widest(decoded_kind(one), decoded_kind(other))
     return None
 
 
@@ -129,7 +131,7 @@ def _loses(got: pa.DataType, want: pa.DataType) -> bool:
 
 def can_cast(got: pa.DataType, want: pa.DataType) -> bool:
     """Whether a column can be cast to a type: the same kind of values in another width, unit or layout."""
-    plain = _plain(got)
+    plain = decoded_kind(got)
     if types.is_dictionary(want):
         return can_cast(plain, want.value_type)
     if types.is_null(plain) or plain == want:
@@ -141,10 +143,6 @@ def can_cast(got: pa.DataType, want: pa.DataType) -> bool:
     kinds = ((types.is_integer,), TEXTS)
     same = any(any(is_kind(plain) for is_kind in kind) and any(is_kind(want) for is_kind in kind) for kind in kinds)
     return same or (types.is_floating(want) and _is_number(plain))
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if types.is_dictionary(kind) else kind
 
 
 def _is_number(kind: pa.DataType) -> bool:

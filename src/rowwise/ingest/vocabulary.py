@@ -15,6 +15,7 @@ from pyarrow import compute as pc
 from pyarrow import types
 
 from rowwise.errors import SpecError
+from rowwise.ingest.bags import decoded
 from rowwise.ingest.transform.mapping import MapId, read_mapping
 
 MOST_IDS = 1 << 18  # a column with more is hashed
@@ -37,8 +38,7 @@ class IdCounter:
         """Count more ids, none of them null."""
         if self._waiting is None:
             return
-        if types.is_dictionary(ids.type):
-            ids = ids.dictionary_decode()
+        ids = decoded(ids)
         if types.is_integer(ids.type):
             ids = ids if not types.is_uint64(ids.type) or _most(ids) < 1 << 63 else None
         elif types.is_string(ids.type) or types.is_large_string(ids.type):

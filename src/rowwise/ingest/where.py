@@ -19,7 +19,7 @@ from pyarrow import types
 
 from rowwise.errors import DataError, SpecError
 from rowwise.ingest.bags import combine_chunks, numpy_type
-from rowwise.ingest.kinds import FITS, KEYS
+from rowwise.ingest.kinds import FITS, KEYS, decoded_kind
 from rowwise.ingest.reader import check_columns
 from rowwise.ingest.transform.read import ToTime
 from rowwise.ingest.transform.transform import RowPosition
@@ -153,7 +153,7 @@ class RowFilter(Value, frozen=True):
                         f"{source}: {key}: column {one.column!r} holds {kind}, and is compared with {value!r}",
                         _wanted_values(kind),
                     ) from None
-            if types.is_boolean(_plain_type(kind)) and one.op in ("<", "<=", ">", ">="):
+            if types.is_boolean(decoded_kind(kind)) and one.op in ("<", "<=", ">", ">="):
                 raise DataError(f"{source}: {key}: column {one.column!r} holds {kind}", "==, != or in")
 
     def may_hold(self, seen: Mapping[str, ColumnBounds], schema: pa.Schema) -> bool:
@@ -220,10 +220,6 @@ def _literal(text: str) -> Plain:
     return text
 
 
-def _plain_type(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if types.is_dictionary(kind) else kind
-
-
 def _is_text(kind: pa.DataType) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
@@ -237,7 +233,7 @@ def _is_time(kind: pa.DataType) -> bool:
 
 
 def _wanted_values(kind: pa.DataType) -> str:
-    plain = _plain_type(kind)
+    plain = decoded_kind(kind)
     tests = (
         (types.is_boolean, "true or false"),
         (types.is_integer, "a whole number"),
@@ -252,7 +248,7 @@ def _wanted_values(kind: pa.DataType) -> str:
 
 def _native(value: Plain, kind: pa.DataType) -> Any:
     """A value in the form that a column of this type is compared with; raises if there is none."""
-    plain = _plain_type(kind)
+    plain = decoded_kind(kind)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if types.is_boolean(plain) and isinstance(value, bool):
         return value
@@ -284,7 +280,7 @@ def _ticks(text: str, kind: pa.DataType) -> int:
 
 
 def _comparable(array: pa.ChunkedArray) -> pa.ChunkedArray:
-    kind = _plain_type(array.type)
+    kind = decoded_kind(array.type)
     if types.is_dictionary(array.type):
         array = array.cast(kind)
     if types.is_timestamp(kind):

@@ -204,7 +204,7 @@ def _items_of_rows(resolved: ResolvedRecipe, tower: ItemTower) -> pa.Table:
     for selected in selected_rows(resolved, resolved.rows.train):
         rows = selected._replace(names=tuple(tower.schema.names)).read()
         if tower.of_lists:
-            rows = pa.table({key: flatten_lists(combine_chunks(rows[key]), None)[0]}, tower.schema)
+            rows = pa.table({key: flatten_lists(combine_chunks(rows[key]))[0]}, tower.schema)
         keys = rows[key].combine_chunks()
         codes_R = pc.call_function("dictionary_encode", [keys]).indices.drop_null().to_numpy()
         valid_R = np.flatnonzero(np.asarray(pc.call_function("is_valid", [keys])))

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 from pyarrow import compute as pc
 
+from rowwise.ingest.bags import decoded
+
 
 def gather(tables: Iterator[pa.Table], texts: Sequence[str] = ()) -> pa.Table:
     """All rows in memory; each different text of the columns `texts` is stored once."""
@@ -21,8 +23,7 @@ def join(rows: pa.Table, other: pa.Table, key: str) -> pa.Table:
 
     Arrow's own joins take no lists.
     """
-    keys = rows[key].combine_chunks()
-    keys = keys.dictionary_decode() if pa.types.is_dictionary(keys.type) else keys
+    keys = decoded(rows[key].combine_chunks())
     details = other.take(pc.call_function("index_in", [keys], pc.SetLookupOptions(other[key].combine_chunks())))
     for name in other.schema.names:
         if name != key:

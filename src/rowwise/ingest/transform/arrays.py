@@ -11,12 +11,11 @@ from typing import Any, final
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyarrow import compute as pc
 from pyarrow import types
 
-from rowwise.ingest.bags import flatten_lists, hash_ids, int64
+from rowwise.ingest.bags import flatten_lists, flatten_values, hash_ids, int64
 from rowwise.ingest.block import Ints
-from rowwise.ingest.kinds import is_list, is_text
+from rowwise.ingest.kinds import holds_whole, is_list, is_text
 from rowwise.ingest.mix import Words, mix, remainder
 
 Mask = NDArray[np.bool_]
@@ -46,7 +45,7 @@ class IdLists:
 
 def to_id_lists(array: pa.Array) -> IdLists:
     """The ids of a column of ids or of lists of ids."""
-    values, offsets_R1 = flatten_lists(array, None)
+    values, offsets_R1 = flatten_lists(array)
     return IdLists(values=values, offsets_R1=offsets_R1, null_R=nulls(array), single=not is_list(array.type))
 
 
@@ -71,12 +70,6 @@ def _among_nulls(values: pa.Array, null_R: Mask) -> pa.Array:
     return values.take(pa.array(np.maximum(np.cumsum(~null_R) - 1, 0), mask=null_R))
 
 
-def to_offsets(counts_R: Numeric | Mask) -> Ints:
-    sums_R1 = np.zeros(len(counts_R) + 1, np.int64)
-    np.cumsum(counts_R, out=sums_R1[1:])
-    return sums_R1
-
-
 def row_of_each(offsets_R1: Ints) -> Ints:
     """The row of each element."""
     return np.repeat(np.arange(len(offsets_R1) - 1), np.diff(offsets_R1))
@@ -84,7 +77,7 @@ def row_of_each(offsets_R1: Ints) -> Ints:
 
 def id_words(values: pa.Array) -> Ints:
     """Whole numbers as they are, text hashed to 64 bits."""
-    return int64(values) if whole_kind(values.type) else hash_ids(values).view(np.int64)
+    return int64(values) if holds_whole(values.type) else hash_ids(values).view(np.int64)
 
 
 def hash_pair(so_far_N: Words, next_N: Words) -> Words:
@@ -129,19 +122,6 @@ def to_numbers(array: pa.Array) -> NumberArray:
     return NumberArray(x_N=x_N, null_N=null_N, offsets_R1=offsets_R1, null_R=null_R)
 
 
-def flatten_values(array: pa.Array) -> tuple[pa.Array, Ints | None]:
-    """The values of a column with nulls in their places, and the offsets of each row (None: single values)."""
-    if not is_list(array.type):
-        return array, None
-    lengths_R = pc.fill_null(pc.call_function("list_value_length", [array]), 0).to_numpy(zero_copy_only=False)
-    return array.flatten(), to_offsets(lengths_R)
-
-
-def element_kind(kind: pa.DataType) -> pa.DataType:
-    """The type of a list's elements; of other types the type itself."""
-    return kind.value_type if is_list(kind) else kind
-
-
 def list_like(kind: pa.DataType, element: pa.DataType) -> pa.DataType:
     """The type of a column of `element`, of lists if `kind` is one of lists."""
     return pa.large_list(element) if is_list(kind) else element
@@ -157,11 +137,6 @@ def plain_kind(kind: pa.DataType) -> pa.DataType:
 def wide_kind(kind: pa.DataType) -> pa.DataType:
     """Text or bytes with 64-bit offsets."""
     return pa.large_binary() if types.is_binary(kind) or types.is_large_binary(kind) else pa.large_string()
-
-
-def whole_kind(kind: pa.DataType) -> bool:
-    """Whole numbers, in a dictionary or not."""
-    return bool(types.is_integer(kind.value_type if types.is_dictionary(kind) else kind))
 
 
 def number_kind(kind: pa.DataType) -> pa.DataType:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from rowwise.errors import DataError, SpecError
 from rowwise.ingest.bags import combine_chunks
+from rowwise.ingest.kinds import FITS
 from rowwise.ingest.reader import check_columns
 from rowwise.ingest.transform.arrays import Mask, plain_kind
 from rowwise.ingest.transform.classes import Onehot
@@ -26,7 +27,7 @@ from rowwise.ingest.transform.read import ToNumber, ToTime, ToWhole
 from rowwise.ingest.transform.select import Sampling
 from rowwise.ingest.transform.split import SplitText
 from rowwise.ingest.transform.times import GetLocalHour, GetLocalWeekday
-from rowwise.ingest.transform.transform import MEETS, RowPosition, Run, Transform
+from rowwise.ingest.transform.transform import RowPosition, Run, Transform
 from rowwise.ingest.transform.user_function import UserFunction
 
 AnyKind = (
@@ -238,7 +239,7 @@ def _check(step: ChainStep, kinds: Mapping[str, pa.DataType], loaded: LoadedTran
                     hint="move that transform before this one",
                 )
             check_columns([name], pa.schema(dict(kinds)), f"{source}: {step}")
-        if not MEETS[want](kinds[name]):
+        if not FITS[want](kinds[name]):
             raise DataError(f"{source}: {step}: column {name!r} holds {kinds[name]}", want)
     type_problem = transform.type_problem(tuple(plain_kind(kinds[name]) for name in transform.reads))
     if type_problem:

@@ -5,14 +5,13 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 from pyarrow import compute as pc
-from pyarrow import types
 
+from rowwise.ingest.bags import decoded, flatten_values
 from rowwise.ingest.block import Ints
-from rowwise.ingest.kinds import IDS
-from rowwise.ingest.transform.arrays import element_kind, flatten_values, lists, number_kind, row_of_each, to_numbers
+from rowwise.ingest.kinds import IDS, NUMBERS_OR_LISTS, element_of
+from rowwise.ingest.transform.arrays import lists, number_kind, row_of_each, to_numbers
 from rowwise.ingest.transform.numbers import buckets
 from rowwise.ingest.transform.transform import (
-    NUMBERS_OR_LISTS,
     Arrays,
     Kinds,
     OneColumn,
@@ -70,7 +69,7 @@ class Onehot(OneColumn, frozen=True, kw_only=True, tag="onehot", tag_field="kind
         if self.classes and is_words(kinds[0]) != isinstance(self.classes[0], str):
             wanted = "texts" if is_words(kinds[0]) else "whole numbers"
             return f"compared with class {self.classes[0]!r}: expected {wanted}"
-        low, high = (0, 1 << 64) if element_kind(kinds[0]) == pa.uint64() else (-(1 << 63), 1 << 63)
+        low, high = (0, 1 << 64) if element_of(kinds[0]) == pa.uint64() else (-(1 << 63), 1 << 63)
         outside = [c for c in self.classes if isinstance(c, int) and not low <= c < high]
         return f"compared with class {outside[0]}: expected {low} to {high - 1}" if outside else ""
 
@@ -99,7 +98,7 @@ class Onehot(OneColumn, frozen=True, kw_only=True, tag="onehot", tag_field="kind
                 numbers.missing_N, -1, class_N
             ) if numbers.missing_N is not None else class_N, numbers.offsets_R1
         values, offsets_R1 = flatten_values(array)
-        values = values.dictionary_decode() if types.is_dictionary(values.type) else values
+        values = decoded(values)
         values = values.cast(pa.large_binary()) if is_words(values.type) else values.cast(number_kind(values.type))
         known = pa.array([c.encode() if isinstance(c, str) else c for c in self.classes], values.type)
         indices = pc.call_function("index_in", [values], pc.SetLookupOptions(value_set=known)).fill_null(-1)

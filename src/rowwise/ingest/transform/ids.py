@@ -7,46 +7,29 @@ Text is an id like any other: it is hashed to 64 bits first, by rowwise's own ha
 import numpy as np
 import pyarrow as pa
 
-from rowwise.ingest.bags import flatten_lists, hash_ids, int64
+from rowwise.ingest.bags import flatten_lists, flatten_values, hash_ids, int64, to_offsets
 from rowwise.ingest.bags import lists as as_lists
-from rowwise.ingest.kinds import FITS, IDS, ROWS
+from rowwise.ingest.kinds import FITS, ID_LISTS, IDS, LISTS, ROWS, element_of
 from rowwise.ingest.mix import remainder
 from rowwise.ingest.native import SIGRID, PickedIds, RowMapping
-from rowwise.ingest.transform.arrays import (
-    IdLists,
-    element_kind,
-    flatten_values,
-    hash_pair,
-    list_like,
-    lists,
-    nulls,
-    to_id_lists,
-    to_offsets,
-    to_rows,
-)
-from rowwise.ingest.transform.transform import ID_LISTS, LISTS, Arrays, Kinds, OneColumn, RowPosition, check_rows
+from rowwise.ingest.transform.arrays import IdLists, hash_pair, lists, nulls, to_id_lists, to_rows
+from rowwise.ingest.transform.transform import Arrays, Kinds, OneColumn, RowPosition, ToIds, check_rows
 
 MOST_JOINED = 1024  # ids that make one
 
 
-class SigridHash(OneColumn, frozen=True, kw_only=True, tag="sigrid_hash", tag_field="kind"):
+class SigridHash(ToIds, frozen=True, kw_only=True, tag="sigrid_hash", tag_field="kind"):
     """Each id hashed to a row of a table, the same as torcharrow's `sigrid_hash` does: another salt, another hash."""
 
     rows: int
     salt: int = 0
+    want = IDS
 
     def __post_init__(self) -> None:
         """Refuse an impossible number of rows, and a salt of more than 64 bits."""
         check_rows(self, self.rows)
         if not -(1 << 63) <= self.salt < 1 << 63:
             raise self.spec_error(f"salt={self.salt}: expected a number of 64 bits, -2**63 to 2**63 - 1")
-
-    @property
-    def wants(self) -> tuple[str, ...]:
-        return (IDS,)
-
-    def types(self, kinds: Kinds) -> Kinds:
-        return (list_like(kinds[0], pa.int64()),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Hash all at once."""
@@ -79,17 +62,14 @@ class FirstX(OneColumn, frozen=True, kw_only=True, tag="first_x", tag_field="kin
     """
 
     count: int
+    want = LISTS
 
     def __post_init__(self) -> None:
         if not 1 <= self.count < 1 << 31:
             raise self.spec_error(f"count={self.count}: expected at least 1, and less than 2**31")
 
-    @property
-    def wants(self) -> tuple[str, ...]:
-        return (LISTS,)
-
     def types(self, kinds: Kinds) -> Kinds:
-        return (pa.large_list(element_kind(kinds[0])),)
+        return (pa.large_list(element_of(kinds[0])),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         return (first(arrays[0], self.count),)
@@ -97,38 +77,24 @@ class FirstX(OneColumn, frozen=True, kw_only=True, tag="first_x", tag_field="kin
 
 def first(array: pa.Array, count: int) -> pa.Array:
     """The first elements of each list."""
-    kind = element_kind(array.type)
-    if not FITS[IDS](kind):
-        return _first_of_any(array, count)
-    if kind != pa.int64():
-        values, offsets_R1 = flatten_lists(array, count)
-        assert offsets_R1 is not None
-        return lists(values, offsets_R1, nulls(array))
-    return pick_ids(array, RowMapping(), count)
-
-
-def _first_of_any(array: pa.Array, count: int) -> pa.Array:
-    values, offsets_R1 = flatten_values(array)
+    kind = element_of(array.type)
+    if kind == pa.int64():
+        return pick_ids(array, RowMapping(), count)
+    values, offsets_R1 = (flatten_lists if FITS[IDS](kind) else flatten_values)(array)
     assert offsets_R1 is not None
     lengths_R = np.diff(offsets_R1)
     used_N = np.arange(len(values)) - np.repeat(offsets_R1[:-1], lengths_R) < count
     return lists(values.filter(pa.array(used_N)), to_offsets(np.minimum(lengths_R, count)), nulls(array))
 
 
-class PositiveModulus(OneColumn, frozen=True, kw_only=True, tag="positive_modulus", tag_field="kind"):
+class PositiveModulus(ToIds, frozen=True, kw_only=True, tag="positive_modulus", tag_field="kind"):
     """The remainder of each whole number by `rows`, never negative: -1 by 10 is 9."""
 
     rows: int
+    want = ROWS
 
     def __post_init__(self) -> None:
         check_rows(self, self.rows)
-
-    @property
-    def wants(self) -> tuple[str, ...]:
-        return (ROWS,)
-
-    def types(self, kinds: Kinds) -> Kinds:
-        return (list_like(kinds[0], pa.int64()),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Divide all at once."""
@@ -140,15 +106,10 @@ class PositiveModulus(OneColumn, frozen=True, kw_only=True, tag="positive_modulu
         return (ids.with_values(rows_N),)
 
 
-class Enumerate(OneColumn, frozen=True, kw_only=True, tag="enumerate", tag_field="kind"):
+class Enumerate(ToIds, frozen=True, kw_only=True, tag="enumerate", tag_field="kind"):
     """The place of each id in its list: 0, 1, 2 and so on, as ids of a table of places."""
 
-    @property
-    def wants(self) -> tuple[str, ...]:
-        return (ID_LISTS,)
-
-    def types(self, kinds: Kinds) -> Kinds:
-        return (pa.large_list(pa.int64()),)
+    want = ID_LISTS
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Count from where each list begins."""
@@ -157,7 +118,7 @@ class Enumerate(OneColumn, frozen=True, kw_only=True, tag="enumerate", tag_field
         return (ids.with_values(np.arange(len(ids.values)) - np.repeat(offsets_R1[:-1], np.diff(offsets_R1))),)
 
 
-class NGram(OneColumn, frozen=True, kw_only=True, tag="ngram", tag_field="kind"):
+class NGram(ToIds, frozen=True, kw_only=True, tag="ngram", tag_field="kind"):
     """One id for each `n` consecutive ids of a list: a hash that depends on their order.
 
     A list shorter than `n` becomes empty. Nulls are left out first, so that what was beside them follows one another.
@@ -165,18 +126,12 @@ class NGram(OneColumn, frozen=True, kw_only=True, tag="ngram", tag_field="kind")
 
     n: int = 2
     rows: int | None = None  # to which the hashes are cut; None: all 64 bits, to be hashed to rows later
+    want = ID_LISTS
 
     def __post_init__(self) -> None:
         if not 2 <= self.n <= MOST_JOINED:
             raise self.spec_error(f"n={self.n}: expected at least 2, and at most {MOST_JOINED}")
         check_rows(self, self.rows)
-
-    @property
-    def wants(self) -> tuple[str, ...]:
-        return (ID_LISTS,)
-
-    def types(self, kinds: Kinds) -> Kinds:
-        return (pa.large_list(pa.int64()),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Join all lists at once, one id more in each round."""

@@ -16,19 +16,11 @@ from pyarrow import compute as pc
 
 from rowwise.errors import DataError
 from rowwise.ingest import native
-from rowwise.ingest.bags import hash_ids, int64
+from rowwise.ingest.bags import decoded, hash_ids, int64, to_offsets
 from rowwise.ingest.block import Ints
-from rowwise.ingest.kinds import IDS
-from rowwise.ingest.transform.arrays import (
-    IdLists,
-    Mask,
-    list_like,
-    lists,
-    to_id_lists,
-    to_offsets,
-    whole_kind,
-)
-from rowwise.ingest.transform.transform import Arrays, Kinds, OneColumn, RowPosition, Run, is_words
+from rowwise.ingest.kinds import IDS, holds_whole
+from rowwise.ingest.transform.arrays import IdLists, Mask, lists, to_id_lists
+from rowwise.ingest.transform.transform import Arrays, Kinds, RowPosition, Run, ToIds, is_words
 from rowwise.textfile import read_text
 
 MOST_BYTES = 1 << 30  # of a list of ids
@@ -36,7 +28,7 @@ MOST_DIGITS = 19  # of a whole number of 64 bits
 INTS = range(-(1 << 63), 1 << 63)
 
 
-class MapId(OneColumn, frozen=True, kw_only=True, tag="map_id", tag_field="kind"):
+class MapId(ToIds, frozen=True, kw_only=True, tag="map_id", tag_field="kind"):
     """Replaces each id by its number in a mapping, such as its row in a table of frequent ids.
 
     A null row stays null, an empty list stays empty, and a null inside a list is left out. An unknown id is left out by
@@ -46,6 +38,7 @@ class MapId(OneColumn, frozen=True, kw_only=True, tag="map_id", tag_field="kind"
     mapping: dict[str | int, int] = msgspec.field(default_factory=dict)
     file: str = ""  # instead of `mapping`: an id a line; its number is that of the line, from 0, or stands after a tab
     unknown: int | Literal["drop", "raise"] = "drop"
+    want = IDS
 
     def __post_init__(self) -> None:
         """Keys are texts, as in JSON; of whole numbers these are their digits."""
@@ -64,10 +57,6 @@ class MapId(OneColumn, frozen=True, kw_only=True, tag="map_id", tag_field="kind"
             raise self.spec_error(f"{outside[0]}: expected numbers of 64 bits")
         msgspec.structs.force_setattr(self, "mapping", keyed)
 
-    @property
-    def wants(self) -> tuple[str, ...]:
-        return (IDS,)
-
     def type_problem(self, kinds: Kinds) -> str:
         """Refuse to look up whole numbers among words."""
         if not is_words(kinds[0]):
@@ -75,9 +64,6 @@ class MapId(OneColumn, frozen=True, kw_only=True, tag="map_id", tag_field="kind"
             if words:
                 return f"whole numbers are looked up among ids such as {words[0]!r}: expected whole numbers of 64 bits"
         return ""
-
-    def types(self, kinds: Kinds) -> Kinds:
-        return (list_like(kinds[0], pa.int64()),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Look up all at once."""
@@ -170,12 +156,12 @@ def _words(mapping: Mapping[str | int, int]) -> KnownIds:
 
 def _run(transform: MapId, words: KnownIds, numbers: KnownIds | None, arrays: Arrays, where: RowPosition) -> Arrays:
     ids = to_id_lists(arrays[0])
-    if whole_kind(ids.values.type):
+    if holds_whole(ids.values.type):
         assert numbers is not None  # `type_problem` has refused it
         at_N, found_N = _find(numbers, int64(ids.values))
         made_N = numbers.becomes_K[at_N]
     else:
-        texts = _texts(ids.values)
+        texts = decoded(ids.values)
         at_N, found_N = _find(words, hash_ids(texts).view(np.int64))
         assert words.words is not None
         # An unknown text may have the hash of a known one, if hardly ever.
@@ -189,10 +175,6 @@ def _run(transform: MapId, words: KnownIds, numbers: KnownIds | None, arrays: Ar
     if isinstance(transform.unknown, int):
         return (ids.with_values(np.where(found_N, made_N, transform.unknown)),)
     return (_drop_unknown(ids, made_N, found_N),)
-
-
-def _texts(values: pa.Array) -> pa.Array:
-    return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
 
 
 def _drop_unknown(ids: IdLists, made_N: Ints, found_N: Mask) -> pa.Array:

@@ -15,12 +15,11 @@ from pyarrow import compute as pc
 from pyarrow import types
 
 from rowwise.ingest import native
-from rowwise.ingest.bags import numpy_type
+from rowwise.ingest.bags import decoded, flatten_values, numpy_type, to_offsets
 from rowwise.ingest.block import Ints
+from rowwise.ingest.kinds import NUMBERS_OR_LISTS, VALUES, decoded_kind, element_of
 from rowwise.ingest.transform.arrays import (
     Numeric,
-    element_kind,
-    flatten_values,
     float_kind,
     list_like,
     lists,
@@ -28,15 +27,13 @@ from rowwise.ingest.transform.arrays import (
     number_kind,
     plain_kind,
     to_numbers,
-    to_offsets,
 )
 from rowwise.ingest.transform.transform import (
-    NUMBERS_OR_LISTS,
-    VALUES,
     Arrays,
     Kinds,
     OneColumn,
     RowPosition,
+    ToIds,
     check_borders,
     check_finite,
     is_words,
@@ -47,29 +44,19 @@ Number = int | float
 Float = np.float32 | np.float64
 
 
-class NumberTransform(OneColumn, frozen=True, kw_only=True):
-    """A transform of numbers, single or in lists."""
-
-    @property
-    def wants(self) -> tuple[str, ...]:
-        return (NUMBERS_OR_LISTS,)
-
-
-class Bucketize(NumberTransform, frozen=True, kw_only=True, tag="bucketize", tag_field="kind"):
+class Bucketize(ToIds, frozen=True, kw_only=True, tag="bucketize", tag_field="kind"):
     """The number of borders that are less than a number: an id from 0 to the number of borders.
 
     A number on a border belongs to the bucket below. Infinities are in the first and the last bucket; NaN becomes null.
     """
 
     borders: tuple[float, ...]
+    want = NUMBERS_OR_LISTS
 
     def __post_init__(self) -> None:
         if not self.borders:
             raise self.spec_error("no borders: expected at least one, such as borders: [0.5]")
         check_borders(self, self.borders)
-
-    def types(self, kinds: Kinds) -> Kinds:
-        return (list_like(kinds[0], pa.int64()),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Search all at once."""
@@ -91,11 +78,12 @@ def just_above(borders: tuple[float, ...], kind: type[Float]) -> NDArray[Float]:
     return np.where(rounded_K > np.array(borders), rounded_K, np.nextafter(rounded_K, kind(np.inf)))
 
 
-class Clamp(NumberTransform, frozen=True, kw_only=True, tag="clamp", tag_field="kind"):
+class Clamp(OneColumn, frozen=True, kw_only=True, tag="clamp", tag_field="kind"):
     """Numbers below `low` become `low`, those above `high` become `high`, infinities too. Whole numbers stay whole."""
 
     low: Number | None = None
     high: Number | None = None
+    want = NUMBERS_OR_LISTS
 
     def __post_init__(self) -> None:
         check_finite(self, low=self.low, high=self.high)
@@ -107,12 +95,12 @@ class Clamp(NumberTransform, frozen=True, kw_only=True, tag="clamp", tag_field="
     def type_problem(self, kinds: Kinds) -> str:
         """Refuse fractions as bounds of whole numbers."""
         uneven = [b for b in (self.low, self.high) if b is not None and b != int(b)]
-        if uneven and types.is_integer(element_kind(kinds[0])):
+        if uneven and types.is_integer(element_of(kinds[0])):
             return f"whole numbers are cut at {uneven[0]}: expected whole bounds"
         return ""
 
     def types(self, kinds: Kinds) -> Kinds:
-        return (list_like(kinds[0], number_kind(element_kind(kinds[0]))),)
+        return (list_like(kinds[0], number_kind(element_of(kinds[0]))),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         """Compare all at once."""
@@ -140,11 +128,13 @@ def _bent(array: pa.Array, bend: Callable[[NDArray[np.float64]], NDArray[np.floa
         return numbers.with_numbers(bend(numbers.x_N.astype(np.float64)).astype(kind), numbers.null_N)
 
 
-class FloatTransform(NumberTransform, frozen=True, kw_only=True):
+class FloatTransform(OneColumn, frozen=True, kw_only=True):
     """A transform of numbers into floats."""
 
+    want = NUMBERS_OR_LISTS
+
     def types(self, kinds: Kinds) -> Kinds:
-        return (list_like(kinds[0], float_kind(element_kind(kinds[0]))),)
+        return (list_like(kinds[0], float_kind(element_of(kinds[0]))),)
 
 
 class Log1p(FloatTransform, frozen=True, kw_only=True, tag="log1p", tag_field="kind"):
@@ -203,14 +193,10 @@ class Fill(OneColumn, frozen=True, kw_only=True, tag="fill", tag_field="kind"):
     """
 
     value: int | float | str
+    want = VALUES
 
     def __post_init__(self) -> None:
         check_finite(self, value=None if isinstance(self.value, str) else self.value)
-
-    @property
-    def wants(self) -> tuple[str, ...]:
-        """The kind of column that may hold `value`."""
-        return (VALUES,)
 
     def type_problem(self, kinds: Kinds) -> str:
         """Refuse a value of another kind than the column's."""
@@ -233,8 +219,7 @@ class Fill(OneColumn, frozen=True, kw_only=True, tag="fill", tag_field="kind"):
         kind = _filled_kind(array.type)
         value = pa.scalar(self.value if is_words(kind) else numpy_type(kind).type(self.value), kind)
         values, offsets_R1 = flatten_values(array)
-        values = values.dictionary_decode() if types.is_dictionary(values.type) else values
-        values = pc.fill_null(values.cast(kind, safe=False), value)
+        values = pc.fill_null(decoded(values).cast(kind, safe=False), value)
         if types.is_floating(kind):
             values = pc.call_function("if_else", [pc.call_function("is_nan", [values]), value, values])
         if offsets_R1 is None:
@@ -244,8 +229,7 @@ class Fill(OneColumn, frozen=True, kw_only=True, tag="fill", tag_field="kind"):
 
 
 def _filled_kind(kind: pa.DataType) -> pa.DataType:
-    inner = element_kind(kind)
-    inner = inner.value_type if types.is_dictionary(inner) else inner
+    inner = decoded_kind(element_of(kind))
     return number_kind(inner) if not is_words(inner) else plain_kind(inner)
 
 

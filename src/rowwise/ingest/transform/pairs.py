@@ -4,7 +4,7 @@ The lists of all rows are compared at once, as pairs (row, number of the distinc
 texts have distinct numbers, not hashes.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -13,15 +13,13 @@ from pyarrow import compute as pc
 from pyarrow import types
 
 from rowwise.errors import DataError
-from rowwise.ingest.bags import hash_ids, int64
+from rowwise.ingest.bags import flatten_values, hash_ids, int64, to_offsets
 from rowwise.ingest.block import Ints
-from rowwise.ingest.kinds import IDS, is_list
+from rowwise.ingest.kinds import ID_LISTS, IDS, NUMBER_LISTS, decoded_kind, element_of, is_list
 from rowwise.ingest.transform.arrays import (
     IdLists,
     Mask,
     either_null,
-    element_kind,
-    flatten_values,
     hash_pair,
     lists,
     nulls,
@@ -29,13 +27,9 @@ from rowwise.ingest.transform.arrays import (
     row_of_each,
     to_id_lists,
     to_numbers,
-    to_offsets,
     to_rows,
-    whole_kind,
 )
 from rowwise.ingest.transform.transform import (
-    ID_LISTS,
-    NUMBER_LISTS,
     Arrays,
     Kinds,
     RowPosition,
@@ -50,6 +44,11 @@ class TwoColumns(Transform, frozen=True, kw_only=True):
 
     columns: tuple[str, str]
     to: str
+    want: ClassVar[str]  # of both, a key of FITS
+
+    @property
+    def wants(self) -> tuple[str, ...]:
+        return (self.want, self.want)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -69,13 +68,10 @@ class Cartesian(TwoColumns, frozen=True, kw_only=True, tag="cartesian", tag_fiel
     """
 
     rows: int | None = None  # to which the hashes are cut; None: all 64 bits, to be hashed to rows later
+    want = IDS
 
     def __post_init__(self) -> None:
         check_rows(self, self.rows)
-
-    @property
-    def wants(self) -> tuple[str, ...]:
-        return (IDS, IDS)
 
     def types(self, kinds: Kinds) -> Kinds:
         return (pa.large_list(pa.int64()) if any(map(is_list, kinds)) else pa.int64(),)
@@ -104,9 +100,7 @@ class IdListTransform(TwoColumns, frozen=True, kw_only=True, tag="id_list", tag_
     A row that is null in either is null; without a common id the list is empty; nulls inside lists are left out.
     """
 
-    @property
-    def wants(self) -> tuple[str, ...]:
-        return (ID_LISTS, ID_LISTS)
+    want = ID_LISTS
 
     def type_problem(self, kinds: Kinds) -> str:
         """Refuse to compare numbers with words."""
@@ -131,9 +125,8 @@ def _unlike(a: pa.DataType, b: pa.DataType) -> str:
 
 
 def _comparable(kind: pa.DataType) -> pa.DataType:
-    inner = element_kind(kind)
-    inner = inner.value_type if types.is_dictionary(inner) else inner
-    return pa.int64() if whole_kind(inner) else plain_kind(inner)
+    inner = decoded_kind(element_of(kind))
+    return pa.int64() if types.is_integer(inner) else plain_kind(inner)
 
 
 def _keys(a: IdLists, b: IdLists) -> tuple[Ints, Ints, pa.Array]:

@@ -11,9 +11,9 @@ import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import types
 
-from rowwise.ingest.bags import as_float32
-from rowwise.ingest.kinds import KEYS, NUMBERS
-from rowwise.ingest.transform.transform import NUMBER_OR_KEY, Arrays, Kinds, OneColumn, RowPosition, is_words
+from rowwise.ingest.bags import as_float32, decoded
+from rowwise.ingest.kinds import KEYS, NUMBER_OR_KEY, NUMBERS
+from rowwise.ingest.transform.transform import Arrays, Kinds, OneColumn, RowPosition, is_words
 
 ISO = "iso"
 MOST_WHOLE = 1 << 53  # whole numbers up to here are exact in 64-bit floats
@@ -24,15 +24,12 @@ class ToTime(OneColumn, frozen=True, kw_only=True, tag="to_time", tag_field="kin
     """Text as a time: the first of the formats that fits it. Times with a zone are in UTC, others as they are."""
 
     formats: tuple[str, ...] = (ISO,)  # iso, such as 2024-05-31T12:00:00+02:00; or of strptime: "%d/%m/%Y %H:%M"
+    want = KEYS
 
     def __post_init__(self) -> None:
         bad = [one for one in self.formats if one != ISO and "%" not in one]
         if bad or not self.formats:
             raise self.spec_error(f"formats={list(self.formats)}: expected {ISO}, or some such as '%d/%m/%Y %H:%M'")
-
-    @property
-    def wants(self) -> tuple[str, ...]:
-        return (KEYS,)
 
     def type_problem(self, kinds: Kinds) -> str:
         return "" if is_words(kinds[0]) else f"it holds {kinds[0]}: expected text"
@@ -80,9 +77,7 @@ def _iso_time(text: str | None) -> datetime.datetime | None:
 class ToNumber(OneColumn, frozen=True, kw_only=True, tag="to_number", tag_field="kind"):
     """A number of 64 bits from a number or from text such as `1,250.5`, `$12` or `7%` (7); null if it is not finite."""
 
-    @property
-    def wants(self) -> tuple[str, ...]:
-        return (NUMBER_OR_KEY,)
+    want = NUMBER_OR_KEY
 
     def type_problem(self, kinds: Kinds) -> str:
         return f"it holds {kinds[0]}: expected numbers or text" if types.is_binary(kinds[0]) else ""
@@ -109,9 +104,7 @@ def parse_numbers(array: pa.Array) -> pa.Array:
 class ToWhole(OneColumn, frozen=True, kw_only=True, tag="to_whole", tag_field="kind"):
     """Whole numbers up to 2**53 that are stored as floats, as pandas does where some are missing; others are null."""
 
-    @property
-    def wants(self) -> tuple[str, ...]:
-        return (NUMBERS,)
+    want = NUMBERS
 
     def types(self, kinds: Kinds) -> Kinds:
         return (pa.int64(),)
@@ -131,5 +124,4 @@ def is_whole(x_R: np.ndarray) -> np.ndarray:
 
 
 def _trimmed(array: pa.Array) -> pa.Array:
-    plain = array.dictionary_decode() if types.is_dictionary(array.type) else array
-    return pc.call_function("utf8_trim_whitespace", [plain.cast(pa.large_string())])
+    return pc.call_function("utf8_trim_whitespace", [decoded(array).cast(pa.large_string())])

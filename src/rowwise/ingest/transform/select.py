@@ -8,10 +8,11 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute as pc
 
-from rowwise.ingest.kinds import KEYS
+from rowwise.ingest.bags import decoded
+from rowwise.ingest.kinds import KEYS, NUMBER_OR_KEY
 from rowwise.ingest.mix import Words, mix
 from rowwise.ingest.transform.arrays import Mask, id_words, to_id_lists, to_numbers
-from rowwise.ingest.transform.transform import NUMBER_OR_KEY, Arrays, Kinds, RowPosition, Transform, is_words
+from rowwise.ingest.transform.transform import Arrays, Kinds, RowPosition, Transform, is_words
 
 
 class Sampling(Transform, frozen=True, kw_only=True, tag="sampling", tag_field="kind"):
@@ -81,10 +82,10 @@ def _hash_keys(array: pa.Array, seed: Words, by_place_R: Words) -> Words:
 
 
 def _holds(array: pa.Array, value: int | float | str) -> Mask:
+    array = decoded(array)
     if isinstance(value, str):
-        texts = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
-        same = pc.call_function("equal", [texts.cast(pa.large_binary()), pa.scalar(value.encode(), pa.large_binary())])
+        same = pc.call_function("equal", [array.cast(pa.large_binary()), pa.scalar(value.encode(), pa.large_binary())])
         return same.fill_null(False).to_numpy(zero_copy_only=False)
-    numbers = to_numbers(array.dictionary_decode() if pa.types.is_dictionary(array.type) else array)
+    numbers = to_numbers(array)
     same_R: Mask = numbers.x_N == value
     return same_R if numbers.null_N is None else same_R & ~numbers.null_N

@@ -5,8 +5,9 @@ import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import types
 
+from rowwise.ingest.bags import to_offsets
 from rowwise.ingest.kinds import KEYS
-from rowwise.ingest.transform.arrays import lists, to_id_lists, to_offsets
+from rowwise.ingest.transform.arrays import lists, to_id_lists
 from rowwise.ingest.transform.transform import Arrays, Kinds, OneColumn, RowPosition, is_words
 
 
@@ -14,14 +15,11 @@ class SplitText(OneColumn, frozen=True, kw_only=True, tag="split", tag_field="ki
     """The words of a text, without surrounding spaces. Empty words are left out; a null row stays null."""
 
     separator: str  # between words
+    want = KEYS
 
     def __post_init__(self) -> None:
         if not self.separator:
             raise self.spec_error("separator='': expected at least one character")
-
-    @property
-    def wants(self) -> tuple[str, ...]:
-        return (KEYS,)
 
     def type_problem(self, kinds: Kinds) -> str:
         is_bytes = types.is_binary(kinds[0]) or types.is_large_binary(kinds[0])

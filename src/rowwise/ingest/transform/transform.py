@@ -6,36 +6,18 @@ Most transforms are `OneColumn`: they read one column and replace it, or make on
 import math
 from collections.abc import Callable
 from itertools import pairwise
+from typing import ClassVar
 
 import pyarrow as pa
-from pyarrow import types
 
 from rowwise.errors import SpecError
-from rowwise.ingest.kinds import FITS, IDS, KEYS, NUMBERS, ROWS, TIMES, is_list, is_text
+from rowwise.ingest.kinds import decoded_kind, element_of, is_text
 from rowwise.ingest.reader import Split
-from rowwise.ingest.transform.arrays import element_kind
+from rowwise.ingest.transform.arrays import list_like
 from rowwise.spec import Value
 
 Kinds = tuple[pa.DataType, ...]
 Arrays = tuple[pa.Array, ...]
-
-LISTS = "lists"
-ID_LISTS = "lists of whole numbers or text"
-NUMBER_LISTS = "lists of numbers"
-NUMBERS_OR_LISTS = "numbers, or lists of them"
-VALUES = "numbers or text, or lists of them"
-NUMBER_OR_KEY = "numbers or text"
-ANYTHING = "anything"
-MEETS: dict[str, Callable[[pa.DataType], bool]] = {  # by the requirement, as errors state it: whether a type meets it
-    **{want: FITS[want] for want in (IDS, KEYS, NUMBERS, ROWS, TIMES)},
-    LISTS: is_list,
-    ID_LISTS: lambda kind: is_list(kind) and FITS[IDS](kind),
-    NUMBER_LISTS: lambda kind: is_list(kind) and FITS[NUMBERS](element_kind(kind)),
-    NUMBERS_OR_LISTS: lambda kind: FITS[NUMBERS](element_kind(kind)),
-    VALUES: lambda kind: FITS[NUMBERS](element_kind(kind)) or FITS[IDS](kind),
-    NUMBER_OR_KEY: lambda kind: FITS[NUMBERS](kind) or FITS[KEYS](kind),
-    ANYTHING: lambda kind: True,
-}
 
 
 class RowPosition(Value, frozen=True, kw_only=True):
@@ -67,7 +49,7 @@ class Transform(Value, frozen=True, kw_only=True):
 
     @property
     def wants(self) -> tuple[str, ...]:
-        """For each input column a key of MEETS."""
+        """For each input column a key of FITS."""
         raise NotImplementedError
 
     def type_problem(self, kinds: Kinds) -> str:
@@ -100,6 +82,11 @@ class OneColumn(Transform, frozen=True, kw_only=True):
 
     column: str
     to: str = ""  # name of the result; empty: it replaces the column
+    want: ClassVar[str]  # a key of FITS
+
+    @property
+    def wants(self) -> tuple[str, ...]:
+        return (self.want,)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -108,6 +95,13 @@ class OneColumn(Transform, frozen=True, kw_only=True):
     @property
     def makes(self) -> tuple[str, ...]:
         return (self.to or self.column,)
+
+
+class ToIds(OneColumn, frozen=True, kw_only=True):
+    """A transform into whole numbers, single or in lists as the column has them."""
+
+    def types(self, kinds: Kinds) -> Kinds:
+        return (list_like(kinds[0], pa.int64()),)
 
 
 def check_rows(transform: Transform, rows: int | None) -> None:
@@ -134,5 +128,4 @@ def check_borders(transform: Transform, borders: tuple[float, ...]) -> None:
 
 def is_words(kind: pa.DataType) -> bool:
     """Whether a column holds text, single or in lists, dictionary-encoded or not."""
-    inner = element_kind(kind)
-    return is_text(inner.value_type if types.is_dictionary(inner) else inner)
+    return is_text(decoded_kind(element_of(kind)))

@@ -18,8 +18,9 @@ import pyarrow as pa
 
 from rowwise.errors import DataError, RowwiseError
 from rowwise.ingest.bags import combine_chunks
+from rowwise.ingest.kinds import ANYTHING
 from rowwise.ingest.transform.arrays import plain_kind
-from rowwise.ingest.transform.transform import ANYTHING, Arrays, Kinds, RowPosition, Run, Transform
+from rowwise.ingest.transform.transform import Arrays, Kinds, RowPosition, Run, Transform
 from rowwise.textfile import read_text
 
 

@@ -6,6 +6,7 @@ import pyarrow as pa
 from pyarrow import parquet as pq
 from pyarrow import types
 
+from rowwise.ingest.kinds import decoded_kind
 from rowwise.ingest.warehouse.ranges import leaves_of
 from rowwise.ingest.where import ColumnBounds, RowFilter
 
@@ -42,7 +43,7 @@ def groups_of(footer: pq.FileMetaData, where: RowFilter, schema: pa.Schema) -> l
 
 def bounds_of_chunk(chunk: pq.ColumnChunkMetaData, kind: pa.DataType, rows: int) -> ColumnBounds:
     """Bounds and null count of a column chunk, as far as its statistics can be trusted."""
-    plain = kind.value_type if types.is_dictionary(kind) else kind
+    plain = decoded_kind(kind)
     statistics = chunk.statistics
     if statistics is None or types.is_nested(plain):
         return ColumnBounds()
