@@ -8,6 +8,7 @@ import pyarrow as pa
 from parts.ingest_data import FIRST, ROWS, ids
 from parts.ingest_peers import hashed, there
 from rowwise.ingest import native
+from rowwise.ingest.transform.ids import pick_ids
 
 COUNT, MEAN, BORDERS = 1 << 20, 30, 1024
 Case = tuple[str, str, int, Callable[[], object]]  # kernel, whose, elements, the call
@@ -25,6 +26,7 @@ def cases(count: int = COUNT) -> list[Case]:
     borders_K = np.sort(draw.exponential(20, BORDERS)).astype(np.float32)
     out_N = np.empty_like(id_N)
     short, total = "FirstX and hash", len(listed_N)
+    to_rows, lists = native.RowMapping(native.SIGRID, ROWS, 7), pa.LargeListArray.from_arrays(offsets_R1, listed_N)
     tensor_N, tensor_K = torch.from_numpy(x_N), torch.from_numpy(borders_K)
 
     def masked() -> np.ndarray:
@@ -32,9 +34,9 @@ def cases(count: int = COUNT) -> list[Case]:
         return hashed(listed_N[at_N < FIRST])
 
     made: list[Case] = [
-        ("SigridHash", "rowwise", count, lambda: native.sigrid_hash(id_N, 7, ROWS, out_N)),
+        ("SigridHash", "rowwise", count, lambda: native.map_ids(id_N, to_rows, out_N)),
         ("SigridHash", "numpy", count, lambda: hashed(id_N)),
-        (short, "rowwise", total, lambda: native.first_sigrid(listed_N, offsets_R1, FIRST, 7, ROWS)),
+        (short, "rowwise", total, lambda: pick_ids(lists, to_rows, FIRST)),
         (short, "numpy", total, masked),
         ("Bucketize", "rowwise", count, lambda: native.bucketize(x_N, borders_K)),
         ("Bucketize", "numpy", count, lambda: np.searchsorted(borders_K, x_N, "right")),

@@ -56,9 +56,9 @@ def sigrid_of(x, salt, rows):
 def test_hash_rows(ids, rows):
     ids_N = np.array(ids, np.int64)
     expected = mix.remainder(mix.mix(ids_N.view(np.uint64)), rows).tolist()
-    assert native.hash_rows(ids_N, rows).tolist() == expected
+    assert native.map_ids(ids_N, RowMapping(native.HASH, rows)).tolist() == expected
     assert [int(w) % rows for w in mix.mix(ids_N.view(np.uint64))] == expected
-    assert native.hash_rows(ids_N, rows, out=ids_N) is ids_N
+    assert native.map_ids(ids_N, RowMapping(native.HASH, rows), out=ids_N) is ids_N
     assert ids_N.tolist() == expected
 
 
@@ -66,15 +66,15 @@ def test_hash_rows(ids, rows):
 def test_sigrid_hash(ids, salt, rows):
     ids_N = np.array(ids, np.int64)
     expected = [sigrid_of(i, salt, rows) for i in ids]
-    assert native.sigrid_hash(ids_N, salt, rows).tolist() == expected
-    assert native.sigrid_hash(ids_N.view(np.uint64), salt, rows, out=ids_N).tolist() == expected
+    assert native.map_ids(ids_N, RowMapping(native.SIGRID, rows, salt)).tolist() == expected
+    assert native.map_ids(ids_N.view(np.uint64), RowMapping(native.SIGRID, rows, salt), out=ids_N).tolist() == expected
 
 
 def test_sigrid_hash_is_torcharrows():
     """What the tests of torcharrow (csrc/velox/functions/rec) expect of 1 to 16 with salt 0 and 100 rows."""
     expected = [60, 54, 54, 9, 4, 91, 11, 67, 79, 2, 25, 92, 98, 83, 66, 2]
-    assert native.sigrid_hash(np.arange(1, 17), 0, 100).tolist() == expected
-    assert native.sigrid_hash(np.arange(1, 17), 0, 1).tolist() == [0] * 16
+    assert native.map_ids(np.arange(1, 17), RowMapping(native.SIGRID, 100, 0)).tolist() == expected
+    assert native.map_ids(np.arange(1, 17), RowMapping(native.SIGRID, 1, 0)).tolist() == [0] * 16
 
 
 @given(WHOLE, ROWS)
@@ -96,17 +96,24 @@ def jagged(bags):
     return np.array([i for bag in bags for i in bag], np.int64), offsets
 
 
+def first(values_N, offsets_R1, count, mapping):
+    picked = PickedIds(Lists(values_N, offsets_R1), first=count)
+    out_N, moved_R1 = np.empty(picked.total, np.int64), np.empty(picked.rows + 1, np.int64)
+    picked.write(mapping, out_N, moved_R1)
+    return out_N, moved_R1
+
+
 @given(BAGS, st.integers(1, 30), WHOLE, ROWS)
 def test_first(bags, count, salt, rows):
     values_N, offsets_R1 = jagged(bags)
     expected_N, expected_R1 = jagged([bag[:count] for bag in bags])
-    got_N, got_R1 = native.first(values_N, offsets_R1, count)
+    got_N, got_R1 = first(values_N, offsets_R1, count, RowMapping())
     assert (got_N.tolist(), got_R1.tolist()) == (expected_N.tolist(), expected_R1.tolist())
-    got_N, got_R1 = native.first_sigrid(values_N, offsets_R1, count, salt, rows)
+    got_N, got_R1 = first(values_N, offsets_R1, count, RowMapping(native.SIGRID, rows, salt))
     assert got_R1.tolist() == expected_R1.tolist()
     assert got_N.tolist() == [sigrid_of(i, salt, rows) for i in expected_N.tolist()]
     # Of a slice.
-    got_N, got_R1 = native.first(values_N, offsets_R1[len(bags) // 2 :], count)
+    got_N, got_R1 = first(values_N, offsets_R1[len(bags) // 2 :], count, RowMapping())
     expected_N, expected_R1 = jagged([bag[:count] for bag in bags[len(bags) // 2 :]])
     assert (got_N.tolist(), got_R1.tolist()) == (expected_N.tolist(), expected_R1.tolist())
 
@@ -143,7 +150,7 @@ def test_picked(bags, kind, wide, first, shifts, data):
     assert picked.write(RowMapping(native.CHECK, limit), out_N, out_R1) == bool((expected_N >= limit).any())
     assert (out_N[: picked.total].tolist(), out_R1.tolist()) == (expected_N.tolist(), expected_R1.tolist())
     picked.write(RowMapping(native.HASH, 97), out_N, None)
-    assert out_N[: picked.total].tolist() == native.hash_rows(expected_N, 97).tolist()
+    assert out_N[: picked.total].tolist() == native.map_ids(expected_N, RowMapping(native.HASH, 97)).tolist()
 
 
 def there(things, first):
@@ -177,8 +184,9 @@ def test_many_rows_in_another_order():
     for picked, moved in ((None, bags), (order, [bags[r] for r in order])):
         ids = PickedIds(Lists(values_N, offsets_R1), picked, 15)
         out_N = np.empty(ids.total, np.int64)
-        ids.write(RowMapping(native.HASH, 1009), out_N, None)
-        assert out_N.tolist() == native.hash_rows(jagged([bag[:15] for bag in moved])[0], 1009).tolist()
+        mapping = RowMapping(native.HASH, 1009)
+        ids.write(mapping, out_N, None)
+        assert out_N.tolist() == native.map_ids(jagged([bag[:15] for bag in moved])[0], mapping).tolist()
     singles = PickedIds(Lists(values_N), np.argsort(values_N))
     out_N = np.empty(singles.total, np.int64)
     singles.write(RowMapping(), out_N, None)
@@ -188,16 +196,16 @@ def test_many_rows_in_another_order():
 @pytest.mark.parametrize("offsets", [[0, 2, 1], [0, 9], [-1, 2], [1, 0]])
 def test_offsets_outside_are_refused(offsets):
     with pytest.raises(DataError, match="outside the 3 values"):
-        native.first(np.arange(3), np.array(offsets), 2)
+        first(np.arange(3), np.array(offsets), 2, RowMapping())
     with pytest.raises(DataError, match="outside the 3 bytes"):
         native.mix_bytes(np.zeros(3, np.uint8), np.array(offsets))
 
 
 def test_what_cannot_be_is_refused():
     with pytest.raises(SpecError, match=r"1 to 2\*\*63 -"):
-        native.hash_rows(np.arange(3), 0)
+        native.map_ids(np.arange(3), RowMapping(native.HASH, 0))
     with pytest.raises(SpecError, match=r"out is int64\[2\]"):
-        native.hash_rows(np.arange(3), 5, out=np.arange(2))
+        native.map_ids(np.arange(3), RowMapping(native.HASH, 5), out=np.arange(2))
     for borders in ([1.0, 0.0], [0.0, np.nan]):
         with pytest.raises(SpecError, match="are not ascending"):
             native.bucketize(np.zeros(3), np.array(borders))

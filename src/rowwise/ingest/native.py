@@ -127,25 +127,13 @@ class PickedIds:
         assert order_R is None or order_R.dtype == np.int64
         self._keep_alive = (lists, order_R)  # the structure below has bare pointers into them
         self._ids = _Ids(
-            values=_pointer(lists.values),
-            kind=KINDS[lists.values.dtype],
-            count=len(lists.values),
-            offsets=None if lists.offsets is None else _pointer(lists.offsets),
-            offset_bytes=0 if lists.offsets is None else lists.offsets.itemsize,
-            base=lists.base,
-            row_valid=None if lists.row_valid is None else _pointer(lists.row_valid.bytes),
-            row_bit=0 if lists.row_valid is None else lists.row_valid.first,
-            id_valid=None if lists.id_valid is None else _pointer(lists.id_valid.bytes),
-            id_bit=0 if lists.id_valid is None else lists.id_valid.first,
             order=None if order_R is None else _pointer(order_R),
             rows=lists.rows if order_R is None else len(order_R),
             first=ALL if first is None else first,
         )
+        _point_to(self._ids, lists)
         self.rows: int = self._ids.rows
-        self.total: int = _library().rw_count(byref(self._ids))
-        if self.total < 0:
-            count = len(lists.values)
-            raise DataError(f"offsets of lists descend, or lie outside the {count} values", "an undamaged column")
+        self.total = _count(self._ids)
 
     def write(self, mapping: RowMapping, out_N: Ints, offsets_R1: Ints | None) -> bool:
         """Write the mapped ids to the front of `out_N`, and the offsets; true if CHECK found one out of range."""
@@ -172,27 +160,18 @@ class BoundIds:
 
     def __init__(self, mapping: RowMapping, first: int | None) -> None:
         self._mapping = _c_mapping(mapping)
-        self._ids = _Ids(first=ALL if first is None else first, base=0)
+        self._ids = _Ids(first=ALL if first is None else first)
         self._keep_alive: Lists | None = None
 
     def point_to(self, lists: Lists) -> None:
         """Read lists of ids, or single ones."""
-        self._keep_alive, ids = lists, self._ids
-        ids.values, ids.kind, ids.count = _pointer(lists.values), KINDS[lists.values.dtype], len(lists.values)
-        ids.offsets = None if lists.offsets is None else _pointer(lists.offsets)
-        ids.offset_bytes = 0 if lists.offsets is None else lists.offsets.itemsize
-        ids.base = lists.base
-        ids.row_valid, ids.row_bit = _bitmap(lists.row_valid)
-        ids.id_valid, ids.id_bit = _bitmap(lists.id_valid)
+        self._keep_alive = lists
+        _point_to(self._ids, lists)
 
     def select(self, order_R: Ints) -> int:
         """Choose the rows that `write` writes; returns the number of their ids."""
         self._ids.order, self._ids.rows = order_R.ctypes.data, len(order_R)
-        total: int = _library().rw_count(byref(self._ids))
-        if total < 0:
-            count = self._ids.count
-            raise DataError(f"offsets of lists descend, or lie outside the {count} values", "an undamaged column")
-        return total
+        return _count(self._ids)
 
     def write(self, address: int, total: int, offsets_R1: Ints) -> bool:
         """Write the mapped ids to an address with room for them; true if CHECK found one out of range."""
@@ -265,7 +244,7 @@ class FilledColumns:
         self._columns = (_Numbers * len(columns))()
         for entry, (x_R, valid, fill) in zip(self._columns, columns, strict=True):
             entry.x, entry.fill = _pointer(x_R), fill
-            entry.valid, entry.bit = (None, 0) if valid is None else (_pointer(valid.bytes), valid.first)
+            entry.valid, entry.bit = _bitmap(valid)
 
     def write(self, begin: int, out_FR: Floats) -> bool:
         """Write selected rows from `begin` on, column by column; true if a value is infinite."""
@@ -280,24 +259,14 @@ def transpose(columns_FR: Floats, out_RF: Floats) -> None:
     _library().rw_turn(_pointer(columns_FR), columns_FR.shape[0], columns_FR.shape[1], _pointer(out_RF))
 
 
-def hash_rows(values_N: Ints, rows: int, out: Ints | None = None) -> Ints:
-    """The row of each id, by the hash of `mix.py`; `out` may be `values_N`."""
-    return _map_ids(values_N, RowMapping(HASH, rows), out)
-
-
-def sigrid_hash(values_N: Ints, salt: int, rows: int, out: Ints | None = None) -> Ints:
-    """The row of each id, as torcharrow's `sigrid_hash` computes it; `out` may be `values_N`."""
-    return _map_ids(values_N, RowMapping(SIGRID, rows, salt), out)
-
-
-def first(values_N: Ints, offsets_R1: Ints, count: int) -> tuple[Ints, Ints]:
-    """The first `count` ids of each list, and the new offsets, which begin at 0."""
-    return _first(values_N, offsets_R1, count, RowMapping())
-
-
-def first_sigrid(values_N: Ints, offsets_R1: Ints, count: int, salt: int, rows: int) -> tuple[Ints, Ints]:
-    """`sigrid_hash` of the first `count` ids of each list, and the new offsets, which begin at 0."""
-    return _first(values_N, offsets_R1, count, RowMapping(SIGRID, rows, salt))
+def map_ids(values_N: Ints, mapping: RowMapping, out: Ints | None = None) -> Ints:
+    """The row of each id; `out` may be `values_N`."""
+    values_N = np.ascontiguousarray(values_N.view(np.int64) if values_N.dtype == np.uint64 else values_N, np.int64)
+    out = np.empty(len(values_N), np.int64) if out is None else out
+    if out.dtype != np.int64 or out.shape != values_N.shape or not out.flags.c_contiguous:
+        raise SpecError(f"out is {out.dtype}{list(out.shape)}", f"contiguous int64[{len(values_N)}]")
+    _library().rw_map(_pointer(values_N), _pointer(out), len(values_N), byref(_c_mapping(mapping)))
+    return out
 
 
 def bucketize(x_N: NDArray[np.float32 | np.float64], borders_K: NDArray[np.float32 | np.float64]) -> Ints:
@@ -331,33 +300,10 @@ def mix_bytes(data: NDArray[np.uint8], offsets_N1: Ints) -> Words:
     return hash_N
 
 
-def _first(values_N: Ints, offsets_R1: Ints, count: int, mapping: RowMapping) -> tuple[Ints, Ints]:
-    lists = Lists(_ints(values_N), np.ascontiguousarray(offsets_R1, np.int64))
-    picked = PickedIds(lists, first=count)
-    out_N, moved_R1 = np.empty(picked.total, np.int64), np.empty(picked.rows + 1, np.int64)
-    picked.write(mapping, out_N, moved_R1)
-    return out_N, moved_R1
-
-
-def _map_ids(values_N: Ints, mapping: RowMapping, out: Ints | None) -> Ints:
-    values_N = _ints(values_N)
-    out = np.empty(len(values_N), np.int64) if out is None else out
-    if out.dtype != np.int64 or out.shape != values_N.shape or not out.flags.c_contiguous:
-        raise SpecError(f"out is {out.dtype}{list(out.shape)}", f"contiguous int64[{len(values_N)}]")
-    _library().rw_map(_pointer(values_N), _pointer(out), len(values_N), byref(_c_mapping(mapping)))
-    return out
-
-
 def _c_mapping(mapping: RowMapping) -> _RowMappingFields:
     if not 1 <= mapping.rows <= ALL:
         raise SpecError(f"rows={mapping.rows}", "1 to 2**63 - 1")
     return _RowMappingFields(what=mapping.what, rows=mapping.rows, salt=mapping.salt & WORD)
-
-
-def _ints(values_N: NDArray[Any]) -> Ints:
-    if values_N.dtype == np.uint64:
-        values_N = values_N.view(np.int64)
-    return np.ascontiguousarray(values_N, np.int64)
 
 
 def _rounded_up(borders_K: NDArray[np.float32 | np.float64]) -> Floats:
@@ -365,6 +311,23 @@ def _rounded_up(borders_K: NDArray[np.float32 | np.float64]) -> Floats:
     with np.errstate(over="ignore"):
         near_K = borders_K.astype(np.float32)
         return np.where(near_K < borders_K, np.nextafter(near_K, np.float32(np.inf)), near_K)
+
+
+def _point_to(ids: _Ids, lists: Lists) -> None:
+    ids.values, ids.kind, ids.count = _pointer(lists.values), KINDS[lists.values.dtype], len(lists.values)
+    ids.offsets = None if lists.offsets is None else _pointer(lists.offsets)
+    ids.offset_bytes = 0 if lists.offsets is None else lists.offsets.itemsize
+    ids.base = lists.base
+    ids.row_valid, ids.row_bit = _bitmap(lists.row_valid)
+    ids.id_valid, ids.id_bit = _bitmap(lists.id_valid)
+
+
+def _count(ids: _Ids) -> int:
+    """The ids of the selected rows; refuses offsets outside the values."""
+    total: int = _library().rw_count(byref(ids))
+    if total < 0:
+        raise DataError(f"offsets of lists descend, or lie outside the {ids.count} values", "an undamaged column")
+    return total
 
 
 def _bitmap(bitmap: Bitmap | None) -> tuple[int | None, int]:

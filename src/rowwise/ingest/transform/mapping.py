@@ -19,6 +19,7 @@ from rowwise.ingest import native
 from rowwise.ingest.bags import decoded, hash_ids, int64, to_offsets
 from rowwise.ingest.block import Ints
 from rowwise.ingest.kinds import IDS, holds_whole
+from rowwise.ingest.native import RowMapping
 from rowwise.ingest.transform.arrays import IdLists, Mask, lists, to_id_lists
 from rowwise.ingest.transform.transform import Arrays, Kinds, RowPosition, Run, ToIds, is_words
 from rowwise.textfile import read_text
@@ -118,7 +119,7 @@ class KnownIds(NamedTuple):
 
 def _known(keys_K: Ints, words: pa.Array | None, becomes_K: Ints) -> KnownIds:
     slots = 1 << (2 * len(keys_K)).bit_length()
-    own_K = native.hash_rows(keys_K, slots)
+    own_K = native.map_ids(keys_K, RowMapping(native.HASH, slots))
     order_K = np.argsort(own_K, kind="stable")
     # Each takes its own slot, or the one after the last that is taken.
     nth_K = np.arange(len(order_K))
@@ -130,7 +131,7 @@ def _known(keys_K: Ints, words: pa.Array | None, becomes_K: Ints) -> KnownIds:
 
 def _find(known: KnownIds, keys_N: Ints) -> tuple[Ints, Mask]:
     """The index of each id among the known ids, and whether it is known. The first round finds most of them."""
-    at_N = native.hash_rows(keys_N, known.slots)
+    at_N = native.map_ids(keys_N, RowMapping(native.HASH, known.slots))
     index_N = known.index_S[at_N]
     left_N = np.flatnonzero((known.key_S[at_N] != keys_N) & (index_N >= 0))
     while left_N.size:
