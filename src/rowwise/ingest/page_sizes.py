@@ -10,6 +10,8 @@ from typing import Any, BinaryIO, NamedTuple
 import pyarrow as pa
 from pyarrow import parquet as pq
 
+from rowwise.ingest.warehouse.ranges import chunk_place
+
 HEADER_bytes, MOST_HEADER_bytes = 1 << 10, 16 << 20  # read at first; the most that Arrow takes
 VALUE_bytes = 16  # of a value with its levels, at least
 DEPTH = 16  # of structs in a header
@@ -66,10 +68,8 @@ def _longest(page: bytes, size: int, codec: str) -> int:
 
 def _headers(file: BinaryIO, chunk: pq.ColumnChunkMetaData) -> Iterator[tuple[dict[int, Any], int]]:
     """The header of each of a chunk's pages, where Arrow looks for it, and where it ends."""
-    at, first = chunk.data_page_offset, chunk.dictionary_page_offset
-    if chunk.has_dictionary_page and first and 0 < first < at:
-        at = first
-    end = at + chunk.total_compressed_size
+    at, size = chunk_place(chunk)
+    end = at + size
     while 0 <= at < end:
         header, length = _read_header(file, at, end)
         counts = [_whole(header, UNPACKED, -1), _whole(header, PACKED, -1)]

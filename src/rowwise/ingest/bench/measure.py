@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from time import perf_counter
-from typing import Protocol, final, runtime_checkable
+from typing import final
 
 import pyarrow as pa
 from msgspec import structs
@@ -20,11 +20,11 @@ from rowwise.ingest.bench.handoff import HandOff
 from rowwise.ingest.bench.packed import DecompressionTimes, unpacking_of
 from rowwise.ingest.delimited import CsvReader
 from rowwise.ingest.prepare import PreparationTask
-from rowwise.ingest.reader import Reader, Split
+from rowwise.ingest.reader import Split
 from rowwise.ingest.service.coordinator import SplitId, SplitLease, SplitRefused
 from rowwise.ingest.service.memory import SlotMemory, make_memory
 from rowwise.ingest.service.worker import prepare_split
-from rowwise.ingest.warehouse.ranges import ReadCounters
+from rowwise.ingest.warehouse.ranges import ReadCounters, counters_of
 from rowwise.spec import Value
 
 SPLITS = 3
@@ -32,14 +32,6 @@ ROUNDS = (2, 7)  # at least, and at most
 BUDGET_S = 12.0  # after which no round begins
 
 Tell = Callable[[int, int], None]  # rounds that are done, of how many at most
-
-
-@runtime_checkable
-class CountingReader(Protocol):
-    """A reader that counts what it reads."""
-
-    @property
-    def counters(self) -> ReadCounters: ...
 
 
 class WorkerSeconds(Value, frozen=True):
@@ -140,11 +132,11 @@ class _Bench:
 
     def prepare(self, split_id: SplitId) -> _SplitTimes:
         split = self._task.splits[self._order[split_id.index]]
-        before = _counters(self._task.reader)
+        before = counters_of(self._task.reader)
         ready = prepare_split(self._task, SplitLease(0, split_id, 0), self._slot.resize)
         if isinstance(ready, SplitRefused):
             raise DataError(ready.error)
-        counted = _counters(self._task.reader) - before
+        counted = counters_of(self._task.reader) - before
         if isinstance(self._task.reader, CsvReader):
             counted = _lines_read(split)
         self.counted += counted
@@ -177,10 +169,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         pa.set_cpu_count(before)
-
-
-def _counters(reader: Reader) -> ReadCounters:
-    return reader.counters if isinstance(reader, CountingReader) else ReadCounters()
 
 
 def _lines_read(split: Split) -> ReadCounters:

@@ -12,7 +12,7 @@ from rowwise.errors import DataError
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.reader import Reader, Split
-from rowwise.ingest.warehouse.ranges import ReadCounters
+from rowwise.ingest.warehouse.ranges import ReadCounters, counters_of
 from rowwise.spec import Table
 
 PARTS = ("train", "valid", "test")  # names of the files of a stored dataset
@@ -49,8 +49,7 @@ class PartReader:
 
     @property
     def counters(self) -> ReadCounters:
-        """The reader's counters; empty if it does not count."""
-        return getattr(self._reader, "counters", ReadCounters())
+        return counters_of(self._reader)
 
     def splits(self) -> tuple[Split, ...]:
         return self._splits

@@ -14,11 +14,12 @@ import pyarrow as pa
 from pyarrow import types
 
 from rowwise.errors import DataError
+from rowwise.ingest.kinds import holds_whole
 from rowwise.ingest.reader import Reader, check_columns
 from rowwise.ingest.warehouse.journal import ConversionRequest, Journal, SourceSurvey, WarehouseManifest
 from rowwise.ingest.warehouse.layout import VERSION, FlattenedColumns, WarehouseLayout, order_by_popularity
 from rowwise.ingest.warehouse.parts import RowQueue, UnitRows, WarehouseWriter
-from rowwise.ingest.warehouse.source import ConversionSource, ProgressCallback
+from rowwise.ingest.warehouse.source import ConversionSource, Progress
 from rowwise.ingest.warehouse.spill import Spill, SpillRange, check_session
 from rowwise.ingest.warehouse.stored import StoredWarehouse
 from rowwise.scratch import Scratch
@@ -44,7 +45,7 @@ def convert(
     source: Reader,
     dest: str | Path,
     layout: WarehouseLayout,
-    progress: ProgressCallback | None = None,
+    progress: Progress | None = None,
     used: Mapping[str, float] | None = None,
 ) -> ConversionSummary:
     """Write the rows of a reader as a warehouse. The same call resumes a conversion that was killed.
@@ -72,7 +73,7 @@ def convert(
         was_done = manifest is not None
         if manifest is None:
             resumed = journal.begin_or_resume(request)
-            manifest = _Conversion(rows, folder, store, journal, progress or _silent).run(request, used or {})
+            manifest = _Conversion(rows, folder, store, journal, progress or (lambda *_: None)).run(request, used or {})
         # A killed process may have finished the manifest but not the cleaning.
         shutil.rmtree(journal.folder / "spill", ignore_errors=True)
         journal.clean()
@@ -97,7 +98,7 @@ class _Conversion:
         dest: Path,
         store: StoredWarehouse | None,
         journal: Journal,
-        progress: ProgressCallback,
+        progress: Progress,
     ) -> None:
         self._source, self._dest, self._store, self._journal, self._progress = source, dest, store, journal, progress
         self._layout = source.layout
@@ -114,8 +115,9 @@ class _Conversion:
         self._layout.check_columns(len(flat.names))
         inside = tuple(name for name in flat.names if name not in self._layout.partition_by)
         columns = order_by_popularity(inside, survey.popularity)
-        writer = WarehouseWriter(self._dest, self._layout, columns, survey.popularity, self._store)
-        writer.set_partition_types({n: _folder_type(empty.schema.field(n).type) for n in self._layout.partition_by})
+        whole = {n: holds_whole(empty.schema.field(n).type) for n in self._layout.partition_by}
+        kinds = {name: "int64" if is_whole else "string" for name, is_whole in whole.items()}
+        writer = WarehouseWriter(self._dest, self._layout, columns, survey.popularity, kinds, self._store)
         if self._layout.spills:
             self._write_spilled(flat, writer)
         else:
@@ -142,10 +144,9 @@ class _Conversion:
                 f"{self._source.name}: files do not hold the columns of --partition-by",
                 "other columns in --cluster-by and --sort-by, and at least one more column",
             )
-        for name in layout.partition_by:
-            check_session(schema.field(name).type, name, self._source.name)
-        if layout.cluster_by is not None:
-            check_session(schema.field(layout.cluster_by).type, layout.cluster_by, self._source.name)
+        for name in (*layout.partition_by, layout.cluster_by):
+            if name is not None:
+                check_session(schema.field(name).type, name, self._source.name)
         if layout.sort_by is not None and types.is_nested(schema.field(layout.sort_by).type):
             kind = schema.field(layout.sort_by).type
             raise DataError(f"{self._source.name}: column {layout.sort_by!r} holds {kind}", "numbers, times or text")
@@ -196,12 +197,3 @@ def _read_ranges(spill: Spill, ranges: list[SpillRange], units: range, skip: int
             done += table.num_rows
             rest = table.slice(max(table.num_rows - (done - skip), 0)) if unit == units.start else table
             yield UnitRows(rest, unit, done - rest.num_rows)
-
-
-def _folder_type(kind: pa.DataType) -> str:
-    plain: pa.DataType = kind.value_type if types.is_dictionary(kind) else kind
-    return "int64" if types.is_integer(plain) else "string"
-
-
-def _silent(_done: int, _of: int) -> None:
-    """A progress callback that prints nothing."""

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute as pc
 
+from rowwise.ingest.bags import combine_chunks
 from rowwise.ingest.block import Ints
 from rowwise.ingest.warehouse.layout import FlattenedColumns, Key, flat_name
 
@@ -19,7 +20,7 @@ def flatten(table: pa.Table, flat: FlattenedColumns) -> pa.Table:
     """The plain columns, then a column for each key of each map."""
     flattened = table.select(list(flat.plain))
     for name, keys in flat.maps.items():
-        for key, column in zip(keys, split_by_key(_single_map_array(table[name]), keys), strict=True):
+        for key, column in zip(keys, split_by_key(combine_chunks(table[name]), keys), strict=True):
             flattened = flattened.append_column(flat_name(name, key), column)
     return flattened
 
@@ -65,7 +66,3 @@ def _entries(array: pa.MapArray) -> tuple[int, int, Ints]:
     offset_R1 = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
     row_R = np.where(array.is_null().to_numpy(zero_copy_only=False), -1, np.arange(len(array)))
     return int(offset_R1[0]), int(offset_R1[-1]), np.repeat(row_R, np.diff(offset_R1))
-
-
-def _single_map_array(column: pa.ChunkedArray) -> pa.MapArray:
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], column.type)])

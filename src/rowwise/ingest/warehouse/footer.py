@@ -14,10 +14,11 @@ class _StopReading(Exception):
     """Arrow has checked every column chunk, and asks for bytes."""
 
 
-class _UnreadableFile(io.RawIOBase):
-    """A file of a given size; a read raises `_StopReading`."""
+class SeekableFile(io.RawIOBase):
+    """A file of a given size, to be read from any byte; subclasses read."""
 
     def __init__(self, size: int) -> None:
+        super().__init__()
         self._size, self._at = size, 0
 
     def readable(self) -> bool:
@@ -26,12 +27,16 @@ class _UnreadableFile(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def seek(self, to: int, whence: int = io.SEEK_SET) -> int:
-        self._at = to + (0, self._at, self._size)[whence]
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
         return self._at
 
     def tell(self) -> int:
         return self._at
+
+
+class _UnreadableFile(SeekableFile):
+    """A file that raises `_StopReading` where it is read."""
 
     def read(self, size: int = -1) -> bytes:
         raise _StopReading

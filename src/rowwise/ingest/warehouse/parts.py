@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import parquet as pq
 
+from rowwise.ingest.bags import combine_chunks, decoded
 from rowwise.ingest.kinds import is_list
 from rowwise.ingest.warehouse.hive import Cell, folder_name
 from rowwise.ingest.warehouse.journal import FOLDER, WarehouseFile
@@ -91,6 +92,7 @@ class WarehouseWriter:
         layout: WarehouseLayout,
         columns: Sequence[str],
         popularity: Mapping[str, float],
+        partition_types: Mapping[str, str],
         store: StoredWarehouse | None = None,
     ) -> None:
         self._dest, self._layout, self._columns, self._store = dest, layout, list(columns), store
@@ -101,12 +103,9 @@ class WarehouseWriter:
             "popularity": used,
             "cluster_by": layout.cluster_by,
             "sort_by": layout.sort_by,
-            "partition_types": dict[str, str](),
+            "partition_types": dict(partition_types),
             "made_by": f"rowwise {version('rowwise')} data convert",
         }
-
-    def set_partition_types(self, kinds: Mapping[str, str]) -> None:
-        self._metadata["partition_types"] = dict(kinds)
 
     def write(self, rows: RowQueue, cells: Sequence[Cell], number: int) -> WarehouseFile:
         """Write the next file of a folder; the queue has at least one row."""
@@ -164,9 +163,7 @@ class WarehouseWriter:
 
 def _last_session_start(session: pa.ChunkedArray) -> int:
     """The last row at which a session begins; 0: all rows are of one session."""
-    if pa.types.is_dictionary(session.type):
-        session = session.cast(session.type.value_type)
-    whole = pa.concat_arrays(session.chunks)
+    whole = decoded(combine_chunks(session))
     changed = pc.call_function("not_equal", [whole[1:], whole[:-1]])
     changed = pc.fill_null(changed, True)  # a row without a session is a session of its own
     borders_N = np.flatnonzero(changed.to_numpy(zero_copy_only=False))

@@ -48,6 +48,11 @@ class ReadCounters(Value, frozen=True):
         return ReadCounters(**{name: getattr(self, name) - getattr(before, name) for name in self.__struct_fields__})
 
 
+def counters_of(reader: object) -> ReadCounters:
+    """The counters of a reader; empty if it does not count."""
+    return getattr(reader, "counters", ReadCounters())
+
+
 def disk_seconds(counters: ReadCounters, seek_s: float, bytes_s: float) -> float:
     """Seconds on a disk with one seek per read, then `bytes_s` bytes a second."""
     return counters.reads * seek_s + counters.bytes_read / bytes_s
@@ -69,7 +74,7 @@ def ranges_of(footer: pq.FileMetaData, group: int, leaves: Sequence[int], gap: i
     row_group = footer.row_group(group)
     pad = PADDING if footer.created_by.startswith(("parquet-mr", "parquet-cpp version")) else 0
     end = footer_start(footer) if pad else 0
-    chunks = sorted(_chunk(row_group.column(leaf)) for leaf in leaves)
+    chunks = sorted(chunk_place(row_group.column(leaf)) for leaf in leaves)
     ranges: list[ReadRange] = []
     for start, size in chunks:
         stop = max(start + size, min(start + size + pad, end))
@@ -86,10 +91,11 @@ def footer_start(footer: pq.FileMetaData) -> int:
     if not footer.num_row_groups:
         return 0
     last = footer.row_group(footer.num_row_groups - 1)
-    return max(sum(_chunk(last.column(leaf))) for leaf in range(last.num_columns))
+    return max(sum(chunk_place(last.column(leaf))) for leaf in range(last.num_columns))
 
 
-def _chunk(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
+def chunk_place(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
+    """Where the pages of a column chunk begin, and their size."""
     begin = column.data_page_offset
     if column.has_dictionary_page and column.dictionary_page_offset and column.dictionary_page_offset > 0:
         begin = min(begin, column.dictionary_page_offset)

@@ -4,7 +4,7 @@ Pieces are counted from the first row of a split, so that a resumed conversion c
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, final, runtime_checkable
 
@@ -22,18 +22,16 @@ SAMPLE_ROWS = 64
 MAX_KEYS = 20_000
 
 
+Progress = Callable[[int, int], object]  # called with the number of splits done, and of all
+
+
 @runtime_checkable
-class DivisibleReader(Protocol):
-    """A reader that can read a split in pieces."""
+class FileReader(Protocol):
+    """A reader that can read a split in pieces, and tell whether a file has changed."""
 
     def pieces(self, split: Split, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
         """The rows of a split, at most `rows` at a time."""
         ...
-
-
-@runtime_checkable
-class TimestampedReader(Protocol):
-    """A reader that can tell whether a file has changed."""
 
     def stamp(self, source: str) -> tuple[int, int]:
         """Size in bytes and modification time of a file."""
@@ -67,7 +65,7 @@ class ConversionSource:
         schema = self.reader.schema.remove_metadata().to_string()
         return hashlib.sha256(msgspec.json.encode((self.splits, stamps, schema))).hexdigest()[:32]
 
-    def keys(self, progress: "ProgressCallback") -> dict[str, tuple[Key, ...]]:
+    def keys(self, progress: Progress) -> dict[str, tuple[Key, ...]]:
         """The keys of each map column: those of the layout, or all keys of the data."""
         plain, maps = self._chosen
         open_ = [name for name, keys in maps.items() if keys is None]
@@ -117,7 +115,7 @@ class ConversionSource:
         )
 
     def _tables(self, split: Split, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
-        if isinstance(self.reader, DivisibleReader):
+        if isinstance(self.reader, FileReader):
             yield from self.reader.pieces(split, columns, rows)
             return
         table = self.reader.read(split, columns)
@@ -125,16 +123,10 @@ class ConversionSource:
             yield table.slice(at, rows)
 
     def _stamp(self, name: str) -> tuple[int, int]:
-        if isinstance(self.reader, TimestampedReader):
+        if isinstance(self.reader, FileReader):
             return self.reader.stamp(name)
         path = Path(name)
         if not path.is_file():
             return 0, 0
         found = path.stat()
         return found.st_size, found.st_mtime_ns
-
-
-class ProgressCallback(Protocol):
-    """Called with the number of splits done, and of all."""
-
-    def __call__(self, done: int, of: int, /) -> None: ...

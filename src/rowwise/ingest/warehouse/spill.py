@@ -20,7 +20,9 @@ from pyarrow import compute as pc
 from pyarrow import types
 
 from rowwise.errors import DataError
-from rowwise.ingest.mix import mix, mix_bytes
+from rowwise.ingest.bags import combine_chunks, decoded, hash_ids
+from rowwise.ingest.kinds import decoded_kind
+from rowwise.ingest.mix import Words, mix
 from rowwise.ingest.warehouse.hive import Cell
 from rowwise.ingest.warehouse.layout import BASE_MEMORY, WarehouseLayout, table_bytes
 from rowwise.ingest.warehouse.source import SourceRows
@@ -31,7 +33,6 @@ BUCKET_BITS = 12
 HASH = "\x00hash"  # name of an extra column: the session's hash
 BATCH_BYTES = 96 << 10  # of a file of a run: a range needs few rows of each run, and batches are read whole
 LONE = 0x5851F42D4C957F2D  # salt of the hash of rows without a session, each a session of its own
-Words = NDArray[np.uint64]
 
 
 class SpillRun(Value, frozen=True):
@@ -218,67 +219,37 @@ def one_batch(table: pa.Table) -> pa.RecordBatch:
 
 def session_hash(column: pa.ChunkedArray, first_row: int) -> Words:
     """A 64-bit hash of each row's session; a row without one is hashed by its number in the source."""
-    kind = column.type
-    if types.is_dictionary(kind):
-        column = column.cast(kind.value_type)
-    missing_R = column.is_null().to_numpy()
-    if types.is_integer(column.type):
-        whole = pc.fill_null(column, 0).to_numpy()
-        hash_R = mix(whole.astype(np.int64, copy=False).view(np.uint64))
-    else:
-        hash_R = _text_hash(pa.concat_arrays(column.cast(pa.large_binary()).chunks))
-    row_R = np.arange(first_row, first_row + len(missing_R), dtype=np.uint64)
-    return np.where(missing_R, mix(row_R ^ np.uint64(LONE)), hash_R)
+    ids = decoded(combine_chunks(column))
+    missing_R = ids.is_null().to_numpy(zero_copy_only=False)
+    row_R = np.arange(first_row, first_row + len(ids), dtype=np.uint64)
+    return np.where(missing_R, mix(row_R ^ np.uint64(LONE)), hash_ids(ids))
 
 
 def check_session(kind: pa.DataType, name: str, source: str) -> None:
-    plain = kind.value_type if types.is_dictionary(kind) else kind
+    plain = decoded_kind(kind)
     texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
     if not (types.is_integer(plain) or any(test(plain) for test in texts)):
         raise DataError(f"{source}: column {name!r} holds {kind}", "whole numbers or text")
 
 
-def _text_hash(array: pa.Array) -> Words:
-    if not len(array):
-        return np.empty(0, np.uint64)
-    _, offsets, data = array.buffers()
-    offsets_N1 = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
-    begin, end = int(offsets_N1[0]), int(offsets_N1[-1])
-    bytes_N = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[begin:end]
-    return mix_bytes(bytes_N, offsets_N1 - begin)
-
-
 def _codes(column: pa.ChunkedArray) -> pa.Array:
     """A number for each session, to order sessions with equal hashes; -1 without a session, whose hashes differ."""
-    if types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    encoded = column.combine_chunks().dictionary_encode()
-    whole = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
-    return whole.indices.fill_null(-1)
+    return decoded(combine_chunks(column)).dictionary_encode().indices.fill_null(-1)
 
 
 def _folders(table: pa.Table, names: Sequence[str]) -> tuple[tuple[tuple[Cell, ...], ...], NDArray[np.int64]]:
     """The distinct folders of a table's rows, and the index of each row's folder."""
-    rows = table.num_rows
     if not names:
-        return ((),), np.zeros(rows, np.int64)
-    code_R = np.zeros(rows, np.int64)
-    values: list[list[Cell]] = []
+        return ((),), np.zeros(table.num_rows, np.int64)
+    code_R, columns = np.zeros(table.num_rows, np.int64), list[pa.Array]()
     for name in names:
         column = table[name].cast(pa.string()) if not types.is_integer(table[name].type) else table[name]
-        encoded = column.combine_chunks().dictionary_encode("encode")
-        whole = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
-        values.append(whole.dictionary.to_pylist())
-        code_R = code_R * max(len(values[-1]), 1) + whole.indices.to_numpy()
-    codes, folder_R = np.unique(code_R, return_inverse=True)
-    folders = []
-    for code in codes.tolist():
-        cells: list[Cell] = []
-        for of_column in reversed(values):
-            code, at = divmod(code, max(len(of_column), 1))
-            cells.append(of_column[at])
-        folders.append(tuple(reversed(cells)))
-    return tuple(folders), folder_R.astype(np.int64)
+        columns.append(combine_chunks(column))
+        encoded = columns[-1].dictionary_encode("encode")
+        code_R = code_R * max(len(encoded.dictionary), 1) + encoded.indices.to_numpy()
+    _, first_F, folder_R = np.unique(code_R, return_index=True, return_inverse=True)
+    cells = (column.take(pa.array(first_F)).to_pylist() for column in columns)
+    return tuple(zip(*cells, strict=True)), folder_R.astype(np.int64)
 
 
 def _segments(run: SpillRun) -> Iterator[tuple[tuple[Cell, ...], int, int, int]]:

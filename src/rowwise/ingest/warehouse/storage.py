@@ -5,7 +5,6 @@ and where its client is not installed, by pyarrow or fsspec. A `FileStore` is pi
 makes connections of its own.
 """
 
-import io
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from pyarrow import fs
 
 from rowwise.errors import DataError
 from rowwise.ingest.reader import GLOB, find_files
+from rowwise.ingest.warehouse.footer import SeekableFile
 from rowwise.storage.cloud import SCHEMES
 from rowwise.storage.folder import StorageFolder, parse_folder
 from rowwise.storage.interface import MissingObjectError, Storage
@@ -253,25 +253,12 @@ class _ObjectFile:
 
 
 @final
-class _ObjectStream(io.RawIOBase):
+class _ObjectStream(SeekableFile):
     """An object as a file of Python."""
 
     def __init__(self, file: _ObjectFile) -> None:
-        super().__init__()
-        self._file, self._at = file, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + (0, self._at, self._file.size)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
+        super().__init__(file.size)
+        self._file = file
 
     def readinto(self, buffer: Any) -> int:
         count = self._file.read_into(memoryview(buffer), self._at)
