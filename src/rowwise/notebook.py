@@ -33,7 +33,7 @@ from rowwise.cli.run_request import RunRequest
 from rowwise.cli.terminal import make_terminal
 from rowwise.errors import DataError, SpecError, escape_newlines
 from rowwise.ingest.frames import FrameReader
-from rowwise.ingest.inspect import DatasetCard, find_separators, inspect_ids
+from rowwise.ingest.inspect import DatasetCard, find_separators, inspect
 from rowwise.ingest.kinds import is_list
 from rowwise.ingest.roles import Role, parse_roles
 from rowwise.recipes.find import load
@@ -269,7 +269,7 @@ def _start_recipe(
     reader, console = FrameReader(table), make_terminal(stderr=True)
     with splits_bar(console, "reading") as tell:
         separators = find_separators(reader, [n for n, role in roles.items() if role == "unused"])
-        found = inspect_ids(reader, label, name="frame", roles=roles, separators=separators, tell=tell)
+        found = inspect(reader, label, name="frame", roles=roles, separators=separators, tell=tell)
     path.parent.mkdir()
     write_starter(found, reader, f"parquet:{rows}", path)
     for warning in found.card.warnings:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rowwise import DataError
 from rowwise.ingest import FrameReader
 from rowwise.ingest.evidence import shape_of, weigh
-from rowwise.ingest.inspect import find_separators, inspect, inspect_ids
+from rowwise.ingest.inspect import find_separators, inspect
 
 ROWS = 20_000
 
@@ -53,7 +53,7 @@ def test_columns_with_planted_truth(seed):
     columns = planted(draw)
     for name, (x, effect, _) in columns.items():
         label = draw.random(ROWS) < sigmoid(effect - effect.mean() - 1)
-        card = inspect(FrameReader(pa.table({"label": label.astype(np.int64), name: x})))
+        card = inspect(FrameReader(pa.table({"label": label.astype(np.int64), name: x}))).card
         (found,) = (one for one in card.columns if one.name == name)
         wanted = columns[name][2]
         assert wanted is None or found.role == wanted or found.close, (name, found)
@@ -108,7 +108,7 @@ def test_ids_in_the_order_of_their_rate_with_few_rows_each():
     x_N = np.sort(draw.integers(0, 4000, 44_000))
     logit_N = 2 - x_N / 1000 + 0.8 * draw.normal(size=4000)[x_N]
     label = draw.random(44_000) < sigmoid(logit_N)
-    card = inspect(FrameReader(pa.table({"label": label.astype(np.int64), "n": x_N})))
+    card = inspect(FrameReader(pa.table({"label": label.astype(np.int64), "n": x_N}))).card
     (found,) = (one for one in card.columns if one.name == "n")
     assert (found.role, found.close) == ("sparse", True)
 
@@ -125,7 +125,7 @@ def test_ten_tables_of_columns_without_telling_names():
         label = draw.random(ROWS) < sigmoid(logit)
         columns = {f"c{n}": kinds[name][0] for n, name in enumerate(chosen)}
         reader = FrameReader(pa.table({"label": label.astype(np.int64), **columns}), split_rows=5000)
-        cards = inspect_ids(reader, separators=find_separators(reader)).card.columns[1:]
+        cards = inspect(reader, separators=find_separators(reader)).card.columns[1:]
         for name, card in zip(chosen, cards, strict=True):
             fine = kinds[name][2] in (None, card.role) and (card.separator == "|") == (name == "lists in text")
             right, wrong = right + fine, wrong + (not fine)
@@ -139,7 +139,7 @@ def test_a_column_is_used_as_told():
         {"label": draw.integers(0, 2, ROWS), "n": draw.integers(0, 500, ROWS), "w": ["a", "b"] * (ROWS // 2)}
     )
     for role in ("sparse", "dense", "unused"):
-        card = inspect(FrameReader(table), roles={"n": role})
+        card = inspect(FrameReader(table), roles={"n": role}).card
         assert next((c.role, c.why) for c in card.columns if c.name == "n") == (role, "as told")
     with pytest.raises(DataError, match="column 'w' holds string"):
         inspect(FrameReader(table), roles={"w": "dense"})

@@ -26,7 +26,7 @@ def frame(**columns):
 
 
 def card(**columns):
-    return inspect(FrameReader(frame(**columns), split_rows=700))
+    return inspect(FrameReader(frame(**columns), split_rows=700)).card
 
 
 def column(made, name):
@@ -84,10 +84,10 @@ def test_warnings(columns, message):
 
 def test_labels():
     without = frame(seen=frame()["label"]).drop_columns(["label"])
-    assert inspect(FrameReader(without)).warnings == (
+    assert inspect(FrameReader(without)).card.warnings == (
         "no label: say which column it is with --label; 'seen' hold 0 and 1",
     )
-    assert inspect(FrameReader(frame().rename_columns(["Click", "x", "user_id"]))).label == "Click"
+    assert inspect(FrameReader(frame().rename_columns(["Click", "x", "user_id"]))).card.label == "Click"
     with pytest.raises(DataError, match="frame: no column 'lable'"):
         inspect(FrameReader(frame()), "lable")
     with pytest.raises(DataError, match="label 'label' is 'a'"):
@@ -169,7 +169,7 @@ COUNTS = dict.fromkeys(("user_age", "item_views", "paid", "views", "website_load
 def test_whole_numbers_that_name_something(name, role):
     """Numbers alone do not say whether they count or name; what a column is called does."""
     table = pa.table({"label": np.arange(ROWS) % 2, name: np.random.default_rng(0).integers(0, 300, ROWS)})
-    assert column(inspect(FrameReader(table)), name).role == role
+    assert column(inspect(FrameReader(table)).card, name).role == role
 
 
 def test_ignored_columns_are_not_read(tmp_path):
@@ -177,7 +177,7 @@ def test_ignored_columns_are_not_read(tmp_path):
     for number, value in enumerate(["a", 1]):
         rows = {"user": list(range(50)), "clicked": [0, 1] * 25, "odd": [value] * 50}
         pq.write_table(pa.table(rows), tmp_path / f"{number}.parquet")
-    made = inspect(ParquetReader(tmp_path), roles={"odd": "unused"})
+    made = inspect(ParquetReader(tmp_path), roles={"odd": "unused"}).card
     assert made.rows == 100
     assert {c.name: c.rows for c in made.columns} == {"user": 100, "clicked": 100, "odd": 0}
     with pytest.raises(DataError, match="every column is ignored"):

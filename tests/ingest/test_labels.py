@@ -147,13 +147,13 @@ def test_a_card_of_words_counts_rows_without_a_label():
     draw = np.random.default_rng(0)
     churn = [None if k % 4 == 0 else "Yes" if x else "No" for k, x in enumerate(draw.integers(0, 2, ROWS))]
     table = pa.table({"churn": churn, "user": draw.integers(0, 30, ROWS)})
-    card = inspect(FrameReader(table, split_rows=150), "churn")
+    card = inspect(FrameReader(table, split_rows=150), "churn").card
     assert (card.label, card.labels, card.rows, card.unlabelled) == ("churn", ("churn = Yes",), 300, 100)
     assert card.label_rate == pytest.approx(churn.count("Yes") / 300)
     assert card.label_choices[-1] == "100 of 400 rows have no label and are left out"
     assert {c.name: c.role for c in card.columns} == {"churn": "label", "user": "sparse"}
-    assert inspect(FrameReader(table), "churn=No").labels == ("churn=No",)
-    assert inspect(FrameReader(table.rename_columns(["click", "user"]))).labels == ("click = Yes",)
+    assert inspect(FrameReader(table), "churn=No").card.labels == ("churn=No",)
+    assert inspect(FrameReader(table.rename_columns(["click", "user"]))).card.labels == ("click = Yes",)
 
 
 def test_several_labels_are_of_one_form():

@@ -10,7 +10,7 @@ from pyarrow import csv
 from pyarrow import parquet as pq
 
 from rowwise.ingest import CsvReader, FrameReader, ParquetReader
-from rowwise.ingest.inspect import find_separators, inspect, inspect_ids
+from rowwise.ingest.inspect import find_separators, inspect
 from rowwise.ingest.names import sense_of, words_of
 from rowwise.ingest.readings import find_readings
 
@@ -24,7 +24,7 @@ def roles_of(column):
 
 
 def look(table, **more):
-    return inspect(FrameReader(table, split_rows=700), **more)
+    return inspect(FrameReader(table, split_rows=700), **more).card
 
 
 def column(card, name):
@@ -48,7 +48,7 @@ def read_logs(folder, seed):
         else:
             pq.write_table(log.table, folder / f"{name}.parquet", row_group_size=900)
             reader = ParquetReader(folder / f"{name}.parquet")
-        card = inspect_ids(reader, log.label, separators=find_separators(reader)).card
+        card = inspect(reader, log.label, separators=find_separators(reader)).card
         columns += len(log.roles)
         for one in card.columns:
             if one.name != log.label and not roles_of(one) & set(log.roles[one.name].split()):
@@ -110,7 +110,7 @@ def test_ids_beyond_64_bits_stay_distinct(tmp_path, base):
     csv.write_csv(
         frame().append_column("ad", pa.array(ids)), tmp_path / "a.csv", csv.WriteOptions(quoting_style="none")
     )
-    card = inspect(CsvReader(tmp_path / "a.csv"))
+    card = inspect(CsvReader(tmp_path / "a.csv")).card
     assert (column(card, "ad").role, column(card, "ad").distinct) == ("sparse", 50)
     if base == 2**63:
         card = look(frame(ad=pa.array([int(one) for one in ids], pa.uint64())))
@@ -234,7 +234,7 @@ def test_postal_codes_stay_text(tmp_path):
     (tmp_path / "a.csv").write_text("label,zip,n\n" + "".join(f"{i % 7 % 2},{i % 40:05},{i}\n" for i in range(200)))
     reader = CsvReader(tmp_path / "a.csv")
     assert [str(kind) for kind in reader.schema.types] == ["int64", "string", "int64"]
-    assert column(inspect(reader), "zip").role == "sparse"
+    assert column(inspect(reader).card, "zip").role == "sparse"
 
 
 def test_a_group_is_told():

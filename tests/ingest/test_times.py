@@ -94,7 +94,7 @@ def frame(seed=0, sessions=False, drift=False, rows=ROWS, **columns):
 
 
 def look(table, **more):
-    return inspect(FrameReader(table, split_rows=1700), **more)
+    return inspect(FrameReader(table, split_rows=1700), **more).card
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -152,7 +152,7 @@ def test_days_of_files_divide_the_rows(inside, tmp_path):
         folder.mkdir(exist_ok=True)
         more = rows.append_column("on", pa.array([day] * len(rows))) if inside else rows
         pq.write_table(more, folder / f"{day}.parquet")
-    borders = inspect(ParquetReader(tmp_path)).borders
+    borders = inspect(ParquetReader(tmp_path)).card.borders
     assert (borders.column, borders.formats) == ("on", ("iso",))
     assert np.mean(day_R >= borders.test_from[:10]) == pytest.approx(0.1, abs=0.02)
 

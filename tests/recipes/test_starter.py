@@ -35,7 +35,7 @@ def frame(rows=ROWS, **columns):
 
 
 def made(**columns):
-    card = inspect(FrameReader(frame(**columns), split_rows=700), name="clicks.parquet")
+    card = inspect(FrameReader(frame(**columns), split_rows=700), name="clicks.parquet").card
     text = make_starter(card, "parquet:clicks.parquet", "clicks.yaml")
     return text, decode(parse(text, "clicks.yaml"), "clicks.yaml")
 
@@ -130,7 +130,7 @@ def test_it_tests_on_later_rows_where_a_time_is_told(tmp_path, monkeypatch, kind
     if kind == "string":
         columns = {"at": columns["at"].cast(pa.string())}
     pq.write_table(frame(**columns), "clicks.parquet", row_group_size=1000)
-    card = inspect(FrameReader(frame(**columns), split_rows=700), name="clicks.parquet", roles={"at": "time"})
+    card = inspect(FrameReader(frame(**columns), split_rows=700), name="clicks.parquet", roles={"at": "time"}).card
     (tmp_path / "clicks.yaml").write_text(make_starter(card, "parquet:clicks.parquet", "clicks.yaml"))
     recipe = read(tmp_path / "clicks.yaml", ["train.threads=1", "train.ahead=0", "train.steps=3"])
     assert recipe.data.share == TimeShare(**structs.asdict(card.borders))
@@ -164,7 +164,7 @@ def test_whole_numbers_are_ids_and_numbers_unless_their_name_or_the_user_says_id
     columns = made(**whole)[1].columns
     assert {"age", "site_id"} <= {s.column for s in columns.sparse}
     assert [d.column for d in columns.dense] == ["amount", "age"]
-    card = inspect(FrameReader(frame(**whole), split_rows=700), name="clicks.parquet", roles={"age": "sparse"})
+    card = inspect(FrameReader(frame(**whole), split_rows=700), name="clicks.parquet", roles={"age": "sparse"}).card
     text = make_starter(card, "parquet:clicks.parquet", "clicks.yaml")
     assert [d.column for d in decode(parse(text, "clicks.yaml"), "clicks.yaml").columns.dense] == ["amount"]
 
@@ -198,7 +198,8 @@ def test_logs_of_numbers_alone_train(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = frame().select(["amount", "clicked"]).append_column("amount_bucket", frame()["amount"])
     pq.write_table(table, "clicks.parquet")
-    text = make_starter(inspect(FrameReader(table), name="clicks.parquet"), "parquet:clicks.parquet", "clicks.yaml")
+    card = inspect(FrameReader(table), name="clicks.parquet").card
+    text = make_starter(card, "parquet:clicks.parquet", "clicks.yaml")
     (tmp_path / "clicks.yaml").write_text(text)
     recipe = read(tmp_path / "clicks.yaml", ["train.threads=1", "train.ahead=0", "train.steps=3"])
     assert len({s.column for s in recipe.columns.sparse} - {"amount", "amount_bucket"}) == 2

@@ -159,7 +159,7 @@ def inspect(  # noqa: PLR0913 - one for each option
     Ends with 2 where no recipe can be written.
     """
     from rowwise.ingest.datasets.files import read_settled
-    from rowwise.ingest.inspect import find_separators, inspect_ids
+    from rowwise.ingest.inspect import find_separators, inspect
     from rowwise.ingest.reader import split_names
     from rowwise.ingest.roles import parse_roles
 
@@ -188,7 +188,7 @@ def inspect(  # noqa: PLR0913 - one for each option
 
         def look(reader: "Reader") -> "Inspection":
             separators = find_separators(reader, split["unused"]) | given
-            return inspect_ids(reader, label, amount=amount, name=path, roles=roles, separators=separators, tell=tell)
+            return inspect(reader, label, amount=amount, name=path, roles=roles, separators=separators, tell=tell)
 
         reader, found = read_settled(reader, look)
     text_options.show_how(reader, make_terminal(stderr=as_json))

@@ -107,7 +107,7 @@ def _subject_of_files(path: str) -> _BenchSubject:
     from rowwise.recipes.recipe import Data, Recipe, Tables
 
     reader = open_files(path)
-    card = inspect(reader, splits=1)
+    card = inspect(reader, splits=1).card
     columns, tables = structs.replace(card, label=card.label or "").suggest(DIM)
     labels = columns.labels if card.label else ()
     # Later splits may lack values of key and time, and no model needs them.

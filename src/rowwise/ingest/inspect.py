@@ -33,7 +33,7 @@ from rowwise.ingest.labels import (
 from rowwise.ingest.names import sense_of
 from rowwise.ingest.reader import Reader, Split, check_columns
 from rowwise.ingest.readings import DIFFERENT, ColumnReading, find_readings
-from rowwise.ingest.roles import AS_TOLD, FEW, NEVER_SEEN, Facts, Role, Use, choose_role, facts_of, when_never_seen
+from rowwise.ingest.roles import AS_TOLD, FEW, NEVER_SEEN, Facts, Role, Use, choose_role, when_never_seen
 from rowwise.ingest.survey import SAMPLE_ROWS, ColumnSurvey, borders_of, count_infinite
 from rowwise.ingest.times import TimeBorders, TimeSample, is_ordered, may_be_ids, times_of
 from rowwise.ingest.transform.split import split_text
@@ -174,23 +174,7 @@ class Inspection(NamedTuple):
     ids: dict[str, list[str]]  # of columns of ids that can be listed
 
 
-def inspect(  # noqa: PLR0913 - those of `inspect_ids`
-    reader: Reader,
-    label: str | Sequence[str] | None = None,
-    *,
-    amount: bool = False,
-    name: str | None = None,
-    splits: int | None = None,
-    roles: Mapping[str, Role] | None = None,
-    tell: Callable[[int, int], None] | None = None,
-    plain: bool = False,
-) -> DatasetCard:
-    """The card of a dataset; arguments are those of `inspect_ids`."""
-    found = inspect_ids(reader, label, amount=amount, name=name, splits=splits, roles=roles, tell=tell, plain=plain)
-    return found.card
-
-
-def inspect_ids(  # noqa: PLR0913 - what a user may say of the columns
+def inspect(  # noqa: PLR0913 - what a user may say of the columns
     reader: Reader,
     label: str | Sequence[str] | None = None,
     *,
@@ -327,7 +311,7 @@ def _judge(name: str, look: _Look, seen: _Seen, told: Mapping[str, Role], proble
     surveys, sample, choices, counted = seen.surveys, seen.sample, look.choices, seen.counted
     label, values = next(iter(look.labels), None), choices[0].values if choices else "clicks"
     others = {n: survey for n, survey in surveys.items() if n not in look.labels}
-    facts = {n: facts_of(n, survey, labelled=label is not None) for n, survey in others.items()}
+    facts = {n: Facts(n, survey, labelled=label is not None) for n, survey in others.items()}
     uses = {n: Use(told[n], AS_TOLD) if n in told else choose_role(found) for n, found in facts.items()}
     division = divide(uses, facts, surveys, sample, look.times, told="time" in told.values())
     if division.group is not None and division.group not in told:
@@ -392,21 +376,25 @@ def _reading_note(name: str, reading: ColumnReading, wrong: int) -> str | None:
 
 def _unseen_line(columns: Sequence[ColumnCard]) -> tuple[str, ...]:
     """A line about ids of test rows that no training row has."""
-    many = sorted(((c.unseen, c.name) for c in columns if c.unseen is not None and c.unseen >= UNSEEN), reverse=True)
-    named = ", ".join(f"{name!r} {share:.0%}" for share, name in many[:MOST_NAMED])
-    more = f", and some in {len(many) - MOST_NAMED} more columns" if len(many) > MOST_NAMED else ""
-    what = f"test rows with ids that are unseen in training, by an estimate: {named}{more}"
-    return (what,) if many else ()
+    many = {c.name: c.unseen for c in columns if c.unseen is not None and c.unseen >= UNSEEN}
+    said = _largest(many, "", "some in {} more columns")
+    return (f"test rows with ids that are unseen in training, by an estimate: {said}",) if many else ()
 
 
 def _missing_line(facts: Mapping[str, Facts], uses: Mapping[str, Use]) -> tuple[str, ...]:
     """A line about columns that may be filled after the label is known."""
     used = [f for n, f in facts.items() if uses[n].role in ("dense", "sparse") and uses[n].why != AS_TOLD]
-    many = sorted(((f.missing_tells, f.name) for f in used if f.missing_tells >= MISSING_TELLS), reverse=True)
-    named = ", ".join(f"{name!r} by {share:.0%}" for share, name in many[:MOST_NAMED])
-    more = f", and {len(many) - MOST_NAMED} more columns" if len(many) > MOST_NAMED else ""
-    what = f"missing or not cuts errors on the label: {named}{more}: --ignore what is filled after the outcome"
-    return (what,) if many else ()
+    many = {f.name: f.missing_tells for f in used if f.missing_tells >= MISSING_TELLS}
+    said = _largest(many, "by ", "{} more columns")
+    way_out = "--ignore what is filled after the outcome"
+    return (f"missing or not cuts errors on the label: {said}: {way_out}",) if many else ()
+
+
+def _largest(shares: Mapping[str, float], by: str, others: str) -> str:
+    """The columns with the largest shares, and how many others there are."""
+    ordered = sorted(((share, name) for name, share in shares.items()), reverse=True)
+    named = ", ".join(f"{name!r} {by}{share:.0%}" for share, name in ordered[:MOST_NAMED])
+    return named + (f", and {others.format(len(ordered) - MOST_NAMED)}" if len(ordered) > MOST_NAMED else "")
 
 
 def _labels(

@@ -1,15 +1,13 @@
 """The role of a column: a pure function of facts about it, by rules of which the first that holds decides."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, final
 
-import pyarrow as pa
 from pyarrow import types
 
 from rowwise.errors import SpecError
-from rowwise.ingest.evidence import Evidence, Shape
 from rowwise.ingest.kinds import is_list, is_text
-from rowwise.ingest.names import Sense, is_group, sense_of
+from rowwise.ingest.names import is_group, sense_of
 from rowwise.ingest.sketch import Guess, Repeats
 from rowwise.ingest.survey import ColumnSurvey
 from rowwise.ingest.transform.times import PER_SECOND, Unit
@@ -62,25 +60,20 @@ class Use(NamedTuple):
         return self.role == "sparse" or self.both
 
 
-class Facts(NamedTuple):
-    """What is known of a column."""
+@final
+class Facts:
+    """What is known of a column from all rows; without labels, nothing of what they say."""
 
-    name: str
-    sense: Sense
-    kind: pa.DataType
-    rows: int
-    nulls: int
-    distinct: int
-    least: float
-    most: float
-    infinite: int
-    words: float
-    texts: tuple[str, ...]
-    evidence: Evidence | None
-    shape: Shape | None
-    leak: str | None
-    missing_tells: float  # share of the labels, by where it is missing
-    repeats: Repeats  # values of two rows and more
+    def __init__(self, name: str, survey: ColumnSurvey, *, labelled: bool) -> None:
+        self.name, self.sense, self.kind = name, sense_of(name), survey.kind
+        self.rows, self.nulls, self.distinct = survey.rows, survey.nulls, survey.sketch.distinct
+        self.least, self.most, self.infinite = survey.least, survey.most, survey.infinite
+        self.words, self.texts = survey.words, survey.texts
+        self.evidence, self.shape = survey.evidence() or (None, None)
+        self.repeats = survey.sketch.repeats(2)  # values of two rows and more
+        missing = survey.missing_guess()
+        self.leak = _leak(survey, self.repeats, missing) if labelled else None
+        self.missing_tells = missing.told if labelled else 0.0  # share of the labels, by where it is missing
 
     @property
     def whole(self) -> bool:
@@ -154,31 +147,6 @@ def parse_roles(told: Mapping[Role, str | Sequence[str] | None]) -> dict[str, Ro
             if roles.setdefault(column, role) != role:
                 raise SpecError(f"column {column!r} has two roles, {roles[column]} and {role}", "one role")
     return roles
-
-
-def facts_of(name: str, survey: ColumnSurvey, *, labelled: bool) -> Facts:
-    """The facts of all rows."""
-    evidence, shape = survey.evidence() or (None, None)
-    sketch = survey.sketch
-    repeats, missing = sketch.repeats(2), survey.missing_guess()
-    return Facts(
-        name=name,
-        sense=sense_of(name),
-        kind=survey.kind,
-        rows=survey.rows,
-        nulls=survey.nulls,
-        distinct=sketch.distinct,
-        least=survey.least,
-        most=survey.most,
-        infinite=survey.infinite,
-        words=survey.words,
-        texts=tuple(survey.texts),
-        evidence=evidence,
-        shape=shape,
-        leak=_leak(survey, repeats, missing) if labelled else None,
-        missing_tells=missing.told if labelled else 0.0,
-        repeats=repeats,
-    )
 
 
 def may_group(facts: Facts) -> bool:

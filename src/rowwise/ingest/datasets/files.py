@@ -70,7 +70,7 @@ def from_files(
 ) -> Dataset:
     """Columns and tables as the first splits suggest them; `sparse` are columns of ids, whatever they look like."""
     roles: dict[str, Role] = {f.name: "sparse" for f in reader.schema if f.name in sparse and FITS[IDS](f.type)}
-    columns, tables = inspect(reader, label, splits=LOOK_AT, roles=roles, plain=True).suggest(dim)
+    columns, tables = inspect(reader, label, splits=LOOK_AT, roles=roles, plain=True).card.suggest(dim)
     # What is missing in no row of the first splits may be missing later, and no model needs these.
     return make_dataset(reader, structs.replace(columns, key=None, time=None), tables)
 
