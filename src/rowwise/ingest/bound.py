@@ -60,7 +60,7 @@ class BoundPreparation:
         self.columns.check(self._transforms.schema, split.source)
         self._table_rows, self._split, self._where = table_rows, split, RowPosition(split=split)
         self._loose = tuple(name for name in self.names if _is_loose(schema.field(name).type))
-        self._numbers = native.BoundNumbers([dense.fill for dense in self.columns.dense])
+        self._numbers = native.FilledColumns([dense.fill for dense in self.columns.dense])
         self._features = tuple(self._bind(sparse) for sparse in self.columns.sparse)
         self._singles = native.SingleIds([f.mapping for f in self._features], [f.kind for f in self._features])
 
@@ -104,7 +104,8 @@ class BoundPreparation:
             valid, values = array.buffers()
             addresses.append(values.address + 4 * array.offset)
             bitmaps.append((valid.address, array.offset) if array.null_count else (0, 0))
-        infinite = self._numbers.write(addresses, bitmaps, order_B, columns_FB)
+        self._numbers.point_to(addresses, bitmaps)
+        infinite = self._numbers.write(order_B, columns_FB)
         scale(columns_FB, dense)
         native.transpose(columns_FB, out_BF)
         return out_BF, infinite

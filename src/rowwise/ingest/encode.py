@@ -154,13 +154,16 @@ def _write_dense(arrays: Mapping[str, pa.Array], dense: Sequence[Dense], order_R
         infinite = _write_dense(arrays, dense, None, rows_RF)
         rows_RF.take(order_R, axis=0, out=out_RF, mode="clip")  # the other modes make a copy first
         return infinite
-    filled = native.FilledColumns([_numbers(arrays[d.column], d.fill) for d in dense], order_R)
+    columns = [as_float32(arrays[d.column]) for d in dense]
+    numbers = [view(array.buffers()[1], np.float32, array.offset, rows) for array in columns]
+    filled = native.FilledColumns([d.fill for d in dense])
+    filled.point_to([x_R.ctypes.data for x_R in numbers], [native.bitmap_place(bits(array)) for array in columns])
     room = np.empty(len(dense) * ROWS_AT_ONCE, np.float32)
     infinite = False
     for begin in range(0, len(out_RF), ROWS_AT_ONCE):
         rows_RF = out_RF[begin : begin + ROWS_AT_ONCE]
         columns_FR = room[: rows_RF.size].reshape(rows_RF.shape[::-1])
-        infinite |= filled.write(begin, columns_FR)
+        infinite |= filled.write(order_R, columns_FR, begin)
         scale(columns_FR, dense)
         native.transpose(columns_FR, rows_RF)
     return infinite
@@ -176,11 +179,6 @@ def scale(columns_FR: Floats, dense: Sequence[Dense]) -> None:
     for one, x_R in zip(dense, columns_FR, strict=True):
         if one.mean or one.std != 1:
             np.divide(np.subtract(x_R, np.float32(one.mean), out=x_R), np.float32(one.std), out=x_R)
-
-
-def _numbers(array: pa.Array, fill: float) -> native.NumberColumn:
-    array = as_float32(array)
-    return native.NumberColumn(view(array.buffers()[1], np.float32, array.offset, len(array)), bits(array), fill)
 
 
 def _write_row_columns(

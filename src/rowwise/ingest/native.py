@@ -58,14 +58,6 @@ class Bitmap(NamedTuple):
     first: int
 
 
-class NumberColumn(NamedTuple):
-    """A column of numbers, and the value that replaces null and NaN."""
-
-    x_R: Floats
-    valid: Bitmap | None
-    fill: float
-
-
 class Lists(NamedTuple):
     """Ids as Arrow holds them: row r has values[offsets[r] - base : offsets[r + 1] - base], or just values[r]."""
 
@@ -209,49 +201,35 @@ class SingleIds:
 
 
 @final
-class BoundNumbers:
-    """`FilledColumns` for many small tables, whose structures are made once; `fills`: of each column."""
+class FilledColumns:
+    """The numbers of selected rows of several columns; `fills`: what replaces null and NaN in each column."""
 
     def __init__(self, fills: Sequence[float]) -> None:
         self._columns = (_Numbers * len(fills))(*(_Numbers(fill=fill) for fill in fills))
         self._fields_FI = np.frombuffer(memoryview(self._columns), np.int64).reshape(len(fills), sizeof(_Numbers) // 8)
 
-    def write(
-        self, addresses: Sequence[int], bitmaps: Sequence[tuple[int, int]], order_R: Ints, out_FR: Floats
-    ) -> bool:
-        """Write the rows in this order, column by column; true if a value is infinite.
+    def point_to(self, addresses: Sequence[int], bitmaps: Sequence[tuple[int, int]]) -> None:
+        """Read other columns, which have to stay in memory.
 
         Args:
             addresses: of the floats of each column.
             bitmaps: the address of each column's bitmap, or 0, and its first bit.
-            order_R: numbers of the selected rows, in range.
+        """
+        self._fields_FI[:, 0], self._fields_FI[:, 1:3] = addresses, bitmaps
+
+    def write(self, order_R: Ints | None, out_FR: Floats, begin: int = 0) -> bool:
+        """Write selected rows from `begin` on, column by column; true if a value is infinite.
+
+        Args:
+            order_R: numbers of the selected rows, in range; None: all rows as they are.
             out_FR: what is written.
+            begin: of the selected rows.
         """
         count, rows = out_FR.shape
-        self._fields_FI[:, 0], self._fields_FI[:, 1:3] = addresses, bitmaps
-        order, out = order_R.ctypes.data, out_FR.ctypes.data
-        return bool(_library().rw_fill(self._columns, count, order, 0, rows, out))
-
-
-@final
-class FilledColumns:
-    """The numbers of selected rows of several columns, with missing values filled."""
-
-    def __init__(self, columns: Sequence[NumberColumn], order_R: Ints | None) -> None:
-        self._keep_alive = (columns, order_R)  # the structures below have bare pointers into them
-        self._order = None if order_R is None else _pointer(order_R)
-        self._rows = len(columns[0].x_R) if order_R is None else len(order_R)
-        self._columns = (_Numbers * len(columns))()
-        for entry, (x_R, valid, fill) in zip(self._columns, columns, strict=True):
-            entry.x, entry.fill = _pointer(x_R), fill
-            entry.valid, entry.bit = _bitmap(valid)
-
-    def write(self, begin: int, out_FR: Floats) -> bool:
-        """Write selected rows from `begin` on, column by column; true if a value is infinite."""
-        count, rows = out_FR.shape
         assert count == len(self._columns)
-        assert begin + rows <= self._rows
-        return bool(_library().rw_fill(self._columns, count, self._order, begin, rows, _pointer(out_FR)))
+        assert order_R is None or begin + rows <= len(order_R)
+        order = None if order_R is None else _pointer(order_R)
+        return bool(_library().rw_fill(self._columns, count, order, begin, rows, _pointer(out_FR)))
 
 
 def transpose(columns_FR: Floats, out_RF: Floats) -> None:
@@ -318,8 +296,8 @@ def _point_to(ids: _Ids, lists: Lists) -> None:
     ids.offsets = None if lists.offsets is None else _pointer(lists.offsets)
     ids.offset_bytes = 0 if lists.offsets is None else lists.offsets.itemsize
     ids.base = lists.base
-    ids.row_valid, ids.row_bit = _bitmap(lists.row_valid)
-    ids.id_valid, ids.id_bit = _bitmap(lists.id_valid)
+    ids.row_valid, ids.row_bit = bitmap_place(lists.row_valid)
+    ids.id_valid, ids.id_bit = bitmap_place(lists.id_valid)
 
 
 def _count(ids: _Ids) -> int:
@@ -330,8 +308,9 @@ def _count(ids: _Ids) -> int:
     return total
 
 
-def _bitmap(bitmap: Bitmap | None) -> tuple[int | None, int]:
-    return (None, 0) if bitmap is None else (_pointer(bitmap.bytes), bitmap.first)
+def bitmap_place(bitmap: Bitmap | None) -> tuple[int, int]:
+    """The address of a bitmap, or 0, and its first bit."""
+    return (0, 0) if bitmap is None else (_pointer(bitmap.bytes), bitmap.first)
 
 
 def _pointer(array: NDArray[Any]) -> int:
