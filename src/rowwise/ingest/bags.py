@@ -13,7 +13,7 @@ from pyarrow import compute as pc
 from pyarrow import types
 
 from rowwise.ingest.block import Floats, Ints
-from rowwise.ingest.kinds import holds_whole, is_list, is_text
+from rowwise.ingest.kinds import holds_whole, is_list, is_text, wide_text
 from rowwise.ingest.mix import Words, mix
 from rowwise.ingest.native import Bitmap, Lists, mix_bytes
 
@@ -24,7 +24,7 @@ def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
     """A column as one array; text and chunked lists get 64-bit offsets, which no amount of data overflows."""
     kind = column.type
     if is_text(kind):
-        column = column.cast(pa.large_binary() if _is_bytes(kind) else pa.large_string())
+        column = column.cast(wide_text(kind))
     if types.is_list_view(kind):
         column = pa.chunked_array([_flatten_views(chunk) for chunk in column.chunks], pa.large_list(kind.value_type))
     elif is_list(kind) and not types.is_large_list(kind) and (column.num_chunks != 1 or not types.is_list(kind)):
@@ -141,18 +141,12 @@ def to_offsets(counts_R: NDArray[np.generic]) -> Ints:
     return sums_R1
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(types.is_binary(kind) or types.is_large_binary(kind))
-
-
 def _text_hash(array: pa.Array) -> Words:
     if types.is_dictionary(array.type):
         hash_D = _text_hash(array.dictionary)
         index_N, _ = words_of(array.indices.fill_null(0))
         return hash_D[index_N] if len(hash_D) else np.zeros(len(array), np.uint64)
-    if not _is_bytes(array.type):
-        array = array.cast(pa.large_string())
-    array = array.cast(pa.large_binary())
+    array = array.cast(wide_text(array.type)).cast(pa.large_binary())
     if len(array) == 0:
         return np.empty(0, np.uint64)  # Arrow may give no buffers
     _, offsets, data = array.buffers()

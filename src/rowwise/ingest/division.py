@@ -7,10 +7,11 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import types
 
+from rowwise.ingest.kinds import is_time
 from rowwise.ingest.names import is_birth, time_rank
 from rowwise.ingest.roles import AS_TOLD, FEW, Facts, Use, may_group, unit_of
 from rowwise.ingest.survey import ColumnSurvey
-from rowwise.ingest.times import LABEL_nats, Nearness, TimeBorders, TimeSample, is_ordered, is_time, time_text, times_of
+from rowwise.ingest.times import LABEL_nats, Nearness, TimeBorders, TimeSample, is_ordered, time_text, times_of
 from rowwise.ingest.transform.times import PER_SECOND, Unit
 
 SHARE = 0.1  # of the rows to validate on, and again to test on

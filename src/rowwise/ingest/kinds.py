@@ -38,6 +38,16 @@ def holds_whole(kind: pa.DataType) -> bool:
     return bool(types.is_integer(decoded_kind(kind)))
 
 
+def is_time(kind: pa.DataType) -> bool:
+    """Dates, and points in time."""
+    return bool(types.is_timestamp(kind) or types.is_date32(kind))
+
+
+def wide_text(kind: pa.DataType) -> pa.DataType:
+    """The type of text, or of bytes, with 64-bit offsets."""
+    return pa.large_binary() if types.is_binary(kind) or types.is_large_binary(kind) else pa.large_string()
+
+
 NUMBERS = "numbers"
 ROWS = "whole numbers, or lists of them"
 IDS = "whole numbers or text, or lists of them"

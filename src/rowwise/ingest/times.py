@@ -17,7 +17,7 @@ from pyarrow import types
 from rowwise.ingest.bags import int64
 from rowwise.ingest.block import Ints
 from rowwise.ingest.evidence import Labels, weigh
-from rowwise.ingest.kinds import is_list, is_text
+from rowwise.ingest.kinds import is_list, is_text, is_time
 from rowwise.ingest.mix import Words, mix
 from rowwise.ingest.survey import hash_any
 from rowwise.spec import Value
@@ -139,11 +139,6 @@ def first_time(time_S: Ints, share: float) -> int | None:
     later_S = ordered_S[ordered_S > at]
     near = [int(one) for one in (at, *later_S[:1]) if one > ordered_S[0]]
     return min(near, key=lambda one: abs(float((ordered_S >= one).mean()) - share), default=None)
-
-
-def is_time(kind: pa.DataType) -> bool:
-    """Dates, and points in time."""
-    return bool(types.is_timestamp(kind) or types.is_date32(kind))
 
 
 def is_ordered(kind: pa.DataType) -> bool:

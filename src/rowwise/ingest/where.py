@@ -19,7 +19,7 @@ from pyarrow import types
 
 from rowwise.errors import DataError, SpecError
 from rowwise.ingest.bags import combine_chunks, numpy_type
-from rowwise.ingest.kinds import FITS, KEYS, decoded_kind
+from rowwise.ingest.kinds import FITS, KEYS, decoded_kind, is_time
 from rowwise.ingest.reader import check_columns
 from rowwise.ingest.transform.read import ToTime
 from rowwise.ingest.transform.transform import RowPosition
@@ -228,10 +228,6 @@ def _is_bytes(kind: pa.DataType) -> bool:
     return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
 
 
-def _is_time(kind: pa.DataType) -> bool:
-    return bool(types.is_timestamp(kind) or types.is_date32(kind))
-
-
 def _wanted_values(kind: pa.DataType) -> str:
     plain = decoded_kind(kind)
     tests = (
@@ -241,7 +237,7 @@ def _wanted_values(kind: pa.DataType) -> str:
         (types.is_decimal, "a number"),
         (_is_text, "text, in quotes where it looks like a number"),
         (_is_bytes, "text, in quotes where it looks like a number"),
-        (_is_time, "a time such as '2024-05-31' or '2024-05-31T12:00:00'"),
+        (is_time, "a time such as '2024-05-31' or '2024-05-31T12:00:00'"),
     )
     return next((want for test, want in tests if test(plain)), "'is null' or 'not null' only")
 
@@ -260,7 +256,7 @@ def _native(value: Plain, kind: pa.DataType) -> Any:
         return Decimal(str(value))
     if isinstance(value, str) and (_is_text(plain) or _is_bytes(plain)):
         return value if _is_text(plain) else value.encode()
-    if isinstance(value, str) and _is_time(plain):
+    if isinstance(value, str) and is_time(plain):
         return _ticks(value, plain)
     raise TypeError(f"{value!r} is no {kind}")
 

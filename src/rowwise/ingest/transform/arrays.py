@@ -15,7 +15,7 @@ from pyarrow import types
 
 from rowwise.ingest.bags import flatten_lists, flatten_values, hash_ids, int64
 from rowwise.ingest.block import Ints
-from rowwise.ingest.kinds import holds_whole, is_list, is_text
+from rowwise.ingest.kinds import holds_whole, is_list, is_text, wide_text
 from rowwise.ingest.mix import Words, mix, remainder
 
 Mask = NDArray[np.bool_]
@@ -131,12 +131,7 @@ def plain_kind(kind: pa.DataType) -> pa.DataType:
     """A type in its standard layout: large lists and large text."""
     if is_list(kind):
         return pa.large_list(kind.value_type)
-    return wide_kind(kind) if is_text(kind) else kind
-
-
-def wide_kind(kind: pa.DataType) -> pa.DataType:
-    """Text or bytes with 64-bit offsets."""
-    return pa.large_binary() if types.is_binary(kind) or types.is_large_binary(kind) else pa.large_string()
+    return wide_text(kind) if is_text(kind) else kind
 
 
 def number_kind(kind: pa.DataType) -> pa.DataType:
