@@ -22,29 +22,15 @@ from rowwise.ingest.datasets.stored import (
 )
 
 BEHAVIOUR = {
-    "user_id": pa.int32(),
-    "item_id": pa.int32(),
-    "category_id": pa.int32(),
+    **dict.fromkeys(("user_id", "item_id", "category_id"), pa.int32()),
     "behavior": pa.string(),
     "timestamp": pa.int64(),
 }
 TAOBAO_BORDERS = (1512144000, 1512230400)  # 2 and 3 December 2017 in Beijing
 FIELD, ID, VALUE = "\x01", "\x02", "\x03"  # begin a field, its id and its value in Ali-CCP
 ALI_CONTEXT = (
-    "205",
-    "206",
-    "207",
-    "210",
-    "216",
-    "508",
-    "509",
-    "702",
-    "853",
-    "301",
-    "109_14",
-    "110_14",
-    "127_14",
-    "150_14",
+    *("205", "206", "207", "210", "216", "508", "509", "702", "853", "301"),
+    *("109_14", "110_14", "127_14", "150_14"),
 )
 ALI_USER = ("101", "121", "122", "124", "125", "126", "127", "128", "129")
 ALI_ROWS = 1 << 18
@@ -61,11 +47,8 @@ KUAIRAND_USER = (
 KUAIRAND_VIDEO = ("author_id", "video_type", "upload_type", "music_id", "tag")
 KUAIRAND_TEST = 20220429  # days of the second log from here on test, those before validate
 KUAIREC_LOG = {
-    "user_id": pa.int64(),
-    "video_id": pa.int64(),
-    "video_duration": pa.float64(),
-    "timestamp": pa.float64(),
-    "watch_ratio": pa.float64(),
+    **dict.fromkeys(("user_id", "video_id"), pa.int64()),
+    **dict.fromkeys(("video_duration", "timestamp", "watch_ratio"), pa.float64()),
 }
 KUAIREC_USER = (*KUAIRAND_USER[:1], *(f"onehot_feat{i}" for i in range(18)))
 WATCHED = 1.0  # ratio of the time watched to the video's

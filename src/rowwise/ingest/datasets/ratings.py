@@ -9,7 +9,7 @@ from pyarrow import compute as pc
 
 from rowwise.errors import DataError
 from rowwise.ingest.columns import Columns, Dense
-from rowwise.ingest.datasets.joins import gather, join, split_column
+from rowwise.ingest.datasets.joins import gather, join, split_column, with_column
 from rowwise.ingest.datasets.source import Download, SourceFolder
 from rowwise.ingest.datasets.stored import (
     TEST,
@@ -29,49 +29,39 @@ GROUPLENS = "research use, no redistribution"
 RATINGS = {"user_id": pa.int64(), "movie_id": pa.int64(), "rating": pa.float32(), "timestamp": pa.int64()}
 AMAZON = {"user_id": pa.string(), "parent_asin": pa.string(), "rating": pa.float32(), "timestamp": pa.int64()}
 REVIEWS = {"user_id": pa.string(), "business_id": pa.string(), "stars": pa.float32(), "date": pa.string()}
+COORDINATES = ("latitude", "longitude")
 BUSINESSES = {
-    "business_id": pa.string(),
-    "city": pa.string(),
-    "state": pa.string(),
-    "latitude": pa.float64(),
-    "longitude": pa.float64(),
+    **dict.fromkeys(("business_id", "city", "state"), pa.string()),
+    **dict.fromkeys(COORDINATES, pa.float64()),
     "categories": pa.string(),
 }
 CHECKINS = {
     "user_id": pa.int64(),
     "date": pa.string(),
-    "latitude": pa.float64(),
-    "longitude": pa.float64(),
+    **dict.fromkeys(COORDINATES, pa.float64()),
     "place_id": pa.int64(),
 }
 VALID_SHARE = 10  # one in so many training rows of files without a part that validates
 
 
 def _movielens_1m(source: SourceFolder) -> PartedRows:
-    ratings = pa.table(dict(zip(RATINGS, _dat(source, "ratings.dat", 4), strict=True)))
-    ratings = ratings.cast(pa.schema(RATINGS))
-    user_id, gender, age, occupation, zip_code = _dat(source, "users.dat", 5)
-    users = {
-        "user_id": user_id.cast(pa.int64()),
-        "gender": gender,
-        "age": age,
-        "occupation": occupation,
-        "zip": zip_code,
-    }
-    movie_id, _, genres = _dat(source, "movies.dat", 3)
-    films = {"movie_id": movie_id.cast(pa.int64()), "genres": genres}
-    films = split_column(pa.table(films), "genres", "|")
-    rows = join(join(ratings, pa.table(users), "user_id"), films, "movie_id")
+    ratings = _dat(source, "ratings.dat", *RATINGS).cast(pa.schema(RATINGS))
+    users = _dat(source, "users.dat", "user_id", "gender", "age", "occupation", "zip")
+    films = _dat(source, "movies.dat", "movie_id", "title", "genres").drop_columns(["title"])
+    users = with_column(users, "user_id", users["user_id"].cast(pa.int64()))
+    films = with_column(films, "movie_id", films["movie_id"].cast(pa.int64()))
+    rows = join(join(ratings, users, "user_id"), split_column(films, "genres", "|"), "movie_id")
     yield from by_time(_liked(rows, "rating"), "timestamp")
 
 
-def _dat(source: SourceFolder, name: str, fields: int) -> list[pa.Array]:
+def _dat(source: SourceFolder, name: str, *columns: str) -> pa.Table:
     """The columns of lines such as 1::1193::5::978300760, in Latin-1."""
     cells = [line.split("::") for line in chain.from_iterable(source.lines(name, "latin-1"))]
     for number, row in enumerate(cells, 1):
-        if len(row) != fields:
-            raise DataError(f"{source.find(name)}: line {number} has {len(row)} fields between '::'", fields)
-    return [pa.array(column, pa.string()) for column in zip(*cells, strict=True)]
+        if len(row) != len(columns):
+            raise DataError(f"{source.find(name)}: line {number} has {len(row)} fields between '::'", len(columns))
+    texts = (pa.array(column, pa.string()) for column in zip(*cells, strict=True))
+    return pa.table(dict(zip(columns, texts, strict=True)))
 
 
 def _movielens(source: SourceFolder) -> PartedRows:
@@ -167,7 +157,6 @@ def _lightgcn(what: str, name: str) -> StoredDataset:
     )
 
 
-_PLACE = (Dense(column="latitude"), Dense(column="longitude"))
 DATASETS = {
     "movielens-1m": _dataset(
         "a million ratings of films; the label is 4 stars or more",
@@ -208,7 +197,7 @@ DATASETS = {
             page="https://www.yelp.com/dataset",
         ),
         ("user_id", "business_id", "city", "state", "categories"),
-        _PLACE,
+        tuple(Dense(column=name) for name in COORDINATES),
     ),
     "gowalla": _dataset(
         "6.4 million check-ins at places, all positive: for two towers",
