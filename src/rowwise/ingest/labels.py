@@ -10,7 +10,7 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -88,9 +88,7 @@ class Label(NamedTuple):
         """The rows that have no label; None: all have one."""
         terms = () if self.test is None else self.test.all_of
         asked = {one.column for one in terms if one.op in NULLS}  # whose absence is an answer
-        masks = [_nulls(arrays[name]) for name in self.columns if name not in asked]
-        found = [mask_R for mask_R in masks if mask_R is not None]
-        return np.logical_or.reduce(found) if found else None
+        return _in_any(_nulls(arrays[name]) for name in self.columns if name not in asked)
 
 
 @functools.lru_cache(1024)
@@ -105,7 +103,11 @@ def parse_label(text: str) -> Label:
 
 def unlabelled(table: pa.Table, labels: Sequence[Label]) -> NDArray[np.bool_] | None:
     """The rows that lack any of the labels; None: none does."""
-    masks = [label.missing({name: table[name] for name in label.columns}) for label in labels]
+    return _in_any(label.missing({name: table[name] for name in label.columns}) for label in labels)
+
+
+def _in_any(masks: Iterable[NDArray[np.bool_] | None]) -> NDArray[np.bool_] | None:
+    """The rows in any of the masks; None: none is."""
     found = [mask_R for mask_R in masks if mask_R is not None]
     return np.logical_or.reduce(found) if found else None
 

@@ -26,6 +26,11 @@ def mix(x_N: Words) -> Words:
     return z_N
 
 
+def unit(x_N: Words) -> NDArray[np.float64]:
+    """Words as numbers in [0, 1), by the 53 bits that a double holds."""
+    return (x_N >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
 def remainder(x_N: Words, rows: int) -> NDArray[np.int64]:
     """x % rows, by a division: numpy divides by a constant with vector instructions, but not `%`."""
     if rows & (rows - 1) == 0:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rowwise.errors import SpecError
 from rowwise.ingest.bags import combine_chunks
 from rowwise.ingest.block import Ints
-from rowwise.ingest.mix import Words, mix
+from rowwise.ingest.mix import Words, mix, unit
 from rowwise.ingest.survey import hash_any
 from rowwise.spec import Value
 
@@ -46,7 +46,7 @@ class Share(Value, frozen=True):
         return (self.begin, self.end) == (0, 1)
 
     def _holds(self, key_R: Words) -> NDArray[np.bool_]:
-        hash_R = (mix(key_R) >> np.uint64(11)).astype(np.float64) * 2.0**-53  # the 53 bits that a double holds
+        hash_R = unit(mix(key_R))
         return (hash_R >= self.begin) & (hash_R < self.end)
 
 

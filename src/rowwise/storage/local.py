@@ -10,7 +10,7 @@ from typing import BinaryIO, final
 from rowwise.errors import StorageError
 from rowwise.inside import fault_of_name
 from rowwise.storage.interface import MissingObjectError, ObjectExistsError, Pieces, SameObject, StoredObject
-from rowwise.textfile import open_regular, sync
+from rowwise.textfile import open_regular, sync, write_new
 
 PART = ".part"  # files that are not complete end so
 
@@ -52,10 +52,8 @@ class LocalStorage:
     def create(self, name: str, content: bytes) -> None:
         path = self._path(name)
         with _errors_of(path), _unfinished(path) as unfinished:
-            with unfinished.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            write_new(unfinished, content)
+            sync(unfinished)
             try:
                 os.link(unfinished, path)  # raises if it exists, which a rename does not
             except FileExistsError:

@@ -7,17 +7,16 @@ took to read them then is told apart. Known limits: several workers at once, whi
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from time import perf_counter
 from typing import final
 
 import pyarrow as pa
-from msgspec import structs
 
 from rowwise.errors import DataError
 from rowwise.ingest.bench.handoff import HandOff
-from rowwise.ingest.bench.packed import DecompressionTimes, unpacking_of
+from rowwise.ingest.bench.packed import unpacking_of
 from rowwise.ingest.delimited import CsvReader
 from rowwise.ingest.prepare import PreparationTask
 from rowwise.ingest.reader import Split
@@ -91,7 +90,7 @@ def measure(
             for split_id in split_ids:
                 once = bench.prepare(split_id)
                 first_read_s += once.read_s if rounds == 1 else 0.0
-                best[split_id] = _better(best.get(split_id, once), once)
+                best[split_id] = _combine((best.get(split_id, once), once), min)
             if tell is not None:
                 tell(rounds, ROUNDS[1])
             spent_s = perf_counter() - begin_s
@@ -99,23 +98,34 @@ def measure(
                 break
         order = task.order(0)
         unpacking = unpacking_of(task.reader, task.splits[order[split_ids[0].index]], task.preparation.names)
-    parts = _measure_parts(list(best.values()), unpacking)
+    total = _combine(best.values(), sum)
+    decoded_s = max(total.loaded_s - total.read_s, 0.0)
     return PreparationTimes(
         splits=count,
         of=len(task.splits),
         rounds=rounds,
         rows=sum(bench.rows.values()),
         rows_in=sum(bench.rows_in.values()),
-        wall_s=sum(once.wall_s for once in best.values()),
-        cpu_s=sum(once.cpu_s for once in best.values()),
-        parts=parts,
-        hand_off_s=sum(once.hand_off_s for once in best.values()),
+        wall_s=total.wall_s,
+        cpu_s=total.cpu_s,
+        parts=WorkerSeconds(
+            read_s=total.read_s,
+            decompress_s=decoded_s * unpacking.share,
+            decode_s=decoded_s * (1 - unpacking.share),
+            transform_s=total.transform_s,
+            encode_s=total.encode_s,
+        ),
+        hand_off_s=total.hand_off_s,
         bytes_read=bench.counted.bytes_read // rounds,
         bytes_wanted=bench.counted.bytes_wanted // rounds,
         bytes_encoded=bench.bytes_encoded // rounds,
         first_read_s=first_read_s,
         codec=unpacking.codec,
     )
+
+
+def _combine(times: Collection[_SplitTimes], how: Callable[[Iterator[float]], float]) -> _SplitTimes:
+    return _SplitTimes(**{name: how(getattr(one, name) for one in times) for name in _SplitTimes.__struct_fields__})
 
 
 @final
@@ -178,19 +188,3 @@ def _lines_read(split: Split) -> ReadCounters:
         file.seek(split.start)
         count = len(file.read(split.stop - split.start))
     return ReadCounters(reads=1, bytes_read=count, bytes_wanted=count, read_s=perf_counter() - begin_s)
-
-
-def _better(one: _SplitTimes, other: _SplitTimes) -> _SplitTimes:
-    return structs.replace(one, **{n: min(getattr(one, n), getattr(other, n)) for n in one.__struct_fields__})
-
-
-def _measure_parts(best: list[_SplitTimes], unpacking: DecompressionTimes) -> WorkerSeconds:
-    read_s = sum(once.read_s for once in best)
-    decoded_s = max(sum(once.loaded_s for once in best) - read_s, 0.0)
-    return WorkerSeconds(
-        read_s=read_s,
-        decompress_s=decoded_s * unpacking.share,
-        decode_s=decoded_s * (1 - unpacking.share),
-        transform_s=sum(once.transform_s for once in best),
-        encode_s=sum(once.encode_s for once in best),
-    )

@@ -16,7 +16,7 @@ from rowwise.errors import SpecError
 from rowwise.ingest.columns import Columns, Dense, Sparse
 from rowwise.ingest.datasets.dataset import Dataset
 from rowwise.ingest.generator import GeneratorReader
-from rowwise.ingest.mix import Words, mix
+from rowwise.ingest.mix import Words, mix, unit
 from rowwise.row_optimizers import RowWiseAdagrad
 from rowwise.spec import Normal, Pooling, Table, Value
 
@@ -131,7 +131,7 @@ class SyntheticColumns(Value, frozen=True):
         state = mix(np.array([self.seed], np.uint64))
         for word in purpose:
             state = mix(state ^ word)
-        return (mix(mixed_N ^ state) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return unit(mix(mixed_N ^ state))
 
     def _normal(self, mixed_N: Words, what: str) -> Doubles:
         """A standard normal number for each mixed word. Source: Box and Muller 1958."""

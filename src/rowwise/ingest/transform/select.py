@@ -10,7 +10,7 @@ from pyarrow import compute as pc
 
 from rowwise.ingest.bags import decoded
 from rowwise.ingest.kinds import KEYS, NUMBER_OR_KEY
-from rowwise.ingest.mix import Words, mix
+from rowwise.ingest.mix import Words, mix, unit
 from rowwise.ingest.transform.arrays import Mask, id_words, to_id_lists, to_numbers
 from rowwise.ingest.transform.transform import Arrays, Kinds, RowPosition, Transform, is_words
 
@@ -68,7 +68,7 @@ class Sampling(Transform, frozen=True, kw_only=True, tag="sampling", tag_field="
         draw_R = mix(np.arange(rows, dtype=np.uint64) + mix(np.array([where.index], np.uint64) ^ seed))
         if self.key is not None:
             draw_R = _hash_keys(arrays[-1], seed, draw_R)
-        stays_R = (draw_R >> np.uint64(11)).astype(np.float64) * 2.0**-53 < self.rate
+        stays_R = unit(draw_R) < self.rate
         return stays_R if self.column is None else stays_R | ~_holds(arrays[0], self.value)
 
 

@@ -20,7 +20,7 @@ from rowwise.ingest.warehouse.layout import Key, WarehouseLayout
 from rowwise.ingest.warehouse.stored import StoredWarehouse
 from rowwise.inside import fault_of_name, has_no_link
 from rowwise.spec import Value
-from rowwise.textfile import append, decode_json, open_regular, read_bytes, refuse_links
+from rowwise.textfile import append, decode_json, open_regular, read_bytes, refuse_links, sync
 
 FOLDER = "_rowwise"
 LONGEST_NAME = 255
@@ -186,10 +186,8 @@ class Journal:
 
     def _replace(self, path: Path, data: bytes) -> None:
         temporary = path.with_suffix(".tmp")
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        temporary.write_bytes(data)
+        sync(temporary)
         os.replace(temporary, path)
 
 
