@@ -81,21 +81,6 @@ def test_bad_rows_are_put_aside_and_the_rest_is_used(tmp_path):
     assert len(list(folder.iterdir())) == 3  # and nothing half written
 
 
-@pytest.mark.parametrize(
-    ("column", "row", "message"),
-    [
-        ("label", 3, "row 3, column 'label': 7: expected a label of 0 or 1"),
-        ("x", 7, "row 7, column 'x': inf: expected a finite number"),
-        ("id", 9, "row 9, column 'id': id 100: expected 0 to 99, the rows of table 'id'; ids='hash' takes any"),
-        ("row", 400, "row 400, column 'row': None: expected a key in every row"),
-    ],
-)
-def test_the_first_one_ends_a_run_that_wants_all(tmp_path, column, row, message):
-    write(make(**{column: {row: BAD[column][row]}}), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=f"a.parquet: {message}"):
-        keys(batches(tmp_path / "a.parquet"))
-
-
 def flip(path):
     """A bit of a page that has a checksum."""
     at = pq.read_metadata(path).row_group(2).column(2)

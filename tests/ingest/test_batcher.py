@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rowwise import DataError, SpecError, StateError, Table
 from rowwise.ingest import Batcher, Batching, Columns, Dense, FrameReader, GeneratorReader, Position, Sparse
 from rowwise.ingest.ahead import read_ahead
+from rowwise.ingest.share import Share
 
 COLUMNS = Columns(
     labels=("label",),
@@ -120,7 +121,7 @@ def test_every_row_once(rows, split_rows, size, **how):
         assert keys == list(range(len(keys)))
 
 
-@given(**SIZES, stop=st.integers(0, 80), depth=st.integers(0, 2))
+@given(**SIZES, stop=st.integers(0, 80), depth=st.integers(0, 2), share=st.sampled_from((Share(), Share(begin=0.3))))
 def test_resumed_is_uninterrupted(rows, split_rows, stop, depth, **how):
     whole = batcher(rows, split_rows, **how)
     expected = [*whole, *whole]

@@ -108,28 +108,6 @@ def test_the_hash_spreads():
     assert len(set(mix_bytes(np.frombuffer(b"".join(words), np.uint8), offsets).tolist())) == 20_000
 
 
-def test_dense_fill_and_logarithm():
-    columns = Columns(
-        labels=("label",),
-        dense=(Dense(column="x", fill=7.0), Dense(column="y", log1p=True), Dense(column="z")),
-        sparse=(Sparse(column="id"),),
-    )
-    frame = {"id": [1] * 4, "x": [1.5, None, float("nan"), -2.0], "y": [0, None, -5, 3], "z": [True, False, None, True]}
-    expected = [[1.5, 0, 1], [7, 0, 0], [7, 0, 0], [-2, np.log1p(np.float32(3)), 1]]
-    assert batch(frame, columns).dense_BF.numpy().tolist() == np.array(expected, np.float32).tolist()
-
-
-def test_numbers_are_standardised_after_the_logarithm():
-    columns = Columns(
-        labels=("label",),
-        dense=(Dense(column="x", fill=2.0, mean=2.0, std=0.5), Dense(column="y", log1p=True, mean=1.0, std=2.0)),
-        sparse=(Sparse(column="id"),),
-    )
-    expected = [[2, -0.5], [0, (np.log1p(np.float32(3)) - np.float32(1)) / np.float32(2)]]
-    frame = {"id": [1] * 4, "x": [3.0, None] * 2, "y": [0, 3] * 2}
-    assert batch(frame, columns).dense_BF.numpy().tolist() == 2 * np.array(expected, np.float32).tolist()
-
-
 @pytest.mark.parametrize("changes", [{"mean": float("nan")}, {"std": 0.0}, {"std": float("inf")}, {"std": -1.0}])
 def test_numbers_without_a_scale_are_refused(changes):
     with pytest.raises(SpecError, match=f"columns: 'x': {next(iter(changes))}="):

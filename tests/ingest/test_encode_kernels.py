@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ingest.transform_reference import sigrid
 
 from rowwise import DataError, SpecError
 from rowwise.errors import NativeError
@@ -33,25 +34,6 @@ def instructions(request):
     native.limit_isa(widest)
 
 
-def sigrid_of(x, salt, rows):
-    """In plain numbers what torcharrow does with folly."""
-    x &= WORD
-    x = (~x + (x << 21)) & WORD
-    x ^= x >> 24
-    x = (x + (x << 3) + (x << 8)) & WORD
-    x ^= x >> 14
-    x = (x + (x << 2) + (x << 4)) & WORD
-    x ^= x >> 28
-    x = (x + (x << 31)) & WORD
-    factor, salt = 0x9DDFEA08EB382D69, salt & WORD
-    a = (x ^ salt) * factor & WORD
-    a ^= a >> 47
-    b = (salt ^ a) * factor & WORD
-    b ^= b >> 47
-    b = b * factor & WORD
-    return (b - (1 << 64) * (b >> 63)) % rows
-
-
 @given(st.lists(WHOLE, max_size=70), ROWS)
 def test_hash_rows(ids, rows):
     ids_N = np.array(ids, np.int64)
@@ -65,16 +47,9 @@ def test_hash_rows(ids, rows):
 @given(st.lists(WHOLE, max_size=70), WHOLE, ROWS)
 def test_sigrid_hash(ids, salt, rows):
     ids_N = np.array(ids, np.int64)
-    expected = [sigrid_of(i, salt, rows) for i in ids]
+    expected = [sigrid(i, salt, rows) for i in ids]
     assert native.map_ids(ids_N, RowMapping(native.SIGRID, rows, salt)).tolist() == expected
     assert native.map_ids(ids_N.view(np.uint64), RowMapping(native.SIGRID, rows, salt), out=ids_N).tolist() == expected
-
-
-def test_sigrid_hash_is_torcharrows():
-    """What the tests of torcharrow (csrc/velox/functions/rec) expect of 1 to 16 with salt 0 and 100 rows."""
-    expected = [60, 54, 54, 9, 4, 91, 11, 67, 79, 2, 25, 92, 98, 83, 66, 2]
-    assert native.map_ids(np.arange(1, 17), RowMapping(native.SIGRID, 100, 0)).tolist() == expected
-    assert native.map_ids(np.arange(1, 17), RowMapping(native.SIGRID, 1, 0)).tolist() == [0] * 16
 
 
 @given(WHOLE, ROWS)
@@ -111,7 +86,7 @@ def test_first(bags, count, salt, rows):
     assert (got_N.tolist(), got_R1.tolist()) == (expected_N.tolist(), expected_R1.tolist())
     got_N, got_R1 = first(values_N, offsets_R1, count, RowMapping(native.SIGRID, rows, salt))
     assert got_R1.tolist() == expected_R1.tolist()
-    assert got_N.tolist() == [sigrid_of(i, salt, rows) for i in expected_N.tolist()]
+    assert got_N.tolist() == [sigrid(i, salt, rows) for i in expected_N.tolist()]
     # Of a slice.
     got_N, got_R1 = first(values_N, offsets_R1[len(bags) // 2 :], count, RowMapping())
     expected_N, expected_R1 = jagged([bag[:count] for bag in bags[len(bags) // 2 :]])

@@ -12,11 +12,9 @@ from msgspec import structs
 from pyarrow import csv
 from pyarrow import parquet as pq
 
-from rowwise import DataError, SpecError, StateError, Table
+from rowwise import DataError, SpecError, Table
 from rowwise.ingest import Batcher, Batching, Columns, CsvReader, Dense, FrameReader, ParquetReader, Sparse
 from rowwise.ingest.delimited import Dialect
-from rowwise.ingest.encode import encode
-from rowwise.ingest.reader import Split
 from rowwise.ingest.share import Share
 
 COLUMNS = Columns(
@@ -99,22 +97,6 @@ def tensors(batch):
     return batch.dense_BF, batch.labels_BK, batch.weights_B, batch.keys_B, batch.times_B, *sparse
 
 
-@settings(max_examples=25)
-@given(count=st.integers(1, 80), stop=st.integers(0, 12), shuffle=st.booleans(), ahead=st.integers(0, 2))
-def test_resumed_in_a_share(count, stop, shuffle, ahead):
-    frame, share = make(count), Share(begin=0.3)
-    wanted = keys(batches(frame, share, shuffle=shuffle))
-    first, found = batches(frame, share, shuffle=shuffle, ahead=ahead), []
-    for batch in itertools.islice(iter(first), stop):
-        found += batch.keys_B.tolist()
-    batching = Batching(size=8, shuffle=shuffle, share=share)
-    reader = FrameReader(frame, split_rows=10)
-    second = Batcher(reader, COLUMNS, TABLES, batching, first.state())
-    if first.state().epoch == 0:
-        found += keys(second)
-    assert found == wanted
-
-
 def test_its_size_is_what_was_asked_for():
     chosen = np.array(Share(begin=0.2, end=0.3).select(None, 100_000, 0))
     assert len(chosen) == pytest.approx(10_000, rel=0.05)
@@ -142,24 +124,6 @@ def test_shares_that_cannot_be(begin, end):
         Share(begin=begin, end=end)
 
 
-def test_encoding_some_rows_only():
-    frame = make(20)
-    split = Split(source="rows", start=0, stop=20, first_row=0)
-    rows_of = {table.name: table.rows for table in TABLES}
-    order = np.array([19, 3, 8])
-    some = encode(frame, COLUMNS, rows_of, split, order)
-    assert some.rows == 3
-    assert some.keys_R.tolist() == some.times_R.tolist() == [19, 3, 8]
-    assert some.dense_RF[:, 0].tolist() == [9.5, 1.5, 4.0]
-    assert some.labels_RK[:, 0].tolist() == [1, 1, 0]
-    assert some.weights_R.tolist() == [20, 4, 9]
-    assert np.diff(some.bags[1].offsets_R1).tolist() == [3, 3, 0]
-    none = encode(frame, COLUMNS, rows_of, split, np.array([], np.int64))
-    assert none.rows == 0
-    assert none.dense_RF.shape == (0, 1)
-    assert none.bags[1].offsets_R1.tolist() == [0]
-
-
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_errors_name_the_rows_of_the_file(shuffle):
     """Whatever was left out before them, and in whatever order they were asked for."""
@@ -179,13 +143,6 @@ def test_errors_name_the_rows_of_the_file(shuffle):
         broken = frame.set_column(at, column, pa.array(values, frame.schema.field(at).type))
         with pytest.raises(DataError, match=f"frame: row {row}, column {want}"):
             keys(batches(broken, share, shuffle=shuffle))
-
-
-def test_a_position_in_another_share():
-    position = batches(make(40), Share(end=0.5)).state()
-    batching = Batching(size=8, shuffle=False, share=Share(begin=0.5))
-    with pytest.raises(StateError, match="position is of other"):
-        Batcher(FrameReader(make(40), split_rows=10), COLUMNS, TABLES, batching, position)
 
 
 @pytest.mark.few(2)
