@@ -9,6 +9,7 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+from ingest.test_reader import Stream
 from launching import rowwise as command
 from launching import started, wait_for, wait_for_step
 from pyarrow import parquet as pq
@@ -34,16 +35,6 @@ def as_categories(frame):
     cities = frame["city"].astype(pd.CategoricalDtype(["CI", "AT", "BR", "none of them"]))
     users = frame["user"].astype("Int64").mask(frame.index % 7 == 0)
     return frame.assign(city=cities, user=users, label=frame["label"].astype(bool))
-
-
-class Stream:
-    """A frame of another library."""
-
-    def __init__(self, table):
-        self.table = table
-
-    def __arrow_c_stream__(self, requested_schema=None):
-        return self.table.__arrow_c_stream__(requested_schema)
 
 
 FRAMES = {

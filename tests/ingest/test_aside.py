@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pyarrow as pa
 import pytest
+from ingest.test_batcher import keys
 from pyarrow import parquet as pq
 
 from rowwise import DataError, Table
@@ -36,10 +37,6 @@ def write(table, path, checksums=True):
 
 def batches(path, aside=None, size=64, **how):
     return Batcher(ParquetReader(path, verify=True), COLUMNS, TABLES, Batching(size=size, quarantine=aside, **how))
-
-
-def keys(made):
-    return [key for batch in made for key in batch.keys_B.tolist()]
 
 
 def served(made, count=2):

@@ -6,9 +6,9 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from test_service import batches, make, same, served
+from ingest.test_batcher import same
+from test_service import batches, files_in, served
 
-from rowwise.ingest import ParquetReader
 from rowwise.ingest.service.cluster import ServiceCluster
 from rowwise.ingest.service.local import Workers
 
@@ -32,11 +32,7 @@ def nodes():
 
 @pytest.fixture
 def reader(tmp_path):
-    from pyarrow import parquet as pq
-
-    for index in range(3):
-        pq.write_table(make(index * 1000, 1000), tmp_path / f"{index}.parquet", row_group_size=170)
-    return ParquetReader(tmp_path)
+    return files_in(tmp_path)
 
 
 WORKERS = Workers(count=2, on="ray")
@@ -49,7 +45,7 @@ def test_the_batches_are_those_made_here(nodes, reader):
     with ServiceCluster(there.task, WORKERS) as cluster:
         client = cluster.client()
         served(there, client)
-        same([*there, *there], expected)
+        assert same([*there, *there], expected)
         assert client.health.workers == 2
         assert client.health.times.busy_s > 0
 
@@ -71,7 +67,7 @@ def test_workers_and_the_coordinator_are_killed(nodes, reader):
                     kills += 1
     assert kills > 3
     assert client.health.restarts > 0
-    same(got, expected)
+    assert same(got, expected)
 
 
 def test_a_node_is_lost(nodes, reader):
@@ -83,7 +79,7 @@ def test_a_node_is_lost(nodes, reader):
             got.append(batch)
             if number == 10:
                 nodes.remove_node(extra, allow_graceful=False)
-    same(got, expected)
+    assert same(got, expected)
 
 
 def test_trainers_share_what_workers_prepare(nodes, reader):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from ingest.test_batcher import COLUMNS, TABLES, check_rows, make
+from ingest.test_batcher import COLUMNS, TABLES, check_rows, keys, make
 
 from rowwise import SpecError
 from rowwise.ingest import Batcher, Batching, GeneratorReader
@@ -27,14 +27,6 @@ SIZES = {
 def batcher(rows, split_rows, deal, position=None, **batching):
     reader = GeneratorReader(make, rows, split_rows=split_rows)
     return Batcher(reader, COLUMNS, TABLES, Batching(shard=deal, **batching), position)
-
-
-def keys(batch):
-    return batch.keys_B.tolist()
-
-
-def all_keys(batches):
-    return [key for batch in batches for key in keys(batch)]
 
 
 @given(st.integers(0, 3000), st.integers(1, 9), st.sampled_from((1, 3, 256)))
@@ -62,11 +54,11 @@ def test_all_ranks_together_have_the_batches_of_one(rows, split_rows, world, uni
     ranks = [batcher(rows, split_rows, deal, **how) for deal in deals]
     for _ in range(2):
         for one, *parts in zip(whole, *ranks, strict=True):
-            assert all_keys(parts) == keys(one)
+            assert keys(parts) == keys([one])
             for deal, part in zip(deals, parts, strict=True):
                 check_rows(part)
-                begin, end = deal.part(len(keys(one)))
-                assert len(keys(part)) == end - begin
+                begin, end = deal.part(len(keys([one])))
+                assert len(keys([part])) == end - begin
                 assert part.sparse.features == one.sparse.features
                 assert part.dense_BF.dtype == torch.float32
             assert {str(rank.state()) for rank in ranks} == {str(whole.state())}
@@ -77,7 +69,7 @@ def test_all_ranks_together_have_the_batches_of_one(rows, split_rows, world, uni
 @given(**SIZES, worlds=st.lists(st.integers(1, 4), min_size=1, max_size=4), stops=st.lists(st.integers(0, 9)))
 def test_going_on_at_another_world_size_repeats_and_loses_nothing(rows, split_rows, worlds, stops, **how):
     whole = batcher(rows, split_rows, BatchShard(), **how)
-    expected = [keys(batch) for _ in range(3) for batch in whole]
+    expected = [keys([batch]) for _ in range(3) for batch in whole]
     found, position = [], None
     for world, stop in zip([*worlds, 1], [*stops[: len(worlds)], *[99] * (len(worlds) + 1)], strict=False):
         deals = [BatchShard(rank=rank, world=world, unit=2) for rank in range(world)]
@@ -90,14 +82,14 @@ def test_going_on_at_another_world_size_repeats_and_loses_nothing(rows, split_ro
                 if parts[0] is None:
                     assert parts == [None] * world
                     break
-                found.append(all_keys(parts))
+                found.append(keys(parts))
                 left -= 1
             for parts in parts_of:
                 parts.close()
         position = ranks[0].state()
     while position.epoch < 3:
         rest = batcher(rows, split_rows, BatchShard(), position, **how)
-        found += [keys(batch) for batch in rest]
+        found += [keys([batch]) for batch in rest]
         position = rest.state()
     assert found == expected
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from launching import is_there
 from pyarrow import parquet as pq
+from test_service import children_of
 
 from rowwise import Table
 from rowwise.ingest import Batcher, Batching, Columns, Dense, ParquetReader, Position, Sparse
@@ -71,12 +72,6 @@ def train(folder, saved, workers):
                     time.sleep(0 if calm.exists() else STEP_S)
                     while steps > LAST and not calm.exists():
                         time.sleep(STEP_S)
-
-
-def children_of(pid):
-    with suppress(OSError):
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
 
 
 def started(folder, saved, workers):

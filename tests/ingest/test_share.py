@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ingest.test_batcher import keys, same
 from msgspec import structs
 from pyarrow import csv
 from pyarrow import parquet as pq
@@ -48,10 +48,6 @@ def batches(frame, share=None, *, split_rows=10, **how):
     return Batcher(FrameReader(frame, split_rows=split_rows), COLUMNS, TABLES, batching)
 
 
-def keys(made) -> list[int]:
-    return [key for batch in made for key in batch.keys_B.tolist()]
-
-
 cuts = st.lists(st.floats(0.01, 0.99), max_size=3, unique=True).map(lambda inner: [0.0, *sorted(inner), 1.0])
 
 
@@ -86,15 +82,7 @@ def test_it_is_as_if_the_others_were_not_there(count, split_rows, size, end, kee
         assert not found
         return
     wanted = list(batches(frame.take(chosen), split_rows=1000, size=size, keep_last=keep_last))
-    assert len(found) == len(wanted)
-    for one, other in zip(found, wanted, strict=True):
-        for a, b in zip(tensors(one), tensors(other), strict=True):
-            assert torch.equal(a, b)
-
-
-def tensors(batch):
-    sparse = batch.sparse.values_N, batch.sparse.lengths_FB
-    return batch.dense_BF, batch.labels_BK, batch.weights_B, batch.keys_B, batch.times_B, *sparse
+    assert same(found, wanted)
 
 
 def test_its_size_is_what_was_asked_for():

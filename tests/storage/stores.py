@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from from_benchmarks import part
 
 from rowwise.storage.cloud import CloudStorage, Patience
@@ -20,6 +21,7 @@ from rowwise.storage.local import LocalStorage, check_size
 
 s3_server = part("s3_server").s3_server
 FAULTS = {"errors": 0.05, "busy": 0.02, "resets": 0.03, "lost": 0.03, "slow_s": 0.05}
+KINDS = ["memory", "folder", "s3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("s3 with faults", "moto"))]
 PATIENT = Patience(deadline_s=120, first_wait_s=0.01)
 
 

@@ -15,7 +15,7 @@ import torch
 import warm
 from checkpoint.made import flip, saved
 from small import sections, trained
-from storage.stores import FAULTS, MemoryStorage, connect, s3_server, storage
+from storage.stores import FAULTS, KINDS, MemoryStorage, connect, s3_server, server_of_urls, storage
 
 from rowwise.checkpoint.check import verify
 from rowwise.checkpoint.copy import copy_checkpoint
@@ -30,7 +30,6 @@ from rowwise.errors import CheckpointError, StorageError
 from rowwise.recipes.runs import TrainingRun
 from rowwise.storage.folder import StorageFolder
 
-KINDS = ["memory", "folder", "s3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("s3 with faults", "moto"))]
 SIZES = FileSizes(chunk_bytes=1 << 20, file_bytes=2 << 20, short_bytes=1 << 20)
 
 
@@ -244,18 +243,16 @@ def test_a_run_goes_on_from_a_copy_with_the_same_bits(tmp_path):
 
 
 @pytest.mark.slow
-def test_commands_read_and_write_urls(tmp_path):
+def test_commands_read_and_write_urls(tmp_path, monkeypatch):
     """Each command is a process, which finds the server and its keys in the environment."""
     saved(tmp_path / "step-000000007")
-    with s3_server(tmp_path / "s3") as server:
-        keys = {"AWS_ENDPOINT_URL": server.endpoint, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "hidden"}
-        keys["AWS_REGION"] = "x"
+    with server_of_urls(tmp_path / "s3", monkeypatch):
 
         def run(*args, code=0):
-            command, environment = [*warm.command(), "ckpt", *args], {**os.environ, **keys}
-            done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+            command = [*warm.command(), "ckpt", *args]
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
             assert done.returncode == code, done.stderr
-            assert "hidden" not in done.stdout + done.stderr
+            assert "secret-2" not in done.stdout + done.stderr
             return done.stdout if not code else done.stderr
 
         assert run("copy", "step-000000007", "s3://bucket/x").startswith("wrote s3://bucket/x/step-000000007: ")
@@ -269,17 +266,15 @@ def test_commands_read_and_write_urls(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_starts_from_a_url_as_from_the_folder(tmp_path):
+def test_a_run_starts_from_a_url_as_from_the_folder(tmp_path, monkeypatch):
     trained(tmp_path, save={"every": 8, "keep": 9})
     folder = tmp_path / "runs" / "small" / "1" / "ckpt" / "step-000000020"
     (tmp_path / "small.yaml").write_text(json.dumps(sections(tmp_path)))  # JSON is YAML
-    with s3_server(tmp_path / "s3") as server:
+    with server_of_urls(tmp_path / "s3", monkeypatch) as server:
         copy_checkpoint(Checkpoint.open(folder), StorageFolder(connect(server.endpoint), "x"))
-        keys = {"AWS_ENDPOINT_URL": server.endpoint, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
         for source in ("s3://bucket/x", str(folder)):
             command = [*warm.command(), "train", "small.yaml", "--init-from", source]
-            environment = {**os.environ, **keys, "AWS_REGION": "x"}
-            done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
     one, two = (open_named(tmp_path / "runs" / "small" / number) for number in "23")
     assert not diff(one, two).tensors

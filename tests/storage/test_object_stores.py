@@ -5,20 +5,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from storage.stores import connect, s3_server, storage
+from storage.stores import KINDS, connect, s3_server, storage
 
 from rowwise.errors import StorageError
 from rowwise.storage.cloud import PART_bytes, Patience, RANGE_bytes
 from rowwise.storage.folder import StorageFolder, parse_folder, read_range
 from rowwise.storage.interface import MissingObjectError, ObjectExistsError
-
-KINDS = [
-    "memory",
-    "folder",
-    "s3",
-    pytest.param("s3 with faults", marks=pytest.mark.slow),
-    pytest.param("moto", marks=pytest.mark.slow),
-]
 
 
 @pytest.fixture(params=KINDS)
