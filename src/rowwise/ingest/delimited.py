@@ -128,7 +128,8 @@ class CsvReader:
             table = parse_lines(data, names, self.dialect, kinds, inside)
         except pa.ArrowException as error:
             raise self._misfit(data, file, split, begin, kinds, error) from error
-        return self._complete(table, split, columns)
+        folders = {field.name for field in self._folders}
+        return hive.complete(table, columns, self._schema, folders, split.source).select(list(columns))
 
     def settle(self) -> "CsvReader":
         """A reader whose types, words for missing values and line breaks fit the rows of all files; reads them all."""
@@ -327,17 +328,6 @@ class CsvReader:
         place = f"{split.source}: line {above + bad.line}, column {bad.column!r}"
         hint = f"set --column-type {bad.column}=string {WAY_OUT.format('types')}"
         return MisfitError(f"{place}: {bad.text[:80]!r} is no {bad.kind}", hint=hint)
-
-    def _complete(self, table: pa.Table, split: Split, columns: Sequence[str]) -> pa.Table:
-        """Add what the file lacks, and the columns of the folders; order the columns as requested."""
-        folders = {field.name for field in self._folders}
-        texts = hive.parse_folders(split.source) if folders else {}
-        for name in columns:
-            if name not in table.column_names:
-                kind = self._schema.field(name).type
-                value = hive.parse_value(texts[name], kind) if name in folders else None
-                table = table.append_column(name, pa.repeat(pa.scalar(value, kind), table.num_rows))
-        return table.select(list(columns))
 
 
 def find_text_files(path: str | Path) -> tuple[str, ...]:

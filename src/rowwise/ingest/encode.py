@@ -41,6 +41,10 @@ class RefusalReason(Value, frozen=True):
     column: str
     reason: str
 
+    def error(self, split: Split) -> DataError:
+        """An error that names the file, to be raised."""
+        return DataError(f"{split.locate_row(self.row)}, column {self.column!r}: {self.reason}")
+
 
 class RefusedRows(NamedTuple):
     """The rows of a split that are refused."""
@@ -243,8 +247,7 @@ class _ColumnRefusal(NamedTuple):
 
 def _raise_first(refusals: Iterator[_ColumnRefusal], split: Split) -> None:
     for refusal in refusals:
-        first = refusal.described[0]
-        raise DataError(f"{split.locate_row(first.row)}, column {first.column!r}: {first.reason}")
+        raise refusal.described[0].error(split)
 
 
 def _refusals(

@@ -157,12 +157,9 @@ class ParquetReader:
         """Bounds of the columns that a file's folders give, but not those of files."""
         if not self._where.all_of:
             return {}
-        cells = {name: cell for name, cell in self._cells(source).items() if name not in inside}
+        texts, fields = hive.parse_folders(source), [field for field in self._folders if field.name not in inside]
+        cells = {field.name: hive.parse_value(texts[field.name], field.type) for field in fields}
         return {n: ColumnBounds(least=v, most=v, nulls=int(v is None), rows=1) for n, v in cells.items()}
-
-    def _cells(self, source: str) -> dict[str, hive.Cell]:
-        texts = hive.parse_folders(source)
-        return {field.name: hive.parse_value(texts[field.name], field.type) for field in self._folders}
 
     def _footer(self, source: str, *, chunks: bool = False) -> pq.FileMetaData:
         """Read and check a file's footer; with `chunks`, check each column chunk, too."""
@@ -239,15 +236,7 @@ class ParquetReader:
         """Add the columns of folders and of other files, cast to the types of the schema, and order the columns."""
         if any(column.path for column in flat.values()):
             table = pa.table({name: column.take_from(table) for name, column in flat.items()})
-        for name in columns:
-            if name not in table.column_names and name not in self._folder_names:
-                table = table.append_column(name, pa.nulls(table.num_rows, self._types[name]))
-        if self._folders:
-            cells = self._cells(split.source)
-            for field in self._folders:
-                if field.name in columns:
-                    scalar = pa.scalar(cells[field.name], field.type)
-                    table = table.append_column(field, pa.repeat(scalar, table.num_rows))
+        table = hive.complete(table, columns, self._schema, self._folder_names, split.source)
         for at, name in enumerate(table.column_names):
             wanted = self._types.get(name, table.field(at).type)
             if table.field(at).type != wanted:

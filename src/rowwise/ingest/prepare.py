@@ -196,8 +196,7 @@ class PreparationTask:
         if self.preparation.quarantine is not None:
             quarantine_rows(table, split, bad, self.preparation.quarantine)
             return
-        first = bad.reasons[0]
-        raise DataError(f"{split.locate_row(first.row)}, column {first.column!r}: {first.reason}")
+        raise bad.reasons[0].error(split)
 
     def _order_of_rows(self, loaded: LoadedSplit, index: int, epoch: int) -> Ints | None:
         preparation, rows = self.preparation, loaded.table.num_rows

@@ -3,7 +3,7 @@
 A column's type is inferred from all its folders: whole numbers if every value is one, else text.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
@@ -38,6 +38,19 @@ def infer_fields(texts: Sequence[dict[str, str | None]], known: Mapping[str, str
     names = [name for name in texts[0] if all(name in other for other in texts)]
     kinds = {name: _kind([other[name] for other in texts]) for name in names}
     return [pa.field(name, pa.string() if known.get(name) == "string" else kind) for name, kind in kinds.items()]
+
+
+def complete(
+    table: pa.Table, columns: Sequence[str], schema: pa.Schema, folders: Collection[str], source: str
+) -> pa.Table:
+    """Add the columns that a file lacks: those of `folders` from its path, others without values."""
+    texts = parse_folders(source) if folders else {}
+    for name in columns:
+        if name not in table.column_names:
+            kind = schema.field(name).type
+            value = parse_value(texts[name], kind) if name in folders else None
+            table = table.append_column(name, pa.repeat(pa.scalar(value, kind), table.num_rows))
+    return table
 
 
 def parse_value(text: str | None, kind: pa.DataType) -> Cell:
