@@ -15,9 +15,9 @@ from pyarrow import parquet as pq
 
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.warehouse.convert import convert
-from rowwise.ingest.warehouse.flatten import split_by_key
 from rowwise.ingest.warehouse.layout import WarehouseLayout
 from rowwise.ingest.warehouse.ranges import ReadCounters, disk_seconds
+from rowwise.ingest.warehouse.source import split_by_key
 
 SEEK_S, BYTES_S = 8e-3, 150e6
 FEATURES, USED, JOBS = 500, 50, 20

@@ -20,7 +20,8 @@ from rowwise.ingest import CsvReader, Dialect, ParquetReader
 from rowwise.ingest.datasets.files import open_files, read_settled
 from rowwise.ingest.dialect import find_encoding, find_heading, find_layout, widen
 from rowwise.ingest.lines import parse_lines
-from rowwise.ingest.plain_copy import CopyFolder, plain_copy
+from rowwise.ingest.plain_copy import plain_copy
+from rowwise.storage.read_cache import CacheFolder
 
 
 @pytest.fixture(autouse=True)
@@ -229,7 +230,7 @@ def _written(tmp_path, content):
 
 
 def test_copies_are_made_once_and_bounded(tmp_path):
-    place = CopyFolder(tmp_path / "copies", 3_000_000)
+    place = CacheFolder(tmp_path / "copies", 3_000_000)
     for name in "abc":
         (tmp_path / name).write_bytes(gzip.compress(name.encode() * 999_999 + b"\n"))
     made = [plain_copy(str(tmp_path / name), "utf-8", place) for name in "abc"]

@@ -25,11 +25,11 @@ from rowwise.errors import DataError, SpecError, StorageError
 from rowwise.ingest.frames import FrameReader
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.warehouse.convert import convert
-from rowwise.ingest.warehouse.flatten import split_by_key
 from rowwise.ingest.warehouse.hive import infer_fields, parse_value
 from rowwise.ingest.warehouse.journal import ConversionRequest, Journal, SourceSurvey, WarehouseFile
 from rowwise.ingest.warehouse.layout import WarehouseLayout
 from rowwise.ingest.warehouse.popularity import log_use, popularity
+from rowwise.ingest.warehouse.source import split_by_key
 from rowwise.storage.folder import StorageFolder
 
 

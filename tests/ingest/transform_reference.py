@@ -18,9 +18,8 @@ from rowwise.ingest.transform.ids import Enumerate, FirstX, NGram, PositiveModul
 from rowwise.ingest.transform.mapping import MapId
 from rowwise.ingest.transform.numbers import BoxCox, Bucketize, Clamp, Fill, Log1p, Logit
 from rowwise.ingest.transform.pairs import Cartesian, ComputeScore, IdListTransform
-from rowwise.ingest.transform.read import ToNumber, ToTime, ToWhole
+from rowwise.ingest.transform.read import SplitText, ToNumber, ToTime, ToWhole
 from rowwise.ingest.transform.select import Sampling
-from rowwise.ingest.transform.split import SplitText
 from rowwise.ingest.transform.times import FARTHEST_S, PER_SECOND, GetLocalHour, GetLocalWeekday
 from rowwise.ingest.transform.transform import Transform
 

@@ -34,9 +34,10 @@ from rowwise.ingest.dialect import (
     widen,
 )
 from rowwise.ingest.lines import UnevenLinesError, find_bad_value, find_types, parse_lines
-from rowwise.ingest.plain_copy import CopyFolder, open_unpacked, packing_of, plain_copy
+from rowwise.ingest.plain_copy import open_unpacked, packing_of, plain_copy
 from rowwise.ingest.reader import Split, check_columns, find_files
 from rowwise.ingest.warehouse import hive
+from rowwise.storage.read_cache import CacheFolder
 from rowwise.textfile import open_regular
 
 KINDS = (".csv", ".tsv", ".txt")
@@ -225,7 +226,7 @@ class CsvReader:
         file = self._open(name)
         if file.plain is not None and (file.plain == name or Path(file.plain).exists()):
             return file
-        place = CopyFolder(Path(self.dialect.unpack_to).expanduser(), self.dialect.unpacked_gb * 10**9)
+        place = CacheFolder(Path(self.dialect.unpack_to).expanduser(), self.dialect.unpacked_gb * 10**9)
         try:
             copy = plain_copy(name, file.encoding, place)
         except OSError as error:

@@ -36,7 +36,7 @@ from rowwise.ingest.readings import DIFFERENT, ColumnReading, find_readings
 from rowwise.ingest.roles import AS_TOLD, FEW, NEVER_SEEN, Facts, Role, Use, choose_role, when_never_seen
 from rowwise.ingest.survey import SAMPLE_ROWS, ColumnSurvey, borders_of, count_infinite
 from rowwise.ingest.times import TimeBorders, TimeSample, is_ordered, may_be_ids, times_of
-from rowwise.ingest.transform.split import split_text
+from rowwise.ingest.transform.read import split_text
 from rowwise.spec import RESERVED_NAMES, Table, Value
 
 LOOKS = 8  # splits, from the first to the last, that tell what a column is where the values of one are alike

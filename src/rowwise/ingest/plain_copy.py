@@ -18,24 +18,18 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import BinaryIO, cast
 
 import pyarrow as pa
 
 from rowwise.errors import DataError
+from rowwise.storage.read_cache import CacheFolder, make_room
 from rowwise.textfile import open_regular
 
 CHUNK = 1 << 20
 ENDING = ".text"
 MAGIC = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"PK\3\4": "zip"}
 DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, pa.ArrowException, RuntimeError)
-
-
-class CopyFolder(NamedTuple):
-    """Where copies are kept, and how many bytes of them."""
-
-    folder: Path
-    most_bytes: int
 
 
 def packing_of(path: str) -> str:
@@ -78,7 +72,7 @@ def _open(path: str, packing: str) -> Iterator[BinaryIO]:
             yield file
 
 
-def plain_copy(path: str, encoding: str, place: CopyFolder) -> Path:
+def plain_copy(path: str, encoding: str, place: CacheFolder) -> Path:
     """The copy of a file in UTF-8, with lines that end in a line feed; makes it where there is none."""
     status = os.stat(path)
     key = f"{Path(path).absolute()}\n{status.st_size}\n{status.st_mtime_ns}\n{encoding}"
@@ -101,7 +95,7 @@ def plain_copy(path: str, encoding: str, place: CopyFolder) -> Path:
             raise
         part.replace(copy)
     _mark_used(copy)
-    _make_room(place, copy)
+    make_room(place, f"*{ENDING}", newest=copy)
     return copy
 
 
@@ -130,19 +124,3 @@ def _write(file: BinaryIO, source: BinaryIO, encoding: str, path: str, most_byte
         ) from error
     finally:
         text.detach()
-
-
-def _make_room(place: CopyFolder, newest: Path) -> None:
-    """Remove the least recently used copies beyond the bound."""
-    found: list[tuple[int, int, Path]] = []
-    for path in place.folder.glob(f"*{ENDING}"):
-        with suppress(OSError):  # another process has removed it
-            status = path.stat()
-            found.append((status.st_mtime_ns, status.st_size, path))
-    total = sum(size for _, size, _ in found)
-    for _, size, path in sorted(found):
-        if total <= place.most_bytes:
-            return
-        if path != newest:
-            path.unlink(missing_ok=True)
-            total -= size

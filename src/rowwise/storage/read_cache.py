@@ -21,7 +21,7 @@ from rowwise.textfile import open_regular
 
 
 class CacheFolder(NamedTuple):
-    """Where ranges are kept, and how many bytes of them."""
+    """Where ranges of objects, or copies of files, are kept, and how many bytes of them."""
 
     folder: Path
     most_bytes: int
@@ -81,24 +81,27 @@ class ReadCache:
             is_due = self._written > BETWEEN * self.most_bytes
             self._written = 0 if is_due else self._written
         if is_due:
-            self._make_room()
+            make_room(CacheFolder(self.folder, self.most_bytes), "??/*", KEPT)
 
-    def _make_room(self) -> None:
-        """Remove the least recently used files beyond the bound."""
-        found: list[tuple[int, int, Path]] = []
-        for path in self.folder.glob("??/*"):
-            with suppress(OSError):  # another process has removed it
-                status = path.stat()
-                found.append((status.st_mtime_ns, status.st_size, path))
-        total = sum(size for _, size, _ in found)
-        if total <= self.most_bytes:
+
+def make_room(place: CacheFolder, pattern: str, kept: float = 1.0, newest: Path | None = None) -> None:
+    """Remove the least recently used files beyond the bound, but not the newest; `kept`: of the bound, afterwards."""
+    found: list[tuple[int, int, Path]] = []
+    for path in place.folder.glob(pattern):
+        with suppress(OSError):  # another process has removed it
+            status = path.stat()
+            found.append((status.st_mtime_ns, status.st_size, path))
+    total = sum(size for _, size, _ in found)
+    if total <= place.most_bytes:
+        return
+    for _, size, path in sorted(found):
+        if path == newest:
+            continue
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        total -= size
+        if total <= kept * place.most_bytes:
             return
-        for _, size, path in sorted(found):
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
-            total -= size
-            if total <= KEPT * self.most_bytes:
-                return
 
 
 @lru_cache(maxsize=4)

@@ -1,27 +1,31 @@
 """Measures one worker's work on a few splits repeatedly: the best time of each part.
 
 What is timed is the worker's own function, `service.worker.prepared`, on one core and into the memory of a service,
-and then what a trainer does with it (`handoff`). Of each split and part the best of all rounds counts, as everything
+and then what a trainer does with it. Of each split and part the best of all rounds counts, as everything
 else on a machine only makes it slower. Only the first round may meet files that the system has not cached; what it
 took to read them then is told apart. Known limits: several workers at once, which share a disk and the memory's speed.
 """
 
 import os
+import socket
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from time import perf_counter
 from typing import final
 
+import numpy as np
 import pyarrow as pa
 
 from rowwise.errors import DataError
-from rowwise.ingest.bench.handoff import HandOff
 from rowwise.ingest.bench.packed import unpacking_of
+from rowwise.ingest.block import EncodedRows
+from rowwise.ingest.columns import Columns
 from rowwise.ingest.delimited import CsvReader
 from rowwise.ingest.prepare import PreparationTask
 from rowwise.ingest.reader import Split
-from rowwise.ingest.service.coordinator import SplitId, SplitLease, SplitRefused
+from rowwise.ingest.service.coordinator import SplitDelivery, SplitId, SplitLease, SplitReady, SplitRefused
 from rowwise.ingest.service.memory import SlotMemory, make_memory
+from rowwise.ingest.service.messages import Connection
 from rowwise.ingest.service.worker import prepare_split
 from rowwise.ingest.warehouse.ranges import ReadCounters, counters_of
 from rowwise.spec import Value
@@ -135,7 +139,7 @@ class _Bench:
     def __init__(self, task: PreparationTask, batch: int) -> None:
         self._task, self._order = task, task.order(0)
         self._slot = SlotMemory(make_memory())
-        self._hand_off = HandOff(os.dup(self._slot.file), task.preparation.columns, batch)
+        self._hand_off = _HandOff(os.dup(self._slot.file), task.preparation.columns, batch)
         self.rows: dict[SplitId, int] = {}
         self.rows_in: dict[SplitId, int] = {}
         self.counted, self.bytes_encoded = ReadCounters(), 0
@@ -169,6 +173,51 @@ class _Bench:
     def close(self) -> None:
         self._hand_off.close()
         self._slot.close()
+
+
+@final
+class _HandOff:
+    """The hand-off of a prepared split to a trainer in this process: the message, mapping its memory, and batches.
+
+    Both ends do what the worker's, the host's and the client's do. Known limits: the switch from one process to
+    another, some 20 microseconds a split.
+
+    Args:
+        file: the memory of a slot, to own.
+        columns: what the rows hold.
+        batch: rows of a batch.
+    """
+
+    def __init__(self, file: int, columns: Columns, batch: int) -> None:
+        self._memory, self._columns, self._batch = SlotMemory(file), columns, batch
+        ends = socket.socketpair()
+        self._ours, self._theirs = Connection(ends[0]), Connection(ends[1])
+
+    def time(self, split: SplitReady) -> float:
+        """Seconds from a split that lies ready to its batches."""
+        from rowwise.ingest.collate import SplitRows, collate
+
+        begin_s = perf_counter()
+        self._ours.send(SplitDelivery(0, split.split_id, 0, split, workers=1, ready=1))
+        [(message, _)] = self._receive()
+        assert isinstance(message, SplitDelivery)
+        assert message.split is not None
+        memory = np.frombuffer(self._memory.map(message.split.layout.size), np.uint8)
+        encoded = EncodedRows.from_block(memory, message.split.layout)
+        for begin in range(0, encoded.rows, self._batch):
+            collate([SplitRows(encoded, begin, min(begin + self._batch, encoded.rows))], self._columns)
+        return perf_counter() - begin_s
+
+    def close(self) -> None:
+        self._ours.close()
+        self._theirs.close()
+        self._memory.close()
+
+    def _receive(self) -> list[tuple[object, int | None]]:
+        while True:
+            messages: list[tuple[object, int | None]] = list(self._theirs.receive())
+            if messages:
+                return messages
 
 
 @contextmanager

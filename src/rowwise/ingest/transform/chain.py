@@ -23,9 +23,8 @@ from rowwise.ingest.transform.ids import Enumerate, FirstX, NGram, PositiveModul
 from rowwise.ingest.transform.mapping import MapId
 from rowwise.ingest.transform.numbers import BoxCox, Bucketize, Clamp, Fill, Log1p, Logit
 from rowwise.ingest.transform.pairs import Cartesian, ComputeScore, IdListTransform
-from rowwise.ingest.transform.read import ToNumber, ToTime, ToWhole
+from rowwise.ingest.transform.read import SplitText, ToNumber, ToTime, ToWhole
 from rowwise.ingest.transform.select import Sampling
-from rowwise.ingest.transform.split import SplitText
 from rowwise.ingest.transform.times import GetLocalHour, GetLocalWeekday
 from rowwise.ingest.transform.transform import RowPosition, Run, Transform
 from rowwise.ingest.transform.user_function import UserFunction

@@ -16,12 +16,17 @@ from pyarrow import types
 from rowwise.errors import DataError
 from rowwise.ingest.kinds import holds_whole
 from rowwise.ingest.reader import Reader, check_columns
-from rowwise.ingest.warehouse.journal import ConversionRequest, Journal, SourceSurvey, WarehouseManifest
+from rowwise.ingest.warehouse.journal import (
+    ConversionRequest,
+    Journal,
+    SourceSurvey,
+    StoredWarehouse,
+    WarehouseManifest,
+)
 from rowwise.ingest.warehouse.layout import VERSION, FlattenedColumns, WarehouseLayout, order_by_popularity
 from rowwise.ingest.warehouse.parts import RowQueue, UnitRows, WarehouseWriter
 from rowwise.ingest.warehouse.source import ConversionSource, Progress
 from rowwise.ingest.warehouse.spill import Spill, SpillRange, check_session
-from rowwise.ingest.warehouse.stored import StoredWarehouse
 from rowwise.scratch import Scratch
 from rowwise.spec import Value
 from rowwise.storage.folder import StorageFolder, parse_folder

@@ -10,6 +10,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, final
 
@@ -17,10 +18,11 @@ import msgspec
 
 from rowwise.errors import DataError
 from rowwise.ingest.warehouse.layout import Key, WarehouseLayout
-from rowwise.ingest.warehouse.stored import StoredWarehouse
 from rowwise.inside import fault_of_name, has_no_link
 from rowwise.spec import Value
-from rowwise.textfile import append, decode_json, open_regular, read_bytes, refuse_links, sync
+from rowwise.storage.folder import StorageFolder, read_file, read_pieces
+from rowwise.storage.interface import ObjectExistsError
+from rowwise.textfile import MOST_BYTES, append, decode_json, open_regular, read_bytes, refuse_links, sync
 
 FOLDER = "_rowwise"
 LONGEST_NAME = 255
@@ -61,6 +63,45 @@ class WarehouseManifest(Value, frozen=True):
     found: SourceSurvey
     columns: tuple[str, ...]
     parts: tuple[WarehouseFile, ...]
+
+
+@final
+class StoredWarehouse:
+    """A warehouse at the URL of an object store: each file is sent once it is complete, and the manifest last.
+
+    The journal is an object beside the files, with which the same command goes on after a kill. While it is there,
+    readers refuse the URL. Rows that are sorted wait in a temporary folder, which is made again after a kill.
+    """
+
+    def __init__(self, place: StorageFolder) -> None:
+        self.place = place
+        self.sizes: dict[str, int] = {}  # of objects, when the conversion began
+
+    def fetch(self, folder: Path) -> None:
+        """Copy what an earlier process noted into a folder; raises if the place has anything but a warehouse."""
+        self.sizes = {name: one.size_bytes for name, one in self.place.relative_names().items()}
+        notes = [name for name in self.sizes if name.startswith(f"{folder.name}/")]
+        if self.sizes and not notes:
+            raise DataError(f"{self.place}: has objects and is not a warehouse", "a new URL")
+        for name in notes:
+            short = name.removeprefix(f"{folder.name}/")
+            if "/" not in short:
+                (folder / short).write_bytes(read_file(self.place / folder.name, short, MOST_BYTES))
+
+    def begin(self, name: str, content: bytes) -> None:
+        """Store the first state of the journal, unless another process has."""
+        try:
+            self.place.storage.create(self.place.inside(name), content)
+        except ObjectExistsError:
+            raise DataError(f"{self.place}: another process converts into it", hint="wait until it ends") from None
+
+    def send(self, file: Path, name: str) -> None:
+        size_bytes = file.stat().st_size
+        pieces = partial(read_pieces, file.parent, file.name, size_bytes)
+        self.place.storage.write(self.place.inside(name), pieces, size_bytes)
+
+    def delete(self, name: str) -> None:
+        self.place.storage.delete(self.place.inside(name))
 
 
 @final

@@ -16,9 +16,8 @@ from pyarrow import parquet as pq
 from rowwise.ingest.bags import combine_chunks, decoded
 from rowwise.ingest.kinds import is_list
 from rowwise.ingest.warehouse.hive import Cell, folder_name
-from rowwise.ingest.warehouse.journal import FOLDER, WarehouseFile
+from rowwise.ingest.warehouse.journal import FOLDER, StoredWarehouse, WarehouseFile
 from rowwise.ingest.warehouse.layout import VERSION, WarehouseLayout, rows_in
-from rowwise.ingest.warehouse.stored import StoredWarehouse
 
 SAMPLE_ROWS = 4096
 
