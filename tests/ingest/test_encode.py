@@ -20,6 +20,7 @@ from rowwise.ingest import Columns, Dense, Sparse
 from rowwise.ingest.bags import numpy_type
 from rowwise.ingest.block import ALIGNMENT, BlockLayout, EncodedRows, allocate
 from rowwise.ingest.encode import bad_rows, encode
+from rowwise.ingest.kinds import decoded_kind, is_text
 from rowwise.ingest.reader import Split
 
 WORD = (1 << 64) - 1
@@ -43,7 +44,7 @@ def bags_of(encoded, f):
 
 def hidden(cells, kind):
     """A missing list that has ids all the same, which nobody may see."""
-    behind = [1, 2] if pa.types.is_integer(kind.value_type) else ["behind"]
+    behind = ["behind"] if is_text(kind.value_type) else [1, 2]
     filled = [behind if cell is None else cell for cell in cells]
     offsets = np.concatenate([[0], np.cumsum([len(cell) for cell in filled])])
     flat = pa.array([i for cell in filled for i in cell], kind.value_type)
@@ -55,14 +56,13 @@ def hidden(cells, kind):
 
 def laid_out(draw, cells, kind):
     """The cells as a column: with rows around that are cut off, in chunks, or with something behind what is missing."""
-    if pa.types.is_dictionary(kind):
-        return pa.chunked_array([pa.array(cells, kind.value_type).dictionary_encode()])
     around = draw(st.integers(0, 3)), draw(st.integers(0, 3))
     more = [cells[0]] * around[0] + cells + [cells[-1]] * around[1] if cells else cells
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         array = hidden(more, kind) if draw(st.booleans()) else pa.array(more, kind)
     else:
-        array = pa.array(more, kind)
+        array = pa.array(more, decoded_kind(kind))
+        array = array.dictionary_encode() if pa.types.is_dictionary(kind) else array
     array = array.slice(around[0] if cells else 0, len(cells))
     cuts = sorted(draw(st.lists(st.integers(0, len(cells)), max_size=2)))
     ends = [0, *cuts, len(cells)]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ingest.transform_reference import reference
+from test_encode import laid_out
 
 from rowwise.ingest.transform import (
     BoxCox,
@@ -120,23 +121,11 @@ CASES = [
 
 
 @st.composite
-def laid_out(draw, names, rows):
-    """A table of rows, whose columns are slices of chunks in some layout."""
-    made = {}
-    before, after = draw(st.integers(0, 2)), draw(st.integers(0, 2))
-    for name, column in zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True):
-        values, kinds = COLUMNS[name]
-        padded = [*draw(st.lists(values, min_size=before, max_size=before)), *column]
-        padded += draw(st.lists(values, min_size=after, max_size=after))
-        kind = draw(st.sampled_from(kinds))
-        plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-        whole = pa.chunked_array([pa.array(padded, plain)])
-        whole = whole.cast(kind) if kind == pa.string_view() else whole
-        whole = whole.dictionary_encode() if pa.types.is_dictionary(kind) else whole
-        cut = draw(st.integers(0, len(padded)))
-        chunks = [*whole.slice(0, cut).chunks, *whole.slice(cut).chunks]
-        made[name] = pa.chunked_array(chunks, whole.type).slice(before, len(column))
-    return pa.table(made)
+def tables(draw, names, rows):
+    """A table of rows, each column in some layout."""
+    cells = zip(*rows, strict=True) if rows else [()] * len(names)
+    kinds = [draw(st.sampled_from(COLUMNS[name][1])) for name in names]
+    return pa.table({n: laid_out(draw, list(c), k) for n, c, k in zip(names, cells, kinds, strict=True)})
 
 
 def values_of(table):
@@ -181,7 +170,7 @@ def expected_of(transform, row):
 def test_transforms_are_their_references(transform, data):
     names = transform.reads
     rows = data.draw(st.lists(st.tuples(*(COLUMNS[name][0] for name in names)), max_size=6))
-    table = data.draw(laid_out(names, rows))
+    table = data.draw(tables(names, rows))
     loaded = load([transform])
     made, keep_R = apply(table, loaded, transform.makes)
     assert keep_R is None
@@ -232,7 +221,7 @@ def test_sigrid_hash_is_torcharrows():
 @given(data=st.data(), count=st.integers(1, 4), salt=IDS)
 def test_first_and_hash_are_the_same_together(data, count, salt):
     rows = data.draw(st.lists(st.tuples(COLUMNS["ids"][0]), max_size=8))
-    table = data.draw(laid_out(["ids"], rows))
+    table = data.draw(tables(["ids"], rows))
     cut, hashing = FirstX(column="ids", count=count), SigridHash(column="ids", rows=1000, salt=salt)
     fused = apply(table, load([cut, hashing]), ["ids"])[0]
     apart = apply(apply(table, load([cut]), ["ids"])[0], load([hashing]), ["ids"])[0]
