@@ -36,6 +36,9 @@ def as_file(picture: Image.Image, **how) -> bytes:
     return out.getvalue()
 
 
+GREY = as_file(Image.new("L", (9, 9)))
+
+
 @pytest.fixture(scope="module")
 def photos() -> list[tuple[int, bytes]]:
     """16 squares of 160 rows and columns."""
@@ -223,13 +226,13 @@ def test_sources_are_folders_and_columns(tmp_path, photos, command):
         ([], (16,), DataError, "no pictures for"),
         ([("a", b"")], (16,), DataError, "picture 'a' is no picture"),
         ([("a", b"nothing")], (16,), DataError, "picture 'a' is no picture: its format is not known"),
-        ([("a", as_file(Image.new("L", (9, 9))))] * 2, (16,), DataError, "picture 'a' is there twice"),
-        ([("a", as_file(Image.new("L", (9, 9)))), (1, as_file(Image.new("L", (9, 9))))], (8,), DataError, "several"),
-        ([([1], as_file(Image.new("L", (9, 9))))], (16,), DataError, "expected a key that is text or a whole number"),
-        ([(2**70, as_file(Image.new("L", (9, 9))))], (16,), DataError, "expected a key that is text or a whole number"),
-        ([(None, as_file(Image.new("L", (9, 9))))], (16,), DataError, "expected a key that is text or a whole number"),
-        ([("a", as_file(Image.new("L", (9, 9))))], (), SpecError, "sizes are missing"),
-        ([("a", as_file(Image.new("L", (9, 9))))], (4,), SpecError, "sizes 4: expected some from 8"),
+        ([("a", GREY)] * 2, (16,), DataError, "picture 'a' is there twice"),
+        ([("a", GREY), (1, GREY)], (8,), DataError, "several"),
+        ([([1], GREY)], (16,), DataError, "expected a key that is text or a whole number"),
+        ([(2**70, GREY)], (16,), DataError, "expected a key that is text or a whole number"),
+        ([(None, GREY)], (16,), DataError, "expected a key that is text or a whole number"),
+        ([("a", GREY)], (), SpecError, "sizes are missing"),
+        ([("a", GREY)], (4,), SpecError, "sizes 4: expected some from 8"),
     ],
 )
 def test_bad_pictures_leave_no_folder(tmp_path, pictures, sizes, error, text):
