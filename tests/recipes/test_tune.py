@@ -19,7 +19,8 @@ from rowwise.recipes.text import parse, read
 from rowwise.recipes.tune import tune
 from rowwise.recipes.tune.space import changes_of, own_values, search_space, stored
 from rowwise.recipes.tune.study import records
-from rowwise.report.tuning import RecordedStudy, RecordedTrial, draw_study
+from rowwise.records import StudyOutcome, TrialRecord
+from rowwise.report.tuning import draw_study
 
 RATES = {"train.optimizer.lr": {"low": 0.001, "high": 0.1, "log": True}, "model.top": {"choices": [[4], [8], [16]]}}
 
@@ -198,13 +199,13 @@ def test_recipes_that_ship_have_a_usual_space_around_their_values(name):
 
 def page_of(*trials):
     study = {"recipe": "<x>", "metric": "ne", "smaller_is_better": True, "best": None, "importance": {}, "test": {}}
-    return draw_study(RecordedStudy(trials=trials, **study))
+    return draw_study(StudyOutcome(trials=trials, **study))
 
 
 def test_a_page_of_no_trial_and_of_failed_ones():
     assert "No trial is complete yet" in page_of()
     assert "&lt;x&gt;" in page_of()
-    failed = RecordedTrial(number=0, state="failed", value=None, values={"a": 1}, run="", seconds=0.0, why="too <big>")
+    failed = TrialRecord(number=0, state="failed", value=None, values={"a": 1}, run="", seconds=0.0, why="too <big>")
     assert "failed: too &lt;big&gt;" in page_of(failed)
 
 

@@ -30,6 +30,7 @@ from rowwise.perf.hardware import Coding, Hardware, Kernels, hardware_named
 from rowwise.perf.learned import STAGES
 from rowwise.perf.network import SetNetwork
 from rowwise.perf.roofline import Roofline
+from rowwise.records import ModelError, ProfileQuality
 from rowwise.spec import Topology, Value
 
 FEWEST_SETS = 60  # sets that learning needs
@@ -62,35 +63,6 @@ class MachineDescription(Value, frozen=True, kw_only=True):
     dense: DenseTimes | None = None  # None: not measured
     copies_inside: bool = False  # whether ranks exchanged through shared memory
     narrow: tuple[WireShares, ...] = ()  # added cost of narrow wires; empty: not measured
-
-
-class ModelError(Value, frozen=True, kw_only=True):
-    """Errors of a cost model on held-out sets."""
-
-    model: str
-    error: float  # mean absolute relative error, with the machine's drift removed; see `drift`
-    tau: float  # Kendall's rank correlation, with the drift removed
-    raw_error: float  # with the drift
-
-
-class ProfileQuality(Value, frozen=True, kw_only=True):
-    """Errors, noise and doubts of a profile."""
-
-    sets: int
-    held_out: int
-    again: int  # sets measured twice
-    noise: float  # with the drift removed
-    raw_noise: float
-    drift: float  # standard deviation of the log of the machine's speed
-    errors: tuple[ModelError, ...]
-    links: int  # exchanges that were measured
-    links_error: float | None  # of latency and rates, on exchanges that began together
-    networks_error: float | None = None  # of exchange networks, on all
-    disturbed: float = 0.0  # fraction of the sets that waited for a processor
-    doubts: tuple[str, ...] = ()  # reasons not to trust the networks; empty: trust them
-    predicted_s: tuple[float, ...]  # of each held-out set
-    measured_s: tuple[float, ...]  # with the drift removed
-    stages: dict[str, ModelError]
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,7 +217,7 @@ def _fit(spec: "MeasurementSpec", folder: "MeasurementFolder", name: str, save: 
             except PeerError as error:
                 console.print(f"steps are not measured: {error}", markup=False, soft_wrap=True)
     profile, quality = folder.path / "machine.json", _json_text(fitted.quality)
-    page = draw_calibration(hardware.name, hardware.source, quality)
+    page = draw_calibration(hardware.name, hardware.source, fitted.quality)
     texts = {"quality.json": quality, "report.html": page, profile.name: hardware.to_json() + "\n"}
     for line in fitted.lines():
         console.print(line, markup=False, soft_wrap=True)

@@ -20,9 +20,9 @@ from rowwise.cli.terminal import make_terminal
 from rowwise.errors import SpecError
 
 if TYPE_CHECKING:
-    from rowwise.recipes.compress.advice import CompressionAdvice
     from rowwise.recipes.compress.progress import Tell
     from rowwise.recipes.compress.selection import CompressionGoal
+    from rowwise.records import CompressionAdvice
 
 MOST_RATIO, MOST_MINUTES = 1e6, 1e5
 
@@ -88,6 +88,8 @@ def compress(  # noqa: PLR0913 - one for each option
     from rowwise.recipes.compress.folder import TrialFolderSpec, lock_folder, open_folder
     from rowwise.recipes.compress.selection import select_tables
     from rowwise.recipes.compress.window import open_window
+    from rowwise.report.compression import draw_compression
+    from rowwise.report.page import write_page
 
     loaded = load_recipe(recipe, changes or ())
     check_recipe(loaded)
@@ -105,7 +107,8 @@ def compress(  # noqa: PLR0913 - one for each option
         with lock_folder(folder), _show_progress(console) as report:
             advice = advise(window, selection, goal, spec, folder, report, limit)
             recipe_file = write_recipe(loaded, resolved, advice, folder)
-            page = _write_page(folder.path)
+            page = folder.path / "report.html"
+            write_page(page, draw_compression(advice))
     except KeyboardInterrupt:
         console.print(f"trials are in {out}; the same command continues", markup=False, soft_wrap=True)
         raise
@@ -143,16 +146,6 @@ def _check_numbers(rows: int | None, minutes: float | None, seed: int | None) ->
         raise SpecError(f"--minutes {minutes:g} and --rows {rows}", "one of them, as both say how far trials train")
     if seed is not None and not 0 <= seed < 1 << 31:
         raise SpecError(f"--seed {seed}", "0 to 2**31 - 1")
-
-
-def _write_page(folder: Path) -> Path:
-    from rowwise.recipes.compress.advise import ADVICE
-    from rowwise.report.compression import draw_compression
-    from rowwise.report.page import write_page
-
-    out = folder / "report.html"
-    write_page(out, draw_compression((folder / ADVICE).read_bytes()))
-    return out
 
 
 def _show(advice: "CompressionAdvice", console: Console, *, explain: bool) -> None:

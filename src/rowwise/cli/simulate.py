@@ -22,8 +22,8 @@ from rowwise.errors import SpecError
 if TYPE_CHECKING:
     from rowwise.perf.hardware import Machine
     from rowwise.perf.links import Network
-    from rowwise.simulate.simulation import SimulatedMachine, SimulatedModel, Simulation
-    from rowwise.simulate.sweep import Sweep
+    from rowwise.records import Simulation, Sweep
+    from rowwise.simulate.simulation import SimulatedMachine, SimulatedModel
 
 BATCH = 65536
 DENSE = "512,256,64:512,256,1"
@@ -124,7 +124,7 @@ def _write(found: "Simulation | Sweep", html: Path | None, console: Console, *, 
     if html is not None:
         from rowwise.report.simulation import draw_simulation
 
-        write_atomically(html, draw_simulation(msgspec.json.encode(found)))
+        write_atomically(html, draw_simulation(found))
         console.print(f"wrote   {html}", markup=False, soft_wrap=True)
 
 

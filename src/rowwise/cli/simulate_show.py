@@ -9,8 +9,7 @@ from rowwise.quantity import format_bytes, format_seconds, si_prefix
 
 if TYPE_CHECKING:
     from rowwise.recipes.simulated_run import CheckedRun
-    from rowwise.simulate.simulation import Simulation
-    from rowwise.simulate.sweep import Sweep, SweptRow
+    from rowwise.records import Simulation, Sweep, SweptRow
 
 HELPFUL = 0.005  # share of a step that a line is printed for
 MOST_ROWS = 60

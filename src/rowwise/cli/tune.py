@@ -11,7 +11,7 @@ from rowwise.cli.terminal import make_terminal, print_json, print_line, refuse_n
 from rowwise.quantity import format_metric
 
 if TYPE_CHECKING:
-    from rowwise.recipes.tune import StudyOutcome
+    from rowwise.records import StudyOutcome
 
 
 def tune(  # noqa: PLR0913 - one for each option

@@ -17,8 +17,9 @@ from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.sharding import load_hardware
 from rowwise.recipes.simulated import simulated_model
 from rowwise.recipes.text import RECIPE, decode, parse
+from rowwise.records import Simulation
 from rowwise.report.read import StageLine, read_run
-from rowwise.simulate.simulation import SimulatedMachine, Simulation, simulate
+from rowwise.simulate.simulation import SimulatedMachine, simulate
 from rowwise.spec import Topology, Value
 from rowwise.textfile import decode_json, read_bytes, read_text
 from rowwise.value import MOST_RANKS

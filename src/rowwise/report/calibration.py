@@ -1,7 +1,4 @@
-"""The page of a calibration: the profile's errors on held-out sets of tables.
-
-Reads the quality.json of `rowwise calibrate` without importing its types.
-"""
+"""The page of a calibration: the profile's errors on held-out sets of tables."""
 
 import math
 from collections.abc import Sequence
@@ -10,11 +7,11 @@ import msgspec
 
 from rowwise.errors import DataError
 from rowwise.quantity import format_count, format_duration, format_metric, format_percent
+from rowwise.records import ModelError, ProfileQuality
 from rowwise.report.markup import Html, div, figure, join, note, section, span, tag, text, text_table, tiles
 from rowwise.report.page import draw_page
 from rowwise.report.plot import BOTTOM, HEIGHT, RIGHT, TOP, WIDTH
 from rowwise.report.scale import Scale
-from rowwise.textfile import decode_json
 
 LEFT = 62.0
 DOTTED_ERROR = 0.1  # relative error of the dotted lines
@@ -27,39 +24,7 @@ NOTE = (
 )
 
 
-class RecordedError(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors of a cost model on held-out sets; see `calibrate.fit.ModelError`."""
-
-    model: str
-    error: float
-    tau: float
-    raw_error: float
-
-
-class RecordedQuality(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of quality.json."""
-
-    sets: int
-    held_out: int
-    again: int
-    noise: float
-    raw_noise: float
-    drift: float
-    errors: tuple[RecordedError, ...]
-    links: int
-    links_error: float | None = None
-    networks_error: float | None = None
-    predicted_s: tuple[float, ...]
-    measured_s: tuple[float, ...]
-    stages: dict[str, RecordedError]
-    doubts: tuple[str, ...] = ()
-
-
-def draw_calibration(name: str, source: str, content: str | bytes) -> str:
-    try:
-        quality = decode_json(content, RecordedQuality)
-    except msgspec.DecodeError as error:
-        raise DataError(f"not a quality.json: {error}", "the one that `rowwise calibrate` writes") from None
+def draw_calibration(name: str, source: str, quality: ProfileQuality) -> str:
     title = tag("h1", None, text("Calibration"), span("number", name))
     head = tag("header", None, title, tag("p", {"class": "when"}, text(source)))
     chart = figure("Seconds of a set", draw_scatter(quality), span("hint", "predicted over measured"))
@@ -68,13 +33,13 @@ def draw_calibration(name: str, source: str, content: str | bytes) -> str:
     return draw_page("Calibration", head, *_draw_doubts(quality), _draw_tiles(quality), scatter, errors, script=False)
 
 
-def _draw_doubts(quality: RecordedQuality) -> tuple[Html, ...]:
+def _draw_doubts(quality: ProfileQuality) -> tuple[Html, ...]:
     if not quality.doubts:
         return ()
     return (note(f"Unreliable: {'; '.join(quality.doubts)}. Plans use the roofline model with fitted rates instead."),)
 
 
-def _draw_tiles(quality: RecordedQuality) -> Html:
+def _draw_tiles(quality: ProfileQuality) -> Html:
     best = quality.errors[0]
     facts = (
         ("error", format_percent(best.error), "on sets held out"),
@@ -87,7 +52,7 @@ def _draw_tiles(quality: RecordedQuality) -> Html:
     return tiles(facts)
 
 
-def draw_scatter(quality: RecordedQuality) -> Html:
+def draw_scatter(quality: ProfileQuality) -> Html:
     pairs = list(zip(quality.measured_s, quality.predicted_s, strict=True))
     values = [value for pair in pairs for value in pair if value > 0]
     if not values:
@@ -129,17 +94,17 @@ def _draw_axes(x: Scale, y: Scale) -> Html:
     return join(parts)
 
 
-def _draw_table(quality: RecordedQuality) -> Html:
+def _draw_table(quality: ProfileQuality) -> Html:
     best = quality.errors[0].model
     stages = [msgspec.structs.replace(error, model=f"{best}, {name} alone") for name, error in quality.stages.items()]
     return text_table(HEADERS, map(_error_cells, (*quality.errors, *stages)))
 
 
-def _error_cells(error: RecordedError) -> Sequence[str]:
+def _error_cells(error: ModelError) -> Sequence[str]:
     return error.model, format_percent(error.error), format_percent(error.raw_error), format_metric(error.tau)
 
 
-def _describe_links(quality: RecordedQuality) -> Html:
+def _describe_links(quality: ProfileQuality) -> Html:
     errors = []
     if quality.links_error is not None:
         errors.append(f"exchanges that begin together, by latency and rates: {format_percent(quality.links_error)}")

@@ -1,23 +1,17 @@
-"""The page of a compression: NE against bytes for each table, the choice for each, and totals.
-
-Reads the advice.json of `rowwise compress` without importing its types.
-"""
+"""The page of a compression: NE against bytes for each table, the choice for each, and totals."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-import msgspec
-
-from rowwise.errors import DataError
 from rowwise.quantity import format_count, format_metric, format_percent, format_size
+from rowwise.records import CompressionAdvice, SizePoint, TableAdvice
 from rowwise.report.charts import COLOURS as ALL_COLOURS
 from rowwise.report.markup import Html, coordinate, div, figure, join, note, section, span, tag, text, text_table, tiles
 from rowwise.report.page import draw_page
 from rowwise.report.plot import BOTTOM, HEIGHT, LETTER_WIDTH, RIGHT, TOP, WIDTH
 from rowwise.report.scale import Scale, tick_labels, ticks
-from rowwise.textfile import decode_json
 
 COLOURS = tuple(colour for colour in ALL_COLOURS if colour not in ("grey", "black"))
 HEADERS = ("Table", "Ids", "Method", "Ratio", "As it is", "Rows", "Map", "Expected NE", "Size")
@@ -39,70 +33,6 @@ CHOICE = (
 )
 
 
-class RecordedPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A measurement of a table, by method and size."""
-
-    method: str
-    ratio: float
-    size_bytes: int
-    map_bytes: int
-    ne: float
-    loss: float
-    auc: float
-
-
-class RecordedChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """A table with its measurements and its choice."""
-
-    name: str
-    ids: int
-    full_bytes: int
-    points: tuple[RecordedPoint, ...]
-    method: str
-    size_bytes: int
-    map_bytes: int
-    ne: float
-    measured: bool
-
-
-class RecordedKeptTable(msgspec.Struct, frozen=True, kw_only=True):
-    """A table that is not compressed."""
-
-    name: str
-    ids: int
-    size_bytes: int
-    why: str
-
-
-class RecordedScore(msgspec.Struct, frozen=True, kw_only=True):
-    """Metrics of a model."""
-
-    ne: float
-    loss: float
-    auc: float
-
-
-class RecordedAdvice(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of advice.json."""
-
-    recipe: str
-    history: tuple[str, ...]
-    later: str
-    rows: int | None
-    full: RecordedScore
-    noise: float
-    seeds: int
-    full_bytes: int
-    budget_bytes: int
-    size_bytes: int
-    ne: float
-    error: float
-    together: RecordedScore | None
-    tables: tuple[RecordedChoice, ...]
-    left: tuple[RecordedKeptTable, ...]
-    warnings: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointStyle:
     """The style of a method's points; when colours run out they repeat as squares on dashed lines."""
@@ -114,11 +44,7 @@ class PointStyle:
 PointStyles = Mapping[str, PointStyle]
 
 
-def draw_compression(content: str | bytes) -> str:
-    try:
-        advice = decode_json(content, RecordedAdvice)
-    except msgspec.DecodeError as error:
-        raise DataError(f"not an advice.json: {error}", "the one that `rowwise compress` writes") from None
+def draw_compression(advice: CompressionAdvice) -> str:
     title = tag("h1", None, text("Compression"), span("number", advice.recipe))
     condition = f"History: rows with {' and '.join(advice.history)}" if advice.history else "History: all training rows"
     trained = f"; trials trained on at most {advice.rows:,} of them" if advice.rows is not None else ""
@@ -131,7 +57,7 @@ def draw_compression(content: str | bytes) -> str:
     return draw_page("Compression", head, *top, charts, _draw_points(advice), script=False)
 
 
-def _choose_point_styles(advice: RecordedAdvice) -> PointStyles:
+def _choose_point_styles(advice: CompressionAdvice) -> PointStyles:
     methods = dict.fromkeys(point.method for table in advice.tables for point in table.points)
     return {
         method: PointStyle(colour=COLOURS[index % len(COLOURS)], square=index // len(COLOURS) % 2 == 1)
@@ -149,7 +75,7 @@ def _draw_swatch(style: PointStyle) -> Html:
     return tag("span", {"class": "swatch"} | attributes)
 
 
-def _draw_tiles(advice: RecordedAdvice) -> Html:
+def _draw_tiles(advice: CompressionAdvice) -> Html:
     ratio = advice.full_bytes / max(advice.size_bytes, 1)
     sizes = f"{format_size(advice.size_bytes)} of {format_size(advice.full_bytes)}"
     facts = [
@@ -165,14 +91,14 @@ def _draw_tiles(advice: RecordedAdvice) -> Html:
     return tiles(facts)
 
 
-def _draw_warnings(advice: RecordedAdvice) -> Html:
+def _draw_warnings(advice: CompressionAdvice) -> Html:
     if not advice.warnings:
         return Html("")
     lines = (tag("li", None, text(line)) for line in advice.warnings)
     return tag("div", {"class": "box"}, tag("h2", None, text("Warnings")), tag("ul", None, *lines))
 
 
-def _draw_choices(advice: RecordedAdvice) -> Html:
+def _draw_choices(advice: CompressionAdvice) -> Html:
     rows = [_choice_cells(table) for table in advice.tables]
     uncompressed = [(t.name, format_count(t.ids), format_size(t.size_bytes), t.why) for t in advice.left]
     parts = [text_table(HEADERS, rows), note(CHOICE)]
@@ -184,7 +110,7 @@ def _draw_choices(advice: RecordedAdvice) -> Html:
     return section("choice", "Choice for each table", *parts)
 
 
-def _choice_cells(table: RecordedChoice) -> Sequence[str]:
+def _choice_cells(table: TableAdvice) -> Sequence[str]:
     return (
         table.name,
         format_count(table.ids),
@@ -198,7 +124,7 @@ def _choice_cells(table: RecordedChoice) -> Sequence[str]:
     )
 
 
-def _draw_points(advice: RecordedAdvice) -> Html:
+def _draw_points(advice: CompressionAdvice) -> Html:
     rows = [
         (
             table.name,
@@ -217,12 +143,12 @@ def _draw_points(advice: RecordedAdvice) -> Html:
     return section("points", "All measurements", text_table(POINT_HEADERS, rows), explanation)
 
 
-def _draw_figure(table: RecordedChoice, noise: float, styles: PointStyles) -> Html:
+def _draw_figure(table: TableAdvice, noise: float, styles: PointStyles) -> Html:
     hint = f"{format_count(table.ids)} ids, {format_size(table.full_bytes)} uncompressed"
     return figure(table.name, draw_trade_off(table, noise, styles), span("hint", hint))
 
 
-def draw_trade_off(table: RecordedChoice, noise: float, styles: PointStyles) -> Html:
+def draw_trade_off(table: TableAdvice, noise: float, styles: PointStyles) -> Html:
     """A chart of NE above the full model against the logarithm of bytes."""
     x, y, marks = _make_scales(table, noise)
     lines = [
@@ -238,7 +164,7 @@ def draw_trade_off(table: RecordedChoice, noise: float, styles: PointStyles) -> 
     return tag("svg", attributes, *behind, *lines, _draw_choice(x, y, table))
 
 
-def _make_scales(table: RecordedChoice, noise: float) -> tuple[Scale, Scale, tuple[float, ...]]:
+def _make_scales(table: TableAdvice, noise: float) -> tuple[Scale, Scale, tuple[float, ...]]:
     sizes = [table.full_bytes, table.size_bytes, *(point.size_bytes for point in table.points)]
     sizes += [point.size_bytes - point.map_bytes for point in table.points if point.size_bytes > point.map_bytes]
     low, high = (math.log10(max(1, end)) for end in (min(sizes), max(sizes)))
@@ -267,7 +193,7 @@ def _draw_axes(x: Scale, y: Scale, marks: Sequence[float]) -> Html:
     return join(parts)
 
 
-def _draw_full_size(x: Scale, y: Scale, table: RecordedChoice) -> Html:
+def _draw_full_size(x: Scale, y: Scale, table: TableAdvice) -> Html:
     """A vertical line at the uncompressed size."""
     at = x.at(math.log10(max(1, table.full_bytes)))
     line = tag("line", {"class": "rule", "x1": at, "x2": at, "y1": y.begin, "y2": y.end})
@@ -291,7 +217,7 @@ def _draw_noise_band(x: Scale, y: Scale, noise: float) -> Html:
     )
 
 
-def _draw_method(x: Scale, y: Scale, points: Sequence[RecordedPoint], style: PointStyle) -> Html:
+def _draw_method(x: Scale, y: Scale, points: Sequence[SizePoint], style: PointStyle) -> Html:
     """The curve of a method, with the map's part of each point."""
     parts: list[Html] = []
     colour, dashes = style.colour, {"stroke-dasharray": "5 4"} if style.square else {}
@@ -316,7 +242,7 @@ def _draw_method(x: Scale, y: Scale, points: Sequence[RecordedPoint], style: Poi
     return join(parts)
 
 
-def _draw_choice(x: Scale, y: Scale, table: RecordedChoice) -> Html:
+def _draw_choice(x: Scale, y: Scale, table: TableAdvice) -> Html:
     across, down = x.at(math.log10(max(1, table.size_bytes))), y.at(table.ne)
     title = f"chosen: {table.method or 'uncompressed'}, {format_size(table.size_bytes)}, NE {table.ne:+.5f} expected"
     shape = {"class": "mark black", "d": f"M{coordinate(across - 6)},{coordinate(down)}l6,-6 6,6 -6,6z"}

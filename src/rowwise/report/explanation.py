@@ -3,16 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from rowwise.quantity import format_count, format_metric, format_percent
+from rowwise.records import Dependence, Drift, IdEffect, Importance, ModelExplanation
 from rowwise.report.charts import Chart, ChartLine, draw_chart, draw_deviation_bar, draw_strip
 from rowwise.report.markup import Html, data_table, div, legend, note, section, tag, text
-from rowwise.report.read import (
-    RecordedDependence,
-    RecordedDrift,
-    RecordedExplanation,
-    RecordedIdEffect,
-    RecordedImportance,
-    RecordedRun,
-)
+from rowwise.report.read import RecordedRun
 
 MOST_FEATURES, MOST_IDS, MOST_SLICES = 40, 40, 20
 NOTE = (
@@ -50,7 +44,7 @@ def draw_explanation(run: RecordedRun) -> Html:
     return section("explanation", "What the model has learned from", *parts, note(NOTE))
 
 
-def _draw_importance(found: Sequence[RecordedImportance], drift: Mapping[str, RecordedDrift]) -> Html:
+def _draw_importance(found: Sequence[Importance], drift: Mapping[str, Drift]) -> Html:
     most = max(one.loss + one.spread for one in found)
     rows = []
     for one in found[:MOST_FEATURES]:
@@ -68,14 +62,14 @@ def _draw_importance(found: Sequence[RecordedImportance], drift: Mapping[str, Re
     return div("slice", data_table(headers, rows, "slices"), more)
 
 
-def _draw_dependence(found: RecordedDependence, task: str) -> Html:
+def _draw_dependence(found: Dependence, task: str) -> Html:
     points = list(zip(found.values, found.probability, strict=True))
     line = ChartLine(name=task, points=points, colour="blue", dots=True)
     chart = Chart(key="dependence", label=found.feature, lines=(line,), x_title=found.feature)
     return tag("figure", None, tag("figcaption", None, text(found.feature)), draw_chart(chart))
 
 
-def _draw_ids(found: Sequence[RecordedIdEffect], names: Mapping[str, Mapping[str, str]]) -> Html:
+def _draw_ids(found: Sequence[IdEffect], names: Mapping[str, Mapping[str, str]]) -> Html:
     ranked = sorted(found, key=lambda one: one.error - abs(one.logit))[:MOST_IDS]
     most = max(abs(one.logit) for one in ranked)
     rows = []
@@ -88,7 +82,7 @@ def _draw_ids(found: Sequence[RecordedIdEffect], names: Mapping[str, Mapping[str
     return div("slice", data_table(("Id", "", "Logit", "Rows"), rows, "slices"))
 
 
-def _draw_slices(found: RecordedExplanation) -> Html:
+def _draw_slices(found: ModelExplanation) -> Html:
     shown = found.calibration[:MOST_SLICES]
     most = max(max(abs(one.deviations) for one in shown), 1.0)
     rows = []

@@ -18,6 +18,7 @@ from rowwise.errors import DataError
 from rowwise.perf.step_program import RESOURCES, ScheduledStage
 from rowwise.plainyaml import load_yaml
 from rowwise.quantity import is_finite
+from rowwise.records import ModelExplanation
 from rowwise.report.csvfile import CsvRow, CsvTable, read_bytes, read_csv
 from rowwise.textfile import decode_json, file_time, reject_duplicate_keys
 from rowwise.value import MOST_RANKS, MOST_STEPS
@@ -173,66 +174,6 @@ class RecordedEnsemble(msgspec.Struct, frozen=True, kw_only=True):
     test: dict[str, dict[str, float | None]]
 
 
-class RecordedImportance(msgspec.Struct, frozen=True, kw_only=True):
-    """The rise of the loss without a feature in explanation.json."""
-
-    feature: str
-    loss: float
-    spread: float
-
-
-class RecordedIdEffect(msgspec.Struct, frozen=True, kw_only=True):
-    """The change of the logit by an id in explanation.json."""
-
-    feature: str
-    id: int
-    logit: float
-    error: float
-    rows: int
-
-
-class RecordedDependence(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean probabilities by the value of a number in explanation.json."""
-
-    feature: str
-    values: tuple[float, ...]
-    probability: tuple[float, ...]
-
-
-class RecordedCalibration(msgspec.Struct, frozen=True, kw_only=True):
-    """Predictions and labels of the rows with one value in explanation.json."""
-
-    feature: str
-    value: str
-    rows: int
-    predicted: float
-    observed: float
-    deviations: float
-
-
-class RecordedDrift(msgspec.Struct, frozen=True, kw_only=True):
-    """The drift of a feature in explanation.json."""
-
-    feature: str
-    index: float
-    chance: float
-
-
-class RecordedExplanation(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of explanation.json."""
-
-    task: str
-    rows: int
-    train_rows: int
-    loss: float
-    importance: tuple[RecordedImportance, ...]
-    ids: tuple[RecordedIdEffect, ...]
-    names: dict[str, dict[str, str]]
-    dependence: tuple[RecordedDependence, ...]
-    calibration: tuple[RecordedCalibration, ...]
-    drift: tuple[RecordedDrift, ...]
-
-
 class _RecordedPlan(msgspec.Struct, frozen=True, kw_only=True):
     forecast: RecordedForecast | None = None
 
@@ -307,7 +248,7 @@ class RecordedRun:
     result: RecordedResult | None
     baseline: RecordedBaseline | None  # boosted trees on the same rows
     ensemble: RecordedEnsemble | None  # this run and those of other seeds
-    explanation: RecordedExplanation | None  # what the model has learned from
+    explanation: ModelExplanation | None  # what the model has learned from
     towers: RecordedTowers | None  # a graph, or pictures of items
     plan: bytes  # explanation of the plan as JSON; empty without one
     changed: datetime
@@ -361,7 +302,7 @@ def read_run(folder: Path) -> RecordedRun:
         result=result,
         baseline=_read_record(folder / "baseline.json", RecordedBaseline),
         ensemble=_read_record(folder / "ensemble.json", RecordedEnsemble),
-        explanation=_read_record(folder / "explanation.json", RecordedExplanation),
+        explanation=_read_record(folder / "explanation.json", ModelExplanation),
         towers=_read_record(folder / "towers.json", RecordedTowers),
         plan=read_bytes(folder / PLAN)[0],
         changed=_find_last_change(folder),

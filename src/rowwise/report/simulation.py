@@ -1,102 +1,27 @@
-"""The page of a simulation or a sweep, as a single HTML file without script; reads what `rowwise simulate` computed."""
-
-import msgspec
+"""The page of a simulation or a sweep, as a single HTML file without script."""
 
 from rowwise.quantity import format_bytes, format_count, format_duration, format_percent
+from rowwise.records import Simulation, Sweep, SweptRow
 from rowwise.report.markup import Html, note, section, span, tag, text, text_table, tiles
 from rowwise.report.page import draw_page
-from rowwise.textfile import decode_json
 
 
-class DrawnUse(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a resource works."""
-
-    resource: str
-    busy_s: float
-    exposed_s: float
-
-
-class DrawnHelp(msgspec.Struct, frozen=True, kw_only=True):
-    """A step with something faster."""
-
-    what: str
-    step_s: float
-    saved: float
+def draw_simulation(found: Simulation | Sweep) -> str:
+    """The page of `rowwise simulate`."""
+    if isinstance(found, Simulation):
+        return _draw_page(found, _draw_step(found))
+    first = found.fastest or found.rows[0].simulation
+    return _draw_page(first, section("sweep", "Combinations", _draw_rows(found)), _draw_step(first))
 
 
-class DrawnTier(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of a rank."""
-
-    tier: str
-    tables_bytes: float
-    dense_bytes: float
-    limit_bytes: float
-
-
-class DrawnStage(msgspec.Struct, frozen=True, kw_only=True):
-    """A stage of the step."""
-
-    stage: str
-    resource: str
-    seconds: float
-
-
-class DrawnSimulation(msgspec.Struct, frozen=True, kw_only=True):
-    """A simulated step; unknown keys are ignored."""
-
-    model: str
-    machine: str
-    hosts: int
-    devices: int
-    batch: int
-    dense: str
-    wire: str
-    step_s: float | None
-    samples_s: float = 0.0
-    lacking_bytes: float = 0
-    memory: tuple[DrawnTier, ...] = ()
-    uses: tuple[DrawnUse, ...] = ()
-    stages: tuple[DrawnStage, ...] = ()
-    help: tuple[DrawnHelp, ...] = ()
-    limits: str = ""
-    notes: tuple[str, ...] = ()
-    runs_here: bool = True
-
-
-class DrawnRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A combination of a sweep."""
-
-    settings: dict[str, str]
-    simulation: DrawnSimulation
-    factor: float | None = None
-    best: str = ""
-
-
-class DrawnSweep(msgspec.Struct, frozen=True, kw_only=True):
-    """All combinations of a sweep."""
-
-    rows: tuple[DrawnRow, ...]
-    fastest: DrawnSimulation | None = None
-
-
-def draw_simulation(content: bytes) -> str:
-    """The page of `rowwise simulate --json`."""
-    if b'"rows":' in content:
-        swept = decode_json(content, DrawnSweep)
-        first = swept.fastest or swept.rows[0].simulation
-        return _draw_page(first, section("sweep", "Combinations", _draw_rows(swept)), _draw_step(first))
-    found = decode_json(content, DrawnSimulation)
-    return _draw_page(found, _draw_step(found))
-
-
-def _draw_page(found: DrawnSimulation, *parts: Html) -> str:
+def _draw_page(found: Simulation, *parts: Html) -> str:
     title = tag("h1", None, text("Simulation"), span("number", found.model))
     machine = f"{found.hosts:,} x {found.devices} {found.machine}, {found.batch:,} samples a step"
     head = tag("header", None, title, tag("p", {"class": "when"}, text(machine)))
     return draw_page("Simulation", head, *parts, *map(note, found.notes), script=False)
 
 
-def _draw_step(found: DrawnSimulation) -> Html:
+def _draw_step(found: Simulation) -> Html:
     """The step, its resources, its stages, its memory and what would help."""
     memory = [
         (m.tier, format_bytes(m.tables_bytes), format_bytes(m.dense_bytes), format_bytes(m.limit_bytes))
@@ -127,7 +52,7 @@ def _draw_step(found: DrawnSimulation) -> Html:
     )
 
 
-def _draw_rows(swept: DrawnSweep) -> Html:
+def _draw_rows(swept: Sweep) -> Html:
     names = list(swept.rows[0].settings)
     lines = [
         (
@@ -142,7 +67,7 @@ def _draw_rows(swept: DrawnSweep) -> Html:
     return text_table((*names, "A step", "Samples/s", "Of all sharded", ""), lines)
 
 
-def _remark(row: DrawnRow) -> str:
+def _remark(row: SweptRow) -> str:
     if row.simulation.step_s is None:
         return f"lacks {format_bytes(row.simulation.lacking_bytes)}"
     best = f"best {row.best}" if row.best else ""

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from rowwise.quantity import format_duration, format_metric
+from rowwise.records import StudyOutcome, TrialRecord
 from rowwise.report.charts import Chart, ChartLine, ChartMark, draw_chart, draw_strip
 from rowwise.report.markup import Html, data_table, div, note, section, tag, text, text_table
 from rowwise.report.page import draw_page, write_page
@@ -21,38 +20,14 @@ NOTE = (
 )
 
 
-class RecordedTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """A trial of a study."""
-
-    number: int
-    state: str
-    value: float | None
-    values: dict[str, Any]
-    run: str
-    seconds: float
-    why: str = ""
-
-
-class RecordedStudy(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a study."""
-
-    recipe: str
-    metric: str
-    smaller_is_better: bool
-    trials: tuple[RecordedTrial, ...]
-    best: int | None
-    importance: dict[str, float]
-    test: dict[str, dict[str, float | None]]
-
-
-def write_study(folder: Path, content: bytes) -> Path:
-    """Write report.html of a study, from its outcome as JSON."""
+def write_study(folder: Path, study: StudyOutcome) -> Path:
+    """Write report.html of a study."""
     out = folder / "report.html"
-    write_page(out, draw_study(msgspec.json.decode(content, type=RecordedStudy)))
+    write_page(out, draw_study(study))
     return out
 
 
-def draw_study(study: RecordedStudy) -> str:
+def draw_study(study: StudyOutcome) -> str:
     best = next((one for one in study.trials if one.number == study.best), None)
     states = [one.state for one in study.trials]
     lead = f"{len(states)} trials: {states.count('complete')} complete, {states.count('pruned')} pruned, "
@@ -62,7 +37,7 @@ def draw_study(study: RecordedStudy) -> str:
     return draw_page(f"tuning of {study.recipe}", head, _draw_best(study, best), *parts, note(NOTE))
 
 
-def _draw_best(study: RecordedStudy, best: RecordedTrial | None) -> Html:
+def _draw_best(study: StudyOutcome, best: TrialRecord | None) -> Html:
     if best is None:
         return section("best", "Best trial", note("No trial is complete yet."))
     rows = [("trial", str(best.number)), (f"{study.metric} on validation rows", format_metric(best.value or 0.0))]
@@ -76,7 +51,7 @@ def _draw_best(study: RecordedStudy, best: RecordedTrial | None) -> Html:
     return section("best", "Best trial", text_table(("", ""), rows))
 
 
-def _draw_progress(study: RecordedStudy) -> Html:
+def _draw_progress(study: StudyOutcome) -> Html:
     complete = [one for one in study.trials if one.value is not None and one.state == "complete"]
     pruned = [one for one in study.trials if one.value is not None and one.state == "pruned"]
     points, best = list[tuple[float, float]](), None
@@ -92,7 +67,7 @@ def _draw_progress(study: RecordedStudy) -> Html:
     return section("progress", f"{study.metric} by trial", div("charts", tag("figure", None, draw_chart(chart))))
 
 
-def _draw_importance(study: RecordedStudy) -> Html:
+def _draw_importance(study: StudyOutcome) -> Html:
     if not study.importance:
         return Html("")
     most = max(study.importance.values())
@@ -104,7 +79,7 @@ def _draw_importance(study: RecordedStudy) -> Html:
     return section("importance", "Importance of settings", data_table(("Setting", "", "Share"), rows, "slices"))
 
 
-def _draw_settings(study: RecordedStudy, best: RecordedTrial | None) -> Html:
+def _draw_settings(study: StudyOutcome, best: TrialRecord | None) -> Html:
     """Each setting beside the metric; choices are numbered from the shortest text on."""
     complete = [one for one in study.trials if one.value is not None and one.state == "complete"]
     keys = sorted({key for one in complete for key in one.values}, key=lambda key: -study.importance.get(key, 0.0))
@@ -131,7 +106,7 @@ def _position(value: Any, choices: Sequence[str]) -> float:
     return float(choices.index(_shown(value))) if choices else float(value)
 
 
-def _draw_trials(study: RecordedStudy) -> Html:
+def _draw_trials(study: StudyOutcome) -> Html:
     keys = list(dict.fromkeys(key for one in study.trials for key in one.values))
     rows = []
     for one in study.trials:

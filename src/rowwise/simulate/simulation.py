@@ -20,10 +20,11 @@ from rowwise.planner.options import make_problem
 from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
 from rowwise.quantity import format_bytes
+from rowwise.records import Help, ResourceUse, SimulatedStage, Simulation, TierUse
 from rowwise.simulate.links import CAUSES, Links
 from rowwise.simulate.loads import EvenPieces, MissingMemory, TableLoads, even_loads, planned_loads
 from rowwise.simulate.step import StepWork
-from rowwise.spec import FLOATS, Topology, Value, Wire
+from rowwise.spec import FLOATS, Topology, Wire
 from rowwise.textfile import parse_whole
 
 SEARCH_s = 0.02
@@ -63,66 +64,6 @@ class SimulatedMachine:
 
     def links(self) -> Links:
         return Links(self.machine, None if self.network is None else _first_hosts(self.network, self.machine.topology))
-
-
-class TierUse(Value, frozen=True):
-    """Bytes of a rank in a tier of memory."""
-
-    tier: str
-    tables_bytes: int  # with their optimizer state, and ids and vectors of a step
-    dense_bytes: int  # parameters, gradients, optimizer state and activations
-    limit_bytes: int
-
-
-class ResourceUse(Value, frozen=True):
-    """How long a resource works in a step, and for how long the processor waits for it."""
-
-    resource: str
-    busy_s: float
-    exposed_s: float
-
-
-class Help(Value, frozen=True):
-    """A step with one thing twice as fast, or without latency."""
-
-    what: str
-    step_s: float
-    saved: float  # share of the step
-
-
-class SimulatedStage(Value, frozen=True):
-    """Seconds of a stage on the rank where it takes longest."""
-
-    stage: str
-    resource: str
-    seconds: float
-
-
-class Simulation(Value, frozen=True, kw_only=True):
-    """A step as it was simulated, and what it rests on."""
-
-    model: str
-    machine: str
-    hosts: int
-    devices: int
-    batch: int
-    dense: str
-    wire: str
-    exact: bool  # whether no number is rounded on the wire
-    runs_here: bool = True  # whether this library can train so
-    step_s: float | None  # None: memory is too small
-    samples_s: float = 0.0
-    lacking_bytes: int = 0  # of a rank
-    memory: tuple[TierUse, ...] = ()
-    uses: tuple[ResourceUse, ...] = ()
-    stages: tuple[SimulatedStage, ...] = ()
-    help: tuple[Help, ...] = ()
-    limits: str = ""  # what limits the step, in a sentence
-    notes: tuple[str, ...] = ()
-
-    @property
-    def fits(self) -> bool:
-        return self.step_s is not None
 
 
 def simulate(model: SimulatedModel, place: SimulatedMachine, *, explain: bool = True) -> Simulation:

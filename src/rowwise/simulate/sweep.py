@@ -18,19 +18,19 @@ from rowwise.planner.infeasible import InfeasibleError
 from rowwise.planner.machines import machine_named, parse_size
 from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
+from rowwise.records import Sweep, SweptRow
 from rowwise.simulate.loads import EvenPieces
 from rowwise.simulate.simulation import (
     SEARCH_s,
     SimulatedMachine,
     SimulatedModel,
-    Simulation,
     check_model,
     choose_dense,
     faster_links,
     make_request,
     simulate,
 )
-from rowwise.spec import Codecs, Topology, Value, Wire, WireType
+from rowwise.spec import Codecs, Topology, Wire, WireType
 from rowwise.textfile import parse_whole
 
 MOST_COMBINATIONS = 10_000
@@ -47,25 +47,6 @@ class Case:
     def on(self, topology: Topology) -> "Case":
         machine = structs.replace(self.place.machine, topology=topology)
         return replace(self, place=replace(self.place, machine=machine))
-
-
-class SweptRow(Value, frozen=True):
-    """A combination of a sweep."""
-
-    settings: dict[str, str]
-    simulation: Simulation
-    factor: float | None = None  # samples a second over those with everything fully sharded; None: that does not fit
-    best: str = ""  # "lossless" or "lossy": the fastest of its kind that this library runs
-
-
-class Sweep(Value, frozen=True):
-    """All combinations, the fastest first, and last those that do not fit."""
-
-    rows: tuple[SweptRow, ...]
-    fastest: Simulation | None = None  # with what would help; None: nothing fits
-
-    def best(self, kind: str) -> SweptRow | None:
-        return next((row for row in self.rows if row.best == kind), None)
 
 
 def parse_vary(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:

@@ -16,7 +16,6 @@ from rowwise.hashing.methods import IdHistory, table_bytes
 from rowwise.idmaps import StoredIds
 from rowwise.recipes.compose import set_threads
 from rowwise.recipes.compress import schedule
-from rowwise.recipes.compress.advice import CompressionAdvice, TableAdvice
 from rowwise.recipes.compress.estimate import TimeLimit
 from rowwise.recipes.compress.folder import PROBE, TrialFolder, TrialFolderSpec
 from rowwise.recipes.compress.id_order import find_id_order
@@ -29,6 +28,7 @@ from rowwise.recipes.model_kinds import check_use
 from rowwise.recipes.recipe import About, Recipe, Tables, check_amounts
 from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.text import RECIPE, write
+from rowwise.records import CompressionAdvice, TableAdvice
 from rowwise.spec import Table
 
 ADVICE = "advice.json"

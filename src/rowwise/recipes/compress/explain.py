@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from rowwise.quantity import format_size
-from rowwise.recipes.compress.advice import CompressionAdvice, TableAdvice
+from rowwise.records import CompressionAdvice, TableAdvice
 
 
 def explain_advice(advice: CompressionAdvice) -> Iterator[str]:

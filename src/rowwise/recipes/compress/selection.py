@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rowwise.errors import SpecError
 from rowwise.hashing.methods import table_bytes
 from rowwise.hashing.open import open_map
-from rowwise.recipes.compress.advice import KeptTable
+from rowwise.records import KeptTable
 from rowwise.spec import Table, Value
 
 LEAST_IDS, LEAST_FRACTION = 1000, 0.01  # smaller tables are not compressed; fraction of all bytes

@@ -4,5 +4,4 @@
 with labels, `drift` compares rows of training with those that are explained. `run` puts them together.
 """
 
-from rowwise.recipes.explain.run import ModelExplanation as ModelExplanation
 from rowwise.recipes.explain.run import explain as explain

@@ -4,19 +4,11 @@ import torch
 from torch import Tensor
 
 from rowwise.recipes.explain.rows import HeldRows
-from rowwise.spec import Value
+from rowwise.records import Drift
 from rowwise.train.evaluate import ids_or_none
 
 BINS = 10  # of a dense feature: deciles of the training rows
 MOST_IDS = 20  # of a sparse feature; the others are one bin
-
-
-class Drift(Value, frozen=True, kw_only=True):
-    """Of a feature: sum of (q - p) ln(q / p) over bins with shares p of training rows and q of the others."""
-
-    feature: str
-    index: float
-    chance: float  # its mean for two samples of the same rows
 
 
 def measure_drift(train: HeldRows, rows: HeldRows, sparse: tuple[str, ...], dense: dict[str, int]) -> tuple[Drift, ...]:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from rowwise.batch import Batch
 from rowwise.models.inference import autocast, evaluation_mode
 from rowwise.recipes.explain.rows import HeldRows, pieces
-from rowwise.spec import Value
+from rowwise.records import Dependence, IdEffect, Importance
 from rowwise.train.evaluate import NONE as NO_ID
 from rowwise.train.evaluate import ids_or_none
 from rowwise.train.on_device import to_device
@@ -26,33 +26,6 @@ from rowwise.train.settings import Training
 
 GRID = 11  # points of a dependence: the least, the deciles and the most
 LEAST_ROWS_OF_ID = 20
-
-
-class Importance(Value, frozen=True, kw_only=True):
-    """Of a feature: the rise of the log loss when it is permuted."""
-
-    feature: str
-    loss: float  # mean over the repeats
-    spread: float  # standard deviation over the repeats; 0 of one repeat
-    repeats: int
-
-
-class IdEffect(Value, frozen=True, kw_only=True):
-    """Of an id: the mean change of the logit that it makes in its rows, beside other ids of its feature."""
-
-    feature: str
-    id: int  # its row, after hashing or listing
-    logit: float
-    error: float  # standard error of the mean
-    rows: int
-
-
-class Dependence(Value, frozen=True, kw_only=True):
-    """Mean probability of all rows when a dense feature has one value in each."""
-
-    feature: str
-    values: tuple[float, ...]
-    probability: tuple[float, ...]
 
 
 @dataclass(kw_only=True)

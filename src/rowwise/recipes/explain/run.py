@@ -8,11 +8,8 @@ import msgspec
 
 from rowwise import report
 from rowwise.errors import SpecError
-from rowwise.recipes.explain.drift import Drift, measure_drift
+from rowwise.recipes.explain.drift import measure_drift
 from rowwise.recipes.explain.importance import (
-    Dependence,
-    IdEffect,
-    Importance,
     Permutations,
     Scorer,
     dependence,
@@ -21,14 +18,14 @@ from rowwise.recipes.explain.importance import (
     permute_features,
 )
 from rowwise.recipes.explain.rows import HeldRows
-from rowwise.recipes.explain.slices import CalibrationSlice, calibration_slices
+from rowwise.recipes.explain.slices import calibration_slices
 from rowwise.recipes.id_names import name_ids
 from rowwise.recipes.model_kinds import check_use
 from rowwise.recipes.recipe import check_amounts
 from rowwise.recipes.resolved import ResolvedRecipe, evaluation_batches
 from rowwise.recipes.rows import RowSelection
 from rowwise.recipes.trained import Warn, choose_rows, ignore_warning, load_trained
-from rowwise.spec import Value
+from rowwise.records import CalibrationSlice, IdEffect, ModelExplanation
 from rowwise.train.run_folder import RunFolder
 
 EXPLANATION = "explanation.json"  # in the folder of a run
@@ -36,22 +33,6 @@ LEAST_ROWS, TRIED_ROWS = 500, 256
 MOST_IDS, MOST_SLICES, MOST_DEPENDENCES = 8, 20, 12
 LEAST_REPEATS = 2
 READING, SCORING = 0.2, 0.6  # shares of the time: of reading rows, of permutations
-
-
-class ModelExplanation(Value, frozen=True, kw_only=True):
-    """What a run's model has learned from, by a sample of rows."""
-
-    task: str
-    rows: int
-    train_rows: int  # of the sample of training rows
-    repeats: int
-    loss: float  # log loss of the rows as they are
-    importance: tuple[Importance, ...]
-    ids: tuple[IdEffect, ...]
-    names: dict[str, dict[str, str]]  # of the ids that are shown: by feature, by id of the batch
-    dependence: tuple[Dependence, ...]
-    calibration: tuple[CalibrationSlice, ...]
-    drift: tuple[Drift, ...]
 
 
 def explain(  # noqa: PLR0913 - options of the command

@@ -7,22 +7,11 @@ import torch
 from torch import Tensor
 
 from rowwise.recipes.explain.rows import HeldRows
-from rowwise.spec import Value
+from rowwise.records import CalibrationSlice
 from rowwise.train.evaluate import NONE as NO_ID
 from rowwise.train.evaluate import ids_or_none
 
 MOST_IDS, QUANTILES, LEAST_ROWS = 10, 5, 50
-
-
-class CalibrationSlice(Value, frozen=True, kw_only=True):
-    """Rows with one value of a feature."""
-
-    feature: str
-    value: str
-    rows: int
-    predicted: float  # mean probability
-    observed: float  # mean label
-    deviations: float  # of the sum of labels from that of probabilities, in standard deviations of chance
 
 
 def calibration_slices(

@@ -4,5 +4,4 @@ A study is a folder: journal.log (Optuna's, to which all processes append), a ru
 and report.html. A study that was killed goes on from its journal.
 """
 
-from rowwise.recipes.tune.study import StudyOutcome as StudyOutcome
 from rowwise.recipes.tune.study import tune as tune

@@ -33,6 +33,7 @@ from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import parse, read, write
 from rowwise.recipes.trained import evaluate
 from rowwise.recipes.tune.space import Space, changes_of, own_values, search_space, stored, suggest
+from rowwise.records import StudyOutcome, TrialRecord
 from rowwise.spec import Value
 from rowwise.textfile import decode_json, open_regular, read_bytes, read_text
 from rowwise.train.loss_settings import AmountLoss
@@ -43,30 +44,6 @@ LOCK, COMMAND, WORKERS = "next.lock", "command.lock", "workers.lock"
 STARTUP, WARM = 5, 1  # trials, and evaluations of a trial, that are never ended early
 MOST_BYTES, MOST_JOURNAL_bytes = 1 << 20, 1 << 30
 NAME = "trials"
-
-
-class TrialRecord(Value, frozen=True, kw_only=True):
-    """A trial that has ended."""
-
-    number: int
-    state: str  # complete, pruned or failed
-    value: float | None  # the best of the metric on the validation rows
-    values: dict[str, Any]  # by setting
-    run: str  # its folder in the study
-    seconds: float
-    why: str = ""  # it failed
-
-
-class StudyOutcome(Value, frozen=True, kw_only=True):
-    """The trials of a study, and what its best settings give."""
-
-    recipe: str
-    metric: str
-    smaller_is_better: bool
-    trials: tuple[TrialRecord, ...]
-    best: int | None  # number of the best trial
-    importance: dict[str, float]  # of each setting for the metric; empty for fewer than four trials
-    test: dict[str, dict[str, float | None]]  # metrics of the best trial on the test rows; empty without such rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -417,7 +394,7 @@ def finish(plan: StudyPlan) -> StudyOutcome:
         importance=_importance(study, ended),
         test=test,
     )
-    report.write_study(plan.folder, msgspec.json.encode(outcome))
+    report.write_study(plan.folder, outcome)
     return outcome
 
 

@@ -1,0 +1,290 @@
+"""Records: what commands find, write as JSON and show in a report.
+
+They are apart from what makes them, as a report is drawn without tensors and without the code of a command.
+"""
+
+from typing import Any
+
+import msgspec
+
+from rowwise.value import Value
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of what is read from the folder of a run; keys that a later version wrote are ignored."""
+
+
+# --- `rowwise simulate` ---
+
+
+class TierUse(Value, frozen=True):
+    """Bytes of a rank in a tier of memory."""
+
+    tier: str
+    tables_bytes: int  # with their optimizer state, and ids and vectors of a step
+    dense_bytes: int  # parameters, gradients, optimizer state and activations
+    limit_bytes: int
+
+
+class ResourceUse(Value, frozen=True):
+    """How long a resource works in a step, and for how long the processor waits for it."""
+
+    resource: str
+    busy_s: float
+    exposed_s: float
+
+
+class Help(Value, frozen=True):
+    """A step with one thing twice as fast, or without latency."""
+
+    what: str
+    step_s: float
+    saved: float  # share of the step
+
+
+class SimulatedStage(Value, frozen=True):
+    """Seconds of a stage on the rank where it takes longest."""
+
+    stage: str
+    resource: str
+    seconds: float
+
+
+class Simulation(Value, frozen=True, kw_only=True):
+    """A step as it was simulated, and what it rests on."""
+
+    model: str
+    machine: str
+    hosts: int
+    devices: int
+    batch: int
+    dense: str
+    wire: str
+    exact: bool  # whether no number is rounded on the wire
+    runs_here: bool = True  # whether this library can train so
+    step_s: float | None  # None: memory is too small
+    samples_s: float = 0.0
+    lacking_bytes: int = 0  # of a rank
+    memory: tuple[TierUse, ...] = ()
+    uses: tuple[ResourceUse, ...] = ()
+    stages: tuple[SimulatedStage, ...] = ()
+    help: tuple[Help, ...] = ()
+    limits: str = ""  # what limits the step, in a sentence
+    notes: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        return self.step_s is not None
+
+
+class SweptRow(Value, frozen=True):
+    """A combination of a sweep."""
+
+    settings: dict[str, str]
+    simulation: Simulation
+    factor: float | None = None  # samples a second over those with everything fully sharded; None: that does not fit
+    best: str = ""  # "lossless" or "lossy": the fastest of its kind that this library runs
+
+
+class Sweep(Value, frozen=True):
+    """All combinations, the fastest first, and last those that do not fit."""
+
+    rows: tuple[SweptRow, ...]
+    fastest: Simulation | None = None  # with what would help; None: nothing fits
+
+    def best(self, kind: str) -> SweptRow | None:
+        return next((row for row in self.rows if row.best == kind), None)
+
+
+# --- `rowwise calibrate` ---
+
+
+class ModelError(Value, frozen=True, kw_only=True):
+    """Errors of a cost model on held-out sets."""
+
+    model: str
+    error: float  # mean absolute relative error, with the machine's drift removed; see `drift`
+    tau: float  # Kendall's rank correlation, with the drift removed
+    raw_error: float  # with the drift
+
+
+class ProfileQuality(Value, frozen=True, kw_only=True):
+    """Errors, noise and doubts of a profile."""
+
+    sets: int
+    held_out: int
+    again: int  # sets measured twice
+    noise: float  # with the drift removed
+    raw_noise: float
+    drift: float  # standard deviation of the log of the machine's speed
+    errors: tuple[ModelError, ...]
+    links: int  # exchanges that were measured
+    links_error: float | None  # of latency and rates, on exchanges that began together
+    networks_error: float | None = None  # of exchange networks, on all
+    disturbed: float = 0.0  # fraction of the sets that waited for a processor
+    doubts: tuple[str, ...] = ()  # reasons not to trust the networks; empty: trust them
+    predicted_s: tuple[float, ...]  # of each held-out set
+    measured_s: tuple[float, ...]  # with the drift removed
+    stages: dict[str, ModelError]
+
+
+# --- `rowwise compress`: advice.json ---
+
+
+class SizePoint(Value, frozen=True):
+    """One measurement: a table compressed by a method to a size."""
+
+    method: str
+    ratio: float  # uncompressed over compressed bytes, as requested
+    size_bytes: int
+    map_bytes: int
+    ne: float  # ne, loss and auc: differences to the uncompressed model
+    loss: float
+    auc: float
+
+
+class TableAdvice(Value, frozen=True, kw_only=True):
+    """The measurements of a table, and its chosen method and size."""
+
+    name: str
+    ids: int
+    full_bytes: int
+    points: tuple[SizePoint, ...]
+    method: str  # empty: uncompressed
+    size_bytes: int
+    map_bytes: int
+    ne: float  # expected difference to the uncompressed model
+    measured: bool  # False: between two measured sizes
+    file: str = ""  # path of its id map
+    digest: str = ""  # digest of its id map
+    ordered: float | None = None  # correlation of neighbouring ids, if significant
+
+
+class KeptTable(Value, frozen=True):
+    """A table that is not compressed, and why."""
+
+    name: str
+    ids: int
+    size_bytes: int
+    why: str
+
+
+class ModelScore(Value, frozen=True):
+    """Metrics of a model on the later rows, averaged over labels."""
+
+    ne: float
+    loss: float
+    auc: float
+
+
+class CompressionAdvice(Value, frozen=True, kw_only=True):
+    """The content of advice.json."""
+
+    recipe: str
+    history: tuple[str, ...]  # conditions
+    later: str  # description of the rows to measure on
+    rows: int | None  # most rows that a trial trains on; None: all
+    full: ModelScore  # the mean over seeds
+    noise: float  # the standard deviation of NE between seeds
+    seeds: int
+    full_bytes: int  # of all tables
+    budget_bytes: int
+    size_bytes: int
+    ne: float  # expected: the sum over tables
+    error: float  # an upper bound on the loss above the best choice's
+    together: ModelScore | None  # measured difference of one model with all chosen tables
+    tables: tuple[TableAdvice, ...]
+    left: tuple[KeptTable, ...]  # tables that are not compressed
+    warnings: tuple[str, ...] = ()
+
+
+# --- `rowwise tune` ---
+
+
+class TrialRecord(Value, frozen=True, kw_only=True):
+    """A trial that has ended."""
+
+    number: int
+    state: str  # complete, pruned or failed
+    value: float | None  # the best of the metric on the validation rows
+    values: dict[str, Any]  # by setting
+    run: str  # its folder in the study
+    seconds: float
+    why: str = ""  # it failed
+
+
+class StudyOutcome(Value, frozen=True, kw_only=True):
+    """The trials of a study, and what its best settings give."""
+
+    recipe: str
+    metric: str
+    smaller_is_better: bool
+    trials: tuple[TrialRecord, ...]
+    best: int | None  # number of the best trial
+    importance: dict[str, float]  # of each setting for the metric; empty for fewer than four trials
+    test: dict[str, dict[str, float | None]]  # metrics of the best trial on the test rows; empty without such rows
+
+
+# --- `rowwise explain`: explanation.json ---
+
+
+class Importance(Record, frozen=True, kw_only=True):
+    """Of a feature: the rise of the log loss when it is permuted."""
+
+    feature: str
+    loss: float  # mean over the repeats
+    spread: float  # standard deviation over the repeats; 0 of one repeat
+    repeats: int
+
+
+class IdEffect(Record, frozen=True, kw_only=True):
+    """Of an id: the mean change of the logit that it makes in its rows, beside other ids of its feature."""
+
+    feature: str
+    id: int  # its row, after hashing or listing
+    logit: float
+    error: float  # standard error of the mean
+    rows: int
+
+
+class Dependence(Record, frozen=True, kw_only=True):
+    """Mean probability of all rows when a dense feature has one value in each."""
+
+    feature: str
+    values: tuple[float, ...]
+    probability: tuple[float, ...]
+
+
+class CalibrationSlice(Record, frozen=True, kw_only=True):
+    """Rows with one value of a feature."""
+
+    feature: str
+    value: str
+    rows: int
+    predicted: float  # mean probability
+    observed: float  # mean label
+    deviations: float  # of the sum of labels from that of probabilities, in standard deviations of chance
+
+
+class Drift(Record, frozen=True, kw_only=True):
+    """Of a feature: sum of (q - p) ln(q / p) over bins with shares p of training rows and q of the others."""
+
+    feature: str
+    index: float
+    chance: float  # its mean for two samples of the same rows
+
+
+class ModelExplanation(Record, frozen=True, kw_only=True):
+    """What a run's model has learned from, by a sample of rows."""
+
+    task: str
+    rows: int
+    train_rows: int  # of the sample of training rows
+    repeats: int
+    loss: float  # log loss of the rows as they are
+    importance: tuple[Importance, ...]
+    ids: tuple[IdEffect, ...]
+    names: dict[str, dict[str, str]]  # of the ids that are shown: by feature, by id of the batch
+    dependence: tuple[Dependence, ...]
+    calibration: tuple[CalibrationSlice, ...]
+    drift: tuple[Drift, ...]
