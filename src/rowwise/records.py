@@ -11,7 +11,73 @@ from rowwise.value import Value
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of what is read from the folder of a run; keys that a later version wrote are ignored."""
+    """Base of what is read from files again; keys that a later version wrote are ignored."""
+
+
+# --- `rowwise plan --explain` ---
+
+
+class StepPlacement(Record, frozen=True, kw_only=True):
+    """Predicted seconds of a step, its bound, and the cost model."""
+
+    seconds: float  # operators of the busiest rank plus links of the busiest rank
+    operators_s: float
+    forward_s: float | None = None  # where the model tells directions apart
+    backward_s: float | None = None
+    links_s: float
+    busiest: int = 0  # the rank whose operators take longest
+    busiest_links: int = 0
+    bound_s: float | None = None  # no plan takes less; None: nothing is proven
+    bound: str = ""  # how it was proven
+    batch: int = 0
+    model: str = ""
+    hardware: str = ""
+    source: str = ""  # of the hardware's numbers
+    wire: str = ""  # types of vectors on links, in words
+
+    @property
+    def gap(self) -> float | None:
+        """Relative distance from the bound."""
+        return self.seconds / self.bound_s - 1 if self.bound_s else None
+
+
+class RankPlacement(Record, frozen=True, kw_only=True):
+    """Predicted seconds and bytes of a rank."""
+
+    rank: int
+    operators_s: float
+    links_s: float
+    memory_bytes: tuple[int, ...]  # by tier
+    pieces: int = 0
+
+
+class TablePlacement(Record, frozen=True, kw_only=True):
+    """Layout, ranks and cost of a table, and the reason for its layout."""
+
+    name: str
+    rows: int
+    dim: int
+    bytes: int  # rows and optimizer state
+    ids: float = 0.0  # per sample
+    layout: str = ""
+    ranks: tuple[int, ...] = ()
+    operators_s: float = 0.0  # its part, on the rank where that is largest
+    links_s: float = 0.0
+    share: float = 0.0  # of the operators of the busiest rank
+    reason: str = ""
+    next: str = ""  # the best alternative, in words; empty: none
+    together: tuple[str, ...] = ()  # tables that constraints keep on the same ranks
+
+
+class ExplainedPlan(Record, frozen=True, kw_only=True):
+    """A step of a plan, its ranks and its tables."""
+
+    hosts: int
+    devices: int  # of each host
+    limits_bytes: tuple[int, ...]  # of each rank, by tier
+    step: StepPlacement
+    ranks: tuple[RankPlacement, ...]
+    tables: tuple[TablePlacement, ...]  # in falling order of seconds
 
 
 # --- `rowwise simulate` ---

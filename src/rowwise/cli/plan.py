@@ -495,7 +495,7 @@ def _write_files(
         elif explanation is not None and option == "--html":
             from rowwise.report.plan import draw_plan
 
-            texts[path] = draw_plan(explanation.to_json())
+            texts[path] = draw_plan(explanation)
         else:
             texts[path] = planned.plan.to_json() + "\n"
     for path, text in texts.items():

@@ -8,11 +8,12 @@ from rowwise import quantity
 from rowwise.perf.access import Curves, Floats
 from rowwise.plan import TIERS
 from rowwise.planner.alternatives import compute_alternatives
-from rowwise.planner.explanation import Explanation, RankPlacement, StepPlacement, TablePlacement
+from rowwise.planner.explanation import Explanation
 from rowwise.planner.options import TableArrays, price_pieces
 from rowwise.planner.pipeline import PlanResult, plan_timeline
 from rowwise.planner.problem import NO_UNIT, Pieces, Placement, PlacementProblem
 from rowwise.planner.reasons import ReasonInputs, layout_reason
+from rowwise.records import RankPlacement, StepPlacement, TablePlacement
 from rowwise.spec import state_width
 
 FLOAT_bytes = 4

@@ -7,6 +7,7 @@ import msgspec
 
 from rowwise import quantity
 from rowwise.plan import TIERS
+from rowwise.records import ExplainedPlan, RankPlacement, StepPlacement, TablePlacement
 from rowwise.spec import Value
 from rowwise.value import parse_json
 
@@ -16,58 +17,6 @@ MANY_TABLES = 20
 LONGEST_NAME = 28
 EIGHTHS = " ▏▎▍▌▋▊▉"
 INDENT = "    "
-
-
-class StepPlacement(Value, frozen=True):
-    """Predicted seconds of a step, its bound, and the cost model."""
-
-    seconds: float  # operators of the busiest rank plus links of the busiest rank
-    operators_s: float
-    forward_s: float | None  # where the model tells directions apart
-    backward_s: float | None
-    links_s: float
-    busiest: int  # the rank whose operators take longest
-    busiest_links: int
-    bound_s: float | None  # no plan takes less; None: nothing is proven
-    bound: str  # how it was proven
-    batch: int
-    model: str
-    hardware: str
-    source: str  # of the hardware's numbers
-    wire: str = ""  # types of vectors on links, in words
-
-    @property
-    def gap(self) -> float | None:
-        """Relative distance from the bound."""
-        return self.seconds / self.bound_s - 1 if self.bound_s else None
-
-
-class RankPlacement(Value, frozen=True):
-    """Predicted seconds and bytes of a rank."""
-
-    rank: int
-    operators_s: float
-    links_s: float
-    memory_bytes: tuple[int, ...]  # by tier
-    pieces: int
-
-
-class TablePlacement(Value, frozen=True):
-    """Layout, ranks and cost of a table, and the reason for its layout."""
-
-    name: str
-    rows: int
-    dim: int
-    bytes: int  # rows and optimizer state
-    ids: float  # per sample
-    layout: str
-    ranks: tuple[int, ...]
-    operators_s: float  # its part, on the rank where that is largest
-    links_s: float
-    share: float  # of the operators of the busiest rank
-    reason: str
-    next: str  # the best alternative, in words; empty: none
-    together: tuple[str, ...] = ()  # tables that constraints keep on the same ranks
 
 
 class StageTime(Value, frozen=True):
@@ -90,15 +39,9 @@ class StepTimeline(Value, frozen=True):
     stages: tuple[StageTime, ...]
 
 
-class Explanation(Value, frozen=True):
-    """A step of a plan, its ranks and its tables."""
+class Explanation(ExplainedPlan, frozen=True):
+    """A step of a plan, its ranks, its tables and its stages."""
 
-    hosts: int
-    devices: int  # of each host
-    limits_bytes: tuple[int, ...]  # of each rank, by tier
-    step: StepPlacement
-    ranks: tuple[RankPlacement, ...]
-    tables: tuple[TablePlacement, ...]  # in falling order of seconds
     timeline: StepTimeline | None = None  # None: the cost model does not tell stages apart
 
     def to_json(self) -> str:

@@ -1,7 +1,4 @@
-"""The section that shows a plan: time and memory of each rank, and the place of each table with the reason.
-
-Reads plan-explained.json without importing its types and ignores unknown keys, so that it works for other versions.
-"""
+"""The section that shows a plan: time and memory of each rank, and the place of each table with the reason."""
 
 from collections.abc import Sequence
 
@@ -9,6 +6,7 @@ import msgspec
 
 from rowwise.errors import DataError
 from rowwise.quantity import DASH, format_count, format_duration, format_percent, format_ranks, format_size
+from rowwise.records import ExplainedPlan, RankPlacement, TablePlacement
 from rowwise.report.charts import draw_strip
 from rowwise.report.markup import (
     Html,
@@ -43,64 +41,6 @@ NOTE = (
 )
 
 
-class PlacedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """Predicted time of a step."""
-
-    seconds: float
-    operators_s: float
-    forward_s: float | None = None
-    backward_s: float | None = None
-    links_s: float
-    busiest: int = 0
-    busiest_links: int = 0
-    bound_s: float | None = None
-    bound: str = ""
-    batch: int = 0
-    model: str = ""
-    hardware: str = ""
-    source: str = ""
-    wire: str = ""
-
-
-class PlacedRank(msgspec.Struct, frozen=True, kw_only=True):
-    """Load and memory of a rank."""
-
-    rank: int
-    operators_s: float
-    links_s: float
-    memory_bytes: tuple[float, ...]
-    pieces: int = 0
-
-
-class PlacedTable(msgspec.Struct, frozen=True, kw_only=True):
-    """A table, its place and the reason."""
-
-    name: str
-    rows: float
-    dim: float
-    bytes: float
-    ids: float = 0.0
-    layout: str = ""
-    ranks: tuple[int, ...] = ()
-    operators_s: float = 0.0
-    links_s: float = 0.0
-    share: float = 0.0
-    reason: str = ""
-    next: str = ""
-    together: tuple[str, ...] = ()
-
-
-class ExplainedPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of plan-explained.json."""
-
-    hosts: int
-    devices: int
-    limits_bytes: tuple[float, ...]
-    step: PlacedStep
-    ranks: tuple[PlacedRank, ...]
-    tables: tuple[PlacedTable, ...]
-
-
 def read_explanation(content: str | bytes) -> ExplainedPlan:
     try:
         facts = decode_json(content, ExplainedPlan)
@@ -123,7 +63,7 @@ def describe_plan(facts: ExplainedPlan) -> str:
 def draw_summary(facts: ExplainedPlan) -> Html:
     """Tiles with the plan's main numbers."""
     step = facts.step
-    bound, gap = step.bound_s, None if not step.bound_s else step.seconds / step.bound_s - 1
+    bound, gap = step.bound_s, step.gap
     halves = ""
     if step.forward_s is not None and step.backward_s is not None:
         halves = f"forward {format_duration(step.forward_s)}, backward {format_duration(step.backward_s)}"
@@ -141,7 +81,7 @@ def draw_summary(facts: ExplainedPlan) -> Html:
     return join([tiles(numbers), source])
 
 
-def memory_use(facts: ExplainedPlan, rank: PlacedRank, tier: int = 0) -> float:
+def memory_use(facts: ExplainedPlan, rank: RankPlacement, tier: int = 0) -> float:
     """The used share of a rank's memory in a tier."""
     limit = facts.limits_bytes[tier] if tier < len(facts.limits_bytes) else 0.0
     return rank.memory_bytes[tier] / limit if limit and tier < len(rank.memory_bytes) else 0.0
@@ -235,7 +175,7 @@ def _draw_rank_table(facts: ExplainedPlan, most: float) -> Html:
     return join([data_table(names, rows, "cards"), omitted])
 
 
-def _draw_rank_row(facts: ExplainedPlan, rank: PlacedRank, most: float, names: Sequence[str]) -> Html:
+def _draw_rank_row(facts: ExplainedPlan, rank: RankPlacement, most: float, names: Sequence[str]) -> Html:
     cells = [tag("th", {"scope": "row"}, text(str(rank.rank)))]
     for name, value, colour in (("Operators", rank.operators_s, "blue"), ("Links", rank.links_s, "orange")):
         bar = draw_strip(
@@ -264,7 +204,7 @@ def draw_tables(facts: ExplainedPlan, count: int = PAGE_TABLES) -> Html:
     return join([legend(("blue", "operators"), ("orange", "links")), grid, omitted, note(NOTE)])
 
 
-def _draw_table_row(table: PlacedTable, most: float) -> Html:
+def _draw_table_row(table: TablePlacement, most: float) -> Html:
     seconds = table.operators_s + table.links_s
     parts = ((table.operators_s, "blue"), (table.links_s, "orange"))
     bar = draw_strip("placed-time", f"{table.name}: {format_duration(seconds)}", parts, most)
