@@ -6,14 +6,14 @@ Their rows are on disk, or in the memory of the host of a GPU that caches them.
 from collections.abc import Sequence
 
 from rowwise.quantity import format_count, format_percent, format_size, is_finite
-from rowwise.report.charts import Chart, ChartLine, draw_chart, draw_strip
-from rowwise.report.markup import Html, data_table, div, figure, note, section, span, tag, text
+from rowwise.report.charts import ChartLine, draw_amount, draw_series
+from rowwise.report.markup import Html, data_table, div, lead, named_cell, note, row, section, text
 from rowwise.report.read import CacheLine, RecordedRun
+from rowwise.report.scale import positive
 from rowwise.report.speed import interval_seconds, phase_names
 
 HEADERS = ("Table", "Hit rate", "Misses", "Evictions", "Rows written", "Memory")
 MOST_TABLES = 40
-FEW = 3  # fewer values are drawn as dots
 NOTE = (
     "Hit rate: lookups of a training step whose row was cached, over all; validation and checkpoints do not count. "
     "Misses, evictions and rows written back: of all lines of the run, over all ranks. "
@@ -50,8 +50,8 @@ def _total(lines: Sequence[CacheLine], name: str) -> CacheLine:
     """The sum of a table's lines, with the memory of the last one."""
     mine = [line for line in lines if line.table == name]
     counts = ("hits", "misses", "evictions", "writes")
-    sums = {count: sum(_known(getattr(line, count)) for line in mine) for count in counts}
-    return CacheLine(step=mine[-1].step, table=name, memory_bytes=_known(mine[-1].memory_bytes), **sums)
+    sums = {count: sum(positive(getattr(line, count)) for line in mine) for count in counts}
+    return CacheLine(step=mine[-1].step, table=name, memory_bytes=positive(mine[-1].memory_bytes), **sums)
 
 
 def _sum_up(run: RecordedRun, totals: Sequence[CacheLine]) -> Html:
@@ -62,8 +62,7 @@ def _sum_up(run: RecordedRun, totals: Sequence[CacheLine]) -> Html:
     where = f"{format_size(memory)} of memory{of_what}" + (
         f" and {format_size(disk)} of disk" if disk is not None else ""
     )
-    lead = f"{tables}, in {where}: {format_percent(rate)} of lookups met their row."
-    return tag("p", {"class": "lead"}, text(lead + _describe_waits(run)))
+    return lead(f"{tables}, in {where}: {format_percent(rate)} of lookups met their row.{_describe_waits(run)}")
 
 
 def _describe_waits(run: RecordedRun) -> str:
@@ -77,17 +76,15 @@ def _describe_waits(run: RecordedRun) -> str:
 
 def _draw_row(total: CacheLine, most: float) -> Html:
     rate = hit_rate([total])
-    bar = draw_strip("cache-hits", f"{total.table}: hit rate {format_percent(rate)}", ((rate, "green"),), 1.0)
-    misses = draw_strip("cache-misses", f"{total.table}: misses", ((total.misses, "orange"),), most)
+    said, misses = format_percent(rate), ((total.misses, "orange"),)
     cells = (
-        tag("span", {"class": "amount"}, bar, text(format_percent(rate))),
-        tag("span", {"class": "amount"}, misses, text(format_count(total.misses))),
+        draw_amount("cache-hits", f"{total.table}: hit rate {said}", ((rate, "green"),), 1.0, said),
+        draw_amount("cache-misses", f"{total.table}: misses", misses, most, format_count(total.misses)),
         text(format_count(total.evictions)),
         text(format_count(total.writes)),
         text(format_size(total.memory_bytes)),
     )
-    row = (tag("td", {"data-head": head}, cell) for head, cell in zip(HEADERS[1:], cells, strict=True))
-    return tag("tr", None, tag("th", {"scope": "row"}, text(total.table)), *row)
+    return row(total.table, "", *map(named_cell, HEADERS[1:], cells))
 
 
 def _draw_hit_rate(run: RecordedRun) -> Html:
@@ -96,10 +93,9 @@ def _draw_hit_rate(run: RecordedRun) -> Html:
         by_step.setdefault(line.step, []).append(line)
     samples = dict(zip(run.steps.get("step", ()), run.steps.get("samples", ()), strict=False))
     points = [(samples[step], 100 * hit_rate(lines)) for step, lines in by_step.items() if is_finite(samples.get(step))]
-    line = ChartLine(name="hit rate", points=points, colour="green", dots=len(points) < FEW)
     said = f"last {format_percent(points[-1][1] / 100)}" if points else ""
-    chart = Chart(key="hit_rate", label=f"Hit rate of caches over samples: {said}", lines=[line], unit="%")
-    return figure("Hit rate", draw_chart(chart), span("hint", "lookups whose row was in memory"), span("ends", said))
+    line = ChartLine(name="Hit rate", points=points, colour="green")
+    return draw_series(line, "hit_rate", said, "lookups whose row was in memory", unit="%")
 
 
 def _draw_reads(run: RecordedRun) -> Html:
@@ -108,16 +104,11 @@ def _draw_reads(run: RecordedRun) -> Html:
     counts = [after - before for before, after in zip((0.0, *steps), steps, strict=False)]
     lines = zip(run.steps.get("samples", ()), reads, counts, strict=False)
     points = [(at, read / count) for at, read, count in lines if is_finite(read) and is_finite(at) and count > 0]
-    line = ChartLine(name="reads", points=points, colour="blue", dots=len(points) < FEW)
     said = f"last {format_count(points[-1][1])}" if points else ""
-    chart = Chart(key="reads", label=f"Reads of the disk in a step: {said}", lines=[line], from_zero=True)
-    return figure("Reads of the disk", draw_chart(chart), span("hint", "in a step"), span("ends", said))
+    line = ChartLine(name="Reads of the disk", points=points, colour="blue")
+    return draw_series(line, "reads", said, "in a step", from_zero=True)
 
 
 def hit_rate(lines: Sequence[CacheLine]) -> float:
     hits, misses = sum(line.hits for line in lines), sum(line.misses for line in lines)
     return hits / max(1.0, hits + misses)
-
-
-def _known(value: float) -> float:
-    return value if is_finite(value) and value > 0 else 0.0

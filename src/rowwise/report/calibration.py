@@ -8,9 +8,9 @@ import msgspec
 from rowwise.errors import DataError
 from rowwise.quantity import format_count, format_duration, format_metric, format_percent
 from rowwise.records import ModelError, ProfileQuality
-from rowwise.report.markup import Html, div, figure, join, note, section, span, tag, text, text_table, tiles
+from rowwise.report.markup import Html, div, figure, header, note, section, span, tag, text_table, tiles
 from rowwise.report.page import draw_page
-from rowwise.report.plot import BOTTOM, HEIGHT, RIGHT, TOP, WIDTH
+from rowwise.report.plot import Plot, draw_axes, draw_line, draw_picture, frame
 from rowwise.report.scale import Scale
 
 LEFT = 62.0
@@ -25,8 +25,7 @@ NOTE = (
 
 
 def draw_calibration(name: str, source: str, quality: ProfileQuality) -> str:
-    title = tag("h1", None, text("Calibration"), span("number", name))
-    head = tag("header", None, title, tag("p", {"class": "when"}, text(source)))
+    head = header("Calibration", name, source)
     chart = figure("Seconds of a set", draw_scatter(quality), span("hint", "predicted over measured"))
     scatter = section("calibration", "Predicted and measured", div("charts", chart), note(NOTE))
     errors = section("errors", "Errors", _draw_table(quality), _describe_links(quality))
@@ -58,40 +57,23 @@ def draw_scatter(quality: ProfileQuality) -> Html:
     if not values:
         raise DataError("the calibration has no held-out sets", hint="calibrate again with more --minutes")
     low, high = math.floor(math.log10(min(values)) * 2) / 2, math.ceil(math.log10(max(values)) * 2) / 2
-    x = Scale(low=low, high=high, begin=LEFT, end=WIDTH - RIGHT)
-    y = Scale(low=low, high=high, begin=HEIGHT - BOTTOM, end=TOP)
+    x, y = frame((low, high), (low, high), LEFT)
+    powers = range(math.ceil(low), math.floor(high) + 1)
+    labels = tuple((float(power), format_duration(10.0**power)) for power in powers)
+    area = Plot(x=x, y=y, x_ticks=labels, y_ticks=labels, x_title="measured")
+    grid = (draw_line("grid", (x.at(power), x.at(power)), (y.begin, y.end)) for power in powers)
     points = "".join(f"M{x.at(math.log10(m)):.1f} {y.at(math.log10(p)):.1f}h0" for m, p in pairs if m > 0 and p > 0)
     offset = math.log10(1 + DOTTED_ERROR)
     lines = [_draw_diagonal(look, x, y, at) for look, at in (("level", 0.0), ("rule", offset), ("rule", -offset))]
     dots = tag("path", {"class": "dots blue", "d": points, "style": "stroke-width:3px;opacity:.55"})
-    attributes = {
-        "role": "img",
-        "aria-label": "Predicted over measured seconds",
-        "viewBox": f"0 0 {WIDTH:.0f} {HEIGHT:.0f}",
-    }
-    return tag("svg", attributes, _draw_axes(x, y), *lines, dots)
+    axes = draw_axes(area, "predicted")
+    return draw_picture("calibration", "Predicted over measured seconds", *grid, axes, *lines, dots)
 
 
 def _draw_diagonal(style: str, x: Scale, y: Scale, offset: float) -> Html:
     """The diagonal on which prediction = measurement x 10^offset."""
     low, high = max(x.low, x.low - offset), min(x.high, x.high - offset)
-    ends = {"x1": x.at(low), "y1": y.at(low + offset), "x2": x.at(high), "y2": y.at(high + offset)}
-    return tag("line", {"class": style, **ends})
-
-
-def _draw_axes(x: Scale, y: Scale) -> Html:
-    parts: list[Html] = []
-    for power in range(math.ceil(x.low), math.floor(x.high) + 1):
-        label = text(format_duration(10.0**power))
-        across, down = x.at(power), y.at(power)
-        parts.append(tag("line", {"class": "grid", "x1": x.begin, "x2": x.end, "y1": down, "y2": down}))
-        parts.append(tag("line", {"class": "grid", "x1": across, "x2": across, "y1": y.begin, "y2": y.end}))
-        parts.append(tag("text", {"x": x.begin - 7, "y": down + 4, "text-anchor": "end"}, label))
-        parts.append(tag("text", {"x": across, "y": y.begin + 18, "text-anchor": "middle"}, label))
-    parts.append(tag("line", {"class": "axis", "x1": x.begin, "x2": x.end, "y1": y.begin, "y2": y.begin}))
-    parts.append(tag("text", {"class": "title", "x": x.end, "y": HEIGHT - 5, "text-anchor": "end"}, text("measured")))
-    parts.append(tag("text", {"class": "title", "x": x.begin + 6, "y": TOP + 6}, text("predicted")))
-    return join(parts)
+    return draw_line(style, (x.at(low), x.at(high)), (y.at(low + offset), y.at(high + offset)))
 
 
 def _draw_table(quality: ProfileQuality) -> Html:

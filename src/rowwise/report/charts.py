@@ -3,16 +3,20 @@
 A NaN is a gap in its line. Outliers far outside the readable range are drawn at the edge, and a note gives their value.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
 
-from rowwise.quantity import format_metric, format_short, is_finite
-from rowwise.report.markup import Html, coordinate, join, tag, text
-from rowwise.report.plot import TOP, Plot, draw_axes, draw_empty, draw_svg, make_plot
-from rowwise.report.scale import Point, Scale, bin_means, thin_points
+from rowwise.quantity import format_duration, format_metric, format_short, is_finite
+from rowwise.report.markup import Html, coordinate, figure, join, span, tag, text
+from rowwise.report.plot import TOP, Plot, draw_axes, draw_label, draw_line, draw_picture, make_plot, make_rank_plot
+from rowwise.report.scale import Point, Scale, bin_means, positive, thin_points
 
 MOST_DOTTED = 60  # points of a line with dots
 MOST_UNAVERAGED = 150  # points of a line that is drawn without averaging
+FEW = 3  # fewer points are drawn as dots
+BAR_GAP = 0.2  # between the bars of ranks, of the width of a rank
+MOST_APART = 128  # ranks whose bars have gaps
 WARM_UP = 0.1  # first fraction of the x axis, ignored in the y range of noisy lines
 COLOURS = (
     "blue",
@@ -97,6 +101,25 @@ def draw_chart(chart: Chart) -> Html:
     )
 
 
+def draw_svg(area: Plot, key: str, label: str, kind: str, *children: Html) -> Html:
+    """A picture with its scales for the script."""
+    x, y = area.x, area.y
+    data = {
+        "data-kind": kind,
+        "data-unit": area.unit,
+        "data-xtitle": area.x_title,
+        "data-x": f"{x.low!r} {x.high!r} {x.begin:.2f} {x.end:.2f}",
+        "data-y": f"{y.low!r} {y.high!r} {y.begin:.2f} {y.end:.2f}",
+    }
+    return draw_picture(key, label, *children, data=data)
+
+
+def draw_empty(key: str, label: str, message: str) -> Html:
+    """A chart without values that shows a message."""
+    line, words = draw_line("axis", (14.0, 466.0), (76.0, 76.0)), draw_label(240.0, 48.0, message, "middle")
+    return draw_picture(key, f"{label}: {message}", line, words, size=(480.0, 90.0))
+
+
 def _find_y_range(chart: Chart, lines: Sequence[ChartLine], marks: Sequence[ChartMark]) -> tuple[float, float]:
     """The range of the y axis: outliers of noisy lines do not extend it, levels may."""
     all_values = [y for line in lines for _, y in line.points if is_finite(y)] + [mark.point[1] for mark in marks]
@@ -164,24 +187,29 @@ def _draw_mark(area: Plot, mark: ChartMark) -> Html:
 
 def _draw_level(area: Plot, level: ChartLevel) -> Html:
     y = area.y.at(level.value)
-    return tag("line", {"class": "level", "x1": area.x.begin, "x2": area.x.end, "y1": y, "y2": y})
+    return draw_line("level", (area.x.begin, area.x.end), (y, y))
 
 
 def _label_level(area: Plot, level: ChartLevel) -> Html:
     y = area.y.at(level.value)
     label = f"{level.name} {format_short(level.value)}"
-    side = {"x": area.x.end - 5, "text-anchor": "end"} if level.label_right else {"x": area.x.begin + 5}
-    return tag("text", {"class": "small", "y": y + 13 if y < TOP + 16 else y - 5} | side, text(label))
+    x, anchor = (area.x.end - 5, "end") if level.label_right else (area.x.begin + 5, "start")
+    return draw_label(x, y + 13 if y < TOP + 16 else y - 5, label, anchor, "small")
 
 
 def _draw_rule(area: Plot, x: float | None) -> Html:
     if x is None:
         return Html("")
     at = area.x.at(x)
-    line = {"class": "rule", "x1": at, "x2": at, "y1": area.y.begin, "y2": area.y.end}
     right = at > (area.x.begin + area.x.end) / 2
-    position = {"class": "small", "x": at - 4 if right else at + 4, "y": area.y.begin - 6}
-    return join([tag("line", line), tag("text", position | {"text-anchor": "end" if right else "start"}, text("best"))])
+    return draw_rule(area, at, "best", right=right)
+
+
+def draw_rule(area: Plot, at: float, name: str, *, right: bool) -> Html:
+    """A vertical line with a name on one side of it."""
+    x, anchor = (at - 4, "end") if right else (at + 4, "start")
+    words = draw_label(x, area.y.begin - 6, name, anchor, "small")
+    return join([draw_line("rule", (at, at), (area.y.begin, area.y.end)), words])
 
 
 def _note_extremes(area: Plot, lines: Sequence[ChartLine], marks: Sequence[ChartMark]) -> Html:
@@ -194,8 +222,7 @@ def _note_extremes(area: Plot, lines: Sequence[ChartLine], marks: Sequence[Chart
         limits.append(f"\u2193 down to {format_metric(min(values))}")
     if not limits:
         return Html("")
-    position = {"class": "small outside", "x": area.x.end, "y": TOP - 3, "text-anchor": "end"}
-    return tag("text", position, text(", ".join(limits)))
+    return draw_label(area.x.end, TOP - 3, ", ".join(limits), "end", "small outside")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,18 +255,28 @@ def draw_stack(key: str, label: str, xs: Sequence[float], bands: Sequence[ChartB
     return draw_svg(area, key, label, "stack", draw_axes(area), join(reversed(paths)))
 
 
+def draw_strip_picture(key: str, label: str, *children: Html, size: str = "100 10", look: str = "strip") -> Html:
+    """A picture that fills its container."""
+    attributes = {"role": "img", "aria-label": label, "data-chart": key, "class": look}
+    return tag("svg", attributes | {"viewBox": f"0 0 {size}", "preserveAspectRatio": "none"}, *children)
+
+
 def draw_strip(key: str, label: str, parts: Sequence[tuple[float, str]], whole: float) -> Html:
     """A horizontal bar of coloured parts that fills its container."""
-    scale = Scale(low=0.0, high=whole if is_finite(whole) and whole > 0 else 1.0, begin=0.0, end=100.0)
+    scale = Scale(low=0.0, high=positive(whole) or 1.0, begin=0.0, end=100.0)
     rects, x = [tag("rect", {"class": "track", "width": 100.0, "height": 10.0})], 0.0
     total = 0.0
     for value, colour in parts:
-        total += value if is_finite(value) and value > 0 else 0.0
+        total += positive(value)
         end = scale.at(total)
         rects.append(tag("rect", {"class": f"bar {colour}", "x": x, "width": end - x, "height": 10.0}))
         x = end
-    attributes = {"role": "img", "aria-label": label, "data-chart": key, "class": "strip"}
-    return tag("svg", attributes | {"viewBox": "0 0 100 10", "preserveAspectRatio": "none"}, *rects)
+    return draw_strip_picture(key, label, *rects)
+
+
+def draw_amount(key: str, label: str, parts: Sequence[tuple[float, str]], whole: float, amount: str) -> Html:
+    """A strip beside its amount in words."""
+    return tag("span", {"class": "amount"}, draw_strip(key, label, parts, whole), text(amount))
 
 
 def draw_deviation_bar(key: str, label: str, value: float, most: float) -> Html:
@@ -252,9 +289,36 @@ def draw_deviation_bar(key: str, label: str, value: float, most: float) -> Html:
         "width": abs(at - 50),
         "height": 10.0,
     }
-    middle = tag("line", {"class": "middle", "x1": 50.0, "x2": 50.0, "y1": 0.0, "y2": 10.0})
-    attributes = {"role": "img", "aria-label": label, "data-chart": key, "class": "strip"}
+    middle = draw_line("middle", (50.0, 50.0), (0.0, 10.0))
     track = tag("rect", {"class": "track", "width": 100.0, "height": 10.0})
-    return tag(
-        "svg", attributes | {"viewBox": "0 0 100 10", "preserveAspectRatio": "none"}, track, tag("rect", bar), middle
-    )
+    return draw_strip_picture(key, label, track, tag("rect", bar), middle)
+
+
+def draw_rank_bars(
+    key: str, label: str, series: Mapping[str, tuple[Sequence[float], str]], most_s: float, *, mean: bool = False
+) -> Html:
+    """Beside each other a bar for each rank and series, of seconds in a colour; with `mean`, a line at their mean."""
+    ranks, many = len(next(iter(series.values()))[0]), len(series)
+    area = make_rank_plot(ranks, most_s * 1000)
+    width = (area.x.end - area.x.begin) / ranks
+    gap = BAR_GAP * width if ranks <= MOST_APART else 0.0
+    parts: list[Html] = []
+    for rank in range(ranks):
+        for number, (name, (seconds_W, colour)) in enumerate(series.items()):
+            top, left = area.y.at(seconds_W[rank] * 1000), area.x.begin + rank * width + gap / 2
+            wide = (width - gap) / many
+            place = {"x": left + number * wide, "y": top, "width": wide, "height": area.y.begin - top}
+            words = f"rank {rank}{', ' * bool(name)}{name}: {format_duration(seconds_W[rank])}"
+            bar = tag("rect", {"class": f"bar {colour}"} | place)
+            parts.append(tag("g", None, tag("title", None, text(words)), bar))
+    if mean:
+        at = area.y.at(1000 * fmean(second for seconds_W, _ in series.values() for second in seconds_W))
+        parts.append(draw_line("level", (area.x.begin, area.x.end), (at, at)))
+    return draw_picture(key, label, draw_axes(area), *parts)
+
+
+def draw_series(line: ChartLine, key: str, said: str, hint: str, *, unit: str = "", from_zero: bool = False) -> Html:
+    """A figure of one line over samples; `said` are its last value, median or peak in words."""
+    lines, label = [replace(line, dots=len(line.points) < FEW)], f"{line.name} over samples: {said}"
+    chart = draw_chart(Chart(key=key, label=label, lines=lines, unit=unit, from_zero=from_zero))
+    return figure(line.name, chart, span("hint", hint), span("ends", said))

@@ -8,10 +8,25 @@ from itertools import groupby
 from rowwise.quantity import format_count, format_metric, format_percent, format_size
 from rowwise.records import CompressionAdvice, SizePoint, TableAdvice
 from rowwise.report.charts import COLOURS as ALL_COLOURS
-from rowwise.report.markup import Html, coordinate, div, figure, join, note, section, span, tag, text, text_table, tiles
+from rowwise.report.charts import draw_rule
+from rowwise.report.markup import (
+    Html,
+    coordinate,
+    div,
+    figure,
+    header,
+    join,
+    note,
+    section,
+    span,
+    tag,
+    text,
+    text_table,
+    tiles,
+)
 from rowwise.report.page import draw_page
-from rowwise.report.plot import BOTTOM, HEIGHT, LETTER_WIDTH, RIGHT, TOP, WIDTH
-from rowwise.report.scale import Scale, tick_labels, ticks
+from rowwise.report.plot import Plot, draw_axes, draw_picture, frame, label_ticks, left_edge
+from rowwise.report.scale import ticks
 
 COLOURS = tuple(colour for colour in ALL_COLOURS if colour not in ("grey", "black"))
 HEADERS = ("Table", "Ids", "Method", "Ratio", "As it is", "Rows", "Map", "Expected NE", "Size")
@@ -45,11 +60,9 @@ PointStyles = Mapping[str, PointStyle]
 
 
 def draw_compression(advice: CompressionAdvice) -> str:
-    title = tag("h1", None, text("Compression"), span("number", advice.recipe))
     condition = f"History: rows with {' and '.join(advice.history)}" if advice.history else "History: all training rows"
     trained = f"; trials trained on at most {advice.rows:,} of them" if advice.rows is not None else ""
-    when = f"{condition}{trained}. Measured on {advice.later}."
-    head = tag("header", None, title, tag("p", {"class": "when"}, text(when)))
+    head = header("Compression", advice.recipe, f"{condition}{trained}. Measured on {advice.later}.")
     styles = _choose_point_styles(advice)
     figures = [_draw_figure(table, advice.noise, styles) for table in advice.tables]
     charts = section("curves", "Quality against bytes", _draw_legend(styles), div("charts", *figures), note(NOTE))
@@ -150,55 +163,35 @@ def _draw_figure(table: TableAdvice, noise: float, styles: PointStyles) -> Html:
 
 def draw_trade_off(table: TableAdvice, noise: float, styles: PointStyles) -> Html:
     """A chart of NE above the full model against the logarithm of bytes."""
-    x, y, marks = _make_scales(table, noise)
+    area = _make_plot(table, noise)
     lines = [
-        _draw_method(x, y, list(points), styles[method])
+        _draw_method(area, list(points), styles[method])
         for method, points in groupby(table.points, key=lambda point: point.method)
     ]
-    attributes = {
-        "role": "img",
-        "aria-label": f"{table.name}: NE above the full model against bytes",
-        "viewBox": f"0 0 {WIDTH:.0f} {HEIGHT:.0f}",
-    }
-    behind = _draw_noise_band(x, y, noise), _draw_axes(x, y, marks), _draw_full_size(x, y, table)
-    return tag("svg", attributes, *behind, *lines, _draw_choice(x, y, table))
+    behind = _draw_noise_band(area, noise), draw_axes(area, "NE above the full model"), _draw_full_size(area, table)
+    label = f"{table.name}: NE above the full model against bytes"
+    return draw_picture("trade-off", label, *behind, *lines, _draw_choice(area, table))
 
 
-def _make_scales(table: TableAdvice, noise: float) -> tuple[Scale, Scale, tuple[float, ...]]:
+def _make_plot(table: TableAdvice, noise: float) -> Plot:
     sizes = [table.full_bytes, table.size_bytes, *(point.size_bytes for point in table.points)]
     sizes += [point.size_bytes - point.map_bytes for point in table.points if point.size_bytes > point.map_bytes]
     low, high = (math.log10(max(1, end)) for end in (min(sizes), max(sizes)))
     margin = MARGIN * max(high - low, 0.5)
     losses = [0.0, table.ne, DEVIATIONS * noise, -DEVIATIONS * noise, *(point.ne for point in table.points)]
-    marks = ticks(min(losses), max(losses))
-    left = 10 + LETTER_WIDTH * max(4, *(len(label) for label in tick_labels(marks)))
-    x = Scale(low=low - margin, high=high + margin, begin=left, end=WIDTH - RIGHT)
-    return x, Scale(low=marks[0], high=marks[-1], begin=HEIGHT - BOTTOM, end=TOP), marks
+    y_ticks = label_ticks(ticks(min(losses), max(losses)))
+    x, y = frame((low - margin, high + margin), (y_ticks[0][0], y_ticks[-1][0]), left_edge(y_ticks))
+    x_ticks = tuple((math.log10(value), format_size(value)) for value in _round_sizes(x.low, x.high))
+    return Plot(x=x, y=y, x_ticks=x_ticks, y_ticks=y_ticks, x_title="bytes")
 
 
-def _draw_axes(x: Scale, y: Scale, marks: Sequence[float]) -> Html:
-    parts: list[Html] = []
-    for value, label in zip(marks, tick_labels(marks), strict=True):
-        at = y.at(value)
-        parts.append(tag("line", {"class": "grid", "x1": x.begin, "x2": x.end, "y1": at, "y2": at}))
-        parts.append(tag("text", {"x": x.begin - 7, "y": at + 4, "text-anchor": "end"}, text(label)))
-    for value in _round_sizes(x.low, x.high):
-        at = x.at(math.log10(value))
-        parts.append(tag("line", {"class": "tick", "x1": at, "x2": at, "y1": y.begin, "y2": y.begin + 4}))
-        label_text = text(format_size(value))
-        parts.append(tag("text", {"x": at, "y": y.begin + 18, "text-anchor": "middle"}, label_text))
-    parts.append(tag("line", {"class": "axis", "x1": x.begin, "x2": x.end, "y1": y.begin, "y2": y.begin}))
-    parts.append(tag("text", {"class": "title", "x": x.end, "y": HEIGHT - 5, "text-anchor": "end"}, text("bytes")))
-    parts.append(tag("text", {"class": "title", "x": x.begin + 6, "y": TOP + 6}, text("NE above the full model")))
-    return join(parts)
-
-
-def _draw_full_size(x: Scale, y: Scale, table: TableAdvice) -> Html:
+def _draw_full_size(area: Plot, table: TableAdvice) -> Html:
     """A vertical line at the uncompressed size."""
-    at = x.at(math.log10(max(1, table.full_bytes)))
-    line = tag("line", {"class": "rule", "x1": at, "x2": at, "y1": y.begin, "y2": y.end})
-    position = {"class": "small", "x": at - 4, "y": y.begin - 6, "text-anchor": "end"}
-    return join([line, tag("text", position, text("uncompressed"))])
+    return draw_rule(area, _at_bytes(area, table.full_bytes), "uncompressed", right=True)
+
+
+def _at_bytes(area: Plot, size_bytes: float) -> float:
+    return area.x.at(math.log10(max(1, size_bytes)))
 
 
 def _round_sizes(low: float, high: float) -> list[float]:
@@ -208,24 +201,24 @@ def _round_sizes(low: float, high: float) -> list[float]:
     return [value for value in sizes if low <= math.log10(value) <= high]
 
 
-def _draw_noise_band(x: Scale, y: Scale, noise: float) -> Html:
+def _draw_noise_band(area: Plot, noise: float) -> Html:
     """The noise of the full model."""
-    top, bottom = y.at(DEVIATIONS * noise), y.at(-DEVIATIONS * noise)
+    x, top, bottom = area.x, area.y.at(DEVIATIONS * noise), area.y.at(-DEVIATIONS * noise)
     shape = {"class": "track", "x": x.begin, "y": top, "width": x.end - x.begin, "height": max(0.5, bottom - top)}
     return tag(
         "g", None, tag("title", None, text(f"noise: NE {DEVIATIONS * noise:.5f} either way")), tag("rect", shape)
     )
 
 
-def _draw_method(x: Scale, y: Scale, points: Sequence[SizePoint], style: PointStyle) -> Html:
+def _draw_method(area: Plot, points: Sequence[SizePoint], style: PointStyle) -> Html:
     """The curve of a method, with the map's part of each point."""
     parts: list[Html] = []
     colour, dashes = style.colour, {"stroke-dasharray": "5 4"} if style.square else {}
     points_by_size = sorted(points, key=lambda point: point.size_bytes)
-    positions = [(x.at(math.log10(max(1, point.size_bytes))), y.at(point.ne)) for point in points_by_size]
+    positions = [(_at_bytes(area, point.size_bytes), area.y.at(point.ne)) for point in points_by_size]
     for point, (across, down) in zip(points_by_size, positions, strict=True):
         if point.map_bytes:
-            rows = x.at(math.log10(max(1, point.size_bytes - point.map_bytes)))
+            rows = _at_bytes(area, point.size_bytes - point.map_bytes)
             parts.append(
                 tag("path", {"class": f"line faint {colour}", "d": f"M{_point_data(rows, down)}H{coordinate(across)}"})
             )
@@ -242,8 +235,8 @@ def _draw_method(x: Scale, y: Scale, points: Sequence[SizePoint], style: PointSt
     return join(parts)
 
 
-def _draw_choice(x: Scale, y: Scale, table: TableAdvice) -> Html:
-    across, down = x.at(math.log10(max(1, table.size_bytes))), y.at(table.ne)
+def _draw_choice(area: Plot, table: TableAdvice) -> Html:
+    across, down = _at_bytes(area, table.size_bytes), area.y.at(table.ne)
     title = f"chosen: {table.method or 'uncompressed'}, {format_size(table.size_bytes)}, NE {table.ne:+.5f} expected"
     shape = {"class": "mark black", "d": f"M{coordinate(across - 6)},{coordinate(down)}l6,-6 6,6 -6,6z"}
     return tag("g", None, tag("title", None, text(title)), tag("path", shape))

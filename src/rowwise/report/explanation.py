@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from rowwise.quantity import format_count, format_metric, format_percent
 from rowwise.records import Dependence, Drift, IdEffect, Importance, ModelExplanation
 from rowwise.report.charts import Chart, ChartLine, draw_chart, draw_deviation_bar, draw_strip
-from rowwise.report.markup import Html, data_table, div, legend, note, section, tag, text
+from rowwise.report.markup import Html, cells, data_table, div, lead, legend, note, row, section, tag, text
 from rowwise.report.read import RecordedRun
 
 MOST_FEATURES, MOST_IDS, MOST_SLICES = 40, 40, 20
@@ -25,12 +25,12 @@ def draw_explanation(run: RecordedRun) -> Html:
     found = run.explanation
     if found is None or not found.importance:
         return Html("")
-    lead = (
+    said = (
         f"By {format_count(found.rows)} rows, where the log loss of {found.task} is {format_metric(found.loss)}, and "
         f"by {format_count(found.train_rows)} rows of the training."
     )
     parts = [
-        tag("p", {"class": "lead"}, text(lead)),
+        lead(said),
         legend(("blue", "importance"), ("sky", "one deviation to either side")),
         _draw_importance(found.importance, {one.feature: one for one in found.drift}),
     ]
@@ -51,11 +51,9 @@ def _draw_importance(found: Sequence[Importance], drift: Mapping[str, Drift]) ->
         moved = drift.get(one.feature)
         label = f"{one.feature}: {format_metric(one.loss)}"
         bar = draw_strip("importance", label, ((one.loss - one.spread, "blue"), (2 * one.spread, "sky")), most)
-        cells = [tag("td", {"class": "bars"}, bar), tag("td", None, text(f"{one.loss:+.4f}"))]
-        cells.append(tag("td", None, text(f"{one.spread:.4f}")))
-        for value in (moved.index, moved.chance) if moved else ():
-            cells.append(tag("td", None, text(f"{value:.3f}")))
-        rows.append(tag("tr", None, tag("th", {"scope": "row"}, text(one.feature)), *cells))
+        values = [f"{one.loss:+.4f}", f"{one.spread:.4f}"]
+        values += [f"{moved.index:.3f}", f"{moved.chance:.3f}"] if moved else []
+        rows.append(row(one.feature, "", tag("td", {"class": "bars"}, bar), *cells(*values)))
     left = len(found) - MOST_FEATURES
     more = note(f"And {left} more features.") if left > 0 else Html("")
     headers = ("Feature", "", "Log loss without it", "Deviation", "Drift", "By chance")
@@ -76,9 +74,8 @@ def _draw_ids(found: Sequence[IdEffect], names: Mapping[str, Mapping[str, str]])
     for one in ranked:
         name = names.get(one.feature, {}).get(str(one.id), str(one.id))
         bar = draw_deviation_bar("id-effect", f"{one.feature} {name}: {one.logit:+.3f}", one.logit, most)
-        cells = tag("td", {"class": "bars"}, bar), tag("td", None, text(f"{one.logit:+.3f} \u00b1 {one.error:.3f}"))
-        head = tag("th", {"scope": "row"}, text(name), tag("small", None, text(one.feature)))
-        rows.append(tag("tr", None, head, *cells, tag("td", None, text(format_count(one.rows)))))
+        values = f"{one.logit:+.3f} \u00b1 {one.error:.3f}", format_count(one.rows)
+        rows.append(row(name, one.feature, tag("td", {"class": "bars"}, bar), *cells(*values)))
     return div("slice", data_table(("Id", "", "Logit", "Rows"), rows, "slices"))
 
 
@@ -89,8 +86,7 @@ def _draw_slices(found: ModelExplanation) -> Html:
     for one in shown:
         name = found.names.get(one.feature, {}).get(one.value, one.value)
         bar = draw_deviation_bar("calibration", f"{one.feature} {name}", one.deviations, most)
-        values = format_percent(one.predicted), format_percent(one.observed), f"{one.deviations:+.1f}"
-        cells = [tag("td", None, text(value)) for value in (*values, format_count(one.rows))]
-        head = tag("th", {"scope": "row"}, text(name), tag("small", None, text(one.feature)))
-        rows.append(tag("tr", None, head, tag("td", {"class": "bars"}, bar), *cells))
+        rates = format_percent(one.predicted), format_percent(one.observed)
+        values = (*rates, f"{one.deviations:+.1f}", format_count(one.rows))
+        rows.append(row(name, one.feature, tag("td", {"class": "bars"}, bar), *cells(*values)))
     return div("slice", data_table(("Value", "", "Predicted", "Observed", "Deviations", "Rows"), rows, "slices"))

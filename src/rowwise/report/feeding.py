@@ -1,14 +1,14 @@
 """The section on data: time that a run waited for rows, number of workers, and the console's advice."""
 
 from rowwise.quantity import format_percent, is_finite
-from rowwise.report.charts import Chart, ChartLine, draw_chart
-from rowwise.report.markup import Html, span, tag, text
+from rowwise.report.charts import FEW, Chart, ChartLine, draw_chart, draw_series
+from rowwise.report.markup import Html, figure, lead, legend_entry, span
 from rowwise.report.read import RecordedRun
+from rowwise.report.scale import positive
 
 MUCH = 0.05  # least share of the time that is worth advice
 LONG_S = 60.0  # of training: workers take seconds to start, and a shorter run gains nothing
 DATA = "data_s"
-FEW = 3  # fewer values are drawn as dots
 
 
 def is_worth_advice(waited_s: float, training_s: float) -> bool:
@@ -31,7 +31,7 @@ def advice(share: float, workers: float | None, recipe: str) -> str:
 
 def wait_note(run: RecordedRun, names: list[str]) -> Html:
     """A sentence on the wait of all steps, without the first line, which includes the start of workers."""
-    spent = {name: sum(map(_known, run.steps[name][1:])) for name in names}
+    spent = {name: sum(map(positive, run.steps[name][1:])) for name in names}
     whole = sum(spent.values())
     if DATA not in spent or not whole:
         return Html("")
@@ -50,7 +50,7 @@ def wait_note(run: RecordedRun, names: list[str]) -> Html:
             else "which is nothing to act on in so short a run"
         )
         words = f"Training waited {format_percent(share)} of the time for rows, {end}."
-    return tag("p", {"class": "lead"}, text(words))
+    return lead(words)
 
 
 def newest_workers(run: RecordedRun) -> float | None:
@@ -62,9 +62,9 @@ def feeding_figures(run: RecordedRun, names: list[str]) -> list[Html]:
     """Charts of the share of time spent waiting, and of workers."""
     if DATA not in names:
         return []
-    wholes = [sum(_known(value) for value in line) for line in zip(*(run.steps[name] for name in names), strict=True)]
+    wholes = [sum(positive(value) for value in line) for line in zip(*(run.steps[name] for name in names), strict=True)]
     waits = zip(run.steps[DATA], wholes, strict=True)
-    shares = tuple(100 * _known(wait) / whole if whole else float("nan") for wait, whole in waits)
+    shares = tuple(100 * positive(wait) / whole if whole else float("nan") for wait, whole in waits)
     return [_waits(run, shares), _workers(run)]
 
 
@@ -72,20 +72,10 @@ def _waits(run: RecordedRun, shares: tuple[float, ...]) -> Html:
     known = sorted(share for share in shares if is_finite(share))
     if not known:
         return Html("")
-    line = ChartLine(
-        name="Waiting for rows",
-        points=list(zip(run.steps["samples"], shares, strict=True)),
-        colour="orange",
-        noisy=True,
-        spread=True,
-        dots=len(shares) < FEW,
-    )
+    points = list(zip(run.steps["samples"], shares, strict=True))
     said = f"median {format_percent(known[len(known) // 2] / 100)}"
-    chart = Chart(
-        key="data_wait", label=f"Waiting for rows over samples: {said}", lines=[line], unit="%", from_zero=True
-    )
-    words = (tag("b", None, text("Waiting for rows")), span("hint", "part of the time of a step"), span("ends", said))
-    return tag("figure", {"class": "chart"}, tag("figcaption", None, *words), draw_chart(chart))
+    line = ChartLine(name="Waiting for rows", points=points, colour="orange", noisy=True, spread=True)
+    return draw_series(line, "data_wait", said, "part of the time of a step", unit="%", from_zero=True)
 
 
 def _workers(run: RecordedRun) -> Html:
@@ -106,14 +96,9 @@ def _workers(run: RecordedRun) -> Html:
     restarts = max((count for count in run.steps.get("restarts", ()) if is_finite(count)), default=0.0)
     said = f"last {_several(last)}" + (f", {restarts:.0f} restarts" if restarts else "")
     chart = Chart(key="workers", label=f"Workers over samples: {said}", lines=lines, from_zero=True)
-    entries = (tag("span", {"class": "entry"}, span(f"swatch {line.colour}", ""), text(line.name)) for line in lines)
-    caption = (tag("b", None, text("Preparing rows")), *entries, span("ends", said))
-    return tag("figure", {"class": "chart"}, tag("figcaption", None, *caption), draw_chart(chart))
+    entries = (legend_entry(line.colour, line.name) for line in lines)
+    return figure("Preparing rows", draw_chart(chart), *entries, span("ends", said))
 
 
 def _several(count: float) -> str:
     return f"{count:.0f} worker{'s' * (count != 1)}"
-
-
-def _known(value: float) -> float:
-    return value if is_finite(value) and value > 0 else 0.0

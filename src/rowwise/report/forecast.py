@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rowwise.quantity import DASH, format_duration, is_finite
-from rowwise.report.charts import draw_strip
-from rowwise.report.markup import Html, data_table, div, figure, join, legend_entry, note, section, span, tag, text
-from rowwise.report.plot import HEIGHT, WIDTH, draw_axes, make_rank_plot
+from rowwise.report.charts import draw_amount, draw_rank_bars
+from rowwise.report.markup import Html, data_table, div, figure, legend, named_cell, note, row, section, span, text
 from rowwise.report.read import RecordedRun, StageLine
 from rowwise.textfile import parse_whole
 
@@ -36,8 +35,6 @@ WAIT_NOTE = (
     "it. Predicted are differences of lookups and updates between ranks. Reading data, dense layers, writing logs and "
     "sharing processors also make ranks wait; these are measured and not predicted."
 )
-MANY_RANKS = 32
-BAR_GAP = 0.2  # between ranks, of a rank's width
 SecondsPair = tuple[float, float]  # predicted and measured seconds
 
 
@@ -63,11 +60,11 @@ def draw_forecast(run: RecordedRun) -> Html:
     stages = [stage for name in names if (stage := _compare_stage(name, lines)) is not None]
     if not stages:
         return section("forecast", TITLE, note(_explain_missing(run)))
-    legend = (legend_entry(c, name) for name, c in COLOURS.items())
+    colours = legend(*((colour, name) for name, colour in COLOURS.items()), look="legend cubes")
     charts = div("charts", *(_draw_figure(stage) for stage in stages))
     wait_note = WAIT_NOTE if len(stages[0].measured_W) > 1 else ""
     explanation = note(f"{_describe_forecast(run)} {_describe_measurement(len(lines))} {wait_note}".strip())
-    return section("forecast", TITLE, div("legend cubes", *legend), _draw_table(stages), explanation, charts)
+    return section("forecast", TITLE, colours, _draw_table(stages), explanation, charts)
 
 
 def _select_last_plan(lines: Sequence[StageLine]) -> list[dict[int, dict[str, StageLine]]]:
@@ -149,13 +146,13 @@ def _describe_measurement(lines: int) -> str:
 
 def _draw_table(stages: Sequence[StageSeconds]) -> Html:
     rows = {stage.name: (max(stage.predicted_W), max(stage.measured_W)) for stage in stages}
-    whole = max(max(row) for row in rows.values())
+    whole = max(map(max, rows.values()))
     body = [
         _draw_row(stage.name, DESCRIPTIONS[stage.name], rows[stage.name], whole, _busiest_ranks(stage))
         for stage in stages
     ]
     if len(stages) > 1:
-        total = sum(row[0] for row in rows.values()), sum(row[1] for row in rows.values())
+        total = sum(pair[0] for pair in rows.values()), sum(pair[1] for pair in rows.values())
         body.append(_draw_row("together", "", total, 0.0, ("", "")))
     return data_table(HEADERS, body, "cards")
 
@@ -168,37 +165,20 @@ def _busiest_ranks(stage: StageSeconds) -> tuple[str, str]:
     return f"rank {predicted}", f"rank {measured}"
 
 
-def _draw_row(name: str, description: str, row: SecondsPair, whole: float, ranks: tuple[str, str]) -> Html:
-    cells = [tag("th", {"scope": "row"}, text(name), tag("small", None, text(description)))]
-    for (kind, colour), seconds, rank in zip(COLOURS.items(), row, ranks, strict=True):
-        content = [text(format_duration(seconds))]
-        if whole:
-            content.insert(0, draw_strip(f"stage-{kind}", f"{name}, {kind}: {content[0]}", ((seconds, colour),), whole))
-            content = [tag("span", {"class": "amount"}, *content), tag("small", None, text(rank))]
-        cells.append(tag("td", {"data-head": kind.capitalize()}, *content))
-    ratio = f"{row[1] / row[0]:.2f}\u00d7" if row[0] > 0 else DASH
-    return tag("tr", None, *cells, tag("td", {"data-head": HEADERS[-1]}, text(ratio)))
+def _draw_row(name: str, description: str, pair: SecondsPair, whole: float, ranks: tuple[str, str]) -> Html:
+    cells: list[Html] = []
+    for (kind, colour), seconds, rank in zip(COLOURS.items(), pair, ranks, strict=True):
+        said = format_duration(seconds)
+        bar = draw_amount(f"stage-{kind}", f"{name}, {kind}: {said}", ((seconds, colour),), whole, said)
+        cells.append(named_cell(kind.capitalize(), bar if whole else text(said), rank))
+    ratio = f"{pair[1] / pair[0]:.2f}\u00d7" if pair[0] > 0 else DASH
+    return row(name, description, *cells, named_cell(HEADERS[-1], text(ratio)))
 
 
 def _draw_figure(stage: StageSeconds) -> Html:
     predicted, measured = (format_duration(max(values)) for values in (stage.predicted_W, stage.measured_W))
     ends = span("ends", f"predicted {predicted}, measured {measured}")
-    return figure(stage.name.capitalize(), _draw_rank_bars(stage), span("hint", "a step"), ends)
-
-
-def _draw_rank_bars(stage: StageSeconds) -> Html:
-    """Two bars for each rank."""
-    ranks = len(stage.measured_W)
-    area = make_rank_plot(ranks, stage.most * 1000)
-    width = (area.x.end - area.x.begin) / ranks
-    gap = BAR_GAP * width if ranks <= 4 * MANY_RANKS else 0.0
-    parts: list[Html] = []
-    for rank, values in enumerate(zip(stage.predicted_W, stage.measured_W, strict=True)):
-        for number, ((kind, colour), seconds) in enumerate(zip(COLOURS.items(), values, strict=True)):
-            top, left = area.y.at(seconds * 1000), area.x.begin + rank * width + gap / 2 + number * (width - gap) / 2
-            position = {"x": left, "y": top, "width": (width - gap) / 2, "height": area.y.begin - top}
-            title = tag("title", None, text(f"rank {rank}, {kind}: {format_duration(seconds)}"))
-            parts.append(tag("g", None, title, tag("rect", {"class": f"bar {colour}"} | position)))
-    label = f"{stage.name.capitalize()} by rank, predicted and measured"
-    attributes = {"role": "img", "aria-label": label, "data-chart": f"stage-{stage.name}"}
-    return tag("svg", attributes | {"viewBox": f"0 0 {WIDTH:.0f} {HEIGHT:.0f}"}, draw_axes(area), join(parts))
+    name, seconds = stage.name.capitalize(), (stage.predicted_W, stage.measured_W)
+    series = {kind: (of_kind, COLOURS[kind]) for kind, of_kind in zip(COLOURS, seconds, strict=True)}
+    bars = draw_rank_bars(f"stage-{stage.name}", f"{name} by rank, predicted and measured", series, stage.most)
+    return figure(name, bars, span("hint", "a step"), ends)

@@ -46,8 +46,20 @@ def span(look: str, words: str) -> Html:
     return tag("span", {"class": look}, text(words))
 
 
+def lead(words: str) -> Html:
+    """The first sentence of a section."""
+    return tag("p", {"class": "lead"}, text(words))
+
+
 def note(words: str) -> Html:
     return tag("p", {"class": "note"}, text(words))
+
+
+def header(title: str, number: str, when: str) -> Html:
+    """The top of a page, with what it is of, and how that was made."""
+    return tag(
+        "header", None, tag("h1", None, text(title), span("number", number)), tag("p", {"class": "when"}, text(when))
+    )
 
 
 def section(key: str, title: str, *children: Html) -> Html:
@@ -66,8 +78,23 @@ def data_table(headers: Iterable[str], rows: Iterable[Html], look: str = "") -> 
     return div("wide", tag("table", {"class": look} if look else None, head, tag("tbody", None, *rows)))
 
 
+def row(name: str, remark: str, *cells: Html) -> Html:
+    """A line of a table that begins with its name, and in small letters a remark on it."""
+    small = [tag("small", None, text(remark))] if remark else []
+    return tag("tr", None, tag("th", {"scope": "row"}, text(name), *small), *cells)
+
+
+def cells(*words: str) -> tuple[Html, ...]:
+    return tuple(tag("td", None, text(one)) for one in words)
+
+
+def named_cell(header: str, content: Html, remark: str = "") -> Html:
+    """A cell that narrow screens show with its header."""
+    return tag("td", {"data-head": header}, content, *([tag("small", None, text(remark))] if remark else []))
+
+
 def text_table(headers: Iterable[str], rows: Iterable[Iterable[str]]) -> Html:
-    return data_table(headers, (tag("tr", None, *(tag("td", None, text(cell)) for cell in row)) for row in rows))
+    return data_table(headers, (tag("tr", None, *cells(*line)) for line in rows))
 
 
 def tiles(facts: Iterable[tuple[str, str, str]]) -> Html:
@@ -75,9 +102,9 @@ def tiles(facts: Iterable[tuple[str, str, str]]) -> Html:
     return div("tiles", *(div("tile", span("name", n), span("value", v), span("beside", r)) for n, v, r in facts))
 
 
-def legend(*entries: tuple[str, str]) -> Html:
+def legend(*entries: tuple[str, str], look: str = "legend") -> Html:
     """A line of colours, each with its name."""
-    return div("legend", *(legend_entry(colour, name) for colour, name in entries))
+    return div(look, *(legend_entry(colour, name) for colour, name in entries))
 
 
 def legend_entry(colour: str, name: str, *beside: Html) -> Html:

@@ -1,13 +1,14 @@
 """The section that shows a plan: time and memory of each rank, and the place of each table with the reason."""
 
 from collections.abc import Sequence
+from statistics import fmean
 
 import msgspec
 
 from rowwise.errors import DataError
 from rowwise.quantity import DASH, format_count, format_duration, format_percent, format_ranks, format_size
 from rowwise.records import ExplainedPlan, RankPlacement, TablePlacement
-from rowwise.report.charts import draw_strip
+from rowwise.report.charts import draw_amount, draw_rank_bars, draw_strip_picture
 from rowwise.report.markup import (
     Html,
     data_table,
@@ -15,14 +16,15 @@ from rowwise.report.markup import (
     figure,
     join,
     legend,
+    named_cell,
     note,
+    row,
     section,
     span,
     tag,
     text,
     tiles,
 )
-from rowwise.report.plot import HEIGHT, WIDTH, draw_axes, make_rank_plot
 from rowwise.report.read import PLAN
 from rowwise.textfile import decode_json
 
@@ -31,9 +33,8 @@ MANY_RANKS = 32
 BUSIEST_RANKS, IDLEST_RANKS = 8, 2
 PAGE_TABLES = 200  # tables shown on the page of a plan
 SECTION_TABLES = 40  # tables shown in the report of a run
-BAR_GAP = 0.18  # between bars, of a bar's width
 HEADERS = ("Table", "Size", "Ids a sample", "Time", "Of the busiest rank", "Where", "Why")
-STRIP_SIZE = 1000.0, 34.0  # a heat strip's width and height
+STRIP_WIDTH, STRIP_HEIGHT = 1000, 34
 LEAST_OPACITY = 0.07
 NOTE = (
     "Time: a table's operators and links on the rank where they take longest. Of the busiest rank: the table's share "
@@ -102,64 +103,38 @@ def draw_ranks(facts: ExplainedPlan) -> Html:
     """Charts of time and memory by rank."""
     most = max(max(rank.operators_s, rank.links_s) for rank in facts.ranks)
     charts = [
-        _draw_figure("Operators", "plan-operators", [r.operators_s * 1000 for r in facts.ranks], most * 1000, "blue"),
-        _draw_figure("Links", "plan-links", [r.links_s * 1000 for r in facts.ranks], most * 1000, "orange"),
+        _draw_figure("Operators", "plan-operators", [r.operators_s for r in facts.ranks], most, "blue"),
+        _draw_figure("Links", "plan-links", [r.links_s for r in facts.ranks], most, "orange"),
     ]
     heats = [_draw_heat_strip(facts, tier) for tier, limit in enumerate(facts.limits_bytes) if limit]
     return join([div("charts", *charts), *heats, _draw_rank_table(facts, most)])
 
 
-def _draw_figure(name: str, key: str, values: Sequence[float], most: float, colour: str) -> Html:
-    mean = sum(values) / len(values)
-    ends = f"at most {format_duration(max(values) / 1000)}, mean {format_duration(mean / 1000)}"
-    return figure(name, _draw_bars(name, key, values, most, colour), span("ends", ends))
-
-
-def _draw_bars(name: str, key: str, values: Sequence[float], most: float, colour: str) -> Html:
-    """A bar for each rank, and a line at their mean."""
-    area = make_rank_plot(len(values), most)
-    width = (area.x.end - area.x.begin) / len(values)
-    gap = BAR_GAP * width if len(values) <= 4 * MANY_RANKS else 0.0
-    parts: list[Html] = []
-    for rank, value in enumerate(values):
-        top = area.y.at(value)
-        position = {
-            "x": area.x.begin + rank * width + gap / 2,
-            "y": top,
-            "width": width - gap,
-            "height": area.y.begin - top,
-        }
-        title = tag("title", None, text(f"rank {rank}: {format_duration(value / 1000)}"))
-        parts.append(tag("g", None, title, tag("rect", {"class": f"bar {colour}"} | position)))
-    mean = area.y.at(sum(values) / len(values))
-    level = tag("line", {"class": "level", "x1": area.x.begin, "x2": area.x.end, "y1": mean, "y2": mean})
-    attributes = {
-        "role": "img",
-        "aria-label": f"{name} by rank",
-        "data-chart": key,
-        "viewBox": f"0 0 {WIDTH:.0f} {HEIGHT:.0f}",
-    }
-    return tag("svg", attributes, draw_axes(area), *parts, level)
+def _draw_figure(name: str, key: str, seconds: Sequence[float], most: float, colour: str) -> Html:
+    ends = f"at most {format_duration(max(seconds))}, mean {format_duration(fmean(seconds))}"
+    bars = draw_rank_bars(key, f"{name} by rank", {"": (seconds, colour)}, most, mean=True)
+    return figure(name, bars, span("ends", ends))
 
 
 def _draw_heat_strip(facts: ExplainedPlan, tier: int) -> Html:
     """A cell for each rank, coloured by its used share of memory."""
     name, limit = TIERS[tier], facts.limits_bytes[tier]
     use_W = [memory_use(facts, rank, tier) for rank in facts.ranks]
-    width = STRIP_SIZE[0] / len(use_W)
+    width = STRIP_WIDTH / len(use_W)
     cells: list[Html] = []
     for number, use in enumerate(use_W):
-        position = {"x": number * width, "y": 0.0, "width": width, "height": STRIP_SIZE[1]}
+        position = {"x": number * width, "y": 0.0, "width": width, "height": float(STRIP_HEIGHT)}
         opacity = LEAST_OPACITY + (1 - LEAST_OPACITY) * min(max(use, 0.0), 1.0)
         title = f"rank {facts.ranks[number].rank}: {format_percent(use)} of {format_size(limit)}"
         cell = tag("rect", {"class": "bar green", "fill-opacity": f"{opacity:.3f}"} | position)
         cells.append(tag("g", None, tag("title", None, text(title)), cell))
-    attributes = {"role": "img", "aria-label": f"{name} memory by rank", "data-chart": f"plan-{name}", "class": "heat"}
-    attributes |= {"viewBox": f"0 0 {STRIP_SIZE[0]:.0f} {STRIP_SIZE[1]:.0f}", "preserveAspectRatio": "none"}
+    strip = draw_strip_picture(
+        f"plan-{name}", f"{name} memory by rank", *cells, size=f"{STRIP_WIDTH} {STRIP_HEIGHT}", look="heat"
+    )
     ends = f"of {format_size(limit)} a rank: {format_percent(min(use_W))} to {format_percent(max(use_W))}"
     caption = tag("figcaption", None, tag("b", None, text(f"{name.capitalize()} memory")), span("ends", ends))
     foot = div("heat-ends", span("", f"rank {facts.ranks[0].rank}"), span("", f"rank {facts.ranks[-1].rank}"))
-    return tag("figure", {"class": "chart heats"}, caption, tag("svg", attributes, *cells), foot)
+    return tag("figure", {"class": "chart heats"}, caption, strip, foot)
 
 
 def _draw_rank_table(facts: ExplainedPlan, most: float) -> Html:
@@ -176,18 +151,18 @@ def _draw_rank_table(facts: ExplainedPlan, most: float) -> Html:
 
 
 def _draw_rank_row(facts: ExplainedPlan, rank: RankPlacement, most: float, names: Sequence[str]) -> Html:
-    cells = [tag("th", {"scope": "row"}, text(str(rank.rank)))]
+    cells: list[Html] = []
     for name, value, colour in (("Operators", rank.operators_s, "blue"), ("Links", rank.links_s, "orange")):
-        bar = draw_strip(
-            f"rank-{name.lower()}", f"rank {rank.rank}: {format_duration(value)}", ((value, colour),), most
-        )
-        cells.append(_draw_cell(name, tag("span", {"class": "amount"}, bar, text(format_duration(value)))))
+        said = format_duration(value)
+        bar = draw_amount(f"rank-{name.lower()}", f"rank {rank.rank}: {said}", ((value, colour),), most, said)
+        cells.append(named_cell(name, bar))
     for tier, limit in enumerate(facts.limits_bytes):
         if limit:
-            use, name = memory_use(facts, rank, tier), f"{TIERS[tier].capitalize()} memory"
-            bar = draw_strip("rank-memory", f"rank {rank.rank}: {format_percent(use)}", ((use, "green"),), 1.0)
-            cells.append(_draw_cell(name, tag("span", {"class": "amount"}, bar, text(format_percent(use)))))
-    return tag("tr", None, *cells, _draw_cell(names[-1], text(f"{rank.pieces:,}")))
+            use = memory_use(facts, rank, tier)
+            said = format_percent(use)
+            bar = draw_amount("rank-memory", f"rank {rank.rank}: {said}", ((use, "green"),), 1.0, said)
+            cells.append(named_cell(f"{TIERS[tier].capitalize()} memory", bar))
+    return row(str(rank.rank), "", *cells, named_cell(names[-1], text(f"{rank.pieces:,}")))
 
 
 def draw_tables(facts: ExplainedPlan, count: int = PAGE_TABLES) -> Html:
@@ -206,24 +181,15 @@ def draw_tables(facts: ExplainedPlan, count: int = PAGE_TABLES) -> Html:
 
 def _draw_table_row(table: TablePlacement, most: float) -> Html:
     seconds = table.operators_s + table.links_s
-    parts = ((table.operators_s, "blue"), (table.links_s, "orange"))
-    bar = draw_strip("placed-time", f"{table.name}: {format_duration(seconds)}", parts, most)
-    together = tag("small", None, text(f"with {', '.join(table.together)}")) if table.together else Html("")
-    next_best = tag("small", None, text(f"next: {table.next}")) if table.next else Html("")
-    rows = tag("small", None, text(f"{format_count(table.rows)} \u00d7 {format_count(table.dim)}"))
-    ranks = tag("small", None, text(f"rank{'s' * (len(table.ranks) > 1)} {format_ranks(table.ranks)}"))
-    return tag(
-        "tr",
-        None,
-        tag("th", {"scope": "row"}, text(table.name), together),
-        _draw_cell(HEADERS[1], text(format_size(table.bytes)), rows),
-        _draw_cell(HEADERS[2], text(format_count(table.ids))),
-        _draw_cell(HEADERS[3], tag("span", {"class": "amount"}, bar, text(format_duration(seconds)))),
-        _draw_cell(HEADERS[4], text(format_percent(table.share) if table.share else DASH)),
-        _draw_cell(HEADERS[5], text(table.layout), ranks),
-        _draw_cell(HEADERS[6], text(table.reason), next_best),
+    said, parts = format_duration(seconds), ((table.operators_s, "blue"), (table.links_s, "orange"))
+    contents = (
+        (text(format_size(table.bytes)), f"{format_count(table.rows)} \u00d7 {format_count(table.dim)}"),
+        (text(format_count(table.ids)), ""),
+        (draw_amount("placed-time", f"{table.name}: {said}", parts, most, said), ""),
+        (text(format_percent(table.share) if table.share else DASH), ""),
+        (text(table.layout), f"rank{'s' * (len(table.ranks) > 1)} {format_ranks(table.ranks)}"),
+        (text(table.reason), f"next: {table.next}" if table.next else ""),
     )
-
-
-def _draw_cell(header: str, *content: Html) -> Html:
-    return tag("td", {"data-head": header}, *content)
+    together = f"with {', '.join(table.together)}" if table.together else ""
+    cells = (named_cell(header, *content) for header, content in zip(HEADERS[1:], contents, strict=True))
+    return row(table.name, together, *cells)

@@ -1,14 +1,13 @@
 """The page of a plan: its explanation as a single HTML file without script."""
 
 from rowwise.records import ExplainedPlan
-from rowwise.report.markup import section, span, tag, text
+from rowwise.report.markup import header, section
 from rowwise.report.page import draw_page
 from rowwise.report.placement import describe_plan, draw_ranks, draw_summary, draw_tables
 
 
 def draw_plan(facts: ExplainedPlan) -> str:
-    title = tag("h1", None, text("Plan"), span("number", facts.step.hardware))
-    head = tag("header", None, title, tag("p", {"class": "when"}, text(describe_plan(facts))))
+    head = header("Plan", facts.step.hardware, describe_plan(facts))
     ranks = section("plan-ranks", "Ranks", draw_ranks(facts))
     tables = section("plan-tables", "Tables", draw_tables(facts))
     return draw_page("Plan", head, draw_summary(facts), ranks, tables, script=False)

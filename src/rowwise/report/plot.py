@@ -1,14 +1,16 @@
 """The frame of a chart: scales, axes, and data attributes for the script. Colours and fonts are in page.css."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rowwise.report.markup import Html, join, tag, text
+from rowwise.report.markup import Attributes, Html, join, tag, text
 from rowwise.report.scale import Scale, tick_labels, ticks, ticks_inside, widen_range
 
 WIDTH, HEIGHT = 480.0, 262.0
 TOP, RIGHT, BOTTOM = 14.0, 14.0, 40.0
 RANK_TICKS = 8
 LETTER_WIDTH = 7.9  # the width of a digit in the largest font, on phones
+Ticks = tuple[tuple[float, str], ...]  # values with their labels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,70 +19,72 @@ class Plot:
 
     x: Scale
     y: Scale
-    x_ticks: tuple[float, ...]
-    y_ticks: tuple[float, ...]
+    x_ticks: Ticks
+    y_ticks: Ticks
     x_title: str
-    unit: str
+    unit: str = ""
+
+
+def label_ticks(values: Sequence[float], unit: str = "") -> Ticks:
+    return tuple(zip(values, tick_labels(values, unit), strict=True))
+
+
+def left_edge(y_ticks: Ticks) -> float:
+    """Where the labels of the y axis end."""
+    return 10 + LETTER_WIDTH * max(4, *(len(label) for _, label in y_ticks))
+
+
+def frame(x_range: tuple[float, float], y_range: tuple[float, float], left: float) -> tuple[Scale, Scale]:
+    """The scales of a chart that begins at `left`."""
+    x = Scale(low=x_range[0], high=x_range[1], begin=left, end=WIDTH - RIGHT)
+    return x, Scale(low=y_range[0], high=y_range[1], begin=HEIGHT - BOTTOM, end=TOP)
 
 
 def make_plot(x_range: tuple[float, float], y_range: tuple[float, float], x_title: str, unit: str) -> Plot:
     """Scales for these ranges; the vertical one is extended to whole ticks."""
-    y_ticks = ticks(*y_range)
-    labels = tick_labels(y_ticks, unit)
-    left = 10 + LETTER_WIDTH * max(4, *(len(label) for label in labels))
+    y_ticks = label_ticks(ticks(*y_range), unit)
     x_low, x_high = widen_range(*x_range)
-    return Plot(
-        x=Scale(low=x_low, high=x_high, begin=left, end=WIDTH - RIGHT),
-        y=Scale(low=y_ticks[0], high=y_ticks[-1], begin=HEIGHT - BOTTOM, end=TOP),
-        x_ticks=ticks_inside(x_low, x_high),
-        y_ticks=y_ticks,
-        x_title=x_title,
-        unit=unit,
-    )
+    x, y = frame((x_low, x_high), (y_ticks[0][0], y_ticks[-1][0]), left_edge(y_ticks))
+    return Plot(x=x, y=y, x_ticks=label_ticks(ticks_inside(x_low, x_high)), y_ticks=y_ticks, x_title=x_title, unit=unit)
 
 
 def make_rank_plot(ranks: int, most_ms: float) -> Plot:
     """Scales for a bar of milliseconds at each rank, with ticks at whole ranks."""
     area = make_plot((-0.5, ranks - 0.5), (0.0, most_ms), "rank", "ms")
     whole = tuple(t for t in ticks(0, max(ranks - 1, 1), RANK_TICKS) if t == int(t) and t < ranks)
-    return replace(area, x_ticks=whole)
+    return replace(area, x_ticks=label_ticks(whole))
 
 
-def draw_axes(area: Plot) -> Html:
-    left, right, bottom = area.x.begin, area.x.end, area.y.begin
+def draw_line(look: str, x: tuple[float, float], y: tuple[float, float]) -> Html:
+    return tag("line", {"class": look, "x1": x[0], "x2": x[1], "y1": y[0], "y2": y[1]})
+
+
+def draw_label(x: float, y: float, words: str, anchor: str = "start", look: str = "") -> Html:
+    attributes = {"class": look} if look else {}
+    return tag("text", attributes | {"x": x, "y": y, "text-anchor": anchor}, text(words))
+
+
+def draw_axes(area: Plot, y_title: str = "") -> Html:
+    across, bottom = (area.x.begin, area.x.end), area.y.begin
     parts = []
-    for value, label in zip(area.y_ticks, tick_labels(area.y_ticks, area.unit), strict=True):
+    for value, label in area.y_ticks:
         y = area.y.at(value)
-        parts.append(tag("line", {"class": "grid", "x1": left, "x2": right, "y1": y, "y2": y}))
-        parts.append(tag("text", {"x": left - 7, "y": y + 4, "text-anchor": "end"}, text(label)))
-    for value, label in zip(area.x_ticks, tick_labels(area.x_ticks), strict=True):
+        parts.append(draw_line("grid", across, (y, y)))
+        parts.append(draw_label(across[0] - 7, y + 4, label, "end"))
+    for value, label in area.x_ticks:
         x = area.x.at(value)
-        parts.append(tag("line", {"class": "tick", "x1": x, "x2": x, "y1": bottom, "y2": bottom + 4}))
-        parts.append(tag("text", {"x": x, "y": bottom + 18, "text-anchor": "middle"}, text(label)))
-    parts.append(tag("line", {"class": "axis", "x1": left, "x2": right, "y1": bottom, "y2": bottom}))
-    title = {"class": "title", "x": right, "y": HEIGHT - 5, "text-anchor": "end"}
-    return join([*parts, tag("text", title, text(area.x_title))])
+        parts.append(draw_line("tick", (x, x), (bottom, bottom + 4)))
+        parts.append(draw_label(x, bottom + 18, label, "middle"))
+    parts.append(draw_line("axis", across, (bottom, bottom)))
+    parts.append(draw_label(across[1], HEIGHT - 5, area.x_title, "end", "title"))
+    if y_title:
+        parts.append(draw_label(across[0] + 6, TOP + 6, y_title, look="title"))
+    return join(parts)
 
 
-def draw_svg(area: Plot, key: str, label: str, kind: str, *children: Html) -> Html:
-    """The `svg` element, with its scales as attributes for the script."""
-    x, y = area.x, area.y
-    attributes = {
-        "role": "img",
-        "aria-label": label,
-        "data-chart": key,
-        "data-kind": kind,
-        "data-unit": area.unit,
-        "data-xtitle": area.x_title,
-        "data-x": f"{x.low!r} {x.high!r} {x.begin:.2f} {x.end:.2f}",
-        "data-y": f"{y.low!r} {y.high!r} {y.begin:.2f} {y.end:.2f}",
-        "viewBox": f"0 0 {WIDTH:.0f} {HEIGHT:.0f}",
-    }
-    return tag("svg", attributes, *children)
-
-
-def draw_empty(key: str, label: str, message: str) -> Html:
-    """A chart without values that shows `words`."""
-    attributes = {"role": "img", "aria-label": f"{label}: {message}", "data-chart": key, "viewBox": "0 0 480 90"}
-    line = tag("line", {"class": "axis", "x1": 14.0, "x2": 466.0, "y1": 76.0, "y2": 76.0})
-    return tag("svg", attributes, line, tag("text", {"x": 240.0, "y": 48.0, "text-anchor": "middle"}, text(message)))
+def draw_picture(
+    key: str, label: str, *children: Html, size: tuple[float, float] = (WIDTH, HEIGHT), data: Attributes | None = None
+) -> Html:
+    """An `svg` element; with `data`, the script shows its values at the pointer."""
+    attributes = {"role": "img", "aria-label": label, "data-chart": key, **(data or {})}
+    return tag("svg", attributes | {"viewBox": f"0 0 {size[0]:.0f} {size[1]:.0f}"}, *children)

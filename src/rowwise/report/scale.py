@@ -28,6 +28,11 @@ class Scale:
         return self.begin + part * (self.end - self.begin)
 
 
+def positive(value: float) -> float:
+    """The value; 0 in place of one that is below 0 or no number."""
+    return value if is_finite(value) and value > 0 else 0.0
+
+
 def widen_range(low: float, high: float) -> tuple[float, float]:
     """The range, widened if it is too small for distinct ticks."""
     size = max(abs(low), abs(high))

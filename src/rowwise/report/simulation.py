@@ -2,7 +2,7 @@
 
 from rowwise.quantity import format_bytes, format_count, format_duration, format_percent
 from rowwise.records import Simulation, Sweep, SweptRow
-from rowwise.report.markup import Html, note, section, span, tag, text, text_table, tiles
+from rowwise.report.markup import Html, header, note, section, text_table, tiles
 from rowwise.report.page import draw_page
 
 
@@ -15,10 +15,10 @@ def draw_simulation(found: Simulation | Sweep) -> str:
 
 
 def _draw_page(found: Simulation, *parts: Html) -> str:
-    title = tag("h1", None, text("Simulation"), span("number", found.model))
     machine = f"{found.hosts:,} x {found.devices} {found.machine}, {found.batch:,} samples a step"
-    head = tag("header", None, title, tag("p", {"class": "when"}, text(machine)))
-    return draw_page("Simulation", head, *parts, *map(note, found.notes), script=False)
+    return draw_page(
+        "Simulation", header("Simulation", found.model, machine), *parts, *map(note, found.notes), script=False
+    )
 
 
 def _draw_step(found: Simulation) -> Html:

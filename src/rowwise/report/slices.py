@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rowwise.quantity import format_count, format_metric, format_percent, is_finite
 from rowwise.report.charts import draw_deviation_bar
-from rowwise.report.markup import Html, data_table, div, note, section, tag, text
+from rowwise.report.markup import Html, cells, data_table, div, lead, note, section, tag, text
 from rowwise.report.read import RecordedRun, RecordedSlice
 
 MOST_VALUES = 16
@@ -36,12 +36,8 @@ def draw_slices(run: RecordedRun) -> Html:
     )
     omitted = len(groups) - len(shown)
     more = note(f"And {omitted} more features.") if omitted else Html("")
-    lead = tag(
-        "p",
-        {"class": "lead"},
-        text(f"How good the model is on the {split or 'unnamed'} rows that have one value of a column."),
-    )
-    return section("slices", "Slices", lead, div("charts", *rendered), more, note(NOTE + _note_bin_error(run.slices)))
+    said = lead(f"How good the model is on the {split or 'unnamed'} rows that have one value of a column.")
+    return section("slices", "Slices", said, div("charts", *rendered), more, note(NOTE + _note_bin_error(run.slices)))
 
 
 def _note_bin_error(found: Sequence[RecordedSlice]) -> str:
@@ -76,9 +72,7 @@ def _draw_row(s: RecordedSlice, whole: float, most: float) -> Html:
         None,
         tag("th", {"scope": "row", **({"class": "rest"} if s.value == "other" else {})}, text(s.value)),
         tag("td", None, text(format_count(s.count)), tag("small", None, text(part))),
-        tag("td", None, text(format_metric(s.base_rate))),
-        tag("td", None, text(ne)),
+        *cells(format_metric(s.base_rate), ne),
         tag("td", {"class": "bars"}, bar),
-        tag("td", None, text(format_metric(s.auc))),
-        tag("td", None, text(format_metric(s.calibration))),
+        *cells(format_metric(s.auc), format_metric(s.calibration)),
     )

@@ -2,10 +2,11 @@
 
 from rowwise import quantity
 from rowwise.quantity import is_finite
-from rowwise.report.charts import COLOURS, Chart, ChartBand, ChartLine, draw_chart, draw_stack, draw_strip
+from rowwise.report.charts import COLOURS, ChartBand, ChartLine, draw_series, draw_stack, draw_strip
 from rowwise.report.feeding import feeding_figures, wait_note
 from rowwise.report.markup import Html, div, figure, legend_entry, note, section, span
 from rowwise.report.read import RecordedRun
+from rowwise.report.scale import positive
 
 PHASES = {  # in their order in a step; a run may have others
     "data_s": ("waiting for data", "orange"),
@@ -65,7 +66,7 @@ def phase_style(names: list[str], name: str) -> tuple[str, str]:
 
 def interval_seconds(run: RecordedRun, name: str) -> list[float]:
     """Seconds of a phase by interval; 0 for unusable values."""
-    return [value if is_finite(value) and value > 0 else 0.0 for value in run.steps[name]]
+    return [positive(value) for value in run.steps[name]]
 
 
 def _draw_totals(run: RecordedRun, names: list[str]) -> Html:
@@ -75,15 +76,12 @@ def _draw_totals(run: RecordedRun, names: list[str]) -> Html:
     if not total_s:
         return note("steps.csv has no seconds by phase, so there is no breakdown.")
     styles = {name: phase_style(names, name) for name in names}
+    spent = {name: span("hint", quantity.format_duration(total[name])) for name in names}
     parts = {name: f"{styles[name][0]} {quantity.format_percent(total[name] / total_s)}" for name in names}
     label = "Time of all steps: " + ", ".join(parts.values())
     bar = draw_strip("step-total", label, [(total[name], styles[name][1]) for name in names], total_s)
-    entries = (_draw_entry(styles[name][1], parts[name], quantity.format_duration(total[name])) for name in names)
+    entries = (legend_entry(styles[name][1], parts[name], spent[name]) for name in names)
     return div("total", bar, div("legend", *entries))
-
-
-def _draw_entry(colour: str, label: str, hint: str) -> Html:
-    return legend_entry(colour, label, span("hint", hint))
 
 
 def _draw_breakdown(run: RecordedRun, names: list[str]) -> Html:
@@ -118,22 +116,13 @@ def _draw_over_samples(run: RecordedRun, column: str, key: str, title: str, unit
     values = run.steps.get(column, ())
     if not any(is_finite(value) for value in values):
         return Html("")
-    line = ChartLine(
-        name=title,
-        points=list(zip(run.steps["samples"], values, strict=True)),
-        colour="blue",
-        noisy=column != "rate",
-        spread=column not in ("rate", "memory_bytes"),
-        dots=len(values) < 3,
-    )
     known = [value for value in values if is_finite(value)]
-    summary = _summarise(column, known)
-    axis = unit if unit == "B" else ""
+    points = list(zip(run.steps["samples"], values, strict=True))
+    spread = column not in ("rate", "memory_bytes")
+    line = ChartLine(name=title, points=points, colour="blue", noisy=column != "rate", spread=spread)
+    axis, hint = (unit, "") if unit == "B" else ("", unit)
     from_zero = column in ("samples_s", "memory_bytes")
-    label = f"{title} over samples: {summary}"
-    chart = Chart(key=key, label=label, lines=[line], unit=axis, from_zero=from_zero)
-    hint = "" if unit == "B" else unit
-    return figure(title, draw_chart(chart), span("hint", hint), span("ends", summary))
+    return draw_series(line, key, _summarise(column, known), hint, unit=axis, from_zero=from_zero)
 
 
 def _summarise(column: str, known: list[float]) -> str:

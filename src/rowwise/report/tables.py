@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from rowwise.quantity import format_count, format_percent, format_size, is_finite
-from rowwise.report.charts import draw_strip
-from rowwise.report.markup import Html, data_table, legend, note, section, tag, text
+from rowwise.quantity import format_count, format_percent, format_size
+from rowwise.report.charts import draw_amount
+from rowwise.report.markup import Html, data_table, lead, legend, named_cell, note, row, section, text
 from rowwise.report.read import RecordedRun, RecordedTable
+from rowwise.report.scale import positive
 
 MOST_TABLES = 40
 HEADERS = ("Table", "Rows", "Stored", "Size", "Traffic a sample", "Different ids", "Top 1 %")
@@ -20,20 +21,20 @@ NOTE = (
 def draw_tables(run: RecordedRun) -> Html:
     if not run.tables:
         return section("tables", "Tables", note("tables.csv has no rows, so there is nothing to show."))
-    ranked = sorted(run.tables, key=lambda t: (-_positive(t.weight_bytes) - _positive(t.state_bytes), t.name))
+    ranked = sorted(run.tables, key=lambda t: (-positive(t.weight_bytes) - positive(t.state_bytes), t.name))
     shown, omitted = ranked[:MOST_TABLES], ranked[MOST_TABLES:]
-    most = (max(map(_total_bytes, shown)), max(_positive(t.traffic_bytes) for t in shown))
+    most = (max(map(_total_bytes, shown)), max(positive(t.traffic_bytes) for t in shown))
     grid = data_table(HEADERS, [_draw_row(table, most) for table in shown], "cards")
     colours = legend(("blue", "weights"), ("orange", "optimizer state"))
     return section("tables", "Tables", _sum_up(run.tables), colours, grid, _note_omitted(omitted), note(NOTE))
 
 
 def _sum_up(tables: Sequence[RecordedTable]) -> Html:
-    weights, states = sum(_positive(t.weight_bytes) for t in tables), sum(_positive(t.state_bytes) for t in tables)
-    rows, traffic = sum(_positive(t.rows) for t in tables), sum(_positive(t.traffic_bytes) for t in tables)
+    weights, states = sum(positive(t.weight_bytes) for t in tables), sum(positive(t.state_bytes) for t in tables)
+    rows, traffic = sum(positive(t.rows) for t in tables), sum(positive(t.traffic_bytes) for t in tables)
     counts = f"{len(tables)} table{'s' * (len(tables) > 1)} of {format_count(rows)} rows"
     size = f"{format_size(weights)} of weights and {format_size(states)} of optimizer state"
-    return tag("p", {"class": "lead"}, text(f"{counts}: {size}; a sample reads {format_size(traffic)}."))
+    return lead(f"{counts}: {size}; a sample reads {format_size(traffic)}.")
 
 
 def _note_omitted(omitted: Sequence[RecordedTable]) -> Html:
@@ -44,7 +45,7 @@ def _note_omitted(omitted: Sequence[RecordedTable]) -> Html:
 
 
 def _draw_row(table: RecordedTable, most: tuple[float, float]) -> Html:
-    weights, state = _positive(table.weight_bytes), _positive(table.state_bytes)
+    weights, state = positive(table.weight_bytes), positive(table.state_bytes)
     size_label = f"{table.name}: weights {format_size(weights)}, state {format_size(state)}"
     bars = (
         ("table-size", size_label, ((weights, "blue"), (state, "orange")), most[0], format_size(weights + state)),
@@ -52,31 +53,22 @@ def _draw_row(table: RecordedTable, most: tuple[float, float]) -> Html:
         ("table-unique", "", ((table.unique_share, "green"),), 1.0, format_percent(table.unique_share)),
         ("table-top", "", ((table.top_share, "purple"),), 1.0, format_percent(table.top_share)),
     )
-    cells = [tag("th", {"scope": "row"}, text(table.name), _draw_features(table))]
-    cells.append(_draw_cell("Rows", text(f"{format_count(table.rows)} \u00d7 {format_count(table.dim)}")))
-    cells.append(_draw_cell("Stored", text(table.row_type), tag("small", None, text(table.optimizer))))
+    cells = [
+        named_cell("Rows", text(f"{format_count(table.rows)} \u00d7 {format_count(table.dim)}")),
+        named_cell("Stored", text(table.row_type), table.optimizer),
+    ]
     for head, (key, label, parts, whole, value) in zip(HEADERS[3:], bars, strict=True):
-        bar = draw_strip(key, label or f"{table.name}: {value}", parts, whole)
-        cells.append(_draw_cell(head, tag("span", {"class": "amount"}, bar, text(value))))
-    return tag("tr", None, *cells)
+        cells.append(named_cell(head, draw_amount(key, label or f"{table.name}: {value}", parts, whole, value)))
+    return row(table.name, _list_features(table), *cells)
 
 
-def _draw_features(table: RecordedTable) -> Html:
+def _list_features(table: RecordedTable) -> str:
     """The features, unless they are just the table's name."""
     names = table.features.split()
     if names in ([], [table.name]):
-        return Html("")
-    shown = " ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-    return tag("small", None, text(shown))
-
-
-def _draw_cell(header: str, *content: Html) -> Html:
-    return tag("td", {"data-head": header}, *content)
+        return ""
+    return " ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
 def _total_bytes(table: RecordedTable) -> float:
-    return _positive(table.weight_bytes) + _positive(table.state_bytes)
-
-
-def _positive(value: float) -> float:
-    return value if is_finite(value) and value > 0 else 0.0
+    return positive(table.weight_bytes) + positive(table.state_bytes)

@@ -14,7 +14,22 @@ from rowwise.perf.overlap import exposed_intervals, find_overlaps
 from rowwise.perf.step_program import RESOURCES, ScheduledStage, training_stages
 from rowwise.perf.timeline_costs import IDLE, complete_steps, costs_by_step, recorded_costs
 from rowwise.quantity import format_duration, format_percent, is_finite
-from rowwise.report.markup import Html, data_table, div, figure, join, note, section, span, tag, text
+from rowwise.report.markup import (
+    Html,
+    data_table,
+    div,
+    figure,
+    join,
+    legend,
+    named_cell,
+    note,
+    row,
+    section,
+    span,
+    tag,
+    text,
+)
+from rowwise.report.plot import draw_label, draw_line, draw_picture
 from rowwise.report.read import RecordedRun, StageLine
 from rowwise.report.scale import Scale, tick_labels, ticks_inside
 from rowwise.textfile import parse_whole
@@ -85,8 +100,7 @@ def draw_timeline(run: RecordedRun) -> Html:
         problem = note("timeline.csv has no step that all ranks have ended, so there is nothing to draw.")
         return section("timeline", TITLE, problem if run.timeline else Html(""), table)
     shown = {stage.name for picture in pictures for stage in picture.stages}
-    entries = (_draw_entry(*STYLES[name]) for name in STYLES if name in shown)
-    legend = div("legend cubes", *entries)
+    entries = ((colour, label) for name, (label, colour) in STYLES.items() if name in shown)
     ranks = 1 + max(stage.rank for stage in run.timeline)
     cut = note(f"Ranks 0 to {RANKS - 1} are drawn, of {ranks:,}.") if ranks > RANKS else Html("")
     span_s = max((stage.end_s for picture in pictures for stage in picture.stages), default=0.0)
@@ -98,8 +112,8 @@ def draw_timeline(run: RecordedRun) -> Html:
         )
         for picture in pictures
     ]
-    lead = join([note(INTRO), _sum_up(run, pictures), _say_hidden(pictures[0])])
-    return section("timeline", TITLE, lead, legend, cut, *figures, note(NOTE), table)
+    top = join([note(INTRO), _sum_up(run, pictures), _say_hidden(pictures[0])])
+    return section("timeline", TITLE, top, legend(*entries, look="legend cubes"), cut, *figures, note(NOTE), table)
 
 
 def _say_hidden(picture: _Picture) -> Html:
@@ -111,10 +125,6 @@ def _say_hidden(picture: _Picture) -> Html:
     ]
     said = f"Hidden behind computation, as measured, with waits for other ranks: {', '.join(parts)}."
     return note(said) if parts else Html("")
-
-
-def _draw_entry(label: str, colour: str) -> Html:
-    return tag("span", {"class": "entry"}, span(f"swatch {colour}", ""), text(label))
 
 
 def _pipeline_depth(run: RecordedRun) -> int:
@@ -186,8 +196,7 @@ def _draw_picture(picture: _Picture, span_s: float) -> Html:
     parts += [_draw_interval(stage, x, lanes[_Lane(stage.rank, stage.resource)]) for stage in picture.stages]
     parts += [_draw_exposed(picture.stages, lane, x, top) for lane, top in lanes.items() if lane.resource == "link"]
     label = f"{picture.title}: stages of steps by rank and resource, {format_duration(picture.step_s)} a step"
-    attributes = {"role": "img", "aria-label": label, "data-chart": picture.key}
-    return tag("svg", attributes | {"viewBox": f"0 0 {WIDTH:.0f} {bottom + BOTTOM:.0f}"}, *parts)
+    return draw_picture(picture.key, label, *parts, size=(WIDTH, bottom + BOTTOM))
 
 
 def _place_lanes(stages: Iterable[ScheduledStage]) -> dict[_Lane, float]:
@@ -208,10 +217,9 @@ def _draw_time_axis(x: Scale, bottom: float) -> Html:
     parts: list[Html] = []
     for value, label in zip(values, tick_labels(values), strict=True):
         at = x.at(value)
-        parts.append(tag("line", {"class": "tick", "x1": at, "x2": at, "y1": bottom, "y2": bottom + 4}))
-        parts.append(tag("text", {"x": at, "y": bottom + 17, "text-anchor": "middle"}, text(label)))
-    title = {"class": "title", "x": LEFT - 8, "y": bottom + 17, "text-anchor": "end"}
-    return join([*parts, tag("text", title, text("ms"))])
+        parts.append(draw_line("tick", (at, at), (bottom, bottom + 4)))
+        parts.append(draw_label(at, bottom + 17, label, "middle"))
+    return join([*parts, draw_label(LEFT - 8, bottom + 17, "ms", "end", "title")])
 
 
 def _draw_step_ends(stages: Iterable[ScheduledStage], x: Scale, bottom: float) -> Html:
@@ -223,17 +231,15 @@ def _draw_step_ends(stages: Iterable[ScheduledStage], x: Scale, bottom: float) -
     parts: list[Html] = []
     for step, end_s in sorted(ends.items()):
         at = x.at(end_s * 1000)
-        parts.append(tag("line", {"class": "level", "x1": at, "x2": at, "y1": TOP - 6, "y2": bottom}))
-        parts.append(tag("text", {"x": at - 3, "y": TOP - 9, "text-anchor": "end"}, text(f"{step}")))
-    words = {"class": "title", "x": LEFT - 8, "y": TOP - 9, "text-anchor": "end"}
-    return join([tag("text", words, text("end of step")), *parts])
+        parts.append(draw_line("level", (at, at), (TOP - 6, bottom)))
+        parts.append(draw_label(at - 3, TOP - 9, f"{step}", "end"))
+    return join([draw_label(LEFT - 8, TOP - 9, "end of step", "end", "title"), *parts])
 
 
 def _draw_lane(lane: _Lane, top: float) -> Html:
     track = {"class": "track", "x": LEFT, "y": top, "width": WIDTH - RIGHT - LEFT, "height": LANE}
-    label = f"rank {lane.rank} {lane.resource}"
-    words = {"x": LEFT - 8, "y": top + LANE - 3.5, "text-anchor": "end"}
-    return join([tag("rect", track), tag("text", words, text(label))])
+    words = draw_label(LEFT - 8, top + LANE - 3.5, f"rank {lane.rank} {lane.resource}", "end")
+    return join([tag("rect", track), words])
 
 
 def _draw_interval(stage: ScheduledStage, x: Scale, top: float) -> Html:
@@ -278,10 +284,7 @@ def _draw_stages(lines: Sequence[StageLine]) -> Html:
 
 def _draw_row(phase: str, busy_s: float, exposed_s: float) -> Html:
     label = STYLES[phase][0] if phase in STYLES else ""
-    small = [tag("small", None, text(label))] if label not in ("", phase) else []
-    cells = [tag("th", {"scope": "row"}, text(phase), *small)]
     busy = "" if phase == IDLE else format_duration(busy_s)
     share = format_percent(min(exposed_s / busy_s, 1.0)) if busy_s > 0 and busy else ""
-    for head, cell in zip(HEADERS[1:], (busy, format_duration(exposed_s), share), strict=True):
-        cells.append(tag("td", {"data-head": head}, text(cell)))
-    return tag("tr", None, *cells)
+    cells = zip(HEADERS[1:], (busy, format_duration(exposed_s), share), strict=True)
+    return row(phase, label if label != phase else "", *(named_cell(header, text(cell)) for header, cell in cells))

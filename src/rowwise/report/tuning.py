@@ -8,7 +8,7 @@ from typing import Any
 from rowwise.quantity import format_duration, format_metric
 from rowwise.records import StudyOutcome, TrialRecord
 from rowwise.report.charts import Chart, ChartLine, ChartMark, draw_chart, draw_strip
-from rowwise.report.markup import Html, data_table, div, note, section, tag, text, text_table
+from rowwise.report.markup import Html, cells, data_table, div, note, row, section, tag, text, text_table
 from rowwise.report.page import draw_page, write_page
 
 MOST_SETTINGS = 12
@@ -74,8 +74,7 @@ def _draw_importance(study: StudyOutcome) -> Html:
     rows = []
     for key, value in sorted(study.importance.items(), key=lambda one: -one[1]):
         bar = draw_strip("setting-importance", f"{key}: {value:.3f}", ((value, "blue"),), most)
-        cells = tag("td", {"class": "bars"}, bar), tag("td", None, text(f"{value:.3f}"))
-        rows.append(tag("tr", None, tag("th", {"scope": "row"}, text(key)), *cells))
+        rows.append(row(key, "", tag("td", {"class": "bars"}, bar), *cells(f"{value:.3f}")))
     return section("importance", "Importance of settings", data_table(("Setting", "", "Share"), rows, "slices"))
 
 
