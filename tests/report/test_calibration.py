@@ -33,9 +33,9 @@ def test_it_draws_each_set_and_says_the_errors():
 
 def test_points_on_the_diagonal_are_on_the_line():
     shown = page_of(predicted_s=[2e-3], measured_s=[2e-3])
-    level = re.search(r'class="level" x1="([\d.]+)" y1="([\d.]+)" x2="([\d.]+)" y2="([\d.]+)"', shown)
+    level = re.search(r'class="level" x1="([\d.]+)" x2="([\d.]+)" y1="([\d.]+)" y2="([\d.]+)"', shown)
     point = re.search(r'class="dots blue" d="M([\d.]+) ([\d.]+)h0"', shown)
     assert level is not None
     assert point is not None
-    (x1, y1, x2, y2), (x, y) = map(float, level.groups()), map(float, point.groups())
+    (x1, x2, y1, y2), (x, y) = map(float, level.groups()), map(float, point.groups())
     assert (y - y1) * (x2 - x1) == pytest.approx((y2 - y1) * (x - x1), abs=x2 - x1)

@@ -10,8 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from rowwise import textfile
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,13 @@ class CsvRow:
             return float(self.text(column))
         except ValueError:
             return math.nan
+
+    def record(self, kind: type[T], **columns: str) -> T:
+        """The cells as a dataclass of texts and numbers; `columns` have another name than their fields."""
+        values: dict[str, Any] = {}
+        for name, type_ in kind.__annotations__.items():
+            values[name] = (self.text if type_ is str else self.number)(columns.get(name, name))
+        return kind(**values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +62,10 @@ def read_bytes(path: Path) -> tuple[bytes, str | None]:
         return b"", f"{path.name} could not be read: {error.strerror or error}"
 
 
-def read_csv(path: Path, needed: Sequence[str]) -> CsvTable:
-    """The complete rows of a file; none if a needed column is missing."""
+def read_csv(path: Path, needed: Sequence[str], *, optional: bool = False) -> CsvTable:
+    """The complete rows of a file; none if a needed column is missing. Without an optional file there is no problem."""
+    if optional and not path.exists():
+        return CsvTable(())
     content, problem = read_bytes(path)
     if problem:
         return CsvTable((), (), (problem,))

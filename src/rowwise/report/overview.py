@@ -132,16 +132,12 @@ def run_totals(run: RecordedRun) -> tuple[float | None, float | None, float | No
     memory = [value for value in columns.get("memory_bytes", ()) if is_finite(value)]
     speed = samples / seconds if samples and seconds else None
     logged = (speed, seconds, max(memory, default=None), samples, _last_finite(columns.get("step", ())))
-    if run.result is None:
-        return logged
     result = run.result
-    return (
-        logged[0] if result.samples_s is None else result.samples_s,
-        logged[1] if result.wall_s is None else result.wall_s,
-        logged[2] if result.peak_memory_bytes is None else result.peak_memory_bytes,
-        logged[3] if result.samples is None else result.samples,
-        logged[4] if result.steps is None else result.steps,
-    )
+    if result is None:
+        return logged
+    written = (result.samples_s, result.wall_s, result.peak_memory_bytes, result.samples, result.steps)
+    speed, wall, peak, samples, steps = (b if a is None else a for a, b in zip(written, logged, strict=True))
+    return speed, wall, peak, samples, steps
 
 
 def _last_finite(values: tuple[float, ...]) -> float | None:

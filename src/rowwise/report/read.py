@@ -6,7 +6,7 @@ listed in `RecordedRun.notes`.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -25,6 +25,13 @@ from rowwise.value import MOST_RANKS, MOST_STEPS
 
 RECIPE = "recipe.yaml"
 FILES = (RECIPE, "env.json", "metrics.csv", "steps.csv", "tables.csv", "slices.csv", "warnings.txt", "result.json")
+OPTIONAL = {  # CSV files that a run may lack, with the columns that they need
+    "slices": ("feature", "value", "task"),
+    "reliability": ("task", "predicted", "observed"),
+    "stages": ("step", "rank", "phase", "measured_s"),
+    "timeline": ("step", "rank", "resource", "stage", "begin_s", "end_s"),
+    "caches": ("step", "table", "hits", "misses"),
+}
 PLAN = "plan-explained.json"
 UNSET = ("", "null")
 LONGEST_s = 1e7  # of a recorded interval
@@ -268,19 +275,10 @@ def read_run(folder: Path) -> RecordedRun:
     metrics = read_csv(folder / "metrics.csv", ("samples", "split", "task", "metric", "value"))
     steps = read_csv(folder / "steps.csv", ("samples",))
     tables = read_csv(folder / "tables.csv", ("table",))
-    slices = read_csv(folder / "slices.csv", ("feature", "value", "task"))
-    rates = read_csv(folder / "reliability.csv", ("task", "predicted", "observed"))
-    stages = read_csv(folder / "stages.csv", ("step", "rank", "phase", "measured_s"))
-    timeline = read_csv(folder / "timeline.csv", ("step", "rank", "resource", "stage", "begin_s", "end_s"))
-    caches = read_csv(folder / "caches.csv", ("step", "table", "hits", "misses"))
+    parts = {name: read_csv(folder / f"{name}.csv", needed, optional=True) for name, needed in OPTIONAL.items()}
     forecast, forecast_problem = _read_forecast(folder / "plan.json")
-    optional = [*slices.problems] if (folder / "slices.csv").exists() else []
-    optional += rates.problems if (folder / "reliability.csv").exists() else ()
-    optional += stages.problems if (folder / "stages.csv").exists() else ()
-    optional += timeline.problems if (folder / "timeline.csv").exists() else ()
-    optional += caches.problems if (folder / "caches.csv").exists() else ()
     problems = (recipe_problem, environment_problem, result_problem, forecast_problem)
-    notes = (*filter(None, problems), *metrics.problems, *steps.problems, *tables.problems, *optional)
+    unread = (problem for file in (metrics, steps, tables, *parts.values()) for problem in file.problems)
     return RecordedRun(
         name=_name_run(folder, result),
         recipe=recipe,
@@ -288,16 +286,13 @@ def read_run(folder: Path) -> RecordedRun:
         environment=flatten(environment),
         curves=_collect_curves(metrics.rows),
         steps=_collect_steps(steps),
-        tables=tuple(_parse_table(row) for row in tables.rows),
-        stages=tuple(filter(None, map(_parse_stage, stages.rows))),
-        timeline=tuple(filter(None, map(_parse_interval, timeline.rows))),
-        caches=tuple(filter(None, map(_parse_cache, caches.rows))),
+        tables=tuple(row.record(RecordedTable, name="table", weight_bytes="bytes") for row in tables.rows),
+        stages=tuple(filter(None, map(_parse_stage, parts["stages"].rows))),
+        timeline=tuple(filter(None, map(_parse_interval, parts["timeline"].rows))),
+        caches=tuple(filter(None, map(_parse_cache, parts["caches"].rows))),
         forecast=forecast,
-        slices=tuple(_parse_slice(row) for row in slices.rows),
-        rates=tuple(
-            RecordedRates(task=row.text("task"), **{n: row.number(n) for n in ("count", "predicted", "observed")})
-            for row in rates.rows
-        ),
+        slices=tuple(row.record(RecordedSlice) for row in parts["slices"].rows),
+        rates=tuple(row.record(RecordedRates) for row in parts["reliability"].rows),
         warnings=_read_warnings(folder / "warnings.txt"),
         result=result,
         baseline=_read_record(folder / "baseline.json", RecordedBaseline),
@@ -306,7 +301,7 @@ def read_run(folder: Path) -> RecordedRun:
         towers=_read_record(folder / "towers.json", RecordedTowers),
         plan=read_bytes(folder / PLAN)[0],
         changed=_find_last_change(folder),
-        notes=notes,
+        notes=(*filter(None, problems), *unread),
     )
 
 
@@ -425,33 +420,11 @@ def _collect_steps(records: CsvTable) -> dict[str, tuple[float, ...]]:
     return {name: tuple(row.number(name) for row in rows) for name in records.columns if rows}
 
 
-def _parse_table(row: CsvRow) -> RecordedTable:
-    return RecordedTable(
-        name=row.text("table"),
-        rows=row.number("rows"),
-        dim=row.number("dim"),
-        row_type=row.text("row_type"),
-        optimizer=row.text("optimizer"),
-        features=row.text("features"),
-        weight_bytes=row.number("bytes"),
-        state_bytes=row.number("state_bytes"),
-        ids_per_sample=row.number("ids_per_sample"),
-        unique_share=row.number("unique_share"),
-        top_share=row.number("top_share"),
-        traffic_bytes=row.number("traffic_bytes"),
-    )
-
-
 def _parse_stage(row: CsvRow) -> StageLine | None:
     """The line, or None without a usable time."""
-    step, rank, measured_s = (row.number(name) for name in ("step", "rank", "measured_s"))
-    if not all(is_finite(value) and value >= 0 for value in (step, rank, measured_s)):
-        return None
-    busy_s, predicted_s = row.number("busy_s"), row.number("predicted_s")
-    phase = row.text("phase")
-    return StageLine(
-        step=step, rank=int(rank), phase=phase, measured_s=measured_s, busy_s=busy_s, predicted_s=predicted_s
-    )
+    line = row.record(StageLine)
+    usable = all(is_finite(value) and value >= 0 for value in (line.step, line.rank, line.measured_s))
+    return replace(line, rank=int(line.rank)) if usable else None
 
 
 def _parse_interval(row: CsvRow) -> ScheduledStage | None:
@@ -466,24 +439,5 @@ def _parse_interval(row: CsvRow) -> ScheduledStage | None:
 
 def _parse_cache(row: CsvRow) -> CacheLine | None:
     """The line, or None without usable counts."""
-    names = ("step", "hits", "misses", "evictions", "writes", "memory_bytes")
-    numbers = {name: row.number(name) for name in names}
-    if not all(is_finite(numbers[name]) and numbers[name] >= 0 for name in ("step", "hits", "misses")):
-        return None
-    return CacheLine(table=row.text("table"), **numbers)
-
-
-def _parse_slice(row: CsvRow) -> RecordedSlice:
-    return RecordedSlice(
-        split=row.text("split"),
-        task=row.text("task"),
-        feature=row.text("feature"),
-        value=row.text("value"),
-        count=row.number("count"),
-        base_rate=row.number("base_rate"),
-        loss=row.number("loss"),
-        ne=row.number("ne"),
-        auc=row.number("auc"),
-        auc_bound=row.number("auc_bound"),
-        calibration=row.number("calibration"),
-    )
+    line = row.record(CacheLine)
+    return line if all(is_finite(value) and value >= 0 for value in (line.step, line.hits, line.misses)) else None
