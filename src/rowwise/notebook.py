@@ -30,7 +30,7 @@ from rowwise.cli.environment import CommandEnvironment
 from rowwise.cli.launch import launch
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.run_request import RunRequest
-from rowwise.cli.terminal import make_terminal
+from rowwise.cli.terminal import make_terminal, say
 from rowwise.errors import DataError, SpecError, escape_newlines
 from rowwise.ingest.frames import FrameReader
 from rowwise.ingest.inspect import DatasetCard, find_separators, inspect
@@ -273,7 +273,7 @@ def _start_recipe(
     path.parent.mkdir()
     write_starter(found, reader, f"parquet:{rows}", path)
     for warning in found.card.warnings:
-        console.print(f"! {_as_arguments(warning)}", style="yellow", markup=False, soft_wrap=True)
+        say(console, f"! {_as_arguments(warning)}", "yellow")
     return read(path, changes), found.card
 
 

@@ -10,7 +10,7 @@ import re
 import numpy as np
 from rich.table import Table as Grid
 
-from rowwise.cli.terminal import make_terminal, print_json
+from rowwise.cli.terminal import make_terminal, print_json, say
 from rowwise.errors import DataError, SpecError
 from rowwise.spec import Value
 from rowwise.store.hit_rate import cells_of_counts, hit_rate
@@ -145,7 +145,7 @@ def _show(benchmark: CacheBenchmark, policies: tuple[Policy, ...]) -> None:
     console = make_terminal()
     counted = benchmark.accesses - benchmark.skipped
     size = f"{benchmark.accesses:,} accesses to {benchmark.rows:,} rows; the last {counted:,} are counted"
-    console.print(f"{benchmark.trace}: {size}", markup=False, soft_wrap=True)
+    say(console, f"{benchmark.trace}: {size}")
     grid = Grid(box=None, pad_edge=False)
     heads = [
         "rows cached",

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 from rowwise.cli.environment import CommandEnvironment
 from rowwise.cli.progress import fraction_bar
-from rowwise.cli.terminal import make_terminal
+from rowwise.cli.terminal import make_terminal, say
 from rowwise.errors import PeerError, SpecError
 from rowwise.inside import fault_of_name
 from rowwise.storage.folder import as_storage, parse_folder
@@ -99,13 +99,13 @@ def calibrate(  # noqa: PLR0913 - one for each option
         measurements = open_folder(folder, spec)
         spec = measurements.read_spec()
         forecast = forecast_calibration(spec, measurements, minutes)
-    console.print(forecast, markup=False, soft_wrap=True)
+    say(console, forecast)
     try:
         with _show_progress(console, "measuring") as report:
             _measure(spec, measurements, minutes, report)
         _fit(spec, measurements, name or os.uname().nodename, save, console)
     except KeyboardInterrupt:
-        console.print(f"measurements are in {folder}; the same command continues", markup=False, soft_wrap=True)
+        say(console, f"measurements are in {folder}; the same command continues")
         raise
 
 
@@ -215,20 +215,20 @@ def _fit(spec: "MeasurementSpec", folder: "MeasurementFolder", name: str, save: 
             try:
                 hardware = with_overheads(hardware, spec.world)
             except PeerError as error:
-                console.print(f"steps are not measured: {error}", markup=False, soft_wrap=True)
+                say(console, f"steps are not measured: {error}")
     profile, quality = folder.path / "machine.json", _json_text(fitted.quality)
     page = draw_calibration(hardware.name, hardware.source, fitted.quality)
     texts = {"quality.json": quality, "report.html": page, profile.name: hardware.to_json() + "\n"}
     for line in fitted.lines():
-        console.print(line, markup=False, soft_wrap=True)
+        say(console, line)
     for file, text in texts.items():
         write_atomically(folder.path / file, text)
-        console.print(f"wrote   {folder.path / file}", markup=False, soft_wrap=True)
+        say(console, f"wrote   {folder.path / file}")
     if save is not None:
         save_profile(save, texts[profile.name])
-        console.print(f"wrote   {save}", markup=False, soft_wrap=True)
+        say(console, f"wrote   {save}")
     command = f"rowwise plan --tables FILE --topology {spec.world}x{save or profile}"
-    console.print(f"use it  {command}", markup=False, soft_wrap=True)
+    say(console, f"use it  {command}")
 
 
 def _describe_machine(spec: "MeasurementSpec", name: str, folder: Path, *, thorough: bool) -> "MachineDescription":

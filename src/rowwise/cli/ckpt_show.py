@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from rowwise.cli.terminal import make_terminal, print_line
+from rowwise.cli.terminal import make_table, make_terminal, print_line
 from rowwise.quantity import format_bytes
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def show_checkpoints(path: "Folder", checkpoints: "list[ListedCheckpoint]") -> N
         print_line(f"{path}: no checkpoints yet")
         return
     columns = ("step", "samples", "size", "written", "tensors", "ranks")
-    table = _make_table(("checkpoint", ""), columns, ("saved", "how"))
+    table = make_table(("checkpoint", ""), columns, ("saved", "how"))
     for line in checkpoints:
         numbers = ["" if x is None else f"{x:,}" for x in (line.step, line.samples)]
         sizes = [format_bytes(line.size_bytes), format_bytes(line.written_bytes), str(line.tensors), str(line.ranks)]
@@ -34,7 +34,7 @@ def show_checkpoints(path: "Folder", checkpoints: "list[ListedCheckpoint]") -> N
 
 
 def show_tensors(tensors: "list[ListedTensor]") -> None:
-    table = _make_table(("tensor", "type"), ("shape", "size", "chunks"))
+    table = make_table(("tensor", "type"), ("shape", "size", "chunks"))
     for tensor in tensors:
         shape = " x ".join(f"{size:,}" for size in tensor.shape)
         table.add_row(tensor.name, tensor.kind, shape, format_bytes(tensor.size_bytes), str(tensor.chunks))
@@ -48,7 +48,7 @@ def show_verdict(path: str, result: "CheckResult") -> None:
         print_line(f"{line.name}: {f'{len(line.damage)} damaged chunks' if line.damage else 'intact'}")
         if not line.damage:
             continue
-        table = _make_table(("tensor", "place", "file", "damage"), ())
+        table = make_table(("tensor", "place", "file", "damage"))
         for chunk in line.damage:
             # Tensor and file are in other columns: drop them from the message.
             reason = chunk.why.removesuffix("; use another checkpoint")
@@ -65,12 +65,12 @@ def show_differences(first: "Folder", second: "Folder", differences: "Difference
         print_line(f"equal: {differences.equal} tensors, bit for bit")
         return
     if differences.tensors:
-        table = _make_table(("tensor", "differs in"), ("rows", "largest difference"))
+        table = make_table(("tensor", "differs in"), ("rows", "largest difference"))
         for tensor in differences.tensors:
             table.add_row(tensor.name, _difference_kind(tensor, first, second), *_difference_size(tensor))
         _print(table)
     if differences.data:
-        table = _make_table(("data", "first", "second"), ())
+        table = make_table(("data", "first", "second"))
         for key, values in list(differences.data.items())[:MOST_VALUES]:
             table.add_row(key, *(_shorten(value) for value in values))
         _print(table)
@@ -80,7 +80,7 @@ def show_differences(first: "Folder", second: "Folder", differences: "Difference
 
 
 def show_match(source: Path, matched: "ImportMatch") -> None:
-    table = _make_table(("tensor", "becomes", "type"), ("shape",))
+    table = make_table(("tensor", "becomes", "type"), ("shape",))
     for tensor in matched.taken:
         shape = " x ".join(f"{size:,}" for size in tensor.shape)
         role = f"table {tensor.table}" if tensor.table else "dense"
@@ -112,14 +112,6 @@ def _difference_size(difference: "Difference") -> tuple[str, str]:
 def _shorten(value: object) -> str:
     text = "" if value is None else str(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
-
-
-def _make_table(left: tuple[str, ...], right: tuple[str, ...], last: tuple[str, ...] = ()) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for names, justify in ((left, "left"), (right, "right"), (last, "left")):
-        for name in names:
-            table.add_column(name, justify=justify, overflow="fold", no_wrap=justify == "right")
-    return table
 
 
 def _print(table: Table) -> None:

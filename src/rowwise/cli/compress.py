@@ -16,7 +16,7 @@ from rowwise.cli.code import load_recipe
 from rowwise.cli.convert import parse_size
 from rowwise.cli.environment import CommandEnvironment
 from rowwise.cli.progress import fraction_bar
-from rowwise.cli.terminal import make_terminal
+from rowwise.cli.terminal import make_terminal, say
 from rowwise.errors import SpecError
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def compress(  # noqa: PLR0913 - one for each option
         open_folder(out, spec)  # raises before anything is measured
     spec, forecast = forecast_work(window, selection, goal, spec, out, minutes)
     folder = open_folder(out, spec)
-    console.print(forecast, markup=False, soft_wrap=True)
+    say(console, forecast)
     try:
         with lock_folder(folder), _show_progress(console) as report:
             advice = advise(window, selection, goal, spec, folder, report, limit)
@@ -110,12 +110,12 @@ def compress(  # noqa: PLR0913 - one for each option
             page = folder.path / "report.html"
             write_page(page, draw_compression(advice))
     except KeyboardInterrupt:
-        console.print(f"trials are in {out}; the same command continues", markup=False, soft_wrap=True)
+        say(console, f"trials are in {out}; the same command continues")
         raise
     _show(advice, console, explain=explain)
     for path in (page, recipe_file):
-        console.print(f"wrote   {path}", markup=False, soft_wrap=True)
-    console.print(f"use it  rowwise train {recipe_file}", markup=False, soft_wrap=True)
+        say(console, f"wrote   {path}")
+    say(console, f"use it  rowwise train {recipe_file}")
 
 
 def _parse_goal(ratio: float | None, budget: str | None, methods: str | None) -> "CompressionGoal":
@@ -158,7 +158,7 @@ def _show(advice: "CompressionAdvice", console: Console, *, explain: bool) -> No
 
     if explain:
         for line in lines_of(advice):
-            console.print(line, markup=False, soft_wrap=True)
+            say(console, line)
         console.print()
     grid = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("table", "ids", "method", "ratio", "rows", "map", "NE"):
@@ -179,10 +179,10 @@ def _show(advice: "CompressionAdvice", console: Console, *, explain: bool) -> No
     both = (
         "" if advice.together is None else f", {advice.together.ne:+.5f} measured with all chosen tables in one model"
     )
-    console.print(f"{noise} {advice.ne:+.5f} expected{both}", markup=False, soft_wrap=True)
-    console.print(f"measured on {advice.later}", markup=False, soft_wrap=True)
+    say(console, f"{noise} {advice.ne:+.5f} expected{both}")
+    say(console, f"measured on {advice.later}")
     for line in advice.warnings:
-        console.print(f"warning {line}", style="yellow", markup=False, soft_wrap=True)
+        say(console, f"warning {line}", "yellow")
 
 
 def _show_progress(console: Console) -> "AbstractContextManager[Tell]":

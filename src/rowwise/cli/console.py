@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from rowwise.cli.terminal import make_table, say
 from rowwise.quantity import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -156,13 +157,13 @@ def show_outlook(outlook: "Outlook", console: Console, where: str) -> None:
             f"rank {outlook.fullest} holds the most rows, {format_bytes(outlook.fullest_bytes)}; plan: {outlook.plan}"
         )
         threads = f"{outlook.threads} thread{'s' if outlook.threads > 1 else ''} each"
-        console.print(f"ranks   {outlook.ranks} on {hosts}, {threads}; {held}", markup=False, soft_wrap=True)
+        say(console, f"ranks   {outlook.ranks} on {hosts}, {threads}; {held}")
     if outlook.wire:
-        console.print(f"wire    {outlook.wire}", markup=False, soft_wrap=True)
+        say(console, f"wire    {outlook.wire}")
     if outlook.disk:
-        console.print(f"disk    {outlook.disk}", markup=False, soft_wrap=True)
+        say(console, f"disk    {outlook.disk}")
     if outlook.cached:
-        console.print(f"cached  {outlook.cached}", markup=False, soft_wrap=True)
+        say(console, f"cached  {outlook.cached}")
     for line in outlook.notes:
         show_warning(console, line)
     if outlook.idle:
@@ -171,7 +172,7 @@ def show_outlook(outlook: "Outlook", console: Console, where: str) -> None:
 
 
 def show_warning(console: Console, line: str) -> None:
-    console.print(f"warning {line}", style="yellow", markup=False, soft_wrap=True)
+    say(console, f"warning {line}", "yellow")
 
 
 def show_result(result: "RunResult", console: Console) -> None:
@@ -189,16 +190,16 @@ def show_result(result: "RunResult", console: Console) -> None:
     speed = f"{result.samples:,} samples, {result.samples_s:,.0f} samples/s, {result.wall_s:.0f} s"
     console.print(f"{result.status}: {speed}, at most {result.peak_memory_bytes / 1e9:.1f} GB of memory")
     if result.step:
-        console.print(f"step    {_describe_step(result.step)}", markup=False, soft_wrap=True)
+        say(console, f"step    {_describe_step(result.step)}")
     wait = result.data_wait
     if is_worth_advice(wait.seconds, wait.of_s) and not result.ceiling:  # synthetic rows take their time to draw
         said = advice(wait.share, result.workers, f"{result.run}/recipe.yaml")
-        console.print(f"data    {said}", markup=False, soft_wrap=True)
+        say(console, f"data    {said}")
     if result.bad_rows:
         rows = f"{result.bad_rows:,} bad row{'s are' if result.bad_rows != 1 else ' is'} quarantined"
         why = f", such as {result.bad_reasons[0]}" if result.bad_reasons else ""
-        console.print(f"rows    {rows} in {result.run}/bad_rows{why}", style="yellow", markup=False, soft_wrap=True)
-    console.print(f"report  {result.run}/report.html", markup=False, soft_wrap=True)
+        say(console, f"rows    {rows} in {result.run}/bad_rows{why}", "yellow")
+    say(console, f"report  {result.run}/report.html")
 
 
 def _describe_step(phases: "Mapping[str, PhaseTime]") -> str:
@@ -215,10 +216,8 @@ def _describe_step(phases: "Mapping[str, PhaseTime]") -> str:
 
 def _metrics_table(result: "RunResult") -> Table:
     """Metrics on the test rows, the best possible ones where known, and those that the shipped recipe reached."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     names = dict.fromkeys(name for values in result.test.values() for name in values if name not in HIDDEN_METRICS)
-    for name in ("", *names):
-        table.add_column(name, justify="right" if name else "left")
+    table = make_table(("",), names)
     lines: list[tuple[str, Mapping[str, float | None]]] = []
     for lead, found in (("test", result.test), ("best possible", result.ceiling)):
         lines += [(f"{lead} {task}" if len(found) > 1 else lead, values) for task, values in found.items()]

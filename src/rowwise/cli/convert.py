@@ -11,7 +11,7 @@ import typer
 
 from rowwise.cli import text_options
 from rowwise.cli.progress import splits_bar
-from rowwise.cli.terminal import make_terminal, print_json
+from rowwise.cli.terminal import make_terminal, print_json, say
 from rowwise.errors import DataError, SpecError
 from rowwise.textfile import decode_json, parse_whole, read_bytes
 
@@ -172,7 +172,7 @@ def _read_popularity(file: str | None) -> dict[str, float] | None:
 def _show(summary: "ConversionSummary", dest: str, layout: "WarehouseLayout") -> None:
     console = make_terminal(stderr=True)
     if summary.was_done:
-        console.print(f"{dest} is complete; there was nothing to do", markup=False, soft_wrap=True)
+        say(console, f"{dest} is complete; there was nothing to do")
     folders = f" in {summary.folders} folders" if layout.partition_by else ""
     size = f"{summary.bytes / 1e6:,.1f} MB in {summary.files} files{folders}"
     rows = f"{summary.rows:,} rows of {summary.columns} columns"
@@ -184,4 +184,4 @@ def _show(summary: "ConversionSummary", dest: str, layout: "WarehouseLayout") ->
     rate = summary.rows / max(summary.seconds, 1e-9)
     resumed = "; continued an unfinished conversion" if summary.resumed else ""
     console.print(f"written {dest}: {size}, {summary.seconds:.1f} s, {rate:,.0f} rows/s{resumed}", markup=False)
-    console.print(f"next    rowwise data inspect {dest}", markup=False, soft_wrap=True)
+    say(console, f"next    rowwise data inspect {dest}")

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from rowwise.cli import text_options
 from rowwise.cli.progress import splits_bar
-from rowwise.cli.terminal import make_terminal, print_json, print_line
+from rowwise.cli.terminal import make_terminal, print_json, print_line, say
 from rowwise.errors import DataError, SpecError
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def _write_recipe(found: "Inspection", reader: "Reader", chosen_path: Path | Non
 def _show(card: "DatasetCard", console: Console) -> None:
     label = card.labels[0] if card.labels else ""
     rate = "" if card.label_rate is None else f", {card.label_rate:.2%} of {label!r} are positive"
-    console.print(f"{card.source}: {card.rows:,} rows{rate}", markup=False, soft_wrap=True)
+    say(console, f"{card.source}: {card.rows:,} rows{rate}")
     table = Table(box=None, padding=(0, 1), header_style="bold")
     for name in ("column", "use as", "type"):
         table.add_column(name, overflow="fold", min_width=6)
@@ -253,14 +253,14 @@ def _show(card: "DatasetCard", console: Console) -> None:
         console.print(f"and {len(card.columns) - MOST_COLUMNS:,} more columns: --json prints all", markup=False)
     _explain(card.columns[:MOST_COLUMNS], console)
     if card.label is not None:
-        console.print(card.division, markup=False, soft_wrap=True)
+        say(console, card.division)
     if card.borders is not None:
         borders = f"validation rows from {card.borders.valid_from}, test rows from {card.borders.test_from}"
-        console.print(f"by {card.borders.column!r}: {borders}", markup=False, soft_wrap=True)
+        say(console, f"by {card.borders.column!r}: {borders}")
     for line in card.label_choices:
-        console.print(line, markup=False, soft_wrap=True)
+        say(console, line)
     for warning in card.warnings:
-        console.print(f"! {warning}", style="yellow", markup=False, soft_wrap=True)
+        say(console, f"! {warning}", "yellow")
 
 
 def _explain(columns: "Sequence[ColumnCard]", console: Console) -> None:

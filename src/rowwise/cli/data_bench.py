@@ -10,7 +10,7 @@ from rich.table import Table as Grid
 
 from rowwise.cli.code import load_recipe
 from rowwise.cli.progress import splits_bar
-from rowwise.cli.terminal import make_terminal, print_json
+from rowwise.cli.terminal import make_terminal, print_json, say
 from rowwise.errors import DataError, SpecError
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _make_subject(source: str, reader: "Reader", recipe: "Recipe") -> _BenchSubj
 def _show(verdict: "BenchVerdict", console: Console) -> None:
     measured = verdict.measured
     amount = f"{verdict.columns} columns, {measured.rows:,} rows of {measured.splits} of {measured.of} splits"
-    console.print(f"{verdict.source}: {amount}, best of {measured.rounds} rounds", markup=False, soft_wrap=True)
+    say(console, f"{verdict.source}: {amount}, best of {measured.rounds} rounds")
     console.print(
         f"\none worker  {verdict.rows_s_core:,.0f} rows/s a core by CPU time, {verdict.rows_s:,.0f} on the clock",
         markup=False,
@@ -195,8 +195,8 @@ def _show(verdict: "BenchVerdict", console: Console) -> None:
         markup=False,
     )
     workers = ", ".join(f"{workers:,} for {speed:,} samples/s" for speed, workers in verdict.workers.items())
-    console.print(f"workers     {workers}", markup=False, soft_wrap=True)
-    console.print(f"hint        {verdict.hint}", style="yellow", markup=False, soft_wrap=True)
+    say(console, f"workers     {workers}")
+    say(console, f"hint        {verdict.hint}", "yellow")
 
 
 def _make_grid(verdict: "BenchVerdict") -> Grid:

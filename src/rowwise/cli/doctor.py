@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from rowwise.cli.environment import CommandEnvironment
-from rowwise.cli.terminal import Terminal, print_json, refuse_nan
+from rowwise.cli.terminal import Terminal, print_json, refuse_nan, say
 from rowwise.recipes.machine import Environment, NativeLibrary
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _show(report: DoctorReport, console: Console) -> None:
         table.add_row(name, value)
     console.print(table, markup=False)
     if report.result is None:
-        console.print(f"\nFAILED: {report.error}", style="red", markup=False, soft_wrap=True)
+        say(console, f"\nFAILED: {report.error}", "red")
         return
     _show_result(report.result, console)
 
@@ -150,7 +150,7 @@ def _show_result(result: "SelfTestResult", console: Console) -> None:
     console.print(f"update  {_format_rate(speed.update_rows_s)} of 64 floats")
     failed = [check for check in result.checks if check.failure]
     for check in failed:
-        console.print(f"FAILED: {check.name}: {check.failure}", style="red", markup=False, soft_wrap=True)
+        say(console, f"FAILED: {check.name}: {check.failure}", "red")
     passed = f"{len(result.checks) - len(failed)} of {len(result.checks)} checks passed"
     console.print(f"{passed} ({result.rounds} rounds)", style="red" if failed else "green")
 

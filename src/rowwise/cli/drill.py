@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from rowwise.cli.terminal import make_terminal, print_json
+from rowwise.cli.terminal import make_table, make_terminal, print_json, say
 from rowwise.errors import SpecError
 from rowwise.scratch import Scratch
 
@@ -82,15 +81,13 @@ def drill(
     else:
         if scratch is not None:
             scratch.keep()
-        console.print(f"the job's files are in {job_folder}", markup=False, soft_wrap=True)
+        say(console, f"the job's files are in {job_folder}")
     raise typer.Exit(0 if report.survived else 1)
 
 
 def _show(report: "DrillReport", wall_s: float) -> None:
     console = make_terminal()
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("", "fault", "ended after", "checkpoint", "after resuming"):
-        table.add_column(name, overflow="fold")
+    table = make_table(("", "fault", "ended after", "checkpoint", "after resuming"))
     for case in report.cases:
         mark = "ok" if case.survived else "LOST"
         ended = "" if case.ended_s is None else f"{case.ended_s:.1f} s"
@@ -99,7 +96,7 @@ def _show(report: "DrillReport", wall_s: float) -> None:
     for case in report.cases:
         for source, line in (("console", case.error_line), ("verify", case.verified)):
             if line and line != "whole":
-                console.print(f"{case.damage}, {source}: {line}", markup=False, soft_wrap=True)
+                say(console, f"{case.damage}, {source}: {line}")
     lost = sum(not case.survived for case in report.cases)
     verdict = f"{lost} of {len(report.cases)} jobs did not recover" if lost else "every job recovered"
     console.print(f"{report.drill} of {report.ranks} ranks: {verdict} ({wall_s:.0f} s)")
@@ -107,9 +104,7 @@ def _show(report: "DrillReport", wall_s: float) -> None:
 
 def _show_serving(report: "ServingReport", wall_s: float) -> None:
     console = make_terminal()
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("", "fault", "answers", "wrong", "failed", "answers again after", "versions"):
-        table.add_column(name, overflow="fold")
+    table = make_table(("", "fault", "answers", "wrong", "failed", "answers again after", "versions"))
     for case in report.cases:
         counts = (f"{case.answers:,}", str(case.wrong), str(case.failed), f"{case.back_s:.2f} s")
         mark = "ok" if case.survived else "LOST"
@@ -117,7 +112,7 @@ def _show_serving(report: "ServingReport", wall_s: float) -> None:
     console.print(table, markup=False)
     for case in report.cases:
         if case.trouble:
-            console.print(f"{case.fault}: {case.trouble}", markup=False, soft_wrap=True)
+            say(console, f"{case.fault}: {case.trouble}")
     lost = sum(not case.survived for case in report.cases)
     verdict = f"{lost} of {len(report.cases)} faults were not survived" if lost else "every answer was right"
     console.print(f"serve with {report.workers} workers: {verdict} ({wall_s:.0f} s)")

@@ -5,10 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
 from rowwise.cli.console import show_warning
-from rowwise.cli.terminal import make_terminal, print_json, print_line
+from rowwise.cli.terminal import make_table, make_terminal, print_json, print_line
 from rowwise.errors import SpecError
 from rowwise.quantity import format_bytes
 
@@ -49,9 +47,7 @@ def compare_runs(runs: Sequence[Path]) -> None:
 
 
 def show_ensemble(runs: Sequence[Path], scores: "EnsembleScores") -> None:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("", *METRICS):
-        table.add_column(name, justify="right" if name else "left")
+    table = make_table(("",), METRICS)
     lines = [*zip(map(str, runs), scores.each, strict=True), (f"mean of {len(runs)}", scores.ensemble.tasks)]
     for name, tasks in lines:
         for task, values in tasks.items():

@@ -5,13 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.table import Table
 
 from rowwise.cli.code import warn_of_run_code
 from rowwise.cli.console import show_warning
 from rowwise.cli.measure import DataOption, RunArgument, Which
 from rowwise.cli.progress import splits_bar
-from rowwise.cli.terminal import make_terminal, print_json, print_line, refuse_nan
+from rowwise.cli.terminal import make_table, make_terminal, print_json, print_line, refuse_nan
 
 if TYPE_CHECKING:
     from rowwise.records import ModelExplanation
@@ -66,7 +65,7 @@ def explain(  # noqa: PLR0913 - one for each option
 def _show(found: "ModelExplanation") -> None:
     console = make_terminal()
     drift = {one.feature: one for one in found.drift}
-    table = _table("feature", "log loss without it", "+/-", "drift", "by chance")
+    table = make_table(("feature",), ("log loss without it", "+/-", "drift", "by chance"))
     for one in found.importance[:MOST_FEATURES]:
         moved = drift[one.feature]
         cells = f"{one.loss:+.4f}", f"{one.spread:.4f}", f"{moved.index:.3f}", f"{moved.chance:.3f}"
@@ -75,24 +74,16 @@ def _show(found: "ModelExplanation") -> None:
     console.print(table, markup=False)
     if found.ids:
         strongest = sorted(found.ids, key=lambda one: one.error - abs(one.logit))[:MOST_IDS]
-        table = _table("strongest ids", "logit", "+/-", "rows")
+        table = make_table(("strongest ids",), ("logit", "+/-", "rows"))
         for one in strongest:
             name = found.names.get(one.feature, {}).get(str(one.id), str(one.id))
             table.add_row(f"{one.feature} {name}", f"{one.logit:+.3f}", f"{one.error:.3f}", f"{one.rows:,}")
         console.print(table, markup=False)
     off = [one for one in found.calibration if abs(one.deviations) > CHANCE][:MOST_SLICES]
     if off:
-        table = _table("not calibrated", "predicted", "observed", "deviations", "rows")
+        table = make_table(("not calibrated",), ("predicted", "observed", "deviations", "rows"))
         for one in off:
             name = found.names.get(one.feature, {}).get(one.value, one.value)
             cells = f"{one.predicted:.4f}", f"{one.observed:.4f}", f"{one.deviations:+.1f}", f"{one.rows:,}"
             table.add_row(f"{one.feature} {name}", *cells)
         console.print(table, markup=False)
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column(first)
-    for name in others:
-        table.add_column(name, justify="right")
-    return table

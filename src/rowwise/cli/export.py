@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from rowwise.cli.code import warn_of_run_code
 from rowwise.cli.console import show_warning
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.stored import open_store
-from rowwise.cli.terminal import make_terminal, print_json, print_line
+from rowwise.cli.terminal import make_table, make_terminal, print_json, print_line
 from rowwise.errors import CheckpointError, SpecError
 from rowwise.quantity import format_bytes
 from rowwise.spec import RowType
@@ -180,9 +179,7 @@ def versions(
         rows = [{"version": number, "digest": digest} for number, digest in digests.items()]
         print_json({"current": now.current, "canary": now.canary, "versions": rows})
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("version", "", "digest"):
-        table.add_column(name)
+    table = make_table(("version", "", "digest"))
     for number, digest in digests.items():
         table.add_row(str(number), _role(number, now), digest)
     make_terminal().print(table, markup=False)

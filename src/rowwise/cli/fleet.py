@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import typer
 
 from rowwise.cli.serve import make_row_tiers
-from rowwise.cli.terminal import make_terminal, print_json
+from rowwise.cli.terminal import make_table, make_terminal, print_json
 from rowwise.errors import PeerError, SpecError
 
 if TYPE_CHECKING:
@@ -351,15 +351,11 @@ def _at_random(load: "Load", rate: float, requests: int) -> "Load":
 
 
 def _show(report: dict[str, Any], qps: float, p99: float) -> None:
-    from rich.table import Table
-
     from rowwise.quantity import format_bytes
 
     terminal = make_terminal()
     if report["checks"]:
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-        for name in ("requests a second", "p50", "forecast", "p99", "forecast", "p99 / forecast"):
-            table.add_column(name, justify="right")
+        table = make_table((), ("requests a second", "p50", "forecast", "p99", "forecast", "p99 / forecast"))
         for one in report["checks"]:
             names = ("p50_ms", "forecast_p50_ms", "p99_ms", "forecast_p99_ms")
             ratio = f"{one['p99_over_forecast']:.2f}"

@@ -10,11 +10,10 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 from rich.status import Status
-from rich.table import Table
 
 from rowwise.cli import ray, slurm
 from rowwise.cli.job import Job, JobRequest, State, find_record, read_records, save_record
-from rowwise.cli.terminal import Terminal, make_terminal
+from rowwise.cli.terminal import Terminal, make_table, make_terminal, say
 from rowwise.errors import DataError, RowwiseError, SpecError
 from rowwise.textfile import open_regular
 
@@ -62,9 +61,7 @@ def ps(
     if job is not None:
         follow(find_record(job))
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("job", "recipe", "state", "run"):
-        table.add_column(name, overflow="fold")
+    table = make_table(("job", "recipe", "state", "run"))
     records = read_records()[-SHOWN:]
     names, silent = [one.name for one in records], dict[str, str]()
     for one in reversed(records):
@@ -110,12 +107,12 @@ def submit(request: JobRequest, on: str, *, dry_run: bool, detach: bool) -> None
         return
     job = SCHEDULERS[on].submit(request)
     console = make_terminal(stderr=True)
-    console.print(f"{job.name} is submitted; log {job.log}, run {job.run}", markup=False, soft_wrap=True)
+    say(console, f"{job.name} is submitted; log {job.log}, run {job.run}")
     try:
         save_record(job)
     except OSError as error:
         got = f"{error.filename or 'the home folder'}: {error.strerror}: rowwise ps will not know {job.name}"
-        console.print(f"{got}; its scheduler does", markup=False, soft_wrap=True)
+        say(console, f"{got}; its scheduler does")
     if not detach:
         follow(job)
 
@@ -143,7 +140,7 @@ def _follow(job: Job, console: Terminal, wait: Callable[[float], None]) -> tuple
                 if not told or silent_s > MOST_SILENT_S:
                     raise
                 if not silent_s:
-                    console.print(f"{job.name}: {error}; asks again", markup=False, soft_wrap=True)
+                    say(console, f"{job.name}: {error}; asks again")
                 silent_s += POLL_S
                 wait(POLL_S)
                 continue
@@ -157,7 +154,7 @@ def _follow(job: Job, console: Terminal, wait: Callable[[float], None]) -> tuple
                 _show(piece, job, console, live)
             if state in ENDED:
                 if not Path(job.log).exists():
-                    console.print(f"{job.name}: no log {job.log} on this host", markup=False, soft_wrap=True)
+                    say(console, f"{job.name}: no log {job.log} on this host")
                 return state, why
             wait(POLL_S)
 
@@ -167,7 +164,7 @@ def _show(log: bytes, job: Job, console: Terminal, live: Status) -> None:
         if console.is_terminal and PROGRESS.match(line):
             live.update(escape(f"{job.name} {line.strip()}"))
         else:
-            console.print(line, markup=False, soft_wrap=True)
+            say(console, line)
 
 
 def read_log(path: Path, seen: int, *, to_end: bool, most: int = PIECE_bytes) -> Iterator[bytes]:

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from rowwise.cli.code import warn_of_run_code
 from rowwise.cli.console import show_warning
 from rowwise.cli.ensemble import print_ensemble_json, show_ensemble
 from rowwise.cli.progress import splits_bar
-from rowwise.cli.terminal import make_terminal, print_json, print_line
+from rowwise.cli.terminal import make_table, make_terminal, print_json, print_line, say
 from rowwise.errors import SpecError
 
 if TYPE_CHECKING:
@@ -158,7 +157,7 @@ def suggest_trees(run: Path, console: Console) -> None:
     reached, auc = trees.test["auc"], _test_metrics(run, trees.task).get("auc", 0.0)
     said = f"trees   boosted trees reach AUC {reached:.4f} where this model has {auc:.4f}"
     use = f": for this data use them (rowwise baseline {run})" if reached - auc > LEAST_GAIN else ""
-    console.print(f"{said}{use}", markup=False, soft_wrap=True)
+    say(console, f"{said}{use}")
 
 
 def _test_metrics(run: Path, task: str) -> dict[str, float]:
@@ -173,10 +172,8 @@ def _show_baseline(trees: "TreeBaseline", run: Path) -> None:
     """Print the test metrics of a run and of trees on the same rows, and the AUC between them."""
     model = _test_metrics(run, trees.task)
     console = make_terminal()
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     names = tuple(name for name in COMPARED if name in trees.test)
-    for name in (f"test {trees.task}", *names):
-        table.add_column(name, justify="left" if name.startswith("test") else "right")
+    table = make_table((f"test {trees.task}",), names)
     for title, values in ((str(run), model), (f"LightGBM, {trees.trees} trees", trees.test)):
         table.add_row(title, *(_format_metric(name, values[name]) if name in values else "" for name in names))
     console.print(table, markup=False)
@@ -210,10 +207,8 @@ def report(
 
 def _show_scores(scores: "Scores") -> None:
     console = make_terminal()
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     names = list(dict.fromkeys(name for values in scores.tasks.values() for name in values))
-    for name in ("", *names):
-        table.add_column(name, justify="right" if name else "left")
+    table = make_table(("",), names)
     lines = [(task, values) for task, values in scores.tasks.items()]
     for row in scores.slices:
         where = f"{row.feature} {'others' if row.value is None else row.value}"

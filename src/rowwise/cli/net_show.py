@@ -4,6 +4,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from rowwise.cli.terminal import say
 from rowwise.perf.links import LinkArrays, Network, age_notes
 from rowwise.planner.order import LEAST_GAIN, HostOrdering
 from rowwise.quantity import format_bytes, format_seconds
@@ -18,13 +19,13 @@ HEADERS = ("host", "address", "group", "latency", "rate", "")
 def show_network(network: Network, source: str, console: Console) -> None:
     """Slow hosts first, then the hosts and a picture of groups."""
     for line in describe(network, source):
-        console.print(line, markup=False, soft_wrap=True)
+        say(console, line)
     table = Table(*HEADERS, box=None, pad_edge=False)
     for row in _host_rows(network):
         table.add_row(*row)
     console.print(table)
     for line in _picture(network):
-        console.print(line, markup=False, soft_wrap=True)
+        say(console, line)
 
 
 def show_order(found: HostOrdering, names: list[str], notes: list[str], console: Console) -> None:
@@ -40,7 +41,7 @@ def show_order(found: HostOrdering, names: list[str], notes: list[str], console:
         *(f"note       {one}" for one in notes),
     ]
     for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
+        say(console, line)
 
 
 def describe(network: Network, source: str) -> list[str]:

@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from rowwise.cli.progress import splits_bar
-from rowwise.cli.terminal import make_terminal, print_json, print_line
+from rowwise.cli.terminal import make_table, make_terminal, print_json, print_line
 from rowwise.errors import SpecError
 from rowwise.quantity import format_bytes, format_percent
 from rowwise.textfile import parse_whole
@@ -54,9 +53,7 @@ def pictures(
         print_json({"path": str(dest), "pictures": len(folder), "sizes": [cost._asdict() for cost in costs]})
         return
     print_line(f"wrote {dest}: {len(folder):,} pictures")
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("size", "bytes of a picture", "of the file"):
-        table.add_column(name, justify="right")
+    table = make_table((), ("size", "bytes of a picture", "of the file"))
     for cost in costs:
         table.add_row(str(cost.size), format_bytes(cost.mean_bytes), format_percent(cost.share))
     make_terminal().print(table, markup=False)

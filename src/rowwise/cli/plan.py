@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from rowwise.cli.code import load_recipe
-from rowwise.cli.terminal import escape_json, make_terminal
+from rowwise.cli.terminal import escape_json, make_terminal, say
 from rowwise.errors import SpecError
 from rowwise.quantity import format_bytes
 from rowwise.spec import LINKS, Codecs, Wire
@@ -187,7 +187,7 @@ def plan(  # noqa: PLR0913 - one for each option
     _show(result, (*notes, *search_notes), console, {diff: old_plans[diff]} if diff else {})
     explanation = _explain(result) if explain or html else None
     if explanation is not None and explain:
-        console.print(explanation.text(console.width).rstrip(), markup=False, soft_wrap=True)
+        say(console, explanation.text(console.width).rstrip())
     _write_files(result, explanation, files, console)
 
 
@@ -503,7 +503,7 @@ def _write_files(
             print(escape_json(text), end="")
         else:
             write_atomically(path, text)
-            console.print(f"wrote   {path}", markup=False, soft_wrap=True)
+            say(console, f"wrote   {path}")
     if not texts:
         console.print("the plan was not written; add --json plan.json to keep it", markup=False)
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from rowwise.cli.terminal import say
 from rowwise.plan import TIERS, Forecast, Plan
 from rowwise.quantity import format_bytes, format_seconds
 from rowwise.spec import state_width
@@ -38,7 +39,7 @@ def show_plan(result: "PlanResult", console: Console) -> None:
     if request.dense is not None:
         lines["dense"] = _describe_dense(request.dense, request)
     for lead, text in lines.items():
-        console.print(f"{lead:8}{text}", markup=False, soft_wrap=True)
+        say(console, f"{lead:8}{text}")
     if result.searched.out_of_time:
         advice = "the search ran out of time, so another run may find another plan; --seconds gives it more"
         show_note(advice, console)
@@ -74,7 +75,7 @@ def note_dense(result: "PlanResult") -> tuple[str, ...]:
 
 
 def show_note(text: str, console: Console) -> None:
-    console.print(f"note    {text}", markup=False, soft_wrap=True)
+    say(console, f"note    {text}")
 
 
 def show_differences(old: Plan, new: Plan, console: Console, name: str) -> None:
@@ -85,13 +86,9 @@ def show_differences(old: Plan, new: Plan, console: Console, name: str) -> None:
     times = ""
     if before and after and (before.model, before.batch) == (after.model, after.batch):
         times = f"; a step takes {format_seconds(after.step_s)}, before {format_seconds(before.step_s)}"
-    console.print(
-        f"diff    {len(changed):,} of {len(names):,} tables are placed differently in {name}{times}",
-        markup=False,
-        soft_wrap=True,
-    )
+    say(console, f"diff    {len(changed):,} of {len(names):,} tables are placed differently in {name}{times}")
     for line in lines[:MOST_LINES]:
-        console.print(line, markup=False, soft_wrap=True)
+        say(console, line)
     if len(lines) > MOST_LINES:
         console.print(f"... and {len(lines) - MOST_LINES:,} more lines")
 

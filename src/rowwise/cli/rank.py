@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rowwise.cli.console import LiveLine, show_result, show_start, stop_on_signals
 from rowwise.cli.run_request import RUN, NoteStore, RunRequest
-from rowwise.cli.terminal import make_terminal, print_json
+from rowwise.cli.terminal import make_terminal, print_json, say
 from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.errors import SpecError
@@ -54,7 +54,7 @@ def run_rank(
     with console.status("reading the data" if request.recipe else "reading the checkpoint"):
         run = _open_run(request, comm, notes, line if is_first else None, network)
     if network is not None:
-        console.print(network.ordered.in_words, markup=False, soft_wrap=True)
+        say(console, network.ordered.in_words)
     if is_first and notes is not None:
         notes.put(RUN, str(run.folder.path.absolute()))
     if is_first:
@@ -71,7 +71,7 @@ def run_rank(
         return 0
     command = request.resume_command(run.folder.path, comm.topology)
     lacking = f"{run.mirror_problem}; " if run.mirror_problem is not None else ""
-    console.print(f"{lacking}resume it with: {command}", markup=False, soft_wrap=True)
+    say(console, f"{lacking}resume it with: {command}")
     return 128 + (received[0] if received else signal.SIGTERM)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from rowwise.cli.stored import open_store
-from rowwise.cli.terminal import print_line
+from rowwise.cli.terminal import make_table, make_terminal, print_line
 from rowwise.errors import SpecError, StorageError
 
 if TYPE_CHECKING:
@@ -334,15 +334,11 @@ def _recording(folder: Path, share: str) -> "Recording":
 
 def _explain(memory: "RowMemory | None", on_device: dict[str, int | None] | None) -> None:
     """Print the tables: which have all rows in memory, or on a device, and which a cache."""
-    from rich.table import Table
-
-    from rowwise.cli.terminal import make_terminal
     from rowwise.quantity import format_bytes, format_rows
 
     assert memory is not None
-    shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("table", "rows", "bytes", "in memory", *(() if on_device is None else ("on the device",))):
-        shown.add_column(name, justify="right" if name in ("rows", "bytes") else "left")
+    places = ("in memory",) if on_device is None else ("in memory", "on the device")
+    shown = make_table(("table",), ("rows", "bytes"), places)
     cache_of = {table.name: one for one in memory.caches for table in one.tables}
     for table in sorted(memory.tables, key=lambda table: -table.size_bytes):
         found = cache_of.get(table.name)

@@ -16,7 +16,7 @@ from rowwise.cli.code import load_recipe
 from rowwise.cli.plan import check_outputs, read_plan, write_atomically
 from rowwise.cli.progress import fraction_bar
 from rowwise.cli.simulate_show import show_check, show_simulation, show_sweep
-from rowwise.cli.terminal import make_terminal, print_json
+from rowwise.cli.terminal import make_terminal, print_json, say
 from rowwise.errors import SpecError
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _write(found: "Simulation | Sweep", html: Path | None, console: Console, *, 
         from rowwise.report.simulation import draw_simulation
 
         write_atomically(html, draw_simulation(found))
-        console.print(f"wrote   {html}", markup=False, soft_wrap=True)
+        say(console, f"wrote   {html}")
 
 
 def _simulate(model: "SimulatedModel", place: "SimulatedMachine", trace: Path | None) -> "Simulation":

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 
+from rowwise.cli.terminal import make_table, say
 from rowwise.quantity import format_bytes, format_seconds, si_prefix
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def show_simulation(found: "Simulation", console: Console) -> None:
     for lead, text in lines.items():
         _line(console, lead, text)
     if found.uses:
-        table = _table("resource", "busy", "exposed")
+        table = make_table(("resource",), ("busy", "exposed"))
         for use in found.uses:
             table.add_row(use.resource, format_seconds(use.busy_s), format_seconds(use.exposed_s))
         console.print(table, markup=False)
@@ -39,7 +39,7 @@ def show_simulation(found: "Simulation", console: Console) -> None:
 def _show_help(found: "Simulation", console: Console) -> None:
     """What would help, and what limits."""
     if found.help:
-        table = _table("what would help", "a step", "less")
+        table = make_table(("what would help",), ("a step", "less"))
         for one in found.help:
             if one.saved >= HELPFUL:
                 how = "no latency" if one.what == "latency" else f"{one.what} twice as fast"
@@ -51,7 +51,7 @@ def _show_help(found: "Simulation", console: Console) -> None:
 
 def show_sweep(swept: "Sweep", console: Console) -> None:
     names = list(swept.rows[0].settings)
-    table = _table(*names, "a step", "samples/s", "of all sharded", "")
+    table = make_table(names[:1], (*names[1:], "a step", "samples/s", "of all sharded", ""))
     for row in swept.rows[:MOST_ROWS]:
         table.add_row(*(row.settings[name] for name in names), *_cells(row))
     console.print(table, markup=False)
@@ -69,7 +69,7 @@ def show_sweep(swept: "Sweep", console: Console) -> None:
 
 
 def show_check(found: "CheckedRun", console: Console) -> None:
-    table = _table("stage", "predicted", "measured", "predicted over measured")
+    table = make_table(("stage",), ("predicted", "measured", "predicted over measured"))
     for stage in found.stages:
         table.add_row(stage.stage, *_beside(stage.predicted_s, stage.measured_s))
     table.add_row("step", *_beside(found.predicted_s, found.measured_s))
@@ -110,12 +110,4 @@ def _show_notes(notes: tuple[str, ...], console: Console, *, runs_here: bool = T
 
 
 def _line(console: Console, lead: str, text: str) -> None:
-    console.print(f"{lead:8}{text}", markup=False, soft_wrap=True)
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column(first, no_wrap=True)
-    for name in others:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
+    say(console, f"{lead:8}{text}")

@@ -13,6 +13,7 @@ from functools import partial
 import msgspec
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 
 from rowwise.errors import SpecError
 from rowwise.textfile import printable
@@ -40,6 +41,20 @@ def refuse_nan(option: str, value: float | None, expected: str) -> None:
     """Raise for NaN, which passes typer's range check."""
     if value is not None and math.isnan(value):
         raise SpecError(f"{option} {value}", expected)
+
+
+def say(console: Console, text: str, style: str | None = None) -> None:
+    """Print a line as it is: without markup, and however long it is."""
+    console.print(text, style=style, markup=False, soft_wrap=True)
+
+
+def make_table(left: Iterable[str], right: Iterable[str] = (), last: Iterable[str] = ()) -> Table:
+    """A table of columns to the left, then of numbers to the right, then to the left again."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for names, justify in ((left, "left"), (right, "right"), (last, "left")):
+        for name in names:
+            table.add_column(name, justify=justify, overflow="fold", no_wrap=justify == "right")
+    return table
 
 
 def print_line(text: str) -> None:

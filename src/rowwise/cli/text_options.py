@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from rowwise.cli.terminal import say
 from rowwise.errors import SpecError
 
 if TYPE_CHECKING:
@@ -91,9 +92,9 @@ def show_how(reader: "Reader", console: Console) -> None:
     from rowwise.ingest.dialect import describe
 
     if isinstance(reader, CsvReader):
-        console.print(describe(reader.dialect), markup=False, soft_wrap=True)
+        say(console, describe(reader.dialect))
         if reader.copied:
             place = f"{reader.dialect.unpack_to} (other: --unpack-to, --unpacked-gb)"
-            console.print(f"files read from plain copies in {place}: {reader.copied:,}", markup=False, soft_wrap=True)
+            say(console, f"files read from plain copies in {place}: {reader.copied:,}")
     for note in getattr(reader, "notes", ()):
-        console.print(f"! {note}", style="yellow", markup=False, soft_wrap=True)
+        say(console, f"! {note}", "yellow")

@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from rowwise.cli.progress import splits_bar
-from rowwise.cli.terminal import make_terminal, print_json, print_line, refuse_nan
+from rowwise.cli.terminal import make_table, make_terminal, print_json, print_line, refuse_nan
 from rowwise.quantity import format_metric
 
 if TYPE_CHECKING:
@@ -73,9 +72,7 @@ def _show(outcome: "StudyOutcome", folder: Path) -> None:
     before = f", of the recipe as it is {format_metric(own.value or 0.0)}" if own is not None else ""
     value = f"{format_metric(best.value or 0.0)} (trial {best.number})"
     print_line(f"best {outcome.metric} on validation rows {value}{before}")
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("setting", "value", "importance"):
-        table.add_column(name)
+    table = make_table(("setting", "value", "importance"))
     for key, value in best.values.items():
         share = outcome.importance.get(key)
         table.add_row(key, value if isinstance(value, str) else f"{value:.4g}", "" if share is None else f"{share:.2f}")

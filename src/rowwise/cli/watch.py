@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rowwise.cli.terminal import escape_json, make_terminal, refuse_nan
+from rowwise.cli.terminal import escape_json, make_table, make_terminal, refuse_nan, say
 from rowwise.errors import RowwiseError, SpecError
 from rowwise.storage.folder import parse_folder
 
@@ -109,18 +109,17 @@ def _shown(*, as_json: bool) -> Iterator[Callable[[Sequence["RunStatus"]], None]
             else:
                 run, word, *cells = cells_of(one)
                 named = (f"{name} {cell}" for name, cell in zip(COLUMNS[2:], cells, strict=True) if cell)
-                console.print(f"{run} {word}: {', '.join(named)}", markup=False, soft_wrap=True)
+                say(console, f"{run} {word}: {', '.join(named)}")
 
     yield show
 
 
 def _table(runs: Sequence["RunStatus"]) -> "Table":
     from rich.markup import escape
-    from rich.table import Table
 
     from rowwise.report.watch_pages import COLUMNS, cells_of
 
-    table = Table(*COLUMNS, box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table = make_table(COLUMNS)
     for one in runs:
         table.add_row(*map(escape, cells_of(one)))
     for one in runs:
@@ -157,7 +156,7 @@ def _answering(
     with listener:
         thread.start()
         where = f"http://{host}:{listener.getsockname()[1]}"
-        make_terminal(stderr=True).print(f"{where}/ and {where}/metrics", markup=False, soft_wrap=True)
+        say(make_terminal(stderr=True), f"{where}/ and {where}/metrics")
         try:
             yield
         finally:
