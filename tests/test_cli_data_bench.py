@@ -120,7 +120,6 @@ def test_what_people_see(folder):
     ("args", "said"),
     [
         (["none.parquet"], "none.parquet: no such file or folder"),
-        (["a.parquet", "--splits", "0"], "--splits 0: expected at least 1"),
         (
             ["a.parquet", "--samples-s", "fast"],
             "--samples-s fast: expected samples a second, such as 50000, 300k or 1M",

@@ -366,12 +366,9 @@ def test_options_are_refused_in_one_line(refused, tmp_path):
     assert "; did you mean 'dlrm-synthetic'?" in refused("--recipe", "dlrm-syntetic", *machine)
     assert "--set with --tables" in refused(*given, "--set", "train.batch=4")
     assert "--dim is for --tables" in refused("--recipe", "dlrm-synthetic", *machine, "--dim", 4)
-    assert "--batch 0: expected at least 1" in refused(*given, "--batch", 0)
-    assert "--dim -4: expected at least 1" in refused(*given, "--dim", -4)
     assert "--model 'best': expected learned, roofline, torchrec" in refused(*given, "--model", "best")
     assert "--seconds -1.0: expected 0 seconds or more" in refused(*given, "--seconds", -1)
     assert "--seconds nan: expected 0 seconds or more" in refused(*given, "--seconds", "nan")
-    assert "--seed -1: expected 0 to 2**31 - 1" in refused(*given, "--seed", -1)
     assert "--certify 'long': expected a number of seconds, such as 30 or 30s" in refused(*given, "--certify", "long")
     assert "--layouts 'table_wise,rows': 'rows': expected one or more of" in refused(
         *given, "--layouts", "table_wise,rows"
@@ -400,7 +397,6 @@ def test_options_are_refused_in_one_line(refused, tmp_path):
     assert "--wire host.forward=fp16: --model torchrec does not model wires: expected another mo" in refused(
         *given, *one, "--model", "torchrec"
     )
-    assert "--measure -2: expected 1 to 16 plans" in refused(*given, "--measure", -2)
     assert "--measure with --replan or --certify" in refused(*given, "--measure", 2, "--certify", 1)
     wide = ("--tables", "tables.csv", "--topology", "2x2xcpu")
     assert "a plan for 2 hosts of 2 devices cannot be measured here" in refused(*wide, *QUICK, "--measure", 2)

@@ -134,7 +134,6 @@ TABLES = ("--tables", "tables.csv")
         (("dlrm-synthetic", *TABLES, "--topology", "2xzionex"), "both are given"),
         (TABLES, "--topology is not given: expected a machine such as 8xa100-like"),
         ((*TABLES, "--topology", "2xzionx"), "no hardware preset 'zionx'; there are zionex"),
-        ((*TABLES, "--topology", "2xzionex", "--batch", "0"), "--batch 0: expected at least 1"),
         ((*TABLES, "--topology", "2xzionex", "--batch", "1"), "batch=1: 2 ranks cannot share so few samples"),
         ((*TABLES, "--topology", "2xzionex", "--dense", "5"), "--dense '5': expected widths"),
         ((*TABLES, "--topology", "2xzionex", "--set", "a=1"), "--set with --tables: expected a recipe"),

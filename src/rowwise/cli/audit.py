@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from rowwise.cli.options import AsJson, HtmlFile
 from rowwise.cli.plan import check_outputs, write_atomically
 from rowwise.cli.terminal import print_json, print_line
 from rowwise.errors import DataError
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 def audit(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of versions that was served.")],
     records: Annotated[Path, typer.Argument(help="The folder of rowwise serve --record.")],
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result as an HTML page.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    html: HtmlFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Compute the recorded answers of a server again, and compare them bit by bit.
 

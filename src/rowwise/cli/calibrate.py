@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 from rowwise.cli.environment import CommandEnvironment
+from rowwise.cli.options import MOST_SEED, Dim
 from rowwise.cli.progress import fraction_bar
 from rowwise.cli.terminal import make_terminal, say
 from rowwise.errors import PeerError, SpecError
@@ -44,16 +45,22 @@ def calibrate(  # noqa: PLR0913 - one for each option
         float, typer.Option(metavar="N", help="Minutes to measure in total; a later call with more minutes continues.")
     ] = 10.0,
     nproc: Annotated[
-        int | None, typer.Option(metavar="N", help=f"Number of ranks (default: {DEFAULT_RANKS}, or 1 on one core).")
+        int | None,
+        typer.Option(
+            min=1, max=MOST_THREADS, metavar="N", help=f"Number of ranks (default: {DEFAULT_RANKS}, or 1 on one core)."
+        ),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(metavar="N", help="Threads of each rank (default: 1; with one rank, all cores).")
+        int | None,
+        typer.Option(
+            min=1, max=MOST_THREADS, metavar="N", help="Threads of each rank (default: 1; with one rank, all cores)."
+        ),
     ] = None,
     tables: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Measure tables like those in FILE, as for rowwise plan.")
     ] = None,
-    dim: Annotated[int | None, typer.Option(help="Embedding dimension of tables for which FILE has none.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed for the random sets of tables.")] = 0,
+    dim: Dim = None,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed for the random sets of tables.")] = 0,
     device: Annotated[str, typer.Option(help="Device to measure: cpu or cuda.")] = "cpu",
     transport: Annotated[
         str | None, typer.Option(help="How ranks exchange tensors: shared (memory) or gloo (default: shared).")
@@ -114,11 +121,6 @@ def _make_spec(
 ) -> "MeasurementSpec":
     from rowwise.calibrate.folder import MeasurementSpec, limits_of_machine
 
-    for option, value in (("nproc", nproc), ("threads", threads)):
-        if value is not None and not 1 <= value <= MOST_THREADS:
-            raise SpecError(f"--{option} {value}", f"1 to {MOST_THREADS}")
-    if not 0 <= seed < 1 << 31:
-        raise SpecError(f"--seed {seed}", "0 to 2**31 - 1")
     transport_name = TRANSPORTS[0] if transport is None else transport
     for option, got, known in (("device", device, DEVICES), ("transport", transport_name, TRANSPORTS)):
         if got not in known:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rowwise.cli.ckpt_show import show_checkpoints, show_differences, show_match, show_tensors, show_verdict
+from rowwise.cli.options import AsJson
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import make_terminal, print_json, print_line
 from rowwise.errors import SpecError
@@ -29,7 +30,6 @@ CheckpointFolder = Annotated[
     str, typer.Argument(metavar="CKPT", help="The folder or URL of a checkpoint, or of a run for its last checkpoint.")
 ]
 NewFolder = Annotated[Path, typer.Argument(help="The checkpoint folder to write; must not exist yet.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 PlanFile = Annotated[
     Path | None, typer.Option("--plan", metavar="FILE", help="A sharding plan (JSON, from rowwise plan).")
 ]

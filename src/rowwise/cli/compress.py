@@ -15,6 +15,7 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rowwise.cli.code import load_recipe
 from rowwise.cli.convert import parse_size
 from rowwise.cli.environment import CommandEnvironment
+from rowwise.cli.options import MOST_SEED, Changes, RecipeName
 from rowwise.cli.progress import fraction_bar
 from rowwise.cli.terminal import make_terminal, say
 from rowwise.errors import SpecError
@@ -29,13 +30,8 @@ MOST_RATIO, MOST_MINUTES = 1e6, 1e5
 
 def compress(  # noqa: PLR0913 - one for each option
     ctx: typer.Context,
-    recipe: Annotated[str, typer.Argument(help="A YAML file, or the name of a built-in recipe (see rowwise ls).")],
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a value of the recipe: --set train.epochs=2; may be repeated."
-        ),
-    ] = None,
+    recipe: RecipeName,
+    changes: Changes = None,
     ratio: Annotated[
         float | None,
         typer.Option(metavar="N", help="How many times fewer bytes all tables together take, such as 10."),
@@ -57,12 +53,14 @@ def compress(  # noqa: PLR0913 - one for each option
         typer.Option(metavar="A,B,...", help="Kinds of id maps to try, such as hash,learned (default: all)."),
     ] = None,
     rows: Annotated[
-        int | None, typer.Option(metavar="N", help="Train each trial on at most N rows: faster, less exact.")
+        int | None, typer.Option(min=1, metavar="N", help="Train each trial on at most N rows: faster, less exact.")
     ] = None,
     minutes: Annotated[
         float | None, typer.Option(metavar="N", help="End in about N minutes: trials train on as many rows as fit.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of trials and maps (default: the recipe's).")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=MOST_SEED, help="Seed of trials and maps (default: the recipe's).")
+    ] = None,
 ) -> None:
     """Compress large tables with id maps, so that ids share rows and all tables fit into a budget of bytes.
 
@@ -78,7 +76,7 @@ def compress(  # noqa: PLR0913 - one for each option
     Example: rowwise compress mine.yaml --budget 100MB --history "week < 40" --rows 1000000 --out smaller
     """
     goal = _parse_goal(ratio, budget, methods)
-    _check_numbers(rows, minutes, seed)
+    _check_minutes(minutes, rows)
     environment: CommandEnvironment = ctx.obj
     if environment.torchrun is not None:
         raise SpecError("rowwise compress trains in one process", hint="run it without torchrun")
@@ -137,15 +135,11 @@ def _parse_goal(ratio: float | None, budget: str | None, methods: str | None) ->
     return CompressionGoal(ratio=ratio, budget_bytes=budget_bytes, methods=names)
 
 
-def _check_numbers(rows: int | None, minutes: float | None, seed: int | None) -> None:
-    if rows is not None and rows < 1:
-        raise SpecError(f"--rows {rows}", "at least 1")
+def _check_minutes(minutes: float | None, rows: int | None) -> None:
     if minutes is not None and not 0 < minutes < MOST_MINUTES:
         raise SpecError(f"--minutes {minutes:g}", "a number of minutes above 0, such as 30")
     if minutes is not None and rows is not None:
         raise SpecError(f"--minutes {minutes:g} and --rows {rows}", "one of them, as both say how far trials train")
-    if seed is not None and not 0 <= seed < 1 << 31:
-        raise SpecError(f"--seed {seed}", "0 to 2**31 - 1")
 
 
 def _show(advice: "CompressionAdvice", console: Console, *, explain: bool) -> None:

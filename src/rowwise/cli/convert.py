@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from rowwise.cli import text_options
+from rowwise.cli.options import AsJson
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import make_terminal, print_json, say
 from rowwise.errors import DataError, SpecError
@@ -69,7 +70,7 @@ def convert(  # noqa: PLR0913 - one for each option
         typer.Option(help="Order columns by a JSON file {column: uses}, or none (default: uses in the last 7 days)."),
     ] = None,
     memory: Annotated[str, typer.Option(metavar="SIZE", help="Most memory to use.")] = "2GB",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Rewrite files as a warehouse: a Parquet column for each feature, in row groups of the size that training reads.
 

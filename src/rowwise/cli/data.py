@@ -9,6 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from rowwise.cli import text_options
+from rowwise.cli.options import AsJson
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import make_terminal, print_json, print_line, say
 from rowwise.errors import DataError, SpecError
@@ -54,7 +55,7 @@ def get(
 
 def ls(
     to: Annotated[Path, typer.Option(help="Folder of all datasets.")] = Path("data"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the datasets: what they are, how they are split, and which of them are in the folder.
 

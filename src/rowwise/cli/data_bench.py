@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from rowwise.cli.code import load_recipe
+from rowwise.cli.options import AsJson
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import make_terminal, print_json, say
 from rowwise.errors import DataError, SpecError
@@ -47,9 +48,9 @@ def bench(
         ),
     ] = None,
     splits: Annotated[
-        int, typer.Option(metavar="N", help="Number of splits to prepare, evenly spaced in the data.")
+        int, typer.Option(min=1, metavar="N", help="Number of splits to prepare, evenly spaced in the data.")
     ] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure how fast one worker prepares rows, where its time goes, and how many workers a training needs.
 
@@ -65,8 +66,6 @@ def bench(
     from rowwise.ingest.bench.verdict import SPEEDS, judge
 
     speeds = SPEEDS if samples_s is None else (_parse_speed(samples_s),)
-    if splits < 1:
-        raise SpecError(f"--splits {splits}", "at least 1")
     with splits_bar(make_terminal(stderr=True), "preparing rows") as tell:
         subject = _open_subject(path, recipe)
         from rowwise.ingest.bench.measure import measure

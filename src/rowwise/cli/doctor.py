@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from rowwise.cli.environment import CommandEnvironment
+from rowwise.cli.options import AsJson
 from rowwise.cli.terminal import Terminal, print_json, refuse_nan, say
 from rowwise.recipes.machine import Environment, NativeLibrary
 
@@ -41,7 +42,7 @@ class DoctorReport:
 
 def doctor(
     ctx: typer.Context,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    as_json: AsJson = False,
     seconds: Annotated[float, typer.Option(min=0, max=MOST_SECONDS, help="Seconds that the self-test takes.")] = 10.0,
 ) -> None:
     """Show versions, processor and memory, test the native kernels against their reference, and measure the disk.

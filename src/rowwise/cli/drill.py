@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rowwise.cli.options import AsJson
 from rowwise.cli.terminal import make_table, make_terminal, print_json, say
 from rowwise.errors import SpecError
 from rowwise.scratch import Scratch
@@ -32,7 +33,7 @@ def drill(
         Path | None,
         typer.Option(help="Folder of the job, on the disk to test; it is kept (default: a temporary folder)."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Inject faults into a small training job or server, and check that it recovers with the same result, bit for bit.
 

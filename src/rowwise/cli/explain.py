@@ -8,7 +8,8 @@ import typer
 
 from rowwise.cli.code import warn_of_run_code
 from rowwise.cli.console import show_warning
-from rowwise.cli.measure import DataOption, RunArgument, Which
+from rowwise.cli.measure import DataOption
+from rowwise.cli.options import AsJson, RunArgument, Which
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import make_table, make_terminal, print_json, print_line, refuse_nan
 
@@ -27,7 +28,7 @@ def explain(  # noqa: PLR0913 - one for each option
     rows: Annotated[int, typer.Option(min=100, max=1_000_000, help="Rows to score at most.")] = 20_000,
     repeats: Annotated[int, typer.Option(min=1, max=100, help="Permutations of each feature.")] = 5,
     seconds: Annotated[float, typer.Option(min=1, max=1e5, help="About how long it may take.")] = 60.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Explain a trained model: importance of features, effects of ids and numbers, calibration, drift.
 

@@ -9,6 +9,7 @@ import typer
 
 from rowwise.cli.code import warn_of_run_code
 from rowwise.cli.console import show_warning
+from rowwise.cli.options import AsJson, RunArgument, Which
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.stored import open_store
 from rowwise.cli.terminal import make_table, make_terminal, print_json, print_line
@@ -27,11 +28,10 @@ if TYPE_CHECKING:
 
 SHOWN = ("ne", "auc", "rmse", "loss")  # of test metrics
 ServedFolder = Annotated[str, typer.Argument(metavar="DIR|URL", help="The folder or URL that is served.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
 def export(  # noqa: PLR0913 - one for each option
-    run: Annotated[Path, typer.Argument(help="The folder of a run, such as runs/dlrm-synthetic/1.")],
+    run: RunArgument,
     folder: ServedFolder,
     rows: Annotated[
         RowType | None, typer.Option(help="Row type of the tables, where it is smaller (default: as trained).")
@@ -51,7 +51,7 @@ def export(  # noqa: PLR0913 - one for each option
     recall: Annotated[
         float, typer.Option(help="Share of the best items that an index of 20,000 or more items has to find.")
     ] = 0.99,
-    which: Annotated[str, typer.Option(help="The checkpoint to use: best, last or step-<number>.")] = "best",
+    which: Which = "best",
     explain: Annotated[bool, typer.Option("--explain", help="Print what --rows costs on the test rows.")] = False,
     follow: Annotated[
         bool, typer.Option("--follow", help="Write each new checkpoint as a version, until the run has finished.")

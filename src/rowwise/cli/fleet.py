@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from rowwise.cli.options import AsJson
 from rowwise.cli.serve import make_row_tiers
 from rowwise.cli.terminal import make_table, make_terminal, print_json
 from rowwise.errors import PeerError, SpecError
@@ -55,7 +56,7 @@ def fleet(  # noqa: PLR0913 - one for each option
     ] = None,
     redis: Annotated[str | None, typer.Option(metavar="URL", help="Redis, as of rowwise serve.")] = None,
     check: Annotated[bool, typer.Option(help="Send requests at random times, and compare with the forecast.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say how many replicas of a server a rate of requests needs, and how long requests will take.
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rowwise.cli.code import warn_of_run_code
 from rowwise.cli.console import show_warning
 from rowwise.cli.ensemble import print_ensemble_json, show_ensemble
+from rowwise.cli.options import AsJson, RunArgument, Which
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import make_table, make_terminal, print_json, print_line, say
 from rowwise.errors import SpecError
@@ -25,8 +26,6 @@ RunsArgument = Annotated[
     list[Path],
     typer.Argument(metavar="RUN", help="The folder of a run, or of several, whose probabilities are averaged."),
 ]
-RunArgument = Annotated[Path, typer.Argument(help="The folder of a run, such as runs/dlrm-synthetic/1.")]
-Which = Annotated[str, typer.Option(help="The checkpoint to use: best, last or step-<number>.")]
 DataOption = Annotated[
     str | None, typer.Option(help="Rows to use: parquet:PATH, csv:PATH or a path (default: the recipe's test rows).")
 ]
@@ -39,7 +38,7 @@ def evaluate(
     slices: Annotated[
         str | None, typer.Option(help="Features whose most frequent ids get their own metrics, such as user,city.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure a trained model on its test rows or on other files; of several, each run and their mean.
 

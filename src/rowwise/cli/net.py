@@ -16,6 +16,7 @@ import typer
 from rich.progress import BarColumn, TextColumn
 
 from rowwise.cli.environment import CommandEnvironment
+from rowwise.cli.options import AsJson, HtmlFile
 from rowwise.cli.progress import fraction_bar
 from rowwise.cli.terminal import make_terminal, print_json, refuse_nan
 from rowwise.errors import PeerError, RowwiseError, SpecError
@@ -78,8 +79,8 @@ def probe(
 
 def show(
     network: NetworkFile,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with all rates to FILE.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the network as one JSON object.")] = False,
+    html: HtmlFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show the hosts of a network, their groups and uplinks, slow hosts, and how old the numbers are.
 
@@ -110,7 +111,7 @@ def order(
     hosts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the hosts in order, one a line, for mpirun or srun.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find the order of hosts in which a collective takes least, and compare it with others and with a bound.
 

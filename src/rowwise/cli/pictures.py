@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rowwise.cli.options import AsJson
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import make_table, make_terminal, print_json, print_line
 from rowwise.errors import SpecError
@@ -27,7 +28,7 @@ def pictures(
         float, typer.Option(help="Least similarity of a copy from a prefix to the copy from the whole file.")
     ] = 0.95,
     quality: Annotated[int, typer.Option(help="JPEG quality of files that are no progressive JPEGs.")] = 90,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Rewrite pictures as progressive JPEGs in one file, with the number of scans that a copy of each size needs.
 

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from rowwise.cli.code import load_recipe
+from rowwise.cli.options import BATCH, MOST_SEED, Changes, Dim, GlobalBatch, HtmlFile
 from rowwise.cli.terminal import escape_json, make_terminal, say
 from rowwise.errors import SpecError
 from rowwise.quantity import format_bytes
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from rowwise.planner.pipeline import PlanResult
     from rowwise.planner.problem import PlanRequest
 
-BATCH = 65536
 SECONDS = 1.0
 PROGRESS_AFTER_s = 2.0  # longer searches show a bar
 MODELS = ("learned", "roofline", "torchrec")
@@ -73,10 +73,6 @@ class SearchOptions:
         for name, value in (("seconds", self.seconds), ("certify", self.certify_s)):
             if value is not None and not 0 <= value < 1e6:
                 raise SpecError(f"--{name} {value}", "0 seconds or more")
-        if not 0 <= self.measured <= MOST_MEASURED:
-            raise SpecError(f"--measure {self.measured}", f"1 to {MOST_MEASURED} plans")
-        if not 0 <= self.seed < 1 << 31:
-            raise SpecError(f"--seed {self.seed}", "0 to 2**31 - 1")
 
     @property
     def expected_s(self) -> float:
@@ -91,10 +87,7 @@ def plan(  # noqa: PLR0913 - one for each option
         ),
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="A recipe whose tables to plan, instead of --tables.")] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; may be repeated."),
-    ] = None,
+    changes: Changes = None,
     topology: Annotated[
         str | None,
         typer.Option(
@@ -102,8 +95,8 @@ def plan(  # noqa: PLR0913 - one for each option
             help="Hosts x devices x preset or profile: 8xa100-like, 16x8xzionex; or a JSON file.",
         ),
     ] = None,
-    batch: Annotated[int | None, typer.Option(help=f"Global batch size (default: {BATCH}, or the recipe's).")] = None,
-    dim: Annotated[int | None, typer.Option(help="Embedding dimension of tables for which FILE has none.")] = None,
+    batch: GlobalBatch = None,
+    dim: Dim = None,
     constraints: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Constraints as JSON: pin, forbid, together, layouts, reserve.")
     ] = None,
@@ -135,19 +128,22 @@ def plan(  # noqa: PLR0913 - one for each option
     seconds: Annotated[
         float | None, typer.Option(metavar="S", help=f"Seconds to search (default: {SECONDS:g}; with --replan, 0.05).")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of the search.")] = 0,
     certify: Annotated[
         str, typer.Option(metavar="S", help="Seconds to tighten the lower bound after the search: --certify 30s.")
     ] = "0",
     measure: Annotated[
-        int, typer.Option(metavar="K", help="Run the K best plans on this machine, and choose the fastest.")
+        int,
+        typer.Option(
+            min=0, max=MOST_MEASURED, metavar="K", help="Run the K best plans on this machine, and choose the fastest."
+        ),
     ] = 0,
     method: Annotated[
         str | None,
         typer.Option(metavar="NAME", help=f"A published method instead of the search: {PUBLISHED_METHODS}."),
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Print the reason for the place of each table.")] = False,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the explanation as an HTML page.")] = None,
+    html: HtmlFile = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan as JSON; - prints it.")] = None,
     diff: Annotated[Path | None, typer.Option(metavar="PLAN", help="Print the differences to another plan.")] = None,
     replan: Annotated[
@@ -202,9 +198,6 @@ def make_request(arguments: PlanArguments) -> "tuple[PlanRequest, tuple[str, ...
         raise SpecError(f"--tables or --recipe: {got}", "one of them")
     if arguments.topology is None:
         raise SpecError("--topology is not given", TOPOLOGIES)
-    for name, value in (("batch", arguments.batch), ("dim", arguments.dim)):
-        if value is not None and value < 1:
-            raise SpecError(f"--{name} {value}", "at least 1")
     machine = machine_named(arguments.topology)
     if arguments.memory is not None:
         machine, arguments = _limit_memory(machine, arguments.memory), replace(arguments, tiers=_disk_tiers(arguments))

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from rowwise.cli.options import RecipeName
 from rowwise.cli.terminal import make_terminal, print_line
 
 WIDTH = 140
@@ -35,7 +36,7 @@ def ls() -> None:
 
 
 def cp(
-    recipe: Annotated[str, typer.Argument(help="A YAML file, or the name of a built-in recipe (see rowwise ls).")],
+    recipe: RecipeName,
     to: Annotated[Path, typer.Argument(help="The new YAML file, or the folder to put it into.")] = Path(),
 ) -> None:
     """Copy a recipe into a file that you can edit.

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from rowwise.cli.code import load_recipe
+from rowwise.cli.options import BATCH, AsJson, Changes, Dim, GlobalBatch, HtmlFile
 from rowwise.cli.plan import check_outputs, read_plan, write_atomically
 from rowwise.cli.progress import fraction_bar
 from rowwise.cli.simulate_show import show_check, show_simulation, show_sweep
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from rowwise.records import Simulation, Sweep
     from rowwise.simulate.simulation import SimulatedMachine, SimulatedModel
 
-BATCH = 65536
 DENSE = "512,256,64:512,256,1"
 
 
@@ -33,10 +33,7 @@ def simulate(  # noqa: PLR0913 - one for each option
     recipe: Annotated[
         str | None, typer.Argument(help="A recipe by name or path; or --tables and --dense instead.")
     ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; may be repeated."),
-    ] = None,
+    changes: Changes = None,
     tables: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Tables as CSV or JSON, as for rowwise plan.")
     ] = None,
@@ -47,12 +44,12 @@ def simulate(  # noqa: PLR0913 - one for each option
             help=f"With --tables: the MLPs before and after the vectors, 826*22 for 22 alike (default: {DENSE}).",
         ),
     ] = None,
-    dim: Annotated[int | None, typer.Option(help="Embedding dimension of tables for which FILE has none.")] = None,
+    dim: Dim = None,
     topology: Annotated[
         str | None,
         typer.Option(metavar="MACHINE", help="Hosts x devices x preset or profile: 16x8xzionex, 2x8xh100-like."),
     ] = None,
-    batch: Annotated[int | None, typer.Option(help=f"Global batch size (default: {BATCH}, or the recipe's).")] = None,
+    batch: GlobalBatch = None,
     network: Annotated[
         Path | None, typer.Option(metavar="NET", help="A network between the hosts, instead of the profile's rates.")
     ] = None,
@@ -69,11 +66,11 @@ def simulate(  # noqa: PLR0913 - one for each option
             help="Try all combinations: hardware, hosts, devices, memory, network (2x), batch, depth, dense, wire.",
         ),
     ] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result as an HTML page.")] = None,
+    html: HtmlFile = None,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write steps as a Chrome trace, for Perfetto.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    as_json: AsJson = False,
     check: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Compare a run with its simulation, stage by stage.")
     ] = None,
@@ -94,13 +91,9 @@ def simulate(  # noqa: PLR0913 - one for each option
     if check is not None:
         _check(check, as_json=as_json)
         return
-    if dim is not None and dim < 1:
-        raise SpecError(f"--dim {dim}", "at least 1")
     machine = _read_machine(topology, network)
     model = _read_model(recipe, tuple(changes or ()), tables, dense, dim, machine)
     if batch is not None:
-        if batch < 1:
-            raise SpecError(f"--batch {batch}", "at least 1")
         model = replace(model, batch=batch)
     place = _place(machine, network, plan, even=even)
     console = make_terminal(quiet=as_json)

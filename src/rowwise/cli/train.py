@@ -13,6 +13,7 @@ from rowwise.cli.console import show_outlook
 from rowwise.cli.environment import CommandEnvironment
 from rowwise.cli.job import JobRequest, parse_settings
 from rowwise.cli.launch import TIMEOUT_S, launch, parse_ranks
+from rowwise.cli.options import Changes, RecipeName
 from rowwise.cli.run_request import RunRequest
 from rowwise.cli.terminal import make_terminal, print_json
 from rowwise.errors import SpecError
@@ -24,12 +25,6 @@ RUNS = Path("runs")
 MOST_NODES = 10_000
 SCHEDULERS = ("slurm", "ray", "kubernetes")
 FEWEST_SEEDS, MOST_SEEDS = 2, 100
-Changes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change a value of the recipe: --set train.epochs=2; may be repeated."
-    ),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object, and nothing else.")]
 Nproc = Annotated[
     int | None, typer.Option(metavar="N", help="Number of ranks, as processes on this machine. Not with torchrun.")
@@ -65,7 +60,7 @@ Profile = Annotated[
 
 def train(  # noqa: PLR0913 - one for each option
     ctx: typer.Context,
-    recipe: Annotated[str, typer.Argument(help="A YAML file, or the name of a built-in recipe (see rowwise ls).")],
+    recipe: RecipeName,
     changes: Changes = None,
     runs: Annotated[Path | None, typer.Option(help=f"Folder of all runs (default: {RUNS}).")] = None,
     run: Annotated[

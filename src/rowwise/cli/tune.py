@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rowwise.cli.options import AsJson, Changes, RecipeName
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import make_table, make_terminal, print_json, print_line, refuse_nan
 from rowwise.quantity import format_metric
@@ -14,15 +15,13 @@ if TYPE_CHECKING:
 
 
 def tune(  # noqa: PLR0913 - one for each option
-    recipe: Annotated[str, typer.Argument(help="A recipe file, or a name from rowwise ls.")],
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe.")
-    ] = None,
+    recipe: RecipeName,
+    changes: Changes = None,
     trials: Annotated[int, typer.Option(min=1, max=100_000, help="Trials of the study in all.")] = 25,
     minutes: Annotated[float | None, typer.Option(min=0, max=1e6, help="Begin no trial later than this.")] = None,
     nproc: Annotated[int, typer.Option(min=1, max=256, help="Trials that run at the same time, as processes.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Folder of the study (default: tune/RECIPE).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Search better settings for a recipe, by its metric on the validation rows.
 

@@ -1,0 +1,22 @@
+"""Options and arguments that several commands have."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+BATCH = 65536  # samples of a step of tables without a recipe
+MOST_SEED = (1 << 31) - 1
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+RecipeName = Annotated[str, typer.Argument(help="A YAML file, or the name of a built-in recipe (see rowwise ls).")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a value of the recipe: --set train.epochs=2; may be repeated."
+    ),
+]
+RunArgument = Annotated[Path, typer.Argument(help="The folder of a run, such as runs/dlrm-synthetic/1.")]
+Which = Annotated[str, typer.Option(help="The checkpoint to use: best, last or step-<number>.")]
+Dim = Annotated[int | None, typer.Option(min=1, help="Embedding dimension of tables for which FILE has none.")]
+GlobalBatch = Annotated[int | None, typer.Option(min=1, help=f"Global batch size (default: {BATCH}, or the recipe's).")]
+HtmlFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result as an HTML page.")]
