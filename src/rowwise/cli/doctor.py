@@ -1,18 +1,17 @@
 """`rowwise doctor`: describes this machine and installation for a bug report, tests the kernels, measures the disk."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from rowwise.cli.environment import CommandEnvironment
 from rowwise.cli.options import AsJson
+from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import Terminal, print_json, refuse_nan, say
 from rowwise.recipes.machine import Environment, NativeLibrary
 
@@ -56,9 +55,10 @@ def doctor(
     """
     refuse_nan("--seconds", seconds, "a number of seconds, such as 10")
     console = Terminal(highlight=False)
-    with _show_progress(console, seconds, quiet=as_json) as tell:
+    with splits_bar(Terminal(quiet=as_json), "self-test") as bar:
         environment = ctx.find_object(CommandEnvironment)
-        report = _self_test(environment.omp_wait_policy if environment else "not set", seconds, tell)
+        policy = environment.omp_wait_policy if environment else "not set"
+        report = _self_test(policy, seconds, lambda gone_s: bar(min(gone_s, seconds), seconds))
     if as_json:
         print_json({"ok": report.ok, **asdict(report), "disk": report.disk})
     else:
@@ -78,15 +78,6 @@ def _self_test(omp_wait_policy: str, seconds: float, tell: Callable[[float], Non
 
     result = run_selftest(native.isa_sets, seconds, tell)
     return DoctorReport(machine=machine, native=native, result=result, disk=disk, error="")
-
-
-@contextmanager
-def _show_progress(console: Console, seconds: float, quiet: bool) -> Iterator[Callable[[float], None]]:
-    """A bar of elapsed seconds, on terminals only."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
-        task = bar.add_task("self-test", total=seconds)
-        yield lambda gone_s: bar.update(task, completed=min(gone_s, seconds))
 
 
 def _show(report: DoctorReport, console: Console) -> None:

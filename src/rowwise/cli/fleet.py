@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -18,6 +17,7 @@ import typer
 
 from rowwise.cli.options import AsJson
 from rowwise.cli.serve import make_row_tiers
+from rowwise.cli.signals import handle_signals
 from rowwise.cli.terminal import make_table, make_terminal, print_json
 from rowwise.errors import PeerError, SpecError
 
@@ -124,7 +124,7 @@ def _one_worker(folder: Path, options: list[str]) -> Iterator["StartedServer"]:
     """A server with one worker, which ends with the `with`."""
     from rowwise.serve.start import end_server, start_server
 
-    with _ended_by_sigterm(), tempfile.TemporaryFile("w+") as errors:
+    with handle_signals(_end, (signal.SIGTERM,)), tempfile.TemporaryFile("w+") as errors:
         tell = partial(print, file=sys.stderr)  # what the version runs
         server = start_server(
             [str(folder), "--workers", "1", "--rows-at-once", str(ROWS_AT_ONCE), *options], errors=errors, tell=tell
@@ -139,18 +139,9 @@ def _one_worker(folder: Path, options: list[str]) -> Iterator["StartedServer"]:
             end_server(server.process, END_S)
 
 
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end this process like an exception, so that the server ends before it."""
-
-    def end(number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _end(number: int) -> None:
+    """End this process like an exception, so that the server ends before it."""
+    raise SystemExit(128 + number)
 
 
 def _make_load(folder: Path, url: str, rows: int) -> "Load":

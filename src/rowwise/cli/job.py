@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
@@ -15,7 +16,7 @@ from urllib.parse import quote
 import msgspec
 
 from rowwise.errors import DataError, SpecError
-from rowwise.textfile import decode_json, printable, read_bytes, read_text, write_new
+from rowwise.textfile import decode_json, printable, read_bytes, read_text, replace_file
 from rowwise.value import Value
 
 State = Literal["pending", "running", "completed", "failed", "cancelled", "gone"]
@@ -62,6 +63,16 @@ class JobRequest:
         bad = next((text for text in texts if not text.isprintable()), None)
         if bad is not None:
             raise SpecError(f"{bad!r} in the script of a job", "printable characters")
+
+    def run_of(self, name: str) -> Path:
+        """The folder of the run, if the job has this name."""
+        return self.run or self.runs / self.recipe / name
+
+    def submitted(self, name: str, job_id: str, log: str, cluster: str) -> Job:
+        """The record of the job that a scheduler has made of it; `log` is in the working folder."""
+        now = datetime.now().astimezone().isoformat(timespec="seconds")
+        run, path = str(self.run_of(name)), str(self.cwd / log)
+        return Job(name=name, id=job_id, recipe=self.recipe, run=run, log=path, submitted=now, cluster=cluster)
 
 
 def parse_settings(pairs: Sequence[str]) -> dict[str, str]:
@@ -139,9 +150,7 @@ def _read_output(name: str, process: subprocess.Popen[bytes], within_s: float) -
 def save_record(job: Job) -> None:
     folder = Path.home() / RECORDS
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f".{job.name}.{os.getpid()}"
-    write_new(part, msgspec.json.encode(job))
-    part.replace(folder / f"{quote(job.full_name, safe='@')}.json")
+    replace_file(folder / f"{quote(job.full_name, safe='@')}.json", msgspec.json.encode(job))
 
 
 def read_records() -> list[Job]:

@@ -110,8 +110,7 @@ def _name_of(recipe: str) -> str:
 
 
 def _pod(request: JobRequest, settings: dict[str, str], name: str) -> dict[str, Any]:
-    run = request.run or request.runs / request.recipe / name
-    command = shlex.join(["python", "-m", "rowwise", *request.command, "--run", str(run)])
+    command = shlex.join(["python", "-m", "rowwise", *request.command, "--run", str(request.run_of(name))])
     environment = {"MASTER_ADDR": f"{name}-0.{name}", "MASTER_PORT": PORT, "WORLD_SIZE": request.nodes * request.nproc}
     resources = {key: settings[key] for key in ("cpu", "memory") if key in settings}
     resources |= {"nvidia.com/gpu": settings["gpu"]} if "gpu" in settings else {}

@@ -5,17 +5,15 @@ A process that starts ranks only waits for them and loads no torch; see [Note: H
 
 import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, final
 
 import typer
 
 from rowwise.cli.environment import CommandEnvironment, Torchrun
 from rowwise.cli.run_request import RUN, MemoryNotes, NoteStore, RunRequest
+from rowwise.cli.signals import note_signals
 from rowwise.cli.terminal import make_terminal
 from rowwise.comm.rank_start import RankStart
 from rowwise.comm.spawn import RankProcesses, RanksFailed
@@ -128,8 +126,8 @@ def _run_local_ranks(request: RunRequest, nproc: int, timeout_s: float, notes: N
                     ranks = stack.enter_context(
                         RankProcesses(topology, run_local_rank, (request, folder), start, folder)
                     )
-                with forward_signals(ranks, received):
-                    codes = ranks.wait()
+                received = stack.enter_context(note_signals(ranks.ask_to_stop))
+                codes = ranks.wait()
         except RanksFailed as failed:
             if received and all(f.exit_code == -signal.SIGTERM or f.kind == "peer_failed" for f in failed.failures):
                 name = "Ctrl-C" if received[0] == signal.SIGINT else "SIGTERM"
@@ -161,27 +159,6 @@ class FileNotes:
 
     def put(self, name: str, text: str) -> None:
         (self._folder / name).write_text(text)
-
-
-@contextmanager
-def forward_signals(ranks: RankProcesses, received: list[int]) -> Iterator[None]:
-    """Ctrl-C or SIGTERM stops all ranks after their current step; a second one kills them."""
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        if received:
-            raise KeyboardInterrupt
-        received.append(number)
-        ranks.ask_to_stop()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    old_handlers = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in old_handlers.items():
-            signal.signal(number, handler)
 
 
 def _print_failure(failed: RanksFailed, resume_command: str | None) -> int:

@@ -3,13 +3,10 @@
 Sizes and rates are in bytes. Only `probe` starts ranks and loads torch.
 """
 
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +15,7 @@ from rich.progress import BarColumn, TextColumn
 from rowwise.cli.environment import CommandEnvironment
 from rowwise.cli.options import AsJson, HtmlFile
 from rowwise.cli.progress import fraction_bar
+from rowwise.cli.signals import note_signals
 from rowwise.cli.terminal import make_terminal, print_json, refuse_nan
 from rowwise.errors import PeerError, RowwiseError, SpecError
 from rowwise.textfile import write_new
@@ -159,14 +157,13 @@ def _probe_job(seconds: float, attempt: int) -> "tuple[ProbeSamples, tuple[Netwo
     hosts, ranks = list_hosts(meeting), meeting.first_ranks
     if ranks is None:
         return None
-    with _stopped_by_signals() as is_stopped, _probe_bar(quiet=ranks.rank > 0) as tell:
-        samples = probe_links(ranks, seconds, tell=partial(tell, "probing"), is_stopped=is_stopped)
+    with note_signals() as received, _probe_bar(quiet=ranks.rank > 0) as tell:
+        samples = probe_links(ranks, seconds, tell=partial(tell, "probing"), is_stopped=lambda: bool(received))
     return None if samples is None else (samples, hosts)
 
 
 def _probe_here(nproc: int, seconds: float) -> "tuple[ProbeSamples, tuple[NetworkHost, ...]]":
     """Probe between processes of this machine, each taken for a host."""
-    from rowwise.cli.launch import forward_signals
     from rowwise.comm.rank_start import RankStart
     from rowwise.comm.spawn import RankProcesses
     from rowwise.perf.links import NetworkHost
@@ -175,7 +172,7 @@ def _probe_here(nproc: int, seconds: float) -> "tuple[ProbeSamples, tuple[Networ
     topology, start = Topology(hosts=nproc), RankStart(preload=("rowwise.comm.probe",))
     ranks = RankProcesses(topology, probe_rank, (seconds,), start)
     status = make_terminal(stderr=True).status(f"probing between {nproc} processes here")
-    with status, ranks, forward_signals(ranks, []):
+    with status, ranks, note_signals(ranks.ask_to_stop):
         samples, *_ = ranks.wait()
     return samples, tuple(NetworkHost(name=f"process-{rank}") for rank in range(nproc))
 
@@ -188,8 +185,8 @@ def probe_rank(comm: "Comm", seconds: float) -> "ProbeSamples | None":
 
     assert isinstance(comm, TransportComm)
     assert isinstance(comm.transport, TorchTransport)
-    with _stopped_by_signals() as is_stopped:
-        return probe_links(comm.transport.world, seconds, is_stopped=is_stopped)
+    with note_signals() as received:
+        return probe_links(comm.transport.world, seconds, is_stopped=lambda: bool(received))
 
 
 def write_network(
@@ -211,27 +208,6 @@ def write_network(
     if samples.dead:
         dead = ", ".join(f"{hosts[index].name!r}" for index in samples.dead)
         raise PeerError(f"host {dead} has ended while links were probed: {out} has what was measured until then")
-
-
-@contextmanager
-def _stopped_by_signals() -> Iterator[Callable[[], bool]]:
-    """Yields whether Ctrl-C or SIGTERM has come; a second Ctrl-C ends the program."""
-    received: list[int] = []
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        if received:
-            raise KeyboardInterrupt
-        received.append(number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(received)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _probe_bar(*, quiet: bool) -> AbstractContextManager[Callable[[str, float], None]]:

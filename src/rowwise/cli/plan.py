@@ -3,9 +3,7 @@
 Arguments are checked before the search. Tables from a file need no torch; those of a recipe are its model's and do.
 """
 
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,11 +14,12 @@ from rich.console import Console
 
 from rowwise.cli.code import load_recipe
 from rowwise.cli.options import BATCH, MOST_SEED, Changes, Dim, GlobalBatch, HtmlFile
+from rowwise.cli.progress import activity_bar
 from rowwise.cli.terminal import escape_json, make_terminal, say
 from rowwise.errors import SpecError
 from rowwise.quantity import format_bytes
 from rowwise.spec import LINKS, Codecs, Wire
-from rowwise.textfile import read_bytes, write_new
+from rowwise.textfile import read_bytes, replace_file
 
 if TYPE_CHECKING:
     from rowwise.perf.access import Workload
@@ -178,10 +177,15 @@ def plan(  # noqa: PLR0913 - one for each option
     )  # fmt: skip
     console = make_terminal(stderr=json == STDOUT)
     request, notes = make_request(arguments)
-    with _show_search(options):
+    hidden = options.expected_s <= PROGRESS_AFTER_s
+    with activity_bar(make_terminal(stderr=True), f"searching, about {options.expected_s:.0f} s", hidden=hidden):
         result, search_notes = _make_plan(request, options, old_plans[replan] if replan else None)
     _show(result, (*notes, *search_notes), console, {diff: old_plans[diff]} if diff else {})
-    explanation = _explain(result) if explain or html else None
+    explanation = None
+    if explain or html:
+        from rowwise.planner.explain import explain as explain_plan
+
+        explanation = explain_plan(result)
     if explanation is not None and explain:
         say(console, explanation.text(console.width).rstrip())
     _write_files(result, explanation, files, console)
@@ -409,12 +413,6 @@ def _measure_plans(request: "PlanRequest", options: SearchOptions) -> "tuple[Pla
     return measured.best, measured.lines()
 
 
-def _explain(planned: "PlanResult") -> "Explanation":
-    from rowwise.planner.explain import explain
-
-    return explain(planned)
-
-
 def _show(planned: "PlanResult", notes: tuple[str, ...], console: Console, old: "Mapping[Path, Plan]") -> None:
     from rowwise.cli import plan_show
     from rowwise.cli.plan_show import show_differences, show_note
@@ -425,19 +423,6 @@ def _show(planned: "PlanResult", notes: tuple[str, ...], console: Console, old: 
         show_note(note, console)
     for path, plan in old.items():
         show_differences(plan, planned.plan, console, str(path))
-
-
-@contextmanager
-def _show_search(options: SearchOptions) -> Iterator[None]:
-    """A bar for long searches, on terminals only."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = make_terminal(stderr=True)
-    hidden = options.expected_s <= PROGRESS_AFTER_s or not console.is_terminal
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
-        bar.add_task(f"searching, about {options.expected_s:.0f} s", total=None)
-        yield
 
 
 def _parse_seconds(text: str) -> float:
@@ -502,13 +487,7 @@ def _write_files(
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file through a temporary one, so that readers see the old or the new content."""
     if path.exists() and not path.is_file():  # /dev/stdout and the like
         path.write_text(text)
-        return
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        write_new(part, text.encode())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    else:
+        replace_file(path, text.encode())

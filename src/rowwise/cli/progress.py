@@ -5,18 +5,27 @@ from contextlib import contextmanager
 from time import monotonic
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from rowwise.cli.console import LOG_S
 
 
 @contextmanager
-def splits_bar(console: Console, what: str) -> Iterator[Callable[[int, int], None]]:
+def splits_bar(console: Console, what: str) -> Iterator[Callable[[float, float], None]]:
     """Show a bar on terminals; yields a function of (splits done, splits in all) that moves it."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def activity_bar(console: Console, what: str, *, hidden: bool = False) -> Iterator[None]:
+    """Show on terminals that work goes on, whose end nobody knows."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bar:
+        bar.add_task(what, total=None)
+        yield
 
 
 @contextmanager

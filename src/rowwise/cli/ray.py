@@ -13,7 +13,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from datetime import datetime
 from typing import Any
 
 from rowwise.cli.job import MOST_SHOWN, Job, JobRequest, State
@@ -101,15 +100,7 @@ def submit(request: JobRequest) -> Job:
     if importlib.util.find_spec("ray") is None:  # the job runs with this Python
         raise SpecError("--on ray needs Ray", hint="pip install 'rowwise[cluster]', or print the script with --dry-run")
     name = f"ray-{secrets.token_hex(4)}"
-    job = Job(
-        name=name,
-        id=name,
-        recipe=request.recipe,
-        run=str(request.run or request.runs / request.recipe / name),
-        log=str(request.cwd / f"{name}.log"),
-        submitted=datetime.now().astimezone().isoformat(timespec="seconds"),
-        cluster=settings["address"],
-    )
+    job = request.submitted(name, name, f"{name}.log", settings["address"])
     body = {
         "entrypoint": f"exec bash -c {shlex.quote(make_script(request, name))}",
         "submission_id": name,

@@ -7,7 +7,6 @@ import functools
 import re
 import shlex
 import sys
-from datetime import datetime
 
 from rowwise.cli.job import Job, JobRequest, State, run_program
 from rowwise.errors import DataError, SpecError
@@ -111,15 +110,7 @@ def submit(request: JobRequest) -> Job:
     if "output" in request.settings:
         known = {"j": job_id, "A": job_id, "x": request.settings.get("job-name", request.recipe), "%": "%"}
         log = re.sub("%(.)", lambda pattern: known.get(pattern[1], pattern[0]), request.settings["output"])
-    return Job(
-        name=name,
-        id=job_id,
-        recipe=request.recipe,
-        run=str(request.run or request.runs / request.recipe / name),
-        log=str(request.cwd / log),
-        submitted=datetime.now().astimezone().isoformat(timespec="seconds"),
-        cluster=find_cluster(),
-    )
+    return request.submitted(name, job_id, log, find_cluster())
 
 
 @functools.cache

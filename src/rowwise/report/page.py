@@ -1,7 +1,5 @@
 """The HTML page around sections, and the report of a run. Style and script are inlined, so a page is a single file."""
 
-import contextlib
-import os
 from pathlib import Path
 
 from rowwise.errors import DataError
@@ -20,7 +18,7 @@ from rowwise.report.speed import draw_speed
 from rowwise.report.tables import draw_tables
 from rowwise.report.timeline import draw_timeline
 from rowwise.report.towers import draw_towers
-from rowwise.textfile import write_new
+from rowwise.textfile import replace_file
 
 HERE = Path(__file__).parent
 
@@ -53,14 +51,9 @@ def draw_page(title: str, *parts: Html, script: bool = True) -> str:
 
 
 def write_page(out: Path, content: str) -> None:
-    """Write a file through a temporary one, so that no reader sees half of it."""
-    part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_new(part, content.encode())
-        part.replace(out)
+        replace_file(out, content.encode())
     except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
         reason = error.strerror or error
         raise DataError(f"the report was not written to {out}: {reason}", "another place") from error

@@ -1,0 +1,48 @@
+"""What a command does at Ctrl-C and SIGTERM while it works."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+BOTH = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def handle_signals(handle: Callable[[int], object], numbers: Sequence[int] = BOTH) -> Iterator[None]:
+    """Call a function at these signals; outside of the main thread, which alone gets signals, do nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def call(number: int, _frame: FrameType | None) -> None:
+        handle(number)
+
+    before = {number: signal.signal(number, call) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def note_signals(
+    act: Callable[[], object] = lambda: None, numbers: Sequence[int] = BOTH, *, again: bool = True
+) -> Iterator[list[int]]:
+    """Act at the first of these signals, and stop at once at the next; yields those received.
+
+    With `again=False` further ones are left to another process.
+    """
+    received: list[int] = []
+
+    def note(number: int) -> None:
+        if received and again:
+            raise KeyboardInterrupt
+        if not received:
+            received.append(number)
+            act()
+
+    with handle_signals(note, numbers):
+        yield received
