@@ -14,10 +14,11 @@ from torch import Tensor
 
 from rowwise.checkpoint.files import as_bytes
 from rowwise.checkpoint.local_shard import LocalShard, ids_dtype
+from rowwise.checkpoint.manifest import TensorEntry
 from rowwise.checkpoint.named import tables_of
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.stream import shard_outline
-from rowwise.checkpoint.windows import Tell, windows
+from rowwise.checkpoint.windows import ProgressCounter, Tell, windows
 from rowwise.errors import CheckpointError
 from rowwise.spec import Table
 
@@ -55,11 +56,10 @@ def changes_since(
     if held != {one.name for one in saved.values()}:
         return None
     shards: list[LocalShard] = []
-    total, done = sum(table.rows for table in tables.values()), 0
+    progress = ProgressCounter(tell, sum(table.rows for table in tables.values()))
     for name, one in saved.items():
         table, before = tables[name], base.entry(one.name)
-        kind, group = table.row_type, table.column_group
-        entry = structs.replace(one.entry, dtype=kind.facts.numbers, row_type=kind, column_group=group, chunks=())
+        entry = TensorEntry.of(table)
         if structs.replace(before, chunks=()) != entry:
             return None
         left = room(table) - sum(chunk.count for chunk in before.chunks if chunk.ids is not None)
@@ -67,9 +67,7 @@ def changes_since(
         if found is None:
             return None
         shards.append(found)
-        done += table.rows
-        if tell is not None:
-            tell(done, total)
+        progress.add(table.rows)
     return shards
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rowwise.checkpoint.manifest import NAME, TensorChunk, TensorEntry
+from rowwise.checkpoint.manifest import NAME
 from rowwise.checkpoint.named import NONE_YET, checkpoints_of, step_in
 from rowwise.checkpoint.read import Checkpoint, DamagedChunk
-from rowwise.checkpoint.windows import Tell
+from rowwise.checkpoint.windows import ProgressCounter, Tell
 from rowwise.errors import CheckpointError
 from rowwise.spec import Value
 from rowwise.storage.folder import Folder
@@ -62,15 +62,9 @@ def check(folder: Folder, tell: Tell | None = None, more: FindDamage = lambda fo
             name=folder.name, damage=(DamagedChunk(tensor="", place="", file=NAME, why=str(error)),)
         )
     entries = checkpoint.manifest.tensors.values()
-    total, done = sum(entry.chunk_bytes(chunk) for entry in entries for chunk in entry.chunks), 0
-
-    def count(entry: TensorEntry, chunk: TensorChunk) -> None:
-        nonlocal done
-        done += entry.chunk_bytes(chunk)
-        if tell is not None:
-            tell(done, total)
-
-    return CheckedCheckpoint(name=folder.name, damage=(*checkpoint.find_damage(count), *more(folder)))
+    progress = ProgressCounter(tell, sum(entry.chunk_bytes(chunk) for entry in entries for chunk in entry.chunks))
+    damage = checkpoint.find_damage(lambda entry, chunk: progress.add(entry.chunk_bytes(chunk)))
+    return CheckedCheckpoint(name=folder.name, damage=(*damage, *more(folder)))
 
 
 def _first_whole(checked: Sequence[CheckedCheckpoint]) -> str | None:

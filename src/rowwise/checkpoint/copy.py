@@ -20,11 +20,12 @@ import msgspec
 import torch
 from msgspec import structs
 
+from rowwise.checkpoint.files import reading_file
 from rowwise.checkpoint.manifest import NAME, CheckpointManifest
 from rowwise.checkpoint.named import is_checkpoint
 from rowwise.checkpoint.read import Checkpoint, read_into
-from rowwise.checkpoint.windows import Tell
-from rowwise.errors import CheckpointError, StorageError
+from rowwise.checkpoint.windows import ProgressCounter, Tell
+from rowwise.errors import CheckpointError
 from rowwise.ops.checksum import crc32
 from rowwise.storage.folder import Folder, StorageFolder, as_storage, open_range
 from rowwise.storage.interface import ObjectExistsError
@@ -93,15 +94,13 @@ def _copy_files(source: Checkpoint, target: StorageFolder, copy: _Copy, tell: Te
     present = {name: one.size_bytes for name, one in target.relative_names().items()}
     sizes = {name: file.size_bytes for name, file in copy.manifest.files.items()}
     missing = [name for name, size_bytes in sizes.items() if present.get(name) != size_bytes]
-    done, total = sum(sizes.values()) - sum(sizes[name] for name in missing), sum(sizes.values())
+    total = sum(sizes.values())
+    progress = ProgressCounter(tell, total, total - sum(sizes[name] for name in missing))
 
     def send(name: str) -> None:
-        nonlocal done
         pieces: Callable[[], Iterator[memoryview]] = lambda: _verified_pieces(source, copy.sources[name])  # noqa: E731
         target.storage.write(target.inside(name), pieces, sizes[name])
-        done += sizes[name]
-        if tell is not None:
-            tell(done, total)
+        progress.add(sizes[name])
 
     with ThreadPoolExecutor(FILES) as pool:
         for future in [pool.submit(send, name) for name in missing]:
@@ -151,13 +150,8 @@ def _verified_pieces(source: Checkpoint, name: str) -> Iterator[memoryview]:
     }
     spans = [_CheckedSpan(0, len(header.content), listed.head_crc32)]
     spans += [_CheckedSpan(span.begin, span.end, sums.get(key)) for key, span in header.ranges.items()]
-    try:
+    with reading_file(source.folder / name):
         yield from _read_spans(source, name, spans)
-    except (CheckpointError, StorageError):
-        raise
-    except OSError as error:
-        why = f"is missing or damaged: {error.strerror}; use another checkpoint"
-        raise CheckpointError(f"{source.folder / name} {why}") from None
 
 
 def _read_spans(source: Checkpoint, name: str, spans: Sequence[_CheckedSpan]) -> Iterator[memoryview]:

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from rowwise.checkpoint.atomic import atomic_output
 from rowwise.checkpoint.export import load_window
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.checkpoint.windows import Tell, windows
+from rowwise.checkpoint.windows import ProgressCounter, Tell, windows
 
 
 def export_dcp(
@@ -42,8 +42,8 @@ class _WindowPlanner(SavePlanner):
     """Plans chunks of rows, and reads each chunk when torch writes it."""
 
     def __init__(self, checkpoint: Checkpoint, names: Mapping[str, str], tell: Tell | None) -> None:
-        self._checkpoint, self._names, self._tell = checkpoint, {new: name for name, new in names.items()}, tell
-        self._done, self._total = 0, sum(checkpoint.entry(name).rows for name in names)
+        self._checkpoint, self._names = checkpoint, {new: name for name, new in names.items()}
+        self._progress = ProgressCounter(tell, sum(checkpoint.entry(name).rows for name in names))
 
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: Any = None, is_coordinator: bool = False
@@ -70,9 +70,7 @@ class _WindowPlanner(SavePlanner):
         name = self._names[write_item.index.fqn]
         sizes, offsets = data.chunk.sizes, data.chunk.offsets
         rows = (offsets[0], offsets[0] + sizes[0]) if sizes else (0, 1)
-        self._done += rows[1] - rows[0]
-        if self._tell is not None:
-            self._tell(self._done, self._total)
+        self._progress.add(rows[1] - rows[0])
         return load_window(self._checkpoint, name, rows) if sizes else self._checkpoint.load(name)
 
     def _items(self, new: str) -> Iterable[WriteItem]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rowwise.checkpoint.manifest import Span, TensorEntry
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.checkpoint.windows import Tell, windows
+from rowwise.checkpoint.windows import ProgressCounter, Tell, windows
 from rowwise.ops.rowtype import unpack
 from rowwise.spec import Value
 
@@ -55,14 +55,12 @@ def diff(first: Checkpoint, second: Checkpoint, tell: Tell | None = None) -> Dif
     differences: list[Difference] = [Difference(name=name, kind="only in the first") for name in a if name not in b]
     differences += [Difference(name=name, kind="only in the second") for name in b if name not in a]
     both = [name for name in a if name in b]
-    total, done, equal = sum(a[name].rows * a[name].columns for name in both), 0, 0
+    progress, equal = ProgressCounter(tell, sum(a[name].rows * a[name].columns for name in both)), 0
     for name in both:
         difference = _compare(first, second, name)
         equal += difference is None
         differences += [] if difference is None else [difference]
-        done += a[name].rows * a[name].columns
-        if tell is not None:
-            tell(done, total)
+        progress.add(a[name].rows * a[name].columns)
     return Differences(equal=equal, tensors=tuple(differences), data=_data(first.manifest.data, second.manifest.data))
 
 

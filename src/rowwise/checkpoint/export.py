@@ -5,7 +5,7 @@ are first put into memory-mapped files: a torch file needs twice its space while
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,7 +19,7 @@ from rowwise.checkpoint.listing import progress_in
 from rowwise.checkpoint.manifest import Span
 from rowwise.checkpoint.named import SavedTable, choose_tables, tables_of
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.checkpoint.windows import Tell, windows
+from rowwise.checkpoint.windows import ProgressCounter, Tell, windows
 from rowwise.errors import CheckpointError
 from rowwise.managed import NO_ID
 from rowwise.spec import RowType
@@ -37,11 +37,11 @@ def export_parquet(
     The schema's metadata has the table's name, its row type and the checkpoint's step.
     """
     chosen = choose_tables(tables_of(checkpoint.manifest), tables, checkpoint.folder)
-    counter = _RowCounter(tell, (table.entry.rows for table in chosen.values()))
+    progress = ProgressCounter(tell, sum(table.entry.rows for table in chosen.values()))
     with atomic_output(folder) as unfinished:
         unfinished.mkdir()
         for name, table in chosen.items():
-            _write_table(checkpoint, unfinished / f"{name}.parquet", table, counter, state=state)
+            _write_table(checkpoint, unfinished / f"{name}.parquet", table, progress, state=state)
     return [folder / f"{name}.parquet" for name in chosen]
 
 
@@ -49,11 +49,11 @@ def export_torch(
     checkpoint: Checkpoint, file: Path, names: Mapping[str, str], tell: Tell | None = None
 ) -> dict[str, tuple[int, ...]]:
     """One file for torch.load: tensors under other names, tables as float32; returns their shapes."""
-    counter = _RowCounter(tell, (checkpoint.entry(name).rows for name in names))
+    progress = ProgressCounter(tell, sum(checkpoint.entry(name).rows for name in names))
     with atomic_output(file) as unfinished, scratch_beside(file) as folder:
         tensors: dict[str, Tensor] = {}
         for number, (name, new) in enumerate(names.items()):
-            tensors[new] = _load_mapped(checkpoint, name, folder / str(number), counter)
+            tensors[new] = _load_mapped(checkpoint, name, folder / str(number), progress)
         try:
             torch.save(tensors, unfinished)
         except RuntimeError as error:  # torch raises it for a full disk
@@ -113,19 +113,7 @@ def load_window(checkpoint: Checkpoint, name: str, rows: Span, out: Tensor | Non
     return out
 
 
-class _RowCounter:
-    """Reports progress in rows, once a window."""
-
-    def __init__(self, tell: Tell | None, rows: Iterable[int]) -> None:
-        self._tell, self._total, self._done = tell, sum(rows), 0
-
-    def add(self, rows: int) -> None:
-        self._done += rows
-        if self._tell is not None:
-            self._tell(self._done, self._total)
-
-
-def _load_mapped(checkpoint: Checkpoint, name: str, file: Path, counter: _RowCounter) -> Tensor:
+def _load_mapped(checkpoint: Checkpoint, name: str, file: Path, progress: ProgressCounter) -> Tensor:
     """A tensor in a memory-mapped file, whose pages the system can write back."""
     entry = checkpoint.entry(name)
     dtype = torch.float32 if entry.row_type else getattr(torch, entry.dtype)
@@ -137,11 +125,13 @@ def _load_mapped(checkpoint: Checkpoint, name: str, file: Path, counter: _RowCou
     out = torch.from_file(str(file), shared=True, size=count, dtype=dtype).view(entry.rows, *entry.shape[1:])
     for rows in windows(entry):
         load_window(checkpoint, name, rows, out[slice(*rows)])
-        counter.add(rows[1] - rows[0])
+        progress.add(rows[1] - rows[0])
     return out.view(entry.shape)
 
 
-def _write_table(checkpoint: Checkpoint, file: Path, table: SavedTable, counter: _RowCounter, *, state: bool) -> None:
+def _write_table(
+    checkpoint: Checkpoint, file: Path, table: SavedTable, progress: ProgressCounter, *, state: bool
+) -> None:
     slots = {slot: name for slot, name in table.state.items() if checkpoint.entry(name).shape} if state else {}
     slots = {slot: name for slot, name in slots.items() if checkpoint.entry(name).dtype == "float32"}
     about = {"table": table.table, "row_type": str(table.entry.row_type)}
@@ -164,7 +154,7 @@ def _write_table(checkpoint: Checkpoint, file: Path, table: SavedTable, counter:
             if table.ids is not None:
                 batch = batch.filter(pc.call_function("not_equal", [batch["id"], pa.scalar(NO_ID)]))
             writer.write_table(batch, row_group_size=max(1, GROUP_bytes // width))
-            counter.add(rows[1] - rows[0])
+            progress.add(rows[1] - rows[0])
 
 
 def _ids(checkpoint: Checkpoint, table: SavedTable, rows: Span) -> pa.Array:

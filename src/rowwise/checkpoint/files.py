@@ -10,6 +10,7 @@ import math
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -34,6 +35,17 @@ CODES = {
 }  # fmt: skip
 DTYPES = {getattr(torch, name): code for name, code in CODES.items()}
 BYTES = {code: NUMBERS[name] for name, code in CODES.items()}
+
+
+@contextmanager
+def reading_file(path: Folder) -> Iterator[None]:
+    """Turn an error of the system into a CheckpointError that names the file."""
+    try:
+        yield
+    except (CheckpointError, StorageError):
+        raise
+    except OSError as error:
+        raise CheckpointError(f"{path} is missing or damaged: {error.strerror}; use another checkpoint") from None
 
 
 class ByteRange(NamedTuple):
@@ -99,15 +111,11 @@ class FileHeader:
     def read(cls, folder: Folder, name: str, expected: CheckpointFile) -> Self:
         """Read the header; raises unless it and the file's size are as in the manifest."""
         path = folder / name
-        try:
+        with reading_file(path):
             size = size_of_file(folder, name)
             start = read_range(folder, name, 0, min(FIRST_bytes, size))
             end = 8 + min(int.from_bytes(start[:8], "little"), size, HEADER_bytes)
             content = start[:end] + (read_range(folder, name, len(start), min(end, size)) if end > len(start) else b"")
-        except StorageError:
-            raise
-        except OSError as error:
-            raise CheckpointError(f"{path} is missing or damaged: {error.strerror}; use another checkpoint") from None
         if size != expected.size_bytes:
             raise CheckpointError(
                 f"{path} is missing or damaged: it has {size} bytes", expected.size_bytes, hint="use another checkpoint"

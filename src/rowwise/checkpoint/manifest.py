@@ -18,7 +18,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -76,6 +76,12 @@ class TensorEntry(Value, frozen=True, rename={"chunks": "pieces"}):
     row_type: RowType | None = None  # of a table's rows
     column_group: int | None = None  # of int8 rows: columns that share a scale
     chunks: tuple[TensorChunk, ...] = ()  # in manifest.json: pieces
+
+    @classmethod
+    def of(cls, table: Table) -> Self:
+        """The rows of a table, without chunks."""
+        kind, shape = table.row_type, (table.rows, table.dim)
+        return cls(dtype=kind.facts.numbers, shape=shape, row_type=kind, column_group=table.column_group)
 
     @property
     def rows(self) -> int:

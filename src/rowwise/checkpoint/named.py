@@ -1,7 +1,7 @@
 """Finds what users name: a run or a checkpoint by its path, tables of a checkpoint by name."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rowwise.checkpoint.manifest import NAME, CheckpointManifest, TensorEntry
@@ -70,24 +70,22 @@ def checkpoints_of(path: Folder) -> Sequence[Folder]:
         return _complete_ones(path)
     if is_checkpoint(path):
         return [path]
-    folders = [one.parent for one in home_of(path).glob(f"*/{NAME}") if not one.parent.name.endswith(PART)]
-    return sorted((one for one in folders if step_in(one) is not None or one.name == FAILED), key=_age)
+    return _newest_first(one.parent for one in home_of(path).glob(f"*/{NAME}") if not one.parent.name.endswith(PART))
 
 
-def _complete_ones(path: StorageFolder) -> list[StorageFolder]:
+def _complete_ones(path: StorageFolder) -> Sequence[Folder]:
     """The complete checkpoints at a URL; it may be that of a checkpoint, of the folder above, or of a run."""
     names = path.relative_names()
     if NAME in names:
         return [path]
     heads = {name.removesuffix(f"/{NAME}").removeprefix("ckpt/") for name in names if name.endswith(f"/{NAME}")}
     inside = path / "ckpt" if any(name.startswith("ckpt/") for name in names) else path
-    folders = [inside / head for head in heads if "/" not in head]
     if not names:
         raise CheckpointError(
             f"{path} has no objects",
             "the URL of a checkpoint, or of a folder that rowwise ckpt copy wrote checkpoints to",
         )
-    return sorted((one for one in folders if step_in(one) is not None or one.name == FAILED), key=_age)
+    return _newest_first(inside / head for head in heads if "/" not in head)
 
 
 def home_of(path: Path) -> Path:
@@ -134,6 +132,8 @@ def choose_tables(tables: Mapping[str, SavedTable], wanted: Sequence[str], where
     return {name: tables[name] for name in dict.fromkeys(wanted)} if wanted else dict(tables)
 
 
-def _age(path: Folder) -> tuple[bool, int]:
-    step = step_in(path)
-    return step is None, -(step or 0)
+def _newest_first(folders: Iterable[Folder]) -> list[Folder]:
+    """Those that are named as checkpoints; that of a failed run is the last one."""
+    steps = {folder: step_in(folder) for folder in folders}
+    known = [folder for folder, step in steps.items() if step is not None or folder.name == FAILED]
+    return sorted(known, key=lambda folder: (steps[folder] is None, -(steps[folder] or 0)))

@@ -20,12 +20,12 @@ from msgspec import structs
 from torch import Tensor
 
 from rowwise.checkpoint.delta import decode_rows
-from rowwise.checkpoint.files import CODES, BUFFER_bytes, ByteRange, FileHeader, as_bytes
+from rowwise.checkpoint.files import CODES, BUFFER_bytes, ByteRange, FileHeader, as_bytes, reading_file
 from rowwise.checkpoint.local_shard import LocalShard, ids_dtype
 from rowwise.checkpoint.manifest import NAME, CheckpointManifest, ChunkRows, Span, TensorChunk, TensorEntry, split_rows
 from rowwise.checkpoint.reshard import CopyRegion, copy_regions, stored_spans
 from rowwise.checkpoint.windows import cut_rows
-from rowwise.errors import CheckpointError, StorageError
+from rowwise.errors import CheckpointError
 from rowwise.ops.arena import initial_rows
 from rowwise.ops.checksum import crc32
 from rowwise.ops.layout import TablePiece
@@ -316,26 +316,21 @@ class Checkpoint:
         self, name: str, chunk: TensorChunk, run: TensorChunk | ChunkRows, out: Tensor
     ) -> Iterator[tuple[int, Tensor]]:
         """Read a chunk or its row numbers into `out`; an `out` with fewer rows is a buffer that is used again."""
-        path = self.folder / chunk.file
         step = min(len(out), max(1, BUFFER_bytes // max(1, out[:1].numel() * out.element_size()))) or 1
         if not isinstance(self.folder, Path) and len(out) == run.count:
             step = max(
                 1, run.count
             )  # from a store at once, by several requests; from a file in steps that stay in cache
         sum32, stored = 0, self._find_range(name, chunk, run)
-        try:
-            with open_range(self.folder, chunk.file, stored.begin, stored.end) as file:
-                for at in range(0, run.count, step):
-                    rows = min(step, run.count - at)
-                    buffer = out[at : at + rows] if len(out) == run.count else out[:rows]
-                    bytes_N = as_bytes(buffer)
-                    read_into(file, bytes_N.numpy().data)
-                    sum32 = crc32(bytes_N, sum32)
-                    yield at, buffer
-        except StorageError:
-            raise
-        except OSError as error:
-            raise CheckpointError(f"{path} is missing or damaged: {error.strerror}; use another checkpoint") from None
+        opened = open_range(self.folder, chunk.file, stored.begin, stored.end)
+        with reading_file(self.folder / chunk.file), opened as file:
+            for at in range(0, run.count, step):
+                rows = min(step, run.count - at)
+                buffer = out[at : at + rows] if len(out) == run.count else out[:rows]
+                bytes_N = as_bytes(buffer)
+                read_into(file, bytes_N.numpy().data)
+                sum32 = crc32(bytes_N, sum32)
+                yield at, buffer
         if sum32 != run.crc32:
             self._raise_damaged(name, chunk, "do not match their checksum")
 

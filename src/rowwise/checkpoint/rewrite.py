@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from msgspec import structs
-
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import CheckpointManifest, TensorEntry
 from rowwise.checkpoint.named import SavedTable, choose_tables, tables_of
@@ -69,9 +67,7 @@ def _table_shards(
     checkpoint: Checkpoint, saved: SavedTable, table: Table, tiles: Sequence[Tile], *, state: bool
 ) -> list[tuple[LocalShard, int | None]]:
     """The shards of a table and its state, each with its rank; None: all ranks have it."""
-    kind, group = table.row_type, table.column_group
-    entry = structs.replace(saved.entry, dtype=kind.facts.numbers, row_type=kind, column_group=group)
-    names = {saved.name: entry}
+    names = {saved.name: TensorEntry.of(table)}
     names |= {name: checkpoint.entry(name) for name in saved.state.values() if state or name == saved.ids}
     copied = len(tiles) > 1 and all(tile.rows == (0, table.rows) and tile.cols == (0, table.dim) for tile in tiles)
     shards: list[tuple[LocalShard, int | None]] = []
@@ -89,4 +85,4 @@ def _table_shards(
 
 def _cut(name: str, entry: TensorEntry, tile: Tile) -> LocalShard:
     cols = None if tile.cols == (0, entry.columns) else tile.cols
-    return shard_outline(name, structs.replace(entry, chunks=()), tile.rows, cols)
+    return shard_outline(name, entry, tile.rows, cols)

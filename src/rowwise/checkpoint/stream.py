@@ -14,11 +14,10 @@ from torch import Tensor
 from rowwise.checkpoint import windows, write
 from rowwise.checkpoint.assign import assign_rows
 from rowwise.checkpoint.atomic import atomic_output
-from rowwise.checkpoint.files import write_bytes
 from rowwise.checkpoint.local_shard import LocalShard
-from rowwise.checkpoint.manifest import FORMAT, NAME, CheckpointManifest, Span, TensorEntry
-from rowwise.checkpoint.windows import Tell
-from rowwise.checkpoint.write import Load, merge_rank_files, write_rank_files
+from rowwise.checkpoint.manifest import CheckpointManifest, Span, TensorEntry
+from rowwise.checkpoint.windows import ProgressCounter, Tell
+from rowwise.checkpoint.write import Load, merge_rank_files, write_manifest, write_rank_files
 
 Read = Callable[[LocalShard], None]  # fills a shard that has memory
 
@@ -50,8 +49,8 @@ def write_streamed(
     folder: Path, shards_W: Sequence[Sequence[LocalShard]], data: dict[str, Any], read: Read, tell: Tell | None = None
 ) -> CheckpointManifest:
     """Write the shards of each rank into one folder, which must not exist."""
-    total = sum(shard.size_bytes for shards in shards_W for shard in shards)
-    reader = _WindowReader(read, lambda done: tell(done, total) if tell else None)
+    progress = ProgressCounter(tell, sum(shard.size_bytes for shards in shards_W for shard in shards))
+    reader = _WindowReader(read, progress)
     with atomic_output(folder) as unfinished:
         unfinished.mkdir()
         written_W = [
@@ -61,9 +60,7 @@ def write_streamed(
         ]
         files, tensors = merge_rank_files(written_W)
         written = sum(file.size_bytes for file in files.values())
-        manifest = CheckpointManifest(format=FORMAT, data=data, files=files, tensors=tensors, chain_bytes=(written,))
-        manifest.check(NAME)
-        write_bytes(unfinished / NAME, manifest.to_json())
+        manifest = write_manifest(unfinished, data, files, tensors, (written,))
     return manifest
 
 
@@ -71,9 +68,8 @@ def write_streamed(
 class _WindowReader:
     """Reads windows of several chunks, so that chunks of the source are not read again for each chunk written."""
 
-    def __init__(self, read: Read, tell: Callable[[int], None]) -> None:
-        self._read, self._tell = read, tell
-        self._done = 0
+    def __init__(self, read: Read, progress: ProgressCounter) -> None:
+        self._read, self._progress = read, progress
         self._window: LocalShard | None = None
 
     def load_from(self, shards: Sequence[LocalShard]) -> Load:
@@ -90,8 +86,7 @@ class _WindowReader:
                 end = min(whole.rows[1], cut.rows[0] + max(1, windows.WINDOW_bytes // max(1, row_bytes)))
                 self._window = window = whole.cut(cut.rows[0], max(end, cut.rows[1])).allocate()
                 self._read(window)
-            self._done += cut.size_bytes
-            self._tell(self._done)
+            self._progress.add(cut.size_bytes)
             return window.cut(*cut.rows).tensor
 
         return load

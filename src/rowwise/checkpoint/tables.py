@@ -47,10 +47,8 @@ def tensor_entries(path: str, module: AnyEmbeddings) -> dict[str, TensorEntry]:
     """The tensors of a module's tables on all ranks, without chunks."""
     entries: dict[str, TensorEntry] = {}
     for table in module.tables:
-        name, shape, kind = full_name(path, table), (table.rows, table.dim), table.row_type
-        entries[f"model/{name}"] = TensorEntry(
-            dtype=kind.facts.numbers, shape=shape, row_type=kind, column_group=table.column_group
-        )
+        name, shape = full_name(path, table), (table.rows, table.dim)
+        entries[f"model/{name}"] = TensorEntry.of(table)
         entries[f"rows/{name}/step"] = TensorEntry(dtype="int64", shape=())
         for slot, (width, _) in state_slots(table).items():
             entries[f"rows/{name}/{slot}"] = TensorEntry(dtype="float32", shape=shape[:1] if width == 1 else shape)

@@ -2,11 +2,25 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from typing import final
 
 from rowwise.checkpoint.manifest import Span, TensorEntry
 
 WINDOW_bytes = 128 << 20  # several chunks, or a chunk of each of several column tiles
 Tell = Callable[[int, int], None]  # called with the amount done, and the total
+
+
+@final
+class ProgressCounter:
+    """Counts what is done of a total, and tells it."""
+
+    def __init__(self, tell: Tell | None, total: int, done: int = 0) -> None:
+        self._tell, self._total, self._done = tell, total, done
+
+    def add(self, amount: int) -> None:
+        self._done += amount
+        if self._tell is not None:
+            self._tell(self._done, self._total)
 
 
 def windows(entry: TensorEntry, *others: TensorEntry) -> Iterator[Span]:

@@ -98,6 +98,20 @@ def write(
     return CheckpointManifest.read(folder)
 
 
+def write_manifest(
+    folder: Path,
+    data: Mapping[str, Any],
+    files: dict[str, CheckpointFile],
+    tensors: dict[str, TensorEntry],
+    chain_bytes: tuple[int, ...],
+) -> CheckpointManifest:
+    """Write the manifest of a folder, if it lists all that the folder should have."""
+    manifest = CheckpointManifest(format=FORMAT, data=dict(data), files=files, tensors=tensors, chain_bytes=chain_bytes)
+    manifest.check(NAME)
+    write_bytes(folder / NAME, manifest.to_json())
+    return manifest
+
+
 def write_data(folder: Path, data: Mapping[str, Any]) -> None:
     """Replace the data of a checkpoint's manifest atomically; its tensors stay."""
     unfinished = folder / f"{NAME}{PART}"
@@ -226,9 +240,7 @@ def _finish(folder: Path, written_W: Sequence[RankFiles], data: Mapping[str, Any
         for name in {chunk.file for entry in tensors.values() for chunk in entry.chunks} - files.keys() - {""}:
             os.link(base.folder / name, unfinished / name)
             files[name] = base.manifest.files[name]
-    manifest = CheckpointManifest(format=FORMAT, data=dict(data), files=files, tensors=tensors, chain_bytes=chain_bytes)
-    manifest.check(NAME)
-    write_bytes(unfinished / NAME, manifest.to_json())
+    write_manifest(unfinished, data, files, tensors, chain_bytes)
     sync(unfinished)
     unfinished.rename(folder)
     sync(folder.parent)
