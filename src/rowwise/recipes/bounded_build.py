@@ -9,10 +9,11 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.errors import CheckpointError, SpecError
+from rowwise.errors import SpecError
 from rowwise.recipes.compose import build_model
 from rowwise.recipes.resolved import ModelParts
 from rowwise.recipes.user_model_name import file_of
+from rowwise.serve.contents import reading_export
 from rowwise.serve.package import MODEL
 from rowwise.train.snapshot import check_weights
 
@@ -26,13 +27,8 @@ def build_checked(version: Checkpoint, parts: ModelParts) -> nn.Module:
     size_bytes = sum(entry.rows * entry.row_bytes for entry in entries)
     # Code of a user may do anything.
     bounded = nullcontext() if file_of(parts.model) is not None else _BoundedTensors(TIMES * size_bytes + LEAST_bytes)
-    try:
-        with bounded:
-            model = build_model(parts, on_meta=True)
-    except SpecError as error:
-        raise CheckpointError(
-            f"{version.folder / MODEL} is damaged: {error}", hint="export the version again"
-        ) from None
+    with reading_export(version.folder / MODEL), bounded:
+        model = build_model(parts, on_meta=True)
     check_weights(version, model)
     return model
 

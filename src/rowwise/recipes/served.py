@@ -44,7 +44,7 @@ from rowwise.recipes.towers import TowerInput, user_vectors
 from rowwise.recipes.user_model_name import module_of
 from rowwise.serve.answer import prediction_names
 from rowwise.serve.cached_rows import CachedRows, warm_up
-from rowwise.serve.contents import digest_of, read_files
+from rowwise.serve.contents import digest_of, read_files, reading_export
 from rowwise.serve.forward import Forward, Logits, arrays_of, choose_blocks_of
 from rowwise.serve.hot_rows import read_hot_rows
 from rowwise.serve.items import open_items, read_facts
@@ -111,14 +111,12 @@ class ServedModel(Value, frozen=True, kw_only=True):
 def read_model(version: Path) -> ServedModel:
     """Decode model.json, without running any of its code."""
     path = version / MODEL
-    try:
+    with reading_export(path):
         served = decode_json(read_bytes(path, MOST_BYTES, links=False), ServedModel)
         if served.format != FORMAT:
             raise CheckpointError(f"{path} has format {served.format}; this rowwise reads format {FORMAT}")
         _check_parts(served.parts)
         return structs.replace(served, parts=_locate(served.parts, version))
-    except (msgspec.MsgspecError, SpecError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}", hint="export the version again") from None
 
 
 def _check_parts(parts: ModelParts) -> None:

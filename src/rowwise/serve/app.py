@@ -27,20 +27,28 @@ from rowwise.serve.batches import BAD_REQUEST, UNAVAILABLE, Rejection
 from rowwise.serve.json_body import SMALL_bytes
 from rowwise.serve.oip import HEADER, InferForm
 from rowwise.serve.oip import describe as describe_tensors
-from rowwise.serve.openapi import describe_api
+from rowwise.serve.openapi import ARROW, JSON, describe_api
 from rowwise.serve.request import RequestReader, RequestRows
 from rowwise.serve.retrieval import Retriever
 from rowwise.serve.retrieval_service import RetrievalService
 from rowwise.serve.service import Predictions, ScoringService
 from rowwise.serve.version import ServedVersion
+from rowwise.textfile import MOST_DIGITS, parse_whole
 
-JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
 OK, NOT_FOUND, TOO_LARGE = 200, 404, 413
 AGAIN_s = 1.0  # after which a request may come again that found no room
 PAUSE_s = 0.03  # between two large bodies
 SHOWN = 80  # characters of a path in a message
 Answer = Callable[[ServedVersion, Predictions], Response]
 T = TypeVar("T")
+
+
+class RequestRefusedError(Exception):
+    """Ends a request; the rejection is its answer."""
+
+    def __init__(self, rejection: Rejection) -> None:
+        super().__init__(rejection.message)
+        self.rejection = rejection
 
 
 def make_app(service: ScoringService, lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]]) -> Starlette:
@@ -70,7 +78,8 @@ def make_app(service: ScoringService, lifespan: Callable[[Starlette], AbstractAs
             )
         ),
     ]
-    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: handlers.refuse_path})
+    refusals = {HTTPException: handlers.refuse_path, RequestRefusedError: handlers.refuse_request}
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=refusals)
     app.router.redirect_slashes = False  # it would send clients to the host that they name
     return app
 
@@ -94,6 +103,10 @@ class _Handlers:
             why = f"no {path}: expected {(error.headers or {}).get('Allow', 'another method')}"
         return self._refuse(Rejection(error.status_code, why))
 
+    async def refuse_request(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestRefusedError)
+        return self._refuse(error.rejection)
+
     async def api(self, request: Request) -> Response:
         """The paths, for programs: OpenAPI."""
         return _respond(OK, describe_api(self.service.current))
@@ -111,13 +124,11 @@ class _Handlers:
     async def versions(self, request: Request) -> Response:
         """The current version, the canary, what is wanted, and versions that were refused."""
         service, traffic = self.service, self.service.traffic
-        canary = None if traffic is None or traffic.canary is None else traffic.canary
-        more = {
-            "canary": None if canary is None else _describe(service.versions[canary.version]) | {"share": canary.share}
-        }
+        canary = None if traffic is None else traffic.canary
+        second = None if canary is None else _describe(service.versions[canary.version]) | {"share": canary.share}
         wanted, behind_s = service.metrics.read_wanted()
-        more |= {"wanted": wanted, "behind_s": behind_s}
-        return _respond(OK, _describe(service.current) | more | {"refused": service.refused})
+        more = {"canary": second, "wanted": wanted, "behind_s": behind_s, "refused": service.refused}
+        return _respond(OK, _describe(service.current) | more)
 
     async def score(self, request: Request) -> Response:
         """Rows in, logits and probabilities out."""
@@ -146,15 +157,13 @@ class _Handlers:
     async def about_model(self, request: Request) -> Response:
         """The tensors of a version."""
         version = self._choose(request.path_params)
-        if isinstance(version, Rejection):
-            return self._refuse(version)
         outputs = prediction_names(version.tasks, version.link)
         return _respond(OK, describe_tensors(version.name, sorted(self.service.versions), version.schema, outputs))
 
     async def model_ready(self, request: Request) -> Response:
         """Whether a model, or a version of it, answers."""
-        version = self._choose(request.path_params)
-        return self._refuse(version) if isinstance(version, Rejection) else await self.ready(request)
+        self._choose(request.path_params)
+        return await self.ready(request)
 
     async def _answer(
         self, request: Request, read: Callable[[RequestReader, bytearray], tuple[RequestRows, Answer]]
@@ -162,20 +171,18 @@ class _Handlers:
         """The predictions of rows in some form: how the rows are read, and how the predictions are written."""
         service, begin_s = self.service, self.service.clock()
         version = self._choose(request.path_params)
-        if isinstance(version, Rejection):
-            return self._refuse(version)
         reader = service.reader_of(version)  # now: the version may be closed while the body comes
         kind = _kind_of(request)
         most_bytes = service.limits.most_bytes if _may_be_binary(request) else service.limits.most_json_bytes
 
-        async def answer(body: bytearray, timeout_s: float | None) -> Response | Rejection:
+        async def answer(body: bytearray, timeout_s: float | None) -> Response:
             rows, write = await self._read(body, partial(read, reader))
             service.admission.observe_body(kind, max(1, len(body)), rows.rows)
             service.metrics.stage["decode"].observe(service.clock() - begin_s)
             self._count(rows)
             outcome = await service.score(version, rows, timeout_s, exact=_is_exact(request))
             if isinstance(outcome, Rejection):
-                return outcome
+                raise RequestRefusedError(outcome)
             if service.recorder is not None and not outcome.defaults_R:
                 service.recorder.add(version, rows, outcome.values_RP)
             answer_s = service.clock()
@@ -193,21 +200,19 @@ class _Handlers:
         """A user's columns in, items out."""
         service, begin_s = self.service, self.service.clock()
         version = self._choose(request.path_params)
-        if isinstance(version, Rejection):
-            return self._refuse(version)
         retriever = version.retriever
         if retriever is None:
             got = f"version {version.number} of {version.name!r} has no items to retrieve"
-            return self._refuse(Rejection(NOT_FOUND, f"{got}: expected two towers, or a model of lists"))
+            raise RequestRefusedError(Rejection(NOT_FOUND, f"{got}: expected two towers, or a model of lists"))
 
-        async def answer(body: bytearray, timeout_s: float | None) -> Response | Rejection:
+        async def answer(body: bytearray, timeout_s: float | None) -> Response:
             query = await self._read(body, lambda body: retriever.read_json(body, service.body_limits))
             service.metrics.stage["decode"].observe(service.clock() - begin_s)
             self._count(query.rows)
             service.metrics.unknown_items.inc(query.unknown)
             found = await self.retrieval.retrieve(version, retriever, query, timeout_s)
             if isinstance(found, Rejection):
-                return found
+                raise RequestRefusedError(found)
             if service.recorder is not None:
                 service.recorder.add_search(version, query, found)
             answer_s = service.clock()
@@ -242,7 +247,7 @@ class _Handlers:
         version: ServedVersion,
         most_bytes: int,
         refusal_unread: Callable[[int, float | None], Rejection | None],
-        answer: Callable[[bytearray, float | None], Awaitable[Response | Rejection]],
+        answer: Callable[[bytearray, float | None], Awaitable[Response]],
         begin_s: float,
     ) -> Response:
         """Read the body of a request, unless it is refused before, and answer it."""
@@ -251,12 +256,14 @@ class _Handlers:
         try:
             timeout_s, length = _timeout_of(request), _length_of(request)
             # Before the body is read, as reading takes longer than refusing.
-            refusal = self._refusal_of_size(length, most_bytes) or refusal_unread(length, timeout_s)
+            self._check_size(length, most_bytes)
+            refusal = refusal_unread(length, timeout_s)
             if refusal is not None:
-                return self._refuse(refusal)
-            refusal = await self._gather(request, body, most_bytes)
-            if refusal is not None:
-                return self._refuse(refusal)
+                raise RequestRefusedError(refusal)
+            async for part in request.stream():
+                body += part
+                self._bodies_bytes += len(part)
+                self._check_size(len(body), most_bytes)  # the rest is not read
             response = await answer(body, timeout_s)
         except ClientDisconnect:
             return Response()  # to nobody
@@ -266,18 +273,17 @@ class _Handlers:
             return self._refuse(Rejection(UNAVAILABLE, "no memory is left for this request: send fewer rows"))
         finally:
             self._bodies_bytes -= len(body)
-        if isinstance(response, Rejection):
-            return self._refuse(response)
         self._end_if_draining(response)
         service.metrics.stage["request"].observe(service.clock() - begin_s)
         service.metrics.count(OK, version.number)
         return response
 
-    def _choose(self, params: Mapping[str, str]) -> ServedVersion | Rejection:
+    def _choose(self, params: Mapping[str, str]) -> ServedVersion:
         """The version that answers a request: the one of its path, or by the traffic."""
-        service = self.service
-        if params["model"] != service.current.name:
-            return Rejection(NOT_FOUND, f"no model {params['model'][:80]!r}: expected {service.current.name!r}")
+        service, model = self.service, params["model"]
+        if model != service.current.name:
+            got = f"no model {model[:80]!r}: expected {service.current.name!r}"
+            raise RequestRefusedError(Rejection(NOT_FOUND, got))
         wanted = params.get("version")
         if wanted is None:
             return service.choose()
@@ -285,7 +291,8 @@ class _Handlers:
             if wanted == str(number):
                 return version
         there = ", ".join(map(str, sorted(service.versions)))
-        return Rejection(NOT_FOUND, f"version {wanted[:20]!r} is not served: expected {there}")
+        got = f"version {wanted[:20]!r} is not served: expected {there}"
+        raise RequestRefusedError(Rejection(NOT_FOUND, got))
 
     def _count(self, rows: RequestRows) -> None:
         if rows.ignored:
@@ -301,24 +308,15 @@ class _Handlers:
         if self.service.draining:
             response.headers["connection"] = "close"
 
-    async def _gather(self, request: Request, body: bytearray, most_bytes: int) -> Rejection | None:
-        """Read the body of a request, or say why not; the rest is not read then."""
-        async for part in request.stream():
-            body += part
-            self._bodies_bytes += len(part)
-            refusal = self._refusal_of_size(len(body), most_bytes)
-            if refusal is not None:
-                return refusal
-        return None
-
-    def _refusal_of_size(self, size_bytes: int, most_bytes: int) -> Rejection | None:
-        """Why a body of so many bytes is not read."""
+    def _check_size(self, size_bytes: int, most_bytes: int) -> None:
+        """Refuse a body of so many bytes, alone or beside those of other requests."""
         if size_bytes > most_bytes:
-            return Rejection(TOO_LARGE, f"the body is larger than {most_bytes} bytes: send fewer rows")
+            why = f"the body is larger than {most_bytes} bytes: send fewer rows"
+            raise RequestRefusedError(Rejection(TOO_LARGE, why))
         most = self.service.limits.bodies_bytes
         if self._bodies_bytes > most:
-            return Rejection(UNAVAILABLE, f"the bodies of other requests take {most} bytes: send it later", AGAIN_s)
-        return None
+            why = f"the bodies of other requests take {most} bytes: send it later"
+            raise RequestRefusedError(Rejection(UNAVAILABLE, why, AGAIN_s))
 
     def _refuse(self, rejection: Rejection) -> Response:
         self.service.metrics.count(rejection.code)
@@ -397,8 +395,7 @@ def _respond(code: int, value: Any) -> Response:
 
 def _length_of(request: Request) -> int:
     """Bytes of the body, by its header; 0: it has none."""
-    text = request.headers.get("content-length", "")
-    return int(text[:18]) if text.isascii() and text.isdecimal() else 0
+    return parse_whole(request.headers.get("content-length", "")[:MOST_DIGITS]) or 0
 
 
 def _kind_of(request: Request) -> str:
@@ -426,6 +423,7 @@ def _timeout_of(request: Request) -> float | None:
     text = request.headers.get("x-timeout-ms")
     if text is None:
         return None
-    if not text.isascii() or not text.isdecimal() or not int(text[:9]) >= 1 or len(text) > 9:
+    timeout_ms = parse_whole(text)
+    if not timeout_ms or len(text) > 9:
         raise DataError(f"x-timeout-ms: {text[:80]!r}", "a whole number of milliseconds, such as 50")
-    return int(text) / 1000
+    return timeout_ms / 1000

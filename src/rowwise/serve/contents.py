@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import pyarrow as pa
 
 from rowwise.errors import CheckpointError, SpecError
 from rowwise.inside import has_control
 from rowwise.quantity import format_bytes
 from rowwise.scratch import Scratch
 from rowwise.spec import Value
+from rowwise.storage.folder import Folder
 from rowwise.textfile import decode_json, open_regular, read_bytes, refuse_links, write_new
 
 LIST = "files.json"
@@ -107,12 +109,18 @@ def write_files(version: Path, files: Files) -> None:
 def read_files(version: Path) -> dict[str, StoredFile] | None:
     """What `files.json` says; None: the version is of an earlier rowwise, which wrote none."""
     path = version / LIST
-    try:
+    with suppress(FileNotFoundError), reading_export(path):
         return decode_json(read_bytes(path, links=False), dict[str, StoredFile])
-    except FileNotFoundError:
-        return None
-    except (msgspec.MsgspecError, SpecError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}; export the version again") from None
+    return None
+
+
+@contextmanager
+def reading_export(path: Folder, *others: type[Exception]) -> Iterator[None]:
+    """Turn what a damaged file of a version raises, and `others`, into a CheckpointError with the way out."""
+    try:
+        yield
+    except (pa.ArrowException, msgspec.MsgspecError, SpecError, *others) as error:
+        raise CheckpointError(f"{path} is damaged: {str(error)[:500]}", hint="export the version again") from None
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from rowwise.checkpoint.windows import windows
 from rowwise.errors import CheckpointError
 from rowwise.ingest.unpacked import check_types, read_arrow_file, write_arrow_file
 from rowwise.ops.rowtype import pack, unpack
+from rowwise.serve.contents import reading_export
 from rowwise.spec import Table
 from rowwise.store.policy import Ints
 from rowwise.store.shared_cache import Bytes
@@ -83,15 +84,13 @@ def read_mean_rows(version: Path) -> dict[str, Tensor]:
     path = version / MEANS
     if not path.is_file():
         raise CheckpointError(f"{path} is missing", hint="export the version again, or use --default-row zero")
-    try:
+    with reading_export(path):
         table = read_arrow_file(path)
         check_types(table, MEANS_schema)
         rows = [row.values.to_numpy(zero_copy_only=False).copy() for row in table["row"]]
         if not all(np.isfinite(row_D).all() for row_D in rows):
             raise pa.ArrowInvalid("its rows have numbers that are not finite")
         return dict(zip(table["table"].to_pylist(), map(torch.from_numpy, rows), strict=True))
-    except pa.ArrowException as error:
-        raise CheckpointError(f"{path} is damaged: {error}; export the version again") from None
 
 
 def stored_default(means: Mapping[str, Tensor] | None, name: str, table: Table) -> Bytes:

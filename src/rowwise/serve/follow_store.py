@@ -6,7 +6,6 @@ store, they go on with those that they have.
 
 import threading
 from collections.abc import Callable, Collection
-from types import TracebackType
 from typing import Self, final
 
 from rowwise.errors import StorageError, one_line
@@ -39,9 +38,7 @@ class StoreFollower:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ending.set()
         self._store.stop()  # a copy that goes on
         self._thread.join()

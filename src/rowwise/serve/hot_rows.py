@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 from torch import Tensor
 
-from rowwise.errors import CheckpointError
 from rowwise.ingest.unpacked import check_types, read_arrow_file, write_arrow_file
 from rowwise.ops.layout import FeatureDescriptor
 from rowwise.ops.newer import RowPlaces
+from rowwise.serve.contents import reading_export
 from rowwise.serve.shared_rows import TableInArena
 from rowwise.store.policy import Ints
 
@@ -74,13 +74,11 @@ def read_hot_rows(version: Path) -> dict[str, tuple[Ints, Ints]]:
     path = version / HOT
     if not path.is_file():
         return {}
-    try:
+    with reading_export(path):
         table = read_arrow_file(path)
         check_types(table, HOT_schema)
         table = table.unify_dictionaries().combine_chunks()
         names, rows, counts = (table[name].combine_chunks() for name in HOT_schema.names)
         known, number_N = names.dictionary.to_pylist(), names.indices.to_numpy()
         rows_N, counts_N = rows.to_numpy(), counts.to_numpy()
-    except pa.ArrowException as error:
-        raise CheckpointError(f"{path} is damaged: {error}; export the version again") from None
     return {name: (rows_N[number_N == k], counts_N[number_N == k]) for k, name in enumerate(known)}

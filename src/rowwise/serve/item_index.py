@@ -13,7 +13,8 @@ from typing import Any, Self, final
 import numpy as np
 from torch import Tensor
 
-from rowwise.errors import CheckpointError, SpecError
+from rowwise.errors import SpecError
+from rowwise.serve.contents import reading_export
 
 TRAINED_EACH = 64  # vectors that a list is trained by
 ROUNDS = 10  # of k-means
@@ -60,10 +61,8 @@ class ItemIndex:
         """Map a file, whose pages all processes share."""
         require_faiss(f"{path.parent.parent} has an index of items")
         faiss = _faiss()
-        try:
+        with reading_export(path, RuntimeError):
             return cls(faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC))
-        except RuntimeError as error:
-            raise CheckpointError(f"{path} is damaged: {str(error)[:200]}; export the version again") from None
 
     def write(self, path: Path) -> None:
         _faiss().write_index(self._index, str(path))

@@ -8,7 +8,6 @@
 All are in the digest of the version. Without --expect they are compared with the checksums of retrieval.json.
 """
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, final
@@ -21,22 +20,22 @@ from pyarrow import parquet as pq
 from torch import Tensor
 
 from rowwise.checkpoint.read import DamagedChunk
-from rowwise.errors import CheckpointError, SpecError
+from rowwise.errors import CheckpointError
 from rowwise.ingest.unpacked import read_parquet
 from rowwise.models.retrieval import nearest_items
-from rowwise.serve.contents import LIST, find_changes, read_files
+from rowwise.serve.contents import LIST, StoredFile, find_changes, read_files, reading_export
 from rowwise.serve.item_index import ItemIndex
 from rowwise.serve.item_scan import ItemFilter, ItemScan, NearItems
 from rowwise.serve.sides import SideTable
 from rowwise.spec import Value
-from rowwise.textfile import decode_json, open_regular, read_bytes
+from rowwise.textfile import decode_json, read_bytes
 from rowwise.value import MOST_DIM, MOST_STEPS
 
 RETRIEVAL, FACTS, ITEMS, VECTORS, INDEX = (
     "retrieval", "retrieval.json", "items.parquet", "items.vectors", "items.faiss",
 )  # fmt: skip
 PLACE = "place"
-READ_bytes, ROWS = 1 << 20, 1 << 16
+ROWS = 1 << 16  # of vectors that are looked at together
 PROPOSED = 2  # items that an index proposes for each that is wanted
 
 
@@ -166,7 +165,7 @@ def write_items(
         items=len(vectors_ID),
         dim=vectors_ID.shape[1],
         index=None if index is None else index[1],
-        sha256={file.name: _sha256(file) for file in sorted(folder.iterdir())},
+        sha256={file.name: StoredFile.of(file).sha256 for file in sorted(folder.iterdir())},
     )
     (folder / FACTS).write_bytes(msgspec.json.format(msgspec.json.encode(facts)))
     return facts
@@ -177,19 +176,15 @@ def read_facts(version: Path) -> RetrievalFacts | None:
     path = version / RETRIEVAL / FACTS
     if not path.parent.is_dir():
         return None
-    try:
+    with reading_export(path, OSError):
         return decode_json(read_bytes(path, links=False), RetrievalFacts)
-    except (OSError, msgspec.MsgspecError, SpecError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}; export the version again") from None
 
 
 def read_item_table(version: Path, names: Sequence[str] | None = None) -> pa.Table:
     """Raw columns of the items; None: all."""
     path = version / RETRIEVAL / ITEMS
-    try:
+    with reading_export(path, OSError):
         return read_parquet(path, names)
-    except (pa.ArrowException, OSError) as error:
-        raise CheckpointError(f"{path} is damaged: {str(error)[:200]}; export the version again") from None
 
 
 def open_items(version: Path, facts: RetrievalFacts, *, check: bool = True) -> ServedItems:
@@ -238,17 +233,9 @@ def _find_damage(folder: Path, facts: RetrievalFacts) -> Iterator[tuple[str, str
             if name == VECTORS and size != facts.vector_bytes:  # before all of it is read
                 yield name, f"{folder / name} has {size:,} bytes, not {facts.vector_bytes:,}"
                 continue
-            found = _sha256(folder / name)
+            found = StoredFile.of(folder / name).sha256
         except OSError as error:
             yield name, f"{folder / name}: {error.strerror}"
             continue
         if found != facts.sha256.get(name):
             yield name, f"{folder / name} does not match its checksum"
-
-
-def _sha256(path: Path) -> str:
-    total = hashlib.sha256()
-    with open_regular(path, links=False) as file:
-        while part := file.read(READ_bytes):
-            total.update(part)
-    return total.hexdigest()

@@ -6,7 +6,7 @@ which are counted without holding up anybody.
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -66,11 +66,8 @@ def decode_body(body: bytes | bytearray, kind: type[T], limits: BodyLimits, expe
         return ColumnName(name)
 
     try:
-        if is_small:
+        with nullcontext() if is_small else _no_collection():
             found = msgspec.json.decode(body, type=kind, dec_hook=add)
-        else:
-            with _no_collection():
-                found = msgspec.json.decode(body, type=kind, dec_hook=add)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise DataError(f"{WHERE}: {str(error)[:500]}", expected) from None
     if twice:

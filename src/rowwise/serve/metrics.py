@@ -7,7 +7,7 @@ be set before this module is loaded. Without it, a process has its own numbers.
 import os
 from collections.abc import Iterable
 from dataclasses import fields
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import final
 
@@ -42,13 +42,9 @@ class WantedMetrics:
     VERSION, BEHIND = "rowwise_wanted_version", "rowwise_seconds_behind"
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._version = Gauge(
-            self.VERSION, "The version that is wanted", registry=registry, multiprocess_mode="livemax"
-        )
-        self._behind = Gauge(
-            self.BEHIND, "Seconds for which others than the versions that answer have been wanted", registry=registry,
-            multiprocess_mode="livemax",
-        )  # fmt: skip
+        newest = partial(Gauge, registry=registry, multiprocess_mode="livemax")
+        self._version = newest(self.VERSION, "The version that is wanted")
+        self._behind = newest(self.BEHIND, "Seconds for which others than the versions that answer have been wanted")
 
     def show(self, wanted: Traffic, behind_s: float) -> None:
         self._version.set(wanted.current)
@@ -87,43 +83,34 @@ class ServerMetrics:
     def __init__(self) -> None:
         _ask_once_for_the_process()
         self._registry = registry = CollectorRegistry()
-        requests = Counter("rowwise_requests", "Answers, by status and version", ["code", "version"], registry=registry)
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        requests = counter("rowwise_requests", "Answers, by status and version", ["code", "version"])
         self._requests_of = cache(requests.labels)
-        self.rows = Counter("rowwise_rows", "Rows that were computed", registry=registry)
-        self.ignored = Counter("rowwise_ignored_columns", "Columns of requests that are not read", registry=registry)
-        self.unknown = Counter("rowwise_unknown_keys", "Keys that no side table has", registry=registry)
-        self.nulls = Counter("rowwise_null_values", "Null values, by column", ["column"], registry=registry)
-        self.unrecorded = Counter(
-            "rowwise_unrecorded_requests", "Requests to record that the disk was too slow for", registry=registry
-        )
-        seconds = Histogram(
-            "rowwise_seconds", "Seconds of a request, by stage", ["stage"], buckets=SECONDS, registry=registry
-        )
+        self.rows = counter("rowwise_rows", "Rows that were computed")
+        self.ignored = counter("rowwise_ignored_columns", "Columns of requests that are not read")
+        self.unknown = counter("rowwise_unknown_keys", "Keys that no side table has")
+        self.nulls = counter("rowwise_null_values", "Null values, by column", ["column"])
+        self.unrecorded = counter("rowwise_unrecorded_requests", "Requests to record that the disk was too slow for")
+        seconds = histogram("rowwise_seconds", "Seconds of a request, by stage", ["stage"], buckets=SECONDS)
         self.stage = {stage: seconds.labels(stage) for stage in STAGES}
-        self.batch_rows = Histogram("rowwise_batch_rows", "Rows of a batch", buckets=ROWS, registry=registry)
-        cached = Counter("rowwise_cached_rows", "Distinct rows of batches, by origin", ["origin"], registry=registry)
+        self.batch_rows = histogram("rowwise_batch_rows", "Rows of a batch", buckets=ROWS)
+        cached = counter("rowwise_cached_rows", "Distinct rows of batches, by origin", ["origin"])
         self._cached = {origin: cached.labels(origin) for origin in ORIGINS}
-        of_device = Counter(
-            "rowwise_device_rows", "Ids in slots of a device, and rows that it read from the host", ["origin"],
-            registry=registry,
-        )  # fmt: skip
+        device_rows = "Ids in slots of a device, and rows that it read from the host"
+        of_device = counter("rowwise_device_rows", device_rows, ["origin"])
         self._of_device = [of_device.labels(origin) for origin in ("slots", "host")]
-        searches = Counter("rowwise_searches", "Answers with items, by how they were found", ["how"], registry=registry)
+        searches = counter("rowwise_searches", "Answers with items, by how they were found", ["how"])
         self.searches = {how: searches.labels(how) for how in ("exact", "index")}
-        self.unknown_items = Counter("rowwise_unknown_items", "Keys in filters that are of no item", registry=registry)
-        self.waiting_searches = Gauge(
-            "rowwise_waiting_searches", "Requests for items that wait", registry=registry, multiprocess_mode="livesum"
-        )
-        self.waiting = Gauge("rowwise_waiting_rows", "Rows that wait", registry=registry, multiprocess_mode="livesum")
-        self._version = Gauge(
-            "rowwise_current_version", "The oldest version that a worker answers by", registry=registry,
-            multiprocess_mode="livemin",
-        )  # fmt: skip
+        self.unknown_items = counter("rowwise_unknown_items", "Keys in filters that are of no item")
+        total, oldest = partial(gauge, multiprocess_mode="livesum"), partial(gauge, multiprocess_mode="livemin")
+        self.waiting_searches = total("rowwise_waiting_searches", "Requests for items that wait")
+        self.waiting = total("rowwise_waiting_rows", "Rows that wait")
+        self._version = oldest("rowwise_current_version", "The oldest version that a worker answers by")
         self.wanted = WantedMetrics(registry)
-        self._trained = Gauge(
-            "rowwise_trained_null_share", "Null values in training", ["column"], registry=registry,
-            multiprocess_mode="livemax",
-        )  # fmt: skip
+        self._trained = gauge(
+            "rowwise_trained_null_share", "Null values in training", ["column"], multiprocess_mode="livemax"
+        )
 
     def count(self, code: int, version: int | None = None) -> None:
         """Count an answer; errors belong to no version."""

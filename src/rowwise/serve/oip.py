@@ -18,6 +18,7 @@ from rowwise.errors import DataError
 from rowwise.ingest.kinds import is_list, is_text
 from rowwise.serve.json_body import WHERE, BodyLimits, check_count, decode_body, kinds_of
 from rowwise.serve.request import RequestReader, RequestRows
+from rowwise.textfile import parse_whole
 
 VALUES, OFFSETS = "__values", "__offsets"
 LENGTH = struct.Struct("<I")  # before each text of a binary tensor
@@ -77,9 +78,6 @@ class InferAnswer(NamedTuple):
     json_bytes: int | None
 
 
-MOST_DIGITS = 18  # of a length in a header; Python refuses to read some thousands
-
-
 @final
 class InferForm:
     """One request, and how it wants its answer.
@@ -91,10 +89,9 @@ class InferForm:
     """
 
     def __init__(self, body: bytes | bytearray, header: str | None, limits: BodyLimits | None = None) -> None:
-        is_number = header is not None and header.isascii() and header.isdecimal() and len(header) <= MOST_DIGITS
-        if header is not None and not (is_number and int(header) <= len(body)):
-            raise DataError(f"{HEADER}: {header[:20]!r}", f"the number of bytes of JSON, at most {len(body)}")
-        end = len(body) if header is None else int(header)
+        end = len(body) if header is None else parse_whole(header)
+        if end is None or end > len(body):
+            raise DataError(f"{HEADER}: {str(header)[:20]!r}", f"the number of bytes of JSON, at most {len(body)}")
         self._limits = limits or BodyLimits()
         text = body if header is None else bytes(memoryview(body)[:end])
         self.request = decode_body(text, InferRequest, self._limits, "JSON with inputs")

@@ -31,10 +31,10 @@ from rowwise.errors import CheckpointError, SpecError
 from rowwise.ingest.kinds import is_list
 from rowwise.ingest.unpacked import read_arrow_file, write_arrow_file
 from rowwise.inside import number_in
-from rowwise.serve.contents import digest_of, hash_files, open_checked, read_files
+from rowwise.serve.contents import digest_of, hash_files, open_checked, read_files, reading_export
 from rowwise.serve.traffic import Traffic
 from rowwise.spec import Value
-from rowwise.storage.folder import refuse_url
+from rowwise.storage.folder import Folder, refuse_url
 from rowwise.textfile import decode_json, read_bytes, sync, write_new
 
 CURRENT, MODEL, GOLDEN, STATS = "current.json", "model.json", "golden.arrow", "stats.json"
@@ -123,17 +123,22 @@ def find_version(path: Path, number: int | None = None) -> VersionFolder:
 
 def read_traffic(folder: Path) -> Traffic:
     """The versions by which requests are to be answered."""
-    path = folder / CURRENT
     try:
-        return decode_json(read_bytes(path), Traffic)
+        return decode_traffic(folder, read_bytes(folder / CURRENT))
     except FileNotFoundError:
-        raise CheckpointError(
-            f"{path} is missing", hint=f"set the version: rowwise versions {folder} --current N"
-        ) from None
+        raise CheckpointError(f"{folder / CURRENT} is missing", hint=_way_to_set(folder)) from None
+
+
+def decode_traffic(folder: Folder, content: bytes) -> Traffic:
+    """The content of `current.json` in a folder of this machine or of a store."""
+    try:
+        return decode_json(content, Traffic)
     except (msgspec.MsgspecError, SpecError) as error:
-        raise CheckpointError(
-            f"{path} is damaged: {error}", hint=f"set the version: rowwise versions {folder} --current N"
-        ) from None
+        raise CheckpointError(f"{folder / CURRENT} is damaged: {error}", hint=_way_to_set(folder)) from None
+
+
+def _way_to_set(folder: Folder) -> str:
+    return f"set the version: rowwise versions {folder} --current N"
 
 
 def write_traffic(folder: Path, traffic: Traffic) -> None:
@@ -163,12 +168,10 @@ def write_golden(version: Path, golden: GoldenRows) -> None:
 
 def read_golden(version: Path) -> GoldenRows:
     path = version / GOLDEN
-    try:
+    with reading_export(path):
         table = read_arrow_file(path)
         if not 1 <= len(table) <= MOST_GOLDEN:
             raise pa.ArrowInvalid(f"it has {len(table):,} rows: expected 1 to {MOST_GOLDEN:,}")
-    except pa.ArrowException as error:
-        raise CheckpointError(f"{path} is damaged: {error}; export the version again") from None
     logits = [name for name in table.column_names if name.startswith(LOGIT)]
     return GoldenRows(
         table.drop_columns(logits), table.select(logits).rename_columns([name.removeprefix(LOGIT) for name in logits])
@@ -178,7 +181,5 @@ def read_golden(version: Path) -> GoldenRows:
 def read_stats(version: Path) -> dict[str, ColumnStats]:
     """What training saw of each raw column."""
     path = version / STATS
-    try:
+    with reading_export(path):
         return decode_json(read_bytes(path, links=False), dict[str, ColumnStats])
-    except (msgspec.MsgspecError, SpecError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}; export the version again") from None

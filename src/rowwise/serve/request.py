@@ -139,18 +139,10 @@ class RequestReader:
     def read_candidates(self, context: Mapping[str, Any], candidates: Mapping[str, Sequence[Any]]) -> RequestRows:
         """Read columns of Python values: one of each column that all candidates share, and those of the candidates."""
         self.check_names([*context, *candidates])
-        of_candidates = [field for field in self._fields if field.name in candidates]
-        if not of_candidates:
+        lengths = {name: len(candidates[name]) for name in self._read if name in candidates}
+        if not lengths:
             raise DataError(f"{WHERE}: no column in candidates is read", f"some of {', '.join(self._read)}")
-        rows = len(candidates[of_candidates[0].name])
-        for field in of_candidates:
-            count = len(candidates[field.name])
-            if count != rows:
-                raise DataError(
-                    f"{WHERE}: column {field.name!r} has {count} candidates, others have {rows}",
-                    "the same number in each",
-                )
-        self._check_rows(rows)
+        rows = self._check_lengths(lengths, "candidates")
         once = {name: [value] for name, value in context.items()}
         arrays = self._convert(candidates) | self._convert(once, rows)
         return self._complete(arrays, rows, len(context) + len(candidates))
@@ -235,12 +227,12 @@ class RequestReader:
             if missing and side.key not in columns:
                 raise DataError(f"{WHERE}: no column {side.key!r}, by which {missing[0]!r} is looked up", "one of them")
 
-    def _check_lengths(self, lengths: Mapping[str, int]) -> int:
+    def _check_lengths(self, lengths: Mapping[str, int], what: str = "rows") -> int:
         rows = max(lengths.values())
         for name, length in lengths.items():
             if length != rows:
                 raise DataError(
-                    f"{WHERE}: column {name!r} has {length} rows, others have {rows}", "the same number in each"
+                    f"{WHERE}: column {name!r} has {length} {what}, others have {rows}", "the same number in each"
                 )
         return self._check_rows(rows)
 

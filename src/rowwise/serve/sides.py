@@ -10,8 +10,9 @@ from pyarrow import compute as pc
 from pyarrow import parquet as pq
 from pyarrow import types
 
-from rowwise.errors import CheckpointError, DataError
+from rowwise.errors import DataError
 from rowwise.ingest.unpacked import read_parquet
+from rowwise.serve.contents import reading_export
 
 SIDES = "sides"  # the folder in a version: <key>.parquet
 
@@ -86,10 +87,8 @@ def read_sides(version: Path) -> tuple[SideTable, ...]:
     """The side tables of a version."""
     sides = []
     for file in sorted((version / SIDES).glob("*.parquet")):
-        try:
+        with reading_export(file, DataError):
             sides.append(SideTable(file.stem, read_parquet(file)))
-        except (pa.ArrowException, DataError) as error:
-            raise CheckpointError(f"{file} is damaged: {str(error)[:200]}; export the version again") from None
     return tuple(sides)
 
 

@@ -21,7 +21,6 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self, final
 
 import msgspec
@@ -33,7 +32,14 @@ from rowwise.errors import CheckpointError, SpecError, StorageError
 from rowwise.inside import fault_of_name
 from rowwise.quantity import format_bytes
 from rowwise.serve.contents import LIST, StoredFile, digest_of, hash_files, read_files
-from rowwise.serve.package import CURRENT, VersionFolder, list_versions, version_folder, write_traffic
+from rowwise.serve.package import (
+    CURRENT,
+    VersionFolder,
+    decode_traffic,
+    list_versions,
+    version_folder,
+    write_traffic,
+)
 from rowwise.serve.traffic import Traffic
 from rowwise.spec import Value
 from rowwise.storage.folder import StorageFolder, read_file, read_pieces
@@ -95,9 +101,7 @@ class VersionStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def numbers(self) -> list[int]:
@@ -108,12 +112,9 @@ class VersionStore:
     def read_traffic(self) -> Traffic:
         """The versions by which requests are to be answered: one small object."""
         try:
-            return decode_json(read_file(self.place, CURRENT, MOST_BYTES), Traffic)
+            return decode_traffic(self.place, read_file(self.place, CURRENT, MOST_BYTES))
         except FileNotFoundError:
             raise CheckpointError(f"{self.place} has no {CURRENT}", A_STORE) from None
-        except (msgspec.MsgspecError, SpecError) as error:
-            hint = f"set the version: rowwise versions {self.place} --current N"
-            raise CheckpointError(f"{self.place / CURRENT} is damaged: {error}", hint=hint) from None
 
     def write_traffic(self, traffic: Traffic) -> None:
         """Let servers answer by these versions, in one step."""
